@@ -13,16 +13,16 @@ use std::sync::Arc;
 
 use holdfast_block::BlockDevice;
 
-use crate::allocation_table::{TableLayer, Tables};
-use crate::chain::detect_format::Guess;
+use crate::allocation_table::{AllocationTable, TableLayer};
+use crate::chain::detect_format::FormatGuess;
 use crate::chain::gate::Gatekeeper;
 use crate::chain::options::{Backing, OpenOptions};
 use crate::file::{Access, HostFile, ImageFile};
 use crate::formats::ploop::tables::PloopTables;
 use crate::formats::qcow2::describe::describe;
 use crate::formats::qcow2::features::{EXTENSION_BACKING_FORMAT, EXTENSION_DATA_FILE};
-use crate::formats::qcow2::header::{Header, load_header};
-use crate::formats::qcow2::layer::Layer;
+use crate::formats::qcow2::header::{Qcow2Header, load_header};
+use crate::formats::qcow2::layer::Qcow2Layer;
 use crate::formats::raw::RawImage;
 use crate::formats::vdi::tables::VdiTables;
 use crate::formats::vhdx::tables::VhdxTables;
@@ -49,16 +49,16 @@ pub(crate) struct OpenedFile {
 pub(crate) enum Content {
     Raw,
     Qcow2(OpenedQcow2),
-    Vdi(vdi::header::Header),
-    Vhd(vhd::header::Header),
-    Vhdx(Box<vhdx::opened::Opened>),
-    Ploop(ploop::header::Header),
+    Vdi(vdi::header::VdiHeader),
+    Vhd(vhd::header::VhdHeader),
+    Vhdx(Box<vhdx::opened::OpenedVhdx>),
+    Ploop(ploop::header::PloopHeader),
     Vmdk(Vmdk),
 }
 
 /// What an opened qcow2 file has beside the file itself.
 pub(crate) struct OpenedQcow2 {
-    pub(crate) header: Header,
+    pub(crate) header: Qcow2Header,
     pub(crate) data_file: Option<Arc<dyn ImageFile>>,
 }
 
@@ -71,13 +71,13 @@ pub(crate) struct ChainLayer {
     /// Its tables, where the format has such.
     pub(crate) layered: Option<Arc<dyn Layered>>,
     /// The qcow2 layer itself, for its snapshots and bitmaps.
-    pub(crate) qcow2: Option<Arc<Layer>>,
+    pub(crate) qcow2: Option<Arc<Qcow2Layer>>,
 }
 
 /// A file of a chain with what is below it.
 pub(crate) enum OpenLayer {
     Raw(RawImage),
-    Qcow2(Box<Layer>),
+    Qcow2(Box<Qcow2Layer>),
     Tables(TableLayer),
 }
 
@@ -85,10 +85,10 @@ impl OpenedFile {
     /// The file above `backing`.
     pub(crate) fn layer(self, backing: Option<Arc<dyn BlockDevice>>) -> Result<OpenLayer> {
         let image: Arc<str> = self.path.display().to_string().into();
-        let tables: Box<dyn Tables> = match self.content {
+        let tables: Box<dyn AllocationTable> = match self.content {
             Content::Raw => return Ok(OpenLayer::Raw(RawImage::new(self.file)?)),
             Content::Qcow2(qcow2) => {
-                let layer = Layer::new(image, qcow2.header, self.file, qcow2.data_file, backing)?;
+                let layer = Qcow2Layer::new(image, qcow2.header, self.file, qcow2.data_file, backing)?;
                 return Ok(OpenLayer::Qcow2(Box::new(layer)));
             }
             Content::Vdi(header) => Box::new(VdiTables::new(Arc::clone(&image), header, Arc::clone(&self.file))),
@@ -111,7 +111,7 @@ impl OpenedFile {
 }
 
 impl ChainLayer {
-    fn of_tables(layer: Arc<dyn Layered>, qcow2: Option<Arc<Layer>>) -> Self {
+    fn of_tables(layer: Arc<dyn Layered>, qcow2: Option<Arc<Qcow2Layer>>) -> Self {
         Self {
             device: Arc::new(WithBacking(Arc::clone(&layer))),
             alone: Arc::new(WithoutBacking(Arc::clone(&layer))),
@@ -236,7 +236,7 @@ pub(crate) fn stack(files: Vec<OpenedFile>, mut below: Option<Arc<dyn BlockDevic
                 }
             }
             OpenLayer::Qcow2(layer) => {
-                let layer: Arc<Layer> = Arc::from(layer);
+                let layer: Arc<Qcow2Layer> = Arc::from(layer);
                 ChainLayer::of_tables(Arc::clone(&layer) as Arc<dyn Layered>, Some(layer))
             }
             OpenLayer::Tables(layer) => ChainLayer::of_tables(Arc::new(layer), None),
@@ -285,7 +285,7 @@ impl Opener {
         }
         let image = path.to_owned();
         let note = match guess {
-            Guess {
+            FormatGuess {
                 doubt: Some(looks_like),
                 format,
                 ..
@@ -294,7 +294,7 @@ impl Opener {
                 format,
                 looks_like,
             }),
-            Guess {
+            FormatGuess {
                 is_by_content_alone: true,
                 format,
                 ..
@@ -387,12 +387,12 @@ impl Opener {
                 let data_file = self.open_data_file(path, &header, data_file, access)?;
                 Content::Qcow2(OpenedQcow2 { header, data_file })
             }
-            Format::Vdi => Content::Vdi(vdi::header::Header::load(&**file, &name)?),
-            Format::Vhd => Content::Vhd(vhd::header::Header::load(&**file, &name)?),
+            Format::Vdi => Content::Vdi(vdi::header::VdiHeader::load(&**file, &name)?),
+            Format::Vhd => Content::Vhd(vhd::header::VhdHeader::load(&**file, &name)?),
             Format::Vmdk => Content::Vmdk(self.open_vmdk(Arc::clone(file), path, access)?),
-            Format::Parallels => Content::Ploop(ploop::header::Header::load(&**file, &name)?),
+            Format::Parallels => Content::Ploop(ploop::header::PloopHeader::load(&**file, &name)?),
             Format::Vhdx => {
-                let opened = vhdx::opened::Opened::load(Arc::clone(file), access, &name)?;
+                let opened = vhdx::opened::OpenedVhdx::load(Arc::clone(file), access, &name)?;
                 if opened.has_log {
                     self.notes.push(Note::LogReplayed { image: path.to_owned() });
                 }
@@ -405,7 +405,7 @@ impl Opener {
     fn open_data_file(
         &mut self,
         image: &Path,
-        header: &Header,
+        header: &Qcow2Header,
         given: Option<&Path>,
         access: Access,
     ) -> Result<Option<Arc<dyn ImageFile>>> {

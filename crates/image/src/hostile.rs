@@ -74,12 +74,12 @@ const PART_COUNT_MAX: usize = 3;
 const READ_BYTES_MAX: u64 = 64 << 10;
 
 /// A file in memory, and the path that leads to it while it is open.
-struct Unnamed {
+struct UnnamedFile {
     file: File,
     path: PathBuf,
 }
 
-impl Unnamed {
+impl UnnamedFile {
     fn new(bytes: &[u8]) -> Self {
         let fd = rustix::fs::memfd_create("image", MemfdFlags::CLOEXEC).expect("Linux has files in memory");
         let file = File::from(fd);
@@ -107,7 +107,7 @@ fn options(format: Option<Format>, backing: Backing) -> OpenOptions {
 
 /// Any file, whose format is found out, and which is read where that can be read.
 pub fn image_format(bytes: &[u8]) -> Outcome {
-    let file = Unnamed::new(bytes);
+    let file = UnnamedFile::new(bytes);
     let format = detect(&file.path).expect("every file has a format, raw if no other");
     assert_eq!(
         Format::from_name(format.name()),
@@ -125,7 +125,7 @@ pub fn image_format(bytes: &[u8]) -> Outcome {
 
 /// A qcow2 image, read whole: its information, map, bitmaps, internal snapshots, and the check of its metadata.
 pub fn qcow2(bytes: &[u8]) -> Outcome {
-    let file = Unnamed::new(bytes);
+    let file = UnnamedFile::new(bytes);
     let checked = use_check(&file.path, Format::Qcow2);
     let followed = open(&file.path, &options(Some(Format::Qcow2), Backing::Follow));
     let named = |image: &Image| {
@@ -247,7 +247,7 @@ pub fn qcow2_write(bytes: &[u8]) -> Outcome {
 }
 
 fn write(bytes: &[u8], format: Format) -> Outcome {
-    let file = Unnamed::new(bytes);
+    let file = UnnamedFile::new(bytes);
     let options = options(Some(format), Backing::Ignore);
     let checked = || check(&file.path, &options);
     let is_sound = |report: &Result<CheckReport>| report.as_ref().is_ok_and(|report| report.corruption_count == 0);
@@ -282,7 +282,7 @@ fn write(bytes: &[u8], format: Format) -> Outcome {
 fn repair(bytes: &[u8], format: Format) {
     let options = options(Some(format), Backing::Ignore);
     for mode in [RepairMode::Leaks, RepairMode::Safe, RepairMode::All] {
-        let file = Unnamed::new(bytes);
+        let file = UnnamedFile::new(bytes);
         let plan = |intent| plan_repair(&file.path, &options, mode, intent);
         let Ok(looked) = plan(RepairIntent::Look) else { continue };
         assert!(file.bytes() == bytes, "a plan wrote");

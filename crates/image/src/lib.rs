@@ -47,7 +47,7 @@ pub use formats::ploop::descriptor::DiskDescriptor;
 pub use formats::qcow2::bulk::BulkWriter;
 pub use formats::qcow2::codec::ClusterCompressor;
 pub use formats::vhd::stream::{VhdBlock, VhdStream};
-pub use formats::vmdk::stream::{StreamGrain, StreamOptions, StreamReader, StreamWritten, write_stream_optimized};
+pub use formats::vmdk::stream::{StreamGrain, StreamOptions, StreamReader, StreamReport, write_stream_optimized};
 pub use model::block_options::BlockOptions;
 pub use model::create_options::{BackingFile, CreateOptions, DataFile, DataFileKind, Preallocation, Qcow2Options};
 pub use model::format::Format;
@@ -70,5 +70,5 @@ pub use operations::new_identity::{
     ChildrenBeside, IdentityChange, NewIdentity, children_beside, dependents_beside, set_identity,
 };
 pub use operations::repair::{Repair, RepairIntent, plan_repair};
-pub use operations::resize::{Resized, Shrink, resize};
+pub use operations::resize::{ResizeReport, Shrink, resize};
 pub use pipeline::copy_pipeline::Continue;

@@ -1,7 +1,7 @@
 //! Formats that divide the disk into blocks, and say by a table where each one is.
 //!
 //! VDI, VHD, VHDX, VMDK and Parallels differ in their tables and headers; reading, writing, and the order in which things become
-//! durable are the same. A format implements [`Tables`]; [`TableLayer`] reads by it, and [`TableMut`] writes by it.
+//! durable are the same. A format implements [`AllocationTable`]; [`TableLayer`] reads by it, and [`TableMut`] writes by it.
 
 pub(crate) mod bits;
 pub(crate) mod pages;
@@ -27,7 +27,7 @@ use crate::{Error, Result};
 ///
 /// Changes are made in memory until [`store`](Self::store). A crash at any moment leaves an image that reads as it did at the last
 /// `store`, or as later writes in place have it; what was reserved and not stored is room that is used again.
-pub(crate) trait Tables: Send + Sync {
+pub(crate) trait AllocationTable: Send + Sync {
     /// Size of the disk.
     fn disk_bytes(&self) -> u64;
 
@@ -86,7 +86,7 @@ pub(crate) trait Tables: Send + Sync {
 pub(crate) struct TableLayer {
     pub(crate) image: Arc<str>,
     pub(crate) file: Arc<dyn ImageFile>,
-    pub(crate) tables: Box<dyn Tables>,
+    pub(crate) tables: Box<dyn AllocationTable>,
     pub(crate) backing: Option<Arc<dyn BlockDevice>>,
     length: KnownLength,
 }
@@ -95,7 +95,7 @@ impl TableLayer {
     pub(crate) fn new(
         image: Arc<str>,
         file: Arc<dyn ImageFile>,
-        tables: Box<dyn Tables>,
+        tables: Box<dyn AllocationTable>,
         backing: Option<Arc<dyn BlockDevice>>,
     ) -> Self {
         Self {
@@ -199,12 +199,12 @@ pub(crate) fn end_of_block(host: u64, number: u64, block_bytes: u64, disk_bytes:
 
 /// A block whose end is not in its file any more, as far as a repair has met it.
 #[derive(Default)]
-pub(crate) struct CutOff {
+pub(crate) struct TruncatedBlock {
     end: u64,
     disk_offset: u64,
 }
 
-impl CutOff {
+impl TruncatedBlock {
     /// Block `number`, which begins at `host`, inside of the file.
     pub(crate) fn meet(&mut self, host: u64, number: u64, block_bytes: u64, disk_bytes: u64) {
         let end = end_of_block(host, number, block_bytes, disk_bytes);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use holdfast_block::BlockDeviceMut as _;
 
 use crate::allocation_table::writer::TableMut;
-use crate::allocation_table::{TableLayer, Tables};
+use crate::allocation_table::{AllocationTable, TableLayer};
 use crate::file::ImageFile;
 use crate::{CheckReport, Error, ProblemKind, Result, Severity};
 
@@ -27,7 +27,7 @@ pub(crate) fn require_sound(report: &CheckReport, image: &str) -> Result<()> {
 pub(crate) fn zero_tables(
     file: &Arc<dyn ImageFile>,
     image: &str,
-    tables: Box<dyn Tables>,
+    tables: Box<dyn AllocationTable>,
     range: std::ops::Range<u64>,
 ) -> Result<()> {
     let layer = TableLayer::new(image.into(), Arc::clone(file), tables, None);

@@ -9,7 +9,7 @@ use holdfast_block::to_usize;
 
 use crate::file::ImageFile;
 use crate::formats::ploop::descriptor::is_descriptor;
-use crate::model::format::{HEAD_BYTES, NameSays};
+use crate::model::format::{HEAD_BYTES, NameHint};
 use crate::{Error, Format, Result};
 
 /// The format of a file that starts with `head` and ends with `tail`.
@@ -59,7 +59,7 @@ pub(crate) fn is_vmdk_text(head: &[u8]) -> bool {
 
 /// A format that nobody has said: what the content of a file looks like, and how far its name bears that out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Guess {
+pub(crate) struct FormatGuess {
     pub(crate) format: Format,
     /// Whether the content alone is the reason, which the guest of a raw disk can write. Such an image opens no other file.
     pub(crate) is_by_content_alone: bool,
@@ -67,7 +67,7 @@ pub(crate) struct Guess {
     pub(crate) doubt: Option<Format>,
 }
 
-impl Guess {
+impl FormatGuess {
     /// The format by which the file may be changed.
     ///
     /// # Errors
@@ -88,10 +88,10 @@ impl Guess {
 ///
 /// # Errors
 /// The name and the content contradict each other.
-pub(crate) fn guess(file: &dyn ImageFile, path: &Path) -> Result<Guess> {
+pub(crate) fn guess(file: &dyn ImageFile, path: &Path) -> Result<FormatGuess> {
     let format = of_file(file)?;
-    let name = NameSays::of(path);
-    let guessed = |format, is_by_content_alone, doubt| Guess {
+    let name = NameHint::of(path);
+    let guessed = |format, is_by_content_alone, doubt| FormatGuess {
         format,
         is_by_content_alone,
         doubt,
@@ -105,20 +105,20 @@ pub(crate) fn guess(file: &dyn ImageFile, path: &Path) -> Result<Guess> {
     };
     match (name, format) {
         // No image is so small; the descriptor of a disk of Parallels may be, and says itself what is wrong with it.
-        (NameSays::Format(named), Format::Raw)
+        (NameHint::Format(named), Format::Raw)
             if !matches!(named, Format::Raw | Format::Parallels) && file.length_bytes()? < TAIL_BYTES =>
         {
             refuse(named)
         }
         (_, Format::Raw) => Ok(guessed(format, false, None)),
-        (NameSays::Format(named), format) => Ok(guessed(format, named != format, None)),
+        (NameHint::Format(named), format) => Ok(guessed(format, named != format, None)),
         // The footer of a VHD of fixed size is at the end only; without it, all bytes of a raw disk are there.
-        (NameSays::Raw | NameSays::Disk, Format::Vhd) if !begins_as_vhd(file)? => {
+        (NameHint::Raw | NameHint::Disk, Format::Vhd) if !begins_as_vhd(file)? => {
             Ok(guessed(Format::Raw, false, Some(format)))
         }
-        (NameSays::Raw, _) => refuse(Format::Raw),
-        (NameSays::Disk, format) => Ok(guessed(format, true, Some(format))),
-        (NameSays::Nothing, format) => Ok(guessed(format, true, None)),
+        (NameHint::Raw, _) => refuse(Format::Raw),
+        (NameHint::Disk, format) => Ok(guessed(format, true, Some(format))),
+        (NameHint::Nothing, format) => Ok(guessed(format, true, None)),
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::{OpenedFile, Opener};
 use crate::chain::gate::plain_name;
 use crate::file::{Access, HostFile, directory_of};
-use crate::formats::vdi::header::{Header, Kind};
+use crate::formats::vdi::header::{VdiHeader, VdiKind};
 use crate::formats::{vhd, vhdx};
 use crate::model::identity::ImageId;
 use crate::model::info::{FormatSource, ImageKind};
@@ -18,8 +18,8 @@ const CANDIDATE_COUNT_MAX: usize = 10_000;
 impl Opener {
     /// The parent of a VDI, which is known by its UUID alone. VirtualBox has it in the same folder, or in the one above where that is called
     /// `Snapshots`; others are looked for among the files that the user has allowed.
-    pub(super) fn parent_of_vdi(&mut self, overlay: &OpenedFile, header: &Header) -> Result<Option<OpenedFile>> {
-        if header.kind != Kind::Differencing {
+    pub(super) fn parent_of_vdi(&mut self, overlay: &OpenedFile, header: &VdiHeader) -> Result<Option<OpenedFile>> {
+        if header.kind != VdiKind::Differencing {
             return Ok(None);
         }
         let shown = overlay.path.display().to_string();
@@ -52,7 +52,7 @@ impl Opener {
                 continue;
             };
             let name = path.display().to_string();
-            let Ok(found) = Header::load(&file, &name) else {
+            let Ok(found) = VdiHeader::load(&file, &name) else {
                 continue;
             };
             if found.id != header.parent {
@@ -77,7 +77,7 @@ impl Opener {
     pub(super) fn parent_of_vhd(
         &mut self,
         overlay: &OpenedFile,
-        header: &vhd::header::Header,
+        header: &vhd::header::VhdHeader,
     ) -> Result<Option<OpenedFile>> {
         let Some(sparse) = header
             .sparse
@@ -87,7 +87,7 @@ impl Opener {
             return Ok(None);
         };
         let is_parent = |file: Arc<HostFile>, name: &str| {
-            let found = vhd::header::Header::load(&*file, name);
+            let found = vhd::header::VhdHeader::load(&*file, name);
             Ok(found.is_ok_and(|found| found.footer.id == sparse.parent))
         };
         self.parent_of_names(
@@ -104,12 +104,13 @@ impl Opener {
     pub(super) fn parent_of_vhdx(
         &mut self,
         overlay: &OpenedFile,
-        opened: &vhdx::opened::Opened,
+        opened: &vhdx::opened::OpenedVhdx,
     ) -> Result<Option<OpenedFile>> {
         let Some(parent) = &opened.metadata.parent else {
             return Ok(None);
         };
-        let is_parent = |file: Arc<HostFile>, name: &str| match vhdx::opened::Opened::load(file, Access::Read, name) {
+        let is_parent = |file: Arc<HostFile>, name: &str| match vhdx::opened::OpenedVhdx::load(file, Access::Read, name)
+        {
             Ok(found) if found.header.data_write == parent.linkage => Ok(true),
             Ok(_) => Err(Error::ParentChanged {
                 image: overlay.path.display().to_string(),

@@ -14,24 +14,24 @@ use super::{OpenedFile, Opener};
 use crate::error::corrupt;
 use crate::file::{Access, HostFile, ImageFile, directory_of};
 use crate::formats::vmdk::concatenated::{Concatenated, WINDOW_BYTES};
-use crate::formats::vmdk::descriptor::{Descriptor, ExtentKind, NO_PARENT, TEXT_BYTES_MAX};
-use crate::formats::vmdk::disk::{TextPlace, Vmdk};
+use crate::formats::vmdk::descriptor::{Descriptor, NO_PARENT, NamedExtentKind, TEXT_BYTES_MAX};
+use crate::formats::vmdk::disk::{DescriptorPlace, Vmdk};
 use crate::formats::vmdk::extent::{MAGIC, SparseExtent};
-use crate::formats::vmdk::tables::{Opened, Part, PartKind};
+use crate::formats::vmdk::tables::{OpenedVmdk, VmdkExtent, VmdkExtentKind};
 use crate::{Error, Format, ImageId, Result};
 
 const SECTOR_BYTES: u64 = 512;
 
 /// What the file with the descriptor is beside it.
-enum Home {
+enum DescriptorFile {
     /// In the file itself, which has tables.
     Inside(SparseExtent),
     /// It is the file.
-    WithoutBacking,
+    TextOnly,
 }
 
 /// The descriptor of `file`, where it begins, and what else the file is.
-fn load_descriptor(file: &dyn ImageFile, image: &str) -> Result<(Descriptor, u64, Home)> {
+fn load_descriptor(file: &dyn ImageFile, image: &str) -> Result<(Descriptor, u64, DescriptorFile)> {
     let mut magic = [0; 4];
     file.read_at(&mut magic, 0)?;
     let (offset, length, home) = if &magic == MAGIC {
@@ -43,7 +43,7 @@ fn load_descriptor(file: &dyn ImageFile, image: &str) -> Result<(Descriptor, u64
                 detail: "it is a part of a disk: open the descriptor beside it, a small text".to_owned(),
             });
         };
-        (offset, length, Home::Inside(extent))
+        (offset, length, DescriptorFile::Inside(extent))
     } else if &magic == b"COWD" {
         return Err(Error::UnsupportedFeature {
             image: image.to_owned(),
@@ -51,7 +51,7 @@ fn load_descriptor(file: &dyn ImageFile, image: &str) -> Result<(Descriptor, u64
             detail: "let ESX clone it (vmkfstools -i), or export it".to_owned(),
         });
     } else {
-        (0, file.length_bytes()?, Home::WithoutBacking)
+        (0, file.length_bytes()?, DescriptorFile::TextOnly)
     };
     if length > TEXT_BYTES_MAX {
         return Err(corrupt(image, "descriptor", offset, format!("it has {length} bytes")));
@@ -61,15 +61,15 @@ fn load_descriptor(file: &dyn ImageFile, image: &str) -> Result<(Descriptor, u64
     Ok((Descriptor::parse(&text, image)?, offset, home))
 }
 
-impl Home {
+impl DescriptorFile {
     /// The extent that has the text in it, if any, and where that is.
-    fn split(self) -> (Option<SparseExtent>, TextPlace) {
+    fn split(self) -> (Option<SparseExtent>, DescriptorPlace) {
         match self {
             Self::Inside(extent) => {
                 let (offset, length) = extent.descriptor.unwrap_or_default();
-                (Some(extent), TextPlace::Inside(offset..offset + length))
+                (Some(extent), DescriptorPlace::Inside(offset..offset + length))
             }
-            Self::WithoutBacking => (None, TextPlace::WithoutBacking),
+            Self::TextOnly => (None, DescriptorPlace::WholeFile),
         }
     }
 }
@@ -102,7 +102,7 @@ impl FlatFile {
 }
 
 /// How a descriptor has lost the disk that it is of, if it has: `own` is the extent that it is in, where no line was about that.
-fn lost_disk(parts: &[Part], own: Option<&SparseExtent>) -> Option<&'static str> {
+fn lost_disk(parts: &[VmdkExtent], own: Option<&SparseExtent>) -> Option<&'static str> {
     if parts.is_empty() {
         Some("it names no extent")
     } else {
@@ -151,20 +151,20 @@ impl Opener {
                 .filter(|length| start.checked_add(*length).is_some_and(|end| i64::try_from(end).is_ok()))
                 .ok_or_else(|| corrupt(&image, "descriptor", offset, format!("{} sectors", named.sectors)))?;
             let kind = match &named.kind {
-                ExtentKind::Zero => PartKind::Zero,
+                NamedExtentKind::Zero => VmdkExtentKind::Zero,
                 // The first one is the file itself, whatever it is called by now.
-                ExtentKind::Sparse { .. } if own.is_some() => PartKind::Sparse {
+                NamedExtentKind::Sparse { .. } if own.is_some() => VmdkExtentKind::Sparse {
                     window: 0,
                     extent: own.take().expect("it is some"),
                 },
-                ExtentKind::Sparse { file } => {
+                NamedExtentKind::Sparse { file } => {
                     let (window, file) = self.extent_file((&mut files, &mut extent_files), path, file, access)?;
-                    PartKind::Sparse {
+                    VmdkExtentKind::Sparse {
                         window,
                         extent: SparseExtent::load(&*file, &image)?,
                     }
                 }
-                ExtentKind::Flat { file, offset } => {
+                NamedExtentKind::Flat { file, offset } => {
                     // Several of them may be in one file, each behind the other.
                     let name = self.keeper.admit(path, file)?;
                     if !flats.iter().any(|flat| flat.path == name) {
@@ -178,15 +178,15 @@ impl Opener {
                     }
                     let flat = flats.iter_mut().find(|flat| flat.path == name);
                     let host = flat.expect("it is among them by now").take(*offset, length);
-                    PartKind::Flat {
+                    VmdkExtentKind::Flat {
                         host: host.map_err(|detail| corrupt(&image, "descriptor", 0, detail))?,
                     }
                 }
             };
-            if let PartKind::Sparse { extent, .. } = &kind {
+            if let VmdkExtentKind::Sparse { extent, .. } = &kind {
                 check_length(extent, length, &image)?;
             }
-            parts.push(Part { start, length, kind });
+            parts.push(VmdkExtent { start, length, kind });
             start += length;
         }
         if let Some(detail) = lost_disk(&parts, own.as_ref()) {
@@ -198,7 +198,7 @@ impl Opener {
         Ok(Vmdk {
             descriptor,
             text,
-            opened: Opened {
+            opened: OpenedVmdk {
                 parts,
                 files: Arc::new(Concatenated { files }),
                 content_id_at,

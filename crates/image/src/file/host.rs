@@ -32,13 +32,13 @@ pub(crate) struct HostFile {
     file: File,
     /// Past the page cache, for a file that is written once and whole.
     direct: Option<DirectPath>,
-    kind: Kind,
+    kind: FileKind,
     /// Bytes that a file that is only read had when it was opened. Behind them it is zero; what somebody cuts off meanwhile is not.
     read_bytes: u64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum FileKind {
     Regular,
     BlockDevice { size_bytes: u64 },
 }
@@ -90,12 +90,12 @@ impl HostFile {
         let metadata = file.metadata().map_err(|source| Error::io("open", path, source))?;
         let file_type = metadata.file_type();
         let kind = if file_type.is_file() {
-            Kind::Regular
+            FileKind::Regular
         } else if file_type.is_block_device() {
             let size_bytes = file
                 .seek(SeekFrom::End(0))
                 .map_err(|source| Error::io("open", path, source))?;
-            Kind::BlockDevice { size_bytes }
+            FileKind::BlockDevice { size_bytes }
         } else {
             let reason = std::io::Error::new(ErrorKind::InvalidInput, "neither a regular file nor a block device");
             return Err(Error::io("open", path, reason));
@@ -178,8 +178,8 @@ fn lock(file: &File, path: &Path) -> Result<()> {
 impl ImageFile for HostFile {
     fn length_bytes(&self) -> BlockResult<u64> {
         match self.kind {
-            Kind::BlockDevice { size_bytes } => Ok(size_bytes),
-            Kind::Regular => match self.file.metadata() {
+            FileKind::BlockDevice { size_bytes } => Ok(size_bytes),
+            FileKind::Regular => match self.file.metadata() {
                 Ok(metadata) => Ok(metadata.len()),
                 Err(source) => Err(BlockError::io("stat", 0, source)),
             },
@@ -225,12 +225,12 @@ impl ImageFile for HostFile {
 
     fn set_length(&self, length_bytes: u64) -> BlockResult<()> {
         match self.kind {
-            Kind::Regular => self
+            FileKind::Regular => self
                 .file
                 .set_len(length_bytes)
                 .map_err(|source| BlockError::io("resize", length_bytes, source)),
-            Kind::BlockDevice { size_bytes } if length_bytes <= size_bytes => Ok(()),
-            Kind::BlockDevice { .. } => Err(BlockError::io("resize", length_bytes, Errno::NOSPC)),
+            FileKind::BlockDevice { size_bytes } if length_bytes <= size_bytes => Ok(()),
+            FileKind::BlockDevice { .. } => Err(BlockError::io("resize", length_bytes, Errno::NOSPC)),
         }
     }
 
@@ -288,8 +288,8 @@ impl ImageFile for HostFile {
 
     fn allocated_bytes(&self) -> BlockResult<Option<u64>> {
         match self.kind {
-            Kind::BlockDevice { .. } => Ok(None),
-            Kind::Regular => {
+            FileKind::BlockDevice { .. } => Ok(None),
+            FileKind::Regular => {
                 let metadata = self
                     .file
                     .metadata()

@@ -16,7 +16,7 @@ const CHANGED_BYTES_MAX: u64 = 512 << 20;
 const CHANGE_BYTES: u64 = 64;
 
 /// One change, as it is done again.
-enum Change {
+enum StagedChange {
     Write { offset: u64, data: Vec<u8> },
     SetLength(u64),
     Punch(Range<u64>),
@@ -36,7 +36,7 @@ struct StagedState {
     pages: BTreeMap<u64, Box<[u8; to_usize(PAGE_BYTES)]>>,
     /// Whole pages that were punched, by where they begin; pages above count.
     holes: BTreeMap<u64, u64>,
-    changes: Vec<Change>,
+    changes: Vec<StagedChange>,
     changed_bytes: u64,
     changed_bytes_max: u64,
 }
@@ -65,7 +65,7 @@ impl Staged {
 
     /// Whether anything would change.
     pub(crate) fn is_changed(&self) -> bool {
-        let is_change = |change: &Change| !matches!(change, Change::Sync);
+        let is_change = |change: &StagedChange| !matches!(change, StagedChange::Sync);
         self.lock().changes.iter().any(is_change)
     }
 
@@ -73,10 +73,10 @@ impl Staged {
     pub(crate) fn execute(&self) -> Result<()> {
         for change in &self.lock().changes {
             match change {
-                Change::Write { offset, data } => self.base.write_at(data, *offset)?,
-                Change::SetLength(length_bytes) => self.base.set_length(*length_bytes)?,
-                Change::Punch(range) => self.base.punch(range.clone())?,
-                Change::Sync => self.base.sync()?,
+                StagedChange::Write { offset, data } => self.base.write_at(data, *offset)?,
+                StagedChange::SetLength(length_bytes) => self.base.set_length(*length_bytes)?,
+                StagedChange::Punch(range) => self.base.punch(range.clone())?,
+                StagedChange::Sync => self.base.sync()?,
             }
         }
         self.base.sync()
@@ -159,7 +159,7 @@ impl StagedState {
         self.holes.insert(hole.start, hole.end);
     }
 
-    fn remember(&mut self, change: Change) {
+    fn remember(&mut self, change: StagedChange) {
         self.changes.push(change);
     }
 
@@ -190,7 +190,7 @@ impl ImageFile for Staged {
         let end = offset.saturating_add(data.len() as u64);
         state.length_bytes = state.length_bytes.max(end);
         state.put(&*self.base, data, offset)?;
-        state.remember(Change::Write {
+        state.remember(StagedChange::Write {
             offset,
             data: data.to_vec(),
         });
@@ -214,7 +214,7 @@ impl ImageFile for Staged {
             state.base_end = state.base_end.min(length_bytes);
         }
         state.length_bytes = length_bytes;
-        state.remember(Change::SetLength(length_bytes));
+        state.remember(StagedChange::SetLength(length_bytes));
         Ok(())
     }
 
@@ -235,12 +235,12 @@ impl ImageFile for Staged {
             state.put(&*self.base, &zeroes, range.start)?;
         }
         state.account(CHANGE_BYTES, range.start)?;
-        state.remember(Change::Punch(range.start..end));
+        state.remember(StagedChange::Punch(range.start..end));
         Ok(())
     }
 
     fn sync(&self) -> Result<()> {
-        self.lock().remember(Change::Sync);
+        self.lock().remember(StagedChange::Sync);
         Ok(())
     }
 

@@ -4,11 +4,11 @@
 
 use holdfast_block::hostile::Outcome;
 
-use super::{Unnamed, options, outcome_of, read_all, repair, use_check, write};
+use super::{UnnamedFile, options, outcome_of, read_all, repair, use_check, write};
 use crate::file::ImageFile as _;
 use crate::file::memory::MemoryFile;
 use crate::formats::vhdx::create::{NewVhdx, write_empty};
-use crate::formats::vhdx::metadata::Parent;
+use crate::formats::vhdx::metadata::VhdxParent;
 use crate::formats::{vhd, vhdx};
 use crate::model::info::ImageKind;
 use crate::{Backing, Format, ImageId, open};
@@ -79,7 +79,7 @@ fn template(has_parent: bool) -> Vec<u8> {
             ImageKind::Dynamic
         },
         id: ImageId([1; 16]),
-        parent: has_parent.then(|| Parent {
+        parent: has_parent.then(|| VhdxParent {
             linkage: ImageId([7; 16]),
             names: vec!["parent.vhdx".to_owned()],
         }),
@@ -91,7 +91,7 @@ fn template(has_parent: bool) -> Vec<u8> {
 }
 
 fn read_and_write(bytes: &[u8], format: Format) -> Outcome {
-    let file = Unnamed::new(bytes);
+    let file = UnnamedFile::new(bytes);
     let checked = use_check(&file.path, format);
     let alone = open(&file.path, &options(Some(format), Backing::Ignore));
     let used = alone.and_then(|image| read_all(&image));

@@ -8,12 +8,12 @@ use crate::file::ImageFile;
 use crate::file::memory::MemoryFile;
 use crate::formats::qcow2::codec::ClusterCompressor;
 use crate::formats::qcow2::features::{AUTOCLEAR_BITMAPS, EXTENSION_BITMAPS, Extension};
-use crate::formats::qcow2::header::Header;
+use crate::formats::qcow2::header::Qcow2Header;
 use crate::formats::qcow2::layout::new_header;
 use crate::formats::vdi::create::NewVdi;
 use crate::formats::vhd::create::NewVhd;
 use crate::formats::vmdk::create::NewVmdk;
-use crate::formats::vmdk::stream::specimen::{GRAIN_BYTES, Tables, grain, progress, stream};
+use crate::formats::vmdk::stream::specimen::{GRAIN_BYTES, TablePlacement, grain, progress, stream};
 use crate::formats::{ploop, vdi, vhd, vmdk};
 use crate::model::create_options::{CreateOptions, Qcow2Options};
 use crate::model::info::ImageKind;
@@ -104,7 +104,7 @@ fn image(options: &Qcow2Options) -> Vec<u8> {
     bytes
 }
 
-fn snapshot_row(header: &Header, l1: &[u8]) -> Vec<u8> {
+fn snapshot_row(header: &Qcow2Header, l1: &[u8]) -> Vec<u8> {
     let mut row = l1.to_vec();
     row.extend(1u16.to_be_bytes());
     row.extend(6u16.to_be_bytes());
@@ -128,7 +128,7 @@ fn bitmap_row(table: u64) -> Vec<u8> {
     row
 }
 
-fn header(options: &Qcow2Options, start: Option<u64>) -> Header {
+fn header(options: &Qcow2Options, start: Option<u64>) -> Qcow2Header {
     let mut header = new_header(&CreateOptions {
         qcow2: options.clone(),
         ..CreateOptions::qcow2(DISK_BYTES)
@@ -223,14 +223,14 @@ fn block_seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
         ("disk_descriptor", "new", new_disk),
         ("disk_descriptor", "tree", tree),
         ("vmdk", "sparse", vmdk()),
-        ("vmdk_stream", "at-end", vmdk_stream(Tables::AtEnd)),
-        ("vmdk_stream", "in-front", vmdk_stream(Tables::InFront)),
-        ("vdi", "dynamic", vdi(vdi::header::Kind::Dynamic, ImageId::NIL)),
-        ("vdi", "fixed", vdi(vdi::header::Kind::Fixed, ImageId::NIL)),
+        ("vmdk_stream", "at-end", vmdk_stream(TablePlacement::AtEnd)),
+        ("vmdk_stream", "in-front", vmdk_stream(TablePlacement::InFront)),
+        ("vdi", "dynamic", vdi(vdi::header::VdiKind::Dynamic, ImageId::NIL)),
+        ("vdi", "fixed", vdi(vdi::header::VdiKind::Fixed, ImageId::NIL)),
         (
             "vdi",
             "differencing",
-            vdi(vdi::header::Kind::Differencing, ImageId([7; 16])),
+            vdi(vdi::header::VdiKind::Differencing, ImageId([7; 16])),
         ),
         ("vhd", "dynamic", vhd(ImageKind::Dynamic, None)),
         ("vhd", "fixed", vhd(ImageKind::Fixed, None)),
@@ -260,7 +260,7 @@ fn vhd(kind: ImageKind, parent: Option<(ImageId, u32, String)>) -> Vec<u8> {
 }
 
 /// A stream with grains at both ends, under two tables.
-fn vmdk_stream(tables: Tables) -> Vec<u8> {
+fn vmdk_stream(tables: TablePlacement) -> Vec<u8> {
     let items = [
         grain(0, 1),
         progress(),

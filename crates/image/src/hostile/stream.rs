@@ -5,7 +5,7 @@ use std::num::NonZero;
 use holdfast_block::hostile::Outcome;
 use holdfast_block::{BlockDeviceMut as _, MemoryDevice};
 
-use super::{Unnamed, options, outcome_of, read_all, use_check};
+use super::{UnnamedFile, options, outcome_of, read_all, use_check};
 use crate::{
     Backing, Continue, Format, ImageId, Result, StreamOptions, StreamReader, VhdStream, open, write_stream_optimized,
 };
@@ -15,7 +15,7 @@ const WRITTEN_BYTES_MAX: u64 = 1 << 20;
 
 /// A VMDK as it comes through a pipe; and the same as a file.
 pub fn vmdk_stream(bytes: &[u8]) -> Outcome {
-    let file = Unnamed::new(bytes);
+    let file = UnnamedFile::new(bytes);
     let whole = read_stream(bytes);
     let checked = use_check(&file.path, Format::Vmdk);
     let alone = open(&file.path, &options(Some(Format::Vmdk), Backing::Ignore));

@@ -95,11 +95,11 @@ impl Format {
     /// # Errors
     /// Its extension is that of no format: one that was mistyped would become a raw disk.
     pub fn of_new_file(path: &Path) -> Result<Self> {
-        match NameSays::of(path) {
-            NameSays::Format(format) if Self::SUPPORTED.contains(&format) => Ok(format),
-            NameSays::Raw | NameSays::Disk => Ok(Self::Raw),
-            NameSays::Nothing if path.extension().is_none() => Ok(Self::Raw),
-            NameSays::Nothing | NameSays::Format(_) => Err(Error::UnknownExtension { path: path.to_owned() }),
+        match NameHint::of(path) {
+            NameHint::Format(format) if Self::SUPPORTED.contains(&format) => Ok(format),
+            NameHint::Raw | NameHint::Disk => Ok(Self::Raw),
+            NameHint::Nothing if path.extension().is_none() => Ok(Self::Raw),
+            NameHint::Nothing | NameHint::Format(_) => Err(Error::UnknownExtension { path: path.to_owned() }),
         }
     }
 
@@ -132,7 +132,7 @@ impl std::fmt::Display for Format {
 pub(crate) const HEAD_BYTES: u64 = 1024;
 /// What the name of a file says of its format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum NameSays {
+pub(crate) enum NameHint {
     /// That it is one of this format.
     Format(Format),
     /// That it is a raw disk.
@@ -143,7 +143,7 @@ pub(crate) enum NameSays {
     Nothing,
 }
 
-impl NameSays {
+impl NameHint {
     pub(crate) fn of(path: &Path) -> Self {
         let extension = path.extension().and_then(OsStr::to_str).map(str::to_ascii_lowercase);
         match extension.as_deref() {

@@ -107,7 +107,7 @@ pub struct InternalSnapshot {
     pub machine_state_bytes: u64,
     /// Size of the disk at that time.
     pub disk_bytes: u64,
-    pub(crate) l1: TableAt,
+    pub(crate) l1: TableLocation,
 }
 
 /// A dirty bitmap stored in a qcow2 image.
@@ -121,7 +121,7 @@ pub struct PersistentBitmap {
     pub state: BitmapState,
     /// Whether it records new writes when a machine has the image open.
     pub recording: Recording,
-    pub(crate) table: TableAt,
+    pub(crate) table: TableLocation,
 }
 
 /// Whether a bitmap's contents can be relied on.
@@ -146,7 +146,7 @@ pub enum Recording {
 
 /// A table of pointers: a place in the file that was checked to lie within it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct TableAt {
+pub(crate) struct TableLocation {
     pub(crate) offset: u64,
     pub(crate) entries: u64,
 }

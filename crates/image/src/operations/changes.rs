@@ -37,11 +37,11 @@ pub fn changed_on_disk(
     let size_before = old[0].device.size_bytes();
     let size_after = new[0].device.size_bytes();
     let mut changed = DirtyBitmap::new(size_after, granularity_bytes).map_err(Error::from)?;
-    let kept: Option<Vec<KeptFile<'_>>> = if old.len() == new.len() && new.len() == files.len() {
+    let kept: Option<Vec<UnchangedFile<'_>>> = if old.len() == new.len() && new.len() == files.len() {
         let infos = before.layers().iter().zip(after.layers());
         let layers = old.iter().zip(new);
         let all = layers.zip(infos).zip(files);
-        all.map(|((layers, infos), file)| KeptFile::new(layers, infos, file))
+        all.map(|((layers, infos), file)| UnchangedFile::new(layers, infos, file))
             .collect()
     } else {
         None
@@ -66,13 +66,13 @@ pub fn changed_on_disk(
 }
 
 /// What one layer's file has kept, where both states read it alike.
-struct KeptFile<'a> {
+struct UnchangedFile<'a> {
     changed: &'a DirtyBitmap,
     /// The file became shorter: what was read past its end now was data before.
     is_shorter: bool,
 }
 
-impl<'a> KeptFile<'a> {
+impl<'a> UnchangedFile<'a> {
     /// Nothing where places of the two states cannot be compared.
     fn new(
         (old, new): (&ChainLayer, &ChainLayer),
@@ -120,13 +120,13 @@ impl<'a> KeptFile<'a> {
 type Origin = Option<(usize, MappedKind)>;
 
 /// A run of bytes that come from one place.
-struct Piece {
+struct OriginRun {
     length: u64,
     origin: Origin,
 }
 
 /// Where the bytes at `offset` come from, at most `length_max` of them.
-fn piece_at(layers: &[ChainLayer], offset: u64, length_max: u64) -> Result<Piece> {
+fn piece_at(layers: &[ChainLayer], offset: u64, length_max: u64) -> Result<OriginRun> {
     let mut length = length_max;
     for (depth, layer) in layers.iter().enumerate() {
         let held = layer.alone.size_bytes().saturating_sub(offset);
@@ -136,7 +136,7 @@ fn piece_at(layers: &[ChainLayer], offset: u64, length_max: u64) -> Result<Piece
         length = length.min(held);
         let Some(layer) = &layer.layered else {
             let kind = MappedKind::Data { host: offset };
-            return Ok(Piece {
+            return Ok(OriginRun {
                 length,
                 origin: Some((depth, kind)),
             });
@@ -144,17 +144,17 @@ fn piece_at(layers: &[ChainLayer], offset: u64, length_max: u64) -> Result<Piece
         let run = layer.run(offset, length)?;
         length = run.length;
         if run.kind != MappedKind::Absent {
-            return Ok(Piece {
+            return Ok(OriginRun {
                 length,
                 origin: Some((depth, run.kind)),
             });
         }
     }
-    Ok(Piece { length, origin: None })
+    Ok(OriginRun { length, origin: None })
 }
 
 /// Marks what may differ of `range`, which comes from one place before and from one place now.
-fn mark(changed: &mut DirtyBitmap, range: Range<u64>, origins: (Origin, Origin), kept: &[KeptFile<'_>]) {
+fn mark(changed: &mut DirtyBitmap, range: Range<u64>, origins: (Origin, Origin), kept: &[UnchangedFile<'_>]) {
     let is_zero = |origin: Origin| matches!(origin, None | Some((_, MappedKind::Zero)));
     match origins {
         (was, is) if is_zero(was) && is_zero(is) => {}

@@ -9,7 +9,7 @@ use crate::chain::gate::plain_name;
 use crate::chain::vmdk::identities_of;
 use crate::file::{Access, HostFile, ImageFile, directory_of};
 use crate::formats::qcow2::header::load_header;
-use crate::formats::qcow2::layer::Layer;
+use crate::formats::qcow2::layer::Qcow2Layer;
 use crate::formats::qcow2::layout::{new_header, write_empty};
 use crate::formats::qcow2::writer::Qcow2Mut;
 use crate::formats::{ploop, vdi, vhd, vhdx, vmdk};
@@ -71,7 +71,7 @@ fn check_size(size_bytes: u64, parent_bytes: Option<u64>) -> Result<()> {
 fn create_vhd(path: &Path, options: &CreateOptions) -> Result<()> {
     let blocks = &options.blocks;
     let size_bytes = round_up(options.size_bytes, 512);
-    let parent = blocks.parent(|file, name| vhd::header::Header::load(&file, name))?;
+    let parent = blocks.parent(|file, name| vhd::header::VhdHeader::load(&file, name))?;
     check_size(size_bytes, parent.as_ref().map(|parent| parent.footer.disk_bytes()))?;
     let id = blocks.id(parent.as_ref().map(|parent| parent.footer.id))?;
     let parent = match (parent, &blocks.parent) {
@@ -102,14 +102,14 @@ fn create_vhdx(path: &Path, options: &CreateOptions) -> Result<()> {
             ),
         });
     }
-    let load = |file: HostFile, name: &str| vhdx::opened::Opened::load(Arc::new(file), Access::Read, name);
+    let load = |file: HostFile, name: &str| vhdx::opened::OpenedVhdx::load(Arc::new(file), Access::Read, name);
     let parent = blocks.parent(load)?;
     check_size(size_bytes, parent.as_ref().map(|parent| parent.metadata.disk_bytes))?;
     let id = blocks.id(parent.as_ref().map(|parent| parent.metadata.id))?;
     let of_parent = parent.as_ref().map(|parent| parent.metadata.sector_bytes);
     let sector_bytes = of_parent.unwrap_or(blocks.sector_bytes);
     let parent = match (parent, &blocks.parent) {
-        (Some(opened), Some(parent)) => Some(vhdx::metadata::Parent {
+        (Some(opened), Some(parent)) => Some(vhdx::metadata::VhdxParent {
             linkage: opened.header.data_write,
             names: vec![name_from(path, parent)?],
         }),
@@ -140,7 +140,7 @@ fn create_vmdk(path: &Path, options: &CreateOptions) -> Result<()> {
     check_size(size_bytes, parent.map(|parent| parent.disk_bytes))?;
     let id = blocks.id(parent.and_then(|parent| parent.id))?;
     let parent = match (parent, &blocks.parent) {
-        (Some(found), Some(parent)) => Some(vmdk::descriptor::Parent {
+        (Some(found), Some(parent)) => Some(vmdk::descriptor::VmdkParent {
             content_id: found.content_id,
             id: found.id,
             name: plain_name(&name_from(path, parent)?).into_owned(),
@@ -227,7 +227,7 @@ fn name_from(path: &Path, other: &Path) -> Result<String> {
 fn create_vdi(path: &Path, options: &CreateOptions) -> Result<()> {
     let parent = options
         .blocks
-        .parent(|file, name| vdi::header::Header::load(&file, name))?;
+        .parent(|file, name| vdi::header::VdiHeader::load(&file, name))?;
     check_size(options.size_bytes, parent.as_ref().map(|parent| parent.disk_bytes))?;
     let new = vdi::create::NewVdi {
         size_bytes: options.size_bytes,
@@ -235,9 +235,9 @@ fn create_vdi(path: &Path, options: &CreateOptions) -> Result<()> {
         // A child has those of its parent; VirtualBox makes no others by itself.
         sector_bytes: parent.as_ref().map_or(USUAL_SECTOR_BYTES, |parent| parent.sector_bytes),
         kind: match options.blocks.kind {
-            ImageKind::Fixed => vdi::header::Kind::Fixed,
-            _ if parent.is_some() => vdi::header::Kind::Differencing,
-            _ => vdi::header::Kind::Dynamic,
+            ImageKind::Fixed => vdi::header::VdiKind::Fixed,
+            _ if parent.is_some() => vdi::header::VdiKind::Differencing,
+            _ => vdi::header::VdiKind::Dynamic,
         },
         id: options.blocks.id(parent.as_ref().map(|parent| parent.id))?,
         parent: parent.as_ref().map_or(ImageId::NIL, |parent| parent.id),
@@ -261,7 +261,7 @@ fn create_qcow2(path: &Path, options: &CreateOptions) -> Result<()> {
     if is_raw || options.qcow2.preallocation == Preallocation::Metadata {
         let image = path.display().to_string();
         let header = load_header(&*file, &image)?;
-        Qcow2Mut::new(Layer::new(image.into(), header, file, data_file, None)?)?.preallocate()?;
+        Qcow2Mut::new(Qcow2Layer::new(image.into(), header, file, data_file, None)?)?.preallocate()?;
     }
     Ok(())
 }

@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use holdfast_block::{AlignedBuffer, BlockDevice, BlockDeviceMut, EitherData, to_usize};
 
-use crate::pipeline::copy_pipeline::{Continue, Pipeline, Placed, Writing, stopped};
-use crate::pipeline::piece::{ClassifiedBuffer, Part, Piece, read_base, read_piece};
+use crate::pipeline::copy_pipeline::{Continue, PendingWrites, Pipeline, PlacedWrite, stopped};
+use crate::pipeline::piece::{BufferPart, ClassifiedBuffer, Piece, read_base, read_piece};
 use crate::{BulkWriter, ClusterCompressor, Error, Result};
 
 /// Workers per thread where nothing is compressed: most of them wait for the medium.
@@ -119,7 +119,7 @@ fn fill_from(
         })
     };
     let file = Arc::clone(writer.data_file());
-    let mut store = Store {
+    let mut store = CompressedFill {
         writer,
         report: FillReport::default(),
         stored_end: 0,
@@ -150,33 +150,33 @@ fn fill_from(
 }
 
 /// The one who says what goes where.
-struct Store<'a> {
+struct CompressedFill<'a> {
     writer: &'a mut BulkWriter,
     report: FillReport,
     /// End of the last cluster that was stored.
     stored_end: u64,
 }
 
-impl Store<'_> {
+impl CompressedFill<'_> {
     /// Stores a part, or says in `writes` where bytes of the piece are to be written.
-    fn part(&mut self, part: &Part, piece: &Piece, writes: &mut Vec<Placed>) -> Result<()> {
+    fn part(&mut self, part: &BufferPart, piece: &Piece, writes: &mut Vec<PlacedWrite>) -> Result<()> {
         match part {
-            Part::Plain(range) => {
+            BufferPart::Plain(range) => {
                 self.hide_backing(piece.offset + range.start)?;
                 let (start, length) = (to_usize(range.start), to_usize(range.end - range.start));
                 let placed = self.writer.place(length, piece.offset + range.start)?;
-                writes.extend(placed.into_iter().map(|placed| Placed {
+                writes.extend(placed.into_iter().map(|placed| PlacedWrite {
                     bytes: start + placed.bytes.start..start + placed.bytes.end,
                     ..placed
                 }));
                 self.report.plain_bytes += range.end - range.start;
                 self.stored_end = piece.offset + range.end;
             }
-            Part::AsBelow(range) => {
+            BufferPart::AsBelow(range) => {
                 self.hide_backing(piece.offset + range.start)?;
                 self.stored_end = piece.offset + range.end;
             }
-            Part::Compressed { at, bytes } => {
+            BufferPart::Compressed { at, bytes } => {
                 self.hide_backing(piece.offset + at)?;
                 self.writer.append_compressed(bytes, piece.offset + at)?;
                 let held = self.writer.cluster_bytes().min(piece.length - at);
@@ -198,10 +198,14 @@ impl Store<'_> {
 }
 
 /// Reports progress; hands on what is to be written.
-fn go_on(progress: &mut dyn FnMut(u64) -> Continue, sorted: ClassifiedBuffer, writes: Vec<Placed>) -> Result<Writing> {
+fn go_on(
+    progress: &mut dyn FnMut(u64) -> Continue,
+    sorted: ClassifiedBuffer,
+    writes: Vec<PlacedWrite>,
+) -> Result<PendingWrites> {
     let reached = sorted.piece.offset + sorted.piece.length;
     match progress(reached) {
-        Continue::Go => Ok(Writing {
+        Continue::Go => Ok(PendingWrites {
             buffer: sorted.piece.buffer,
             writes,
         }),
@@ -236,7 +240,7 @@ pub fn fill_device(
         })
     };
     let mut report = FillReport::default();
-    let mut gaps = Gaps {
+    let mut gaps = GapFiller {
         target,
         content,
         end: 0,
@@ -251,11 +255,11 @@ pub fn fill_device(
     pipeline.run(make_worker, &mut |sorted: ClassifiedBuffer| {
         let mut writes = Vec::new();
         for part in &sorted.parts {
-            if let Part::Plain(range) = part {
+            if let BufferPart::Plain(range) = part {
                 gaps.zero_up_to(sorted.piece.offset + range.start, progress)?;
                 gaps.end = sorted.piece.offset + range.end;
                 report.plain_bytes += range.end - range.start;
-                writes.push(Placed {
+                writes.push(PlacedWrite {
                     bytes: to_usize(range.start)..to_usize(range.end),
                     file_offset: sorted.piece.offset + range.start,
                 });
@@ -271,14 +275,14 @@ pub fn fill_device(
 }
 
 /// What lies between the bytes that are written.
-struct Gaps<'a> {
+struct GapFiller<'a> {
     target: &'a dyn BlockDeviceMut,
     content: TargetContent,
     /// End of what was written last.
     end: u64,
 }
 
-impl Gaps<'_> {
+impl GapFiller<'_> {
     /// Makes what lies before `offset` zero, in steps that can be stopped: a medium may have to write all of it.
     fn zero_up_to(&mut self, offset: u64, progress: &mut dyn FnMut(u64) -> Continue) -> Result<()> {
         const STEP_BYTES: u64 = 64 << 20;

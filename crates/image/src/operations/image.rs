@@ -12,8 +12,8 @@ use crate::chain::{ChainLayer, Content, OpenedFile, detect_format, open_chain, s
 use crate::file::Access;
 use crate::formats::qcow2::check::is_truncated;
 use crate::formats::qcow2::features::INCOMPATIBLE_DIRTY;
-use crate::formats::qcow2::header::Header;
-use crate::formats::qcow2::layer::Layer;
+use crate::formats::qcow2::header::Qcow2Header;
+use crate::formats::qcow2::layer::Qcow2Layer;
 use crate::formats::qcow2::{bitmap, refcount, snapshot};
 use crate::formats::{ploop, vdi, vhd, vhdx, vmdk};
 use crate::model::info::{LayerInfo, Note};
@@ -123,7 +123,7 @@ fn is_cut_off_by(info: &LayerInfo, report: &CheckReport) -> bool {
     report.corruption_count > 0 && report.image_end > info.file_bytes
 }
 
-fn is_qcow2_cut_off(file: &OpenedFile, header: &Header) -> Result<bool> {
+fn is_qcow2_cut_off(file: &OpenedFile, header: &Qcow2Header) -> Result<bool> {
     let (name, file) = (file.path.display().to_string(), &*file.file);
     if refcount::is_cut_off(file, header, &name)? {
         return Ok(true);
@@ -277,7 +277,7 @@ impl Image {
         let (snapshots, _) = snapshot::load(&*layer.file, &layer.header, &layer.image)?;
         let found = snapshot::find(&snapshots, id_or_name, &layer.image)?;
         let data_file = layer.header.has_data_file().then(|| Arc::clone(&layer.data));
-        let snapshot = Layer::with_l1(
+        let snapshot = Qcow2Layer::with_l1(
             Arc::clone(&layer.image),
             layer.header.clone(),
             found.l1,
@@ -319,7 +319,7 @@ impl Image {
         bitmap::for_each_dirty(&*layer.file, &layer.header, found, &layer.image, &mut visit)
     }
 
-    fn qcow2(&self, what: &'static str, name: &str) -> Result<&Arc<Layer>> {
+    fn qcow2(&self, what: &'static str, name: &str) -> Result<&Arc<Qcow2Layer>> {
         self.layers[0].qcow2.as_ref().ok_or_else(|| Error::NotFound {
             image: self.infos[0].path.display().to_string(),
             what,

@@ -36,7 +36,7 @@ const ROUND_COUNT_MAX: usize = 4;
 
 /// A planned repair.
 pub struct Repair {
-    target: Target,
+    target: RepairTarget,
     before: CheckReport,
     after: CheckReport,
     actions: Vec<RepairAction>,
@@ -55,11 +55,11 @@ pub fn plan_repair(path: &Path, options: &OpenOptions, mode: RepairMode, intent:
         RepairIntent::Look => Access::Read,
         RepairIntent::Repair => Access::Write,
     };
-    Repair::plan(Target::open(path, options, access)?, mode)
+    Repair::plan(RepairTarget::open(path, options, access)?, mode)
 }
 
 impl Repair {
-    fn plan(mut target: Target, mode: RepairMode) -> Result<Self> {
+    fn plan(mut target: RepairTarget, mode: RepairMode) -> Result<Self> {
         let (before, was_readable) = target.check_or_tell()?;
         let mut actions = Vec::new();
         let mut is_done = false;
@@ -121,7 +121,7 @@ impl Repair {
 }
 
 /// An image that is mended: its files, each with the changes that it will get.
-struct Target {
+struct RepairTarget {
     image: String,
     format: Format,
     base: Vec<Arc<dyn ImageFile>>,
@@ -129,10 +129,10 @@ struct Target {
     /// The file of the data of a qcow2, where that is another one: what leads there is held against it, and it is not changed.
     data: Option<Arc<dyn ImageFile>>,
     /// The parts of a VMDK.
-    vmdk: Option<vmdk::tables::Opened>,
+    vmdk: Option<vmdk::tables::OpenedVmdk>,
 }
 
-impl Target {
+impl RepairTarget {
     fn open(path: &Path, options: &OpenOptions, access: Access) -> Result<Self> {
         let (path_found, file) = open_named(path, options.format, access)?;
         let image = path_found.display().to_string();
@@ -171,7 +171,7 @@ impl Target {
         image: String,
         format: Format,
         base: Vec<Arc<dyn ImageFile>>,
-        vmdk: Option<vmdk::tables::Opened>,
+        vmdk: Option<vmdk::tables::OpenedVmdk>,
     ) -> Result<Self> {
         let mut target = Self {
             image,
@@ -209,14 +209,14 @@ impl Target {
         let (file, image) = (self.file(), &*self.image);
         match self.format {
             Format::Qcow2 => qcow2::check::check(&file, &load_header(&*file, image)?, image, self.data.as_deref()),
-            Format::Vdi => vdi::check::check(&*file, &vdi::header::Header::load(&*file, image)?),
-            Format::Vhd => vhd::check::check(&*file, &vhd::header::Header::load(&*file, image)?),
-            Format::Vhdx => vhdx::check::check(&vhdx::opened::Opened::load(file, Access::Read, image)?),
+            Format::Vdi => vdi::check::check(&*file, &vdi::header::VdiHeader::load(&*file, image)?),
+            Format::Vhd => vhd::check::check(&*file, &vhd::header::VhdHeader::load(&*file, image)?),
+            Format::Vhdx => vhdx::check::check(&vhdx::opened::OpenedVhdx::load(file, Access::Read, image)?),
             Format::Vmdk => match &self.vmdk {
                 Some(opened) => vmdk::check::check(opened),
                 None => Ok(CheckReport::default()),
             },
-            _ => ploop::check::check(&*file, &ploop::header::Header::load(&*file, image)?),
+            _ => ploop::check::check(&*file, &ploop::header::PloopHeader::load(&*file, image)?),
         }
     }
 

@@ -38,7 +38,7 @@ pub enum Shrink {
 
 /// An image whose size was changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Resized {
+pub struct ResizeReport {
     /// What the size of the disk was, in bytes.
     pub before_bytes: u64,
     /// What it is, in bytes.
@@ -59,7 +59,7 @@ pub struct Resized {
 /// - [`Error::NotResizable`] where the format, or this image of it, cannot have that size: converting it helps;
 /// - [`Error::InvalidOption`] for sizes that the format has not;
 /// - [`Error::Locked`] where somebody else has it open.
-pub fn resize(path: &Path, options: &OpenOptions, new_size_bytes: u64, shrink: Shrink) -> Result<Resized> {
+pub fn resize(path: &Path, options: &OpenOptions, new_size_bytes: u64, shrink: Shrink) -> Result<ResizeReport> {
     // Before anything is locked: a lock ends when any opening of its file does.
     refuse_cut_off(path, options)?;
     let children: Vec<PathBuf> = dependents_beside(path, options)?;
@@ -79,7 +79,7 @@ pub fn resize(path: &Path, options: &OpenOptions, new_size_bytes: u64, shrink: S
     }
     let top = chain.files.remove(0);
     let image = top.path.display().to_string();
-    let resized = Resized {
+    let resized = ResizeReport {
         before_bytes: top.info.size_bytes,
         after_bytes: new_size_bytes,
         format: top.info.format,
@@ -124,7 +124,7 @@ pub fn resize(path: &Path, options: &OpenOptions, new_size_bytes: u64, shrink: S
     Ok(resized)
 }
 
-fn check_size(resized: &Resized) -> Result<()> {
+fn check_size(resized: &ResizeReport) -> Result<()> {
     let after = resized.after_bytes;
     let detail = if i64::try_from(after).is_err() || after == 0 {
         format!("no disk has {after} bytes")

@@ -53,13 +53,13 @@ impl Ranges<'_> {
 }
 
 /// Bytes and where they are to be written.
-pub(crate) struct Writing {
+pub(crate) struct PendingWrites {
     pub(crate) buffer: AlignedBuffer,
-    pub(crate) writes: Vec<Placed>,
+    pub(crate) writes: Vec<PlacedWrite>,
 }
 
 /// What workers and the collecting thread share.
-struct Shared<'a> {
+struct PipelineQueue<'a> {
     ranges: Ranges<'a>,
     /// Whether the source has no more ranges.
     is_read: bool,
@@ -68,7 +68,7 @@ struct Shared<'a> {
     /// Number of the next result to take in.
     taken: u64,
     results: BTreeMap<u64, Result<ClassifiedBuffer>>,
-    waiting: VecDeque<Writing>,
+    waiting: VecDeque<PendingWrites>,
     /// Pieces that are waiting to be written, or are being written.
     unwritten: u64,
     /// The first write that failed.
@@ -82,11 +82,11 @@ struct Shared<'a> {
 
 /// What a worker does next.
 enum Task {
-    Write(Writing),
+    Write(PendingWrites),
     Read(u64, Result<Range<u64>>, AlignedBuffer),
 }
 
-impl Shared<'_> {
+impl PipelineQueue<'_> {
     /// The next thing to do, where there is one now. Writing comes first: it gives room for reading.
     fn next(&mut self, in_flight_max: u64) -> Option<Task> {
         if let Some(writing) = self.waiting.pop_front() {
@@ -110,7 +110,7 @@ impl Shared<'_> {
 }
 
 struct PipelineState<'a> {
-    shared: Mutex<Shared<'a>>,
+    shared: Mutex<PipelineQueue<'a>>,
     /// Something arrived for the collecting thread, or nothing will.
     arrived: Condvar,
     /// There may be something to do for a worker.
@@ -135,13 +135,13 @@ impl Pipeline<'_> {
     pub(crate) fn run<W>(
         &self,
         make_worker: impl Fn() -> Result<W>,
-        take: &mut dyn FnMut(ClassifiedBuffer) -> Result<Writing>,
+        take: &mut dyn FnMut(ClassifiedBuffer) -> Result<PendingWrites>,
     ) -> Result<()>
     where
         W: FnMut(Range<u64>, AlignedBuffer) -> Result<ClassifiedBuffer> + Send,
     {
         let state = PipelineState {
-            shared: Mutex::new(Shared {
+            shared: Mutex::new(PipelineQueue {
                 ranges: Ranges {
                     source: self.source,
                     cluster_bytes: self.cluster_bytes,
@@ -205,7 +205,7 @@ impl Drop for WorkerGuard<'_, '_> {
 }
 
 impl<'a> PipelineState<'a> {
-    fn lock(&self) -> MutexGuard<'_, Shared<'a>> {
+    fn lock(&self) -> MutexGuard<'_, PipelineQueue<'a>> {
         self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -249,7 +249,7 @@ impl<'a> PipelineState<'a> {
     }
 
     /// Takes results in, in order, until all are written or one is an error.
-    fn collect(&self, take: &mut dyn FnMut(ClassifiedBuffer) -> Result<Writing>) -> Result<()> {
+    fn collect(&self, take: &mut dyn FnMut(ClassifiedBuffer) -> Result<PendingWrites>) -> Result<()> {
         let mut shared = self.lock();
         loop {
             if let Some(error) = shared.failure.take() {
@@ -279,7 +279,7 @@ impl<'a> PipelineState<'a> {
 
 /// Where bytes of a disk go.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Placed {
+pub(crate) struct PlacedWrite {
     /// The bytes, counted from the first that were placed.
     pub(crate) bytes: Range<usize>,
     /// Where in the file that [`BulkWriter::data_file`] gives.

@@ -19,11 +19,11 @@ pub(crate) struct Piece {
 /// A piece and what is to be stored of it.
 pub(crate) struct ClassifiedBuffer {
     pub(crate) piece: Piece,
-    pub(crate) parts: Vec<Part>,
+    pub(crate) parts: Vec<BufferPart>,
 }
 
 /// What is to be stored of some clusters of a piece.
-pub(crate) enum Part {
+pub(crate) enum BufferPart {
     /// Bytes of the piece.
     Plain(Range<u64>),
     /// Clusters that the backing file holds as they are.
@@ -76,15 +76,15 @@ impl Piece {
         below: Option<&[u8]>,
         mut compress: Option<&mut Compress<'_>>,
     ) -> ClassifiedBuffer {
-        let mut parts: Vec<Part> = Vec::new();
+        let mut parts: Vec<BufferPart> = Vec::new();
         let mut at = 0;
         while at < self.length {
             let end = (at + cluster_bytes).min(self.length);
             let cluster = &self.buffer[to_usize(at)..to_usize(end)];
             if below.is_some_and(|below| below[to_usize(at)..to_usize(end)] == *cluster) {
                 match parts.last_mut() {
-                    Some(Part::AsBelow(range)) if range.end == at => range.end = end,
-                    _ => parts.push(Part::AsBelow(at..end)),
+                    Some(BufferPart::AsBelow(range)) if range.end == at => range.end = end,
+                    _ => parts.push(BufferPart::AsBelow(at..end)),
                 }
             } else if !is_zero(cluster) {
                 let compressed = compress.as_mut().and_then(|compress| {
@@ -97,9 +97,9 @@ impl Piece {
                     compress(&whole)
                 });
                 match (compressed, parts.last_mut()) {
-                    (Some(bytes), _) => parts.push(Part::Compressed { at, bytes }),
-                    (None, Some(Part::Plain(range))) if range.end == at => range.end = end,
-                    (None, _) => parts.push(Part::Plain(at..end)),
+                    (Some(bytes), _) => parts.push(BufferPart::Compressed { at, bytes }),
+                    (None, Some(BufferPart::Plain(range))) if range.end == at => range.end = end,
+                    (None, _) => parts.push(BufferPart::Plain(at..end)),
                 }
             }
             at = end;

@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 
 use holdfast_block::{BlockDevice as _, BlockDeviceMut as _};
 use holdfast_image::{
-    BackingFile, CreateOptions, Error, Format, ImageKind, OpenOptions, Resized, Shrink, check, create, open, open_mut,
-    resize,
+    BackingFile, CreateOptions, Error, Format, ImageKind, OpenOptions, ResizeReport, Shrink, check, create, open,
+    open_mut, resize,
 };
 
 use crate::peer::{Lab, QemuIo, Random, assert_clean, assert_reads_as, overwrite, path_text, qemu_img, work};
@@ -36,7 +36,7 @@ fn resize_both(lab: &Lab, path: &Path, disk: &mut Vec<u8>, format: Format, size_
     let before_bytes = disk.len() as u64;
     let options = options_of(format);
     let resized = resize(path, &options, size_bytes, Shrink::Allow).unwrap_or_else(|error| panic!("{what}: {error}"));
-    let expected = Resized {
+    let expected = ResizeReport {
         before_bytes,
         after_bytes: size_bytes,
         format,

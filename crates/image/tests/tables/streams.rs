@@ -12,7 +12,7 @@ use holdfast_block::{
 };
 use holdfast_image::{
     ChildrenBeside, Continue, CreateOptions, Error, Format, ImageId, ImageKind, NewIdentity, OpenOptions,
-    StreamOptions, StreamReader, StreamWritten, create, open, set_identity, write_stream_optimized,
+    StreamOptions, StreamReader, StreamReport, create, open, set_identity, write_stream_optimized,
 };
 
 use crate::peer::{Lab, Random, assert_clean, assert_reads_as, flatten, path_text, qemu_img, sample_disk};
@@ -29,7 +29,7 @@ fn options(name: &str) -> StreamOptions<'_> {
     }
 }
 
-fn written(device: &dyn BlockDevice) -> (Vec<u8>, StreamWritten) {
+fn written(device: &dyn BlockDevice) -> (Vec<u8>, StreamReport) {
     let mut bytes = Vec::new();
     let report = write_stream_optimized(device, &mut bytes, &options("disk.vmdk"), &mut |_| Continue::Go).unwrap();
     assert_eq!(report.file_bytes, bytes.len() as u64);

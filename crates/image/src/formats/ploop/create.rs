@@ -1,7 +1,7 @@
 //! New images.
 
 use super::SECTOR_BYTES;
-use super::header::{HEADER_BYTES, Header, Version};
+use super::header::{HEADER_BYTES, PloopHeader, PloopVersion};
 use crate::file::ImageFile;
 use crate::model::bytes::round_up;
 use crate::{Error, Result};
@@ -20,8 +20,8 @@ pub(crate) fn write_empty(file: &dyn ImageFile, size_bytes: u64, cluster_bytes: 
             detail: format!("an image of Parallels does not hold {size_bytes} bytes"),
         });
     }
-    let header = Header {
-        version: Version::Two,
+    let header = PloopHeader {
+        version: PloopVersion::Two,
         cluster_bytes,
         entry_count,
         disk_bytes: size_bytes,

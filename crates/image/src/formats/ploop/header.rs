@@ -23,7 +23,7 @@ pub(super) const CLOSED_WITHOUT_EXTENSIONS: u32 = 0;
 
 /// How the places of clusters are counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Version {
+pub(crate) enum PloopVersion {
     /// By sectors.
     One,
     /// By clusters.
@@ -32,8 +32,8 @@ pub(crate) enum Version {
 
 /// A header that was checked against its file.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Header {
-    pub(crate) version: Version,
+pub(crate) struct PloopHeader {
+    pub(crate) version: PloopVersion,
     pub(crate) cluster_bytes: u64,
     pub(crate) entry_count: u64,
     pub(crate) disk_bytes: u64,
@@ -42,7 +42,7 @@ pub(crate) struct Header {
     pub(crate) is_open: bool,
 }
 
-impl Header {
+impl PloopHeader {
     /// Reads the header of `file`, called `image`.
     pub(crate) fn load(file: &dyn ImageFile, image: &str) -> Result<Self> {
         let file_bytes = file.length_bytes()?;
@@ -54,8 +54,8 @@ impl Header {
         file.read_at(&mut bytes, 0)?;
         let stored = Record::new(&bytes);
         let version = match MAGICS.iter().position(|magic| bytes.starts_with(*magic)) {
-            Some(0) => Version::One,
-            Some(_) => Version::Two,
+            Some(0) => PloopVersion::One,
+            Some(_) => PloopVersion::Two,
             None => return wrong(0, "there is none".to_owned()),
         };
         if stored.le_u32::<16>() != 2 {
@@ -68,8 +68,8 @@ impl Header {
         let cluster_bytes = cluster_sectors * SECTOR_BYTES;
         let entry_count = u64::from(stored.le_u32::<32>());
         let sectors = match version {
-            Version::One => u64::from(stored.le_u32::<36>()),
-            Version::Two => stored.le_u64::<36>(),
+            PloopVersion::One => u64::from(stored.le_u32::<36>()),
+            PloopVersion::Two => stored.le_u64::<36>(),
         };
         let Some(disk_bytes) = sectors
             .checked_mul(SECTOR_BYTES)
@@ -88,7 +88,7 @@ impl Header {
             return wrong(32, format!("the table ends at {table_end}, the file at {file_bytes}"));
         }
         let data_offset = match u64::from(stored.le_u32::<48>()) * SECTOR_BYTES {
-            0 if version == Version::One => table_end.next_multiple_of(SECTOR_BYTES),
+            0 if version == PloopVersion::One => table_end.next_multiple_of(SECTOR_BYTES),
             offset => offset,
         };
         if data_offset < table_end {
@@ -120,8 +120,8 @@ impl Header {
     /// The bytes that an entry counts.
     pub(super) fn entry_bytes(&self) -> u64 {
         match self.version {
-            Version::One => SECTOR_BYTES,
-            Version::Two => self.cluster_bytes,
+            PloopVersion::One => SECTOR_BYTES,
+            PloopVersion::Two => self.cluster_bytes,
         }
     }
 

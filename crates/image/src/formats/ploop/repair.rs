@@ -4,10 +4,10 @@
 use std::collections::HashSet;
 
 use super::check::check;
-use super::header::{AT_EXTENSION, AT_IN_USE, CLOSED_WITHOUT_EXTENSIONS, HEADER_BYTES, Header};
+use super::header::{AT_EXTENSION, AT_IN_USE, CLOSED_WITHOUT_EXTENSIONS, HEADER_BYTES, PloopHeader};
 use super::tables::for_each_cluster;
 use crate::Result;
-use crate::allocation_table::{CutOff, copy_room};
+use crate::allocation_table::{TruncatedBlock, copy_room};
 use crate::error::corrupt;
 use crate::file::ImageFile;
 use crate::model::repair_action::{RepairAction, RepairMode};
@@ -19,7 +19,7 @@ pub(crate) fn repair(
     mode: RepairMode,
     actions: &mut Vec<RepairAction>,
 ) -> Result<()> {
-    let header = Header::load(file, image)?;
+    let header = PloopHeader::load(file, image)?;
     if mode == RepairMode::All {
         give_up_and_separate(file, &header, image, actions)?;
     }
@@ -39,13 +39,13 @@ pub(crate) fn repair(
 
 fn give_up_and_separate(
     file: &dyn ImageFile,
-    header: &Header,
+    header: &PloopHeader,
     image: &str,
     actions: &mut Vec<RepairAction>,
 ) -> Result<()> {
     let (file_bytes, cluster) = (file.length_bytes()?, header.cluster_bytes);
     let (mut lost, mut twice, mut seen) = (Vec::new(), Vec::new(), HashSet::new());
-    let mut cut_off = CutOff::default();
+    let mut cut_off = TruncatedBlock::default();
     for_each_cluster(file, header, |index, host| {
         let is_aligned = host.wrapping_sub(header.data_offset).is_multiple_of(cluster);
         if host < header.data_offset || host >= file_bytes || !is_aligned {
@@ -102,7 +102,7 @@ fn give_up_and_separate(
 }
 
 /// Cuts off what is behind the last cluster.
-fn cut(file: &dyn ImageFile, header: &Header, actions: &mut Vec<RepairAction>) -> Result<()> {
+fn cut(file: &dyn ImageFile, header: &PloopHeader, actions: &mut Vec<RepairAction>) -> Result<()> {
     let mut extension = [0; 8];
     file.read_at(&mut extension, AT_EXTENSION)?;
     if extension != [0; 8] {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::check::check;
-use super::header::{AT_CYLINDERS, AT_ENTRIES, HEADER_BYTES, Header, Version};
+use super::header::{AT_CYLINDERS, AT_ENTRIES, HEADER_BYTES, PloopHeader, PloopVersion};
 use super::tables::PloopTables;
 use super::{SECTOR_BYTES, header};
 use crate::allocation_table::resize::{require_sound, zero_tables};
@@ -13,7 +13,7 @@ use crate::{Error, Result};
 
 /// Gives the disk of the delta in `file` a size of `after_bytes`, a multiple of 512, durably.
 pub(crate) fn resize(file: &Arc<dyn ImageFile>, image: &str, after_bytes: u64) -> Result<()> {
-    let header = Header::load(&**file, image)?;
+    let header = PloopHeader::load(&**file, image)?;
     require_sound(&check(&**file, &header)?, image)?;
     let not_resizable = |detail: String| Error::NotResizable {
         image: image.to_owned(),
@@ -25,12 +25,12 @@ pub(crate) fn resize(file: &Arc<dyn ImageFile>, image: &str, after_bytes: u64) -
         ));
     }
     let sectors = after_bytes / SECTOR_BYTES;
-    if header.version == Version::One && u32::try_from(sectors).is_err() {
+    if header.version == PloopVersion::One && u32::try_from(sectors).is_err() {
         return Err(not_resizable("version 1 holds at most 2 TiB; convert it".to_owned()));
     }
     let before_bytes = header.disk_bytes;
     let zero_past = |from: u64, to: u64| -> Result<()> {
-        let mut header = Header::load(&**file, image)?;
+        let mut header = PloopHeader::load(&**file, image)?;
         header.disk_bytes = to;
         zero_tables(
             file,
@@ -69,7 +69,7 @@ fn grow_table(file: &dyn ImageFile, from: u64, to: u64) -> Result<()> {
 }
 
 /// One sector of the header changes: it is stored whole or not at all.
-fn write_size(file: &dyn ImageFile, header: &Header, size_bytes: u64) -> Result<()> {
+fn write_size(file: &dyn ImageFile, header: &PloopHeader, size_bytes: u64) -> Result<()> {
     let mut fields = [0; 20];
     file.read_at(&mut fields, AT_CYLINDERS)?;
     let cylinders = size_bytes.div_ceil(header::CYLINDER_BYTES);
@@ -77,8 +77,8 @@ fn write_size(file: &dyn ImageFile, header: &Header, size_bytes: u64) -> Result<
     // Cylinders, sectors of a cluster, entries, sectors of the disk.
     let sectors = (size_bytes / SECTOR_BYTES).to_le_bytes();
     match header.version {
-        Version::One => fields[12..16].copy_from_slice(&sectors[..4]),
-        Version::Two => fields[12..].copy_from_slice(&sectors),
+        PloopVersion::One => fields[12..16].copy_from_slice(&sectors[..4]),
+        PloopVersion::Two => fields[12..].copy_from_slice(&sectors),
     }
     file.write_at(&fields, AT_CYLINDERS)?;
     Ok(file.sync()?)

@@ -4,9 +4,9 @@ use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::header::{AT_EXTENSION, AT_IN_USE, CLOSED_WITHOUT_EXTENSIONS, HEADER_BYTES, Header};
+use super::header::{AT_EXTENSION, AT_IN_USE, CLOSED_WITHOUT_EXTENSIONS, HEADER_BYTES, PloopHeader};
 use crate::allocation_table::pages::Pages;
-use crate::allocation_table::{Tables, clear_room, end_of_block, for_each_entry};
+use crate::allocation_table::{AllocationTable, clear_room, end_of_block, for_each_entry};
 use crate::file::ImageFile;
 use crate::model::mapped_extent::{MappedExtent, MappedKind};
 use crate::{Error, Result};
@@ -17,7 +17,7 @@ const CACHE_BYTES: u64 = 8 << 20;
 /// The table of one image.
 pub(crate) struct PloopTables {
     image: Arc<str>,
-    header: Header,
+    header: PloopHeader,
     file: Arc<dyn ImageFile>,
     pages: Pages,
     /// End of the last cluster; known once writing has started.
@@ -25,7 +25,7 @@ pub(crate) struct PloopTables {
 }
 
 impl PloopTables {
-    pub(crate) fn new(image: Arc<str>, header: Header, file: Arc<dyn ImageFile>) -> Self {
+    pub(crate) fn new(image: Arc<str>, header: PloopHeader, file: Arc<dyn ImageFile>) -> Self {
         Self {
             image,
             header,
@@ -55,7 +55,11 @@ impl PloopTables {
 }
 
 /// Calls `visit` with the place of every cluster that is stored, and its number.
-pub(super) fn for_each_cluster(file: &dyn ImageFile, header: &Header, mut visit: impl FnMut(u64, u64)) -> Result<()> {
+pub(super) fn for_each_cluster(
+    file: &dyn ImageFile,
+    header: &PloopHeader,
+    mut visit: impl FnMut(u64, u64),
+) -> Result<()> {
     for_each_entry(file, (HEADER_BYTES, header.entry_count), |index, entry| {
         let entry = u32::from_le_bytes(entry);
         if entry != 0 {
@@ -64,7 +68,7 @@ pub(super) fn for_each_cluster(file: &dyn ImageFile, header: &Header, mut visit:
     })
 }
 
-impl Tables for PloopTables {
+impl AllocationTable for PloopTables {
     fn disk_bytes(&self) -> u64 {
         self.header.disk_bytes
     }

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use holdfast_block::{BlockDevice, to_usize};
 
 use super::create::write_empty;
-use super::header::Header;
+use super::header::PloopHeader;
 use super::tables::PloopTables;
 use crate::Result;
 use crate::allocation_table::TableLayer;
-use crate::allocation_table::crash_tests::{Case, survive_crashes};
+use crate::allocation_table::crash_tests::{TableCrashCase, survive_crashes};
 use crate::file::ImageFile;
 use crate::file::memory::MemoryFile;
 
@@ -31,19 +31,19 @@ fn empty_old() -> Vec<u8> {
 }
 
 fn open(file: Arc<dyn ImageFile>, backing: Option<Arc<dyn BlockDevice>>) -> Result<TableLayer> {
-    let header = Header::load(&*file, "image")?;
+    let header = PloopHeader::load(&*file, "image")?;
     let tables = Box::new(PloopTables::new("image".into(), header, Arc::clone(&file)));
     Ok(TableLayer::new("image".into(), file, tables, backing))
 }
 
 #[test]
 fn a_crash_loses_nothing_that_was_flushed() {
-    let case = |name, start, has_parent| Case {
+    let case = |name, start, has_parent| TableCrashCase {
         name,
         start,
         has_parent,
         open,
-        check: |file| super::check::check(&*file, &Header::load(&*file, "image")?),
+        check: |file| super::check::check(&*file, &PloopHeader::load(&*file, "image")?),
     };
     survive_crashes(vec![
         case("version 2", empty(), false),
@@ -58,7 +58,7 @@ fn what_contradicts_itself_is_refused() {
     let is_refused = |at: usize, value: u32| {
         let mut bytes = good.clone();
         bytes[at..at + 4].copy_from_slice(&value.to_le_bytes());
-        Header::load(&MemoryFile::new(bytes), "image").is_err()
+        PloopHeader::load(&MemoryFile::new(bytes), "image").is_err()
     };
     assert!(!is_refused(20, 255), "other heads");
     for (what, at, value) in [

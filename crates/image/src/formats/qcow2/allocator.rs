@@ -13,8 +13,8 @@ use std::sync::Arc;
 
 use holdfast_block::to_usize;
 
-use super::geometry::{Geometry, POINTER_BYTES};
-use super::header::{Header, REFCOUNT_TABLE_AT, REFCOUNT_TABLE_BYTES_MAX};
+use super::geometry::{POINTER_BYTES, Qcow2Geometry};
+use super::header::{Qcow2Header, REFCOUNT_TABLE_AT, REFCOUNT_TABLE_BYTES_MAX};
 use super::refcount::{get, load_table, read_block, set};
 use crate::error::corrupt;
 use crate::file::ImageFile;
@@ -27,11 +27,11 @@ const CLEAN_BLOCK_BYTES_MAX: u64 = 8 << 20;
 pub(crate) struct Allocator {
     image: Arc<str>,
     file: Arc<dyn ImageFile>,
-    geometry: Geometry,
+    geometry: Qcow2Geometry,
     table: Vec<u64>,
     table_offset: u64,
     table_change: TableChange,
-    blocks: BTreeMap<u64, Block>,
+    blocks: BTreeMap<u64, CachedRefcountBlock>,
     /// No cluster below is free.
     hint: u64,
     /// Clusters to count down after the next commit; one may be here several times.
@@ -40,7 +40,7 @@ pub(crate) struct Allocator {
     metadata: HashMap<u64, &'static str>,
 }
 
-struct Block {
+struct CachedRefcountBlock {
     bytes: Vec<u8>,
     state: BlockState,
 }
@@ -59,7 +59,7 @@ enum TableChange {
 }
 
 impl Allocator {
-    pub(crate) fn load(file: &Arc<dyn ImageFile>, header: &Header, image: &Arc<str>) -> Result<Self> {
+    pub(crate) fn load(file: &Arc<dyn ImageFile>, header: &Qcow2Header, image: &Arc<str>) -> Result<Self> {
         let mut allocator = Self {
             image: Arc::clone(image),
             file: Arc::clone(file),
@@ -240,7 +240,7 @@ impl Allocator {
     }
 
     /// Block `index`, which exists.
-    fn block(&mut self, index: u64) -> Result<&mut Block> {
+    fn block(&mut self, index: u64) -> Result<&mut CachedRefcountBlock> {
         if !self.blocks.contains_key(&index) {
             let clean_max = to_usize(CLEAN_BLOCK_BYTES_MAX / self.geometry.cluster_bytes()).max(4);
             if self.blocks.len() >= clean_max {
@@ -250,7 +250,7 @@ impl Allocator {
             let bytes = read_block(&*self.file, self.geometry, offset, &self.image)?;
             self.blocks.insert(
                 index,
-                Block {
+                CachedRefcountBlock {
                     bytes,
                     state: BlockState::Clean,
                 },
@@ -293,7 +293,7 @@ impl Allocator {
             }
             self.blocks.insert(
                 index + number,
-                Block {
+                CachedRefcountBlock {
                     bytes,
                     state: BlockState::Changed,
                 },
@@ -360,9 +360,9 @@ impl Allocator {
     /// Makes the table point to new blocks, or the header to the moved table; whether there was anything to do.
     ///
     /// What [`store_blocks`](Self::store_blocks) wrote must have been synced.
-    pub(crate) fn store_table(&mut self) -> Result<Stored> {
+    pub(crate) fn store_table(&mut self) -> Result<StoreOutcome> {
         match &self.table_change {
-            TableChange::None => return Ok(Stored::Nothing),
+            TableChange::None => return Ok(StoreOutcome::Nothing),
             TableChange::Entries(indexes) => {
                 for index in indexes {
                     let bytes = self.table[to_usize(*index)].to_be_bytes();
@@ -380,13 +380,13 @@ impl Allocator {
             }
         }
         self.table_change = TableChange::None;
-        Ok(Stored::Something)
+        Ok(StoreOutcome::Something)
     }
 }
 
 /// Whether anything was written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Stored {
+pub(crate) enum StoreOutcome {
     Nothing,
     Something,
 }

@@ -21,11 +21,11 @@ use holdfast_block::{Record, to_usize};
 
 use super::features::{AUTOCLEAR_BITMAPS, EXTENSION_BITMAPS};
 use super::geometry::OFFSET_MASK;
-use super::header::Header;
+use super::header::Qcow2Header;
 use crate::error::corrupt;
 use crate::file::ImageFile;
 use crate::model::bytes::to_words;
-use crate::model::qcow2_info::{BitmapState, PersistentBitmap, Recording, TableAt};
+use crate::model::qcow2_info::{BitmapState, PersistentBitmap, Recording, TableLocation};
 use crate::{Error, Result};
 
 const ROW_BYTES: u64 = 24;
@@ -40,14 +40,14 @@ const GRANULARITY_BITS: Range<u8> = 9..32;
 
 /// Where the bitmap directory lies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct DirectoryAt {
+pub(crate) struct BitmapDirectory {
     pub(crate) offset: u64,
     pub(crate) length_bytes: u64,
     count: u32,
 }
 
 /// The directory that the header names, if there is one.
-pub(crate) fn directory(header: &Header, file_bytes: u64, image: &str) -> Result<Option<DirectoryAt>> {
+pub(crate) fn directory(header: &Qcow2Header, file_bytes: u64, image: &str) -> Result<Option<BitmapDirectory>> {
     let Some(extension) = header.extension(EXTENSION_BITMAPS) else {
         return Ok(None);
     };
@@ -55,7 +55,7 @@ pub(crate) fn directory(header: &Header, file_bytes: u64, image: &str) -> Result
         let detail = format!("{} bytes long", extension.len());
         return Err(corrupt(image, "bitmap extension", 0, detail));
     };
-    let found = DirectoryAt {
+    let found = BitmapDirectory {
         count: fields.be_u32::<0>(),
         length_bytes: fields.be_u64::<8>(),
         offset: fields.be_u64::<16>(),
@@ -70,7 +70,7 @@ pub(crate) fn directory(header: &Header, file_bytes: u64, image: &str) -> Result
 }
 
 /// Reads the directory of bitmaps.
-pub(crate) fn load(file: &dyn ImageFile, header: &Header, image: &str) -> Result<Vec<PersistentBitmap>> {
+pub(crate) fn load(file: &dyn ImageFile, header: &Qcow2Header, image: &str) -> Result<Vec<PersistentBitmap>> {
     let file_bytes = file.length_bytes()?;
     let Some(directory) = directory(header, file_bytes, image)? else {
         return Ok(Vec::new());
@@ -95,8 +95,14 @@ pub(crate) fn load(file: &dyn ImageFile, header: &Header, image: &str) -> Result
     Ok(bitmaps)
 }
 
-fn parse_row(row: Fields<'_>, name: &[u8], header: &Header, file_bytes: u64, image: &str) -> Result<PersistentBitmap> {
-    let table = TableAt {
+fn parse_row(
+    row: Fields<'_>,
+    name: &[u8],
+    header: &Qcow2Header,
+    file_bytes: u64,
+    image: &str,
+) -> Result<PersistentBitmap> {
+    let table = TableLocation {
         offset: row.be_u64::<0>(),
         entries: u64::from(row.be_u32::<8>()),
     };
@@ -151,7 +157,7 @@ pub(crate) fn table_entry(word: u64) -> TableEntry {
     }
 }
 
-pub(crate) fn load_table(file: &dyn ImageFile, table: TableAt) -> Result<Vec<u64>> {
+pub(crate) fn load_table(file: &dyn ImageFile, table: TableLocation) -> Result<Vec<u64>> {
     let mut bytes = vec![0; to_usize(table.entries * 8)];
     file.read_at(&mut bytes, table.offset)?;
     Ok(to_words(&bytes))
@@ -160,7 +166,7 @@ pub(crate) fn load_table(file: &dyn ImageFile, table: TableAt) -> Result<Vec<u64
 /// Calls `visit` with every dirty range of a disk of `size_bytes`, in order, neighbours merged.
 pub(crate) fn for_each_dirty(
     file: &dyn ImageFile,
-    header: &Header,
+    header: &Qcow2Header,
     bitmap: &PersistentBitmap,
     image: &str,
     visit: &mut dyn FnMut(Range<u64>),

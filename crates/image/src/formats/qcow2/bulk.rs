@@ -11,14 +11,14 @@ use std::sync::Arc;
 
 use holdfast_block::to_usize;
 
-use super::entry::{Entry, compressed_offset_end};
-use super::geometry::{Geometry, POINTER_BYTES};
-use super::header::{Header, REFCOUNT_TABLE_BYTES_MAX};
+use super::entry::{L2Entry, compressed_offset_end};
+use super::geometry::{POINTER_BYTES, Qcow2Geometry};
+use super::header::{Qcow2Header, REFCOUNT_TABLE_BYTES_MAX};
 use super::mapping::{L2Table, set_entry_in};
 use super::refcount::{get, set};
 use crate::file::{HostFile, ImageFile};
 use crate::model::bytes::from_words;
-use crate::pipeline::copy_pipeline::Placed;
+use crate::pipeline::copy_pipeline::PlacedWrite;
 use crate::{Compression, Error, Result};
 
 /// Small pieces are collected up to this size before they are written.
@@ -30,9 +30,9 @@ const GROWTH_BYTES_MAX: u64 = 256 << 20;
 ///
 /// Offsets only go up. What is left out is absent: zero, or the backing file's.
 pub struct BulkWriter {
-    stream: Stream,
+    stream: AppendedFile,
     data_file: Option<Arc<dyn ImageFile>>,
-    header: Header,
+    header: Qcow2Header,
     is_data_file_raw: bool,
     path: Option<PathBuf>,
     l1: Vec<u64>,
@@ -42,7 +42,7 @@ pub struct BulkWriter {
 }
 
 /// The end of the file, where everything goes.
-struct Stream {
+struct AppendedFile {
     file: Arc<dyn ImageFile>,
     buffer: Vec<u8>,
     written: u64,
@@ -52,7 +52,7 @@ struct Stream {
 
 /// Refcounts of a file that only grows: blocks behind the end of the stream do not change any more.
 struct RefcountStream {
-    geometry: Geometry,
+    geometry: Qcow2Geometry,
     block: Vec<u8>,
     next: Vec<u8>,
     offsets: Vec<u64>,
@@ -62,13 +62,13 @@ impl BulkWriter {
     pub(crate) fn new(
         file: Arc<dyn ImageFile>,
         data_file: Option<Arc<dyn ImageFile>>,
-        header: Header,
+        header: Qcow2Header,
         is_data_file_raw: bool,
         path: Option<PathBuf>,
     ) -> Result<Self> {
         let geometry = header.geometry;
         let mut writer = Self {
-            stream: Stream {
+            stream: AppendedFile {
                 file,
                 buffer: Vec::with_capacity(BUFFER_BYTES + to_usize(geometry.cluster_bytes())),
                 written: geometry.cluster_bytes(),
@@ -116,7 +116,7 @@ impl BulkWriter {
     ///
     /// `offset` must be a multiple of the cluster size and not lie before the end of what was appended.
     pub fn append(&mut self, data: &[u8], offset: u64) -> Result<()> {
-        for Placed { bytes, file_offset } in self.place(data.len(), offset)? {
+        for PlacedWrite { bytes, file_offset } in self.place(data.len(), offset)? {
             self.data_file().write_at(&data[bytes], file_offset)?;
         }
         Ok(())
@@ -124,13 +124,13 @@ impl BulkWriter {
 
     /// Finds room for what [`append`](Self::append) would store, which the caller writes there, when and in which order
     /// it likes, before [`finish`](Self::finish).
-    pub(crate) fn place(&mut self, length: usize, offset: u64) -> Result<Vec<Placed>> {
+    pub(crate) fn place(&mut self, length: usize, offset: u64) -> Result<Vec<PlacedWrite>> {
         let clusters = self.advance(offset, length as u64)?;
         if self.data_file.is_some() {
             self.set_entries(clusters, |cluster, geometry| {
-                Entry::data(geometry.offset_of(cluster), geometry)
+                L2Entry::data(geometry.offset_of(cluster), geometry)
             })?;
-            return Ok(vec![Placed {
+            return Ok(vec![PlacedWrite {
                 bytes: 0..length,
                 file_offset: offset,
             }]);
@@ -148,13 +148,13 @@ impl BulkWriter {
             let piece = to_usize(geometry.offset_of(end - cluster)).min(length - done);
             self.stream.leave_out(piece)?;
             self.stream.align(geometry)?;
-            placed.push(Placed {
+            placed.push(PlacedWrite {
                 bytes: done..done + piece,
                 file_offset: host,
             });
             let first = cluster;
             self.set_entries(first..end, |cluster, geometry| {
-                Entry::data(host + geometry.offset_of(cluster - first), geometry)
+                L2Entry::data(host + geometry.offset_of(cluster - first), geometry)
             })?;
             done += piece;
             cluster = end;
@@ -194,7 +194,7 @@ impl BulkWriter {
             return Err(self.too_large());
         }
         self.stream.append(compressed)?;
-        let entry = Entry::compressed(host, compressed.len() as u64, geometry);
+        let entry = L2Entry::compressed(host, compressed.len() as u64, geometry);
         let sectors = host & !511..(host + compressed.len() as u64).next_multiple_of(512);
         self.count(geometry.cluster_of(sectors.start)..geometry.clusters_for(sectors.end))?;
         self.set_entries(clusters, |_, _| entry)
@@ -213,7 +213,7 @@ impl BulkWriter {
             return Ok(());
         }
         let clusters = self.advance(range.start, range.end.saturating_sub(range.start))?;
-        self.set_entries(clusters, |_, geometry| Entry::zero(geometry))
+        self.set_entries(clusters, |_, geometry| L2Entry::zero(geometry))
     }
 
     /// Stores the tables and then the header; the image is whole and durable when this returns.
@@ -259,7 +259,7 @@ impl BulkWriter {
         Ok(geometry.cluster_of(offset)..geometry.clusters_for(end))
     }
 
-    fn set_entries(&mut self, clusters: Range<u64>, entry: impl Fn(u64, Geometry) -> Entry) -> Result<()> {
+    fn set_entries(&mut self, clusters: Range<u64>, entry: impl Fn(u64, Qcow2Geometry) -> L2Entry) -> Result<()> {
         let geometry = self.header.geometry;
         for cluster in clusters {
             self.begin_table(cluster / geometry.l2_entries())?;
@@ -304,7 +304,7 @@ impl BulkWriter {
         let geometry = self.header.geometry;
         let clusters = geometry.clusters_for(self.position)..geometry.clusters_for(end);
         self.set_entries(clusters, |cluster, geometry| {
-            Entry::data(geometry.offset_of(cluster), geometry)
+            L2Entry::data(geometry.offset_of(cluster), geometry)
         })
     }
 
@@ -383,7 +383,7 @@ impl BulkWriter {
     }
 }
 
-impl Stream {
+impl AppendedFile {
     fn end(&self) -> u64 {
         self.written + self.buffer.len() as u64
     }
@@ -406,7 +406,7 @@ impl Stream {
     }
 
     /// Fills the current cluster with zeroes.
-    fn align(&mut self, geometry: Geometry) -> Result<()> {
+    fn align(&mut self, geometry: Qcow2Geometry) -> Result<()> {
         let within = geometry.offset_in_cluster(self.end());
         if within > 0 {
             let missing = to_usize(geometry.cluster_bytes() - within);

@@ -7,9 +7,9 @@ use std::ops::Range;
 
 use holdfast_block::to_usize;
 
-use super::entry::{DataPlace, Entry, Host, Meaning, Sharing};
-use super::geometry::{Geometry, L2Kind};
-use super::state::{OldHost, Qcow2State, subcluster_mask};
+use super::entry::{ClusterKind, DataLocation, HostCluster, L2Entry, Sharing};
+use super::geometry::{L2Kind, Qcow2Geometry};
+use super::state::{OldCluster, Qcow2State, subcluster_mask};
 use crate::model::layered::{BackingUse, Layered as _};
 use crate::model::mapped_extent::MappedKind;
 use crate::{Error, Result};
@@ -19,7 +19,7 @@ pub(crate) fn write_new(state: &mut Qcow2State, data: &[u8], offset: u64) -> Res
     let geometry = state.geometry();
     let within = geometry.offset_in_cluster(offset);
     let cluster = geometry.cluster_of(offset);
-    if within == 0 && data.len() as u64 >= 2 * geometry.cluster_bytes() && state.place() == DataPlace::Inside {
+    if within == 0 && data.len() as u64 >= 2 * geometry.cluster_bytes() && state.place() == DataLocation::Inside {
         let count = fresh_clusters(state, cluster, data.len() as u64 / geometry.cluster_bytes())?;
         if count > 1 {
             return write_many(state, data, cluster, count);
@@ -38,7 +38,7 @@ fn fresh_clusters(state: &Qcow2State, cluster: u64, count_max: u64) -> Result<u6
     while count < count_max {
         let meaning = state.meaning(cluster + count)?;
         if reusable_host(state, meaning, cluster + count).is_some()
-            || matches!(meaning, Meaning::Data { host } if host.sharing == Sharing::WithoutBacking)
+            || matches!(meaning, ClusterKind::Data { host } if host.sharing == Sharing::Exclusive)
         {
             break;
         }
@@ -59,23 +59,23 @@ fn write_many(state: &mut Qcow2State, data: &[u8], cluster: u64, count_max: u64)
     for (number, host) in hosts.step_by(to_usize(geometry.cluster_bytes())).enumerate() {
         let cluster = cluster + number as u64;
         let old = state.meaning(cluster)?;
-        state.replace(cluster, old, Entry::data(host, geometry), OldHost::Released)?;
+        state.replace(cluster, old, L2Entry::data(host, geometry), OldCluster::Released)?;
     }
     Ok(length)
 }
 
 /// The host cluster that new data of guest cluster `cluster` goes to without an allocation.
-fn reusable_host(state: &Qcow2State, meaning: Meaning, cluster: u64) -> Option<Host> {
+fn reusable_host(state: &Qcow2State, meaning: ClusterKind, cluster: u64) -> Option<HostCluster> {
     match meaning {
-        Meaning::Zero { host: Some(host) } | Meaning::Subclusters { host: Some(host), .. }
-            if host.sharing == Sharing::WithoutBacking =>
+        ClusterKind::Zero { host: Some(host) } | ClusterKind::Subclusters { host: Some(host), .. }
+            if host.sharing == Sharing::Exclusive =>
         {
             Some(host)
         }
         // In a data file every cluster has its place, the same as on the disk.
-        _ if state.place() == DataPlace::External => Some(Host {
+        _ if state.place() == DataLocation::External => Some(HostCluster {
             offset: state.geometry().offset_of(cluster),
-            sharing: Sharing::WithoutBacking,
+            sharing: Sharing::Exclusive,
         }),
         _ => None,
     }
@@ -104,22 +104,24 @@ fn write_cluster(state: &mut Qcow2State, cluster: u64, within: u64, data: &[u8])
         return Err(error.into());
     }
     let entry = match state.geometry().l2_kind {
-        L2Kind::Standard => Entry::data(host, state.geometry()),
-        L2Kind::Extended => Entry::subclusters(host, plan.allocated, plan.zero),
+        L2Kind::Standard => L2Entry::data(host, state.geometry()),
+        L2Kind::Extended => L2Entry::subclusters(host, plan.allocated, plan.zero),
     };
     let old_host = if reused.is_some() {
-        OldHost::Kept
+        OldCluster::Kept
     } else {
-        OldHost::Released
+        OldCluster::Released
     };
     state.replace(cluster, old, entry, old_host)
 }
 
 /// Snapshots cannot share clusters of a data file; an entry that says so is damage.
-fn refuse_shared_data_file(state: &Qcow2State, meaning: Meaning, cluster: u64) -> Result<()> {
+fn refuse_shared_data_file(state: &Qcow2State, meaning: ClusterKind, cluster: u64) -> Result<()> {
     match meaning {
-        Meaning::Data { host } | Meaning::Zero { host: Some(host) } | Meaning::Subclusters { host: Some(host), .. }
-            if state.place() == DataPlace::External && host.sharing == Sharing::Shared =>
+        ClusterKind::Data { host }
+        | ClusterKind::Zero { host: Some(host) }
+        | ClusterKind::Subclusters { host: Some(host), .. }
+            if state.place() == DataLocation::External && host.sharing == Sharing::Shared =>
         {
             Err(Error::Corrupt {
                 image: state.layer.image.to_string(),
@@ -139,7 +141,12 @@ struct ClusterPlan {
     zero: u32,
 }
 
-fn plan_cluster(geometry: Geometry, old: Meaning, touched: Range<u64>, reused: Option<Host>) -> ClusterPlan {
+fn plan_cluster(
+    geometry: Qcow2Geometry,
+    old: ClusterKind,
+    touched: Range<u64>,
+    reused: Option<HostCluster>,
+) -> ClusterPlan {
     let whole = 0..geometry.cluster_bytes();
     if geometry.l2_kind == L2Kind::Standard {
         return ClusterPlan {
@@ -149,10 +156,10 @@ fn plan_cluster(geometry: Geometry, old: Meaning, touched: Range<u64>, reused: O
         };
     }
     let (allocated, zero) = match old {
-        Meaning::Unallocated => (0, 0),
-        Meaning::Zero { .. } => (0, u32::MAX),
-        Meaning::Data { .. } | Meaning::Compressed(_) => (u32::MAX, 0),
-        Meaning::Subclusters { allocated, zero, .. } => (allocated, zero),
+        ClusterKind::Unallocated => (0, 0),
+        ClusterKind::Zero { .. } => (0, u32::MAX),
+        ClusterKind::Data { .. } | ClusterKind::Compressed(_) => (u32::MAX, 0),
+        ClusterKind::Subclusters { allocated, zero, .. } => (allocated, zero),
     };
     let mask = subcluster_mask(geometry, touched.clone());
     let size = geometry.subcluster_bytes();
@@ -226,12 +233,12 @@ pub(crate) fn zero_cluster(state: &mut Qcow2State, cluster: u64, within: Range<u
 fn zero_subclusters(state: &mut Qcow2State, cluster: u64, mask: u32) -> Result<()> {
     let old = state.meaning(cluster)?;
     let (host, allocated, zero) = match old {
-        Meaning::Unallocated => (None, 0, 0),
-        Meaning::Zero { .. } => return Ok(()),
-        Meaning::Data { host } => (Some(host), u32::MAX, 0),
-        Meaning::Subclusters { host, allocated, zero } => (host, allocated, zero),
+        ClusterKind::Unallocated => (None, 0, 0),
+        ClusterKind::Zero { .. } => return Ok(()),
+        ClusterKind::Data { host } => (Some(host), u32::MAX, 0),
+        ClusterKind::Subclusters { host, allocated, zero } => (host, allocated, zero),
         // Compressed clusters have no subclusters: decompress by writing.
-        Meaning::Compressed(_) => {
+        ClusterKind::Compressed(_) => {
             let geometry = state.geometry();
             let first = u64::from(mask.trailing_zeros()) * geometry.subcluster_bytes();
             let length = u64::from(mask.count_ones()) * geometry.subcluster_bytes();
@@ -241,7 +248,7 @@ fn zero_subclusters(state: &mut Qcow2State, cluster: u64, mask: u32) -> Result<(
     let word = state.layer.mapping.entry(cluster)?.word;
     let bitmap = u64::from(zero | mask) << 32 | u64::from(allocated & !mask);
     debug_assert!(host.is_some() || allocated == 0, "checked when the entry was decoded");
-    state.replace(cluster, old, Entry { word, bitmap }, OldHost::Kept)
+    state.replace(cluster, old, L2Entry { word, bitmap }, OldCluster::Kept)
 }
 
 fn write_zero_bytes(state: &mut Qcow2State, cluster: u64, within: Range<u64>) -> Result<()> {
@@ -262,12 +269,12 @@ fn drop_cluster(state: &mut Qcow2State, cluster: u64) -> Result<()> {
     let start = geometry.offset_of(cluster);
     let old = state.meaning(cluster)?;
     let entry = if state.layer.is_bottom(start) {
-        Entry::default()
+        L2Entry::default()
     } else {
-        Entry::zero(geometry)
+        L2Entry::zero(geometry)
     };
-    state.replace(cluster, old, entry, OldHost::Released)?;
-    if state.place() == DataPlace::External {
+    state.replace(cluster, old, entry, OldCluster::Released)?;
+    if state.place() == DataLocation::External {
         state.layer.data.punch(start..start + geometry.cluster_bytes())?;
     }
     Ok(())
@@ -283,7 +290,7 @@ pub(crate) fn trim_cluster(state: &mut Qcow2State, cluster: u64, within: &Range<
     let is_whole =
         within.start == 0 && (within.end == geometry.cluster_bytes() || start + within.end == state.layer.size_bytes);
     let can_hide = state.layer.header.has_zero_clusters() || state.layer.is_bottom(start);
-    if !is_whole || !can_hide || state.meaning(cluster)? == Meaning::Unallocated {
+    if !is_whole || !can_hide || state.meaning(cluster)? == ClusterKind::Unallocated {
         return Ok(());
     }
     drop_cluster(state, cluster)

@@ -18,10 +18,10 @@ use std::sync::Arc;
 
 use holdfast_block::to_usize;
 
-use super::entry::{COPIED, DataPlace, Entry, L1_RESERVED, LOST_PLACE, Meaning, Sharing};
+use super::entry::{COPIED, ClusterKind, DataLocation, L1_RESERVED, L2Entry, LOST_PLACE, Sharing};
 use super::features::look_at_marks;
-use super::geometry::{Geometry, OFFSET_MASK, POINTER_BYTES};
-use super::header::Header;
+use super::geometry::{OFFSET_MASK, POINTER_BYTES, Qcow2Geometry};
+use super::header::Qcow2Header;
 use super::mapping::{L2Table, entry_in, read_l2_as_is};
 use super::refcount::StoredRefcounts;
 use super::refcount_table::RefcountTable;
@@ -29,7 +29,7 @@ use super::snapshot;
 use crate::file::ImageFile;
 use crate::model::bytes::to_words;
 use crate::model::mapped_extent::KnownLength;
-use crate::model::qcow2_info::TableAt;
+use crate::model::qcow2_info::TableLocation;
 use crate::{CheckReport, Error, ProblemKind, Result, Severity};
 use truncated::TruncatedContent;
 pub(crate) use truncated::is_truncated;
@@ -37,7 +37,7 @@ pub(crate) use truncated::is_truncated;
 /// Checks the image in `file`, whose header was read; `data` is the file of its data, where that is another one and was opened.
 pub(crate) fn check(
     file: &Arc<dyn ImageFile>,
-    header: &Header,
+    header: &Qcow2Header,
     image: &str,
     data: Option<&dyn ImageFile>,
 ) -> Result<CheckReport> {
@@ -50,7 +50,7 @@ pub(crate) fn check(
 pub(super) fn is_sound(
     file: &dyn ImageFile,
     data: Option<&dyn ImageFile>,
-    header: &Header,
+    header: &Qcow2Header,
     image: &str,
 ) -> Result<bool> {
     match compared(file, data, header, image) {
@@ -60,7 +60,12 @@ pub(super) fn is_sound(
     }
 }
 
-fn compared(file: &dyn ImageFile, data: Option<&dyn ImageFile>, header: &Header, image: &str) -> Result<CheckReport> {
+fn compared(
+    file: &dyn ImageFile,
+    data: Option<&dyn ImageFile>,
+    header: &Qcow2Header,
+    image: &str,
+) -> Result<CheckReport> {
     let mut checker = Checker::new(file, header, image, StoredRefcounts::load(file, header, image)?)?;
     checker.data_bytes = data.map(ImageFile::length_bytes).transpose()?;
     checker.claim_refcounts()?;
@@ -73,7 +78,7 @@ fn compared(file: &dyn ImageFile, data: Option<&dyn ImageFile>, header: &Header,
 
 /// Counts what is used of the image in `file`, but for what its refcounts take themselves, and looks for references that cannot be.
 /// Nothing is asked of the refcounts.
-pub(super) fn count_uses<'a>(file: &'a dyn ImageFile, header: &'a Header, image: &'a str) -> Result<Checker<'a>> {
+pub(super) fn count_uses<'a>(file: &'a dyn ImageFile, header: &'a Qcow2Header, image: &'a str) -> Result<Checker<'a>> {
     let mut checker = Checker::new(file, header, image, StoredRefcounts::none(file, header, image))?;
     checker.walk()?;
     Ok(checker)
@@ -81,8 +86,8 @@ pub(super) fn count_uses<'a>(file: &'a dyn ImageFile, header: &'a Header, image:
 
 pub(super) struct Checker<'a> {
     file: &'a dyn ImageFile,
-    header: &'a Header,
-    geometry: Geometry,
+    header: &'a Qcow2Header,
+    geometry: Qcow2Geometry,
     image: &'a str,
     stored: StoredRefcounts<'a>,
     file_bytes: u64,
@@ -121,7 +126,12 @@ pub(super) struct L2Use {
 }
 
 impl<'a> Checker<'a> {
-    fn new(file: &'a dyn ImageFile, header: &'a Header, image: &'a str, stored: StoredRefcounts<'a>) -> Result<Self> {
+    fn new(
+        file: &'a dyn ImageFile,
+        header: &'a Qcow2Header,
+        image: &'a str,
+        stored: StoredRefcounts<'a>,
+    ) -> Result<Self> {
         Ok(Self {
             file,
             header,
@@ -238,7 +248,7 @@ impl<'a> Checker<'a> {
     }
 
     /// Counts the snapshot table; gives the L1 tables, the active one first.
-    fn claim_snapshots(&mut self) -> Result<Vec<TableAt>> {
+    fn claim_snapshots(&mut self) -> Result<Vec<TableLocation>> {
         let mut tables = vec![self.header.l1];
         match snapshot::load(self.file, self.header, self.image) {
             Ok((snapshots, table_bytes)) => {
@@ -255,7 +265,7 @@ impl<'a> Checker<'a> {
     }
 
     /// Counts the L1 tables; gives the L2 tables that they name, each once, so that the work is bounded by the file.
-    fn claim_l1_tables(&mut self, tables: &[TableAt]) -> Result<BTreeMap<u64, L2Use>> {
+    fn claim_l1_tables(&mut self, tables: &[TableLocation]) -> Result<BTreeMap<u64, L2Use>> {
         let mut l2_tables: BTreeMap<u64, L2Use> = BTreeMap::new();
         let mut read_bytes = 0;
         for (number, table) in tables.iter().enumerate() {
@@ -341,7 +351,7 @@ impl<'a> Checker<'a> {
         let entries = self.geometry.l2_entries();
         for index in 0..entries {
             let entry = entry_in(table, index, self.geometry);
-            if entry == Entry::default() {
+            if entry == L2Entry::default() {
                 continue;
             }
             let disk_offset = self.geometry.offset_of(used.index * entries + index);
@@ -353,29 +363,29 @@ impl<'a> Checker<'a> {
     }
 
     /// Where data is.
-    pub(super) fn place(&self) -> DataPlace {
+    pub(super) fn place(&self) -> DataLocation {
         if self.header.has_data_file() {
-            DataPlace::External
+            DataLocation::External
         } else {
-            DataPlace::Inside
+            DataLocation::Inside
         }
     }
 
     /// What an entry means in this image, or why it means nothing.
-    pub(super) fn meaning_of(&self, entry: Entry) -> Result<Meaning, String> {
+    pub(super) fn meaning_of(&self, entry: L2Entry) -> Result<ClusterKind, String> {
         match entry.meaning(self.geometry, self.place())? {
-            Meaning::Zero { .. } if !self.header.has_zero_clusters() => {
+            ClusterKind::Zero { .. } if !self.header.has_zero_clusters() => {
                 Err("zero cluster in a version 2 image".to_owned())
             }
             meaning => Ok(meaning),
         }
     }
 
-    fn check_entry(&mut self, entry: Entry, used: L2Use, disk_offset: Option<u64>) -> Result<()> {
+    fn check_entry(&mut self, entry: L2Entry, used: L2Use, disk_offset: Option<u64>) -> Result<()> {
         let is_active = disk_offset.is_some();
         let shown_offset = disk_offset.unwrap_or_default();
         let meaning = match self.meaning_of(entry) {
-            Ok(Meaning::Unallocated) if entry.word & COPIED != 0 => Err(LOST_PLACE.to_owned()),
+            Ok(ClusterKind::Unallocated) if entry.word & COPIED != 0 => Err(LOST_PLACE.to_owned()),
             meaning => meaning,
         };
         let host = match meaning {
@@ -386,7 +396,7 @@ impl<'a> Checker<'a> {
                 });
                 return Ok(());
             }
-            Ok(Meaning::Compressed(compressed)) => {
+            Ok(ClusterKind::Compressed(compressed)) => {
                 let is_shown = self.count_shown(disk_offset, used, compressed.offset)?;
                 self.report.compressed_count += u64::from(is_shown);
                 if entry.word & COPIED != 0 {
@@ -399,19 +409,19 @@ impl<'a> Checker<'a> {
                 return self.count_data(compressed.sectors(), used.count, RefcountTable::pack);
             }
             Ok(
-                Meaning::Data { host }
-                | Meaning::Zero { host: Some(host) }
-                | Meaning::Subclusters { host: Some(host), .. },
+                ClusterKind::Data { host }
+                | ClusterKind::Zero { host: Some(host) }
+                | ClusterKind::Subclusters { host: Some(host), .. },
             ) => host,
             Ok(_) => return Ok(()),
         };
         self.count_shown(disk_offset, used, host.offset)?;
-        if self.place() == DataPlace::External {
+        if self.place() == DataLocation::External {
             self.check_in_data_file(host.offset, disk_offset);
             return Ok(());
         }
         if is_active {
-            self.check_copied(host.offset, host.sharing == Sharing::WithoutBacking)?;
+            self.check_copied(host.offset, host.sharing == Sharing::Exclusive)?;
         }
         let range = host.offset..host.offset + self.geometry.cluster_bytes();
         self.count_data(range, used.count, RefcountTable::own)

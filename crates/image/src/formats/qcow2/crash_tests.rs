@@ -14,7 +14,7 @@ use holdfast_block::{BlockDevice, BlockDeviceMut as _, MemoryDevice, to_usize};
 use super::check::check;
 use super::codec::ClusterCompressor;
 use super::header::load_header;
-use super::layer::Layer;
+use super::layer::Qcow2Layer;
 use super::layout::{new_header, write_empty};
 use super::writer::Qcow2Mut;
 use crate::file::ImageFile;
@@ -26,7 +26,7 @@ use crate::{BulkWriter, Compression};
 const DISK_BYTES: u64 = 300_000;
 
 /// How an image starts.
-struct Case {
+struct Qcow2CrashCase {
     name: &'static str,
     start: Vec<u8>,
     disk: Vec<u8>,
@@ -99,7 +99,7 @@ fn store(path: &std::path::Path, bytes: &[u8]) {
     std::fs::File::create(path).unwrap().write_all_at(bytes, 0).unwrap();
 }
 
-fn cases() -> Vec<Case> {
+fn cases() -> Vec<Qcow2CrashCase> {
     let small = Qcow2Options {
         cluster_bytes: 512,
         ..Qcow2Options::default()
@@ -122,13 +122,13 @@ fn cases() -> Vec<Case> {
         ..usual.clone()
     };
     vec![
-        Case {
+        Qcow2CrashCase {
             name: "small",
             start: empty(small.clone()),
             disk: zeroes(),
             backing: None,
         },
-        Case {
+        Qcow2CrashCase {
             name: "the table moves",
             start: empty(Qcow2Options {
                 refcount_bits: 64,
@@ -137,13 +137,13 @@ fn cases() -> Vec<Case> {
             disk: zeroes(),
             backing: None,
         },
-        Case {
+        Qcow2CrashCase {
             name: "overlay",
             start: empty(usual.clone()),
             disk: over_base.clone(),
             backing: Some(Arc::clone(&base)),
         },
-        Case {
+        Qcow2CrashCase {
             name: "version 2 overlay",
             start: empty(Qcow2Options {
                 version: 2,
@@ -152,31 +152,31 @@ fn cases() -> Vec<Case> {
             disk: over_base.clone(),
             backing: Some(Arc::clone(&base)),
         },
-        Case {
+        Qcow2CrashCase {
             name: "extended overlay",
             start: empty(extended.clone()),
             disk: over_base,
             backing: Some(base),
         },
-        Case {
+        Qcow2CrashCase {
             name: "compressed",
             start: compressed(usual.clone(), &letters(2)),
             disk: letters(2),
             backing: None,
         },
-        Case {
+        Qcow2CrashCase {
             name: "compressed snapshot",
             start: with_snapshot(&compressed(zstd, &letters(3))),
             disk: letters(3),
             backing: None,
         },
-        Case {
+        Qcow2CrashCase {
             name: "extended snapshot",
             start: with_snapshot(&compressed(extended, &letters(4))),
             disk: letters(4),
             backing: None,
         },
-        Case {
+        Qcow2CrashCase {
             name: "small snapshot",
             start: with_snapshot(&compressed(small, &letters(5))),
             disk: letters(5),
@@ -185,9 +185,9 @@ fn cases() -> Vec<Case> {
     ]
 }
 
-fn open(file: Arc<dyn ImageFile>, backing: Option<Arc<dyn BlockDevice>>) -> crate::Result<Layer> {
+fn open(file: Arc<dyn ImageFile>, backing: Option<Arc<dyn BlockDevice>>) -> crate::Result<Qcow2Layer> {
     let header = load_header(&*file, "image")?;
-    Layer::new("image".into(), header, file, None, backing)
+    Qcow2Layer::new("image".into(), header, file, None, backing)
 }
 
 /// What the workload had done when the record was this long.
@@ -205,7 +205,7 @@ enum WorkloadStepKind {
 }
 
 /// Runs random changes until one fails; tells what happened when.
-fn work(file: &Arc<RecordingFile>, case: &Case, seed: u64, steps: u32) -> Vec<WorkloadStep> {
+fn work(file: &Arc<RecordingFile>, case: &Qcow2CrashCase, seed: u64, steps: u32) -> Vec<WorkloadStep> {
     let layer = open(Arc::clone(file) as Arc<dyn ImageFile>, case.backing.clone()).unwrap();
     let device = Qcow2Mut::new(layer).unwrap();
     let mut disk = case.disk.clone();
@@ -256,7 +256,7 @@ fn work(file: &Arc<RecordingFile>, case: &Case, seed: u64, steps: u32) -> Vec<Wo
 }
 
 /// Asserts that `bytes` is a sound image in which everything flushed before `operations` is there.
-fn assert_sound(bytes: Vec<u8>, case: &Case, moments: &[WorkloadStep], operations: usize, what: &str) {
+fn assert_sound(bytes: Vec<u8>, case: &Qcow2CrashCase, moments: &[WorkloadStep], operations: usize, what: &str) {
     let file: Arc<dyn ImageFile> = Arc::new(MemoryFile::new(bytes));
     let header = load_header(&*file, "image").unwrap();
     let report = check(&file, &header, "image", None).unwrap();

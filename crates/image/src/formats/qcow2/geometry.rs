@@ -18,7 +18,7 @@ pub(crate) enum L2Kind {
 
 /// Sizes that follow from the header and never change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Geometry {
+pub(crate) struct Qcow2Geometry {
     /// log2 of the cluster size, 9 to 21.
     pub(crate) cluster_bits: u32,
     /// log2 of the width of a refcount in bits, 0 to 6.
@@ -27,7 +27,7 @@ pub(crate) struct Geometry {
     pub(crate) l2_kind: L2Kind,
 }
 
-impl Geometry {
+impl Qcow2Geometry {
     pub(crate) fn cluster_bytes(self) -> u64 {
         1 << self.cluster_bits
     }

@@ -33,12 +33,12 @@ use super::features::{
     AUTOCLEAR_RAW_DATA_FILE, EXTENSION_END, Extension, INCOMPATIBLE_COMPRESSION, INCOMPATIBLE_DATA_FILE,
     INCOMPATIBLE_EXTENDED_L2, refuse_encryption, refuse_unknown,
 };
-use super::geometry::{Geometry, L2Kind, POINTER_BYTES};
+use super::geometry::{L2Kind, POINTER_BYTES, Qcow2Geometry};
 use crate::error::corrupt;
 use crate::file::ImageFile;
 use crate::model::bytes::rows;
 use crate::model::format::HEAD_BYTES;
-use crate::model::qcow2_info::TableAt;
+use crate::model::qcow2_info::TableLocation;
 use crate::{Compression, Error, Result};
 
 pub(crate) const MAGIC: u32 = 0x5146_49fb;
@@ -63,12 +63,12 @@ const BACKING_NAME_BYTES_MAX: u32 = 1023;
 
 /// A header whose fields fit together, the file, and this program.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Header {
+pub(crate) struct Qcow2Header {
     pub(crate) version: u32,
     pub(crate) size_bytes: u64,
-    pub(crate) geometry: Geometry,
+    pub(crate) geometry: Qcow2Geometry,
     pub(crate) backing_name: Option<String>,
-    pub(crate) l1: TableAt,
+    pub(crate) l1: TableLocation,
     pub(crate) refcount_table_offset: u64,
     pub(crate) refcount_table_clusters: u64,
     pub(crate) snapshot_count: u32,
@@ -80,7 +80,7 @@ pub(crate) struct Header {
     pub(crate) extensions: Vec<Extension>,
 }
 
-impl Header {
+impl Qcow2Header {
     /// Reads a header from `head`, the first bytes of a file of `file_bytes` bytes (its first cluster, or all there is).
     pub(crate) fn parse(head: &[u8], file_bytes: u64, image: &str) -> Result<Self> {
         let damaged = |offset: u64, detail: String| corrupt(image, "header", offset, detail);
@@ -126,13 +126,13 @@ impl Header {
         let header = Self {
             version,
             size_bytes: fields.be_u64::<24>(),
-            geometry: Geometry {
+            geometry: Qcow2Geometry {
                 cluster_bits,
                 refcount_order,
                 l2_kind,
             },
             backing_name: parse_backing_name(head, backing_offset, fields.be_u32::<16>(), image)?,
-            l1: TableAt {
+            l1: TableLocation {
                 offset: fields.be_u64::<40>(),
                 entries: u64::from(fields.be_u32::<36>()),
             },
@@ -164,7 +164,7 @@ impl Header {
     }
 
     /// Checks that an L1 table lies in the file and describes all of a disk of `size_bytes`.
-    pub(crate) fn check_l1(&self, l1: TableAt, size_bytes: u64, file_bytes: u64, image: &str) -> Result<()> {
+    pub(crate) fn check_l1(&self, l1: TableLocation, size_bytes: u64, file_bytes: u64, image: &str) -> Result<()> {
         let damaged = |detail: String| corrupt(image, "l1 table", l1.offset, detail);
         let table_bytes = l1.entries * POINTER_BYTES;
         if table_bytes > L1_BYTES_MAX {
@@ -400,36 +400,36 @@ fn parse_compression(field: u8, incompatible: u64, image: &str) -> Result<Compre
 }
 
 /// Reads and checks the header of a qcow2 file.
-pub(crate) fn load_header(file: &dyn ImageFile, image: &str) -> Result<Header> {
+pub(crate) fn load_header(file: &dyn ImageFile, image: &str) -> Result<Qcow2Header> {
     let file_bytes = file.length_bytes()?;
     let mut start = vec![0; to_usize(file_bytes.min(HEAD_BYTES))];
     file.read_at(&mut start, 0)?;
     let cluster_bytes = 1u64 << cluster_bits_of(&start, image)?;
     let mut head = vec![0; to_usize(file_bytes.min(cluster_bytes))];
     file.read_at(&mut head, 0)?;
-    Header::parse(&head, file_bytes, image)
+    Qcow2Header::parse(&head, file_bytes, image)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Header, L2Kind};
+    use super::{L2Kind, Qcow2Header};
     use crate::formats::qcow2::features::Extension;
     use crate::formats::qcow2::features::feature_names;
-    use crate::formats::qcow2::geometry::Geometry;
-    use crate::model::qcow2_info::TableAt;
+    use crate::formats::qcow2::geometry::Qcow2Geometry;
+    use crate::model::qcow2_info::TableLocation;
     use crate::{Compression, Error};
 
-    fn header() -> Header {
-        Header {
+    fn header() -> Qcow2Header {
+        Qcow2Header {
             version: 3,
             size_bytes: 1 << 30,
-            geometry: Geometry {
+            geometry: Qcow2Geometry {
                 cluster_bits: 16,
                 refcount_order: 4,
                 l2_kind: L2Kind::Standard,
             },
             backing_name: Some("base.qcow2".to_owned()),
-            l1: TableAt {
+            l1: TableLocation {
                 offset: 0x30000,
                 entries: 2,
             },
@@ -458,7 +458,7 @@ mod tests {
             expected.version = version;
             expected.compatible = u64::from(version == 3);
             let head = expected.encode().unwrap();
-            assert_eq!(Header::parse(&head, 1 << 20, "test").unwrap(), expected);
+            assert_eq!(Qcow2Header::parse(&head, 1 << 20, "test").unwrap(), expected);
         }
     }
 
@@ -470,7 +470,7 @@ mod tests {
         row.extend(b"time travel");
         row.resize(48, 0);
         strange.extensions[0].data.extend(row);
-        let error = Header::parse(&strange.encode().unwrap(), 1 << 20, "test").unwrap_err();
+        let error = Qcow2Header::parse(&strange.encode().unwrap(), 1 << 20, "test").unwrap_err();
         let Error::UnsupportedFeature { feature, .. } = error else {
             panic!("{error}");
         };
@@ -482,16 +482,16 @@ mod tests {
         let mut large = header();
         large.l1.entries = 100_000;
         assert!(
-            Header::parse(&large.encode().unwrap(), 1 << 18, "test")
+            Qcow2Header::parse(&large.encode().unwrap(), 1 << 18, "test")
                 .unwrap_err()
                 .is_corrupt()
         );
-        large.l1 = TableAt {
+        large.l1 = TableLocation {
             offset: !0xffff,
             entries: 2,
         };
         assert!(
-            Header::parse(&large.encode().unwrap(), 1 << 18, "test")
+            Qcow2Header::parse(&large.encode().unwrap(), 1 << 18, "test")
                 .unwrap_err()
                 .is_corrupt()
         );

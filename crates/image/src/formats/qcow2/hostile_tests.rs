@@ -8,8 +8,8 @@ use proptest::test_runner::{Config, TestRunner};
 
 use super::check::check;
 use super::codec::ClusterCompressor;
-use super::header::{Header, load_header};
-use super::layer::Layer;
+use super::header::{Qcow2Header, load_header};
+use super::layer::Qcow2Layer;
 use super::layout::new_header;
 use super::writer::Qcow2Mut;
 use super::{bitmap, snapshot};
@@ -106,9 +106,9 @@ fn use_everything(bytes: &[u8]) -> Result<()> {
         }
     }
     ignore(read_snapshots(&file, &header));
-    let layer = Layer::new("image".into(), header.clone(), Arc::clone(&file), None, None)?;
+    let layer = Qcow2Layer::new("image".into(), header.clone(), Arc::clone(&file), None, None)?;
     read_some(&layer);
-    let writer = Qcow2Mut::new(Layer::new("image".into(), header.clone(), fresh(), None, None)?)?;
+    let writer = Qcow2Mut::new(Qcow2Layer::new("image".into(), header.clone(), fresh(), None, None)?)?;
     let end = header.size_bytes.min(DISK_BYTES);
     for offset in [0, 700, end / 2] {
         if end > offset + 3000 {
@@ -124,11 +124,11 @@ fn ignore<T, E>(result: std::result::Result<T, E>) {
     drop(result);
 }
 
-fn read_snapshots(file: &Arc<dyn ImageFile>, header: &Header) -> Result<()> {
+fn read_snapshots(file: &Arc<dyn ImageFile>, header: &Qcow2Header) -> Result<()> {
     let (snapshots, _) = snapshot::load(&**file, header, "image")?;
     for found in snapshots.iter().take(3) {
         let image = "image".into();
-        let layer = Layer::with_l1(
+        let layer = Qcow2Layer::with_l1(
             image,
             header.clone(),
             found.l1,
@@ -142,7 +142,7 @@ fn read_snapshots(file: &Arc<dyn ImageFile>, header: &Header) -> Result<()> {
     Ok(())
 }
 
-fn read_some(layer: &Layer) {
+fn read_some(layer: &Qcow2Layer) {
     let end = layer.size_bytes;
     let mut buffer = vec![0; 20_000];
     for offset in [0, 1000, end / 2, end.saturating_sub(20_000)] {
@@ -213,7 +213,7 @@ fn the_seeds_are_valid_apart_from_what_was_added() {
     for bytes in seeds() {
         let file: Arc<dyn ImageFile> = Arc::new(MemoryFile::new(bytes));
         let header = load_header(&*file, "image").unwrap();
-        let layer = Layer::new("image".into(), header, file, None, None).unwrap();
+        let layer = Qcow2Layer::new("image".into(), header, file, None, None).unwrap();
         let mut all = vec![0; to_usize(DISK_BYTES)];
         layer.read(&mut all, 0, BackingUse::Backing).unwrap();
     }
@@ -246,7 +246,7 @@ fn no_damage_crashes_anything() {
 }
 
 /// An image of a disk of `size_bytes` with `clusters` clusters of zeroes, to be filled in: the header's is the first.
-fn blank(header: &Header, clusters: u64) -> Vec<u8> {
+fn blank(header: &Qcow2Header, clusters: u64) -> Vec<u8> {
     let mut bytes = header.encode().unwrap();
     bytes.resize(to_usize(clusters * header.geometry.cluster_bytes()), 0);
     bytes
@@ -260,7 +260,7 @@ fn put_words(bytes: &mut [u8], offset: u64, words: impl IntoIterator<Item = u64>
 }
 
 /// A small image whose refcount table is in its second cluster and whose third is to be used as it likes.
-fn small_header(refcount_bits: u32) -> Header {
+fn small_header(refcount_bits: u32) -> Qcow2Header {
     let qcow2 = Qcow2Options {
         cluster_bytes: 512,
         refcount_bits,
@@ -323,7 +323,7 @@ fn a_bitmap_whose_clusters_overlap_is_damage() {
     put_words(&mut bytes, 512, std::iter::repeat_n(1024, 64));
     bytes[1024..].fill(0b0101_0101);
     let file = MemoryFile::new(bytes);
-    let table = crate::model::qcow2_info::TableAt {
+    let table = crate::model::qcow2_info::TableLocation {
         offset: 512,
         entries: 64,
     };

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use holdfast_block::{BlockDevice, ExtentKind, ExtentList, to_usize};
 
 use super::codec::Decoder;
-use super::entry::DataPlace;
-use super::header::Header;
+use super::entry::DataLocation;
+use super::header::Qcow2Header;
 use super::mapping::{Mapping, MappingParts};
 use crate::Result;
 use crate::error::corrupt;
@@ -14,7 +14,7 @@ use crate::file::ImageFile;
 use crate::model::layered::{Layered, push_file};
 use crate::model::lru::Lru;
 use crate::model::mapped_extent::{Compressed, KnownLength, MappedExtent};
-use crate::model::qcow2_info::TableAt;
+use crate::model::qcow2_info::TableLocation;
 
 /// Memory for L2 tables of one layer. With 64 KiB clusters a table of that size describes 512 MiB of disk.
 pub(crate) const L2_CACHE_BYTES: u64 = 8 << 20;
@@ -22,9 +22,9 @@ pub(crate) const L2_CACHE_BYTES: u64 = 8 << 20;
 const CLUSTER_CACHE_BYTES: u64 = 4 << 20;
 
 /// The files and tables of one state of one qcow2 image.
-pub(crate) struct Layer {
+pub(crate) struct Qcow2Layer {
     pub(crate) image: Arc<str>,
-    pub(crate) header: Header,
+    pub(crate) header: Qcow2Header,
     pub(crate) size_bytes: u64,
     pub(crate) file: Arc<dyn ImageFile>,
     pub(crate) data: Arc<dyn ImageFile>,
@@ -35,11 +35,11 @@ pub(crate) struct Layer {
     clusters: Lru<Vec<u8>>,
 }
 
-impl Layer {
+impl Qcow2Layer {
     /// A layer over an opened file and its opened data file (if it has one).
     pub(crate) fn new(
         image: Arc<str>,
-        header: Header,
+        header: Qcow2Header,
         file: Arc<dyn ImageFile>,
         data_file: Option<Arc<dyn ImageFile>>,
         backing: Option<Arc<dyn BlockDevice>>,
@@ -51,17 +51,17 @@ impl Layer {
     /// The state of the disk that the L1 table `l1` describes: a snapshot's.
     pub(crate) fn with_l1(
         image: Arc<str>,
-        header: Header,
-        l1: TableAt,
+        header: Qcow2Header,
+        l1: TableLocation,
         size_bytes: u64,
         file: Arc<dyn ImageFile>,
         data_file: Option<Arc<dyn ImageFile>>,
         backing: Option<Arc<dyn BlockDevice>>,
     ) -> Result<Self> {
         let place = if header.has_data_file() {
-            DataPlace::External
+            DataLocation::External
         } else {
-            DataPlace::Inside
+            DataLocation::Inside
         };
         let mapping = Mapping::load(MappingParts {
             image: Arc::clone(&image),
@@ -112,7 +112,7 @@ impl Layer {
     }
 }
 
-impl Layered for Layer {
+impl Layered for Qcow2Layer {
     fn disk_bytes(&self) -> u64 {
         self.size_bytes
     }
@@ -162,8 +162,8 @@ impl Layered for Layer {
     /// An external data file is asked for its holes, since its clusters never go away.
     fn push_data(&self, list: &mut ExtentList, host: u64, length: u64) -> Result<bool> {
         match self.mapping.place {
-            DataPlace::Inside => Ok(list.push(length, ExtentKind::Data)),
-            DataPlace::External => push_file(&*self.data, list, host, length),
+            DataLocation::Inside => Ok(list.push(length, ExtentKind::Data)),
+            DataLocation::External => push_file(&*self.data, list, host, length),
         }
     }
 

@@ -6,13 +6,13 @@ use super::features::{
     AUTOCLEAR_RAW_DATA_FILE, COMPATIBLE_LAZY_REFCOUNTS, EXTENSION_BACKING_FORMAT, EXTENSION_DATA_FILE, Extension,
     INCOMPATIBLE_COMPRESSION, INCOMPATIBLE_DATA_FILE, INCOMPATIBLE_EXTENDED_L2, feature_names,
 };
-use super::geometry::{Geometry, L2Kind, POINTER_BYTES};
-use super::header::{Header, L1_BYTES_MAX, REFCOUNT_TABLE_BYTES_MAX};
+use super::geometry::{L2Kind, POINTER_BYTES, Qcow2Geometry};
+use super::header::{L1_BYTES_MAX, Qcow2Header, REFCOUNT_TABLE_BYTES_MAX};
 use super::refcount::{clusters_for, set};
 use crate::file::ImageFile;
 use crate::model::bytes::from_words;
 use crate::model::create_options::{CreateOptions, DataFileKind, Preallocation, Qcow2Options};
-use crate::model::qcow2_info::TableAt;
+use crate::model::qcow2_info::TableLocation;
 use crate::{Compression, Error, Format, Result};
 
 fn invalid(option: &'static str, detail: impl Into<String>) -> Error {
@@ -23,7 +23,7 @@ fn invalid(option: &'static str, detail: impl Into<String>) -> Error {
 }
 
 /// The header of a new image, its tables not placed yet; an error where the options do not fit together.
-pub(crate) fn new_header(options: &CreateOptions) -> Result<Header> {
+pub(crate) fn new_header(options: &CreateOptions) -> Result<Qcow2Header> {
     let qcow2 = &options.qcow2;
     let geometry = geometry_of(qcow2)?;
     check_version_2(qcow2)?;
@@ -41,12 +41,12 @@ pub(crate) fn new_header(options: &CreateOptions) -> Result<Header> {
         .data_file
         .as_ref()
         .is_some_and(|data| data.kind == DataFileKind::Raw);
-    let header = Header {
+    let header = Qcow2Header {
         version: qcow2.version,
         size_bytes: options.size_bytes,
         geometry,
         backing_name: qcow2.backing.as_ref().map(|backing| backing.name.clone()),
-        l1: TableAt {
+        l1: TableLocation {
             offset: 0,
             entries: l1_entries,
         },
@@ -66,7 +66,7 @@ pub(crate) fn new_header(options: &CreateOptions) -> Result<Header> {
     Ok(header)
 }
 
-fn geometry_of(options: &Qcow2Options) -> Result<Geometry> {
+fn geometry_of(options: &Qcow2Options) -> Result<Qcow2Geometry> {
     let bytes = options.cluster_bytes;
     if !bytes.is_power_of_two() || !(512..=2 << 20).contains(&bytes) {
         return Err(invalid(
@@ -84,7 +84,7 @@ fn geometry_of(options: &Qcow2Options) -> Result<Geometry> {
     if options.extended_l2 && bytes < 16_384 {
         return Err(invalid("extended l2", "subclusters need clusters of 16 KiB or more"));
     }
-    Ok(Geometry {
+    Ok(Qcow2Geometry {
         cluster_bits: bytes.trailing_zeros(),
         refcount_order: bits.trailing_zeros(),
         l2_kind: if options.extended_l2 {
@@ -169,7 +169,7 @@ fn extensions_of(options: &Qcow2Options) -> Vec<Extension> {
 }
 
 /// Writes the tables of an empty image, then its header: until the end the file is no image.
-pub(crate) fn write_empty(file: &dyn ImageFile, mut header: Header) -> Result<()> {
+pub(crate) fn write_empty(file: &dyn ImageFile, mut header: Qcow2Header) -> Result<()> {
     let geometry = header.geometry;
     let cluster_bytes = geometry.cluster_bytes();
     let l1_clusters = geometry.clusters_for(header.l1.entries * POINTER_BYTES);

@@ -5,15 +5,15 @@ use std::sync::Arc;
 
 use holdfast_block::to_usize;
 
-use super::entry::{DataPlace, Entry, Meaning};
-use super::geometry::{Geometry, OFFSET_MASK, POINTER_BYTES};
+use super::entry::{ClusterKind, DataLocation, L2Entry};
+use super::geometry::{OFFSET_MASK, POINTER_BYTES, Qcow2Geometry};
 use crate::Result;
 use crate::error::corrupt;
 use crate::file::ImageFile;
 use crate::model::bytes::to_words;
 use crate::model::lru::Lru;
 use crate::model::mapped_extent::{KnownLength, MappedExtent, MappedKind};
-use crate::model::qcow2_info::TableAt;
+use crate::model::qcow2_info::TableLocation;
 
 /// An L2 table in memory.
 pub(crate) type L2Table = Vec<u64>;
@@ -22,8 +22,8 @@ pub(crate) type L2Table = Vec<u64>;
 pub(crate) struct Mapping {
     pub(crate) image: Arc<str>,
     pub(crate) file: Arc<dyn ImageFile>,
-    pub(crate) geometry: Geometry,
-    pub(crate) place: DataPlace,
+    pub(crate) geometry: Qcow2Geometry,
+    pub(crate) place: DataLocation,
     /// L1 entries as they are stored.
     pub(crate) l1: Vec<u64>,
     /// L2 tables that a writer changed and did not store yet, by L1 index.
@@ -37,15 +37,15 @@ pub(crate) struct Mapping {
 pub(crate) struct MappingParts {
     pub(crate) image: Arc<str>,
     pub(crate) file: Arc<dyn ImageFile>,
-    pub(crate) geometry: Geometry,
-    pub(crate) place: DataPlace,
+    pub(crate) geometry: Qcow2Geometry,
+    pub(crate) place: DataLocation,
     pub(crate) version: u32,
-    pub(crate) l1: TableAt,
+    pub(crate) l1: TableLocation,
     pub(crate) cache_bytes: u64,
 }
 
 impl Mapping {
-    /// Reads the L1 table, whose place was checked by [`Header::check_l1`](super::header::Header::check_l1).
+    /// Reads the L1 table, whose place was checked by [`Qcow2Header::check_l1`](super::header::Header::check_l1).
     pub(crate) fn load(parts: MappingParts) -> Result<Self> {
         let mut bytes = vec![0; to_usize(parts.l1.entries * POINTER_BYTES)];
         parts.file.read_at(&mut bytes, parts.l1.offset)?;
@@ -97,21 +97,21 @@ impl Mapping {
     }
 
     /// The entry of guest cluster `cluster`.
-    pub(crate) fn entry(&self, cluster: u64) -> Result<Entry> {
+    pub(crate) fn entry(&self, cluster: u64) -> Result<L2Entry> {
         let entries = self.geometry.l2_entries();
-        Ok(self.table(cluster / entries)?.map_or(Entry::default(), |table| {
+        Ok(self.table(cluster / entries)?.map_or(L2Entry::default(), |table| {
             entry_in(&table, cluster % entries, self.geometry)
         }))
     }
 
     /// What `entry` of guest cluster `cluster` means; an error where it means nothing.
-    pub(crate) fn meaning(&self, entry: Entry, cluster: u64) -> Result<Meaning> {
+    pub(crate) fn meaning(&self, entry: L2Entry, cluster: u64) -> Result<ClusterKind> {
         let damaged = |detail: String| {
             let at = self.geometry.offset_of(cluster);
             corrupt(&self.image, "l2 entry", 0, format!("{detail} (for disk offset {at})"))
         };
         let meaning = entry.meaning(self.geometry, self.place).map_err(damaged)?;
-        if matches!(meaning, Meaning::Zero { .. }) && !self.zero_clusters {
+        if matches!(meaning, ClusterKind::Zero { .. }) && !self.zero_clusters {
             return Err(damaged("zero cluster in a version 2 image".to_owned()));
         }
         match meaning.misplaced(self.place, self.geometry.offset_of(cluster)) {
@@ -152,16 +152,16 @@ impl Mapping {
         let rest = geometry.cluster_bytes() - within;
         let entry = entry_in(table, cluster % geometry.l2_entries(), geometry);
         let (length, kind) = match self.meaning(entry, cluster)? {
-            Meaning::Unallocated => (rest, MappedKind::Absent),
-            Meaning::Zero { .. } => (rest, MappedKind::Zero),
-            Meaning::Data { host } => (
+            ClusterKind::Unallocated => (rest, MappedKind::Absent),
+            ClusterKind::Zero { .. } => (rest, MappedKind::Zero),
+            ClusterKind::Data { host } => (
                 rest,
                 MappedKind::Data {
                     host: host.offset + within,
                 },
             ),
-            Meaning::Compressed(compressed) => (rest, MappedKind::Compressed(compressed)),
-            Meaning::Subclusters { host, allocated, zero } => {
+            ClusterKind::Compressed(compressed) => (rest, MappedKind::Compressed(compressed)),
+            ClusterKind::Subclusters { host, allocated, zero } => {
                 let size = geometry.subcluster_bytes();
                 let bit = 1 << (within / size);
                 let kind = match host {
@@ -179,17 +179,17 @@ impl Mapping {
 }
 
 /// Entry `index` of an L2 table.
-pub(crate) fn entry_in(table: &L2Table, index: u64, geometry: Geometry) -> Entry {
+pub(crate) fn entry_in(table: &L2Table, index: u64, geometry: Qcow2Geometry) -> L2Entry {
     let words = geometry.l2_entry_words();
     let at = to_usize(index * words);
-    Entry {
+    L2Entry {
         word: table[at],
         bitmap: if words == 2 { table[at + 1] } else { 0 },
     }
 }
 
 /// Replaces entry `index` of an L2 table.
-pub(crate) fn set_entry_in(table: &mut L2Table, index: u64, entry: Entry, geometry: Geometry) {
+pub(crate) fn set_entry_in(table: &mut L2Table, index: u64, entry: L2Entry, geometry: Qcow2Geometry) {
     let words = geometry.l2_entry_words();
     let at = to_usize(index * words);
     table[at] = entry.word;
@@ -202,7 +202,7 @@ pub(crate) fn set_entry_in(table: &mut L2Table, index: u64, entry: Entry, geomet
 pub(crate) fn read_l2(
     file: &dyn ImageFile,
     file_length: &KnownLength,
-    geometry: Geometry,
+    geometry: Qcow2Geometry,
     offset: u64,
     image: &str,
 ) -> Result<L2Table> {
@@ -218,7 +218,7 @@ pub(crate) fn read_l2(
 pub(crate) fn read_l2_as_is(
     file: &dyn ImageFile,
     file_length: &KnownLength,
-    geometry: Geometry,
+    geometry: Qcow2Geometry,
     offset: u64,
     image: &str,
 ) -> Result<L2Table> {

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use holdfast_block::to_usize;
 
-use super::geometry::{Geometry, POINTER_BYTES};
-use super::header::{Header, REFCOUNT_TABLE_AT, REFCOUNT_TABLE_BYTES_MAX};
+use super::geometry::{POINTER_BYTES, Qcow2Geometry};
+use super::header::{Qcow2Header, REFCOUNT_TABLE_AT, REFCOUNT_TABLE_BYTES_MAX};
 use super::refcount::set;
 use super::refcount_table::RefcountTable;
 use crate::Result;
@@ -14,7 +14,12 @@ use crate::file::ImageFile;
 use crate::model::bytes::from_words;
 
 /// Writes the refcounts that `counts` says, which gets those of the new tables too; gives how many clusters are in use.
-pub(super) fn rebuild(file: &dyn ImageFile, header: &Header, counts: &mut RefcountTable, image: &str) -> Result<u64> {
+pub(super) fn rebuild(
+    file: &dyn ImageFile,
+    header: &Qcow2Header,
+    counts: &mut RefcountTable,
+    image: &str,
+) -> Result<u64> {
     let geometry = header.geometry;
     let entries = geometry.refcount_block_entries();
     let used = counts.rest();
@@ -23,7 +28,7 @@ pub(super) fn rebuild(file: &dyn ImageFile, header: &Header, counts: &mut Refcou
         return Err(corrupt(image, "refcount", geometry.offset_of(*cluster), detail));
     }
     let start = geometry.clusters_for(file.length_bytes()?);
-    let layout = Layout::new(geometry, start, &used);
+    let layout = RefcountLayout::new(geometry, start, &used);
     let table_bytes = layout.table_clusters * geometry.cluster_bytes();
     if table_bytes > REFCOUNT_TABLE_BYTES_MAX.max(geometry.cluster_bytes()) {
         let detail = "the file is so large that they would not fit".to_owned();
@@ -61,16 +66,16 @@ pub(super) fn rebuild(file: &dyn ImageFile, header: &Header, counts: &mut Refcou
 }
 
 /// Where the new table and blocks are: the table first.
-struct Layout {
+struct RefcountLayout {
     table_clusters: u64,
     /// The cluster of each block, by its place in the table.
     blocks: BTreeMap<u64, u64>,
     end: u64,
 }
 
-impl Layout {
+impl RefcountLayout {
     /// For these clusters and those of the table and blocks themselves, which begin at cluster `start`.
-    fn new(geometry: Geometry, start: u64, used: &[(u64, u64)]) -> Self {
+    fn new(geometry: Qcow2Geometry, start: u64, used: &[(u64, u64)]) -> Self {
         let entries = geometry.refcount_block_entries();
         let mut indexes: Vec<u64> = used.iter().map(|(cluster, _)| cluster / entries).collect();
         indexes.dedup();

@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use holdfast_block::to_usize;
 
-use super::geometry::{Geometry, OFFSET_MASK, POINTER_BYTES};
-use super::header::{Header, REFCOUNT_TABLE_BYTES_MAX};
+use super::geometry::{OFFSET_MASK, POINTER_BYTES, Qcow2Geometry};
+use super::header::{Qcow2Header, REFCOUNT_TABLE_BYTES_MAX};
 use crate::Result;
 use crate::error::corrupt;
 use crate::file::ImageFile;
@@ -59,7 +59,7 @@ pub(crate) fn set(block: &mut [u8], index: u64, order: u32, value: u64) {
 }
 
 /// Reads the refcount table, after checking that the file has it.
-pub(crate) fn load_table(file: &dyn ImageFile, header: &Header, image: &str) -> Result<Vec<u64>> {
+pub(crate) fn load_table(file: &dyn ImageFile, header: &Qcow2Header, image: &str) -> Result<Vec<u64>> {
     let offset = header.refcount_table_offset;
     let damaged = |detail: String| corrupt(image, "refcount table", offset, detail);
     let geometry = header.geometry;
@@ -86,7 +86,7 @@ pub(crate) fn load_table(file: &dyn ImageFile, header: &Header, image: &str) -> 
 }
 
 /// Reads the refcount block at `offset`.
-pub(crate) fn read_block(file: &dyn ImageFile, geometry: Geometry, offset: u64, image: &str) -> Result<Vec<u8>> {
+pub(crate) fn read_block(file: &dyn ImageFile, geometry: Qcow2Geometry, offset: u64, image: &str) -> Result<Vec<u8>> {
     let damaged = |detail: &str| corrupt(image, "refcount block", offset, detail);
     if !geometry.is_aligned(offset) {
         return Err(damaged("not at the start of a cluster"));
@@ -102,7 +102,7 @@ pub(crate) fn read_block(file: &dyn ImageFile, geometry: Geometry, offset: u64, 
 /// The refcounts of an image that does not change, read on demand.
 pub(crate) struct StoredRefcounts<'a> {
     file: &'a dyn ImageFile,
-    geometry: Geometry,
+    geometry: Qcow2Geometry,
     image: &'a str,
     /// Offsets of the blocks; 0 for none.
     pub(crate) table: Vec<u64>,
@@ -112,7 +112,7 @@ pub(crate) struct StoredRefcounts<'a> {
 const BLOCK_CACHE_BYTES: u64 = 16 << 20;
 
 impl<'a> StoredRefcounts<'a> {
-    pub(crate) fn load(file: &'a dyn ImageFile, header: &Header, image: &'a str) -> Result<Self> {
+    pub(crate) fn load(file: &'a dyn ImageFile, header: &Qcow2Header, image: &'a str) -> Result<Self> {
         Ok(Self {
             file,
             geometry: header.geometry,
@@ -123,7 +123,7 @@ impl<'a> StoredRefcounts<'a> {
     }
 
     /// No refcounts at all: all are 0.
-    pub(crate) fn none(file: &'a dyn ImageFile, header: &Header, image: &'a str) -> Self {
+    pub(crate) fn none(file: &'a dyn ImageFile, header: &Qcow2Header, image: &'a str) -> Self {
         Self {
             file,
             geometry: header.geometry,
@@ -160,7 +160,7 @@ impl<'a> StoredRefcounts<'a> {
 ///
 /// For files of which nothing else is missing: then no more than refcounts can be missing. A pointer that leads further out of the file is itself wrong,
 /// and says nothing about the end of the file.
-pub(crate) fn is_cut_off(file: &dyn ImageFile, header: &Header, image: &str) -> Result<bool> {
+pub(crate) fn is_cut_off(file: &dyn ImageFile, header: &Qcow2Header, image: &str) -> Result<bool> {
     let file_bytes = file.length_bytes()?;
     let geometry = header.geometry;
     let cluster_bytes = geometry.cluster_bytes();
@@ -184,7 +184,7 @@ pub(crate) fn is_cut_off(file: &dyn ImageFile, header: &Header, image: &str) -> 
 }
 
 /// Where the last cluster ends that is in use by the stored refcounts; 0 where none is.
-pub(crate) fn last_used_end(file: &dyn ImageFile, header: &Header, image: &str) -> Result<u64> {
+pub(crate) fn last_used_end(file: &dyn ImageFile, header: &Qcow2Header, image: &str) -> Result<u64> {
     let stored = StoredRefcounts::load(file, header, image)?;
     let geometry = header.geometry;
     let entries = geometry.refcount_block_entries();
@@ -201,7 +201,7 @@ pub(crate) fn last_used_end(file: &dyn ImageFile, header: &Header, image: &str) 
 
 /// Clusters for the refcount table and blocks of a new file: `(table clusters, block clusters)`, enough for these and
 /// `other_clusters` more.
-pub(crate) fn clusters_for(geometry: Geometry, other_clusters: u64) -> (u64, u64) {
+pub(crate) fn clusters_for(geometry: Qcow2Geometry, other_clusters: u64) -> (u64, u64) {
     let (mut table, mut blocks) = (1, 1);
     loop {
         let total = other_clusters + table + blocks;
@@ -218,12 +218,12 @@ pub(crate) fn clusters_for(geometry: Geometry, other_clusters: u64) -> (u64, u64
 #[cfg(test)]
 mod tests {
     use super::{clusters_for, get, set};
-    use crate::formats::qcow2::geometry::{Geometry, L2Kind};
+    use crate::formats::qcow2::geometry::{L2Kind, Qcow2Geometry};
 
     #[test]
     fn refcounts_of_every_width_keep_their_neighbours() {
         for order in 0..=6 {
-            let geometry = Geometry {
+            let geometry = Qcow2Geometry {
                 cluster_bits: 9,
                 refcount_order: order,
                 l2_kind: L2Kind::Standard,
@@ -244,7 +244,7 @@ mod tests {
     fn a_new_table_describes_itself() {
         for order in 0..=6 {
             for other in [0, 1, 60, 64, 255, 256, 4000, 100_000] {
-                let geometry = Geometry {
+                let geometry = Qcow2Geometry {
                     cluster_bits: 9,
                     refcount_order: order,
                     l2_kind: L2Kind::Standard,

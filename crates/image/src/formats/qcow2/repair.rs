@@ -11,10 +11,10 @@ use std::collections::HashSet;
 use holdfast_block::to_usize;
 
 use super::check::{Checker, count_uses};
-use super::entry::{COPIED, DataPlace, Meaning, Sharing};
+use super::entry::{COPIED, ClusterKind, DataLocation, Sharing};
 use super::features::{INCOMPATIBLE_CORRUPT, INCOMPATIBLE_DIRTY};
-use super::geometry::{Geometry, OFFSET_MASK, POINTER_BYTES};
-use super::header::{Header, INCOMPATIBLE_AT, load_header};
+use super::geometry::{OFFSET_MASK, POINTER_BYTES, Qcow2Geometry};
+use super::header::{INCOMPATIBLE_AT, Qcow2Header, load_header};
 use super::mapping::{entry_in, read_l2_as_is, set_entry_in};
 use super::refcount::{StoredRefcounts, get, set};
 use super::refcount_table::RefcountTable;
@@ -126,7 +126,7 @@ fn clear_marks(
 
 /// The flags that are repaired.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Flags<'f> {
+enum RepairedFlags<'f> {
     /// Those that are set and must not be: a write would go to what others use, too.
     Wrong {
         /// Also where it may be another bit that is wrong.
@@ -141,8 +141,8 @@ enum Flags<'f> {
 
 struct Repairer<'a> {
     file: &'a dyn ImageFile,
-    geometry: Geometry,
-    header: &'a Header,
+    geometry: Qcow2Geometry,
+    header: &'a Qcow2Header,
     image: &'a str,
     /// Whether all references were followed: what was not counted is not used.
     is_whole: bool,
@@ -204,7 +204,7 @@ impl Repairer<'_> {
             let raised = StoredRefcounts::load(self.file, self.header, self.image)?;
             flag_count += self.repair_flags(
                 uses,
-                Flags::Wrong {
+                RepairedFlags::Wrong {
                     also_doubtful: mode == RepairMode::All,
                 },
                 |cluster| {
@@ -225,7 +225,7 @@ impl Repairer<'_> {
         // With leaks, too: flags of what a lowered count says to be used once.
         if mode >= RepairMode::Safe || self.is_whole {
             let now = StoredRefcounts::load(self.file, self.header, self.image)?;
-            flag_count += self.repair_flags(uses, Flags::Missing { but: &doubtful }, |cluster| {
+            flag_count += self.repair_flags(uses, RepairedFlags::Missing { but: &doubtful }, |cluster| {
                 let (stored, counted) = (now.of(cluster)?, uses.counts.of(cluster));
                 Ok(stored.max(counted))
             })?;
@@ -252,8 +252,8 @@ impl Repairer<'_> {
             let table = read_l2_as_is(self.file, &known, self.geometry, *offset, self.image)?;
             for index in 0..self.geometry.l2_entries() {
                 let entry = entry_in(&table, index, self.geometry);
-                let host = uses.meaning_of(entry).ok().and_then(Meaning::host);
-                let host = host.filter(|host| host.sharing == Sharing::Shared && uses.place() == DataPlace::Inside);
+                let host = uses.meaning_of(entry).ok().and_then(ClusterKind::host);
+                let host = host.filter(|host| host.sharing == Sharing::Shared && uses.place() == DataLocation::Inside);
                 let Some(cluster) = host.map(|host| self.geometry.cluster_of(host.offset)) else {
                     continue;
                 };
@@ -299,7 +299,12 @@ impl Repairer<'_> {
     }
 
     /// Mends the copied flags of the active tables, where `refcount` says how often a cluster is used; gives how many changed.
-    fn repair_flags(&self, uses: &Checker<'_>, flags: Flags<'_>, refcount: impl Fn(u64) -> Result<u64>) -> Result<u64> {
+    fn repair_flags(
+        &self,
+        uses: &Checker<'_>,
+        flags: RepairedFlags<'_>,
+        refcount: impl Fn(u64) -> Result<u64>,
+    ) -> Result<u64> {
         let geometry = self.geometry;
         let repair = |word: u64, host: u64| -> Result<u64> {
             // What leads nowhere was not counted, and its flag says nothing.
@@ -308,8 +313,10 @@ impl Repairer<'_> {
             }
             let is_alone = refcount(geometry.cluster_of(host))? == 1;
             Ok(match flags {
-                Flags::Wrong { .. } if !is_alone => word & !COPIED,
-                Flags::Missing { but } if is_alone && !but.contains(&geometry.cluster_of(host)) => word | COPIED,
+                RepairedFlags::Wrong { .. } if !is_alone => word & !COPIED,
+                RepairedFlags::Missing { but } if is_alone && !but.contains(&geometry.cluster_of(host)) => {
+                    word | COPIED
+                }
                 _ => word,
             })
         };
@@ -335,16 +342,16 @@ impl Repairer<'_> {
                 let host = match uses.meaning_of(entry) {
                     // A flag that a compressed cluster cannot have is more likely to be right, and the compression to be wrong: without the
                     // doubt nobody would look at it again.
-                    Ok(Meaning::Compressed(_)) if flags == (Flags::Wrong { also_doubtful: true }) => {
+                    Ok(ClusterKind::Compressed(_)) if flags == (RepairedFlags::Wrong { also_doubtful: true }) => {
                         entry.word &= !COPIED;
                         set_entry_in(&mut table, index, entry, geometry);
                         continue;
                     }
                     Ok(
-                        Meaning::Data { host }
-                        | Meaning::Zero { host: Some(host) }
-                        | Meaning::Subclusters { host: Some(host), .. },
-                    ) if uses.place() == DataPlace::Inside => host.offset,
+                        ClusterKind::Data { host }
+                        | ClusterKind::Zero { host: Some(host) }
+                        | ClusterKind::Subclusters { host: Some(host), .. },
+                    ) if uses.place() == DataLocation::Inside => host.offset,
                     _ => continue,
                 };
                 entry.word = repair(entry.word, host)?;
@@ -367,13 +374,13 @@ impl Repairer<'_> {
 
     /// Writes all refcounts anew.
     fn anew(&self, uses: &mut Checker<'_>, actions: &mut Vec<RepairAction>) -> Result<()> {
-        let flag_count = self.repair_flags(uses, Flags::Wrong { also_doubtful: false }, |cluster| {
+        let flag_count = self.repair_flags(uses, RepairedFlags::Wrong { also_doubtful: false }, |cluster| {
             Ok(uses.counts.of(cluster))
         })?;
         self.file.sync()?;
         let cluster_count = rebuild::rebuild(self.file, self.header, &mut uses.counts, self.image)?;
         actions.push(RepairAction::RefcountsRebuilt { cluster_count });
-        let missing = Flags::Missing { but: &HashSet::new() };
+        let missing = RepairedFlags::Missing { but: &HashSet::new() };
         let missing_count = self.repair_flags(uses, missing, |cluster| Ok(uses.counts.of(cluster)))?;
         self.file.sync()?;
         if flag_count + missing_count > 0 {

@@ -6,14 +6,14 @@ use std::sync::Arc;
 use holdfast_block::{BlockDevice, BlockDeviceMut as _, to_usize};
 
 use super::geometry::{OFFSET_MASK, POINTER_BYTES};
-use super::header::{Header, L1_AT, L1_BYTES_MAX, SIZE_AT, load_header};
-use super::layer::Layer;
+use super::header::{L1_AT, L1_BYTES_MAX, Qcow2Header, SIZE_AT, load_header};
+use super::layer::Qcow2Layer;
 use super::state::Qcow2State;
 use super::writer::Qcow2Mut;
 use super::{bitmap, snapshot};
 use crate::file::ImageFile;
 use crate::model::bytes::from_words;
-use crate::model::qcow2_info::TableAt;
+use crate::model::qcow2_info::TableLocation;
 use crate::{Error, Result};
 
 /// Gives the disk of the image in `file`, which is above `backing`, a size of `after_bytes`, durably.
@@ -27,7 +27,7 @@ pub(crate) fn resize(
     let before_bytes = header.size_bytes;
     require_resizable(&**file, &header, image)?;
     let backing_bytes = backing.map_or(0, BlockDevice::size_bytes);
-    let layer = |header: Header| Layer::new(image.into(), header, Arc::clone(file), None, backing.cloned());
+    let layer = |header: Qcow2Header| Qcow2Layer::new(image.into(), header, Arc::clone(file), None, backing.cloned());
     if after_bytes > before_bytes {
         grow_l1(Qcow2State::new(layer(header)?)?, after_bytes)?;
         let mut header = load_header(&**file, image)?;
@@ -56,7 +56,7 @@ pub(crate) fn resize(
     Ok(file.sync()?)
 }
 
-fn require_resizable(file: &dyn ImageFile, header: &Header, image: &str) -> Result<()> {
+fn require_resizable(file: &dyn ImageFile, header: &Qcow2Header, image: &str) -> Result<()> {
     let detail = if !bitmap::load(file, header, image)?.is_empty() {
         "it has bitmaps, which are of its size; remove them with qemu-img bitmap --remove"
     } else if header.version < 3 && !snapshot::load(file, header, image)?.0.is_empty() {
@@ -71,7 +71,7 @@ fn require_resizable(file: &dyn ImageFile, header: &Header, image: &str) -> Resu
 }
 
 /// The parts of `range` of the disk of which something may be there: in the image by its L1 table, or below it.
-fn held(layer: &Layer, range: Range<u64>, backing_bytes: u64) -> Vec<Range<u64>> {
+fn held(layer: &Qcow2Layer, range: Range<u64>, backing_bytes: u64) -> Vec<Range<u64>> {
     let coverage = layer.header.geometry.l2_coverage_bytes();
     let first = range.start / coverage;
     let mut held: Vec<Range<u64>> = Vec::new();
@@ -117,7 +117,7 @@ fn grow_l1(mut state: Qcow2State, size_bytes: u64) -> Result<()> {
     let mut table = state.layer.mapping.l1.clone();
     table.resize(to_usize(entries), 0);
     let is_in_place = clusters(entries) == clusters(old.entries);
-    let new = TableAt {
+    let new = TableLocation {
         offset: if is_in_place {
             old.offset
         } else {

@@ -19,11 +19,11 @@
 
 use holdfast_block::{Record, to_usize};
 
-use super::header::{Header, L1_BYTES_MAX};
+use super::header::{L1_BYTES_MAX, Qcow2Header};
 use crate::error::corrupt;
 use crate::file::ImageFile;
 use crate::model::bytes::rows;
-use crate::model::qcow2_info::{InternalSnapshot, TableAt};
+use crate::model::qcow2_info::{InternalSnapshot, TableLocation};
 use crate::{Error, Result};
 
 const ROW_BYTES: u64 = 40;
@@ -33,7 +33,7 @@ const EXTRA_BYTES_MAX: u64 = 1024;
 const TABLE_BYTES_MAX: u64 = 64 << 20;
 
 /// Reads all rows of the snapshot table; also how many bytes it takes.
-pub(crate) fn load(file: &dyn ImageFile, header: &Header, image: &str) -> Result<(Vec<InternalSnapshot>, u64)> {
+pub(crate) fn load(file: &dyn ImageFile, header: &Qcow2Header, image: &str) -> Result<(Vec<InternalSnapshot>, u64)> {
     let table_at = header.snapshot_table_offset;
     let damaged = |offset: u64, detail: String| corrupt(image, "snapshot table", offset, detail);
     if header.snapshot_count == 0 {
@@ -75,7 +75,7 @@ pub(crate) fn load(file: &dyn ImageFile, header: &Header, image: &str) -> Result
 }
 
 /// `rest` is extra data, identity and name, as long as `row` says.
-fn parse_row(row: Record<'_, { to_usize(ROW_BYTES) }>, rest: &[u8], header: &Header) -> InternalSnapshot {
+fn parse_row(row: Record<'_, { to_usize(ROW_BYTES) }>, rest: &[u8], header: &Qcow2Header) -> InternalSnapshot {
     let (extra, names) = rest.split_at(row.be_u32::<36>() as usize);
     let (id, name) = names.split_at(usize::from(row.be_u16::<12>()));
     let mut numbers = rows(extra, 0).iter().map(|number| u64::from_be_bytes(*number));
@@ -88,14 +88,14 @@ fn parse_row(row: Record<'_, { to_usize(ROW_BYTES) }>, rest: &[u8], header: &Hea
         machine_time_ns: row.be_u64::<24>(),
         machine_state_bytes: state_bytes.unwrap_or_else(|| u64::from(row.be_u32::<32>())),
         disk_bytes: disk_bytes.unwrap_or(header.size_bytes),
-        l1: TableAt {
+        l1: TableLocation {
             offset: row.be_u64::<0>(),
             entries: u64::from(row.be_u32::<8>()),
         },
     }
 }
 
-fn check_row(snapshot: &InternalSnapshot, header: &Header, file_bytes: u64, image: &str) -> Result<()> {
+fn check_row(snapshot: &InternalSnapshot, header: &Qcow2Header, file_bytes: u64, image: &str) -> Result<()> {
     // A snapshot without clusters may have no table at all.
     if snapshot.l1.entries * 8 > L1_BYTES_MAX || i64::try_from(snapshot.disk_bytes).is_err() {
         let detail = format!("snapshot {} of {} entries", snapshot.id, snapshot.l1.entries);

@@ -16,13 +16,13 @@ use std::sync::Arc;
 
 use holdfast_block::to_usize;
 
-use super::allocator::{Allocator, Stored};
+use super::allocator::{Allocator, StoreOutcome};
 use super::check::is_truncated;
-use super::entry::{COPIED, DataPlace, Entry, Host, Meaning, Sharing};
+use super::entry::{COPIED, ClusterKind, DataLocation, HostCluster, L2Entry, Sharing};
 use super::features::{AUTOCLEAR_RAW_DATA_FILE, INCOMPATIBLE_CORRUPT, INCOMPATIBLE_DIRTY};
-use super::geometry::{Geometry, OFFSET_MASK, POINTER_BYTES};
+use super::geometry::{OFFSET_MASK, POINTER_BYTES, Qcow2Geometry};
 use super::header::{AUTOCLEAR_AT, INCOMPATIBLE_AT};
-use super::layer::Layer;
+use super::layer::Qcow2Layer;
 use super::mapping::set_entry_in;
 use super::refcount::last_used_end;
 use super::snapshot;
@@ -36,7 +36,7 @@ const CHANGED_BYTES_MAX: u64 = 16 << 20;
 const RELEASE_COUNT_MAX: usize = 1 << 20;
 
 pub(crate) struct Qcow2State {
-    pub(crate) layer: Layer,
+    pub(crate) layer: Qcow2Layer,
     pub(crate) allocator: Allocator,
     changed_l1: BTreeSet<u64>,
     /// L1 indexes of changed tables that lie in clusters which nothing stored refers to.
@@ -52,7 +52,7 @@ enum Health {
 }
 
 impl Qcow2State {
-    pub(crate) fn new(layer: Layer) -> Result<Self> {
+    pub(crate) fn new(layer: Qcow2Layer) -> Result<Self> {
         let not_writable = |detail: &str| Error::NotWritable {
             image: layer.image.to_string(),
             detail: detail.to_owned(),
@@ -110,11 +110,11 @@ impl Qcow2State {
         })
     }
 
-    pub(crate) fn geometry(&self) -> Geometry {
+    pub(crate) fn geometry(&self) -> Qcow2Geometry {
         self.layer.header.geometry
     }
 
-    pub(crate) fn place(&self) -> DataPlace {
+    pub(crate) fn place(&self) -> DataLocation {
         self.layer.mapping.place
     }
 
@@ -166,7 +166,7 @@ impl Qcow2State {
     /// Makes data durable, wherever it lies.
     pub(crate) fn sync_data(&mut self) -> Result<()> {
         let mut result = self.layer.file.sync();
-        if self.place() == DataPlace::External {
+        if self.place() == DataLocation::External {
             result = result.and(self.layer.data.sync());
         }
         self.note_sync(result)
@@ -205,7 +205,7 @@ impl Qcow2State {
             self.store_table(*index)?;
         }
         self.sync_data()?;
-        if self.allocator.store_table()? == Stored::Something {
+        if self.allocator.store_table()? == StoreOutcome::Something {
             self.sync_file()?;
         }
         for index in self.layer.mapping.changed.keys() {
@@ -263,22 +263,28 @@ impl Qcow2State {
     }
 
     /// Replaces the entry of guest cluster `cluster`, giving up what the old one (`meaning`) held unless it is kept.
-    pub(crate) fn replace(&mut self, cluster: u64, old: Meaning, entry: Entry, old_host: OldHost) -> Result<()> {
+    pub(crate) fn replace(
+        &mut self,
+        cluster: u64,
+        old: ClusterKind,
+        entry: L2Entry,
+        old_host: OldCluster,
+    ) -> Result<()> {
         let geometry = self.geometry();
         let entries = geometry.l2_entries();
         let index = cluster / entries;
         self.ensure_table(index)?;
         let table = self.layer.mapping.changed.get_mut(&index).expect("just ensured");
         set_entry_in(Arc::make_mut(table), cluster % entries, entry, geometry);
-        if old_host == OldHost::Released {
+        if old_host == OldCluster::Released {
             self.release(old);
         }
         Ok(())
     }
 
-    fn release(&mut self, meaning: Meaning) {
+    fn release(&mut self, meaning: ClusterKind) {
         match meaning {
-            Meaning::Compressed(compressed) => {
+            ClusterKind::Compressed(compressed) => {
                 self.layer.forget_compressed(compressed.offset);
                 let sectors = compressed.sectors();
                 let geometry = self.geometry();
@@ -286,14 +292,16 @@ impl Qcow2State {
                     self.allocator.release_later(geometry.offset_of(cluster));
                 }
             }
-            Meaning::Data { host }
-            | Meaning::Zero { host: Some(host) }
-            | Meaning::Subclusters { host: Some(host), .. } => {
-                if self.place() == DataPlace::Inside {
+            ClusterKind::Data { host }
+            | ClusterKind::Zero { host: Some(host) }
+            | ClusterKind::Subclusters { host: Some(host), .. } => {
+                if self.place() == DataLocation::Inside {
                     self.allocator.release_later(host.offset);
                 }
             }
-            Meaning::Unallocated | Meaning::Zero { host: None } | Meaning::Subclusters { host: None, .. } => {}
+            ClusterKind::Unallocated
+            | ClusterKind::Zero { host: None }
+            | ClusterKind::Subclusters { host: None, .. } => {}
         }
     }
 
@@ -323,7 +331,7 @@ impl Qcow2State {
     }
 
     /// What the entry of guest cluster `cluster` means.
-    pub(crate) fn meaning(&self, cluster: u64) -> Result<Meaning> {
+    pub(crate) fn meaning(&self, cluster: u64) -> Result<ClusterKind> {
         self.layer.mapping.meaning(self.layer.mapping.entry(cluster)?, cluster)
     }
 
@@ -336,8 +344,8 @@ impl Qcow2State {
             let within = geometry.offset_in_cluster(at);
             let piece = (geometry.cluster_bytes() - within).min(offset + length - at);
             let host = match self.meaning(geometry.cluster_of(at))? {
-                Meaning::Data { host } => host,
-                Meaning::Subclusters {
+                ClusterKind::Data { host } => host,
+                ClusterKind::Subclusters {
                     host: Some(host),
                     allocated,
                     ..
@@ -358,9 +366,9 @@ impl Qcow2State {
     }
 
     /// Refuses to write data over metadata, which only a damaged image asks for.
-    pub(crate) fn check_data_host(&self, host: Host) -> Result<()> {
+    pub(crate) fn check_data_host(&self, host: HostCluster) -> Result<()> {
         match self.allocator.metadata_at(host.offset) {
-            Some(what) if self.place() == DataPlace::Inside => {
+            Some(what) if self.place() == DataLocation::Inside => {
                 let detail = format!("a data cluster lies on a {what}");
                 Err(corrupt(&self.layer.image, "l2 entry", host.offset, detail))
             }
@@ -371,7 +379,7 @@ impl Qcow2State {
 
 /// What happens to the host cluster of an entry that is replaced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum OldHost {
+pub(crate) enum OldCluster {
     /// The new entry uses it too.
     Kept,
     /// Nothing of this disk state uses it any more.
@@ -379,7 +387,7 @@ pub(crate) enum OldHost {
 }
 
 /// One bit for every subcluster that the bytes `within` of a cluster touch.
-pub(crate) fn subcluster_mask(geometry: Geometry, within: Range<u64>) -> u32 {
+pub(crate) fn subcluster_mask(geometry: Qcow2Geometry, within: Range<u64>) -> u32 {
     let size = geometry.subcluster_bytes();
     let first = within.start / size;
     let count = within.end.div_ceil(size) - first;

@@ -7,22 +7,22 @@ use holdfast_block::to_usize;
 
 use super::check::Checker;
 use super::clear_invalid::l1_tables;
-use super::entry::{COPIED, DataPlace, Meaning};
-use super::geometry::{Geometry, OFFSET_MASK, POINTER_BYTES};
-use super::header::Header;
+use super::entry::{COPIED, ClusterKind, DataLocation};
+use super::geometry::{OFFSET_MASK, POINTER_BYTES, Qcow2Geometry};
+use super::header::Qcow2Header;
 use super::mapping::{L2Table, entry_in, read_l2_as_is, set_entry_in};
 use super::refcount_table::RefcountTable;
 use crate::Result;
 use crate::file::ImageFile;
 use crate::model::bytes::{from_words, to_words};
 use crate::model::mapped_extent::KnownLength;
-use crate::model::qcow2_info::TableAt;
+use crate::model::qcow2_info::TableLocation;
 use crate::model::repair_action::RepairAction;
 
 /// Copies that nothing leads to yet.
 pub(super) struct ClusterCopies<'a> {
     file: &'a dyn ImageFile,
-    geometry: Geometry,
+    geometry: Qcow2Geometry,
     /// Uses that the copies will have.
     pub(super) counts: RefcountTable,
     /// Where a word of a table is, and what it will be.
@@ -37,7 +37,7 @@ impl<'a> ClusterCopies<'a> {
     /// Copies the tables that two parts of the disk share; the clusters, where there are no such tables. Counts them among the `uses`.
     pub(super) fn make(
         file: &'a dyn ImageFile,
-        header: &Header,
+        header: &Qcow2Header,
         uses: &mut Checker<'_>,
         image: &str,
     ) -> Result<Option<Self>> {
@@ -80,7 +80,7 @@ impl<'a> ClusterCopies<'a> {
         })
     }
 
-    fn copy_tables(&mut self, l1: TableAt, is_active: bool, uses: &mut Checker<'_>, image: &str) -> Result<()> {
+    fn copy_tables(&mut self, l1: TableLocation, is_active: bool, uses: &mut Checker<'_>, image: &str) -> Result<()> {
         let mut bytes = vec![0; to_usize(l1.entries * POINTER_BYTES)];
         self.file.read_at(&mut bytes, l1.offset)?;
         for (index, word) in (0..).zip(to_words(&bytes)) {
@@ -108,8 +108,8 @@ impl<'a> ClusterCopies<'a> {
     fn clear_copied(&self, table: &mut L2Table, uses: &Checker<'_>) {
         for index in 0..self.geometry.l2_entries() {
             let mut entry = entry_in(table, index, self.geometry);
-            let host = uses.meaning_of(entry).ok().and_then(Meaning::host);
-            if host.is_some() && uses.place() == DataPlace::Inside {
+            let host = uses.meaning_of(entry).ok().and_then(ClusterKind::host);
+            if host.is_some() && uses.place() == DataLocation::Inside {
                 entry.word &= !COPIED;
                 set_entry_in(table, index, entry, self.geometry);
             }

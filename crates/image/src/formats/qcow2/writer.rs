@@ -9,9 +9,9 @@ use std::sync::{PoisonError, RwLock};
 use holdfast_block::{BlockDevice, BlockDeviceMut, ExtentList, Result as BlockResult, to_usize};
 
 use super::change::{trim_cluster, write_new, zero_cluster};
-use super::entry::{DataPlace, Entry};
-use super::layer::Layer;
-use super::state::{OldHost, Qcow2State};
+use super::entry::{DataLocation, L2Entry};
+use super::layer::Qcow2Layer;
+use super::state::{OldCluster, Qcow2State};
 use crate::model::layered::{BackingUse, Layered as _};
 use crate::{Error, Result};
 
@@ -25,7 +25,7 @@ pub(crate) struct Qcow2Mut {
 }
 
 impl Qcow2Mut {
-    pub(crate) fn new(layer: Layer) -> Result<Self> {
+    pub(crate) fn new(layer: Qcow2Layer) -> Result<Self> {
         Ok(Self {
             size_bytes: layer.size_bytes,
             unit_bytes: layer.unit_bytes(),
@@ -158,13 +158,13 @@ impl Qcow2Mut {
                         state.commit()?;
                         return Ok(u64::MAX);
                     }
-                    DataPlace::External => geometry.offset_of(cluster)..geometry.offset_of(end),
-                    DataPlace::Inside => state.allocator.allocate(end - cluster)?,
+                    DataLocation::External => geometry.offset_of(cluster)..geometry.offset_of(end),
+                    DataLocation::Inside => state.allocator.allocate(end - cluster)?,
                 };
                 // Data clusters must lie inside the file; they are holes, and read as zero.
                 let data_end = match state.place() {
-                    DataPlace::External => state.layer.size_bytes,
-                    DataPlace::Inside => hosts.end,
+                    DataLocation::External => state.layer.size_bytes,
+                    DataLocation::Inside => hosts.end,
                 };
                 if state.layer.data.length_bytes()? < data_end {
                     state.layer.data.set_length(data_end)?;
@@ -173,10 +173,15 @@ impl Qcow2Mut {
                 for number in 0..count {
                     let host = hosts.start + geometry.offset_of(number);
                     let old = state.meaning(cluster + number)?;
-                    state.replace(cluster + number, old, Entry::data(host, geometry), OldHost::Released)?;
+                    state.replace(
+                        cluster + number,
+                        old,
+                        L2Entry::data(host, geometry),
+                        OldCluster::Released,
+                    )?;
                     state.commit_if_large()?;
                 }
-                if state.place() == DataPlace::Inside {
+                if state.place() == DataLocation::Inside {
                     state
                         .allocator
                         .give_back(hosts.start + geometry.offset_of(count)..hosts.end)?;

@@ -3,14 +3,14 @@
 use std::collections::HashMap;
 
 use super::ZERO;
-use super::header::Header;
+use super::header::VdiHeader;
 use super::tables::for_each_number;
 use crate::allocation_table::end_of_block;
 use crate::file::ImageFile;
 use crate::{CheckReport, ProblemKind, Result, Severity};
 
 /// Checks the image in `file`.
-pub(crate) fn check(file: &dyn ImageFile, header: &Header) -> Result<CheckReport> {
+pub(crate) fn check(file: &dyn ImageFile, header: &VdiHeader) -> Result<CheckReport> {
     let file_bytes = file.length_bytes()?;
     let mut report = CheckReport {
         cluster_count: header.disk_bytes.div_ceil(header.block_bytes),
@@ -57,7 +57,7 @@ pub(crate) fn check(file: &dyn ImageFile, header: &Header) -> Result<CheckReport
 }
 
 /// Holds how many blocks are said to be stored against the number behind the last one that is, and against those that the file has room for.
-fn check_count(header: &Header, (next, room): (u32, u64), report: &mut CheckReport) {
+fn check_count(header: &VdiHeader, (next, room): (u32, u64), report: &mut CheckReport) {
     let count = u64::from(header.stored_count);
     let mut add = |severity, detail: String| {
         let detail = format!("{count} blocks are counted as stored, and {detail}");

@@ -1,6 +1,6 @@
 //! New images.
 
-use super::header::{Header, Kind};
+use super::header::{VdiHeader, VdiKind};
 use super::{FREE, ZERO};
 use crate::allocation_table::write_entries;
 use crate::file::ImageFile;
@@ -18,7 +18,7 @@ pub(crate) struct NewVdi {
     /// A power of two.
     pub(crate) block_bytes: u64,
     pub(crate) sector_bytes: u64,
-    pub(crate) kind: Kind,
+    pub(crate) kind: VdiKind,
     pub(crate) id: ImageId,
     pub(crate) parent: ImageId,
     pub(crate) parent_modification: ImageId,
@@ -37,10 +37,10 @@ pub(crate) fn write_empty(file: &dyn ImageFile, new: &NewVdi) -> Result<()> {
     let map_offset = block_bytes;
     let data_offset = round_up(map_offset + block_count * 4, block_bytes);
     let stored_count = match new.kind {
-        Kind::Fixed => u32::try_from(block_count).unwrap_or(u32::MAX),
-        Kind::Dynamic | Kind::Differencing => 0,
+        VdiKind::Fixed => u32::try_from(block_count).unwrap_or(u32::MAX),
+        VdiKind::Dynamic | VdiKind::Differencing => 0,
     };
-    let header = Header {
+    let header = VdiHeader {
         kind: new.kind,
         map_offset,
         data_offset,
@@ -59,8 +59,8 @@ pub(crate) fn write_empty(file: &dyn ImageFile, new: &NewVdi) -> Result<()> {
     file.set_length(data_offset + u64::from(stored_count) * block_bytes)?;
     write_entries(file, (map_offset, block_count), |number| {
         let entry = match new.kind {
-            Kind::Fixed => u32::try_from(number).unwrap_or(FREE),
-            Kind::Dynamic | Kind::Differencing => FREE,
+            VdiKind::Fixed => u32::try_from(number).unwrap_or(FREE),
+            VdiKind::Dynamic | VdiKind::Differencing => FREE,
         };
         entry.to_le_bytes()
     })?;

@@ -38,7 +38,7 @@ const ZERO_AND_FREE: u32 = super::ZERO;
 
 /// What an image is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum VdiKind {
     Dynamic,
     Fixed,
     Differencing,
@@ -46,8 +46,8 @@ pub(crate) enum Kind {
 
 /// A header that was checked against its file.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Header {
-    pub(crate) kind: Kind,
+pub(crate) struct VdiHeader {
+    pub(crate) kind: VdiKind,
     pub(crate) map_offset: u64,
     pub(crate) data_offset: u64,
     pub(crate) disk_bytes: u64,
@@ -68,7 +68,7 @@ pub(crate) struct Header {
 
 type Stored<'a> = Record<'a, { to_usize(HEADER_BYTES) }>;
 
-impl Header {
+impl VdiHeader {
     /// Reads the header of `file`, called `image`.
     pub(crate) fn load(file: &dyn ImageFile, image: &str) -> Result<Self> {
         let mut bytes = [0; to_usize(HEADER_BYTES)];
@@ -110,9 +110,9 @@ impl Header {
             });
         }
         let kind = match stored.le_u32::<AT_KIND>() {
-            1 => Kind::Dynamic,
-            2 => Kind::Fixed,
-            4 => Kind::Differencing,
+            1 => VdiKind::Dynamic,
+            2 => VdiKind::Fixed,
+            4 => VdiKind::Differencing,
             3 => {
                 return Err(Error::UnsupportedFeature {
                     image: image.to_owned(),
@@ -167,7 +167,7 @@ impl Header {
         if self.data_offset < self.map_offset + self.block_count * 4 || !self.data_offset.is_multiple_of(512) {
             return wrong(AT_DATA, format!("the blocks begin at {}", self.data_offset));
         }
-        if self.kind == Kind::Differencing && self.parent.is_nil() {
+        if self.kind == VdiKind::Differencing && self.parent.is_nil() {
             return wrong(AT_PARENT, "a differencing image without a parent".to_owned());
         }
         Ok(())
@@ -177,15 +177,15 @@ impl Header {
     pub(crate) fn describe(&self) -> BlockInfo {
         BlockInfo {
             kind: match self.kind {
-                Kind::Dynamic => ImageKind::Dynamic,
-                Kind::Fixed => ImageKind::Fixed,
-                Kind::Differencing => ImageKind::Differencing,
+                VdiKind::Dynamic => ImageKind::Dynamic,
+                VdiKind::Fixed => ImageKind::Fixed,
+                VdiKind::Differencing => ImageKind::Differencing,
             },
             block_bytes: self.block_bytes,
             sector_bytes: self.sector_bytes,
             id: Some(self.id),
             modification: Some(self.modification.to_string()),
-            parent: (self.kind == Kind::Differencing).then(|| ParentInfo {
+            parent: (self.kind == VdiKind::Differencing).then(|| ParentInfo {
                 id: Some(self.parent),
                 modification: Some(self.parent_modification.to_string()),
                 names: Vec::new(),
@@ -215,9 +215,9 @@ impl Header {
         let mut put = |at: usize, field: &[u8]| put(&mut bytes, at, field);
         let low = |value: u64| u32::try_from(value).unwrap_or(u32::MAX).to_le_bytes();
         let kind: u32 = match self.kind {
-            Kind::Dynamic => 1,
-            Kind::Fixed => 2,
-            Kind::Differencing => 4,
+            VdiKind::Dynamic => 1,
+            VdiKind::Fixed => 2,
+            VdiKind::Differencing => 4,
         };
         put(0, TEXT);
         put(0x40, &SIGNATURE.to_le_bytes());

@@ -3,11 +3,11 @@
 
 use std::collections::HashSet;
 
-use super::header::{AT_STORED, Header};
+use super::header::{AT_STORED, VdiHeader};
 use super::tables::for_each_number;
 use super::{FREE, ZERO};
 use crate::Result;
-use crate::allocation_table::{CutOff, copy_room};
+use crate::allocation_table::{TruncatedBlock, copy_room};
 use crate::error::corrupt;
 use crate::file::ImageFile;
 use crate::model::repair_action::{RepairAction, RepairMode};
@@ -18,12 +18,12 @@ pub(crate) fn repair(
     mode: RepairMode,
     actions: &mut Vec<RepairAction>,
 ) -> Result<()> {
-    let header = Header::load(file, image)?;
+    let header = VdiHeader::load(file, image)?;
     if mode < RepairMode::Safe {
         return Ok(());
     }
     let file_bytes = file.length_bytes()?;
-    let mut cut_off = CutOff::default();
+    let mut cut_off = TruncatedBlock::default();
     let (mut lost, mut twice, mut seen, mut next) = (Vec::new(), Vec::new(), HashSet::new(), 0);
     for_each_number(file, &header, |index, entry| {
         if entry >= ZERO {
@@ -78,7 +78,7 @@ pub(crate) fn repair(
 }
 
 /// Frees the entries of blocks that lie past the end of the file.
-fn free_lost(file: &dyn ImageFile, header: &Header, lost: &[u64], actions: &mut Vec<RepairAction>) -> Result<()> {
+fn free_lost(file: &dyn ImageFile, header: &VdiHeader, lost: &[u64], actions: &mut Vec<RepairAction>) -> Result<()> {
     for index in lost {
         file.write_at(&FREE.to_le_bytes(), header.entry_offset(*index))?;
     }
@@ -95,7 +95,7 @@ fn free_lost(file: &dyn ImageFile, header: &Header, lost: &[u64], actions: &mut 
 }
 
 /// Gives each of these entries a copy of its block, by numbers from `first` on.
-fn separate(file: &dyn ImageFile, header: &Header, twice: &[(u64, u32)], first: u32) -> Result<()> {
+fn separate(file: &dyn ImageFile, header: &VdiHeader, twice: &[(u64, u32)], first: u32) -> Result<()> {
     for ((_, from), number) in twice.iter().zip(first..) {
         copy_room(file, header.host(*from), header.host(number), header.block_bytes)?;
     }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::check::check;
-use super::header::{AT_BLOCKS, AT_DISK, Header, Kind};
+use super::header::{AT_BLOCKS, AT_DISK, VdiHeader, VdiKind};
 use super::tables::{VdiTables, for_each_number};
 use super::{FREE, ZERO};
 use crate::allocation_table::resize::{refuse_differencing, require_sound, zero_tables};
@@ -13,14 +13,14 @@ use crate::{Error, Result};
 
 /// Gives the disk of the image in `file` a size of `after_bytes`, durably.
 pub(crate) fn resize(file: &Arc<dyn ImageFile>, image: &str, after_bytes: u64) -> Result<()> {
-    let header = Header::load(&**file, image)?;
+    let header = VdiHeader::load(&**file, image)?;
     require_sound(&check(&**file, &header)?, image)?;
-    if header.kind == Kind::Differencing {
+    if header.kind == VdiKind::Differencing {
         return Err(refuse_differencing(image));
     }
     let before_bytes = header.disk_bytes;
     let zero_past = |from: u64, to: u64| -> Result<()> {
-        let mut header = Header::load(&**file, image)?;
+        let mut header = VdiHeader::load(&**file, image)?;
         header.disk_bytes = to;
         zero_tables(
             file,
@@ -45,7 +45,7 @@ fn write_size(file: &dyn ImageFile, size_bytes: u64) -> Result<()> {
 }
 
 /// Makes the block map tell of a disk of `after_bytes`, durably.
-fn grow_map(file: &dyn ImageFile, image: &str, header: &Header, after_bytes: u64) -> Result<()> {
+fn grow_map(file: &dyn ImageFile, image: &str, header: &VdiHeader, after_bytes: u64) -> Result<()> {
     let needed = after_bytes.div_ceil(header.block_bytes);
     if needed <= header.block_count {
         return Ok(());
@@ -63,7 +63,7 @@ fn grow_map(file: &dyn ImageFile, image: &str, header: &Header, after_bytes: u64
     let added = needed - header.block_count;
     let entries = (header.entry_offset(header.block_count), added);
     let mut stored_count = header.stored_count;
-    if header.kind == Kind::Fixed {
+    if header.kind == VdiKind::Fixed {
         let mut next = 0;
         for_each_number(file, header, |_, entry| {
             if entry < ZERO {

@@ -4,10 +4,10 @@ use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::header::{AT_MODIFICATION, AT_STORED, Header, Kind};
+use super::header::{AT_MODIFICATION, AT_STORED, VdiHeader, VdiKind};
 use super::{FREE, ZERO};
 use crate::allocation_table::pages::Pages;
-use crate::allocation_table::{Tables, clear_room, end_of_block, for_each_entry};
+use crate::allocation_table::{AllocationTable, clear_room, end_of_block, for_each_entry};
 use crate::error::corrupt;
 use crate::file::ImageFile;
 use crate::model::identity::ImageId;
@@ -20,7 +20,7 @@ const CACHE_BYTES: u64 = 8 << 20;
 /// The map of one image.
 pub(crate) struct VdiTables {
     image: Arc<str>,
-    header: Header,
+    header: VdiHeader,
     file: Arc<dyn ImageFile>,
     pages: Pages,
     /// The number of the next block that will be stored; known once writing has started.
@@ -28,7 +28,7 @@ pub(crate) struct VdiTables {
 }
 
 impl VdiTables {
-    pub(crate) fn new(image: Arc<str>, header: Header, file: Arc<dyn ImageFile>) -> Self {
+    pub(crate) fn new(image: Arc<str>, header: VdiHeader, file: Arc<dyn ImageFile>) -> Self {
         Self {
             image,
             header,
@@ -61,12 +61,12 @@ impl VdiTables {
 }
 
 /// Calls `visit` with every entry of the map, in order.
-pub(super) fn for_each_number(file: &dyn ImageFile, header: &Header, mut visit: impl FnMut(u64, u32)) -> Result<()> {
+pub(super) fn for_each_number(file: &dyn ImageFile, header: &VdiHeader, mut visit: impl FnMut(u64, u32)) -> Result<()> {
     let table = (header.map_offset, header.block_count);
     for_each_entry(file, table, |index, entry| visit(index, u32::from_le_bytes(entry)))
 }
 
-impl Tables for VdiTables {
+impl AllocationTable for VdiTables {
     fn disk_bytes(&self) -> u64 {
         self.header.disk_bytes
     }
@@ -143,7 +143,11 @@ impl Tables for VdiTables {
     }
 
     fn set_zero(&mut self, range: Range<u64>) -> Result<u64> {
-        debug_assert_ne!(self.header.kind, Kind::Fixed, "all blocks of a fixed image are stored");
+        debug_assert_ne!(
+            self.header.kind,
+            VdiKind::Fixed,
+            "all blocks of a fixed image are stored"
+        );
         let block = self.header.block_bytes;
         for index in range.start / block..range.end.div_ceil(block) {
             self.set_entry(index, ZERO)?;

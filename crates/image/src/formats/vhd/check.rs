@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use holdfast_block::to_usize;
 
-use super::header::Header;
+use super::header::VhdHeader;
 use super::sparse::SparseHeader;
 use super::tables::for_each_sector;
 use super::{FREE, SECTOR_BYTES};
@@ -18,7 +18,7 @@ fn structure(report: &mut CheckReport, severity: Severity, detail: &str) {
 }
 
 /// Checks the image in `file`.
-pub(crate) fn check(file: &dyn ImageFile, header: &Header) -> Result<CheckReport> {
+pub(crate) fn check(file: &dyn ImageFile, header: &VhdHeader) -> Result<CheckReport> {
     let file_bytes = file.length_bytes()?;
     let Some(sparse) = &header.sparse else {
         let sectors = header.footer.disk_bytes().div_ceil(SECTOR_BYTES);

@@ -2,7 +2,7 @@
 
 use holdfast_block::to_usize;
 
-use super::footer::{CREATOR, FOOTER_BYTES, Footer, Geometry};
+use super::footer::{CREATOR, ChsGeometry, FOOTER_BYTES, Footer};
 use super::sparse::{HEADER_BYTES, SparseHeader};
 use super::tables::DISK_BYTES_MAX;
 use super::{SECTOR_BYTES, locator};
@@ -46,7 +46,7 @@ pub(crate) fn write_empty(file: &dyn ImageFile, new: &NewVhd) -> Result<()> {
         creator: CREATOR,
         original_bytes: new.size_bytes,
         current_bytes: new.size_bytes,
-        geometry: Geometry::of(new.size_bytes),
+        geometry: ChsGeometry::of(new.size_bytes),
         id: new.id,
     }
     .to_bytes();

@@ -50,19 +50,19 @@ pub(crate) struct Footer {
     pub(crate) creator: [u8; 4],
     pub(crate) original_bytes: u64,
     pub(crate) current_bytes: u64,
-    pub(crate) geometry: Geometry,
+    pub(crate) geometry: ChsGeometry,
     pub(crate) id: ImageId,
 }
 
 /// Cylinders, heads and sectors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Geometry {
+pub(crate) struct ChsGeometry {
     pub(super) cylinders: u16,
     pub(super) heads: u8,
     pub(super) sectors: u8,
 }
 
-impl Geometry {
+impl ChsGeometry {
     /// As the appendix of the specification computes it.
     pub(crate) fn of(size_bytes: u64) -> Self {
         let total = (size_bytes / SECTOR_BYTES).min(SECTORS_BY_GEOMETRY_MAX);
@@ -126,7 +126,7 @@ impl Footer {
             creator: *fields.field::<28, 4>(),
             original_bytes: fields.be_u64::<40>(),
             current_bytes: fields.be_u64::<48>(),
-            geometry: Geometry {
+            geometry: ChsGeometry {
                 cylinders: fields.be_u16::<56>(),
                 heads: fields.byte::<58>(),
                 sectors: fields.byte::<59>(),
@@ -153,7 +153,7 @@ impl Footer {
     pub(super) fn resized(bytes: &FooterBytes, size_bytes: u64) -> FooterBytes {
         let mut bytes = *bytes;
         let creator = *Record::new(&bytes).field::<28, 4>();
-        let geometry = Geometry::of(size_bytes);
+        let geometry = ChsGeometry::of(size_bytes);
         // Who reads the geometry of such a program would take the disk for smaller than it is.
         if BY_GEOMETRY.contains(&&creator) && geometry.sector_count() * SECTOR_BYTES != size_bytes {
             put(&mut bytes, 28, &CREATOR);

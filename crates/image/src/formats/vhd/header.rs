@@ -11,7 +11,7 @@ use crate::model::info::{BlockInfo, ImageKind, ParentInfo, USUAL_SECTOR_BYTES};
 
 /// All that an image says of itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Header {
+pub(crate) struct VhdHeader {
     pub(crate) footer: Footer,
     /// Of all but fixed images.
     pub(crate) sparse: Option<SparseHeader>,
@@ -23,7 +23,7 @@ pub(crate) struct Header {
     pub(crate) is_footer_short: bool,
 }
 
-impl Header {
+impl VhdHeader {
     /// Reads the header of `file`, called `image`.
     pub(crate) fn load(file: &dyn ImageFile, image: &str) -> Result<Self> {
         let file_bytes = file.length_bytes()?;

@@ -3,7 +3,7 @@
 use holdfast_block::to_usize;
 
 use super::footer::{AT_CHECKSUM, AT_ID};
-use super::header::Header;
+use super::header::VhdHeader;
 use super::sparse::HEADER_BYTES;
 use super::{checksum, sparse};
 use crate::Result;
@@ -12,7 +12,7 @@ use crate::model::bytes::put;
 use crate::model::identity::ImageId;
 
 /// Gives the image in `file` another UUID, durably.
-pub(crate) fn set(file: &dyn ImageFile, header: &Header, id: ImageId) -> Result<()> {
+pub(crate) fn set(file: &dyn ImageFile, header: &VhdHeader, id: ImageId) -> Result<()> {
     let mut footer = *header.footer_bytes;
     put_id(&mut footer, (AT_ID, AT_CHECKSUM), id);
     // The copy first: the footer at the end is the one that counts, where it is whole.

@@ -6,7 +6,7 @@ use std::collections::HashSet;
 use holdfast_block::to_usize;
 
 use super::footer::{AT_CHECKSUM, FOOTER_BYTES, FOOTER_BYTES_SHORT, Footer};
-use super::header::Header;
+use super::header::VhdHeader;
 use super::sparse::SparseHeader;
 use super::tables::for_each_sector;
 use super::{FREE, SECTOR_BYTES, checksum};
@@ -28,19 +28,19 @@ pub(crate) fn repair(
     if mode < RepairMode::Safe {
         return Ok(());
     }
-    if let Err(error) = Header::load(file, image)
+    if let Err(error) = VhdHeader::load(file, image)
         && !seal_footer(file, image, actions)?
     {
         return Err(error);
     }
-    let mut header = Header::load(file, image)?;
+    let mut header = VhdHeader::load(file, image)?;
     lengthen(file, &mut header, actions)?;
     repair_copies(file, &header, image, actions)?;
-    let header = Header::load(file, image)?;
+    let header = VhdHeader::load(file, image)?;
     match &header.sparse {
         Some(sparse) if mode == RepairMode::All => {
             give_up(file, &header, sparse, actions)?;
-            separate(file, &Header::load(file, image)?, sparse, image, actions)
+            separate(file, &VhdHeader::load(file, image)?, sparse, image, actions)
         }
         _ => Ok(()),
     }
@@ -81,7 +81,7 @@ fn seal_footer(file: &dyn ImageFile, image: &str, actions: &mut Vec<RepairAction
 }
 
 /// Gives a footer of 511 bytes, as old versions of Virtual PC wrote it, its last byte: it is zero.
-fn lengthen(file: &dyn ImageFile, header: &mut Header, actions: &mut Vec<RepairAction>) -> Result<()> {
+fn lengthen(file: &dyn ImageFile, header: &mut VhdHeader, actions: &mut Vec<RepairAction>) -> Result<()> {
     if !header.is_footer_short {
         return Ok(());
     }
@@ -97,7 +97,7 @@ fn lengthen(file: &dyn ImageFile, header: &mut Header, actions: &mut Vec<RepairA
 }
 
 /// Writes the footer at the end from its copy, or the copy from it.
-fn repair_copies(file: &dyn ImageFile, header: &Header, image: &str, actions: &mut Vec<RepairAction>) -> Result<()> {
+fn repair_copies(file: &dyn ImageFile, header: &VhdHeader, image: &str, actions: &mut Vec<RepairAction>) -> Result<()> {
     let Some(sparse) = &header.sparse else { return Ok(()) };
     if header.has_footer_at_end {
         let mut copy = vec![0; to_usize(FOOTER_BYTES)];
@@ -144,7 +144,7 @@ fn place_of_footer(file: &dyn ImageFile, sparse: &SparseHeader) -> Result<u64> {
 /// Gives up blocks that begin past the end or in the tables, and the ends of those that were cut off.
 fn give_up(
     file: &dyn ImageFile,
-    header: &Header,
+    header: &VhdHeader,
     sparse: &SparseHeader,
     actions: &mut Vec<RepairAction>,
 ) -> Result<()> {
@@ -189,7 +189,7 @@ fn give_up(
 /// Copies blocks that two entries have for the second one.
 fn separate(
     file: &dyn ImageFile,
-    header: &Header,
+    header: &VhdHeader,
     sparse: &SparseHeader,
     image: &str,
     actions: &mut Vec<RepairAction>,

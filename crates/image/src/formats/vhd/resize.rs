@@ -7,7 +7,7 @@ use std::sync::Arc;
 use holdfast_block::{Record, to_usize};
 
 use super::footer::{FOOTER_BYTES, Footer};
-use super::header::Header;
+use super::header::VhdHeader;
 use super::sparse::{AT_CHECKSUM, AT_ENTRY_COUNT, HEADER_BYTES, SparseHeader};
 use super::tables::{DISK_BYTES_MAX, for_each_sector};
 use super::{FREE, SECTOR_BYTES, check, checksum};
@@ -25,7 +25,7 @@ const ALIGNMENT: u64 = 4096;
 
 /// Gives the disk of the image in `file` a size of `after_bytes`, a multiple of 512, durably.
 pub(crate) fn resize(file: &Arc<dyn ImageFile>, image: &str, after_bytes: u64) -> Result<()> {
-    let header = Header::load(&**file, image)?;
+    let header = VhdHeader::load(&**file, image)?;
     require_sound(&check::check(&**file, &header)?, image)?;
     if header.footer.kind == ImageKind::Differencing {
         return Err(refuse_differencing(image));
@@ -49,7 +49,7 @@ pub(crate) fn resize(file: &Arc<dyn ImageFile>, image: &str, after_bytes: u64) -
 }
 
 /// The disk of a fixed image ends where its footer begins, which moves.
-fn resize_fixed(file: &dyn ImageFile, header: &Header, after_bytes: u64) -> Result<()> {
+fn resize_fixed(file: &dyn ImageFile, header: &VhdHeader, after_bytes: u64) -> Result<()> {
     let footer = Footer::resized(&header.footer_bytes, after_bytes);
     let before_bytes = header.footer.disk_bytes();
     let old_end = file.length_bytes()?;
@@ -80,7 +80,7 @@ fn resize_fixed(file: &dyn ImageFile, header: &Header, after_bytes: u64) -> Resu
 fn resize_sparse(
     file: &Arc<dyn ImageFile>,
     image: &str,
-    header: &Header,
+    header: &VhdHeader,
     sparse: &SparseHeader,
     after_bytes: u64,
 ) -> Result<()> {
@@ -91,7 +91,7 @@ fn resize_sparse(
     }
     let footer = Footer::resized(&header.footer_bytes, after_bytes);
     let zero_past = |from: u64, to: u64, disk_bytes: u64| -> Result<()> {
-        let mut header = Header::load(&**file, image)?;
+        let mut header = VhdHeader::load(&**file, image)?;
         header.footer = Footer::parse(&Footer::resized(&header.footer_bytes, disk_bytes), 0, image)?;
         zero_tables(
             file,
@@ -112,7 +112,7 @@ fn resize_sparse(
 fn store_footers(file: &dyn ImageFile, image: &str, footer: &[u8]) -> Result<()> {
     file.write_at(footer, 0)?;
     file.sync()?;
-    let has_footer_at_end = Header::load(file, image)?.has_footer_at_end;
+    let has_footer_at_end = VhdHeader::load(file, image)?.has_footer_at_end;
     let end = file.length_bytes()?;
     let place = if has_footer_at_end {
         end - FOOTER_BYTES
@@ -124,7 +124,7 @@ fn store_footers(file: &dyn ImageFile, image: &str, footer: &[u8]) -> Result<()>
 }
 
 /// Makes the table `needed` entries long, durably.
-fn grow_table(file: &dyn ImageFile, image: &str, header: &Header, sparse: &SparseHeader, needed: u64) -> Result<()> {
+fn grow_table(file: &dyn ImageFile, image: &str, header: &VhdHeader, sparse: &SparseHeader, needed: u64) -> Result<()> {
     let old_end = sparse.table_offset + sparse.entry_count * 4;
     let new_end = (sparse.table_offset + needed * 4).next_multiple_of(SECTOR_BYTES);
     require_room(image, sparse, (old_end, new_end))?;
@@ -174,7 +174,13 @@ fn require_room(image: &str, sparse: &SparseHeader, (from, to): (u64, u64)) -> R
 }
 
 /// Moves the blocks that begin before `limit` behind all others, durably; gives the end of the file.
-fn move_blocks(file: &dyn ImageFile, image: &str, header: &Header, sparse: &SparseHeader, limit: u64) -> Result<u64> {
+fn move_blocks(
+    file: &dyn ImageFile,
+    image: &str,
+    header: &VhdHeader,
+    sparse: &SparseHeader,
+    limit: u64,
+) -> Result<u64> {
     let whole = sparse.bitmap_bytes() + sparse.block_bytes;
     let mut file_end = file.length_bytes()?;
     let mut end = if header.has_footer_at_end {

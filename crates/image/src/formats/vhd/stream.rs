@@ -76,7 +76,7 @@ impl<R: Read> VhdStream<R> {
     /// [`Error::is_corrupt`] where it is none, or a fixed one, which is read like raw bytes. [`Error::NotInOrder`] where its table is
     /// not at its start.
     pub fn open(reader: R, image: &str) -> Result<Self> {
-        let mut head = Head {
+        let mut head = TableReader {
             source: ForwardReader {
                 reader,
                 image: image.to_owned(),
@@ -217,12 +217,12 @@ impl<R: Read> VhdStream<R> {
 }
 
 /// What comes before the blocks.
-struct Head<R> {
+struct TableReader<R> {
     source: ForwardReader<R>,
     bytes: Vec<u8>,
 }
 
-impl<R: Read> Head<R> {
+impl<R: Read> TableReader<R> {
     /// The `N` bytes from `start` on.
     fn at<const N: usize>(&mut self, start: u64) -> Result<&[u8; N]> {
         let cut_off = self.source.cut_off("tables");

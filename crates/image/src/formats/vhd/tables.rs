@@ -6,12 +6,12 @@ use std::sync::Arc;
 use holdfast_block::to_usize;
 
 use super::footer::{FOOTER_BYTES, FOOTER_BYTES_SHORT, FooterBytes};
-use super::header::Header;
+use super::header::VhdHeader;
 use super::sparse::SparseHeader;
 use super::{FREE, SECTOR_BYTES};
 use crate::allocation_table::bits::BitOrder;
 use crate::allocation_table::pages::Pages;
-use crate::allocation_table::{Tables, clear_room, for_each_entry};
+use crate::allocation_table::{AllocationTable, clear_room, for_each_entry};
 use crate::error::corrupt;
 use crate::file::ImageFile;
 use crate::model::info::ImageKind;
@@ -30,7 +30,7 @@ struct FixedTables {
     disk_bytes: u64,
 }
 
-impl Tables for FixedTables {
+impl AllocationTable for FixedTables {
     fn disk_bytes(&self) -> u64 {
         self.disk_bytes
     }
@@ -73,7 +73,7 @@ impl Tables for FixedTables {
 }
 
 /// The tables of an image.
-pub(crate) fn of(image: Arc<str>, header: Header, file: Arc<dyn ImageFile>) -> Box<dyn Tables> {
+pub(crate) fn of(image: Arc<str>, header: VhdHeader, file: Arc<dyn ImageFile>) -> Box<dyn AllocationTable> {
     match header.sparse.clone() {
         None => Box::new(FixedTables {
             disk_bytes: header.footer.disk_bytes(),
@@ -100,7 +100,7 @@ struct SparseTables {
 
 impl SparseTables {
     /// The tables of an image whose header is `header`, and whose sparse header is `sparse`.
-    fn new(image: Arc<str>, header: Header, sparse: SparseHeader, file: Arc<dyn ImageFile>) -> Self {
+    fn new(image: Arc<str>, header: VhdHeader, sparse: SparseHeader, file: Arc<dyn ImageFile>) -> Self {
         Self {
             image,
             disk_bytes: header.footer.disk_bytes(),
@@ -208,7 +208,7 @@ pub(super) fn for_each_sector(file: &dyn ImageFile, header: &SparseHeader, mut v
     for_each_entry(file, table, |_, entry| visit(u32::from_be_bytes(entry)))
 }
 
-impl Tables for SparseTables {
+impl AllocationTable for SparseTables {
     fn disk_bytes(&self) -> u64 {
         self.disk_bytes
     }

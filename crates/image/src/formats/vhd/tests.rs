@@ -6,12 +6,12 @@ use std::sync::Arc;
 use holdfast_block::{BlockDevice, BlockDeviceMut as _, MemoryDevice, to_usize};
 
 use super::create::{NewVhd, write_empty};
-use super::footer::Geometry;
-use super::header::Header;
+use super::footer::ChsGeometry;
+use super::header::VhdHeader;
 use super::stream::VhdStream;
 use super::{check, checksum};
 use crate::allocation_table::TableLayer;
-use crate::allocation_table::crash_tests::{Case, survive_crashes};
+use crate::allocation_table::crash_tests::{TableCrashCase, survive_crashes};
 use crate::allocation_table::writer::TableMut;
 use crate::file::ImageFile;
 use crate::file::memory::MemoryFile;
@@ -37,19 +37,19 @@ fn empty(kind: ImageKind) -> Vec<u8> {
 }
 
 fn open(file: Arc<dyn ImageFile>, backing: Option<Arc<dyn BlockDevice>>) -> Result<TableLayer> {
-    let header = Header::load(&*file, "image")?;
+    let header = VhdHeader::load(&*file, "image")?;
     let tables = super::tables::of("image".into(), header, Arc::clone(&file));
     Ok(TableLayer::new("image".into(), file, tables, backing))
 }
 
 #[test]
 fn a_crash_loses_nothing_that_was_flushed() {
-    let case = |name, kind| Case {
+    let case = |name, kind| TableCrashCase {
         name,
         start: empty(kind),
         has_parent: kind == ImageKind::Differencing,
         open,
-        check: |file| check::check(&*file, &Header::load(&*file, "image")?),
+        check: |file| check::check(&*file, &VhdHeader::load(&*file, "image")?),
     };
     survive_crashes(vec![
         case("dynamic", ImageKind::Dynamic),
@@ -63,10 +63,13 @@ fn a_footer_that_is_lost_is_replaced_by_its_copy() {
     let mut bytes = empty(ImageKind::Dynamic);
     let end = bytes.len() - 512;
     bytes[end..].fill(0);
-    let header = Header::load(&MemoryFile::new(bytes.clone()), "image").unwrap();
+    let header = VhdHeader::load(&MemoryFile::new(bytes.clone()), "image").unwrap();
     assert!(!header.has_footer_at_end && header.footer.id == ImageId([1; 16]));
     bytes[0] = 0;
-    assert!(Header::load(&MemoryFile::new(bytes), "image").is_err(), "both are lost");
+    assert!(
+        VhdHeader::load(&MemoryFile::new(bytes), "image").is_err(),
+        "both are lost"
+    );
 }
 
 /// XenServer and others have left such blocks: some programs read them as zeroes, others as data.
@@ -77,7 +80,7 @@ fn data_that_no_bit_marks_is_told() {
         let layer = TableMut::new(open(Arc::clone(&file), None).unwrap());
         layer.write_at(&[7; 4096], 20_000).unwrap();
         layer.flush().unwrap();
-        let header = Header::load(&*file, "image").unwrap();
+        let header = VhdHeader::load(&*file, "image").unwrap();
         let count = || check::check(&*file, &header).unwrap().corruption_count;
         assert_eq!(count(), 0, "{kind:?}");
         let mut entry = [0; 4];
@@ -100,11 +103,11 @@ fn geometries_are_those_of_the_specification() {
         (4 << 30, (8322, 16, 63)),
         (1 << 40, (65_535, 16, 255)),
     ] {
-        let Geometry {
+        let ChsGeometry {
             cylinders,
             heads,
             sectors,
-        } = Geometry::of(size_bytes);
+        } = ChsGeometry::of(size_bytes);
         assert_eq!((cylinders, heads, sectors), expected, "{size_bytes}");
     }
 }
@@ -117,7 +120,7 @@ fn what_contradicts_itself_is_refused() {
         bytes[start + at..start + at + field.len()].copy_from_slice(field);
         let sum = checksum(&bytes[start..start + length], sum_at);
         bytes[start + sum_at..start + sum_at + 4].copy_from_slice(&sum.to_be_bytes());
-        Header::load(&MemoryFile::new(bytes), "image").is_err()
+        VhdHeader::load(&MemoryFile::new(bytes), "image").is_err()
     };
     let header = |at: usize, value: u32| refused(512, 36, 1024, at, &value.to_be_bytes());
     assert!(!header(56, 9), "another time of the parent");
@@ -142,7 +145,7 @@ fn what_contradicts_itself_is_refused() {
     let mut bytes = good;
     bytes[600] ^= 1;
     assert!(
-        Header::load(&MemoryFile::new(bytes), "image").is_err(),
+        VhdHeader::load(&MemoryFile::new(bytes), "image").is_err(),
         "a wrong checksum"
     );
 }

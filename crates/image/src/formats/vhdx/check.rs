@@ -2,12 +2,12 @@
 
 use super::MIB;
 use super::header::{RedundantStructure, broken_copies};
-use super::opened::Opened;
-use super::tables::{Entry, bits_end, block_end, block_of, for_each_block, is_of_bits, state};
+use super::opened::OpenedVhdx;
+use super::tables::{BatEntry, bits_end, block_end, block_of, for_each_block, is_of_bits, state};
 use crate::{CheckReport, ProblemKind, Result, Severity};
 
 /// Checks an opened image.
-pub(crate) fn check(opened: &Opened) -> Result<CheckReport> {
+pub(crate) fn check(opened: &OpenedVhdx) -> Result<CheckReport> {
     let metadata = &opened.metadata;
     let broken = broken_copies(&*opened.file)?;
     let file_bytes = opened.file.length_bytes()?;
@@ -73,11 +73,11 @@ pub(crate) fn check(opened: &Opened) -> Result<CheckReport> {
     Ok(report)
 }
 
-pub(super) fn disk_offset(opened: &Opened, number: u64) -> u64 {
+pub(super) fn disk_offset(opened: &OpenedVhdx, number: u64) -> u64 {
     block_of(&opened.metadata, number) * opened.metadata.block_bytes
 }
 
-fn check_partial(opened: &Opened, (number, entry): (u64, Entry), bits: &[u64], report: &mut CheckReport) {
+fn check_partial(opened: &OpenedVhdx, (number, entry): (u64, BatEntry), bits: &[u64], report: &mut CheckReport) {
     let chunk = opened.metadata.chunk_blocks() + 1;
     let of_bits = number / chunk * chunk + chunk - 1;
     let detail = if !opened.metadata.has_parent {

@@ -21,12 +21,12 @@ pub(super) const REGION_METADATA: ImageId = guid(0x8b7c_a206_4790_4b9a_b8fe_575f
 
 /// Which of the two places of a header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Slot {
+pub(crate) enum HeaderSlot {
     First,
     Second,
 }
 
-impl Slot {
+impl HeaderSlot {
     const BOTH: [Self; 2] = [Self::First, Self::Second];
 
     const fn offset(self) -> u64 {
@@ -46,8 +46,8 @@ impl Slot {
 
 /// One of the two headers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Header {
-    pub(crate) slot: Slot,
+pub(crate) struct VhdxHeader {
+    pub(crate) slot: HeaderSlot,
     pub(crate) sequence: u64,
     pub(crate) file_write: ImageId,
     pub(crate) data_write: ImageId,
@@ -63,8 +63,8 @@ pub(crate) struct Region {
     pub(crate) length_bytes: u64,
 }
 
-impl Header {
-    fn parse(bytes: &[u8; to_usize(HEADER_BYTES)], slot: Slot) -> std::result::Result<Self, String> {
+impl VhdxHeader {
+    fn parse(bytes: &[u8; to_usize(HEADER_BYTES)], slot: HeaderSlot) -> std::result::Result<Self, String> {
         let stored = Record::new(bytes);
         if !bytes.starts_with(b"head") {
             return Err("there is none".to_owned());
@@ -90,7 +90,7 @@ impl Header {
     pub(super) fn load(file: &dyn ImageFile, image: &str) -> Result<Self> {
         let mut found: Vec<Self> = Vec::new();
         let mut reason = String::new();
-        for slot in Slot::BOTH {
+        for slot in HeaderSlot::BOTH {
             let mut bytes = [0; to_usize(HEADER_BYTES)];
             file.read_at(&mut bytes, slot.offset())?;
             match Self::parse(&bytes, slot) {
@@ -99,7 +99,7 @@ impl Header {
             }
         }
         let newest = found.into_iter().max_by_key(|header| header.sequence);
-        newest.ok_or_else(|| corrupt(image, "header", Slot::First.offset(), reason))
+        newest.ok_or_else(|| corrupt(image, "header", HeaderSlot::First.offset(), reason))
     }
 
     /// The header as it is stored, and where.
@@ -200,10 +200,10 @@ pub(super) enum RedundantStructure {
 /// The structures of `file` with one damaged copy, or with copies that differ.
 pub(super) fn broken_copies(file: &dyn ImageFile) -> Result<Vec<RedundantStructure>> {
     let mut broken = Vec::new();
-    for slot in Slot::BOTH {
+    for slot in HeaderSlot::BOTH {
         let mut bytes = [0; to_usize(HEADER_BYTES)];
         file.read_at(&mut bytes, slot.offset())?;
-        if Header::parse(&bytes, slot).is_err() {
+        if VhdxHeader::parse(&bytes, slot).is_err() {
             broken.push(RedundantStructure::Header);
         }
     }

@@ -24,7 +24,7 @@ use std::sync::Arc;
 
 use holdfast_block::{Error as BlockError, ExtentKind, ExtentList, Record, Result as BlockResult, to_usize};
 
-use super::header::Header;
+use super::header::VhdxHeader;
 use super::{MIB, is_sealed};
 use crate::error::corrupt;
 use crate::file::ImageFile;
@@ -39,7 +39,7 @@ const DESCRIPTOR_BYTES: usize = 32;
 const LOG_BYTES_MAX: u64 = 256 * MIB;
 
 /// A file as it is when its log is replayed.
-pub(crate) struct Replayed {
+pub(crate) struct ReplayedFile {
     file: Arc<dyn ImageFile>,
     /// Sectors that the log has, by their offsets.
     sectors: BTreeMap<u64, Box<[u8]>>,
@@ -49,7 +49,7 @@ pub(crate) struct Replayed {
 }
 
 /// An entry that is whole.
-struct Entry {
+struct VhdxLogEntry {
     at: u64,
     length_bytes: u64,
     number: u64,
@@ -58,18 +58,18 @@ struct Entry {
     durable_bytes: u64,
     /// Bytes that the file has to have.
     needed_bytes: u64,
-    changes: Vec<Change>,
+    changes: Vec<VhdxLogDescriptor>,
 }
 
 /// What a descriptor says.
-enum Change {
+enum VhdxLogDescriptor {
     Zero { target: u64, length_bytes: u64 },
     Sector { target: u64, bytes: Box<[u8]> },
 }
 
-impl Replayed {
+impl ReplayedFile {
     /// What is to be replayed in `file`; nothing where the log is empty.
-    pub(super) fn load(file: Arc<dyn ImageFile>, header: &Header, image: &str) -> Result<Option<Self>> {
+    pub(super) fn load(file: Arc<dyn ImageFile>, header: &VhdxHeader, image: &str) -> Result<Option<Self>> {
         if header.log.is_nil() {
             return Ok(None);
         }
@@ -115,7 +115,7 @@ impl Replayed {
         Ok(Some(replayed))
     }
 
-    fn apply(&mut self, entry: Entry, file_bytes: u64) -> std::result::Result<(), String> {
+    fn apply(&mut self, entry: VhdxLogEntry, file_bytes: u64) -> std::result::Result<(), String> {
         if entry.durable_bytes > file_bytes {
             return Err(format!(
                 "the file had {} bytes, and has {file_bytes}",
@@ -124,8 +124,8 @@ impl Replayed {
         }
         for change in entry.changes {
             let (target, length) = match &change {
-                Change::Zero { target, length_bytes } => (*target, *length_bytes),
-                Change::Sector { target, .. } => (*target, SECTOR),
+                VhdxLogDescriptor::Zero { target, length_bytes } => (*target, *length_bytes),
+                VhdxLogDescriptor::Sector { target, .. } => (*target, SECTOR),
             };
             if !target.is_multiple_of(SECTOR) {
                 return Err(format!("a change at {target}"));
@@ -135,14 +135,14 @@ impl Replayed {
                 return Err(format!("a change of {length} bytes at {target}"));
             };
             match change {
-                Change::Zero { .. } => {
+                VhdxLogDescriptor::Zero { .. } => {
                     let covered: Vec<u64> = self.sectors.range(target..end).map(|(at, _)| *at).collect();
                     for at in covered {
                         self.sectors.remove(&at);
                     }
                     self.zeroes.push(target..end);
                 }
-                Change::Sector { bytes, .. } => {
+                VhdxLogDescriptor::Sector { bytes, .. } => {
                     self.sectors.insert(target, bytes);
                 }
             }
@@ -153,7 +153,7 @@ impl Replayed {
     }
 
     /// Writes what the log says into the file, durably, and then into the header that the log is empty.
-    pub(super) fn store(&self, header: &mut Header, image: &str) -> Result<()> {
+    pub(super) fn store(&self, header: &mut VhdxHeader, image: &str) -> Result<()> {
         for range in &self.zeroes {
             let end = range.end.min(self.file.length_bytes()?);
             if range.start < end {
@@ -173,7 +173,7 @@ impl Replayed {
 }
 
 /// The entry at `at` of the ring, where it is whole and of this log.
-fn entry_at(log: &[u8], at: u64, header: &Header) -> Option<Entry> {
+fn entry_at(log: &[u8], at: u64, header: &VhdxHeader) -> Option<VhdxLogEntry> {
     let ring = log.len() as u64;
     let head = Record::<ENTRY_HEADER_BYTES>::first_of(log.get(to_usize(at)..)?)?;
     let length_bytes = u64::from(head.le_u32::<8>());
@@ -191,7 +191,7 @@ fn entry_at(log: &[u8], at: u64, header: &Header) -> Option<Entry> {
     let number = head.le_u64::<16>();
     let tail = u64::from(head.le_u32::<12>());
     let changes = changes_of(&bytes, head.le_u32::<24>() as usize, number)?;
-    (tail.is_multiple_of(SECTOR) && tail < ring).then_some(Entry {
+    (tail.is_multiple_of(SECTOR) && tail < ring).then_some(VhdxLogEntry {
         at,
         length_bytes,
         number,
@@ -211,7 +211,7 @@ fn of_ring(log: &[u8], at: u64, length_bytes: u64) -> Option<Vec<u8>> {
 }
 
 /// What the descriptors of an entry say, where all of them, and the data behind them, are of the entry with this number.
-fn changes_of(bytes: &[u8], count: usize, number: u64) -> Option<Vec<Change>> {
+fn changes_of(bytes: &[u8], count: usize, number: u64) -> Option<Vec<VhdxLogDescriptor>> {
     let end = count.checked_mul(DESCRIPTOR_BYTES)?.checked_add(ENTRY_HEADER_BYTES)?;
     let descriptors = bytes.get(ENTRY_HEADER_BYTES..end)?;
     let mut sectors = rows::<SECTOR_BYTES>(bytes, end.next_multiple_of(SECTOR_BYTES)).iter();
@@ -222,7 +222,7 @@ fn changes_of(bytes: &[u8], count: usize, number: u64) -> Option<Vec<Change>> {
         }
         let target = descriptor.le_u64::<16>();
         match descriptor.field::<0, 4>() {
-            b"zero" => Some(Change::Zero {
+            b"zero" => Some(VhdxLogDescriptor::Zero {
                 target,
                 length_bytes: descriptor.le_u64::<8>(),
             }),
@@ -235,7 +235,7 @@ fn changes_of(bytes: &[u8], count: usize, number: u64) -> Option<Vec<Change>> {
                 let high = u64::from(stored.le_u32::<4>());
                 let low = u64::from(stored.le_u32::<{ SECTOR_BYTES - 4 }>());
                 let is_whole = stored.field::<0, 4>() == b"data" && (high << 32 | low) == number;
-                is_whole.then_some(Change::Sector { target, bytes })
+                is_whole.then_some(VhdxLogDescriptor::Sector { target, bytes })
             }
             _ => None,
         }
@@ -245,12 +245,12 @@ fn changes_of(bytes: &[u8], count: usize, number: u64) -> Option<Vec<Change>> {
 
 /// The entries that are to be replayed, in order: of all runs of entries with following numbers that reach back to what the last of
 /// them calls the tail, the one with the largest number.
-fn newest_sequence(log: &[u8], header: &Header) -> Vec<Entry> {
+fn newest_sequence(log: &[u8], header: &VhdxHeader) -> Vec<VhdxLogEntry> {
     let ring = log.len() as u64;
     let mut at = 0;
-    let mut best: Vec<Entry> = Vec::new();
+    let mut best: Vec<VhdxLogEntry> = Vec::new();
     while at < ring {
-        let mut run: Vec<Entry> = Vec::new();
+        let mut run: Vec<VhdxLogEntry> = Vec::new();
         let (mut next, mut used) = (at, 0);
         while let Some(entry) = entry_at(log, next, header) {
             let length = entry.length_bytes;
@@ -278,7 +278,7 @@ fn newest_sequence(log: &[u8], header: &Header) -> Vec<Entry> {
     best
 }
 
-impl ImageFile for Replayed {
+impl ImageFile for ReplayedFile {
     fn length_bytes(&self) -> BlockResult<u64> {
         Ok(self.length_bytes)
     }

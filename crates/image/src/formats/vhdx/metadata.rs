@@ -48,12 +48,12 @@ pub(crate) struct Metadata {
     pub(crate) sector_bytes: u64,
     pub(crate) physical_sector_bytes: u64,
     pub(crate) id: ImageId,
-    pub(crate) parent: Option<Parent>,
+    pub(crate) parent: Option<VhdxParent>,
 }
 
 /// What an image says of its parent.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Parent {
+pub(crate) struct VhdxParent {
     /// What the parent's last modification was.
     pub(crate) linkage: ImageId,
     /// Where it may be, as this system writes paths.
@@ -61,7 +61,7 @@ pub(crate) struct Parent {
 }
 
 /// Where an item is in the file.
-struct Item {
+struct MetadataItem {
     id: ImageId,
     offset: u64,
     length_bytes: u64,
@@ -202,14 +202,14 @@ pub(super) fn place_of(file: &dyn ImageFile, region: Region, id: ImageId, image:
     })
 }
 
-fn read(file: &dyn ImageFile, item: &Item) -> Result<Vec<u8>> {
+fn read(file: &dyn ImageFile, item: &MetadataItem) -> Result<Vec<u8>> {
     let mut bytes = vec![0; to_usize(item.length_bytes)];
     file.read_at(&mut bytes, item.offset)?;
     Ok(bytes)
 }
 
 /// The first `N` bytes of an item; none where there is no such, or a shorter one.
-fn start_of<const N: usize>(file: &dyn ImageFile, item: Option<&Item>) -> Result<Option<[u8; N]>> {
+fn start_of<const N: usize>(file: &dyn ImageFile, item: Option<&MetadataItem>) -> Result<Option<[u8; N]>> {
     let Some(item) = item.filter(|item| item.length_bytes >= N as u64) else {
         return Ok(None);
     };
@@ -218,7 +218,7 @@ fn start_of<const N: usize>(file: &dyn ImageFile, item: Option<&Item>) -> Result
     Ok(Some(bytes))
 }
 
-fn items(file: &dyn ImageFile, region: Region, image: &str) -> Result<Vec<Item>> {
+fn items(file: &dyn ImageFile, region: Region, image: &str) -> Result<Vec<MetadataItem>> {
     let wrong = |detail: String| corrupt(image, "metadata", region.offset, detail);
     let file_bytes = file.length_bytes()?;
     let mut table = vec![0; to_usize(TABLE_BYTES)];
@@ -259,13 +259,13 @@ fn items(file: &dyn ImageFile, region: Region, image: &str) -> Result<Vec<Item>>
         {
             return Err(wrong(format!("an item of {length_bytes} bytes at {offset}")));
         }
-        items.push(Item {
+        items.push(MetadataItem {
             id,
             offset: region.offset + offset,
             length_bytes,
         });
     }
-    items.sort_by_key(|item: &Item| item.offset);
+    items.sort_by_key(|item: &MetadataItem| item.offset);
     let mut neighbours = items.iter().zip(items.iter().skip(1));
     if let Some((_, second)) = neighbours.find(|(first, second)| first.offset + first.length_bytes > second.offset) {
         return Err(wrong(format!("two items at {}", second.offset - region.offset)));
@@ -273,7 +273,7 @@ fn items(file: &dyn ImageFile, region: Region, image: &str) -> Result<Vec<Item>>
     Ok(items)
 }
 
-fn parse_locator(bytes: &[u8], image: &str, offset: u64) -> Result<Parent> {
+fn parse_locator(bytes: &[u8], image: &str, offset: u64) -> Result<VhdxParent> {
     let wrong = |detail: &str| corrupt(image, "parent locator", offset, detail);
     let start = Record::<20>::first_of(bytes)
         .filter(|start| ImageId::from_guid(*start.field::<0, 16>()) == LOCATOR_OF_VHDX)
@@ -298,10 +298,10 @@ fn parse_locator(bytes: &[u8], image: &str, offset: u64) -> Result<Parent> {
     }
     names.dedup();
     let linkage = linkage.ok_or_else(|| wrong("it does not say which the parent is"))?;
-    Ok(Parent { linkage, names })
+    Ok(VhdxParent { linkage, names })
 }
 
-fn locator_bytes(parent: &Parent) -> Vec<u8> {
+fn locator_bytes(parent: &VhdxParent) -> Vec<u8> {
     let linkage = format!("{{{}}}", parent.linkage);
     let mut pairs = vec![("parent_linkage", linkage)];
     if let Some(name) = parent.names.first() {

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use holdfast_block::Record;
 
-use super::header::{Header, Region, SIGNATURE, load_regions};
-use super::log::Replayed;
+use super::header::{Region, SIGNATURE, VhdxHeader, load_regions};
+use super::log::ReplayedFile;
 use super::metadata::{DISK_ID, DISK_SIZE, Metadata};
 use crate::Result;
 use crate::error::corrupt;
@@ -14,8 +14,8 @@ use crate::model::bytes::le_utf16;
 use crate::model::info::{BlockInfo, ImageKind, ParentInfo};
 
 /// All that an image says of itself, with the file as it is when its log is replayed.
-pub(crate) struct Opened {
-    pub(crate) header: Header,
+pub(crate) struct OpenedVhdx {
+    pub(crate) header: VhdxHeader,
     pub(crate) bat: Region,
     pub(crate) metadata: Metadata,
     /// Where the metadata has the identity of the disk.
@@ -28,7 +28,7 @@ pub(crate) struct Opened {
     pub(crate) has_log: bool,
 }
 
-impl Opened {
+impl OpenedVhdx {
     /// Reads what the image in `file` says. A log is replayed in memory, and in the file only where that is to be written.
     pub(crate) fn load(file: Arc<dyn ImageFile>, access: Access, image: &str) -> Result<Self> {
         let mut start = [0; 520];
@@ -37,8 +37,8 @@ impl Opened {
             return Err(corrupt(image, "file identifier", 0, "there is none"));
         }
         let creator = le_utf16(Record::new(&start).field::<8, 512>());
-        let mut header = Header::load(&*file, image)?;
-        let mut replayed = Replayed::load(Arc::clone(&file), &header, image)?;
+        let mut header = VhdxHeader::load(&*file, image)?;
+        let mut replayed = ReplayedFile::load(Arc::clone(&file), &header, image)?;
         let has_log = replayed.is_some();
         if access == Access::Write
             && let Some(replayed) = replayed.take()

@@ -4,10 +4,10 @@
 use std::sync::Arc;
 
 use super::MIB;
-use super::header::{Header, RedundantStructure, broken_copies, repair_regions};
-use super::opened::Opened;
-use super::tables::{Entry, for_each_block, is_of_bits, state};
-use crate::allocation_table::CutOff;
+use super::header::{RedundantStructure, VhdxHeader, broken_copies, repair_regions};
+use super::opened::OpenedVhdx;
+use super::tables::{BatEntry, for_each_block, is_of_bits, state};
+use crate::allocation_table::TruncatedBlock;
 use crate::file::{Access, ImageFile};
 use crate::model::identity::ImageId;
 use crate::model::repair_action::{RepairAction, RepairMode};
@@ -30,13 +30,13 @@ pub(crate) fn repair(
             from: "the other one",
         });
     }
-    let opened = match Opened::load(Arc::clone(file), Access::Write, image) {
+    let opened = match OpenedVhdx::load(Arc::clone(file), Access::Write, image) {
         Err(Error::Corrupt { what: "log", .. }) if mode == RepairMode::All => {
-            let mut header = Header::load(&**file, image)?;
+            let mut header = VhdxHeader::load(&**file, image)?;
             header.log = ImageId::NIL;
             header.store_next(&**file, image)?;
             actions.push(RepairAction::LogGivenUp);
-            Opened::load(Arc::clone(file), Access::Write, image)?
+            OpenedVhdx::load(Arc::clone(file), Access::Write, image)?
         }
         other => other?,
     };
@@ -46,7 +46,7 @@ pub(crate) fn repair(
     if broken.contains(&RedundantStructure::Header) {
         // Emptying the log has written it already.
         if broken_copies(&**file)?.contains(&RedundantStructure::Header) {
-            let mut header = Header::load(&**file, image)?;
+            let mut header = VhdxHeader::load(&**file, image)?;
             header.store_next(&**file, image)?;
         }
         actions.push(RepairAction::Rewritten {
@@ -61,10 +61,10 @@ pub(crate) fn repair(
 }
 
 /// Makes blocks that are past the end of the file, or of a state that there is not, absent, and clears bits that mean nothing.
-fn give_up(opened: &Opened, actions: &mut Vec<RepairAction>) -> Result<()> {
+fn give_up(opened: &OpenedVhdx, actions: &mut Vec<RepairAction>) -> Result<()> {
     let metadata = &opened.metadata;
     let file_bytes = opened.file.length_bytes()?;
-    let (mut lost, mut odd, mut cut_off) = (Vec::new(), Vec::new(), CutOff::default());
+    let (mut lost, mut odd, mut cut_off) = (Vec::new(), Vec::new(), TruncatedBlock::default());
     for_each_block(&*opened.file, opened.bat, metadata, |number, entry| {
         let is_lost = match entry.state() {
             _ if is_of_bits(metadata, number) => false,
@@ -73,7 +73,7 @@ fn give_up(opened: &Opened, actions: &mut Vec<RepairAction>) -> Result<()> {
             _ => true,
         };
         if !is_lost && !is_of_bits(metadata, number) && entry.has_reserved() {
-            odd.push((number, Entry::new(entry.state(), entry.offset())));
+            odd.push((number, BatEntry::new(entry.state(), entry.offset())));
         }
         if is_lost {
             lost.push(number);
@@ -83,7 +83,7 @@ fn give_up(opened: &Opened, actions: &mut Vec<RepairAction>) -> Result<()> {
         }
     })?;
     cut_off.give_up(&*opened.file, actions)?;
-    let put = |number: u64, entry: Entry| {
+    let put = |number: u64, entry: BatEntry| {
         let place = opened.bat.offset + number * 8;
         opened.file.write_at(&entry.0.to_le_bytes(), place)
     };
@@ -95,7 +95,7 @@ fn give_up(opened: &Opened, actions: &mut Vec<RepairAction>) -> Result<()> {
     }
     let Some(first) = lost.first() else { return Ok(()) };
     for number in &lost {
-        put(*number, Entry::new(state::NOT_PRESENT, 0))?;
+        put(*number, BatEntry::new(state::NOT_PRESENT, 0))?;
     }
     opened.file.sync()?;
     actions.push(RepairAction::GivenUp {

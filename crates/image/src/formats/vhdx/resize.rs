@@ -10,8 +10,8 @@ use holdfast_block::to_usize;
 
 use super::header::{REGION_BAT, Region, move_region};
 use super::metadata::{DISK_BYTES_MAX, Metadata};
-use super::opened::Opened;
-use super::tables::{Entry, VhdxTables, for_each_block, is_of_bits, state};
+use super::opened::OpenedVhdx;
+use super::tables::{BatEntry, VhdxTables, for_each_block, is_of_bits, state};
 use super::{MIB, check};
 use crate::allocation_table::clear_room;
 use crate::allocation_table::resize::{refuse_differencing, require_sound, zero_tables};
@@ -24,7 +24,7 @@ const COPY_BYTES: u64 = MIB;
 
 /// Gives the disk of the image in `file` a size of `after_bytes`, durably.
 pub(crate) fn resize(file: &Arc<dyn ImageFile>, image: &str, after_bytes: u64) -> Result<()> {
-    let mut opened = Opened::load(Arc::clone(file), Access::Write, image)?;
+    let mut opened = OpenedVhdx::load(Arc::clone(file), Access::Write, image)?;
     require_sound(&check::check(&opened)?, image)?;
     if opened.metadata.has_parent {
         return Err(refuse_differencing(image));
@@ -47,7 +47,7 @@ pub(crate) fn resize(file: &Arc<dyn ImageFile>, image: &str, after_bytes: u64) -
         Ok(file.sync()?)
     };
     let zero_past = |from: u64, to: u64| -> Result<()> {
-        let mut opened = Opened::load(Arc::clone(file), Access::Write, image)?;
+        let mut opened = OpenedVhdx::load(Arc::clone(file), Access::Write, image)?;
         opened.metadata.disk_bytes = to;
         zero_tables(file, image, Box::new(VhdxTables::new(image.into(), opened)), from..to)
     };
@@ -61,7 +61,7 @@ pub(crate) fn resize(file: &Arc<dyn ImageFile>, image: &str, after_bytes: u64) -
 }
 
 /// Makes the table of blocks tell of a disk of `after_bytes`, durably.
-fn grow_table(file: &dyn ImageFile, opened: &Opened, after_bytes: u64) -> Result<()> {
+fn grow_table(file: &dyn ImageFile, opened: &OpenedVhdx, after_bytes: u64) -> Result<()> {
     let before = &opened.metadata;
     let after = Metadata {
         disk_bytes: after_bytes,
@@ -114,9 +114,9 @@ fn write_new_entries(
         let entries = (number..end).map(|number| {
             let index = number - number / (after.chunk_blocks() + 1);
             if after.is_fixed && !is_of_bits(after, number) {
-                Entry::new(state::FULL, place + (index - first) * after.block_bytes)
+                BatEntry::new(state::FULL, place + (index - first) * after.block_bytes)
             } else {
-                Entry(0)
+                BatEntry(0)
             }
         });
         let bytes: Vec<u8> = entries.flat_map(|entry| entry.0.to_le_bytes()).collect();

@@ -6,12 +6,12 @@ use std::sync::Arc;
 use holdfast_block::to_usize;
 
 use super::MIB;
-use super::header::{Header, Region};
+use super::header::{Region, VhdxHeader};
 use super::metadata::Metadata;
-use super::opened::Opened;
+use super::opened::OpenedVhdx;
 use crate::allocation_table::bits::BitOrder;
 use crate::allocation_table::pages::Pages;
-use crate::allocation_table::{Tables, clear_room, end_of_block, for_each_entry};
+use crate::allocation_table::{AllocationTable, clear_room, end_of_block, for_each_entry};
 use crate::error::corrupt;
 use crate::file::ImageFile;
 use crate::model::identity::ImageId;
@@ -37,9 +37,9 @@ pub(super) mod state {
 
 /// An entry of the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Entry(pub(super) u64);
+pub(super) struct BatEntry(pub(super) u64);
 
-impl Entry {
+impl BatEntry {
     pub(super) fn new(state: u64, offset: u64) -> Self {
         Self(offset | state)
     }
@@ -61,7 +61,7 @@ impl Entry {
 /// The tables of one image.
 pub(crate) struct VhdxTables {
     image: Arc<str>,
-    header: Header,
+    header: VhdxHeader,
     bat: Region,
     metadata: Metadata,
     file: Arc<dyn ImageFile>,
@@ -72,7 +72,7 @@ pub(crate) struct VhdxTables {
 }
 
 impl VhdxTables {
-    pub(crate) fn new(image: Arc<str>, opened: Opened) -> Self {
+    pub(crate) fn new(image: Arc<str>, opened: OpenedVhdx) -> Self {
         Self {
             image,
             header: opened.header,
@@ -85,13 +85,13 @@ impl VhdxTables {
         }
     }
 
-    fn entry(&self, number: u64) -> Result<Entry> {
-        Ok(Entry(u64::from_le_bytes(
+    fn entry(&self, number: u64) -> Result<BatEntry> {
+        Ok(BatEntry(u64::from_le_bytes(
             self.pages.array(self.bat.offset + number * 8)?,
         )))
     }
 
-    fn set_entry(&mut self, number: u64, entry: Entry) -> Result<()> {
+    fn set_entry(&mut self, number: u64, entry: BatEntry) -> Result<()> {
         self.pages.write(&entry.0.to_le_bytes(), self.bat.offset + number * 8)
     }
 
@@ -170,7 +170,7 @@ impl VhdxTables {
         let room = self.room(MIB)?;
         self.file.sync()?;
         let number = self.metadata.entry_of_bits(index);
-        let entry = Entry::new(state::BITS_PRESENT, room);
+        let entry = BatEntry::new(state::BITS_PRESENT, room);
         self.file
             .write_at(&entry.0.to_le_bytes(), self.bat.offset + number * 8)?;
         self.file.sync()?;
@@ -217,7 +217,7 @@ impl VhdxTables {
         if !is_whole {
             self.own(index, sectors, true)?;
         }
-        self.set_entry(number, Entry::new(state, host))
+        self.set_entry(number, BatEntry::new(state, host))
     }
 }
 
@@ -226,11 +226,11 @@ pub(super) fn for_each_block(
     file: &dyn ImageFile,
     bat: Region,
     metadata: &Metadata,
-    mut visit: impl FnMut(u64, Entry),
+    mut visit: impl FnMut(u64, BatEntry),
 ) -> Result<()> {
     let table = (bat.offset, metadata.entry_count());
     for_each_entry(file, table, |number, entry| {
-        visit(number, Entry(u64::from_le_bytes(entry)));
+        visit(number, BatEntry(u64::from_le_bytes(entry)));
     })
 }
 
@@ -245,13 +245,13 @@ pub(super) fn block_of(metadata: &Metadata, number: u64) -> u64 {
 }
 
 /// Where a block ends in the file at the least.
-pub(super) fn block_end(metadata: &Metadata, number: u64, entry: Entry) -> u64 {
+pub(super) fn block_end(metadata: &Metadata, number: u64, entry: BatEntry) -> u64 {
     let block = block_of(metadata, number);
     end_of_block(entry.offset(), block, metadata.block_bytes, metadata.disk_bytes)
 }
 
 /// Where the bits end that are needed of those that `entry` leads to: each block of the chunk that is on the disk has some.
-pub(super) fn bits_end(metadata: &Metadata, number: u64, entry: Entry) -> u64 {
+pub(super) fn bits_end(metadata: &Metadata, number: u64, entry: BatEntry) -> u64 {
     let first = number / (metadata.chunk_blocks() + 1) * metadata.chunk_blocks();
     let count = metadata
         .block_count()
@@ -261,7 +261,7 @@ pub(super) fn bits_end(metadata: &Metadata, number: u64, entry: Entry) -> u64 {
     entry.offset().saturating_add(count * block_bits_bytes)
 }
 
-impl Tables for VhdxTables {
+impl AllocationTable for VhdxTables {
     fn disk_bytes(&self) -> u64 {
         self.metadata.disk_bytes
     }
@@ -339,7 +339,7 @@ impl Tables for VhdxTables {
             if self.entry(number)?.state() == state::PARTIAL {
                 return Ok((index * block).saturating_sub(range.start));
             }
-            self.set_entry(number, Entry::new(state::ZERO, 0))?;
+            self.set_entry(number, BatEntry::new(state::ZERO, 0))?;
         }
         Ok(range.end / block * block - range.start)
     }

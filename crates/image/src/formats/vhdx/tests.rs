@@ -5,12 +5,12 @@ use std::sync::Arc;
 use holdfast_block::{BlockDevice, to_usize};
 
 use super::create::{NewVhdx, write_empty};
-use super::metadata::Parent;
-use super::opened::Opened;
+use super::metadata::VhdxParent;
+use super::opened::OpenedVhdx;
 use super::tables::VhdxTables;
 use super::{MIB, checksum, seal};
 use crate::allocation_table::TableLayer;
-use crate::allocation_table::crash_tests::{Case, survive_crashes};
+use crate::allocation_table::crash_tests::{TableCrashCase, survive_crashes};
 use crate::file::memory::MemoryFile;
 use crate::file::{Access, ImageFile};
 use crate::model::info::ImageKind;
@@ -32,7 +32,7 @@ fn empty(kind: ImageKind) -> Vec<u8> {
         sector_bytes: 512,
         kind,
         id: ImageId([1; 16]),
-        parent: (kind == ImageKind::Differencing).then(|| Parent {
+        parent: (kind == ImageKind::Differencing).then(|| VhdxParent {
             linkage: ImageId([7; 16]),
             names: vec!["parent.vhdx".to_owned()],
         }),
@@ -42,7 +42,7 @@ fn empty(kind: ImageKind) -> Vec<u8> {
 }
 
 fn open(file: Arc<dyn ImageFile>, backing: Option<Arc<dyn BlockDevice>>) -> Result<TableLayer> {
-    let opened = Opened::load(file, Access::Write, "image")?;
+    let opened = OpenedVhdx::load(file, Access::Write, "image")?;
     let file = Arc::clone(&opened.file);
     let tables = Box::new(VhdxTables::new("image".into(), opened));
     Ok(TableLayer::new("image".into(), file, tables, backing))
@@ -50,12 +50,12 @@ fn open(file: Arc<dyn ImageFile>, backing: Option<Arc<dyn BlockDevice>>) -> Resu
 
 #[test]
 fn a_crash_loses_nothing_that_was_flushed() {
-    let case = |name, kind| Case {
+    let case = |name, kind| TableCrashCase {
         name,
         start: empty(kind),
         has_parent: kind == ImageKind::Differencing,
         open,
-        check: |file| super::check::check(&Opened::load(file, Access::Read, "image")?),
+        check: |file| super::check::check(&OpenedVhdx::load(file, Access::Read, "image")?),
     };
     survive_crashes(vec![
         case("dynamic", ImageKind::Dynamic),
@@ -108,30 +108,30 @@ fn a_log_is_replayed_in_memory_to_read_and_in_the_file_to_write() {
     let place = 3 * MIB + 8192;
     let bytes = with_log(plain.clone(), &[(place, 1), (place + 4096, 2), (place, 3)], 0);
     let file = Arc::new(MemoryFile::new(bytes.clone()));
-    let opened = Opened::load(file.clone(), Access::Read, "image").unwrap();
+    let opened = OpenedVhdx::load(file.clone(), Access::Read, "image").unwrap();
     let mut found = vec![0; 8192];
     opened.file.read_at(&mut found, place).unwrap();
     assert!(opened.has_log && found[..4096] == [3; 4096] && found[4096..] == [2; 4096]);
     assert!(bytes_of(&*file) == bytes, "the file is as it was");
 
-    let opened = Opened::load(file.clone(), Access::Write, "image").unwrap();
+    let opened = OpenedVhdx::load(file.clone(), Access::Write, "image").unwrap();
     assert!(opened.header.log.is_nil());
     file.read_at(&mut found, place).unwrap();
     assert!(found[..4096] == [3; 4096] && found[4096..] == [2; 4096]);
     assert!(
-        !Opened::load(file, Access::Read, "image").unwrap().has_log,
+        !OpenedVhdx::load(file, Access::Read, "image").unwrap().has_log,
         "it is empty now"
     );
 
     // Of an entry that is cut off nothing counts, and all before it does.
     let bytes = with_log(plain.clone(), &[(place, 1), (place, 3)], 100);
-    let opened = Opened::load(Arc::new(MemoryFile::new(bytes)), Access::Read, "image").unwrap();
+    let opened = OpenedVhdx::load(Arc::new(MemoryFile::new(bytes)), Access::Read, "image").unwrap();
     opened.file.read_at(&mut found, place).unwrap();
     assert!(found[..4096] == [1; 4096]);
 
     let bytes = with_log(plain, &[(place, 1)], 100);
     assert!(
-        Opened::load(Arc::new(MemoryFile::new(bytes)), Access::Read, "image").is_err(),
+        OpenedVhdx::load(Arc::new(MemoryFile::new(bytes)), Access::Read, "image").is_err(),
         "nothing of it is whole"
     );
 }
@@ -139,7 +139,8 @@ fn a_log_is_replayed_in_memory_to_read_and_in_the_file_to_write() {
 #[test]
 fn what_contradicts_itself_is_refused() {
     let good = empty(ImageKind::Differencing);
-    let is_refused = |bytes: Vec<u8>| Opened::load(Arc::new(MemoryFile::new(bytes)), Access::Read, "image").is_err();
+    let is_refused =
+        |bytes: Vec<u8>| OpenedVhdx::load(Arc::new(MemoryFile::new(bytes)), Access::Read, "image").is_err();
     assert!(!is_refused(good.clone()));
     let with = |at: usize, field: &[u8]| {
         let mut bytes = good.clone();
@@ -190,10 +191,10 @@ fn a_header_with_the_largest_number_is_not_followed_by_a_smaller_one() {
         bytes[header.start + 8..header.start + 16].copy_from_slice(&sequence.to_le_bytes());
         seal(&mut bytes[header]);
         let file: Arc<dyn ImageFile> = Arc::new(MemoryFile::new(bytes.clone()));
-        let mut opened = Opened::load(Arc::clone(&file), Access::Write, "image").unwrap();
+        let mut opened = OpenedVhdx::load(Arc::clone(&file), Access::Write, "image").unwrap();
         assert_eq!(opened.header.sequence, sequence);
         let written = super::identity::set(&mut opened, "image", ImageId([9; 16]));
-        let again = Opened::load(Arc::clone(&file), Access::Read, "image").unwrap();
+        let again = OpenedVhdx::load(Arc::clone(&file), Access::Read, "image").unwrap();
         assert_eq!(again.header.sequence, u64::MAX);
         if sequence == u64::MAX {
             assert!(matches!(written, Err(crate::Error::NotWritable { .. })), "{written:?}");

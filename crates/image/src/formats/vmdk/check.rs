@@ -6,24 +6,24 @@ use std::ops::Range;
 
 use super::SECTOR_BYTES;
 use super::extent::SparseExtent;
-use super::redundant_directory::{DirectoryPair, Finding};
+use super::redundant_directory::{DirectoryFinding, DirectoryPair};
 use super::stream::{GRAIN_MARKER_BYTES, grain_marker, stored_bytes_max};
-use super::tables::{Opened, PartKind, has_overlap, past_end};
+use super::tables::{OpenedVmdk, VmdkExtentKind, has_overlap, past_end};
 use crate::allocation_table::{end_of_block, for_each_entry};
 use crate::file::ImageFile;
 use crate::{CheckReport, ProblemKind, Result, Severity};
 
 /// Checks an opened image.
-pub(crate) fn check(opened: &Opened) -> Result<CheckReport> {
+pub(crate) fn check(opened: &OpenedVmdk) -> Result<CheckReport> {
     let mut report = CheckReport::default();
     for part in &opened.parts {
         let grain = match &part.kind {
-            PartKind::Sparse { window, extent } => {
+            VmdkExtentKind::Sparse { window, extent } => {
                 let file = opened.files.at(*window)?;
                 check_sparse(&**file, extent, part.start, &mut report)?;
                 extent.grain_bytes
             }
-            PartKind::Flat { .. } | PartKind::Zero => part.length.max(1),
+            VmdkExtentKind::Flat { .. } | VmdkExtentKind::Zero => part.length.max(1),
         };
         report.cluster_count += part.length.div_ceil(grain);
     }
@@ -38,7 +38,7 @@ pub(super) fn check_sparse(
     report: &mut CheckReport,
 ) -> Result<()> {
     look_beside(file, extent, report)?;
-    let mut grains = Grains {
+    let mut grains = GrainChecker {
         file,
         file_bytes: file.length_bytes()?,
         disk_end: start + extent.disk_bytes,
@@ -97,10 +97,10 @@ fn look_beside(file: &dyn ImageFile, extent: &SparseExtent, report: &mut CheckRe
     let overlaid_count = pair.overlaid_count();
     pair.for_each(|finding| {
         match finding {
-            Finding::Doubt { .. } | Finding::Unsure => doubt_count += 1,
+            DirectoryFinding::Doubt { .. } | DirectoryFinding::Unsure => doubt_count += 1,
             // After a crash, the second directory may have a grain that the first does not have yet.
-            Finding::Entry { .. } | Finding::Table { .. } => count += 1,
-            Finding::LostTable { .. } | Finding::LostEntry { .. } => {}
+            DirectoryFinding::Entry { .. } | DirectoryFinding::Table { .. } => count += 1,
+            DirectoryFinding::LostTable { .. } | DirectoryFinding::LostEntry { .. } => {}
         }
         Ok(())
     })?;
@@ -123,7 +123,7 @@ fn look_beside(file: &dyn ImageFile, extent: &SparseExtent, report: &mut CheckRe
 const PHASE_COUNT_MAX: usize = 16;
 
 /// The grains of an extent, as they are met.
-struct Grains<'a> {
+struct GrainChecker<'a> {
     file: &'a dyn ImageFile,
     file_bytes: u64,
     /// Where the extent ends in the disk.
@@ -136,7 +136,7 @@ struct Grains<'a> {
     report: &'a mut CheckReport,
 }
 
-impl Grains<'_> {
+impl GrainChecker<'_> {
     fn corruption(&mut self, kind: ProblemKind) {
         self.report.add(Severity::Corruption, kind);
     }

@@ -3,7 +3,7 @@
 use holdfast_block::to_usize;
 
 use super::SECTOR_BYTES;
-use super::descriptor::{Descriptor, Parent};
+use super::descriptor::{Descriptor, VmdkParent};
 use super::extent::SparseExtent;
 use crate::allocation_table::write_entries;
 use crate::file::ImageFile;
@@ -23,7 +23,7 @@ pub(crate) struct NewVmdk {
     /// Its own name.
     pub(crate) name: String,
     pub(crate) id: ImageId,
-    pub(crate) parent: Option<Parent>,
+    pub(crate) parent: Option<VmdkParent>,
 }
 
 /// Writes an empty image into `file`, which is empty; durable when this returns.

@@ -42,7 +42,7 @@ pub(crate) struct Descriptor {
 
 /// What a new image says of its parent.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Parent {
+pub(crate) struct VmdkParent {
     pub(crate) content_id: u32,
     pub(crate) id: Option<ImageId>,
     /// Its path, as the image is to name it.
@@ -53,12 +53,12 @@ pub(crate) struct Parent {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct NamedExtent {
     pub(crate) sectors: u64,
-    pub(crate) kind: ExtentKind,
+    pub(crate) kind: NamedExtentKind,
 }
 
 /// What a part of the disk is.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum ExtentKind {
+pub(crate) enum NamedExtentKind {
     /// Reads as zero.
     Zero,
     /// Bytes of a file, from this sector of it on.
@@ -130,7 +130,12 @@ impl Descriptor {
     }
 
     /// The text of a new image of one extent, in the file `name`.
-    pub(super) fn text(name: &str, sectors: u64, (id, content_id): (ImageId, u32), parent: Option<&Parent>) -> String {
+    pub(super) fn text(
+        name: &str,
+        sectors: u64,
+        (id, content_id): (ImageId, u32),
+        parent: Option<&VmdkParent>,
+    ) -> String {
         let parent_id = parent.map_or(NO_PARENT, |parent| parent.content_id);
         let hint = parent.map_or(String::new(), |parent| {
             format!("parentFileNameHint=\"{}\"\n", parent.name)
@@ -192,9 +197,9 @@ impl NamedExtent {
         let mut quoted = line.splitn(3, '"').skip(1);
         let mut name = || quoted.next().map(from_windows).ok_or_else(wrong);
         let kind = match kind {
-            "ZERO" => ExtentKind::Zero,
-            "SPARSE" => ExtentKind::Sparse { file: name()? },
-            "FLAT" | "VMFS" => ExtentKind::Flat {
+            "ZERO" => NamedExtentKind::Zero,
+            "SPARSE" => NamedExtentKind::Sparse { file: name()? },
+            "FLAT" | "VMFS" => NamedExtentKind::Flat {
                 file: name()?,
                 offset: match quoted.next().unwrap_or_default().trim() {
                     "" => 0,

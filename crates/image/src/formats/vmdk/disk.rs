@@ -5,14 +5,14 @@ use std::path::PathBuf;
 
 use super::SECTOR_BYTES;
 use super::descriptor::{Descriptor, NO_PARENT};
-use super::tables::{Opened, PartKind};
+use super::tables::{OpenedVmdk, VmdkExtentKind};
 use crate::model::info::{BlockInfo, ImageKind, ParentInfo, USUAL_SECTOR_BYTES};
 
 /// An opened VMDK.
 pub(crate) struct Vmdk {
     pub(crate) descriptor: Descriptor,
-    pub(crate) text: TextPlace,
-    pub(crate) opened: Opened,
+    pub(crate) text: DescriptorPlace,
+    pub(crate) opened: OpenedVmdk,
     /// The files that the descriptor names, beside the one that it is in.
     pub(crate) extent_files: Vec<PathBuf>,
 }
@@ -26,7 +26,7 @@ impl Vmdk {
     /// What there is to know about it.
     pub(crate) fn describe(&self) -> BlockInfo {
         let grain = self.opened.parts.iter().find_map(|part| match &part.kind {
-            PartKind::Sparse { extent, .. } => Some(extent),
+            VmdkExtentKind::Sparse { extent, .. } => Some(extent),
             _ => None,
         });
         BlockInfo {
@@ -52,9 +52,9 @@ impl Vmdk {
 
 /// Where the descriptor's text is.
 #[derive(Debug, Clone)]
-pub(crate) enum TextPlace {
+pub(crate) enum DescriptorPlace {
     /// In this room of the first extent.
     Inside(Range<u64>),
     /// It is the file.
-    WithoutBacking,
+    WholeFile,
 }

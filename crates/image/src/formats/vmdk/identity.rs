@@ -8,9 +8,9 @@ use std::sync::Arc;
 use holdfast_block::to_usize;
 
 use super::descriptor::{IMAGE, IMAGE_OF_VMWARE, PARENT, of_vmware};
-use super::disk::{TextPlace, Vmdk};
+use super::disk::{DescriptorPlace, Vmdk};
 use super::extent::SparseExtent;
-use super::tables::{PartKind, has_overlap};
+use super::tables::{VmdkExtentKind, has_overlap};
 use crate::file::ImageFile;
 use crate::model::identity::ImageId;
 use crate::{Error, Result};
@@ -45,14 +45,14 @@ fn rewrite(vmdk: &Vmdk, image: &str, change: impl FnOnce(&[u8]) -> Vec<u8>) -> R
     };
     let file: &Arc<dyn ImageFile> = vmdk.opened.files.at(0)?;
     let room = match &vmdk.text {
-        TextPlace::Inside(room) => room.clone(),
-        TextPlace::WithoutBacking => 0..file.length_bytes()?,
+        DescriptorPlace::Inside(room) => room.clone(),
+        DescriptorPlace::WholeFile => 0..file.length_bytes()?,
     };
     let mut bytes = vec![0; to_usize(room.end - room.start)];
     file.read_at(&mut bytes, room.start)?;
     let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
     let mut new = change(bytes.get(..end).unwrap_or(&bytes));
-    if matches!(vmdk.text, TextPlace::Inside(_)) {
+    if matches!(vmdk.text, DescriptorPlace::Inside(_)) {
         if own_extent(vmdk).is_some_and(|extent| extent.metadata(&**file).is_ok_and(|ranges| has_overlap(&ranges))) {
             return Err(not_writable(
                 "two of its tables are in one place; holdfast image check tells which",
@@ -80,7 +80,7 @@ fn rewrite(vmdk: &Vmdk, image: &str, change: impl FnOnce(&[u8]) -> Vec<u8>) -> R
 /// The extent that the descriptor is in.
 fn own_extent(vmdk: &Vmdk) -> Option<&SparseExtent> {
     vmdk.opened.parts.iter().find_map(|part| match &part.kind {
-        PartKind::Sparse { window: 0, extent } => Some(extent),
+        VmdkExtentKind::Sparse { window: 0, extent } => Some(extent),
         _ => None,
     })
 }

@@ -28,7 +28,7 @@ pub(super) struct MetadataOverlaps {
 }
 
 /// The tables that directories lead to, by their places, in order.
-struct Tables {
+struct GrainTables {
     places: Vec<u64>,
     bytes: u64,
     /// For each one, whether it lies in a grain.
@@ -37,7 +37,7 @@ struct Tables {
     next: Vec<usize>,
 }
 
-impl Tables {
+impl GrainTables {
     fn new(mut places: Vec<u64>, bytes: u64) -> Self {
         places.sort_unstable();
         places.dedup();
@@ -95,7 +95,7 @@ impl MetadataOverlaps {
         let table_bytes = extent.table_entries * 4;
         let is_inside = |place: &u64| *place >= HEADER_BYTES && place.saturating_add(table_bytes) <= file_bytes;
         let all = first.iter().chain(second.iter().flat_map(|(_, places)| places.iter()));
-        let mut tables = Tables::new(all.copied().filter(is_inside).collect(), table_bytes);
+        let mut tables = GrainTables::new(all.copied().filter(is_inside).collect(), table_bytes);
         let directory = |place: u64| place..place.saturating_add(extent.table_count() * 4);
         let directories = [Some(extent.directory), second.map(|(place, _)| place)];
         let [mut is_first_overlaid, mut is_second_overlaid] = [false; 2];

@@ -18,22 +18,30 @@ use crate::file::ImageFile;
 
 /// One of the two directories.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Side {
+pub(super) enum DirectorySide {
     First,
     Second,
 }
 
 /// Something that is not as it has to be.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Finding {
+pub(super) enum DirectoryFinding {
     /// The table of one side is lost, and that of the other one is at `from`.
-    Table { side: Side, number: u64, from: u64 },
+    Table {
+        side: DirectorySide,
+        number: u64,
+        from: u64,
+    },
     /// The table of neither side is where one can be.
     LostTable { number: u64 },
     /// A table is in a grain of another one, or an entry that leads there is wrong. Nothing can be done about it.
     Unsure,
     /// An entry at `place` of the file is to be `value`, as on the other side.
-    Entry { side: Side, place: u64, value: u32 },
+    Entry {
+        side: DirectorySide,
+        place: u64,
+        value: u32,
+    },
     /// The entries differ, and each of them can be right; the second one, at `place` of the file, is to be `value` if the first one is.
     Doubt { place: u64, value: u32 },
     /// The entries at `places`, which are those of all sides, lead to where no grain can be.
@@ -133,9 +141,9 @@ impl<'a> DirectoryPair<'a> {
     }
 
     /// What is found of an entry in the table at `table`, which must not be written to where that may be a grain.
-    fn in_table(&self, table: u64, finding: Finding) -> Finding {
+    fn in_table(&self, table: u64, finding: DirectoryFinding) -> DirectoryFinding {
         if self.overlaid.unsure.contains(&table) {
-            Finding::Unsure
+            DirectoryFinding::Unsure
         } else {
             finding
         }
@@ -153,7 +161,7 @@ impl<'a> DirectoryPair<'a> {
     }
 
     /// Calls `visit` with all that is not as it has to be.
-    pub(super) fn for_each(&self, mut visit: impl FnMut(Finding) -> Result<()>) -> Result<()> {
+    pub(super) fn for_each(&self, mut visit: impl FnMut(DirectoryFinding) -> Result<()>) -> Result<()> {
         // Whatever the first directory leads to is guest data, and nothing can be taken from the second one for it.
         if self.overlaid.first_directory {
             return Ok(());
@@ -171,19 +179,19 @@ impl<'a> DirectoryPair<'a> {
                 (true, _) => {
                     self.compare(number, (first, None), &used, &mut visit)?;
                     if second.is_some() {
-                        let side = Side::Second;
+                        let side = DirectorySide::Second;
                         let from = first;
                         visit(if self.overlaid.is_second_unsure {
-                            Finding::Unsure
+                            DirectoryFinding::Unsure
                         } else {
-                            Finding::Table { side, number, from }
+                            DirectoryFinding::Table { side, number, from }
                         })?;
                     }
                 }
                 (false, Some(second)) if self.can_be_table(second) => {
                     self.compare(number, (second, None), &used, &mut visit)?;
-                    let side = Side::First;
-                    visit(Finding::Table {
+                    let side = DirectorySide::First;
+                    visit(DirectoryFinding::Table {
                         side,
                         number,
                         from: second,
@@ -191,7 +199,7 @@ impl<'a> DirectoryPair<'a> {
                 }
                 (false, second) => {
                     if first != 0 || second.is_some_and(|second| second != 0) {
-                        visit(Finding::LostTable { number })?;
+                        visit(DirectoryFinding::LostTable { number })?;
                     }
                 }
             }
@@ -260,7 +268,7 @@ impl<'a> DirectoryPair<'a> {
         number: u64,
         (place, beside): (u64, Option<u64>),
         used: &HashSet<u32>,
-        visit: &mut impl FnMut(Finding) -> Result<()>,
+        visit: &mut impl FnMut(DirectoryFinding) -> Result<()>,
     ) -> Result<()> {
         let table = self.table(place)?;
         let other = match beside {
@@ -274,12 +282,16 @@ impl<'a> DirectoryPair<'a> {
             let is_free = |sector: u32| self.can_be_entry(sector) && (first == second || !used.contains(&sector));
             let doubt = || {
                 let place = second_place + index * 4;
-                self.in_table(second_place, Finding::Doubt { place, value: first })
+                self.in_table(second_place, DirectoryFinding::Doubt { place, value: first })
             };
-            let entry = |side: Side, value: u32| {
-                let table = if side == Side::Second { second_place } else { place };
+            let entry = |side: DirectorySide, value: u32| {
+                let table = if side == DirectorySide::Second {
+                    second_place
+                } else {
+                    place
+                };
                 let place = table + index * 4;
-                self.in_table(table, Finding::Entry { side, place, value })
+                self.in_table(table, DirectoryFinding::Entry { side, place, value })
             };
             let finding = match (is_free(first), is_free(second)) {
                 // Both are places of other grains.
@@ -289,9 +301,9 @@ impl<'a> DirectoryPair<'a> {
                         .iter()
                         .any(|place| self.overlaid.unsure.contains(place)) =>
                 {
-                    Finding::Unsure
+                    DirectoryFinding::Unsure
                 }
-                (false, false) => Finding::LostEntry {
+                (false, false) => DirectoryFinding::LostEntry {
                     disk_offset,
                     places: [Some(place), beside]
                         .into_iter()
@@ -302,9 +314,9 @@ impl<'a> DirectoryPair<'a> {
                 _ if first == second => continue,
                 // What it was is in neither.
                 (false, true) if second == 0 && self.can_be_entry(first) => doubt(),
-                (is_right, true) if !is_right || first == 0 => entry(Side::First, second),
+                (is_right, true) if !is_right || first == 0 => entry(DirectorySide::First, second),
                 (true, true) if second != 0 => doubt(),
-                _ => entry(Side::Second, first),
+                _ => entry(DirectorySide::Second, first),
             };
             visit(finding)?;
         }

@@ -4,8 +4,8 @@
 use super::SECTOR_BYTES;
 use super::check::check_sparse;
 use super::extent::{AT_IS_OPEN, SparseExtent};
-use super::redundant_directory::{DirectoryPair, Finding, Side};
-use super::tables::{Opened, PartKind};
+use super::redundant_directory::{DirectoryFinding, DirectoryPair, DirectorySide};
+use super::tables::{OpenedVmdk, VmdkExtentKind};
 use crate::allocation_table::copy_room;
 use crate::error::corrupt;
 use crate::file::ImageFile;
@@ -13,12 +13,12 @@ use crate::model::repair_action::{RepairAction, RepairMode};
 use crate::{CheckReport, Result};
 
 /// Repairs each sparse extent of an image.
-pub(crate) fn repair(opened: &Opened, mode: RepairMode, actions: &mut Vec<RepairAction>) -> Result<()> {
+pub(crate) fn repair(opened: &OpenedVmdk, mode: RepairMode, actions: &mut Vec<RepairAction>) -> Result<()> {
     if mode < RepairMode::Safe {
         return Ok(());
     }
     for part in &opened.parts {
-        if let PartKind::Sparse { window, extent } = &part.kind
+        if let VmdkExtentKind::Sparse { window, extent } = &part.kind
             && !extent.is_compressed
         {
             let file = &**opened.files.at(*window)?;
@@ -50,23 +50,23 @@ fn repair_extent(
     let mut done = RepairedExtents::default();
     let mut end = file.length_bytes()?.next_multiple_of(SECTOR_BYTES);
     let table_bytes = (extent.table_entries * 4).next_multiple_of(SECTOR_BYTES);
-    let directory = |side: Side| match side {
-        Side::First => extent.directory,
-        Side::Second => extent.second_directory.unwrap_or(extent.directory),
+    let directory = |side: DirectorySide| match side {
+        DirectorySide::First => extent.directory,
+        DirectorySide::Second => extent.second_directory.unwrap_or(extent.directory),
     };
     DirectoryPair::load(file, extent)?.for_each(|finding| {
         let side = match finding {
-            Finding::Entry { side, place, value } => {
+            DirectoryFinding::Entry { side, place, value } => {
                 file.write_at(&value.to_le_bytes(), place)?;
                 side
             }
-            Finding::Table { side, number, from } => {
+            DirectoryFinding::Table { side, number, from } => {
                 copy_room(file, from, end, extent.table_entries * 4)?;
                 done.tables.push((directory(side) + number * 4, end));
                 end += table_bytes;
                 side
             }
-            Finding::LostEntry { disk_offset, places } if mode == RepairMode::All => {
+            DirectoryFinding::LostEntry { disk_offset, places } if mode == RepairMode::All => {
                 for place in places {
                     file.write_at(&[0; 4], place)?;
                 }
@@ -74,21 +74,24 @@ fn repair_extent(
                 done.first_lost_grain.get_or_insert(disk_start + disk_offset);
                 return Ok(());
             }
-            Finding::LostTable { number } if mode == RepairMode::All => {
+            DirectoryFinding::LostTable { number } if mode == RepairMode::All => {
                 done.lost_tables.push(number);
                 return Ok(());
             }
-            Finding::Doubt { place, value } if mode == RepairMode::All => {
+            DirectoryFinding::Doubt { place, value } if mode == RepairMode::All => {
                 file.write_at(&value.to_le_bytes(), place)?;
-                Side::Second
+                DirectorySide::Second
             }
-            Finding::Doubt { .. } | Finding::LostEntry { .. } | Finding::LostTable { .. } | Finding::Unsure => {
+            DirectoryFinding::Doubt { .. }
+            | DirectoryFinding::LostEntry { .. }
+            | DirectoryFinding::LostTable { .. }
+            | DirectoryFinding::Unsure => {
                 return Ok(());
             }
         };
         match side {
-            Side::First => done.first_count += 1,
-            Side::Second => done.second_count += 1,
+            DirectorySide::First => done.first_count += 1,
+            DirectorySide::Second => done.second_count += 1,
         }
         Ok(())
     })?;

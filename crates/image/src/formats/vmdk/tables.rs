@@ -10,7 +10,7 @@ use super::extent::SparseExtent;
 use super::overlap::is_first_lost;
 use super::stream::{GRAIN_MARKER_BYTES, check_stored, grain_marker, inflate};
 use crate::allocation_table::pages::Pages;
-use crate::allocation_table::{Tables, clear_room, end_of_block, for_each_entry};
+use crate::allocation_table::{AllocationTable, clear_room, end_of_block, for_each_entry};
 use crate::error::corrupt;
 use crate::file::ImageFile;
 use crate::model::identity::ImageId;
@@ -26,14 +26,14 @@ const GRAIN_CACHE_BYTES: u64 = 4 << 20;
 const ZERO_GRAIN: u32 = 1;
 
 /// A part of the disk, and what it is made of. Places of files are those of [`Concatenated`].
-pub(crate) struct Part {
+pub(crate) struct VmdkExtent {
     /// Where it begins on the disk.
     pub(crate) start: u64,
     pub(crate) length: u64,
-    pub(crate) kind: PartKind,
+    pub(crate) kind: VmdkExtentKind,
 }
 
-pub(crate) enum PartKind {
+pub(crate) enum VmdkExtentKind {
     Zero,
     /// Bytes of a file, from `host` on.
     Flat {
@@ -47,18 +47,18 @@ pub(crate) enum PartKind {
 }
 
 /// What is opened of an image.
-pub(crate) struct Opened {
-    pub(crate) parts: Vec<Part>,
+pub(crate) struct OpenedVmdk {
+    pub(crate) parts: Vec<VmdkExtent>,
     pub(crate) files: Arc<Concatenated>,
     /// Where the digits of the CID stand.
     pub(crate) content_id_at: Range<u64>,
 }
 
-impl Opened {
+impl OpenedVmdk {
     /// Reads the headers of the extents again, which may have changed.
     pub(crate) fn reload(&mut self, image: &str) -> Result<()> {
         for part in &mut self.parts {
-            if let PartKind::Sparse { window, extent } = &mut part.kind {
+            if let VmdkExtentKind::Sparse { window, extent } = &mut part.kind {
                 *extent = SparseExtent::load(&**self.files.at(*window)?, image)?;
             }
         }
@@ -67,7 +67,7 @@ impl Opened {
 }
 
 /// A decompressed grain.
-struct Grain {
+struct CachedGrain {
     /// Its first sector of the extent, as its marker says.
     sector: u64,
     bytes: Vec<u8>,
@@ -76,10 +76,10 @@ struct Grain {
 /// The tables of one image.
 pub(crate) struct VmdkTables {
     image: Arc<str>,
-    opened: Opened,
+    opened: OpenedVmdk,
     disk_bytes: u64,
     pages: Pages,
-    grains: Lru<Grain>,
+    grains: Lru<CachedGrain>,
     /// The length of each file.
     lengths: Vec<KnownLength>,
     /// Where the next grain of each part goes; known once writing has started.
@@ -89,11 +89,11 @@ pub(crate) struct VmdkTables {
 }
 
 impl VmdkTables {
-    pub(crate) fn new(image: Arc<str>, mut opened: Opened) -> Result<Self> {
+    pub(crate) fn new(image: Arc<str>, mut opened: OpenedVmdk) -> Result<Self> {
         let files: Arc<dyn ImageFile> = Arc::clone(&opened.files) as Arc<dyn ImageFile>;
         let mut is_second_read = false;
         for part in &mut opened.parts {
-            if let PartKind::Sparse { window, extent } = &mut part.kind
+            if let VmdkExtentKind::Sparse { window, extent } = &mut part.kind
                 && is_first_lost(&**opened.files.at(*window)?, extent)?
             {
                 extent.directory = extent.second_directory.take().unwrap_or(extent.directory);
@@ -145,15 +145,15 @@ impl VmdkTables {
             _ => u64::MAX,
         };
         match &part.kind {
-            PartKind::Zero => Ok(MappedExtent {
+            VmdkExtentKind::Zero => Ok(MappedExtent {
                 length: rest,
                 kind: MappedKind::Zero,
             }),
-            PartKind::Flat { host } => Ok(MappedExtent {
+            VmdkExtentKind::Flat { host } => Ok(MappedExtent {
                 length: rest,
                 kind: MappedKind::Data { host: host + within },
             }),
-            PartKind::Sparse { window, extent } => {
+            VmdkExtentKind::Sparse { window, extent } => {
                 let run = self.sparse_piece(*window, extent, within)?;
                 Ok(MappedExtent {
                     length: run.length.min(rest),
@@ -206,7 +206,7 @@ impl VmdkTables {
     }
 
     /// The grain whose marker is at `host`, which is that of the byte at `within` of the extent.
-    fn grain(&self, host: u64, extent: &SparseExtent, within: u64) -> Result<Arc<Grain>> {
+    fn grain(&self, host: u64, extent: &SparseExtent, within: u64) -> Result<Arc<CachedGrain>> {
         let wrong = |detail: String| corrupt(&self.image, "compressed grain", host % WINDOW_BYTES, detail);
         let start = within / extent.grain_bytes * extent.grain_bytes;
         let expected = start / super::SECTOR_BYTES;
@@ -243,7 +243,7 @@ impl VmdkTables {
         let mut bytes = vec![0; to_usize(extent.grain_bytes)];
         let least = extent.disk_bytes.saturating_sub(start);
         inflate(&mut libdeflater::Decompressor::new(), &input, &mut bytes, least).map_err(wrong)?;
-        let grain = Arc::new(Grain { sector, bytes });
+        let grain = Arc::new(CachedGrain { sector, bytes });
         self.grains.insert(host, Arc::clone(&grain), extent.grain_bytes);
         Ok(grain)
     }
@@ -280,7 +280,7 @@ impl VmdkTables {
 
     fn reserve_grain(&mut self, part_index: usize, within: u64) -> Result<()> {
         let kind = self.opened.parts.get(part_index).map(|part| &part.kind);
-        let Some(PartKind::Sparse { window, extent }) = kind else {
+        let Some(VmdkExtentKind::Sparse { window, extent }) = kind else {
             return Err(self.not_writable("a part of it is zero, and cannot be anything else"));
         };
         let (window, extent) = (*window, extent.clone());
@@ -331,14 +331,14 @@ fn content_id_digits(number: u32, count: usize) -> String {
     digits.chars().take(count).collect()
 }
 
-impl Tables for VmdkTables {
+impl AllocationTable for VmdkTables {
     fn disk_bytes(&self) -> u64 {
         self.disk_bytes
     }
 
     fn unit_bytes(&self) -> u64 {
-        let grain = |part: &Part| match &part.kind {
-            PartKind::Sparse { extent, .. } => Some(extent.grain_bytes),
+        let grain = |part: &VmdkExtent| match &part.kind {
+            VmdkExtentKind::Sparse { extent, .. } => Some(extent.grain_bytes),
             _ => None,
         };
         self.opened
@@ -355,7 +355,7 @@ impl Tables for VmdkTables {
 
     fn read_compressed(&self, buffer: &mut [u8], offset: u64, compressed: Compressed) -> Result<()> {
         let part = self.opened.parts.get(self.part_index(offset));
-        let Some((start, PartKind::Sparse { extent, .. })) = part.map(|part| (part.start, &part.kind)) else {
+        let Some((start, VmdkExtentKind::Sparse { extent, .. })) = part.map(|part| (part.start, &part.kind)) else {
             return Err(self.not_writable("only sparse extents are compressed"));
         };
         let within = offset - start;
@@ -380,7 +380,7 @@ impl Tables for VmdkTables {
 
     fn is_cut_off(&self) -> Result<bool> {
         for part in &self.opened.parts {
-            let PartKind::Sparse { window, extent } = &part.kind else {
+            let VmdkExtentKind::Sparse { window, extent } = &part.kind else {
                 continue;
             };
             let file = &**self.opened.files.at(*window)?;
@@ -422,15 +422,15 @@ impl Tables for VmdkTables {
                 return Err(self.not_writable("a grain of it would begin inside of another part"));
             }
             ends.push(match &part.kind {
-                PartKind::Zero => return Err(self.not_writable("a part of it is zero, and cannot be anything else")),
-                PartKind::Flat { .. } => 0,
-                PartKind::Sparse { extent, .. } if extent.is_compressed => {
+                VmdkExtentKind::Zero => return Err(self.not_writable("a part of it is zero, and cannot be anything else")),
+                VmdkExtentKind::Flat { .. } => 0,
+                VmdkExtentKind::Sparse { extent, .. } if extent.is_compressed => {
                     return Err(self.not_writable("what is compressed cannot be changed; convert it first"));
                 }
-                PartKind::Sparse { extent, .. } if extent.is_open => {
+                VmdkExtentKind::Sparse { extent, .. } if extent.is_open => {
                     return Err(self.not_writable("it was not closed cleanly, or is open; holdfast image check --repair repairs it"));
                 }
-                PartKind::Sparse { window, extent } => {
+                VmdkExtentKind::Sparse { window, extent } => {
                     let file = self.opened.files.at(*window)?;
                     let (metadata, file_bytes) = (extent.metadata(&**file)?, file.length_bytes()?);
                     if has_overlap(&metadata) || past_end(&metadata, file_bytes).next().is_some() {
@@ -460,7 +460,7 @@ impl Tables for VmdkTables {
                 return Err(self.not_writable("its descriptor names no part of the disk"));
             };
             let within = at - part.start;
-            let PartKind::Sparse { extent, .. } = &part.kind else {
+            let VmdkExtentKind::Sparse { extent, .. } = &part.kind else {
                 at = part.start + part.length;
                 continue;
             };

@@ -6,14 +6,14 @@ use holdfast_block::{BlockDevice, BlockDeviceMut as _, to_usize};
 
 use super::concatenated::Concatenated;
 use super::create::{NewVmdk, write_empty};
-use super::descriptor::{Descriptor, ExtentKind};
+use super::descriptor::{Descriptor, NamedExtentKind};
 use super::extent::SparseExtent;
-use super::stream::specimen::{GRAIN_BYTES, Item, Tables, grain, stream};
-use super::tables::{Opened, Part, PartKind, VmdkTables};
+use super::stream::specimen::{GRAIN_BYTES, SpecimenItem, TablePlacement, grain, stream};
+use super::tables::{OpenedVmdk, VmdkExtent, VmdkExtentKind, VmdkTables};
 use crate::Result;
-use crate::allocation_table::crash_tests::{Case, survive_crashes};
+use crate::allocation_table::crash_tests::{TableCrashCase, survive_crashes};
 use crate::allocation_table::writer::TableMut;
-use crate::allocation_table::{TableLayer, Tables as _};
+use crate::allocation_table::{AllocationTable as _, TableLayer};
 use crate::file::ImageFile;
 use crate::file::memory::MemoryFile;
 use crate::model::layered::{BackingUse, Layered as _};
@@ -43,17 +43,17 @@ fn without_tables() -> Vec<u8> {
     bytes
 }
 
-fn opened(file: Arc<dyn ImageFile>) -> Result<Opened> {
+fn opened(file: Arc<dyn ImageFile>) -> Result<OpenedVmdk> {
     let extent = SparseExtent::load(&*file, "image")?;
     let (offset, length) = extent.descriptor.unwrap();
     let mut text = vec![0; to_usize(length)];
     file.read_at(&mut text, offset)?;
     let descriptor = Descriptor::parse(&text, "image")?;
-    Ok(Opened {
-        parts: vec![Part {
+    Ok(OpenedVmdk {
+        parts: vec![VmdkExtent {
             start: 0,
             length: extent.disk_bytes,
-            kind: PartKind::Sparse { window: 0, extent },
+            kind: VmdkExtentKind::Sparse { window: 0, extent },
         }],
         files: Arc::new(Concatenated { files: vec![file] }),
         content_id_at: offset + descriptor.content_id_at.start as u64..offset + descriptor.content_id_at.end as u64,
@@ -67,7 +67,7 @@ fn open(file: Arc<dyn ImageFile>, backing: Option<Arc<dyn BlockDevice>>) -> Resu
 
 #[test]
 fn a_crash_loses_nothing_that_was_flushed() {
-    let case = |name, start, has_parent| Case {
+    let case = |name, start, has_parent| TableCrashCase {
         name,
         start,
         has_parent,
@@ -85,7 +85,7 @@ fn a_crash_loses_nothing_that_was_flushed() {
 #[test]
 fn a_grain_at_another_place_or_cut_short_is_damage() {
     let items = [grain(0, 1), grain(GRAIN_BYTES, 2), grain(3 * GRAIN_BYTES, 3)];
-    let bytes = stream(Tables::InFront, 4 * GRAIN_BYTES, &items);
+    let bytes = stream(TablePlacement::InFront, 4 * GRAIN_BYTES, &items);
     // Header, descriptor, directory.
     let table = 4 * 512;
     let read_one = |bytes: &[u8], number: u64| {
@@ -103,14 +103,14 @@ fn a_grain_at_another_place_or_cut_short_is_damage() {
     moved.copy_within(table..table + 4, table + 4);
     assert!(read_one(&moved, 1).unwrap_err().is_corrupt());
     assert_eq!(read_one(&moved, 3).unwrap(), 3);
-    let short = Item::Grain {
+    let short = SpecimenItem::Grain {
         offset: GRAIN_BYTES,
         byte: 2,
         length: GRAIN_BYTES - 1,
     };
-    let bytes = stream(Tables::AtEnd, 4 * GRAIN_BYTES, &[grain(0, 1), short.clone()]);
+    let bytes = stream(TablePlacement::AtEnd, 4 * GRAIN_BYTES, &[grain(0, 1), short.clone()]);
     assert!(read_one(&bytes, 1).unwrap_err().is_corrupt());
-    let bytes = stream(Tables::AtEnd, 2 * GRAIN_BYTES - 512, &[grain(0, 1), short]);
+    let bytes = stream(TablePlacement::AtEnd, 2 * GRAIN_BYTES - 512, &[grain(0, 1), short]);
     assert_eq!(
         read_one(&bytes, 1).unwrap(),
         2,
@@ -120,7 +120,7 @@ fn a_grain_at_another_place_or_cut_short_is_damage() {
 
 #[test]
 fn a_compression_of_another_kind_is_refused() {
-    let good = stream(Tables::AtEnd, GRAIN_BYTES, &[grain(0, 1)]);
+    let good = stream(TablePlacement::AtEnd, GRAIN_BYTES, &[grain(0, 1)]);
     for (at, value) in [(77, 2), (77, 0), (10, 1)] {
         let mut bytes = good.clone();
         bytes[at] = value;
@@ -203,7 +203,7 @@ fn a_first_directory_of_zeroes_gives_way_to_one_with_grains() {
 /// What comes off a block device or a tape has zeroes behind its end; a stream of it was whole, and the file was damaged.
 #[test]
 fn zeroes_behind_a_stream_are_no_part_of_it() {
-    let bytes = stream(Tables::AtEnd, 5 * GRAIN_BYTES, &[grain(GRAIN_BYTES, 7)]);
+    let bytes = stream(TablePlacement::AtEnd, 5 * GRAIN_BYTES, &[grain(GRAIN_BYTES, 7)]);
     for more in [0, 1, 512, 5000, 64 << 10, 1 << 20] {
         let mut padded = bytes.clone();
         padded.resize(bytes.len() + more, 0);
@@ -253,18 +253,18 @@ fn descriptors_are_read_as_they_are_written_by_others() {
         [
             (
                 4_192_256,
-                ExtentKind::Sparse {
+                NamedExtentKind::Sparse {
                     file: file("web 1-s001.vmdk")
                 }
             ),
             (
                 63,
-                ExtentKind::Flat {
+                NamedExtentKind::Flat {
                     file: file("web1-flat.vmdk"),
                     offset: 128
                 }
             ),
-            (7, ExtentKind::Zero),
+            (7, NamedExtentKind::Zero),
         ]
     );
     // VMware writes what the code page of its host has.

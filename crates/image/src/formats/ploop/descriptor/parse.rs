@@ -40,7 +40,7 @@ pub(super) fn parse(text: &[u8], image: &str) -> Result<DiskDescriptor> {
             format!("it is no XML: {}", shown(&error.to_string())),
         )
     })?;
-    let reader = Reader {
+    let reader = DescriptorReader {
         image,
         text,
         ids: Vec::new(),
@@ -48,13 +48,13 @@ pub(super) fn parse(text: &[u8], image: &str) -> Result<DiskDescriptor> {
     reader.read(document.root_element())
 }
 
-struct Reader<'a> {
+struct DescriptorReader<'a> {
     image: &'a str,
     text: &'a str,
     ids: Vec<(ImageId, Range<usize>)>,
 }
 
-impl Reader<'_> {
+impl DescriptorReader<'_> {
     fn read(mut self, root: Node<'_, '_>) -> Result<DiskDescriptor> {
         if !root.has_tag_name("Parallels_disk_image") {
             return Err(self.wrong(root, format!("it is a {:?}", shown(root.tag_name().name()))));

@@ -9,7 +9,7 @@
 
 use std::collections::HashMap;
 
-use super::super::entry::Meaning;
+use super::super::entry::ClusterKind;
 use super::super::geometry::POINTER_BYTES;
 use super::super::mapping::{entry_in, read_l2_as_is};
 use super::{Checker, L2Use};
@@ -98,7 +98,7 @@ impl Checker<'_> {
                 };
                 for index in 0..entries {
                     let entry = entry_in(&table, index, geometry);
-                    let Some(host) = self.meaning_of(entry).ok().and_then(Meaning::host) else {
+                    let Some(host) = self.meaning_of(entry).ok().and_then(ClusterKind::host) else {
                         continue;
                     };
                     let cluster = geometry.cluster_of(host.offset);

@@ -1,6 +1,6 @@
 //! Clusters past the virtual size: a program shrank the disk and left them, or the size is damaged.
 
-use super::super::entry::DataPlace;
+use super::super::entry::DataLocation;
 use super::{Checker, L2Use};
 use crate::Result;
 
@@ -18,7 +18,7 @@ impl Checker<'_> {
             self.report.allocated_count += 1;
             return Ok(true);
         }
-        let may_be_shared = self.place() == DataPlace::Inside && self.header.snapshot_count > 0;
+        let may_be_shared = self.place() == DataLocation::Inside && self.header.snapshot_count > 0;
         let is_alone = !may_be_shared || (used.count == 1 && self.stored.of(self.geometry.cluster_of(host))? == 1);
         self.behind_count += u64::from(is_alone);
         Ok(false)

@@ -9,9 +9,9 @@ use std::collections::HashSet;
 use holdfast_block::to_usize;
 
 use super::super::codec::Decoder;
-use super::super::entry::{DataPlace, Entry, Meaning};
+use super::super::entry::{ClusterKind, DataLocation, L2Entry};
 use super::super::geometry::POINTER_BYTES;
-use super::super::header::Header;
+use super::super::header::Qcow2Header;
 use super::{Checker, L2Use, count_uses};
 use crate::allocation_table::end_of_block;
 use crate::file::ImageFile;
@@ -50,7 +50,7 @@ impl TruncatedContent {
 }
 
 /// Whether the file ends before the end of what its tables lead to.
-pub(crate) fn is_truncated(file: &dyn ImageFile, header: &Header, image: &str) -> Result<bool> {
+pub(crate) fn is_truncated(file: &dyn ImageFile, header: &Qcow2Header, image: &str) -> Result<bool> {
     let uses = count_uses(file, header, image)?;
     // What is outside of the file altogether is damage, too.
     Ok(!uses.truncated.is_empty() || uses.damage_count > 0)
@@ -75,12 +75,12 @@ impl Checker<'_> {
     /// The end of what entry number `index` of the table at `table_offset` leads to, which is at `disk_offset` of the disk.
     pub(super) fn check_data_end(
         &mut self,
-        entry: Entry,
+        entry: L2Entry,
         table_offset: u64,
         (index, disk_offset): (u64, u64),
         used: L2Use,
     ) -> Result<()> {
-        if self.place() == DataPlace::External {
+        if self.place() == DataLocation::External {
             return Ok(());
         }
         let geometry = self.geometry;
@@ -99,8 +99,8 @@ impl Checker<'_> {
             )
         };
         let (host, end) = match self.meaning_of(entry) {
-            Ok(Meaning::Data { host }) => (host.offset, whole(host.offset)),
-            Ok(Meaning::Subclusters {
+            Ok(ClusterKind::Data { host }) => (host.offset, whole(host.offset)),
+            Ok(ClusterKind::Subclusters {
                 host: Some(host),
                 allocated,
                 ..
@@ -108,7 +108,7 @@ impl Checker<'_> {
                 let held = u64::from(u32::BITS - allocated.leading_zeros()) * geometry.subcluster_bytes();
                 (host.offset, whole(host.offset).min(host.offset + held))
             }
-            Ok(Meaning::Compressed(compressed)) => {
+            Ok(ClusterKind::Compressed(compressed)) => {
                 if disk_offset < disk_bytes && !self.is_compressed_whole(compressed)? {
                     let place = table_offset + index * geometry.l2_entry_words() * POINTER_BYTES;
                     self.truncated.compressed.push((place, shown));

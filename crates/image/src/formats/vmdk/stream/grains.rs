@@ -16,7 +16,7 @@ use crate::{Error, Result};
 const METADATA_BYTES_MAX: u64 = 64 << 20;
 /// A grain on its way; its buffers are used again for others.
 #[derive(Default)]
-pub(super) struct Grain {
+pub(super) struct StreamedGrain {
     /// Where it belongs on the disk.
     pub(super) offset: u64,
     /// Where its marker is in the stream.
@@ -32,7 +32,7 @@ pub(super) struct Grain {
     failure: Option<String>,
 }
 
-impl Grain {
+impl StreamedGrain {
     /// Decompresses it.
     pub(super) fn inflate(&mut self, decompressor: &mut Decompressor) {
         let input = self.stored.get(GRAIN_MARKER_BYTES..self.stored_end).unwrap_or_default();
@@ -49,7 +49,7 @@ impl Grain {
 }
 
 /// The grains that have not come yet.
-pub(super) struct Grains<R> {
+pub(super) struct GrainScanner<R> {
     pub(super) source: ForwardReader<R>,
     pub(super) preamble: Preamble,
     /// Where the next grain may begin.
@@ -60,7 +60,7 @@ pub(super) struct Grains<R> {
     is_over: bool,
 }
 
-impl<R: Read> Grains<R> {
+impl<R: Read> GrainScanner<R> {
     pub(super) fn open(mut source: ForwardReader<R>) -> Result<Self> {
         Ok(Self {
             preamble: Preamble::read(&mut source)?,
@@ -73,7 +73,7 @@ impl<R: Read> Grains<R> {
     }
 
     /// Reads the next one into `grain`; false at the end.
-    pub(super) fn next(&mut self, grain: &mut Grain) -> Result<bool> {
+    pub(super) fn next(&mut self, grain: &mut StreamedGrain) -> Result<bool> {
         let found = if self.is_over { None } else { self.find_grain()? };
         let Some((sector, stored)) = found else {
             return Ok(false);
@@ -173,7 +173,7 @@ impl<R: Read> Grains<R> {
     }
 
     /// Reads the grain that begins with `sector`, and has `stored` bytes.
-    fn read_grain(&mut self, sector: &Sector, stored: u64, grain: &mut Grain) -> Result<()> {
+    fn read_grain(&mut self, sector: &Sector, stored: u64, grain: &mut StreamedGrain) -> Result<()> {
         let at = self.source.at - SECTOR_BYTES;
         let grain_bytes = self.preamble.extent.grain_bytes;
         let wrong = |image: &str, detail: String| corrupt(image, "compressed grain", at, detail);

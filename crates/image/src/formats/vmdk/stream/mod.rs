@@ -27,7 +27,7 @@ mod tests;
 mod writer;
 
 pub use reader::{StreamGrain, StreamReader};
-pub use writer::{StreamOptions, StreamWritten, write_stream_optimized};
+pub use writer::{StreamOptions, StreamReport, write_stream_optimized};
 
 use holdfast_block::to_usize;
 use libdeflater::Decompressor;

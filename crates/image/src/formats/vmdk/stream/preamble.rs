@@ -6,7 +6,7 @@ use holdfast_block::to_usize;
 
 use super::SECTOR_BYTES;
 use crate::error::corrupt;
-use crate::formats::vmdk::descriptor::{Descriptor, ExtentKind, TEXT_BYTES_MAX};
+use crate::formats::vmdk::descriptor::{Descriptor, NamedExtentKind, TEXT_BYTES_MAX};
 use crate::formats::vmdk::extent::{HEADER_BYTES, MAGIC, SparseExtent};
 use crate::model::bytes::rows;
 use crate::model::forward_reader::{ForwardReader, SKIP_BYTES};
@@ -81,7 +81,7 @@ fn read_descriptor<R: Read>(source: &mut ForwardReader<R>, extent: &SparseExtent
         return Err(source.unsupported("several files", "a stream is one file"));
     };
     let size_bytes = only.sectors.saturating_mul(SECTOR_BYTES);
-    if !matches!(only.kind, ExtentKind::Sparse { .. }) || size_bytes > extent.disk_bytes {
+    if !matches!(only.kind, NamedExtentKind::Sparse { .. }) || size_bytes > extent.disk_bytes {
         let detail = format!("{} bytes, and the descriptor says {size_bytes}", extent.disk_bytes);
         return Err(corrupt(&source.image, "extent", 0, detail));
     }

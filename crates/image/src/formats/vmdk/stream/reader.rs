@@ -5,7 +5,7 @@ use std::num::NonZero;
 
 use libdeflater::Decompressor;
 
-use super::grains::{Grain, Grains};
+use super::grains::{GrainScanner, StreamedGrain};
 use crate::error::corrupt;
 use crate::model::forward_reader::ForwardReader;
 use crate::{Error, ImageId, Result};
@@ -18,26 +18,26 @@ const BATCH_BYTES: u64 = 2 << 20;
 /// Grains come at rising offsets; what no grain covers is zero. (VMware's open-vmdk can be told to write them in another order, which is
 /// [`Error::NotInOrder`]: such a file can be opened with [`open`](crate::open).) At the end the reader has been read to its end, too.
 pub struct StreamReader<R> {
-    grains: Grains<R>,
+    grains: GrainScanner<R>,
     threads: usize,
     /// One for each thread.
     decompressors: Vec<Decompressor>,
     /// Grains that are decompressed, and how many of them were given away.
-    ready: Vec<Grain>,
+    ready: Vec<StreamedGrain>,
     given: usize,
     /// Grains behind those, still compressed.
-    ahead: Vec<Grain>,
+    ahead: Vec<StreamedGrain>,
     /// Used ones.
-    spare: Vec<Grain>,
-    end: End,
+    spare: Vec<StreamedGrain>,
+    end: StreamEnd,
 }
 
 /// What is behind the grains that were read.
-enum End {
+enum StreamEnd {
     /// More, as far as is known.
     More,
     /// The end of the stream.
-    WithBacking,
+    Complete,
     /// An error, returned after the pieces before it.
     Failed(Error),
     /// The error was returned.
@@ -65,14 +65,14 @@ impl<R: Read> StreamReader<R> {
             at: 0,
         };
         Ok(Self {
-            grains: Grains::open(source)?,
+            grains: GrainScanner::open(source)?,
             threads: 1,
             decompressors: vec![Decompressor::new()],
             ready: Vec::new(),
             given: 0,
             ahead: Vec::new(),
             spare: Vec::new(),
-            end: End::More,
+            end: StreamEnd::More,
         })
     }
 
@@ -115,16 +115,16 @@ impl<R: Read> StreamReader<R> {
         }
         let image = &self.grains.source.image;
         let Some(grain) = self.ready.get(self.given) else {
-            return match std::mem::replace(&mut self.end, End::Returned) {
-                End::Failed(error) => Err(error),
-                End::Returned => Err(corrupt(
+            return match std::mem::replace(&mut self.end, StreamEnd::Returned) {
+                StreamEnd::Failed(error) => Err(error),
+                StreamEnd::Returned => Err(corrupt(
                     image,
                     "stream",
                     self.grains.source.at,
                     "it was not read to its end",
                 )),
-                End::More | End::WithBacking => {
-                    self.end = End::WithBacking;
+                StreamEnd::More | StreamEnd::Complete => {
+                    self.end = StreamEnd::Complete;
                     Ok(None)
                 }
             };
@@ -138,7 +138,7 @@ impl<R: Read> StreamReader<R> {
                 }))
             }
             Err(error) => {
-                self.end = End::Returned;
+                self.end = StreamEnd::Returned;
                 Err(error)
             }
         }
@@ -180,12 +180,12 @@ impl<R: Read> StreamReader<R> {
             1 => 1,
             threads => (BATCH_BYTES / self.grains.preamble.extent.grain_bytes).max(1) * threads as u64,
         };
-        while matches!(self.end, End::More) && (self.ahead.len() as u64) < count_max {
+        while matches!(self.end, StreamEnd::More) && (self.ahead.len() as u64) < count_max {
             let mut grain = self.spare.pop().unwrap_or_default();
             match self.grains.next(&mut grain) {
                 Ok(true) => self.ahead.push(grain),
-                Ok(false) => self.end = End::WithBacking,
-                Err(error) => self.end = End::Failed(error),
+                Ok(false) => self.end = StreamEnd::Complete,
+                Err(error) => self.end = StreamEnd::Failed(error),
             }
         }
     }

@@ -17,7 +17,7 @@ const DESCRIPTOR_SECTORS: u64 = 2;
 
 /// Where tables are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Tables {
+pub(crate) enum TablePlacement {
     /// Before the first grain, and nothing is behind the last one: as QEMU does it.
     InFront,
     /// Behind all grains, with an end of the stream.
@@ -26,15 +26,15 @@ pub(crate) enum Tables {
 
 /// What is behind the header of a stream.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Item {
+pub(crate) enum SpecimenItem {
     /// A grain at this offset of the disk, full of this byte; in so many bytes, where that is not the whole grain.
     Grain { offset: u64, byte: u8, length: u64 },
     /// Any bytes.
     Bytes(Vec<u8>),
 }
 
-pub(crate) fn grain(offset: u64, byte: u8) -> Item {
-    Item::Grain {
+pub(crate) fn grain(offset: u64, byte: u8) -> SpecimenItem {
+    SpecimenItem::Grain {
         offset,
         byte,
         length: GRAIN_BYTES,
@@ -42,12 +42,12 @@ pub(crate) fn grain(offset: u64, byte: u8) -> Item {
 }
 
 /// How far a program has come, as VMware says it while it has nothing else to send.
-pub(crate) fn progress() -> Item {
-    Item::Bytes(marker(4, 0).to_vec())
+pub(crate) fn progress() -> SpecimenItem {
+    SpecimenItem::Bytes(marker(4, 0).to_vec())
 }
 
 /// A stream of `items` for a disk of `disk_bytes`.
-pub(crate) fn stream(tables: Tables, disk_bytes: u64, items: &[Item]) -> Vec<u8> {
+pub(crate) fn stream(tables: TablePlacement, disk_bytes: u64, items: &[SpecimenItem]) -> Vec<u8> {
     let mut extent = SparseExtent {
         disk_bytes,
         grain_bytes: GRAIN_BYTES,
@@ -62,7 +62,7 @@ pub(crate) fn stream(tables: Tables, disk_bytes: u64, items: &[Item]) -> Vec<u8>
     };
     let preamble = extent.overhead;
     let table_count = extent.table_count();
-    if tables == Tables::InFront {
+    if tables == TablePlacement::InFront {
         extent.directory = preamble;
         extent.overhead += (1 + table_count) * SECTOR_BYTES;
     }
@@ -73,8 +73,8 @@ pub(crate) fn stream(tables: Tables, disk_bytes: u64, items: &[Item]) -> Vec<u8>
     let mut entries = vec![0_u32; to_usize(table_count * TABLE_ENTRIES)];
     for item in items {
         match item {
-            Item::Bytes(other) => bytes.extend_from_slice(other),
-            Item::Grain { offset, byte, length } => {
+            SpecimenItem::Bytes(other) => bytes.extend_from_slice(other),
+            SpecimenItem::Grain { offset, byte, length } => {
                 if let Some(entry) = entries.get_mut(to_usize(offset / GRAIN_BYTES)) {
                     *entry = sector_of(&bytes);
                 }
@@ -87,13 +87,13 @@ pub(crate) fn stream(tables: Tables, disk_bytes: u64, items: &[Item]) -> Vec<u8>
         .map(|table| sector(&numbers(table)))
         .collect();
     match tables {
-        Tables::InFront => {
+        TablePlacement::InFront => {
             let first = u32::try_from(preamble / SECTOR_BYTES + 1).expect("it is small");
             let places: Vec<u32> = (first..).take(table_bytes.len()).collect();
             let all = [vec![sector(&numbers(&places))], table_bytes].concat().concat();
             bytes[to_usize(preamble)..to_usize(preamble) + all.len()].copy_from_slice(&all);
         }
-        Tables::AtEnd => {
+        TablePlacement::AtEnd => {
             let mut places = Vec::new();
             for table in table_bytes {
                 bytes.extend(marker(TABLE, TABLE_BYTES.div_ceil(SECTOR_BYTES)));

@@ -5,12 +5,12 @@ use std::num::NonZero;
 
 use holdfast_block::to_usize;
 
-use super::specimen::{GRAIN_BYTES, Item, Tables, compressed, grain, progress, stream};
+use super::specimen::{GRAIN_BYTES, SpecimenItem, TablePlacement, compressed, grain, progress, stream};
 use super::{SECTOR_BYTES, StreamReader, marker};
 use crate::{Error, Result};
 
 const DISK_BYTES: u64 = 20 * GRAIN_BYTES - SECTOR_BYTES;
-const BOTH: [Tables; 2] = [Tables::InFront, Tables::AtEnd];
+const BOTH: [TablePlacement; 2] = [TablePlacement::InFront, TablePlacement::AtEnd];
 
 /// The disk, which is the same, or the same error, for any number of threads.
 fn read(bytes: &[u8]) -> Result<Vec<u8>> {
@@ -48,7 +48,7 @@ fn read_disk(reader: &mut StreamReader<&[u8]>) -> Result<Vec<u8>> {
     Ok(disk)
 }
 
-fn good() -> Vec<Item> {
+fn good() -> Vec<SpecimenItem> {
     vec![
         grain(0, 1),
         grain(2 * GRAIN_BYTES, 2),
@@ -76,13 +76,16 @@ fn both_kinds_are_read_with_all_that_others_put_between() {
         // There may be kinds of markers that nobody knows yet.
         let mut items = good();
         items.insert(1, progress());
-        items.insert(3, Item::Bytes([marker(9, 2), [0xff; 512], [0xff; 512]].concat()));
+        items.insert(
+            3,
+            SpecimenItem::Bytes([marker(9, 2), [0xff; 512], [0xff; 512]].concat()),
+        );
         assert!(
             read(&stream(tables, DISK_BYTES, &items)).unwrap() == good_disk(),
             "{tables:?}"
         );
         // The last grain is as long as the disk.
-        *items.last_mut().unwrap() = Item::Grain {
+        *items.last_mut().unwrap() = SpecimenItem::Grain {
             offset: 19 * GRAIN_BYTES,
             byte: 4,
             length: GRAIN_BYTES - SECTOR_BYTES,
@@ -112,26 +115,26 @@ fn what_goes_back_is_said_to_be_no_stream() {
 
 #[test]
 fn what_cannot_be_is_damage() {
-    let with = |at: usize, item: Item| {
+    let with = |at: usize, item: SpecimenItem| {
         let mut items = good();
         items.insert(at, item);
         items
     };
     let past = grain(20 * GRAIN_BYTES, 9);
-    let between = Item::Bytes(compressed(GRAIN_BYTES + SECTOR_BYTES, &[1; 4096]));
-    let far = Item::Bytes([&u64::MAX.to_le_bytes()[..], &[1; 504]].concat());
-    let short = Item::Grain {
+    let between = SpecimenItem::Bytes(compressed(GRAIN_BYTES + SECTOR_BYTES, &[1; 4096]));
+    let far = SpecimenItem::Bytes([&u64::MAX.to_le_bytes()[..], &[1; 504]].concat());
+    let short = SpecimenItem::Grain {
         offset: GRAIN_BYTES,
         byte: 1,
         length: GRAIN_BYTES - 1,
     };
-    let long = Item::Grain {
+    let long = SpecimenItem::Grain {
         offset: GRAIN_BYTES,
         byte: 1,
         length: GRAIN_BYTES + 1,
     };
-    let swollen = Item::Bytes([&[8, 0, 0, 0, 0, 0, 0, 0, 1, 32, 0, 0][..], &[0; 500]].concat());
-    let noise = Item::Bytes([&[8, 0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0][..], &[0x55; 500]].concat());
+    let swollen = SpecimenItem::Bytes([&[8, 0, 0, 0, 0, 0, 0, 0, 1, 32, 0, 0][..], &[0; 500]].concat());
+    let noise = SpecimenItem::Bytes([&[8, 0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0][..], &[0x55; 500]].concat());
     for tables in BOTH {
         for (what, items) in [
             ("past the end", with(4, past.clone())),
@@ -142,10 +145,19 @@ fn what_cannot_be_is_damage() {
             ("long", with(1, long.clone())),
             ("swollen", with(1, swollen.clone())),
             ("noise", with(1, noise.clone())),
-            ("many sectors", with(1, Item::Bytes(marker(1, u64::MAX).to_vec()))),
-            ("an end that is none", with(1, Item::Bytes(marker(0, 1).to_vec()))),
-            ("an end in the middle", with(1, Item::Bytes(marker(0, 0).to_vec()))),
-            ("no footer", with(4, Item::Bytes(marker(3, 1).to_vec()))),
+            (
+                "many sectors",
+                with(1, SpecimenItem::Bytes(marker(1, u64::MAX).to_vec())),
+            ),
+            (
+                "an end that is none",
+                with(1, SpecimenItem::Bytes(marker(0, 1).to_vec())),
+            ),
+            (
+                "an end in the middle",
+                with(1, SpecimenItem::Bytes(marker(0, 0).to_vec())),
+            ),
+            ("no footer", with(4, SpecimenItem::Bytes(marker(3, 1).to_vec()))),
         ] {
             let error = read(&stream(tables, DISK_BYTES, &items)).expect_err(what);
             assert!(error.is_corrupt(), "{what}: {error}");
@@ -156,7 +168,7 @@ fn what_cannot_be_is_damage() {
         assert!(read(&behind).unwrap_err().is_corrupt());
     }
     // A grain that tables tell of, and that is not there.
-    let bytes = stream(Tables::InFront, DISK_BYTES, &good());
+    let bytes = stream(TablePlacement::InFront, DISK_BYTES, &good());
     let last = bytes.len() - 512;
     let shown = read(&bytes[..last]).unwrap_err().to_string();
     assert!(
@@ -167,7 +179,7 @@ fn what_cannot_be_is_damage() {
 
 #[test]
 fn a_footer_of_another_disk_is_damage() {
-    let bytes = stream(Tables::AtEnd, DISK_BYTES, &good());
+    let bytes = stream(TablePlacement::AtEnd, DISK_BYTES, &good());
     let footer = bytes.len() - 1024;
     assert_eq!(&bytes[footer..footer + 4], b"KDMV");
     for (what, at, value) in [
@@ -189,7 +201,7 @@ fn a_footer_of_another_disk_is_damage() {
 
 #[test]
 fn what_is_read_from_a_file_only_is_named() {
-    let bytes = stream(Tables::InFront, DISK_BYTES, &good());
+    let bytes = stream(TablePlacement::InFront, DISK_BYTES, &good());
     let changed = |at: usize, value: &[u8]| {
         let mut bytes = bytes.clone();
         bytes[at..at + value.len()].copy_from_slice(value);
@@ -226,7 +238,7 @@ fn a_pipe_that_fails_is_an_error() {
             }
         }
     }
-    let bytes = stream(Tables::InFront, DISK_BYTES, &good());
+    let bytes = stream(TablePlacement::InFront, DISK_BYTES, &good());
     let mut reader = StreamReader::open(Failing(&bytes), "stream").unwrap();
     for _ in 0..4 {
         assert!(reader.next_grain().unwrap().is_some());

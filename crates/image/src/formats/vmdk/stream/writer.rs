@@ -13,8 +13,8 @@ use crate::formats::vmdk::descriptor::Descriptor;
 use crate::formats::vmdk::extent::SparseExtent;
 use crate::model::bytes::{put, round_up};
 use crate::model::identity::ImageId;
-use crate::pipeline::copy_pipeline::{Pipeline, Writing};
-use crate::pipeline::piece::{ClassifiedBuffer, Part, Piece, read_piece};
+use crate::pipeline::copy_pipeline::{PendingWrites, Pipeline};
+use crate::pipeline::piece::{BufferPart, ClassifiedBuffer, Piece, read_piece};
 use crate::{Continue, Error, Result};
 
 /// Where the first grain is: as VMware has it.
@@ -41,7 +41,7 @@ pub struct StreamOptions<'a> {
 
 /// What was written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct StreamWritten {
+pub struct StreamReport {
     /// Bytes of the stream.
     pub file_bytes: u64,
     /// Size of the disk that it says: that of the device, up to the next multiple of 512.
@@ -67,10 +67,10 @@ pub fn write_stream_optimized(
     sink: &mut dyn Write,
     options: &StreamOptions<'_>,
     progress: &mut dyn FnMut(u64) -> Continue,
-) -> Result<StreamWritten> {
+) -> Result<StreamReport> {
     let level = level_of(options.level)?;
     let size_bytes = round_up(device.size_bytes(), SECTOR_BYTES);
-    let mut stream = Stream::start(sink, size_bytes, options)?;
+    let mut stream = StreamWriter::start(sink, size_bytes, options)?;
     let make_worker = || {
         let mut compressor = Compressor::new(level);
         Ok(move |range: Range<u64>, buffer: AlignedBuffer| {
@@ -89,13 +89,13 @@ pub fn write_stream_optimized(
     pipeline.run(make_worker, &mut |sorted: ClassifiedBuffer| {
         let ClassifiedBuffer { piece, parts } = sorted;
         for part in parts {
-            if let Part::Compressed { at, bytes } = part {
+            if let BufferPart::Compressed { at, bytes } = part {
                 stream.grain(piece.offset + at, &bytes)?;
             }
         }
         let reached = (piece.offset + piece.length).min(device.size_bytes());
         match progress(reached) {
-            Continue::Go => Ok(Writing {
+            Continue::Go => Ok(PendingWrites {
                 buffer: piece.buffer,
                 writes: Vec::new(),
             }),
@@ -147,13 +147,13 @@ fn compress(piece: Piece, compressor: &mut Compressor) -> Result<ClassifiedBuffe
         let end = GRAIN_MARKER_BYTES as u64 + u64::from(stored);
         bytes.truncate(to_usize(end));
         bytes.resize(to_usize(end.next_multiple_of(SECTOR_BYTES)), 0);
-        parts.push(Part::Compressed { at, bytes });
+        parts.push(BufferPart::Compressed { at, bytes });
     }
     Ok(ClassifiedBuffer { piece, parts })
 }
 
 /// A stream that is being written.
-struct Stream<'a> {
+struct StreamWriter<'a> {
     sink: &'a mut dyn Write,
     name: &'a str,
     extent: SparseExtent,
@@ -167,7 +167,7 @@ struct Stream<'a> {
     grain_count: u64,
 }
 
-impl<'a> Stream<'a> {
+impl<'a> StreamWriter<'a> {
     /// Writes what is before the first grain.
     fn start(sink: &'a mut dyn Write, size_bytes: u64, options: &StreamOptions<'a>) -> Result<Self> {
         let invalid = |option, detail| Err(Error::InvalidOption { option, detail });
@@ -264,7 +264,7 @@ impl<'a> Stream<'a> {
     }
 
     /// Writes what is behind the last grain.
-    fn finish(mut self) -> Result<StreamWritten> {
+    fn finish(mut self) -> Result<StreamReport> {
         self.end_table()?;
         let mut directory = to_bytes(&self.directory);
         directory.resize(
@@ -284,7 +284,7 @@ impl<'a> Stream<'a> {
         self.sink
             .flush()
             .map_err(|source| holdfast_block::Error::io("write", self.at, source))?;
-        Ok(StreamWritten {
+        Ok(StreamReport {
             file_bytes: self.at,
             size_bytes: self.extent.disk_bytes,
             grain_count: self.grain_count,

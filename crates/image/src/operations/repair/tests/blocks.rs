@@ -114,7 +114,7 @@ fn what_a_vhdx_has_twice_is_mended_from_its_twin() {
         RepairMode::All,
         &["log-given-up"],
     );
-    let opened = vhdx::opened::Opened::load(memory(image.clone()), Access::Read, "image").unwrap();
+    let opened = vhdx::opened::OpenedVhdx::load(memory(image.clone()), Access::Read, "image").unwrap();
     let entry = to_usize(opened.bat.offset);
     let past = damaged(&image, |image| put(image, entry, &(1_u64 << 40 | 6).to_le_bytes()));
     let (actions, report) = survive("a block past the end", Format::Vhdx, &past, RepairMode::All);

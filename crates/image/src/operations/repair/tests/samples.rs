@@ -5,17 +5,17 @@ use std::sync::Arc;
 
 use holdfast_block::{BlockDeviceMut as _, to_usize};
 
-use super::super::{Repair, RepairAction, Target};
+use super::super::{Repair, RepairAction, RepairTarget};
 use crate::allocation_table::writer::TableMut;
-use crate::allocation_table::{TableLayer, Tables};
+use crate::allocation_table::{AllocationTable, TableLayer};
 use crate::file::memory::{MemoryFile, Random, RecordingFile};
 use crate::file::{Access, ImageFile};
 use crate::formats::qcow2::header::load_header;
-use crate::formats::qcow2::layer::Layer;
+use crate::formats::qcow2::layer::Qcow2Layer;
 use crate::formats::qcow2::layout::{new_header, write_empty};
 use crate::formats::qcow2::writer::Qcow2Mut;
 use crate::formats::vmdk::concatenated::Concatenated;
-use crate::formats::vmdk::tables::{Opened, Part, PartKind, VmdkTables};
+use crate::formats::vmdk::tables::{OpenedVmdk, VmdkExtent, VmdkExtentKind, VmdkTables};
 use crate::formats::{ploop, vdi, vhd, vhdx, vmdk};
 use crate::model::create_options::{CreateOptions, Qcow2Options};
 use crate::model::info::ImageKind;
@@ -43,14 +43,14 @@ pub(super) fn bytes_of(file: &dyn ImageFile) -> Vec<u8> {
     bytes
 }
 
-pub(super) fn opened_vmdk(file: &Arc<dyn ImageFile>) -> Result<Opened> {
+pub(super) fn opened_vmdk(file: &Arc<dyn ImageFile>) -> Result<OpenedVmdk> {
     let extent = vmdk::extent::SparseExtent::load(&**file, "image")?;
     let (offset, _) = extent.descriptor.unwrap_or_default();
-    Ok(Opened {
-        parts: vec![Part {
+    Ok(OpenedVmdk {
+        parts: vec![VmdkExtent {
             start: 0,
             length: extent.disk_bytes,
-            kind: PartKind::Sparse { window: 0, extent },
+            kind: VmdkExtentKind::Sparse { window: 0, extent },
         }],
         files: Arc::new(Concatenated {
             files: vec![Arc::clone(file)],
@@ -60,25 +60,25 @@ pub(super) fn opened_vmdk(file: &Arc<dyn ImageFile>) -> Result<Opened> {
 }
 
 pub(super) fn layer(format: Format, file: &Arc<dyn ImageFile>) -> Result<Box<dyn Layered>> {
-    let of_tables = |file: &Arc<dyn ImageFile>, tables: Box<dyn Tables>| -> Box<dyn Layered> {
+    let of_tables = |file: &Arc<dyn ImageFile>, tables: Box<dyn AllocationTable>| -> Box<dyn Layered> {
         Box::new(TableLayer::new("image".into(), Arc::clone(file), tables, None))
     };
     Ok(match format {
         Format::Qcow2 => {
             let header = load_header(&**file, "image")?;
-            Box::new(Layer::new("image".into(), header, Arc::clone(file), None, None)?)
+            Box::new(Qcow2Layer::new("image".into(), header, Arc::clone(file), None, None)?)
         }
         Format::Vdi => {
-            let header = vdi::header::Header::load(&**file, "image")?;
+            let header = vdi::header::VdiHeader::load(&**file, "image")?;
             let tables = vdi::tables::VdiTables::new("image".into(), header, Arc::clone(file));
             of_tables(file, Box::new(tables))
         }
         Format::Vhd => {
-            let header = vhd::header::Header::load(&**file, "image")?;
+            let header = vhd::header::VhdHeader::load(&**file, "image")?;
             of_tables(file, vhd::tables::of("image".into(), header, Arc::clone(file)))
         }
         Format::Vhdx => {
-            let opened = vhdx::opened::Opened::load(Arc::clone(file), Access::Read, "image")?;
+            let opened = vhdx::opened::OpenedVhdx::load(Arc::clone(file), Access::Read, "image")?;
             let replayed = Arc::clone(&opened.file);
             of_tables(
                 &replayed,
@@ -90,16 +90,16 @@ pub(super) fn layer(format: Format, file: &Arc<dyn ImageFile>) -> Result<Box<dyn
             of_tables(file, Box::new(tables))
         }
         _ => {
-            let header = ploop::header::Header::load(&**file, "image")?;
+            let header = ploop::header::PloopHeader::load(&**file, "image")?;
             let tables = ploop::tables::PloopTables::new("image".into(), header, Arc::clone(file));
             of_tables(file, Box::new(tables))
         }
     })
 }
 
-pub(super) fn target(format: Format, file: &Arc<dyn ImageFile>) -> Result<Target> {
+pub(super) fn target(format: Format, file: &Arc<dyn ImageFile>) -> Result<RepairTarget> {
     let vmdk = (format == Format::Vmdk).then(|| opened_vmdk(file)).transpose()?;
-    Target::new("image".to_owned(), format, vec![Arc::clone(file)], vmdk)
+    RepairTarget::new("image".to_owned(), format, vec![Arc::clone(file)], vmdk)
 }
 
 /// An image with something in it.
@@ -117,22 +117,22 @@ pub(super) fn sample(format: Format) -> Vec<u8> {
         let table_layer = |tables| TableLayer::new("image".into(), Arc::clone(&file), tables, None);
         match format {
             Format::Vdi => {
-                let header = vdi::header::Header::load(&*file, "image").unwrap();
+                let header = vdi::header::VdiHeader::load(&*file, "image").unwrap();
                 table_layer(Box::new(vdi::tables::VdiTables::new("image".into(), header, Arc::clone(&file))) as Box<_>)
             }
             Format::Vhd => {
-                let header = vhd::header::Header::load(&*file, "image").unwrap();
+                let header = vhd::header::VhdHeader::load(&*file, "image").unwrap();
                 table_layer(vhd::tables::of("image".into(), header, Arc::clone(&file)))
             }
             Format::Vhdx => {
-                let opened = vhdx::opened::Opened::load(Arc::clone(&file), Access::Write, "image").unwrap();
+                let opened = vhdx::opened::OpenedVhdx::load(Arc::clone(&file), Access::Write, "image").unwrap();
                 table_layer(Box::new(vhdx::tables::VhdxTables::new("image".into(), opened)))
             }
             Format::Vmdk => table_layer(Box::new(
                 VmdkTables::new("image".into(), opened_vmdk(&file).unwrap()).unwrap(),
             )),
             _ => {
-                let header = ploop::header::Header::load(&*file, "image").unwrap();
+                let header = ploop::header::PloopHeader::load(&*file, "image").unwrap();
                 table_layer(Box::new(ploop::tables::PloopTables::new(
                     "image".into(),
                     header,
@@ -160,7 +160,7 @@ pub(super) fn create_empty(format: Format, file: &dyn ImageFile) {
                 size_bytes: DISK_BYTES,
                 block_bytes: 4096,
                 sector_bytes: 512,
-                kind: vdi::header::Kind::Dynamic,
+                kind: vdi::header::VdiKind::Dynamic,
                 id: ImageId([1; 16]),
                 parent: ImageId::NIL,
                 parent_modification: ImageId::NIL,
@@ -212,7 +212,7 @@ pub(super) fn sample_qcow2(options: &Qcow2Options) -> Vec<u8> {
     };
     write_empty(&*file, new_header(&options).unwrap()).unwrap();
     let header = load_header(&*file, "image").unwrap();
-    let opened = Layer::new("image".into(), header, Arc::clone(&file), None, None).unwrap();
+    let opened = Qcow2Layer::new("image".into(), header, Arc::clone(&file), None, None).unwrap();
     let device = Qcow2Mut::new(opened).unwrap();
     let mut random = Random(3);
     for number in 1..30 {
