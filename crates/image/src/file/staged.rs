@@ -1,4 +1,4 @@
-//! Collects the changes of a file in memory: only readers of this object see them until they are executed.
+//! Keeps the changes of a file in memory until they are executed: until then only readers of this object see them.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -9,13 +9,14 @@ use holdfast_block::{Error as BlockError, ExtentKind, ExtentList, Result, to_usi
 use super::ImageFile;
 
 const PAGE_BYTES: u64 = 4096;
-/// Memory for changes, which a hostile image must not use up: enough to write the refcounts of 4 TiB in clusters of 64 KiB anew.
+/// Limit of the memory for changes, which a hostile image must not exhaust: enough to rewrite the refcounts of 4 TiB
+/// in clusters of 64 KiB.
 const CHANGED_BYTES_MAX: u64 = 512 << 20;
 
-/// What a change takes beside its bytes.
+/// Memory that a change takes besides its data.
 const CHANGE_BYTES: u64 = 64;
 
-/// One change, as it is done again.
+/// A recorded change.
 enum StagedChange {
     Write { offset: u64, data: Vec<u8> },
     SetLength(u64),
@@ -23,7 +24,7 @@ enum StagedChange {
     Sync,
 }
 
-/// A file with changes that it does not have yet.
+/// A file with pending changes in memory.
 pub(crate) struct Staged {
     base: Arc<dyn ImageFile>,
     state: Mutex<StagedState>,
@@ -31,10 +32,11 @@ pub(crate) struct Staged {
 
 struct StagedState {
     length_bytes: u64,
-    /// Up to here the file itself is seen: where it was cut off and grew again there is zero.
+    /// Bytes of the underlying file are visible up to here. Where the file was truncated and grew again, it reads as
+    /// zero.
     base_end: u64,
     pages: BTreeMap<u64, Box<[u8; to_usize(PAGE_BYTES)]>>,
-    /// Whole pages that were punched, by where they begin; pages above count.
+    /// Whole pages that were punched: end by start. Pages in `pages` take precedence.
     holes: BTreeMap<u64, u64>,
     changes: Vec<StagedChange>,
     changed_bytes: u64,
@@ -42,7 +44,7 @@ struct StagedState {
 }
 
 impl Staged {
-    /// The file as it is.
+    /// Starts without changes.
     pub(crate) fn new(base: Arc<dyn ImageFile>) -> Result<Self> {
         let length_bytes = base.length_bytes()?;
         Ok(Self {
@@ -63,13 +65,13 @@ impl Staged {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether anything would change.
     pub(crate) fn is_changed(&self) -> bool {
         let is_change = |change: &StagedChange| !matches!(change, StagedChange::Sync);
         self.lock().changes.iter().any(is_change)
     }
 
-    /// Changes the file itself, durably. After an error it has some of the changes: those before the one that failed.
+    /// Applies the changes to the file, durably. After an error the file has those changes that precede the failed
+    /// one.
     pub(crate) fn execute(&self) -> Result<()> {
         for change in &self.lock().changes {
             match change {
@@ -109,12 +111,12 @@ impl StagedState {
             let within = to_usize(offset.saturating_sub(*start));
             buffer[target.clone()].copy_from_slice(&page[within..within + target.len()]);
         }
-        // Behind the end there is nothing, also where a page reaches over it.
+        // Bytes past the end read as zero, also in the last page.
         buffer[part(self.length_bytes, u64::MAX)].fill(0);
         Ok(())
     }
 
-    /// Puts bytes into the pages.
+    /// Copies `data` into the pages.
     fn put(&mut self, base: &dyn ImageFile, data: &[u8], offset: u64) -> Result<()> {
         let mut done = 0;
         while done < data.len() {
@@ -136,13 +138,12 @@ impl StagedState {
         Ok(())
     }
 
-    /// Makes whole pages zero.
     fn add_hole(&mut self, range: Range<u64>) {
         let covered: Vec<u64> = self.pages.range(range.clone()).map(|(start, _)| *start).collect();
         for start in covered {
             self.pages.remove(&start);
         }
-        // One hole in place of all that touch it.
+        // Merge all holes that touch it.
         let mut hole = range;
         while let Some((start, end)) = self
             .holes
@@ -163,7 +164,7 @@ impl StagedState {
         self.changes.push(change);
     }
 
-    /// Counts what is kept in memory.
+    /// Adds to the memory in use, up to its limit.
     fn account(&mut self, bytes: u64, offset: u64) -> Result<()> {
         self.changed_bytes = self.changed_bytes.saturating_add(bytes);
         if self.changed_bytes > self.changed_bytes_max {
@@ -271,7 +272,7 @@ mod tests {
         bytes
     }
 
-    /// Random changes read as if they were done, leave the file alone, and are done when they are to be.
+    /// Random changes are visible through the staged file, leave the file unchanged, and are applied by `execute`.
     #[test]
     fn what_is_staged_is_what_is_done() {
         for seed in 0..200 {
