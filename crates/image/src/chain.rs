@@ -1,4 +1,5 @@
-//! From a path to an opened chain: every file behind the gate, every header checked, no loop, a bounded length.
+//! Opens the chain of an image: every file passes the gate, every header is checked, loops are refused, and the length
+//! is bounded.
 
 pub(crate) mod deltas;
 pub(crate) mod detect_format;
@@ -34,10 +35,10 @@ use crate::model::layered::{Layered, WithBacking, WithoutBacking};
 use crate::{Error, Format, Result};
 use deltas::{DeltaTree, open_named};
 
-/// More layers than any sane chain has; each costs memory and a level of recursion in every read.
+/// Longer than any real chain; each layer costs memory and a level of recursion in every read.
 pub(crate) const LAYER_COUNT_MAX: usize = 64;
 
-/// A file of the chain, opened and understood, not yet a device.
+/// A file of the chain with its parsed header, not yet a device.
 pub(crate) struct OpenedFile {
     pub(crate) path: PathBuf,
     pub(crate) file: Arc<dyn ImageFile>,
@@ -45,7 +46,7 @@ pub(crate) struct OpenedFile {
     pub(crate) content: Content,
 }
 
-/// What the header of a file says, by its format.
+/// The parsed header, by format.
 pub(crate) enum Content {
     Raw,
     Qcow2(OpenedQcow2),
@@ -56,25 +57,24 @@ pub(crate) enum Content {
     Vmdk(Vmdk),
 }
 
-/// What an opened qcow2 file has beside the file itself.
+/// The parsed header and the opened data file of a qcow2.
 pub(crate) struct OpenedQcow2 {
     pub(crate) header: Qcow2Header,
     pub(crate) data_file: Option<Arc<dyn ImageFile>>,
 }
 
-/// One layer as devices.
 pub(crate) struct ChainLayer {
-    /// With everything below it.
+    /// The layer with its backing files.
     pub(crate) device: Arc<dyn BlockDevice>,
-    /// Without.
+    /// The layer alone.
     pub(crate) alone: Arc<dyn BlockDevice>,
-    /// Its tables, where the format has such.
+    /// Its mapping, if the format has tables.
     pub(crate) layered: Option<Arc<dyn Layered>>,
-    /// The qcow2 layer itself, for its snapshots and bitmaps.
+    /// The qcow2 layer, for its snapshots and bitmaps.
     pub(crate) qcow2: Option<Arc<Qcow2Layer>>,
 }
 
-/// A file of a chain with what is below it.
+/// One layer with its backing device.
 pub(crate) enum OpenLayer {
     Raw(RawImage),
     Qcow2(Box<Qcow2Layer>),
@@ -82,7 +82,7 @@ pub(crate) enum OpenLayer {
 }
 
 impl OpenedFile {
-    /// The file above `backing`.
+    /// Makes a layer with the device `backing`.
     pub(crate) fn layer(self, backing: Option<Arc<dyn BlockDevice>>) -> Result<OpenLayer> {
         let image: Arc<str> = self.path.display().to_string().into();
         let tables: Box<dyn AllocationTable> = match self.content {
@@ -100,7 +100,7 @@ impl OpenedFile {
             }
             Content::Ploop(header) => Box::new(PloopTables::new(Arc::clone(&image), header, Arc::clone(&self.file))),
             Content::Vhdx(opened) => {
-                // As it is with its log replayed.
+                // With the changes of its log applied.
                 let file = Arc::clone(&opened.file);
                 let tables = Box::new(VhdxTables::new(Arc::clone(&image), *opened));
                 return Ok(OpenLayer::Tables(TableLayer::new(image, file, tables, backing)));
@@ -125,11 +125,11 @@ impl ChainLayer {
 pub(crate) struct OpenedChain {
     pub(crate) files: Vec<OpenedFile>,
     pub(crate) notes: Vec<Note>,
-    /// Where the chain is that of a descriptor of Parallels or ploop.
+    /// The descriptor, if the chain is that of a Parallels or ploop disk.
     pub(crate) tree: Option<DeltaTree>,
 }
 
-/// Opens the file at `path` with `access`, and what it names for reading.
+/// Opens the file at `path` with `access`, and the files it refers to for reading.
 pub(crate) fn open_chain(path: &Path, options: &OpenOptions, access: Access) -> Result<OpenedChain> {
     let (path, file) = open_named(path, options.format, access)?;
     let path = &*path;
@@ -183,7 +183,7 @@ pub(crate) fn open_chain(path: &Path, options: &OpenOptions, access: Access) -> 
     })
 }
 
-/// A format that was said and is not that of the content is no damage.
+/// A requested format that is not that of the content is no damage.
 fn named_otherwise(error: Error, path: &Path, said: Option<Format>, content: Format) -> Error {
     match said {
         Some(said) if error.is_corrupt() && said != content && content != Format::Raw => Error::OtherFormat {
@@ -195,7 +195,7 @@ fn named_otherwise(error: Error, path: &Path, said: Option<Format>, content: For
     }
 }
 
-/// Opens one file alone; its backing file is not looked at, its data file is.
+/// Opens one file without its backing file, but with its data file.
 pub(crate) fn open_single(path: &Path, options: &OpenOptions, access: Access) -> Result<OpenedFile> {
     let options = OpenOptions {
         backing: Backing::Ignore,
@@ -205,8 +205,8 @@ pub(crate) fn open_single(path: &Path, options: &OpenOptions, access: Access) ->
     Ok(chain.files.swap_remove(0))
 }
 
-/// The file that holds the data of the qcow2 image in `file`, which was opened at `path`, to be read; nothing where the image holds its
-/// data itself, or where its header is damaged.
+/// Opens for reading the external data file of the qcow2 `file`, which was opened at `path`; none if the image
+/// contains its data, or if its header is damaged.
 pub(crate) fn open_data_of(file: &HostFile, path: &Path, options: &OpenOptions) -> Result<Option<Arc<dyn ImageFile>>> {
     let header = match load_header(file, &path.display().to_string()) {
         Err(error) if error.is_corrupt() => return Ok(None),
@@ -221,7 +221,7 @@ pub(crate) fn open_data_of(file: &HostFile, path: &Path, options: &OpenOptions) 
     opener.open_data_file(path, &header, options.data_file.as_deref(), Access::Read)
 }
 
-/// Stacks the files into devices, above `below` where there is something; `files` is top first, and so is the answer.
+/// Stacks the files into devices, on top of `below` if there is one. `files` and the result begin with the top.
 pub(crate) fn stack(files: Vec<OpenedFile>, mut below: Option<Arc<dyn BlockDevice>>) -> Result<Vec<ChainLayer>> {
     let mut layers: Vec<ChainLayer> = Vec::new();
     for opened in files.into_iter().rev() {
@@ -255,14 +255,15 @@ struct Opener {
 }
 
 impl Opener {
-    /// Whether a file is one of the chain already. It must not be opened again: the end of any opening ends this process's lock on it.
+    /// Whether a file is part of the chain already. It must not be opened again: closing any descriptor of it releases
+    /// this process's lock.
     fn is_known(&self, path: &Path) -> bool {
         use std::os::unix::fs::MetadataExt as _;
         let metadata = std::fs::metadata(path);
         metadata.is_ok_and(|metadata| self.seen.contains(&(metadata.dev(), metadata.ino())))
     }
 
-    /// Remembers a file; refuses one that was met before under any name.
+    /// Registers a file; fails if it is part of the chain already, under any name.
     fn meet(&mut self, file: &HostFile, path: &Path, through: &Path) -> Result<()> {
         if self.seen.insert(file.identity()?) {
             Ok(())
@@ -274,7 +275,7 @@ impl Opener {
         }
     }
 
-    /// Detects the format of a file whose format is not given.
+    /// Detects the format of a file.
     fn guess(&mut self, file: &HostFile, path: &Path, access: Access) -> Result<Format> {
         let guess = detect_format::guess(file, path)?;
         if access == Access::Write {
@@ -372,7 +373,7 @@ impl Opener {
         })
     }
 
-    /// What the header of a file says.
+    /// Parses the header of a file.
     fn content_of(
         &mut self,
         file: &Arc<dyn ImageFile>,

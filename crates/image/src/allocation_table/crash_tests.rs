@@ -1,8 +1,9 @@
-//! Proves the order of writes for all formats with tables: after a crash at any point the image is sound, and every flushed byte is there.
+//! Tests the order of writes of all formats with allocation tables: after a crash at any point the image is
+//! consistent, and has every flushed byte.
 //!
-//! A random workload runs on a file that remembers every write and sync. For every prefix of that record a file is made in which
-//! unsynced writes are whole, torn or missing, as a seed decides. Its check must find no corruption (leaks are allowed), and every byte
-//! must be what it was at the last flush, or what was written there since.
+//! A random workload runs on a file that records every write and sync. From every prefix of that record the test
+//! builds a file in which unsynced writes are complete, torn or missing, depending on a seed. A check must find no
+//! corruption (leaks are allowed), and every byte must be that of the last flush, or of a later write.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -16,20 +17,20 @@ use crate::file::memory::{MemoryFile, Random, RecordingFile};
 use crate::model::layered::{BackingUse, Layered as _};
 use crate::{CheckReport, Result};
 
-/// Opens an image above what is below it.
+/// Opens an image with its backing device.
 type Open = fn(Arc<dyn ImageFile>, Option<Arc<dyn BlockDevice>>) -> Result<TableLayer>;
 
-/// An image of a format to begin with.
+/// An image to start with.
 pub(crate) struct TableCrashCase {
     pub(crate) name: &'static str,
     pub(crate) start: Vec<u8>,
-    /// Whether it has a parent of letters.
+    /// Whether it has a parent that is filled with letters.
     pub(crate) has_parent: bool,
     pub(crate) open: Open,
     pub(crate) check: fn(Arc<dyn ImageFile>) -> Result<CheckReport>,
 }
 
-/// What is below an image that has a parent; shorter than the disk.
+/// The content of the parent, which is shorter than the disk.
 fn parent(disk_bytes: u64) -> Vec<u8> {
     let mut random = Random(7);
     (0..disk_bytes * 3 / 4)
@@ -37,16 +38,16 @@ fn parent(disk_bytes: u64) -> Vec<u8> {
         .collect()
 }
 
-/// Something that was done to the disk.
+/// A recorded step of the workload.
 struct LoggedWork {
-    /// Operations of the file before it began.
+    /// Number of file operations before it.
     from: usize,
     what: WorkKind,
 }
 
 enum WorkKind {
     Write(Range<usize>, Vec<u8>),
-    /// The disk that is durable, and the operations of the file when that was known.
+    /// The content of the disk that is durable, and the number of file operations when the flush returned.
     Flushed(Vec<u8>, usize),
 }
 
@@ -89,7 +90,7 @@ fn work(device: &TableMut, file: &RecordingFile, disk: &mut [u8], seed: u64) -> 
     done
 }
 
-/// Acts out crashes in a random workload on each image.
+/// Simulates crashes in a random workload on each image.
 pub(crate) fn survive_crashes(cases: Vec<TableCrashCase>) {
     for case in cases {
         for seed in 0..6 {
@@ -126,7 +127,7 @@ fn crash_everywhere(case: &TableCrashCase, seed: u64) {
     }
 }
 
-/// Every byte is that of the last flush that was over, or was written after that flush began.
+/// Every byte must be that of the last completed flush, or of a write after that flush began.
 fn assert_permitted(found: &[u8], done: &[LoggedWork], count: usize, what: &str) {
     let is_over = |done: &LoggedWork| matches!(&done.what, WorkKind::Flushed(_, operations) if *operations <= count);
     let last = done.iter().rposition(is_over).expect("the image was whole at first");

@@ -9,9 +9,9 @@ use crate::allocation_table::{AllocationTable, TableLayer};
 use crate::file::ImageFile;
 use crate::{CheckReport, Error, ProblemKind, Result, Severity};
 
-/// Refuses an image that contradicts itself: moving its tables would make that worse.
+/// Fails if the image is inconsistent: moving its tables would add to the damage.
 pub(crate) fn require_sound(report: &CheckReport, image: &str) -> Result<()> {
-    // What is cut short in the middle leaves copies of a footer that differ, and doing it again mends that.
+    // An interrupted resize leaves redundant footers that differ; repeating it corrects that.
     let is_damage = |kind: &ProblemKind| !matches!(kind, ProblemKind::Structure { .. });
     let mut problems = report.problems.iter();
     match problems.find(|problem| problem.severity == Severity::Corruption && is_damage(&problem.kind)) {
@@ -23,7 +23,7 @@ pub(crate) fn require_sound(report: &CheckReport, image: &str) -> Result<()> {
     }
 }
 
-/// Makes what the tables of an image have in `range` of its disk zero, durably; no parent is below it.
+/// Zeroes `range` of the disk, durably. The image must have no parent.
 pub(crate) fn zero_tables(
     file: &Arc<dyn ImageFile>,
     image: &str,
@@ -36,7 +36,7 @@ pub(crate) fn zero_tables(
     Ok(device.flush()?)
 }
 
-/// The error of images that differ from a parent, which has the size of its children.
+/// The error for differencing images: they must have the size of their parent.
 pub(crate) fn refuse_differencing(image: &str) -> Error {
     Error::NotResizable {
         image: image.to_owned(),

@@ -1,4 +1,4 @@
-//! Which format a file has, by its content and its name.
+//! Detects the format of a file by its content and name.
 
 #![deny(clippy::indexing_slicing)]
 #![cfg_attr(not(test), deny(clippy::string_slice))]
@@ -14,8 +14,8 @@ use crate::{Error, Format, Result};
 
 /// The format of a file that starts with `head` and ends with `tail`.
 ///
-/// A disk whose guest wrote a magic number into its first sector looks like an image of that format: a caller that knows
-/// the format says so instead of asking. A VHD of fixed size has its mark at the end only.
+/// A raw disk whose guest wrote a magic number into its first sector looks like an image: a caller that knows the
+/// format must not use this. A fixed VHD has its magic number at the end only.
 pub(crate) fn of_content(head: &[u8], tail: &[u8]) -> Format {
     let u32_at = |offset: usize| -> u32 {
         head.get(offset..offset + 4)
@@ -38,8 +38,8 @@ pub(crate) fn of_content(head: &[u8], tail: &[u8]) -> Format {
     }
 }
 
-/// Whether a file begins as a descriptor of VMDK does: with its usual first line, or, as QEMU has it, with comments and blank lines and then the
-/// line of the version.
+/// Whether a file begins like a VMDK descriptor: with its usual first line, or, as QEMU accepts, with comments and
+/// blank lines before the line of the version.
 pub(crate) fn is_vmdk_text(head: &[u8]) -> bool {
     let text = head.trim_ascii_start();
     if text.starts_with(b"# Disk DescriptorFile") {
@@ -57,21 +57,22 @@ pub(crate) fn is_vmdk_text(head: &[u8]) -> bool {
     })
 }
 
-/// A format that nobody has said: what the content of a file looks like, and how far its name bears that out.
+/// A detected format, and whether the file name confirms it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct FormatGuess {
     pub(crate) format: Format,
-    /// Whether the content alone is the reason, which the guest of a raw disk can write. Such an image opens no other file.
+    /// Whether only the content indicates the format, which the guest of a raw disk controls. Such an image opens no
+    /// other file.
     pub(crate) is_by_content_alone: bool,
-    /// What the content looks like, where the name says that it may be a raw disk.
+    /// The format of the content, where the name may be that of a raw disk.
     pub(crate) doubt: Option<Format>,
 }
 
 impl FormatGuess {
-    /// The format by which the file may be changed.
+    /// The format for changing the file.
     ///
     /// # Errors
-    /// The name may be that of a raw disk: what looks like metadata may be data that its guest wrote.
+    /// The file may be a raw disk: what looks like metadata may be data of its guest.
     pub(crate) fn to_write(self, path: &Path) -> Result<Format> {
         match self.doubt {
             None => Ok(self.format),
@@ -84,10 +85,10 @@ impl FormatGuess {
     }
 }
 
-/// The format of the file at `path`, for which there is nothing but its content and its name.
+/// Detects the format of the file at `path`.
 ///
 /// # Errors
-/// The name and the content contradict each other.
+/// Name and content contradict each other.
 pub(crate) fn guess(file: &dyn ImageFile, path: &Path) -> Result<FormatGuess> {
     let format = of_file(file)?;
     let name = NameHint::of(path);
@@ -104,7 +105,7 @@ pub(crate) fn guess(file: &dyn ImageFile, path: &Path) -> Result<FormatGuess> {
         })
     };
     match (name, format) {
-        // No image is so small; the descriptor of a disk of Parallels may be, and says itself what is wrong with it.
+        // No image is that small; only the descriptor of a Parallels disk can be, and parsing it gives a better error.
         (NameHint::Format(named), Format::Raw)
             if !matches!(named, Format::Raw | Format::Parallels) && file.length_bytes()? < TAIL_BYTES =>
         {
@@ -112,7 +113,7 @@ pub(crate) fn guess(file: &dyn ImageFile, path: &Path) -> Result<FormatGuess> {
         }
         (_, Format::Raw) => Ok(guessed(format, false, None)),
         (NameHint::Format(named), format) => Ok(guessed(format, named != format, None)),
-        // The footer of a VHD of fixed size is at the end only; without it, all bytes of a raw disk are there.
+        // A fixed VHD has its footer at the end only; without it, all bytes of the raw disk are present.
         (NameHint::Raw | NameHint::Disk, Format::Vhd) if !begins_as_vhd(file)? => {
             Ok(guessed(Format::Raw, false, Some(format)))
         }
@@ -132,7 +133,7 @@ pub(crate) fn of_file(file: &dyn ImageFile) -> Result<Format> {
     let length_bytes = file.length_bytes()?;
     let mut head = vec![0; to_usize(HEAD_BYTES.min(length_bytes))];
     file.read_at(&mut head, 0)?;
-    // Old versions of Virtual PC wrote a footer of 511 bytes behind whole sectors.
+    // Old versions of Virtual PC wrote a footer of 511 bytes after whole sectors.
     let tail_bytes = if length_bytes % TAIL_BYTES == TAIL_BYTES - 1 {
         TAIL_BYTES - 1
     } else {
@@ -143,7 +144,7 @@ pub(crate) fn of_file(file: &dyn ImageFile) -> Result<Format> {
     Ok(of_content(&head, &tail))
 }
 
-/// Bytes from the end of a file that [`of_content`] wants.
+/// Bytes at the end of a file that [`of_content`] needs.
 pub(crate) const TAIL_BYTES: u64 = 512;
 
 #[cfg(test)]

@@ -1,9 +1,9 @@
 //! Which other files an image may open.
 //!
-//! A qcow2 file can name a backing file and an external data file, by any path. An image that came from elsewhere (an
-//! upload, a guest with access to its own disk file) can so name `/etc/shadow` and have it copied into a backup that its
-//! author may read. The gate decides by the *canonical* path, after symbolic links and `..`, and the file is then opened
-//! by that canonical path with no link followed.
+//! A qcow2 can refer to a backing file and an external data file by any path. An image from an untrusted source (an
+//! upload, a guest with access to its own disk file) could refer to `/etc/shadow`, and have it copied into a backup
+//! that its author may read. The gate decides by the *canonical* path, after resolving symbolic links and `..`; the
+//! file is then opened by that path without following links.
 
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
@@ -11,35 +11,36 @@ use std::path::{Path, PathBuf};
 use crate::file::directory_of;
 use crate::{Error, Result};
 
-/// The rule for files that an image names.
+/// The rule for files that an image refers to.
 ///
-/// Files that the user named ([`OpenOptions::allow`](crate::OpenOptions::allow)) are admitted under every rule.
+/// Files that the user allowed ([`OpenOptions::allow`](crate::OpenOptions::allow)) are admitted under every rule.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum Gate {
-    /// No other file.
+    /// No other files.
     Deny,
-    /// Files in the directory of the image, not below it.
+    /// Files in the folder of the image, but not in its subfolders.
     ///
-    /// An image that was named through a symbolic link has two such directories: the link's and the file's.
+    /// An image that was opened through a symbolic link has two such folders: that of the link and that of the file.
     #[default]
     Beside,
-    /// Files in this directory or below it.
+    /// Files in this folder or its subfolders.
     Within(PathBuf),
 }
 
-/// A gate with the image that it stands before and the files that the user named.
+/// A gate for the chain of one image, with the files that the user allowed.
 #[derive(Debug, Clone)]
 pub(crate) struct Gatekeeper {
     gate: Gate,
     directories: Vec<PathBuf>,
     named: Vec<PathBuf>,
     relocate: Vec<(PathBuf, PathBuf)>,
-    /// The images whose content alone says what format they have, and that format: they open no file that the user has not named.
+    /// Images whose format was detected from the content only, with that format: they may refer only to files that the
+    /// user allowed.
     guessed: Vec<(PathBuf, &'static str)>,
 }
 
 impl Gatekeeper {
-    /// The keeper for the chain that starts at `top`, a file that exists.
+    /// A gatekeeper for the chain of `top`, which must exist.
     pub(crate) fn new(gate: &Gate, named: &[PathBuf], top: &Path) -> Result<Self> {
         let canonical = |path: &Path| path.canonicalize().map_err(|source| Error::io("open", path, source));
         let directories = match gate {
@@ -57,12 +58,12 @@ impl Gatekeeper {
         })
     }
 
-    /// From now on the image at `path` opens no file that the user has not named: that it is a `format` image is said by its content alone.
+    /// Restricts the image at `path`, whose format was detected from its content only, to files that the user allowed.
     pub(crate) fn distrust(&mut self, path: &Path, format: &'static str) {
         self.guessed.push((path.to_owned(), format));
     }
 
-    /// The same, for files that are looked for elsewhere.
+    /// Sets the folders whose files are looked up elsewhere.
     pub(crate) fn relocating(self, relocate: &[(PathBuf, PathBuf)]) -> Self {
         Self {
             relocate: relocate.to_vec(),
@@ -70,12 +71,12 @@ impl Gatekeeper {
         }
     }
 
-    /// The files and folders that the user named.
+    /// The files and folders that the user allowed.
     pub(crate) fn named(&self) -> &[PathBuf] {
         &self.named
     }
 
-    /// Where the file of this path is.
+    /// The path after relocation.
     fn relocated(&self, path: PathBuf) -> PathBuf {
         for (from, to) in &self.relocate {
             if path.starts_with(to) && path.exists() {
@@ -90,9 +91,9 @@ impl Gatekeeper {
         path
     }
 
-    /// The canonical path of the file that `image` calls `name`, if it may be opened.
+    /// The canonical path of the file that `image` refers to as `name`, if it may be opened.
     ///
-    /// `image` is the path by which the image was found: a relative name starts at its directory.
+    /// `image` is the path of the image: a relative name starts at its folder.
     pub(crate) fn admit(&self, image: &Path, name: &str) -> Result<PathBuf> {
         let refuse = |detail: String| Error::Refused {
             image: image.display().to_string(),
@@ -111,7 +112,7 @@ impl Gatekeeper {
                 file: name.to_owned(),
             });
         }
-        // The rule comes before existence, or the answers would tell which files there are.
+        // The rule is checked before the file's existence: errors must not reveal which files exist.
         let canonical = match path.canonicalize() {
             Ok(canonical) => canonical,
             Err(source) => {
@@ -131,7 +132,7 @@ impl Gatekeeper {
         }
     }
 
-    /// Whether the user named this file, or a directory that it is in.
+    /// Whether the user allowed this file, or a folder that contains it.
     fn admits_named(&self, canonical: &Path) -> bool {
         self.named.iter().any(|named| canonical.starts_with(named))
     }
@@ -159,7 +160,8 @@ impl Gatekeeper {
     }
 }
 
-/// A path as it has to stand in an image, so that QEMU takes it for no protocol: with a `./` before it, where a colon comes before any slash.
+/// A file name to store in an image, with the prefix `./` if QEMU would otherwise take a colon for the end of a
+/// protocol name.
 pub fn plain_name(path: &str) -> Cow<'_, str> {
     let head = path.split('/').next().unwrap_or_default();
     if head.contains(':') {
@@ -169,7 +171,7 @@ pub fn plain_name(path: &str) -> Cow<'_, str> {
     }
 }
 
-/// The path in a name as QEMU writes it; protocols and option strings are refused.
+/// The path in a file name of QEMU; fails for protocols and option strings.
 fn local_path(name: &str) -> std::result::Result<&Path, String> {
     if name.is_empty() {
         return Err("the name is empty".to_owned());
@@ -187,7 +189,7 @@ fn local_path(name: &str) -> std::result::Result<&Path, String> {
                 .unwrap_or(path),
         ));
     }
-    // As QEMU does: a colon before the first slash makes a protocol.
+    // As in QEMU: a colon before the first slash ends a protocol name.
     let head = name.split('/').next().unwrap_or_default();
     match head.split_once(':') {
         Some((protocol, _)) => Err(format!(

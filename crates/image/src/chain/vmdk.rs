@@ -1,4 +1,4 @@
-//! The files of a VMDK: the descriptor says which, and the gate whether they may be opened.
+//! Opens the files of a VMDK: the descriptor lists them, and the gate decides which may be opened.
 
 #![deny(clippy::indexing_slicing)]
 #![cfg_attr(not(test), deny(clippy::string_slice))]
@@ -22,15 +22,15 @@ use crate::{Error, Format, ImageId, Result};
 
 const SECTOR_BYTES: u64 = 512;
 
-/// What the file with the descriptor is beside it.
+/// The kind of file that contains a descriptor.
 enum DescriptorFile {
-    /// In the file itself, which has tables.
+    /// A sparse extent with an embedded descriptor.
     Inside(SparseExtent),
-    /// It is the file.
+    /// A separate descriptor.
     TextOnly,
 }
 
-/// The descriptor of `file`, where it begins, and what else the file is.
+/// Parses the descriptor of `file`; returns its offset and the kind of the file, too.
 fn load_descriptor(file: &dyn ImageFile, image: &str) -> Result<(Descriptor, u64, DescriptorFile)> {
     let mut magic = [0; 4];
     file.read_at(&mut magic, 0)?;
@@ -62,7 +62,7 @@ fn load_descriptor(file: &dyn ImageFile, image: &str) -> Result<(Descriptor, u64
 }
 
 impl DescriptorFile {
-    /// The extent that has the text in it, if any, and where that is.
+    /// The extent with the embedded descriptor, if any, and the place of the text.
     fn split(self) -> (Option<SparseExtent>, DescriptorPlace) {
         match self {
             Self::Inside(extent) => {
@@ -74,18 +74,19 @@ impl DescriptorFile {
     }
 }
 
-/// A file with bytes of the disk as they are.
+/// A file of one or more flat extents.
 struct FlatFile {
     path: PathBuf,
-    /// Where it begins among all files.
+    /// Where it begins in the concatenation of all files.
     window: u64,
     length_bytes: u64,
-    /// The bytes of it that extents have.
+    /// The ranges of the file that are used by extents.
     taken: Vec<Range<u64>>,
 }
 
 impl FlatFile {
-    /// Where an extent is among all files; why it cannot be there. Two that had the same bytes would change each other.
+    /// Where an extent begins in the concatenation of all files. Fails if it ends past the end of its file, or
+    /// overlaps another extent: a write to one would change both.
     fn take(&mut self, sector: u64, length: u64) -> std::result::Result<u64, &'static str> {
         let start = sector.checked_mul(SECTOR_BYTES);
         let range = start.and_then(|start| Some(start..start.checked_add(length)?));
@@ -101,7 +102,8 @@ impl FlatFile {
     }
 }
 
-/// How a descriptor has lost the disk that it is of, if it has: `own` is the extent that it is in, where no line was about that.
+/// Why a descriptor lists no usable extent, if so. `own` is the extent that contains the descriptor, unless a line
+/// referred to it.
 fn lost_disk(parts: &[VmdkExtent], own: Option<&SparseExtent>) -> Option<&'static str> {
     if parts.is_empty() {
         Some("it names no extent")
@@ -110,7 +112,7 @@ fn lost_disk(parts: &[VmdkExtent], own: Option<&SparseExtent>) -> Option<&'stati
     }
 }
 
-/// Refuses a file that is larger than the window it has among all files: places in it would be those of the next file.
+/// Fails if a file is larger than its window in the concatenation: offsets in it would belong to the next file.
 fn refuse_beyond_windows(files: &[Arc<dyn ImageFile>], image: &str) -> Result<()> {
     for file in files {
         let file_bytes = file.length_bytes()?;
@@ -125,9 +127,9 @@ fn refuse_beyond_windows(files: &[Arc<dyn ImageFile>], image: &str) -> Result<()
     Ok(())
 }
 
-/// Holds an extent against what the descriptor says of it.
+/// Compares the size of an extent with that in the descriptor.
 fn check_length(extent: &SparseExtent, length: u64, image: &str) -> Result<()> {
-    // A header may count its last grain as a whole one.
+    // The header may count the last grain in full.
     if (length..length.saturating_add(extent.grain_bytes)).contains(&extent.disk_bytes) {
         return Ok(());
     }
@@ -136,7 +138,7 @@ fn check_length(extent: &SparseExtent, length: u64, image: &str) -> Result<()> {
 }
 
 impl Opener {
-    /// Opens what the VMDK in `file` is made of.
+    /// Opens the extents of the VMDK in `file`.
     pub(super) fn open_vmdk(&mut self, file: Arc<dyn ImageFile>, path: &Path, access: Access) -> Result<Vmdk> {
         let image = path.display().to_string();
         let (descriptor, offset, home) = load_descriptor(&*file, &image)?;
@@ -152,7 +154,7 @@ impl Opener {
                 .ok_or_else(|| corrupt(&image, "descriptor", offset, format!("{} sectors", named.sectors)))?;
             let kind = match &named.kind {
                 NamedExtentKind::Zero => VmdkExtentKind::Zero,
-                // The first one is the file itself, whatever it is called by now.
+                // The first sparse extent is the file itself, even if it was renamed.
                 NamedExtentKind::Sparse { .. } if own.is_some() => VmdkExtentKind::Sparse {
                     window: 0,
                     extent: own.take().expect("it is some"),
@@ -165,7 +167,7 @@ impl Opener {
                     }
                 }
                 NamedExtentKind::Flat { file, offset } => {
-                    // Several of them may be in one file, each behind the other.
+                    // One file may contain several extents, one after the other.
                     let name = self.keeper.admit(path, file)?;
                     if !flats.iter().any(|flat| flat.path == name) {
                         let (window, opened) = self.extent_file((&mut files, &mut extent_files), path, file, access)?;
@@ -207,7 +209,7 @@ impl Opener {
         })
     }
 
-    /// Opens an extent that the image at `path` names; where it begins among all files, and itself.
+    /// Opens an extent of the image at `path`; returns its start in the concatenation, too.
     fn extent_file(
         &mut self,
         (files, paths): (&mut Vec<Arc<dyn ImageFile>>, &mut Vec<PathBuf>),
@@ -233,8 +235,9 @@ impl Opener {
         Ok((window, opened))
     }
 
-    /// The parent of a VMDK, which is named by a path, and has to have the CID that its child says. Where VirtualBox has made the child, it is known by its
-    /// UUID alone, and looked for beside the child and among the files that the user has allowed.
+    /// Finds the parent of a VMDK, which refers to it by a path; its CID must be the one that the child stores. A
+    /// child made by VirtualBox stores the UUID of the parent only, which is then looked up in the folder of the child
+    /// and among the files that the user allowed.
     pub(super) fn parent_of_vmdk(&mut self, overlay: &OpenedFile, vmdk: &Vmdk) -> Result<Option<OpenedFile>> {
         let Some((content_id, hint)) = &vmdk.descriptor.parent else {
             return Ok(None);
@@ -256,7 +259,7 @@ impl Opener {
             .map(Some)
     }
 
-    /// The parent that only its UUID leads to.
+    /// Finds a parent by its UUID.
     fn parent_of_virtualbox(&mut self, overlay: &OpenedFile, vmdk: &Vmdk, hint: &str) -> Result<OpenedFile> {
         let wanted = vmdk.descriptor.parent_id;
         let is_parent = |file: Arc<HostFile>, name: &str| {
@@ -272,7 +275,7 @@ impl Opener {
     }
 }
 
-/// What a child says of its parent.
+/// What a child stores about its parent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Identities {
     pub(crate) content_id: u32,
@@ -280,7 +283,7 @@ pub(crate) struct Identities {
     pub(crate) disk_bytes: u64,
 }
 
-/// What a child is to say of the image in `file`.
+/// Reads what a child stores about the parent `file`.
 pub(crate) fn identities_of(file: &dyn ImageFile, image: &str) -> Result<Identities> {
     let (descriptor, ..) = load_descriptor(file, image)?;
     let sectors: u64 = descriptor
@@ -305,7 +308,7 @@ mod tests {
     use crate::Error;
     use crate::file::ImageFile;
 
-    /// A file of holes.
+    /// A sparse file of this length.
     struct Holes(u64);
 
     impl ImageFile for Holes {
@@ -343,7 +346,7 @@ mod tests {
         }
     }
 
-    /// Some file systems hold files of holes that are longer than the room that each file has: bytes behind that would be another file's.
+    /// Some file systems support sparse files longer than a window: bytes past it would belong to the next file.
     #[test]
     fn a_file_that_is_larger_than_its_window_is_refused() {
         let files = |bytes| -> Vec<Arc<dyn ImageFile>> { vec![Arc::new(Holes(512)), Arc::new(Holes(bytes))] };

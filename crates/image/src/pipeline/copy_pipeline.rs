@@ -1,4 +1,4 @@
-//! Copies a disk: workers read and write in parallel, and one thread takes what they read in order.
+//! Copies a disk: workers read and write in parallel, and one thread collects their results in order.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::num::NonZero;
@@ -10,10 +10,10 @@ use holdfast_block::{AlignedBuffer, BlockDevice, ExtentKind};
 use crate::pipeline::piece::ClassifiedBuffer;
 use crate::{Error, Result};
 
-/// Bytes that a worker takes at once, or a cluster where that is more: what was read is still in the cache of a core when it is written. With
-/// 2 MiB a conversion costs an eighth more processor time.
+/// Bytes that a worker reads at once, or one cluster if that is more: they are still in the core's cache when they are
+/// written. With 2 MiB, a conversion takes an eighth more CPU time.
 const PIECE_BYTES: u64 = 512 << 10;
-/// Pieces in flight per thread: enough that it has work while a busy host lets another wait.
+/// Pieces in flight per thread: enough to keep every thread busy while the host delays some of them.
 const PIECES_PER_THREAD: u64 = 8;
 const EXTENT_COUNT_MAX: usize = 64;
 
@@ -25,7 +25,7 @@ struct Ranges<'a> {
     at: u64,
     /// End of the data that `at` lies in.
     data_end: u64,
-    /// How far the source was asked.
+    /// End of the range whose extents are known.
     asked: u64,
 }
 
@@ -52,42 +52,41 @@ impl Ranges<'_> {
     }
 }
 
-/// Bytes and where they are to be written.
+/// A buffer, and where its bytes are to be written.
 pub(crate) struct PendingWrites {
     pub(crate) buffer: AlignedBuffer,
     pub(crate) writes: Vec<PlacedWrite>,
 }
 
-/// What workers and the collecting thread share.
+/// State that workers and the collecting thread share.
 struct PipelineQueue<'a> {
     ranges: Ranges<'a>,
-    /// Whether the source has no more ranges.
+    /// Whether all ranges were handed out.
     is_read: bool,
-    /// Number of the next range to hand out.
+    /// Number of the next range.
     handed_out: u64,
-    /// Number of the next result to take in.
+    /// Number of the next result to collect.
     taken: u64,
     results: BTreeMap<u64, Result<ClassifiedBuffer>>,
     waiting: VecDeque<PendingWrites>,
-    /// Pieces that are waiting to be written, or are being written.
+    /// Pieces that are queued for writing or being written.
     unwritten: u64,
     /// The first write that failed.
     failure: Option<Error>,
-    /// Workers exit.
+    /// Tells the workers to exit.
     is_over: bool,
-    /// Workers that may still bring a result.
+    /// Workers that are running.
     workers: usize,
     buffers: Vec<AlignedBuffer>,
 }
 
-/// What a worker does next.
 enum Task {
     Write(PendingWrites),
     Read(u64, Result<Range<u64>>, AlignedBuffer),
 }
 
 impl PipelineQueue<'_> {
-    /// The next thing to do, where there is one now. Writing comes first: it gives room for reading.
+    /// The next task, if there is one now. Writes come first: they free memory for reads.
     fn next(&mut self, in_flight_max: u64) -> Option<Task> {
         if let Some(writing) = self.waiting.pop_front() {
             return Some(Task::Write(writing));
@@ -103,7 +102,7 @@ impl PipelineQueue<'_> {
         Some(Task::Read(number, range, self.buffers.pop().unwrap_or_default()))
     }
 
-    /// Whether everything that was handed out is taken in and written.
+    /// Whether all ranges were collected and written.
     fn is_done(&self) -> bool {
         self.is_read && self.handed_out == self.taken && self.unwritten == 0
     }
@@ -111,27 +110,27 @@ impl PipelineQueue<'_> {
 
 struct PipelineState<'a> {
     shared: Mutex<PipelineQueue<'a>>,
-    /// Something arrived for the collecting thread, or nothing will.
+    /// Signals the collecting thread: a result arrived, or none will any more.
     arrived: Condvar,
-    /// There may be something to do for a worker.
+    /// Signals the workers: there may be a task.
     is_task: Condvar,
     in_flight_max: u64,
 }
 
-/// A copy of a disk, with its settings.
+/// A copy job and its settings.
 pub(crate) struct Pipeline<'a> {
     pub(crate) source: &'a dyn BlockDevice,
-    /// Pieces begin and end at multiples of it.
+    /// Pieces are aligned to it.
     pub(crate) cluster_bytes: u64,
-    /// Threads that compute at the same time: how much is in flight.
+    /// Threads that compute at the same time, which bounds the pieces in flight.
     pub(crate) threads: NonZero<usize>,
     pub(crate) worker_count: usize,
-    /// Writes bytes where they were placed.
+    /// Writes bytes at an offset of the file.
     pub(crate) write: &'a (dyn Fn(&[u8], u64) -> Result<()> + Sync),
 }
 
 impl Pipeline<'_> {
-    /// Copies the disk. `take` gets what was read, in order, and decides what is written where.
+    /// Copies the disk. `take` gets the results in order, and decides what is written where.
     pub(crate) fn run<W>(
         &self,
         make_worker: impl Fn() -> Result<W>,
@@ -179,7 +178,7 @@ impl Pipeline<'_> {
     }
 }
 
-/// Shuts the pipeline down when the collecting thread leaves, also by a panic: no worker may wait for ever.
+/// Shuts the pipeline down when the collecting thread leaves, also by a panic: otherwise workers would wait for ever.
 struct ShutdownGuard<'a, 'b>(&'a PipelineState<'b>);
 
 impl Drop for ShutdownGuard<'_, '_> {
@@ -190,7 +189,8 @@ impl Drop for ShutdownGuard<'_, '_> {
     }
 }
 
-/// Counts a worker that exits. When it panicked, the others exit too, and the panic reaches the caller from the thread's scope.
+/// Counts a worker that exits. If it panicked, the others exit, too, and the thread scope passes the panic on to the
+/// caller.
 struct WorkerGuard<'a, 'b>(&'a PipelineState<'b>);
 
 impl Drop for WorkerGuard<'_, '_> {
@@ -209,7 +209,6 @@ impl<'a> PipelineState<'a> {
         self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The loop of a worker.
     fn work(
         &self,
         read: &mut dyn FnMut(Range<u64>, AlignedBuffer) -> Result<ClassifiedBuffer>,
@@ -219,7 +218,7 @@ impl<'a> PipelineState<'a> {
         let mut shared = self.lock();
         while !shared.is_over {
             let Some(task) = shared.next(self.in_flight_max) else {
-                // The collecting thread may have waited for just that.
+                // The collecting thread may be waiting for this write.
                 self.arrived.notify_one();
                 shared = self.is_task.wait(shared).unwrap_or_else(PoisonError::into_inner);
                 continue;
@@ -248,7 +247,7 @@ impl<'a> PipelineState<'a> {
         }
     }
 
-    /// Takes results in, in order, until all are written or one is an error.
+    /// Collects results in order, until all are written or one is an error.
     fn collect(&self, take: &mut dyn FnMut(ClassifiedBuffer) -> Result<PendingWrites>) -> Result<()> {
         let mut shared = self.lock();
         loop {
@@ -277,21 +276,21 @@ impl<'a> PipelineState<'a> {
     }
 }
 
-/// Where bytes of a disk go.
+/// A range of the buffer and its place in the file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct PlacedWrite {
-    /// The bytes, counted from the first that were placed.
+    /// The range in the buffer.
     pub(crate) bytes: Range<usize>,
-    /// Where in the file that [`BulkWriter::data_file`] gives.
+    /// The offset in the file that [`BulkWriter::data_file`] returns.
     pub(crate) file_offset: u64,
 }
 
-/// Whether a long job goes on.
+/// Whether a long job continues.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Continue {
-    /// It does.
+    /// Continue.
     Go,
-    /// It stops as soon as it can.
+    /// Stop as soon as possible.
     Stop,
 }
 
