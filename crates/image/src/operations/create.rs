@@ -17,14 +17,14 @@ use crate::model::bytes::round_up;
 use crate::model::create_options::{CreateOptions, DataFileKind, Preallocation, Qcow2Options};
 use crate::{BulkWriter, DiskDescriptor, Error, Format, ImageId, ImageKind, Result, USUAL_SECTOR_BYTES};
 
-/// The first delta of a disk, as ploop and Virtuozzo call it.
+/// File name of the first delta of a disk, as in ploop and Virtuozzo.
 const ROOT_DELTA: &str = "root.hds";
 
-/// Creates an empty image at `path`, where nothing may be yet; durable when this returns.
+/// Creates an empty image at `path`, which must not exist yet; durable when this returns.
 ///
-/// A disk of Parallels is a folder where its name ends in `.hdd`, with `DiskDescriptor.xml` and the root delta `root.hds`, as ploop and
-/// Virtuozzo call them; it is a single delta elsewhere. Only its owner may look into the folder, and its [`id`](BlockOptions::id) is
-/// that of the disk: the delta has the GUID of every top.
+/// A Parallels disk becomes a folder if its name ends in `.hdd`, with `DiskDescriptor.xml` and the root delta
+/// `root.hds`, as in ploop and Virtuozzo; otherwise it is a single delta. The folder is readable by its owner only.
+/// Its [`id`](BlockOptions::id) is that of the disk: the delta has the GUID that every top has.
 pub fn create(path: &Path, options: &CreateOptions) -> Result<()> {
     if options.blocks.kind == ImageKind::Stream {
         return Err(Error::InvalidOption {
@@ -57,7 +57,7 @@ pub fn create(path: &Path, options: &CreateOptions) -> Result<()> {
     HostFile::sync_directory(path)
 }
 
-/// A child has the size of its parent: hypervisors take nothing else.
+/// A child must have the size of its parent: hypervisors accept nothing else.
 fn check_size(size_bytes: u64, parent_bytes: Option<u64>) -> Result<()> {
     match parent_bytes {
         Some(parent_bytes) if parent_bytes != size_bytes => Err(Error::InvalidOption {
@@ -159,7 +159,7 @@ fn create_vmdk(path: &Path, options: &CreateOptions) -> Result<()> {
     vmdk::create::write_empty(&HostFile::create_new(path)?, &new)
 }
 
-/// Programs do not open one of no bytes.
+/// Other programs do not open an empty disk.
 fn refuse_empty(size_bytes: u64, what: &str) -> Result<()> {
     if size_bytes > 0 {
         return Ok(());
@@ -170,7 +170,7 @@ fn refuse_empty(size_bytes: u64, what: &str) -> Result<()> {
     })
 }
 
-/// After an error nothing is left.
+/// Leaves nothing behind after an error.
 fn create_parallels_folder(path: &Path, options: &CreateOptions) -> Result<()> {
     let size_bytes = round_up(options.size_bytes, 512);
     refuse_empty(size_bytes, "disk of Parallels")?;
@@ -182,10 +182,10 @@ fn create_parallels_folder(path: &Path, options: &CreateOptions) -> Result<()> {
         .create(path)
         .map_err(|source| Error::io("create", path, source))?;
     let root = path.join(ROOT_DELTA);
-    // Without its descriptor the folder is no disk: that comes when all that it names is there.
+    // The descriptor comes last: it makes the folder a disk, so the files it refers to must exist.
     let made = create_ploop(&root, &delta).and_then(|()| descriptor.store(path));
     if made.is_err() {
-        // All of it was made here just now; what others have put there keeps the folder.
+        // Remove only files of this call; a folder with other files remains.
         std::fs::remove_file(&root).ok();
         std::fs::remove_dir(path).ok();
     }
@@ -193,7 +193,7 @@ fn create_parallels_folder(path: &Path, options: &CreateOptions) -> Result<()> {
     HostFile::sync_directory(path)
 }
 
-/// Whether a disk of Parallels with this name is a folder.
+/// Whether a Parallels disk with this name is a folder.
 fn is_folder_name(path: &Path) -> bool {
     path.extension()
         .is_some_and(|extension| extension.eq_ignore_ascii_case("hdd"))
@@ -213,7 +213,8 @@ fn create_ploop(path: &Path, options: &CreateOptions) -> Result<()> {
     ploop::create::write_empty(&file, size_bytes, ploop::create::CLUSTER_BYTES)
 }
 
-/// How the image at `path` calls the file `other`: by its name where both are in one folder, and by its whole path elsewhere.
+/// The name by which the image at `path` refers to `other`: the file name if both are in one folder, else the absolute
+/// path.
 fn name_from(path: &Path, other: &Path) -> Result<String> {
     let canonical = |path: &Path| path.canonicalize().map_err(|source| Error::io("open", path, source));
     let (folder, other) = (canonical(&directory_of(path))?, canonical(other)?);
@@ -232,7 +233,7 @@ fn create_vdi(path: &Path, options: &CreateOptions) -> Result<()> {
     let new = vdi::create::NewVdi {
         size_bytes: options.size_bytes,
         block_bytes: vdi::create::BLOCK_BYTES,
-        // A child has those of its parent; VirtualBox makes no others by itself.
+        // A child has the sector size of its parent; without one, VirtualBox uses the default.
         sector_bytes: parent.as_ref().map_or(USUAL_SECTOR_BYTES, |parent| parent.sector_bytes),
         kind: match options.blocks.kind {
             ImageKind::Fixed => vdi::header::VdiKind::Fixed,
@@ -257,7 +258,7 @@ fn create_qcow2(path: &Path, options: &CreateOptions) -> Result<()> {
         .data_file
         .as_ref()
         .is_some_and(|data| data.kind == DataFileKind::Raw);
-    // A raw data file has a meaning of its own only if every entry points into it.
+    // A raw data file is readable without the image only if every entry points into it.
     if is_raw || options.qcow2.preallocation == Preallocation::Metadata {
         let image = path.display().to_string();
         let header = load_header(&*file, &image)?;
@@ -266,9 +267,10 @@ fn create_qcow2(path: &Path, options: &CreateOptions) -> Result<()> {
     Ok(())
 }
 
-/// Creates an image at `path`, where nothing may be yet, to be filled once from start to end.
+/// Creates an image at `path`, which must not exist yet, for filling once from start to end.
 ///
-/// Until [`BulkWriter::finish`] the file is no image at all, so that a crash cannot leave half a disk that looks whole.
+/// Until [`BulkWriter::finish`] the file is no valid image, so that a crash cannot leave half a disk that looks
+/// complete.
 pub fn create_bulk(path: &Path, options: &CreateOptions) -> Result<BulkWriter> {
     if options.format != Format::Qcow2 {
         let detail = format!("{} images are filled as devices", options.format);
@@ -296,7 +298,7 @@ pub fn create_bulk(path: &Path, options: &CreateOptions) -> Result<BulkWriter> {
     BulkWriter::new(file, data_file, header, is_raw, Some(path.to_owned()))
 }
 
-/// The backing file must be there: a typing error found later would be a disk of zeroes.
+/// The backing file must exist: a mistyped name found later would read as zeroes.
 fn check_backing(path: &Path, options: &Qcow2Options) -> Result<()> {
     if let Some(backing) = &options.backing {
         HostFile::open(&beside(path, &backing.name), Access::Read)?;

@@ -1,4 +1,4 @@
-//! Holding the block map against the file.
+//! Checks the block map.
 
 use std::collections::HashMap;
 
@@ -9,7 +9,6 @@ use crate::allocation_table::end_of_block;
 use crate::file::ImageFile;
 use crate::{CheckReport, ProblemKind, Result, Severity};
 
-/// Checks the image in `file`.
 pub(crate) fn check(file: &dyn ImageFile, header: &VdiHeader) -> Result<CheckReport> {
     let file_bytes = file.length_bytes()?;
     let mut report = CheckReport {
@@ -56,14 +55,14 @@ pub(crate) fn check(file: &dyn ImageFile, header: &VdiHeader) -> Result<CheckRep
     Ok(report)
 }
 
-/// Holds how many blocks are said to be stored against the number behind the last one that is, and against those that the file has room for.
+/// Checks the stored block count against the last block number in use, and against the room in the file.
 fn check_count(header: &VdiHeader, (next, room): (u32, u64), report: &mut CheckReport) {
     let count = u64::from(header.stored_count);
     let mut add = |severity, detail: String| {
         let detail = format!("{count} blocks are counted as stored, and {detail}");
         report.add(severity, ProblemKind::Structure { detail });
     };
-    // VirtualBox stores the next block behind as many as are counted.
+    // VirtualBox stores the next block at this number.
     if header.stored_count < next {
         add(Severity::Corruption, format!("there is one with number {}", next - 1));
     } else if count > header.block_count {

@@ -1,4 +1,4 @@
-//! New images.
+//! Creates images.
 
 use super::header::{VdiHeader, VdiKind};
 use super::{FREE, ZERO};
@@ -8,11 +8,11 @@ use crate::model::bytes::round_up;
 use crate::model::identity::ImageId;
 use crate::{Error, Result};
 
-/// Blocks as VirtualBox makes them, and the only ones that QEMU reads. The map begins at such a multiple too, and so do the blocks, so
+/// The block size of VirtualBox, and the only one that QEMU supports. The map and the blocks are aligned to it, so
 /// that file systems can share them.
 pub(crate) const BLOCK_BYTES: u64 = 1 << 20;
 
-/// What a new image is to be.
+/// Parameters of a new image.
 pub(crate) struct NewVdi {
     pub(crate) size_bytes: u64,
     /// A power of two.
@@ -24,7 +24,7 @@ pub(crate) struct NewVdi {
     pub(crate) parent_modification: ImageId,
 }
 
-/// Writes an empty image into `file`, which is empty; durable when this returns.
+/// Writes an empty image into the empty `file`; durable when this returns.
 pub(crate) fn write_empty(file: &dyn ImageFile, new: &NewVdi) -> Result<()> {
     let block_bytes = new.block_bytes;
     let block_count = new.size_bytes.div_ceil(block_bytes);
@@ -64,7 +64,7 @@ pub(crate) fn write_empty(file: &dyn ImageFile, new: &NewVdi) -> Result<()> {
         };
         entry.to_le_bytes()
     })?;
-    // The header comes last: without it the file is no image.
+    // The header comes last: without it the file is no valid image.
     file.sync()?;
     file.write_at(&header.to_bytes(), 0)?;
     Ok(file.sync()?)

@@ -1,4 +1,4 @@
-//! The header, and what it must not say.
+//! Parses and validates the header.
 
 use holdfast_block::{Record, to_usize};
 
@@ -13,7 +13,7 @@ pub(crate) const HEADER_BYTES: u64 = 512;
 const VERSION: u32 = 0x0001_0001;
 const SIGNATURE: u32 = 0xbeda_107f;
 const TEXT: &[u8] = b"<<< Holdfast Virtual Disk Image >>>\n";
-/// From offset 72 to the end, as VirtualBox has it.
+/// From offset 72 to the end, as in VirtualBox.
 const OWN_HEADER_BYTES: u32 = 400;
 
 const AT_KIND: usize = 0x4c;
@@ -31,12 +31,11 @@ pub(super) const AT_PARENT: usize = 0x1a8;
 pub(super) const AT_PARENT_MODIFICATION: usize = 0x1b8;
 const AT_GUEST_SECTOR: usize = 0x1d4;
 
-/// More blocks than this make a map that is larger than any real disk has: 16 PiB in blocks of 1 MiB.
+/// A larger map is no real one: it would be that of a disk of 16 PiB, with blocks of 1 MiB.
 const BLOCK_COUNT_MAX: u64 = ZERO_AND_FREE as u64;
-/// Numbers from here on mean something else.
+/// Block numbers from here on have a special meaning.
 const ZERO_AND_FREE: u32 = super::ZERO;
 
-/// What an image is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum VdiKind {
     Dynamic,
@@ -44,7 +43,7 @@ pub(crate) enum VdiKind {
     Differencing,
 }
 
-/// A header that was checked against its file.
+/// A header that was validated against its file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct VdiHeader {
     pub(crate) kind: VdiKind,
@@ -56,20 +55,20 @@ pub(crate) struct VdiHeader {
     /// Bytes before the data of each block.
     pub(crate) extra_bytes: u64,
     pub(crate) block_count: u64,
-    /// As it is stored; may be wrong.
+    /// As stored; may be wrong.
     pub(crate) stored_count: u32,
     pub(crate) id: ImageId,
     pub(crate) modification: ImageId,
     pub(crate) parent: ImageId,
     pub(crate) parent_modification: ImageId,
-    /// Who made it: the text at the start.
+    /// The program that created it: the text at the start.
     pub(crate) creator: String,
 }
 
 type Stored<'a> = Record<'a, { to_usize(HEADER_BYTES) }>;
 
 impl VdiHeader {
-    /// Reads the header of `file`, called `image`.
+    /// Reads the header of `file`; errors call it `image`.
     pub(crate) fn load(file: &dyn ImageFile, image: &str) -> Result<Self> {
         let mut bytes = [0; to_usize(HEADER_BYTES)];
         let file_bytes = file.length_bytes()?;
@@ -173,7 +172,6 @@ impl VdiHeader {
         Ok(())
     }
 
-    /// What there is to know about it.
     pub(crate) fn describe(&self) -> BlockInfo {
         BlockInfo {
             kind: match self.kind {
@@ -194,22 +192,21 @@ impl VdiHeader {
         }
     }
 
-    /// Where the data of stored block `number` begins.
+    /// Offset of the data of stored block `number`.
     pub(crate) fn host(&self, number: u32) -> u64 {
         self.data_offset + u64::from(number) * self.stride() + self.extra_bytes
     }
 
-    /// From one stored block to the next one, in bytes.
+    /// Distance of stored blocks in bytes.
     pub(crate) fn stride(&self) -> u64 {
         self.block_bytes + self.extra_bytes
     }
 
-    /// Where the entry of block `index` is.
+    /// Offset of the entry of block `index`.
     pub(crate) fn entry_offset(&self, index: u64) -> u64 {
         self.map_offset + index * 4
     }
 
-    /// The header as it is stored.
     pub(crate) fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = vec![0; to_usize(HEADER_BYTES)];
         let mut put = |at: usize, field: &[u8]| put(&mut bytes, at, field);

@@ -1,5 +1,5 @@
-//! Sets the number of stored blocks to what the map has. In mode `All`, entries that point outside the file become free, and a block
-//! that two entries have is copied for the second one.
+//! Corrects the count of stored blocks. In mode `All`, it frees entries that point outside the file, and copies a
+//! block with two entries for the second one.
 
 use std::collections::HashSet;
 
@@ -45,13 +45,14 @@ pub(crate) fn repair(
     }
     let first_copy = next;
     if mode == RepairMode::All {
-        // Fewer than the map has entries.
+        // Cannot overflow: there are fewer of them than entries in the map.
         next = u32::try_from(u64::from(next) + twice.len() as u64)
             .ok()
             .filter(|next| *next < ZERO)
             .ok_or_else(|| corrupt(image, "block map", header.map_offset, "has no number left for a block"))?;
     }
-    // VirtualBox stores the next block behind as many as are counted: the count is never below what the map tells of, nor above what there can be.
+    // VirtualBox stores the next block at this number: the count must not be below the numbers in the map, nor above
+    // the room in the file.
     let room = (file_bytes.saturating_sub(header.data_offset) / header.stride()).min(header.block_count);
     let most = next.max(u32::try_from(room).unwrap_or(next));
     let count = header.stored_count.clamp(next, most);
@@ -94,7 +95,7 @@ fn free_lost(file: &dyn ImageFile, header: &VdiHeader, lost: &[u64], actions: &m
     Ok(())
 }
 
-/// Gives each of these entries a copy of its block, by numbers from `first` on.
+/// Gives each entry a copy of its block, with numbers from `first` on.
 fn separate(file: &dyn ImageFile, header: &VdiHeader, twice: &[(u64, u32)], first: u32) -> Result<()> {
     for ((_, from), number) in twice.iter().zip(first..) {
         copy_room(file, header.host(*from), header.host(number), header.block_bytes)?;

@@ -1,4 +1,4 @@
-//! The block map, read and changed.
+//! Reads and changes the block map.
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -14,16 +14,15 @@ use crate::model::identity::ImageId;
 use crate::model::mapped_extent::{MappedExtent, MappedKind};
 use crate::{Error, Result};
 
-/// Memory for the map of one layer: that of a disk of 2 TiB.
+/// Memory for the map of one layer: enough for a disk of 2 TiB.
 const CACHE_BYTES: u64 = 8 << 20;
 
-/// The map of one image.
 pub(crate) struct VdiTables {
     image: Arc<str>,
     header: VdiHeader,
     file: Arc<dyn ImageFile>,
     pages: Pages,
-    /// The number of the next block that will be stored; known once writing has started.
+    /// Number of the next block to store; known once writing has started.
     next: u32,
 }
 
@@ -46,7 +45,7 @@ impl VdiTables {
         self.pages.write(&entry.to_le_bytes(), self.header.entry_offset(index))
     }
 
-    /// Makes room for block `index`: behind all others, zero.
+    /// Allocates block `index` after all others; it reads as zero.
     fn reserve_block(&mut self, index: u64) -> Result<()> {
         let number = self.next;
         if number >= ZERO {
@@ -60,7 +59,6 @@ impl VdiTables {
     }
 }
 
-/// Calls `visit` with every entry of the map, in order.
 pub(super) fn for_each_number(file: &dyn ImageFile, header: &VdiHeader, mut visit: impl FnMut(u64, u32)) -> Result<()> {
     let table = (header.map_offset, header.block_count);
     for_each_entry(file, table, |index, entry| visit(index, u32::from_le_bytes(entry)))
@@ -127,7 +125,7 @@ impl AllocationTable for VdiTables {
             });
         }
         self.next = next;
-        // Children know by this that their parent is not what it was.
+        // By this, children detect that their parent was modified.
         self.header.modification = ImageId::random()?;
         let modification = self.header.modification.to_guid();
         self.pages.write(&modification, AT_MODIFICATION as u64)
@@ -160,7 +158,7 @@ impl AllocationTable for VdiTables {
     }
 
     fn store(&mut self) -> Result<()> {
-        // VirtualBox puts the next block behind as many as the header counts: never fewer than the map tells of.
+        // VirtualBox stores the next block at this number: it must be above all numbers in the map.
         let map = self.header.map_offset..self.header.map_offset + self.header.block_count * 4;
         self.pages.store(&map)
     }

@@ -1,4 +1,4 @@
-//! Crashes, and what a header may not say.
+//! Tests crashes and invalid headers.
 
 use std::sync::Arc;
 

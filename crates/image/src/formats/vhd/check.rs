@@ -1,4 +1,4 @@
-//! Holding footers, table and bitmaps against the file.
+//! Checks footers, block table and bitmaps.
 
 use std::ops::Range;
 
@@ -17,7 +17,6 @@ fn structure(report: &mut CheckReport, severity: Severity, detail: &str) {
     report.add(severity, ProblemKind::Structure { detail });
 }
 
-/// Checks the image in `file`.
 pub(crate) fn check(file: &dyn ImageFile, header: &VhdHeader) -> Result<CheckReport> {
     let file_bytes = file.length_bytes()?;
     let Some(sparse) = &header.sparse else {
@@ -48,7 +47,7 @@ pub(crate) fn check(file: &dyn ImageFile, header: &VhdHeader) -> Result<CheckRep
             );
         }
     } else {
-        // What a program leaves that is killed while the image grows: nothing is lost.
+        // A program was killed while the image grew: no data is lost.
         structure(
             &mut report,
             Severity::Leak,
@@ -60,14 +59,14 @@ pub(crate) fn check(file: &dyn ImageFile, header: &VhdHeader) -> Result<CheckRep
     }
     let room_end = header.footer_start(file_bytes);
     check_table(file, room_end, sparse, &mut report)?;
-    // What one that differs does not mark is its parent's.
+    // In a differencing image, unmarked sectors are the parent's.
     if header.footer.kind != ImageKind::Differencing {
         check_unmarked(file, room_end, sparse, &mut report)?;
     }
     Ok(report)
 }
 
-/// Tells of blocks that have data, and none of whose sectors is marked: they read as zeroes here, and as data in other programs.
+/// Reports blocks that have data but no marked sector: they read as zero here, and as data in other programs.
 fn check_unmarked(file: &dyn ImageFile, room_end: u64, sparse: &SparseHeader, report: &mut CheckReport) -> Result<()> {
     let mut starts = Vec::new();
     for_each_sector(file, sparse, |sector| {
@@ -145,7 +144,7 @@ fn check_table(file: &dyn ImageFile, room_end: u64, sparse: &SparseHeader, repor
         }
     }
     report.image_end = starts.last().map_or(sparse.tables_end, |last| last + whole);
-    // Room between blocks that is less than one is where they are aligned.
+    // A gap smaller than a block is alignment.
     let starts_and_end = starts.iter().copied().chain([room_end]);
     let mut free = sparse.tables_end;
     let mut unused = 0;

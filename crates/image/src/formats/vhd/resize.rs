@@ -1,6 +1,6 @@
-//! Another size: a longer table where it is needed, zeroes past the old end, and then the size in both footers.
+//! Changes the size: grows the table if needed, zeroes data past the old end, then writes the size to both footers.
 //!
-//! The table stays where it is. Blocks that lie where it grows move behind all others first.
+//! The table grows in place; blocks in its way are moved to the end first.
 
 use std::sync::Arc;
 
@@ -18,12 +18,12 @@ use crate::model::bytes::put;
 use crate::model::info::ImageKind;
 use crate::{Error, Result};
 
-/// What a table is written by.
+/// Unit of writes of a table.
 const WRITE_BYTES: u64 = 1 << 20;
-/// Data of blocks that move begins at such multiples.
+/// Alignment of the data of moved blocks.
 const ALIGNMENT: u64 = 4096;
 
-/// Gives the disk of the image in `file` a size of `after_bytes`, a multiple of 512, durably.
+/// Resizes the disk to `after_bytes`, a multiple of 512, durably.
 pub(crate) fn resize(file: &Arc<dyn ImageFile>, image: &str, after_bytes: u64) -> Result<()> {
     let header = VhdHeader::load(&**file, image)?;
     require_sound(&check::check(&**file, &header)?, image)?;
@@ -48,13 +48,13 @@ pub(crate) fn resize(file: &Arc<dyn ImageFile>, image: &str, after_bytes: u64) -
     }
 }
 
-/// The disk of a fixed image ends where its footer begins, which moves.
+/// Resizes a fixed image, whose footer moves.
 fn resize_fixed(file: &dyn ImageFile, header: &VhdHeader, after_bytes: u64) -> Result<()> {
     let footer = Footer::resized(&header.footer_bytes, after_bytes);
     let before_bytes = header.footer.disk_bytes();
     let old_end = file.length_bytes()?;
     if after_bytes < before_bytes {
-        // The old footer counts until the file is cut off.
+        // The old footer counts until the file is truncated.
         file.write_at(&footer, after_bytes)?;
         file.sync()?;
         file.set_length(after_bytes + FOOTER_BYTES)?;
@@ -66,7 +66,8 @@ fn resize_fixed(file: &dyn ImageFile, header: &VhdHeader, after_bytes: u64) -> R
     } else {
         after_bytes.max(old_end)
     };
-    // The old size, at the new end; then what lies between is no part of the disk, and becomes zero; then the new size.
+    // A footer with the old size at the new end; then the range between, which is not part of the disk yet, is zeroed;
+    // then the new size.
     if place != old_place {
         file.write_at(&*header.footer_bytes, place)?;
         file.sync()?;
@@ -108,7 +109,7 @@ fn resize_sparse(
     zero_past(after_bytes, before_bytes, before_bytes)
 }
 
-/// Writes both footers durably, one after another: one of them is whole at any time.
+/// Writes both footers durably, one after the other: one of them is valid at any time.
 fn store_footers(file: &dyn ImageFile, image: &str, footer: &[u8]) -> Result<()> {
     file.write_at(footer, 0)?;
     file.sync()?;
@@ -123,12 +124,12 @@ fn store_footers(file: &dyn ImageFile, image: &str, footer: &[u8]) -> Result<()>
     Ok(file.sync()?)
 }
 
-/// Makes the table `needed` entries long, durably.
+/// Grows the table to `needed` entries, durably.
 fn grow_table(file: &dyn ImageFile, image: &str, header: &VhdHeader, sparse: &SparseHeader, needed: u64) -> Result<()> {
     let old_end = sparse.table_offset + sparse.entry_count * 4;
     let new_end = (sparse.table_offset + needed * 4).next_multiple_of(SECTOR_BYTES);
     require_room(image, sparse, (old_end, new_end))?;
-    // Its copy counts while the footer is not at the end.
+    // While the footer is not at the end, its copy counts.
     file.write_at(&*header.footer_bytes, 0)?;
     file.sync()?;
     let end = move_blocks(file, image, header, sparse, new_end)?;
@@ -144,7 +145,7 @@ fn grow_table(file: &dyn ImageFile, image: &str, header: &VhdHeader, sparse: &Sp
         at += length;
     }
     file.sync()?;
-    // The number of entries and the checksum are in the first sector of the header: stored whole or not at all.
+    // The number of entries and the checksum are in the first sector of the header, which is written atomically.
     let mut bytes = [0; to_usize(HEADER_BYTES)];
     file.read_at(&mut bytes, sparse.offset)?;
     let count = u32::try_from(needed).unwrap_or(u32::MAX);
@@ -158,7 +159,7 @@ fn grow_table(file: &dyn ImageFile, image: &str, header: &VhdHeader, sparse: &Sp
     Ok(file.sync()?)
 }
 
-/// Refuses where something other than blocks lies where the table grows.
+/// Fails if anything but blocks is in the way of the table.
 fn require_room(image: &str, sparse: &SparseHeader, (from, to): (u64, u64)) -> Result<()> {
     let what = if sparse.tables_end > from {
         "the map that XenServer keeps"
@@ -173,7 +174,7 @@ fn require_room(image: &str, sparse: &SparseHeader, (from, to): (u64, u64)) -> R
     })
 }
 
-/// Moves the blocks that begin before `limit` behind all others, durably; gives the end of the file.
+/// Moves the blocks that begin before `limit` to the end of the file, durably; returns its new end.
 fn move_blocks(
     file: &dyn ImageFile,
     image: &str,

@@ -1,4 +1,4 @@
-//! Crashes, sizes, and what headers may not say.
+//! Tests crashes, sizes and invalid headers.
 
 use std::io::Read;
 use std::sync::Arc;
@@ -72,7 +72,7 @@ fn a_footer_that_is_lost_is_replaced_by_its_copy() {
     );
 }
 
-/// XenServer and others have left such blocks: some programs read them as zeroes, others as data.
+/// XenServer and other programs have left such blocks: some programs read them as zeroes, others as data.
 #[test]
 fn data_that_no_bit_marks_is_told() {
     for kind in [ImageKind::Dynamic, ImageKind::Differencing] {
@@ -88,7 +88,7 @@ fn data_that_no_bit_marks_is_told() {
         file.read_at(&mut entry, sparse.entry_offset(1)).unwrap();
         let block = u64::from(u32::from_be_bytes(entry)) * 512;
         file.write_at(&vec![0; to_usize(sparse.bitmap_bytes())], block).unwrap();
-        // What is not marked in one that differs is its parent's.
+        // In a differencing image, unmarked sectors are the parent's.
         assert_eq!(count(), u64::from(kind == ImageKind::Dynamic), "{kind:?}");
         file.write_at(&vec![0; to_usize(sparse.block_bytes)], block + sparse.bitmap_bytes())
             .unwrap();
@@ -150,7 +150,7 @@ fn what_contradicts_itself_is_refused() {
     );
 }
 
-/// A differencing image with some sectors in three of its blocks, and where they are.
+/// A differencing image with some sectors in three of its blocks, and the marks of its bytes.
 fn differencing() -> (Vec<u8>, Vec<u8>) {
     let file: Arc<MemoryFile> = Arc::default();
     file.write_at(&empty(ImageKind::Differencing), 0).unwrap();
@@ -173,7 +173,7 @@ fn a_stream_brings_what_is_stored_and_nothing_else() {
     let mut stream = VhdStream::open(&bytes[..], "stream").unwrap();
     assert_eq!((stream.size_bytes(), stream.id()), (DISK_BYTES, ImageId([1; 16])));
     assert_eq!(stream.parent(), Some(ImageId([7; 16])));
-    // Blocks were made in another order than that of the disk.
+    // Blocks are stored in another order than that of the disk.
     assert!(!stream.is_in_order());
     assert_eq!(stream.stored(), [0..16_384, 32_768..49_152, 98_304..DISK_BYTES]);
     let mut found = vec![9; to_usize(DISK_BYTES)];
@@ -206,13 +206,13 @@ fn a_stream_that_was_cut_off_is_never_whole() {
     let end = other.len() - 512;
     other[end + 30] ^= 1;
     assert!(read(&other).unwrap_err().to_string().contains("footer"));
-    // Nothing but tables is a stream, too.
+    // A stream without blocks is valid, too.
     read(&empty(ImageKind::Dynamic)).unwrap();
-    // A fixed image is no stream of blocks.
+    // A fixed image cannot be read as blocks.
     assert!(read(&empty(ImageKind::Fixed)).is_err());
 }
 
-/// What is read into, and how much room there was at the most.
+/// A reader that records the largest buffer it was given.
 struct Asked<'a> {
     bytes: &'a [u8],
     most: usize,
@@ -225,7 +225,7 @@ impl Read for Asked<'_> {
     }
 }
 
-/// A header of 1 KiB told of a table of 35 MiB, and had it.
+/// A header of 1 KiB claimed a table of 35 MiB, and that much was allocated.
 #[test]
 fn a_table_that_is_only_told_of_takes_no_memory() {
     let mut bytes = empty(ImageKind::Dynamic);
