@@ -24,6 +24,7 @@ pub struct CreateOptions {
 }
 
 impl CreateOptions {
+    /// Options of an image of `size_bytes` with defaults.
     pub fn new(format: Format, size_bytes: u64) -> Self {
         Self {
             format,
@@ -82,6 +83,7 @@ pub struct Qcow2Options {
     pub backing: Option<BackingFile>,
     /// The external data file, if the data is not stored in the image.
     pub data_file: Option<DataFile>,
+    /// What is allocated at creation.
     pub preallocation: Preallocation,
 }
 

@@ -37,6 +37,7 @@ impl ImageId {
         Ok(Self(bytes))
     }
 
+    /// Whether it is [`NIL`](Self::NIL).
     pub fn is_nil(self) -> bool {
         self == Self::NIL
     }

@@ -62,6 +62,7 @@ pub struct DeltaInfo {
 pub struct BlockInfo {
     /// How its blocks are allocated.
     pub kind: ImageKind,
+    /// Size of a block in bytes.
     pub block_bytes: u64,
     /// Sector size of the guest's disk, in which partition tables count.
     pub sector_bytes: u64,
@@ -104,6 +105,7 @@ pub enum ImageKind {
 }
 
 impl ImageKind {
+    /// The name in output.
     pub fn name(self) -> &'static str {
         match self {
             Self::Dynamic => "dynamic",
@@ -273,6 +275,7 @@ pub struct Delta {
     pub id: ImageId,
     /// The delta below it; none for the root.
     pub parent: Option<ImageId>,
+    /// How the file stores data.
     pub kind: DeltaKind,
     /// The file name as stored: relative to the folder of the descriptor, or absolute.
     pub file: String,

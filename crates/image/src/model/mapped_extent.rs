@@ -12,7 +12,9 @@ pub(crate) enum MappedKind {
     Absent,
     Zero,
     /// Stored in the data file from `host` on.
-    Data { host: u64 },
+    Data {
+        host: u64,
+    },
     /// In a compressed cluster.
     Compressed(Compressed),
 }

@@ -19,12 +19,14 @@ pub struct Qcow2Info {
     pub backing_format: Option<String>,
     /// The external data file, as stored.
     pub data_file: Option<String>,
+    /// Internal snapshots.
     pub snapshots: Vec<InternalSnapshot>,
     /// Persistent bitmaps.
     pub bitmaps: Vec<PersistentBitmap>,
 }
 
 impl Qcow2Info {
+    /// Whether the feature bit is set.
     pub fn has(&self, feature: Feature) -> bool {
         self.features.contains(&feature)
     }
@@ -111,6 +113,7 @@ pub struct InternalSnapshot {
 /// A dirty bitmap stored in a qcow2 image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PersistentBitmap {
+    /// Its name, unique in the image.
     pub name: String,
     /// Bytes of disk per bit.
     pub granularity_bytes: u64,

@@ -24,12 +24,13 @@ pub struct CheckReport {
 /// One problem in the metadata of an image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Problem {
-    /// How bad it is.
+    /// Whether data is lost.
     pub severity: Severity,
+    /// What is wrong.
     pub kind: ProblemKind,
 }
 
-/// How bad a problem is.
+/// The severity of a problem.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Severity {
     /// Space is wasted.
@@ -177,6 +178,7 @@ impl CheckReport {
     /// Maximum length of [`problems`](Self::problems); further ones are only counted.
     pub const PROBLEM_COUNT_MAX: usize = 100;
 
+    /// Whether no problem was found.
     pub fn is_clean(&self) -> bool {
         self.corruption_count == 0 && self.leak_count == 0
     }

@@ -1,4 +1,4 @@
-//! The header, and what it must not say.
+//! Parses and validates the header.
 
 use holdfast_block::{Record, to_usize};
 
@@ -14,23 +14,23 @@ const MAGICS: [&[u8; 16]; 2] = [b"WithoutFreeSpace", b"WithouFreSpacExt"];
 pub(super) const AT_CYLINDERS: u64 = 24;
 pub(super) const AT_ENTRIES: u64 = 32;
 pub(super) const AT_IN_USE: u64 = 44;
-/// As QEMU has them: 16 heads, and 32 sectors.
+/// As in QEMU: 16 heads, and 32 sectors.
 pub(super) const CYLINDER_BYTES: u64 = SECTOR_BYTES * 16 * 32;
 pub(super) const AT_EXTENSION: u64 = 56;
 const OPEN: u32 = 0x746f_6e59;
-/// What we write: there are no extensions that could be out of date.
+/// Written here: it means that there are no extensions, which could be outdated.
 pub(super) const CLOSED_WITHOUT_EXTENSIONS: u32 = 0;
 
-/// How the places of clusters are counted.
+/// The unit of the entries in the cluster table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PloopVersion {
-    /// By sectors.
+    /// Sectors.
     One,
-    /// By clusters.
+    /// Clusters.
     Two,
 }
 
-/// A header that was checked against its file.
+/// A header that was validated against its file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct PloopHeader {
     pub(crate) version: PloopVersion,
@@ -38,12 +38,11 @@ pub(crate) struct PloopHeader {
     pub(crate) entry_count: u64,
     pub(crate) disk_bytes: u64,
     pub(crate) data_offset: u64,
-    /// Whether it was not closed cleanly.
     pub(crate) is_open: bool,
 }
 
 impl PloopHeader {
-    /// Reads the header of `file`, called `image`.
+    /// Reads the header of `file`; errors call it `image`.
     pub(crate) fn load(file: &dyn ImageFile, image: &str) -> Result<Self> {
         let file_bytes = file.length_bytes()?;
         let wrong = |at: u64, detail: String| Err(corrupt(image, "header", at, detail));
@@ -104,7 +103,6 @@ impl PloopHeader {
         })
     }
 
-    /// What there is to know about it.
     pub(crate) fn describe(&self) -> BlockInfo {
         BlockInfo {
             kind: ImageKind::Dynamic,
@@ -117,7 +115,7 @@ impl PloopHeader {
         }
     }
 
-    /// The bytes that an entry counts.
+    /// The unit of entries, in bytes.
     pub(super) fn entry_bytes(&self) -> u64 {
         match self.version {
             PloopVersion::One => SECTOR_BYTES,
@@ -125,12 +123,12 @@ impl PloopHeader {
         }
     }
 
-    /// Where the cluster of `entry` is.
+    /// Offset of the cluster of `entry`.
     pub(super) fn host(&self, entry: u32) -> u64 {
         u64::from(entry) * self.entry_bytes()
     }
 
-    /// The header of a new image, of version 2, as it is stored.
+    /// The stored header of a new image of version 2.
     pub(super) fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = vec![0; to_usize(HEADER_BYTES)];
         let mut put = |at: usize, field: &[u8]| put(&mut bytes, at, field);

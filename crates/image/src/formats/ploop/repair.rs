@@ -1,5 +1,5 @@
-//! The mark of an open image is cleared, and space at the end without an entry is cut off. Where that was asked for, entries that
-//! lead nowhere become free, and a cluster that two entries have is copied for the second one.
+//! Clears the mark of an open image, and truncates unused space at the end. In mode `All`, it frees invalid entries,
+//! and copies a cluster with two entries for the second one.
 
 use std::collections::HashSet;
 
@@ -12,7 +12,6 @@ use crate::error::corrupt;
 use crate::file::ImageFile;
 use crate::model::repair_action::{RepairAction, RepairMode};
 
-/// Repairs the image in `file`.
 pub(crate) fn repair(
     file: &dyn ImageFile,
     image: &str,
@@ -24,10 +23,10 @@ pub(crate) fn repair(
         give_up_and_separate(file, &header, image, actions)?;
     }
     cut(file, &header, actions)?;
-    // The lock shows whether a process has it open; this mark is a leftover of one that did not close it.
+    // The lock proves that no process has it open: the mark is a leftover of a process that did not close it.
     if mode >= RepairMode::Safe && header.is_open && check(file, &header)?.corruption_count == 0 {
         file.sync()?;
-        // What the extension says of the disk, such as bitmaps, is not known to be true.
+        // Extensions, such as bitmaps, may be outdated.
         file.write_at(&CLOSED_WITHOUT_EXTENSIONS.to_le_bytes(), AT_IN_USE)?;
         file.sync()?;
         actions.push(RepairAction::MarkCleared {
@@ -101,17 +100,17 @@ fn give_up_and_separate(
     Ok(())
 }
 
-/// Cuts off what is behind the last cluster.
+/// Truncates everything after the last cluster.
 fn cut(file: &dyn ImageFile, header: &PloopHeader, actions: &mut Vec<RepairAction>) -> Result<()> {
     let mut extension = [0; 8];
     file.read_at(&mut extension, AT_EXTENSION)?;
     if extension != [0; 8] {
-        // It has places of its own, and they may be there.
+        // An extension has its own location, which may be there.
         return Ok(());
     }
     let (report, file_bytes) = (check(file, header)?, file.length_bytes()?);
     let end = report.image_end;
-    // A part of a cluster is the last one, which did not get longer.
+    // An incomplete cluster at the end is a write that was interrupted.
     if report.corruption_count > 0 || end.saturating_add(header.cluster_bytes) > file_bytes {
         return Ok(());
     }

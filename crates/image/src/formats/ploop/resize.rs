@@ -1,4 +1,5 @@
-//! Another size: a longer table, which has to fit before the clusters, zeroes past the old end, and then the size in the header.
+//! Changes the size: grows the cluster table, which has to fit before the clusters, zeroes data past the old end, then
+//! writes the size to the header.
 
 use std::sync::Arc;
 
@@ -11,7 +12,7 @@ use crate::allocation_table::write_entries;
 use crate::file::ImageFile;
 use crate::{Error, Result};
 
-/// Gives the disk of the delta in `file` a size of `after_bytes`, a multiple of 512, durably.
+/// Resizes the disk of the delta to `after_bytes`, a multiple of 512, durably.
 pub(crate) fn resize(file: &Arc<dyn ImageFile>, image: &str, after_bytes: u64) -> Result<()> {
     let header = PloopHeader::load(&**file, image)?;
     require_sound(&check(&**file, &header)?, image)?;
@@ -42,7 +43,7 @@ pub(crate) fn resize(file: &Arc<dyn ImageFile>, image: &str, after_bytes: u64) -
     if after_bytes > before_bytes {
         let needed = after_bytes.div_ceil(header.cluster_bytes);
         let room = (header.data_offset - HEADER_BYTES) / 4;
-        // The last cluster needs a number too.
+        // The number of the last cluster must fit into an entry.
         let number_max = u64::from(u32::MAX) * header.entry_bytes() / header.cluster_bytes / 2;
         if needed > room.min(number_max) {
             let bytes = room.min(number_max) * header.cluster_bytes;
@@ -68,13 +69,13 @@ fn grow_table(file: &dyn ImageFile, from: u64, to: u64) -> Result<()> {
     Ok(file.sync()?)
 }
 
-/// One sector of the header changes: it is stored whole or not at all.
+/// Changes one sector of the header, which is written atomically.
 fn write_size(file: &dyn ImageFile, header: &PloopHeader, size_bytes: u64) -> Result<()> {
     let mut fields = [0; 20];
     file.read_at(&mut fields, AT_CYLINDERS)?;
     let cylinders = size_bytes.div_ceil(header::CYLINDER_BYTES);
     fields[..4].copy_from_slice(&u32::try_from(cylinders).unwrap_or(u32::MAX).to_le_bytes());
-    // Cylinders, sectors of a cluster, entries, sectors of the disk.
+    // Cylinders, sectors per cluster, entries, sectors of the disk.
     let sectors = (size_bytes / SECTOR_BYTES).to_le_bytes();
     match header.version {
         PloopVersion::One => fields[12..16].copy_from_slice(&sectors[..4]),

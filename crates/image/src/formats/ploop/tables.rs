@@ -1,4 +1,4 @@
-//! The table of clusters, read and changed.
+//! Reads and changes the cluster table.
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -11,10 +11,9 @@ use crate::file::ImageFile;
 use crate::model::mapped_extent::{MappedExtent, MappedKind};
 use crate::{Error, Result};
 
-/// Memory for the table of one layer: that of a disk of 2 TiB.
+/// Memory for the table of one layer: enough for a disk of 2 TiB.
 const CACHE_BYTES: u64 = 8 << 20;
 
-/// The table of one image.
 pub(crate) struct PloopTables {
     image: Arc<str>,
     header: PloopHeader,
@@ -42,7 +41,7 @@ impl PloopTables {
         }
     }
 
-    /// Makes room for cluster `index`: behind all others, zero.
+    /// Allocates cluster `index` after all others; it reads as zero.
     fn reserve_cluster(&mut self, index: u64) -> Result<()> {
         let start = self.end;
         let entry = u32::try_from(start / self.header.entry_bytes()).map_err(|_| {
@@ -54,7 +53,7 @@ impl PloopTables {
     }
 }
 
-/// Calls `visit` with the place of every cluster that is stored, and its number.
+/// Calls `visit` with the offset and the index of every stored cluster.
 pub(super) fn for_each_cluster(
     file: &dyn ImageFile,
     header: &PloopHeader,
@@ -124,13 +123,13 @@ impl AllocationTable for PloopTables {
         if is_wrong {
             return Err(self.not_writable("two places of the disk have one cluster; holdfast image check tells which"));
         }
-        // A place is told by the entry, and aligned as all others are.
+        // Keep the alignment of the other clusters, in units of an entry.
         let base = self.header.data_offset % self.header.entry_bytes();
         if base != 0 {
             return Err(self.not_writable("its clusters begin where its table cannot point to"));
         }
         self.end = self.header.data_offset + (end - self.header.data_offset).next_multiple_of(cluster);
-        // What the extension says of the disk, such as bitmaps, is not true any more.
+        // Extensions, such as bitmaps, are outdated from now on.
         self.pages.write(&CLOSED_WITHOUT_EXTENSIONS.to_le_bytes(), AT_IN_USE)?;
         self.pages.write(&[0; 8], AT_EXTENSION)
     }
@@ -152,7 +151,7 @@ impl AllocationTable for PloopTables {
     }
 
     fn store(&mut self) -> Result<()> {
-        // The header, which is in the first sector of the table, goes with it.
+        // The header shares the first sector of the table, so it is written with it.
         self.pages.store(&(0..HEADER_BYTES + self.header.entry_count * 4))
     }
 }

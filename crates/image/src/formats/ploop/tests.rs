@@ -1,4 +1,4 @@
-//! Crashes, both versions, and what a header may not say.
+//! Tests crashes, both versions, and invalid headers.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ fn empty() -> Vec<u8> {
     bytes
 }
 
-/// The same, of version 1, with clusters right behind the table, at any sector.
+/// The same in version 1, with clusters right after the table, at any sector.
 fn empty_old() -> Vec<u8> {
     let mut bytes = empty();
     bytes[..16].copy_from_slice(b"WithoutFreeSpace");

@@ -1,4 +1,4 @@
-//! Holding the table of blocks against the file.
+//! Checks the block allocation table.
 
 use super::MIB;
 use super::header::{RedundantStructure, broken_copies};
@@ -6,7 +6,6 @@ use super::opened::OpenedVhdx;
 use super::tables::{BatEntry, bits_end, block_end, block_of, for_each_block, is_of_bits, state};
 use crate::{CheckReport, ProblemKind, Result, Severity};
 
-/// Checks an opened image.
 pub(crate) fn check(opened: &OpenedVhdx) -> Result<CheckReport> {
     let metadata = &opened.metadata;
     let broken = broken_copies(&*opened.file)?;

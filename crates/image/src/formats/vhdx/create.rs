@@ -1,4 +1,4 @@
-//! New images.
+//! Creates images.
 
 use super::MIB;
 use super::header::{HeaderSlot, Region, VhdxHeader, write_start};
@@ -12,9 +12,9 @@ use crate::{Error, Result};
 
 const LOG_BYTES: u32 = 1 << 20;
 
-/// What a new image is to be.
+/// Parameters of a new image.
 pub(crate) struct NewVhdx {
-    /// A multiple of the sector.
+    /// A multiple of the sector size.
     pub(crate) size_bytes: u64,
     /// A power of two, 1 MiB to 256 MiB.
     pub(crate) block_bytes: u64,
@@ -25,12 +25,13 @@ pub(crate) struct NewVhdx {
     pub(crate) parent: Option<VhdxParent>,
 }
 
-/// The block of an image of that size: small ones waste little, and large disks have a table that is not too large.
+/// The default block size for a disk size: small disks waste little space, and large ones do not need too large a
+/// table.
 pub(crate) fn block_bytes_for(size_bytes: u64) -> u64 {
     if size_bytes <= 2 << 40 { 2 * MIB } else { 32 * MIB }
 }
 
-/// Writes an empty image into `file`, which is empty; durable when this returns.
+/// Writes an empty image into the empty `file`; durable when this returns.
 pub(crate) fn write_empty(file: &dyn ImageFile, new: &NewVhdx) -> Result<()> {
     if new.size_bytes > DISK_BYTES_MAX {
         return Err(Error::InvalidOption {

@@ -1,4 +1,4 @@
-//! The log: what was about to be changed in the table and the metadata when a program ended.
+//! Replays the log: changes of the table and the metadata that were pending when a program ended.
 //!
 //! The log is a ring of entries, each of whole sectors of 4 KiB:
 //!
@@ -35,40 +35,40 @@ const SECTOR: u64 = 4096;
 const SECTOR_BYTES: usize = to_usize(SECTOR);
 const ENTRY_HEADER_BYTES: usize = 64;
 const DESCRIPTOR_BYTES: usize = 32;
-/// Logs are of 1 MiB; one that is larger than this is not what it says.
+/// Logs have 1 MiB; a much larger size is damage.
 const LOG_BYTES_MAX: u64 = 256 * MIB;
 
-/// A file as it is when its log is replayed.
+/// The file with the changes of its log applied.
 pub(crate) struct ReplayedFile {
     file: Arc<dyn ImageFile>,
-    /// Sectors that the log has, by their offsets.
+    /// Sectors in the log, by file offset.
     sectors: BTreeMap<u64, Box<[u8]>>,
-    /// What the log zeroes, where no later sector is; in order, and apart from each other.
+    /// Ranges that the log zeroes, except where a later sector is; sorted and disjoint.
     zeroes: Vec<Range<u64>>,
     length_bytes: u64,
 }
 
-/// An entry that is whole.
+/// A valid log entry.
 struct VhdxLogEntry {
     at: u64,
     length_bytes: u64,
     number: u64,
     tail: u64,
-    /// Bytes of the file that were durable.
+    /// Length of the file that was durable (FlushedFileOffset).
     durable_bytes: u64,
-    /// Bytes that the file has to have.
+    /// Minimum length of the file (LastFileOffset).
     needed_bytes: u64,
     changes: Vec<VhdxLogDescriptor>,
 }
 
-/// What a descriptor says.
+/// A change of the file.
 enum VhdxLogDescriptor {
     Zero { target: u64, length_bytes: u64 },
     Sector { target: u64, bytes: Box<[u8]> },
 }
 
 impl ReplayedFile {
-    /// What is to be replayed in `file`; nothing where the log is empty.
+    /// Reads the pending changes of `file`; none if the log is empty.
     pub(super) fn load(file: Arc<dyn ImageFile>, header: &VhdxHeader, image: &str) -> Result<Option<Self>> {
         if header.log.is_nil() {
             return Ok(None);
@@ -152,7 +152,7 @@ impl ReplayedFile {
         Ok(())
     }
 
-    /// Writes what the log says into the file, durably, and then into the header that the log is empty.
+    /// Writes the changes into the file, durably, and then marks the log as empty in the header.
     pub(super) fn store(&self, header: &mut VhdxHeader, image: &str) -> Result<()> {
         for range in &self.zeroes {
             let end = range.end.min(self.file.length_bytes()?);
@@ -172,7 +172,7 @@ impl ReplayedFile {
     }
 }
 
-/// The entry at `at` of the ring, where it is whole and of this log.
+/// The entry at `at`, if it is valid and belongs to this log.
 fn entry_at(log: &[u8], at: u64, header: &VhdxHeader) -> Option<VhdxLogEntry> {
     let ring = log.len() as u64;
     let head = Record::<ENTRY_HEADER_BYTES>::first_of(log.get(to_usize(at)..)?)?;
@@ -202,7 +202,7 @@ fn entry_at(log: &[u8], at: u64, header: &VhdxHeader) -> Option<VhdxLogEntry> {
     })
 }
 
-/// The bytes of the ring from `at` on; behind its end it goes on at its start.
+/// Bytes of the ring from `at` on, with wrap-around.
 fn of_ring(log: &[u8], at: u64, length_bytes: u64) -> Option<Vec<u8>> {
     let rest = log.get(to_usize(at)..)?;
     let first = rest.get(..to_usize(length_bytes)).unwrap_or(rest);
@@ -210,7 +210,7 @@ fn of_ring(log: &[u8], at: u64, length_bytes: u64) -> Option<Vec<u8>> {
     Some([first, second].concat())
 }
 
-/// What the descriptors of an entry say, where all of them, and the data behind them, are of the entry with this number.
+/// The changes of an entry, if all descriptors and data sectors have its sequence number.
 fn changes_of(bytes: &[u8], count: usize, number: u64) -> Option<Vec<VhdxLogDescriptor>> {
     let end = count.checked_mul(DESCRIPTOR_BYTES)?.checked_add(ENTRY_HEADER_BYTES)?;
     let descriptors = bytes.get(ENTRY_HEADER_BYTES..end)?;
@@ -243,8 +243,8 @@ fn changes_of(bytes: &[u8], count: usize, number: u64) -> Option<Vec<VhdxLogDesc
     changes.collect()
 }
 
-/// The entries that are to be replayed, in order: of all runs of entries with following numbers that reach back to what the last of
-/// them calls the tail, the one with the largest number.
+/// The entries to replay, in order. A sequence consists of entries with consecutive numbers, back to the tail that the
+/// last one names; the one with the largest numbers counts.
 fn newest_sequence(log: &[u8], header: &VhdxHeader) -> Vec<VhdxLogEntry> {
     let ring = log.len() as u64;
     let mut at = 0;
@@ -265,7 +265,7 @@ fn newest_sequence(log: &[u8], header: &VhdxHeader) -> Vec<VhdxLogEntry> {
             next = (next + length) % ring;
             run.push(entry);
         }
-        // No entry of the run begins a better one: they would end where it ends.
+        // No other entry of this sequence begins a better one: it would end at the same entry.
         at += used.max(SECTOR);
         let Some(last) = run.last() else { continue };
         let Some(first) = run.iter().position(|entry| entry.at == last.tail) else {
@@ -332,7 +332,7 @@ impl ImageFile for ReplayedFile {
     }
 }
 
-/// Who writes replays the log into the file first.
+/// The log is replayed into the file before any write.
 fn read_only(offset: u64) -> BlockError {
     BlockError::io(
         "write",

@@ -1,4 +1,4 @@
-//! The metadata region: sizes, identity, and the parent.
+//! Parses and writes the metadata region: sizes, identity, and the parent.
 //!
 //! ```text
 //! offset  bytes
@@ -7,8 +7,8 @@
 //! 32      32   each: GUID, offset in the region (4), bytes (4), flags (4): 1 user, 2 of the disk, 4 required
 //! ```
 //!
-//! A locator of the parent begins with its type (16), 2 bytes, the number of pairs (2), and for each the offsets of key and value (4 each)
-//! and their bytes (2 each); texts are UTF-16.
+//! A parent locator begins with its type (16), 2 reserved bytes, the number of pairs (2), and for each pair the offsets
+//! of key and value (4 each) and their lengths (2 each); texts are UTF-16.
 
 use holdfast_block::{Record, to_usize};
 
@@ -22,7 +22,7 @@ use crate::{Error, Result};
 
 const TABLE_BYTES: u64 = 64 * KIB;
 const ENTRY_COUNT_MAX: u16 = 2047;
-/// An item is not larger.
+/// Maximum size of an item.
 const ITEM_BYTES_MAX: u64 = MIB;
 const FILE_PARAMETERS: ImageId = guid(0xcaa1_6737_fa36_4d43_b3b6_33f0_aa44_e76b);
 pub(super) const DISK_SIZE: ImageId = guid(0x2fa5_4224_cd1b_4876_b211_5dbe_d83b_f4b8);
@@ -38,7 +38,7 @@ pub(super) const DISK_BYTES_MAX: u64 = 64 << 40;
 const REQUIRED: u32 = 4;
 const OF_DISK: u32 = 2;
 
-/// What the metadata says, checked.
+/// The validated metadata.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Metadata {
     pub(crate) disk_bytes: u64,
@@ -51,16 +51,16 @@ pub(crate) struct Metadata {
     pub(crate) parent: Option<VhdxParent>,
 }
 
-/// What an image says of its parent.
+/// What a child stores about its parent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct VhdxParent {
-    /// What the parent's last modification was.
+    /// The modification GUID of the parent when the child was created.
     pub(crate) linkage: ImageId,
-    /// Where it may be, as this system writes paths.
+    /// Its possible paths, converted to paths of this system.
     pub(crate) names: Vec<String>,
 }
 
-/// Where an item is in the file.
+/// Location of an item in the file.
 struct MetadataItem {
     id: ImageId,
     offset: u64,
@@ -117,17 +117,16 @@ impl Metadata {
         Ok(())
     }
 
-    /// Blocks that one block of bits tells of.
+    /// Blocks of the disk that one sector bitmap block covers.
     pub(crate) fn chunk_blocks(&self) -> u64 {
         CHUNK_SECTORS * self.sector_bytes / self.block_bytes
     }
 
-    /// Blocks of the disk.
     pub(crate) fn block_count(&self) -> u64 {
         self.disk_bytes.div_ceil(self.block_bytes)
     }
 
-    /// Entries of the table: one for each block, and behind those of each chunk one for its bits.
+    /// Entries of the table: one for each block, and after those of each chunk one for its sector bitmap.
     pub(crate) fn entry_count(&self) -> u64 {
         let blocks = self.block_count();
         if self.has_parent {
@@ -142,13 +141,13 @@ impl Metadata {
         index + index / self.chunk_blocks()
     }
 
-    /// The entry of the bits of the chunk that has block `index`.
+    /// The entry of the sector bitmap that covers block `index`.
     pub(crate) fn entry_of_bits(&self, index: u64) -> u64 {
         let chunk = index / self.chunk_blocks();
         (chunk + 1) * (self.chunk_blocks() + 1) - 1
     }
 
-    /// The region as it is stored, with the locator of a parent.
+    /// The stored region, with the parent locator.
     pub(super) fn to_bytes(&self) -> Vec<u8> {
         let mut flags = 0;
         if self.is_fixed {
@@ -192,7 +191,7 @@ impl Metadata {
     }
 }
 
-/// Where the item `id` is, in bytes of the file.
+/// Offset of the item `id` in the file.
 pub(super) fn place_of(file: &dyn ImageFile, region: Region, id: ImageId, image: &str) -> Result<u64> {
     let items = items(file, region, image)?;
     let item = items.iter().find(|item| item.id == id);
@@ -208,7 +207,7 @@ fn read(file: &dyn ImageFile, item: &MetadataItem) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// The first `N` bytes of an item; none where there is no such, or a shorter one.
+/// The first `N` bytes of an item; none if it is missing or shorter.
 fn start_of<const N: usize>(file: &dyn ImageFile, item: Option<&MetadataItem>) -> Result<Option<[u8; N]>> {
     let Some(item) = item.filter(|item| item.length_bytes >= N as u64) else {
         return Ok(None);

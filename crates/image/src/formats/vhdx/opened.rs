@@ -1,4 +1,4 @@
-//! An opened image: its headers and metadata, read through its log.
+//! An opened image: its headers and metadata, with its log applied.
 
 use std::sync::Arc;
 
@@ -13,23 +13,23 @@ use crate::file::{Access, ImageFile};
 use crate::model::bytes::le_utf16;
 use crate::model::info::{BlockInfo, ImageKind, ParentInfo};
 
-/// All that an image says of itself, with the file as it is when its log is replayed.
+/// Header, regions and metadata of an image, and its file with the log applied.
 pub(crate) struct OpenedVhdx {
     pub(crate) header: VhdxHeader,
     pub(crate) bat: Region,
     pub(crate) metadata: Metadata,
-    /// Where the metadata has the identity of the disk.
+    /// Offset of the disk's identity in the metadata.
     pub(crate) id_at: u64,
-    /// Where it has the size of the disk.
+    /// Offset of the disk's size in the metadata.
     pub(crate) size_at: u64,
     pub(crate) creator: String,
     pub(crate) file: Arc<dyn ImageFile>,
-    /// Whether there was something in the log: the image was not closed.
+    /// Whether the log had pending changes: the image was not closed.
     pub(crate) has_log: bool,
 }
 
 impl OpenedVhdx {
-    /// Reads what the image in `file` says. A log is replayed in memory, and in the file only where that is to be written.
+    /// Opens the image in `file`. Its log is replayed in memory; with write access, in the file.
     pub(crate) fn load(file: Arc<dyn ImageFile>, access: Access, image: &str) -> Result<Self> {
         let mut start = [0; 520];
         file.read_at(&mut start, 0)?;
@@ -71,7 +71,6 @@ impl OpenedVhdx {
         })
     }
 
-    /// What there is to know about it.
     pub(crate) fn describe(&self) -> BlockInfo {
         BlockInfo {
             kind: match (self.metadata.has_parent, self.metadata.is_fixed) {

@@ -1,5 +1,5 @@
-//! The log is replayed, and a damaged header or table of regions is rewritten from its intact copy. Where that was asked for, a log that cannot
-//! be replayed is emptied, and blocks that lead nowhere are given up.
+//! Replays the log, and restores a damaged header or region table from its copy. In mode `All`, it discards a log that
+//! cannot be replayed, and frees blocks with invalid entries.
 
 use std::sync::Arc;
 
@@ -13,7 +13,6 @@ use crate::model::identity::ImageId;
 use crate::model::repair_action::{RepairAction, RepairMode};
 use crate::{Error, Result};
 
-/// Repairs the image in `file`.
 pub(crate) fn repair(
     file: &Arc<dyn ImageFile>,
     image: &str,
@@ -44,7 +43,7 @@ pub(crate) fn repair(
         actions.push(RepairAction::LogReplayed);
     }
     if broken.contains(&RedundantStructure::Header) {
-        // Emptying the log has written it already.
+        // Discarding the log has written the header already.
         if broken_copies(&**file)?.contains(&RedundantStructure::Header) {
             let mut header = VhdxHeader::load(&**file, image)?;
             header.store_next(&**file, image)?;
@@ -60,7 +59,7 @@ pub(crate) fn repair(
     Ok(())
 }
 
-/// Makes blocks that are past the end of the file, or of a state that there is not, absent, and clears bits that mean nothing.
+/// Frees blocks past the end of the file or with an invalid state, and clears reserved bits.
 fn give_up(opened: &OpenedVhdx, actions: &mut Vec<RepairAction>) -> Result<()> {
     let metadata = &opened.metadata;
     let file_bytes = opened.file.length_bytes()?;

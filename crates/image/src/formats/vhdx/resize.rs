@@ -1,8 +1,8 @@
-//! Another size: a longer table of blocks where it is needed, in its region or in a new one, zeroes past the old end, and then the size in the
-//! metadata.
+//! Changes the size: grows the block allocation table if needed, in its region or in a new one, zeroes data past the
+//! old end, then writes the size to the metadata.
 //!
-//! As all that is written here it does without the log: what is written in place is eight bytes at most, and of the two tables of
-//! regions one is whole at any time.
+//! Like all writes of this module, it does not use the log: writes in place have at most eight bytes, and one of the
+//! two region tables is valid at any time.
 
 use std::sync::Arc;
 
@@ -19,10 +19,10 @@ use crate::file::{Access, ImageFile};
 use crate::model::identity::ImageId;
 use crate::{Error, Result};
 
-/// What a table is copied by.
+/// Unit of copying a table.
 const COPY_BYTES: u64 = MIB;
 
-/// Gives the disk of the image in `file` a size of `after_bytes`, durably.
+/// Resizes the disk to `after_bytes`, durably.
 pub(crate) fn resize(file: &Arc<dyn ImageFile>, image: &str, after_bytes: u64) -> Result<()> {
     let mut opened = OpenedVhdx::load(Arc::clone(file), Access::Write, image)?;
     require_sound(&check::check(&opened)?, image)?;
@@ -38,7 +38,7 @@ pub(crate) fn resize(file: &Arc<dyn ImageFile>, image: &str, after_bytes: u64) -
     }
     let before_bytes = opened.metadata.disk_bytes;
     let size_at = opened.size_at;
-    // Before anything in the file changes, its header says that it is not the file that it was (MS-VHDX 2.2.2).
+    // The header must get a new FileWriteGuid before anything else in the file changes (MS-VHDX 2.2.2).
     opened.header.file_write = ImageId::random()?;
     opened.header.data_write = ImageId::random()?;
     opened.header.store_next(&**file, image)?;
@@ -60,7 +60,7 @@ pub(crate) fn resize(file: &Arc<dyn ImageFile>, image: &str, after_bytes: u64) -
     zero_past(after_bytes, before_bytes)
 }
 
-/// Makes the table of blocks tell of a disk of `after_bytes`, durably.
+/// Grows the table for a disk of `after_bytes`, durably.
 fn grow_table(file: &dyn ImageFile, opened: &OpenedVhdx, after_bytes: u64) -> Result<()> {
     let before = &opened.metadata;
     let after = Metadata {
@@ -99,7 +99,7 @@ fn grow_table(file: &dyn ImageFile, opened: &OpenedVhdx, after_bytes: u64) -> Re
     Ok(())
 }
 
-/// Writes the entries that the disk of `before` does not have: of blocks from `place` on where they are all there, and of none otherwise.
+/// Writes entries for the new part of the disk: of blocks from `place` on in a fixed image, else of absent ones.
 fn write_new_entries(
     file: &dyn ImageFile,
     bat: Region,

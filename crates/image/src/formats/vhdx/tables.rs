@@ -1,4 +1,4 @@
-//! The table of blocks and the bits of their sectors, read and changed.
+//! Reads and changes the block allocation table and the sector bitmaps.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use crate::model::identity::ImageId;
 use crate::model::mapped_extent::{KnownLength, MappedExtent, MappedKind};
 use crate::{Error, Result};
 
-/// Memory for the table and bits of one layer.
+/// Memory for the table and bitmaps of one layer.
 const CACHE_BYTES: u64 = 8 << 20;
 const STATE_MASK: u64 = 7;
 const OFFSET_MASK: u64 = !(MIB - 1);
@@ -31,11 +31,11 @@ pub(super) mod state {
     pub(in crate::formats::vhdx) const UNMAPPED: u64 = 3;
     pub(in crate::formats::vhdx) const FULL: u64 = 6;
     pub(in crate::formats::vhdx) const PARTIAL: u64 = 7;
-    /// Of a block of bits.
+    /// Of a sector bitmap block.
     pub(in crate::formats::vhdx) const BITS_PRESENT: u64 = 6;
 }
 
-/// An entry of the table.
+/// An entry of the block allocation table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct BatEntry(pub(super) u64);
 
@@ -52,13 +52,12 @@ impl BatEntry {
         self.0 & OFFSET_MASK
     }
 
-    /// Whether bits are set that mean nothing.
+    /// Whether reserved bits are set.
     pub(super) fn has_reserved(self) -> bool {
         self.0 & !(STATE_MASK | OFFSET_MASK) != 0
     }
 }
 
-/// The tables of one image.
 pub(crate) struct VhdxTables {
     image: Arc<str>,
     header: VhdxHeader,
@@ -67,7 +66,7 @@ pub(crate) struct VhdxTables {
     file: Arc<dyn ImageFile>,
     length: KnownLength,
     pages: Pages,
-    /// End of what is in use; known once writing has started.
+    /// End of the space in use; known once writing has started.
     end: u64,
 }
 
@@ -95,7 +94,7 @@ impl VhdxTables {
         self.pages.write(&entry.0.to_le_bytes(), self.bat.offset + number * 8)
     }
 
-    /// Where the bits of block `index` begin: a bit for each of its sectors, the lowest first.
+    /// Where the sector bits of block `index` begin, lowest bit first.
     fn bits_of(&self, index: u64) -> Result<Option<u64>> {
         let entry = self.entry(self.metadata.entry_of_bits(index))?;
         if entry.state() != state::BITS_PRESENT {
@@ -104,7 +103,7 @@ impl VhdxTables {
         let within = index % self.metadata.chunk_blocks();
         let bits_bytes = self.metadata.block_bytes / self.metadata.sector_bytes / 8;
         let bits = entry.offset() + within * bits_bytes;
-        // What is read past the end is zero, and would say that nothing of the block is there.
+        // A bitmap past the end of the file would read as zero: no sector of the block would be stored.
         if !self
             .length
             .contains(&*self.file, (bits + bits_bytes).saturating_sub(1))?
@@ -114,7 +113,7 @@ impl VhdxTables {
         Ok(Some(bits))
     }
 
-    /// The run at `at` inside its block.
+    /// The extent at `at` inside its block.
     fn piece(&self, at: u64, length_max: u64) -> Result<MappedExtent> {
         let block = self.metadata.block_bytes;
         let (index, within) = (at / block, at % block);
@@ -156,7 +155,7 @@ impl VhdxTables {
         )
     }
 
-    /// New room of `length` bytes behind everything else, which reads as zero.
+    /// Allocates `length` bytes at the end of the file; they read as zero.
     fn room(&mut self, length: u64) -> Result<u64> {
         let start = self.end;
         let end = start + length;
@@ -165,7 +164,8 @@ impl VhdxTables {
         Ok(start)
     }
 
-    /// Makes the block of bits that block `index` has some of. It is durable at once: no entry may say before that a block has bits.
+    /// Allocates the sector bitmap block that covers block `index`. It is durable at once: no entry may claim sector
+    /// bits before.
     fn make_bits(&mut self, index: u64) -> Result<()> {
         let room = self.room(MIB)?;
         self.file.sync()?;
@@ -177,7 +177,7 @@ impl VhdxTables {
         self.set_entry(number, entry)
     }
 
-    /// Makes `sectors` of block `index` its own; with `is_new`, and no others.
+    /// Marks `sectors` of block `index` as stored; with `is_new`, unmarks all others.
     #[expect(
         clippy::indexing_slicing,
         reason = "the sectors are of this block, and so are the bits"
@@ -200,7 +200,7 @@ impl VhdxTables {
         self.pages.write(&bytes, bits)
     }
 
-    /// Makes the bytes `within` of block `index` data.
+    /// Allocates the bytes `within` of block `index`.
     fn reserve_in(&mut self, index: u64, within: Range<u64>) -> Result<()> {
         let (number, block) = (self.metadata.entry_of(index), self.metadata.block_bytes);
         let entry = self.entry(number)?;
@@ -221,7 +221,6 @@ impl VhdxTables {
     }
 }
 
-/// Calls `visit` with every entry of the table, in order.
 pub(super) fn for_each_block(
     file: &dyn ImageFile,
     bat: Region,
@@ -234,23 +233,23 @@ pub(super) fn for_each_block(
     })
 }
 
-/// Whether the entry with this number is of a block of bits.
+/// Whether this entry belongs to a sector bitmap block.
 pub(super) fn is_of_bits(metadata: &Metadata, number: u64) -> bool {
     (number + 1).is_multiple_of(metadata.chunk_blocks() + 1)
 }
 
-/// The number of the block of the disk that entry `number` is of, which is not one of bits.
+/// The block index of entry `number`, which must not belong to a sector bitmap.
 pub(super) fn block_of(metadata: &Metadata, number: u64) -> u64 {
     number - number / (metadata.chunk_blocks() + 1)
 }
 
-/// Where a block ends in the file at the least.
+/// The minimum end of a block in the file.
 pub(super) fn block_end(metadata: &Metadata, number: u64, entry: BatEntry) -> u64 {
     let block = block_of(metadata, number);
     end_of_block(entry.offset(), block, metadata.block_bytes, metadata.disk_bytes)
 }
 
-/// Where the bits end that are needed of those that `entry` leads to: each block of the chunk that is on the disk has some.
+/// The minimum end of a sector bitmap in the file: it covers the blocks of the chunk that are inside the disk.
 pub(super) fn bits_end(metadata: &Metadata, number: u64, entry: BatEntry) -> u64 {
     let first = number / (metadata.chunk_blocks() + 1) * metadata.chunk_blocks();
     let count = metadata
@@ -293,7 +292,8 @@ impl AllocationTable for VhdxTables {
     }
 
     fn start(&mut self) -> Result<()> {
-        // Room is given behind all that the file has: it is of the table, the log, or of blocks. The first two may say that they go on behind its end.
+        // New space begins after the end of the file, the table and the log: the latter two may extend past the end of
+        // the file.
         let table_end = self.bat.offset.saturating_add(self.bat.length_bytes);
         let log_end = self.header.log_offset.saturating_add(self.header.log_bytes.into());
         let mut end = self.file.length_bytes()?.max(table_end).max(log_end);
@@ -313,7 +313,7 @@ impl AllocationTable for VhdxTables {
             return Err(corrupt(&self.image, "block table", self.bat.offset, "leads too far"));
         }
         self.end = end.next_multiple_of(MIB);
-        // Children know by the second one that their parent is not what it was.
+        // By DataWriteGuid, children detect that their parent was modified.
         self.header.file_write = ImageId::random()?;
         self.header.data_write = ImageId::random()?;
         self.header.store_next(&*self.file, &self.image)
@@ -335,7 +335,7 @@ impl AllocationTable for VhdxTables {
         let block = self.metadata.block_bytes;
         for index in range.start / block..range.end / block {
             let number = self.metadata.entry_of(index);
-            // One of which some sectors are there keeps its room.
+            // A partially present block keeps its space.
             if self.entry(number)?.state() == state::PARTIAL {
                 return Ok((index * block).saturating_sub(range.start));
             }
@@ -353,7 +353,7 @@ impl AllocationTable for VhdxTables {
     }
 
     fn store(&mut self) -> Result<()> {
-        // Bits before the table that leads to them.
+        // Bitmaps before the table that refers to them.
         self.pages
             .store(&(self.bat.offset..self.bat.offset + self.bat.length_bytes))
     }

@@ -1,4 +1,4 @@
-//! Crashes, logs, and what headers may not say.
+//! Tests crashes, logs and invalid headers.
 
 use std::sync::Arc;
 
@@ -63,7 +63,7 @@ fn a_crash_loses_nothing_that_was_flushed() {
     ]);
 }
 
-/// A log with these changes of sectors, each an entry of its own; `cut` of the last one are missing.
+/// Adds a log with these sector changes, each in its own entry; the last `cut` bytes of the last entry are missing.
 fn with_log(mut bytes: Vec<u8>, changes: &[(u64, u8)], cut: usize) -> Vec<u8> {
     let log = ImageId([9; 16]);
     let mut at = 0;
@@ -93,7 +93,7 @@ fn with_log(mut bytes: Vec<u8>, changes: &[(u64, u8)], cut: usize) -> Vec<u8> {
         bytes[start..start + length].copy_from_slice(&entry[..length]);
         at += 8192;
     }
-    // Both headers say that there is a log.
+    // Set the log GUID in both headers.
     for start in [64 << 10, 128 << 10] {
         let header = &mut bytes[start..start + 4096];
         header[48..64].copy_from_slice(&log.to_guid());
@@ -123,7 +123,7 @@ fn a_log_is_replayed_in_memory_to_read_and_in_the_file_to_write() {
         "it is empty now"
     );
 
-    // Of an entry that is cut off nothing counts, and all before it does.
+    // A truncated entry is ignored, entries before it count.
     let bytes = with_log(plain.clone(), &[(place, 1), (place, 3)], 100);
     let opened = OpenedVhdx::load(Arc::new(MemoryFile::new(bytes)), Access::Read, "image").unwrap();
     opened.file.read_at(&mut found, place).unwrap();
@@ -148,7 +148,7 @@ fn what_contradicts_itself_is_refused() {
         bytes
     };
     assert!(is_refused(with(0, b"x")), "no identifier");
-    // One header, and one table of regions, may be damaged.
+    // One header or one region table may be damaged.
     for (first, second) in [(64 << 10, 128 << 10), (192 << 10, 256 << 10)] {
         let mut bytes = with(first + 20, &[1]);
         assert!(!is_refused(bytes.clone()));
@@ -181,8 +181,8 @@ fn what_contradicts_itself_is_refused() {
     assert!(is_refused(bytes), "an unknown required region");
 }
 
-/// The header that is written next would have to have a larger number. One that began again at 0 would count as the older one, and what
-/// it says of the log and of the last change would be lost.
+/// The next header needs a larger sequence number. One that wrapped to 0 would count as the older one, and its
+/// information on the log and the last modification would be lost.
 #[test]
 fn a_header_with_the_largest_number_is_not_followed_by_a_smaller_one() {
     for sequence in [u64::MAX - 1, u64::MAX] {

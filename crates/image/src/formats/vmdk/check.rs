@@ -1,4 +1,4 @@
-//! Holding the tables against the files.
+//! Checks grain directories and tables.
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, HashMap};
@@ -13,7 +13,6 @@ use crate::allocation_table::{end_of_block, for_each_entry};
 use crate::file::ImageFile;
 use crate::{CheckReport, ProblemKind, Result, Severity};
 
-/// Checks an opened image.
 pub(crate) fn check(opened: &OpenedVmdk) -> Result<CheckReport> {
     let mut report = CheckReport::default();
     for part in &opened.parts {
@@ -67,7 +66,7 @@ pub(super) fn check_sparse(
     })?;
     for (number, place) in tables {
         if place + extent.table_entries * 4 > grains.file_bytes {
-            // It is reported above.
+            // It was reported above.
             continue;
         }
         let first = start + number * extent.table_coverage();
@@ -82,8 +81,8 @@ pub(super) fn check_sparse(
     Ok(())
 }
 
-/// Reports whether the directories differ, and whether the extent is marked as open. Nothing is lost by that as long as the first directory, which is
-/// read, can be the right one.
+/// Reports whether the directories differ, and whether the extent is marked as open. No data is lost as long as the
+/// first directory, which is read, can be the right one.
 fn look_beside(file: &dyn ImageFile, extent: &SparseExtent, report: &mut CheckReport) -> Result<()> {
     let mut add = |severity: Severity, detail: String| report.add(severity, ProblemKind::Structure { detail });
     if extent.is_open {
@@ -98,7 +97,7 @@ fn look_beside(file: &dyn ImageFile, extent: &SparseExtent, report: &mut CheckRe
     pair.for_each(|finding| {
         match finding {
             DirectoryFinding::Doubt { .. } | DirectoryFinding::Unsure => doubt_count += 1,
-            // After a crash, the second directory may have a grain that the first does not have yet.
+            // After a crash, the second directory may have a grain that the first one does not have yet.
             DirectoryFinding::Entry { .. } | DirectoryFinding::Table { .. } => count += 1,
             DirectoryFinding::LostTable { .. } | DirectoryFinding::LostEntry { .. } => {}
         }
@@ -119,19 +118,19 @@ fn look_beside(file: &dyn ImageFile, extent: &SparseExtent, report: &mut CheckRe
     Ok(())
 }
 
-/// Multiples of a grain from which on grains are known. Those of a sound image have one.
+/// Limit of different grain alignments that are tracked. A consistent image has one.
 const PHASE_COUNT_MAX: usize = 16;
 
-/// The grains of an extent, as they are met.
+/// Checks the grains of an extent one by one.
 struct GrainChecker<'a> {
     file: &'a dyn ImageFile,
     file_bytes: u64,
-    /// Where the extent ends in the disk.
+    /// End of the extent on the disk.
     disk_end: u64,
     extent: &'a SparseExtent,
-    /// What is not grains, in order.
+    /// Ranges that contain metadata, sorted.
     metadata: Vec<Range<u64>>,
-    /// A bit for each grain of the file that was met, by words. Grains that begin at other multiples of a sector have bits of their own.
+    /// Bitmaps of the grains found so far, by alignment of the grain and by word.
     seen: BTreeMap<u64, HashMap<u64, u64>>,
     report: &'a mut CheckReport,
 }
@@ -141,7 +140,7 @@ impl GrainChecker<'_> {
         self.report.add(Severity::Corruption, kind);
     }
 
-    /// The entry of the grain at `disk_offset`.
+    /// Checks the entry of the grain at `disk_offset`.
     fn entry(&mut self, sector: u32, disk_offset: u64) -> Result<()> {
         if sector == 0 || sector == 1 && self.extent.has_zero_grains {
             return Ok(());
@@ -182,7 +181,8 @@ impl GrainChecker<'_> {
         Ok(())
     }
 
-    /// Where the compressed grain at `host` ends. How long it is stands before it, and is read only where the file may end before that.
+    /// Where the compressed grain at `host` ends at least. Its marker has the length, and is read only if the file may
+    /// end before.
     fn end_of_compressed(&self, host: u64) -> Result<u64> {
         let marker_end = host + GRAIN_MARKER_BYTES as u64;
         if marker_end + stored_bytes_max(self.extent.grain_bytes) <= self.file_bytes || marker_end > self.file_bytes {
@@ -194,7 +194,7 @@ impl GrainChecker<'_> {
         Ok(marker_end.saturating_add(stored))
     }
 
-    /// Whether a grain of `unit` bytes at `host` lies over one that was met, in part or all of it. It is met from now on.
+    /// Whether a grain of `unit` bytes at `host` overlaps an earlier one. Records it.
     fn is_over_another(&mut self, host: u64, unit: u64) -> bool {
         let (number, phase) = (host / unit, host % unit);
         let has = |words: &HashMap<u64, u64>, number: u64| {

@@ -1,7 +1,7 @@
-//! Identities in the text of a descriptor: lines of its "disk data base".
+//! Changes identities in the "disk data base" lines of a descriptor.
 //!
-//! VirtualBox has `ddb.uuid.image`, and `ddb.uuid.parent` in children. VMware has `ddb.uuid`, in a spelling of its own, and its children
-//! know their parents by the CID alone, as those of everybody do.
+//! VirtualBox uses `ddb.uuid.image`, and `ddb.uuid.parent` in children. VMware uses `ddb.uuid` in its own notation,
+//! and its children identify their parents by the CID only, like those of most programs.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::file::ImageFile;
 use crate::model::identity::ImageId;
 use crate::{Error, Result};
 
-/// Gives an image another identity, durably; and its own file the name `name`, where it is one.
+/// Sets the UUID, durably; also the file name of the extent, if `name` is given.
 pub(crate) fn set(vmdk: &Vmdk, image: &str, id: ImageId, name: Option<&str>) -> Result<()> {
     rewrite(vmdk, image, |text| {
         let text = match (name, own_extent(vmdk)) {
@@ -30,14 +30,14 @@ pub(crate) fn set(vmdk: &Vmdk, image: &str, id: ImageId, name: Option<&str>) -> 
     })
 }
 
-/// Has a child know its parent by another identity, durably, where it knows it by that.
+/// Sets the parent UUID of a child, durably, if the child stores one.
 pub(crate) fn set_parent(vmdk: &Vmdk, image: &str, id: ImageId) -> Result<()> {
     rewrite(vmdk, image, |text| {
         with_entry(text, PARENT, &id.to_string()).unwrap_or_else(|| text.to_vec())
     })
 }
 
-/// Changes the text, as little of the file as that needs.
+/// Changes the text, writing as little of the file as necessary.
 fn rewrite(vmdk: &Vmdk, image: &str, change: impl FnOnce(&[u8]) -> Vec<u8>) -> Result<()> {
     let not_writable = |detail: &str| Error::NotWritable {
         image: image.to_owned(),
@@ -77,7 +77,7 @@ fn rewrite(vmdk: &Vmdk, image: &str, change: impl FnOnce(&[u8]) -> Vec<u8>) -> R
     Ok(file.sync()?)
 }
 
-/// The extent that the descriptor is in.
+/// The extent with the embedded descriptor.
 fn own_extent(vmdk: &Vmdk) -> Option<&SparseExtent> {
     vmdk.opened.parts.iter().find_map(|part| match &part.kind {
         VmdkExtentKind::Sparse { window: 0, extent } => Some(extent),
@@ -85,7 +85,7 @@ fn own_extent(vmdk: &Vmdk) -> Option<&SparseExtent> {
     })
 }
 
-/// The text with another value for `key`, if it has one. By bytes: it may be of any code page.
+/// Replaces the value of `key`; none if it is missing. Bytes, not characters: the text may have any code page.
 fn with_entry(text: &[u8], key: &str, value: &str) -> Option<Vec<u8>> {
     let mut new = Vec::with_capacity(text.len() + value.len());
     let mut is_found = false;
@@ -105,7 +105,7 @@ fn with_entry(text: &[u8], key: &str, value: &str) -> Option<Vec<u8>> {
     is_found.then_some(new)
 }
 
-/// The text with another file name in its first sparse extent, which is the file that the text is in.
+/// Replaces the file name of the first sparse extent, which is the file that contains the text.
 fn with_own_name(text: &[u8], name: &str) -> Vec<u8> {
     let mut new = Vec::with_capacity(text.len() + name.len());
     let mut is_done = false;
@@ -126,7 +126,7 @@ fn with_own_name(text: &[u8], name: &str) -> Vec<u8> {
     new
 }
 
-/// The text with one more line.
+/// Adds a line.
 fn with_new_entry(text: &[u8], key: &str, value: &str) -> Vec<u8> {
     let mut new = text.to_vec();
     if !new.is_empty() && !new.ends_with(b"\n") {
@@ -153,7 +153,7 @@ mod tests {
         }
     }
 
-    /// A line's end, what stands before the equals sign, and bytes of other code pages stay.
+    /// Line ends, white space before the equals sign, and bytes of other code pages stay.
     #[test]
     fn a_value_is_replaced_in_its_line() {
         let text = b"# caf\xe9\r\nddb.uuid = \"60 00\"\r\nddb.uuid.image=\"1\"";

@@ -1,5 +1,5 @@
-//! What one directory has lost is taken from the other one, and the mark that an extent was not closed goes. Where that was asked for, what
-//! leads nowhere is given up.
+//! Restores what one directory has lost from the other one, and clears the mark of an extent that was not closed. In
+//! mode `All`, it discards invalid entries.
 
 use super::SECTOR_BYTES;
 use super::check::check_sparse;
@@ -28,7 +28,7 @@ pub(crate) fn repair(opened: &OpenedVmdk, mode: RepairMode, actions: &mut Vec<Re
     Ok(())
 }
 
-/// What was found and repaired.
+/// What was repaired, for the report.
 #[derive(Default)]
 struct RepairedExtents {
     first_count: u64,
@@ -36,7 +36,7 @@ struct RepairedExtents {
     lost_tables: Vec<u64>,
     lost_grains: u64,
     first_lost_grain: Option<u64>,
-    /// Tables that are new: where the directory tells of them, and where they are.
+    /// New tables: offset of the directory entry, and offset of the table.
     tables: Vec<(u64, u64)>,
 }
 
@@ -101,7 +101,7 @@ fn repair_extent(
 }
 
 impl RepairedExtents {
-    /// Tables before what leads to them.
+    /// Writes tables before the entries that refer to them.
     fn write_directories(&self, file: &dyn ImageFile, extent: &SparseExtent) -> Result<()> {
         file.sync()?;
         for (place, table) in &self.tables {

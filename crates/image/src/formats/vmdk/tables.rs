@@ -1,4 +1,4 @@
-//! Directories and tables of grains, read and changed.
+//! Reads and changes grain directories and tables.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -18,16 +18,15 @@ use crate::model::lru::Lru;
 use crate::model::mapped_extent::{Compressed, KnownLength, MappedExtent, MappedKind};
 use crate::{Error, Result};
 
-/// Memory for the tables of one layer: with grains of 64 KiB those of 128 GiB.
+/// Memory for the tables of one layer: with grains of 64 KiB enough for 128 GiB.
 const CACHE_BYTES: u64 = 8 << 20;
-/// Memory for decompressed grains, for readers that ask for less than one.
+/// Memory for decompressed grains, for reads smaller than a grain.
 const GRAIN_CACHE_BYTES: u64 = 4 << 20;
-/// An entry of a grain that is zero, where such entries are allowed.
+/// The entry of a zero grain, in extents that support it.
 const ZERO_GRAIN: u32 = 1;
 
-/// A part of the disk, and what it is made of. Places of files are those of [`Concatenated`].
+/// An extent of the disk. Offsets in files are those of [`Concatenated`].
 pub(crate) struct VmdkExtent {
-    /// Where it begins on the disk.
     pub(crate) start: u64,
     pub(crate) length: u64,
     pub(crate) kind: VmdkExtentKind,
@@ -35,27 +34,27 @@ pub(crate) struct VmdkExtent {
 
 pub(crate) enum VmdkExtentKind {
     Zero,
-    /// Bytes of a file, from `host` on.
+    /// Stored in a file from `host` on, without metadata.
     Flat {
         host: u64,
     },
-    /// A file with tables; its first byte is at `window`.
+    /// A sparse extent file, which begins at `window`.
     Sparse {
         window: u64,
         extent: SparseExtent,
     },
 }
 
-/// What is opened of an image.
+/// Extents and files of an opened image.
 pub(crate) struct OpenedVmdk {
     pub(crate) parts: Vec<VmdkExtent>,
     pub(crate) files: Arc<Concatenated>,
-    /// Where the digits of the CID stand.
+    /// The range of the CID's digits.
     pub(crate) content_id_at: Range<u64>,
 }
 
 impl OpenedVmdk {
-    /// Reads the headers of the extents again, which may have changed.
+    /// Reads the headers of the extents again, after they may have changed.
     pub(crate) fn reload(&mut self, image: &str) -> Result<()> {
         for part in &mut self.parts {
             if let VmdkExtentKind::Sparse { window, extent } = &mut part.kind {
@@ -66,25 +65,23 @@ impl OpenedVmdk {
     }
 }
 
-/// A decompressed grain.
 struct CachedGrain {
-    /// Its first sector of the extent, as its marker says.
+    /// Its first sector in the extent, according to its marker.
     sector: u64,
     bytes: Vec<u8>,
 }
 
-/// The tables of one image.
 pub(crate) struct VmdkTables {
     image: Arc<str>,
     opened: OpenedVmdk,
     disk_bytes: u64,
     pages: Pages,
     grains: Lru<CachedGrain>,
-    /// The length of each file.
+    /// The known length of each file.
     lengths: Vec<KnownLength>,
-    /// Where the next grain of each part goes; known once writing has started.
+    /// Where the next grain of each extent goes; known once writing has started.
     ends: Vec<u64>,
-    /// Whether the second directory of a part is read, because the first one is lost.
+    /// Whether the second directory of an extent is read, because the first one is lost.
     is_second_read: bool,
 }
 
@@ -112,7 +109,7 @@ impl VmdkTables {
         })
     }
 
-    /// The part that has the byte at `offset`.
+    /// The index of the extent that contains `offset`.
     fn part_index(&self, offset: u64) -> usize {
         self.opened
             .parts
@@ -124,13 +121,13 @@ impl VmdkTables {
         Ok(u32::from_le_bytes(self.pages.array(offset)?))
     }
 
-    /// Where the table number `index` of an extent is, in its file.
+    /// The offset of table `index` of an extent, in its file.
     fn table(&self, window: u64, extent: &SparseExtent, index: u64) -> Result<u64> {
         let sector = self.number(window + extent.directory + index * 4)?;
         Ok(u64::from(sector) * super::SECTOR_BYTES)
     }
 
-    /// The run at `at`, inside its part.
+    /// The mapping at `at`, inside its extent.
     fn piece(&self, at: u64) -> Result<MappedExtent> {
         let Some(part) = self.opened.parts.get(self.part_index(at)) else {
             return Ok(MappedExtent {
@@ -139,7 +136,7 @@ impl VmdkTables {
             });
         };
         let within = at - part.start;
-        // Tables know whole grains, also past the end of the disk.
+        // Tables map whole grains, also past the end of the disk.
         let rest = match part.length.checked_sub(within) {
             Some(rest) if rest > 0 && part.start + part.length < self.disk_bytes => rest,
             _ => u64::MAX,
@@ -205,12 +202,12 @@ impl VmdkTables {
         Ok(MappedExtent { length, kind })
     }
 
-    /// The grain whose marker is at `host`, which is that of the byte at `within` of the extent.
+    /// The grain whose marker is at `host`; it must be that of the byte at `within` of the extent.
     fn grain(&self, host: u64, extent: &SparseExtent, within: u64) -> Result<Arc<CachedGrain>> {
         let wrong = |detail: String| corrupt(&self.image, "compressed grain", host % WINDOW_BYTES, detail);
         let start = within / extent.grain_bytes * extent.grain_bytes;
         let expected = start / super::SECTOR_BYTES;
-        // Also of one that is known: two entries may lead to one place.
+        // Check cached grains, too: two entries may refer to one grain.
         let check = |sector: u64| {
             if sector == expected {
                 return Ok(());
@@ -248,7 +245,7 @@ impl VmdkTables {
         Ok(grain)
     }
 
-    /// The length of the file whose window has `offset`.
+    /// The known length of the file whose window contains `offset`.
     fn length_at(&self, offset: u64) -> Result<&KnownLength> {
         let length = self.lengths.get(to_usize(offset / WINDOW_BYTES));
         length.ok_or_else(|| corrupt(&self.image, "table", offset, "leads into a file that there is not"))
@@ -261,7 +258,8 @@ impl VmdkTables {
         }
     }
 
-    /// Room of `length` bytes, a multiple of sectors, behind all else of the file of part `index`; zero.
+    /// Allocates `length` bytes, a multiple of the sector size, at the end of the file of extent `index`; they read as
+    /// zero.
     fn room(&mut self, index: usize, length: u64) -> Result<u64> {
         let end = self.ends.get_mut(index);
         let end = end.expect("each part has an end since writing has started");
@@ -271,7 +269,7 @@ impl VmdkTables {
             let detail = "the file is as large as its tables can reach; convert it to another format";
             return Err(self.not_writable(detail));
         }
-        // Of the file itself: the joined one has no end in the middle.
+        // The end of this file, not of the concatenation.
         let file = self.opened.files.at(start)?;
         clear_room(&**file, within..within + length)?;
         *end = start + length;
@@ -295,7 +293,7 @@ impl VmdkTables {
                 self.pages
                     .write(&sector.to_le_bytes(), window + directory + number * 4)?;
             }
-            // Grains begin where they can be shared.
+            // Align grains so that file systems can share them.
             if let Some(end) = self.ends.get_mut(part_index) {
                 *end = end.next_multiple_of(extent.grain_bytes);
             }
@@ -313,19 +311,20 @@ impl VmdkTables {
     }
 }
 
-/// Whether one of the ranges, which are in order, begins before the one before it ends.
+/// Whether two of the sorted ranges overlap.
 pub(super) fn has_overlap(ranges: &[Range<u64>]) -> bool {
     let neighbours = ranges.iter().zip(ranges.iter().skip(1));
     neighbours.into_iter().any(|(first, second)| second.start < first.end)
 }
 
-/// Where those of the ranges begin that end behind the end of a file of `file_bytes`, which would grow over them.
+/// The starts of those ranges that extend past the end of a file of `file_bytes`: it would grow over them.
 pub(super) fn past_end(ranges: &[Range<u64>], file_bytes: u64) -> impl Iterator<Item = u64> + '_ {
     let is_past = move |range: &&Range<u64>| range.end > file_bytes;
     ranges.iter().filter(is_past).map(|range| range.start)
 }
 
-/// A CID of `count` digits, as many as there are in the descriptor now. It is never all ones, which would mean that there is no parent.
+/// A CID of `count` digits, as many as the descriptor has now. It is never all ones, which would mean that there is no
+/// parent.
 fn content_id_digits(number: u32, count: usize) -> String {
     let digits = format!("{:08x}", number & 0x7fff_ffff | 0x1111_1111);
     digits.chars().take(count).collect()
@@ -402,7 +401,7 @@ impl AllocationTable for VmdkTables {
                     }
                 })?;
             }
-            // Where a compressed grain ends, only itself says; it is not written to.
+            // The end of a compressed grain is only in its marker; such an extent is not written to.
             if is_cut_off && !extent.is_compressed {
                 return Ok(true);
             }
@@ -438,13 +437,13 @@ impl AllocationTable for VmdkTables {
                             "two of its tables are in one place, or one is past the end; holdfast image check tells which",
                         ));
                     }
-                    // What is behind the last grain, after a crash, stays unused.
+                    // Data after the last grain, left by a crash, stays unused.
                     window + file_bytes.next_multiple_of(extent.grain_bytes)
                 }
             });
         }
         self.ends = ends;
-        // Children know by this that their parent is not what it was.
+        // By this, children detect that their parent was modified.
         let [a, b, c, d, ..] = ImageId::random()?.0;
         let number = u32::from_be_bytes([a, b, c, d]);
         let place = &self.opened.content_id_at;
@@ -480,7 +479,8 @@ impl AllocationTable for VmdkTables {
     }
 
     fn store(&mut self) -> Result<()> {
-        // A table is zero before its place is known, and a place means nothing before its grain is there, which it is: any order is right.
+        // Any order is right: a table reads as zero before its place is stored, and grains are written before their
+        // entries.
         self.pages.store(&(0..0))
     }
 }

@@ -1,4 +1,4 @@
-//! Crashes, and what headers and descriptors may not say.
+//! Tests crashes, and invalid headers and descriptors.
 
 use std::sync::Arc;
 
@@ -33,7 +33,7 @@ fn empty() -> Vec<u8> {
     bytes
 }
 
-/// The same, whose tables come about when they are needed.
+/// The same without tables, which are then allocated on demand.
 fn without_tables() -> Vec<u8> {
     let mut bytes = empty();
     let extent = SparseExtent::load(&MemoryFile::new(bytes.clone()), "image").unwrap();
@@ -81,7 +81,7 @@ fn a_crash_loses_nothing_that_was_flushed() {
     ]);
 }
 
-/// A compressed grain is believed only as that of its place, also when it is known already; and only whole.
+/// A compressed grain must be complete, and its marker must match its entry, also if it is cached.
 #[test]
 fn a_grain_at_another_place_or_cut_short_is_damage() {
     let items = [grain(0, 1), grain(GRAIN_BYTES, 2), grain(3 * GRAIN_BYTES, 3)];
@@ -129,7 +129,8 @@ fn a_compression_of_another_kind_is_refused() {
     }
 }
 
-/// The file would grow over what the second directory has behind its end, and entries would be written into what is a grain then.
+/// The file would grow over tables of the second directory that are past its end, and entries would be written into
+/// grains.
 #[test]
 fn a_second_directory_or_table_past_the_end_is_damage_that_is_not_written_to() {
     let good = empty();
@@ -147,7 +148,7 @@ fn a_second_directory_or_table_past_the_end_is_damage_that_is_not_written_to() {
     }
 }
 
-/// A header that leads the first directory to where grains are and not to tables: the disk is not zero for that, and is not written to by it.
+/// The header refers to grains in place of the first directory: the disk must not read as zero, nor be written to.
 #[test]
 fn a_first_directory_that_is_lost_is_read_by_the_second_one() {
     let file: Arc<dyn ImageFile> = Arc::new(MemoryFile::new(empty()));
@@ -156,7 +157,7 @@ fn a_first_directory_that_is_lost_is_read_by_the_second_one() {
     layer.flush().unwrap();
     let mut bytes = vec![0; to_usize(file.length_bytes().unwrap())];
     file.read_at(&mut bytes, 0).unwrap();
-    // Zeroes of the guest, and places that no table has.
+    // Zeroes of the guest, and offsets that no table has.
     for filling in [0_u8, 0x7f] {
         let mut lost = bytes.clone();
         let grain = u64::try_from(lost.len()).unwrap().div_ceil(512);
@@ -171,11 +172,11 @@ fn a_first_directory_that_is_lost_is_read_by_the_second_one() {
     }
 }
 
-/// A header that leads the first directory to zeroes before the grains.
+/// The header refers to zeroes before the grains in place of the first directory.
 #[test]
 fn a_first_directory_of_zeroes_gives_way_to_one_with_grains() {
     let file: Arc<dyn ImageFile> = Arc::new(MemoryFile::new(empty()));
-    // As long as no grain is anywhere, zeroes are right, and can be written to.
+    // Without any grain, zeroes are right, and can be written to.
     let lost = |bytes: &[u8]| {
         let mut lost = bytes.to_vec();
         let zeroes = lost
@@ -200,7 +201,8 @@ fn a_first_directory_of_zeroes_gives_way_to_one_with_grains() {
     assert!(refused.contains("first directory is lost"), "{refused}");
 }
 
-/// What comes off a block device or a tape has zeroes behind its end; a stream of it was whole, and the file was damaged.
+/// A stream from a block device or tape has zero padding; without support for it, an intact stream was reported as
+/// damaged.
 #[test]
 fn zeroes_behind_a_stream_are_no_part_of_it() {
     let bytes = stream(TablePlacement::AtEnd, 5 * GRAIN_BYTES, &[grain(GRAIN_BYTES, 7)]);
@@ -212,7 +214,7 @@ fn zeroes_behind_a_stream_are_no_part_of_it() {
         let mut found = vec![0; to_usize(GRAIN_BYTES)];
         layer.read(&mut found, GRAIN_BYTES, BackingUse::Nothing).unwrap();
         assert!(found.iter().all(|byte| *byte == 7), "{more}");
-        // What is no zero is none of it.
+        // Padding must be zero.
         padded.push(1);
         assert!(open(Arc::new(MemoryFile::new(padded)), None).is_err(), "{more}");
     }
@@ -220,7 +222,7 @@ fn zeroes_behind_a_stream_are_no_part_of_it() {
     assert!(open(Arc::new(MemoryFile::new(cut.to_vec())), None).is_err());
 }
 
-/// What leads to a table behind the end of the file does not say that there is nothing.
+/// A pointer to a table past the end of the file does not mean that the disk is empty.
 #[test]
 fn a_table_past_the_end_is_not_read_as_zeroes() {
     let mut bytes = empty();
@@ -267,7 +269,7 @@ fn descriptors_are_read_as_they_are_written_by_others() {
             (7, NamedExtentKind::Zero),
         ]
     );
-    // VMware writes what the code page of its host has.
+    // VMware writes in the code page of its host.
     let text = b"encoding=\"windows-1252\"\n# \xe9\xe9\nCID = \"D\"\nRW 1 ZERO\n";
     let found = Descriptor::parse(text, "image").unwrap();
     assert_eq!((found.content_id, &text[found.content_id_at]), (13, &b"D"[..]));
@@ -312,7 +314,7 @@ fn what_contradicts_itself_is_refused() {
     }
 }
 
-/// VirtualBox writes no CID and no name of a parent: who opened such an image would have read zeroes in its place.
+/// VirtualBox stores neither CID nor name of a parent: such a child must not be read as if it had none.
 #[test]
 fn a_parent_is_found_by_its_uuid_alone() {
     use holdfast_block::BlockDeviceMut as _;

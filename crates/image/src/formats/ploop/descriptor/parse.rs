@@ -1,4 +1,4 @@
-//! From text to a descriptor, and what it must not say.
+//! Parses and validates a descriptor.
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
@@ -10,13 +10,13 @@ use crate::error::corrupt;
 use crate::model::info::{Delta, DeltaKind};
 use crate::{Error, ImageId, Result};
 
-/// A disk with a thousand deltas has thirty thousand.
+/// A disk with a thousand deltas has thirty thousand nodes.
 const NODE_COUNT_MAX: u32 = 1 << 16;
-/// Signs of equality, and so attributes: a descriptor has one. The time that the XML library takes grows with their
+/// Limit of equals signs, and so of attributes; a descriptor has one. The XML library takes time proportional to their
 /// square.
 const ATTRIBUTE_COUNT_MAX: usize = 1024;
 
-/// Reads a descriptor that errors call `image`.
+/// Parses a descriptor; errors call it `image`.
 pub(super) fn parse(text: &[u8], image: &str) -> Result<DiskDescriptor> {
     if text.len() as u64 > TEXT_BYTES_MAX {
         return Err(corrupt(image, "descriptor", 0, format!("it has {} bytes", text.len())));
@@ -60,7 +60,7 @@ impl DescriptorReader<'_> {
             return Err(self.wrong(root, format!("it is a {:?}", shown(root.tag_name().name()))));
         }
         match root.attribute("Version") {
-            // ploop writes none.
+            // ploop writes no version.
             None | Some("1.0") => {}
             Some(version) => return Err(self.wrong(root, format!("the version is {:?}", shown(version)))),
         }
@@ -68,7 +68,7 @@ impl DescriptorReader<'_> {
         let disk_bytes = self.disk_bytes(parameters)?;
         self.refuse_what_is_not_read(parameters)?;
         let id = match self.child(parameters, "UID")? {
-            // Nothing depends on it: what is no identity is left alone.
+            // The identity is optional: an invalid one is ignored.
             Some(node) => self.id(node).ok().filter(|id| !id.is_nil()),
             None => None,
         };
@@ -102,7 +102,7 @@ impl DescriptorReader<'_> {
         }
     }
 
-    /// The element of that name, if there is one.
+    /// The child element with this name; an error if there are several.
     fn child<'n, 'i>(&self, node: Node<'n, 'i>, name: &str) -> Result<Option<Node<'n, 'i>>> {
         let mut found = elements(node, name);
         match (found.next(), found.next()) {
@@ -116,7 +116,7 @@ impl DescriptorReader<'_> {
             .ok_or_else(|| self.wrong(node, format!("{} has no {name}", node.tag_name().name())))
     }
 
-    /// The text in an element that has nothing else but comments.
+    /// The text of an element that contains only text and comments.
     fn text_of(&self, node: Node<'_, '_>) -> Result<String> {
         match node.children().find(Node::is_element) {
             None => Ok(node
@@ -135,14 +135,14 @@ impl DescriptorReader<'_> {
         number.ok_or_else(|| self.wrong(node, format!("{} is {:?}", node.tag_name().name(), shown(digits))))
     }
 
-    /// The GUID in an element, whose place in the text is remembered.
+    /// Parses the GUID in an element and records its range.
     fn id(&mut self, node: Node<'_, '_>) -> Result<ImageId> {
         let found = self.text_of(node)?;
         let found = found.trim();
         let Ok(id) = found.parse::<ImageId>() else {
             return Err(self.wrong(node, format!("{} is {:?}", node.tag_name().name(), shown(found))));
         };
-        // It can be replaced where it stands as it is.
+        // Only a GUID in one plain piece of text can be replaced.
         let place = node.first_child().filter(Node::is_text).and_then(|text| {
             let start = text.range().start + self.text.get(text.range())?.find(found)?;
             Some(start..start + found.len())
@@ -192,7 +192,7 @@ impl DescriptorReader<'_> {
         Ok(())
     }
 
-    /// The only part of the disk.
+    /// The only storage element; a split disk has several.
     fn storage<'n, 'i>(&self, data: Node<'n, 'i>, disk_bytes: u64) -> Result<Node<'n, 'i>> {
         if elements(data, "Volume").next().is_some() {
             return Err(self.unsupported("deltas of another disk", "copy what is in it where that is mounted"));
@@ -216,7 +216,7 @@ impl DescriptorReader<'_> {
         Ok(storage)
     }
 
-    /// The deltas of a storage; what they differ from stands elsewhere.
+    /// The deltas of a storage element; their parents are listed elsewhere.
     fn images<'n, 'i>(&mut self, storage: Node<'n, 'i>) -> Result<Vec<(Delta, Node<'n, 'i>)>> {
         let mut seen = HashSet::new();
         let mut images = Vec::new();
@@ -246,7 +246,7 @@ impl DescriptorReader<'_> {
         Ok(images)
     }
 
-    /// What differs from what, as the snapshots say: the delta, and its parent.
+    /// The deltas and their parents in the list of snapshots.
     fn shots<'n, 'i>(&mut self, snapshots: Node<'n, 'i>) -> Result<Vec<(ImageId, Option<ImageId>, Node<'n, 'i>)>> {
         let mut shots = Vec::new();
         for node in elements(snapshots, "Shot") {
@@ -264,7 +264,7 @@ impl DescriptorReader<'_> {
         }
     }
 
-    /// Images and snapshots brought together: a tree, in the order of the images.
+    /// Combines images and snapshots to a tree, in the order of the images.
     fn deltas(
         &self,
         images: Vec<(Delta, Node<'_, '_>)>,
@@ -284,7 +284,7 @@ impl DescriptorReader<'_> {
                 return Err(self.wrong(node, format!("the parent of {{{id}}}, {{{parent}}}, has no image")));
             }
         }
-        // A disk that never had a snapshot need not say so.
+        // A disk that never had a snapshot may have no list.
         if let ([(only, _)], true) = (&images[..], parents.is_empty()) {
             parents.insert(only.id, None);
         }
@@ -332,7 +332,7 @@ impl DescriptorReader<'_> {
     }
 }
 
-/// A delta that is below itself, if there is one: all others are above the only root.
+/// A delta that is its own ancestor, if there is one: every delta must descend from the only root.
 fn in_a_loop(deltas: &[Delta], parents: &HashMap<ImageId, Option<ImageId>>) -> Option<ImageId> {
     let mut is_sound = HashSet::new();
     for delta in deltas {
@@ -349,14 +349,14 @@ fn in_a_loop(deltas: &[Delta], parents: &HashMap<ImageId, Option<ImageId>>) -> O
     None
 }
 
-/// As much of a text as a person wants to see of it.
+/// The beginning of a text, for messages.
 fn shown(text: &str) -> &str {
     const LENGTH_MAX: usize = 120;
     let end = text.char_indices().nth(LENGTH_MAX).map_or(text.len(), |(end, _)| end);
     text.get(..end).unwrap_or(text)
 }
 
-/// The elements of that name, directly in this one.
+/// The child elements with this name.
 fn elements<'n, 'i: 'n>(node: Node<'n, 'i>, name: &str) -> impl Iterator<Item = Node<'n, 'i>> {
     node.children().filter(move |child| child.has_tag_name(name))
 }

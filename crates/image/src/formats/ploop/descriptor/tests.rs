@@ -1,4 +1,4 @@
-//! Descriptors as programs write them, what they must not say, and other identities for them.
+//! Tests descriptors of other programs, invalid ones, and changes of identities.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -7,8 +7,8 @@ use super::{DELTA_COUNT_MAX, DiskDescriptor, TEXT_BYTES_MAX, is_descriptor};
 use crate::model::info::DeltaKind;
 use crate::{Error, ImageId};
 
-/// By hand, in the form that libyal's description of the format shows of Parallels Desktop: with elements that QEMU's
-/// does not know.
+/// Written by hand after libyal's description of the format of Parallels Desktop, with elements that QEMU's
+/// description lacks.
 const DESKTOP: &str = "\u{feff}<?xml version='1.0' encoding='UTF-8'?>\r
 <Parallels_disk_image Version=\"1.0\">
     <Disk_Parameters>
@@ -64,8 +64,8 @@ const DESKTOP: &str = "\u{feff}<?xml version='1.0' encoding='UTF-8'?>\r
 </Parallels_disk_image>
 ";
 
-/// By hand, in the form that `ploop_store_diskdescriptor` writes: no version, and a snapshot that is to go when it is
-/// free.
+/// Written by hand in the form of `ploop_store_diskdescriptor`: without a version, and with a snapshot that is deleted
+/// when it is unused.
 const PLOOP: &str = "<?xml version=\"1.0\"?>
 <Parallels_disk_image>
   <Disk_Parameters>
@@ -117,7 +117,7 @@ fn id(number: u8) -> ImageId {
     ImageId([number; 16])
 }
 
-/// A disk of these deltas: number, number of the parent (0 for none), type.
+/// A disk with these deltas: number, number of the parent (0 for none), type.
 fn tree(top: Option<u8>, deltas: &[(u8, u8, &str)]) -> String {
     let (mut images, mut shots) = (String::new(), String::new());
     for (number, parent, kind) in deltas {
@@ -182,7 +182,7 @@ fn the_top_is_the_one_that_is_named_or_called_so() {
     assert_eq!(chain(&descriptor, descriptor.top()), ["4.hds", "2.hds", "1.hds"]);
     assert_eq!(chain(&descriptor, id(3)), ["3.hds", "2.hds", "1.hds"]);
     assert!(chain(&descriptor, id(9)).is_empty());
-    // Where a top is named, the GUID that tops usually have is one as any other.
+    // If the top is stated, the usual GUID of a top has no special meaning.
     let usual = tree(Some(4), &branches).replace(&id(3).to_string(), &DiskDescriptor::TOP.to_string());
     assert_eq!(parse(&usual).unwrap().top(), id(4));
     let unnamed = tree(None, &branches).replace(&id(3).to_string(), &DiskDescriptor::TOP.to_string());
@@ -195,7 +195,7 @@ fn the_top_is_the_one_that_is_named_or_called_so() {
     assert_eq!(parse(&without).unwrap().deltas(), parse(&alone).unwrap().deltas());
     let without = without.replace("<Snapshots></Snapshots>", "");
     assert_eq!(parse(&without).unwrap().deltas(), parse(&alone).unwrap().deltas());
-    // A backup's delta is one as any other, below the top.
+    // The delta of a backup program is an ordinary one below the top.
     let backup = tree(Some(2), &branches).replace(&id(1).to_string(), &DiskDescriptor::BACKUP.to_string());
     assert_eq!(parse(&backup).unwrap().chain_of(id(2)).len(), 2);
 }
@@ -282,7 +282,7 @@ fn what_is_wrong_is_said() {
     assert!(no_text.contains("UTF-8") && no_text.contains("offset 22"), "{no_text}");
 }
 
-/// Cut anywhere it is no descriptor, and no reason to fall over.
+/// A truncated descriptor is refused at any length, without a panic.
 #[test]
 fn a_text_that_is_cut_off_is_an_error_everywhere() {
     for text in [DESKTOP, PLOOP] {
@@ -295,7 +295,7 @@ fn a_text_that_is_cut_off_is_an_error_everywhere() {
     }
 }
 
-/// Whatever grows in a text has a bound, and what is within it takes no time.
+/// Everything that can grow in a text has a limit, and parsing within the limits is fast.
 #[test]
 fn sizes_have_bounds() {
     let kind = "Compressed";
@@ -365,7 +365,7 @@ fn a_new_identity_changes_identities_alone() {
     };
     let before = parse(DESKTOP).unwrap();
     let after = before.renewed(&mut count).unwrap();
-    // Byte for byte, but for the identity of the disk and that of its root, and as upper or lower case as we write.
+    // Byte for byte, except for the identity of the disk and that of its root, which keep their case.
     let expected = DESKTOP
         .replace("8C4D7D2B-4C9E-4D5D-9E58-32B6E4C4E1A0", &id(1).to_string())
         .replace("1C3D2F2B-6B0A-4A3E-8B52-0A3E6B0A4A3E", &id(2).to_string())
@@ -376,7 +376,7 @@ fn a_new_identity_changes_identities_alone() {
     assert_eq!((after.id(), after.top()), (Some(id(1)), DiskDescriptor::TOP));
     assert_eq!(chain(&after, after.top()), chain(&before, before.top()));
 
-    // Without braces they stay without.
+    // A GUID without braces stays without braces.
     let bare = tree(Some(2), &[(1, 0, "Plain"), (2, 1, "Compressed")]).replace(['{', '}'], "");
     let new = BTreeMap::from([(id(2), id(7)), (id(9), id(8))]);
     let after = parse(&bare).unwrap().with_ids(&new).unwrap();
@@ -393,7 +393,7 @@ fn a_new_identity_changes_identities_alone() {
     }
 }
 
-/// The product of the geometry is the size, as the specification demands, whatever the size.
+/// The product of the geometry is the disk size, as the specification demands.
 #[test]
 fn a_new_disk_has_the_geometry_of_its_size() {
     for sectors in [1, 2, 31, 512, 2048, 20_481, 20_971_520, 1 << 40, (1 << 40) + 16] {

@@ -1,4 +1,4 @@
-//! The grains of a stream as they come: where they belong, and what they are before they are decompressed.
+//! Scans the grains of a stream sequentially, without decompressing them.
 
 use std::io::Read;
 
@@ -12,23 +12,23 @@ use crate::formats::vmdk::extent::{MAGIC, PADDING_BYTES_MAX, SparseExtent};
 use crate::model::forward_reader::ForwardReader;
 use crate::{Error, Result};
 
-/// What is not grains has no longer parts.
+/// Limit of other structures between grains.
 const METADATA_BYTES_MAX: u64 = 64 << 20;
-/// A grain on its way; its buffers are used again for others.
+/// A grain with its buffers, which are reused.
 #[derive(Default)]
 pub(super) struct StreamedGrain {
-    /// Where it belongs on the disk.
+    /// Its offset on the disk.
     pub(super) offset: u64,
-    /// Where its marker is in the stream.
+    /// The offset of its marker in the stream.
     at: u64,
-    /// Marker and stream of zlib, up to the end of a sector.
+    /// Marker and zlib stream, padded to a sector.
     stored: Vec<u8>,
-    /// Where the stream of zlib ends in that.
+    /// End of the zlib stream in `stored`.
     stored_end: usize,
-    /// Bytes of the disk from its start on.
+    /// Bytes of the disk from `offset` on.
     disk_rest: u64,
     bytes: Vec<u8>,
-    /// Why it cannot be decompressed.
+    /// Why decompression failed.
     failure: Option<String>,
 }
 
@@ -39,7 +39,7 @@ impl StreamedGrain {
         self.failure = inflate(decompressor, input, &mut self.bytes, self.disk_rest).err();
     }
 
-    /// What it was decompressed to; at the end of the disk up to that.
+    /// The decompressed bytes, up to the end of the disk.
     pub(super) fn bytes(&self, image: &str) -> Result<&[u8]> {
         match &self.failure {
             Some(detail) => Err(corrupt(image, "compressed grain", self.at, detail)),
@@ -48,13 +48,13 @@ impl StreamedGrain {
     }
 }
 
-/// The grains that have not come yet.
+/// Reads the following grains of a stream.
 pub(super) struct GrainScanner<R> {
     pub(super) source: ForwardReader<R>,
     pub(super) preamble: Preamble,
-    /// Where the next grain may begin.
+    /// The minimum offset of the next grain.
     end: u64,
-    /// Grains that came.
+    /// Grains read so far.
     grain_count: u64,
     has_footer: bool,
     is_over: bool,
@@ -72,7 +72,7 @@ impl<R: Read> GrainScanner<R> {
         })
     }
 
-    /// Reads the next one into `grain`; false at the end.
+    /// Reads the next grain into `grain`; false at the end.
     pub(super) fn next(&mut self, grain: &mut StreamedGrain) -> Result<bool> {
         let found = if self.is_over { None } else { self.find_grain()? };
         let Some((sector, stored)) = found else {
@@ -82,11 +82,11 @@ impl<R: Read> GrainScanner<R> {
         Ok(true)
     }
 
-    /// The first sector of the next grain, and how many bytes it has compressed; none at the end.
+    /// The first sector of the next grain, and its compressed length; none at the end.
     fn find_grain(&mut self) -> Result<Option<(Sector, u64)>> {
         loop {
             let Some(sector) = self.source.sector("marker")? else {
-                // Where tables are before the grains, QEMU writes nothing behind these.
+                // If the tables come before the grains, QEMU writes nothing after them.
                 return self.check_end(self.preamble.grain_count.is_some()).map(|()| None);
             };
             let marker = Record::new(&sector);
@@ -109,12 +109,12 @@ impl<R: Read> GrainScanner<R> {
             if kind == FOOTER {
                 self.read_footer()?;
             }
-            // Tables say where in a file the grains are, and other kinds how far a program has come.
+            // Skip tables, which matter to files only, and progress markers.
             self.source.skip_to(start + length, "table of grains")?;
         }
     }
 
-    /// The footer is a header: of the same disk, or the grains are not what it says.
+    /// Reads the footer, which is a header: it must describe the same disk as the one at the start.
     fn read_footer(&mut self) -> Result<()> {
         let at = self.source.at;
         let Some(sector) = self.source.sector("footer")? else {
@@ -138,7 +138,7 @@ impl<R: Read> GrainScanner<R> {
         Ok(())
     }
 
-    /// Reads what follows the end of the stream, which was met.
+    /// Reads the rest after the end-of-stream marker.
     fn end_of_stream(&mut self, value: u64) -> Result<()> {
         let at = self.source.at - SECTOR_BYTES;
         let wrong = |image: &str, detail: &str| Err(corrupt(image, "end of the stream", at, detail));
@@ -154,7 +154,7 @@ impl<R: Read> GrainScanner<R> {
         self.check_end(true)
     }
 
-    /// Whether this can be the end.
+    /// Checks that the stream is complete.
     fn check_end(&mut self, is_end: bool) -> Result<()> {
         if !is_end {
             return Err(self.source.cut_off("end of the stream"));
@@ -172,7 +172,7 @@ impl<R: Read> GrainScanner<R> {
         }
     }
 
-    /// Reads the grain that begins with `sector`, and has `stored` bytes.
+    /// Reads the rest of the grain that begins with `sector` and has `stored` bytes.
     fn read_grain(&mut self, sector: &Sector, stored: u64, grain: &mut StreamedGrain) -> Result<()> {
         let at = self.source.at - SECTOR_BYTES;
         let grain_bytes = self.preamble.extent.grain_bytes;

@@ -1,4 +1,4 @@
-//! The header and the descriptor of a streamOptimized VMDK: all that is before its first grain.
+//! Reads everything before the first grain of a streamOptimized VMDK: the header and the descriptor.
 
 use std::io::Read;
 
@@ -12,16 +12,15 @@ use crate::model::bytes::rows;
 use crate::model::forward_reader::{ForwardReader, SKIP_BYTES};
 use crate::{ImageId, Result};
 
-/// A directory in memory is not larger: with tables as everybody has them, that of a disk of 128 TiB.
+/// Limit of the directory in memory: with tables of the usual size, that of a disk of 128 TiB.
 const DIRECTORY_BYTES_MAX: u64 = 16 << 20;
 
 /// What is known of a stream before its first grain.
 pub(super) struct Preamble {
     pub(super) extent: SparseExtent,
-    /// Size of the disk.
     pub(super) size_bytes: u64,
     pub(super) id: Option<ImageId>,
-    /// Grains that the tables tell of, where these are before the grains.
+    /// Number of grains in the tables, if these come before the grains.
     pub(super) grain_count: Option<u64>,
 }
 
@@ -42,7 +41,7 @@ impl Preamble {
             0 => None,
             _ => Some(count_grains(source, &extent)?),
         };
-        // A header may say nothing of it.
+        // A header may leave it empty.
         let start = extent.overhead.max(source.at).next_multiple_of(SECTOR_BYTES);
         source.skip_to(start, "header")?;
         Ok(Self {
@@ -54,7 +53,7 @@ impl Preamble {
     }
 }
 
-/// What the descriptor, if there is one, says of size and identity.
+/// Size and identity in the descriptor, if there is one.
 fn read_descriptor<R: Read>(source: &mut ForwardReader<R>, extent: &SparseExtent) -> Result<(u64, Option<ImageId>)> {
     let Some((offset, length)) = extent.descriptor else {
         return Ok((extent.disk_bytes, None));
@@ -88,7 +87,7 @@ fn read_descriptor<R: Read>(source: &mut ForwardReader<R>, extent: &SparseExtent
     Ok((size_bytes, descriptor.id))
 }
 
-/// How many grains are stored by the tables, which are behind the directory and before the first grain.
+/// Counts the grains in the tables, which follow the directory before the first grain.
 fn count_grains<R: Read>(source: &mut ForwardReader<R>, extent: &SparseExtent) -> Result<u64> {
     let length = extent.table_count() * 4;
     if length > DIRECTORY_BYTES_MAX {
@@ -117,7 +116,7 @@ fn count_grains<R: Read>(source: &mut ForwardReader<R>, extent: &SparseExtent) -
     Ok(count)
 }
 
-/// The sectors of the tables, as the directory of `length` bytes has them. Takes no more memory than has come.
+/// Reads the directory of `length` bytes. Memory grows only with the bytes that arrive.
 fn read_directory<R: Read>(source: &mut ForwardReader<R>, length: u64) -> Result<Vec<u32>> {
     let end = source.at + length;
     let mut tables = Vec::new();

@@ -1,4 +1,4 @@
-//! Small streams, put together from parts as tests and seeds want them.
+//! Builds small streams for tests and fuzzing seeds.
 
 #![allow(clippy::indexing_slicing, reason = "it makes streams for tests, and reads none")]
 
@@ -15,21 +15,21 @@ const TABLE_ENTRIES: u64 = 8;
 const TABLE_BYTES: u64 = TABLE_ENTRIES * 4;
 const DESCRIPTOR_SECTORS: u64 = 2;
 
-/// Where tables are.
+/// Where the tables are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum TablePlacement {
-    /// Before the first grain, and nothing is behind the last one: as QEMU does it.
+    /// Before the first grain, with nothing after the last one: as QEMU writes them.
     InFront,
-    /// Behind all grains, with an end of the stream.
+    /// After all grains, with an end-of-stream marker.
     AtEnd,
 }
 
-/// What is behind the header of a stream.
+/// A structure after the header of a stream.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum SpecimenItem {
-    /// A grain at this offset of the disk, full of this byte; in so many bytes, where that is not the whole grain.
+    /// A grain at this offset of the disk, filled with this byte; `length` is its uncompressed size.
     Grain { offset: u64, byte: u8, length: u64 },
-    /// Any bytes.
+    /// Arbitrary bytes.
     Bytes(Vec<u8>),
 }
 
@@ -41,7 +41,7 @@ pub(crate) fn grain(offset: u64, byte: u8) -> SpecimenItem {
     }
 }
 
-/// How far a program has come, as VMware says it while it has nothing else to send.
+/// A progress marker, as VMware sends it while it has no data.
 pub(crate) fn progress() -> SpecimenItem {
     SpecimenItem::Bytes(marker(4, 0).to_vec())
 }
@@ -111,7 +111,7 @@ pub(crate) fn stream(tables: TablePlacement, disk_bytes: u64, items: &[SpecimenI
     bytes
 }
 
-/// A grain as it is stored.
+/// A stored grain.
 pub(crate) fn compressed(offset: u64, content: &[u8]) -> Vec<u8> {
     let mut compressor = Compressor::new(CompressionLvl::default());
     let mut packed = vec![0; compressor.zlib_compress_bound(content.len())];
@@ -131,7 +131,7 @@ fn sector_of(bytes: &[u8]) -> u32 {
     u32::try_from(bytes.len() as u64 / SECTOR_BYTES).expect("it is small")
 }
 
-/// The bytes, up to the end of their last sector.
+/// The bytes, padded to a sector.
 fn sector(bytes: &[u8]) -> Vec<u8> {
     let mut bytes = bytes.to_vec();
     bytes.resize(bytes.len().next_multiple_of(to_usize(SECTOR_BYTES)), 0);

@@ -1,4 +1,4 @@
-//! What comes in another order, twice, too long, or not at all.
+//! Tests streams with grains that are out of order, repeated, too long or missing.
 
 use std::io::Read;
 use std::num::NonZero;
@@ -12,7 +12,7 @@ use crate::{Error, Result};
 const DISK_BYTES: u64 = 20 * GRAIN_BYTES - SECTOR_BYTES;
 const BOTH: [TablePlacement; 2] = [TablePlacement::InFront, TablePlacement::AtEnd];
 
-/// The disk, which is the same, or the same error, for any number of threads.
+/// The disk, which must be the same, or fail in the same way, for any number of threads.
 fn read(bytes: &[u8]) -> Result<Vec<u8>> {
     let found = read_on(bytes, 1);
     for threads in [2, 3, 40] {
@@ -73,7 +73,7 @@ fn both_kinds_are_read_with_all_that_others_put_between() {
             read(&stream(tables, DISK_BYTES, &good())).unwrap() == good_disk(),
             "{tables:?}"
         );
-        // There may be kinds of markers that nobody knows yet.
+        // Unknown kinds of markers are skipped.
         let mut items = good();
         items.insert(1, progress());
         items.insert(
@@ -84,7 +84,7 @@ fn both_kinds_are_read_with_all_that_others_put_between() {
             read(&stream(tables, DISK_BYTES, &items)).unwrap() == good_disk(),
             "{tables:?}"
         );
-        // The last grain is as long as the disk.
+        // The last grain ends with the disk.
         *items.last_mut().unwrap() = SpecimenItem::Grain {
             offset: 19 * GRAIN_BYTES,
             byte: 4,
@@ -167,7 +167,7 @@ fn what_cannot_be_is_damage() {
         behind.extend(*b"more");
         assert!(read(&behind).unwrap_err().is_corrupt());
     }
-    // A grain that tables tell of, and that is not there.
+    // A grain that is in the tables, but not in the stream.
     let bytes = stream(TablePlacement::InFront, DISK_BYTES, &good());
     let last = bytes.len() - 512;
     let shown = read(&bytes[..last]).unwrap_err().to_string();
@@ -193,7 +193,7 @@ fn a_footer_of_another_disk_is_damage() {
         bytes[footer + at] = value;
         assert!(read(&bytes).expect_err(what).is_corrupt(), "{what}");
     }
-    // Nor is there an end without one.
+    // An end without a marker is an error, too.
     let mut bytes = bytes.clone();
     bytes.drain(footer - 512..footer + 512);
     assert!(read(&bytes).unwrap_err().is_corrupt());
@@ -226,7 +226,7 @@ fn what_is_read_from_a_file_only_is_named() {
     assert!(error.to_string().contains("a parent"), "{error}");
 }
 
-/// What cannot be read is not taken for the end.
+/// A read error is not taken for the end.
 #[test]
 fn a_pipe_that_fails_is_an_error() {
     struct Failing<'a>(&'a [u8]);
