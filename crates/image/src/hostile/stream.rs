@@ -1,4 +1,4 @@
-//! Streams of compressed grains: read, written anew, and read again.
+//! Streamed images: reads them, writes the disk to a new stream, and reads that.
 
 use std::num::NonZero;
 
@@ -10,10 +10,10 @@ use crate::{
     Backing, Continue, Format, ImageId, Result, StreamOptions, StreamReader, VhdStream, open, write_stream_optimized,
 };
 
-/// Larger disks are not written anew.
+/// Larger disks are not written.
 const WRITTEN_BYTES_MAX: u64 = 1 << 20;
 
-/// A VMDK as it comes through a pipe; and the same as a file.
+/// A VMDK read as a stream, and as a file.
 pub fn vmdk_stream(bytes: &[u8]) -> Outcome {
     let file = UnnamedFile::new(bytes);
     let whole = read_stream(bytes);
@@ -28,7 +28,7 @@ pub fn vmdk_stream(bytes: &[u8]) -> Outcome {
     outcome_of(&whole.and(checked).and(used))
 }
 
-/// A VHD as it comes through a pipe: what is stored comes once, and lies in the disk.
+/// A VHD read as a stream: each stored range must come once and be inside the disk.
 pub fn vhd_stream(bytes: &[u8]) -> Outcome {
     let mut sealed = bytes.to_vec();
     crate::formats::vhd::seal_all(&mut sealed);
@@ -55,9 +55,9 @@ fn read_vhd(bytes: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// Reads all of a stream; gives the disk, where it is small.
+/// Reads a stream completely; returns the disk if it is small.
 fn read_stream(bytes: &[u8]) -> Result<Option<MemoryDevice>> {
-    // All threads that there are come to the same end: the tests of the reader show it.
+    // The result is the same for any number of threads, as tests of the reader show.
     let threads = NonZero::new(1 + bytes.len() % 2).expect("it is one or two");
     let mut reader = StreamReader::open(bytes, "image")?.with_threads(threads);
     let size_bytes = reader.size_bytes();

@@ -1,6 +1,6 @@
-//! Persistent dirty bitmaps: which parts of the disk were written since some instant.
+//! Persistent dirty bitmaps: which ranges of the disk were written since a checkpoint.
 //!
-//! The header extension names a directory, each row of which (padded to 8 bytes) names a table of data clusters:
+//! A header extension refers to a directory, each row of which (padded to 8 bytes) refers to a table of data clusters:
 //!
 //! | offset | bytes | field |
 //! |---|---|---|
@@ -29,16 +29,16 @@ use crate::model::qcow2_info::{BitmapState, PersistentBitmap, Recording, TableLo
 use crate::{Error, Result};
 
 const ROW_BYTES: u64 = 24;
-/// What a row of the directory begins with, and what the extension is.
+/// The fixed part of a row; the extension has the same length.
 type Fields<'a> = Record<'a, { to_usize(ROW_BYTES) }>;
-/// QEMU's bounds.
+/// QEMU's limits.
 const BITMAP_COUNT_MAX: u32 = 65_535;
 const DIRECTORY_BYTES_MAX: u64 = 64 << 20;
 const NAME_BYTES_MAX: u64 = 1023;
 const TABLE_BYTES_MAX: u64 = 64 << 20;
 const GRANULARITY_BITS: Range<u8> = 9..32;
 
-/// Where the bitmap directory lies.
+/// The location of the bitmap directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct BitmapDirectory {
     pub(crate) offset: u64,
@@ -46,7 +46,7 @@ pub(crate) struct BitmapDirectory {
     count: u32,
 }
 
-/// The directory that the header names, if there is one.
+/// The directory according to the header, if there is one.
 pub(crate) fn directory(header: &Qcow2Header, file_bytes: u64, image: &str) -> Result<Option<BitmapDirectory>> {
     let Some(extension) = header.extension(EXTENSION_BITMAPS) else {
         return Ok(None);
@@ -69,7 +69,7 @@ pub(crate) fn directory(header: &Qcow2Header, file_bytes: u64, image: &str) -> R
     Ok(Some(found))
 }
 
-/// Reads the directory of bitmaps.
+/// Reads the bitmap directory.
 pub(crate) fn load(file: &dyn ImageFile, header: &Qcow2Header, image: &str) -> Result<Vec<PersistentBitmap>> {
     let file_bytes = file.length_bytes()?;
     let Some(directory) = directory(header, file_bytes, image)? else {
@@ -142,7 +142,7 @@ fn parse_row(
     })
 }
 
-/// What an entry of a bitmap table stands for.
+/// An entry of a bitmap table.
 pub(crate) enum TableEntry {
     AllClear,
     AllSet,
@@ -163,7 +163,7 @@ pub(crate) fn load_table(file: &dyn ImageFile, table: TableLocation) -> Result<V
     Ok(to_words(&bytes))
 }
 
-/// Calls `visit` with every dirty range of a disk of `size_bytes`, in order, neighbours merged.
+/// Calls `visit` with every dirty range of a disk of `size_bytes`, in order, with adjacent ranges merged.
 pub(crate) fn for_each_dirty(
     file: &dyn ImageFile,
     header: &Qcow2Header,
@@ -173,7 +173,7 @@ pub(crate) fn for_each_dirty(
 ) -> Result<()> {
     let geometry = header.geometry;
     let damaged = |offset: u64, detail: String| corrupt(image, "bitmap", offset, detail);
-    // One cluster of bits covers this much disk; for the largest sizes more than any disk has.
+    // Bytes of the disk that one cluster of bits covers; saturates for the largest sizes.
     let covered = geometry
         .cluster_bytes()
         .saturating_mul(8)
@@ -201,7 +201,8 @@ pub(crate) fn for_each_dirty(
                 if !geometry.is_aligned(offset) || offset.saturating_add(geometry.cluster_bytes()) > file_bytes {
                     return Err(damaged(offset, "cluster outside the file".to_owned()));
                 }
-                // A table full of one cluster would make the work grow with the square of the file.
+                // A table that refers to one cluster repeatedly would make the work grow with the square of the file
+                // size.
                 read_bytes += geometry.cluster_bytes();
                 if read_bytes > file_bytes.next_multiple_of(geometry.cluster_bytes()) {
                     let detail = "its clusters are larger than the file: some overlap".to_owned();
@@ -250,7 +251,6 @@ impl Merger<'_> {
     }
 }
 
-/// The bitmap called `name`.
 pub(crate) fn find<'a>(bitmaps: &'a [PersistentBitmap], name: &str, image: &str) -> Result<&'a PersistentBitmap> {
     bitmaps
         .iter()

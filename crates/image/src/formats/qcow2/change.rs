@@ -1,7 +1,7 @@
-//! What a write, a zeroing or a trim does to one guest cluster after another, in memory and to its data.
+//! Applies a write, a zeroing or a trim to guest clusters, one after the other.
 //!
-//! The caller holds the state exclusively. New data goes to a cluster that nothing stored refers to; the old one is
-//! given up when the change of the entry is durable.
+//! The caller has exclusive access to the state. New data goes to a cluster without stored references; the old one is
+//! released when the changed entry is durable.
 
 use std::ops::Range;
 
@@ -14,7 +14,7 @@ use crate::model::layered::{BackingUse, Layered as _};
 use crate::model::mapped_extent::MappedKind;
 use crate::{Error, Result};
 
-/// Writes the beginning of `data` where it cannot be written in place; gives the number of bytes, at least 1.
+/// Writes the beginning of `data` where it cannot be written in place; returns the number of bytes, at least 1.
 pub(crate) fn write_new(state: &mut Qcow2State, data: &[u8], offset: u64) -> Result<usize> {
     let geometry = state.geometry();
     let within = geometry.offset_in_cluster(offset);
@@ -30,7 +30,7 @@ pub(crate) fn write_new(state: &mut Qcow2State, data: &[u8], offset: u64) -> Res
     Ok(to_usize(length))
 }
 
-/// How many clusters from `cluster` on, of one L2 table, have no host cluster that could be used again.
+/// How many clusters from `cluster` on, in one L2 table, have no host cluster that can be reused.
 fn fresh_clusters(state: &Qcow2State, cluster: u64, count_max: u64) -> Result<u64> {
     let entries = state.geometry().l2_entries();
     let count_max = count_max.min(entries - cluster % entries);
@@ -47,7 +47,7 @@ fn fresh_clusters(state: &Qcow2State, cluster: u64, count_max: u64) -> Result<u6
     Ok(count)
 }
 
-/// Writes whole clusters into new host clusters, as many as lie in a row.
+/// Writes whole clusters into new host clusters, as many as are adjacent.
 fn write_many(state: &mut Qcow2State, data: &[u8], cluster: u64, count_max: u64) -> Result<usize> {
     let geometry = state.geometry();
     let hosts = state.allocator.allocate(count_max)?;
@@ -64,7 +64,7 @@ fn write_many(state: &mut Qcow2State, data: &[u8], cluster: u64, count_max: u64)
     Ok(length)
 }
 
-/// The host cluster that new data of guest cluster `cluster` goes to without an allocation.
+/// A host cluster that new data of `cluster` can go to without an allocation.
 fn reusable_host(state: &Qcow2State, meaning: ClusterKind, cluster: u64) -> Option<HostCluster> {
     match meaning {
         ClusterKind::Zero { host: Some(host) } | ClusterKind::Subclusters { host: Some(host), .. }
@@ -72,7 +72,7 @@ fn reusable_host(state: &Qcow2State, meaning: ClusterKind, cluster: u64) -> Opti
         {
             Some(host)
         }
-        // In a data file every cluster has its place, the same as on the disk.
+        // In a data file, every cluster has the offset that it has on the disk.
         _ if state.place() == DataLocation::External => Some(HostCluster {
             offset: state.geometry().offset_of(cluster),
             sharing: Sharing::Exclusive,
@@ -81,7 +81,7 @@ fn reusable_host(state: &Qcow2State, meaning: ClusterKind, cluster: u64) -> Opti
     }
 }
 
-/// Writes `data` at `within` of guest cluster `cluster`, which has no host cluster that holds all of it.
+/// Writes `data` at `within` of guest cluster `cluster`, which cannot be written in place.
 fn write_cluster(state: &mut Qcow2State, cluster: u64, within: u64, data: &[u8]) -> Result<()> {
     let old = state.meaning(cluster)?;
     refuse_shared_data_file(state, old, cluster)?;
@@ -134,7 +134,7 @@ fn refuse_shared_data_file(state: &Qcow2State, meaning: ClusterKind, cluster: u6
     }
 }
 
-/// Which bytes of a cluster are written, and what its subclusters are afterwards.
+/// The bytes of a cluster to write, and the state of its subclusters afterwards.
 struct ClusterPlan {
     written: Range<u64>,
     allocated: u32,
@@ -163,7 +163,7 @@ fn plan_cluster(
     };
     let mask = subcluster_mask(geometry, touched.clone());
     let size = geometry.subcluster_bytes();
-    // What is stored elsewhere has to move along with the bytes that change.
+    // Data in another host cluster moves together with the changed bytes.
     let written = if allocated != 0 && reused.is_none() {
         whole
     } else {
@@ -176,7 +176,7 @@ fn plan_cluster(
     }
 }
 
-/// The bytes `written` of guest cluster `cluster`: `data` at `within`, and around it what the disk reads now.
+/// The bytes `written` of guest cluster `cluster`: `data` at `within`, surrounded by the current content of the disk.
 fn filled(state: &Qcow2State, cluster: u64, within: u64, data: &[u8], written: &Range<u64>) -> Result<Vec<u8>> {
     let mut content = vec![0; to_usize(written.end - written.start)];
     if content.len() > data.len() {
@@ -193,7 +193,7 @@ fn filled(state: &Qcow2State, cluster: u64, within: u64, data: &[u8], written: &
 }
 
 impl Qcow2State {
-    /// How many bytes from `offset` on read as zero because nothing is there: no cluster, no backing file.
+    /// How many bytes from `offset` on read as zero because there is neither a cluster nor a backing file.
     pub(crate) fn zero_run(&self, offset: u64, length: u64) -> Result<u64> {
         if self.layer.header.is_data_file_raw() {
             return Ok(0);
@@ -207,7 +207,7 @@ impl Qcow2State {
     }
 }
 
-/// Makes bytes `within` of guest cluster `cluster` read as zero.
+/// Zeroes bytes `within` of a guest cluster.
 pub(crate) fn zero_cluster(state: &mut Qcow2State, cluster: u64, within: Range<u64>) -> Result<()> {
     let geometry = state.geometry();
     let start = geometry.offset_of(cluster);
@@ -237,7 +237,7 @@ fn zero_subclusters(state: &mut Qcow2State, cluster: u64, mask: u32) -> Result<(
         ClusterKind::Zero { .. } => return Ok(()),
         ClusterKind::Data { host } => (Some(host), u32::MAX, 0),
         ClusterKind::Subclusters { host, allocated, zero } => (host, allocated, zero),
-        // Compressed clusters have no subclusters: decompress by writing.
+        // A compressed cluster has no subclusters: replace it by an uncompressed one.
         ClusterKind::Compressed(_) => {
             let geometry = state.geometry();
             let first = u64::from(mask.trailing_zeros()) * geometry.subcluster_bytes();
@@ -263,7 +263,7 @@ fn write_zero_bytes(state: &mut Qcow2State, cluster: u64, within: Range<u64>) ->
     }
 }
 
-/// Makes a whole cluster read as zero and gives up its host cluster.
+/// Zeroes a whole cluster and releases its host cluster.
 fn drop_cluster(state: &mut Qcow2State, cluster: u64) -> Result<()> {
     let geometry = state.geometry();
     let start = geometry.offset_of(cluster);
@@ -280,7 +280,7 @@ fn drop_cluster(state: &mut Qcow2State, cluster: u64) -> Result<()> {
     Ok(())
 }
 
-/// Gives up a cluster that is no longer needed, unless something else would show through.
+/// Releases a cluster that is no longer needed, unless the backing file would be read in its place.
 pub(crate) fn trim_cluster(state: &mut Qcow2State, cluster: u64, within: &Range<u64>) -> Result<()> {
     let geometry = state.geometry();
     let start = geometry.offset_of(cluster);

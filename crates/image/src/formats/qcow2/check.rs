@@ -1,8 +1,8 @@
-//! Compares the metadata of an image with itself.
+//! Checks the consistency of an image's metadata.
 //!
-//! Every use of every host cluster is counted, from the L1 tables down, and held against the stored refcounts. A cluster
-//! with a stored count below its uses would be given away while in use: a corruption. One above is a leak: wasted
-//! space. The `copied` flag must say exactly whether the count is 1.
+//! Every reference to every host cluster is counted, from the L1 tables down, and compared with the stored refcounts.
+//! A cluster with too low a refcount could be reused while in use: a corruption. One with too high a refcount is
+//! leaked: wasted space. The `copied` flag must be set if, and only if, the refcount is 1.
 
 mod bitmaps;
 mod cross_linked;
@@ -34,7 +34,7 @@ use crate::{CheckReport, Error, ProblemKind, Result, Severity};
 use truncated::TruncatedContent;
 pub(crate) use truncated::is_truncated;
 
-/// Checks the image in `file`, whose header was read; `data` is the file of its data, where that is another one and was opened.
+/// Checks the image in `file`. `data` is its external data file, if it has one that was opened.
 pub(crate) fn check(
     file: &Arc<dyn ImageFile>,
     header: &Qcow2Header,
@@ -46,7 +46,7 @@ pub(crate) fn check(
     Ok(report)
 }
 
-/// Whether nothing contradicts anything, leaks apart; what other programs have noted is not asked.
+/// Whether there is no problem except leaks. Marks by other programs are ignored.
 pub(super) fn is_sound(
     file: &dyn ImageFile,
     data: Option<&dyn ImageFile>,
@@ -76,8 +76,8 @@ fn compared(
     Ok(checker.report)
 }
 
-/// Counts what is used of the image in `file`, but for what its refcounts take themselves, and looks for references that cannot be.
-/// Nothing is asked of the refcounts.
+/// Counts references in the image `file`, except those of its refcount structures, and finds invalid ones. Refcounts
+/// are not read.
 pub(super) fn count_uses<'a>(file: &'a dyn ImageFile, header: &'a Qcow2Header, image: &'a str) -> Result<Checker<'a>> {
     let mut checker = Checker::new(file, header, image, StoredRefcounts::none(file, header, image))?;
     checker.walk()?;
@@ -91,25 +91,25 @@ pub(super) struct Checker<'a> {
     image: &'a str,
     stored: StoredRefcounts<'a>,
     file_bytes: u64,
-    /// Length of the file of its data, where that is another one and known.
+    /// Length of the external data file, if there is one and it was opened.
     data_bytes: Option<u64>,
-    /// Uses of each cluster.
+    /// References to each cluster.
     pub(super) counts: RefcountTable,
-    /// What is in the clusters that are not data; the first that was met.
+    /// The kind of metadata in a cluster; the first one found.
     pub(super) metadata: HashMap<u64, &'static str>,
-    /// The L2 tables that can be read.
+    /// The readable L2 tables.
     pub(super) l2_tables: BTreeMap<u64, L2Use>,
-    /// References that lead nowhere, or to where they must not, and structures that cannot be read: what they would lead to is not counted.
+    /// Number of invalid references and unreadable structures; clusters that they refer to were not counted.
     pub(super) damage_count: u64,
-    /// Entries with bits that mean nothing.
+    /// Entries with reserved bits set.
     pub(super) reserved_count: u64,
-    /// Clusters behind the end of the disk that nothing else uses.
+    /// Clusters past the end of the disk that nothing else uses.
     behind_count: u64,
-    /// What is missing because the file is too short.
+    /// What the end of the file truncates.
     pub(super) truncated: TruncatedContent,
-    /// Where the largest of the snapshots' disks ends.
+    /// The largest disk size of a snapshot.
     snapshot_disk_bytes: u64,
-    /// Whether some of the damage has to do with bitmaps.
+    /// Whether some of the damage concerns bitmaps.
     pub(super) has_damaged_bitmaps: bool,
     report: CheckReport,
 }
@@ -117,11 +117,12 @@ pub(super) struct Checker<'a> {
 /// How an L2 table is used.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct L2Use {
-    /// By how many L1 entries.
+    /// Number of L1 entries that refer to it.
     pub(super) count: u32,
-    /// The place of the first of them in its table. The others have the same: a snapshot moves nothing on the disk.
+    /// The index of the first of these entries in its table. The others have the same index: snapshots do not move
+    /// data.
     pub(super) index: u64,
-    /// Whether that table is the active one.
+    /// Whether it is part of the active state.
     pub(super) is_active: bool,
 }
 
@@ -156,7 +157,7 @@ impl<'a> Checker<'a> {
         })
     }
 
-    /// Counts all that the header leads to, but the refcounts.
+    /// Counts everything that the header refers to, except the refcounts.
     fn walk(&mut self) -> Result<()> {
         self.claim("header", 0..1)?;
         let tables = self.claim_snapshots()?;
@@ -181,7 +182,7 @@ impl<'a> Checker<'a> {
         self.tell_contested()
     }
 
-    /// A contradiction by which something may not be found.
+    /// Records a problem that leaves references uncounted.
     fn damage(&mut self, kind: ProblemKind) {
         self.damage_count += 1;
         self.corruption(kind);
@@ -197,7 +198,7 @@ impl<'a> Checker<'a> {
         });
     }
 
-    /// Counts one use of clusters `clusters`, which only `what` may use.
+    /// Counts one reference to clusters that only `what` may use.
     fn claim(&mut self, what: &'static str, clusters: Range<u64>) -> Result<()> {
         let range = self.geometry.offset_of(clusters.start)..self.geometry.offset_of(clusters.end);
         if self.count(what, range, 1)? {
@@ -225,12 +226,13 @@ impl<'a> Checker<'a> {
         }
     }
 
-    /// Whether `range` begins in the file, and ends in it or in its last cluster. What has to be there of that one is another question.
+    /// Whether `range` begins in the file, and ends in its last cluster at most. Whether that cluster is complete is
+    /// checked elsewhere.
     pub(super) fn is_inside(&self, range: &Range<u64>) -> bool {
         range.end <= self.file_bytes || range.end - self.file_bytes < self.geometry.cluster_bytes()
     }
 
-    /// Counts `uses` of the clusters that `range` touches; false where that leads out of the file.
+    /// Counts `uses` references to the clusters of `range`; false if that is outside the file.
     fn count(&mut self, what: &'static str, range: Range<u64>, uses: u32) -> Result<bool> {
         if !self.is_inside(&range) {
             self.has_damaged_bitmaps |= what.starts_with("bitmap");
@@ -247,7 +249,7 @@ impl<'a> Checker<'a> {
         Ok(true)
     }
 
-    /// Counts the snapshot table; gives the L1 tables, the active one first.
+    /// Counts the snapshot table; returns the L1 tables, the active one first.
     fn claim_snapshots(&mut self) -> Result<Vec<TableLocation>> {
         let mut tables = vec![self.header.l1];
         match snapshot::load(self.file, self.header, self.image) {
@@ -264,7 +266,8 @@ impl<'a> Checker<'a> {
         Ok(tables)
     }
 
-    /// Counts the L1 tables; gives the L2 tables that they name, each once, so that the work is bounded by the file.
+    /// Counts the L1 tables; returns the L2 tables that they refer to, each once, so that the work is bounded by the
+    /// file size.
     fn claim_l1_tables(&mut self, tables: &[TableLocation]) -> Result<BTreeMap<u64, L2Use>> {
         let mut l2_tables: BTreeMap<u64, L2Use> = BTreeMap::new();
         let mut read_bytes = 0;
@@ -338,7 +341,7 @@ impl<'a> Checker<'a> {
         Ok(())
     }
 
-    /// Tells of bits that mean nothing, as QEMU's check does. Readers of both ignore them.
+    /// Reports reserved bits, like QEMU's check. Readers of both ignore them.
     fn check_reserved(&mut self, bits: u64, what: &str, disk_offset: u64) {
         if bits != 0 {
             self.reserved_count += 1;
@@ -362,7 +365,7 @@ impl<'a> Checker<'a> {
         Ok(())
     }
 
-    /// Where data is.
+    /// Where the data is stored.
     pub(super) fn place(&self) -> DataLocation {
         if self.header.has_data_file() {
             DataLocation::External
@@ -371,7 +374,7 @@ impl<'a> Checker<'a> {
         }
     }
 
-    /// What an entry means in this image, or why it means nothing.
+    /// Decodes an entry of this image; an invalid one gives the reason.
     pub(super) fn meaning_of(&self, entry: L2Entry) -> Result<ClusterKind, String> {
         match entry.meaning(self.geometry, self.place())? {
             ClusterKind::Zero { .. } if !self.header.has_zero_clusters() => {
@@ -427,7 +430,7 @@ impl<'a> Checker<'a> {
         self.count_data(range, used.count, RefcountTable::own)
     }
 
-    /// Counts `uses` of the clusters that `range` of data touches, and has each noted by `note`.
+    /// Counts `uses` references to the clusters of `range`, and records each cluster by `note`.
     fn count_data(&mut self, range: Range<u64>, uses: u32, note: fn(&mut RefcountTable, u64)) -> Result<()> {
         let clusters = self.geometry.cluster_of(range.start)..self.geometry.clusters_for(range.end);
         for cluster in clusters.clone() {

@@ -1,4 +1,4 @@
-//! Clears table entries that point outside the file or into metadata: they could not be read before either.
+//! Clears table entries that point outside the file or into metadata: they were unreadable before, too.
 
 use std::ops::Range;
 
@@ -19,7 +19,7 @@ use crate::model::mapped_extent::KnownLength;
 use crate::model::qcow2_info::TableLocation;
 use crate::model::repair_action::RepairAction;
 
-/// Gives up bitmaps that cannot be read, L1 entries and L2 entries that lead nowhere: in this order, each durably before the next.
+/// Clears unreadable bitmaps, invalid L1 entries and invalid L2 entries: in this order, each durably before the next.
 pub(super) fn give_up(file: &dyn ImageFile, image: &str, actions: &mut Vec<RepairAction>) -> Result<()> {
     let mut header = load_header(file, image)?;
     if count_uses(file, &header, image)?.has_damaged_bitmaps {
@@ -46,8 +46,8 @@ pub(super) fn give_up(file: &dyn ImageFile, image: &str, actions: &mut Vec<Repai
     Ok(())
 }
 
-/// Gives up what the end of the file cuts off. Compressed clusters that miss their end go before the file grows: with zeroes in place of their
-/// end they could become other data.
+/// Clears what the end of the file truncates. Truncated compressed clusters go before the file is extended: with
+/// zeroes in place of the missing bytes they could decompress to wrong data.
 fn give_up_cut(file: &dyn ImageFile, header: &Qcow2Header, image: &str, actions: &mut Vec<RepairAction>) -> Result<()> {
     let cut = count_uses(file, header, image)?.truncated;
     let mut lost = InvalidEntries::default();
@@ -71,12 +71,12 @@ fn give_up_cut(file: &dyn ImageFile, header: &Qcow2Header, image: &str, actions:
     Ok(())
 }
 
-/// The L1 tables of all states of the disk, the active one first.
+/// The L1 tables of all disk states, the active one first.
 pub(super) fn l1_tables(file: &dyn ImageFile, header: &Qcow2Header, image: &str) -> Result<Vec<TableLocation>> {
     let (snapshots, _) = snapshot::load(file, header, image)?;
     let mut tables = vec![header.l1];
     tables.extend(snapshots.iter().map(|snapshot| snapshot.l1));
-    // As bounded as the check, which goes over them all as well.
+    // The same limit as in the check, which reads all of them, too.
     let file_end = file.length_bytes()?.next_multiple_of(header.geometry.cluster_bytes());
     if tables.iter().map(|table| table.entries * POINTER_BYTES).sum::<u64>() > file_end {
         return Err(corrupt(image, "l1 table", header.l1.offset, "tables overlap"));
@@ -84,7 +84,7 @@ pub(super) fn l1_tables(file: &dyn ImageFile, header: &Qcow2Header, image: &str)
     Ok(tables)
 }
 
-/// What was given up.
+/// The entries that were cleared, for the report.
 #[derive(Default)]
 struct InvalidEntries {
     count: u64,
@@ -110,7 +110,7 @@ impl InvalidEntries {
     }
 }
 
-/// Gives up the entries of an L1 table that lead to no L2 table.
+/// Clears invalid entries of an L1 table.
 fn drop_tables(
     file: &dyn ImageFile,
     header: &Qcow2Header,
@@ -134,7 +134,7 @@ fn drop_tables(
     Ok(())
 }
 
-/// Gives up the entries of L2 tables that mean nothing, or lead to where no data can be.
+/// Clears invalid entries of L2 tables.
 fn drop_clusters(
     file: &dyn ImageFile,
     header: &Qcow2Header,
@@ -164,7 +164,7 @@ fn drop_clusters(
     Ok(())
 }
 
-/// Whether an entry leads to where data can be, or nowhere by intent.
+/// Whether an entry refers to a possible data cluster, or to none.
 fn can_be_data(uses: &Checker<'_>, header: &Qcow2Header, entry: L2Entry) -> bool {
     let geometry = header.geometry;
     let range: Range<u64> = match uses.meaning_of(entry) {

@@ -1,7 +1,7 @@
-//! Proves the order of writes: after a crash at any point the metadata is sound and every flushed byte is there.
+//! Tests the order of writes: after a crash at any point the metadata is consistent, and every flushed byte is there.
 //!
-//! A random workload runs on a file that remembers every write and sync. For every prefix of that record a file is
-//! made in which unsynced writes are whole, torn or missing, as a seed decides; our check must find no
+//! A random workload runs on a file that records every write and sync. From every prefix of that record the test
+//! builds a file in which unsynced writes are complete, torn or missing, depending on a seed; our check must find no
 //! corruption in any of them (leaks are allowed), and qemu-img check none in a sample.
 
 #![expect(clippy::disallowed_methods, reason = "the peer judges too")]
@@ -25,7 +25,7 @@ use crate::{BulkWriter, Compression};
 
 const DISK_BYTES: u64 = 300_000;
 
-/// How an image starts.
+/// An image to start with.
 struct Qcow2CrashCase {
     name: &'static str,
     start: Vec<u8>,
@@ -52,7 +52,7 @@ fn letters(seed: u64) -> Vec<u8> {
         .collect()
 }
 
-/// A compressed image, made by the bulk writer.
+/// A compressed image, written by the bulk writer.
 fn compressed(options: Qcow2Options, disk: &[u8]) -> Vec<u8> {
     let file = Arc::new(MemoryFile::default());
     let compression = options.compression;
@@ -77,7 +77,7 @@ fn compressed(options: Qcow2Options, disk: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Takes a snapshot with the peer.
+/// Takes an internal snapshot with qemu-img.
 fn with_snapshot(bytes: &[u8]) -> Vec<u8> {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("image");
@@ -190,21 +190,21 @@ fn open(file: Arc<dyn ImageFile>, backing: Option<Arc<dyn BlockDevice>>) -> crat
     Qcow2Layer::new("image".into(), header, file, None, backing)
 }
 
-/// What the workload had done when the record was this long.
+/// A step of the workload.
 struct WorkloadStep {
-    /// Length of the record.
+    /// Number of file operations before it.
     operations: usize,
     kind: WorkloadStepKind,
 }
 
 enum WorkloadStepKind {
-    /// A change of this range was about to start.
+    /// A change of this range begins.
     Change(std::ops::Range<u64>),
-    /// A flush was complete; the disk.
+    /// A flush is complete; the content of the disk.
     Flushed(Vec<u8>),
 }
 
-/// Runs random changes until one fails; tells what happened when.
+/// Makes random changes until one fails; returns the steps.
 fn work(file: &Arc<RecordingFile>, case: &Qcow2CrashCase, seed: u64, steps: u32) -> Vec<WorkloadStep> {
     let layer = open(Arc::clone(file) as Arc<dyn ImageFile>, case.backing.clone()).unwrap();
     let device = Qcow2Mut::new(layer).unwrap();
@@ -255,7 +255,7 @@ fn work(file: &Arc<RecordingFile>, case: &Qcow2CrashCase, seed: u64, steps: u32)
     moments
 }
 
-/// Asserts that `bytes` is a sound image in which everything flushed before `operations` is there.
+/// Asserts that `bytes` is a consistent image with everything that was flushed before `operations`.
 fn assert_sound(bytes: Vec<u8>, case: &Qcow2CrashCase, moments: &[WorkloadStep], operations: usize, what: &str) {
     let file: Arc<dyn ImageFile> = Arc::new(MemoryFile::new(bytes));
     let header = load_header(&*file, "image").unwrap();
@@ -318,7 +318,7 @@ fn a_crash_at_any_point_loses_nothing_that_was_flushed() {
             }
             assert_sound(crashed, &case, &moments, operations, &what);
         }
-        // Everything that reached the file, without a crash.
+        // All operations, without a crash.
         assert_sound(file.bytes(), &case, &moments, count, case.name);
     }
     assert!(points > 4000, "the workload is too small to prove anything: {points}");
@@ -342,7 +342,7 @@ fn a_failure_of_any_write_or_sync_damages_nothing() {
     }
 }
 
-/// Until it is whole, an image that is filled in bulk is no image; and then it is durable.
+/// An image that is filled in bulk is invalid until it is complete; then it is durable.
 #[test]
 fn a_crash_while_filling_leaves_no_image_or_a_whole_one() {
     let disk = letters(6);

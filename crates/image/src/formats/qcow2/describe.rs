@@ -1,4 +1,4 @@
-//! What an image says of itself, without its data.
+//! Describes an image without its data.
 
 use super::features::{
     AUTOCLEAR_BITMAPS, AUTOCLEAR_RAW_DATA_FILE, COMPATIBLE_LAZY_REFCOUNTS, EXTENSION_BACKING_FORMAT,

@@ -1,4 +1,4 @@
-//! What an L2 entry says about one guest cluster.
+//! Encodes and decodes L2 entries.
 //!
 //! ```text
 //! bit 63      copied: the host cluster is used once, and may be written in place
@@ -24,32 +24,35 @@ pub(crate) const COPIED: u64 = 1 << 63;
 const COMPRESSED: u64 = 1 << 62;
 const ZERO: u64 = 1;
 
-/// What is said of an entry with the copied flag whose place was lost, as by a flipped bit: it reads as nothing, and what it has led to looks like room that
-/// nobody uses.
+/// The problem of an entry with the copied flag that has lost its offset, as by a flipped bit: it reads as absent, and
+/// its cluster looks leaked.
 pub(crate) const LOST_PLACE: &str = "it has the copied flag, and leads to nothing";
 
-/// Bits of L1 entries that are reserved.
+/// Reserved bits of L1 entries.
 pub(crate) const L1_RESERVED: u64 = !(COPIED | OFFSET_MASK);
 
-/// An L2 entry as it is stored; the second word is 0 in images without extended entries.
+/// A stored L2 entry; the second word is 0 in images without extended entries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct L2Entry {
     pub(crate) word: u64,
     pub(crate) bitmap: u64,
 }
 
-/// What an [`L2Entry`] means.
+/// A decoded [`L2Entry`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ClusterKind {
-    /// Nothing here: the backing file, or zero.
+    /// Reads from the backing file, or as zero.
     Unallocated,
-    /// Reads as zero; a host cluster may be kept for later.
-    Zero { host: Option<HostCluster> },
-    /// Stored as it is.
-    Data { host: HostCluster },
-    /// Stored compressed.
+    /// Reads as zero; a host cluster may be preallocated.
+    Zero {
+        host: Option<HostCluster>,
+    },
+    /// Stored uncompressed.
+    Data {
+        host: HostCluster,
+    },
     Compressed(Compressed),
-    /// Extended entry: every subcluster for itself.
+    /// Extended entry: each subcluster has its own state.
     Subclusters {
         host: Option<HostCluster>,
         allocated: u32,
@@ -57,7 +60,7 @@ pub(crate) enum ClusterKind {
     },
 }
 
-/// A host cluster that an entry points to.
+/// The host cluster of an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct HostCluster {
     pub(crate) offset: u64,
@@ -67,30 +70,30 @@ pub(crate) struct HostCluster {
 /// Whether a host cluster may be written in place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Sharing {
-    /// Its refcount is 1.
+    /// Yes: its refcount is 1.
     Exclusive,
-    /// A snapshot may use it too.
+    /// No: a snapshot may use it, too.
     Shared,
 }
 
 impl Compressed {
-    /// The sectors touched, which is what refcounts count.
+    /// The sectors that it touches, which refcounts count.
     pub(crate) fn sectors(self) -> std::ops::Range<u64> {
         self.offset & !511..self.offset + self.length_bytes
     }
 }
 
-/// Where the data of an image lies, as far as it changes what entries mean.
+/// Where the data of an image is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum DataLocation {
     /// In the image file.
     Inside,
-    /// In an external data file, where offset 0 is a place like any other.
+    /// In an external data file, where 0 is a valid offset.
     External,
 }
 
 impl ClusterKind {
-    /// The host cluster, where there is one that is not compressed.
+    /// The uncompressed host cluster, if there is one.
     pub(crate) fn host(self) -> Option<HostCluster> {
         match self {
             Self::Data { host } => Some(host),
@@ -99,8 +102,9 @@ impl ClusterKind {
         }
     }
 
-    /// The host offset, where it must not be: in a data file every cluster is where it is on the disk, says the specification of external
-    /// data files. QEMU refuses any other one, and there is no count that would keep two from being one.
+    /// The host offset, if it is invalid: in a data file every cluster must have the offset that it has on the disk,
+    /// according to the specification of external data files. QEMU refuses others, and no refcount would show that two
+    /// entries share one.
     pub(crate) fn misplaced(self, place: DataLocation, disk_offset: u64) -> Option<u64> {
         let host = self.host().filter(|_| place == DataLocation::External)?;
         (host.offset != disk_offset).then_some(host.offset)
@@ -108,7 +112,7 @@ impl ClusterKind {
 }
 
 impl L2Entry {
-    /// An allocated cluster, all of it.
+    /// A fully allocated cluster.
     pub(crate) fn data(offset: u64, geometry: Qcow2Geometry) -> Self {
         Self {
             word: offset | COPIED,
@@ -130,7 +134,7 @@ impl L2Entry {
         }
     }
 
-    /// A cluster of an extended image with its own host cluster at `offset`.
+    /// A cluster with subclusters, stored at `offset`.
     pub(crate) fn subclusters(offset: u64, allocated: u32, zero: u32) -> Self {
         Self {
             word: offset | COPIED,
@@ -138,7 +142,7 @@ impl L2Entry {
         }
     }
 
-    /// A compressed cluster whose `length_bytes` bytes start at `offset`.
+    /// A compressed cluster of `length_bytes` at `offset`.
     pub(crate) fn compressed(offset: u64, length_bytes: u64, geometry: Qcow2Geometry) -> Self {
         let shift = compressed_shift(geometry);
         let extra_sectors = (offset + length_bytes - 1) / 512 - offset / 512;
@@ -148,7 +152,7 @@ impl L2Entry {
         }
     }
 
-    /// Bits that are set and reserved. A compressed entry has none, and in an extended one the bitmap says what is zero.
+    /// Reserved bits that are set. A compressed entry has none, and in an extended one the bitmap marks zeroes.
     pub(crate) fn reserved(self, geometry: Qcow2Geometry) -> u64 {
         let zero = match geometry.l2_kind {
             L2Kind::Standard => ZERO,
@@ -160,7 +164,7 @@ impl L2Entry {
         self.word & !(COPIED | OFFSET_MASK | zero)
     }
 
-    /// Decodes; an entry that makes no sense gives the reason.
+    /// Decodes the entry; an invalid one gives the reason.
     pub(crate) fn meaning(self, geometry: Qcow2Geometry, place: DataLocation) -> Result<ClusterKind, String> {
         if self.word & COMPRESSED != 0 {
             return self.compressed_meaning(geometry, place);
@@ -230,9 +234,9 @@ fn compressed_shift(geometry: Qcow2Geometry) -> u32 {
     62 - (geometry.cluster_bits - 8)
 }
 
-/// The largest host offset that a compressed entry can hold, exclusive.
+/// End of the host offsets that a compressed entry can have.
 pub(crate) fn compressed_offset_end(geometry: Qcow2Geometry) -> u64 {
-    // Writers keep to the offsets that standard entries have, too.
+    // Writers respect the limit of standard entries, too.
     (1 << compressed_shift(geometry)).min(1 << 56)
 }
 
@@ -303,7 +307,7 @@ mod tests {
             assert_eq!(reserved(plain | 1 << bit, standard), 1 << bit);
             assert_eq!(reserved(1 << bit, extended), 1 << bit);
         }
-        // As many sectors as there can be, at an offset that is odd.
+        // The maximum number of sectors, at an odd offset.
         let compressed = L2Entry::compressed(0x10fff, 65_535, standard);
         assert_eq!((compressed.reserved(standard), compressed.reserved(extended)), (0, 0));
     }

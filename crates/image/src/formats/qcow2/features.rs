@@ -1,4 +1,4 @@
-//! What an image needs of its readers: encryption and feature bits, and the names that it gives them.
+//! Checks encryption and feature bits, and finds their names.
 
 #![deny(clippy::indexing_slicing)]
 #![cfg_attr(not(test), deny(clippy::string_slice))]
@@ -36,7 +36,7 @@ pub(crate) fn refuse_unknown(incompatible: u64, extensions: &[Extension], image:
     })
 }
 
-/// The name of incompatible feature `bit`, from the image's own table of names.
+/// The name of incompatible feature `bit`, from the image's own name table.
 fn feature_name(extensions: &[Extension], bit: u8) -> Option<String> {
     let table = extensions
         .iter()
@@ -52,7 +52,7 @@ fn feature_name(extensions: &[Extension], bit: u8) -> Option<String> {
     (!name.is_empty()).then_some(name)
 }
 
-/// Tells what other programs have noted about the image.
+/// Reports marks that other programs have set.
 pub(super) fn look_at_marks(incompatible: u64, report: &mut CheckReport) {
     let mut mark = |bit: u64, severity, detail: &str| {
         if incompatible & bit != 0 {
@@ -72,7 +72,7 @@ pub(super) fn look_at_marks(incompatible: u64, report: &mut CheckReport) {
     );
 }
 
-/// The table of feature names that new images carry.
+/// The table of feature names for new images.
 pub(crate) fn feature_names() -> Extension {
     const NAMES: [(u8, u8, &str); 8] = [
         (0, 0, "dirty bit"),
@@ -96,7 +96,7 @@ pub(crate) fn feature_names() -> Extension {
     }
 }
 
-/// A header extension, as it is stored.
+/// A stored header extension.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Extension {
     pub(crate) kind: u32,

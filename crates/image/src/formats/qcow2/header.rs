@@ -47,7 +47,7 @@ const HEADER_BYTES_V3: u32 = 112;
 const HEADER_BYTES_V3_MIN: u32 = 104;
 /// The fields of all versions.
 type Fields<'a> = Record<'a, { HEADER_BYTES_V2 as usize }>;
-/// Those, and what version 3 has behind them.
+/// The same, with the additional fields of version 3.
 type FieldsV3<'a> = Record<'a, { HEADER_BYTES_V3_MIN as usize }>;
 /// Offsets of the fields that a writer changes in place.
 pub(crate) const SIZE_AT: u64 = 24;
@@ -56,12 +56,12 @@ pub(crate) const REFCOUNT_TABLE_AT: u64 = 48;
 pub(crate) const INCOMPATIBLE_AT: u64 = 72;
 pub(crate) const AUTOCLEAR_AT: u64 = 88;
 
-/// QEMU's bounds, which no valid image exceeds.
+/// QEMU's limits, which no valid image exceeds.
 pub(crate) const L1_BYTES_MAX: u64 = 32 << 20;
 pub(crate) const REFCOUNT_TABLE_BYTES_MAX: u64 = 8 << 20;
 const BACKING_NAME_BYTES_MAX: u32 = 1023;
 
-/// A header whose fields fit together, the file, and this program.
+/// A validated header: consistent with itself and the file, and supported.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Qcow2Header {
     pub(crate) version: u32,
@@ -81,7 +81,7 @@ pub(crate) struct Qcow2Header {
 }
 
 impl Qcow2Header {
-    /// Reads a header from `head`, the first bytes of a file of `file_bytes` bytes (its first cluster, or all there is).
+    /// Parses a header from `head`, the first cluster of a file of `file_bytes`, or less if the file is shorter.
     pub(crate) fn parse(head: &[u8], file_bytes: u64, image: &str) -> Result<Self> {
         let damaged = |offset: u64, detail: String| corrupt(image, "header", offset, detail);
         let cluster_bits = cluster_bits_of(head, image)?;
@@ -163,7 +163,7 @@ impl Qcow2Header {
         Ok(())
     }
 
-    /// Checks that an L1 table lies in the file and describes all of a disk of `size_bytes`.
+    /// Checks that an L1 table lies in the file and maps a disk of `size_bytes`.
     pub(crate) fn check_l1(&self, l1: TableLocation, size_bytes: u64, file_bytes: u64, image: &str) -> Result<()> {
         let damaged = |detail: String| corrupt(image, "l1 table", l1.offset, detail);
         let table_bytes = l1.entries * POINTER_BYTES;
@@ -180,7 +180,7 @@ impl Qcow2Header {
         if l1.entries > 0 && (l1.offset == 0 || !self.geometry.is_aligned(l1.offset)) {
             return Err(damaged("not at the start of a cluster".to_owned()));
         }
-        // New images of QEMU end behind the last entry, inside of a cluster.
+        // A new image of QEMU ends right after the last entry, in the middle of a cluster.
         match l1.offset.checked_add(table_bytes) {
             Some(end) if end <= file_bytes || table_bytes == 0 => Ok(()),
             _ => Err(damaged(format!(
@@ -194,7 +194,7 @@ impl Qcow2Header {
         Some(&found.data)
     }
 
-    /// The text of an extension that holds a name.
+    /// The text of an extension with a name.
     pub(crate) fn extension_text(&self, kind: u32, image: &str) -> Result<Option<String>> {
         let Some(data) = self.extension(kind) else {
             return Ok(None);
@@ -214,17 +214,17 @@ impl Qcow2Header {
         self.incompatible & INCOMPATIBLE_DATA_FILE != 0
     }
 
-    /// Whether the external data file holds the disk as it is, byte for byte.
+    /// Whether the external data file is a raw image of the disk.
     pub(crate) fn is_data_file_raw(&self) -> bool {
         self.has_data_file() && self.autoclear & AUTOCLEAR_RAW_DATA_FILE != 0
     }
 
-    /// Whether clusters can be marked as reading zero.
+    /// Whether clusters can be marked as zero.
     pub(crate) fn has_zero_clusters(&self) -> bool {
         self.version >= 3
     }
 
-    /// The header as the first bytes of a new image; at most a cluster, or the reason why not.
+    /// The encoded header for a new image; fails if it exceeds a cluster.
     pub(crate) fn encode(&self) -> Result<Vec<u8>> {
         let header_bytes = if self.version == 2 {
             HEADER_BYTES_V2
@@ -286,7 +286,8 @@ impl Qcow2Header {
     }
 }
 
-/// Checks magic and version; gives the cluster size, so that the caller can read the whole header cluster.
+/// Checks magic number and version; returns log2 of the cluster size, so that the caller can read the whole first
+/// cluster.
 pub(crate) fn cluster_bits_of(head: &[u8], image: &str) -> Result<u32> {
     let fields = Fields::first_of(head).filter(|fields| fields.be_u32::<0>() == MAGIC);
     let fields = fields.ok_or_else(|| corrupt(image, "header", 0, "no qcow2 magic number"))?;
@@ -368,7 +369,7 @@ fn parse_backing_name(head: &[u8], offset: u64, length: u32, image: &str) -> Res
     }
 }
 
-/// The byte that says how clusters are compressed; 0 where the header is too short for it.
+/// The compression type; 0 if the header is too short for it.
 fn compression_field(head: &[u8], header_bytes: u32) -> u8 {
     let header = head.get(..header_bytes as usize);
     let field = header.and_then(|header| header.get(HEADER_BYTES_V3_MIN as usize));
@@ -399,7 +400,7 @@ fn parse_compression(field: u8, incompatible: u64, image: &str) -> Result<Compre
     Ok(compression)
 }
 
-/// Reads and checks the header of a qcow2 file.
+/// Reads and validates the header of a qcow2 file.
 pub(crate) fn load_header(file: &dyn ImageFile, image: &str) -> Result<Qcow2Header> {
     let file_bytes = file.length_bytes()?;
     let mut start = vec![0; to_usize(file_bytes.min(HEAD_BYTES))];

@@ -1,4 +1,4 @@
-//! The first clusters of a new image.
+//! Lays out the first clusters of a new image.
 
 use holdfast_block::to_usize;
 
@@ -22,7 +22,7 @@ fn invalid(option: &'static str, detail: impl Into<String>) -> Error {
     }
 }
 
-/// The header of a new image, its tables not placed yet; an error where the options do not fit together.
+/// The header of a new image, without the places of its tables; fails if options are inconsistent.
 pub(crate) fn new_header(options: &CreateOptions) -> Result<Qcow2Header> {
     let qcow2 = &options.qcow2;
     let geometry = geometry_of(qcow2)?;
@@ -161,14 +161,14 @@ fn extensions_of(options: &Qcow2Options) -> Vec<Extension> {
             data,
         });
     }
-    // Clusters of 512 bytes leave no room for the names; they are a service, not a need.
+    // Clusters of 512 bytes have no space for the feature names, which are optional.
     if options.version >= 3 && options.cluster_bytes >= 4096 {
         extensions.push(feature_names());
     }
     extensions
 }
 
-/// Writes the tables of an empty image, then its header: until the end the file is no image.
+/// Writes the tables of an empty image, then its header: until then the file is no valid image.
 pub(crate) fn write_empty(file: &dyn ImageFile, mut header: Qcow2Header) -> Result<()> {
     let geometry = header.geometry;
     let cluster_bytes = geometry.cluster_bytes();

@@ -1,4 +1,4 @@
-//! Where each byte of the disk is: L1 table, L2 tables, and the cache of the latter.
+//! Maps offsets of the disk by the L1 and L2 tables; caches the latter.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,7 +15,6 @@ use crate::model::lru::Lru;
 use crate::model::mapped_extent::{KnownLength, MappedExtent, MappedKind};
 use crate::model::qcow2_info::TableLocation;
 
-/// An L2 table in memory.
 pub(crate) type L2Table = Vec<u64>;
 
 /// The tables of one disk state: the active one, or a snapshot's.
@@ -24,16 +23,16 @@ pub(crate) struct Mapping {
     pub(crate) file: Arc<dyn ImageFile>,
     pub(crate) geometry: Qcow2Geometry,
     pub(crate) place: DataLocation,
-    /// L1 entries as they are stored.
+    /// The stored L1 entries.
     pub(crate) l1: Vec<u64>,
-    /// L2 tables that a writer changed and did not store yet, by L1 index.
+    /// L2 tables with pending changes, by L1 index.
     pub(crate) changed: BTreeMap<u64, Arc<L2Table>>,
     cache: Lru<L2Table>,
     file_length: KnownLength,
     zero_clusters: bool,
 }
 
-/// What a mapping is made from.
+/// The arguments of [`Mapping::load`].
 pub(crate) struct MappingParts {
     pub(crate) image: Arc<str>,
     pub(crate) file: Arc<dyn ImageFile>,
@@ -45,7 +44,8 @@ pub(crate) struct MappingParts {
 }
 
 impl Mapping {
-    /// Reads the L1 table, whose place was checked by [`Qcow2Header::check_l1`](super::header::Header::check_l1).
+    /// Reads the L1 table, whose location was checked by
+    /// [`Qcow2Header::check_l1`](super::header::Qcow2Header::check_l1).
     pub(crate) fn load(parts: MappingParts) -> Result<Self> {
         let mut bytes = vec![0; to_usize(parts.l1.entries * POINTER_BYTES)];
         parts.file.read_at(&mut bytes, parts.l1.offset)?;
@@ -86,12 +86,12 @@ impl Mapping {
         Ok(Some(table))
     }
 
-    /// Puts a table that was stored at `offset` into the cache.
+    /// Caches a table that was stored at `offset`.
     pub(crate) fn keep(&self, offset: u64, table: Arc<L2Table>) {
         self.cache.insert(offset, table, self.geometry.cluster_bytes());
     }
 
-    /// Forgets a table whose cluster was given back.
+    /// Drops a cached table whose cluster was freed.
     pub(crate) fn forget(&self, offset: u64) {
         self.cache.remove(offset);
     }
@@ -104,7 +104,7 @@ impl Mapping {
         }))
     }
 
-    /// What `entry` of guest cluster `cluster` means; an error where it means nothing.
+    /// Decodes `entry` of guest cluster `cluster`; fails if it is invalid.
     pub(crate) fn meaning(&self, entry: L2Entry, cluster: u64) -> Result<ClusterKind> {
         let damaged = |detail: String| {
             let at = self.geometry.offset_of(cluster);
@@ -122,9 +122,9 @@ impl Mapping {
         }
     }
 
-    /// The run that begins at `offset`, at most `length_max` long.
+    /// The extent that begins at `offset`, at most `length_max` long.
     ///
-    /// Neighbouring clusters that lie one after another on the host are one run.
+    /// Adjacent clusters that are also adjacent on the host are one extent.
     pub(crate) fn run(&self, offset: u64, length_max: u64) -> Result<MappedExtent> {
         let coverage = self.geometry.l2_coverage_bytes();
         let mut current: Option<(u64, Option<Arc<L2Table>>)> = None;
@@ -144,7 +144,7 @@ impl Mapping {
         })
     }
 
-    /// The run at `at` inside its cluster (and subcluster).
+    /// The extent at `at` inside its cluster (and subcluster).
     fn piece(&self, table: &L2Table, at: u64) -> Result<MappedExtent> {
         let geometry = self.geometry;
         let cluster = geometry.cluster_of(at);
@@ -198,7 +198,7 @@ pub(crate) fn set_entry_in(table: &mut L2Table, index: u64, entry: L2Entry, geom
     }
 }
 
-/// Reads the L2 table at host `offset`, all of which the file must have.
+/// Reads the L2 table at host `offset`, which must be completely inside the file.
 pub(crate) fn read_l2(
     file: &dyn ImageFile,
     file_length: &KnownLength,
@@ -213,8 +213,8 @@ pub(crate) fn read_l2(
     read_l2_as_is(file, file_length, geometry, offset, image)
 }
 
-/// Reads the L2 table at host `offset`, which must begin inside the file; entries behind the end of the file are zero. For a check, which
-/// reports the missing end, and for a repair.
+/// Reads the L2 table at host `offset`, which must begin inside the file; entries past the end of the file are zero.
+/// For a check, which reports the truncation, and for a repair.
 pub(crate) fn read_l2_as_is(
     file: &dyn ImageFile,
     file_length: &KnownLength,

@@ -1,4 +1,5 @@
-//! Writes a new refcount table of all clusters in use at the end of the file. The old table counts until the header refers to the new one.
+//! Writes a new refcount table for all clusters in use to the end of the file. The old table counts until the header
+//! refers to the new one.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +14,7 @@ use crate::error::corrupt;
 use crate::file::ImageFile;
 use crate::model::bytes::from_words;
 
-/// Writes the refcounts that `counts` says, which gets those of the new tables too; gives how many clusters are in use.
+/// Writes the refcounts in `counts`, to which it adds those of the new tables; returns how many clusters are in use.
 pub(super) fn rebuild(
     file: &dyn ImageFile,
     header: &Qcow2Header,
@@ -57,7 +58,7 @@ pub(super) fn rebuild(
     }
     file.write_at(&from_words(&table), geometry.offset_of(start))?;
     file.sync()?;
-    // Both fields are in one sector: stored whole or not at all.
+    // Both fields are in one sector, which is written atomically.
     let mut fields = geometry.offset_of(start).to_be_bytes().to_vec();
     fields.extend(u32::try_from(layout.table_clusters).unwrap_or(u32::MAX).to_be_bytes());
     file.write_at(&fields, REFCOUNT_TABLE_AT)?;
@@ -65,23 +66,23 @@ pub(super) fn rebuild(
     Ok(all.len() as u64)
 }
 
-/// Where the new table and blocks are: the table first.
+/// The places of the new table and its blocks, the table first.
 struct RefcountLayout {
     table_clusters: u64,
-    /// The cluster of each block, by its place in the table.
+    /// The cluster of each block, by its index in the table.
     blocks: BTreeMap<u64, u64>,
     end: u64,
 }
 
 impl RefcountLayout {
-    /// For these clusters and those of the table and blocks themselves, which begin at cluster `start`.
+    /// A layout for these clusters, and those of the table and blocks themselves, from cluster `start` on.
     fn new(geometry: Qcow2Geometry, start: u64, used: &[(u64, u64)]) -> Self {
         let entries = geometry.refcount_block_entries();
         let mut indexes: Vec<u64> = used.iter().map(|(cluster, _)| cluster / entries).collect();
         indexes.dedup();
         let mut end = start + 1;
         loop {
-            // Blocks for the clusters from `start` on come last, for no cluster in use is behind them.
+            // The blocks for clusters from `start` on come last, because no cluster in use follows them.
             let known = indexes.partition_point(|index| *index < start / entries);
             let needed: Vec<u64> = indexes[..known]
                 .iter()

@@ -1,4 +1,4 @@
-//! How often each host cluster is used: the refcount table and its blocks, as stored.
+//! Reads and writes stored refcounts: the refcount table and its blocks.
 
 #![deny(clippy::indexing_slicing)]
 #![cfg_attr(not(test), deny(clippy::string_slice))]
@@ -15,7 +15,7 @@ use crate::file::ImageFile;
 use crate::model::bytes::{rows, to_words};
 use crate::model::lru::Lru;
 
-/// Refcount `index` of a block of counts of `1 << order` bits; big-endian, and low bits first where they share a byte.
+/// Refcount `index` of a block of counters of `1 << order` bits; big-endian, lowest bits first if they share a byte.
 pub(crate) fn get(block: &[u8], index: u64, order: u32) -> u64 {
     let index = to_usize(index);
     match order {
@@ -39,7 +39,7 @@ fn count_at<const N: usize>(block: &[u8], index: usize) -> [u8; N] {
         .expect("a block has a count for each of its clusters")
 }
 
-/// Replaces refcount `index`; `value` must fit.
+/// Sets refcount `index`; `value` must fit.
 #[expect(clippy::indexing_slicing, reason = "a block has a count for each of its clusters")]
 pub(crate) fn set(block: &mut [u8], index: u64, order: u32, value: u64) {
     let index = to_usize(index);
@@ -58,7 +58,7 @@ pub(crate) fn set(block: &mut [u8], index: u64, order: u32, value: u64) {
     }
 }
 
-/// Reads the refcount table, after checking that the file has it.
+/// Reads the refcount table, after checking that it is inside the file.
 pub(crate) fn load_table(file: &dyn ImageFile, header: &Qcow2Header, image: &str) -> Result<Vec<u64>> {
     let offset = header.refcount_table_offset;
     let damaged = |detail: String| corrupt(image, "refcount table", offset, detail);
@@ -99,7 +99,7 @@ pub(crate) fn read_block(file: &dyn ImageFile, geometry: Qcow2Geometry, offset: 
     Ok(block)
 }
 
-/// The refcounts of an image that does not change, read on demand.
+/// The refcounts of an unchanging image, read on demand.
 pub(crate) struct StoredRefcounts<'a> {
     file: &'a dyn ImageFile,
     geometry: Qcow2Geometry,
@@ -122,7 +122,7 @@ impl<'a> StoredRefcounts<'a> {
         })
     }
 
-    /// No refcounts at all: all are 0.
+    /// Without any refcounts: all are 0.
     pub(crate) fn none(file: &'a dyn ImageFile, header: &Qcow2Header, image: &'a str) -> Self {
         Self {
             file,
@@ -133,7 +133,7 @@ impl<'a> StoredRefcounts<'a> {
         }
     }
 
-    /// Block `index` of the table, if there is one.
+    /// Block `index` of the table, if it exists.
     pub(crate) fn block(&self, index: u64) -> Result<Option<Arc<Vec<u8>>>> {
         let offset = self.table.get(to_usize(index)).copied().unwrap_or_default();
         if offset == 0 {
@@ -148,7 +148,7 @@ impl<'a> StoredRefcounts<'a> {
         Ok(Some(block))
     }
 
-    /// The refcount of a host cluster; 0 where no block describes it.
+    /// The refcount of a host cluster; 0 if there is no block for it.
     pub(crate) fn of(&self, cluster: u64) -> Result<u64> {
         let entries = self.geometry.refcount_block_entries();
         let block = self.block(cluster / entries)?;
@@ -156,10 +156,10 @@ impl<'a> StoredRefcounts<'a> {
     }
 }
 
-/// Whether the end of the file cuts off the refcount table or one of its blocks.
+/// Whether the end of the file truncates the refcount table or one of its blocks.
 ///
-/// For files of which nothing else is missing: then no more than refcounts can be missing. A pointer that leads further out of the file is itself wrong,
-/// and says nothing about the end of the file.
+/// For files that are complete otherwise: then only refcounts can be missing. A pointer further outside the file is
+/// itself damaged, and says nothing about the end of the file.
 pub(crate) fn is_cut_off(file: &dyn ImageFile, header: &Qcow2Header, image: &str) -> Result<bool> {
     let file_bytes = file.length_bytes()?;
     let geometry = header.geometry;
@@ -183,7 +183,7 @@ pub(crate) fn is_cut_off(file: &dyn ImageFile, header: &Qcow2Header, image: &str
     }
 }
 
-/// Where the last cluster ends that is in use by the stored refcounts; 0 where none is.
+/// The end of the last cluster with a stored refcount; 0 if there is none.
 pub(crate) fn last_used_end(file: &dyn ImageFile, header: &Qcow2Header, image: &str) -> Result<u64> {
     let stored = StoredRefcounts::load(file, header, image)?;
     let geometry = header.geometry;
@@ -199,8 +199,8 @@ pub(crate) fn last_used_end(file: &dyn ImageFile, header: &Qcow2Header, image: &
     Ok(0)
 }
 
-/// Clusters for the refcount table and blocks of a new file: `(table clusters, block clusters)`, enough for these and
-/// `other_clusters` more.
+/// The number of clusters for the refcount table and blocks of a new file: `(table clusters, block clusters)`, enough
+/// for these and `other_clusters` more.
 pub(crate) fn clusters_for(geometry: Qcow2Geometry, other_clusters: u64) -> (u64, u64) {
     let (mut table, mut blocks) = (1, 1);
     loop {

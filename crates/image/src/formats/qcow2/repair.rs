@@ -1,10 +1,12 @@
-//! Refcounts become what is counted, flags what the refcounts say, and what leads nowhere is given up where that was asked for.
+//! Repairs an image: corrects refcounts to the counted references, copied flags to the refcounts, and in mode `All`
+//! clears invalid entries.
 //!
-//! A refcount that is too low, or a copied flag where there are two uses, loses data with the next write: these are repaired first. Only
-//! then, durably, counts that are too high are lowered, and missing flags are set. The mark of damage goes last.
+//! A refcount that is too low, or a copied flag on a shared cluster, loses data with the next write: these are
+//! repaired first. Only then, durably, refcounts that are too high are lowered, and missing flags are set. The corrupt
+//! mark is cleared last.
 //!
-//! Nothing is lowered while a reference leads nowhere, or to what another part of the disk has: what it did lead to would look like room that
-//! nobody uses.
+//! Nothing is lowered while there are invalid references or cross-linked clusters: the clusters that they referred to
+//! originally would look leaked.
 
 use std::collections::HashSet;
 
@@ -27,7 +29,7 @@ use crate::model::mapped_extent::KnownLength;
 use crate::model::repair_action::{RepairAction, RepairMode};
 use crate::{Error, Result};
 
-/// Repairs the image in `file`; `data` is the file of its data, where that is another one.
+/// Repairs the image in `file`; `data` is its external data file, if it has one.
 pub(crate) fn repair(
     file: &dyn ImageFile,
     data: Option<&dyn ImageFile>,
@@ -40,7 +42,7 @@ pub(crate) fn repair(
     if mode == RepairMode::All && uses.damage_count > 0 {
         drop(uses);
         clear_invalid::give_up(file, image, actions)?;
-        // Tables first; then what both tables lead to.
+        // Tables first, then the clusters that both tables refer to.
         if separate(file, image, actions)? {
             separate(file, image, actions)?;
         }
@@ -71,7 +73,7 @@ pub(crate) fn repair(
     Ok(())
 }
 
-/// Gives each part of the disk what is its own; false where all had that.
+/// Copies shared tables or clusters; false if there are none.
 fn separate(file: &dyn ImageFile, image: &str, actions: &mut Vec<RepairAction>) -> Result<bool> {
     let header = load_header(file, image)?;
     let mut uses = count_uses(file, &header, image)?;
@@ -98,7 +100,7 @@ fn separate(file: &dyn ImageFile, image: &str, actions: &mut Vec<RepairAction>) 
     Ok(true)
 }
 
-/// Takes the marks off an image that is sound now.
+/// Clears the marks of an image that is consistent now.
 fn clear_marks(
     file: &dyn ImageFile,
     data: Option<&dyn ImageFile>,
@@ -124,17 +126,17 @@ fn clear_marks(
     Ok(())
 }
 
-/// The flags that are repaired.
+/// Which copied flags are repaired.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum RepairedFlags<'f> {
-    /// Those that are set and must not be: a write would go to what others use, too.
+    /// Flags that are set, but must not be: a write in place would change shared data.
     Wrong {
-        /// Also where it may be another bit that is wrong.
+        /// Includes entries in which another bit may be the wrong one.
         also_doubtful: bool,
     },
-    /// Those that are missing.
+    /// Flags that are missing.
     Missing {
-        /// Of which clusters nobody knows.
+        /// Clusters to skip, because they are ambiguous.
         but: &'f HashSet<u64>,
     },
 }
@@ -144,12 +146,13 @@ struct Repairer<'a> {
     geometry: Qcow2Geometry,
     header: &'a Qcow2Header,
     image: &'a str,
-    /// Whether all references were followed: what was not counted is not used.
+    /// Whether all references were followed: then clusters without references are unused.
     is_whole: bool,
 }
 
 impl Repairer<'_> {
-    /// Whether the refcounts can be repaired in place: their clusters are theirs alone, and there is a block for each cluster in use.
+    /// Whether the refcounts can be repaired in place: their clusters are not shared, and there is a block for each
+    /// cluster in use.
     fn is_sound(&self, stored: &StoredRefcounts<'_>, uses: &Checker<'_>) -> bool {
         let geometry = self.geometry;
         let start = geometry.cluster_of(self.header.refcount_table_offset);
@@ -222,7 +225,7 @@ impl Repairer<'_> {
             lowered_count = self.change_counts(&uses.counts, |_, before, counted| before.min(counted))?;
             self.file.sync()?;
         }
-        // With leaks, too: flags of what a lowered count says to be used once.
+        // With leaks, too: a lowered refcount may require the flag.
         if mode >= RepairMode::Safe || self.is_whole {
             let now = StoredRefcounts::load(self.file, self.header, self.image)?;
             flag_count += self.repair_flags(uses, RepairedFlags::Missing { but: &doubtful }, |cluster| {
@@ -243,8 +246,8 @@ impl Repairer<'_> {
         Ok(())
     }
 
-    /// The clusters that one active entry leads to, which are free by their refcounts, and not its own by its flag. The entry may be what is wrong, and have
-    /// led elsewhere, or nowhere: once the cluster was counted, nobody would look at it again.
+    /// Clusters with one active reference that are free by their refcount and whose copied flag is not set. The entry
+    /// may be wrong and have referred elsewhere, or nowhere: once the cluster is counted, no check reports it again.
     fn doubtful(&self, stored: &StoredRefcounts<'_>, uses: &Checker<'_>) -> Result<HashSet<u64>> {
         let mut doubtful = HashSet::new();
         let known = KnownLength::default();
@@ -265,7 +268,8 @@ impl Repairer<'_> {
         Ok(doubtful)
     }
 
-    /// Writes refcounts as `choose` makes them of the cluster, what is stored and what was counted; gives how many changed.
+    /// Sets refcounts to the result of `choose`, which gets the cluster, the stored and the counted value; returns how
+    /// many changed.
     fn change_counts(&self, counts: &RefcountTable, choose: impl Fn(u64, u64, u64) -> u64) -> Result<u64> {
         let stored = StoredRefcounts::load(self.file, self.header, self.image)?;
         let (entries, order) = (self.geometry.refcount_block_entries(), self.geometry.refcount_order);
@@ -298,7 +302,8 @@ impl Repairer<'_> {
         Ok(count)
     }
 
-    /// Mends the copied flags of the active tables, where `refcount` says how often a cluster is used; gives how many changed.
+    /// Repairs the copied flags of the active tables; `refcount` returns the refcount of a cluster. Returns how many
+    /// changed.
     fn repair_flags(
         &self,
         uses: &Checker<'_>,
@@ -307,7 +312,7 @@ impl Repairer<'_> {
     ) -> Result<u64> {
         let geometry = self.geometry;
         let repair = |word: u64, host: u64| -> Result<u64> {
-            // What leads nowhere was not counted, and its flag says nothing.
+            // An invalid reference was not counted, and its flag has no meaning.
             if uses.counts.of(geometry.cluster_of(host)) == 0 {
                 return Ok(word);
             }
@@ -340,8 +345,8 @@ impl Repairer<'_> {
             for index in 0..geometry.l2_entries() {
                 let mut entry = entry_in(&table, index, geometry);
                 let host = match uses.meaning_of(entry) {
-                    // A flag that a compressed cluster cannot have is more likely to be right, and the compression to be wrong: without the
-                    // doubt nobody would look at it again.
+                    // A compressed cluster cannot have the flag: it is more likely that the compressed bit is wrong.
+                    // Clearing the flag would hide that from later checks.
                     Ok(ClusterKind::Compressed(_)) if flags == (RepairedFlags::Wrong { also_doubtful: true }) => {
                         entry.word &= !COPIED;
                         set_entry_in(&mut table, index, entry, geometry);
@@ -362,7 +367,7 @@ impl Repairer<'_> {
         Ok(count)
     }
 
-    /// Writes the words of a table at `offset` from the first to the last one that changed; gives how many did.
+    /// Writes the words of a table at `offset` from the first to the last one that changed; returns how many did.
     fn write_changed(&self, before: &[u64], after: &[u64], offset: u64) -> Result<u64> {
         let changed: Vec<usize> = (0..after.len()).filter(|at| before[*at] != after[*at]).collect();
         if let (Some(first), Some(last)) = (changed.first(), changed.last()) {

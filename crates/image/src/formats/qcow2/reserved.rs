@@ -14,7 +14,7 @@ use crate::model::bytes::to_words;
 use crate::model::mapped_extent::KnownLength;
 use crate::model::repair_action::RepairAction;
 
-/// Clears the reserved bits of all L1 and L2 tables, of those of snapshots, too.
+/// Clears the reserved bits of all L1 and L2 tables, including those of snapshots.
 pub(super) fn clear(
     file: &dyn ImageFile,
     header: &Qcow2Header,

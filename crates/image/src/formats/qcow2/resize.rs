@@ -1,4 +1,4 @@
-//! Another size: a longer L1 table where it is needed, zeroes past the old end, and then the size in the header.
+//! Changes the size: grows the L1 table if needed, zeroes data past the old end, then writes the size to the header.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::model::bytes::from_words;
 use crate::model::qcow2_info::TableLocation;
 use crate::{Error, Result};
 
-/// Gives the disk of the image in `file`, which is above `backing`, a size of `after_bytes`, durably.
+/// Resizes the disk of the image, which has the backing device `backing`, to `after_bytes`, durably.
 pub(crate) fn resize(
     file: &Arc<dyn ImageFile>,
     image: &str,
@@ -41,7 +41,8 @@ pub(crate) fn resize(
         device.flush()?;
         return write_size(&**file, after_bytes);
     }
-    // Nothing shows through behind the end, so that version 2, which cannot hide what is below, gives up clusters there, too.
+    // The backing file has no data past the end, so clusters there can be released even in version 2, which has no
+    // zero clusters.
     let is_hidden = header.has_zero_clusters();
     let mut layer = layer(header)?;
     layer.backing = layer.backing.filter(|_| is_hidden);
@@ -52,7 +53,7 @@ pub(crate) fn resize(
         device.give_up(range)?;
     }
     device.flush()?;
-    // The counts of what was given up, which a flush leaves to the next one.
+    // Sync the decrements of released clusters, which a flush leaves to the next one.
     Ok(file.sync()?)
 }
 
@@ -70,7 +71,7 @@ fn require_resizable(file: &dyn ImageFile, header: &Qcow2Header, image: &str) ->
     })
 }
 
-/// The parts of `range` of the disk of which something may be there: in the image by its L1 table, or below it.
+/// The parts of `range` that may have data, according to the L1 table or in the backing device.
 fn held(layer: &Qcow2Layer, range: Range<u64>, backing_bytes: u64) -> Vec<Range<u64>> {
     let coverage = layer.header.geometry.l2_coverage_bytes();
     let first = range.start / coverage;
@@ -87,13 +88,13 @@ fn held(layer: &Qcow2Layer, range: Range<u64>, backing_bytes: u64) -> Vec<Range<
     held
 }
 
-/// One sector of the header changes: it is stored whole or not at all.
+/// Changes one sector of the header, which is written atomically.
 fn write_size(file: &dyn ImageFile, size_bytes: u64) -> Result<()> {
     file.write_at(&size_bytes.to_be_bytes(), SIZE_AT)?;
     Ok(file.sync()?)
 }
 
-/// Makes the L1 table long enough for a disk of `size_bytes`, durably.
+/// Grows the L1 table for a disk of `size_bytes`, durably.
 fn grow_l1(mut state: Qcow2State, size_bytes: u64) -> Result<()> {
     let geometry = state.geometry();
     let old = state.layer.header.l1;
@@ -125,7 +126,7 @@ fn grow_l1(mut state: Qcow2State, size_bytes: u64) -> Result<()> {
         },
         entries,
     };
-    // Also the rest of the last cluster, of which nobody knows what it has.
+    // Includes the rest of the last cluster, whose content is unknown.
     table.resize(to_usize(geometry.offset_of(clusters(entries)) / POINTER_BYTES), 0);
     if is_in_place {
         let added = &table[to_usize(old.entries)..];
@@ -134,9 +135,9 @@ fn grow_l1(mut state: Qcow2State, size_bytes: u64) -> Result<()> {
         file.write_at(&from_words(&table), new.offset)?;
         state.allocator.protect("l1 table", new.offset, clusters(entries))?;
     }
-    // Makes the table durable, and that its clusters are counted.
+    // Makes the table and the refcounts of its clusters durable.
     state.commit()?;
-    // Twelve bytes inside the header's first sector: stored whole or not at all.
+    // Twelve bytes in the first sector of the header, which is written atomically.
     let mut field = [0; 12];
     field[..4].copy_from_slice(&u32::try_from(entries).unwrap_or(u32::MAX).to_be_bytes());
     field[4..].copy_from_slice(&new.offset.to_be_bytes());

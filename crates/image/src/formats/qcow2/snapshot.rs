@@ -27,12 +27,12 @@ use crate::model::qcow2_info::{InternalSnapshot, TableLocation};
 use crate::{Error, Result};
 
 const ROW_BYTES: u64 = 40;
-/// QEMU's bounds.
+/// QEMU's limits.
 const SNAPSHOT_COUNT_MAX: u32 = 65_536;
 const EXTRA_BYTES_MAX: u64 = 1024;
 const TABLE_BYTES_MAX: u64 = 64 << 20;
 
-/// Reads all rows of the snapshot table; also how many bytes it takes.
+/// Reads the snapshot table; returns its length in bytes, too.
 pub(crate) fn load(file: &dyn ImageFile, header: &Qcow2Header, image: &str) -> Result<(Vec<InternalSnapshot>, u64)> {
     let table_at = header.snapshot_table_offset;
     let damaged = |offset: u64, detail: String| corrupt(image, "snapshot table", offset, detail);
@@ -50,7 +50,7 @@ pub(crate) fn load(file: &dyn ImageFile, header: &Qcow2Header, image: &str) -> R
     let mut at = table_at;
     for _ in 0..header.snapshot_count {
         let mut row = [0; to_usize(ROW_BYTES)];
-        // Rows are checked against the file one by one: the count alone must not make anything grow.
+        // Each row is checked against the file: the count alone must not cause an allocation.
         let fits = |length: u64| at.checked_add(length).is_some_and(|end| end <= file_bytes);
         if !fits(ROW_BYTES) {
             return Err(damaged(at, "reaches past the end of the file".to_owned()));
@@ -74,7 +74,7 @@ pub(crate) fn load(file: &dyn ImageFile, header: &Qcow2Header, image: &str) -> R
     Ok((snapshots, at - table_at))
 }
 
-/// `rest` is extra data, identity and name, as long as `row` says.
+/// Parses a row; `rest` has its extra data, id and name.
 fn parse_row(row: Record<'_, { to_usize(ROW_BYTES) }>, rest: &[u8], header: &Qcow2Header) -> InternalSnapshot {
     let (extra, names) = rest.split_at(row.be_u32::<36>() as usize);
     let (id, name) = names.split_at(usize::from(row.be_u16::<12>()));
@@ -96,7 +96,7 @@ fn parse_row(row: Record<'_, { to_usize(ROW_BYTES) }>, rest: &[u8], header: &Qco
 }
 
 fn check_row(snapshot: &InternalSnapshot, header: &Qcow2Header, file_bytes: u64, image: &str) -> Result<()> {
-    // A snapshot without clusters may have no table at all.
+    // A snapshot without clusters may have no table.
     if snapshot.l1.entries * 8 > L1_BYTES_MAX || i64::try_from(snapshot.disk_bytes).is_err() {
         let detail = format!("snapshot {} of {} entries", snapshot.id, snapshot.l1.entries);
         return Err(corrupt(image, "l1 table", snapshot.l1.offset, detail));
@@ -104,7 +104,7 @@ fn check_row(snapshot: &InternalSnapshot, header: &Qcow2Header, file_bytes: u64,
     header.check_l1(snapshot.l1, snapshot.disk_bytes, file_bytes, image)
 }
 
-/// The snapshot whose id is `wanted`, or else whose name is.
+/// The snapshot with the id `wanted`, or else with that name.
 pub(crate) fn find<'a>(snapshots: &'a [InternalSnapshot], wanted: &str, image: &str) -> Result<&'a InternalSnapshot> {
     snapshots
         .iter()

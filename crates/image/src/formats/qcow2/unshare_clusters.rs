@@ -1,7 +1,8 @@
-//! Un-shares cross-linked clusters: the second owner gets a copy at the end of the file, as nothing says which one is the right owner.
+//! Un-shares cross-linked clusters: the second owner gets a copy at the end of the file, because the right owner is
+//! unknown.
 //!
-//! Tables come first: an L2 table with two owners makes them share every cluster that it leads to. A copy is durable and counted before
-//! an entry refers to it.
+//! Tables come first: two references to an L2 table share every cluster in it. A copy is durable and has its refcount
+//! before an entry refers to it.
 
 use holdfast_block::to_usize;
 
@@ -19,22 +20,22 @@ use crate::model::mapped_extent::KnownLength;
 use crate::model::qcow2_info::TableLocation;
 use crate::model::repair_action::RepairAction;
 
-/// Copies that nothing leads to yet.
+/// Copies without references yet.
 pub(super) struct ClusterCopies<'a> {
     file: &'a dyn ImageFile,
     geometry: Qcow2Geometry,
-    /// Uses that the copies will have.
+    /// References to the copies.
     pub(super) counts: RefcountTable,
-    /// Where a word of a table is, and what it will be.
+    /// The offset of a table word, and its new value.
     changes: Vec<(u64, u64)>,
-    /// Bytes of the disk that each of them tells of.
+    /// Bytes of the disk for each of them.
     unit_bytes: u64,
     first_disk_offset: u64,
     end: u64,
 }
 
 impl<'a> ClusterCopies<'a> {
-    /// Copies the tables that two parts of the disk share; the clusters, where there are no such tables. Counts them among the `uses`.
+    /// Copies the shared L2 tables, or the shared clusters if there are no such tables. Adds the copies to `uses`.
     pub(super) fn make(
         file: &'a dyn ImageFile,
         header: &Qcow2Header,
@@ -62,12 +63,11 @@ impl<'a> ClusterCopies<'a> {
         Ok((!copies.changes.is_empty()).then_some(copies))
     }
 
-    /// How many there are.
     pub(super) fn count(&self) -> u64 {
         self.changes.len() as u64
     }
 
-    /// Has the parts of the disk that are not the first ones led to the copies, durably.
+    /// Redirects all but the first of the references to the copies, durably.
     pub(super) fn lead_there(self) -> Result<RepairAction> {
         for (place, word) in &self.changes {
             self.file.write_at(&word.to_be_bytes(), *place)?;
@@ -104,7 +104,7 @@ impl<'a> ClusterCopies<'a> {
         Ok(())
     }
 
-    /// What a copied table leads to is what the other one leads to as well.
+    /// Clears copied flags: the original table refers to the same clusters.
     fn clear_copied(&self, table: &mut L2Table, uses: &Checker<'_>) {
         for index in 0..self.geometry.l2_entries() {
             let mut entry = entry_in(table, index, self.geometry);
@@ -137,7 +137,7 @@ impl<'a> ClusterCopies<'a> {
         Ok(())
     }
 
-    /// Puts a cluster behind all others, and remembers the word, without the offset, that is to lead there.
+    /// Appends a copy of a cluster. `word` at `place` is the reference to redirect, without its offset.
     fn put(&mut self, cluster: &[u8], (place, word): (u64, u64), disk_offset: u64) -> Result<()> {
         self.file.write_at(cluster, self.end)?;
         self.changes.push((place, word | self.end));

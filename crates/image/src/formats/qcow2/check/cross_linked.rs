@@ -1,11 +1,13 @@
-//! Cross-linked clusters: two offsets of the disk refer to one host cluster, and nothing says which one is right.
+//! Finds cross-linked clusters: two offsets of the disk refer to one host cluster, and it is unknown which one is
+//! right.
 //!
-//! Refcounts do not show them, as QEMU sets a refcount to 2 where it counts two uses. But a cluster keeps its offset on the disk in all
-//! snapshots that share it: snapshots copy tables and move nothing. So all tables together may refer to a cluster from one offset only.
-//! Compressed clusters share host clusters with each other, and with nothing else.
+//! Refcounts do not show them, because QEMU sets a refcount to 2 where it counts two references. But a cluster keeps
+//! its offset on the disk in all snapshots that share it: snapshots copy tables and move no data. So all tables
+//! together may refer to a cluster from one offset only. Compressed clusters share host clusters with each other, and
+//! with nothing else.
 //!
-//! Where no tables refer to the same cluster, which is the rule, nothing more is read. Where they do, as those of snapshots, all tables are
-//! read again, and the offsets are kept for as many clusters at a time as memory allows.
+//! Usually no two tables refer to one cluster, and nothing more is read. If they do, as with snapshots, all tables are
+//! read again, and the offsets are recorded for as many clusters at a time as memory allows.
 
 use std::collections::HashMap;
 
@@ -16,22 +18,20 @@ use super::{Checker, L2Use};
 use crate::model::mapped_extent::KnownLength;
 use crate::{CheckReport, ProblemKind, Result, Severity};
 
-/// Clusters whose places are remembered at a time: some 100 MiB.
+/// Clusters whose offsets are recorded at a time: some 100 MiB.
 const OWNER_COUNT_MAX: u64 = 4 << 20;
 
-/// An entry of an L2 table that leads to a cluster of another part of the disk.
+/// An L2 entry that refers to a cluster of another range of the disk.
 pub(in crate::formats::qcow2) struct CrossLinked {
-    /// Where the entry is in the file.
+    /// Offset of the entry in the file.
     pub(in crate::formats::qcow2) entry_offset: u64,
-    /// Its first word.
     pub(in crate::formats::qcow2) word: u64,
-    /// The cluster.
     pub(in crate::formats::qcow2) host: u64,
     /// How its table is used.
     pub(in crate::formats::qcow2) used: L2Use,
-    /// What it describes.
+    /// Offset on the disk that the entry maps.
     pub(in crate::formats::qcow2) disk_offset: u64,
-    /// What the other entry describes; nothing where the cluster holds compressed ones.
+    /// Offset on the disk that the other entry maps; none if the cluster has compressed data.
     owner: Option<u64>,
 }
 
@@ -55,7 +55,7 @@ impl CrossLinked {
 }
 
 impl Checker<'_> {
-    /// Tells of the L2 table at `offset` that the L1 entry `index` names, where another one does.
+    /// Reports an L2 table to which L1 entries with different indexes refer.
     pub(super) fn check_index(&mut self, offset: u64, used: L2Use, index: u64) {
         if used.index != index {
             let coverage = self.geometry.l2_coverage_bytes();
@@ -68,7 +68,7 @@ impl Checker<'_> {
         }
     }
 
-    /// Tells of all that is contested.
+    /// Reports all cross-linked clusters.
     pub(super) fn tell_contested(&mut self) -> Result<()> {
         let mut told = CheckReport::default();
         self.for_each_contested(|contested| {
@@ -80,7 +80,8 @@ impl Checker<'_> {
         Ok(())
     }
 
-    /// Calls `visit` with each entry that leads to a cluster of another part of the disk; the first one that does has it.
+    /// Calls `visit` with each entry that refers to a cluster of another range of the disk; the first entry counts as
+    /// the owner.
     pub(in crate::formats::qcow2) fn for_each_contested(
         &self,
         mut visit: impl FnMut(CrossLinked) -> Result<()>,
@@ -92,7 +93,7 @@ impl Checker<'_> {
             let mut owners: HashMap<u64, u64> = HashMap::new();
             for (table_offset, used) in &self.l2_tables {
                 let table = match read_l2_as_is(self.file, &known, geometry, *table_offset, self.image) {
-                    // It was reported, and nothing in it was counted.
+                    // The table was reported before, and nothing in it was counted.
                     Err(error) if error.is_corrupt() => continue,
                     table => table?,
                 };

@@ -5,11 +5,11 @@ use super::{Checker, L2Use};
 use crate::Result;
 
 impl Checker<'_> {
-    /// Counts what is stored of the disk at `disk_offset`, which is none in a snapshot, by an entry that leads to `host`. False where that is
-    /// not on the disk.
+    /// Counts stored clusters of the disk at `disk_offset`, which is none in a snapshot, by an entry that refers to
+    /// `host`. False if the offset is past the end of the disk.
     ///
-    /// Behind its end QEMU keeps the state of a machine for a snapshot, and leaves it in the active state when it goes back to that. Then it is the
-    /// snapshot's, and takes no room for nothing.
+    /// QEMU stores the machine state of a snapshot past the end of the disk, and leaves it in the active state after
+    /// reverting to the snapshot. Then it belongs to the snapshot, and is not wasted.
     pub(super) fn count_shown(&mut self, disk_offset: Option<u64>, used: L2Use, host: u64) -> Result<bool> {
         let Some(disk_offset) = disk_offset else {
             return Ok(false);
