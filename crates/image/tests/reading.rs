@@ -448,11 +448,7 @@ fn clusters_behind_the_end_of_the_disk_are_told() {
             problems,
         )
     };
-    let told = |count| {
-        vec![format!(
-            "clusters behind the end of the disk that belong to nothing: {count}"
-        )]
-    };
+    let told = |count| vec![format!("unreferenced clusters past the end of the disk: {count}")];
     lab.qemu_img("create -f qcow2 image.qcow2 2G");
     qemu_io(&image, &["write -P 1 0 384k", "write -P 2 1G 64k"]);
     assert_eq!(cut(512), (1, 1, 6, told(6)));

@@ -84,7 +84,7 @@ impl Pages {
                 self.read(&mut sector, sector_at)?;
                 self.changed.insert(sector_at, sector);
             }
-            let sector = self.changed.get_mut(&sector_at).expect("it was put there");
+            let sector = self.changed.get_mut(&sector_at).expect("it was just inserted");
             sector[within..within + length].copy_from_slice(&bytes[done..done + length]);
             done += length;
         }

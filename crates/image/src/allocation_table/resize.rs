@@ -40,7 +40,7 @@ pub(crate) fn zero_tables(
 pub(crate) fn refuse_differencing(image: &str) -> Error {
     Error::NotResizable {
         image: image.to_owned(),
-        detail: "it differs from a parent, and hypervisors take it only in the size of that; convert it to an image of its own"
+        detail: "it has a parent, and hypervisors require that both have the same size; convert it to an image without a parent first"
             .to_owned(),
     }
 }

@@ -131,7 +131,7 @@ impl TableState {
             None => Ok(()),
             Some(detail) => Err(Error::NotWritable {
                 image: self.layer.image.to_string(),
-                detail: format!("what was written before may be lost ({detail}); open it again"),
+                detail: format!("earlier writes may be lost ({detail}); open it again"),
             }),
         }
     }
@@ -149,7 +149,7 @@ impl TableState {
             MappedKind::Compressed(_) => {
                 return Err(Error::NotWritable {
                     image: self.layer.image.to_string(),
-                    detail: "what is stored compressed cannot be changed; convert it first".to_owned(),
+                    detail: "compressed blocks cannot be changed; convert it first".to_owned(),
                 });
             }
         };
@@ -192,7 +192,7 @@ impl TableState {
                 .tables
                 .run(offset + done as u64, (content.len() - done) as u64)?;
             let MappedKind::Data { host } = run.kind else {
-                return Err(corrupt(&self.layer.image, "table", 0, "has no room that was made"));
+                return Err(corrupt(&self.layer.image, "table", 0, "the block was not allocated"));
             };
             let length = to_usize(run.length);
             self.layer.file.write_at(&content[done..done + length], host)?;

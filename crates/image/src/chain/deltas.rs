@@ -204,16 +204,16 @@ impl DeltaTree {
             })
         };
         if self.descriptor.has_children(top) {
-            return refuse(format!(
-                "its top, {{{top}}}, is also what another snapshot differs from"
-            ));
+            return refuse(format!("its top, {{{top}}}, is also the parent of another snapshot"));
         }
         match self.descriptor.delta(top) {
             Some(Delta {
                 kind: DeltaKind::Plain,
                 file,
                 ..
-            }) => refuse(format!("its top is a plain one; open {file} itself, as raw")),
+            }) => refuse(format!(
+                "its top is a plain image; open {file} itself, with the format raw"
+            )),
             _ => Ok(()),
         }
     }

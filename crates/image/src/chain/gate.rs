@@ -149,11 +149,11 @@ impl Gatekeeper {
         match &self.gate {
             Gate::Deny => "no other file may be opened; if you trust the image, allow the file by name".to_owned(),
             Gate::Beside => {
-                "only files in the image's own directory may be opened; if you trust the image, allow the file by name"
+                "only files in the folder of the image may be opened; if you trust the image, allow the file by name"
                     .to_owned()
             }
             Gate::Within(directory) => format!(
-                "only files within {} may be opened; if you trust the image, allow the file by name",
+                "only files in {} may be opened; if you trust the image, allow the file by name",
                 directory.display()
             ),
         }

@@ -40,7 +40,8 @@ fn load_descriptor(file: &dyn ImageFile, image: &str) -> Result<(Descriptor, u64
             return Err(Error::UnsupportedFeature {
                 image: image.to_owned(),
                 feature: "an extent without a descriptor".to_owned(),
-                detail: "it is a part of a disk: open the descriptor beside it, a small text".to_owned(),
+                detail: "it is only a part of a disk: open its descriptor, a small text file in the same folder"
+                    .to_owned(),
             });
         };
         (offset, length, DescriptorFile::Inside(extent))
@@ -48,7 +49,7 @@ fn load_descriptor(file: &dyn ImageFile, image: &str) -> Result<(Descriptor, u64
         return Err(Error::UnsupportedFeature {
             image: image.to_owned(),
             feature: "a sparse extent of ESX".to_owned(),
-            detail: "let ESX clone it (vmkfstools -i), or export it".to_owned(),
+            detail: "clone it on the ESX host (vmkfstools -i), or export it there".to_owned(),
         });
     } else {
         (0, file.length_bytes()?, DescriptorFile::TextOnly)
@@ -91,10 +92,10 @@ impl FlatFile {
         let start = sector.checked_mul(SECTOR_BYTES);
         let range = start.and_then(|start| Some(start..start.checked_add(length)?));
         let range = range.filter(|range| range.end <= self.length_bytes);
-        let range = range.ok_or("an extent ends behind the end of its file")?;
+        let range = range.ok_or("an extent ends past the end of its file")?;
         let is_shared = |taken: &Range<u64>| taken.start < range.end && range.start < taken.end;
         if self.taken.iter().any(is_shared) {
-            return Err("two extents have the same bytes of a file");
+            return Err("two extents use the same bytes of a file");
         }
         let host = self.window + range.start;
         self.taken.push(range);
@@ -106,9 +107,9 @@ impl FlatFile {
 /// referred to it.
 fn lost_disk(parts: &[VmdkExtent], own: Option<&SparseExtent>) -> Option<&'static str> {
     if parts.is_empty() {
-        Some("it names no extent")
+        Some("it lists no extent")
     } else {
-        own.map(|_| "no extent is the one that it is in")
+        own.map(|_| "it does not list the extent that contains it")
     }
 }
 
@@ -120,7 +121,7 @@ fn refuse_beyond_windows(files: &[Arc<dyn ImageFile>], image: &str) -> Result<()
             return Err(Error::UnsupportedFeature {
                 image: image.to_owned(),
                 feature: format!("a file of {file_bytes} bytes"),
-                detail: format!("a file of a VMDK has at most {WINDOW_BYTES} bytes here"),
+                detail: format!("the maximum is {WINDOW_BYTES} bytes"),
             });
         }
     }
@@ -133,7 +134,10 @@ fn check_length(extent: &SparseExtent, length: u64, image: &str) -> Result<()> {
     if (length..length.saturating_add(extent.grain_bytes)).contains(&extent.disk_bytes) {
         return Ok(());
     }
-    let detail = format!("{} bytes, and the descriptor says {length}", extent.disk_bytes);
+    let detail = format!(
+        "it has {} bytes, but {length} according to the descriptor",
+        extent.disk_bytes
+    );
     Err(corrupt(image, "extent", 0, detail))
 }
 
@@ -224,7 +228,7 @@ impl Opener {
                 &path.display().to_string(),
                 "descriptor",
                 0,
-                format!("it names the file {name:?} twice, or itself"),
+                format!("it lists the file {name:?} twice, or itself"),
             ),
             other => other,
         })?;

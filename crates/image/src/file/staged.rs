@@ -168,7 +168,10 @@ impl StagedState {
     fn account(&mut self, bytes: u64, offset: u64) -> Result<()> {
         self.changed_bytes = self.changed_bytes.saturating_add(bytes);
         if self.changed_bytes > self.changed_bytes_max {
-            let reason = format!("the changes take more than {} MiB", self.changed_bytes_max >> 20);
+            let reason = format!(
+                "the changes need more than {} MiB of memory",
+                self.changed_bytes_max >> 20
+            );
             let reason = std::io::Error::new(std::io::ErrorKind::OutOfMemory, reason);
             return Err(BlockError::io("plan a write", offset, reason));
         }

@@ -44,11 +44,11 @@ impl BlockOptions {
             }
             (ImageKind::Differencing, None) => Err(Error::InvalidOption {
                 option: "parent",
-                detail: "an image that differs from another one needs it".to_owned(),
+                detail: "a differencing image needs one".to_owned(),
             }),
             (_, Some(_)) => Err(Error::InvalidOption {
                 option: "parent",
-                detail: "only differencing images have one".to_owned(),
+                detail: "only a differencing image has one".to_owned(),
             }),
             (_, None) => Ok(None),
         }

@@ -109,9 +109,7 @@ impl Format {
             return Ok(());
         }
         let detail = match self {
-            Self::Luks => {
-                "encrypted disks are opened by the host: use cryptsetup, or name the format raw for the bytes"
-            }
+            Self::Luks => "open it with cryptsetup first, or give the format raw to use the encrypted bytes",
             _ => "convert it to qcow2 or raw first",
         };
         Err(Error::UnsupportedFormat {

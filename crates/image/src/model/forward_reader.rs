@@ -89,7 +89,7 @@ impl<R: Read> ForwardReader<R> {
 
     /// The error for a stream that ends too early.
     pub(crate) fn cut_off(&self, what: &'static str) -> Error {
-        corrupt(&self.image, what, self.at, "the stream ends here: it was cut off")
+        corrupt(&self.image, what, self.at, "it was cut off: the stream ends here")
     }
 
     pub(crate) fn not_in_order(&self, detail: impl Into<String>) -> Error {

@@ -80,7 +80,7 @@ impl FromStr for ImageId {
     fn from_str(text: &str) -> Result<Self> {
         let wrong = || Error::InvalidOption {
             option: "uuid",
-            detail: format!("{text:?} is no UUID, such as 7c0bd2a4-0d5e-4f0f-9d2e-5b1c6a7d8e9f"),
+            detail: format!("{text:?} is not a UUID such as 7c0bd2a4-0d5e-4f0f-9d2e-5b1c6a7d8e9f"),
         };
         let inner = text
             .strip_prefix('{')
@@ -109,7 +109,7 @@ pub(crate) fn require_other_id(own: ImageId, other: Option<ImageId>) -> Result<(
     if other == Some(own) {
         return Err(Error::InvalidOption {
             option: "uuid",
-            detail: format!("{own} is that of another image of its chain"),
+            detail: format!("{own} belongs to another image of its chain"),
         });
     }
     Ok(())

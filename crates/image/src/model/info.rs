@@ -192,7 +192,7 @@ impl std::fmt::Display for Note {
         match self {
             Self::BackingFormatGuessed { image, format } => write!(
                 formatter,
-                "the format of the backing file {} is not written down; taken for {format}, by its content",
+                "the image does not record the format of its backing file {}; it is read as {format}, by its content",
                 image.display()
             ),
             Self::CalledRaw {
@@ -201,12 +201,12 @@ impl std::fmt::Display for Note {
                 looks_like,
             } => write!(
                 formatter,
-                "{} is called like a raw disk and looks like a {looks_like} image, which its guest may have written: it is read as {format}; say its format (--format raw or --format {looks_like})",
+                "{} has the name of a raw disk, but looks like a {looks_like} image, which its guest may have written: it is read as {format}; give its format (--format raw or --format {looks_like})",
                 image.display()
             ),
             Self::FormatGuessed { image, format } => write!(
                 formatter,
-                "{} does not have the name of a {format} image, and is read as one by its content, which the guest of a raw disk can write: say its format (--format raw or --format {format})",
+                "{} does not have the name of a {format} image, but is read as one by its content, which the guest of a raw disk can write: give its format (--format raw or --format {format})",
                 image.display()
             ),
             Self::NotClosedCleanly { image } => write!(
@@ -216,7 +216,7 @@ impl std::fmt::Display for Note {
             ),
             Self::LogReplayed { image } => write!(
                 formatter,
-                "{} was not closed cleanly; what is in its log is taken for done, and nothing is lost",
+                "{} was not closed cleanly; the changes in its log are applied, and nothing is lost",
                 image.display()
             ),
             Self::DiskSizeDiffers {
@@ -225,7 +225,7 @@ impl std::fmt::Display for Note {
                 size_bytes,
             } => write!(
                 formatter,
-                "{} says that the disk has {said_bytes} bytes; it is taken as its top delta has it, {size_bytes} bytes",
+                "the disk has {said_bytes} bytes according to {}, but {size_bytes} bytes according to its top delta, which is used",
                 image.display()
             ),
             Self::MarkedCorrupt { image } => {

@@ -127,24 +127,23 @@ impl Display for RepairAction {
                 lowered_count,
             } => write!(
                 formatter,
-                "refcounts become what was counted: {raised_count} were too low, {lowered_count} too high"
+                "refcounts corrected: {raised_count} were too low, {lowered_count} too high"
             ),
             Self::RefcountsRebuilt { cluster_count } => write!(
                 formatter,
-                "refcounts are written anew at the end of the file, for {cluster_count} clusters in use"
+                "refcounts rebuilt at the end of the file, for {cluster_count} clusters in use"
             ),
-            Self::CopiedFlags { count } => write!(formatter, "{count} copied flags become what the refcounts say"),
-            Self::ReservedBits { count } => write!(formatter, "bits that mean nothing are cleared in {count} entries"),
-            Self::MarkCleared { mark } => write!(formatter, "the mark that it {mark} goes"),
-            Self::Rewritten { what, from } => write!(formatter, "{what} is written anew, from {from}"),
-            Self::FromTwin { what, count } => write!(formatter, "{count} entries of {what} become what its copy says"),
-            Self::Number { what, before, after } => write!(formatter, "{what} becomes {after}, it was {before}"),
-            Self::LogReplayed => formatter.write_str("the changes in the log are made"),
-            Self::LogGivenUp => {
-                formatter.write_str("the log is emptied: no change in it is whole, and what it had is lost")
+            Self::CopiedFlags { count } => write!(formatter, "{count} copied flags corrected"),
+            Self::ReservedBits { count } => write!(formatter, "reserved bits cleared in {count} entries"),
+            Self::MarkCleared { mark } => write!(formatter, "mark cleared that it {mark}"),
+            Self::Rewritten { what, from } => write!(formatter, "{what} restored from {from}"),
+            Self::FromTwin { what, count } => write!(formatter, "{count} entries of {what} restored from its copy"),
+            Self::Number { what, before, after } => write!(formatter, "{what} changed from {before} to {after}"),
+            Self::LogReplayed => formatter.write_str("log replayed"),
+            Self::LogGivenUp => formatter.write_str("log discarded: it has no valid entry, and its changes are lost"),
+            Self::BitmapsGivenUp => {
+                formatter.write_str("unreadable bitmaps discarded: the next backups read the whole disk")
             }
-            Self::BitmapsGivenUp => formatter
-                .write_str("the bitmaps are given up, for they cannot be read: the next backups read the whole disk"),
             Self::GivenUp {
                 what,
                 count,
@@ -153,13 +152,13 @@ impl Display for RepairAction {
             } => {
                 write!(
                     formatter,
-                    "{count} {what} that lead nowhere are given up, {unit_bytes} bytes of the disk each, "
+                    "{count} unreadable {what} discarded, {unit_bytes} bytes of the disk each, "
                 )?;
                 match first_disk_offset {
                     Some(offset) => write!(formatter, "the first at disk offset {offset}: ")?,
                     None => formatter.write_str("in internal snapshots only: ")?,
                 }
-                formatter.write_str("what was there is lost, and reads as zero or as what the image is based on")
+                formatter.write_str("their data is lost, and reads as zero or from the backing file")
             }
             Self::Separated {
                 count,
@@ -167,13 +166,10 @@ impl Display for RepairAction {
                 first_disk_offset,
             } => write!(
                 formatter,
-                "{count} parts of the disk, {unit_bytes} bytes each, the first at disk offset {first_disk_offset}, get a copy of what they \
-                 share with another part: one of both has what belongs to the other, and nothing says which"
+                "{count} ranges of the disk, {unit_bytes} bytes each, the first at disk offset {first_disk_offset}, copied because \
+                 they shared storage with another range: one of both has wrong data, and it is unknown which"
             ),
-            Self::Cut { bytes } => write!(
-                formatter,
-                "{bytes} bytes at the end of the file that nothing uses are given back"
-            ),
+            Self::Cut { bytes } => write!(formatter, "{bytes} unused bytes at the end of the file freed"),
         }
     }
 }

@@ -143,7 +143,7 @@ impl std::fmt::Display for ProblemKind {
                 )
             }
             Self::Overlap { offset, first, second } => {
-                write!(formatter, "cluster at {offset}: both {first} and {second}")
+                write!(formatter, "cluster at {offset} is used by both {first} and {second}")
             }
             Self::Shared {
                 what,
@@ -152,12 +152,12 @@ impl std::fmt::Display for ProblemKind {
                 other,
             } => write!(
                 formatter,
-                "entry for disk offset {disk_offset}: its {what} at {offset} is that of {other}, too"
+                "entry for disk offset {disk_offset}: its {what} at {offset} is also used by {other}"
             ),
             Self::Pointer { what, offset } => write!(formatter, "{what} at {offset}: outside the file or not aligned"),
             Self::Copies { what, count } => write!(formatter, "its two {what} differ in {count} entries"),
             Self::Entry { disk_offset, detail } => write!(formatter, "entry for disk offset {disk_offset}: {detail}"),
-            Self::Unreferenced { what, count } => write!(formatter, "{what} that belong to nothing: {count}"),
+            Self::Unreferenced { what, count } => write!(formatter, "unreferenced {what}: {count}"),
             Self::InFile { name, detail, .. } => write!(formatter, "{name}: {detail}"),
             Self::Structure { detail } => formatter.write_str(detail),
         }

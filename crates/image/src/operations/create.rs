@@ -29,7 +29,7 @@ pub fn create(path: &Path, options: &CreateOptions) -> Result<()> {
     if options.blocks.kind == ImageKind::Stream {
         return Err(Error::InvalidOption {
             option: "kind",
-            detail: "a stream is not made empty: it is written at once, from a disk".to_owned(),
+            detail: "a stream cannot be created empty, only written from a disk".to_owned(),
         });
     }
     match options.format {
@@ -62,7 +62,7 @@ fn check_size(size_bytes: u64, parent_bytes: Option<u64>) -> Result<()> {
     match parent_bytes {
         Some(parent_bytes) if parent_bytes != size_bytes => Err(Error::InvalidOption {
             option: "size",
-            detail: format!("{size_bytes} bytes, and the parent has {parent_bytes}"),
+            detail: format!("it has {size_bytes} bytes, but the parent has {parent_bytes}"),
         }),
         _ => Ok(()),
     }
@@ -97,7 +97,7 @@ fn create_vhdx(path: &Path, options: &CreateOptions) -> Result<()> {
         return Err(Error::InvalidOption {
             option: "sector size",
             detail: format!(
-                "a VHDX of {size_bytes} bytes has no sectors of {} bytes",
+                "a VHDX of {size_bytes} bytes cannot have sectors of {} bytes",
                 blocks.sector_bytes
             ),
         });
@@ -131,7 +131,7 @@ fn create_vmdk(path: &Path, options: &CreateOptions) -> Result<()> {
     if blocks.kind == ImageKind::Fixed {
         return Err(Error::InvalidOption {
             option: "format",
-            detail: "a VMDK is made sparse, in one file".to_owned(),
+            detail: "a VMDK is always created sparse, in one file".to_owned(),
         });
     }
     let size_bytes = round_up(options.size_bytes, 512);
@@ -166,7 +166,7 @@ fn refuse_empty(size_bytes: u64, what: &str) -> Result<()> {
     }
     Err(Error::InvalidOption {
         option: "size",
-        detail: format!("a {what} is not empty"),
+        detail: format!("a {what} cannot be empty"),
     })
 }
 
@@ -204,7 +204,7 @@ fn create_ploop(path: &Path, options: &CreateOptions) -> Result<()> {
     if blocks.kind != ImageKind::Dynamic || blocks.id.is_some() || blocks.parent.is_some() {
         return Err(Error::InvalidOption {
             option: "format",
-            detail: "images of Parallels are neither fixed nor have an identity: that is in the descriptor beside them"
+            detail: "a single Parallels delta is neither fixed nor has an identity: that is in its descriptor"
                 .to_owned(),
         });
     }
@@ -221,7 +221,7 @@ fn name_from(path: &Path, other: &Path) -> Result<String> {
     let name = other.strip_prefix(&folder).unwrap_or(&other);
     name.to_str().map(str::to_owned).ok_or_else(|| Error::InvalidOption {
         option: "parent",
-        detail: "its path is no text, and cannot be written down".to_owned(),
+        detail: "its path is not UTF-8, so the image cannot store it".to_owned(),
     })
 }
 
@@ -273,7 +273,7 @@ fn create_qcow2(path: &Path, options: &CreateOptions) -> Result<()> {
 /// complete.
 pub fn create_bulk(path: &Path, options: &CreateOptions) -> Result<BulkWriter> {
     if options.format != Format::Qcow2 {
-        let detail = format!("{} images are filled as devices", options.format);
+        let detail = format!("{} images cannot be written in bulk", options.format);
         return Err(Error::InvalidOption {
             option: "format",
             detail,
@@ -282,7 +282,7 @@ pub fn create_bulk(path: &Path, options: &CreateOptions) -> Result<BulkWriter> {
     let header = new_header(options)?;
     check_backing(path, &options.qcow2)?;
     if options.qcow2.preallocation != Preallocation::Off {
-        let detail = "an image that is filled at once has nothing to allocate for later".to_owned();
+        let detail = "an image that is written in bulk cannot be preallocated".to_owned();
         return Err(Error::InvalidOption {
             option: "preallocation",
             detail,

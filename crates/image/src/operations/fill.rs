@@ -89,7 +89,7 @@ fn fill_from(
         return Err(Error::InvalidOption {
             option: "size",
             detail: format!(
-                "{} bytes do not hold a disk of {}",
+                "it has {} bytes, too few for a disk of {}",
                 writer.size_bytes(),
                 source.size_bytes()
             ),

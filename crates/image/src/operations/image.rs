@@ -216,7 +216,7 @@ fn check_file(opened: OpenedFile) -> Result<CheckReport> {
         Content::Raw => Err(Error::UnsupportedFormat {
             image: shown,
             format: opened.info.format.name(),
-            detail: "it has no metadata that could be checked",
+            detail: "it has no metadata to check",
         }),
     }
 }
@@ -313,7 +313,7 @@ impl Image {
             return Err(Error::UnsupportedFeature {
                 image: layer.image.to_string(),
                 feature: format!("the bitmap {name}"),
-                detail: "it misses writes; read everything, and make a new bitmap".to_owned(),
+                detail: "it misses writes; read the whole disk, and create a new bitmap".to_owned(),
             });
         }
         bitmap::for_each_dirty(&*layer.file, &layer.header, found, &layer.image, &mut visit)

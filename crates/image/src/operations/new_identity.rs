@@ -66,7 +66,7 @@ pub fn set_identity(path: &Path, options: &OpenOptions, new: &NewIdentity) -> Re
     if new.id.is_nil() {
         return Err(Error::InvalidOption {
             option: "uuid",
-            detail: "it is that of nobody".to_owned(),
+            detail: "the nil UUID identifies no image".to_owned(),
         });
     }
     let mut children = new.children.clone();
@@ -253,8 +253,8 @@ fn require_child(child: &OpenedFile, parent: &OpenedFile, after: ImageId) -> Res
             // A VHDX, and a VMDK without a parent UUID, identify the parent by its last modification.
             (None, named) if named.as_ref() == modification => return Ok(()),
             (None, named) => format!(
-                "its parent is one last modified as {}",
-                named.as_deref().unwrap_or("nobody says")
+                "the last modification of its parent is {}",
+                named.as_deref().unwrap_or("unknown")
             ),
         },
         None => "it has no parent".to_owned(),
@@ -269,9 +269,9 @@ fn require_child(child: &OpenedFile, parent: &OpenedFile, after: ImageId) -> Res
 fn require_identity(image: &OpenedFile) -> Result<()> {
     let detail = match image.content {
         Content::Vdi(_) | Content::Vhd(_) | Content::Vhdx(_) | Content::Vmdk(_) => return Ok(()),
-        Content::Raw => "a raw disk has none but what its guest has written",
-        Content::Qcow2(_) => "qcow2 has none: an overlay knows its backing file by its path",
-        Content::Ploop(_) => "that of a delta is in the DiskDescriptor.xml beside it",
+        Content::Raw => "a raw disk has none, except in data of its guest",
+        Content::Qcow2(_) => "qcow2 has none: an overlay refers to its backing file by path",
+        Content::Ploop(_) => "that of a delta is in the DiskDescriptor.xml in its folder",
     };
     Err(Error::NoIdentity {
         image: image.path.display().to_string(),

@@ -166,7 +166,7 @@ impl RepairTarget {
             _ => Err(Error::UnsupportedFormat {
                 image,
                 format: format.name(),
-                detail: "it has no metadata that could be repaired",
+                detail: "it has no metadata to repair",
             }),
         }
     }

@@ -74,7 +74,8 @@ pub fn resize(path: &Path, options: &OpenOptions, new_size_bytes: u64, shrink: S
     if chain.tree.is_some() || is_delta {
         return Err(Error::NotResizable {
             image: path.display().to_string(),
-            detail: "it is a disk of Parallels whose descriptor says the size too; convert it".to_owned(),
+            detail: "it is a delta of a Parallels disk, whose descriptor records the size, too; convert it first"
+                .to_owned(),
         });
     }
     let top = chain.files.remove(0);
@@ -108,14 +109,14 @@ pub fn resize(path: &Path, options: &OpenOptions, new_size_bytes: u64, shrink: S
     match &top.content {
         Content::Raw => resize_raw(&*top.file, &image, new_size_bytes)?,
         Content::Qcow2(opened) if opened.data_file.is_some() => {
-            return Err(not_resizable("its data is in another file; convert it"));
+            return Err(not_resizable("its data is in an external file; convert it first"));
         }
         Content::Qcow2(_) => {
             let below = stack(chain.files, None)?;
             let backing = below.first().map(|layer| Arc::clone(&layer.device));
             qcow2::resize::resize(&top.file, &image, backing.as_ref(), new_size_bytes)?;
         }
-        Content::Vmdk(_) => return Err(not_resizable("a VMDK is not given another size here; convert it")),
+        Content::Vmdk(_) => return Err(not_resizable("resizing a VMDK is not supported; convert it first")),
         Content::Vdi(_) => vdi::resize::resize(&top.file, &image, new_size_bytes)?,
         Content::Vhd(_) => vhd::resize::resize(&top.file, &image, new_size_bytes)?,
         Content::Vhdx(_) => vhdx::resize::resize(&top.file, &image, new_size_bytes)?,
@@ -127,9 +128,9 @@ pub fn resize(path: &Path, options: &OpenOptions, new_size_bytes: u64, shrink: S
 fn check_size(resized: &ResizeReport) -> Result<()> {
     let after = resized.after_bytes;
     let detail = if i64::try_from(after).is_err() || after == 0 {
-        format!("no disk has {after} bytes")
+        format!("a disk cannot have {after} bytes")
     } else if resized.format != Format::Raw && !after.is_multiple_of(SECTOR_BYTES) {
-        format!("{after} bytes are not whole sectors of {SECTOR_BYTES}")
+        format!("{after} bytes is not a multiple of the sector size, {SECTOR_BYTES} bytes")
     } else {
         return Ok(());
     };
@@ -141,7 +142,7 @@ fn resize_raw(file: &dyn ImageFile, image: &str, after_bytes: u64) -> Result<()>
     if file.length_bytes()? != after_bytes {
         return Err(Error::NotResizable {
             image: image.to_owned(),
-            detail: "it is a block device, whose size its owner says".to_owned(),
+            detail: "it is a block device; resize it with its volume manager".to_owned(),
         });
     }
     Ok(file.sync()?)

@@ -155,7 +155,7 @@ fn extents_of_one_file_are_read_and_written_where_they_are() {
         ),
         (
             "RW 4 FLAT \"two-flat.vmdk\" 0\nRW 5 FLAT \"two-flat.vmdk\" 4",
-            "behind the end",
+            "past the end",
         ),
     ] {
         write(extents);

@@ -17,7 +17,7 @@ pub(crate) fn write_empty(file: &dyn ImageFile, size_bytes: u64, cluster_bytes: 
     if data_offset / SECTOR_BYTES + entry_count > u64::from(u32::MAX) / 2 {
         return Err(Error::InvalidOption {
             option: "size",
-            detail: format!("an image of Parallels does not hold {size_bytes} bytes"),
+            detail: format!("a Parallels image cannot have {size_bytes} bytes"),
         });
     }
     let header = PloopHeader {

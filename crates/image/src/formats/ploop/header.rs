@@ -55,7 +55,7 @@ impl PloopHeader {
         let version = match MAGICS.iter().position(|magic| bytes.starts_with(*magic)) {
             Some(0) => PloopVersion::One,
             Some(_) => PloopVersion::Two,
-            None => return wrong(0, "there is none".to_owned()),
+            None => return wrong(0, "it is missing".to_owned()),
         };
         if stored.le_u32::<16>() != 2 {
             return wrong(16, format!("the version is {}", stored.le_u32::<16>()));
@@ -79,7 +79,7 @@ impl PloopHeader {
         if disk_bytes.div_ceil(cluster_bytes) > entry_count {
             return wrong(
                 32,
-                format!("the table has {entry_count} entries, and the disk has {sectors} sectors"),
+                format!("the table has {entry_count} entries, but the disk has {sectors} sectors"),
             );
         }
         let table_end = HEADER_BYTES + entry_count * 4;
@@ -91,7 +91,7 @@ impl PloopHeader {
             offset => offset,
         };
         if data_offset < table_end {
-            return wrong(48, format!("clusters begin at {data_offset}, inside of the table"));
+            return wrong(48, format!("clusters begin at {data_offset}, inside the table"));
         }
         Ok(Self {
             version,

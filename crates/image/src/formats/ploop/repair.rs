@@ -81,7 +81,7 @@ fn give_up_and_separate(
                 image,
                 "table",
                 entry_at(*index),
-                "cannot tell of a cluster behind all others",
+                "its entries cannot refer to a cluster at the end of the file",
             ));
         };
         copy_room(file, *from, place, cluster)?;

@@ -22,12 +22,14 @@ pub(crate) fn resize(file: &Arc<dyn ImageFile>, image: &str, after_bytes: u64) -
     };
     if header.is_open {
         return Err(not_resizable(
-            "it was not closed cleanly, or is open; holdfast image check --repair repairs it".to_owned(),
+            "it was not closed cleanly, or is open; run holdfast image check --repair".to_owned(),
         ));
     }
     let sectors = after_bytes / SECTOR_BYTES;
     if header.version == PloopVersion::One && u32::try_from(sectors).is_err() {
-        return Err(not_resizable("version 1 holds at most 2 TiB; convert it".to_owned()));
+        return Err(not_resizable(
+            "version 1 supports at most 2 TiB; convert it first".to_owned(),
+        ));
     }
     let before_bytes = header.disk_bytes;
     let zero_past = |from: u64, to: u64| -> Result<()> {
@@ -48,7 +50,7 @@ pub(crate) fn resize(file: &Arc<dyn ImageFile>, image: &str, after_bytes: u64) -
         if needed > room.min(number_max) {
             let bytes = room.min(number_max) * header.cluster_bytes;
             return Err(not_resizable(format!(
-                "before its clusters there is room to tell of {bytes} bytes; convert it"
+                "the space before its clusters only suffices for the table of {bytes} bytes; convert it first"
             )));
         }
         if needed > header.entry_count {

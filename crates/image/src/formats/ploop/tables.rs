@@ -45,7 +45,7 @@ impl PloopTables {
     fn reserve_cluster(&mut self, index: u64) -> Result<()> {
         let start = self.end;
         let entry = u32::try_from(start / self.header.entry_bytes()).map_err(|_| {
-            self.not_writable("the file is as large as its table can reach; convert it to another format")
+            self.not_writable("the file has reached the maximum size of its format; convert it to another format")
         })?;
         self.end = start + self.header.cluster_bytes;
         clear_room(&*self.file, start..self.end)?;
@@ -110,9 +110,7 @@ impl AllocationTable for PloopTables {
 
     fn start(&mut self) -> Result<()> {
         if self.header.is_open {
-            return Err(
-                self.not_writable("it was not closed cleanly, or is open; holdfast image check --repair repairs it")
-            );
+            return Err(self.not_writable("it was not closed cleanly, or is open; run holdfast image check --repair"));
         }
         let cluster = self.header.cluster_bytes;
         let (mut end, mut is_wrong, mut seen) = (self.header.data_offset, false, HashSet::new());
@@ -121,12 +119,14 @@ impl AllocationTable for PloopTables {
             end = end.max(host + cluster);
         })?;
         if is_wrong {
-            return Err(self.not_writable("two places of the disk have one cluster; holdfast image check tells which"));
+            return Err(
+                self.not_writable("two ranges of the disk share a cluster; run holdfast image check for details")
+            );
         }
         // Keep the alignment of the other clusters, in units of an entry.
         let base = self.header.data_offset % self.header.entry_bytes();
         if base != 0 {
-            return Err(self.not_writable("its clusters begin where its table cannot point to"));
+            return Err(self.not_writable("its clusters begin at an offset that its table cannot store"));
         }
         self.end = self.header.data_offset + (end - self.header.data_offset).next_multiple_of(cluster);
         // Extensions, such as bitmaps, are outdated from now on.

@@ -142,7 +142,7 @@ impl Allocator {
             return Err(Error::NotResizable {
                 image: self.image.to_string(),
                 detail: format!(
-                    "its tables would need {count} clusters of {} bytes in a row; convert it to one with larger clusters",
+                    "its tables would need {count} adjacent clusters of {} bytes; convert it to larger clusters first",
                     self.geometry.cluster_bytes()
                 ),
             });
@@ -321,7 +321,7 @@ impl Allocator {
         if table_bytes > REFCOUNT_TABLE_BYTES_MAX.max(self.geometry.cluster_bytes()) {
             return Err(Error::NotWritable {
                 image: self.image.to_string(),
-                detail: "its refcount table cannot grow any further; convert it to one with larger clusters".to_owned(),
+                detail: "its refcount table cannot grow any further; convert it to larger clusters first".to_owned(),
             });
         }
         let cluster = index * entries;

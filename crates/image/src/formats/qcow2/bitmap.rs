@@ -180,7 +180,7 @@ pub(crate) fn for_each_dirty(
         .saturating_mul(bitmap.granularity_bytes);
     let needed = header.size_bytes.div_ceil(covered);
     if bitmap.table.entries < needed {
-        let detail = format!("{} clusters, where the disk needs {needed}", bitmap.table.entries);
+        let detail = format!("it has {} clusters, but the disk needs {needed}", bitmap.table.entries);
         return Err(damaged(bitmap.table.offset, detail));
     }
     let file_bytes = file.length_bytes()?;

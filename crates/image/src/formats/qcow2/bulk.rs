@@ -174,7 +174,7 @@ impl BulkWriter {
         if self.data_file.is_some() || compressed.is_empty() || compressed.len() as u64 >= geometry.cluster_bytes() {
             return Err(Error::InvalidOption {
                 option: "compressed cluster",
-                detail: format!("{} bytes cannot be stored here", compressed.len()),
+                detail: format!("{} bytes do not fit into a compressed cluster", compressed.len()),
             });
         }
         let held = geometry
@@ -206,7 +206,7 @@ impl BulkWriter {
         if !self.header.has_zero_clusters() {
             return Err(Error::InvalidOption {
                 option: "version",
-                detail: "version 2 has no clusters of zeroes".to_owned(),
+                detail: "version 2 does not support zero clusters".to_owned(),
             });
         }
         if self.is_data_file_raw {
@@ -377,7 +377,7 @@ impl BulkWriter {
         Error::InvalidOption {
             option: "cluster size",
             detail: format!(
-                "clusters of {} bytes are too small for this much data",
+                "clusters of {} bytes are too small for the amount of data",
                 self.cluster_bytes()
             ),
         }

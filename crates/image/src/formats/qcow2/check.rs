@@ -71,7 +71,7 @@ fn compared(
     checker.claim_refcounts()?;
     checker.walk()?;
     checker.compare();
-    let behind = "clusters behind the end of the disk";
+    let behind = "clusters past the end of the disk";
     checker.report.add_unreferenced(behind, checker.behind_count);
     Ok(checker.report)
 }

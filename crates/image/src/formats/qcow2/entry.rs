@@ -26,7 +26,7 @@ const ZERO: u64 = 1;
 
 /// The problem of an entry with the copied flag that has lost its offset, as by a flipped bit: it reads as absent, and
 /// its cluster looks leaked.
-pub(crate) const LOST_PLACE: &str = "it has the copied flag, and leads to nothing";
+pub(crate) const LOST_PLACE: &str = "it has the copied flag, but no host offset";
 
 /// Reserved bits of L1 entries.
 pub(crate) const L1_RESERVED: u64 = !(COPIED | OFFSET_MASK);

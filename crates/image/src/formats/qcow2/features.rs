@@ -16,7 +16,7 @@ pub(crate) fn refuse_encryption(method: u32, image: &str) -> Result<()> {
     Err(Error::UnsupportedFeature {
         image: image.to_owned(),
         feature,
-        detail: "convert it with the key to an image without encryption first".to_owned(),
+        detail: "decrypt it first, by converting it with its key".to_owned(),
     })
 }
 
@@ -32,7 +32,7 @@ pub(crate) fn refuse_unknown(incompatible: u64, extensions: &[Extension], image:
     Err(Error::UnsupportedFeature {
         image: image.to_owned(),
         feature: names.join(", "),
-        detail: "the image says that it cannot be read without knowing this".to_owned(),
+        detail: "the image requires support for it".to_owned(),
     })
 }
 
@@ -63,12 +63,12 @@ pub(super) fn look_at_marks(incompatible: u64, report: &mut CheckReport) {
     mark(
         INCOMPATIBLE_DIRTY,
         Severity::Leak,
-        "it was not closed cleanly, or is open: its refcounts are not kept up to date meanwhile",
+        "it was not closed cleanly, or is open: its refcounts may be outdated",
     );
     mark(
         INCOMPATIBLE_CORRUPT,
         Severity::Corruption,
-        "it is marked as corrupt: no program writes to it",
+        "it is marked as corrupt: programs refuse to write to it",
     );
 }
 

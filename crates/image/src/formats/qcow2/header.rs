@@ -110,7 +110,7 @@ impl Qcow2Header {
         refuse_encryption(fields.be_u32::<32>(), image)?;
         let refcount_order = v3.map_or(4, FieldsV3::be_u32::<96>);
         if refcount_order > 6 {
-            return Err(damaged(96, format!("refcounts of 2^{refcount_order} bits")));
+            return Err(damaged(96, format!("refcounts have 2^{refcount_order} bits")));
         }
         let l2_kind = if incompatible & INCOMPATIBLE_EXTENDED_L2 == 0 {
             L2Kind::Standard
@@ -173,7 +173,7 @@ impl Qcow2Header {
         let needed = self.geometry.l1_entries_for(size_bytes);
         if l1.entries < needed {
             return Err(damaged(format!(
-                "{} entries, where the disk needs {needed}",
+                "it has {} entries, but the disk needs {needed}",
                 l1.entries
             )));
         }
@@ -184,7 +184,7 @@ impl Qcow2Header {
         match l1.offset.checked_add(table_bytes) {
             Some(end) if end <= file_bytes || table_bytes == 0 => Ok(()),
             _ => Err(damaged(format!(
-                "{table_bytes} bytes reach past the end of the file ({file_bytes} bytes)"
+                "its {table_bytes} bytes extend past the end of the file ({file_bytes} bytes)"
             ))),
         }
     }
@@ -296,7 +296,7 @@ pub(crate) fn cluster_bits_of(head: &[u8], image: &str) -> Result<u32> {
         return Err(Error::UnsupportedFeature {
             image: image.to_owned(),
             feature: format!("qcow2 version {version}"),
-            detail: "versions 2 and 3 are known".to_owned(),
+            detail: "only versions 2 and 3 are supported".to_owned(),
         });
     }
     if version == 3 && head.len() < HEADER_BYTES_V3_MIN as usize {
@@ -384,7 +384,7 @@ fn parse_compression(field: u8, incompatible: u64, image: &str) -> Result<Compre
             return Err(Error::UnsupportedFeature {
                 image: image.to_owned(),
                 feature: format!("compression type {other}"),
-                detail: "zlib (0) and zstd (1) are known".to_owned(),
+                detail: "only zlib (0) and zstd (1) are supported".to_owned(),
             });
         }
     };

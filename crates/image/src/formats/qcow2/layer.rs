@@ -99,7 +99,7 @@ impl Qcow2Layer {
         self.file.read_at(&mut input, compressed.offset)?;
         self.decoder.decompress(&input, cluster).map_err(|detail| {
             damaged(if held < compressed.length_bytes {
-                format!("{detail}; the file ends inside of it")
+                format!("{detail}; the end of the file truncates it")
             } else {
                 detail
             })

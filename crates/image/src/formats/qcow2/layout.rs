@@ -120,7 +120,7 @@ fn check_places(options: &Qcow2Options) -> Result<()> {
             return Err(invalid(
                 "backing file",
                 format!(
-                    "it is {}, and new images are based on raw and qcow2 ones: convert it first",
+                    "it is a {} image, but must be raw or qcow2: convert it first",
                     backing.format
                 ),
             ));
@@ -139,7 +139,7 @@ fn check_places(options: &Qcow2Options) -> Result<()> {
         Some(data) if data.name.is_empty() => Err(invalid("data file", "the name is empty")),
         Some(data) if data.kind == DataFileKind::Raw && options.backing.is_some() => Err(invalid(
             "data file",
-            "a raw data file holds the whole disk and has no backing file",
+            "a raw data file contains the whole disk, so the image cannot have a backing file",
         )),
         _ => Ok(()),
     }

@@ -116,7 +116,7 @@ impl Mapping {
         }
         match meaning.misplaced(self.place, self.geometry.offset_of(cluster)) {
             Some(host) => Err(damaged(format!(
-                "at {host} of the data file, which is the place of another one"
+                "it refers to {host} of the data file, which belongs to another cluster"
             ))),
             None => Ok(meaning),
         }

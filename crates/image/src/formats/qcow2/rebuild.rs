@@ -25,14 +25,14 @@ pub(super) fn rebuild(
     let entries = geometry.refcount_block_entries();
     let used = counts.rest();
     if let Some((cluster, uses)) = used.iter().find(|(_, uses)| *uses > geometry.refcount_max()) {
-        let detail = format!("{uses} uses are more than it can count");
+        let detail = format!("{uses} references exceed the maximum refcount");
         return Err(corrupt(image, "refcount", geometry.offset_of(*cluster), detail));
     }
     let start = geometry.clusters_for(file.length_bytes()?);
     let layout = RefcountLayout::new(geometry, start, &used);
     let table_bytes = layout.table_clusters * geometry.cluster_bytes();
     if table_bytes > REFCOUNT_TABLE_BYTES_MAX.max(geometry.cluster_bytes()) {
-        let detail = "the file is so large that they would not fit".to_owned();
+        let detail = "the file is too large for new ones".to_owned();
         return Err(corrupt(image, "refcount table", header.refcount_table_offset, detail));
     }
     for cluster in start..layout.end {

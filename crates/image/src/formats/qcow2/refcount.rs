@@ -73,7 +73,7 @@ pub(crate) fn load_table(file: &dyn ImageFile, header: &Qcow2Header, image: &str
     let file_bytes = file.length_bytes()?;
     if offset.checked_add(table_bytes).is_none_or(|end| end > file_bytes) {
         return Err(damaged(format!(
-            "{table_bytes} bytes reach past the end of the file ({file_bytes} bytes)"
+            "its {table_bytes} bytes extend past the end of the file ({file_bytes} bytes)"
         )));
     }
     let mut bytes = vec![0; to_usize(table_bytes)];

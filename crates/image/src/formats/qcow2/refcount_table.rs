@@ -42,7 +42,7 @@ impl RefcountTable {
             return Err(Error::UnsupportedFeature {
                 image: image.to_owned(),
                 feature: format!("more than {PAGE_COUNT_MAX} groups of clusters"),
-                detail: "the check keeps its counts in memory, which has a bound".to_owned(),
+                detail: "the check would need too much memory".to_owned(),
             });
         }
         let page = self.pages.entry(cluster / PAGE_CLUSTERS).or_default();

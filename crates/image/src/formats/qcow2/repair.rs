@@ -289,7 +289,7 @@ impl Repairer<'_> {
                         self.image,
                         "refcount",
                         self.geometry.offset_of(cluster),
-                        format!("{after} uses are more than it can count"),
+                        format!("{after} references exceed the maximum refcount"),
                     ));
                 }
                 set(changed.get_or_insert_with(|| block.to_vec()), within, order, after);

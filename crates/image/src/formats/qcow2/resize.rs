@@ -59,9 +59,9 @@ pub(crate) fn resize(
 
 fn require_resizable(file: &dyn ImageFile, header: &Qcow2Header, image: &str) -> Result<()> {
     let detail = if !bitmap::load(file, header, image)?.is_empty() {
-        "it has bitmaps, which are of its size; remove them with qemu-img bitmap --remove"
+        "it has bitmaps, which depend on its size; remove them with qemu-img bitmap --remove first"
     } else if header.version < 3 && !snapshot::load(file, header, image)?.0.is_empty() {
-        "it has snapshots that do not say their own size, as those of version 2; convert it, or delete them"
+        "it has snapshots that do not store the size of the disk, as in version 2; delete them or convert it first"
     } else {
         return Ok(());
     };
@@ -107,7 +107,7 @@ fn grow_l1(mut state: Qcow2State, size_bytes: u64) -> Result<()> {
         return Err(Error::InvalidOption {
             option: "size",
             detail: format!(
-                "a qcow2 image with clusters of {} bytes holds at most {bytes_max} bytes",
+                "a qcow2 image with clusters of {} bytes supports at most {bytes_max} bytes",
                 geometry.cluster_bytes()
             ),
         });

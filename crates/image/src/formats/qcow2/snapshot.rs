@@ -53,7 +53,7 @@ pub(crate) fn load(file: &dyn ImageFile, header: &Qcow2Header, image: &str) -> R
         // Each row is checked against the file: the count alone must not cause an allocation.
         let fits = |length: u64| at.checked_add(length).is_some_and(|end| end <= file_bytes);
         if !fits(ROW_BYTES) {
-            return Err(damaged(at, "reaches past the end of the file".to_owned()));
+            return Err(damaged(at, "it extends past the end of the file".to_owned()));
         }
         file.read_at(&mut row, at)?;
         let fields = Record::new(&row);

@@ -65,7 +65,7 @@ impl Qcow2State {
         }
         if header.incompatible & INCOMPATIBLE_DIRTY != 0 {
             return Err(not_writable(
-                "it was not closed cleanly and its refcounts may be wrong; holdfast image check --repair repairs them",
+                "it was not closed cleanly and its refcounts may be wrong; run holdfast image check --repair",
             ));
         }
         // A write past the end would replace the missing data with zeroes.
@@ -76,7 +76,7 @@ impl Qcow2State {
                 &layer.image,
                 "file",
                 layer.file.length_bytes()?,
-                "it ends here, inside of a cluster that is in use: it was cut off",
+                "it was cut off: it ends inside a cluster that is in use",
             ));
         }
         let mut allocator = Allocator::load(&layer.file, header, &layer.image)?;
@@ -371,7 +371,7 @@ impl Qcow2State {
     pub(crate) fn check_data_host(&self, host: HostCluster) -> Result<()> {
         match self.allocator.metadata_at(host.offset) {
             Some(what) if self.place() == DataLocation::Inside => {
-                let detail = format!("a data cluster lies on a {what}");
+                let detail = format!("its data cluster overlaps a {what}");
                 Err(corrupt(&self.layer.image, "l2 entry", host.offset, detail))
             }
             _ => Ok(()),

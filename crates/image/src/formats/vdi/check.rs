@@ -59,18 +59,21 @@ pub(crate) fn check(file: &dyn ImageFile, header: &VdiHeader) -> Result<CheckRep
 fn check_count(header: &VdiHeader, (next, room): (u32, u64), report: &mut CheckReport) {
     let count = u64::from(header.stored_count);
     let mut add = |severity, detail: String| {
-        let detail = format!("{count} blocks are counted as stored, and {detail}");
+        let detail = format!("the header counts {count} stored blocks, but {detail}");
         report.add(severity, ProblemKind::Structure { detail });
     };
     // VirtualBox stores the next block at this number.
     if header.stored_count < next {
-        add(Severity::Corruption, format!("there is one with number {}", next - 1));
+        add(Severity::Corruption, format!("a block has the number {}", next - 1));
     } else if count > header.block_count {
         add(
             Severity::Corruption,
-            format!("the disk has {}: VirtualBox does not open that", header.block_count),
+            format!(
+                "the disk has {}: VirtualBox will not open the image",
+                header.block_count
+            ),
         );
     } else if count > room.max(next.into()) {
-        add(Severity::Leak, format!("the file has room for {room}"));
+        add(Severity::Leak, format!("the file has space for {room}"));
     }
 }

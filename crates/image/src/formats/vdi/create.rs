@@ -31,7 +31,7 @@ pub(crate) fn write_empty(file: &dyn ImageFile, new: &NewVdi) -> Result<()> {
     if block_count * 4 > u64::from(ZERO) {
         return Err(Error::InvalidOption {
             option: "size",
-            detail: format!("a VDI holds at most {} bytes", u64::from(ZERO) / 4 * block_bytes),
+            detail: format!("a VDI supports at most {} bytes", u64::from(ZERO) / 4 * block_bytes),
         });
     }
     let map_offset = block_bytes;

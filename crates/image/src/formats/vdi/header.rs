@@ -105,7 +105,7 @@ impl VdiHeader {
             return Err(Error::UnsupportedFeature {
                 image: image.to_owned(),
                 feature: format!("version {}.{} of VDI", version >> 16, version & 0xffff),
-                detail: "VirtualBox has written 1.1 since 2007; let it clone the image".to_owned(),
+                detail: "clone it with VirtualBox, which has written version 1.1 since 2007".to_owned(),
             });
         }
         let kind = match stored.le_u32::<AT_KIND>() {
@@ -116,7 +116,7 @@ impl VdiHeader {
                 return Err(Error::UnsupportedFeature {
                     image: image.to_owned(),
                     feature: "an undo image".to_owned(),
-                    detail: "VirtualBox has not written such since version 1; let it clone the image".to_owned(),
+                    detail: "clone it with VirtualBox, which has not written such images since version 1".to_owned(),
                 });
             }
             other => return wrong(AT_KIND, format!("the type is {other}")),
@@ -157,7 +157,7 @@ impl VdiHeader {
         if self.block_count < needed || self.block_count > BLOCK_COUNT_MAX {
             return wrong(
                 AT_BLOCKS,
-                format!("{} blocks, and the disk needs {needed}", self.block_count),
+                format!("it has {} blocks, but the disk needs {needed}", self.block_count),
             );
         }
         if self.map_offset < HEADER_BYTES || !self.map_offset.is_multiple_of(4) {

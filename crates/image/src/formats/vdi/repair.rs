@@ -49,7 +49,7 @@ pub(crate) fn repair(
         next = u32::try_from(u64::from(next) + twice.len() as u64)
             .ok()
             .filter(|next| *next < ZERO)
-            .ok_or_else(|| corrupt(image, "block map", header.map_offset, "has no number left for a block"))?;
+            .ok_or_else(|| corrupt(image, "block map", header.map_offset, "no block number is left"))?;
     }
     // VirtualBox stores the next block at this number: the count must not be below the numbers in the map, nor above
     // the room in the file.

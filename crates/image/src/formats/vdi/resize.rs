@@ -56,7 +56,7 @@ fn grow_map(file: &dyn ImageFile, image: &str, header: &VdiHeader, after_bytes: 
         return Err(Error::NotResizable {
             image: image.to_owned(),
             detail: format!(
-                "before its blocks there is room to tell of {} bytes; convert it",
+                "the space before its blocks only suffices for the map of {} bytes; convert it first",
                 room.saturating_mul(header.block_bytes)
             ),
         });

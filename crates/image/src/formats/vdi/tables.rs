@@ -49,7 +49,7 @@ impl VdiTables {
     fn reserve_block(&mut self, index: u64) -> Result<()> {
         let number = self.next;
         if number >= ZERO {
-            return Err(corrupt(&self.image, "block map", 0, "has no number left for a block"));
+            return Err(corrupt(&self.image, "block map", 0, "no block number is left"));
         }
         let start = self.header.host(number) - self.header.extra_bytes;
         let end = self.header.host(number) + self.header.block_bytes;
@@ -121,7 +121,7 @@ impl AllocationTable for VdiTables {
         if is_twice {
             return Err(Error::NotWritable {
                 image: self.image.to_string(),
-                detail: "two places of the disk have one block; holdfast image check tells which".to_owned(),
+                detail: "two ranges of the disk share a block; run holdfast image check for details".to_owned(),
             });
         }
         self.next = next;
@@ -144,7 +144,7 @@ impl AllocationTable for VdiTables {
         debug_assert_ne!(
             self.header.kind,
             VdiKind::Fixed,
-            "all blocks of a fixed image are stored"
+            "all blocks of a fixed image are allocated"
         );
         let block = self.header.block_bytes;
         for index in range.start / block..range.end.div_ceil(block) {

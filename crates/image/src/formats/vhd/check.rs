@@ -43,7 +43,7 @@ pub(crate) fn check(file: &dyn ImageFile, header: &VhdHeader) -> Result<CheckRep
             structure(
                 &mut report,
                 Severity::Corruption,
-                "the copy of the footer at the start differs from it",
+                "the footer and its copy at the start differ",
             );
         }
     } else {
@@ -51,7 +51,7 @@ pub(crate) fn check(file: &dyn ImageFile, header: &VhdHeader) -> Result<CheckRep
         structure(
             &mut report,
             Severity::Leak,
-            "there is no footer at the end; its copy at the start is whole",
+            "the footer at the end is missing; its copy at the start is valid",
         );
     }
     if header.is_footer_short {
@@ -87,7 +87,7 @@ fn check_unmarked(file: &dyn ImageFile, room_end: u64, sparse: &SparseHeader, re
     }
     if count > 0 {
         let detail = format!(
-            "{count} blocks have data, and no bit that says so: they are read as zeroes, and as data by other programs"
+            "{count} blocks have data, but no sector is marked in their bitmaps: they are read as zeroes here, and as data by other programs"
         );
         structure(report, Severity::Corruption, &detail);
     }
@@ -108,7 +108,7 @@ fn is_zero(file: &dyn ImageFile, range: Range<u64>) -> Result<bool> {
     Ok(true)
 }
 
-const SHORT: &str = "the footer has 511 bytes, as old versions of Virtual PC wrote it: not every program knows that";
+const SHORT: &str = "the footer has 511 bytes, as in old versions of Virtual PC: not every program supports that";
 
 fn check_table(file: &dyn ImageFile, room_end: u64, sparse: &SparseHeader, report: &mut CheckReport) -> Result<()> {
     let whole = sparse.bitmap_bytes() + sparse.block_bytes;

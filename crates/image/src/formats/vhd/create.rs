@@ -35,7 +35,7 @@ pub(crate) fn write_empty(file: &dyn ImageFile, new: &NewVhd) -> Result<()> {
     if new.size_bytes > DISK_BYTES_MAX {
         return Err(Error::InvalidOption {
             option: "size",
-            detail: format!("a VHD holds at most {DISK_BYTES_MAX} bytes (2040 GiB); a VHDX holds more"),
+            detail: format!("a VHD supports at most {DISK_BYTES_MAX} bytes (2040 GiB); a VHDX supports more"),
         });
     }
     let is_fixed = new.kind == ImageKind::Fixed;

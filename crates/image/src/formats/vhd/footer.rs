@@ -99,7 +99,7 @@ impl Footer {
         let fields = Record::new(bytes);
         let wrong = |field: u64, detail: String| Err(corrupt(image, "footer", at + field, detail));
         if !bytes.starts_with(COOKIE) {
-            return wrong(0, "there is none".to_owned());
+            return wrong(0, "it is missing".to_owned());
         }
         let (stored, computed) = (fields.be_u32::<AT_CHECKSUM>(), checksum(bytes, AT_CHECKSUM));
         if stored != computed {

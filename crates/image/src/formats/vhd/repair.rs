@@ -72,7 +72,7 @@ fn seal_footer(file: &dyn ImageFile, image: &str, actions: &mut Vec<RepairAction
             file.sync()?;
             actions.push(RepairAction::Rewritten {
                 what: "the checksum of the footer",
-                from: "the footer, which fits the file",
+                from: "its other fields, which are valid",
             });
             return Ok(true);
         }
@@ -116,7 +116,7 @@ fn repair_copies(file: &dyn ImageFile, header: &VhdHeader, image: &str, actions:
     file.write_at(&*header.footer_bytes, place)?;
     file.sync()?;
     if file.length_bytes()? != place + FOOTER_BYTES {
-        return Err(corrupt(image, "footer", place, "something is behind where it would be"));
+        return Err(corrupt(image, "footer", place, "other data follows its place"));
     }
     actions.push(RepairAction::Rewritten {
         what: "the footer at the end",

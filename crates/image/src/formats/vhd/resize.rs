@@ -33,13 +33,13 @@ pub(crate) fn resize(file: &Arc<dyn ImageFile>, image: &str, after_bytes: u64) -
     if header.is_footer_short {
         return Err(Error::NotResizable {
             image: image.to_owned(),
-            detail: "its footer has 511 bytes; holdfast image check --repair makes it whole".to_owned(),
+            detail: "its footer has 511 bytes; run holdfast image check --repair first".to_owned(),
         });
     }
     if after_bytes > DISK_BYTES_MAX {
         return Err(Error::InvalidOption {
             option: "size",
-            detail: format!("a VHD holds at most {DISK_BYTES_MAX} bytes (2040 GiB); a VHDX holds more"),
+            detail: format!("a VHD supports at most {DISK_BYTES_MAX} bytes (2040 GiB); a VHDX supports more"),
         });
     }
     match &header.sparse {
@@ -162,7 +162,7 @@ fn grow_table(file: &dyn ImageFile, image: &str, header: &VhdHeader, sparse: &Sp
 /// Fails if anything but blocks is in the way of the table.
 fn require_room(image: &str, sparse: &SparseHeader, (from, to): (u64, u64)) -> Result<()> {
     let what = if sparse.tables_end > from {
-        "the map that XenServer keeps"
+        "the block map of XenServer"
     } else if sparse.offset < to && sparse.offset + HEADER_BYTES > from {
         "the header"
     } else {
@@ -170,7 +170,7 @@ fn require_room(image: &str, sparse: &SparseHeader, (from, to): (u64, u64)) -> R
     };
     Err(Error::NotResizable {
         image: image.to_owned(),
-        detail: format!("{what} lies behind its table of blocks, which cannot grow; convert it"),
+        detail: format!("{what} follows its block table, which therefore cannot grow; convert it first"),
     })
 }
 
@@ -209,7 +209,7 @@ fn move_blocks(
             .filter(|sector| *sector != FREE);
         let sector = sector.ok_or_else(|| Error::NotResizable {
             image: image.to_owned(),
-            detail: "the file is as large as its table can reach; convert it to another format".to_owned(),
+            detail: "the file has reached the maximum size of its format; convert it to another format".to_owned(),
         })?;
         copy_room(file, *start, place, whole)?;
         end = place + whole;

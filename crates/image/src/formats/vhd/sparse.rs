@@ -85,7 +85,7 @@ impl SparseHeader {
         let offset = footer.header_offset;
         let wrong = |field: u64, detail: String| Err(corrupt(image, "header", offset.saturating_add(field), detail));
         if !bytes.starts_with(COOKIE) {
-            return wrong(0, "there is none".to_owned());
+            return wrong(0, "it is missing".to_owned());
         }
         let fields = Record::new(bytes);
         let (stored, computed) = (fields.be_u32::<AT_CHECKSUM>(), checksum(bytes, AT_CHECKSUM));
@@ -105,7 +105,7 @@ impl SparseHeader {
         if entry_count < needed {
             return wrong(
                 28,
-                format!("the table has {entry_count} entries, and the disk needs {needed}"),
+                format!("the table has {entry_count} entries, but the disk needs {needed}"),
             );
         }
         let table_end = table_offset.checked_add(entry_count * 4);

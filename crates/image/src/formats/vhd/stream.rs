@@ -89,7 +89,7 @@ impl<R: Read> VhdStream<R> {
         let footer = Footer::parse(&footer_bytes, 0, image)?;
         let size_bytes = footer.disk_bytes();
         if footer.kind == ImageKind::Fixed || size_bytes > DISK_BYTES_MAX {
-            let detail = format!("a fixed image, or one of {size_bytes} bytes");
+            let detail = format!("it is a fixed image, or has {size_bytes} bytes");
             return Err(corrupt(image, "footer", 48, detail));
         }
         let header = SparseHeader::parse(head.at(footer.header_offset)?, &footer, image)?;
@@ -166,7 +166,7 @@ impl<R: Read> VhdStream<R> {
             return self.end().map(|()| None);
         };
         if place < self.source.at {
-            let detail = format!("block {index} begins at {place}, inside of something else");
+            let detail = format!("block {index} begins at {place}, and overlaps another structure");
             let entry = self.header.entry_offset(index);
             return Err(corrupt(&self.source.image, "table", entry, detail));
         }
@@ -207,7 +207,7 @@ impl<R: Read> VhdStream<R> {
         if footer == self.footer || same(&footer, at)? == same(&self.footer, 0)? {
             return Ok(());
         }
-        let detail = "there is no footer, or not that of the start".to_owned();
+        let detail = "the footer is missing, or differs from that at the start".to_owned();
         Err(corrupt(
             &self.source.image,
             "end",

@@ -173,7 +173,7 @@ impl SparseTables {
         else {
             return Err(Error::NotWritable {
                 image: self.image.to_string(),
-                detail: "the file is as large as its table can reach; convert it to another format".to_owned(),
+                detail: "the file has reached the maximum size of its format; convert it to another format".to_owned(),
             });
         };
         clear_room(&*self.file, data..end)?;
@@ -250,7 +250,7 @@ impl AllocationTable for SparseTables {
         if sectors.iter().zip(sectors.iter().skip(1)).any(is_close) || sectors.first().is_some_and(is_in_tables) {
             return Err(Error::NotWritable {
                 image: self.image.to_string(),
-                detail: "two blocks are in one place, or one in that of the tables; holdfast image check tells which"
+                detail: "two blocks overlap, or one overlaps the tables; run holdfast image check for details"
                     .to_owned(),
             });
         }
@@ -263,7 +263,12 @@ impl AllocationTable for SparseTables {
             self.footer_bytes_at_end = FOOTER_BYTES;
         }
         if self.end >= 2 * DISK_BYTES_MAX {
-            return Err(corrupt(&self.image, "table", self.header.table_offset, "leads too far"));
+            return Err(corrupt(
+                &self.image,
+                "table",
+                self.header.table_offset,
+                "its offset is too large",
+            ));
         }
         Ok(())
     }

@@ -36,7 +36,7 @@ pub(crate) fn write_empty(file: &dyn ImageFile, new: &NewVhdx) -> Result<()> {
     if new.size_bytes > DISK_BYTES_MAX {
         return Err(Error::InvalidOption {
             option: "size",
-            detail: format!("a VHDX holds at most {DISK_BYTES_MAX} bytes (64 TiB)"),
+            detail: format!("a VHDX supports at most {DISK_BYTES_MAX} bytes (64 TiB)"),
         });
     }
     let metadata = Metadata {

@@ -67,7 +67,7 @@ impl VhdxHeader {
     fn parse(bytes: &[u8; to_usize(HEADER_BYTES)], slot: HeaderSlot) -> std::result::Result<Self, String> {
         let stored = Record::new(bytes);
         if !bytes.starts_with(b"head") {
-            return Err("there is none".to_owned());
+            return Err("it is missing".to_owned());
         }
         if stored.le_u32::<4>() != checksum(bytes) {
             return Err("the checksum is wrong".to_owned());
@@ -125,7 +125,7 @@ impl VhdxHeader {
     pub(super) fn store_next(&mut self, file: &dyn ImageFile, image: &str) -> Result<()> {
         self.sequence = self.sequence.checked_add(1).ok_or_else(|| Error::NotWritable {
             image: image.to_owned(),
-            detail: "its header has the largest number that there is; convert it to another image".to_owned(),
+            detail: "its header has reached the maximum sequence number; convert it to a new image".to_owned(),
         })?;
         self.slot = self.slot.other();
         let (offset, bytes) = self.to_bytes();
@@ -145,13 +145,13 @@ pub(super) fn load_regions(file: &dyn ImageFile, image: &str) -> Result<(Region,
             Err(error) => last = Some(error),
         }
     }
-    Err(last.unwrap_or_else(|| corrupt(image, "region table", FIRST_REGION_OFFSET, "there is none")))
+    Err(last.unwrap_or_else(|| corrupt(image, "region table", FIRST_REGION_OFFSET, "it is missing")))
 }
 
 fn parse_regions(bytes: &[u8], offset: u64, image: &str) -> Result<(Region, Region)> {
     let wrong = |detail: String| corrupt(image, "region table", offset, detail);
     if !bytes.starts_with(b"regi") {
-        return Err(wrong("there is none".to_owned()));
+        return Err(wrong("it is missing".to_owned()));
     }
     let Some(start) = Record::<16>::first_of(bytes).filter(|_| is_sealed(bytes, *b"regi")) else {
         return Err(wrong("the checksum is wrong".to_owned()));
@@ -178,7 +178,7 @@ fn parse_regions(bytes: &[u8], offset: u64, image: &str) -> Result<(Region, Regi
                 return Err(Error::UnsupportedFeature {
                     image: image.to_owned(),
                     feature: format!("a region {other}"),
-                    detail: "the image says that it cannot be read without; let Hyper-V convert it".to_owned(),
+                    detail: "the image requires support for it; convert it with Hyper-V first".to_owned(),
                 });
             }
             _ => {}
@@ -186,7 +186,9 @@ fn parse_regions(bytes: &[u8], offset: u64, image: &str) -> Result<(Region, Regi
     }
     match (bat, metadata) {
         (Some(bat), Some(metadata)) => Ok((bat, metadata)),
-        _ => Err(wrong("the table of blocks or the metadata is missing".to_owned())),
+        _ => Err(wrong(
+            "the block allocation table or the metadata is missing".to_owned(),
+        )),
     }
 }
 

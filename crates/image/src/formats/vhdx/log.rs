@@ -97,7 +97,7 @@ impl ReplayedFile {
                 image,
                 "log",
                 offset,
-                "the header says that it is not empty, and no entry is whole",
+                "it is not empty according to the header, but has no valid entry",
             ));
         }
         let mut replayed = Self {
@@ -118,7 +118,7 @@ impl ReplayedFile {
     fn apply(&mut self, entry: VhdxLogEntry, file_bytes: u64) -> std::result::Result<(), String> {
         if entry.durable_bytes > file_bytes {
             return Err(format!(
-                "the file had {} bytes, and has {file_bytes}",
+                "the file had {} bytes, but has {file_bytes} now",
                 entry.durable_bytes
             ));
         }

@@ -72,7 +72,7 @@ impl Metadata {
         let items = items(file, region, image)?;
         let wrong = |detail: String| corrupt(image, "metadata", region.offset, detail);
         let find = |id: ImageId| items.iter().find(|item| item.id == id);
-        let missing = |what: &str| wrong(format!("it does not say the {what}"));
+        let missing = |what: &str| wrong(format!("the {what} is missing"));
         let parameters: [u8; 8] = start_of(file, find(FILE_PARAMETERS))?.ok_or_else(|| missing("size of a block"))?;
         let disk_bytes = start_of(file, find(DISK_SIZE))?.ok_or_else(|| missing("size of the disk"))?;
         let sector_bytes = start_of(file, find(LOGICAL_SECTOR))?.ok_or_else(|| missing("size of a sector"))?;
@@ -82,7 +82,7 @@ impl Metadata {
         let has_parent = flags & HAS_PARENT != 0;
         let parent = match find(PARENT_LOCATOR) {
             Some(item) if has_parent => Some(parse_locator(&read(file, item)?, image, item.offset)?),
-            None if has_parent => return Err(wrong("it does not say where the parent is".to_owned())),
+            None if has_parent => return Err(wrong("the parent locator is missing".to_owned())),
             _ => None,
         };
         let metadata = Self {
@@ -196,7 +196,7 @@ pub(super) fn place_of(file: &dyn ImageFile, region: Region, id: ImageId, image:
     let items = items(file, region, image)?;
     let item = items.iter().find(|item| item.id == id);
     item.map(|item| item.offset).ok_or_else(|| {
-        let detail = "it does not say the size or the identity of the disk";
+        let detail = "the size or the identity of the disk is missing";
         corrupt(image, "metadata", region.offset, detail)
     })
 }
@@ -223,7 +223,7 @@ fn items(file: &dyn ImageFile, region: Region, image: &str) -> Result<Vec<Metada
     let mut table = vec![0; to_usize(TABLE_BYTES)];
     file.read_at(&mut table, region.offset)?;
     let start = Record::<32>::first_of(&table).filter(|start| start.field::<0, 8>() == b"metadata");
-    let count = start.ok_or_else(|| wrong("there is none".to_owned()))?.le_u16::<10>();
+    let count = start.ok_or_else(|| wrong("it is missing".to_owned()))?.le_u16::<10>();
     if count > ENTRY_COUNT_MAX {
         return Err(wrong(format!("{count} entries")));
     }
@@ -245,7 +245,7 @@ fn items(file: &dyn ImageFile, region: Region, image: &str) -> Result<Vec<Metada
                 return Err(Error::UnsupportedFeature {
                     image: image.to_owned(),
                     feature: format!("metadata {id}"),
-                    detail: "the image says that it cannot be read without; let Hyper-V convert it".to_owned(),
+                    detail: "the image requires support for it; convert it with Hyper-V first".to_owned(),
                 });
             }
             continue;
@@ -276,14 +276,14 @@ fn parse_locator(bytes: &[u8], image: &str, offset: u64) -> Result<VhdxParent> {
     let wrong = |detail: &str| corrupt(image, "parent locator", offset, detail);
     let start = Record::<20>::first_of(bytes)
         .filter(|start| ImageId::from_guid(*start.field::<0, 16>()) == LOCATOR_OF_VHDX)
-        .ok_or_else(|| wrong("it is of a kind that is not known"))?;
+        .ok_or_else(|| wrong("its type is unknown"))?;
     let (mut linkage, mut names) = (None, Vec::new());
     for entry in rows::<12>(bytes, 20).iter().take(start.le_u16::<18>().into()) {
         let text = |start: u32, length_bytes: u16| -> Result<String> {
             let text = bytes
                 .get(start as usize..)
                 .and_then(|rest| rest.get(..length_bytes.into()));
-            Ok(le_utf16(text.ok_or_else(|| wrong("a text lies outside of it"))?))
+            Ok(le_utf16(text.ok_or_else(|| wrong("a text is outside of it"))?))
         };
         let entry = Record::new(entry);
         let key = text(entry.le_u32::<0>(), entry.le_u16::<8>())?;
@@ -296,7 +296,7 @@ fn parse_locator(bytes: &[u8], image: &str, offset: u64) -> Result<VhdxParent> {
         }
     }
     names.dedup();
-    let linkage = linkage.ok_or_else(|| wrong("it does not say which the parent is"))?;
+    let linkage = linkage.ok_or_else(|| wrong("the identity of the parent is missing"))?;
     Ok(VhdxParent { linkage, names })
 }
 

@@ -34,7 +34,7 @@ impl OpenedVhdx {
         let mut start = [0; 520];
         file.read_at(&mut start, 0)?;
         if !start.starts_with(SIGNATURE) {
-            return Err(corrupt(image, "file identifier", 0, "there is none"));
+            return Err(corrupt(image, "file identifier", 0, "it is missing"));
         }
         let creator = le_utf16(Record::new(&start).field::<8, 512>());
         let mut header = VhdxHeader::load(&*file, image)?;
@@ -56,7 +56,10 @@ impl OpenedVhdx {
                 image,
                 "region table",
                 bat.offset,
-                format!("the table of blocks has {} bytes, and needs {needed}", bat.length_bytes),
+                format!(
+                    "the block allocation table has {} bytes, but needs {needed}",
+                    bat.length_bytes
+                ),
             ));
         }
         Ok(Self {

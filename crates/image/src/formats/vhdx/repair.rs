@@ -25,8 +25,8 @@ pub(crate) fn repair(
     let broken = broken_copies(&**file)?;
     if broken.contains(&RedundantStructure::Regions) && repair_regions(&**file)? {
         actions.push(RepairAction::Rewritten {
-            what: "a table of regions",
-            from: "the other one",
+            what: "a region table",
+            from: "its copy",
         });
     }
     let opened = match OpenedVhdx::load(Arc::clone(file), Access::Write, image) {
@@ -50,7 +50,7 @@ pub(crate) fn repair(
         }
         actions.push(RepairAction::Rewritten {
             what: "a header",
-            from: "the other one",
+            from: "its copy",
         });
     }
     if mode == RepairMode::All {

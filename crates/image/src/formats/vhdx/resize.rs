@@ -33,7 +33,9 @@ pub(crate) fn resize(file: &Arc<dyn ImageFile>, image: &str, after_bytes: u64) -
     if after_bytes > DISK_BYTES_MAX || !after_bytes.is_multiple_of(sector_bytes) {
         return Err(Error::InvalidOption {
             option: "size",
-            detail: format!("this VHDX holds at most {DISK_BYTES_MAX} bytes (64 TiB), in sectors of {sector_bytes}"),
+            detail: format!(
+                "a VHDX supports at most {DISK_BYTES_MAX} bytes (64 TiB), in sectors of {sector_bytes} bytes"
+            ),
         });
     }
     let before_bytes = opened.metadata.disk_bytes;

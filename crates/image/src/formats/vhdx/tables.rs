@@ -108,7 +108,7 @@ impl VhdxTables {
             .length
             .contains(&*self.file, (bits + bits_bytes).saturating_sub(1))?
         {
-            return Err(self.wrong(index, "its bits are past the end of the file"));
+            return Err(self.wrong(index, "its sector bitmap is past the end of the file"));
         }
         Ok(Some(bits))
     }
@@ -129,7 +129,7 @@ impl VhdxTables {
             state::PARTIAL if self.metadata.has_parent => {
                 let sector_bytes = self.metadata.sector_bytes;
                 let Some(bits) = self.bits_of(index)? else {
-                    return Err(self.wrong(index, "its bits are missing"));
+                    return Err(self.wrong(index, "its sector bitmap is missing"));
                 };
                 let (sector, skipped) = (within / sector_bytes, within % sector_bytes);
                 let count_max = (skipped + length_max.min(rest)).div_ceil(sector_bytes);
@@ -188,7 +188,7 @@ impl VhdxTables {
         }
         let bits = self
             .bits_of(index)?
-            .ok_or_else(|| self.wrong(index, "its bits are missing"))?;
+            .ok_or_else(|| self.wrong(index, "its sector bitmap is missing"))?;
         let count = self.metadata.block_bytes / self.metadata.sector_bytes / 8;
         let mut bytes = vec![0; to_usize(count)];
         if !is_new {
@@ -310,7 +310,12 @@ impl AllocationTable for VhdxTables {
             }
         })?;
         if is_wild {
-            return Err(corrupt(&self.image, "block table", self.bat.offset, "leads too far"));
+            return Err(corrupt(
+                &self.image,
+                "block table",
+                self.bat.offset,
+                "its offset is too large",
+            ));
         }
         self.end = end.next_multiple_of(MIB);
         // By DataWriteGuid, children detect that their parent was modified.

@@ -47,7 +47,7 @@ pub(super) fn check_sparse(
         report,
     };
     if has_overlap(&grains.metadata) {
-        let detail = "two of its tables are in one place, or one is in the header or the descriptor".to_owned();
+        let detail = "two of its tables overlap, or one overlaps the header or the descriptor".to_owned();
         grains.corruption(ProblemKind::Structure { detail });
     }
     let past: Vec<u64> = past_end(&grains.metadata, grains.file_bytes).collect();
@@ -104,11 +104,11 @@ fn look_beside(file: &dyn ImageFile, extent: &SparseExtent, report: &mut CheckRe
         Ok(())
     })?;
     if overlaid_count > 0 {
-        let detail = format!("{overlaid_count} of its directories and tables would be in grains of the disk");
+        let detail = format!("{overlaid_count} of its directories and tables overlap grains of the disk");
         add(Severity::Corruption, detail);
     }
     if doubt_count > 0 {
-        let detail = format!("its two directories differ in {doubt_count} entries, and either may be right");
+        let detail = format!("its two directories differ in {doubt_count} entries, and it is unknown which is right");
         add(Severity::Corruption, detail);
     }
     if count > 0 {
@@ -156,7 +156,7 @@ impl GrainChecker<'_> {
             end_of_block(host, 0, self.extent.grain_bytes, of_disk)
         };
         if end > self.file_bytes {
-            let detail = format!("its grain would be at {host}, and the file ends before the end of that");
+            let detail = format!("its grain at {host} extends past the end of the file");
             self.corruption(ProblemKind::Entry { disk_offset, detail });
             return Ok(());
         }
@@ -173,7 +173,7 @@ impl GrainChecker<'_> {
             self.overlap(host, "a table");
         }
         if self.seen.len() == PHASE_COUNT_MAX && !self.seen.contains_key(&(host % unit)) {
-            let detail = format!("its grain would be at {host}, where none of the others can begin");
+            let detail = format!("its grain at {host} is not aligned like the others");
             self.corruption(ProblemKind::Entry { disk_offset, detail });
         } else if self.is_over_another(host, unit) {
             self.overlap(host, "another grain");

@@ -39,7 +39,7 @@ pub(crate) fn write_empty(file: &dyn ImageFile, new: &NewVmdk) -> Result<()> {
         return Err(Error::InvalidOption {
             option: "size",
             detail: format!(
-                "a sparse VMDK does not hold {} bytes: its tables reach to 2 TiB",
+                "a sparse VMDK cannot have {} bytes: the maximum is 2 TiB",
                 new.size_bytes
             ),
         });
@@ -74,7 +74,7 @@ pub(crate) fn write_empty(file: &dyn ImageFile, new: &NewVmdk) -> Result<()> {
     if text.len() > to_usize(DESCRIPTOR_SECTORS * SECTOR_BYTES) {
         return Err(Error::InvalidOption {
             option: "parent",
-            detail: "its path is too long to be written down".to_owned(),
+            detail: "its path is too long for the descriptor".to_owned(),
         });
     }
     file.write_at(text.as_bytes(), SECTOR_BYTES)?;

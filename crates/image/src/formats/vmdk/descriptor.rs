@@ -185,14 +185,7 @@ impl NamedExtent {
         if !matches!(words.next(), Some("RW" | "RDONLY" | "NOACCESS")) {
             return Ok(None);
         }
-        let wrong = || {
-            corrupt(
-                image,
-                "descriptor",
-                at as u64,
-                format!("an extent is not understood: {line:?}"),
-            )
-        };
+        let wrong = || corrupt(image, "descriptor", at as u64, format!("invalid extent: {line:?}"));
         let sectors = words.next().and_then(|word| word.parse().ok()).ok_or_else(wrong)?;
         let kind = words.next().ok_or_else(wrong)?;
         let mut quoted = line.splitn(3, '"').skip(1);
@@ -211,7 +204,7 @@ impl NamedExtent {
                 return Err(Error::UnsupportedFeature {
                     image: image.to_owned(),
                     feature: format!("an extent of the kind {other}"),
-                    detail: "let the hypervisor that it is from clone or export it".to_owned(),
+                    detail: "clone or export it with its hypervisor".to_owned(),
                 });
             }
         };

@@ -78,7 +78,7 @@ impl SparseExtent {
             if bytes.starts_with(MAGIC) && file_bytes >= HEADER_BYTES {
                 Ok(bytes)
             } else {
-                Err(corrupt(image, "header", at, "there is none"))
+                Err(corrupt(image, "header", at, "it is missing"))
             }
         };
         let first = header_at(0)?;
@@ -88,7 +88,7 @@ impl SparseExtent {
         }
         let footer = header_at(footer_place(file, file_bytes)?)?;
         if Record::new(&footer).le_u64::<AT_DIRECTORY>() == AT_END {
-            return Err(corrupt(image, "footer", 0, "it does not say where the directory is"));
+            return Err(corrupt(image, "footer", 0, "the directory is missing"));
         }
         // The header has the place of the descriptor; a footer often does not.
         let descriptor = extent.descriptor;
@@ -105,7 +105,7 @@ impl SparseExtent {
         let unsupported = |feature: String| Error::UnsupportedFeature {
             image: image.to_owned(),
             feature,
-            detail: "let the hypervisor that it is from clone or export it".to_owned(),
+            detail: "clone or export it with its hypervisor".to_owned(),
         };
         let stored = Record::new(bytes);
         let version = stored.le_u32::<4>();
@@ -118,10 +118,7 @@ impl SparseExtent {
             return Err(unsupported(format!("compression {algorithm} with flags {flags:#x}")));
         }
         if flags & HAS_NEWLINES != 0 && stored.field::<73, 4>() != NEWLINES {
-            return wrong(
-                73,
-                "line ends were changed on the way: it was sent as a text".to_owned(),
-            );
+            return wrong(73, "line ends were changed: it was transferred as a text".to_owned());
         }
         let (sectors, grain_sectors) = (stored.le_u64::<12>(), stored.le_u64::<20>());
         let table_entries = u64::from(stored.le_u32::<44>());
@@ -254,7 +251,7 @@ fn check_grain(sectors: u64, image: &str) -> Result<()> {
         sectors if sectors > GRAIN_SECTORS_MAX && sectors.is_power_of_two() => Err(Error::UnsupportedFeature {
             image: image.to_owned(),
             feature: format!("grains of {sectors} sectors"),
-            detail: "let the hypervisor that it is from clone or export it".to_owned(),
+            detail: "clone or export it with its hypervisor".to_owned(),
         }),
         sectors => Err(corrupt(image, "header", 20, format!("a grain has {sectors} sectors"))),
     }

@@ -55,12 +55,12 @@ fn rewrite(vmdk: &Vmdk, image: &str, change: impl FnOnce(&[u8]) -> Vec<u8>) -> R
     if matches!(vmdk.text, DescriptorPlace::Inside(_)) {
         if own_extent(vmdk).is_some_and(|extent| extent.metadata(&**file).is_ok_and(|ranges| has_overlap(&ranges))) {
             return Err(not_writable(
-                "two of its tables are in one place; holdfast image check tells which",
+                "two of its tables overlap; run holdfast image check for details",
             ));
         }
         if new.len() > bytes.len() {
             return Err(not_writable(
-                "its descriptor has no room left for an identity; convert the image",
+                "its descriptor has no space left for an identity; convert the image first",
             ));
         }
         new.resize(bytes.len(), 0);

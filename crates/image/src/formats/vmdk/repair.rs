@@ -110,7 +110,7 @@ impl RepairedExtents {
                     "the extent",
                     "directory",
                     *place,
-                    "cannot tell of a table behind all others",
+                    "its entries cannot refer to a table at the end of the file",
                 )
             })?;
             file.write_at(&sector.to_le_bytes(), *place)?;

@@ -231,7 +231,7 @@ impl VmdkTables {
         check(sector)?;
         check_stored(stored, extent.grain_bytes).map_err(&wrong)?;
         if !has(GRAIN_MARKER_BYTES as u64 + stored)? {
-            return Err(wrong("the file ends inside of it".to_owned()));
+            return Err(wrong("the end of the file truncates it".to_owned()));
         }
         let mut input = vec![0; to_usize(stored)];
         self.opened
@@ -248,7 +248,7 @@ impl VmdkTables {
     /// The known length of the file whose window contains `offset`.
     fn length_at(&self, offset: u64) -> Result<&KnownLength> {
         let length = self.lengths.get(to_usize(offset / WINDOW_BYTES));
-        length.ok_or_else(|| corrupt(&self.image, "table", offset, "leads into a file that there is not"))
+        length.ok_or_else(|| corrupt(&self.image, "table", offset, "it refers to a file that does not exist"))
     }
 
     fn not_writable(&self, detail: &str) -> Error {
@@ -266,7 +266,7 @@ impl VmdkTables {
         let start = *end;
         let within = start % WINDOW_BYTES;
         if (within + length) / super::SECTOR_BYTES > u64::from(u32::MAX) {
-            let detail = "the file is as large as its tables can reach; convert it to another format";
+            let detail = "the file has reached the maximum size of its format; convert it to another format";
             return Err(self.not_writable(detail));
         }
         // The end of this file, not of the concatenation.
@@ -279,7 +279,7 @@ impl VmdkTables {
     fn reserve_grain(&mut self, part_index: usize, within: u64) -> Result<()> {
         let kind = self.opened.parts.get(part_index).map(|part| &part.kind);
         let Some(VmdkExtentKind::Sparse { window, extent }) = kind else {
-            return Err(self.not_writable("a part of it is zero, and cannot be anything else"));
+            return Err(self.not_writable("it has a zero extent, which cannot be written"));
         };
         let (window, extent) = (*window, extent.clone());
         let coverage = extent.table_coverage();
@@ -412,29 +412,30 @@ impl AllocationTable for VmdkTables {
     fn start(&mut self) -> Result<()> {
         let unit = self.unit_bytes();
         if self.is_second_read {
-            return Err(self
-                .not_writable("its first directory is lost, and the second one is read; convert it to another image"));
+            return Err(
+                self.not_writable("its first directory is lost, and the second one is read; convert it to a new image")
+            );
         }
         let mut ends = Vec::new();
         for part in &self.opened.parts {
             if !part.start.is_multiple_of(unit) {
-                return Err(self.not_writable("a grain of it would begin inside of another part"));
+                return Err(self.not_writable("a new grain would overlap another extent"));
             }
             ends.push(match &part.kind {
-                VmdkExtentKind::Zero => return Err(self.not_writable("a part of it is zero, and cannot be anything else")),
+                VmdkExtentKind::Zero => return Err(self.not_writable("it has a zero extent, which cannot be written")),
                 VmdkExtentKind::Flat { .. } => 0,
                 VmdkExtentKind::Sparse { extent, .. } if extent.is_compressed => {
-                    return Err(self.not_writable("what is compressed cannot be changed; convert it first"));
+                    return Err(self.not_writable("compressed grains cannot be changed; convert it first"));
                 }
                 VmdkExtentKind::Sparse { extent, .. } if extent.is_open => {
-                    return Err(self.not_writable("it was not closed cleanly, or is open; holdfast image check --repair repairs it"));
+                    return Err(self.not_writable("it was not closed cleanly, or is open; run holdfast image check --repair"));
                 }
                 VmdkExtentKind::Sparse { window, extent } => {
                     let file = self.opened.files.at(*window)?;
                     let (metadata, file_bytes) = (extent.metadata(&**file)?, file.length_bytes()?);
                     if has_overlap(&metadata) || past_end(&metadata, file_bytes).next().is_some() {
                         return Err(self.not_writable(
-                            "two of its tables are in one place, or one is past the end; holdfast image check tells which",
+                            "two of its tables overlap, or one is past the end of the file; run holdfast image check for details",
                         ));
                     }
                     // Data after the last grain, left by a crash, stays unused.
@@ -456,7 +457,7 @@ impl AllocationTable for VmdkTables {
         while at < range.end {
             let index = self.part_index(at);
             let Some(part) = self.opened.parts.get(index) else {
-                return Err(self.not_writable("its descriptor names no part of the disk"));
+                return Err(self.not_writable("its descriptor lists no extent"));
             };
             let within = at - part.start;
             let VmdkExtentKind::Sparse { extent, .. } = &part.kind else {

@@ -57,7 +57,7 @@ fn survive(case: &ResizeCase) {
     let report = (case.check)(&file).unwrap();
     assert_eq!(report.corruption_count, 0, "{}: {:?}", case.name, report.problems);
     let mut problems = report.problems.iter();
-    let is_left = problems.any(|problem| problem.kind.to_string().contains("behind the end"));
+    let is_left = problems.any(|problem| problem.kind.to_string().contains("past the end of the disk"));
     assert!(!is_left, "{}: {:?}", case.name, report.problems);
     let mut random = Random(11);
     let count = recording.operation_count();
@@ -229,7 +229,7 @@ fn a_vhd_that_crashes_while_it_is_resized_has_one_size_or_the_other() {
         check: |file| {
             let mut report = vhd::check::check(&**file, &vhd::header::VhdHeader::load(&**file, "image")?)?;
             // One footer has the new size already, the other one not yet.
-            let is_footer = |kind: &ProblemKind| matches!(kind, ProblemKind::Structure { detail } if detail.contains("copy of the footer"));
+            let is_footer = |kind: &ProblemKind| matches!(kind, ProblemKind::Structure { detail } if detail.contains("its copy at the start"));
             let differing = report.problems.iter();
             let differing =
                 differing.filter(|problem| problem.severity == Severity::Corruption && is_footer(&problem.kind));

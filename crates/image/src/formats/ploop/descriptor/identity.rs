@@ -33,7 +33,7 @@ impl DiskDescriptor {
         {
             return Err(Error::InvalidOption {
                 option: "uuid",
-                detail: format!("{id} has a meaning in {FILE_NAME}, and is no identity"),
+                detail: format!("{id} is reserved in {FILE_NAME}; choose another identity"),
             });
         }
         let mut edits = Vec::new();

@@ -23,7 +23,7 @@ pub(super) fn parse(text: &[u8], image: &str) -> Result<DiskDescriptor> {
     }
     let text = std::str::from_utf8(text).map_err(|error| {
         let at = error.valid_up_to() as u64;
-        corrupt(image, "descriptor", at, "it is no text in UTF-8")
+        corrupt(image, "descriptor", at, "it is not UTF-8 text")
     })?;
     if text.bytes().filter(|byte| *byte == b'=').count() > ATTRIBUTE_COUNT_MAX {
         return Err(corrupt(image, "descriptor", 0, "it has too many attributes"));
@@ -37,7 +37,7 @@ pub(super) fn parse(text: &[u8], image: &str) -> Result<DiskDescriptor> {
             image,
             "descriptor",
             0,
-            format!("it is no XML: {}", shown(&error.to_string())),
+            format!("it is not valid XML: {}", shown(&error.to_string())),
         )
     })?;
     let reader = DescriptorReader {
@@ -57,7 +57,7 @@ struct DescriptorReader<'a> {
 impl DescriptorReader<'_> {
     fn read(mut self, root: Node<'_, '_>) -> Result<DiskDescriptor> {
         if !root.has_tag_name("Parallels_disk_image") {
-            return Err(self.wrong(root, format!("it is a {:?}", shown(root.tag_name().name()))));
+            return Err(self.wrong(root, format!("its root element is {:?}", shown(root.tag_name().name()))));
         }
         match root.attribute("Version") {
             // ploop writes no version.
@@ -106,7 +106,7 @@ impl DescriptorReader<'_> {
     fn child<'n, 'i>(&self, node: Node<'n, 'i>, name: &str) -> Result<Option<Node<'n, 'i>>> {
         let mut found = elements(node, name);
         match (found.next(), found.next()) {
-            (_, Some(second)) => Err(self.wrong(second, format!("it is the second {name}"))),
+            (_, Some(second)) => Err(self.wrong(second, format!("{name} occurs twice"))),
             (first, None) => Ok(first),
         }
     }
@@ -124,7 +124,7 @@ impl DescriptorReader<'_> {
                 .filter(Node::is_text)
                 .filter_map(|text| text.text())
                 .collect()),
-            Some(inner) => Err(self.wrong(inner, format!("{} has elements", node.tag_name().name()))),
+            Some(inner) => Err(self.wrong(inner, format!("{} contains elements", node.tag_name().name()))),
         }
     }
 
@@ -152,7 +152,7 @@ impl DescriptorReader<'_> {
                 self.ids.push((id, place));
                 Ok(id)
             }
-            None => Err(self.wrong(node, "a GUID is not in plain digits")),
+            None => Err(self.wrong(node, "a GUID contains character references")),
         }
     }
 
@@ -171,7 +171,7 @@ impl DescriptorReader<'_> {
         {
             return Err(self.unsupported(
                 "padding",
-                "only Parallels knows where its data is; let it convert the disk",
+                "its layout is undocumented; convert the disk with Parallels first",
             ));
         }
         let Some(encryption) = self.child(parameters, "Encryption")? else {
@@ -187,7 +187,7 @@ impl DescriptorReader<'_> {
             })
         };
         if is_named("Engine")? || is_named("KeyId")? {
-            return Err(self.unsupported("encryption", "decrypt the disk where its key is first"));
+            return Err(self.unsupported("encryption", "decrypt the disk where its key is stored first"));
         }
         Ok(())
     }
@@ -195,13 +195,13 @@ impl DescriptorReader<'_> {
     /// The only storage element; a split disk has several.
     fn storage<'n, 'i>(&self, data: Node<'n, 'i>, disk_bytes: u64) -> Result<Node<'n, 'i>> {
         if elements(data, "Volume").next().is_some() {
-            return Err(self.unsupported("deltas of another disk", "copy what is in it where that is mounted"));
+            return Err(self.unsupported("deltas of another disk", "mount the disk, and copy its files"));
         }
         let part_count = elements(data, "Storage").count();
         if part_count > 1 {
             return Err(self.unsupported(
                 &format!("{part_count} parts of the disk, each with files of its own"),
-                "let Parallels make them one first (prl_disk_tool convert --merge)",
+                "merge them first (prl_disk_tool convert --merge)",
             ));
         }
         let storage = self.needed(data, "Storage")?;
@@ -209,7 +209,7 @@ impl DescriptorReader<'_> {
             if let Some(node) = self.child(storage, name)?
                 && self.number(node)? != expected
             {
-                let detail = format!("{name} is {}, and the disk has {expected} there", self.number(node)?);
+                let detail = format!("{name} is {}, but must be {expected}", self.number(node)?);
                 return Err(self.wrong(node, detail));
             }
         }
@@ -226,7 +226,7 @@ impl DescriptorReader<'_> {
                 let detail = if id.is_nil() {
                     "the nil UUID"
                 } else {
-                    "that of two images"
+                    "used by two images"
                 };
                 return Err(self.wrong(node, format!("the GUID {{{id}}} is {detail}")));
             }
@@ -275,7 +275,7 @@ impl DescriptorReader<'_> {
         let mut parents = HashMap::new();
         for (id, parent, node) in shots {
             if parents.insert(id, parent).is_some() {
-                return Err(self.wrong(node, format!("it is the second snapshot {{{id}}}")));
+                return Err(self.wrong(node, format!("the snapshot {{{id}}} occurs twice")));
             }
             if !known.contains(&id) {
                 return Err(self.wrong(node, format!("the snapshot {{{id}}} has no image")));
@@ -293,9 +293,9 @@ impl DescriptorReader<'_> {
         for (mut delta, node) in images {
             let id = delta.id;
             match parents.get(&id) {
-                None => return Err(self.wrong(node, format!("it is not said what {{{id}}} differs from"))),
+                None => return Err(self.wrong(node, format!("the parent of {{{id}}} is missing"))),
                 Some(Some(_)) if delta.kind == DeltaKind::Plain => {
-                    return Err(self.wrong(node, format!("{{{id}}} is plain, and differs from another image")));
+                    return Err(self.wrong(node, format!("{{{id}}} is a plain image, but has a parent")));
                 }
                 Some(None) => match found_root.replace(id) {
                     None => {}
@@ -306,11 +306,11 @@ impl DescriptorReader<'_> {
             deltas.push(delta);
         }
         if deltas.is_empty() {
-            return Err(self.wrong(root, "it names no image"));
+            return Err(self.wrong(root, "it lists no image"));
         }
         match in_a_loop(&deltas, &parents) {
             None => Ok(deltas),
-            Some(id) => Err(self.wrong(root, format!("{{{id}}} differs from itself, by way of its parents"))),
+            Some(id) => Err(self.wrong(root, format!("{{{id}}} is its own ancestor"))),
         }
     }
 
@@ -320,10 +320,10 @@ impl DescriptorReader<'_> {
             (Some(id), _) => id,
             (None, _) if has(DiskDescriptor::TOP) => DiskDescriptor::TOP,
             (None, [only]) => only.id,
-            (None, _) => return Err(self.wrong(root, "it is not said which image is the top")),
+            (None, _) => return Err(self.wrong(root, "the top image is missing")),
         };
         if top == DiskDescriptor::BACKUP {
-            return Err(self.wrong(root, format!("the top is {{{top}}}, which is a backup")));
+            return Err(self.wrong(root, format!("the top, {{{top}}}, is the delta of a backup")));
         }
         if !has(top) {
             return Err(self.wrong(root, format!("the top, {{{top}}}, has no image")));

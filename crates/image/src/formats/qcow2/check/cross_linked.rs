@@ -39,7 +39,7 @@ impl CrossLinked {
     fn problem(&self) -> ProblemKind {
         let other = match self.owner {
             Some(owner) => format!("disk offset {owner}"),
-            None => "compressed ones".to_owned(),
+            None => "compressed clusters".to_owned(),
         };
         ProblemKind::Shared {
             what: if self.used.is_active {
@@ -60,7 +60,7 @@ impl Checker<'_> {
         if used.index != index {
             let coverage = self.geometry.l2_coverage_bytes();
             let detail = format!(
-                "its table at {offset} is that of disk offset {}, too",
+                "its table at {offset} is also used for disk offset {}",
                 used.index * coverage
             );
             let disk_offset = index * coverage;

@@ -8,7 +8,7 @@ impl Checker<'_> {
     pub(super) fn check_in_data_file(&mut self, host: u64, disk_offset: Option<u64>) {
         let Some(disk_offset) = disk_offset else { return };
         if disk_offset != host {
-            let detail = format!("at {host} of the data file, which is the place of another one");
+            let detail = format!("it refers to {host} of the data file, which belongs to another cluster");
             self.corruption(ProblemKind::Entry { disk_offset, detail });
             return;
         }
@@ -16,7 +16,7 @@ impl Checker<'_> {
         let of_disk = self.header.size_bytes.saturating_sub(disk_offset);
         let end = host + self.geometry.cluster_bytes().min(of_disk);
         if let Some(bytes) = self.data_bytes.filter(|bytes| end > *bytes) {
-            let detail = format!("at {host} of the data file, which ends at {bytes}");
+            let detail = format!("it refers to {host} of the data file, which ends at {bytes}");
             self.corruption(ProblemKind::Entry { disk_offset, detail });
         }
     }

@@ -67,7 +67,7 @@ impl Checker<'_> {
         let disk_offset = used.index * self.geometry.l2_coverage_bytes();
         self.truncated.extend(end, used.is_active.then_some(disk_offset));
         let detail = format!(
-            "l2 table at {offset} for disk offset {disk_offset}: the file ends at {}, inside of it",
+            "l2 table at {offset} for disk offset {disk_offset} is cut off: the file ends at {}",
             self.file_bytes
         );
         self.damage(ProblemKind::Structure { detail });
@@ -128,10 +128,7 @@ impl Checker<'_> {
     }
 
     fn tell_cut(&mut self, host: u64, disk_offset: u64) {
-        let detail = format!(
-            "its cluster is at {host}, and the file ends at {}, inside of it",
-            self.file_bytes
-        );
+        let detail = format!("its cluster at {host} is cut off: the file ends at {}", self.file_bytes);
         self.damage(ProblemKind::Entry { disk_offset, detail });
     }
 

@@ -103,7 +103,7 @@ impl<R: Read> GrainScanner<R> {
                 .checked_mul(SECTOR_BYTES)
                 .filter(|length| *length <= METADATA_BYTES_MAX);
             let Some(length) = length else {
-                let detail = format!("{value} sectors are said to follow");
+                let detail = format!("it announces {value} sectors");
                 return Err(corrupt(&self.source.image, "marker", start - SECTOR_BYTES, detail));
             };
             if kind == FOOTER {
@@ -122,7 +122,7 @@ impl<R: Read> GrainScanner<R> {
         };
         let image = &self.source.image;
         if self.has_footer || !sector.starts_with(MAGIC) {
-            return Err(corrupt(image, "footer", at, "there is none, or there are two"));
+            return Err(corrupt(image, "footer", at, "it is missing, or occurs twice"));
         }
         let footer = SparseExtent::parse(&sector, u64::MAX, image)?;
         let geometry = |extent: &SparseExtent| (extent.disk_bytes, extent.grain_bytes, extent.table_entries);
@@ -131,7 +131,7 @@ impl<R: Read> GrainScanner<R> {
                 image,
                 "footer",
                 at,
-                "it is that of another disk than the header",
+                "it belongs to another disk than the header",
             ));
         }
         self.has_footer = true;
@@ -143,13 +143,13 @@ impl<R: Read> GrainScanner<R> {
         let at = self.source.at - SECTOR_BYTES;
         let wrong = |image: &str, detail: &str| Err(corrupt(image, "end of the stream", at, detail));
         if value != 0 {
-            return wrong(&self.source.image, "sectors are said to follow");
+            return wrong(&self.source.image, "it announces more sectors");
         }
         if self.preamble.grain_count.is_none() && !self.has_footer {
-            return wrong(&self.source.image, "there was no footer before it");
+            return wrong(&self.source.image, "the footer before it is missing");
         }
         if let Some(behind) = self.source.drain(PADDING_BYTES_MAX)? {
-            return wrong(&self.source.image, &format!("something is behind it, at {behind}"));
+            return wrong(&self.source.image, &format!("data follows it, at {behind}"));
         }
         self.check_end(true)
     }
@@ -162,7 +162,7 @@ impl<R: Read> GrainScanner<R> {
         let count = self.grain_count;
         match self.preamble.grain_count {
             Some(expected) if expected != count => {
-                let detail = format!("{count} grains have come, and its tables tell of {expected}: it was cut off");
+                let detail = format!("it has {count} grains, but {expected} according to its tables: it was cut off");
                 Err(corrupt(&self.source.image, "end of the stream", self.source.at, detail))
             }
             _ => {
@@ -182,17 +182,20 @@ impl<R: Read> GrainScanner<R> {
             .checked_mul(SECTOR_BYTES)
             .filter(|offset| offset.is_multiple_of(grain_bytes) && *offset < self.preamble.size_bytes);
         let Some(offset) = offset else {
-            let detail = format!("no grain of the disk begins at its sector {first}");
+            let detail = format!("its sector, {first}, is not the start of a grain");
             return Err(wrong(&self.source.image, detail));
         };
         if offset < self.end {
             let last = self.end - grain_bytes;
             if offset == last {
-                return Err(wrong(&self.source.image, format!("the grain for {offset} comes twice")));
+                return Err(wrong(
+                    &self.source.image,
+                    format!("the grain for disk offset {offset} occurs twice"),
+                ));
             }
             return Err(Error::NotInOrder {
                 image: self.source.image.clone(),
-                detail: format!("the grain for {offset} comes behind one for {last}"),
+                detail: format!("the grain for disk offset {offset} follows the one for {last}"),
             });
         }
         check_stored(stored, grain_bytes).map_err(|detail| wrong(&self.source.image, detail))?;

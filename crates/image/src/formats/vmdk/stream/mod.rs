@@ -77,7 +77,7 @@ pub(super) fn inflate(
         .map_err(|error| error.to_string())?;
     let expected = least.min(grain.len() as u64);
     if (count as u64) < expected {
-        return Err(format!("it becomes {count} bytes, not {expected}"));
+        return Err(format!("it decompresses to {count} bytes, not {expected}"));
     }
     grain.get_mut(count..).unwrap_or_default().fill(0);
     Ok(())

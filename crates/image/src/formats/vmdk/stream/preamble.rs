@@ -30,11 +30,11 @@ impl Preamble {
         let mut header = [0; to_usize(HEADER_BYTES)];
         source.read(&mut header, "header")?;
         if !header.starts_with(MAGIC) {
-            return Err(corrupt(&source.image, "header", 0, "it is no VMDK that is one file"));
+            return Err(corrupt(&source.image, "header", 0, "it is not a VMDK in one file"));
         }
         let extent = SparseExtent::parse(&header, u64::MAX, &source.image)?;
         if !extent.is_compressed {
-            return Err(source.not_in_order("it is not of the kind streamOptimized"));
+            return Err(source.not_in_order("it is not streamOptimized"));
         }
         let (size_bytes, id) = read_descriptor(source, &extent)?;
         let grain_count = match extent.directory {
@@ -67,21 +67,24 @@ fn read_descriptor<R: Read>(source: &mut ForwardReader<R>, extent: &SparseExtent
         ));
     }
     if extent.directory != 0 && offset.saturating_add(length) > extent.directory || offset > extent.overhead {
-        return Err(source.not_in_order("its descriptor is not behind its header"));
+        return Err(source.not_in_order("its descriptor does not follow its header"));
     }
     source.skip_to(offset, "descriptor")?;
     let mut text = vec![0; to_usize(length)];
     source.read(&mut text, "descriptor")?;
     let descriptor = Descriptor::parse(&text, &source.image)?;
     if descriptor.parent.is_some() {
-        return Err(source.unsupported("a parent", "a stream has to be the whole disk"));
+        return Err(source.unsupported("a parent", "a stream must contain the whole disk"));
     }
     let [only] = &descriptor.extents[..] else {
-        return Err(source.unsupported("several files", "a stream is one file"));
+        return Err(source.unsupported("several files", "a stream must be one file"));
     };
     let size_bytes = only.sectors.saturating_mul(SECTOR_BYTES);
     if !matches!(only.kind, NamedExtentKind::Sparse { .. }) || size_bytes > extent.disk_bytes {
-        let detail = format!("{} bytes, and the descriptor says {size_bytes}", extent.disk_bytes);
+        let detail = format!(
+            "it has {} bytes, but {size_bytes} according to the descriptor",
+            extent.disk_bytes
+        );
         return Err(corrupt(&source.image, "extent", 0, detail));
     }
     Ok((size_bytes, descriptor.id))
@@ -96,7 +99,7 @@ fn count_grains<R: Read>(source: &mut ForwardReader<R>, extent: &SparseExtent) -
     }
     let table_bytes = extent.table_entries * 4;
     if extent.directory < source.at || extent.directory + length > extent.overhead {
-        return Err(source.not_in_order("its directory is behind its first grain"));
+        return Err(source.not_in_order("its directory follows its first grain"));
     }
     source.skip_to(extent.directory, "directory")?;
     let mut tables = read_directory(source, length)?;

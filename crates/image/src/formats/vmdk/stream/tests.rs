@@ -107,7 +107,7 @@ fn what_goes_back_is_said_to_be_no_stream() {
         assert!(
             error
                 .to_string()
-                .contains("the grain for 8192 comes behind one for 36864"),
+                .contains("the grain for disk offset 8192 follows the one for 36864"),
             "{error}"
         );
     }
@@ -172,7 +172,7 @@ fn what_cannot_be_is_damage() {
     let last = bytes.len() - 512;
     let shown = read(&bytes[..last]).unwrap_err().to_string();
     assert!(
-        shown.contains("3 grains have come, and its tables tell of 4"),
+        shown.contains("it has 3 grains, but 4 according to its tables"),
         "{shown}"
     );
 }

@@ -134,7 +134,7 @@ fn compress(piece: Piece, compressor: &mut Compressor) -> Result<ClassifiedBuffe
             .ok()
             .and_then(|count| u32::try_from(count).ok());
         let Some(stored) = stored else {
-            let gone = std::io::Error::other("the compressor needs more room than it said");
+            let gone = std::io::Error::other("the compressor exceeded its own bound");
             return Err(Error::Device(holdfast_block::Error::io(
                 "compress",
                 piece.offset + at,
@@ -174,7 +174,7 @@ impl<'a> StreamWriter<'a> {
         if size_bytes > SIZE_BYTES_MAX {
             return invalid(
                 "size",
-                format!("a VMDK does not hold {size_bytes} bytes, but up to 64 TiB"),
+                format!("a VMDK cannot have {size_bytes} bytes: the maximum is 64 TiB"),
             );
         }
         let name = options.name;
