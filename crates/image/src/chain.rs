@@ -142,7 +142,7 @@ pub(crate) fn open_chain(path: &Path, options: &OpenOptions, access: Access) -> 
         Some(_) => FormatSource::Caller,
         None => FormatSource::Content,
     };
-    opener.meet(&file, path, path)?;
+    opener.register(&file, path, path)?;
     if options.format.is_none() {
         opener.guess(&file, path, access)?;
     }
@@ -156,8 +156,8 @@ pub(crate) fn open_chain(path: &Path, options: &OpenOptions, access: Access) -> 
     let mut files = Vec::new();
     let data_file = options.data_file.as_deref();
     let content = detect_format::of_file(&file)?;
-    let understood = opener.understand(file, path, options.format, source, data_file, access);
-    let mut opened = understood.map_err(|error| named_otherwise(error, path, options.format, content))?;
+    let parsed = opener.parse_file(file, path, options.format, source, data_file, access);
+    let mut opened = parsed.map_err(|error| format_mismatch(error, path, options.format, content))?;
     loop {
         let next = match options.backing {
             Backing::Follow => opener.backing_of(&opened)?,
@@ -184,7 +184,7 @@ pub(crate) fn open_chain(path: &Path, options: &OpenOptions, access: Access) -> 
 }
 
 /// A requested format that is not that of the content is no damage.
-fn named_otherwise(error: Error, path: &Path, said: Option<Format>, content: Format) -> Error {
+fn format_mismatch(error: Error, path: &Path, said: Option<Format>, content: Format) -> Error {
     match said {
         Some(said) if error.is_corrupt() && said != content && content != Format::Raw => Error::OtherFormat {
             image: path.display().to_string(),
@@ -217,7 +217,7 @@ pub(crate) fn open_data_of(file: &HostFile, path: &Path, options: &OpenOptions) 
         seen: HashSet::new(),
         notes: Vec::new(),
     };
-    opener.meet(file, path, path)?;
+    opener.register(file, path, path)?;
     opener.open_data_file(path, &header, options.data_file.as_deref(), Access::Read)
 }
 
@@ -264,7 +264,7 @@ impl Opener {
     }
 
     /// Registers a file; fails if it is part of the chain already, under any name.
-    fn meet(&mut self, file: &HostFile, path: &Path, through: &Path) -> Result<()> {
+    fn register(&mut self, file: &HostFile, path: &Path, through: &Path) -> Result<()> {
         if self.seen.insert(file.identity()?) {
             Ok(())
         } else {
@@ -282,7 +282,7 @@ impl Opener {
             guess.to_write(path)?;
         }
         if guess.is_by_content_alone {
-            self.keeper.distrust(path, guess.format.name());
+            self.keeper.restrict_to_named(path, guess.format.name());
         }
         let image = path.to_owned();
         let note = match guess {
@@ -308,7 +308,7 @@ impl Opener {
         Ok(guess.format)
     }
 
-    fn understand(
+    fn parse_file(
         &mut self,
         file: HostFile,
         path: &Path,
@@ -428,7 +428,7 @@ impl Opener {
                 });
             }
         };
-        self.meet(&file, &path, image)?;
+        self.register(&file, &path, image)?;
         Ok(Some(Arc::new(file)))
     }
 
@@ -468,13 +468,13 @@ impl Opener {
         };
         let path = self.keeper.admit(&overlay.path, name).map_err(missing)?;
         let file = HostFile::open_canonical(&path, Access::Read).map_err(missing)?;
-        self.meet(&file, &path, &overlay.path)?;
+        self.register(&file, &path, &overlay.path)?;
         let source = if format.is_some() {
             FormatSource::Overlay
         } else {
             FormatSource::Content
         };
-        let opened = self.understand(file, &path, format, source, None, Access::Read)?;
+        let opened = self.parse_file(file, &path, format, source, None, Access::Read)?;
         if source == FormatSource::Content {
             self.notes.push(Note::BackingFormatGuessed {
                 image: path,

@@ -67,7 +67,7 @@ pub use operations::image::{CheckedLayer, Image, check, cut_off_files, detect, d
 pub use operations::image_mut::{ImageMut, open_mut};
 pub use operations::map::{MapContent, MapEntry};
 pub use operations::new_identity::{
-    ChildrenBeside, IdentityChange, NewIdentity, children_beside, dependents_beside, set_identity,
+    IdentityChange, NewIdentity, UnnamedChildren, children_in_folder, dependents_in_folder, set_identity,
 };
 pub use operations::repair::{Repair, RepairIntent, plan_repair};
 pub use operations::resize::{ResizeReport, Shrink, resize};

@@ -112,7 +112,7 @@ impl States {
 }
 
 #[test]
-fn no_change_is_missed_whatever_qemu_does() {
+fn no_change_by_qemu_is_missed() {
     let mut random = Random(17);
     let mut totals = (0, 0);
     for (names, options) in [
@@ -165,7 +165,7 @@ fn no_change_is_missed_whatever_qemu_does() {
 }
 
 #[test]
-fn states_that_cannot_be_compared_are_changed_as_a_whole() {
+fn incomparable_states_are_changed_completely() {
     let lab = Lab::new();
     lab.raw("raw", DISK_BYTES, 5);
     for (name, options) in [
@@ -202,7 +202,7 @@ fn states_that_cannot_be_compared_are_changed_as_a_whole() {
 
 /// A raw image: the bytes of the file are those of the disk; what was added is changed.
 #[test]
-fn a_disk_that_grew_is_changed_past_its_old_end() {
+fn grown_disk_is_changed_past_the_old_end() {
     let lab = Lab::new();
     lab.raw("before.raw", 1 << 20, 5);
     lab.raw("after.raw", 2 << 20, 5);

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use holdfast_block::{BlockDeviceMut as _, SeededRandom};
 use holdfast_image::{
-    BlockOptions, ChildrenBeside, CreateOptions, Error, Format, ImageId, ImageKind, NewIdentity, OpenOptions, Shrink,
+    BlockOptions, CreateOptions, Error, Format, ImageId, ImageKind, NewIdentity, OpenOptions, Shrink, UnnamedChildren,
     create, open_mut, resize, set_identity,
 };
 
@@ -48,7 +48,7 @@ fn is_refused<T>(result: Result<T, Error>, what: &str) {
 }
 
 #[test]
-fn what_was_cut_off_is_neither_written_nor_resized() {
+fn truncated_images_are_not_written_or_resized() {
     for (format, kind) in [
         (Format::Qcow2, ImageKind::Dynamic),
         (Format::Vdi, ImageKind::Dynamic),
@@ -75,7 +75,7 @@ fn what_was_cut_off_is_neither_written_nor_resized() {
             let new = NewIdentity {
                 id: ImageId::random().unwrap(),
                 children: Vec::new(),
-                beside: ChildrenBeside::Refuse,
+                unnamed_children: UnnamedChildren::Refuse,
                 name: None,
             };
             if set_identity(&path, &options, &new).is_ok() {

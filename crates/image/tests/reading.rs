@@ -11,7 +11,7 @@ use holdfast_image::{
 use peer::{Lab, assert_clean, assert_reads_as, flatten, overwrite, path_text, qemu_check, qemu_img, qemu_io};
 
 #[test]
-fn every_kind_of_image_reads_as_its_source() {
+fn every_image_kind_reads_as_its_source() {
     let lab = Lab::new();
     let (raw, disk) = lab.raw("source.raw", 5 * 1024 * 1024 + 512 * 3, 11);
     let mut options = Vec::new();
@@ -43,7 +43,7 @@ fn every_kind_of_image_reads_as_its_source() {
 }
 
 #[test]
-fn external_data_files_are_read_through_the_gate() {
+fn external_data_files_pass_the_gate() {
     let lab = Lab::new();
     for raw_option in ["", ",data_file_raw=on"] {
         let image = lab.path("image.qcow2");
@@ -80,7 +80,7 @@ fn external_data_files_are_read_through_the_gate() {
 }
 
 #[test]
-fn a_chain_reads_as_one_disk_and_layers_read_alone() {
+fn chain_and_single_layers_read() {
     let lab = Lab::new();
     let (base, _) = lab.raw("base.raw", 3 * 1024 * 1024, 5);
     let (middle, top) = (lab.path("middle.qcow2"), lab.path("top.qcow2"));
@@ -161,7 +161,7 @@ fn a_chain_reads_as_one_disk_and_layers_read_alone() {
 }
 
 #[test]
-fn the_gate_keeps_hostile_names_out() {
+fn gate_refuses_hostile_names() {
     let lab = Lab::new();
     fs::create_dir(lab.path("vm")).unwrap();
     let (secret, _) = lab.raw("secret", 65_536, 1);
@@ -195,7 +195,7 @@ fn the_gate_keeps_hostile_names_out() {
 }
 
 #[test]
-fn a_backing_file_without_a_format_is_guessed_aloud() {
+fn guessed_backing_format_gives_a_note() {
     let lab = Lab::new();
     let (raw, disk) = lab.raw("base", 1024 * 1024, 9);
     let image = lab.path("image.qcow2");
@@ -225,7 +225,7 @@ fn a_backing_file_without_a_format_is_guessed_aloud() {
 }
 
 #[test]
-fn loops_and_endless_chains_are_refused() {
+fn loops_and_long_chains_are_refused() {
     let lab = Lab::new();
     let image = lab.path("a.qcow2");
     lab.qemu_img("create -u -f qcow2 -F qcow2 -b b.qcow2 a.qcow2 1M");
@@ -264,7 +264,7 @@ fn loops_and_endless_chains_are_refused() {
 }
 
 #[test]
-fn snapshots_keep_their_state() {
+fn snapshots_keep_their_content() {
     let lab = Lab::new();
     for option in [
         "cluster_size=64k",
@@ -302,7 +302,7 @@ fn snapshots_keep_their_state() {
 }
 
 #[test]
-fn bitmaps_name_what_was_written() {
+fn bitmaps_list_written_ranges() {
     let lab = Lab::new();
     let image = lab.path("image.qcow2");
     lab.qemu_img("create -f qcow2 -o cluster_size=4k image.qcow2 3G");
@@ -346,7 +346,7 @@ fn bitmaps_name_what_was_written() {
 }
 
 #[test]
-fn disks_larger_than_two_tebibytes_are_addressed() {
+fn disks_above_2_tib_are_addressed() {
     let lab = Lab::new();
     let image = lab.path("large.qcow2");
     lab.qemu_img("create -f qcow2 large.qcow2 60T");
@@ -367,7 +367,7 @@ fn disks_larger_than_two_tebibytes_are_addressed() {
 }
 
 #[test]
-fn encryption_and_foreign_formats_are_refused_by_name() {
+fn encryption_and_other_formats_are_refused_by_name() {
     let lab = Lab::new();
     let image = lab.path("locked.qcow2");
     let options = "encrypt.format=luks,encrypt.key-secret=key,encrypt.iter-time=10";
@@ -395,7 +395,7 @@ fn encryption_and_foreign_formats_are_refused_by_name() {
 /// In a data file every cluster is at its place of the disk, whether the file is to be read alone or not: nothing else tells two entries for one
 /// cluster from what is right.
 #[test]
-fn an_entry_for_another_place_of_a_data_file_is_damage() {
+fn data_file_entry_with_wrong_offset_is_damage() {
     for raw_option in ["", ",data_file_raw=on"] {
         let lab = Lab::new();
         let image = lab.path("image.qcow2");
@@ -427,7 +427,7 @@ fn an_entry_for_another_place_of_a_data_file_is_damage() {
 
 /// What is stored behind the end of the disk is no part of it, and takes room, unless a snapshot has it, too.
 #[test]
-fn clusters_behind_the_end_of_the_disk_are_told() {
+fn check_reports_clusters_past_the_end() {
     let lab = Lab::new();
     let image = lab.path("image.qcow2");
     let cut = |size_bytes: u64| {
@@ -448,18 +448,18 @@ fn clusters_behind_the_end_of_the_disk_are_told() {
             problems,
         )
     };
-    let told = |count| vec![format!("unreferenced clusters past the end of the disk: {count}")];
+    let unreferenced = |count| vec![format!("unreferenced clusters past the end of the disk: {count}")];
     lab.qemu_img("create -f qcow2 image.qcow2 2G");
     qemu_io(&image, &["write -P 1 0 384k", "write -P 2 1G 64k"]);
-    assert_eq!(cut(512), (1, 1, 6, told(6)));
-    assert_eq!(cut(100_000), (2, 2, 5, told(5)));
+    assert_eq!(cut(512), (1, 1, 6, unreferenced(6)));
+    assert_eq!(cut(100_000), (2, 2, 5, unreferenced(5)));
     assert_eq!(cut(2 << 30), (7, 32_768, 0, Vec::new()));
     // The snapshot has all of them, and its own size; then the disk gets some of its own.
     lab.qemu_img("snapshot -c kept image.qcow2");
     assert_eq!(cut(100_000), (2, 2, 0, Vec::new()));
     cut(2 << 30);
     qemu_io(&image, &["write -P 3 128k 128k", "write -P 3 1G 64k"]);
-    assert_eq!(cut(100_000), (2, 2, 3, told(3)));
+    assert_eq!(cut(100_000), (2, 2, 3, unreferenced(3)));
     // It is the snapshot that is longer.
     cut(2 << 30);
     lab.qemu_img("resize -q --shrink image.qcow2 99840");
@@ -469,12 +469,12 @@ fn clusters_behind_the_end_of_the_disk_are_told() {
     lab.qemu_img("convert -c -f raw -O qcow2 source.raw image.qcow2");
     let (all, _, _, problems) = cut(1 << 20);
     assert_eq!(problems, [""; 0]);
-    assert_eq!(cut(65_536), (1, 1, all - 1, told(all - 1)));
+    assert_eq!(cut(65_536), (1, 1, all - 1, unreferenced(all - 1)));
 }
 
 /// Damages metadata in ways whose verdict is known to QEMU, and compares the verdicts.
 #[test]
-fn the_check_agrees_with_the_peer_about_damage() {
+fn check_agrees_with_qemu_on_damage() {
     let lab = Lab::new();
     let image = lab.path("image.qcow2");
     lab.qemu_img("create -f qcow2 image.qcow2 64M");

@@ -56,7 +56,7 @@ mod tests {
     use crate::file::memory::MemoryFile;
 
     #[test]
-    fn runs_end_where_the_bit_changes_or_nobody_asks_on() {
+    fn bit_runs_end_at_a_change_or_the_limit() {
         let pages = Pages::new(Arc::new(MemoryFile::new(vec![0xff, 0xff, 0x0f, 0])), 4096);
         let same = |order: BitOrder, sector, count_max| order.same(&pages, 0, sector, count_max).unwrap();
         assert_eq!(same(BitOrder::LowFirst, 3, 100), (17, true));

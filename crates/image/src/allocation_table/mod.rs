@@ -208,7 +208,7 @@ pub(crate) struct TruncatedBlock {
 
 impl TruncatedBlock {
     /// Examines block `number`, which begins at `host` inside the file.
-    pub(crate) fn meet(&mut self, host: u64, number: u64, block_bytes: u64, disk_bytes: u64) {
+    pub(crate) fn examine(&mut self, host: u64, number: u64, block_bytes: u64, disk_bytes: u64) {
         let end = end_of_block(host, number, block_bytes, disk_bytes);
         if end > self.end {
             (self.end, self.disk_offset) = (end, number * block_bytes);
@@ -216,7 +216,7 @@ impl TruncatedBlock {
     }
 
     /// Extends the file so that the missing data reads as zero.
-    pub(crate) fn give_up(&self, file: &dyn ImageFile, actions: &mut Vec<RepairAction>) -> Result<()> {
+    pub(crate) fn extend_file(&self, file: &dyn ImageFile, actions: &mut Vec<RepairAction>) -> Result<()> {
         let file_bytes = file.length_bytes()?;
         if self.end <= file_bytes {
             return Ok(());

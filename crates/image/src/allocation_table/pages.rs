@@ -131,7 +131,7 @@ mod tests {
     use crate::file::memory::MemoryFile;
 
     #[test]
-    fn changes_are_seen_at_once_and_written_by_sectors() {
+    fn pages_cache_changes_and_write_sectors() {
         let file = Arc::new(MemoryFile::new(vec![7; 10_000]));
         let mut pages = Pages::new(file.clone(), 8192);
         assert_eq!(pages.array::<4>(4094).unwrap(), [7; 4]);

@@ -99,13 +99,13 @@ impl Opener {
         };
         let path = self.place_of(tree, delta).map_err(missing)?;
         let file = HostFile::open_canonical(&path, access).map_err(missing)?;
-        self.meet(&file, &path, &tree.path)?;
+        self.register(&file, &path, &tree.path)?;
         // The guest controls the content of a plain delta: its format is not detected.
         let format = match delta.kind {
             DeltaKind::Expanding => Format::Parallels,
             DeltaKind::Plain => Format::Raw,
         };
-        let mut opened = self.understand(file, &path, Some(format), FormatSource::Overlay, None, access)?;
+        let mut opened = self.parse_file(file, &path, Some(format), FormatSource::Overlay, None, access)?;
         tree.describe(delta, &mut opened.info);
         Ok(opened)
     }
@@ -186,10 +186,10 @@ impl DeltaTree {
 
     /// When ploop grows a disk, it resizes the top delta first, and that size counts.
     fn note_of_size(&self, delta_bytes: u64) -> Option<Note> {
-        let said_bytes = self.descriptor.disk_bytes();
-        (said_bytes != delta_bytes).then(|| Note::DiskSizeDiffers {
+        let descriptor_bytes = self.descriptor.disk_bytes();
+        (descriptor_bytes != delta_bytes).then(|| Note::DiskSizeDiffers {
             image: self.path.clone(),
-            said_bytes,
+            descriptor_bytes,
             size_bytes: delta_bytes,
         })
     }

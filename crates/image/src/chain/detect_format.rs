@@ -153,7 +153,7 @@ mod tests {
     use crate::Format;
 
     #[test]
-    fn every_magic_number_is_known_and_everything_else_is_raw() {
+    fn magic_numbers_are_detected_and_the_rest_is_raw() {
         let with = |offset: usize, magic: &[u8]| {
             let mut head = vec![0; 1024];
             head[offset..offset + magic.len()].copy_from_slice(magic);

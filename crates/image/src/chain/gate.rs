@@ -22,7 +22,7 @@ pub enum Gate {
     ///
     /// An image that was opened through a symbolic link has two such folders: that of the link and that of the file.
     #[default]
-    Beside,
+    SameFolder,
     /// Files in this folder or its subfolders.
     Within(PathBuf),
 }
@@ -46,7 +46,7 @@ impl Gatekeeper {
         let directories = match gate {
             Gate::Deny => Vec::new(),
             Gate::Within(directory) => vec![canonical(directory)?],
-            Gate::Beside => vec![canonical(&directory_of(top))?, directory_of(&canonical(top)?)],
+            Gate::SameFolder => vec![canonical(&directory_of(top))?, directory_of(&canonical(top)?)],
         };
         let named = named.iter().map(|path| canonical(path)).collect::<Result<_>>()?;
         Ok(Self {
@@ -59,7 +59,7 @@ impl Gatekeeper {
     }
 
     /// Restricts the image at `path`, whose format was detected from its content only, to files that the user allowed.
-    pub(crate) fn distrust(&mut self, path: &Path, format: &'static str) {
+    pub(crate) fn restrict_to_named(&mut self, path: &Path, format: &'static str) {
         self.guessed.push((path.to_owned(), format));
     }
 
@@ -140,7 +140,7 @@ impl Gatekeeper {
     fn admits_directory(&self, directory: &Path) -> bool {
         match self.gate {
             Gate::Deny => false,
-            Gate::Beside => self.directories.iter().any(|allowed| allowed == directory),
+            Gate::SameFolder => self.directories.iter().any(|allowed| allowed == directory),
             Gate::Within(_) => self.directories.iter().any(|allowed| directory.starts_with(allowed)),
         }
     }
@@ -148,7 +148,7 @@ impl Gatekeeper {
     fn rule(&self) -> String {
         match &self.gate {
             Gate::Deny => "no other file may be opened; if you trust the image, allow the file by name".to_owned(),
-            Gate::Beside => {
+            Gate::SameFolder => {
                 "only files in the folder of the image may be opened; if you trust the image, allow the file by name"
                     .to_owned()
             }
@@ -213,12 +213,12 @@ mod tests {
     }
 
     #[test]
-    fn a_colon_makes_no_protocol_of_a_file() {
+    fn plain_name_escapes_colons() {
         let directory = tempfile::tempdir().unwrap();
         let root = directory.path().canonicalize().unwrap();
         for name in ["top", "web1-10:00", "file:top"] {
             File::create(root.join(name)).unwrap();
-            let keeper = Gatekeeper::new(&Gate::Beside, &[], &root.join("top")).unwrap();
+            let keeper = Gatekeeper::new(&Gate::SameFolder, &[], &root.join("top")).unwrap();
             let found = keeper.admit(&root.join("top"), &plain_name(name)).unwrap();
             assert_eq!(found, root.join(name));
         }
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn canonical_paths_decide() {
+    fn gate_uses_canonical_paths() {
         let directory = tempfile::tempdir().unwrap();
         let root = directory.path().canonicalize().unwrap();
         create_dir(root.join("vm")).unwrap();
@@ -238,7 +238,7 @@ mod tests {
         let top = root.join("vm/top");
         let secret = root.join("secret").display().to_string();
 
-        let beside = Gatekeeper::new(&Gate::Beside, &[], &top).unwrap();
+        let beside = Gatekeeper::new(&Gate::SameFolder, &[], &top).unwrap();
         assert_eq!(beside.admit(&top, "base").unwrap(), root.join("vm/base"));
         assert_eq!(beside.admit(&top, "file:base").unwrap(), root.join("vm/base"));
         assert_eq!(beside.admit(&top, "below/../base").unwrap(), root.join("vm/base"));
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_to_an_image_has_two_directories() {
+    fn gate_admits_folder_of_link_and_of_file() {
         let directory = tempfile::tempdir().unwrap();
         let root = directory.path().canonicalize().unwrap();
         create_dir(root.join("links")).unwrap();
@@ -277,7 +277,7 @@ mod tests {
             File::create(root.join(name)).unwrap();
         }
         symlink("../pool/top", root.join("links/top")).unwrap();
-        let keeper = Gatekeeper::new(&Gate::Beside, &[], &root.join("links/top")).unwrap();
+        let keeper = Gatekeeper::new(&Gate::SameFolder, &[], &root.join("links/top")).unwrap();
         assert_eq!(
             keeper.admit(&root.join("links/top"), "base").unwrap(),
             root.join("links/base")

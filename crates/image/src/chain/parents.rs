@@ -59,10 +59,10 @@ impl Opener {
                 continue;
             }
             check_modification(&shown, &name, found.modification, header.parent_modification)?;
-            self.meet(&file, &path, &overlay.path)?;
+            self.register(&file, &path, &overlay.path)?;
             let format = Some(Format::Vdi);
             return self
-                .understand(file, &path, format, FormatSource::Overlay, None, Access::Read)
+                .parse_file(file, &path, format, FormatSource::Overlay, None, Access::Read)
                 .map(Some);
         }
         Err(Error::ParentNotFound {
@@ -164,8 +164,8 @@ impl Opener {
                 Ok(true) => {
                     drop(file);
                     let file = HostFile::open_canonical(&path, Access::Read)?;
-                    self.meet(&file, &path, &overlay.path)?;
-                    return self.understand(file, &path, Some(format), FormatSource::Overlay, None, Access::Read);
+                    self.register(&file, &path, &overlay.path)?;
+                    return self.parse_file(file, &path, Some(format), FormatSource::Overlay, None, Access::Read);
                 }
                 Ok(false) => {}
                 Err(error) => refusal = Some(error),

@@ -34,7 +34,7 @@ enum DescriptorFile {
 fn load_descriptor(file: &dyn ImageFile, image: &str) -> Result<(Descriptor, u64, DescriptorFile)> {
     let mut magic = [0; 4];
     file.read_at(&mut magic, 0)?;
-    let (offset, length, home) = if &magic == MAGIC {
+    let (offset, length, kind) = if &magic == MAGIC {
         let extent = SparseExtent::load(file, image)?;
         let Some((offset, length)) = extent.descriptor else {
             return Err(Error::UnsupportedFeature {
@@ -59,7 +59,7 @@ fn load_descriptor(file: &dyn ImageFile, image: &str) -> Result<(Descriptor, u64
     }
     let mut text = vec![0; to_usize(length)];
     file.read_at(&mut text, offset)?;
-    Ok((Descriptor::parse(&text, image)?, offset, home))
+    Ok((Descriptor::parse(&text, image)?, offset, kind))
 }
 
 impl DescriptorFile {
@@ -105,7 +105,7 @@ impl FlatFile {
 
 /// Why a descriptor lists no usable extent, if so. `own` is the extent that contains the descriptor, unless a line
 /// referred to it.
-fn lost_disk(parts: &[VmdkExtent], own: Option<&SparseExtent>) -> Option<&'static str> {
+fn missing_extent(parts: &[VmdkExtent], own: Option<&SparseExtent>) -> Option<&'static str> {
     if parts.is_empty() {
         Some("it lists no extent")
     } else {
@@ -145,9 +145,9 @@ impl Opener {
     /// Opens the extents of the VMDK in `file`.
     pub(super) fn open_vmdk(&mut self, file: Arc<dyn ImageFile>, path: &Path, access: Access) -> Result<Vmdk> {
         let image = path.display().to_string();
-        let (descriptor, offset, home) = load_descriptor(&*file, &image)?;
+        let (descriptor, offset, kind) = load_descriptor(&*file, &image)?;
         let (mut files, mut extent_files) = (vec![file], Vec::new());
-        let (mut own, text) = home.split();
+        let (mut own, text) = kind.split();
         let (mut parts, mut start) = (Vec::new(), 0_u64);
         let mut flats: Vec<FlatFile> = Vec::new();
         for named in &descriptor.extents {
@@ -195,7 +195,7 @@ impl Opener {
             parts.push(VmdkExtent { start, length, kind });
             start += length;
         }
-        if let Some(detail) = lost_disk(&parts, own.as_ref()) {
+        if let Some(detail) = missing_extent(&parts, own.as_ref()) {
             return Err(corrupt(&image, "descriptor", offset, detail));
         }
         refuse_beyond_windows(&files, &image)?;
@@ -223,7 +223,7 @@ impl Opener {
     ) -> Result<(u64, Arc<dyn ImageFile>)> {
         let found = self.keeper.admit(path, name)?;
         let opened = HostFile::open_canonical(&found, access)?;
-        self.meet(&opened, &found, path).map_err(|error| match error {
+        self.register(&opened, &found, path).map_err(|error| match error {
             Error::ChainLoop { .. } => corrupt(
                 &path.display().to_string(),
                 "descriptor",
@@ -352,7 +352,7 @@ mod tests {
 
     /// Some file systems support sparse files longer than a window: bytes past it would belong to the next file.
     #[test]
-    fn a_file_that_is_larger_than_its_window_is_refused() {
+    fn file_larger_than_its_window_is_refused() {
         let files = |bytes| -> Vec<Arc<dyn ImageFile>> { vec![Arc::new(Holes(512)), Arc::new(Holes(bytes))] };
         refuse_beyond_windows(&files(WINDOW_BYTES), "image").unwrap();
         let error = refuse_beyond_windows(&files(WINDOW_BYTES + 1), "image").unwrap_err();

@@ -135,12 +135,12 @@ impl RecordingFile {
             .map_or(0, |last| last + 1);
         let file = MemoryFile::new(self.start.clone());
         for (number, operation) in done.iter().enumerate() {
-            let fate = if number < synced { 0 } else { choose(3) };
+            let outcome = if number < synced { 0 } else { choose(3) };
             match operation {
                 Operation::Sync => {}
-                _ if fate == 1 => {}
+                _ if outcome == 1 => {}
                 Operation::SetLength(length) => file.set_length(*length).unwrap(),
-                Operation::Write { offset, data } if fate == 0 => file.write_at(data, *offset).unwrap(),
+                Operation::Write { offset, data } if outcome == 0 => file.write_at(data, *offset).unwrap(),
                 Operation::Write { offset, data } => {
                     let mut at = 0;
                     while at < data.len() {

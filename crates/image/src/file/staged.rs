@@ -160,7 +160,7 @@ impl StagedState {
         self.holes.insert(hole.start, hole.end);
     }
 
-    fn remember(&mut self, change: StagedChange) {
+    fn record(&mut self, change: StagedChange) {
         self.changes.push(change);
     }
 
@@ -194,7 +194,7 @@ impl ImageFile for Staged {
         let end = offset.saturating_add(data.len() as u64);
         state.length_bytes = state.length_bytes.max(end);
         state.put(&*self.base, data, offset)?;
-        state.remember(StagedChange::Write {
+        state.record(StagedChange::Write {
             offset,
             data: data.to_vec(),
         });
@@ -218,7 +218,7 @@ impl ImageFile for Staged {
             state.base_end = state.base_end.min(length_bytes);
         }
         state.length_bytes = length_bytes;
-        state.remember(StagedChange::SetLength(length_bytes));
+        state.record(StagedChange::SetLength(length_bytes));
         Ok(())
     }
 
@@ -239,12 +239,12 @@ impl ImageFile for Staged {
             state.put(&*self.base, &zeroes, range.start)?;
         }
         state.account(CHANGE_BYTES, range.start)?;
-        state.remember(StagedChange::Punch(range.start..end));
+        state.record(StagedChange::Punch(range.start..end));
         Ok(())
     }
 
     fn sync(&self) -> Result<()> {
-        self.lock().remember(StagedChange::Sync);
+        self.lock().record(StagedChange::Sync);
         Ok(())
     }
 
@@ -277,7 +277,7 @@ mod tests {
 
     /// Random changes are visible through the staged file, leave the file unchanged, and are applied by `execute`.
     #[test]
-    fn what_is_staged_is_what_is_done() {
+    fn staged_changes_match_the_execution() {
         for seed in 0..200 {
             let mut random = Random(seed);
             let start: Vec<u8> = (0..30_000).map(|at: u32| at.to_le_bytes()[0] | 1).collect();
@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_has_a_bound() {
+    fn staged_memory_is_bounded() {
         let staged = Staged::new(Arc::new(MemoryFile::default())).unwrap();
         staged.lock().changed_bytes_max = 1 << 20;
         let piece = vec![1; 32 << 10];

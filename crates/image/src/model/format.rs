@@ -161,7 +161,7 @@ mod tests {
     use super::Format;
 
     #[test]
-    fn the_name_of_a_new_file_says_its_format_or_none() {
+    fn format_of_new_file_by_extension() {
         let of = |name: &str| Format::of_new_file(std::path::Path::new(name)).ok();
         for (name, format) in [
             ("web.qcow2", Format::Qcow2),
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_ours_and_those_of_qemu() {
+    fn format_names_match_qemu() {
         for format in [Format::Raw, Format::Qcow2, Format::Vhd, Format::Vdi, Format::Luks] {
             assert_eq!(Format::from_name(format.name()), Some(format));
             assert_eq!(Format::from_name(format.qemu_name()), Some(format));

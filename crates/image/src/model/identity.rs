@@ -120,7 +120,7 @@ mod tests {
     use super::ImageId;
 
     #[test]
-    fn text_and_bytes_are_one() {
+    fn uuid_text_and_bytes_round_trip() {
         let id: ImageId = "{7C0BD2A4-0d5e-4f0f-9d2e-5b1c6a7d8e9f}".parse().unwrap();
         assert_eq!(id.to_string(), "7c0bd2a4-0d5e-4f0f-9d2e-5b1c6a7d8e9f");
         assert_eq!(id.to_guid()[..8], [0xa4, 0xd2, 0x0b, 0x7c, 0x5e, 0x0d, 0x0f, 0x4f]);

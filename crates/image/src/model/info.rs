@@ -169,7 +169,7 @@ pub enum Note {
         /// The descriptor.
         image: PathBuf,
         /// Size according to the descriptor.
-        said_bytes: u64,
+        descriptor_bytes: u64,
         /// Size of the top delta, which is used.
         size_bytes: u64,
     },
@@ -221,11 +221,11 @@ impl std::fmt::Display for Note {
             ),
             Self::DiskSizeDiffers {
                 image,
-                said_bytes,
+                descriptor_bytes,
                 size_bytes,
             } => write!(
                 formatter,
-                "the disk has {said_bytes} bytes according to {}, but {size_bytes} bytes according to its top delta, which is used",
+                "the disk has {descriptor_bytes} bytes according to {}, but {size_bytes} bytes according to its top delta, which is used",
                 image.display()
             ),
             Self::MarkedCorrupt { image } => {

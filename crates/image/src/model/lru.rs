@@ -94,7 +94,7 @@ mod tests {
     use super::Lru;
 
     #[test]
-    fn the_least_recently_used_goes_first() {
+    fn least_recently_used_is_evicted_first() {
         let cache = Lru::new(30);
         for key in 0..3 {
             cache.insert(key, Arc::new(key), 10);

@@ -29,7 +29,7 @@ mod tests {
     use super::{from_windows, to_windows};
 
     #[test]
-    fn paths_come_back() {
+    fn paths_round_trip() {
         for path in ["base.vhdx", "../web1/base.vhdx", "/srv/base.vhdx"] {
             assert_eq!(from_windows(&to_windows(path)), path);
         }

@@ -172,7 +172,7 @@ impl CompressedFill<'_> {
                 self.report.plain_bytes += range.end - range.start;
                 self.stored_end = piece.offset + range.end;
             }
-            BufferPart::AsBelow(range) => {
+            BufferPart::SameAsBacking(range) => {
                 self.hide_backing(piece.offset + range.start)?;
                 self.stored_end = piece.offset + range.end;
             }

@@ -130,7 +130,7 @@ mod tests {
 
     /// Only a VMDK encodes several files in one offset; an offset of a large raw disk is not decoded like that.
     #[test]
-    fn places_of_a_raw_disk_are_in_its_file_however_large_it_is() {
+    fn large_raw_offsets_map_to_the_first_file() {
         let size = 7 << 60;
         let device: Arc<dyn BlockDevice> = Arc::new(Full(size));
         let layer = ChainLayer {

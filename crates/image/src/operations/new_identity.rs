@@ -24,14 +24,14 @@ pub struct NewIdentity {
     /// Children to update.
     pub children: Vec<PathBuf>,
     /// How to treat further children in the folder of the image.
-    pub beside: ChildrenBeside,
+    pub unnamed_children: UnnamedChildren,
     /// The final file name, if the file is renamed later: a VMDK stores it.
     pub name: Option<String>,
 }
 
 /// How to treat children of the image that are in its folder and were not named.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ChildrenBeside {
+pub enum UnnamedChildren {
     /// Fail, and change nothing.
     Refuse,
     /// Update them.
@@ -72,22 +72,22 @@ pub fn set_identity(path: &Path, options: &OpenOptions, new: &NewIdentity) -> Re
     let mut children = new.children.clone();
     // Before taking any lock: closing any descriptor of a file releases it.
     refuse_cut_off(path, options)?;
-    let others: Vec<PathBuf> = match new.beside {
-        ChildrenBeside::Leave => Vec::new(),
-        ChildrenBeside::Change | ChildrenBeside::Refuse => children_to_change(path, options)?,
+    let others: Vec<PathBuf> = match new.unnamed_children {
+        UnnamedChildren::Leave => Vec::new(),
+        UnnamedChildren::Change | UnnamedChildren::Refuse => children_to_change(path, options)?,
     }
     .into_iter()
     .filter(|found| !children.iter().any(|child| is_same(child, found)))
     .collect();
-    match new.beside {
-        ChildrenBeside::Change => children.extend(others),
-        ChildrenBeside::Refuse if !others.is_empty() => {
+    match new.unnamed_children {
+        UnnamedChildren::Change => children.extend(others),
+        UnnamedChildren::Refuse if !others.is_empty() => {
             return Err(Error::HasChildren {
                 image: path.display().to_string(),
                 children: others.iter().map(|child| child.display().to_string()).collect(),
             });
         }
-        ChildrenBeside::Refuse | ChildrenBeside::Leave => {}
+        UnnamedChildren::Refuse | UnnamedChildren::Leave => {}
     }
     let image = open_single(path, options, Access::Write)?;
     if let Some(delta) = &image.info.delta {
@@ -127,7 +127,7 @@ fn children_to_change(path: &Path, options: &OpenOptions) -> Result<Vec<PathBuf>
     if format == Format::Vhdx {
         return Ok(Vec::new());
     }
-    children_beside(path, options)
+    children_in_folder(path, options)
 }
 
 /// Gives a descriptor and its deltas new identities. The top delta is locked meanwhile.
@@ -149,7 +149,7 @@ fn renew_deltas(path: &Path, new: &NewIdentity) -> Result<IdentityChange> {
 
 /// The children of the image at `path` in its folder and in the subfolder `Snapshots`: they store its identity, or its
 /// last modification in case of a VHDX.
-pub fn children_beside(path: &Path, options: &OpenOptions) -> Result<Vec<PathBuf>> {
+pub fn children_in_folder(path: &Path, options: &OpenOptions) -> Result<Vec<PathBuf>> {
     let image = open_single(path, options, Access::Read)?;
     let extensions: &[&str] = match image.info.format {
         Format::Vdi => &["vdi"],
@@ -166,7 +166,7 @@ pub fn children_beside(path: &Path, options: &OpenOptions) -> Result<Vec<PathBuf
         backing: Backing::Ignore,
         ..options.clone()
     };
-    Ok(images_beside(path, extensions, |found| {
+    Ok(images_in_folder(path, extensions, |found| {
         let opened = open_single(found, &child_options, Access::Read);
         opened.is_ok_and(|opened| match opened.info.format {
             Format::Vhdx => {
@@ -179,7 +179,7 @@ pub fn children_beside(path: &Path, options: &OpenOptions) -> Result<Vec<PathBuf
 
 /// The images in the folder of `path` and in its subfolder `Snapshots` that depend on it: its children, and qcow2
 /// overlays, which store its path.
-pub fn dependents_beside(path: &Path, options: &OpenOptions) -> Result<Vec<PathBuf>> {
+pub fn dependents_in_folder(path: &Path, options: &OpenOptions) -> Result<Vec<PathBuf>> {
     let image = open_single(path, options, Access::Read)?;
     let child_options = |format| OpenOptions {
         format: Some(format),
@@ -189,7 +189,7 @@ pub fn dependents_beside(path: &Path, options: &OpenOptions) -> Result<Vec<PathB
     match image.info.format {
         Format::Qcow2 | Format::Raw => {
             let options = child_options(Format::Qcow2);
-            Ok(images_beside(path, &["qcow2", "qcow", "img"], |found| {
+            Ok(images_in_folder(path, &["qcow2", "qcow", "img"], |found| {
                 let opened = open_single(found, &options, Access::Read).ok();
                 let qcow2 = opened.and_then(|opened| opened.info.qcow2);
                 let backing = qcow2.and_then(|qcow2| qcow2.backing_file);
@@ -197,13 +197,13 @@ pub fn dependents_beside(path: &Path, options: &OpenOptions) -> Result<Vec<PathB
                 backing.is_some_and(|backing| is_same(&directory_of(found).join(backing), path))
             }))
         }
-        _ => children_beside(path, options),
+        _ => children_in_folder(path, options),
     }
 }
 
 /// The images in the folder of `path` and in its subfolder `Snapshots` that have one of these extensions and are its
 /// children.
-fn images_beside(path: &Path, extensions: &[&str], is_child: impl Fn(&Path) -> bool) -> Vec<PathBuf> {
+fn images_in_folder(path: &Path, extensions: &[&str], is_child: impl Fn(&Path) -> bool) -> Vec<PathBuf> {
     let folder = directory_of(path);
     let mut children: Vec<PathBuf> = [folder.join("Snapshots"), folder]
         .iter()

@@ -62,7 +62,7 @@ pub fn plan_repair(path: &Path, options: &OpenOptions, mode: RepairMode, intent:
 
 impl Repair {
     fn plan(mut target: RepairTarget, mode: RepairMode) -> Result<Self> {
-        let (before, was_readable) = target.check_or_tell()?;
+        let (before, was_readable) = target.check_even_damaged()?;
         let mut actions = Vec::new();
         let mut is_done = false;
         for _ in 0..ROUND_COUNT_MAX {
@@ -73,13 +73,13 @@ impl Repair {
             }
             actions.extend(found);
         }
-        let (mut after, is_readable) = target.check_or_tell()?;
+        let (mut after, is_readable) = target.check_even_damaged()?;
         let is_worse = (after.corruption_count, after.leak_count) > (before.corruption_count, before.leak_count)
             || (was_readable && !is_readable)
             || !target.keeps_descriptors()?;
         if is_worse || !is_done || actions.is_empty() {
             // Discard the plan: it changed something without a reason, made the image worse, or did not converge.
-            target.forget()?;
+            target.discard_changes()?;
             actions.clear();
             after = before.clone();
         }
@@ -118,8 +118,8 @@ impl Repair {
             }
         }
         let mut target = self.target;
-        target.forget()?;
-        Ok(target.check_or_tell()?.0)
+        target.discard_changes()?;
+        Ok(target.check_even_damaged()?.0)
     }
 }
 
@@ -185,12 +185,12 @@ impl RepairTarget {
             data: None,
             vmdk,
         };
-        target.forget()?;
+        target.discard_changes()?;
         Ok(target)
     }
 
     /// Discards all changes.
-    fn forget(&mut self) -> Result<()> {
+    fn discard_changes(&mut self) -> Result<()> {
         self.files.clear();
         for base in &self.base {
             self.files.push(Arc::new(Staged::new(Arc::clone(base))?));
@@ -224,7 +224,7 @@ impl RepairTarget {
     }
 
     /// Like `check`, with damage that prevents opening reported as a problem. Also returns whether it can be opened.
-    fn check_or_tell(&self) -> Result<(CheckReport, bool)> {
+    fn check_even_damaged(&self) -> Result<(CheckReport, bool)> {
         match self.check() {
             Err(error) if error.is_corrupt() => Ok((CheckReport::of_damage(&error), false)),
             other => Ok((other?, true)),
@@ -250,21 +250,21 @@ impl RepairTarget {
         let mut actions = Vec::new();
         let file = self.file();
         let image = &*self.image;
-        let mended = match self.format {
+        let repaired = match self.format {
             Format::Qcow2 => qcow2::repair::repair(&*file, self.data.as_deref(), image, mode, &mut actions),
             Format::Vdi => vdi::repair::repair(&*file, image, mode, &mut actions),
             Format::Vhd => vhd::repair::repair(&*file, image, mode, &mut actions),
             Format::Vhdx => vhdx::repair::repair(&file, image, mode, &mut actions),
             Format::Vmdk => match &mut self.vmdk {
                 Some(opened) => {
-                    let mended = vmdk::repair::repair(opened, mode, &mut actions);
-                    mended.and_then(|()| opened.reload(image))
+                    let repaired = vmdk::repair::repair(opened, mode, &mut actions);
+                    repaired.and_then(|()| opened.reload(image))
                 }
                 None => Ok(()),
             },
             _ => ploop::repair::repair(&*file, image, mode, &mut actions),
         };
-        match mended {
+        match repaired {
             Ok(()) => Ok(actions),
             // Leave unrecoverable damage alone; the check reports it.
             Err(error) if error.is_corrupt() => Ok(Vec::new()),

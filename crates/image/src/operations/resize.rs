@@ -17,7 +17,7 @@ use crate::file::{Access, ImageFile, directory_of};
 use crate::formats::ploop::descriptor::FILE_NAME;
 use crate::formats::{ploop, qcow2, vdi, vhd, vhdx};
 use crate::operations::image::refuse_cut_off;
-use crate::operations::new_identity::dependents_beside;
+use crate::operations::new_identity::dependents_in_folder;
 use crate::{Backing, Error, Format, OpenOptions, Result};
 
 #[cfg(test)]
@@ -62,7 +62,7 @@ pub struct ResizeReport {
 pub fn resize(path: &Path, options: &OpenOptions, new_size_bytes: u64, shrink: Shrink) -> Result<ResizeReport> {
     // Before taking any lock: closing any descriptor of a file releases it.
     refuse_cut_off(path, options)?;
-    let children: Vec<PathBuf> = dependents_beside(path, options)?;
+    let children: Vec<PathBuf> = dependents_in_folder(path, options)?;
     let options = OpenOptions {
         backing: Backing::Follow,
         ..options.clone()

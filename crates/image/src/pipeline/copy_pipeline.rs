@@ -26,23 +26,23 @@ struct Ranges<'a> {
     /// End of the data that `at` lies in.
     data_end: u64,
     /// End of the range whose extents are known.
-    asked: u64,
+    listed_end: u64,
 }
 
 impl Ranges<'_> {
     fn next(&mut self) -> Result<Option<Range<u64>>> {
         let size_bytes = self.source.size_bytes();
         while self.at >= self.data_end {
-            if self.asked >= size_bytes {
+            if self.listed_end >= size_bytes {
                 return Ok(None);
             }
-            let list = self.source.extents(self.asked..size_bytes, EXTENT_COUNT_MAX)?;
-            self.asked = list.end();
+            let list = self.source.extents(self.listed_end..size_bytes, EXTENT_COUNT_MAX)?;
+            self.listed_end = list.end();
             if let Some(data) = list.as_slice().iter().find(|extent| extent.kind == ExtentKind::Data) {
                 let start = data.offset / self.cluster_bytes * self.cluster_bytes;
                 self.at = start.max(self.at);
                 self.data_end = data.end().next_multiple_of(self.cluster_bytes).min(size_bytes);
-                self.asked = self.data_end;
+                self.listed_end = self.data_end;
             }
         }
         let border = (self.at / self.piece_bytes + 1) * self.piece_bytes;
@@ -74,7 +74,7 @@ struct PipelineQueue<'a> {
     /// The first write that failed.
     failure: Option<Error>,
     /// Tells the workers to exit.
-    is_over: bool,
+    is_shutdown: bool,
     /// Workers that are running.
     workers: usize,
     buffers: Vec<AlignedBuffer>,
@@ -147,7 +147,7 @@ impl Pipeline<'_> {
                     piece_bytes: PIECE_BYTES.max(self.cluster_bytes),
                     at: 0,
                     data_end: 0,
-                    asked: 0,
+                    listed_end: 0,
                 },
                 is_read: false,
                 handed_out: 0,
@@ -156,7 +156,7 @@ impl Pipeline<'_> {
                 waiting: VecDeque::new(),
                 unwritten: 0,
                 failure: None,
-                is_over: false,
+                is_shutdown: false,
                 workers: self.worker_count,
                 buffers: Vec::new(),
             }),
@@ -183,7 +183,7 @@ struct ShutdownGuard<'a, 'b>(&'a PipelineState<'b>);
 
 impl Drop for ShutdownGuard<'_, '_> {
     fn drop(&mut self) {
-        self.0.lock().is_over = true;
+        self.0.lock().is_shutdown = true;
         self.0.is_task.notify_all();
         self.0.arrived.notify_all();
     }
@@ -197,7 +197,7 @@ impl Drop for WorkerGuard<'_, '_> {
     fn drop(&mut self) {
         let mut shared = self.0.lock();
         shared.workers -= 1;
-        shared.is_over |= std::thread::panicking();
+        shared.is_shutdown |= std::thread::panicking();
         drop(shared);
         self.0.is_task.notify_all();
         self.0.arrived.notify_all();
@@ -216,7 +216,7 @@ impl<'a> PipelineState<'a> {
     ) {
         let _leaving = WorkerGuard(self);
         let mut shared = self.lock();
-        while !shared.is_over {
+        while !shared.is_shutdown {
             let Some(task) = shared.next(self.in_flight_max) else {
                 // The collecting thread may be waiting for this write.
                 self.arrived.notify_one();

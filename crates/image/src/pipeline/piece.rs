@@ -28,7 +28,7 @@ pub(crate) enum BufferPart {
     /// As they are.
     Plain(Range<u64>),
     /// Not at all: the backing file has the same data.
-    AsBelow(Range<u64>),
+    SameAsBacking(Range<u64>),
     /// Compressed: one cluster, at offset `at` of the piece.
     Compressed { at: u64, bytes: Vec<u8> },
 }
@@ -84,8 +84,8 @@ impl Piece {
             let cluster = &self.buffer[to_usize(at)..to_usize(end)];
             if below.is_some_and(|below| below[to_usize(at)..to_usize(end)] == *cluster) {
                 match parts.last_mut() {
-                    Some(BufferPart::AsBelow(range)) if range.end == at => range.end = end,
-                    _ => parts.push(BufferPart::AsBelow(at..end)),
+                    Some(BufferPart::SameAsBacking(range)) if range.end == at => range.end = end,
+                    _ => parts.push(BufferPart::SameAsBacking(at..end)),
                 }
             } else if !is_zero(cluster) {
                 let compressed = compress.as_mut().and_then(|compress| {

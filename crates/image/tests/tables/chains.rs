@@ -21,7 +21,7 @@ fn child_of(parent: &std::path::Path, format: Format, size_bytes: u64) -> Create
 }
 
 #[test]
-fn children_read_through_to_their_parents() {
+fn children_read_from_their_parents() {
     for (format, extension) in [
         (Format::Vdi, "vdi"),
         (Format::Vhd, "vhd"),
@@ -79,7 +79,7 @@ fn children_read_through_to_their_parents() {
 }
 
 #[test]
-fn a_parent_that_has_moved_is_asked_for_and_found_where_the_user_says() {
+fn moved_parent_must_be_allowed() {
     for (format, extension) in [(Format::Vhd, "vhd"), (Format::Vhdx, "vhdx"), (Format::Vmdk, "vmdk")] {
         let lab = Lab::new();
         let (base, top) = (
@@ -122,7 +122,7 @@ fn a_parent_that_has_moved_is_asked_for_and_found_where_the_user_says() {
 
 /// Looking for the parent, nothing opens the image a second time: the end of that would end its lock.
 #[test]
-fn an_image_whose_parent_was_looked_for_stays_locked() {
+fn parent_search_keeps_the_lock() {
     for (format, extension) in [
         (Format::Vdi, "vdi"),
         (Format::Vhd, "vhd"),
@@ -146,7 +146,7 @@ fn an_image_whose_parent_was_looked_for_stays_locked() {
 }
 
 #[test]
-fn a_parent_is_found_where_virtualbox_puts_it_and_nowhere_else() {
+fn parent_search_follows_virtualbox_folders() {
     let lab = Lab::new();
     let size = 2 * MIB;
     let machine = lab.path("web1");

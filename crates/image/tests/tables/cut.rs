@@ -147,7 +147,7 @@ fn text_disk() -> Vec<u8> {
 }
 
 #[test]
-fn a_qcow2_that_was_cut_off_is_never_read_as_other_data() {
+fn truncated_qcow2_never_reads_wrong_data() {
     let lab = Lab::new();
     let disk = sample_disk(DISK_BYTES, 11);
     let text = text_disk();
@@ -214,7 +214,7 @@ fn a_qcow2_that_was_cut_off_is_never_read_as_other_data() {
 
 /// Tables that are at the end of the file, which is what the work of a guest leaves.
 #[test]
-fn a_qcow2_whose_last_table_was_cut_off_is_damaged() {
+fn truncated_last_table_is_damage() {
     let lab = Lab::new();
     for cluster_bytes in [512, 65_536] {
         let path = lab.path(&format!("guest-{cluster_bytes}.qcow2"));
@@ -244,7 +244,7 @@ fn a_qcow2_whose_last_table_was_cut_off_is_damaged() {
 }
 
 #[test]
-fn images_with_tables_of_blocks_that_were_cut_off_are_never_read_as_other_data() {
+fn truncated_block_formats_never_read_wrong_data() {
     let lab = Lab::new();
     let disk = sample_disk(DISK_BYTES, 12);
     for format in [Format::Vdi, Format::Vhd, Format::Vhdx, Format::Vmdk, Format::Parallels] {
@@ -269,7 +269,7 @@ fn images_with_tables_of_blocks_that_were_cut_off_are_never_read_as_other_data()
 }
 
 #[test]
-fn a_compressed_vmdk_that_was_cut_off_is_never_read_as_other_data() {
+fn truncated_compressed_vmdk_never_reads_wrong_data() {
     let lab = Lab::new();
     let disk = text_disk();
     let path = lab.path("stream.vmdk");

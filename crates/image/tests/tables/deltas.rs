@@ -161,7 +161,7 @@ fn files(folder: &Path, names: &[&str]) -> Vec<Vec<u8>> {
 }
 
 #[test]
-fn a_delta_below_the_top_is_checked_with_the_disk() {
+fn check_includes_lower_deltas() {
     let lab = Lab::new();
     let path = grown(&lab);
     let check = || holdfast_image::check(&path, &OpenOptions::default()).unwrap();
@@ -180,7 +180,7 @@ fn a_delta_below_the_top_is_checked_with_the_disk() {
 }
 
 #[test]
-fn a_disk_of_plain_bytes_alone_has_nothing_to_check() {
+fn plain_disk_has_no_metadata_to_check() {
     let lab = Lab::new();
     let path = folder(&lab, 2 * MIB, Some(TOP), &[(TOP, ImageId::NIL, "Plain", "root.hds")]);
     lab.raw("web1.hdd/root.hds", 2 * MIB, 5);
@@ -189,7 +189,7 @@ fn a_disk_of_plain_bytes_alone_has_nothing_to_check() {
 }
 
 #[test]
-fn a_chain_reads_as_its_deltas_laid_over_each_other() {
+fn chain_reads_merged_deltas() {
     let lab = Lab::new();
     let path = grown(&lab);
     let (mut root, below) = (Vec::new(), files(&path, &["root.hds", "middle.hds", "branch.hds"]));
@@ -242,7 +242,7 @@ fn a_chain_reads_as_its_deltas_laid_over_each_other() {
 }
 
 #[test]
-fn layers_say_who_they_are() {
+fn layers_report_their_identities() {
     let lab = Lab::new();
     let path = grown(&lab);
     let image = open(&path, &OpenOptions::default()).unwrap();
@@ -304,7 +304,7 @@ fn layers_say_who_they_are() {
 }
 
 #[test]
-fn a_plain_root_is_the_disk_itself_and_never_asked_what_it_is() {
+fn plain_root_format_is_not_detected() {
     let lab = Lab::new();
     let rows = [
         (id(1), ImageId::NIL, "Plain", "root.hds"),
@@ -344,7 +344,7 @@ fn a_plain_root_is_the_disk_itself_and_never_asked_what_it_is() {
 }
 
 #[test]
-fn a_new_disk_is_a_folder_that_the_peer_knows_the_delta_of() {
+fn new_parallels_folder_is_readable_by_qemu() {
     let lab = Lab::new();
     let size = 5 * MIB + 512;
     let options = CreateOptions {
@@ -409,7 +409,7 @@ fn a_new_disk_is_a_folder_that_the_peer_knows_the_delta_of() {
 }
 
 #[test]
-fn the_gate_stands_before_every_delta() {
+fn gate_checks_every_delta() {
     let lab = Lab::new();
     let (secret, _) = lab.raw("secret", MIB, 1);
     let absolute = path_text(&secret).to_owned();
@@ -464,7 +464,7 @@ fn the_gate_stands_before_every_delta() {
 }
 
 #[test]
-fn a_disk_that_was_moved_is_found_by_the_names_of_its_files() {
+fn moved_disk_finds_its_deltas_by_name() {
     let lab = Lab::new();
     fs::create_dir(lab.path("elsewhere")).unwrap();
     let moved = lab.path("elsewhere/root.hds");
@@ -493,7 +493,7 @@ fn a_disk_that_was_moved_is_found_by_the_names_of_its_files() {
 }
 
 #[test]
-fn what_cannot_be_opened_says_what_it_is() {
+fn unsupported_images_are_named() {
     let lab = Lab::new();
     let size = MIB;
     let delta = |name: &str| {
@@ -567,7 +567,7 @@ fn what_cannot_be_opened_says_what_it_is() {
 }
 
 #[test]
-fn a_top_that_others_need_is_not_written_to() {
+fn top_with_children_is_not_writable() {
     let lab = Lab::new();
     let rows = [
         (id(1), ImageId::NIL, "Compressed", "root.hds"),
@@ -591,7 +591,7 @@ fn a_top_that_others_need_is_not_written_to() {
 }
 
 #[test]
-fn a_disk_is_as_large_as_its_top() {
+fn disk_size_is_that_of_the_top() {
     let lab = Lab::new();
     for said in [MIB, 3 * MIB] {
         let path = folder(&lab, said, None, &[(TOP, ImageId::NIL, "Compressed", "root.hds")]);
@@ -603,7 +603,7 @@ fn a_disk_is_as_large_as_its_top() {
         assert_eq!(image.size_bytes(), 2 * MIB);
         let note = Note::DiskSizeDiffers {
             image: path.join("DiskDescriptor.xml"),
-            said_bytes: said,
+            descriptor_bytes: said,
             size_bytes: 2 * MIB,
         };
         assert_eq!(image.notes(), [note]);
@@ -611,7 +611,7 @@ fn a_disk_is_as_large_as_its_top() {
 }
 
 #[test]
-fn a_copy_gets_an_identity_of_its_own_and_reads_as_before() {
+fn copy_with_new_identity_reads_the_same() {
     let lab = Lab::new();
     let path = grown(&lab);
     let before = contents(&open(&path, &OpenOptions::default()).unwrap());
@@ -651,7 +651,7 @@ fn a_copy_gets_an_identity_of_its_own_and_reads_as_before() {
 /// A descriptor can name another file as the top, of the same size in the same place of the chain: its bytes are not
 /// those from before.
 #[test]
-fn a_top_that_was_switched_is_a_change() {
+fn switched_top_counts_as_changed() {
     let lab = Lab::new();
     let path = grown(&lab);
     for name in ["one.hds", "two.hds"] {
@@ -699,7 +699,7 @@ fn devices_outlive_their_image() {
 
 /// Deltas know nothing of each other: any two may meet in a chain, with any sizes, and any of them may be damaged.
 #[test]
-fn a_chain_with_a_damaged_delta_is_read_as_far_as_it_goes() {
+fn damaged_delta_limits_the_readable_chain() {
     let lab = Lab::new();
     let rows = [
         (id(1), ImageId::NIL, "Compressed", "root.hds"),

@@ -87,7 +87,7 @@ fn assert_peer_agrees(flavour: &Flavour, image: &Path, disk: &[u8], lab: &Lab) {
 }
 
 #[test]
-fn what_we_write_the_peer_reads() {
+fn peers_read_our_images() {
     for flavour in flavours() {
         for size_bytes in [512, MIB, 5 * MIB + 512, 33 * MIB - 512] {
             let lab = Lab::new();
@@ -105,7 +105,7 @@ fn what_we_write_the_peer_reads() {
 }
 
 #[test]
-fn what_the_peer_writes_we_read_and_write() {
+fn peer_images_are_read_and_written() {
     for flavour in flavours() {
         let lab = Lab::new();
         let (raw, mut disk) = lab.raw("disk.raw", 20 * MIB + 512, 3);
@@ -138,7 +138,7 @@ fn what_the_peer_writes_we_read_and_write() {
 }
 
 #[test]
-fn many_threads_fill_an_image() {
+fn threads_write_one_image() {
     for flavour in flavours() {
         let lab = Lab::new();
         let disk = sample_disk(24 * MIB, 8);
@@ -155,7 +155,7 @@ fn many_threads_fill_an_image() {
 }
 
 #[test]
-fn thin_images_are_small_and_large_disks_are_quick() {
+fn sparse_images_are_small_and_fast() {
     for flavour in flavours() {
         if flavour.kind != ImageKind::Dynamic {
             continue;

@@ -333,7 +333,7 @@ fn stream_of(device: &MemoryDevice, path: &Path) {
 }
 
 #[test]
-fn the_table_is_what_is_found() {
+fn image_matrix_matches_the_document() {
     let mut text = String::from(
         "# Formats of images, beside other programs\n\nWhat the tests of this version have found: `both ways` is what we write read by QEMU and by us, and what QEMU writes \
          read by us, byte by byte;\nboth sides check the image. Behind the semicolon are programs that have nothing to do with either and read the same from all \

@@ -113,7 +113,7 @@ const QCOW2_DAMAGE: [(&str, Damage, RepairMode, &[&str]); 5] = [
 ];
 
 #[test]
-fn what_is_mended_in_a_qcow2_qemu_finds_sound() {
+fn repaired_qcow2_passes_qemu_check() {
     for (name, damage, mode, actions) in QCOW2_DAMAGE {
         let lab = Lab::new();
         let disk = sample_disk(12 * MIB, 6);
@@ -147,7 +147,7 @@ fn what_is_mended_in_a_qcow2_qemu_finds_sound() {
 }
 
 #[test]
-fn a_qcow2_above_another_one_reads_that_where_it_lost_its_own() {
+fn overlay_with_discarded_clusters_reads_backing() {
     let lab = Lab::new();
     let disk = sample_disk(4 * MIB, 7);
     by_qemu(&lab, "base.qcow2", "-O qcow2", &disk);
@@ -174,7 +174,7 @@ fn a_qcow2_above_another_one_reads_that_where_it_lost_its_own() {
 
 /// Snapshots share clusters and tables, compressed clusters share theirs, and none of that is taken for what two parts of the disk have.
 #[test]
-fn what_two_parts_of_the_disk_share_is_told_until_it_is_copied() {
+fn cross_linked_clusters_are_reported_until_copied() {
     for words in ["-O qcow2", "-c -O qcow2", "-O qcow2 -o extended_l2=on"] {
         let lab = Lab::new();
         let disk = sample_disk(12 * MIB, 6);
@@ -209,7 +209,7 @@ fn what_two_parts_of_the_disk_share_is_told_until_it_is_copied() {
 
 /// A repair once did not look at the file of the data, found nothing wrong, and took the mark off.
 #[test]
-fn a_data_file_that_was_cut_off_is_told_by_a_repair_too() {
+fn repair_reports_truncated_data_file() {
     let lab = Lab::new();
     let (image, data) = (lab.path("image.qcow2"), lab.path("image.data"));
     overwrite(&lab.path("source.raw"), &vec![5; 4 << 20]);
@@ -237,7 +237,7 @@ fn a_data_file_that_was_cut_off_is_told_by_a_repair_too() {
 }
 
 #[test]
-fn images_of_other_formats_are_mended_and_qemu_reads_them() {
+fn repaired_block_formats_are_read_by_qemu() {
     let disk = sample_disk(8 * MIB, 8);
     let cases: [Case; 7] = [
         (
@@ -315,7 +315,7 @@ fn images_of_other_formats_are_mended_and_qemu_reads_them() {
 }
 
 #[test]
-fn what_somebody_has_open_or_has_no_metadata_is_not_mended() {
+fn locked_and_raw_images_are_not_repaired() {
     let lab = Lab::new();
     let options = OpenOptions::default();
     // An empty one, for the holder tells by its growth that it has it.
@@ -337,7 +337,7 @@ fn what_somebody_has_open_or_has_no_metadata_is_not_mended() {
 
 /// The parts of a disk in several files are mended each for itself.
 #[test]
-fn an_extent_of_several_is_mended() {
+fn one_of_several_extents_is_repaired() {
     let lab = Lab::new();
     let disk = sample_disk(3 * MIB, 2);
     let image = by_qemu(&lab, "disk.vmdk", "-O vmdk -o subformat=twoGbMaxExtentSparse", &disk);

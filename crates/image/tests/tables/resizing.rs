@@ -97,7 +97,7 @@ fn go_through(lab: &Lab, path: &Path, disk: &mut Vec<u8>, format: Format, what: 
 }
 
 #[test]
-fn images_of_all_formats_grow_and_shrink() {
+fn all_formats_grow_and_shrink() {
     let lab = Lab::new();
     for (format, kind) in [
         (Format::Raw, ImageKind::Dynamic),
@@ -128,7 +128,7 @@ fn images_of_all_formats_grow_and_shrink() {
 }
 
 #[test]
-fn images_of_the_peer_grow_and_shrink() {
+fn peer_images_grow_and_shrink() {
     let lab = Lab::new();
     for (number, (format, options)) in [
         (Format::Qcow2, "cluster_size=4k"),
@@ -213,7 +213,7 @@ fn refusal(path: &Path, size_bytes: u64) -> Error {
 }
 
 #[test]
-fn what_cannot_be_resized_says_so() {
+fn resize_refusals() {
     let lab = Lab::new();
     let image = |name: &str, format: Format| -> PathBuf {
         let path = lab.path(name);
@@ -267,7 +267,7 @@ fn what_cannot_be_resized_says_so() {
 
 /// What a larger backing file has past the end of its overlay does not show when that grows; a snapshot keeps its size.
 #[test]
-fn overlays_grow_with_zeroes_and_snapshots_stay() {
+fn resize_zeroes_overlays_and_keeps_snapshots() {
     let lab = Lab::new();
     let (_, base) = lab.raw("base.raw", 9 * MIB, 4);
     lab.qemu_img("create -q -f qcow2 -F raw -b base.raw top.qcow2 3000320");

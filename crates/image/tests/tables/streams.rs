@@ -11,8 +11,8 @@ use holdfast_block::{
     BlockDevice, Error as BlockError, ExtentKind, ExtentList, FileDevice, IoMode, MemoryDevice, to_usize,
 };
 use holdfast_image::{
-    ChildrenBeside, Continue, CreateOptions, Error, Format, ImageId, ImageKind, NewIdentity, OpenOptions,
-    StreamOptions, StreamReader, StreamReport, create, open, set_identity, write_stream_optimized,
+    Continue, CreateOptions, Error, Format, ImageId, ImageKind, NewIdentity, OpenOptions, StreamOptions, StreamReader,
+    StreamReport, UnnamedChildren, create, open, set_identity, write_stream_optimized,
 };
 
 use crate::peer::{Lab, Random, assert_clean, assert_reads_as, flatten, path_text, qemu_img, sample_disk};
@@ -90,7 +90,7 @@ fn disks() -> Vec<(String, Vec<u8>)> {
 }
 
 #[test]
-fn what_we_write_the_peer_reads_and_so_do_we() {
+fn our_streams_are_read_by_peers_and_us() {
     for (what, disk) in disks() {
         let lab = Lab::new();
         let (bytes, report) = written(&MemoryDevice::from_bytes(&disk));
@@ -122,7 +122,7 @@ fn what_we_write_the_peer_reads_and_so_do_we() {
 }
 
 #[test]
-fn what_the_peer_writes_we_read_as_it_comes() {
+fn peer_streams_are_read() {
     for (what, disk) in disks() {
         let lab = Lab::new();
         let bytes = by_peer(&lab, &disk);
@@ -135,7 +135,7 @@ fn what_the_peer_writes_we_read_as_it_comes() {
 
 /// Whoever reads a part of a stream must learn that it is one: at no border of sectors it looks whole.
 #[test]
-fn a_stream_that_was_cut_off_is_an_error_wherever_that_was() {
+fn truncated_stream_is_an_error_at_any_length() {
     let lab = Lab::new();
     let disk = sample_disk(MIB + 512, 5);
     for bytes in [written(&MemoryDevice::from_bytes(&disk)).0, by_peer(&lab, &disk)] {
@@ -230,7 +230,7 @@ impl BlockDevice for OnePass {
 }
 
 #[test]
-fn a_device_that_can_be_read_once_is_enough() {
+fn stream_reads_the_device_once() {
     let disk = sample_disk(30 * MIB + 1000, 11);
     let length = disk.len() as u64;
     let whole = vec![0..length / 2, length / 2..length];
@@ -263,7 +263,7 @@ fn a_device_that_can_be_read_once_is_enough() {
 }
 
 #[test]
-fn large_disks_that_are_nearly_empty_are_quick_and_small() {
+fn large_sparse_disks_are_fast_and_small() {
     const TIB: u64 = 1 << 40;
     let lab = Lab::new();
     let raw = lab.path("large.raw");
@@ -308,7 +308,7 @@ fn large_disks_that_are_nearly_empty_are_quick_and_small() {
 }
 
 #[test]
-fn other_identities_are_given_to_streams() {
+fn stream_identity_can_be_changed() {
     let lab = Lab::new();
     let disk = sample_disk(MIB, 1);
     let image = lab.path("disk.vmdk");
@@ -318,7 +318,7 @@ fn other_identities_are_given_to_streams() {
     let new = NewIdentity {
         id,
         children: Vec::new(),
-        beside: ChildrenBeside::Refuse,
+        unnamed_children: UnnamedChildren::Refuse,
         name: Some("other.vmdk".to_owned()),
     };
     set_identity(&image, &OpenOptions::default(), &new).unwrap();
@@ -328,7 +328,7 @@ fn other_identities_are_given_to_streams() {
 }
 
 #[test]
-fn who_stops_or_cannot_write_leaves_no_stream() {
+fn interrupted_stream_is_invalid() {
     struct Full(usize);
     impl Write for Full {
         fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
@@ -358,7 +358,7 @@ fn who_stops_or_cannot_write_leaves_no_stream() {
 }
 
 #[test]
-fn options_that_cannot_be_are_refused() {
+fn invalid_options_are_refused() {
     let device = MemoryDevice::new(MIB);
     let refuses = |options: &StreamOptions<'_>| {
         let mut bytes = Vec::new();

@@ -8,7 +8,7 @@ use crate::peer::{Lab, Random, assert_reads_as, flatten, path_text, qemu_img, wo
 const MIB: u64 = 1 << 20;
 
 #[test]
-fn all_kinds_of_the_peer_are_read_and_those_of_files_written() {
+fn peer_vmdk_kinds_are_read_and_written() {
     for (kind, expected, is_written) in [
         ("monolithicSparse", ImageKind::Dynamic, true),
         ("monolithicFlat", ImageKind::Fixed, true),
@@ -52,7 +52,7 @@ fn all_kinds_of_the_peer_are_read_and_those_of_files_written() {
 }
 
 #[test]
-fn extents_cross_borders_of_files() {
+fn reads_cross_extent_files() {
     let lab = Lab::new();
     let image = lab.path("large.vmdk");
     qemu_img(&[
@@ -82,7 +82,7 @@ fn extents_cross_borders_of_files() {
 }
 
 #[test]
-fn an_extent_that_is_cut_off_is_an_error_and_not_zeroes() {
+fn truncated_extent_is_an_error() {
     let lab = Lab::new();
     let (raw, _) = lab.raw("disk.raw", 3 << 20, 3);
     let image = lab.path("cut.vmdk");
@@ -120,7 +120,7 @@ fn an_extent_that_is_cut_off_is_an_error_and_not_zeroes() {
 
 /// VMware puts several extents of a disk into one file, each behind the other.
 #[test]
-fn extents_of_one_file_are_read_and_written_where_they_are() {
+fn extents_sharing_a_file_are_read_and_written() {
     let lab = Lab::new();
     let image = lab.path("two.vmdk");
     let mut flat: Vec<u8> = (0..8 * 512)
@@ -165,7 +165,7 @@ fn extents_of_one_file_are_read_and_written_where_they_are() {
 }
 
 #[test]
-fn an_extent_elsewhere_is_not_opened() {
+fn extent_in_another_folder_is_not_opened() {
     let lab = Lab::new();
     std::fs::create_dir(lab.path("vm")).unwrap();
     let secret = lab.path("secret");

@@ -16,7 +16,7 @@ use crate::peer::{Lab, Random, path_text, sample_disk};
 use crate::work::{assert_is, create_bulk_with, over_base};
 
 #[test]
-fn a_bulk_copy_is_the_same_disk() {
+fn fill_copies_the_disk() {
     let lab = Lab::new();
     let disk = sample_disk(9 * MIB + 512, 21);
     let source = MemoryDevice::from_bytes(&disk);
@@ -63,7 +63,7 @@ fn a_bulk_copy_is_the_same_disk() {
 }
 
 #[test]
-fn a_bulk_copy_into_a_data_file_and_over_a_backing_file() {
+fn fill_writes_data_files_and_overlays() {
     let lab = Lab::new();
     let (_, base) = lab.raw("base.raw", 2 * MIB, 4);
     let disk = sample_disk(2 * MIB, 5);
@@ -117,7 +117,7 @@ fn a_bulk_copy_into_a_data_file_and_over_a_backing_file() {
 }
 
 #[test]
-fn a_raw_copy_is_sparse_and_the_same() {
+fn raw_copy_is_sparse_and_equal() {
     let lab = Lab::new();
     let (_, disk) = lab.raw("source.raw", 7 * MIB + 100, 33);
     let image = lab.path("image.qcow2");
@@ -156,7 +156,7 @@ fn a_raw_copy_is_sparse_and_the_same() {
 
 /// On a block device there is whatever was there before: its zeroes must be written, and nothing behind the disk.
 #[test]
-fn a_device_that_held_something_else_is_written_over() {
+fn fill_device_overwrites_old_content() {
     let mut disk = sample_disk(3 * MIB, 9);
     disk.truncate(to_usize(3 * MIB - 100));
     let source = MemoryDevice::from_bytes(&disk);

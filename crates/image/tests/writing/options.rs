@@ -10,7 +10,7 @@ use crate::MIB;
 use crate::peer::{Lab, assert_clean, assert_reads_as, qemu_check};
 
 #[test]
-fn options_that_make_no_sense_are_refused() {
+fn inconsistent_options_are_refused() {
     let lab = Lab::new();
     let base = Qcow2Options::default();
     let raw = Some(DataFile {

@@ -9,7 +9,7 @@ use crate::MIB;
 use crate::peer::{self, Lab, path_text, qemu_check, qemu_io};
 
 #[test]
-fn a_write_without_the_bitmap_makes_it_stale() {
+fn write_without_bitmap_support_makes_it_stale() {
     let lab = Lab::new();
     let image = lab.path("image.qcow2");
     lab.qemu_img("create -f qcow2 image.qcow2 4M");
@@ -30,7 +30,7 @@ fn a_write_without_the_bitmap_makes_it_stale() {
 }
 
 #[test]
-fn unsafe_images_are_not_written() {
+fn inconsistent_images_are_not_written() {
     let lab = Lab::new();
     let image = lab.path("image.qcow2");
     for bit in [1u8, 2] {
@@ -68,7 +68,7 @@ fn unsafe_images_are_not_written() {
 }
 
 #[test]
-fn an_image_in_use_by_the_peer_is_locked() {
+fn image_in_use_by_qemu_is_locked() {
     let lab = Lab::new();
     let image = lab.path("image.qcow2");
     create(&image, &CreateOptions::qcow2(MIB)).unwrap();

@@ -9,7 +9,7 @@ use crate::work::{assert_is, create_with, over_base};
 
 /// Threads that write to different places, flush and read at once: nothing is lost, and nobody waits for ever.
 #[test]
-fn many_threads_share_one_image() {
+fn threads_read_one_image() {
     const THREADS: u64 = 4;
     const SHARE_BYTES: u64 = MIB + 3072;
     let lab = Lab::new();

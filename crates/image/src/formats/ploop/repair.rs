@@ -22,7 +22,7 @@ pub(crate) fn repair(
     if mode == RepairMode::All {
         give_up_and_separate(file, &header, image, actions)?;
     }
-    cut(file, &header, actions)?;
+    truncate_unused(file, &header, actions)?;
     // The lock proves that no process has it open: the mark is a leftover of a process that did not close it.
     if mode >= RepairMode::Safe && header.is_open && check(file, &header)?.corruption_count == 0 {
         file.sync()?;
@@ -51,7 +51,7 @@ fn give_up_and_separate(
             lost.push(index);
             return;
         }
-        cut_off.meet(host, index, cluster, header.disk_bytes);
+        cut_off.examine(host, index, cluster, header.disk_bytes);
         if !seen.insert(host) {
             twice.push((index, host));
         }
@@ -69,7 +69,7 @@ fn give_up_and_separate(
             first_disk_offset: Some(first * cluster),
         });
     }
-    cut_off.give_up(file, actions)?;
+    cut_off.extend_file(file, actions)?;
     let Some((first, _)) = twice.first() else { return Ok(()) };
     let start = header.data_offset + (file_bytes.saturating_sub(header.data_offset)).next_multiple_of(cluster);
     let mut entries = Vec::new();
@@ -101,7 +101,7 @@ fn give_up_and_separate(
 }
 
 /// Truncates everything after the last cluster.
-fn cut(file: &dyn ImageFile, header: &PloopHeader, actions: &mut Vec<RepairAction>) -> Result<()> {
+fn truncate_unused(file: &dyn ImageFile, header: &PloopHeader, actions: &mut Vec<RepairAction>) -> Result<()> {
     let mut extension = [0; 8];
     file.read_at(&mut extension, AT_EXTENSION)?;
     if extension != [0; 8] {

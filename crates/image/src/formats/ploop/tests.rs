@@ -37,7 +37,7 @@ fn open(file: Arc<dyn ImageFile>, backing: Option<Arc<dyn BlockDevice>>) -> Resu
 }
 
 #[test]
-fn a_crash_loses_nothing_that_was_flushed() {
+fn crash_keeps_flushed_data() {
     let case = |name, start, has_parent| TableCrashCase {
         name,
         start,
@@ -53,7 +53,7 @@ fn a_crash_loses_nothing_that_was_flushed() {
 }
 
 #[test]
-fn what_contradicts_itself_is_refused() {
+fn inconsistent_headers_are_refused() {
     let good = empty();
     let is_refused = |at: usize, value: u32| {
         let mut bytes = good.clone();

@@ -19,7 +19,7 @@ use std::sync::Arc;
 use holdfast_block::to_usize;
 
 use super::entry::{COPIED, ClusterKind, DataLocation, L1_RESERVED, L2Entry, LOST_PLACE, Sharing};
-use super::features::look_at_marks;
+use super::features::report_marks;
 use super::geometry::{OFFSET_MASK, POINTER_BYTES, Qcow2Geometry};
 use super::header::Qcow2Header;
 use super::mapping::{L2Table, entry_in, read_l2_as_is};
@@ -42,7 +42,7 @@ pub(crate) fn check(
     data: Option<&dyn ImageFile>,
 ) -> Result<CheckReport> {
     let mut report = compared(&**file, data, header, image)?;
-    look_at_marks(header.incompatible, &mut report);
+    report_marks(header.incompatible, &mut report);
     Ok(report)
 }
 
@@ -71,8 +71,8 @@ fn compared(
     checker.claim_refcounts()?;
     checker.walk()?;
     checker.compare();
-    let behind = "clusters past the end of the disk";
-    checker.report.add_unreferenced(behind, checker.behind_count);
+    let past_disk_end = "clusters past the end of the disk";
+    checker.report.add_unreferenced(past_disk_end, checker.past_end_count);
     Ok(checker.report)
 }
 
@@ -104,7 +104,7 @@ pub(super) struct Checker<'a> {
     /// Entries with reserved bits set.
     pub(super) reserved_count: u64,
     /// Clusters past the end of the disk that nothing else uses.
-    behind_count: u64,
+    past_end_count: u64,
     /// What the end of the file truncates.
     pub(super) truncated: TruncatedContent,
     /// The largest disk size of a snapshot.
@@ -146,7 +146,7 @@ impl<'a> Checker<'a> {
             l2_tables: BTreeMap::new(),
             damage_count: 0,
             reserved_count: 0,
-            behind_count: 0,
+            past_end_count: 0,
             truncated: TruncatedContent::default(),
             snapshot_disk_bytes: 0,
             has_damaged_bitmaps: false,
@@ -179,7 +179,7 @@ impl<'a> Checker<'a> {
             }
         }
         self.l2_tables = l2_tables;
-        self.tell_contested()
+        self.report_cross_linked()
     }
 
     /// Records a problem that leaves references uncounted.
@@ -400,7 +400,7 @@ impl<'a> Checker<'a> {
                 return Ok(());
             }
             Ok(ClusterKind::Compressed(compressed)) => {
-                let is_shown = self.count_shown(disk_offset, used, compressed.offset)?;
+                let is_shown = self.count_inside_disk(disk_offset, used, compressed.offset)?;
                 self.report.compressed_count += u64::from(is_shown);
                 if entry.word & COPIED != 0 {
                     let detail = "compressed cluster with the copied flag".to_owned();
@@ -409,7 +409,7 @@ impl<'a> Checker<'a> {
                         detail,
                     });
                 }
-                return self.count_data(compressed.sectors(), used.count, RefcountTable::pack);
+                return self.count_data(compressed.sectors(), used.count, RefcountTable::mark_compressed);
             }
             Ok(
                 ClusterKind::Data { host }
@@ -418,7 +418,7 @@ impl<'a> Checker<'a> {
             ) => host,
             Ok(_) => return Ok(()),
         };
-        self.count_shown(disk_offset, used, host.offset)?;
+        self.count_inside_disk(disk_offset, used, host.offset)?;
         if self.place() == DataLocation::External {
             self.check_in_data_file(host.offset, disk_offset);
             return Ok(());
@@ -427,7 +427,7 @@ impl<'a> Checker<'a> {
             self.check_copied(host.offset, host.sharing == Sharing::Exclusive)?;
         }
         let range = host.offset..host.offset + self.geometry.cluster_bytes();
-        self.count_data(range, used.count, RefcountTable::own)
+        self.count_data(range, used.count, RefcountTable::mark_uncompressed)
     }
 
     /// Counts `uses` references to the clusters of `range`, and records each cluster by `note`.

@@ -20,7 +20,7 @@ use crate::model::qcow2_info::TableLocation;
 use crate::model::repair_action::RepairAction;
 
 /// Clears unreadable bitmaps, invalid L1 entries and invalid L2 entries: in this order, each durably before the next.
-pub(super) fn give_up(file: &dyn ImageFile, image: &str, actions: &mut Vec<RepairAction>) -> Result<()> {
+pub(super) fn discard_invalid(file: &dyn ImageFile, image: &str, actions: &mut Vec<RepairAction>) -> Result<()> {
     let mut header = load_header(file, image)?;
     if count_uses(file, &header, image)?.has_damaged_bitmaps {
         let kept = header.autoclear & !AUTOCLEAR_BITMAPS;
@@ -29,7 +29,7 @@ pub(super) fn give_up(file: &dyn ImageFile, image: &str, actions: &mut Vec<Repai
         actions.push(RepairAction::BitmapsGivenUp);
         header = load_header(file, image)?;
     }
-    give_up_cut(file, &header, image, actions)?;
+    discard_truncated(file, &header, image, actions)?;
     let tables = l1_tables(file, &header, image)?;
     let uses = count_uses(file, &header, image)?;
     let mut lost = InvalidEntries::default();
@@ -48,7 +48,12 @@ pub(super) fn give_up(file: &dyn ImageFile, image: &str, actions: &mut Vec<Repai
 
 /// Clears what the end of the file truncates. Truncated compressed clusters go before the file is extended: with
 /// zeroes in place of the missing bytes they could decompress to wrong data.
-fn give_up_cut(file: &dyn ImageFile, header: &Qcow2Header, image: &str, actions: &mut Vec<RepairAction>) -> Result<()> {
+fn discard_truncated(
+    file: &dyn ImageFile,
+    header: &Qcow2Header,
+    image: &str,
+    actions: &mut Vec<RepairAction>,
+) -> Result<()> {
     let cut = count_uses(file, header, image)?.truncated;
     let mut lost = InvalidEntries::default();
     for (place, disk_offset) in cut.compressed {

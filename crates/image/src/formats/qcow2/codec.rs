@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn clusters_survive_with_rubbish_behind_them() {
+    fn clusters_decompress_with_trailing_garbage() {
         for compression in [Compression::Zlib, Compression::Zstd] {
             let mut compressor = ClusterCompressor::new(compression, None).unwrap();
             let decoder = Decoder::new(compression);
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn noise_is_left_alone_and_damage_is_named() {
+    fn incompressible_is_none_and_damage_is_reported() {
         let mut state = 1u64;
         let noise: Vec<u8> = std::iter::repeat_with(|| {
             state = state
@@ -247,7 +247,7 @@ mod tests {
     /// Decodes the stream with a window of 4 KiB: no match may refer further back, or decoders that rely on QEMU's
     /// limit fail. zlib-rs with a window of 12 bits must respect that.
     #[test]
-    fn deflate_streams_keep_to_the_window_of_qemu() {
+    fn deflate_streams_respect_qemu_window() {
         let cluster = sample(65_536);
         let packed = ClusterCompressor::new(Compression::Zlib, Some(9))
             .unwrap()

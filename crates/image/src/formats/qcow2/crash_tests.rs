@@ -302,7 +302,7 @@ fn assert_peer_finds_no_corruption(bytes: &[u8], what: &str) {
 }
 
 #[test]
-fn a_crash_at_any_point_loses_nothing_that_was_flushed() {
+fn crash_keeps_flushed_data() {
     let mut random = Random(1);
     let mut points = 0u64;
     for (seed, case) in (1..).zip(cases()) {
@@ -325,7 +325,7 @@ fn a_crash_at_any_point_loses_nothing_that_was_flushed() {
 }
 
 #[test]
-fn a_failure_of_any_write_or_sync_damages_nothing() {
+fn failed_write_or_sync_damages_nothing() {
     for (seed, case) in (1..).zip(cases()) {
         let mut fail_at = 1;
         loop {
@@ -344,7 +344,7 @@ fn a_failure_of_any_write_or_sync_damages_nothing() {
 
 /// An image that is filled in bulk is invalid until it is complete; then it is durable.
 #[test]
-fn a_crash_while_filling_leaves_no_image_or_a_whole_one() {
+fn crash_during_fill_leaves_complete_or_no_image() {
     let disk = letters(6);
     let options = CreateOptions {
         qcow2: Qcow2Options {

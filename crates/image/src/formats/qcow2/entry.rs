@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn a_compressed_entry_covers_whole_sectors() {
+    fn compressed_entry_covers_whole_sectors() {
         for cluster_bits in 9..=21 {
             let geometry = geometry(cluster_bits, L2Kind::Standard);
             for (offset, length_bytes) in [
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn offset_zero_is_a_place_in_a_data_file_only() {
+    fn offset_zero_is_valid_in_a_data_file_only() {
         let geometry = geometry(16, L2Kind::Standard);
         let entry = L2Entry {
             word: COPIED,
@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn reserved_bits_are_those_without_a_meaning() {
+    fn reserved_bits_of_entries() {
         let standard = geometry(16, L2Kind::Standard);
         let extended = geometry(16, L2Kind::Extended);
         let reserved = |word, geometry| L2Entry { word, bitmap: 0 }.reserved(geometry);
@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn contradictions_are_named() {
+    fn inconsistent_name_and_content_is_refused() {
         let standard = geometry(16, L2Kind::Standard);
         let extended = geometry(16, L2Kind::Extended);
         let unaligned = L2Entry {
@@ -326,8 +326,8 @@ mod tests {
             bitmap: 1 << 32 | 1,
         };
         assert!(both.meaning(extended, DataLocation::Inside).is_err());
-        let homeless = L2Entry { word: 0, bitmap: 1 };
-        assert!(homeless.meaning(extended, DataLocation::Inside).is_err());
+        let without_host = L2Entry { word: 0, bitmap: 1 };
+        assert!(without_host.meaning(extended, DataLocation::Inside).is_err());
         let outside = L2Entry::compressed(0x10000, 10, standard);
         assert!(outside.meaning(standard, DataLocation::External).is_err());
         assert_eq!(

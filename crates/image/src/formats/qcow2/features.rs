@@ -53,7 +53,7 @@ fn feature_name(extensions: &[Extension], bit: u8) -> Option<String> {
 }
 
 /// Reports marks that other programs have set.
-pub(super) fn look_at_marks(incompatible: u64, report: &mut CheckReport) {
+pub(super) fn report_marks(incompatible: u64, report: &mut CheckReport) {
     let mut mark = |bit: u64, severity, detail: &str| {
         if incompatible & bit != 0 {
             let detail = detail.to_owned();

@@ -453,7 +453,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_encoded_is_parsed() {
+    fn encoded_header_is_parsed() {
         let mut expected = header();
         for version in [2, 3] {
             expected.version = version;
@@ -464,14 +464,14 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_feature_is_refused_by_its_own_name() {
-        let mut strange = header();
-        strange.incompatible = 1 << 9 | 1 << 40;
+    fn unknown_feature_is_refused_by_its_name() {
+        let mut unknown_features = header();
+        unknown_features.incompatible = 1 << 9 | 1 << 40;
         let mut row = vec![0, 9];
         row.extend(b"time travel");
         row.resize(48, 0);
-        strange.extensions[0].data.extend(row);
-        let error = Qcow2Header::parse(&strange.encode().unwrap(), 1 << 20, "test").unwrap_err();
+        unknown_features.extensions[0].data.extend(row);
+        let error = Qcow2Header::parse(&unknown_features.encode().unwrap(), 1 << 20, "test").unwrap_err();
         let Error::UnsupportedFeature { feature, .. } = error else {
             panic!("{error}");
         };

@@ -209,7 +209,7 @@ fn apply(bytes: &mut Vec<u8>, damage: &Damage) {
 }
 
 #[test]
-fn the_seeds_are_valid_apart_from_what_was_added() {
+fn seeds_are_valid_except_added_structures() {
     for bytes in seeds() {
         let file: Arc<dyn ImageFile> = Arc::new(MemoryFile::new(bytes));
         let header = load_header(&*file, "image").unwrap();
@@ -220,7 +220,7 @@ fn the_seeds_are_valid_apart_from_what_was_added() {
 }
 
 #[test]
-fn no_damage_crashes_anything() {
+fn damage_never_panics() {
     let seeds = seeds();
     let strategy = (0..seeds.len(), prop::collection::vec(damage(), 1..6));
     let mut runner = TestRunner::new(Config {
@@ -279,7 +279,7 @@ fn small_header(refcount_bits: u32) -> Qcow2Header {
 /// With a table that refers to one block repeatedly, the time of a check was the size of the table times that of the
 /// block: hours for a file of a few MiB.
 #[test]
-fn a_refcount_block_that_is_listed_many_times_is_compared_once() {
+fn repeated_refcount_block_is_checked_once() {
     let header = small_header(1);
     let mut bytes = blank(&header, 3);
     put_words(&mut bytes, 512, std::iter::repeat_n(1024, 64));
@@ -299,7 +299,7 @@ fn a_refcount_block_that_is_listed_many_times_is_compared_once() {
 
 /// A large table can describe clusters past the largest valid offset; their offsets overflowed.
 #[test]
-fn refcounts_of_clusters_that_cannot_exist_are_a_problem_of_the_image() {
+fn refcounts_of_impossible_clusters_are_reported() {
     let mut header = small_header(1);
     header.geometry.cluster_bits = 21;
     let cluster_bytes = header.geometry.cluster_bytes();
@@ -318,7 +318,7 @@ fn refcounts_of_clusters_that_cannot_exist_are_a_problem_of_the_image() {
 /// With a table that refers to one cluster of bits repeatedly, the time of reading was the size of the table times
 /// that of the cluster.
 #[test]
-fn a_bitmap_whose_clusters_overlap_is_damage() {
+fn overlapping_bitmap_clusters_are_damage() {
     let mut header = small_header(16);
     header.size_bytes = 64 * 512 * 8 * 512;
     let mut bytes = blank(&header, 3);

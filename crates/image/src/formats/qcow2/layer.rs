@@ -107,7 +107,7 @@ impl Qcow2Layer {
     }
 
     /// Drops the cached cluster at `offset`, whose space was freed.
-    pub(crate) fn forget_compressed(&self, offset: u64) {
+    pub(crate) fn evict_compressed(&self, offset: u64) {
         self.clusters.remove(offset);
     }
 }

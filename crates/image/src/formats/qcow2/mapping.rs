@@ -87,12 +87,12 @@ impl Mapping {
     }
 
     /// Caches a table that was stored at `offset`.
-    pub(crate) fn keep(&self, offset: u64, table: Arc<L2Table>) {
+    pub(crate) fn cache_table(&self, offset: u64, table: Arc<L2Table>) {
         self.cache.insert(offset, table, self.geometry.cluster_bytes());
     }
 
     /// Drops a cached table whose cluster was freed.
-    pub(crate) fn forget(&self, offset: u64) {
+    pub(crate) fn evict(&self, offset: u64) {
         self.cache.remove(offset);
     }
 

@@ -221,7 +221,7 @@ mod tests {
     use crate::formats::qcow2::geometry::{L2Kind, Qcow2Geometry};
 
     #[test]
-    fn refcounts_of_every_width_keep_their_neighbours() {
+    fn setting_a_refcount_keeps_its_neighbours() {
         for order in 0..=6 {
             let geometry = Qcow2Geometry {
                 cluster_bits: 9,
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_table_describes_itself() {
+    fn new_refcount_table_counts_itself() {
         for order in 0..=6 {
             for other in [0, 1, 60, 64, 255, 256, 4000, 100_000] {
                 let geometry = Qcow2Geometry {

@@ -22,16 +22,16 @@ pub(super) struct RefcountTable {
 struct Page {
     uses: [u32; to_usize(PAGE_CLUSTERS)],
     /// Clusters that an entry uses uncompressed.
-    owned: u32,
+    uncompressed: u32,
     /// Clusters that more than one entry uses uncompressed. Disk states that share a table share its entries.
-    owned_again: u32,
+    cross_linked_uses: u32,
     /// Clusters with compressed data, which any number of entries can use.
-    packed: u32,
+    compressed: u32,
 }
 
 impl Page {
-    fn contested(&self) -> u32 {
-        self.owned_again | (self.owned & self.packed)
+    fn cross_linked(&self) -> u32 {
+        self.cross_linked_uses | (self.uncompressed & self.compressed)
     }
 }
 
@@ -60,38 +60,38 @@ impl RefcountTable {
     }
 
     /// Records that an entry uses a counted cluster uncompressed.
-    pub(super) fn own(&mut self, cluster: u64) {
+    pub(super) fn mark_uncompressed(&mut self, cluster: u64) {
         if let Some(page) = self.pages.get_mut(&(cluster / PAGE_CLUSTERS)) {
             let bit = 1 << (cluster % PAGE_CLUSTERS);
-            page.owned_again |= page.owned & bit;
-            page.owned |= bit;
+            page.cross_linked_uses |= page.uncompressed & bit;
+            page.uncompressed |= bit;
         }
     }
 
     /// Records that a counted cluster has compressed data.
-    pub(super) fn pack(&mut self, cluster: u64) {
+    pub(super) fn mark_compressed(&mut self, cluster: u64) {
         if let Some(page) = self.pages.get_mut(&(cluster / PAGE_CLUSTERS)) {
-            page.packed |= 1 << (cluster % PAGE_CLUSTERS);
+            page.compressed |= 1 << (cluster % PAGE_CLUSTERS);
         }
     }
 
     /// Whether more than one entry uses a cluster, at least one of them uncompressed.
-    pub(super) fn is_contested(&self, cluster: u64) -> bool {
+    pub(super) fn is_cross_linked(&self, cluster: u64) -> bool {
         let page = self.pages.get(&(cluster / PAGE_CLUSTERS));
-        page.is_some_and(|page| page.contested() >> (cluster % PAGE_CLUSTERS) & 1 != 0)
+        page.is_some_and(|page| page.cross_linked() >> (cluster % PAGE_CLUSTERS) & 1 != 0)
     }
 
     /// Whether a cluster has compressed data.
-    pub(super) fn is_packed(&self, cluster: u64) -> bool {
+    pub(super) fn has_compressed(&self, cluster: u64) -> bool {
         let page = self.pages.get(&(cluster / PAGE_CLUSTERS));
-        page.is_some_and(|page| page.packed >> (cluster % PAGE_CLUSTERS) & 1 != 0)
+        page.is_some_and(|page| page.compressed >> (cluster % PAGE_CLUSTERS) & 1 != 0)
     }
 
     /// Ranges with all cross-linked clusters, split so that each has at most `count_max` of them and a page more.
-    pub(super) fn contested(&self, count_max: u64) -> Vec<Range<u64>> {
-        let contested = self.pages.iter().filter(|(_, page)| page.contested() != 0);
-        let mut pages: Vec<(u64, u32)> = contested
-            .map(|(number, page)| (*number, page.contested().count_ones()))
+    pub(super) fn cross_linked(&self, count_max: u64) -> Vec<Range<u64>> {
+        let cross_linked = self.pages.iter().filter(|(_, page)| page.cross_linked() != 0);
+        let mut pages: Vec<(u64, u32)> = cross_linked
+            .map(|(number, page)| (*number, page.cross_linked().count_ones()))
             .collect();
         pages.sort_unstable();
         let mut ranges: Vec<Range<u64>> = Vec::new();

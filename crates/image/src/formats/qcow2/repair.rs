@@ -41,10 +41,10 @@ pub(crate) fn repair(
     let mut uses = count_uses(file, &header, image)?;
     if mode == RepairMode::All && uses.damage_count > 0 {
         drop(uses);
-        clear_invalid::give_up(file, image, actions)?;
+        clear_invalid::discard_invalid(file, image, actions)?;
         // Tables first, then the clusters that both tables refer to.
-        if separate(file, image, actions)? {
-            separate(file, image, actions)?;
+        if unshare(file, image, actions)? {
+            unshare(file, image, actions)?;
         }
         header = load_header(file, image)?;
         uses = count_uses(file, &header, image)?;
@@ -74,7 +74,7 @@ pub(crate) fn repair(
 }
 
 /// Copies shared tables or clusters; false if there are none.
-fn separate(file: &dyn ImageFile, image: &str, actions: &mut Vec<RepairAction>) -> Result<bool> {
+fn unshare(file: &dyn ImageFile, image: &str, actions: &mut Vec<RepairAction>) -> Result<bool> {
     let header = load_header(file, image)?;
     let mut uses = count_uses(file, &header, image)?;
     let Some(copies) = ClusterCopies::make(file, &header, &mut uses, image)? else {
@@ -96,7 +96,7 @@ fn separate(file: &dyn ImageFile, image: &str, actions: &mut Vec<RepairAction>) 
         Ok(_) | Err(Error::Corrupt { .. }) => return Ok(false),
         Err(error) => return Err(error),
     }
-    actions.push(copies.lead_there()?);
+    actions.push(copies.redirect()?);
     Ok(true)
 }
 
@@ -132,12 +132,12 @@ enum RepairedFlags<'f> {
     /// Flags that are set, but must not be: a write in place would change shared data.
     Wrong {
         /// Includes entries in which another bit may be the wrong one.
-        also_doubtful: bool,
+        with_ambiguous: bool,
     },
     /// Flags that are missing.
     Missing {
         /// Clusters to skip, because they are ambiguous.
-        but: &'f HashSet<u64>,
+        except: &'f HashSet<u64>,
     },
 }
 
@@ -191,13 +191,13 @@ impl Repairer<'_> {
             uses.counts.add(cluster, 1, self.image)?;
         }
         let (mut raised_count, mut lowered_count, mut flag_count) = (0, 0, 0);
-        let mut doubtful = HashSet::new();
+        let mut ambiguous = HashSet::new();
         if mode >= RepairMode::Safe {
             if mode < RepairMode::All && self.header.incompatible & INCOMPATIBLE_DIRTY == 0 {
-                doubtful = self.doubtful(stored, uses)?;
+                ambiguous = self.ambiguous_clusters(stored, uses)?;
             }
             raised_count = self.change_counts(&uses.counts, |cluster, before, counted| {
-                if doubtful.contains(&cluster) {
+                if ambiguous.contains(&cluster) {
                     before
                 } else {
                     before.max(counted)
@@ -208,7 +208,7 @@ impl Repairer<'_> {
             flag_count += self.repair_flags(
                 uses,
                 RepairedFlags::Wrong {
-                    also_doubtful: mode == RepairMode::All,
+                    with_ambiguous: mode == RepairMode::All,
                 },
                 |cluster| {
                     let counted = uses.counts.of(cluster);
@@ -228,7 +228,7 @@ impl Repairer<'_> {
         // With leaks, too: a lowered refcount may require the flag.
         if mode >= RepairMode::Safe || self.is_whole {
             let now = StoredRefcounts::load(self.file, self.header, self.image)?;
-            flag_count += self.repair_flags(uses, RepairedFlags::Missing { but: &doubtful }, |cluster| {
+            flag_count += self.repair_flags(uses, RepairedFlags::Missing { except: &ambiguous }, |cluster| {
                 let (stored, counted) = (now.of(cluster)?, uses.counts.of(cluster));
                 Ok(stored.max(counted))
             })?;
@@ -248,8 +248,8 @@ impl Repairer<'_> {
 
     /// Clusters with one active reference that are free by their refcount and whose copied flag is not set. The entry
     /// may be wrong and have referred elsewhere, or nowhere: once the cluster is counted, no check reports it again.
-    fn doubtful(&self, stored: &StoredRefcounts<'_>, uses: &Checker<'_>) -> Result<HashSet<u64>> {
-        let mut doubtful = HashSet::new();
+    fn ambiguous_clusters(&self, stored: &StoredRefcounts<'_>, uses: &Checker<'_>) -> Result<HashSet<u64>> {
+        let mut ambiguous_clusters = HashSet::new();
         let known = KnownLength::default();
         for (offset, _) in uses.l2_tables.iter().filter(|(_, used)| used.is_active) {
             let table = read_l2_as_is(self.file, &known, self.geometry, *offset, self.image)?;
@@ -261,11 +261,11 @@ impl Repairer<'_> {
                     continue;
                 };
                 if uses.counts.of(cluster) == 1 && stored.of(cluster)? == 0 {
-                    doubtful.insert(cluster);
+                    ambiguous_clusters.insert(cluster);
                 }
             }
         }
-        Ok(doubtful)
+        Ok(ambiguous_clusters)
     }
 
     /// Sets refcounts to the result of `choose`, which gets the cluster, the stored and the counted value; returns how
@@ -319,7 +319,7 @@ impl Repairer<'_> {
             let is_alone = refcount(geometry.cluster_of(host))? == 1;
             Ok(match flags {
                 RepairedFlags::Wrong { .. } if !is_alone => word & !COPIED,
-                RepairedFlags::Missing { but } if is_alone && !but.contains(&geometry.cluster_of(host)) => {
+                RepairedFlags::Missing { except } if is_alone && !except.contains(&geometry.cluster_of(host)) => {
                     word | COPIED
                 }
                 _ => word,
@@ -347,7 +347,7 @@ impl Repairer<'_> {
                 let host = match uses.meaning_of(entry) {
                     // A compressed cluster cannot have the flag: it is more likely that the compressed bit is wrong.
                     // Clearing the flag would hide that from later checks.
-                    Ok(ClusterKind::Compressed(_)) if flags == (RepairedFlags::Wrong { also_doubtful: true }) => {
+                    Ok(ClusterKind::Compressed(_)) if flags == (RepairedFlags::Wrong { with_ambiguous: true }) => {
                         entry.word &= !COPIED;
                         set_entry_in(&mut table, index, entry, geometry);
                         continue;
@@ -379,13 +379,15 @@ impl Repairer<'_> {
 
     /// Writes all refcounts anew.
     fn anew(&self, uses: &mut Checker<'_>, actions: &mut Vec<RepairAction>) -> Result<()> {
-        let flag_count = self.repair_flags(uses, RepairedFlags::Wrong { also_doubtful: false }, |cluster| {
+        let flag_count = self.repair_flags(uses, RepairedFlags::Wrong { with_ambiguous: false }, |cluster| {
             Ok(uses.counts.of(cluster))
         })?;
         self.file.sync()?;
         let cluster_count = rebuild::rebuild(self.file, self.header, &mut uses.counts, self.image)?;
         actions.push(RepairAction::RefcountsRebuilt { cluster_count });
-        let missing = RepairedFlags::Missing { but: &HashSet::new() };
+        let missing = RepairedFlags::Missing {
+            except: &HashSet::new(),
+        };
         let missing_count = self.repair_flags(uses, missing, |cluster| Ok(uses.counts.of(cluster)))?;
         self.file.sync()?;
         if flag_count + missing_count > 0 {

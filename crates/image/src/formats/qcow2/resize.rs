@@ -50,7 +50,7 @@ pub(crate) fn resize(
     let device = Qcow2Mut::new(layer)?;
     write_size(&**file, after_bytes)?;
     for range in ranges {
-        device.give_up(range)?;
+        device.release(range)?;
     }
     device.flush()?;
     // Sync the decrements of released clusters, which a flush leaves to the next one.

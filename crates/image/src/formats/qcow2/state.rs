@@ -220,7 +220,7 @@ impl Qcow2State {
         self.new_tables.clear();
         for (index, table) in std::mem::take(&mut self.layer.mapping.changed) {
             let offset = self.layer.mapping.l1[to_usize(index)] & OFFSET_MASK;
-            self.layer.mapping.keep(offset, table);
+            self.layer.mapping.cache_table(offset, table);
         }
         self.free()
     }
@@ -251,10 +251,10 @@ impl Qcow2State {
         let cluster_bytes = self.geometry().cluster_bytes();
         let mut offsets = freed.into_iter().peekable();
         while let Some(start) = offsets.next() {
-            self.layer.mapping.forget(start);
+            self.layer.mapping.evict(start);
             let mut end = start + cluster_bytes;
             while let Some(next) = offsets.next_if_eq(&end) {
-                self.layer.mapping.forget(next);
+                self.layer.mapping.evict(next);
                 end += cluster_bytes;
             }
             self.layer.file.punch(start..end)?;
@@ -287,7 +287,7 @@ impl Qcow2State {
     fn release(&mut self, meaning: ClusterKind) {
         match meaning {
             ClusterKind::Compressed(compressed) => {
-                self.layer.forget_compressed(compressed.offset);
+                self.layer.evict_compressed(compressed.offset);
                 let sectors = compressed.sectors();
                 let geometry = self.geometry();
                 for cluster in geometry.cluster_of(sectors.start)..geometry.clusters_for(sectors.end) {

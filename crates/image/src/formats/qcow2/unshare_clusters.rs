@@ -68,7 +68,7 @@ impl<'a> ClusterCopies<'a> {
     }
 
     /// Redirects all but the first of the references to the copies, durably.
-    pub(super) fn lead_there(self) -> Result<RepairAction> {
+    pub(super) fn redirect(self) -> Result<RepairAction> {
         for (place, word) in &self.changes {
             self.file.write_at(&word.to_be_bytes(), *place)?;
         }
@@ -119,14 +119,14 @@ impl<'a> ClusterCopies<'a> {
     fn copy_clusters(&mut self, uses: &mut Checker<'_>, image: &str) -> Result<()> {
         let geometry = self.geometry;
         let mut moved = Vec::new();
-        uses.for_each_contested(|contested| {
-            let used = contested.used;
+        uses.for_each_cross_linked(|cross_linked| {
+            let used = cross_linked.used;
             let mut data = vec![0; to_usize(geometry.cluster_bytes())];
-            self.file.read_at(&mut data, contested.host)?;
+            self.file.read_at(&mut data, cross_linked.host)?;
             let copied = if used.is_active && used.count == 1 { COPIED } else { 0 };
-            let word = (contested.word & !OFFSET_MASK & !COPIED) | copied;
-            self.put(&data, (contested.entry_offset, word), contested.disk_offset)?;
-            moved.push((geometry.cluster_of(contested.host), used.count));
+            let word = (cross_linked.word & !OFFSET_MASK & !COPIED) | copied;
+            self.put(&data, (cross_linked.entry_offset, word), cross_linked.disk_offset)?;
+            moved.push((geometry.cluster_of(cross_linked.host), used.count));
             self.counts.add(geometry.cluster_of(self.end) - 1, used.count, image)
         })?;
         let start = geometry.cluster_of(self.end) - moved.len() as u64;

@@ -98,7 +98,7 @@ impl Qcow2Mut {
     }
 
     /// Releases the clusters of `range`, also preallocated zero clusters: `range` is past the new end.
-    pub(crate) fn give_up(&self, range: Range<u64>) -> Result<()> {
+    pub(crate) fn release(&self, range: Range<u64>) -> Result<()> {
         let all = |_: &Qcow2State, _, _| Ok(0);
         self.for_each_cluster(range, all, |state, cluster, within| {
             trim_cluster(state, cluster, &within)

@@ -33,7 +33,7 @@ pub(crate) fn repair(
             lost.push(index);
             return;
         }
-        cut_off.meet(header.host(entry), index, header.block_bytes, header.disk_bytes);
+        cut_off.examine(header.host(entry), index, header.block_bytes, header.disk_bytes);
         next = next.max(entry + 1);
         if !seen.insert(entry) {
             twice.push((index, entry));
@@ -41,7 +41,7 @@ pub(crate) fn repair(
     })?;
     free_lost(file, &header, &lost, actions)?;
     if mode == RepairMode::All {
-        cut_off.give_up(file, actions)?;
+        cut_off.extend_file(file, actions)?;
     }
     let first_copy = next;
     if mode == RepairMode::All {
@@ -68,7 +68,7 @@ pub(crate) fn repair(
     if mode == RepairMode::All
         && let Some((first, _)) = twice.first()
     {
-        separate(file, &header, &twice, first_copy)?;
+        copy_shared_blocks(file, &header, &twice, first_copy)?;
         actions.push(RepairAction::Separated {
             count: twice.len() as u64,
             unit_bytes: header.block_bytes,
@@ -96,7 +96,7 @@ fn free_lost(file: &dyn ImageFile, header: &VdiHeader, lost: &[u64], actions: &m
 }
 
 /// Gives each entry a copy of its block, with numbers from `first` on.
-fn separate(file: &dyn ImageFile, header: &VdiHeader, twice: &[(u64, u32)], first: u32) -> Result<()> {
+fn copy_shared_blocks(file: &dyn ImageFile, header: &VdiHeader, twice: &[(u64, u32)], first: u32) -> Result<()> {
     for ((_, from), number) in twice.iter().zip(first..) {
         copy_room(file, header.host(*from), header.host(number), header.block_bytes)?;
     }

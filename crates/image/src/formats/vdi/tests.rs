@@ -44,7 +44,7 @@ fn open(file: Arc<dyn ImageFile>, backing: Option<Arc<dyn BlockDevice>>) -> Resu
 }
 
 #[test]
-fn a_crash_loses_nothing_that_was_flushed() {
+fn crash_keeps_flushed_data() {
     let case = |name, kind| TableCrashCase {
         name,
         start: empty(kind),
@@ -60,7 +60,7 @@ fn a_crash_loses_nothing_that_was_flushed() {
 }
 
 #[test]
-fn what_contradicts_itself_is_refused() {
+fn inconsistent_headers_are_refused() {
     let good = empty(VdiKind::Dynamic);
     let refused = |at: usize, field: &[u8]| {
         let mut bytes = good.clone();

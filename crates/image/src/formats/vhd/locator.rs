@@ -86,7 +86,7 @@ mod tests {
     use crate::file::memory::MemoryFile;
 
     #[test]
-    fn paths_come_back_as_this_system_writes_them() {
+    fn paths_round_trip() {
         for path in ["parent.vhd", "below/Größe.vhd", "../web1/base.vhd"] {
             let (locators, data) = to_bytes(path, 1536);
             let file = MemoryFile::default();

@@ -39,8 +39,8 @@ pub(crate) fn repair(
     let header = VhdHeader::load(file, image)?;
     match &header.sparse {
         Some(sparse) if mode == RepairMode::All => {
-            give_up(file, &header, sparse, actions)?;
-            separate(file, &VhdHeader::load(file, image)?, sparse, image, actions)
+            discard_invalid_blocks(file, &header, sparse, actions)?;
+            copy_shared_blocks(file, &VhdHeader::load(file, image)?, sparse, image, actions)
         }
         _ => Ok(()),
     }
@@ -142,7 +142,7 @@ fn place_of_footer(file: &dyn ImageFile, sparse: &SparseHeader) -> Result<u64> {
 }
 
 /// Frees blocks that begin past the end or overlap the tables, and extends truncated ones.
-fn give_up(
+fn discard_invalid_blocks(
     file: &dyn ImageFile,
     header: &VhdHeader,
     sparse: &SparseHeader,
@@ -187,7 +187,7 @@ fn give_up(
 }
 
 /// Copies blocks with two entries for the second one.
-fn separate(
+fn copy_shared_blocks(
     file: &dyn ImageFile,
     header: &VhdHeader,
     sparse: &SparseHeader,

@@ -189,7 +189,7 @@ impl SparseTables {
     }
 
     /// Marks `sectors` of the block at `block` as stored; they read as zero.
-    fn own(&mut self, block: u64, sectors: Range<u64>) -> Result<()> {
+    fn allocate_sectors(&mut self, block: u64, sectors: Range<u64>) -> Result<()> {
         for byte in sectors.start / 8..sectors.end.div_ceil(8) {
             let [before] = self.pages.array::<1>(block + byte)?;
             let wanted = (0..8).filter(|bit| sectors.contains(&(byte * 8 + bit)));
@@ -288,7 +288,7 @@ impl AllocationTable for SparseTables {
             } else {
                 self.new_block(index)?
             };
-            self.own(block, sectors)?;
+            self.allocate_sectors(block, sectors)?;
             at = end;
         }
         Ok(())

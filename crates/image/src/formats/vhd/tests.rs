@@ -43,7 +43,7 @@ fn open(file: Arc<dyn ImageFile>, backing: Option<Arc<dyn BlockDevice>>) -> Resu
 }
 
 #[test]
-fn a_crash_loses_nothing_that_was_flushed() {
+fn crash_keeps_flushed_data() {
     let case = |name, kind| TableCrashCase {
         name,
         start: empty(kind),
@@ -59,7 +59,7 @@ fn a_crash_loses_nothing_that_was_flushed() {
 }
 
 #[test]
-fn a_footer_that_is_lost_is_replaced_by_its_copy() {
+fn lost_footer_falls_back_to_its_copy() {
     let mut bytes = empty(ImageKind::Dynamic);
     let end = bytes.len() - 512;
     bytes[end..].fill(0);
@@ -74,7 +74,7 @@ fn a_footer_that_is_lost_is_replaced_by_its_copy() {
 
 /// XenServer and other programs have left such blocks: some programs read them as zeroes, others as data.
 #[test]
-fn data_that_no_bit_marks_is_told() {
+fn check_reports_unmarked_data() {
     for kind in [ImageKind::Dynamic, ImageKind::Differencing] {
         let file: Arc<dyn ImageFile> = Arc::new(MemoryFile::new(empty(kind)));
         let layer = TableMut::new(open(Arc::clone(&file), None).unwrap());
@@ -97,7 +97,7 @@ fn data_that_no_bit_marks_is_told() {
 }
 
 #[test]
-fn geometries_are_those_of_the_specification() {
+fn geometries_match_the_specification() {
     for (size_bytes, expected) in [
         (64 << 20, (963, 8, 17)),
         (4 << 30, (8322, 16, 63)),
@@ -113,7 +113,7 @@ fn geometries_are_those_of_the_specification() {
 }
 
 #[test]
-fn what_contradicts_itself_is_refused() {
+fn inconsistent_headers_are_refused() {
     let good = empty(ImageKind::Differencing);
     let refused = |start: usize, sum_at: usize, length: usize, at: usize, field: &[u8]| {
         let mut bytes = good.clone();
@@ -168,7 +168,7 @@ fn differencing() -> (Vec<u8>, Vec<u8>) {
 }
 
 #[test]
-fn a_stream_brings_what_is_stored_and_nothing_else() {
+fn stream_returns_only_stored_sectors() {
     let (bytes, disk) = differencing();
     let mut stream = VhdStream::open(&bytes[..], "stream").unwrap();
     assert_eq!((stream.size_bytes(), stream.id()), (DISK_BYTES, ImageId([1; 16])));
@@ -191,7 +191,7 @@ fn a_stream_brings_what_is_stored_and_nothing_else() {
 }
 
 #[test]
-fn a_stream_that_was_cut_off_is_never_whole() {
+fn truncated_stream_is_never_complete() {
     let (bytes, _) = differencing();
     let read = |bytes: &[u8]| -> Result<()> {
         let mut stream = VhdStream::open(bytes, "stream")?;
@@ -227,7 +227,7 @@ impl Read for Asked<'_> {
 
 /// A header of 1 KiB claimed a table of 35 MiB, and that much was allocated.
 #[test]
-fn a_table_that_is_only_told_of_takes_no_memory() {
+fn claimed_table_size_allocates_nothing() {
     let mut bytes = empty(ImageKind::Dynamic);
     bytes[512 + 28..512 + 32].copy_from_slice(&(12u32 << 20).to_be_bytes());
     super::seal_all(&mut bytes);

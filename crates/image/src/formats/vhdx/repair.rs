@@ -54,13 +54,13 @@ pub(crate) fn repair(
         });
     }
     if mode == RepairMode::All {
-        give_up(&opened, actions)?;
+        discard_invalid_blocks(&opened, actions)?;
     }
     Ok(())
 }
 
 /// Frees blocks past the end of the file or with an invalid state, and clears reserved bits.
-fn give_up(opened: &OpenedVhdx, actions: &mut Vec<RepairAction>) -> Result<()> {
+fn discard_invalid_blocks(opened: &OpenedVhdx, actions: &mut Vec<RepairAction>) -> Result<()> {
     let metadata = &opened.metadata;
     let file_bytes = opened.file.length_bytes()?;
     let (mut lost, mut odd, mut cut_off) = (Vec::new(), Vec::new(), TruncatedBlock::default());
@@ -78,10 +78,10 @@ fn give_up(opened: &OpenedVhdx, actions: &mut Vec<RepairAction>) -> Result<()> {
             lost.push(number);
         } else if matches!(entry.state(), state::FULL | state::PARTIAL) && !is_of_bits(metadata, number) {
             let of_disk = super::check::disk_offset(opened, number) / metadata.block_bytes;
-            cut_off.meet(entry.offset(), of_disk, metadata.block_bytes, metadata.disk_bytes);
+            cut_off.examine(entry.offset(), of_disk, metadata.block_bytes, metadata.disk_bytes);
         }
     })?;
-    cut_off.give_up(&*opened.file, actions)?;
+    cut_off.extend_file(&*opened.file, actions)?;
     let put = |number: u64, entry: BatEntry| {
         let place = opened.bat.offset + number * 8;
         opened.file.write_at(&entry.0.to_le_bytes(), place)

@@ -182,7 +182,7 @@ impl VhdxTables {
         clippy::indexing_slicing,
         reason = "the sectors are of this block, and so are the bits"
     )]
-    fn own(&mut self, index: u64, sectors: Range<u64>, is_new: bool) -> Result<()> {
+    fn allocate_sectors(&mut self, index: u64, sectors: Range<u64>, is_new: bool) -> Result<()> {
         if self.bits_of(index)?.is_none() {
             self.make_bits(index)?;
         }
@@ -209,13 +209,13 @@ impl VhdxTables {
         if entry.state() == state::PARTIAL {
             let host = entry.offset();
             self.file.punch(host + within.start..host + within.end)?;
-            return self.own(index, sectors, false);
+            return self.allocate_sectors(index, sectors, false);
         }
         let is_whole = within == (0..block) || entry.state() != state::NOT_PRESENT || !self.metadata.has_parent;
         let host = self.room(block)?;
         let state = if is_whole { state::FULL } else { state::PARTIAL };
         if !is_whole {
-            self.own(index, sectors, true)?;
+            self.allocate_sectors(index, sectors, true)?;
         }
         self.set_entry(number, BatEntry::new(state, host))
     }

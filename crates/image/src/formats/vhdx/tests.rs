@@ -49,7 +49,7 @@ fn open(file: Arc<dyn ImageFile>, backing: Option<Arc<dyn BlockDevice>>) -> Resu
 }
 
 #[test]
-fn a_crash_loses_nothing_that_was_flushed() {
+fn crash_keeps_flushed_data() {
     let case = |name, kind| TableCrashCase {
         name,
         start: empty(kind),
@@ -103,7 +103,7 @@ fn with_log(mut bytes: Vec<u8>, changes: &[(u64, u8)], cut: usize) -> Vec<u8> {
 }
 
 #[test]
-fn a_log_is_replayed_in_memory_to_read_and_in_the_file_to_write() {
+fn log_replays_in_memory_or_in_the_file() {
     let plain = empty(ImageKind::Dynamic);
     let place = 3 * MIB + 8192;
     let bytes = with_log(plain.clone(), &[(place, 1), (place + 4096, 2), (place, 3)], 0);
@@ -137,7 +137,7 @@ fn a_log_is_replayed_in_memory_to_read_and_in_the_file_to_write() {
 }
 
 #[test]
-fn what_contradicts_itself_is_refused() {
+fn inconsistent_headers_are_refused() {
     let good = empty(ImageKind::Differencing);
     let is_refused =
         |bytes: Vec<u8>| OpenedVhdx::load(Arc::new(MemoryFile::new(bytes)), Access::Read, "image").is_err();
@@ -184,7 +184,7 @@ fn what_contradicts_itself_is_refused() {
 /// The next header needs a larger sequence number. One that wrapped to 0 would count as the older one, and its
 /// information on the log and the last modification would be lost.
 #[test]
-fn a_header_with_the_largest_number_is_not_followed_by_a_smaller_one() {
+fn header_sequence_number_does_not_wrap() {
     for sequence in [u64::MAX - 1, u64::MAX] {
         let mut bytes = empty(ImageKind::Dynamic);
         let header = 128 << 10..132 << 10;

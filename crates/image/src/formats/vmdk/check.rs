@@ -36,7 +36,7 @@ pub(super) fn check_sparse(
     start: u64,
     report: &mut CheckReport,
 ) -> Result<()> {
-    look_beside(file, extent, report)?;
+    check_directories(file, extent, report)?;
     let mut grains = GrainChecker {
         file,
         file_bytes: file.length_bytes()?,
@@ -83,7 +83,7 @@ pub(super) fn check_sparse(
 
 /// Reports whether the directories differ, and whether the extent is marked as open. No data is lost as long as the
 /// first directory, which is read, can be the right one.
-fn look_beside(file: &dyn ImageFile, extent: &SparseExtent, report: &mut CheckReport) -> Result<()> {
+fn check_directories(file: &dyn ImageFile, extent: &SparseExtent, report: &mut CheckReport) -> Result<()> {
     let mut add = |severity: Severity, detail: String| report.add(severity, ProblemKind::Structure { detail });
     if extent.is_open {
         add(Severity::Leak, "it was not closed cleanly, or is open".to_owned());
@@ -96,7 +96,7 @@ fn look_beside(file: &dyn ImageFile, extent: &SparseExtent, report: &mut CheckRe
     let overlaid_count = pair.overlaid_count();
     pair.for_each(|finding| {
         match finding {
-            DirectoryFinding::Doubt { .. } | DirectoryFinding::Unsure => doubt_count += 1,
+            DirectoryFinding::Doubt { .. } | DirectoryFinding::Uncertain => doubt_count += 1,
             // After a crash, the second directory may have a grain that the first one does not have yet.
             DirectoryFinding::Entry { .. } | DirectoryFinding::Table { .. } => count += 1,
             DirectoryFinding::LostTable { .. } | DirectoryFinding::LostEntry { .. } => {}

@@ -142,7 +142,7 @@ mod tests {
     use crate::formats::vmdk::descriptor::{IMAGE, IMAGE_OF_VMWARE, of_vmware, parse_id};
 
     #[test]
-    fn both_spellings_are_read_and_written() {
+    fn both_uuid_notations_round_trip() {
         let text = "60 00 C2 9e 7d 51 4f 1a-8d 3c 00 01 02 03 04 05";
         let id = parse_id(text).unwrap();
         assert_eq!(id.to_string(), "6000c29e-7d51-4f1a-8d3c-000102030405");
@@ -155,7 +155,7 @@ mod tests {
 
     /// Line ends, white space before the equals sign, and bytes of other code pages stay.
     #[test]
-    fn a_value_is_replaced_in_its_line() {
+    fn value_is_replaced_in_its_line() {
         let text = b"# caf\xe9\r\nddb.uuid = \"60 00\"\r\nddb.uuid.image=\"1\"";
         let new = with_entry(text, IMAGE_OF_VMWARE, "x y").unwrap();
         assert_eq!(new, b"# caf\xe9\r\nddb.uuid = \"x y\"\r\nddb.uuid.image=\"1\"");

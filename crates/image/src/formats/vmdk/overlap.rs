@@ -22,11 +22,11 @@ pub(super) struct MetadataOverlaps {
     /// Whether the second one overlaps a grain, and refers to no tables.
     pub(super) second_directory: bool,
     /// Whether the second one overlaps a grain, but refers to tables.
-    pub(super) is_second_unsure: bool,
+    pub(super) is_second_uncertain: bool,
     /// Invalid tables.
-    pub(super) bogus: HashSet<u64>,
+    pub(super) invalid_tables: HashSet<u64>,
     /// Tables that overlap a grain, but may be valid.
-    pub(super) unsure: HashSet<u64>,
+    pub(super) uncertain_tables: HashSet<u64>,
 }
 
 /// The tables of both directories, sorted by offset.
@@ -136,15 +136,15 @@ impl MetadataOverlaps {
             .filter(|(_, (is_overlaid, _))| **is_overlaid)
         {
             if *looks_like_one {
-                found.unsure.insert(*place);
+                found.uncertain_tables.insert(*place);
             } else {
-                found.bogus.insert(*place);
+                found.invalid_tables.insert(*place);
             }
         }
         if let Some((_, places)) = second.filter(|_| is_second_overlaid) {
-            let is_table = |place: &u64| is_inside(place) && !found.bogus.contains(place);
-            found.is_second_unsure = leads_to_tables(places, is_table);
-            found.second_directory = !found.is_second_unsure;
+            let is_table = |place: &u64| is_inside(place) && !found.invalid_tables.contains(place);
+            found.is_second_uncertain = leads_to_tables(places, is_table);
+            found.second_directory = !found.is_second_uncertain;
         }
         Ok(found)
     }

@@ -36,7 +36,7 @@ pub(super) enum DirectoryFinding {
     /// Neither side has a valid table.
     LostTable { number: u64 },
     /// A table overlaps a grain, or the entry of that grain is wrong: it cannot be repaired.
-    Unsure,
+    Uncertain,
     /// The entry at `place` of the file must become `value`, as on the other side.
     Entry {
         side: DirectorySide,
@@ -103,7 +103,7 @@ impl<'a> DirectoryPair<'a> {
         metadata.extend(
             tables
                 .into_iter()
-                .filter(|place| *place != 0 && !overlaid.bogus.contains(place))
+                .filter(|place| *place != 0 && !overlaid.invalid_tables.contains(place))
                 .map(|place| place..place + table_bytes),
         );
         metadata.sort_unstable_by_key(|range| range.start);
@@ -132,20 +132,20 @@ impl<'a> DirectoryPair<'a> {
     pub(super) fn overlaid_count(&self) -> u64 {
         let directories = [self.overlaid.first_directory, self.overlaid.second_directory];
         let directories = directories.into_iter().filter(|is_overlaid| *is_overlaid).count();
-        (directories + self.overlaid.bogus.len()) as u64
+        (directories + self.overlaid.invalid_tables.len()) as u64
     }
 
     fn can_be_table(&self, place: u64) -> bool {
         place >= HEADER_BYTES
             && place + self.extent.table_entries * 4 <= self.file_bytes
             && !self.clashes.contains(&place)
-            && !self.overlaid.bogus.contains(&place)
+            && !self.overlaid.invalid_tables.contains(&place)
     }
 
     /// Replaces a finding on the table at `table` if that may be a grain, which must not be written to.
     fn in_table(&self, table: u64, finding: DirectoryFinding) -> DirectoryFinding {
-        if self.overlaid.unsure.contains(&table) {
-            DirectoryFinding::Unsure
+        if self.overlaid.uncertain_tables.contains(&table) {
+            DirectoryFinding::Uncertain
         } else {
             finding
         }
@@ -183,8 +183,8 @@ impl<'a> DirectoryPair<'a> {
                     if second.is_some() {
                         let side = DirectorySide::Second;
                         let from = first;
-                        visit(if self.overlaid.is_second_unsure {
-                            DirectoryFinding::Unsure
+                        visit(if self.overlaid.is_second_uncertain {
+                            DirectoryFinding::Uncertain
                         } else {
                             DirectoryFinding::Table { side, number, from }
                         })?;
@@ -301,9 +301,9 @@ impl<'a> DirectoryPair<'a> {
                 (false, false)
                     if [place, second_place]
                         .iter()
-                        .any(|place| self.overlaid.unsure.contains(place)) =>
+                        .any(|place| self.overlaid.uncertain_tables.contains(place)) =>
                 {
-                    DirectoryFinding::Unsure
+                    DirectoryFinding::Uncertain
                 }
                 (false, false) => DirectoryFinding::LostEntry {
                     disk_offset,

@@ -85,7 +85,7 @@ fn repair_extent(
             DirectoryFinding::Doubt { .. }
             | DirectoryFinding::LostEntry { .. }
             | DirectoryFinding::LostTable { .. }
-            | DirectoryFinding::Unsure => {
+            | DirectoryFinding::Uncertain => {
                 return Ok(());
             }
         };
@@ -96,7 +96,7 @@ fn repair_extent(
         Ok(())
     })?;
     done.write_directories(file, extent)?;
-    done.tell(extent, disk_start, actions);
+    done.report(extent, disk_start, actions);
     close(file, extent, disk_start, actions)
 }
 
@@ -125,7 +125,7 @@ impl RepairedExtents {
         Ok(())
     }
 
-    fn tell(self, extent: &SparseExtent, disk_start: u64, actions: &mut Vec<RepairAction>) {
+    fn report(self, extent: &SparseExtent, disk_start: u64, actions: &mut Vec<RepairAction>) {
         for (what, count) in [
             ("the first directory and its tables", self.first_count),
             ("the second directory and its tables", self.second_count),

@@ -66,7 +66,7 @@ fn open(file: Arc<dyn ImageFile>, backing: Option<Arc<dyn BlockDevice>>) -> Resu
 }
 
 #[test]
-fn a_crash_loses_nothing_that_was_flushed() {
+fn crash_keeps_flushed_data() {
     let case = |name, start, has_parent| TableCrashCase {
         name,
         start,
@@ -83,7 +83,7 @@ fn a_crash_loses_nothing_that_was_flushed() {
 
 /// A compressed grain must be complete, and its marker must match its entry, also if it is cached.
 #[test]
-fn a_grain_at_another_place_or_cut_short_is_damage() {
+fn misplaced_or_truncated_grain_is_damage() {
     let items = [grain(0, 1), grain(GRAIN_BYTES, 2), grain(3 * GRAIN_BYTES, 3)];
     let bytes = stream(TablePlacement::InFront, 4 * GRAIN_BYTES, &items);
     // Header, descriptor, directory.
@@ -119,7 +119,7 @@ fn a_grain_at_another_place_or_cut_short_is_damage() {
 }
 
 #[test]
-fn a_compression_of_another_kind_is_refused() {
+fn unknown_compression_type_is_refused() {
     let good = stream(TablePlacement::AtEnd, GRAIN_BYTES, &[grain(0, 1)]);
     for (at, value) in [(77, 2), (77, 0), (10, 1)] {
         let mut bytes = good.clone();
@@ -132,7 +132,7 @@ fn a_compression_of_another_kind_is_refused() {
 /// The file would grow over tables of the second directory that are past its end, and entries would be written into
 /// grains.
 #[test]
-fn a_second_directory_or_table_past_the_end_is_damage_that_is_not_written_to() {
+fn second_directory_past_the_end_is_not_written() {
     let good = empty();
     let extent = SparseExtent::load(&MemoryFile::new(good.clone()), "image").unwrap();
     let second = to_usize(extent.second_directory.unwrap());
@@ -150,7 +150,7 @@ fn a_second_directory_or_table_past_the_end_is_damage_that_is_not_written_to() {
 
 /// The header refers to grains in place of the first directory: the disk must not read as zero, nor be written to.
 #[test]
-fn a_first_directory_that_is_lost_is_read_by_the_second_one() {
+fn lost_first_directory_falls_back_to_second() {
     let file: Arc<dyn ImageFile> = Arc::new(MemoryFile::new(empty()));
     let layer = TableMut::new(open(Arc::clone(&file), None).unwrap());
     layer.write_at(&[7; 4096], 8192).unwrap();
@@ -174,7 +174,7 @@ fn a_first_directory_that_is_lost_is_read_by_the_second_one() {
 
 /// The header refers to zeroes before the grains in place of the first directory.
 #[test]
-fn a_first_directory_of_zeroes_gives_way_to_one_with_grains() {
+fn zeroed_first_directory_falls_back_to_second() {
     let file: Arc<dyn ImageFile> = Arc::new(MemoryFile::new(empty()));
     // Without any grain, zeroes are right, and can be written to.
     let lost = |bytes: &[u8]| {
@@ -204,7 +204,7 @@ fn a_first_directory_of_zeroes_gives_way_to_one_with_grains() {
 /// A stream from a block device or tape has zero padding; without support for it, an intact stream was reported as
 /// damaged.
 #[test]
-fn zeroes_behind_a_stream_are_no_part_of_it() {
+fn zero_padding_after_a_stream_is_ignored() {
     let bytes = stream(TablePlacement::AtEnd, 5 * GRAIN_BYTES, &[grain(GRAIN_BYTES, 7)]);
     for more in [0, 1, 512, 5000, 64 << 10, 1 << 20] {
         let mut padded = bytes.clone();
@@ -224,7 +224,7 @@ fn zeroes_behind_a_stream_are_no_part_of_it() {
 
 /// A pointer to a table past the end of the file does not mean that the disk is empty.
 #[test]
-fn a_table_past_the_end_is_not_read_as_zeroes() {
+fn table_past_the_end_is_an_error() {
     let mut bytes = empty();
     let extent = SparseExtent::load(&MemoryFile::new(bytes.clone()), "image").unwrap();
     let first = to_usize(extent.directory);
@@ -236,7 +236,7 @@ fn a_table_past_the_end_is_not_read_as_zeroes() {
 }
 
 #[test]
-fn descriptors_are_read_as_they_are_written_by_others() {
+fn descriptors_of_other_programs_are_read() {
     let text = b"# Disk DescriptorFile\r\nversion = 1\r\nCID = 7C0BD2A4\r\nparentCID=42e7e526\r\n\
         createType = \"twoGbMaxExtentSparse\"\r\nparentFileNameHint = \"C:\\VMs\\base.vmdk\"\r\n\
         RW 4192256 SPARSE \"web 1-s001.vmdk\"\r\nRW 63 FLAT \"web1-flat.vmdk\" 128\r\nRW 7 ZERO\r\nddb.uuid = \"60 00\"\r\n";
@@ -288,7 +288,7 @@ fn descriptors_are_read_as_they_are_written_by_others() {
 }
 
 #[test]
-fn what_contradicts_itself_is_refused() {
+fn inconsistent_headers_are_refused() {
     let good = empty();
     let is_refused = |at: usize, value: u32| {
         let mut bytes = good.clone();
@@ -316,7 +316,7 @@ fn what_contradicts_itself_is_refused() {
 
 /// VirtualBox stores neither CID nor name of a parent: such a child must not be read as if it had none.
 #[test]
-fn a_parent_is_found_by_its_uuid_alone() {
+fn parent_is_found_by_uuid() {
     use holdfast_block::BlockDeviceMut as _;
 
     let folder = tempfile::tempdir().unwrap();
@@ -361,7 +361,7 @@ fn a_parent_is_found_by_its_uuid_alone() {
 }
 
 #[test]
-fn a_cid_of_any_length_is_replaced_by_one_of_the_same_length() {
+fn new_cid_keeps_its_length() {
     for digits in ["2", "f2e3d", "0f2e3d4c"] {
         let mut bytes = without_tables();
         let extent = SparseExtent::load(&MemoryFile::new(bytes.clone()), "image").unwrap();

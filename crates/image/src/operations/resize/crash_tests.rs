@@ -132,7 +132,7 @@ fn qcow2_case(
 }
 
 #[test]
-fn a_qcow2_that_crashes_while_it_is_resized_has_one_size_or_the_other() {
+fn qcow2_resize_is_crash_safe() {
     let small = Qcow2Options {
         cluster_bytes: 512,
         ..Qcow2Options::default()
@@ -218,7 +218,7 @@ fn tables_case(
 }
 
 #[test]
-fn a_vhd_that_crashes_while_it_is_resized_has_one_size_or_the_other() {
+fn vhd_resize_is_crash_safe() {
     let format = TableFormat {
         open: |file| {
             let header = vhd::header::VhdHeader::load(&**file, "image")?;
@@ -260,7 +260,7 @@ fn a_vhd_that_crashes_while_it_is_resized_has_one_size_or_the_other() {
 }
 
 #[test]
-fn a_vhdx_that_crashes_while_it_is_resized_has_one_size_or_the_other() {
+fn vhdx_resize_is_crash_safe() {
     let format = TableFormat {
         open: |file| {
             let opened = vhdx::opened::OpenedVhdx::load(Arc::clone(file), Access::Write, "image")?;
@@ -306,7 +306,7 @@ fn a_vhdx_that_crashes_while_it_is_resized_has_one_size_or_the_other() {
 }
 
 #[test]
-fn a_vdi_that_crashes_while_it_is_resized_has_one_size_or_the_other() {
+fn vdi_resize_is_crash_safe() {
     use vdi::header::{VdiHeader, VdiKind};
     let format = TableFormat {
         open: |file| {
@@ -344,7 +344,7 @@ fn a_vdi_that_crashes_while_it_is_resized_has_one_size_or_the_other() {
 }
 
 #[test]
-fn a_delta_that_crashes_while_it_is_resized_has_one_size_or_the_other() {
+fn ploop_resize_is_crash_safe() {
     use ploop::header::PloopHeader;
     let format = TableFormat {
         open: |file| {

@@ -151,7 +151,7 @@ fn chain(descriptor: &DiskDescriptor, of: ImageId) -> Vec<&str> {
 }
 
 #[test]
-fn what_programs_write_is_read() {
+fn descriptors_of_other_programs_are_parsed() {
     let desktop = parse(DESKTOP).unwrap();
     assert_eq!(desktop.disk_bytes(), 64 << 30);
     assert_eq!(desktop.top(), DiskDescriptor::TOP);
@@ -175,7 +175,7 @@ fn what_programs_write_is_read() {
 }
 
 #[test]
-fn the_top_is_the_one_that_is_named_or_called_so() {
+fn top_is_stated_or_has_the_usual_guid() {
     let kind = "Compressed";
     let branches = [(1, 0, kind), (2, 1, kind), (3, 2, kind), (4, 2, kind)];
     let descriptor = parse(&tree(Some(4), &branches)).unwrap();
@@ -201,7 +201,7 @@ fn the_top_is_the_one_that_is_named_or_called_so() {
 }
 
 #[test]
-fn what_is_wrong_is_said() {
+fn errors_of_invalid_descriptors() {
     let kind = "Compressed";
     let sound = tree(Some(2), &[(1, 0, kind), (2, 1, kind)]);
     parse(&sound).unwrap();
@@ -290,7 +290,7 @@ fn what_is_wrong_is_said() {
 
 /// A truncated descriptor is refused at any length, without a panic.
 #[test]
-fn a_text_that_is_cut_off_is_an_error_everywhere() {
+fn truncated_descriptor_is_an_error_at_any_length() {
     for text in [DESKTOP, PLOOP] {
         let end = text.trim_end().len();
         for length in 0..end {
@@ -303,7 +303,7 @@ fn a_text_that_is_cut_off_is_an_error_everywhere() {
 
 /// Everything that can grow in a text has a limit, and parsing within the limits is fast.
 #[test]
-fn sizes_have_bounds() {
+fn descriptor_sizes_are_bounded() {
     let kind = "Compressed";
     let wrong = |text: &str, expected: &str| {
         let error = parse(text).unwrap_err().to_string();
@@ -338,13 +338,13 @@ fn sizes_have_bounds() {
     let long = " ".repeat(usize::try_from(TEXT_BYTES_MAX).unwrap() - sound.len());
     parse(&format!("{sound}{long}")).unwrap();
     wrong(&format!("{sound}{long} "), "1048577 bytes");
-    let stuffed = |inside: &str| sound.replace("<Padding>", &format!("{inside}<Padding>"));
-    let nested = |depth: usize| stuffed(&("<a>".repeat(depth) + &"</a>".repeat(depth)));
+    let with_content = |inside: &str| sound.replace("<Padding>", &format!("{inside}<Padding>"));
+    let nested = |depth: usize| with_content(&("<a>".repeat(depth) + &"</a>".repeat(depth)));
     parse(&nested(60_000)).unwrap();
     wrong(&nested(70_000), "nodes limit");
     let attributes = |count: usize| {
         let names: Vec<_> = (0..count).map(|number| format!(" a{number}=''")).collect();
-        stuffed(&format!("<a{}/>", names.concat()))
+        with_content(&format!("<a{}/>", names.concat()))
     };
     let long = "é".repeat(10_000);
     for (from, to) in [
@@ -363,7 +363,7 @@ fn sizes_have_bounds() {
 }
 
 #[test]
-fn a_new_identity_changes_identities_alone() {
+fn new_identity_changes_nothing_else() {
     let mut next = 0;
     let mut count = || {
         next += 1;
@@ -401,7 +401,7 @@ fn a_new_identity_changes_identities_alone() {
 
 /// The product of the geometry is the disk size, as the specification demands.
 #[test]
-fn a_new_disk_has_the_geometry_of_its_size() {
+fn new_disk_geometry_matches_its_size() {
     for sectors in [1, 2, 31, 512, 2048, 20_481, 20_971_520, 1 << 40, (1 << 40) + 16] {
         let descriptor = DiskDescriptor::of_new(sectors * 512, 1 << 20, "root.hds", id(1)).unwrap();
         assert_eq!(descriptor.disk_bytes(), sectors * 512);

@@ -69,27 +69,27 @@ impl Checker<'_> {
     }
 
     /// Reports all cross-linked clusters.
-    pub(super) fn tell_contested(&mut self) -> Result<()> {
-        let mut told = CheckReport::default();
-        self.for_each_contested(|contested| {
-            told.add(Severity::Corruption, contested.problem());
+    pub(super) fn report_cross_linked(&mut self) -> Result<()> {
+        let mut found = CheckReport::default();
+        self.for_each_cross_linked(|cross_linked| {
+            found.add(Severity::Corruption, cross_linked.problem());
             Ok(())
         })?;
-        self.damage_count += told.corruption_count;
-        self.report.take_problems(told);
+        self.damage_count += found.corruption_count;
+        self.report.take_problems(found);
         Ok(())
     }
 
     /// Calls `visit` with each entry that refers to a cluster of another range of the disk; the first entry counts as
     /// the owner.
-    pub(in crate::formats::qcow2) fn for_each_contested(
+    pub(in crate::formats::qcow2) fn for_each_cross_linked(
         &self,
         mut visit: impl FnMut(CrossLinked) -> Result<()>,
     ) -> Result<()> {
         let geometry = self.geometry;
         let entries = geometry.l2_entries();
         let known = KnownLength::default();
-        for clusters in self.counts.contested(OWNER_COUNT_MAX) {
+        for clusters in self.counts.cross_linked(OWNER_COUNT_MAX) {
             let mut owners: HashMap<u64, u64> = HashMap::new();
             for (table_offset, used) in &self.l2_tables {
                 let table = match read_l2_as_is(self.file, &known, geometry, *table_offset, self.image) {
@@ -103,12 +103,12 @@ impl Checker<'_> {
                         continue;
                     };
                     let cluster = geometry.cluster_of(host.offset);
-                    if !clusters.contains(&cluster) || !self.counts.is_contested(cluster) {
+                    if !clusters.contains(&cluster) || !self.counts.is_cross_linked(cluster) {
                         continue;
                     }
                     let disk_offset = geometry.offset_of(used.index * entries + index);
-                    let is_packed = self.counts.is_packed(cluster);
-                    let owner = (!is_packed).then(|| *owners.entry(cluster).or_insert(disk_offset));
+                    let has_compressed = self.counts.has_compressed(cluster);
+                    let owner = (!has_compressed).then(|| *owners.entry(cluster).or_insert(disk_offset));
                     if owner == Some(disk_offset) {
                         continue;
                     }

@@ -10,7 +10,7 @@ impl Checker<'_> {
     ///
     /// QEMU stores the machine state of a snapshot past the end of the disk, and leaves it in the active state after
     /// reverting to the snapshot. Then it belongs to the snapshot, and is not wasted.
-    pub(super) fn count_shown(&mut self, disk_offset: Option<u64>, used: L2Use, host: u64) -> Result<bool> {
+    pub(super) fn count_inside_disk(&mut self, disk_offset: Option<u64>, used: L2Use, host: u64) -> Result<bool> {
         let Some(disk_offset) = disk_offset else {
             return Ok(false);
         };
@@ -20,7 +20,7 @@ impl Checker<'_> {
         }
         let may_be_shared = self.place() == DataLocation::Inside && self.header.snapshot_count > 0;
         let is_alone = !may_be_shared || (used.count == 1 && self.stored.of(self.geometry.cluster_of(host))? == 1);
-        self.behind_count += u64::from(is_alone);
+        self.past_end_count += u64::from(is_alone);
         Ok(false)
     }
 }

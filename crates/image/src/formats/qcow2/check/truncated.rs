@@ -113,7 +113,7 @@ impl Checker<'_> {
                 if disk_offset < disk_bytes && !self.is_compressed_whole(compressed)? {
                     let place = table_offset + index * geometry.l2_entry_words() * POINTER_BYTES;
                     self.truncated.compressed.push((place, shown));
-                    self.tell_cut(compressed.offset, disk_offset);
+                    self.report_truncated(compressed.offset, disk_offset);
                 }
                 return Ok(());
             }
@@ -122,12 +122,12 @@ impl Checker<'_> {
         // Data that does not begin inside the file was reported as an invalid pointer.
         if end > self.file_bytes && self.is_inside(&(host..host + geometry.cluster_bytes())) {
             self.truncated.extend(end, shown);
-            self.tell_cut(host, disk_offset);
+            self.report_truncated(host, disk_offset);
         }
         Ok(())
     }
 
-    fn tell_cut(&mut self, host: u64, disk_offset: u64) {
+    fn report_truncated(&mut self, host: u64, disk_offset: u64) {
         let detail = format!("its cluster at {host} is cut off: the file ends at {}", self.file_bytes);
         self.damage(ProblemKind::Entry { disk_offset, detail });
     }

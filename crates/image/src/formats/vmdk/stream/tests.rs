@@ -67,7 +67,7 @@ fn good_disk() -> Vec<u8> {
 }
 
 #[test]
-fn both_kinds_are_read_with_all_that_others_put_between() {
+fn stream_reader_skips_other_structures() {
     for tables in BOTH {
         assert!(
             read(&stream(tables, DISK_BYTES, &good())).unwrap() == good_disk(),
@@ -98,7 +98,7 @@ fn both_kinds_are_read_with_all_that_others_put_between() {
 }
 
 #[test]
-fn what_goes_back_is_said_to_be_no_stream() {
+fn grains_out_of_order_are_refused() {
     for tables in BOTH {
         let mut items = good();
         items.swap(1, 2);
@@ -114,7 +114,7 @@ fn what_goes_back_is_said_to_be_no_stream() {
 }
 
 #[test]
-fn what_cannot_be_is_damage() {
+fn invalid_grains_are_damage() {
     let with = |at: usize, item: SpecimenItem| {
         let mut items = good();
         items.insert(at, item);
@@ -133,7 +133,7 @@ fn what_cannot_be_is_damage() {
         byte: 1,
         length: GRAIN_BYTES + 1,
     };
-    let swollen = SpecimenItem::Bytes([&[8, 0, 0, 0, 0, 0, 0, 0, 1, 32, 0, 0][..], &[0; 500]].concat());
+    let oversized = SpecimenItem::Bytes([&[8, 0, 0, 0, 0, 0, 0, 0, 1, 32, 0, 0][..], &[0; 500]].concat());
     let noise = SpecimenItem::Bytes([&[8, 0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0][..], &[0x55; 500]].concat());
     for tables in BOTH {
         for (what, items) in [
@@ -143,7 +143,7 @@ fn what_cannot_be_is_damage() {
             ("far away", with(1, far.clone())),
             ("short", with(1, short.clone())),
             ("long", with(1, long.clone())),
-            ("swollen", with(1, swollen.clone())),
+            ("oversized", with(1, oversized.clone())),
             ("noise", with(1, noise.clone())),
             (
                 "many sectors",
@@ -178,7 +178,7 @@ fn what_cannot_be_is_damage() {
 }
 
 #[test]
-fn a_footer_of_another_disk_is_damage() {
+fn footer_of_another_disk_is_damage() {
     let bytes = stream(TablePlacement::AtEnd, DISK_BYTES, &good());
     let footer = bytes.len() - 1024;
     assert_eq!(&bytes[footer..footer + 4], b"KDMV");
@@ -200,7 +200,7 @@ fn a_footer_of_another_disk_is_damage() {
 }
 
 #[test]
-fn what_is_read_from_a_file_only_is_named() {
+fn images_that_need_seeking_are_refused() {
     let bytes = stream(TablePlacement::InFront, DISK_BYTES, &good());
     let changed = |at: usize, value: &[u8]| {
         let mut bytes = bytes.clone();
@@ -228,7 +228,7 @@ fn what_is_read_from_a_file_only_is_named() {
 
 /// A read error is not taken for the end.
 #[test]
-fn a_pipe_that_fails_is_an_error() {
+fn read_error_is_reported() {
     struct Failing<'a>(&'a [u8]);
     impl Read for Failing<'_> {
         fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {

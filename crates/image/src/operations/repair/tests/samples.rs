@@ -241,7 +241,7 @@ pub(super) fn sectors(format: Format, file: &Arc<dyn ImageFile>) -> Vec<Option<V
 
 /// Corruptions, each cluster once, whether its count, its flags or its entries say so; a flag that is missing where there is one use makes a copy that is
 /// not needed, and nothing else.
-pub(super) fn harm(report: &CheckReport) -> u64 {
+pub(super) fn damage_score(report: &CheckReport) -> u64 {
     let corruptions = report.problems.iter();
     let corruptions = corruptions.filter(|problem| problem.severity == Severity::Corruption);
     let (mut clusters, mut others) = (HashSet::new(), 0);
@@ -297,9 +297,9 @@ pub(super) fn survive(
         for operations in 0..=count {
             let what = format!("{name}, round {round}, after {operations} of {count} operations");
             let crashed = memory(recording.crashed_after(operations, |bound| random.below(bound)));
-            let found = target(format, &crashed).unwrap().check_or_tell().unwrap().0;
+            let found = target(format, &crashed).unwrap().check_even_damaged().unwrap().0;
             assert!(
-                harm(&found) <= harm(&before),
+                damage_score(&found) <= damage_score(&before),
                 "{what}: {:?} after {:?}",
                 found.problems,
                 before.problems
@@ -324,14 +324,14 @@ pub(super) fn names(actions: &[RepairAction]) -> Vec<&'static str> {
 }
 
 /// It is mended in this mode, by these actions, and clean.
-pub(super) fn mended(name: &str, format: Format, damaged: &[u8], mode: RepairMode, expected: &[&str]) {
+pub(super) fn assert_repairs(name: &str, format: Format, damaged: &[u8], mode: RepairMode, expected: &[&str]) {
     let (actions, report) = survive(name, format, damaged, mode);
     assert_eq!(names(&actions), expected, "{name}: {actions:?}");
     assert_eq!(report.problems, [], "{name}");
 }
 
 /// It stays as it is in this mode.
-pub(super) fn untouched(name: &str, format: Format, damaged: &[u8], mode: RepairMode) {
+pub(super) fn assert_not_repairable(name: &str, format: Format, damaged: &[u8], mode: RepairMode) {
     let file = memory(damaged.to_vec());
     let plan = Repair::plan(target(format, &file).unwrap(), mode).unwrap();
     assert_eq!(plan.actions(), [], "{name}");
