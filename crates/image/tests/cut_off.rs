@@ -1,4 +1,4 @@
-//! Images that were cut off are not changed: a write behind the end would make zeroes of what is missing.
+//! Truncated images are not changed: a write past the end would replace missing data with zeroes.
 
 #![expect(clippy::unwrap_used, reason = "a test may panic, also outside its test functions")]
 
@@ -15,7 +15,7 @@ use holdfast_image::{
 const MIB: u64 = 1 << 20;
 const SIZE_BYTES: u64 = 8 * MIB;
 
-/// An image of a format, whose disk is all noise.
+/// An image whose disk is filled with random bytes.
 fn image(folder: &Path, format: Format, kind: ImageKind) -> PathBuf {
     let extension = if format == Format::Parallels {
         "hds"
@@ -69,7 +69,7 @@ fn truncated_images_are_not_written_or_resized() {
             let before = std::fs::read(&path).unwrap();
             let options = OpenOptions::default();
             let opened = open_mut(&path, &options);
-            // That of a qcow2 is refused with its first change.
+            // A qcow2 is refused with its first write.
             is_refused(opened.and_then(|image| Ok(image.write_at(&[7; 512], 0)?)), &what);
             is_refused(resize(&path, &options, 2 * SIZE_BYTES, Shrink::Refuse), &what);
             let new = NewIdentity {

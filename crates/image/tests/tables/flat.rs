@@ -1,4 +1,4 @@
-//! Images that are based on nothing.
+//! Images without a parent.
 
 use std::fs;
 use std::num::NonZero;
@@ -16,12 +16,12 @@ use crate::peer::{
 
 const MIB: u64 = 1 << 20;
 
-/// A format as we make it, and what QEMU calls it.
+/// A format as we write it, and its QEMU equivalent.
 struct Flavour {
     name: &'static str,
     format: Format,
     kind: ImageKind,
-    /// What makes QEMU write the same.
+    /// Options by which QEMU writes the same.
     peer_options: &'static str,
     /// Whether QEMU can check such an image.
     is_checked: bool,
@@ -125,7 +125,7 @@ fn peer_images_are_read_and_written() {
         drop(opened);
         work(&image, &mut disk, &mut Random(5), 60);
         assert_peer_agrees(&flavour, &image, &disk, &lab);
-        // And the peer goes on with what we wrote.
+        // QEMU can write to our image.
         qemu_io_as(
             flavour.format.qemu_name(),
             &image,
@@ -162,7 +162,7 @@ fn sparse_images_are_small_and_fast() {
         }
         let lab = Lab::new();
         let image = lab.path("image");
-        // The most that a VHD holds.
+        // The maximum size of a VHD.
         let size_bytes = 2040 << 30;
         create(&image, &options(&flavour, size_bytes)).unwrap();
         let device = open_mut(&image, &OpenOptions::default()).unwrap();

@@ -1,4 +1,4 @@
-//! Images that get another identity: checksums right, children right, the disk as it was.
+//! Changes identities: checksums and children stay valid, and the disk does not change.
 
 use std::path::{Path, PathBuf};
 
@@ -70,12 +70,12 @@ fn new_identity_keeps_the_disk_in_every_format() {
             assert_eq!(id_of(&path), Some(id(2)), "{format}");
             assert_clean(&path);
             assert_reads_as(&open(&path, &options).unwrap(), &disk, "with another identity");
-            // To QEMU it is a sound image still, with the same disk.
+            // QEMU still finds it consistent, with the same disk.
             let raw = lab.path("disk.raw");
             overwrite(&raw, &disk);
             let names = [path.to_str().unwrap(), raw.to_str().unwrap()];
             qemu_img(&["compare", "-f", format.qemu_name(), "-F", "raw", names[0], names[1]]);
-            // It can be written to as before.
+            // It can still be written.
             work(&path, &mut disk, &mut Random(8), 5);
             assert_reads_as(&open(&path, &options).unwrap(), &disk, "written to afterwards");
             assert_eq!(id_of(&path), Some(id(2)), "{format} after a write");
@@ -105,7 +105,7 @@ fn identity_change_updates_all_children_or_none() {
         };
 
         assert_eq!(children_in_folder(&base, &options).unwrap(), [one.clone(), two.clone()]);
-        // The children of a VHDX know it by its last modification, which stays: nothing is to be refused.
+        // The children of a VHDX identify it by its last modification, which stays: there is nothing to refuse.
         if format != Format::Vhdx {
             let refused = set_identity(&base, &options, &new(id(2), &[&one]));
             match refused {
@@ -126,7 +126,8 @@ fn identity_change_updates_all_children_or_none() {
         for image in [&base, &one, &two] {
             assert_clean(image);
         }
-        // Cut short behind the first child, it can be done again: that child knows its parent by the new one already.
+        // After an interruption, the call can be repeated: the first child stores the new identity of its parent
+        // already.
         if format != Format::Vhdx {
             set_identity(&base, &options, &new(before.unwrap(), &[&one, &two])).unwrap();
             set_identity(
@@ -141,10 +142,10 @@ fn identity_change_updates_all_children_or_none() {
             set_identity(&base, &options, &new(id(9), &[&one, &two])).unwrap();
             assert_whole("done twice");
         }
-        // A child gets one of its own, and stays a child.
+        // A child gets a new identity, and stays a child.
         set_identity(&one, &options, &new(id(3), &[])).unwrap();
         assert_whole("a child with another identity");
-        // What is nobody's child is not changed into one.
+        // An image that is not a child is not changed.
         let stranger = path("stranger");
         create(&stranger, &CreateOptions::new(format, 4 * MIB)).unwrap();
         let new_identity = NewIdentity {
@@ -157,7 +158,7 @@ fn identity_change_updates_all_children_or_none() {
     }
 }
 
-/// QEMU writes no identity into a VMDK; VMware and VirtualBox each spell theirs.
+/// QEMU writes no identity into a VMDK; VMware and VirtualBox each have their own notation.
 #[test]
 fn unknown_descriptor_text_is_kept() {
     let lab = Lab::new();
@@ -209,7 +210,7 @@ fn unknown_descriptor_text_is_kept() {
     assert_eq!(std::fs::read_to_string(&path).unwrap(), expected);
 }
 
-/// Deltas are who they are by the descriptor alone.
+/// Only the descriptor has the identities of deltas.
 #[test]
 fn parallels_identity_changes_in_the_descriptor() {
     let lab = Lab::new();

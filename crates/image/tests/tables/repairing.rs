@@ -1,4 +1,5 @@
-//! Images that QEMU wrote are damaged and mended: QEMU finds nothing wrong any more and reads what was there, and mends the same itself.
+//! Damages and repairs images of QEMU: afterwards QEMU finds no problem, reads the same disk, and its own repair has
+//! the same result.
 
 use std::fs;
 use std::path::Path;
@@ -30,7 +31,7 @@ fn repair(image: &Path, mode: RepairMode) -> Vec<&'static str> {
     actions
 }
 
-/// An image of QEMU with this disk in it.
+/// An image of this disk, written by QEMU.
 fn by_qemu(lab: &Lab, name: &str, words: &str, disk: &[u8]) -> std::path::PathBuf {
     let (raw, image) = (lab.path("source.raw"), lab.path(name));
     overwrite(&raw, disk);
@@ -51,17 +52,17 @@ fn be64(bytes: &[u8], at: usize) -> usize {
     usize::try_from(u64::from_be_bytes(bytes[at..at + 8].try_into().unwrap()) & 0x00ff_ffff_ffff_fe00).unwrap()
 }
 
-/// What is done to a qcow2 image, and how it is mended.
+/// Damages an image.
 type Damage = fn(&mut Vec<u8>);
 
-/// An image by its name, how QEMU makes it, what is done to it, and how it is mended.
+/// File name, arguments of qemu-img, damage, mode of the repair, and expected actions.
 type Case = (&'static str, &'static str, Damage, RepairMode, &'static [&'static str]);
 
 const QCOW2_DAMAGE: [(&str, Damage, RepairMode, &[&str]); 5] = [
     (
         "leaks",
         |bytes| {
-            // Clusters at the end that are counted, and have nothing in them.
+            // Clusters at the end with a refcount, but without data.
             let block = be64(bytes, be64(bytes, 48));
             let clusters = bytes.len().div_ceil(65_536);
             bytes.resize((clusters + 6) * 65_536, 0);
@@ -123,7 +124,7 @@ fn repaired_qcow2_passes_qemu_check() {
         let now = flatten(&image, &lab);
         change(&image, damage);
         assert!(!check(&image, &OpenOptions::default()).unwrap().is_clean(), "{name}");
-        // The same by the peer, from the same damage.
+        // QEMU repairs the same damage.
         let twin = lab.path("twin.qcow2");
         fs::copy(&image, &twin).unwrap();
         let how = if mode == RepairMode::Leaks { "leaks" } else { "all" };
@@ -138,7 +139,7 @@ fn repaired_qcow2_passes_qemu_check() {
             repair(&twin, RepairMode::All).is_empty(),
             "{name}: the peer left something"
         );
-        // It can be written to again, and its snapshot is still the one.
+        // It can be written again, and its snapshot is unchanged.
         qemu_io_as("qcow2", &image, &["write -P 0x11 0 6M"]);
         lab.qemu_img("snapshot -a first image.qcow2");
         assert!(flatten(&image, &lab) == disk, "{name}: the snapshot");
@@ -172,7 +173,7 @@ fn overlay_with_discarded_clusters_reads_backing() {
     assert!(flatten(&image, &lab) == expected);
 }
 
-/// Snapshots share clusters and tables, compressed clusters share theirs, and none of that is taken for what two parts of the disk have.
+/// Snapshots share clusters and tables, and compressed clusters share host clusters: none of that is cross-linked.
 #[test]
 fn cross_linked_clusters_are_reported_until_copied() {
     for words in ["-O qcow2", "-c -O qcow2", "-O qcow2 -o extended_l2=on"] {
@@ -194,7 +195,7 @@ fn cross_linked_clusters_are_reported_until_copied() {
         let options = OpenOptions::default();
         assert_eq!(check(&image, &options).unwrap().corruption_count, 2, "{words}");
         assert_eq!(repair(&image, RepairMode::Leaks), [""; 0], "{words}");
-        // Both are told apart from now on, and what the second one had stays where it is.
+        // The ranges are separate from now on, and the data of the second one is unchanged.
         assert_eq!(repair(&image, RepairMode::Safe), ["refcounts"], "{words}");
         let report = check(&image, &options).unwrap();
         assert_eq!((report.corruption_count, report.leak_count), (1, 1), "{words}");
@@ -207,7 +208,7 @@ fn cross_linked_clusters_are_reported_until_copied() {
     }
 }
 
-/// A repair once did not look at the file of the data, found nothing wrong, and took the mark off.
+/// A repair ignored the data file, found no problem, and cleared the mark.
 #[test]
 fn repair_reports_truncated_data_file() {
     let lab = Lab::new();
@@ -226,7 +227,7 @@ fn repair_reports_truncated_data_file() {
         assert_eq!(plan.after(), &found, "{mode:?}");
         assert!(repair(&image, mode).is_empty(), "{mode:?}");
     }
-    // Whole again, but for the mark.
+    // Complete again, except for the mark.
     cut.set_len(4 * MIB).unwrap();
     assert_eq!(repair(&image, RepairMode::Safe), ["mark-cleared"]);
     fs::remove_file(&data).unwrap();
@@ -318,7 +319,7 @@ fn repaired_block_formats_are_read_by_qemu() {
 fn locked_and_raw_images_are_not_repaired() {
     let lab = Lab::new();
     let options = OpenOptions::default();
-    // An empty one, for the holder tells by its growth that it has it.
+    // An empty image: the growth of the file shows that qemu-io has opened it.
     let image = lab.path("image.qcow2");
     create(&image, &CreateOptions::qcow2(MIB)).unwrap();
     change(&image, |bytes| {
@@ -335,7 +336,7 @@ fn locked_and_raw_images_are_not_repaired() {
     assert!(matches!(refused.err(), Some(Error::UnsupportedFormat { .. })));
 }
 
-/// The parts of a disk in several files are mended each for itself.
+/// Each of several extent files is repaired.
 #[test]
 fn one_of_several_extents_is_repaired() {
     let lab = Lab::new();

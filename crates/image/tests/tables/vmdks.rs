@@ -1,4 +1,4 @@
-//! VMDKs of several files, and streams.
+//! VMDKs with several files, and streams.
 
 use holdfast_block::{BlockDevice as _, BlockDeviceMut as _};
 use holdfast_image::{Error, Gate, ImageKind, OpenOptions, open, open_mut};
@@ -67,7 +67,7 @@ fn reads_cross_extent_files() {
     ]);
     let device = open_mut(&image, &OpenOptions::default()).unwrap();
     let border = 2 << 30;
-    // The descriptor says where the border is; the bytes around any near one are written at once.
+    // The descriptor has the border between files; write the bytes around each possible one at once.
     let data: Vec<u8> = (0..8 << 20_u32)
         .map(|at: u32| u8::try_from(at / 4096 % 251).unwrap())
         .collect();
@@ -118,7 +118,7 @@ fn truncated_extent_is_an_error() {
     assert!(crate::peer::corruptions(&image) > 0);
 }
 
-/// VMware puts several extents of a disk into one file, each behind the other.
+/// VMware stores several extents of a disk in one file, one after the other.
 #[test]
 fn extents_sharing_a_file_are_read_and_written() {
     let lab = Lab::new();
@@ -147,7 +147,7 @@ fn extents_sharing_a_file_are_read_and_written() {
     flat[4096 - 512..].fill(0xaa);
     flat[..512].fill(0xaa);
     assert!(std::fs::read(lab.path("two-flat.vmdk")).unwrap() == flat);
-    // Extents that share bytes would change each other, and one behind the end is not there.
+    // Extents that overlap would change each other, and one past the end has no data.
     for (extents, says) in [
         (
             "RW 4 FLAT \"two-flat.vmdk\" 0\nRW 4 FLAT \"two-flat.vmdk\" 3",

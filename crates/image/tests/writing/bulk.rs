@@ -1,4 +1,4 @@
-//! Copies of whole disks.
+//! Copies whole disks.
 
 use std::fs;
 use std::num::NonZero;
@@ -54,7 +54,7 @@ fn fill_copies_the_disk() {
             let total = report.plain_bytes + report.compressed_bytes + report.zero_bytes;
             assert!(total.abs_diff(disk.len() as u64) < options_cluster_bytes, "{report:?}");
             assert_eq!(report.compressed_bytes > 0, storage != Storage::Plain, "{what}");
-            // What is made in bulk can be written like any other.
+            // An image written in bulk can be written like any other.
             let mut copy = disk.clone();
             work(&image, &mut copy, &mut Random(9), 10);
             assert_is(&image, &copy, &lab, what);
@@ -100,7 +100,7 @@ fn fill_writes_data_files_and_overlays() {
     expected[..65_536].copy_from_slice(&disk[..65_536]);
     expected[131_072..262_144].fill(0);
     assert_is(&image, &expected, &lab, "overlay");
-    // A whole disk over a backing file: its zeroes hide what is below.
+    // A whole disk over a backing file: its zeroes hide the backing file.
     let image = lab.path("full.qcow2");
     let mut writer = create_bulk_with(&image, over_base(), 2 * MIB);
     let options = FillOptions {
@@ -154,7 +154,7 @@ fn raw_copy_is_sparse_and_equal() {
     assert!(stopped.is_err());
 }
 
-/// On a block device there is whatever was there before: its zeroes must be written, and nothing behind the disk.
+/// A block device has old content: zeroes must be written, and bytes past the disk must stay.
 #[test]
 fn fill_device_overwrites_old_content() {
     let mut disk = sample_disk(3 * MIB, 9);

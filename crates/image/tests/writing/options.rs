@@ -1,4 +1,4 @@
-//! Options that are refused, and sizes that are odd.
+//! Tests refused options and odd sizes.
 
 use holdfast_block::{BlockDeviceMut as _, to_usize};
 use holdfast_image::{

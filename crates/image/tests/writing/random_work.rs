@@ -1,4 +1,4 @@
-//! Random operations, compared with a plain vector and with what the peer reads.
+//! Random operations, compared with a vector and with what QEMU reads.
 
 use std::fs;
 
@@ -59,7 +59,7 @@ fn random_writes_with_overlays_snapshots_and_compression() {
             let opened = open(&image, &OpenOptions::default()).unwrap();
             assert_reads_as(&*opened.snapshot("kept").unwrap(), &kept, what);
             drop(opened);
-            // Going back and deleting are the peer's: it must find our refcounts and flags as it needs them.
+            // QEMU reverts to and deletes the snapshot: our refcounts and flags must suit it.
             lab.qemu_img("snapshot -a kept image.qcow2");
             let mut other = kept.clone();
             work(&image, &mut other, &mut random, 20);

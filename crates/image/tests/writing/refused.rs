@@ -1,4 +1,4 @@
-//! Images that must not be written, and bitmaps that writing makes worthless.
+//! Images that must not be written, and bitmaps that a write invalidates.
 
 use std::fs;
 
@@ -45,7 +45,7 @@ fn inconsistent_images_are_not_written() {
         ));
         assert_eq!(open(&image, &OpenOptions::default()).unwrap().notes().len(), 1);
     }
-    // An entry that points at the header: found before the header is overwritten, and marked.
+    // An entry that points at the header is detected before the header is overwritten, and the image is marked.
     fs::remove_file(&image).ok();
     create(&image, &CreateOptions::qcow2(MIB)).unwrap();
     qemu_io(&image, &["write 0 64k"]);

@@ -1,4 +1,4 @@
-//! Where clusters are, and where they go.
+//! Allocation and release of clusters.
 
 use holdfast_block::{BlockDeviceMut as _, to_usize};
 use holdfast_image::{CreateOptions, OpenOptions, Qcow2Options, create, open, open_mut};
@@ -11,7 +11,7 @@ use crate::work::{assert_is, create_with};
 fn full_refcount_table_moves() {
     let lab = Lab::new();
     let image = lab.path("image.qcow2");
-    // A table of one 512-byte cluster reaches 2 MiB with 64-bit refcounts.
+    // A table of one 512-byte cluster covers 2 MiB with 64-bit refcounts.
     let qcow2 = Qcow2Options {
         cluster_bytes: 512,
         refcount_bits: 64,

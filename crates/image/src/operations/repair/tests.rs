@@ -1,4 +1,5 @@
-//! Damaged images of every format are mended; a crash at any point of that leaves them no worse, and they can be mended again.
+//! Damages and repairs images of every format; a crash at any point leaves them no worse, and they can be repaired
+//! again.
 
 mod blocks;
 mod qcow2;
@@ -27,7 +28,7 @@ fn consistent_image_is_not_changed() {
     }
 }
 
-/// The footer lies over the table: that blocks are given up makes an end of it, which is mended in the same repair.
+/// The footer overlaps the table: discarding blocks completes it, so it is repaired in the same run.
 #[test]
 fn repair_continues_with_revealed_damage() {
     let damaged = include_bytes!("fixtures/footer-in-table.vhd");
@@ -41,7 +42,7 @@ fn repair_continues_with_revealed_damage() {
     );
 }
 
-/// Bytes of the metadata become anything: nothing gets worse, what could be read still can, and there is nothing left to do.
+/// Random bytes in the metadata: a repair must make nothing worse, keep everything readable, and leave nothing to do.
 #[test]
 fn repair_of_random_damage_never_makes_it_worse() {
     for format in FORMATS {
@@ -53,7 +54,7 @@ fn repair_of_random_damage_never_makes_it_worse() {
                 for _ in 0..=random.below(3) {
                     let near = if random.below(3) == 0 { image.len() as u64 } else { 6000 };
                     let at = match (format, random.below(3)) {
-                        // The headers, the table of blocks and the metadata.
+                        // Headers, block table and metadata.
                         (Format::Vhdx, 0) => (64 << 10) * (1 + random.below(4)) + random.below(200),
                         (Format::Vhdx, _) => (1 << 20) * (1 + random.below(3)) + random.below(200),
                         _ => random.below(near),
@@ -91,7 +92,7 @@ fn repair_of_random_damage_never_makes_it_worse() {
                 let again = Repair::plan(target(format, &file).unwrap(), mode).unwrap();
                 assert_eq!(again.actions(), [], "{what}: once more, after {actions:?}");
                 let is_changed = |action: &RepairAction| {
-                    // What was lost is found again, and a footer that counts again may say another size.
+                    // A restored structure may make lost data readable, and a restored footer may store another size.
                     action.loses_data() || matches!(action, RepairAction::FromTwin { .. })
                 };
                 if actions.iter().any(is_changed) || readable.is_empty() {

@@ -1,4 +1,4 @@
-//! After a crash at any point of a change of size, the image is sound, and its disk has the old size or the new one.
+//! After a crash at any point of a resize, the image is consistent, and has the old size or the new one.
 
 use std::sync::Arc;
 
@@ -26,7 +26,7 @@ type Backing = Option<Arc<dyn BlockDevice>>;
 type Resize = Box<dyn Fn(&Arc<dyn ImageFile>, u64) -> Result<()>>;
 type Read = Box<dyn Fn(&Arc<dyn ImageFile>) -> Result<Vec<u8>>>;
 
-/// What a format does.
+/// A resize of an image.
 struct ResizeCase {
     name: &'static str,
     start: Vec<u8>,
@@ -74,7 +74,7 @@ fn survive(case: &ResizeCase) {
                 found == before || found == after || after.len() < before.len(),
                 "{what}"
             );
-            // It can be done again.
+            // It can be repeated.
             (case.resize)(&crashed, case.after_bytes).unwrap_or_else(|error| panic!("{what}: {error}"));
             assert!((case.read)(&crashed).unwrap() == after, "{what}: done again");
             let report = (case.check)(&crashed).unwrap();
@@ -178,7 +178,7 @@ fn qcow2_resize_is_crash_safe() {
     }
 }
 
-/// A format with tables.
+/// The functions of a format with allocation tables.
 #[derive(Clone, Copy)]
 struct TableFormat {
     open: fn(&Arc<dyn ImageFile>) -> Result<TableLayer>,
@@ -228,7 +228,7 @@ fn vhd_resize_is_crash_safe() {
         resize: vhd::resize::resize,
         check: |file| {
             let mut report = vhd::check::check(&**file, &vhd::header::VhdHeader::load(&**file, "image")?)?;
-            // One footer has the new size already, the other one not yet.
+            // One footer has the new size already, the other one does not.
             let is_footer = |kind: &ProblemKind| matches!(kind, ProblemKind::Structure { detail } if detail.contains("its copy at the start"));
             let differing = report.problems.iter();
             let differing =
@@ -293,7 +293,7 @@ fn vhdx_resize_is_crash_safe() {
         };
         vhdx::create::write_empty(&*file, &new).unwrap();
         if name == "a table that moves" {
-            // Its region is as long as the three entries that it has.
+            // Its region has exactly the size of its three entries.
             let mut bytes = bytes_of(&*file);
             for table in [192 << 10, 256 << 10] {
                 bytes[table + 40..table + 44].copy_from_slice(&24_u32.to_le_bytes());

@@ -1,4 +1,4 @@
-//! Images of blocks: VHD, VHDX, VDI, VMDK, Parallels.
+//! Repairs of VHD, VHDX, VDI, VMDK and Parallels images.
 
 use holdfast_block::to_usize;
 
@@ -50,7 +50,7 @@ fn vhd_footers_are_restored_from_their_copies() {
     assert_repairs("fixed, the checksum", Format::Vhd, &sum, safe, &["rewritten"]);
     let both = damaged(&short, |image| image[end - 512 + 64] ^= 1);
     assert_repairs("fixed, both", Format::Vhd, &both, safe, &["rewritten", "number"]);
-    // What else is wrong is not hidden by a new checksum.
+    // A corrected checksum must not hide other damage.
     let size = damaged(&fixed, |image| image[end - 512 + 54] ^= 1);
     assert_not_repairable("fixed, the size", Format::Vhd, &size, RepairMode::All);
 }
@@ -100,7 +100,7 @@ fn vhdx_structures_are_restored_from_their_copies() {
         image[128 * kib + 100] ^= 0x40;
     });
     assert_not_repairable("both headers", Format::Vhdx, &both, RepairMode::All);
-    // A log that the headers tell of, and that has nothing.
+    // The headers refer to an empty log.
     let log = damaged(&image, |image| {
         for at in [64 * kib, 128 * kib] {
             image[at + 48..at + 64].fill(7);
@@ -142,7 +142,8 @@ fn vdi_repairs() {
     let low = damaged(&image, |image| put(image, 0x184, &[1, 0, 0, 0]));
     assert_not_repairable("a low count", Format::Vdi, &low, RepairMode::Leaks);
     assert_repairs("a low count", Format::Vdi, &low, RepairMode::Safe, &["number"]);
-    // VirtualBox does not open a disk with more of them than it has blocks; with fewer, it stores the next one far behind the end.
+    // VirtualBox does not open a disk with a count above the number of blocks; with a lower one, it stores the next
+    // block far past the end.
     for high in [24_u8, 200] {
         let image = damaged(&image, |image| put(image, 0x184, &[high, 0, 0, 0]));
         assert_repairs("a high count", Format::Vdi, &image, RepairMode::Safe, &["number"]);
@@ -170,7 +171,7 @@ fn vmdk_directories_are_restored_from_each_other() {
     let entry = (0..25).find(|index| le32(tables[0] + index * 4) != 0).unwrap() * 4;
     let open = damaged(&image, |image| image[72] = 1);
     assert_repairs("not closed", Format::Vmdk, &open, safe, &["mark-cleared"]);
-    // What lies in a grain is guest data: it is no table, and is not written over as one.
+    // Metadata that overlaps a grain is guest data: it is not a table, and must not be overwritten.
     let grain = le32(tables[0] + entry).to_le_bytes();
     for (name, directory) in [("the first", first), ("the second", second)] {
         let inside = damaged(&image, |image| put(image, directory, &grain));

@@ -1,4 +1,4 @@
-//! Images of qcow2.
+//! Repairs of qcow2 images.
 
 use super::super::{Repair, RepairAction};
 use super::samples::{
@@ -19,7 +19,7 @@ fn qcow2_refcounts_are_corrected() {
         image.resize((behind + 3) * 512, 0xaa);
         put(image, count_of(behind + 1), &[0, 1]);
         put(image, count_of(at.data), &[0, 3]);
-        // The flag as QEMU would have it with three uses.
+        // The flag that QEMU would set for three references.
         image[at.entry] &= 0x7f;
     });
     assert_repairs(
@@ -67,7 +67,7 @@ fn qcow2_refcounts_are_corrected() {
     );
 }
 
-/// Other entries of the first L2 table that lead to data, behind [`Places::entry`].
+/// Further entries of the first L2 table with data, after [`Places::entry`].
 fn other_entries(image: &[u8], at: &Places, step: usize) -> Vec<usize> {
     let others = (at.entry + step..at.l2 + 512).step_by(step);
     others
@@ -75,7 +75,7 @@ fn other_entries(image: &[u8], at: &Places, step: usize) -> Vec<usize> {
         .collect()
 }
 
-/// A repair once counted two uses, was content with that, and gave back the cluster that nobody led to any more: it had the data.
+/// A repair counted two references, accepted that, and freed the cluster without references, which had the data.
 #[test]
 fn qcow2_shared_clusters_are_copied_in_mode_all_only() {
     for (bits, extended_l2) in [(1, false), (16, false), (16, true)] {
@@ -91,7 +91,7 @@ fn qcow2_shared_clusters_are_copied_in_mode_all_only() {
         let orphan = be64(&image, other) & 0x00ff_ffff_ffff_fe00;
         let shared = damaged(&image, |image| image.copy_within(at.entry..at.entry + 8, other));
         assert_not_repairable(&name, Format::Qcow2, &shared, RepairMode::Leaks);
-        // Two uses do not fit into one bit.
+        // Two references do not fit into one bit.
         let expected: &[&str] = if bits == 1 { &[] } else { &["refcounts", "copied-flags"] };
         let (actions, report) = survive(&name, Format::Qcow2, &shared, RepairMode::Safe);
         assert_eq!(names(&actions), expected, "{name}");
@@ -108,7 +108,7 @@ fn qcow2_shared_clusters_are_copied_in_mode_all_only() {
             counted: 0,
         };
         assert!(report.problems.iter().any(|problem| problem.kind == kept), "{name}");
-        // From where that left it, too.
+        // The state that such a repair left.
         let file = memory(shared.clone());
         let plan = Repair::plan(target(Format::Qcow2, &file).unwrap(), RepairMode::Safe).unwrap();
         plan.execute().unwrap();
@@ -159,7 +159,7 @@ fn shared_l2_table_is_copied_with_its_clusters() {
     let (actions, report) = survive("one table, twice", Format::Qcow2, &shared, RepairMode::All);
     assert_eq!(names(&actions), ["separated", "separated", "refcounts"]);
     assert_eq!(report.problems, []);
-    // Where the refcounts have no use, either.
+    // With unusable refcounts, too.
     let both = damaged(&shared, |image| put(image, at.refcount_table, &[0; 8]));
     assert_not_repairable("and no refcounts", Format::Qcow2, &both, RepairMode::Safe);
     let cluster = damaged(&image, |image| {
@@ -220,7 +220,7 @@ fn qcow2_invalid_entries_are_discarded_in_mode_all_only() {
     ] {
         let broken = damaged(&image, |image| put(image, at.entry, &entry.to_be_bytes()));
         if name == "in the l1 table" {
-            // From now on a write goes elsewhere, and not over what is there.
+            // A write now goes to another cluster.
             let (actions, report) = survive(name, Format::Qcow2, &broken, RepairMode::Safe);
             assert_eq!(names(&actions), ["refcounts", "copied-flags"], "{name}");
             assert!(report.corruption_count > 0, "{name}");
@@ -236,7 +236,7 @@ fn qcow2_invalid_entries_are_discarded_in_mode_all_only() {
             &["given-up", "refcounts"],
         );
     }
-    // Refcounts can go elsewhere, and then the data is alone.
+    // Refcounts can be moved; then the data is not shared any more.
     let entry = (flag | at.refcount_table as u64).to_be_bytes();
     let broken = damaged(&image, |image| put(image, at.entry, &entry));
     assert_repairs(
@@ -255,7 +255,7 @@ fn qcow2_invalid_entries_are_discarded_in_mode_all_only() {
         RepairMode::All,
         &["given-up", "refcounts"],
     );
-    // What is certain is mended also where something else is not; nothing is lowered there.
+    // Unambiguous damage is repaired even if other damage is ambiguous; no refcount is lowered then.
     let both = damaged(&broken, |image| image[at.refcount_block..at.refcount_block + 8].fill(0));
     let (actions, report) = survive(
         "a table past the end, and low counts",

@@ -1,4 +1,4 @@
-//! Images to damage, and what a repair may do with them.
+//! Images to damage, and assertions on their repair.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -102,7 +102,7 @@ pub(super) fn target(format: Format, file: &Arc<dyn ImageFile>) -> Result<Repair
     RepairTarget::new("image".to_owned(), format, vec![Arc::clone(file)], vmdk)
 }
 
-/// An image with something in it.
+/// An image with some content.
 pub(super) fn sample(format: Format) -> Vec<u8> {
     let file: Arc<dyn ImageFile> = Arc::new(MemoryFile::default());
     if format == Format::Qcow2 {
@@ -113,7 +113,7 @@ pub(super) fn sample(format: Format) -> Vec<u8> {
     }
     create_empty(format, &*file);
     let tables = {
-        // The same as of reading, opened for writing.
+        // The same tables, opened for writing.
         let table_layer = |tables| TableLayer::new("image".into(), Arc::clone(&file), tables, None);
         match format {
             Format::Vdi => {
@@ -224,7 +224,7 @@ pub(super) fn sample_qcow2(options: &Qcow2Options) -> Vec<u8> {
     bytes_of(&*file)
 }
 
-/// What each sector of the disk reads as, where it can be read.
+/// The content of each sector of the disk, where readable.
 pub(super) fn sectors(format: Format, file: &Arc<dyn ImageFile>) -> Vec<Option<Vec<u8>>> {
     let Ok(layer) = layer(format, file) else {
         return Vec::new();
@@ -233,14 +233,14 @@ pub(super) fn sectors(format: Format, file: &Arc<dyn ImageFile>) -> Vec<Option<V
         let mut sector = vec![0; 512];
         layer.read(&mut sector, at, BackingUse::Backing).ok().map(|()| sector)
     };
-    // A damaged size may be any.
+    // A damaged size may have any value.
     (0..layer.disk_bytes().min(8 << 20) / 512)
         .map(|number| read(number * 512))
         .collect()
 }
 
-/// Corruptions, each cluster once, whether its count, its flags or its entries say so; a flag that is missing where there is one use makes a copy that is
-/// not needed, and nothing else.
+/// The number of corruptions. A cluster counts once, even if its refcount, flags and entries are all wrong; a missing
+/// flag on a cluster with one reference only causes an unneeded copy.
 pub(super) fn damage_score(report: &CheckReport) -> u64 {
     let corruptions = report.problems.iter();
     let corruptions = corruptions.filter(|problem| problem.severity == Severity::Corruption);
@@ -259,8 +259,8 @@ pub(super) fn damage_score(report: &CheckReport) -> u64 {
     others + clusters.len() as u64
 }
 
-/// Mends `damaged`, crashes at every point of that, and mends what is left. What could be read before reads the same at any time, but for
-/// what was given up.
+/// Repairs `damaged`, crashes at every point of that, and repairs the result. What was readable before must stay the
+/// same all the time, except for what was discarded.
 pub(super) fn survive(
     name: &str,
     format: Format,
@@ -323,14 +323,14 @@ pub(super) fn names(actions: &[RepairAction]) -> Vec<&'static str> {
     actions.iter().map(RepairAction::name).collect()
 }
 
-/// It is mended in this mode, by these actions, and clean.
+/// Asserts that this mode repairs it, by these actions, and that it is clean then.
 pub(super) fn assert_repairs(name: &str, format: Format, damaged: &[u8], mode: RepairMode, expected: &[&str]) {
     let (actions, report) = survive(name, format, damaged, mode);
     assert_eq!(names(&actions), expected, "{name}: {actions:?}");
     assert_eq!(report.problems, [], "{name}");
 }
 
-/// It stays as it is in this mode.
+/// Asserts that this mode changes nothing.
 pub(super) fn assert_not_repairable(name: &str, format: Format, damaged: &[u8], mode: RepairMode) {
     let file = memory(damaged.to_vec());
     let plan = Repair::plan(target(format, &file).unwrap(), mode).unwrap();
@@ -349,18 +349,18 @@ pub(super) fn put(bytes: &mut [u8], at: usize, value: &[u8]) {
     bytes[at..at + value.len()].copy_from_slice(value);
 }
 
-/// What is done to an image.
+/// Damages an image.
 pub(super) type Damage<'a> = Box<dyn Fn(&mut Vec<u8>) + 'a>;
 
-/// Where things are in an image of clusters of 512 bytes.
+/// Offsets in an image with clusters of 512 bytes.
 pub(super) struct Places {
     pub(super) refcount_table: usize,
     pub(super) refcount_block: usize,
     pub(super) l1: usize,
     pub(super) l2: usize,
-    /// The first entry of the first L2 table that leads to data.
+    /// The first entry with data in the first L2 table.
     pub(super) entry: usize,
-    /// The cluster that it leads to.
+    /// The cluster of that entry.
     pub(super) data: usize,
 }
 
@@ -383,14 +383,14 @@ pub(super) fn places(image: &[u8]) -> Places {
     }
 }
 
-/// The sample with this done to it.
+/// The sample after `damage`.
 pub(super) fn damaged(image: &[u8], damage: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
     let mut image = image.to_vec();
     damage(&mut image);
     image
 }
 
-/// What was absent and is found again reads otherwise: this one does not ask.
+/// Repairs without comparing the content: what was absent and is restored reads differently.
 pub(super) fn repair(format: Format, damaged: &[u8], mode: RepairMode) -> (Vec<RepairAction>, CheckReport) {
     let file = memory(damaged.to_vec());
     let plan = Repair::plan(target(format, &file).unwrap(), mode).unwrap();
