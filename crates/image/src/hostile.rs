@@ -176,7 +176,7 @@ fn use_image(image: &Image) -> Result<()> {
             end = range.end;
             count += 1;
         });
-        assert!(end <= image.size_bytes(), "a dirty range behind the end of the disk");
+        assert!(end <= image.size_bytes(), "a dirty range past the end of the disk");
         if let Ok(dirty) = image.dirty_bitmap(&bitmap.name) {
             assert!(
                 walked.is_ok() && bitmap.state == BitmapState::Valid,

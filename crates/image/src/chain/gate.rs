@@ -238,10 +238,10 @@ mod tests {
         let top = root.join("vm/top");
         let secret = root.join("secret").display().to_string();
 
-        let beside = Gatekeeper::new(&Gate::SameFolder, &[], &top).unwrap();
-        assert_eq!(beside.admit(&top, "base").unwrap(), root.join("vm/base"));
-        assert_eq!(beside.admit(&top, "file:base").unwrap(), root.join("vm/base"));
-        assert_eq!(beside.admit(&top, "below/../base").unwrap(), root.join("vm/base"));
+        let same_folder = Gatekeeper::new(&Gate::SameFolder, &[], &top).unwrap();
+        assert_eq!(same_folder.admit(&top, "base").unwrap(), root.join("vm/base"));
+        assert_eq!(same_folder.admit(&top, "file:base").unwrap(), root.join("vm/base"));
+        assert_eq!(same_folder.admit(&top, "below/../base").unwrap(), root.join("vm/base"));
         for name in [
             "innocent",
             "../secret",
@@ -250,9 +250,9 @@ mod tests {
             "../no-such-file",
             "/etc/shadow",
         ] {
-            assert!(refused(&beside, &top, name), "{name}");
+            assert!(refused(&same_folder, &top, name), "{name}");
         }
-        assert!(matches!(beside.admit(&top, "gone"), Err(Error::Io { .. })));
+        assert!(matches!(same_folder.admit(&top, "gone"), Err(Error::Io { .. })));
 
         let within = Gatekeeper::new(&Gate::Within(root.join("vm")), &[], &top).unwrap();
         within.admit(&top, "below/deep").unwrap();

@@ -23,10 +23,10 @@ impl Opener {
             return Ok(None);
         }
         let shown = overlay.path.display().to_string();
-        let beside = directory_of(&overlay.path);
-        let mut folders = vec![beside.clone()];
-        if beside.file_name().is_some_and(|name| name == "Snapshots") {
-            folders.push(directory_of(&beside));
+        let own_folder = directory_of(&overlay.path);
+        let mut folders = vec![own_folder.clone()];
+        if own_folder.file_name().is_some_and(|name| name == "Snapshots") {
+            folders.push(directory_of(&own_folder));
         }
         let named = self.keeper.named().to_vec();
         folders.extend(named.iter().filter(|path| path.is_dir()).cloned());
@@ -144,9 +144,9 @@ impl Opener {
         let mut candidates = Vec::new();
         // A path may be that of another host, or outdated after both files were moved: try the folder of the image,
         // too.
-        let beside = names.iter().filter(|name| name.contains('/'));
-        let beside = beside.filter_map(|name| Path::new(name).file_name()?.to_str());
-        for name in names.iter().map(String::as_str).chain(beside) {
+        let same_folder = names.iter().filter(|name| name.contains('/'));
+        let same_folder = same_folder.filter_map(|name| Path::new(name).file_name()?.to_str());
+        for name in names.iter().map(String::as_str).chain(same_folder) {
             match self.keeper.admit(&overlay.path, &plain_name(name)) {
                 Ok(path) => candidates.push(path),
                 Err(error @ Error::Refused { .. }) => drop(refusal.get_or_insert(error)),

@@ -270,10 +270,10 @@ impl Opener {
             let found = load_descriptor(&*file, name);
             Ok(found.is_ok_and(|(found, ..)| found.id.is_some() && found.id == wanted))
         };
-        let beside = images_in(&directory_of(&overlay.path), "vmdk");
-        let beside = beside.iter().filter_map(|path| Some(path.to_str()?.to_owned()));
+        let same_folder = images_in(&directory_of(&overlay.path), "vmdk");
+        let same_folder = same_folder.iter().filter_map(|path| Some(path.to_str()?.to_owned()));
         let hint = Some(hint).filter(|hint| !hint.is_empty()).map(str::to_owned);
-        let names: Vec<String> = hint.into_iter().chain(beside).collect();
+        let names: Vec<String> = hint.into_iter().chain(same_folder).collect();
         let shown = wanted.unwrap_or_default().to_string();
         self.parent_of_names(overlay, Format::Vmdk, &names, &shown, &is_parent)
     }

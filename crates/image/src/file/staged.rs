@@ -210,9 +210,13 @@ impl ImageFile for Staged {
             if let Some(page) = state.pages.get_mut(&start) {
                 page[within..].fill(0);
             }
-            let behind = start + if within == 0 { 0 } else { PAGE_BYTES };
-            let gone: Vec<u64> = state.pages.range(behind..end.max(behind)).map(|(at, _)| *at).collect();
-            for at in gone {
+            let next_page = start + if within == 0 { 0 } else { PAGE_BYTES };
+            let punched: Vec<u64> = state
+                .pages
+                .range(next_page..end.max(next_page))
+                .map(|(at, _)| *at)
+                .collect();
+            for at in punched {
                 state.pages.remove(&at);
             }
             state.base_end = state.base_end.min(length_bytes);

@@ -45,11 +45,11 @@ fn read_vhd(bytes: &[u8]) -> Result<()> {
     );
     while let Some(block) = stream.next_block()? {
         let end = block.offset + block.bytes.len() as u64;
-        assert!(end <= size_bytes, "a block behind the end of the disk");
-        assert!(stored.contains(&(block.offset..end)), "a block that was not told of");
+        assert!(end <= size_bytes, "a block past the end of the disk");
+        assert!(stored.contains(&(block.offset..end)), "a block that was not listed");
         assert!(
             block.ranges().iter().all(|range| range.end <= block.bytes.len()),
-            "sectors behind a block"
+            "sectors past the end of a block"
         );
     }
     Ok(())
@@ -69,7 +69,7 @@ fn read_stream(bytes: &[u8]) -> Result<Option<MemoryDevice>> {
             "a grain over another one"
         );
         end = grain.offset + grain.bytes.len() as u64;
-        assert!(end <= size_bytes, "a grain behind the end of the disk");
+        assert!(end <= size_bytes, "a grain past the end of the disk");
         if let Some(disk) = &disk {
             disk.write_at(grain.bytes, grain.offset)?;
         }

@@ -301,7 +301,7 @@ pub fn create_bulk(path: &Path, options: &CreateOptions) -> Result<BulkWriter> {
 /// The backing file must exist: a mistyped name found later would read as zeroes.
 fn check_backing(path: &Path, options: &Qcow2Options) -> Result<()> {
     if let Some(backing) = &options.backing {
-        HostFile::open(&beside(path, &backing.name), Access::Read)?;
+        HostFile::open(&resolve(path, &backing.name), Access::Read)?;
     }
     Ok(())
 }
@@ -310,7 +310,7 @@ fn create_data_file(path: &Path, options: &CreateOptions) -> Result<Option<Arc<d
     let Some(data) = &options.qcow2.data_file else {
         return Ok(None);
     };
-    let place = data.made_at.clone().unwrap_or_else(|| beside(path, &data.name));
+    let place = data.made_at.clone().unwrap_or_else(|| resolve(path, &data.name));
     let file = HostFile::create_new(&place)?;
     file.set_length(options.size_bytes)?;
     file.sync()?;
@@ -318,6 +318,6 @@ fn create_data_file(path: &Path, options: &CreateOptions) -> Result<Option<Arc<d
     Ok(Some(Arc::new(file.written_once())))
 }
 
-fn beside(image: &Path, name: &str) -> PathBuf {
+fn resolve(image: &Path, name: &str) -> PathBuf {
     directory_of(image).join(name)
 }

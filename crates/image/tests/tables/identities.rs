@@ -249,6 +249,6 @@ fn images_without_identity_are_refused() {
     }
     let path = lab.path("disk.vdi");
     create(&path, &CreateOptions::new(Format::Vdi, MIB)).unwrap();
-    let nobody = set_identity(&path, &options, &new(ImageId::NIL, &[]));
-    assert!(matches!(nobody, Err(Error::InvalidOption { .. })), "{nobody:?}");
+    let nil = set_identity(&path, &options, &new(ImageId::NIL, &[]));
+    assert!(matches!(nil, Err(Error::InvalidOption { .. })), "{nil:?}");
 }

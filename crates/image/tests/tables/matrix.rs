@@ -257,7 +257,7 @@ impl Form {
             if self.kind == ImageKind::Fixed && reader == Reader::Libvhdi {
                 // libvhdi ignores the sector bitmap entries between the block entries of a fixed VHDX, which every
                 // VHDX has (MS-VHDX, 2.5): past the first 4 GiB it reads a wrong block.
-                assert!(bytes != data, "libvhdi was mended: say so in the table");
+                assert!(bytes != data, "libvhdi has been fixed: update the table");
                 continue;
             }
             assert!(size == size_bytes && bytes == data, "{}: {}", self.name, reader.name());
@@ -335,10 +335,9 @@ fn stream_of(device: &MemoryDevice, path: &Path) {
 #[test]
 fn image_matrix_matches_the_document() {
     let mut text = String::from(
-        "# Formats of images, beside other programs\n\nWhat the tests of this version have found: `both ways` is what we write read by QEMU and by us, and what QEMU writes \
-         read by us, byte by byte;\nboth sides check the image. Behind the semicolon are programs that have nothing to do with either and read the same from all \
-         of these images:\n`dissect` is dissect.hypervisor 3.21, `libvhdi` and `libvmdk` are those of Debian 12. This table is written by the test \
-         `tables::matrix`.\n\n\
+        "# Image formats, compared with other programs\n\nResults of the tests of this version. `both ways`: QEMU and Holdfast read what Holdfast wrote, Holdfast reads what QEMU wrote, \
+         byte for byte,\nand both check the image without a problem. After the semicolon are independent programs that read the same from all of these images:\n\
+         `dissect` is dissect.hypervisor 3.21, `libvhdi` and `libvmdk` are those of Debian 12. The test `tables::matrix` writes this table.\n\n\
          | form | empty | holes and data | full of noise | random writes, in turn | odd size (7 MiB + 512) | 3 TiB, sparse | chain of three |\n\
          |---|---|---|---|---|---|---|---|\n",
     );
@@ -360,17 +359,17 @@ fn image_matrix_matches_the_document() {
         writeln!(text, "| {} | {} |", form.name, cells.join(" | ")).unwrap();
     }
     text.push_str(
-        "\nFixed images are made sparse. VMDKs of several files (`twoGbMaxExtent...`, `monolithicFlat`) are read and written where they are there, and not made; \
-         ploop of version 1\nis read and written by tests of its own, for QEMU does not know it. QEMU refuses chains of VDI, VHD, VHDX and Parallels: those are \
-         compared with what was\nwritten to them, and by the others.\n\nDefects of these programs that the tests go around: dissect reads VDI right block by block only, Parallels \
-         cluster by cluster, and a VHDX that\ndiffers from another one by whole bytes of its bitmaps; it has no differing VHDs, and its stream of a VMDK ends before a\ndisk does that is not a multiple of 8 KiB. libvhdi reads a fixed VHDX wrong past the first 4 GiB (it takes no notice of the\nentries for \
-         bitmaps in its table of blocks), and takes the start of the file for the bitmaps of a differing VHDX that has none.\n",
+        "\nFixed images are created sparse. VMDKs with several files (`twoGbMaxExtent...`, `monolithicFlat`) can be read and written, but not created; \
+         ploop version 1\nhas read and write tests of its own, because QEMU does not support it. QEMU refuses chains of VDI, VHD, VHDX and Parallels: those are \
+         compared with the written data,\nand by the other programs.\n\nDefects of these programs that the tests work around: dissect reads VDI only block by block, Parallels only cluster by cluster, and a \
+         differencing VHDX only by\nwhole bytes of its bitmaps; it does not support differencing VHDs, and its stream of a VMDK ends early if the disk is not a multiple of 8 KiB. libvhdi reads a fixed VHDX\n\
+         wrong past the first 4 GiB (it ignores the bitmap entries in the block table), and uses the start of the file as the bitmaps of a differencing VHDX without any.\n",
     );
     if std::env::var_os("HOLDFAST_UPDATE_SNAPSHOTS").is_some() {
         overwrite(Path::new(TABLE), text.as_bytes());
     }
     assert!(
         fs::read_to_string(TABLE).unwrap_or_default() == text,
-        "docs/image-matrix.md is not what was found: HOLDFAST_UPDATE_SNAPSHOTS=1 writes it"
+        "docs/image-matrix.md is outdated: HOLDFAST_UPDATE_SNAPSHOTS=1 updates it"
     );
 }

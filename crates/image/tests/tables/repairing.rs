@@ -125,18 +125,18 @@ fn repaired_qcow2_passes_qemu_check() {
         change(&image, damage);
         assert!(!check(&image, &OpenOptions::default()).unwrap().is_clean(), "{name}");
         // QEMU repairs the same damage.
-        let twin = lab.path("twin.qcow2");
-        fs::copy(&image, &twin).unwrap();
+        let copy = lab.path("copy.qcow2");
+        fs::copy(&image, &copy).unwrap();
         let how = if mode == RepairMode::Leaks { "leaks" } else { "all" };
-        qemu_img(&["check", "-q", "-f", "qcow2", "-r", how, path_text(&twin)]);
+        qemu_img(&["check", "-q", "-f", "qcow2", "-r", how, path_text(&copy)]);
         assert_eq!(repair(&image, mode), actions, "{name}");
         assert_eq!(qemu_check(&image), (0, 0), "{name}");
         assert_clean(&image);
-        for image in [&image, &twin] {
+        for image in [&image, &copy] {
             assert!(flatten(image, &lab) == now, "{name}");
         }
         assert!(
-            repair(&twin, RepairMode::All).is_empty(),
+            repair(&copy, RepairMode::All).is_empty(),
             "{name}: the peer left something"
         );
         // It can be written again, and its snapshot is unchanged.
@@ -169,7 +169,7 @@ fn overlay_with_discarded_clusters_reads_backing() {
     assert_eq!(qemu_check(&image), (0, 0));
     let mut expected = disk;
     expected[65_536..262_144].fill(9);
-    assert_reads_as(&open(&image, &OpenOptions::default()).unwrap(), &expected, "mended");
+    assert_reads_as(&open(&image, &OpenOptions::default()).unwrap(), &expected, "repaired");
     assert!(flatten(&image, &lab) == expected);
 }
 
@@ -286,7 +286,7 @@ fn repaired_block_formats_are_read_by_qemu() {
                 bytes[72] = 1;
             },
             RepairMode::Safe,
-            &["from-twin", "mark-cleared"],
+            &["from-copy", "mark-cleared"],
         ),
         (
             "image.hds",
@@ -350,5 +350,5 @@ fn one_of_several_extents_is_repaired() {
     assert_eq!(plan.execute().unwrap().problems, []);
     assert!(fs::read(&image).unwrap() == before, "the descriptor has changed");
     assert_eq!(fs::read(&extent).unwrap()[72], 0);
-    assert_reads_as(&open(&image, &OpenOptions::default()).unwrap(), &disk, "mended");
+    assert_reads_as(&open(&image, &OpenOptions::default()).unwrap(), &disk, "repaired");
 }

@@ -68,7 +68,7 @@ fn inconsistent_headers_are_refused() {
         ("cluster of three sectors", 28, 3),
         ("cluster of 2 GiB", 28, 1 << 22),
         ("too few entries", 32, 24),
-        ("more entries than the file can tell of", 32, 0x1000_0000),
+        ("more entries than fit into the file", 32, 0x1000_0000),
         ("a disk without end", 40, 0x8000_0000),
         ("clusters inside of the table", 48, 0),
     ] {

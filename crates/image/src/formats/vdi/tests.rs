@@ -82,7 +82,7 @@ fn inconsistent_headers_are_refused() {
         ("block of 2 GiB", 0x178, 1 << 31),
         ("more before a block than in it", 0x17c, 8192),
         ("too few blocks", 0x180, 24),
-        ("more blocks than the file can tell of", 0x180, 0xffff_0000),
+        ("more blocks than fit into the file", 0x180, 0xffff_0000),
     ] {
         assert!(refused(at, &u32::to_le_bytes(value)), "{what}");
     }

@@ -33,8 +33,8 @@ const FREE: u32 = 0xffff_ffff;
 /// The one's complement of the sum of all bytes except the checksum itself, which is at `at`.
 fn checksum(bytes: &[u8], at: usize) -> u32 {
     let sum = |bytes: &[u8]| bytes.iter().fold(0_u32, |sum, byte| sum.wrapping_add(u32::from(*byte)));
-    let [before, behind] = [bytes.get(..at), bytes.get(at + 4..)].map(Option::unwrap_or_default);
-    !sum(before).wrapping_add(sum(behind))
+    let [before, after] = [bytes.get(..at), bytes.get(at + 4..)].map(Option::unwrap_or_default);
+    !sum(before).wrapping_add(sum(after))
 }
 
 /// Corrects the checksums of everything that looks like a footer or header.

@@ -212,7 +212,7 @@ fn copy_shared_blocks(
                 image,
                 "table",
                 sparse.table_offset,
-                "cannot tell of a block behind all others",
+                "its entries cannot refer to a block at the end of the file",
             ));
         };
         copy_room(file, *from, end, whole)?;

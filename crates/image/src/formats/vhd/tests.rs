@@ -129,7 +129,7 @@ fn inconsistent_headers_are_refused() {
         ("table past the end", 20, 1 << 30),
         ("table at no sector", 20, 1537),
         ("too few entries", 28, 6),
-        ("more entries than the file can tell of", 28, 0xffff_0000),
+        ("more entries than fit into the file", 28, 0xffff_0000),
         ("block of nothing", 32, 0),
         ("block of three sectors", 32, 1536),
         ("block of 1 GiB", 32, 1 << 30),
@@ -140,7 +140,7 @@ fn inconsistent_headers_are_refused() {
     assert!(refused(footer, 64, 512, 16, &u64::MAX.to_be_bytes()), "no header");
     assert!(
         refused(footer, 64, 512, 48, &(1_u64 << 60).to_be_bytes()),
-        "a disk that the table cannot tell of"
+        "a disk too large for its table"
     );
     let mut bytes = good;
     bytes[600] ^= 1;

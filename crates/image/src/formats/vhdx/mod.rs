@@ -46,10 +46,10 @@ const CHUNK_SECTORS: u64 = 1 << 23;
 
 /// The checksum of `bytes`, in which its own field is at offset 4.
 fn checksum(bytes: &[u8]) -> u32 {
-    let [before, behind] = [bytes.get(..4), bytes.get(8..)].map(Option::unwrap_or_default);
+    let [before, after] = [bytes.get(..4), bytes.get(8..)].map(Option::unwrap_or_default);
     let start = crc32c::crc32c(before);
     let start = crc32c::crc32c_append(start, &[0; 4]);
-    crc32c::crc32c_append(start, behind)
+    crc32c::crc32c_append(start, after)
 }
 
 /// Whether `bytes` begin with `signature` and have a valid checksum.

@@ -166,7 +166,7 @@ fn inconsistent_headers_are_refused() {
         ("a block of 3 MiB", items, 3 << 20),
         ("a block of 512 MiB", items, 512 << 20),
         ("a disk that ends inside of a sector", items + 8, 513),
-        ("a disk that the table cannot tell of", items + 12, 0x1000),
+        ("a disk too large for its table", items + 12, 0x1000),
         ("a sector of 1000 bytes", items + 32, 1000),
     ] {
         assert!(is_refused(with(at, &u32::to_le_bytes(value))), "{what}");

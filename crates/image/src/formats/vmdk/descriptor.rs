@@ -107,10 +107,10 @@ impl Descriptor {
             match key.trim().to_ascii_lowercase().as_str() {
                 "cid" => {
                     found.content_id = number()?;
-                    let behind = line.iter().position(|byte| *byte == b'=').map_or(0, |at| at + 1);
-                    let mut value_bytes = line.iter().skip(behind);
+                    let value_start = line.iter().position(|byte| *byte == b'=').map_or(0, |at| at + 1);
+                    let mut value_bytes = line.iter().skip(value_start);
                     let digits = value_bytes.position(u8::is_ascii_hexdigit).unwrap_or_default();
-                    let digits_at = start + behind + digits;
+                    let digits_at = start + value_start + digits;
                     found.content_id_at = digits_at..digits_at + value.len();
                 }
                 "parentcid" => parent_id = number()?,

@@ -67,8 +67,8 @@ fn rewrite(vmdk: &Vmdk, image: &str, change: impl FnOnce(&[u8]) -> Vec<u8>) -> R
     }
     let start = new.iter().zip(&bytes).take_while(|(new, old)| new == old).count();
     if new.len() == bytes.len() {
-        let behind = new.iter().zip(&bytes).skip(start).rev();
-        let same = behind.take_while(|(new, old)| new == old).count();
+        let tail = new.iter().zip(&bytes).skip(start).rev();
+        let same = tail.take_while(|(new, old)| new == old).count();
         new.truncate(new.len() - same);
     } else {
         file.set_length(new.len() as u64)?;

@@ -230,14 +230,14 @@ impl<'a> DirectoryPair<'a> {
                 continue;
             };
             let table = self.table(*one)?;
-            let beside = if one == other {
+            let others = if one == other {
                 table.clone()
             } else {
                 self.table(*other)?
             };
             table
                 .into_iter()
-                .zip(beside)
+                .zip(others)
                 .for_each(|(first, second)| visit(first, second));
         }
         Ok(())
@@ -253,10 +253,10 @@ impl<'a> DirectoryPair<'a> {
         })?;
         let mut used = HashSet::new();
         if !questioned.is_empty() {
-            let beside = u32::try_from(self.extent.grain_bytes / SECTOR_BYTES - 1).unwrap_or(u32::MAX);
+            let distance_max = u32::try_from(self.extent.grain_bytes / SECTOR_BYTES - 1).unwrap_or(u32::MAX);
             self.for_each_pair(|first, second| {
                 if first == second && first > 1 {
-                    let over = first.saturating_sub(beside)..=first.saturating_add(beside);
+                    let over = first.saturating_sub(distance_max)..=first.saturating_add(distance_max);
                     used.extend(questioned.range(over));
                 }
             })?;
@@ -268,17 +268,17 @@ impl<'a> DirectoryPair<'a> {
     fn compare(
         &self,
         number: u64,
-        (place, beside): (u64, Option<u64>),
+        (place, other_place): (u64, Option<u64>),
         used: &HashSet<u32>,
         visit: &mut impl FnMut(DirectoryFinding) -> Result<()>,
     ) -> Result<()> {
         let table = self.table(place)?;
-        let other = match beside {
+        let other = match other_place {
             Some(place) => self.table(place)?,
             None => table.clone(),
         };
         // If there is one table only, there are no findings on a second one.
-        let second_place = beside.unwrap_or(place);
+        let second_place = other_place.unwrap_or(place);
         for (index, (first, second)) in (0..).zip(table.into_iter().zip(other)) {
             let disk_offset = number * self.extent.table_coverage() + index * self.extent.grain_bytes;
             let is_free = |sector: u32| self.can_be_entry(sector) && (first == second || !used.contains(&sector));
@@ -307,7 +307,7 @@ impl<'a> DirectoryPair<'a> {
                 }
                 (false, false) => DirectoryFinding::LostEntry {
                     disk_offset,
-                    places: [Some(place), beside]
+                    places: [Some(place), other_place]
                         .into_iter()
                         .flatten()
                         .map(|place| place + index * 4)

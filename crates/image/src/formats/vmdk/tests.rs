@@ -136,10 +136,10 @@ fn second_directory_past_the_end_is_not_written() {
     let good = empty();
     let extent = SparseExtent::load(&MemoryFile::new(good.clone()), "image").unwrap();
     let second = to_usize(extent.second_directory.unwrap());
-    let behind = u32::try_from(good.len() / 512 + 16).unwrap();
+    let past_end = u32::try_from(good.len() / 512 + 16).unwrap();
     for at in [second, 48] {
         let mut bytes = good.clone();
-        bytes[at..at + 4].copy_from_slice(&behind.to_le_bytes());
+        bytes[at..at + 4].copy_from_slice(&past_end.to_le_bytes());
         let opened = opened(Arc::new(MemoryFile::new(bytes))).unwrap();
         assert_eq!(super::check::check(&opened).unwrap().corruption_count, 1, "{at}");
         let mut tables = VmdkTables::new("image".into(), opened).unwrap();
@@ -228,8 +228,8 @@ fn table_past_the_end_is_an_error() {
     let mut bytes = empty();
     let extent = SparseExtent::load(&MemoryFile::new(bytes.clone()), "image").unwrap();
     let first = to_usize(extent.directory);
-    let behind = u32::try_from(bytes.len() / 512 + 16).unwrap();
-    bytes[first..first + 4].copy_from_slice(&behind.to_le_bytes());
+    let past_end = u32::try_from(bytes.len() / 512 + 16).unwrap();
+    bytes[first..first + 4].copy_from_slice(&past_end.to_le_bytes());
     let layer = open(Arc::new(MemoryFile::new(bytes)), None).unwrap();
     let refused = layer.read(&mut [0; 512], 0, BackingUse::Nothing).unwrap_err();
     assert!(refused.is_corrupt(), "{refused}");
@@ -357,7 +357,7 @@ fn parent_is_found_by_uuid() {
     assert_eq!((read, image.layers().len()), ([7; 512], 2));
     drop(image);
     std::fs::rename(&base, path("Snapshots/other name.vmdk")).unwrap();
-    assert_eq!(open(&[]).unwrap().layers().len(), 2, "beside it");
+    assert_eq!(open(&[]).unwrap().layers().len(), 2, "in the subfolder");
 }
 
 #[test]

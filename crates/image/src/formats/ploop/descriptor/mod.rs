@@ -13,7 +13,7 @@
 //!     <StorageData>
 //!         <Storage>           <!-- Start, End and Blocksize in sectors; more than one Storage is a disk that was split -->
 //!             <Image>         <!-- GUID, Type, File: relative to the folder, or absolute -->
-//!     <Snapshots>             <!-- TopGUID; where there is none the top is the one that is always called so -->
+//!     <Snapshots>             <!-- TopGUID; if it is missing, the top has the usual GUID -->
 //!         <Shot>              <!-- GUID of an image, ParentGUID: zeroes for the root -->
 //! ```
 //!
@@ -182,13 +182,11 @@ pub(crate) fn is_descriptor(head: &[u8]) -> bool {
             _ => break,
         };
         let at = rest.windows(end.len()).position(|found| found == end);
-        let Some(behind) = at.and_then(|at| rest.get(at + end.len()..)) else {
+        let Some(after) = at.and_then(|at| rest.get(at + end.len()..)) else {
             return false;
         };
-        rest = behind;
+        rest = after;
     }
     let name = rest.strip_prefix(b"<Parallels_disk_image");
-    name.is_some_and(|behind| {
-        matches!(behind, [b'>' | b'/', ..]) || behind.first().is_some_and(u8::is_ascii_whitespace)
-    })
+    name.is_some_and(|after| matches!(after, [b'>' | b'/', ..]) || after.first().is_some_and(u8::is_ascii_whitespace))
 }

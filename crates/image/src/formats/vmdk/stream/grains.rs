@@ -148,8 +148,8 @@ impl<R: Read> GrainScanner<R> {
         if self.preamble.grain_count.is_none() && !self.has_footer {
             return wrong(&self.source.image, "the footer before it is missing");
         }
-        if let Some(behind) = self.source.drain(PADDING_BYTES_MAX)? {
-            return wrong(&self.source.image, &format!("data follows it, at {behind}"));
+        if let Some(trailing) = self.source.drain(PADDING_BYTES_MAX)? {
+            return wrong(&self.source.image, &format!("data follows it, at {trailing}"));
         }
         self.check_end(true)
     }

@@ -4,7 +4,7 @@
 //! header      its directory is "at the end", and its overhead says where the grains begin
 //! descriptor
 //! grains      each a marker, a stream of zlib, and zeroes up to the end of the sector
-//! table       behind the grains that it tells of: a marker of a sector, and the table
+//! table       after the grains in it: a marker, one sector, and the table
 //! ...
 //! directory   a marker, and the directory
 //! footer      a marker, and a header that says where the directory is

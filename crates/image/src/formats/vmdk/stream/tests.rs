@@ -162,10 +162,10 @@ fn invalid_grains_are_damage() {
             let error = read(&stream(tables, DISK_BYTES, &items)).expect_err(what);
             assert!(error.is_corrupt(), "{what}: {error}");
         }
-        let mut behind = stream(tables, DISK_BYTES, &good());
-        behind.extend([0; 512]);
-        behind.extend(*b"more");
-        assert!(read(&behind).unwrap_err().is_corrupt());
+        let mut with_trailing_data = stream(tables, DISK_BYTES, &good());
+        with_trailing_data.extend([0; 512]);
+        with_trailing_data.extend(*b"more");
+        assert!(read(&with_trailing_data).unwrap_err().is_corrupt());
     }
     // A grain that is in the tables, but not in the stream.
     let bytes = stream(TablePlacement::InFront, DISK_BYTES, &good());
@@ -209,12 +209,12 @@ fn images_that_need_seeking_are_refused() {
     };
     for (what, error) in [
         ("not compressed", changed(8, &[1, 0, 0])),
-        ("directory behind the grains", changed(56, &[60])),
+        ("directory after the grains", changed(56, &[60])),
         ("directory in the descriptor", changed(56, &[2])),
-        ("a table behind the grains", changed(3 * 512 + 4, &[60])),
+        ("a table after the grains", changed(3 * 512 + 4, &[60])),
         ("a table in the directory", changed(3 * 512 + 4, &[3])),
         ("tables over each other", changed(3 * 512 + 4, &[4])),
-        ("descriptor behind the grains", changed(28, &[60])),
+        ("descriptor after the grains", changed(28, &[60])),
     ] {
         assert!(matches!(error, Error::NotInOrder { .. }), "{what}: {error}");
     }

@@ -14,10 +14,10 @@ fn qcow2_refcounts_are_corrected() {
     let image = sample(Format::Qcow2);
     let at = places(&image);
     let count_of = |cluster: usize| at.refcount_block + cluster * 2;
-    let behind = image.len() / 512;
+    let end = image.len() / 512;
     let leak = damaged(&image, |image| {
-        image.resize((behind + 3) * 512, 0xaa);
-        put(image, count_of(behind + 1), &[0, 1]);
+        image.resize((end + 3) * 512, 0xaa);
+        put(image, count_of(end + 1), &[0, 1]);
         put(image, count_of(at.data), &[0, 3]);
         // The flag that QEMU would set for three references.
         image[at.entry] &= 0x7f;
@@ -40,7 +40,7 @@ fn qcow2_refcounts_are_corrected() {
         image[at.refcount_block..at.refcount_block + 512].fill(0);
     });
     assert_not_repairable(
-        "too low, and only leaks are mended",
+        "too low, and only leaks are repaired",
         Format::Qcow2,
         &low,
         RepairMode::Leaks,

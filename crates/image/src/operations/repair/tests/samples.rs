@@ -290,7 +290,7 @@ pub(super) fn survive(
     };
     check_sectors(&file, name);
     let again = Repair::plan(target(format, &file).unwrap(), mode).unwrap();
-    assert_eq!(again.actions(), [], "{name}: it is mended, and is to be mended again");
+    assert_eq!(again.actions(), [], "{name}: a second repair still has actions");
     let mut random = Random(11);
     let count = recording.operation_count();
     for round in 0..5 {
@@ -310,7 +310,7 @@ pub(super) fn survive(
             assert_eq!(
                 (report.corruption_count, report.leak_count.min(1)),
                 (after.corruption_count, after.leak_count.min(1)),
-                "{what}: mended again: {:?}",
+                "{what}: repaired again: {:?}",
                 report.problems
             );
             check_sectors(&crashed, &what);
