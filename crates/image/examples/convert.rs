@@ -1,4 +1,4 @@
-//! Converts an image: `convert SOURCE TARGET raw|qcow2|zlib|zstd [THREADS] [LEVEL]`. For measurements beside `qemu-img convert`.
+//! Converts an image: `convert SOURCE TARGET raw|qcow2|zlib|zstd [THREADS] [LEVEL]`. For comparison with `qemu-img convert`.
 
 use std::num::NonZero;
 use std::path::Path;

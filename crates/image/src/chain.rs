@@ -1,4 +1,5 @@
-//! From a path to an opened chain: every file behind the gate, every header checked, no loop, a bounded length.
+//! Opens the chain of an image: every file passes the gate, every header is checked, loops are refused, and the length
+//! is bounded.
 
 pub(crate) mod deltas;
 pub(crate) mod detect_format;
@@ -13,16 +14,16 @@ use std::sync::Arc;
 
 use holdfast_block::BlockDevice;
 
-use crate::allocation_table::{TableLayer, Tables};
-use crate::chain::detect_format::Guess;
+use crate::allocation_table::{AllocationTable, TableLayer};
+use crate::chain::detect_format::FormatGuess;
 use crate::chain::gate::Gatekeeper;
 use crate::chain::options::{Backing, OpenOptions};
 use crate::file::{Access, HostFile, ImageFile};
 use crate::formats::ploop::tables::PloopTables;
 use crate::formats::qcow2::describe::describe;
 use crate::formats::qcow2::features::{EXTENSION_BACKING_FORMAT, EXTENSION_DATA_FILE};
-use crate::formats::qcow2::header::{Header, load_header};
-use crate::formats::qcow2::layer::Layer;
+use crate::formats::qcow2::header::{Qcow2Header, load_header};
+use crate::formats::qcow2::layer::Qcow2Layer;
 use crate::formats::raw::RawImage;
 use crate::formats::vdi::tables::VdiTables;
 use crate::formats::vhdx::tables::VhdxTables;
@@ -34,10 +35,10 @@ use crate::model::layered::{Layered, WithBacking, WithoutBacking};
 use crate::{Error, Format, Result};
 use deltas::{DeltaTree, open_named};
 
-/// More layers than any sane chain has; each costs memory and a level of recursion in every read.
+/// Longer than any real chain; each layer costs memory and a level of recursion in every read.
 pub(crate) const LAYER_COUNT_MAX: usize = 64;
 
-/// A file of the chain, opened and understood, not yet a device.
+/// A file of the chain with its parsed header, not yet a device.
 pub(crate) struct OpenedFile {
     pub(crate) path: PathBuf,
     pub(crate) file: Arc<dyn ImageFile>,
@@ -45,50 +46,49 @@ pub(crate) struct OpenedFile {
     pub(crate) content: Content,
 }
 
-/// What the header of a file says, by its format.
+/// The parsed header, by format.
 pub(crate) enum Content {
     Raw,
     Qcow2(OpenedQcow2),
-    Vdi(vdi::header::Header),
-    Vhd(vhd::header::Header),
-    Vhdx(Box<vhdx::opened::Opened>),
-    Ploop(ploop::header::Header),
+    Vdi(vdi::header::VdiHeader),
+    Vhd(vhd::header::VhdHeader),
+    Vhdx(Box<vhdx::opened::OpenedVhdx>),
+    Ploop(ploop::header::PloopHeader),
     Vmdk(Vmdk),
 }
 
-/// What an opened qcow2 file has beside the file itself.
+/// The parsed header and the opened data file of a qcow2.
 pub(crate) struct OpenedQcow2 {
-    pub(crate) header: Header,
+    pub(crate) header: Qcow2Header,
     pub(crate) data_file: Option<Arc<dyn ImageFile>>,
 }
 
-/// One layer as devices.
 pub(crate) struct ChainLayer {
-    /// With everything below it.
+    /// The layer with its backing files.
     pub(crate) device: Arc<dyn BlockDevice>,
-    /// Without.
+    /// The layer alone.
     pub(crate) alone: Arc<dyn BlockDevice>,
-    /// Its tables, where the format has such.
+    /// Its mapping, if the format has tables.
     pub(crate) layered: Option<Arc<dyn Layered>>,
-    /// The qcow2 layer itself, for its snapshots and bitmaps.
-    pub(crate) qcow2: Option<Arc<Layer>>,
+    /// The qcow2 layer, for its snapshots and bitmaps.
+    pub(crate) qcow2: Option<Arc<Qcow2Layer>>,
 }
 
-/// A file of a chain with what is below it.
+/// One layer with its backing device.
 pub(crate) enum OpenLayer {
     Raw(RawImage),
-    Qcow2(Box<Layer>),
+    Qcow2(Box<Qcow2Layer>),
     Tables(TableLayer),
 }
 
 impl OpenedFile {
-    /// The file above `backing`.
+    /// Makes a layer with the device `backing`.
     pub(crate) fn layer(self, backing: Option<Arc<dyn BlockDevice>>) -> Result<OpenLayer> {
         let image: Arc<str> = self.path.display().to_string().into();
-        let tables: Box<dyn Tables> = match self.content {
+        let tables: Box<dyn AllocationTable> = match self.content {
             Content::Raw => return Ok(OpenLayer::Raw(RawImage::new(self.file)?)),
             Content::Qcow2(qcow2) => {
-                let layer = Layer::new(image, qcow2.header, self.file, qcow2.data_file, backing)?;
+                let layer = Qcow2Layer::new(image, qcow2.header, self.file, qcow2.data_file, backing)?;
                 return Ok(OpenLayer::Qcow2(Box::new(layer)));
             }
             Content::Vdi(header) => Box::new(VdiTables::new(Arc::clone(&image), header, Arc::clone(&self.file))),
@@ -100,7 +100,7 @@ impl OpenedFile {
             }
             Content::Ploop(header) => Box::new(PloopTables::new(Arc::clone(&image), header, Arc::clone(&self.file))),
             Content::Vhdx(opened) => {
-                // As it is with its log replayed.
+                // With the changes of its log applied.
                 let file = Arc::clone(&opened.file);
                 let tables = Box::new(VhdxTables::new(Arc::clone(&image), *opened));
                 return Ok(OpenLayer::Tables(TableLayer::new(image, file, tables, backing)));
@@ -111,7 +111,7 @@ impl OpenedFile {
 }
 
 impl ChainLayer {
-    fn of_tables(layer: Arc<dyn Layered>, qcow2: Option<Arc<Layer>>) -> Self {
+    fn of_tables(layer: Arc<dyn Layered>, qcow2: Option<Arc<Qcow2Layer>>) -> Self {
         Self {
             device: Arc::new(WithBacking(Arc::clone(&layer))),
             alone: Arc::new(WithoutBacking(Arc::clone(&layer))),
@@ -125,11 +125,11 @@ impl ChainLayer {
 pub(crate) struct OpenedChain {
     pub(crate) files: Vec<OpenedFile>,
     pub(crate) notes: Vec<Note>,
-    /// Where the chain is that of a descriptor of Parallels or ploop.
+    /// The descriptor, if the chain is that of a Parallels or ploop disk.
     pub(crate) tree: Option<DeltaTree>,
 }
 
-/// Opens the file at `path` with `access`, and what it names for reading.
+/// Opens the file at `path` with `access`, and the files it refers to for reading.
 pub(crate) fn open_chain(path: &Path, options: &OpenOptions, access: Access) -> Result<OpenedChain> {
     let (path, file) = open_named(path, options.format, access)?;
     let path = &*path;
@@ -142,7 +142,7 @@ pub(crate) fn open_chain(path: &Path, options: &OpenOptions, access: Access) -> 
         Some(_) => FormatSource::Caller,
         None => FormatSource::Content,
     };
-    opener.meet(&file, path, path)?;
+    opener.register(&file, path, path)?;
     if options.format.is_none() {
         opener.guess(&file, path, access)?;
     }
@@ -156,8 +156,8 @@ pub(crate) fn open_chain(path: &Path, options: &OpenOptions, access: Access) -> 
     let mut files = Vec::new();
     let data_file = options.data_file.as_deref();
     let content = detect_format::of_file(&file)?;
-    let understood = opener.understand(file, path, options.format, source, data_file, access);
-    let mut opened = understood.map_err(|error| named_otherwise(error, path, options.format, content))?;
+    let parsed = opener.parse_file(file, path, options.format, source, data_file, access);
+    let mut opened = parsed.map_err(|error| format_mismatch(error, path, options.format, content))?;
     loop {
         let next = match options.backing {
             Backing::Follow => opener.backing_of(&opened)?,
@@ -183,8 +183,8 @@ pub(crate) fn open_chain(path: &Path, options: &OpenOptions, access: Access) -> 
     })
 }
 
-/// A format that was said and is not that of the content is no damage.
-fn named_otherwise(error: Error, path: &Path, said: Option<Format>, content: Format) -> Error {
+/// A requested format that is not that of the content is no damage.
+fn format_mismatch(error: Error, path: &Path, said: Option<Format>, content: Format) -> Error {
     match said {
         Some(said) if error.is_corrupt() && said != content && content != Format::Raw => Error::OtherFormat {
             image: path.display().to_string(),
@@ -195,7 +195,7 @@ fn named_otherwise(error: Error, path: &Path, said: Option<Format>, content: For
     }
 }
 
-/// Opens one file alone; its backing file is not looked at, its data file is.
+/// Opens one file without its backing file, but with its data file.
 pub(crate) fn open_single(path: &Path, options: &OpenOptions, access: Access) -> Result<OpenedFile> {
     let options = OpenOptions {
         backing: Backing::Ignore,
@@ -205,8 +205,8 @@ pub(crate) fn open_single(path: &Path, options: &OpenOptions, access: Access) ->
     Ok(chain.files.swap_remove(0))
 }
 
-/// The file that holds the data of the qcow2 image in `file`, which was opened at `path`, to be read; nothing where the image holds its
-/// data itself, or where its header is damaged.
+/// Opens for reading the external data file of the qcow2 `file`, which was opened at `path`; none if the image
+/// contains its data, or if its header is damaged.
 pub(crate) fn open_data_of(file: &HostFile, path: &Path, options: &OpenOptions) -> Result<Option<Arc<dyn ImageFile>>> {
     let header = match load_header(file, &path.display().to_string()) {
         Err(error) if error.is_corrupt() => return Ok(None),
@@ -217,11 +217,11 @@ pub(crate) fn open_data_of(file: &HostFile, path: &Path, options: &OpenOptions) 
         seen: HashSet::new(),
         notes: Vec::new(),
     };
-    opener.meet(file, path, path)?;
+    opener.register(file, path, path)?;
     opener.open_data_file(path, &header, options.data_file.as_deref(), Access::Read)
 }
 
-/// Stacks the files into devices, above `below` where there is something; `files` is top first, and so is the answer.
+/// Stacks the files into devices, on top of `below` if there is one. `files` and the result begin with the top.
 pub(crate) fn stack(files: Vec<OpenedFile>, mut below: Option<Arc<dyn BlockDevice>>) -> Result<Vec<ChainLayer>> {
     let mut layers: Vec<ChainLayer> = Vec::new();
     for opened in files.into_iter().rev() {
@@ -236,7 +236,7 @@ pub(crate) fn stack(files: Vec<OpenedFile>, mut below: Option<Arc<dyn BlockDevic
                 }
             }
             OpenLayer::Qcow2(layer) => {
-                let layer: Arc<Layer> = Arc::from(layer);
+                let layer: Arc<Qcow2Layer> = Arc::from(layer);
                 ChainLayer::of_tables(Arc::clone(&layer) as Arc<dyn Layered>, Some(layer))
             }
             OpenLayer::Tables(layer) => ChainLayer::of_tables(Arc::new(layer), None),
@@ -255,15 +255,16 @@ struct Opener {
 }
 
 impl Opener {
-    /// Whether a file is one of the chain already. It must not be opened again: the end of any opening ends this process's lock on it.
+    /// Whether a file is part of the chain already. It must not be opened again: closing any descriptor of it releases
+    /// this process's lock.
     fn is_known(&self, path: &Path) -> bool {
         use std::os::unix::fs::MetadataExt as _;
         let metadata = std::fs::metadata(path);
         metadata.is_ok_and(|metadata| self.seen.contains(&(metadata.dev(), metadata.ino())))
     }
 
-    /// Remembers a file; refuses one that was met before under any name.
-    fn meet(&mut self, file: &HostFile, path: &Path, through: &Path) -> Result<()> {
+    /// Registers a file; fails if it is part of the chain already, under any name.
+    fn register(&mut self, file: &HostFile, path: &Path, through: &Path) -> Result<()> {
         if self.seen.insert(file.identity()?) {
             Ok(())
         } else {
@@ -274,18 +275,18 @@ impl Opener {
         }
     }
 
-    /// Detects the format of a file whose format is not given.
+    /// Detects the format of a file.
     fn guess(&mut self, file: &HostFile, path: &Path, access: Access) -> Result<Format> {
         let guess = detect_format::guess(file, path)?;
         if access == Access::Write {
             guess.to_write(path)?;
         }
         if guess.is_by_content_alone {
-            self.keeper.distrust(path, guess.format.name());
+            self.keeper.restrict_to_named(path, guess.format.name());
         }
         let image = path.to_owned();
         let note = match guess {
-            Guess {
+            FormatGuess {
                 doubt: Some(looks_like),
                 format,
                 ..
@@ -294,7 +295,7 @@ impl Opener {
                 format,
                 looks_like,
             }),
-            Guess {
+            FormatGuess {
                 is_by_content_alone: true,
                 format,
                 ..
@@ -307,7 +308,7 @@ impl Opener {
         Ok(guess.format)
     }
 
-    fn understand(
+    fn parse_file(
         &mut self,
         file: HostFile,
         path: &Path,
@@ -372,7 +373,7 @@ impl Opener {
         })
     }
 
-    /// What the header of a file says.
+    /// Parses the header of a file.
     fn content_of(
         &mut self,
         file: &Arc<dyn ImageFile>,
@@ -387,12 +388,12 @@ impl Opener {
                 let data_file = self.open_data_file(path, &header, data_file, access)?;
                 Content::Qcow2(OpenedQcow2 { header, data_file })
             }
-            Format::Vdi => Content::Vdi(vdi::header::Header::load(&**file, &name)?),
-            Format::Vhd => Content::Vhd(vhd::header::Header::load(&**file, &name)?),
+            Format::Vdi => Content::Vdi(vdi::header::VdiHeader::load(&**file, &name)?),
+            Format::Vhd => Content::Vhd(vhd::header::VhdHeader::load(&**file, &name)?),
             Format::Vmdk => Content::Vmdk(self.open_vmdk(Arc::clone(file), path, access)?),
-            Format::Parallels => Content::Ploop(ploop::header::Header::load(&**file, &name)?),
+            Format::Parallels => Content::Ploop(ploop::header::PloopHeader::load(&**file, &name)?),
             Format::Vhdx => {
-                let opened = vhdx::opened::Opened::load(Arc::clone(file), access, &name)?;
+                let opened = vhdx::opened::OpenedVhdx::load(Arc::clone(file), access, &name)?;
                 if opened.has_log {
                     self.notes.push(Note::LogReplayed { image: path.to_owned() });
                 }
@@ -405,7 +406,7 @@ impl Opener {
     fn open_data_file(
         &mut self,
         image: &Path,
-        header: &Header,
+        header: &Qcow2Header,
         given: Option<&Path>,
         access: Access,
     ) -> Result<Option<Arc<dyn ImageFile>>> {
@@ -427,7 +428,7 @@ impl Opener {
                 });
             }
         };
-        self.meet(&file, &path, image)?;
+        self.register(&file, &path, image)?;
         Ok(Some(Arc::new(file)))
     }
 
@@ -467,13 +468,13 @@ impl Opener {
         };
         let path = self.keeper.admit(&overlay.path, name).map_err(missing)?;
         let file = HostFile::open_canonical(&path, Access::Read).map_err(missing)?;
-        self.meet(&file, &path, &overlay.path)?;
+        self.register(&file, &path, &overlay.path)?;
         let source = if format.is_some() {
             FormatSource::Overlay
         } else {
             FormatSource::Content
         };
-        let opened = self.understand(file, &path, format, source, None, Access::Read)?;
+        let opened = self.parse_file(file, &path, format, source, None, Access::Read)?;
         if source == FormatSource::Content {
             self.notes.push(Note::BackingFormatGuessed {
                 image: path,

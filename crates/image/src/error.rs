@@ -22,8 +22,8 @@ pub enum Error {
         /// The operating system's reason.
         source: std::io::Error,
     },
-    /// The file that an image is based on cannot be had.
-    #[error("{image} is based on {}, which cannot be had: {action}", path.display())]
+    /// The backing file or parent of an image cannot be opened.
+    #[error("{action} {}, on which {image} is based", path.display())]
     Backing {
         /// The image.
         image: String,
@@ -37,8 +37,8 @@ pub enum Error {
     /// Reading or writing an open file or device failed.
     #[error(transparent)]
     Device(#[from] holdfast_block::Error),
-    /// The content belongs to a format that is known by name only.
-    #[error("{image} is a {format} image, which cannot be opened here: {detail}")]
+    /// The format is recognized, but not supported.
+    #[error("{image} is a {format} image, which is not supported: {detail}")]
     UnsupportedFormat {
         /// The file.
         image: String,
@@ -47,7 +47,7 @@ pub enum Error {
         /// What to do instead.
         detail: &'static str,
     },
-    /// The image uses something that this program does not know or does not do.
+    /// The image uses a feature that is unknown or not supported.
     #[error("{image} uses {feature}, which is not supported: {detail}")]
     UnsupportedFeature {
         /// The image.
@@ -57,138 +57,138 @@ pub enum Error {
         /// Why, and what to do instead.
         detail: String,
     },
-    /// The image contradicts itself, its file or the format.
+    /// The metadata of the image is invalid.
     #[error("{image} is damaged: {what} at offset {offset}: {detail}")]
     Corrupt {
         /// The image.
         image: String,
         /// The structure: "header", "l2 table"...
         what: &'static str,
-        /// Where, in bytes from the start of the file.
+        /// Offset of the structure in the file, in bytes.
         offset: u64,
-        /// Expected and actual, for a person.
+        /// Expected and actual value, as text.
         detail: String,
     },
-    /// The file of an image ends before the end of what its tables lead to.
-    #[error("{image} was cut off: the file ends before the end of what its tables lead to")]
+    /// The file is truncated: it ends before the last cluster, block or grain that its tables refer to.
+    #[error("{image} was cut off: the file ends before the end of the data that its tables refer to")]
     CutOff {
         /// The file.
         image: String,
     },
-    /// The image comes as a stream, and cannot be read without going back in it.
-    #[error("{image} cannot be read as it comes: {detail}; put it into a file first")]
+    /// The image is read from a stream, and its layout requires seeking backwards.
+    #[error("{image} cannot be read as a stream: {detail}; store it in a file first")]
     NotInOrder {
         /// The stream.
         image: String,
-        /// What is not where it would have to be.
+        /// What is out of order.
         detail: String,
     },
     /// The gate refused a file that an image names.
-    #[error("{image} names the file {file}, which it may not open: {detail}")]
+    #[error("{image} refers to the file {file}, which may not be opened: {detail}")]
     Refused {
         /// The image that names the file.
         image: String,
-        /// The name as it stands in the image.
+        /// The name as the image stores it.
         file: String,
         /// Why, and what to do.
         detail: String,
     },
-    /// Nobody has said the format of an image that names another file: its content alone says so, which for a raw disk its guest writes.
+    /// An image refers to another file, and its format was only detected from its content, which the guest of a raw disk controls.
     #[error(
-        "{image} looks like a {format} image that reads the file {file}, and nothing but its content says that it is one, which the guest of a raw disk can write"
+        "{image} looks like a {format} image that refers to the file {file}, but its format is detected from its content only, which the guest of a raw disk can write"
     )]
     GuessedFormat {
         /// The image.
         image: String,
-        /// What it looks like.
+        /// The detected format.
         format: &'static str,
-        /// The name as it stands in the image.
+        /// The name as the image stores it.
         file: String,
     },
-    /// The name of a file says another format than its content.
-    #[error("{image} is called like a {called} image, and its content is {format}")]
+    /// The extension of a file contradicts its content.
+    #[error("{image} has the name of a {called} image, but its content is {format}")]
     NameContradicts {
         /// The file.
         image: String,
-        /// The format that its name says.
+        /// The format that its extension stands for.
         called: &'static str,
-        /// The format that its content shows.
+        /// The format of its content.
         format: &'static str,
     },
-    /// The name of a new file ends in something that no format is called by.
-    #[error("{} ends in no format that is known", path.display())]
+    /// The extension of a new file belongs to no known format.
+    #[error("{} has an extension that belongs to no known format", path.display())]
     UnknownExtension {
         /// The file.
         path: PathBuf,
     },
-    /// An image was to be opened as one of a format that it is not.
-    #[error("{image} is no {said} image: its content is {found}")]
+    /// The requested format is not that of the image.
+    #[error("{image} is not a {said} image: its content is {found}")]
     OtherFormat {
         /// The image.
         image: String,
-        /// The format that it was opened as.
+        /// The requested format.
         said: &'static str,
-        /// The format that its content shows.
+        /// The format of its content.
         found: &'static str,
     },
-    /// A chain of backing files that comes back to itself.
+    /// A chain of backing files contains a loop.
     #[error("{image} is its own backing file, through {through}")]
     ChainLoop {
-        /// The file met twice.
+        /// The file that occurs twice.
         image: String,
-        /// The image that names it for the second time.
+        /// The image that refers to it for the second time.
         through: String,
     },
-    /// A chain of backing files with more layers than the bound.
+    /// A chain of backing files has too many layers.
     #[error("the chain of backing files below {image} is longer than {layer_count_max} layers")]
     ChainTooLong {
         /// The top image.
         image: String,
-        /// The bound.
+        /// The limit.
         layer_count_max: usize,
     },
-    /// An image differs from a parent that is not among the files that may be opened.
+    /// The parent of an image is not among the files that may be opened.
     #[error(
         "the parent of {image}, {parent}, is not among the files that may be opened; if you trust the image, allow it by name"
     )]
     ParentNotFound {
         /// The image.
         image: String,
-        /// What it says of its parent.
+        /// The name or identity of the parent, as the image stores it.
         parent: String,
     },
-    /// The parent of an image was written to after the image was made.
-    #[error("{parent} is not what {image} differs from any more: it was written to since")]
+    /// The parent of an image was modified after the image was created.
+    #[error("{parent} was modified after its child {image} was created")]
     ParentChanged {
         /// The image.
         image: String,
         /// The parent.
         parent: String,
     },
-    /// The format keeps no identity, or keeps it elsewhere.
+    /// The image has no identity, or another file has it.
     #[error("{image} has no identity of its own: {detail}")]
     NoIdentity {
         /// The image.
         image: String,
-        /// Why, and where there may be one.
+        /// Why, and which file may have one.
         detail: &'static str,
     },
-    /// An image that other ones differ from, which were not named.
-    #[error("{image} is the parent of {}, which would lose it", children.join(", "))]
+    /// An operation on an image would break its children, which were not named.
+    #[error("{image} is the parent of {}, which depend on it", children.join(", "))]
     HasChildren {
         /// The image.
         image: String,
-        /// The images that differ from it.
+        /// The children.
         children: Vec<String>,
     },
-    /// An image that was named as the child of another one, and is not.
-    #[error("{image} does not differ from {parent}: {detail}")]
+    /// An image was named as the child of another one, and is not.
+    #[error("{image} is not a child of {parent}: {detail}")]
     NotAChild {
         /// The image.
         image: String,
-        /// The image that it was named as the child of.
+        /// The expected parent.
         parent: String,
-        /// What its parent is.
+        /// Its actual parent.
         detail: String,
     },
     /// The image has no snapshot or bitmap of that name.
@@ -209,7 +209,7 @@ pub enum Error {
         /// Why, and what to do.
         detail: String,
     },
-    /// The image cannot be given another size.
+    /// The size of the image cannot be changed.
     #[error("{image} cannot be resized: {detail}")]
     NotResizable {
         /// The image.
@@ -217,14 +217,14 @@ pub enum Error {
         /// Why, and what to do instead.
         detail: String,
     },
-    /// The image would lose its end, which was not allowed.
-    #[error("{image} has {before_bytes} bytes, and what is past {after_bytes} would be lost")]
+    /// The new size is smaller, and shrinking was not allowed.
+    #[error("{image} has {before_bytes} bytes; shrinking it to {after_bytes} bytes loses the data at its end")]
     WouldShrink {
         /// The image.
         image: String,
-        /// Its size.
+        /// Its size in bytes.
         before_bytes: u64,
-        /// The size that it was to get.
+        /// The requested size in bytes.
         after_bytes: u64,
     },
     /// The image is open for writing elsewhere.
@@ -233,7 +233,7 @@ pub enum Error {
         /// The image.
         image: String,
     },
-    /// An option of a new image makes no sense, alone or with the others.
+    /// An option of a new image is invalid, alone or together with others.
     #[error("{option}: {detail}")]
     InvalidOption {
         /// Name of the option.
@@ -252,7 +252,6 @@ impl From<Error> for holdfast_block::Error {
     }
 }
 
-/// An image that contradicts itself.
 pub(crate) fn corrupt(image: &str, what: &'static str, offset: u64, detail: impl Into<String>) -> Error {
     Error::Corrupt {
         image: image.to_owned(),
@@ -271,7 +270,7 @@ impl Error {
         }
     }
 
-    /// Whether stored bytes make no sense (rather than: cannot be had, or must not be touched).
+    /// Whether the error means damaged data, rather than a missing, inaccessible or unsupported file.
     pub fn is_corrupt(&self) -> bool {
         match self {
             Self::Corrupt { .. }

@@ -1,6 +1,6 @@
-//! The parsers of images, laid open: see [`holdfast_block::hostile`].
+//! Exposes the image parsers to fuzzing: see [`holdfast_block::hostile`].
 //!
-//! An image is fed as a file without a name, by the same functions that open any other, with the gate shut.
+//! An image is passed as an unlinked file, to the functions that open any other file, with the gate closed.
 
 mod blocks;
 mod descriptor;
@@ -68,18 +68,19 @@ pub const PARSERS: &[Parser] = &[
     },
 ];
 
-/// Entries of a map, snapshots and bitmaps that are looked at: a small file can describe a disk that is read for years.
+/// Limit of map entries, snapshots and bitmaps that are examined: a small file can describe a disk that takes years to
+/// read.
 const ENTRY_COUNT_MAX: usize = 500;
 const PART_COUNT_MAX: usize = 3;
 const READ_BYTES_MAX: u64 = 64 << 10;
 
-/// A file in memory, and the path that leads to it while it is open.
-struct Unnamed {
+/// An in-memory file, and the path to it while it is open.
+struct UnnamedFile {
     file: File,
     path: PathBuf,
 }
 
-impl Unnamed {
+impl UnnamedFile {
     fn new(bytes: &[u8]) -> Self {
         let fd = rustix::fs::memfd_create("image", MemfdFlags::CLOEXEC).expect("Linux has files in memory");
         let file = File::from(fd);
@@ -105,9 +106,9 @@ fn options(format: Option<Format>, backing: Backing) -> OpenOptions {
     }
 }
 
-/// Any file, whose format is found out, and which is read where that can be read.
+/// A file of any format, which is detected; it is read if possible.
 pub fn image_format(bytes: &[u8]) -> Outcome {
-    let file = Unnamed::new(bytes);
+    let file = UnnamedFile::new(bytes);
     let format = detect(&file.path).expect("every file has a format, raw if no other");
     assert_eq!(
         Format::from_name(format.name()),
@@ -123,9 +124,9 @@ pub fn image_format(bytes: &[u8]) -> Outcome {
     }
 }
 
-/// A qcow2 image, read whole: its information, map, bitmaps, internal snapshots, and the check of its metadata.
+/// Reads a qcow2 image completely: its metadata, map, bitmaps and internal snapshots, and checks it.
 pub fn qcow2(bytes: &[u8]) -> Outcome {
-    let file = Unnamed::new(bytes);
+    let file = UnnamedFile::new(bytes);
     let checked = use_check(&file.path, Format::Qcow2);
     let followed = open(&file.path, &options(Some(Format::Qcow2), Backing::Follow));
     let named = |image: &Image| {
@@ -175,7 +176,7 @@ fn use_image(image: &Image) -> Result<()> {
             end = range.end;
             count += 1;
         });
-        assert!(end <= image.size_bytes(), "a dirty range behind the end of the disk");
+        assert!(end <= image.size_bytes(), "a dirty range past the end of the disk");
         if let Ok(dirty) = image.dirty_bitmap(&bitmap.name) {
             assert!(
                 walked.is_ok() && bitmap.state == BitmapState::Valid,
@@ -187,7 +188,7 @@ fn use_image(image: &Image) -> Result<()> {
     read
 }
 
-/// Walks the map, and reads what it leads to.
+/// Reads the map, and the data it refers to.
 fn read_all(image: &Image) -> Result<()> {
     for note in image.notes() {
         assert!(!note.to_string().is_empty(), "a note says nothing");
@@ -203,7 +204,7 @@ fn read_all(image: &Image) -> Result<()> {
         assert!(entry.offset == at && entry.length > 0, "the map makes no progress");
         assert!(at + entry.length <= size_bytes, "the map goes past the end of the disk");
         if let (Some(depth), MapContent::Data { file, host_offset }) = (entry.depth, entry.content) {
-            // Whoever shows the map names the file, and reads there.
+            // The map command prints the file of an entry.
             let layer = image.layers().get(depth).expect("an entry is of a layer");
             assert!(
                 file <= layer.extent_files.len(),
@@ -236,18 +237,18 @@ fn read_ends(device: &dyn BlockDevice) -> Result<()> {
     Ok(())
 }
 
-/// A qcow2 image that is written to and flushed. Where the check found no corruption before, it finds none afterwards, and the image
-/// reads as what was written.
+/// Writes to a qcow2 image and flushes it. If the check found no corruption before, it must find none after, and the
+/// image must read as written.
 ///
-/// An image that says of two places of its disk that each has the same cluster for itself is believed, as it is by every
-/// program that does not read all of its metadata first: a write to one shows at the other. So of corrupt images nothing is asked
-/// but that they do no harm to the writer.
+/// An image may use one host cluster for two ranges of the disk with the copied flag on both; like every program that
+/// does not read all metadata first, the writer trusts it: a write to one range changes the other. Therefore corrupt
+/// images must only do no harm to the writer.
 pub fn qcow2_write(bytes: &[u8]) -> Outcome {
     write(bytes, Format::Qcow2)
 }
 
 fn write(bytes: &[u8], format: Format) -> Outcome {
-    let file = Unnamed::new(bytes);
+    let file = UnnamedFile::new(bytes);
     let options = options(Some(format), Backing::Ignore);
     let checked = || check(&file.path, &options);
     let is_sound = |report: &Result<CheckReport>| report.as_ref().is_ok_and(|report| report.corruption_count == 0);
@@ -278,11 +279,12 @@ fn write(bytes: &[u8], format: Format) -> Outcome {
     outcome_of(&again)
 }
 
-/// Repairs an image in every mode: it gets no worse, an inspection changes nothing, and a second repair has nothing to do.
+/// Repairs an image in every mode: it must get no worse, planning must change nothing, and a second repair must have
+/// nothing to do.
 fn repair(bytes: &[u8], format: Format) {
     let options = options(Some(format), Backing::Ignore);
     for mode in [RepairMode::Leaks, RepairMode::Safe, RepairMode::All] {
-        let file = Unnamed::new(bytes);
+        let file = UnnamedFile::new(bytes);
         let plan = |intent| plan_repair(&file.path, &options, mode, intent);
         let Ok(looked) = plan(RepairIntent::Look) else { continue };
         assert!(file.bytes() == bytes, "a plan wrote");
@@ -301,7 +303,7 @@ fn repair(bytes: &[u8], format: Format) {
     }
 }
 
-/// Makes an image larger, and then smaller: what was sound is so afterwards, and what is new is zero.
+/// Grows an image, and then shrinks it: a consistent image must stay consistent, and new bytes must be zero.
 fn resize_some(path: &Path, options: &OpenOptions, was_sound: bool) {
     const GROWN_BYTES: u64 = 3 << 20;
     let size_of = || open(path, options).map(|image| image.size_bytes());
@@ -330,7 +332,7 @@ fn resize_some(path: &Path, options: &OpenOptions, was_sound: bool) {
 
 const WRITTEN: [u8; 3000] = [0x5a; 3000];
 
-/// Writes at a few places, trims behind each where nothing was written, and flushes; says where it wrote.
+/// Writes at a few offsets, trims after each where nothing was written, and flushes; records the offsets in `written`.
 fn write_some(path: &Path, options: &OpenOptions, written: &mut Vec<u64>) -> Result<()> {
     let length = WRITTEN.len() as u64;
     let image = crate::open_mut(path, options)?;

@@ -1,13 +1,13 @@
 //! Disk image formats as block devices.
 //!
-//! [`open`] gives an image with everything that it is based on as one [`BlockDevice`](holdfast_block::BlockDevice), and
-//! [`open_mut`] as a [`BlockDeviceMut`](holdfast_block::BlockDeviceMut). [`create`] makes an empty image; [`create_bulk`] and
-//! [`fill`] make one from another disk, quickly. [`resize`] gives an image another size. [`check`] holds an image's metadata against itself,
-//! and [`plan_repair`] mends what it finds.
-//! [`write_stream_optimized`] and [`StreamReader`] write and read a VMDK that goes through a pipe.
+//! [`open`] opens an image with its backing files as one [`BlockDevice`](holdfast_block::BlockDevice), and
+//! [`open_mut`] as a [`BlockDeviceMut`](holdfast_block::BlockDeviceMut). [`create`] creates an empty image;
+//! [`create_bulk`] and [`fill`] create one from another disk, quickly. [`resize`] changes the size of an image.
+//! [`check`] checks the consistency of its metadata, and [`plan_repair`] repairs it. [`write_stream_optimized`] and
+//! [`StreamReader`] write and read a VMDK as a sequential stream.
 //!
-//! An image may name other files of the host. Which of them are opened is decided by a [`Gate`], and by default only files
-//! beside the image are.
+//! An image may refer to other files of the host. A [`Gate`] decides which of them are opened; by default only files
+//! in the folder of the image.
 //!
 //! ```no_run
 //! use std::path::Path;
@@ -25,8 +25,8 @@
 //! # }
 //! ```
 //!
-//! Images are hostile until proven otherwise: every offset and size in them is checked against the file before
-//! anything is read or allocated, and every table, chain and cache has a bound.
+//! Images are untrusted input: every offset and size in them is checked against the file before anything is read or
+//! allocated, and every table, chain and cache is bounded.
 
 mod allocation_table;
 mod chain;
@@ -47,7 +47,7 @@ pub use formats::ploop::descriptor::DiskDescriptor;
 pub use formats::qcow2::bulk::BulkWriter;
 pub use formats::qcow2::codec::ClusterCompressor;
 pub use formats::vhd::stream::{VhdBlock, VhdStream};
-pub use formats::vmdk::stream::{StreamGrain, StreamOptions, StreamReader, StreamWritten, write_stream_optimized};
+pub use formats::vmdk::stream::{StreamGrain, StreamOptions, StreamReader, StreamReport, write_stream_optimized};
 pub use model::block_options::BlockOptions;
 pub use model::create_options::{BackingFile, CreateOptions, DataFile, DataFileKind, Preallocation, Qcow2Options};
 pub use model::format::Format;
@@ -67,8 +67,8 @@ pub use operations::image::{CheckedLayer, Image, check, cut_off_files, detect, d
 pub use operations::image_mut::{ImageMut, open_mut};
 pub use operations::map::{MapContent, MapEntry};
 pub use operations::new_identity::{
-    ChildrenBeside, IdentityChange, NewIdentity, children_beside, dependents_beside, set_identity,
+    IdentityChange, NewIdentity, UnnamedChildren, children_in_folder, dependents_in_folder, set_identity,
 };
 pub use operations::repair::{Repair, RepairIntent, plan_repair};
-pub use operations::resize::{Resized, Shrink, resize};
+pub use operations::resize::{ResizeReport, Shrink, resize};
 pub use pipeline::copy_pipeline::Continue;

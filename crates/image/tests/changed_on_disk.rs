@@ -1,4 +1,4 @@
-//! What changed on a disk follows from what changed in its files: random work of QEMU, compared byte by byte.
+//! What changed on a disk follows from what changed in its files: random writes of QEMU, compared byte by byte.
 
 #![expect(clippy::unwrap_used, reason = "a test may panic, also outside its test functions")]
 
@@ -12,11 +12,11 @@ use holdfast_image::{Image, OpenOptions, changed_on_disk, open};
 use peer::{Lab, Random, qemu_io};
 
 const DISK_BYTES: u64 = 4 << 20;
-/// What is marked: sectors.
+/// Granularity of the marks.
 const SECTOR: u64 = 512;
 const SECTOR_LENGTH: usize = to_usize(SECTOR);
 
-/// What a file system would say of two states of a file: which blocks differ.
+/// The blocks that differ between two states of a file, as a file system would list them.
 fn differences(before: &Path, after: &Path) -> DirtyBitmap {
     let (old, new) = (fs::read(before).unwrap(), fs::read(after).unwrap());
     let mut bitmap = DirtyBitmap::new(new.len() as u64, SECTOR).unwrap();
@@ -35,7 +35,7 @@ fn contents(image: &Image) -> Vec<u8> {
     bytes
 }
 
-/// Some commands for qemu-io.
+/// Random commands for qemu-io.
 fn work(random: &mut Random, count: u64) -> Vec<String> {
     (0..count)
         .flat_map(|_| {
@@ -47,7 +47,7 @@ fn work(random: &mut Random, count: u64) -> Vec<String> {
                 1 => format!("write -z {offset} {length}"),
                 2 => format!("write -z -u {offset} {length}"),
                 3 => {
-                    // QEMU refuses to compress over a cluster that is stored as it is.
+                    // QEMU refuses to compress over an uncompressed cluster.
                     let compress = format!("write -c -P {} {cluster} 64k", 1 + random.below(250));
                     return vec![format!("discard {cluster} 64k"), compress];
                 }
@@ -63,7 +63,7 @@ fn run(image: &Path, commands: &[String]) {
     qemu_io(image, &commands);
 }
 
-/// A folder per state, so that the names of backing files stay right.
+/// A folder for each state, so that the names of backing files stay valid.
 struct States {
     lab: Lab,
     names: &'static [&'static str],
@@ -86,7 +86,7 @@ impl States {
         open(&self.path(state, self.names[0]), &OpenOptions::default()).unwrap()
     }
 
-    /// Compares, and gives how many bytes differ and how many are called changed.
+    /// Compares both states; returns how many bytes differ, and how many are marked as changed.
     fn check(&self, what: &str) -> (u64, u64) {
         let (before, after) = (self.open("before"), self.open("after"));
         let files: Vec<_> = self
@@ -112,7 +112,7 @@ impl States {
 }
 
 #[test]
-fn no_change_is_missed_whatever_qemu_does() {
+fn no_change_by_qemu_is_missed() {
     let mut random = Random(17);
     let mut totals = (0, 0);
     for (names, options) in [
@@ -146,7 +146,7 @@ fn no_change_is_missed_whatever_qemu_does() {
                     .qemu_img(&format!("snapshot -c number{round} after/top.qcow2"));
             }
             if round == 7 && names.len() == 2 {
-                // The base changes too.
+                // The base changes, too.
                 let (base, format) = (states.path("after", names[1]), names[1].ends_with("qcow2"));
                 if format {
                     run(&base, &["write -P 77 1M 300k".to_owned()]);
@@ -160,12 +160,12 @@ fn no_change_is_missed_whatever_qemu_does() {
         }
     }
     println!("{} bytes differ, {} are called changed", totals.0, totals.1);
-    // What is called changed and is not: zeroes over zeroes, the same byte again, clusters that were moved.
+    // Marked but equal: zeroes over zeroes, the same byte again, moved clusters.
     assert!(totals.1 < totals.0 * 3, "{totals:?}");
 }
 
 #[test]
-fn states_that_cannot_be_compared_are_changed_as_a_whole() {
+fn incomparable_states_are_changed_completely() {
     let lab = Lab::new();
     lab.raw("raw", DISK_BYTES, 5);
     for (name, options) in [
@@ -196,13 +196,13 @@ fn states_that_cannot_be_compared_are_changed_as_a_whole() {
         assert_eq!(changed(before, after, &[clear(after)]), DISK_BYTES, "{before} {after}");
     }
     assert_eq!(changed("chained.qcow2", "chained.qcow2", &chain[..1]), DISK_BYTES);
-    // A bitmap that is not of this file.
+    // A bitmap of another file.
     assert_eq!(changed("a.qcow2", "a.qcow2", &[clear("raw")]), DISK_BYTES);
 }
 
-/// A raw image: the bytes of the file are those of the disk; what was added is changed.
+/// In a raw image the bytes of the file are those of the disk; appended bytes are changed.
 #[test]
-fn a_disk_that_grew_is_changed_past_its_old_end() {
+fn grown_disk_is_changed_past_the_old_end() {
     let lab = Lab::new();
     lab.raw("before.raw", 1 << 20, 5);
     lab.raw("after.raw", 2 << 20, 5);

@@ -1,4 +1,4 @@
-//! Every kind of image keeps the promises of a device, as the suite of `holdfast-block` has them.
+//! Every image kind passes the conformance suite of `holdfast-block`.
 
 #![expect(clippy::unwrap_used, reason = "the helpers of tests unwrap like the tests")]
 
@@ -7,7 +7,7 @@ use std::cell::Cell;
 use holdfast_block::conformance::Conformance;
 use holdfast_image::{BackingFile, CreateOptions, Format, ImageMut, OpenOptions, Qcow2Options, create, open_mut};
 
-/// Runs the suite on images made with `options`, each with an empty backing file if it wants one.
+/// Runs the suite on images with `options`, each with an empty backing file if it needs one.
 fn conform(options: &CreateOptions) {
     let directory = tempfile::tempdir().unwrap();
     let count = Cell::new(0u32);

@@ -1,4 +1,4 @@
-//! Images that were cut off are not changed: a write behind the end would make zeroes of what is missing.
+//! Truncated images are not changed: a write past the end would replace missing data with zeroes.
 
 #![expect(clippy::unwrap_used, reason = "a test may panic, also outside its test functions")]
 
@@ -8,14 +8,14 @@ use std::path::{Path, PathBuf};
 
 use holdfast_block::{BlockDeviceMut as _, SeededRandom};
 use holdfast_image::{
-    BlockOptions, ChildrenBeside, CreateOptions, Error, Format, ImageId, ImageKind, NewIdentity, OpenOptions, Shrink,
+    BlockOptions, CreateOptions, Error, Format, ImageId, ImageKind, NewIdentity, OpenOptions, Shrink, UnnamedChildren,
     create, open_mut, resize, set_identity,
 };
 
 const MIB: u64 = 1 << 20;
 const SIZE_BYTES: u64 = 8 * MIB;
 
-/// An image of a format, whose disk is all noise.
+/// An image whose disk is filled with random bytes.
 fn image(folder: &Path, format: Format, kind: ImageKind) -> PathBuf {
     let extension = if format == Format::Parallels {
         "hds"
@@ -48,7 +48,7 @@ fn is_refused<T>(result: Result<T, Error>, what: &str) {
 }
 
 #[test]
-fn what_was_cut_off_is_neither_written_nor_resized() {
+fn truncated_images_are_not_written_or_resized() {
     for (format, kind) in [
         (Format::Qcow2, ImageKind::Dynamic),
         (Format::Vdi, ImageKind::Dynamic),
@@ -69,13 +69,13 @@ fn what_was_cut_off_is_neither_written_nor_resized() {
             let before = std::fs::read(&path).unwrap();
             let options = OpenOptions::default();
             let opened = open_mut(&path, &options);
-            // That of a qcow2 is refused with its first change.
+            // A qcow2 is refused with its first write.
             is_refused(opened.and_then(|image| Ok(image.write_at(&[7; 512], 0)?)), &what);
             is_refused(resize(&path, &options, 2 * SIZE_BYTES, Shrink::Refuse), &what);
             let new = NewIdentity {
                 id: ImageId::random().unwrap(),
                 children: Vec::new(),
-                beside: ChildrenBeside::Refuse,
+                unnamed_children: UnnamedChildren::Refuse,
                 name: None,
             };
             if set_identity(&path, &options, &new).is_ok() {

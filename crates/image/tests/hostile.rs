@@ -1,4 +1,4 @@
-//! Hostile bytes for every parser of images, without a fuzzer.
+//! Hostile input for every image parser, without a fuzzer.
 
 #![allow(clippy::unwrap_used, reason = "all of it is test")]
 
@@ -10,15 +10,15 @@ use peak_alloc::PeakAlloc;
 #[global_allocator]
 static ALLOCATOR: PeakAlloc = PeakAlloc;
 
-/// What the file can justify: its tables once as they are stored and once as numbers, in each of the layers that are open at a
-/// time. What it cannot: a cluster of at most 2 MiB for each table that begins in it, as the file may end within one, and
+/// Memory in proportion to the file: its tables once as stored and once as numbers, in each of the layers that are
+/// open at a time. Constant memory: a cluster of at most 2 MiB for each table, because the file may end within it, and
 /// the caches for tables (8 MiB) and decompressed clusters (4 MiB) of a layer.
 const BOUND: MemoryBound = MemoryBound {
     per_byte: 40,
     constant_bytes: 24 << 20,
 };
 
-/// An image of an empty disk with thousands of snapshots, each of the fewest bytes that a row of their table has.
+/// An image of an empty disk with thousands of snapshots, each with the shortest possible row.
 fn expanding() -> Vec<(&'static str, Vec<u8>)> {
     const COUNT: u32 = 8000;
     let header: [&[u8]; 11] = [
@@ -36,7 +36,7 @@ fn expanding() -> Vec<(&'static str, Vec<u8>)> {
     ];
     let mut bytes = header.concat();
     bytes.resize(1024 + 40 * COUNT as usize, 0);
-    // The refcount block lies behind the snapshots.
+    // The refcount block follows the snapshots.
     let block = bytes.len().next_multiple_of(512);
     bytes.resize(block + 512, 0);
     bytes[512..520].copy_from_slice(&(block as u64).to_be_bytes());
@@ -45,7 +45,7 @@ fn expanding() -> Vec<(&'static str, Vec<u8>)> {
     all
 }
 
-/// Descriptors with as many elements, and as many names within names, as one may have.
+/// Descriptors with the maximum number of elements, and with the maximum nesting.
 fn expanding_descriptors() -> impl Iterator<Item = Vec<u8>> {
     let all = seeds();
     let (_, _, sound) = all.iter().find(|(parser, ..)| *parser == "disk_descriptor").unwrap();
@@ -55,12 +55,12 @@ fn expanding_descriptors() -> impl Iterator<Item = Vec<u8>> {
         .map(|number| format!("<a xmlns:b{number}='c{number}'>"))
         .collect();
     let nested = spaces.concat() + &"</a>".repeat(spaces.len());
-    let stuffed = move |inside: String| sound.replace("<Padding>", &(inside + "<Padding>")).into_bytes();
-    [elements, nested].into_iter().map(stuffed)
+    let with_content = move |inside: String| sound.replace("<Padding>", &(inside + "<Padding>")).into_bytes();
+    [elements, nested].into_iter().map(with_content)
 }
 
 #[test]
-fn hostile_images_are_an_error_and_take_no_more_memory_than_they_justify() {
+fn hostile_images_fail_with_bounded_memory() {
     let seeds = seeds().into_iter().map(|(parser, _, bytes)| (parser, bytes)).collect();
     ParserTrial {
         parsers: PARSERS,

@@ -1,4 +1,4 @@
-//! What QEMU writes, we read.
+//! Reads images that QEMU wrote.
 
 mod peer;
 
@@ -11,7 +11,7 @@ use holdfast_image::{
 use peer::{Lab, assert_clean, assert_reads_as, flatten, overwrite, path_text, qemu_check, qemu_img, qemu_io};
 
 #[test]
-fn every_kind_of_image_reads_as_its_source() {
+fn every_image_kind_reads_as_its_source() {
     let lab = Lab::new();
     let (raw, disk) = lab.raw("source.raw", 5 * 1024 * 1024 + 512 * 3, 11);
     let mut options = Vec::new();
@@ -30,7 +30,7 @@ fn every_kind_of_image_reads_as_its_source() {
         for compress in [None, Some("-c")] {
             let image = lab.path("image.qcow2");
             let mut arguments = vec!["convert", "-f", "raw", "-O", "qcow2", "-o", option];
-            // A host cluster shared by several compressed ones needs more than one bit.
+            // A host cluster with several compressed clusters needs more than one refcount bit.
             arguments.extend(compress.filter(|_| !option.ends_with("bits=1") && !option.ends_with("bits=2")));
             arguments.extend([path_text(&raw), path_text(&image)]);
             qemu_img(&arguments);
@@ -43,7 +43,7 @@ fn every_kind_of_image_reads_as_its_source() {
 }
 
 #[test]
-fn external_data_files_are_read_through_the_gate() {
+fn external_data_files_pass_the_gate() {
     let lab = Lab::new();
     for raw_option in ["", ",data_file_raw=on"] {
         let image = lab.path("image.qcow2");
@@ -80,11 +80,11 @@ fn external_data_files_are_read_through_the_gate() {
 }
 
 #[test]
-fn a_chain_reads_as_one_disk_and_layers_read_alone() {
+fn chain_and_single_layers_read() {
     let lab = Lab::new();
     let (base, _) = lab.raw("base.raw", 3 * 1024 * 1024, 5);
     let (middle, top) = (lab.path("middle.qcow2"), lab.path("top.qcow2"));
-    // The overlay is larger than its base, and the top smaller again.
+    // The overlay is larger than its base, and the top is smaller again.
     qemu_img(&[
         "create",
         "-f",
@@ -161,7 +161,7 @@ fn a_chain_reads_as_one_disk_and_layers_read_alone() {
 }
 
 #[test]
-fn the_gate_keeps_hostile_names_out() {
+fn gate_refuses_hostile_names() {
     let lab = Lab::new();
     fs::create_dir(lab.path("vm")).unwrap();
     let (secret, _) = lab.raw("secret", 65_536, 1);
@@ -195,12 +195,12 @@ fn the_gate_keeps_hostile_names_out() {
 }
 
 #[test]
-fn a_backing_file_without_a_format_is_guessed_aloud() {
+fn guessed_backing_format_gives_a_note() {
     let lab = Lab::new();
     let (raw, disk) = lab.raw("base", 1024 * 1024, 9);
     let image = lab.path("image.qcow2");
     lab.qemu_img("create -f qcow2 -F raw -b base image.qcow2 1M");
-    // QEMU refuses to leave the format out; take the extension away, as old programs never wrote it.
+    // QEMU requires the backing format; remove the extension, which old programs did not write.
     let mut bytes = fs::read(&image).unwrap();
     let at = bytes
         .windows(4)
@@ -217,7 +217,7 @@ fn a_backing_file_without_a_format_is_guessed_aloud() {
             ..
         }]
     ));
-    // A guest that writes a vmdk header into its raw disk gets an error, not another reading of its bytes.
+    // A guest that writes a VMDK header into its raw disk causes an error; its bytes are not interpreted differently.
     let mut base = fs::read(&raw).unwrap();
     base[..4].copy_from_slice(b"KDMV");
     overwrite(&raw, &base);
@@ -225,7 +225,7 @@ fn a_backing_file_without_a_format_is_guessed_aloud() {
 }
 
 #[test]
-fn loops_and_endless_chains_are_refused() {
+fn loops_and_long_chains_are_refused() {
     let lab = Lab::new();
     let image = lab.path("a.qcow2");
     lab.qemu_img("create -u -f qcow2 -F qcow2 -b b.qcow2 a.qcow2 1M");
@@ -264,7 +264,7 @@ fn loops_and_endless_chains_are_refused() {
 }
 
 #[test]
-fn snapshots_keep_their_state() {
+fn snapshots_keep_their_content() {
     let lab = Lab::new();
     for option in [
         "cluster_size=64k",
@@ -302,7 +302,7 @@ fn snapshots_keep_their_state() {
 }
 
 #[test]
-fn bitmaps_name_what_was_written() {
+fn bitmaps_list_written_ranges() {
     let lab = Lab::new();
     let image = lab.path("image.qcow2");
     lab.qemu_img("create -f qcow2 -o cluster_size=4k image.qcow2 3G");
@@ -332,7 +332,7 @@ fn bitmaps_name_what_was_written() {
     assert_eq!(count, 0);
     assert_clean(&image);
 
-    // A program without bitmaps clears the autoclear bit: the bitmap is there, and no longer to be believed.
+    // A program without support for bitmaps clears the autoclear bit: the bitmap exists, but is outdated.
     let mut bytes = fs::read(&image).unwrap();
     bytes[95] &= !1;
     overwrite(&image, &bytes);
@@ -346,7 +346,7 @@ fn bitmaps_name_what_was_written() {
 }
 
 #[test]
-fn disks_larger_than_two_tebibytes_are_addressed() {
+fn disks_above_2_tib_are_addressed() {
     let lab = Lab::new();
     let image = lab.path("large.qcow2");
     lab.qemu_img("create -f qcow2 large.qcow2 60T");
@@ -367,7 +367,7 @@ fn disks_larger_than_two_tebibytes_are_addressed() {
 }
 
 #[test]
-fn encryption_and_foreign_formats_are_refused_by_name() {
+fn encryption_and_other_formats_are_refused_by_name() {
     let lab = Lab::new();
     let image = lab.path("locked.qcow2");
     let options = "encrypt.format=luks,encrypt.key-secret=key,encrypt.iter-time=10";
@@ -392,10 +392,10 @@ fn encryption_and_foreign_formats_are_refused_by_name() {
     }
 }
 
-/// In a data file every cluster is at its place of the disk, whether the file is to be read alone or not: nothing else tells two entries for one
-/// cluster from what is right.
+/// In a data file, every cluster has the offset that it has on the disk, raw data file or not: nothing else
+/// distinguishes two entries for one cluster from valid ones.
 #[test]
-fn an_entry_for_another_place_of_a_data_file_is_damage() {
+fn data_file_entry_with_wrong_offset_is_damage() {
     for raw_option in ["", ",data_file_raw=on"] {
         let lab = Lab::new();
         let image = lab.path("image.qcow2");
@@ -417,7 +417,7 @@ fn an_entry_for_another_place_of_a_data_file_is_damage() {
         opened.read_at(&mut buffer, 15 << 16).unwrap();
         let error = opened.read_at(&mut buffer, 16 << 16).unwrap_err();
         assert!(Error::from(error).is_corrupt(), "{raw_option}");
-        // Nothing is written over the data of the other one.
+        // No data of the other range is overwritten.
         let written = open_mut(&image, &options).unwrap();
         let error = written.write_at(&buffer, 16 << 16).unwrap_err();
         assert!(Error::from(error).is_corrupt(), "{raw_option}");
@@ -425,9 +425,9 @@ fn an_entry_for_another_place_of_a_data_file_is_damage() {
     }
 }
 
-/// What is stored behind the end of the disk is no part of it, and takes room, unless a snapshot has it, too.
+/// Clusters past the end of the disk are leaked, unless a snapshot uses them, too.
 #[test]
-fn clusters_behind_the_end_of_the_disk_are_told() {
+fn check_reports_clusters_past_the_end() {
     let lab = Lab::new();
     let image = lab.path("image.qcow2");
     let cut = |size_bytes: u64| {
@@ -448,37 +448,33 @@ fn clusters_behind_the_end_of_the_disk_are_told() {
             problems,
         )
     };
-    let told = |count| {
-        vec![format!(
-            "clusters behind the end of the disk that belong to nothing: {count}"
-        )]
-    };
+    let unreferenced = |count| vec![format!("unreferenced clusters past the end of the disk: {count}")];
     lab.qemu_img("create -f qcow2 image.qcow2 2G");
     qemu_io(&image, &["write -P 1 0 384k", "write -P 2 1G 64k"]);
-    assert_eq!(cut(512), (1, 1, 6, told(6)));
-    assert_eq!(cut(100_000), (2, 2, 5, told(5)));
+    assert_eq!(cut(512), (1, 1, 6, unreferenced(6)));
+    assert_eq!(cut(100_000), (2, 2, 5, unreferenced(5)));
     assert_eq!(cut(2 << 30), (7, 32_768, 0, Vec::new()));
-    // The snapshot has all of them, and its own size; then the disk gets some of its own.
+    // The snapshot uses all of them, and stores its own size; then the disk gets clusters of its own.
     lab.qemu_img("snapshot -c kept image.qcow2");
     assert_eq!(cut(100_000), (2, 2, 0, Vec::new()));
     cut(2 << 30);
     qemu_io(&image, &["write -P 3 128k 128k", "write -P 3 1G 64k"]);
-    assert_eq!(cut(100_000), (2, 2, 3, told(3)));
-    // It is the snapshot that is longer.
+    assert_eq!(cut(100_000), (2, 2, 3, unreferenced(3)));
+    // Now the snapshot is longer than the disk.
     cut(2 << 30);
     lab.qemu_img("resize -q --shrink image.qcow2 99840");
     assert_eq!(cut(99_840), (2, 2, 0, Vec::new()));
-    // Compressed ones.
+    // Compressed clusters.
     lab.raw("source.raw", 1 << 20, 3);
     lab.qemu_img("convert -c -f raw -O qcow2 source.raw image.qcow2");
     let (all, _, _, problems) = cut(1 << 20);
     assert_eq!(problems, [""; 0]);
-    assert_eq!(cut(65_536), (1, 1, all - 1, told(all - 1)));
+    assert_eq!(cut(65_536), (1, 1, all - 1, unreferenced(all - 1)));
 }
 
-/// Damages metadata in ways whose verdict is known to QEMU, and compares the verdicts.
+/// Damages metadata in ways that QEMU detects, and compares the reports.
 #[test]
-fn the_check_agrees_with_the_peer_about_damage() {
+fn check_agrees_with_qemu_on_damage() {
     let lab = Lab::new();
     let image = lab.path("image.qcow2");
     lab.qemu_img("create -f qcow2 image.qcow2 64M");
@@ -513,7 +509,7 @@ fn the_check_agrees_with_the_peer_about_damage() {
         overwrite(&image, &damaged);
         let report = check(&image, &OpenOptions::default()).unwrap();
         let (corruptions, leaks) = qemu_check(&image);
-        // It counts uses, and does not ask whose they are.
+        // QEMU counts references, but not which range of the disk they belong to.
         let told_by_us = u64::from(what == "two entries for one cluster");
         assert_eq!(
             (report.corruption_count, report.leak_count),

@@ -9,8 +9,8 @@ use holdfast_block::BlockDevice as _;
 use holdfast_host::changed_blocks::sharing_of;
 use holdfast_host::{Tools, is_written_by_others};
 use holdfast_image::{
-    Backing, BackingFile, BlockOptions, ChildrenBeside, CreateOptions, Format, Image, ImageId, ImageKind, LayerInfo,
-    NewIdentity, Note, OpenOptions, Qcow2Options, Storage, create, open, plain_name, set_identity,
+    Backing, BackingFile, BlockOptions, CreateOptions, Format, Image, ImageId, ImageKind, LayerInfo, NewIdentity, Note,
+    OpenOptions, Qcow2Options, Storage, UnnamedChildren, create, open, plain_name, set_identity,
 };
 use holdfast_repo::Environment;
 use rustix::fs::{Mode, OFlags};
@@ -220,7 +220,7 @@ impl<'a> ImageCloner<'a> {
             let wish = NewIdentity {
                 id: ImageId::random()?,
                 children: Vec::new(),
-                beside: ChildrenBeside::Leave,
+                unnamed_children: UnnamedChildren::Leave,
                 name: target.file_name().and_then(OsStr::to_str).map(str::to_owned),
             };
             set_identity(file.partial(), &self.reopen(), &wish)?;

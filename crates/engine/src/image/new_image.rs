@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use holdfast_image::{Backing, CreateOptions, OpenOptions, dependents_beside};
+use holdfast_image::{Backing, CreateOptions, OpenOptions, dependents_in_folder};
 use holdfast_repo::Environment;
 
 use crate::files::atomic_file::{Existing, NewFile, clear, tell_of};
@@ -103,7 +103,7 @@ fn refuse_base(path: &Path) -> Result<()> {
         ..OpenOptions::default()
     };
     // An image that cannot be read is no base.
-    let dependents = dependents_beside(path, &options).unwrap_or_default();
+    let dependents = dependents_in_folder(path, &options).unwrap_or_default();
     if dependents.is_empty() {
         return Ok(());
     }

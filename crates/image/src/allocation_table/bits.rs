@@ -1,14 +1,14 @@
-//! Bitmaps of the sectors of a block.
+//! The sector bitmaps of blocks.
 
 use super::pages::Pages;
 use crate::Result;
 
-/// Which bit of a byte is that of its first sector.
+/// The bit of a byte that stands for its first sector.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum BitOrder {
-    /// The lowest, as in VHDX.
+    /// The lowest bit, as in VHDX.
     LowFirst,
-    /// The highest, as in VHD.
+    /// The highest bit, as in VHD.
     HighFirst,
 }
 
@@ -21,7 +21,8 @@ impl BitOrder {
         }
     }
 
-    /// How many sectors from `sector` on, at most `count_max`, have the same bit in the bitmap at `offset`, and whether it is set.
+    /// The bit of `sector` in the bitmap at `offset`, and how many sectors from there on, at most `count_max`, have
+    /// the same one.
     pub(crate) fn same(self, pages: &Pages, offset: u64, sector: u64, count_max: u64) -> Result<(u64, bool)> {
         let byte = |sector: u64| -> Result<u8> { Ok(pages.array::<1>(offset + sector / 8)?[0]) };
         let mut current = byte(sector)?;
@@ -55,7 +56,7 @@ mod tests {
     use crate::file::memory::MemoryFile;
 
     #[test]
-    fn runs_end_where_the_bit_changes_or_nobody_asks_on() {
+    fn bit_runs_end_at_a_change_or_the_limit() {
         let pages = Pages::new(Arc::new(MemoryFile::new(vec![0xff, 0xff, 0x0f, 0])), 4096);
         let same = |order: BitOrder, sector, count_max| order.same(&pages, 0, sector, count_max).unwrap();
         assert_eq!(same(BitOrder::LowFirst, 3, 100), (17, true));

@@ -1,8 +1,9 @@
-//! Proves the order of writes for all formats with tables: after a crash at any point the image is sound, and every flushed byte is there.
+//! Tests the order of writes of all formats with allocation tables: after a crash at any point the image is
+//! consistent, and has every flushed byte.
 //!
-//! A random workload runs on a file that remembers every write and sync. For every prefix of that record a file is made in which
-//! unsynced writes are whole, torn or missing, as a seed decides. Its check must find no corruption (leaks are allowed), and every byte
-//! must be what it was at the last flush, or what was written there since.
+//! A random workload runs on a file that records every write and sync. From every prefix of that record the test
+//! builds a file in which unsynced writes are complete, torn or missing, depending on a seed. A check must find no
+//! corruption (leaks are allowed), and every byte must be that of the last flush, or of a later write.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -16,20 +17,20 @@ use crate::file::memory::{MemoryFile, Random, RecordingFile};
 use crate::model::layered::{BackingUse, Layered as _};
 use crate::{CheckReport, Result};
 
-/// Opens an image above what is below it.
+/// Opens an image with its backing device.
 type Open = fn(Arc<dyn ImageFile>, Option<Arc<dyn BlockDevice>>) -> Result<TableLayer>;
 
-/// An image of a format to begin with.
-pub(crate) struct Case {
+/// An image to start with.
+pub(crate) struct TableCrashCase {
     pub(crate) name: &'static str,
     pub(crate) start: Vec<u8>,
-    /// Whether it has a parent of letters.
+    /// Whether it has a parent that is filled with letters.
     pub(crate) has_parent: bool,
     pub(crate) open: Open,
     pub(crate) check: fn(Arc<dyn ImageFile>) -> Result<CheckReport>,
 }
 
-/// What is below an image that has a parent; shorter than the disk.
+/// The content of the parent, which is shorter than the disk.
 fn parent(disk_bytes: u64) -> Vec<u8> {
     let mut random = Random(7);
     (0..disk_bytes * 3 / 4)
@@ -37,24 +38,24 @@ fn parent(disk_bytes: u64) -> Vec<u8> {
         .collect()
 }
 
-/// Something that was done to the disk.
-struct Done {
-    /// Operations of the file before it began.
+/// A recorded step of the workload.
+struct LoggedWork {
+    /// Number of file operations before it.
     from: usize,
-    what: What,
+    what: WorkKind,
 }
 
-enum What {
+enum WorkKind {
     Write(Range<usize>, Vec<u8>),
-    /// The disk that is durable, and the operations of the file when that was known.
+    /// The content of the disk that is durable, and the number of file operations when the flush returned.
     Flushed(Vec<u8>, usize),
 }
 
-fn work(device: &TableMut, file: &RecordingFile, disk: &mut [u8], seed: u64) -> Vec<Done> {
+fn work(device: &TableMut, file: &RecordingFile, disk: &mut [u8], seed: u64) -> Vec<LoggedWork> {
     let mut random = Random(seed);
-    let mut done = vec![Done {
+    let mut done = vec![LoggedWork {
         from: 0,
-        what: What::Flushed(disk.to_vec(), 0),
+        what: WorkKind::Flushed(disk.to_vec(), 0),
     }];
     for number in 0..40_u8 {
         let from = file.operation_count();
@@ -69,19 +70,19 @@ fn work(device: &TableMut, file: &RecordingFile, disk: &mut [u8], seed: u64) -> 
             0..4 => {
                 disk[place.clone()].fill(number + 1);
                 device.write_at(&disk[place.clone()], range.start).unwrap();
-                What::Write(place.clone(), disk[place].to_vec())
+                WorkKind::Write(place.clone(), disk[place].to_vec())
             }
             4 | 5 => {
                 disk[place.clone()].fill(0);
                 device.write_zeroes(range).unwrap();
-                What::Write(place.clone(), vec![0; place.len()])
+                WorkKind::Write(place.clone(), vec![0; place.len()])
             }
             _ => {
                 device.flush().unwrap();
-                What::Flushed(disk.to_vec(), file.operation_count())
+                WorkKind::Flushed(disk.to_vec(), file.operation_count())
             }
         };
-        done.push(Done { from, what });
+        done.push(LoggedWork { from, what });
         let mut found = vec![0xee; disk.len()];
         device.read_at(&mut found, 0).unwrap();
         assert!(found == disk, "operation {number} of seed {seed}");
@@ -89,8 +90,8 @@ fn work(device: &TableMut, file: &RecordingFile, disk: &mut [u8], seed: u64) -> 
     done
 }
 
-/// Acts out crashes in a random workload on each image.
-pub(crate) fn survive_crashes(cases: Vec<Case>) {
+/// Simulates crashes in a random workload on each image.
+pub(crate) fn survive_crashes(cases: Vec<TableCrashCase>) {
     for case in cases {
         for seed in 0..6 {
             crash_everywhere(&case, seed);
@@ -98,7 +99,7 @@ pub(crate) fn survive_crashes(cases: Vec<Case>) {
     }
 }
 
-fn crash_everywhere(case: &Case, seed: u64) {
+fn crash_everywhere(case: &TableCrashCase, seed: u64) {
     let file = Arc::new(RecordingFile::new(case.start.clone(), None).with_zero_holes());
     let below = |disk_bytes: u64| -> Option<Arc<dyn BlockDevice>> {
         case.has_parent
@@ -126,19 +127,19 @@ fn crash_everywhere(case: &Case, seed: u64) {
     }
 }
 
-/// Every byte is that of the last flush that was over, or was written after that flush began.
-fn assert_permitted(found: &[u8], done: &[Done], count: usize, what: &str) {
-    let is_over = |done: &Done| matches!(&done.what, What::Flushed(_, operations) if *operations <= count);
+/// Every byte must be that of the last completed flush, or of a write after that flush began.
+fn assert_permitted(found: &[u8], done: &[LoggedWork], count: usize, what: &str) {
+    let is_over = |done: &LoggedWork| matches!(&done.what, WorkKind::Flushed(_, operations) if *operations <= count);
     let last = done.iter().rposition(is_over).expect("the image was whole at first");
-    let What::Flushed(durable, _) = &done[last].what else {
+    let WorkKind::Flushed(durable, _) = &done[last].what else {
         unreachable!()
     };
     let since = || done[last + 1..].iter().filter(|done| done.from <= count);
     for (at, byte) in found.iter().enumerate() {
         let is_written = || {
             since().any(|done| match &done.what {
-                What::Write(range, data) => range.contains(&at) && data[at - range.start] == *byte,
-                What::Flushed(..) => false,
+                WorkKind::Write(range, data) => range.contains(&at) && data[at - range.start] == *byte,
+                WorkKind::Flushed(..) => false,
             })
         };
         assert!(

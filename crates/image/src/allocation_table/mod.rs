@@ -1,7 +1,8 @@
-//! Formats that divide the disk into blocks, and say by a table where each one is.
+//! Reads and writes formats that divide the disk into blocks and locate them by a table.
 //!
-//! VDI, VHD, VHDX, VMDK and Parallels differ in their tables and headers; reading, writing, and the order in which things become
-//! durable are the same. A format implements [`Tables`]; [`TableLayer`] reads by it, and [`TableMut`] writes by it.
+//! VDI, VHD, VHDX, VMDK and Parallels differ in their tables and headers; reading, writing, and the order of durable
+//! writes are the same. A format implements [`AllocationTable`]; [`TableLayer`] reads with it, and [`TableMut`]
+//! writes.
 
 pub(crate) mod bits;
 pub(crate) mod pages;
@@ -23,21 +24,21 @@ use crate::model::mapped_extent::{Compressed, KnownLength, MappedExtent};
 use crate::model::repair_action::RepairAction;
 use crate::{Error, Result};
 
-/// The tables of an image: what they say, and how they change.
+/// The allocation table of an image.
 ///
-/// Changes are made in memory until [`store`](Self::store). A crash at any moment leaves an image that reads as it did at the last
-/// `store`, or as later writes in place have it; what was reserved and not stored is room that is used again.
-pub(crate) trait Tables: Send + Sync {
+/// Changes stay in memory until [`store`](Self::store). After a crash the image has the content of the last `store`,
+/// or of later writes in place; space that was reserved and not stored is reused.
+pub(crate) trait AllocationTable: Send + Sync {
     /// Size of the disk.
     fn disk_bytes(&self) -> u64;
 
-    /// Bytes that the tables tell apart, a power of two: a block, or a sector where blocks have bitmaps of their sectors.
+    /// Granularity of the table, a power of two: a block, or a sector where blocks have sector bitmaps.
     fn unit_bytes(&self) -> u64;
 
-    /// The run that begins at `offset`, at most `length_max` and at least one byte long.
+    /// The extent that begins at `offset`: at least one byte, and at most `length_max`.
     fn run(&self, offset: u64, length_max: u64) -> Result<MappedExtent>;
 
-    /// Decompresses what a compressed run says of the disk's bytes at `offset`.
+    /// Decompresses bytes of the disk at `offset`.
     fn read_compressed(&self, buffer: &mut [u8], offset: u64, compressed: Compressed) -> Result<()> {
         let _ = (buffer, offset);
         Err(Error::Device(holdfast_block::Error::io(
@@ -47,46 +48,47 @@ pub(crate) trait Tables: Send + Sync {
         )))
     }
 
-    /// Which of the files has the byte at `host`, and where in it.
+    /// The index of the file that contains `host`, and the offset in it.
     fn place_of(&self, host: u64) -> (usize, u64) {
         (0, host)
     }
 
-    /// Whether the byte at `host` is in its file, of which all that are opened are `file`, and `length` what is known of its length.
+    /// Whether `host` is inside its file. `file` is the concatenation of all opened files, `length` its last known
+    /// length.
     fn has(&self, length: &KnownLength, file: &dyn ImageFile, host: u64) -> Result<bool> {
         length.contains(file, host)
     }
 
-    /// Whether a file ends before the end of what the tables lead to: what would be written behind its end makes zeroes of what was cut off.
+    /// Whether a file is truncated: a write past its end would replace the missing data with zeroes.
     fn is_cut_off(&self) -> Result<bool>;
 
-    /// Before the first change of this opening. What it changes is stored with the next [`store`](Self::store).
+    /// Prepares the first change after opening. Its changes are stored by the next [`store`](Self::store).
     fn start(&mut self) -> Result<()>;
 
-    /// Makes room for `range`, whole units none of which is data: afterwards they are, in new room that reads as zero.
+    /// Allocates space that reads as zero for `range`, which consists of whole units without data.
     fn reserve(&mut self, range: Range<u64>) -> Result<()>;
 
-    /// Says that whole units, none of which is data, read as zero, from the start of `range` on; gives how many bytes, 0 where the
-    /// format cannot say that here.
+    /// Marks units at the start of `range` as zero; `range` consists of whole units without data. Returns how many
+    /// bytes were marked; 0 if the format cannot mark them.
     fn set_zero(&mut self, range: Range<u64>) -> Result<u64>;
 
-    /// What [`set_zero`](Self::set_zero) can be said of.
+    /// Granularity of [`set_zero`](Self::set_zero).
     fn zero_bytes(&self) -> u64 {
         self.unit_bytes()
     }
 
-    /// Bytes of tables that have changed since the last `store`.
+    /// Bytes of tables that changed since the last `store`.
     fn changed_bytes(&self) -> u64;
 
-    /// Writes what has changed. All data is durable when this is called; all of the tables is when it returns.
+    /// Writes the changes durably. All data must be durable before.
     fn store(&mut self) -> Result<()>;
 }
 
-/// An image that is read by its tables.
+/// An image that is read through its allocation table.
 pub(crate) struct TableLayer {
     pub(crate) image: Arc<str>,
     pub(crate) file: Arc<dyn ImageFile>,
-    pub(crate) tables: Box<dyn Tables>,
+    pub(crate) tables: Box<dyn AllocationTable>,
     pub(crate) backing: Option<Arc<dyn BlockDevice>>,
     length: KnownLength,
 }
@@ -95,7 +97,7 @@ impl TableLayer {
     pub(crate) fn new(
         image: Arc<str>,
         file: Arc<dyn ImageFile>,
-        tables: Box<dyn Tables>,
+        tables: Box<dyn AllocationTable>,
         backing: Option<Arc<dyn BlockDevice>>,
     ) -> Self {
         Self {
@@ -122,7 +124,7 @@ impl Layered for TableLayer {
     }
 
     fn read_data(&self, buffer: &mut [u8], host: u64) -> Result<()> {
-        // Whoever makes a block makes all of it, as far as the disk goes: what is not there was cut off, and is lost.
+        // A block is allocated in full, up to the end of the disk: bytes that are missing in the file were cut off.
         self.check_there(host, buffer.len() as u64)?;
         Ok(self.file.read_at(buffer, host)?)
     }
@@ -143,7 +145,7 @@ impl Layered for TableLayer {
         self.tables.read_compressed(buffer, offset, compressed)
     }
 
-    /// The file is asked for its holes: what reads as zero inside of a block was given back to the file system.
+    /// Uses the holes of the file: zeroes inside a block may have been punched.
     fn push_data(&self, list: &mut ExtentList, host: u64, length: u64) -> Result<bool> {
         push_file(&*self.file, list, host, length)
     }
@@ -153,7 +155,7 @@ impl Layered for TableLayer {
     }
 }
 
-/// Calls `visit` with every entry of a table of `count` entries of `N` bytes at `offset`, in order.
+/// Calls `visit` for each of `count` entries of `N` bytes, from `offset` on.
 pub(crate) fn for_each_entry<const N: usize>(
     file: &dyn ImageFile,
     (offset, count): (u64, u64),
@@ -173,7 +175,7 @@ pub(crate) fn for_each_entry<const N: usize>(
     Ok(())
 }
 
-/// Writes a table of `count` entries of `N` bytes at `offset`.
+/// Writes `count` entries of `N` bytes from `offset` on.
 pub(crate) fn write_entries<const N: usize>(
     file: &dyn ImageFile,
     (offset, count): (u64, u64),
@@ -190,31 +192,31 @@ pub(crate) fn write_entries<const N: usize>(
     Ok(())
 }
 
-/// Where block `number` of the disk, which begins at `host`, ends in its file at the least: its part of the disk has to be there, and of one
-/// that is behind the disk the beginning.
+/// The minimum end in its file of block `number`, which begins at `host`: of the last block only the part inside the
+/// disk has to exist, and of a block past the end of the disk only the first byte.
 pub(crate) fn end_of_block(host: u64, number: u64, block_bytes: u64, disk_bytes: u64) -> u64 {
     let of_disk = disk_bytes.saturating_sub(number.saturating_mul(block_bytes));
     host.saturating_add(block_bytes.min(of_disk).max(1))
 }
 
-/// A block whose end is not in its file any more, as far as a repair has met it.
+/// The first block that the end of the file truncates, found during a repair.
 #[derive(Default)]
-pub(crate) struct CutOff {
+pub(crate) struct TruncatedBlock {
     end: u64,
     disk_offset: u64,
 }
 
-impl CutOff {
-    /// Block `number`, which begins at `host`, inside of the file.
-    pub(crate) fn meet(&mut self, host: u64, number: u64, block_bytes: u64, disk_bytes: u64) {
+impl TruncatedBlock {
+    /// Examines block `number`, which begins at `host` inside the file.
+    pub(crate) fn examine(&mut self, host: u64, number: u64, block_bytes: u64, disk_bytes: u64) {
         let end = end_of_block(host, number, block_bytes, disk_bytes);
         if end > self.end {
             (self.end, self.disk_offset) = (end, number * block_bytes);
         }
     }
 
-    /// Gives up what was cut off: it reads as zero from now on.
-    pub(crate) fn give_up(&self, file: &dyn ImageFile, actions: &mut Vec<RepairAction>) -> Result<()> {
+    /// Extends the file so that the missing data reads as zero.
+    pub(crate) fn extend_file(&self, file: &dyn ImageFile, actions: &mut Vec<RepairAction>) -> Result<()> {
         let file_bytes = file.length_bytes()?;
         if self.end <= file_bytes {
             return Ok(());
@@ -231,7 +233,7 @@ impl CutOff {
     }
 }
 
-/// Copies bytes of the file to where they do not overlap those that they are from.
+/// Copies bytes of the file to a range that does not overlap the source.
 pub(crate) fn copy_room(file: &dyn ImageFile, from: u64, to: u64, length_bytes: u64) -> Result<()> {
     const BYTES_AT_ONCE: u64 = 1 << 20;
     let mut done = 0;
@@ -244,7 +246,7 @@ pub(crate) fn copy_room(file: &dyn ImageFile, from: u64, to: u64, length_bytes: 
     Ok(())
 }
 
-/// Makes `room` a part of the file that reads as zero: what a crash has left there goes.
+/// Makes `room` read as zero and extends the file to it: a crash may have left data there.
 pub(crate) fn clear_room(file: &dyn ImageFile, room: Range<u64>) -> Result<()> {
     let file_bytes = file.length_bytes()?;
     if room.start < file_bytes {

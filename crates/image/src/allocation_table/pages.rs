@@ -1,4 +1,4 @@
-//! Tables and headers of an image file: pages of them in memory, and what has changed of them.
+//! A write-back cache for the tables and headers of an image file.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -10,21 +10,20 @@ use crate::Result;
 use crate::file::ImageFile;
 use crate::model::lru::Lru;
 
-/// What is read at once.
+/// Unit of reads.
 const PAGE_BYTES: u64 = 4096;
-/// What is written at once: in all formats tables begin and end at sectors, and data may be behind them in the same page.
+/// Unit of writes: in all formats tables begin and end at sectors, and data may follow in the same page.
 pub(crate) const SECTOR_BYTES: u64 = 512;
 
-/// The metadata of an image file. Reads as it will be when all changes are stored.
+/// The metadata of an image file, with pending changes.
 pub(crate) struct Pages {
     file: Arc<dyn ImageFile>,
     cache: Lru<Vec<u8>>,
-    /// Changed sectors, by their offset.
     changed: BTreeMap<u64, Vec<u8>>,
 }
 
 impl Pages {
-    /// Those of `file`, of which at most `cache_bytes` are kept in memory.
+    /// Caches pages of `file` in at most `cache_bytes` of memory.
     pub(crate) fn new(file: Arc<dyn ImageFile>, cache_bytes: u64) -> Self {
         Self {
             file,
@@ -33,7 +32,7 @@ impl Pages {
         }
     }
 
-    /// Fills `buffer` with the bytes at `offset`; zero past the end of the file.
+    /// Fills `buffer` from `offset`; zero past the end of the file.
     pub(crate) fn read(&self, buffer: &mut [u8], offset: u64) -> Result<()> {
         let mut done = 0;
         while done < buffer.len() {
@@ -55,7 +54,6 @@ impl Pages {
         Ok(())
     }
 
-    /// The `N` bytes at `offset`.
     pub(crate) fn array<const N: usize>(&self, offset: u64) -> Result<[u8; N]> {
         let mut bytes = [0; N];
         self.read(&mut bytes, offset)?;
@@ -73,7 +71,7 @@ impl Pages {
         Ok(page)
     }
 
-    /// Changes the bytes at `offset`, in memory.
+    /// Changes bytes in memory.
     pub(crate) fn write(&mut self, bytes: &[u8], offset: u64) -> Result<()> {
         let mut done = 0;
         while done < bytes.len() {
@@ -86,19 +84,18 @@ impl Pages {
                 self.read(&mut sector, sector_at)?;
                 self.changed.insert(sector_at, sector);
             }
-            let sector = self.changed.get_mut(&sector_at).expect("it was put there");
+            let sector = self.changed.get_mut(&sector_at).expect("it was just inserted");
             sector[within..within + length].copy_from_slice(&bytes[done..done + length]);
             done += length;
         }
         Ok(())
     }
 
-    /// Bytes that have changed.
     pub(crate) fn changed_bytes(&self) -> u64 {
         self.changed.len() as u64 * SECTOR_BYTES
     }
 
-    /// Writes what has changed, and makes it durable: first all but `table`, which leads to it, and then that.
+    /// Writes the changes durably: first everything except `table`, then `table`, which refers to the rest.
     pub(crate) fn store(&mut self, table: &Range<u64>) -> Result<()> {
         for is_in_table in [false, true] {
             let mut runs: Vec<(u64, Vec<u8>)> = Vec::new();
@@ -134,7 +131,7 @@ mod tests {
     use crate::file::memory::MemoryFile;
 
     #[test]
-    fn changes_are_seen_at_once_and_written_by_sectors() {
+    fn pages_cache_changes_and_write_sectors() {
         let file = Arc::new(MemoryFile::new(vec![7; 10_000]));
         let mut pages = Pages::new(file.clone(), 8192);
         assert_eq!(pages.array::<4>(4094).unwrap(), [7; 4]);
@@ -142,7 +139,7 @@ mod tests {
         pages.write(&[1, 2, 3, 4], 1022).unwrap();
         assert_eq!(pages.array::<6>(1021).unwrap(), [7, 1, 2, 3, 4, 7]);
         assert_eq!(pages.changed_bytes(), 1024);
-        // Data behind the table, in the same page, is written by others meanwhile.
+        // Data after the table, in the same page, is written concurrently.
         file.write_at(&[9; 512], 1536).unwrap();
         pages.store(&(0..512)).unwrap();
         let mut found = [0; 3];

@@ -5,13 +5,13 @@ use std::sync::Arc;
 use holdfast_block::BlockDeviceMut as _;
 
 use crate::allocation_table::writer::TableMut;
-use crate::allocation_table::{TableLayer, Tables};
+use crate::allocation_table::{AllocationTable, TableLayer};
 use crate::file::ImageFile;
 use crate::{CheckReport, Error, ProblemKind, Result, Severity};
 
-/// Refuses an image that contradicts itself: moving its tables would make that worse.
+/// Fails if the image is inconsistent: moving its tables would add to the damage.
 pub(crate) fn require_sound(report: &CheckReport, image: &str) -> Result<()> {
-    // What is cut short in the middle leaves copies of a footer that differ, and doing it again mends that.
+    // An interrupted resize leaves redundant footers that differ; repeating it corrects that.
     let is_damage = |kind: &ProblemKind| !matches!(kind, ProblemKind::Structure { .. });
     let mut problems = report.problems.iter();
     match problems.find(|problem| problem.severity == Severity::Corruption && is_damage(&problem.kind)) {
@@ -23,11 +23,11 @@ pub(crate) fn require_sound(report: &CheckReport, image: &str) -> Result<()> {
     }
 }
 
-/// Makes what the tables of an image have in `range` of its disk zero, durably; no parent is below it.
+/// Zeroes `range` of the disk, durably. The image must have no parent.
 pub(crate) fn zero_tables(
     file: &Arc<dyn ImageFile>,
     image: &str,
-    tables: Box<dyn Tables>,
+    tables: Box<dyn AllocationTable>,
     range: std::ops::Range<u64>,
 ) -> Result<()> {
     let layer = TableLayer::new(image.into(), Arc::clone(file), tables, None);
@@ -36,11 +36,11 @@ pub(crate) fn zero_tables(
     Ok(device.flush()?)
 }
 
-/// The error of images that differ from a parent, which has the size of its children.
+/// The error for differencing images: they must have the size of their parent.
 pub(crate) fn refuse_differencing(image: &str) -> Error {
     Error::NotResizable {
         image: image.to_owned(),
-        detail: "it differs from a parent, and hypervisors take it only in the size of that; convert it to an image of its own"
+        detail: "it has a parent, and hypervisors require that both have the same size; convert it to an image without a parent first"
             .to_owned(),
     }
 }

@@ -1,7 +1,7 @@
 //! Writes to an image through its tables.
 //!
-//! Many threads may write into allocated blocks; changes of tables are made one at a time. Data is durable before the table
-//! that refers to it is written.
+//! Several threads may write into allocated blocks; changes of tables are made one at a time. Data is durable before
+//! the table that refers to it is written.
 
 use std::ops::Range;
 use std::sync::{PoisonError, RwLock};
@@ -14,12 +14,12 @@ use crate::model::layered::{BackingUse, Layered as _};
 use crate::model::mapped_extent::{MappedExtent, MappedKind};
 use crate::{Error, Result};
 
-/// Tables that have changed are stored when there are so many bytes of them.
+/// Changed tables are stored when they reach this size.
 const CHANGED_BYTES_MAX: u64 = 16 << 20;
-/// What is written with tables that change, at once.
+/// Limit of one write that needs table changes.
 const SPAN_BYTES_MAX: u64 = 8 << 20;
 
-/// An image that can be written by its tables.
+/// An image that is written through its allocation table.
 pub(crate) struct TableMut {
     size_bytes: u64,
     unit_bytes: u64,
@@ -29,7 +29,7 @@ pub(crate) struct TableMut {
 struct TableState {
     layer: TableLayer,
     is_started: bool,
-    /// Why nothing can be relied on any more: what could not be made durable may be lost.
+    /// Why the image cannot be written any more: data that could not be synced may be lost.
     failure: Option<String>,
 }
 
@@ -50,7 +50,7 @@ impl TableMut {
         work(&self.state.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Runs a change of the tables, alone.
+    /// Runs a change of the tables with exclusive access.
     fn alone<T>(&self, change: impl FnOnce(&mut TableState) -> Result<T>) -> Result<T> {
         let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
         state.check_health()?;
@@ -61,7 +61,7 @@ impl TableMut {
         change(&mut state)
     }
 
-    /// Writes in place as much as can be; gives the number of bytes.
+    /// Writes in place as much as possible; returns the number of bytes.
     fn overwrite(&self, data: &[u8], offset: u64) -> Result<usize> {
         self.shared(|state| {
             state.check_health()?;
@@ -92,7 +92,7 @@ impl TableMut {
         Ok(())
     }
 
-    /// The run at the start of `range`; where it is data, it becomes a hole of the file. None where writing has to be started first.
+    /// The extent at the start of `range`, after punching it if it is data. None if writing has not been started.
     fn punch(&self, range: &Range<u64>) -> Result<Option<MappedExtent>> {
         self.shared(|state| {
             state.check_health()?;
@@ -107,7 +107,7 @@ impl TableMut {
         })
     }
 
-    /// Makes `range` zero. What is in no block becomes zero only if it `must`.
+    /// Zeroes `range`. Bytes without a block are zeroed only if `must` is set.
     fn zero(&self, range: Range<u64>, must: bool) -> Result<()> {
         let mut at = range.start;
         while at < range.end {
@@ -131,13 +131,13 @@ impl TableState {
             None => Ok(()),
             Some(detail) => Err(Error::NotWritable {
                 image: self.layer.image.to_string(),
-                detail: format!("what was written before may be lost ({detail}); open it again"),
+                detail: format!("earlier writes may be lost ({detail}); open it again"),
             }),
         }
     }
 
-    /// Writes the beginning of `data`, where tables have to change for it; gives the number of bytes, 0 where it can be written in
-    /// place now.
+    /// Writes the beginning of `data` where the tables have to change for it; returns the number of bytes, 0 if it can
+    /// be written in place now.
     fn extend(&mut self, data: &[u8], offset: u64) -> Result<usize> {
         let run = self.layer.run(offset, (data.len() as u64).min(SPAN_BYTES_MAX))?;
         let unit = self.layer.unit_bytes();
@@ -149,7 +149,7 @@ impl TableState {
             MappedKind::Compressed(_) => {
                 return Err(Error::NotWritable {
                     image: self.layer.image.to_string(),
-                    detail: "what is stored compressed cannot be changed; convert it first".to_owned(),
+                    detail: "compressed blocks cannot be changed; convert it first".to_owned(),
                 });
             }
         };
@@ -158,7 +158,7 @@ impl TableState {
             self.store_if_many()?;
             return Ok(0);
         }
-        // Units of which only a part is written get the rest from below.
+        // Units that are written in part get the rest from the backing device.
         let disk_end = self.layer.disk_bytes();
         let mut content = vec![0; to_usize(units.end - units.start)];
         let length = to_usize(run.length);
@@ -169,7 +169,7 @@ impl TableState {
         }
         let start = to_usize(offset - units.start);
         content[start..start + length].copy_from_slice(&data[..length]);
-        // Room without its content would hide what is below.
+        // Reserved space without its content would hide the backing device.
         let written = match self.layer.tables.reserve(units.clone()) {
             Ok(()) => self.write_reserved(&content, units.start),
             Err(error) => Err(error),
@@ -182,17 +182,17 @@ impl TableState {
         Ok(length)
     }
 
-    /// Writes into units that were reserved just now.
+    /// Writes into units that were just reserved.
     fn write_reserved(&self, content: &[u8], offset: u64) -> Result<()> {
         let mut done = 0;
         while done < content.len() {
-            // Tables know whole blocks, also past the end of the disk.
+            // Tables map whole blocks, also past the end of the disk.
             let run = self
                 .layer
                 .tables
                 .run(offset + done as u64, (content.len() - done) as u64)?;
             let MappedKind::Data { host } = run.kind else {
-                return Err(corrupt(&self.layer.image, "table", 0, "has no room that was made"));
+                return Err(corrupt(&self.layer.image, "table", 0, "the block was not allocated"));
             };
             let length = to_usize(run.length);
             self.layer.file.write_at(&content[done..done + length], host)?;
@@ -201,7 +201,7 @@ impl TableState {
         Ok(())
     }
 
-    /// Makes the beginning of a range read as zero that is in no block; gives where that ends.
+    /// Makes the start of a range without blocks read as zero; returns the end of what was zeroed.
     fn zero_absent(&mut self, range: Range<u64>) -> Result<u64> {
         let unit = self.layer.tables.zero_bytes();
         let run = self.layer.run(range.start, range.end - range.start)?;
@@ -209,7 +209,7 @@ impl TableState {
         match run.kind {
             MappedKind::Zero => return Ok(end),
             MappedKind::Absent if self.layer.is_bottom(range.start) => return Ok(end),
-            // Somebody has written there meanwhile.
+            // Another thread wrote there in the meantime.
             MappedKind::Data { .. } => return Ok(range.start),
             _ => {}
         }
@@ -227,7 +227,7 @@ impl TableState {
                 return Ok((range.start + done).min(end));
             }
         }
-        // Up to the next whole unit, or all of it where the format has no word for zero.
+        // Up to the next whole unit, or all of it if the format cannot mark units as zero.
         let piece = if whole.start > range.start && whole.start < end {
             whole.start - range.start
         } else {
@@ -245,7 +245,7 @@ impl TableState {
         Ok(())
     }
 
-    /// Makes all data durable, and then the tables.
+    /// Makes all data durable, then the tables.
     fn commit(&mut self) -> Result<()> {
         let stored = match self.layer.file.sync() {
             Err(error) => Err(error.into()),

@@ -1,4 +1,4 @@
-//! The deltas of a disk of Parallels or ploop: the descriptor says which, and the gate whether they may be opened.
+//! Opens the deltas of a Parallels or ploop disk: the descriptor lists them, and the gate decides which may be opened.
 
 use std::collections::HashSet;
 use std::ffi::OsStr;
@@ -19,7 +19,7 @@ use crate::model::info::{
 };
 use crate::{Error, Format, ImageId, Result};
 
-/// A disk that was opened by its descriptor, with what it takes to open the deltas that its top does not need.
+/// A disk that was opened by its descriptor. It can open the deltas that its top does not need, too.
 pub(crate) struct DeltaTree {
     path: PathBuf,
     descriptor: DiskDescriptor,
@@ -27,9 +27,9 @@ pub(crate) struct DeltaTree {
     backing: Backing,
 }
 
-/// Opens the file at `path`, or the descriptor in the folder at `path`; also says where it is.
+/// Opens the file at `path`, or the descriptor in the folder at `path`; returns the path of the file, too.
 ///
-/// The user has named the folder, and not what a link in it leads to.
+/// In a folder, a symbolic link in place of the descriptor is not followed: the user named the folder only.
 pub(crate) fn open_named(path: &Path, format: Option<Format>, access: Access) -> Result<(PathBuf, HostFile)> {
     let may_be_folder = matches!(format, None | Some(Format::Parallels));
     if may_be_folder && path.is_dir() {
@@ -44,14 +44,14 @@ pub(crate) fn open_named(path: &Path, format: Option<Format>, access: Access) ->
 }
 
 impl Opener {
-    /// The descriptor in `file`, if that is one.
+    /// Parses the descriptor in `file`; none if it is not one.
     pub(super) fn tree_of(&self, file: &HostFile, path: &Path, options: &OpenOptions) -> Result<Option<DeltaTree>> {
         if !matches!(options.format, None | Some(Format::Parallels)) {
             return Ok(None);
         }
         let mut head = vec![0; to_usize(format::HEAD_BYTES.min(file.length_bytes()?))];
         file.read_at(&mut head, 0)?;
-        // One that is damaged is no disk of text.
+        // A damaged descriptor must not be taken for a raw disk.
         if !is_descriptor(&head) && path.file_name() != Some(OsStr::new(FILE_NAME)) {
             return Ok(None);
         }
@@ -63,7 +63,8 @@ impl Opener {
         }))
     }
 
-    /// The deltas of `tree` from its top to its root, as far as they are wanted; the top with `access`.
+    /// Opens the deltas of `tree` from its top to its root, or the top only, according to the options; the top with
+    /// `access`.
     pub(super) fn open_deltas(
         &mut self,
         tree: &DeltaTree,
@@ -98,21 +99,22 @@ impl Opener {
         };
         let path = self.place_of(tree, delta).map_err(missing)?;
         let file = HostFile::open_canonical(&path, access).map_err(missing)?;
-        self.meet(&file, &path, &tree.path)?;
-        // What is in a plain one its guest decides: it is never asked for its format.
+        self.register(&file, &path, &tree.path)?;
+        // The guest controls the content of a plain delta: its format is not detected.
         let format = match delta.kind {
             DeltaKind::Expanding => Format::Parallels,
             DeltaKind::Plain => Format::Raw,
         };
-        let mut opened = self.understand(file, &path, Some(format), FormatSource::Overlay, None, access)?;
+        let mut opened = self.parse_file(file, &path, Some(format), FormatSource::Overlay, None, access)?;
         tree.describe(delta, &mut opened.info);
         Ok(opened)
     }
 }
 
 impl Opener {
-    /// Where a delta is, if it may be opened. A whole path may be that of another host, or of before the disk was moved
-    /// or copied: its file is in the folder then, unless that is another delta of that name.
+    /// The path of a delta, if it may be opened. An absolute path may be that of another host, or outdated after the
+    /// disk was moved or copied: then the file in the folder of the descriptor is used, unless it belongs to another
+    /// delta.
     fn place_of(&self, tree: &DeltaTree, delta: &Delta) -> Result<PathBuf> {
         let named = self.keeper.admit(&tree.path, &delta.file);
         let Some(name) = Path::new(&delta.file).file_name().and_then(OsStr::to_str) else {
@@ -129,7 +131,7 @@ impl Opener {
 }
 
 impl DeltaTree {
-    /// The delta `id` and all that it is read through, as far as that is wanted.
+    /// The delta `id` and its ancestors, or only itself, according to the options.
     fn chain_of(&self, id: ImageId) -> Result<Vec<&Delta>> {
         let mut chain = self.descriptor.chain_of(id);
         if self.backing == Backing::Ignore {
@@ -144,7 +146,7 @@ impl DeltaTree {
         Ok(chain)
     }
 
-    /// Adds what the descriptor says of `delta`.
+    /// Adds the descriptor's entry of `delta`.
     fn describe(&self, delta: &Delta, info: &mut LayerInfo) {
         let blocks = info.blocks.take();
         info.blocks = Some(BlockInfo {
@@ -182,17 +184,17 @@ impl DeltaTree {
         });
     }
 
-    /// ploop grows a disk by its top delta first, and takes that for its size.
+    /// When ploop grows a disk, it resizes the top delta first, and that size counts.
     fn note_of_size(&self, delta_bytes: u64) -> Option<Note> {
-        let said_bytes = self.descriptor.disk_bytes();
-        (said_bytes != delta_bytes).then(|| Note::DiskSizeDiffers {
+        let descriptor_bytes = self.descriptor.disk_bytes();
+        (descriptor_bytes != delta_bytes).then(|| Note::DiskSizeDiffers {
             image: self.path.clone(),
-            said_bytes,
+            descriptor_bytes,
             size_bytes: delta_bytes,
         })
     }
 
-    /// Refuses to have the top written to where that would change more than what its machine sees, or is not done.
+    /// Fails if a write to the top would change snapshots, too, or is not supported.
     pub(crate) fn check_writable(&self) -> Result<()> {
         let top = self.descriptor.top();
         let refuse = |detail: String| {
@@ -202,22 +204,22 @@ impl DeltaTree {
             })
         };
         if self.descriptor.has_children(top) {
-            return refuse(format!(
-                "its top, {{{top}}}, is also what another snapshot differs from"
-            ));
+            return refuse(format!("its top, {{{top}}}, is also the parent of another snapshot"));
         }
         match self.descriptor.delta(top) {
             Some(Delta {
                 kind: DeltaKind::Plain,
                 file,
                 ..
-            }) => refuse(format!("its top is a plain one; open {file} itself, as raw")),
+            }) => refuse(format!(
+                "its top is a plain image; open {file} itself, with the format raw"
+            )),
             _ => Ok(()),
         }
     }
 
-    /// The disk as it was at the snapshot `name`. `layers` and `infos` are the chain of the top; what it shares with
-    /// that of the snapshot is not opened again.
+    /// Opens the disk as of the snapshot `name`. `layers` and `infos` are the chain of the top; deltas that both
+    /// chains share are not opened again.
     pub(crate) fn snapshot(
         &self,
         name: &str,

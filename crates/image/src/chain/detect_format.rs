@@ -1,4 +1,4 @@
-//! Which format a file has, by its content and its name.
+//! Detects the format of a file by its content and name.
 
 #![deny(clippy::indexing_slicing)]
 #![cfg_attr(not(test), deny(clippy::string_slice))]
@@ -9,13 +9,13 @@ use holdfast_block::to_usize;
 
 use crate::file::ImageFile;
 use crate::formats::ploop::descriptor::is_descriptor;
-use crate::model::format::{HEAD_BYTES, NameSays};
+use crate::model::format::{HEAD_BYTES, NameHint};
 use crate::{Error, Format, Result};
 
 /// The format of a file that starts with `head` and ends with `tail`.
 ///
-/// A disk whose guest wrote a magic number into its first sector looks like an image of that format: a caller that knows
-/// the format says so instead of asking. A VHD of fixed size has its mark at the end only.
+/// A raw disk whose guest wrote a magic number into its first sector looks like an image: a caller that knows the
+/// format must not use this. A fixed VHD has its magic number at the end only.
 pub(crate) fn of_content(head: &[u8], tail: &[u8]) -> Format {
     let u32_at = |offset: usize| -> u32 {
         head.get(offset..offset + 4)
@@ -38,8 +38,8 @@ pub(crate) fn of_content(head: &[u8], tail: &[u8]) -> Format {
     }
 }
 
-/// Whether a file begins as a descriptor of VMDK does: with its usual first line, or, as QEMU has it, with comments and blank lines and then the
-/// line of the version.
+/// Whether a file begins like a VMDK descriptor: with its usual first line, or, as QEMU accepts, with comments and
+/// blank lines before the line of the version.
 pub(crate) fn is_vmdk_text(head: &[u8]) -> bool {
     let text = head.trim_ascii_start();
     if text.starts_with(b"# Disk DescriptorFile") {
@@ -57,21 +57,22 @@ pub(crate) fn is_vmdk_text(head: &[u8]) -> bool {
     })
 }
 
-/// A format that nobody has said: what the content of a file looks like, and how far its name bears that out.
+/// A detected format, and whether the file name confirms it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Guess {
+pub(crate) struct FormatGuess {
     pub(crate) format: Format,
-    /// Whether the content alone is the reason, which the guest of a raw disk can write. Such an image opens no other file.
+    /// Whether only the content indicates the format, which the guest of a raw disk controls. Such an image opens no
+    /// other file.
     pub(crate) is_by_content_alone: bool,
-    /// What the content looks like, where the name says that it may be a raw disk.
+    /// The format of the content, where the name may be that of a raw disk.
     pub(crate) doubt: Option<Format>,
 }
 
-impl Guess {
-    /// The format by which the file may be changed.
+impl FormatGuess {
+    /// The format for changing the file.
     ///
     /// # Errors
-    /// The name may be that of a raw disk: what looks like metadata may be data that its guest wrote.
+    /// The file may be a raw disk: what looks like metadata may be data of its guest.
     pub(crate) fn to_write(self, path: &Path) -> Result<Format> {
         match self.doubt {
             None => Ok(self.format),
@@ -84,14 +85,14 @@ impl Guess {
     }
 }
 
-/// The format of the file at `path`, for which there is nothing but its content and its name.
+/// Detects the format of the file at `path`.
 ///
 /// # Errors
-/// The name and the content contradict each other.
-pub(crate) fn guess(file: &dyn ImageFile, path: &Path) -> Result<Guess> {
+/// Name and content contradict each other.
+pub(crate) fn guess(file: &dyn ImageFile, path: &Path) -> Result<FormatGuess> {
     let format = of_file(file)?;
-    let name = NameSays::of(path);
-    let guessed = |format, is_by_content_alone, doubt| Guess {
+    let name = NameHint::of(path);
+    let guessed = |format, is_by_content_alone, doubt| FormatGuess {
         format,
         is_by_content_alone,
         doubt,
@@ -104,21 +105,21 @@ pub(crate) fn guess(file: &dyn ImageFile, path: &Path) -> Result<Guess> {
         })
     };
     match (name, format) {
-        // No image is so small; the descriptor of a disk of Parallels may be, and says itself what is wrong with it.
-        (NameSays::Format(named), Format::Raw)
+        // No image is that small; only the descriptor of a Parallels disk can be, and parsing it gives a better error.
+        (NameHint::Format(named), Format::Raw)
             if !matches!(named, Format::Raw | Format::Parallels) && file.length_bytes()? < TAIL_BYTES =>
         {
             refuse(named)
         }
         (_, Format::Raw) => Ok(guessed(format, false, None)),
-        (NameSays::Format(named), format) => Ok(guessed(format, named != format, None)),
-        // The footer of a VHD of fixed size is at the end only; without it, all bytes of a raw disk are there.
-        (NameSays::Raw | NameSays::Disk, Format::Vhd) if !begins_as_vhd(file)? => {
+        (NameHint::Format(named), format) => Ok(guessed(format, named != format, None)),
+        // A fixed VHD has its footer at the end only; without it, all bytes of the raw disk are present.
+        (NameHint::Raw | NameHint::Disk, Format::Vhd) if !begins_as_vhd(file)? => {
             Ok(guessed(Format::Raw, false, Some(format)))
         }
-        (NameSays::Raw, _) => refuse(Format::Raw),
-        (NameSays::Disk, format) => Ok(guessed(format, true, Some(format))),
-        (NameSays::Nothing, format) => Ok(guessed(format, true, None)),
+        (NameHint::Raw, _) => refuse(Format::Raw),
+        (NameHint::Disk, format) => Ok(guessed(format, true, Some(format))),
+        (NameHint::Nothing, format) => Ok(guessed(format, true, None)),
     }
 }
 
@@ -132,7 +133,7 @@ pub(crate) fn of_file(file: &dyn ImageFile) -> Result<Format> {
     let length_bytes = file.length_bytes()?;
     let mut head = vec![0; to_usize(HEAD_BYTES.min(length_bytes))];
     file.read_at(&mut head, 0)?;
-    // Old versions of Virtual PC wrote a footer of 511 bytes behind whole sectors.
+    // Old versions of Virtual PC wrote a footer of 511 bytes after whole sectors.
     let tail_bytes = if length_bytes % TAIL_BYTES == TAIL_BYTES - 1 {
         TAIL_BYTES - 1
     } else {
@@ -143,7 +144,7 @@ pub(crate) fn of_file(file: &dyn ImageFile) -> Result<Format> {
     Ok(of_content(&head, &tail))
 }
 
-/// Bytes from the end of a file that [`of_content`] wants.
+/// Bytes at the end of a file that [`of_content`] needs.
 pub(crate) const TAIL_BYTES: u64 = 512;
 
 #[cfg(test)]
@@ -152,7 +153,7 @@ mod tests {
     use crate::Format;
 
     #[test]
-    fn every_magic_number_is_known_and_everything_else_is_raw() {
+    fn magic_numbers_are_detected_and_the_rest_is_raw() {
         let with = |offset: usize, magic: &[u8]| {
             let mut head = vec![0; 1024];
             head[offset..offset + magic.len()].copy_from_slice(magic);

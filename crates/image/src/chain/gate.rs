@@ -1,9 +1,9 @@
 //! Which other files an image may open.
 //!
-//! A qcow2 file can name a backing file and an external data file, by any path. An image that came from elsewhere (an
-//! upload, a guest with access to its own disk file) can so name `/etc/shadow` and have it copied into a backup that its
-//! author may read. The gate decides by the *canonical* path, after symbolic links and `..`, and the file is then opened
-//! by that canonical path with no link followed.
+//! A qcow2 can refer to a backing file and an external data file by any path. An image from an untrusted source (an
+//! upload, a guest with access to its own disk file) could refer to `/etc/shadow`, and have it copied into a backup
+//! that its author may read. The gate decides by the *canonical* path, after resolving symbolic links and `..`; the
+//! file is then opened by that path without following links.
 
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
@@ -11,41 +11,42 @@ use std::path::{Path, PathBuf};
 use crate::file::directory_of;
 use crate::{Error, Result};
 
-/// The rule for files that an image names.
+/// The rule for files that an image refers to.
 ///
-/// Files that the user named ([`OpenOptions::allow`](crate::OpenOptions::allow)) are admitted under every rule.
+/// Files that the user allowed ([`OpenOptions::allow`](crate::OpenOptions::allow)) are admitted under every rule.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum Gate {
-    /// No other file.
+    /// No other files.
     Deny,
-    /// Files in the directory of the image, not below it.
+    /// Files in the folder of the image, but not in its subfolders.
     ///
-    /// An image that was named through a symbolic link has two such directories: the link's and the file's.
+    /// An image that was opened through a symbolic link has two such folders: that of the link and that of the file.
     #[default]
-    Beside,
-    /// Files in this directory or below it.
+    SameFolder,
+    /// Files in this folder or its subfolders.
     Within(PathBuf),
 }
 
-/// A gate with the image that it stands before and the files that the user named.
+/// A gate for the chain of one image, with the files that the user allowed.
 #[derive(Debug, Clone)]
 pub(crate) struct Gatekeeper {
     gate: Gate,
     directories: Vec<PathBuf>,
     named: Vec<PathBuf>,
     relocate: Vec<(PathBuf, PathBuf)>,
-    /// The images whose content alone says what format they have, and that format: they open no file that the user has not named.
+    /// Images whose format was detected from the content only, with that format: they may refer only to files that the
+    /// user allowed.
     guessed: Vec<(PathBuf, &'static str)>,
 }
 
 impl Gatekeeper {
-    /// The keeper for the chain that starts at `top`, a file that exists.
+    /// A gatekeeper for the chain of `top`, which must exist.
     pub(crate) fn new(gate: &Gate, named: &[PathBuf], top: &Path) -> Result<Self> {
         let canonical = |path: &Path| path.canonicalize().map_err(|source| Error::io("open", path, source));
         let directories = match gate {
             Gate::Deny => Vec::new(),
             Gate::Within(directory) => vec![canonical(directory)?],
-            Gate::Beside => vec![canonical(&directory_of(top))?, directory_of(&canonical(top)?)],
+            Gate::SameFolder => vec![canonical(&directory_of(top))?, directory_of(&canonical(top)?)],
         };
         let named = named.iter().map(|path| canonical(path)).collect::<Result<_>>()?;
         Ok(Self {
@@ -57,12 +58,12 @@ impl Gatekeeper {
         })
     }
 
-    /// From now on the image at `path` opens no file that the user has not named: that it is a `format` image is said by its content alone.
-    pub(crate) fn distrust(&mut self, path: &Path, format: &'static str) {
+    /// Restricts the image at `path`, whose format was detected from its content only, to files that the user allowed.
+    pub(crate) fn restrict_to_named(&mut self, path: &Path, format: &'static str) {
         self.guessed.push((path.to_owned(), format));
     }
 
-    /// The same, for files that are looked for elsewhere.
+    /// Sets the folders whose files are looked up elsewhere.
     pub(crate) fn relocating(self, relocate: &[(PathBuf, PathBuf)]) -> Self {
         Self {
             relocate: relocate.to_vec(),
@@ -70,12 +71,12 @@ impl Gatekeeper {
         }
     }
 
-    /// The files and folders that the user named.
+    /// The files and folders that the user allowed.
     pub(crate) fn named(&self) -> &[PathBuf] {
         &self.named
     }
 
-    /// Where the file of this path is.
+    /// The path after relocation.
     fn relocated(&self, path: PathBuf) -> PathBuf {
         for (from, to) in &self.relocate {
             if path.starts_with(to) && path.exists() {
@@ -90,9 +91,9 @@ impl Gatekeeper {
         path
     }
 
-    /// The canonical path of the file that `image` calls `name`, if it may be opened.
+    /// The canonical path of the file that `image` refers to as `name`, if it may be opened.
     ///
-    /// `image` is the path by which the image was found: a relative name starts at its directory.
+    /// `image` is the path of the image: a relative name starts at its folder.
     pub(crate) fn admit(&self, image: &Path, name: &str) -> Result<PathBuf> {
         let refuse = |detail: String| Error::Refused {
             image: image.display().to_string(),
@@ -111,7 +112,7 @@ impl Gatekeeper {
                 file: name.to_owned(),
             });
         }
-        // The rule comes before existence, or the answers would tell which files there are.
+        // The rule is checked before the file's existence: errors must not reveal which files exist.
         let canonical = match path.canonicalize() {
             Ok(canonical) => canonical,
             Err(source) => {
@@ -131,7 +132,7 @@ impl Gatekeeper {
         }
     }
 
-    /// Whether the user named this file, or a directory that it is in.
+    /// Whether the user allowed this file, or a folder that contains it.
     fn admits_named(&self, canonical: &Path) -> bool {
         self.named.iter().any(|named| canonical.starts_with(named))
     }
@@ -139,7 +140,7 @@ impl Gatekeeper {
     fn admits_directory(&self, directory: &Path) -> bool {
         match self.gate {
             Gate::Deny => false,
-            Gate::Beside => self.directories.iter().any(|allowed| allowed == directory),
+            Gate::SameFolder => self.directories.iter().any(|allowed| allowed == directory),
             Gate::Within(_) => self.directories.iter().any(|allowed| directory.starts_with(allowed)),
         }
     }
@@ -147,19 +148,20 @@ impl Gatekeeper {
     fn rule(&self) -> String {
         match &self.gate {
             Gate::Deny => "no other file may be opened; if you trust the image, allow the file by name".to_owned(),
-            Gate::Beside => {
-                "only files in the image's own directory may be opened; if you trust the image, allow the file by name"
+            Gate::SameFolder => {
+                "only files in the folder of the image may be opened; if you trust the image, allow the file by name"
                     .to_owned()
             }
             Gate::Within(directory) => format!(
-                "only files within {} may be opened; if you trust the image, allow the file by name",
+                "only files in {} may be opened; if you trust the image, allow the file by name",
                 directory.display()
             ),
         }
     }
 }
 
-/// A path as it has to stand in an image, so that QEMU takes it for no protocol: with a `./` before it, where a colon comes before any slash.
+/// A file name to store in an image, with the prefix `./` if QEMU would otherwise take a colon for the end of a
+/// protocol name.
 pub fn plain_name(path: &str) -> Cow<'_, str> {
     let head = path.split('/').next().unwrap_or_default();
     if head.contains(':') {
@@ -169,7 +171,7 @@ pub fn plain_name(path: &str) -> Cow<'_, str> {
     }
 }
 
-/// The path in a name as QEMU writes it; protocols and option strings are refused.
+/// The path in a file name of QEMU; fails for protocols and option strings.
 fn local_path(name: &str) -> std::result::Result<&Path, String> {
     if name.is_empty() {
         return Err("the name is empty".to_owned());
@@ -187,7 +189,7 @@ fn local_path(name: &str) -> std::result::Result<&Path, String> {
                 .unwrap_or(path),
         ));
     }
-    // As QEMU does: a colon before the first slash makes a protocol.
+    // As in QEMU: a colon before the first slash ends a protocol name.
     let head = name.split('/').next().unwrap_or_default();
     match head.split_once(':') {
         Some((protocol, _)) => Err(format!(
@@ -211,12 +213,12 @@ mod tests {
     }
 
     #[test]
-    fn a_colon_makes_no_protocol_of_a_file() {
+    fn plain_name_escapes_colons() {
         let directory = tempfile::tempdir().unwrap();
         let root = directory.path().canonicalize().unwrap();
         for name in ["top", "web1-10:00", "file:top"] {
             File::create(root.join(name)).unwrap();
-            let keeper = Gatekeeper::new(&Gate::Beside, &[], &root.join("top")).unwrap();
+            let keeper = Gatekeeper::new(&Gate::SameFolder, &[], &root.join("top")).unwrap();
             let found = keeper.admit(&root.join("top"), &plain_name(name)).unwrap();
             assert_eq!(found, root.join(name));
         }
@@ -224,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn canonical_paths_decide() {
+    fn gate_uses_canonical_paths() {
         let directory = tempfile::tempdir().unwrap();
         let root = directory.path().canonicalize().unwrap();
         create_dir(root.join("vm")).unwrap();
@@ -236,10 +238,10 @@ mod tests {
         let top = root.join("vm/top");
         let secret = root.join("secret").display().to_string();
 
-        let beside = Gatekeeper::new(&Gate::Beside, &[], &top).unwrap();
-        assert_eq!(beside.admit(&top, "base").unwrap(), root.join("vm/base"));
-        assert_eq!(beside.admit(&top, "file:base").unwrap(), root.join("vm/base"));
-        assert_eq!(beside.admit(&top, "below/../base").unwrap(), root.join("vm/base"));
+        let same_folder = Gatekeeper::new(&Gate::SameFolder, &[], &top).unwrap();
+        assert_eq!(same_folder.admit(&top, "base").unwrap(), root.join("vm/base"));
+        assert_eq!(same_folder.admit(&top, "file:base").unwrap(), root.join("vm/base"));
+        assert_eq!(same_folder.admit(&top, "below/../base").unwrap(), root.join("vm/base"));
         for name in [
             "innocent",
             "../secret",
@@ -248,9 +250,9 @@ mod tests {
             "../no-such-file",
             "/etc/shadow",
         ] {
-            assert!(refused(&beside, &top, name), "{name}");
+            assert!(refused(&same_folder, &top, name), "{name}");
         }
-        assert!(matches!(beside.admit(&top, "gone"), Err(Error::Io { .. })));
+        assert!(matches!(same_folder.admit(&top, "gone"), Err(Error::Io { .. })));
 
         let within = Gatekeeper::new(&Gate::Within(root.join("vm")), &[], &top).unwrap();
         within.admit(&top, "below/deep").unwrap();
@@ -266,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_to_an_image_has_two_directories() {
+    fn gate_admits_folder_of_link_and_of_file() {
         let directory = tempfile::tempdir().unwrap();
         let root = directory.path().canonicalize().unwrap();
         create_dir(root.join("links")).unwrap();
@@ -275,7 +277,7 @@ mod tests {
             File::create(root.join(name)).unwrap();
         }
         symlink("../pool/top", root.join("links/top")).unwrap();
-        let keeper = Gatekeeper::new(&Gate::Beside, &[], &root.join("links/top")).unwrap();
+        let keeper = Gatekeeper::new(&Gate::SameFolder, &[], &root.join("links/top")).unwrap();
         assert_eq!(
             keeper.admit(&root.join("links/top"), "base").unwrap(),
             root.join("links/base")

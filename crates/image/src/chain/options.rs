@@ -1,33 +1,34 @@
-//! How to open an image.
+//! Options for opening an image.
 
 use std::path::PathBuf;
 
 use crate::{Format, Gate};
 
-/// How to open an image.
+/// Options for opening an image.
 #[derive(Debug, Clone, Default)]
 pub struct OpenOptions {
-    /// The format, if the caller knows it: the content of a raw disk is the guest's, and may look like another format.
+    /// The format, if known. The guest of a raw disk controls its content, which may look like another format.
     pub format: Option<Format>,
-    /// Which other files the image may open.
+    /// The rule for other files that the image refers to.
     pub gate: Gate,
-    /// Files, and directories with all that is below them, that may be opened although the gate would not let them.
+    /// Files and folders (with their subfolders) that may be opened although the gate refuses them.
     pub allow: Vec<PathBuf>,
-    /// Files below the first folder of a pair are those below the second one, where they are there: an image names what it is based on by
-    /// its path, also where it is looked at in a snapshot of the file system. The first pair that fits counts.
+    /// Pairs of folders: a file in the first one is looked up in the second one, and used if it exists there. It
+    /// serves images in a snapshot of the file system, which refer to their backing files by the original path. The
+    /// first matching pair counts.
     pub relocate: Vec<(PathBuf, PathBuf)>,
-    /// The external data file, in place of the one that the image names.
+    /// The external data file to use instead of the one that the image refers to.
     pub data_file: Option<PathBuf>,
-    /// What to do about a backing file.
+    /// Whether backing files are opened.
     pub backing: Backing,
 }
 
-/// What to do about a backing file.
+/// Whether backing files are opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Backing {
-    /// Open it, and so on to the base: the image reads as its guest sees it.
+    /// Open the chain down to its base: the image reads as its guest sees it.
     #[default]
     Follow,
-    /// Leave it: what the image itself does not hold reads as zero.
+    /// Open the image alone: what it does not contain reads as zero.
     Ignore,
 }

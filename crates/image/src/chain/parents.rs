@@ -1,4 +1,4 @@
-//! Parents that are not named by a path: found among the files that may be opened, by their identity.
+//! Finds parents by their identity among the files that may be opened.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -6,27 +6,27 @@ use std::sync::Arc;
 use super::{OpenedFile, Opener};
 use crate::chain::gate::plain_name;
 use crate::file::{Access, HostFile, directory_of};
-use crate::formats::vdi::header::{Header, Kind};
+use crate::formats::vdi::header::{VdiHeader, VdiKind};
 use crate::formats::{vhd, vhdx};
 use crate::model::identity::ImageId;
 use crate::model::info::{FormatSource, ImageKind};
 use crate::{Error, Format, Result};
 
-/// Files of a folder that are looked at, at most.
+/// Limit of files that are examined in one folder.
 const CANDIDATE_COUNT_MAX: usize = 10_000;
 
 impl Opener {
-    /// The parent of a VDI, which is known by its UUID alone. VirtualBox has it in the same folder, or in the one above where that is called
-    /// `Snapshots`; others are looked for among the files that the user has allowed.
-    pub(super) fn parent_of_vdi(&mut self, overlay: &OpenedFile, header: &Header) -> Result<Option<OpenedFile>> {
-        if header.kind != Kind::Differencing {
+    /// Finds the parent of a VDI, which is identified by its UUID only. VirtualBox stores it in the same folder, or in
+    /// the parent folder if that one is called `Snapshots`; files that the user allowed are candidates, too.
+    pub(super) fn parent_of_vdi(&mut self, overlay: &OpenedFile, header: &VdiHeader) -> Result<Option<OpenedFile>> {
+        if header.kind != VdiKind::Differencing {
             return Ok(None);
         }
         let shown = overlay.path.display().to_string();
-        let beside = directory_of(&overlay.path);
-        let mut folders = vec![beside.clone()];
-        if beside.file_name().is_some_and(|name| name == "Snapshots") {
-            folders.push(directory_of(&beside));
+        let own_folder = directory_of(&overlay.path);
+        let mut folders = vec![own_folder.clone()];
+        if own_folder.file_name().is_some_and(|name| name == "Snapshots") {
+            folders.push(directory_of(&own_folder));
         }
         let named = self.keeper.named().to_vec();
         folders.extend(named.iter().filter(|path| path.is_dir()).cloned());
@@ -38,7 +38,7 @@ impl Opener {
             .chain(in_folders)
             .collect();
         for path in candidates {
-            // What may not be opened is not looked at.
+            // Skip files that may not be opened.
             let Some(path) = path
                 .to_str()
                 .and_then(|name| self.keeper.admit(&overlay.path, &plain_name(name)).ok())
@@ -52,17 +52,17 @@ impl Opener {
                 continue;
             };
             let name = path.display().to_string();
-            let Ok(found) = Header::load(&file, &name) else {
+            let Ok(found) = VdiHeader::load(&file, &name) else {
                 continue;
             };
             if found.id != header.parent {
                 continue;
             }
             check_modification(&shown, &name, found.modification, header.parent_modification)?;
-            self.meet(&file, &path, &overlay.path)?;
+            self.register(&file, &path, &overlay.path)?;
             let format = Some(Format::Vdi);
             return self
-                .understand(file, &path, format, FormatSource::Overlay, None, Access::Read)
+                .parse_file(file, &path, format, FormatSource::Overlay, None, Access::Read)
                 .map(Some);
         }
         Err(Error::ParentNotFound {
@@ -73,11 +73,12 @@ impl Opener {
 }
 
 impl Opener {
-    /// The parent of a VHD, which is named by several paths; the first that leads to an image with its UUID is the one.
+    /// Finds the parent of a VHD, which refers to it by several paths: the first path to an image with the right UUID
+    /// is used.
     pub(super) fn parent_of_vhd(
         &mut self,
         overlay: &OpenedFile,
-        header: &vhd::header::Header,
+        header: &vhd::header::VhdHeader,
     ) -> Result<Option<OpenedFile>> {
         let Some(sparse) = header
             .sparse
@@ -87,7 +88,7 @@ impl Opener {
             return Ok(None);
         };
         let is_parent = |file: Arc<HostFile>, name: &str| {
-            let found = vhd::header::Header::load(&*file, name);
+            let found = vhd::header::VhdHeader::load(&*file, name);
             Ok(found.is_ok_and(|found| found.footer.id == sparse.parent))
         };
         self.parent_of_names(
@@ -100,16 +101,18 @@ impl Opener {
         .map(Some)
     }
 
-    /// The parent of a VHDX, which is named by several paths, and has to have been modified last as its child says.
+    /// Finds the parent of a VHDX, which refers to it by several paths; its modification value must be the one that
+    /// the child stores.
     pub(super) fn parent_of_vhdx(
         &mut self,
         overlay: &OpenedFile,
-        opened: &vhdx::opened::Opened,
+        opened: &vhdx::opened::OpenedVhdx,
     ) -> Result<Option<OpenedFile>> {
         let Some(parent) = &opened.metadata.parent else {
             return Ok(None);
         };
-        let is_parent = |file: Arc<HostFile>, name: &str| match vhdx::opened::Opened::load(file, Access::Read, name) {
+        let is_parent = |file: Arc<HostFile>, name: &str| match vhdx::opened::OpenedVhdx::load(file, Access::Read, name)
+        {
             Ok(found) if found.header.data_write == parent.linkage => Ok(true),
             Ok(_) => Err(Error::ParentChanged {
                 image: overlay.path.display().to_string(),
@@ -127,8 +130,8 @@ impl Opener {
         .map(Some)
     }
 
-    /// The first of `names` that may be opened and leads to the parent. A name that the gate refuses is an error where no other
-    /// one leads there, and so is what `is_parent` says of a file that is almost it.
+    /// Opens the first of `names` that may be opened and is the parent. If none is, a refusal of the gate or an error
+    /// of `is_parent` is returned.
     pub(super) fn parent_of_names(
         &mut self,
         overlay: &OpenedFile,
@@ -139,20 +142,21 @@ impl Opener {
     ) -> Result<OpenedFile> {
         let mut refusal = None;
         let mut candidates = Vec::new();
-        // A path may be that of another host, or of before both were moved: its file may be beside the image.
-        let beside = names.iter().filter(|name| name.contains('/'));
-        let beside = beside.filter_map(|name| Path::new(name).file_name()?.to_str());
-        for name in names.iter().map(String::as_str).chain(beside) {
+        // A path may be that of another host, or outdated after both files were moved: try the folder of the image,
+        // too.
+        let same_folder = names.iter().filter(|name| name.contains('/'));
+        let same_folder = same_folder.filter_map(|name| Path::new(name).file_name()?.to_str());
+        for name in names.iter().map(String::as_str).chain(same_folder) {
             match self.keeper.admit(&overlay.path, &plain_name(name)) {
                 Ok(path) => candidates.push(path),
                 Err(error @ Error::Refused { .. }) => drop(refusal.get_or_insert(error)),
-                // It is not there any more.
+                // The file does not exist any more.
                 Err(_) => {}
             }
         }
-        // What the user allowed may be the parent under another name.
+        // A file that the user allowed may be the parent under another name.
         candidates.extend(self.keeper.named().iter().filter(|path| path.is_file()).cloned());
-        // An image that names itself is refused when it is met again.
+        // An image that refers to itself is refused when it is registered again.
         candidates.retain(|path| !self.is_known(path));
         for path in candidates {
             let file = Arc::new(HostFile::open_canonical(&path, Access::Read)?);
@@ -160,8 +164,8 @@ impl Opener {
                 Ok(true) => {
                     drop(file);
                     let file = HostFile::open_canonical(&path, Access::Read)?;
-                    self.meet(&file, &path, &overlay.path)?;
-                    return self.understand(file, &path, Some(format), FormatSource::Overlay, None, Access::Read);
+                    self.register(&file, &path, &overlay.path)?;
+                    return self.parse_file(file, &path, Some(format), FormatSource::Overlay, None, Access::Read);
                 }
                 Ok(false) => {}
                 Err(error) => refusal = Some(error),
@@ -174,7 +178,7 @@ impl Opener {
     }
 }
 
-/// A parent that was written to after its child was made is not what the child differs from.
+/// Fails if the parent was modified after the child was created.
 fn check_modification(image: &str, parent: &str, found: ImageId, expected: ImageId) -> Result<()> {
     if found == expected || expected.is_nil() {
         return Ok(());
@@ -185,7 +189,7 @@ fn check_modification(image: &str, parent: &str, found: ImageId, expected: Image
     })
 }
 
-/// The files of a folder whose names have this extension, in the order of their names.
+/// The files of a folder that have this extension, sorted by name.
 pub(super) fn images_in(folder: &Path, extension: &str) -> Vec<PathBuf> {
     let Ok(entries) = std::fs::read_dir(folder) else {
         return Vec::new();

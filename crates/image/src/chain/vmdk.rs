@@ -1,4 +1,4 @@
-//! The files of a VMDK: the descriptor says which, and the gate whether they may be opened.
+//! Opens the files of a VMDK: the descriptor lists them, and the gate decides which may be opened.
 
 #![deny(clippy::indexing_slicing)]
 #![cfg_attr(not(test), deny(clippy::string_slice))]
@@ -14,86 +14,88 @@ use super::{OpenedFile, Opener};
 use crate::error::corrupt;
 use crate::file::{Access, HostFile, ImageFile, directory_of};
 use crate::formats::vmdk::concatenated::{Concatenated, WINDOW_BYTES};
-use crate::formats::vmdk::descriptor::{Descriptor, ExtentKind, NO_PARENT, TEXT_BYTES_MAX};
-use crate::formats::vmdk::disk::{TextPlace, Vmdk};
+use crate::formats::vmdk::descriptor::{Descriptor, NO_PARENT, NamedExtentKind, TEXT_BYTES_MAX};
+use crate::formats::vmdk::disk::{DescriptorPlace, Vmdk};
 use crate::formats::vmdk::extent::{MAGIC, SparseExtent};
-use crate::formats::vmdk::tables::{Opened, Part, PartKind};
+use crate::formats::vmdk::tables::{OpenedVmdk, VmdkExtent, VmdkExtentKind};
 use crate::{Error, Format, ImageId, Result};
 
 const SECTOR_BYTES: u64 = 512;
 
-/// What the file with the descriptor is beside it.
-enum Home {
-    /// In the file itself, which has tables.
+/// The kind of file that contains a descriptor.
+enum DescriptorFile {
+    /// A sparse extent with an embedded descriptor.
     Inside(SparseExtent),
-    /// It is the file.
-    WithoutBacking,
+    /// A separate descriptor.
+    TextOnly,
 }
 
-/// The descriptor of `file`, where it begins, and what else the file is.
-fn load_descriptor(file: &dyn ImageFile, image: &str) -> Result<(Descriptor, u64, Home)> {
+/// Parses the descriptor of `file`; returns its offset and the kind of the file, too.
+fn load_descriptor(file: &dyn ImageFile, image: &str) -> Result<(Descriptor, u64, DescriptorFile)> {
     let mut magic = [0; 4];
     file.read_at(&mut magic, 0)?;
-    let (offset, length, home) = if &magic == MAGIC {
+    let (offset, length, kind) = if &magic == MAGIC {
         let extent = SparseExtent::load(file, image)?;
         let Some((offset, length)) = extent.descriptor else {
             return Err(Error::UnsupportedFeature {
                 image: image.to_owned(),
                 feature: "an extent without a descriptor".to_owned(),
-                detail: "it is a part of a disk: open the descriptor beside it, a small text".to_owned(),
+                detail: "it is only a part of a disk: open its descriptor, a small text file in the same folder"
+                    .to_owned(),
             });
         };
-        (offset, length, Home::Inside(extent))
+        (offset, length, DescriptorFile::Inside(extent))
     } else if &magic == b"COWD" {
         return Err(Error::UnsupportedFeature {
             image: image.to_owned(),
             feature: "a sparse extent of ESX".to_owned(),
-            detail: "let ESX clone it (vmkfstools -i), or export it".to_owned(),
+            detail: "clone it on the ESX host (vmkfstools -i), or export it there".to_owned(),
         });
     } else {
-        (0, file.length_bytes()?, Home::WithoutBacking)
+        (0, file.length_bytes()?, DescriptorFile::TextOnly)
     };
     if length > TEXT_BYTES_MAX {
         return Err(corrupt(image, "descriptor", offset, format!("it has {length} bytes")));
     }
     let mut text = vec![0; to_usize(length)];
     file.read_at(&mut text, offset)?;
-    Ok((Descriptor::parse(&text, image)?, offset, home))
+    Ok((Descriptor::parse(&text, image)?, offset, kind))
 }
 
-impl Home {
-    /// The extent that has the text in it, if any, and where that is.
-    fn split(self) -> (Option<SparseExtent>, TextPlace) {
+impl DescriptorFile {
+    /// The extent with the embedded descriptor, if any, and the place of the text.
+    fn split(self) -> (Option<SparseExtent>, DescriptorPlace) {
         match self {
             Self::Inside(extent) => {
                 let (offset, length) = extent.descriptor.unwrap_or_default();
-                (Some(extent), TextPlace::Inside(offset..offset + length))
+                (Some(extent), DescriptorPlace::Inside(offset..offset + length))
             }
-            Self::WithoutBacking => (None, TextPlace::WithoutBacking),
+            Self::TextOnly => (None, DescriptorPlace::WholeFile),
         }
     }
 }
 
-/// A file with bytes of the disk as they are.
+/// A file of one or more flat extents.
 struct FlatFile {
     path: PathBuf,
-    /// Where it begins among all files.
+    /// Where it begins in the concatenation of all files.
     window: u64,
     length_bytes: u64,
-    /// The bytes of it that extents have.
+    /// The ranges of the file that are used by extents.
     taken: Vec<Range<u64>>,
 }
 
 impl FlatFile {
-    /// Where an extent is among all files; why it cannot be there. Two that had the same bytes would change each other.
+    /// Where an extent begins in the concatenation of all files. Fails if it ends past the end of its file, or
+    /// overlaps another extent: a write to one would change both.
     fn take(&mut self, sector: u64, length: u64) -> std::result::Result<u64, &'static str> {
         let start = sector.checked_mul(SECTOR_BYTES);
         let range = start.and_then(|start| Some(start..start.checked_add(length)?));
         let range = range.filter(|range| range.end <= self.length_bytes);
-        let range = range.ok_or("an extent ends behind the end of its file")?;
+        let range = range.ok_or("an extent ends past the end of its file")?;
         let is_shared = |taken: &Range<u64>| taken.start < range.end && range.start < taken.end;
         if self.taken.iter().any(is_shared) {
-            return Err("two extents have the same bytes of a file");
+            return Err("two extents use the same bytes of a file");
         }
         let host = self.window + range.start;
         self.taken.push(range);
@@ -101,16 +103,17 @@ impl FlatFile {
     }
 }
 
-/// How a descriptor has lost the disk that it is of, if it has: `own` is the extent that it is in, where no line was about that.
-fn lost_disk(parts: &[Part], own: Option<&SparseExtent>) -> Option<&'static str> {
+/// Why a descriptor lists no usable extent, if so. `own` is the extent that contains the descriptor, unless a line
+/// referred to it.
+fn missing_extent(parts: &[VmdkExtent], own: Option<&SparseExtent>) -> Option<&'static str> {
     if parts.is_empty() {
-        Some("it names no extent")
+        Some("it lists no extent")
     } else {
-        own.map(|_| "no extent is the one that it is in")
+        own.map(|_| "it does not list the extent that contains it")
     }
 }
 
-/// Refuses a file that is larger than the window it has among all files: places in it would be those of the next file.
+/// Fails if a file is larger than its window in the concatenation: offsets in it would belong to the next file.
 fn refuse_beyond_windows(files: &[Arc<dyn ImageFile>], image: &str) -> Result<()> {
     for file in files {
         let file_bytes = file.length_bytes()?;
@@ -118,30 +121,33 @@ fn refuse_beyond_windows(files: &[Arc<dyn ImageFile>], image: &str) -> Result<()
             return Err(Error::UnsupportedFeature {
                 image: image.to_owned(),
                 feature: format!("a file of {file_bytes} bytes"),
-                detail: format!("a file of a VMDK has at most {WINDOW_BYTES} bytes here"),
+                detail: format!("the maximum is {WINDOW_BYTES} bytes"),
             });
         }
     }
     Ok(())
 }
 
-/// Holds an extent against what the descriptor says of it.
+/// Compares the size of an extent with that in the descriptor.
 fn check_length(extent: &SparseExtent, length: u64, image: &str) -> Result<()> {
-    // A header may count its last grain as a whole one.
+    // The header may count the last grain in full.
     if (length..length.saturating_add(extent.grain_bytes)).contains(&extent.disk_bytes) {
         return Ok(());
     }
-    let detail = format!("{} bytes, and the descriptor says {length}", extent.disk_bytes);
+    let detail = format!(
+        "it has {} bytes, but {length} according to the descriptor",
+        extent.disk_bytes
+    );
     Err(corrupt(image, "extent", 0, detail))
 }
 
 impl Opener {
-    /// Opens what the VMDK in `file` is made of.
+    /// Opens the extents of the VMDK in `file`.
     pub(super) fn open_vmdk(&mut self, file: Arc<dyn ImageFile>, path: &Path, access: Access) -> Result<Vmdk> {
         let image = path.display().to_string();
-        let (descriptor, offset, home) = load_descriptor(&*file, &image)?;
+        let (descriptor, offset, kind) = load_descriptor(&*file, &image)?;
         let (mut files, mut extent_files) = (vec![file], Vec::new());
-        let (mut own, text) = home.split();
+        let (mut own, text) = kind.split();
         let (mut parts, mut start) = (Vec::new(), 0_u64);
         let mut flats: Vec<FlatFile> = Vec::new();
         for named in &descriptor.extents {
@@ -151,21 +157,21 @@ impl Opener {
                 .filter(|length| start.checked_add(*length).is_some_and(|end| i64::try_from(end).is_ok()))
                 .ok_or_else(|| corrupt(&image, "descriptor", offset, format!("{} sectors", named.sectors)))?;
             let kind = match &named.kind {
-                ExtentKind::Zero => PartKind::Zero,
-                // The first one is the file itself, whatever it is called by now.
-                ExtentKind::Sparse { .. } if own.is_some() => PartKind::Sparse {
+                NamedExtentKind::Zero => VmdkExtentKind::Zero,
+                // The first sparse extent is the file itself, even if it was renamed.
+                NamedExtentKind::Sparse { .. } if own.is_some() => VmdkExtentKind::Sparse {
                     window: 0,
                     extent: own.take().expect("it is some"),
                 },
-                ExtentKind::Sparse { file } => {
+                NamedExtentKind::Sparse { file } => {
                     let (window, file) = self.extent_file((&mut files, &mut extent_files), path, file, access)?;
-                    PartKind::Sparse {
+                    VmdkExtentKind::Sparse {
                         window,
                         extent: SparseExtent::load(&*file, &image)?,
                     }
                 }
-                ExtentKind::Flat { file, offset } => {
-                    // Several of them may be in one file, each behind the other.
+                NamedExtentKind::Flat { file, offset } => {
+                    // One file may contain several extents, one after the other.
                     let name = self.keeper.admit(path, file)?;
                     if !flats.iter().any(|flat| flat.path == name) {
                         let (window, opened) = self.extent_file((&mut files, &mut extent_files), path, file, access)?;
@@ -178,18 +184,18 @@ impl Opener {
                     }
                     let flat = flats.iter_mut().find(|flat| flat.path == name);
                     let host = flat.expect("it is among them by now").take(*offset, length);
-                    PartKind::Flat {
+                    VmdkExtentKind::Flat {
                         host: host.map_err(|detail| corrupt(&image, "descriptor", 0, detail))?,
                     }
                 }
             };
-            if let PartKind::Sparse { extent, .. } = &kind {
+            if let VmdkExtentKind::Sparse { extent, .. } = &kind {
                 check_length(extent, length, &image)?;
             }
-            parts.push(Part { start, length, kind });
+            parts.push(VmdkExtent { start, length, kind });
             start += length;
         }
-        if let Some(detail) = lost_disk(&parts, own.as_ref()) {
+        if let Some(detail) = missing_extent(&parts, own.as_ref()) {
             return Err(corrupt(&image, "descriptor", offset, detail));
         }
         refuse_beyond_windows(&files, &image)?;
@@ -198,7 +204,7 @@ impl Opener {
         Ok(Vmdk {
             descriptor,
             text,
-            opened: Opened {
+            opened: OpenedVmdk {
                 parts,
                 files: Arc::new(Concatenated { files }),
                 content_id_at,
@@ -207,7 +213,7 @@ impl Opener {
         })
     }
 
-    /// Opens an extent that the image at `path` names; where it begins among all files, and itself.
+    /// Opens an extent of the image at `path`; returns its start in the concatenation, too.
     fn extent_file(
         &mut self,
         (files, paths): (&mut Vec<Arc<dyn ImageFile>>, &mut Vec<PathBuf>),
@@ -217,12 +223,12 @@ impl Opener {
     ) -> Result<(u64, Arc<dyn ImageFile>)> {
         let found = self.keeper.admit(path, name)?;
         let opened = HostFile::open_canonical(&found, access)?;
-        self.meet(&opened, &found, path).map_err(|error| match error {
+        self.register(&opened, &found, path).map_err(|error| match error {
             Error::ChainLoop { .. } => corrupt(
                 &path.display().to_string(),
                 "descriptor",
                 0,
-                format!("it names the file {name:?} twice, or itself"),
+                format!("it lists the file {name:?} twice, or itself"),
             ),
             other => other,
         })?;
@@ -233,8 +239,9 @@ impl Opener {
         Ok((window, opened))
     }
 
-    /// The parent of a VMDK, which is named by a path, and has to have the CID that its child says. Where VirtualBox has made the child, it is known by its
-    /// UUID alone, and looked for beside the child and among the files that the user has allowed.
+    /// Finds the parent of a VMDK, which refers to it by a path; its CID must be the one that the child stores. A
+    /// child made by VirtualBox stores the UUID of the parent only, which is then looked up in the folder of the child
+    /// and among the files that the user allowed.
     pub(super) fn parent_of_vmdk(&mut self, overlay: &OpenedFile, vmdk: &Vmdk) -> Result<Option<OpenedFile>> {
         let Some((content_id, hint)) = &vmdk.descriptor.parent else {
             return Ok(None);
@@ -256,23 +263,23 @@ impl Opener {
             .map(Some)
     }
 
-    /// The parent that only its UUID leads to.
+    /// Finds a parent by its UUID.
     fn parent_of_virtualbox(&mut self, overlay: &OpenedFile, vmdk: &Vmdk, hint: &str) -> Result<OpenedFile> {
         let wanted = vmdk.descriptor.parent_id;
         let is_parent = |file: Arc<HostFile>, name: &str| {
             let found = load_descriptor(&*file, name);
             Ok(found.is_ok_and(|(found, ..)| found.id.is_some() && found.id == wanted))
         };
-        let beside = images_in(&directory_of(&overlay.path), "vmdk");
-        let beside = beside.iter().filter_map(|path| Some(path.to_str()?.to_owned()));
+        let same_folder = images_in(&directory_of(&overlay.path), "vmdk");
+        let same_folder = same_folder.iter().filter_map(|path| Some(path.to_str()?.to_owned()));
         let hint = Some(hint).filter(|hint| !hint.is_empty()).map(str::to_owned);
-        let names: Vec<String> = hint.into_iter().chain(beside).collect();
+        let names: Vec<String> = hint.into_iter().chain(same_folder).collect();
         let shown = wanted.unwrap_or_default().to_string();
         self.parent_of_names(overlay, Format::Vmdk, &names, &shown, &is_parent)
     }
 }
 
-/// What a child says of its parent.
+/// What a child stores about its parent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Identities {
     pub(crate) content_id: u32,
@@ -280,7 +287,7 @@ pub(crate) struct Identities {
     pub(crate) disk_bytes: u64,
 }
 
-/// What a child is to say of the image in `file`.
+/// Reads what a child stores about the parent `file`.
 pub(crate) fn identities_of(file: &dyn ImageFile, image: &str) -> Result<Identities> {
     let (descriptor, ..) = load_descriptor(file, image)?;
     let sectors: u64 = descriptor
@@ -305,7 +312,7 @@ mod tests {
     use crate::Error;
     use crate::file::ImageFile;
 
-    /// A file of holes.
+    /// A sparse file of this length.
     struct Holes(u64);
 
     impl ImageFile for Holes {
@@ -343,9 +350,9 @@ mod tests {
         }
     }
 
-    /// Some file systems hold files of holes that are longer than the room that each file has: bytes behind that would be another file's.
+    /// Some file systems support sparse files longer than a window: bytes past it would belong to the next file.
     #[test]
-    fn a_file_that_is_larger_than_its_window_is_refused() {
+    fn file_larger_than_its_window_is_refused() {
         let files = |bytes| -> Vec<Arc<dyn ImageFile>> { vec![Arc::new(Holes(512)), Arc::new(Holes(bytes))] };
         refuse_beyond_windows(&files(WINDOW_BYTES), "image").unwrap();
         let error = refuse_beyond_windows(&files(WINDOW_BYTES + 1), "image").unwrap_err();

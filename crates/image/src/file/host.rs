@@ -17,7 +17,6 @@ use rustix::io::Errno;
 use super::ImageFile;
 use crate::{Error, Result};
 
-/// What a file is opened for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Access {
     /// Reading only.
@@ -30,15 +29,16 @@ pub(crate) enum Access {
 #[derive(Debug)]
 pub(crate) struct HostFile {
     file: File,
-    /// Past the page cache, for a file that is written once and whole.
+    /// Writes that bypass the page cache, for a file that is written once from start to end.
     direct: Option<DirectPath>,
-    kind: Kind,
-    /// Bytes that a file that is only read had when it was opened. Behind them it is zero; what somebody cuts off meanwhile is not.
+    kind: FileKind,
+    /// Length when the file was opened for reading. Bytes past it read as zero; bytes that were truncated since are an
+    /// error.
     read_bytes: u64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum FileKind {
     Regular,
     BlockDevice { size_bytes: u64 },
 }
@@ -68,14 +68,14 @@ impl HostFile {
     /// Creates a file that must not exist yet, readable by its owner only, and locks it.
     pub(crate) fn create_new(path: &Path) -> Result<Self> {
         let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::CREATE | OFlags::EXCL;
-        // The bytes of a disk are nobody else's business.
+        // Disk contents must not be readable by other users.
         let fd =
             rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR).map_err(|errno| Error::io("create", path, errno))?;
         Self::from_fd(fd, path, Access::Write)
     }
 
-    /// For a file that is written once and whole, and not read soon: large writes go past the page cache where they can,
-    /// and on their way to the medium at once where they cannot.
+    /// For a file that is written once from start to end and not read soon: large writes bypass the page cache where
+    /// possible; elsewhere their writeback starts at once.
     pub(crate) fn written_once(mut self) -> Self {
         self.direct = Some(DirectPath::open(
             &self.file,
@@ -90,12 +90,12 @@ impl HostFile {
         let metadata = file.metadata().map_err(|source| Error::io("open", path, source))?;
         let file_type = metadata.file_type();
         let kind = if file_type.is_file() {
-            Kind::Regular
+            FileKind::Regular
         } else if file_type.is_block_device() {
             let size_bytes = file
                 .seek(SeekFrom::End(0))
                 .map_err(|source| Error::io("open", path, source))?;
-            Kind::BlockDevice { size_bytes }
+            FileKind::BlockDevice { size_bytes }
         } else {
             let reason = std::io::Error::new(ErrorKind::InvalidInput, "neither a regular file nor a block device");
             return Err(Error::io("open", path, reason));
@@ -122,7 +122,7 @@ impl HostFile {
             .map_err(|source| Error::io("sync", &directory, source))
     }
 
-    /// Refuses to take for zero what was there when the file was opened, and is not any more.
+    /// Fails where the file was truncated since it was opened: the missing bytes must not read as zero.
     fn check_not_cut(&self, offset: u64) -> BlockResult<()> {
         if offset < self.read_bytes {
             let reason = std::io::Error::other("the file was cut off while it was read");
@@ -131,7 +131,7 @@ impl HostFile {
         Ok(())
     }
 
-    /// Device and inode: the identity of the file behind any of its names.
+    /// Device and inode number.
     pub(crate) fn identity(&self) -> BlockResult<(u64, u64)> {
         let metadata = self
             .file
@@ -169,7 +169,7 @@ fn lock(file: &File, path: &Path) -> Result<()> {
         Err(Errno::AGAIN | Errno::ACCESS) => Err(Error::Locked {
             image: path.display().to_string(),
         }),
-        // File systems without locks (some FUSE and 9p mounts) protect nobody, QEMU neither.
+        // File systems without locks (some FUSE and 9p mounts) protect no program, QEMU neither.
         Ok(()) | Err(Errno::NOLCK | Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => Ok(()),
         Err(errno) => Err(Error::io("lock", path, errno)),
     }
@@ -178,8 +178,8 @@ fn lock(file: &File, path: &Path) -> Result<()> {
 impl ImageFile for HostFile {
     fn length_bytes(&self) -> BlockResult<u64> {
         match self.kind {
-            Kind::BlockDevice { size_bytes } => Ok(size_bytes),
-            Kind::Regular => match self.file.metadata() {
+            FileKind::BlockDevice { size_bytes } => Ok(size_bytes),
+            FileKind::Regular => match self.file.metadata() {
                 Ok(metadata) => Ok(metadata.len()),
                 Err(source) => Err(BlockError::io("stat", 0, source)),
             },
@@ -212,9 +212,8 @@ impl ImageFile for HostFile {
             None => self.file.write_all_at(data, offset),
             Some(direct) => direct.write(&self.file, data, offset).map(|mode| {
                 if mode == IoMode::Buffered && data.len() >= DirectPath::LARGE_LENGTH {
-                    // Linux starts writing dirty pages when told that they are not needed, and does not wait for them.
-                    // Without this, the sync at the end of a large copy begins when the copy is over, instead of running
-                    // beside it.
+                    // Linux starts the writeback of dirty pages on this advice, and does not wait for it. Without it,
+                    // the sync at the end of a large copy starts only when the copy is done.
                     let length = NonZero::new(data.len() as u64);
                     rustix::fs::fadvise(&self.file, offset, length, rustix::fs::Advice::DontNeed).ok();
                 }
@@ -225,12 +224,12 @@ impl ImageFile for HostFile {
 
     fn set_length(&self, length_bytes: u64) -> BlockResult<()> {
         match self.kind {
-            Kind::Regular => self
+            FileKind::Regular => self
                 .file
                 .set_len(length_bytes)
                 .map_err(|source| BlockError::io("resize", length_bytes, source)),
-            Kind::BlockDevice { size_bytes } if length_bytes <= size_bytes => Ok(()),
-            Kind::BlockDevice { .. } => Err(BlockError::io("resize", length_bytes, Errno::NOSPC)),
+            FileKind::BlockDevice { size_bytes } if length_bytes <= size_bytes => Ok(()),
+            FileKind::BlockDevice { .. } => Err(BlockError::io("resize", length_bytes, Errno::NOSPC)),
         }
     }
 
@@ -275,7 +274,7 @@ impl ImageFile for HostFile {
                 return Ok(list);
             }
             let hole = match rustix::fs::seek(&self.file, rustix::fs::SeekFrom::Hole(data)) {
-                // A hole right here means that the file changed in between: call the rest data, and go on.
+                // A hole at this offset means that the file changed in between: treat the rest as data.
                 Ok(hole) if hole > data => hole.min(range.end),
                 _ => range.end,
             };
@@ -288,8 +287,8 @@ impl ImageFile for HostFile {
 
     fn allocated_bytes(&self) -> BlockResult<Option<u64>> {
         match self.kind {
-            Kind::BlockDevice { .. } => Ok(None),
-            Kind::Regular => {
+            FileKind::BlockDevice { .. } => Ok(None),
+            FileKind::Regular => {
                 let metadata = self
                     .file
                     .metadata()

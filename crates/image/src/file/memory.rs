@@ -1,4 +1,4 @@
-//! Image files in memory, for tests: a plain one, and one that remembers and can fail.
+//! Image files in memory, for tests: a plain one, and one that records changes and injects failures.
 
 use std::ops::Range;
 #[cfg(test)]
@@ -9,14 +9,13 @@ use holdfast_block::{ExtentKind, ExtentList, Result, to_usize};
 
 use super::ImageFile;
 
-/// A growing file in memory.
 #[derive(Debug, Default)]
 pub(crate) struct MemoryFile {
     bytes: RwLock<Vec<u8>>,
 }
 
 impl MemoryFile {
-    /// A file that holds `bytes`.
+    /// A file that contains `bytes`.
     #[cfg(test)]
     pub(crate) fn new(bytes: Vec<u8>) -> Self {
         Self {
@@ -78,7 +77,7 @@ impl ImageFile for MemoryFile {
 }
 
 #[cfg(test)]
-/// What was done to a [`RecordingFile`].
+/// A change that was made to a [`RecordingFile`].
 #[derive(Debug, Clone)]
 pub(crate) enum Operation {
     Write { offset: u64, data: Vec<u8> },
@@ -87,47 +86,46 @@ pub(crate) enum Operation {
 }
 
 #[cfg(test)]
-/// A file in memory that remembers every change, so that a crash at any point can be acted out; one of them can fail.
+/// A file in memory that records every change, so that a crash at any point can be simulated. One operation can be
+/// made to fail.
 pub(crate) struct RecordingFile {
     live: MemoryFile,
     start: Vec<u8>,
     operations: Mutex<Vec<Operation>>,
     fail_at: Option<usize>,
-    /// What is read where a hole was punched.
+    /// The byte that punched ranges read as.
     punched: u8,
 }
 
 #[cfg(test)]
 impl RecordingFile {
-    /// A file that holds `start`, durably; operation number `fail_at` will fail.
+    /// A file that contains `start`, already durable; operation number `fail_at` fails.
     pub(crate) fn new(start: Vec<u8>, fail_at: Option<usize>) -> Self {
         Self {
             live: MemoryFile::new(start.clone()),
             start,
             operations: Mutex::default(),
             fail_at,
-            // Rubbish, to prove that nothing reads what was given up.
+            // Garbage, to prove that no code reads a range after it was punched.
             punched: 0xdb,
         }
     }
 
-    /// The same, for who reads what was punched.
+    /// The same, but punched ranges read as zero.
     pub(crate) fn with_zero_holes(self) -> Self {
         Self { punched: 0, ..self }
     }
 
-    /// Operations so far.
     pub(crate) fn operation_count(&self) -> usize {
         self.operations.lock().unwrap().len()
     }
 
-    /// All bytes as they are now.
     pub(crate) fn bytes(&self) -> Vec<u8> {
         self.live.bytes.read().unwrap().clone()
     }
 
-    /// A file as a crash after `count` operations may leave it: what was synced is there, and of the rest any 512-byte
-    /// sectors that `choose` (asked for numbers below a bound) picks.
+    /// The file as a crash after `count` operations may leave it: synced data is there, and of later writes any
+    /// 512-byte sectors that `choose` picks (called with an exclusive upper bound).
     pub(crate) fn crashed_after(&self, count: usize, mut choose: impl FnMut(u64) -> u64) -> Vec<u8> {
         let operations = self.operations.lock().unwrap();
         let done = &operations[..count];
@@ -137,12 +135,12 @@ impl RecordingFile {
             .map_or(0, |last| last + 1);
         let file = MemoryFile::new(self.start.clone());
         for (number, operation) in done.iter().enumerate() {
-            let fate = if number < synced { 0 } else { choose(3) };
+            let outcome = if number < synced { 0 } else { choose(3) };
             match operation {
                 Operation::Sync => {}
-                _ if fate == 1 => {}
+                _ if outcome == 1 => {}
                 Operation::SetLength(length) => file.set_length(*length).unwrap(),
-                Operation::Write { offset, data } if fate == 0 => file.write_at(data, *offset).unwrap(),
+                Operation::Write { offset, data } if outcome == 0 => file.write_at(data, *offset).unwrap(),
                 Operation::Write { offset, data } => {
                     let mut at = 0;
                     while at < data.len() {
@@ -217,7 +215,7 @@ impl ImageFile for RecordingFile {
 }
 
 #[cfg(test)]
-/// Numbers that are the same each time, for workloads and for what a crash leaves.
+/// Reproducible pseudo-random numbers, for workloads and simulated crashes.
 pub(crate) struct Random(pub(crate) u64);
 
 #[cfg(test)]

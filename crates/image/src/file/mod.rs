@@ -1,8 +1,8 @@
-//! A file that can grow: what an image is stored in.
+//! The file that an image is stored in. It can grow.
 //!
-//! A [`BlockDevice`](holdfast_block::BlockDevice) has a fixed size, an image file does not. This is the seam between the
-//! formats and the operating system: one real implementation, and one in memory that remembers every write for the
-//! crash tests.
+//! A [`BlockDevice`](holdfast_block::BlockDevice) has a fixed size, an image file does not. [`ImageFile`] separates
+//! the formats from the operating system: one implementation uses host files, one keeps everything in memory and
+//! records every write for the crash tests.
 
 mod host;
 #[cfg(any(test, feature = "hostile"))]
@@ -16,14 +16,12 @@ use holdfast_block::{ExtentList, Result};
 pub(crate) use host::{Access, HostFile, directory_of};
 pub(crate) use staged::Staged;
 
-/// A file of changing length.
 ///
 /// Implementers must
 /// - answer a read with bytes past the end of the file as zeroes, never with a short read;
 /// - grow the file on a write past its end, with zeroes in the gap;
 /// - make everything written before a [`sync`](Self::sync) began durable before it returns.
 pub(crate) trait ImageFile: Send + Sync {
-    /// Length in bytes, now.
     fn length_bytes(&self) -> Result<u64>;
 
     /// Fills `buffer` with the bytes at `offset`; zero past the end of the file.
@@ -44,6 +42,6 @@ pub(crate) trait ImageFile: Send + Sync {
     /// Data and zero ranges of `range`, which must lie inside the file.
     fn extents(&self, range: Range<u64>, extent_count_max: usize) -> Result<ExtentList>;
 
-    /// Bytes that the file takes on its medium, if that is known.
+    /// Bytes allocated on the medium, if known.
     fn allocated_bytes(&self) -> Result<Option<u64>>;
 }

@@ -1,4 +1,4 @@
-//! Collects the changes of a file in memory: only readers of this object see them until they are executed.
+//! Keeps the changes of a file in memory until they are executed: until then only readers of this object see them.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -9,21 +9,22 @@ use holdfast_block::{Error as BlockError, ExtentKind, ExtentList, Result, to_usi
 use super::ImageFile;
 
 const PAGE_BYTES: u64 = 4096;
-/// Memory for changes, which a hostile image must not use up: enough to write the refcounts of 4 TiB in clusters of 64 KiB anew.
+/// Limit of the memory for changes, which a hostile image must not exhaust: enough to rewrite the refcounts of 4 TiB
+/// in clusters of 64 KiB.
 const CHANGED_BYTES_MAX: u64 = 512 << 20;
 
-/// What a change takes beside its bytes.
+/// Memory that a change takes besides its data.
 const CHANGE_BYTES: u64 = 64;
 
-/// One change, as it is done again.
-enum Change {
+/// A recorded change.
+enum StagedChange {
     Write { offset: u64, data: Vec<u8> },
     SetLength(u64),
     Punch(Range<u64>),
     Sync,
 }
 
-/// A file with changes that it does not have yet.
+/// A file with pending changes in memory.
 pub(crate) struct Staged {
     base: Arc<dyn ImageFile>,
     state: Mutex<StagedState>,
@@ -31,18 +32,19 @@ pub(crate) struct Staged {
 
 struct StagedState {
     length_bytes: u64,
-    /// Up to here the file itself is seen: where it was cut off and grew again there is zero.
+    /// Bytes of the underlying file are visible up to here. Where the file was truncated and grew again, it reads as
+    /// zero.
     base_end: u64,
     pages: BTreeMap<u64, Box<[u8; to_usize(PAGE_BYTES)]>>,
-    /// Whole pages that were punched, by where they begin; pages above count.
+    /// Whole pages that were punched: end by start. Pages in `pages` take precedence.
     holes: BTreeMap<u64, u64>,
-    changes: Vec<Change>,
+    changes: Vec<StagedChange>,
     changed_bytes: u64,
     changed_bytes_max: u64,
 }
 
 impl Staged {
-    /// The file as it is.
+    /// Starts without changes.
     pub(crate) fn new(base: Arc<dyn ImageFile>) -> Result<Self> {
         let length_bytes = base.length_bytes()?;
         Ok(Self {
@@ -63,20 +65,20 @@ impl Staged {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether anything would change.
     pub(crate) fn is_changed(&self) -> bool {
-        let is_change = |change: &Change| !matches!(change, Change::Sync);
+        let is_change = |change: &StagedChange| !matches!(change, StagedChange::Sync);
         self.lock().changes.iter().any(is_change)
     }
 
-    /// Changes the file itself, durably. After an error it has some of the changes: those before the one that failed.
+    /// Applies the changes to the file, durably. After an error the file has those changes that precede the failed
+    /// one.
     pub(crate) fn execute(&self) -> Result<()> {
         for change in &self.lock().changes {
             match change {
-                Change::Write { offset, data } => self.base.write_at(data, *offset)?,
-                Change::SetLength(length_bytes) => self.base.set_length(*length_bytes)?,
-                Change::Punch(range) => self.base.punch(range.clone())?,
-                Change::Sync => self.base.sync()?,
+                StagedChange::Write { offset, data } => self.base.write_at(data, *offset)?,
+                StagedChange::SetLength(length_bytes) => self.base.set_length(*length_bytes)?,
+                StagedChange::Punch(range) => self.base.punch(range.clone())?,
+                StagedChange::Sync => self.base.sync()?,
             }
         }
         self.base.sync()
@@ -109,12 +111,12 @@ impl StagedState {
             let within = to_usize(offset.saturating_sub(*start));
             buffer[target.clone()].copy_from_slice(&page[within..within + target.len()]);
         }
-        // Behind the end there is nothing, also where a page reaches over it.
+        // Bytes past the end read as zero, also in the last page.
         buffer[part(self.length_bytes, u64::MAX)].fill(0);
         Ok(())
     }
 
-    /// Puts bytes into the pages.
+    /// Copies `data` into the pages.
     fn put(&mut self, base: &dyn ImageFile, data: &[u8], offset: u64) -> Result<()> {
         let mut done = 0;
         while done < data.len() {
@@ -136,13 +138,12 @@ impl StagedState {
         Ok(())
     }
 
-    /// Makes whole pages zero.
     fn add_hole(&mut self, range: Range<u64>) {
         let covered: Vec<u64> = self.pages.range(range.clone()).map(|(start, _)| *start).collect();
         for start in covered {
             self.pages.remove(&start);
         }
-        // One hole in place of all that touch it.
+        // Merge all holes that touch it.
         let mut hole = range;
         while let Some((start, end)) = self
             .holes
@@ -159,15 +160,18 @@ impl StagedState {
         self.holes.insert(hole.start, hole.end);
     }
 
-    fn remember(&mut self, change: Change) {
+    fn record(&mut self, change: StagedChange) {
         self.changes.push(change);
     }
 
-    /// Counts what is kept in memory.
+    /// Adds to the memory in use, up to its limit.
     fn account(&mut self, bytes: u64, offset: u64) -> Result<()> {
         self.changed_bytes = self.changed_bytes.saturating_add(bytes);
         if self.changed_bytes > self.changed_bytes_max {
-            let reason = format!("the changes take more than {} MiB", self.changed_bytes_max >> 20);
+            let reason = format!(
+                "the changes need more than {} MiB of memory",
+                self.changed_bytes_max >> 20
+            );
             let reason = std::io::Error::new(std::io::ErrorKind::OutOfMemory, reason);
             return Err(BlockError::io("plan a write", offset, reason));
         }
@@ -190,7 +194,7 @@ impl ImageFile for Staged {
         let end = offset.saturating_add(data.len() as u64);
         state.length_bytes = state.length_bytes.max(end);
         state.put(&*self.base, data, offset)?;
-        state.remember(Change::Write {
+        state.record(StagedChange::Write {
             offset,
             data: data.to_vec(),
         });
@@ -206,15 +210,19 @@ impl ImageFile for Staged {
             if let Some(page) = state.pages.get_mut(&start) {
                 page[within..].fill(0);
             }
-            let behind = start + if within == 0 { 0 } else { PAGE_BYTES };
-            let gone: Vec<u64> = state.pages.range(behind..end.max(behind)).map(|(at, _)| *at).collect();
-            for at in gone {
+            let next_page = start + if within == 0 { 0 } else { PAGE_BYTES };
+            let punched: Vec<u64> = state
+                .pages
+                .range(next_page..end.max(next_page))
+                .map(|(at, _)| *at)
+                .collect();
+            for at in punched {
                 state.pages.remove(&at);
             }
             state.base_end = state.base_end.min(length_bytes);
         }
         state.length_bytes = length_bytes;
-        state.remember(Change::SetLength(length_bytes));
+        state.record(StagedChange::SetLength(length_bytes));
         Ok(())
     }
 
@@ -235,12 +243,12 @@ impl ImageFile for Staged {
             state.put(&*self.base, &zeroes, range.start)?;
         }
         state.account(CHANGE_BYTES, range.start)?;
-        state.remember(Change::Punch(range.start..end));
+        state.record(StagedChange::Punch(range.start..end));
         Ok(())
     }
 
     fn sync(&self) -> Result<()> {
-        self.lock().remember(Change::Sync);
+        self.lock().record(StagedChange::Sync);
         Ok(())
     }
 
@@ -271,9 +279,9 @@ mod tests {
         bytes
     }
 
-    /// Random changes read as if they were done, leave the file alone, and are done when they are to be.
+    /// Random changes are visible through the staged file, leave the file unchanged, and are applied by `execute`.
     #[test]
-    fn what_is_staged_is_what_is_done() {
+    fn staged_changes_match_the_execution() {
         for seed in 0..200 {
             let mut random = Random(seed);
             let start: Vec<u8> = (0..30_000).map(|at: u32| at.to_le_bytes()[0] | 1).collect();
@@ -313,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_has_a_bound() {
+    fn staged_memory_is_bounded() {
         let staged = Staged::new(Arc::new(MemoryFile::default())).unwrap();
         staged.lock().changed_bytes_max = 1 << 20;
         let piece = vec![1; 32 << 10];

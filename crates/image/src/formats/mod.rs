@@ -1,4 +1,4 @@
-//! The formats: each reads, writes, checks, repairs and resizes files of its own kind, and knows no other one.
+//! The formats. Each reads, writes, checks, repairs and resizes its own files, and does not use the others.
 
 pub(crate) mod ploop;
 pub(crate) mod qcow2;

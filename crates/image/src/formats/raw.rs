@@ -7,7 +7,7 @@ use holdfast_block::{BlockDevice, BlockDeviceMut, ExtentList, Result};
 
 use crate::file::ImageFile;
 
-/// A file or block device as a disk of the size that it had when it was opened.
+/// A file or block device, with the size that it had when it was opened.
 pub(crate) struct RawImage {
     file: Arc<dyn ImageFile>,
     size_bytes: u64,
@@ -40,7 +40,6 @@ impl BlockDevice for RawImage {
     }
 }
 
-/// A raw image that may be written.
 pub(crate) struct RawImageMut(pub(crate) RawImage);
 
 impl BlockDevice for RawImageMut {

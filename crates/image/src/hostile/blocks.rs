@@ -1,27 +1,26 @@
-//! Images of VirtualBox, Virtual PC, Hyper-V, VMware and Parallels: read whole, checked, and written to.
+//! VDI, VHD, VHDX, VMDK and Parallels images: reads, checks, and writes to them.
 //!
-//! Checksums would keep a fuzzer from everything that lies behind them, so they are made right here, after the bytes were made wrong.
+//! Checksums would keep a fuzzer from everything behind them, so they are corrected after the bytes were damaged.
 
 use holdfast_block::hostile::Outcome;
 
-use super::{Unnamed, options, outcome_of, read_all, repair, use_check, write};
+use super::{UnnamedFile, options, outcome_of, read_all, repair, use_check, write};
 use crate::file::ImageFile as _;
 use crate::file::memory::MemoryFile;
 use crate::formats::vhdx::create::{NewVhdx, write_empty};
-use crate::formats::vhdx::metadata::Parent;
+use crate::formats::vhdx::metadata::VhdxParent;
 use crate::formats::{vhd, vhdx};
 use crate::model::info::ImageKind;
 use crate::{Backing, Format, ImageId, open};
 
-/// Images are not larger here.
+/// Limit of the image size.
 const FILE_BYTES_MAX: usize = 1 << 20;
 
-/// A VDI.
 pub fn vdi(bytes: &[u8]) -> Outcome {
     read_and_write(bytes, Format::Vdi)
 }
 
-/// An image of Parallels or ploop.
+/// A Parallels or ploop image.
 pub fn parallels(bytes: &[u8]) -> Outcome {
     read_and_write(bytes, Format::Parallels)
 }
@@ -31,15 +30,15 @@ pub fn vmdk(bytes: &[u8]) -> Outcome {
     read_and_write(bytes, Format::Vmdk)
 }
 
-/// A VHD, whose checksums are made right.
+/// A VHD, after correcting its checksums.
 pub fn vhd(bytes: &[u8]) -> Outcome {
     let mut bytes = bytes[..bytes.len().min(FILE_BYTES_MAX)].to_vec();
     vhd::seal_all(&mut bytes);
     read_and_write(&bytes, Format::Vhd)
 }
 
-/// What is changed in an empty VHDX, by rows of: which part (1), where in it (2), how many bytes (1), and these. Checksums are made
-/// right.
+/// Changes to an empty VHDX, in rows: part (1), offset in it (2), number of bytes (1), and these bytes. Checksums are
+/// corrected.
 pub fn vhdx(bytes: &[u8]) -> Outcome {
     let mut image = template(bytes.first().is_some_and(|byte| byte % 2 == 1));
     let mut rest = bytes.get(1..).unwrap_or_default();
@@ -55,7 +54,7 @@ pub fn vhdx(bytes: &[u8]) -> Outcome {
     read_and_write(&image, Format::Vhdx)
 }
 
-/// Where the parts of an empty VHDX are: headers, regions, log, metadata with items, blocks.
+/// Offsets of the parts of an empty VHDX: headers, regions, log, metadata with items, blocks.
 const PARTS: [usize; 8] = [
     64 << 10,
     128 << 10,
@@ -79,7 +78,7 @@ fn template(has_parent: bool) -> Vec<u8> {
             ImageKind::Dynamic
         },
         id: ImageId([1; 16]),
-        parent: has_parent.then(|| Parent {
+        parent: has_parent.then(|| VhdxParent {
             linkage: ImageId([7; 16]),
             names: vec!["parent.vhdx".to_owned()],
         }),
@@ -91,11 +90,11 @@ fn template(has_parent: bool) -> Vec<u8> {
 }
 
 fn read_and_write(bytes: &[u8], format: Format) -> Outcome {
-    let file = Unnamed::new(bytes);
+    let file = UnnamedFile::new(bytes);
     let checked = use_check(&file.path, format);
     let alone = open(&file.path, &options(Some(format), Backing::Ignore));
     let used = alone.and_then(|image| read_all(&image));
-    // Without a way to other files, no parent is found.
+    // The gate is closed, so no parent can be opened.
     if let Ok(image) = open(&file.path, &options(Some(format), Backing::Follow)) {
         assert_eq!(image.layers().len(), 1, "the gate let another file in");
     }

@@ -1,13 +1,13 @@
-//! Descriptors of disks of Parallels: read, followed, and given another identity.
+//! Descriptors of Parallels disks: parses and opens them, and changes their identity.
 
 use holdfast_block::hostile::Outcome;
 
-use super::{PART_COUNT_MAX, Unnamed, options};
+use super::{PART_COUNT_MAX, UnnamedFile, options};
 use crate::{Backing, DiskDescriptor, Format, ImageId, open};
 
-/// The descriptor of a disk of Parallels or ploop, whose files are behind a gate that is shut.
+/// The descriptor of a Parallels or ploop disk, with a closed gate for its files.
 pub fn disk_descriptor(bytes: &[u8]) -> Outcome {
-    let file = Unnamed::new(bytes);
+    let file = UnnamedFile::new(bytes);
     let opened = open(&file.path, &options(Some(Format::Parallels), Backing::Follow));
     let Ok(descriptor) = DiskDescriptor::parse(bytes, "image") else {
         return Outcome::Refused;

@@ -1,4 +1,4 @@
-//! Small valid images of several kinds, with plain, compressed and zero clusters, a snapshot and a bitmap.
+//! Builds small valid images of several kinds, with plain, compressed and zero clusters, a snapshot and a bitmap.
 
 use std::sync::Arc;
 
@@ -8,12 +8,12 @@ use crate::file::ImageFile;
 use crate::file::memory::MemoryFile;
 use crate::formats::qcow2::codec::ClusterCompressor;
 use crate::formats::qcow2::features::{AUTOCLEAR_BITMAPS, EXTENSION_BITMAPS, Extension};
-use crate::formats::qcow2::header::Header;
+use crate::formats::qcow2::header::Qcow2Header;
 use crate::formats::qcow2::layout::new_header;
 use crate::formats::vdi::create::NewVdi;
 use crate::formats::vhd::create::NewVhd;
 use crate::formats::vmdk::create::NewVmdk;
-use crate::formats::vmdk::stream::specimen::{GRAIN_BYTES, Tables, grain, progress, stream};
+use crate::formats::vmdk::stream::specimen::{GRAIN_BYTES, TablePlacement, grain, progress, stream};
 use crate::formats::{ploop, vdi, vhd, vmdk};
 use crate::model::create_options::{CreateOptions, Qcow2Options};
 use crate::model::info::ImageKind;
@@ -21,7 +21,7 @@ use crate::{BulkWriter, Compression, DiskDescriptor, ImageId};
 
 const DISK_BYTES: u64 = 8192;
 
-/// Valid bytes for every parser of this crate: name of the parser, name of the seed, bytes.
+/// Valid input for every parser of this crate: name of the parser, name of the seed, bytes.
 pub fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
     let base = Qcow2Options {
         cluster_bytes: 512,
@@ -67,7 +67,7 @@ pub fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
     seeds.extend(block_seeds());
     for (name, options) in kinds {
         if options.extended_l2 {
-            // Its clusters are large: one image is enough, and nothing follows them.
+            // It has large clusters: one image without a snapshot and a bitmap is enough.
             seeds.push(("qcow2", name, write(&options, None)));
             continue;
         }
@@ -76,19 +76,19 @@ pub fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
             seeds.push(("image_format", name, image.clone()));
         }
         seeds.push(("qcow2", name, image));
-        // One that is written to: what follows the clusters has no refcounts, which writing would find out.
+        // For writing: the snapshot and bitmap of the other seeds have no refcounts, which a write would report.
         seeds.push(("qcow2_write", name, write(&options, None)));
     }
     seeds
 }
 
-/// An image; a snapshot and a bitmap follow its clusters, whose number is known only when they are written.
+/// An image followed by a snapshot and a bitmap; its number of clusters is known only after writing it.
 fn image(options: &Qcow2Options) -> Vec<u8> {
     let length = write(options, Some(0)).len() as u64;
     let start = length.next_multiple_of(options.cluster_bytes);
     let mut bytes = write(options, Some(start));
     bytes.resize(to_usize(start), 0);
-    // The L1 table as a row has it: offset and entries.
+    // The location of the L1 table as in a row: offset and number of entries.
     let l1 = [&bytes[40..48], &bytes[36..40]].concat();
     let header = header(options, Some(start));
     let mut append = |content: Vec<u8>| {
@@ -104,7 +104,7 @@ fn image(options: &Qcow2Options) -> Vec<u8> {
     bytes
 }
 
-fn snapshot_row(header: &Header, l1: &[u8]) -> Vec<u8> {
+fn snapshot_row(header: &Qcow2Header, l1: &[u8]) -> Vec<u8> {
     let mut row = l1.to_vec();
     row.extend(1u16.to_be_bytes());
     row.extend(6u16.to_be_bytes());
@@ -128,7 +128,7 @@ fn bitmap_row(table: u64) -> Vec<u8> {
     row
 }
 
-fn header(options: &Qcow2Options, start: Option<u64>) -> Header {
+fn header(options: &Qcow2Options, start: Option<u64>) -> Qcow2Header {
     let mut header = new_header(&CreateOptions {
         qcow2: options.clone(),
         ..CreateOptions::qcow2(DISK_BYTES)
@@ -150,7 +150,7 @@ fn header(options: &Qcow2Options, start: Option<u64>) -> Header {
     header
 }
 
-/// An image whose header says that the snapshot table begins at `start`, and the bitmaps behind it; or of neither.
+/// An image whose header refers to a snapshot table at `start`, followed by the bitmaps; none of both without `start`.
 fn write(options: &Qcow2Options, start: Option<u64>) -> Vec<u8> {
     let cluster_bytes = options.cluster_bytes;
     let file = Arc::new(MemoryFile::default());
@@ -183,7 +183,7 @@ fn bytes_of(file: &MemoryFile) -> Vec<u8> {
     bytes
 }
 
-/// Small images with tables of blocks; of VHDX, what is changed in an empty one.
+/// Small images in block formats; for VHDX, the changes to an empty one.
 fn block_seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
     let vdi = |kind, parent| {
         let file = MemoryFile::default();
@@ -223,14 +223,14 @@ fn block_seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
         ("disk_descriptor", "new", new_disk),
         ("disk_descriptor", "tree", tree),
         ("vmdk", "sparse", vmdk()),
-        ("vmdk_stream", "at-end", vmdk_stream(Tables::AtEnd)),
-        ("vmdk_stream", "in-front", vmdk_stream(Tables::InFront)),
-        ("vdi", "dynamic", vdi(vdi::header::Kind::Dynamic, ImageId::NIL)),
-        ("vdi", "fixed", vdi(vdi::header::Kind::Fixed, ImageId::NIL)),
+        ("vmdk_stream", "at-end", vmdk_stream(TablePlacement::AtEnd)),
+        ("vmdk_stream", "in-front", vmdk_stream(TablePlacement::InFront)),
+        ("vdi", "dynamic", vdi(vdi::header::VdiKind::Dynamic, ImageId::NIL)),
+        ("vdi", "fixed", vdi(vdi::header::VdiKind::Fixed, ImageId::NIL)),
         (
             "vdi",
             "differencing",
-            vdi(vdi::header::Kind::Differencing, ImageId([7; 16])),
+            vdi(vdi::header::VdiKind::Differencing, ImageId([7; 16])),
         ),
         ("vhd", "dynamic", vhd(ImageKind::Dynamic, None)),
         ("vhd", "fixed", vhd(ImageKind::Fixed, None)),
@@ -244,7 +244,6 @@ fn block_seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
     ]
 }
 
-/// An empty VHD.
 fn vhd(kind: ImageKind, parent: Option<(ImageId, u32, String)>) -> Vec<u8> {
     let file = MemoryFile::default();
     let new = NewVhd {
@@ -259,8 +258,8 @@ fn vhd(kind: ImageKind, parent: Option<(ImageId, u32, String)>) -> Vec<u8> {
     bytes_of(&file)
 }
 
-/// A stream with grains at both ends, under two tables.
-fn vmdk_stream(tables: Tables) -> Vec<u8> {
+/// A stream with grains at both ends of the disk, in two tables.
+fn vmdk_stream(tables: TablePlacement) -> Vec<u8> {
     let items = [
         grain(0, 1),
         progress(),

@@ -1,21 +1,21 @@
-//! Streams of compressed grains: read, written anew, and read again.
+//! Streamed images: reads them, writes the disk to a new stream, and reads that.
 
 use std::num::NonZero;
 
 use holdfast_block::hostile::Outcome;
 use holdfast_block::{BlockDeviceMut as _, MemoryDevice};
 
-use super::{Unnamed, options, outcome_of, read_all, use_check};
+use super::{UnnamedFile, options, outcome_of, read_all, use_check};
 use crate::{
     Backing, Continue, Format, ImageId, Result, StreamOptions, StreamReader, VhdStream, open, write_stream_optimized,
 };
 
-/// Larger disks are not written anew.
+/// Larger disks are not written.
 const WRITTEN_BYTES_MAX: u64 = 1 << 20;
 
-/// A VMDK as it comes through a pipe; and the same as a file.
+/// A VMDK read as a stream, and as a file.
 pub fn vmdk_stream(bytes: &[u8]) -> Outcome {
-    let file = Unnamed::new(bytes);
+    let file = UnnamedFile::new(bytes);
     let whole = read_stream(bytes);
     let checked = use_check(&file.path, Format::Vmdk);
     let alone = open(&file.path, &options(Some(Format::Vmdk), Backing::Ignore));
@@ -28,7 +28,7 @@ pub fn vmdk_stream(bytes: &[u8]) -> Outcome {
     outcome_of(&whole.and(checked).and(used))
 }
 
-/// A VHD as it comes through a pipe: what is stored comes once, and lies in the disk.
+/// A VHD read as a stream: each stored range must come once and be inside the disk.
 pub fn vhd_stream(bytes: &[u8]) -> Outcome {
     let mut sealed = bytes.to_vec();
     crate::formats::vhd::seal_all(&mut sealed);
@@ -45,19 +45,19 @@ fn read_vhd(bytes: &[u8]) -> Result<()> {
     );
     while let Some(block) = stream.next_block()? {
         let end = block.offset + block.bytes.len() as u64;
-        assert!(end <= size_bytes, "a block behind the end of the disk");
-        assert!(stored.contains(&(block.offset..end)), "a block that was not told of");
+        assert!(end <= size_bytes, "a block past the end of the disk");
+        assert!(stored.contains(&(block.offset..end)), "a block that was not listed");
         assert!(
             block.ranges().iter().all(|range| range.end <= block.bytes.len()),
-            "sectors behind a block"
+            "sectors past the end of a block"
         );
     }
     Ok(())
 }
 
-/// Reads all of a stream; gives the disk, where it is small.
+/// Reads a stream completely; returns the disk if it is small.
 fn read_stream(bytes: &[u8]) -> Result<Option<MemoryDevice>> {
-    // All threads that there are come to the same end: the tests of the reader show it.
+    // The result is the same for any number of threads, as tests of the reader show.
     let threads = NonZero::new(1 + bytes.len() % 2).expect("it is one or two");
     let mut reader = StreamReader::open(bytes, "image")?.with_threads(threads);
     let size_bytes = reader.size_bytes();
@@ -69,7 +69,7 @@ fn read_stream(bytes: &[u8]) -> Result<Option<MemoryDevice>> {
             "a grain over another one"
         );
         end = grain.offset + grain.bytes.len() as u64;
-        assert!(end <= size_bytes, "a grain behind the end of the disk");
+        assert!(end <= size_bytes, "a grain past the end of the disk");
         if let Some(disk) = &disk {
             disk.write_at(grain.bytes, grain.offset)?;
         }

@@ -1,4 +1,4 @@
-//! Options of new images that have blocks, an identity, and perhaps a parent.
+//! Options of new images in block formats: VDI, VHD, VHDX, VMDK, Parallels.
 
 use std::path::PathBuf;
 
@@ -7,18 +7,18 @@ use crate::model::identity::require_other_id;
 use crate::model::info::{ImageKind, USUAL_SECTOR_BYTES};
 use crate::{Error, ImageId, Result};
 
-/// Options of a new image of VirtualBox, Microsoft, VMware or Parallels.
+/// Options of a new VDI, VHD, VHDX, VMDK or Parallels image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BlockOptions {
-    /// How its blocks come about. [`ImageKind::Differencing`] needs a parent.
+    /// How blocks are allocated. [`ImageKind::Differencing`] needs a parent.
     pub kind: ImageKind,
-    /// Its identity; a new one where none is given.
+    /// The identity; random if none is given.
     pub id: Option<ImageId>,
-    /// When it is made, in seconds since 1970; a VHD says it.
+    /// Time of creation in seconds since 1970, which a VHD stores.
     pub created_s: u64,
-    /// The image that it is to differ from, which must be of the same format and size.
+    /// The parent, which must have the same format and size.
     pub parent: Option<PathBuf>,
-    /// Size of a sector, 512 or 4096, of a VHDX without a parent; others do not say it.
+    /// Sector size, 512 or 4096, of a VHDX without a parent; the other formats do not store it.
     pub sector_bytes: u64,
 }
 
@@ -35,7 +35,7 @@ impl Default for BlockOptions {
 }
 
 impl BlockOptions {
-    /// The parent's path, opened by `load` with the name that errors have for it; checked against the other options.
+    /// Opens the parent by `load`, which gets the name for its errors, and checks it against the other options.
     pub(crate) fn parent<T>(&self, load: impl FnOnce(HostFile, &str) -> Result<T>) -> Result<Option<T>> {
         match (self.kind, &self.parent) {
             (ImageKind::Differencing, Some(parent)) => {
@@ -44,17 +44,17 @@ impl BlockOptions {
             }
             (ImageKind::Differencing, None) => Err(Error::InvalidOption {
                 option: "parent",
-                detail: "an image that differs from another one needs it".to_owned(),
+                detail: "a differencing image needs one".to_owned(),
             }),
             (_, Some(_)) => Err(Error::InvalidOption {
                 option: "parent",
-                detail: "only differencing images have one".to_owned(),
+                detail: "only a differencing image has one".to_owned(),
             }),
             (_, None) => Ok(None),
         }
     }
 
-    /// Its identity, which is not that of its parent.
+    /// The identity of the new image, which must differ from that of its parent.
     pub(crate) fn id(&self, parent: Option<ImageId>) -> Result<ImageId> {
         let id = self.id.map_or_else(ImageId::random, Ok)?;
         require_other_id(id, parent)?;

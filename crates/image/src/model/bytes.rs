@@ -1,24 +1,24 @@
-//! Numbers and rows in byte strings, and rounding.
+//! Conversions between byte strings and numbers, text or rows; rounding.
 
 #![deny(clippy::indexing_slicing)]
 #![cfg_attr(not(test), deny(clippy::string_slice))]
 
-/// 64-bit numbers, one after another; a rest of fewer than eight bytes is left out.
+/// Splits bytes into little-endian 64-bit numbers; an incomplete last one is ignored.
 pub(crate) fn to_words(bytes: &[u8]) -> Vec<u64> {
     rows(bytes, 0).iter().map(|word| u64::from_be_bytes(*word)).collect()
 }
 
-/// The bytes of 64-bit numbers, one after another.
+/// Joins 64-bit numbers to little-endian bytes.
 pub(crate) fn from_words(words: &[u64]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_be_bytes()).collect()
 }
 
-/// Rows of `N` bytes, from the byte at `start` on; a rest of fewer is left out.
+/// Rows of `N` bytes from byte `start` on; an incomplete last one is ignored.
 pub(crate) fn rows<const N: usize>(bytes: &[u8], start: usize) -> &[[u8; N]] {
     bytes.get(start..).unwrap_or_default().as_chunks().0
 }
 
-/// The same, to be changed.
+/// The same, mutable.
 pub(crate) fn rows_mut<const N: usize>(bytes: &mut [u8], start: usize) -> &mut [[u8; N]] {
     bytes.get_mut(start..).unwrap_or_default().as_chunks_mut().0
 }
@@ -39,7 +39,7 @@ fn utf16(bytes: &[u8], number: fn([u8; 2]) -> u16) -> String {
     String::from_utf16_lossy(&units)
 }
 
-/// Writes a field into a structure that is made here, at the place that the format has for it.
+/// Writes a field into a structure of fixed layout.
 #[expect(
     clippy::indexing_slicing,
     reason = "the places are constants of the formats: no number from a file is among them"
@@ -48,7 +48,7 @@ pub(crate) fn put(bytes: &mut [u8], at: usize, field: &[u8]) {
     bytes[at..at + field.len()].copy_from_slice(field);
 }
 
-/// `value` or the next multiple of `unit`, a power of two; the largest multiple where that does not fit.
+/// Rounds `value` up to a multiple of `unit`, a power of two; down where the result would overflow.
 pub(crate) fn round_up(value: u64, unit: u64) -> u64 {
     value.checked_next_multiple_of(unit).unwrap_or(!(unit - 1))
 }

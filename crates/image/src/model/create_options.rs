@@ -7,24 +7,24 @@ use crate::model::block_options::BlockOptions;
 use crate::model::bytes::round_up;
 use crate::{Compression, Format};
 
-/// What a new image is to be.
+/// Format, size and options of a new image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CreateOptions {
-    /// One of [`Format::CREATED`].
+    /// The format, one of [`Format::CREATED`].
     pub format: Format,
     /// Size of the disk.
     pub size_bytes: u64,
-    /// What only qcow2 has.
+    /// Options of a qcow2.
     pub qcow2: Qcow2Options,
-    /// What the other formats but raw have.
+    /// Options of the other formats except raw.
     pub blocks: BlockOptions,
-    /// What its file will be called, where it is made under another name: a VMDK says it, and for a disk of Parallels it decides
-    /// whether that is a folder.
+    /// The final file name, if the image is created under another one: a VMDK stores it, and a Parallels disk is a
+    /// folder or a file depending on it.
     pub name: Option<OsString>,
 }
 
 impl CreateOptions {
-    /// An image of `size_bytes` with the usual options.
+    /// Options of an image of `size_bytes` with defaults.
     pub fn new(format: Format, size_bytes: u64) -> Self {
         Self {
             format,
@@ -35,15 +35,15 @@ impl CreateOptions {
         }
     }
 
-    /// The same for an image that is made under another name, and will be at `path`.
+    /// Sets the final path of an image that is created under another name.
     #[must_use]
     pub fn to_be_at(self, path: &Path) -> Self {
         let name = path.file_name().map(OsStr::to_owned);
         Self { name, ..self }
     }
 
-    /// The same for a qcow2 that is to be read by QEMU, which does not see a part of a sector at the end of a disk. The other formats hold whole
-    /// sectors in any case, and a raw disk has the size that it has.
+    /// Rounds the size of a qcow2 up to whole sectors: QEMU ignores an incomplete sector at the end of a disk. The
+    /// other block formats store whole sectors in any case, and a raw disk keeps its size.
     #[must_use]
     pub fn of_whole_sectors(self) -> Self {
         let size_bytes = match self.format {
@@ -53,37 +53,37 @@ impl CreateOptions {
         Self { size_bytes, ..self }
     }
 
-    /// A raw disk of `size_bytes`.
+    /// Options of a raw image of `size_bytes`.
     pub fn raw(size_bytes: u64) -> Self {
         Self::new(Format::Raw, size_bytes)
     }
 
-    /// A qcow2 image of `size_bytes` with the usual options.
+    /// Options of a qcow2 of `size_bytes`, otherwise with defaults.
     pub fn qcow2(size_bytes: u64) -> Self {
         Self::new(Format::Qcow2, size_bytes)
     }
 }
 
-/// Options of a new qcow2 image; the default is what `qemu-img create` makes.
+/// Options of a new qcow2; the default is that of `qemu-img create`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Qcow2Options {
     /// 512 bytes to 2 MiB, a power of two.
     pub cluster_bytes: u64,
     /// 2 (`compat=0.10`) or 3 (`compat=1.1`).
     pub version: u32,
-    /// How clusters will be compressed.
+    /// Compression of clusters.
     pub compression: Compression,
-    /// Whether L2 entries describe subclusters: a write to an overlay then copies 1/32 of a cluster.
+    /// Whether L2 entries describe subclusters: a write to an overlay then copies 1/32 of a cluster only.
     pub extended_l2: bool,
-    /// Whether programs may leave refcounts behind while the image is open; this one never does.
+    /// Whether programs may postpone refcount updates while the image is open; Holdfast never does.
     pub lazy_refcounts: bool,
     /// Width of a refcount: 1, 2, 4, 8, 16, 32 or 64.
     pub refcount_bits: u32,
-    /// What the image is an overlay of.
+    /// The backing file.
     pub backing: Option<BackingFile>,
-    /// Where the data goes, if not into the image.
+    /// The external data file, if the data is not stored in the image.
     pub data_file: Option<DataFile>,
-    /// What is allocated at once.
+    /// What is allocated at creation.
     pub preallocation: Preallocation,
 }
 
@@ -106,40 +106,41 @@ impl Default for Qcow2Options {
 /// A backing file of a new image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BackingFile {
-    /// As it is to be named; a relative name starts at the directory of the image.
+    /// Its name as the image stores it; a relative name starts at the directory of the image.
     pub name: String,
-    /// Its format, always written down.
+    /// Its format, which the image always stores.
     pub format: Format,
 }
 
-/// An external data file of a new image, which is created with it.
+/// An external data file, which is created together with the image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DataFile {
-    /// As it is to be named; a relative name starts at the directory of the image.
+    /// Its name as the image stores it; a relative name starts at the directory of the image.
     ///
-    /// For QEMU it starts at the working directory of the process: give an absolute name where QEMU is to open the image.
+    /// QEMU resolves it from the working directory of its process: give an absolute name where QEMU is to open the
+    /// image.
     pub name: String,
-    /// What it can be used as.
+    /// Whether it can be used without the image.
     pub kind: DataFileKind,
-    /// Where it is made, if it gets that name later.
+    /// Where it is created, if it is renamed later.
     pub made_at: Option<PathBuf>,
 }
 
-/// What an external data file can be used as.
+/// Whether an external data file can be used without its image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DataFileKind {
-    /// Only together with its image.
+    /// It can be read together with its image only.
     Plain,
-    /// By itself, as a raw image of the disk.
+    /// It is a raw image of the disk.
     Raw,
 }
 
-/// What a new image allocates at once.
+/// What is allocated when an image is created.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Preallocation {
     /// Nothing.
     #[default]
     Off,
-    /// All tables; the data clusters are holes.
+    /// All tables; data clusters are holes.
     Metadata,
 }

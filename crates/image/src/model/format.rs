@@ -1,4 +1,4 @@
-//! The formats, and what the name of a file says about its format.
+//! The image formats, and what the extension of a file tells about its format.
 
 #![deny(clippy::indexing_slicing)]
 #![cfg_attr(not(test), deny(clippy::string_slice))]
@@ -12,7 +12,7 @@ use crate::{Error, Result};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Format {
-    /// The bytes of the disk as they are; also what every file without a known magic number is.
+    /// A raw disk. A file without a known magic number is taken for one.
     Raw,
     /// QEMU copy-on-write, version 2 or 3.
     Qcow2,
@@ -30,12 +30,12 @@ pub enum Format {
     Vmdk,
     /// Parallels and ploop: one delta, or the descriptor of a disk of several.
     Parallels,
-    /// Linux unified key setup: an encrypted disk.
+    /// Linux Unified Key Setup: an encrypted disk.
     Luks,
 }
 
 impl Format {
-    /// The formats that can be read and written; the others are known by name, so that they can be refused by it.
+    /// The formats that can be read and written. The others are only recognized, to be refused by name.
     pub const SUPPORTED: [Self; 7] = [
         Self::Raw,
         Self::Qcow2,
@@ -46,7 +46,7 @@ impl Format {
         Self::Parallels,
     ];
 
-    /// Those of them in which new disks of machines are made: what runs machines here reads and writes them well.
+    /// The formats for new disks of machines on this host: hypervisors here read and write them well.
     pub const RUN: [Self; 2] = [Self::Raw, Self::Qcow2];
 
     /// The name. QEMU calls a VHD `vpc`.
@@ -65,7 +65,7 @@ impl Format {
         }
     }
 
-    /// The name that QEMU has for it, in overlays and on command lines.
+    /// Its name in QEMU, in overlays and on command lines.
     pub fn qemu_name(self) -> &'static str {
         match self {
             Self::Vhd => "vpc",
@@ -73,7 +73,7 @@ impl Format {
         }
     }
 
-    /// The format of that name; `host_device` and `file`, which QEMU writes for plain devices and files, are raw.
+    /// The format with that name. QEMU writes `host_device` and `file` for raw devices and files.
     pub fn from_name(name: &str) -> Option<Self> {
         Some(match name {
             "raw" | "file" | "host_device" => Self::Raw,
@@ -90,28 +90,26 @@ impl Format {
         })
     }
 
-    /// The format of a new file, by its name; raw where that has no extension, or one of raw disks.
+    /// The format of a new file, by its extension; raw if it has none or that of a raw disk.
     ///
     /// # Errors
-    /// Its extension is that of no format: one that was mistyped would become a raw disk.
+    /// The extension is unknown: a mistyped one would otherwise create a raw disk.
     pub fn of_new_file(path: &Path) -> Result<Self> {
-        match NameSays::of(path) {
-            NameSays::Format(format) if Self::SUPPORTED.contains(&format) => Ok(format),
-            NameSays::Raw | NameSays::Disk => Ok(Self::Raw),
-            NameSays::Nothing if path.extension().is_none() => Ok(Self::Raw),
-            NameSays::Nothing | NameSays::Format(_) => Err(Error::UnknownExtension { path: path.to_owned() }),
+        match NameHint::of(path) {
+            NameHint::Format(format) if Self::SUPPORTED.contains(&format) => Ok(format),
+            NameHint::Raw | NameHint::Disk => Ok(Self::Raw),
+            NameHint::Nothing if path.extension().is_none() => Ok(Self::Raw),
+            NameHint::Nothing | NameHint::Format(_) => Err(Error::UnknownExtension { path: path.to_owned() }),
         }
     }
 
-    /// Refuses the formats that have a name but no reader.
+    /// Fails for formats that are recognized but not supported.
     pub(crate) fn require_supported(self, image: &str) -> Result<()> {
         if Self::SUPPORTED.contains(&self) {
             return Ok(());
         }
         let detail = match self {
-            Self::Luks => {
-                "encrypted disks are opened by the host: use cryptsetup, or name the format raw for the bytes"
-            }
+            Self::Luks => "open it with cryptsetup first, or give the format raw to use the encrypted bytes",
             _ => "convert it to qcow2 or raw first",
         };
         Err(Error::UnsupportedFormat {
@@ -128,22 +126,21 @@ impl std::fmt::Display for Format {
     }
 }
 
-/// Bytes from the start of a file that [`of_content`] wants.
+/// Bytes at the start of a file that [`of_content`] needs.
 pub(crate) const HEAD_BYTES: u64 = 1024;
-/// What the name of a file says of its format.
+/// What the extension of a file tells about its format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum NameSays {
-    /// That it is one of this format.
+pub(crate) enum NameHint {
+    /// An image of this format.
     Format(Format),
-    /// That it is a raw disk.
+    /// A raw disk.
     Raw,
-    /// That it is a disk: mostly a raw one, but there are images of other formats that are called so.
+    /// A disk: usually raw, but images of other formats have such names, too.
     Disk,
-    /// Nothing.
     Nothing,
 }
 
-impl NameSays {
+impl NameHint {
     pub(crate) fn of(path: &Path) -> Self {
         let extension = path.extension().and_then(OsStr::to_str).map(str::to_ascii_lowercase);
         match extension.as_deref() {
@@ -151,7 +148,7 @@ impl NameSays {
             Some("img" | "ima" | "disk") => Self::Disk,
             Some("avhd") => Self::Format(Format::Vhd),
             Some("avhdx") => Self::Format(Format::Vhdx),
-            // The descriptor of a disk of Parallels.
+            // `DiskDescriptor.xml` of a Parallels disk.
             Some("xml") => Self::Format(Format::Parallels),
             Some("file" | "host_device") | None => Self::Nothing,
             Some(other) => Format::from_name(other).map_or(Self::Nothing, Self::Format),
@@ -164,7 +161,7 @@ mod tests {
     use super::Format;
 
     #[test]
-    fn the_name_of_a_new_file_says_its_format_or_none() {
+    fn format_of_new_file_by_extension() {
         let of = |name: &str| Format::of_new_file(std::path::Path::new(name)).ok();
         for (name, format) in [
             ("web.qcow2", Format::Qcow2),
@@ -182,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_ours_and_those_of_qemu() {
+    fn format_names_match_qemu() {
         for format in [Format::Raw, Format::Qcow2, Format::Vhd, Format::Vdi, Format::Luks] {
             assert_eq!(Format::from_name(format.name()), Some(format));
             assert_eq!(Format::from_name(format.qemu_name()), Some(format));

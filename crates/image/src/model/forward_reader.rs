@@ -1,4 +1,4 @@
-//! Sequential input: a stream is read once, from its start to its end, and knows its offset.
+//! A sequential input: it is read once from start to end and counts its offset.
 
 #![deny(clippy::indexing_slicing)]
 #![cfg_attr(not(test), deny(clippy::string_slice))]
@@ -11,19 +11,19 @@ use crate::error::corrupt;
 use crate::{Error, Result};
 
 const SECTOR_BYTES: u64 = 512;
-/// Bytes that are passed over at once.
+/// Buffer size for skipped bytes.
 pub(crate) const SKIP_BYTES: u64 = 64 << 10;
 
-/// A stream, and how far it was read.
+/// A stream with its current offset.
 pub(crate) struct ForwardReader<R> {
     pub(crate) reader: R,
-    /// What errors call it.
+    /// The name for errors.
     pub(crate) image: String,
     pub(crate) at: u64,
 }
 
 impl<R: Read> ForwardReader<R> {
-    /// Reads until `buffer` is full or the stream ends; how many bytes came.
+    /// Reads until `buffer` is full or the stream ends; returns the number of bytes read.
     pub(crate) fn read_up_to(&mut self, buffer: &mut [u8]) -> Result<usize> {
         let mut count = 0;
         while count < buffer.len() {
@@ -38,7 +38,7 @@ impl<R: Read> ForwardReader<R> {
         Ok(count)
     }
 
-    /// Fills `buffer`, with a part of `what`.
+    /// Fills `buffer`; a stream that ends earlier is cut off in `what`.
     pub(crate) fn read(&mut self, buffer: &mut [u8], what: &'static str) -> Result<()> {
         let count = self.read_up_to(buffer)?;
         if count < buffer.len() {
@@ -47,7 +47,7 @@ impl<R: Read> ForwardReader<R> {
         Ok(())
     }
 
-    /// The next sector; none where the stream ends before it.
+    /// The next sector; none if the stream ends before its end.
     pub(crate) fn sector(&mut self, what: &'static str) -> Result<Option<[u8; to_usize(SECTOR_BYTES)]>> {
         let mut sector = [0; to_usize(SECTOR_BYTES)];
         match self.read_up_to(&mut sector)? {
@@ -57,7 +57,7 @@ impl<R: Read> ForwardReader<R> {
         }
     }
 
-    /// Passes over what is before `offset`.
+    /// Skips to `offset`.
     pub(crate) fn skip_to(&mut self, offset: u64, what: &'static str) -> Result<()> {
         let mut buffer = vec![0; to_usize(SKIP_BYTES.min(offset.saturating_sub(self.at)))];
         while self.at < offset {
@@ -67,7 +67,8 @@ impl<R: Read> ForwardReader<R> {
         Ok(())
     }
 
-    /// Passes over all that is left; the place of the first byte that is not zero, if there is one. Gives up after `length_max` bytes.
+    /// Reads and discards the rest; returns the offset of the first byte that is not zero. Stops after `length_max`
+    /// bytes.
     pub(crate) fn drain(&mut self, length_max: u64) -> Result<Option<u64>> {
         let mut buffer = vec![0; to_usize(SKIP_BYTES)];
         let start = self.at;
@@ -86,9 +87,9 @@ impl<R: Read> ForwardReader<R> {
         }
     }
 
-    /// The error of a stream that ends too early.
+    /// The error for a stream that ends too early.
     pub(crate) fn cut_off(&self, what: &'static str) -> Error {
-        corrupt(&self.image, what, self.at, "the stream ends here: it was cut off")
+        corrupt(&self.image, what, self.at, "it was cut off: the stream ends here")
     }
 
     pub(crate) fn not_in_order(&self, detail: impl Into<String>) -> Error {

@@ -1,4 +1,4 @@
-//! Who an image is: the identifiers that formats keep, by which hypervisors and children know it.
+//! The identifiers that formats store, by which hypervisors and child images recognize an image.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,7 +7,7 @@ use rustix::rand::{GetRandomFlags, getrandom};
 
 use crate::{Error, Result};
 
-/// A UUID (RFC 9562), in the order in which it is written.
+/// A UUID (RFC 9562), in the byte order of its text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct ImageId(pub [u8; 16]);
 
@@ -15,7 +15,7 @@ impl ImageId {
     /// The nil identity.
     pub const NIL: Self = Self([0; 16]);
 
-    /// A new one: version 4, of random bits.
+    /// A random UUID, version 4.
     pub fn random() -> Result<Self> {
         let mut bytes = [0; 16];
         let mut filled = 0;
@@ -37,17 +37,18 @@ impl ImageId {
         Ok(Self(bytes))
     }
 
-    /// Whether it is the nil identity.
+    /// Whether it is [`NIL`](Self::NIL).
     pub fn is_nil(self) -> bool {
         self == Self::NIL
     }
 
-    /// As Microsoft stores a GUID, and VirtualBox a UUID: the first three fields little-endian.
+    /// From the mixed-endian order that Microsoft uses for GUIDs and VirtualBox for UUIDs: the first three fields are
+    /// little-endian.
     pub(crate) fn from_guid(bytes: [u8; 16]) -> Self {
         Self(swapped(bytes))
     }
 
-    /// The same, to be stored.
+    /// To the same order.
     pub(crate) fn to_guid(self) -> [u8; 16] {
         swapped(self.0)
     }
@@ -72,14 +73,14 @@ impl fmt::Display for ImageId {
     }
 }
 
-/// With or without braces, in either case.
+/// Parses a UUID with or without braces, in upper or lower case.
 impl FromStr for ImageId {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self> {
         let wrong = || Error::InvalidOption {
             option: "uuid",
-            detail: format!("{text:?} is no UUID, such as 7c0bd2a4-0d5e-4f0f-9d2e-5b1c6a7d8e9f"),
+            detail: format!("{text:?} is not a UUID such as 7c0bd2a4-0d5e-4f0f-9d2e-5b1c6a7d8e9f"),
         };
         let inner = text
             .strip_prefix('{')
@@ -103,12 +104,12 @@ impl FromStr for ImageId {
     }
 }
 
-/// Two images of one chain are not one: a hypervisor that knows them by their identity would read the wrong one.
+/// Fails if both identities are the same: a hypervisor that identifies images by them would read the wrong one.
 pub(crate) fn require_other_id(own: ImageId, other: Option<ImageId>) -> Result<()> {
     if other == Some(own) {
         return Err(Error::InvalidOption {
             option: "uuid",
-            detail: format!("{own} is that of another image of its chain"),
+            detail: format!("{own} belongs to another image of its chain"),
         });
     }
     Ok(())
@@ -119,7 +120,7 @@ mod tests {
     use super::ImageId;
 
     #[test]
-    fn text_and_bytes_are_one() {
+    fn uuid_text_and_bytes_round_trip() {
         let id: ImageId = "{7C0BD2A4-0d5e-4f0f-9d2e-5b1c6a7d8e9f}".parse().unwrap();
         assert_eq!(id.to_string(), "7c0bd2a4-0d5e-4f0f-9d2e-5b1c6a7d8e9f");
         assert_eq!(id.to_guid()[..8], [0xa4, 0xd2, 0x0b, 0x7c, 0x5e, 0x0d, 0x0f, 0x4f]);

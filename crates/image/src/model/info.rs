@@ -1,4 +1,4 @@
-//! What there is to know about an image without reading its data.
+//! Metadata of an image, without its data.
 
 use std::path::PathBuf;
 
@@ -8,33 +8,34 @@ use crate::{BitmapState, Format, ImageId};
 /// One file of a chain.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LayerInfo {
-    /// The file, by the name under which it was opened.
+    /// The path by which it was opened.
     pub path: PathBuf,
     /// Its format.
     pub format: Format,
-    /// Who said so.
+    /// Where the format is known from.
     pub format_source: FormatSource,
     /// Size of the disk.
     pub size_bytes: u64,
     /// Length of the file.
     pub file_bytes: u64,
-    /// What the file takes on its medium, where that is known.
+    /// Bytes allocated on the medium, if known.
     pub allocated_bytes: Option<u64>,
-    /// What else it is made of: the files of its extents, where these are not in the file itself, and the descriptor by which it was opened.
+    /// Further files of the layer: its extents, where they are separate files, and the descriptor by which it was
+    /// opened.
     pub extent_files: Vec<PathBuf>,
-    /// What only qcow2 has.
+    /// Details of a qcow2.
     pub qcow2: Option<Qcow2Info>,
-    /// What the formats of VirtualBox, Microsoft, VMware and Parallels have.
+    /// Details of a VDI, VHD, VHDX, VMDK or Parallels image.
     pub blocks: Option<BlockInfo>,
-    /// What the descriptor of a disk of Parallels or ploop says of the file, where it was opened by that.
+    /// The entry in the descriptor of a Parallels or ploop disk, if it was opened by one.
     pub delta: Option<DeltaInfo>,
 }
 
 impl LayerInfo {
-    /// All files that it is made of.
+    /// All files of the layer.
     pub fn files(&self) -> Vec<PathBuf> {
         let data = self.qcow2.as_ref().and_then(|qcow2| qcow2.data_file.as_deref());
-        // As QEMU takes it: from the folder of the image on.
+        // Relative to the folder of the image, as in QEMU.
         let data = data.map(|name| {
             self.path
                 .with_file_name("")
@@ -45,65 +46,66 @@ impl LayerInfo {
     }
 }
 
-/// What the descriptor of a disk of Parallels or ploop says of one of its files; its GUID is the [`id`](BlockInfo::id).
+/// The entry of a file in the descriptor of a Parallels or ploop disk; its GUID is the [`id`](BlockInfo::id).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeltaInfo {
     /// The descriptor.
     pub descriptor: PathBuf,
-    /// The file as it is named there.
+    /// The name of the file in the descriptor.
     pub file: String,
-    /// Of the top: all other deltas of the disk, each of which is a snapshot that can be read.
+    /// For the top: all other deltas of the disk, each of which is a readable snapshot.
     pub snapshots: Vec<Delta>,
 }
 
-/// What there is to know about an image that has blocks, an identity, and perhaps a parent.
+/// Details of an image in a block format.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BlockInfo {
-    /// What it is for.
+    /// How its blocks are allocated.
     pub kind: ImageKind,
-    /// Size of a block.
+    /// Size of a block in bytes.
     pub block_bytes: u64,
-    /// Size of a sector, as its guest sees it: by it partitions are counted.
+    /// Sector size of the guest's disk, in which partition tables count.
     pub sector_bytes: u64,
-    /// By what hypervisors and children know it.
+    /// The identity by which hypervisors and child images recognize it.
     pub id: Option<ImageId>,
-    /// What changes when it is written, by which children see that their parent is not what it was.
+    /// A value that changes when the image is written, by which a child detects that its parent was modified.
     pub modification: Option<String>,
-    /// What it differs from.
+    /// Its parent.
     pub parent: Option<ParentInfo>,
-    /// The program that made it, as far as it says.
+    /// The program that created it, if recorded.
     pub creator: Option<String>,
 }
 
-/// What an image that differs from another one says of that.
+/// What a differencing image records about its parent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ParentInfo {
     /// Its identity.
     pub id: Option<ImageId>,
-    /// What its modification was.
+    /// The modification value of the parent when the child was created.
     pub modification: Option<String>,
-    /// Where it was, as it is named; the formats that name none are looked for beside the image.
+    /// Where it was, as the image stores it. Parents of formats that store no name are looked up in the folder of the
+    /// image.
     pub names: Vec<String>,
 }
 
-/// Sectors of most disks, and of all where nothing else is said.
+/// Sector size of most disks; the default where a format does not store one.
 pub const USUAL_SECTOR_BYTES: u64 = 512;
 
-/// How the blocks of an image come about.
+/// How the blocks of an image are allocated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ImageKind {
-    /// When they are written.
+    /// On first write.
     Dynamic,
-    /// All of them at the beginning.
+    /// All at creation.
     Fixed,
-    /// When they are written; all others are the parent's.
+    /// On first write; other blocks are read from the parent.
     Differencing,
-    /// Once, compressed, one after another.
+    /// Once, compressed, in the order of the disk.
     Stream,
 }
 
 impl ImageKind {
-    /// A word for it.
+    /// The name in output.
     pub fn name(self) -> &'static str {
         match self {
             Self::Dynamic => "dynamic",
@@ -114,42 +116,42 @@ impl ImageKind {
     }
 }
 
-/// Who said which format a file has.
+/// Where the format of a file is known from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FormatSource {
-    /// The caller.
+    /// From the caller.
     Caller,
-    /// The image above, in whose header it stands, or the descriptor.
+    /// From the overlay's header, or from the descriptor.
     Overlay,
-    /// Detected from the content, which for a raw disk its guest controls.
+    /// From the content, which the guest of a raw disk controls.
     Content,
 }
 
-/// Something about an image that a person should know; nothing that keeps it from being read.
+/// A notable fact about an image that does not prevent reading it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Note {
-    /// The format of a backing file is not written down, and was taken from its content.
+    /// The format of a backing file is not recorded, and was detected from its content.
     BackingFormatGuessed {
         /// The backing file.
         image: PathBuf,
-        /// What it was taken for.
+        /// The detected format.
         format: Format,
     },
-    /// A file that is called like a raw disk looks like an image of another format.
+    /// A file with the name of a raw disk looks like an image of another format.
     CalledRaw {
         /// The file.
         image: PathBuf,
-        /// What it is read as.
+        /// The format that it is read as.
         format: Format,
-        /// What it looks like.
+        /// The format of its content.
         looks_like: Format,
     },
-    /// Nothing but the content of a file says what format it has, and its name says no format, or another one.
+    /// The format was detected from the content only, and the extension does not confirm it.
     FormatGuessed {
         /// The file.
         image: PathBuf,
-        /// What it is read as.
+        /// The format that it is read as.
         format: Format,
     },
     /// The image was not closed cleanly; its refcounts may be wrong, its data is not.
@@ -157,18 +159,18 @@ pub enum Note {
         /// The image.
         image: PathBuf,
     },
-    /// The image was not closed: what its log says is taken for done.
+    /// The image was not closed; the changes in its log are applied when it is read.
     LogReplayed {
         /// The image.
         image: PathBuf,
     },
-    /// The descriptor of a disk of Parallels or ploop has another size than its top delta.
+    /// The descriptor of a Parallels or ploop disk records another size than its top delta.
     DiskSizeDiffers {
         /// The descriptor.
         image: PathBuf,
-        /// What it says.
-        said_bytes: u64,
-        /// What counts.
+        /// Size according to the descriptor.
+        descriptor_bytes: u64,
+        /// Size of the top delta, which is used.
         size_bytes: u64,
     },
     /// The image is marked as corrupt: what is read may be wrong.
@@ -176,7 +178,7 @@ pub enum Note {
         /// The image.
         image: PathBuf,
     },
-    /// A bitmap misses writes and must not be used to find changes.
+    /// A bitmap misses writes and must not be used to find changed blocks.
     BitmapUnusable {
         /// The image.
         image: PathBuf,
@@ -190,7 +192,7 @@ impl std::fmt::Display for Note {
         match self {
             Self::BackingFormatGuessed { image, format } => write!(
                 formatter,
-                "the format of the backing file {} is not written down; taken for {format}, by its content",
+                "the image does not record the format of its backing file {}; it is read as {format}, by its content",
                 image.display()
             ),
             Self::CalledRaw {
@@ -199,12 +201,12 @@ impl std::fmt::Display for Note {
                 looks_like,
             } => write!(
                 formatter,
-                "{} is called like a raw disk and looks like a {looks_like} image, which its guest may have written: it is read as {format}; say its format (--format raw or --format {looks_like})",
+                "{} has the name of a raw disk, but looks like a {looks_like} image, which its guest may have written: it is read as {format}; give its format (--format raw or --format {looks_like})",
                 image.display()
             ),
             Self::FormatGuessed { image, format } => write!(
                 formatter,
-                "{} does not have the name of a {format} image, and is read as one by its content, which the guest of a raw disk can write: say its format (--format raw or --format {format})",
+                "{} does not have the name of a {format} image, but is read as one by its content, which the guest of a raw disk can write: give its format (--format raw or --format {format})",
                 image.display()
             ),
             Self::NotClosedCleanly { image } => write!(
@@ -214,16 +216,16 @@ impl std::fmt::Display for Note {
             ),
             Self::LogReplayed { image } => write!(
                 formatter,
-                "{} was not closed cleanly; what is in its log is taken for done, and nothing is lost",
+                "{} was not closed cleanly; the changes in its log are applied, and nothing is lost",
                 image.display()
             ),
             Self::DiskSizeDiffers {
                 image,
-                said_bytes,
+                descriptor_bytes,
                 size_bytes,
             } => write!(
                 formatter,
-                "{} says that the disk has {said_bytes} bytes; it is taken as its top delta has it, {size_bytes} bytes",
+                "the disk has {descriptor_bytes} bytes according to {}, but {size_bytes} bytes according to its top delta, which is used",
                 image.display()
             ),
             Self::MarkedCorrupt { image } => {
@@ -244,7 +246,7 @@ impl std::fmt::Display for Note {
     }
 }
 
-/// What is noteworthy about one layer.
+/// The notes about one layer.
 pub(crate) fn notes_of(layer: &LayerInfo) -> Vec<Note> {
     let Some(qcow2) = &layer.qcow2 else {
         return Vec::new();
@@ -269,20 +271,20 @@ pub(crate) fn notes_of(layer: &LayerInfo) -> Vec<Note> {
 /// A file of a disk of Parallels or ploop.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Delta {
-    /// Its GUID, by which it is also the name of a snapshot.
+    /// Its GUID, which is also the name of a snapshot.
     pub id: ImageId,
-    /// What it differs from; none for the root.
+    /// The delta below it; none for the root.
     pub parent: Option<ImageId>,
-    /// What is in the file.
+    /// How the file stores data.
     pub kind: DeltaKind,
-    /// The file as it is named: relative to the folder of the descriptor, or absolute.
+    /// The file name as stored: relative to the folder of the descriptor, or absolute.
     pub file: String,
 }
 
-/// What is in a file of a disk of Parallels or ploop.
+/// How a file of a Parallels or ploop disk stores data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeltaKind {
-    /// `Compressed`: an expanding image, which says of each cluster whether it has it.
+    /// `Compressed`: an expanding image with an allocation table.
     Expanding,
     /// `Plain`: the bytes of the disk.
     Plain,

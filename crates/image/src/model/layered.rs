@@ -1,4 +1,4 @@
-//! Reading one layer of a chain, with or without its backing file. It is the same for all formats with tables.
+//! Reads one layer of a chain, with or without its backing file. All formats with tables share this.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -10,47 +10,47 @@ use crate::model::mapped_extent::{Compressed, MappedExtent, MappedKind};
 
 const SUB_EXTENT_COUNT_MAX: usize = 256;
 
-/// What an absent range is taken from.
+/// What absent ranges read as.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum BackingUse {
-    /// The backing file, or zero where there is none: the layer is the top of a chain.
+    /// The backing file, or zero if there is none.
     Backing,
-    /// Nothing: the layer is looked at alone.
+    /// Absent: the layer is read alone.
     Nothing,
 }
 
-/// A layer of a chain whose tables say where its bytes are.
+/// A layer of a chain that maps ranges of the disk by tables.
 pub(crate) trait Layered: Send + Sync {
     /// Size of the disk.
     fn disk_bytes(&self) -> u64;
 
-    /// Bytes that the tables tell apart, a power of two: a cluster, a block, a sector.
+    /// Granularity of the tables, a power of two: a cluster, block or sector.
     fn unit_bytes(&self) -> u64;
 
-    /// The run that begins at `offset`, at most `length_max` and at least one byte long where that is not 0.
+    /// The extent that begins at `offset`: at most `length_max` bytes, and at least one unless that is 0.
     fn run(&self, offset: u64, length_max: u64) -> Result<MappedExtent>;
 
-    /// Reads a run of data.
+    /// Reads stored data at `host`.
     fn read_data(&self, buffer: &mut [u8], host: u64) -> Result<()>;
 
-    /// Reads what a compressed run says of the disk's bytes at `offset`.
+    /// Reads from compressed data the bytes of the disk at `offset`.
     fn read_compressed(&self, buffer: &mut [u8], offset: u64, compressed: Compressed) -> Result<()>;
 
-    /// Appends `length` bytes of a run of data; false where the list takes no more.
+    /// Appends `length` bytes of stored data; false if the list is full.
     fn push_data(&self, list: &mut ExtentList, host: u64, length: u64) -> Result<bool>;
 
-    /// Which of the layer's files has the byte at `host`, and where in it.
+    /// The index of the layer's file that contains `host`, and the offset in it.
     fn place_of(&self, host: u64) -> (usize, u64) {
         (0, host)
     }
 
-    /// An error where `length` bytes at `host` are not all in the file: they were cut off.
+    /// Fails if the file ends before `host + length`: the data was cut off.
     fn check_there(&self, host: u64, length: u64) -> Result<()>;
 
-    /// What is below.
+    /// The backing file.
     fn backing(&self) -> Option<&dyn BlockDevice>;
 
-    /// The layer's own bytes; absent ones come from below with [`BackingUse::Backing`].
+    /// Reads bytes of the layer; with [`BackingUse::Backing`] absent ones come from the backing file.
     fn read(&self, buffer: &mut [u8], offset: u64, below: BackingUse) -> Result<()> {
         let mut rest = buffer;
         let mut at = offset;
@@ -72,7 +72,7 @@ pub(crate) trait Layered: Send + Sync {
         Ok(())
     }
 
-    /// What lies below this layer; zero past the end of the backing file, which may be shorter.
+    /// Reads from the backing file, which may be shorter; zero past its end.
     fn read_backing(&self, buffer: &mut [u8], offset: u64) -> Result<()> {
         let Some(backing) = self.backing() else {
             buffer.fill(0);
@@ -87,7 +87,7 @@ pub(crate) trait Layered: Send + Sync {
         Ok(())
     }
 
-    /// Whether nothing below can show through at `offset`, and after it.
+    /// Whether the backing file has nothing at or after `offset`.
     fn is_bottom(&self, offset: u64) -> bool {
         self.backing().is_none_or(|backing| backing.size_bytes() <= offset)
     }
@@ -113,7 +113,7 @@ pub(crate) trait Layered: Send + Sync {
     }
 }
 
-/// Appends `length` bytes as the backing file describes them.
+/// Appends `length` bytes with the extents of the backing file.
 fn push_backing(backing: Option<&dyn BlockDevice>, list: &mut ExtentList, length: u64) -> Result<bool> {
     let end = list.end() + length;
     if let Some(backing) = backing {
@@ -133,8 +133,8 @@ fn push_backing(backing: Option<&dyn BlockDevice>, list: &mut ExtentList, length
     Ok(list.push(end - list.end(), ExtentKind::Zero))
 }
 
-/// Appends `length` bytes at `host` of `file` as the file's own holes describe them. What is past its end is lost data and no hole:
-/// reading it is an error.
+/// Appends `length` bytes at `host` with the holes of `file`. A range past the end of the file is lost data, not a
+/// hole: reading it fails.
 pub(crate) fn push_file(
     file: &dyn crate::file::ImageFile,
     list: &mut ExtentList,
@@ -154,10 +154,10 @@ pub(crate) fn push_file(
     Ok(list.push(length - held, ExtentKind::Data))
 }
 
-/// A layer with all that is below it.
+/// A layer read with its backing files.
 pub(crate) struct WithBacking<L: ?Sized>(pub(crate) Arc<L>);
 
-/// A layer without what is below it: absent ranges say so, and read as zero.
+/// A layer read alone: absent ranges are reported as absent, and read as zero.
 pub(crate) struct WithoutBacking<L: ?Sized>(pub(crate) Arc<L>);
 
 macro_rules! device_of_layer {

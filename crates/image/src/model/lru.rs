@@ -9,19 +9,19 @@ use std::sync::{Arc, Mutex, PoisonError};
 #[derive(Debug)]
 pub(crate) struct Lru<V> {
     capacity_bytes: u64,
-    inner: Mutex<Inner<V>>,
+    inner: Mutex<LruState<V>>,
 }
 
 #[derive(Debug)]
-struct Inner<V> {
-    values: HashMap<u64, Slot<V>>,
+struct LruState<V> {
+    values: HashMap<u64, CachedValue<V>>,
     by_age: BTreeMap<u64, u64>,
     now: u64,
     held_bytes: u64,
 }
 
 #[derive(Debug)]
-struct Slot<V> {
+struct CachedValue<V> {
     value: Arc<V>,
     bytes: u64,
     used_at: u64,
@@ -31,7 +31,7 @@ impl<V> Lru<V> {
     pub(crate) fn new(capacity_bytes: u64) -> Self {
         Self {
             capacity_bytes,
-            inner: Mutex::new(Inner {
+            inner: Mutex::new(LruState {
                 values: HashMap::new(),
                 by_age: BTreeMap::new(),
                 now: 0,
@@ -59,7 +59,7 @@ impl<V> Lru<V> {
         let now = inner.now;
         inner.values.insert(
             key,
-            Slot {
+            CachedValue {
                 value,
                 bytes,
                 used_at: now,
@@ -78,7 +78,7 @@ impl<V> Lru<V> {
     }
 }
 
-impl<V> Inner<V> {
+impl<V> LruState<V> {
     fn remove(&mut self, key: u64) {
         if let Some(slot) = self.values.remove(&key) {
             self.by_age.remove(&slot.used_at);
@@ -94,7 +94,7 @@ mod tests {
     use super::Lru;
 
     #[test]
-    fn the_least_recently_used_goes_first() {
+    fn least_recently_used_is_evicted_first() {
         let cache = Lru::new(30);
         for key in 0..3 {
             cache.insert(key, Arc::new(key), 10);

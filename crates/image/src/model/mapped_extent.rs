@@ -5,37 +5,38 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::Result;
 use crate::file::ImageFile;
 
-/// What a run of bytes of the disk is made of.
+/// How a range of the disk is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum MappedKind {
     /// Not in this layer.
     Absent,
-    /// Reads as zero.
     Zero,
-    /// In the data file, beginning at `host`.
-    Data { host: u64 },
-    /// Inside one compressed cluster.
+    /// Stored in the data file from `host` on.
+    Data {
+        host: u64,
+    },
+    /// In a compressed cluster.
     Compressed(Compressed),
 }
 
-/// A run of bytes of one kind.
+/// A range of the disk that is stored in one way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct MappedExtent {
     pub(crate) length: u64,
     pub(crate) kind: MappedKind,
 }
 
-/// Where compressed data lies.
+/// The location of compressed data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Compressed {
-    /// First byte in the image file.
+    /// Offset in the image file.
     pub(crate) offset: u64,
-    /// Bytes up to the end of the last sector; the data may end before that.
+    /// Bytes up to the end of the last sector; the data may end earlier.
     pub(crate) length_bytes: u64,
 }
 
 impl MappedExtent {
-    /// Whether a run of the kind `next`, which begins where this one ends, is one with it.
+    /// Whether an extent of kind `next` right after this one can be merged with it.
     fn continues(&self, next: MappedKind) -> bool {
         match (self.kind, next) {
             (MappedKind::Absent, MappedKind::Absent) | (MappedKind::Zero, MappedKind::Zero) => true,
@@ -44,8 +45,8 @@ impl MappedExtent {
         }
     }
 
-    /// The longest run of at most `length_max` bytes that is made of pieces of one kind; those of data lie one after another on the
-    /// host. `piece` gives the piece that begins so many bytes from the start.
+    /// The longest extent of at most `length_max` bytes that consists of pieces of one kind; data must be contiguous
+    /// on the host. `piece` returns the piece at an offset from the start.
     pub(crate) fn of_pieces(length_max: u64, mut piece: impl FnMut(u64) -> Result<Self>) -> Result<Self> {
         let mut run = Self {
             length: 0,
@@ -66,12 +67,11 @@ impl MappedExtent {
     }
 }
 
-/// A file's length as last seen: asked again only when something lies behind it.
+/// The last known length of a file; read again only for an offset past it.
 #[derive(Debug, Default)]
 pub(crate) struct KnownLength(AtomicU64);
 
 impl KnownLength {
-    /// Whether `offset` lies inside `file`.
     pub(crate) fn contains(&self, file: &dyn ImageFile, offset: u64) -> Result<bool> {
         if offset < self.0.load(Ordering::Relaxed) {
             return Ok(true);
@@ -79,7 +79,7 @@ impl KnownLength {
         Ok(offset < self.refreshed(file)?)
     }
 
-    /// How many of the bytes from `offset` to `end` `file` has; what is behind its end is no data.
+    /// How many bytes between `offset` and `end` are inside `file`.
     pub(crate) fn held(&self, file: &dyn ImageFile, offset: u64, end: u64) -> Result<u64> {
         let known = self.0.load(Ordering::Relaxed);
         let length = if end <= known { known } else { self.refreshed(file)? };

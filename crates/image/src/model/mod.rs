@@ -1,4 +1,4 @@
-//! What all formats and operations share: options, descriptions, reports, and the types that say where a range of a disk is stored.
+//! Types that all formats and operations share: options, descriptions, reports, and the mapping of disk ranges.
 
 pub(crate) mod block_options;
 pub(crate) mod bytes;

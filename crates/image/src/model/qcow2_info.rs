@@ -1,6 +1,6 @@
-//! What a qcow2 image says of itself.
+//! Metadata of a qcow2 image.
 
-/// What only qcow2 has.
+/// Details of a qcow2.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Qcow2Info {
     /// 2 or 3 (`compat` 0.10 or 1.1).
@@ -9,24 +9,24 @@ pub struct Qcow2Info {
     pub cluster_bytes: u64,
     /// Width of a refcount in bits.
     pub refcount_bits: u32,
-    /// How compressed clusters are compressed.
+    /// Compression of clusters.
     pub compression: Compression,
-    /// Features that are set.
+    /// The feature bits that are set.
     pub features: Vec<Feature>,
-    /// The backing file, as it is named.
+    /// The backing file, as stored.
     pub backing_file: Option<String>,
-    /// The format of the backing file, as it is named.
+    /// The format of the backing file, as stored.
     pub backing_format: Option<String>,
-    /// The external data file, as it is named.
+    /// The external data file, as stored.
     pub data_file: Option<String>,
-    /// Snapshots inside the file.
+    /// Internal snapshots.
     pub snapshots: Vec<InternalSnapshot>,
     /// Persistent bitmaps.
     pub bitmaps: Vec<PersistentBitmap>,
 }
 
 impl Qcow2Info {
-    /// Whether `feature` is set.
+    /// Whether the feature bit is set.
     pub fn has(&self, feature: Feature) -> bool {
         self.features.contains(&feature)
     }
@@ -38,15 +38,15 @@ impl Qcow2Info {
 pub enum Feature {
     /// Refcounts may be wrong: a program with lazy refcounts did not close the image.
     Dirty,
-    /// A program found damage, and marked the image so that no program writes to it.
+    /// A program found damage and set this bit to keep others from writing.
     Corrupt,
-    /// The data is in another file.
+    /// The data is in an external file.
     ExternalDataFile,
     /// The compression is not zlib.
     CompressionType,
     /// L2 entries describe subclusters.
     ExtendedL2,
-    /// Programs may leave refcounts behind while the image is open.
+    /// Programs may postpone refcount updates while the image is open.
     LazyRefcounts,
     /// The bitmaps in the image are up to date.
     Bitmaps,
@@ -55,7 +55,7 @@ pub enum Feature {
 }
 
 impl Feature {
-    /// A short name.
+    /// The name in output.
     pub fn name(self) -> &'static str {
         match self {
             Self::Dirty => "dirty",
@@ -70,18 +70,18 @@ impl Feature {
     }
 }
 
-/// How clusters of an image are compressed; one image knows one way.
+/// Compression of clusters; one image uses one kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Compression {
-    /// Deflate: every reader of qcow2 knows it.
+    /// Deflate, which every qcow2 reader supports.
     #[default]
     Zlib,
-    /// Zstandard: faster and smaller; QEMU reads it since version 5.1.
+    /// Zstandard: faster and smaller; QEMU supports it since version 5.1.
     Zstd,
 }
 
 impl Compression {
-    /// The name, as QEMU has it.
+    /// The name, as in QEMU.
     pub fn name(self) -> &'static str {
         match self {
             Self::Zlib => "zlib",
@@ -93,60 +93,60 @@ impl Compression {
 /// A snapshot inside a qcow2 image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InternalSnapshot {
-    /// Unique in the image; usually a number.
+    /// The id, unique in the image; usually a number.
     pub id: String,
-    /// Given by the user.
+    /// The name, given by the user.
     pub name: String,
     /// When it was taken, in seconds since 1970.
     pub created_seconds: u32,
-    /// Nanoseconds to add.
+    /// Nanoseconds after `created_seconds`.
     pub created_nanoseconds: u32,
-    /// How long the machine had run, in nanoseconds.
+    /// Run time of the machine in nanoseconds.
     pub machine_time_ns: u64,
-    /// Bytes of machine state (memory) stored with it.
+    /// Bytes of machine state (memory) that it contains.
     pub machine_state_bytes: u64,
     /// Size of the disk at that time.
     pub disk_bytes: u64,
-    pub(crate) l1: TableAt,
+    pub(crate) l1: TableLocation,
 }
 
 /// A dirty bitmap stored in a qcow2 image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PersistentBitmap {
-    /// Its name.
+    /// Its name, unique in the image.
     pub name: String,
     /// Bytes of disk per bit.
     pub granularity_bytes: u64,
-    /// Whether its contents can be relied on.
+    /// Whether it is complete.
     pub state: BitmapState,
-    /// Whether it records new writes when a machine has the image open.
+    /// Whether it records new writes while a machine has the image open.
     pub recording: Recording,
-    pub(crate) table: TableAt,
+    pub(crate) table: TableLocation,
 }
 
-/// Whether a bitmap's contents can be relied on.
+/// Whether a bitmap is complete.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BitmapState {
-    /// It holds every write since it was made.
+    /// It has every write since it was created.
     Valid,
-    /// A program that had it open did not close it: it misses writes.
+    /// A program opened it and did not close it: it misses writes.
     InUse,
-    /// A program that does not know bitmaps wrote to the image: it misses writes.
+    /// A program without support for bitmaps wrote to the image: it misses writes.
     Stale,
 }
 
 /// Whether a bitmap records new writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Recording {
-    /// It does.
+    /// It records new writes.
     Enabled,
-    /// It keeps what it has.
+    /// It stays as it is.
     Disabled,
 }
 
-/// A table of pointers: a place in the file that was checked to lie within it.
+/// A table of pointers whose location was checked to be inside the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct TableAt {
+pub(crate) struct TableLocation {
     pub(crate) offset: u64,
     pub(crate) entries: u64,
 }

@@ -1,96 +1,96 @@
-//! What a repair does, in words.
+//! The actions of a repair, and their text.
 
 use std::fmt::{Display, Formatter};
 
-/// One thing that a repair does to an image.
+/// One action of a repair.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RepairAction {
-    /// Refcounts become the uses that were found.
+    /// Correct refcounts to the number of references found.
     Refcounts {
-        /// Those that were too low: what they count would have been given away while in use.
+        /// Refcounts that were too low: the cluster could have been reused while in use.
         raised_count: u64,
-        /// Those that were too high: room taken for nothing.
+        /// Refcounts that were too high: leaked clusters.
         lowered_count: u64,
     },
-    /// All refcounts are written anew, at the end of the file: what is stored of them cannot be used.
+    /// Write all refcounts anew at the end of the file, because the stored ones are unusable.
     RefcountsRebuilt {
-        /// Clusters that are in use.
+        /// Clusters in use.
         cluster_count: u64,
     },
-    /// Flags of entries become what the refcounts say.
+    /// Correct the copied flags of entries to match the refcounts.
     CopiedFlags {
-        /// How many.
+        /// How many entries.
         count: u64,
     },
-    /// Bits of entries that mean nothing are cleared.
+    /// Clear reserved bits of entries.
     ReservedBits {
-        /// In how many entries.
+        /// How many entries.
         count: u64,
     },
-    /// A mark goes that keeps programs from using the image.
+    /// Clear a mark that keeps programs from using the image.
     MarkCleared {
-        /// Which one.
+        /// Which mark.
         mark: &'static str,
     },
-    /// A structure is written anew from another one that says the same.
+    /// Write a structure anew from its redundant copy.
     Rewritten {
-        /// Which one.
+        /// Which structure.
         what: &'static str,
-        /// From what.
+        /// The copy.
         from: &'static str,
     },
-    /// Entries of a table become what its copy says.
+    /// Restore entries of a table from its redundant copy.
     FromTwin {
         /// Which table.
         what: &'static str,
         /// How many entries.
         count: u64,
     },
-    /// A number in a header becomes what was counted.
+    /// Correct a number in a header to the counted value.
     Number {
-        /// Which one.
+        /// Which number.
         what: &'static str,
-        /// What it was.
+        /// The value before.
         before: u64,
-        /// What it will be.
+        /// The value after.
         after: u64,
     },
-    /// The changes in the log are made.
+    /// Apply the changes in the log.
     LogReplayed,
-    /// The log is emptied, although it has changes: they cannot be read.
+    /// Discard the log, whose changes are unreadable.
     LogGivenUp,
-    /// Persistent bitmaps are given up: what they say cannot be read.
+    /// Discard unreadable persistent bitmaps.
     BitmapsGivenUp,
-    /// What leads nowhere is given up.
+    /// Discard invalid entries.
     GivenUp {
-        /// What leads nowhere.
+        /// What the entries are.
         what: &'static str,
         /// How many.
         count: u64,
-        /// Bytes of the disk that each tells of.
+        /// Bytes of the disk for each entry.
         unit_bytes: u64,
-        /// Where on the disk the first of them begins; nothing where only internal snapshots have it.
+        /// Disk offset of the first one; none if only internal snapshots are affected.
         first_disk_offset: Option<u64>,
     },
-    /// What several parts of the disk share is copied, so that each has its own.
+    /// Copy clusters that several ranges of the disk share, so that each range has its own.
     Separated {
         /// How many copies.
         count: u64,
-        /// Bytes of the disk that each tells of.
+        /// Bytes of the disk for each copy.
         unit_bytes: u64,
-        /// Where on the disk the first that gets a copy begins.
+        /// Disk offset of the first range that gets a copy.
         first_disk_offset: u64,
     },
-    /// Room at the end of the file that nothing uses is given back.
+    /// Truncate unused space at the end of the file.
     Cut {
-        /// How much.
+        /// How many bytes.
         bytes: u64,
     },
 }
 
 impl RepairAction {
-    /// A short name that stays the same, for programs.
+    /// A stable identifier for programs.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Refcounts { .. } => "refcounts",
@@ -110,7 +110,7 @@ impl RepairAction {
         }
     }
 
-    /// Whether something is lost by it, or may be: only [`RepairMode::All`](crate::RepairMode::All) does such.
+    /// Whether it loses data, or may lose it: only [`RepairMode::All`](crate::RepairMode::All) does that.
     pub fn loses_data(&self) -> bool {
         matches!(
             self,
@@ -127,24 +127,23 @@ impl Display for RepairAction {
                 lowered_count,
             } => write!(
                 formatter,
-                "refcounts become what was counted: {raised_count} were too low, {lowered_count} too high"
+                "refcounts corrected: {raised_count} were too low, {lowered_count} too high"
             ),
             Self::RefcountsRebuilt { cluster_count } => write!(
                 formatter,
-                "refcounts are written anew at the end of the file, for {cluster_count} clusters in use"
+                "refcounts rebuilt at the end of the file, for {cluster_count} clusters in use"
             ),
-            Self::CopiedFlags { count } => write!(formatter, "{count} copied flags become what the refcounts say"),
-            Self::ReservedBits { count } => write!(formatter, "bits that mean nothing are cleared in {count} entries"),
-            Self::MarkCleared { mark } => write!(formatter, "the mark that it {mark} goes"),
-            Self::Rewritten { what, from } => write!(formatter, "{what} is written anew, from {from}"),
-            Self::FromTwin { what, count } => write!(formatter, "{count} entries of {what} become what its copy says"),
-            Self::Number { what, before, after } => write!(formatter, "{what} becomes {after}, it was {before}"),
-            Self::LogReplayed => formatter.write_str("the changes in the log are made"),
-            Self::LogGivenUp => {
-                formatter.write_str("the log is emptied: no change in it is whole, and what it had is lost")
+            Self::CopiedFlags { count } => write!(formatter, "{count} copied flags corrected"),
+            Self::ReservedBits { count } => write!(formatter, "reserved bits cleared in {count} entries"),
+            Self::MarkCleared { mark } => write!(formatter, "mark cleared that it {mark}"),
+            Self::Rewritten { what, from } => write!(formatter, "{what} restored from {from}"),
+            Self::FromTwin { what, count } => write!(formatter, "{count} entries of {what} restored from its copy"),
+            Self::Number { what, before, after } => write!(formatter, "{what} changed from {before} to {after}"),
+            Self::LogReplayed => formatter.write_str("log replayed"),
+            Self::LogGivenUp => formatter.write_str("log discarded: it has no valid entry, and its changes are lost"),
+            Self::BitmapsGivenUp => {
+                formatter.write_str("unreadable bitmaps discarded: the next backups read the whole disk")
             }
-            Self::BitmapsGivenUp => formatter
-                .write_str("the bitmaps are given up, for they cannot be read: the next backups read the whole disk"),
             Self::GivenUp {
                 what,
                 count,
@@ -153,13 +152,13 @@ impl Display for RepairAction {
             } => {
                 write!(
                     formatter,
-                    "{count} {what} that lead nowhere are given up, {unit_bytes} bytes of the disk each, "
+                    "{count} unreadable {what} discarded, {unit_bytes} bytes of the disk each, "
                 )?;
                 match first_disk_offset {
                     Some(offset) => write!(formatter, "the first at disk offset {offset}: ")?,
                     None => formatter.write_str("in internal snapshots only: ")?,
                 }
-                formatter.write_str("what was there is lost, and reads as zero or as what the image is based on")
+                formatter.write_str("their data is lost, and reads as zero or from the backing file")
             }
             Self::Separated {
                 count,
@@ -167,26 +166,23 @@ impl Display for RepairAction {
                 first_disk_offset,
             } => write!(
                 formatter,
-                "{count} parts of the disk, {unit_bytes} bytes each, the first at disk offset {first_disk_offset}, get a copy of what they \
-                 share with another part: one of both has what belongs to the other, and nothing says which"
+                "{count} ranges of the disk, {unit_bytes} bytes each, the first at disk offset {first_disk_offset}, copied because \
+                 they shared storage with another range: one of both has wrong data, and it is unknown which"
             ),
-            Self::Cut { bytes } => write!(
-                formatter,
-                "{bytes} bytes at the end of the file that nothing uses are given back"
-            ),
+            Self::Cut { bytes } => write!(formatter, "{bytes} unused bytes at the end of the file freed"),
         }
     }
 }
 
-/// How far a repair goes. Each mode does what those before it do, too.
+/// How far a repair goes. Each mode includes those before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub enum RepairMode {
-    /// Room that is taken for nothing is given back.
+    /// Free leaked space.
     Leaks,
-    /// Repairs without a risk to data.
+    /// Repairs that risk no data.
     #[default]
     Safe,
-    /// What leads nowhere is given up, and reads as zero afterwards, or as what the image is based on. What two parts of the disk share is
-    /// copied for one of them; nothing says which one it belonged to.
+    /// Also discard invalid entries: their ranges then read as zero, or from the backing file. Clusters that two
+    /// ranges of the disk share are copied for one of them; which one owned the data is unknown.
     All,
 }

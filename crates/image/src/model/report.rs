@@ -1,36 +1,36 @@
-//! What a check found.
+//! The report of a check.
 
 use crate::Error;
 
-/// What was found in an image's metadata.
+/// Problems found in the metadata of an image.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct CheckReport {
-    /// Contradictions that lose data, or will when the image is written.
+    /// Problems that lose data, or will when the image is written.
     pub corruption_count: u64,
-    /// Clusters that take space for nothing.
+    /// Allocated clusters that nothing refers to.
     pub leak_count: u64,
     /// The first problems, at most [`CheckReport::PROBLEM_COUNT_MAX`].
     pub problems: Vec<Problem>,
     /// Clusters of the disk.
     pub cluster_count: u64,
-    /// Clusters of the active state that are stored.
+    /// Allocated clusters of the active state.
     pub allocated_count: u64,
-    /// Those of them that are compressed.
+    /// Compressed clusters among these.
     pub compressed_count: u64,
     /// End of the last host cluster in use.
     pub image_end: u64,
 }
 
-/// One contradiction in an image's metadata.
+/// One problem in the metadata of an image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Problem {
-    /// How bad it is.
+    /// Whether data is lost.
     pub severity: Severity,
-    /// What it is.
+    /// What is wrong.
     pub kind: ProblemKind,
 }
 
-/// How bad a problem is.
+/// The severity of a problem.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Severity {
     /// Space is wasted.
@@ -39,84 +39,84 @@ pub enum Severity {
     Corruption,
 }
 
-/// What contradicts what.
+/// What the problem is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ProblemKind {
-    /// A host cluster is used more or less often than its refcount says.
+    /// The refcount of a host cluster is not the number of references to it.
     Refcount {
         /// Offset of the cluster.
         offset: u64,
         /// The refcount.
         stored: u64,
-        /// The uses found.
+        /// References found.
         counted: u64,
     },
-    /// The `copied` flag of an entry does not say whether the refcount is 1.
+    /// The copied flag of an entry does not match the refcount: it must be set if, and only if, that is 1.
     CopiedFlag {
         /// The host offset in the entry.
         offset: u64,
         /// The refcount of that cluster.
         refcount: u64,
     },
-    /// Two structures claim one cluster.
+    /// Two structures use the same cluster.
     Overlap {
         /// Offset of the cluster.
         offset: u64,
-        /// Who has it.
+        /// The first structure.
         first: &'static str,
-        /// Who wants it too.
+        /// The second one.
         second: &'static str,
     },
-    /// What belongs to two parts of the disk: one of both has what is the other's.
+    /// Two ranges of the disk use the same storage: one of them has the data of the other.
     Shared {
-        /// What it is: "cluster".
+        /// Kind of storage: "cluster".
         what: &'static str,
-        /// Where it is.
+        /// Offset in the file.
         offset: u64,
         /// The affected part of the disk.
         disk_offset: u64,
-        /// Whose it is, too.
+        /// What else uses it.
         other: String,
     },
-    /// A pointer leads out of the file, or into the middle of a cluster.
+    /// A pointer leads past the end of the file, or is not aligned.
     Pointer {
-        /// What points there.
+        /// What the pointer leads to.
         what: &'static str,
-        /// Where it leads.
+        /// The offset it contains.
         offset: u64,
     },
-    /// An entry that means nothing.
+    /// An entry is invalid.
     Entry {
-        /// Offset of the disk that it describes.
+        /// Offset of the disk that it maps.
         disk_offset: u64,
         /// Why.
         detail: String,
     },
-    /// Pieces of the file that hold nothing of the disk.
+    /// Allocated units of the file that nothing refers to.
     Unreferenced {
-        /// What they are: "blocks".
+        /// Kind of unit: "blocks".
         what: &'static str,
         /// How many.
         count: u64,
     },
-    /// What is wrong with one of several files that a disk is made of.
+    /// A problem in one of several files of a disk.
     InFile {
-        /// Its name.
+        /// Name of the file.
         name: String,
-        /// How many of those that are counted it stands for.
+        /// How many problems it counts as.
         count: u64,
-        /// What it is.
+        /// The problem.
         detail: String,
     },
-    /// A structure and its copy differ: what was written last may be in one of them only.
+    /// A structure and its redundant copy differ: the last update may be in one of them only.
     Copies {
-        /// What they are: "directories".
+        /// Kind of structure: "directories".
         what: &'static str,
-        /// In how many entries.
+        /// How many entries differ.
         count: u64,
     },
-    /// A structure that cannot be read.
+    /// A structure is unreadable.
     Structure {
         /// Why.
         detail: String,
@@ -143,7 +143,7 @@ impl std::fmt::Display for ProblemKind {
                 )
             }
             Self::Overlap { offset, first, second } => {
-                write!(formatter, "cluster at {offset}: both {first} and {second}")
+                write!(formatter, "cluster at {offset} is used by both {first} and {second}")
             }
             Self::Shared {
                 what,
@@ -152,12 +152,12 @@ impl std::fmt::Display for ProblemKind {
                 other,
             } => write!(
                 formatter,
-                "entry for disk offset {disk_offset}: its {what} at {offset} is that of {other}, too"
+                "entry for disk offset {disk_offset}: its {what} at {offset} is also used by {other}"
             ),
             Self::Pointer { what, offset } => write!(formatter, "{what} at {offset}: outside the file or not aligned"),
             Self::Copies { what, count } => write!(formatter, "its two {what} differ in {count} entries"),
             Self::Entry { disk_offset, detail } => write!(formatter, "entry for disk offset {disk_offset}: {detail}"),
-            Self::Unreferenced { what, count } => write!(formatter, "{what} that belong to nothing: {count}"),
+            Self::Unreferenced { what, count } => write!(formatter, "unreferenced {what}: {count}"),
             Self::InFile { name, detail, .. } => write!(formatter, "{name}: {detail}"),
             Self::Structure { detail } => formatter.write_str(detail),
         }
@@ -165,7 +165,7 @@ impl std::fmt::Display for ProblemKind {
 }
 
 impl Problem {
-    /// How many of those that a report counts it stands for.
+    /// How many problems it counts as.
     pub fn count(&self) -> u64 {
         match self.kind {
             ProblemKind::Unreferenced { count, .. } | ProblemKind::InFile { count, .. } => count,
@@ -175,15 +175,15 @@ impl Problem {
 }
 
 impl CheckReport {
-    /// Problems that are kept; the others are only counted.
+    /// Maximum length of [`problems`](Self::problems); further ones are only counted.
     pub const PROBLEM_COUNT_MAX: usize = 100;
 
-    /// Whether there is no problem at all.
+    /// Whether no problem was found.
     pub fn is_clean(&self) -> bool {
         self.corruption_count == 0 && self.leak_count == 0
     }
 
-    /// That of an image which is damaged in a way that keeps it from being looked at.
+    /// The report of an image whose damage prevents checking it.
     pub(crate) fn of_damage(error: &Error) -> Self {
         let mut report = Self::default();
         let detail = error.to_string();
@@ -202,7 +202,7 @@ impl CheckReport {
         }
     }
 
-    /// Takes over the problems of `other`.
+    /// Appends the problems of `other`.
     pub(crate) fn take_problems(&mut self, other: Self) {
         self.corruption_count += other.corruption_count;
         self.leak_count += other.leak_count;
@@ -210,7 +210,7 @@ impl CheckReport {
         self.problems.truncate(Self::PROBLEM_COUNT_MAX);
     }
 
-    /// Takes up what was found in one file, `name`, of several that a disk is made of.
+    /// Adds the report of file `name`, one of several that a disk consists of.
     pub(crate) fn absorb(&mut self, mut of_file: Self, name: &str) {
         self.cluster_count = self.cluster_count.max(of_file.cluster_count);
         self.allocated_count += of_file.allocated_count;
@@ -226,7 +226,7 @@ impl CheckReport {
         self.take_problems(of_file);
     }
 
-    /// Pieces of the file that hold nothing, where there are some.
+    /// Adds `count` unreferenced units, if there are any.
     pub(crate) fn add_unreferenced(&mut self, what: &'static str, count: u64) {
         if count > 0 {
             self.add(Severity::Leak, ProblemKind::Unreferenced { what, count });

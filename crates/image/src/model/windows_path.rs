@@ -1,9 +1,10 @@
-//! Paths as images of Windows name them.
+//! Windows paths in images.
 
 #![deny(clippy::indexing_slicing)]
 #![cfg_attr(not(test), deny(clippy::string_slice))]
 
-/// As this system writes it. What is behind a drive, a volume or on another host is taken for a file beside the image: it is not here.
+/// Converts to a path of this system. Of an absolute path with a drive, volume or host only the file name remains,
+/// relative to the image: the rest does not exist here.
 pub(crate) fn from_windows(path: &str) -> String {
     let path = path.replace('\\', "/");
     let is_elsewhere = path.starts_with("//") || path.as_bytes().get(1) == Some(&b':');
@@ -13,7 +14,7 @@ pub(crate) fn from_windows(path: &str) -> String {
     path.strip_prefix("./").unwrap_or(&path).to_owned()
 }
 
-/// The other way round; relative ones begin with a dot.
+/// Converts to a Windows path; a relative one gets the prefix `.\`.
 pub(crate) fn to_windows(path: &str) -> String {
     let path = path.replace('/', "\\");
     if path.starts_with('\\') {
@@ -28,7 +29,7 @@ mod tests {
     use super::{from_windows, to_windows};
 
     #[test]
-    fn paths_come_back() {
+    fn paths_round_trip() {
         for path in ["base.vhdx", "../web1/base.vhdx", "/srv/base.vhdx"] {
             assert_eq!(from_windows(&to_windows(path)), path);
         }

@@ -1,13 +1,15 @@
-//! What changed on a disk, by what changed in the files that it is made of.
+//! Finds what changed on a disk from what changed in its files.
 //!
-//! A file system can say which bytes of an image file differ between two of its snapshots. For a raw image these are the bytes of
-//! the disk. For a format they are not: a cluster may be the same and lie elsewhere, or lie where it did and mean something else.
+//! A file system can list the bytes of an image file that differ between two of its snapshots. For a raw image these
+//! are the bytes of the disk. For other formats they are not: a cluster may have moved without a change of its data,
+//! or stay in place and be mapped elsewhere.
 //!
-//! So a byte of the disk is called unchanged only where both states read it from the same layer, the same place of its file and in
-//! the same way (as it is, or as the same part of the same compressed bytes), and the file has not changed there; or where both read
-//! zero without asking a file. Then both states compute the byte in the same way from the same input.
+//! Therefore a byte of the disk counts as unchanged only if both states read it from the same layer, the same offset
+//! of its file and in the same way (uncompressed, or as the same part of the same compressed data), and the file did
+//! not change there; or if both states read it as zero without reading a file. Then both states compute the byte in
+//! the same way from the same input.
 //!
-//! Tables are not compared by their bytes: both are read, each through its own file, and what they *say* is compared.
+//! Tables are not compared byte by byte: both are parsed, each from its own file, and their mappings are compared.
 
 use std::ops::Range;
 
@@ -19,14 +21,14 @@ use crate::model::mapped_extent::MappedKind;
 use crate::operations::image::Image;
 use crate::{Error, Format, Result};
 
-/// Which parts of a disk may differ between `before` and `after`, two states of one chain of files.
+/// Returns which ranges of the disk may differ between `before` and `after`, two states of one chain of files.
 ///
-/// `files` says of each file of the chain, the image itself first, where it may differ; each is as large as the file of `after`.
-/// A file that both states share, such as a template that nobody writes to, has a bitmap that is clear. The answer has bits of
-/// `granularity_bytes`.
+/// `files` lists for each file of the chain, the image itself first, where it may differ; each bitmap has the size of
+/// the file of `after`. A file that both states share, such as a template that is never written to, has a clear
+/// bitmap. The result has one bit for `granularity_bytes`.
 ///
-/// Where the states have another number of files, another format or another form of clusters, where a descriptor names other files, or
-/// where an external data file is used, all of the disk counts as changed.
+/// The whole disk counts as changed if the states have different numbers of files, formats or cluster layouts, if a
+/// descriptor refers to different files, or if the image has an external data file.
 pub fn changed_on_disk(
     before: &Image,
     after: &Image,
@@ -37,11 +39,11 @@ pub fn changed_on_disk(
     let size_before = old[0].device.size_bytes();
     let size_after = new[0].device.size_bytes();
     let mut changed = DirtyBitmap::new(size_after, granularity_bytes).map_err(Error::from)?;
-    let kept: Option<Vec<KeptFile<'_>>> = if old.len() == new.len() && new.len() == files.len() {
+    let kept: Option<Vec<UnchangedFile<'_>>> = if old.len() == new.len() && new.len() == files.len() {
         let infos = before.layers().iter().zip(after.layers());
         let layers = old.iter().zip(new);
         let all = layers.zip(infos).zip(files);
-        all.map(|((layers, infos), file)| KeptFile::new(layers, infos, file))
+        all.map(|((layers, infos), file)| UnchangedFile::new(layers, infos, file))
             .collect()
     } else {
         None
@@ -65,27 +67,27 @@ pub fn changed_on_disk(
     Ok(changed)
 }
 
-/// What one layer's file has kept, where both states read it alike.
-struct KeptFile<'a> {
+/// The unchanged ranges of one file, usable where both states read it alike.
+struct UnchangedFile<'a> {
     changed: &'a DirtyBitmap,
-    /// The file became shorter: what was read past its end now was data before.
+    /// The file was truncated: what now reads as past its end was data before.
     is_shorter: bool,
 }
 
-impl<'a> KeptFile<'a> {
-    /// Nothing where places of the two states cannot be compared.
+impl<'a> UnchangedFile<'a> {
+    /// None if offsets of the two states cannot be compared.
     fn new(
         (old, new): (&ChainLayer, &ChainLayer),
         (old_info, new_info): (&'a LayerInfo, &'a LayerInfo),
         changed: &'a DirtyBitmap,
     ) -> Option<Self> {
-        // Which files there are a descriptor says, and it may say something else by now.
+        // A descriptor may refer to different files in the two states.
         let name = |info: &'a LayerInfo| info.delta.as_ref().map(|delta| &delta.file);
         if name(old_info) != name(new_info) {
             return None;
         }
         let is_alike = match (&old.qcow2, &new.qcow2) {
-            // The other files of an image of several are not among those that are asked about.
+            // The caller has no bitmaps of the further files of a VMDK.
             (None, None) => old_info.format == new_info.format && new_info.format != Format::Vmdk,
             (Some(old), Some(new)) => {
                 old.header.geometry == new.header.geometry
@@ -101,7 +103,7 @@ impl<'a> KeptFile<'a> {
         })
     }
 
-    /// Calls `visit` with the parts of `range` that may have changed.
+    /// Calls `visit` for the parts of `range` that may have changed.
     fn for_each_changed(&self, range: Range<u64>, mut visit: impl FnMut(Range<u64>)) {
         let size = self.changed.size_bytes();
         let mut offset = range.start;
@@ -109,24 +111,24 @@ impl<'a> KeptFile<'a> {
             visit(found.start..found.end.min(range.end));
             offset = found.end;
         }
-        // Past the end of both files both read zero.
+        // Past the end of both files both states read zero.
         if self.is_shorter && range.end > size {
             visit(range.start.max(size)..range.end);
         }
     }
 }
 
-/// The layer that bytes come from, and where in it; [`None`] where no layer has them.
+/// A layer and the mapping in it; [`None`] if no layer has the bytes.
 type Origin = Option<(usize, MappedKind)>;
 
-/// A run of bytes that come from one place.
-struct Piece {
+/// A range of bytes with one origin.
+struct OriginRun {
     length: u64,
     origin: Origin,
 }
 
-/// Where the bytes at `offset` come from, at most `length_max` of them.
-fn piece_at(layers: &[ChainLayer], offset: u64, length_max: u64) -> Result<Piece> {
+/// The origin of the bytes at `offset`, at most `length_max` of them.
+fn piece_at(layers: &[ChainLayer], offset: u64, length_max: u64) -> Result<OriginRun> {
     let mut length = length_max;
     for (depth, layer) in layers.iter().enumerate() {
         let held = layer.alone.size_bytes().saturating_sub(offset);
@@ -136,7 +138,7 @@ fn piece_at(layers: &[ChainLayer], offset: u64, length_max: u64) -> Result<Piece
         length = length.min(held);
         let Some(layer) = &layer.layered else {
             let kind = MappedKind::Data { host: offset };
-            return Ok(Piece {
+            return Ok(OriginRun {
                 length,
                 origin: Some((depth, kind)),
             });
@@ -144,17 +146,17 @@ fn piece_at(layers: &[ChainLayer], offset: u64, length_max: u64) -> Result<Piece
         let run = layer.run(offset, length)?;
         length = run.length;
         if run.kind != MappedKind::Absent {
-            return Ok(Piece {
+            return Ok(OriginRun {
                 length,
                 origin: Some((depth, run.kind)),
             });
         }
     }
-    Ok(Piece { length, origin: None })
+    Ok(OriginRun { length, origin: None })
 }
 
-/// Marks what may differ of `range`, which comes from one place before and from one place now.
-fn mark(changed: &mut DirtyBitmap, range: Range<u64>, origins: (Origin, Origin), kept: &[KeptFile<'_>]) {
+/// Marks what may differ in `range`, which has one origin before and one after.
+fn mark(changed: &mut DirtyBitmap, range: Range<u64>, origins: (Origin, Origin), kept: &[UnchangedFile<'_>]) {
     let is_zero = |origin: Origin| matches!(origin, None | Some((_, MappedKind::Zero)));
     match origins {
         (was, is) if is_zero(was) && is_zero(is) => {}

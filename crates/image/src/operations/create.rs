@@ -9,7 +9,7 @@ use crate::chain::gate::plain_name;
 use crate::chain::vmdk::identities_of;
 use crate::file::{Access, HostFile, ImageFile, directory_of};
 use crate::formats::qcow2::header::load_header;
-use crate::formats::qcow2::layer::Layer;
+use crate::formats::qcow2::layer::Qcow2Layer;
 use crate::formats::qcow2::layout::{new_header, write_empty};
 use crate::formats::qcow2::writer::Qcow2Mut;
 use crate::formats::{ploop, vdi, vhd, vhdx, vmdk};
@@ -17,19 +17,19 @@ use crate::model::bytes::round_up;
 use crate::model::create_options::{CreateOptions, DataFileKind, Preallocation, Qcow2Options};
 use crate::{BulkWriter, DiskDescriptor, Error, Format, ImageId, ImageKind, Result, USUAL_SECTOR_BYTES};
 
-/// The first delta of a disk, as ploop and Virtuozzo call it.
+/// File name of the first delta of a disk, as in ploop and Virtuozzo.
 const ROOT_DELTA: &str = "root.hds";
 
-/// Creates an empty image at `path`, where nothing may be yet; durable when this returns.
+/// Creates an empty image at `path`, which must not exist yet; durable when this returns.
 ///
-/// A disk of Parallels is a folder where its name ends in `.hdd`, with `DiskDescriptor.xml` and the root delta `root.hds`, as ploop and
-/// Virtuozzo call them; it is a single delta elsewhere. Only its owner may look into the folder, and its [`id`](BlockOptions::id) is
-/// that of the disk: the delta has the GUID of every top.
+/// A Parallels disk becomes a folder if its name ends in `.hdd`, with `DiskDescriptor.xml` and the root delta
+/// `root.hds`, as in ploop and Virtuozzo; otherwise it is a single delta. The folder is readable by its owner only.
+/// Its [`id`](BlockOptions::id) is that of the disk: the delta has the GUID that every top has.
 pub fn create(path: &Path, options: &CreateOptions) -> Result<()> {
     if options.blocks.kind == ImageKind::Stream {
         return Err(Error::InvalidOption {
             option: "kind",
-            detail: "a stream is not made empty: it is written at once, from a disk".to_owned(),
+            detail: "a stream cannot be created empty, only written from a disk".to_owned(),
         });
     }
     match options.format {
@@ -57,12 +57,12 @@ pub fn create(path: &Path, options: &CreateOptions) -> Result<()> {
     HostFile::sync_directory(path)
 }
 
-/// A child has the size of its parent: hypervisors take nothing else.
+/// A child must have the size of its parent: hypervisors accept nothing else.
 fn check_size(size_bytes: u64, parent_bytes: Option<u64>) -> Result<()> {
     match parent_bytes {
         Some(parent_bytes) if parent_bytes != size_bytes => Err(Error::InvalidOption {
             option: "size",
-            detail: format!("{size_bytes} bytes, and the parent has {parent_bytes}"),
+            detail: format!("it has {size_bytes} bytes, but the parent has {parent_bytes}"),
         }),
         _ => Ok(()),
     }
@@ -71,7 +71,7 @@ fn check_size(size_bytes: u64, parent_bytes: Option<u64>) -> Result<()> {
 fn create_vhd(path: &Path, options: &CreateOptions) -> Result<()> {
     let blocks = &options.blocks;
     let size_bytes = round_up(options.size_bytes, 512);
-    let parent = blocks.parent(|file, name| vhd::header::Header::load(&file, name))?;
+    let parent = blocks.parent(|file, name| vhd::header::VhdHeader::load(&file, name))?;
     check_size(size_bytes, parent.as_ref().map(|parent| parent.footer.disk_bytes()))?;
     let id = blocks.id(parent.as_ref().map(|parent| parent.footer.id))?;
     let parent = match (parent, &blocks.parent) {
@@ -97,19 +97,19 @@ fn create_vhdx(path: &Path, options: &CreateOptions) -> Result<()> {
         return Err(Error::InvalidOption {
             option: "sector size",
             detail: format!(
-                "a VHDX of {size_bytes} bytes has no sectors of {} bytes",
+                "a VHDX of {size_bytes} bytes cannot have sectors of {} bytes",
                 blocks.sector_bytes
             ),
         });
     }
-    let load = |file: HostFile, name: &str| vhdx::opened::Opened::load(Arc::new(file), Access::Read, name);
+    let load = |file: HostFile, name: &str| vhdx::opened::OpenedVhdx::load(Arc::new(file), Access::Read, name);
     let parent = blocks.parent(load)?;
     check_size(size_bytes, parent.as_ref().map(|parent| parent.metadata.disk_bytes))?;
     let id = blocks.id(parent.as_ref().map(|parent| parent.metadata.id))?;
     let of_parent = parent.as_ref().map(|parent| parent.metadata.sector_bytes);
     let sector_bytes = of_parent.unwrap_or(blocks.sector_bytes);
     let parent = match (parent, &blocks.parent) {
-        (Some(opened), Some(parent)) => Some(vhdx::metadata::Parent {
+        (Some(opened), Some(parent)) => Some(vhdx::metadata::VhdxParent {
             linkage: opened.header.data_write,
             names: vec![name_from(path, parent)?],
         }),
@@ -131,7 +131,7 @@ fn create_vmdk(path: &Path, options: &CreateOptions) -> Result<()> {
     if blocks.kind == ImageKind::Fixed {
         return Err(Error::InvalidOption {
             option: "format",
-            detail: "a VMDK is made sparse, in one file".to_owned(),
+            detail: "a VMDK is always created sparse, in one file".to_owned(),
         });
     }
     let size_bytes = round_up(options.size_bytes, 512);
@@ -140,7 +140,7 @@ fn create_vmdk(path: &Path, options: &CreateOptions) -> Result<()> {
     check_size(size_bytes, parent.map(|parent| parent.disk_bytes))?;
     let id = blocks.id(parent.and_then(|parent| parent.id))?;
     let parent = match (parent, &blocks.parent) {
-        (Some(found), Some(parent)) => Some(vmdk::descriptor::Parent {
+        (Some(found), Some(parent)) => Some(vmdk::descriptor::VmdkParent {
             content_id: found.content_id,
             id: found.id,
             name: plain_name(&name_from(path, parent)?).into_owned(),
@@ -159,18 +159,18 @@ fn create_vmdk(path: &Path, options: &CreateOptions) -> Result<()> {
     vmdk::create::write_empty(&HostFile::create_new(path)?, &new)
 }
 
-/// Programs do not open one of no bytes.
+/// Other programs do not open an empty disk.
 fn refuse_empty(size_bytes: u64, what: &str) -> Result<()> {
     if size_bytes > 0 {
         return Ok(());
     }
     Err(Error::InvalidOption {
         option: "size",
-        detail: format!("a {what} is not empty"),
+        detail: format!("a {what} cannot be empty"),
     })
 }
 
-/// After an error nothing is left.
+/// Leaves nothing behind after an error.
 fn create_parallels_folder(path: &Path, options: &CreateOptions) -> Result<()> {
     let size_bytes = round_up(options.size_bytes, 512);
     refuse_empty(size_bytes, "disk of Parallels")?;
@@ -182,10 +182,10 @@ fn create_parallels_folder(path: &Path, options: &CreateOptions) -> Result<()> {
         .create(path)
         .map_err(|source| Error::io("create", path, source))?;
     let root = path.join(ROOT_DELTA);
-    // Without its descriptor the folder is no disk: that comes when all that it names is there.
+    // The descriptor comes last: it makes the folder a disk, so the files it refers to must exist.
     let made = create_ploop(&root, &delta).and_then(|()| descriptor.store(path));
     if made.is_err() {
-        // All of it was made here just now; what others have put there keeps the folder.
+        // Remove only files of this call; a folder with other files remains.
         std::fs::remove_file(&root).ok();
         std::fs::remove_dir(path).ok();
     }
@@ -193,7 +193,7 @@ fn create_parallels_folder(path: &Path, options: &CreateOptions) -> Result<()> {
     HostFile::sync_directory(path)
 }
 
-/// Whether a disk of Parallels with this name is a folder.
+/// Whether a Parallels disk with this name is a folder.
 fn is_folder_name(path: &Path) -> bool {
     path.extension()
         .is_some_and(|extension| extension.eq_ignore_ascii_case("hdd"))
@@ -204,7 +204,7 @@ fn create_ploop(path: &Path, options: &CreateOptions) -> Result<()> {
     if blocks.kind != ImageKind::Dynamic || blocks.id.is_some() || blocks.parent.is_some() {
         return Err(Error::InvalidOption {
             option: "format",
-            detail: "images of Parallels are neither fixed nor have an identity: that is in the descriptor beside them"
+            detail: "a single Parallels delta is neither fixed nor has an identity: that is in its descriptor"
                 .to_owned(),
         });
     }
@@ -213,31 +213,32 @@ fn create_ploop(path: &Path, options: &CreateOptions) -> Result<()> {
     ploop::create::write_empty(&file, size_bytes, ploop::create::CLUSTER_BYTES)
 }
 
-/// How the image at `path` calls the file `other`: by its name where both are in one folder, and by its whole path elsewhere.
+/// The name by which the image at `path` refers to `other`: the file name if both are in one folder, else the absolute
+/// path.
 fn name_from(path: &Path, other: &Path) -> Result<String> {
     let canonical = |path: &Path| path.canonicalize().map_err(|source| Error::io("open", path, source));
     let (folder, other) = (canonical(&directory_of(path))?, canonical(other)?);
     let name = other.strip_prefix(&folder).unwrap_or(&other);
     name.to_str().map(str::to_owned).ok_or_else(|| Error::InvalidOption {
         option: "parent",
-        detail: "its path is no text, and cannot be written down".to_owned(),
+        detail: "its path is not UTF-8, so the image cannot store it".to_owned(),
     })
 }
 
 fn create_vdi(path: &Path, options: &CreateOptions) -> Result<()> {
     let parent = options
         .blocks
-        .parent(|file, name| vdi::header::Header::load(&file, name))?;
+        .parent(|file, name| vdi::header::VdiHeader::load(&file, name))?;
     check_size(options.size_bytes, parent.as_ref().map(|parent| parent.disk_bytes))?;
     let new = vdi::create::NewVdi {
         size_bytes: options.size_bytes,
         block_bytes: vdi::create::BLOCK_BYTES,
-        // A child has those of its parent; VirtualBox makes no others by itself.
+        // A child has the sector size of its parent; without one, VirtualBox uses the default.
         sector_bytes: parent.as_ref().map_or(USUAL_SECTOR_BYTES, |parent| parent.sector_bytes),
         kind: match options.blocks.kind {
-            ImageKind::Fixed => vdi::header::Kind::Fixed,
-            _ if parent.is_some() => vdi::header::Kind::Differencing,
-            _ => vdi::header::Kind::Dynamic,
+            ImageKind::Fixed => vdi::header::VdiKind::Fixed,
+            _ if parent.is_some() => vdi::header::VdiKind::Differencing,
+            _ => vdi::header::VdiKind::Dynamic,
         },
         id: options.blocks.id(parent.as_ref().map(|parent| parent.id))?,
         parent: parent.as_ref().map_or(ImageId::NIL, |parent| parent.id),
@@ -257,21 +258,22 @@ fn create_qcow2(path: &Path, options: &CreateOptions) -> Result<()> {
         .data_file
         .as_ref()
         .is_some_and(|data| data.kind == DataFileKind::Raw);
-    // A raw data file has a meaning of its own only if every entry points into it.
+    // A raw data file is readable without the image only if every entry points into it.
     if is_raw || options.qcow2.preallocation == Preallocation::Metadata {
         let image = path.display().to_string();
         let header = load_header(&*file, &image)?;
-        Qcow2Mut::new(Layer::new(image.into(), header, file, data_file, None)?)?.preallocate()?;
+        Qcow2Mut::new(Qcow2Layer::new(image.into(), header, file, data_file, None)?)?.preallocate()?;
     }
     Ok(())
 }
 
-/// Creates an image at `path`, where nothing may be yet, to be filled once from start to end.
+/// Creates an image at `path`, which must not exist yet, for filling once from start to end.
 ///
-/// Until [`BulkWriter::finish`] the file is no image at all, so that a crash cannot leave half a disk that looks whole.
+/// Until [`BulkWriter::finish`] the file is no valid image, so that a crash cannot leave half a disk that looks
+/// complete.
 pub fn create_bulk(path: &Path, options: &CreateOptions) -> Result<BulkWriter> {
     if options.format != Format::Qcow2 {
-        let detail = format!("{} images are filled as devices", options.format);
+        let detail = format!("{} images cannot be written in bulk", options.format);
         return Err(Error::InvalidOption {
             option: "format",
             detail,
@@ -280,7 +282,7 @@ pub fn create_bulk(path: &Path, options: &CreateOptions) -> Result<BulkWriter> {
     let header = new_header(options)?;
     check_backing(path, &options.qcow2)?;
     if options.qcow2.preallocation != Preallocation::Off {
-        let detail = "an image that is filled at once has nothing to allocate for later".to_owned();
+        let detail = "an image that is written in bulk cannot be preallocated".to_owned();
         return Err(Error::InvalidOption {
             option: "preallocation",
             detail,
@@ -296,10 +298,10 @@ pub fn create_bulk(path: &Path, options: &CreateOptions) -> Result<BulkWriter> {
     BulkWriter::new(file, data_file, header, is_raw, Some(path.to_owned()))
 }
 
-/// The backing file must be there: a typing error found later would be a disk of zeroes.
+/// The backing file must exist: a mistyped name found later would read as zeroes.
 fn check_backing(path: &Path, options: &Qcow2Options) -> Result<()> {
     if let Some(backing) = &options.backing {
-        HostFile::open(&beside(path, &backing.name), Access::Read)?;
+        HostFile::open(&resolve(path, &backing.name), Access::Read)?;
     }
     Ok(())
 }
@@ -308,7 +310,7 @@ fn create_data_file(path: &Path, options: &CreateOptions) -> Result<Option<Arc<d
     let Some(data) = &options.qcow2.data_file else {
         return Ok(None);
     };
-    let place = data.made_at.clone().unwrap_or_else(|| beside(path, &data.name));
+    let place = data.made_at.clone().unwrap_or_else(|| resolve(path, &data.name));
     let file = HostFile::create_new(&place)?;
     file.set_length(options.size_bytes)?;
     file.sync()?;
@@ -316,6 +318,6 @@ fn create_data_file(path: &Path, options: &CreateOptions) -> Result<Option<Arc<d
     Ok(Some(Arc::new(file.written_once())))
 }
 
-fn beside(image: &Path, name: &str) -> PathBuf {
+fn resolve(image: &Path, name: &str) -> PathBuf {
     directory_of(image).join(name)
 }

@@ -1,7 +1,7 @@
-//! Copying a disk into a new image, on several threads.
+//! Copies a disk into a new image on several threads.
 //!
-//! Workers read pieces of the source, find zeroes and compress; one thread takes the results in order and says where they
-//! go; what is stored as it is, workers write there. At most a few pieces per worker are in flight.
+//! Workers read pieces of the source, find zeroes and compress; one thread collects the results in order and places
+//! them; workers write uncompressed data there. The number of pieces in flight is bounded.
 
 use std::num::NonZero;
 use std::ops::Range;
@@ -9,14 +9,14 @@ use std::sync::Arc;
 
 use holdfast_block::{AlignedBuffer, BlockDevice, BlockDeviceMut, EitherData, to_usize};
 
-use crate::pipeline::copy_pipeline::{Continue, Pipeline, Placed, Writing, stopped};
-use crate::pipeline::piece::{ClassifiedBuffer, Part, Piece, read_base, read_piece};
+use crate::pipeline::copy_pipeline::{Continue, PendingWrites, Pipeline, PlacedWrite, stopped};
+use crate::pipeline::piece::{BufferPart, ClassifiedBuffer, Piece, read_base, read_piece};
 use crate::{BulkWriter, ClusterCompressor, Error, Result};
 
-/// Workers per thread where nothing is compressed: most of them wait for the medium.
+/// Workers per thread if nothing is compressed: most of them wait for the medium.
 const COPIERS_PER_THREAD: usize = 6;
 
-/// How to fill a new image.
+/// Options for filling a new image.
 #[derive(Debug, Clone)]
 pub struct FillOptions {
     /// Threads that compute at the same time.
@@ -25,37 +25,37 @@ pub struct FillOptions {
     pub storage: Storage,
 }
 
-/// How clusters are stored.
+/// Whether clusters are compressed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Storage {
-    /// As they are.
+    /// Uncompressed.
     #[default]
     Plain,
-    /// Compressed where that makes them smaller.
+    /// Compressed, except clusters that would not become smaller.
     Compressed {
-        /// The level of the image's compression, or a good default.
+        /// Compression level; a good default if none is given.
         level: Option<u32>,
     },
 }
 
-/// What became of the bytes of the source.
+/// How the bytes of the source were stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct FillReport {
-    /// Stored as they are.
+    /// Stored uncompressed.
     pub plain_bytes: u64,
-    /// Stored compressed, counted before compression.
+    /// Stored compressed: size before compression.
     pub compressed_bytes: u64,
-    /// What they take compressed.
+    /// Stored compressed: size after compression.
     pub compressed_stored_bytes: u64,
     /// Zero, and not stored.
     pub zero_bytes: u64,
 }
 
-/// Copies all of `source` into `writer`, which stays open for [`BulkWriter::finish`].
+/// Copies `source` into `writer`, which stays open for [`BulkWriter::finish`].
 ///
-/// Zeroes are left out, or said to be zero where a backing file would show through.
+/// Zeroes are left out, or marked as zero where a backing file would be read otherwise.
 ///
-/// `progress` is called with the offset that was reached; when it gives [`Continue::Stop`] the copy ends there, with an error.
+/// `progress` is called with the current offset; if it returns [`Continue::Stop`], the copy ends with an error.
 pub fn fill(
     source: &dyn BlockDevice,
     writer: &mut BulkWriter,
@@ -67,7 +67,7 @@ pub fn fill(
 
 /// Copies into `writer` what differs between `source` and `base`, the backing file of the new image.
 ///
-/// Clusters that are equal are left out, so that they are read from the backing file. Otherwise as [`fill`].
+/// Equal clusters are left out, so that they are read from the backing file. Otherwise like [`fill`].
 pub fn fill_above(
     source: &dyn BlockDevice,
     base: &dyn BlockDevice,
@@ -89,7 +89,7 @@ fn fill_from(
         return Err(Error::InvalidOption {
             option: "size",
             detail: format!(
-                "{} bytes do not hold a disk of {}",
+                "it has {} bytes, too few for a disk of {}",
                 writer.size_bytes(),
                 source.size_bytes()
             ),
@@ -119,7 +119,7 @@ fn fill_from(
         })
     };
     let file = Arc::clone(writer.data_file());
-    let mut store = Store {
+    let mut store = CompressedFill {
         writer,
         report: FillReport::default(),
         stored_end: 0,
@@ -149,34 +149,34 @@ fn fill_from(
     })
 }
 
-/// The one who says what goes where.
-struct Store<'a> {
+/// Places collected results in the image.
+struct CompressedFill<'a> {
     writer: &'a mut BulkWriter,
     report: FillReport,
-    /// End of the last cluster that was stored.
+    /// End of the last stored cluster.
     stored_end: u64,
 }
 
-impl Store<'_> {
-    /// Stores a part, or says in `writes` where bytes of the piece are to be written.
-    fn part(&mut self, part: &Part, piece: &Piece, writes: &mut Vec<Placed>) -> Result<()> {
+impl CompressedFill<'_> {
+    /// Stores a part, or appends to `writes` where bytes of the piece are to be written.
+    fn part(&mut self, part: &BufferPart, piece: &Piece, writes: &mut Vec<PlacedWrite>) -> Result<()> {
         match part {
-            Part::Plain(range) => {
+            BufferPart::Plain(range) => {
                 self.hide_backing(piece.offset + range.start)?;
                 let (start, length) = (to_usize(range.start), to_usize(range.end - range.start));
                 let placed = self.writer.place(length, piece.offset + range.start)?;
-                writes.extend(placed.into_iter().map(|placed| Placed {
+                writes.extend(placed.into_iter().map(|placed| PlacedWrite {
                     bytes: start + placed.bytes.start..start + placed.bytes.end,
                     ..placed
                 }));
                 self.report.plain_bytes += range.end - range.start;
                 self.stored_end = piece.offset + range.end;
             }
-            Part::AsBelow(range) => {
+            BufferPart::SameAsBacking(range) => {
                 self.hide_backing(piece.offset + range.start)?;
                 self.stored_end = piece.offset + range.end;
             }
-            Part::Compressed { at, bytes } => {
+            BufferPart::Compressed { at, bytes } => {
                 self.hide_backing(piece.offset + at)?;
                 self.writer.append_compressed(bytes, piece.offset + at)?;
                 let held = self.writer.cluster_bytes().min(piece.length - at);
@@ -188,7 +188,7 @@ impl Store<'_> {
         Ok(())
     }
 
-    /// Makes the clusters that were left out before `end` read as zero in an overlay, too.
+    /// In an overlay, marks clusters that were left out before `end` as zero.
     fn hide_backing(&mut self, end: u64) -> Result<()> {
         if self.writer.has_backing() && self.stored_end < end {
             self.writer.append_zeroes(self.stored_end..end)?;
@@ -197,11 +197,15 @@ impl Store<'_> {
     }
 }
 
-/// Reports progress; hands on what is to be written.
-fn go_on(progress: &mut dyn FnMut(u64) -> Continue, sorted: ClassifiedBuffer, writes: Vec<Placed>) -> Result<Writing> {
+/// Reports progress, and returns the pending writes.
+fn go_on(
+    progress: &mut dyn FnMut(u64) -> Continue,
+    sorted: ClassifiedBuffer,
+    writes: Vec<PlacedWrite>,
+) -> Result<PendingWrites> {
     let reached = sorted.piece.offset + sorted.piece.length;
     match progress(reached) {
-        Continue::Go => Ok(Writing {
+        Continue::Go => Ok(PendingWrites {
             buffer: sorted.piece.buffer,
             writes,
         }),
@@ -209,18 +213,19 @@ fn go_on(progress: &mut dyn FnMut(u64) -> Continue, sorted: ClassifiedBuffer, wr
     }
 }
 
-/// What a device that is to be filled holds before.
+/// Content of a device before it is filled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TargetContent {
-    /// Zeroes only, as a new raw image does: zeroes are left out.
+    /// All zero, as in a new raw image: zeroes are left out.
     Zeroes,
-    /// Anything, as a block device does: what is zero in the source is made zero, and space given back where that is possible.
+    /// Unknown, as on a block device: zeroes of the source are written, by deallocation where possible.
     Unknown,
 }
 
-/// Copies all of `source` into `target`, which is at least as large; what is behind its end stays. Flushes at the end.
+/// Copies `source` into `target`, which must be at least as large; bytes past the end of the source remain. Flushes at
+/// the end.
 ///
-/// `progress` as in [`fill`].
+/// `progress` is as in [`fill`].
 pub fn fill_device(
     source: &dyn BlockDevice,
     target: &dyn BlockDeviceMut,
@@ -236,7 +241,7 @@ pub fn fill_device(
         })
     };
     let mut report = FillReport::default();
-    let mut gaps = Gaps {
+    let mut gaps = GapFiller {
         target,
         content,
         end: 0,
@@ -251,11 +256,11 @@ pub fn fill_device(
     pipeline.run(make_worker, &mut |sorted: ClassifiedBuffer| {
         let mut writes = Vec::new();
         for part in &sorted.parts {
-            if let Part::Plain(range) = part {
+            if let BufferPart::Plain(range) = part {
                 gaps.zero_up_to(sorted.piece.offset + range.start, progress)?;
                 gaps.end = sorted.piece.offset + range.end;
                 report.plain_bytes += range.end - range.start;
-                writes.push(Placed {
+                writes.push(PlacedWrite {
                     bytes: to_usize(range.start)..to_usize(range.end),
                     file_offset: sorted.piece.offset + range.start,
                 });
@@ -270,16 +275,16 @@ pub fn fill_device(
     Ok(report)
 }
 
-/// What lies between the bytes that are written.
-struct Gaps<'a> {
+/// Zeroes the gaps between written ranges.
+struct GapFiller<'a> {
     target: &'a dyn BlockDeviceMut,
     content: TargetContent,
-    /// End of what was written last.
+    /// End of the last written range.
     end: u64,
 }
 
-impl Gaps<'_> {
-    /// Makes what lies before `offset` zero, in steps that can be stopped: a medium may have to write all of it.
+impl GapFiller<'_> {
+    /// Zeroes everything before `offset`, in steps that can be stopped: the device may have to write all of it.
     fn zero_up_to(&mut self, offset: u64, progress: &mut dyn FnMut(u64) -> Continue) -> Result<()> {
         const STEP_BYTES: u64 = 64 << 20;
         while self.content == TargetContent::Unknown && self.end < offset {

@@ -1,4 +1,4 @@
-//! Opening an image for reading.
+//! Opens images for reading.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -12,8 +12,8 @@ use crate::chain::{ChainLayer, Content, OpenedFile, detect_format, open_chain, s
 use crate::file::Access;
 use crate::formats::qcow2::check::is_truncated;
 use crate::formats::qcow2::features::INCOMPATIBLE_DIRTY;
-use crate::formats::qcow2::header::Header;
-use crate::formats::qcow2::layer::Layer;
+use crate::formats::qcow2::header::Qcow2Header;
+use crate::formats::qcow2::layer::Qcow2Layer;
 use crate::formats::qcow2::{bitmap, refcount, snapshot};
 use crate::formats::{ploop, vdi, vhd, vhdx, vmdk};
 use crate::model::info::{LayerInfo, Note};
@@ -21,27 +21,27 @@ use crate::model::layered::WithBacking;
 use crate::operations::map::{MapEntry, map_at};
 use crate::{CheckReport, Error, Format, Result};
 
-/// The format of the file at `path`, by its content and its name; raw where it is none of the known ones. A folder with the descriptor of a disk
-/// of Parallels is one of those.
+/// Detects the format of the file at `path` by content and name; raw if it is none of the known ones. A folder with
+/// the descriptor of a Parallels disk is one.
 ///
-/// For a raw disk, its guest may have written what is found here. To read the file, leave [`OpenOptions::format`] out instead of saying what this
-/// gives: an image whose content alone says what it is opens no other files.
+/// The guest of a raw disk may have written what is found here. To read the file, leave [`OpenOptions::format`] out
+/// instead of passing the result: an image whose format is known from its content only may not open other files.
 ///
 /// # Errors
-/// The name says another format than the content: [`Error::NameContradicts`].
+/// [`Error::NameContradicts`] if the extension stands for another format.
 pub fn detect(path: &Path) -> Result<Format> {
     let (path, file) = open_named(path, None, Access::Read)?;
     Ok(detect_format::guess(&file, &path)?.format)
 }
 
-/// As [`detect`], for a format that is to be written down or relied on: what only the content says is [`Error::GuessedFormat`] where the image names
-/// other files.
+/// Like [`detect`], for a format that will be stored or relied on: fails with [`Error::GuessedFormat`] if the image
+/// refers to other files and its format is known from its content only.
 pub fn detect_to_rely_on(path: &Path) -> Result<Format> {
     let options = OpenOptions::default();
     Ok(open(path, &options)?.layers()[0].format)
 }
 
-/// Opens an image for reading, with all that it is based on.
+/// Opens an image with its backing files for reading.
 pub fn open(path: &Path, options: &OpenOptions) -> Result<Image> {
     let chain = open_chain(path, options, Access::Read)?;
     let infos = chain.files.iter().map(|opened| opened.info.clone()).collect();
@@ -53,7 +53,7 @@ pub fn open(path: &Path, options: &OpenOptions) -> Result<Image> {
     })
 }
 
-/// Compares the metadata of an image with itself; reads no data, changes nothing.
+/// Checks the consistency of an image's metadata; reads no data and changes nothing.
 pub fn check(path: &Path, options: &OpenOptions) -> Result<CheckReport> {
     let alone = OpenOptions {
         backing: Backing::Ignore,
@@ -63,7 +63,7 @@ pub fn check(path: &Path, options: &OpenOptions) -> Result<CheckReport> {
     if chain.tree.is_none() {
         return check_file(chain.files.swap_remove(0));
     }
-    // The folder is the disk: all that its top is read through is. What is the bytes of the disk has no metadata.
+    // A folder stands for the whole disk, with all deltas of its top. Plain deltas have no metadata.
     let mut report = CheckReport::default();
     let layers = layers_of(path, options)?;
     let (plain, tables): (Vec<OpenedFile>, Vec<OpenedFile>) =
@@ -78,7 +78,7 @@ pub fn check(path: &Path, options: &OpenOptions) -> Result<CheckReport> {
     Ok(report)
 }
 
-/// The files of an image and of all that it is based on, top first.
+/// Opens the image and its backing files, top first.
 fn layers_of(path: &Path, options: &OpenOptions) -> Result<Vec<OpenedFile>> {
     let whole = OpenOptions {
         backing: Backing::Follow,
@@ -87,8 +87,8 @@ fn layers_of(path: &Path, options: &OpenOptions) -> Result<Vec<OpenedFile>> {
     Ok(open_chain(path, &whole, Access::Read)?.files)
 }
 
-/// The files of an image and of all that it is based on, top first, that end before the end of what their tables lead to: they were cut off, and data
-/// may be lost.
+/// Returns which files of an image and its backing files are truncated, top first: they end before the end of the data
+/// that their tables refer to, so data may be lost.
 pub fn cut_off_files(path: &Path, options: &OpenOptions) -> Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for file in open_chain(path, options, Access::Read)?.files {
@@ -104,7 +104,7 @@ pub fn cut_off_files(path: &Path, options: &OpenOptions) -> Result<Vec<PathBuf>>
     Ok(found)
 }
 
-/// Refuses to change an image that was cut off: what would be written behind its end makes zeroes of what is missing.
+/// Fails if the image is truncated: a write past its end would replace missing data with zeroes.
 pub(crate) fn refuse_cut_off(path: &Path, options: &OpenOptions) -> Result<()> {
     let alone = OpenOptions {
         backing: Backing::Ignore,
@@ -118,17 +118,17 @@ pub(crate) fn refuse_cut_off(path: &Path, options: &OpenOptions) -> Result<()> {
     }
 }
 
-/// Whether the tables of a file with this report lead out of it.
+/// Whether the report of a file says that its tables lead past its end.
 fn is_cut_off_by(info: &LayerInfo, report: &CheckReport) -> bool {
     report.corruption_count > 0 && report.image_end > info.file_bytes
 }
 
-fn is_qcow2_cut_off(file: &OpenedFile, header: &Header) -> Result<bool> {
+fn is_qcow2_cut_off(file: &OpenedFile, header: &Qcow2Header) -> Result<bool> {
     let (name, file) = (file.path.display().to_string(), &*file.file);
     if refcount::is_cut_off(file, header, &name)? {
         return Ok(true);
     }
-    // Where refcounts cannot be read, nothing is known by them.
+    // Unreadable refcounts say nothing about the end.
     let end = match refcount::last_used_end(file, header, &name) {
         Err(error) if error.is_corrupt() => u64::MAX,
         end => end?,
@@ -136,7 +136,7 @@ fn is_qcow2_cut_off(file: &OpenedFile, header: &Header) -> Result<bool> {
     Ok(end > file.length_bytes()? && is_truncated(file, header, &name)?)
 }
 
-/// What a check finds in a file; what keeps it from being checked is a problem like any other.
+/// Checks a file; an error that prevents the check is reported as a problem.
 fn report_of(file: OpenedFile) -> Result<CheckReport> {
     if matches!(file.content, Content::Raw) {
         return Ok(CheckReport::default());
@@ -147,24 +147,24 @@ fn report_of(file: OpenedFile) -> Result<CheckReport> {
     }
 }
 
-/// What is known of a layer whose metadata was to be compared.
+/// The result of a quick check of one layer.
 #[derive(Debug, Clone)]
 pub struct CheckedLayer {
     /// The file.
     pub path: PathBuf,
-    /// What was found; none where the tables are too large to be gone through in passing.
+    /// The report; none if the tables are too large for a quick check.
     pub report: Option<CheckReport>,
-    /// Whether it was not closed cleanly, and keeps its refcounts up to date only then: they may be wrong, and its data is not.
+    /// Whether it was not closed cleanly and has lazy refcounts: these may be wrong, its data is not.
     pub has_old_refcounts: bool,
-    /// Whether the file ends before the end of what its tables lead to.
+    /// Whether the file ends before the end of the data that its tables refer to.
     pub is_cut_off: bool,
 }
 
-/// Clusters that a layer may have to be compared in passing: so many take some seconds, and some hundred MiB of memory.
+/// Limit of clusters for the quick check of a layer: it takes some seconds and some hundred MiB of memory.
 const PASSING_CLUSTER_COUNT_MAX: u64 = 1 << 24;
 
-/// Compares an image and all that it is based on, top first, but for what has no metadata: for who is about to read it. What keeps it from being compared,
-/// though not from being read, is a problem like any other.
+/// Checks an image and its backing files before they are read, top first; layers without metadata are left out. An
+/// error that prevents the check but not reading is reported as a problem.
 pub fn quick_check(path: &Path, options: &OpenOptions) -> Result<Vec<CheckedLayer>> {
     let layers = layers_of(path, options)?;
     let tables = layers.into_iter().filter(|file| file.info.format != Format::Raw);
@@ -191,10 +191,10 @@ pub fn quick_check(path: &Path, options: &OpenOptions) -> Result<Vec<CheckedLaye
     checked.collect()
 }
 
-/// Clusters that the tables of a file have entries for, at most.
+/// The maximum number of clusters that the tables of a file map.
 fn cluster_count(info: &LayerInfo) -> u64 {
     match (&info.qcow2, &info.blocks) {
-        // Tables that lead to nothing are none.
+        // A table without valid entries is not counted.
         (Some(qcow2), _) => info.size_bytes.min(info.file_bytes) / qcow2.cluster_bytes,
         (None, Some(blocks)) => info.size_bytes / blocks.block_bytes.max(1),
         (None, None) => 0,
@@ -216,12 +216,12 @@ fn check_file(opened: OpenedFile) -> Result<CheckReport> {
         Content::Raw => Err(Error::UnsupportedFormat {
             image: shown,
             format: opened.info.format.name(),
-            detail: "it has no metadata that could be checked",
+            detail: "it has no metadata to check",
         }),
     }
 }
 
-/// An image opened for reading: a device that reads as the guest sees its disk.
+/// An image that is open for reading: a device with the content that the guest sees.
 pub struct Image {
     layers: Vec<ChainLayer>,
     infos: Vec<LayerInfo>,
@@ -230,12 +230,12 @@ pub struct Image {
 }
 
 impl Image {
-    /// The whole chain as one device, to be kept longer than the image.
+    /// The whole chain as one device, which may outlive the image.
     pub fn device(&self) -> Arc<dyn BlockDevice> {
         Arc::clone(&self.layers[0].device)
     }
 
-    /// Size of a sector, as the guest sees it.
+    /// Sector size that the guest sees.
     pub fn sector_bytes(&self) -> u64 {
         let blocks = self.infos.first().and_then(|info| info.blocks.as_ref());
         blocks.map_or(crate::USUAL_SECTOR_BYTES, |blocks| blocks.sector_bytes)
@@ -246,12 +246,12 @@ impl Image {
         &self.infos
     }
 
-    /// What a person should know about the chain.
+    /// Notable facts about the chain.
     pub fn notes(&self) -> &[Note] {
         &self.notes
     }
 
-    /// Layer `depth` alone (0 is the image itself): what it does not hold is absent, and reads as zero.
+    /// Layer `depth` alone (0 is the image itself): ranges that it does not store are absent, and read as zero.
     pub fn layer(&self, depth: usize) -> Option<Arc<dyn BlockDevice>> {
         self.layers.get(depth).map(|layer| Arc::clone(&layer.alone))
     }
@@ -260,15 +260,16 @@ impl Image {
         &self.layers
     }
 
-    /// What `offset` of the disk is made of: which layer, and where in its file.
+    /// Maps `offset` of the disk to a layer and the offset in its file.
     ///
-    /// The entry begins at `offset` and covers at most `length_bytes_max`.
+    /// The entry begins at `offset` and has at most `length_bytes_max` bytes.
     pub fn map_at(&self, offset: u64, length_bytes_max: u64) -> Result<MapEntry> {
         map_at(&self.layers, offset, length_bytes_max)
     }
 
-    /// The disk as it was when the snapshot with this id or name was taken: an internal one of qcow2, or a delta of a disk of Parallels or ploop,
-    /// which is called by its GUID. The files of a delta that the top is not based on are opened now, through the same gate.
+    /// The disk as of the snapshot with this id or name: an internal snapshot of qcow2, or a delta of a Parallels or
+    /// ploop disk, which is named by its GUID. Deltas that the top does not need are opened now, through the same
+    /// gate.
     pub fn snapshot(&self, id_or_name: &str) -> Result<Arc<dyn BlockDevice>> {
         if let Some(tree) = &self.tree {
             return tree.snapshot(id_or_name, &self.layers, &self.infos);
@@ -277,7 +278,7 @@ impl Image {
         let (snapshots, _) = snapshot::load(&*layer.file, &layer.header, &layer.image)?;
         let found = snapshot::find(&snapshots, id_or_name, &layer.image)?;
         let data_file = layer.header.has_data_file().then(|| Arc::clone(&layer.data));
-        let snapshot = Layer::with_l1(
+        let snapshot = Qcow2Layer::with_l1(
             Arc::clone(&layer.image),
             layer.header.clone(),
             found.l1,
@@ -289,9 +290,9 @@ impl Image {
         Ok(Arc::new(WithBacking(Arc::new(snapshot))))
     }
 
-    /// The persistent bitmap `name` of the top image: what was written since its checkpoint.
+    /// The persistent bitmap `name` of the top image: the ranges written since its checkpoint.
     ///
-    /// A bitmap that misses writes is an error, as in [`for_each_dirty`](Self::for_each_dirty).
+    /// Fails for a bitmap that misses writes, like [`for_each_dirty`](Self::for_each_dirty).
     pub fn dirty_bitmap(&self, name: &str) -> Result<DirtyBitmap> {
         let layer = self.qcow2("bitmap", name)?;
         let bitmaps = bitmap::load(&*layer.file, &layer.header, &layer.image)?;
@@ -301,10 +302,9 @@ impl Image {
         Ok(dirty)
     }
 
-    /// Calls `visit` with every range that the persistent bitmap `name` of the top image marks as written, in order.
+    /// Calls `visit` for every range that the persistent bitmap `name` of the top image marks as written, in order.
     ///
-    /// Whether that can be relied on is the bitmap's [`state`](crate::PersistentBitmap::state); asking a bitmap that misses
-    /// writes is an error.
+    /// Fails for a bitmap that misses writes; see its [`state`](crate::PersistentBitmap::state).
     pub fn for_each_dirty(&self, name: &str, mut visit: impl FnMut(Range<u64>)) -> Result<()> {
         let layer = self.qcow2("bitmap", name)?;
         let bitmaps = bitmap::load(&*layer.file, &layer.header, &layer.image)?;
@@ -313,13 +313,13 @@ impl Image {
             return Err(Error::UnsupportedFeature {
                 image: layer.image.to_string(),
                 feature: format!("the bitmap {name}"),
-                detail: "it misses writes; read everything, and make a new bitmap".to_owned(),
+                detail: "it misses writes; read the whole disk, and create a new bitmap".to_owned(),
             });
         }
         bitmap::for_each_dirty(&*layer.file, &layer.header, found, &layer.image, &mut visit)
     }
 
-    fn qcow2(&self, what: &'static str, name: &str) -> Result<&Arc<Layer>> {
+    fn qcow2(&self, what: &'static str, name: &str) -> Result<&Arc<Qcow2Layer>> {
         self.layers[0].qcow2.as_ref().ok_or_else(|| Error::NotFound {
             image: self.infos[0].path.display().to_string(),
             what,

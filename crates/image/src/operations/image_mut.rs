@@ -14,9 +14,9 @@ use crate::formats::raw::RawImageMut;
 use crate::model::info::{LayerInfo, Note};
 use crate::{Error, OpenOptions, Result};
 
-/// Opens an image for writing; what it is based on stays as it is.
+/// Opens an image for writing, and its backing files for reading.
 ///
-/// Refuses an image that another process has open, that was cut off, that is marked as corrupt, or whose refcounts may be wrong.
+/// Fails if another process has it open, or if it is truncated, marked as corrupt, or may have wrong refcounts.
 pub fn open_mut(path: &Path, options: &OpenOptions) -> Result<ImageMut> {
     let mut chain = open_chain(path, options, Access::Write)?;
     if let Some(tree) = &chain.tree {
@@ -44,10 +44,10 @@ pub fn open_mut(path: &Path, options: &OpenOptions) -> Result<ImageMut> {
     })
 }
 
-/// An image opened for writing.
+/// An image that is open for writing.
 ///
-/// Dropping it loses what was written since the last [`flush`](BlockDeviceMut::flush), as a power cut would; the image
-/// stays consistent.
+/// Dropping it discards writes since the last [`flush`](BlockDeviceMut::flush), as a power cut would; the image stays
+/// consistent.
 pub struct ImageMut {
     device: Box<dyn BlockDeviceMut>,
     infos: Vec<LayerInfo>,
@@ -55,12 +55,12 @@ pub struct ImageMut {
 }
 
 impl ImageMut {
-    /// The files of the chain as they were when it was opened, the image itself first.
+    /// The files of the chain when it was opened, the image itself first.
     pub fn layers(&self) -> &[LayerInfo] {
         &self.infos
     }
 
-    /// What a person should know about the chain.
+    /// Notable facts about the chain.
     pub fn notes(&self) -> &[Note] {
         &self.notes
     }

@@ -9,27 +9,28 @@ use crate::Result;
 use crate::chain::ChainLayer;
 use crate::model::mapped_extent::MappedKind;
 
-/// A run of bytes of a disk that come from one place.
+/// A range of the disk that is stored in one place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MapEntry {
     /// First byte on the disk.
     pub offset: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub length: u64,
-    /// The layer that decides about them, 0 being the image itself; [`None`] where no layer holds them.
+    /// The layer that has it, 0 being the image itself; [`None`] if no layer has it.
     pub depth: Option<usize>,
-    /// What they are.
+    /// How it is stored.
     pub content: MapContent,
 }
 
-/// What a run of bytes is.
+/// How a range is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MapContent {
-    /// Reads as zero, and takes no space.
+    /// Reads as zero and takes no space.
     Zero,
-    /// Stored as it is, beginning at `host_offset` of one of the layer's files (of its data file, where a qcow2 has one).
+    /// Stored uncompressed, from `host_offset` on of one of the layer's files (the data file, if a qcow2 has one).
     Data {
-        /// Which one: 0 is the file of the layer itself, others are its [`extent_files`](crate::LayerInfo::extent_files), from 1 on.
+        /// Index of the file: 0 is the file of the layer itself, from 1 on its
+        /// [`extent_files`](crate::LayerInfo::extent_files).
         file: usize,
         /// Offset in that file.
         host_offset: u64,
@@ -61,7 +62,7 @@ pub(crate) fn map_at(layers: &[ChainLayer], offset: u64, length_bytes_max: u64) 
                     Some(MapContent::Data { file, host_offset })
                 }
                 MappedKind::Compressed(compressed) => {
-                    // Whether bytes are missing that the file does not have is known by decompressing it.
+                    // Whether truncated data is incomplete shows only when it is decompressed.
                     if layer.check_there(compressed.offset, compressed.length_bytes).is_err() {
                         layer.read_compressed(&mut [0], offset, compressed)?;
                     }
@@ -107,7 +108,7 @@ mod tests {
     use super::{MapContent, map_at};
     use crate::chain::ChainLayer;
 
-    /// A raw disk whose bytes are all data.
+    /// A raw disk without holes.
     struct Full(u64);
 
     impl BlockDevice for Full {
@@ -127,9 +128,9 @@ mod tests {
         }
     }
 
-    /// Only VMDKs put several files into one number; a place on a large raw disk is not one of them.
+    /// Only a VMDK encodes several files in one offset; an offset of a large raw disk is not decoded like that.
     #[test]
-    fn places_of_a_raw_disk_are_in_its_file_however_large_it_is() {
+    fn large_raw_offsets_map_to_the_first_file() {
         let size = 7 << 60;
         let device: Arc<dyn BlockDevice> = Arc::new(Full(size));
         let layer = ChainLayer {

@@ -1,4 +1,4 @@
-//! Operations on images of any format: each file finds the format, and calls it.
+//! Operations on images of any format: each detects the format and calls its implementation.
 
 pub(crate) mod changes;
 pub(crate) mod create;

@@ -1,6 +1,7 @@
-//! Gives an image another identity, and updates the images that differ from it.
+//! Gives an image a new identity, and updates its children.
 //!
-//! Hypervisors know an image by its identity, and refuse a copy that has the identity of the original. The content of the disk stays the same.
+//! Hypervisors recognize an image by its identity, and refuse a copy with the identity of the original. The content of
+//! the disk does not change.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -12,80 +13,81 @@ use crate::model::identity::require_other_id;
 use crate::operations::image::refuse_cut_off;
 use crate::{Backing, DiskDescriptor, Error, Format, ImageId, OpenOptions, Result};
 
-/// Files of a folder that are looked at, at most.
+/// Limit of files that are examined in one folder.
 const CANDIDATE_COUNT_MAX: usize = 10_000;
 
-/// What an image is to be known by.
+/// The new identity of an image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NewIdentity {
-    /// Its identity.
+    /// The identity.
     pub id: ImageId,
-    /// Images that differ from it, which are to know it by that.
+    /// Children to update.
     pub children: Vec<PathBuf>,
-    /// What to do about children that lie beside it and are not named.
-    pub beside: ChildrenBeside,
-    /// What its file will be called, where it has another name now: a VMDK says it.
+    /// How to treat further children in the folder of the image.
+    pub unnamed_children: UnnamedChildren,
+    /// The final file name, if the file is renamed later: a VMDK stores it.
     pub name: Option<String>,
 }
 
-/// What to do about images that differ from one that changes, lie beside it and are not named.
+/// How to treat children of the image that are in its folder and were not named.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ChildrenBeside {
-    /// Nothing is changed, and they are told of.
+pub enum UnnamedChildren {
+    /// Fail, and change nothing.
     Refuse,
-    /// They are changed, too.
+    /// Update them.
     Change,
-    /// They are left alone: the image is a copy of the one that they differ from.
+    /// Leave them alone: the image is a copy, and they are children of the original.
     Leave,
 }
 
-/// An identity that was changed.
+/// A changed identity.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IdentityChange {
-    /// What it was; none where the image did not say.
+    /// The identity before; none if the image had none.
     pub before: Option<ImageId>,
-    /// What it is; none for a disk of ploop, where only the deltas have one.
+    /// The identity after; none for a ploop disk, in which only the deltas have one.
     pub after: Option<ImageId>,
-    /// The images that differ from it and were changed.
+    /// The children that were updated.
     pub children: Vec<PathBuf>,
 }
 
-/// Gives the image at `path` another identity, and has its children know it by that; durable when this returns.
+/// Gives the image at `path` a new identity, and updates the identity that its children store; durable when this
+/// returns.
 ///
-/// Everything is looked at before anything is changed, and the children change first: where this is cut short, it can be done again
-/// with the same identity and the children named. A VHDX is known to its children by its last modification, which stays, and they
-/// are not touched.
+/// Everything is checked before anything changes, and the children change first: an interrupted call can be repeated
+/// with the same identity and the children named. Children of a VHDX identify it by its last modification, which
+/// stays, so they are not changed.
 ///
 /// # Errors
-/// [`Error::NoIdentity`] for raw and qcow2 images, and for single deltas of Parallels, whose identity is in the descriptor beside them:
-/// opened by that, the disk gets it, and all of its deltas get new ones;
-/// [`Error::HasChildren`] where some lie beside the image that were not to be changed.
+/// - [`Error::NoIdentity`] for raw and qcow2 images, and for single deltas of Parallels, whose identity is in the
+/// descriptor in their folder: opened by that, the disk gets it, and all of its deltas get new ones;
+/// - [`Error::HasChildren`] if there are children in the folder of the image that must not be changed.
 pub fn set_identity(path: &Path, options: &OpenOptions, new: &NewIdentity) -> Result<IdentityChange> {
     if new.id.is_nil() {
         return Err(Error::InvalidOption {
             option: "uuid",
-            detail: "it is that of nobody".to_owned(),
+            detail: "the nil UUID identifies no image".to_owned(),
         });
     }
     let mut children = new.children.clone();
-    // Before anything is locked: a lock ends when any opening of its file does.
+    // Before taking any lock: closing any descriptor of a file releases it.
     refuse_cut_off(path, options)?;
-    let others: Vec<PathBuf> = match new.beside {
-        ChildrenBeside::Leave => Vec::new(),
-        ChildrenBeside::Change | ChildrenBeside::Refuse => children_to_change(path, options)?,
+    let others: Vec<PathBuf> = match new.unnamed_children {
+        UnnamedChildren::Leave => Vec::new(),
+        UnnamedChildren::Change | UnnamedChildren::Refuse => children_to_change(path, options)?,
     }
     .into_iter()
     .filter(|found| !children.iter().any(|child| is_same(child, found)))
     .collect();
-    match new.beside {
-        ChildrenBeside::Change => children.extend(others),
-        ChildrenBeside::Refuse if !others.is_empty() => {
+    match new.unnamed_children {
+        UnnamedChildren::Change => children.extend(others),
+        UnnamedChildren::Refuse if !others.is_empty() => {
             return Err(Error::HasChildren {
                 image: path.display().to_string(),
                 children: others.iter().map(|child| child.display().to_string()).collect(),
             });
         }
-        ChildrenBeside::Refuse | ChildrenBeside::Leave => {}
+        UnnamedChildren::Refuse | UnnamedChildren::Leave => {}
     }
     let image = open_single(path, options, Access::Write)?;
     if let Some(delta) = &image.info.delta {
@@ -119,16 +121,16 @@ pub fn set_identity(path: &Path, options: &OpenOptions, new: &NewIdentity) -> Re
     })
 }
 
-/// The children beside the image at `path` that know it by its identity. Those of a VHDX do not.
+/// The children in the folder of `path` that store its identity. Those of a VHDX do not.
 fn children_to_change(path: &Path, options: &OpenOptions) -> Result<Vec<PathBuf>> {
     let format = open_single(path, options, Access::Read)?.info.format;
     if format == Format::Vhdx {
         return Ok(Vec::new());
     }
-    children_beside(path, options)
+    children_in_folder(path, options)
 }
 
-/// Makes the identities in a descriptor anew. Its top delta is locked meanwhile.
+/// Gives a descriptor and its deltas new identities. The top delta is locked meanwhile.
 fn renew_deltas(path: &Path, new: &NewIdentity) -> Result<IdentityChange> {
     let old = DiskDescriptor::load(path)?;
     let mut renewed = old.renewed(ImageId::random)?;
@@ -145,9 +147,9 @@ fn renew_deltas(path: &Path, new: &NewIdentity) -> Result<IdentityChange> {
     })
 }
 
-/// The images in the folder of the one at `path`, and in `Snapshots` below it, that know it as their parent: by its identity, or by its
-/// last modification, as a VHDX.
-pub fn children_beside(path: &Path, options: &OpenOptions) -> Result<Vec<PathBuf>> {
+/// The children of the image at `path` in its folder and in the subfolder `Snapshots`: they store its identity, or its
+/// last modification in case of a VHDX.
+pub fn children_in_folder(path: &Path, options: &OpenOptions) -> Result<Vec<PathBuf>> {
     let image = open_single(path, options, Access::Read)?;
     let extensions: &[&str] = match image.info.format {
         Format::Vdi => &["vdi"],
@@ -164,7 +166,7 @@ pub fn children_beside(path: &Path, options: &OpenOptions) -> Result<Vec<PathBuf
         backing: Backing::Ignore,
         ..options.clone()
     };
-    Ok(images_beside(path, extensions, |found| {
+    Ok(images_in_folder(path, extensions, |found| {
         let opened = open_single(found, &child_options, Access::Read);
         opened.is_ok_and(|opened| match opened.info.format {
             Format::Vhdx => {
@@ -175,9 +177,9 @@ pub fn children_beside(path: &Path, options: &OpenOptions) -> Result<Vec<PathBuf
     }))
 }
 
-/// The images in the folder of the one at `path`, and in `Snapshots` below it, that are based on it: as its
-/// children, or by its path, as a qcow2.
-pub fn dependents_beside(path: &Path, options: &OpenOptions) -> Result<Vec<PathBuf>> {
+/// The images in the folder of `path` and in its subfolder `Snapshots` that depend on it: its children, and qcow2
+/// overlays, which store its path.
+pub fn dependents_in_folder(path: &Path, options: &OpenOptions) -> Result<Vec<PathBuf>> {
     let image = open_single(path, options, Access::Read)?;
     let child_options = |format| OpenOptions {
         format: Some(format),
@@ -187,20 +189,21 @@ pub fn dependents_beside(path: &Path, options: &OpenOptions) -> Result<Vec<PathB
     match image.info.format {
         Format::Qcow2 | Format::Raw => {
             let options = child_options(Format::Qcow2);
-            Ok(images_beside(path, &["qcow2", "qcow", "img"], |found| {
+            Ok(images_in_folder(path, &["qcow2", "qcow", "img"], |found| {
                 let opened = open_single(found, &options, Access::Read).ok();
                 let qcow2 = opened.and_then(|opened| opened.info.qcow2);
                 let backing = qcow2.and_then(|qcow2| qcow2.backing_file);
-                // An absolute path replaces the folder.
+                // `join` with an absolute path replaces the folder.
                 backing.is_some_and(|backing| is_same(&directory_of(found).join(backing), path))
             }))
         }
-        _ => children_beside(path, options),
+        _ => children_in_folder(path, options),
     }
 }
 
-/// The images in the folder of the one at `path`, and in `Snapshots` below it, that have one of these extensions and are its children.
-fn images_beside(path: &Path, extensions: &[&str], is_child: impl Fn(&Path) -> bool) -> Vec<PathBuf> {
+/// The images in the folder of `path` and in its subfolder `Snapshots` that have one of these extensions and are its
+/// children.
+fn images_in_folder(path: &Path, extensions: &[&str], is_child: impl Fn(&Path) -> bool) -> Vec<PathBuf> {
     let folder = directory_of(path);
     let mut children: Vec<PathBuf> = [folder.join("Snapshots"), folder]
         .iter()
@@ -237,7 +240,7 @@ fn is_same(one: &Path, other: &Path) -> bool {
     }
 }
 
-/// A child knows its parent by what it was, or already by what it is to be.
+/// Fails unless the child stores the identity of its parent from before, or already the new one.
 fn require_child(child: &OpenedFile, parent: &OpenedFile, after: ImageId) -> Result<()> {
     let (blocks, parent_blocks) = (child.info.blocks.as_ref(), parent.info.blocks.as_ref());
     let named = blocks.and_then(|blocks| blocks.parent.as_ref());
@@ -247,11 +250,11 @@ fn require_child(child: &OpenedFile, parent: &OpenedFile, after: ImageId) -> Res
         Some(named) => match (named.id, &named.modification) {
             (Some(id), _) if id == after || Some(id) == before => return Ok(()),
             (Some(id), _) => format!("its parent is {id}"),
-            // By what was written last, as a VHDX, or a VMDK that says no more.
+            // A VHDX, and a VMDK without a parent UUID, identify the parent by its last modification.
             (None, named) if named.as_ref() == modification => return Ok(()),
             (None, named) => format!(
-                "its parent is one last modified as {}",
-                named.as_deref().unwrap_or("nobody says")
+                "the last modification of its parent is {}",
+                named.as_deref().unwrap_or("unknown")
             ),
         },
         None => "it has no parent".to_owned(),
@@ -266,9 +269,9 @@ fn require_child(child: &OpenedFile, parent: &OpenedFile, after: ImageId) -> Res
 fn require_identity(image: &OpenedFile) -> Result<()> {
     let detail = match image.content {
         Content::Vdi(_) | Content::Vhd(_) | Content::Vhdx(_) | Content::Vmdk(_) => return Ok(()),
-        Content::Raw => "a raw disk has none but what its guest has written",
-        Content::Qcow2(_) => "qcow2 has none: an overlay knows its backing file by its path",
-        Content::Ploop(_) => "that of a delta is in the DiskDescriptor.xml beside it",
+        Content::Raw => "a raw disk has none, except in data of its guest",
+        Content::Qcow2(_) => "qcow2 has none: an overlay refers to its backing file by path",
+        Content::Ploop(_) => "that of a delta is in the DiskDescriptor.xml in its folder",
     };
     Err(Error::NoIdentity {
         image: image.path.display().to_string(),

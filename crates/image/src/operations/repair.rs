@@ -1,11 +1,13 @@
-//! Repairs images whose metadata contradicts itself, where the format has a repair.
+//! Repairs images with inconsistent metadata, if the format supports it.
 //!
-//! A repair is planned on a copy in memory of what it changes ([`Staged`](crate::file::Staged)), and the result is checked before the
-//! image is touched: a repair that would make it worse is refused. Formats write in an order in which a crash between any two writes leaves the
-//! image no worse than it was: what protects data is written before room is given back, and each step is durable before the next one.
+//! A repair is planned in memory ([`Staged`](crate::file::Staged)), and its result is checked before the image is
+//! changed: a repair that makes it worse is refused. Formats write in an order in which a crash between any two writes
+//! leaves the image no worse than before: data is protected before space is freed, and each step is durable before the
+//! next one.
 //!
-//! What is certain is repaired in every mode: uses of a cluster can be counted, a copy can be taken from its twin, a log can be replayed.
-//! What is not certain, because a part of the disk is lost or a block has two owners, is repaired by [`RepairMode::All`] only.
+//! Unambiguous damage is repaired in every mode: references to a cluster can be counted, a redundant copy can be
+//! restored, a log can be replayed. Ambiguous damage, where a part of the disk is lost or a block has two owners, is
+//! repaired by [`RepairMode::All`] only.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -22,45 +24,45 @@ use crate::{CheckReport, Error, Format, OpenOptions, Result};
 #[cfg(test)]
 mod tests;
 
-/// Whether a repair is only planned.
+/// Whether the planned repair will be executed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RepairIntent {
-    /// It will not be executed: the image is opened for reading only.
+    /// It will not: the image is opened for reading only.
     Look,
-    /// The image is opened for writing, with a lock.
+    /// It will: the image is opened for writing, with a lock.
     Repair,
 }
 
-/// How often repair is repeated: repairing overlapping structures may reveal other damage.
+/// Maximum number of rounds: repairing overlapping structures may reveal further damage.
 const ROUND_COUNT_MAX: usize = 4;
 
 /// A planned repair.
 pub struct Repair {
-    target: Target,
+    target: RepairTarget,
     before: CheckReport,
     after: CheckReport,
     actions: Vec<RepairAction>,
 }
 
-/// Plans the repair of the image at `path`. Nothing is written, but by [`Repair::execute`].
+/// Plans the repair of the image at `path`. Only [`Repair::execute`] writes to it.
 ///
-/// Only the image itself is repaired, not its backing files.
+/// Backing files are not repaired.
 ///
 /// # Errors
-/// - [`Error::Locked`] where another process has it open;
-/// - [`Error::UnsupportedFormat`] where it has no metadata;
-/// - [`Error::Corrupt`] where it is damaged in a way that cannot even be looked at.
+/// - [`Error::Locked`] if another process has it open;
+/// - [`Error::UnsupportedFormat`] if it has no metadata;
+/// - [`Error::Corrupt`] if its damage prevents even examining it.
 pub fn plan_repair(path: &Path, options: &OpenOptions, mode: RepairMode, intent: RepairIntent) -> Result<Repair> {
     let access = match intent {
         RepairIntent::Look => Access::Read,
         RepairIntent::Repair => Access::Write,
     };
-    Repair::plan(Target::open(path, options, access)?, mode)
+    Repair::plan(RepairTarget::open(path, options, access)?, mode)
 }
 
 impl Repair {
-    fn plan(mut target: Target, mode: RepairMode) -> Result<Self> {
-        let (before, was_readable) = target.check_or_tell()?;
+    fn plan(mut target: RepairTarget, mode: RepairMode) -> Result<Self> {
+        let (before, was_readable) = target.check_even_damaged()?;
         let mut actions = Vec::new();
         let mut is_done = false;
         for _ in 0..ROUND_COUNT_MAX {
@@ -71,13 +73,13 @@ impl Repair {
             }
             actions.extend(found);
         }
-        let (mut after, is_readable) = target.check_or_tell()?;
+        let (mut after, is_readable) = target.check_even_damaged()?;
         let is_worse = (after.corruption_count, after.leak_count) > (before.corruption_count, before.leak_count)
             || (was_readable && !is_readable)
             || !target.keeps_descriptors()?;
         if is_worse || !is_done || actions.is_empty() {
-            // Whatever was tried is forgotten: no change without its reason, none for the worse, and none that never comes to an end.
-            target.forget()?;
+            // Discard the plan: it changed something without a reason, made the image worse, or did not converge.
+            target.discard_changes()?;
             actions.clear();
             after = before.clone();
         }
@@ -89,25 +91,26 @@ impl Repair {
         })
     }
 
-    /// What is wrong with the image as it is.
+    /// Problems before the repair.
     pub fn before(&self) -> &CheckReport {
         &self.before
     }
 
-    /// What will be wrong with it afterwards.
+    /// Problems after the repair.
     pub fn after(&self) -> &CheckReport {
         &self.after
     }
 
-    /// What is going to be done, in this order; nothing where nothing can be.
+    /// The actions, in order; empty if nothing can be repaired.
     pub fn actions(&self) -> &[RepairAction] {
         &self.actions
     }
 
-    /// Mends the image, durably, and checks it again. Where this is cut short, the image is no worse than it was, and can be repaired again.
+    /// Repairs the image durably, and checks it again. After an interruption the image is no worse than before, and
+    /// can be repaired again.
     ///
     /// # Errors
-    /// As of writing. A repair that was only to be looked at cannot be executed.
+    /// Those of writing. A repair that was planned with [`RepairIntent::Look`] cannot be executed.
     pub fn execute(self) -> Result<CheckReport> {
         for file in &self.target.files {
             if file.is_changed() {
@@ -115,24 +118,24 @@ impl Repair {
             }
         }
         let mut target = self.target;
-        target.forget()?;
-        Ok(target.check_or_tell()?.0)
+        target.discard_changes()?;
+        Ok(target.check_even_damaged()?.0)
     }
 }
 
-/// An image that is mended: its files, each with the changes that it will get.
-struct Target {
+/// An image under repair: its files with their pending changes.
+struct RepairTarget {
     image: String,
     format: Format,
     base: Vec<Arc<dyn ImageFile>>,
     files: Vec<Arc<Staged>>,
-    /// The file of the data of a qcow2, where that is another one: what leads there is held against it, and it is not changed.
+    /// The external data file of a qcow2, to validate references to it; it is not changed.
     data: Option<Arc<dyn ImageFile>>,
-    /// The parts of a VMDK.
-    vmdk: Option<vmdk::tables::Opened>,
+    /// The extents of a VMDK.
+    vmdk: Option<vmdk::tables::OpenedVmdk>,
 }
 
-impl Target {
+impl RepairTarget {
     fn open(path: &Path, options: &OpenOptions, access: Access) -> Result<Self> {
         let (path_found, file) = open_named(path, options.format, access)?;
         let image = path_found.display().to_string();
@@ -143,7 +146,8 @@ impl Target {
         format.require_supported(&image)?;
         match format {
             Format::Vmdk | Format::Parallels => {
-                // They may be made of other files. One opening at a time: the end of any ends the lock of all.
+                // The extents may be separate files. Each is opened once at a time: closing any descriptor of a file
+                // releases its lock.
                 drop(file);
                 let opened = open_single(path, options, access)?;
                 let (base, vmdk) = match opened.content {
@@ -162,7 +166,7 @@ impl Target {
             _ => Err(Error::UnsupportedFormat {
                 image,
                 format: format.name(),
-                detail: "it has no metadata that could be repaired",
+                detail: "it has no metadata to repair",
             }),
         }
     }
@@ -171,7 +175,7 @@ impl Target {
         image: String,
         format: Format,
         base: Vec<Arc<dyn ImageFile>>,
-        vmdk: Option<vmdk::tables::Opened>,
+        vmdk: Option<vmdk::tables::OpenedVmdk>,
     ) -> Result<Self> {
         let mut target = Self {
             image,
@@ -181,12 +185,12 @@ impl Target {
             data: None,
             vmdk,
         };
-        target.forget()?;
+        target.discard_changes()?;
         Ok(target)
     }
 
-    /// Forgets all changes.
-    fn forget(&mut self) -> Result<()> {
+    /// Discards all changes.
+    fn discard_changes(&mut self) -> Result<()> {
         self.files.clear();
         for base in &self.base {
             self.files.push(Arc::new(Staged::new(Arc::clone(base))?));
@@ -194,7 +198,7 @@ impl Target {
         if let Some(opened) = &mut self.vmdk {
             let files = self.files.iter().map(|file| Arc::clone(file) as Arc<dyn ImageFile>);
             opened.files = Arc::new(Concatenated { files: files.collect() });
-            // What was read of the files may be what is forgotten.
+            // Headers may have been read from discarded changes.
             opened.reload(&self.image)?;
         }
         Ok(())
@@ -204,31 +208,31 @@ impl Target {
         Arc::clone(&self.files[0]) as Arc<dyn ImageFile>
     }
 
-    /// Checks the image with its changes.
     fn check(&self) -> Result<CheckReport> {
         let (file, image) = (self.file(), &*self.image);
         match self.format {
             Format::Qcow2 => qcow2::check::check(&file, &load_header(&*file, image)?, image, self.data.as_deref()),
-            Format::Vdi => vdi::check::check(&*file, &vdi::header::Header::load(&*file, image)?),
-            Format::Vhd => vhd::check::check(&*file, &vhd::header::Header::load(&*file, image)?),
-            Format::Vhdx => vhdx::check::check(&vhdx::opened::Opened::load(file, Access::Read, image)?),
+            Format::Vdi => vdi::check::check(&*file, &vdi::header::VdiHeader::load(&*file, image)?),
+            Format::Vhd => vhd::check::check(&*file, &vhd::header::VhdHeader::load(&*file, image)?),
+            Format::Vhdx => vhdx::check::check(&vhdx::opened::OpenedVhdx::load(file, Access::Read, image)?),
             Format::Vmdk => match &self.vmdk {
                 Some(opened) => vmdk::check::check(opened),
                 None => Ok(CheckReport::default()),
             },
-            _ => ploop::check::check(&*file, &ploop::header::Header::load(&*file, image)?),
+            _ => ploop::check::check(&*file, &ploop::header::PloopHeader::load(&*file, image)?),
         }
     }
 
-    /// The same; damage that keeps it from being opened is a problem like any other. With whether it can be.
-    fn check_or_tell(&self) -> Result<(CheckReport, bool)> {
+    /// Like `check`, with damage that prevents opening reported as a problem. Also returns whether it can be opened.
+    fn check_even_damaged(&self) -> Result<(CheckReport, bool)> {
         match self.check() {
             Err(error) if error.is_corrupt() => Ok((CheckReport::of_damage(&error), false)),
             other => Ok((other?, true)),
         }
     }
 
-    /// Whether what describes a VMDK in its extents is as it was: tables that lie over it must not be mended.
+    /// Whether the descriptors embedded in the extents of a VMDK are unchanged: tables that overlap them must not be
+    /// repaired.
     fn keeps_descriptors(&self) -> Result<bool> {
         if self.format != Format::Vmdk {
             return Ok(true);
@@ -241,28 +245,28 @@ impl Target {
         Ok(true)
     }
 
-    /// Mends what there is to mend, in memory.
+    /// Repairs what can be repaired, in memory.
     fn repair(&mut self, mode: RepairMode) -> Result<Vec<RepairAction>> {
         let mut actions = Vec::new();
         let file = self.file();
         let image = &*self.image;
-        let mended = match self.format {
+        let repaired = match self.format {
             Format::Qcow2 => qcow2::repair::repair(&*file, self.data.as_deref(), image, mode, &mut actions),
             Format::Vdi => vdi::repair::repair(&*file, image, mode, &mut actions),
             Format::Vhd => vhd::repair::repair(&*file, image, mode, &mut actions),
             Format::Vhdx => vhdx::repair::repair(&file, image, mode, &mut actions),
             Format::Vmdk => match &mut self.vmdk {
                 Some(opened) => {
-                    let mended = vmdk::repair::repair(opened, mode, &mut actions);
-                    mended.and_then(|()| opened.reload(image))
+                    let repaired = vmdk::repair::repair(opened, mode, &mut actions);
+                    repaired.and_then(|()| opened.reload(image))
                 }
                 None => Ok(()),
             },
             _ => ploop::repair::repair(&*file, image, mode, &mut actions),
         };
-        match mended {
+        match repaired {
             Ok(()) => Ok(actions),
-            // What is damaged beyond knowledge stays as it is, and is told of by the check.
+            // Leave unrecoverable damage alone; the check reports it.
             Err(error) if error.is_corrupt() => Ok(Vec::new()),
             Err(error) => Err(error),
         }

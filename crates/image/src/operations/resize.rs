@@ -1,13 +1,13 @@
 //! Changes the size of an image.
 //!
-//! All formats grow in one order, so that after a crash the disk has the old size or the new one:
+//! All formats grow in one order, so that after a crash the disk has the old or the new size:
 //!
-//! 1. The tables get room for the new size, in places that nothing refers to yet; then the header says that they are larger. Tables
-//!    may be larger than a disk needs.
-//! 2. What the tables, or a backing file, hold past the old end becomes zero: an earlier size has left it there.
-//! 3. The header says the new size.
+//! 1. The tables grow into unused space; then the header records their new size. Tables may be larger than the disk
+//! needs.
+//! 2. Leftover data past the old end, in the tables or in a backing file, is zeroed.
+//! 3. The header records the new disk size.
 //!
-//! They shrink in the reverse order: the header says the new size, and then the room past it is given back.
+//! They shrink in the reverse order: the header records the new size, then the space past it is freed.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -17,69 +17,70 @@ use crate::file::{Access, ImageFile, directory_of};
 use crate::formats::ploop::descriptor::FILE_NAME;
 use crate::formats::{ploop, qcow2, vdi, vhd, vhdx};
 use crate::operations::image::refuse_cut_off;
-use crate::operations::new_identity::dependents_beside;
+use crate::operations::new_identity::dependents_in_folder;
 use crate::{Backing, Error, Format, OpenOptions, Result};
 
 #[cfg(test)]
 mod crash_tests;
 
-/// Sizes of disks are multiples of this many bytes in all formats but raw.
+/// In all formats but raw, the disk size is a multiple of this.
 const SECTOR_BYTES: u64 = 512;
 
-/// Whether an image may become smaller, by which it loses its end.
+/// Whether an image may become smaller, which loses the data at its end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Shrink {
-    /// It may not.
+    /// It must not.
     #[default]
     Refuse,
     /// It may.
     Allow,
 }
 
-/// An image whose size was changed.
+/// The result of a resize.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Resized {
-    /// What the size of the disk was, in bytes.
+pub struct ResizeReport {
+    /// Size of the disk before, in bytes.
     pub before_bytes: u64,
-    /// What it is, in bytes.
+    /// Size of the disk after, in bytes.
     pub after_bytes: u64,
     /// The format of the image.
     pub format: Format,
 }
 
-/// Gives the disk of the image at `path` a size of `new_size_bytes` bytes; durable when this returns. New bytes read as zero.
+/// Resizes the disk of the image at `path` to `new_size_bytes`; durable when this returns. New bytes read as zero.
 ///
-/// Sizes are multiples of 512 but for raw images. The size that the image has already changes nothing. Where this is cut short, the
-/// image has its old size or the new one, and it can be done again.
+/// The size must be a multiple of 512, except for raw images. Nothing happens if the image has the size already. After
+/// an interruption the image has the old or the new size, and the call can be repeated.
 ///
 /// # Errors
-/// - [`Error::CutOff`] where the file ends before the end of what its tables lead to;
-/// - [`Error::WouldShrink`] where the disk would become smaller and `shrink` does not allow that;
-/// - [`Error::HasChildren`] where images beside it are based on it: they have its size;
-/// - [`Error::NotResizable`] where the format, or this image of it, cannot have that size: converting it helps;
-/// - [`Error::InvalidOption`] for sizes that the format has not;
-/// - [`Error::Locked`] where somebody else has it open.
-pub fn resize(path: &Path, options: &OpenOptions, new_size_bytes: u64, shrink: Shrink) -> Result<Resized> {
-    // Before anything is locked: a lock ends when any opening of its file does.
+/// - [`Error::CutOff`] if the file is truncated;
+/// - [`Error::WouldShrink`] if the disk would become smaller and `shrink` does not allow it;
+/// - [`Error::HasChildren`] if images in its folder depend on it: they have its size;
+/// - [`Error::NotResizable`] if the format, or this variant of it, does not support it: convert the image instead;
+/// - [`Error::InvalidOption`] for a size that the format does not support;
+/// - [`Error::Locked`] if another process has it open.
+pub fn resize(path: &Path, options: &OpenOptions, new_size_bytes: u64, shrink: Shrink) -> Result<ResizeReport> {
+    // Before taking any lock: closing any descriptor of a file releases it.
     refuse_cut_off(path, options)?;
-    let children: Vec<PathBuf> = dependents_beside(path, options)?;
+    let children: Vec<PathBuf> = dependents_in_folder(path, options)?;
     let options = OpenOptions {
         backing: Backing::Follow,
         ..options.clone()
     };
     let mut chain = open_chain(path, &options, Access::Write)?;
-    // So does one beside a delta.
+    // A descriptor in the folder of a delta stores the size, too.
     let descriptor = directory_of(path).join(FILE_NAME);
     let is_delta = chain.files[0].info.format == Format::Parallels && descriptor.exists();
     if chain.tree.is_some() || is_delta {
         return Err(Error::NotResizable {
             image: path.display().to_string(),
-            detail: "it is a disk of Parallels whose descriptor says the size too; convert it".to_owned(),
+            detail: "it is a delta of a Parallels disk, whose descriptor records the size, too; convert it first"
+                .to_owned(),
         });
     }
     let top = chain.files.remove(0);
     let image = top.path.display().to_string();
-    let resized = Resized {
+    let resized = ResizeReport {
         before_bytes: top.info.size_bytes,
         after_bytes: new_size_bytes,
         format: top.info.format,
@@ -108,14 +109,14 @@ pub fn resize(path: &Path, options: &OpenOptions, new_size_bytes: u64, shrink: S
     match &top.content {
         Content::Raw => resize_raw(&*top.file, &image, new_size_bytes)?,
         Content::Qcow2(opened) if opened.data_file.is_some() => {
-            return Err(not_resizable("its data is in another file; convert it"));
+            return Err(not_resizable("its data is in an external file; convert it first"));
         }
         Content::Qcow2(_) => {
             let below = stack(chain.files, None)?;
             let backing = below.first().map(|layer| Arc::clone(&layer.device));
             qcow2::resize::resize(&top.file, &image, backing.as_ref(), new_size_bytes)?;
         }
-        Content::Vmdk(_) => return Err(not_resizable("a VMDK is not given another size here; convert it")),
+        Content::Vmdk(_) => return Err(not_resizable("resizing a VMDK is not supported; convert it first")),
         Content::Vdi(_) => vdi::resize::resize(&top.file, &image, new_size_bytes)?,
         Content::Vhd(_) => vhd::resize::resize(&top.file, &image, new_size_bytes)?,
         Content::Vhdx(_) => vhdx::resize::resize(&top.file, &image, new_size_bytes)?,
@@ -124,12 +125,12 @@ pub fn resize(path: &Path, options: &OpenOptions, new_size_bytes: u64, shrink: S
     Ok(resized)
 }
 
-fn check_size(resized: &Resized) -> Result<()> {
+fn check_size(resized: &ResizeReport) -> Result<()> {
     let after = resized.after_bytes;
     let detail = if i64::try_from(after).is_err() || after == 0 {
-        format!("no disk has {after} bytes")
+        format!("a disk cannot have {after} bytes")
     } else if resized.format != Format::Raw && !after.is_multiple_of(SECTOR_BYTES) {
-        format!("{after} bytes are not whole sectors of {SECTOR_BYTES}")
+        format!("{after} bytes is not a multiple of the sector size, {SECTOR_BYTES} bytes")
     } else {
         return Ok(());
     };
@@ -141,7 +142,7 @@ fn resize_raw(file: &dyn ImageFile, image: &str, after_bytes: u64) -> Result<()>
     if file.length_bytes()? != after_bytes {
         return Err(Error::NotResizable {
             image: image.to_owned(),
-            detail: "it is a block device, whose size its owner says".to_owned(),
+            detail: "it is a block device; resize it with its volume manager".to_owned(),
         });
     }
     Ok(file.sync()?)

@@ -1,4 +1,4 @@
-//! Copies a disk: workers read and write in parallel, and one thread takes what they read in order.
+//! Copies a disk: workers read and write in parallel, and one thread collects their results in order.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::num::NonZero;
@@ -10,10 +10,10 @@ use holdfast_block::{AlignedBuffer, BlockDevice, ExtentKind};
 use crate::pipeline::piece::ClassifiedBuffer;
 use crate::{Error, Result};
 
-/// Bytes that a worker takes at once, or a cluster where that is more: what was read is still in the cache of a core when it is written. With
-/// 2 MiB a conversion costs an eighth more processor time.
+/// Bytes that a worker reads at once, or one cluster if that is more: they are still in the core's cache when they are
+/// written. With 2 MiB, a conversion takes an eighth more CPU time.
 const PIECE_BYTES: u64 = 512 << 10;
-/// Pieces in flight per thread: enough that it has work while a busy host lets another wait.
+/// Pieces in flight per thread: enough to keep every thread busy while the host delays some of them.
 const PIECES_PER_THREAD: u64 = 8;
 const EXTENT_COUNT_MAX: usize = 64;
 
@@ -25,24 +25,24 @@ struct Ranges<'a> {
     at: u64,
     /// End of the data that `at` lies in.
     data_end: u64,
-    /// How far the source was asked.
-    asked: u64,
+    /// End of the range whose extents are known.
+    listed_end: u64,
 }
 
 impl Ranges<'_> {
     fn next(&mut self) -> Result<Option<Range<u64>>> {
         let size_bytes = self.source.size_bytes();
         while self.at >= self.data_end {
-            if self.asked >= size_bytes {
+            if self.listed_end >= size_bytes {
                 return Ok(None);
             }
-            let list = self.source.extents(self.asked..size_bytes, EXTENT_COUNT_MAX)?;
-            self.asked = list.end();
+            let list = self.source.extents(self.listed_end..size_bytes, EXTENT_COUNT_MAX)?;
+            self.listed_end = list.end();
             if let Some(data) = list.as_slice().iter().find(|extent| extent.kind == ExtentKind::Data) {
                 let start = data.offset / self.cluster_bytes * self.cluster_bytes;
                 self.at = start.max(self.at);
                 self.data_end = data.end().next_multiple_of(self.cluster_bytes).min(size_bytes);
-                self.asked = self.data_end;
+                self.listed_end = self.data_end;
             }
         }
         let border = (self.at / self.piece_bytes + 1) * self.piece_bytes;
@@ -52,42 +52,41 @@ impl Ranges<'_> {
     }
 }
 
-/// Bytes and where they are to be written.
-pub(crate) struct Writing {
+/// A buffer, and where its bytes are to be written.
+pub(crate) struct PendingWrites {
     pub(crate) buffer: AlignedBuffer,
-    pub(crate) writes: Vec<Placed>,
+    pub(crate) writes: Vec<PlacedWrite>,
 }
 
-/// What workers and the collecting thread share.
-struct Shared<'a> {
+/// State that workers and the collecting thread share.
+struct PipelineQueue<'a> {
     ranges: Ranges<'a>,
-    /// Whether the source has no more ranges.
+    /// Whether all ranges were handed out.
     is_read: bool,
-    /// Number of the next range to hand out.
+    /// Number of the next range.
     handed_out: u64,
-    /// Number of the next result to take in.
+    /// Number of the next result to collect.
     taken: u64,
     results: BTreeMap<u64, Result<ClassifiedBuffer>>,
-    waiting: VecDeque<Writing>,
-    /// Pieces that are waiting to be written, or are being written.
+    waiting: VecDeque<PendingWrites>,
+    /// Pieces that are queued for writing or being written.
     unwritten: u64,
     /// The first write that failed.
     failure: Option<Error>,
-    /// Workers exit.
-    is_over: bool,
-    /// Workers that may still bring a result.
+    /// Tells the workers to exit.
+    is_shutdown: bool,
+    /// Workers that are running.
     workers: usize,
     buffers: Vec<AlignedBuffer>,
 }
 
-/// What a worker does next.
 enum Task {
-    Write(Writing),
+    Write(PendingWrites),
     Read(u64, Result<Range<u64>>, AlignedBuffer),
 }
 
-impl Shared<'_> {
-    /// The next thing to do, where there is one now. Writing comes first: it gives room for reading.
+impl PipelineQueue<'_> {
+    /// The next task, if there is one now. Writes come first: they free memory for reads.
     fn next(&mut self, in_flight_max: u64) -> Option<Task> {
         if let Some(writing) = self.waiting.pop_front() {
             return Some(Task::Write(writing));
@@ -103,52 +102,52 @@ impl Shared<'_> {
         Some(Task::Read(number, range, self.buffers.pop().unwrap_or_default()))
     }
 
-    /// Whether everything that was handed out is taken in and written.
+    /// Whether all ranges were collected and written.
     fn is_done(&self) -> bool {
         self.is_read && self.handed_out == self.taken && self.unwritten == 0
     }
 }
 
 struct PipelineState<'a> {
-    shared: Mutex<Shared<'a>>,
-    /// Something arrived for the collecting thread, or nothing will.
+    shared: Mutex<PipelineQueue<'a>>,
+    /// Signals the collecting thread: a result arrived, or none will any more.
     arrived: Condvar,
-    /// There may be something to do for a worker.
+    /// Signals the workers: there may be a task.
     is_task: Condvar,
     in_flight_max: u64,
 }
 
-/// A copy of a disk, with its settings.
+/// A copy job and its settings.
 pub(crate) struct Pipeline<'a> {
     pub(crate) source: &'a dyn BlockDevice,
-    /// Pieces begin and end at multiples of it.
+    /// Pieces are aligned to it.
     pub(crate) cluster_bytes: u64,
-    /// Threads that compute at the same time: how much is in flight.
+    /// Threads that compute at the same time, which bounds the pieces in flight.
     pub(crate) threads: NonZero<usize>,
     pub(crate) worker_count: usize,
-    /// Writes bytes where they were placed.
+    /// Writes bytes at an offset of the file.
     pub(crate) write: &'a (dyn Fn(&[u8], u64) -> Result<()> + Sync),
 }
 
 impl Pipeline<'_> {
-    /// Copies the disk. `take` gets what was read, in order, and decides what is written where.
+    /// Copies the disk. `take` gets the results in order, and decides what is written where.
     pub(crate) fn run<W>(
         &self,
         make_worker: impl Fn() -> Result<W>,
-        take: &mut dyn FnMut(ClassifiedBuffer) -> Result<Writing>,
+        take: &mut dyn FnMut(ClassifiedBuffer) -> Result<PendingWrites>,
     ) -> Result<()>
     where
         W: FnMut(Range<u64>, AlignedBuffer) -> Result<ClassifiedBuffer> + Send,
     {
         let state = PipelineState {
-            shared: Mutex::new(Shared {
+            shared: Mutex::new(PipelineQueue {
                 ranges: Ranges {
                     source: self.source,
                     cluster_bytes: self.cluster_bytes,
                     piece_bytes: PIECE_BYTES.max(self.cluster_bytes),
                     at: 0,
                     data_end: 0,
-                    asked: 0,
+                    listed_end: 0,
                 },
                 is_read: false,
                 handed_out: 0,
@@ -157,7 +156,7 @@ impl Pipeline<'_> {
                 waiting: VecDeque::new(),
                 unwritten: 0,
                 failure: None,
-                is_over: false,
+                is_shutdown: false,
                 workers: self.worker_count,
                 buffers: Vec::new(),
             }),
@@ -179,25 +178,26 @@ impl Pipeline<'_> {
     }
 }
 
-/// Shuts the pipeline down when the collecting thread leaves, also by a panic: no worker may wait for ever.
+/// Shuts the pipeline down when the collecting thread leaves, also by a panic: otherwise workers would wait for ever.
 struct ShutdownGuard<'a, 'b>(&'a PipelineState<'b>);
 
 impl Drop for ShutdownGuard<'_, '_> {
     fn drop(&mut self) {
-        self.0.lock().is_over = true;
+        self.0.lock().is_shutdown = true;
         self.0.is_task.notify_all();
         self.0.arrived.notify_all();
     }
 }
 
-/// Counts a worker that exits. When it panicked, the others exit too, and the panic reaches the caller from the thread's scope.
+/// Counts a worker that exits. If it panicked, the others exit, too, and the thread scope passes the panic on to the
+/// caller.
 struct WorkerGuard<'a, 'b>(&'a PipelineState<'b>);
 
 impl Drop for WorkerGuard<'_, '_> {
     fn drop(&mut self) {
         let mut shared = self.0.lock();
         shared.workers -= 1;
-        shared.is_over |= std::thread::panicking();
+        shared.is_shutdown |= std::thread::panicking();
         drop(shared);
         self.0.is_task.notify_all();
         self.0.arrived.notify_all();
@@ -205,11 +205,10 @@ impl Drop for WorkerGuard<'_, '_> {
 }
 
 impl<'a> PipelineState<'a> {
-    fn lock(&self) -> MutexGuard<'_, Shared<'a>> {
+    fn lock(&self) -> MutexGuard<'_, PipelineQueue<'a>> {
         self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The loop of a worker.
     fn work(
         &self,
         read: &mut dyn FnMut(Range<u64>, AlignedBuffer) -> Result<ClassifiedBuffer>,
@@ -217,9 +216,9 @@ impl<'a> PipelineState<'a> {
     ) {
         let _leaving = WorkerGuard(self);
         let mut shared = self.lock();
-        while !shared.is_over {
+        while !shared.is_shutdown {
             let Some(task) = shared.next(self.in_flight_max) else {
-                // The collecting thread may have waited for just that.
+                // The collecting thread may be waiting for this write.
                 self.arrived.notify_one();
                 shared = self.is_task.wait(shared).unwrap_or_else(PoisonError::into_inner);
                 continue;
@@ -248,8 +247,8 @@ impl<'a> PipelineState<'a> {
         }
     }
 
-    /// Takes results in, in order, until all are written or one is an error.
-    fn collect(&self, take: &mut dyn FnMut(ClassifiedBuffer) -> Result<Writing>) -> Result<()> {
+    /// Collects results in order, until all are written or one is an error.
+    fn collect(&self, take: &mut dyn FnMut(ClassifiedBuffer) -> Result<PendingWrites>) -> Result<()> {
         let mut shared = self.lock();
         loop {
             if let Some(error) = shared.failure.take() {
@@ -277,21 +276,21 @@ impl<'a> PipelineState<'a> {
     }
 }
 
-/// Where bytes of a disk go.
+/// A range of the buffer and its place in the file.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Placed {
-    /// The bytes, counted from the first that were placed.
+pub(crate) struct PlacedWrite {
+    /// The range in the buffer.
     pub(crate) bytes: Range<usize>,
-    /// Where in the file that [`BulkWriter::data_file`] gives.
+    /// The offset in the file that [`BulkWriter::data_file`] returns.
     pub(crate) file_offset: u64,
 }
 
-/// Whether a long job goes on.
+/// Whether a long job continues.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Continue {
-    /// It does.
+    /// Continue.
     Go,
-    /// It stops as soon as it can.
+    /// Stop as soon as possible.
     Stop,
 }
 

@@ -1,4 +1,4 @@
-//! QEMU as the peer: every image that one side writes, the other must read.
+//! QEMU as the peer: each side must read every image that the other one writes.
 
 #![allow(dead_code, unreachable_pub, reason = "each test program uses its part")]
 #![expect(clippy::disallowed_methods, reason = "tests run the peer")]
@@ -25,14 +25,14 @@ fn run_in(directory: &Path, program: &str, arguments: &[&str]) -> Output {
     }
 }
 
-/// Runs qemu-img, which must succeed; gives what it printed.
+/// Runs qemu-img, which must succeed; returns its output.
 pub fn qemu_img(arguments: &[&str]) -> String {
     qemu_img_in(Path::new("."), arguments)
 }
 
 fn qemu_img_in(directory: &Path, arguments: &[&str]) -> String {
     let mut output = run_in(directory, "qemu-img", arguments);
-    // It measures how quick it derives a key, and gives up where the host's clock of processor time stands still meanwhile.
+    // QEMU measures the speed of key derivation, and fails if the CPU clock of the host did not advance meanwhile.
     for _ in 0..20 {
         if !String::from_utf8_lossy(&output.stderr).contains("Unable to get accurate CPU usage") {
             break;
@@ -48,12 +48,12 @@ fn qemu_img_in(directory: &Path, arguments: &[&str]) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// Runs qemu-io with commands on an image, which must succeed.
+/// Runs qemu-io commands on an image; they must succeed.
 pub fn qemu_io(image: &Path, commands: &[&str]) {
     qemu_io_as("qcow2", image, commands);
 }
 
-/// The same, on an image of that format.
+/// The same with a given format.
 pub fn qemu_io_as(format: &str, image: &Path, commands: &[&str]) {
     let mut arguments = vec!["-f", format];
     for command in commands {
@@ -68,7 +68,7 @@ pub fn qemu_io_as(format: &str, image: &Path, commands: &[&str]) {
     );
 }
 
-/// What `qemu-img check` says: corruptions and leaks.
+/// Corruptions and leaks according to `qemu-img check`.
 pub fn qemu_check(image: &Path) -> (u64, u64) {
     let output = run("qemu-img", &["check", "-f", "qcow2", "--output=json", path_text(image)]);
     let printed = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -80,7 +80,7 @@ pub fn qemu_check(image: &Path) -> (u64, u64) {
     (number_in(&printed, "corruptions"), number_in(&printed, "leaks"))
 }
 
-/// The number behind `"key":` in JSON text; 0 where it is missing.
+/// The number after `"key":` in JSON text; 0 if it is missing.
 fn number_in(json: &str, key: &str) -> u64 {
     let Some((_, rest)) = json.split_once(&format!("\"{key}\":")) else {
         return 0;
@@ -93,7 +93,7 @@ pub fn path_text(path: &Path) -> &str {
     path.to_str().expect("temporary paths are UTF-8")
 }
 
-/// A small generator of bytes, so that a failure is replayed by its seed.
+/// A small random generator; a failure can be replayed by its seed.
 pub struct Random(pub u64);
 
 impl Random {
@@ -116,7 +116,7 @@ impl Random {
     }
 }
 
-/// A disk with noise, text and zeroes in pieces of all sizes.
+/// A disk with random bytes, text and zeroes in pieces of all sizes.
 pub fn sample_disk(size_bytes: u64, seed: u64) -> Vec<u8> {
     let mut random = Random(seed);
     let mut disk = vec![0; to_usize(size_bytes)];
@@ -139,7 +139,7 @@ pub fn sample_disk(size_bytes: u64, seed: u64) -> Vec<u8> {
     disk
 }
 
-/// Asserts that `device` reads as `expected`, whole and in pieces, and that its extents tell the truth.
+/// Asserts that `device` reads as `expected`, as a whole and in pieces, and that its extents are correct.
 pub fn assert_reads_as(device: &dyn BlockDevice, expected: &[u8], what: &str) {
     assert_eq!(device.size_bytes(), expected.len() as u64, "{what}");
     let mut found = vec![0xee; expected.len()];
@@ -175,7 +175,7 @@ pub fn assert_reads_as(device: &dyn BlockDevice, expected: &[u8], what: &str) {
     assert_eq!(end, device.size_bytes());
 }
 
-/// Random operations on the image and on a plain vector.
+/// Makes random changes to the image and to a vector.
 pub fn work(image: &Path, disk: &mut [u8], random: &mut Random, operations: u32) {
     let device = open_mut(image, &OpenOptions::default()).unwrap();
     assert_eq!(device.size_bytes(), disk.len() as u64);
@@ -214,7 +214,7 @@ pub fn work(image: &Path, disk: &mut [u8], random: &mut Random, operations: u32)
     assert_reads_as(&device, disk, "after the flush");
 }
 
-/// A directory for one test.
+/// A temporary folder for one test.
 pub struct Lab {
     directory: TempDir,
 }
@@ -230,13 +230,13 @@ impl Lab {
         self.directory.path().join(name)
     }
 
-    /// Runs qemu-img with these words in this directory; it must succeed.
+    /// Runs qemu-img with these arguments in this folder; it must succeed.
     pub fn qemu_img(&self, words: &str) -> String {
         let words: Vec<&str> = words.split_whitespace().collect();
         qemu_img_in(self.directory.path(), &words)
     }
 
-    /// A raw file of sample content.
+    /// A raw file with sample content.
     pub fn raw(&self, name: &str, size_bytes: u64, seed: u64) -> (PathBuf, Vec<u8>) {
         let disk = sample_disk(size_bytes, seed);
         let path = self.path(name);
@@ -247,25 +247,25 @@ impl Lab {
     }
 }
 
-/// Asserts that our own check finds nothing.
+/// Asserts that our check finds no problem.
 pub fn assert_clean(image: &Path) {
     let report = check(image, &OpenOptions::default()).unwrap();
     assert!(report.is_clean(), "{:?}", report.problems);
 }
 
-/// How many contradictions our own check finds.
+/// The number of corruptions that our check finds.
 pub fn corruptions(image: &Path) -> u64 {
     check(image, &OpenOptions::default()).unwrap().corruption_count
 }
 
-/// The disk as the peer reads it.
+/// The disk as QEMU reads it.
 pub fn flatten(image: &Path, lab: &Lab) -> Vec<u8> {
     let raw = lab.path("flat.raw");
     qemu_img(&["convert", "-O", "raw", path_text(image), path_text(&raw)]);
     fs::read(raw).unwrap()
 }
 
-/// Replaces the bytes of a file.
+/// Replaces the content of a file.
 pub fn overwrite(path: &Path, bytes: &[u8]) {
     let file = fs::OpenOptions::new()
         .create(true)
@@ -276,14 +276,14 @@ pub fn overwrite(path: &Path, bytes: &[u8]) {
     std::os::unix::fs::FileExt::write_all_at(&file, bytes, 0).unwrap();
 }
 
-/// Runs qemu-img, which must fail; gives what it complained about.
+/// Runs qemu-img, which must fail; returns its error output.
 pub fn qemu_img_fails(arguments: &[&str]) -> String {
     let output = run("qemu-img", arguments);
     assert!(!output.status.success(), "qemu-img {arguments:?} succeeded");
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// A qemu-io that has an image open until it is dropped.
+/// A qemu-io that keeps an image open until it is dropped.
 pub struct QemuIo(std::process::Child);
 
 impl QemuIo {
@@ -297,7 +297,7 @@ impl QemuIo {
             .stdout(Stdio::null())
             .spawn()
             .unwrap();
-        // It obeys only after it opened the image: this write tells when that was.
+        // qemu-io runs commands only after opening the image: the result of this write shows that it did.
         child
             .stdin
             .as_mut()

@@ -1,6 +1,6 @@
-//! Readers that have nothing to do with us or QEMU: dissect.hypervisor, libvhdi and libvmdk.
+//! Independent readers: dissect.hypervisor, libvhdi and libvmdk.
 //!
-//! `read.py` beside this file calls them, and goes around those of their defects that are known.
+//! `read.py` in this folder calls them, and works around their known defects.
 
 #![expect(clippy::disallowed_methods, reason = "tests run the peers")]
 
@@ -32,7 +32,7 @@ impl Reader {
         }
     }
 
-    /// Those that read images of this format.
+    /// The readers of this format.
     pub fn of(format: Format) -> &'static [Self] {
         match format {
             Format::Vhd | Format::Vhdx => &[Self::Dissect, Self::Libvhdi],
@@ -42,7 +42,7 @@ impl Reader {
         }
     }
 
-    /// The disk of a chain of images, the top first; or what the peer has against it.
+    /// The disk of a chain of images, the top first; or the error of the reader.
     pub fn read(self, format: Format, chain: &[&Path], lab: &Lab) -> Result<Vec<u8>, String> {
         self.run(format, chain, lab, "all").map(|(_, bytes)| bytes)
     }

@@ -1,4 +1,4 @@
-//! Images that differ from a parent. QEMU refuses them, so that they are read layer by layer here, by the formats' own words.
+//! Differencing images. QEMU refuses them, so they are read layer by layer here, by the rules of the formats.
 
 use holdfast_block::{BlockDevice as _, BlockDeviceMut as _};
 use holdfast_image::{
@@ -21,7 +21,7 @@ fn child_of(parent: &std::path::Path, format: Format, size_bytes: u64) -> Create
 }
 
 #[test]
-fn children_read_through_to_their_parents() {
+fn children_read_from_their_parents() {
     for (format, extension) in [
         (Format::Vdi, "vdi"),
         (Format::Vhd, "vhd"),
@@ -56,7 +56,7 @@ fn children_read_through_to_their_parents() {
             "the base",
         );
 
-        // Whoever writes to a parent breaks its children, and they say so where the format can.
+        // A write to a parent breaks its children, which detect it if the format allows.
         if format == Format::Vhd {
             continue;
         }
@@ -79,7 +79,7 @@ fn children_read_through_to_their_parents() {
 }
 
 #[test]
-fn a_parent_that_has_moved_is_asked_for_and_found_where_the_user_says() {
+fn moved_parent_must_be_allowed() {
     for (format, extension) in [(Format::Vhd, "vhd"), (Format::Vhdx, "vhdx"), (Format::Vmdk, "vmdk")] {
         let lab = Lab::new();
         let (base, top) = (
@@ -103,7 +103,7 @@ fn a_parent_that_has_moved_is_asked_for_and_found_where_the_user_says() {
         };
         assert_eq!(open(&top, &options).unwrap().layers().len(), 2, "{format}");
 
-        // One that was elsewhere, and is beside its child now.
+        // A parent that moved from another folder to that of its child.
         let far = lab.path(&format!("far.{extension}"));
         let child = child_of(&lab.path(&format!("moved/base.{extension}")), format, MIB);
         create(&far, &child).unwrap();
@@ -120,9 +120,9 @@ fn a_parent_that_has_moved_is_asked_for_and_found_where_the_user_says() {
     }
 }
 
-/// Looking for the parent, nothing opens the image a second time: the end of that would end its lock.
+/// The search for the parent must not open the image again: closing the second descriptor would release its lock.
 #[test]
-fn an_image_whose_parent_was_looked_for_stays_locked() {
+fn parent_search_keeps_the_lock() {
     for (format, extension) in [
         (Format::Vdi, "vdi"),
         (Format::Vhd, "vhd"),
@@ -130,7 +130,7 @@ fn an_image_whose_parent_was_looked_for_stays_locked() {
         (Format::Vmdk, "vmdk"),
     ] {
         let lab = Lab::new();
-        // The child comes first among the files of the folder.
+        // The child sorts first among the files of the folder.
         let (base, top) = (lab.path(&format!("z.{extension}")), lab.path(&format!("a.{extension}")));
         create(&base, &CreateOptions::new(format, MIB)).unwrap();
         create(&top, &child_of(&base, format, MIB)).unwrap();
@@ -146,7 +146,7 @@ fn an_image_whose_parent_was_looked_for_stays_locked() {
 }
 
 #[test]
-fn a_parent_is_found_where_virtualbox_puts_it_and_nowhere_else() {
+fn parent_search_follows_virtualbox_folders() {
     let lab = Lab::new();
     let size = 2 * MIB;
     let machine = lab.path("web1");
@@ -154,7 +154,7 @@ fn a_parent_is_found_where_virtualbox_puts_it_and_nowhere_else() {
     let (base, top) = (machine.join("web1.vdi"), machine.join("Snapshots/child.vdi"));
     create(&base, &CreateOptions::new(Format::Vdi, size)).unwrap();
     create(&top, &child_of(&base, Format::Vdi, size)).unwrap();
-    // The folder above is not the image's own: the user says that it may be looked into.
+    // The parent folder is not that of the image: the user must allow it.
     let refused = open(&top, &OpenOptions::default());
     assert!(
         matches!(refused, Err(Error::ParentNotFound { .. })),

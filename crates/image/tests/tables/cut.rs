@@ -1,4 +1,4 @@
-//! Images of which the end is missing, as after an interrupted copy: no byte is made up, and a check finds what a reader finds.
+//! Truncated images, as after an interrupted copy: no data is invented, and a check finds what a reader finds.
 
 use std::fs::{self, File};
 use std::io::Write as _;
@@ -14,7 +14,7 @@ use holdfast_image::{
 
 use crate::peer::{Lab, path_text, qemu_img, sample_disk};
 
-/// Of no whole cluster, block or grain.
+/// Not a multiple of a cluster, block or grain.
 const DISK_BYTES: u64 = 5_000_192;
 const PIECE: usize = 4096;
 
@@ -25,7 +25,7 @@ fn options(format: Format) -> OpenOptions {
     }
 }
 
-/// Lengths of a file that was cut off, among them those around its last sectors and clusters.
+/// Lengths of a truncated file, including those around its last sectors and clusters.
 fn lengths(file_bytes: u64) -> Vec<u64> {
     let ends = [
         1, 17, 300, 511, 512, 513, 1024, 2000, 4096, 9000, 30_000, 65_536, 66_000, 700_000,
@@ -36,7 +36,7 @@ fn lengths(file_bytes: u64) -> Vec<u64> {
     lengths
 }
 
-/// Reads all pieces of the image; whether they could all be read. What was read must be as `disk` has it.
+/// Reads all pieces of the image; returns whether all were readable. Those must be equal to `disk`.
 fn reads_whole(path: &Path, format: Format, disk: &[u8], what: &str) -> bool {
     let image = match open(path, &options(format)) {
         Ok(image) => image,
@@ -67,7 +67,7 @@ fn is_found(path: &Path, format: Format, what: &str) -> bool {
     }
 }
 
-/// Cuts the image at all lengths.
+/// Truncates the image at all lengths.
 fn try_all(lab: &Lab, path: &Path, format: Format, disk: &[u8]) {
     let name = path.file_name().unwrap().to_string_lossy().into_owned();
     assert!(reads_whole(path, format, disk, &name), "{name} as it was made");
@@ -91,7 +91,7 @@ fn try_all(lab: &Lab, path: &Path, format: Format, disk: &[u8]) {
     fs::remove_file(&cut).unwrap();
 }
 
-/// A repair gives up what is missing, which is zero from then on, and nothing else.
+/// A repair discards what is missing, which reads as zero from then on, and nothing else.
 fn repaired(cut: &Path, disk: &[u8], what: &str) {
     let Ok(plan) = plan_repair(cut, &options(Format::Qcow2), RepairMode::All, RepairIntent::Repair) else {
         return;
@@ -108,7 +108,7 @@ fn repaired(cut: &Path, disk: &[u8], what: &str) {
     let mut found = vec![0; disk.len()];
     image.read_at(&mut found, 0).unwrap();
     for (number, (piece, expected)) in found.chunks(512).zip(disk.chunks(512)).enumerate() {
-        // Where the file ends inside of a sector, the rest of that is zero.
+        // If the file ends inside a sector, its rest reads as zero.
         let common = piece
             .iter()
             .zip(expected)
@@ -147,7 +147,7 @@ fn text_disk() -> Vec<u8> {
 }
 
 #[test]
-fn a_qcow2_that_was_cut_off_is_never_read_as_other_data() {
+fn truncated_qcow2_never_reads_wrong_data() {
     let lab = Lab::new();
     let disk = sample_disk(DISK_BYTES, 11);
     let text = text_disk();
@@ -212,9 +212,9 @@ fn a_qcow2_that_was_cut_off_is_never_read_as_other_data() {
     }
 }
 
-/// Tables that are at the end of the file, which is what the work of a guest leaves.
+/// Tables at the end of the file, as writes of a guest leave them.
 #[test]
-fn a_qcow2_whose_last_table_was_cut_off_is_damaged() {
+fn truncated_last_table_is_damage() {
     let lab = Lab::new();
     for cluster_bytes in [512, 65_536] {
         let path = lab.path(&format!("guest-{cluster_bytes}.qcow2"));
@@ -228,7 +228,7 @@ fn a_qcow2_whose_last_table_was_cut_off_is_damaged() {
         create(&path, &options).unwrap();
         let disk = sample_disk(DISK_BYTES, 3);
         let device = open_mut(&path, &OpenOptions::default()).unwrap();
-        // Backwards: the table of the first part of the disk is stored last.
+        // Backwards, so that the table of the first range is stored last.
         let source = MemoryDevice::from_bytes(&disk);
         fill_device(
             &source,
@@ -244,7 +244,7 @@ fn a_qcow2_whose_last_table_was_cut_off_is_damaged() {
 }
 
 #[test]
-fn images_with_tables_of_blocks_that_were_cut_off_are_never_read_as_other_data() {
+fn truncated_block_formats_never_read_wrong_data() {
     let lab = Lab::new();
     let disk = sample_disk(DISK_BYTES, 12);
     for format in [Format::Vdi, Format::Vhd, Format::Vhdx, Format::Vmdk, Format::Parallels] {
@@ -269,7 +269,7 @@ fn images_with_tables_of_blocks_that_were_cut_off_are_never_read_as_other_data()
 }
 
 #[test]
-fn a_compressed_vmdk_that_was_cut_off_is_never_read_as_other_data() {
+fn truncated_compressed_vmdk_never_reads_wrong_data() {
     let lab = Lab::new();
     let disk = text_disk();
     let path = lab.path("stream.vmdk");

@@ -1,7 +1,7 @@
-//! Disks of Parallels and ploop: deltas that a descriptor chains.
+//! Parallels and ploop disks: chains of deltas with a descriptor.
 //!
-//! No peer reads the descriptor. So each delta is made by QEMU or by us, a model that knows nothing but the table of a
-//! delta lays their clusters over each other, and what is read through the descriptor is compared with that.
+//! No peer reads the descriptor. Therefore each delta is made by QEMU or by us, a simple model that only reads the
+//! table of a delta merges their clusters, and the result is compared with what is read through the descriptor.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -22,7 +22,7 @@ use crate::peer::{
 const MIB: u64 = 1 << 20;
 const TOP: ImageId = DiskDescriptor::TOP;
 
-/// A delta as a descriptor has it: GUID, that of the parent, type, file.
+/// A row of the descriptor: GUID, GUID of the parent, type, file.
 type Row<'a> = (ImageId, ImageId, &'a str, &'a str);
 
 fn id(number: u8) -> ImageId {
@@ -55,7 +55,7 @@ fn descriptor(size_bytes: u64, top: Option<ImageId>, rows: &[Row<'_>]) -> String
     )
 }
 
-/// A folder for a disk, with its descriptor.
+/// Creates the folder of a disk with its descriptor.
 fn folder(lab: &Lab, size_bytes: u64, top: Option<ImageId>, rows: &[Row<'_>]) -> PathBuf {
     let path = lab.path("web1.hdd");
     fs::create_dir_all(&path).unwrap();
@@ -66,8 +66,7 @@ fn folder(lab: &Lab, size_bytes: u64, top: Option<ImageId>, rows: &[Row<'_>]) ->
     path
 }
 
-/// The model of one expanding delta: lays the clusters that its table has over `disk`, which becomes as large as the
-/// delta's.
+/// The model of one expanding delta: copies the clusters in its table over `disk`, which gets the size of the delta.
 fn overlay(disk: &mut Vec<u8>, delta: &Path) {
     let bytes = fs::read(delta).unwrap();
     let u32_at = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap()) as usize;
@@ -81,7 +80,7 @@ fn overlay(disk: &mut Vec<u8>, delta: &Path) {
     for (index, piece) in disk.chunks_mut(cluster).enumerate() {
         let host = u32_at(64 + index * 4) * entry;
         if host != 0 {
-            // What is cut off by the end of the file is zero.
+            // Bytes past the end of the file are zero.
             let held = &bytes[host..bytes.len().min(host + piece.len())];
             piece[..held.len()].copy_from_slice(held);
             piece[held.len()..].fill(0);
@@ -101,7 +100,7 @@ fn made_by_qemu(path: &Path, cluster: &str, size_bytes: u64, commands: &[&str]) 
     qemu_io_as("parallels", path, commands);
 }
 
-/// Four deltas of three sizes of clusters, of a disk that grew with each, and a branch beside them.
+/// Four deltas with three cluster sizes, of a disk that grew with each, and a branch.
 ///
 /// ```text
 /// root (QEMU) ── middle (QEMU) ── top (ours)
@@ -118,7 +117,7 @@ fn grown(lab: &Lab) -> PathBuf {
     let (raw, _) = lab.raw("disk.raw", 5 * MIB + 512, 3);
     let words = ["convert", "-f", "raw", "-O", "parallels", "-o", "cluster_size=256k"];
     qemu_img(&[&words[..], &[path_text(&raw), path_text(&path.join("root.hds"))]].concat());
-    // Whole clusters of the middle hide what is below them, also where they are zero.
+    // Whole clusters of the middle hide those of the root, also where they are zero.
     let writes = [
         "write -P 7 1M 64k",
         "write -P 8 4M 100k",
@@ -128,7 +127,7 @@ fn grown(lab: &Lab) -> PathBuf {
     made_by_qemu(&path.join("middle.hds"), "64k", 7 * MIB, &writes);
     made_by_qemu(&path.join("branch.hds"), "1M", 7 * MIB, &["write -P 3 100k 2M"]);
     make_old(&path.join("branch.hds"));
-    // What is in the last cluster of the root behind the end of its disk is nobody's.
+    // Data in the last cluster of the root past the end of its disk is ignored.
     let root = fs::File::options()
         .read(true)
         .write(true)
@@ -143,7 +142,7 @@ fn grown(lab: &Lab) -> PathBuf {
     path
 }
 
-/// Makes a delta one of version 1, as Parallels itself and ploop before Virtuozzo 7 have them: entries are sectors.
+/// Converts a delta to version 1, as Parallels and ploop before Virtuozzo 7 write it: entries are in sectors.
 fn make_old(path: &Path) {
     let mut bytes = fs::read(path).unwrap();
     let sectors = u32::from_le_bytes(bytes[28..32].try_into().unwrap());
@@ -161,7 +160,7 @@ fn files(folder: &Path, names: &[&str]) -> Vec<Vec<u8>> {
 }
 
 #[test]
-fn a_delta_below_the_top_is_checked_with_the_disk() {
+fn check_includes_lower_deltas() {
     let lab = Lab::new();
     let path = grown(&lab);
     let check = || holdfast_image::check(&path, &OpenOptions::default()).unwrap();
@@ -180,7 +179,7 @@ fn a_delta_below_the_top_is_checked_with_the_disk() {
 }
 
 #[test]
-fn a_disk_of_plain_bytes_alone_has_nothing_to_check() {
+fn plain_disk_has_no_metadata_to_check() {
     let lab = Lab::new();
     let path = folder(&lab, 2 * MIB, Some(TOP), &[(TOP, ImageId::NIL, "Plain", "root.hds")]);
     lab.raw("web1.hdd/root.hds", 2 * MIB, 5);
@@ -189,7 +188,7 @@ fn a_disk_of_plain_bytes_alone_has_nothing_to_check() {
 }
 
 #[test]
-fn a_chain_reads_as_its_deltas_laid_over_each_other() {
+fn chain_reads_merged_deltas() {
     let lab = Lab::new();
     let path = grown(&lab);
     let (mut root, below) = (Vec::new(), files(&path, &["root.hds", "middle.hds", "branch.hds"]));
@@ -242,7 +241,7 @@ fn a_chain_reads_as_its_deltas_laid_over_each_other() {
 }
 
 #[test]
-fn layers_say_who_they_are() {
+fn layers_report_their_identities() {
     let lab = Lab::new();
     let path = grown(&lab);
     let image = open(&path, &OpenOptions::default()).unwrap();
@@ -271,7 +270,7 @@ fn layers_say_who_they_are() {
         layers.iter().map(|layer| layer.format_source).collect::<Vec<_>>(),
         [FormatSource::Content, FormatSource::Overlay, FormatSource::Overlay]
     );
-    // Whoever overwrites files, or watches them, has to know of the descriptor.
+    // Code that overwrites or watches files needs the descriptor in this list.
     assert_eq!(layers[0].extent_files, [path.join("DiskDescriptor.xml")]);
     let snapshots = &layers[0].delta.as_ref().unwrap().snapshots;
     let snapshots: Vec<_> = snapshots
@@ -281,7 +280,7 @@ fn layers_say_who_they_are() {
     assert_eq!(snapshots, [(id(1), None), (id(2), Some(id(1))), (id(3), Some(id(2)))]);
     assert!(layers[1].delta.as_ref().unwrap().snapshots.is_empty());
 
-    // 3 MiB: zeroes of the middle, over data of the root. 8 MiB: behind all that there is.
+    // 3 MiB: zeroes of the middle over data of the root. 8 MiB: past all data.
     for (offset, depth) in [(0, Some(2)), (MIB, Some(1)), (3 * MIB, Some(1)), (8 * MIB, None)] {
         let entry = image.map_at(offset, 512).unwrap();
         assert_eq!(entry.depth, depth, "{offset}: {entry:?}");
@@ -304,7 +303,7 @@ fn layers_say_who_they_are() {
 }
 
 #[test]
-fn a_plain_root_is_the_disk_itself_and_never_asked_what_it_is() {
+fn plain_root_format_is_not_detected() {
     let lab = Lab::new();
     let rows = [
         (id(1), ImageId::NIL, "Plain", "root.hds"),
@@ -312,7 +311,7 @@ fn a_plain_root_is_the_disk_itself_and_never_asked_what_it_is() {
     ];
     let path = folder(&lab, 3 * MIB, Some(TOP), &rows);
     let (root, mut disk) = lab.raw("web1.hdd/root.hds", 2 * MIB, 5);
-    // Its guest has written the header of another format into it.
+    // The guest wrote the header of another format.
     disk[..8].copy_from_slice(b"QFI\xfb\0\0\0\x03");
     fs::File::options()
         .write(true)
@@ -332,7 +331,7 @@ fn a_plain_root_is_the_disk_itself_and_never_asked_what_it_is() {
         (Format::Raw, ImageKind::Fixed, Some(id(1)))
     );
 
-    // Alone it is read; written to it is as what it is.
+    // Without other deltas it can be read, and written as a raw image.
     let path = folder(&lab, 2 * MIB, None, &[(TOP, ImageId::NIL, "Plain", "root.hds")]);
     assert_eq!(
         contents(&open(&path, &OpenOptions::default()).unwrap()),
@@ -344,7 +343,7 @@ fn a_plain_root_is_the_disk_itself_and_never_asked_what_it_is() {
 }
 
 #[test]
-fn a_new_disk_is_a_folder_that_the_peer_knows_the_delta_of() {
+fn new_parallels_folder_is_readable_by_qemu() {
     let lab = Lab::new();
     let size = 5 * MIB + 512;
     let options = CreateOptions {
@@ -380,7 +379,7 @@ fn a_new_disk_is_a_folder_that_the_peer_knows_the_delta_of() {
             let found = fs::metadata(whole.join(place)).unwrap().permissions().mode();
             assert_eq!(found & 0o777, mode, "{place}");
         }
-        // Nothing is written over.
+        // Nothing is overwritten.
         assert!(matches!(
             create(&whole, options),
             Err(Error::Io { .. } | Error::InvalidOption { .. })
@@ -390,7 +389,7 @@ fn a_new_disk_is_a_folder_that_the_peer_knows_the_delta_of() {
     }
     let empty = create(&lab.path("empty.hdd"), &CreateOptions::new(Format::Parallels, 0));
     assert!(matches!(empty, Err(Error::InvalidOption { .. })), "{empty:?}");
-    // What cannot be made leaves nothing.
+    // A failed creation leaves nothing behind.
     let fixed = CreateOptions {
         blocks: BlockOptions {
             kind: ImageKind::Fixed,
@@ -403,13 +402,13 @@ fn a_new_disk_is_a_folder_that_the_peer_knows_the_delta_of() {
         assert!(matches!(refused, Err(Error::InvalidOption { .. })), "{refused:?}");
     }
     assert!(!lab.path("empty.hdd").exists() && !lab.path("refused.hdd").exists());
-    // Without that name it is one delta, as before.
+    // Without the extension it is a single delta, as before.
     create(&lab.path("one.hds"), &CreateOptions::new(Format::Parallels, size)).unwrap();
     assert!(lab.path("one.hds").is_file());
 }
 
 #[test]
-fn the_gate_stands_before_every_delta() {
+fn gate_checks_every_delta() {
     let lab = Lab::new();
     let (secret, _) = lab.raw("secret", MIB, 1);
     let absolute = path_text(&secret).to_owned();
@@ -433,7 +432,7 @@ fn the_gate_stands_before_every_delta() {
         ..OpenOptions::default()
     };
     assert_eq!(contents(&open(&path, &allowed).unwrap()), fs::read(&secret).unwrap());
-    // The folder was named, and not what a link in it leads to.
+    // The user named the folder, not the target of a link in it.
     fs::rename(path.join("DiskDescriptor.xml"), lab.path("descriptor")).unwrap();
     std::os::unix::fs::symlink("../descriptor", path.join("DiskDescriptor.xml")).unwrap();
     for answer in [
@@ -444,7 +443,7 @@ fn the_gate_stands_before_every_delta() {
         assert!(matches!(answer, Some(Error::Io { .. })), "{answer:?}");
     }
     fs::remove_file(path.join("DiskDescriptor.xml")).unwrap();
-    // It stays before those that are opened later.
+    // The files opened later come after it.
     let rows = [
         (id(1), ImageId::NIL, "Plain", "root.hds"),
         (TOP, id(1), "Compressed", "top.hds"),
@@ -464,7 +463,7 @@ fn the_gate_stands_before_every_delta() {
 }
 
 #[test]
-fn a_disk_that_was_moved_is_found_by_the_names_of_its_files() {
+fn moved_disk_finds_its_deltas_by_name() {
     let lab = Lab::new();
     fs::create_dir(lab.path("elsewhere")).unwrap();
     let moved = lab.path("elsewhere/root.hds");
@@ -475,7 +474,7 @@ fn a_disk_that_was_moved_is_found_by_the_names_of_its_files() {
         create(&path.join("root.hds"), &CreateOptions::new(Format::Parallels, MIB)).unwrap();
         let image = open(&path, &OpenOptions::default()).unwrap();
         assert!(image.layers()[0].path.ends_with("web1.hdd/root.hds"));
-        // One of that name which is another delta is not it.
+        // A file of that name that belongs to another delta is not used.
         let rows = [
             (id(1), ImageId::NIL, "Compressed", absolute),
             (TOP, id(1), "Compressed", "top.hds"),
@@ -493,7 +492,7 @@ fn a_disk_that_was_moved_is_found_by_the_names_of_its_files() {
 }
 
 #[test]
-fn what_cannot_be_opened_says_what_it_is() {
+fn unsupported_images_are_named() {
     let lab = Lab::new();
     let size = MIB;
     let delta = |name: &str| {
@@ -523,12 +522,12 @@ fn what_cannot_be_opened_says_what_it_is() {
         error(&two("root.hds", "DiskDescriptor.xml")),
         Error::ChainLoop { .. }
     ));
-    // A descriptor is no delta.
+    // A descriptor is not a delta.
     let inner = lab.path("web1.hdd/inner.hds");
     fs::copy(path.join("DiskDescriptor.xml"), &inner).unwrap();
     assert!(error(&two("root.hds", "inner.hds")).is_corrupt());
 
-    // A chain has a bound; what is not in it has none to keep.
+    // The length of a chain is limited; deltas outside of it do not count.
     let names: Vec<String> = (0..130).map(|number| format!("{number}.hds")).collect();
     let rows = |top: usize| -> Vec<Row<'_>> {
         let guid = |number: usize| match number {
@@ -550,14 +549,14 @@ fn what_cannot_be_opened_says_what_it_is() {
     assert!(matches!(longer, Some(Error::ChainTooLong { .. })), "{longer:?}");
     assert!(matches!(error(&rows(128)), Error::ChainTooLong { .. }));
 
-    // A folder that is none of a disk.
+    // A folder without a descriptor.
     fs::create_dir(lab.path("folder")).unwrap();
     assert!(matches!(
         open(&lab.path("folder"), &OpenOptions::default()),
         Err(Error::Io { .. })
     ));
     assert!(matches!(detect(&lab.path("folder")), Err(Error::Io { .. })));
-    // Whoever says that it is raw gets the text.
+    // Opened with the format raw, it reads as its text.
     let raw = OpenOptions {
         format: Some(Format::Raw),
         ..OpenOptions::default()
@@ -567,7 +566,7 @@ fn what_cannot_be_opened_says_what_it_is() {
 }
 
 #[test]
-fn a_top_that_others_need_is_not_written_to() {
+fn top_with_children_is_not_writable() {
     let lab = Lab::new();
     let rows = [
         (id(1), ImageId::NIL, "Compressed", "root.hds"),
@@ -582,7 +581,7 @@ fn a_top_that_others_need_is_not_written_to() {
     let held = open_mut(&path, &OpenOptions::default()).unwrap();
     held.write_at(&[1; 100], 700).unwrap();
     held.flush().unwrap();
-    // While it is written to, nobody else writes to it.
+    // While it is open for writing, other writers are refused.
     let top = path.join("top.hds");
     let refused = crate::peer::qemu_img_fails(&["resize", "-f", "raw", path_text(&top), "8M"]);
     assert!(refused.contains("lock"), "{refused}");
@@ -591,7 +590,7 @@ fn a_top_that_others_need_is_not_written_to() {
 }
 
 #[test]
-fn a_disk_is_as_large_as_its_top() {
+fn disk_size_is_that_of_the_top() {
     let lab = Lab::new();
     for said in [MIB, 3 * MIB] {
         let path = folder(&lab, said, None, &[(TOP, ImageId::NIL, "Compressed", "root.hds")]);
@@ -603,7 +602,7 @@ fn a_disk_is_as_large_as_its_top() {
         assert_eq!(image.size_bytes(), 2 * MIB);
         let note = Note::DiskSizeDiffers {
             image: path.join("DiskDescriptor.xml"),
-            said_bytes: said,
+            descriptor_bytes: said,
             size_bytes: 2 * MIB,
         };
         assert_eq!(image.notes(), [note]);
@@ -611,7 +610,7 @@ fn a_disk_is_as_large_as_its_top() {
 }
 
 #[test]
-fn a_copy_gets_an_identity_of_its_own_and_reads_as_before() {
+fn copy_with_new_identity_reads_the_same() {
     let lab = Lab::new();
     let path = grown(&lab);
     let before = contents(&open(&path, &OpenOptions::default()).unwrap());
@@ -623,7 +622,7 @@ fn a_copy_gets_an_identity_of_its_own_and_reads_as_before() {
     );
     let place = path.join("DiskDescriptor.xml");
     fs::set_permissions(&place, fs::Permissions::from_mode(0o640)).unwrap();
-    // What a killed program has left, and a link to the descriptor.
+    // A leftover of a killed process, and a link to the descriptor.
     fs::File::create(path.join("DiskDescriptor.xml.tmp")).unwrap();
     std::os::unix::fs::symlink(&place, lab.path("link")).unwrap();
     let mut next = 100;
@@ -634,7 +633,7 @@ fn a_copy_gets_an_identity_of_its_own_and_reads_as_before() {
     renewed.unwrap().store(&lab.path("link")).unwrap();
     assert!(lab.path("link").is_symlink() && !path.join("DiskDescriptor.xml.tmp").exists());
     assert_eq!(fs::metadata(&place).unwrap().permissions().mode() & 0o777, 0o640);
-    // Where it cannot be written, the old one stays, and nothing else.
+    // If it cannot be written, the old one stays, and nothing else.
     fs::create_dir(path.join("DiskDescriptor.xml.tmp")).unwrap();
     let stored = fs::read(&place).unwrap();
     let failed = DiskDescriptor::load(&path).unwrap().store(&path);
@@ -648,10 +647,10 @@ fn a_copy_gets_an_identity_of_its_own_and_reads_as_before() {
     assert_eq!(ids.collect::<Vec<_>>(), [Some(TOP), Some(id(102)), Some(id(101))]);
 }
 
-/// A descriptor can name another file as the top, of the same size in the same place of the chain: its bytes are not
-/// those from before.
+/// The descriptor may refer to another file as the top, with the same size and the same place in the chain: its bytes
+/// are not those of the earlier file.
 #[test]
-fn a_top_that_was_switched_is_a_change() {
+fn switched_top_counts_as_changed() {
     let lab = Lab::new();
     let path = grown(&lab);
     for name in ["one.hds", "two.hds"] {
@@ -681,7 +680,7 @@ fn a_top_that_was_switched_is_a_change() {
     assert_eq!(changed(&after).dirty_bytes(), 7 * MIB);
 }
 
-/// A device that outlives its image reads on, and so does a snapshot of it.
+/// A device and a snapshot can be read after their image was dropped.
 #[test]
 fn devices_outlive_their_image() {
     let lab = Lab::new();
@@ -697,9 +696,9 @@ fn devices_outlive_their_image() {
     assert!(check(&path, &OpenOptions::default()).is_err());
 }
 
-/// Deltas know nothing of each other: any two may meet in a chain, with any sizes, and any of them may be damaged.
+/// Deltas do not refer to each other: any two can be in a chain, with any sizes, and any of them can be damaged.
 #[test]
-fn a_chain_with_a_damaged_delta_is_read_as_far_as_it_goes() {
+fn damaged_delta_limits_the_readable_chain() {
     let lab = Lab::new();
     let rows = [
         (id(1), ImageId::NIL, "Compressed", "root.hds"),
@@ -723,7 +722,7 @@ fn a_chain_with_a_damaged_delta_is_read_as_far_as_it_goes() {
         let mut bytes = sound[which].clone();
         match random.below(8) {
             0 => bytes.truncate(usize::try_from(random.below(bytes.len() as u64)).unwrap()),
-            // The fields behind the magic number and the version, and the table.
+            // Fields after the magic number and the version, and the table.
             1..=5 => {
                 let at = 28 + usize::try_from(random.below(40)).unwrap();
                 bytes[at] = [0, 1, 0x7f, 0x80, 0xff][usize::try_from(random.below(5)).unwrap()];

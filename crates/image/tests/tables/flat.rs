@@ -1,4 +1,4 @@
-//! Images that are based on nothing.
+//! Images without a parent.
 
 use std::fs;
 use std::num::NonZero;
@@ -16,12 +16,12 @@ use crate::peer::{
 
 const MIB: u64 = 1 << 20;
 
-/// A format as we make it, and what QEMU calls it.
+/// A format as we write it, and its QEMU equivalent.
 struct Flavour {
     name: &'static str,
     format: Format,
     kind: ImageKind,
-    /// What makes QEMU write the same.
+    /// Options by which QEMU writes the same.
     peer_options: &'static str,
     /// Whether QEMU can check such an image.
     is_checked: bool,
@@ -87,7 +87,7 @@ fn assert_peer_agrees(flavour: &Flavour, image: &Path, disk: &[u8], lab: &Lab) {
 }
 
 #[test]
-fn what_we_write_the_peer_reads() {
+fn peers_read_our_images() {
     for flavour in flavours() {
         for size_bytes in [512, MIB, 5 * MIB + 512, 33 * MIB - 512] {
             let lab = Lab::new();
@@ -105,7 +105,7 @@ fn what_we_write_the_peer_reads() {
 }
 
 #[test]
-fn what_the_peer_writes_we_read_and_write() {
+fn peer_images_are_read_and_written() {
     for flavour in flavours() {
         let lab = Lab::new();
         let (raw, mut disk) = lab.raw("disk.raw", 20 * MIB + 512, 3);
@@ -125,7 +125,7 @@ fn what_the_peer_writes_we_read_and_write() {
         drop(opened);
         work(&image, &mut disk, &mut Random(5), 60);
         assert_peer_agrees(&flavour, &image, &disk, &lab);
-        // And the peer goes on with what we wrote.
+        // QEMU can write to our image.
         qemu_io_as(
             flavour.format.qemu_name(),
             &image,
@@ -138,7 +138,7 @@ fn what_the_peer_writes_we_read_and_write() {
 }
 
 #[test]
-fn many_threads_fill_an_image() {
+fn threads_write_one_image() {
     for flavour in flavours() {
         let lab = Lab::new();
         let disk = sample_disk(24 * MIB, 8);
@@ -155,14 +155,14 @@ fn many_threads_fill_an_image() {
 }
 
 #[test]
-fn thin_images_are_small_and_large_disks_are_quick() {
+fn sparse_images_are_small_and_fast() {
     for flavour in flavours() {
         if flavour.kind != ImageKind::Dynamic {
             continue;
         }
         let lab = Lab::new();
         let image = lab.path("image");
-        // The most that a VHD holds.
+        // The maximum size of a VHD.
         let size_bytes = 2040 << 30;
         create(&image, &options(&flavour, size_bytes)).unwrap();
         let device = open_mut(&image, &OpenOptions::default()).unwrap();

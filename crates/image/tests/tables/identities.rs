@@ -1,10 +1,10 @@
-//! Images that get another identity: checksums right, children right, the disk as it was.
+//! Changes identities: checksums and children stay valid, and the disk does not change.
 
 use std::path::{Path, PathBuf};
 
 use holdfast_image::{
-    BlockOptions, ChildrenBeside, CreateOptions, DiskDescriptor, Error, Format, ImageId, ImageKind, NewIdentity,
-    OpenOptions, children_beside, create, open, set_identity,
+    BlockOptions, CreateOptions, DiskDescriptor, Error, Format, ImageId, ImageKind, NewIdentity, OpenOptions,
+    UnnamedChildren, children_in_folder, create, open, set_identity,
 };
 
 use crate::peer::{Lab, Random, assert_clean, assert_reads_as, overwrite, qemu_img, work};
@@ -25,7 +25,7 @@ fn new(id: ImageId, children: &[&Path]) -> NewIdentity {
     NewIdentity {
         id,
         children: children.iter().map(|path| PathBuf::from(*path)).collect(),
-        beside: ChildrenBeside::Refuse,
+        unnamed_children: UnnamedChildren::Refuse,
         name: None,
     }
 }
@@ -48,7 +48,7 @@ fn create_child(path: &Path, parent: &Path, format: Format, size_bytes: u64) {
 }
 
 #[test]
-fn an_image_of_every_kind_gets_another_identity_and_keeps_its_disk() {
+fn new_identity_keeps_the_disk_in_every_format() {
     let options = OpenOptions::default();
     for (format, extension) in WITH_CHILDREN {
         for kind in [ImageKind::Dynamic, ImageKind::Fixed] {
@@ -58,10 +58,10 @@ fn an_image_of_every_kind_gets_another_identity_and_keeps_its_disk() {
             let lab = Lab::new();
             let path = lab.path(&format!("disk.{extension}"));
             let mut disk = vec![0; 5 << 20];
-            let mut wish = CreateOptions::new(format, 5 * MIB);
-            wish.blocks.kind = kind;
-            wish.blocks.id = Some(id(1));
-            create(&path, &wish).unwrap();
+            let mut create_options = CreateOptions::new(format, 5 * MIB);
+            create_options.blocks.kind = kind;
+            create_options.blocks.id = Some(id(1));
+            create(&path, &create_options).unwrap();
             work(&path, &mut disk, &mut Random(7), 20);
             assert_eq!(id_of(&path), Some(id(1)), "{format} as it was made");
 
@@ -70,12 +70,12 @@ fn an_image_of_every_kind_gets_another_identity_and_keeps_its_disk() {
             assert_eq!(id_of(&path), Some(id(2)), "{format}");
             assert_clean(&path);
             assert_reads_as(&open(&path, &options).unwrap(), &disk, "with another identity");
-            // To QEMU it is a sound image still, with the same disk.
+            // QEMU still finds it consistent, with the same disk.
             let raw = lab.path("disk.raw");
             overwrite(&raw, &disk);
             let names = [path.to_str().unwrap(), raw.to_str().unwrap()];
             qemu_img(&["compare", "-f", format.qemu_name(), "-F", "raw", names[0], names[1]]);
-            // It can be written to as before.
+            // It can still be written.
             work(&path, &mut disk, &mut Random(8), 5);
             assert_reads_as(&open(&path, &options).unwrap(), &disk, "written to afterwards");
             assert_eq!(id_of(&path), Some(id(2)), "{format} after a write");
@@ -84,7 +84,7 @@ fn an_image_of_every_kind_gets_another_identity_and_keeps_its_disk() {
 }
 
 #[test]
-fn children_go_with_their_parent_or_nothing_is_changed() {
+fn identity_change_updates_all_children_or_none() {
     let options = OpenOptions::default();
     for (format, extension) in WITH_CHILDREN {
         let lab = Lab::new();
@@ -104,8 +104,8 @@ fn children_go_with_their_parent_or_nothing_is_changed() {
             assert_reads_as(&open(&two, &options).unwrap(), &disk_two, when);
         };
 
-        assert_eq!(children_beside(&base, &options).unwrap(), [one.clone(), two.clone()]);
-        // The children of a VHDX know it by its last modification, which stays: nothing is to be refused.
+        assert_eq!(children_in_folder(&base, &options).unwrap(), [one.clone(), two.clone()]);
+        // The children of a VHDX identify it by its last modification, which stays: there is nothing to refuse.
         if format != Format::Vhdx {
             let refused = set_identity(&base, &options, &new(id(2), &[&one]));
             match refused {
@@ -116,24 +116,25 @@ fn children_go_with_their_parent_or_nothing_is_changed() {
             assert_whole("after a refusal");
         }
 
-        let wish = NewIdentity {
-            beside: ChildrenBeside::Change,
+        let new_identity = NewIdentity {
+            unnamed_children: UnnamedChildren::Change,
             ..new(id(2), &[&one])
         };
-        set_identity(&base, &options, &wish).unwrap();
+        set_identity(&base, &options, &new_identity).unwrap();
         assert_eq!(id_of(&base), Some(id(2)), "{format}");
         assert_whole("with their parent's new identity");
         for image in [&base, &one, &two] {
             assert_clean(image);
         }
-        // Cut short behind the first child, it can be done again: that child knows its parent by the new one already.
+        // After an interruption, the call can be repeated: the first child stores the new identity of its parent
+        // already.
         if format != Format::Vhdx {
             set_identity(&base, &options, &new(before.unwrap(), &[&one, &two])).unwrap();
             set_identity(
                 &base,
                 &options,
                 &NewIdentity {
-                    beside: ChildrenBeside::Change,
+                    unnamed_children: UnnamedChildren::Change,
                     ..new(id(9), &[])
                 },
             )
@@ -141,25 +142,25 @@ fn children_go_with_their_parent_or_nothing_is_changed() {
             set_identity(&base, &options, &new(id(9), &[&one, &two])).unwrap();
             assert_whole("done twice");
         }
-        // A child gets one of its own, and stays a child.
+        // A child gets a new identity, and stays a child.
         set_identity(&one, &options, &new(id(3), &[])).unwrap();
         assert_whole("a child with another identity");
-        // What is nobody's child is not changed into one.
+        // An image that is not a child is not changed.
         let stranger = path("stranger");
         create(&stranger, &CreateOptions::new(format, 4 * MIB)).unwrap();
-        let wish = NewIdentity {
-            beside: ChildrenBeside::Change,
+        let new_identity = NewIdentity {
+            unnamed_children: UnnamedChildren::Change,
             ..new(id(4), &[&stranger])
         };
-        let refused = set_identity(&base, &options, &wish);
+        let refused = set_identity(&base, &options, &new_identity);
         assert!(matches!(refused, Err(Error::NotAChild { .. })), "{format}: {refused:?}");
         assert_whole("after a stranger");
     }
 }
 
-/// QEMU writes no identity into a VMDK; VMware and VirtualBox each spell theirs.
+/// QEMU writes no identity into a VMDK; VMware and VirtualBox each have their own notation.
 #[test]
-fn texts_of_others_keep_what_they_say() {
+fn unknown_descriptor_text_is_kept() {
     let lab = Lab::new();
     let options = OpenOptions::default();
     let disk = vec![0; 3 << 20];
@@ -209,15 +210,15 @@ fn texts_of_others_keep_what_they_say() {
     assert_eq!(std::fs::read_to_string(&path).unwrap(), expected);
 }
 
-/// Deltas are who they are by the descriptor alone.
+/// Only the descriptor has the identities of deltas.
 #[test]
-fn a_disk_of_parallels_gets_another_identity_in_its_descriptor() {
+fn parallels_identity_changes_in_the_descriptor() {
     let lab = Lab::new();
     let options = OpenOptions::default();
     let path = lab.path("disk.hdd");
-    let mut wish = CreateOptions::new(Format::Parallels, 4 * MIB);
-    wish.blocks.id = Some(id(1));
-    create(&path, &wish).unwrap();
+    let mut create_options = CreateOptions::new(Format::Parallels, 4 * MIB);
+    create_options.blocks.id = Some(id(1));
+    create(&path, &create_options).unwrap();
     let mut disk = vec![0; 4 << 20];
     work(&path, &mut disk, &mut Random(9), 10);
     let change = set_identity(&path, &options, &new(id(2), &[])).unwrap();
@@ -228,7 +229,7 @@ fn a_disk_of_parallels_gets_another_identity_in_its_descriptor() {
 }
 
 #[test]
-fn what_has_no_identity_says_so() {
+fn images_without_identity_are_refused() {
     let lab = Lab::new();
     let options = OpenOptions::default();
     for (format, extension) in [
@@ -248,6 +249,6 @@ fn what_has_no_identity_says_so() {
     }
     let path = lab.path("disk.vdi");
     create(&path, &CreateOptions::new(Format::Vdi, MIB)).unwrap();
-    let nobody = set_identity(&path, &options, &new(ImageId::NIL, &[]));
-    assert!(matches!(nobody, Err(Error::InvalidOption { .. })), "{nobody:?}");
+    let nil = set_identity(&path, &options, &new(ImageId::NIL, &[]));
+    assert!(matches!(nil, Err(Error::InvalidOption { .. })), "{nil:?}");
 }

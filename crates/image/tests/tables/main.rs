@@ -1,4 +1,4 @@
-//! Formats with tables of blocks, against QEMU: what one side writes, the other reads.
+//! Block formats, compared with QEMU: each side reads what the other one writes.
 
 #![expect(clippy::unwrap_used, reason = "the helpers of tests unwrap like the tests")]
 

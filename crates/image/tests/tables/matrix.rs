@@ -1,6 +1,6 @@
-//! Every format with every kind of content, beside QEMU: the table in `docs/image-matrix.md` is what this has found.
+//! Every format with every kind of content, compared with QEMU: `docs/image-matrix.md` is the result.
 //!
-//! With `HOLDFAST_UPDATE_SNAPSHOTS=1` the table is written; otherwise it has to be what is found.
+//! With `HOLDFAST_UPDATE_SNAPSHOTS=1` the document is written; otherwise it must match.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -21,14 +21,14 @@ use crate::peer::{
 const MIB: u64 = 1 << 20;
 const TABLE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/image-matrix.md");
 
-/// A form of image.
+/// A variant of a format.
 struct Form {
     name: &'static str,
     format: Format,
     kind: ImageKind,
-    /// What makes QEMU write the same.
+    /// Options by which QEMU writes the same.
     peer: &'static str,
-    /// The largest disk.
+    /// The maximum size of the disk.
     size_bytes_max: u64,
 }
 
@@ -109,7 +109,7 @@ impl Form {
         }
     }
 
-    /// Makes an image of this disk, as we do.
+    /// Writes an image of this disk by our code.
     fn make(&self, path: &Path, disk: &[u8]) {
         let size_bytes = disk.len() as u64;
         if self.kind == ImageKind::Stream {
@@ -122,20 +122,20 @@ impl Form {
         image.flush().unwrap();
     }
 
-    /// All read an image as this disk.
+    /// Asserts that all readers read this disk.
     fn agree(&self, path: &Path, disk: &[u8], lab: &Lab, what: &str) {
         self.both_agree(path, disk, lab, what);
         self.others_agree(&[path], disk, lab, &format!("{}, {what}", self.name));
     }
 
-    /// QEMU and we do.
+    /// Asserts that QEMU and our code read this disk.
     fn both_agree(&self, path: &Path, disk: &[u8], lab: &Lab, what: &str) {
         let what = format!("{}, {what}", self.name);
         assert_reads_as(&open(path, &self.open_options()).unwrap(), disk, &what);
         if self.format != Format::Raw {
             assert_clean(path);
         }
-        // QEMU cannot check raw images, nor VHDs.
+        // QEMU can check neither raw images nor VHDs.
         if !matches!(self.format, Format::Raw | Format::Vhd) {
             qemu_img(&["check", "-f", self.format.qemu_name(), path_text(path)]);
         }
@@ -149,21 +149,21 @@ impl Form {
         }
     }
 
-    /// Readers of this format beside QEMU.
+    /// The other readers of this format.
     fn readers(&self) -> impl Iterator<Item = Reader> {
         Reader::of(self.format).iter().copied()
     }
 
-    /// They read a chain, the top first, as this disk.
+    /// Asserts that the other readers read this disk from a chain, the top first.
     fn others_agree(&self, chain: &[&Path], disk: &[u8], lab: &Lab, what: &str) {
         for reader in self.readers() {
             if chain.len() > 1 && reader == Reader::Dissect && self.format == Format::Vhd {
-                // It takes no notice of parents, nor of the bits of sectors.
+                // dissect ignores parents and sector bitmaps.
                 continue;
             }
             let found = reader.read(self.format, chain, lab);
             let found = found.unwrap_or_else(|error| panic!("{what}: {}: {error}", reader.name()));
-            // It counts whole clusters, and what is past the end of the disk is zero.
+            // It rounds up to clusters; bytes past the end of the disk are zero.
             let (same, rest) = found.split_at(disk.len().min(found.len()));
             let is_equal = same == disk && rest.iter().all(|byte| *byte == 0);
             let at = same.iter().zip(disk).position(|(left, right)| left != right);
@@ -176,7 +176,7 @@ impl Form {
         }
     }
 
-    /// Their names, behind what QEMU has found.
+    /// Appends the names of the readers to the result of QEMU.
     fn with_readers(&self, found: &str, is_chain: bool) -> String {
         let readers = self
             .readers()
@@ -255,9 +255,9 @@ impl Form {
             let found = reader.read_at(self.format, &image, &lab, size_bytes - 4096, 4096);
             let (size, bytes) = found.unwrap_or_else(|error| panic!("{}: {}: {error}", self.name, reader.name()));
             if self.kind == ImageKind::Fixed && reader == Reader::Libvhdi {
-                // Of a fixed VHDX it counts the entries of blocks as if there were none of bitmaps between them, as there are in every VHDX
-                // (MS-VHDX, 2.5): past the first 4 GiB it reads another block.
-                assert!(bytes != data, "libvhdi was mended: say so in the table");
+                // libvhdi ignores the sector bitmap entries between the block entries of a fixed VHDX, which every
+                // VHDX has (MS-VHDX, 2.5): past the first 4 GiB it reads a wrong block.
+                assert!(bytes != data, "libvhdi has been fixed: update the table");
                 continue;
             }
             assert!(size == size_bytes && bytes == data, "{}: {}", self.name, reader.name());
@@ -266,7 +266,7 @@ impl Form {
         named("written, and read by both", &names)
     }
 
-    /// Three images, each a difference to the one before.
+    /// A chain of three images.
     fn chain(&self) -> String {
         if self.format == Format::Raw || matches!(self.kind, ImageKind::Fixed | ImageKind::Stream) {
             return "not in the format".to_owned();
@@ -311,7 +311,7 @@ impl Form {
     }
 }
 
-/// What was found, and by whom beside QEMU.
+/// The result, with the names of the other readers.
 fn named(found: &str, readers: &[&str]) -> String {
     if readers.is_empty() {
         found.to_owned()
@@ -322,7 +322,7 @@ fn named(found: &str, readers: &[&str]) -> String {
 
 fn stream_of(device: &MemoryDevice, path: &Path) {
     let options = StreamOptions {
-        // Readers look for the file that the descriptor names.
+        // Readers open the file that the descriptor refers to.
         name: path.file_name().unwrap().to_str().unwrap(),
         id: ImageId([7; 16]),
         level: None,
@@ -333,12 +333,11 @@ fn stream_of(device: &MemoryDevice, path: &Path) {
 }
 
 #[test]
-fn the_table_is_what_is_found() {
+fn image_matrix_matches_the_document() {
     let mut text = String::from(
-        "# Formats of images, beside other programs\n\nWhat the tests of this version have found: `both ways` is what we write read by QEMU and by us, and what QEMU writes \
-         read by us, byte by byte;\nboth sides check the image. Behind the semicolon are programs that have nothing to do with either and read the same from all \
-         of these images:\n`dissect` is dissect.hypervisor 3.21, `libvhdi` and `libvmdk` are those of Debian 12. This table is written by the test \
-         `tables::matrix`.\n\n\
+        "# Image formats, compared with other programs\n\nResults of the tests of this version. `both ways`: QEMU and Holdfast read what Holdfast wrote, Holdfast reads what QEMU wrote, \
+         byte for byte,\nand both check the image without a problem. After the semicolon are independent programs that read the same from all of these images:\n\
+         `dissect` is dissect.hypervisor 3.21, `libvhdi` and `libvmdk` are those of Debian 12. The test `tables::matrix` writes this table.\n\n\
          | form | empty | holes and data | full of noise | random writes, in turn | odd size (7 MiB + 512) | 3 TiB, sparse | chain of three |\n\
          |---|---|---|---|---|---|---|---|\n",
     );
@@ -360,17 +359,17 @@ fn the_table_is_what_is_found() {
         writeln!(text, "| {} | {} |", form.name, cells.join(" | ")).unwrap();
     }
     text.push_str(
-        "\nFixed images are made sparse. VMDKs of several files (`twoGbMaxExtent...`, `monolithicFlat`) are read and written where they are there, and not made; \
-         ploop of version 1\nis read and written by tests of its own, for QEMU does not know it. QEMU refuses chains of VDI, VHD, VHDX and Parallels: those are \
-         compared with what was\nwritten to them, and by the others.\n\nDefects of these programs that the tests go around: dissect reads VDI right block by block only, Parallels \
-         cluster by cluster, and a VHDX that\ndiffers from another one by whole bytes of its bitmaps; it has no differing VHDs, and its stream of a VMDK ends before a\ndisk does that is not a multiple of 8 KiB. libvhdi reads a fixed VHDX wrong past the first 4 GiB (it takes no notice of the\nentries for \
-         bitmaps in its table of blocks), and takes the start of the file for the bitmaps of a differing VHDX that has none.\n",
+        "\nFixed images are created sparse. VMDKs with several files (`twoGbMaxExtent...`, `monolithicFlat`) can be read and written, but not created; \
+         ploop version 1\nhas read and write tests of its own, because QEMU does not support it. QEMU refuses chains of VDI, VHD, VHDX and Parallels: those are \
+         compared with the written data,\nand by the other programs.\n\nDefects of these programs that the tests work around: dissect reads VDI only block by block, Parallels only cluster by cluster, and a \
+         differencing VHDX only by\nwhole bytes of its bitmaps; it does not support differencing VHDs, and its stream of a VMDK ends early if the disk is not a multiple of 8 KiB. libvhdi reads a fixed VHDX\n\
+         wrong past the first 4 GiB (it ignores the bitmap entries in the block table), and uses the start of the file as the bitmaps of a differencing VHDX without any.\n",
     );
     if std::env::var_os("HOLDFAST_UPDATE_SNAPSHOTS").is_some() {
         overwrite(Path::new(TABLE), text.as_bytes());
     }
     assert!(
         fs::read_to_string(TABLE).unwrap_or_default() == text,
-        "docs/image-matrix.md is not what was found: HOLDFAST_UPDATE_SNAPSHOTS=1 writes it"
+        "docs/image-matrix.md is outdated: HOLDFAST_UPDATE_SNAPSHOTS=1 updates it"
     );
 }

@@ -1,4 +1,5 @@
-//! Images that QEMU wrote are damaged and mended: QEMU finds nothing wrong any more and reads what was there, and mends the same itself.
+//! Damages and repairs images of QEMU: afterwards QEMU finds no problem, reads the same disk, and its own repair has
+//! the same result.
 
 use std::fs;
 use std::path::Path;
@@ -30,7 +31,7 @@ fn repair(image: &Path, mode: RepairMode) -> Vec<&'static str> {
     actions
 }
 
-/// An image of QEMU with this disk in it.
+/// An image of this disk, written by QEMU.
 fn by_qemu(lab: &Lab, name: &str, words: &str, disk: &[u8]) -> std::path::PathBuf {
     let (raw, image) = (lab.path("source.raw"), lab.path(name));
     overwrite(&raw, disk);
@@ -51,17 +52,17 @@ fn be64(bytes: &[u8], at: usize) -> usize {
     usize::try_from(u64::from_be_bytes(bytes[at..at + 8].try_into().unwrap()) & 0x00ff_ffff_ffff_fe00).unwrap()
 }
 
-/// What is done to a qcow2 image, and how it is mended.
+/// Damages an image.
 type Damage = fn(&mut Vec<u8>);
 
-/// An image by its name, how QEMU makes it, what is done to it, and how it is mended.
+/// File name, arguments of qemu-img, damage, mode of the repair, and expected actions.
 type Case = (&'static str, &'static str, Damage, RepairMode, &'static [&'static str]);
 
 const QCOW2_DAMAGE: [(&str, Damage, RepairMode, &[&str]); 5] = [
     (
         "leaks",
         |bytes| {
-            // Clusters at the end that are counted, and have nothing in them.
+            // Clusters at the end with a refcount, but without data.
             let block = be64(bytes, be64(bytes, 48));
             let clusters = bytes.len().div_ceil(65_536);
             bytes.resize((clusters + 6) * 65_536, 0);
@@ -113,7 +114,7 @@ const QCOW2_DAMAGE: [(&str, Damage, RepairMode, &[&str]); 5] = [
 ];
 
 #[test]
-fn what_is_mended_in_a_qcow2_qemu_finds_sound() {
+fn repaired_qcow2_passes_qemu_check() {
     for (name, damage, mode, actions) in QCOW2_DAMAGE {
         let lab = Lab::new();
         let disk = sample_disk(12 * MIB, 6);
@@ -123,22 +124,22 @@ fn what_is_mended_in_a_qcow2_qemu_finds_sound() {
         let now = flatten(&image, &lab);
         change(&image, damage);
         assert!(!check(&image, &OpenOptions::default()).unwrap().is_clean(), "{name}");
-        // The same by the peer, from the same damage.
-        let twin = lab.path("twin.qcow2");
-        fs::copy(&image, &twin).unwrap();
+        // QEMU repairs the same damage.
+        let copy = lab.path("copy.qcow2");
+        fs::copy(&image, &copy).unwrap();
         let how = if mode == RepairMode::Leaks { "leaks" } else { "all" };
-        qemu_img(&["check", "-q", "-f", "qcow2", "-r", how, path_text(&twin)]);
+        qemu_img(&["check", "-q", "-f", "qcow2", "-r", how, path_text(&copy)]);
         assert_eq!(repair(&image, mode), actions, "{name}");
         assert_eq!(qemu_check(&image), (0, 0), "{name}");
         assert_clean(&image);
-        for image in [&image, &twin] {
+        for image in [&image, &copy] {
             assert!(flatten(image, &lab) == now, "{name}");
         }
         assert!(
-            repair(&twin, RepairMode::All).is_empty(),
+            repair(&copy, RepairMode::All).is_empty(),
             "{name}: the peer left something"
         );
-        // It can be written to again, and its snapshot is still the one.
+        // It can be written again, and its snapshot is unchanged.
         qemu_io_as("qcow2", &image, &["write -P 0x11 0 6M"]);
         lab.qemu_img("snapshot -a first image.qcow2");
         assert!(flatten(&image, &lab) == disk, "{name}: the snapshot");
@@ -147,7 +148,7 @@ fn what_is_mended_in_a_qcow2_qemu_finds_sound() {
 }
 
 #[test]
-fn a_qcow2_above_another_one_reads_that_where_it_lost_its_own() {
+fn overlay_with_discarded_clusters_reads_backing() {
     let lab = Lab::new();
     let disk = sample_disk(4 * MIB, 7);
     by_qemu(&lab, "base.qcow2", "-O qcow2", &disk);
@@ -168,13 +169,13 @@ fn a_qcow2_above_another_one_reads_that_where_it_lost_its_own() {
     assert_eq!(qemu_check(&image), (0, 0));
     let mut expected = disk;
     expected[65_536..262_144].fill(9);
-    assert_reads_as(&open(&image, &OpenOptions::default()).unwrap(), &expected, "mended");
+    assert_reads_as(&open(&image, &OpenOptions::default()).unwrap(), &expected, "repaired");
     assert!(flatten(&image, &lab) == expected);
 }
 
-/// Snapshots share clusters and tables, compressed clusters share theirs, and none of that is taken for what two parts of the disk have.
+/// Snapshots share clusters and tables, and compressed clusters share host clusters: none of that is cross-linked.
 #[test]
-fn what_two_parts_of_the_disk_share_is_told_until_it_is_copied() {
+fn cross_linked_clusters_are_reported_until_copied() {
     for words in ["-O qcow2", "-c -O qcow2", "-O qcow2 -o extended_l2=on"] {
         let lab = Lab::new();
         let disk = sample_disk(12 * MIB, 6);
@@ -194,7 +195,7 @@ fn what_two_parts_of_the_disk_share_is_told_until_it_is_copied() {
         let options = OpenOptions::default();
         assert_eq!(check(&image, &options).unwrap().corruption_count, 2, "{words}");
         assert_eq!(repair(&image, RepairMode::Leaks), [""; 0], "{words}");
-        // Both are told apart from now on, and what the second one had stays where it is.
+        // The ranges are separate from now on, and the data of the second one is unchanged.
         assert_eq!(repair(&image, RepairMode::Safe), ["refcounts"], "{words}");
         let report = check(&image, &options).unwrap();
         assert_eq!((report.corruption_count, report.leak_count), (1, 1), "{words}");
@@ -207,9 +208,9 @@ fn what_two_parts_of_the_disk_share_is_told_until_it_is_copied() {
     }
 }
 
-/// A repair once did not look at the file of the data, found nothing wrong, and took the mark off.
+/// A repair ignored the data file, found no problem, and cleared the mark.
 #[test]
-fn a_data_file_that_was_cut_off_is_told_by_a_repair_too() {
+fn repair_reports_truncated_data_file() {
     let lab = Lab::new();
     let (image, data) = (lab.path("image.qcow2"), lab.path("image.data"));
     overwrite(&lab.path("source.raw"), &vec![5; 4 << 20]);
@@ -226,7 +227,7 @@ fn a_data_file_that_was_cut_off_is_told_by_a_repair_too() {
         assert_eq!(plan.after(), &found, "{mode:?}");
         assert!(repair(&image, mode).is_empty(), "{mode:?}");
     }
-    // Whole again, but for the mark.
+    // Complete again, except for the mark.
     cut.set_len(4 * MIB).unwrap();
     assert_eq!(repair(&image, RepairMode::Safe), ["mark-cleared"]);
     fs::remove_file(&data).unwrap();
@@ -237,7 +238,7 @@ fn a_data_file_that_was_cut_off_is_told_by_a_repair_too() {
 }
 
 #[test]
-fn images_of_other_formats_are_mended_and_qemu_reads_them() {
+fn repaired_block_formats_are_read_by_qemu() {
     let disk = sample_disk(8 * MIB, 8);
     let cases: [Case; 7] = [
         (
@@ -285,7 +286,7 @@ fn images_of_other_formats_are_mended_and_qemu_reads_them() {
                 bytes[72] = 1;
             },
             RepairMode::Safe,
-            &["from-twin", "mark-cleared"],
+            &["from-copy", "mark-cleared"],
         ),
         (
             "image.hds",
@@ -315,10 +316,10 @@ fn images_of_other_formats_are_mended_and_qemu_reads_them() {
 }
 
 #[test]
-fn what_somebody_has_open_or_has_no_metadata_is_not_mended() {
+fn locked_and_raw_images_are_not_repaired() {
     let lab = Lab::new();
     let options = OpenOptions::default();
-    // An empty one, for the holder tells by its growth that it has it.
+    // An empty image: the growth of the file shows that qemu-io has opened it.
     let image = lab.path("image.qcow2");
     create(&image, &CreateOptions::qcow2(MIB)).unwrap();
     change(&image, |bytes| {
@@ -335,9 +336,9 @@ fn what_somebody_has_open_or_has_no_metadata_is_not_mended() {
     assert!(matches!(refused.err(), Some(Error::UnsupportedFormat { .. })));
 }
 
-/// The parts of a disk in several files are mended each for itself.
+/// Each of several extent files is repaired.
 #[test]
-fn an_extent_of_several_is_mended() {
+fn one_of_several_extents_is_repaired() {
     let lab = Lab::new();
     let disk = sample_disk(3 * MIB, 2);
     let image = by_qemu(&lab, "disk.vmdk", "-O vmdk -o subformat=twoGbMaxExtentSparse", &disk);
@@ -349,5 +350,5 @@ fn an_extent_of_several_is_mended() {
     assert_eq!(plan.execute().unwrap().problems, []);
     assert!(fs::read(&image).unwrap() == before, "the descriptor has changed");
     assert_eq!(fs::read(&extent).unwrap()[72], 0);
-    assert_reads_as(&open(&image, &OpenOptions::default()).unwrap(), &disk, "mended");
+    assert_reads_as(&open(&image, &OpenOptions::default()).unwrap(), &disk, "repaired");
 }

@@ -1,18 +1,18 @@
-//! Images get another size: what was there stays, what is new is zero, and QEMU agrees.
+//! Resizes images: old data stays, new bytes are zero, and QEMU agrees.
 
 use std::path::{Path, PathBuf};
 
 use holdfast_block::{BlockDevice as _, BlockDeviceMut as _};
 use holdfast_image::{
-    BackingFile, CreateOptions, Error, Format, ImageKind, OpenOptions, Resized, Shrink, check, create, open, open_mut,
-    resize,
+    BackingFile, CreateOptions, Error, Format, ImageKind, OpenOptions, ResizeReport, Shrink, check, create, open,
+    open_mut, resize,
 };
 
 use crate::peer::{Lab, QemuIo, Random, assert_clean, assert_reads_as, overwrite, path_text, qemu_img, work};
 
 const MIB: u64 = 1 << 20;
 
-/// What QEMU calls a format.
+/// The name of a format in QEMU.
 fn name_of(format: Format) -> &'static str {
     match format {
         Format::Raw => "raw",
@@ -31,12 +31,12 @@ fn options_of(format: Format) -> OpenOptions {
     }
 }
 
-/// Changes the size of the image at `path`, and of `disk`; then both sides must agree.
+/// Resizes the image at `path`, and `disk`; then both sides must agree.
 fn resize_both(lab: &Lab, path: &Path, disk: &mut Vec<u8>, format: Format, size_bytes: u64, what: &str) {
     let before_bytes = disk.len() as u64;
     let options = options_of(format);
     let resized = resize(path, &options, size_bytes, Shrink::Allow).unwrap_or_else(|error| panic!("{what}: {error}"));
-    let expected = Resized {
+    let expected = ResizeReport {
         before_bytes,
         after_bytes: size_bytes,
         format,
@@ -73,7 +73,7 @@ fn assert_agree(lab: &Lab, path: &Path, disk: &[u8], format: Format, what: &str)
     ]);
 }
 
-/// Grows, is written, shrinks, and grows again.
+/// Grows, writes, shrinks, and grows again.
 fn go_through(lab: &Lab, path: &Path, disk: &mut Vec<u8>, format: Format, what: &str) {
     let mut random = Random(5);
     let options = options_of(format);
@@ -97,7 +97,7 @@ fn go_through(lab: &Lab, path: &Path, disk: &mut Vec<u8>, format: Format, what: 
 }
 
 #[test]
-fn images_of_all_formats_grow_and_shrink() {
+fn all_formats_grow_and_shrink() {
     let lab = Lab::new();
     for (format, kind) in [
         (Format::Raw, ImageKind::Dynamic),
@@ -111,7 +111,7 @@ fn images_of_all_formats_grow_and_shrink() {
         (Format::Parallels, ImageKind::Dynamic),
     ] {
         let what = format!("{format} {}", kind.name());
-        // A VHD of fixed size that is called .img is read as a raw disk, unless its format is given.
+        // A fixed VHD with the extension .img is read as a raw disk, unless its format is given.
         let path = lab.path(&format!("{}.{format}", kind.name()));
         let mut options = CreateOptions::new(format, 4 * MIB + 512);
         options.blocks.kind = kind;
@@ -128,7 +128,7 @@ fn images_of_all_formats_grow_and_shrink() {
 }
 
 #[test]
-fn images_of_the_peer_grow_and_shrink() {
+fn peer_images_grow_and_shrink() {
     let lab = Lab::new();
     for (number, (format, options)) in [
         (Format::Qcow2, "cluster_size=4k"),
@@ -152,7 +152,7 @@ fn images_of_the_peer_grow_and_shrink() {
     }
 }
 
-/// The table of a VHD grows over the room of its first block; that of a VHDX does not fit into its region any more.
+/// The table of a VHD grows over its first block; that of a VHDX outgrows its region.
 #[test]
 fn small_disks_become_large() {
     let lab = Lab::new();
@@ -190,7 +190,7 @@ fn small_disks_become_large() {
         assert_content(0);
         if format != Format::Raw {
             let report = check(&path, &options_of(format)).unwrap();
-            // The room of a VHD's block that gave way to the table, less what the table took of it.
+            // The space of the VHD block that was moved, less the part that the table uses now.
             let leaks = u64::from(format == Format::Vhd);
             assert!(
                 report.corruption_count == 0 && report.leak_count <= leaks,
@@ -213,7 +213,7 @@ fn refusal(path: &Path, size_bytes: u64) -> Error {
 }
 
 #[test]
-fn what_cannot_be_resized_says_so() {
+fn resize_refusals() {
     let lab = Lab::new();
     let image = |name: &str, format: Format| -> PathBuf {
         let path = lab.path(name);
@@ -265,9 +265,10 @@ fn what_cannot_be_resized_says_so() {
     assert!(matches!(locked, Err(Error::Locked { .. })), "{locked:?}");
 }
 
-/// What a larger backing file has past the end of its overlay does not show when that grows; a snapshot keeps its size.
+/// Data of a larger backing file past the end of its overlay is hidden when the overlay grows; a snapshot keeps its
+/// size.
 #[test]
-fn overlays_grow_with_zeroes_and_snapshots_stay() {
+fn resize_zeroes_overlays_and_keeps_snapshots() {
     let lab = Lab::new();
     let (_, base) = lab.raw("base.raw", 9 * MIB, 4);
     lab.qemu_img("create -q -f qcow2 -F raw -b base.raw top.qcow2 3000320");

@@ -1,4 +1,4 @@
-//! VMDKs that go through a pipe, ours and those of the peer.
+//! Streamed VMDKs, ours and those of QEMU.
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
@@ -11,8 +11,8 @@ use holdfast_block::{
     BlockDevice, Error as BlockError, ExtentKind, ExtentList, FileDevice, IoMode, MemoryDevice, to_usize,
 };
 use holdfast_image::{
-    ChildrenBeside, Continue, CreateOptions, Error, Format, ImageId, ImageKind, NewIdentity, OpenOptions,
-    StreamOptions, StreamReader, StreamWritten, create, open, set_identity, write_stream_optimized,
+    Continue, CreateOptions, Error, Format, ImageId, ImageKind, NewIdentity, OpenOptions, StreamOptions, StreamReader,
+    StreamReport, UnnamedChildren, create, open, set_identity, write_stream_optimized,
 };
 
 use crate::peer::{Lab, Random, assert_clean, assert_reads_as, flatten, path_text, qemu_img, sample_disk};
@@ -29,14 +29,14 @@ fn options(name: &str) -> StreamOptions<'_> {
     }
 }
 
-fn written(device: &dyn BlockDevice) -> (Vec<u8>, StreamWritten) {
+fn written(device: &dyn BlockDevice) -> (Vec<u8>, StreamReport) {
     let mut bytes = Vec::new();
     let report = write_stream_optimized(device, &mut bytes, &options("disk.vmdk"), &mut |_| Continue::Go).unwrap();
     assert_eq!(report.file_bytes, bytes.len() as u64);
     (bytes, report)
 }
 
-/// A reader that gives a few bytes at a time, as a pipe may.
+/// A reader that returns a few bytes at a time, as a pipe may.
 struct Dripping<'a>(&'a [u8], Random);
 
 impl Read for Dripping<'_> {
@@ -72,7 +72,7 @@ fn by_peer(lab: &Lab, disk: &[u8]) -> Vec<u8> {
     fs::read(&image).unwrap()
 }
 
-/// Disks of odd sizes, full, empty and mixed.
+/// Disks of odd sizes: full, empty and mixed.
 fn disks() -> Vec<(String, Vec<u8>)> {
     let mut all: Vec<(String, Vec<u8>)> = [512, 65_536 - 512, 65_536, 3 * MIB, 20 * MIB + 512, 33 * MIB - 512]
         .into_iter()
@@ -90,7 +90,7 @@ fn disks() -> Vec<(String, Vec<u8>)> {
 }
 
 #[test]
-fn what_we_write_the_peer_reads_and_so_do_we() {
+fn our_streams_are_read_by_peers_and_us() {
     for (what, disk) in disks() {
         let lab = Lab::new();
         let (bytes, report) = written(&MemoryDevice::from_bytes(&disk));
@@ -122,25 +122,25 @@ fn what_we_write_the_peer_reads_and_so_do_we() {
 }
 
 #[test]
-fn what_the_peer_writes_we_read_as_it_comes() {
+fn peer_streams_are_read() {
     for (what, disk) in disks() {
         let lab = Lab::new();
         let bytes = by_peer(&lab, &disk);
         assert!(read(&bytes).unwrap() == disk, "{what}");
-        // Others write such files, too, with an end.
+        // Other programs write such streams with an end marker.
         let ended = [&bytes[..], &[0; SECTOR]].concat();
         assert!(read(&ended).unwrap() == disk, "{what}, with an end");
     }
 }
 
-/// Whoever reads a part of a stream must learn that it is one: at no border of sectors it looks whole.
+/// A truncated stream must not look complete, at whichever sector it ends.
 #[test]
-fn a_stream_that_was_cut_off_is_an_error_wherever_that_was() {
+fn truncated_stream_is_an_error_at_any_length() {
     let lab = Lab::new();
     let disk = sample_disk(MIB + 512, 5);
     for bytes in [written(&MemoryDevice::from_bytes(&disk)).0, by_peer(&lab, &disk)] {
         assert!(read(&bytes).unwrap() == disk);
-        // Zeroes behind the last grain of the peer's are missed by nobody.
+        // Trailing zeroes after the last grain of QEMU's streams are optional.
         let whole = if bytes.ends_with(&[0; 2 * SECTOR]) {
             let last = bytes.iter().rposition(|byte| *byte != 0).unwrap();
             last.next_multiple_of(SECTOR)
@@ -159,7 +159,7 @@ fn a_stream_that_was_cut_off_is_an_error_wherever_that_was() {
             let image = lab.path("cut.vmdk");
             File::create(&image).unwrap().write_all(&bytes[..length]).unwrap();
             let opened = open(&image, &OpenOptions::default());
-            // What is not there is an error, and not zeroes.
+            // Missing data is an error, and does not read as zero.
             let found = opened.and_then(|image| {
                 let mut found = vec![0; disk.len().min(to_usize(image.size_bytes()))];
                 Ok(image.read_at(&mut found, 0).map(|()| found)?)
@@ -169,17 +169,17 @@ fn a_stream_that_was_cut_off_is_an_error_wherever_that_was() {
     }
 }
 
-/// A device of which every byte is read at most once, and in order: threads that are early wait.
+/// A device on which every byte is read at most once, and in order: early threads wait.
 struct OnePass {
     disk: Vec<u8>,
-    /// Data, between which there are holes.
+    /// Data; everything else is holes.
     data: Vec<Range<u64>>,
     at: Mutex<(u64, u64)>,
     moved: std::sync::Condvar,
 }
 
 impl OnePass {
-    /// Where the piece that begins at `offset` stands in the order: it is the next one if only holes are between it and what was read.
+    /// Whether the piece at `offset` is the next one: only holes are between it and the end of the last read.
     fn is_next(&self, at: u64, offset: u64) -> bool {
         !self
             .data
@@ -206,7 +206,7 @@ impl BlockDevice for OnePass {
         Ok(())
     }
 
-    /// Knows only a little of what comes.
+    /// Returns few extents at a time.
     fn extents(&self, range: Range<u64>, extent_count_max: usize) -> Result<ExtentList, BlockError> {
         let mut at = self.at.lock().unwrap();
         assert!(range.start >= at.1, "extents are asked for in order");
@@ -230,7 +230,7 @@ impl BlockDevice for OnePass {
 }
 
 #[test]
-fn a_device_that_can_be_read_once_is_enough() {
+fn stream_reads_the_device_once() {
     let disk = sample_disk(30 * MIB + 1000, 11);
     let length = disk.len() as u64;
     let whole = vec![0..length / 2, length / 2..length];
@@ -263,7 +263,7 @@ fn a_device_that_can_be_read_once_is_enough() {
 }
 
 #[test]
-fn large_disks_that_are_nearly_empty_are_quick_and_small() {
+fn large_sparse_disks_are_fast_and_small() {
     const TIB: u64 = 1 << 40;
     let lab = Lab::new();
     let raw = lab.path("large.raw");
@@ -286,7 +286,7 @@ fn large_disks_that_are_nearly_empty_are_quick_and_small() {
     assert_eq!(reached, 3 * TIB + 512);
     assert!(report.file_bytes < 12 * MIB && report.grain_count <= 3 * 50);
     qemu_img(&["check", "-f", "vmdk", path_text(&image)]);
-    // To compare all of it takes the peer a minute: it reads what is around the middle.
+    // A full comparison takes QEMU a minute: compare around the middle only.
     lab.qemu_img("dd -f vmdk -O raw bs=1M skip=1048575 count=1048578 if=large.vmdk of=middle.raw");
     let mut middle = vec![0; to_usize(3 * MIB)];
     device.read_at(&mut middle, TIB - MIB).unwrap();
@@ -308,7 +308,7 @@ fn large_disks_that_are_nearly_empty_are_quick_and_small() {
 }
 
 #[test]
-fn other_identities_are_given_to_streams() {
+fn stream_identity_can_be_changed() {
     let lab = Lab::new();
     let disk = sample_disk(MIB, 1);
     let image = lab.path("disk.vmdk");
@@ -318,7 +318,7 @@ fn other_identities_are_given_to_streams() {
     let new = NewIdentity {
         id,
         children: Vec::new(),
-        beside: ChildrenBeside::Refuse,
+        unnamed_children: UnnamedChildren::Refuse,
         name: Some("other.vmdk".to_owned()),
     };
     set_identity(&image, &OpenOptions::default(), &new).unwrap();
@@ -328,7 +328,7 @@ fn other_identities_are_given_to_streams() {
 }
 
 #[test]
-fn who_stops_or_cannot_write_leaves_no_stream() {
+fn interrupted_stream_is_invalid() {
     struct Full(usize);
     impl Write for Full {
         fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
@@ -358,7 +358,7 @@ fn who_stops_or_cannot_write_leaves_no_stream() {
 }
 
 #[test]
-fn options_that_cannot_be_are_refused() {
+fn invalid_options_are_refused() {
     let device = MemoryDevice::new(MIB);
     let refuses = |options: &StreamOptions<'_>| {
         let mut bytes = Vec::new();

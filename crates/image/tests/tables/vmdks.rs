@@ -1,4 +1,4 @@
-//! VMDKs of several files, and streams.
+//! VMDKs with several files, and streams.
 
 use holdfast_block::{BlockDevice as _, BlockDeviceMut as _};
 use holdfast_image::{Error, Gate, ImageKind, OpenOptions, open, open_mut};
@@ -8,7 +8,7 @@ use crate::peer::{Lab, Random, assert_reads_as, flatten, path_text, qemu_img, wo
 const MIB: u64 = 1 << 20;
 
 #[test]
-fn all_kinds_of_the_peer_are_read_and_those_of_files_written() {
+fn peer_vmdk_kinds_are_read_and_written() {
     for (kind, expected, is_written) in [
         ("monolithicSparse", ImageKind::Dynamic, true),
         ("monolithicFlat", ImageKind::Fixed, true),
@@ -52,7 +52,7 @@ fn all_kinds_of_the_peer_are_read_and_those_of_files_written() {
 }
 
 #[test]
-fn extents_cross_borders_of_files() {
+fn reads_cross_extent_files() {
     let lab = Lab::new();
     let image = lab.path("large.vmdk");
     qemu_img(&[
@@ -67,7 +67,7 @@ fn extents_cross_borders_of_files() {
     ]);
     let device = open_mut(&image, &OpenOptions::default()).unwrap();
     let border = 2 << 30;
-    // The descriptor says where the border is; the bytes around any near one are written at once.
+    // The descriptor has the border between files; write the bytes around each possible one at once.
     let data: Vec<u8> = (0..8 << 20_u32)
         .map(|at: u32| u8::try_from(at / 4096 % 251).unwrap())
         .collect();
@@ -82,7 +82,7 @@ fn extents_cross_borders_of_files() {
 }
 
 #[test]
-fn an_extent_that_is_cut_off_is_an_error_and_not_zeroes() {
+fn truncated_extent_is_an_error() {
     let lab = Lab::new();
     let (raw, _) = lab.raw("disk.raw", 3 << 20, 3);
     let image = lab.path("cut.vmdk");
@@ -118,9 +118,9 @@ fn an_extent_that_is_cut_off_is_an_error_and_not_zeroes() {
     assert!(crate::peer::corruptions(&image) > 0);
 }
 
-/// VMware puts several extents of a disk into one file, each behind the other.
+/// VMware stores several extents of a disk in one file, one after the other.
 #[test]
-fn extents_of_one_file_are_read_and_written_where_they_are() {
+fn extents_sharing_a_file_are_read_and_written() {
     let lab = Lab::new();
     let image = lab.path("two.vmdk");
     let mut flat: Vec<u8> = (0..8 * 512)
@@ -147,7 +147,7 @@ fn extents_of_one_file_are_read_and_written_where_they_are() {
     flat[4096 - 512..].fill(0xaa);
     flat[..512].fill(0xaa);
     assert!(std::fs::read(lab.path("two-flat.vmdk")).unwrap() == flat);
-    // Extents that share bytes would change each other, and one behind the end is not there.
+    // Extents that overlap would change each other, and one past the end has no data.
     for (extents, says) in [
         (
             "RW 4 FLAT \"two-flat.vmdk\" 0\nRW 4 FLAT \"two-flat.vmdk\" 3",
@@ -155,7 +155,7 @@ fn extents_of_one_file_are_read_and_written_where_they_are() {
         ),
         (
             "RW 4 FLAT \"two-flat.vmdk\" 0\nRW 5 FLAT \"two-flat.vmdk\" 4",
-            "behind the end",
+            "past the end",
         ),
     ] {
         write(extents);
@@ -165,7 +165,7 @@ fn extents_of_one_file_are_read_and_written_where_they_are() {
 }
 
 #[test]
-fn an_extent_elsewhere_is_not_opened() {
+fn extent_in_another_folder_is_not_opened() {
     let lab = Lab::new();
     std::fs::create_dir(lab.path("vm")).unwrap();
     let secret = lab.path("secret");

@@ -1,4 +1,4 @@
-//! Copies of whole disks.
+//! Copies whole disks.
 
 use std::fs;
 use std::num::NonZero;
@@ -16,7 +16,7 @@ use crate::peer::{Lab, Random, path_text, sample_disk};
 use crate::work::{assert_is, create_bulk_with, over_base};
 
 #[test]
-fn a_bulk_copy_is_the_same_disk() {
+fn fill_copies_the_disk() {
     let lab = Lab::new();
     let disk = sample_disk(9 * MIB + 512, 21);
     let source = MemoryDevice::from_bytes(&disk);
@@ -54,7 +54,7 @@ fn a_bulk_copy_is_the_same_disk() {
             let total = report.plain_bytes + report.compressed_bytes + report.zero_bytes;
             assert!(total.abs_diff(disk.len() as u64) < options_cluster_bytes, "{report:?}");
             assert_eq!(report.compressed_bytes > 0, storage != Storage::Plain, "{what}");
-            // What is made in bulk can be written like any other.
+            // An image written in bulk can be written like any other.
             let mut copy = disk.clone();
             work(&image, &mut copy, &mut Random(9), 10);
             assert_is(&image, &copy, &lab, what);
@@ -63,7 +63,7 @@ fn a_bulk_copy_is_the_same_disk() {
 }
 
 #[test]
-fn a_bulk_copy_into_a_data_file_and_over_a_backing_file() {
+fn fill_writes_data_files_and_overlays() {
     let lab = Lab::new();
     let (_, base) = lab.raw("base.raw", 2 * MIB, 4);
     let disk = sample_disk(2 * MIB, 5);
@@ -100,7 +100,7 @@ fn a_bulk_copy_into_a_data_file_and_over_a_backing_file() {
     expected[..65_536].copy_from_slice(&disk[..65_536]);
     expected[131_072..262_144].fill(0);
     assert_is(&image, &expected, &lab, "overlay");
-    // A whole disk over a backing file: its zeroes hide what is below.
+    // A whole disk over a backing file: its zeroes hide the backing file.
     let image = lab.path("full.qcow2");
     let mut writer = create_bulk_with(&image, over_base(), 2 * MIB);
     let options = FillOptions {
@@ -117,7 +117,7 @@ fn a_bulk_copy_into_a_data_file_and_over_a_backing_file() {
 }
 
 #[test]
-fn a_raw_copy_is_sparse_and_the_same() {
+fn raw_copy_is_sparse_and_equal() {
     let lab = Lab::new();
     let (_, disk) = lab.raw("source.raw", 7 * MIB + 100, 33);
     let image = lab.path("image.qcow2");
@@ -154,9 +154,9 @@ fn a_raw_copy_is_sparse_and_the_same() {
     assert!(stopped.is_err());
 }
 
-/// On a block device there is whatever was there before: its zeroes must be written, and nothing behind the disk.
+/// A block device has old content: zeroes must be written, and bytes past the disk must stay.
 #[test]
-fn a_device_that_held_something_else_is_written_over() {
+fn fill_device_overwrites_old_content() {
     let mut disk = sample_disk(3 * MIB, 9);
     disk.truncate(to_usize(3 * MIB - 100));
     let source = MemoryDevice::from_bytes(&disk);

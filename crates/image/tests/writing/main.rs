@@ -1,4 +1,4 @@
-//! What we write, QEMU reads.
+//! Writes images, and reads them with QEMU.
 
 #![expect(clippy::unwrap_used, reason = "the helpers of tests unwrap like the tests")]
 

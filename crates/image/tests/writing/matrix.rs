@@ -1,10 +1,10 @@
-//! Images that differ in what the writer has to do.
+//! Variants of qcow2 that need different code in the writer.
 
 use holdfast_image::{Compression, Preallocation, Qcow2Options};
 
 use crate::MIB;
 
-/// Options that differ in what the writer has to do.
+/// Variants of options.
 pub(crate) fn matrix() -> Vec<(&'static str, Qcow2Options)> {
     let base = Qcow2Options::default();
     vec![

@@ -1,4 +1,4 @@
-//! Options that are refused, and sizes that are odd.
+//! Tests refused options and odd sizes.
 
 use holdfast_block::{BlockDeviceMut as _, to_usize};
 use holdfast_image::{
@@ -10,7 +10,7 @@ use crate::MIB;
 use crate::peer::{Lab, assert_clean, assert_reads_as, qemu_check};
 
 #[test]
-fn options_that_make_no_sense_are_refused() {
+fn inconsistent_options_are_refused() {
     let lab = Lab::new();
     let base = Qcow2Options::default();
     let raw = Some(DataFile {

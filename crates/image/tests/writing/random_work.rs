@@ -1,4 +1,4 @@
-//! Random operations, compared with a plain vector and with what the peer reads.
+//! Random operations, compared with a vector and with what QEMU reads.
 
 use std::fs;
 
@@ -14,7 +14,7 @@ use crate::peer::{Lab, Random, assert_reads_as, path_text};
 use crate::work::{assert_is, create_with};
 
 #[test]
-fn random_work_on_every_kind_of_image() {
+fn random_writes_in_every_image_kind() {
     for (seed, (what, options)) in (1..).zip(matrix()) {
         let lab = Lab::new();
         let image = lab.path("image.qcow2");
@@ -31,7 +31,7 @@ fn random_work_on_every_kind_of_image() {
 }
 
 #[test]
-fn random_work_on_overlays_snapshots_and_compressed_clusters() {
+fn random_writes_with_overlays_snapshots_and_compression() {
     for (seed, (what, mut options)) in (100..).zip(matrix()) {
         let lab = Lab::new();
         let image = lab.path("image.qcow2");
@@ -59,7 +59,7 @@ fn random_work_on_overlays_snapshots_and_compressed_clusters() {
             let opened = open(&image, &OpenOptions::default()).unwrap();
             assert_reads_as(&*opened.snapshot("kept").unwrap(), &kept, what);
             drop(opened);
-            // Going back and deleting are the peer's: it must find our refcounts and flags as it needs them.
+            // QEMU reverts to and deletes the snapshot: our refcounts and flags must suit it.
             lab.qemu_img("snapshot -a kept image.qcow2");
             let mut other = kept.clone();
             work(&image, &mut other, &mut random, 20);
@@ -74,7 +74,7 @@ fn random_work_on_overlays_snapshots_and_compressed_clusters() {
 }
 
 #[test]
-fn compressed_clusters_are_rewritten_by_writes() {
+fn writes_replace_compressed_clusters() {
     for (compression, cluster_bytes) in [
         (Compression::Zlib, 65_536),
         (Compression::Zstd, 65_536),
@@ -91,7 +91,7 @@ fn compressed_clusters_are_rewritten_by_writes() {
 }
 
 #[test]
-fn random_work_on_external_data_files() {
+fn random_writes_with_external_data_files() {
     for kind in [DataFileKind::Plain, DataFileKind::Raw] {
         for extended_l2 in [false, true] {
             let lab = Lab::new();

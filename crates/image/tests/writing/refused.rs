@@ -1,4 +1,4 @@
-//! Images that must not be written, and bitmaps that writing makes worthless.
+//! Images that must not be written, and bitmaps that a write invalidates.
 
 use std::fs;
 
@@ -9,7 +9,7 @@ use crate::MIB;
 use crate::peer::{self, Lab, path_text, qemu_check, qemu_io};
 
 #[test]
-fn a_write_without_the_bitmap_makes_it_stale() {
+fn write_without_bitmap_support_makes_it_stale() {
     let lab = Lab::new();
     let image = lab.path("image.qcow2");
     lab.qemu_img("create -f qcow2 image.qcow2 4M");
@@ -30,7 +30,7 @@ fn a_write_without_the_bitmap_makes_it_stale() {
 }
 
 #[test]
-fn unsafe_images_are_not_written() {
+fn inconsistent_images_are_not_written() {
     let lab = Lab::new();
     let image = lab.path("image.qcow2");
     for bit in [1u8, 2] {
@@ -45,7 +45,7 @@ fn unsafe_images_are_not_written() {
         ));
         assert_eq!(open(&image, &OpenOptions::default()).unwrap().notes().len(), 1);
     }
-    // An entry that points at the header: found before the header is overwritten, and marked.
+    // An entry that points at the header is detected before the header is overwritten, and the image is marked.
     fs::remove_file(&image).ok();
     create(&image, &CreateOptions::qcow2(MIB)).unwrap();
     qemu_io(&image, &["write 0 64k"]);
@@ -68,7 +68,7 @@ fn unsafe_images_are_not_written() {
 }
 
 #[test]
-fn an_image_in_use_by_the_peer_is_locked() {
+fn image_in_use_by_qemu_is_locked() {
     let lab = Lab::new();
     let image = lab.path("image.qcow2");
     create(&image, &CreateOptions::qcow2(MIB)).unwrap();

@@ -1,4 +1,4 @@
-//! Where clusters are, and where they go.
+//! Allocation and release of clusters.
 
 use holdfast_block::{BlockDeviceMut as _, to_usize};
 use holdfast_image::{CreateOptions, OpenOptions, Qcow2Options, create, open, open_mut};
@@ -8,10 +8,10 @@ use crate::peer::{Lab, Random, qemu_check};
 use crate::work::{assert_is, create_with};
 
 #[test]
-fn the_refcount_table_moves_when_it_is_full() {
+fn full_refcount_table_moves() {
     let lab = Lab::new();
     let image = lab.path("image.qcow2");
-    // A table of one 512-byte cluster reaches 2 MiB with 64-bit refcounts.
+    // A table of one 512-byte cluster covers 2 MiB with 64-bit refcounts.
     let qcow2 = Qcow2Options {
         cluster_bytes: 512,
         refcount_bits: 64,
@@ -33,7 +33,7 @@ fn the_refcount_table_moves_when_it_is_full() {
 }
 
 #[test]
-fn freed_clusters_give_their_space_back() {
+fn freed_clusters_are_punched() {
     let lab = Lab::new();
     let image = lab.path("image.qcow2");
     create(&image, &CreateOptions::qcow2(32 * MIB)).unwrap();

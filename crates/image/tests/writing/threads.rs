@@ -1,4 +1,4 @@
-//! Many threads on one image.
+//! Several threads on one image.
 
 use holdfast_block::{BlockDevice as _, BlockDeviceMut as _, to_usize};
 use holdfast_image::{OpenOptions, open_mut};
@@ -7,9 +7,9 @@ use crate::MIB;
 use crate::peer::{Lab, Random};
 use crate::work::{assert_is, create_with, over_base};
 
-/// Threads that write to different places, flush and read at once: nothing is lost, and nobody waits for ever.
+/// Threads write to different ranges, flush and read concurrently: no write is lost, and no thread blocks for ever.
 #[test]
-fn many_threads_share_one_image() {
+fn threads_read_one_image() {
     const THREADS: u64 = 4;
     const SHARE_BYTES: u64 = MIB + 3072;
     let lab = Lab::new();
@@ -18,7 +18,7 @@ fn many_threads_share_one_image() {
     create_with(&image, over_base(), base.len() as u64);
     let device = open_mut(&image, &OpenOptions::default()).unwrap();
     let mut disk = base;
-    // The shares end inside clusters: neighbours copy the same cluster from below at the same time.
+    // The ranges end inside clusters: adjacent threads copy the same cluster from the backing file concurrently.
     std::thread::scope(|scope| {
         for (number, share) in (0..THREADS).zip(disk.chunks_mut(to_usize(SHARE_BYTES))) {
             let device = &device;

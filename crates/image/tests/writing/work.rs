@@ -1,4 +1,4 @@
-//! What the tests of writing do to an image, and what they expect of it then.
+//! Helpers for the tests of writing.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use holdfast_image::{
 
 use crate::peer::{Lab, assert_clean, assert_reads_as, flatten, qemu_check};
 
-/// Makes an image.
+/// Creates an image.
 pub(crate) fn create_with(image: &Path, qcow2: Qcow2Options, size_bytes: u64) {
     let options = CreateOptions {
         qcow2,
@@ -17,7 +17,7 @@ pub(crate) fn create_with(image: &Path, qcow2: Qcow2Options, size_bytes: u64) {
     create(image, &options).unwrap();
 }
 
-/// Begins an image that is filled in one go.
+/// Creates an image for writing it in bulk.
 pub(crate) fn create_bulk_with(image: &Path, qcow2: Qcow2Options, size_bytes: u64) -> BulkWriter {
     let options = CreateOptions {
         qcow2,
@@ -26,7 +26,7 @@ pub(crate) fn create_bulk_with(image: &Path, qcow2: Qcow2Options, size_bytes: u6
     create_bulk(image, &options).unwrap()
 }
 
-/// Options of an image that is based on the raw file `base.raw` beside it.
+/// Options of an image with the raw backing file `base.raw` in its folder.
 pub(crate) fn over_base() -> Qcow2Options {
     Qcow2Options {
         backing: Some(BackingFile {
@@ -37,7 +37,7 @@ pub(crate) fn over_base() -> Qcow2Options {
     }
 }
 
-/// Both checks find nothing, and both sides read `disk`.
+/// Asserts that both checks find no problem, and both sides read `disk`.
 pub(crate) fn assert_is(image: &Path, disk: &[u8], lab: &Lab, what: &str) {
     assert_clean(image);
     assert_eq!(qemu_check(image), (0, 0), "{what}");

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use holdfast_block::{BlockDevice, Error as DeviceError};
 use holdfast_image::{
-    CreateOptions, Error as ImageError, FillReport, ImageId, Storage, StreamOptions, StreamWritten,
+    CreateOptions, Error as ImageError, FillReport, ImageId, Storage, StreamOptions, StreamReport,
     write_stream_optimized,
 };
 use holdfast_repo::Environment;
@@ -77,7 +77,7 @@ fn write(
     stream: &mut dyn Write,
     level: Option<u32>,
     job: Job<'_>,
-) -> Result<StreamWritten> {
+) -> Result<StreamReport> {
     let options = StreamOptions {
         name,
         id: ImageId::random()?,

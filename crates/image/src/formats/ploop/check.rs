@@ -1,15 +1,14 @@
-//! Holding the table of clusters against the file.
+//! Checks the cluster table.
 
 use std::collections::HashSet;
 
-use super::header::Header;
+use super::header::PloopHeader;
 use super::tables::for_each_cluster;
 use crate::allocation_table::end_of_block;
 use crate::file::ImageFile;
 use crate::{CheckReport, ProblemKind, Result, Severity};
 
-/// Checks the image in `file`.
-pub(crate) fn check(file: &dyn ImageFile, header: &Header) -> Result<CheckReport> {
+pub(crate) fn check(file: &dyn ImageFile, header: &PloopHeader) -> Result<CheckReport> {
     let file_bytes = file.length_bytes()?;
     let cluster = header.cluster_bytes;
     let mut report = CheckReport {

@@ -1,4 +1,4 @@
-//! The header, and what it must not say.
+//! Parses and validates the header.
 
 use holdfast_block::{Record, to_usize};
 
@@ -14,36 +14,35 @@ const MAGICS: [&[u8; 16]; 2] = [b"WithoutFreeSpace", b"WithouFreSpacExt"];
 pub(super) const AT_CYLINDERS: u64 = 24;
 pub(super) const AT_ENTRIES: u64 = 32;
 pub(super) const AT_IN_USE: u64 = 44;
-/// As QEMU has them: 16 heads, and 32 sectors.
+/// As in QEMU: 16 heads, and 32 sectors.
 pub(super) const CYLINDER_BYTES: u64 = SECTOR_BYTES * 16 * 32;
 pub(super) const AT_EXTENSION: u64 = 56;
 const OPEN: u32 = 0x746f_6e59;
-/// What we write: there are no extensions that could be out of date.
+/// Written here: it means that there are no extensions, which could be outdated.
 pub(super) const CLOSED_WITHOUT_EXTENSIONS: u32 = 0;
 
-/// How the places of clusters are counted.
+/// The unit of the entries in the cluster table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Version {
-    /// By sectors.
+pub(crate) enum PloopVersion {
+    /// Sectors.
     One,
-    /// By clusters.
+    /// Clusters.
     Two,
 }
 
-/// A header that was checked against its file.
+/// A header that was validated against its file.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Header {
-    pub(crate) version: Version,
+pub(crate) struct PloopHeader {
+    pub(crate) version: PloopVersion,
     pub(crate) cluster_bytes: u64,
     pub(crate) entry_count: u64,
     pub(crate) disk_bytes: u64,
     pub(crate) data_offset: u64,
-    /// Whether it was not closed cleanly.
     pub(crate) is_open: bool,
 }
 
-impl Header {
-    /// Reads the header of `file`, called `image`.
+impl PloopHeader {
+    /// Reads the header of `file`; errors call it `image`.
     pub(crate) fn load(file: &dyn ImageFile, image: &str) -> Result<Self> {
         let file_bytes = file.length_bytes()?;
         let wrong = |at: u64, detail: String| Err(corrupt(image, "header", at, detail));
@@ -54,9 +53,9 @@ impl Header {
         file.read_at(&mut bytes, 0)?;
         let stored = Record::new(&bytes);
         let version = match MAGICS.iter().position(|magic| bytes.starts_with(*magic)) {
-            Some(0) => Version::One,
-            Some(_) => Version::Two,
-            None => return wrong(0, "there is none".to_owned()),
+            Some(0) => PloopVersion::One,
+            Some(_) => PloopVersion::Two,
+            None => return wrong(0, "it is missing".to_owned()),
         };
         if stored.le_u32::<16>() != 2 {
             return wrong(16, format!("the version is {}", stored.le_u32::<16>()));
@@ -68,8 +67,8 @@ impl Header {
         let cluster_bytes = cluster_sectors * SECTOR_BYTES;
         let entry_count = u64::from(stored.le_u32::<32>());
         let sectors = match version {
-            Version::One => u64::from(stored.le_u32::<36>()),
-            Version::Two => stored.le_u64::<36>(),
+            PloopVersion::One => u64::from(stored.le_u32::<36>()),
+            PloopVersion::Two => stored.le_u64::<36>(),
         };
         let Some(disk_bytes) = sectors
             .checked_mul(SECTOR_BYTES)
@@ -80,7 +79,7 @@ impl Header {
         if disk_bytes.div_ceil(cluster_bytes) > entry_count {
             return wrong(
                 32,
-                format!("the table has {entry_count} entries, and the disk has {sectors} sectors"),
+                format!("the table has {entry_count} entries, but the disk has {sectors} sectors"),
             );
         }
         let table_end = HEADER_BYTES + entry_count * 4;
@@ -88,11 +87,11 @@ impl Header {
             return wrong(32, format!("the table ends at {table_end}, the file at {file_bytes}"));
         }
         let data_offset = match u64::from(stored.le_u32::<48>()) * SECTOR_BYTES {
-            0 if version == Version::One => table_end.next_multiple_of(SECTOR_BYTES),
+            0 if version == PloopVersion::One => table_end.next_multiple_of(SECTOR_BYTES),
             offset => offset,
         };
         if data_offset < table_end {
-            return wrong(48, format!("clusters begin at {data_offset}, inside of the table"));
+            return wrong(48, format!("clusters begin at {data_offset}, inside the table"));
         }
         Ok(Self {
             version,
@@ -104,7 +103,6 @@ impl Header {
         })
     }
 
-    /// What there is to know about it.
     pub(crate) fn describe(&self) -> BlockInfo {
         BlockInfo {
             kind: ImageKind::Dynamic,
@@ -117,20 +115,20 @@ impl Header {
         }
     }
 
-    /// The bytes that an entry counts.
+    /// The unit of entries, in bytes.
     pub(super) fn entry_bytes(&self) -> u64 {
         match self.version {
-            Version::One => SECTOR_BYTES,
-            Version::Two => self.cluster_bytes,
+            PloopVersion::One => SECTOR_BYTES,
+            PloopVersion::Two => self.cluster_bytes,
         }
     }
 
-    /// Where the cluster of `entry` is.
+    /// Offset of the cluster of `entry`.
     pub(super) fn host(&self, entry: u32) -> u64 {
         u64::from(entry) * self.entry_bytes()
     }
 
-    /// The header of a new image, of version 2, as it is stored.
+    /// The stored header of a new image of version 2.
     pub(super) fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = vec![0; to_usize(HEADER_BYTES)];
         let mut put = |at: usize, field: &[u8]| put(&mut bytes, at, field);

@@ -1,33 +1,32 @@
-//! The mark of an open image is cleared, and space at the end without an entry is cut off. Where that was asked for, entries that
-//! lead nowhere become free, and a cluster that two entries have is copied for the second one.
+//! Clears the mark of an open image, and truncates unused space at the end. In mode `All`, it frees invalid entries,
+//! and copies a cluster with two entries for the second one.
 
 use std::collections::HashSet;
 
 use super::check::check;
-use super::header::{AT_EXTENSION, AT_IN_USE, CLOSED_WITHOUT_EXTENSIONS, HEADER_BYTES, Header};
+use super::header::{AT_EXTENSION, AT_IN_USE, CLOSED_WITHOUT_EXTENSIONS, HEADER_BYTES, PloopHeader};
 use super::tables::for_each_cluster;
 use crate::Result;
-use crate::allocation_table::{CutOff, copy_room};
+use crate::allocation_table::{TruncatedBlock, copy_room};
 use crate::error::corrupt;
 use crate::file::ImageFile;
 use crate::model::repair_action::{RepairAction, RepairMode};
 
-/// Repairs the image in `file`.
 pub(crate) fn repair(
     file: &dyn ImageFile,
     image: &str,
     mode: RepairMode,
     actions: &mut Vec<RepairAction>,
 ) -> Result<()> {
-    let header = Header::load(file, image)?;
+    let header = PloopHeader::load(file, image)?;
     if mode == RepairMode::All {
         give_up_and_separate(file, &header, image, actions)?;
     }
-    cut(file, &header, actions)?;
-    // The lock shows whether a process has it open; this mark is a leftover of one that did not close it.
+    truncate_unused(file, &header, actions)?;
+    // The lock proves that no process has it open: the mark is a leftover of a process that did not close it.
     if mode >= RepairMode::Safe && header.is_open && check(file, &header)?.corruption_count == 0 {
         file.sync()?;
-        // What the extension says of the disk, such as bitmaps, is not known to be true.
+        // Extensions, such as bitmaps, may be outdated.
         file.write_at(&CLOSED_WITHOUT_EXTENSIONS.to_le_bytes(), AT_IN_USE)?;
         file.sync()?;
         actions.push(RepairAction::MarkCleared {
@@ -39,20 +38,20 @@ pub(crate) fn repair(
 
 fn give_up_and_separate(
     file: &dyn ImageFile,
-    header: &Header,
+    header: &PloopHeader,
     image: &str,
     actions: &mut Vec<RepairAction>,
 ) -> Result<()> {
     let (file_bytes, cluster) = (file.length_bytes()?, header.cluster_bytes);
     let (mut lost, mut twice, mut seen) = (Vec::new(), Vec::new(), HashSet::new());
-    let mut cut_off = CutOff::default();
+    let mut cut_off = TruncatedBlock::default();
     for_each_cluster(file, header, |index, host| {
         let is_aligned = host.wrapping_sub(header.data_offset).is_multiple_of(cluster);
         if host < header.data_offset || host >= file_bytes || !is_aligned {
             lost.push(index);
             return;
         }
-        cut_off.meet(host, index, cluster, header.disk_bytes);
+        cut_off.examine(host, index, cluster, header.disk_bytes);
         if !seen.insert(host) {
             twice.push((index, host));
         }
@@ -70,7 +69,7 @@ fn give_up_and_separate(
             first_disk_offset: Some(first * cluster),
         });
     }
-    cut_off.give_up(file, actions)?;
+    cut_off.extend_file(file, actions)?;
     let Some((first, _)) = twice.first() else { return Ok(()) };
     let start = header.data_offset + (file_bytes.saturating_sub(header.data_offset)).next_multiple_of(cluster);
     let mut entries = Vec::new();
@@ -82,7 +81,7 @@ fn give_up_and_separate(
                 image,
                 "table",
                 entry_at(*index),
-                "cannot tell of a cluster behind all others",
+                "its entries cannot refer to a cluster at the end of the file",
             ));
         };
         copy_room(file, *from, place, cluster)?;
@@ -101,17 +100,17 @@ fn give_up_and_separate(
     Ok(())
 }
 
-/// Cuts off what is behind the last cluster.
-fn cut(file: &dyn ImageFile, header: &Header, actions: &mut Vec<RepairAction>) -> Result<()> {
+/// Truncates everything after the last cluster.
+fn truncate_unused(file: &dyn ImageFile, header: &PloopHeader, actions: &mut Vec<RepairAction>) -> Result<()> {
     let mut extension = [0; 8];
     file.read_at(&mut extension, AT_EXTENSION)?;
     if extension != [0; 8] {
-        // It has places of its own, and they may be there.
+        // An extension has its own location, which may be there.
         return Ok(());
     }
     let (report, file_bytes) = (check(file, header)?, file.length_bytes()?);
     let end = report.image_end;
-    // A part of a cluster is the last one, which did not get longer.
+    // An incomplete cluster at the end is a write that was interrupted.
     if report.corruption_count > 0 || end.saturating_add(header.cluster_bytes) > file_bytes {
         return Ok(());
     }

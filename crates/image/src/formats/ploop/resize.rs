@@ -1,9 +1,10 @@
-//! Another size: a longer table, which has to fit before the clusters, zeroes past the old end, and then the size in the header.
+//! Changes the size: grows the cluster table, which has to fit before the clusters, zeroes data past the old end, then
+//! writes the size to the header.
 
 use std::sync::Arc;
 
 use super::check::check;
-use super::header::{AT_CYLINDERS, AT_ENTRIES, HEADER_BYTES, Header, Version};
+use super::header::{AT_CYLINDERS, AT_ENTRIES, HEADER_BYTES, PloopHeader, PloopVersion};
 use super::tables::PloopTables;
 use super::{SECTOR_BYTES, header};
 use crate::allocation_table::resize::{require_sound, zero_tables};
@@ -11,9 +12,9 @@ use crate::allocation_table::write_entries;
 use crate::file::ImageFile;
 use crate::{Error, Result};
 
-/// Gives the disk of the delta in `file` a size of `after_bytes`, a multiple of 512, durably.
+/// Resizes the disk of the delta to `after_bytes`, a multiple of 512, durably.
 pub(crate) fn resize(file: &Arc<dyn ImageFile>, image: &str, after_bytes: u64) -> Result<()> {
-    let header = Header::load(&**file, image)?;
+    let header = PloopHeader::load(&**file, image)?;
     require_sound(&check(&**file, &header)?, image)?;
     let not_resizable = |detail: String| Error::NotResizable {
         image: image.to_owned(),
@@ -21,16 +22,18 @@ pub(crate) fn resize(file: &Arc<dyn ImageFile>, image: &str, after_bytes: u64) -
     };
     if header.is_open {
         return Err(not_resizable(
-            "it was not closed cleanly, or is open; holdfast image check --repair repairs it".to_owned(),
+            "it was not closed cleanly, or is open; run holdfast image check --repair".to_owned(),
         ));
     }
     let sectors = after_bytes / SECTOR_BYTES;
-    if header.version == Version::One && u32::try_from(sectors).is_err() {
-        return Err(not_resizable("version 1 holds at most 2 TiB; convert it".to_owned()));
+    if header.version == PloopVersion::One && u32::try_from(sectors).is_err() {
+        return Err(not_resizable(
+            "version 1 supports at most 2 TiB; convert it first".to_owned(),
+        ));
     }
     let before_bytes = header.disk_bytes;
     let zero_past = |from: u64, to: u64| -> Result<()> {
-        let mut header = Header::load(&**file, image)?;
+        let mut header = PloopHeader::load(&**file, image)?;
         header.disk_bytes = to;
         zero_tables(
             file,
@@ -42,12 +45,12 @@ pub(crate) fn resize(file: &Arc<dyn ImageFile>, image: &str, after_bytes: u64) -
     if after_bytes > before_bytes {
         let needed = after_bytes.div_ceil(header.cluster_bytes);
         let room = (header.data_offset - HEADER_BYTES) / 4;
-        // The last cluster needs a number too.
+        // The number of the last cluster must fit into an entry.
         let number_max = u64::from(u32::MAX) * header.entry_bytes() / header.cluster_bytes / 2;
         if needed > room.min(number_max) {
             let bytes = room.min(number_max) * header.cluster_bytes;
             return Err(not_resizable(format!(
-                "before its clusters there is room to tell of {bytes} bytes; convert it"
+                "the space before its clusters only suffices for the table of {bytes} bytes; convert it first"
             )));
         }
         if needed > header.entry_count {
@@ -68,17 +71,17 @@ fn grow_table(file: &dyn ImageFile, from: u64, to: u64) -> Result<()> {
     Ok(file.sync()?)
 }
 
-/// One sector of the header changes: it is stored whole or not at all.
-fn write_size(file: &dyn ImageFile, header: &Header, size_bytes: u64) -> Result<()> {
+/// Changes one sector of the header, which is written atomically.
+fn write_size(file: &dyn ImageFile, header: &PloopHeader, size_bytes: u64) -> Result<()> {
     let mut fields = [0; 20];
     file.read_at(&mut fields, AT_CYLINDERS)?;
     let cylinders = size_bytes.div_ceil(header::CYLINDER_BYTES);
     fields[..4].copy_from_slice(&u32::try_from(cylinders).unwrap_or(u32::MAX).to_le_bytes());
-    // Cylinders, sectors of a cluster, entries, sectors of the disk.
+    // Cylinders, sectors per cluster, entries, sectors of the disk.
     let sectors = (size_bytes / SECTOR_BYTES).to_le_bytes();
     match header.version {
-        Version::One => fields[12..16].copy_from_slice(&sectors[..4]),
-        Version::Two => fields[12..].copy_from_slice(&sectors),
+        PloopVersion::One => fields[12..16].copy_from_slice(&sectors[..4]),
+        PloopVersion::Two => fields[12..].copy_from_slice(&sectors),
     }
     file.write_at(&fields, AT_CYLINDERS)?;
     Ok(file.sync()?)

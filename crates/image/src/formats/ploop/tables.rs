@@ -1,23 +1,22 @@
-//! The table of clusters, read and changed.
+//! Reads and changes the cluster table.
 
 use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::header::{AT_EXTENSION, AT_IN_USE, CLOSED_WITHOUT_EXTENSIONS, HEADER_BYTES, Header};
+use super::header::{AT_EXTENSION, AT_IN_USE, CLOSED_WITHOUT_EXTENSIONS, HEADER_BYTES, PloopHeader};
 use crate::allocation_table::pages::Pages;
-use crate::allocation_table::{Tables, clear_room, end_of_block, for_each_entry};
+use crate::allocation_table::{AllocationTable, clear_room, end_of_block, for_each_entry};
 use crate::file::ImageFile;
 use crate::model::mapped_extent::{MappedExtent, MappedKind};
 use crate::{Error, Result};
 
-/// Memory for the table of one layer: that of a disk of 2 TiB.
+/// Memory for the table of one layer: enough for a disk of 2 TiB.
 const CACHE_BYTES: u64 = 8 << 20;
 
-/// The table of one image.
 pub(crate) struct PloopTables {
     image: Arc<str>,
-    header: Header,
+    header: PloopHeader,
     file: Arc<dyn ImageFile>,
     pages: Pages,
     /// End of the last cluster; known once writing has started.
@@ -25,7 +24,7 @@ pub(crate) struct PloopTables {
 }
 
 impl PloopTables {
-    pub(crate) fn new(image: Arc<str>, header: Header, file: Arc<dyn ImageFile>) -> Self {
+    pub(crate) fn new(image: Arc<str>, header: PloopHeader, file: Arc<dyn ImageFile>) -> Self {
         Self {
             image,
             header,
@@ -42,11 +41,11 @@ impl PloopTables {
         }
     }
 
-    /// Makes room for cluster `index`: behind all others, zero.
+    /// Allocates cluster `index` after all others; it reads as zero.
     fn reserve_cluster(&mut self, index: u64) -> Result<()> {
         let start = self.end;
         let entry = u32::try_from(start / self.header.entry_bytes()).map_err(|_| {
-            self.not_writable("the file is as large as its table can reach; convert it to another format")
+            self.not_writable("the file has reached the maximum size of its format; convert it to another format")
         })?;
         self.end = start + self.header.cluster_bytes;
         clear_room(&*self.file, start..self.end)?;
@@ -54,8 +53,12 @@ impl PloopTables {
     }
 }
 
-/// Calls `visit` with the place of every cluster that is stored, and its number.
-pub(super) fn for_each_cluster(file: &dyn ImageFile, header: &Header, mut visit: impl FnMut(u64, u64)) -> Result<()> {
+/// Calls `visit` with the offset and the index of every stored cluster.
+pub(super) fn for_each_cluster(
+    file: &dyn ImageFile,
+    header: &PloopHeader,
+    mut visit: impl FnMut(u64, u64),
+) -> Result<()> {
     for_each_entry(file, (HEADER_BYTES, header.entry_count), |index, entry| {
         let entry = u32::from_le_bytes(entry);
         if entry != 0 {
@@ -64,7 +67,7 @@ pub(super) fn for_each_cluster(file: &dyn ImageFile, header: &Header, mut visit:
     })
 }
 
-impl Tables for PloopTables {
+impl AllocationTable for PloopTables {
     fn disk_bytes(&self) -> u64 {
         self.header.disk_bytes
     }
@@ -107,9 +110,7 @@ impl Tables for PloopTables {
 
     fn start(&mut self) -> Result<()> {
         if self.header.is_open {
-            return Err(
-                self.not_writable("it was not closed cleanly, or is open; holdfast image check --repair repairs it")
-            );
+            return Err(self.not_writable("it was not closed cleanly, or is open; run holdfast image check --repair"));
         }
         let cluster = self.header.cluster_bytes;
         let (mut end, mut is_wrong, mut seen) = (self.header.data_offset, false, HashSet::new());
@@ -118,15 +119,17 @@ impl Tables for PloopTables {
             end = end.max(host + cluster);
         })?;
         if is_wrong {
-            return Err(self.not_writable("two places of the disk have one cluster; holdfast image check tells which"));
+            return Err(
+                self.not_writable("two ranges of the disk share a cluster; run holdfast image check for details")
+            );
         }
-        // A place is told by the entry, and aligned as all others are.
+        // Keep the alignment of the other clusters, in units of an entry.
         let base = self.header.data_offset % self.header.entry_bytes();
         if base != 0 {
-            return Err(self.not_writable("its clusters begin where its table cannot point to"));
+            return Err(self.not_writable("its clusters begin at an offset that its table cannot store"));
         }
         self.end = self.header.data_offset + (end - self.header.data_offset).next_multiple_of(cluster);
-        // What the extension says of the disk, such as bitmaps, is not true any more.
+        // Extensions, such as bitmaps, are outdated from now on.
         self.pages.write(&CLOSED_WITHOUT_EXTENSIONS.to_le_bytes(), AT_IN_USE)?;
         self.pages.write(&[0; 8], AT_EXTENSION)
     }
@@ -148,7 +151,7 @@ impl Tables for PloopTables {
     }
 
     fn store(&mut self) -> Result<()> {
-        // The header, which is in the first sector of the table, goes with it.
+        // The header shares the first sector of the table, so it is written with it.
         self.pages.store(&(0..HEADER_BYTES + self.header.entry_count * 4))
     }
 }

@@ -1,15 +1,15 @@
-//! Crashes, both versions, and what a header may not say.
+//! Tests crashes, both versions, and invalid headers.
 
 use std::sync::Arc;
 
 use holdfast_block::{BlockDevice, to_usize};
 
 use super::create::write_empty;
-use super::header::Header;
+use super::header::PloopHeader;
 use super::tables::PloopTables;
 use crate::Result;
 use crate::allocation_table::TableLayer;
-use crate::allocation_table::crash_tests::{Case, survive_crashes};
+use crate::allocation_table::crash_tests::{TableCrashCase, survive_crashes};
 use crate::file::ImageFile;
 use crate::file::memory::MemoryFile;
 
@@ -21,7 +21,7 @@ fn empty() -> Vec<u8> {
     bytes
 }
 
-/// The same, of version 1, with clusters right behind the table, at any sector.
+/// The same in version 1, with clusters right after the table, at any sector.
 fn empty_old() -> Vec<u8> {
     let mut bytes = empty();
     bytes[..16].copy_from_slice(b"WithoutFreeSpace");
@@ -31,19 +31,19 @@ fn empty_old() -> Vec<u8> {
 }
 
 fn open(file: Arc<dyn ImageFile>, backing: Option<Arc<dyn BlockDevice>>) -> Result<TableLayer> {
-    let header = Header::load(&*file, "image")?;
+    let header = PloopHeader::load(&*file, "image")?;
     let tables = Box::new(PloopTables::new("image".into(), header, Arc::clone(&file)));
     Ok(TableLayer::new("image".into(), file, tables, backing))
 }
 
 #[test]
-fn a_crash_loses_nothing_that_was_flushed() {
-    let case = |name, start, has_parent| Case {
+fn crash_keeps_flushed_data() {
+    let case = |name, start, has_parent| TableCrashCase {
         name,
         start,
         has_parent,
         open,
-        check: |file| super::check::check(&*file, &Header::load(&*file, "image")?),
+        check: |file| super::check::check(&*file, &PloopHeader::load(&*file, "image")?),
     };
     survive_crashes(vec![
         case("version 2", empty(), false),
@@ -53,12 +53,12 @@ fn a_crash_loses_nothing_that_was_flushed() {
 }
 
 #[test]
-fn what_contradicts_itself_is_refused() {
+fn inconsistent_headers_are_refused() {
     let good = empty();
     let is_refused = |at: usize, value: u32| {
         let mut bytes = good.clone();
         bytes[at..at + 4].copy_from_slice(&value.to_le_bytes());
-        Header::load(&MemoryFile::new(bytes), "image").is_err()
+        PloopHeader::load(&MemoryFile::new(bytes), "image").is_err()
     };
     assert!(!is_refused(20, 255), "other heads");
     for (what, at, value) in [
@@ -68,7 +68,7 @@ fn what_contradicts_itself_is_refused() {
         ("cluster of three sectors", 28, 3),
         ("cluster of 2 GiB", 28, 1 << 22),
         ("too few entries", 32, 24),
-        ("more entries than the file can tell of", 32, 0x1000_0000),
+        ("more entries than fit into the file", 32, 0x1000_0000),
         ("a disk without end", 40, 0x8000_0000),
         ("clusters inside of the table", 48, 0),
     ] {

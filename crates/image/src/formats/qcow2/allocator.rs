@@ -1,11 +1,12 @@
-//! Gives host clusters out and takes them back, in memory; [`Qcow2State::commit`](super::state::State::commit) stores the result.
+//! Allocates and frees host clusters in memory; [`Qcow2State::commit`](super::state::Qcow2State::commit) stores the
+//! result.
 //!
-//! Invariants, which make every crash a leak at worst:
+//! Invariants, which reduce the effect of any crash to a leak:
 //! - A stored refcount is never below the number of stored references. An increment is stored and synced before the
-//!   reference is; a decrement is applied (here: [`Allocator::apply_releases`]) only after the reference's
-//!   removal was synced.
-//! - A cluster is given out only when its refcount in memory is 0, so never while anything stored refers to it.
-//! - A cluster that holds metadata is never given out, whatever its refcount says: that would be damage, and is an error.
+//! reference is; a decrement is applied ([`Allocator::apply_releases`]) only after the removal of the reference was
+//! synced.
+//! - A cluster is allocated only if its refcount in memory is 0, so never while a stored reference to it exists.
+//! - A cluster with metadata is never allocated, even if its refcount is 0: that is damage, and an error.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;
@@ -13,34 +14,34 @@ use std::sync::Arc;
 
 use holdfast_block::to_usize;
 
-use super::geometry::{Geometry, POINTER_BYTES};
-use super::header::{Header, REFCOUNT_TABLE_AT, REFCOUNT_TABLE_BYTES_MAX};
+use super::geometry::{POINTER_BYTES, Qcow2Geometry};
+use super::header::{Qcow2Header, REFCOUNT_TABLE_AT, REFCOUNT_TABLE_BYTES_MAX};
 use super::refcount::{get, load_table, read_block, set};
 use crate::error::corrupt;
 use crate::file::ImageFile;
 use crate::model::bytes::from_words;
 use crate::{Error, Result};
 
-/// Memory for refcount blocks that are as they are stored.
+/// Memory for refcount blocks without pending changes.
 const CLEAN_BLOCK_BYTES_MAX: u64 = 8 << 20;
 
 pub(crate) struct Allocator {
     image: Arc<str>,
     file: Arc<dyn ImageFile>,
-    geometry: Geometry,
+    geometry: Qcow2Geometry,
     table: Vec<u64>,
     table_offset: u64,
     table_change: TableChange,
-    blocks: BTreeMap<u64, Block>,
-    /// No cluster below is free.
+    blocks: BTreeMap<u64, CachedRefcountBlock>,
+    /// All clusters below are in use.
     hint: u64,
-    /// Clusters to count down after the next commit; one may be here several times.
+    /// Clusters whose refcount is decremented after the next commit, once for each occurrence.
     releases: Vec<u64>,
-    /// Clusters of metadata, and what they hold.
+    /// Clusters with metadata, and its kind.
     metadata: HashMap<u64, &'static str>,
 }
 
-struct Block {
+struct CachedRefcountBlock {
     bytes: Vec<u8>,
     state: BlockState,
 }
@@ -59,7 +60,7 @@ enum TableChange {
 }
 
 impl Allocator {
-    pub(crate) fn load(file: &Arc<dyn ImageFile>, header: &Header, image: &Arc<str>) -> Result<Self> {
+    pub(crate) fn load(file: &Arc<dyn ImageFile>, header: &Qcow2Header, image: &Arc<str>) -> Result<Self> {
         let mut allocator = Self {
             image: Arc::clone(image),
             file: Arc::clone(file),
@@ -87,7 +88,7 @@ impl Allocator {
         Ok(allocator)
     }
 
-    /// Marks clusters as metadata; an error where they are already.
+    /// Marks clusters as metadata; fails if they are marked already.
     pub(crate) fn protect(&mut self, what: &'static str, offset: u64, clusters: u64) -> Result<()> {
         let first = self.geometry.cluster_of(offset);
         for cluster in first..first + clusters {
@@ -99,12 +100,12 @@ impl Allocator {
         Ok(())
     }
 
-    /// What metadata the cluster at `offset` holds, if any: it must not be written as data.
+    /// The kind of metadata in the cluster at `offset`, if any: it must not be overwritten with data.
     pub(crate) fn metadata_at(&self, offset: u64) -> Option<&'static str> {
         self.metadata.get(&self.geometry.cluster_of(offset)).copied()
     }
 
-    /// Takes between 1 and `count_max` free clusters in a row; gives their offsets.
+    /// Allocates 1 to `count_max` adjacent clusters; returns their offsets.
     pub(crate) fn allocate(&mut self, count_max: u64) -> Result<Range<u64>> {
         let entries = self.geometry.refcount_block_entries();
         let order = self.geometry.refcount_order;
@@ -131,17 +132,17 @@ impl Allocator {
         }
     }
 
-    /// Takes `count` free clusters in one row; gives their offsets.
+    /// Allocates `count` adjacent clusters; returns their offsets.
     ///
     /// # Errors
-    /// [`Error::NotResizable`] where a row is longer than what one refcount block counts.
+    /// [`Error::NotResizable`] if they do not fit into one refcount block.
     pub(crate) fn allocate_row(&mut self, count: u64) -> Result<Range<u64>> {
-        // The first cluster of what was never counted has the block that counts it.
+        // The first cluster of an uncounted range is needed for its refcount block.
         if count >= self.geometry.refcount_block_entries() {
             return Err(Error::NotResizable {
                 image: self.image.to_string(),
                 detail: format!(
-                    "its tables would need {count} clusters of {} bytes in a row; convert it to one with larger clusters",
+                    "its tables would need {count} adjacent clusters of {} bytes; convert it to larger clusters first",
                     self.geometry.cluster_bytes()
                 ),
             });
@@ -175,14 +176,14 @@ impl Allocator {
         Ok(())
     }
 
-    /// Takes one cluster for metadata.
+    /// Allocates a cluster for metadata.
     pub(crate) fn allocate_metadata(&mut self, what: &'static str) -> Result<u64> {
         let offset = self.allocate(1)?.start;
         self.protect(what, offset, 1)?;
         Ok(offset)
     }
 
-    /// Gives clusters back at once that nothing refers to, in memory or stored: a write into them failed.
+    /// Frees clusters at once that no reference exists to, in memory or stored: a write into them failed.
     pub(crate) fn give_back(&mut self, offsets: Range<u64>) -> Result<()> {
         for cluster in self.geometry.cluster_of(offsets.start)..self.geometry.cluster_of(offsets.end) {
             self.release(cluster)?;
@@ -190,19 +191,19 @@ impl Allocator {
         Ok(())
     }
 
-    /// Counts the cluster at `offset` down, once the removal of its reference is stored.
+    /// Decrements the refcount of the cluster at `offset` after the removal of its reference is stored.
     pub(crate) fn release_later(&mut self, offset: u64) {
         self.releases.push(self.geometry.cluster_of(offset));
     }
 
-    /// Clusters waiting to be counted down.
+    /// Number of pending decrements.
     pub(crate) fn release_count(&self) -> usize {
         self.releases.len()
     }
 
-    /// Counts down what waits; gives the offsets of the clusters that are free now.
+    /// Applies pending decrements; returns the offsets of the clusters that are free now.
     ///
-    /// To be called after the removal of all their references was synced, and not earlier.
+    /// Must be called only after the removal of all their references was synced.
     pub(crate) fn apply_releases(&mut self) -> Result<Vec<u64>> {
         let mut freed = Vec::new();
         for cluster in std::mem::take(&mut self.releases) {
@@ -239,8 +240,8 @@ impl Allocator {
         Ok(count)
     }
 
-    /// Block `index`, which exists.
-    fn block(&mut self, index: u64) -> Result<&mut Block> {
+    /// Block `index`, which must exist.
+    fn block(&mut self, index: u64) -> Result<&mut CachedRefcountBlock> {
         if !self.blocks.contains_key(&index) {
             let clean_max = to_usize(CLEAN_BLOCK_BYTES_MAX / self.geometry.cluster_bytes()).max(4);
             if self.blocks.len() >= clean_max {
@@ -250,7 +251,7 @@ impl Allocator {
             let bytes = read_block(&*self.file, self.geometry, offset, &self.image)?;
             self.blocks.insert(
                 index,
-                Block {
+                CachedRefcountBlock {
                     bytes,
                     state: BlockState::Clean,
                 },
@@ -259,7 +260,7 @@ impl Allocator {
         Ok(self.blocks.get_mut(&index).expect("it was just put there"))
     }
 
-    /// Makes sure that clusters of block `index` can be counted.
+    /// Makes sure that block `index` exists.
     fn ensure_block(&mut self, index: u64) -> Result<()> {
         if index >= self.table.len() as u64 {
             return self.grow_table(index);
@@ -267,7 +268,7 @@ impl Allocator {
         if self.table[to_usize(index)] != 0 {
             return Ok(());
         }
-        // Nothing in this range was ever counted, so its first cluster is free; it describes itself.
+        // The block's range has no refcounts yet, so its first cluster is free and stores the block itself.
         let cluster = index * self.geometry.refcount_block_entries();
         self.add_blocks(index, cluster, 1, 0)?;
         match &mut self.table_change {
@@ -280,8 +281,8 @@ impl Allocator {
         Ok(())
     }
 
-    /// Adds blocks `index..index + blocks` at host clusters `cluster..`, which count themselves and `others` clusters
-    /// behind them.
+    /// Adds blocks `index..index + blocks` in host clusters from `cluster` on; counts these and the `others` clusters
+    /// after them.
     fn add_blocks(&mut self, index: u64, cluster: u64, blocks: u64, others: u64) -> Result<()> {
         self.check_free(&(cluster..cluster + blocks + others))?;
         let entries = self.geometry.refcount_block_entries();
@@ -293,7 +294,7 @@ impl Allocator {
             }
             self.blocks.insert(
                 index + number,
-                Block {
+                CachedRefcountBlock {
                     bytes,
                     state: BlockState::Changed,
                 },
@@ -305,7 +306,7 @@ impl Allocator {
         Ok(())
     }
 
-    /// Moves the table to a larger place, which lies with its own refcount blocks behind everything counted so far.
+    /// Moves the table, enlarged, together with its own refcount blocks past all clusters with refcounts.
     fn grow_table(&mut self, index: u64) -> Result<()> {
         let entries = self.geometry.refcount_block_entries();
         let mut blocks = 1;
@@ -320,7 +321,7 @@ impl Allocator {
         if table_bytes > REFCOUNT_TABLE_BYTES_MAX.max(self.geometry.cluster_bytes()) {
             return Err(Error::NotWritable {
                 image: self.image.to_string(),
-                detail: "its refcount table cannot grow any further; convert it to one with larger clusters".to_owned(),
+                detail: "its refcount table cannot grow any further; convert it to larger clusters first".to_owned(),
             });
         }
         let cluster = index * entries;
@@ -336,14 +337,14 @@ impl Allocator {
         Ok(())
     }
 
-    /// Whether anything is not stored yet.
+    /// Whether changes are pending.
     pub(crate) fn is_changed(&self) -> bool {
         !self.releases.is_empty()
             || !matches!(self.table_change, TableChange::None)
             || self.blocks.values().any(|block| block.state == BlockState::Changed)
     }
 
-    /// Writes changed blocks, and a moved table to its new place: nothing that is referred to yet changes its meaning.
+    /// Writes changed blocks, and a moved table to its new place. No stored reference changes its meaning.
     pub(crate) fn store_blocks(&mut self) -> Result<()> {
         for (index, block) in &mut self.blocks {
             if block.state == BlockState::Changed {
@@ -357,12 +358,13 @@ impl Allocator {
         Ok(())
     }
 
-    /// Makes the table point to new blocks, or the header to the moved table; whether there was anything to do.
+    /// Stores references to new blocks in the table, or one to the moved table in the header; returns whether there
+    /// were any.
     ///
-    /// What [`store_blocks`](Self::store_blocks) wrote must have been synced.
-    pub(crate) fn store_table(&mut self) -> Result<Stored> {
+    /// The writes of [`store_blocks`](Self::store_blocks) must have been synced.
+    pub(crate) fn store_table(&mut self) -> Result<StoreOutcome> {
         match &self.table_change {
-            TableChange::None => return Ok(Stored::Nothing),
+            TableChange::None => return Ok(StoreOutcome::Nothing),
             TableChange::Entries(indexes) => {
                 for index in indexes {
                     let bytes = self.table[to_usize(*index)].to_be_bytes();
@@ -372,7 +374,7 @@ impl Allocator {
             TableChange::Moved => {
                 let clusters = self.geometry.clusters_for(self.table.len() as u64 * POINTER_BYTES);
                 let clusters = u32::try_from(clusters).expect("bounded by 8 MiB");
-                // Twelve bytes inside the header's first sector: stored whole or not at all.
+                // Twelve bytes in the first sector of the header, which is written atomically.
                 let mut field = [0; 12];
                 field[..8].copy_from_slice(&self.table_offset.to_be_bytes());
                 field[8..].copy_from_slice(&clusters.to_be_bytes());
@@ -380,13 +382,13 @@ impl Allocator {
             }
         }
         self.table_change = TableChange::None;
-        Ok(Stored::Something)
+        Ok(StoreOutcome::Something)
     }
 }
 
 /// Whether anything was written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Stored {
+pub(crate) enum StoreOutcome {
     Nothing,
     Something,
 }

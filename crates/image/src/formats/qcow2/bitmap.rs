@@ -1,6 +1,6 @@
-//! Persistent dirty bitmaps: which parts of the disk were written since some instant.
+//! Persistent dirty bitmaps: which ranges of the disk were written since a checkpoint.
 //!
-//! The header extension names a directory, each row of which (padded to 8 bytes) names a table of data clusters:
+//! A header extension refers to a directory, each row of which (padded to 8 bytes) refers to a table of data clusters:
 //!
 //! | offset | bytes | field |
 //! |---|---|---|
@@ -21,33 +21,33 @@ use holdfast_block::{Record, to_usize};
 
 use super::features::{AUTOCLEAR_BITMAPS, EXTENSION_BITMAPS};
 use super::geometry::OFFSET_MASK;
-use super::header::Header;
+use super::header::Qcow2Header;
 use crate::error::corrupt;
 use crate::file::ImageFile;
 use crate::model::bytes::to_words;
-use crate::model::qcow2_info::{BitmapState, PersistentBitmap, Recording, TableAt};
+use crate::model::qcow2_info::{BitmapState, PersistentBitmap, Recording, TableLocation};
 use crate::{Error, Result};
 
 const ROW_BYTES: u64 = 24;
-/// What a row of the directory begins with, and what the extension is.
+/// The fixed part of a row; the extension has the same length.
 type Fields<'a> = Record<'a, { to_usize(ROW_BYTES) }>;
-/// QEMU's bounds.
+/// QEMU's limits.
 const BITMAP_COUNT_MAX: u32 = 65_535;
 const DIRECTORY_BYTES_MAX: u64 = 64 << 20;
 const NAME_BYTES_MAX: u64 = 1023;
 const TABLE_BYTES_MAX: u64 = 64 << 20;
 const GRANULARITY_BITS: Range<u8> = 9..32;
 
-/// Where the bitmap directory lies.
+/// The location of the bitmap directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct DirectoryAt {
+pub(crate) struct BitmapDirectory {
     pub(crate) offset: u64,
     pub(crate) length_bytes: u64,
     count: u32,
 }
 
-/// The directory that the header names, if there is one.
-pub(crate) fn directory(header: &Header, file_bytes: u64, image: &str) -> Result<Option<DirectoryAt>> {
+/// The directory according to the header, if there is one.
+pub(crate) fn directory(header: &Qcow2Header, file_bytes: u64, image: &str) -> Result<Option<BitmapDirectory>> {
     let Some(extension) = header.extension(EXTENSION_BITMAPS) else {
         return Ok(None);
     };
@@ -55,7 +55,7 @@ pub(crate) fn directory(header: &Header, file_bytes: u64, image: &str) -> Result
         let detail = format!("{} bytes long", extension.len());
         return Err(corrupt(image, "bitmap extension", 0, detail));
     };
-    let found = DirectoryAt {
+    let found = BitmapDirectory {
         count: fields.be_u32::<0>(),
         length_bytes: fields.be_u64::<8>(),
         offset: fields.be_u64::<16>(),
@@ -69,8 +69,8 @@ pub(crate) fn directory(header: &Header, file_bytes: u64, image: &str) -> Result
     Ok(Some(found))
 }
 
-/// Reads the directory of bitmaps.
-pub(crate) fn load(file: &dyn ImageFile, header: &Header, image: &str) -> Result<Vec<PersistentBitmap>> {
+/// Reads the bitmap directory.
+pub(crate) fn load(file: &dyn ImageFile, header: &Qcow2Header, image: &str) -> Result<Vec<PersistentBitmap>> {
     let file_bytes = file.length_bytes()?;
     let Some(directory) = directory(header, file_bytes, image)? else {
         return Ok(Vec::new());
@@ -95,8 +95,14 @@ pub(crate) fn load(file: &dyn ImageFile, header: &Header, image: &str) -> Result
     Ok(bitmaps)
 }
 
-fn parse_row(row: Fields<'_>, name: &[u8], header: &Header, file_bytes: u64, image: &str) -> Result<PersistentBitmap> {
-    let table = TableAt {
+fn parse_row(
+    row: Fields<'_>,
+    name: &[u8],
+    header: &Qcow2Header,
+    file_bytes: u64,
+    image: &str,
+) -> Result<PersistentBitmap> {
+    let table = TableLocation {
         offset: row.be_u64::<0>(),
         entries: u64::from(row.be_u32::<8>()),
     };
@@ -136,7 +142,7 @@ fn parse_row(row: Fields<'_>, name: &[u8], header: &Header, file_bytes: u64, ima
     })
 }
 
-/// What an entry of a bitmap table stands for.
+/// An entry of a bitmap table.
 pub(crate) enum TableEntry {
     AllClear,
     AllSet,
@@ -151,30 +157,30 @@ pub(crate) fn table_entry(word: u64) -> TableEntry {
     }
 }
 
-pub(crate) fn load_table(file: &dyn ImageFile, table: TableAt) -> Result<Vec<u64>> {
+pub(crate) fn load_table(file: &dyn ImageFile, table: TableLocation) -> Result<Vec<u64>> {
     let mut bytes = vec![0; to_usize(table.entries * 8)];
     file.read_at(&mut bytes, table.offset)?;
     Ok(to_words(&bytes))
 }
 
-/// Calls `visit` with every dirty range of a disk of `size_bytes`, in order, neighbours merged.
+/// Calls `visit` with every dirty range of a disk of `size_bytes`, in order, with adjacent ranges merged.
 pub(crate) fn for_each_dirty(
     file: &dyn ImageFile,
-    header: &Header,
+    header: &Qcow2Header,
     bitmap: &PersistentBitmap,
     image: &str,
     visit: &mut dyn FnMut(Range<u64>),
 ) -> Result<()> {
     let geometry = header.geometry;
     let damaged = |offset: u64, detail: String| corrupt(image, "bitmap", offset, detail);
-    // One cluster of bits covers this much disk; for the largest sizes more than any disk has.
+    // Bytes of the disk that one cluster of bits covers; saturates for the largest sizes.
     let covered = geometry
         .cluster_bytes()
         .saturating_mul(8)
         .saturating_mul(bitmap.granularity_bytes);
     let needed = header.size_bytes.div_ceil(covered);
     if bitmap.table.entries < needed {
-        let detail = format!("{} clusters, where the disk needs {needed}", bitmap.table.entries);
+        let detail = format!("it has {} clusters, but the disk needs {needed}", bitmap.table.entries);
         return Err(damaged(bitmap.table.offset, detail));
     }
     let file_bytes = file.length_bytes()?;
@@ -195,7 +201,8 @@ pub(crate) fn for_each_dirty(
                 if !geometry.is_aligned(offset) || offset.saturating_add(geometry.cluster_bytes()) > file_bytes {
                     return Err(damaged(offset, "cluster outside the file".to_owned()));
                 }
-                // A table full of one cluster would make the work grow with the square of the file.
+                // A table that refers to one cluster repeatedly would make the work grow with the square of the file
+                // size.
                 read_bytes += geometry.cluster_bytes();
                 if read_bytes > file_bytes.next_multiple_of(geometry.cluster_bytes()) {
                     let detail = "its clusters are larger than the file: some overlap".to_owned();
@@ -244,7 +251,6 @@ impl Merger<'_> {
     }
 }
 
-/// The bitmap called `name`.
 pub(crate) fn find<'a>(bitmaps: &'a [PersistentBitmap], name: &str, image: &str) -> Result<&'a PersistentBitmap> {
     bitmaps
         .iter()

@@ -1,9 +1,9 @@
-//! Writing a whole image once, from start to end.
+//! Writes a whole image once, from start to end.
 //!
-//! Everything goes to the end of the file in large writes: data, L2 tables when the next one begins, refcount blocks when
-//! they are full. Nothing is read back, nothing is synced in between, and the header comes last, after a sync: until then
-//! the file has no magic number and is no image. Memory is one L2 table, one refcount block, the L1 table
-//! (at most 32 MiB) and a write buffer.
+//! Everything is appended in large writes: data, L2 tables when the next one begins, refcount blocks when they are
+//! full. Nothing is read back or synced in between, and the header comes last, after a sync: until then the file has
+//! no magic number and is no valid image. Memory is one L2 table, one refcount block, the L1 table (at most 32 MiB)
+//! and a write buffer.
 
 use std::ops::Range;
 use std::path::PathBuf;
@@ -11,28 +11,29 @@ use std::sync::Arc;
 
 use holdfast_block::to_usize;
 
-use super::entry::{Entry, compressed_offset_end};
-use super::geometry::{Geometry, POINTER_BYTES};
-use super::header::{Header, REFCOUNT_TABLE_BYTES_MAX};
+use super::entry::{L2Entry, compressed_offset_end};
+use super::geometry::{POINTER_BYTES, Qcow2Geometry};
+use super::header::{Qcow2Header, REFCOUNT_TABLE_BYTES_MAX};
 use super::mapping::{L2Table, set_entry_in};
 use super::refcount::{get, set};
 use crate::file::{HostFile, ImageFile};
 use crate::model::bytes::from_words;
-use crate::pipeline::copy_pipeline::Placed;
+use crate::pipeline::copy_pipeline::PlacedWrite;
 use crate::{Compression, Error, Result};
 
-/// Small pieces are collected up to this size before they are written.
+/// Small writes are collected up to this size.
 const BUFFER_BYTES: usize = 1 << 20;
-/// The most by which the file is made longer at once: a file system writes faster, and side by side, inside a file.
+/// Limit of preallocation at the end of the file: file systems write faster, and in parallel, before the end of a
+/// file.
 const GROWTH_BYTES_MAX: u64 = 256 << 20;
 
-/// Fills a new qcow2 image from start to end, faster than a device can be written.
+/// Fills a new qcow2 image from start to end, faster than random writes.
 ///
-/// Offsets only go up. What is left out is absent: zero, or the backing file's.
+/// Offsets only increase. Ranges that are left out are absent: they read as zero or from the backing file.
 pub struct BulkWriter {
-    stream: Stream,
+    stream: AppendedFile,
     data_file: Option<Arc<dyn ImageFile>>,
-    header: Header,
+    header: Qcow2Header,
     is_data_file_raw: bool,
     path: Option<PathBuf>,
     l1: Vec<u64>,
@@ -41,18 +42,18 @@ pub struct BulkWriter {
     position: u64,
 }
 
-/// The end of the file, where everything goes.
-struct Stream {
+/// The file with its write buffer at the end.
+struct AppendedFile {
     file: Arc<dyn ImageFile>,
     buffer: Vec<u8>,
     written: u64,
-    /// How long the file was made.
+    /// Length of the file, with preallocated space.
     length: u64,
 }
 
-/// Refcounts of a file that only grows: blocks behind the end of the stream do not change any more.
+/// Refcounts of a file that is only appended to: blocks before the end do not change any more.
 struct RefcountStream {
-    geometry: Geometry,
+    geometry: Qcow2Geometry,
     block: Vec<u8>,
     next: Vec<u8>,
     offsets: Vec<u64>,
@@ -62,13 +63,13 @@ impl BulkWriter {
     pub(crate) fn new(
         file: Arc<dyn ImageFile>,
         data_file: Option<Arc<dyn ImageFile>>,
-        header: Header,
+        header: Qcow2Header,
         is_data_file_raw: bool,
         path: Option<PathBuf>,
     ) -> Result<Self> {
         let geometry = header.geometry;
         let mut writer = Self {
-            stream: Stream {
+            stream: AppendedFile {
                 file,
                 buffer: Vec::with_capacity(BUFFER_BYTES + to_usize(geometry.cluster_bytes())),
                 written: geometry.cluster_bytes(),
@@ -92,7 +93,7 @@ impl BulkWriter {
         Ok(writer)
     }
 
-    /// Size of a cluster: appended data comes in multiples of it.
+    /// Cluster size, the unit of appended data.
     pub fn cluster_bytes(&self) -> u64 {
         self.header.geometry.cluster_bytes()
     }
@@ -102,35 +103,35 @@ impl BulkWriter {
         self.header.size_bytes
     }
 
-    /// Whether what is left out is not zero but the backing file's.
+    /// Whether ranges that are left out read from a backing file.
     pub(crate) fn has_backing(&self) -> bool {
         self.header.backing_name.is_some()
     }
 
-    /// How clusters for [`append_compressed`](Self::append_compressed) are to be compressed.
+    /// The compression for [`append_compressed`](Self::append_compressed).
     pub fn compression(&self) -> Compression {
         self.header.compression
     }
 
-    /// Stores whole clusters at `offset` of the disk; only the last one of the disk may be cut off by its end.
+    /// Stores whole clusters at `offset` of the disk; only the last one of the disk may be shorter.
     ///
-    /// `offset` must be a multiple of the cluster size and not lie before the end of what was appended.
+    /// `offset` must be a multiple of the cluster size, and not before the end of earlier data.
     pub fn append(&mut self, data: &[u8], offset: u64) -> Result<()> {
-        for Placed { bytes, file_offset } in self.place(data.len(), offset)? {
+        for PlacedWrite { bytes, file_offset } in self.place(data.len(), offset)? {
             self.data_file().write_at(&data[bytes], file_offset)?;
         }
         Ok(())
     }
 
-    /// Finds room for what [`append`](Self::append) would store, which the caller writes there, when and in which order
-    /// it likes, before [`finish`](Self::finish).
-    pub(crate) fn place(&mut self, length: usize, offset: u64) -> Result<Vec<Placed>> {
+    /// Allocates space for the clusters that [`append`](Self::append) would store. The caller writes them, at any time
+    /// and in any order before [`finish`](Self::finish).
+    pub(crate) fn place(&mut self, length: usize, offset: u64) -> Result<Vec<PlacedWrite>> {
         let clusters = self.advance(offset, length as u64)?;
         if self.data_file.is_some() {
             self.set_entries(clusters, |cluster, geometry| {
-                Entry::data(geometry.offset_of(cluster), geometry)
+                L2Entry::data(geometry.offset_of(cluster), geometry)
             })?;
-            return Ok(vec![Placed {
+            return Ok(vec![PlacedWrite {
                 bytes: 0..length,
                 file_offset: offset,
             }]);
@@ -140,7 +141,7 @@ impl BulkWriter {
         let mut done = 0;
         let mut cluster = clusters.start;
         while cluster < clusters.end {
-            // The table of the clusters before comes first, or it would stand in the middle of this run.
+            // The previous L2 table comes first: otherwise it would split this range.
             let entries = geometry.l2_entries();
             let end = clusters.end.min((cluster / entries + 1) * entries);
             self.begin_table(cluster / entries)?;
@@ -148,13 +149,13 @@ impl BulkWriter {
             let piece = to_usize(geometry.offset_of(end - cluster)).min(length - done);
             self.stream.leave_out(piece)?;
             self.stream.align(geometry)?;
-            placed.push(Placed {
+            placed.push(PlacedWrite {
                 bytes: done..done + piece,
                 file_offset: host,
             });
             let first = cluster;
             self.set_entries(first..end, |cluster, geometry| {
-                Entry::data(host + geometry.offset_of(cluster - first), geometry)
+                L2Entry::data(host + geometry.offset_of(cluster - first), geometry)
             })?;
             done += piece;
             cluster = end;
@@ -162,7 +163,7 @@ impl BulkWriter {
         Ok(placed)
     }
 
-    /// The file that holds what was [placed](Self::place).
+    /// The file for [placed](Self::place) data.
     pub(crate) fn data_file(&self) -> &Arc<dyn ImageFile> {
         self.data_file.as_ref().unwrap_or(&self.stream.file)
     }
@@ -173,7 +174,7 @@ impl BulkWriter {
         if self.data_file.is_some() || compressed.is_empty() || compressed.len() as u64 >= geometry.cluster_bytes() {
             return Err(Error::InvalidOption {
                 option: "compressed cluster",
-                detail: format!("{} bytes cannot be stored here", compressed.len()),
+                detail: format!("{} bytes do not fit into a compressed cluster", compressed.len()),
             });
         }
         let held = geometry
@@ -183,7 +184,7 @@ impl BulkWriter {
         self.begin_table(clusters.start / geometry.l2_entries())?;
         let host = self.stream.end();
         let uses = host / geometry.cluster_bytes()..geometry.clusters_for(host + compressed.len() as u64);
-        // A cluster can hold no more pieces than its refcount can say.
+        // The refcount width limits how many compressed clusters share a host cluster.
         let is_crowded = !geometry.is_aligned(host) && self.refcounts.get(uses.start) >= geometry.refcount_max();
         if is_crowded || self.refcounts.is_full(geometry.cluster_of(host)) {
             self.stream.align(geometry)?;
@@ -194,29 +195,29 @@ impl BulkWriter {
             return Err(self.too_large());
         }
         self.stream.append(compressed)?;
-        let entry = Entry::compressed(host, compressed.len() as u64, geometry);
+        let entry = L2Entry::compressed(host, compressed.len() as u64, geometry);
         let sectors = host & !511..(host + compressed.len() as u64).next_multiple_of(512);
         self.count(geometry.cluster_of(sectors.start)..geometry.clusters_for(sectors.end))?;
         self.set_entries(clusters, |_, _| entry)
     }
 
-    /// Makes whole clusters read as zero whatever the backing file holds.
+    /// Makes whole clusters read as zero instead of from the backing file.
     pub fn append_zeroes(&mut self, range: Range<u64>) -> Result<()> {
         if !self.header.has_zero_clusters() {
             return Err(Error::InvalidOption {
                 option: "version",
-                detail: "version 2 has no clusters of zeroes".to_owned(),
+                detail: "version 2 does not support zero clusters".to_owned(),
             });
         }
         if self.is_data_file_raw {
-            // The file is zero there already; the gap is filled when the next piece or the end comes.
+            // The file reads as zero there; the gap is filled before the next data, or at the end.
             return Ok(());
         }
         let clusters = self.advance(range.start, range.end.saturating_sub(range.start))?;
-        self.set_entries(clusters, |_, geometry| Entry::zero(geometry))
+        self.set_entries(clusters, |_, geometry| L2Entry::zero(geometry))
     }
 
-    /// Stores the tables and then the header; the image is whole and durable when this returns.
+    /// Stores the tables, then the header; the image is complete and durable when this returns.
     pub fn finish(mut self) -> Result<()> {
         let geometry = self.header.geometry;
         self.fill_gap(self.header.size_bytes)?;
@@ -240,7 +241,7 @@ impl BulkWriter {
         }
     }
 
-    /// Checks that `length` bytes at `offset` are whole clusters further on; gives the clusters.
+    /// Checks that `length` bytes at `offset` are whole clusters after the earlier ones; returns the clusters.
     fn advance(&mut self, offset: u64, length: u64) -> Result<Range<u64>> {
         let geometry = self.header.geometry;
         let end = offset.saturating_add(length);
@@ -259,7 +260,7 @@ impl BulkWriter {
         Ok(geometry.cluster_of(offset)..geometry.clusters_for(end))
     }
 
-    fn set_entries(&mut self, clusters: Range<u64>, entry: impl Fn(u64, Geometry) -> Entry) -> Result<()> {
+    fn set_entries(&mut self, clusters: Range<u64>, entry: impl Fn(u64, Qcow2Geometry) -> L2Entry) -> Result<()> {
         let geometry = self.header.geometry;
         for cluster in clusters {
             self.begin_table(cluster / geometry.l2_entries())?;
@@ -274,7 +275,7 @@ impl BulkWriter {
         Ok(())
     }
 
-    /// Makes L2 table `index` the current one, storing the one before.
+    /// Starts L2 table `index`, after storing the previous one.
     fn begin_table(&mut self, index: u64) -> Result<()> {
         if self.current.as_ref().is_some_and(|(current, _)| *current == index) {
             return Ok(());
@@ -295,26 +296,26 @@ impl BulkWriter {
         Ok(())
     }
 
-    /// Every entry of an image with a raw data file points into it, also where nothing was appended.
+    /// With a raw data file, every entry must refer to it, also those of ranges that were left out.
     fn fill_gap(&mut self, end: u64) -> Result<()> {
         if !self.is_data_file_raw {
             return Ok(());
         }
-        // The file is zero there, and was made as long as the disk.
+        // The data file is as long as the disk, and reads as zero there.
         let geometry = self.header.geometry;
         let clusters = geometry.clusters_for(self.position)..geometry.clusters_for(end);
         self.set_entries(clusters, |cluster, geometry| {
-            Entry::data(geometry.offset_of(cluster), geometry)
+            L2Entry::data(geometry.offset_of(cluster), geometry)
         })
     }
 
-    /// Counts the next `clusters` clusters of the stream, which must be at the start of one; gives their offset.
+    /// Appends `clusters` clusters, at a cluster boundary; returns their offset.
     fn take(&mut self, clusters: u64) -> Result<u64> {
         self.stream.align(self.header.geometry)?;
         self.place_block()?;
         let offset = self.stream.end();
         let first = self.header.geometry.cluster_of(offset);
-        // No more than an L2 table's worth, which is at most a refcount block's worth.
+        // At most as many as an L2 table maps, which a refcount block can count.
         self.count(first..first + clusters)?;
         Ok(offset)
     }
@@ -327,7 +328,7 @@ impl BulkWriter {
         Ok(())
     }
 
-    /// Stores the refcount block whose clusters all lie behind the end of the stream.
+    /// Stores the refcount block whose clusters are all before the end.
     fn place_block(&mut self) -> Result<()> {
         let geometry = self.header.geometry;
         while self.refcounts.is_full(geometry.cluster_of(self.stream.end())) {
@@ -340,9 +341,9 @@ impl BulkWriter {
         Ok(())
     }
 
-    /// Stores the last refcount blocks and the table, which count themselves.
+    /// Stores the last refcount blocks and the refcount table, which count themselves, too.
     ///
-    /// Clusters from `first` on are not counted yet.
+    /// Clusters from `first` on have no refcounts yet.
     fn finish_refcounts(&mut self, first: u64) -> Result<()> {
         let geometry = self.header.geometry;
         let entries = geometry.refcount_block_entries();
@@ -376,14 +377,14 @@ impl BulkWriter {
         Error::InvalidOption {
             option: "cluster size",
             detail: format!(
-                "clusters of {} bytes are too small for this much data",
+                "clusters of {} bytes are too small for the amount of data",
                 self.cluster_bytes()
             ),
         }
     }
 }
 
-impl Stream {
+impl AppendedFile {
     fn end(&self) -> u64 {
         self.written + self.buffer.len() as u64
     }
@@ -397,7 +398,7 @@ impl Stream {
         }
     }
 
-    /// Reserves `length` bytes for another writer.
+    /// Reserves `length` bytes, which the caller writes.
     fn leave_out(&mut self, length: usize) -> Result<()> {
         self.flush()?;
         self.written += length as u64;
@@ -405,8 +406,8 @@ impl Stream {
         Ok(())
     }
 
-    /// Fills the current cluster with zeroes.
-    fn align(&mut self, geometry: Geometry) -> Result<()> {
+    /// Pads the current cluster with zeroes.
+    fn align(&mut self, geometry: Qcow2Geometry) -> Result<()> {
         let within = geometry.offset_in_cluster(self.end());
         if within > 0 {
             let missing = to_usize(geometry.cluster_bytes() - within);
@@ -433,12 +434,12 @@ impl Stream {
     fn grow(&mut self) {
         if self.written > self.length {
             self.length = self.written + self.written.min(GROWTH_BYTES_MAX);
-            // Only to be faster: where the file may not be that long, writing will tell how long it may be.
+            // This is only an optimization: if the file cannot be that long, the write will fail.
             self.file.set_length(self.length).ok();
         }
     }
 
-    /// Makes the file end where the stream does.
+    /// Truncates the file to its content.
     fn finish(&mut self) -> Result<()> {
         self.flush()?;
         Ok(self.file.set_length(self.written)?)
@@ -450,7 +451,7 @@ impl RefcountStream {
         self.geometry.refcount_block_entries()
     }
 
-    /// The block that holds the count of `cluster`: the current one, or the one after it.
+    /// The block with the refcount of `cluster`: the current one, or the next one.
     fn slot(&mut self, cluster: u64) -> (&mut Vec<u8>, u64) {
         let entries = self.entries();
         let within = cluster - self.offsets.len() as u64 * entries;
@@ -477,12 +478,12 @@ impl RefcountStream {
         get(block, within, order)
     }
 
-    /// Whether nothing from `end` on is counted by the current block.
+    /// Whether the current block counts no clusters from `end` on.
     fn is_full(&self, end: u64) -> bool {
         end >= (self.offsets.len() as u64 + 1) * self.entries()
     }
 
-    /// The current block, which is stored at `offset`.
+    /// Finishes the current block, which is stored at `offset`.
     fn finish_block(&mut self, offset: u64) -> Vec<u8> {
         self.offsets.push(offset);
         let empty = vec![0; self.block.len()];

@@ -1,25 +1,25 @@
-//! What a write, a zeroing or a trim does to one guest cluster after another, in memory and to its data.
+//! Applies a write, a zeroing or a trim to guest clusters, one after the other.
 //!
-//! The caller holds the state exclusively. New data goes to a cluster that nothing stored refers to; the old one is
-//! given up when the change of the entry is durable.
+//! The caller has exclusive access to the state. New data goes to a cluster without stored references; the old one is
+//! released when the changed entry is durable.
 
 use std::ops::Range;
 
 use holdfast_block::to_usize;
 
-use super::entry::{DataPlace, Entry, Host, Meaning, Sharing};
-use super::geometry::{Geometry, L2Kind};
-use super::state::{OldHost, Qcow2State, subcluster_mask};
+use super::entry::{ClusterKind, DataLocation, HostCluster, L2Entry, Sharing};
+use super::geometry::{L2Kind, Qcow2Geometry};
+use super::state::{OldCluster, Qcow2State, subcluster_mask};
 use crate::model::layered::{BackingUse, Layered as _};
 use crate::model::mapped_extent::MappedKind;
 use crate::{Error, Result};
 
-/// Writes the beginning of `data` where it cannot be written in place; gives the number of bytes, at least 1.
+/// Writes the beginning of `data` where it cannot be written in place; returns the number of bytes, at least 1.
 pub(crate) fn write_new(state: &mut Qcow2State, data: &[u8], offset: u64) -> Result<usize> {
     let geometry = state.geometry();
     let within = geometry.offset_in_cluster(offset);
     let cluster = geometry.cluster_of(offset);
-    if within == 0 && data.len() as u64 >= 2 * geometry.cluster_bytes() && state.place() == DataPlace::Inside {
+    if within == 0 && data.len() as u64 >= 2 * geometry.cluster_bytes() && state.place() == DataLocation::Inside {
         let count = fresh_clusters(state, cluster, data.len() as u64 / geometry.cluster_bytes())?;
         if count > 1 {
             return write_many(state, data, cluster, count);
@@ -30,7 +30,7 @@ pub(crate) fn write_new(state: &mut Qcow2State, data: &[u8], offset: u64) -> Res
     Ok(to_usize(length))
 }
 
-/// How many clusters from `cluster` on, of one L2 table, have no host cluster that could be used again.
+/// How many clusters from `cluster` on, in one L2 table, have no host cluster that can be reused.
 fn fresh_clusters(state: &Qcow2State, cluster: u64, count_max: u64) -> Result<u64> {
     let entries = state.geometry().l2_entries();
     let count_max = count_max.min(entries - cluster % entries);
@@ -38,7 +38,7 @@ fn fresh_clusters(state: &Qcow2State, cluster: u64, count_max: u64) -> Result<u6
     while count < count_max {
         let meaning = state.meaning(cluster + count)?;
         if reusable_host(state, meaning, cluster + count).is_some()
-            || matches!(meaning, Meaning::Data { host } if host.sharing == Sharing::WithoutBacking)
+            || matches!(meaning, ClusterKind::Data { host } if host.sharing == Sharing::Exclusive)
         {
             break;
         }
@@ -47,7 +47,7 @@ fn fresh_clusters(state: &Qcow2State, cluster: u64, count_max: u64) -> Result<u6
     Ok(count)
 }
 
-/// Writes whole clusters into new host clusters, as many as lie in a row.
+/// Writes whole clusters into new host clusters, as many as are adjacent.
 fn write_many(state: &mut Qcow2State, data: &[u8], cluster: u64, count_max: u64) -> Result<usize> {
     let geometry = state.geometry();
     let hosts = state.allocator.allocate(count_max)?;
@@ -59,29 +59,29 @@ fn write_many(state: &mut Qcow2State, data: &[u8], cluster: u64, count_max: u64)
     for (number, host) in hosts.step_by(to_usize(geometry.cluster_bytes())).enumerate() {
         let cluster = cluster + number as u64;
         let old = state.meaning(cluster)?;
-        state.replace(cluster, old, Entry::data(host, geometry), OldHost::Released)?;
+        state.replace(cluster, old, L2Entry::data(host, geometry), OldCluster::Released)?;
     }
     Ok(length)
 }
 
-/// The host cluster that new data of guest cluster `cluster` goes to without an allocation.
-fn reusable_host(state: &Qcow2State, meaning: Meaning, cluster: u64) -> Option<Host> {
+/// A host cluster that new data of `cluster` can go to without an allocation.
+fn reusable_host(state: &Qcow2State, meaning: ClusterKind, cluster: u64) -> Option<HostCluster> {
     match meaning {
-        Meaning::Zero { host: Some(host) } | Meaning::Subclusters { host: Some(host), .. }
-            if host.sharing == Sharing::WithoutBacking =>
+        ClusterKind::Zero { host: Some(host) } | ClusterKind::Subclusters { host: Some(host), .. }
+            if host.sharing == Sharing::Exclusive =>
         {
             Some(host)
         }
-        // In a data file every cluster has its place, the same as on the disk.
-        _ if state.place() == DataPlace::External => Some(Host {
+        // In a data file, every cluster has the offset that it has on the disk.
+        _ if state.place() == DataLocation::External => Some(HostCluster {
             offset: state.geometry().offset_of(cluster),
-            sharing: Sharing::WithoutBacking,
+            sharing: Sharing::Exclusive,
         }),
         _ => None,
     }
 }
 
-/// Writes `data` at `within` of guest cluster `cluster`, which has no host cluster that holds all of it.
+/// Writes `data` at `within` of guest cluster `cluster`, which cannot be written in place.
 fn write_cluster(state: &mut Qcow2State, cluster: u64, within: u64, data: &[u8]) -> Result<()> {
     let old = state.meaning(cluster)?;
     refuse_shared_data_file(state, old, cluster)?;
@@ -104,22 +104,24 @@ fn write_cluster(state: &mut Qcow2State, cluster: u64, within: u64, data: &[u8])
         return Err(error.into());
     }
     let entry = match state.geometry().l2_kind {
-        L2Kind::Standard => Entry::data(host, state.geometry()),
-        L2Kind::Extended => Entry::subclusters(host, plan.allocated, plan.zero),
+        L2Kind::Standard => L2Entry::data(host, state.geometry()),
+        L2Kind::Extended => L2Entry::subclusters(host, plan.allocated, plan.zero),
     };
     let old_host = if reused.is_some() {
-        OldHost::Kept
+        OldCluster::Kept
     } else {
-        OldHost::Released
+        OldCluster::Released
     };
     state.replace(cluster, old, entry, old_host)
 }
 
 /// Snapshots cannot share clusters of a data file; an entry that says so is damage.
-fn refuse_shared_data_file(state: &Qcow2State, meaning: Meaning, cluster: u64) -> Result<()> {
+fn refuse_shared_data_file(state: &Qcow2State, meaning: ClusterKind, cluster: u64) -> Result<()> {
     match meaning {
-        Meaning::Data { host } | Meaning::Zero { host: Some(host) } | Meaning::Subclusters { host: Some(host), .. }
-            if state.place() == DataPlace::External && host.sharing == Sharing::Shared =>
+        ClusterKind::Data { host }
+        | ClusterKind::Zero { host: Some(host) }
+        | ClusterKind::Subclusters { host: Some(host), .. }
+            if state.place() == DataLocation::External && host.sharing == Sharing::Shared =>
         {
             Err(Error::Corrupt {
                 image: state.layer.image.to_string(),
@@ -132,14 +134,19 @@ fn refuse_shared_data_file(state: &Qcow2State, meaning: Meaning, cluster: u64) -
     }
 }
 
-/// Which bytes of a cluster are written, and what its subclusters are afterwards.
+/// The bytes of a cluster to write, and the state of its subclusters afterwards.
 struct ClusterPlan {
     written: Range<u64>,
     allocated: u32,
     zero: u32,
 }
 
-fn plan_cluster(geometry: Geometry, old: Meaning, touched: Range<u64>, reused: Option<Host>) -> ClusterPlan {
+fn plan_cluster(
+    geometry: Qcow2Geometry,
+    old: ClusterKind,
+    touched: Range<u64>,
+    reused: Option<HostCluster>,
+) -> ClusterPlan {
     let whole = 0..geometry.cluster_bytes();
     if geometry.l2_kind == L2Kind::Standard {
         return ClusterPlan {
@@ -149,14 +156,14 @@ fn plan_cluster(geometry: Geometry, old: Meaning, touched: Range<u64>, reused: O
         };
     }
     let (allocated, zero) = match old {
-        Meaning::Unallocated => (0, 0),
-        Meaning::Zero { .. } => (0, u32::MAX),
-        Meaning::Data { .. } | Meaning::Compressed(_) => (u32::MAX, 0),
-        Meaning::Subclusters { allocated, zero, .. } => (allocated, zero),
+        ClusterKind::Unallocated => (0, 0),
+        ClusterKind::Zero { .. } => (0, u32::MAX),
+        ClusterKind::Data { .. } | ClusterKind::Compressed(_) => (u32::MAX, 0),
+        ClusterKind::Subclusters { allocated, zero, .. } => (allocated, zero),
     };
     let mask = subcluster_mask(geometry, touched.clone());
     let size = geometry.subcluster_bytes();
-    // What is stored elsewhere has to move along with the bytes that change.
+    // Data in another host cluster moves together with the changed bytes.
     let written = if allocated != 0 && reused.is_none() {
         whole
     } else {
@@ -169,7 +176,7 @@ fn plan_cluster(geometry: Geometry, old: Meaning, touched: Range<u64>, reused: O
     }
 }
 
-/// The bytes `written` of guest cluster `cluster`: `data` at `within`, and around it what the disk reads now.
+/// The bytes `written` of guest cluster `cluster`: `data` at `within`, surrounded by the current content of the disk.
 fn filled(state: &Qcow2State, cluster: u64, within: u64, data: &[u8], written: &Range<u64>) -> Result<Vec<u8>> {
     let mut content = vec![0; to_usize(written.end - written.start)];
     if content.len() > data.len() {
@@ -186,7 +193,7 @@ fn filled(state: &Qcow2State, cluster: u64, within: u64, data: &[u8], written: &
 }
 
 impl Qcow2State {
-    /// How many bytes from `offset` on read as zero because nothing is there: no cluster, no backing file.
+    /// How many bytes from `offset` on read as zero because there is neither a cluster nor a backing file.
     pub(crate) fn zero_run(&self, offset: u64, length: u64) -> Result<u64> {
         if self.layer.header.is_data_file_raw() {
             return Ok(0);
@@ -200,7 +207,7 @@ impl Qcow2State {
     }
 }
 
-/// Makes bytes `within` of guest cluster `cluster` read as zero.
+/// Zeroes bytes `within` of a guest cluster.
 pub(crate) fn zero_cluster(state: &mut Qcow2State, cluster: u64, within: Range<u64>) -> Result<()> {
     let geometry = state.geometry();
     let start = geometry.offset_of(cluster);
@@ -226,12 +233,12 @@ pub(crate) fn zero_cluster(state: &mut Qcow2State, cluster: u64, within: Range<u
 fn zero_subclusters(state: &mut Qcow2State, cluster: u64, mask: u32) -> Result<()> {
     let old = state.meaning(cluster)?;
     let (host, allocated, zero) = match old {
-        Meaning::Unallocated => (None, 0, 0),
-        Meaning::Zero { .. } => return Ok(()),
-        Meaning::Data { host } => (Some(host), u32::MAX, 0),
-        Meaning::Subclusters { host, allocated, zero } => (host, allocated, zero),
-        // Compressed clusters have no subclusters: decompress by writing.
-        Meaning::Compressed(_) => {
+        ClusterKind::Unallocated => (None, 0, 0),
+        ClusterKind::Zero { .. } => return Ok(()),
+        ClusterKind::Data { host } => (Some(host), u32::MAX, 0),
+        ClusterKind::Subclusters { host, allocated, zero } => (host, allocated, zero),
+        // A compressed cluster has no subclusters: replace it by an uncompressed one.
+        ClusterKind::Compressed(_) => {
             let geometry = state.geometry();
             let first = u64::from(mask.trailing_zeros()) * geometry.subcluster_bytes();
             let length = u64::from(mask.count_ones()) * geometry.subcluster_bytes();
@@ -241,7 +248,7 @@ fn zero_subclusters(state: &mut Qcow2State, cluster: u64, mask: u32) -> Result<(
     let word = state.layer.mapping.entry(cluster)?.word;
     let bitmap = u64::from(zero | mask) << 32 | u64::from(allocated & !mask);
     debug_assert!(host.is_some() || allocated == 0, "checked when the entry was decoded");
-    state.replace(cluster, old, Entry { word, bitmap }, OldHost::Kept)
+    state.replace(cluster, old, L2Entry { word, bitmap }, OldCluster::Kept)
 }
 
 fn write_zero_bytes(state: &mut Qcow2State, cluster: u64, within: Range<u64>) -> Result<()> {
@@ -256,24 +263,24 @@ fn write_zero_bytes(state: &mut Qcow2State, cluster: u64, within: Range<u64>) ->
     }
 }
 
-/// Makes a whole cluster read as zero and gives up its host cluster.
+/// Zeroes a whole cluster and releases its host cluster.
 fn drop_cluster(state: &mut Qcow2State, cluster: u64) -> Result<()> {
     let geometry = state.geometry();
     let start = geometry.offset_of(cluster);
     let old = state.meaning(cluster)?;
     let entry = if state.layer.is_bottom(start) {
-        Entry::default()
+        L2Entry::default()
     } else {
-        Entry::zero(geometry)
+        L2Entry::zero(geometry)
     };
-    state.replace(cluster, old, entry, OldHost::Released)?;
-    if state.place() == DataPlace::External {
+    state.replace(cluster, old, entry, OldCluster::Released)?;
+    if state.place() == DataLocation::External {
         state.layer.data.punch(start..start + geometry.cluster_bytes())?;
     }
     Ok(())
 }
 
-/// Gives up a cluster that is no longer needed, unless something else would show through.
+/// Releases a cluster that is no longer needed, unless the backing file would be read in its place.
 pub(crate) fn trim_cluster(state: &mut Qcow2State, cluster: u64, within: &Range<u64>) -> Result<()> {
     let geometry = state.geometry();
     let start = geometry.offset_of(cluster);
@@ -283,7 +290,7 @@ pub(crate) fn trim_cluster(state: &mut Qcow2State, cluster: u64, within: &Range<
     let is_whole =
         within.start == 0 && (within.end == geometry.cluster_bytes() || start + within.end == state.layer.size_bytes);
     let can_hide = state.layer.header.has_zero_clusters() || state.layer.is_bottom(start);
-    if !is_whole || !can_hide || state.meaning(cluster)? == Meaning::Unallocated {
+    if !is_whole || !can_hide || state.meaning(cluster)? == ClusterKind::Unallocated {
         return Ok(());
     }
     drop_cluster(state, cluster)

@@ -1,8 +1,8 @@
-//! Compares the metadata of an image with itself.
+//! Checks the consistency of an image's metadata.
 //!
-//! Every use of every host cluster is counted, from the L1 tables down, and held against the stored refcounts. A cluster
-//! with a stored count below its uses would be given away while in use: a corruption. One above is a leak: wasted
-//! space. The `copied` flag must say exactly whether the count is 1.
+//! Every reference to every host cluster is counted, from the L1 tables down, and compared with the stored refcounts.
+//! A cluster with too low a refcount could be reused while in use: a corruption. One with too high a refcount is
+//! leaked: wasted space. The `copied` flag must be set if, and only if, the refcount is 1.
 
 mod bitmaps;
 mod cross_linked;
@@ -18,10 +18,10 @@ use std::sync::Arc;
 
 use holdfast_block::to_usize;
 
-use super::entry::{COPIED, DataPlace, Entry, L1_RESERVED, LOST_PLACE, Meaning, Sharing};
-use super::features::look_at_marks;
-use super::geometry::{Geometry, OFFSET_MASK, POINTER_BYTES};
-use super::header::Header;
+use super::entry::{COPIED, ClusterKind, DataLocation, L1_RESERVED, L2Entry, LOST_PLACE, Sharing};
+use super::features::report_marks;
+use super::geometry::{OFFSET_MASK, POINTER_BYTES, Qcow2Geometry};
+use super::header::Qcow2Header;
 use super::mapping::{L2Table, entry_in, read_l2_as_is};
 use super::refcount::StoredRefcounts;
 use super::refcount_table::RefcountTable;
@@ -29,28 +29,28 @@ use super::snapshot;
 use crate::file::ImageFile;
 use crate::model::bytes::to_words;
 use crate::model::mapped_extent::KnownLength;
-use crate::model::qcow2_info::TableAt;
+use crate::model::qcow2_info::TableLocation;
 use crate::{CheckReport, Error, ProblemKind, Result, Severity};
 use truncated::TruncatedContent;
 pub(crate) use truncated::is_truncated;
 
-/// Checks the image in `file`, whose header was read; `data` is the file of its data, where that is another one and was opened.
+/// Checks the image in `file`. `data` is its external data file, if it has one that was opened.
 pub(crate) fn check(
     file: &Arc<dyn ImageFile>,
-    header: &Header,
+    header: &Qcow2Header,
     image: &str,
     data: Option<&dyn ImageFile>,
 ) -> Result<CheckReport> {
     let mut report = compared(&**file, data, header, image)?;
-    look_at_marks(header.incompatible, &mut report);
+    report_marks(header.incompatible, &mut report);
     Ok(report)
 }
 
-/// Whether nothing contradicts anything, leaks apart; what other programs have noted is not asked.
+/// Whether there is no problem except leaks. Marks by other programs are ignored.
 pub(super) fn is_sound(
     file: &dyn ImageFile,
     data: Option<&dyn ImageFile>,
-    header: &Header,
+    header: &Qcow2Header,
     image: &str,
 ) -> Result<bool> {
     match compared(file, data, header, image) {
@@ -60,20 +60,25 @@ pub(super) fn is_sound(
     }
 }
 
-fn compared(file: &dyn ImageFile, data: Option<&dyn ImageFile>, header: &Header, image: &str) -> Result<CheckReport> {
+fn compared(
+    file: &dyn ImageFile,
+    data: Option<&dyn ImageFile>,
+    header: &Qcow2Header,
+    image: &str,
+) -> Result<CheckReport> {
     let mut checker = Checker::new(file, header, image, StoredRefcounts::load(file, header, image)?)?;
     checker.data_bytes = data.map(ImageFile::length_bytes).transpose()?;
     checker.claim_refcounts()?;
     checker.walk()?;
     checker.compare();
-    let behind = "clusters behind the end of the disk";
-    checker.report.add_unreferenced(behind, checker.behind_count);
+    let past_disk_end = "clusters past the end of the disk";
+    checker.report.add_unreferenced(past_disk_end, checker.past_end_count);
     Ok(checker.report)
 }
 
-/// Counts what is used of the image in `file`, but for what its refcounts take themselves, and looks for references that cannot be.
-/// Nothing is asked of the refcounts.
-pub(super) fn count_uses<'a>(file: &'a dyn ImageFile, header: &'a Header, image: &'a str) -> Result<Checker<'a>> {
+/// Counts references in the image `file`, except those of its refcount structures, and finds invalid ones. Refcounts
+/// are not read.
+pub(super) fn count_uses<'a>(file: &'a dyn ImageFile, header: &'a Qcow2Header, image: &'a str) -> Result<Checker<'a>> {
     let mut checker = Checker::new(file, header, image, StoredRefcounts::none(file, header, image))?;
     checker.walk()?;
     Ok(checker)
@@ -81,30 +86,30 @@ pub(super) fn count_uses<'a>(file: &'a dyn ImageFile, header: &'a Header, image:
 
 pub(super) struct Checker<'a> {
     file: &'a dyn ImageFile,
-    header: &'a Header,
-    geometry: Geometry,
+    header: &'a Qcow2Header,
+    geometry: Qcow2Geometry,
     image: &'a str,
     stored: StoredRefcounts<'a>,
     file_bytes: u64,
-    /// Length of the file of its data, where that is another one and known.
+    /// Length of the external data file, if there is one and it was opened.
     data_bytes: Option<u64>,
-    /// Uses of each cluster.
+    /// References to each cluster.
     pub(super) counts: RefcountTable,
-    /// What is in the clusters that are not data; the first that was met.
+    /// The kind of metadata in a cluster; the first one found.
     pub(super) metadata: HashMap<u64, &'static str>,
-    /// The L2 tables that can be read.
+    /// The readable L2 tables.
     pub(super) l2_tables: BTreeMap<u64, L2Use>,
-    /// References that lead nowhere, or to where they must not, and structures that cannot be read: what they would lead to is not counted.
+    /// Number of invalid references and unreadable structures; clusters that they refer to were not counted.
     pub(super) damage_count: u64,
-    /// Entries with bits that mean nothing.
+    /// Entries with reserved bits set.
     pub(super) reserved_count: u64,
-    /// Clusters behind the end of the disk that nothing else uses.
-    behind_count: u64,
-    /// What is missing because the file is too short.
+    /// Clusters past the end of the disk that nothing else uses.
+    past_end_count: u64,
+    /// What the end of the file truncates.
     pub(super) truncated: TruncatedContent,
-    /// Where the largest of the snapshots' disks ends.
+    /// The largest disk size of a snapshot.
     snapshot_disk_bytes: u64,
-    /// Whether some of the damage has to do with bitmaps.
+    /// Whether some of the damage concerns bitmaps.
     pub(super) has_damaged_bitmaps: bool,
     report: CheckReport,
 }
@@ -112,16 +117,22 @@ pub(super) struct Checker<'a> {
 /// How an L2 table is used.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct L2Use {
-    /// By how many L1 entries.
+    /// Number of L1 entries that refer to it.
     pub(super) count: u32,
-    /// The place of the first of them in its table. The others have the same: a snapshot moves nothing on the disk.
+    /// The index of the first of these entries in its table. The others have the same index: snapshots do not move
+    /// data.
     pub(super) index: u64,
-    /// Whether that table is the active one.
+    /// Whether it is part of the active state.
     pub(super) is_active: bool,
 }
 
 impl<'a> Checker<'a> {
-    fn new(file: &'a dyn ImageFile, header: &'a Header, image: &'a str, stored: StoredRefcounts<'a>) -> Result<Self> {
+    fn new(
+        file: &'a dyn ImageFile,
+        header: &'a Qcow2Header,
+        image: &'a str,
+        stored: StoredRefcounts<'a>,
+    ) -> Result<Self> {
         Ok(Self {
             file,
             header,
@@ -135,7 +146,7 @@ impl<'a> Checker<'a> {
             l2_tables: BTreeMap::new(),
             damage_count: 0,
             reserved_count: 0,
-            behind_count: 0,
+            past_end_count: 0,
             truncated: TruncatedContent::default(),
             snapshot_disk_bytes: 0,
             has_damaged_bitmaps: false,
@@ -146,7 +157,7 @@ impl<'a> Checker<'a> {
         })
     }
 
-    /// Counts all that the header leads to, but the refcounts.
+    /// Counts everything that the header refers to, except the refcounts.
     fn walk(&mut self) -> Result<()> {
         self.claim("header", 0..1)?;
         let tables = self.claim_snapshots()?;
@@ -168,10 +179,10 @@ impl<'a> Checker<'a> {
             }
         }
         self.l2_tables = l2_tables;
-        self.tell_contested()
+        self.report_cross_linked()
     }
 
-    /// A contradiction by which something may not be found.
+    /// Records a problem that leaves references uncounted.
     fn damage(&mut self, kind: ProblemKind) {
         self.damage_count += 1;
         self.corruption(kind);
@@ -187,7 +198,7 @@ impl<'a> Checker<'a> {
         });
     }
 
-    /// Counts one use of clusters `clusters`, which only `what` may use.
+    /// Counts one reference to clusters that only `what` may use.
     fn claim(&mut self, what: &'static str, clusters: Range<u64>) -> Result<()> {
         let range = self.geometry.offset_of(clusters.start)..self.geometry.offset_of(clusters.end);
         if self.count(what, range, 1)? {
@@ -215,12 +226,13 @@ impl<'a> Checker<'a> {
         }
     }
 
-    /// Whether `range` begins in the file, and ends in it or in its last cluster. What has to be there of that one is another question.
+    /// Whether `range` begins in the file, and ends in its last cluster at most. Whether that cluster is complete is
+    /// checked elsewhere.
     pub(super) fn is_inside(&self, range: &Range<u64>) -> bool {
         range.end <= self.file_bytes || range.end - self.file_bytes < self.geometry.cluster_bytes()
     }
 
-    /// Counts `uses` of the clusters that `range` touches; false where that leads out of the file.
+    /// Counts `uses` references to the clusters of `range`; false if that is outside the file.
     fn count(&mut self, what: &'static str, range: Range<u64>, uses: u32) -> Result<bool> {
         if !self.is_inside(&range) {
             self.has_damaged_bitmaps |= what.starts_with("bitmap");
@@ -237,8 +249,8 @@ impl<'a> Checker<'a> {
         Ok(true)
     }
 
-    /// Counts the snapshot table; gives the L1 tables, the active one first.
-    fn claim_snapshots(&mut self) -> Result<Vec<TableAt>> {
+    /// Counts the snapshot table; returns the L1 tables, the active one first.
+    fn claim_snapshots(&mut self) -> Result<Vec<TableLocation>> {
         let mut tables = vec![self.header.l1];
         match snapshot::load(self.file, self.header, self.image) {
             Ok((snapshots, table_bytes)) => {
@@ -254,8 +266,9 @@ impl<'a> Checker<'a> {
         Ok(tables)
     }
 
-    /// Counts the L1 tables; gives the L2 tables that they name, each once, so that the work is bounded by the file.
-    fn claim_l1_tables(&mut self, tables: &[TableAt]) -> Result<BTreeMap<u64, L2Use>> {
+    /// Counts the L1 tables; returns the L2 tables that they refer to, each once, so that the work is bounded by the
+    /// file size.
+    fn claim_l1_tables(&mut self, tables: &[TableLocation]) -> Result<BTreeMap<u64, L2Use>> {
         let mut l2_tables: BTreeMap<u64, L2Use> = BTreeMap::new();
         let mut read_bytes = 0;
         for (number, table) in tables.iter().enumerate() {
@@ -328,7 +341,7 @@ impl<'a> Checker<'a> {
         Ok(())
     }
 
-    /// Tells of bits that mean nothing, as QEMU's check does. Readers of both ignore them.
+    /// Reports reserved bits, like QEMU's check. Readers of both ignore them.
     fn check_reserved(&mut self, bits: u64, what: &str, disk_offset: u64) {
         if bits != 0 {
             self.reserved_count += 1;
@@ -341,7 +354,7 @@ impl<'a> Checker<'a> {
         let entries = self.geometry.l2_entries();
         for index in 0..entries {
             let entry = entry_in(table, index, self.geometry);
-            if entry == Entry::default() {
+            if entry == L2Entry::default() {
                 continue;
             }
             let disk_offset = self.geometry.offset_of(used.index * entries + index);
@@ -352,30 +365,30 @@ impl<'a> Checker<'a> {
         Ok(())
     }
 
-    /// Where data is.
-    pub(super) fn place(&self) -> DataPlace {
+    /// Where the data is stored.
+    pub(super) fn place(&self) -> DataLocation {
         if self.header.has_data_file() {
-            DataPlace::External
+            DataLocation::External
         } else {
-            DataPlace::Inside
+            DataLocation::Inside
         }
     }
 
-    /// What an entry means in this image, or why it means nothing.
-    pub(super) fn meaning_of(&self, entry: Entry) -> Result<Meaning, String> {
+    /// Decodes an entry of this image; an invalid one gives the reason.
+    pub(super) fn meaning_of(&self, entry: L2Entry) -> Result<ClusterKind, String> {
         match entry.meaning(self.geometry, self.place())? {
-            Meaning::Zero { .. } if !self.header.has_zero_clusters() => {
+            ClusterKind::Zero { .. } if !self.header.has_zero_clusters() => {
                 Err("zero cluster in a version 2 image".to_owned())
             }
             meaning => Ok(meaning),
         }
     }
 
-    fn check_entry(&mut self, entry: Entry, used: L2Use, disk_offset: Option<u64>) -> Result<()> {
+    fn check_entry(&mut self, entry: L2Entry, used: L2Use, disk_offset: Option<u64>) -> Result<()> {
         let is_active = disk_offset.is_some();
         let shown_offset = disk_offset.unwrap_or_default();
         let meaning = match self.meaning_of(entry) {
-            Ok(Meaning::Unallocated) if entry.word & COPIED != 0 => Err(LOST_PLACE.to_owned()),
+            Ok(ClusterKind::Unallocated) if entry.word & COPIED != 0 => Err(LOST_PLACE.to_owned()),
             meaning => meaning,
         };
         let host = match meaning {
@@ -386,8 +399,8 @@ impl<'a> Checker<'a> {
                 });
                 return Ok(());
             }
-            Ok(Meaning::Compressed(compressed)) => {
-                let is_shown = self.count_shown(disk_offset, used, compressed.offset)?;
+            Ok(ClusterKind::Compressed(compressed)) => {
+                let is_shown = self.count_inside_disk(disk_offset, used, compressed.offset)?;
                 self.report.compressed_count += u64::from(is_shown);
                 if entry.word & COPIED != 0 {
                     let detail = "compressed cluster with the copied flag".to_owned();
@@ -396,28 +409,28 @@ impl<'a> Checker<'a> {
                         detail,
                     });
                 }
-                return self.count_data(compressed.sectors(), used.count, RefcountTable::pack);
+                return self.count_data(compressed.sectors(), used.count, RefcountTable::mark_compressed);
             }
             Ok(
-                Meaning::Data { host }
-                | Meaning::Zero { host: Some(host) }
-                | Meaning::Subclusters { host: Some(host), .. },
+                ClusterKind::Data { host }
+                | ClusterKind::Zero { host: Some(host) }
+                | ClusterKind::Subclusters { host: Some(host), .. },
             ) => host,
             Ok(_) => return Ok(()),
         };
-        self.count_shown(disk_offset, used, host.offset)?;
-        if self.place() == DataPlace::External {
+        self.count_inside_disk(disk_offset, used, host.offset)?;
+        if self.place() == DataLocation::External {
             self.check_in_data_file(host.offset, disk_offset);
             return Ok(());
         }
         if is_active {
-            self.check_copied(host.offset, host.sharing == Sharing::WithoutBacking)?;
+            self.check_copied(host.offset, host.sharing == Sharing::Exclusive)?;
         }
         let range = host.offset..host.offset + self.geometry.cluster_bytes();
-        self.count_data(range, used.count, RefcountTable::own)
+        self.count_data(range, used.count, RefcountTable::mark_uncompressed)
     }
 
-    /// Counts `uses` of the clusters that `range` of data touches, and has each noted by `note`.
+    /// Counts `uses` references to the clusters of `range`, and records each cluster by `note`.
     fn count_data(&mut self, range: Range<u64>, uses: u32, note: fn(&mut RefcountTable, u64)) -> Result<()> {
         let clusters = self.geometry.cluster_of(range.start)..self.geometry.clusters_for(range.end);
         for cluster in clusters.clone() {

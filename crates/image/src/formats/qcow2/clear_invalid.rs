@@ -1,14 +1,14 @@
-//! Clears table entries that point outside the file or into metadata: they could not be read before either.
+//! Clears table entries that point outside the file or into metadata: they were unreadable before, too.
 
 use std::ops::Range;
 
 use holdfast_block::to_usize;
 
 use super::check::{Checker, count_uses};
-use super::entry::{COPIED, DataPlace, Entry, Meaning};
+use super::entry::{COPIED, ClusterKind, DataLocation, L2Entry};
 use super::features::AUTOCLEAR_BITMAPS;
 use super::geometry::{OFFSET_MASK, POINTER_BYTES};
-use super::header::{AUTOCLEAR_AT, Header, load_header};
+use super::header::{AUTOCLEAR_AT, Qcow2Header, load_header};
 use super::mapping::{entry_in, read_l2_as_is, set_entry_in};
 use super::snapshot;
 use crate::Result;
@@ -16,11 +16,11 @@ use crate::error::corrupt;
 use crate::file::ImageFile;
 use crate::model::bytes::{from_words, to_words};
 use crate::model::mapped_extent::KnownLength;
-use crate::model::qcow2_info::TableAt;
+use crate::model::qcow2_info::TableLocation;
 use crate::model::repair_action::RepairAction;
 
-/// Gives up bitmaps that cannot be read, L1 entries and L2 entries that lead nowhere: in this order, each durably before the next.
-pub(super) fn give_up(file: &dyn ImageFile, image: &str, actions: &mut Vec<RepairAction>) -> Result<()> {
+/// Clears unreadable bitmaps, invalid L1 entries and invalid L2 entries: in this order, each durably before the next.
+pub(super) fn discard_invalid(file: &dyn ImageFile, image: &str, actions: &mut Vec<RepairAction>) -> Result<()> {
     let mut header = load_header(file, image)?;
     if count_uses(file, &header, image)?.has_damaged_bitmaps {
         let kept = header.autoclear & !AUTOCLEAR_BITMAPS;
@@ -29,7 +29,7 @@ pub(super) fn give_up(file: &dyn ImageFile, image: &str, actions: &mut Vec<Repai
         actions.push(RepairAction::BitmapsGivenUp);
         header = load_header(file, image)?;
     }
-    give_up_cut(file, &header, image, actions)?;
+    discard_truncated(file, &header, image, actions)?;
     let tables = l1_tables(file, &header, image)?;
     let uses = count_uses(file, &header, image)?;
     let mut lost = InvalidEntries::default();
@@ -46,9 +46,14 @@ pub(super) fn give_up(file: &dyn ImageFile, image: &str, actions: &mut Vec<Repai
     Ok(())
 }
 
-/// Gives up what the end of the file cuts off. Compressed clusters that miss their end go before the file grows: with zeroes in place of their
-/// end they could become other data.
-fn give_up_cut(file: &dyn ImageFile, header: &Header, image: &str, actions: &mut Vec<RepairAction>) -> Result<()> {
+/// Clears what the end of the file truncates. Truncated compressed clusters go before the file is extended: with
+/// zeroes in place of the missing bytes they could decompress to wrong data.
+fn discard_truncated(
+    file: &dyn ImageFile,
+    header: &Qcow2Header,
+    image: &str,
+    actions: &mut Vec<RepairAction>,
+) -> Result<()> {
     let cut = count_uses(file, header, image)?.truncated;
     let mut lost = InvalidEntries::default();
     for (place, disk_offset) in cut.compressed {
@@ -71,12 +76,12 @@ fn give_up_cut(file: &dyn ImageFile, header: &Header, image: &str, actions: &mut
     Ok(())
 }
 
-/// The L1 tables of all states of the disk, the active one first.
-pub(super) fn l1_tables(file: &dyn ImageFile, header: &Header, image: &str) -> Result<Vec<TableAt>> {
+/// The L1 tables of all disk states, the active one first.
+pub(super) fn l1_tables(file: &dyn ImageFile, header: &Qcow2Header, image: &str) -> Result<Vec<TableLocation>> {
     let (snapshots, _) = snapshot::load(file, header, image)?;
     let mut tables = vec![header.l1];
     tables.extend(snapshots.iter().map(|snapshot| snapshot.l1));
-    // As bounded as the check, which goes over them all as well.
+    // The same limit as in the check, which reads all of them, too.
     let file_end = file.length_bytes()?.next_multiple_of(header.geometry.cluster_bytes());
     if tables.iter().map(|table| table.entries * POINTER_BYTES).sum::<u64>() > file_end {
         return Err(corrupt(image, "l1 table", header.l1.offset, "tables overlap"));
@@ -84,7 +89,7 @@ pub(super) fn l1_tables(file: &dyn ImageFile, header: &Header, image: &str) -> R
     Ok(tables)
 }
 
-/// What was given up.
+/// The entries that were cleared, for the report.
 #[derive(Default)]
 struct InvalidEntries {
     count: u64,
@@ -110,12 +115,12 @@ impl InvalidEntries {
     }
 }
 
-/// Gives up the entries of an L1 table that lead to no L2 table.
+/// Clears invalid entries of an L1 table.
 fn drop_tables(
     file: &dyn ImageFile,
-    header: &Header,
+    header: &Qcow2Header,
     uses: &Checker<'_>,
-    (table, is_active): (TableAt, bool),
+    (table, is_active): (TableLocation, bool),
     lost: &mut InvalidEntries,
 ) -> Result<()> {
     let geometry = header.geometry;
@@ -134,10 +139,10 @@ fn drop_tables(
     Ok(())
 }
 
-/// Gives up the entries of L2 tables that mean nothing, or lead to where no data can be.
+/// Clears invalid entries of L2 tables.
 fn drop_clusters(
     file: &dyn ImageFile,
-    header: &Header,
+    header: &Qcow2Header,
     uses: &Checker<'_>,
     image: &str,
     lost: &mut InvalidEntries,
@@ -149,10 +154,10 @@ fn drop_clusters(
         let mut count = 0;
         for index in 0..geometry.l2_entries() {
             let entry = entry_in(&table, index, geometry);
-            if entry == Entry::default() || can_be_data(uses, header, entry) {
+            if entry == L2Entry::default() || can_be_data(uses, header, entry) {
                 continue;
             }
-            set_entry_in(&mut table, index, Entry::default(), geometry);
+            set_entry_in(&mut table, index, L2Entry::default(), geometry);
             let disk_offset = geometry.offset_of(used.index * geometry.l2_entries() + index);
             lost.add(used.is_active.then_some(disk_offset));
             count += 1;
@@ -164,16 +169,18 @@ fn drop_clusters(
     Ok(())
 }
 
-/// Whether an entry leads to where data can be, or nowhere by intent.
-fn can_be_data(uses: &Checker<'_>, header: &Header, entry: Entry) -> bool {
+/// Whether an entry refers to a possible data cluster, or to none.
+fn can_be_data(uses: &Checker<'_>, header: &Qcow2Header, entry: L2Entry) -> bool {
     let geometry = header.geometry;
     let range: Range<u64> = match uses.meaning_of(entry) {
         Err(_) => return false,
-        Ok(Meaning::Unallocated) => return entry.word & COPIED == 0,
-        Ok(Meaning::Compressed(compressed)) => compressed.sectors(),
+        Ok(ClusterKind::Unallocated) => return entry.word & COPIED == 0,
+        Ok(ClusterKind::Compressed(compressed)) => compressed.sectors(),
         Ok(
-            Meaning::Data { host } | Meaning::Zero { host: Some(host) } | Meaning::Subclusters { host: Some(host), .. },
-        ) if uses.place() == DataPlace::Inside => host.offset..host.offset + geometry.cluster_bytes(),
+            ClusterKind::Data { host }
+            | ClusterKind::Zero { host: Some(host) }
+            | ClusterKind::Subclusters { host: Some(host), .. },
+        ) if uses.place() == DataLocation::Inside => host.offset..host.offset + geometry.cluster_bytes(),
         Ok(_) => return true,
     };
     let mut clusters = geometry.cluster_of(range.start)..geometry.clusters_for(range.end);

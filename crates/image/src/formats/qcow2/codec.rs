@@ -1,9 +1,9 @@
-//! Compressed clusters.
+//! Compresses and decompresses clusters.
 //!
-//! Type 0 is a raw deflate stream without header. QEMU writes and reads it with a window of 4 KiB (`windowBits` -12), so a
-//! stream for others must not reach further back. libdeflate, the fastest decoder, cannot be held to that when it
-//! compresses: it decompresses here, and zlib-rs compresses. Type 1 is a zstd frame. Both are followed by
-//! whatever fills the last sector.
+//! Type 0 is a raw deflate stream without a header. QEMU writes and reads it with a window of 4 KiB (`windowBits`
+//! -12), so streams for other programs must not refer further back. libdeflate, the fastest decoder, has no such limit
+//! when it compresses: therefore it only decompresses here, and zlib-rs compresses. Type 1 is a zstd frame. Arbitrary
+//! bytes may follow both in the last sector.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -12,15 +12,15 @@ use zstd::stream::raw::{DParameter, Decoder as ZstdDecoder, InBuffer, Operation 
 
 use crate::Compression;
 
-/// The window of deflate streams, as a power of two.
+/// log2 of the window of deflate streams.
 const DEFLATE_WINDOW_BITS: u8 = 12;
-/// The largest window of zstd frames, as a power of two: eight times the largest cluster. Bounds the memory of a decoder.
+/// log2 of the largest window of zstd frames: eight times the largest cluster. It bounds the memory of a decoder.
 const ZSTD_WINDOW_BITS_MAX: u32 = 24;
-/// A third of the time of zlib's own level 6, for a percent of space.
+/// A third of the time of zlib's own level 6, for one percent of space.
 const ZLIB_LEVEL_DEFAULT: u32 = 4;
 const ZSTD_LEVEL_DEFAULT: i32 = 3;
 
-/// Decompresses clusters of one kind on any thread.
+/// Decompresses clusters of one kind; can be used by several threads.
 pub(crate) struct Decoder {
     compression: Compression,
     idle: Mutex<Vec<IdleDecoder>>,
@@ -31,7 +31,7 @@ enum IdleDecoder {
     Zstd(ZstdDecoder<'static>),
 }
 
-/// Decoders kept for the next read; more threads than this make new ones each time.
+/// Decoders that are kept for later reads; further threads create new ones each time.
 const IDLE_COUNT_MAX: usize = 16;
 
 impl Decoder {
@@ -42,7 +42,7 @@ impl Decoder {
         }
     }
 
-    /// Fills `cluster` from `input`, which may have more bytes than the compressed data.
+    /// Decompresses into `cluster`; `input` may have bytes after the compressed data.
     pub(crate) fn decompress(&self, input: &[u8], cluster: &mut [u8]) -> Result<(), String> {
         let taken = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let mut state = match taken {
@@ -82,7 +82,7 @@ impl IdleDecoder {
                     "deflate stream of {count} bytes for a cluster of {}",
                     cluster.len()
                 )),
-                // A stream cut off after its last byte of output, or longer than the cluster: QEMU accepts both.
+                // QEMU accepts a stream that lacks its end marker, or is longer than the cluster.
                 Err(_) => inflate(input, cluster),
             },
             Self::Zstd(decoder) => unzstd(decoder, input, cluster),
@@ -116,13 +116,13 @@ fn unzstd(decoder: &mut ZstdDecoder<'static>, input: &[u8], cluster: &mut [u8]) 
     Ok(())
 }
 
-/// Compresses clusters, one after another; make one per thread.
+/// Compresses clusters, one after another; use one for each thread.
 ///
-/// Compression is the slow part of writing a compressed image, and clusters do not depend on each other: any number of
-/// threads compress, and one [`BulkWriter`](crate::BulkWriter) appends the results in order.
+/// Compression is the slow part of writing a compressed image, and clusters are independent: any number of threads
+/// compress, and one [`BulkWriter`](crate::BulkWriter) appends the results in order.
 pub struct ClusterCompressor {
     state: CompressorState,
-    /// Room for any outcome of a cluster, kept for the next one.
+    /// Buffer for the result, which is reused.
     output: Vec<u8>,
 }
 
@@ -132,7 +132,7 @@ enum CompressorState {
 }
 
 impl ClusterCompressor {
-    /// A compressor; `level` is zlib's (1 to 9) or zstd's (1 to 19), or a good default.
+    /// `level` is that of zlib (1 to 9) or zstd (1 to 19); without one, a good default is used.
     pub fn new(compression: Compression, level: Option<u32>) -> crate::Result<Self> {
         let invalid = |detail: String| crate::Error::InvalidOption {
             option: "compression level",
@@ -166,9 +166,11 @@ impl ClusterCompressor {
         })
     }
 
-    /// Compresses one whole cluster; [`None`] where that does not make it smaller, and it is better stored as it is.
+    /// Compresses a whole cluster; [`None`] if that does not make it smaller, so that it is better stored
+    /// uncompressed.
     pub fn compress(&mut self, cluster: &[u8]) -> Option<Vec<u8>> {
-        // Room for any outcome: a deflate stream that is broken off leaves its state behind, a reset notwithstanding.
+        // The buffer is large enough for any result: an aborted deflate stream leaves state behind that a reset does
+        // not clear.
         let output = &mut self.output;
         output.resize(cluster.len() + cluster.len() / 8 + cluster.len() / 64 + 64, 0);
         let count = match &mut self.state {
@@ -181,7 +183,7 @@ impl ClusterCompressor {
             }
             CompressorState::Zstd(compressor) => compressor.compress_to_buffer(cluster, output.as_mut_slice()).ok()?,
         };
-        // The entry of a compressed cluster cannot say more than a cluster, and nothing would be gained.
+        // A compressed cluster that is not smaller saves nothing, and does not fit into an entry.
         (count < cluster.len()).then(|| output[..count].to_vec())
     }
 }
@@ -191,7 +193,7 @@ mod tests {
     use super::{ClusterCompressor, Decoder};
     use crate::model::qcow2_info::Compression;
 
-    /// Text that repeats far back, so that an unlimited window would be used.
+    /// Text with distant repetitions, for which an unlimited window would be used.
     fn sample(length: usize) -> Vec<u8> {
         let mut state = 1u32;
         let block: Vec<u8> = std::iter::repeat_with(|| {
@@ -204,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn clusters_survive_with_rubbish_behind_them() {
+    fn clusters_decompress_with_trailing_garbage() {
         for compression in [Compression::Zlib, Compression::Zstd] {
             let mut compressor = ClusterCompressor::new(compression, None).unwrap();
             let decoder = Decoder::new(compression);
@@ -220,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn noise_is_left_alone_and_damage_is_named() {
+    fn incompressible_is_none_and_damage_is_reported() {
         let mut state = 1u64;
         let noise: Vec<u8> = std::iter::repeat_with(|| {
             state = state
@@ -242,10 +244,10 @@ mod tests {
         }
     }
 
-    /// An independent reading of the stream: no match may reach further back than 4 KiB, or decoders that take QEMU at its
-    /// word fail. zlib-rs given a window of 12 bits must behave so; this decodes with that window and nothing else.
+    /// Decodes the stream with a window of 4 KiB: no match may refer further back, or decoders that rely on QEMU's
+    /// limit fail. zlib-rs with a window of 12 bits must respect that.
     #[test]
-    fn deflate_streams_keep_to_the_window_of_qemu() {
+    fn deflate_streams_respect_qemu_window() {
         let cluster = sample(65_536);
         let packed = ClusterCompressor::new(Compression::Zlib, Some(9))
             .unwrap()
@@ -259,7 +261,7 @@ mod tests {
         let mut decoder = flate2::Decompress::new_with_window_bits(false, 12);
         let mut found: Vec<u8> = Vec::new();
         let mut input = &packed[..];
-        // Small outputs, so that earlier ones are only in the decoder's own window.
+        // A small output buffer, so that earlier output is only in the decoder's own window.
         while found.len() < cluster.len() {
             let mut piece = [0; 256];
             let before = (decoder.total_in(), decoder.total_out());

@@ -1,7 +1,7 @@
-//! Proves the order of writes: after a crash at any point the metadata is sound and every flushed byte is there.
+//! Tests the order of writes: after a crash at any point the metadata is consistent, and every flushed byte is there.
 //!
-//! A random workload runs on a file that remembers every write and sync. For every prefix of that record a file is
-//! made in which unsynced writes are whole, torn or missing, as a seed decides; our check must find no
+//! A random workload runs on a file that records every write and sync. From every prefix of that record the test
+//! builds a file in which unsynced writes are complete, torn or missing, depending on a seed; our check must find no
 //! corruption in any of them (leaks are allowed), and qemu-img check none in a sample.
 
 #![expect(clippy::disallowed_methods, reason = "the peer judges too")]
@@ -14,7 +14,7 @@ use holdfast_block::{BlockDevice, BlockDeviceMut as _, MemoryDevice, to_usize};
 use super::check::check;
 use super::codec::ClusterCompressor;
 use super::header::load_header;
-use super::layer::Layer;
+use super::layer::Qcow2Layer;
 use super::layout::{new_header, write_empty};
 use super::writer::Qcow2Mut;
 use crate::file::ImageFile;
@@ -25,8 +25,8 @@ use crate::{BulkWriter, Compression};
 
 const DISK_BYTES: u64 = 300_000;
 
-/// How an image starts.
-struct Case {
+/// An image to start with.
+struct Qcow2CrashCase {
     name: &'static str,
     start: Vec<u8>,
     disk: Vec<u8>,
@@ -52,7 +52,7 @@ fn letters(seed: u64) -> Vec<u8> {
         .collect()
 }
 
-/// A compressed image, made by the bulk writer.
+/// A compressed image, written by the bulk writer.
 fn compressed(options: Qcow2Options, disk: &[u8]) -> Vec<u8> {
     let file = Arc::new(MemoryFile::default());
     let compression = options.compression;
@@ -77,7 +77,7 @@ fn compressed(options: Qcow2Options, disk: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Takes a snapshot with the peer.
+/// Takes an internal snapshot with qemu-img.
 fn with_snapshot(bytes: &[u8]) -> Vec<u8> {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("image");
@@ -99,7 +99,7 @@ fn store(path: &std::path::Path, bytes: &[u8]) {
     std::fs::File::create(path).unwrap().write_all_at(bytes, 0).unwrap();
 }
 
-fn cases() -> Vec<Case> {
+fn cases() -> Vec<Qcow2CrashCase> {
     let small = Qcow2Options {
         cluster_bytes: 512,
         ..Qcow2Options::default()
@@ -122,13 +122,13 @@ fn cases() -> Vec<Case> {
         ..usual.clone()
     };
     vec![
-        Case {
+        Qcow2CrashCase {
             name: "small",
             start: empty(small.clone()),
             disk: zeroes(),
             backing: None,
         },
-        Case {
+        Qcow2CrashCase {
             name: "the table moves",
             start: empty(Qcow2Options {
                 refcount_bits: 64,
@@ -137,13 +137,13 @@ fn cases() -> Vec<Case> {
             disk: zeroes(),
             backing: None,
         },
-        Case {
+        Qcow2CrashCase {
             name: "overlay",
             start: empty(usual.clone()),
             disk: over_base.clone(),
             backing: Some(Arc::clone(&base)),
         },
-        Case {
+        Qcow2CrashCase {
             name: "version 2 overlay",
             start: empty(Qcow2Options {
                 version: 2,
@@ -152,31 +152,31 @@ fn cases() -> Vec<Case> {
             disk: over_base.clone(),
             backing: Some(Arc::clone(&base)),
         },
-        Case {
+        Qcow2CrashCase {
             name: "extended overlay",
             start: empty(extended.clone()),
             disk: over_base,
             backing: Some(base),
         },
-        Case {
+        Qcow2CrashCase {
             name: "compressed",
             start: compressed(usual.clone(), &letters(2)),
             disk: letters(2),
             backing: None,
         },
-        Case {
+        Qcow2CrashCase {
             name: "compressed snapshot",
             start: with_snapshot(&compressed(zstd, &letters(3))),
             disk: letters(3),
             backing: None,
         },
-        Case {
+        Qcow2CrashCase {
             name: "extended snapshot",
             start: with_snapshot(&compressed(extended, &letters(4))),
             disk: letters(4),
             backing: None,
         },
-        Case {
+        Qcow2CrashCase {
             name: "small snapshot",
             start: with_snapshot(&compressed(small, &letters(5))),
             disk: letters(5),
@@ -185,27 +185,27 @@ fn cases() -> Vec<Case> {
     ]
 }
 
-fn open(file: Arc<dyn ImageFile>, backing: Option<Arc<dyn BlockDevice>>) -> crate::Result<Layer> {
+fn open(file: Arc<dyn ImageFile>, backing: Option<Arc<dyn BlockDevice>>) -> crate::Result<Qcow2Layer> {
     let header = load_header(&*file, "image")?;
-    Layer::new("image".into(), header, file, None, backing)
+    Qcow2Layer::new("image".into(), header, file, None, backing)
 }
 
-/// What the workload had done when the record was this long.
+/// A step of the workload.
 struct WorkloadStep {
-    /// Length of the record.
+    /// Number of file operations before it.
     operations: usize,
     kind: WorkloadStepKind,
 }
 
 enum WorkloadStepKind {
-    /// A change of this range was about to start.
+    /// A change of this range begins.
     Change(std::ops::Range<u64>),
-    /// A flush was complete; the disk.
+    /// A flush is complete; the content of the disk.
     Flushed(Vec<u8>),
 }
 
-/// Runs random changes until one fails; tells what happened when.
-fn work(file: &Arc<RecordingFile>, case: &Case, seed: u64, steps: u32) -> Vec<WorkloadStep> {
+/// Makes random changes until one fails; returns the steps.
+fn work(file: &Arc<RecordingFile>, case: &Qcow2CrashCase, seed: u64, steps: u32) -> Vec<WorkloadStep> {
     let layer = open(Arc::clone(file) as Arc<dyn ImageFile>, case.backing.clone()).unwrap();
     let device = Qcow2Mut::new(layer).unwrap();
     let mut disk = case.disk.clone();
@@ -255,8 +255,8 @@ fn work(file: &Arc<RecordingFile>, case: &Case, seed: u64, steps: u32) -> Vec<Wo
     moments
 }
 
-/// Asserts that `bytes` is a sound image in which everything flushed before `operations` is there.
-fn assert_sound(bytes: Vec<u8>, case: &Case, moments: &[WorkloadStep], operations: usize, what: &str) {
+/// Asserts that `bytes` is a consistent image with everything that was flushed before `operations`.
+fn assert_sound(bytes: Vec<u8>, case: &Qcow2CrashCase, moments: &[WorkloadStep], operations: usize, what: &str) {
     let file: Arc<dyn ImageFile> = Arc::new(MemoryFile::new(bytes));
     let header = load_header(&*file, "image").unwrap();
     let report = check(&file, &header, "image", None).unwrap();
@@ -302,7 +302,7 @@ fn assert_peer_finds_no_corruption(bytes: &[u8], what: &str) {
 }
 
 #[test]
-fn a_crash_at_any_point_loses_nothing_that_was_flushed() {
+fn crash_keeps_flushed_data() {
     let mut random = Random(1);
     let mut points = 0u64;
     for (seed, case) in (1..).zip(cases()) {
@@ -318,14 +318,14 @@ fn a_crash_at_any_point_loses_nothing_that_was_flushed() {
             }
             assert_sound(crashed, &case, &moments, operations, &what);
         }
-        // Everything that reached the file, without a crash.
+        // All operations, without a crash.
         assert_sound(file.bytes(), &case, &moments, count, case.name);
     }
     assert!(points > 4000, "the workload is too small to prove anything: {points}");
 }
 
 #[test]
-fn a_failure_of_any_write_or_sync_damages_nothing() {
+fn failed_write_or_sync_damages_nothing() {
     for (seed, case) in (1..).zip(cases()) {
         let mut fail_at = 1;
         loop {
@@ -342,9 +342,9 @@ fn a_failure_of_any_write_or_sync_damages_nothing() {
     }
 }
 
-/// Until it is whole, an image that is filled in bulk is no image; and then it is durable.
+/// An image that is filled in bulk is invalid until it is complete; then it is durable.
 #[test]
-fn a_crash_while_filling_leaves_no_image_or_a_whole_one() {
+fn crash_during_fill_leaves_complete_or_no_image() {
     let disk = letters(6);
     let options = CreateOptions {
         qcow2: Qcow2Options {

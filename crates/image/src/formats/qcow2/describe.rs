@@ -1,11 +1,11 @@
-//! What an image says of itself, without its data.
+//! Describes an image without its data.
 
 use super::features::{
     AUTOCLEAR_BITMAPS, AUTOCLEAR_RAW_DATA_FILE, COMPATIBLE_LAZY_REFCOUNTS, EXTENSION_BACKING_FORMAT,
     EXTENSION_DATA_FILE, INCOMPATIBLE_COMPRESSION, INCOMPATIBLE_CORRUPT, INCOMPATIBLE_DATA_FILE, INCOMPATIBLE_DIRTY,
     INCOMPATIBLE_EXTENDED_L2,
 };
-use super::header::Header;
+use super::header::Qcow2Header;
 use super::{bitmap, snapshot};
 use crate::Result;
 use crate::file::ImageFile;
@@ -24,7 +24,7 @@ const AUTOCLEAR: [(u64, Feature); 2] = [
     (AUTOCLEAR_RAW_DATA_FILE, Feature::RawDataFile),
 ];
 
-pub(crate) fn describe(file: &dyn ImageFile, header: &Header, image: &str) -> Result<Qcow2Info> {
+pub(crate) fn describe(file: &dyn ImageFile, header: &Qcow2Header, image: &str) -> Result<Qcow2Info> {
     let (snapshots, _) = snapshot::load(file, header, image)?;
     let bitmaps = bitmap::load(file, header, image)?;
     Ok(Qcow2Info {
@@ -41,7 +41,7 @@ pub(crate) fn describe(file: &dyn ImageFile, header: &Header, image: &str) -> Re
     })
 }
 
-fn features_of(header: &Header) -> Vec<Feature> {
+fn features_of(header: &Qcow2Header) -> Vec<Feature> {
     let set = |word: u64, table: &'static [(u64, Feature)]| {
         table
             .iter()

@@ -1,4 +1,4 @@
-//! What an L2 entry says about one guest cluster.
+//! Encodes and decodes L2 entries.
 //!
 //! ```text
 //! bit 63      copied: the host cluster is used once, and may be written in place
@@ -16,7 +16,7 @@
 //! bits 32-63  subcluster reads as zero
 //! ```
 
-use super::geometry::{Geometry, L2Kind, OFFSET_MASK};
+use super::geometry::{L2Kind, OFFSET_MASK, Qcow2Geometry};
 use crate::model::mapped_extent::Compressed;
 
 /// Bit 63 of L1 and L2 entries.
@@ -24,42 +24,45 @@ pub(crate) const COPIED: u64 = 1 << 63;
 const COMPRESSED: u64 = 1 << 62;
 const ZERO: u64 = 1;
 
-/// What is said of an entry with the copied flag whose place was lost, as by a flipped bit: it reads as nothing, and what it has led to looks like room that
-/// nobody uses.
-pub(crate) const LOST_PLACE: &str = "it has the copied flag, and leads to nothing";
+/// The problem of an entry with the copied flag that has lost its offset, as by a flipped bit: it reads as absent, and
+/// its cluster looks leaked.
+pub(crate) const LOST_PLACE: &str = "it has the copied flag, but no host offset";
 
-/// Bits of L1 entries that are reserved.
+/// Reserved bits of L1 entries.
 pub(crate) const L1_RESERVED: u64 = !(COPIED | OFFSET_MASK);
 
-/// An L2 entry as it is stored; the second word is 0 in images without extended entries.
+/// A stored L2 entry; the second word is 0 in images without extended entries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct Entry {
+pub(crate) struct L2Entry {
     pub(crate) word: u64,
     pub(crate) bitmap: u64,
 }
 
-/// What an [`Entry`] means.
+/// A decoded [`L2Entry`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Meaning {
-    /// Nothing here: the backing file, or zero.
+pub(crate) enum ClusterKind {
+    /// Reads from the backing file, or as zero.
     Unallocated,
-    /// Reads as zero; a host cluster may be kept for later.
-    Zero { host: Option<Host> },
-    /// Stored as it is.
-    Data { host: Host },
-    /// Stored compressed.
+    /// Reads as zero; a host cluster may be preallocated.
+    Zero {
+        host: Option<HostCluster>,
+    },
+    /// Stored uncompressed.
+    Data {
+        host: HostCluster,
+    },
     Compressed(Compressed),
-    /// Extended entry: every subcluster for itself.
+    /// Extended entry: each subcluster has its own state.
     Subclusters {
-        host: Option<Host>,
+        host: Option<HostCluster>,
         allocated: u32,
         zero: u32,
     },
 }
 
-/// A host cluster that an entry points to.
+/// The host cluster of an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Host {
+pub(crate) struct HostCluster {
     pub(crate) offset: u64,
     pub(crate) sharing: Sharing,
 }
@@ -67,31 +70,31 @@ pub(crate) struct Host {
 /// Whether a host cluster may be written in place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Sharing {
-    /// Its refcount is 1.
-    WithoutBacking,
-    /// A snapshot may use it too.
+    /// Yes: its refcount is 1.
+    Exclusive,
+    /// No: a snapshot may use it, too.
     Shared,
 }
 
 impl Compressed {
-    /// The sectors touched, which is what refcounts count.
+    /// The sectors that it touches, which refcounts count.
     pub(crate) fn sectors(self) -> std::ops::Range<u64> {
         self.offset & !511..self.offset + self.length_bytes
     }
 }
 
-/// Where the data of an image lies, as far as it changes what entries mean.
+/// Where the data of an image is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum DataPlace {
+pub(crate) enum DataLocation {
     /// In the image file.
     Inside,
-    /// In an external data file, where offset 0 is a place like any other.
+    /// In an external data file, where 0 is a valid offset.
     External,
 }
 
-impl Meaning {
-    /// The host cluster, where there is one that is not compressed.
-    pub(crate) fn host(self) -> Option<Host> {
+impl ClusterKind {
+    /// The uncompressed host cluster, if there is one.
+    pub(crate) fn host(self) -> Option<HostCluster> {
         match self {
             Self::Data { host } => Some(host),
             Self::Zero { host } | Self::Subclusters { host, .. } => host,
@@ -99,17 +102,18 @@ impl Meaning {
         }
     }
 
-    /// The host offset, where it must not be: in a data file every cluster is where it is on the disk, says the specification of external
-    /// data files. QEMU refuses any other one, and there is no count that would keep two from being one.
-    pub(crate) fn misplaced(self, place: DataPlace, disk_offset: u64) -> Option<u64> {
-        let host = self.host().filter(|_| place == DataPlace::External)?;
+    /// The host offset, if it is invalid: in a data file every cluster must have the offset that it has on the disk,
+    /// according to the specification of external data files. QEMU refuses others, and no refcount would show that two
+    /// entries share one.
+    pub(crate) fn misplaced(self, place: DataLocation, disk_offset: u64) -> Option<u64> {
+        let host = self.host().filter(|_| place == DataLocation::External)?;
         (host.offset != disk_offset).then_some(host.offset)
     }
 }
 
-impl Entry {
-    /// An allocated cluster, all of it.
-    pub(crate) fn data(offset: u64, geometry: Geometry) -> Self {
+impl L2Entry {
+    /// A fully allocated cluster.
+    pub(crate) fn data(offset: u64, geometry: Qcow2Geometry) -> Self {
         Self {
             word: offset | COPIED,
             bitmap: match geometry.l2_kind {
@@ -120,7 +124,7 @@ impl Entry {
     }
 
     /// A cluster that reads as zero and takes no space (version 3).
-    pub(crate) fn zero(geometry: Geometry) -> Self {
+    pub(crate) fn zero(geometry: Qcow2Geometry) -> Self {
         match geometry.l2_kind {
             L2Kind::Standard => Self { word: ZERO, bitmap: 0 },
             L2Kind::Extended => Self {
@@ -130,7 +134,7 @@ impl Entry {
         }
     }
 
-    /// A cluster of an extended image with its own host cluster at `offset`.
+    /// A cluster with subclusters, stored at `offset`.
     pub(crate) fn subclusters(offset: u64, allocated: u32, zero: u32) -> Self {
         Self {
             word: offset | COPIED,
@@ -138,8 +142,8 @@ impl Entry {
         }
     }
 
-    /// A compressed cluster whose `length_bytes` bytes start at `offset`.
-    pub(crate) fn compressed(offset: u64, length_bytes: u64, geometry: Geometry) -> Self {
+    /// A compressed cluster of `length_bytes` at `offset`.
+    pub(crate) fn compressed(offset: u64, length_bytes: u64, geometry: Qcow2Geometry) -> Self {
         let shift = compressed_shift(geometry);
         let extra_sectors = (offset + length_bytes - 1) / 512 - offset / 512;
         Self {
@@ -148,8 +152,8 @@ impl Entry {
         }
     }
 
-    /// Bits that are set and reserved. A compressed entry has none, and in an extended one the bitmap says what is zero.
-    pub(crate) fn reserved(self, geometry: Geometry) -> u64 {
+    /// Reserved bits that are set. A compressed entry has none, and in an extended one the bitmap marks zeroes.
+    pub(crate) fn reserved(self, geometry: Qcow2Geometry) -> u64 {
         let zero = match geometry.l2_kind {
             L2Kind::Standard => ZERO,
             L2Kind::Extended => 0,
@@ -160,8 +164,8 @@ impl Entry {
         self.word & !(COPIED | OFFSET_MASK | zero)
     }
 
-    /// Decodes; an entry that makes no sense gives the reason.
-    pub(crate) fn meaning(self, geometry: Geometry, place: DataPlace) -> Result<Meaning, String> {
+    /// Decodes the entry; an invalid one gives the reason.
+    pub(crate) fn meaning(self, geometry: Qcow2Geometry, place: DataLocation) -> Result<ClusterKind, String> {
         if self.word & COMPRESSED != 0 {
             return self.compressed_meaning(geometry, place);
         }
@@ -172,20 +176,20 @@ impl Entry {
         let sharing = if self.word & COPIED == 0 {
             Sharing::Shared
         } else {
-            Sharing::WithoutBacking
+            Sharing::Exclusive
         };
-        let is_allocated = offset != 0 || (place == DataPlace::External && sharing == Sharing::WithoutBacking);
-        let host = is_allocated.then_some(Host { offset, sharing });
+        let is_allocated = offset != 0 || (place == DataLocation::External && sharing == Sharing::Exclusive);
+        let host = is_allocated.then_some(HostCluster { offset, sharing });
         match (geometry.l2_kind, host) {
             (L2Kind::Extended, host) => self.subcluster_meaning(host),
-            (L2Kind::Standard, host) if self.word & ZERO != 0 => Ok(Meaning::Zero { host }),
-            (L2Kind::Standard, Some(host)) => Ok(Meaning::Data { host }),
-            (L2Kind::Standard, None) => Ok(Meaning::Unallocated),
+            (L2Kind::Standard, host) if self.word & ZERO != 0 => Ok(ClusterKind::Zero { host }),
+            (L2Kind::Standard, Some(host)) => Ok(ClusterKind::Data { host }),
+            (L2Kind::Standard, None) => Ok(ClusterKind::Unallocated),
         }
     }
 
-    fn compressed_meaning(self, geometry: Geometry, place: DataPlace) -> Result<Meaning, String> {
-        if place == DataPlace::External {
+    fn compressed_meaning(self, geometry: Qcow2Geometry, place: DataLocation) -> Result<ClusterKind, String> {
+        if place == DataLocation::External {
             return Err("compressed cluster in an image with an external data file".to_owned());
         }
         if self.bitmap != 0 {
@@ -194,13 +198,13 @@ impl Entry {
         let shift = compressed_shift(geometry);
         let offset = self.word & ((1 << shift) - 1);
         let sectors = ((self.word & (COMPRESSED - 1)) >> shift) + 1;
-        Ok(Meaning::Compressed(Compressed {
+        Ok(ClusterKind::Compressed(Compressed {
             offset,
             length_bytes: sectors * 512 - offset % 512,
         }))
     }
 
-    fn subcluster_meaning(self, host: Option<Host>) -> Result<Meaning, String> {
+    fn subcluster_meaning(self, host: Option<HostCluster>) -> Result<ClusterKind, String> {
         let [zero, allocated] = self.bitmap_halves();
         if zero & allocated != 0 {
             return Err(format!(
@@ -213,10 +217,10 @@ impl Entry {
             ));
         }
         Ok(match (host, allocated, zero) {
-            (None, _, 0) => Meaning::Unallocated,
-            (host, 0, u32::MAX) => Meaning::Zero { host },
-            (Some(host), u32::MAX, _) => Meaning::Data { host },
-            (host, allocated, zero) => Meaning::Subclusters { host, allocated, zero },
+            (None, _, 0) => ClusterKind::Unallocated,
+            (host, 0, u32::MAX) => ClusterKind::Zero { host },
+            (Some(host), u32::MAX, _) => ClusterKind::Data { host },
+            (host, allocated, zero) => ClusterKind::Subclusters { host, allocated, zero },
         })
     }
 
@@ -226,23 +230,23 @@ impl Entry {
     }
 }
 
-fn compressed_shift(geometry: Geometry) -> u32 {
+fn compressed_shift(geometry: Qcow2Geometry) -> u32 {
     62 - (geometry.cluster_bits - 8)
 }
 
-/// The largest host offset that a compressed entry can hold, exclusive.
-pub(crate) fn compressed_offset_end(geometry: Geometry) -> u64 {
-    // Writers keep to the offsets that standard entries have, too.
+/// End of the host offsets that a compressed entry can have.
+pub(crate) fn compressed_offset_end(geometry: Qcow2Geometry) -> u64 {
+    // Writers respect the limit of standard entries, too.
     (1 << compressed_shift(geometry)).min(1 << 56)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{COPIED, Compressed, DataPlace, Entry, Host, Meaning, Sharing};
-    use crate::formats::qcow2::geometry::{Geometry, L2Kind};
+    use super::{COPIED, ClusterKind, Compressed, DataLocation, HostCluster, L2Entry, Sharing};
+    use crate::formats::qcow2::geometry::{L2Kind, Qcow2Geometry};
 
-    fn geometry(cluster_bits: u32, l2_kind: L2Kind) -> Geometry {
-        Geometry {
+    fn geometry(cluster_bits: u32, l2_kind: L2Kind) -> Qcow2Geometry {
+        Qcow2Geometry {
             cluster_bits,
             refcount_order: 4,
             l2_kind,
@@ -250,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn a_compressed_entry_covers_whole_sectors() {
+    fn compressed_entry_covers_whole_sectors() {
         for cluster_bits in 9..=21 {
             let geometry = geometry(cluster_bits, L2Kind::Standard);
             for (offset, length_bytes) in [
@@ -259,8 +263,8 @@ mod tests {
                 (65_537, 512),
                 (70_000, 1 << (cluster_bits - 1)),
             ] {
-                let entry = Entry::compressed(offset, length_bytes, geometry);
-                let Ok(Meaning::Compressed(found)) = entry.meaning(geometry, DataPlace::Inside) else {
+                let entry = L2Entry::compressed(offset, length_bytes, geometry);
+                let Ok(ClusterKind::Compressed(found)) = entry.meaning(geometry, DataLocation::Inside) else {
                     panic!("not compressed: {entry:x?}");
                 };
                 assert_eq!(found.offset, offset);
@@ -271,25 +275,31 @@ mod tests {
     }
 
     #[test]
-    fn offset_zero_is_a_place_in_a_data_file_only() {
+    fn offset_zero_is_valid_in_a_data_file_only() {
         let geometry = geometry(16, L2Kind::Standard);
-        let entry = Entry {
+        let entry = L2Entry {
             word: COPIED,
             bitmap: 0,
         };
-        assert_eq!(entry.meaning(geometry, DataPlace::Inside), Ok(Meaning::Unallocated));
-        let host = Host {
+        assert_eq!(
+            entry.meaning(geometry, DataLocation::Inside),
+            Ok(ClusterKind::Unallocated)
+        );
+        let host = HostCluster {
             offset: 0,
-            sharing: Sharing::WithoutBacking,
+            sharing: Sharing::Exclusive,
         };
-        assert_eq!(entry.meaning(geometry, DataPlace::External), Ok(Meaning::Data { host }));
+        assert_eq!(
+            entry.meaning(geometry, DataLocation::External),
+            Ok(ClusterKind::Data { host })
+        );
     }
 
     #[test]
-    fn reserved_bits_are_those_without_a_meaning() {
+    fn reserved_bits_of_entries() {
         let standard = geometry(16, L2Kind::Standard);
         let extended = geometry(16, L2Kind::Extended);
-        let reserved = |word, geometry| Entry { word, bitmap: 0 }.reserved(geometry);
+        let reserved = |word, geometry| L2Entry { word, bitmap: 0 }.reserved(geometry);
         let plain = COPIED | 0x00ff_ffff_ffff_0000;
         assert_eq!((reserved(plain, standard), reserved(plain, extended)), (0, 0));
         assert_eq!((reserved(plain | 1, standard), reserved(plain | 1, extended)), (0, 1));
@@ -297,32 +307,32 @@ mod tests {
             assert_eq!(reserved(plain | 1 << bit, standard), 1 << bit);
             assert_eq!(reserved(1 << bit, extended), 1 << bit);
         }
-        // As many sectors as there can be, at an offset that is odd.
-        let compressed = Entry::compressed(0x10fff, 65_535, standard);
+        // The maximum number of sectors, at an odd offset.
+        let compressed = L2Entry::compressed(0x10fff, 65_535, standard);
         assert_eq!((compressed.reserved(standard), compressed.reserved(extended)), (0, 0));
     }
 
     #[test]
-    fn contradictions_are_named() {
+    fn inconsistent_name_and_content_is_refused() {
         let standard = geometry(16, L2Kind::Standard);
         let extended = geometry(16, L2Kind::Extended);
-        let unaligned = Entry {
+        let unaligned = L2Entry {
             word: 0x10200,
             bitmap: 0,
         };
-        assert!(unaligned.meaning(standard, DataPlace::Inside).is_err());
-        let both = Entry {
+        assert!(unaligned.meaning(standard, DataLocation::Inside).is_err());
+        let both = L2Entry {
             word: 0x10000,
             bitmap: 1 << 32 | 1,
         };
-        assert!(both.meaning(extended, DataPlace::Inside).is_err());
-        let homeless = Entry { word: 0, bitmap: 1 };
-        assert!(homeless.meaning(extended, DataPlace::Inside).is_err());
-        let outside = Entry::compressed(0x10000, 10, standard);
-        assert!(outside.meaning(standard, DataPlace::External).is_err());
+        assert!(both.meaning(extended, DataLocation::Inside).is_err());
+        let without_host = L2Entry { word: 0, bitmap: 1 };
+        assert!(without_host.meaning(extended, DataLocation::Inside).is_err());
+        let outside = L2Entry::compressed(0x10000, 10, standard);
+        assert!(outside.meaning(standard, DataLocation::External).is_err());
         assert_eq!(
-            outside.meaning(standard, DataPlace::Inside),
-            Ok(Meaning::Compressed(Compressed {
+            outside.meaning(standard, DataLocation::Inside),
+            Ok(ClusterKind::Compressed(Compressed {
                 offset: 0x10000,
                 length_bytes: 512
             }))

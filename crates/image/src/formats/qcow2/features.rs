@@ -1,4 +1,4 @@
-//! What an image needs of its readers: encryption and feature bits, and the names that it gives them.
+//! Checks encryption and feature bits, and finds their names.
 
 #![deny(clippy::indexing_slicing)]
 #![cfg_attr(not(test), deny(clippy::string_slice))]
@@ -16,7 +16,7 @@ pub(crate) fn refuse_encryption(method: u32, image: &str) -> Result<()> {
     Err(Error::UnsupportedFeature {
         image: image.to_owned(),
         feature,
-        detail: "convert it with the key to an image without encryption first".to_owned(),
+        detail: "decrypt it first, by converting it with its key".to_owned(),
     })
 }
 
@@ -32,11 +32,11 @@ pub(crate) fn refuse_unknown(incompatible: u64, extensions: &[Extension], image:
     Err(Error::UnsupportedFeature {
         image: image.to_owned(),
         feature: names.join(", "),
-        detail: "the image says that it cannot be read without knowing this".to_owned(),
+        detail: "the image requires support for it".to_owned(),
     })
 }
 
-/// The name of incompatible feature `bit`, from the image's own table of names.
+/// The name of incompatible feature `bit`, from the image's own name table.
 fn feature_name(extensions: &[Extension], bit: u8) -> Option<String> {
     let table = extensions
         .iter()
@@ -52,8 +52,8 @@ fn feature_name(extensions: &[Extension], bit: u8) -> Option<String> {
     (!name.is_empty()).then_some(name)
 }
 
-/// Tells what other programs have noted about the image.
-pub(super) fn look_at_marks(incompatible: u64, report: &mut CheckReport) {
+/// Reports marks that other programs have set.
+pub(super) fn report_marks(incompatible: u64, report: &mut CheckReport) {
     let mut mark = |bit: u64, severity, detail: &str| {
         if incompatible & bit != 0 {
             let detail = detail.to_owned();
@@ -63,16 +63,16 @@ pub(super) fn look_at_marks(incompatible: u64, report: &mut CheckReport) {
     mark(
         INCOMPATIBLE_DIRTY,
         Severity::Leak,
-        "it was not closed cleanly, or is open: its refcounts are not kept up to date meanwhile",
+        "it was not closed cleanly, or is open: its refcounts may be outdated",
     );
     mark(
         INCOMPATIBLE_CORRUPT,
         Severity::Corruption,
-        "it is marked as corrupt: no program writes to it",
+        "it is marked as corrupt: programs refuse to write to it",
     );
 }
 
-/// The table of feature names that new images carry.
+/// The table of feature names for new images.
 pub(crate) fn feature_names() -> Extension {
     const NAMES: [(u8, u8, &str); 8] = [
         (0, 0, "dirty bit"),
@@ -96,7 +96,7 @@ pub(crate) fn feature_names() -> Extension {
     }
 }
 
-/// A header extension, as it is stored.
+/// A stored header extension.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Extension {
     pub(crate) kind: u32,

@@ -1,33 +1,32 @@
-//! The arithmetic of one image: cluster sizes, table sizes, and where a guest offset is looked up.
+//! Sizes and index arithmetic of an image.
 
-/// Bytes of an L1 entry and of a refcount table entry.
+/// Size of an L1 entry and of a refcount table entry.
 pub(crate) const POINTER_BYTES: u64 = 8;
-/// The part of L1 and L2 entries that is a host offset: bits 9 to 55.
+/// The host offset in L1 and L2 entries: bits 9 to 55.
 pub(crate) const OFFSET_MASK: u64 = 0x00ff_ffff_ffff_fe00;
-/// Subclusters in a cluster of an image with extended L2 entries.
+/// Subclusters of a cluster in an image with extended L2 entries.
 pub(crate) const SUBCLUSTER_COUNT: u64 = 32;
 
-/// Whether L2 entries describe clusters, or also their subclusters.
+/// Whether L2 entries describe subclusters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum L2Kind {
-    /// 8 bytes per cluster.
+    /// No: 8 bytes per cluster.
     Standard,
-    /// 16 bytes per cluster: the second half says which of its 32 subclusters are allocated, and which are zero.
+    /// Yes: 16 bytes per cluster; the second half says which of the 32 subclusters are allocated, and which are zero.
     Extended,
 }
 
-/// Sizes that follow from the header and never change.
+/// Sizes from the header, which never change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Geometry {
+pub(crate) struct Qcow2Geometry {
     /// log2 of the cluster size, 9 to 21.
     pub(crate) cluster_bits: u32,
     /// log2 of the width of a refcount in bits, 0 to 6.
     pub(crate) refcount_order: u32,
-    /// What an L2 entry looks like.
     pub(crate) l2_kind: L2Kind,
 }
 
-impl Geometry {
+impl Qcow2Geometry {
     pub(crate) fn cluster_bytes(self) -> u64 {
         1 << self.cluster_bits
     }
@@ -44,7 +43,7 @@ impl Geometry {
         cluster << self.cluster_bits
     }
 
-    /// Clusters that `length_bytes` take.
+    /// Clusters needed for `length_bytes`.
     pub(crate) fn clusters_for(self, length_bytes: u64) -> u64 {
         length_bytes.div_ceil(self.cluster_bytes())
     }
@@ -61,12 +60,12 @@ impl Geometry {
         }
     }
 
-    /// Guest clusters that one L2 table describes.
+    /// Guest clusters that one L2 table maps.
     pub(crate) fn l2_entries(self) -> u64 {
         self.cluster_bytes() / (POINTER_BYTES * self.l2_entry_words())
     }
 
-    /// Guest bytes that one L2 table describes.
+    /// Guest bytes that one L2 table maps.
     pub(crate) fn l2_coverage_bytes(self) -> u64 {
         self.l2_entries() << self.cluster_bits
     }
@@ -76,7 +75,7 @@ impl Geometry {
         size_bytes.div_ceil(self.l2_coverage_bytes())
     }
 
-    /// Bytes of a subcluster, or of a cluster where there are no subclusters.
+    /// Size of a subcluster, or of a cluster if there are none.
     pub(crate) fn subcluster_bytes(self) -> u64 {
         match self.l2_kind {
             L2Kind::Standard => self.cluster_bytes(),
@@ -84,12 +83,12 @@ impl Geometry {
         }
     }
 
-    /// Host clusters that one refcount block describes.
+    /// Host clusters that one refcount block counts.
     pub(crate) fn refcount_block_entries(self) -> u64 {
         (self.cluster_bytes() * 8) >> self.refcount_order
     }
 
-    /// The largest refcount that fits.
+    /// The maximum refcount.
     pub(crate) fn refcount_max(self) -> u64 {
         match self.refcount_order {
             6 => u64::MAX,

@@ -33,12 +33,12 @@ use super::features::{
     AUTOCLEAR_RAW_DATA_FILE, EXTENSION_END, Extension, INCOMPATIBLE_COMPRESSION, INCOMPATIBLE_DATA_FILE,
     INCOMPATIBLE_EXTENDED_L2, refuse_encryption, refuse_unknown,
 };
-use super::geometry::{Geometry, L2Kind, POINTER_BYTES};
+use super::geometry::{L2Kind, POINTER_BYTES, Qcow2Geometry};
 use crate::error::corrupt;
 use crate::file::ImageFile;
 use crate::model::bytes::rows;
 use crate::model::format::HEAD_BYTES;
-use crate::model::qcow2_info::TableAt;
+use crate::model::qcow2_info::TableLocation;
 use crate::{Compression, Error, Result};
 
 pub(crate) const MAGIC: u32 = 0x5146_49fb;
@@ -47,7 +47,7 @@ const HEADER_BYTES_V3: u32 = 112;
 const HEADER_BYTES_V3_MIN: u32 = 104;
 /// The fields of all versions.
 type Fields<'a> = Record<'a, { HEADER_BYTES_V2 as usize }>;
-/// Those, and what version 3 has behind them.
+/// The same, with the additional fields of version 3.
 type FieldsV3<'a> = Record<'a, { HEADER_BYTES_V3_MIN as usize }>;
 /// Offsets of the fields that a writer changes in place.
 pub(crate) const SIZE_AT: u64 = 24;
@@ -56,19 +56,19 @@ pub(crate) const REFCOUNT_TABLE_AT: u64 = 48;
 pub(crate) const INCOMPATIBLE_AT: u64 = 72;
 pub(crate) const AUTOCLEAR_AT: u64 = 88;
 
-/// QEMU's bounds, which no valid image exceeds.
+/// QEMU's limits, which no valid image exceeds.
 pub(crate) const L1_BYTES_MAX: u64 = 32 << 20;
 pub(crate) const REFCOUNT_TABLE_BYTES_MAX: u64 = 8 << 20;
 const BACKING_NAME_BYTES_MAX: u32 = 1023;
 
-/// A header whose fields fit together, the file, and this program.
+/// A validated header: consistent with itself and the file, and supported.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Header {
+pub(crate) struct Qcow2Header {
     pub(crate) version: u32,
     pub(crate) size_bytes: u64,
-    pub(crate) geometry: Geometry,
+    pub(crate) geometry: Qcow2Geometry,
     pub(crate) backing_name: Option<String>,
-    pub(crate) l1: TableAt,
+    pub(crate) l1: TableLocation,
     pub(crate) refcount_table_offset: u64,
     pub(crate) refcount_table_clusters: u64,
     pub(crate) snapshot_count: u32,
@@ -80,8 +80,8 @@ pub(crate) struct Header {
     pub(crate) extensions: Vec<Extension>,
 }
 
-impl Header {
-    /// Reads a header from `head`, the first bytes of a file of `file_bytes` bytes (its first cluster, or all there is).
+impl Qcow2Header {
+    /// Parses a header from `head`, the first cluster of a file of `file_bytes`, or less if the file is shorter.
     pub(crate) fn parse(head: &[u8], file_bytes: u64, image: &str) -> Result<Self> {
         let damaged = |offset: u64, detail: String| corrupt(image, "header", offset, detail);
         let cluster_bits = cluster_bits_of(head, image)?;
@@ -110,7 +110,7 @@ impl Header {
         refuse_encryption(fields.be_u32::<32>(), image)?;
         let refcount_order = v3.map_or(4, FieldsV3::be_u32::<96>);
         if refcount_order > 6 {
-            return Err(damaged(96, format!("refcounts of 2^{refcount_order} bits")));
+            return Err(damaged(96, format!("refcounts have 2^{refcount_order} bits")));
         }
         let l2_kind = if incompatible & INCOMPATIBLE_EXTENDED_L2 == 0 {
             L2Kind::Standard
@@ -126,13 +126,13 @@ impl Header {
         let header = Self {
             version,
             size_bytes: fields.be_u64::<24>(),
-            geometry: Geometry {
+            geometry: Qcow2Geometry {
                 cluster_bits,
                 refcount_order,
                 l2_kind,
             },
             backing_name: parse_backing_name(head, backing_offset, fields.be_u32::<16>(), image)?,
-            l1: TableAt {
+            l1: TableLocation {
                 offset: fields.be_u64::<40>(),
                 entries: u64::from(fields.be_u32::<36>()),
             },
@@ -163,8 +163,8 @@ impl Header {
         Ok(())
     }
 
-    /// Checks that an L1 table lies in the file and describes all of a disk of `size_bytes`.
-    pub(crate) fn check_l1(&self, l1: TableAt, size_bytes: u64, file_bytes: u64, image: &str) -> Result<()> {
+    /// Checks that an L1 table lies in the file and maps a disk of `size_bytes`.
+    pub(crate) fn check_l1(&self, l1: TableLocation, size_bytes: u64, file_bytes: u64, image: &str) -> Result<()> {
         let damaged = |detail: String| corrupt(image, "l1 table", l1.offset, detail);
         let table_bytes = l1.entries * POINTER_BYTES;
         if table_bytes > L1_BYTES_MAX {
@@ -173,18 +173,18 @@ impl Header {
         let needed = self.geometry.l1_entries_for(size_bytes);
         if l1.entries < needed {
             return Err(damaged(format!(
-                "{} entries, where the disk needs {needed}",
+                "it has {} entries, but the disk needs {needed}",
                 l1.entries
             )));
         }
         if l1.entries > 0 && (l1.offset == 0 || !self.geometry.is_aligned(l1.offset)) {
             return Err(damaged("not at the start of a cluster".to_owned()));
         }
-        // New images of QEMU end behind the last entry, inside of a cluster.
+        // A new image of QEMU ends right after the last entry, in the middle of a cluster.
         match l1.offset.checked_add(table_bytes) {
             Some(end) if end <= file_bytes || table_bytes == 0 => Ok(()),
             _ => Err(damaged(format!(
-                "{table_bytes} bytes reach past the end of the file ({file_bytes} bytes)"
+                "its {table_bytes} bytes extend past the end of the file ({file_bytes} bytes)"
             ))),
         }
     }
@@ -194,7 +194,7 @@ impl Header {
         Some(&found.data)
     }
 
-    /// The text of an extension that holds a name.
+    /// The text of an extension with a name.
     pub(crate) fn extension_text(&self, kind: u32, image: &str) -> Result<Option<String>> {
         let Some(data) = self.extension(kind) else {
             return Ok(None);
@@ -214,17 +214,17 @@ impl Header {
         self.incompatible & INCOMPATIBLE_DATA_FILE != 0
     }
 
-    /// Whether the external data file holds the disk as it is, byte for byte.
+    /// Whether the external data file is a raw image of the disk.
     pub(crate) fn is_data_file_raw(&self) -> bool {
         self.has_data_file() && self.autoclear & AUTOCLEAR_RAW_DATA_FILE != 0
     }
 
-    /// Whether clusters can be marked as reading zero.
+    /// Whether clusters can be marked as zero.
     pub(crate) fn has_zero_clusters(&self) -> bool {
         self.version >= 3
     }
 
-    /// The header as the first bytes of a new image; at most a cluster, or the reason why not.
+    /// The encoded header for a new image; fails if it exceeds a cluster.
     pub(crate) fn encode(&self) -> Result<Vec<u8>> {
         let header_bytes = if self.version == 2 {
             HEADER_BYTES_V2
@@ -286,7 +286,8 @@ impl Header {
     }
 }
 
-/// Checks magic and version; gives the cluster size, so that the caller can read the whole header cluster.
+/// Checks magic number and version; returns log2 of the cluster size, so that the caller can read the whole first
+/// cluster.
 pub(crate) fn cluster_bits_of(head: &[u8], image: &str) -> Result<u32> {
     let fields = Fields::first_of(head).filter(|fields| fields.be_u32::<0>() == MAGIC);
     let fields = fields.ok_or_else(|| corrupt(image, "header", 0, "no qcow2 magic number"))?;
@@ -295,7 +296,7 @@ pub(crate) fn cluster_bits_of(head: &[u8], image: &str) -> Result<u32> {
         return Err(Error::UnsupportedFeature {
             image: image.to_owned(),
             feature: format!("qcow2 version {version}"),
-            detail: "versions 2 and 3 are known".to_owned(),
+            detail: "only versions 2 and 3 are supported".to_owned(),
         });
     }
     if version == 3 && head.len() < HEADER_BYTES_V3_MIN as usize {
@@ -368,7 +369,7 @@ fn parse_backing_name(head: &[u8], offset: u64, length: u32, image: &str) -> Res
     }
 }
 
-/// The byte that says how clusters are compressed; 0 where the header is too short for it.
+/// The compression type; 0 if the header is too short for it.
 fn compression_field(head: &[u8], header_bytes: u32) -> u8 {
     let header = head.get(..header_bytes as usize);
     let field = header.and_then(|header| header.get(HEADER_BYTES_V3_MIN as usize));
@@ -383,7 +384,7 @@ fn parse_compression(field: u8, incompatible: u64, image: &str) -> Result<Compre
             return Err(Error::UnsupportedFeature {
                 image: image.to_owned(),
                 feature: format!("compression type {other}"),
-                detail: "zlib (0) and zstd (1) are known".to_owned(),
+                detail: "only zlib (0) and zstd (1) are supported".to_owned(),
             });
         }
     };
@@ -399,37 +400,37 @@ fn parse_compression(field: u8, incompatible: u64, image: &str) -> Result<Compre
     Ok(compression)
 }
 
-/// Reads and checks the header of a qcow2 file.
-pub(crate) fn load_header(file: &dyn ImageFile, image: &str) -> Result<Header> {
+/// Reads and validates the header of a qcow2 file.
+pub(crate) fn load_header(file: &dyn ImageFile, image: &str) -> Result<Qcow2Header> {
     let file_bytes = file.length_bytes()?;
     let mut start = vec![0; to_usize(file_bytes.min(HEAD_BYTES))];
     file.read_at(&mut start, 0)?;
     let cluster_bytes = 1u64 << cluster_bits_of(&start, image)?;
     let mut head = vec![0; to_usize(file_bytes.min(cluster_bytes))];
     file.read_at(&mut head, 0)?;
-    Header::parse(&head, file_bytes, image)
+    Qcow2Header::parse(&head, file_bytes, image)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Header, L2Kind};
+    use super::{L2Kind, Qcow2Header};
     use crate::formats::qcow2::features::Extension;
     use crate::formats::qcow2::features::feature_names;
-    use crate::formats::qcow2::geometry::Geometry;
-    use crate::model::qcow2_info::TableAt;
+    use crate::formats::qcow2::geometry::Qcow2Geometry;
+    use crate::model::qcow2_info::TableLocation;
     use crate::{Compression, Error};
 
-    fn header() -> Header {
-        Header {
+    fn header() -> Qcow2Header {
+        Qcow2Header {
             version: 3,
             size_bytes: 1 << 30,
-            geometry: Geometry {
+            geometry: Qcow2Geometry {
                 cluster_bits: 16,
                 refcount_order: 4,
                 l2_kind: L2Kind::Standard,
             },
             backing_name: Some("base.qcow2".to_owned()),
-            l1: TableAt {
+            l1: TableLocation {
                 offset: 0x30000,
                 entries: 2,
             },
@@ -452,25 +453,25 @@ mod tests {
     }
 
     #[test]
-    fn what_is_encoded_is_parsed() {
+    fn encoded_header_is_parsed() {
         let mut expected = header();
         for version in [2, 3] {
             expected.version = version;
             expected.compatible = u64::from(version == 3);
             let head = expected.encode().unwrap();
-            assert_eq!(Header::parse(&head, 1 << 20, "test").unwrap(), expected);
+            assert_eq!(Qcow2Header::parse(&head, 1 << 20, "test").unwrap(), expected);
         }
     }
 
     #[test]
-    fn an_unknown_feature_is_refused_by_its_own_name() {
-        let mut strange = header();
-        strange.incompatible = 1 << 9 | 1 << 40;
+    fn unknown_feature_is_refused_by_its_name() {
+        let mut unknown_features = header();
+        unknown_features.incompatible = 1 << 9 | 1 << 40;
         let mut row = vec![0, 9];
         row.extend(b"time travel");
         row.resize(48, 0);
-        strange.extensions[0].data.extend(row);
-        let error = Header::parse(&strange.encode().unwrap(), 1 << 20, "test").unwrap_err();
+        unknown_features.extensions[0].data.extend(row);
+        let error = Qcow2Header::parse(&unknown_features.encode().unwrap(), 1 << 20, "test").unwrap_err();
         let Error::UnsupportedFeature { feature, .. } = error else {
             panic!("{error}");
         };
@@ -482,16 +483,16 @@ mod tests {
         let mut large = header();
         large.l1.entries = 100_000;
         assert!(
-            Header::parse(&large.encode().unwrap(), 1 << 18, "test")
+            Qcow2Header::parse(&large.encode().unwrap(), 1 << 18, "test")
                 .unwrap_err()
                 .is_corrupt()
         );
-        large.l1 = TableAt {
+        large.l1 = TableLocation {
             offset: !0xffff,
             entries: 2,
         };
         assert!(
-            Header::parse(&large.encode().unwrap(), 1 << 18, "test")
+            Qcow2Header::parse(&large.encode().unwrap(), 1 << 18, "test")
                 .unwrap_err()
                 .is_corrupt()
         );

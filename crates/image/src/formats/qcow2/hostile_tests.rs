@@ -1,4 +1,4 @@
-//! Damages valid images thousands of times: every outcome but a crash, a hang or a large allocation is fine.
+//! Damages valid images thousands of times. Any result is fine except a panic, a hang or a large allocation.
 
 use std::sync::Arc;
 
@@ -8,8 +8,8 @@ use proptest::test_runner::{Config, TestRunner};
 
 use super::check::check;
 use super::codec::ClusterCompressor;
-use super::header::{Header, load_header};
-use super::layer::Layer;
+use super::header::{Qcow2Header, load_header};
+use super::layer::Qcow2Layer;
 use super::layout::new_header;
 use super::writer::Qcow2Mut;
 use super::{bitmap, snapshot};
@@ -59,7 +59,7 @@ fn seed(qcow2: Qcow2Options) -> Vec<u8> {
         ..CreateOptions::qcow2(DISK_BYTES)
     })
     .unwrap();
-    // A snapshot and a bitmap that lie in data clusters: their parsers get something to chew.
+    // A snapshot and a bitmap in data clusters, as input for their parsers.
     header.snapshot_count = 1;
     header.snapshot_table_offset = 2 * cluster_bytes;
     let mut bitmaps = vec![0, 0, 0, 1, 0, 0, 0, 0];
@@ -91,7 +91,7 @@ fn seed(qcow2: Qcow2Options) -> Vec<u8> {
     bytes
 }
 
-/// Uses every reader, and the writer, on a file.
+/// Calls every reader, and the writer, for a file.
 fn use_everything(bytes: &[u8]) -> Result<()> {
     let fresh = || -> Arc<dyn ImageFile> { Arc::new(MemoryFile::new(bytes.to_vec())) };
     let file = fresh();
@@ -106,9 +106,9 @@ fn use_everything(bytes: &[u8]) -> Result<()> {
         }
     }
     ignore(read_snapshots(&file, &header));
-    let layer = Layer::new("image".into(), header.clone(), Arc::clone(&file), None, None)?;
+    let layer = Qcow2Layer::new("image".into(), header.clone(), Arc::clone(&file), None, None)?;
     read_some(&layer);
-    let writer = Qcow2Mut::new(Layer::new("image".into(), header.clone(), fresh(), None, None)?)?;
+    let writer = Qcow2Mut::new(Qcow2Layer::new("image".into(), header.clone(), fresh(), None, None)?)?;
     let end = header.size_bytes.min(DISK_BYTES);
     for offset in [0, 700, end / 2] {
         if end > offset + 3000 {
@@ -124,11 +124,11 @@ fn ignore<T, E>(result: std::result::Result<T, E>) {
     drop(result);
 }
 
-fn read_snapshots(file: &Arc<dyn ImageFile>, header: &Header) -> Result<()> {
+fn read_snapshots(file: &Arc<dyn ImageFile>, header: &Qcow2Header) -> Result<()> {
     let (snapshots, _) = snapshot::load(&**file, header, "image")?;
     for found in snapshots.iter().take(3) {
         let image = "image".into();
-        let layer = Layer::with_l1(
+        let layer = Qcow2Layer::with_l1(
             image,
             header.clone(),
             found.l1,
@@ -142,7 +142,7 @@ fn read_snapshots(file: &Arc<dyn ImageFile>, header: &Header) -> Result<()> {
     Ok(())
 }
 
-fn read_some(layer: &Layer) {
+fn read_some(layer: &Qcow2Layer) {
     let end = layer.size_bytes;
     let mut buffer = vec![0; 20_000];
     for offset in [0, 1000, end / 2, end.saturating_sub(20_000)] {
@@ -152,7 +152,7 @@ fn read_some(layer: &Layer) {
     ignore(layer.list_extents(0..end.min(1 << 40), 100, BackingUse::Backing));
 }
 
-/// One change of a file: a field set to something extreme, or bits flipped.
+/// A change of a file: an extreme value in a field, flipped bits, or a truncation.
 #[derive(Debug, Clone)]
 enum Damage {
     Bit { at: usize },
@@ -177,7 +177,7 @@ fn damage() -> impl Strategy<Value = Damage> {
         !511,
         0x00ff_ffff_ffff_fe00,
     ]);
-    // Most of what matters is in the header; the rest is spread over the tables.
+    // Most important fields are in the header; others are in tables throughout the file.
     let place = || proptest::prop_oneof![0usize..200, 0usize..4096, any::<usize>()];
     let width = prop::sample::select(vec![1usize, 2, 4, 8]);
     proptest::prop_oneof![
@@ -209,18 +209,18 @@ fn apply(bytes: &mut Vec<u8>, damage: &Damage) {
 }
 
 #[test]
-fn the_seeds_are_valid_apart_from_what_was_added() {
+fn seeds_are_valid_except_added_structures() {
     for bytes in seeds() {
         let file: Arc<dyn ImageFile> = Arc::new(MemoryFile::new(bytes));
         let header = load_header(&*file, "image").unwrap();
-        let layer = Layer::new("image".into(), header, file, None, None).unwrap();
+        let layer = Qcow2Layer::new("image".into(), header, file, None, None).unwrap();
         let mut all = vec![0; to_usize(DISK_BYTES)];
         layer.read(&mut all, 0, BackingUse::Backing).unwrap();
     }
 }
 
 #[test]
-fn no_damage_crashes_anything() {
+fn damage_never_panics() {
     let seeds = seeds();
     let strategy = (0..seeds.len(), prop::collection::vec(damage(), 1..6));
     let mut runner = TestRunner::new(Config {
@@ -245,8 +245,8 @@ fn no_damage_crashes_anything() {
     );
 }
 
-/// An image of a disk of `size_bytes` with `clusters` clusters of zeroes, to be filled in: the header's is the first.
-fn blank(header: &Header, clusters: u64) -> Vec<u8> {
+/// An image of `size_bytes` with `clusters` zeroed clusters; the first one has the header.
+fn blank(header: &Qcow2Header, clusters: u64) -> Vec<u8> {
     let mut bytes = header.encode().unwrap();
     bytes.resize(to_usize(clusters * header.geometry.cluster_bytes()), 0);
     bytes
@@ -259,8 +259,8 @@ fn put_words(bytes: &mut [u8], offset: u64, words: impl IntoIterator<Item = u64>
         .for_each(|(place, word)| place.copy_from_slice(&word.to_be_bytes()));
 }
 
-/// A small image whose refcount table is in its second cluster and whose third is to be used as it likes.
-fn small_header(refcount_bits: u32) -> Header {
+/// A small image with its refcount table in the second cluster; the third one is free for tests.
+fn small_header(refcount_bits: u32) -> Qcow2Header {
     let qcow2 = Qcow2Options {
         cluster_bytes: 512,
         refcount_bits,
@@ -276,9 +276,10 @@ fn small_header(refcount_bits: u32) -> Header {
     header
 }
 
-/// A table of one block over and over cost a check the table times the block: hours for a file of a few MiB.
+/// With a table that refers to one block repeatedly, the time of a check was the size of the table times that of the
+/// block: hours for a file of a few MiB.
 #[test]
-fn a_refcount_block_that_is_listed_many_times_is_compared_once() {
+fn repeated_refcount_block_is_checked_once() {
     let header = small_header(1);
     let mut bytes = blank(&header, 3);
     put_words(&mut bytes, 512, std::iter::repeat_n(1024, 64));
@@ -296,9 +297,9 @@ fn a_refcount_block_that_is_listed_many_times_is_compared_once() {
     );
 }
 
-/// A large table can describe clusters that lie behind the last offset that an image can name; their offsets overflowed.
+/// A large table can describe clusters past the largest valid offset; their offsets overflowed.
 #[test]
-fn refcounts_of_clusters_that_cannot_exist_are_a_problem_of_the_image() {
+fn refcounts_of_impossible_clusters_are_reported() {
     let mut header = small_header(1);
     header.geometry.cluster_bits = 21;
     let cluster_bytes = header.geometry.cluster_bytes();
@@ -314,16 +315,17 @@ fn refcounts_of_clusters_that_cannot_exist_are_a_problem_of_the_image() {
     assert!(report.image_end <= 6 * cluster_bytes, "{report:?}");
 }
 
-/// A table of one cluster of bits over and over cost its reader the table times the cluster.
+/// With a table that refers to one cluster of bits repeatedly, the time of reading was the size of the table times
+/// that of the cluster.
 #[test]
-fn a_bitmap_whose_clusters_overlap_is_damage() {
+fn overlapping_bitmap_clusters_are_damage() {
     let mut header = small_header(16);
     header.size_bytes = 64 * 512 * 8 * 512;
     let mut bytes = blank(&header, 3);
     put_words(&mut bytes, 512, std::iter::repeat_n(1024, 64));
     bytes[1024..].fill(0b0101_0101);
     let file = MemoryFile::new(bytes);
-    let table = crate::model::qcow2_info::TableAt {
+    let table = crate::model::qcow2_info::TableLocation {
         offset: 512,
         entries: 64,
     };
@@ -340,10 +342,10 @@ fn a_bitmap_whose_clusters_overlap_is_damage() {
     assert!(ranges <= 4 * 512 * 4, "{ranges} ranges in a file of three clusters");
 }
 
-/// All caches and tables at their bounds, and the other tests of this program, take less.
+/// All caches and tables at their limits, together with the other tests of this process, need less.
 const RESIDENT_KIB_MAX: u64 = 512 << 10;
 
-/// The most memory that this program ever had.
+/// The peak memory of this process.
 fn peak_memory_kib() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();

@@ -1,12 +1,12 @@
-//! One qcow2 file as a device, with or without what is below it.
+//! One qcow2 file as a device, with or without its backing file.
 
 use std::sync::Arc;
 
 use holdfast_block::{BlockDevice, ExtentKind, ExtentList, to_usize};
 
 use super::codec::Decoder;
-use super::entry::DataPlace;
-use super::header::Header;
+use super::entry::DataLocation;
+use super::header::Qcow2Header;
 use super::mapping::{Mapping, MappingParts};
 use crate::Result;
 use crate::error::corrupt;
@@ -14,17 +14,17 @@ use crate::file::ImageFile;
 use crate::model::layered::{Layered, push_file};
 use crate::model::lru::Lru;
 use crate::model::mapped_extent::{Compressed, KnownLength, MappedExtent};
-use crate::model::qcow2_info::TableAt;
+use crate::model::qcow2_info::TableLocation;
 
-/// Memory for L2 tables of one layer. With 64 KiB clusters a table of that size describes 512 MiB of disk.
+/// Memory for L2 tables of one layer. With clusters of 64 KiB that maps 64 GiB of disk.
 pub(crate) const L2_CACHE_BYTES: u64 = 8 << 20;
-/// Memory for decompressed clusters of one layer, for readers that ask for less than a cluster.
+/// Memory for decompressed clusters of one layer, for reads smaller than a cluster.
 const CLUSTER_CACHE_BYTES: u64 = 4 << 20;
 
-/// The files and tables of one state of one qcow2 image.
-pub(crate) struct Layer {
+/// The files and tables of one disk state of a qcow2 image.
+pub(crate) struct Qcow2Layer {
     pub(crate) image: Arc<str>,
-    pub(crate) header: Header,
+    pub(crate) header: Qcow2Header,
     pub(crate) size_bytes: u64,
     pub(crate) file: Arc<dyn ImageFile>,
     pub(crate) data: Arc<dyn ImageFile>,
@@ -35,11 +35,11 @@ pub(crate) struct Layer {
     clusters: Lru<Vec<u8>>,
 }
 
-impl Layer {
-    /// A layer over an opened file and its opened data file (if it has one).
+impl Qcow2Layer {
+    /// The active state of an opened file and its data file (if it has one).
     pub(crate) fn new(
         image: Arc<str>,
-        header: Header,
+        header: Qcow2Header,
         file: Arc<dyn ImageFile>,
         data_file: Option<Arc<dyn ImageFile>>,
         backing: Option<Arc<dyn BlockDevice>>,
@@ -48,20 +48,20 @@ impl Layer {
         Self::with_l1(image, header, l1, size_bytes, file, data_file, backing)
     }
 
-    /// The state of the disk that the L1 table `l1` describes: a snapshot's.
+    /// The disk state of the L1 table `l1`, which is that of a snapshot.
     pub(crate) fn with_l1(
         image: Arc<str>,
-        header: Header,
-        l1: TableAt,
+        header: Qcow2Header,
+        l1: TableLocation,
         size_bytes: u64,
         file: Arc<dyn ImageFile>,
         data_file: Option<Arc<dyn ImageFile>>,
         backing: Option<Arc<dyn BlockDevice>>,
     ) -> Result<Self> {
         let place = if header.has_data_file() {
-            DataPlace::External
+            DataLocation::External
         } else {
-            DataPlace::Inside
+            DataLocation::Inside
         };
         let mapping = Mapping::load(MappingParts {
             image: Arc::clone(&image),
@@ -93,26 +93,26 @@ impl Layer {
         if held == 0 {
             return Err(damaged("past the end of the file".to_owned()));
         }
-        // An entry counts whole sectors, and the file may end before the end of the last one. Only bytes that the file has are decoded: zeroes in
-        // place of missing ones can decode to other data.
+        // An entry counts whole sectors, and the file may end before the end of the last one. Only existing bytes are
+        // decoded: zeroes in place of missing ones could decode to wrong data.
         let mut input = vec![0; to_usize(held)];
         self.file.read_at(&mut input, compressed.offset)?;
         self.decoder.decompress(&input, cluster).map_err(|detail| {
             damaged(if held < compressed.length_bytes {
-                format!("{detail}; the file ends inside of it")
+                format!("{detail}; the end of the file truncates it")
             } else {
                 detail
             })
         })
     }
 
-    /// Forgets the decompressed cluster at `offset`, whose place was given back.
-    pub(crate) fn forget_compressed(&self, offset: u64) {
+    /// Drops the cached cluster at `offset`, whose space was freed.
+    pub(crate) fn evict_compressed(&self, offset: u64) {
         self.clusters.remove(offset);
     }
 }
 
-impl Layered for Layer {
+impl Layered for Qcow2Layer {
     fn disk_bytes(&self) -> u64 {
         self.size_bytes
     }
@@ -126,7 +126,8 @@ impl Layered for Layer {
     }
 
     fn read_data(&self, buffer: &mut [u8], host: u64) -> Result<()> {
-        // Writers store all of a cluster (of a subcluster) that is on the disk: what is not there was cut off, and is lost.
+        // A cluster (or subcluster) is written in full, up to the end of the disk: bytes that are missing in the file
+        // were cut off.
         self.check_there(host, buffer.len() as u64)?;
         Ok(self.data.read_at(buffer, host)?)
     }
@@ -159,11 +160,11 @@ impl Layered for Layer {
         Ok(())
     }
 
-    /// An external data file is asked for its holes, since its clusters never go away.
+    /// Uses the holes of an external data file, whose clusters are never freed.
     fn push_data(&self, list: &mut ExtentList, host: u64, length: u64) -> Result<bool> {
         match self.mapping.place {
-            DataPlace::Inside => Ok(list.push(length, ExtentKind::Data)),
-            DataPlace::External => push_file(&*self.data, list, host, length),
+            DataLocation::Inside => Ok(list.push(length, ExtentKind::Data)),
+            DataLocation::External => push_file(&*self.data, list, host, length),
         }
     }
 

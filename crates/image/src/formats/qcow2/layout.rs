@@ -1,4 +1,4 @@
-//! The first clusters of a new image.
+//! Lays out the first clusters of a new image.
 
 use holdfast_block::to_usize;
 
@@ -6,13 +6,13 @@ use super::features::{
     AUTOCLEAR_RAW_DATA_FILE, COMPATIBLE_LAZY_REFCOUNTS, EXTENSION_BACKING_FORMAT, EXTENSION_DATA_FILE, Extension,
     INCOMPATIBLE_COMPRESSION, INCOMPATIBLE_DATA_FILE, INCOMPATIBLE_EXTENDED_L2, feature_names,
 };
-use super::geometry::{Geometry, L2Kind, POINTER_BYTES};
-use super::header::{Header, L1_BYTES_MAX, REFCOUNT_TABLE_BYTES_MAX};
+use super::geometry::{L2Kind, POINTER_BYTES, Qcow2Geometry};
+use super::header::{L1_BYTES_MAX, Qcow2Header, REFCOUNT_TABLE_BYTES_MAX};
 use super::refcount::{clusters_for, set};
 use crate::file::ImageFile;
 use crate::model::bytes::from_words;
 use crate::model::create_options::{CreateOptions, DataFileKind, Preallocation, Qcow2Options};
-use crate::model::qcow2_info::TableAt;
+use crate::model::qcow2_info::TableLocation;
 use crate::{Compression, Error, Format, Result};
 
 fn invalid(option: &'static str, detail: impl Into<String>) -> Error {
@@ -22,8 +22,8 @@ fn invalid(option: &'static str, detail: impl Into<String>) -> Error {
     }
 }
 
-/// The header of a new image, its tables not placed yet; an error where the options do not fit together.
-pub(crate) fn new_header(options: &CreateOptions) -> Result<Header> {
+/// The header of a new image, without the places of its tables; fails if options are inconsistent.
+pub(crate) fn new_header(options: &CreateOptions) -> Result<Qcow2Header> {
     let qcow2 = &options.qcow2;
     let geometry = geometry_of(qcow2)?;
     check_version_2(qcow2)?;
@@ -41,12 +41,12 @@ pub(crate) fn new_header(options: &CreateOptions) -> Result<Header> {
         .data_file
         .as_ref()
         .is_some_and(|data| data.kind == DataFileKind::Raw);
-    let header = Header {
+    let header = Qcow2Header {
         version: qcow2.version,
         size_bytes: options.size_bytes,
         geometry,
         backing_name: qcow2.backing.as_ref().map(|backing| backing.name.clone()),
-        l1: TableAt {
+        l1: TableLocation {
             offset: 0,
             entries: l1_entries,
         },
@@ -66,7 +66,7 @@ pub(crate) fn new_header(options: &CreateOptions) -> Result<Header> {
     Ok(header)
 }
 
-fn geometry_of(options: &Qcow2Options) -> Result<Geometry> {
+fn geometry_of(options: &Qcow2Options) -> Result<Qcow2Geometry> {
     let bytes = options.cluster_bytes;
     if !bytes.is_power_of_two() || !(512..=2 << 20).contains(&bytes) {
         return Err(invalid(
@@ -84,7 +84,7 @@ fn geometry_of(options: &Qcow2Options) -> Result<Geometry> {
     if options.extended_l2 && bytes < 16_384 {
         return Err(invalid("extended l2", "subclusters need clusters of 16 KiB or more"));
     }
-    Ok(Geometry {
+    Ok(Qcow2Geometry {
         cluster_bits: bytes.trailing_zeros(),
         refcount_order: bits.trailing_zeros(),
         l2_kind: if options.extended_l2 {
@@ -120,7 +120,7 @@ fn check_places(options: &Qcow2Options) -> Result<()> {
             return Err(invalid(
                 "backing file",
                 format!(
-                    "it is {}, and new images are based on raw and qcow2 ones: convert it first",
+                    "it is a {} image, but must be raw or qcow2: convert it first",
                     backing.format
                 ),
             ));
@@ -139,7 +139,7 @@ fn check_places(options: &Qcow2Options) -> Result<()> {
         Some(data) if data.name.is_empty() => Err(invalid("data file", "the name is empty")),
         Some(data) if data.kind == DataFileKind::Raw && options.backing.is_some() => Err(invalid(
             "data file",
-            "a raw data file holds the whole disk and has no backing file",
+            "a raw data file contains the whole disk, so the image cannot have a backing file",
         )),
         _ => Ok(()),
     }
@@ -161,15 +161,15 @@ fn extensions_of(options: &Qcow2Options) -> Vec<Extension> {
             data,
         });
     }
-    // Clusters of 512 bytes leave no room for the names; they are a service, not a need.
+    // Clusters of 512 bytes have no space for the feature names, which are optional.
     if options.version >= 3 && options.cluster_bytes >= 4096 {
         extensions.push(feature_names());
     }
     extensions
 }
 
-/// Writes the tables of an empty image, then its header: until the end the file is no image.
-pub(crate) fn write_empty(file: &dyn ImageFile, mut header: Header) -> Result<()> {
+/// Writes the tables of an empty image, then its header: until then the file is no valid image.
+pub(crate) fn write_empty(file: &dyn ImageFile, mut header: Qcow2Header) -> Result<()> {
     let geometry = header.geometry;
     let cluster_bytes = geometry.cluster_bytes();
     let l1_clusters = geometry.clusters_for(header.l1.entries * POINTER_BYTES);

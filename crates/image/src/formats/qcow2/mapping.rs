@@ -1,51 +1,51 @@
-//! Where each byte of the disk is: L1 table, L2 tables, and the cache of the latter.
+//! Maps offsets of the disk by the L1 and L2 tables; caches the latter.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use holdfast_block::to_usize;
 
-use super::entry::{DataPlace, Entry, Meaning};
-use super::geometry::{Geometry, OFFSET_MASK, POINTER_BYTES};
+use super::entry::{ClusterKind, DataLocation, L2Entry};
+use super::geometry::{OFFSET_MASK, POINTER_BYTES, Qcow2Geometry};
 use crate::Result;
 use crate::error::corrupt;
 use crate::file::ImageFile;
 use crate::model::bytes::to_words;
 use crate::model::lru::Lru;
 use crate::model::mapped_extent::{KnownLength, MappedExtent, MappedKind};
-use crate::model::qcow2_info::TableAt;
+use crate::model::qcow2_info::TableLocation;
 
-/// An L2 table in memory.
 pub(crate) type L2Table = Vec<u64>;
 
 /// The tables of one disk state: the active one, or a snapshot's.
 pub(crate) struct Mapping {
     pub(crate) image: Arc<str>,
     pub(crate) file: Arc<dyn ImageFile>,
-    pub(crate) geometry: Geometry,
-    pub(crate) place: DataPlace,
-    /// L1 entries as they are stored.
+    pub(crate) geometry: Qcow2Geometry,
+    pub(crate) place: DataLocation,
+    /// The stored L1 entries.
     pub(crate) l1: Vec<u64>,
-    /// L2 tables that a writer changed and did not store yet, by L1 index.
+    /// L2 tables with pending changes, by L1 index.
     pub(crate) changed: BTreeMap<u64, Arc<L2Table>>,
     cache: Lru<L2Table>,
     file_length: KnownLength,
     zero_clusters: bool,
 }
 
-/// What a mapping is made from.
+/// The arguments of [`Mapping::load`].
 pub(crate) struct MappingParts {
     pub(crate) image: Arc<str>,
     pub(crate) file: Arc<dyn ImageFile>,
-    pub(crate) geometry: Geometry,
-    pub(crate) place: DataPlace,
+    pub(crate) geometry: Qcow2Geometry,
+    pub(crate) place: DataLocation,
     pub(crate) version: u32,
-    pub(crate) l1: TableAt,
+    pub(crate) l1: TableLocation,
     pub(crate) cache_bytes: u64,
 }
 
 impl Mapping {
-    /// Reads the L1 table, whose place was checked by [`Header::check_l1`](super::header::Header::check_l1).
+    /// Reads the L1 table, whose location was checked by
+    /// [`Qcow2Header::check_l1`](super::header::Qcow2Header::check_l1).
     pub(crate) fn load(parts: MappingParts) -> Result<Self> {
         let mut bytes = vec![0; to_usize(parts.l1.entries * POINTER_BYTES)];
         parts.file.read_at(&mut bytes, parts.l1.offset)?;
@@ -86,45 +86,45 @@ impl Mapping {
         Ok(Some(table))
     }
 
-    /// Puts a table that was stored at `offset` into the cache.
-    pub(crate) fn keep(&self, offset: u64, table: Arc<L2Table>) {
+    /// Caches a table that was stored at `offset`.
+    pub(crate) fn cache_table(&self, offset: u64, table: Arc<L2Table>) {
         self.cache.insert(offset, table, self.geometry.cluster_bytes());
     }
 
-    /// Forgets a table whose cluster was given back.
-    pub(crate) fn forget(&self, offset: u64) {
+    /// Drops a cached table whose cluster was freed.
+    pub(crate) fn evict(&self, offset: u64) {
         self.cache.remove(offset);
     }
 
     /// The entry of guest cluster `cluster`.
-    pub(crate) fn entry(&self, cluster: u64) -> Result<Entry> {
+    pub(crate) fn entry(&self, cluster: u64) -> Result<L2Entry> {
         let entries = self.geometry.l2_entries();
-        Ok(self.table(cluster / entries)?.map_or(Entry::default(), |table| {
+        Ok(self.table(cluster / entries)?.map_or(L2Entry::default(), |table| {
             entry_in(&table, cluster % entries, self.geometry)
         }))
     }
 
-    /// What `entry` of guest cluster `cluster` means; an error where it means nothing.
-    pub(crate) fn meaning(&self, entry: Entry, cluster: u64) -> Result<Meaning> {
+    /// Decodes `entry` of guest cluster `cluster`; fails if it is invalid.
+    pub(crate) fn meaning(&self, entry: L2Entry, cluster: u64) -> Result<ClusterKind> {
         let damaged = |detail: String| {
             let at = self.geometry.offset_of(cluster);
             corrupt(&self.image, "l2 entry", 0, format!("{detail} (for disk offset {at})"))
         };
         let meaning = entry.meaning(self.geometry, self.place).map_err(damaged)?;
-        if matches!(meaning, Meaning::Zero { .. }) && !self.zero_clusters {
+        if matches!(meaning, ClusterKind::Zero { .. }) && !self.zero_clusters {
             return Err(damaged("zero cluster in a version 2 image".to_owned()));
         }
         match meaning.misplaced(self.place, self.geometry.offset_of(cluster)) {
             Some(host) => Err(damaged(format!(
-                "at {host} of the data file, which is the place of another one"
+                "it refers to {host} of the data file, which belongs to another cluster"
             ))),
             None => Ok(meaning),
         }
     }
 
-    /// The run that begins at `offset`, at most `length_max` long.
+    /// The extent that begins at `offset`, at most `length_max` long.
     ///
-    /// Neighbouring clusters that lie one after another on the host are one run.
+    /// Adjacent clusters that are also adjacent on the host are one extent.
     pub(crate) fn run(&self, offset: u64, length_max: u64) -> Result<MappedExtent> {
         let coverage = self.geometry.l2_coverage_bytes();
         let mut current: Option<(u64, Option<Arc<L2Table>>)> = None;
@@ -144,7 +144,7 @@ impl Mapping {
         })
     }
 
-    /// The run at `at` inside its cluster (and subcluster).
+    /// The extent at `at` inside its cluster (and subcluster).
     fn piece(&self, table: &L2Table, at: u64) -> Result<MappedExtent> {
         let geometry = self.geometry;
         let cluster = geometry.cluster_of(at);
@@ -152,16 +152,16 @@ impl Mapping {
         let rest = geometry.cluster_bytes() - within;
         let entry = entry_in(table, cluster % geometry.l2_entries(), geometry);
         let (length, kind) = match self.meaning(entry, cluster)? {
-            Meaning::Unallocated => (rest, MappedKind::Absent),
-            Meaning::Zero { .. } => (rest, MappedKind::Zero),
-            Meaning::Data { host } => (
+            ClusterKind::Unallocated => (rest, MappedKind::Absent),
+            ClusterKind::Zero { .. } => (rest, MappedKind::Zero),
+            ClusterKind::Data { host } => (
                 rest,
                 MappedKind::Data {
                     host: host.offset + within,
                 },
             ),
-            Meaning::Compressed(compressed) => (rest, MappedKind::Compressed(compressed)),
-            Meaning::Subclusters { host, allocated, zero } => {
+            ClusterKind::Compressed(compressed) => (rest, MappedKind::Compressed(compressed)),
+            ClusterKind::Subclusters { host, allocated, zero } => {
                 let size = geometry.subcluster_bytes();
                 let bit = 1 << (within / size);
                 let kind = match host {
@@ -179,17 +179,17 @@ impl Mapping {
 }
 
 /// Entry `index` of an L2 table.
-pub(crate) fn entry_in(table: &L2Table, index: u64, geometry: Geometry) -> Entry {
+pub(crate) fn entry_in(table: &L2Table, index: u64, geometry: Qcow2Geometry) -> L2Entry {
     let words = geometry.l2_entry_words();
     let at = to_usize(index * words);
-    Entry {
+    L2Entry {
         word: table[at],
         bitmap: if words == 2 { table[at + 1] } else { 0 },
     }
 }
 
 /// Replaces entry `index` of an L2 table.
-pub(crate) fn set_entry_in(table: &mut L2Table, index: u64, entry: Entry, geometry: Geometry) {
+pub(crate) fn set_entry_in(table: &mut L2Table, index: u64, entry: L2Entry, geometry: Qcow2Geometry) {
     let words = geometry.l2_entry_words();
     let at = to_usize(index * words);
     table[at] = entry.word;
@@ -198,11 +198,11 @@ pub(crate) fn set_entry_in(table: &mut L2Table, index: u64, entry: Entry, geomet
     }
 }
 
-/// Reads the L2 table at host `offset`, all of which the file must have.
+/// Reads the L2 table at host `offset`, which must be completely inside the file.
 pub(crate) fn read_l2(
     file: &dyn ImageFile,
     file_length: &KnownLength,
-    geometry: Geometry,
+    geometry: Qcow2Geometry,
     offset: u64,
     image: &str,
 ) -> Result<L2Table> {
@@ -213,12 +213,12 @@ pub(crate) fn read_l2(
     read_l2_as_is(file, file_length, geometry, offset, image)
 }
 
-/// Reads the L2 table at host `offset`, which must begin inside the file; entries behind the end of the file are zero. For a check, which
-/// reports the missing end, and for a repair.
+/// Reads the L2 table at host `offset`, which must begin inside the file; entries past the end of the file are zero.
+/// For a check, which reports the truncation, and for a repair.
 pub(crate) fn read_l2_as_is(
     file: &dyn ImageFile,
     file_length: &KnownLength,
-    geometry: Geometry,
+    geometry: Qcow2Geometry,
     offset: u64,
     image: &str,
 ) -> Result<L2Table> {

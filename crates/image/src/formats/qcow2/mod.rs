@@ -1,7 +1,7 @@
 //! The qcow2 format, versions 2 and 3: `docs/interop/qcow2.txt` of QEMU is the specification.
 //!
-//! A disk is divided into clusters. Two levels of tables say where each cluster is: the L1 table, kept in memory, points
-//! to L2 tables, which point to data. Host clusters are counted, because snapshots inside the file share them.
+//! A disk is divided into clusters, which are mapped by two levels of tables: the L1 table, kept in memory, points to
+//! L2 tables, which point to data. Host clusters have refcounts, because snapshots inside the file share them.
 
 mod allocator;
 pub(crate) mod bitmap;

@@ -1,11 +1,12 @@
-//! Writes a new refcount table of all clusters in use at the end of the file. The old table counts until the header refers to the new one.
+//! Writes a new refcount table for all clusters in use to the end of the file. The old table counts until the header
+//! refers to the new one.
 
 use std::collections::BTreeMap;
 
 use holdfast_block::to_usize;
 
-use super::geometry::{Geometry, POINTER_BYTES};
-use super::header::{Header, REFCOUNT_TABLE_AT, REFCOUNT_TABLE_BYTES_MAX};
+use super::geometry::{POINTER_BYTES, Qcow2Geometry};
+use super::header::{Qcow2Header, REFCOUNT_TABLE_AT, REFCOUNT_TABLE_BYTES_MAX};
 use super::refcount::set;
 use super::refcount_table::RefcountTable;
 use crate::Result;
@@ -13,20 +14,25 @@ use crate::error::corrupt;
 use crate::file::ImageFile;
 use crate::model::bytes::from_words;
 
-/// Writes the refcounts that `counts` says, which gets those of the new tables too; gives how many clusters are in use.
-pub(super) fn rebuild(file: &dyn ImageFile, header: &Header, counts: &mut RefcountTable, image: &str) -> Result<u64> {
+/// Writes the refcounts in `counts`, to which it adds those of the new tables; returns how many clusters are in use.
+pub(super) fn rebuild(
+    file: &dyn ImageFile,
+    header: &Qcow2Header,
+    counts: &mut RefcountTable,
+    image: &str,
+) -> Result<u64> {
     let geometry = header.geometry;
     let entries = geometry.refcount_block_entries();
     let used = counts.rest();
     if let Some((cluster, uses)) = used.iter().find(|(_, uses)| *uses > geometry.refcount_max()) {
-        let detail = format!("{uses} uses are more than it can count");
+        let detail = format!("{uses} references exceed the maximum refcount");
         return Err(corrupt(image, "refcount", geometry.offset_of(*cluster), detail));
     }
     let start = geometry.clusters_for(file.length_bytes()?);
-    let layout = Layout::new(geometry, start, &used);
+    let layout = RefcountLayout::new(geometry, start, &used);
     let table_bytes = layout.table_clusters * geometry.cluster_bytes();
     if table_bytes > REFCOUNT_TABLE_BYTES_MAX.max(geometry.cluster_bytes()) {
-        let detail = "the file is so large that they would not fit".to_owned();
+        let detail = "the file is too large for new ones".to_owned();
         return Err(corrupt(image, "refcount table", header.refcount_table_offset, detail));
     }
     for cluster in start..layout.end {
@@ -52,7 +58,7 @@ pub(super) fn rebuild(file: &dyn ImageFile, header: &Header, counts: &mut Refcou
     }
     file.write_at(&from_words(&table), geometry.offset_of(start))?;
     file.sync()?;
-    // Both fields are in one sector: stored whole or not at all.
+    // Both fields are in one sector, which is written atomically.
     let mut fields = geometry.offset_of(start).to_be_bytes().to_vec();
     fields.extend(u32::try_from(layout.table_clusters).unwrap_or(u32::MAX).to_be_bytes());
     file.write_at(&fields, REFCOUNT_TABLE_AT)?;
@@ -60,23 +66,23 @@ pub(super) fn rebuild(file: &dyn ImageFile, header: &Header, counts: &mut Refcou
     Ok(all.len() as u64)
 }
 
-/// Where the new table and blocks are: the table first.
-struct Layout {
+/// The places of the new table and its blocks, the table first.
+struct RefcountLayout {
     table_clusters: u64,
-    /// The cluster of each block, by its place in the table.
+    /// The cluster of each block, by its index in the table.
     blocks: BTreeMap<u64, u64>,
     end: u64,
 }
 
-impl Layout {
-    /// For these clusters and those of the table and blocks themselves, which begin at cluster `start`.
-    fn new(geometry: Geometry, start: u64, used: &[(u64, u64)]) -> Self {
+impl RefcountLayout {
+    /// A layout for these clusters, and those of the table and blocks themselves, from cluster `start` on.
+    fn new(geometry: Qcow2Geometry, start: u64, used: &[(u64, u64)]) -> Self {
         let entries = geometry.refcount_block_entries();
         let mut indexes: Vec<u64> = used.iter().map(|(cluster, _)| cluster / entries).collect();
         indexes.dedup();
         let mut end = start + 1;
         loop {
-            // Blocks for the clusters from `start` on come last, for no cluster in use is behind them.
+            // The blocks for clusters from `start` on come last, because no cluster in use follows them.
             let known = indexes.partition_point(|index| *index < start / entries);
             let needed: Vec<u64> = indexes[..known]
                 .iter()

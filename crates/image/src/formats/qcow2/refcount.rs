@@ -1,4 +1,4 @@
-//! How often each host cluster is used: the refcount table and its blocks, as stored.
+//! Reads and writes stored refcounts: the refcount table and its blocks.
 
 #![deny(clippy::indexing_slicing)]
 #![cfg_attr(not(test), deny(clippy::string_slice))]
@@ -7,15 +7,15 @@ use std::sync::Arc;
 
 use holdfast_block::to_usize;
 
-use super::geometry::{Geometry, OFFSET_MASK, POINTER_BYTES};
-use super::header::{Header, REFCOUNT_TABLE_BYTES_MAX};
+use super::geometry::{OFFSET_MASK, POINTER_BYTES, Qcow2Geometry};
+use super::header::{Qcow2Header, REFCOUNT_TABLE_BYTES_MAX};
 use crate::Result;
 use crate::error::corrupt;
 use crate::file::ImageFile;
 use crate::model::bytes::{rows, to_words};
 use crate::model::lru::Lru;
 
-/// Refcount `index` of a block of counts of `1 << order` bits; big-endian, and low bits first where they share a byte.
+/// Refcount `index` of a block of counters of `1 << order` bits; big-endian, lowest bits first if they share a byte.
 pub(crate) fn get(block: &[u8], index: u64, order: u32) -> u64 {
     let index = to_usize(index);
     match order {
@@ -39,7 +39,7 @@ fn count_at<const N: usize>(block: &[u8], index: usize) -> [u8; N] {
         .expect("a block has a count for each of its clusters")
 }
 
-/// Replaces refcount `index`; `value` must fit.
+/// Sets refcount `index`; `value` must fit.
 #[expect(clippy::indexing_slicing, reason = "a block has a count for each of its clusters")]
 pub(crate) fn set(block: &mut [u8], index: u64, order: u32, value: u64) {
     let index = to_usize(index);
@@ -58,8 +58,8 @@ pub(crate) fn set(block: &mut [u8], index: u64, order: u32, value: u64) {
     }
 }
 
-/// Reads the refcount table, after checking that the file has it.
-pub(crate) fn load_table(file: &dyn ImageFile, header: &Header, image: &str) -> Result<Vec<u64>> {
+/// Reads the refcount table, after checking that it is inside the file.
+pub(crate) fn load_table(file: &dyn ImageFile, header: &Qcow2Header, image: &str) -> Result<Vec<u64>> {
     let offset = header.refcount_table_offset;
     let damaged = |detail: String| corrupt(image, "refcount table", offset, detail);
     let geometry = header.geometry;
@@ -73,7 +73,7 @@ pub(crate) fn load_table(file: &dyn ImageFile, header: &Header, image: &str) -> 
     let file_bytes = file.length_bytes()?;
     if offset.checked_add(table_bytes).is_none_or(|end| end > file_bytes) {
         return Err(damaged(format!(
-            "{table_bytes} bytes reach past the end of the file ({file_bytes} bytes)"
+            "its {table_bytes} bytes extend past the end of the file ({file_bytes} bytes)"
         )));
     }
     let mut bytes = vec![0; to_usize(table_bytes)];
@@ -86,7 +86,7 @@ pub(crate) fn load_table(file: &dyn ImageFile, header: &Header, image: &str) -> 
 }
 
 /// Reads the refcount block at `offset`.
-pub(crate) fn read_block(file: &dyn ImageFile, geometry: Geometry, offset: u64, image: &str) -> Result<Vec<u8>> {
+pub(crate) fn read_block(file: &dyn ImageFile, geometry: Qcow2Geometry, offset: u64, image: &str) -> Result<Vec<u8>> {
     let damaged = |detail: &str| corrupt(image, "refcount block", offset, detail);
     if !geometry.is_aligned(offset) {
         return Err(damaged("not at the start of a cluster"));
@@ -99,10 +99,10 @@ pub(crate) fn read_block(file: &dyn ImageFile, geometry: Geometry, offset: u64, 
     Ok(block)
 }
 
-/// The refcounts of an image that does not change, read on demand.
+/// The refcounts of an unchanging image, read on demand.
 pub(crate) struct StoredRefcounts<'a> {
     file: &'a dyn ImageFile,
-    geometry: Geometry,
+    geometry: Qcow2Geometry,
     image: &'a str,
     /// Offsets of the blocks; 0 for none.
     pub(crate) table: Vec<u64>,
@@ -112,7 +112,7 @@ pub(crate) struct StoredRefcounts<'a> {
 const BLOCK_CACHE_BYTES: u64 = 16 << 20;
 
 impl<'a> StoredRefcounts<'a> {
-    pub(crate) fn load(file: &'a dyn ImageFile, header: &Header, image: &'a str) -> Result<Self> {
+    pub(crate) fn load(file: &'a dyn ImageFile, header: &Qcow2Header, image: &'a str) -> Result<Self> {
         Ok(Self {
             file,
             geometry: header.geometry,
@@ -122,8 +122,8 @@ impl<'a> StoredRefcounts<'a> {
         })
     }
 
-    /// No refcounts at all: all are 0.
-    pub(crate) fn none(file: &'a dyn ImageFile, header: &Header, image: &'a str) -> Self {
+    /// Without any refcounts: all are 0.
+    pub(crate) fn none(file: &'a dyn ImageFile, header: &Qcow2Header, image: &'a str) -> Self {
         Self {
             file,
             geometry: header.geometry,
@@ -133,7 +133,7 @@ impl<'a> StoredRefcounts<'a> {
         }
     }
 
-    /// Block `index` of the table, if there is one.
+    /// Block `index` of the table, if it exists.
     pub(crate) fn block(&self, index: u64) -> Result<Option<Arc<Vec<u8>>>> {
         let offset = self.table.get(to_usize(index)).copied().unwrap_or_default();
         if offset == 0 {
@@ -148,7 +148,7 @@ impl<'a> StoredRefcounts<'a> {
         Ok(Some(block))
     }
 
-    /// The refcount of a host cluster; 0 where no block describes it.
+    /// The refcount of a host cluster; 0 if there is no block for it.
     pub(crate) fn of(&self, cluster: u64) -> Result<u64> {
         let entries = self.geometry.refcount_block_entries();
         let block = self.block(cluster / entries)?;
@@ -156,11 +156,11 @@ impl<'a> StoredRefcounts<'a> {
     }
 }
 
-/// Whether the end of the file cuts off the refcount table or one of its blocks.
+/// Whether the end of the file truncates the refcount table or one of its blocks.
 ///
-/// For files of which nothing else is missing: then no more than refcounts can be missing. A pointer that leads further out of the file is itself wrong,
-/// and says nothing about the end of the file.
-pub(crate) fn is_cut_off(file: &dyn ImageFile, header: &Header, image: &str) -> Result<bool> {
+/// For files that are complete otherwise: then only refcounts can be missing. A pointer further outside the file is
+/// itself damaged, and says nothing about the end of the file.
+pub(crate) fn is_cut_off(file: &dyn ImageFile, header: &Qcow2Header, image: &str) -> Result<bool> {
     let file_bytes = file.length_bytes()?;
     let geometry = header.geometry;
     let cluster_bytes = geometry.cluster_bytes();
@@ -183,8 +183,8 @@ pub(crate) fn is_cut_off(file: &dyn ImageFile, header: &Header, image: &str) -> 
     }
 }
 
-/// Where the last cluster ends that is in use by the stored refcounts; 0 where none is.
-pub(crate) fn last_used_end(file: &dyn ImageFile, header: &Header, image: &str) -> Result<u64> {
+/// The end of the last cluster with a stored refcount; 0 if there is none.
+pub(crate) fn last_used_end(file: &dyn ImageFile, header: &Qcow2Header, image: &str) -> Result<u64> {
     let stored = StoredRefcounts::load(file, header, image)?;
     let geometry = header.geometry;
     let entries = geometry.refcount_block_entries();
@@ -199,9 +199,9 @@ pub(crate) fn last_used_end(file: &dyn ImageFile, header: &Header, image: &str) 
     Ok(0)
 }
 
-/// Clusters for the refcount table and blocks of a new file: `(table clusters, block clusters)`, enough for these and
-/// `other_clusters` more.
-pub(crate) fn clusters_for(geometry: Geometry, other_clusters: u64) -> (u64, u64) {
+/// The number of clusters for the refcount table and blocks of a new file: `(table clusters, block clusters)`, enough
+/// for these and `other_clusters` more.
+pub(crate) fn clusters_for(geometry: Qcow2Geometry, other_clusters: u64) -> (u64, u64) {
     let (mut table, mut blocks) = (1, 1);
     loop {
         let total = other_clusters + table + blocks;
@@ -218,12 +218,12 @@ pub(crate) fn clusters_for(geometry: Geometry, other_clusters: u64) -> (u64, u64
 #[cfg(test)]
 mod tests {
     use super::{clusters_for, get, set};
-    use crate::formats::qcow2::geometry::{Geometry, L2Kind};
+    use crate::formats::qcow2::geometry::{L2Kind, Qcow2Geometry};
 
     #[test]
-    fn refcounts_of_every_width_keep_their_neighbours() {
+    fn setting_a_refcount_keeps_its_neighbours() {
         for order in 0..=6 {
-            let geometry = Geometry {
+            let geometry = Qcow2Geometry {
                 cluster_bits: 9,
                 refcount_order: order,
                 l2_kind: L2Kind::Standard,
@@ -241,10 +241,10 @@ mod tests {
     }
 
     #[test]
-    fn a_new_table_describes_itself() {
+    fn new_refcount_table_counts_itself() {
         for order in 0..=6 {
             for other in [0, 1, 60, 64, 255, 256, 4000, 100_000] {
-                let geometry = Geometry {
+                let geometry = Qcow2Geometry {
                     cluster_bits: 9,
                     refcount_order: order,
                     l2_kind: L2Kind::Standard,

@@ -1,4 +1,4 @@
-//! Refcounts in memory: how often each host cluster is used, counted from all tables that refer to it.
+//! Refcounts in memory: references to each host cluster, counted from all tables.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -11,38 +11,38 @@ const PAGE_CLUSTERS: u64 = 32;
 /// Memory for counting: 560 MiB of pages, enough for 8 TiB of 64 KiB clusters that are all in use.
 const PAGE_COUNT_MAX: usize = 4 << 20;
 
-/// Uses per host cluster, sparse by pages: a file may claim to be of any length.
+/// References to each host cluster, in sparse pages: a file may claim any length.
 #[derive(Default)]
 pub(super) struct RefcountTable {
     pages: HashMap<u64, Page>,
 }
 
-/// What is known of clusters in a row; sets have a bit for each of them.
+/// The state of adjacent clusters; each set has a bit per cluster.
 #[derive(Default)]
 struct Page {
     uses: [u32; to_usize(PAGE_CLUSTERS)],
-    /// Those that an entry has as they are.
-    owned: u32,
-    /// Those that more than one entry has, by its place: one that several disk states find by the same table is one.
-    owned_again: u32,
-    /// Those that hold compressed clusters: of these any number.
-    packed: u32,
+    /// Clusters that an entry uses uncompressed.
+    uncompressed: u32,
+    /// Clusters that more than one entry uses uncompressed. Disk states that share a table share its entries.
+    cross_linked_uses: u32,
+    /// Clusters with compressed data, which any number of entries can use.
+    compressed: u32,
 }
 
 impl Page {
-    fn contested(&self) -> u32 {
-        self.owned_again | (self.owned & self.packed)
+    fn cross_linked(&self) -> u32 {
+        self.cross_linked_uses | (self.uncompressed & self.compressed)
     }
 }
 
 impl RefcountTable {
-    /// Counts more uses of a cluster.
+    /// Adds references to a cluster.
     pub(super) fn add(&mut self, cluster: u64, uses: u32, image: &str) -> Result<()> {
         if self.pages.len() > PAGE_COUNT_MAX {
             return Err(Error::UnsupportedFeature {
                 image: image.to_owned(),
                 feature: format!("more than {PAGE_COUNT_MAX} groups of clusters"),
-                detail: "the check keeps its counts in memory, which has a bound".to_owned(),
+                detail: "the check would need too much memory".to_owned(),
             });
         }
         let page = self.pages.entry(cluster / PAGE_CLUSTERS).or_default();
@@ -51,7 +51,7 @@ impl RefcountTable {
         Ok(())
     }
 
-    /// Forgets uses of a cluster.
+    /// Removes references to a cluster.
     pub(super) fn remove(&mut self, cluster: u64, uses: u32) {
         if let Some(page) = self.pages.get_mut(&(cluster / PAGE_CLUSTERS)) {
             let count = &mut page.uses[to_usize(cluster % PAGE_CLUSTERS)];
@@ -59,39 +59,39 @@ impl RefcountTable {
         }
     }
 
-    /// Notes that an entry has a cluster, whose uses were counted, as it is.
-    pub(super) fn own(&mut self, cluster: u64) {
+    /// Records that an entry uses a counted cluster uncompressed.
+    pub(super) fn mark_uncompressed(&mut self, cluster: u64) {
         if let Some(page) = self.pages.get_mut(&(cluster / PAGE_CLUSTERS)) {
             let bit = 1 << (cluster % PAGE_CLUSTERS);
-            page.owned_again |= page.owned & bit;
-            page.owned |= bit;
+            page.cross_linked_uses |= page.uncompressed & bit;
+            page.uncompressed |= bit;
         }
     }
 
-    /// Notes that a cluster, whose uses were counted, holds something compressed.
-    pub(super) fn pack(&mut self, cluster: u64) {
+    /// Records that a counted cluster has compressed data.
+    pub(super) fn mark_compressed(&mut self, cluster: u64) {
         if let Some(page) = self.pages.get_mut(&(cluster / PAGE_CLUSTERS)) {
-            page.packed |= 1 << (cluster % PAGE_CLUSTERS);
+            page.compressed |= 1 << (cluster % PAGE_CLUSTERS);
         }
     }
 
-    /// Whether more than one entry has a cluster, of which one has it as it is.
-    pub(super) fn is_contested(&self, cluster: u64) -> bool {
+    /// Whether more than one entry uses a cluster, at least one of them uncompressed.
+    pub(super) fn is_cross_linked(&self, cluster: u64) -> bool {
         let page = self.pages.get(&(cluster / PAGE_CLUSTERS));
-        page.is_some_and(|page| page.contested() >> (cluster % PAGE_CLUSTERS) & 1 != 0)
+        page.is_some_and(|page| page.cross_linked() >> (cluster % PAGE_CLUSTERS) & 1 != 0)
     }
 
-    /// Whether a cluster holds something compressed.
-    pub(super) fn is_packed(&self, cluster: u64) -> bool {
+    /// Whether a cluster has compressed data.
+    pub(super) fn has_compressed(&self, cluster: u64) -> bool {
         let page = self.pages.get(&(cluster / PAGE_CLUSTERS));
-        page.is_some_and(|page| page.packed >> (cluster % PAGE_CLUSTERS) & 1 != 0)
+        page.is_some_and(|page| page.compressed >> (cluster % PAGE_CLUSTERS) & 1 != 0)
     }
 
-    /// All that is contested, in ranges that have at most `count_max` such clusters and a page more.
-    pub(super) fn contested(&self, count_max: u64) -> Vec<Range<u64>> {
-        let contested = self.pages.iter().filter(|(_, page)| page.contested() != 0);
-        let mut pages: Vec<(u64, u32)> = contested
-            .map(|(number, page)| (*number, page.contested().count_ones()))
+    /// Ranges with all cross-linked clusters, split so that each has at most `count_max` of them and a page more.
+    pub(super) fn cross_linked(&self, count_max: u64) -> Vec<Range<u64>> {
+        let cross_linked = self.pages.iter().filter(|(_, page)| page.cross_linked() != 0);
+        let mut pages: Vec<(u64, u32)> = cross_linked
+            .map(|(number, page)| (*number, page.cross_linked().count_ones()))
             .collect();
         pages.sort_unstable();
         let mut ranges: Vec<Range<u64>> = Vec::new();
@@ -110,14 +110,14 @@ impl RefcountTable {
         ranges
     }
 
-    /// Uses of a cluster.
+    /// References to a cluster.
     pub(super) fn of(&self, cluster: u64) -> u64 {
         self.pages
             .get(&(cluster / PAGE_CLUSTERS))
             .map_or(0, |page| u64::from(page.uses[to_usize(cluster % PAGE_CLUSTERS)]))
     }
 
-    /// Uses of a cluster, which are forgotten.
+    /// Removes and returns the references to a cluster.
     pub(super) fn take(&mut self, cluster: u64) -> u64 {
         match self.pages.get_mut(&(cluster / PAGE_CLUSTERS)) {
             Some(page) => u64::from(std::mem::take(&mut page.uses[to_usize(cluster % PAGE_CLUSTERS)])),
@@ -125,7 +125,7 @@ impl RefcountTable {
         }
     }
 
-    /// All clusters that are used, in order, and how often.
+    /// All clusters in use, in order, with their number of references.
     pub(super) fn rest(&self) -> Vec<(u64, u64)> {
         let mut rest: Vec<_> = self
             .pages

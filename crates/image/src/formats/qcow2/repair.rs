@@ -1,20 +1,22 @@
-//! Refcounts become what is counted, flags what the refcounts say, and what leads nowhere is given up where that was asked for.
+//! Repairs an image: corrects refcounts to the counted references, copied flags to the refcounts, and in mode `All`
+//! clears invalid entries.
 //!
-//! A refcount that is too low, or a copied flag where there are two uses, loses data with the next write: these are repaired first. Only
-//! then, durably, counts that are too high are lowered, and missing flags are set. The mark of damage goes last.
+//! A refcount that is too low, or a copied flag on a shared cluster, loses data with the next write: these are
+//! repaired first. Only then, durably, refcounts that are too high are lowered, and missing flags are set. The corrupt
+//! mark is cleared last.
 //!
-//! Nothing is lowered while a reference leads nowhere, or to what another part of the disk has: what it did lead to would look like room that
-//! nobody uses.
+//! Nothing is lowered while there are invalid references or cross-linked clusters: the clusters that they referred to
+//! originally would look leaked.
 
 use std::collections::HashSet;
 
 use holdfast_block::to_usize;
 
 use super::check::{Checker, count_uses};
-use super::entry::{COPIED, DataPlace, Meaning, Sharing};
+use super::entry::{COPIED, ClusterKind, DataLocation, Sharing};
 use super::features::{INCOMPATIBLE_CORRUPT, INCOMPATIBLE_DIRTY};
-use super::geometry::{Geometry, OFFSET_MASK, POINTER_BYTES};
-use super::header::{Header, INCOMPATIBLE_AT, load_header};
+use super::geometry::{OFFSET_MASK, POINTER_BYTES, Qcow2Geometry};
+use super::header::{INCOMPATIBLE_AT, Qcow2Header, load_header};
 use super::mapping::{entry_in, read_l2_as_is, set_entry_in};
 use super::refcount::{StoredRefcounts, get, set};
 use super::refcount_table::RefcountTable;
@@ -27,7 +29,7 @@ use crate::model::mapped_extent::KnownLength;
 use crate::model::repair_action::{RepairAction, RepairMode};
 use crate::{Error, Result};
 
-/// Repairs the image in `file`; `data` is the file of its data, where that is another one.
+/// Repairs the image in `file`; `data` is its external data file, if it has one.
 pub(crate) fn repair(
     file: &dyn ImageFile,
     data: Option<&dyn ImageFile>,
@@ -39,10 +41,10 @@ pub(crate) fn repair(
     let mut uses = count_uses(file, &header, image)?;
     if mode == RepairMode::All && uses.damage_count > 0 {
         drop(uses);
-        clear_invalid::give_up(file, image, actions)?;
-        // Tables first; then what both tables lead to.
-        if separate(file, image, actions)? {
-            separate(file, image, actions)?;
+        clear_invalid::discard_invalid(file, image, actions)?;
+        // Tables first, then the clusters that both tables refer to.
+        if unshare(file, image, actions)? {
+            unshare(file, image, actions)?;
         }
         header = load_header(file, image)?;
         uses = count_uses(file, &header, image)?;
@@ -71,8 +73,8 @@ pub(crate) fn repair(
     Ok(())
 }
 
-/// Gives each part of the disk what is its own; false where all had that.
-fn separate(file: &dyn ImageFile, image: &str, actions: &mut Vec<RepairAction>) -> Result<bool> {
+/// Copies shared tables or clusters; false if there are none.
+fn unshare(file: &dyn ImageFile, image: &str, actions: &mut Vec<RepairAction>) -> Result<bool> {
     let header = load_header(file, image)?;
     let mut uses = count_uses(file, &header, image)?;
     let Some(copies) = ClusterCopies::make(file, &header, &mut uses, image)? else {
@@ -94,11 +96,11 @@ fn separate(file: &dyn ImageFile, image: &str, actions: &mut Vec<RepairAction>) 
         Ok(_) | Err(Error::Corrupt { .. }) => return Ok(false),
         Err(error) => return Err(error),
     }
-    actions.push(copies.lead_there()?);
+    actions.push(copies.redirect()?);
     Ok(true)
 }
 
-/// Takes the marks off an image that is sound now.
+/// Clears the marks of an image that is consistent now.
 fn clear_marks(
     file: &dyn ImageFile,
     data: Option<&dyn ImageFile>,
@@ -124,32 +126,33 @@ fn clear_marks(
     Ok(())
 }
 
-/// The flags that are repaired.
+/// Which copied flags are repaired.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Flags<'f> {
-    /// Those that are set and must not be: a write would go to what others use, too.
+enum RepairedFlags<'f> {
+    /// Flags that are set, but must not be: a write in place would change shared data.
     Wrong {
-        /// Also where it may be another bit that is wrong.
-        also_doubtful: bool,
+        /// Includes entries in which another bit may be the wrong one.
+        with_ambiguous: bool,
     },
-    /// Those that are missing.
+    /// Flags that are missing.
     Missing {
-        /// Of which clusters nobody knows.
-        but: &'f HashSet<u64>,
+        /// Clusters to skip, because they are ambiguous.
+        except: &'f HashSet<u64>,
     },
 }
 
 struct Repairer<'a> {
     file: &'a dyn ImageFile,
-    geometry: Geometry,
-    header: &'a Header,
+    geometry: Qcow2Geometry,
+    header: &'a Qcow2Header,
     image: &'a str,
-    /// Whether all references were followed: what was not counted is not used.
+    /// Whether all references were followed: then clusters without references are unused.
     is_whole: bool,
 }
 
 impl Repairer<'_> {
-    /// Whether the refcounts can be repaired in place: their clusters are theirs alone, and there is a block for each cluster in use.
+    /// Whether the refcounts can be repaired in place: their clusters are not shared, and there is a block for each
+    /// cluster in use.
     fn is_sound(&self, stored: &StoredRefcounts<'_>, uses: &Checker<'_>) -> bool {
         let geometry = self.geometry;
         let start = geometry.cluster_of(self.header.refcount_table_offset);
@@ -188,13 +191,13 @@ impl Repairer<'_> {
             uses.counts.add(cluster, 1, self.image)?;
         }
         let (mut raised_count, mut lowered_count, mut flag_count) = (0, 0, 0);
-        let mut doubtful = HashSet::new();
+        let mut ambiguous = HashSet::new();
         if mode >= RepairMode::Safe {
             if mode < RepairMode::All && self.header.incompatible & INCOMPATIBLE_DIRTY == 0 {
-                doubtful = self.doubtful(stored, uses)?;
+                ambiguous = self.ambiguous_clusters(stored, uses)?;
             }
             raised_count = self.change_counts(&uses.counts, |cluster, before, counted| {
-                if doubtful.contains(&cluster) {
+                if ambiguous.contains(&cluster) {
                     before
                 } else {
                     before.max(counted)
@@ -204,8 +207,8 @@ impl Repairer<'_> {
             let raised = StoredRefcounts::load(self.file, self.header, self.image)?;
             flag_count += self.repair_flags(
                 uses,
-                Flags::Wrong {
-                    also_doubtful: mode == RepairMode::All,
+                RepairedFlags::Wrong {
+                    with_ambiguous: mode == RepairMode::All,
                 },
                 |cluster| {
                     let counted = uses.counts.of(cluster);
@@ -222,10 +225,10 @@ impl Repairer<'_> {
             lowered_count = self.change_counts(&uses.counts, |_, before, counted| before.min(counted))?;
             self.file.sync()?;
         }
-        // With leaks, too: flags of what a lowered count says to be used once.
+        // With leaks, too: a lowered refcount may require the flag.
         if mode >= RepairMode::Safe || self.is_whole {
             let now = StoredRefcounts::load(self.file, self.header, self.image)?;
-            flag_count += self.repair_flags(uses, Flags::Missing { but: &doubtful }, |cluster| {
+            flag_count += self.repair_flags(uses, RepairedFlags::Missing { except: &ambiguous }, |cluster| {
                 let (stored, counted) = (now.of(cluster)?, uses.counts.of(cluster));
                 Ok(stored.max(counted))
             })?;
@@ -243,29 +246,30 @@ impl Repairer<'_> {
         Ok(())
     }
 
-    /// The clusters that one active entry leads to, which are free by their refcounts, and not its own by its flag. The entry may be what is wrong, and have
-    /// led elsewhere, or nowhere: once the cluster was counted, nobody would look at it again.
-    fn doubtful(&self, stored: &StoredRefcounts<'_>, uses: &Checker<'_>) -> Result<HashSet<u64>> {
-        let mut doubtful = HashSet::new();
+    /// Clusters with one active reference that are free by their refcount and whose copied flag is not set. The entry
+    /// may be wrong and have referred elsewhere, or nowhere: once the cluster is counted, no check reports it again.
+    fn ambiguous_clusters(&self, stored: &StoredRefcounts<'_>, uses: &Checker<'_>) -> Result<HashSet<u64>> {
+        let mut ambiguous_clusters = HashSet::new();
         let known = KnownLength::default();
         for (offset, _) in uses.l2_tables.iter().filter(|(_, used)| used.is_active) {
             let table = read_l2_as_is(self.file, &known, self.geometry, *offset, self.image)?;
             for index in 0..self.geometry.l2_entries() {
                 let entry = entry_in(&table, index, self.geometry);
-                let host = uses.meaning_of(entry).ok().and_then(Meaning::host);
-                let host = host.filter(|host| host.sharing == Sharing::Shared && uses.place() == DataPlace::Inside);
+                let host = uses.meaning_of(entry).ok().and_then(ClusterKind::host);
+                let host = host.filter(|host| host.sharing == Sharing::Shared && uses.place() == DataLocation::Inside);
                 let Some(cluster) = host.map(|host| self.geometry.cluster_of(host.offset)) else {
                     continue;
                 };
                 if uses.counts.of(cluster) == 1 && stored.of(cluster)? == 0 {
-                    doubtful.insert(cluster);
+                    ambiguous_clusters.insert(cluster);
                 }
             }
         }
-        Ok(doubtful)
+        Ok(ambiguous_clusters)
     }
 
-    /// Writes refcounts as `choose` makes them of the cluster, what is stored and what was counted; gives how many changed.
+    /// Sets refcounts to the result of `choose`, which gets the cluster, the stored and the counted value; returns how
+    /// many changed.
     fn change_counts(&self, counts: &RefcountTable, choose: impl Fn(u64, u64, u64) -> u64) -> Result<u64> {
         let stored = StoredRefcounts::load(self.file, self.header, self.image)?;
         let (entries, order) = (self.geometry.refcount_block_entries(), self.geometry.refcount_order);
@@ -285,7 +289,7 @@ impl Repairer<'_> {
                         self.image,
                         "refcount",
                         self.geometry.offset_of(cluster),
-                        format!("{after} uses are more than it can count"),
+                        format!("{after} references exceed the maximum refcount"),
                     ));
                 }
                 set(changed.get_or_insert_with(|| block.to_vec()), within, order, after);
@@ -298,18 +302,26 @@ impl Repairer<'_> {
         Ok(count)
     }
 
-    /// Mends the copied flags of the active tables, where `refcount` says how often a cluster is used; gives how many changed.
-    fn repair_flags(&self, uses: &Checker<'_>, flags: Flags<'_>, refcount: impl Fn(u64) -> Result<u64>) -> Result<u64> {
+    /// Repairs the copied flags of the active tables; `refcount` returns the refcount of a cluster. Returns how many
+    /// changed.
+    fn repair_flags(
+        &self,
+        uses: &Checker<'_>,
+        flags: RepairedFlags<'_>,
+        refcount: impl Fn(u64) -> Result<u64>,
+    ) -> Result<u64> {
         let geometry = self.geometry;
         let repair = |word: u64, host: u64| -> Result<u64> {
-            // What leads nowhere was not counted, and its flag says nothing.
+            // An invalid reference was not counted, and its flag has no meaning.
             if uses.counts.of(geometry.cluster_of(host)) == 0 {
                 return Ok(word);
             }
             let is_alone = refcount(geometry.cluster_of(host))? == 1;
             Ok(match flags {
-                Flags::Wrong { .. } if !is_alone => word & !COPIED,
-                Flags::Missing { but } if is_alone && !but.contains(&geometry.cluster_of(host)) => word | COPIED,
+                RepairedFlags::Wrong { .. } if !is_alone => word & !COPIED,
+                RepairedFlags::Missing { except } if is_alone && !except.contains(&geometry.cluster_of(host)) => {
+                    word | COPIED
+                }
                 _ => word,
             })
         };
@@ -333,18 +345,18 @@ impl Repairer<'_> {
             for index in 0..geometry.l2_entries() {
                 let mut entry = entry_in(&table, index, geometry);
                 let host = match uses.meaning_of(entry) {
-                    // A flag that a compressed cluster cannot have is more likely to be right, and the compression to be wrong: without the
-                    // doubt nobody would look at it again.
-                    Ok(Meaning::Compressed(_)) if flags == (Flags::Wrong { also_doubtful: true }) => {
+                    // A compressed cluster cannot have the flag: it is more likely that the compressed bit is wrong.
+                    // Clearing the flag would hide that from later checks.
+                    Ok(ClusterKind::Compressed(_)) if flags == (RepairedFlags::Wrong { with_ambiguous: true }) => {
                         entry.word &= !COPIED;
                         set_entry_in(&mut table, index, entry, geometry);
                         continue;
                     }
                     Ok(
-                        Meaning::Data { host }
-                        | Meaning::Zero { host: Some(host) }
-                        | Meaning::Subclusters { host: Some(host), .. },
-                    ) if uses.place() == DataPlace::Inside => host.offset,
+                        ClusterKind::Data { host }
+                        | ClusterKind::Zero { host: Some(host) }
+                        | ClusterKind::Subclusters { host: Some(host), .. },
+                    ) if uses.place() == DataLocation::Inside => host.offset,
                     _ => continue,
                 };
                 entry.word = repair(entry.word, host)?;
@@ -355,7 +367,7 @@ impl Repairer<'_> {
         Ok(count)
     }
 
-    /// Writes the words of a table at `offset` from the first to the last one that changed; gives how many did.
+    /// Writes the words of a table at `offset` from the first to the last one that changed; returns how many did.
     fn write_changed(&self, before: &[u64], after: &[u64], offset: u64) -> Result<u64> {
         let changed: Vec<usize> = (0..after.len()).filter(|at| before[*at] != after[*at]).collect();
         if let (Some(first), Some(last)) = (changed.first(), changed.last()) {
@@ -367,13 +379,15 @@ impl Repairer<'_> {
 
     /// Writes all refcounts anew.
     fn anew(&self, uses: &mut Checker<'_>, actions: &mut Vec<RepairAction>) -> Result<()> {
-        let flag_count = self.repair_flags(uses, Flags::Wrong { also_doubtful: false }, |cluster| {
+        let flag_count = self.repair_flags(uses, RepairedFlags::Wrong { with_ambiguous: false }, |cluster| {
             Ok(uses.counts.of(cluster))
         })?;
         self.file.sync()?;
         let cluster_count = rebuild::rebuild(self.file, self.header, &mut uses.counts, self.image)?;
         actions.push(RepairAction::RefcountsRebuilt { cluster_count });
-        let missing = Flags::Missing { but: &HashSet::new() };
+        let missing = RepairedFlags::Missing {
+            except: &HashSet::new(),
+        };
         let missing_count = self.repair_flags(uses, missing, |cluster| Ok(uses.counts.of(cluster)))?;
         self.file.sync()?;
         if flag_count + missing_count > 0 {

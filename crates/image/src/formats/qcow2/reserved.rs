@@ -6,7 +6,7 @@ use super::check::Checker;
 use super::clear_invalid::l1_tables;
 use super::entry::L1_RESERVED;
 use super::geometry::POINTER_BYTES;
-use super::header::Header;
+use super::header::Qcow2Header;
 use super::mapping::{entry_in, read_l2_as_is};
 use crate::Result;
 use crate::file::ImageFile;
@@ -14,10 +14,10 @@ use crate::model::bytes::to_words;
 use crate::model::mapped_extent::KnownLength;
 use crate::model::repair_action::RepairAction;
 
-/// Clears the reserved bits of all L1 and L2 tables, of those of snapshots, too.
+/// Clears the reserved bits of all L1 and L2 tables, including those of snapshots.
 pub(super) fn clear(
     file: &dyn ImageFile,
-    header: &Header,
+    header: &Qcow2Header,
     uses: &Checker<'_>,
     image: &str,
     actions: &mut Vec<RepairAction>,

@@ -1,4 +1,4 @@
-//! Another size: a longer L1 table where it is needed, zeroes past the old end, and then the size in the header.
+//! Changes the size: grows the L1 table if needed, zeroes data past the old end, then writes the size to the header.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -6,17 +6,17 @@ use std::sync::Arc;
 use holdfast_block::{BlockDevice, BlockDeviceMut as _, to_usize};
 
 use super::geometry::{OFFSET_MASK, POINTER_BYTES};
-use super::header::{Header, L1_AT, L1_BYTES_MAX, SIZE_AT, load_header};
-use super::layer::Layer;
+use super::header::{L1_AT, L1_BYTES_MAX, Qcow2Header, SIZE_AT, load_header};
+use super::layer::Qcow2Layer;
 use super::state::Qcow2State;
 use super::writer::Qcow2Mut;
 use super::{bitmap, snapshot};
 use crate::file::ImageFile;
 use crate::model::bytes::from_words;
-use crate::model::qcow2_info::TableAt;
+use crate::model::qcow2_info::TableLocation;
 use crate::{Error, Result};
 
-/// Gives the disk of the image in `file`, which is above `backing`, a size of `after_bytes`, durably.
+/// Resizes the disk of the image, which has the backing device `backing`, to `after_bytes`, durably.
 pub(crate) fn resize(
     file: &Arc<dyn ImageFile>,
     image: &str,
@@ -27,7 +27,7 @@ pub(crate) fn resize(
     let before_bytes = header.size_bytes;
     require_resizable(&**file, &header, image)?;
     let backing_bytes = backing.map_or(0, BlockDevice::size_bytes);
-    let layer = |header: Header| Layer::new(image.into(), header, Arc::clone(file), None, backing.cloned());
+    let layer = |header: Qcow2Header| Qcow2Layer::new(image.into(), header, Arc::clone(file), None, backing.cloned());
     if after_bytes > before_bytes {
         grow_l1(Qcow2State::new(layer(header)?)?, after_bytes)?;
         let mut header = load_header(&**file, image)?;
@@ -41,7 +41,8 @@ pub(crate) fn resize(
         device.flush()?;
         return write_size(&**file, after_bytes);
     }
-    // Nothing shows through behind the end, so that version 2, which cannot hide what is below, gives up clusters there, too.
+    // The backing file has no data past the end, so clusters there can be released even in version 2, which has no
+    // zero clusters.
     let is_hidden = header.has_zero_clusters();
     let mut layer = layer(header)?;
     layer.backing = layer.backing.filter(|_| is_hidden);
@@ -49,18 +50,18 @@ pub(crate) fn resize(
     let device = Qcow2Mut::new(layer)?;
     write_size(&**file, after_bytes)?;
     for range in ranges {
-        device.give_up(range)?;
+        device.release(range)?;
     }
     device.flush()?;
-    // The counts of what was given up, which a flush leaves to the next one.
+    // Sync the decrements of released clusters, which a flush leaves to the next one.
     Ok(file.sync()?)
 }
 
-fn require_resizable(file: &dyn ImageFile, header: &Header, image: &str) -> Result<()> {
+fn require_resizable(file: &dyn ImageFile, header: &Qcow2Header, image: &str) -> Result<()> {
     let detail = if !bitmap::load(file, header, image)?.is_empty() {
-        "it has bitmaps, which are of its size; remove them with qemu-img bitmap --remove"
+        "it has bitmaps, which depend on its size; remove them with qemu-img bitmap --remove first"
     } else if header.version < 3 && !snapshot::load(file, header, image)?.0.is_empty() {
-        "it has snapshots that do not say their own size, as those of version 2; convert it, or delete them"
+        "it has snapshots that do not store the size of the disk, as in version 2; delete them or convert it first"
     } else {
         return Ok(());
     };
@@ -70,8 +71,8 @@ fn require_resizable(file: &dyn ImageFile, header: &Header, image: &str) -> Resu
     })
 }
 
-/// The parts of `range` of the disk of which something may be there: in the image by its L1 table, or below it.
-fn held(layer: &Layer, range: Range<u64>, backing_bytes: u64) -> Vec<Range<u64>> {
+/// The parts of `range` that may have data, according to the L1 table or in the backing device.
+fn held(layer: &Qcow2Layer, range: Range<u64>, backing_bytes: u64) -> Vec<Range<u64>> {
     let coverage = layer.header.geometry.l2_coverage_bytes();
     let first = range.start / coverage;
     let mut held: Vec<Range<u64>> = Vec::new();
@@ -87,13 +88,13 @@ fn held(layer: &Layer, range: Range<u64>, backing_bytes: u64) -> Vec<Range<u64>>
     held
 }
 
-/// One sector of the header changes: it is stored whole or not at all.
+/// Changes one sector of the header, which is written atomically.
 fn write_size(file: &dyn ImageFile, size_bytes: u64) -> Result<()> {
     file.write_at(&size_bytes.to_be_bytes(), SIZE_AT)?;
     Ok(file.sync()?)
 }
 
-/// Makes the L1 table long enough for a disk of `size_bytes`, durably.
+/// Grows the L1 table for a disk of `size_bytes`, durably.
 fn grow_l1(mut state: Qcow2State, size_bytes: u64) -> Result<()> {
     let geometry = state.geometry();
     let old = state.layer.header.l1;
@@ -106,7 +107,7 @@ fn grow_l1(mut state: Qcow2State, size_bytes: u64) -> Result<()> {
         return Err(Error::InvalidOption {
             option: "size",
             detail: format!(
-                "a qcow2 image with clusters of {} bytes holds at most {bytes_max} bytes",
+                "a qcow2 image with clusters of {} bytes supports at most {bytes_max} bytes",
                 geometry.cluster_bytes()
             ),
         });
@@ -117,7 +118,7 @@ fn grow_l1(mut state: Qcow2State, size_bytes: u64) -> Result<()> {
     let mut table = state.layer.mapping.l1.clone();
     table.resize(to_usize(entries), 0);
     let is_in_place = clusters(entries) == clusters(old.entries);
-    let new = TableAt {
+    let new = TableLocation {
         offset: if is_in_place {
             old.offset
         } else {
@@ -125,7 +126,7 @@ fn grow_l1(mut state: Qcow2State, size_bytes: u64) -> Result<()> {
         },
         entries,
     };
-    // Also the rest of the last cluster, of which nobody knows what it has.
+    // Includes the rest of the last cluster, whose content is unknown.
     table.resize(to_usize(geometry.offset_of(clusters(entries)) / POINTER_BYTES), 0);
     if is_in_place {
         let added = &table[to_usize(old.entries)..];
@@ -134,9 +135,9 @@ fn grow_l1(mut state: Qcow2State, size_bytes: u64) -> Result<()> {
         file.write_at(&from_words(&table), new.offset)?;
         state.allocator.protect("l1 table", new.offset, clusters(entries))?;
     }
-    // Makes the table durable, and that its clusters are counted.
+    // Makes the table and the refcounts of its clusters durable.
     state.commit()?;
-    // Twelve bytes inside the header's first sector: stored whole or not at all.
+    // Twelve bytes in the first sector of the header, which is written atomically.
     let mut field = [0; 12];
     field[..4].copy_from_slice(&u32::try_from(entries).unwrap_or(u32::MAX).to_be_bytes());
     field[4..].copy_from_slice(&new.offset.to_be_bytes());

@@ -19,21 +19,21 @@
 
 use holdfast_block::{Record, to_usize};
 
-use super::header::{Header, L1_BYTES_MAX};
+use super::header::{L1_BYTES_MAX, Qcow2Header};
 use crate::error::corrupt;
 use crate::file::ImageFile;
 use crate::model::bytes::rows;
-use crate::model::qcow2_info::{InternalSnapshot, TableAt};
+use crate::model::qcow2_info::{InternalSnapshot, TableLocation};
 use crate::{Error, Result};
 
 const ROW_BYTES: u64 = 40;
-/// QEMU's bounds.
+/// QEMU's limits.
 const SNAPSHOT_COUNT_MAX: u32 = 65_536;
 const EXTRA_BYTES_MAX: u64 = 1024;
 const TABLE_BYTES_MAX: u64 = 64 << 20;
 
-/// Reads all rows of the snapshot table; also how many bytes it takes.
-pub(crate) fn load(file: &dyn ImageFile, header: &Header, image: &str) -> Result<(Vec<InternalSnapshot>, u64)> {
+/// Reads the snapshot table; returns its length in bytes, too.
+pub(crate) fn load(file: &dyn ImageFile, header: &Qcow2Header, image: &str) -> Result<(Vec<InternalSnapshot>, u64)> {
     let table_at = header.snapshot_table_offset;
     let damaged = |offset: u64, detail: String| corrupt(image, "snapshot table", offset, detail);
     if header.snapshot_count == 0 {
@@ -50,10 +50,10 @@ pub(crate) fn load(file: &dyn ImageFile, header: &Header, image: &str) -> Result
     let mut at = table_at;
     for _ in 0..header.snapshot_count {
         let mut row = [0; to_usize(ROW_BYTES)];
-        // Rows are checked against the file one by one: the count alone must not make anything grow.
+        // Each row is checked against the file: the count alone must not cause an allocation.
         let fits = |length: u64| at.checked_add(length).is_some_and(|end| end <= file_bytes);
         if !fits(ROW_BYTES) {
-            return Err(damaged(at, "reaches past the end of the file".to_owned()));
+            return Err(damaged(at, "it extends past the end of the file".to_owned()));
         }
         file.read_at(&mut row, at)?;
         let fields = Record::new(&row);
@@ -74,8 +74,8 @@ pub(crate) fn load(file: &dyn ImageFile, header: &Header, image: &str) -> Result
     Ok((snapshots, at - table_at))
 }
 
-/// `rest` is extra data, identity and name, as long as `row` says.
-fn parse_row(row: Record<'_, { to_usize(ROW_BYTES) }>, rest: &[u8], header: &Header) -> InternalSnapshot {
+/// Parses a row; `rest` has its extra data, id and name.
+fn parse_row(row: Record<'_, { to_usize(ROW_BYTES) }>, rest: &[u8], header: &Qcow2Header) -> InternalSnapshot {
     let (extra, names) = rest.split_at(row.be_u32::<36>() as usize);
     let (id, name) = names.split_at(usize::from(row.be_u16::<12>()));
     let mut numbers = rows(extra, 0).iter().map(|number| u64::from_be_bytes(*number));
@@ -88,15 +88,15 @@ fn parse_row(row: Record<'_, { to_usize(ROW_BYTES) }>, rest: &[u8], header: &Hea
         machine_time_ns: row.be_u64::<24>(),
         machine_state_bytes: state_bytes.unwrap_or_else(|| u64::from(row.be_u32::<32>())),
         disk_bytes: disk_bytes.unwrap_or(header.size_bytes),
-        l1: TableAt {
+        l1: TableLocation {
             offset: row.be_u64::<0>(),
             entries: u64::from(row.be_u32::<8>()),
         },
     }
 }
 
-fn check_row(snapshot: &InternalSnapshot, header: &Header, file_bytes: u64, image: &str) -> Result<()> {
-    // A snapshot without clusters may have no table at all.
+fn check_row(snapshot: &InternalSnapshot, header: &Qcow2Header, file_bytes: u64, image: &str) -> Result<()> {
+    // A snapshot without clusters may have no table.
     if snapshot.l1.entries * 8 > L1_BYTES_MAX || i64::try_from(snapshot.disk_bytes).is_err() {
         let detail = format!("snapshot {} of {} entries", snapshot.id, snapshot.l1.entries);
         return Err(corrupt(image, "l1 table", snapshot.l1.offset, detail));
@@ -104,7 +104,7 @@ fn check_row(snapshot: &InternalSnapshot, header: &Header, file_bytes: u64, imag
     header.check_l1(snapshot.l1, snapshot.disk_bytes, file_bytes, image)
 }
 
-/// The snapshot whose id is `wanted`, or else whose name is.
+/// The snapshot with the id `wanted`, or else with that name.
 pub(crate) fn find<'a>(snapshots: &'a [InternalSnapshot], wanted: &str, image: &str) -> Result<&'a InternalSnapshot> {
     snapshots
         .iter()

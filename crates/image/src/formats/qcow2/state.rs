@@ -1,14 +1,14 @@
-//! A qcow2 image that changes: what is in memory, and the order in which it is stored.
+//! The state of an image that is written, and the order in which it is stored.
 //!
-//! Data is written at once, into clusters that nothing stored refers to (or in place where the image has the cluster for
-//! itself). Metadata collects in memory until [`Qcow2State::commit`] stores it in this order, `|` being a sync:
+//! Data is written at once, into clusters without stored references (or in place, if the image does not share the
+//! cluster). Metadata stays in memory until [`Qcow2State::commit`] stores it in this order, with syncs at `|`:
 //!
 //! ```text
 //! data, refcount blocks, new L2 tables | refcount table | L2 tables in place, L1 entries | refcounts of what was freed
 //! ```
 //!
-//! Each step only refers to what the step before made durable, so a crash anywhere leaves either the old or the
-//! new reference, both to whole structures with refcounts that are high enough. The rest is leaks.
+//! Each step refers only to what an earlier step made durable. After a crash there is the old or the new reference,
+//! both to complete structures with sufficient refcounts; at worst, clusters are leaked.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -16,13 +16,13 @@ use std::sync::Arc;
 
 use holdfast_block::to_usize;
 
-use super::allocator::{Allocator, Stored};
+use super::allocator::{Allocator, StoreOutcome};
 use super::check::is_truncated;
-use super::entry::{COPIED, DataPlace, Entry, Host, Meaning, Sharing};
+use super::entry::{COPIED, ClusterKind, DataLocation, HostCluster, L2Entry, Sharing};
 use super::features::{AUTOCLEAR_RAW_DATA_FILE, INCOMPATIBLE_CORRUPT, INCOMPATIBLE_DIRTY};
-use super::geometry::{Geometry, OFFSET_MASK, POINTER_BYTES};
+use super::geometry::{OFFSET_MASK, POINTER_BYTES, Qcow2Geometry};
 use super::header::{AUTOCLEAR_AT, INCOMPATIBLE_AT};
-use super::layer::Layer;
+use super::layer::Qcow2Layer;
 use super::mapping::set_entry_in;
 use super::refcount::last_used_end;
 use super::snapshot;
@@ -32,14 +32,14 @@ use crate::{Error, Result};
 
 /// Memory for changed L2 tables before they are stored.
 const CHANGED_BYTES_MAX: u64 = 16 << 20;
-/// Freed clusters that wait for a commit.
+/// Limit of freed clusters that wait for a commit.
 const RELEASE_COUNT_MAX: usize = 1 << 20;
 
 pub(crate) struct Qcow2State {
-    pub(crate) layer: Layer,
+    pub(crate) layer: Qcow2Layer,
     pub(crate) allocator: Allocator,
     changed_l1: BTreeSet<u64>,
-    /// L1 indexes of changed tables that lie in clusters which nothing stored refers to.
+    /// L1 indexes of changed tables in clusters without stored references.
     new_tables: BTreeSet<u64>,
     health: Health,
 }
@@ -47,12 +47,12 @@ pub(crate) struct Qcow2State {
 /// Whether the image may still be written.
 enum Health {
     Good,
-    /// A sync failed or damage was found: what is stored is not known any more, or not to be trusted.
+    /// No: after a failed sync or because of damage, the stored state is unknown or untrusted.
     Poisoned(String),
 }
 
 impl Qcow2State {
-    pub(crate) fn new(layer: Layer) -> Result<Self> {
+    pub(crate) fn new(layer: Qcow2Layer) -> Result<Self> {
         let not_writable = |detail: &str| Error::NotWritable {
             image: layer.image.to_string(),
             detail: detail.to_owned(),
@@ -65,10 +65,10 @@ impl Qcow2State {
         }
         if header.incompatible & INCOMPATIBLE_DIRTY != 0 {
             return Err(not_writable(
-                "it was not closed cleanly and its refcounts may be wrong; holdfast image check --repair repairs them",
+                "it was not closed cleanly and its refcounts may be wrong; run holdfast image check --repair",
             ));
         }
-        // A write behind the end would make zeroes of what is missing there.
+        // A write past the end would replace the missing data with zeroes.
         if last_used_end(&*layer.file, header, &layer.image)? > layer.file.length_bytes()?
             && is_truncated(&*layer.file, header, &layer.image)?
         {
@@ -76,7 +76,7 @@ impl Qcow2State {
                 &layer.image,
                 "file",
                 layer.file.length_bytes()?,
-                "it ends here, inside of a cluster that is in use: it was cut off",
+                "it was cut off: it ends inside a cluster that is in use",
             ));
         }
         let mut allocator = Allocator::load(&layer.file, header, &layer.image)?;
@@ -110,15 +110,15 @@ impl Qcow2State {
         })
     }
 
-    pub(crate) fn geometry(&self) -> Geometry {
+    pub(crate) fn geometry(&self) -> Qcow2Geometry {
         self.layer.header.geometry
     }
 
-    pub(crate) fn place(&self) -> DataPlace {
+    pub(crate) fn place(&self) -> DataLocation {
         self.layer.mapping.place
     }
 
-    /// Refuses everything after a failure that left the stored state unknown.
+    /// Fails after an error that left the stored state unknown.
     pub(crate) fn check_health(&self) -> Result<()> {
         match &self.health {
             Health::Good => Ok(()),
@@ -129,12 +129,12 @@ impl Qcow2State {
         }
     }
 
-    /// Autoclear features that this program does not keep up to date; to be cleared before the first write.
+    /// Autoclear features that are not maintained here; they must be cleared before the first write.
     pub(crate) fn stale_autoclear(&self) -> u64 {
         self.layer.header.autoclear & !AUTOCLEAR_RAW_DATA_FILE
     }
 
-    /// Tells other programs that bitmaps and the like no longer match the disk, before they do not.
+    /// Clears them durably before the first write, so that other programs do not use outdated bitmaps.
     pub(crate) fn clear_autoclear(&mut self) -> Result<()> {
         let kept = self.layer.header.autoclear & AUTOCLEAR_RAW_DATA_FILE;
         if kept != self.layer.header.autoclear {
@@ -145,13 +145,13 @@ impl Qcow2State {
         Ok(())
     }
 
-    /// Marks the image as corrupt on disk, so that no program writes to it, and refuses further writes here.
+    /// Marks the image as corrupt, to keep other programs from writing, and refuses further writes here.
     pub(crate) fn mark_corrupt(&mut self, reason: &Error) {
         self.health = Health::Poisoned(reason.to_string());
         if self.layer.header.version >= 3 {
             let marked = self.layer.header.incompatible | INCOMPATIBLE_CORRUPT;
             let stored = self.layer.file.write_at(&marked.to_be_bytes(), INCOMPATIBLE_AT);
-            // The damage is what the caller has to hear about, not that it could not be noted.
+            // The caller gets the original error, even if the mark could not be written.
             if stored.and_then(|()| self.layer.file.sync()).is_ok() {
                 self.layer.header.incompatible = marked;
             }
@@ -163,29 +163,30 @@ impl Qcow2State {
         self.note_sync(result)
     }
 
-    /// Makes data durable, wherever it lies.
+    /// Makes all data durable.
     pub(crate) fn sync_data(&mut self) -> Result<()> {
         let mut result = self.layer.file.sync();
-        if self.place() == DataPlace::External {
+        if self.place() == DataLocation::External {
             result = result.and(self.layer.data.sync());
         }
         self.note_sync(result)
     }
 
     fn note_sync(&mut self, result: holdfast_block::Result<()>) -> Result<()> {
-        // After a failed sync the kernel may have dropped the pages: trying again would report success for lost writes.
+        // After a failed sync the kernel may have dropped the pages: a second attempt would report success for lost
+        // writes.
         if let Err(error) = &result {
             self.health = Health::Poisoned(error.to_string());
         }
         Ok(result?)
     }
 
-    /// Whether metadata waits to be stored.
+    /// Whether metadata changes are pending.
     pub(crate) fn is_changed(&self) -> bool {
         !self.layer.mapping.changed.is_empty() || !self.changed_l1.is_empty() || self.allocator.is_changed()
     }
 
-    /// Commits when what waits takes more memory than it may.
+    /// Commits if pending changes exceed their memory limit.
     pub(crate) fn commit_if_large(&mut self) -> Result<()> {
         let changed_bytes = self.layer.mapping.changed.len() as u64 * self.geometry().cluster_bytes();
         if changed_bytes > CHANGED_BYTES_MAX || self.allocator.release_count() > RELEASE_COUNT_MAX {
@@ -194,7 +195,7 @@ impl Qcow2State {
         Ok(())
     }
 
-    /// Stores everything, in the order that the module describes.
+    /// Stores everything, in the order that the module documentation describes.
     pub(crate) fn commit(&mut self) -> Result<()> {
         self.check_health()?;
         if !self.is_changed() {
@@ -205,7 +206,7 @@ impl Qcow2State {
             self.store_table(*index)?;
         }
         self.sync_data()?;
-        if self.allocator.store_table()? == Stored::Something {
+        if self.allocator.store_table()? == StoreOutcome::Something {
             self.sync_file()?;
         }
         for index in self.layer.mapping.changed.keys() {
@@ -219,7 +220,7 @@ impl Qcow2State {
         self.new_tables.clear();
         for (index, table) in std::mem::take(&mut self.layer.mapping.changed) {
             let offset = self.layer.mapping.l1[to_usize(index)] & OFFSET_MASK;
-            self.layer.mapping.keep(offset, table);
+            self.layer.mapping.cache_table(offset, table);
         }
         self.free()
     }
@@ -244,60 +245,69 @@ impl Qcow2State {
         Ok(())
     }
 
-    /// Counts down what nothing refers to any more, and gives its space back to the file system.
+    /// Applies pending decrements, and punches the freed clusters.
     fn free(&mut self) -> Result<()> {
         let freed = self.allocator.apply_releases()?;
         let cluster_bytes = self.geometry().cluster_bytes();
         let mut offsets = freed.into_iter().peekable();
         while let Some(start) = offsets.next() {
-            self.layer.mapping.forget(start);
+            self.layer.mapping.evict(start);
             let mut end = start + cluster_bytes;
             while let Some(next) = offsets.next_if_eq(&end) {
-                self.layer.mapping.forget(next);
+                self.layer.mapping.evict(next);
                 end += cluster_bytes;
             }
             self.layer.file.punch(start..end)?;
         }
-        // Not synced: until it is, the old counts are too high, which is a leak and nothing worse.
+        // No sync: until the next one, the old refcounts are too high, which is only a leak.
         self.allocator.store_blocks()
     }
 
-    /// Replaces the entry of guest cluster `cluster`, giving up what the old one (`meaning`) held unless it is kept.
-    pub(crate) fn replace(&mut self, cluster: u64, old: Meaning, entry: Entry, old_host: OldHost) -> Result<()> {
+    /// Replaces the entry of guest cluster `cluster`. The host cluster of the old entry (`meaning`) is released unless
+    /// it is kept.
+    pub(crate) fn replace(
+        &mut self,
+        cluster: u64,
+        old: ClusterKind,
+        entry: L2Entry,
+        old_host: OldCluster,
+    ) -> Result<()> {
         let geometry = self.geometry();
         let entries = geometry.l2_entries();
         let index = cluster / entries;
         self.ensure_table(index)?;
         let table = self.layer.mapping.changed.get_mut(&index).expect("just ensured");
         set_entry_in(Arc::make_mut(table), cluster % entries, entry, geometry);
-        if old_host == OldHost::Released {
+        if old_host == OldCluster::Released {
             self.release(old);
         }
         Ok(())
     }
 
-    fn release(&mut self, meaning: Meaning) {
+    fn release(&mut self, meaning: ClusterKind) {
         match meaning {
-            Meaning::Compressed(compressed) => {
-                self.layer.forget_compressed(compressed.offset);
+            ClusterKind::Compressed(compressed) => {
+                self.layer.evict_compressed(compressed.offset);
                 let sectors = compressed.sectors();
                 let geometry = self.geometry();
                 for cluster in geometry.cluster_of(sectors.start)..geometry.clusters_for(sectors.end) {
                     self.allocator.release_later(geometry.offset_of(cluster));
                 }
             }
-            Meaning::Data { host }
-            | Meaning::Zero { host: Some(host) }
-            | Meaning::Subclusters { host: Some(host), .. } => {
-                if self.place() == DataPlace::Inside {
+            ClusterKind::Data { host }
+            | ClusterKind::Zero { host: Some(host) }
+            | ClusterKind::Subclusters { host: Some(host), .. } => {
+                if self.place() == DataLocation::Inside {
                     self.allocator.release_later(host.offset);
                 }
             }
-            Meaning::Unallocated | Meaning::Zero { host: None } | Meaning::Subclusters { host: None, .. } => {}
+            ClusterKind::Unallocated
+            | ClusterKind::Zero { host: None }
+            | ClusterKind::Subclusters { host: None, .. } => {}
         }
     }
 
-    /// Puts L2 table `index` where it can be changed: into memory, and into a cluster of its own.
+    /// Prepares L2 table `index` for changes: loads it, and moves it to a cluster of its own.
     fn ensure_table(&mut self, index: u64) -> Result<()> {
         if self.layer.mapping.changed.contains_key(&index) {
             return Ok(());
@@ -322,12 +332,12 @@ impl Qcow2State {
         Ok(())
     }
 
-    /// What the entry of guest cluster `cluster` means.
-    pub(crate) fn meaning(&self, cluster: u64) -> Result<Meaning> {
+    /// The decoded entry of guest cluster `cluster`.
+    pub(crate) fn meaning(&self, cluster: u64) -> Result<ClusterKind> {
         self.layer.mapping.meaning(self.layer.mapping.entry(cluster)?, cluster)
     }
 
-    /// The host bytes that can be overwritten for disk bytes `offset..offset + length`: as many as lie in one piece.
+    /// The adjacent host bytes that can be overwritten for disk bytes `offset..offset + length`.
     pub(crate) fn in_place(&self, offset: u64, length: u64) -> Result<Option<Range<u64>>> {
         let geometry = self.geometry();
         let mut found: Option<Range<u64>> = None;
@@ -336,8 +346,8 @@ impl Qcow2State {
             let within = geometry.offset_in_cluster(at);
             let piece = (geometry.cluster_bytes() - within).min(offset + length - at);
             let host = match self.meaning(geometry.cluster_of(at))? {
-                Meaning::Data { host } => host,
-                Meaning::Subclusters {
+                ClusterKind::Data { host } => host,
+                ClusterKind::Subclusters {
                     host: Some(host),
                     allocated,
                     ..
@@ -357,11 +367,11 @@ impl Qcow2State {
         Ok(found)
     }
 
-    /// Refuses to write data over metadata, which only a damaged image asks for.
-    pub(crate) fn check_data_host(&self, host: Host) -> Result<()> {
+    /// Fails for data in a metadata cluster, to which only a damaged entry refers.
+    pub(crate) fn check_data_host(&self, host: HostCluster) -> Result<()> {
         match self.allocator.metadata_at(host.offset) {
-            Some(what) if self.place() == DataPlace::Inside => {
-                let detail = format!("a data cluster lies on a {what}");
+            Some(what) if self.place() == DataLocation::Inside => {
+                let detail = format!("its data cluster overlaps a {what}");
                 Err(corrupt(&self.layer.image, "l2 entry", host.offset, detail))
             }
             _ => Ok(()),
@@ -369,17 +379,17 @@ impl Qcow2State {
     }
 }
 
-/// What happens to the host cluster of an entry that is replaced.
+/// What happens to the host cluster of a replaced entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum OldHost {
-    /// The new entry uses it too.
+pub(crate) enum OldCluster {
+    /// The new entry uses it, too.
     Kept,
-    /// Nothing of this disk state uses it any more.
+    /// This disk state does not use it any more.
     Released,
 }
 
-/// One bit for every subcluster that the bytes `within` of a cluster touch.
-pub(crate) fn subcluster_mask(geometry: Geometry, within: Range<u64>) -> u32 {
+/// One bit for every subcluster that bytes `within` of a cluster touch.
+pub(crate) fn subcluster_mask(geometry: Qcow2Geometry, within: Range<u64>) -> u32 {
     let size = geometry.subcluster_bytes();
     let first = within.start / size;
     let count = within.end.div_ceil(size) - first;

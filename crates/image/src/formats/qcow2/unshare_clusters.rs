@@ -1,43 +1,44 @@
-//! Un-shares cross-linked clusters: the second owner gets a copy at the end of the file, as nothing says which one is the right owner.
+//! Un-shares cross-linked clusters: the second owner gets a copy at the end of the file, because the right owner is
+//! unknown.
 //!
-//! Tables come first: an L2 table with two owners makes them share every cluster that it leads to. A copy is durable and counted before
-//! an entry refers to it.
+//! Tables come first: two references to an L2 table share every cluster in it. A copy is durable and has its refcount
+//! before an entry refers to it.
 
 use holdfast_block::to_usize;
 
 use super::check::Checker;
 use super::clear_invalid::l1_tables;
-use super::entry::{COPIED, DataPlace, Meaning};
-use super::geometry::{Geometry, OFFSET_MASK, POINTER_BYTES};
-use super::header::Header;
+use super::entry::{COPIED, ClusterKind, DataLocation};
+use super::geometry::{OFFSET_MASK, POINTER_BYTES, Qcow2Geometry};
+use super::header::Qcow2Header;
 use super::mapping::{L2Table, entry_in, read_l2_as_is, set_entry_in};
 use super::refcount_table::RefcountTable;
 use crate::Result;
 use crate::file::ImageFile;
 use crate::model::bytes::{from_words, to_words};
 use crate::model::mapped_extent::KnownLength;
-use crate::model::qcow2_info::TableAt;
+use crate::model::qcow2_info::TableLocation;
 use crate::model::repair_action::RepairAction;
 
-/// Copies that nothing leads to yet.
+/// Copies without references yet.
 pub(super) struct ClusterCopies<'a> {
     file: &'a dyn ImageFile,
-    geometry: Geometry,
-    /// Uses that the copies will have.
+    geometry: Qcow2Geometry,
+    /// References to the copies.
     pub(super) counts: RefcountTable,
-    /// Where a word of a table is, and what it will be.
+    /// The offset of a table word, and its new value.
     changes: Vec<(u64, u64)>,
-    /// Bytes of the disk that each of them tells of.
+    /// Bytes of the disk for each of them.
     unit_bytes: u64,
     first_disk_offset: u64,
     end: u64,
 }
 
 impl<'a> ClusterCopies<'a> {
-    /// Copies the tables that two parts of the disk share; the clusters, where there are no such tables. Counts them among the `uses`.
+    /// Copies the shared L2 tables, or the shared clusters if there are no such tables. Adds the copies to `uses`.
     pub(super) fn make(
         file: &'a dyn ImageFile,
-        header: &Header,
+        header: &Qcow2Header,
         uses: &mut Checker<'_>,
         image: &str,
     ) -> Result<Option<Self>> {
@@ -62,13 +63,12 @@ impl<'a> ClusterCopies<'a> {
         Ok((!copies.changes.is_empty()).then_some(copies))
     }
 
-    /// How many there are.
     pub(super) fn count(&self) -> u64 {
         self.changes.len() as u64
     }
 
-    /// Has the parts of the disk that are not the first ones led to the copies, durably.
-    pub(super) fn lead_there(self) -> Result<RepairAction> {
+    /// Redirects all but the first of the references to the copies, durably.
+    pub(super) fn redirect(self) -> Result<RepairAction> {
         for (place, word) in &self.changes {
             self.file.write_at(&word.to_be_bytes(), *place)?;
         }
@@ -80,7 +80,7 @@ impl<'a> ClusterCopies<'a> {
         })
     }
 
-    fn copy_tables(&mut self, l1: TableAt, is_active: bool, uses: &mut Checker<'_>, image: &str) -> Result<()> {
+    fn copy_tables(&mut self, l1: TableLocation, is_active: bool, uses: &mut Checker<'_>, image: &str) -> Result<()> {
         let mut bytes = vec![0; to_usize(l1.entries * POINTER_BYTES)];
         self.file.read_at(&mut bytes, l1.offset)?;
         for (index, word) in (0..).zip(to_words(&bytes)) {
@@ -104,12 +104,12 @@ impl<'a> ClusterCopies<'a> {
         Ok(())
     }
 
-    /// What a copied table leads to is what the other one leads to as well.
+    /// Clears copied flags: the original table refers to the same clusters.
     fn clear_copied(&self, table: &mut L2Table, uses: &Checker<'_>) {
         for index in 0..self.geometry.l2_entries() {
             let mut entry = entry_in(table, index, self.geometry);
-            let host = uses.meaning_of(entry).ok().and_then(Meaning::host);
-            if host.is_some() && uses.place() == DataPlace::Inside {
+            let host = uses.meaning_of(entry).ok().and_then(ClusterKind::host);
+            if host.is_some() && uses.place() == DataLocation::Inside {
                 entry.word &= !COPIED;
                 set_entry_in(table, index, entry, self.geometry);
             }
@@ -119,14 +119,14 @@ impl<'a> ClusterCopies<'a> {
     fn copy_clusters(&mut self, uses: &mut Checker<'_>, image: &str) -> Result<()> {
         let geometry = self.geometry;
         let mut moved = Vec::new();
-        uses.for_each_contested(|contested| {
-            let used = contested.used;
+        uses.for_each_cross_linked(|cross_linked| {
+            let used = cross_linked.used;
             let mut data = vec![0; to_usize(geometry.cluster_bytes())];
-            self.file.read_at(&mut data, contested.host)?;
+            self.file.read_at(&mut data, cross_linked.host)?;
             let copied = if used.is_active && used.count == 1 { COPIED } else { 0 };
-            let word = (contested.word & !OFFSET_MASK & !COPIED) | copied;
-            self.put(&data, (contested.entry_offset, word), contested.disk_offset)?;
-            moved.push((geometry.cluster_of(contested.host), used.count));
+            let word = (cross_linked.word & !OFFSET_MASK & !COPIED) | copied;
+            self.put(&data, (cross_linked.entry_offset, word), cross_linked.disk_offset)?;
+            moved.push((geometry.cluster_of(cross_linked.host), used.count));
             self.counts.add(geometry.cluster_of(self.end) - 1, used.count, image)
         })?;
         let start = geometry.cluster_of(self.end) - moved.len() as u64;
@@ -137,7 +137,7 @@ impl<'a> ClusterCopies<'a> {
         Ok(())
     }
 
-    /// Puts a cluster behind all others, and remembers the word, without the offset, that is to lead there.
+    /// Appends a copy of a cluster. `word` at `place` is the reference to redirect, without its offset.
     fn put(&mut self, cluster: &[u8], (place, word): (u64, u64), disk_offset: u64) -> Result<()> {
         self.file.write_at(cluster, self.end)?;
         self.changes.push((place, word | self.end));

@@ -1,6 +1,6 @@
 //! Writing to a qcow2 image.
 //!
-//! Many threads may write into clusters that the image has for itself; everything that changes metadata is one at a time.
+//! Several threads may write into clusters that are not shared; metadata changes are made one at a time.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,9 +9,9 @@ use std::sync::{PoisonError, RwLock};
 use holdfast_block::{BlockDevice, BlockDeviceMut, ExtentList, Result as BlockResult, to_usize};
 
 use super::change::{trim_cluster, write_new, zero_cluster};
-use super::entry::{DataPlace, Entry};
-use super::layer::Layer;
-use super::state::{OldHost, Qcow2State};
+use super::entry::{DataLocation, L2Entry};
+use super::layer::Qcow2Layer;
+use super::state::{OldCluster, Qcow2State};
 use crate::model::layered::{BackingUse, Layered as _};
 use crate::{Error, Result};
 
@@ -20,12 +20,12 @@ pub(crate) struct Qcow2Mut {
     size_bytes: u64,
     unit_bytes: u64,
     state: RwLock<Qcow2State>,
-    /// Set once the header says what this program does not keep up to date.
+    /// Set after the autoclear bits of unmaintained features were cleared.
     is_announced: AtomicBool,
 }
 
 impl Qcow2Mut {
-    pub(crate) fn new(layer: Layer) -> Result<Self> {
+    pub(crate) fn new(layer: Qcow2Layer) -> Result<Self> {
         Ok(Self {
             size_bytes: layer.size_bytes,
             unit_bytes: layer.unit_bytes(),
@@ -34,7 +34,7 @@ impl Qcow2Mut {
         })
     }
 
-    /// Announces the first write.
+    /// Prepares the first write.
     fn announce(&self) -> Result<()> {
         if !self.is_announced.load(Ordering::Acquire) {
             let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
@@ -47,7 +47,7 @@ impl Qcow2Mut {
         Ok(())
     }
 
-    /// Writes in place as much as can be; gives the number of bytes.
+    /// Writes in place as much as possible; returns the number of bytes.
     fn overwrite(&self, data: &[u8], offset: u64) -> Result<usize> {
         let state = self.state.read().unwrap_or_else(PoisonError::into_inner);
         state.check_health()?;
@@ -64,7 +64,7 @@ impl Qcow2Mut {
         Ok(done)
     }
 
-    /// Runs a change of metadata, alone; damage that it finds is written into the header.
+    /// Runs a change of metadata with exclusive access; if it finds damage, the image is marked as corrupt.
     fn change<T>(&self, change: impl FnOnce(&mut Qcow2State) -> Result<T>) -> Result<T> {
         let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
         state.check_health()?;
@@ -82,7 +82,7 @@ impl Qcow2Mut {
         let mut done = 0;
         while done < data.len() {
             done += match self.overwrite(&data[done..], offset + done as u64) {
-                // Said again where it can be noted in the header.
+                // Return the error through `change`, which can mark the image as corrupt.
                 Err(error) => self.change(|_| Err(error))?,
                 Ok(count) => count,
             };
@@ -97,16 +97,16 @@ impl Qcow2Mut {
         Ok(())
     }
 
-    /// Gives up the clusters of `range`, also those that read as zero and have room all the same: for what will be behind the end.
-    pub(crate) fn give_up(&self, range: Range<u64>) -> Result<()> {
+    /// Releases the clusters of `range`, also preallocated zero clusters: `range` is past the new end.
+    pub(crate) fn release(&self, range: Range<u64>) -> Result<()> {
         let all = |_: &Qcow2State, _, _| Ok(0);
         self.for_each_cluster(range, all, |state, cluster, within| {
             trim_cluster(state, cluster, &within)
         })
     }
 
-    /// Calls `act` with the clusters of `range` one by one: whole clusters, or parts of the first and the last one. Bytes that `skip` says,
-    /// from an offset on and of a length, are left out.
+    /// Calls `act` for the clusters of `range` one by one: whole clusters, or parts of the first and the last one.
+    /// `skip` returns how many bytes from an offset on are left out.
     fn for_each_cluster(
         &self,
         range: Range<u64>,
@@ -118,7 +118,7 @@ impl Qcow2Mut {
         while at < range.end {
             at = self.change(|state| {
                 let mut at = at;
-                // A bounded number of clusters per turn, so that others can read in between.
+                // A bounded number of clusters per lock, so that other threads can read in between.
                 for _ in 0..1024 {
                     let skipped = skip(state, at, range.end - at)?;
                     if skipped > 0 {
@@ -143,7 +143,7 @@ impl Qcow2Mut {
 }
 
 impl Qcow2Mut {
-    /// Gives every cluster its place now, so that later writes change no metadata; what is read does not change.
+    /// Allocates every cluster, so that later writes change no metadata; the content does not change.
     ///
     /// For images without a backing file.
     pub(crate) fn preallocate(&self) -> Result<()> {
@@ -158,13 +158,13 @@ impl Qcow2Mut {
                         state.commit()?;
                         return Ok(u64::MAX);
                     }
-                    DataPlace::External => geometry.offset_of(cluster)..geometry.offset_of(end),
-                    DataPlace::Inside => state.allocator.allocate(end - cluster)?,
+                    DataLocation::External => geometry.offset_of(cluster)..geometry.offset_of(end),
+                    DataLocation::Inside => state.allocator.allocate(end - cluster)?,
                 };
-                // Data clusters must lie inside the file; they are holes, and read as zero.
+                // Data clusters must be inside the file; they are holes, and read as zero.
                 let data_end = match state.place() {
-                    DataPlace::External => state.layer.size_bytes,
-                    DataPlace::Inside => hosts.end,
+                    DataLocation::External => state.layer.size_bytes,
+                    DataLocation::Inside => hosts.end,
                 };
                 if state.layer.data.length_bytes()? < data_end {
                     state.layer.data.set_length(data_end)?;
@@ -173,10 +173,15 @@ impl Qcow2Mut {
                 for number in 0..count {
                     let host = hosts.start + geometry.offset_of(number);
                     let old = state.meaning(cluster + number)?;
-                    state.replace(cluster + number, old, Entry::data(host, geometry), OldHost::Released)?;
+                    state.replace(
+                        cluster + number,
+                        old,
+                        L2Entry::data(host, geometry),
+                        OldCluster::Released,
+                    )?;
                     state.commit_if_large()?;
                 }
-                if state.place() == DataPlace::Inside {
+                if state.place() == DataLocation::Inside {
                     state
                         .allocator
                         .give_back(hosts.start + geometry.offset_of(count)..hosts.end)?;
@@ -190,7 +195,7 @@ impl Qcow2Mut {
     }
 }
 
-/// Whether `error` says that the metadata of this very image is damaged.
+/// Whether `error` is about damaged metadata of this image.
 fn is_metadata_damage(error: &Error, own: &str) -> bool {
     matches!(error, Error::Corrupt { image, what, .. }
         if image == own && matches!(*what, "l2 entry" | "l2 table" | "refcount" | "refcount block" | "metadata"))

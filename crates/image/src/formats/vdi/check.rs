@@ -1,16 +1,15 @@
-//! Holding the block map against the file.
+//! Checks the block map.
 
 use std::collections::HashMap;
 
 use super::ZERO;
-use super::header::Header;
+use super::header::VdiHeader;
 use super::tables::for_each_number;
 use crate::allocation_table::end_of_block;
 use crate::file::ImageFile;
 use crate::{CheckReport, ProblemKind, Result, Severity};
 
-/// Checks the image in `file`.
-pub(crate) fn check(file: &dyn ImageFile, header: &Header) -> Result<CheckReport> {
+pub(crate) fn check(file: &dyn ImageFile, header: &VdiHeader) -> Result<CheckReport> {
     let file_bytes = file.length_bytes()?;
     let mut report = CheckReport {
         cluster_count: header.disk_bytes.div_ceil(header.block_bytes),
@@ -56,22 +55,25 @@ pub(crate) fn check(file: &dyn ImageFile, header: &Header) -> Result<CheckReport
     Ok(report)
 }
 
-/// Holds how many blocks are said to be stored against the number behind the last one that is, and against those that the file has room for.
-fn check_count(header: &Header, (next, room): (u32, u64), report: &mut CheckReport) {
+/// Checks the stored block count against the last block number in use, and against the room in the file.
+fn check_count(header: &VdiHeader, (next, room): (u32, u64), report: &mut CheckReport) {
     let count = u64::from(header.stored_count);
     let mut add = |severity, detail: String| {
-        let detail = format!("{count} blocks are counted as stored, and {detail}");
+        let detail = format!("the header counts {count} stored blocks, but {detail}");
         report.add(severity, ProblemKind::Structure { detail });
     };
-    // VirtualBox stores the next block behind as many as are counted.
+    // VirtualBox stores the next block at this number.
     if header.stored_count < next {
-        add(Severity::Corruption, format!("there is one with number {}", next - 1));
+        add(Severity::Corruption, format!("a block has the number {}", next - 1));
     } else if count > header.block_count {
         add(
             Severity::Corruption,
-            format!("the disk has {}: VirtualBox does not open that", header.block_count),
+            format!(
+                "the disk has {}: VirtualBox will not open the image",
+                header.block_count
+            ),
         );
     } else if count > room.max(next.into()) {
-        add(Severity::Leak, format!("the file has room for {room}"));
+        add(Severity::Leak, format!("the file has space for {room}"));
     }
 }

@@ -1,6 +1,6 @@
-//! New images.
+//! Creates images.
 
-use super::header::{Header, Kind};
+use super::header::{VdiHeader, VdiKind};
 use super::{FREE, ZERO};
 use crate::allocation_table::write_entries;
 use crate::file::ImageFile;
@@ -8,39 +8,39 @@ use crate::model::bytes::round_up;
 use crate::model::identity::ImageId;
 use crate::{Error, Result};
 
-/// Blocks as VirtualBox makes them, and the only ones that QEMU reads. The map begins at such a multiple too, and so do the blocks, so
+/// The block size of VirtualBox, and the only one that QEMU supports. The map and the blocks are aligned to it, so
 /// that file systems can share them.
 pub(crate) const BLOCK_BYTES: u64 = 1 << 20;
 
-/// What a new image is to be.
+/// Parameters of a new image.
 pub(crate) struct NewVdi {
     pub(crate) size_bytes: u64,
     /// A power of two.
     pub(crate) block_bytes: u64,
     pub(crate) sector_bytes: u64,
-    pub(crate) kind: Kind,
+    pub(crate) kind: VdiKind,
     pub(crate) id: ImageId,
     pub(crate) parent: ImageId,
     pub(crate) parent_modification: ImageId,
 }
 
-/// Writes an empty image into `file`, which is empty; durable when this returns.
+/// Writes an empty image into the empty `file`; durable when this returns.
 pub(crate) fn write_empty(file: &dyn ImageFile, new: &NewVdi) -> Result<()> {
     let block_bytes = new.block_bytes;
     let block_count = new.size_bytes.div_ceil(block_bytes);
     if block_count * 4 > u64::from(ZERO) {
         return Err(Error::InvalidOption {
             option: "size",
-            detail: format!("a VDI holds at most {} bytes", u64::from(ZERO) / 4 * block_bytes),
+            detail: format!("a VDI supports at most {} bytes", u64::from(ZERO) / 4 * block_bytes),
         });
     }
     let map_offset = block_bytes;
     let data_offset = round_up(map_offset + block_count * 4, block_bytes);
     let stored_count = match new.kind {
-        Kind::Fixed => u32::try_from(block_count).unwrap_or(u32::MAX),
-        Kind::Dynamic | Kind::Differencing => 0,
+        VdiKind::Fixed => u32::try_from(block_count).unwrap_or(u32::MAX),
+        VdiKind::Dynamic | VdiKind::Differencing => 0,
     };
-    let header = Header {
+    let header = VdiHeader {
         kind: new.kind,
         map_offset,
         data_offset,
@@ -59,12 +59,12 @@ pub(crate) fn write_empty(file: &dyn ImageFile, new: &NewVdi) -> Result<()> {
     file.set_length(data_offset + u64::from(stored_count) * block_bytes)?;
     write_entries(file, (map_offset, block_count), |number| {
         let entry = match new.kind {
-            Kind::Fixed => u32::try_from(number).unwrap_or(FREE),
-            Kind::Dynamic | Kind::Differencing => FREE,
+            VdiKind::Fixed => u32::try_from(number).unwrap_or(FREE),
+            VdiKind::Dynamic | VdiKind::Differencing => FREE,
         };
         entry.to_le_bytes()
     })?;
-    // The header comes last: without it the file is no image.
+    // The header comes last: without it the file is no valid image.
     file.sync()?;
     file.write_at(&header.to_bytes(), 0)?;
     Ok(file.sync()?)

@@ -1,4 +1,4 @@
-//! The header, and what it must not say.
+//! Parses and validates the header.
 
 use holdfast_block::{Record, to_usize};
 
@@ -13,7 +13,7 @@ pub(crate) const HEADER_BYTES: u64 = 512;
 const VERSION: u32 = 0x0001_0001;
 const SIGNATURE: u32 = 0xbeda_107f;
 const TEXT: &[u8] = b"<<< Holdfast Virtual Disk Image >>>\n";
-/// From offset 72 to the end, as VirtualBox has it.
+/// From offset 72 to the end, as in VirtualBox.
 const OWN_HEADER_BYTES: u32 = 400;
 
 const AT_KIND: usize = 0x4c;
@@ -31,23 +31,22 @@ pub(super) const AT_PARENT: usize = 0x1a8;
 pub(super) const AT_PARENT_MODIFICATION: usize = 0x1b8;
 const AT_GUEST_SECTOR: usize = 0x1d4;
 
-/// More blocks than this make a map that is larger than any real disk has: 16 PiB in blocks of 1 MiB.
+/// A larger map is no real one: it would be that of a disk of 16 PiB, with blocks of 1 MiB.
 const BLOCK_COUNT_MAX: u64 = ZERO_AND_FREE as u64;
-/// Numbers from here on mean something else.
+/// Block numbers from here on have a special meaning.
 const ZERO_AND_FREE: u32 = super::ZERO;
 
-/// What an image is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum VdiKind {
     Dynamic,
     Fixed,
     Differencing,
 }
 
-/// A header that was checked against its file.
+/// A header that was validated against its file.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Header {
-    pub(crate) kind: Kind,
+pub(crate) struct VdiHeader {
+    pub(crate) kind: VdiKind,
     pub(crate) map_offset: u64,
     pub(crate) data_offset: u64,
     pub(crate) disk_bytes: u64,
@@ -56,20 +55,20 @@ pub(crate) struct Header {
     /// Bytes before the data of each block.
     pub(crate) extra_bytes: u64,
     pub(crate) block_count: u64,
-    /// As it is stored; may be wrong.
+    /// As stored; may be wrong.
     pub(crate) stored_count: u32,
     pub(crate) id: ImageId,
     pub(crate) modification: ImageId,
     pub(crate) parent: ImageId,
     pub(crate) parent_modification: ImageId,
-    /// Who made it: the text at the start.
+    /// The program that created it: the text at the start.
     pub(crate) creator: String,
 }
 
 type Stored<'a> = Record<'a, { to_usize(HEADER_BYTES) }>;
 
-impl Header {
-    /// Reads the header of `file`, called `image`.
+impl VdiHeader {
+    /// Reads the header of `file`; errors call it `image`.
     pub(crate) fn load(file: &dyn ImageFile, image: &str) -> Result<Self> {
         let mut bytes = [0; to_usize(HEADER_BYTES)];
         let file_bytes = file.length_bytes()?;
@@ -106,18 +105,18 @@ impl Header {
             return Err(Error::UnsupportedFeature {
                 image: image.to_owned(),
                 feature: format!("version {}.{} of VDI", version >> 16, version & 0xffff),
-                detail: "VirtualBox has written 1.1 since 2007; let it clone the image".to_owned(),
+                detail: "clone it with VirtualBox, which has written version 1.1 since 2007".to_owned(),
             });
         }
         let kind = match stored.le_u32::<AT_KIND>() {
-            1 => Kind::Dynamic,
-            2 => Kind::Fixed,
-            4 => Kind::Differencing,
+            1 => VdiKind::Dynamic,
+            2 => VdiKind::Fixed,
+            4 => VdiKind::Differencing,
             3 => {
                 return Err(Error::UnsupportedFeature {
                     image: image.to_owned(),
                     feature: "an undo image".to_owned(),
-                    detail: "VirtualBox has not written such since version 1; let it clone the image".to_owned(),
+                    detail: "clone it with VirtualBox, which has not written such images since version 1".to_owned(),
                 });
             }
             other => return wrong(AT_KIND, format!("the type is {other}")),
@@ -158,7 +157,7 @@ impl Header {
         if self.block_count < needed || self.block_count > BLOCK_COUNT_MAX {
             return wrong(
                 AT_BLOCKS,
-                format!("{} blocks, and the disk needs {needed}", self.block_count),
+                format!("it has {} blocks, but the disk needs {needed}", self.block_count),
             );
         }
         if self.map_offset < HEADER_BYTES || !self.map_offset.is_multiple_of(4) {
@@ -167,25 +166,24 @@ impl Header {
         if self.data_offset < self.map_offset + self.block_count * 4 || !self.data_offset.is_multiple_of(512) {
             return wrong(AT_DATA, format!("the blocks begin at {}", self.data_offset));
         }
-        if self.kind == Kind::Differencing && self.parent.is_nil() {
+        if self.kind == VdiKind::Differencing && self.parent.is_nil() {
             return wrong(AT_PARENT, "a differencing image without a parent".to_owned());
         }
         Ok(())
     }
 
-    /// What there is to know about it.
     pub(crate) fn describe(&self) -> BlockInfo {
         BlockInfo {
             kind: match self.kind {
-                Kind::Dynamic => ImageKind::Dynamic,
-                Kind::Fixed => ImageKind::Fixed,
-                Kind::Differencing => ImageKind::Differencing,
+                VdiKind::Dynamic => ImageKind::Dynamic,
+                VdiKind::Fixed => ImageKind::Fixed,
+                VdiKind::Differencing => ImageKind::Differencing,
             },
             block_bytes: self.block_bytes,
             sector_bytes: self.sector_bytes,
             id: Some(self.id),
             modification: Some(self.modification.to_string()),
-            parent: (self.kind == Kind::Differencing).then(|| ParentInfo {
+            parent: (self.kind == VdiKind::Differencing).then(|| ParentInfo {
                 id: Some(self.parent),
                 modification: Some(self.parent_modification.to_string()),
                 names: Vec::new(),
@@ -194,30 +192,29 @@ impl Header {
         }
     }
 
-    /// Where the data of stored block `number` begins.
+    /// Offset of the data of stored block `number`.
     pub(crate) fn host(&self, number: u32) -> u64 {
         self.data_offset + u64::from(number) * self.stride() + self.extra_bytes
     }
 
-    /// From one stored block to the next one, in bytes.
+    /// Distance of stored blocks in bytes.
     pub(crate) fn stride(&self) -> u64 {
         self.block_bytes + self.extra_bytes
     }
 
-    /// Where the entry of block `index` is.
+    /// Offset of the entry of block `index`.
     pub(crate) fn entry_offset(&self, index: u64) -> u64 {
         self.map_offset + index * 4
     }
 
-    /// The header as it is stored.
     pub(crate) fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = vec![0; to_usize(HEADER_BYTES)];
         let mut put = |at: usize, field: &[u8]| put(&mut bytes, at, field);
         let low = |value: u64| u32::try_from(value).unwrap_or(u32::MAX).to_le_bytes();
         let kind: u32 = match self.kind {
-            Kind::Dynamic => 1,
-            Kind::Fixed => 2,
-            Kind::Differencing => 4,
+            VdiKind::Dynamic => 1,
+            VdiKind::Fixed => 2,
+            VdiKind::Differencing => 4,
         };
         put(0, TEXT);
         put(0x40, &SIGNATURE.to_le_bytes());

@@ -1,7 +1,7 @@
 //! VDI, the format of VirtualBox, version 1.1.
 //!
-//! There is no specification; `VDICore.h` of VirtualBox says what the fields are, and QEMU's `block/vdi.c` is the second source. All
-//! numbers are little-endian, and UUIDs have their first three fields so.
+//! There is no specification; `VDICore.h` of VirtualBox defines the fields, and QEMU's `block/vdi.c` is the second
+//! source. All numbers are little-endian, also the first three fields of UUIDs.
 //!
 //! ```text
 //! offset  bytes
@@ -28,8 +28,8 @@
 //! 456     16    geometry for guests
 //! ```
 //!
-//! The block map has four bytes for each block: its number among those that are stored, or 0xFFFFFFFF where it is not (the parent's, or
-//! zero), or 0xFFFFFFFE where it is zero.
+//! The block map has four bytes for each block: its number among the stored blocks, 0xFFFFFFFF if it is not stored (it
+//! reads from the parent, or as zero), or 0xFFFFFFFE if it is zero.
 
 #![deny(clippy::indexing_slicing)]
 #![cfg_attr(not(test), deny(clippy::string_slice))]
@@ -45,7 +45,6 @@ pub(crate) mod tables;
 #[cfg(test)]
 mod tests;
 
-/// A block that is not stored: the parent's, or zero.
+/// Not stored: reads from the parent, or as zero.
 const FREE: u32 = 0xffff_ffff;
-/// A block that is zero.
 const ZERO: u32 = 0xffff_fffe;

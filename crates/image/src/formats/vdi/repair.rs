@@ -1,13 +1,13 @@
-//! Sets the number of stored blocks to what the map has. In mode `All`, entries that point outside the file become free, and a block
-//! that two entries have is copied for the second one.
+//! Corrects the count of stored blocks. In mode `All`, it frees entries that point outside the file, and copies a
+//! block with two entries for the second one.
 
 use std::collections::HashSet;
 
-use super::header::{AT_STORED, Header};
+use super::header::{AT_STORED, VdiHeader};
 use super::tables::for_each_number;
 use super::{FREE, ZERO};
 use crate::Result;
-use crate::allocation_table::{CutOff, copy_room};
+use crate::allocation_table::{TruncatedBlock, copy_room};
 use crate::error::corrupt;
 use crate::file::ImageFile;
 use crate::model::repair_action::{RepairAction, RepairMode};
@@ -18,12 +18,12 @@ pub(crate) fn repair(
     mode: RepairMode,
     actions: &mut Vec<RepairAction>,
 ) -> Result<()> {
-    let header = Header::load(file, image)?;
+    let header = VdiHeader::load(file, image)?;
     if mode < RepairMode::Safe {
         return Ok(());
     }
     let file_bytes = file.length_bytes()?;
-    let mut cut_off = CutOff::default();
+    let mut cut_off = TruncatedBlock::default();
     let (mut lost, mut twice, mut seen, mut next) = (Vec::new(), Vec::new(), HashSet::new(), 0);
     for_each_number(file, &header, |index, entry| {
         if entry >= ZERO {
@@ -33,7 +33,7 @@ pub(crate) fn repair(
             lost.push(index);
             return;
         }
-        cut_off.meet(header.host(entry), index, header.block_bytes, header.disk_bytes);
+        cut_off.examine(header.host(entry), index, header.block_bytes, header.disk_bytes);
         next = next.max(entry + 1);
         if !seen.insert(entry) {
             twice.push((index, entry));
@@ -41,17 +41,18 @@ pub(crate) fn repair(
     })?;
     free_lost(file, &header, &lost, actions)?;
     if mode == RepairMode::All {
-        cut_off.give_up(file, actions)?;
+        cut_off.extend_file(file, actions)?;
     }
     let first_copy = next;
     if mode == RepairMode::All {
-        // Fewer than the map has entries.
+        // Cannot overflow: there are fewer of them than entries in the map.
         next = u32::try_from(u64::from(next) + twice.len() as u64)
             .ok()
             .filter(|next| *next < ZERO)
-            .ok_or_else(|| corrupt(image, "block map", header.map_offset, "has no number left for a block"))?;
+            .ok_or_else(|| corrupt(image, "block map", header.map_offset, "no block number is left"))?;
     }
-    // VirtualBox stores the next block behind as many as are counted: the count is never below what the map tells of, nor above what there can be.
+    // VirtualBox stores the next block at this number: the count must not be below the numbers in the map, nor above
+    // the room in the file.
     let room = (file_bytes.saturating_sub(header.data_offset) / header.stride()).min(header.block_count);
     let most = next.max(u32::try_from(room).unwrap_or(next));
     let count = header.stored_count.clamp(next, most);
@@ -67,7 +68,7 @@ pub(crate) fn repair(
     if mode == RepairMode::All
         && let Some((first, _)) = twice.first()
     {
-        separate(file, &header, &twice, first_copy)?;
+        copy_shared_blocks(file, &header, &twice, first_copy)?;
         actions.push(RepairAction::Separated {
             count: twice.len() as u64,
             unit_bytes: header.block_bytes,
@@ -78,7 +79,7 @@ pub(crate) fn repair(
 }
 
 /// Frees the entries of blocks that lie past the end of the file.
-fn free_lost(file: &dyn ImageFile, header: &Header, lost: &[u64], actions: &mut Vec<RepairAction>) -> Result<()> {
+fn free_lost(file: &dyn ImageFile, header: &VdiHeader, lost: &[u64], actions: &mut Vec<RepairAction>) -> Result<()> {
     for index in lost {
         file.write_at(&FREE.to_le_bytes(), header.entry_offset(*index))?;
     }
@@ -94,8 +95,8 @@ fn free_lost(file: &dyn ImageFile, header: &Header, lost: &[u64], actions: &mut 
     Ok(())
 }
 
-/// Gives each of these entries a copy of its block, by numbers from `first` on.
-fn separate(file: &dyn ImageFile, header: &Header, twice: &[(u64, u32)], first: u32) -> Result<()> {
+/// Gives each entry a copy of its block, with numbers from `first` on.
+fn copy_shared_blocks(file: &dyn ImageFile, header: &VdiHeader, twice: &[(u64, u32)], first: u32) -> Result<()> {
     for ((_, from), number) in twice.iter().zip(first..) {
         copy_room(file, header.host(*from), header.host(number), header.block_bytes)?;
     }

@@ -1,9 +1,10 @@
-//! Another size: a longer block map, which has to fit before the blocks, zeroes past the old end, and then the size in the header.
+//! Changes the size: grows the block map, which has to fit before the blocks, zeroes data past the old end, then
+//! writes the size to the header.
 
 use std::sync::Arc;
 
 use super::check::check;
-use super::header::{AT_BLOCKS, AT_DISK, Header, Kind};
+use super::header::{AT_BLOCKS, AT_DISK, VdiHeader, VdiKind};
 use super::tables::{VdiTables, for_each_number};
 use super::{FREE, ZERO};
 use crate::allocation_table::resize::{refuse_differencing, require_sound, zero_tables};
@@ -11,16 +12,16 @@ use crate::allocation_table::{clear_room, write_entries};
 use crate::file::ImageFile;
 use crate::{Error, Result};
 
-/// Gives the disk of the image in `file` a size of `after_bytes`, durably.
+/// Resizes the disk to `after_bytes`, durably.
 pub(crate) fn resize(file: &Arc<dyn ImageFile>, image: &str, after_bytes: u64) -> Result<()> {
-    let header = Header::load(&**file, image)?;
+    let header = VdiHeader::load(&**file, image)?;
     require_sound(&check(&**file, &header)?, image)?;
-    if header.kind == Kind::Differencing {
+    if header.kind == VdiKind::Differencing {
         return Err(refuse_differencing(image));
     }
     let before_bytes = header.disk_bytes;
     let zero_past = |from: u64, to: u64| -> Result<()> {
-        let mut header = Header::load(&**file, image)?;
+        let mut header = VdiHeader::load(&**file, image)?;
         header.disk_bytes = to;
         zero_tables(
             file,
@@ -38,14 +39,14 @@ pub(crate) fn resize(file: &Arc<dyn ImageFile>, image: &str, after_bytes: u64) -
     zero_past(after_bytes, before_bytes)
 }
 
-/// One sector of the header changes: it is stored whole or not at all.
+/// Changes one sector of the header, which is written atomically.
 fn write_size(file: &dyn ImageFile, size_bytes: u64) -> Result<()> {
     file.write_at(&size_bytes.to_le_bytes(), AT_DISK as u64)?;
     Ok(file.sync()?)
 }
 
-/// Makes the block map tell of a disk of `after_bytes`, durably.
-fn grow_map(file: &dyn ImageFile, image: &str, header: &Header, after_bytes: u64) -> Result<()> {
+/// Grows the block map for a disk of `after_bytes`, durably.
+fn grow_map(file: &dyn ImageFile, image: &str, header: &VdiHeader, after_bytes: u64) -> Result<()> {
     let needed = after_bytes.div_ceil(header.block_bytes);
     if needed <= header.block_count {
         return Ok(());
@@ -55,7 +56,7 @@ fn grow_map(file: &dyn ImageFile, image: &str, header: &Header, after_bytes: u64
         return Err(Error::NotResizable {
             image: image.to_owned(),
             detail: format!(
-                "before its blocks there is room to tell of {} bytes; convert it",
+                "the space before its blocks only suffices for the map of {} bytes; convert it first",
                 room.saturating_mul(header.block_bytes)
             ),
         });
@@ -63,14 +64,14 @@ fn grow_map(file: &dyn ImageFile, image: &str, header: &Header, after_bytes: u64
     let added = needed - header.block_count;
     let entries = (header.entry_offset(header.block_count), added);
     let mut stored_count = header.stored_count;
-    if header.kind == Kind::Fixed {
+    if header.kind == VdiKind::Fixed {
         let mut next = 0;
         for_each_number(file, header, |_, entry| {
             if entry < ZERO {
                 next = next.max(entry + 1);
             }
         })?;
-        // As many numbers as blocks, of which there are fewer than u32::MAX / 4, and those of an image that is sound are below.
+        // There are fewer than u32::MAX / 4 blocks, and as many numbers; those of a consistent image are smaller.
         let number = |index: u64| u32::try_from(u64::from(next) + index).unwrap_or(FREE);
         stored_count = number(added);
         let end = |number: u32| header.host(number).saturating_sub(header.extra_bytes);
@@ -80,7 +81,7 @@ fn grow_map(file: &dyn ImageFile, image: &str, header: &Header, after_bytes: u64
         write_entries(file, entries, |_| FREE.to_le_bytes())?;
     }
     file.sync()?;
-    // Both numbers are in one sector, side by side.
+    // Both numbers are adjacent in one sector.
     let mut field = [0; 8];
     field[..4].copy_from_slice(&u32::try_from(needed).unwrap_or(u32::MAX).to_le_bytes());
     field[4..].copy_from_slice(&stored_count.to_le_bytes());

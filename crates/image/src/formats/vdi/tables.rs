@@ -1,34 +1,33 @@
-//! The block map, read and changed.
+//! Reads and changes the block map.
 
 use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::header::{AT_MODIFICATION, AT_STORED, Header, Kind};
+use super::header::{AT_MODIFICATION, AT_STORED, VdiHeader, VdiKind};
 use super::{FREE, ZERO};
 use crate::allocation_table::pages::Pages;
-use crate::allocation_table::{Tables, clear_room, end_of_block, for_each_entry};
+use crate::allocation_table::{AllocationTable, clear_room, end_of_block, for_each_entry};
 use crate::error::corrupt;
 use crate::file::ImageFile;
 use crate::model::identity::ImageId;
 use crate::model::mapped_extent::{MappedExtent, MappedKind};
 use crate::{Error, Result};
 
-/// Memory for the map of one layer: that of a disk of 2 TiB.
+/// Memory for the map of one layer: enough for a disk of 2 TiB.
 const CACHE_BYTES: u64 = 8 << 20;
 
-/// The map of one image.
 pub(crate) struct VdiTables {
     image: Arc<str>,
-    header: Header,
+    header: VdiHeader,
     file: Arc<dyn ImageFile>,
     pages: Pages,
-    /// The number of the next block that will be stored; known once writing has started.
+    /// Number of the next block to store; known once writing has started.
     next: u32,
 }
 
 impl VdiTables {
-    pub(crate) fn new(image: Arc<str>, header: Header, file: Arc<dyn ImageFile>) -> Self {
+    pub(crate) fn new(image: Arc<str>, header: VdiHeader, file: Arc<dyn ImageFile>) -> Self {
         Self {
             image,
             header,
@@ -46,11 +45,11 @@ impl VdiTables {
         self.pages.write(&entry.to_le_bytes(), self.header.entry_offset(index))
     }
 
-    /// Makes room for block `index`: behind all others, zero.
+    /// Allocates block `index` after all others; it reads as zero.
     fn reserve_block(&mut self, index: u64) -> Result<()> {
         let number = self.next;
         if number >= ZERO {
-            return Err(corrupt(&self.image, "block map", 0, "has no number left for a block"));
+            return Err(corrupt(&self.image, "block map", 0, "no block number is left"));
         }
         let start = self.header.host(number) - self.header.extra_bytes;
         let end = self.header.host(number) + self.header.block_bytes;
@@ -60,13 +59,12 @@ impl VdiTables {
     }
 }
 
-/// Calls `visit` with every entry of the map, in order.
-pub(super) fn for_each_number(file: &dyn ImageFile, header: &Header, mut visit: impl FnMut(u64, u32)) -> Result<()> {
+pub(super) fn for_each_number(file: &dyn ImageFile, header: &VdiHeader, mut visit: impl FnMut(u64, u32)) -> Result<()> {
     let table = (header.map_offset, header.block_count);
     for_each_entry(file, table, |index, entry| visit(index, u32::from_le_bytes(entry)))
 }
 
-impl Tables for VdiTables {
+impl AllocationTable for VdiTables {
     fn disk_bytes(&self) -> u64 {
         self.header.disk_bytes
     }
@@ -123,11 +121,11 @@ impl Tables for VdiTables {
         if is_twice {
             return Err(Error::NotWritable {
                 image: self.image.to_string(),
-                detail: "two places of the disk have one block; holdfast image check tells which".to_owned(),
+                detail: "two ranges of the disk share a block; run holdfast image check for details".to_owned(),
             });
         }
         self.next = next;
-        // Children know by this that their parent is not what it was.
+        // By this, children detect that their parent was modified.
         self.header.modification = ImageId::random()?;
         let modification = self.header.modification.to_guid();
         self.pages.write(&modification, AT_MODIFICATION as u64)
@@ -143,7 +141,11 @@ impl Tables for VdiTables {
     }
 
     fn set_zero(&mut self, range: Range<u64>) -> Result<u64> {
-        debug_assert_ne!(self.header.kind, Kind::Fixed, "all blocks of a fixed image are stored");
+        debug_assert_ne!(
+            self.header.kind,
+            VdiKind::Fixed,
+            "all blocks of a fixed image are allocated"
+        );
         let block = self.header.block_bytes;
         for index in range.start / block..range.end.div_ceil(block) {
             self.set_entry(index, ZERO)?;
@@ -156,7 +158,7 @@ impl Tables for VdiTables {
     }
 
     fn store(&mut self) -> Result<()> {
-        // VirtualBox puts the next block behind as many as the header counts: never fewer than the map tells of.
+        // VirtualBox stores the next block at this number: it must be above all numbers in the map.
         let map = self.header.map_offset..self.header.map_offset + self.header.block_count * 4;
         self.pages.store(&map)
     }

@@ -1,23 +1,23 @@
-//! Crashes, and what a header may not say.
+//! Tests crashes and invalid headers.
 
 use std::sync::Arc;
 
 use holdfast_block::{BlockDevice, to_usize};
 
 use super::create::{NewVdi, write_empty};
-use super::header::{Header, Kind};
+use super::header::{VdiHeader, VdiKind};
 use super::tables::VdiTables;
 use crate::allocation_table::TableLayer;
-use crate::allocation_table::crash_tests::{Case, survive_crashes};
+use crate::allocation_table::crash_tests::{TableCrashCase, survive_crashes};
 use crate::file::ImageFile;
 use crate::file::memory::MemoryFile;
 use crate::{ImageId, Result};
 
 const DISK_BYTES: u64 = 100_000;
 
-fn empty(kind: Kind) -> Vec<u8> {
+fn empty(kind: VdiKind) -> Vec<u8> {
     let file = MemoryFile::default();
-    let parent = if kind == Kind::Differencing {
+    let parent = if kind == VdiKind::Differencing {
         ImageId([7; 16])
     } else {
         ImageId::NIL
@@ -38,34 +38,34 @@ fn empty(kind: Kind) -> Vec<u8> {
 }
 
 fn open(file: Arc<dyn ImageFile>, backing: Option<Arc<dyn BlockDevice>>) -> Result<TableLayer> {
-    let header = Header::load(&*file, "image")?;
+    let header = VdiHeader::load(&*file, "image")?;
     let tables = Box::new(VdiTables::new("image".into(), header, Arc::clone(&file)));
     Ok(TableLayer::new("image".into(), file, tables, backing))
 }
 
 #[test]
-fn a_crash_loses_nothing_that_was_flushed() {
-    let case = |name, kind| Case {
+fn crash_keeps_flushed_data() {
+    let case = |name, kind| TableCrashCase {
         name,
         start: empty(kind),
-        has_parent: kind == Kind::Differencing,
+        has_parent: kind == VdiKind::Differencing,
         open,
-        check: |file| super::check::check(&*file, &Header::load(&*file, "image")?),
+        check: |file| super::check::check(&*file, &VdiHeader::load(&*file, "image")?),
     };
     survive_crashes(vec![
-        case("dynamic", Kind::Dynamic),
-        case("fixed", Kind::Fixed),
-        case("differencing", Kind::Differencing),
+        case("dynamic", VdiKind::Dynamic),
+        case("fixed", VdiKind::Fixed),
+        case("differencing", VdiKind::Differencing),
     ]);
 }
 
 #[test]
-fn what_contradicts_itself_is_refused() {
-    let good = empty(Kind::Dynamic);
+fn inconsistent_headers_are_refused() {
+    let good = empty(VdiKind::Dynamic);
     let refused = |at: usize, field: &[u8]| {
         let mut bytes = good.clone();
         bytes[at..at + field.len()].copy_from_slice(field);
-        Header::load(&MemoryFile::new(bytes), "image").is_err()
+        VdiHeader::load(&MemoryFile::new(bytes), "image").is_err()
     };
     assert!(!refused(0x54, b"a comment"));
     for (what, at, value) in [
@@ -82,13 +82,13 @@ fn what_contradicts_itself_is_refused() {
         ("block of 2 GiB", 0x178, 1 << 31),
         ("more before a block than in it", 0x17c, 8192),
         ("too few blocks", 0x180, 24),
-        ("more blocks than the file can tell of", 0x180, 0xffff_0000),
+        ("more blocks than fit into the file", 0x180, 0xffff_0000),
     ] {
         assert!(refused(at, &u32::to_le_bytes(value)), "{what}");
     }
     assert!(refused(0x170, &u64::MAX.to_le_bytes()), "a disk of all bytes there are");
     assert!(
-        Header::load(&MemoryFile::new(good[..400].to_vec()), "image").is_err(),
+        VdiHeader::load(&MemoryFile::new(good[..400].to_vec()), "image").is_err(),
         "cut off"
     );
 }

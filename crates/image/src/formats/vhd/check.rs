@@ -1,10 +1,10 @@
-//! Holding footers, table and bitmaps against the file.
+//! Checks footers, block table and bitmaps.
 
 use std::ops::Range;
 
 use holdfast_block::to_usize;
 
-use super::header::Header;
+use super::header::VhdHeader;
 use super::sparse::SparseHeader;
 use super::tables::for_each_sector;
 use super::{FREE, SECTOR_BYTES};
@@ -17,8 +17,7 @@ fn structure(report: &mut CheckReport, severity: Severity, detail: &str) {
     report.add(severity, ProblemKind::Structure { detail });
 }
 
-/// Checks the image in `file`.
-pub(crate) fn check(file: &dyn ImageFile, header: &Header) -> Result<CheckReport> {
+pub(crate) fn check(file: &dyn ImageFile, header: &VhdHeader) -> Result<CheckReport> {
     let file_bytes = file.length_bytes()?;
     let Some(sparse) = &header.sparse else {
         let sectors = header.footer.disk_bytes().div_ceil(SECTOR_BYTES);
@@ -44,15 +43,15 @@ pub(crate) fn check(file: &dyn ImageFile, header: &Header) -> Result<CheckReport
             structure(
                 &mut report,
                 Severity::Corruption,
-                "the copy of the footer at the start differs from it",
+                "the footer and its copy at the start differ",
             );
         }
     } else {
-        // What a program leaves that is killed while the image grows: nothing is lost.
+        // A program was killed while the image grew: no data is lost.
         structure(
             &mut report,
             Severity::Leak,
-            "there is no footer at the end; its copy at the start is whole",
+            "the footer at the end is missing; its copy at the start is valid",
         );
     }
     if header.is_footer_short {
@@ -60,14 +59,14 @@ pub(crate) fn check(file: &dyn ImageFile, header: &Header) -> Result<CheckReport
     }
     let room_end = header.footer_start(file_bytes);
     check_table(file, room_end, sparse, &mut report)?;
-    // What one that differs does not mark is its parent's.
+    // In a differencing image, unmarked sectors are the parent's.
     if header.footer.kind != ImageKind::Differencing {
         check_unmarked(file, room_end, sparse, &mut report)?;
     }
     Ok(report)
 }
 
-/// Tells of blocks that have data, and none of whose sectors is marked: they read as zeroes here, and as data in other programs.
+/// Reports blocks that have data but no marked sector: they read as zero here, and as data in other programs.
 fn check_unmarked(file: &dyn ImageFile, room_end: u64, sparse: &SparseHeader, report: &mut CheckReport) -> Result<()> {
     let mut starts = Vec::new();
     for_each_sector(file, sparse, |sector| {
@@ -88,7 +87,7 @@ fn check_unmarked(file: &dyn ImageFile, room_end: u64, sparse: &SparseHeader, re
     }
     if count > 0 {
         let detail = format!(
-            "{count} blocks have data, and no bit that says so: they are read as zeroes, and as data by other programs"
+            "{count} blocks have data, but no sector is marked in their bitmaps: they are read as zeroes here, and as data by other programs"
         );
         structure(report, Severity::Corruption, &detail);
     }
@@ -109,7 +108,7 @@ fn is_zero(file: &dyn ImageFile, range: Range<u64>) -> Result<bool> {
     Ok(true)
 }
 
-const SHORT: &str = "the footer has 511 bytes, as old versions of Virtual PC wrote it: not every program knows that";
+const SHORT: &str = "the footer has 511 bytes, as in old versions of Virtual PC: not every program supports that";
 
 fn check_table(file: &dyn ImageFile, room_end: u64, sparse: &SparseHeader, report: &mut CheckReport) -> Result<()> {
     let whole = sparse.bitmap_bytes() + sparse.block_bytes;
@@ -145,7 +144,7 @@ fn check_table(file: &dyn ImageFile, room_end: u64, sparse: &SparseHeader, repor
         }
     }
     report.image_end = starts.last().map_or(sparse.tables_end, |last| last + whole);
-    // Room between blocks that is less than one is where they are aligned.
+    // A gap smaller than a block is alignment.
     let starts_and_end = starts.iter().copied().chain([room_end]);
     let mut free = sparse.tables_end;
     let mut unused = 0;

@@ -1,8 +1,8 @@
-//! New images.
+//! Creates images.
 
 use holdfast_block::to_usize;
 
-use super::footer::{CREATOR, FOOTER_BYTES, Footer, Geometry};
+use super::footer::{CREATOR, ChsGeometry, FOOTER_BYTES, Footer};
 use super::sparse::{HEADER_BYTES, SparseHeader};
 use super::tables::DISK_BYTES_MAX;
 use super::{SECTOR_BYTES, locator};
@@ -11,12 +11,12 @@ use crate::model::identity::ImageId;
 use crate::model::info::ImageKind;
 use crate::{Error, Result};
 
-/// As everybody makes them.
+/// The block size that all programs use.
 pub(crate) const BLOCK_BYTES: u64 = 2 << 20;
 /// 2000-01-01 UTC, in seconds since 1970.
 const EPOCH_S: u64 = 946_684_800;
 
-/// What a new image is to be.
+/// Parameters of a new image.
 pub(crate) struct NewVhd {
     /// A multiple of 512.
     pub(crate) size_bytes: u64,
@@ -24,18 +24,18 @@ pub(crate) struct NewVhd {
     pub(crate) block_bytes: u64,
     pub(crate) kind: ImageKind,
     pub(crate) id: ImageId,
-    /// When it is made, in seconds since 1970.
+    /// Time of creation in seconds since 1970.
     pub(crate) created_s: u64,
-    /// The parent: its UUID, when it was made, and its path as the image is to name it.
+    /// The parent: its UUID, time of creation, and path as stored in the image.
     pub(crate) parent: Option<(ImageId, u32, String)>,
 }
 
-/// Writes an empty image into `file`, which is empty; durable when this returns.
+/// Writes an empty image into the empty `file`; durable when this returns.
 pub(crate) fn write_empty(file: &dyn ImageFile, new: &NewVhd) -> Result<()> {
     if new.size_bytes > DISK_BYTES_MAX {
         return Err(Error::InvalidOption {
             option: "size",
-            detail: format!("a VHD holds at most {DISK_BYTES_MAX} bytes (2040 GiB); a VHDX holds more"),
+            detail: format!("a VHD supports at most {DISK_BYTES_MAX} bytes (2040 GiB); a VHDX supports more"),
         });
     }
     let is_fixed = new.kind == ImageKind::Fixed;
@@ -46,7 +46,7 @@ pub(crate) fn write_empty(file: &dyn ImageFile, new: &NewVhd) -> Result<()> {
         creator: CREATOR,
         original_bytes: new.size_bytes,
         current_bytes: new.size_bytes,
-        geometry: Geometry::of(new.size_bytes),
+        geometry: ChsGeometry::of(new.size_bytes),
         id: new.id,
     }
     .to_bytes();
@@ -81,7 +81,7 @@ pub(crate) fn write_empty(file: &dyn ImageFile, new: &NewVhd) -> Result<()> {
     file.write_at(&header.to_bytes(name, &locators), FOOTER_BYTES)?;
     file.write_at(&data, locators_offset)?;
     file.write_at(&vec![0xff; to_usize(table_bytes)], table_offset)?;
-    // The footer and its copy come last: without them the file is no image.
+    // Footer and copy come last: without them the file is no valid image.
     file.sync()?;
     file.write_at(&footer, header.tables_end)?;
     file.write_at(&footer, 0)?;

@@ -1,4 +1,4 @@
-//! The footer, and the whole header of an image.
+//! Parses and writes the footer.
 //!
 //! ```text
 //! offset  bytes
@@ -31,17 +31,17 @@ use crate::model::info::ImageKind;
 pub(crate) const FOOTER_BYTES: u64 = 512;
 /// Old versions of Virtual PC left out the last byte, which is zero.
 pub(crate) const FOOTER_BYTES_SHORT: u64 = 511;
-/// A footer as it is stored.
+/// A stored footer.
 pub(crate) type FooterBytes = [u8; to_usize(FOOTER_BYTES)];
 const COOKIE: &[u8] = b"conectix";
 pub(super) const AT_CHECKSUM: usize = 64;
 pub(super) const AT_ID: usize = 68;
-/// The largest geometry that can be said; larger disks say it, too.
+/// The largest geometry; it also stands for larger disks.
 const SECTORS_BY_GEOMETRY_MAX: u64 = 65_535 * 16 * 255;
-/// Programs whose disks end where their geometry does, as in QEMU.
+/// Programs whose disks end with their geometry, as in QEMU.
 const BY_GEOMETRY: [&[u8; 4]; 3] = [b"vpc ", b"vs  ", b"qemu"];
 
-/// A footer whose checksum is right.
+/// A footer with a valid checksum.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Footer {
     pub(crate) kind: ImageKind,
@@ -50,20 +50,19 @@ pub(crate) struct Footer {
     pub(crate) creator: [u8; 4],
     pub(crate) original_bytes: u64,
     pub(crate) current_bytes: u64,
-    pub(crate) geometry: Geometry,
+    pub(crate) geometry: ChsGeometry,
     pub(crate) id: ImageId,
 }
 
-/// Cylinders, heads and sectors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Geometry {
+pub(crate) struct ChsGeometry {
     pub(super) cylinders: u16,
     pub(super) heads: u8,
     pub(super) sectors: u8,
 }
 
-impl Geometry {
-    /// As the appendix of the specification computes it.
+impl ChsGeometry {
+    /// The geometry of a disk size, by the algorithm in the appendix of the specification.
     pub(crate) fn of(size_bytes: u64) -> Self {
         let total = (size_bytes / SECTOR_BYTES).min(SECTORS_BY_GEOMETRY_MAX);
         let (sectors, heads, tracks) = if total >= 65_535 * 16 * 63 {
@@ -100,7 +99,7 @@ impl Footer {
         let fields = Record::new(bytes);
         let wrong = |field: u64, detail: String| Err(corrupt(image, "footer", at + field, detail));
         if !bytes.starts_with(COOKIE) {
-            return wrong(0, "there is none".to_owned());
+            return wrong(0, "it is missing".to_owned());
         }
         let (stored, computed) = (fields.be_u32::<AT_CHECKSUM>(), checksum(bytes, AT_CHECKSUM));
         if stored != computed {
@@ -126,7 +125,7 @@ impl Footer {
             creator: *fields.field::<28, 4>(),
             original_bytes: fields.be_u64::<40>(),
             current_bytes: fields.be_u64::<48>(),
-            geometry: Geometry {
+            geometry: ChsGeometry {
                 cylinders: fields.be_u16::<56>(),
                 heads: fields.byte::<58>(),
                 sectors: fields.byte::<59>(),
@@ -135,7 +134,7 @@ impl Footer {
         })
     }
 
-    /// Size of the disk. Some programs mean the geometry, and store a size that is larger.
+    /// Size of the disk. For some programs the geometry counts, and the stored size is larger.
     pub(crate) fn disk_bytes(&self) -> u64 {
         let by_geometry = self.geometry.sector_count();
         let bytes = by_geometry * SECTOR_BYTES;
@@ -149,12 +148,12 @@ impl Footer {
         }
     }
 
-    /// The bytes of a footer that is whole with another size of the disk; what other programs keep in it stays.
+    /// Changes the size in a valid footer; fields of other programs remain.
     pub(super) fn resized(bytes: &FooterBytes, size_bytes: u64) -> FooterBytes {
         let mut bytes = *bytes;
         let creator = *Record::new(&bytes).field::<28, 4>();
-        let geometry = Geometry::of(size_bytes);
-        // Who reads the geometry of such a program would take the disk for smaller than it is.
+        let geometry = ChsGeometry::of(size_bytes);
+        // A reader that uses the geometry of such a program would see a smaller disk.
         if BY_GEOMETRY.contains(&&creator) && geometry.sector_count() * SECTOR_BYTES != size_bytes {
             put(&mut bytes, 28, &CREATOR);
         }
@@ -166,7 +165,6 @@ impl Footer {
         bytes
     }
 
-    /// The footer as it is stored.
     pub(crate) fn to_bytes(&self) -> FooterBytes {
         let mut bytes = [0; to_usize(FOOTER_BYTES)];
         let mut put = |at: usize, field: &[u8]| put(&mut bytes, at, field);
@@ -195,5 +193,5 @@ impl Footer {
     }
 }
 
-/// QEMU takes the size from the footer only of programs that it knows, and from the geometry otherwise, which is another one.
+/// QEMU uses the size in the footer only for programs that it knows; otherwise it uses the geometry, which differs.
 pub(crate) const CREATOR: [u8; 4] = *b"win ";

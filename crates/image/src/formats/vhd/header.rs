@@ -1,4 +1,4 @@
-//! The whole header of an image: its footer, and the header of the table where it has one.
+//! Parses the footer and, except for fixed images, the sparse header.
 
 use holdfast_block::to_usize;
 
@@ -9,22 +9,22 @@ use crate::error::corrupt;
 use crate::file::ImageFile;
 use crate::model::info::{BlockInfo, ImageKind, ParentInfo, USUAL_SECTOR_BYTES};
 
-/// All that an image says of itself.
+/// Footer and sparse header of an image.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Header {
+pub(crate) struct VhdHeader {
     pub(crate) footer: Footer,
-    /// Of all but fixed images.
+    /// None for fixed images.
     pub(crate) sparse: Option<SparseHeader>,
-    /// The footer as it stands, with what other programs keep in it.
+    /// The stored footer, with fields of other programs.
     pub(crate) footer_bytes: Box<FooterBytes>,
-    /// Whether the footer at the end is as it should be; where it is not, its copy counts.
+    /// Whether the footer at the end is valid; otherwise its copy counts.
     pub(crate) has_footer_at_end: bool,
-    /// Whether that has 511 bytes only.
+    /// Whether the footer at the end has 511 bytes.
     pub(crate) is_footer_short: bool,
 }
 
-impl Header {
-    /// Reads the header of `file`, called `image`.
+impl VhdHeader {
+    /// Reads the headers of `file`; errors call it `image`.
     pub(crate) fn load(file: &dyn ImageFile, image: &str) -> Result<Self> {
         let file_bytes = file.length_bytes()?;
         if file_bytes < FOOTER_BYTES_SHORT {
@@ -50,7 +50,7 @@ impl Header {
         let has_footer_at_end = at_end.is_ok();
         let (footer, footer_bytes) = match at_end {
             Ok(found) => found,
-            // A program that was killed while the image grew; only those that grow have a copy.
+            // A program was killed while the image grew; only growing images have a copy.
             Err(error) => match footer_at(0) {
                 Ok(copy) if copy.0.kind != ImageKind::Fixed => copy,
                 _ => return Err(error),
@@ -78,7 +78,7 @@ impl Header {
         })
     }
 
-    /// Where the footer at the end begins in a file of `file_bytes`; their end where there is none.
+    /// Where the footer at the end begins; `file_bytes` if there is none.
     pub(crate) fn footer_start(&self, file_bytes: u64) -> u64 {
         if self.has_footer_at_end {
             start_of_footer(file_bytes, self.is_footer_short)
@@ -87,7 +87,6 @@ impl Header {
         }
     }
 
-    /// What there is to know about it.
     pub(crate) fn describe(&self) -> BlockInfo {
         let sparse = self.sparse.as_ref();
         BlockInfo {

@@ -1,9 +1,10 @@
-//! The UUID of an image, in both of its footers, and the one that a child has of its parent, in its header. All have checksums.
+//! Changes the UUID of an image, in both footers, and the one of its parent that a child stores in its header.
+//! Checksums cover all of them.
 
 use holdfast_block::to_usize;
 
 use super::footer::{AT_CHECKSUM, AT_ID};
-use super::header::Header;
+use super::header::VhdHeader;
 use super::sparse::HEADER_BYTES;
 use super::{checksum, sparse};
 use crate::Result;
@@ -11,11 +12,11 @@ use crate::file::ImageFile;
 use crate::model::bytes::put;
 use crate::model::identity::ImageId;
 
-/// Gives the image in `file` another UUID, durably.
-pub(crate) fn set(file: &dyn ImageFile, header: &Header, id: ImageId) -> Result<()> {
+/// Sets the UUID of the image, durably.
+pub(crate) fn set(file: &dyn ImageFile, header: &VhdHeader, id: ImageId) -> Result<()> {
     let mut footer = *header.footer_bytes;
     put_id(&mut footer, (AT_ID, AT_CHECKSUM), id);
-    // The copy first: the footer at the end is the one that counts, where it is whole.
+    // The copy first: a valid footer at the end has precedence.
     if header.sparse.is_some() {
         file.write_at(&footer, 0)?;
         file.sync()?;
@@ -27,7 +28,7 @@ pub(crate) fn set(file: &dyn ImageFile, header: &Header, id: ImageId) -> Result<
     Ok(())
 }
 
-/// Has the child in `file`, whose header is at `offset`, know its parent by another UUID, durably.
+/// Sets the parent UUID of a child whose header is at `offset`, durably.
 pub(crate) fn set_parent(file: &dyn ImageFile, offset: u64, id: ImageId) -> Result<()> {
     let mut bytes = vec![0; to_usize(HEADER_BYTES)];
     file.read_at(&mut bytes, offset)?;

@@ -1,4 +1,4 @@
-//! Where the parent of a differencing image may be: eight locators, and a name.
+//! The possible paths of the parent of a differencing image: eight locators, and a name.
 
 use holdfast_block::{Record, to_usize};
 
@@ -9,16 +9,16 @@ use crate::model::bytes::{be_utf16, le_utf16, rows};
 use crate::model::windows_path::{from_windows, to_windows};
 
 const LOCATOR_BYTES: usize = 24;
-/// A path is not longer.
+/// Maximum length of a path.
 const PATH_BYTES_MAX: u64 = 4096;
-/// A relative path of Windows, UTF-16 little-endian.
+/// A relative Windows path in UTF-16, little-endian.
 const RELATIVE: u32 = u32::from_be_bytes(*b"W2ru");
-/// A full path of Windows, UTF-16 little-endian.
+/// An absolute Windows path in UTF-16, little-endian.
 const ABSOLUTE: u32 = u32::from_be_bytes(*b"W2ku");
-/// A file URL in UTF-8; what XenServer writes.
+/// A file URL in UTF-8, as XenServer writes it.
 const URL: u32 = u32::from_be_bytes(*b"MacX");
 
-/// The paths that `locators` lead to, relative ones first, and then the bare `name`; as this system writes paths.
+/// The paths in `locators`, relative ones first, then the bare `name`; converted to paths of this system.
 pub(super) fn names(file: &dyn ImageFile, locators: &[u8], name: &[u8]) -> Result<Vec<String>> {
     let mut found: Vec<(u8, String)> = Vec::new();
     for locator in rows::<LOCATOR_BYTES>(locators, 0).iter().take(8) {
@@ -48,14 +48,14 @@ pub(super) fn names(file: &dyn ImageFile, locators: &[u8], name: &[u8]) -> Resul
     Ok(names)
 }
 
-/// A file URL, as XenServer writes it for a file beside the image: `file://./NAME`.
+/// Parses a file URL. XenServer writes `file://./NAME` for a file in the folder of the image.
 fn from_url(bytes: &[u8]) -> Option<String> {
     let text = String::from_utf8_lossy(bytes);
     let path = text.trim_end_matches('\0').strip_prefix("file://")?.to_owned();
     Some(path.strip_prefix("./").map_or(path.clone(), str::to_owned))
 }
 
-/// Locators of a parent beside the image, or elsewhere by its path, and their data, which begins at `offset`: whole sectors.
+/// Builds the locators of a parent, and their data, which begins at `offset` and consists of whole sectors.
 pub(super) fn to_bytes(path: &str, offset: u64) -> (Vec<u8>, Vec<u8>) {
     let windows: Vec<u8> = to_windows(path).encode_utf16().flat_map(u16::to_le_bytes).collect();
     let url = if path.starts_with('/') {
@@ -86,7 +86,7 @@ mod tests {
     use crate::file::memory::MemoryFile;
 
     #[test]
-    fn paths_come_back_as_this_system_writes_them() {
+    fn paths_round_trip() {
         for path in ["parent.vhd", "below/Größe.vhd", "../web1/base.vhd"] {
             let (locators, data) = to_bytes(path, 1536);
             let file = MemoryFile::default();

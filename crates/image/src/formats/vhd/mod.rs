@@ -3,9 +3,10 @@
 //! Specification: Microsoft, "Virtual Hard Disk Image Format Specification", October 2006. All numbers are big-endian. Second sources:
 //! QEMU's `block/vpc.c`, and blktap of XenServer.
 //!
-//! A fixed image is the disk and a footer of 512 bytes. The others have a copy of the footer at their start, a header, a table of four
-//! bytes for each block (the sector where it begins, or 0xFFFFFFFF), the blocks, and the footer. A block is a bitmap of its sectors, the
-//! highest bit first, and the sectors: what has no bit is the parent's, or zero.
+//! A fixed image is the disk followed by a footer of 512 bytes. The others have a copy of the footer at their start, a
+//! header, a table of four bytes for each block (the sector where it begins, or 0xFFFFFFFF), the blocks, and the
+//! footer. A block is a bitmap of its sectors, highest bit first, followed by the sectors: those without a bit read
+//! from the parent, or as zero.
 
 #![deny(clippy::indexing_slicing)]
 #![cfg_attr(not(test), deny(clippy::string_slice))]
@@ -29,14 +30,14 @@ const SECTOR_BYTES: u64 = 512;
 /// A block that is not stored.
 const FREE: u32 = 0xffff_ffff;
 
-/// The one's complement of the sum of all bytes but those of the checksum itself, which stands at `at`.
+/// The one's complement of the sum of all bytes except the checksum itself, which is at `at`.
 fn checksum(bytes: &[u8], at: usize) -> u32 {
     let sum = |bytes: &[u8]| bytes.iter().fold(0_u32, |sum, byte| sum.wrapping_add(u32::from(*byte)));
-    let [before, behind] = [bytes.get(..at), bytes.get(at + 4..)].map(Option::unwrap_or_default);
-    !sum(before).wrapping_add(sum(behind))
+    let [before, after] = [bytes.get(..at), bytes.get(at + 4..)].map(Option::unwrap_or_default);
+    !sum(before).wrapping_add(sum(after))
 }
 
-/// Makes the checksums right of whatever looks like a footer or a header.
+/// Corrects the checksums of everything that looks like a footer or header.
 #[cfg(any(test, feature = "hostile"))]
 pub(crate) fn seal_all(bytes: &mut [u8]) {
     let end = bytes.len();

@@ -1,12 +1,13 @@
-//! Writes a footer anew from its copy, or the copy from the footer; completes a footer of 511 bytes; and corrects the checksum of a footer that
-//! is right otherwise. In mode `All`, entries that point outside the file become free, and a block that two entries have is copied for the second one.
+//! Restores a footer from its copy, or the copy from the footer; completes a footer of 511 bytes; corrects the
+//! checksum of a footer that is valid otherwise. In mode `All`, it frees entries that point outside the file, and
+//! copies a block with two entries for the second one.
 
 use std::collections::HashSet;
 
 use holdfast_block::to_usize;
 
 use super::footer::{AT_CHECKSUM, FOOTER_BYTES, FOOTER_BYTES_SHORT, Footer};
-use super::header::Header;
+use super::header::VhdHeader;
 use super::sparse::SparseHeader;
 use super::tables::for_each_sector;
 use super::{FREE, SECTOR_BYTES, checksum};
@@ -18,7 +19,6 @@ use crate::model::bytes::put;
 use crate::model::info::ImageKind;
 use crate::model::repair_action::{RepairAction, RepairMode};
 
-/// Repairs the image in `file`.
 pub(crate) fn repair(
     file: &dyn ImageFile,
     image: &str,
@@ -28,25 +28,25 @@ pub(crate) fn repair(
     if mode < RepairMode::Safe {
         return Ok(());
     }
-    if let Err(error) = Header::load(file, image)
+    if let Err(error) = VhdHeader::load(file, image)
         && !seal_footer(file, image, actions)?
     {
         return Err(error);
     }
-    let mut header = Header::load(file, image)?;
+    let mut header = VhdHeader::load(file, image)?;
     lengthen(file, &mut header, actions)?;
     repair_copies(file, &header, image, actions)?;
-    let header = Header::load(file, image)?;
+    let header = VhdHeader::load(file, image)?;
     match &header.sparse {
         Some(sparse) if mode == RepairMode::All => {
-            give_up(file, &header, sparse, actions)?;
-            separate(file, &Header::load(file, image)?, sparse, image, actions)
+            discard_invalid_blocks(file, &header, sparse, actions)?;
+            copy_shared_blocks(file, &VhdHeader::load(file, image)?, sparse, image, actions)
         }
         _ => Ok(()),
     }
 }
 
-/// Makes the checksum of a footer right, where all else of it is; false where there is no such.
+/// Corrects the checksum of a footer that is valid otherwise; false if there is none.
 fn seal_footer(file: &dyn ImageFile, image: &str, actions: &mut Vec<RepairAction>) -> Result<bool> {
     let file_bytes = file.length_bytes()?;
     let places = [FOOTER_BYTES, FOOTER_BYTES_SHORT, file_bytes].map(|back| file_bytes.checked_sub(back));
@@ -58,7 +58,7 @@ fn seal_footer(file: &dyn ImageFile, image: &str, actions: &mut Vec<RepairAction
         let Ok(footer) = Footer::parse(&bytes, at, image) else {
             continue;
         };
-        // The checksum is not there to say so: everything else has to fit.
+        // Without the checksum, all other fields must be plausible.
         let is_right = match footer.kind {
             ImageKind::Fixed => {
                 footer.header_offset == u64::MAX && footer.disk_bytes() == at && footer.current_bytes <= at
@@ -66,13 +66,13 @@ fn seal_footer(file: &dyn ImageFile, image: &str, actions: &mut Vec<RepairAction
             _ => SparseHeader::load(file, file_bytes, &footer, image).is_ok(),
         };
         if is_right {
-            // Of one of 511 bytes, all that there is: its length is another matter.
+            // A footer of 511 bytes keeps its length here.
             let length = to_usize(FOOTER_BYTES.min(file_bytes - at));
             file.write_at(bytes.get(..length).unwrap_or(&bytes), at)?;
             file.sync()?;
             actions.push(RepairAction::Rewritten {
                 what: "the checksum of the footer",
-                from: "the footer, which fits the file",
+                from: "its other fields, which are valid",
             });
             return Ok(true);
         }
@@ -80,8 +80,8 @@ fn seal_footer(file: &dyn ImageFile, image: &str, actions: &mut Vec<RepairAction
     Ok(false)
 }
 
-/// Gives a footer of 511 bytes, as old versions of Virtual PC wrote it, its last byte: it is zero.
-fn lengthen(file: &dyn ImageFile, header: &mut Header, actions: &mut Vec<RepairAction>) -> Result<()> {
+/// Appends the last byte, zero, to a footer of 511 bytes, as old versions of Virtual PC wrote it.
+fn lengthen(file: &dyn ImageFile, header: &mut VhdHeader, actions: &mut Vec<RepairAction>) -> Result<()> {
     if !header.is_footer_short {
         return Ok(());
     }
@@ -96,8 +96,8 @@ fn lengthen(file: &dyn ImageFile, header: &mut Header, actions: &mut Vec<RepairA
     Ok(())
 }
 
-/// Writes the footer at the end from its copy, or the copy from it.
-fn repair_copies(file: &dyn ImageFile, header: &Header, image: &str, actions: &mut Vec<RepairAction>) -> Result<()> {
+/// Restores the footer at the end from its copy, or the copy from the footer.
+fn repair_copies(file: &dyn ImageFile, header: &VhdHeader, image: &str, actions: &mut Vec<RepairAction>) -> Result<()> {
     let Some(sparse) = &header.sparse else { return Ok(()) };
     if header.has_footer_at_end {
         let mut copy = vec![0; to_usize(FOOTER_BYTES)];
@@ -116,7 +116,7 @@ fn repair_copies(file: &dyn ImageFile, header: &Header, image: &str, actions: &m
     file.write_at(&*header.footer_bytes, place)?;
     file.sync()?;
     if file.length_bytes()? != place + FOOTER_BYTES {
-        return Err(corrupt(image, "footer", place, "something is behind where it would be"));
+        return Err(corrupt(image, "footer", place, "other data follows its place"));
     }
     actions.push(RepairAction::Rewritten {
         what: "the footer at the end",
@@ -125,7 +125,7 @@ fn repair_copies(file: &dyn ImageFile, header: &Header, image: &str, actions: &m
     Ok(())
 }
 
-/// Where the footer goes that is not there: over the damaged one, or behind all that there is.
+/// Where a missing footer goes: over the damaged one, or to the end of the file.
 fn place_of_footer(file: &dyn ImageFile, sparse: &SparseHeader) -> Result<u64> {
     let file_bytes = file.length_bytes()?;
     let end = file_bytes.next_multiple_of(SECTOR_BYTES);
@@ -141,10 +141,10 @@ fn place_of_footer(file: &dyn ImageFile, sparse: &SparseHeader) -> Result<u64> {
     Ok(if used_end <= last { last } else { end })
 }
 
-/// Gives up blocks that begin past the end or in the tables, and the ends of those that were cut off.
-fn give_up(
+/// Frees blocks that begin past the end or overlap the tables, and extends truncated ones.
+fn discard_invalid_blocks(
     file: &dyn ImageFile,
-    header: &Header,
+    header: &VhdHeader,
     sparse: &SparseHeader,
     actions: &mut Vec<RepairAction>,
 ) -> Result<()> {
@@ -165,7 +165,7 @@ fn give_up(
     }
     file.sync()?;
     if let Some(end) = cut.iter().map(|(_, end)| *end).max() {
-        // The copy at the start counts while the footer moves.
+        // While the footer moves, the copy at the start counts.
         file.write_at(&*header.footer_bytes, end)?;
         file.sync()?;
         file.punch(room_end..end.min(room_end + FOOTER_BYTES))?;
@@ -186,10 +186,10 @@ fn give_up(
     Ok(())
 }
 
-/// Copies blocks that two entries have for the second one.
-fn separate(
+/// Copies blocks with two entries for the second one.
+fn copy_shared_blocks(
     file: &dyn ImageFile,
-    header: &Header,
+    header: &VhdHeader,
     sparse: &SparseHeader,
     image: &str,
     actions: &mut Vec<RepairAction>,
@@ -212,7 +212,7 @@ fn separate(
                 image,
                 "table",
                 sparse.table_offset,
-                "cannot tell of a block behind all others",
+                "its entries cannot refer to a block at the end of the file",
             ));
         };
         copy_room(file, *from, end, whole)?;

@@ -1,13 +1,13 @@
-//! Another size: a longer table where it is needed, zeroes past the old end, and then the size in both footers.
+//! Changes the size: grows the table if needed, zeroes data past the old end, then writes the size to both footers.
 //!
-//! The table stays where it is. Blocks that lie where it grows move behind all others first.
+//! The table grows in place; blocks in its way are moved to the end first.
 
 use std::sync::Arc;
 
 use holdfast_block::{Record, to_usize};
 
 use super::footer::{FOOTER_BYTES, Footer};
-use super::header::Header;
+use super::header::VhdHeader;
 use super::sparse::{AT_CHECKSUM, AT_ENTRY_COUNT, HEADER_BYTES, SparseHeader};
 use super::tables::{DISK_BYTES_MAX, for_each_sector};
 use super::{FREE, SECTOR_BYTES, check, checksum};
@@ -18,14 +18,14 @@ use crate::model::bytes::put;
 use crate::model::info::ImageKind;
 use crate::{Error, Result};
 
-/// What a table is written by.
+/// Unit of writes of a table.
 const WRITE_BYTES: u64 = 1 << 20;
-/// Data of blocks that move begins at such multiples.
+/// Alignment of the data of moved blocks.
 const ALIGNMENT: u64 = 4096;
 
-/// Gives the disk of the image in `file` a size of `after_bytes`, a multiple of 512, durably.
+/// Resizes the disk to `after_bytes`, a multiple of 512, durably.
 pub(crate) fn resize(file: &Arc<dyn ImageFile>, image: &str, after_bytes: u64) -> Result<()> {
-    let header = Header::load(&**file, image)?;
+    let header = VhdHeader::load(&**file, image)?;
     require_sound(&check::check(&**file, &header)?, image)?;
     if header.footer.kind == ImageKind::Differencing {
         return Err(refuse_differencing(image));
@@ -33,13 +33,13 @@ pub(crate) fn resize(file: &Arc<dyn ImageFile>, image: &str, after_bytes: u64) -
     if header.is_footer_short {
         return Err(Error::NotResizable {
             image: image.to_owned(),
-            detail: "its footer has 511 bytes; holdfast image check --repair makes it whole".to_owned(),
+            detail: "its footer has 511 bytes; run holdfast image check --repair first".to_owned(),
         });
     }
     if after_bytes > DISK_BYTES_MAX {
         return Err(Error::InvalidOption {
             option: "size",
-            detail: format!("a VHD holds at most {DISK_BYTES_MAX} bytes (2040 GiB); a VHDX holds more"),
+            detail: format!("a VHD supports at most {DISK_BYTES_MAX} bytes (2040 GiB); a VHDX supports more"),
         });
     }
     match &header.sparse {
@@ -48,13 +48,13 @@ pub(crate) fn resize(file: &Arc<dyn ImageFile>, image: &str, after_bytes: u64) -
     }
 }
 
-/// The disk of a fixed image ends where its footer begins, which moves.
-fn resize_fixed(file: &dyn ImageFile, header: &Header, after_bytes: u64) -> Result<()> {
+/// Resizes a fixed image, whose footer moves.
+fn resize_fixed(file: &dyn ImageFile, header: &VhdHeader, after_bytes: u64) -> Result<()> {
     let footer = Footer::resized(&header.footer_bytes, after_bytes);
     let before_bytes = header.footer.disk_bytes();
     let old_end = file.length_bytes()?;
     if after_bytes < before_bytes {
-        // The old footer counts until the file is cut off.
+        // The old footer counts until the file is truncated.
         file.write_at(&footer, after_bytes)?;
         file.sync()?;
         file.set_length(after_bytes + FOOTER_BYTES)?;
@@ -66,7 +66,8 @@ fn resize_fixed(file: &dyn ImageFile, header: &Header, after_bytes: u64) -> Resu
     } else {
         after_bytes.max(old_end)
     };
-    // The old size, at the new end; then what lies between is no part of the disk, and becomes zero; then the new size.
+    // A footer with the old size at the new end; then the range between, which is not part of the disk yet, is zeroed;
+    // then the new size.
     if place != old_place {
         file.write_at(&*header.footer_bytes, place)?;
         file.sync()?;
@@ -80,7 +81,7 @@ fn resize_fixed(file: &dyn ImageFile, header: &Header, after_bytes: u64) -> Resu
 fn resize_sparse(
     file: &Arc<dyn ImageFile>,
     image: &str,
-    header: &Header,
+    header: &VhdHeader,
     sparse: &SparseHeader,
     after_bytes: u64,
 ) -> Result<()> {
@@ -91,7 +92,7 @@ fn resize_sparse(
     }
     let footer = Footer::resized(&header.footer_bytes, after_bytes);
     let zero_past = |from: u64, to: u64, disk_bytes: u64| -> Result<()> {
-        let mut header = Header::load(&**file, image)?;
+        let mut header = VhdHeader::load(&**file, image)?;
         header.footer = Footer::parse(&Footer::resized(&header.footer_bytes, disk_bytes), 0, image)?;
         zero_tables(
             file,
@@ -108,11 +109,11 @@ fn resize_sparse(
     zero_past(after_bytes, before_bytes, before_bytes)
 }
 
-/// Writes both footers durably, one after another: one of them is whole at any time.
+/// Writes both footers durably, one after the other: one of them is valid at any time.
 fn store_footers(file: &dyn ImageFile, image: &str, footer: &[u8]) -> Result<()> {
     file.write_at(footer, 0)?;
     file.sync()?;
-    let has_footer_at_end = Header::load(file, image)?.has_footer_at_end;
+    let has_footer_at_end = VhdHeader::load(file, image)?.has_footer_at_end;
     let end = file.length_bytes()?;
     let place = if has_footer_at_end {
         end - FOOTER_BYTES
@@ -123,12 +124,12 @@ fn store_footers(file: &dyn ImageFile, image: &str, footer: &[u8]) -> Result<()>
     Ok(file.sync()?)
 }
 
-/// Makes the table `needed` entries long, durably.
-fn grow_table(file: &dyn ImageFile, image: &str, header: &Header, sparse: &SparseHeader, needed: u64) -> Result<()> {
+/// Grows the table to `needed` entries, durably.
+fn grow_table(file: &dyn ImageFile, image: &str, header: &VhdHeader, sparse: &SparseHeader, needed: u64) -> Result<()> {
     let old_end = sparse.table_offset + sparse.entry_count * 4;
     let new_end = (sparse.table_offset + needed * 4).next_multiple_of(SECTOR_BYTES);
     require_room(image, sparse, (old_end, new_end))?;
-    // Its copy counts while the footer is not at the end.
+    // While the footer is not at the end, its copy counts.
     file.write_at(&*header.footer_bytes, 0)?;
     file.sync()?;
     let end = move_blocks(file, image, header, sparse, new_end)?;
@@ -144,7 +145,7 @@ fn grow_table(file: &dyn ImageFile, image: &str, header: &Header, sparse: &Spars
         at += length;
     }
     file.sync()?;
-    // The number of entries and the checksum are in the first sector of the header: stored whole or not at all.
+    // The number of entries and the checksum are in the first sector of the header, which is written atomically.
     let mut bytes = [0; to_usize(HEADER_BYTES)];
     file.read_at(&mut bytes, sparse.offset)?;
     let count = u32::try_from(needed).unwrap_or(u32::MAX);
@@ -158,10 +159,10 @@ fn grow_table(file: &dyn ImageFile, image: &str, header: &Header, sparse: &Spars
     Ok(file.sync()?)
 }
 
-/// Refuses where something other than blocks lies where the table grows.
+/// Fails if anything but blocks is in the way of the table.
 fn require_room(image: &str, sparse: &SparseHeader, (from, to): (u64, u64)) -> Result<()> {
     let what = if sparse.tables_end > from {
-        "the map that XenServer keeps"
+        "the block map of XenServer"
     } else if sparse.offset < to && sparse.offset + HEADER_BYTES > from {
         "the header"
     } else {
@@ -169,12 +170,18 @@ fn require_room(image: &str, sparse: &SparseHeader, (from, to): (u64, u64)) -> R
     };
     Err(Error::NotResizable {
         image: image.to_owned(),
-        detail: format!("{what} lies behind its table of blocks, which cannot grow; convert it"),
+        detail: format!("{what} follows its block table, which therefore cannot grow; convert it first"),
     })
 }
 
-/// Moves the blocks that begin before `limit` behind all others, durably; gives the end of the file.
-fn move_blocks(file: &dyn ImageFile, image: &str, header: &Header, sparse: &SparseHeader, limit: u64) -> Result<u64> {
+/// Moves the blocks that begin before `limit` to the end of the file, durably; returns its new end.
+fn move_blocks(
+    file: &dyn ImageFile,
+    image: &str,
+    header: &VhdHeader,
+    sparse: &SparseHeader,
+    limit: u64,
+) -> Result<u64> {
     let whole = sparse.bitmap_bytes() + sparse.block_bytes;
     let mut file_end = file.length_bytes()?;
     let mut end = if header.has_footer_at_end {
@@ -202,7 +209,7 @@ fn move_blocks(file: &dyn ImageFile, image: &str, header: &Header, sparse: &Spar
             .filter(|sector| *sector != FREE);
         let sector = sector.ok_or_else(|| Error::NotResizable {
             image: image.to_owned(),
-            detail: "the file is as large as its table can reach; convert it to another format".to_owned(),
+            detail: "the file has reached the maximum size of its format; convert it to another format".to_owned(),
         })?;
         copy_room(file, *start, place, whole)?;
         end = place + whole;

@@ -34,10 +34,10 @@ const AT_NAME: usize = 64;
 const NAME_BYTES: usize = 512;
 pub(crate) const AT_LOCATORS: usize = 576;
 const LOCATORS_BYTES: usize = 192;
-/// A header as it is stored.
+/// A stored header.
 pub(super) type SparseBytes = [u8; to_usize(HEADER_BYTES)];
 
-/// A header that was checked against its file.
+/// A header that was validated against its file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct SparseHeader {
     pub(crate) offset: u64,
@@ -46,9 +46,9 @@ pub(crate) struct SparseHeader {
     pub(crate) block_bytes: u64,
     pub(crate) parent: ImageId,
     pub(crate) parent_timestamp: u32,
-    /// Where the parent may be: what is most likely right first.
+    /// Possible paths of the parent, the most likely first.
     pub(crate) parent_names: Vec<String>,
-    /// End of what XenServer keeps behind the table; the table's end where there is nothing.
+    /// End of the data of XenServer that follows the table; end of the table if there is none.
     pub(crate) tables_end: u64,
 }
 
@@ -80,12 +80,12 @@ impl SparseHeader {
         Ok(header)
     }
 
-    /// What the header says by itself: the places of the parent are not looked up, and nothing is known of what is behind the table.
+    /// Parses the header alone, without resolving the locators or looking for data after the table.
     pub(super) fn parse(bytes: &SparseBytes, footer: &Footer, image: &str) -> Result<Self> {
         let offset = footer.header_offset;
         let wrong = |field: u64, detail: String| Err(corrupt(image, "header", offset.saturating_add(field), detail));
         if !bytes.starts_with(COOKIE) {
-            return wrong(0, "there is none".to_owned());
+            return wrong(0, "it is missing".to_owned());
         }
         let fields = Record::new(bytes);
         let (stored, computed) = (fields.be_u32::<AT_CHECKSUM>(), checksum(bytes, AT_CHECKSUM));
@@ -105,7 +105,7 @@ impl SparseHeader {
         if entry_count < needed {
             return wrong(
                 28,
-                format!("the table has {entry_count} entries, and the disk needs {needed}"),
+                format!("the table has {entry_count} entries, but the disk needs {needed}"),
             );
         }
         let table_end = table_offset.checked_add(entry_count * 4);
@@ -127,7 +127,7 @@ impl SparseHeader {
         })
     }
 
-    /// Where the entry of block `index` is.
+    /// Offset of the entry of block `index`.
     pub(crate) fn entry_offset(&self, index: u64) -> u64 {
         self.table_offset + index * 4
     }
@@ -139,7 +139,7 @@ impl SparseHeader {
             .next_multiple_of(SECTOR_BYTES)
     }
 
-    /// The header as it is stored, with `name` and `locators` of the parent.
+    /// The stored form, with `name` and `locators` of the parent.
     pub(crate) fn to_bytes(&self, name: &str, locators: &[u8]) -> Vec<u8> {
         let mut bytes = vec![0; to_usize(HEADER_BYTES)];
         let mut put = |at: usize, field: &[u8]| put(&mut bytes, at, field);
@@ -165,7 +165,7 @@ impl SparseHeader {
     }
 }
 
-/// XenServer keeps a map behind the table that says which blocks have all of their bits. It is not needed, and must not be written over.
+/// XenServer stores a map after the table that lists complete blocks. It is not needed, but must not be overwritten.
 fn end_of_batmap(file: &dyn ImageFile, table_end: u64) -> Result<u64> {
     let at = table_end.next_multiple_of(SECTOR_BYTES);
     let mut bytes = [0; 24];

@@ -1,9 +1,10 @@
-//! Reading a VHD from its start to its end, once: as XenServer exports disks.
+//! Reads a VHD sequentially, as XenServer exports disks.
 //!
-//! What XenServer sends is a whole image whose table comes before its blocks, which come in the order of the disk. In a differencing one, the bitmap of a
-//! block says which of its sectors are there; the others are those of the parent.
+//! XenServer sends a complete image whose table comes before its blocks, which follow in the order of the disk. In a
+//! differencing image, the bitmap of a block says which sectors it has; the others are the parent's.
 //!
-//! Bounds: [`HEAD_BYTES_MAX`] for all that comes before the blocks, a block of 2 MiB, the footer's 2040 GiB for the disk.
+//! Bounds: [`HEAD_BYTES_MAX`] for everything before the blocks, 2 MiB for a block, 2040 GiB for the disk, as in the
+//! footer.
 
 use std::io::Read;
 use std::ops::Range;
@@ -24,7 +25,7 @@ const HEAD_BYTES_MAX: u64 = 64 << 20;
 const HEAD_PIECE_BYTES: u64 = 1 << 20;
 const BLOCK_BYTES_MAX: u64 = 16 << 20;
 
-/// A dynamic or differencing VHD that is read as it comes.
+/// A dynamic or differencing VHD that is read sequentially.
 pub struct VhdStream<R> {
     source: ForwardReader<R>,
     size_bytes: u64,
@@ -32,7 +33,7 @@ pub struct VhdStream<R> {
     parent: Option<ImageId>,
     header: SparseHeader,
     footer: FooterBytes,
-    /// Blocks that are stored: where, and which; in the order of the stream.
+    /// Stored blocks, in the order of the stream: offset and index.
     blocks: Vec<(u64, u64)>,
     next: usize,
     bitmap: Vec<u8>,
@@ -42,15 +43,15 @@ pub struct VhdStream<R> {
 /// A block of the disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct VhdBlock<'a> {
-    /// Where it belongs, in bytes.
+    /// Its offset on the disk, in bytes.
     pub offset: u64,
-    /// Its sectors; shorter at the end of the disk. Those that are not there have no meaning.
+    /// Its sectors; shorter at the end of the disk. Sectors that are not stored are undefined.
     pub bytes: &'a [u8],
     bitmap: &'a [u8],
 }
 
 impl VhdBlock<'_> {
-    /// Which of its bytes are there, in order.
+    /// The stored ranges, in order.
     pub fn ranges(&self) -> Vec<Range<usize>> {
         let sector = to_usize(SECTOR_BYTES);
         let mut ranges: Vec<Range<usize>> = Vec::new();
@@ -70,13 +71,13 @@ impl VhdBlock<'_> {
 }
 
 impl<R: Read> VhdStream<R> {
-    /// Reads what comes before the first block; errors call the stream `image`.
+    /// Reads everything before the first block; errors call the stream `image`.
     ///
     /// # Errors
-    /// [`Error::is_corrupt`] where it is none, or a fixed one, which is read like raw bytes. [`Error::NotInOrder`] where its table is
-    /// not at its start.
+    /// [`Error::is_corrupt`] if it is no VHD, or a fixed one, which can be read like a raw disk. [`Error::NotInOrder`]
+    /// if the table is not at its start.
     pub fn open(reader: R, image: &str) -> Result<Self> {
-        let mut head = Head {
+        let mut head = TableReader {
             source: ForwardReader {
                 reader,
                 image: image.to_owned(),
@@ -88,7 +89,7 @@ impl<R: Read> VhdStream<R> {
         let footer = Footer::parse(&footer_bytes, 0, image)?;
         let size_bytes = footer.disk_bytes();
         if footer.kind == ImageKind::Fixed || size_bytes > DISK_BYTES_MAX {
-            let detail = format!("a fixed image, or one of {size_bytes} bytes");
+            let detail = format!("it is a fixed image, or has {size_bytes} bytes");
             return Err(corrupt(image, "footer", 48, detail));
         }
         let header = SparseHeader::parse(head.at(footer.header_offset)?, &footer, image)?;
@@ -124,22 +125,22 @@ impl<R: Read> VhdStream<R> {
         self.size_bytes
     }
 
-    /// The identity of the image.
+    /// The UUID of the image.
     pub fn id(&self) -> ImageId {
         self.id
     }
 
-    /// The image that has what is not here, where it is a differencing one.
+    /// The UUID of the parent of a differencing image.
     pub fn parent(&self) -> Option<ImageId> {
         self.parent
     }
 
-    /// Whether its blocks come at rising offsets of the disk.
+    /// Whether the blocks come in the order of the disk.
     pub fn is_in_order(&self) -> bool {
         self.blocks.is_sorted_by(|(_, first), (_, second)| first < second)
     }
 
-    /// The parts of the disk of which something is there, block by block, in the order of the disk.
+    /// The ranges of the disk with stored blocks, in the order of the disk.
     pub fn stored(&self) -> Vec<Range<u64>> {
         let mut indices: Vec<u64> = self.blocks.iter().map(|(_, index)| *index).collect();
         indices.sort_unstable();
@@ -151,21 +152,21 @@ impl<R: Read> VhdStream<R> {
         start..(start + self.header.block_bytes).min(self.size_bytes)
     }
 
-    /// Gives the reader back, which is behind all that was read.
+    /// Returns the reader, after everything that was read.
     pub fn into_inner(self) -> R {
         self.source.reader
     }
 
-    /// The next block, or none at the end, where the footer is.
+    /// Reads the next block; none at the end, after the footer.
     ///
     /// # Errors
-    /// [`Error::is_corrupt`] where the stream was cut off, blocks lie in each other, or the footer is another one than at the start.
+    /// [`Error::is_corrupt`] if the stream is truncated, blocks overlap, or the footer differs from that at the start.
     pub fn next_block(&mut self) -> Result<Option<VhdBlock<'_>>> {
         let Some(&(place, index)) = self.blocks.get(self.next) else {
             return self.end().map(|()| None);
         };
         if place < self.source.at {
-            let detail = format!("block {index} begins at {place}, inside of something else");
+            let detail = format!("block {index} begins at {place}, and overlaps another structure");
             let entry = self.header.entry_offset(index);
             return Err(corrupt(&self.source.image, "table", entry, detail));
         }
@@ -181,19 +182,19 @@ impl<R: Read> VhdStream<R> {
         }))
     }
 
-    /// What is behind the last block: the footer once more.
+    /// Reads the footer after the last block.
     fn end(&mut self) -> Result<()> {
         self.source
             .skip_to(self.source.at.next_multiple_of(SECTOR_BYTES), "end")?;
         let mut footer = [0; to_usize(FOOTER_BYTES)];
-        // Blocks begin at whole pages in what some programs write.
+        // Some programs align blocks to pages.
         for _ in 0..16 {
             self.source.read(&mut footer, "end")?;
             if footer.iter().any(|byte| *byte != 0) {
                 break;
             }
         }
-        // An export that broke and was taken up again is another image of the same content: it may have an identity and a time of its own.
+        // A resumed export is another image with the same content: it may have another UUID and timestamp.
         let at = self.source.at - FOOTER_BYTES;
         let same = |bytes: &FooterBytes, at: u64| {
             let footer = Footer::parse(bytes, at, &self.source.image)?;
@@ -206,7 +207,7 @@ impl<R: Read> VhdStream<R> {
         if footer == self.footer || same(&footer, at)? == same(&self.footer, 0)? {
             return Ok(());
         }
-        let detail = "there is no footer, or not that of the start".to_owned();
+        let detail = "the footer is missing, or differs from that at the start".to_owned();
         Err(corrupt(
             &self.source.image,
             "end",
@@ -216,14 +217,14 @@ impl<R: Read> VhdStream<R> {
     }
 }
 
-/// What comes before the blocks.
-struct Head<R> {
+/// Buffers everything before the blocks.
+struct TableReader<R> {
     source: ForwardReader<R>,
     bytes: Vec<u8>,
 }
 
-impl<R: Read> Head<R> {
-    /// The `N` bytes from `start` on.
+impl<R: Read> TableReader<R> {
+    /// The `N` bytes at `start`.
     fn at<const N: usize>(&mut self, start: u64) -> Result<&[u8; N]> {
         let cut_off = self.source.cut_off("tables");
         let bytes = self.up_to(start.saturating_add(N as u64))?;
@@ -231,12 +232,12 @@ impl<R: Read> Head<R> {
         found.ok_or(cut_off)
     }
 
-    /// All from the start to `end`.
+    /// All bytes before `end`.
     fn up_to(&mut self, end: u64) -> Result<&[u8]> {
         if end > HEAD_BYTES_MAX {
             return Err(self.source.not_in_order(format!("its tables end at {end}")));
         }
-        // Room is made as bytes come: a header alone does not justify what it says of its table.
+        // The buffer grows as bytes arrive: the table size in a header alone is not trusted.
         while self.source.at < end {
             let start = self.bytes.len();
             let piece = HEAD_PIECE_BYTES.min(end - self.source.at);

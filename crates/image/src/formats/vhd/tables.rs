@@ -1,4 +1,4 @@
-//! The table of blocks and the bitmaps of their sectors, read and changed.
+//! Reads and changes the block table and the sector bitmaps.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -6,12 +6,12 @@ use std::sync::Arc;
 use holdfast_block::to_usize;
 
 use super::footer::{FOOTER_BYTES, FOOTER_BYTES_SHORT, FooterBytes};
-use super::header::Header;
+use super::header::VhdHeader;
 use super::sparse::SparseHeader;
 use super::{FREE, SECTOR_BYTES};
 use crate::allocation_table::bits::BitOrder;
 use crate::allocation_table::pages::Pages;
-use crate::allocation_table::{Tables, clear_room, for_each_entry};
+use crate::allocation_table::{AllocationTable, clear_room, for_each_entry};
 use crate::error::corrupt;
 use crate::file::ImageFile;
 use crate::model::info::ImageKind;
@@ -20,17 +20,17 @@ use crate::{Error, Result};
 
 /// Memory for the table and bitmaps of one layer.
 const CACHE_BYTES: u64 = 8 << 20;
-/// Data of new blocks begins at such multiples.
+/// Alignment of the data of new blocks.
 const ALIGNMENT: u64 = 4096;
-/// 2040 GiB: what a table of sectors can reach.
+/// 2040 GiB: the limit of a table of sector numbers.
 pub(super) const DISK_BYTES_MAX: u64 = 2040 << 30;
 
-/// The tables of a fixed image: there are none.
+/// The mapping of a fixed image, which has no tables.
 struct FixedTables {
     disk_bytes: u64,
 }
 
-impl Tables for FixedTables {
+impl AllocationTable for FixedTables {
     fn disk_bytes(&self) -> u64 {
         self.disk_bytes
     }
@@ -46,7 +46,7 @@ impl Tables for FixedTables {
         })
     }
 
-    /// All of a fixed image is before its footer, which was there.
+    /// The footer is valid, so the file has everything before it.
     fn is_cut_off(&self) -> Result<bool> {
         Ok(false)
     }
@@ -72,8 +72,8 @@ impl Tables for FixedTables {
     }
 }
 
-/// The tables of an image.
-pub(crate) fn of(image: Arc<str>, header: Header, file: Arc<dyn ImageFile>) -> Box<dyn Tables> {
+/// The tables of an image, by its kind.
+pub(crate) fn of(image: Arc<str>, header: VhdHeader, file: Arc<dyn ImageFile>) -> Box<dyn AllocationTable> {
     match header.sparse.clone() {
         None => Box::new(FixedTables {
             disk_bytes: header.footer.disk_bytes(),
@@ -82,7 +82,7 @@ pub(crate) fn of(image: Arc<str>, header: Header, file: Arc<dyn ImageFile>) -> B
     }
 }
 
-/// The tables of the other images.
+/// The tables of a dynamic or differencing image.
 struct SparseTables {
     image: Arc<str>,
     disk_bytes: u64,
@@ -92,15 +92,14 @@ struct SparseTables {
     file: Arc<dyn ImageFile>,
     length: KnownLength,
     pages: Pages,
-    /// Bytes of the footer at the end; 0 where there is none.
+    /// Length of the footer at the end; 0 if there is none.
     footer_bytes_at_end: u64,
     /// End of the last block; known once writing has started.
     end: u64,
 }
 
 impl SparseTables {
-    /// The tables of an image whose header is `header`, and whose sparse header is `sparse`.
-    fn new(image: Arc<str>, header: Header, sparse: SparseHeader, file: Arc<dyn ImageFile>) -> Self {
+    fn new(image: Arc<str>, header: VhdHeader, sparse: SparseHeader, file: Arc<dyn ImageFile>) -> Self {
         Self {
             image,
             disk_bytes: header.footer.disk_bytes(),
@@ -119,7 +118,7 @@ impl SparseTables {
         }
     }
 
-    /// Where block `index` begins: with its bitmap.
+    /// Where block `index` begins, with its bitmap.
     fn block(&self, index: u64) -> Result<Option<u64>> {
         Ok(
             match u32::from_be_bytes(self.pages.array(self.header.entry_offset(index))?) {
@@ -129,7 +128,7 @@ impl SparseTables {
         )
     }
 
-    /// The run at `at` inside its block.
+    /// The extent at `at` inside its block.
     fn piece(&self, at: u64, length_max: u64) -> Result<MappedExtent> {
         let within = at % self.header.block_bytes;
         let rest = self.header.block_bytes - within;
@@ -139,7 +138,7 @@ impl SparseTables {
                 kind: MappedKind::Absent,
             });
         };
-        // What is read past the end is zero, and would say that nothing of the block is there.
+        // A bitmap past the end of the file would read as zero: no sector of the block would be stored.
         if !self
             .length
             .contains(&*self.file, block + self.header.bitmap_bytes() - 1)?
@@ -162,7 +161,7 @@ impl SparseTables {
         })
     }
 
-    /// Makes room for block `index` behind all others; none of its sectors is there yet where it has a parent.
+    /// Allocates block `index` at the end of the file; if there is a parent, none of its sectors is marked yet.
     fn new_block(&mut self, index: u64) -> Result<u64> {
         let bitmap_bytes = self.header.bitmap_bytes();
         let start = (self.end + bitmap_bytes).next_multiple_of(ALIGNMENT) - bitmap_bytes;
@@ -174,11 +173,12 @@ impl SparseTables {
         else {
             return Err(Error::NotWritable {
                 image: self.image.to_string(),
-                detail: "the file is as large as its table can reach; convert it to another format".to_owned(),
+                detail: "the file has reached the maximum size of its format; convert it to another format".to_owned(),
             });
         };
         clear_room(&*self.file, data..end)?;
-        // Until all is stored, there is a footer behind it as well; its copy at the start counts where a crash leaves none.
+        // Until the tables are stored, a footer follows the new block, too; if a crash leaves none, its copy at the
+        // start counts.
         self.file.write_at(&*self.footer, end)?;
         let bits = if self.kind == ImageKind::Differencing { 0 } else { 0xff };
         self.pages.write(&vec![bits; to_usize(bitmap_bytes)], start)?;
@@ -188,8 +188,8 @@ impl SparseTables {
         Ok(start)
     }
 
-    /// Makes `sectors` of the block at `block` its own, zero at first.
-    fn own(&mut self, block: u64, sectors: Range<u64>) -> Result<()> {
+    /// Marks `sectors` of the block at `block` as stored; they read as zero.
+    fn allocate_sectors(&mut self, block: u64, sectors: Range<u64>) -> Result<()> {
         for byte in sectors.start / 8..sectors.end.div_ceil(8) {
             let [before] = self.pages.array::<1>(block + byte)?;
             let wanted = (0..8).filter(|bit| sectors.contains(&(byte * 8 + bit)));
@@ -202,13 +202,12 @@ impl SparseTables {
     }
 }
 
-/// Calls `visit` with every entry of the table, in order.
 pub(super) fn for_each_sector(file: &dyn ImageFile, header: &SparseHeader, mut visit: impl FnMut(u32)) -> Result<()> {
     let table = (header.table_offset, header.entry_count);
     for_each_entry(file, table, |_, entry| visit(u32::from_be_bytes(entry)))
 }
 
-impl Tables for SparseTables {
+impl AllocationTable for SparseTables {
     fn disk_bytes(&self) -> u64 {
         self.disk_bytes
     }
@@ -251,11 +250,11 @@ impl Tables for SparseTables {
         if sectors.iter().zip(sectors.iter().skip(1)).any(is_close) || sectors.first().is_some_and(is_in_tables) {
             return Err(Error::NotWritable {
                 image: self.image.to_string(),
-                detail: "two blocks are in one place, or one in that of the tables; holdfast image check tells which"
+                detail: "two blocks overlap, or one overlaps the tables; run holdfast image check for details"
                     .to_owned(),
             });
         }
-        // What other programs keep behind the blocks, and before the footer, stays.
+        // Data of other programs between blocks and footer remains.
         let file_bytes = self.file.length_bytes()?;
         let last = file_bytes - self.footer_bytes_at_end;
         self.end = end.max(last.next_multiple_of(SECTOR_BYTES));
@@ -264,7 +263,12 @@ impl Tables for SparseTables {
             self.footer_bytes_at_end = FOOTER_BYTES;
         }
         if self.end >= 2 * DISK_BYTES_MAX {
-            return Err(corrupt(&self.image, "table", self.header.table_offset, "leads too far"));
+            return Err(corrupt(
+                &self.image,
+                "table",
+                self.header.table_offset,
+                "its offset is too large",
+            ));
         }
         Ok(())
     }
@@ -284,7 +288,7 @@ impl Tables for SparseTables {
             } else {
                 self.new_block(index)?
             };
-            self.own(block, sectors)?;
+            self.allocate_sectors(block, sectors)?;
             at = end;
         }
         Ok(())
@@ -299,7 +303,7 @@ impl Tables for SparseTables {
     }
 
     fn store(&mut self) -> Result<()> {
-        // Bitmaps before the table that leads to them.
+        // Bitmaps before the table that refers to them.
         let table = self.header.table_offset..self.header.table_offset + self.header.entry_count * 4;
         self.pages.store(&table)
     }

@@ -1,4 +1,4 @@
-//! Crashes, sizes, and what headers may not say.
+//! Tests crashes, sizes and invalid headers.
 
 use std::io::Read;
 use std::sync::Arc;
@@ -6,12 +6,12 @@ use std::sync::Arc;
 use holdfast_block::{BlockDevice, BlockDeviceMut as _, MemoryDevice, to_usize};
 
 use super::create::{NewVhd, write_empty};
-use super::footer::Geometry;
-use super::header::Header;
+use super::footer::ChsGeometry;
+use super::header::VhdHeader;
 use super::stream::VhdStream;
 use super::{check, checksum};
 use crate::allocation_table::TableLayer;
-use crate::allocation_table::crash_tests::{Case, survive_crashes};
+use crate::allocation_table::crash_tests::{TableCrashCase, survive_crashes};
 use crate::allocation_table::writer::TableMut;
 use crate::file::ImageFile;
 use crate::file::memory::MemoryFile;
@@ -37,19 +37,19 @@ fn empty(kind: ImageKind) -> Vec<u8> {
 }
 
 fn open(file: Arc<dyn ImageFile>, backing: Option<Arc<dyn BlockDevice>>) -> Result<TableLayer> {
-    let header = Header::load(&*file, "image")?;
+    let header = VhdHeader::load(&*file, "image")?;
     let tables = super::tables::of("image".into(), header, Arc::clone(&file));
     Ok(TableLayer::new("image".into(), file, tables, backing))
 }
 
 #[test]
-fn a_crash_loses_nothing_that_was_flushed() {
-    let case = |name, kind| Case {
+fn crash_keeps_flushed_data() {
+    let case = |name, kind| TableCrashCase {
         name,
         start: empty(kind),
         has_parent: kind == ImageKind::Differencing,
         open,
-        check: |file| check::check(&*file, &Header::load(&*file, "image")?),
+        check: |file| check::check(&*file, &VhdHeader::load(&*file, "image")?),
     };
     survive_crashes(vec![
         case("dynamic", ImageKind::Dynamic),
@@ -59,25 +59,28 @@ fn a_crash_loses_nothing_that_was_flushed() {
 }
 
 #[test]
-fn a_footer_that_is_lost_is_replaced_by_its_copy() {
+fn lost_footer_falls_back_to_its_copy() {
     let mut bytes = empty(ImageKind::Dynamic);
     let end = bytes.len() - 512;
     bytes[end..].fill(0);
-    let header = Header::load(&MemoryFile::new(bytes.clone()), "image").unwrap();
+    let header = VhdHeader::load(&MemoryFile::new(bytes.clone()), "image").unwrap();
     assert!(!header.has_footer_at_end && header.footer.id == ImageId([1; 16]));
     bytes[0] = 0;
-    assert!(Header::load(&MemoryFile::new(bytes), "image").is_err(), "both are lost");
+    assert!(
+        VhdHeader::load(&MemoryFile::new(bytes), "image").is_err(),
+        "both are lost"
+    );
 }
 
-/// XenServer and others have left such blocks: some programs read them as zeroes, others as data.
+/// XenServer and other programs have left such blocks: some programs read them as zeroes, others as data.
 #[test]
-fn data_that_no_bit_marks_is_told() {
+fn check_reports_unmarked_data() {
     for kind in [ImageKind::Dynamic, ImageKind::Differencing] {
         let file: Arc<dyn ImageFile> = Arc::new(MemoryFile::new(empty(kind)));
         let layer = TableMut::new(open(Arc::clone(&file), None).unwrap());
         layer.write_at(&[7; 4096], 20_000).unwrap();
         layer.flush().unwrap();
-        let header = Header::load(&*file, "image").unwrap();
+        let header = VhdHeader::load(&*file, "image").unwrap();
         let count = || check::check(&*file, &header).unwrap().corruption_count;
         assert_eq!(count(), 0, "{kind:?}");
         let mut entry = [0; 4];
@@ -85,7 +88,7 @@ fn data_that_no_bit_marks_is_told() {
         file.read_at(&mut entry, sparse.entry_offset(1)).unwrap();
         let block = u64::from(u32::from_be_bytes(entry)) * 512;
         file.write_at(&vec![0; to_usize(sparse.bitmap_bytes())], block).unwrap();
-        // What is not marked in one that differs is its parent's.
+        // In a differencing image, unmarked sectors are the parent's.
         assert_eq!(count(), u64::from(kind == ImageKind::Dynamic), "{kind:?}");
         file.write_at(&vec![0; to_usize(sparse.block_bytes)], block + sparse.bitmap_bytes())
             .unwrap();
@@ -94,30 +97,30 @@ fn data_that_no_bit_marks_is_told() {
 }
 
 #[test]
-fn geometries_are_those_of_the_specification() {
+fn geometries_match_the_specification() {
     for (size_bytes, expected) in [
         (64 << 20, (963, 8, 17)),
         (4 << 30, (8322, 16, 63)),
         (1 << 40, (65_535, 16, 255)),
     ] {
-        let Geometry {
+        let ChsGeometry {
             cylinders,
             heads,
             sectors,
-        } = Geometry::of(size_bytes);
+        } = ChsGeometry::of(size_bytes);
         assert_eq!((cylinders, heads, sectors), expected, "{size_bytes}");
     }
 }
 
 #[test]
-fn what_contradicts_itself_is_refused() {
+fn inconsistent_headers_are_refused() {
     let good = empty(ImageKind::Differencing);
     let refused = |start: usize, sum_at: usize, length: usize, at: usize, field: &[u8]| {
         let mut bytes = good.clone();
         bytes[start + at..start + at + field.len()].copy_from_slice(field);
         let sum = checksum(&bytes[start..start + length], sum_at);
         bytes[start + sum_at..start + sum_at + 4].copy_from_slice(&sum.to_be_bytes());
-        Header::load(&MemoryFile::new(bytes), "image").is_err()
+        VhdHeader::load(&MemoryFile::new(bytes), "image").is_err()
     };
     let header = |at: usize, value: u32| refused(512, 36, 1024, at, &value.to_be_bytes());
     assert!(!header(56, 9), "another time of the parent");
@@ -126,7 +129,7 @@ fn what_contradicts_itself_is_refused() {
         ("table past the end", 20, 1 << 30),
         ("table at no sector", 20, 1537),
         ("too few entries", 28, 6),
-        ("more entries than the file can tell of", 28, 0xffff_0000),
+        ("more entries than fit into the file", 28, 0xffff_0000),
         ("block of nothing", 32, 0),
         ("block of three sectors", 32, 1536),
         ("block of 1 GiB", 32, 1 << 30),
@@ -137,17 +140,17 @@ fn what_contradicts_itself_is_refused() {
     assert!(refused(footer, 64, 512, 16, &u64::MAX.to_be_bytes()), "no header");
     assert!(
         refused(footer, 64, 512, 48, &(1_u64 << 60).to_be_bytes()),
-        "a disk that the table cannot tell of"
+        "a disk too large for its table"
     );
     let mut bytes = good;
     bytes[600] ^= 1;
     assert!(
-        Header::load(&MemoryFile::new(bytes), "image").is_err(),
+        VhdHeader::load(&MemoryFile::new(bytes), "image").is_err(),
         "a wrong checksum"
     );
 }
 
-/// A differencing image with some sectors in three of its blocks, and where they are.
+/// A differencing image with some sectors in three of its blocks, and the marks of its bytes.
 fn differencing() -> (Vec<u8>, Vec<u8>) {
     let file: Arc<MemoryFile> = Arc::default();
     file.write_at(&empty(ImageKind::Differencing), 0).unwrap();
@@ -165,12 +168,12 @@ fn differencing() -> (Vec<u8>, Vec<u8>) {
 }
 
 #[test]
-fn a_stream_brings_what_is_stored_and_nothing_else() {
+fn stream_returns_only_stored_sectors() {
     let (bytes, disk) = differencing();
     let mut stream = VhdStream::open(&bytes[..], "stream").unwrap();
     assert_eq!((stream.size_bytes(), stream.id()), (DISK_BYTES, ImageId([1; 16])));
     assert_eq!(stream.parent(), Some(ImageId([7; 16])));
-    // Blocks were made in another order than that of the disk.
+    // Blocks are stored in another order than that of the disk.
     assert!(!stream.is_in_order());
     assert_eq!(stream.stored(), [0..16_384, 32_768..49_152, 98_304..DISK_BYTES]);
     let mut found = vec![9; to_usize(DISK_BYTES)];
@@ -188,7 +191,7 @@ fn a_stream_brings_what_is_stored_and_nothing_else() {
 }
 
 #[test]
-fn a_stream_that_was_cut_off_is_never_whole() {
+fn truncated_stream_is_never_complete() {
     let (bytes, _) = differencing();
     let read = |bytes: &[u8]| -> Result<()> {
         let mut stream = VhdStream::open(bytes, "stream")?;
@@ -203,13 +206,13 @@ fn a_stream_that_was_cut_off_is_never_whole() {
     let end = other.len() - 512;
     other[end + 30] ^= 1;
     assert!(read(&other).unwrap_err().to_string().contains("footer"));
-    // Nothing but tables is a stream, too.
+    // A stream without blocks is valid, too.
     read(&empty(ImageKind::Dynamic)).unwrap();
-    // A fixed image is no stream of blocks.
+    // A fixed image cannot be read as blocks.
     assert!(read(&empty(ImageKind::Fixed)).is_err());
 }
 
-/// What is read into, and how much room there was at the most.
+/// A reader that records the largest buffer it was given.
 struct Asked<'a> {
     bytes: &'a [u8],
     most: usize,
@@ -222,9 +225,9 @@ impl Read for Asked<'_> {
     }
 }
 
-/// A header of 1 KiB told of a table of 35 MiB, and had it.
+/// A header of 1 KiB claimed a table of 35 MiB, and that much was allocated.
 #[test]
-fn a_table_that_is_only_told_of_takes_no_memory() {
+fn claimed_table_size_allocates_nothing() {
     let mut bytes = empty(ImageKind::Dynamic);
     bytes[512 + 28..512 + 32].copy_from_slice(&(12u32 << 20).to_be_bytes());
     super::seal_all(&mut bytes);

@@ -1,13 +1,12 @@
-//! Holding the table of blocks against the file.
+//! Checks the block allocation table.
 
 use super::MIB;
 use super::header::{RedundantStructure, broken_copies};
-use super::opened::Opened;
-use super::tables::{Entry, bits_end, block_end, block_of, for_each_block, is_of_bits, state};
+use super::opened::OpenedVhdx;
+use super::tables::{BatEntry, bits_end, block_end, block_of, for_each_block, is_of_bits, state};
 use crate::{CheckReport, ProblemKind, Result, Severity};
 
-/// Checks an opened image.
-pub(crate) fn check(opened: &Opened) -> Result<CheckReport> {
+pub(crate) fn check(opened: &OpenedVhdx) -> Result<CheckReport> {
     let metadata = &opened.metadata;
     let broken = broken_copies(&*opened.file)?;
     let file_bytes = opened.file.length_bytes()?;
@@ -17,8 +16,8 @@ pub(crate) fn check(opened: &Opened) -> Result<CheckReport> {
     };
     for structure in broken {
         let detail = match structure {
-            RedundantStructure::Header => "one of its two headers is damaged; the other one counts",
-            RedundantStructure::Regions => "its two tables of regions differ; the first that is whole counts",
+            RedundantStructure::Header => "one of its two headers is damaged; the other one is used",
+            RedundantStructure::Regions => "its two region tables differ; the first valid one is used",
         };
         let detail = detail.to_owned();
         report.add(Severity::Leak, ProblemKind::Structure { detail });
@@ -35,9 +34,9 @@ pub(crate) fn check(opened: &Opened) -> Result<CheckReport> {
             if metadata.has_parent && entry.state() == state::BITS_PRESENT {
                 bits.push(number);
                 if entry.offset() < file_bytes && bits_end(metadata, number, entry) > file_bytes {
-                    cut_off.push(("bits of sectors", entry.offset()));
+                    cut_off.push(("sector bitmap", entry.offset()));
                 }
-                used.push((entry.offset(), MIB, "bits of sectors"));
+                used.push((entry.offset(), MIB, "sector bitmap"));
             }
             return;
         }
@@ -46,7 +45,7 @@ pub(crate) fn check(opened: &Opened) -> Result<CheckReport> {
             report.add(Severity::Corruption, ProblemKind::Entry { disk_offset, detail });
         };
         if entry.has_reserved() {
-            wrong("bits are set that mean nothing".to_owned());
+            wrong("reserved bits are set".to_owned());
         }
         match entry.state() {
             state::FULL | state::PARTIAL => {
@@ -73,17 +72,17 @@ pub(crate) fn check(opened: &Opened) -> Result<CheckReport> {
     Ok(report)
 }
 
-pub(super) fn disk_offset(opened: &Opened, number: u64) -> u64 {
+pub(super) fn disk_offset(opened: &OpenedVhdx, number: u64) -> u64 {
     block_of(&opened.metadata, number) * opened.metadata.block_bytes
 }
 
-fn check_partial(opened: &Opened, (number, entry): (u64, Entry), bits: &[u64], report: &mut CheckReport) {
+fn check_partial(opened: &OpenedVhdx, (number, entry): (u64, BatEntry), bits: &[u64], report: &mut CheckReport) {
     let chunk = opened.metadata.chunk_blocks() + 1;
     let of_bits = number / chunk * chunk + chunk - 1;
     let detail = if !opened.metadata.has_parent {
-        "a part of it is the parent's, and there is none"
+        "it is partially present, but there is no parent"
     } else if bits.binary_search(&of_bits).is_err() {
-        "a part of it is the parent's, and nothing says which"
+        "it is partially present, but its sector bitmap is missing"
     } else {
         return;
     };

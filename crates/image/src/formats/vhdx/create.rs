@@ -1,9 +1,9 @@
-//! New images.
+//! Creates images.
 
 use super::MIB;
-use super::header::{Header, Region, Slot, write_start};
-use super::metadata::{DISK_BYTES_MAX, Metadata, Parent};
-use super::tables::{Entry, is_of_bits, state};
+use super::header::{HeaderSlot, Region, VhdxHeader, write_start};
+use super::metadata::{DISK_BYTES_MAX, Metadata, VhdxParent};
+use super::tables::{BatEntry, is_of_bits, state};
 use crate::allocation_table::write_entries;
 use crate::file::ImageFile;
 use crate::model::identity::ImageId;
@@ -12,9 +12,9 @@ use crate::{Error, Result};
 
 const LOG_BYTES: u32 = 1 << 20;
 
-/// What a new image is to be.
+/// Parameters of a new image.
 pub(crate) struct NewVhdx {
-    /// A multiple of the sector.
+    /// A multiple of the sector size.
     pub(crate) size_bytes: u64,
     /// A power of two, 1 MiB to 256 MiB.
     pub(crate) block_bytes: u64,
@@ -22,20 +22,21 @@ pub(crate) struct NewVhdx {
     pub(crate) sector_bytes: u64,
     pub(crate) kind: ImageKind,
     pub(crate) id: ImageId,
-    pub(crate) parent: Option<Parent>,
+    pub(crate) parent: Option<VhdxParent>,
 }
 
-/// The block of an image of that size: small ones waste little, and large disks have a table that is not too large.
+/// The default block size for a disk size: small disks waste little space, and large ones do not need too large a
+/// table.
 pub(crate) fn block_bytes_for(size_bytes: u64) -> u64 {
     if size_bytes <= 2 << 40 { 2 * MIB } else { 32 * MIB }
 }
 
-/// Writes an empty image into `file`, which is empty; durable when this returns.
+/// Writes an empty image into the empty `file`; durable when this returns.
 pub(crate) fn write_empty(file: &dyn ImageFile, new: &NewVhdx) -> Result<()> {
     if new.size_bytes > DISK_BYTES_MAX {
         return Err(Error::InvalidOption {
             option: "size",
-            detail: format!("a VHDX holds at most {DISK_BYTES_MAX} bytes (64 TiB)"),
+            detail: format!("a VHDX supports at most {DISK_BYTES_MAX} bytes (64 TiB)"),
         });
     }
     let metadata = Metadata {
@@ -60,9 +61,9 @@ pub(crate) fn write_empty(file: &dyn ImageFile, new: &NewVhdx) -> Result<()> {
         write_entries(file, (bat.offset, metadata.entry_count()), |number| {
             let chunk = metadata.chunk_blocks() + 1;
             let entry = if is_of_bits(&metadata, number) {
-                Entry(0)
+                BatEntry(0)
             } else {
-                Entry::new(state::FULL, blocks + (number - number / chunk) * new.block_bytes)
+                BatEntry::new(state::FULL, blocks + (number - number / chunk) * new.block_bytes)
             };
             entry.0.to_le_bytes()
         })?;
@@ -70,8 +71,8 @@ pub(crate) fn write_empty(file: &dyn ImageFile, new: &NewVhdx) -> Result<()> {
         file.set_length(blocks)?;
     }
     file.write_at(&metadata.to_bytes(), of_metadata.offset)?;
-    let header = |slot, sequence| -> Result<Header> {
-        Ok(Header {
+    let header = |slot, sequence| -> Result<VhdxHeader> {
+        Ok(VhdxHeader {
             slot,
             sequence,
             file_write: ImageId::random()?,
@@ -81,7 +82,7 @@ pub(crate) fn write_empty(file: &dyn ImageFile, new: &NewVhdx) -> Result<()> {
             log_offset: MIB,
         })
     };
-    for header in [header(Slot::First, 1)?, header(Slot::Second, 2)?] {
+    for header in [header(HeaderSlot::First, 1)?, header(HeaderSlot::Second, 2)?] {
         let (offset, bytes) = header.to_bytes();
         file.write_at(&bytes, offset)?;
     }

@@ -1,4 +1,4 @@
-//! Headers and the table of regions.
+//! Parses and writes headers and region tables.
 
 use holdfast_block::{Record, to_usize};
 
@@ -14,19 +14,19 @@ const HEADER_BYTES: u64 = 4 * KIB;
 const FIRST_REGION_OFFSET: u64 = 192 * KIB;
 const REGION_OFFSETS: [u64; 2] = [FIRST_REGION_OFFSET, 256 * KIB];
 const REGION_TABLE_BYTES: u64 = 64 * KIB;
-/// Regions that a table can tell of.
+/// Limit of the format.
 const REGION_COUNT_MAX: u32 = 2047;
 pub(super) const REGION_BAT: ImageId = guid(0x2dc2_7766_f623_4200_9d64_115e_9bfd_4a08);
 pub(super) const REGION_METADATA: ImageId = guid(0x8b7c_a206_4790_4b9a_b8fe_575f_050f_886e);
 
-/// Which of the two places of a header.
+/// Which of the two headers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Slot {
+pub(crate) enum HeaderSlot {
     First,
     Second,
 }
 
-impl Slot {
+impl HeaderSlot {
     const BOTH: [Self; 2] = [Self::First, Self::Second];
 
     const fn offset(self) -> u64 {
@@ -46,8 +46,8 @@ impl Slot {
 
 /// One of the two headers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Header {
-    pub(crate) slot: Slot,
+pub(crate) struct VhdxHeader {
+    pub(crate) slot: HeaderSlot,
     pub(crate) sequence: u64,
     pub(crate) file_write: ImageId,
     pub(crate) data_write: ImageId,
@@ -56,18 +56,18 @@ pub(crate) struct Header {
     pub(crate) log_offset: u64,
 }
 
-/// Where a region is.
+/// Location of a region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Region {
     pub(crate) offset: u64,
     pub(crate) length_bytes: u64,
 }
 
-impl Header {
-    fn parse(bytes: &[u8; to_usize(HEADER_BYTES)], slot: Slot) -> std::result::Result<Self, String> {
+impl VhdxHeader {
+    fn parse(bytes: &[u8; to_usize(HEADER_BYTES)], slot: HeaderSlot) -> std::result::Result<Self, String> {
         let stored = Record::new(bytes);
         if !bytes.starts_with(b"head") {
-            return Err("there is none".to_owned());
+            return Err("it is missing".to_owned());
         }
         if stored.le_u32::<4>() != checksum(bytes) {
             return Err("the checksum is wrong".to_owned());
@@ -86,11 +86,11 @@ impl Header {
         })
     }
 
-    /// The one that counts.
+    /// Loads the current header.
     pub(super) fn load(file: &dyn ImageFile, image: &str) -> Result<Self> {
         let mut found: Vec<Self> = Vec::new();
         let mut reason = String::new();
-        for slot in Slot::BOTH {
+        for slot in HeaderSlot::BOTH {
             let mut bytes = [0; to_usize(HEADER_BYTES)];
             file.read_at(&mut bytes, slot.offset())?;
             match Self::parse(&bytes, slot) {
@@ -99,10 +99,10 @@ impl Header {
             }
         }
         let newest = found.into_iter().max_by_key(|header| header.sequence);
-        newest.ok_or_else(|| corrupt(image, "header", Slot::First.offset(), reason))
+        newest.ok_or_else(|| corrupt(image, "header", HeaderSlot::First.offset(), reason))
     }
 
-    /// The header as it is stored, and where.
+    /// The stored form, with its offset.
     pub(super) fn to_bytes(self) -> (u64, Vec<u8>) {
         let mut bytes = vec![0; to_usize(HEADER_BYTES)];
         let mut put = |at: usize, field: &[u8]| put(&mut bytes, at, field);
@@ -118,14 +118,14 @@ impl Header {
         (self.slot.offset(), bytes)
     }
 
-    /// Writes the header over the older one, and makes it durable: the other one counts until then.
+    /// Writes the header over the older one, durably; until then the other one counts.
     ///
     /// # Errors
-    /// The number of the header is the largest one: what is written next would count as the older one.
+    /// The sequence number is the maximum: the next header would count as the older one.
     pub(super) fn store_next(&mut self, file: &dyn ImageFile, image: &str) -> Result<()> {
         self.sequence = self.sequence.checked_add(1).ok_or_else(|| Error::NotWritable {
             image: image.to_owned(),
-            detail: "its header has the largest number that there is; convert it to another image".to_owned(),
+            detail: "its header has reached the maximum sequence number; convert it to a new image".to_owned(),
         })?;
         self.slot = self.slot.other();
         let (offset, bytes) = self.to_bytes();
@@ -134,7 +134,7 @@ impl Header {
     }
 }
 
-/// The regions that we know, from the first table that is whole.
+/// The block allocation table and the metadata region, from the first valid region table.
 pub(super) fn load_regions(file: &dyn ImageFile, image: &str) -> Result<(Region, Region)> {
     let mut last = None;
     for offset in REGION_OFFSETS {
@@ -145,13 +145,13 @@ pub(super) fn load_regions(file: &dyn ImageFile, image: &str) -> Result<(Region,
             Err(error) => last = Some(error),
         }
     }
-    Err(last.unwrap_or_else(|| corrupt(image, "region table", FIRST_REGION_OFFSET, "there is none")))
+    Err(last.unwrap_or_else(|| corrupt(image, "region table", FIRST_REGION_OFFSET, "it is missing")))
 }
 
 fn parse_regions(bytes: &[u8], offset: u64, image: &str) -> Result<(Region, Region)> {
     let wrong = |detail: String| corrupt(image, "region table", offset, detail);
     if !bytes.starts_with(b"regi") {
-        return Err(wrong("there is none".to_owned()));
+        return Err(wrong("it is missing".to_owned()));
     }
     let Some(start) = Record::<16>::first_of(bytes).filter(|_| is_sealed(bytes, *b"regi")) else {
         return Err(wrong("the checksum is wrong".to_owned()));
@@ -178,7 +178,7 @@ fn parse_regions(bytes: &[u8], offset: u64, image: &str) -> Result<(Region, Regi
                 return Err(Error::UnsupportedFeature {
                     image: image.to_owned(),
                     feature: format!("a region {other}"),
-                    detail: "the image says that it cannot be read without; let Hyper-V convert it".to_owned(),
+                    detail: "the image requires support for it; convert it with Hyper-V first".to_owned(),
                 });
             }
             _ => {}
@@ -186,24 +186,26 @@ fn parse_regions(bytes: &[u8], offset: u64, image: &str) -> Result<(Region, Regi
     }
     match (bat, metadata) {
         (Some(bat), Some(metadata)) => Ok((bat, metadata)),
-        _ => Err(wrong("the table of blocks or the metadata is missing".to_owned())),
+        _ => Err(wrong(
+            "the block allocation table or the metadata is missing".to_owned(),
+        )),
     }
 }
 
-/// A structure of which an image has two copies.
+/// A structure that an image stores twice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum RedundantStructure {
     Header,
     Regions,
 }
 
-/// The structures of `file` with one damaged copy, or with copies that differ.
+/// The structures with a damaged copy, or with copies that differ.
 pub(super) fn broken_copies(file: &dyn ImageFile) -> Result<Vec<RedundantStructure>> {
     let mut broken = Vec::new();
-    for slot in Slot::BOTH {
+    for slot in HeaderSlot::BOTH {
         let mut bytes = [0; to_usize(HEADER_BYTES)];
         file.read_at(&mut bytes, slot.offset())?;
-        if Header::parse(&bytes, slot).is_err() {
+        if VhdxHeader::parse(&bytes, slot).is_err() {
             broken.push(RedundantStructure::Header);
         }
     }
@@ -224,7 +226,7 @@ fn load_region_tables(file: &dyn ImageFile) -> Result<[RegionTable; 2]> {
     Ok(tables)
 }
 
-/// Makes the table of regions that does not count as the one that does: the first that is whole. Gives the latter; nothing where none is.
+/// Copies the valid region table (the first one if both are) over the other. Returns it; none if both are damaged.
 fn equal_regions(file: &dyn ImageFile) -> Result<Option<Vec<u8>>> {
     let tables = load_region_tables(file)?;
     let whole = tables.iter().find(|(_, bytes)| is_sealed(bytes, *b"regi"));
@@ -243,7 +245,7 @@ pub(super) fn repair_regions(file: &dyn ImageFile) -> Result<bool> {
     Ok(equal_regions(file)?.is_some())
 }
 
-/// Writes into both tables of regions, one after another, where a region is now; durable when this returns.
+/// Sets the location of a region in both region tables, one after the other; durable when this returns.
 pub(super) fn move_region(file: &dyn ImageFile, id: ImageId, region: Region) -> Result<()> {
     let Some(mut bytes) = equal_regions(file)? else {
         return Ok(());
@@ -257,7 +259,7 @@ pub(super) fn move_region(file: &dyn ImageFile, id: ImageId, region: Region) -> 
         }
     }
     seal(&mut bytes);
-    // Both are whole here, and while one of them is written, the other one is.
+    // Both are valid here; while one is written, the other one stays valid.
     for offset in REGION_OFFSETS {
         file.write_at(&bytes, offset)?;
         file.sync()?;
@@ -265,7 +267,7 @@ pub(super) fn move_region(file: &dyn ImageFile, id: ImageId, region: Region) -> 
     Ok(())
 }
 
-/// The identifier and both tables of regions of a new image.
+/// Writes the file identifier and both region tables of a new image.
 pub(super) fn write_start(file: &dyn ImageFile, (bat, metadata): (Region, Region)) -> Result<()> {
     let mut start = SIGNATURE.to_vec();
     start.extend("Holdfast".encode_utf16().flat_map(u16::to_le_bytes));
@@ -284,7 +286,7 @@ pub(super) fn write_start(file: &dyn ImageFile, (bat, metadata): (Region, Region
     for offset in REGION_OFFSETS {
         file.write_at(&bytes, offset)?;
     }
-    // The identifier last: without it the file is no image.
+    // The identifier comes last: without it the file is no valid image.
     file.sync()?;
     file.write_at(&start, 0)?;
     Ok(file.sync()?)

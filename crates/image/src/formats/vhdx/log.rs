@@ -1,4 +1,4 @@
-//! The log: what was about to be changed in the table and the metadata when a program ended.
+//! Replays the log: changes of the table and the metadata that were pending when a program ended.
 //!
 //! The log is a ring of entries, each of whole sectors of 4 KiB:
 //!
@@ -24,7 +24,7 @@ use std::sync::Arc;
 
 use holdfast_block::{Error as BlockError, ExtentKind, ExtentList, Record, Result as BlockResult, to_usize};
 
-use super::header::Header;
+use super::header::VhdxHeader;
 use super::{MIB, is_sealed};
 use crate::error::corrupt;
 use crate::file::ImageFile;
@@ -35,41 +35,41 @@ const SECTOR: u64 = 4096;
 const SECTOR_BYTES: usize = to_usize(SECTOR);
 const ENTRY_HEADER_BYTES: usize = 64;
 const DESCRIPTOR_BYTES: usize = 32;
-/// Logs are of 1 MiB; one that is larger than this is not what it says.
+/// Logs have 1 MiB; a much larger size is damage.
 const LOG_BYTES_MAX: u64 = 256 * MIB;
 
-/// A file as it is when its log is replayed.
-pub(crate) struct Replayed {
+/// The file with the changes of its log applied.
+pub(crate) struct ReplayedFile {
     file: Arc<dyn ImageFile>,
-    /// Sectors that the log has, by their offsets.
+    /// Sectors in the log, by file offset.
     sectors: BTreeMap<u64, Box<[u8]>>,
-    /// What the log zeroes, where no later sector is; in order, and apart from each other.
+    /// Ranges that the log zeroes, except where a later sector is; sorted and disjoint.
     zeroes: Vec<Range<u64>>,
     length_bytes: u64,
 }
 
-/// An entry that is whole.
-struct Entry {
+/// A valid log entry.
+struct VhdxLogEntry {
     at: u64,
     length_bytes: u64,
     number: u64,
     tail: u64,
-    /// Bytes of the file that were durable.
+    /// Length of the file that was durable (FlushedFileOffset).
     durable_bytes: u64,
-    /// Bytes that the file has to have.
+    /// Minimum length of the file (LastFileOffset).
     needed_bytes: u64,
-    changes: Vec<Change>,
+    changes: Vec<VhdxLogDescriptor>,
 }
 
-/// What a descriptor says.
-enum Change {
+/// A change of the file.
+enum VhdxLogDescriptor {
     Zero { target: u64, length_bytes: u64 },
     Sector { target: u64, bytes: Box<[u8]> },
 }
 
-impl Replayed {
-    /// What is to be replayed in `file`; nothing where the log is empty.
-    pub(super) fn load(file: Arc<dyn ImageFile>, header: &Header, image: &str) -> Result<Option<Self>> {
+impl ReplayedFile {
+    /// Reads the pending changes of `file`; none if the log is empty.
+    pub(super) fn load(file: Arc<dyn ImageFile>, header: &VhdxHeader, image: &str) -> Result<Option<Self>> {
         if header.log.is_nil() {
             return Ok(None);
         }
@@ -97,7 +97,7 @@ impl Replayed {
                 image,
                 "log",
                 offset,
-                "the header says that it is not empty, and no entry is whole",
+                "it is not empty according to the header, but has no valid entry",
             ));
         }
         let mut replayed = Self {
@@ -115,17 +115,17 @@ impl Replayed {
         Ok(Some(replayed))
     }
 
-    fn apply(&mut self, entry: Entry, file_bytes: u64) -> std::result::Result<(), String> {
+    fn apply(&mut self, entry: VhdxLogEntry, file_bytes: u64) -> std::result::Result<(), String> {
         if entry.durable_bytes > file_bytes {
             return Err(format!(
-                "the file had {} bytes, and has {file_bytes}",
+                "the file had {} bytes, but has {file_bytes} now",
                 entry.durable_bytes
             ));
         }
         for change in entry.changes {
             let (target, length) = match &change {
-                Change::Zero { target, length_bytes } => (*target, *length_bytes),
-                Change::Sector { target, .. } => (*target, SECTOR),
+                VhdxLogDescriptor::Zero { target, length_bytes } => (*target, *length_bytes),
+                VhdxLogDescriptor::Sector { target, .. } => (*target, SECTOR),
             };
             if !target.is_multiple_of(SECTOR) {
                 return Err(format!("a change at {target}"));
@@ -135,14 +135,14 @@ impl Replayed {
                 return Err(format!("a change of {length} bytes at {target}"));
             };
             match change {
-                Change::Zero { .. } => {
+                VhdxLogDescriptor::Zero { .. } => {
                     let covered: Vec<u64> = self.sectors.range(target..end).map(|(at, _)| *at).collect();
                     for at in covered {
                         self.sectors.remove(&at);
                     }
                     self.zeroes.push(target..end);
                 }
-                Change::Sector { bytes, .. } => {
+                VhdxLogDescriptor::Sector { bytes, .. } => {
                     self.sectors.insert(target, bytes);
                 }
             }
@@ -152,8 +152,8 @@ impl Replayed {
         Ok(())
     }
 
-    /// Writes what the log says into the file, durably, and then into the header that the log is empty.
-    pub(super) fn store(&self, header: &mut Header, image: &str) -> Result<()> {
+    /// Writes the changes into the file, durably, and then marks the log as empty in the header.
+    pub(super) fn store(&self, header: &mut VhdxHeader, image: &str) -> Result<()> {
         for range in &self.zeroes {
             let end = range.end.min(self.file.length_bytes()?);
             if range.start < end {
@@ -172,8 +172,8 @@ impl Replayed {
     }
 }
 
-/// The entry at `at` of the ring, where it is whole and of this log.
-fn entry_at(log: &[u8], at: u64, header: &Header) -> Option<Entry> {
+/// The entry at `at`, if it is valid and belongs to this log.
+fn entry_at(log: &[u8], at: u64, header: &VhdxHeader) -> Option<VhdxLogEntry> {
     let ring = log.len() as u64;
     let head = Record::<ENTRY_HEADER_BYTES>::first_of(log.get(to_usize(at)..)?)?;
     let length_bytes = u64::from(head.le_u32::<8>());
@@ -191,7 +191,7 @@ fn entry_at(log: &[u8], at: u64, header: &Header) -> Option<Entry> {
     let number = head.le_u64::<16>();
     let tail = u64::from(head.le_u32::<12>());
     let changes = changes_of(&bytes, head.le_u32::<24>() as usize, number)?;
-    (tail.is_multiple_of(SECTOR) && tail < ring).then_some(Entry {
+    (tail.is_multiple_of(SECTOR) && tail < ring).then_some(VhdxLogEntry {
         at,
         length_bytes,
         number,
@@ -202,7 +202,7 @@ fn entry_at(log: &[u8], at: u64, header: &Header) -> Option<Entry> {
     })
 }
 
-/// The bytes of the ring from `at` on; behind its end it goes on at its start.
+/// Bytes of the ring from `at` on, with wrap-around.
 fn of_ring(log: &[u8], at: u64, length_bytes: u64) -> Option<Vec<u8>> {
     let rest = log.get(to_usize(at)..)?;
     let first = rest.get(..to_usize(length_bytes)).unwrap_or(rest);
@@ -210,8 +210,8 @@ fn of_ring(log: &[u8], at: u64, length_bytes: u64) -> Option<Vec<u8>> {
     Some([first, second].concat())
 }
 
-/// What the descriptors of an entry say, where all of them, and the data behind them, are of the entry with this number.
-fn changes_of(bytes: &[u8], count: usize, number: u64) -> Option<Vec<Change>> {
+/// The changes of an entry, if all descriptors and data sectors have its sequence number.
+fn changes_of(bytes: &[u8], count: usize, number: u64) -> Option<Vec<VhdxLogDescriptor>> {
     let end = count.checked_mul(DESCRIPTOR_BYTES)?.checked_add(ENTRY_HEADER_BYTES)?;
     let descriptors = bytes.get(ENTRY_HEADER_BYTES..end)?;
     let mut sectors = rows::<SECTOR_BYTES>(bytes, end.next_multiple_of(SECTOR_BYTES)).iter();
@@ -222,7 +222,7 @@ fn changes_of(bytes: &[u8], count: usize, number: u64) -> Option<Vec<Change>> {
         }
         let target = descriptor.le_u64::<16>();
         match descriptor.field::<0, 4>() {
-            b"zero" => Some(Change::Zero {
+            b"zero" => Some(VhdxLogDescriptor::Zero {
                 target,
                 length_bytes: descriptor.le_u64::<8>(),
             }),
@@ -235,7 +235,7 @@ fn changes_of(bytes: &[u8], count: usize, number: u64) -> Option<Vec<Change>> {
                 let high = u64::from(stored.le_u32::<4>());
                 let low = u64::from(stored.le_u32::<{ SECTOR_BYTES - 4 }>());
                 let is_whole = stored.field::<0, 4>() == b"data" && (high << 32 | low) == number;
-                is_whole.then_some(Change::Sector { target, bytes })
+                is_whole.then_some(VhdxLogDescriptor::Sector { target, bytes })
             }
             _ => None,
         }
@@ -243,14 +243,14 @@ fn changes_of(bytes: &[u8], count: usize, number: u64) -> Option<Vec<Change>> {
     changes.collect()
 }
 
-/// The entries that are to be replayed, in order: of all runs of entries with following numbers that reach back to what the last of
-/// them calls the tail, the one with the largest number.
-fn newest_sequence(log: &[u8], header: &Header) -> Vec<Entry> {
+/// The entries to replay, in order. A sequence consists of entries with consecutive numbers, back to the tail that the
+/// last one names; the one with the largest numbers counts.
+fn newest_sequence(log: &[u8], header: &VhdxHeader) -> Vec<VhdxLogEntry> {
     let ring = log.len() as u64;
     let mut at = 0;
-    let mut best: Vec<Entry> = Vec::new();
+    let mut best: Vec<VhdxLogEntry> = Vec::new();
     while at < ring {
-        let mut run: Vec<Entry> = Vec::new();
+        let mut run: Vec<VhdxLogEntry> = Vec::new();
         let (mut next, mut used) = (at, 0);
         while let Some(entry) = entry_at(log, next, header) {
             let length = entry.length_bytes;
@@ -265,7 +265,7 @@ fn newest_sequence(log: &[u8], header: &Header) -> Vec<Entry> {
             next = (next + length) % ring;
             run.push(entry);
         }
-        // No entry of the run begins a better one: they would end where it ends.
+        // No other entry of this sequence begins a better one: it would end at the same entry.
         at += used.max(SECTOR);
         let Some(last) = run.last() else { continue };
         let Some(first) = run.iter().position(|entry| entry.at == last.tail) else {
@@ -278,7 +278,7 @@ fn newest_sequence(log: &[u8], header: &Header) -> Vec<Entry> {
     best
 }
 
-impl ImageFile for Replayed {
+impl ImageFile for ReplayedFile {
     fn length_bytes(&self) -> BlockResult<u64> {
         Ok(self.length_bytes)
     }
@@ -332,7 +332,7 @@ impl ImageFile for Replayed {
     }
 }
 
-/// Who writes replays the log into the file first.
+/// The log is replayed into the file before any write.
 fn read_only(offset: u64) -> BlockError {
     BlockError::io(
         "write",

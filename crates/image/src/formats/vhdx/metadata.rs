@@ -1,4 +1,4 @@
-//! The metadata region: sizes, identity, and the parent.
+//! Parses and writes the metadata region: sizes, identity, and the parent.
 //!
 //! ```text
 //! offset  bytes
@@ -7,8 +7,8 @@
 //! 32      32   each: GUID, offset in the region (4), bytes (4), flags (4): 1 user, 2 of the disk, 4 required
 //! ```
 //!
-//! A locator of the parent begins with its type (16), 2 bytes, the number of pairs (2), and for each the offsets of key and value (4 each)
-//! and their bytes (2 each); texts are UTF-16.
+//! A parent locator begins with its type (16), 2 reserved bytes, the number of pairs (2), and for each pair the offsets
+//! of key and value (4 each) and their lengths (2 each); texts are UTF-16.
 
 use holdfast_block::{Record, to_usize};
 
@@ -22,7 +22,7 @@ use crate::{Error, Result};
 
 const TABLE_BYTES: u64 = 64 * KIB;
 const ENTRY_COUNT_MAX: u16 = 2047;
-/// An item is not larger.
+/// Maximum size of an item.
 const ITEM_BYTES_MAX: u64 = MIB;
 const FILE_PARAMETERS: ImageId = guid(0xcaa1_6737_fa36_4d43_b3b6_33f0_aa44_e76b);
 pub(super) const DISK_SIZE: ImageId = guid(0x2fa5_4224_cd1b_4876_b211_5dbe_d83b_f4b8);
@@ -38,7 +38,7 @@ pub(super) const DISK_BYTES_MAX: u64 = 64 << 40;
 const REQUIRED: u32 = 4;
 const OF_DISK: u32 = 2;
 
-/// What the metadata says, checked.
+/// The validated metadata.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Metadata {
     pub(crate) disk_bytes: u64,
@@ -48,20 +48,20 @@ pub(crate) struct Metadata {
     pub(crate) sector_bytes: u64,
     pub(crate) physical_sector_bytes: u64,
     pub(crate) id: ImageId,
-    pub(crate) parent: Option<Parent>,
+    pub(crate) parent: Option<VhdxParent>,
 }
 
-/// What an image says of its parent.
+/// What a child stores about its parent.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Parent {
-    /// What the parent's last modification was.
+pub(crate) struct VhdxParent {
+    /// The modification GUID of the parent when the child was created.
     pub(crate) linkage: ImageId,
-    /// Where it may be, as this system writes paths.
+    /// Its possible paths, converted to paths of this system.
     pub(crate) names: Vec<String>,
 }
 
-/// Where an item is in the file.
-struct Item {
+/// Location of an item in the file.
+struct MetadataItem {
     id: ImageId,
     offset: u64,
     length_bytes: u64,
@@ -72,7 +72,7 @@ impl Metadata {
         let items = items(file, region, image)?;
         let wrong = |detail: String| corrupt(image, "metadata", region.offset, detail);
         let find = |id: ImageId| items.iter().find(|item| item.id == id);
-        let missing = |what: &str| wrong(format!("it does not say the {what}"));
+        let missing = |what: &str| wrong(format!("the {what} is missing"));
         let parameters: [u8; 8] = start_of(file, find(FILE_PARAMETERS))?.ok_or_else(|| missing("size of a block"))?;
         let disk_bytes = start_of(file, find(DISK_SIZE))?.ok_or_else(|| missing("size of the disk"))?;
         let sector_bytes = start_of(file, find(LOGICAL_SECTOR))?.ok_or_else(|| missing("size of a sector"))?;
@@ -82,7 +82,7 @@ impl Metadata {
         let has_parent = flags & HAS_PARENT != 0;
         let parent = match find(PARENT_LOCATOR) {
             Some(item) if has_parent => Some(parse_locator(&read(file, item)?, image, item.offset)?),
-            None if has_parent => return Err(wrong("it does not say where the parent is".to_owned())),
+            None if has_parent => return Err(wrong("the parent locator is missing".to_owned())),
             _ => None,
         };
         let metadata = Self {
@@ -117,17 +117,16 @@ impl Metadata {
         Ok(())
     }
 
-    /// Blocks that one block of bits tells of.
+    /// Blocks of the disk that one sector bitmap block covers.
     pub(crate) fn chunk_blocks(&self) -> u64 {
         CHUNK_SECTORS * self.sector_bytes / self.block_bytes
     }
 
-    /// Blocks of the disk.
     pub(crate) fn block_count(&self) -> u64 {
         self.disk_bytes.div_ceil(self.block_bytes)
     }
 
-    /// Entries of the table: one for each block, and behind those of each chunk one for its bits.
+    /// Entries of the table: one for each block, and after those of each chunk one for its sector bitmap.
     pub(crate) fn entry_count(&self) -> u64 {
         let blocks = self.block_count();
         if self.has_parent {
@@ -142,13 +141,13 @@ impl Metadata {
         index + index / self.chunk_blocks()
     }
 
-    /// The entry of the bits of the chunk that has block `index`.
+    /// The entry of the sector bitmap that covers block `index`.
     pub(crate) fn entry_of_bits(&self, index: u64) -> u64 {
         let chunk = index / self.chunk_blocks();
         (chunk + 1) * (self.chunk_blocks() + 1) - 1
     }
 
-    /// The region as it is stored, with the locator of a parent.
+    /// The stored region, with the parent locator.
     pub(super) fn to_bytes(&self) -> Vec<u8> {
         let mut flags = 0;
         if self.is_fixed {
@@ -192,24 +191,24 @@ impl Metadata {
     }
 }
 
-/// Where the item `id` is, in bytes of the file.
+/// Offset of the item `id` in the file.
 pub(super) fn place_of(file: &dyn ImageFile, region: Region, id: ImageId, image: &str) -> Result<u64> {
     let items = items(file, region, image)?;
     let item = items.iter().find(|item| item.id == id);
     item.map(|item| item.offset).ok_or_else(|| {
-        let detail = "it does not say the size or the identity of the disk";
+        let detail = "the size or the identity of the disk is missing";
         corrupt(image, "metadata", region.offset, detail)
     })
 }
 
-fn read(file: &dyn ImageFile, item: &Item) -> Result<Vec<u8>> {
+fn read(file: &dyn ImageFile, item: &MetadataItem) -> Result<Vec<u8>> {
     let mut bytes = vec![0; to_usize(item.length_bytes)];
     file.read_at(&mut bytes, item.offset)?;
     Ok(bytes)
 }
 
-/// The first `N` bytes of an item; none where there is no such, or a shorter one.
-fn start_of<const N: usize>(file: &dyn ImageFile, item: Option<&Item>) -> Result<Option<[u8; N]>> {
+/// The first `N` bytes of an item; none if it is missing or shorter.
+fn start_of<const N: usize>(file: &dyn ImageFile, item: Option<&MetadataItem>) -> Result<Option<[u8; N]>> {
     let Some(item) = item.filter(|item| item.length_bytes >= N as u64) else {
         return Ok(None);
     };
@@ -218,13 +217,13 @@ fn start_of<const N: usize>(file: &dyn ImageFile, item: Option<&Item>) -> Result
     Ok(Some(bytes))
 }
 
-fn items(file: &dyn ImageFile, region: Region, image: &str) -> Result<Vec<Item>> {
+fn items(file: &dyn ImageFile, region: Region, image: &str) -> Result<Vec<MetadataItem>> {
     let wrong = |detail: String| corrupt(image, "metadata", region.offset, detail);
     let file_bytes = file.length_bytes()?;
     let mut table = vec![0; to_usize(TABLE_BYTES)];
     file.read_at(&mut table, region.offset)?;
     let start = Record::<32>::first_of(&table).filter(|start| start.field::<0, 8>() == b"metadata");
-    let count = start.ok_or_else(|| wrong("there is none".to_owned()))?.le_u16::<10>();
+    let count = start.ok_or_else(|| wrong("it is missing".to_owned()))?.le_u16::<10>();
     if count > ENTRY_COUNT_MAX {
         return Err(wrong(format!("{count} entries")));
     }
@@ -246,7 +245,7 @@ fn items(file: &dyn ImageFile, region: Region, image: &str) -> Result<Vec<Item>>
                 return Err(Error::UnsupportedFeature {
                     image: image.to_owned(),
                     feature: format!("metadata {id}"),
-                    detail: "the image says that it cannot be read without; let Hyper-V convert it".to_owned(),
+                    detail: "the image requires support for it; convert it with Hyper-V first".to_owned(),
                 });
             }
             continue;
@@ -259,13 +258,13 @@ fn items(file: &dyn ImageFile, region: Region, image: &str) -> Result<Vec<Item>>
         {
             return Err(wrong(format!("an item of {length_bytes} bytes at {offset}")));
         }
-        items.push(Item {
+        items.push(MetadataItem {
             id,
             offset: region.offset + offset,
             length_bytes,
         });
     }
-    items.sort_by_key(|item: &Item| item.offset);
+    items.sort_by_key(|item: &MetadataItem| item.offset);
     let mut neighbours = items.iter().zip(items.iter().skip(1));
     if let Some((_, second)) = neighbours.find(|(first, second)| first.offset + first.length_bytes > second.offset) {
         return Err(wrong(format!("two items at {}", second.offset - region.offset)));
@@ -273,18 +272,18 @@ fn items(file: &dyn ImageFile, region: Region, image: &str) -> Result<Vec<Item>>
     Ok(items)
 }
 
-fn parse_locator(bytes: &[u8], image: &str, offset: u64) -> Result<Parent> {
+fn parse_locator(bytes: &[u8], image: &str, offset: u64) -> Result<VhdxParent> {
     let wrong = |detail: &str| corrupt(image, "parent locator", offset, detail);
     let start = Record::<20>::first_of(bytes)
         .filter(|start| ImageId::from_guid(*start.field::<0, 16>()) == LOCATOR_OF_VHDX)
-        .ok_or_else(|| wrong("it is of a kind that is not known"))?;
+        .ok_or_else(|| wrong("its type is unknown"))?;
     let (mut linkage, mut names) = (None, Vec::new());
     for entry in rows::<12>(bytes, 20).iter().take(start.le_u16::<18>().into()) {
         let text = |start: u32, length_bytes: u16| -> Result<String> {
             let text = bytes
                 .get(start as usize..)
                 .and_then(|rest| rest.get(..length_bytes.into()));
-            Ok(le_utf16(text.ok_or_else(|| wrong("a text lies outside of it"))?))
+            Ok(le_utf16(text.ok_or_else(|| wrong("a text is outside of it"))?))
         };
         let entry = Record::new(entry);
         let key = text(entry.le_u32::<0>(), entry.le_u16::<8>())?;
@@ -297,11 +296,11 @@ fn parse_locator(bytes: &[u8], image: &str, offset: u64) -> Result<Parent> {
         }
     }
     names.dedup();
-    let linkage = linkage.ok_or_else(|| wrong("it does not say which the parent is"))?;
-    Ok(Parent { linkage, names })
+    let linkage = linkage.ok_or_else(|| wrong("the identity of the parent is missing"))?;
+    Ok(VhdxParent { linkage, names })
 }
 
-fn locator_bytes(parent: &Parent) -> Vec<u8> {
+fn locator_bytes(parent: &VhdxParent) -> Vec<u8> {
     let linkage = format!("{{{}}}", parent.linkage);
     let mut pairs = vec![("parent_linkage", linkage)];
     if let Some(name) = parent.names.first() {

@@ -5,16 +5,17 @@
 //!
 //! ```text
 //! offset   bytes
-//! 0        64 KiB   "vhdxfile", and who made it
+//! 0        64 KiB   "vhdxfile", and the program that created it
 //! 64 KiB   64 KiB   the first header
 //! 128 KiB  64 KiB   the second one: the valid one with the larger number counts
-//! 192 KiB  64 KiB   where the regions are
-//! 256 KiB  64 KiB   the same
+//! 192 KiB  64 KiB   region table
+//! 256 KiB  64 KiB   its copy
 //! 1 MiB    ...      the log, and the regions: table of blocks (BAT), metadata; blocks, all at multiples of 1 MiB
 //! ```
 //!
-//! What a program changes in the table or the metadata goes through the log, and whoever opens an image with a log that is not empty
-//! replays it first. We write without it: a block's data is durable before its entry of eight bytes is written, in place.
+//! Other programs change the table and the metadata through the log, and a program that opens an image with a log that
+//! is not empty must replay it first. Holdfast writes without the log: a block's data is durable before its entry of
+//! eight bytes is written in place.
 
 #![deny(clippy::indexing_slicing)]
 #![cfg_attr(not(test), deny(clippy::string_slice))]
@@ -40,30 +41,30 @@ use crate::model::identity::ImageId;
 
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
-/// Sectors that one block of bits tells of: 1 MiB of bits.
+/// Sectors that one sector bitmap block covers: it has 1 MiB of bits.
 const CHUNK_SECTORS: u64 = 1 << 23;
 
-/// The checksum of `bytes`, whose own stands at offset 4.
+/// The checksum of `bytes`, in which its own field is at offset 4.
 fn checksum(bytes: &[u8]) -> u32 {
-    let [before, behind] = [bytes.get(..4), bytes.get(8..)].map(Option::unwrap_or_default);
+    let [before, after] = [bytes.get(..4), bytes.get(8..)].map(Option::unwrap_or_default);
     let start = crc32c::crc32c(before);
     let start = crc32c::crc32c_append(start, &[0; 4]);
-    crc32c::crc32c_append(start, behind)
+    crc32c::crc32c_append(start, after)
 }
 
-/// Whether `bytes` begin with `signature`, and carry their checksum.
+/// Whether `bytes` begin with `signature` and have a valid checksum.
 fn is_sealed(bytes: &[u8], signature: [u8; 4]) -> bool {
     Record::<8>::first_of(bytes)
         .is_some_and(|start| *start.field::<0, 4>() == signature && start.le_u32::<4>() == checksum(bytes))
 }
 
-/// Puts the checksum of `bytes` at offset 4.
+/// Sets the checksum of `bytes`, at offset 4.
 fn seal(bytes: &mut [u8]) {
     let sum = checksum(bytes);
     put(bytes, 4, &sum.to_le_bytes());
 }
 
-/// Makes the checksums of both headers and both tables of regions right.
+/// Sets the checksums of both headers and both region tables.
 #[cfg(any(test, feature = "hostile"))]
 pub(crate) fn seal_all(bytes: &mut [u8]) {
     let kib = 1 << 10;
@@ -74,7 +75,7 @@ pub(crate) fn seal_all(bytes: &mut [u8]) {
     }
 }
 
-/// A number that a GUID is written as.
+/// A GUID from its text as one number.
 const fn guid(text: u128) -> ImageId {
     ImageId(text.to_be_bytes())
 }

@@ -1,11 +1,11 @@
-//! An opened image: its headers and metadata, read through its log.
+//! An opened image: its headers and metadata, with its log applied.
 
 use std::sync::Arc;
 
 use holdfast_block::Record;
 
-use super::header::{Header, Region, SIGNATURE, load_regions};
-use super::log::Replayed;
+use super::header::{Region, SIGNATURE, VhdxHeader, load_regions};
+use super::log::ReplayedFile;
 use super::metadata::{DISK_ID, DISK_SIZE, Metadata};
 use crate::Result;
 use crate::error::corrupt;
@@ -13,32 +13,32 @@ use crate::file::{Access, ImageFile};
 use crate::model::bytes::le_utf16;
 use crate::model::info::{BlockInfo, ImageKind, ParentInfo};
 
-/// All that an image says of itself, with the file as it is when its log is replayed.
-pub(crate) struct Opened {
-    pub(crate) header: Header,
+/// Header, regions and metadata of an image, and its file with the log applied.
+pub(crate) struct OpenedVhdx {
+    pub(crate) header: VhdxHeader,
     pub(crate) bat: Region,
     pub(crate) metadata: Metadata,
-    /// Where the metadata has the identity of the disk.
+    /// Offset of the disk's identity in the metadata.
     pub(crate) id_at: u64,
-    /// Where it has the size of the disk.
+    /// Offset of the disk's size in the metadata.
     pub(crate) size_at: u64,
     pub(crate) creator: String,
     pub(crate) file: Arc<dyn ImageFile>,
-    /// Whether there was something in the log: the image was not closed.
+    /// Whether the log had pending changes: the image was not closed.
     pub(crate) has_log: bool,
 }
 
-impl Opened {
-    /// Reads what the image in `file` says. A log is replayed in memory, and in the file only where that is to be written.
+impl OpenedVhdx {
+    /// Opens the image in `file`. Its log is replayed in memory; with write access, in the file.
     pub(crate) fn load(file: Arc<dyn ImageFile>, access: Access, image: &str) -> Result<Self> {
         let mut start = [0; 520];
         file.read_at(&mut start, 0)?;
         if !start.starts_with(SIGNATURE) {
-            return Err(corrupt(image, "file identifier", 0, "there is none"));
+            return Err(corrupt(image, "file identifier", 0, "it is missing"));
         }
         let creator = le_utf16(Record::new(&start).field::<8, 512>());
-        let mut header = Header::load(&*file, image)?;
-        let mut replayed = Replayed::load(Arc::clone(&file), &header, image)?;
+        let mut header = VhdxHeader::load(&*file, image)?;
+        let mut replayed = ReplayedFile::load(Arc::clone(&file), &header, image)?;
         let has_log = replayed.is_some();
         if access == Access::Write
             && let Some(replayed) = replayed.take()
@@ -56,7 +56,10 @@ impl Opened {
                 image,
                 "region table",
                 bat.offset,
-                format!("the table of blocks has {} bytes, and needs {needed}", bat.length_bytes),
+                format!(
+                    "the block allocation table has {} bytes, but needs {needed}",
+                    bat.length_bytes
+                ),
             ));
         }
         Ok(Self {
@@ -71,7 +74,6 @@ impl Opened {
         })
     }
 
-    /// What there is to know about it.
     pub(crate) fn describe(&self) -> BlockInfo {
         BlockInfo {
             kind: match (self.metadata.has_parent, self.metadata.is_fixed) {

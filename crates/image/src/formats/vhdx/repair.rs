@@ -1,19 +1,18 @@
-//! The log is replayed, and a damaged header or table of regions is rewritten from its intact copy. Where that was asked for, a log that cannot
-//! be replayed is emptied, and blocks that lead nowhere are given up.
+//! Replays the log, and restores a damaged header or region table from its copy. In mode `All`, it discards a log that
+//! cannot be replayed, and frees blocks with invalid entries.
 
 use std::sync::Arc;
 
 use super::MIB;
-use super::header::{Header, RedundantStructure, broken_copies, repair_regions};
-use super::opened::Opened;
-use super::tables::{Entry, for_each_block, is_of_bits, state};
-use crate::allocation_table::CutOff;
+use super::header::{RedundantStructure, VhdxHeader, broken_copies, repair_regions};
+use super::opened::OpenedVhdx;
+use super::tables::{BatEntry, for_each_block, is_of_bits, state};
+use crate::allocation_table::TruncatedBlock;
 use crate::file::{Access, ImageFile};
 use crate::model::identity::ImageId;
 use crate::model::repair_action::{RepairAction, RepairMode};
 use crate::{Error, Result};
 
-/// Repairs the image in `file`.
 pub(crate) fn repair(
     file: &Arc<dyn ImageFile>,
     image: &str,
@@ -26,17 +25,17 @@ pub(crate) fn repair(
     let broken = broken_copies(&**file)?;
     if broken.contains(&RedundantStructure::Regions) && repair_regions(&**file)? {
         actions.push(RepairAction::Rewritten {
-            what: "a table of regions",
-            from: "the other one",
+            what: "a region table",
+            from: "its copy",
         });
     }
-    let opened = match Opened::load(Arc::clone(file), Access::Write, image) {
+    let opened = match OpenedVhdx::load(Arc::clone(file), Access::Write, image) {
         Err(Error::Corrupt { what: "log", .. }) if mode == RepairMode::All => {
-            let mut header = Header::load(&**file, image)?;
+            let mut header = VhdxHeader::load(&**file, image)?;
             header.log = ImageId::NIL;
             header.store_next(&**file, image)?;
             actions.push(RepairAction::LogGivenUp);
-            Opened::load(Arc::clone(file), Access::Write, image)?
+            OpenedVhdx::load(Arc::clone(file), Access::Write, image)?
         }
         other => other?,
     };
@@ -44,27 +43,27 @@ pub(crate) fn repair(
         actions.push(RepairAction::LogReplayed);
     }
     if broken.contains(&RedundantStructure::Header) {
-        // Emptying the log has written it already.
+        // Discarding the log has written the header already.
         if broken_copies(&**file)?.contains(&RedundantStructure::Header) {
-            let mut header = Header::load(&**file, image)?;
+            let mut header = VhdxHeader::load(&**file, image)?;
             header.store_next(&**file, image)?;
         }
         actions.push(RepairAction::Rewritten {
             what: "a header",
-            from: "the other one",
+            from: "its copy",
         });
     }
     if mode == RepairMode::All {
-        give_up(&opened, actions)?;
+        discard_invalid_blocks(&opened, actions)?;
     }
     Ok(())
 }
 
-/// Makes blocks that are past the end of the file, or of a state that there is not, absent, and clears bits that mean nothing.
-fn give_up(opened: &Opened, actions: &mut Vec<RepairAction>) -> Result<()> {
+/// Frees blocks past the end of the file or with an invalid state, and clears reserved bits.
+fn discard_invalid_blocks(opened: &OpenedVhdx, actions: &mut Vec<RepairAction>) -> Result<()> {
     let metadata = &opened.metadata;
     let file_bytes = opened.file.length_bytes()?;
-    let (mut lost, mut odd, mut cut_off) = (Vec::new(), Vec::new(), CutOff::default());
+    let (mut lost, mut odd, mut cut_off) = (Vec::new(), Vec::new(), TruncatedBlock::default());
     for_each_block(&*opened.file, opened.bat, metadata, |number, entry| {
         let is_lost = match entry.state() {
             _ if is_of_bits(metadata, number) => false,
@@ -73,17 +72,17 @@ fn give_up(opened: &Opened, actions: &mut Vec<RepairAction>) -> Result<()> {
             _ => true,
         };
         if !is_lost && !is_of_bits(metadata, number) && entry.has_reserved() {
-            odd.push((number, Entry::new(entry.state(), entry.offset())));
+            odd.push((number, BatEntry::new(entry.state(), entry.offset())));
         }
         if is_lost {
             lost.push(number);
         } else if matches!(entry.state(), state::FULL | state::PARTIAL) && !is_of_bits(metadata, number) {
             let of_disk = super::check::disk_offset(opened, number) / metadata.block_bytes;
-            cut_off.meet(entry.offset(), of_disk, metadata.block_bytes, metadata.disk_bytes);
+            cut_off.examine(entry.offset(), of_disk, metadata.block_bytes, metadata.disk_bytes);
         }
     })?;
-    cut_off.give_up(&*opened.file, actions)?;
-    let put = |number: u64, entry: Entry| {
+    cut_off.extend_file(&*opened.file, actions)?;
+    let put = |number: u64, entry: BatEntry| {
         let place = opened.bat.offset + number * 8;
         opened.file.write_at(&entry.0.to_le_bytes(), place)
     };
@@ -95,7 +94,7 @@ fn give_up(opened: &Opened, actions: &mut Vec<RepairAction>) -> Result<()> {
     }
     let Some(first) = lost.first() else { return Ok(()) };
     for number in &lost {
-        put(*number, Entry::new(state::NOT_PRESENT, 0))?;
+        put(*number, BatEntry::new(state::NOT_PRESENT, 0))?;
     }
     opened.file.sync()?;
     actions.push(RepairAction::GivenUp {

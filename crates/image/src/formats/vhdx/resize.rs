@@ -1,8 +1,8 @@
-//! Another size: a longer table of blocks where it is needed, in its region or in a new one, zeroes past the old end, and then the size in the
-//! metadata.
+//! Changes the size: grows the block allocation table if needed, in its region or in a new one, zeroes data past the
+//! old end, then writes the size to the metadata.
 //!
-//! As all that is written here it does without the log: what is written in place is eight bytes at most, and of the two tables of
-//! regions one is whole at any time.
+//! Like all writes of this module, it does not use the log: writes in place have at most eight bytes, and one of the
+//! two region tables is valid at any time.
 
 use std::sync::Arc;
 
@@ -10,8 +10,8 @@ use holdfast_block::to_usize;
 
 use super::header::{REGION_BAT, Region, move_region};
 use super::metadata::{DISK_BYTES_MAX, Metadata};
-use super::opened::Opened;
-use super::tables::{Entry, VhdxTables, for_each_block, is_of_bits, state};
+use super::opened::OpenedVhdx;
+use super::tables::{BatEntry, VhdxTables, for_each_block, is_of_bits, state};
 use super::{MIB, check};
 use crate::allocation_table::clear_room;
 use crate::allocation_table::resize::{refuse_differencing, require_sound, zero_tables};
@@ -19,12 +19,12 @@ use crate::file::{Access, ImageFile};
 use crate::model::identity::ImageId;
 use crate::{Error, Result};
 
-/// What a table is copied by.
+/// Unit of copying a table.
 const COPY_BYTES: u64 = MIB;
 
-/// Gives the disk of the image in `file` a size of `after_bytes`, durably.
+/// Resizes the disk to `after_bytes`, durably.
 pub(crate) fn resize(file: &Arc<dyn ImageFile>, image: &str, after_bytes: u64) -> Result<()> {
-    let mut opened = Opened::load(Arc::clone(file), Access::Write, image)?;
+    let mut opened = OpenedVhdx::load(Arc::clone(file), Access::Write, image)?;
     require_sound(&check::check(&opened)?, image)?;
     if opened.metadata.has_parent {
         return Err(refuse_differencing(image));
@@ -33,12 +33,14 @@ pub(crate) fn resize(file: &Arc<dyn ImageFile>, image: &str, after_bytes: u64) -
     if after_bytes > DISK_BYTES_MAX || !after_bytes.is_multiple_of(sector_bytes) {
         return Err(Error::InvalidOption {
             option: "size",
-            detail: format!("this VHDX holds at most {DISK_BYTES_MAX} bytes (64 TiB), in sectors of {sector_bytes}"),
+            detail: format!(
+                "a VHDX supports at most {DISK_BYTES_MAX} bytes (64 TiB), in sectors of {sector_bytes} bytes"
+            ),
         });
     }
     let before_bytes = opened.metadata.disk_bytes;
     let size_at = opened.size_at;
-    // Before anything in the file changes, its header says that it is not the file that it was (MS-VHDX 2.2.2).
+    // The header must get a new FileWriteGuid before anything else in the file changes (MS-VHDX 2.2.2).
     opened.header.file_write = ImageId::random()?;
     opened.header.data_write = ImageId::random()?;
     opened.header.store_next(&**file, image)?;
@@ -47,7 +49,7 @@ pub(crate) fn resize(file: &Arc<dyn ImageFile>, image: &str, after_bytes: u64) -
         Ok(file.sync()?)
     };
     let zero_past = |from: u64, to: u64| -> Result<()> {
-        let mut opened = Opened::load(Arc::clone(file), Access::Write, image)?;
+        let mut opened = OpenedVhdx::load(Arc::clone(file), Access::Write, image)?;
         opened.metadata.disk_bytes = to;
         zero_tables(file, image, Box::new(VhdxTables::new(image.into(), opened)), from..to)
     };
@@ -60,8 +62,8 @@ pub(crate) fn resize(file: &Arc<dyn ImageFile>, image: &str, after_bytes: u64) -
     zero_past(after_bytes, before_bytes)
 }
 
-/// Makes the table of blocks tell of a disk of `after_bytes`, durably.
-fn grow_table(file: &dyn ImageFile, opened: &Opened, after_bytes: u64) -> Result<()> {
+/// Grows the table for a disk of `after_bytes`, durably.
+fn grow_table(file: &dyn ImageFile, opened: &OpenedVhdx, after_bytes: u64) -> Result<()> {
     let before = &opened.metadata;
     let after = Metadata {
         disk_bytes: after_bytes,
@@ -99,7 +101,7 @@ fn grow_table(file: &dyn ImageFile, opened: &Opened, after_bytes: u64) -> Result
     Ok(())
 }
 
-/// Writes the entries that the disk of `before` does not have: of blocks from `place` on where they are all there, and of none otherwise.
+/// Writes entries for the new part of the disk: of blocks from `place` on in a fixed image, else of absent ones.
 fn write_new_entries(
     file: &dyn ImageFile,
     bat: Region,
@@ -114,9 +116,9 @@ fn write_new_entries(
         let entries = (number..end).map(|number| {
             let index = number - number / (after.chunk_blocks() + 1);
             if after.is_fixed && !is_of_bits(after, number) {
-                Entry::new(state::FULL, place + (index - first) * after.block_bytes)
+                BatEntry::new(state::FULL, place + (index - first) * after.block_bytes)
             } else {
-                Entry(0)
+                BatEntry(0)
             }
         });
         let bytes: Vec<u8> = entries.flat_map(|entry| entry.0.to_le_bytes()).collect();

@@ -1,4 +1,4 @@
-//! The table of blocks and the bits of their sectors, read and changed.
+//! Reads and changes the block allocation table and the sector bitmaps.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -6,19 +6,19 @@ use std::sync::Arc;
 use holdfast_block::to_usize;
 
 use super::MIB;
-use super::header::{Header, Region};
+use super::header::{Region, VhdxHeader};
 use super::metadata::Metadata;
-use super::opened::Opened;
+use super::opened::OpenedVhdx;
 use crate::allocation_table::bits::BitOrder;
 use crate::allocation_table::pages::Pages;
-use crate::allocation_table::{Tables, clear_room, end_of_block, for_each_entry};
+use crate::allocation_table::{AllocationTable, clear_room, end_of_block, for_each_entry};
 use crate::error::corrupt;
 use crate::file::ImageFile;
 use crate::model::identity::ImageId;
 use crate::model::mapped_extent::{KnownLength, MappedExtent, MappedKind};
 use crate::{Error, Result};
 
-/// Memory for the table and bits of one layer.
+/// Memory for the table and bitmaps of one layer.
 const CACHE_BYTES: u64 = 8 << 20;
 const STATE_MASK: u64 = 7;
 const OFFSET_MASK: u64 = !(MIB - 1);
@@ -31,15 +31,15 @@ pub(super) mod state {
     pub(in crate::formats::vhdx) const UNMAPPED: u64 = 3;
     pub(in crate::formats::vhdx) const FULL: u64 = 6;
     pub(in crate::formats::vhdx) const PARTIAL: u64 = 7;
-    /// Of a block of bits.
+    /// Of a sector bitmap block.
     pub(in crate::formats::vhdx) const BITS_PRESENT: u64 = 6;
 }
 
-/// An entry of the table.
+/// An entry of the block allocation table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Entry(pub(super) u64);
+pub(super) struct BatEntry(pub(super) u64);
 
-impl Entry {
+impl BatEntry {
     pub(super) fn new(state: u64, offset: u64) -> Self {
         Self(offset | state)
     }
@@ -52,27 +52,26 @@ impl Entry {
         self.0 & OFFSET_MASK
     }
 
-    /// Whether bits are set that mean nothing.
+    /// Whether reserved bits are set.
     pub(super) fn has_reserved(self) -> bool {
         self.0 & !(STATE_MASK | OFFSET_MASK) != 0
     }
 }
 
-/// The tables of one image.
 pub(crate) struct VhdxTables {
     image: Arc<str>,
-    header: Header,
+    header: VhdxHeader,
     bat: Region,
     metadata: Metadata,
     file: Arc<dyn ImageFile>,
     length: KnownLength,
     pages: Pages,
-    /// End of what is in use; known once writing has started.
+    /// End of the space in use; known once writing has started.
     end: u64,
 }
 
 impl VhdxTables {
-    pub(crate) fn new(image: Arc<str>, opened: Opened) -> Self {
+    pub(crate) fn new(image: Arc<str>, opened: OpenedVhdx) -> Self {
         Self {
             image,
             header: opened.header,
@@ -85,17 +84,17 @@ impl VhdxTables {
         }
     }
 
-    fn entry(&self, number: u64) -> Result<Entry> {
-        Ok(Entry(u64::from_le_bytes(
+    fn entry(&self, number: u64) -> Result<BatEntry> {
+        Ok(BatEntry(u64::from_le_bytes(
             self.pages.array(self.bat.offset + number * 8)?,
         )))
     }
 
-    fn set_entry(&mut self, number: u64, entry: Entry) -> Result<()> {
+    fn set_entry(&mut self, number: u64, entry: BatEntry) -> Result<()> {
         self.pages.write(&entry.0.to_le_bytes(), self.bat.offset + number * 8)
     }
 
-    /// Where the bits of block `index` begin: a bit for each of its sectors, the lowest first.
+    /// Where the sector bits of block `index` begin, lowest bit first.
     fn bits_of(&self, index: u64) -> Result<Option<u64>> {
         let entry = self.entry(self.metadata.entry_of_bits(index))?;
         if entry.state() != state::BITS_PRESENT {
@@ -104,17 +103,17 @@ impl VhdxTables {
         let within = index % self.metadata.chunk_blocks();
         let bits_bytes = self.metadata.block_bytes / self.metadata.sector_bytes / 8;
         let bits = entry.offset() + within * bits_bytes;
-        // What is read past the end is zero, and would say that nothing of the block is there.
+        // A bitmap past the end of the file would read as zero: no sector of the block would be stored.
         if !self
             .length
             .contains(&*self.file, (bits + bits_bytes).saturating_sub(1))?
         {
-            return Err(self.wrong(index, "its bits are past the end of the file"));
+            return Err(self.wrong(index, "its sector bitmap is past the end of the file"));
         }
         Ok(Some(bits))
     }
 
-    /// The run at `at` inside its block.
+    /// The extent at `at` inside its block.
     fn piece(&self, at: u64, length_max: u64) -> Result<MappedExtent> {
         let block = self.metadata.block_bytes;
         let (index, within) = (at / block, at % block);
@@ -130,7 +129,7 @@ impl VhdxTables {
             state::PARTIAL if self.metadata.has_parent => {
                 let sector_bytes = self.metadata.sector_bytes;
                 let Some(bits) = self.bits_of(index)? else {
-                    return Err(self.wrong(index, "its bits are missing"));
+                    return Err(self.wrong(index, "its sector bitmap is missing"));
                 };
                 let (sector, skipped) = (within / sector_bytes, within % sector_bytes);
                 let count_max = (skipped + length_max.min(rest)).div_ceil(sector_bytes);
@@ -156,7 +155,7 @@ impl VhdxTables {
         )
     }
 
-    /// New room of `length` bytes behind everything else, which reads as zero.
+    /// Allocates `length` bytes at the end of the file; they read as zero.
     fn room(&mut self, length: u64) -> Result<u64> {
         let start = self.end;
         let end = start + length;
@@ -165,30 +164,31 @@ impl VhdxTables {
         Ok(start)
     }
 
-    /// Makes the block of bits that block `index` has some of. It is durable at once: no entry may say before that a block has bits.
+    /// Allocates the sector bitmap block that covers block `index`. It is durable at once: no entry may claim sector
+    /// bits before.
     fn make_bits(&mut self, index: u64) -> Result<()> {
         let room = self.room(MIB)?;
         self.file.sync()?;
         let number = self.metadata.entry_of_bits(index);
-        let entry = Entry::new(state::BITS_PRESENT, room);
+        let entry = BatEntry::new(state::BITS_PRESENT, room);
         self.file
             .write_at(&entry.0.to_le_bytes(), self.bat.offset + number * 8)?;
         self.file.sync()?;
         self.set_entry(number, entry)
     }
 
-    /// Makes `sectors` of block `index` its own; with `is_new`, and no others.
+    /// Marks `sectors` of block `index` as stored; with `is_new`, unmarks all others.
     #[expect(
         clippy::indexing_slicing,
         reason = "the sectors are of this block, and so are the bits"
     )]
-    fn own(&mut self, index: u64, sectors: Range<u64>, is_new: bool) -> Result<()> {
+    fn allocate_sectors(&mut self, index: u64, sectors: Range<u64>, is_new: bool) -> Result<()> {
         if self.bits_of(index)?.is_none() {
             self.make_bits(index)?;
         }
         let bits = self
             .bits_of(index)?
-            .ok_or_else(|| self.wrong(index, "its bits are missing"))?;
+            .ok_or_else(|| self.wrong(index, "its sector bitmap is missing"))?;
         let count = self.metadata.block_bytes / self.metadata.sector_bytes / 8;
         let mut bytes = vec![0; to_usize(count)];
         if !is_new {
@@ -200,7 +200,7 @@ impl VhdxTables {
         self.pages.write(&bytes, bits)
     }
 
-    /// Makes the bytes `within` of block `index` data.
+    /// Allocates the bytes `within` of block `index`.
     fn reserve_in(&mut self, index: u64, within: Range<u64>) -> Result<()> {
         let (number, block) = (self.metadata.entry_of(index), self.metadata.block_bytes);
         let entry = self.entry(number)?;
@@ -209,49 +209,48 @@ impl VhdxTables {
         if entry.state() == state::PARTIAL {
             let host = entry.offset();
             self.file.punch(host + within.start..host + within.end)?;
-            return self.own(index, sectors, false);
+            return self.allocate_sectors(index, sectors, false);
         }
         let is_whole = within == (0..block) || entry.state() != state::NOT_PRESENT || !self.metadata.has_parent;
         let host = self.room(block)?;
         let state = if is_whole { state::FULL } else { state::PARTIAL };
         if !is_whole {
-            self.own(index, sectors, true)?;
+            self.allocate_sectors(index, sectors, true)?;
         }
-        self.set_entry(number, Entry::new(state, host))
+        self.set_entry(number, BatEntry::new(state, host))
     }
 }
 
-/// Calls `visit` with every entry of the table, in order.
 pub(super) fn for_each_block(
     file: &dyn ImageFile,
     bat: Region,
     metadata: &Metadata,
-    mut visit: impl FnMut(u64, Entry),
+    mut visit: impl FnMut(u64, BatEntry),
 ) -> Result<()> {
     let table = (bat.offset, metadata.entry_count());
     for_each_entry(file, table, |number, entry| {
-        visit(number, Entry(u64::from_le_bytes(entry)));
+        visit(number, BatEntry(u64::from_le_bytes(entry)));
     })
 }
 
-/// Whether the entry with this number is of a block of bits.
+/// Whether this entry belongs to a sector bitmap block.
 pub(super) fn is_of_bits(metadata: &Metadata, number: u64) -> bool {
     (number + 1).is_multiple_of(metadata.chunk_blocks() + 1)
 }
 
-/// The number of the block of the disk that entry `number` is of, which is not one of bits.
+/// The block index of entry `number`, which must not belong to a sector bitmap.
 pub(super) fn block_of(metadata: &Metadata, number: u64) -> u64 {
     number - number / (metadata.chunk_blocks() + 1)
 }
 
-/// Where a block ends in the file at the least.
-pub(super) fn block_end(metadata: &Metadata, number: u64, entry: Entry) -> u64 {
+/// The minimum end of a block in the file.
+pub(super) fn block_end(metadata: &Metadata, number: u64, entry: BatEntry) -> u64 {
     let block = block_of(metadata, number);
     end_of_block(entry.offset(), block, metadata.block_bytes, metadata.disk_bytes)
 }
 
-/// Where the bits end that are needed of those that `entry` leads to: each block of the chunk that is on the disk has some.
-pub(super) fn bits_end(metadata: &Metadata, number: u64, entry: Entry) -> u64 {
+/// The minimum end of a sector bitmap in the file: it covers the blocks of the chunk that are inside the disk.
+pub(super) fn bits_end(metadata: &Metadata, number: u64, entry: BatEntry) -> u64 {
     let first = number / (metadata.chunk_blocks() + 1) * metadata.chunk_blocks();
     let count = metadata
         .block_count()
@@ -261,7 +260,7 @@ pub(super) fn bits_end(metadata: &Metadata, number: u64, entry: Entry) -> u64 {
     entry.offset().saturating_add(count * block_bits_bytes)
 }
 
-impl Tables for VhdxTables {
+impl AllocationTable for VhdxTables {
     fn disk_bytes(&self) -> u64 {
         self.metadata.disk_bytes
     }
@@ -293,7 +292,8 @@ impl Tables for VhdxTables {
     }
 
     fn start(&mut self) -> Result<()> {
-        // Room is given behind all that the file has: it is of the table, the log, or of blocks. The first two may say that they go on behind its end.
+        // New space begins after the end of the file, the table and the log: the latter two may extend past the end of
+        // the file.
         let table_end = self.bat.offset.saturating_add(self.bat.length_bytes);
         let log_end = self.header.log_offset.saturating_add(self.header.log_bytes.into());
         let mut end = self.file.length_bytes()?.max(table_end).max(log_end);
@@ -310,10 +310,15 @@ impl Tables for VhdxTables {
             }
         })?;
         if is_wild {
-            return Err(corrupt(&self.image, "block table", self.bat.offset, "leads too far"));
+            return Err(corrupt(
+                &self.image,
+                "block table",
+                self.bat.offset,
+                "its offset is too large",
+            ));
         }
         self.end = end.next_multiple_of(MIB);
-        // Children know by the second one that their parent is not what it was.
+        // By DataWriteGuid, children detect that their parent was modified.
         self.header.file_write = ImageId::random()?;
         self.header.data_write = ImageId::random()?;
         self.header.store_next(&*self.file, &self.image)
@@ -335,11 +340,11 @@ impl Tables for VhdxTables {
         let block = self.metadata.block_bytes;
         for index in range.start / block..range.end / block {
             let number = self.metadata.entry_of(index);
-            // One of which some sectors are there keeps its room.
+            // A partially present block keeps its space.
             if self.entry(number)?.state() == state::PARTIAL {
                 return Ok((index * block).saturating_sub(range.start));
             }
-            self.set_entry(number, Entry::new(state::ZERO, 0))?;
+            self.set_entry(number, BatEntry::new(state::ZERO, 0))?;
         }
         Ok(range.end / block * block - range.start)
     }
@@ -353,7 +358,7 @@ impl Tables for VhdxTables {
     }
 
     fn store(&mut self) -> Result<()> {
-        // Bits before the table that leads to them.
+        // Bitmaps before the table that refers to them.
         self.pages
             .store(&(self.bat.offset..self.bat.offset + self.bat.length_bytes))
     }

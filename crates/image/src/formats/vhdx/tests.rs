@@ -1,16 +1,16 @@
-//! Crashes, logs, and what headers may not say.
+//! Tests crashes, logs and invalid headers.
 
 use std::sync::Arc;
 
 use holdfast_block::{BlockDevice, to_usize};
 
 use super::create::{NewVhdx, write_empty};
-use super::metadata::Parent;
-use super::opened::Opened;
+use super::metadata::VhdxParent;
+use super::opened::OpenedVhdx;
 use super::tables::VhdxTables;
 use super::{MIB, checksum, seal};
 use crate::allocation_table::TableLayer;
-use crate::allocation_table::crash_tests::{Case, survive_crashes};
+use crate::allocation_table::crash_tests::{TableCrashCase, survive_crashes};
 use crate::file::memory::MemoryFile;
 use crate::file::{Access, ImageFile};
 use crate::model::info::ImageKind;
@@ -32,7 +32,7 @@ fn empty(kind: ImageKind) -> Vec<u8> {
         sector_bytes: 512,
         kind,
         id: ImageId([1; 16]),
-        parent: (kind == ImageKind::Differencing).then(|| Parent {
+        parent: (kind == ImageKind::Differencing).then(|| VhdxParent {
             linkage: ImageId([7; 16]),
             names: vec!["parent.vhdx".to_owned()],
         }),
@@ -42,20 +42,20 @@ fn empty(kind: ImageKind) -> Vec<u8> {
 }
 
 fn open(file: Arc<dyn ImageFile>, backing: Option<Arc<dyn BlockDevice>>) -> Result<TableLayer> {
-    let opened = Opened::load(file, Access::Write, "image")?;
+    let opened = OpenedVhdx::load(file, Access::Write, "image")?;
     let file = Arc::clone(&opened.file);
     let tables = Box::new(VhdxTables::new("image".into(), opened));
     Ok(TableLayer::new("image".into(), file, tables, backing))
 }
 
 #[test]
-fn a_crash_loses_nothing_that_was_flushed() {
-    let case = |name, kind| Case {
+fn crash_keeps_flushed_data() {
+    let case = |name, kind| TableCrashCase {
         name,
         start: empty(kind),
         has_parent: kind == ImageKind::Differencing,
         open,
-        check: |file| super::check::check(&Opened::load(file, Access::Read, "image")?),
+        check: |file| super::check::check(&OpenedVhdx::load(file, Access::Read, "image")?),
     };
     survive_crashes(vec![
         case("dynamic", ImageKind::Dynamic),
@@ -63,7 +63,7 @@ fn a_crash_loses_nothing_that_was_flushed() {
     ]);
 }
 
-/// A log with these changes of sectors, each an entry of its own; `cut` of the last one are missing.
+/// Adds a log with these sector changes, each in its own entry; the last `cut` bytes of the last entry are missing.
 fn with_log(mut bytes: Vec<u8>, changes: &[(u64, u8)], cut: usize) -> Vec<u8> {
     let log = ImageId([9; 16]);
     let mut at = 0;
@@ -93,7 +93,7 @@ fn with_log(mut bytes: Vec<u8>, changes: &[(u64, u8)], cut: usize) -> Vec<u8> {
         bytes[start..start + length].copy_from_slice(&entry[..length]);
         at += 8192;
     }
-    // Both headers say that there is a log.
+    // Set the log GUID in both headers.
     for start in [64 << 10, 128 << 10] {
         let header = &mut bytes[start..start + 4096];
         header[48..64].copy_from_slice(&log.to_guid());
@@ -103,43 +103,44 @@ fn with_log(mut bytes: Vec<u8>, changes: &[(u64, u8)], cut: usize) -> Vec<u8> {
 }
 
 #[test]
-fn a_log_is_replayed_in_memory_to_read_and_in_the_file_to_write() {
+fn log_replays_in_memory_or_in_the_file() {
     let plain = empty(ImageKind::Dynamic);
     let place = 3 * MIB + 8192;
     let bytes = with_log(plain.clone(), &[(place, 1), (place + 4096, 2), (place, 3)], 0);
     let file = Arc::new(MemoryFile::new(bytes.clone()));
-    let opened = Opened::load(file.clone(), Access::Read, "image").unwrap();
+    let opened = OpenedVhdx::load(file.clone(), Access::Read, "image").unwrap();
     let mut found = vec![0; 8192];
     opened.file.read_at(&mut found, place).unwrap();
     assert!(opened.has_log && found[..4096] == [3; 4096] && found[4096..] == [2; 4096]);
     assert!(bytes_of(&*file) == bytes, "the file is as it was");
 
-    let opened = Opened::load(file.clone(), Access::Write, "image").unwrap();
+    let opened = OpenedVhdx::load(file.clone(), Access::Write, "image").unwrap();
     assert!(opened.header.log.is_nil());
     file.read_at(&mut found, place).unwrap();
     assert!(found[..4096] == [3; 4096] && found[4096..] == [2; 4096]);
     assert!(
-        !Opened::load(file, Access::Read, "image").unwrap().has_log,
+        !OpenedVhdx::load(file, Access::Read, "image").unwrap().has_log,
         "it is empty now"
     );
 
-    // Of an entry that is cut off nothing counts, and all before it does.
+    // A truncated entry is ignored, entries before it count.
     let bytes = with_log(plain.clone(), &[(place, 1), (place, 3)], 100);
-    let opened = Opened::load(Arc::new(MemoryFile::new(bytes)), Access::Read, "image").unwrap();
+    let opened = OpenedVhdx::load(Arc::new(MemoryFile::new(bytes)), Access::Read, "image").unwrap();
     opened.file.read_at(&mut found, place).unwrap();
     assert!(found[..4096] == [1; 4096]);
 
     let bytes = with_log(plain, &[(place, 1)], 100);
     assert!(
-        Opened::load(Arc::new(MemoryFile::new(bytes)), Access::Read, "image").is_err(),
+        OpenedVhdx::load(Arc::new(MemoryFile::new(bytes)), Access::Read, "image").is_err(),
         "nothing of it is whole"
     );
 }
 
 #[test]
-fn what_contradicts_itself_is_refused() {
+fn inconsistent_headers_are_refused() {
     let good = empty(ImageKind::Differencing);
-    let is_refused = |bytes: Vec<u8>| Opened::load(Arc::new(MemoryFile::new(bytes)), Access::Read, "image").is_err();
+    let is_refused =
+        |bytes: Vec<u8>| OpenedVhdx::load(Arc::new(MemoryFile::new(bytes)), Access::Read, "image").is_err();
     assert!(!is_refused(good.clone()));
     let with = |at: usize, field: &[u8]| {
         let mut bytes = good.clone();
@@ -147,7 +148,7 @@ fn what_contradicts_itself_is_refused() {
         bytes
     };
     assert!(is_refused(with(0, b"x")), "no identifier");
-    // One header, and one table of regions, may be damaged.
+    // One header or one region table may be damaged.
     for (first, second) in [(64 << 10, 128 << 10), (192 << 10, 256 << 10)] {
         let mut bytes = with(first + 20, &[1]);
         assert!(!is_refused(bytes.clone()));
@@ -165,7 +166,7 @@ fn what_contradicts_itself_is_refused() {
         ("a block of 3 MiB", items, 3 << 20),
         ("a block of 512 MiB", items, 512 << 20),
         ("a disk that ends inside of a sector", items + 8, 513),
-        ("a disk that the table cannot tell of", items + 12, 0x1000),
+        ("a disk too large for its table", items + 12, 0x1000),
         ("a sector of 1000 bytes", items + 32, 1000),
     ] {
         assert!(is_refused(with(at, &u32::to_le_bytes(value))), "{what}");
@@ -180,20 +181,20 @@ fn what_contradicts_itself_is_refused() {
     assert!(is_refused(bytes), "an unknown required region");
 }
 
-/// The header that is written next would have to have a larger number. One that began again at 0 would count as the older one, and what
-/// it says of the log and of the last change would be lost.
+/// The next header needs a larger sequence number. One that wrapped to 0 would count as the older one, and its
+/// information on the log and the last modification would be lost.
 #[test]
-fn a_header_with_the_largest_number_is_not_followed_by_a_smaller_one() {
+fn header_sequence_number_does_not_wrap() {
     for sequence in [u64::MAX - 1, u64::MAX] {
         let mut bytes = empty(ImageKind::Dynamic);
         let header = 128 << 10..132 << 10;
         bytes[header.start + 8..header.start + 16].copy_from_slice(&sequence.to_le_bytes());
         seal(&mut bytes[header]);
         let file: Arc<dyn ImageFile> = Arc::new(MemoryFile::new(bytes.clone()));
-        let mut opened = Opened::load(Arc::clone(&file), Access::Write, "image").unwrap();
+        let mut opened = OpenedVhdx::load(Arc::clone(&file), Access::Write, "image").unwrap();
         assert_eq!(opened.header.sequence, sequence);
         let written = super::identity::set(&mut opened, "image", ImageId([9; 16]));
-        let again = Opened::load(Arc::clone(&file), Access::Read, "image").unwrap();
+        let again = OpenedVhdx::load(Arc::clone(&file), Access::Read, "image").unwrap();
         assert_eq!(again.header.sequence, u64::MAX);
         if sequence == u64::MAX {
             assert!(matches!(written, Err(crate::Error::NotWritable { .. })), "{written:?}");

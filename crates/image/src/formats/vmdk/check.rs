@@ -1,4 +1,4 @@
-//! Holding the tables against the files.
+//! Checks grain directories and tables.
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, HashMap};
@@ -6,24 +6,23 @@ use std::ops::Range;
 
 use super::SECTOR_BYTES;
 use super::extent::SparseExtent;
-use super::redundant_directory::{DirectoryPair, Finding};
+use super::redundant_directory::{DirectoryFinding, DirectoryPair};
 use super::stream::{GRAIN_MARKER_BYTES, grain_marker, stored_bytes_max};
-use super::tables::{Opened, PartKind, has_overlap, past_end};
+use super::tables::{OpenedVmdk, VmdkExtentKind, has_overlap, past_end};
 use crate::allocation_table::{end_of_block, for_each_entry};
 use crate::file::ImageFile;
 use crate::{CheckReport, ProblemKind, Result, Severity};
 
-/// Checks an opened image.
-pub(crate) fn check(opened: &Opened) -> Result<CheckReport> {
+pub(crate) fn check(opened: &OpenedVmdk) -> Result<CheckReport> {
     let mut report = CheckReport::default();
     for part in &opened.parts {
         let grain = match &part.kind {
-            PartKind::Sparse { window, extent } => {
+            VmdkExtentKind::Sparse { window, extent } => {
                 let file = opened.files.at(*window)?;
                 check_sparse(&**file, extent, part.start, &mut report)?;
                 extent.grain_bytes
             }
-            PartKind::Flat { .. } | PartKind::Zero => part.length.max(1),
+            VmdkExtentKind::Flat { .. } | VmdkExtentKind::Zero => part.length.max(1),
         };
         report.cluster_count += part.length.div_ceil(grain);
     }
@@ -37,8 +36,8 @@ pub(super) fn check_sparse(
     start: u64,
     report: &mut CheckReport,
 ) -> Result<()> {
-    look_beside(file, extent, report)?;
-    let mut grains = Grains {
+    check_directories(file, extent, report)?;
+    let mut grains = GrainChecker {
         file,
         file_bytes: file.length_bytes()?,
         disk_end: start + extent.disk_bytes,
@@ -48,7 +47,7 @@ pub(super) fn check_sparse(
         report,
     };
     if has_overlap(&grains.metadata) {
-        let detail = "two of its tables are in one place, or one is in the header or the descriptor".to_owned();
+        let detail = "two of its tables overlap, or one overlaps the header or the descriptor".to_owned();
         grains.corruption(ProblemKind::Structure { detail });
     }
     let past: Vec<u64> = past_end(&grains.metadata, grains.file_bytes).collect();
@@ -67,7 +66,7 @@ pub(super) fn check_sparse(
     })?;
     for (number, place) in tables {
         if place + extent.table_entries * 4 > grains.file_bytes {
-            // It is reported above.
+            // It was reported above.
             continue;
         }
         let first = start + number * extent.table_coverage();
@@ -82,9 +81,9 @@ pub(super) fn check_sparse(
     Ok(())
 }
 
-/// Reports whether the directories differ, and whether the extent is marked as open. Nothing is lost by that as long as the first directory, which is
-/// read, can be the right one.
-fn look_beside(file: &dyn ImageFile, extent: &SparseExtent, report: &mut CheckReport) -> Result<()> {
+/// Reports whether the directories differ, and whether the extent is marked as open. No data is lost as long as the
+/// first directory, which is read, can be the right one.
+fn check_directories(file: &dyn ImageFile, extent: &SparseExtent, report: &mut CheckReport) -> Result<()> {
     let mut add = |severity: Severity, detail: String| report.add(severity, ProblemKind::Structure { detail });
     if extent.is_open {
         add(Severity::Leak, "it was not closed cleanly, or is open".to_owned());
@@ -97,19 +96,19 @@ fn look_beside(file: &dyn ImageFile, extent: &SparseExtent, report: &mut CheckRe
     let overlaid_count = pair.overlaid_count();
     pair.for_each(|finding| {
         match finding {
-            Finding::Doubt { .. } | Finding::Unsure => doubt_count += 1,
-            // After a crash, the second directory may have a grain that the first does not have yet.
-            Finding::Entry { .. } | Finding::Table { .. } => count += 1,
-            Finding::LostTable { .. } | Finding::LostEntry { .. } => {}
+            DirectoryFinding::Doubt { .. } | DirectoryFinding::Uncertain => doubt_count += 1,
+            // After a crash, the second directory may have a grain that the first one does not have yet.
+            DirectoryFinding::Entry { .. } | DirectoryFinding::Table { .. } => count += 1,
+            DirectoryFinding::LostTable { .. } | DirectoryFinding::LostEntry { .. } => {}
         }
         Ok(())
     })?;
     if overlaid_count > 0 {
-        let detail = format!("{overlaid_count} of its directories and tables would be in grains of the disk");
+        let detail = format!("{overlaid_count} of its directories and tables overlap grains of the disk");
         add(Severity::Corruption, detail);
     }
     if doubt_count > 0 {
-        let detail = format!("its two directories differ in {doubt_count} entries, and either may be right");
+        let detail = format!("its two directories differ in {doubt_count} entries, and it is unknown which is right");
         add(Severity::Corruption, detail);
     }
     if count > 0 {
@@ -119,29 +118,29 @@ fn look_beside(file: &dyn ImageFile, extent: &SparseExtent, report: &mut CheckRe
     Ok(())
 }
 
-/// Multiples of a grain from which on grains are known. Those of a sound image have one.
+/// Limit of different grain alignments that are tracked. A consistent image has one.
 const PHASE_COUNT_MAX: usize = 16;
 
-/// The grains of an extent, as they are met.
-struct Grains<'a> {
+/// Checks the grains of an extent one by one.
+struct GrainChecker<'a> {
     file: &'a dyn ImageFile,
     file_bytes: u64,
-    /// Where the extent ends in the disk.
+    /// End of the extent on the disk.
     disk_end: u64,
     extent: &'a SparseExtent,
-    /// What is not grains, in order.
+    /// Ranges that contain metadata, sorted.
     metadata: Vec<Range<u64>>,
-    /// A bit for each grain of the file that was met, by words. Grains that begin at other multiples of a sector have bits of their own.
+    /// Bitmaps of the grains found so far, by alignment of the grain and by word.
     seen: BTreeMap<u64, HashMap<u64, u64>>,
     report: &'a mut CheckReport,
 }
 
-impl Grains<'_> {
+impl GrainChecker<'_> {
     fn corruption(&mut self, kind: ProblemKind) {
         self.report.add(Severity::Corruption, kind);
     }
 
-    /// The entry of the grain at `disk_offset`.
+    /// Checks the entry of the grain at `disk_offset`.
     fn entry(&mut self, sector: u32, disk_offset: u64) -> Result<()> {
         if sector == 0 || sector == 1 && self.extent.has_zero_grains {
             return Ok(());
@@ -157,7 +156,7 @@ impl Grains<'_> {
             end_of_block(host, 0, self.extent.grain_bytes, of_disk)
         };
         if end > self.file_bytes {
-            let detail = format!("its grain would be at {host}, and the file ends before the end of that");
+            let detail = format!("its grain at {host} extends past the end of the file");
             self.corruption(ProblemKind::Entry { disk_offset, detail });
             return Ok(());
         }
@@ -174,7 +173,7 @@ impl Grains<'_> {
             self.overlap(host, "a table");
         }
         if self.seen.len() == PHASE_COUNT_MAX && !self.seen.contains_key(&(host % unit)) {
-            let detail = format!("its grain would be at {host}, where none of the others can begin");
+            let detail = format!("its grain at {host} is not aligned like the others");
             self.corruption(ProblemKind::Entry { disk_offset, detail });
         } else if self.is_over_another(host, unit) {
             self.overlap(host, "another grain");
@@ -182,7 +181,8 @@ impl Grains<'_> {
         Ok(())
     }
 
-    /// Where the compressed grain at `host` ends. How long it is stands before it, and is read only where the file may end before that.
+    /// Where the compressed grain at `host` ends at least. Its marker has the length, and is read only if the file may
+    /// end before.
     fn end_of_compressed(&self, host: u64) -> Result<u64> {
         let marker_end = host + GRAIN_MARKER_BYTES as u64;
         if marker_end + stored_bytes_max(self.extent.grain_bytes) <= self.file_bytes || marker_end > self.file_bytes {
@@ -194,7 +194,7 @@ impl Grains<'_> {
         Ok(marker_end.saturating_add(stored))
     }
 
-    /// Whether a grain of `unit` bytes at `host` lies over one that was met, in part or all of it. It is met from now on.
+    /// Whether a grain of `unit` bytes at `host` overlaps an earlier one. Records it.
     fn is_over_another(&mut self, host: u64, unit: u64) -> bool {
         let (number, phase) = (host / unit, host % unit);
         let has = |words: &HashMap<u64, u64>, number: u64| {

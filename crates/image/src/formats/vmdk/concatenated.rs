@@ -1,4 +1,4 @@
-//! The extent files of an image, concatenated to one address space.
+//! Concatenates the extent files of an image to one address space.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use holdfast_block::{ExtentKind, ExtentList, Result};
 
 use crate::file::ImageFile;
 
-/// Each file has so much room of its own: more than any file has.
+/// Address space of each file: larger than any file.
 pub(crate) const WINDOW_BYTES: u64 = 1 << 48;
 
 /// Files, each at a multiple of [`WINDOW_BYTES`].
@@ -16,14 +16,14 @@ pub(crate) struct Concatenated {
 }
 
 impl Concatenated {
-    /// Bytes of all files.
+    /// Sum of the lengths of all files.
     pub(crate) fn sum_bytes(&self) -> Result<u64> {
         self.files
             .iter()
             .try_fold(0, |sum, file| Ok(file.length_bytes()? + sum))
     }
 
-    /// The file whose window has `offset`.
+    /// The file whose window contains `offset`.
     pub(crate) fn at(&self, offset: u64) -> Result<&Arc<dyn ImageFile>> {
         let index = usize::try_from(offset / WINDOW_BYTES).unwrap_or(usize::MAX);
         self.files.get(index).ok_or_else(|| {
@@ -41,7 +41,7 @@ impl Concatenated {
 }
 
 impl ImageFile for Concatenated {
-    /// The end of the last one.
+    /// The end of the last file.
     fn length_bytes(&self) -> Result<u64> {
         let start = self.files.len().saturating_sub(1) as u64 * WINDOW_BYTES;
         Ok(start + self.at(start)?.length_bytes()?)
@@ -57,7 +57,7 @@ impl ImageFile for Concatenated {
         file.write_at(data, at)
     }
 
-    /// Of the file that the length is in.
+    /// Sets the length of the file whose window contains it.
     fn set_length(&self, length_bytes: u64) -> Result<()> {
         let (file, at) = self.file(length_bytes)?;
         file.set_length(at)

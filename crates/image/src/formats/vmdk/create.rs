@@ -1,32 +1,32 @@
-//! New images: one sparse file with its descriptor.
+//! Creates images: one sparse file with an embedded descriptor.
 
 use holdfast_block::to_usize;
 
 use super::SECTOR_BYTES;
-use super::descriptor::{Descriptor, Parent};
+use super::descriptor::{Descriptor, VmdkParent};
 use super::extent::SparseExtent;
 use crate::allocation_table::write_entries;
 use crate::file::ImageFile;
 use crate::model::identity::ImageId;
 use crate::{Error, Result};
 
-/// As everybody makes them.
+/// The grain size that all programs use.
 pub(crate) const GRAIN_BYTES: u64 = 64 << 10;
 pub(crate) const TABLE_ENTRIES: u64 = 512;
 pub(crate) const DESCRIPTOR_SECTORS: u64 = 20;
 
-/// What a new image is to be.
+/// Parameters of a new image.
 pub(crate) struct NewVmdk {
     /// A multiple of 512.
     pub(crate) size_bytes: u64,
     pub(crate) grain_bytes: u64,
-    /// Its own name.
+    /// Its file name.
     pub(crate) name: String,
     pub(crate) id: ImageId,
-    pub(crate) parent: Option<Parent>,
+    pub(crate) parent: Option<VmdkParent>,
 }
 
-/// Writes an empty image into `file`, which is empty; durable when this returns.
+/// Writes an empty image into the empty `file`; durable when this returns.
 pub(crate) fn write_empty(file: &dyn ImageFile, new: &NewVmdk) -> Result<()> {
     let table_sectors = (TABLE_ENTRIES * 4).div_ceil(SECTOR_BYTES);
     let table_count = new.size_bytes.div_ceil(new.grain_bytes * TABLE_ENTRIES);
@@ -39,7 +39,7 @@ pub(crate) fn write_empty(file: &dyn ImageFile, new: &NewVmdk) -> Result<()> {
         return Err(Error::InvalidOption {
             option: "size",
             detail: format!(
-                "a sparse VMDK does not hold {} bytes: its tables reach to 2 TiB",
+                "a sparse VMDK cannot have {} bytes: the maximum is 2 TiB",
                 new.size_bytes
             ),
         });
@@ -74,11 +74,11 @@ pub(crate) fn write_empty(file: &dyn ImageFile, new: &NewVmdk) -> Result<()> {
     if text.len() > to_usize(DESCRIPTOR_SECTORS * SECTOR_BYTES) {
         return Err(Error::InvalidOption {
             option: "parent",
-            detail: "its path is too long to be written down".to_owned(),
+            detail: "its path is too long for the descriptor".to_owned(),
         });
     }
     file.write_at(text.as_bytes(), SECTOR_BYTES)?;
-    // The header comes last: without it the file is no image.
+    // The header comes last: without it the file is no valid image.
     file.sync()?;
     file.write_at(&extent.to_bytes(), 0)?;
     Ok(file.sync()?)

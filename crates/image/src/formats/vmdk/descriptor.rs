@@ -1,4 +1,4 @@
-//! The text that says what a disk is made of.
+//! Parses and writes the descriptor, a text that lists the extents of a disk.
 //!
 //! ```text
 //! # Disk DescriptorFile
@@ -19,51 +19,52 @@ use crate::model::identity::ImageId;
 use crate::model::windows_path::from_windows;
 use crate::{Error, Result};
 
-/// A text is not longer.
+/// Maximum length of a descriptor.
 pub(crate) const TEXT_BYTES_MAX: u64 = 1 << 20;
 const EXTENT_COUNT_MAX: usize = 4096;
-/// What an image without a parent says of it.
+/// The parent CID of an image without a parent.
 pub(crate) const NO_PARENT: u32 = 0xffff_ffff;
 
-/// What the text says.
+/// The parsed descriptor.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Descriptor {
-    /// Changes when the disk is written to.
+    /// The CID. It changes when the disk is written to.
     pub(crate) content_id: u32,
-    /// Where its digits stand in the text: up to eight, for QEMU leaves out zeroes at the front.
+    /// The range of its digits in the text: up to eight, because QEMU omits leading zeroes.
     pub(crate) content_id_at: Range<usize>,
-    /// The parent's, and where it is; [`NO_PARENT`] where it is known by [`parent_id`](Self::parent_id) alone, as VirtualBox has it.
+    /// CID and path of the parent; the CID is [`NO_PARENT`] if the parent is identified by
+    /// [`parent_id`](Self::parent_id) only, as in VirtualBox.
     pub(crate) parent: Option<(u32, String)>,
     pub(crate) extents: Vec<NamedExtent>,
     pub(crate) id: Option<ImageId>,
-    /// The parent's identity, where the image says it.
+    /// The UUID of the parent, if recorded.
     pub(crate) parent_id: Option<ImageId>,
 }
 
-/// What a new image says of its parent.
+/// What a new image stores about its parent.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Parent {
+pub(crate) struct VmdkParent {
     pub(crate) content_id: u32,
     pub(crate) id: Option<ImageId>,
-    /// Its path, as the image is to name it.
+    /// Its path, as stored in the image.
     pub(crate) name: String,
 }
 
-/// A part of the disk.
+/// An extent, as the descriptor lists it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct NamedExtent {
     pub(crate) sectors: u64,
-    pub(crate) kind: ExtentKind,
+    pub(crate) kind: NamedExtentKind,
 }
 
-/// What a part of the disk is.
+/// How an extent is stored.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum ExtentKind {
+pub(crate) enum NamedExtentKind {
     /// Reads as zero.
     Zero,
-    /// Bytes of a file, from this sector of it on.
+    /// Stored in a file without metadata, from this sector on.
     Flat { file: String, offset: u64 },
-    /// A file with tables.
+    /// Stored in a sparse extent file, which has tables.
     Sparse { file: String },
 }
 
@@ -80,7 +81,7 @@ impl Descriptor {
         };
         let (mut parent_id, mut hint) = (NO_PARENT, String::new());
         let mut at = 0;
-        // By bytes: the text may be of any code page, and places in it are written to.
+        // Parse bytes, not characters: the text may have any code page, and ranges of it are replaced.
         for line in text.get(..end).unwrap_or(text).split_inclusive(|byte| *byte == b'\n') {
             let start = at;
             at += line.len();
@@ -106,10 +107,10 @@ impl Descriptor {
             match key.trim().to_ascii_lowercase().as_str() {
                 "cid" => {
                     found.content_id = number()?;
-                    let behind = line.iter().position(|byte| *byte == b'=').map_or(0, |at| at + 1);
-                    let mut value_bytes = line.iter().skip(behind);
+                    let value_start = line.iter().position(|byte| *byte == b'=').map_or(0, |at| at + 1);
+                    let mut value_bytes = line.iter().skip(value_start);
                     let digits = value_bytes.position(u8::is_ascii_hexdigit).unwrap_or_default();
-                    let digits_at = start + behind + digits;
+                    let digits_at = start + value_start + digits;
                     found.content_id_at = digits_at..digits_at + value.len();
                 }
                 "parentcid" => parent_id = number()?,
@@ -122,15 +123,20 @@ impl Descriptor {
         if found.content_id_at.is_empty() || found.content_id_at.len() > 8 {
             return Err(corrupt(image, "descriptor", 0, "it has no CID"));
         }
-        // VirtualBox knows a parent by its UUID alone.
+        // VirtualBox identifies a parent by its UUID only.
         if parent_id != NO_PARENT || found.parent_id.is_some() {
             found.parent = Some((parent_id, hint));
         }
         Ok(found)
     }
 
-    /// The text of a new image of one extent, in the file `name`.
-    pub(super) fn text(name: &str, sectors: u64, (id, content_id): (ImageId, u32), parent: Option<&Parent>) -> String {
+    /// The text of a new image with one extent in the file `name`.
+    pub(super) fn text(
+        name: &str,
+        sectors: u64,
+        (id, content_id): (ImageId, u32),
+        parent: Option<&VmdkParent>,
+    ) -> String {
         let parent_id = parent.map_or(NO_PARENT, |parent| parent.content_id);
         let hint = parent.map_or(String::new(), |parent| {
             format!("parentFileNameHint=\"{}\"\n", parent.name)
@@ -149,10 +155,10 @@ impl Descriptor {
 }
 
 impl Descriptor {
-    /// The text of a stream of compressed grains that will be in the file `name`, which has neither quotes nor line ends.
+    /// The text of a streamOptimized image for the file `name`, which must not contain quotes or line ends.
     ///
-    /// VMware knows the disk by `ddb.uuid`, VirtualBox by `ddb.uuid.image`. All of it follows from what is given: a disk that is
-    /// written twice is the same stream twice.
+    /// VMware identifies the disk by `ddb.uuid`, VirtualBox by `ddb.uuid.image`. Everything is derived from the
+    /// arguments: writing a disk twice gives the same stream twice.
     pub(super) fn text_of_stream(name: &str, sectors: u64, id: ImageId) -> String {
         let hex = id.0.map(|byte| format!("{byte:02x}")).concat();
         let [.., a, b, c, d] = id.0;
@@ -173,28 +179,21 @@ impl Descriptor {
 }
 
 impl NamedExtent {
-    /// An extent, where the line is about one: `RW 4192256 SPARSE "web1-s001.vmdk"`.
+    /// Parses an extent line, such as `RW 4192256 SPARSE "web1-s001.vmdk"`; none if the line is no extent.
     fn parse(line: &str, image: &str, at: usize) -> Result<Option<Self>> {
         let mut words = line.split_whitespace();
         if !matches!(words.next(), Some("RW" | "RDONLY" | "NOACCESS")) {
             return Ok(None);
         }
-        let wrong = || {
-            corrupt(
-                image,
-                "descriptor",
-                at as u64,
-                format!("an extent is not understood: {line:?}"),
-            )
-        };
+        let wrong = || corrupt(image, "descriptor", at as u64, format!("invalid extent: {line:?}"));
         let sectors = words.next().and_then(|word| word.parse().ok()).ok_or_else(wrong)?;
         let kind = words.next().ok_or_else(wrong)?;
         let mut quoted = line.splitn(3, '"').skip(1);
         let mut name = || quoted.next().map(from_windows).ok_or_else(wrong);
         let kind = match kind {
-            "ZERO" => ExtentKind::Zero,
-            "SPARSE" => ExtentKind::Sparse { file: name()? },
-            "FLAT" | "VMFS" => ExtentKind::Flat {
+            "ZERO" => NamedExtentKind::Zero,
+            "SPARSE" => NamedExtentKind::Sparse { file: name()? },
+            "FLAT" | "VMFS" => NamedExtentKind::Flat {
                 file: name()?,
                 offset: match quoted.next().unwrap_or_default().trim() {
                     "" => 0,
@@ -205,7 +204,7 @@ impl NamedExtent {
                 return Err(Error::UnsupportedFeature {
                     image: image.to_owned(),
                     feature: format!("an extent of the kind {other}"),
-                    detail: "let the hypervisor that it is from clone or export it".to_owned(),
+                    detail: "clone or export it with its hypervisor".to_owned(),
                 });
             }
         };
@@ -217,7 +216,7 @@ pub(crate) const IMAGE: &str = "ddb.uuid.image";
 pub(crate) const IMAGE_OF_VMWARE: &str = "ddb.uuid";
 pub(crate) const PARENT: &str = "ddb.uuid.parent";
 
-/// A UUID as VirtualBox spells it, or as VMware does: `60 00 c2 9e 7d 51 4f 1a-8d 3c ...`.
+/// Parses a UUID in the notation of VirtualBox or VMware: `60 00 c2 9e 7d 51 4f 1a-8d 3c ...`.
 pub(crate) fn parse_id(value: &str) -> Option<ImageId> {
     if let Ok(id) = value.parse() {
         return Some(id);
@@ -230,7 +229,7 @@ pub(crate) fn parse_id(value: &str) -> Option<ImageId> {
     Some(ImageId(number.to_be_bytes()))
 }
 
-/// As VMware spells it.
+/// The notation of VMware.
 pub(crate) fn of_vmware(id: ImageId) -> String {
     let pairs: Vec<String> = id.0.iter().map(|byte| format!("{byte:02x}")).collect();
     let halves: Vec<String> = pairs.chunks(8).map(|half| half.join(" ")).collect();

@@ -5,28 +5,25 @@ use std::path::PathBuf;
 
 use super::SECTOR_BYTES;
 use super::descriptor::{Descriptor, NO_PARENT};
-use super::tables::{Opened, PartKind};
+use super::tables::{OpenedVmdk, VmdkExtentKind};
 use crate::model::info::{BlockInfo, ImageKind, ParentInfo, USUAL_SECTOR_BYTES};
 
-/// An opened VMDK.
 pub(crate) struct Vmdk {
     pub(crate) descriptor: Descriptor,
-    pub(crate) text: TextPlace,
-    pub(crate) opened: Opened,
-    /// The files that the descriptor names, beside the one that it is in.
+    pub(crate) text: DescriptorPlace,
+    pub(crate) opened: OpenedVmdk,
+    /// The extent files other than the file with the descriptor.
     pub(crate) extent_files: Vec<PathBuf>,
 }
 
 impl Vmdk {
-    /// Size of the disk.
     pub(crate) fn disk_bytes(&self) -> u64 {
         self.opened.parts.last().map_or(0, |part| part.start + part.length)
     }
 
-    /// What there is to know about it.
     pub(crate) fn describe(&self) -> BlockInfo {
         let grain = self.opened.parts.iter().find_map(|part| match &part.kind {
-            PartKind::Sparse { extent, .. } => Some(extent),
+            VmdkExtentKind::Sparse { extent, .. } => Some(extent),
             _ => None,
         });
         BlockInfo {
@@ -50,11 +47,11 @@ impl Vmdk {
     }
 }
 
-/// Where the descriptor's text is.
+/// Where the descriptor's text is stored.
 #[derive(Debug, Clone)]
-pub(crate) enum TextPlace {
-    /// In this room of the first extent.
+pub(crate) enum DescriptorPlace {
+    /// In this range of the first extent.
     Inside(Range<u64>),
-    /// It is the file.
-    WithoutBacking,
+    /// In a file of its own.
+    WholeFile,
 }

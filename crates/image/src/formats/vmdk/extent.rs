@@ -1,4 +1,4 @@
-//! A sparse extent.
+//! Parses and writes the header of a sparse extent.
 //!
 //! ```text
 //! offset  bytes
@@ -18,7 +18,8 @@
 //! 77      2    1: deflate
 //! ```
 //!
-//! A compressed grain is its first sector (8), its bytes (4), and these, of zlib. A footer is a header in the last sector but one.
+//! A compressed grain is stored as its first sector (8 bytes), its length (4), and a zlib stream. A footer is a header
+//! in the last sector but one.
 
 use std::ops::Range;
 
@@ -41,35 +42,34 @@ const HAS_MARKERS: u32 = 1 << 17;
 const DEFLATE: u16 = 1;
 const AT_END: u64 = u64::MAX;
 const AT_DIRECTORY: usize = 56;
-/// One that is compressed is read as a whole.
+/// Limit of a grain: a compressed one is read as a whole.
 const GRAIN_SECTORS_MAX: u64 = (16 << 20) / SECTOR_BYTES;
-/// The offset of the mark of an open extent.
+/// Offset of the mark of an open extent.
 pub(super) const AT_IS_OPEN: u64 = 72;
 const NEWLINES: &[u8; 4] = b"\n \r\n";
 
-/// A header that was checked against its file. Places are in bytes of the file.
+/// A header that was validated against its file. Offsets are in bytes of the file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct SparseExtent {
     pub(crate) disk_bytes: u64,
     pub(crate) grain_bytes: u64,
     pub(crate) descriptor: Option<(u64, u64)>,
     pub(crate) table_entries: u64,
-    /// 0 where only the footer knows.
+    /// 0 if only the footer has it.
     pub(crate) directory: u64,
-    /// A copy, which is only written: it may be past the end of the file.
+    /// The redundant directory. It is only written, and may be past the end of the file.
     pub(crate) second_directory: Option<u64>,
     pub(crate) has_zero_grains: bool,
     pub(crate) is_compressed: bool,
-    /// Whether it was not closed cleanly.
     pub(crate) is_open: bool,
-    /// Bytes before the first grain, as the header says; nothing was checked of it.
+    /// Bytes before the first grain according to the header; not validated.
     pub(crate) overhead: u64,
 }
 
 type Stored = [u8; to_usize(HEADER_BYTES)];
 
 impl SparseExtent {
-    /// Reads the header of `file`, called `image`.
+    /// Reads the header of `file`; errors call it `image`.
     pub(crate) fn load(file: &dyn ImageFile, image: &str) -> Result<Self> {
         let file_bytes = file.length_bytes()?;
         let header_at = |at: u64| -> Result<Stored> {
@@ -78,7 +78,7 @@ impl SparseExtent {
             if bytes.starts_with(MAGIC) && file_bytes >= HEADER_BYTES {
                 Ok(bytes)
             } else {
-                Err(corrupt(image, "header", at, "there is none"))
+                Err(corrupt(image, "header", at, "it is missing"))
             }
         };
         let first = header_at(0)?;
@@ -88,9 +88,9 @@ impl SparseExtent {
         }
         let footer = header_at(footer_place(file, file_bytes)?)?;
         if Record::new(&footer).le_u64::<AT_DIRECTORY>() == AT_END {
-            return Err(corrupt(image, "footer", 0, "it does not say where the directory is"));
+            return Err(corrupt(image, "footer", 0, "the directory is missing"));
         }
-        // The descriptor is where the header says: a footer often says nothing of it.
+        // The header has the place of the descriptor; a footer often does not.
         let descriptor = extent.descriptor;
         Ok(Self {
             descriptor,
@@ -98,14 +98,14 @@ impl SparseExtent {
         })
     }
 
-    /// Reads the [`HEADER_BYTES`] of a header or a footer, whose magic was looked at, of a file of `file_bytes`: of [`u64::MAX`] where nobody
-    /// knows how many they are.
+    /// Parses the [`HEADER_BYTES`] of a header or footer whose magic number was checked. `file_bytes` is the length of
+    /// the file; [`u64::MAX`] if unknown.
     pub(super) fn parse(bytes: &Stored, file_bytes: u64, image: &str) -> Result<Self> {
         let wrong = |at: u64, detail: String| Err(corrupt(image, "header", at, detail));
         let unsupported = |feature: String| Error::UnsupportedFeature {
             image: image.to_owned(),
             feature,
-            detail: "let the hypervisor that it is from clone or export it".to_owned(),
+            detail: "clone or export it with its hypervisor".to_owned(),
         };
         let stored = Record::new(bytes);
         let version = stored.le_u32::<4>();
@@ -118,10 +118,7 @@ impl SparseExtent {
             return Err(unsupported(format!("compression {algorithm} with flags {flags:#x}")));
         }
         if flags & HAS_NEWLINES != 0 && stored.field::<73, 4>() != NEWLINES {
-            return wrong(
-                73,
-                "line ends were changed on the way: it was sent as a text".to_owned(),
-            );
+            return wrong(73, "line ends were changed: it was transferred as a text".to_owned());
         }
         let (sectors, grain_sectors) = (stored.le_u64::<12>(), stored.le_u64::<20>());
         let table_entries = u64::from(stored.le_u32::<44>());
@@ -166,17 +163,16 @@ impl SparseExtent {
         })
     }
 
-    /// Bytes of the disk that one table tells of.
+    /// Bytes of the disk that one table maps.
     pub(crate) fn table_coverage(&self) -> u64 {
         self.grain_bytes * self.table_entries
     }
 
-    /// Tables of the extent.
     pub(crate) fn table_count(&self) -> u64 {
         self.disk_bytes.div_ceil(self.table_coverage())
     }
 
-    /// Where the tables are that a directory leads to, by its entries; 0 for none.
+    /// The offsets of the tables in a directory; 0 for none.
     pub(super) fn tables_of(&self, file: &dyn ImageFile, directory: u64) -> Result<Vec<u64>> {
         let mut places = Vec::new();
         for_each_entry(file, (directory, self.table_count()), |_, entry| {
@@ -185,7 +181,7 @@ impl SparseExtent {
         Ok(places)
     }
 
-    /// Header, descriptor and the first directory: what is not grains, and where the header says.
+    /// Header, descriptor and first directory: metadata whose place the header determines.
     pub(super) fn fixed_metadata(&self) -> Vec<Range<u64>> {
         let descriptor = self
             .descriptor
@@ -196,7 +192,7 @@ impl SparseExtent {
         ranges
     }
 
-    /// What of `file` is not grains, in order: header, descriptor, directories and tables.
+    /// Ranges of `file` that contain metadata, sorted: header, descriptor, directories and tables.
     pub(super) fn metadata(&self, file: &dyn ImageFile) -> Result<Vec<Range<u64>>> {
         let mut ranges = self.fixed_metadata();
         if let Some(second) = self.second_directory {
@@ -215,7 +211,7 @@ impl SparseExtent {
         Ok(ranges)
     }
 
-    /// The header of a new extent, as it is stored.
+    /// The stored header of a new extent.
     pub(super) fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = vec![0; to_usize(HEADER_BYTES)];
         let mut put = |at: usize, field: &[u8]| put(&mut bytes, at, field);
@@ -255,14 +251,14 @@ fn check_grain(sectors: u64, image: &str) -> Result<()> {
         sectors if sectors > GRAIN_SECTORS_MAX && sectors.is_power_of_two() => Err(Error::UnsupportedFeature {
             image: image.to_owned(),
             feature: format!("grains of {sectors} sectors"),
-            detail: "let the hypervisor that it is from clone or export it".to_owned(),
+            detail: "clone or export it with its hypervisor".to_owned(),
         }),
         sectors => Err(corrupt(image, "header", 20, format!("a grain has {sectors} sectors"))),
     }
 }
 
-/// Where the footer is: in the last sector that has anything. Behind it are the end of the stream, which is zero, and what fills a block
-/// device or a tape.
+/// Offset of the footer: in the last sector with data. The end of the stream, which is zero, and the padding of a
+/// block device or tape follow.
 fn footer_place(file: &dyn ImageFile, file_bytes: u64) -> Result<u64> {
     const BYTES_AT_ONCE: u64 = 64 << 10;
     let usual = file_bytes.saturating_sub(2 * SECTOR_BYTES);
@@ -279,7 +275,8 @@ fn footer_place(file: &dyn ImageFile, file_bytes: u64) -> Result<u64> {
     Ok(usual)
 }
 
-/// The text that describes the image, where `file` is an extent that has it, as its header says: no more of it than any has.
+/// The descriptor embedded in `file`, if it is an extent that has one; truncated to the maximum length of a
+/// descriptor.
 pub(crate) fn descriptor_of(file: &dyn ImageFile) -> Result<Vec<u8>> {
     const DESCRIPTOR_BYTES_MAX: u64 = 1 << 20;
     let mut first = [0; 48];
@@ -297,5 +294,5 @@ pub(crate) fn descriptor_of(file: &dyn ImageFile) -> Result<Vec<u8>> {
     Ok(text)
 }
 
-/// Zeroes that may be behind the end.
+/// Limit of zero padding after the end.
 pub(crate) const PADDING_BYTES_MAX: u64 = 1 << 20;

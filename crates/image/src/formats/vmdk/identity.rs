@@ -1,21 +1,21 @@
-//! Identities in the text of a descriptor: lines of its "disk data base".
+//! Changes identities in the "disk data base" lines of a descriptor.
 //!
-//! VirtualBox has `ddb.uuid.image`, and `ddb.uuid.parent` in children. VMware has `ddb.uuid`, in a spelling of its own, and its children
-//! know their parents by the CID alone, as those of everybody do.
+//! VirtualBox uses `ddb.uuid.image`, and `ddb.uuid.parent` in children. VMware uses `ddb.uuid` in its own notation,
+//! and its children identify their parents by the CID only, like those of most programs.
 
 use std::sync::Arc;
 
 use holdfast_block::to_usize;
 
 use super::descriptor::{IMAGE, IMAGE_OF_VMWARE, PARENT, of_vmware};
-use super::disk::{TextPlace, Vmdk};
+use super::disk::{DescriptorPlace, Vmdk};
 use super::extent::SparseExtent;
-use super::tables::{PartKind, has_overlap};
+use super::tables::{VmdkExtentKind, has_overlap};
 use crate::file::ImageFile;
 use crate::model::identity::ImageId;
 use crate::{Error, Result};
 
-/// Gives an image another identity, durably; and its own file the name `name`, where it is one.
+/// Sets the UUID, durably; also the file name of the extent, if `name` is given.
 pub(crate) fn set(vmdk: &Vmdk, image: &str, id: ImageId, name: Option<&str>) -> Result<()> {
     rewrite(vmdk, image, |text| {
         let text = match (name, own_extent(vmdk)) {
@@ -30,14 +30,14 @@ pub(crate) fn set(vmdk: &Vmdk, image: &str, id: ImageId, name: Option<&str>) -> 
     })
 }
 
-/// Has a child know its parent by another identity, durably, where it knows it by that.
+/// Sets the parent UUID of a child, durably, if the child stores one.
 pub(crate) fn set_parent(vmdk: &Vmdk, image: &str, id: ImageId) -> Result<()> {
     rewrite(vmdk, image, |text| {
         with_entry(text, PARENT, &id.to_string()).unwrap_or_else(|| text.to_vec())
     })
 }
 
-/// Changes the text, as little of the file as that needs.
+/// Changes the text, writing as little of the file as necessary.
 fn rewrite(vmdk: &Vmdk, image: &str, change: impl FnOnce(&[u8]) -> Vec<u8>) -> Result<()> {
     let not_writable = |detail: &str| Error::NotWritable {
         image: image.to_owned(),
@@ -45,30 +45,30 @@ fn rewrite(vmdk: &Vmdk, image: &str, change: impl FnOnce(&[u8]) -> Vec<u8>) -> R
     };
     let file: &Arc<dyn ImageFile> = vmdk.opened.files.at(0)?;
     let room = match &vmdk.text {
-        TextPlace::Inside(room) => room.clone(),
-        TextPlace::WithoutBacking => 0..file.length_bytes()?,
+        DescriptorPlace::Inside(room) => room.clone(),
+        DescriptorPlace::WholeFile => 0..file.length_bytes()?,
     };
     let mut bytes = vec![0; to_usize(room.end - room.start)];
     file.read_at(&mut bytes, room.start)?;
     let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
     let mut new = change(bytes.get(..end).unwrap_or(&bytes));
-    if matches!(vmdk.text, TextPlace::Inside(_)) {
+    if matches!(vmdk.text, DescriptorPlace::Inside(_)) {
         if own_extent(vmdk).is_some_and(|extent| extent.metadata(&**file).is_ok_and(|ranges| has_overlap(&ranges))) {
             return Err(not_writable(
-                "two of its tables are in one place; holdfast image check tells which",
+                "two of its tables overlap; run holdfast image check for details",
             ));
         }
         if new.len() > bytes.len() {
             return Err(not_writable(
-                "its descriptor has no room left for an identity; convert the image",
+                "its descriptor has no space left for an identity; convert the image first",
             ));
         }
         new.resize(bytes.len(), 0);
     }
     let start = new.iter().zip(&bytes).take_while(|(new, old)| new == old).count();
     if new.len() == bytes.len() {
-        let behind = new.iter().zip(&bytes).skip(start).rev();
-        let same = behind.take_while(|(new, old)| new == old).count();
+        let tail = new.iter().zip(&bytes).skip(start).rev();
+        let same = tail.take_while(|(new, old)| new == old).count();
         new.truncate(new.len() - same);
     } else {
         file.set_length(new.len() as u64)?;
@@ -77,15 +77,15 @@ fn rewrite(vmdk: &Vmdk, image: &str, change: impl FnOnce(&[u8]) -> Vec<u8>) -> R
     Ok(file.sync()?)
 }
 
-/// The extent that the descriptor is in.
+/// The extent with the embedded descriptor.
 fn own_extent(vmdk: &Vmdk) -> Option<&SparseExtent> {
     vmdk.opened.parts.iter().find_map(|part| match &part.kind {
-        PartKind::Sparse { window: 0, extent } => Some(extent),
+        VmdkExtentKind::Sparse { window: 0, extent } => Some(extent),
         _ => None,
     })
 }
 
-/// The text with another value for `key`, if it has one. By bytes: it may be of any code page.
+/// Replaces the value of `key`; none if it is missing. Bytes, not characters: the text may have any code page.
 fn with_entry(text: &[u8], key: &str, value: &str) -> Option<Vec<u8>> {
     let mut new = Vec::with_capacity(text.len() + value.len());
     let mut is_found = false;
@@ -105,7 +105,7 @@ fn with_entry(text: &[u8], key: &str, value: &str) -> Option<Vec<u8>> {
     is_found.then_some(new)
 }
 
-/// The text with another file name in its first sparse extent, which is the file that the text is in.
+/// Replaces the file name of the first sparse extent, which is the file that contains the text.
 fn with_own_name(text: &[u8], name: &str) -> Vec<u8> {
     let mut new = Vec::with_capacity(text.len() + name.len());
     let mut is_done = false;
@@ -126,7 +126,7 @@ fn with_own_name(text: &[u8], name: &str) -> Vec<u8> {
     new
 }
 
-/// The text with one more line.
+/// Adds a line.
 fn with_new_entry(text: &[u8], key: &str, value: &str) -> Vec<u8> {
     let mut new = text.to_vec();
     if !new.is_empty() && !new.ends_with(b"\n") {
@@ -142,7 +142,7 @@ mod tests {
     use crate::formats::vmdk::descriptor::{IMAGE, IMAGE_OF_VMWARE, of_vmware, parse_id};
 
     #[test]
-    fn both_spellings_are_read_and_written() {
+    fn both_uuid_notations_round_trip() {
         let text = "60 00 C2 9e 7d 51 4f 1a-8d 3c 00 01 02 03 04 05";
         let id = parse_id(text).unwrap();
         assert_eq!(id.to_string(), "6000c29e-7d51-4f1a-8d3c-000102030405");
@@ -153,9 +153,9 @@ mod tests {
         }
     }
 
-    /// A line's end, what stands before the equals sign, and bytes of other code pages stay.
+    /// Line ends, white space before the equals sign, and bytes of other code pages stay.
     #[test]
-    fn a_value_is_replaced_in_its_line() {
+    fn value_is_replaced_in_its_line() {
         let text = b"# caf\xe9\r\nddb.uuid = \"60 00\"\r\nddb.uuid.image=\"1\"";
         let new = with_entry(text, IMAGE_OF_VMWARE, "x y").unwrap();
         assert_eq!(new, b"# caf\xe9\r\nddb.uuid = \"x y\"\r\nddb.uuid.image=\"1\"");

@@ -1,8 +1,9 @@
 //! VMDK, the format of VMware.
 //!
-//! Specification: VMware, "Virtual Disk Format 5.0"; second source QEMU's `block/vmdk.c`. A text says of which extents the disk is made
-//! ([`descriptor`]); it is a file of its own, or in the first extent. An extent is flat, zero, or sparse ([`extent`]): then it
-//! has its own header, and a directory of tables of grains. All numbers are little-endian, and count sectors of 512 bytes.
+//! Specification: VMware, "Virtual Disk Format 5.0"; second source: QEMU's `block/vmdk.c`. A text lists the extents of
+//! the disk ([`descriptor`]); it is a separate file, or embedded in the first extent. An extent is flat, zero, or
+//! sparse ([`extent`]): a sparse extent has a header, and a directory of grain tables. All numbers are little-endian,
+//! and offsets count sectors of 512 bytes.
 
 #![deny(clippy::indexing_slicing)]
 #![cfg_attr(not(test), deny(clippy::string_slice))]

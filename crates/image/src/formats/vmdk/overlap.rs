@@ -1,7 +1,9 @@
-//! Directories and tables that lie in a grain of the disk: there they are guest data, which must be neither believed nor written to.
+//! Finds directories and tables that overlap a grain of the disk: their bytes are guest data there, and must be
+//! neither trusted nor written.
 //!
-//! A pointer that was damaged leads to somewhere, and bytes of a guest may look like a table. A table that lies in a grain of another one, and has
-//! nothing of a table in it, is none. Where it could be one, the entry that leads to the grain may be what is damaged: nobody knows.
+//! A damaged pointer can lead anywhere, and guest data can look like a table. A table that overlaps a grain of another
+//! table, and has no plausible entries, is invalid. If its entries are plausible, the entry that refers to the grain
+//! may be the damaged one: that cannot be decided.
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -12,32 +14,32 @@ use crate::Result;
 use crate::allocation_table::for_each_entry;
 use crate::file::ImageFile;
 
-/// What lies in grains.
+/// Directories and tables that overlap grains.
 #[derive(Debug, Default)]
 pub(super) struct MetadataOverlaps {
-    /// Whether the first directory does.
+    /// Whether the first directory overlaps a grain.
     pub(super) first_directory: bool,
-    /// Whether the second one does, and leads to no table.
+    /// Whether the second one overlaps a grain, and refers to no tables.
     pub(super) second_directory: bool,
-    /// Whether the second one does, though it leads to tables.
-    pub(super) is_second_unsure: bool,
-    /// Tables that are none.
-    pub(super) bogus: HashSet<u64>,
-    /// Tables that may be tables.
-    pub(super) unsure: HashSet<u64>,
+    /// Whether the second one overlaps a grain, but refers to tables.
+    pub(super) is_second_uncertain: bool,
+    /// Invalid tables.
+    pub(super) invalid_tables: HashSet<u64>,
+    /// Tables that overlap a grain, but may be valid.
+    pub(super) uncertain_tables: HashSet<u64>,
 }
 
-/// The tables that directories lead to, by their places, in order.
-struct Tables {
+/// The tables of both directories, sorted by offset.
+struct GrainTables {
     places: Vec<u64>,
     bytes: u64,
-    /// For each one, whether it lies in a grain.
+    /// For each table, whether it overlaps a grain.
     is_overlaid: Vec<bool>,
-    /// For each one, itself or one behind it: none between both is without a mark.
+    /// For each table, its own index or a later one: all tables in between are marked.
     next: Vec<usize>,
 }
 
-impl Tables {
+impl GrainTables {
     fn new(mut places: Vec<u64>, bytes: u64) -> Self {
         places.sort_unstable();
         places.dedup();
@@ -49,7 +51,7 @@ impl Tables {
         }
     }
 
-    /// The first one from `index` on that has no mark.
+    /// The first table from `index` on that is not marked.
     #[expect(
         clippy::indexing_slicing,
         reason = "no entry of `next` is larger than its last index"
@@ -66,7 +68,8 @@ impl Tables {
         found
     }
 
-    /// Marks all that lie in a `grain` of the table `own`, but itself. Each is marked once, however many grains lie over it.
+    /// Marks all tables that overlap a `grain` of the table `own`, except itself. Each table is marked only once,
+    /// which bounds the time.
     #[expect(clippy::indexing_slicing, reason = "`at` is less than the number of tables")]
     fn mark(&mut self, grain: &Range<u64>, own: usize) {
         let bytes = self.bytes;
@@ -84,7 +87,8 @@ impl Tables {
 }
 
 impl MetadataOverlaps {
-    /// Looks for it. `first` and `second` are the places of the tables by the two directories, the latter with its own place.
+    /// Finds overlaps. `first` and `second` are the table offsets in the two directories; the second one comes with
+    /// its own offset.
     pub(super) fn find(
         file: &dyn ImageFile,
         extent: &SparseExtent,
@@ -95,7 +99,7 @@ impl MetadataOverlaps {
         let table_bytes = extent.table_entries * 4;
         let is_inside = |place: &u64| *place >= HEADER_BYTES && place.saturating_add(table_bytes) <= file_bytes;
         let all = first.iter().chain(second.iter().flat_map(|(_, places)| places.iter()));
-        let mut tables = Tables::new(all.copied().filter(is_inside).collect(), table_bytes);
+        let mut tables = GrainTables::new(all.copied().filter(is_inside).collect(), table_bytes);
         let directory = |place: u64| place..place.saturating_add(extent.table_count() * 4);
         let directories = [Some(extent.directory), second.map(|(place, _)| place)];
         let [mut is_first_overlaid, mut is_second_overlaid] = [false; 2];
@@ -132,22 +136,23 @@ impl MetadataOverlaps {
             .filter(|(_, (is_overlaid, _))| **is_overlaid)
         {
             if *looks_like_one {
-                found.unsure.insert(*place);
+                found.uncertain_tables.insert(*place);
             } else {
-                found.bogus.insert(*place);
+                found.invalid_tables.insert(*place);
             }
         }
         if let Some((_, places)) = second.filter(|_| is_second_overlaid) {
-            let is_table = |place: &u64| is_inside(place) && !found.bogus.contains(place);
-            found.is_second_unsure = leads_to_tables(places, is_table);
-            found.second_directory = !found.is_second_unsure;
+            let is_table = |place: &u64| is_inside(place) && !found.invalid_tables.contains(place);
+            found.is_second_uncertain = leads_to_tables(places, is_table);
+            found.second_directory = !found.is_second_uncertain;
         }
         Ok(found)
     }
 }
 
-/// Whether the first directory of an extent is none, as far as one look at it tells, and the second one can be read for it: the header leads to where grains
-/// are, and not to tables, or to zeroes where the second one has tables with grains.
+/// Whether the first directory of an extent is invalid, judged without reading all tables, and the second one can be
+/// read instead: the header's pointer leads into the grains and not to tables, or to zeroes while the second one has
+/// tables with grains.
 pub(super) fn is_first_lost(file: &dyn ImageFile, extent: &SparseExtent) -> Result<bool> {
     let directory_bytes = extent.table_count() * 4;
     let Some(second) = extent.second_directory.filter(|_| !extent.is_compressed) else {
@@ -168,11 +173,11 @@ pub(super) fn is_first_lost(file: &dyn ImageFile, extent: &SparseExtent) -> Resu
     if !leads_to_tables(&second_tables, is_inside) {
         return Ok(false);
     }
-    // Where no table has a grain, zeroes are right.
+    // If no table has a grain, zeroes are right.
     Ok(is_among_grains(extent.directory) || has_grain(file, extent, &second_tables)?)
 }
 
-/// Whether one of the tables leads to a grain.
+/// Whether one of the tables has a grain.
 fn has_grain(file: &dyn ImageFile, extent: &SparseExtent, tables: &[u64]) -> Result<bool> {
     for place in tables.iter().filter(|place| **place != 0) {
         let mut is_used = false;
@@ -186,7 +191,7 @@ fn has_grain(file: &dyn ImageFile, extent: &SparseExtent, tables: &[u64]) -> Res
     Ok(false)
 }
 
-/// Whether a directory has what one has.
+/// Whether a directory has plausible entries.
 fn leads_to_tables(places: &[u64], is_inside: impl Fn(&u64) -> bool) -> bool {
     let mut used = places.iter().filter(|place| **place != 0).peekable();
     used.peek().is_some() && used.all(is_inside)

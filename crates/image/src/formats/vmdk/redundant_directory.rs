@@ -1,8 +1,9 @@
-//! The primary and the redundant grain directory of an extent. Both should say the same, each with tables of its own.
+//! Compares the primary and the redundant grain directory of an extent. Both should have the same content, each with
+//! tables of its own.
 //!
-//! The primary one is read; the redundant one is for repairs. Where an entry of one of them cannot be right, the other one counts. It also counts
-//! where it alone leads to a grain that no other entry of the disk uses. Where both can be right and differ, the repair cannot decide; a primary
-//! entry that is empty proves nothing.
+//! Reads use the primary one; the redundant one is for repairs. If an entry is invalid in one of them, the other one
+//! counts. It also counts if only it refers to a grain that no other entry of the disk uses. If both are valid and
+//! differ, the repair cannot decide; an empty primary entry proves nothing.
 
 use std::collections::{BTreeSet, HashSet};
 use std::ops::Range;
@@ -18,36 +19,45 @@ use crate::file::ImageFile;
 
 /// One of the two directories.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Side {
+pub(super) enum DirectorySide {
     First,
     Second,
 }
 
-/// Something that is not as it has to be.
+/// A difference or an invalid entry.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Finding {
-    /// The table of one side is lost, and that of the other one is at `from`.
-    Table { side: Side, number: u64, from: u64 },
-    /// The table of neither side is where one can be.
+pub(super) enum DirectoryFinding {
+    /// The table of one side is missing, and that of the other side is at `from`.
+    Table {
+        side: DirectorySide,
+        number: u64,
+        from: u64,
+    },
+    /// Neither side has a valid table.
     LostTable { number: u64 },
-    /// A table is in a grain of another one, or an entry that leads there is wrong. Nothing can be done about it.
-    Unsure,
-    /// An entry at `place` of the file is to be `value`, as on the other side.
-    Entry { side: Side, place: u64, value: u32 },
-    /// The entries differ, and each of them can be right; the second one, at `place` of the file, is to be `value` if the first one is.
+    /// A table overlaps a grain, or the entry of that grain is wrong: it cannot be repaired.
+    Uncertain,
+    /// The entry at `place` of the file must become `value`, as on the other side.
+    Entry {
+        side: DirectorySide,
+        place: u64,
+        value: u32,
+    },
+    /// The entries differ, and both are valid. If the first one is right, the second one, at `place`, must become
+    /// `value`.
     Doubt { place: u64, value: u32 },
-    /// The entries at `places`, which are those of all sides, lead to where no grain can be.
+    /// The entries at `places`, on all sides, are invalid.
     LostEntry { disk_offset: u64, places: Vec<u64> },
 }
 
-/// An extent whose tables are looked at.
+/// Both directories of an extent.
 pub(super) struct DirectoryPair<'a> {
     file: &'a dyn ImageFile,
     extent: &'a SparseExtent,
     file_bytes: u64,
-    /// What is not grains, in order.
+    /// Ranges that contain metadata, sorted.
     metadata: Vec<Range<u64>>,
-    /// Where those begin that lie over others.
+    /// Offsets of tables that overlap other metadata.
     clashes: HashSet<u64>,
     first: Vec<u64>,
     second: Option<Vec<u64>>,
@@ -60,7 +70,7 @@ impl<'a> DirectoryPair<'a> {
         let directory_bytes = extent.table_count() * 4;
         let first = extent.tables_of(file, extent.directory)?;
         let mut metadata = extent.fixed_metadata();
-        // One that lies over something else, or past the end, cannot be written.
+        // A table that overlaps other metadata, or is past the end, cannot be written.
         let free = |start: u64, metadata: &[Range<u64>]| {
             let end = start.saturating_add(directory_bytes);
             end <= file_bytes && metadata.iter().all(|range| range.end <= start || range.start >= end)
@@ -84,7 +94,7 @@ impl<'a> DirectoryPair<'a> {
             tables
         });
         let mut tables = first.clone();
-        // One table for both sides is not two in one place.
+        // Both sides may share one table.
         let both = first.iter().zip(second.iter().flatten());
         tables.extend(
             both.filter(|(first, second)| first != second)
@@ -93,7 +103,7 @@ impl<'a> DirectoryPair<'a> {
         metadata.extend(
             tables
                 .into_iter()
-                .filter(|place| *place != 0 && !overlaid.bogus.contains(place))
+                .filter(|place| *place != 0 && !overlaid.invalid_tables.contains(place))
                 .map(|place| place..place + table_bytes),
         );
         metadata.sort_unstable_by_key(|range| range.start);
@@ -118,24 +128,24 @@ impl<'a> DirectoryPair<'a> {
         })
     }
 
-    /// Directories and tables that lie in grains of the disk.
+    /// How many directories and tables overlap grains.
     pub(super) fn overlaid_count(&self) -> u64 {
         let directories = [self.overlaid.first_directory, self.overlaid.second_directory];
         let directories = directories.into_iter().filter(|is_overlaid| *is_overlaid).count();
-        (directories + self.overlaid.bogus.len()) as u64
+        (directories + self.overlaid.invalid_tables.len()) as u64
     }
 
     fn can_be_table(&self, place: u64) -> bool {
         place >= HEADER_BYTES
             && place + self.extent.table_entries * 4 <= self.file_bytes
             && !self.clashes.contains(&place)
-            && !self.overlaid.bogus.contains(&place)
+            && !self.overlaid.invalid_tables.contains(&place)
     }
 
-    /// What is found of an entry in the table at `table`, which must not be written to where that may be a grain.
-    fn in_table(&self, table: u64, finding: Finding) -> Finding {
-        if self.overlaid.unsure.contains(&table) {
-            Finding::Unsure
+    /// Replaces a finding on the table at `table` if that may be a grain, which must not be written to.
+    fn in_table(&self, table: u64, finding: DirectoryFinding) -> DirectoryFinding {
+        if self.overlaid.uncertain_tables.contains(&table) {
+            DirectoryFinding::Uncertain
         } else {
             finding
         }
@@ -152,9 +162,9 @@ impl<'a> DirectoryPair<'a> {
         host < self.file_bytes && before.is_none_or(|range| range.end <= host)
     }
 
-    /// Calls `visit` with all that is not as it has to be.
-    pub(super) fn for_each(&self, mut visit: impl FnMut(Finding) -> Result<()>) -> Result<()> {
-        // Whatever the first directory leads to is guest data, and nothing can be taken from the second one for it.
+    /// Calls `visit` for each difference and each invalid entry.
+    pub(super) fn for_each(&self, mut visit: impl FnMut(DirectoryFinding) -> Result<()>) -> Result<()> {
+        // The first directory is guest data, and the second one cannot replace it.
         if self.overlaid.first_directory {
             return Ok(());
         }
@@ -171,19 +181,19 @@ impl<'a> DirectoryPair<'a> {
                 (true, _) => {
                     self.compare(number, (first, None), &used, &mut visit)?;
                     if second.is_some() {
-                        let side = Side::Second;
+                        let side = DirectorySide::Second;
                         let from = first;
-                        visit(if self.overlaid.is_second_unsure {
-                            Finding::Unsure
+                        visit(if self.overlaid.is_second_uncertain {
+                            DirectoryFinding::Uncertain
                         } else {
-                            Finding::Table { side, number, from }
+                            DirectoryFinding::Table { side, number, from }
                         })?;
                     }
                 }
                 (false, Some(second)) if self.can_be_table(second) => {
                     self.compare(number, (second, None), &used, &mut visit)?;
-                    let side = Side::First;
-                    visit(Finding::Table {
+                    let side = DirectorySide::First;
+                    visit(DirectoryFinding::Table {
                         side,
                         number,
                         from: second,
@@ -191,7 +201,7 @@ impl<'a> DirectoryPair<'a> {
                 }
                 (false, second) => {
                     if first != 0 || second.is_some_and(|second| second != 0) {
-                        visit(Finding::LostTable { number })?;
+                        visit(DirectoryFinding::LostTable { number })?;
                     }
                 }
             }
@@ -207,7 +217,7 @@ impl<'a> DirectoryPair<'a> {
         Ok(table)
     }
 
-    /// Calls `visit` with the entries of the first and the second side, as far as both can be read.
+    /// Calls `visit` with the entries of both sides, as far as both are readable.
     fn for_each_pair(&self, mut visit: impl FnMut(u32, u32)) -> Result<()> {
         for (number, first) in self.first.iter().copied().enumerate() {
             let second = self.second.as_ref().and_then(|second| second.get(number));
@@ -220,20 +230,20 @@ impl<'a> DirectoryPair<'a> {
                 continue;
             };
             let table = self.table(*one)?;
-            let beside = if one == other {
+            let others = if one == other {
                 table.clone()
             } else {
                 self.table(*other)?
             };
             table
                 .into_iter()
-                .zip(beside)
+                .zip(others)
                 .for_each(|(first, second)| visit(first, second));
         }
         Ok(())
     }
 
-    /// Which of the grains that one side alone has for a place lie over those of another place, on which both sides agree.
+    /// Grains that only one side has for a range, but that overlap those of another range on which both sides agree.
     fn used_elsewhere(&self) -> Result<HashSet<u32>> {
         let mut questioned = BTreeSet::new();
         self.for_each_pair(|first, second| {
@@ -243,10 +253,10 @@ impl<'a> DirectoryPair<'a> {
         })?;
         let mut used = HashSet::new();
         if !questioned.is_empty() {
-            let beside = u32::try_from(self.extent.grain_bytes / SECTOR_BYTES - 1).unwrap_or(u32::MAX);
+            let distance_max = u32::try_from(self.extent.grain_bytes / SECTOR_BYTES - 1).unwrap_or(u32::MAX);
             self.for_each_pair(|first, second| {
                 if first == second && first > 1 {
-                    let over = first.saturating_sub(beside)..=first.saturating_add(beside);
+                    let over = first.saturating_sub(distance_max)..=first.saturating_add(distance_max);
                     used.extend(questioned.range(over));
                 }
             })?;
@@ -254,57 +264,61 @@ impl<'a> DirectoryPair<'a> {
         Ok(used)
     }
 
-    /// Holds the table at `place` beside that of the other side, where there is one.
+    /// Compares the table at `place` with that of the other side, if there is one.
     fn compare(
         &self,
         number: u64,
-        (place, beside): (u64, Option<u64>),
+        (place, other_place): (u64, Option<u64>),
         used: &HashSet<u32>,
-        visit: &mut impl FnMut(Finding) -> Result<()>,
+        visit: &mut impl FnMut(DirectoryFinding) -> Result<()>,
     ) -> Result<()> {
         let table = self.table(place)?;
-        let other = match beside {
+        let other = match other_place {
             Some(place) => self.table(place)?,
             None => table.clone(),
         };
-        // Where there is one table only, nothing is found of a second one.
-        let second_place = beside.unwrap_or(place);
+        // If there is one table only, there are no findings on a second one.
+        let second_place = other_place.unwrap_or(place);
         for (index, (first, second)) in (0..).zip(table.into_iter().zip(other)) {
             let disk_offset = number * self.extent.table_coverage() + index * self.extent.grain_bytes;
             let is_free = |sector: u32| self.can_be_entry(sector) && (first == second || !used.contains(&sector));
             let doubt = || {
                 let place = second_place + index * 4;
-                self.in_table(second_place, Finding::Doubt { place, value: first })
+                self.in_table(second_place, DirectoryFinding::Doubt { place, value: first })
             };
-            let entry = |side: Side, value: u32| {
-                let table = if side == Side::Second { second_place } else { place };
+            let entry = |side: DirectorySide, value: u32| {
+                let table = if side == DirectorySide::Second {
+                    second_place
+                } else {
+                    place
+                };
                 let place = table + index * 4;
-                self.in_table(table, Finding::Entry { side, place, value })
+                self.in_table(table, DirectoryFinding::Entry { side, place, value })
             };
             let finding = match (is_free(first), is_free(second)) {
-                // Both are places of other grains.
+                // Both refer to grains of other entries.
                 (false, false) if self.can_be_entry(first) && self.can_be_entry(second) => doubt(),
                 (false, false)
                     if [place, second_place]
                         .iter()
-                        .any(|place| self.overlaid.unsure.contains(place)) =>
+                        .any(|place| self.overlaid.uncertain_tables.contains(place)) =>
                 {
-                    Finding::Unsure
+                    DirectoryFinding::Uncertain
                 }
-                (false, false) => Finding::LostEntry {
+                (false, false) => DirectoryFinding::LostEntry {
                     disk_offset,
-                    places: [Some(place), beside]
+                    places: [Some(place), other_place]
                         .into_iter()
                         .flatten()
                         .map(|place| place + index * 4)
                         .collect(),
                 },
                 _ if first == second => continue,
-                // What it was is in neither.
+                // The original value is on neither side.
                 (false, true) if second == 0 && self.can_be_entry(first) => doubt(),
-                (is_right, true) if !is_right || first == 0 => entry(Side::First, second),
+                (is_right, true) if !is_right || first == 0 => entry(DirectorySide::First, second),
                 (true, true) if second != 0 => doubt(),
-                _ => entry(Side::Second, first),
+                _ => entry(DirectorySide::Second, first),
             };
             visit(finding)?;
         }

@@ -1,11 +1,11 @@
-//! What one directory has lost is taken from the other one, and the mark that an extent was not closed goes. Where that was asked for, what
-//! leads nowhere is given up.
+//! Restores what one directory has lost from the other one, and clears the mark of an extent that was not closed. In
+//! mode `All`, it discards invalid entries.
 
 use super::SECTOR_BYTES;
 use super::check::check_sparse;
 use super::extent::{AT_IS_OPEN, SparseExtent};
-use super::redundant_directory::{DirectoryPair, Finding, Side};
-use super::tables::{Opened, PartKind};
+use super::redundant_directory::{DirectoryFinding, DirectoryPair, DirectorySide};
+use super::tables::{OpenedVmdk, VmdkExtentKind};
 use crate::allocation_table::copy_room;
 use crate::error::corrupt;
 use crate::file::ImageFile;
@@ -13,12 +13,12 @@ use crate::model::repair_action::{RepairAction, RepairMode};
 use crate::{CheckReport, Result};
 
 /// Repairs each sparse extent of an image.
-pub(crate) fn repair(opened: &Opened, mode: RepairMode, actions: &mut Vec<RepairAction>) -> Result<()> {
+pub(crate) fn repair(opened: &OpenedVmdk, mode: RepairMode, actions: &mut Vec<RepairAction>) -> Result<()> {
     if mode < RepairMode::Safe {
         return Ok(());
     }
     for part in &opened.parts {
-        if let PartKind::Sparse { window, extent } = &part.kind
+        if let VmdkExtentKind::Sparse { window, extent } = &part.kind
             && !extent.is_compressed
         {
             let file = &**opened.files.at(*window)?;
@@ -28,7 +28,7 @@ pub(crate) fn repair(opened: &Opened, mode: RepairMode, actions: &mut Vec<Repair
     Ok(())
 }
 
-/// What was found and repaired.
+/// What was repaired, for the report.
 #[derive(Default)]
 struct RepairedExtents {
     first_count: u64,
@@ -36,7 +36,7 @@ struct RepairedExtents {
     lost_tables: Vec<u64>,
     lost_grains: u64,
     first_lost_grain: Option<u64>,
-    /// Tables that are new: where the directory tells of them, and where they are.
+    /// New tables: offset of the directory entry, and offset of the table.
     tables: Vec<(u64, u64)>,
 }
 
@@ -50,23 +50,23 @@ fn repair_extent(
     let mut done = RepairedExtents::default();
     let mut end = file.length_bytes()?.next_multiple_of(SECTOR_BYTES);
     let table_bytes = (extent.table_entries * 4).next_multiple_of(SECTOR_BYTES);
-    let directory = |side: Side| match side {
-        Side::First => extent.directory,
-        Side::Second => extent.second_directory.unwrap_or(extent.directory),
+    let directory = |side: DirectorySide| match side {
+        DirectorySide::First => extent.directory,
+        DirectorySide::Second => extent.second_directory.unwrap_or(extent.directory),
     };
     DirectoryPair::load(file, extent)?.for_each(|finding| {
         let side = match finding {
-            Finding::Entry { side, place, value } => {
+            DirectoryFinding::Entry { side, place, value } => {
                 file.write_at(&value.to_le_bytes(), place)?;
                 side
             }
-            Finding::Table { side, number, from } => {
+            DirectoryFinding::Table { side, number, from } => {
                 copy_room(file, from, end, extent.table_entries * 4)?;
                 done.tables.push((directory(side) + number * 4, end));
                 end += table_bytes;
                 side
             }
-            Finding::LostEntry { disk_offset, places } if mode == RepairMode::All => {
+            DirectoryFinding::LostEntry { disk_offset, places } if mode == RepairMode::All => {
                 for place in places {
                     file.write_at(&[0; 4], place)?;
                 }
@@ -74,31 +74,34 @@ fn repair_extent(
                 done.first_lost_grain.get_or_insert(disk_start + disk_offset);
                 return Ok(());
             }
-            Finding::LostTable { number } if mode == RepairMode::All => {
+            DirectoryFinding::LostTable { number } if mode == RepairMode::All => {
                 done.lost_tables.push(number);
                 return Ok(());
             }
-            Finding::Doubt { place, value } if mode == RepairMode::All => {
+            DirectoryFinding::Doubt { place, value } if mode == RepairMode::All => {
                 file.write_at(&value.to_le_bytes(), place)?;
-                Side::Second
+                DirectorySide::Second
             }
-            Finding::Doubt { .. } | Finding::LostEntry { .. } | Finding::LostTable { .. } | Finding::Unsure => {
+            DirectoryFinding::Doubt { .. }
+            | DirectoryFinding::LostEntry { .. }
+            | DirectoryFinding::LostTable { .. }
+            | DirectoryFinding::Uncertain => {
                 return Ok(());
             }
         };
         match side {
-            Side::First => done.first_count += 1,
-            Side::Second => done.second_count += 1,
+            DirectorySide::First => done.first_count += 1,
+            DirectorySide::Second => done.second_count += 1,
         }
         Ok(())
     })?;
     done.write_directories(file, extent)?;
-    done.tell(extent, disk_start, actions);
+    done.report(extent, disk_start, actions);
     close(file, extent, disk_start, actions)
 }
 
 impl RepairedExtents {
-    /// Tables before what leads to them.
+    /// Writes tables before the entries that refer to them.
     fn write_directories(&self, file: &dyn ImageFile, extent: &SparseExtent) -> Result<()> {
         file.sync()?;
         for (place, table) in &self.tables {
@@ -107,7 +110,7 @@ impl RepairedExtents {
                     "the extent",
                     "directory",
                     *place,
-                    "cannot tell of a table behind all others",
+                    "its entries cannot refer to a table at the end of the file",
                 )
             })?;
             file.write_at(&sector.to_le_bytes(), *place)?;
@@ -122,7 +125,7 @@ impl RepairedExtents {
         Ok(())
     }
 
-    fn tell(self, extent: &SparseExtent, disk_start: u64, actions: &mut Vec<RepairAction>) {
+    fn report(self, extent: &SparseExtent, disk_start: u64, actions: &mut Vec<RepairAction>) {
         for (what, count) in [
             ("the first directory and its tables", self.first_count),
             ("the second directory and its tables", self.second_count),

@@ -1,4 +1,4 @@
-//! Directories and tables of grains, read and changed.
+//! Reads and changes grain directories and tables.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use super::extent::SparseExtent;
 use super::overlap::is_first_lost;
 use super::stream::{GRAIN_MARKER_BYTES, check_stored, grain_marker, inflate};
 use crate::allocation_table::pages::Pages;
-use crate::allocation_table::{Tables, clear_room, end_of_block, for_each_entry};
+use crate::allocation_table::{AllocationTable, clear_room, end_of_block, for_each_entry};
 use crate::error::corrupt;
 use crate::file::ImageFile;
 use crate::model::identity::ImageId;
@@ -18,47 +18,46 @@ use crate::model::lru::Lru;
 use crate::model::mapped_extent::{Compressed, KnownLength, MappedExtent, MappedKind};
 use crate::{Error, Result};
 
-/// Memory for the tables of one layer: with grains of 64 KiB those of 128 GiB.
+/// Memory for the tables of one layer: with grains of 64 KiB enough for 128 GiB.
 const CACHE_BYTES: u64 = 8 << 20;
-/// Memory for decompressed grains, for readers that ask for less than one.
+/// Memory for decompressed grains, for reads smaller than a grain.
 const GRAIN_CACHE_BYTES: u64 = 4 << 20;
-/// An entry of a grain that is zero, where such entries are allowed.
+/// The entry of a zero grain, in extents that support it.
 const ZERO_GRAIN: u32 = 1;
 
-/// A part of the disk, and what it is made of. Places of files are those of [`Concatenated`].
-pub(crate) struct Part {
-    /// Where it begins on the disk.
+/// An extent of the disk. Offsets in files are those of [`Concatenated`].
+pub(crate) struct VmdkExtent {
     pub(crate) start: u64,
     pub(crate) length: u64,
-    pub(crate) kind: PartKind,
+    pub(crate) kind: VmdkExtentKind,
 }
 
-pub(crate) enum PartKind {
+pub(crate) enum VmdkExtentKind {
     Zero,
-    /// Bytes of a file, from `host` on.
+    /// Stored in a file from `host` on, without metadata.
     Flat {
         host: u64,
     },
-    /// A file with tables; its first byte is at `window`.
+    /// A sparse extent file, which begins at `window`.
     Sparse {
         window: u64,
         extent: SparseExtent,
     },
 }
 
-/// What is opened of an image.
-pub(crate) struct Opened {
-    pub(crate) parts: Vec<Part>,
+/// Extents and files of an opened image.
+pub(crate) struct OpenedVmdk {
+    pub(crate) parts: Vec<VmdkExtent>,
     pub(crate) files: Arc<Concatenated>,
-    /// Where the digits of the CID stand.
+    /// The range of the CID's digits.
     pub(crate) content_id_at: Range<u64>,
 }
 
-impl Opened {
-    /// Reads the headers of the extents again, which may have changed.
+impl OpenedVmdk {
+    /// Reads the headers of the extents again, after they may have changed.
     pub(crate) fn reload(&mut self, image: &str) -> Result<()> {
         for part in &mut self.parts {
-            if let PartKind::Sparse { window, extent } = &mut part.kind {
+            if let VmdkExtentKind::Sparse { window, extent } = &mut part.kind {
                 *extent = SparseExtent::load(&**self.files.at(*window)?, image)?;
             }
         }
@@ -66,34 +65,32 @@ impl Opened {
     }
 }
 
-/// A decompressed grain.
-struct Grain {
-    /// Its first sector of the extent, as its marker says.
+struct CachedGrain {
+    /// Its first sector in the extent, according to its marker.
     sector: u64,
     bytes: Vec<u8>,
 }
 
-/// The tables of one image.
 pub(crate) struct VmdkTables {
     image: Arc<str>,
-    opened: Opened,
+    opened: OpenedVmdk,
     disk_bytes: u64,
     pages: Pages,
-    grains: Lru<Grain>,
-    /// The length of each file.
+    grains: Lru<CachedGrain>,
+    /// The known length of each file.
     lengths: Vec<KnownLength>,
-    /// Where the next grain of each part goes; known once writing has started.
+    /// Where the next grain of each extent goes; known once writing has started.
     ends: Vec<u64>,
-    /// Whether the second directory of a part is read, because the first one is lost.
+    /// Whether the second directory of an extent is read, because the first one is lost.
     is_second_read: bool,
 }
 
 impl VmdkTables {
-    pub(crate) fn new(image: Arc<str>, mut opened: Opened) -> Result<Self> {
+    pub(crate) fn new(image: Arc<str>, mut opened: OpenedVmdk) -> Result<Self> {
         let files: Arc<dyn ImageFile> = Arc::clone(&opened.files) as Arc<dyn ImageFile>;
         let mut is_second_read = false;
         for part in &mut opened.parts {
-            if let PartKind::Sparse { window, extent } = &mut part.kind
+            if let VmdkExtentKind::Sparse { window, extent } = &mut part.kind
                 && is_first_lost(&**opened.files.at(*window)?, extent)?
             {
                 extent.directory = extent.second_directory.take().unwrap_or(extent.directory);
@@ -112,7 +109,7 @@ impl VmdkTables {
         })
     }
 
-    /// The part that has the byte at `offset`.
+    /// The index of the extent that contains `offset`.
     fn part_index(&self, offset: u64) -> usize {
         self.opened
             .parts
@@ -124,13 +121,13 @@ impl VmdkTables {
         Ok(u32::from_le_bytes(self.pages.array(offset)?))
     }
 
-    /// Where the table number `index` of an extent is, in its file.
+    /// The offset of table `index` of an extent, in its file.
     fn table(&self, window: u64, extent: &SparseExtent, index: u64) -> Result<u64> {
         let sector = self.number(window + extent.directory + index * 4)?;
         Ok(u64::from(sector) * super::SECTOR_BYTES)
     }
 
-    /// The run at `at`, inside its part.
+    /// The mapping at `at`, inside its extent.
     fn piece(&self, at: u64) -> Result<MappedExtent> {
         let Some(part) = self.opened.parts.get(self.part_index(at)) else {
             return Ok(MappedExtent {
@@ -139,21 +136,21 @@ impl VmdkTables {
             });
         };
         let within = at - part.start;
-        // Tables know whole grains, also past the end of the disk.
+        // Tables map whole grains, also past the end of the disk.
         let rest = match part.length.checked_sub(within) {
             Some(rest) if rest > 0 && part.start + part.length < self.disk_bytes => rest,
             _ => u64::MAX,
         };
         match &part.kind {
-            PartKind::Zero => Ok(MappedExtent {
+            VmdkExtentKind::Zero => Ok(MappedExtent {
                 length: rest,
                 kind: MappedKind::Zero,
             }),
-            PartKind::Flat { host } => Ok(MappedExtent {
+            VmdkExtentKind::Flat { host } => Ok(MappedExtent {
                 length: rest,
                 kind: MappedKind::Data { host: host + within },
             }),
-            PartKind::Sparse { window, extent } => {
+            VmdkExtentKind::Sparse { window, extent } => {
                 let run = self.sparse_piece(*window, extent, within)?;
                 Ok(MappedExtent {
                     length: run.length.min(rest),
@@ -205,12 +202,12 @@ impl VmdkTables {
         Ok(MappedExtent { length, kind })
     }
 
-    /// The grain whose marker is at `host`, which is that of the byte at `within` of the extent.
-    fn grain(&self, host: u64, extent: &SparseExtent, within: u64) -> Result<Arc<Grain>> {
+    /// The grain whose marker is at `host`; it must be that of the byte at `within` of the extent.
+    fn grain(&self, host: u64, extent: &SparseExtent, within: u64) -> Result<Arc<CachedGrain>> {
         let wrong = |detail: String| corrupt(&self.image, "compressed grain", host % WINDOW_BYTES, detail);
         let start = within / extent.grain_bytes * extent.grain_bytes;
         let expected = start / super::SECTOR_BYTES;
-        // Also of one that is known: two entries may lead to one place.
+        // Check cached grains, too: two entries may refer to one grain.
         let check = |sector: u64| {
             if sector == expected {
                 return Ok(());
@@ -234,7 +231,7 @@ impl VmdkTables {
         check(sector)?;
         check_stored(stored, extent.grain_bytes).map_err(&wrong)?;
         if !has(GRAIN_MARKER_BYTES as u64 + stored)? {
-            return Err(wrong("the file ends inside of it".to_owned()));
+            return Err(wrong("the end of the file truncates it".to_owned()));
         }
         let mut input = vec![0; to_usize(stored)];
         self.opened
@@ -243,15 +240,15 @@ impl VmdkTables {
         let mut bytes = vec![0; to_usize(extent.grain_bytes)];
         let least = extent.disk_bytes.saturating_sub(start);
         inflate(&mut libdeflater::Decompressor::new(), &input, &mut bytes, least).map_err(wrong)?;
-        let grain = Arc::new(Grain { sector, bytes });
+        let grain = Arc::new(CachedGrain { sector, bytes });
         self.grains.insert(host, Arc::clone(&grain), extent.grain_bytes);
         Ok(grain)
     }
 
-    /// The length of the file whose window has `offset`.
+    /// The known length of the file whose window contains `offset`.
     fn length_at(&self, offset: u64) -> Result<&KnownLength> {
         let length = self.lengths.get(to_usize(offset / WINDOW_BYTES));
-        length.ok_or_else(|| corrupt(&self.image, "table", offset, "leads into a file that there is not"))
+        length.ok_or_else(|| corrupt(&self.image, "table", offset, "it refers to a file that does not exist"))
     }
 
     fn not_writable(&self, detail: &str) -> Error {
@@ -261,17 +258,18 @@ impl VmdkTables {
         }
     }
 
-    /// Room of `length` bytes, a multiple of sectors, behind all else of the file of part `index`; zero.
+    /// Allocates `length` bytes, a multiple of the sector size, at the end of the file of extent `index`; they read as
+    /// zero.
     fn room(&mut self, index: usize, length: u64) -> Result<u64> {
         let end = self.ends.get_mut(index);
         let end = end.expect("each part has an end since writing has started");
         let start = *end;
         let within = start % WINDOW_BYTES;
         if (within + length) / super::SECTOR_BYTES > u64::from(u32::MAX) {
-            let detail = "the file is as large as its tables can reach; convert it to another format";
+            let detail = "the file has reached the maximum size of its format; convert it to another format";
             return Err(self.not_writable(detail));
         }
-        // Of the file itself: the joined one has no end in the middle.
+        // The end of this file, not of the concatenation.
         let file = self.opened.files.at(start)?;
         clear_room(&**file, within..within + length)?;
         *end = start + length;
@@ -280,8 +278,8 @@ impl VmdkTables {
 
     fn reserve_grain(&mut self, part_index: usize, within: u64) -> Result<()> {
         let kind = self.opened.parts.get(part_index).map(|part| &part.kind);
-        let Some(PartKind::Sparse { window, extent }) = kind else {
-            return Err(self.not_writable("a part of it is zero, and cannot be anything else"));
+        let Some(VmdkExtentKind::Sparse { window, extent }) = kind else {
+            return Err(self.not_writable("it has a zero extent, which cannot be written"));
         };
         let (window, extent) = (*window, extent.clone());
         let coverage = extent.table_coverage();
@@ -295,7 +293,7 @@ impl VmdkTables {
                 self.pages
                     .write(&sector.to_le_bytes(), window + directory + number * 4)?;
             }
-            // Grains begin where they can be shared.
+            // Align grains so that file systems can share them.
             if let Some(end) = self.ends.get_mut(part_index) {
                 *end = end.next_multiple_of(extent.grain_bytes);
             }
@@ -313,32 +311,33 @@ impl VmdkTables {
     }
 }
 
-/// Whether one of the ranges, which are in order, begins before the one before it ends.
+/// Whether two of the sorted ranges overlap.
 pub(super) fn has_overlap(ranges: &[Range<u64>]) -> bool {
     let neighbours = ranges.iter().zip(ranges.iter().skip(1));
     neighbours.into_iter().any(|(first, second)| second.start < first.end)
 }
 
-/// Where those of the ranges begin that end behind the end of a file of `file_bytes`, which would grow over them.
+/// The starts of those ranges that extend past the end of a file of `file_bytes`: it would grow over them.
 pub(super) fn past_end(ranges: &[Range<u64>], file_bytes: u64) -> impl Iterator<Item = u64> + '_ {
     let is_past = move |range: &&Range<u64>| range.end > file_bytes;
     ranges.iter().filter(is_past).map(|range| range.start)
 }
 
-/// A CID of `count` digits, as many as there are in the descriptor now. It is never all ones, which would mean that there is no parent.
+/// A CID of `count` digits, as many as the descriptor has now. It is never all ones, which would mean that there is no
+/// parent.
 fn content_id_digits(number: u32, count: usize) -> String {
     let digits = format!("{:08x}", number & 0x7fff_ffff | 0x1111_1111);
     digits.chars().take(count).collect()
 }
 
-impl Tables for VmdkTables {
+impl AllocationTable for VmdkTables {
     fn disk_bytes(&self) -> u64 {
         self.disk_bytes
     }
 
     fn unit_bytes(&self) -> u64 {
-        let grain = |part: &Part| match &part.kind {
-            PartKind::Sparse { extent, .. } => Some(extent.grain_bytes),
+        let grain = |part: &VmdkExtent| match &part.kind {
+            VmdkExtentKind::Sparse { extent, .. } => Some(extent.grain_bytes),
             _ => None,
         };
         self.opened
@@ -355,7 +354,7 @@ impl Tables for VmdkTables {
 
     fn read_compressed(&self, buffer: &mut [u8], offset: u64, compressed: Compressed) -> Result<()> {
         let part = self.opened.parts.get(self.part_index(offset));
-        let Some((start, PartKind::Sparse { extent, .. })) = part.map(|part| (part.start, &part.kind)) else {
+        let Some((start, VmdkExtentKind::Sparse { extent, .. })) = part.map(|part| (part.start, &part.kind)) else {
             return Err(self.not_writable("only sparse extents are compressed"));
         };
         let within = offset - start;
@@ -380,7 +379,7 @@ impl Tables for VmdkTables {
 
     fn is_cut_off(&self) -> Result<bool> {
         for part in &self.opened.parts {
-            let PartKind::Sparse { window, extent } = &part.kind else {
+            let VmdkExtentKind::Sparse { window, extent } = &part.kind else {
                 continue;
             };
             let file = &**self.opened.files.at(*window)?;
@@ -402,7 +401,7 @@ impl Tables for VmdkTables {
                     }
                 })?;
             }
-            // Where a compressed grain ends, only itself says; it is not written to.
+            // The end of a compressed grain is only in its marker; such an extent is not written to.
             if is_cut_off && !extent.is_compressed {
                 return Ok(true);
             }
@@ -413,38 +412,39 @@ impl Tables for VmdkTables {
     fn start(&mut self) -> Result<()> {
         let unit = self.unit_bytes();
         if self.is_second_read {
-            return Err(self
-                .not_writable("its first directory is lost, and the second one is read; convert it to another image"));
+            return Err(
+                self.not_writable("its first directory is lost, and the second one is read; convert it to a new image")
+            );
         }
         let mut ends = Vec::new();
         for part in &self.opened.parts {
             if !part.start.is_multiple_of(unit) {
-                return Err(self.not_writable("a grain of it would begin inside of another part"));
+                return Err(self.not_writable("a new grain would overlap another extent"));
             }
             ends.push(match &part.kind {
-                PartKind::Zero => return Err(self.not_writable("a part of it is zero, and cannot be anything else")),
-                PartKind::Flat { .. } => 0,
-                PartKind::Sparse { extent, .. } if extent.is_compressed => {
-                    return Err(self.not_writable("what is compressed cannot be changed; convert it first"));
+                VmdkExtentKind::Zero => return Err(self.not_writable("it has a zero extent, which cannot be written")),
+                VmdkExtentKind::Flat { .. } => 0,
+                VmdkExtentKind::Sparse { extent, .. } if extent.is_compressed => {
+                    return Err(self.not_writable("compressed grains cannot be changed; convert it first"));
                 }
-                PartKind::Sparse { extent, .. } if extent.is_open => {
-                    return Err(self.not_writable("it was not closed cleanly, or is open; holdfast image check --repair repairs it"));
+                VmdkExtentKind::Sparse { extent, .. } if extent.is_open => {
+                    return Err(self.not_writable("it was not closed cleanly, or is open; run holdfast image check --repair"));
                 }
-                PartKind::Sparse { window, extent } => {
+                VmdkExtentKind::Sparse { window, extent } => {
                     let file = self.opened.files.at(*window)?;
                     let (metadata, file_bytes) = (extent.metadata(&**file)?, file.length_bytes()?);
                     if has_overlap(&metadata) || past_end(&metadata, file_bytes).next().is_some() {
                         return Err(self.not_writable(
-                            "two of its tables are in one place, or one is past the end; holdfast image check tells which",
+                            "two of its tables overlap, or one is past the end of the file; run holdfast image check for details",
                         ));
                     }
-                    // What is behind the last grain, after a crash, stays unused.
+                    // Data after the last grain, left by a crash, stays unused.
                     window + file_bytes.next_multiple_of(extent.grain_bytes)
                 }
             });
         }
         self.ends = ends;
-        // Children know by this that their parent is not what it was.
+        // By this, children detect that their parent was modified.
         let [a, b, c, d, ..] = ImageId::random()?.0;
         let number = u32::from_be_bytes([a, b, c, d]);
         let place = &self.opened.content_id_at;
@@ -457,10 +457,10 @@ impl Tables for VmdkTables {
         while at < range.end {
             let index = self.part_index(at);
             let Some(part) = self.opened.parts.get(index) else {
-                return Err(self.not_writable("its descriptor names no part of the disk"));
+                return Err(self.not_writable("its descriptor lists no extent"));
             };
             let within = at - part.start;
-            let PartKind::Sparse { extent, .. } = &part.kind else {
+            let VmdkExtentKind::Sparse { extent, .. } = &part.kind else {
                 at = part.start + part.length;
                 continue;
             };
@@ -480,7 +480,8 @@ impl Tables for VmdkTables {
     }
 
     fn store(&mut self) -> Result<()> {
-        // A table is zero before its place is known, and a place means nothing before its grain is there, which it is: any order is right.
+        // Any order is right: a table reads as zero before its place is stored, and grains are written before their
+        // entries.
         self.pages.store(&(0..0))
     }
 }

@@ -1,4 +1,4 @@
-//! Crashes, and what headers and descriptors may not say.
+//! Tests crashes, and invalid headers and descriptors.
 
 use std::sync::Arc;
 
@@ -6,14 +6,14 @@ use holdfast_block::{BlockDevice, BlockDeviceMut as _, to_usize};
 
 use super::concatenated::Concatenated;
 use super::create::{NewVmdk, write_empty};
-use super::descriptor::{Descriptor, ExtentKind};
+use super::descriptor::{Descriptor, NamedExtentKind};
 use super::extent::SparseExtent;
-use super::stream::specimen::{GRAIN_BYTES, Item, Tables, grain, stream};
-use super::tables::{Opened, Part, PartKind, VmdkTables};
+use super::stream::specimen::{GRAIN_BYTES, SpecimenItem, TablePlacement, grain, stream};
+use super::tables::{OpenedVmdk, VmdkExtent, VmdkExtentKind, VmdkTables};
 use crate::Result;
-use crate::allocation_table::crash_tests::{Case, survive_crashes};
+use crate::allocation_table::crash_tests::{TableCrashCase, survive_crashes};
 use crate::allocation_table::writer::TableMut;
-use crate::allocation_table::{TableLayer, Tables as _};
+use crate::allocation_table::{AllocationTable as _, TableLayer};
 use crate::file::ImageFile;
 use crate::file::memory::MemoryFile;
 use crate::model::layered::{BackingUse, Layered as _};
@@ -33,7 +33,7 @@ fn empty() -> Vec<u8> {
     bytes
 }
 
-/// The same, whose tables come about when they are needed.
+/// The same without tables, which are then allocated on demand.
 fn without_tables() -> Vec<u8> {
     let mut bytes = empty();
     let extent = SparseExtent::load(&MemoryFile::new(bytes.clone()), "image").unwrap();
@@ -43,17 +43,17 @@ fn without_tables() -> Vec<u8> {
     bytes
 }
 
-fn opened(file: Arc<dyn ImageFile>) -> Result<Opened> {
+fn opened(file: Arc<dyn ImageFile>) -> Result<OpenedVmdk> {
     let extent = SparseExtent::load(&*file, "image")?;
     let (offset, length) = extent.descriptor.unwrap();
     let mut text = vec![0; to_usize(length)];
     file.read_at(&mut text, offset)?;
     let descriptor = Descriptor::parse(&text, "image")?;
-    Ok(Opened {
-        parts: vec![Part {
+    Ok(OpenedVmdk {
+        parts: vec![VmdkExtent {
             start: 0,
             length: extent.disk_bytes,
-            kind: PartKind::Sparse { window: 0, extent },
+            kind: VmdkExtentKind::Sparse { window: 0, extent },
         }],
         files: Arc::new(Concatenated { files: vec![file] }),
         content_id_at: offset + descriptor.content_id_at.start as u64..offset + descriptor.content_id_at.end as u64,
@@ -66,8 +66,8 @@ fn open(file: Arc<dyn ImageFile>, backing: Option<Arc<dyn BlockDevice>>) -> Resu
 }
 
 #[test]
-fn a_crash_loses_nothing_that_was_flushed() {
-    let case = |name, start, has_parent| Case {
+fn crash_keeps_flushed_data() {
+    let case = |name, start, has_parent| TableCrashCase {
         name,
         start,
         has_parent,
@@ -81,11 +81,11 @@ fn a_crash_loses_nothing_that_was_flushed() {
     ]);
 }
 
-/// A compressed grain is believed only as that of its place, also when it is known already; and only whole.
+/// A compressed grain must be complete, and its marker must match its entry, also if it is cached.
 #[test]
-fn a_grain_at_another_place_or_cut_short_is_damage() {
+fn misplaced_or_truncated_grain_is_damage() {
     let items = [grain(0, 1), grain(GRAIN_BYTES, 2), grain(3 * GRAIN_BYTES, 3)];
-    let bytes = stream(Tables::InFront, 4 * GRAIN_BYTES, &items);
+    let bytes = stream(TablePlacement::InFront, 4 * GRAIN_BYTES, &items);
     // Header, descriptor, directory.
     let table = 4 * 512;
     let read_one = |bytes: &[u8], number: u64| {
@@ -103,14 +103,14 @@ fn a_grain_at_another_place_or_cut_short_is_damage() {
     moved.copy_within(table..table + 4, table + 4);
     assert!(read_one(&moved, 1).unwrap_err().is_corrupt());
     assert_eq!(read_one(&moved, 3).unwrap(), 3);
-    let short = Item::Grain {
+    let short = SpecimenItem::Grain {
         offset: GRAIN_BYTES,
         byte: 2,
         length: GRAIN_BYTES - 1,
     };
-    let bytes = stream(Tables::AtEnd, 4 * GRAIN_BYTES, &[grain(0, 1), short.clone()]);
+    let bytes = stream(TablePlacement::AtEnd, 4 * GRAIN_BYTES, &[grain(0, 1), short.clone()]);
     assert!(read_one(&bytes, 1).unwrap_err().is_corrupt());
-    let bytes = stream(Tables::AtEnd, 2 * GRAIN_BYTES - 512, &[grain(0, 1), short]);
+    let bytes = stream(TablePlacement::AtEnd, 2 * GRAIN_BYTES - 512, &[grain(0, 1), short]);
     assert_eq!(
         read_one(&bytes, 1).unwrap(),
         2,
@@ -119,8 +119,8 @@ fn a_grain_at_another_place_or_cut_short_is_damage() {
 }
 
 #[test]
-fn a_compression_of_another_kind_is_refused() {
-    let good = stream(Tables::AtEnd, GRAIN_BYTES, &[grain(0, 1)]);
+fn unknown_compression_type_is_refused() {
+    let good = stream(TablePlacement::AtEnd, GRAIN_BYTES, &[grain(0, 1)]);
     for (at, value) in [(77, 2), (77, 0), (10, 1)] {
         let mut bytes = good.clone();
         bytes[at] = value;
@@ -129,16 +129,17 @@ fn a_compression_of_another_kind_is_refused() {
     }
 }
 
-/// The file would grow over what the second directory has behind its end, and entries would be written into what is a grain then.
+/// The file would grow over tables of the second directory that are past its end, and entries would be written into
+/// grains.
 #[test]
-fn a_second_directory_or_table_past_the_end_is_damage_that_is_not_written_to() {
+fn second_directory_past_the_end_is_not_written() {
     let good = empty();
     let extent = SparseExtent::load(&MemoryFile::new(good.clone()), "image").unwrap();
     let second = to_usize(extent.second_directory.unwrap());
-    let behind = u32::try_from(good.len() / 512 + 16).unwrap();
+    let past_end = u32::try_from(good.len() / 512 + 16).unwrap();
     for at in [second, 48] {
         let mut bytes = good.clone();
-        bytes[at..at + 4].copy_from_slice(&behind.to_le_bytes());
+        bytes[at..at + 4].copy_from_slice(&past_end.to_le_bytes());
         let opened = opened(Arc::new(MemoryFile::new(bytes))).unwrap();
         assert_eq!(super::check::check(&opened).unwrap().corruption_count, 1, "{at}");
         let mut tables = VmdkTables::new("image".into(), opened).unwrap();
@@ -147,16 +148,16 @@ fn a_second_directory_or_table_past_the_end_is_damage_that_is_not_written_to() {
     }
 }
 
-/// A header that leads the first directory to where grains are and not to tables: the disk is not zero for that, and is not written to by it.
+/// The header refers to grains in place of the first directory: the disk must not read as zero, nor be written to.
 #[test]
-fn a_first_directory_that_is_lost_is_read_by_the_second_one() {
+fn lost_first_directory_falls_back_to_second() {
     let file: Arc<dyn ImageFile> = Arc::new(MemoryFile::new(empty()));
     let layer = TableMut::new(open(Arc::clone(&file), None).unwrap());
     layer.write_at(&[7; 4096], 8192).unwrap();
     layer.flush().unwrap();
     let mut bytes = vec![0; to_usize(file.length_bytes().unwrap())];
     file.read_at(&mut bytes, 0).unwrap();
-    // Zeroes of the guest, and places that no table has.
+    // Zeroes of the guest, and offsets that no table has.
     for filling in [0_u8, 0x7f] {
         let mut lost = bytes.clone();
         let grain = u64::try_from(lost.len()).unwrap().div_ceil(512);
@@ -171,11 +172,11 @@ fn a_first_directory_that_is_lost_is_read_by_the_second_one() {
     }
 }
 
-/// A header that leads the first directory to zeroes before the grains.
+/// The header refers to zeroes before the grains in place of the first directory.
 #[test]
-fn a_first_directory_of_zeroes_gives_way_to_one_with_grains() {
+fn zeroed_first_directory_falls_back_to_second() {
     let file: Arc<dyn ImageFile> = Arc::new(MemoryFile::new(empty()));
-    // As long as no grain is anywhere, zeroes are right, and can be written to.
+    // Without any grain, zeroes are right, and can be written to.
     let lost = |bytes: &[u8]| {
         let mut lost = bytes.to_vec();
         let zeroes = lost
@@ -200,10 +201,11 @@ fn a_first_directory_of_zeroes_gives_way_to_one_with_grains() {
     assert!(refused.contains("first directory is lost"), "{refused}");
 }
 
-/// What comes off a block device or a tape has zeroes behind its end; a stream of it was whole, and the file was damaged.
+/// A stream from a block device or tape has zero padding; without support for it, an intact stream was reported as
+/// damaged.
 #[test]
-fn zeroes_behind_a_stream_are_no_part_of_it() {
-    let bytes = stream(Tables::AtEnd, 5 * GRAIN_BYTES, &[grain(GRAIN_BYTES, 7)]);
+fn zero_padding_after_a_stream_is_ignored() {
+    let bytes = stream(TablePlacement::AtEnd, 5 * GRAIN_BYTES, &[grain(GRAIN_BYTES, 7)]);
     for more in [0, 1, 512, 5000, 64 << 10, 1 << 20] {
         let mut padded = bytes.clone();
         padded.resize(bytes.len() + more, 0);
@@ -212,7 +214,7 @@ fn zeroes_behind_a_stream_are_no_part_of_it() {
         let mut found = vec![0; to_usize(GRAIN_BYTES)];
         layer.read(&mut found, GRAIN_BYTES, BackingUse::Nothing).unwrap();
         assert!(found.iter().all(|byte| *byte == 7), "{more}");
-        // What is no zero is none of it.
+        // Padding must be zero.
         padded.push(1);
         assert!(open(Arc::new(MemoryFile::new(padded)), None).is_err(), "{more}");
     }
@@ -220,21 +222,21 @@ fn zeroes_behind_a_stream_are_no_part_of_it() {
     assert!(open(Arc::new(MemoryFile::new(cut.to_vec())), None).is_err());
 }
 
-/// What leads to a table behind the end of the file does not say that there is nothing.
+/// A pointer to a table past the end of the file does not mean that the disk is empty.
 #[test]
-fn a_table_past_the_end_is_not_read_as_zeroes() {
+fn table_past_the_end_is_an_error() {
     let mut bytes = empty();
     let extent = SparseExtent::load(&MemoryFile::new(bytes.clone()), "image").unwrap();
     let first = to_usize(extent.directory);
-    let behind = u32::try_from(bytes.len() / 512 + 16).unwrap();
-    bytes[first..first + 4].copy_from_slice(&behind.to_le_bytes());
+    let past_end = u32::try_from(bytes.len() / 512 + 16).unwrap();
+    bytes[first..first + 4].copy_from_slice(&past_end.to_le_bytes());
     let layer = open(Arc::new(MemoryFile::new(bytes)), None).unwrap();
     let refused = layer.read(&mut [0; 512], 0, BackingUse::Nothing).unwrap_err();
     assert!(refused.is_corrupt(), "{refused}");
 }
 
 #[test]
-fn descriptors_are_read_as_they_are_written_by_others() {
+fn descriptors_of_other_programs_are_read() {
     let text = b"# Disk DescriptorFile\r\nversion = 1\r\nCID = 7C0BD2A4\r\nparentCID=42e7e526\r\n\
         createType = \"twoGbMaxExtentSparse\"\r\nparentFileNameHint = \"C:\\VMs\\base.vmdk\"\r\n\
         RW 4192256 SPARSE \"web 1-s001.vmdk\"\r\nRW 63 FLAT \"web1-flat.vmdk\" 128\r\nRW 7 ZERO\r\nddb.uuid = \"60 00\"\r\n";
@@ -253,21 +255,21 @@ fn descriptors_are_read_as_they_are_written_by_others() {
         [
             (
                 4_192_256,
-                ExtentKind::Sparse {
+                NamedExtentKind::Sparse {
                     file: file("web 1-s001.vmdk")
                 }
             ),
             (
                 63,
-                ExtentKind::Flat {
+                NamedExtentKind::Flat {
                     file: file("web1-flat.vmdk"),
                     offset: 128
                 }
             ),
-            (7, ExtentKind::Zero),
+            (7, NamedExtentKind::Zero),
         ]
     );
-    // VMware writes what the code page of its host has.
+    // VMware writes in the code page of its host.
     let text = b"encoding=\"windows-1252\"\n# \xe9\xe9\nCID = \"D\"\nRW 1 ZERO\n";
     let found = Descriptor::parse(text, "image").unwrap();
     assert_eq!((found.content_id, &text[found.content_id_at]), (13, &b"D"[..]));
@@ -286,7 +288,7 @@ fn descriptors_are_read_as_they_are_written_by_others() {
 }
 
 #[test]
-fn what_contradicts_itself_is_refused() {
+fn inconsistent_headers_are_refused() {
     let good = empty();
     let is_refused = |at: usize, value: u32| {
         let mut bytes = good.clone();
@@ -312,9 +314,9 @@ fn what_contradicts_itself_is_refused() {
     }
 }
 
-/// VirtualBox writes no CID and no name of a parent: who opened such an image would have read zeroes in its place.
+/// VirtualBox stores neither CID nor name of a parent: such a child must not be read as if it had none.
 #[test]
-fn a_parent_is_found_by_its_uuid_alone() {
+fn parent_is_found_by_uuid() {
     use holdfast_block::BlockDeviceMut as _;
 
     let folder = tempfile::tempdir().unwrap();
@@ -355,11 +357,11 @@ fn a_parent_is_found_by_its_uuid_alone() {
     assert_eq!((read, image.layers().len()), ([7; 512], 2));
     drop(image);
     std::fs::rename(&base, path("Snapshots/other name.vmdk")).unwrap();
-    assert_eq!(open(&[]).unwrap().layers().len(), 2, "beside it");
+    assert_eq!(open(&[]).unwrap().layers().len(), 2, "in the subfolder");
 }
 
 #[test]
-fn a_cid_of_any_length_is_replaced_by_one_of_the_same_length() {
+fn new_cid_keeps_its_length() {
     for digits in ["2", "f2e3d", "0f2e3d4c"] {
         let mut bytes = without_tables();
         let extent = SparseExtent::load(&MemoryFile::new(bytes.clone()), "image").unwrap();

@@ -1,4 +1,5 @@
-//! Damaged images of every format are mended; a crash at any point of that leaves them no worse, and they can be mended again.
+//! Damages and repairs images of every format; a crash at any point leaves them no worse, and they can be repaired
+//! again.
 
 mod blocks;
 mod qcow2;
@@ -11,10 +12,10 @@ use crate::Format;
 use crate::file::memory::Random;
 use crate::formats::{vhd, vhdx};
 use crate::model::repair_action::RepairMode;
-use samples::{FORMATS, bytes_of, damaged, memory, mended, sample, sectors, target};
+use samples::{FORMATS, assert_repairs, bytes_of, damaged, memory, sample, sectors, target};
 
 #[test]
-fn a_sound_image_is_left_alone() {
+fn consistent_image_is_not_changed() {
     for format in FORMATS {
         let image = sample(format);
         let file = memory(image.clone());
@@ -27,12 +28,12 @@ fn a_sound_image_is_left_alone() {
     }
 }
 
-/// The footer lies over the table: that blocks are given up makes an end of it, which is mended in the same repair.
+/// The footer overlaps the table: discarding blocks completes it, so it is repaired in the same run.
 #[test]
-fn what_a_repair_brings_to_light_is_mended_with_it() {
+fn repair_continues_with_revealed_damage() {
     let damaged = include_bytes!("fixtures/footer-in-table.vhd");
     let expected = ["rewritten", "given-up", "rewritten"];
-    mended(
+    assert_repairs(
         "a footer in the table",
         Format::Vhd,
         damaged,
@@ -41,19 +42,19 @@ fn what_a_repair_brings_to_light_is_mended_with_it() {
     );
 }
 
-/// Bytes of the metadata become anything: nothing gets worse, what could be read still can, and there is nothing left to do.
+/// Random bytes in the metadata: a repair must make nothing worse, keep everything readable, and leave nothing to do.
 #[test]
-fn random_damage_never_gets_worse() {
+fn repair_of_random_damage_never_makes_it_worse() {
     for format in FORMATS {
         let image = sample(format);
         let mut random = Random(format as u64);
-        let mut mended_count = 0;
+        let mut repaired_count = 0;
         for round in 0..250 {
             let broken = damaged(&image, |image| {
                 for _ in 0..=random.below(3) {
                     let near = if random.below(3) == 0 { image.len() as u64 } else { 6000 };
                     let at = match (format, random.below(3)) {
-                        // The headers, the table of blocks and the metadata.
+                        // Headers, block table and metadata.
                         (Format::Vhdx, 0) => (64 << 10) * (1 + random.below(4)) + random.below(200),
                         (Format::Vhdx, _) => (1 << 20) * (1 + random.below(3)) + random.below(200),
                         _ => random.below(near),
@@ -87,11 +88,11 @@ fn random_damage_never_gets_worse() {
                     !actions.is_empty() || bytes_of(&*file) == broken,
                     "{what}: changed without a word"
                 );
-                mended_count += u64::from(!actions.is_empty());
+                repaired_count += u64::from(!actions.is_empty());
                 let again = Repair::plan(target(format, &file).unwrap(), mode).unwrap();
                 assert_eq!(again.actions(), [], "{what}: once more, after {actions:?}");
                 let is_changed = |action: &RepairAction| {
-                    // What was lost is found again, and a footer that counts again may say another size.
+                    // A restored structure may make lost data readable, and a restored footer may store another size.
                     action.loses_data() || matches!(action, RepairAction::FromTwin { .. })
                 };
                 if actions.iter().any(is_changed) || readable.is_empty() {
@@ -106,8 +107,8 @@ fn random_damage_never_gets_worse() {
             }
         }
         assert!(
-            mended_count > 2,
-            "{format}: {mended_count} of the damaged ones were mended"
+            repaired_count > 2,
+            "{format}: {repaired_count} of the damaged images were repaired"
         );
     }
 }

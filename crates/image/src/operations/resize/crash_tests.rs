@@ -1,4 +1,4 @@
-//! After a crash at any point of a change of size, the image is sound, and its disk has the old size or the new one.
+//! After a crash at any point of a resize, the image is consistent, and has the old size or the new one.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use crate::allocation_table::writer::TableMut;
 use crate::file::memory::{MemoryFile, Random, RecordingFile};
 use crate::file::{Access, ImageFile};
 use crate::formats::qcow2::header::load_header;
-use crate::formats::qcow2::layer::Layer;
+use crate::formats::qcow2::layer::Qcow2Layer;
 use crate::formats::qcow2::layout::{new_header, write_empty};
 use crate::formats::qcow2::writer::Qcow2Mut;
 use crate::formats::{ploop, qcow2, vdi, vhd, vhdx};
@@ -26,8 +26,8 @@ type Backing = Option<Arc<dyn BlockDevice>>;
 type Resize = Box<dyn Fn(&Arc<dyn ImageFile>, u64) -> Result<()>>;
 type Read = Box<dyn Fn(&Arc<dyn ImageFile>) -> Result<Vec<u8>>>;
 
-/// What a format does.
-struct Case {
+/// A resize of an image.
+struct ResizeCase {
     name: &'static str,
     start: Vec<u8>,
     before_bytes: u64,
@@ -43,7 +43,7 @@ fn bytes_of(file: &dyn ImageFile) -> Vec<u8> {
     bytes
 }
 
-fn survive(case: &Case) {
+fn survive(case: &ResizeCase) {
     let memory = |bytes: Vec<u8>| Arc::new(MemoryFile::new(bytes)) as Arc<dyn ImageFile>;
     let before = (case.read)(&memory(case.start.clone())).unwrap();
     assert_eq!(before.len() as u64, case.before_bytes);
@@ -57,7 +57,7 @@ fn survive(case: &Case) {
     let report = (case.check)(&file).unwrap();
     assert_eq!(report.corruption_count, 0, "{}: {:?}", case.name, report.problems);
     let mut problems = report.problems.iter();
-    let is_left = problems.any(|problem| problem.kind.to_string().contains("behind the end"));
+    let is_left = problems.any(|problem| problem.kind.to_string().contains("past the end of the disk"));
     assert!(!is_left, "{}: {:?}", case.name, report.problems);
     let mut random = Random(11);
     let count = recording.operation_count();
@@ -74,7 +74,7 @@ fn survive(case: &Case) {
                 found == before || found == after || after.len() < before.len(),
                 "{what}"
             );
-            // It can be done again.
+            // It can be repeated.
             (case.resize)(&crashed, case.after_bytes).unwrap_or_else(|error| panic!("{what}: {error}"));
             assert!((case.read)(&crashed).unwrap() == after, "{what}: done again");
             let report = (case.check)(&crashed).unwrap();
@@ -83,8 +83,8 @@ fn survive(case: &Case) {
     }
 }
 
-fn open_qcow2(file: &Arc<dyn ImageFile>, backing: Backing) -> Result<Layer> {
-    Layer::new(
+fn open_qcow2(file: &Arc<dyn ImageFile>, backing: Backing) -> Result<Qcow2Layer> {
+    Qcow2Layer::new(
         "image".into(),
         load_header(&**file, "image")?,
         Arc::clone(file),
@@ -98,7 +98,7 @@ fn qcow2_case(
     options: Qcow2Options,
     (before_bytes, after_bytes): (u64, u64),
     backing: Backing,
-) -> Case {
+) -> ResizeCase {
     let file: Arc<dyn ImageFile> = Arc::new(MemoryFile::default());
     let options = CreateOptions {
         qcow2: options,
@@ -115,7 +115,7 @@ fn qcow2_case(
     device.write_at(&[99; 100], before_bytes - 100).unwrap();
     device.flush().unwrap();
     let below = backing.clone();
-    Case {
+    ResizeCase {
         name,
         start: bytes_of(&*file),
         before_bytes,
@@ -132,7 +132,7 @@ fn qcow2_case(
 }
 
 #[test]
-fn a_qcow2_that_crashes_while_it_is_resized_has_one_size_or_the_other() {
+fn qcow2_resize_is_crash_safe() {
     let small = Qcow2Options {
         cluster_bytes: 512,
         ..Qcow2Options::default()
@@ -178,9 +178,9 @@ fn a_qcow2_that_crashes_while_it_is_resized_has_one_size_or_the_other() {
     }
 }
 
-/// A format with tables.
+/// The functions of a format with allocation tables.
 #[derive(Clone, Copy)]
-struct Format {
+struct TableFormat {
     open: fn(&Arc<dyn ImageFile>) -> Result<TableLayer>,
     resize: fn(&Arc<dyn ImageFile>, &str, u64) -> Result<()>,
     check: fn(&Arc<dyn ImageFile>) -> Result<CheckReport>,
@@ -188,10 +188,10 @@ struct Format {
 
 fn tables_case(
     name: &'static str,
-    format: Format,
+    format: TableFormat,
     file: &Arc<dyn ImageFile>,
     (before_bytes, after_bytes): (u64, u64),
-) -> Case {
+) -> ResizeCase {
     let device = TableMut::new((format.open)(file).unwrap());
     let mut random = Random(4);
     for number in 1..20 {
@@ -201,7 +201,7 @@ fn tables_case(
     }
     device.write_at(&[99; 100], before_bytes - 100).unwrap();
     device.flush().unwrap();
-    Case {
+    ResizeCase {
         name,
         start: bytes_of(&**file),
         before_bytes,
@@ -218,18 +218,18 @@ fn tables_case(
 }
 
 #[test]
-fn a_vhd_that_crashes_while_it_is_resized_has_one_size_or_the_other() {
-    let format = Format {
+fn vhd_resize_is_crash_safe() {
+    let format = TableFormat {
         open: |file| {
-            let header = vhd::header::Header::load(&**file, "image")?;
+            let header = vhd::header::VhdHeader::load(&**file, "image")?;
             let tables = vhd::tables::of("image".into(), header, Arc::clone(file));
             Ok(TableLayer::new("image".into(), Arc::clone(file), tables, None))
         },
         resize: vhd::resize::resize,
         check: |file| {
-            let mut report = vhd::check::check(&**file, &vhd::header::Header::load(&**file, "image")?)?;
-            // One footer has the new size already, the other one not yet.
-            let is_footer = |kind: &ProblemKind| matches!(kind, ProblemKind::Structure { detail } if detail.contains("copy of the footer"));
+            let mut report = vhd::check::check(&**file, &vhd::header::VhdHeader::load(&**file, "image")?)?;
+            // One footer has the new size already, the other one does not.
+            let is_footer = |kind: &ProblemKind| matches!(kind, ProblemKind::Structure { detail } if detail.contains("its copy at the start"));
             let differing = report.problems.iter();
             let differing =
                 differing.filter(|problem| problem.severity == Severity::Corruption && is_footer(&problem.kind));
@@ -260,15 +260,21 @@ fn a_vhd_that_crashes_while_it_is_resized_has_one_size_or_the_other() {
 }
 
 #[test]
-fn a_vhdx_that_crashes_while_it_is_resized_has_one_size_or_the_other() {
-    let format = Format {
+fn vhdx_resize_is_crash_safe() {
+    let format = TableFormat {
         open: |file| {
-            let opened = vhdx::opened::Opened::load(Arc::clone(file), Access::Write, "image")?;
+            let opened = vhdx::opened::OpenedVhdx::load(Arc::clone(file), Access::Write, "image")?;
             let tables = Box::new(vhdx::tables::VhdxTables::new("image".into(), opened));
             Ok(TableLayer::new("image".into(), Arc::clone(file), tables, None))
         },
         resize: vhdx::resize::resize,
-        check: |file| vhdx::check::check(&vhdx::opened::Opened::load(Arc::clone(file), Access::Read, "image")?),
+        check: |file| {
+            vhdx::check::check(&vhdx::opened::OpenedVhdx::load(
+                Arc::clone(file),
+                Access::Read,
+                "image",
+            )?)
+        },
     };
     for (name, kind, sizes) in [
         ("dynamic", ImageKind::Dynamic, (2 * MIB + 512 * 7, 4 * MIB)),
@@ -287,7 +293,7 @@ fn a_vhdx_that_crashes_while_it_is_resized_has_one_size_or_the_other() {
         };
         vhdx::create::write_empty(&*file, &new).unwrap();
         if name == "a table that moves" {
-            // Its region is as long as the three entries that it has.
+            // Its region has exactly the size of its three entries.
             let mut bytes = bytes_of(&*file);
             for table in [192 << 10, 256 << 10] {
                 bytes[table + 40..table + 44].copy_from_slice(&24_u32.to_le_bytes());
@@ -300,11 +306,12 @@ fn a_vhdx_that_crashes_while_it_is_resized_has_one_size_or_the_other() {
 }
 
 #[test]
-fn a_vdi_that_crashes_while_it_is_resized_has_one_size_or_the_other() {
-    use vdi::header::{Header, Kind};
-    let format = Format {
+fn vdi_resize_is_crash_safe() {
+    use vdi::header::{VdiHeader, VdiKind};
+    let format = TableFormat {
         open: |file| {
-            let tables = vdi::tables::VdiTables::new("image".into(), Header::load(&**file, "image")?, Arc::clone(file));
+            let tables =
+                vdi::tables::VdiTables::new("image".into(), VdiHeader::load(&**file, "image")?, Arc::clone(file));
             Ok(TableLayer::new(
                 "image".into(),
                 Arc::clone(file),
@@ -313,13 +320,13 @@ fn a_vdi_that_crashes_while_it_is_resized_has_one_size_or_the_other() {
             ))
         },
         resize: vdi::resize::resize,
-        check: |file| vdi::check::check(&**file, &Header::load(&**file, "image")?),
+        check: |file| vdi::check::check(&**file, &VdiHeader::load(&**file, "image")?),
     };
     for (name, kind, sizes) in [
-        ("dynamic", Kind::Dynamic, (98_304 + 512, 200_192)),
-        ("shorter", Kind::Dynamic, (98_304 + 512, 50_176)),
-        ("fixed", Kind::Fixed, (98_304 + 512, 200_192)),
-        ("fixed, shorter", Kind::Fixed, (98_304 + 512, 50_176)),
+        ("dynamic", VdiKind::Dynamic, (98_304 + 512, 200_192)),
+        ("shorter", VdiKind::Dynamic, (98_304 + 512, 50_176)),
+        ("fixed", VdiKind::Fixed, (98_304 + 512, 200_192)),
+        ("fixed, shorter", VdiKind::Fixed, (98_304 + 512, 50_176)),
     ] {
         let file: Arc<dyn ImageFile> = Arc::new(MemoryFile::default());
         let new = vdi::create::NewVdi {
@@ -337,12 +344,12 @@ fn a_vdi_that_crashes_while_it_is_resized_has_one_size_or_the_other() {
 }
 
 #[test]
-fn a_delta_that_crashes_while_it_is_resized_has_one_size_or_the_other() {
-    use ploop::header::Header;
-    let format = Format {
+fn ploop_resize_is_crash_safe() {
+    use ploop::header::PloopHeader;
+    let format = TableFormat {
         open: |file| {
             let tables =
-                ploop::tables::PloopTables::new("image".into(), Header::load(&**file, "image")?, Arc::clone(file));
+                ploop::tables::PloopTables::new("image".into(), PloopHeader::load(&**file, "image")?, Arc::clone(file));
             Ok(TableLayer::new(
                 "image".into(),
                 Arc::clone(file),
@@ -351,7 +358,7 @@ fn a_delta_that_crashes_while_it_is_resized_has_one_size_or_the_other() {
             ))
         },
         resize: ploop::resize::resize,
-        check: |file| ploop::check::check(&**file, &Header::load(&**file, "image")?),
+        check: |file| ploop::check::check(&**file, &PloopHeader::load(&**file, "image")?),
     };
     for (name, sizes) in [("longer", (98_304 + 512, 200_192)), ("shorter", (98_304 + 512, 50_176))] {
         let file: Arc<dyn ImageFile> = Arc::new(MemoryFile::default());

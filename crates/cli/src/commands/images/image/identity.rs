@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use holdfast_image::{
-    Backing, ChildrenBeside, DiskDescriptor, Format, ImageId, LayerInfo, NewIdentity, OpenOptions, children_beside,
+    Backing, DiskDescriptor, Format, ImageId, LayerInfo, NewIdentity, OpenOptions, UnnamedChildren, children_in_folder,
     set_identity,
 };
 use serde::Serialize;
@@ -118,10 +118,10 @@ fn run(args: &IdentityArgs, context: &Context) -> Result<Exit, Error> {
             let wish = NewIdentity {
                 id,
                 children: args.children.clone(),
-                beside: if args.all_children {
-                    ChildrenBeside::Change
+                unnamed_children: if args.all_children {
+                    UnnamedChildren::Change
                 } else {
-                    ChildrenBeside::Refuse
+                    UnnamedChildren::Refuse
                 },
                 name: None,
             };
@@ -141,7 +141,7 @@ fn run(args: &IdentityArgs, context: &Context) -> Result<Exit, Error> {
     let parent = blocks.and_then(|blocks| blocks.parent.as_ref());
     let children = match &change {
         Some(change) => change.children.clone(),
-        None => children_beside(&args.image, &options).map_err(holdfast_engine::Error::from)?,
+        None => children_in_folder(&args.image, &options).map_err(holdfast_engine::Error::from)?,
     };
     context.report(&Identity {
         path: args.image.display().to_string(),

@@ -354,7 +354,7 @@ fn run(args: &ImageInfoArgs, context: &Context) -> Result<Exit, Error> {
     let cut_off = holdfast_image::cut_off_files(&args.image, &options).map_err(holdfast_engine::Error::from)?;
     for path in &cut_off {
         let warning = format!(
-            "{} was cut off: the file ends before the end of what its tables lead to",
+            "{} was cut off: the file ends before the end of the data that its tables refer to",
             path.display()
         );
         context.console().warning(&warning);

@@ -1,4 +1,4 @@
-//! Changes of the text by ranges: what no change names stays byte for byte.
+//! Edits the text by ranges: everything else stays byte for byte.
 
 use std::ops::Range;
 
@@ -6,7 +6,7 @@ use super::{DiskDescriptor, FILE_NAME};
 use crate::Result;
 
 impl DiskDescriptor {
-    /// The descriptor with other text in these places, no two of which overlap; checked as any other that is read.
+    /// Replaces ranges of the text, which must not overlap; the result is parsed and validated.
     pub(super) fn edited(&self, mut edits: Vec<(Range<usize>, String)>) -> Result<Self> {
         edits.sort_by_key(|(place, _)| (place.start, place.end));
         let (mut text, mut done) = (String::with_capacity(self.text.len()), 0);

@@ -1,4 +1,4 @@
-//! Descriptors in files.
+//! Loads and stores descriptor files.
 
 use std::fs::{File, Metadata, Permissions};
 use std::io::{ErrorKind, Write as _};
@@ -12,7 +12,7 @@ use crate::error::corrupt;
 use crate::file::{Access, HostFile, ImageFile};
 use crate::{Error, Result};
 
-/// Reads the descriptor in `file`, which errors call `image`.
+/// Reads the descriptor in `file`; errors call it `image`.
 pub(crate) fn load_from(file: &dyn ImageFile, image: &str) -> Result<DiskDescriptor> {
     let length = file.length_bytes()?;
     if length > TEXT_BYTES_MAX {
@@ -24,28 +24,26 @@ pub(crate) fn load_from(file: &dyn ImageFile, image: &str) -> Result<DiskDescrip
 }
 
 impl DiskDescriptor {
-    /// Reads the descriptor at `path`, or of the folder at `path`.
+    /// Reads the descriptor at `path`, or in the folder at `path`.
     pub fn load(path: &Path) -> Result<Self> {
         let path = place_of(path);
         load_from(&HostFile::open(&path, Access::Read)?, &path.display().to_string())
     }
 
-    /// Writes the descriptor to `path`, or into the folder at `path`: after a crash there is the one from before, or
-    /// this. Durable when this returns.
+    /// Replaces the descriptor at `path`, or in the folder at `path`, atomically; durable when this returns.
     ///
-    /// It keeps the owner, where that is allowed, and the permissions of the one that it takes the place of. Nobody may
-    /// change that in between: whoever changes a disk keeps machines and other programs from its top delta meanwhile,
-    /// as [`open_mut`](crate::open_mut) does.
+    /// The new file gets the permissions of the old one, and its owner if that is allowed. Other programs must not
+    /// change the file in between: lock the top delta meanwhile, as [`open_mut`](crate::open_mut) does.
     pub fn store(&self, path: &Path) -> Result<()> {
         let place = place_of(path);
-        // Through a link, the file that it leads to.
+        // Replace the target of a symbolic link, not the link.
         let place = place.canonicalize().unwrap_or(place);
         let mut new = place.clone().into_os_string();
-        // As ploop calls it.
+        // The name that ploop uses.
         new.push(".tmp");
         let new = PathBuf::from(new);
         let stored = self.write_new(&new, place.metadata().ok().as_ref()).and_then(|()| {
-            // Under its name, it is whole.
+            // Only a complete file gets the final name.
             std::fs::rename(&new, &place).map_err(|source| Error::io("rename", &new, source))
         });
         if stored.is_err() {
@@ -55,11 +53,11 @@ impl DiskDescriptor {
         HostFile::sync_directory(&place)
     }
 
-    /// Writes the text to a file that is to take the place of `old`, durably.
+    /// Writes the text durably to a file that will replace `old`.
     fn write_new(&self, new: &Path, old: Option<&Metadata>) -> Result<()> {
         let failed = |source| Error::io("write", new, source);
         match std::fs::remove_file(new) {
-            // It was left by who was killed.
+            // A leftover of a process that was killed.
             Ok(()) => {}
             Err(error) if error.kind() == ErrorKind::NotFound => {}
             Err(error) => return Err(failed(error)),
@@ -72,7 +70,8 @@ impl DiskDescriptor {
             .open(new)
             .map_err(failed)?;
         if let Some(old) = old {
-            // Who may not give a file away writes one of their own, and that is all the same to who reads it.
+            // Without the right to change the owner, the file belongs to the current user, which does not matter to
+            // readers.
             fchown(&file, Some(old.uid()), Some(old.gid())).ok();
             let mode = Permissions::from_mode(old.mode() & 0o777);
             file.set_permissions(mode).map_err(failed)?;
@@ -82,7 +81,7 @@ impl DiskDescriptor {
     }
 }
 
-/// The descriptor itself, where `path` is its folder.
+/// The path of the descriptor, if `path` may be its folder.
 fn place_of(path: &Path) -> PathBuf {
     if path.is_dir() {
         path.join(FILE_NAME)

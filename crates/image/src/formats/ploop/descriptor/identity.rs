@@ -1,4 +1,4 @@
-//! Another identity for a disk: what a copy needs that is to be beside its origin.
+//! Changes the identities of a disk, as a copy in the same folder needs.
 
 use std::collections::BTreeMap;
 
@@ -6,11 +6,11 @@ use super::{DiskDescriptor, FILE_NAME};
 use crate::{Error, ImageId, Result};
 
 impl DiskDescriptor {
-    /// The same disk with new identities from `new_id`: its own, and the GUIDs of all deltas, wherever they stand.
+    /// Replaces all identities by new ones from `new_id`: that of the disk, and the GUIDs of all deltas.
     ///
-    /// Those that have a meaning stay what they are: [`TOP`](Self::TOP), [`BACKUP`](Self::BACKUP), and that of no
-    /// parent. Files keep their names, also where these contain a GUID; the description of snapshots that Parallels
-    /// keeps beside the descriptor (`Snapshots.xml`) is another file, and as it was.
+    /// Reserved ones stay: [`TOP`](Self::TOP), [`BACKUP`](Self::BACKUP), and the nil GUID of a missing parent. Files
+    /// keep their names, even if these contain a GUID. `Snapshots.xml`, in which Parallels describes snapshots, is
+    /// another file and does not change.
     pub fn renewed(&self, mut new_id: impl FnMut() -> Result<ImageId>) -> Result<Self> {
         let mut new = BTreeMap::new();
         for (id, _) in &self.ids {
@@ -21,10 +21,10 @@ impl DiskDescriptor {
         self.with_ids(&new)
     }
 
-    /// The same disk with these identities in the place of others, wherever they stand. What is not named stays.
+    /// Replaces identities by those that `new` maps them to; others stay.
     ///
     /// # Errors
-    /// One of them has a meaning ([`TOP`](Self::TOP), [`BACKUP`](Self::BACKUP)), or is that of another delta already.
+    /// One of them is reserved ([`TOP`](Self::TOP), [`BACKUP`](Self::BACKUP)), or belongs to another delta.
     pub fn with_ids(&self, new: &BTreeMap<ImageId, ImageId>) -> Result<Self> {
         if let Some(id) = new
             .iter()
@@ -33,7 +33,7 @@ impl DiskDescriptor {
         {
             return Err(Error::InvalidOption {
                 option: "uuid",
-                detail: format!("{id} has a meaning in {FILE_NAME}, and is no identity"),
+                detail: format!("{id} is reserved in {FILE_NAME}; choose another identity"),
             });
         }
         let mut edits = Vec::new();

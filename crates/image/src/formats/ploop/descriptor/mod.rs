@@ -1,12 +1,11 @@
-//! The descriptor of a disk of Parallels or ploop: which files it is made of, and which of them differs from which.
+//! The descriptor of a Parallels or ploop disk: its files, and their parents.
 //!
-//! A disk is a folder, such as `web1.hdd`, with a text `DiskDescriptor.xml` and the files that it names. A file is a
-//! *delta*: an expanding image (`Compressed`, as in [`ploop`](crate::formats::ploop)), or, at the root alone, the bytes of the
-//! disk (`Plain`). Each has a GUID and is called a snapshot by it, but for the top, which the machine writes to. Only
-//! here is it said who a delta is and what it differs from: its own header knows neither.
+//! A disk is a folder, such as `web1.hdd`, with a text `DiskDescriptor.xml` and the files that it lists. A file is a
+//! *delta*: an expanding image (`Compressed`, as in [`ploop`](crate::formats::ploop)), or, for the root only, a raw
+//! image (`Plain`). Each has a GUID, which is also the name of a snapshot, except for the top, which the machine
+//! writes to. Only the descriptor has the GUID and the parent of a delta: the header of the file has neither.
 //!
-//! Specification: QEMU's `docs/interop/prl-xml.rst`; what that leaves open is as OpenVZ's `lib/xml.c` of ploop reads
-//! and writes it.
+//! Specification: QEMU's `docs/interop/prl-xml.rst`; where it is silent, `lib/xml.c` of OpenVZ's ploop counts.
 //!
 //! ```xml
 //! <Parallels_disk_image Version="1.0">
@@ -14,12 +13,12 @@
 //!     <StorageData>
 //!         <Storage>           <!-- Start, End and Blocksize in sectors; more than one Storage is a disk that was split -->
 //!             <Image>         <!-- GUID, Type, File: relative to the folder, or absolute -->
-//!     <Snapshots>             <!-- TopGUID; where there is none the top is the one that is always called so -->
+//!     <Snapshots>             <!-- TopGUID; if it is missing, the top has the usual GUID -->
 //!         <Shot>              <!-- GUID of an image, ParentGUID: zeroes for the root -->
 //! ```
 //!
-//! Programs keep more in it than is written down. So the text itself is what is kept: a change replaces what it has to,
-//! and the rest stays byte for byte.
+//! Other programs store undocumented elements in it. Therefore the text itself is kept: a change replaces only what it
+//! has to, and the rest stays byte for byte.
 
 mod edit;
 mod file;
@@ -37,19 +36,18 @@ use crate::{ImageId, Result};
 
 pub(crate) use file::load_from;
 
-/// The name of the text in its folder.
+/// File name of the descriptor in its folder.
 pub(crate) const FILE_NAME: &str = "DiskDescriptor.xml";
-/// A disk with a thousand deltas has a quarter of that.
+/// A disk with a thousand deltas needs a quarter of that.
 pub(crate) const TEXT_BYTES_MAX: u64 = 1 << 20;
-/// Deltas of a disk, those of other branches too. ploop makes at most 128.
+/// Limit of the deltas of a disk, with all branches. ploop creates at most 128.
 const DELTA_COUNT_MAX: usize = 1024;
-/// Deltas that are read through each other: what ploop makes at most.
+/// Limit of the length of a chain, as in ploop.
 pub(crate) const CHAIN_LENGTH_MAX: usize = 128;
 
-/// The descriptor of a disk of Parallels or ploop, `DiskDescriptor.xml`.
+/// The descriptor of a Parallels or ploop disk, `DiskDescriptor.xml`.
 ///
-/// What it says was checked against itself: there is one root, every other delta leads to it, and the top is one of
-/// them.
+/// It was validated: there is one root, it is the ancestor of every other delta, and the top is one of the deltas.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DiskDescriptor {
     text: String,
@@ -57,12 +55,12 @@ pub struct DiskDescriptor {
     id: Option<ImageId>,
     top: ImageId,
     deltas: Vec<Delta>,
-    /// Where identities stand in the text.
+    /// Ranges of the text that contain identities.
     ids: Vec<(ImageId, Range<usize>)>,
 }
 
 impl DiskDescriptor {
-    /// The GUID of the top where none is written down; ploop and Parallels give it to every top.
+    /// The GUID of the top if the descriptor does not state it; ploop and Parallels use it for every top.
     pub const TOP: ImageId = ImageId([
         0x5f, 0xba, 0xab, 0xe3, 0x69, 0x58, 0x40, 0xff, 0x92, 0xa7, 0x86, 0x0e, 0x32, 0x9a, 0xab, 0x41,
     ]);
@@ -71,17 +69,16 @@ impl DiskDescriptor {
         0x70, 0x47, 0x18, 0xe1, 0x23, 0x14, 0x44, 0xc8, 0x90, 0x87, 0xd7, 0x8e, 0xd3, 0x6b, 0x0f, 0x4e,
     ]);
 
-    /// Reads a descriptor that errors call `name`.
+    /// Parses a descriptor; errors call it `name`.
     ///
     /// # Errors
-    /// It contradicts itself or its form, or the disk is one that is not read here: split, encrypted, padded, or based
-    /// on another one.
+    /// It is invalid, or the disk is not supported: split, encrypted, padded, or based on another one.
     pub fn parse(text: &[u8], name: &str) -> Result<Self> {
         parse::parse(text, name)
     }
 
-    /// The descriptor of a new disk of `disk_bytes`, a multiple of 512, that is called `id`. Its only delta is the
-    /// expanding image `file`, with clusters of `cluster_bytes`.
+    /// The descriptor of a new disk of `disk_bytes`, a multiple of 512, with the identity `id`. Its only delta is the
+    /// expanding image `file` with clusters of `cluster_bytes`.
     pub(crate) fn of_new(disk_bytes: u64, cluster_bytes: u64, file: &str, id: ImageId) -> Result<Self> {
         let sectors = disk_bytes / SECTOR_BYTES;
         let (heads, track) = (
@@ -127,17 +124,17 @@ impl DiskDescriptor {
         Self::parse(text.as_bytes(), FILE_NAME)
     }
 
-    /// The text, as it was read or changed.
+    /// The current text.
     pub fn as_text(&self) -> &str {
         &self.text
     }
 
-    /// Size of the disk, as the descriptor has it.
+    /// Size of the disk according to the descriptor.
     pub fn disk_bytes(&self) -> u64 {
         self.disk_bytes
     }
 
-    /// The identity of the disk itself; ploop gives it none.
+    /// The identity of the disk; ploop stores none.
     pub fn id(&self) -> Option<ImageId> {
         self.id
     }
@@ -147,34 +144,34 @@ impl DiskDescriptor {
         self.top
     }
 
-    /// All deltas, as they stand there: those of the top's chain, and those of other branches.
+    /// All deltas of all branches, in the order of the text.
     pub fn deltas(&self) -> &[Delta] {
         &self.deltas
     }
 
-    /// The delta `id`.
+    /// The delta with this id.
     pub fn delta(&self, id: ImageId) -> Option<&Delta> {
         self.deltas.iter().find(|delta| delta.id == id)
     }
 
-    /// The delta `id` and all that it is read through, to the root; nothing where there is no such delta.
+    /// The delta `id` and its ancestors, up to the root; empty if it does not exist.
     pub fn chain_of(&self, id: ImageId) -> Vec<&Delta> {
         let below = |delta: &&Delta| delta.parent.and_then(|parent| self.delta(parent));
         std::iter::successors(self.delta(id), below).collect()
     }
 
-    /// Whether some delta differs from the delta `id`: then that must not be written to.
+    /// Whether `id` is the parent of a delta: then it must not be written to.
     pub fn has_children(&self, id: ImageId) -> bool {
         self.deltas.iter().any(|delta| delta.parent == Some(id))
     }
 }
 
-/// The greatest power of two that divides both; `bound` is one itself.
+/// The greatest power of two that divides both; `bound` is a power of two.
 fn common_power(value: u64, bound: u64) -> u64 {
     1 << value.trailing_zeros().min(bound.trailing_zeros())
 }
 
-/// Whether a file that begins with `head` is a descriptor: behind what XML may have before its first element.
+/// Whether a file that begins with `head` is a descriptor. XML may have other content before the first element.
 pub(crate) fn is_descriptor(head: &[u8]) -> bool {
     let mut rest = head.strip_prefix(b"\xef\xbb\xbf").unwrap_or(head);
     loop {
@@ -185,13 +182,11 @@ pub(crate) fn is_descriptor(head: &[u8]) -> bool {
             _ => break,
         };
         let at = rest.windows(end.len()).position(|found| found == end);
-        let Some(behind) = at.and_then(|at| rest.get(at + end.len()..)) else {
+        let Some(after) = at.and_then(|at| rest.get(at + end.len()..)) else {
             return false;
         };
-        rest = behind;
+        rest = after;
     }
     let name = rest.strip_prefix(b"<Parallels_disk_image");
-    name.is_some_and(|behind| {
-        matches!(behind, [b'>' | b'/', ..]) || behind.first().is_some_and(u8::is_ascii_whitespace)
-    })
+    name.is_some_and(|after| matches!(after, [b'>' | b'/', ..]) || after.first().is_some_and(u8::is_ascii_whitespace))
 }

@@ -1,4 +1,4 @@
-//! From text to a descriptor, and what it must not say.
+//! Parses and validates a descriptor.
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
@@ -10,20 +10,20 @@ use crate::error::corrupt;
 use crate::model::info::{Delta, DeltaKind};
 use crate::{Error, ImageId, Result};
 
-/// A disk with a thousand deltas has thirty thousand.
+/// A disk with a thousand deltas has thirty thousand nodes.
 const NODE_COUNT_MAX: u32 = 1 << 16;
-/// Signs of equality, and so attributes: a descriptor has one. The time that the XML library takes grows with their
+/// Limit of equals signs, and so of attributes; a descriptor has one. The XML library takes time proportional to their
 /// square.
 const ATTRIBUTE_COUNT_MAX: usize = 1024;
 
-/// Reads a descriptor that errors call `image`.
+/// Parses a descriptor; errors call it `image`.
 pub(super) fn parse(text: &[u8], image: &str) -> Result<DiskDescriptor> {
     if text.len() as u64 > TEXT_BYTES_MAX {
         return Err(corrupt(image, "descriptor", 0, format!("it has {} bytes", text.len())));
     }
     let text = std::str::from_utf8(text).map_err(|error| {
         let at = error.valid_up_to() as u64;
-        corrupt(image, "descriptor", at, "it is no text in UTF-8")
+        corrupt(image, "descriptor", at, "it is not UTF-8 text")
     })?;
     if text.bytes().filter(|byte| *byte == b'=').count() > ATTRIBUTE_COUNT_MAX {
         return Err(corrupt(image, "descriptor", 0, "it has too many attributes"));
@@ -37,10 +37,10 @@ pub(super) fn parse(text: &[u8], image: &str) -> Result<DiskDescriptor> {
             image,
             "descriptor",
             0,
-            format!("it is no XML: {}", shown(&error.to_string())),
+            format!("it is not valid XML: {}", shown(&error.to_string())),
         )
     })?;
-    let reader = Reader {
+    let reader = DescriptorReader {
         image,
         text,
         ids: Vec::new(),
@@ -48,19 +48,19 @@ pub(super) fn parse(text: &[u8], image: &str) -> Result<DiskDescriptor> {
     reader.read(document.root_element())
 }
 
-struct Reader<'a> {
+struct DescriptorReader<'a> {
     image: &'a str,
     text: &'a str,
     ids: Vec<(ImageId, Range<usize>)>,
 }
 
-impl Reader<'_> {
+impl DescriptorReader<'_> {
     fn read(mut self, root: Node<'_, '_>) -> Result<DiskDescriptor> {
         if !root.has_tag_name("Parallels_disk_image") {
-            return Err(self.wrong(root, format!("it is a {:?}", shown(root.tag_name().name()))));
+            return Err(self.wrong(root, format!("its root element is {:?}", shown(root.tag_name().name()))));
         }
         match root.attribute("Version") {
-            // ploop writes none.
+            // ploop writes no version.
             None | Some("1.0") => {}
             Some(version) => return Err(self.wrong(root, format!("the version is {:?}", shown(version)))),
         }
@@ -68,7 +68,7 @@ impl Reader<'_> {
         let disk_bytes = self.disk_bytes(parameters)?;
         self.refuse_what_is_not_read(parameters)?;
         let id = match self.child(parameters, "UID")? {
-            // Nothing depends on it: what is no identity is left alone.
+            // The identity is optional: an invalid one is ignored.
             Some(node) => self.id(node).ok().filter(|id| !id.is_nil()),
             None => None,
         };
@@ -102,11 +102,11 @@ impl Reader<'_> {
         }
     }
 
-    /// The element of that name, if there is one.
+    /// The child element with this name; an error if there are several.
     fn child<'n, 'i>(&self, node: Node<'n, 'i>, name: &str) -> Result<Option<Node<'n, 'i>>> {
         let mut found = elements(node, name);
         match (found.next(), found.next()) {
-            (_, Some(second)) => Err(self.wrong(second, format!("it is the second {name}"))),
+            (_, Some(second)) => Err(self.wrong(second, format!("{name} occurs twice"))),
             (first, None) => Ok(first),
         }
     }
@@ -116,7 +116,7 @@ impl Reader<'_> {
             .ok_or_else(|| self.wrong(node, format!("{} has no {name}", node.tag_name().name())))
     }
 
-    /// The text in an element that has nothing else but comments.
+    /// The text of an element that contains only text and comments.
     fn text_of(&self, node: Node<'_, '_>) -> Result<String> {
         match node.children().find(Node::is_element) {
             None => Ok(node
@@ -124,7 +124,7 @@ impl Reader<'_> {
                 .filter(Node::is_text)
                 .filter_map(|text| text.text())
                 .collect()),
-            Some(inner) => Err(self.wrong(inner, format!("{} has elements", node.tag_name().name()))),
+            Some(inner) => Err(self.wrong(inner, format!("{} contains elements", node.tag_name().name()))),
         }
     }
 
@@ -135,14 +135,14 @@ impl Reader<'_> {
         number.ok_or_else(|| self.wrong(node, format!("{} is {:?}", node.tag_name().name(), shown(digits))))
     }
 
-    /// The GUID in an element, whose place in the text is remembered.
+    /// Parses the GUID in an element and records its range.
     fn id(&mut self, node: Node<'_, '_>) -> Result<ImageId> {
         let found = self.text_of(node)?;
         let found = found.trim();
         let Ok(id) = found.parse::<ImageId>() else {
             return Err(self.wrong(node, format!("{} is {:?}", node.tag_name().name(), shown(found))));
         };
-        // It can be replaced where it stands as it is.
+        // Only a GUID in one plain piece of text can be replaced.
         let place = node.first_child().filter(Node::is_text).and_then(|text| {
             let start = text.range().start + self.text.get(text.range())?.find(found)?;
             Some(start..start + found.len())
@@ -152,7 +152,7 @@ impl Reader<'_> {
                 self.ids.push((id, place));
                 Ok(id)
             }
-            None => Err(self.wrong(node, "a GUID is not in plain digits")),
+            None => Err(self.wrong(node, "a GUID contains character references")),
         }
     }
 
@@ -171,7 +171,7 @@ impl Reader<'_> {
         {
             return Err(self.unsupported(
                 "padding",
-                "only Parallels knows where its data is; let it convert the disk",
+                "its layout is undocumented; convert the disk with Parallels first",
             ));
         }
         let Some(encryption) = self.child(parameters, "Encryption")? else {
@@ -187,21 +187,21 @@ impl Reader<'_> {
             })
         };
         if is_named("Engine")? || is_named("KeyId")? {
-            return Err(self.unsupported("encryption", "decrypt the disk where its key is first"));
+            return Err(self.unsupported("encryption", "decrypt the disk where its key is stored first"));
         }
         Ok(())
     }
 
-    /// The only part of the disk.
+    /// The only storage element; a split disk has several.
     fn storage<'n, 'i>(&self, data: Node<'n, 'i>, disk_bytes: u64) -> Result<Node<'n, 'i>> {
         if elements(data, "Volume").next().is_some() {
-            return Err(self.unsupported("deltas of another disk", "copy what is in it where that is mounted"));
+            return Err(self.unsupported("deltas of another disk", "mount the disk, and copy its files"));
         }
         let part_count = elements(data, "Storage").count();
         if part_count > 1 {
             return Err(self.unsupported(
                 &format!("{part_count} parts of the disk, each with files of its own"),
-                "let Parallels make them one first (prl_disk_tool convert --merge)",
+                "merge them first (prl_disk_tool convert --merge)",
             ));
         }
         let storage = self.needed(data, "Storage")?;
@@ -209,14 +209,14 @@ impl Reader<'_> {
             if let Some(node) = self.child(storage, name)?
                 && self.number(node)? != expected
             {
-                let detail = format!("{name} is {}, and the disk has {expected} there", self.number(node)?);
+                let detail = format!("{name} is {}, but must be {expected}", self.number(node)?);
                 return Err(self.wrong(node, detail));
             }
         }
         Ok(storage)
     }
 
-    /// The deltas of a storage; what they differ from stands elsewhere.
+    /// The deltas of a storage element; their parents are listed elsewhere.
     fn images<'n, 'i>(&mut self, storage: Node<'n, 'i>) -> Result<Vec<(Delta, Node<'n, 'i>)>> {
         let mut seen = HashSet::new();
         let mut images = Vec::new();
@@ -226,7 +226,7 @@ impl Reader<'_> {
                 let detail = if id.is_nil() {
                     "the nil UUID"
                 } else {
-                    "that of two images"
+                    "used by two images"
                 };
                 return Err(self.wrong(node, format!("the GUID {{{id}}} is {detail}")));
             }
@@ -246,7 +246,7 @@ impl Reader<'_> {
         Ok(images)
     }
 
-    /// What differs from what, as the snapshots say: the delta, and its parent.
+    /// The deltas and their parents in the list of snapshots.
     fn shots<'n, 'i>(&mut self, snapshots: Node<'n, 'i>) -> Result<Vec<(ImageId, Option<ImageId>, Node<'n, 'i>)>> {
         let mut shots = Vec::new();
         for node in elements(snapshots, "Shot") {
@@ -264,7 +264,7 @@ impl Reader<'_> {
         }
     }
 
-    /// Images and snapshots brought together: a tree, in the order of the images.
+    /// Combines images and snapshots to a tree, in the order of the images.
     fn deltas(
         &self,
         images: Vec<(Delta, Node<'_, '_>)>,
@@ -275,7 +275,7 @@ impl Reader<'_> {
         let mut parents = HashMap::new();
         for (id, parent, node) in shots {
             if parents.insert(id, parent).is_some() {
-                return Err(self.wrong(node, format!("it is the second snapshot {{{id}}}")));
+                return Err(self.wrong(node, format!("the snapshot {{{id}}} occurs twice")));
             }
             if !known.contains(&id) {
                 return Err(self.wrong(node, format!("the snapshot {{{id}}} has no image")));
@@ -284,7 +284,7 @@ impl Reader<'_> {
                 return Err(self.wrong(node, format!("the parent of {{{id}}}, {{{parent}}}, has no image")));
             }
         }
-        // A disk that never had a snapshot need not say so.
+        // A disk that never had a snapshot may have no list.
         if let ([(only, _)], true) = (&images[..], parents.is_empty()) {
             parents.insert(only.id, None);
         }
@@ -293,9 +293,9 @@ impl Reader<'_> {
         for (mut delta, node) in images {
             let id = delta.id;
             match parents.get(&id) {
-                None => return Err(self.wrong(node, format!("it is not said what {{{id}}} differs from"))),
+                None => return Err(self.wrong(node, format!("the parent of {{{id}}} is missing"))),
                 Some(Some(_)) if delta.kind == DeltaKind::Plain => {
-                    return Err(self.wrong(node, format!("{{{id}}} is plain, and differs from another image")));
+                    return Err(self.wrong(node, format!("{{{id}}} is a plain image, but has a parent")));
                 }
                 Some(None) => match found_root.replace(id) {
                     None => {}
@@ -306,11 +306,11 @@ impl Reader<'_> {
             deltas.push(delta);
         }
         if deltas.is_empty() {
-            return Err(self.wrong(root, "it names no image"));
+            return Err(self.wrong(root, "it lists no image"));
         }
         match in_a_loop(&deltas, &parents) {
             None => Ok(deltas),
-            Some(id) => Err(self.wrong(root, format!("{{{id}}} differs from itself, by way of its parents"))),
+            Some(id) => Err(self.wrong(root, format!("{{{id}}} is its own ancestor"))),
         }
     }
 
@@ -320,10 +320,10 @@ impl Reader<'_> {
             (Some(id), _) => id,
             (None, _) if has(DiskDescriptor::TOP) => DiskDescriptor::TOP,
             (None, [only]) => only.id,
-            (None, _) => return Err(self.wrong(root, "it is not said which image is the top")),
+            (None, _) => return Err(self.wrong(root, "the top image is missing")),
         };
         if top == DiskDescriptor::BACKUP {
-            return Err(self.wrong(root, format!("the top is {{{top}}}, which is a backup")));
+            return Err(self.wrong(root, format!("the top, {{{top}}}, is the delta of a backup")));
         }
         if !has(top) {
             return Err(self.wrong(root, format!("the top, {{{top}}}, has no image")));
@@ -332,7 +332,7 @@ impl Reader<'_> {
     }
 }
 
-/// A delta that is below itself, if there is one: all others are above the only root.
+/// A delta that is its own ancestor, if there is one: every delta must descend from the only root.
 fn in_a_loop(deltas: &[Delta], parents: &HashMap<ImageId, Option<ImageId>>) -> Option<ImageId> {
     let mut is_sound = HashSet::new();
     for delta in deltas {
@@ -349,14 +349,14 @@ fn in_a_loop(deltas: &[Delta], parents: &HashMap<ImageId, Option<ImageId>>) -> O
     None
 }
 
-/// As much of a text as a person wants to see of it.
+/// The beginning of a text, for messages.
 fn shown(text: &str) -> &str {
     const LENGTH_MAX: usize = 120;
     let end = text.char_indices().nth(LENGTH_MAX).map_or(text.len(), |(end, _)| end);
     text.get(..end).unwrap_or(text)
 }
 
-/// The elements of that name, directly in this one.
+/// The child elements with this name.
 fn elements<'n, 'i: 'n>(node: Node<'n, 'i>, name: &str) -> impl Iterator<Item = Node<'n, 'i>> {
     node.children().filter(move |child| child.has_tag_name(name))
 }

@@ -1,4 +1,4 @@
-//! Descriptors as programs write them, what they must not say, and other identities for them.
+//! Tests descriptors of other programs, invalid ones, and changes of identities.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -7,8 +7,8 @@ use super::{DELTA_COUNT_MAX, DiskDescriptor, TEXT_BYTES_MAX, is_descriptor};
 use crate::model::info::DeltaKind;
 use crate::{Error, ImageId};
 
-/// By hand, in the form that libyal's description of the format shows of Parallels Desktop: with elements that QEMU's
-/// does not know.
+/// Written by hand after libyal's description of the format of Parallels Desktop, with elements that QEMU's
+/// description lacks.
 const DESKTOP: &str = "\u{feff}<?xml version='1.0' encoding='UTF-8'?>\r
 <Parallels_disk_image Version=\"1.0\">
     <Disk_Parameters>
@@ -64,8 +64,8 @@ const DESKTOP: &str = "\u{feff}<?xml version='1.0' encoding='UTF-8'?>\r
 </Parallels_disk_image>
 ";
 
-/// By hand, in the form that `ploop_store_diskdescriptor` writes: no version, and a snapshot that is to go when it is
-/// free.
+/// Written by hand in the form of `ploop_store_diskdescriptor`: without a version, and with a snapshot that is deleted
+/// when it is unused.
 const PLOOP: &str = "<?xml version=\"1.0\"?>
 <Parallels_disk_image>
   <Disk_Parameters>
@@ -117,7 +117,7 @@ fn id(number: u8) -> ImageId {
     ImageId([number; 16])
 }
 
-/// A disk of these deltas: number, number of the parent (0 for none), type.
+/// A disk with these deltas: number, number of the parent (0 for none), type.
 fn tree(top: Option<u8>, deltas: &[(u8, u8, &str)]) -> String {
     let (mut images, mut shots) = (String::new(), String::new());
     for (number, parent, kind) in deltas {
@@ -151,7 +151,7 @@ fn chain(descriptor: &DiskDescriptor, of: ImageId) -> Vec<&str> {
 }
 
 #[test]
-fn what_programs_write_is_read() {
+fn descriptors_of_other_programs_are_parsed() {
     let desktop = parse(DESKTOP).unwrap();
     assert_eq!(desktop.disk_bytes(), 64 << 30);
     assert_eq!(desktop.top(), DiskDescriptor::TOP);
@@ -175,14 +175,14 @@ fn what_programs_write_is_read() {
 }
 
 #[test]
-fn the_top_is_the_one_that_is_named_or_called_so() {
+fn top_is_stated_or_has_the_usual_guid() {
     let kind = "Compressed";
     let branches = [(1, 0, kind), (2, 1, kind), (3, 2, kind), (4, 2, kind)];
     let descriptor = parse(&tree(Some(4), &branches)).unwrap();
     assert_eq!(chain(&descriptor, descriptor.top()), ["4.hds", "2.hds", "1.hds"]);
     assert_eq!(chain(&descriptor, id(3)), ["3.hds", "2.hds", "1.hds"]);
     assert!(chain(&descriptor, id(9)).is_empty());
-    // Where a top is named, the GUID that tops usually have is one as any other.
+    // If the top is stated, the usual GUID of a top has no special meaning.
     let usual = tree(Some(4), &branches).replace(&id(3).to_string(), &DiskDescriptor::TOP.to_string());
     assert_eq!(parse(&usual).unwrap().top(), id(4));
     let unnamed = tree(None, &branches).replace(&id(3).to_string(), &DiskDescriptor::TOP.to_string());
@@ -195,13 +195,13 @@ fn the_top_is_the_one_that_is_named_or_called_so() {
     assert_eq!(parse(&without).unwrap().deltas(), parse(&alone).unwrap().deltas());
     let without = without.replace("<Snapshots></Snapshots>", "");
     assert_eq!(parse(&without).unwrap().deltas(), parse(&alone).unwrap().deltas());
-    // A backup's delta is one as any other, below the top.
+    // The delta of a backup program is an ordinary one below the top.
     let backup = tree(Some(2), &branches).replace(&id(1).to_string(), &DiskDescriptor::BACKUP.to_string());
     assert_eq!(parse(&backup).unwrap().chain_of(id(2)).len(), 2);
 }
 
 #[test]
-fn what_is_wrong_is_said() {
+fn errors_of_invalid_descriptors() {
     let kind = "Compressed";
     let sound = tree(Some(2), &[(1, 0, kind), (2, 1, kind)]);
     parse(&sound).unwrap();
@@ -212,28 +212,31 @@ fn what_is_wrong_is_said() {
     };
     let two_shots = of(&[(1, 0, kind), (2, 1, kind)]).replace("<Shot>", "<Shot/><Shot>");
     for (text, expected) in [
-        (of(&[(1, 2, kind), (2, 1, kind)]), "differs from itself"),
-        (of(&[(1, 0, kind), (2, 2, kind)]), "differs from itself"),
+        (of(&[(1, 2, kind), (2, 1, kind)]), "is its own ancestor"),
+        (of(&[(1, 0, kind), (2, 2, kind)]), "is its own ancestor"),
         (
             of(&[(1, 0, kind), (2, 1, kind), (3, 4, kind), (4, 3, kind)]),
-            "differs from itself",
+            "is its own ancestor",
         ),
         (of(&[(1, 0, kind), (2, 7, kind)]), "the parent of {02020202"),
-        (of(&[(1, 0, kind), (1, 0, kind)]), "that of two images"),
+        (of(&[(1, 0, kind), (1, 0, kind)]), "used by two images"),
         (of(&[(1, 0, kind), (2, 0, kind)]), "are both roots"),
-        (of(&[(1, 0, kind), (2, 1, "Plain")]), "is plain, and differs"),
+        (of(&[(1, 0, kind), (2, 1, "Plain")]), "is a plain image, but"),
         (of(&[(1, 0, kind), (2, 1, "Weird")]), "is \"Weird\""),
         (of(&[(1, 0, kind), (0, 1, kind)]), "the nil UUID"),
         (of(&[(1, 0, kind), (3, 1, kind)]), "the top, {02020202"),
-        (of(&[]), "it names no image"),
-        (tree(None, &[(1, 0, kind), (2, 1, kind)]), "which image is the top"),
+        (of(&[]), "it lists no image"),
+        (tree(None, &[(1, 0, kind), (2, 1, kind)]), "the top image is missing"),
         (
             sound.replace(&id(2).to_string(), &DiskDescriptor::BACKUP.to_string()),
-            "which is a backup",
+            "the delta of a backup",
         ),
         (two_shots, "has no GUID"),
         (with("Version='1.0'", "Version='2.0'"), "the version is \"2.0\""),
-        (sound.replace("Parallels_disk_image", "domain"), "it is a \"domain\""),
+        (
+            sound.replace("Parallels_disk_image", "domain"),
+            "its root element is \"domain\"",
+        ),
         (with("<Disk_size>2048</Disk_size>", ""), "has no Disk_size"),
         (with("<Disk_size>2048", "<Disk_size>0"), "the disk has 0 sectors"),
         (with("<Disk_size>2048", "<Disk_size>18014398509481984"), "sectors"),
@@ -243,10 +246,10 @@ fn what_is_wrong_is_said() {
         ),
         (with("<Disk_size>2048", "<Disk_size>-1"), "Disk_size is"),
         (with("<Disk_size>2048", "<Disk_size>+1"), "Disk_size is"),
-        (with("<Disk_size>", "<Disk_size><a/>"), "Disk_size has elements"),
+        (with("<Disk_size>", "<Disk_size><a/>"), "Disk_size contains elements"),
         (
             with("<Disk_size>", "<Disk_size>1</Disk_size><Disk_size>"),
-            "the second Disk_size",
+            "Disk_size occurs twice",
         ),
         (with("<Start>0", "<Start>1"), "Start is 1"),
         (with("<End>2048", "<End>2049"), "End is 2049"),
@@ -266,12 +269,15 @@ fn what_is_wrong_is_said() {
             "another disk",
         ),
         (with("{01", "{0x"), "GUID is \"{0x"),
-        (with("{01", "<!-- -->{01<!-- -->"), "plain digits"),
-        (with("<Padding>", "<!DOCTYPE x><Padding>"), "it is no XML"),
-        (with("<Padding>0", "<Padding>&x;"), "it is no XML"),
-        (with("</Snapshots>", ""), "it is no XML"),
-        (format!("<!DOCTYPE a [<!ENTITY x \"y\">]>{sound}"), "it is no XML"),
-        (String::new(), "it is no XML"),
+        (with("{01", "<!-- -->{01<!-- -->"), "character references"),
+        (with("<Padding>", "<!DOCTYPE x><Padding>"), "it is not valid XML"),
+        (with("<Padding>0", "<Padding>&x;"), "it is not valid XML"),
+        (with("</Snapshots>", ""), "it is not valid XML"),
+        (
+            format!("<!DOCTYPE a [<!ENTITY x \"y\">]>{sound}"),
+            "it is not valid XML",
+        ),
+        (String::new(), "it is not valid XML"),
     ] {
         let error = parse(&text).unwrap_err().to_string();
         assert!(error.contains(expected), "{error:?} does not say {expected:?}");
@@ -282,9 +288,9 @@ fn what_is_wrong_is_said() {
     assert!(no_text.contains("UTF-8") && no_text.contains("offset 22"), "{no_text}");
 }
 
-/// Cut anywhere it is no descriptor, and no reason to fall over.
+/// A truncated descriptor is refused at any length, without a panic.
 #[test]
-fn a_text_that_is_cut_off_is_an_error_everywhere() {
+fn truncated_descriptor_is_an_error_at_any_length() {
     for text in [DESKTOP, PLOOP] {
         let end = text.trim_end().len();
         for length in 0..end {
@@ -295,9 +301,9 @@ fn a_text_that_is_cut_off_is_an_error_everywhere() {
     }
 }
 
-/// Whatever grows in a text has a bound, and what is within it takes no time.
+/// Everything that can grow in a text has a limit, and parsing within the limits is fast.
 #[test]
-fn sizes_have_bounds() {
+fn descriptor_sizes_are_bounded() {
     let kind = "Compressed";
     let wrong = |text: &str, expected: &str| {
         let error = parse(text).unwrap_err().to_string();
@@ -332,13 +338,13 @@ fn sizes_have_bounds() {
     let long = " ".repeat(usize::try_from(TEXT_BYTES_MAX).unwrap() - sound.len());
     parse(&format!("{sound}{long}")).unwrap();
     wrong(&format!("{sound}{long} "), "1048577 bytes");
-    let stuffed = |inside: &str| sound.replace("<Padding>", &format!("{inside}<Padding>"));
-    let nested = |depth: usize| stuffed(&("<a>".repeat(depth) + &"</a>".repeat(depth)));
+    let with_content = |inside: &str| sound.replace("<Padding>", &format!("{inside}<Padding>"));
+    let nested = |depth: usize| with_content(&("<a>".repeat(depth) + &"</a>".repeat(depth)));
     parse(&nested(60_000)).unwrap();
     wrong(&nested(70_000), "nodes limit");
     let attributes = |count: usize| {
         let names: Vec<_> = (0..count).map(|number| format!(" a{number}=''")).collect();
-        stuffed(&format!("<a{}/>", names.concat()))
+        with_content(&format!("<a{}/>", names.concat()))
     };
     let long = "é".repeat(10_000);
     for (from, to) in [
@@ -357,7 +363,7 @@ fn sizes_have_bounds() {
 }
 
 #[test]
-fn a_new_identity_changes_identities_alone() {
+fn new_identity_changes_nothing_else() {
     let mut next = 0;
     let mut count = || {
         next += 1;
@@ -365,7 +371,7 @@ fn a_new_identity_changes_identities_alone() {
     };
     let before = parse(DESKTOP).unwrap();
     let after = before.renewed(&mut count).unwrap();
-    // Byte for byte, but for the identity of the disk and that of its root, and as upper or lower case as we write.
+    // Byte for byte, except for the identity of the disk and that of its root, which keep their case.
     let expected = DESKTOP
         .replace("8C4D7D2B-4C9E-4D5D-9E58-32B6E4C4E1A0", &id(1).to_string())
         .replace("1C3D2F2B-6B0A-4A3E-8B52-0A3E6B0A4A3E", &id(2).to_string())
@@ -376,7 +382,7 @@ fn a_new_identity_changes_identities_alone() {
     assert_eq!((after.id(), after.top()), (Some(id(1)), DiskDescriptor::TOP));
     assert_eq!(chain(&after, after.top()), chain(&before, before.top()));
 
-    // Without braces they stay without.
+    // A GUID without braces stays without braces.
     let bare = tree(Some(2), &[(1, 0, "Plain"), (2, 1, "Compressed")]).replace(['{', '}'], "");
     let new = BTreeMap::from([(id(2), id(7)), (id(9), id(8))]);
     let after = parse(&bare).unwrap().with_ids(&new).unwrap();
@@ -393,9 +399,9 @@ fn a_new_identity_changes_identities_alone() {
     }
 }
 
-/// The product of the geometry is the size, as the specification demands, whatever the size.
+/// The product of the geometry is the disk size, as the specification demands.
 #[test]
-fn a_new_disk_has_the_geometry_of_its_size() {
+fn new_disk_geometry_matches_its_size() {
     for sectors in [1, 2, 31, 512, 2048, 20_481, 20_971_520, 1 << 40, (1 << 40) + 16] {
         let descriptor = DiskDescriptor::of_new(sectors * 512, 1 << 20, "root.hds", id(1)).unwrap();
         assert_eq!(descriptor.disk_bytes(), sectors * 512);

@@ -1,4 +1,4 @@
-//! The clusters of persistent bitmaps.
+//! Checks the clusters of persistent bitmaps.
 
 use super::super::bitmap;
 use super::super::geometry::POINTER_BYTES;
@@ -7,7 +7,7 @@ use crate::formats::qcow2::features::AUTOCLEAR_BITMAPS;
 use crate::{ProblemKind, Result};
 
 impl Checker<'_> {
-    /// Counts all that the directory of bitmaps leads to.
+    /// Counts everything that the bitmap directory refers to.
     pub(super) fn claim_bitmaps(&mut self) -> Result<()> {
         if self.header.autoclear & AUTOCLEAR_BITMAPS == 0 {
             return Ok(());
@@ -29,7 +29,7 @@ impl Checker<'_> {
         }
         let mut table_bytes = 0;
         for bitmap in bitmaps {
-            // Tables that overlap would make the work grow beyond the file.
+            // Overlapping tables would make the work exceed the file size.
             table_bytes += bitmap.table.entries * POINTER_BYTES;
             if table_bytes > self.file_bytes {
                 let detail = "the bitmap tables are larger than the file: some overlap".to_owned();

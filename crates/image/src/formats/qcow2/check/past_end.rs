@@ -1,16 +1,16 @@
 //! Clusters past the virtual size: a program shrank the disk and left them, or the size is damaged.
 
-use super::super::entry::DataPlace;
+use super::super::entry::DataLocation;
 use super::{Checker, L2Use};
 use crate::Result;
 
 impl Checker<'_> {
-    /// Counts what is stored of the disk at `disk_offset`, which is none in a snapshot, by an entry that leads to `host`. False where that is
-    /// not on the disk.
+    /// Counts stored clusters of the disk at `disk_offset`, which is none in a snapshot, by an entry that refers to
+    /// `host`. False if the offset is past the end of the disk.
     ///
-    /// Behind its end QEMU keeps the state of a machine for a snapshot, and leaves it in the active state when it goes back to that. Then it is the
-    /// snapshot's, and takes no room for nothing.
-    pub(super) fn count_shown(&mut self, disk_offset: Option<u64>, used: L2Use, host: u64) -> Result<bool> {
+    /// QEMU stores the machine state of a snapshot past the end of the disk, and leaves it in the active state after
+    /// reverting to the snapshot. Then it belongs to the snapshot, and is not wasted.
+    pub(super) fn count_inside_disk(&mut self, disk_offset: Option<u64>, used: L2Use, host: u64) -> Result<bool> {
         let Some(disk_offset) = disk_offset else {
             return Ok(false);
         };
@@ -18,9 +18,9 @@ impl Checker<'_> {
             self.report.allocated_count += 1;
             return Ok(true);
         }
-        let may_be_shared = self.place() == DataPlace::Inside && self.header.snapshot_count > 0;
+        let may_be_shared = self.place() == DataLocation::Inside && self.header.snapshot_count > 0;
         let is_alone = !may_be_shared || (used.count == 1 && self.stored.of(self.geometry.cluster_of(host))? == 1);
-        self.behind_count += u64::from(is_alone);
+        self.past_end_count += u64::from(is_alone);
         Ok(false)
     }
 }

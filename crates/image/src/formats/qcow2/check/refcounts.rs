@@ -1,4 +1,4 @@
-//! The stored refcounts: what they take themselves, and whether they are what was counted.
+//! Checks the refcount structures, and compares stored refcounts with the counted references.
 
 use std::collections::HashSet;
 
@@ -24,7 +24,8 @@ impl Checker<'_> {
             if is_in_file && (index as u64) < index_end {
                 let cluster = self.geometry.cluster_of(offset);
                 self.claim("refcount block", cluster..cluster + 1)?;
-                // Each block is walked once: a table full of one block would make the work grow with the square of the file.
+                // Each block is read once: a table that refers to one block repeatedly would make the work grow with
+                // the square of the file size.
                 if !seen.insert(offset) {
                     self.stored.table[index] = 0;
                 }
@@ -39,7 +40,7 @@ impl Checker<'_> {
         Ok(())
     }
 
-    /// Holds what was counted against what is stored.
+    /// Compares counted references with stored refcounts.
     pub(super) fn compare(&mut self) {
         let entries = self.geometry.refcount_block_entries();
         let order = self.geometry.refcount_order;
@@ -58,7 +59,7 @@ impl Checker<'_> {
                 self.compare_one(cluster, get(&block, within, order), counted);
             }
         }
-        // What is left has no refcount block at all.
+        // The remaining clusters have no refcount block.
         for (cluster, counted) in self.counts.rest() {
             self.compare_one(cluster, 0, counted);
         }

@@ -1,25 +1,26 @@
-//! What the end of the file cuts off.
+//! Finds structures that the end of the file truncates.
 //!
-//! An interrupted copy or a full file system leaves a file that ends too early, often inside of a cluster. Writers store all of a table, and all of
-//! a cluster (of a subcluster) as far as it is on the disk. Of a compressed cluster they store its bytes, and its entry counts the whole sectors that
-//! these touch: whether some are missing is known by decompressing it.
+//! An interrupted copy or a full file system leaves a file that ends too early, often in the middle of a cluster.
+//! Writers store a table in full, and a cluster (or subcluster) up to the end of the disk. Of a compressed cluster
+//! they store its bytes, but its entry counts whole sectors: whether bytes are missing shows only when it is
+//! decompressed.
 
 use std::collections::HashSet;
 
 use holdfast_block::to_usize;
 
 use super::super::codec::Decoder;
-use super::super::entry::{DataPlace, Entry, Meaning};
+use super::super::entry::{ClusterKind, DataLocation, L2Entry};
 use super::super::geometry::POINTER_BYTES;
-use super::super::header::Header;
+use super::super::header::Qcow2Header;
 use super::{Checker, L2Use, count_uses};
 use crate::allocation_table::end_of_block;
 use crate::file::ImageFile;
 use crate::model::mapped_extent::Compressed;
 use crate::{ProblemKind, Result};
 
-/// Bytes of disk that are decompressed at most, to tell whether compressed clusters at the end of the file are whole: the last sector of a sound
-/// image touches a few.
+/// Limit of the bytes that are decompressed to check whether compressed clusters at the end of the file are complete:
+/// the last sector of a consistent image touches a few.
 const DECOMPRESSED_BYTES_MAX: u64 = 256 << 20;
 
 /// What is missing because the file is too short.
@@ -27,9 +28,9 @@ const DECOMPRESSED_BYTES_MAX: u64 = 256 << 20;
 pub(in crate::formats::qcow2) struct TruncatedContent {
     /// The length that the file needs at least; 0 if no uncompressed data is missing.
     pub(in crate::formats::qcow2) end: u64,
-    /// The part of the disk that the first such thing is about; none where only snapshots have it.
+    /// Disk offset of the first truncated structure; none if only snapshots are affected.
     pub(in crate::formats::qcow2) first_disk_offset: Option<u64>,
-    /// Compressed clusters that are not whole: where their entries are in the file, and what part of the disk they are.
+    /// Truncated compressed clusters: offset of the entry in the file, and offset on the disk.
     pub(in crate::formats::qcow2) compressed: Vec<(u64, Option<u64>)>,
     whole: HashSet<u64>,
     decompressed_bytes: u64,
@@ -49,15 +50,15 @@ impl TruncatedContent {
     }
 }
 
-/// Whether the file ends before the end of what its tables lead to.
-pub(crate) fn is_truncated(file: &dyn ImageFile, header: &Header, image: &str) -> Result<bool> {
+/// Whether the file ends before the end of the data that its tables refer to.
+pub(crate) fn is_truncated(file: &dyn ImageFile, header: &Qcow2Header, image: &str) -> Result<bool> {
     let uses = count_uses(file, header, image)?;
-    // What is outside of the file altogether is damage, too.
+    // References outside the file are damage, too.
     Ok(!uses.truncated.is_empty() || uses.damage_count > 0)
 }
 
 impl Checker<'_> {
-    /// The end of the L2 table at `offset`, whose beginning is in the file.
+    /// Checks the end of the L2 table at `offset`, whose start is inside the file.
     pub(super) fn check_table_end(&mut self, offset: u64, used: L2Use) {
         let end = offset + self.geometry.cluster_bytes();
         if end <= self.file_bytes {
@@ -66,21 +67,21 @@ impl Checker<'_> {
         let disk_offset = used.index * self.geometry.l2_coverage_bytes();
         self.truncated.extend(end, used.is_active.then_some(disk_offset));
         let detail = format!(
-            "l2 table at {offset} for disk offset {disk_offset}: the file ends at {}, inside of it",
+            "l2 table at {offset} for disk offset {disk_offset} is cut off: the file ends at {}",
             self.file_bytes
         );
         self.damage(ProblemKind::Structure { detail });
     }
 
-    /// The end of what entry number `index` of the table at `table_offset` leads to, which is at `disk_offset` of the disk.
+    /// Checks the end of the data of entry `index` in the table at `table_offset`; it maps `disk_offset`.
     pub(super) fn check_data_end(
         &mut self,
-        entry: Entry,
+        entry: L2Entry,
         table_offset: u64,
         (index, disk_offset): (u64, u64),
         used: L2Use,
     ) -> Result<()> {
-        if self.place() == DataPlace::External {
+        if self.place() == DataLocation::External {
             return Ok(());
         }
         let geometry = self.geometry;
@@ -99,8 +100,8 @@ impl Checker<'_> {
             )
         };
         let (host, end) = match self.meaning_of(entry) {
-            Ok(Meaning::Data { host }) => (host.offset, whole(host.offset)),
-            Ok(Meaning::Subclusters {
+            Ok(ClusterKind::Data { host }) => (host.offset, whole(host.offset)),
+            Ok(ClusterKind::Subclusters {
                 host: Some(host),
                 allocated,
                 ..
@@ -108,33 +109,30 @@ impl Checker<'_> {
                 let held = u64::from(u32::BITS - allocated.leading_zeros()) * geometry.subcluster_bytes();
                 (host.offset, whole(host.offset).min(host.offset + held))
             }
-            Ok(Meaning::Compressed(compressed)) => {
+            Ok(ClusterKind::Compressed(compressed)) => {
                 if disk_offset < disk_bytes && !self.is_compressed_whole(compressed)? {
                     let place = table_offset + index * geometry.l2_entry_words() * POINTER_BYTES;
                     self.truncated.compressed.push((place, shown));
-                    self.tell_cut(compressed.offset, disk_offset);
+                    self.report_truncated(compressed.offset, disk_offset);
                 }
                 return Ok(());
             }
             _ => return Ok(()),
         };
-        // What does not even begin in the file was reported as a pointer that leads out of it.
+        // Data that does not begin inside the file was reported as an invalid pointer.
         if end > self.file_bytes && self.is_inside(&(host..host + geometry.cluster_bytes())) {
             self.truncated.extend(end, shown);
-            self.tell_cut(host, disk_offset);
+            self.report_truncated(host, disk_offset);
         }
         Ok(())
     }
 
-    fn tell_cut(&mut self, host: u64, disk_offset: u64) {
-        let detail = format!(
-            "its cluster is at {host}, and the file ends at {}, inside of it",
-            self.file_bytes
-        );
+    fn report_truncated(&mut self, host: u64, disk_offset: u64) {
+        let detail = format!("its cluster at {host} is cut off: the file ends at {}", self.file_bytes);
         self.damage(ProblemKind::Entry { disk_offset, detail });
     }
 
-    /// Whether a compressed cluster can be decompressed from the bytes that the file has of it.
+    /// Whether a compressed cluster can be decompressed from its bytes inside the file.
     fn is_compressed_whole(&mut self, compressed: Compressed) -> Result<bool> {
         let sectors = compressed.sectors();
         if sectors.end <= self.file_bytes

@@ -1,4 +1,4 @@
-//! The grains of a stream as they come: where they belong, and what they are before they are decompressed.
+//! Scans the grains of a stream sequentially, without decompressing them.
 
 use std::io::Read;
 
@@ -12,34 +12,34 @@ use crate::formats::vmdk::extent::{MAGIC, PADDING_BYTES_MAX, SparseExtent};
 use crate::model::forward_reader::ForwardReader;
 use crate::{Error, Result};
 
-/// What is not grains has no longer parts.
+/// Limit of other structures between grains.
 const METADATA_BYTES_MAX: u64 = 64 << 20;
-/// A grain on its way; its buffers are used again for others.
+/// A grain with its buffers, which are reused.
 #[derive(Default)]
-pub(super) struct Grain {
-    /// Where it belongs on the disk.
+pub(super) struct StreamedGrain {
+    /// Its offset on the disk.
     pub(super) offset: u64,
-    /// Where its marker is in the stream.
+    /// The offset of its marker in the stream.
     at: u64,
-    /// Marker and stream of zlib, up to the end of a sector.
+    /// Marker and zlib stream, padded to a sector.
     stored: Vec<u8>,
-    /// Where the stream of zlib ends in that.
+    /// End of the zlib stream in `stored`.
     stored_end: usize,
-    /// Bytes of the disk from its start on.
+    /// Bytes of the disk from `offset` on.
     disk_rest: u64,
     bytes: Vec<u8>,
-    /// Why it cannot be decompressed.
+    /// Why decompression failed.
     failure: Option<String>,
 }
 
-impl Grain {
+impl StreamedGrain {
     /// Decompresses it.
     pub(super) fn inflate(&mut self, decompressor: &mut Decompressor) {
         let input = self.stored.get(GRAIN_MARKER_BYTES..self.stored_end).unwrap_or_default();
         self.failure = inflate(decompressor, input, &mut self.bytes, self.disk_rest).err();
     }
 
-    /// What it was decompressed to; at the end of the disk up to that.
+    /// The decompressed bytes, up to the end of the disk.
     pub(super) fn bytes(&self, image: &str) -> Result<&[u8]> {
         match &self.failure {
             Some(detail) => Err(corrupt(image, "compressed grain", self.at, detail)),
@@ -48,19 +48,19 @@ impl Grain {
     }
 }
 
-/// The grains that have not come yet.
-pub(super) struct Grains<R> {
+/// Reads the following grains of a stream.
+pub(super) struct GrainScanner<R> {
     pub(super) source: ForwardReader<R>,
     pub(super) preamble: Preamble,
-    /// Where the next grain may begin.
+    /// The minimum offset of the next grain.
     end: u64,
-    /// Grains that came.
+    /// Grains read so far.
     grain_count: u64,
     has_footer: bool,
     is_over: bool,
 }
 
-impl<R: Read> Grains<R> {
+impl<R: Read> GrainScanner<R> {
     pub(super) fn open(mut source: ForwardReader<R>) -> Result<Self> {
         Ok(Self {
             preamble: Preamble::read(&mut source)?,
@@ -72,8 +72,8 @@ impl<R: Read> Grains<R> {
         })
     }
 
-    /// Reads the next one into `grain`; false at the end.
-    pub(super) fn next(&mut self, grain: &mut Grain) -> Result<bool> {
+    /// Reads the next grain into `grain`; false at the end.
+    pub(super) fn next(&mut self, grain: &mut StreamedGrain) -> Result<bool> {
         let found = if self.is_over { None } else { self.find_grain()? };
         let Some((sector, stored)) = found else {
             return Ok(false);
@@ -82,11 +82,11 @@ impl<R: Read> Grains<R> {
         Ok(true)
     }
 
-    /// The first sector of the next grain, and how many bytes it has compressed; none at the end.
+    /// The first sector of the next grain, and its compressed length; none at the end.
     fn find_grain(&mut self) -> Result<Option<(Sector, u64)>> {
         loop {
             let Some(sector) = self.source.sector("marker")? else {
-                // Where tables are before the grains, QEMU writes nothing behind these.
+                // If the tables come before the grains, QEMU writes nothing after them.
                 return self.check_end(self.preamble.grain_count.is_some()).map(|()| None);
             };
             let marker = Record::new(&sector);
@@ -103,18 +103,18 @@ impl<R: Read> Grains<R> {
                 .checked_mul(SECTOR_BYTES)
                 .filter(|length| *length <= METADATA_BYTES_MAX);
             let Some(length) = length else {
-                let detail = format!("{value} sectors are said to follow");
+                let detail = format!("it announces {value} sectors");
                 return Err(corrupt(&self.source.image, "marker", start - SECTOR_BYTES, detail));
             };
             if kind == FOOTER {
                 self.read_footer()?;
             }
-            // Tables say where in a file the grains are, and other kinds how far a program has come.
+            // Skip tables, which matter to files only, and progress markers.
             self.source.skip_to(start + length, "table of grains")?;
         }
     }
 
-    /// The footer is a header: of the same disk, or the grains are not what it says.
+    /// Reads the footer, which is a header: it must describe the same disk as the one at the start.
     fn read_footer(&mut self) -> Result<()> {
         let at = self.source.at;
         let Some(sector) = self.source.sector("footer")? else {
@@ -122,7 +122,7 @@ impl<R: Read> Grains<R> {
         };
         let image = &self.source.image;
         if self.has_footer || !sector.starts_with(MAGIC) {
-            return Err(corrupt(image, "footer", at, "there is none, or there are two"));
+            return Err(corrupt(image, "footer", at, "it is missing, or occurs twice"));
         }
         let footer = SparseExtent::parse(&sector, u64::MAX, image)?;
         let geometry = |extent: &SparseExtent| (extent.disk_bytes, extent.grain_bytes, extent.table_entries);
@@ -131,30 +131,30 @@ impl<R: Read> Grains<R> {
                 image,
                 "footer",
                 at,
-                "it is that of another disk than the header",
+                "it belongs to another disk than the header",
             ));
         }
         self.has_footer = true;
         Ok(())
     }
 
-    /// Reads what follows the end of the stream, which was met.
+    /// Reads the rest after the end-of-stream marker.
     fn end_of_stream(&mut self, value: u64) -> Result<()> {
         let at = self.source.at - SECTOR_BYTES;
         let wrong = |image: &str, detail: &str| Err(corrupt(image, "end of the stream", at, detail));
         if value != 0 {
-            return wrong(&self.source.image, "sectors are said to follow");
+            return wrong(&self.source.image, "it announces more sectors");
         }
         if self.preamble.grain_count.is_none() && !self.has_footer {
-            return wrong(&self.source.image, "there was no footer before it");
+            return wrong(&self.source.image, "the footer before it is missing");
         }
-        if let Some(behind) = self.source.drain(PADDING_BYTES_MAX)? {
-            return wrong(&self.source.image, &format!("something is behind it, at {behind}"));
+        if let Some(trailing) = self.source.drain(PADDING_BYTES_MAX)? {
+            return wrong(&self.source.image, &format!("data follows it, at {trailing}"));
         }
         self.check_end(true)
     }
 
-    /// Whether this can be the end.
+    /// Checks that the stream is complete.
     fn check_end(&mut self, is_end: bool) -> Result<()> {
         if !is_end {
             return Err(self.source.cut_off("end of the stream"));
@@ -162,7 +162,7 @@ impl<R: Read> Grains<R> {
         let count = self.grain_count;
         match self.preamble.grain_count {
             Some(expected) if expected != count => {
-                let detail = format!("{count} grains have come, and its tables tell of {expected}: it was cut off");
+                let detail = format!("it has {count} grains, but {expected} according to its tables: it was cut off");
                 Err(corrupt(&self.source.image, "end of the stream", self.source.at, detail))
             }
             _ => {
@@ -172,8 +172,8 @@ impl<R: Read> Grains<R> {
         }
     }
 
-    /// Reads the grain that begins with `sector`, and has `stored` bytes.
-    fn read_grain(&mut self, sector: &Sector, stored: u64, grain: &mut Grain) -> Result<()> {
+    /// Reads the rest of the grain that begins with `sector` and has `stored` bytes.
+    fn read_grain(&mut self, sector: &Sector, stored: u64, grain: &mut StreamedGrain) -> Result<()> {
         let at = self.source.at - SECTOR_BYTES;
         let grain_bytes = self.preamble.extent.grain_bytes;
         let wrong = |image: &str, detail: String| corrupt(image, "compressed grain", at, detail);
@@ -182,17 +182,20 @@ impl<R: Read> Grains<R> {
             .checked_mul(SECTOR_BYTES)
             .filter(|offset| offset.is_multiple_of(grain_bytes) && *offset < self.preamble.size_bytes);
         let Some(offset) = offset else {
-            let detail = format!("no grain of the disk begins at its sector {first}");
+            let detail = format!("its sector, {first}, is not the start of a grain");
             return Err(wrong(&self.source.image, detail));
         };
         if offset < self.end {
             let last = self.end - grain_bytes;
             if offset == last {
-                return Err(wrong(&self.source.image, format!("the grain for {offset} comes twice")));
+                return Err(wrong(
+                    &self.source.image,
+                    format!("the grain for disk offset {offset} occurs twice"),
+                ));
             }
             return Err(Error::NotInOrder {
                 image: self.source.image.clone(),
-                detail: format!("the grain for {offset} comes behind one for {last}"),
+                detail: format!("the grain for disk offset {offset} follows the one for {last}"),
             });
         }
         check_stored(stored, grain_bytes).map_err(|detail| wrong(&self.source.image, detail))?;

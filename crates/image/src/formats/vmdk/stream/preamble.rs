@@ -1,4 +1,4 @@
-//! The header and the descriptor of a streamOptimized VMDK: all that is before its first grain.
+//! Reads everything before the first grain of a streamOptimized VMDK: the header and the descriptor.
 
 use std::io::Read;
 
@@ -6,22 +6,21 @@ use holdfast_block::to_usize;
 
 use super::SECTOR_BYTES;
 use crate::error::corrupt;
-use crate::formats::vmdk::descriptor::{Descriptor, ExtentKind, TEXT_BYTES_MAX};
+use crate::formats::vmdk::descriptor::{Descriptor, NamedExtentKind, TEXT_BYTES_MAX};
 use crate::formats::vmdk::extent::{HEADER_BYTES, MAGIC, SparseExtent};
 use crate::model::bytes::rows;
 use crate::model::forward_reader::{ForwardReader, SKIP_BYTES};
 use crate::{ImageId, Result};
 
-/// A directory in memory is not larger: with tables as everybody has them, that of a disk of 128 TiB.
+/// Limit of the directory in memory: with tables of the usual size, that of a disk of 128 TiB.
 const DIRECTORY_BYTES_MAX: u64 = 16 << 20;
 
 /// What is known of a stream before its first grain.
 pub(super) struct Preamble {
     pub(super) extent: SparseExtent,
-    /// Size of the disk.
     pub(super) size_bytes: u64,
     pub(super) id: Option<ImageId>,
-    /// Grains that the tables tell of, where these are before the grains.
+    /// Number of grains in the tables, if these come before the grains.
     pub(super) grain_count: Option<u64>,
 }
 
@@ -31,18 +30,18 @@ impl Preamble {
         let mut header = [0; to_usize(HEADER_BYTES)];
         source.read(&mut header, "header")?;
         if !header.starts_with(MAGIC) {
-            return Err(corrupt(&source.image, "header", 0, "it is no VMDK that is one file"));
+            return Err(corrupt(&source.image, "header", 0, "it is not a VMDK in one file"));
         }
         let extent = SparseExtent::parse(&header, u64::MAX, &source.image)?;
         if !extent.is_compressed {
-            return Err(source.not_in_order("it is not of the kind streamOptimized"));
+            return Err(source.not_in_order("it is not streamOptimized"));
         }
         let (size_bytes, id) = read_descriptor(source, &extent)?;
         let grain_count = match extent.directory {
             0 => None,
             _ => Some(count_grains(source, &extent)?),
         };
-        // A header may say nothing of it.
+        // A header may leave it empty.
         let start = extent.overhead.max(source.at).next_multiple_of(SECTOR_BYTES);
         source.skip_to(start, "header")?;
         Ok(Self {
@@ -54,7 +53,7 @@ impl Preamble {
     }
 }
 
-/// What the descriptor, if there is one, says of size and identity.
+/// Size and identity in the descriptor, if there is one.
 fn read_descriptor<R: Read>(source: &mut ForwardReader<R>, extent: &SparseExtent) -> Result<(u64, Option<ImageId>)> {
     let Some((offset, length)) = extent.descriptor else {
         return Ok((extent.disk_bytes, None));
@@ -68,27 +67,30 @@ fn read_descriptor<R: Read>(source: &mut ForwardReader<R>, extent: &SparseExtent
         ));
     }
     if extent.directory != 0 && offset.saturating_add(length) > extent.directory || offset > extent.overhead {
-        return Err(source.not_in_order("its descriptor is not behind its header"));
+        return Err(source.not_in_order("its descriptor does not follow its header"));
     }
     source.skip_to(offset, "descriptor")?;
     let mut text = vec![0; to_usize(length)];
     source.read(&mut text, "descriptor")?;
     let descriptor = Descriptor::parse(&text, &source.image)?;
     if descriptor.parent.is_some() {
-        return Err(source.unsupported("a parent", "a stream has to be the whole disk"));
+        return Err(source.unsupported("a parent", "a stream must contain the whole disk"));
     }
     let [only] = &descriptor.extents[..] else {
-        return Err(source.unsupported("several files", "a stream is one file"));
+        return Err(source.unsupported("several files", "a stream must be one file"));
     };
     let size_bytes = only.sectors.saturating_mul(SECTOR_BYTES);
-    if !matches!(only.kind, ExtentKind::Sparse { .. }) || size_bytes > extent.disk_bytes {
-        let detail = format!("{} bytes, and the descriptor says {size_bytes}", extent.disk_bytes);
+    if !matches!(only.kind, NamedExtentKind::Sparse { .. }) || size_bytes > extent.disk_bytes {
+        let detail = format!(
+            "it has {} bytes, but {size_bytes} according to the descriptor",
+            extent.disk_bytes
+        );
         return Err(corrupt(&source.image, "extent", 0, detail));
     }
     Ok((size_bytes, descriptor.id))
 }
 
-/// How many grains are stored by the tables, which are behind the directory and before the first grain.
+/// Counts the grains in the tables, which follow the directory before the first grain.
 fn count_grains<R: Read>(source: &mut ForwardReader<R>, extent: &SparseExtent) -> Result<u64> {
     let length = extent.table_count() * 4;
     if length > DIRECTORY_BYTES_MAX {
@@ -97,7 +99,7 @@ fn count_grains<R: Read>(source: &mut ForwardReader<R>, extent: &SparseExtent) -
     }
     let table_bytes = extent.table_entries * 4;
     if extent.directory < source.at || extent.directory + length > extent.overhead {
-        return Err(source.not_in_order("its directory is behind its first grain"));
+        return Err(source.not_in_order("its directory follows its first grain"));
     }
     source.skip_to(extent.directory, "directory")?;
     let mut tables = read_directory(source, length)?;
@@ -117,7 +119,7 @@ fn count_grains<R: Read>(source: &mut ForwardReader<R>, extent: &SparseExtent) -
     Ok(count)
 }
 
-/// The sectors of the tables, as the directory of `length` bytes has them. Takes no more memory than has come.
+/// Reads the directory of `length` bytes. Memory grows only with the bytes that arrive.
 fn read_directory<R: Read>(source: &mut ForwardReader<R>, length: u64) -> Result<Vec<u32>> {
     let end = source.at + length;
     let mut tables = Vec::new();

@@ -1,11 +1,11 @@
-//! Reading a stream from its start to its end, once.
+//! Reads a stream once from start to end.
 
 use std::io::Read;
 use std::num::NonZero;
 
 use libdeflater::Decompressor;
 
-use super::grains::{Grain, Grains};
+use super::grains::{GrainScanner, StreamedGrain};
 use crate::error::corrupt;
 use crate::model::forward_reader::ForwardReader;
 use crate::{Error, ImageId, Result};
@@ -13,51 +13,52 @@ use crate::{Error, ImageId, Result};
 /// Bytes of grains that each thread decompresses at a time.
 const BATCH_BYTES: u64 = 2 << 20;
 
-/// A VMDK of the kind `streamOptimized` that is read as it comes, from a pipe or out of an archive.
+/// Reads a streamOptimized VMDK sequentially, from a pipe or an archive.
 ///
-/// Grains come at rising offsets; what no grain covers is zero. (VMware's open-vmdk can be told to write them in another order, which is
-/// [`Error::NotInOrder`]: such a file can be opened with [`open`](crate::open).) At the end the reader has been read to its end, too.
+/// Grains come in the order of the disk; bytes without a grain are zero. (VMware's open-vmdk can write another order,
+/// which is [`Error::NotInOrder`]: open such a file with [`open`](crate::open).) At the end, the reader has been read
+/// to its end, too.
 pub struct StreamReader<R> {
-    grains: Grains<R>,
+    grains: GrainScanner<R>,
     threads: usize,
     /// One for each thread.
     decompressors: Vec<Decompressor>,
-    /// Grains that are decompressed, and how many of them were given away.
-    ready: Vec<Grain>,
+    /// Decompressed grains, and how many of them were returned.
+    ready: Vec<StreamedGrain>,
     given: usize,
-    /// Grains behind those, still compressed.
-    ahead: Vec<Grain>,
-    /// Used ones.
-    spare: Vec<Grain>,
-    end: End,
+    /// Following grains, still compressed.
+    ahead: Vec<StreamedGrain>,
+    /// Grains whose buffers can be reused.
+    spare: Vec<StreamedGrain>,
+    end: StreamEnd,
 }
 
-/// What is behind the grains that were read.
-enum End {
-    /// More, as far as is known.
+/// What follows the grains that were read.
+enum StreamEnd {
+    /// More grains, as far as is known.
     More,
     /// The end of the stream.
-    WithBacking,
-    /// An error, returned after the pieces before it.
+    Complete,
+    /// An error, to be returned after the grains before it.
     Failed(Error),
-    /// The error was returned.
+    /// An error that was returned.
     Returned,
 }
 
-/// A part of the disk.
+/// A grain of the disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StreamGrain<'a> {
-    /// Where it belongs, in bytes.
+    /// Its offset in bytes.
     pub offset: u64,
-    /// What it is; shorter at the end of the disk.
+    /// Its content; shorter at the end of the disk.
     pub bytes: &'a [u8],
 }
 
 impl<R: Read> StreamReader<R> {
-    /// Reads what is before the first grain; errors call the stream `image`.
+    /// Reads everything before the first grain; errors call the stream `image`.
     ///
     /// # Errors
-    /// [`Error::NotInOrder`] where it is a VMDK that can be read from a file only. [`Error::is_corrupt`] where it is none.
+    /// [`Error::NotInOrder`] if the VMDK can be read from a file only. [`Error::is_corrupt`] if it is no VMDK.
     pub fn open(reader: R, image: &str) -> Result<Self> {
         let source = ForwardReader {
             reader,
@@ -65,18 +66,19 @@ impl<R: Read> StreamReader<R> {
             at: 0,
         };
         Ok(Self {
-            grains: Grains::open(source)?,
+            grains: GrainScanner::open(source)?,
             threads: 1,
             decompressors: vec![Decompressor::new()],
             ready: Vec::new(),
             given: 0,
             ahead: Vec::new(),
             spare: Vec::new(),
-            end: End::More,
+            end: StreamEnd::More,
         })
     }
 
-    /// Decompresses on so many threads while it reads ahead, some MiB for each. Without this nothing is read before it is asked for.
+    /// Reads ahead some MiB for each thread, and decompresses on so many threads. By default nothing is read in
+    /// advance.
     #[must_use]
     pub fn with_threads(mut self, threads: NonZero<usize>) -> Self {
         self.threads = threads.get();
@@ -89,7 +91,7 @@ impl<R: Read> StreamReader<R> {
         self.grains.preamble.size_bytes
     }
 
-    /// The identity that its descriptor says.
+    /// The UUID in its descriptor.
     pub fn id(&self) -> Option<ImageId> {
         self.grains.preamble.id
     }
@@ -99,32 +101,33 @@ impl<R: Read> StreamReader<R> {
         self.grains.source.at
     }
 
-    /// Gives the reader back, which is behind all that was read of the stream.
+    /// Returns the reader, after everything that was read.
     pub fn into_inner(self) -> R {
         self.grains.source.reader
     }
 
-    /// The next grain, or none at the end, which is the end of the stream as it was written.
+    /// Reads the next grain; none at the end of a complete stream.
     ///
     /// # Errors
-    /// [`Error::NotInOrder`] where a grain goes back; [`Error::is_corrupt`] where the stream was cut off, or says what cannot be. What came
-    /// before is right as far as one can know, but not all of the disk. After an error there are only errors.
+    /// [`Error::NotInOrder`] if a grain is out of order; [`Error::is_corrupt`] if the stream is truncated or invalid.
+    /// Grains before the error are valid as far as can be known, but the disk is incomplete. After an error there are
+    /// only errors.
     pub fn next_grain(&mut self) -> Result<Option<StreamGrain<'_>>> {
         if self.given == self.ready.len() {
             self.refill();
         }
         let image = &self.grains.source.image;
         let Some(grain) = self.ready.get(self.given) else {
-            return match std::mem::replace(&mut self.end, End::Returned) {
-                End::Failed(error) => Err(error),
-                End::Returned => Err(corrupt(
+            return match std::mem::replace(&mut self.end, StreamEnd::Returned) {
+                StreamEnd::Failed(error) => Err(error),
+                StreamEnd::Returned => Err(corrupt(
                     image,
                     "stream",
                     self.grains.source.at,
                     "it was not read to its end",
                 )),
-                End::More | End::WithBacking => {
-                    self.end = End::WithBacking;
+                StreamEnd::More | StreamEnd::Complete => {
+                    self.end = StreamEnd::Complete;
                     Ok(None)
                 }
             };
@@ -138,13 +141,13 @@ impl<R: Read> StreamReader<R> {
                 }))
             }
             Err(error) => {
-                self.end = End::Returned;
+                self.end = StreamEnd::Returned;
                 Err(error)
             }
         }
     }
 
-    /// Gets more grains ready, unless there are no more.
+    /// Prepares more grains, if there are any.
     fn refill(&mut self) {
         self.spare.append(&mut self.ready);
         self.given = 0;
@@ -173,19 +176,19 @@ impl<R: Read> StreamReader<R> {
         (self.ready, self.decompressors) = (ready, decompressors);
     }
 
-    /// Reads as many grains as are to be decompressed together.
+    /// Reads a batch of grains, to be decompressed together.
     fn read_ahead(&mut self) {
         let count_max = match self.threads {
-            // What was asked for.
+            // Only the requested grain.
             1 => 1,
             threads => (BATCH_BYTES / self.grains.preamble.extent.grain_bytes).max(1) * threads as u64,
         };
-        while matches!(self.end, End::More) && (self.ahead.len() as u64) < count_max {
+        while matches!(self.end, StreamEnd::More) && (self.ahead.len() as u64) < count_max {
             let mut grain = self.spare.pop().unwrap_or_default();
             match self.grains.next(&mut grain) {
                 Ok(true) => self.ahead.push(grain),
-                Ok(false) => self.end = End::WithBacking,
-                Err(error) => self.end = End::Failed(error),
+                Ok(false) => self.end = StreamEnd::Complete,
+                Err(error) => self.end = StreamEnd::Failed(error),
             }
         }
     }

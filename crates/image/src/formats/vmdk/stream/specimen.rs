@@ -1,4 +1,4 @@
-//! Small streams, put together from parts as tests and seeds want them.
+//! Builds small streams for tests and fuzzing seeds.
 
 #![allow(clippy::indexing_slicing, reason = "it makes streams for tests, and reads none")]
 
@@ -15,39 +15,39 @@ const TABLE_ENTRIES: u64 = 8;
 const TABLE_BYTES: u64 = TABLE_ENTRIES * 4;
 const DESCRIPTOR_SECTORS: u64 = 2;
 
-/// Where tables are.
+/// Where the tables are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Tables {
-    /// Before the first grain, and nothing is behind the last one: as QEMU does it.
+pub(crate) enum TablePlacement {
+    /// Before the first grain, with nothing after the last one: as QEMU writes them.
     InFront,
-    /// Behind all grains, with an end of the stream.
+    /// After all grains, with an end-of-stream marker.
     AtEnd,
 }
 
-/// What is behind the header of a stream.
+/// A structure after the header of a stream.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Item {
-    /// A grain at this offset of the disk, full of this byte; in so many bytes, where that is not the whole grain.
+pub(crate) enum SpecimenItem {
+    /// A grain at this offset of the disk, filled with this byte; `length` is its uncompressed size.
     Grain { offset: u64, byte: u8, length: u64 },
-    /// Any bytes.
+    /// Arbitrary bytes.
     Bytes(Vec<u8>),
 }
 
-pub(crate) fn grain(offset: u64, byte: u8) -> Item {
-    Item::Grain {
+pub(crate) fn grain(offset: u64, byte: u8) -> SpecimenItem {
+    SpecimenItem::Grain {
         offset,
         byte,
         length: GRAIN_BYTES,
     }
 }
 
-/// How far a program has come, as VMware says it while it has nothing else to send.
-pub(crate) fn progress() -> Item {
-    Item::Bytes(marker(4, 0).to_vec())
+/// A progress marker, as VMware sends it while it has no data.
+pub(crate) fn progress() -> SpecimenItem {
+    SpecimenItem::Bytes(marker(4, 0).to_vec())
 }
 
 /// A stream of `items` for a disk of `disk_bytes`.
-pub(crate) fn stream(tables: Tables, disk_bytes: u64, items: &[Item]) -> Vec<u8> {
+pub(crate) fn stream(tables: TablePlacement, disk_bytes: u64, items: &[SpecimenItem]) -> Vec<u8> {
     let mut extent = SparseExtent {
         disk_bytes,
         grain_bytes: GRAIN_BYTES,
@@ -62,7 +62,7 @@ pub(crate) fn stream(tables: Tables, disk_bytes: u64, items: &[Item]) -> Vec<u8>
     };
     let preamble = extent.overhead;
     let table_count = extent.table_count();
-    if tables == Tables::InFront {
+    if tables == TablePlacement::InFront {
         extent.directory = preamble;
         extent.overhead += (1 + table_count) * SECTOR_BYTES;
     }
@@ -73,8 +73,8 @@ pub(crate) fn stream(tables: Tables, disk_bytes: u64, items: &[Item]) -> Vec<u8>
     let mut entries = vec![0_u32; to_usize(table_count * TABLE_ENTRIES)];
     for item in items {
         match item {
-            Item::Bytes(other) => bytes.extend_from_slice(other),
-            Item::Grain { offset, byte, length } => {
+            SpecimenItem::Bytes(other) => bytes.extend_from_slice(other),
+            SpecimenItem::Grain { offset, byte, length } => {
                 if let Some(entry) = entries.get_mut(to_usize(offset / GRAIN_BYTES)) {
                     *entry = sector_of(&bytes);
                 }
@@ -87,13 +87,13 @@ pub(crate) fn stream(tables: Tables, disk_bytes: u64, items: &[Item]) -> Vec<u8>
         .map(|table| sector(&numbers(table)))
         .collect();
     match tables {
-        Tables::InFront => {
+        TablePlacement::InFront => {
             let first = u32::try_from(preamble / SECTOR_BYTES + 1).expect("it is small");
             let places: Vec<u32> = (first..).take(table_bytes.len()).collect();
             let all = [vec![sector(&numbers(&places))], table_bytes].concat().concat();
             bytes[to_usize(preamble)..to_usize(preamble) + all.len()].copy_from_slice(&all);
         }
-        Tables::AtEnd => {
+        TablePlacement::AtEnd => {
             let mut places = Vec::new();
             for table in table_bytes {
                 bytes.extend(marker(TABLE, TABLE_BYTES.div_ceil(SECTOR_BYTES)));
@@ -111,7 +111,7 @@ pub(crate) fn stream(tables: Tables, disk_bytes: u64, items: &[Item]) -> Vec<u8>
     bytes
 }
 
-/// A grain as it is stored.
+/// A stored grain.
 pub(crate) fn compressed(offset: u64, content: &[u8]) -> Vec<u8> {
     let mut compressor = Compressor::new(CompressionLvl::default());
     let mut packed = vec![0; compressor.zlib_compress_bound(content.len())];
@@ -131,7 +131,7 @@ fn sector_of(bytes: &[u8]) -> u32 {
     u32::try_from(bytes.len() as u64 / SECTOR_BYTES).expect("it is small")
 }
 
-/// The bytes, up to the end of their last sector.
+/// The bytes, padded to a sector.
 fn sector(bytes: &[u8]) -> Vec<u8> {
     let mut bytes = bytes.to_vec();
     bytes.resize(bytes.len().next_multiple_of(to_usize(SECTOR_BYTES)), 0);

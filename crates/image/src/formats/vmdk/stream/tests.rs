@@ -1,18 +1,18 @@
-//! What comes in another order, twice, too long, or not at all.
+//! Tests streams with grains that are out of order, repeated, too long or missing.
 
 use std::io::Read;
 use std::num::NonZero;
 
 use holdfast_block::to_usize;
 
-use super::specimen::{GRAIN_BYTES, Item, Tables, compressed, grain, progress, stream};
+use super::specimen::{GRAIN_BYTES, SpecimenItem, TablePlacement, compressed, grain, progress, stream};
 use super::{SECTOR_BYTES, StreamReader, marker};
 use crate::{Error, Result};
 
 const DISK_BYTES: u64 = 20 * GRAIN_BYTES - SECTOR_BYTES;
-const BOTH: [Tables; 2] = [Tables::InFront, Tables::AtEnd];
+const BOTH: [TablePlacement; 2] = [TablePlacement::InFront, TablePlacement::AtEnd];
 
-/// The disk, which is the same, or the same error, for any number of threads.
+/// The disk, which must be the same, or fail in the same way, for any number of threads.
 fn read(bytes: &[u8]) -> Result<Vec<u8>> {
     let found = read_on(bytes, 1);
     for threads in [2, 3, 40] {
@@ -48,7 +48,7 @@ fn read_disk(reader: &mut StreamReader<&[u8]>) -> Result<Vec<u8>> {
     Ok(disk)
 }
 
-fn good() -> Vec<Item> {
+fn good() -> Vec<SpecimenItem> {
     vec![
         grain(0, 1),
         grain(2 * GRAIN_BYTES, 2),
@@ -67,22 +67,25 @@ fn good_disk() -> Vec<u8> {
 }
 
 #[test]
-fn both_kinds_are_read_with_all_that_others_put_between() {
+fn stream_reader_skips_other_structures() {
     for tables in BOTH {
         assert!(
             read(&stream(tables, DISK_BYTES, &good())).unwrap() == good_disk(),
             "{tables:?}"
         );
-        // There may be kinds of markers that nobody knows yet.
+        // Unknown kinds of markers are skipped.
         let mut items = good();
         items.insert(1, progress());
-        items.insert(3, Item::Bytes([marker(9, 2), [0xff; 512], [0xff; 512]].concat()));
+        items.insert(
+            3,
+            SpecimenItem::Bytes([marker(9, 2), [0xff; 512], [0xff; 512]].concat()),
+        );
         assert!(
             read(&stream(tables, DISK_BYTES, &items)).unwrap() == good_disk(),
             "{tables:?}"
         );
-        // The last grain is as long as the disk.
-        *items.last_mut().unwrap() = Item::Grain {
+        // The last grain ends with the disk.
+        *items.last_mut().unwrap() = SpecimenItem::Grain {
             offset: 19 * GRAIN_BYTES,
             byte: 4,
             length: GRAIN_BYTES - SECTOR_BYTES,
@@ -95,7 +98,7 @@ fn both_kinds_are_read_with_all_that_others_put_between() {
 }
 
 #[test]
-fn what_goes_back_is_said_to_be_no_stream() {
+fn grains_out_of_order_are_refused() {
     for tables in BOTH {
         let mut items = good();
         items.swap(1, 2);
@@ -104,34 +107,34 @@ fn what_goes_back_is_said_to_be_no_stream() {
         assert!(
             error
                 .to_string()
-                .contains("the grain for 8192 comes behind one for 36864"),
+                .contains("the grain for disk offset 8192 follows the one for 36864"),
             "{error}"
         );
     }
 }
 
 #[test]
-fn what_cannot_be_is_damage() {
-    let with = |at: usize, item: Item| {
+fn invalid_grains_are_damage() {
+    let with = |at: usize, item: SpecimenItem| {
         let mut items = good();
         items.insert(at, item);
         items
     };
     let past = grain(20 * GRAIN_BYTES, 9);
-    let between = Item::Bytes(compressed(GRAIN_BYTES + SECTOR_BYTES, &[1; 4096]));
-    let far = Item::Bytes([&u64::MAX.to_le_bytes()[..], &[1; 504]].concat());
-    let short = Item::Grain {
+    let between = SpecimenItem::Bytes(compressed(GRAIN_BYTES + SECTOR_BYTES, &[1; 4096]));
+    let far = SpecimenItem::Bytes([&u64::MAX.to_le_bytes()[..], &[1; 504]].concat());
+    let short = SpecimenItem::Grain {
         offset: GRAIN_BYTES,
         byte: 1,
         length: GRAIN_BYTES - 1,
     };
-    let long = Item::Grain {
+    let long = SpecimenItem::Grain {
         offset: GRAIN_BYTES,
         byte: 1,
         length: GRAIN_BYTES + 1,
     };
-    let swollen = Item::Bytes([&[8, 0, 0, 0, 0, 0, 0, 0, 1, 32, 0, 0][..], &[0; 500]].concat());
-    let noise = Item::Bytes([&[8, 0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0][..], &[0x55; 500]].concat());
+    let oversized = SpecimenItem::Bytes([&[8, 0, 0, 0, 0, 0, 0, 0, 1, 32, 0, 0][..], &[0; 500]].concat());
+    let noise = SpecimenItem::Bytes([&[8, 0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0][..], &[0x55; 500]].concat());
     for tables in BOTH {
         for (what, items) in [
             ("past the end", with(4, past.clone())),
@@ -140,34 +143,43 @@ fn what_cannot_be_is_damage() {
             ("far away", with(1, far.clone())),
             ("short", with(1, short.clone())),
             ("long", with(1, long.clone())),
-            ("swollen", with(1, swollen.clone())),
+            ("oversized", with(1, oversized.clone())),
             ("noise", with(1, noise.clone())),
-            ("many sectors", with(1, Item::Bytes(marker(1, u64::MAX).to_vec()))),
-            ("an end that is none", with(1, Item::Bytes(marker(0, 1).to_vec()))),
-            ("an end in the middle", with(1, Item::Bytes(marker(0, 0).to_vec()))),
-            ("no footer", with(4, Item::Bytes(marker(3, 1).to_vec()))),
+            (
+                "many sectors",
+                with(1, SpecimenItem::Bytes(marker(1, u64::MAX).to_vec())),
+            ),
+            (
+                "an end that is none",
+                with(1, SpecimenItem::Bytes(marker(0, 1).to_vec())),
+            ),
+            (
+                "an end in the middle",
+                with(1, SpecimenItem::Bytes(marker(0, 0).to_vec())),
+            ),
+            ("no footer", with(4, SpecimenItem::Bytes(marker(3, 1).to_vec()))),
         ] {
             let error = read(&stream(tables, DISK_BYTES, &items)).expect_err(what);
             assert!(error.is_corrupt(), "{what}: {error}");
         }
-        let mut behind = stream(tables, DISK_BYTES, &good());
-        behind.extend([0; 512]);
-        behind.extend(*b"more");
-        assert!(read(&behind).unwrap_err().is_corrupt());
+        let mut with_trailing_data = stream(tables, DISK_BYTES, &good());
+        with_trailing_data.extend([0; 512]);
+        with_trailing_data.extend(*b"more");
+        assert!(read(&with_trailing_data).unwrap_err().is_corrupt());
     }
-    // A grain that tables tell of, and that is not there.
-    let bytes = stream(Tables::InFront, DISK_BYTES, &good());
+    // A grain that is in the tables, but not in the stream.
+    let bytes = stream(TablePlacement::InFront, DISK_BYTES, &good());
     let last = bytes.len() - 512;
     let shown = read(&bytes[..last]).unwrap_err().to_string();
     assert!(
-        shown.contains("3 grains have come, and its tables tell of 4"),
+        shown.contains("it has 3 grains, but 4 according to its tables"),
         "{shown}"
     );
 }
 
 #[test]
-fn a_footer_of_another_disk_is_damage() {
-    let bytes = stream(Tables::AtEnd, DISK_BYTES, &good());
+fn footer_of_another_disk_is_damage() {
+    let bytes = stream(TablePlacement::AtEnd, DISK_BYTES, &good());
     let footer = bytes.len() - 1024;
     assert_eq!(&bytes[footer..footer + 4], b"KDMV");
     for (what, at, value) in [
@@ -181,15 +193,15 @@ fn a_footer_of_another_disk_is_damage() {
         bytes[footer + at] = value;
         assert!(read(&bytes).expect_err(what).is_corrupt(), "{what}");
     }
-    // Nor is there an end without one.
+    // An end without a marker is an error, too.
     let mut bytes = bytes.clone();
     bytes.drain(footer - 512..footer + 512);
     assert!(read(&bytes).unwrap_err().is_corrupt());
 }
 
 #[test]
-fn what_is_read_from_a_file_only_is_named() {
-    let bytes = stream(Tables::InFront, DISK_BYTES, &good());
+fn images_that_need_seeking_are_refused() {
+    let bytes = stream(TablePlacement::InFront, DISK_BYTES, &good());
     let changed = |at: usize, value: &[u8]| {
         let mut bytes = bytes.clone();
         bytes[at..at + value.len()].copy_from_slice(value);
@@ -197,12 +209,12 @@ fn what_is_read_from_a_file_only_is_named() {
     };
     for (what, error) in [
         ("not compressed", changed(8, &[1, 0, 0])),
-        ("directory behind the grains", changed(56, &[60])),
+        ("directory after the grains", changed(56, &[60])),
         ("directory in the descriptor", changed(56, &[2])),
-        ("a table behind the grains", changed(3 * 512 + 4, &[60])),
+        ("a table after the grains", changed(3 * 512 + 4, &[60])),
         ("a table in the directory", changed(3 * 512 + 4, &[3])),
         ("tables over each other", changed(3 * 512 + 4, &[4])),
-        ("descriptor behind the grains", changed(28, &[60])),
+        ("descriptor after the grains", changed(28, &[60])),
     ] {
         assert!(matches!(error, Error::NotInOrder { .. }), "{what}: {error}");
     }
@@ -214,9 +226,9 @@ fn what_is_read_from_a_file_only_is_named() {
     assert!(error.to_string().contains("a parent"), "{error}");
 }
 
-/// What cannot be read is not taken for the end.
+/// A read error is not taken for the end.
 #[test]
-fn a_pipe_that_fails_is_an_error() {
+fn read_error_is_reported() {
     struct Failing<'a>(&'a [u8]);
     impl Read for Failing<'_> {
         fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
@@ -226,7 +238,7 @@ fn a_pipe_that_fails_is_an_error() {
             }
         }
     }
-    let bytes = stream(Tables::InFront, DISK_BYTES, &good());
+    let bytes = stream(TablePlacement::InFront, DISK_BYTES, &good());
     let mut reader = StreamReader::open(Failing(&bytes), "stream").unwrap();
     for _ in 0..4 {
         assert!(reader.next_grain().unwrap().is_some());

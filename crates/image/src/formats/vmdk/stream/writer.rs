@@ -1,4 +1,4 @@
-//! Writing a stream: append only, from a device that is read once, in order.
+//! Writes a stream sequentially, from a device that is read once, in order.
 
 use std::io::Write;
 use std::num::NonZero;
@@ -13,68 +13,68 @@ use crate::formats::vmdk::descriptor::Descriptor;
 use crate::formats::vmdk::extent::SparseExtent;
 use crate::model::bytes::{put, round_up};
 use crate::model::identity::ImageId;
-use crate::pipeline::copy_pipeline::{Pipeline, Writing};
-use crate::pipeline::piece::{ClassifiedBuffer, Part, Piece, read_piece};
+use crate::pipeline::copy_pipeline::{PendingWrites, Pipeline};
+use crate::pipeline::piece::{BufferPart, ClassifiedBuffer, Piece, read_piece};
 use crate::{Continue, Error, Result};
 
-/// Where the first grain is: as VMware has it.
+/// Offset of the first grain, as in VMware.
 const OVERHEAD_BYTES: u64 = 128 * SECTOR_BYTES;
 const TABLE_BYTES: u64 = TABLE_ENTRIES * 4;
-/// VMware has no larger disks; bounds the directory in memory to 8 MiB.
+/// The limit of VMware, which bounds the directory in memory to 8 MiB.
 const SIZE_BYTES_MAX: u64 = 64 << 40;
-/// Those above win two or three percent of space.
+/// Higher levels save another two or three percent.
 const LEVEL_DEFAULT: u32 = 4;
 const LEVEL_MAX: u32 = 12;
 
-/// What a stream is to be.
+/// Options of a stream.
 #[derive(Debug, Clone)]
 pub struct StreamOptions<'a> {
-    /// The name of its file, which its descriptor says: no path, no quotes, no control characters.
+    /// The file name stored in the descriptor: no path, quotes or control characters.
     pub name: &'a str,
-    /// Its identity, which its descriptor says.
+    /// The UUID stored in the descriptor.
     pub id: ImageId,
-    /// How hard grains are compressed, 1 to 12; a good default where none is given.
+    /// Compression level, 1 to 12; a good default if none is given.
     pub level: Option<u32>,
     /// Threads that compress.
     pub threads: NonZero<usize>,
 }
 
-/// What was written.
+/// The result of writing a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct StreamWritten {
-    /// Bytes of the stream.
+pub struct StreamReport {
+    /// Length of the stream.
     pub file_bytes: u64,
-    /// Size of the disk that it says: that of the device, up to the next multiple of 512.
+    /// Size of the disk in its header: that of the device, rounded up to 512.
     pub size_bytes: u64,
-    /// Grains that are stored; all others are zero.
+    /// Stored grains; all others are zero.
     pub grain_count: u64,
 }
 
-/// Writes all of `device` to `sink` as a VMDK of the kind `streamOptimized`, which is what archives of VMware and VirtualBox have inside.
+/// Writes `device` to `sink` as a streamOptimized VMDK, the format inside archives of VMware and VirtualBox.
 ///
-/// Nothing is written twice or out of order: `sink` can be a pipe. `device` is asked for its extents from its start to its end, a few at a
-/// time, and each byte of data is read once, by several threads that take their pieces in order; what is zero is left out. The same
-/// device with the same options is the same stream, byte by byte.
+/// The output is sequential: `sink` can be a pipe. The extents of `device` are queried from start to end, a few at a
+/// time, and each byte of data is read once, by several threads that take their pieces in order; zeroes are left out.
+/// The same device with the same options gives the same stream, byte for byte.
 ///
-/// `progress` as in [`fill`](crate::fill). In memory are some MiB for each thread, and the directory: 128 KiB for each TiB of the disk, which may
-/// have 64.
+/// `progress` is as in [`fill`](crate::fill). Memory: some MiB for each thread, and the directory: 128 KiB for each
+/// TiB of the disk, which may have 64.
 ///
 /// # Errors
-/// [`Error::InvalidOption`] says what of the options, or of the size, VMDK cannot have. When anything goes wrong later, what `sink` has got is no
-/// VMDK: it has no end.
+/// [`Error::InvalidOption`] for options or a size that VMDK does not support. After any other error, the output is no
+/// valid VMDK: it has no end.
 pub fn write_stream_optimized(
     device: &dyn BlockDevice,
     sink: &mut dyn Write,
     options: &StreamOptions<'_>,
     progress: &mut dyn FnMut(u64) -> Continue,
-) -> Result<StreamWritten> {
+) -> Result<StreamReport> {
     let level = level_of(options.level)?;
     let size_bytes = round_up(device.size_bytes(), SECTOR_BYTES);
-    let mut stream = Stream::start(sink, size_bytes, options)?;
+    let mut stream = StreamWriter::start(sink, size_bytes, options)?;
     let make_worker = || {
         let mut compressor = Compressor::new(level);
         Ok(move |range: Range<u64>, buffer: AlignedBuffer| {
-            // The last grain is stored whole: not every reader knows that it may be shorter.
+            // The last grain is stored in full: not every reader accepts a shorter one.
             let piece = read_piece(device, range, buffer)?.padded(GRAIN_BYTES, u64::MAX);
             compress(piece, &mut compressor)
         })
@@ -89,13 +89,13 @@ pub fn write_stream_optimized(
     pipeline.run(make_worker, &mut |sorted: ClassifiedBuffer| {
         let ClassifiedBuffer { piece, parts } = sorted;
         for part in parts {
-            if let Part::Compressed { at, bytes } = part {
+            if let BufferPart::Compressed { at, bytes } = part {
                 stream.grain(piece.offset + at, &bytes)?;
             }
         }
         let reached = (piece.offset + piece.length).min(device.size_bytes());
         match progress(reached) {
-            Continue::Go => Ok(Writing {
+            Continue::Go => Ok(PendingWrites {
                 buffer: piece.buffer,
                 writes: Vec::new(),
             }),
@@ -116,7 +116,7 @@ fn level_of(level: Option<u32>) -> Result<CompressionLvl> {
         })
 }
 
-/// The grains of a piece as they are stored, marker and padding included.
+/// Compresses the grains of a piece, with markers and padding.
 fn compress(piece: Piece, compressor: &mut Compressor) -> Result<ClassifiedBuffer> {
     let mut parts = Vec::new();
     let held = piece.buffer.get(..to_usize(piece.length)).unwrap_or(&piece.buffer);
@@ -134,7 +134,7 @@ fn compress(piece: Piece, compressor: &mut Compressor) -> Result<ClassifiedBuffe
             .ok()
             .and_then(|count| u32::try_from(count).ok());
         let Some(stored) = stored else {
-            let gone = std::io::Error::other("the compressor needs more room than it said");
+            let gone = std::io::Error::other("the compressor exceeded its own bound");
             return Err(Error::Device(holdfast_block::Error::io(
                 "compress",
                 piece.offset + at,
@@ -147,34 +147,34 @@ fn compress(piece: Piece, compressor: &mut Compressor) -> Result<ClassifiedBuffe
         let end = GRAIN_MARKER_BYTES as u64 + u64::from(stored);
         bytes.truncate(to_usize(end));
         bytes.resize(to_usize(end.next_multiple_of(SECTOR_BYTES)), 0);
-        parts.push(Part::Compressed { at, bytes });
+        parts.push(BufferPart::Compressed { at, bytes });
     }
     Ok(ClassifiedBuffer { piece, parts })
 }
 
-/// A stream that is being written.
-struct Stream<'a> {
+/// The state of a stream that is being written.
+struct StreamWriter<'a> {
     sink: &'a mut dyn Write,
     name: &'a str,
     extent: SparseExtent,
-    /// Bytes that were written.
+    /// Bytes written so far.
     at: u64,
-    /// Sectors of the tables that were written.
+    /// Sectors of the tables written so far.
     directory: Vec<u32>,
-    /// Number of the table that grains are entered in.
+    /// Index of the current table.
     number: usize,
     table: Vec<u32>,
     grain_count: u64,
 }
 
-impl<'a> Stream<'a> {
-    /// Writes what is before the first grain.
+impl<'a> StreamWriter<'a> {
+    /// Writes everything before the first grain.
     fn start(sink: &'a mut dyn Write, size_bytes: u64, options: &StreamOptions<'a>) -> Result<Self> {
         let invalid = |option, detail| Err(Error::InvalidOption { option, detail });
         if size_bytes > SIZE_BYTES_MAX {
             return invalid(
                 "size",
-                format!("a VMDK does not hold {size_bytes} bytes, but up to 64 TiB"),
+                format!("a VMDK cannot have {size_bytes} bytes: the maximum is 64 TiB"),
             );
         }
         let name = options.name;
@@ -223,7 +223,7 @@ impl<'a> Stream<'a> {
         Ok(())
     }
 
-    /// Where the next byte goes, as tables have it.
+    /// The current offset in sectors, as tables store it.
     fn sector(&self) -> Result<u32> {
         u32::try_from(self.at / SECTOR_BYTES).map_err(|_| Error::NotWritable {
             image: self.name.to_owned(),
@@ -231,7 +231,7 @@ impl<'a> Stream<'a> {
         })
     }
 
-    /// Writes the grain at `offset` of the disk, as it is stored. They come in order.
+    /// Writes the stored grain at `offset` of the disk. Grains must come in order.
     #[expect(
         clippy::indexing_slicing,
         reason = "the remainder of a division by the length is less than it"
@@ -248,7 +248,7 @@ impl<'a> Stream<'a> {
         self.write(bytes)
     }
 
-    /// Writes the table, unless it is empty.
+    /// Writes the current table, unless it is empty.
     fn end_table(&mut self) -> Result<()> {
         if self.table.iter().all(|sector| *sector == 0) {
             return Ok(());
@@ -263,8 +263,8 @@ impl<'a> Stream<'a> {
         Ok(())
     }
 
-    /// Writes what is behind the last grain.
-    fn finish(mut self) -> Result<StreamWritten> {
+    /// Writes everything after the last grain.
+    fn finish(mut self) -> Result<StreamReport> {
         self.end_table()?;
         let mut directory = to_bytes(&self.directory);
         directory.resize(
@@ -284,7 +284,7 @@ impl<'a> Stream<'a> {
         self.sink
             .flush()
             .map_err(|source| holdfast_block::Error::io("write", self.at, source))?;
-        Ok(StreamWritten {
+        Ok(StreamReport {
             file_bytes: self.at,
             size_bytes: self.extent.disk_bytes,
             grain_count: self.grain_count,

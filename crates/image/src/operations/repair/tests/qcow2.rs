@@ -1,35 +1,35 @@
-//! Images of qcow2.
+//! Repairs of qcow2 images.
 
 use super::super::{Repair, RepairAction};
 use super::samples::{
-    Damage, Places, be64, bytes_of, damaged, memory, mended, names, places, put, sample, sample_qcow2, sectors,
-    survive, target, untouched,
+    Damage, Places, assert_not_repairable, assert_repairs, be64, bytes_of, damaged, memory, names, places, put, sample,
+    sample_qcow2, sectors, survive, target,
 };
 use crate::model::create_options::Qcow2Options;
 use crate::model::repair_action::RepairMode;
 use crate::{Format, ProblemKind};
 
 #[test]
-fn refcounts_of_a_qcow2_become_what_is_counted() {
+fn qcow2_refcounts_are_corrected() {
     let image = sample(Format::Qcow2);
     let at = places(&image);
     let count_of = |cluster: usize| at.refcount_block + cluster * 2;
-    let behind = image.len() / 512;
+    let end = image.len() / 512;
     let leak = damaged(&image, |image| {
-        image.resize((behind + 3) * 512, 0xaa);
-        put(image, count_of(behind + 1), &[0, 1]);
+        image.resize((end + 3) * 512, 0xaa);
+        put(image, count_of(end + 1), &[0, 1]);
         put(image, count_of(at.data), &[0, 3]);
-        // The flag as QEMU would have it with three uses.
+        // The flag that QEMU would set for three references.
         image[at.entry] &= 0x7f;
     });
-    mended(
+    assert_repairs(
         "leaks",
         Format::Qcow2,
         &leak,
         RepairMode::Leaks,
         &["refcounts", "copied-flags"],
     );
-    mended(
+    assert_repairs(
         "leaks",
         Format::Qcow2,
         &leak,
@@ -39,18 +39,18 @@ fn refcounts_of_a_qcow2_become_what_is_counted() {
     let low = damaged(&image, |image| {
         image[at.refcount_block..at.refcount_block + 512].fill(0);
     });
-    untouched(
-        "too low, and only leaks are mended",
+    assert_not_repairable(
+        "too low, and only leaks are repaired",
         Format::Qcow2,
         &low,
         RepairMode::Leaks,
     );
-    mended("too low", Format::Qcow2, &low, RepairMode::Safe, &["refcounts"]);
+    assert_repairs("too low", Format::Qcow2, &low, RepairMode::Safe, &["refcounts"]);
     let flags = damaged(&image, |image| {
         image[at.l1] &= 0x7f;
         image[at.entry] &= 0x7f;
     });
-    mended(
+    assert_repairs(
         "flags that are missing",
         Format::Qcow2,
         &flags,
@@ -58,7 +58,7 @@ fn refcounts_of_a_qcow2_become_what_is_counted() {
         &["copied-flags"],
     );
     let marked = damaged(&low, |image| put(image, 79, &[3]));
-    mended(
+    assert_repairs(
         "marks",
         Format::Qcow2,
         &marked,
@@ -67,7 +67,7 @@ fn refcounts_of_a_qcow2_become_what_is_counted() {
     );
 }
 
-/// Other entries of the first L2 table that lead to data, behind [`Places::entry`].
+/// Further entries of the first L2 table with data, after [`Places::entry`].
 fn other_entries(image: &[u8], at: &Places, step: usize) -> Vec<usize> {
     let others = (at.entry + step..at.l2 + 512).step_by(step);
     others
@@ -75,9 +75,9 @@ fn other_entries(image: &[u8], at: &Places, step: usize) -> Vec<usize> {
         .collect()
 }
 
-/// A repair once counted two uses, was content with that, and gave back the cluster that nobody led to any more: it had the data.
+/// A repair counted two references, accepted that, and freed the cluster without references, which had the data.
 #[test]
-fn what_two_parts_of_a_qcow2_share_is_copied_only_by_request() {
+fn qcow2_shared_clusters_are_copied_in_mode_all_only() {
     for (bits, extended_l2) in [(1, false), (16, false), (16, true)] {
         let image = sample_qcow2(&Qcow2Options {
             cluster_bytes: if extended_l2 { 16_384 } else { 512 },
@@ -90,8 +90,8 @@ fn what_two_parts_of_a_qcow2_share_is_copied_only_by_request() {
         let other = other_entries(&image, &at, if extended_l2 { 16 } else { 8 })[0];
         let orphan = be64(&image, other) & 0x00ff_ffff_ffff_fe00;
         let shared = damaged(&image, |image| image.copy_within(at.entry..at.entry + 8, other));
-        untouched(&name, Format::Qcow2, &shared, RepairMode::Leaks);
-        // Two uses do not fit into one bit.
+        assert_not_repairable(&name, Format::Qcow2, &shared, RepairMode::Leaks);
+        // Two references do not fit into one bit.
         let expected: &[&str] = if bits == 1 { &[] } else { &["refcounts", "copied-flags"] };
         let (actions, report) = survive(&name, Format::Qcow2, &shared, RepairMode::Safe);
         assert_eq!(names(&actions), expected, "{name}");
@@ -108,7 +108,7 @@ fn what_two_parts_of_a_qcow2_share_is_copied_only_by_request() {
             counted: 0,
         };
         assert!(report.problems.iter().any(|problem| problem.kind == kept), "{name}");
-        // From where that left it, too.
+        // The state that such a repair left.
         let file = memory(shared.clone());
         let plan = Repair::plan(target(Format::Qcow2, &file).unwrap(), RepairMode::Safe).unwrap();
         plan.execute().unwrap();
@@ -129,7 +129,7 @@ fn what_two_parts_of_a_qcow2_share_is_copied_only_by_request() {
 }
 
 #[test]
-fn reserved_bits_of_a_qcow2_are_cleared_only_by_request() {
+fn qcow2_reserved_bits_are_cleared_in_mode_all_only() {
     let image = sample(Format::Qcow2);
     let at = places(&image);
     let flipped = damaged(&image, |image| {
@@ -137,8 +137,8 @@ fn reserved_bits_of_a_qcow2_are_cleared_only_by_request() {
         image[at.entry] ^= 0x10;
         image[at.entry + 7] ^= 8;
     });
-    untouched("reserved bits", Format::Qcow2, &flipped, RepairMode::Safe);
-    mended(
+    assert_not_repairable("reserved bits", Format::Qcow2, &flipped, RepairMode::Safe);
+    assert_repairs(
         "reserved bits",
         Format::Qcow2,
         &flipped,
@@ -149,32 +149,32 @@ fn reserved_bits_of_a_qcow2_are_cleared_only_by_request() {
 }
 
 #[test]
-fn a_table_that_two_parts_of_a_qcow2_share_is_copied_with_what_it_leads_to() {
+fn shared_l2_table_is_copied_with_its_clusters() {
     let image = sample(Format::Qcow2);
     let at = places(&image);
     let shared = damaged(&image, |image| image.copy_within(at.l1..at.l1 + 8, at.l1 + 8));
-    untouched("one table, twice", Format::Qcow2, &shared, RepairMode::Leaks);
+    assert_not_repairable("one table, twice", Format::Qcow2, &shared, RepairMode::Leaks);
     let (_, report) = survive("one table, twice", Format::Qcow2, &shared, RepairMode::Safe);
     assert!(report.corruption_count > 0 && report.leak_count > 0);
     let (actions, report) = survive("one table, twice", Format::Qcow2, &shared, RepairMode::All);
     assert_eq!(names(&actions), ["separated", "separated", "refcounts"]);
     assert_eq!(report.problems, []);
-    // Where the refcounts have no use, either.
+    // With unusable refcounts, too.
     let both = damaged(&shared, |image| put(image, at.refcount_table, &[0; 8]));
-    untouched("and no refcounts", Format::Qcow2, &both, RepairMode::Safe);
+    assert_not_repairable("and no refcounts", Format::Qcow2, &both, RepairMode::Safe);
     let cluster = damaged(&image, |image| {
         let other = other_entries(image, &at, 8)[0];
         image.copy_within(at.entry..at.entry + 8, other);
         put(image, at.refcount_table, &[0; 8]);
     });
-    untouched("and no refcounts", Format::Qcow2, &cluster, RepairMode::Safe);
+    assert_not_repairable("and no refcounts", Format::Qcow2, &cluster, RepairMode::Safe);
     let (actions, report) = survive("and no refcounts", Format::Qcow2, &cluster, RepairMode::All);
     assert_eq!(names(&actions), ["refcounts-rebuilt", "separated"]);
     assert_eq!(report.problems, []);
 }
 
 #[test]
-fn refcounts_that_cannot_be_used_are_written_anew() {
+fn unusable_refcounts_are_rebuilt() {
     for bits in [1, 2, 16, 64] {
         let image = sample_qcow2(&Qcow2Options {
             cluster_bytes: 512,
@@ -202,14 +202,14 @@ fn refcounts_that_cannot_be_used_are_written_anew() {
         for (name, damage) in cases {
             let broken = damaged(&image, damage);
             let name = format!("{name}, refcounts of {bits} bits");
-            untouched(&name, Format::Qcow2, &broken, RepairMode::Leaks);
-            mended(&name, Format::Qcow2, &broken, RepairMode::Safe, &["refcounts-rebuilt"]);
+            assert_not_repairable(&name, Format::Qcow2, &broken, RepairMode::Leaks);
+            assert_repairs(&name, Format::Qcow2, &broken, RepairMode::Safe, &["refcounts-rebuilt"]);
         }
     }
 }
 
 #[test]
-fn what_leads_nowhere_in_a_qcow2_is_given_up_only_by_request() {
+fn qcow2_invalid_entries_are_discarded_in_mode_all_only() {
     let image = sample(Format::Qcow2);
     let at = places(&image);
     let flag = 1_u64 << 63;
@@ -220,15 +220,15 @@ fn what_leads_nowhere_in_a_qcow2_is_given_up_only_by_request() {
     ] {
         let broken = damaged(&image, |image| put(image, at.entry, &entry.to_be_bytes()));
         if name == "in the l1 table" {
-            // From now on a write goes elsewhere, and not over what is there.
+            // A write now goes to another cluster.
             let (actions, report) = survive(name, Format::Qcow2, &broken, RepairMode::Safe);
             assert_eq!(names(&actions), ["refcounts", "copied-flags"], "{name}");
             assert!(report.corruption_count > 0, "{name}");
         } else {
-            untouched(name, Format::Qcow2, &broken, RepairMode::Leaks);
-            untouched(name, Format::Qcow2, &broken, RepairMode::Safe);
+            assert_not_repairable(name, Format::Qcow2, &broken, RepairMode::Leaks);
+            assert_not_repairable(name, Format::Qcow2, &broken, RepairMode::Safe);
         }
-        mended(
+        assert_repairs(
             name,
             Format::Qcow2,
             &broken,
@@ -236,10 +236,10 @@ fn what_leads_nowhere_in_a_qcow2_is_given_up_only_by_request() {
             &["given-up", "refcounts"],
         );
     }
-    // Refcounts can go elsewhere, and then the data is alone.
+    // Refcounts can be moved; then the data is not shared any more.
     let entry = (flag | at.refcount_table as u64).to_be_bytes();
     let broken = damaged(&image, |image| put(image, at.entry, &entry));
-    mended(
+    assert_repairs(
         "in the refcount table",
         Format::Qcow2,
         &broken,
@@ -247,15 +247,15 @@ fn what_leads_nowhere_in_a_qcow2_is_given_up_only_by_request() {
         &["refcounts-rebuilt"],
     );
     let broken = damaged(&image, |image| put(image, at.l1, &(flag | 1 << 40).to_be_bytes()));
-    untouched("a table past the end", Format::Qcow2, &broken, RepairMode::Safe);
-    mended(
+    assert_not_repairable("a table past the end", Format::Qcow2, &broken, RepairMode::Safe);
+    assert_repairs(
         "a table past the end",
         Format::Qcow2,
         &broken,
         RepairMode::All,
         &["given-up", "refcounts"],
     );
-    // What is certain is mended also where something else is not; nothing is lowered there.
+    // Unambiguous damage is repaired even if other damage is ambiguous; no refcount is lowered then.
     let both = damaged(&broken, |image| image[at.refcount_block..at.refcount_block + 8].fill(0));
     let (actions, report) = survive(
         "a table past the end, and low counts",

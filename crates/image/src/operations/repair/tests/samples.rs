@@ -1,21 +1,21 @@
-//! Images to damage, and what a repair may do with them.
+//! Images to damage, and assertions on their repair.
 
 use std::collections::HashSet;
 use std::sync::Arc;
 
 use holdfast_block::{BlockDeviceMut as _, to_usize};
 
-use super::super::{Repair, RepairAction, Target};
+use super::super::{Repair, RepairAction, RepairTarget};
 use crate::allocation_table::writer::TableMut;
-use crate::allocation_table::{TableLayer, Tables};
+use crate::allocation_table::{AllocationTable, TableLayer};
 use crate::file::memory::{MemoryFile, Random, RecordingFile};
 use crate::file::{Access, ImageFile};
 use crate::formats::qcow2::header::load_header;
-use crate::formats::qcow2::layer::Layer;
+use crate::formats::qcow2::layer::Qcow2Layer;
 use crate::formats::qcow2::layout::{new_header, write_empty};
 use crate::formats::qcow2::writer::Qcow2Mut;
 use crate::formats::vmdk::concatenated::Concatenated;
-use crate::formats::vmdk::tables::{Opened, Part, PartKind, VmdkTables};
+use crate::formats::vmdk::tables::{OpenedVmdk, VmdkExtent, VmdkExtentKind, VmdkTables};
 use crate::formats::{ploop, vdi, vhd, vhdx, vmdk};
 use crate::model::create_options::{CreateOptions, Qcow2Options};
 use crate::model::info::ImageKind;
@@ -43,14 +43,14 @@ pub(super) fn bytes_of(file: &dyn ImageFile) -> Vec<u8> {
     bytes
 }
 
-pub(super) fn opened_vmdk(file: &Arc<dyn ImageFile>) -> Result<Opened> {
+pub(super) fn opened_vmdk(file: &Arc<dyn ImageFile>) -> Result<OpenedVmdk> {
     let extent = vmdk::extent::SparseExtent::load(&**file, "image")?;
     let (offset, _) = extent.descriptor.unwrap_or_default();
-    Ok(Opened {
-        parts: vec![Part {
+    Ok(OpenedVmdk {
+        parts: vec![VmdkExtent {
             start: 0,
             length: extent.disk_bytes,
-            kind: PartKind::Sparse { window: 0, extent },
+            kind: VmdkExtentKind::Sparse { window: 0, extent },
         }],
         files: Arc::new(Concatenated {
             files: vec![Arc::clone(file)],
@@ -60,25 +60,25 @@ pub(super) fn opened_vmdk(file: &Arc<dyn ImageFile>) -> Result<Opened> {
 }
 
 pub(super) fn layer(format: Format, file: &Arc<dyn ImageFile>) -> Result<Box<dyn Layered>> {
-    let of_tables = |file: &Arc<dyn ImageFile>, tables: Box<dyn Tables>| -> Box<dyn Layered> {
+    let of_tables = |file: &Arc<dyn ImageFile>, tables: Box<dyn AllocationTable>| -> Box<dyn Layered> {
         Box::new(TableLayer::new("image".into(), Arc::clone(file), tables, None))
     };
     Ok(match format {
         Format::Qcow2 => {
             let header = load_header(&**file, "image")?;
-            Box::new(Layer::new("image".into(), header, Arc::clone(file), None, None)?)
+            Box::new(Qcow2Layer::new("image".into(), header, Arc::clone(file), None, None)?)
         }
         Format::Vdi => {
-            let header = vdi::header::Header::load(&**file, "image")?;
+            let header = vdi::header::VdiHeader::load(&**file, "image")?;
             let tables = vdi::tables::VdiTables::new("image".into(), header, Arc::clone(file));
             of_tables(file, Box::new(tables))
         }
         Format::Vhd => {
-            let header = vhd::header::Header::load(&**file, "image")?;
+            let header = vhd::header::VhdHeader::load(&**file, "image")?;
             of_tables(file, vhd::tables::of("image".into(), header, Arc::clone(file)))
         }
         Format::Vhdx => {
-            let opened = vhdx::opened::Opened::load(Arc::clone(file), Access::Read, "image")?;
+            let opened = vhdx::opened::OpenedVhdx::load(Arc::clone(file), Access::Read, "image")?;
             let replayed = Arc::clone(&opened.file);
             of_tables(
                 &replayed,
@@ -90,19 +90,19 @@ pub(super) fn layer(format: Format, file: &Arc<dyn ImageFile>) -> Result<Box<dyn
             of_tables(file, Box::new(tables))
         }
         _ => {
-            let header = ploop::header::Header::load(&**file, "image")?;
+            let header = ploop::header::PloopHeader::load(&**file, "image")?;
             let tables = ploop::tables::PloopTables::new("image".into(), header, Arc::clone(file));
             of_tables(file, Box::new(tables))
         }
     })
 }
 
-pub(super) fn target(format: Format, file: &Arc<dyn ImageFile>) -> Result<Target> {
+pub(super) fn target(format: Format, file: &Arc<dyn ImageFile>) -> Result<RepairTarget> {
     let vmdk = (format == Format::Vmdk).then(|| opened_vmdk(file)).transpose()?;
-    Target::new("image".to_owned(), format, vec![Arc::clone(file)], vmdk)
+    RepairTarget::new("image".to_owned(), format, vec![Arc::clone(file)], vmdk)
 }
 
-/// An image with something in it.
+/// An image with some content.
 pub(super) fn sample(format: Format) -> Vec<u8> {
     let file: Arc<dyn ImageFile> = Arc::new(MemoryFile::default());
     if format == Format::Qcow2 {
@@ -113,26 +113,26 @@ pub(super) fn sample(format: Format) -> Vec<u8> {
     }
     create_empty(format, &*file);
     let tables = {
-        // The same as of reading, opened for writing.
+        // The same tables, opened for writing.
         let table_layer = |tables| TableLayer::new("image".into(), Arc::clone(&file), tables, None);
         match format {
             Format::Vdi => {
-                let header = vdi::header::Header::load(&*file, "image").unwrap();
+                let header = vdi::header::VdiHeader::load(&*file, "image").unwrap();
                 table_layer(Box::new(vdi::tables::VdiTables::new("image".into(), header, Arc::clone(&file))) as Box<_>)
             }
             Format::Vhd => {
-                let header = vhd::header::Header::load(&*file, "image").unwrap();
+                let header = vhd::header::VhdHeader::load(&*file, "image").unwrap();
                 table_layer(vhd::tables::of("image".into(), header, Arc::clone(&file)))
             }
             Format::Vhdx => {
-                let opened = vhdx::opened::Opened::load(Arc::clone(&file), Access::Write, "image").unwrap();
+                let opened = vhdx::opened::OpenedVhdx::load(Arc::clone(&file), Access::Write, "image").unwrap();
                 table_layer(Box::new(vhdx::tables::VhdxTables::new("image".into(), opened)))
             }
             Format::Vmdk => table_layer(Box::new(
                 VmdkTables::new("image".into(), opened_vmdk(&file).unwrap()).unwrap(),
             )),
             _ => {
-                let header = ploop::header::Header::load(&*file, "image").unwrap();
+                let header = ploop::header::PloopHeader::load(&*file, "image").unwrap();
                 table_layer(Box::new(ploop::tables::PloopTables::new(
                     "image".into(),
                     header,
@@ -160,7 +160,7 @@ pub(super) fn create_empty(format: Format, file: &dyn ImageFile) {
                 size_bytes: DISK_BYTES,
                 block_bytes: 4096,
                 sector_bytes: 512,
-                kind: vdi::header::Kind::Dynamic,
+                kind: vdi::header::VdiKind::Dynamic,
                 id: ImageId([1; 16]),
                 parent: ImageId::NIL,
                 parent_modification: ImageId::NIL,
@@ -212,7 +212,7 @@ pub(super) fn sample_qcow2(options: &Qcow2Options) -> Vec<u8> {
     };
     write_empty(&*file, new_header(&options).unwrap()).unwrap();
     let header = load_header(&*file, "image").unwrap();
-    let opened = Layer::new("image".into(), header, Arc::clone(&file), None, None).unwrap();
+    let opened = Qcow2Layer::new("image".into(), header, Arc::clone(&file), None, None).unwrap();
     let device = Qcow2Mut::new(opened).unwrap();
     let mut random = Random(3);
     for number in 1..30 {
@@ -224,7 +224,7 @@ pub(super) fn sample_qcow2(options: &Qcow2Options) -> Vec<u8> {
     bytes_of(&*file)
 }
 
-/// What each sector of the disk reads as, where it can be read.
+/// The content of each sector of the disk, where readable.
 pub(super) fn sectors(format: Format, file: &Arc<dyn ImageFile>) -> Vec<Option<Vec<u8>>> {
     let Ok(layer) = layer(format, file) else {
         return Vec::new();
@@ -233,15 +233,15 @@ pub(super) fn sectors(format: Format, file: &Arc<dyn ImageFile>) -> Vec<Option<V
         let mut sector = vec![0; 512];
         layer.read(&mut sector, at, BackingUse::Backing).ok().map(|()| sector)
     };
-    // A damaged size may be any.
+    // A damaged size may have any value.
     (0..layer.disk_bytes().min(8 << 20) / 512)
         .map(|number| read(number * 512))
         .collect()
 }
 
-/// Corruptions, each cluster once, whether its count, its flags or its entries say so; a flag that is missing where there is one use makes a copy that is
-/// not needed, and nothing else.
-pub(super) fn harm(report: &CheckReport) -> u64 {
+/// The number of corruptions. A cluster counts once, even if its refcount, flags and entries are all wrong; a missing
+/// flag on a cluster with one reference only causes an unneeded copy.
+pub(super) fn damage_score(report: &CheckReport) -> u64 {
     let corruptions = report.problems.iter();
     let corruptions = corruptions.filter(|problem| problem.severity == Severity::Corruption);
     let (mut clusters, mut others) = (HashSet::new(), 0);
@@ -259,8 +259,8 @@ pub(super) fn harm(report: &CheckReport) -> u64 {
     others + clusters.len() as u64
 }
 
-/// Mends `damaged`, crashes at every point of that, and mends what is left. What could be read before reads the same at any time, but for
-/// what was given up.
+/// Repairs `damaged`, crashes at every point of that, and repairs the result. What was readable before must stay the
+/// same all the time, except for what was discarded.
 pub(super) fn survive(
     name: &str,
     format: Format,
@@ -290,16 +290,16 @@ pub(super) fn survive(
     };
     check_sectors(&file, name);
     let again = Repair::plan(target(format, &file).unwrap(), mode).unwrap();
-    assert_eq!(again.actions(), [], "{name}: it is mended, and is to be mended again");
+    assert_eq!(again.actions(), [], "{name}: a second repair still has actions");
     let mut random = Random(11);
     let count = recording.operation_count();
     for round in 0..5 {
         for operations in 0..=count {
             let what = format!("{name}, round {round}, after {operations} of {count} operations");
             let crashed = memory(recording.crashed_after(operations, |bound| random.below(bound)));
-            let found = target(format, &crashed).unwrap().check_or_tell().unwrap().0;
+            let found = target(format, &crashed).unwrap().check_even_damaged().unwrap().0;
             assert!(
-                harm(&found) <= harm(&before),
+                damage_score(&found) <= damage_score(&before),
                 "{what}: {:?} after {:?}",
                 found.problems,
                 before.problems
@@ -310,7 +310,7 @@ pub(super) fn survive(
             assert_eq!(
                 (report.corruption_count, report.leak_count.min(1)),
                 (after.corruption_count, after.leak_count.min(1)),
-                "{what}: mended again: {:?}",
+                "{what}: repaired again: {:?}",
                 report.problems
             );
             check_sectors(&crashed, &what);
@@ -323,15 +323,15 @@ pub(super) fn names(actions: &[RepairAction]) -> Vec<&'static str> {
     actions.iter().map(RepairAction::name).collect()
 }
 
-/// It is mended in this mode, by these actions, and clean.
-pub(super) fn mended(name: &str, format: Format, damaged: &[u8], mode: RepairMode, expected: &[&str]) {
+/// Asserts that this mode repairs it, by these actions, and that it is clean then.
+pub(super) fn assert_repairs(name: &str, format: Format, damaged: &[u8], mode: RepairMode, expected: &[&str]) {
     let (actions, report) = survive(name, format, damaged, mode);
     assert_eq!(names(&actions), expected, "{name}: {actions:?}");
     assert_eq!(report.problems, [], "{name}");
 }
 
-/// It stays as it is in this mode.
-pub(super) fn untouched(name: &str, format: Format, damaged: &[u8], mode: RepairMode) {
+/// Asserts that this mode changes nothing.
+pub(super) fn assert_not_repairable(name: &str, format: Format, damaged: &[u8], mode: RepairMode) {
     let file = memory(damaged.to_vec());
     let plan = Repair::plan(target(format, &file).unwrap(), mode).unwrap();
     assert_eq!(plan.actions(), [], "{name}");
@@ -349,18 +349,18 @@ pub(super) fn put(bytes: &mut [u8], at: usize, value: &[u8]) {
     bytes[at..at + value.len()].copy_from_slice(value);
 }
 
-/// What is done to an image.
+/// Damages an image.
 pub(super) type Damage<'a> = Box<dyn Fn(&mut Vec<u8>) + 'a>;
 
-/// Where things are in an image of clusters of 512 bytes.
+/// Offsets in an image with clusters of 512 bytes.
 pub(super) struct Places {
     pub(super) refcount_table: usize,
     pub(super) refcount_block: usize,
     pub(super) l1: usize,
     pub(super) l2: usize,
-    /// The first entry of the first L2 table that leads to data.
+    /// The first entry with data in the first L2 table.
     pub(super) entry: usize,
-    /// The cluster that it leads to.
+    /// The cluster of that entry.
     pub(super) data: usize,
 }
 
@@ -383,14 +383,14 @@ pub(super) fn places(image: &[u8]) -> Places {
     }
 }
 
-/// The sample with this done to it.
+/// The sample after `damage`.
 pub(super) fn damaged(image: &[u8], damage: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
     let mut image = image.to_vec();
     damage(&mut image);
     image
 }
 
-/// What was absent and is found again reads otherwise: this one does not ask.
+/// Repairs without comparing the content: what was absent and is restored reads differently.
 pub(super) fn repair(format: Format, damaged: &[u8], mode: RepairMode) -> (Vec<RepairAction>, CheckReport) {
     let file = memory(damaged.to_vec());
     let plan = Repair::plan(target(format, &file).unwrap(), mode).unwrap();
