@@ -1,7 +1,7 @@
 //! Checks of the house: `cargo xtask tidy`, and its tests: `cargo xtask test`.
 //!
 //! What neither the compiler nor clippy sees: which module may use which, calls that have a better place, lengths,
-//! links between documents, files that no one reaches. Each rule is a file in `tidy/`, each finding says what to do.
+//! links and anchors of documents, files that no one reaches. Each rule is a file in `tidy/`, each finding says what to do.
 
 #![expect(
     clippy::print_stdout,

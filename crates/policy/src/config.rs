@@ -175,6 +175,8 @@ impl ConfiguredRepository {
     }
 }
 
+#[cfg(test)]
+mod reference_tests;
 mod section_names;
 #[cfg(test)]
 mod tests;

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use super::anchors::anchors;
 use super::{Finding, Tree};
 
 /// The documents that a reader starts from.
@@ -11,29 +12,17 @@ pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
     let mut reached = BTreeSet::new();
     for (path, text) in tree.iter() {
-        if is_markdown(path) {
-            for link in links(text) {
-                let target = resolve(path, &link.target);
-                match target.filter(|target| tree.exists(target)) {
-                    Some(target) if ENTRIES.contains(&path) => {
-                        reached.insert(target);
-                    }
-                    Some(_) => {}
-                    None => {
-                        let advice = format!("{} leads nowhere: correct the link or write the page", link.target);
-                        findings.push(Finding::new(path, link.line, "link", advice));
-                    }
-                }
-            }
+        let links = if is_markdown(path) {
+            links(path, text)
         } else {
-            findings.extend(
-                named_documents(path, text)
-                    .filter(|(_, named)| !tree.exists(named))
-                    .map(|(line, named)| {
-                        let advice = format!("{named} does not exist: correct the path or write the page");
-                        Finding::new(path, line, "link", advice)
-                    }),
-            );
+            named_documents(path, text)
+        };
+        for link in links {
+            if let Some(advice) = broken(tree, &link) {
+                findings.push(Finding::new(path, link.line, "link", advice));
+            } else if ENTRIES.contains(&path) {
+                reached.extend(link.target);
+            }
         }
     }
     let pages = tree
@@ -53,12 +42,37 @@ fn is_markdown(path: &str) -> bool {
 
 struct Link {
     line: usize,
-    /// Without the anchor; never empty.
-    target: String,
+    /// As it is written.
+    text: String,
+    /// The path; `None` where it leaves the repository.
+    target: Option<String>,
+    /// Empty for the whole document.
+    anchor: String,
 }
 
-/// The links of a document to other files; those in code blocks and to the web are left out.
-fn links(text: &str) -> Vec<Link> {
+/// What is wrong with a link.
+fn broken(tree: &Tree, link: &Link) -> Option<String> {
+    let Some(target) = link.target.as_deref().filter(|target| tree.exists(target)) else {
+        return Some(format!(
+            "{} leads nowhere: correct the link or write the page",
+            link.text
+        ));
+    };
+    if link.anchor.is_empty() || !is_markdown(target) {
+        return None;
+    }
+    let anchors = anchors(tree.get(target).unwrap_or_default());
+    let advice = || {
+        format!(
+            "{target} has no heading #{}: correct the anchor of {}",
+            link.anchor, link.text
+        )
+    };
+    (!anchors.contains(&link.anchor)).then(advice)
+}
+
+/// The links of a document to other files and to headings; those in code blocks and to the web are left out.
+fn links(from: &str, text: &str) -> Vec<Link> {
     let mut links = Vec::new();
     let mut in_code = false;
     for (index, line) in text.lines().enumerate() {
@@ -70,12 +84,18 @@ fn links(text: &str) -> Vec<Link> {
         for prose in line.split('`').step_by(2) {
             for (offset, mark) in prose.match_indices("](") {
                 let rest = &prose[offset + mark.len()..];
-                let target = rest.split([')', ' ']).next().unwrap_or_default();
-                let target = target.split('#').next().unwrap_or_default();
-                if !target.is_empty() && !target.contains(':') {
+                let text = rest.split([')', ' ']).next().unwrap_or_default();
+                let (target, anchor) = text.split_once('#').unwrap_or((text, ""));
+                if !text.is_empty() && !target.contains(':') {
                     links.push(Link {
                         line: index + 1,
-                        target: target.to_owned(),
+                        text: text.to_owned(),
+                        target: if target.is_empty() {
+                            Some(from.to_owned())
+                        } else {
+                            resolve(from, target)
+                        },
+                        anchor: anchor.to_owned(),
                     });
                 }
             }
@@ -100,22 +120,33 @@ fn resolve(from: &str, target: &str) -> Option<String> {
     Some(parts.join("/"))
 }
 
-/// Line and path of each page (`docs/....md`) that source, scripts and settings name as `docs/...`.
-fn named_documents<'a>(path: &'a str, text: &'a str) -> impl Iterator<Item = (usize, &'a str)> + 'a {
-    // Its samples are documents that must not exist.
-    let is_this_file = path == "xtask/src/tidy/links.rs";
-    let is_path = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.' | '/');
-    text.lines()
-        .enumerate()
-        .filter(move |_| !is_this_file)
-        .flat_map(move |(index, line)| {
-            line.match_indices("docs/").filter_map(move |(offset, _)| {
-                let begins = !line[..offset].ends_with(is_path);
-                let rest = &line[offset..];
-                let named = rest[..rest.find(|c: char| !is_path(c)).unwrap_or(rest.len())].trim_end_matches(['.', '/']);
-                (begins && is_markdown(named)).then_some((index + 1, named))
-            })
-        })
+/// Each page (`docs/....md`, perhaps with an anchor) that source, scripts and settings name as `docs/...`.
+fn named_documents(path: &str, text: &str) -> Vec<Link> {
+    // Their samples are documents that must not exist.
+    if path.starts_with("xtask/src/tidy/") {
+        return Vec::new();
+    }
+    let is_word = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-');
+    let is_path = |c: char| is_word(c) || matches!(c, '.' | '/');
+    let mut links = Vec::new();
+    for (index, line) in text.lines().enumerate() {
+        for (offset, _) in line.match_indices("docs/") {
+            let rest = &line[offset..];
+            let (named, rest) = rest.split_at(rest.find(|c: char| !is_path(c)).unwrap_or(rest.len()));
+            let named = named.trim_end_matches(['.', '/']);
+            if line[..offset].ends_with(is_path) || !is_markdown(named) {
+                continue;
+            }
+            let anchor = rest.strip_prefix('#').unwrap_or_default();
+            links.push(Link {
+                line: index + 1,
+                text: named.to_owned(),
+                target: Some(named.to_owned()),
+                anchor: anchor.split(|c| !is_word(c)).next().unwrap_or_default().to_owned(),
+            });
+        }
+    }
+    links
 }
 
 #[cfg(test)]
@@ -134,18 +165,41 @@ mod tests {
         let files = [
             (
                 "README.md",
-                "[a](docs/a.md#part) [web](https://x.org/y.md) [here](#part)\n`[code](no.md)`\n",
+                "[a](docs/a.md#part) [web](https://x.org/y.md) [here](#part)\n`[code](no.md)`\n# Part\n",
             ),
             (
                 "docs/README.md",
                 "[b](b.md \"title\") [up](../README.md)\n```\n[no](no.md)\n```\n[gone](gone.md)\n",
             ),
-            ("docs/a.md", "[b](./b.md) [folder](../docs)\n[out](../../x.md)\n"),
+            (
+                "docs/a.md",
+                "# Part\n[b](./b.md) [folder](../docs)\n[out](../../x.md)\n",
+            ),
             ("docs/b.md", ""),
         ];
         assert_eq!(
             places(&files),
-            [("docs/README.md".to_owned(), 5), ("docs/a.md".to_owned(), 2)]
+            [("docs/README.md".to_owned(), 5), ("docs/a.md".to_owned(), 3)]
+        );
+    }
+
+    #[test]
+    fn anchors_are_headings_of_their_document() {
+        let files = [
+            (
+                "README.md",
+                "# Top\n[a](docs/a.md#part) [top](#top)\n[gone](docs/a.md#gone)\n[here](#part)\n[file](x.toml#a)\n",
+            ),
+            ("docs/a.md", "## Part\n"),
+            ("x.toml", "# docs/a.md#part\n# see docs/a.md#old.\n"),
+        ];
+        assert_eq!(
+            places(&files),
+            [
+                ("README.md".to_owned(), 3),
+                ("README.md".to_owned(), 4),
+                ("x.toml".to_owned(), 2)
+            ]
         );
     }
 

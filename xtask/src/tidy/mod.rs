@@ -1,5 +1,6 @@
 //! The tidy rules and what they share: the tree as text, and findings.
 
+mod anchors;
 mod banned;
 mod directions;
 mod foreign_bytes;
