@@ -167,7 +167,7 @@ fn what_is_known_is_told_beside_what_is_not() {
     };
     let check = with(silent, &policy, 1060, check_snapshots);
     let line = "CRIT: tank has no hourly snapshots at all!, UNKNOWN: gone/vm: there is no such dataset, and nothing below it, \
-                tank/vm/a: look at tank/vm/a: no";
+                tank/vm/a: cannot inspect tank/vm/a: no";
     assert_eq!((check.level, &check.line[..]), (Level::Critical, line));
 }
 

@@ -246,7 +246,7 @@ mod tests {
         let secret = folder.path().join("secret");
         write(&secret, &state(100));
         std::os::unix::fs::symlink(&secret, &path).unwrap();
-        assert!(why(found()).contains("a link"));
+        assert!(why(found()).contains("symbolic link"));
         std::fs::remove_file(&path).unwrap();
         rustix::fs::mknodat(
             rustix::fs::CWD,
