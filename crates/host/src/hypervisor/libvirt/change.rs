@@ -46,7 +46,7 @@ impl HypervisorMut for Libvirt {
     }
 
     fn missing_resources(&self, needs: &HostNeeds) -> Vec<String> {
-        self.missing(needs)
+        self.find_missing(needs)
     }
 
     fn image_folder(&self) -> Option<PathBuf> {

@@ -13,17 +13,17 @@ const DEFAULT_POOL: &str = "default";
 
 impl Libvirt {
     /// A resource that cannot be queried is taken as present: the start of the machine will report it.
-    pub(super) fn missing(&self, needs: &HostNeeds) -> Vec<String> {
-        let mut lacks = Vec::new();
+    pub(super) fn find_missing(&self, needs: &HostNeeds) -> Vec<String> {
+        let mut missing = Vec::new();
         for name in &needs.networks {
             match self.connection().lookup_network_by_name(name) {
                 Ok(network) if network.is_active() == Ok(false) => {
-                    lacks.push(format!(
+                    missing.push(format!(
                         "the network {name} of libvirt is not active: virsh net-start {name}"
                     ));
                 }
                 Err(error) if is_code(&error, ErrorNumber::NoNetwork) => {
-                    lacks.push(format!("libvirt has no network {name}"));
+                    missing.push(format!("libvirt has no network {name}"));
                 }
                 _ => {}
             }
@@ -31,17 +31,17 @@ impl Libvirt {
         for name in &needs.pools {
             match self.connection().lookup_storage_pool_by_name(name) {
                 Ok(pool) if pool.is_active() == Ok(false) => {
-                    lacks.push(format!(
+                    missing.push(format!(
                         "the storage pool {name} of libvirt is not active: virsh pool-start {name}"
                     ));
                 }
                 Err(error) if is_code(&error, ErrorNumber::NoStoragePool) => {
-                    lacks.push(format!("libvirt has no storage pool {name}"));
+                    missing.push(format!("libvirt has no storage pool {name}"));
                 }
                 _ => {}
             }
         }
-        lacks
+        missing
     }
 
     /// The folder of the default pool.

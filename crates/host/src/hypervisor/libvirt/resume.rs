@@ -49,8 +49,8 @@ impl Libvirt {
         if !self.reads_memory_twice() {
             match self.start_by_pipe(&head, resumption) {
                 Ok(()) => return Ok(()),
-                Err(Unread::Never(reason)) => return Err(refused(reason)),
-                Err(Unread::InPart) => {}
+                Err(PipeFailure::Final(reason)) => return Err(refused(reason)),
+                Err(PipeFailure::NotRead) => {}
             }
         }
         write_to_file(&head, resumption).map_err(|error| refused(error.to_string()))?;
@@ -65,10 +65,10 @@ impl Libvirt {
         restored.map_err(|error| error.message().to_owned())
     }
 
-    fn start_by_pipe(&self, head: &[u8], resumption: &Resumption<'_>) -> std::result::Result<(), Unread> {
+    fn start_by_pipe(&self, head: &[u8], resumption: &Resumption<'_>) -> std::result::Result<(), PipeFailure> {
         let pipe = resumption.folder.join(MEMORY_PIPE);
         let made = rustix::fs::mkfifoat(CWD, &pipe, Mode::RUSR | Mode::WUSR);
-        made.map_err(|errno| Unread::Never(errno.to_string()))?;
+        made.map_err(|errno| PipeFailure::Final(errno.to_string()))?;
         let is_over = AtomicBool::new(false);
         let (restored, written) = std::thread::scope(|scope| {
             let writer = scope.spawn(|| write_to_pipe(&pipe, head, resumption, &is_over));
@@ -82,20 +82,20 @@ impl Libvirt {
         drop(std::fs::remove_file(&pipe));
         match (restored, written) {
             (Ok(()), _) => Ok(()),
-            (Err(_), Err(error)) if error.kind() == std::io::ErrorKind::BrokenPipe => Err(Unread::InPart),
+            (Err(_), Err(error)) if error.kind() == std::io::ErrorKind::BrokenPipe => Err(PipeFailure::NotRead),
             // If the memory could not be read, QEMU's message about the end of the stream says nothing new.
-            (Err(_), Err(error)) => Err(Unread::Never(error.to_string())),
-            (Err(reason), Ok(())) => Err(Unread::Never(reason)),
+            (Err(_), Err(error)) => Err(PipeFailure::Final(error.to_string())),
+            (Err(reason), Ok(())) => Err(PipeFailure::Final(reason)),
         }
     }
 }
 
 /// Why a machine did not start through a pipe.
-enum Unread {
+enum PipeFailure {
     /// The pipe was not read to its end: a file may work.
-    InPart,
+    NotRead,
     /// It cannot start, neither through a file.
-    Never(String),
+    Final(String),
 }
 
 /// Writes everything to a new file with permissions for our user and libvirt only.

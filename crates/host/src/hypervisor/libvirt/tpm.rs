@@ -31,16 +31,16 @@ const SESSION_MACHINES: &str = "libvirt/qemu";
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum TpmFolders {
     /// The folders are known.
-    In {
+    Known {
         /// The parent of the folders of TPMs.
         tpms: PathBuf,
         /// The folder of the files with firmware variables.
         variables: PathBuf,
     },
     /// They are on this host, but their path is unknown, for this reason.
-    Somewhere(String),
+    Unknown(String),
     /// They are on another host.
-    Elsewhere,
+    OtherHost,
 }
 
 /// Whether a machine may have a running swtpm.
@@ -62,7 +62,7 @@ impl TpmFolders {
     /// The folders of the libvirt at `uri`; `configuration` is our user's configuration folder.
     pub(super) fn of(uri: &str, configuration: Option<&Path>) -> Self {
         if !is_local(uri) {
-            return Self::Elsewhere;
+            return Self::OtherHost;
         }
         let path = uri.split_once("://").and_then(|(_, rest)| rest.split_once('/'));
         let path = path.map(|(_, path)| path.split('?').next().unwrap_or_default());
@@ -71,21 +71,21 @@ impl TpmFolders {
             (Some("session"), Some(folder)) if folder.join(SESSION_MACHINES).is_dir() => {
                 Self::inside(SESSION_FOLDERS.map(|inner| folder.join(inner)))
             }
-            (Some("session"), Some(folder)) => Self::Somewhere(format!(
+            (Some("session"), Some(folder)) => Self::Unknown(format!(
                 "the folder of this libvirt is unknown: {} has no machines",
                 folder.display()
             )),
-            _ => Self::Somewhere("the folder of this libvirt is unknown".to_owned()),
+            _ => Self::Unknown("the folder of this libvirt is unknown".to_owned()),
         }
     }
 
     fn inside([tpms, variables]: [PathBuf; 2]) -> Self {
-        Self::In { tpms, variables }
+        Self::Known { tpms, variables }
     }
 
     /// The log of a machine's QEMU; none if the folder is unknown.
     pub(super) fn log(&self, name: &str) -> Option<PathBuf> {
-        let Self::In { tpms, .. } = self else { return None };
+        let Self::Known { tpms, .. } = self else { return None };
         let is_of_system = tpms == Path::new(SYSTEM_FOLDERS[0]);
         is_of_system.then(|| Path::new(SYSTEM_LOGS).join(format!("{name}.log")))
     }
@@ -93,7 +93,9 @@ impl TpmFolders {
     /// The file with a machine's firmware variables, if libvirt does not report it; none if the machine has not run
     /// yet.
     pub(super) fn variables(&self, name: &str) -> Option<PathBuf> {
-        let Self::In { variables, .. } = self else { return None };
+        let Self::Known { variables, .. } = self else {
+            return None;
+        };
         let mut paths = VARIABLES.iter().map(|ending| variables.join(format!("{name}{ending}")));
         // A file that cannot be accessed is not taken as missing: the later read reports why.
         paths.find(|path| path.try_exists().unwrap_or(true))
@@ -112,7 +114,7 @@ impl TpmFolders {
             activity,
             libvirt,
         } = machine;
-        if *self == Self::Elsewhere {
+        if *self == Self::OtherHost {
             return TpmPlace::Unknown("libvirt has its files on another host".to_owned());
         }
         if let Some((store, path)) = &tpm.source {
@@ -128,8 +130,8 @@ impl TpmFolders {
             return TpmPlace::Unknown("its configuration does not contain its version".to_owned());
         };
         let usual = match self {
-            Self::In { tpms, .. } => Some(tpms.join(uuid).join(version.folder())),
-            Self::Somewhere(_) | Self::Elsewhere => None,
+            Self::Known { tpms, .. } => Some(tpms.join(uuid).join(version.folder())),
+            Self::Unknown(_) | Self::OtherHost => None,
         };
         let exists = usual.as_ref().is_some_and(|folder| folder.is_dir());
         if activity == Activity::On
@@ -140,7 +142,7 @@ impl TpmFolders {
         }
         match (usual, self) {
             (Some(folder), _) => TpmPlace::of(TpmStore::Folder, &folder, Some(version)),
-            (None, Self::Somewhere(why)) => TpmPlace::Unknown(why.clone()),
+            (None, Self::Unknown(why)) => TpmPlace::Unknown(why.clone()),
             (None, _) => unreachable!("where the folder is known there is a usual place"),
         }
     }
@@ -164,21 +166,21 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         let session = "qemu+unix:///session?socket=/a/system";
         let of = |uri: &str| TpmFolders::of(uri, Some(home.path()));
-        let inside = |tpms: PathBuf, variables: PathBuf| TpmFolders::In { tpms, variables };
+        let inside = |tpms: PathBuf, variables: PathBuf| TpmFolders::Known { tpms, variables };
         let system = inside("/var/lib/libvirt/swtpm".into(), "/var/lib/libvirt/qemu/nvram".into());
         assert_eq!(of("qemu:///system"), system);
-        assert!(matches!(of(session), TpmFolders::Somewhere(_)), "it has no machine");
+        assert!(matches!(of(session), TpmFolders::Unknown(_)), "it has no machine");
         std::fs::create_dir_all(home.path().join("libvirt/qemu")).unwrap();
         let folder = home.path().join("libvirt/qemu");
         assert_eq!(of(session), inside(folder.join("swtpm"), folder.join("nvram")));
-        assert!(matches!(TpmFolders::of(session, None), TpmFolders::Somewhere(_)));
-        assert_eq!(of("qemu+ssh://other/system"), TpmFolders::Elsewhere);
+        assert!(matches!(TpmFolders::of(session, None), TpmFolders::Unknown(_)));
+        assert_eq!(of("qemu+ssh://other/system"), TpmFolders::OtherHost);
     }
 
     #[test]
     fn variables_are_named_after_their_machine() {
         let folder = tempfile::tempdir().unwrap();
-        let states = TpmFolders::In {
+        let states = TpmFolders::Known {
             tpms: PathBuf::new(),
             variables: folder.path().to_owned(),
         };
@@ -187,7 +189,7 @@ mod tests {
             std::fs::File::create(folder.path().join(name)).unwrap();
             assert_eq!(states.variables("web1"), Some(folder.path().join(name)));
         }
-        assert_eq!(TpmFolders::Elsewhere.variables("web1"), None);
+        assert_eq!(TpmFolders::OtherHost.variables("web1"), None);
     }
 
     #[test]
@@ -202,7 +204,7 @@ mod tests {
             version: Some(TpmVersion::V1),
             ..DomainTpm::default()
         };
-        let states = TpmFolders::In {
+        let states = TpmFolders::Known {
             tpms: "/states".into(),
             variables: "/variables".into(),
         };
@@ -211,15 +213,15 @@ mod tests {
             let expected = format!("/states/{uuid}/tpm1.2/tpm-00.permall");
             assert_eq!(path(&place), Some(Path::new(&expected)));
         }
-        let somewhere = TpmFolders::Somewhere("why".to_owned());
+        let unknown = TpmFolders::Unknown("why".to_owned());
         assert_eq!(
-            somewhere.place(&tpm, &machine(Activity::On)),
+            unknown.place(&tpm, &machine(Activity::On)),
             TpmPlace::Unknown("why".to_owned())
         );
         tpm.source = Some((TpmStore::Folder, "/own".into()));
         tpm.version = Some(TpmVersion::V2);
         assert_eq!(
-            path(&somewhere.place(&tpm, &machine(Activity::Off))),
+            path(&unknown.place(&tpm, &machine(Activity::Off))),
             Some(Path::new("/own/tpm2-00.permall"))
         );
         tpm.source = Some((TpmStore::Single, "/own".into()));
@@ -227,7 +229,7 @@ mod tests {
             path(&states.place(&tpm, &machine(Activity::Off))),
             Some(Path::new("/own"))
         );
-        assert!(path(&TpmFolders::Elsewhere.place(&tpm, &machine(Activity::Off))).is_none());
+        assert!(path(&TpmFolders::OtherHost.place(&tpm, &machine(Activity::Off))).is_none());
         let served = DomainTpm {
             socket: Some("/nobody/listens".into()),
             ..DomainTpm::default()

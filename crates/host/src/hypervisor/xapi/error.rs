@@ -44,7 +44,7 @@ pub enum XapiError {
     /// A connection broke, or made no progress for too long.
     #[error("cannot {action} {host}")]
     Broken {
-        /// The action: "ask", "read from".
+        /// The action: "send a request to", "read from".
         action: &'static str,
         /// The host.
         host: String,

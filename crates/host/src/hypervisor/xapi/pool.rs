@@ -303,7 +303,7 @@ impl Pool {
     fn ask(&self, method: &str, words: &Value) -> XapiResult<Value> {
         if self.lock().has_timed_out_before {
             return Err(XapiError::Broken {
-                action: "ask",
+                action: "send a request to",
                 host: self.shown(),
                 source: std::io::ErrorKind::TimedOut.into(),
             });

@@ -327,7 +327,7 @@ impl Provider for Btrfs {
                 &place.to_string_lossy(),
             ];
             let shown = snapshot_folder.shown_place(label.name);
-            self.ask(("make", &shown.to_string_lossy()), &arguments)?;
+            self.ask(("create", &shown.to_string_lossy()), &arguments)?;
             self.note_created(&one.dataset.name, label.name);
             Ok(())
         })

@@ -84,9 +84,9 @@ impl AsRef<Path> for HeldPath<'_> {
 /// The result of an attempt to lock the folder.
 pub(super) enum LockAttempt {
     /// Locked, until this is dropped. No file if the folder has no lock file yet.
-    Ours(Option<File>),
+    Acquired(Option<File>),
     /// Another process has the lock.
-    Others,
+    Busy,
 }
 
 /// The stored metadata of a host snapshot.
@@ -352,12 +352,12 @@ impl SnapshotFolder {
     pub(super) fn try_lock(&self) -> ProviderResult<LockAttempt> {
         let path = self.ours().join("lock");
         let file = match File::open(&path) {
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(LockAttempt::Ours(None)),
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(LockAttempt::Acquired(None)),
             other => other.map_err(|source| file_error("open", &path, source))?,
         };
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => Ok(LockAttempt::Ours(Some(file))),
-            Err(Errno::WOULDBLOCK) => Ok(LockAttempt::Others),
+            Ok(()) => Ok(LockAttempt::Acquired(Some(file))),
+            Err(Errno::WOULDBLOCK) => Ok(LockAttempt::Busy),
             Err(error) => Err(file_error("lock", &path, error.into())),
         }
     }

@@ -59,8 +59,8 @@ impl ProviderLeftoverKind {
 pub(super) fn leftovers(dataset: &Dataset) -> ProviderResult<Vec<ProviderLeftover>> {
     let snapshot_folder = SnapshotFolder::of(Path::new(&dataset.name))?;
     match snapshot_folder.try_lock()? {
-        LockAttempt::Others => Ok(Vec::new()),
-        LockAttempt::Ours(_lock) => find(&snapshot_folder, dataset),
+        LockAttempt::Busy => Ok(Vec::new()),
+        LockAttempt::Acquired(_lock) => find(&snapshot_folder, dataset),
     }
 }
 
@@ -131,7 +131,7 @@ pub(super) fn remove(
         reason: "another process uses it, or has used it since it was found".to_owned(),
     };
     let turn = snapshot_folder.try_lock()?;
-    if matches!(turn, LockAttempt::Others) {
+    if matches!(turn, LockAttempt::Busy) {
         return Err(changed());
     }
     let is_same = |other: &ProviderLeftover| other.kind == leftover.kind && other.place == leftover.place;

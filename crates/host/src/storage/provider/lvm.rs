@@ -180,13 +180,13 @@ impl Lvm {
             arguments.extend(["--addtag", tag]);
         }
         arguments.extend(["--name", &name, &one.dataset.name]);
-        self.ask(("make", &shown), LVCREATE, &arguments).map(drop)
+        self.ask(("create", &shown), LVCREATE, &arguments).map(drop)
     }
 }
 
 fn too_long(what: &str) -> ProviderError {
     ProviderError::Refused {
-        action: "note",
+        action: "write",
         what: format!("the record of {what}"),
         reason: "it does not fit into its tags".to_owned(),
     }

@@ -130,7 +130,7 @@ impl Reflink {
             }
             std::fs::remove_dir_all(&place).map_err(failed("remove the leftover of"))?;
         }
-        std::fs::create_dir(&place).map_err(failed("make"))?;
+        std::fs::create_dir(&place).map_err(failed("create"))?;
         let open = File::open(&place).map_err(failed("open"))?;
         let locked = flock(&open, FlockOperation::NonBlockingLockExclusive);
         locked.map_err(|error| failed("lock")(error.into()))?;

@@ -193,7 +193,7 @@ pub(super) fn full(snapshot: &HostSnapshotName) -> ProviderResult<String> {
 fn record_property(record: &str) -> ProviderResult<String> {
     if record.len() > RECORD_BYTES_MAX {
         return Err(ProviderError::Refused {
-            action: "note",
+            action: "write",
             what: "the record of a snapshot".to_owned(),
             reason: format!(
                 "it has {} bytes, but ZFS stores at most {RECORD_BYTES_MAX}",
@@ -329,7 +329,7 @@ impl Provider for Zfs {
         group
             .iter()
             .try_for_each(|one| volume::write_out(&one.dataset.name, one.is_tree))?;
-        self.ask(("make", &names.join(", ")), &arguments).map(drop)
+        self.ask(("create", &names.join(", ")), &arguments).map(drop)
     }
 
     fn commit(&self, group: &[HostSnapshotScope], label: &HostSnapshotLabel<'_>) -> ProviderResult<()> {

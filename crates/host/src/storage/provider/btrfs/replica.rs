@@ -339,7 +339,7 @@ impl ReplicaSide for BtrfsSide {
         let folder = Path::new(&receiving.dataset);
         if folder.symlink_metadata().is_err() {
             let arguments = ["subvolume", "create", "--", &receiving.dataset];
-            self.btrfs.ask(("make", &receiving.dataset), &arguments)?;
+            self.btrfs.ask(("create", &receiving.dataset), &arguments)?;
         }
         Btrfs::folder(&receiving.dataset)?;
         let snapshot_folder = Arc::new(SnapshotFolder::make(folder)?);

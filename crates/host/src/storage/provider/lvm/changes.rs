@@ -122,7 +122,7 @@ impl Lvm {
             (None, _) => {}
         }
         let note = |change: &str| {
-            self.ask(("note at", &full), LVCHANGE, &["-qq", change, METADATA, &full])
+            self.ask(("tag", &full), LVCHANGE, &["-qq", change, METADATA, &full])
                 .map(drop)
         };
         note("--addtag")?;

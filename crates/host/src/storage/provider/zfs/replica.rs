@@ -120,7 +120,10 @@ impl ZfsSide {
             }
         }
         for above in missing.into_iter().rev() {
-            match self.zfs.ask(("make", above), &["create", "-o", "canmount=off", above]) {
+            match self
+                .zfs
+                .ask(("create", above), &["create", "-o", "canmount=off", above])
+            {
                 // Another process has created it.
                 Err(ProviderError::Exists { .. }) => {}
                 other => drop(other?),
