@@ -65,16 +65,16 @@ fn packed(packing: Packing) -> Vec<u8> {
         level: None,
         threads: THREADS,
     };
-    let mut packer = Packer::new(Box::new(Sent(sender)), options).expect("a good level");
+    let mut packer = Packer::new(Box::new(ChannelWriter(sender)), options).expect("a good level");
     std::io::copy(&mut std::io::repeat(7).take(3000), &mut packer).expect("memory");
     packer.finish().expect("memory");
     receiver.into_iter().flatten().collect()
 }
 
 /// Sends what is written.
-struct Sent(std::sync::mpsc::Sender<Vec<u8>>);
+struct ChannelWriter(std::sync::mpsc::Sender<Vec<u8>>);
 
-impl std::io::Write for Sent {
+impl std::io::Write for ChannelWriter {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
         self.0.send(bytes.to_vec()).ok();
         Ok(bytes.len())
@@ -100,7 +100,7 @@ fn package() -> Vec<u8> {
         level: None,
         time: 0,
     };
-    let output = OvaOutput::Pipe(Box::new(Sent(sender)), std::env::temp_dir());
+    let output = OvaOutput::Pipe(Box::new(ChannelWriter(sender)), std::env::temp_dir());
     write_ova(output, ("web1", text), &[disk], options, &mut |_| Ok(()))
         .expect("memory and a folder for temporary files");
     receiver.into_iter().flatten().collect()
@@ -187,6 +187,6 @@ fn read_to_end(reader: &mut dyn ArchiveReader) -> Outcome {
             "a piece is beyond its disk"
         );
     }
-    drop((reader.corrections(), reader.doubts()));
+    drop((reader.corrections(), reader.unverified()));
     Outcome::Decoded
 }

@@ -24,22 +24,22 @@ pub struct Threads {
 }
 
 /// Results in order.
-pub(crate) struct InOrder<R> {
-    results: Receiver<Next<R>>,
+pub(crate) struct OrderedResults<R> {
+    results: Receiver<PendingResult<R>>,
 }
 
-enum Next<R> {
+enum PendingResult<R> {
     /// Who has the result, once there is one.
     Result(Receiver<R>),
     End,
 }
 
-struct Order<T, R> {
+struct Task<T, R> {
     what: T,
     result: Sender<R>,
 }
 
-impl<R: Send> InOrder<R> {
+impl<R: Send> OrderedResults<R> {
     /// Starts the threads: one hands out what `feed` gives until it gives none, the others do what `make_worker` makes.
     ///
     /// All of them end when this is dropped, the first as soon as `feed` comes back.
@@ -82,7 +82,7 @@ impl<R: Send> InOrder<R> {
         W: FnMut(T) -> R + Send + 't,
         R: 't,
     {
-        let (orders, taken) = channel::<Order<T, R>>();
+        let (orders, taken) = channel::<Task<T, R>>();
         let (ahead, results) = sync_channel(threads.count.get() * WAITING_PER_THREAD);
         let taken = Arc::new(Mutex::new(taken));
         for number in 0..threads.count.get() {
@@ -91,10 +91,10 @@ impl<R: Send> InOrder<R> {
             spawn(Box::new(move || {
                 loop {
                     if let Some(load_max) = load_max {
-                        await_calm(load_max);
+                        wait_for_load_below(load_max);
                     }
                     let order = taken.lock().unwrap_or_else(PoisonError::into_inner).recv();
-                    let Ok(Order { what, result }) = order else { return };
+                    let Ok(Task { what, result }) = order else { return };
                     // Nobody may want it any more.
                     result.send(worker(what)).ok();
                 }
@@ -111,25 +111,29 @@ impl<R: Send> InOrder<R> {
     pub(crate) fn next(&self) -> io::Result<Option<R>> {
         let ended = || io::Error::other("a thread of this program has failed");
         match self.results.recv() {
-            Ok(Next::Result(result)) => result.recv().map(Some).map_err(|_| ended()),
-            Ok(Next::End) => Ok(None),
+            Ok(PendingResult::Result(result)) => result.recv().map(Some).map_err(|_| ended()),
+            Ok(PendingResult::End) => Ok(None),
             Err(_) => Err(ended()),
         }
     }
 }
 
-fn hand_out<T, R>(feed: &mut dyn FnMut() -> Option<T>, orders: &Sender<Order<T, R>>, ahead: &SyncSender<Next<R>>) {
+fn hand_out<T, R>(
+    feed: &mut dyn FnMut() -> Option<T>,
+    orders: &Sender<Task<T, R>>,
+    ahead: &SyncSender<PendingResult<R>>,
+) {
     while let Some(what) = feed() {
         let (result, receiver) = channel();
-        if ahead.send(Next::Result(receiver)).is_err() || orders.send(Order { what, result }).is_err() {
+        if ahead.send(PendingResult::Result(receiver)).is_err() || orders.send(Task { what, result }).is_err() {
             return;
         }
     }
-    ahead.send(Next::End).ok();
+    ahead.send(PendingResult::End).ok();
 }
 
 /// Waits while the machine has more to do than `load_max`.
-fn await_calm(load_max: f64) {
+fn wait_for_load_below(load_max: f64) {
     let load = || {
         let text = std::fs::read_to_string("/proc/loadavg").ok()?;
         text.split_whitespace().next()?.parse::<f64>().ok()
@@ -147,7 +151,7 @@ mod tests {
 
     use holdfast_block::{Clock as _, SystemClock};
 
-    use super::{InOrder, Threads};
+    use super::{OrderedResults, Threads};
 
     fn threads(count: usize) -> Threads {
         Threads {
@@ -159,7 +163,7 @@ mod tests {
     #[test]
     fn results_come_in_order_whoever_is_faster() {
         let mut numbers = 0..200_u64;
-        let results = InOrder::start(
+        let results = OrderedResults::start(
             threads(7),
             move || numbers.next(),
             || {
@@ -178,7 +182,7 @@ mod tests {
     #[test]
     fn a_thread_that_fails_is_an_error_and_not_an_end() {
         let mut numbers = 0..3;
-        let results = InOrder::start(
+        let results = OrderedResults::start(
             threads(1),
             move || numbers.next(),
             || {
@@ -192,7 +196,7 @@ mod tests {
         results.next().unwrap_err();
 
         let fails = || -> Option<u64> { panic!("fails on purpose") };
-        let results = InOrder::start(threads(1), fails, || |number: u64| number);
+        let results = OrderedResults::start(threads(1), fails, || |number: u64| number);
         results.next().unwrap_err();
     }
 
@@ -203,7 +207,7 @@ mod tests {
             load_max: Some(-1.0),
             ..threads(3)
         };
-        let results = InOrder::start(held, move || numbers.next(), || |_: u64| std::thread::current().id());
+        let results = OrderedResults::start(held, move || numbers.next(), || |_: u64| std::thread::current().id());
         let mut who = Vec::new();
         while let Some(thread) = results.next().unwrap() {
             who.push(thread);

@@ -29,7 +29,7 @@ pub trait ArchiveReader: Send {
     }
 
     /// What nothing in the archive vouches for, in words; known when it has come to its end.
-    fn doubts(&self) -> Vec<String> {
+    fn unverified(&self) -> Vec<String> {
         Vec::new()
     }
 

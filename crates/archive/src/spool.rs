@@ -143,8 +143,8 @@ impl ArchiveReader for Ordered {
         self.archive.corrections()
     }
 
-    fn doubts(&self) -> Vec<String> {
-        self.archive.doubts()
+    fn unverified(&self) -> Vec<String> {
+        self.archive.unverified()
     }
 
     fn next(&mut self) -> Result<Option<Piece<'_>>> {

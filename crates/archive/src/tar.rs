@@ -98,7 +98,7 @@ impl<R: Read> TarReader<R> {
                 }
                 return Ok(None);
             }
-            let header = Header::parse(&header, offset)?;
+            let header = TarHeader::parse(&header, offset)?;
             let size_bytes = long_size.take().unwrap_or(header.size_bytes);
             self.left = size_bytes;
             self.padding = size_bytes.next_multiple_of(BLOCK).saturating_sub(size_bytes);
@@ -304,13 +304,13 @@ pub(crate) fn corrupt(what: &'static str, offset: u64, detail: impl Into<String>
     }
 }
 
-struct Header {
+struct TarHeader {
     name: String,
     size_bytes: u64,
     kind: u8,
 }
 
-impl Header {
+impl TarHeader {
     fn parse(header: &[u8; BLOCK_BYTES], offset: u64) -> Result<Self> {
         let wrong = |detail: String| corrupt("header of a member", offset, detail);
         let fields = Record::new(header);

@@ -14,7 +14,7 @@ use crate::{Error, Result};
 const UNIT_BYTES: u64 = 1 << 20;
 
 /// What a descriptor says of the file of a disk.
-pub(super) struct SaidFile {
+pub(super) struct DescribedFile {
     /// What it may be called; no names for a disk without a file.
     pub(super) names: Vec<String>,
     pub(super) is_raw: bool,
@@ -27,14 +27,14 @@ pub(super) struct SaidFile {
 }
 
 /// The disks of a package, those without a file last, and for each of them what is said of its file.
-pub(super) fn described_disks(package: OvfPackage) -> Result<(Vec<ArchiveDisk>, Vec<SaidFile>)> {
+pub(super) fn described_disks(package: OvfPackage) -> Result<(Vec<ArchiveDisk>, Vec<DescribedFile>)> {
     // Media of drives are no disks of the package, and are passed over.
     let disks = package.disks.into_iter().filter(|disk| !disk.format.is_empty());
-    let described: Result<Vec<(ArchiveDisk, SaidFile)>> = disks.map(described).collect();
+    let described: Result<Vec<(ArchiveDisk, DescribedFile)>> = disks.map(described).collect();
     Ok(described?.into_iter().unzip())
 }
 
-fn described(disk: OvfDisk) -> Result<(ArchiveDisk, SaidFile)> {
+fn described(disk: OvfDisk) -> Result<(ArchiveDisk, DescribedFile)> {
     if let Some(file) = &disk.file
         && (file.chunk_bytes.is_some() || !matches!(file.compression.as_deref().unwrap_or_default(), "" | "identity"))
     {
@@ -72,7 +72,7 @@ fn described(disk: OvfDisk) -> Result<(ArchiveDisk, SaidFile)> {
         size_bytes,
         content,
     };
-    let file = SaidFile {
+    let file = DescribedFile {
         names,
         is_raw,
         unit_bytes: disk.capacity_unit_bytes.max(UNIT_BYTES),

@@ -177,7 +177,7 @@ pub(super) enum OvaImage<R> {
 }
 
 /// Nobody can allow a file beside an archive to an image in it.
-fn of_itself(error: ImageError, name: &str) -> ImageError {
+fn self_contained_error(error: ImageError, name: &str) -> ImageError {
     match error {
         ImageError::Refused { file, .. } | ImageError::GuessedFormat { file, .. } => ImageError::UnsupportedFeature {
             image: name.to_owned(),
@@ -211,7 +211,7 @@ impl<R: Read + Send> OvaImage<R> {
         let path = format!("/proc/self/fd/{}", stored.as_raw_fd());
         let image = holdfast_image::open(Path::new(&path), &options).map_err(|source| Error::StoredImage {
             name: name.to_owned(),
-            source: of_itself(source, name),
+            source: self_contained_error(source, name),
         })?;
         Ok(Self::Stored {
             tar,

@@ -59,7 +59,7 @@ impl Algorithm {
 
 /// A line of a manifest.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Line {
+struct ManifestDigest {
     algorithm: Algorithm,
     name: String,
     digest: String,
@@ -68,14 +68,14 @@ struct Line {
 /// What a manifest says.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct Manifest {
-    lines: Vec<Line>,
+    lines: Vec<ManifestDigest>,
     /// The files of lines whose algorithm is not known.
     unknown: Vec<String>,
 }
 
 /// What a line says.
-enum Said {
-    Digest(Line),
+enum ManifestLine {
+    Digest(ManifestDigest),
     /// Of the file of this name, by an algorithm that is not known.
     UnknownAlgorithm(String),
 }
@@ -90,22 +90,22 @@ impl Manifest {
                 let shown: String = text.chars().take(100).collect();
                 corrupt("manifest", offset, format!("a line is not understood: {shown:?}"))
             })? {
-                Said::Digest(line) => lines.push(line),
-                Said::UnknownAlgorithm(name) => unknown.push(name),
+                ManifestLine::Digest(line) => lines.push(line),
+                ManifestLine::UnknownAlgorithm(name) => unknown.push(name),
             }
         }
         Ok(Self { lines, unknown })
     }
 
     /// `SHA256(NAME)= DIGEST`, or `DIGEST  NAME` as sha256sum writes it.
-    fn line(text: &str) -> Option<Said> {
+    fn line(text: &str) -> Option<ManifestLine> {
         let is_digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_hexdigit());
         if let Some((digest, name)) = text.split_once(char::is_whitespace)
             && is_digits(digest)
             && let Some(algorithm) = Algorithm::of_length(digest.len())
         {
             let name = name.trim_start();
-            return Some(Said::Digest(Line {
+            return Some(ManifestLine::Digest(ManifestDigest {
                 algorithm,
                 name: plain_name(name.strip_prefix('*').unwrap_or(name).to_owned()),
                 digest: digest.to_ascii_lowercase(),
@@ -119,10 +119,10 @@ impl Manifest {
         }
         let name = plain_name(name.to_owned());
         let Some(algorithm) = Algorithm::of_name(algorithm.trim()) else {
-            return Some(Said::UnknownAlgorithm(name));
+            return Some(ManifestLine::UnknownAlgorithm(name));
         };
         let length = algorithm.implementation().output_len() * 2;
-        (digest.len() == length).then_some(Said::Digest(Line {
+        (digest.len() == length).then_some(ManifestLine::Digest(ManifestDigest {
             algorithm,
             name,
             digest,

@@ -9,13 +9,13 @@ use crate::reader::{ArchiveReader as _, DiskContent, Piece};
 use crate::tar::TarReader;
 use crate::{Error, Result};
 
-struct Found {
+struct ReadPackage {
     disks: Vec<Vec<u8>>,
     contents: Vec<DiskContent>,
     corrections: Vec<String>,
 }
 
-fn read_by(archive: &[u8], reading: ImageReading) -> Result<Found> {
+fn read_by(archive: &[u8], reading: ImageReading) -> Result<ReadPackage> {
     let mut tar = TarReader::new(archive);
     let first = tar.next()?.unwrap();
     let mut reader = OvaReader::open_at_descriptor(tar, &first, reading)?;
@@ -36,14 +36,14 @@ fn read_by(archive: &[u8], reading: ImageReading) -> Result<Found> {
     for (bytes, disk) in disks.iter_mut().zip(reader.disks()) {
         bytes.resize(usize::try_from(disk.size_bytes).unwrap(), 0);
     }
-    Ok(Found {
+    Ok(ReadPackage {
         contents: reader.disks().iter().map(|disk| disk.content).collect(),
         corrections: reader.corrections(),
         disks,
     })
 }
 
-fn read(archive: &[u8]) -> Result<Found> {
+fn read(archive: &[u8]) -> Result<ReadPackage> {
     read_by(archive, READING)
 }
 

@@ -9,7 +9,7 @@ use std::io::Read;
 use holdfast_hardware::ovf::OvfPackage;
 use holdfast_hardware::xml_text;
 
-use super::described::{SaidFile, described_disks};
+use super::described::{DescribedFile, described_disks};
 use super::disk::{DiskMember, ImageReading, MemberImage, OvaImage};
 use super::manifest::{Digested, Digests, Manifest, is_same_but_for_case};
 use crate::reader::{ArchiveDisk, ArchiveReader, DiskContent, Document, DocumentKind, Piece};
@@ -20,11 +20,11 @@ const TEXT_BYTES_MAX: u64 = 8 << 20;
 const FILE_COUNT_MAX: usize = 10_000;
 /// An OVA that is read as a stream, unpacked already.
 pub struct OvaReader<R> {
-    state: State<R>,
+    state: OvaReadState<R>,
     documents: Vec<Document>,
     disks: Vec<ArchiveDisk>,
     /// For each disk, what the descriptor says of its file.
-    files: Vec<SaidFile>,
+    files: Vec<DescribedFile>,
     corrections: Vec<String>,
     ended: Vec<bool>,
     manifest: Option<Manifest>,
@@ -36,7 +36,7 @@ pub struct OvaReader<R> {
     buffer: Vec<u8>,
 }
 
-enum State<R> {
+enum OvaReadState<R> {
     /// Between members; the next one may be known.
     Between(TarReader<R>, Option<Member>),
     /// In the image of a disk.
@@ -57,7 +57,7 @@ impl<R: Read + Send> OvaReader<R> {
         digests.update(&content);
         let (disks, files) = described_disks(package)?;
         let mut reader = Self {
-            state: State::Over,
+            state: OvaReadState::Over,
             documents: vec![Document {
                 name: descriptor.to_owned(),
                 kind: DocumentKind::Ovf,
@@ -74,7 +74,7 @@ impl<R: Read + Send> OvaReader<R> {
             buffer: Vec::new(),
         };
         let next = reader.texts(&mut tar)?;
-        reader.state = State::Between(tar, next);
+        reader.state = OvaReadState::Between(tar, next);
         Ok(reader)
     }
 
@@ -125,9 +125,9 @@ impl<R: Read + Send> OvaReader<R> {
 
     /// The disk that a member is the file of: by the name that the descriptor has, or else by one that differs only in case, since on Windows
     /// both are one name.
-    fn disk_of(&self, member: &Member) -> Result<Option<(usize, &SaidFile)>> {
-        let is_exact = |file: &SaidFile| file.names.contains(&member.name);
-        let is_similar = |file: &SaidFile| file.names.iter().any(|name| is_same_but_for_case(name, &member.name));
+    fn disk_of(&self, member: &Member) -> Result<Option<(usize, &DescribedFile)>> {
+        let is_exact = |file: &DescribedFile| file.names.contains(&member.name);
+        let is_similar = |file: &DescribedFile| file.names.iter().any(|name| is_same_but_for_case(name, &member.name));
         let exact: Vec<_> = self
             .files
             .iter()
@@ -257,9 +257,9 @@ impl<R: Read + Send> OvaReader<R> {
 
     fn step(&mut self) -> Result<Step> {
         loop {
-            match std::mem::replace(&mut self.state, State::Over) {
-                State::Over => return Ok(Step::Over),
-                State::Between(tar, None) => {
+            match std::mem::replace(&mut self.state, OvaReadState::Over) {
+                OvaReadState::Over => return Ok(Step::Over),
+                OvaReadState::Between(tar, None) => {
                     let Some(disk) = self.ended.iter().position(|has_ended| !has_ended) else {
                         return Ok(Step::Over);
                     };
@@ -271,14 +271,14 @@ impl<R: Read + Send> OvaReader<R> {
                         return Err(self.missing(disk, tar.offset()));
                     }
                     self.end(disk);
-                    self.state = State::Between(tar, None);
+                    self.state = OvaReadState::Between(tar, None);
                     return Ok(Step::End(disk));
                 }
-                State::Between(tar, Some(member)) => {
+                OvaReadState::Between(tar, Some(member)) => {
                     let (disk, image) = self.begin(tar, &member)?;
-                    self.state = State::Disk(disk, image);
+                    self.state = OvaReadState::Disk(disk, image);
                 }
-                State::Disk(disk, mut image) => {
+                OvaReadState::Disk(disk, mut image) => {
                     if let Some(offset) = image.next(&mut self.buffer)? {
                         // An image may be larger by what fills its last block, which is nothing.
                         let (key, size_bytes) = self
@@ -293,7 +293,7 @@ impl<R: Read + Send> OvaReader<R> {
                             return Err(corrupt("disk", offset, detail));
                         }
                         self.buffer.truncate(most);
-                        self.state = State::Disk(disk, image);
+                        self.state = OvaReadState::Disk(disk, image);
                         if self.buffer.is_empty() {
                             continue;
                         }
@@ -303,7 +303,7 @@ impl<R: Read + Send> OvaReader<R> {
                     self.take_in(digested, tar.offset())?;
                     self.end(disk);
                     let next = self.texts(&mut tar)?;
-                    self.state = State::Between(tar, next);
+                    self.state = OvaReadState::Between(tar, next);
                     return Ok(Step::End(disk));
                 }
             }
@@ -330,7 +330,7 @@ impl<R: Read + Send> ArchiveReader for OvaReader<R> {
         self.corrections.clone()
     }
 
-    fn doubts(&self) -> Vec<String> {
+    fn unverified(&self) -> Vec<String> {
         let Some(manifest) = &self.manifest else {
             return vec![
                 "the archive has no manifest: nothing tells whether its files are as they were sent".to_owned(),

@@ -143,12 +143,12 @@ fn what_is_written_is_read_by_file_and_by_pipe() {
 }
 
 /// What nothing vouches for, when all was read.
-fn doubts(bytes: &[u8]) -> String {
+fn unverified(bytes: &[u8]) -> String {
     let mut tar = TarReader::new(bytes);
     let first = tar.next().unwrap().unwrap();
     let mut reader = OvaReader::open_at_descriptor(tar, &first, READING).unwrap();
     while reader.next().unwrap().is_some() {}
-    reader.doubts().join("; ")
+    reader.unverified().join("; ")
 }
 
 #[test]
@@ -265,14 +265,14 @@ fn a_manifest_at_the_end_is_believed_by_every_algorithm() {
         assert!(read(&archive(&members)).is_err(), "{name}");
         assert_eq!(read(&archive(&members[..2])).unwrap()[0], content);
         // Nothing vouches for what is in no manifest.
-        assert!(doubts(&archive(&members[..2])).starts_with("the archive has no manifest"));
+        assert!(unverified(&archive(&members[..2])).starts_with("the archive has no manifest"));
         let other = manifest.replace("disk.img", "gone.img");
         let members = [members[0], members[1], ("a.mf", other.as_bytes())];
-        let said = doubts(&archive(&members));
+        let said = unverified(&archive(&members));
         assert!(said.contains("\"gone.img\", which the archive does not have"), "{said}");
         assert!(said.contains("\"disk.img\" is not in the manifest"), "{said}");
     }
-    assert_eq!(doubts(&written(true)), "");
+    assert_eq!(unverified(&written(true)), "");
     // An algorithm that is not known is no damage.
     let members: [(&str, &[u8]); 3] = [
         ("a.ovf", text.as_bytes()),
@@ -280,7 +280,7 @@ fn a_manifest_at_the_end_is_believed_by_every_algorithm() {
         ("a.mf", b"BLAKE3(a.ovf)= 00\nBLAKE3(disk.img)= 00\n"),
     ];
     assert_eq!(read(&archive(&members)).unwrap()[0], content);
-    let said = doubts(&archive(&members));
+    let said = unverified(&archive(&members));
     assert!(
         said.contains("\"disk.img\" by an algorithm that is not known"),
         "{said}"

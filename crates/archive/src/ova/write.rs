@@ -78,7 +78,7 @@ pub fn write_ova(
             OvaOutput::File(_) => writer.disk_in_place(disk, &mut told)?,
             OvaOutput::Pipe(_, folder) => {
                 let folder = folder.clone();
-                writer.disk_by_detour(disk, &folder, &mut told)?;
+                writer.disk_through_file(disk, &folder, &mut told)?;
             }
         }
         before += disk.device.size_bytes();
@@ -158,7 +158,7 @@ impl Writer {
     }
 
     /// Writes an image into a file, and from there behind its header.
-    fn disk_by_detour(
+    fn disk_through_file(
         &mut self,
         disk: &OvaDisk<'_>,
         folder: &std::path::Path,
@@ -196,7 +196,7 @@ fn write_image(
     options: OvaWriteOptions,
     progress: &mut dyn FnMut(u64) -> std::io::Result<()>,
 ) -> Result<(u64, Vec<u8>)> {
-    let mut output = Hashing {
+    let mut output = HashingWriter {
         output,
         context: Context::new(&SHA256),
         length: 0,
@@ -238,7 +238,7 @@ fn write_image(
 }
 
 /// An error that is told twice.
-fn copy_of(error: &std::io::Error) -> std::io::Error {
+fn duplicate_error(error: &std::io::Error) -> std::io::Error {
     match error.raw_os_error() {
         Some(number) => std::io::Error::from_raw_os_error(number),
         None => std::io::Error::new(error.kind(), error.to_string()),
@@ -246,18 +246,18 @@ fn copy_of(error: &std::io::Error) -> std::io::Error {
 }
 
 /// Counts and digests what is written, and remembers why it could not be.
-struct Hashing<'a> {
+struct HashingWriter<'a> {
     output: &'a mut dyn Write,
     context: Context,
     length: u64,
     failure: Option<std::io::Error>,
 }
 
-impl Write for Hashing<'_> {
+impl Write for HashingWriter<'_> {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
         let count = self.output.write(bytes).inspect_err(|error| {
             if error.kind() != std::io::ErrorKind::Interrupted {
-                self.failure = Some(copy_of(error));
+                self.failure = Some(duplicate_error(error));
             }
         })?;
         self.context.update(bytes.get(..count).unwrap_or_default());

@@ -13,7 +13,7 @@ use super::gzip;
 use super::index::{IndexEntry, PackedIndex};
 use super::write::low;
 use crate::checksum::xxh64;
-use crate::ordered_pool::{InOrder, Threads};
+use crate::ordered_pool::{OrderedResults, Threads};
 use crate::packed::frame::Packing;
 use crate::packed::unpack::Unpacked;
 use crate::{Error, Result};
@@ -88,7 +88,7 @@ impl PackedFile {
             load_max: None,
         };
         let mut numbers = 0..self.inner.index.entries().len();
-        let results = InOrder::start(
+        let results = OrderedResults::start(
             threads,
             move || numbers.next(),
             || {
@@ -117,7 +117,7 @@ impl PackedFile {
         };
         let mut numbers = 0..self.inner.index.entries().len();
         let damaged = |error| std::io::Error::new(std::io::ErrorKind::InvalidData, error);
-        Unpacked::of_blocks(InOrder::start(
+        Unpacked::of_blocks(OrderedResults::start(
             threads,
             move || numbers.next(),
             || {

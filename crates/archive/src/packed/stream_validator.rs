@@ -19,14 +19,14 @@ const ENTRIES_AT_ONCE: usize = 4096;
 
 /// A block, as it says of itself or as an index does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Block {
+struct BlockSummary {
     packed_bytes: u32,
     bytes: u32,
     /// None where a frame of zstd has none.
     checksum: Option<u32>,
 }
 
-impl Block {
+impl BlockSummary {
     fn new(packed: &[u8], bytes: usize, checksum: Option<u32>) -> Self {
         // Frames that are longer than an index can say are none of these.
         let length = |length| u32::try_from(length).unwrap_or(u32::MAX);
@@ -61,7 +61,7 @@ impl Block {
 /// Members of gzip: ours are known by their size field, and each of them has to stand in an index.
 #[derive(Debug, Default)]
 pub(crate) struct GzipValidator {
-    run: Vec<Block>,
+    run: Vec<BlockSummary>,
     /// Of the index that has begun: how many blocks it has named, and how long it is.
     index: Option<(usize, u64)>,
 }
@@ -84,7 +84,7 @@ impl GzipValidator {
             return Err(without_index());
         }
         let checksum = gzip::checksum_of(member);
-        self.run.push(Block::new(member, unpacked_bytes, checksum));
+        self.run.push(BlockSummary::new(member, unpacked_bytes, checksum));
         Ok(())
     }
 
@@ -107,7 +107,7 @@ impl GzipValidator {
         }
         for entry in content.as_chunks().0 {
             let came = self.run.get(number);
-            if !came.is_some_and(|block| block.agrees_with(&Block::of_entry(entry))) {
+            if !came.is_some_and(|block| block.agrees_with(&BlockSummary::of_entry(entry))) {
                 return Err(differs(&at_place(number)));
             }
             number += 1;
@@ -133,7 +133,7 @@ impl GzipValidator {
 /// Frames of zstd: nothing tells ours from those of others, which may stand before ours and have seek tables in other ways.
 #[derive(Debug, Default)]
 pub(crate) struct ZstdValidator {
-    run: Vec<Block>,
+    run: Vec<BlockSummary>,
     /// Since the last index something came that cannot be of the stream that the run is of.
     has_others: bool,
     /// Blocks of full length stood before a stream of ours that was whole.
@@ -149,7 +149,7 @@ impl ZstdValidator {
             self.has_others = true;
         }
         let checksum = zstd_frame::checksum_of(frame);
-        self.run.push(Block::new(frame, unpacked_bytes, checksum));
+        self.run.push(BlockSummary::new(frame, unpacked_bytes, checksum));
     }
 
     /// Whether what came since the last index consists of frames of the length in which ours are cut, and of no shorter one, as the last one mostly is.
@@ -174,7 +174,7 @@ impl ZstdValidator {
             bytes.clear();
             input.append(&mut bytes, entries * ENTRY_BYTES)?;
             for entry in bytes.as_chunks().0 {
-                table.entry(Block::of_entry(entry));
+                table.entry(BlockSummary::of_entry(entry));
             }
             left -= entries;
         }
@@ -205,7 +205,7 @@ impl ZstdValidator {
 
 /// A seek table, compared with the run before it as it is read.
 struct Table<'a> {
-    run: &'a [Block],
+    run: &'a [BlockSummary],
     count: usize,
     number: usize,
     /// The first entry that is not as the block at its place.
@@ -219,7 +219,7 @@ struct Table<'a> {
 }
 
 impl<'a> Table<'a> {
-    fn new(run: &'a [Block], count: usize) -> Self {
+    fn new(run: &'a [BlockSummary], count: usize) -> Self {
         Self {
             run,
             count,
@@ -231,7 +231,7 @@ impl<'a> Table<'a> {
         }
     }
 
-    fn entry(&mut self, entry: Block) {
+    fn entry(&mut self, entry: BlockSummary) {
         let before = self.run.len().checked_sub(self.count);
         let came = before.and_then(|before| self.run.get(before + self.number));
         if self.difference.is_none() && !came.is_some_and(|block| block.agrees_with(&entry)) {

@@ -16,9 +16,9 @@ const THREADS: Threads = Threads {
 };
 
 #[derive(Clone, Default)]
-struct Shared(Arc<Mutex<Vec<u8>>>);
+struct SharedBuffer(Arc<Mutex<Vec<u8>>>);
 
-impl Write for Shared {
+impl Write for SharedBuffer {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
         self.0.lock().unwrap().extend_from_slice(bytes);
         Ok(bytes.len())
@@ -42,7 +42,7 @@ fn stream(length: usize) -> Vec<u8> {
 }
 
 fn packed(bytes: &[u8], packing: Packing) -> Vec<u8> {
-    let shared = Shared::default();
+    let shared = SharedBuffer::default();
     let options = PackOptions {
         packing,
         level: None,
@@ -424,9 +424,9 @@ fn the_index_of_a_long_stream_takes_several_members() {
 }
 
 /// Sends what is written, until its writer is gone.
-struct Sent(std::sync::mpsc::Sender<Vec<u8>>);
+struct ChannelWriter(std::sync::mpsc::Sender<Vec<u8>>);
 
-impl Write for Sent {
+impl Write for ChannelWriter {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
         self.0.send(bytes.to_vec()).ok();
         Ok(bytes.len())
@@ -447,9 +447,9 @@ fn a_stream_that_is_given_up_gets_no_index() {
             level: None,
             threads: THREADS,
         };
-        let fails = std::io::Cursor::new(bytes.clone()).chain(Fails);
+        let fails = std::io::Cursor::new(bytes.clone()).chain(FailingReader);
         let (sender, receiver) = std::sync::mpsc::channel();
-        let error = pack(fails, Box::new(Sent(sender)), options, &mut |_| Ok(())).unwrap_err();
+        let error = pack(fails, Box::new(ChannelWriter(sender)), options, &mut |_| Ok(())).unwrap_err();
         assert!(matches!(error, Error::Read { .. }), "{error}");
         let written: Vec<u8> = receiver.into_iter().flatten().collect();
         assert!(matches!(open(&written), Err(Error::NoIndex)), "{packing:?}");
@@ -457,9 +457,9 @@ fn a_stream_that_is_given_up_gets_no_index() {
 }
 
 /// A medium that has become bad.
-struct Fails;
+struct FailingReader;
 
-impl Read for Fails {
+impl Read for FailingReader {
     fn read(&mut self, _: &mut [u8]) -> std::io::Result<usize> {
         Err(std::io::ErrorKind::Other.into())
     }
@@ -467,8 +467,8 @@ impl Read for Fails {
 
 #[test]
 fn a_reader_that_goes_away_ends_the_packing() {
-    struct Full;
-    impl Write for Full {
+    struct FullWriter;
+    impl Write for FullWriter {
         fn write(&mut self, _: &[u8]) -> std::io::Result<usize> {
             Err(std::io::ErrorKind::StorageFull.into())
         }
@@ -481,11 +481,11 @@ fn a_reader_that_goes_away_ends_the_packing() {
         level,
         threads: THREADS,
     };
-    let mut packer = Packer::new(Box::new(Full), options(None)).unwrap();
+    let mut packer = Packer::new(Box::new(FullWriter), options(None)).unwrap();
     let error = std::io::copy(&mut std::io::repeat(7).take(1 << 30), &mut packer).unwrap_err();
     assert_eq!(error.kind(), std::io::ErrorKind::StorageFull);
     assert!(matches!(
-        Packer::new(Box::new(Full), options(Some(30))),
+        Packer::new(Box::new(FullWriter), options(Some(30))),
         Err(Error::InvalidOption { .. })
     ));
 }

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use flate2::bufread::GzDecoder;
 
-use crate::ordered_pool::{InOrder, Threads};
+use crate::ordered_pool::{OrderedResults, Threads};
 use crate::packed::frame::{Frame, Input, Packing};
 use crate::packed::{GzipValidator, ZstdValidator, gzip, zstd_read};
 
@@ -34,7 +34,7 @@ pub struct Unpacked {
 enum Source {
     Plain(Input),
     Chunks {
-        chunks: InOrder<io::Result<Vec<u8>>>,
+        chunks: OrderedResults<io::Result<Vec<u8>>>,
         chunk: Vec<u8>,
         at: usize,
         is_over: bool,
@@ -72,7 +72,7 @@ impl Unpacked {
     }
 
     /// Blocks that somebody else unpacks.
-    pub(crate) fn of_blocks(blocks: InOrder<io::Result<Vec<u8>>>) -> Self {
+    pub(crate) fn of_blocks(blocks: OrderedResults<io::Result<Vec<u8>>>) -> Self {
         Self {
             packing: Packing::None,
             source: Source::Chunks {
@@ -147,7 +147,7 @@ impl Source {
             }
         };
         Self::Chunks {
-            chunks: InOrder::start(threads, move || unpacking.next(), make_worker),
+            chunks: OrderedResults::start(threads, move || unpacking.next(), make_worker),
             chunk: Vec::new(),
             at: 0,
             is_over: false,
@@ -183,14 +183,14 @@ enum Part {
 
 /// The reading thread.
 struct Unpacking {
-    state: State,
+    state: UnpackState,
     /// What came since the last index, by the way in which the stream is packed.
     gzip: GzipValidator,
     zstd: ZstdValidator,
     may_be_cut: Arc<AtomicBool>,
 }
 
-enum State {
+enum UnpackState {
     Frames(Input, Packing),
     /// A member of gzip, piecemeal.
     Member(Box<GzDecoder<BufReader<Input>>>),
@@ -202,7 +202,7 @@ enum State {
 impl Unpacking {
     fn new(input: Input, packing: Packing, may_be_cut: &Arc<AtomicBool>) -> Self {
         Self {
-            state: State::Frames(input, packing),
+            state: UnpackState::Frames(input, packing),
             gzip: GzipValidator::default(),
             zstd: ZstdValidator::default(),
             may_be_cut: Arc::clone(may_be_cut),
@@ -210,17 +210,17 @@ impl Unpacking {
     }
 
     fn next(&mut self) -> Option<Part> {
-        let (part, state) = match std::mem::replace(&mut self.state, State::Over) {
-            State::Over => return None,
-            State::Frames(input, packing) => self.frame(input, packing),
-            State::Member(member) => Self::part_of(member),
-            State::Stream(stream) => Self::chunk(stream),
+        let (part, state) = match std::mem::replace(&mut self.state, UnpackState::Over) {
+            UnpackState::Over => return None,
+            UnpackState::Frames(input, packing) => self.frame(input, packing),
+            UnpackState::Member(member) => Self::part_of(member),
+            UnpackState::Stream(stream) => Self::chunk(stream),
         };
         self.state = state;
         part
     }
 
-    fn frame(&mut self, mut input: Input, packing: Packing) -> (Option<Part>, State) {
+    fn frame(&mut self, mut input: Input, packing: Packing) -> (Option<Part>, UnpackState) {
         let frame = match packing {
             Packing::Gzip => gzip::read_member(&mut input),
             Packing::Zstd | Packing::None => zstd_read::read_frame(&mut input, &mut self.zstd),
@@ -237,17 +237,17 @@ impl Unpacking {
             Ok(frame)
         });
         match frame {
-            Err(error) => (Some(Part::Ready(Err(error))), State::Over),
+            Err(error) => (Some(Part::Ready(Err(error))), UnpackState::Over),
             Ok(Frame::End) => {
                 self.may_be_cut.store(self.zstd.may_be_cut(), Ordering::Relaxed);
-                (None, State::Over)
+                (None, UnpackState::Over)
             }
             Ok(Frame::Whole { bytes, unpacked_bytes }) => {
                 let part = match packing {
                     Packing::Gzip => Part::Gzip { bytes, unpacked_bytes },
                     Packing::Zstd | Packing::None => Part::Zstd { bytes, unpacked_bytes },
                 };
-                (Some(part), State::Frames(input, packing))
+                (Some(part), UnpackState::Frames(input, packing))
             }
             Ok(Frame::Long { start }) => {
                 input.give_back(start);
@@ -256,40 +256,43 @@ impl Unpacking {
         }
     }
 
-    fn piecemeal(input: Input, packing: Packing) -> (Option<Part>, State) {
+    fn piecemeal(input: Input, packing: Packing) -> (Option<Part>, UnpackState) {
         if packing == Packing::Gzip {
             return Self::part_of(Box::new(GzDecoder::new(BufReader::with_capacity(AHEAD_BYTES, input))));
         }
         match zstd::stream::read::Decoder::new(input) {
             Ok(stream) => Self::chunk(Box::new(stream)),
-            Err(error) => (Some(Part::Ready(Err(error))), State::Over),
+            Err(error) => (Some(Part::Ready(Err(error))), UnpackState::Over),
         }
     }
 
     /// A part of a member of gzip. Where that is over, another one may follow.
-    fn part_of(mut member: Box<GzDecoder<BufReader<Input>>>) -> (Option<Part>, State) {
+    fn part_of(mut member: Box<GzDecoder<BufReader<Input>>>) -> (Option<Part>, UnpackState) {
         let mut chunk = Vec::with_capacity(CHUNK_BYTES);
         let read = member.by_ref().take(CHUNK_BYTES as u64).read_to_end(&mut chunk);
         match read {
-            Err(error) => (Some(Part::Ready(Err(damaged(error)))), State::Over),
+            Err(error) => (Some(Part::Ready(Err(damaged(error)))), UnpackState::Over),
             Ok(0) => {
                 let reader = member.into_inner();
                 let ahead = reader.buffer().to_vec();
                 let mut input = reader.into_inner();
                 input.give_back(ahead);
                 // What follows is the next call's: a stream may have any number of empty members.
-                (Some(Part::Ready(Ok(Vec::new()))), State::Frames(input, Packing::Gzip))
+                (
+                    Some(Part::Ready(Ok(Vec::new()))),
+                    UnpackState::Frames(input, Packing::Gzip),
+                )
             }
-            Ok(_) => (Some(Part::Ready(Ok(chunk))), State::Member(member)),
+            Ok(_) => (Some(Part::Ready(Ok(chunk))), UnpackState::Member(member)),
         }
     }
 
-    fn chunk(mut stream: Box<dyn Read + Send>) -> (Option<Part>, State) {
+    fn chunk(mut stream: Box<dyn Read + Send>) -> (Option<Part>, UnpackState) {
         let mut chunk = Vec::with_capacity(CHUNK_BYTES);
         match stream.by_ref().take(CHUNK_BYTES as u64).read_to_end(&mut chunk) {
-            Err(error) => (Some(Part::Ready(Err(damaged(error)))), State::Over),
-            Ok(0) => (None, State::Over),
-            Ok(_) => (Some(Part::Ready(Ok(chunk))), State::Stream(stream)),
+            Err(error) => (Some(Part::Ready(Err(damaged(error)))), UnpackState::Over),
+            Ok(0) => (None, UnpackState::Over),
+            Ok(_) => (Some(Part::Ready(Ok(chunk))), UnpackState::Stream(stream)),
         }
     }
 }

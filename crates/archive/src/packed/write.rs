@@ -10,7 +10,7 @@ use std::thread::JoinHandle;
 use super::index::PackedIndex;
 use super::{gzip, zstd_frame};
 use crate::checksum::xxh64;
-use crate::ordered_pool::{InOrder, Threads};
+use crate::ordered_pool::{OrderedResults, Threads};
 use crate::packed::frame::{GZIP_BLOCK_BYTES, Packing, ZSTD_BLOCK_BYTES};
 use crate::{Error, Result};
 
@@ -74,13 +74,13 @@ pub struct Packed {
 
 /// Buffers that were used, and are used again: fresh memory costs more than a part of the packing.
 #[derive(Clone)]
-struct Spare {
+struct BufferPool {
     buffers: Arc<Mutex<Vec<Vec<u8>>>>,
     /// All are as large: a block that did not get smaller.
     capacity: usize,
 }
 
-impl Spare {
+impl BufferPool {
     fn new(block_bytes: usize) -> Self {
         Self {
             buffers: Arc::default(),
@@ -107,12 +107,12 @@ impl Spare {
 
 /// A stream that is being packed, as something to write to. Whoever forgets [`Packer::finish`] has no whole file.
 pub struct Packer {
-    spare: Spare,
+    buffers: BufferPool,
     block: Vec<u8>,
     block_bytes: usize,
     blocks: Option<SyncSender<Vec<u8>>>,
     /// Whether the last block was handed in. Without that, no index says that these are all.
-    is_whole: Arc<AtomicBool>,
+    was_completed: Arc<AtomicBool>,
     writer: Option<JoinHandle<Result<Packed>>>,
 }
 
@@ -125,23 +125,23 @@ impl Packer {
         let level = options.level()?;
         let (blocks, handed_in) = sync_channel::<Vec<u8>>(WAITING);
         let packing = options.packing;
-        let spare = Spare::new(options.block_bytes());
-        let of_workers = spare.clone();
-        let packed = InOrder::start(
+        let buffers = BufferPool::new(options.block_bytes());
+        let of_workers = buffers.clone();
+        let packed = OrderedResults::start(
             options.threads,
             move || handed_in.recv().ok(),
             move || worker(packing, level, of_workers.clone()),
         );
-        let of_writer = spare.clone();
-        let is_whole: Arc<AtomicBool> = Arc::default();
-        let seen_whole = Arc::clone(&is_whole);
+        let of_writer = buffers.clone();
+        let was_completed: Arc<AtomicBool> = Arc::default();
+        let seen_whole = Arc::clone(&was_completed);
         let writer = std::thread::spawn(move || write_all(&packed, packing, output, &of_writer, &seen_whole));
         Ok(Self {
-            spare,
+            buffers,
             block: Vec::new(),
             block_bytes: options.block_bytes(),
             blocks: Some(blocks),
-            is_whole,
+            was_completed,
             writer: Some(writer),
         })
     }
@@ -179,7 +179,7 @@ impl Packer {
         {
             return Err(Error::Write { offset: 0, source });
         }
-        self.is_whole.store(true, Ordering::Release);
+        self.was_completed.store(true, Ordering::Release);
         self.join()
     }
 }
@@ -187,7 +187,7 @@ impl Packer {
 impl Write for Packer {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         if self.block.capacity() == 0 {
-            self.block = self.spare.take();
+            self.block = self.buffers.take();
         }
         let count = bytes.len().min(self.block_bytes - self.block.len());
         self.block.extend_from_slice(bytes.get(..count).unwrap_or_default());
@@ -215,13 +215,17 @@ fn to_io(error: Error) -> io::Error {
 }
 
 /// A block that was packed.
-struct Block {
+struct PackedBlock {
     bytes: Vec<u8>,
     unpacked_bytes: u32,
     checksum: u32,
 }
 
-fn worker(packing: Packing, level: i32, spare: Spare) -> impl FnMut(Vec<u8>) -> io::Result<Block> + Send + 'static {
+fn worker(
+    packing: Packing,
+    level: i32,
+    buffers: BufferPool,
+) -> impl FnMut(Vec<u8>) -> io::Result<PackedBlock> + Send + 'static {
     let gzip_level = libdeflater::CompressionLvl::new(level).unwrap_or_default();
     let mut deflate = libdeflater::Compressor::new(gzip_level);
     let mut zstd = (packing == Packing::Zstd).then(|| zstd_compressor(level));
@@ -230,7 +234,7 @@ fn worker(packing: Packing, level: i32, spare: Spare) -> impl FnMut(Vec<u8>) -> 
         let (checksum, packed) = match (packing, &mut zstd) {
             (Packing::Gzip, _) => (libdeflater::crc32(&bytes), gzip::pack(&mut deflate, &bytes)?),
             (Packing::Zstd, Some(Ok(compressor))) => {
-                let mut packed = spare.take();
+                let mut packed = buffers.take();
                 compressor.compress_to_buffer(&bytes, &mut packed)?;
                 // The index has the one with which the frame ends.
                 let checksum = zstd_frame::checksum_of(&packed);
@@ -238,15 +242,15 @@ fn worker(packing: Packing, level: i32, spare: Spare) -> impl FnMut(Vec<u8>) -> 
             }
             (Packing::Zstd, Some(Err(error))) => return Err(io::Error::other(error.to_string())),
             (Packing::Zstd | Packing::None, _) => {
-                return Ok(Block {
+                return Ok(PackedBlock {
                     bytes,
                     unpacked_bytes,
                     checksum: 0,
                 });
             }
         };
-        spare.give(bytes);
-        Ok(Block {
+        buffers.give(bytes);
+        Ok(PackedBlock {
             bytes: packed,
             unpacked_bytes,
             checksum,
@@ -269,11 +273,11 @@ pub(super) fn low(hash: u64) -> u32 {
 }
 
 fn write_all(
-    blocks: &InOrder<io::Result<Block>>,
+    blocks: &OrderedResults<io::Result<PackedBlock>>,
     packing: Packing,
     mut output: Box<dyn Write + Send>,
-    spare: &Spare,
-    is_whole: &AtomicBool,
+    buffers: &BufferPool,
+    was_completed: &AtomicBool,
 ) -> Result<Packed> {
     let mut index = PackedIndex::default();
     let mut packed = Packed::default();
@@ -287,10 +291,10 @@ fn write_all(
         packed.written_bytes += u64::from(length);
         packed.unpacked_bytes += u64::from(block.unpacked_bytes);
         if packing != Packing::Gzip {
-            spare.give(block.bytes);
+            buffers.give(block.bytes);
         }
     }
-    if !is_whole.load(Ordering::Acquire) {
+    if !was_completed.load(Ordering::Acquire) {
         return Err(failed(packed.written_bytes)(ended()));
     }
     if packing != Packing::None {
@@ -315,7 +319,7 @@ pub fn pack(
     let mut packer = Packer::new(output, options)?;
     let mut read_bytes = 0;
     loop {
-        let mut block = packer.spare.take();
+        let mut block = packer.buffers.take();
         let read = input.by_ref().take(packer.block_bytes as u64).read_to_end(&mut block);
         let read = read.and_then(|count| progress(read_bytes + count as u64).map(|()| count));
         let count = read.map_err(|source| Error::Read {

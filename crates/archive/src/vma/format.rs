@@ -73,14 +73,14 @@ pub(super) const MEMORY_NAME: &str = "vmstate";
 const PROXMOX_NAME: &str = "qemu-server.conf";
 
 /// What a header says.
-pub(super) struct Header {
+pub(super) struct VmaHeader {
     pub(super) uuid: [u8; 16],
     pub(super) documents: Vec<Document>,
-    pub(super) devices: Vec<Device>,
+    pub(super) devices: Vec<VmaDevice>,
 }
 
 /// A device of an archive.
-pub(super) struct Device {
+pub(super) struct VmaDevice {
     /// By which clusters refer to it.
     pub(super) number: u8,
     pub(super) name: String,
@@ -112,12 +112,12 @@ pub(super) fn header_bytes(start: &[u8]) -> Result<usize> {
     Ok(size)
 }
 
-impl Header {
+impl VmaHeader {
     /// Reads a whole header: as many bytes as [`header_bytes`] says.
     pub(super) fn parse(bytes: &[u8]) -> Result<Self> {
         check_md5(bytes, MD5_AT, "header", 0)?;
         let blobs = Blobs::new(bytes)?;
-        let mut devices: Vec<Device> = Vec::new();
+        let mut devices: Vec<VmaDevice> = Vec::new();
         for number in 1..=u8::MAX {
             let place = DEVICES_AT + usize::from(number) * DEVICE_BYTES;
             let (name, size_bytes) = (be_u32(bytes, place), u64::from_be_bytes(array(bytes, place + 8)));
@@ -133,7 +133,7 @@ impl Header {
             if devices.iter().any(|device| device.name == name) {
                 return Err(corrupt("device", at(place), format!("{name} is there twice")));
             }
-            devices.push(Device {
+            devices.push(VmaDevice {
                 number,
                 name,
                 size_bytes,

@@ -7,7 +7,7 @@ use std::io::{ErrorKind, Read};
 
 use super::clusters::Clusters;
 use super::format::{
-    self, BLOCK_BYTES, CLUSTER_BYTES, ClusterInfo, EXTENT_BYTES, HEADER_BYTES, Header, MEMORY_NAME, parse_extent,
+    self, BLOCK_BYTES, CLUSTER_BYTES, ClusterInfo, EXTENT_BYTES, HEADER_BYTES, MEMORY_NAME, VmaHeader, parse_extent,
 };
 use crate::reader::{ArchiveDisk, ArchiveReader, DiskContent, Document, Piece};
 use crate::tar::{corrupt, read_error};
@@ -25,7 +25,7 @@ pub struct VmaReader<R> {
     disks: Vec<ArchiveDisk>,
     left_out: Vec<String>,
     /// What the devices are, by their numbers.
-    devices: [Device; format::DEVICE_COUNT],
+    devices: [DeviceRole; format::DEVICE_COUNT],
     /// Which clusters of each disk have come.
     clusters: Vec<Clusters>,
     /// Clusters of the extent that are still to be read.
@@ -40,7 +40,7 @@ pub struct VmaReader<R> {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Device {
+enum DeviceRole {
     None,
     Disk(usize),
     /// Not read: the memory of the machine.
@@ -72,7 +72,7 @@ impl<R: Read> VmaReader<R> {
             documents: Vec::new(),
             disks: Vec::new(),
             left_out: Vec::new(),
-            devices: [Device::None; format::DEVICE_COUNT],
+            devices: [DeviceRole::None; format::DEVICE_COUNT],
             clusters: Vec::new(),
             infos: Vec::new().into_iter(),
             cluster: None,
@@ -87,16 +87,16 @@ impl<R: Read> VmaReader<R> {
         if size > HEADER_BYTES {
             reader.fill(header.get_mut(HEADER_BYTES..).unwrap_or_default(), "the header")?;
         }
-        let header = Header::parse(&header)?;
+        let header = VmaHeader::parse(&header)?;
         for device in header.devices {
             let number = usize::from(device.number);
             let place = reader.devices.get_mut(number);
             let place = place.expect("there is a device for each number of one byte");
             if device.name == MEMORY_NAME {
-                *place = Device::LeftOut;
+                *place = DeviceRole::LeftOut;
                 reader.left_out.push(device.name);
             } else {
-                *place = Device::Disk(reader.disks.len());
+                *place = DeviceRole::Disk(reader.disks.len());
                 reader.clusters.push(Clusters::new(device.size_bytes));
                 reader.disks.push(ArchiveDisk {
                     key: device.name,
@@ -124,19 +124,19 @@ impl<R: Read> VmaReader<R> {
     }
 
     /// The device that a cluster is of.
-    fn device(&self, info: ClusterInfo) -> Device {
+    fn device(&self, info: ClusterInfo) -> DeviceRole {
         self.devices
             .get(usize::from(info.device))
             .copied()
-            .unwrap_or(Device::None)
+            .unwrap_or(DeviceRole::None)
     }
 
     /// Whether a cluster is of its device, whose end the last one may reach beyond.
     fn check(&self, info: ClusterInfo, extent_offset: u64) -> Result<()> {
         let disk = match self.device(info) {
-            Device::LeftOut => return Ok(()),
-            Device::Disk(disk) => self.disks.get(disk),
-            Device::None => None,
+            DeviceRole::LeftOut => return Ok(()),
+            DeviceRole::Disk(disk) => self.disks.get(disk),
+            DeviceRole::None => None,
         };
         let Some(disk) = disk else {
             let detail = format!(
@@ -167,7 +167,7 @@ impl<R: Read> VmaReader<R> {
             self.fill(&mut blocks, "a cluster")?;
             self.blocks = blocks;
         }
-        let Device::Disk(disk) = self.device(info) else {
+        let DeviceRole::Disk(disk) = self.device(info) else {
             return Ok(());
         };
         let known = self.clusters.get_mut(disk).zip(self.disks.get(disk));
@@ -262,7 +262,7 @@ impl<R: Read + Send> ArchiveReader for VmaReader<R> {
         &self.left_out
     }
 
-    fn doubts(&self) -> Vec<String> {
+    fn unverified(&self) -> Vec<String> {
         vec!["a VMA has checksums of where its data belongs, and none of the data: what was changed in that on the way is not found".to_owned()]
     }
 

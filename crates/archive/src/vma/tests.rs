@@ -52,9 +52,9 @@ fn header(configs: &[(&str, &[u8])], devices: &[(&str, u64)]) -> Vec<u8> {
 }
 
 /// A cluster: device, number, content of 64 KiB of which blocks that are zero are left out.
-type HandCluster<'a> = (u8, u32, &'a [u8]);
+type TestCluster<'a> = (u8, u32, &'a [u8]);
 
-fn extent(clusters: &[HandCluster]) -> Vec<u8> {
+fn extent(clusters: &[TestCluster]) -> Vec<u8> {
     let mut bytes = vec![0; 512];
     bytes[..4].copy_from_slice(b"VMAE");
     bytes[8..24].copy_from_slice(&UUID);
@@ -78,7 +78,7 @@ fn extent(clusters: &[HandCluster]) -> Vec<u8> {
 }
 
 /// A whole archive of these disks, whose clusters come in the order that `order` makes of them, in extents of `per_extent`.
-fn archive(disks: &[Vec<u8>], per_extent: usize, order: impl FnOnce(&mut Vec<HandCluster>)) -> Vec<u8> {
+fn archive(disks: &[Vec<u8>], per_extent: usize, order: impl FnOnce(&mut Vec<TestCluster>)) -> Vec<u8> {
     let names: Vec<String> = (0..disks.len()).map(|number| format!("drive-scsi{number}")).collect();
     let devices: Vec<(&str, u64)> = names
         .iter()
@@ -86,7 +86,7 @@ fn archive(disks: &[Vec<u8>], per_extent: usize, order: impl FnOnce(&mut Vec<Han
         .zip(disks.iter().map(|disk| disk.len() as u64))
         .collect();
     let mut bytes = header(&[("qemu-server.conf", b"cores: 2\n")], &devices);
-    let mut clusters: Vec<HandCluster> = Vec::new();
+    let mut clusters: Vec<TestCluster> = Vec::new();
     for (disk, device) in disks.iter().zip(1..) {
         clusters.extend(
             disk.chunks(CLUSTER)
@@ -413,7 +413,7 @@ fn what_cannot_be_kept_is_an_error_that_names_the_folder() {
 }
 
 /// What an archive holds, by a reader that shares nothing with the one that is tested.
-struct Found {
+struct ParsedVma {
     configs: Vec<(String, Vec<u8>)>,
     disks: Vec<(String, Vec<u8>)>,
     /// Blocks that are stored.
@@ -430,7 +430,7 @@ fn assert_sealed(bytes: &[u8], place: usize) {
     assert!(again == bytes, "the MD5 is wrong");
 }
 
-fn found(archive: &[u8]) -> Found {
+fn found(archive: &[u8]) -> ParsedVma {
     assert_eq!(&archive[..8], b"VMA\0\0\0\0\x01");
     let header = &archive[..number(&archive[56..60])];
     assert_sealed(header, 32);
@@ -492,7 +492,7 @@ fn found(archive: &[u8]) -> Found {
         seen.len(),
         disks.iter().map(|(_, disk)| disk.len().div_ceil(65536)).sum()
     );
-    Found {
+    ParsedVma {
         configs: configs.collect(),
         disks,
         block_count,
@@ -568,13 +568,13 @@ fn what_is_written_is_read_by_two_readers_whatever_is_where() {
 }
 
 /// Is asked what is in it, and remembers what is read of it.
-struct Watched {
+struct RecordingDevice {
     device: MemoryDevice,
     reads: Mutex<Vec<(u64, u64)>>,
     asked: Mutex<Vec<u64>>,
 }
 
-impl BlockDevice for Watched {
+impl BlockDevice for RecordingDevice {
     fn size_bytes(&self) -> u64 {
         self.device.size_bytes()
     }
@@ -602,7 +602,7 @@ impl BlockDevice for Watched {
 
 #[test]
 fn disks_are_asked_once_and_read_once_where_they_may_have_data() {
-    let device = Arc::new(Watched {
+    let device = Arc::new(RecordingDevice {
         device: MemoryDevice::from_bytes(&vec![5; 20 << 20]),
         reads: Mutex::default(),
         asked: Mutex::default(),

@@ -13,7 +13,7 @@ use super::format::{
     BLOCK_BYTES, CLUSTER_BYTES, ClusterInfo, DEVICE_BYTES_MAX, EXTENT_BYTES, EXTENT_CLUSTER_COUNT, MEMORY_NAME, put,
     write_extent, write_header,
 };
-use crate::ordered_pool::{InOrder, Threads};
+use crate::ordered_pool::{OrderedResults, Threads};
 use crate::{Error, Result};
 
 /// Bytes of a disk that an extent is about.
@@ -153,8 +153,8 @@ fn extents<'scope>(
     disk: &'scope VmaDisk<'_>,
     number: u8,
     options: VmaWriteOptions,
-) -> InOrder<Result<Extent>> {
-    let mut units = Units {
+) -> OrderedResults<Result<Extent>> {
+    let mut units = ExtentRanges {
         device: &*disk.device,
         at: 0,
         data: VecDeque::new(),
@@ -164,19 +164,19 @@ fn extents<'scope>(
         count: options.threads,
         load_max: None,
     };
-    InOrder::start_within(
+    OrderedResults::start_within(
         scope,
         threads,
         move || units.next().transpose(),
         || {
             let mut buffer = Vec::new();
-            move |unit: Result<Unit>| extent(&*disk.device, number, &options.uuid, &unit?, &mut buffer)
+            move |unit: Result<ExtentRange>| extent(&*disk.device, number, &options.uuid, &unit?, &mut buffer)
         },
     )
 }
 
 /// A part of a disk that becomes an extent.
-struct Unit {
+struct ExtentRange {
     /// Begins at a cluster, and has at most [`UNIT_BYTES`].
     range: Range<u64>,
     /// Which of its clusters may be data, the first by the lowest bit.
@@ -184,7 +184,7 @@ struct Unit {
 }
 
 /// The parts of a disk.
-struct Units<'d> {
+struct ExtentRanges<'d> {
     device: &'d dyn BlockDevice,
     at: u64,
     /// What may be data and lies behind `at`.
@@ -193,8 +193,8 @@ struct Units<'d> {
     asked: u64,
 }
 
-impl Units<'_> {
-    fn next(&mut self) -> Result<Option<Unit>> {
+impl ExtentRanges<'_> {
+    fn next(&mut self) -> Result<Option<ExtentRange>> {
         let size_bytes = self.device.size_bytes();
         if self.at >= size_bytes {
             return Ok(None);
@@ -218,12 +218,18 @@ impl Units<'_> {
             self.data.pop_front();
         }
         self.at = range.end;
-        Ok(Some(Unit { range, data: mask }))
+        Ok(Some(ExtentRange { range, data: mask }))
     }
 }
 
 /// Reads a part of a disk, and makes an extent of it.
-fn extent(device: &dyn BlockDevice, number: u8, uuid: &[u8; 16], unit: &Unit, buffer: &mut Vec<u8>) -> Result<Extent> {
+fn extent(
+    device: &dyn BlockDevice,
+    number: u8,
+    uuid: &[u8; 16],
+    unit: &ExtentRange,
+    buffer: &mut Vec<u8>,
+) -> Result<Extent> {
     let Range { start, end } = unit.range.clone();
     let mut extent = Extent {
         bytes: vec![0; EXTENT_BYTES],

@@ -27,7 +27,7 @@ pub struct XvaReader<R> {
     drives: Vec<String>,
     has_checksums: bool,
     /// The disk whose blocks come, by its place.
-    current: Option<Current>,
+    current: Option<DiskProgress>,
     block: Vec<u8>,
     /// What was read ahead.
     ahead: Option<Member>,
@@ -38,7 +38,7 @@ pub struct XvaReader<R> {
 
 /// How far a disk has come.
 #[derive(Debug, Clone, Copy)]
-struct Current {
+struct DiskProgress {
     disk: usize,
     block_bytes: u64,
     number: u64,
@@ -122,7 +122,7 @@ impl<R: Read> XvaReader<R> {
                     let detail = format!("{:?} comes after the end of its disk", member.name);
                     return Err(corrupt("member", member.offset, detail));
                 }
-                None => Current {
+                None => DiskProgress {
                     disk,
                     block_bytes: member.size_bytes,
                     number: 0,
@@ -152,7 +152,7 @@ impl<R: Read> XvaReader<R> {
                 return Err(corrupt("member", member.offset, detail));
             };
             self.read_block(&member)?;
-            self.current = Some(Current { offset: end, ..at });
+            self.current = Some(DiskProgress { offset: end, ..at });
             if member.size_bytes > 0 {
                 return Ok(Some((disk, at.offset)));
             }
@@ -233,7 +233,7 @@ impl<R: Read> XvaReader<R> {
     }
 }
 
-impl Current {
+impl DiskProgress {
     /// Where a block with this number goes: each number that was left out stands for a block of zeroes.
     fn after(self, member: &Member, number: u64) -> Result<Self> {
         let left_out = number.checked_sub(self.number + 1);

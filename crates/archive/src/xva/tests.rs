@@ -32,13 +32,13 @@ fn records(disks: &[(&str, u64)], version: &str) -> String {
 }
 
 /// An archive by hand.
-struct Hand(Vec<u8>);
+struct ArchiveBuilder(Vec<u8>);
 
-impl Hand {
+impl ArchiveBuilder {
     fn new(disks: &[(&str, u64)]) -> Self {
-        let mut hand = Self(Vec::new());
-        hand.add("ova.xml", records(disks, "2").as_bytes());
-        hand
+        let mut builder = Self(Vec::new());
+        builder.add("ova.xml", records(disks, "2").as_bytes());
+        builder
     }
 
     fn add(&mut self, name: &str, content: &[u8]) {
@@ -175,8 +175,9 @@ fn only_what_is_not_zero_is_written_and_the_first_and_last_block() {
 #[test]
 fn numbers_count_and_blocks_without_content_have_no_place() {
     let block = |fill: u8| vec![fill; 1 << 20];
-    let mut hand = Hand::new(&[("Ref:5", 6 * MIB + 100)]);
-    hand.block("Ref:5/00000000", &block(1))
+    let mut builder = ArchiveBuilder::new(&[("Ref:5", 6 * MIB + 100)]);
+    builder
+        .block("Ref:5/00000000", &block(1))
         // A slow connection was kept open, twice; the number after them is the next.
         .block("Ref:5/00000001", b"")
         .block("Ref:5/00000002", b"")
@@ -186,7 +187,7 @@ fn numbers_count_and_blocks_without_content_have_no_place() {
         .block("Ref:5/00000007", &block(4))
         // As Xen Orchestra writes the last.
         .block("Ref:5/8", &[5; 100]);
-    let found = read(&hand.end()).unwrap().remove(0);
+    let found = read(&builder.end()).unwrap().remove(0);
     let expected = [
         &block(1)[..],
         &block(2),
@@ -202,15 +203,15 @@ fn numbers_count_and_blocks_without_content_have_no_place() {
 
 #[test]
 fn older_checksums_and_none_at_all_are_read() {
-    let mut hand = Hand::new(&[("Ref:5", 4)]);
-    hand.add("Ref:5/00000000", b"data");
-    hand.add("Ref:5/00000000.checksum", sha1_hex(b"data").as_bytes());
-    assert_eq!(read(&hand.end()).unwrap(), [b"data".to_vec()]);
+    let mut builder = ArchiveBuilder::new(&[("Ref:5", 4)]);
+    builder.add("Ref:5/00000000", b"data");
+    builder.add("Ref:5/00000000.checksum", sha1_hex(b"data").as_bytes());
+    assert_eq!(read(&builder.end()).unwrap(), [b"data".to_vec()]);
 
-    let mut hand = Hand(Vec::new());
-    hand.add("ova.xml", records(&[("Ref:5", 4)], "0").as_bytes());
-    hand.add("Ref:5/00000000", b"data");
-    assert_eq!(read(&hand.end()).unwrap(), [b"data".to_vec()]);
+    let mut builder = ArchiveBuilder(Vec::new());
+    builder.add("ova.xml", records(&[("Ref:5", 4)], "0").as_bytes());
+    builder.add("Ref:5/00000000", b"data");
+    assert_eq!(read(&builder.end()).unwrap(), [b"data".to_vec()]);
 }
 
 /// The medium in a drive may have come along: it is compared, and passed over.
@@ -221,10 +222,12 @@ fn media_of_drives_are_passed_over() {
          <value>Ref:8</value></member></struct></value></member></struct></value>";
     let records = records(&[("Ref:5", 4), ("Ref:8", 6)], "2").replace("<data>", &format!("<data>{drive}"));
     let archive = |medium: &[u8]| {
-        let mut hand = Hand(Vec::new());
-        hand.add("ova.xml", records.as_bytes());
-        hand.block("Ref:5/00000000", b"data").block("Ref:8/00000000", b"medium");
-        let end = hand.end();
+        let mut builder = ArchiveBuilder(Vec::new());
+        builder.add("ova.xml", records.as_bytes());
+        builder
+            .block("Ref:5/00000000", b"data")
+            .block("Ref:8/00000000", b"medium");
+        let end = builder.end();
         let at = end.windows(6).position(|window| window == b"medium").unwrap();
         [&end[..at], medium, &end[at + 6..]].concat()
     };
@@ -234,33 +237,37 @@ fn media_of_drives_are_passed_over() {
 
 #[test]
 fn what_is_not_as_it_should_be_is_told() {
-    let refused = |hand: &Hand, words: &str| {
-        let error = read(&hand.end()).unwrap_err().to_string();
+    let refused = |builder: &ArchiveBuilder, words: &str| {
+        let error = read(&builder.end()).unwrap_err().to_string();
         assert!(error.contains(words), "{error}");
     };
-    let mut hand = Hand::new(&[("Ref:5", 8)]);
-    hand.add("Ref:5/00000000", b"data");
-    hand.add("Ref:5/00000000.xxhash", b"0123456789ABCDEF");
-    refused(&hand, "the checksum of Ref:5/00000000 is");
-    let mut hand = Hand::new(&[("Ref:5", 8)]);
-    refused(hand.block("Ref:5/00000000", b"data"), "ends at 4 of 8 bytes");
-    refused(hand.block("Ref:5/00000001", b"data+"), "beyond the end");
-    let mut hand = Hand::new(&[("Ref:5", 8)]);
-    refused(hand.block("Ref:5/00000001", b"data"), "has the number 1");
-    let mut hand = Hand::new(&[("Ref:5", 8)]);
-    refused(hand.block("Ref:6/00000000", b"data"), "does not have");
-    let mut hand = Hand::new(&[("Ref:5", 8)]);
-    hand.block("Ref:5/00000000", b"data").block("Ref:5/00000000", b"data");
-    refused(&hand, "comes after the block 0");
-    let mut hand = Hand::new(&[("Ref:5", 8)]);
-    hand.add("Ref:5/00000000", b"data");
-    hand.add("Ref:5/00000001", b"data");
-    refused(&hand, "not its checksum");
-    let mut hand = Hand::new(&[("Ref:5", 8)]);
-    hand.block("Ref:5/00000000", b"data").block("../../etc/passwd", b"data");
-    refused(&hand, "is no block of a disk");
-    let mut hand = Hand::new(&[("Ref:5", 4), ("Ref:6", 4)]);
-    refused(hand.block("Ref:5/00000000", b"data"), "nothing of Ref:6");
+    let mut builder = ArchiveBuilder::new(&[("Ref:5", 8)]);
+    builder.add("Ref:5/00000000", b"data");
+    builder.add("Ref:5/00000000.xxhash", b"0123456789ABCDEF");
+    refused(&builder, "the checksum of Ref:5/00000000 is");
+    let mut builder = ArchiveBuilder::new(&[("Ref:5", 8)]);
+    refused(builder.block("Ref:5/00000000", b"data"), "ends at 4 of 8 bytes");
+    refused(builder.block("Ref:5/00000001", b"data+"), "beyond the end");
+    let mut builder = ArchiveBuilder::new(&[("Ref:5", 8)]);
+    refused(builder.block("Ref:5/00000001", b"data"), "has the number 1");
+    let mut builder = ArchiveBuilder::new(&[("Ref:5", 8)]);
+    refused(builder.block("Ref:6/00000000", b"data"), "does not have");
+    let mut builder = ArchiveBuilder::new(&[("Ref:5", 8)]);
+    builder
+        .block("Ref:5/00000000", b"data")
+        .block("Ref:5/00000000", b"data");
+    refused(&builder, "comes after the block 0");
+    let mut builder = ArchiveBuilder::new(&[("Ref:5", 8)]);
+    builder.add("Ref:5/00000000", b"data");
+    builder.add("Ref:5/00000001", b"data");
+    refused(&builder, "not its checksum");
+    let mut builder = ArchiveBuilder::new(&[("Ref:5", 8)]);
+    builder
+        .block("Ref:5/00000000", b"data")
+        .block("../../etc/passwd", b"data");
+    refused(&builder, "is no block of a disk");
+    let mut builder = ArchiveBuilder::new(&[("Ref:5", 4), ("Ref:6", 4)]);
+    refused(builder.block("Ref:5/00000000", b"data"), "nothing of Ref:6");
 }
 
 #[test]

@@ -9,7 +9,7 @@ use std::thread::Scope;
 use holdfast_block::{BlockDevice, ExtentKind, is_zero};
 
 use crate::checksum::xxh64;
-use crate::ordered_pool::{InOrder, Threads};
+use crate::ordered_pool::{OrderedResults, Threads};
 use crate::tar::{BLOCK_BYTES as TAR_BLOCK_BYTES, header, padding_of};
 use crate::{Error, Result};
 
@@ -131,7 +131,7 @@ fn blocks<'scope>(
     scope: &'scope Scope<'scope, '_>,
     disk: &'scope XvaDisk<'_>,
     options: XvaWriteOptions,
-) -> InOrder<Result<Batch>> {
+) -> OrderedResults<Result<Batch>> {
     let mut batches = Batches {
         device: &*disk.device,
         at: 0,
@@ -142,7 +142,7 @@ fn blocks<'scope>(
         count: options.threads,
         load_max: None,
     };
-    InOrder::start_within(
+    OrderedResults::start_within(
         scope,
         threads,
         move || batches.next().transpose(),

@@ -123,20 +123,20 @@ impl<'a, 'input> Hardware<'a, 'input> {
             let threads = number("threads_per_cpu").unwrap_or(1);
             let count = sockets.checked_mul(cores).and_then(|count| count.checked_mul(threads));
             let count = count.ok_or_else(|| wrong("too many processors"))?;
-            return Ok((count, Some(laid_out(sockets, cores, threads))));
+            return Ok((count, Some(topology(sockets, cores, threads))));
         }
         let count = item.quantity("the number of processors")?;
         let count = u32::try_from(count).map_err(|_| wrong(format!("{count} processors")))?;
         let cores = number("CoresPerSocket").filter(|cores| count.is_multiple_of(*cores));
-        Ok((count, cores.map(|cores| laid_out(count / cores, cores, 1))))
+        Ok((count, cores.map(|cores| topology(count / cores, cores, 1))))
     }
 
     /// Bytes of memory. Not to say it is allowed, and whoever deploys the machine chooses.
     pub(super) fn memory(&self, dropped: &mut Vec<Untranslated>) -> Result<u64> {
         let Some(item) = self.of_kind(4).next() else {
             dropped.push(Untranslated::new(
-                "an amount of memory",
-                "it is not said; the machine has 1 GiB",
+                "the amount of memory",
+                "it is not specified; the machine has 1 GiB",
             ));
             return Ok(MEMORY_BYTES);
         };
@@ -171,13 +171,13 @@ impl<'a, 'input> Hardware<'a, 'input> {
         for item in &self.items {
             let Some(kind) = disk_kind(item.kind) else { continue };
             let Some((key, size_bytes)) = self.content(item, kind)? else {
-                dropped.push(Untranslated::new(item_name(item), "it has no content here"));
+                dropped.push(Untranslated::new(item_name(item), "its content is not in the package"));
                 continue;
             };
             if kind == DiskKind::Disk && disks.iter().any(|disk| disk.key == key) {
                 dropped.push(Untranslated::new(
                     item_name(item),
-                    "its content is that of another disk already",
+                    "its content is already used by another disk",
                 ));
                 continue;
             }
@@ -293,7 +293,7 @@ impl<'a, 'input> Hardware<'a, 'input> {
     }
 
     /// Names the devices that have no place in a machine.
-    pub(super) fn name_others(&self, dropped: &mut Vec<Untranslated>) {
+    pub(super) fn note_unsupported(&self, dropped: &mut Vec<Untranslated>) {
         for item in &self.items {
             let is_known = match item.kind {
                 // What every hypervisor has in its own way: oVirt lists all of it, VMware its screen, its keyboard,
@@ -308,7 +308,7 @@ impl<'a, 'input> Hardware<'a, 'input> {
                 _ => false,
             };
             if !is_known {
-                dropped.push(Untranslated::new(item_name(item), "no disk, drive or network card"));
+                dropped.push(Untranslated::new(item_name(item), "not a disk, drive or network card"));
             }
         }
     }
@@ -327,7 +327,7 @@ fn of_ovirt<'a>(envelope: Node<'a, '_>) -> BTreeMap<&'a str, (&'a str, &'a str)>
     found
 }
 
-fn laid_out(socket_count: u32, core_count: u32, thread_count: u32) -> Topology {
+fn topology(socket_count: u32, core_count: u32, thread_count: u32) -> Topology {
     Topology {
         socket_count,
         core_count,

@@ -128,7 +128,7 @@ pub(super) fn envelope<'a, 'input>(document: &'a roxmltree::Document<'input>) ->
     if envelope.tag_name().name() == "Envelope" {
         Ok(envelope)
     } else {
-        Err(wrong(format!("its first element is {:?}", envelope.tag_name().name())))
+        Err(wrong(format!("the root element is {:?}", envelope.tag_name().name())))
     }
 }
 

@@ -40,19 +40,19 @@ pub fn read(text: &str) -> Result<Translated<Machine>> {
         has_tpm: items.has_tpm(),
     };
     if let Some(extension) = section(system, "Machine") {
-        virtualbox::fill(&mut machine, extension);
+        virtualbox::read_ovf_extension(&mut machine, extension);
     }
-    items.name_others(&mut dropped);
+    items.note_unsupported(&mut dropped);
     for disk in &package.disks {
         if machine.disks.iter().all(|other| other.key != disk.key) {
             let what = format!("disk {}", disk.key);
             dropped.push(Untranslated::new(
                 what,
-                "it is in the package, but the machine does not have it",
+                "it is in the package, but not attached to the machine",
             ));
         }
     }
-    name_sections((system, hardware), &mut dropped);
+    note_sections((system, hardware), &mut dropped);
     let value = machine.checked(FORM)?;
     Ok(Translated { value, dropped })
 }
@@ -126,23 +126,23 @@ fn firmware(system: Node<'_, '_>, hardware: Node<'_, '_>) -> Firmware {
 }
 
 /// Names what stands beside the items and is left behind.
-fn name_sections((system, hardware): (Node<'_, '_>, Node<'_, '_>), dropped: &mut Vec<Untranslated>) {
+fn note_sections((system, hardware): (Node<'_, '_>, Node<'_, '_>), dropped: &mut Vec<Untranslated>) {
     let properties = sections(system, "ProductSection").flat_map(|product| children(product, "Property"));
     let property_count = properties.count();
     if property_count > 0 {
         dropped.push(Untranslated::new(
             format!("{property_count} properties of the appliance"),
-            "nobody hands them to the guest",
+            "they are not passed to the guest",
         ));
     }
     if children(hardware, "ExtraConfig").any(|config| named(config, "key") == Some("nvram")) {
         dropped.push(Untranslated::new(
             "variables of the firmware",
-            "the machine starts with those of a new one",
+            "the machine starts with defaults",
         ));
     }
     let machine = section(system, "Machine");
     if machine.is_some_and(|machine| section(machine, "Snapshot").is_some()) {
-        dropped.push(Untranslated::new("snapshots", "only the machine as it is comes along"));
+        dropped.push(Untranslated::new("snapshots", "only the current state is carried over"));
     }
 }

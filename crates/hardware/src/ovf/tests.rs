@@ -257,7 +257,7 @@ fn of_several_machines_none_is_chosen() {
     assert_eq!(OvfPackage::parse(&several(3)).unwrap().disks.len(), 4);
 }
 
-pub(crate) fn wish(keys: &[&str]) -> OvfOptions {
+pub(crate) fn options(keys: &[&str]) -> OvfOptions {
     let file = |(number, key): (u64, &&str)| {
         let file = DiskFile {
             href: format!("{key} & co.vmdk"),
@@ -278,7 +278,7 @@ fn a_machine_comes_back_from_its_descriptor() {
     let mut machine = read(ESXI).unwrap().value;
     machine.disks.retain(|disk| disk.key != "file4");
     machine.has_tpm = false;
-    let written = write(&machine, &wish(&["vmdisk2", "vmdisk1", "scratch"]));
+    let written = write(&machine, &options(&["vmdisk2", "vmdisk1", "scratch"]));
     assert_eq!(what(&written), ["UEFI"]);
     let again = read(&written.value).unwrap();
     assert_eq!(again.dropped, []);
@@ -309,17 +309,17 @@ fn a_machine_from_elsewhere_gets_devices_that_vmware_has() {
     machine.disks[1].key = "lost".to_owned();
     machine.disks[2].key = "disc".to_owned();
     machine.memory_bytes += 1;
-    let written = write(&machine, &wish(&["vda"]));
+    let written = write(&machine, &options(&["vda"]));
     let told: Vec<String> = written.dropped.iter().map(ToString::to_string).collect();
     for expected in [
         "disk 1 (vda) on virtio: is on SATA now",
         "network card 1 (virtio): is an e1000 now",
-        "disk sda: its content is not there",
+        "disk sda: its content is missing",
         "its UUID: ",
         "its TPM: ",
         "UEFI: ",
-        "the last bytes of its memory: ",
-        "what is in the drive ",
+        "the exact memory size: ",
+        "the medium in drive ",
     ] {
         assert!(
             told.iter().any(|line| line.starts_with(expected)),
@@ -354,7 +354,7 @@ fn disks_have_places_of_their_own() {
     };
     machine.disks = keys.iter().map(numbered).collect();
     let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
-    let written = write(&machine, &wish(&keys));
+    let written = write(&machine, &options(&keys));
     let again = read(&written.value).unwrap().value;
     let mut places: Vec<_> = again
         .disks
@@ -374,7 +374,7 @@ fn disks_have_places_of_their_own() {
     let left_out = written
         .dropped
         .iter()
-        .filter(|dropped| dropped.why == "there is no room for so many");
+        .filter(|dropped| dropped.why == "no free position on its controllers");
     assert_eq!(left_out.count(), 250 - count);
 }
 
@@ -384,7 +384,7 @@ fn what_is_left_open_is_told() {
     let open = ESXI.replace("<rasd:ResourceType>4<", "<rasd:ResourceType>24<");
     let translated = read(&open).unwrap();
     assert_eq!(translated.value.memory_bytes, 1 << 30);
-    assert_eq!(what(&translated)[0], "an amount of memory");
+    assert_eq!(what(&translated)[0], "the amount of memory");
     let open = ESXI.replace("capacity=\"8589934592\"", "capacity=\"${size}\"");
     assert_eq!(read(&open).unwrap().value.disks[2].size_bytes, None);
     assert_eq!(OvfPackage::parse(&open).unwrap().disks[3].capacity_bytes, None);

@@ -36,19 +36,19 @@ fn controller_count_max(bus: Bus) -> u32 {
 /// Gives each of `disks` a bus that an OVF has, and a place of its own there: that which it has, if it is free. One for which there is no
 /// place is left out.
 pub(super) fn placed<'d>(disks: &'d mut [Disk], dropped: &mut Vec<Untranslated>) -> Vec<(&'d Disk, DiskUnit)> {
-    let mut seats = AddressAllocator::new(disks, |disk| Some((wanted_by(disk), disk.position)), units);
+    let mut addresses = AddressAllocator::new(disks, |disk| Some((preferred_bus(disk), disk.position)), units);
     let mut placed = Vec::new();
     for (number, disk) in disks.iter_mut().enumerate() {
-        let wanted = wanted_by(disk);
+        let wanted = preferred_bus(disk);
         let buses = [wanted, Bus::Sata];
         let buses = if wanted == Bus::Floppy { &buses[..1] } else { &buses[..] };
         let found = buses
             .iter()
-            .find_map(|bus| Some((*bus, seats.seat(number, *bus, units(*bus))?)));
+            .find_map(|bus| Some((*bus, addresses.allocate(number, *bus, units(*bus))?)));
         let name = if disk.label.is_empty() { &disk.key } else { &disk.label };
         let Some((bus, position)) = found else {
             let what = format!("disk {} ({name})", number + 1);
-            dropped.push(Untranslated::new(what, "there is no room for so many"));
+            dropped.push(Untranslated::new(what, "no free position on its controllers"));
             continue;
         };
         if bus != disk.bus && bus != Bus::Floppy {
@@ -67,7 +67,7 @@ pub(super) fn placed<'d>(disks: &'d mut [Disk], dropped: &mut Vec<Untranslated>)
 }
 
 /// The bus that a disk would like to be on.
-fn wanted_by(disk: &Disk) -> Bus {
+fn preferred_bus(disk: &Disk) -> Bus {
     match (disk.kind, disk.bus) {
         (DiskKind::Floppy, _) => Bus::Floppy,
         (DiskKind::Disk, bus @ (Bus::Ide | Bus::Scsi | Bus::Nvme))

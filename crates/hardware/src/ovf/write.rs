@@ -42,28 +42,28 @@ pub struct DiskFile {
 ///
 /// In it they are called `vmdisk1`, `vmdisk2` and so on, in the order of the machine, and their files `file1`, `file2`; that is the order
 /// in which an OVA has to have them.
-pub fn write(machine: &Machine, wish: &OvfOptions) -> Translated<String> {
+pub fn write(machine: &Machine, options: &OvfOptions) -> Translated<String> {
     let Translated { mut value, mut dropped } = adapt(machine, Platform::Ovf);
     let mut keys = BTreeSet::new();
     value.disks.retain(|disk| {
         // A file belongs to one disk, if two of the machine have the same content.
         let is_there =
-            disk.kind != DiskKind::Disk || (wish.disks.contains_key(&disk.key) && keys.insert(disk.key.clone()));
+            disk.kind != DiskKind::Disk || (options.disks.contains_key(&disk.key) && keys.insert(disk.key.clone()));
         if !is_there {
             dropped.push(Untranslated::new(
                 format!("disk {}", disk.label),
-                "its content is not there",
+                "its content is missing",
             ));
         }
         is_there
     });
-    name_what_stays(&value, &mut dropped);
+    note_unsupported(&value, &mut dropped);
     let mut disks = std::mem::take(&mut value.disks);
     let disks = placed(&mut disks, &mut dropped);
     let files: Vec<&DiskFile> = disks
         .iter()
         .filter(|(disk, _)| disk.kind == DiskKind::Disk)
-        .filter_map(|(disk, _)| wish.disks.get(&disk.key))
+        .filter_map(|(disk, _)| options.disks.get(&disk.key))
         .collect();
     let name = match value.name.as_str() {
         "" => "machine",
@@ -131,38 +131,38 @@ impl Items {
 }
 
 /// What a descriptor has no word for that all readers understand.
-fn name_what_stays(machine: &Machine, dropped: &mut Vec<Untranslated>) {
+fn note_unsupported(machine: &Machine, dropped: &mut Vec<Untranslated>) {
     let mut add = |what: &str, why: &str| dropped.push(Untranslated::new(what, why));
     if machine.uuid.is_some() {
-        add("its UUID", "whoever imports the machine gives it one of its own");
+        add("its UUID", "the importing hypervisor assigns a new one");
     }
     if machine.clock == Clock::LocalTime {
         add(
             "its clock in local time",
-            "an OVF does not say it: to be set after the import",
+            "OVF has no element for it: set it after the import",
         );
     }
     if machine.has_tpm {
-        add("its TPM", "to be added after the import; the new one is empty");
+        add("its TPM", "add one after the import; it is empty");
     }
     if matches!(machine.firmware, Firmware::Uefi | Firmware::UefiSecure) {
         add(
             "UEFI",
-            "VMware takes it from the descriptor; in VirtualBox it is switched on after the import",
+            "VMware reads it from the descriptor; in VirtualBox, enable it after the import",
         );
     }
     if !machine.memory_bytes.is_multiple_of(MEMORY_UNIT_BYTES) {
-        add("the last bytes of its memory", "it is rounded up to whole 4 MiB");
+        add("the exact memory size", "it is rounded up to whole 4 MiB");
     }
     let has_disc = |disk: &Disk| disk.kind != DiskKind::Disk && !disk.key.is_empty();
     for disk in machine.disks.iter().filter(|disk| has_disc(disk)) {
         add(
-            &format!("what is in the drive {}", disk.label),
+            &format!("the medium in drive {}", disk.label),
             "drives are empty in an OVF",
         );
     }
     if machine.topology.is_some_and(|topology| topology.thread_count > 1) {
-        add("threads of its cores", "an OVF knows sockets and cores only");
+        add("threads per core", "OVF has only sockets and cores");
     }
 }
 

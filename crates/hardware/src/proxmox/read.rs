@@ -77,20 +77,20 @@ const HARMLESS: &[&str] = &[
 ];
 /// Settings that tie a machine to its host, and what they are.
 const OF_THE_HOST: &[(&str, &str)] = &[
-    ("affinity", "processors that are pinned"),
-    ("args", "arguments for QEMU"),
-    ("cpulimit", "limits of its processors"),
-    ("cpuunits", "the weight of its processors"),
-    ("hookscript", "a script that runs when it starts and stops"),
-    ("hostpci", "a device of the host (PCI)"),
+    ("affinity", "CPU pinning"),
+    ("args", "QEMU arguments"),
+    ("cpulimit", "CPU limits"),
+    ("cpuunits", "CPU weight"),
+    ("hookscript", "a hook script"),
+    ("hostpci", "a host device (PCI)"),
     ("hugepages", "memory in huge pages"),
     ("ivshmem", "memory shared with the host"),
     ("keephugepages", "memory in huge pages"),
-    ("shares", "the weight of its memory"),
-    ("usb", "a device of the host (USB)"),
+    ("shares", "memory weight"),
+    ("usb", "a host device (USB)"),
     ("virtiofs", "a shared folder"),
-    ("amd-sev", "encryption of its memory"),
-    ("intel-tdx", "encryption of its memory"),
+    ("amd-sev", "memory encryption"),
+    ("intel-tdx", "memory encryption"),
 ];
 /// Settings that cloud-init has.
 const OF_CLOUD_INIT: &[&str] = &[
@@ -125,7 +125,7 @@ pub fn read(text: &str) -> Result<Translated<Machine>> {
         cards: cards(&conf, &mut dropped),
         has_tpm: conf.settings.contains_key("tpmstate0"),
     };
-    name_others(&conf, &mut dropped);
+    note_unsupported(&conf, &mut dropped);
     let value = machine.checked(FORM)?;
     Ok(Translated { value, dropped })
 }
@@ -197,7 +197,7 @@ fn disks(conf: &Conf<'_>, dropped: &mut Vec<Untranslated>) -> Result<Vec<Disk>> 
             if volume.ends_with("cloudinit") || volume.contains("-cloudinit.") {
                 dropped.push(Untranslated::new(
                     format!("the drive of cloud-init ({name})"),
-                    "Proxmox makes it by itself",
+                    "Proxmox creates it itself",
                 ));
                 continue;
             }
@@ -306,7 +306,7 @@ fn cards(conf: &Conf<'_>, dropped: &mut Vec<Untranslated>) -> Vec<NetworkCard> {
         };
         if let Some(tag) = parts.get("tag") {
             let what = format!("VLAN {tag} of network card {number}");
-            dropped.push(Untranslated::new(what, "belongs to the network that it was in"));
+            dropped.push(Untranslated::new(what, "is specific to the source network"));
         }
         cards.push(NetworkCard {
             mac,
@@ -322,12 +322,12 @@ fn cards(conf: &Conf<'_>, dropped: &mut Vec<Untranslated>) -> Vec<NetworkCard> {
 }
 
 /// Names what is left behind.
-fn name_others(conf: &Conf<'_>, dropped: &mut Vec<Untranslated>) {
+fn note_unsupported(conf: &Conf<'_>, dropped: &mut Vec<Untranslated>) {
     if let Some(device) = conf.settings.get("efidisk0") {
         let device = Parts::of(device);
         dropped.push(Untranslated::new(
             format!("variables of UEFI ({})", device.get("file").unwrap_or(device.first)),
-            "the machine starts with those of a new one",
+            "the machine starts with defaults",
         ));
     }
     let mut is_cloud_init = false;
@@ -336,12 +336,12 @@ fn name_others(conf: &Conf<'_>, dropped: &mut Vec<Untranslated>) {
         if bare == "unused" {
             dropped.push(Untranslated::new(
                 format!("disk {value}"),
-                "the machine does not use it",
+                "it is not attached to the machine",
             ));
         } else if bare == "usb" && value.starts_with("spice") || bare == "numa" {
             // A way for the screen's host, and nothing that is missed.
         } else if let Some((_, what)) = OF_THE_HOST.iter().find(|(known, _)| known == &bare) {
-            dropped.push(Untranslated::new(*what, "belongs to the host that it was on"));
+            dropped.push(Untranslated::new(*what, "is specific to the source host"));
         } else if OF_CLOUD_INIT.contains(&bare) {
             is_cloud_init = true;
         } else if *name == "arch" && *value != "x86_64" {
@@ -353,19 +353,19 @@ fn name_others(conf: &Conf<'_>, dropped: &mut Vec<Untranslated>) {
     if is_cloud_init {
         dropped.push(Untranslated::new(
             "settings of cloud-init",
-            "the guest keeps what it has of them",
+            "the guest keeps what it already applied",
         ));
     }
     if !conf.snapshots.is_empty() {
         dropped.push(Untranslated::new(
             format!("{} snapshots", conf.snapshots.len()),
-            "only the machine as it is comes along",
+            "only the current state is carried over",
         ));
     }
     if conf.has_pending {
         dropped.push(Untranslated::new(
-            "changes for its next start",
-            "only the machine as it is comes along",
+            "pending changes",
+            "only the current state is carried over",
         ));
     }
 }

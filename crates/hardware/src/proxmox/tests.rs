@@ -13,12 +13,12 @@ fn a_machine_of_a_backup_is_read() {
         "disk scsi1 (tank:vm-100-disk-2)",
         "VLAN 20 of network card 0",
         "variables of UEFI (local-lvm:vm-100-disk-1)",
-        "arguments for QEMU",
-        "a device of the host (PCI)",
+        "QEMU arguments",
+        "a host device (PCI)",
         "disk local-lvm:vm-100-disk-9",
         "settings of cloud-init",
         "1 snapshots",
-        "changes for its next start",
+        "pending changes",
     ];
     assert_eq!(what(&read), expected);
     let machine = read.value;
@@ -99,7 +99,7 @@ fn what_a_machine_starts_from_is_known_where_nothing_says_so() {
     assert_eq!(first("boot: order=sata0\n"), "sata0");
 }
 
-fn wish(keys: &[&str]) -> ProxmoxOptions {
+fn options(keys: &[&str]) -> ProxmoxOptions {
     ProxmoxOptions {
         vm_id: 107,
         storage: "local-lvm".to_owned(),
@@ -115,7 +115,7 @@ fn a_machine_comes_back_from_its_configuration() {
     machine.has_tpm = false;
     machine.cards.truncate(1);
     machine.description = "two\n#qmdump#map:a:b:c:\nthree".to_owned();
-    let written = write(&machine, &wish(&["drive-scsi0", "drive-virtio3"]));
+    let written = write(&machine, &options(&["drive-scsi0", "drive-virtio3"]));
     assert_eq!(what(&written), ["variables of UEFI"]);
     let exported = written.value;
     let pair = |one: &str, other: &str| (one.to_owned(), other.to_owned());
@@ -166,7 +166,7 @@ fn a_machine_from_elsewhere_gets_devices_that_it_knows() {
     machine.cards[0].model = CardModel::Vmxnet3;
     let keys: Vec<String> = machine.disks.iter().map(|disk| disk.key.clone()).collect();
     let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
-    let written = write(&machine, &wish(&keys));
+    let written = write(&machine, &options(&keys));
     let told: Vec<String> = written.dropped.iter().map(ToString::to_string).collect();
     for expected in [
         "disk 2 (sda",
@@ -189,7 +189,7 @@ fn a_machine_from_elsewhere_gets_devices_that_it_knows() {
     assert_eq!(again.cards[0].mac, machine.cards[0].mac);
     let no_room = told
         .iter()
-        .filter(|line| line.ends_with("there is no room for so many"));
+        .filter(|line| line.ends_with("no free position on its controllers"));
     assert_eq!(no_room.count(), 62 + 1 - again.disks.len());
 }
 
@@ -207,7 +207,7 @@ fn names_are_those_of_hosts() {
             name: name.to_owned(),
             ..specimen()
         };
-        let config = write(&machine, &wish(&[])).value.config;
+        let config = write(&machine, &options(&[])).value.config;
         assert!(config.contains(&format!("name: {expected}\n")), "{config}");
     }
 }

@@ -119,7 +119,7 @@ pub(super) fn listed(owner: Node<'_, '_>) -> Result<Vec<Medium>> {
 pub(super) fn machine<'a, 'input>(document: &'a roxmltree::Document<'input>) -> Result<Node<'a, 'input>> {
     let root = document.root_element();
     if root.tag_name().name() != "VirtualBox" {
-        return Err(wrong(format!("its first element is {:?}", root.tag_name().name())));
+        return Err(wrong(format!("the root element is {:?}", root.tag_name().name())));
     }
     if child(root, "MachineEncrypted").is_some() {
         return Err(Error::Encrypted { form: FORM });

@@ -15,12 +15,12 @@ mod settings;
 mod write;
 
 pub use media::{Medium, MediumKind, media};
-pub(crate) use read::fill;
+pub(crate) use read::read_ovf_extension;
 pub use read::{UNKNOWN_CONTROLLER, read, read_at};
 pub use registry::{RegisteredMachine, Registry, registry};
 pub use restored::{RestoredIdentity, RestoredOptions, restored};
 pub use settings::{Settings, Snapshot, settings};
-pub use write::{Image, Network, VirtualBoxOptions, write};
+pub use write::{Image, NetworkAttachment, VirtualBoxOptions, write};
 
 #[cfg(test)]
 mod tests;

@@ -52,14 +52,14 @@ fn read_from(machine: Node<'_, '_>, state: Node<'_, '_>) -> Result<Translated<Ma
         has_tpm: has_tpm(hardware),
     };
     order(hardware, &mut value.disks);
-    name_others((state, hardware), &mut dropped);
+    note_unsupported((state, hardware), &mut dropped);
     let value = value.checked(FORM)?;
     Ok(Translated { value, dropped })
 }
 
 /// Takes what an OVF descriptor of VirtualBox says of `machine` in the element `vbox:Machine` alone: its UUID, its firmware, its clock,
 /// whether it has a TPM, the addresses of its cards, and from what it is started.
-pub(crate) fn fill(machine: &mut Machine, extension: Node<'_, '_>) {
+pub(crate) fn read_ovf_extension(machine: &mut Machine, extension: Node<'_, '_>) {
     let Some(hardware) = child(extension, "Hardware") else {
         return;
     };
@@ -124,7 +124,7 @@ fn has_tpm(hardware: Node<'_, '_>) -> bool {
 }
 
 /// What is told of a storage controller that is not known, and has disks.
-pub const UNKNOWN_CONTROLLER: &str = "what hangs on the storage controller";
+pub const UNKNOWN_CONTROLLER: &str = "disks on the storage controller";
 
 fn disks(machine: Node<'_, '_>, hardware: Node<'_, '_>, dropped: &mut Vec<Untranslated>) -> Result<Vec<Disk>> {
     // Since version 1.17 they are inside of the hardware.
@@ -185,7 +185,7 @@ fn attached(
     if let Some(drive) = attribute(device, "HostDrive", "src") {
         dropped.push(Untranslated::new(
             format!("the drive {drive}"),
-            "belongs to the host that it was on",
+            "is specific to the source host",
         ));
     }
     Ok(Some(Disk {
@@ -303,7 +303,7 @@ fn network_of(adapter: Node<'_, '_>) -> Option<String> {
 }
 
 /// Names what is left behind.
-fn name_others((machine, hardware): (Node<'_, '_>, Node<'_, '_>), dropped: &mut Vec<Untranslated>) {
+fn note_unsupported((machine, hardware): (Node<'_, '_>, Node<'_, '_>), dropped: &mut Vec<Untranslated>) {
     let mut add = |what: String, why: &str| dropped.push(Untranslated::new(what, why));
     if let Some(kind) = platform(machine, hardware)
         .attribute("architecture")
@@ -316,26 +316,17 @@ fn name_others((machine, hardware): (Node<'_, '_>, Node<'_, '_>), dropped: &mut 
         .flat_map(|node| children(*node, "SharedFolder"))
     {
         let name = folder.attribute("name").unwrap_or("unnamed");
-        add(
-            format!("a shared folder ({name})"),
-            "belongs to the host that it was on",
-        );
+        add(format!("a shared folder ({name})"), "is specific to the source host");
     }
     let below = |name: &str, inner: &str| {
         let outer = child(hardware, name);
         outer.is_some_and(|outer| outer.descendants().any(|node| node.tag_name().name() == inner))
     };
     if below("HostPci", "Device") {
-        add(
-            "a device of the host (PCI)".to_owned(),
-            "belongs to the host that it was on",
-        );
+        add("a host device (PCI)".to_owned(), "is specific to the source host");
     }
     if below("USB", "DeviceFilter") {
-        add(
-            "devices of the host (USB)".to_owned(),
-            "belong to the host that it was on",
-        );
+        add("host devices (USB)".to_owned(), "are specific to the source host");
     }
     let forwarded = child(hardware, "Network").map_or(0, |network| {
         let rules = network.descendants();
@@ -344,23 +335,20 @@ fn name_others((machine, hardware): (Node<'_, '_>, Node<'_, '_>), dropped: &mut 
     if forwarded > 0 {
         add(
             format!("{forwarded} forwarded ports"),
-            "belong to the network that it was in",
+            "are specific to the source network",
         );
     }
     if below("Firmware", "NVRAM") || below("BIOS", "NVRAM") {
-        add(
-            "variables of UEFI".to_owned(),
-            "the machine starts with those of a new one",
-        );
+        add("variables of UEFI".to_owned(), "the machine starts with defaults");
     }
     let snapshots = snapshots_of(machine).count();
     if snapshots > 0 {
         add(
             format!("{snapshots} snapshots"),
-            "only the machine as it is comes along",
+            "only the current state is carried over",
         );
     }
     if machine.attribute("stateFile").is_some_and(|file| !file.is_empty()) {
-        add("its memory".to_owned(), "another hypervisor cannot go on from it");
+        add("its memory".to_owned(), "another hypervisor cannot resume from it");
     }
 }

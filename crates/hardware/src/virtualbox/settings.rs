@@ -55,7 +55,7 @@ pub fn settings(text: &str) -> Result<Settings> {
         snapshots.push(Snapshot {
             uuid: identity::uuid(text).ok_or_else(|| wrong(format!("{text:?} is no UUID of a snapshot")))?,
             name: node.attribute("name").unwrap_or_default().to_owned(),
-            state_file: said(node, "stateFile"),
+            state_file: non_empty_attribute(node, "stateFile"),
             nvram: child(node, "Hardware").and_then(nvram),
         });
     }
@@ -63,8 +63,8 @@ pub fn settings(text: &str) -> Result<Settings> {
     Ok(Settings {
         name: machine.attribute("name").unwrap_or_default().to_owned(),
         uuid: identity::uuid(uuid).ok_or_else(|| wrong(format!("{uuid:?} is no UUID of a machine")))?,
-        snapshot_folder: said(machine, "snapshotFolder").unwrap_or_else(|| SNAPSHOT_FOLDER.to_owned()),
-        state_file: said(machine, "stateFile"),
+        snapshot_folder: non_empty_attribute(machine, "snapshotFolder").unwrap_or_else(|| SNAPSHOT_FOLDER.to_owned()),
+        state_file: non_empty_attribute(machine, "stateFile"),
         nvram: child(machine, "Hardware").and_then(nvram),
         snapshots,
     })
@@ -78,7 +78,7 @@ pub(super) fn snapshots_of<'a, 'input>(machine: Node<'a, 'input>) -> impl Iterat
 }
 
 /// An attribute that says something.
-fn said(node: Node<'_, '_>, name: &str) -> Option<String> {
+fn non_empty_attribute(node: Node<'_, '_>, name: &str) -> Option<String> {
     node.attribute(name)
         .filter(|value| !value.is_empty())
         .map(str::to_owned)

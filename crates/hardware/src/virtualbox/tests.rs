@@ -1,6 +1,6 @@
 use super::{
-    Image, Medium, MediumKind, Network, RegisteredMachine, Snapshot, VirtualBoxOptions, media, read, read_at, registry,
-    settings, write,
+    Image, Medium, MediumKind, NetworkAttachment, RegisteredMachine, Snapshot, VirtualBoxOptions, media, read, read_at,
+    registry, settings, write,
 };
 use crate::libvirt::tests::specimen;
 use crate::ovf::tests::{layout, what};
@@ -153,7 +153,7 @@ fn settings_of_old_are_read() {
         [
             "disk A 0",
             "an empty controller \"Newer\"",
-            "what hangs on the storage controller \"Newest\""
+            "disks on the storage controller \"Newest\""
         ]
     );
     let machine = read.value;
@@ -191,7 +191,7 @@ fn settings_of_today_are_read() {
     assert!(what(&read).contains(&"processors of ARM"));
 }
 
-fn wish(keys: &[&str]) -> VirtualBoxOptions {
+fn options(keys: &[&str]) -> VirtualBoxOptions {
     let image = |(number, key): (u32, &&str)| {
         let image = Image {
             uuid: format!("00000000-0000-4000-8000-{number:012}"),
@@ -203,15 +203,15 @@ fn wish(keys: &[&str]) -> VirtualBoxOptions {
     VirtualBoxOptions {
         uuid: "9f6d1b8e-0000-4000-8000-5a6b7c8d9e0f".to_owned(),
         disks: (1..).zip(keys).map(image).collect(),
-        network: Network::Nat,
+        network: NetworkAttachment::Nat,
     }
 }
 
 #[test]
 fn a_machine_comes_back_from_its_settings() {
     let mut machine = read(LAB).unwrap().value;
-    let written = write(&machine, &wish(&[ROOT, DATA]));
-    assert_eq!(what(&written), ["what is in the drive IDE 2", "what the TPM holds"]);
+    let written = write(&machine, &options(&[ROOT, DATA]));
+    assert_eq!(what(&written), ["the medium in drive IDE 2", "the state of the TPM"]);
     let again = read(&written.value).unwrap();
     assert_eq!(again.dropped, []);
     machine.disks[0].key = String::new();
@@ -229,8 +229,8 @@ fn a_machine_comes_back_from_its_settings() {
         .collect();
     assert_eq!(images, [format!("<{ROOT}>.vdi"), format!("<{DATA}>.vdi")]);
     let bridged = VirtualBoxOptions {
-        network: Network::Bridged("eth0".to_owned()),
-        ..wish(&[])
+        network: NetworkAttachment::Bridged("eth0".to_owned()),
+        ..options(&[])
     };
     let again = read(&write(&machine, &bridged).value).unwrap().value;
     assert_eq!(again.cards[2].network.as_deref(), Some("eth0"));
@@ -260,16 +260,16 @@ fn a_machine_from_elsewhere_gets_devices_that_it_knows() {
     machine.cards.extend(vec![card; 40]);
     let keys: Vec<String> = machine.disks.iter().map(|disk| disk.key.clone()).collect();
     let keys: Vec<&str> = keys.iter().map(String::as_str).filter(|key| !key.is_empty()).collect();
-    let written = write(&machine, &wish(&keys));
+    let written = write(&machine, &options(&keys));
     let told: Vec<String> = written.dropped.iter().map(ToString::to_string).collect();
     for expected in [
         "disk 1 (vda) on virtio: is on SATA now",
         "network card 2 (vmxnet3): is an e1000 now",
         "100 processors: ",
         "41 network cards: ",
-        "the layout of its processors: ",
+        "CPU topology: ",
         "Secure Boot: ",
-        "what the TPM holds: ",
+        "the state of the TPM: ",
         "disk  on NVMe: is on SATA now",
     ] {
         assert!(
@@ -316,7 +316,7 @@ fn the_disk_that_a_machine_starts_from_is_the_first() {
         other("b", Bus::Sata, 3, Some(1)),
         other("c", Bus::Scsi, 0, None),
     ];
-    let written = write(&machine, &wish(&["a", "b", "c"]));
+    let written = write(&machine, &options(&["a", "b", "c"]));
     assert!(what(&written).contains(&"the place of disk b"), "{:?}", written.dropped);
     let again = read(&written.value).unwrap().value;
     let places: Vec<_> = again.disks.iter().map(|disk| (disk.bus, disk.position)).collect();
@@ -329,12 +329,8 @@ fn the_disk_that_a_machine_starts_from_is_the_first() {
         .collect();
     assert_eq!(bootable, ["true", "fals"], "{}", written.value);
     machine.disks[2].bus = Bus::Ide;
-    let written = write(&machine, &wish(&["a", "b", "c"]));
-    assert!(
-        what(&written).contains(&"starting from disk b"),
-        "{:?}",
-        written.dropped
-    );
+    let written = write(&machine, &options(&["a", "b", "c"]));
+    assert!(what(&written).contains(&"booting from disk b"), "{:?}", written.dropped);
 }
 
 #[test]

@@ -11,7 +11,7 @@ mod write;
 
 pub use read::{XenDisk, XenRecords, read};
 pub use suspended::{SuspendedDisk, SuspendedMachine, suspended_machine};
-pub use write::{Exported, write};
+pub use write::{XenExport, write};
 pub use write_options::XenOptions;
 
 mod raw_records;

@@ -103,26 +103,26 @@ impl<'o> RawRecords<'o> {
         })
     }
 
-    pub(super) fn describe_machine(&self, record: &mut Value) {
-        record.take_over(self.machine, OF_MACHINE);
+    pub(super) fn copy_machine_fields(&self, record: &mut Value) {
+        record.copy_members(self.machine, OF_MACHINE);
     }
 
     /// The disk that was at `place`, if it is this one.
-    pub(super) fn describe_disk(&self, disk: &Disk, place: u32, record: &mut Value) {
+    pub(super) fn copy_disk_fields(&self, disk: &Disk, place: u32, record: &mut Value) {
         if let Some(vdi) = self.attached_as(disk, place).and_then(|vbd| self.content(vbd)) {
-            record.take_over(vdi, OF_DISK);
+            record.copy_members(vdi, OF_DISK);
         }
     }
 
     /// How the disk or drive at `place` was attached, if it is this one.
-    pub(super) fn describe_attachment(&self, disk: &Disk, place: u32, record: &mut Value) {
+    pub(super) fn copy_attachment_fields(&self, disk: &Disk, place: u32, record: &mut Value) {
         if let Some(vbd) = self.attached_as(disk, place) {
-            record.take_over(vbd, OF_ATTACHMENT);
+            record.copy_members(vbd, OF_ATTACHMENT);
         }
     }
 
     /// The places of disks to which none of these comes back.
-    pub(super) fn places_without(&self, disks: &[(&Disk, u32)]) -> Vec<String> {
+    pub(super) fn missing_positions(&self, disks: &[(&Disk, u32)]) -> Vec<String> {
         let is_back = |vbd: &Value| {
             let mut disks = disks.iter().filter(|(disk, _)| disk.kind == DiskKind::Disk);
             disks.any(|(disk, place)| place.to_string() == vbd.text_of("userdevice") && self.is_content(vbd, disk))
@@ -161,9 +161,9 @@ impl<'o> RawRecords<'o> {
         vbds.find(|vbd| is_kind(vbd) && vbd.text_of("userdevice") == place)
     }
 
-    pub(super) fn describe_card(&self, number: usize, record: &mut Value) {
+    pub(super) fn copy_card_fields(&self, number: usize, record: &mut Value) {
         if let Some(card) = self.cards.get(number) {
-            record.take_over(card, OF_CARD);
+            record.copy_members(card, OF_CARD);
         }
     }
 
@@ -177,10 +177,10 @@ impl<'o> RawRecords<'o> {
         Some(name).filter(|name| !name.is_empty())
     }
 
-    pub(super) fn describe_network(&self, name: &str, record: &mut Value) {
+    pub(super) fn copy_network_fields(&self, name: &str, record: &mut Value) {
         let mut networks = self.records.records("network");
         if let Some(network) = networks.find(|network| network.text_of("name_label") == name) {
-            record.take_over(network, OF_NETWORK);
+            record.copy_members(network, OF_NETWORK);
         }
     }
 }

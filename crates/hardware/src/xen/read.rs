@@ -186,8 +186,8 @@ pub fn read(text: &str) -> Result<Translated<Machine>> {
     for what in ["VGPUs", "attached_PCIs", "VUSBs"] {
         if vm.get(what).is_some_and(|value| !value.as_array().is_empty()) {
             dropped.push(Untranslated::new(
-                format!("devices of the host ({what})"),
-                "belong to the host that it was on",
+                format!("host devices ({what})"),
+                "are specific to the source host",
             ));
         }
     }
@@ -195,19 +195,19 @@ pub fn read(text: &str) -> Result<Translated<Machine>> {
     if snapshot_count > 0 {
         dropped.push(Untranslated::new(
             format!("{snapshot_count} snapshots"),
-            "only the machine as it is comes along",
+            "only the current state is carried over",
         ));
     }
     if matches!(vm.get("NVRAM"), Some(Value::Struct(members)) if !members.is_empty()) {
         dropped.push(Untranslated::new(
             "variables of the firmware",
-            "another hypervisor starts with new ones, and looks for what to start anew",
+            "another hypervisor starts with defaults and searches for a boot loader",
         ));
     }
     if !matches!(vm.text_of("suspend_VDI"), "" | "OpaqueRef:NULL") {
         dropped.push(Untranslated::new(
             "its memory",
-            "another hypervisor cannot go on from it",
+            "another hypervisor cannot resume from it",
         ));
     }
     let value = Machine {
@@ -216,7 +216,7 @@ pub fn read(text: &str) -> Result<Translated<Machine>> {
         description: vm.text_of("name_description").to_owned(),
         processor_count,
         topology: topology(processor_count, &platform),
-        memory_bytes: memory.ok_or_else(|| wrong("it does not say how much memory there is".to_owned()))?,
+        memory_bytes: memory.ok_or_else(|| wrong("the memory size is missing".to_owned()))?,
         firmware: firmware(vm, &platform),
         clock: clock(&platform),
         disks: disks(&records, vm, &mut dropped),

@@ -113,7 +113,7 @@ pub fn suspended_machine(text: &str, original: &str, name: Option<&str>) -> Resu
     let top = member(document.root_element(), "version").zip(member(document.root_element(), "objects"));
     let (version, objects) = top.ok_or_else(|| malformed("it has no version or no objects"))?;
     let mut edits = Edits::new(text);
-    put(version, "export_vsn", &Value::text(EXPORT_VERSION), &mut edits);
+    set_field(version, "export_vsn", &Value::text(EXPORT_VERSION), &mut edits);
     for object in objects_in(objects) {
         let text_of = |name: &str| member(object, name).map(text_in).unwrap_or_default();
         let record = member(object, "snapshot").ok_or_else(|| malformed("an object has no record"))?;
@@ -124,19 +124,21 @@ pub fn suspended_machine(text: &str, original: &str, name: Option<&str>) -> Resu
                 }
                 for field in OF_THE_MACHINE {
                     match (field, name) {
-                        ("name_label", Some(name)) => put(record, field, &Value::text(name), &mut edits),
+                        ("name_label", Some(name)) => set_field(record, field, &Value::text(name), &mut edits),
                         _ if original.get(field).is_none() => {}
-                        _ => put(record, field, &Value::text(original.text_of(field)), &mut edits),
+                        _ => set_field(record, field, &Value::text(original.text_of(field)), &mut edits),
                     }
                 }
                 // XAPI of some versions gives a snapshot none.
                 if let Some(tags) = original.get("tags") {
-                    put(record, "tags", tags, &mut edits);
+                    set_field(record, "tags", tags, &mut edits);
                 }
-                no_checkpoint(record, &mut edits);
+                clear_checkpoint_fields(record, &mut edits);
             }
             // Only of this type is it brought along.
-            "VDI" if text_of("id") == machine.memory.id => put(record, "type", &Value::text("suspend"), &mut edits),
+            "VDI" if text_of("id") == machine.memory.id => {
+                set_field(record, "type", &Value::text("suspend"), &mut edits)
+            }
             _ => {}
         }
     }
@@ -144,7 +146,7 @@ pub fn suspended_machine(text: &str, original: &str, name: Option<&str>) -> Resu
 }
 
 /// What makes a template or a snapshot of a machine goes.
-fn no_checkpoint(record: Node<'_, '_>, edits: &mut Edits<'_>) {
+fn clear_checkpoint_fields(record: Node<'_, '_>, edits: &mut Edits<'_>) {
     for (field, value) in [
         ("is_a_template", Value::Bool(false)),
         ("is_a_snapshot", Value::Bool(false)),
@@ -155,12 +157,12 @@ fn no_checkpoint(record: Node<'_, '_>, edits: &mut Edits<'_>) {
         ("transportable_snapshot_id", Value::text("")),
         ("parent", Value::text(NULL)),
     ] {
-        put(record, field, &value, edits);
+        set_field(record, field, &value, edits);
     }
 }
 
 /// Changes a field, where there is such a field: pools of different versions have different ones.
-fn put(record: Node<'_, '_>, field: &str, value: &Value, edits: &mut Edits<'_>) {
+fn set_field(record: Node<'_, '_>, field: &str, value: &Value, edits: &mut Edits<'_>) {
     if let Some(node) = member(record, field) {
         edits.replace_element(node, &value.to_element());
     }

@@ -3,9 +3,9 @@ use super::{SuspendedMachine, XenOptions, XenRecords, read, suspended_machine, w
 use crate::libvirt::tests::specimen;
 use crate::{Bus, CardModel, Clock, DiskKind, Firmware, Machine, Platform, Topology, adapt};
 
-pub(crate) fn written(machine: &Machine) -> super::Exported {
+pub(crate) fn written(machine: &Machine) -> super::XenExport {
     let mut number = 0;
-    let mut wish = XenOptions {
+    let mut options = XenOptions {
         host_name: "host",
         time: "20261123T09:30:00Z",
         new_uuid: &mut || {
@@ -14,7 +14,7 @@ pub(crate) fn written(machine: &Machine) -> super::Exported {
         },
         original: None,
     };
-    write(machine, &mut wish).value
+    write(machine, &mut options).value
 }
 
 /// What has a meaning for XenServer comes back from its records as it was.
@@ -171,13 +171,13 @@ fn a_machine_of_xenserver_goes_back_as_what_it_was() {
     for card in &mut here.cards {
         card.network = Some("default".to_owned());
     }
-    let mut wish = XenOptions {
+    let mut options = XenOptions {
         host_name: "host",
         time: "20261123T09:30:00Z",
         new_uuid: &mut || "00000000-0000-4000-8000-000000000001".to_owned(),
         original: Some(&records),
     };
-    let crate::Translated { value: back, dropped } = write(&here, &mut wish);
+    let crate::Translated { value: back, dropped } = write(&here, &mut options);
     let media: Vec<_> = dropped
         .iter()
         .filter(|dropped| dropped.what.contains("medium"))
@@ -239,13 +239,13 @@ fn a_disk_that_does_not_come_back_is_told_and_another_in_its_place_is_not_taken_
     let records = XenRecords::parse(&original).unwrap();
     let there = read(&original).unwrap().value;
     let back = |machine: &Machine| {
-        let mut wish = XenOptions {
+        let mut options = XenOptions {
             host_name: "host",
             time: "20261123T09:30:00Z",
             new_uuid: &mut || "00000000-0000-4000-8000-000000000001".to_owned(),
             original: Some(&records),
         };
-        let written = write(machine, &mut wish);
+        let written = write(machine, &mut options);
         let told: Vec<String> = written.dropped.into_iter().map(|dropped| dropped.what).collect();
         let again = read(&written.value.xml).unwrap().value;
         (told, again.disks.into_iter().map(|disk| disk.label).collect::<Vec<_>>())

@@ -49,7 +49,7 @@ impl Value {
     }
 
     /// Gives a struct the members of `other` that have these names.
-    pub(super) fn take_over(&mut self, other: &Self, names: &[&str]) {
+    pub(super) fn copy_members(&mut self, other: &Self, names: &[&str]) {
         let Self::Struct(members) = self else { return };
         for name in names {
             let Some(value) = other.get(name) else { continue };
