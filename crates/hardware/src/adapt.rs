@@ -5,6 +5,7 @@
 
 use crate::bus_address::AddressAllocator;
 use crate::machine::POSITION_COUNT;
+use crate::xml_characters::remove_unrepresentable;
 use crate::{Bus, CardModel, Disk, DiskKind, Firmware, Machine, Translated, Untranslated};
 
 /// The hypervisor that a machine moves to.
@@ -23,15 +24,16 @@ pub enum Platform {
 }
 
 /// The machine with the devices that `platform` supports.
-pub fn adapt(machine: &Machine, place: Platform) -> Translated<Machine> {
+pub fn adapt(machine: &Machine, platform: Platform) -> Translated<Machine> {
     let mut value = machine.clone();
     let mut dropped = Vec::new();
+    remove_unrepresentable(&mut value, platform, &mut dropped);
     for (number, disk) in value.disks.iter_mut().enumerate() {
-        let bus = bus_at(disk.bus, place);
+        let bus = bus_at(disk.bus, platform);
         if bus != disk.bus {
             let name = if disk.label.is_empty() { &disk.key } else { &disk.label };
             // Xen presents each disk twice, emulated and paravirtual: a guest without a driver for one has a driver for the other.
-            if place != Platform::Xen {
+            if platform != Platform::Xen {
                 dropped.push(Untranslated::new(
                     format!("disk {} ({name}) on {}", number + 1, disk.bus.name()),
                     format!("is on {} now", bus.name()),
@@ -41,9 +43,9 @@ pub fn adapt(machine: &Machine, place: Platform) -> Translated<Machine> {
         }
     }
     for (number, card) in value.cards.iter_mut().enumerate() {
-        let model = card_at(&card.model, place);
+        let model = card_at(&card.model, platform);
         if model != card.model {
-            if place != Platform::Xen {
+            if platform != Platform::Xen {
                 dropped.push(Untranslated::new(
                     format!("network card {} ({})", number + 1, card.model.name()),
                     format!("is an {} now", model.name()),
@@ -52,14 +54,14 @@ pub fn adapt(machine: &Machine, place: Platform) -> Translated<Machine> {
             card.model = model;
         }
     }
-    if value.firmware == Firmware::Paravirtual && place != Platform::Xen {
+    if value.firmware == Firmware::Paravirtual && platform != Platform::Xen {
         dropped.push(Untranslated::new(
             "paravirtual mode of Xen",
             "the machine boots with a BIOS now: its disk needs a boot loader",
         ));
         value.firmware = Firmware::Bios;
     }
-    if place == Platform::Qemu {
+    if platform == Platform::Qemu {
         move_ide_to_sata(&mut value, &mut dropped);
     }
     assign_positions(&machine.disks, &mut value.disks);
@@ -105,8 +107,8 @@ fn move_ide_to_sata(machine: &mut Machine, dropped: &mut Vec<Untranslated>) {
     }
 }
 
-fn bus_at(bus: Bus, place: Platform) -> Bus {
-    match (place, bus) {
+fn bus_at(bus: Bus, platform: Platform) -> Bus {
+    match (platform, bus) {
         (_, Bus::Floppy) => Bus::Floppy,
         (Platform::Xen, _) => Bus::Xen,
         // A USB disk would need a USB controller, which is not written.
@@ -119,8 +121,8 @@ fn bus_at(bus: Bus, place: Platform) -> Bus {
     }
 }
 
-fn card_at(model: &CardModel, place: Platform) -> CardModel {
-    match (place, model) {
+fn card_at(model: &CardModel, platform: Platform) -> CardModel {
+    match (platform, model) {
         (Platform::Xen, _) => CardModel::Xen,
         (
             Platform::Qemu | Platform::Proxmox,

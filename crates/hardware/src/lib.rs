@@ -22,6 +22,7 @@ pub mod proxmox;
 pub mod virtualbox;
 pub mod xen;
 pub mod xml;
+mod xml_characters;
 
 pub use adapt::{Platform, adapt};
 pub use encoding::xml_text;

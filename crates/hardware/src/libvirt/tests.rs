@@ -317,7 +317,12 @@ fn malformed_xml_is_an_error() {
 
 #[test]
 fn names_are_changed_to_what_libvirt_accepts() {
-    for (name, called) in [("", "machine"), ("..", "machine"), ("a/b\nc", "a-b-c")] {
+    for (name, called) in [
+        ("", "machine"),
+        ("..", "machine"),
+        ("a/b\nc", "a-b-c"),
+        ("a\u{1}b\u{fffe}c", "a-b-c"),
+    ] {
         let machine = Machine {
             name: name.to_owned(),
             ..specimen()

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::read::position;
-use crate::xml::{Element, Quote};
+use crate::xml::{Element, Quote, is_representable};
 use crate::{Bus, Clock, Disk, DiskKind, Firmware, Machine, NetworkCard, Platform, Translated, Untranslated, adapt};
 
 /// The settings of the host that the machine is written for.
@@ -117,7 +117,7 @@ fn renumber_boot_order(machine: &mut Machine) {
 /// Replaces characters that libvirt refuses in names of machines, since it names files after them: slashes and line ends
 /// (`virXMLCheckIllegalChars` in `domain_conf.c`). Empty and blank names are refused, too.
 fn check_name(machine: &mut Machine, dropped: &mut Vec<Untranslated>) {
-    let is_illegal = |character: char| character == '/' || character.is_control();
+    let is_illegal = |character: char| character == '/' || character.is_control() || !is_representable(character);
     let mut name = machine.name.replace(is_illegal, "-");
     if matches!(name.trim(), "" | "." | "..") {
         "machine".clone_into(&mut name);

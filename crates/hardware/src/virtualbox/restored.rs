@@ -1,4 +1,4 @@
-//! The settings of a machine as they were, with other images: what no other hypervisor has a word for stays, too.
+//! Writes the original settings of a machine with other images, and keeps what no other hypervisor has.
 
 use std::collections::BTreeMap;
 
@@ -7,42 +7,44 @@ use roxmltree::Node;
 use super::media::{FORM, MediumKind, machine, media, uuid, wrong};
 use super::write::{Image, media_registry};
 use crate::xml::{self, Edits, child, children};
-use crate::{Result, Translated, Untranslated, identity};
+use crate::{Result, Translated, Untranslated, identity, xml_characters};
 
-/// What a machine that comes back is to be.
+/// Options for restoring settings.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RestoredOptions {
-    /// What it is called.
+    /// Its name.
     pub name: String,
-    /// Who it is.
+    /// Its identity.
     pub identity: RestoredIdentity,
-    /// The image of each disk, by the UUID of the image that it had. A disk that is not among them is left out; drives are empty.
+    /// The image of each disk, by the UUID of its original image. Disks without one are left out; drives are empty.
     pub disks: BTreeMap<String, Image>,
-    /// The file with the variables of its firmware, where there is one.
+    /// The file with its firmware variables, if there is one.
     pub nvram: Option<String>,
 }
 
-/// Who a machine is that comes back.
+/// The identity of a restored machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RestoredIdentity {
-    /// The one that it was.
+    /// The original identity.
     Same,
-    /// Another one, with this UUID; VirtualBox makes up the addresses of its network cards.
+    /// A new identity with this UUID; VirtualBox generates new MAC addresses.
     New(String),
 }
 
-/// The settings `text` with other images, without snapshots and memory.
+/// Returns the settings `text` with other images, without snapshots and memory.
 pub fn restored(text: &str, options: &RestoredOptions) -> Result<Translated<String>> {
     let document = xml::parse(text, FORM)?;
     let machine = machine(&document)?;
     let mut edits = Edits::new(text);
     let mut dropped = Vec::new();
-    edits.set_attribute(machine, "name", &options.name);
+    let mut name = options.name.clone();
+    xml_characters::remove(&mut name, "the name", &mut dropped);
+    edits.set_attribute(machine, "name", &name);
     if let RestoredIdentity::New(uuid) = &options.identity {
         let uuid = identity::uuid(uuid).ok_or_else(|| wrong(format!("{uuid:?} is no UUID of a machine")))?;
         edits.set_attribute(machine, "uuid", &format!("{{{uuid}}}"));
     }
-    // The folder of an absolute path is that of the machine as it was, and its snapshots do not come along.
+    // An absolute path would be the folder of the original machine, and snapshots are not restored.
     edits.set_attribute(machine, "snapshotFolder", "Snapshots");
     for gone in ["currentSnapshot", "stateFile", "aborted", "currentStateModified"] {
         edits.remove_attribute(machine, gone);
@@ -66,7 +68,7 @@ pub fn restored(text: &str, options: &RestoredOptions) -> Result<Translated<Stri
     }
     let hardware = child(machine, "Hardware").ok_or_else(|| wrong("its machine has no hardware"))?;
     if matches!(options.identity, RestoredIdentity::New(_)) {
-        // What the guest sees; without it, it is the machine's own.
+        // The UUID that the guest sees; without it, VirtualBox uses the machine's.
         edits.remove_attribute(hardware, "uuid");
     }
     let attached = attach((machine, hardware), options, &mut edits, &mut dropped)?;
@@ -84,7 +86,7 @@ pub fn restored(text: &str, options: &RestoredOptions) -> Result<Translated<Stri
     })
 }
 
-/// Gives each disk its image; the images that disks have now.
+/// Sets the image of each disk; returns the used images.
 fn attach<'w>(
     (machine, hardware): (Node<'_, '_>, Node<'_, '_>),
     options: &'w RestoredOptions,
@@ -125,7 +127,7 @@ fn attach<'w>(
     Ok(attached)
 }
 
-/// Lists the images that there are, and no others.
+/// Replaces the list of images.
 fn register(machine: Node<'_, '_>, hardware: Node<'_, '_>, images: &[&Image], edits: &mut Edits<'_>) {
     let registry = media_registry(images.iter().copied());
     match child(machine, "MediaRegistry") {
@@ -134,7 +136,7 @@ fn register(machine: Node<'_, '_>, hardware: Node<'_, '_>, images: &[&Image], ed
     }
 }
 
-/// Names the file with the variables of its firmware, or none.
+/// Sets or removes the file with the firmware variables.
 fn put_nvram(hardware: Node<'_, '_>, options: &RestoredOptions, edits: &mut Edits<'_>) {
     for outer in ["Firmware", "BIOS"] {
         let Some(node) = child(hardware, outer).and_then(|outer| child(outer, "NVRAM")) else {
@@ -179,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn settings_come_back_with_other_images_and_all_else() {
+    fn settings_are_restored_with_other_images() {
         let written = restored(LAB, &options(&[ROOT, DATA])).unwrap();
         assert_eq!(
             what(&written.dropped),
@@ -209,21 +211,23 @@ mod tests {
         assert_eq!((&before.cards, &before.uuid), (&after.cards, &after.uuid));
         assert_eq!(after.disks[2].key, media[0].uuid);
         assert_eq!(after.disks[3].key, media[1].uuid);
-        // What came back can come back again.
+        // Restored settings can be restored again.
         let keys: Vec<&str> = media.iter().map(|medium| &medium.uuid[..]).collect();
         let again = restored(&text, &options(&keys)).unwrap();
         assert_eq!((again.value, again.dropped), (text, Vec::new()));
     }
 
     #[test]
-    fn another_one_has_another_uuid_and_other_addresses() {
+    fn a_new_identity_has_another_uuid_and_other_addresses() {
         let options = RestoredOptions {
+            name: "lab\u{1}".to_owned(),
             identity: RestoredIdentity::New(NEW_UUID.to_owned()),
             nvram: None,
             ..options(&[DATA])
         };
         let written = restored(LAB, &options).unwrap();
         assert!(what(&written.dropped).contains(&"disk SATA 0"));
+        assert!(what(&written.dropped).contains(&"control characters in the name"));
         let machine = read(&written.value).unwrap().value;
         assert_eq!(machine.uuid.as_deref(), Some(NEW_UUID));
         assert!(machine.cards.len() == 3 && machine.cards.iter().all(|card| card.mac.is_none()));
@@ -236,7 +240,7 @@ mod tests {
         restored(LAB, &nonsense).unwrap_err();
     }
 
-    /// Machines of old have their images in common, and list none.
+    /// Old machines share the list of images of the registry, and list none.
     #[test]
     fn a_machine_without_a_list_of_images_gets_one() {
         let start = LAB.find("    <MediaRegistry>").unwrap();
