@@ -7,12 +7,12 @@ use crate::{
     identity,
 };
 
-/// Memory in MiB where a configuration does not say it.
+/// Default memory in MiB.
 const MEMORY_MEBIBYTES: u64 = 512;
-/// Devices in the order of starting that are heeded.
+/// Limit of devices in the boot order.
 const ORDER_COUNT_MAX: usize = 100;
 
-/// Settings that say nothing of what a machine consists of, or what every hypervisor has in its own way.
+/// Settings without effect on the hardware, or for devices that every hypervisor provides itself.
 const HARMLESS: &[&str] = &[
     "acpi",
     "agent",
@@ -75,7 +75,7 @@ const HARMLESS: &[&str] = &[
     "vmstatestorage",
     "watchdog",
 ];
-/// Settings that tie a machine to its host, and what they are.
+/// Host-specific settings, with their descriptions.
 const OF_THE_HOST: &[(&str, &str)] = &[
     ("affinity", "CPU pinning"),
     ("args", "QEMU arguments"),
@@ -92,7 +92,7 @@ const OF_THE_HOST: &[(&str, &str)] = &[
     ("amd-sev", "memory encryption"),
     ("intel-tdx", "memory encryption"),
 ];
-/// Settings that cloud-init has.
+/// Settings of cloud-init.
 const OF_CLOUD_INIT: &[&str] = &[
     "cicustom",
     "cipassword",
@@ -107,7 +107,7 @@ const OF_CLOUD_INIT: &[&str] = &[
 
 /// Reads the configuration of a machine.
 ///
-/// If a backup has added the devices of its archive, disks that are not among them are left out.
+/// If a backup has added the device names of its archive, disks without one are left out.
 pub fn read(text: &str) -> Result<Translated<Machine>> {
     let conf = Conf::parse(text)?;
     let mut dropped = Vec::new();
@@ -142,7 +142,7 @@ fn processors(conf: &Conf<'_>) -> Result<(u32, Option<Topology>)> {
         core_count: cores,
         thread_count: 1,
     });
-    // Those that are plugged in; more may be at another time.
+    // The processors that are plugged in; the maximum may be higher.
     Ok((conf.number("vcpus", all)?, topology))
 }
 
@@ -164,7 +164,7 @@ fn firmware(conf: &Conf<'_>) -> Firmware {
     }
 }
 
-/// Windows has the local time, if nothing else is said.
+/// Windows guests have local time by default.
 fn clock(conf: &Conf<'_>) -> Clock {
     let system = conf.settings.get("ostype").copied().unwrap_or_default();
     match (conf.settings.get("localtime").copied(), system.starts_with('w')) {
@@ -248,7 +248,7 @@ fn size(text: &str) -> Result<u64> {
     bytes.ok_or_else(|| wrong(format!("the size of a disk is {text:?}")))
 }
 
-/// Puts the order of starting down: `order=scsi0;ide2;net0`, or letters for kinds of devices as it was before.
+/// Sets the boot order: `order=scsi0;ide2;net0`, or in older configurations letters for kinds of devices.
 fn order(conf: &Conf<'_>, disks: &mut [Disk]) {
     let boot = conf.parts("boot");
     if let Some(order) = boot.get("order") {
@@ -259,7 +259,7 @@ fn order(conf: &Conf<'_>, disks: &mut [Disk]) {
         }
         return;
     }
-    // What Proxmox takes where nothing is said.
+    // The default of Proxmox.
     let letters = boot.get("legacy").unwrap_or(boot.first);
     let letters = if letters.is_empty() { "cdn" } else { letters };
     let named = conf.settings.get("bootdisk").copied();
@@ -278,7 +278,7 @@ fn order(conf: &Conf<'_>, disks: &mut [Disk]) {
     }
 }
 
-/// The disk that Proxmox starts from where nothing names one: its own order is that of `valid_drive_names` in qemu-server.
+/// The default boot disk: the first in the order of `valid_drive_names` in qemu-server.
 fn first_disk(disks: &[Disk]) -> Option<usize> {
     let rank = |disk: &Disk| {
         let mut prefixes = ["ide", "scsi", "virtio", "sata"].iter();
@@ -293,7 +293,7 @@ fn cards(conf: &Conf<'_>, dropped: &mut Vec<Untranslated>) -> Vec<NetworkCard> {
     let mut cards = Vec::new();
     for (number, value) in conf.numbered("net") {
         let parts = Parts::of(value);
-        // The model comes with the address as its value, but for those that are written at length.
+        // The model is a name with the MAC address as its value, or else a part of its own.
         let known = parts
             .iter()
             .find_map(|(name, value)| Some((name, identity::mac(value)?)).filter(|(name, _)| *name != "macaddr"));
@@ -321,7 +321,7 @@ fn cards(conf: &Conf<'_>, dropped: &mut Vec<Untranslated>) -> Vec<NetworkCard> {
     cards
 }
 
-/// Names what is left behind.
+/// Notes settings that are dropped.
 fn note_unsupported(conf: &Conf<'_>, dropped: &mut Vec<Untranslated>) {
     if let Some(device) = conf.settings.get("efidisk0") {
         let device = Parts::of(device);
@@ -339,7 +339,7 @@ fn note_unsupported(conf: &Conf<'_>, dropped: &mut Vec<Untranslated>) {
                 "it is not attached to the machine",
             ));
         } else if bare == "usb" && value.starts_with("spice") || bare == "numa" {
-            // A way for the screen's host, and nothing that is missed.
+            // A channel of the SPICE display, without effect on the guest's data.
         } else if let Some((_, what)) = OF_THE_HOST.iter().find(|(known, _)| known == &bare) {
             dropped.push(Untranslated::new(*what, "is specific to the source host"));
         } else if OF_CLOUD_INIT.contains(&bare) {

@@ -9,26 +9,25 @@ use crate::{
     identity, percent,
 };
 
-/// What the machine's host has for it.
+/// The settings of the host that the machine is written for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProxmoxOptions {
-    /// The number that the machine has there. Whoever restores an archive may choose another one.
+    /// The VM id. Another one can be chosen when an archive is restored.
     pub vm_id: u32,
-    /// The storage that its disks are on: `local-lvm`.
+    /// The storage of its disks: `local-lvm`.
     pub storage: String,
-    /// The bridge that its cards are plugged into: `vmbr0`.
+    /// The bridge of its network cards: `vmbr0`.
     pub bridge: String,
-    /// The size in bytes of each disk whose content there is, by the disk's key. A disk that is not among them is left out; drives are
-    /// empty.
+    /// The size in bytes of each disk with content, by the disk's key. Other disks are left out; drives are empty.
     pub disks: BTreeMap<String, u64>,
 }
 
-/// A machine as a `qemu-server.conf`.
+/// A machine as `qemu-server.conf`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProxmoxExport {
-    /// The text, with the lines for the devices of an archive.
+    /// The text, with the lines that name the devices of an archive.
     pub config: String,
-    /// The disks whose content belongs into the archive: the key of each, and the device that it has to be there.
+    /// The disks whose content the archive must have: the key and the device name of each.
     pub disks: Vec<(String, String)>,
 }
 
@@ -94,7 +93,7 @@ pub fn write(machine: &Machine, options: &ProxmoxOptions) -> Translated<ProxmoxE
     Translated { value, dropped }
 }
 
-/// Disks and drives with the names that they have there, which say bus and place.
+/// Disks and drives with their names, which consist of bus and position.
 fn placed<'d>(
     disks: &'d mut [Disk],
     options: &ProxmoxOptions,
@@ -160,7 +159,7 @@ fn placed<'d>(
     placed
 }
 
-/// What disks of a bus are called there, with a number behind, and how many there can be.
+/// The name prefix of a bus, and the limit of its disks.
 fn numbers(bus: Bus) -> Option<(&'static str, u32)> {
     match bus {
         Bus::Ide => Some(("ide", 4)),
@@ -171,7 +170,7 @@ fn numbers(bus: Bus) -> Option<(&'static str, u32)> {
     }
 }
 
-/// All settings but disks and cards.
+/// All settings except disks and network cards.
 fn settings(machine: &Machine, dropped: &mut Vec<Untranslated>) -> BTreeMap<String, String> {
     let mut settings = BTreeMap::new();
     let mut set = |name: &str, value: String| settings.insert(name.to_owned(), value);
@@ -247,7 +246,7 @@ fn card_value(card: &NetworkCard, number: usize, options: &ProxmoxOptions, dropp
     format!("{model}{},bridge={}", mac.unwrap_or_default(), word(&options.bridge))
 }
 
-/// Proxmox has for names what hosts may be called.
+/// A valid host name, which Proxmox requires as the name of a machine.
 fn host_name(name: &str) -> String {
     let is_allowed = |character: char| character.is_ascii_alphanumeric() || matches!(character, '-' | '.');
     let name: String = name
@@ -267,14 +266,14 @@ fn host_name(name: &str) -> String {
     }
 }
 
-/// What stands for one word in a value.
+/// `text` without separators of values.
 fn word(text: &str) -> String {
     text.chars()
         .filter(|character| !character.is_whitespace() && !character.is_control() && !",=".contains(*character))
         .collect()
 }
 
-/// `32G`, in the largest unit that is whole.
+/// `32G`, in the largest unit that divides it.
 fn size(bytes: u64) -> String {
     let units = [(30, "G"), (20, "M"), (10, "K")];
     let unit = units

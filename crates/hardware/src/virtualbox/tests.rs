@@ -57,9 +57,9 @@ fn a_machine_is_read() {
     assert_eq!(cards(&machine), expected);
 }
 
-/// A disk with snapshots is the last of several images.
+/// The image of a disk with snapshots is the last of a chain.
 #[test]
-fn images_know_their_parents() {
+fn images_have_their_parents() {
     let medium = |uuid: &str, location: &str, format: &str, parent: Option<&str>, is_encrypted| Medium {
         uuid: uuid.to_owned(),
         location: location.to_owned(),
@@ -78,9 +78,9 @@ fn images_know_their_parents() {
     assert_eq!(media(LAB).unwrap(), expected);
 }
 
-/// A snapshot has the images that nobody has written since.
+/// A snapshot has the images that are unchanged since.
 #[test]
-fn snapshots_are_the_machine_as_it_was() {
+fn snapshots_have_the_earlier_state_of_the_machine() {
     let said = settings(LAB).unwrap();
     assert_eq!((&said.name[..], &said.snapshot_folder[..]), ("lab", "Snapshots"));
     assert_eq!(said.uuid, "9f6d1b8e-1f2a-4c3d-8e4f-5a6b7c8d9e0f");
@@ -105,7 +105,7 @@ fn snapshots_are_the_machine_as_it_was() {
     assert_eq!(layout(&then), [(base, DiskKind::Disk, Bus::Sata, 0, Some(3))]);
     read_at(LAB, "11111111-2222-4333-8444-555555555556").unwrap_err();
 
-    // Snapshots are inside of one another, to any depth and width.
+    // Snapshots are nested to any depth and width.
     let inner = "<Snapshots><Snapshot uuid='{22222222-2222-4333-8444-555555555555}' name='a' stateFile='x.sav'/>                 <Snapshot uuid='{33333333-2222-4333-8444-555555555555}' name='a'/></Snapshots></Snapshot>";
     let text = LAB.replacen("</Snapshot>", inner, 1);
     let said = settings(&text).unwrap();
@@ -116,7 +116,7 @@ fn snapshots_are_the_machine_as_it_was() {
 }
 
 #[test]
-fn what_a_user_has_is_read() {
+fn the_registry_is_read() {
     let text = "<VirtualBox xmlns='http://www.virtualbox.org/' version='1.12-linux'><Global><ExtraData/><MachineRegistry>\
                 <MachineEntry uuid='{9F6D1B8E-1f2a-4c3d-8e4f-5a6b7c8d9e0f}' src='/home/ana/VirtualBox VMs/lab/lab.vbox'/>\
                 <MachineEntry uuid='{9F6D1B8E-1f2a-4c3d-8e4f-5a6b7c8d9e00}' src='two.vbox'/></MachineRegistry><MediaRegistry>\
@@ -136,9 +136,9 @@ fn what_a_user_has_is_read() {
     }
 }
 
-/// Before version 1.17 controllers stood beside the hardware; what has its default is not written.
+/// Before version 1.17, controllers were outside the hardware; defaults are not written.
 #[test]
-fn settings_of_old_are_read() {
+fn old_settings_are_read() {
     let text = "<VirtualBox xmlns='http://www.virtualbox.org/' version='1.12-linux'><Machine uuid='x' name='old'><Hardware>\
                 <Memory RAMSize='256'/></Hardware><StorageControllers>\
                 <StorageController name='A' type='LsiLogicSas'><AttachedDevice type='HardDisk' port='3'>\
@@ -173,9 +173,9 @@ fn settings_of_old_are_read() {
     assert_eq!(media(text).unwrap(), []);
 }
 
-/// Since version 1.20 processors and clock have an element of their own.
+/// Since version 1.20, processors and clock have a separate element.
 #[test]
-fn settings_of_today_are_read() {
+fn current_settings_are_read() {
     let clock = "<RTC localOrUTC=\"UTC\"/>";
     assert!(LAB.contains(clock));
     let platform =
@@ -208,7 +208,7 @@ fn options(keys: &[&str]) -> VirtualBoxOptions {
 }
 
 #[test]
-fn a_machine_comes_back_from_its_settings() {
+fn a_machine_survives_a_round_trip_through_its_settings() {
     let mut machine = read(LAB).unwrap().value;
     let written = write(&machine, &options(&[ROOT, DATA]));
     assert_eq!(what(&written), ["the medium in drive IDE 2", "the state of the TPM"]);
@@ -237,7 +237,7 @@ fn a_machine_comes_back_from_its_settings() {
 }
 
 #[test]
-fn a_machine_from_elsewhere_gets_devices_that_it_knows() {
+fn a_machine_of_another_hypervisor_gets_compatible_devices() {
     let mut machine = specimen();
     machine.uuid = None;
     machine.processor_count = 100;
@@ -281,7 +281,7 @@ fn a_machine_from_elsewhere_gets_devices_that_it_knows() {
     assert_eq!(again.uuid.as_deref(), Some("9f6d1b8e-0000-4000-8000-5a6b7c8d9e0f"));
     assert_eq!((again.processor_count, again.cards.len()), (64, 36));
     assert_eq!(again.cards[0].model, CardModel::Virtio);
-    assert_eq!(again.cards[1].mac, None, "VirtualBox makes one up");
+    assert_eq!(again.cards[1].mac, None, "VirtualBox generates one");
     assert!(!written.value.contains("MACAddress=\"\""));
     assert_eq!(again.disks.len(), 15 + 30 + 4 + 1, "SCSI, SATA, IDE and virtio-scsi");
     let mut places: Vec<_> = again
@@ -294,9 +294,9 @@ fn a_machine_from_elsewhere_gets_devices_that_it_knows() {
     assert_eq!(places.len(), again.disks.len());
 }
 
-/// VirtualBox starts from the first disk of the controller that it may start from.
+/// VirtualBox boots from the first disk of a controller.
 #[test]
-fn the_disk_that_a_machine_starts_from_is_the_first() {
+fn the_boot_disk_is_moved_first() {
     let mut machine = specimen();
     let disk = Disk {
         bus: Bus::Sata,
@@ -334,7 +334,7 @@ fn the_disk_that_a_machine_starts_from_is_the_first() {
 }
 
 #[test]
-fn nonsense_is_an_error() {
+fn malformed_settings_are_errors() {
     let changed = |from: &str, to: &str| {
         assert!(LAB.contains(from), "{from}");
         LAB.replace(from, to)

@@ -10,47 +10,47 @@ use crate::{
     identity,
 };
 
-/// The version of the settings: that of VirtualBox 5.1, which all later ones read.
+/// The settings version of VirtualBox 5.1, which all later ones read.
 const VERSION: &str = "1.16-linux";
-/// That of VirtualBox 7.0, the first that has a TPM.
+/// The settings version of VirtualBox 7.0, the first with a TPM.
 const VERSION_OF_TPM: &str = "1.19-linux";
-/// Processors that VirtualBox has at most.
+/// Limit of processors.
 const PROCESSOR_COUNT_MAX: u32 = 64;
-/// Cards that a machine has with the usual chipset, and with the larger one.
+/// Limits of network cards with the default chipset and with the larger one.
 const CARD_COUNT_MAX: [usize; 2] = [8, 36];
-/// The unit that a SCSI controller is itself.
+/// The unit of the SCSI controller itself.
 const SCSI_ITSELF: u32 = 7;
 
-/// What the machine's host has for it.
+/// The settings of the host that the machine is written for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VirtualBoxOptions {
-    /// The UUID of a machine that has none of its own.
+    /// The UUID for a machine without one.
     pub uuid: String,
-    /// The image of each disk, by the disk's key. A disk that is not among them is left out; drives are empty.
+    /// The image of each disk, by the disk's key. Disks without one are left out; drives are empty.
     pub disks: BTreeMap<String, Image>,
-    /// What its cards are plugged into.
+    /// The network of its cards.
     pub network: NetworkAttachment,
 }
 
-/// The image that a disk is in.
+/// The image of a disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Image {
-    /// The UUID that the image itself has; VirtualBox refuses another one.
+    /// The UUID in the image; VirtualBox refuses a different one.
     pub uuid: String,
-    /// Its file: a whole path, or one relative to the folder of the settings.
+    /// Its file: a path, absolute or relative to the folder of the settings.
     pub location: String,
     /// `VDI`, `VMDK` or `VHD`.
     pub format: String,
 }
 
-/// What cards are plugged into.
+/// The network of network cards.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NetworkAttachment {
-    /// A network of the machine alone, which the host forwards.
+    /// A private network of the machine, with address translation by the host.
     Nat,
-    /// A network card of the host, by its name.
+    /// Bridged to the network card of the host with this name.
     Bridged(String),
-    /// A network of machines of the host, by its name.
+    /// The internal network of the host with this name.
     Internal(String),
 }
 
@@ -85,7 +85,7 @@ pub fn write(machine: &Machine, options: &VirtualBoxOptions) -> Translated<Strin
     }
 }
 
-/// The list of the images that a machine has.
+/// The list of the machine's images.
 pub(super) fn media_registry<'i>(images: impl Iterator<Item = &'i Image>) -> Element {
     let images = images.map(|image| {
         Element::new("HardDisk")
@@ -97,7 +97,7 @@ pub(super) fn media_registry<'i>(images: impl Iterator<Item = &'i Image>) -> Ele
     Element::new("MediaRegistry").child(Element::new("HardDisks").children(images))
 }
 
-/// A UUID as VirtualBox writes it.
+/// A UUID in braces.
 fn braced(uuid: &str) -> String {
     format!("{{{uuid}}}")
 }
@@ -106,7 +106,7 @@ fn image_of<'w>(disk: &Disk, options: &'w VirtualBoxOptions) -> Option<&'w Image
     options.disks.get(&disk.key).filter(|_| disk.kind == DiskKind::Disk)
 }
 
-/// Changes what VirtualBox has no room for, and names it.
+/// Adjusts the machine to the limits of VirtualBox, with notes.
 fn apply_limits(machine: &mut Machine, dropped: &mut Vec<Untranslated>) {
     let mut add = |what: String, why: &str| dropped.push(Untranslated::new(what, why));
     if machine.processor_count > PROCESSOR_COUNT_MAX {
@@ -147,7 +147,7 @@ fn apply_limits(machine: &mut Machine, dropped: &mut Vec<Untranslated>) {
     }
 }
 
-/// Disks and drives with their units on the controller of their bus, of which there is one.
+/// Disks and drives with their units on the controller of their bus; each bus has one.
 fn placed<'d>(
     disks: &'d mut [Disk],
     options: &VirtualBoxOptions,
@@ -197,7 +197,7 @@ fn placed<'d>(
     placed
 }
 
-/// The disk that the machine is started from, where that is laid down, by its number among all.
+/// The number of the boot disk, if the boot order names one.
 fn first_of(placed: &[(&Disk, u32)]) -> Option<usize> {
     let ordered = placed.iter().enumerate().filter_map(|(number, (disk, _))| {
         let order = disk.boot_order.filter(|_| disk.kind == DiskKind::Disk)?;
@@ -206,7 +206,7 @@ fn first_of(placed: &[(&Disk, u32)]) -> Option<usize> {
     ordered.min().map(|(_, number)| number)
 }
 
-/// Puts the disk that the machine is started from before those on the same controller: VirtualBox starts from the first one.
+/// Moves the boot disk before the others on its controller: VirtualBox boots from the first one.
 fn move_boot_disk_first(placed: &mut [(&Disk, u32)], dropped: &mut Vec<Untranslated>) {
     let Some(first) = first_of(placed) else { return };
     let (disk, _) = placed[first];
@@ -230,7 +230,7 @@ fn move_boot_disk_first(placed: &mut [(&Disk, u32)], dropped: &mut Vec<Untransla
     }
 }
 
-/// The buses that a disk or drive can be on, the one that it would like best first.
+/// The possible buses of a disk or drive, the preferred one first.
 fn buses(disk: &Disk) -> [Bus; 3] {
     match (disk.kind, disk.bus) {
         (DiskKind::Floppy, _) => [Bus::Floppy; 3],
@@ -244,7 +244,7 @@ fn units(bus: Bus) -> impl Iterator<Item = u32> + Clone {
     (0..units_per_controller(bus)).filter(move |unit| !(bus == Bus::Scsi && *unit == SCSI_ITSELF))
 }
 
-/// The hardware with everything but its storage.
+/// The hardware without storage.
 fn hardware(machine: &Machine, disks: &[(&Disk, u32)], options: &VirtualBoxOptions) -> Element {
     let enabled = |name: &'static str| Element::new(name).attribute("enabled", true);
     let processors = Element::new("CPU").attribute("count", machine.processor_count);
@@ -279,7 +279,7 @@ fn hardware(machine: &Machine, disks: &[(&Disk, u32)], options: &VirtualBoxOptio
         .child(Element::new("RTC").attribute("localOrUTC", clock))
 }
 
-/// What the machine is started from, as far as kinds of devices can say it.
+/// The boot order by kinds of devices.
 fn order(disks: &[(&Disk, u32)]) -> [&'static str; 4] {
     let mut kinds: Vec<(u32, &'static str)> = disks
         .iter()
@@ -313,7 +313,7 @@ fn adapter(card: &NetworkCard, slot: usize, network: &NetworkAttachment) -> Elem
         CardModel::Pcnet => "Am79C973",
         _ => "82540EM",
     };
-    // Without one, VirtualBox makes one up.
+    // Without one, VirtualBox generates it.
     let mac = card.mac.as_deref().map(|mac| mac.replace(':', "").to_ascii_uppercase());
     let network = match network {
         NetworkAttachment::Nat => Element::new("NAT"),

@@ -1,10 +1,10 @@
-//! The records of XenServer, with all fields that XAPI wants.
+//! Builds records of XenServer, with all fields that XAPI requires.
 
 use super::value::Value;
 use crate::xen::write_options::{NULL, XenOptions};
 use crate::{Clock, Disk, DiskKind, Firmware, Machine, NetworkCard};
 
-/// Texts that are empty.
+/// Fields with an empty text.
 const TEXTS: &[&str] = &[
     "PV_kernel",
     "PV_ramdisk",
@@ -21,7 +21,7 @@ const TEXTS: &[&str] = &[
     "generation_id",
     "reference_label",
 ];
-/// Lists that are empty.
+/// Fields with an empty list.
 const LISTS: &[&str] = &[
     "allowed_operations",
     "consoles",
@@ -34,7 +34,7 @@ const LISTS: &[&str] = &[
     "VGPUs",
     "attached_PCIs",
 ];
-/// Maps that are empty.
+/// Fields with an empty map.
 const MAPS: &[&str] = &[
     "current_operations",
     "last_boot_CPU_flags",
@@ -45,7 +45,7 @@ const MAPS: &[&str] = &[
     "bios_strings",
     "NVRAM",
 ];
-/// References to nothing.
+/// Fields with a null reference.
 const REFERENCES: &[&str] = &[
     "suspend_VDI",
     "suspend_SR",
@@ -61,7 +61,7 @@ const REFERENCES: &[&str] = &[
     "appliance",
 ];
 
-/// The storage that the disks were in.
+/// The storage repository of the disks.
 pub(super) fn storage_record(vdis: Vec<Value>, options: &mut XenOptions<'_>) -> Value {
     structure([
         ("uuid", Value::text((options.new_uuid)())),
@@ -88,7 +88,7 @@ pub(super) fn storage_record(vdis: Vec<Value>, options: &mut XenOptions<'_>) -> 
     ])
 }
 
-/// The network that the cards were plugged into.
+/// The network of the cards.
 pub(super) fn network_record(name: &str, vifs: Vec<Value>, options: &mut XenOptions<'_>) -> Value {
     structure([
         ("uuid", Value::text((options.new_uuid)())),
@@ -278,7 +278,7 @@ fn is_uefi(machine: &Machine) -> bool {
     matches!(machine.firmware, Firmware::Uefi | Firmware::UefiSecure)
 }
 
-/// The letters of the drives in the order in which the machine is started from them.
+/// The boot order, as letters of drives.
 fn boot_order(machine: &Machine) -> String {
     let mut order: Vec<(u32, char)> = Vec::new();
     for disk in &machine.disks {

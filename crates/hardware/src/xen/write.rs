@@ -1,7 +1,6 @@
 //! From a machine to the records of XenServer.
 //!
-//! XAPI wants every field of a record that has no default in its data model; those that say nothing here have the value of a machine that was
-//! just made.
+//! XAPI requires every field without a default in its data model; unused ones have the value of a newly created machine.
 
 use super::records::{network_record, storage_record, structure, vbd_record, vdi_record, vif_record, vm_record};
 use super::value::Value;
@@ -11,20 +10,19 @@ use crate::xen::raw_records::RawRecords;
 use crate::xen::write_options::{NULL, XenOptions};
 use crate::{Clock, Disk, DiskKind, Machine, NetworkCard, Platform, Translated, Untranslated, adapt};
 
-/// A machine as an `ova.xml`.
+/// A machine as `ova.xml`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct XenExport {
     /// The text.
     pub xml: String,
-    /// The disks whose content belongs into the archive, in the order in which it has to come: the key of each, and the id by which the
-    /// members of the archive are called.
+    /// The disks whose content the archive must have, in this order: the key of each, and the id in the names of the archive's members.
     pub disks: Vec<(String, String)>,
 }
 
-/// The last place that a BIOS sees: emulated IDE has four.
+/// The last position that a BIOS can boot from: emulated IDE has four.
 const BIOS_PLACE_MAX: u32 = 3;
 
-/// Writes the records of a machine. Each disk must have a key and a size; drives are empty.
+/// Writes the records of a machine. Each disk must have a key and a size; drives are written empty.
 ///
 /// Ids are `Ref:1`, `Ref:2`, ... with as many digits as the largest: XAPI sorts them as text.
 pub fn write(machine: &Machine, options: &mut XenOptions<'_>) -> Translated<XenExport> {
@@ -89,8 +87,8 @@ pub fn write(machine: &Machine, options: &mut XenOptions<'_>) -> Translated<XenE
     }
 }
 
-/// The place of each disk and drive. A machine that was one of XenServer keeps those that it had. Any other starts from the first disk there, which has
-/// to be one of the first four: they alone are seen by a BIOS.
+/// The position of each disk and drive. A machine of XenServer keeps its positions. Other machines boot from their first disk, which must be among
+/// the first four positions: a BIOS sees no others.
 fn places(machine: &Machine, is_original: bool, dropped: &mut Vec<Untranslated>) -> Vec<u32> {
     let wanted = |disk: &Disk| {
         let has_place = disk.kind != DiskKind::Floppy && disk.position < POSITION_COUNT;
@@ -99,9 +97,9 @@ fn places(machine: &Machine, is_original: bool, dropped: &mut Vec<Untranslated>)
     let mut addresses = AddressAllocator::new(&machine.disks, wanted, |()| 0..u32::MAX);
     let numbers = 0..machine.disks.len();
     let allocate = |number: usize| match machine.disks[number].kind {
-        // XenServer has none.
+        // XenServer has no floppy drives.
         DiskKind::Floppy => u32::MAX,
-        // There are more places than disks.
+        // There are more positions than disks.
         _ => addresses.allocate(number, (), 0..u32::MAX).unwrap_or(u32::MAX),
     };
     let mut places: Vec<u32> = numbers.clone().map(allocate).collect();
@@ -151,7 +149,7 @@ struct Records<'o> {
     contents: Vec<(String, String)>,
 }
 
-/// A network with the cards that are plugged into it.
+/// A network with its cards.
 struct XenNetwork {
     name: String,
     id: String,
@@ -160,7 +158,7 @@ struct XenNetwork {
 
 impl<'o> Records<'o> {
     fn new(machine: &Machine, original: Option<RawRecords<'o>>) -> Self {
-        // Machine and storage, two for each disk, and for each card, which may have a network of its own.
+        // Machine and storage, two for each disk, and two for each card, which may have its own network.
         let most = 2 + machine.disks.len() * 2 + machine.cards.len() * 2;
         let mut records = Self {
             original,
