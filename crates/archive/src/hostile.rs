@@ -1,4 +1,4 @@
-//! The parsers of archives, laid open: see [`holdfast_block::hostile`].
+//! The parsers of archives, for fuzzing: see [`holdfast_block::hostile`].
 
 use std::io::{Cursor, Read as _};
 use std::num::NonZero;
@@ -34,12 +34,12 @@ pub const PARSERS: &[Parser] = &[
     Parser { name: "xva", feed: xva },
 ];
 
-/// One thread is enough for a parser, and allocates in a known order.
+/// One thread, so that allocations have a deterministic order.
 const THREADS: Threads = Threads {
     count: NonZero::<usize>::MIN,
     load_max: None,
 };
-/// Unpacked bytes that are looked at: what is packed may be anything.
+/// Limit of unpacked bytes that are read: a small packed stream may expand to any size.
 const UNPACKED_BYTES_MAX: u64 = 1 << 20;
 
 /// Valid bytes for every parser of this crate: name of the parser, name of the seed, bytes.
@@ -71,7 +71,7 @@ fn packed(packing: Packing) -> Vec<u8> {
     receiver.into_iter().flatten().collect()
 }
 
-/// Sends what is written.
+/// Sends written bytes over a channel.
 struct ChannelWriter(std::sync::mpsc::Sender<Vec<u8>>);
 
 impl std::io::Write for ChannelWriter {
@@ -150,7 +150,7 @@ pub fn xva(bytes: &[u8]) -> Outcome {
 
 /// A tape archive with a package.
 pub fn ova(bytes: &[u8]) -> Outcome {
-    // An image that is stored first is read by other code.
+    // Images that are stored first are read by other code.
     read_ova(bytes, StreamImages::StoredFirst);
     read_ova(bytes, StreamImages::AsTheyCome)
 }
@@ -180,7 +180,7 @@ fn read_to_end(reader: &mut dyn ArchiveReader) -> Outcome {
             Ok(None) => break,
             Err(_) => return Outcome::Refused,
         };
-        // Its size is certain with its first piece.
+        // The size of a disk is certain from its first piece on.
         assert!(reader.is_size_certain(disk), "the size of the disk is not known");
         assert!(
             ends[disk] <= reader.disks()[disk].size_bytes,

@@ -1,4 +1,4 @@
-//! Work on several threads, whose results come in the order in which it was handed out.
+//! Runs tasks on several threads and returns their results in the order of the tasks.
 
 use std::io;
 use std::num::NonZero;
@@ -9,27 +9,27 @@ use std::time::Duration;
 
 use holdfast_block::{Clock as _, SystemClock};
 
-/// Results that wait to be taken, per thread: enough that a thread has work while another is slow.
+/// Results that may be queued per thread, so that fast threads need not wait for a slow one.
 const WAITING_PER_THREAD: usize = 2;
-/// How often somebody who waits for a calmer machine looks again.
+/// How often a paused thread checks the load average.
 const LOAD_INTERVAL: Duration = Duration::from_millis(500);
 
-/// How many threads work, and when they hold back.
+/// The number of threads, and when they pause.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Threads {
     /// Threads that compute at the same time.
     pub count: NonZero<usize>,
-    /// All threads but the first pause while the machine's load average of the last minute is above this.
+    /// All threads but the first pause while the host's load average of the last minute is above this.
     pub load_max: Option<f64>,
 }
 
-/// Results in order.
+/// The results in the order of the tasks.
 pub(crate) struct OrderedResults<R> {
     results: Receiver<PendingResult<R>>,
 }
 
 enum PendingResult<R> {
-    /// Who has the result, once there is one.
+    /// Receives the result from its worker.
     Result(Receiver<R>),
     End,
 }
@@ -40,9 +40,9 @@ struct Task<T, R> {
 }
 
 impl<R: Send> OrderedResults<R> {
-    /// Starts the threads: one hands out what `feed` gives until it gives none, the others do what `make_worker` makes.
+    /// Starts the threads: one distributes the tasks of `feed` until it returns `None`, the others run workers of `make_worker`.
     ///
-    /// All of them end when this is dropped, the first as soon as `feed` comes back.
+    /// All of them end when this is dropped, the first as soon as `feed` returns.
     pub(crate) fn start<T, W>(
         threads: Threads,
         feed: impl FnMut() -> Option<T> + Send + 'static,
@@ -56,7 +56,7 @@ impl<R: Send> OrderedResults<R> {
         Self::spawn(threads, feed, make_worker, &|thread| drop(std::thread::spawn(thread)))
     }
 
-    /// The same with threads of `scope`, which may use what outlives it.
+    /// The same with threads of `scope`, which may borrow from its environment.
     pub(crate) fn start_within<'scope, T, W>(
         scope: &'scope Scope<'scope, '_>,
         threads: Threads,
@@ -95,7 +95,7 @@ impl<R: Send> OrderedResults<R> {
                     }
                     let order = taken.lock().unwrap_or_else(PoisonError::into_inner).recv();
                     let Ok(Task { what, result }) = order else { return };
-                    // Nobody may want it any more.
+                    // The receiver may be gone.
                     result.send(worker(what)).ok();
                 }
             }));
@@ -107,7 +107,7 @@ impl<R: Send> OrderedResults<R> {
     /// The next result, or none after the last.
     ///
     /// # Errors
-    /// A thread has ended in the middle of its work.
+    /// A thread has panicked.
     pub(crate) fn next(&self) -> io::Result<Option<R>> {
         let ended = || io::Error::other("a thread of this program has failed");
         match self.results.recv() {
@@ -132,7 +132,7 @@ fn hand_out<T, R>(
     ahead.send(PendingResult::End).ok();
 }
 
-/// Waits while the machine has more to do than `load_max`.
+/// Waits while the load average is above `load_max`.
 fn wait_for_load_below(load_max: f64) {
     let load = || {
         let text = std::fs::read_to_string("/proc/loadavg").ok()?;
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn results_come_in_order_whoever_is_faster() {
+    fn results_come_in_order_although_some_threads_are_faster() {
         let mut numbers = 0..200_u64;
         let results = OrderedResults::start(
             threads(7),
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_fails_is_an_error_and_not_an_end() {
+    fn a_thread_that_panics_is_an_error_and_not_the_end() {
         let mut numbers = 0..3;
         let results = OrderedResults::start(
             threads(1),
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn a_load_that_nothing_is_below_leaves_one_thread() {
+    fn an_unreachable_load_limit_leaves_one_thread() {
         let mut numbers = 0..20_u64;
         let held = Threads {
             load_max: Some(-1.0),

@@ -1,7 +1,7 @@
 //! The manifest of a package: a digest for each file.
 //!
 //! Source: DSP0243 1.1, section 5.1: lines of the form `SHA1(web1.ovf)= 0a1b...`; version 2 has SHA256 and SHA512.
-//! OpenSSL 3, with which many write manifests, says `SHA2-256(web1.ovf)= ...`.
+//! OpenSSL 3, which many tools write manifests with, has `SHA2-256(web1.ovf)= ...`.
 
 #![deny(clippy::indexing_slicing)]
 #![cfg_attr(not(test), deny(clippy::string_slice))]
@@ -14,7 +14,7 @@ use crate::Result;
 use crate::checksum::hex;
 use crate::tar::{corrupt, plain_name};
 
-/// An algorithm, as manifests call it.
+/// A digest algorithm.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Algorithm {
     Sha1,
@@ -40,7 +40,7 @@ impl Algorithm {
         })
     }
 
-    /// The algorithm whose digests have so many hexadecimal digits, for lines that do not name it.
+    /// The algorithm whose digests have this many hexadecimal digits, for lines that do not name it.
     fn of_length(digit_count: usize) -> Option<Self> {
         let has_length = |algorithm: &Self| algorithm.implementation().output_len() * 2 == digit_count;
         Self::ALL.into_iter().find(has_length)
@@ -57,7 +57,7 @@ impl Algorithm {
     }
 }
 
-/// A line of a manifest.
+/// A digest of one file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct ManifestDigest {
     algorithm: Algorithm,
@@ -65,18 +65,18 @@ struct ManifestDigest {
     digest: String,
 }
 
-/// What a manifest says.
+/// A parsed manifest.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct Manifest {
     lines: Vec<ManifestDigest>,
-    /// The files of lines whose algorithm is not known.
+    /// Files in lines with an unsupported algorithm.
     unknown: Vec<String>,
 }
 
-/// What a line says.
+/// A parsed line.
 enum ManifestLine {
     Digest(ManifestDigest),
-    /// Of the file of this name, by an algorithm that is not known.
+    /// A file name with an unsupported algorithm.
     UnknownAlgorithm(String),
 }
 
@@ -129,19 +129,19 @@ impl Manifest {
         }))
     }
 
-    /// The files of which only digests by algorithms that are not known stand there: they are not compared.
+    /// The files with digests of unsupported algorithms only: they are not compared.
     pub(super) fn not_compared(&self) -> BTreeSet<&str> {
         let compared = self.names();
         let unknown = self.unknown.iter().map(String::as_str);
         unknown.filter(|name| !compared.contains(name)).collect()
     }
 
-    /// The files that have digests, each once.
+    /// The files that have digests.
     pub(super) fn names(&self) -> BTreeSet<&str> {
         self.lines.iter().map(|line| line.name.as_str()).collect()
     }
 
-    /// What the manifest calls the file `name`: that, or else the one name that differs from it only in case.
+    /// The manifest's name of the file `name`: the same, or else the only name that differs just in case.
     pub(super) fn name_of<'a>(&'a self, name: &'a str) -> &'a str {
         let names = self.names();
         let mut others = names.iter().filter(|other| is_same_but_for_case(other, name));
@@ -151,14 +151,14 @@ impl Manifest {
         }
     }
 
-    /// The algorithms that a file has digests by.
+    /// The algorithms of a file's digests.
     pub(super) fn algorithms_of(&self, name: &str) -> Vec<Algorithm> {
         let name = self.name_of(name);
         let lines = self.lines.iter().filter(|line| line.name == name);
         lines.map(|line| line.algorithm).collect()
     }
 
-    /// Compares a file of the package.
+    /// Compares the digests of a file.
     pub(super) fn check(&self, file: &Digested, offset: u64) -> Result<()> {
         let name = self.name_of(&file.name);
         for line in self.lines.iter().filter(|line| line.name == name) {
@@ -179,28 +179,28 @@ impl Manifest {
     }
 }
 
-/// Whether two names differ in nothing but upper and lower case, as names of one file do on Windows.
+/// Whether two names differ at most in case: on Windows they name one file.
 pub(super) fn is_same_but_for_case(one: &str, other: &str) -> bool {
     one.chars()
         .flat_map(char::to_lowercase)
         .eq(other.chars().flat_map(char::to_lowercase))
 }
 
-/// A file that was read, and its digests.
+/// The digests of a file that was read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Digested {
     pub(super) name: String,
     pub(super) digests: Vec<(Algorithm, String)>,
 }
 
-/// Digests of a file that is being read.
+/// The digests of a file, while it is read.
 pub(super) struct Digests {
     name: String,
     contexts: Vec<(Algorithm, Context)>,
 }
 
 impl Digests {
-    /// By the algorithms that the manifest has for it, or by those that one may have that comes later.
+    /// Uses the algorithms of the manifest, or all supported ones if the manifest comes later.
     pub(super) fn new(name: &str, manifest: Option<&Manifest>) -> Self {
         let algorithms = match manifest {
             Some(manifest) => manifest.algorithms_of(name),
@@ -228,7 +228,7 @@ impl Digests {
     }
 }
 
-/// A line with the SHA-256 of a file that was written.
+/// A manifest line with the SHA-256 of a written file.
 pub(super) fn line_of(name: &str, digest: &[u8]) -> String {
     format!("SHA256({name})= {}\n", hex(digest))
 }

@@ -1,7 +1,7 @@
-//! A stream as it came, or what is packed in it: gzip and zstd are known by their first bytes.
+//! Unpacks a stream if it is compressed: gzip and zstd are detected by their first bytes.
 //!
-//! Frames of bounded length, as `holdfast compress` and others that work in parallel write them, are unpacked on all cores; what is one
-//! long frame, on one thread beside the reader's.
+//! Frames of bounded length, as `holdfast compress` and other parallel programs write them, are unpacked on all cores; a single long frame, on one
+//! thread besides the reader's.
 
 #![deny(clippy::indexing_slicing)]
 #![cfg_attr(not(test), deny(clippy::string_slice))]
@@ -17,13 +17,13 @@ use crate::ordered_pool::{OrderedResults, Threads};
 use crate::packed::frame::{Frame, Input, Packing};
 use crate::packed::{GzipValidator, ZstdValidator, gzip, zstd_read};
 
-/// Bytes of a chunk of a stream that is unpacked on one thread.
+/// Bytes per chunk of a stream that is unpacked on one thread.
 const CHUNK_BYTES: usize = 1 << 20;
-/// Bytes that are read ahead of a member that does not say how long it is.
+/// Read-ahead for a member of unknown length.
 const AHEAD_BYTES: usize = 64 << 10;
-/// What zstd says of a frame that needs a larger window than its decoder allows by itself.
+/// The error message of zstd for a frame that needs a larger window than its decoder allows by default.
 const ZSTD_WINDOW: &str = "requires too much memory";
-/// A stream, unpacked.
+/// An unpacked stream.
 pub struct Unpacked {
     packing: Packing,
     source: Source,
@@ -42,7 +42,7 @@ enum Source {
 }
 
 impl Unpacked {
-    /// Looks at the start of `stream`.
+    /// Detects the compression by the start of `stream`.
     ///
     /// # Errors
     /// Reading.
@@ -71,7 +71,7 @@ impl Unpacked {
         })
     }
 
-    /// Blocks that somebody else unpacks.
+    /// A stream of blocks that are unpacked elsewhere.
     pub(crate) fn of_blocks(blocks: OrderedResults<io::Result<Vec<u8>>>) -> Self {
         Self {
             packing: Packing::None,
@@ -86,18 +86,18 @@ impl Unpacked {
         }
     }
 
-    /// Whether all of its frames are as long as those are cut in which we pack, and none is shorter, as the last one mostly is: behind them
-    /// others may be missing. Known at its end.
+    /// Whether all frames have our full block length, so that the stream may be truncated: our last frame is usually shorter. Known at the end of the
+    /// stream.
     pub fn may_be_cut(&self) -> bool {
         self.may_be_cut.load(Ordering::Relaxed)
     }
 
-    /// How it is packed.
+    /// Its compression.
     pub fn packing(&self) -> Packing {
         self.packing
     }
 
-    /// Counts the bytes of the stream as they are read; some of them may not be unpacked yet.
+    /// Counter of packed bytes that were read, including those that are not unpacked yet.
     pub(crate) fn counter(&self) -> Arc<AtomicU64> {
         Arc::clone(&self.read)
     }
@@ -155,7 +155,7 @@ impl Source {
     }
 }
 
-/// The error of an unpacker as what it is; one of the operating system stays what it is.
+/// Marks errors of decompression as damage, and keeps errors of the operating system.
 fn damaged(error: io::Error) -> io::Error {
     if error.to_string().contains(ZSTD_WINDOW) {
         return io::Error::new(
@@ -174,7 +174,7 @@ fn damaged(error: io::Error) -> io::Error {
     }
 }
 
-/// What the reading thread hands to the others.
+/// Work that the reading thread passes to the others.
 enum Part {
     Ready(io::Result<Vec<u8>>),
     Gzip { bytes: Vec<u8>, unpacked_bytes: usize },
@@ -184,7 +184,7 @@ enum Part {
 /// The reading thread.
 struct Unpacking {
     state: UnpackState,
-    /// What came since the last index, by the way in which the stream is packed.
+    /// Validators for the two compressions.
     gzip: GzipValidator,
     zstd: ZstdValidator,
     may_be_cut: Arc<AtomicBool>,
@@ -192,9 +192,9 @@ struct Unpacking {
 
 enum UnpackState {
     Frames(Input, Packing),
-    /// A member of gzip, piecemeal.
+    /// A member of gzip, unpacked in pieces.
     Member(Box<GzDecoder<BufReader<Input>>>),
-    /// zstd, piecemeal, from here to the end.
+    /// The rest of a zstd stream, unpacked in pieces.
     Stream(Box<dyn Read + Send>),
     Over,
 }
@@ -225,7 +225,7 @@ impl Unpacking {
             Packing::Gzip => gzip::read_member(&mut input),
             Packing::Zstd | Packing::None => zstd_read::read_frame(&mut input, &mut self.zstd),
         };
-        // Each block of ours is a member by itself: a cut between two of them looks like an end, and one that is lost like nothing at all.
+        // Each block of ours is a separate member: without validation, a truncated stream or a missing block would go unnoticed.
         let frame = frame.and_then(|frame| {
             match &frame {
                 Frame::End | Frame::Long { .. } => self.gzip.check_over()?,
@@ -266,7 +266,7 @@ impl Unpacking {
         }
     }
 
-    /// A part of a member of gzip. Where that is over, another one may follow.
+    /// Unpacks a part of a gzip member. After its end, another one may follow.
     fn part_of(mut member: Box<GzDecoder<BufReader<Input>>>) -> (Option<Part>, UnpackState) {
         let mut chunk = Vec::with_capacity(CHUNK_BYTES);
         let read = member.by_ref().take(CHUNK_BYTES as u64).read_to_end(&mut chunk);
@@ -277,7 +277,7 @@ impl Unpacking {
                 let ahead = reader.buffer().to_vec();
                 let mut input = reader.into_inner();
                 input.give_back(ahead);
-                // What follows is the next call's: a stream may have any number of empty members.
+                // The next call reads the next member, without recursion: a stream may have any number of empty members.
                 (
                     Some(Part::Ready(Ok(Vec::new()))),
                     UnpackState::Frames(input, Packing::Gzip),

@@ -11,7 +11,7 @@ use crate::{Error, Result};
 
 const MIB: u64 = 1 << 20;
 
-/// Records as short as they can be.
+/// Minimal records.
 fn records(disks: &[(&str, u64)], version: &str) -> String {
     let member = |name: &str, value: &str| format!("<member><name>{name}</name><value>{value}</value></member>");
     let object = |class: &str, id: &str, record: &str| {
@@ -31,7 +31,7 @@ fn records(disks: &[(&str, u64)], version: &str) -> String {
     format!("<value><struct>{version}{objects}</struct></value>")
 }
 
-/// An archive by hand.
+/// Builds an archive independently of the writer.
 struct ArchiveBuilder(Vec<u8>);
 
 impl ArchiveBuilder {
@@ -108,7 +108,7 @@ fn written(disks: &[(&str, &Arc<MemoryDevice>)]) -> Vec<u8> {
 }
 
 #[test]
-fn what_is_written_is_read_whatever_is_where() {
+fn written_archives_are_read_again() {
     let mut random = SeededRandom::new(11);
     for round in 0..40 {
         let mut devices = Vec::new();
@@ -123,7 +123,7 @@ fn what_is_written_is_read_whatever_is_where() {
             }
             devices.push(device);
         }
-        // Ids are in the order of texts, and not of numbers.
+        // Ids are ordered as text, not as numbers.
         let archive = written(&[("Ref:9", &devices[0]), ("Ref:10", &devices[1])]);
         let found = read(&archive).unwrap();
         assert!(
@@ -133,9 +133,9 @@ fn what_is_written_is_read_whatever_is_where() {
     }
 }
 
-/// The ids of a machine that is suspended come from its pool, or from whoever made the archive that it came in.
+/// The ids of a suspended machine come from its pool, or from the archive that it was imported from.
 #[test]
-fn an_id_that_no_member_can_be_called_by_is_refused() {
+fn an_id_too_long_for_member_names_is_refused() {
     let mut archive = Vec::new();
     let disk = XvaDisk {
         id: "R".repeat(200),
@@ -150,7 +150,7 @@ fn an_id_that_no_member_can_be_called_by_is_refused() {
 }
 
 #[test]
-fn only_what_is_not_zero_is_written_and_the_first_and_last_block() {
+fn only_data_and_the_first_and_last_block_are_written() {
     let device = Arc::new(MemoryDevice::new(3 << 40));
     device.write_at(&[7; 100], 2 << 40).unwrap();
     let archive = written(&[("Ref:7", &device)]);
@@ -173,19 +173,19 @@ fn only_what_is_not_zero_is_written_and_the_first_and_last_block() {
 }
 
 #[test]
-fn numbers_count_and_blocks_without_content_have_no_place() {
+fn skipped_numbers_are_zeroes_and_empty_members_are_ignored() {
     let block = |fill: u8| vec![fill; 1 << 20];
     let mut builder = ArchiveBuilder::new(&[("Ref:5", 6 * MIB + 100)]);
     builder
         .block("Ref:5/00000000", &block(1))
-        // A slow connection was kept open, twice; the number after them is the next.
+        // Two empty members kept a slow connection open; the next number follows them.
         .block("Ref:5/00000001", b"")
         .block("Ref:5/00000002", b"")
         .block("Ref:5/00000003", &block(2))
-        // Two blocks are zero, and left out.
+        // Two zero blocks are left out.
         .block("Ref:5/00000006", &block(3))
         .block("Ref:5/00000007", &block(4))
-        // As Xen Orchestra writes the last.
+        // The last block, as Xen Orchestra writes it.
         .block("Ref:5/8", &[5; 100]);
     let found = read(&builder.end()).unwrap().remove(0);
     let expected = [
@@ -214,9 +214,9 @@ fn older_checksums_and_none_at_all_are_read() {
     assert_eq!(read(&builder.end()).unwrap(), [b"data".to_vec()]);
 }
 
-/// The medium in a drive may have come along: it is compared, and passed over.
+/// The medium in a drive may be in the archive: it is checked and skipped.
 #[test]
-fn media_of_drives_are_passed_over() {
+fn media_of_drives_are_skipped() {
     let drive = "<value><struct><member><name>class</name><value>VBD</value></member><member><name>id</name><value>Ref:7</value></member>\
          <member><name>snapshot</name><value><struct><member><name>type</name><value>CD</value></member><member><name>VDI</name>\
          <value>Ref:8</value></member></struct></value></member></struct></value>";
@@ -236,7 +236,7 @@ fn media_of_drives_are_passed_over() {
 }
 
 #[test]
-fn what_is_not_as_it_should_be_is_told() {
+fn malformed_archives_are_errors() {
     let refused = |builder: &ArchiveBuilder, words: &str| {
         let error = read(&builder.end()).unwrap_err().to_string();
         assert!(error.contains(words), "{error}");
@@ -271,7 +271,7 @@ fn what_is_not_as_it_should_be_is_told() {
 }
 
 #[test]
-fn an_archive_that_is_cut_off_is_never_whole() {
+fn a_truncated_archive_is_an_error() {
     let device = Arc::new(MemoryDevice::new(2 * MIB + 700));
     device.write_at(&[9; 3000], MIB - 1000).unwrap();
     let archive = written(&[("Ref:7", &device)]);
