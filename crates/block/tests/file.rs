@@ -71,7 +71,7 @@ fn large_direct_requests_are_whole() {
 
 /// procfs knows no direct I/O: the device says so and works buffered.
 #[test]
-fn a_file_system_that_refuses_direct_io_is_read_buffered_and_says_why() {
+fn direct_io_falls_back_to_buffered_reads_with_a_reason() {
     let path = std::path::Path::new("/proc/version");
     let device = FileDevice::open(path, IoMode::Direct).unwrap();
     assert_eq!(device.io_mode(), IoMode::Buffered);
@@ -107,7 +107,7 @@ fn a_file_that_cannot_have_its_size_is_not_left_behind() {
 }
 
 #[test]
-fn what_is_no_disk_is_refused() {
+fn other_files_than_disks_are_refused() {
     for path in ["/", "/dev/null"] {
         let error = FileDevice::open(path.as_ref(), IoMode::Buffered).unwrap_err();
         assert!(matches!(error, Error::Unsupported { .. }), "{error}");
@@ -223,7 +223,7 @@ fn large_and_small_requests_see_each_other() {
 }
 
 #[test]
-fn what_was_flushed_is_there_when_opened_again() {
+fn flushed_data_survives_reopening() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("disk");
     let pattern = Conformance::new().pattern(70_001);

@@ -64,7 +64,7 @@ fn planned(source: &str, target: Option<&str>, rules: ReplicaRules) -> String {
 }
 
 #[test]
-fn what_is_new_is_sent_in_as_few_streams_as_can_be() {
+fn new_snapshots_are_sent_in_the_fewest_streams() {
     let one = ReplicaRules {
         streams: Streams::One,
         ..LINEAR
@@ -87,7 +87,7 @@ fn what_is_new_is_sent_in_as_few_streams_as_can_be() {
 }
 
 #[test]
-fn a_bookmark_stands_in_for_a_snapshot_that_is_gone() {
+fn a_bookmark_replaces_a_removed_snapshot() {
     assert_eq!(planned("b# c d e", Some("a b"), LINEAR), "b#>c c>e+1");
     assert_eq!(planned("b# b c", Some("a b"), LINEAR), "b>c");
     assert_eq!(planned("b b# c", Some("a b"), LINEAR), "b>c");

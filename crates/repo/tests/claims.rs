@@ -83,7 +83,7 @@ fn of_many_at_once_one_has_it() {
 }
 
 #[test]
-fn who_died_keeps_nobody_out_and_holds_nothing() {
+fn a_dead_process_blocks_no_one_and_holds_nothing() {
     let store = MemoryStore::new();
     let processes = Arc::new(Mortals::default());
     let environment = Environment {

@@ -121,7 +121,7 @@ fn assert_nothing_is_given_up(full: &Full, left: &MemoryStore, lost: &[ObjectNam
 }
 
 #[test]
-fn whatever_kind_is_lost_gc_and_repair_keep_what_putting_it_back_needs() {
+fn gc_and_repair_keep_everything_needed_to_put_lost_files_back() {
     let full = full();
     let objects = full.rig.store.objects();
     for kind in ObjectKind::ALL {
@@ -389,7 +389,7 @@ impl Store for Refusing {
 }
 
 #[test]
-fn what_cannot_be_read_for_now_is_not_taken_for_gone() {
+fn unreadable_objects_are_not_treated_as_missing() {
     let full = full();
     for kind in ObjectKind::ALL.into_iter().filter(|kind| *kind != ObjectKind::Key) {
         for is_permission in [false, true] {
@@ -416,7 +416,7 @@ fn what_cannot_be_read_for_now_is_not_taken_for_gone() {
 
 /// A folder or a link in the place of an object passed for nothing at all.
 #[test]
-fn what_is_no_file_is_not_taken_for_gone() {
+fn other_file_types_are_not_treated_as_missing() {
     let full = full();
     let objects = full.rig.store.objects();
     for kind in ObjectKind::ALL.into_iter().filter(|kind| *kind != ObjectKind::Key) {

@@ -81,7 +81,7 @@ fn gc_does_not_forget_which_chunks_a_lost_pack_held() {
 /// What was recorded of a damaged pack stayed after gc had deleted the pack, and after it had deleted all that needed one
 /// that was lost: every later backup read it again, to heal what nobody needs.
 #[test]
-fn gc_deletes_what_is_recorded_of_packs_that_nobody_needs() {
+fn gc_deletes_records_of_unused_lost_packs() {
     let rig = Rig::new(32);
     let mut disk = Disk::new(2 << 20, 1);
     disk.fill(0, 1 << 20);

@@ -59,7 +59,7 @@ fn histories(schedules: u64) {
 }
 
 #[test]
-fn whatever_the_order_of_their_steps_nobody_harms_another() {
+fn concurrent_operations_are_safe_in_every_order() {
     histories(1500);
 }
 

@@ -101,7 +101,7 @@ fn a_machine_does_not_go_on_from_anything_but_its_own_memory() {
 }
 
 #[test]
-fn an_archive_without_what_the_machine_needs_is_refused() {
+fn an_archive_without_a_required_part_is_refused() {
     let rig = Rig::new();
     let (file, vm, _) = suspended(&rig);
     rig.server.destroy(&vm).unwrap();

@@ -54,7 +54,7 @@ fn libnbd_reads_a_snapshot_under_tls_as_long_as_the_session_lasts() {
 }
 
 #[test]
-fn the_network_says_whether_there_is_nbd() {
+fn the_network_record_shows_whether_nbd_is_enabled() {
     let rig = Rig::new();
     let vm = rig.add_vm("Running", DISK_BYTES);
     let (_, disk) = rig.snapshot(&vm);

@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_uses_only_those_before_it() {
+    fn a_folder_uses_only_earlier_folders() {
         let files = [
             ("lib.rs", "mod low;\nmod high;\n"),
             ("low.rs", "use crate::high::X;\n"),

@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn raw_strings_and_lifetimes_are_told_apart() {
+    fn raw_strings_and_lifetimes_are_distinguished() {
         let masked = mask("fn f<'a>(x: &'a str) { g(r#\"quote \" } \"#, br\"}\", for_r) }").code;
         assert_eq!(masked.matches('}').count(), 1, "{masked}");
         assert!(

@@ -57,7 +57,7 @@ fn a_pack_that_is_whole_again_is_used_again() {
 
 /// Whatever is lost of the chunks of a backup, the next backup of the same data brings back, for the old snapshot too.
 #[test]
-fn a_backup_heals_what_it_brings_again() {
+fn a_backup_repairs_chunks_that_it_stores_again() {
     let store = MemoryStore::new();
     let shared: Arc<dyn Store> = Arc::new(store.clone());
     let repository = Repository::init(shared, &init_request(), environment(11)).unwrap();
