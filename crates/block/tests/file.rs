@@ -97,7 +97,7 @@ fn creating_is_sparse_private_and_refuses_an_existing_file() {
     assert_eq!(std::fs::metadata(&path).unwrap().len(), 1 << 40);
 }
 
-/// No file system holds files of 2^63 bytes; what could not be made whole must not stay behind.
+/// No file system holds files of 2^63 bytes; a partly created file must not be left behind.
 #[test]
 fn a_file_that_cannot_have_its_size_is_not_left_behind() {
     let directory = tempfile::tempdir().unwrap();
@@ -199,7 +199,7 @@ fn a_file_that_is_written_while_it_is_read_is_noticed() {
     assert!(reader.advise(0..4097, ReadHint::WillNeed).is_err());
 }
 
-/// Through the page cache and past it in turn, over and beside each other.
+/// Through the page cache and around it in turn, overlapping and adjacent.
 #[test]
 fn large_and_small_requests_see_each_other() {
     let directory = tempfile::tempdir().unwrap();

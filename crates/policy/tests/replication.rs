@@ -37,7 +37,7 @@ fn points(names: &str) -> Vec<ReplicaPoint> {
     named.collect()
 }
 
-/// `full>a a>b+1`: what is sent, from what, and how many beside the last.
+/// `full>a a>b+1`: base and target of each stream, and the number of snapshots before the last.
 fn describe(plan: &ReplicaPlan) -> String {
     let step = |step: &ReplicaStep| {
         let base = match &step.base {

@@ -1,4 +1,4 @@
-//! Calendar expressions beside the real `systemd-analyze calendar`: which it takes, how it writes them, and when they are next.
+//! Calendar expressions compared with the real `systemd-analyze calendar`: validity, normal form, and next time.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 #![allow(clippy::disallowed_methods, reason = "a test runs the other program")]

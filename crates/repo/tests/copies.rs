@@ -441,7 +441,7 @@ fn gc_of_the_source_moves_chunks_during_a_copy() {
     assert_gc_is_thorough(&to.repository, GC, "copied");
 }
 
-/// While somebody who copies is at work, gc leaves what is forgotten.
+/// While a copy runs, gc keeps removed snapshots.
 #[test]
 fn a_snapshot_removed_from_the_source_during_a_copy_is_copied() {
     let from = Rig::new(1).with_threads(0);

@@ -151,7 +151,7 @@ fn a_removed_snapshot_stays_removed_while_a_copy_exists() {
         (rig.environment.now_ms)();
     }
     rig.store.advance_clock(Duration::from_secs(two_days));
-    // Somebody at work holds the packs up.
+    // A running writer delays the deletion of the packs.
     let device = MemoryDevice::from_bytes(&[1; 4096]);
     let held = Hooked::new(&rig.store, ObjectKind::Pack, {
         let gc = rig.open(54);

@@ -277,7 +277,7 @@ fn packs_that_nothing_explains_are_kept_until_that_is_accepted() {
     assert_eq!(names_of(&rig.store, ObjectKind::Scrub), []);
 }
 
-/// A backup that fails has not lost anything, and nobody is asked about what it left.
+/// A failed backup has lost nothing, and its leftovers need no decision.
 #[test]
 fn a_backup_that_is_cancelled_is_no_loss() {
     let rig = Rig::new(73);
@@ -455,7 +455,7 @@ fn other_file_types_are_not_treated_as_missing() {
                 repair(&repository).ok();
                 repository.gc(GC).ok();
                 if kind == ObjectKind::Protected {
-                    // Who is protected cannot be told: nobody is removed by mistake.
+                    // It is unknown which snapshots are protected, so none is removed.
                     assert!(repository.forget(full.living[1].0, "test").is_err(), "{case}");
                 }
             }

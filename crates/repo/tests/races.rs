@@ -1,4 +1,4 @@
-//! Races that were lost once, each told from beginning to end.
+//! Races that once caused damage, each replayed in full.
 
 #![allow(clippy::unwrap_used, reason = "these are tests")]
 
@@ -24,7 +24,7 @@ const REWRITE_ALL: GcRequest = GcRequest {
     thread_count: 0,
 };
 
-/// Another process on the repository of `rig`, that sees everybody else as `others`.
+/// Another process on the repository of `rig`, that sees all other processes as `others`.
 struct Other(Option<Liveness>);
 
 impl Processes for Other {
@@ -133,7 +133,7 @@ fn fully_used_packs_are_not_rewritten() {
     );
 }
 
-/// A stream in the middle of which somebody else does something.
+/// A stream during which another process acts.
 struct Meanwhile<'a> {
     bytes: &'a [u8],
     act: Option<Box<dyn FnOnce() + 'a>>,
@@ -164,7 +164,7 @@ fn back_up_while(rig: &Rig, disk: &Disk, act: impl FnOnce()) -> holdfast_repo::R
 }
 
 /// A writer was wrongly taken for dead, "certainly". Gc deleted what it referred to, and the mark in the place of its
-/// snapshot as well, because nobody could come for it. Then it came, and committed a snapshot that could not be read.
+/// snapshot as well, because no writer could need it. Then a writer came, and committed a snapshot that could not be read.
 #[test]
 fn a_writer_that_was_taken_for_dead_never_commits() {
     let rig = Rig::new(23);
@@ -257,7 +257,7 @@ fn a_protected_snapshot_is_restored_after_an_interrupted_forget() {
     common::assert_restores(&reader, id, &disk.bytes);
 }
 
-/// The announcement of a writer at work was damaged, and repair removed what nobody could read. Gc knew of no writer then, and
+/// The announcement of a writer at work was damaged, and repair removed the unreadable object. Gc knew of no writer then, and
 /// deleted what it referred to; and it committed a snapshot that could not be read.
 #[test]
 fn a_writer_whose_announcement_is_gone_does_not_commit() {
@@ -332,7 +332,7 @@ fn chunks_that_repair_a_snapshot_during_gc_are_kept() {
 const MONTH_AND_MORE: Duration = Duration::from_secs(31 * 24 * 3600);
 const WEEK_AND_MORE: Duration = Duration::from_secs(8 * 24 * 3600);
 
-/// A gc slept for more than a week in the middle, on a host that nobody else sees. Another gc took its place, and deleted the pack
+/// A gc slept for more than a week in the middle, on a host that no other process sees. Another gc took its place, and deleted the pack
 /// that the first had written and not yet said anything of. The first woke up, led there by relocations, and deleted the old
 /// packs: snapshots that were alive all the time were lost.
 #[test]

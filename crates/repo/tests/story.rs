@@ -210,7 +210,7 @@ fn a_full_store_keeps_its_content_and_can_be_emptied() {
     }
 }
 
-/// The name of an object that takes room and that nobody looks at.
+/// The name of an object that takes space and is never read.
 fn stone(rig: &Rig) -> ObjectName {
     let number = rig.store.objects().len();
     ObjectName::new(ObjectKind::Protected, &format!("stone-{number}")).expect("a name of letters and digits")

@@ -348,7 +348,7 @@ fn an_error_in_the_middle_of_a_long_read_ends_its_reply_and_nothing_else() {
     for style in [Style::Structured, Style::Extended] {
         let device = FaultyDevice::new(MemoryDevice::from_bytes(&vec![1; to_usize(SIZE)]));
         device.add(FaultRule::nth(RequestKind::Read, QUICK_READS + 3, Fault::Io));
-        // For a clock that stands still every read is quick.
+        // With a stopped clock every read is fast.
         let clock: Arc<dyn Clock> = Arc::new(ManualClock::new());
         let ours = Ours::start_at(FixedExports::new([writable(device)]), Limits::default(), &clock);
         let mut raw = Raw::enter(&ours.socket(), "disk", style, &[]).unwrap();

@@ -1,6 +1,6 @@
 //! Calls that have a better place, and where exceptions stand.
 //!
-//! Clippy refuses some of these too, with an exception wherever somebody writes one. Here all exceptions stand in one
+//! Clippy refuses some of these too, with exceptions anywhere in the code. Here all exceptions stand in one
 //! table, each with its reason.
 
 use super::Finding;

@@ -1,4 +1,4 @@
-//! What becomes whole again.
+//! Damage that later backups repair.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::common::{Disk, Watch, environment, init_request};
 use crate::kinds::{DAMAGES, Damage, damaged};
 
 /// A pack of maps whose header is damaged reads as well as before. Repair asked only where the bytes of disks lie whether a
-/// damaged pack is needed, found that pages of maps are needed by nobody, and deleted the pack with the map of a snapshot.
+/// damaged pack is needed, found that pages of maps were unused, and deleted the pack with the map of a snapshot.
 #[test]
 fn repair_deletes_no_damaged_pack_whose_pages_are_needed() {
     let base = base();
