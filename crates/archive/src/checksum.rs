@@ -9,12 +9,12 @@ pub(crate) fn xxh64(bytes: &[u8]) -> u64 {
     hasher.finish()
 }
 
-/// SHA-1, as lower-case digits.
+/// SHA-1 in lower-case hexadecimal.
 pub(crate) fn sha1_hex(bytes: &[u8]) -> String {
     hex(aws_lc_rs::digest::digest(&aws_lc_rs::digest::SHA1_FOR_LEGACY_USE_ONLY, bytes).as_ref())
 }
 
-/// Lower-case digits.
+/// Lower-case hexadecimal.
 pub(crate) fn hex(bytes: &[u8]) -> String {
     let digits = bytes.iter().flat_map(|byte| [byte >> 4, byte & 0xf]);
     digits

@@ -1,4 +1,4 @@
-//! What can go wrong with an archive.
+//! Errors of reading and writing archives.
 
 /// Result of an operation on an archive.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -10,7 +10,7 @@ pub enum Error {
     /// Reading the stream failed.
     #[error("read the archive at offset {offset}")]
     Read {
-        /// Where, in bytes from its start.
+        /// The offset in bytes from its start.
         offset: u64,
         /// The operating system's reason.
         source: std::io::Error,
@@ -18,17 +18,17 @@ pub enum Error {
     /// Writing the stream failed.
     #[error("write the archive at offset {offset}")]
     Write {
-        /// Where, in bytes from its start.
+        /// The offset in bytes from its start.
         offset: u64,
         /// The operating system's reason.
         source: std::io::Error,
     },
-    /// Disks could not be kept in files until it is their turn.
+    /// Disks that come out of order could not be stored in temporary files.
     #[error("keep the disks of the archive in a temporary file in {}", folder.display())]
     Spool {
-        /// Where the files are.
+        /// The folder of the files.
         folder: std::path::PathBuf,
-        /// The operating system's reason: often, that the file system is full.
+        /// The operating system's reason: often a full file system.
         source: std::io::Error,
     },
     /// The archive contradicts itself or its format.
@@ -36,59 +36,59 @@ pub enum Error {
     Corrupt {
         /// The structure: "member header", "checksum"...
         what: &'static str,
-        /// Where, in bytes from the start of the archive, once decompressed.
+        /// The offset in bytes from the start of the decompressed archive.
         offset: u64,
-        /// Expected and actual, for a person.
+        /// The expected and the actual value.
         detail: String,
     },
-    /// The archive ends before its end.
+    /// The archive is truncated.
     #[error("the archive ends at offset {offset}, in the middle of {what}: it was cut off")]
     CutOff {
-        /// What was being read.
+        /// The structure that was being read.
         what: &'static str,
-        /// Where it ends, in bytes.
+        /// The length of what exists, in bytes.
         offset: u64,
     },
-    /// The archive uses something that this program does not do.
+    /// The archive uses an unsupported feature.
     #[error("the archive uses {feature}, which is not supported: {detail}")]
     Unsupported {
-        /// What it uses.
+        /// The feature.
         feature: String,
-        /// Why, and what to do instead.
+        /// The reason, and an alternative.
         detail: String,
     },
-    /// A packed file has no index behind it.
+    /// A packed file has no index at its end.
     #[error("the file has no index: it was not packed by holdfast compress, or it was cut off")]
     NoIndex,
-    /// The stream is none of the archives that are known.
+    /// The stream is not a known kind of archive.
     #[error("this is no machine archive that is known: {detail}")]
     Unknown {
-        /// What it begins with.
+        /// How it begins.
         detail: String,
     },
-    /// An option has a value that makes no sense.
+    /// An option has an invalid value.
     #[error("{option}: {detail}")]
     InvalidOption {
-        /// Which.
+        /// The option.
         option: &'static str,
-        /// Why not.
+        /// The reason.
         detail: String,
     },
-    /// What an archive says of its machine is not understood.
+    /// The machine's configuration in the archive cannot be read.
     #[error(transparent)]
     Hardware(#[from] holdfast_hardware::Error),
-    /// A disk could not be read to be written into an archive.
+    /// Reading a disk for an archive failed.
     #[error(transparent)]
     Device(#[from] holdfast_block::Error),
-    /// A disk of the archive is an image that cannot be read, which waits in a file without a name.
+    /// An image in the archive, stored in an unnamed temporary file, cannot be read.
     #[error("the image {name} in the archive")]
     StoredImage {
-        /// What it is called in the archive.
+        /// Its name in the archive.
         name: String,
-        /// What is wrong with it.
+        /// The fault.
         source: holdfast_image::Error,
     },
-    /// A disk of the archive is an image that cannot be read.
+    /// An image in the archive cannot be read.
     #[error(transparent)]
     Image(#[from] holdfast_image::Error),
 }

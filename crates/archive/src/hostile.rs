@@ -1,4 +1,4 @@
-//! The parsers of archives, laid open: see [`holdfast_block::hostile`].
+//! The parsers of archives, for fuzzing: see [`holdfast_block::hostile`].
 
 use std::io::{Cursor, Read as _};
 use std::num::NonZero;
@@ -34,12 +34,12 @@ pub const PARSERS: &[Parser] = &[
     Parser { name: "xva", feed: xva },
 ];
 
-/// One thread is enough for a parser, and allocates in a known order.
+/// One thread, so that allocations have a deterministic order.
 const THREADS: Threads = Threads {
     count: NonZero::<usize>::MIN,
     load_max: None,
 };
-/// Unpacked bytes that are looked at: what is packed may be anything.
+/// Limit of unpacked bytes that are read: a small packed stream may expand to any size.
 const UNPACKED_BYTES_MAX: u64 = 1 << 20;
 
 /// Valid bytes for every parser of this crate: name of the parser, name of the seed, bytes.
@@ -65,16 +65,16 @@ fn packed(packing: Packing) -> Vec<u8> {
         level: None,
         threads: THREADS,
     };
-    let mut packer = Packer::new(Box::new(Sent(sender)), options).expect("a good level");
+    let mut packer = Packer::new(Box::new(ChannelWriter(sender)), options).expect("a good level");
     std::io::copy(&mut std::io::repeat(7).take(3000), &mut packer).expect("memory");
     packer.finish().expect("memory");
     receiver.into_iter().flatten().collect()
 }
 
-/// Sends what is written.
-struct Sent(std::sync::mpsc::Sender<Vec<u8>>);
+/// Sends written bytes over a channel.
+struct ChannelWriter(std::sync::mpsc::Sender<Vec<u8>>);
 
-impl std::io::Write for Sent {
+impl std::io::Write for ChannelWriter {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
         self.0.send(bytes.to_vec()).ok();
         Ok(bytes.len())
@@ -100,7 +100,7 @@ fn package() -> Vec<u8> {
         level: None,
         time: 0,
     };
-    let output = OvaOutput::Pipe(Box::new(Sent(sender)), std::env::temp_dir());
+    let output = OvaOutput::Pipe(Box::new(ChannelWriter(sender)), std::env::temp_dir());
     write_ova(output, ("web1", text), &[disk], options, &mut |_| Ok(()))
         .expect("memory and a folder for temporary files");
     receiver.into_iter().flatten().collect()
@@ -150,7 +150,7 @@ pub fn xva(bytes: &[u8]) -> Outcome {
 
 /// A tape archive with a package.
 pub fn ova(bytes: &[u8]) -> Outcome {
-    // An image that is stored first is read by other code.
+    // Images that are stored first are read by other code.
     read_ova(bytes, StreamImages::StoredFirst);
     read_ova(bytes, StreamImages::AsTheyCome)
 }
@@ -180,13 +180,13 @@ fn read_to_end(reader: &mut dyn ArchiveReader) -> Outcome {
             Ok(None) => break,
             Err(_) => return Outcome::Refused,
         };
-        // Its size is certain with its first piece.
+        // The size of a disk is certain from its first piece on.
         assert!(reader.is_size_certain(disk), "the size of the disk is not known");
         assert!(
             ends[disk] <= reader.disks()[disk].size_bytes,
             "a piece is beyond its disk"
         );
     }
-    drop((reader.corrections(), reader.doubts()));
+    drop((reader.corrections(), reader.unverified()));
     Outcome::Decoded
 }

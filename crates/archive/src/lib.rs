@@ -1,8 +1,8 @@
-//! Machine archives as streams: one file, or one pipe, with a machine's configuration and all of its disks.
+//! Machine archives as streams: one file or pipe with a machine's configuration and all of its disks.
 //!
-//! An archive is read from its start to its end, once, and may come from a pipe, packed or not: a reader says first what there is, and then
-//! gives the data of the disks piece by piece. It is written the same way, from devices. What the configuration means is text, which
-//! `holdfast-hardware` translates; only what it says of the disks is read here.
+//! An archive is read once, from start to end, and may come from a pipe, compressed or not. A reader first lists the documents and disks, then
+//! returns the data of the disks piece by piece. Archives are written the same way, from devices. `holdfast-hardware` translates the
+//! configuration; this crate reads only its list of disks.
 //!
 //! Archives are hostile until proven otherwise: every name, number and size in them is checked before anything is allocated.
 

@@ -1,4 +1,4 @@
-//! Which archive a stream is, by what it begins with.
+//! Detects the kind of an archive by its first bytes.
 
 use std::io::{Cursor, Read};
 use std::sync::Arc;
@@ -15,9 +15,9 @@ use crate::vma::{MAGIC as VMA_MAGIC, VmaReader};
 use crate::xva::XvaReader;
 use crate::{Error, Result};
 
-/// What other packers write first, and what unpacks it.
+/// Magic numbers of other compression formats, with their names and the commands that unpack them.
 const OTHER_PACKERS: &[(&[u8], &str, &str)] = &[
-    // Proxmox packed backups with it for years.
+    // Proxmox VE compressed backups with it for years.
     (b"\x89LZO", "lzop", "lzop -dc"),
     (b"\xfd7zX", "xz", "xz -dc"),
     (b"BZh", "bzip2", "bzip2 -dc"),
@@ -26,7 +26,7 @@ const OTHER_PACKERS: &[(&[u8], &str, &str)] = &[
     (b"PK\x03\x04", "zip", "unzip -p"),
     (b"7z\xbc\xaf", "7-Zip", "7z x -so"),
 ];
-/// Extensions of members of an OVA that are not its descriptor.
+/// File extensions of members of an OVA other than its descriptor.
 const IN_PACKAGES: &[&str] = &[
     "mf", "cert", "vmdk", "vhd", "vhdx", "vdi", "qcow2", "img", "raw", "iso", "nvram",
 ];
@@ -34,16 +34,16 @@ const IN_PACKAGES: &[&str] = &[
 /// A kind of archive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ArchiveKind {
-    /// Of XenServer and XCP-ng.
+    /// XenServer and XCP-ng.
     Xva,
-    /// Of VMware, VirtualBox and others: a package in the Open Virtualization Format.
+    /// VMware, VirtualBox and others: a package in the Open Virtualization Format.
     Ova,
-    /// Of Proxmox VE.
+    /// Proxmox VE.
     Vma,
 }
 
 impl ArchiveKind {
-    /// What a person calls it.
+    /// Its usual name.
     pub fn name(self) -> &'static str {
         match self {
             Self::Xva => "XVA",
@@ -53,42 +53,42 @@ impl ArchiveKind {
     }
 }
 
-/// An archive, opened.
+/// An opened archive.
 pub struct OpenArchive {
-    /// What it is.
+    /// Its kind.
     pub kind: ArchiveKind,
-    /// How it is packed.
+    /// Its compression.
     pub packing: Packing,
-    /// How much of the stream was read.
+    /// Counts the bytes read from the stream.
     pub read: Counter,
-    /// The archive.
+    /// Its reader.
     pub reader: Box<dyn ArchiveReader>,
 }
 
-/// Bytes of a stream that were read, as they came: for those who show how far it is.
+/// Counts the bytes read from a stream before decompression, for progress.
 #[derive(Debug, Clone)]
 pub struct Counter(pub(crate) Arc<AtomicU64>);
 
 impl Counter {
-    /// Bytes so far.
+    /// Bytes read so far.
     pub fn bytes(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
 }
 
-/// How an archive is read.
+/// Options for reading an archive.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct OpenOptions {
-    /// What unpacks it.
+    /// Threads for decompression.
     pub threads: Threads,
-    /// How images are read that are made for streams.
+    /// How stream-optimized images are read.
     pub images: StreamImages,
 }
 
-/// Opens an archive: unpacks the stream where it is packed, and reads all that stands before the first disk.
+/// Opens an archive: decompresses the stream if necessary, and reads everything before the first disk.
 ///
 /// # Errors
-/// [`Error::Unknown`]: it begins with something else. Reading; what the archive says of its machine.
+/// [`Error::Unknown`] if it is not an archive. Reading; the configuration of the machine.
 pub fn open(stream: Box<dyn Read + Send>, options: OpenOptions) -> Result<OpenArchive> {
     let read_error = |source| read_error(source, "its first bytes", 0);
     let mut stream = Unpacked::new(stream, options.threads).map_err(read_error)?;
@@ -142,7 +142,7 @@ fn open_tape<R: Read + Send + 'static>(
             return Err(unknown("it is shorter than any"));
         }
         Err(Error::Corrupt { offset: 0, .. }) => return Err(unknown("its first bytes are of no tape archive")),
-        // A machine's begins with a text.
+        // A machine archive begins with a text member.
         Err(Error::Unsupported { feature, .. }) => {
             return Err(unknown(&format!("it is a tape archive that begins with {feature}")));
         }

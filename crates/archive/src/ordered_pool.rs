@@ -1,4 +1,4 @@
-//! Work on several threads, whose results come in the order in which it was handed out.
+//! Runs tasks on several threads and returns their results in the order of the tasks.
 
 use std::io;
 use std::num::NonZero;
@@ -9,40 +9,40 @@ use std::time::Duration;
 
 use holdfast_block::{Clock as _, SystemClock};
 
-/// Results that wait to be taken, per thread: enough that a thread has work while another is slow.
+/// Results that may be queued per thread, so that fast threads need not wait for a slow one.
 const WAITING_PER_THREAD: usize = 2;
-/// How often somebody who waits for a calmer machine looks again.
+/// How often a paused thread checks the load average.
 const LOAD_INTERVAL: Duration = Duration::from_millis(500);
 
-/// How many threads work, and when they hold back.
+/// The number of threads, and when they pause.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Threads {
     /// Threads that compute at the same time.
     pub count: NonZero<usize>,
-    /// All threads but the first pause while the machine's load average of the last minute is above this.
+    /// All threads but the first pause while the host's load average of the last minute is above this.
     pub load_max: Option<f64>,
 }
 
-/// Results in order.
-pub(crate) struct InOrder<R> {
-    results: Receiver<Next<R>>,
+/// The results in the order of the tasks.
+pub(crate) struct OrderedResults<R> {
+    results: Receiver<PendingResult<R>>,
 }
 
-enum Next<R> {
-    /// Who has the result, once there is one.
+enum PendingResult<R> {
+    /// Receives the result from its worker.
     Result(Receiver<R>),
     End,
 }
 
-struct Order<T, R> {
+struct Task<T, R> {
     what: T,
     result: Sender<R>,
 }
 
-impl<R: Send> InOrder<R> {
-    /// Starts the threads: one hands out what `feed` gives until it gives none, the others do what `make_worker` makes.
+impl<R: Send> OrderedResults<R> {
+    /// Starts the threads: one distributes the tasks of `feed` until it returns `None`, the others run workers of `make_worker`.
     ///
-    /// All of them end when this is dropped, the first as soon as `feed` comes back.
+    /// All of them end when this is dropped, the first as soon as `feed` returns.
     pub(crate) fn start<T, W>(
         threads: Threads,
         feed: impl FnMut() -> Option<T> + Send + 'static,
@@ -56,7 +56,7 @@ impl<R: Send> InOrder<R> {
         Self::spawn(threads, feed, make_worker, &|thread| drop(std::thread::spawn(thread)))
     }
 
-    /// The same with threads of `scope`, which may use what outlives it.
+    /// The same with threads of `scope`, which may borrow from its environment.
     pub(crate) fn start_within<'scope, T, W>(
         scope: &'scope Scope<'scope, '_>,
         threads: Threads,
@@ -82,7 +82,7 @@ impl<R: Send> InOrder<R> {
         W: FnMut(T) -> R + Send + 't,
         R: 't,
     {
-        let (orders, taken) = channel::<Order<T, R>>();
+        let (orders, taken) = channel::<Task<T, R>>();
         let (ahead, results) = sync_channel(threads.count.get() * WAITING_PER_THREAD);
         let taken = Arc::new(Mutex::new(taken));
         for number in 0..threads.count.get() {
@@ -91,11 +91,11 @@ impl<R: Send> InOrder<R> {
             spawn(Box::new(move || {
                 loop {
                     if let Some(load_max) = load_max {
-                        await_calm(load_max);
+                        wait_for_load_below(load_max);
                     }
                     let order = taken.lock().unwrap_or_else(PoisonError::into_inner).recv();
-                    let Ok(Order { what, result }) = order else { return };
-                    // Nobody may want it any more.
+                    let Ok(Task { what, result }) = order else { return };
+                    // The receiver may be gone.
                     result.send(worker(what)).ok();
                 }
             }));
@@ -107,29 +107,33 @@ impl<R: Send> InOrder<R> {
     /// The next result, or none after the last.
     ///
     /// # Errors
-    /// A thread has ended in the middle of its work.
+    /// A thread has panicked.
     pub(crate) fn next(&self) -> io::Result<Option<R>> {
         let ended = || io::Error::other("a thread of this program has failed");
         match self.results.recv() {
-            Ok(Next::Result(result)) => result.recv().map(Some).map_err(|_| ended()),
-            Ok(Next::End) => Ok(None),
+            Ok(PendingResult::Result(result)) => result.recv().map(Some).map_err(|_| ended()),
+            Ok(PendingResult::End) => Ok(None),
             Err(_) => Err(ended()),
         }
     }
 }
 
-fn hand_out<T, R>(feed: &mut dyn FnMut() -> Option<T>, orders: &Sender<Order<T, R>>, ahead: &SyncSender<Next<R>>) {
+fn hand_out<T, R>(
+    feed: &mut dyn FnMut() -> Option<T>,
+    orders: &Sender<Task<T, R>>,
+    ahead: &SyncSender<PendingResult<R>>,
+) {
     while let Some(what) = feed() {
         let (result, receiver) = channel();
-        if ahead.send(Next::Result(receiver)).is_err() || orders.send(Order { what, result }).is_err() {
+        if ahead.send(PendingResult::Result(receiver)).is_err() || orders.send(Task { what, result }).is_err() {
             return;
         }
     }
-    ahead.send(Next::End).ok();
+    ahead.send(PendingResult::End).ok();
 }
 
-/// Waits while the machine has more to do than `load_max`.
-fn await_calm(load_max: f64) {
+/// Waits while the load average is above `load_max`.
+fn wait_for_load_below(load_max: f64) {
     let load = || {
         let text = std::fs::read_to_string("/proc/loadavg").ok()?;
         text.split_whitespace().next()?.parse::<f64>().ok()
@@ -147,7 +151,7 @@ mod tests {
 
     use holdfast_block::{Clock as _, SystemClock};
 
-    use super::{InOrder, Threads};
+    use super::{OrderedResults, Threads};
 
     fn threads(count: usize) -> Threads {
         Threads {
@@ -157,9 +161,9 @@ mod tests {
     }
 
     #[test]
-    fn results_come_in_order_whoever_is_faster() {
+    fn results_come_in_order_although_some_threads_are_faster() {
         let mut numbers = 0..200_u64;
-        let results = InOrder::start(
+        let results = OrderedResults::start(
             threads(7),
             move || numbers.next(),
             || {
@@ -176,9 +180,9 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_fails_is_an_error_and_not_an_end() {
+    fn a_thread_that_panics_is_an_error_and_not_the_end() {
         let mut numbers = 0..3;
-        let results = InOrder::start(
+        let results = OrderedResults::start(
             threads(1),
             move || numbers.next(),
             || {
@@ -192,18 +196,18 @@ mod tests {
         results.next().unwrap_err();
 
         let fails = || -> Option<u64> { panic!("fails on purpose") };
-        let results = InOrder::start(threads(1), fails, || |number: u64| number);
+        let results = OrderedResults::start(threads(1), fails, || |number: u64| number);
         results.next().unwrap_err();
     }
 
     #[test]
-    fn a_load_that_nothing_is_below_leaves_one_thread() {
+    fn an_unreachable_load_limit_leaves_one_thread() {
         let mut numbers = 0..20_u64;
         let held = Threads {
             load_max: Some(-1.0),
             ..threads(3)
         };
-        let results = InOrder::start(held, move || numbers.next(), || |_: u64| std::thread::current().id());
+        let results = OrderedResults::start(held, move || numbers.next(), || |_: u64| std::thread::current().id());
         let mut who = Vec::new();
         while let Some(thread) = results.next().unwrap() {
             who.push(thread);

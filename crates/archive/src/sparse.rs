@@ -1,13 +1,13 @@
-//! Files that wait, with holes where there are zeroes: `$TMPDIR` is often memory.
+//! Sparse temporary files: `$TMPDIR` is often in memory.
 
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt as _;
 
-/// Zeroes are looked for in pieces of this length; file systems have blocks of it.
+/// The unit in which zeroes become holes: the block size of file systems.
 const BLOCK_BYTES: usize = 4096;
 
-/// Writes `bytes` but those blocks that are zero: the file has nothing there yet. How many bytes were written.
+/// Writes `bytes` except blocks of zeroes: the file must have no data there yet. Returns the number of bytes written.
 pub(crate) fn write_sparse_at(file: &File, bytes: &[u8], offset: u64) -> io::Result<u64> {
     let mut written = 0;
     let mut run: Option<(usize, usize)> = None;

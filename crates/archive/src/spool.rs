@@ -1,6 +1,6 @@
-//! Archives whose pieces come in any order, in order.
+//! Sorts the pieces of archives that have them in any order.
 //!
-//! What comes is kept in files until all of a disk is there. The files are sparse and have no name: nothing stays behind, whatever happens.
+//! Pieces are stored in temporary files until a disk is complete. The files are sparse and unnamed: none is left behind by a crash.
 
 #![deny(clippy::indexing_slicing)]
 #![cfg_attr(not(test), deny(clippy::string_slice))]
@@ -17,35 +17,35 @@ use crate::sparse::write_sparse_at;
 use crate::tar::corrupt;
 use crate::{Error, Result};
 
-/// Bytes that are read from a file at once.
+/// Bytes per read of a file.
 const PIECE_BYTES: u64 = 1 << 20;
 
-/// An archive that is in order, made of one that need not be.
+/// An archive with its pieces in order, made of one without order.
 ///
-/// An archive that is in order by itself is passed on as it comes. Of another, a disk is given as soon as it and all before it have come
-/// whole: the files take as many bytes as the disks that have to wait, zeroes not counted.
+/// An archive that is already in order is passed through. Otherwise a disk is returned as soon as it and all before it are complete; the files need
+/// as much space as the data of the waiting disks.
 pub struct Ordered {
     archive: Box<dyn ArchiveReader>,
     folder: PathBuf,
-    /// What was kept of each disk.
+    /// The stored data of each disk.
     spools: Vec<Spool>,
-    /// The disk whose turn it is.
+    /// The disk that is being returned.
     disk: usize,
-    /// How far it was given.
+    /// The offset up to which it was returned.
     at: u64,
     piece: Vec<u8>,
 }
 
-/// What has come of a disk.
+/// The stored data of a disk.
 #[derive(Default)]
 struct Spool {
-    /// None as long as nothing had to be written, and when all of it was given.
+    /// `None` before the first write and after all of it was returned.
     file: Option<File>,
     has_ended: bool,
 }
 
 impl Ordered {
-    /// Keeps what has to wait in files in `folder`, which are made when they are needed.
+    /// Stores waiting disks in files in `folder`, which are created on demand.
     pub fn new(archive: Box<dyn ArchiveReader>, folder: &Path) -> Self {
         Self {
             spools: archive.disks().iter().map(|_| Spool::default()).collect(),
@@ -57,7 +57,7 @@ impl Ordered {
         }
     }
 
-    /// Reads from the archive until the disk has ended whose turn it is; checks the rest where all of them have.
+    /// Reads the archive until the current disk is complete; after the last disk, checks the rest.
     fn read_on(&mut self) -> Result<()> {
         while self.spools.get(self.disk).is_none_or(|spool| !spool.has_ended) {
             match self.archive.next()? {
@@ -84,7 +84,7 @@ impl Ordered {
         Ok(())
     }
 
-    /// Reads the next data of the disk whose turn it is: where it is, or none at the end.
+    /// Reads the next data of the current disk and returns its offset; `None` at the end.
     fn read_piece(&mut self) -> io::Result<Option<u64>> {
         let Some(file) = self.spools.get(self.disk).and_then(|spool| spool.file.as_ref()) else {
             return Ok(None);
@@ -92,7 +92,7 @@ impl Ordered {
         let Some(data) = seek(file, SeekFrom::Data(self.at))? else {
             return Ok(None);
         };
-        // There is always a hole behind data: the end of the file is one.
+        // A hole always follows data: the end of the file counts as one.
         let hole = seek(file, SeekFrom::Hole(data))?.unwrap_or(data);
         let length = hole.saturating_sub(data).min(PIECE_BYTES);
         self.piece.resize(holdfast_block::to_usize(length), 0);
@@ -113,7 +113,7 @@ impl Spool {
     }
 }
 
-/// Where there is data, or none, next; none where the file has ended.
+/// The offset of the next data or hole; `None` at the end of the file.
 fn seek(file: &File, to: SeekFrom) -> io::Result<Option<u64>> {
     match rustix::fs::seek(file, to) {
         Ok(offset) => Ok(Some(offset)),
@@ -143,8 +143,8 @@ impl ArchiveReader for Ordered {
         self.archive.corrections()
     }
 
-    fn doubts(&self) -> Vec<String> {
-        self.archive.doubts()
+    fn unverified(&self) -> Vec<String> {
+        self.archive.unverified()
     }
 
     fn next(&mut self) -> Result<Option<Piece<'_>>> {
@@ -167,7 +167,7 @@ impl ArchiveReader for Ordered {
                 bytes: &self.piece,
             }));
         }
-        // Its bytes are free for those who wait.
+        // Frees its space for the waiting disks.
         if let Some(spool) = self.spools.get_mut(disk) {
             spool.file = None;
         }

@@ -1,7 +1,7 @@
-//! Tape archives as machine archives have them: plain files in the form ustar, with names of up to 255 bytes.
+//! The tar format of machine archives: plain files in ustar format, with names of up to 255 bytes.
 //!
-//! Source: POSIX.1-1988, "Extended tar Format"; sizes beyond 8 GiB in base 256, and names in members of their own (`L`), as GNU tar writes
-//! them; `path` and `size` of POSIX.1-2001 (`x`).
+//! Source: POSIX.1-1988, "Extended tar Format"; extensions of GNU tar: sizes beyond 8 GiB in base 256, and long names in separate members (`L`);
+//! `path` and `size` of POSIX.1-2001 (`x`).
 
 #![deny(clippy::indexing_slicing)]
 #![cfg_attr(not(test), deny(clippy::string_slice))]
@@ -16,7 +16,7 @@ use crate::{Error, Result};
 
 pub(crate) const BLOCK_BYTES: usize = 512;
 const BLOCK: u64 = 512;
-/// A name in a member of its own is not longer.
+/// Limit of a long name in a separate member.
 const LONG_NAME_BYTES_MAX: u64 = 64 << 10;
 
 /// A file in an archive.
@@ -24,27 +24,27 @@ const LONG_NAME_BYTES_MAX: u64 = 64 << 10;
 pub(crate) struct Member {
     pub(crate) name: String,
     pub(crate) size_bytes: u64,
-    /// Where its header is.
+    /// The offset of its header.
     pub(crate) offset: u64,
 }
 
-/// An archive that is read from its start to its end.
+/// Reads an archive sequentially.
 pub(crate) struct TarReader<R> {
     stream: R,
     /// Bytes read.
     at: u64,
-    /// Bytes of the member that were not read yet.
+    /// Unread bytes of the member.
     left: u64,
     /// Bytes between the member's end and the next header.
     padding: u64,
-    /// The end was read.
+    /// Whether the end was read.
     is_over: bool,
-    /// The folder that members are called from, with its slash.
+    /// The folder that names are relative to, with a trailing slash.
     folder: String,
 }
 
 impl<R: Read> TarReader<R> {
-    /// From now on members in `folder`, which ends with a slash, are called by their names there.
+    /// From now on, names of members in `folder`, which ends with a slash, are relative to it.
     pub(crate) fn enter(&mut self, folder: &str) {
         folder.clone_into(&mut self.folder);
     }
@@ -68,7 +68,7 @@ impl<R: Read> TarReader<R> {
         }
     }
 
-    /// Bytes of the member that were not read yet.
+    /// Unread bytes of the member.
     pub(crate) fn left_bytes(&self) -> u64 {
         self.left
     }
@@ -78,7 +78,7 @@ impl<R: Read> TarReader<R> {
         self.at
     }
 
-    /// The next file, or none at the end, which is then checked to be the stream's. What was not read of the one before is skipped.
+    /// The next file, or `None` at the end, after which the stream is read to its end. Skips unread bytes of the previous file.
     pub(crate) fn next(&mut self) -> Result<Option<Member>> {
         let (mut long_name, mut long_size) = (None, None);
         if self.is_over {
@@ -92,13 +92,13 @@ impl<R: Read> TarReader<R> {
             self.fill(&mut header, "the header of a member")?;
             if header.iter().all(|byte| *byte == 0) {
                 self.is_over = true;
-                // One that begins with its end is empty, however much follows.
+                // An archive that begins with the end marker is empty, whatever follows.
                 if offset > 0 {
                     self.read_to_end()?;
                 }
                 return Ok(None);
             }
-            let header = Header::parse(&header, offset)?;
+            let header = TarHeader::parse(&header, offset)?;
             let size_bytes = long_size.take().unwrap_or(header.size_bytes);
             self.left = size_bytes;
             self.padding = size_bytes.next_multiple_of(BLOCK).saturating_sub(size_bytes);
@@ -116,10 +116,10 @@ impl<R: Read> TarReader<R> {
                         offset,
                     }));
                 }
-                // Folders, attributes of all members, and the names of what links lead to, hold no data.
+                // Folders, global attributes and long names of link targets have no data.
                 b'5' => long_name = None,
                 b'g' | b'K' => {}
-                // Without what it leads to, a disk would have zeroes there.
+                // An ignored link would become zeroes in a disk.
                 kind => {
                     let name = long_name.take().unwrap_or(header.name);
                     let what = match kind {
@@ -140,7 +140,7 @@ impl<R: Read> TarReader<R> {
         String::from_utf8(name).map_err(|_| corrupt("name of a member", offset, "it is not UTF-8"))
     }
 
-    /// Name and size, where the attributes say them.
+    /// Name and size, if the attributes have them.
     fn read_attributes(&mut self, offset: u64) -> Result<(Option<String>, Option<u64>)> {
         let bytes = self.read_whole(LONG_NAME_BYTES_MAX)?;
         let (mut name, mut size) = (None, None);
@@ -161,7 +161,7 @@ impl<R: Read> TarReader<R> {
                     let shown = String::from_utf8_lossy(value);
                     size = Some(parsed.ok_or_else(|| corrupt("size of a member", offset, format!("{shown:?}")))?);
                 }
-                // What follows is a table of the data, and not the file.
+                // The content begins with a table of the data ranges.
                 key if key.starts_with(b"GNU.sparse.") => return Err(special("a member with holes")),
                 _ => {}
             }
@@ -169,12 +169,12 @@ impl<R: Read> TarReader<R> {
         Ok((name, size))
     }
 
-    /// All of the member, where it is not longer than `bytes_max`.
+    /// The whole member, if it is not longer than `bytes_max`.
     pub(crate) fn read_whole(&mut self, bytes_max: u64) -> Result<Vec<u8>> {
         self.read_whole_into(Vec::new(), bytes_max)
     }
 
-    /// The same, into a buffer that is used again.
+    /// The same, into a reused buffer.
     pub(crate) fn read_whole_into(&mut self, mut bytes: Vec<u8>, bytes_max: u64) -> Result<Vec<u8>> {
         if self.left > bytes_max {
             return Err(corrupt(
@@ -188,7 +188,7 @@ impl<R: Read> TarReader<R> {
         Ok(bytes)
     }
 
-    /// Appends the rest of the member to `bytes`. The caller has checked how long it is.
+    /// Appends the rest of the member to `bytes`. The caller has checked its length.
     fn read_into(&mut self, bytes: &mut Vec<u8>) -> Result<()> {
         let left = self.left;
         let at = self.at;
@@ -205,7 +205,7 @@ impl<R: Read> TarReader<R> {
         Ok(())
     }
 
-    /// Makes sure that all of the member was there, for those who have read it as a stream.
+    /// Checks that the member was complete, after it was read as a stream.
     pub(crate) fn check_read(&self) -> Result<()> {
         if self.left == 0 {
             return Ok(());
@@ -238,7 +238,7 @@ impl<R: Read> TarReader<R> {
         Ok(())
     }
 
-    /// What follows the end is padding; whoever writes it must not be cut off, and checksums of a packed stream are behind it.
+    /// Reads the padding behind the end marker: its writer must not get a broken pipe, and checksums of a packed stream follow it.
     fn read_to_end(&mut self) -> Result<()> {
         let copied = std::io::copy(&mut self.stream, &mut std::io::sink());
         self.at += copied.map_err(|source| read_error(source, "the end", self.at))?;
@@ -256,8 +256,8 @@ impl<R: Read> Read for TarReader<R> {
     }
 }
 
-/// Splits `LENGTH KEY=VALUE\n` off the front: key, value, and what follows. A value may hold any bytes, line ends among them: only the
-/// length tells where it ends.
+/// Splits off the first `LENGTH KEY=VALUE\n`: returns key, value, and the rest. A value may contain any bytes, even line ends: only the length
+/// determines its end.
 fn first_attribute(bytes: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
     let blank = bytes.iter().position(|byte| *byte == b' ')?;
     let length: usize = std::str::from_utf8(bytes.get(..blank)?).ok()?.parse().ok()?;
@@ -275,12 +275,12 @@ fn special(feature: &str) -> Error {
     }
 }
 
-/// The folder of a member, with its slash, and its name there.
+/// Splits a name into the folder, with its trailing slash, and the file name.
 pub(crate) fn split_folder(name: &str) -> (&str, &str) {
     name.split_at(name.rfind('/').map_or(0, |slash| slash + 1))
 }
 
-/// The name without detours, such as the `./` before it that `tar -c .` writes. One that leads out of the archive stays as it is.
+/// Normalizes a name, such as the leading `./` that `tar -c .` writes. A name that leaves the archive stays unchanged.
 pub(crate) fn plain_name(name: String) -> String {
     match plain_path(&name) {
         Some(Cow::Owned(plain)) => plain,
@@ -304,13 +304,13 @@ pub(crate) fn corrupt(what: &'static str, offset: u64, detail: impl Into<String>
     }
 }
 
-struct Header {
+struct TarHeader {
     name: String,
     size_bytes: u64,
     kind: u8,
 }
 
-impl Header {
+impl TarHeader {
     fn parse(header: &[u8; BLOCK_BYTES], offset: u64) -> Result<Self> {
         let wrong = |detail: String| corrupt("header of a member", offset, detail);
         let fields = Record::new(header);
@@ -322,7 +322,7 @@ impl Header {
         let size_bytes = if fields.byte::<124>() & 0x80 == 0 {
             octal(fields.field::<124, 12>())
         } else {
-            // Base 256: the first byte says so, the last eight hold what a file can have.
+            // Base 256: marked by the first byte; the last eight hold any possible size.
             Some(fields.be_u64::<128>()).filter(|_| *fields.field::<124, 4>() == [0x80, 0, 0, 0])
         };
         let size_bytes = size_bytes.filter(|size| i64::try_from(*size).is_ok());
@@ -331,7 +331,7 @@ impl Header {
             String::from_utf8(text.to_vec()).map_err(|_| wrong("its name is not UTF-8".to_owned()))
         };
         let (name, prefix) = (text(fields.field::<0, 100>())?, text(fields.field::<345, 155>())?);
-        // GNU's own form keeps other things there.
+        // GNU's format uses the prefix for other fields.
         let has_prefix = fields.field::<257, 6>() == b"ustar\0" && !prefix.is_empty();
         Ok(Self {
             name: if has_prefix { format!("{prefix}/{name}") } else { name },
@@ -341,7 +341,7 @@ impl Header {
     }
 }
 
-/// A number as octal digits, with blanks before and zeroes or blanks after it; nothing at all is 0.
+/// Parses octal digits, with blanks before and zeroes or blanks after them; an empty field is 0.
 fn octal(field: &[u8]) -> Option<u64> {
     let text = std::str::from_utf8(field).ok()?;
     let digits = text.trim_matches(['\0', ' ']);
@@ -351,14 +351,14 @@ fn octal(field: &[u8]) -> Option<u64> {
     u64::from_str_radix(digits, 8).ok()
 }
 
-/// The sum of all bytes, with blanks in the place of the sum.
+/// The sum of all bytes, with the checksum field as blanks.
 fn checksum(header: &[u8; BLOCK_BYTES]) -> u32 {
     let sum = |bytes: &[u8]| bytes.iter().map(|byte| u32::from(*byte)).sum::<u32>();
     let fields = Record::new(header);
     sum(fields.field::<0, 148>()) + 8 * u32::from(b' ') + sum(fields.field::<156, 356>())
 }
 
-/// The header of a file. The name is not longer than 100 bytes.
+/// The header of a file, whose name has at most 100 bytes.
 #[expect(
     clippy::indexing_slicing,
     reason = "places and lengths are those of the format, and the length of the name was looked at"
@@ -411,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn members_come_one_after_the_other_and_what_is_not_read_is_skipped() {
+    fn members_are_read_in_order_and_unread_bytes_are_skipped() {
         let bytes = archive(&[("ova.xml", b"text"), ("Ref:1/00000000", &[7; 513]), ("empty", b"")]);
         let mut reader = TarReader::new(&bytes[..]);
         assert_eq!(reader.next().unwrap().unwrap().name, "ova.xml");
@@ -424,7 +424,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_off_is_told_at_every_length() {
+    fn truncation_at_every_length_is_an_error() {
         let bytes = archive(&[("one", &[1; 700]), ("two", b"2")]);
         for length in 0..bytes.len() - 1024 + 511 {
             let mut reader = TarReader::new(&bytes[..length]);
@@ -440,7 +440,7 @@ mod tests {
     }
 
     #[test]
-    fn a_changed_header_is_found_and_large_sizes_are_read() {
+    fn a_changed_header_is_detected_and_large_sizes_are_read() {
         let mut bytes = archive(&[("one", b"1")]);
         bytes[3] ^= 1;
         let error = TarReader::new(&bytes[..]).next().unwrap_err().to_string();
@@ -452,15 +452,15 @@ mod tests {
     }
 
     #[test]
-    fn what_begins_with_its_end_is_not_read_to_another_one() {
+    fn an_archive_that_begins_with_its_end_marker_is_empty() {
         let mut reader = TarReader::new(std::io::repeat(0));
         assert_eq!(reader.next().unwrap(), None);
         assert_eq!(reader.next().unwrap(), None);
     }
 
-    /// Blocks of a disk that were links to others became zeroes.
+    /// Links among the blocks of a disk were read as zeroes.
     #[test]
-    fn links_are_refused_and_folders_are_not() {
+    fn links_are_refused_and_folders_are_skipped() {
         let of_kind = |kind: u8| {
             let mut header = header("a", 0, 0);
             header[156] = kind;
@@ -491,9 +491,9 @@ mod tests {
         bytes
     }
 
-    /// A comment with a line end in it made a member one byte long.
+    /// A line end within a comment changed the size of a member to one byte.
     #[test]
-    fn attributes_end_where_their_length_says() {
+    fn attributes_are_split_by_their_length() {
         let bytes = with_attributes(b"32 comment=two lines\n99 size=1\n\n15 path=a/../b\n");
         let mut reader = TarReader::new(&bytes[..]);
         let member = reader.next().unwrap().unwrap();

@@ -1,4 +1,4 @@
-//! Files that earlier versions have packed are read for ever.
+//! Files that earlier versions packed must stay readable.
 
 use std::io::Read as _;
 use std::num::NonZero;
@@ -7,7 +7,7 @@ use std::sync::Arc;
 use holdfast_archive::{PackedFile, Packing, Threads, Unpacked};
 use holdfast_block::{BlockDevice as _, MemoryDevice};
 
-/// What is packed in them: numbers, one in a line.
+/// Their content: one number per line.
 fn content() -> Vec<u8> {
     (0..300_000_u32)
         .flat_map(|number| format!("{number}\n").into_bytes())

@@ -1,4 +1,4 @@
-//! What a hostile archive can hold, without a fuzzer.
+//! Feeds hostile archives to the parsers, without a fuzzer.
 
 use holdfast_archive::hostile::{PARSERS, seeds};
 use holdfast_block::conformance::test_seed;
@@ -8,7 +8,7 @@ use peak_alloc::PeakAlloc;
 #[global_allocator]
 static ALLOCATOR: PeakAlloc = PeakAlloc;
 
-/// Records are kept as text and as values; a packed block may say that it unpacks to 64 MiB.
+/// Records are kept as text and as values; a packed block may claim to unpack to 64 MiB.
 const BOUND: MemoryBound = MemoryBound {
     per_byte: 1000,
     constant_bytes: 200 << 20,

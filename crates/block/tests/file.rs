@@ -71,7 +71,7 @@ fn large_direct_requests_are_whole() {
 
 /// procfs knows no direct I/O: the device says so and works buffered.
 #[test]
-fn a_file_system_that_refuses_direct_io_is_read_buffered_and_says_why() {
+fn direct_io_falls_back_to_buffered_reads_with_a_reason() {
     let path = std::path::Path::new("/proc/version");
     let device = FileDevice::open(path, IoMode::Direct).unwrap();
     assert_eq!(device.io_mode(), IoMode::Buffered);
@@ -97,7 +97,7 @@ fn creating_is_sparse_private_and_refuses_an_existing_file() {
     assert_eq!(std::fs::metadata(&path).unwrap().len(), 1 << 40);
 }
 
-/// No file system holds files of 2^63 bytes; what could not be made whole must not stay behind.
+/// No file system holds files of 2^63 bytes; a partly created file must not be left behind.
 #[test]
 fn a_file_that_cannot_have_its_size_is_not_left_behind() {
     let directory = tempfile::tempdir().unwrap();
@@ -107,7 +107,7 @@ fn a_file_that_cannot_have_its_size_is_not_left_behind() {
 }
 
 #[test]
-fn what_is_no_disk_is_refused() {
+fn other_files_than_disks_are_refused() {
     for path in ["/", "/dev/null"] {
         let error = FileDevice::open(path.as_ref(), IoMode::Buffered).unwrap_err();
         assert!(matches!(error, Error::Unsupported { .. }), "{error}");
@@ -199,7 +199,7 @@ fn a_file_that_is_written_while_it_is_read_is_noticed() {
     assert!(reader.advise(0..4097, ReadHint::WillNeed).is_err());
 }
 
-/// Through the page cache and past it in turn, over and beside each other.
+/// Through the page cache and around it in turn, overlapping and adjacent.
 #[test]
 fn large_and_small_requests_see_each_other() {
     let directory = tempfile::tempdir().unwrap();
@@ -223,7 +223,7 @@ fn large_and_small_requests_see_each_other() {
 }
 
 #[test]
-fn what_was_flushed_is_there_when_opened_again() {
+fn flushed_data_survives_reopening() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("disk");
     let pattern = Conformance::new().pattern(70_001);

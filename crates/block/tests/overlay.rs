@@ -43,7 +43,7 @@ fn conforms_over_a_backing_that_is_not_zero() {
 }
 
 #[test]
-fn what_was_flushed_is_there_when_opened_again_and_the_file_is_sparse() {
+fn flushed_data_survives_reopening_and_the_file_is_sparse() {
     use std::os::unix::fs::MetadataExt;
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("overlay");

@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_that_a_job_says_becomes_a_head_line() {
+    fn output_of_a_job_cannot_inject_header_lines() {
         let message = message("größe\nBcc: x", "line\r\n.\nnext");
         let mail = String::from_utf8(mail(&["root".to_owned()], None, &message)).unwrap();
         let (head, body) = mail.split_once("\n\n").unwrap();
@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_that_a_job_says_becomes_an_option_of_curl() {
+    fn output_of_a_job_cannot_inject_curl_options() {
         let body = "\"\nurl = \"http://evil\"\\";
         let request = curl_request("https://x/[1]", &["A: b".to_owned()], body);
         assert_eq!(

@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_reads_back_and_what_makes_no_sense_is_none() {
+    fn a_record_survives_a_round_trip_and_invalid_ones_are_none() {
         let folder = tempfile::tempdir().unwrap();
         std::fs::create_dir(folder.path().join("jobs")).unwrap();
         let mut records = JobRecords::new(folder.path());
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_written_is_believed_all_the_same_and_written_later() {
+    fn unwritten_records_are_kept_in_memory_and_written_later() {
         let folder = tempfile::tempdir().unwrap();
         let mut records = JobRecords::new(folder.path());
         assert!(records.write("a", record()).is_err());

@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_noted_is_read_and_torn_lines_are_skipped() {
+    fn entries_are_read_and_torn_lines_are_skipped() {
         let folder = tempfile::tempdir().unwrap();
         let mut journal = JobJournal::new(folder.path());
         assert_eq!(journal.read().unwrap(), []);
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_written_is_written_when_it_can() {
+    fn failed_writes_are_retried() {
         let folder = tempfile::tempdir().unwrap();
         let state = folder.path().join("state");
         let mut journal = JobJournal::new(&state);

@@ -106,7 +106,7 @@ mod tests {
     use holdfast_engine::Error;
 
     #[test]
-    fn who_is_excluded_does_not_start() {
+    fn an_excluded_job_does_not_start() {
         let folder = tempfile::tempdir().unwrap();
         let state = folder.path();
         make_folders(state).unwrap();

@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn codes_mean_what_is_documented_and_words_come_from_where_they_are_best() {
+    fn exit_codes_and_messages_are_as_documented() {
         let error = r#"{"error":{"message":"open x","causes":["gone"],"hint":"look"}}"#;
         for (ending, answer, lines, stop, outcome, words) in [
             (ProcessOutcome::Success, "", &[][..], None, Outcome::Done, None),

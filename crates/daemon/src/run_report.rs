@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_noted_has_a_bound() {
+    fn reports_are_bounded() {
         let row = json!({"machine": "a", "copy": "11", "outcome": "copied"});
         let document = json!({
             "warnings": vec!["ä".repeat(WARNING_CHARS_MAX + 1); WARNING_COUNT_MAX + 1],

@@ -1,37 +1,39 @@
-//! A machine moves to another kind of hypervisor: its guest finds devices that it has drivers for.
+//! Adapts a machine to another hypervisor, with devices that its guest has drivers for.
 //!
-//! A guest from elsewhere may have no drivers for what is fastest here. It is given what every system since 2007 knows: SATA disks and Intel's
-//! network card. Whoever knows the guest better changes it afterwards.
+//! A guest of another hypervisor may lack drivers for the fastest devices. It gets devices that every operating system since 2007 supports: SATA
+//! disks and Intel's network card. The user can change them afterwards.
 
 use crate::bus_address::AddressAllocator;
-use crate::machine::PLACE_COUNT;
+use crate::machine::POSITION_COUNT;
+use crate::xml_characters::remove_unrepresentable;
 use crate::{Bus, CardModel, Disk, DiskKind, Firmware, Machine, Translated, Untranslated};
 
-/// Where a machine goes.
+/// The hypervisor that a machine moves to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Platform {
-    /// QEMU, by libvirt.
+    /// QEMU, managed by libvirt.
     Qemu,
-    /// QEMU, by Proxmox VE.
+    /// QEMU, managed by Proxmox VE.
     Proxmox,
     /// XenServer and XCP-ng.
     Xen,
-    /// Whoever reads OVF: VMware, VirtualBox.
+    /// Hypervisors that import OVF: VMware, VirtualBox.
     Ovf,
-    /// VirtualBox by its own settings.
+    /// VirtualBox, by its own settings.
     VirtualBox,
 }
 
-/// The machine as it can be at `place`.
-pub fn adapt(machine: &Machine, place: Platform) -> Translated<Machine> {
+/// The machine with the devices that `platform` supports.
+pub fn adapt(machine: &Machine, platform: Platform) -> Translated<Machine> {
     let mut value = machine.clone();
     let mut dropped = Vec::new();
+    remove_unrepresentable(&mut value, platform, &mut dropped);
     for (number, disk) in value.disks.iter_mut().enumerate() {
-        let bus = bus_at(disk.bus, place);
+        let bus = bus_at(disk.bus, platform);
         if bus != disk.bus {
             let name = if disk.label.is_empty() { &disk.key } else { &disk.label };
-            // Xen shows its disks to every guest twice, and who has no driver for one has one for the other.
-            if place != Platform::Xen {
+            // Xen presents each disk twice, emulated and paravirtual: a guest without a driver for one has a driver for the other.
+            if platform != Platform::Xen {
                 dropped.push(Untranslated::new(
                     format!("disk {} ({name}) on {}", number + 1, disk.bus.name()),
                     format!("is on {} now", bus.name()),
@@ -41,9 +43,9 @@ pub fn adapt(machine: &Machine, place: Platform) -> Translated<Machine> {
         }
     }
     for (number, card) in value.cards.iter_mut().enumerate() {
-        let model = card_at(&card.model, place);
+        let model = card_at(&card.model, platform);
         if model != card.model {
-            if place != Platform::Xen {
+            if platform != Platform::Xen {
                 dropped.push(Untranslated::new(
                     format!("network card {} ({})", number + 1, card.model.name()),
                     format!("is an {} now", model.name()),
@@ -52,43 +54,44 @@ pub fn adapt(machine: &Machine, place: Platform) -> Translated<Machine> {
             card.model = model;
         }
     }
-    if value.firmware == Firmware::Paravirtual && place != Platform::Xen {
+    if value.firmware == Firmware::Paravirtual && platform != Platform::Xen {
         dropped.push(Untranslated::new(
             "paravirtual mode of Xen",
-            "the machine starts by a BIOS now, for which its disk needs a boot loader",
+            "the machine boots with a BIOS now: its disk needs a boot loader",
         ));
         value.firmware = Firmware::Bios;
     }
-    if place == Platform::Qemu {
-        without_ide(&mut value, &mut dropped);
+    if platform == Platform::Qemu {
+        move_ide_to_sata(&mut value, &mut dropped);
     }
-    settle(&machine.disks, &mut value.disks);
+    assign_positions(&machine.disks, &mut value.disks);
     Translated { value, dropped }
 }
 
-/// Gives those who came to one bus from several `before` places of their own there.
-fn settle(before: &[Disk], disks: &mut [Disk]) {
+/// Assigns distinct positions to disks that moved to one bus from several.
+fn assign_positions(before: &[Disk], disks: &mut [Disk]) {
     let mut pairs = before.iter().zip(&*disks);
     if pairs.all(|(before, disk)| before.bus == disk.bus) {
         return;
     }
     let buses: Vec<Bus> = disks.iter().map(|disk| disk.bus).collect();
-    // Which disk it is: places are asked for by what was before.
+    // The allocator passes disks from `before`: find the disk's number by its address.
     let number = |disk: &Disk| before.iter().position(|other| std::ptr::eq(other, disk));
     let wanted = |disk: &Disk| {
         let number = number(disk)?;
-        (disk.position < PLACE_COUNT).then_some((buses[number], disk.position))
+        (disk.position < POSITION_COUNT).then_some((buses[number], disk.position))
     };
-    let seats = AddressAllocator::new(before, wanted, |_| 0..PLACE_COUNT);
+    let addresses = AddressAllocator::new(before, wanted, |_| 0..POSITION_COUNT);
     for (number, disk) in disks.iter_mut().enumerate() {
-        if let Some(place) = seats.kept(number) {
+        if let Some(place) = addresses.kept(number) {
             disk.position = place;
         }
     }
 }
 
-/// IDE is for systems that know no other: on the older board, which has no UEFI. A drive alone is no reason for that board.
-fn without_ide(machine: &mut Machine, dropped: &mut Vec<Untranslated>) {
+/// Keeps IDE only for machines that boot by a BIOS and have a hard disk on IDE: they may have no other driver. IDE needs the older board, which has
+/// no UEFI; a CD drive alone does not justify it.
+fn move_ide_to_sata(machine: &mut Machine, dropped: &mut Vec<Untranslated>) {
     let is_hard_disk = |disk: &Disk| disk.bus == Bus::Ide && disk.kind == DiskKind::Disk;
     if machine.firmware == Firmware::Bios && machine.disks.iter().any(is_hard_disk) {
         return;
@@ -97,18 +100,18 @@ fn without_ide(machine: &mut Machine, dropped: &mut Vec<Untranslated>) {
         if disk.kind == DiskKind::Disk {
             dropped.push(Untranslated::new(
                 format!("disk {} on IDE", disk.label),
-                "is on SATA now: UEFI knows no IDE here",
+                "is on SATA now: UEFI has no IDE here",
             ));
         }
         disk.bus = Bus::Sata;
     }
 }
 
-fn bus_at(bus: Bus, place: Platform) -> Bus {
-    match (place, bus) {
+fn bus_at(bus: Bus, platform: Platform) -> Bus {
+    match (platform, bus) {
         (_, Bus::Floppy) => Bus::Floppy,
         (Platform::Xen, _) => Bus::Xen,
-        // It would need a USB controller beside.
+        // A USB disk would need a USB controller, which is not written.
         (Platform::VirtualBox, Bus::Usb) => Bus::Sata,
         (_, Bus::Ide | Bus::Sata | Bus::Usb)
         | (Platform::Qemu | Platform::Proxmox, Bus::Virtio | Bus::VirtioScsi)
@@ -118,8 +121,8 @@ fn bus_at(bus: Bus, place: Platform) -> Bus {
     }
 }
 
-fn card_at(model: &CardModel, place: Platform) -> CardModel {
-    match (place, model) {
+fn card_at(model: &CardModel, platform: Platform) -> CardModel {
+    match (platform, model) {
         (Platform::Xen, _) => CardModel::Xen,
         (
             Platform::Qemu | Platform::Proxmox,

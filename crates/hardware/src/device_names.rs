@@ -1,31 +1,31 @@
 //! The names of disks in a machine: `vda`, `sdb`, `hdc`.
 
 use crate::bus_address::AddressAllocator;
-use crate::machine::{Bus, Disk, Machine, PLACE_COUNT};
+use crate::machine::{Bus, Disk, Machine, POSITION_COUNT};
 
 impl Machine {
-    /// What its disks are called in a machine of this kind, one name for each: `vda`, `sdb`, `hdc`. Names that say which bus a disk hangs on, and by
-    /// their letter its place there, as far as that is free: a guest may know its disks by it.
+    /// The device name of each disk: `vda`, `sdb`, `hdc`. The prefix says the bus and the letter the position, unless another disk has that name: a
+    /// guest may refer to its disks by these names.
     pub fn targets(&self) -> Vec<String> {
         let naming = |disk: &Disk| {
-            // A controller of IDE or of floppy drives has few places, and is the only one.
+            // IDE and floppy controllers have few positions, and a machine has one of each.
             match disk.bus {
-                Bus::Virtio => ("vd", PLACE_COUNT),
+                Bus::Virtio => ("vd", POSITION_COUNT),
                 Bus::Ide => ("hd", 4),
                 Bus::Floppy => ("fd", 2),
-                Bus::Xen => ("xvd", PLACE_COUNT),
-                Bus::Sata | Bus::Scsi | Bus::VirtioScsi | Bus::Nvme | Bus::Usb => ("sd", PLACE_COUNT),
+                Bus::Xen => ("xvd", POSITION_COUNT),
+                Bus::Sata | Bus::Scsi | Bus::VirtioScsi | Bus::Nvme | Bus::Usb => ("sd", POSITION_COUNT),
             }
         };
         let wanted = |disk: &Disk| {
             let (prefix, place_count) = naming(disk);
             (disk.position < place_count).then_some((prefix, disk.position))
         };
-        let mut seats = AddressAllocator::new(&self.disks, wanted, |_| 0..u32::MAX);
+        let mut addresses = AddressAllocator::new(&self.disks, wanted, |_| 0..u32::MAX);
         let named = self.disks.iter().enumerate().map(|(number, disk)| {
             let (prefix, _) = naming(disk);
-            // There are more of them than disks.
-            let place = seats.seat(number, prefix, 0..u32::MAX).unwrap_or(u32::MAX);
+            // There are more positions than disks.
+            let place = addresses.allocate(number, prefix, 0..u32::MAX).unwrap_or(u32::MAX);
             format!("{prefix}{}", letters(place))
         });
         named.collect()
@@ -51,7 +51,7 @@ mod tests {
     use crate::machine::{Bus, Disk, DiskKind, Machine};
 
     #[test]
-    fn disks_are_called_by_their_buses() {
+    fn disks_are_named_by_their_buses() {
         assert_eq!((letters(0), letters(25)), ("a".to_owned(), "z".to_owned()));
         assert_eq!((letters(26), letters(701)), ("aa".to_owned(), "zz".to_owned()));
         let disk = |bus| Disk {
@@ -71,7 +71,7 @@ mod tests {
             ..Machine::default()
         };
         assert_eq!(machine.targets(), ["vda", "sda", "vdb", "sdb", "hda"]);
-        // What has no place of its own stands behind those that have.
+        // A disk without a position of its own comes after those that have one.
         let at = |position| Disk {
             position,
             ..disk(Bus::Scsi)

@@ -1,13 +1,13 @@
-//! The text of an XML document, which need not be in UTF-8.
+//! Decodes XML documents, which may be in other encodings than UTF-8.
 
 use std::borrow::Cow;
 
-/// A declaration is not longer.
+/// The declaration must be within the first bytes of a document.
 const DECLARATION_BYTES_MAX: usize = 200;
 
-/// The document as text; none where its bytes are not in the encoding that it says, or in one that is not known.
+/// The document as text; `None` if its bytes are not valid in the declared encoding, or if the encoding is not supported.
 ///
-/// Known are UTF-8, UTF-16 with a byte order mark or a `<` at its start, and Latin-1.
+/// Supported are UTF-8, UTF-16 with a byte order mark or a leading `<`, and Latin-1.
 pub fn xml_text(bytes: &[u8]) -> Option<Cow<'_, str>> {
     match bytes {
         [0xff, 0xfe, rest @ ..] => utf16(rest, u16::from_le_bytes),
@@ -26,7 +26,7 @@ fn utf16(bytes: &[u8], unit: fn([u8; 2]) -> u16) -> Option<Cow<'_, str>> {
     text.ok().filter(|_| rest.is_empty()).map(Cow::Owned)
 }
 
-/// Whether the declaration says so.
+/// Whether the declaration names Latin-1.
 fn is_latin1(bytes: &[u8]) -> bool {
     let start = bytes.get(..DECLARATION_BYTES_MAX).unwrap_or(bytes);
     let Some(end) = start.windows(2).position(|pair| pair == b"?>") else {
@@ -46,7 +46,7 @@ mod tests {
     use super::xml_text;
 
     #[test]
-    fn documents_are_read_in_the_encoding_that_they_say() {
+    fn documents_are_read_in_their_declared_encoding() {
         let text = "<?xml version=\"1.0\" encoding=\"UTF-16\"?><a>B\u{fc}ro \u{1f4be}</a>";
         let units = || text.encode_utf16();
         let little: Vec<u8> = units().flat_map(u16::to_le_bytes).collect();

@@ -1,4 +1,4 @@
-//! What can go wrong with a configuration.
+//! Errors of reading a configuration.
 
 /// Result of reading a configuration.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -7,28 +7,28 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The text is not of the form that it claims.
+    /// The text is not valid in its format.
     #[error("this is no {form}: {detail}")]
     Malformed {
-        /// What it should be: "OVF descriptor"...
+        /// The expected format: "OVF descriptor"...
         form: &'static str,
-        /// Where it is not, and how.
+        /// The fault and its location.
         detail: String,
     },
     /// The machine that the text describes is encrypted.
     #[error("the machine in this {form} is encrypted")]
     Encrypted {
-        /// What it is: "settings of VirtualBox".
+        /// The format: "settings of VirtualBox".
         form: &'static str,
     },
     /// The text describes more machines than one.
     #[error("this {form} has {count} machines, not one: {names}")]
     SeveralMachines {
-        /// What it is: "OVF descriptor"...
+        /// The format: "OVF descriptor"...
         form: &'static str,
-        /// How many there are.
+        /// The number of machines.
         count: usize,
-        /// What they are called: the first ones, if there are many.
+        /// Their names, at most the first few.
         names: String,
     },
 }

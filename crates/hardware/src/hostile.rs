@@ -1,4 +1,4 @@
-//! What is read of configurations, laid open: see [`holdfast_block::hostile`].
+//! The parsers of configurations, for fuzzing: see [`holdfast_block::hostile`].
 
 use std::collections::BTreeMap;
 
@@ -100,7 +100,7 @@ pub fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
     ]
 }
 
-/// The domain XML of a machine, written again for every place.
+/// The domain XML of a machine, written again for every platform.
 pub fn libvirt_machine(bytes: &[u8]) -> Outcome {
     match libvirt::read(&String::from_utf8_lossy(bytes)) {
         Ok(read) => written_everywhere(&read.value),
@@ -108,12 +108,15 @@ pub fn libvirt_machine(bytes: &[u8]) -> Outcome {
     }
 }
 
-/// The descriptor of an OVF package, written again for every place.
+/// The descriptor of an OVF package, written again for every platform.
 pub fn ovf_descriptor(bytes: &[u8]) -> Outcome {
     let text = String::from_utf8_lossy(bytes);
     if let Ok(package) = ovf::OvfPackage::parse(&text) {
         for name in package.files.iter().flat_map(ovf::OvfFile::names) {
-            assert!(!name.starts_with('/') && !name.contains("../"), "{name:?} leads out");
+            assert!(
+                !name.starts_with('/') && !name.contains("../"),
+                "{name:?} leaves the folder"
+            );
         }
     }
     match ovf::read(&text) {
@@ -122,7 +125,7 @@ pub fn ovf_descriptor(bytes: &[u8]) -> Outcome {
     }
 }
 
-/// The configuration of a machine of Proxmox, written again for every place.
+/// The configuration of a machine of Proxmox, written again for every platform.
 pub fn proxmox_conf(bytes: &[u8]) -> Outcome {
     match proxmox::read(&String::from_utf8_lossy(bytes)) {
         Ok(read) => written_everywhere(&read.value),
@@ -130,13 +133,13 @@ pub fn proxmox_conf(bytes: &[u8]) -> Outcome {
     }
 }
 
-/// The settings of a machine of VirtualBox, written again for every place.
+/// The settings of a machine of VirtualBox, written again for every platform.
 pub fn virtualbox_machine(bytes: &[u8]) -> Outcome {
     let text = String::from_utf8_lossy(bytes);
     if let Ok(media) = virtualbox::media(&text) {
         let knows = |uuid: &String| media.iter().any(|medium| medium.uuid == *uuid);
         let mut parents = media.iter().filter_map(|medium| medium.parent.as_ref());
-        assert!(parents.all(knows), "a parent that is not there");
+        assert!(parents.all(knows), "a parent does not exist");
         restored_for_virtualbox(&text, &media);
     }
     if let Ok(said) = virtualbox::settings(&text) {
@@ -150,35 +153,32 @@ pub fn virtualbox_machine(bytes: &[u8]) -> Outcome {
     }
 }
 
-/// The settings with other images, which stay what they are.
+/// Restores the settings with other images: a second restore must not change them.
 fn restored_for_virtualbox(text: &str, media: &[virtualbox::Medium]) {
     let image = |(number, medium): (usize, &virtualbox::Medium)| (medium.uuid.clone(), image_of(number));
-    let wish = virtualbox::RestoredOptions {
+    let options = virtualbox::RestoredOptions {
         name: "a<b".to_owned(),
         identity: virtualbox::RestoredIdentity::Same,
         disks: media.iter().enumerate().map(image).collect(),
         nvram: None,
     };
-    let Ok(restored) = virtualbox::restored(text, &wish) else {
+    let Ok(restored) = virtualbox::restored(text, &options) else {
         return;
     };
-    let listed = virtualbox::media(&restored.value).expect("what was changed can be read");
+    let listed = virtualbox::media(&restored.value).expect("the changed text can be read");
     let disks = listed.iter().map(|medium| {
-        let image = wish.disks.values().find(|image| image.uuid == medium.uuid);
-        (
-            medium.uuid.clone(),
-            image.expect("no image comes from elsewhere").clone(),
-        )
+        let image = options.disks.values().find(|image| image.uuid == medium.uuid);
+        (medium.uuid.clone(), image.expect("every image was listed").clone())
     });
     let again = virtualbox::RestoredOptions {
         disks: disks.collect(),
-        ..wish.clone()
+        ..options.clone()
     };
-    let again = virtualbox::restored(&restored.value, &again).expect("what was changed can be changed again");
+    let again = virtualbox::restored(&restored.value, &again).expect("the changed text can be changed again");
     assert_eq!(again.value, restored.value, "the second change changes nothing");
 }
 
-/// Which machines a user of VirtualBox has.
+/// The registry of VirtualBox's machines.
 pub fn virtualbox_registry(bytes: &[u8]) -> Outcome {
     match virtualbox::registry(&String::from_utf8_lossy(bytes)) {
         Ok(_) => Outcome::Decoded,
@@ -186,7 +186,7 @@ pub fn virtualbox_registry(bytes: &[u8]) -> Outcome {
     }
 }
 
-/// The records of a machine of XenServer, written again for every place.
+/// The records of a machine of XenServer, written again for every platform.
 pub fn xen_records(bytes: &[u8]) -> Outcome {
     let text = String::from_utf8_lossy(bytes);
     if let Ok(records) = xen::XenRecords::parse(&text) {
@@ -198,7 +198,7 @@ pub fn xen_records(bytes: &[u8]) -> Outcome {
     }
 }
 
-/// The records of a machine of XenServer that is suspended, changed to those of another one.
+/// The records of a suspended machine of XenServer, changed to those of another machine.
 pub fn xen_suspended(bytes: &[u8]) -> Outcome {
     let text = String::from_utf8_lossy(bytes);
     let Ok(before) = xen::SuspendedMachine::read(&text) else {
@@ -207,41 +207,44 @@ pub fn xen_suspended(bytes: &[u8]) -> Outcome {
     let Ok(changed) = xen::suspended_machine(&text, &text, Some("a<b")) else {
         return Outcome::Refused;
     };
-    let after = xen::SuspendedMachine::read(&changed).expect("what was changed can be read");
+    let after = xen::SuspendedMachine::read(&changed).expect("the changed text can be read");
     assert_eq!(after.name, "a<b");
     let named = xen::SuspendedMachine {
         name: before.name.clone(),
         ..after
     };
-    assert_eq!(named, before, "what it goes on from is another");
+    assert_eq!(named, before, "the memory and disks differ");
     Outcome::Decoded
 }
 
 fn written_everywhere(machine: &Machine) -> Outcome {
-    let wish = libvirt::LibvirtOptions {
+    let options = libvirt::LibvirtOptions {
         domain_type: "kvm".to_owned(),
         disks: BTreeMap::new(),
         network: "default".to_owned(),
     };
-    let domain = libvirt::write(machine, &wish).value;
-    libvirt::read(&domain).expect("what was written can be read");
-    xen::read(&written_for_xen(machine)).expect("what was written can be read");
-    ovf::read(&written_as_ovf(machine)).expect("what was written can be read");
+    let domain = libvirt::write(machine, &options).value;
+    libvirt::read(&domain).expect("the written text can be read");
+    xen::read(&written_for_xen(machine)).expect("the written text can be read");
+    ovf::read(&written_as_ovf(machine)).expect("the written text can be read");
     let settings = written_for_virtualbox(machine);
-    let again = virtualbox::read(&settings).expect("what was written can be read").value;
+    let again = virtualbox::read(&settings).expect("the written text can be read").value;
     let count = |machine: &Machine| machine.disks.iter().filter(|disk| disk.kind == DiskKind::Disk).count();
-    let media = virtualbox::media(&settings).expect("what was written can be read");
+    let media = virtualbox::media(&settings).expect("the written text can be read");
     assert_eq!(media.len(), count(&again), "each disk has its image");
     let conf = written_for_proxmox(machine);
-    let again = proxmox::read(&conf).expect("what was written can be read").value;
+    let again = proxmox::read(&conf).expect("the written text can be read").value;
     let conf_again = written_for_proxmox(&again);
-    let again_again = proxmox::read(&conf_again).expect("what was written can be read").value;
-    assert_eq!(again.cards, again_again.cards, "what came back stays");
-    assert_eq!(again.description, again_again.description, "what came back stays");
+    let again_again = proxmox::read(&conf_again).expect("the written text can be read").value;
+    assert_eq!(again.cards, again_again.cards, "a second round trip changes nothing");
+    assert_eq!(
+        again.description, again_again.description,
+        "a second round trip changes nothing"
+    );
     Outcome::Decoded
 }
 
-/// A sample as fuzzers get it: without the spaces between its elements, which teach them nothing.
+/// A sample for fuzzers: without the indentation, which adds no coverage.
 fn sample(text: &str) -> Vec<u8> {
     text.lines().map(str::trim_start).collect::<String>().into_bytes()
 }
@@ -256,30 +259,30 @@ fn written_as_ovf(machine: &Machine) -> String {
         };
         (disk.key.clone(), file)
     };
-    let wish = ovf::OvfOptions {
+    let options = ovf::OvfOptions {
         disks: machine.disks.iter().map(file).collect(),
     };
-    ovf::write(machine, &wish).value
+    ovf::write(machine, &options).value
 }
 
 fn written_for_proxmox(machine: &Machine) -> String {
-    let wish = proxmox::ProxmoxOptions {
+    let options = proxmox::ProxmoxOptions {
         vm_id: 100,
         storage: "local".to_owned(),
         bridge: "vmbr0".to_owned(),
         disks: machine.disks.iter().map(|disk| (disk.key.clone(), 1 << 30)).collect(),
     };
-    proxmox::write(machine, &wish).value.config
+    proxmox::write(machine, &options).value.config
 }
 
 fn written_for_virtualbox(machine: &Machine) -> String {
     let image = |(number, disk): (usize, &Disk)| (disk.key.clone(), image_of(number));
-    let wish = virtualbox::VirtualBoxOptions {
+    let options = virtualbox::VirtualBoxOptions {
         uuid: "00000000-0000-4000-8000-000000000001".to_owned(),
         disks: machine.disks.iter().enumerate().map(image).collect(),
-        network: virtualbox::Network::Nat,
+        network: virtualbox::NetworkAttachment::Nat,
     };
-    virtualbox::write(machine, &wish).value
+    virtualbox::write(machine, &options).value
 }
 
 fn image_of(number: usize) -> virtualbox::Image {
@@ -291,11 +294,11 @@ fn image_of(number: usize) -> virtualbox::Image {
 }
 
 fn written_for_xen(machine: &Machine) -> String {
-    let mut wish = xen::XenOptions {
+    let mut options = xen::XenOptions {
         host_name: "host",
         time: "19700101T00:00:00Z",
         new_uuid: &mut || "00000000-0000-4000-8000-000000000001".to_owned(),
         original: None,
     };
-    xen::write(machine, &mut wish).value.xml
+    xen::write(machine, &mut options).value.xml
 }

@@ -1,7 +1,7 @@
-//! What machines and network cards are known by, which everybody writes in another way.
+//! UUIDs of machines and MAC addresses of network cards, which hypervisors write in different notations.
 
-/// The address of a network card in lower case with colons; nothing where it is no address of six bytes. Colons, dashes, dots or nothing
-/// may stand between them.
+/// A MAC address in lower case with colons; `None` if `text` is not an address of six bytes. Colons, dashes, dots or nothing may separate the
+/// bytes.
 pub(crate) fn mac(text: &str) -> Option<String> {
     let digits: Vec<char> = text
         .trim()
@@ -17,7 +17,7 @@ pub(crate) fn mac(text: &str) -> Option<String> {
     Some(bytes.join(":"))
 }
 
-/// A UUID in lower case without braces; nothing where `text` is none.
+/// A UUID in lower case without braces; `None` if `text` is not a UUID.
 pub(crate) fn uuid(text: &str) -> Option<String> {
     let text = text.trim().trim_start_matches('{').trim_end_matches('}');
     let lengths: Vec<usize> = text.split('-').map(str::len).take(6).collect();

@@ -1,8 +1,8 @@
 //! What a machine consists of, and how each hypervisor writes it down.
 //!
-//! Pure: text in, values out, and back. A [`Machine`] has what all hypervisors share; what it cannot say, or what another hypervisor
-//! has no word for, is listed as [`Untranslated`] and never lost in silence. Not listed is what nobody misses: where a device sits on a bus, which
-//! window shows the screen, what a hypervisor does with a machine that has crashed.
+//! Pure: text in, values out, and back. A [`Machine`] has the features that all hypervisors share. A feature that it cannot represent, or that the
+//! target hypervisor lacks, is listed as [`Untranslated`] and never lost silently. Settings without effect on the guest are not listed: bus
+//! addresses, displays, the action after a crash.
 
 mod adapt;
 mod bus_address;
@@ -22,6 +22,7 @@ pub mod proxmox;
 pub mod virtualbox;
 pub mod xen;
 pub mod xml;
+mod xml_characters;
 
 pub use adapt::{Platform, adapt};
 pub use encoding::xml_text;

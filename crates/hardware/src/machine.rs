@@ -1,26 +1,26 @@
-//! A machine, in the words that all hypervisors share.
+//! A machine, in terms that all hypervisors share.
 
 use crate::{Error, Result};
 
-/// Places of disks, by number, that a machine keeps: more of them would want more controllers than a board has room for.
-pub(crate) const PLACE_COUNT: u32 = 64;
+/// Positions of disks that are kept when disks change their bus. Higher ones would need more controllers than a board has slots for.
+pub(crate) const POSITION_COUNT: u32 = 64;
 
-/// A machine: what it consists of, whoever runs it.
+/// The hardware of a machine, independent of its hypervisor.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Machine {
     /// Its name.
     pub name: String,
     /// Its UUID, where it has one.
     pub uuid: Option<String>,
-    /// What its owner wrote about it.
+    /// Its description, free text.
     pub description: String,
     /// Processors, at least 1.
     pub processor_count: u32,
-    /// Sockets, cores and threads, where they are laid down.
+    /// Sockets, cores and threads, if the configuration specifies them.
     pub topology: Option<Topology>,
     /// Memory in bytes.
     pub memory_bytes: u64,
-    /// What starts it.
+    /// Its firmware.
     pub firmware: Firmware,
     /// Its clock.
     pub clock: Clock,
@@ -28,7 +28,7 @@ pub struct Machine {
     pub disks: Vec<Disk>,
     /// Its network cards, in the order of its configuration.
     pub cards: Vec<NetworkCard>,
-    /// Whether it has a TPM, which is another one on another hypervisor.
+    /// Whether it has a TPM. Its state cannot be moved to another hypervisor.
     pub has_tpm: bool,
 }
 
@@ -43,7 +43,7 @@ pub struct Topology {
     pub thread_count: u32,
 }
 
-/// What starts a machine.
+/// The firmware of a machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Firmware {
     /// A BIOS.
@@ -51,13 +51,13 @@ pub enum Firmware {
     Bios,
     /// UEFI.
     Uefi,
-    /// UEFI that only starts what is signed.
+    /// UEFI with Secure Boot.
     UefiSecure,
-    /// None: a paravirtual guest whose kernel the hypervisor starts.
+    /// None: a paravirtual guest whose kernel is loaded by the hypervisor.
     Paravirtual,
 }
 
-/// What a machine's clock shows when it is started.
+/// The time zone that a machine's clock is set to when the machine starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Clock {
     /// Coordinated universal time.
@@ -70,28 +70,28 @@ pub enum Clock {
 /// A disk or a drive.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Disk {
-    /// By what the configuration or the archive refers to its content; empty for an empty drive.
+    /// The configuration's or archive's reference to its content; empty for an empty drive.
     pub key: String,
-    /// What a person calls it, where it has a name.
+    /// Its display name; empty if it has none.
     pub label: String,
-    /// What it is to the machine.
+    /// Its kind.
     pub kind: DiskKind,
-    /// What it hangs on.
+    /// The bus that it is attached to.
     pub bus: Bus,
-    /// Its place on the bus, from 0.
+    /// Its position on the bus, from 0.
     pub position: u32,
-    /// Its size, where the configuration says it.
+    /// Its size, if the configuration specifies it.
     pub size_bytes: Option<u64>,
-    /// Whether the machine is started from it before others: 1 is the first.
+    /// Its position in the boot order: 1 is the first.
     pub boot_order: Option<u32>,
-    /// Whether the machine cannot write it.
+    /// Whether it is read-only.
     pub is_read_only: bool,
 }
 
-/// What a disk is to its machine.
+/// The kind of a disk or drive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DiskKind {
-    /// A disk.
+    /// A hard disk.
     Disk,
     /// A CD or DVD drive.
     Cdrom,
@@ -99,14 +99,14 @@ pub enum DiskKind {
     Floppy,
 }
 
-/// What a disk hangs on.
+/// The bus that a disk is attached to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Bus {
     /// IDE (PATA).
     Ide,
     /// SATA.
     Sata,
-    /// SCSI, by a controller of the old kind: LSI Logic, BusLogic, Paravirtual SCSI of VMware.
+    /// SCSI, by an emulated or VMware controller: LSI Logic, BusLogic, Paravirtual SCSI.
     Scsi,
     /// virtio-scsi.
     VirtioScsi,
@@ -125,20 +125,20 @@ pub enum Bus {
 /// A network card.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NetworkCard {
-    /// Its address, in lower case with colons, where it has one.
+    /// Its MAC address, in lower case with colons, if it has one.
     pub mac: Option<String>,
-    /// The network or bridge that it is plugged into, by name.
+    /// The name of the network or bridge that it is connected to.
     pub network: Option<String>,
-    /// What it is to the guest.
+    /// The model that the guest sees.
     pub model: CardModel,
 }
 
-/// What a network card is to the guest.
+/// The model of a network card.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CardModel {
     /// virtio-net.
     Virtio,
-    /// Intel's 82540EM and its like.
+    /// Intel's 82540EM and compatible ones.
     E1000,
     /// Intel's 82574L.
     E1000e,
@@ -150,16 +150,16 @@ pub enum CardModel {
     Vmxnet3,
     /// Xen's paravirtual card.
     Xen,
-    /// Another one, by the name that the configuration has for it.
+    /// Another one, by its name in the configuration.
     Other(String),
 }
 
-/// Something that a translation left behind, or changed, and why.
+/// A feature that a translation dropped or changed, with the reason.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Untranslated {
-    /// What it was: "graphics adapter", "disk bus virtio of vda".
+    /// The feature: "graphics adapter", "disk bus virtio of vda".
     pub what: String,
-    /// Why, or what takes its place.
+    /// The reason, or what replaces it.
     pub why: String,
 }
 
@@ -178,17 +178,17 @@ impl std::fmt::Display for Untranslated {
     }
 }
 
-/// What came of reading or writing a configuration.
+/// The result of reading or writing a configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Translated<T> {
     /// The result.
     pub value: T,
-    /// What has no meaning there, in the order in which it was met.
+    /// Features that could not be translated, in the order in which they were found.
     pub dropped: Vec<Untranslated>,
 }
 
 impl Bus {
-    /// What a person calls it.
+    /// Its usual name.
     pub fn name(self) -> &'static str {
         match self {
             Self::Ide => "IDE",
@@ -205,7 +205,7 @@ impl Bus {
 }
 
 impl CardModel {
-    /// What QEMU and most others call it.
+    /// Its name in QEMU and most other hypervisors.
     pub fn name(&self) -> &str {
         match self {
             Self::Virtio => "virtio",
@@ -219,7 +219,7 @@ impl CardModel {
         }
     }
 
-    /// The card of that name.
+    /// The model of that name.
     pub fn from_name(name: &str) -> Self {
         match name.to_ascii_lowercase().as_str() {
             "virtio" | "virtio-net" | "virtio-net-pci" => Self::Virtio,
@@ -234,7 +234,7 @@ impl CardModel {
     }
 }
 
-/// More than any machine has; what a configuration says beyond is nonsense, or hostile.
+/// Limits above any real machine. A configuration that exceeds them is malformed or hostile.
 pub(crate) mod bound {
     pub(crate) const PROCESSORS: u32 = 4096;
     pub(crate) const MEMORY_BYTES: u64 = 64 << 40;
@@ -245,7 +245,7 @@ pub(crate) mod bound {
 }
 
 impl Machine {
-    /// Refuses what is beyond any machine.
+    /// Refuses a machine that exceeds the limits in [`bound`].
     pub(crate) fn checked(self, form: &'static str) -> Result<Self> {
         let wrong = |detail: String| Err(Error::Malformed { form, detail });
         if !(1..=bound::PROCESSORS).contains(&self.processor_count) {

@@ -1,8 +1,8 @@
-//! Escapes of a URI in text.
+//! Percent-encoding of text.
 
 use std::fmt::Write as _;
 
-/// `text` with `%41` as `A`; nothing where that is no text. A sign that begins no escape stands for itself.
+/// Decodes `%41` to `A`; `None` if the result is not UTF-8. A `%` that begins no escape is kept.
 pub(crate) fn decoded(text: &str) -> Option<String> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
@@ -24,7 +24,7 @@ pub(crate) fn decoded(text: &str) -> Option<String> {
     String::from_utf8(bytes).ok()
 }
 
-/// `text` on one line, with all but letters, digits, spaces and common signs escaped.
+/// Encodes `text` on one line: everything except letters, digits, spaces and common punctuation is escaped.
 pub(crate) fn encoded(text: &str) -> String {
     let mut encoded = String::with_capacity(text.len());
     for byte in text.bytes() {
@@ -42,7 +42,7 @@ mod tests {
     use super::{decoded, encoded};
 
     #[test]
-    fn text_comes_back_from_its_escapes() {
+    fn encoded_text_is_decoded_again() {
         for text in ["", "plain", "two\nlines", "100 %41", "\u{e9}t\u{e9} #1 <b>", "%"] {
             let escaped = encoded(text);
             assert!(!escaped.contains('\n'), "{escaped:?}");
@@ -51,6 +51,6 @@ mod tests {
         assert_eq!(decoded("%"), Some("%".to_owned()));
         assert_eq!(decoded("a%2"), Some("a%2".to_owned()));
         assert_eq!(decoded("%zz%20"), Some("%zz ".to_owned()));
-        assert_eq!(decoded("%ff"), None, "no text");
+        assert_eq!(decoded("%ff"), None, "not UTF-8");
     }
 }

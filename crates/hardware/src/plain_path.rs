@@ -1,10 +1,10 @@
-//! Paths of files in a package, without detours.
+//! Normalizes paths of files in a package.
 
 use std::borrow::Cow;
 
-/// The path without `.`, `..` and empty parts; none where it is absolute, leads out of the folder, or names no file.
+/// The path without `.`, `..` and empty components; `None` if it is absolute, leaves the folder, or names no file.
 ///
-/// Only the text is looked at: members of an archive are no links.
+/// Links are not resolved: members of an archive are not links.
 pub fn plain_path(path: &str) -> Option<Cow<'_, str>> {
     let is_detour = |part: &str| matches!(part, "" | "." | "..");
     if !path.split('/').any(is_detour) {
@@ -29,7 +29,7 @@ mod tests {
     use super::plain_path;
 
     #[test]
-    fn detours_are_left_out() {
+    fn paths_are_normalized() {
         for (path, expected) in [
             ("d.vmdk", Some("d.vmdk")),
             ("./d.vmdk", Some("d.vmdk")),

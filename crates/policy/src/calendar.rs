@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named_with_what_is_meant() {
+    fn errors_name_the_mistake_and_a_suggestion() {
         for (text, expected) in [
             (
                 "  ",
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn what_never_comes_ends_the_search() {
+    fn a_date_that_never_occurs_ends_the_search() {
         let after = "2026-01-01T00:00:00Z";
         for never in [
             "*-02-30",

@@ -109,7 +109,7 @@ mod tests {
     use super::{FixedDuration, ParseFixedDurationError};
 
     #[test]
-    fn what_is_parsed_prints_the_same() {
+    fn parsed_durations_print_unchanged() {
         for text in ["0s", "90s", "5min", "1h30min", "2d", "1d2h3min4s"] {
             let duration: FixedDuration = text.parse().unwrap();
             assert_eq!(
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn what_could_mean_something_else_is_refused() {
+    fn ambiguous_durations_are_refused() {
         let error = |text: &str| text.parse::<FixedDuration>().unwrap_err();
         for text in ["", "5", "min", "5x", "1min1h", "1h1h", "-1s", "1.5h", "5 min"] {
             assert!(matches!(error(text), ParseFixedDurationError::Form { .. }), "{text}");

@@ -116,7 +116,7 @@ mod tests {
     use super::{ParseSpanError, Span};
 
     #[test]
-    fn what_is_parsed_prints_the_same() {
+    fn parsed_durations_print_unchanged() {
         for text in ["7d", "12h", "4w", "6m", "2y", "1y6m", "9999y9999m9999w9999d9999h"] {
             assert_eq!(text.parse::<Span>().unwrap().to_string(), text);
         }
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_says_why() {
+    fn invalid_spans_have_a_reason() {
         let error = |text: &str| text.parse::<Span>().unwrap_err();
         let no_number = |text: &str| ParseSpanError::NotANumberWithUnit { text: text.to_owned() };
         assert_eq!(error(""), ParseSpanError::Nothing);

@@ -37,7 +37,7 @@ fn points(names: &str) -> Vec<ReplicaPoint> {
     named.collect()
 }
 
-/// `full>a a>b+1`: what is sent, from what, and how many beside the last.
+/// `full>a a>b+1`: base and target of each stream, and the number of snapshots before the last.
 fn describe(plan: &ReplicaPlan) -> String {
     let step = |step: &ReplicaStep| {
         let base = match &step.base {
@@ -64,7 +64,7 @@ fn planned(source: &str, target: Option<&str>, rules: ReplicaRules) -> String {
 }
 
 #[test]
-fn what_is_new_is_sent_in_as_few_streams_as_can_be() {
+fn new_snapshots_are_sent_in_the_fewest_streams() {
     let one = ReplicaRules {
         streams: Streams::One,
         ..LINEAR
@@ -87,7 +87,7 @@ fn what_is_new_is_sent_in_as_few_streams_as_can_be() {
 }
 
 #[test]
-fn a_bookmark_stands_in_for_a_snapshot_that_is_gone() {
+fn a_bookmark_replaces_a_removed_snapshot() {
     assert_eq!(planned("b# c d e", Some("a b"), LINEAR), "b#>c c>e+1");
     assert_eq!(planned("b# b c", Some("a b"), LINEAR), "b>c");
     assert_eq!(planned("b b# c", Some("a b"), LINEAR), "b>c");

@@ -1,4 +1,4 @@
-//! Every decision beside the real sanoid's: random policies and random snapshots, at random times and on the days on which clocks are
+//! Every decision compared with that of the real sanoid: random policies and random snapshots, at random times and on the days on which clocks are
 //! set. The program is Debian's, unchanged; what it asks of `zfs`, `zpool`, `ps` and the clock is answered by stand-ins.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]

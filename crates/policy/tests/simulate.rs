@@ -97,7 +97,7 @@ fn render(case: &Case) -> String {
 }
 
 #[test]
-fn what_is_left_is_as_written() {
+fn the_simulation_keeps_the_documented_snapshots() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/simulations");
     let is_update = std::env::var_os("HOLDFAST_UPDATE_SNAPSHOTS").is_some();
     let mut case_count = 0;
@@ -121,7 +121,7 @@ fn what_is_left_is_as_written() {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused() {
+fn invalid_requests_are_refused() {
     let head = "zone UTC\nstart 2026-01-01T00:00:00Z\nkeep-last 3\n";
     let error = |more: &str| {
         let error = Case::parse(&format!("{head}{more}"))
@@ -196,7 +196,7 @@ proptest! {
 
     /// However often it is pruned, the same is left as of all that was ever taken.
     #[test]
-    fn what_is_left_is_what_one_prune_at_the_end_would_leave(case in cases()) {
+    fn repeated_prunes_keep_the_same_as_one_final_prune(case in cases()) {
         let each = case.simulate(Pruning::AfterEach).unwrap();
         let daily = case.simulate(Pruning::Daily).unwrap();
         prop_assert_eq!(&each.points, &daily.points);

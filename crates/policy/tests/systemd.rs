@@ -1,4 +1,4 @@
-//! Calendar expressions beside the real `systemd-analyze calendar`: which it takes, how it writes them, and when they are next.
+//! Calendar expressions compared with the real `systemd-analyze calendar`: validity, normal form, and next time.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 #![allow(clippy::disallowed_methods, reason = "a test runs the other program")]
@@ -245,7 +245,7 @@ fn spoiled(random: &mut Random, expression: &str) -> String {
 }
 
 #[test]
-fn expressions_mean_what_they_mean_to_systemd() {
+fn expressions_have_the_same_meaning_as_in_systemd() {
     let mut compared_count = 0;
     let mut passed_over_count = 0;
     for seed in 0..CASE_COUNT {
@@ -292,7 +292,7 @@ fn expressions_mean_what_they_mean_to_systemd() {
 }
 
 #[test]
-fn what_is_taken_is_what_systemd_takes() {
+fn the_same_expressions_are_valid_as_in_systemd() {
     let now = "2026-01-01T00:00:00Z".parse().unwrap();
     let mut refused_count = 0;
     for seed in 0..SPOILED_CASE_COUNT {

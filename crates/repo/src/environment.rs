@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn we_are_alive_and_what_had_our_number_before_is_not() {
+    fn our_process_is_alive_and_an_earlier_one_with_its_pid_is_not() {
         let this = SystemProcesses.this();
         assert_eq!(SystemProcesses.liveness(&this), Liveness::Alive);
         let mut other = this.clone();

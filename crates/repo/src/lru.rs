@@ -92,7 +92,7 @@ mod tests {
     use super::LruCache;
 
     #[test]
-    fn what_was_not_used_for_longest_goes_first() {
+    fn the_least_recently_used_entry_is_evicted_first() {
         let mut cache = LruCache::new(10);
         for key in 0..3 {
             cache.insert(key, key, 4);

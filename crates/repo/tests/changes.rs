@@ -81,7 +81,7 @@ fn write_somewhere(disk: &mut Disk, changed: &mut DirtyBitmap, count: u64) {
 }
 
 #[test]
-fn only_what_may_have_changed_is_read() {
+fn only_possibly_changed_ranges_are_read() {
     for (granularity, threads) in [(512, 0), (4096, 2), (65_536, 0), (65_536, 2)] {
         let rig = Rig::new(granularity + threads as u64);
         let mut disk = Disk::new(5 * 1024 * KIB + 77, 3);
@@ -138,7 +138,7 @@ fn without_a_parent_everything_is_read() {
 
 /// A disk that has grown: what the parent does not have is read, whatever the bitmap says.
 #[test]
-fn what_the_parent_does_not_reach_is_read() {
+fn ranges_beyond_the_parent_are_read() {
     let rig = Rig::new(6);
     let mut disk = Disk::new(300 * KIB + 5, 3);
     disk.fill(0, 300 * KIB);
@@ -165,7 +165,7 @@ const FIRST_FRAME: usize = 70;
 
 /// Packs of the parent are damaged, data or maps: what they held is read again, and both snapshots are whole or say so.
 #[test]
-fn what_the_parent_has_lost_is_read() {
+fn ranges_that_the_parent_lost_are_read() {
     let mut disk = Disk::new(9 << 20, 8);
     disk.fill(0, 8 << 20);
     let store = {

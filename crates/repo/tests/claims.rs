@@ -1,4 +1,4 @@
-//! Work that only one does at a time: nobody else gets in, and who died keeps nobody out.
+//! Exclusive work: a second process is refused, and a dead one blocks no other.
 
 #![allow(clippy::unwrap_used, reason = "all of it is test")]
 
@@ -83,7 +83,7 @@ fn of_many_at_once_one_has_it() {
 }
 
 #[test]
-fn who_died_keeps_nobody_out_and_holds_nothing() {
+fn a_dead_process_blocks_no_one_and_holds_nothing() {
     let store = MemoryStore::new();
     let processes = Arc::new(Mortals::default());
     let environment = Environment {
@@ -97,7 +97,7 @@ fn who_died_keeps_nobody_out_and_holds_nothing() {
     let living = repository.claim("a push", "template a:latest").unwrap();
     assert!(!dead.holds().unwrap());
     assert!(living.holds().unwrap());
-    // What is over does not take away what somebody else has in its place.
+    // An expired claim does not remove the claim that replaced it.
     drop(dead);
     assert!(living.holds().unwrap());
     drop(living);

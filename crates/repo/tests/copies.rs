@@ -99,7 +99,7 @@ fn assert_reads(repository: &Repository, snapshot: &Manifest, expected: &[Vec<u8
 }
 
 #[test]
-fn what_is_copied_reads_the_same_whatever_the_keys_and_only_what_differs_is_read() {
+fn copies_read_the_same_under_any_keys_and_only_differences_are_read() {
     let from = Rig::new(1);
     let size = 70 * MIB + 777;
     let days = two_days(&from, size);
@@ -184,7 +184,7 @@ fn disks_that_change_their_size_are_copied_from_their_base() {
 }
 
 #[test]
-fn a_survey_says_what_a_copy_then_reads() {
+fn a_survey_predicts_the_bytes_that_a_copy_reads() {
     let from = Rig::new(1);
     let days = two_days(&from, 40 * MIB);
     let (pace, memory) = (|_| (), CopyMemory::default());
@@ -296,7 +296,7 @@ fn a_copy_that_was_stopped_goes_on() {
 
 /// The configuration is the one place that says how bytes are recognised; key slots have it too.
 #[test]
-fn a_lost_configuration_comes_back_with_its_fingerprints() {
+fn a_lost_configuration_is_restored_with_its_fingerprints() {
     let from = Rig::new(1);
     let like = Rig::like(2, &from);
     like.store.delete(&ObjectName::config()).unwrap();
@@ -330,7 +330,7 @@ fn damage_data(rig: &Rig) -> usize {
 }
 
 #[test]
-fn what_is_damaged_there_does_not_arrive_unless_it_is_here_already() {
+fn damaged_chunks_are_not_copied_unless_the_target_has_them() {
     let from = Rig::new(1);
     let days = two_days(&from, 6 * MIB);
     let (strange, like) = (Rig::new(2), Rig::like(3, &from));
@@ -410,7 +410,7 @@ fn packs_without_their_directories_are_copied() {
 
 /// Between two reads gc there moves what is copied, and deletes where it was.
 #[test]
-fn gc_there_moves_what_is_copied() {
+fn gc_of_the_source_moves_chunks_during_a_copy() {
     let from = Rig::new(1).with_threads(0);
     let mut disk = Disk::new(30 * MIB, 5);
     disk.fill(0, 30 * MIB);
@@ -441,9 +441,9 @@ fn gc_there_moves_what_is_copied() {
     assert_gc_is_thorough(&to.repository, GC, "copied");
 }
 
-/// While somebody who copies is at work, gc leaves what is forgotten.
+/// While a copy runs, gc keeps removed snapshots.
 #[test]
-fn what_is_forgotten_there_meanwhile_arrives() {
+fn a_snapshot_removed_from_the_source_during_a_copy_is_copied() {
     let from = Rig::new(1).with_threads(0);
     let mut disk = Disk::new(5 * MIB, 5);
     disk.fill(0, 5 * MIB);

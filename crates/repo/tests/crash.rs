@@ -24,7 +24,7 @@ const GC: GcRequest = GcRequest {
     thread_count: 0,
 };
 
-/// A process that believes everybody else to be dead, as they are in these tests.
+/// A process that considers all others dead, as they are in these tests.
 struct Survivor(u32);
 
 impl Processes for Survivor {
@@ -96,7 +96,7 @@ fn back_up(repository: &Repository, day: u64) -> Result<SnapshotId, Error> {
     Ok(repository.backup(request, &Watch::default())?.snapshot.id)
 }
 
-/// What was committed: the day of each snapshot. What somebody began to forget may be there or not.
+/// What was committed: the day of each snapshot. Snapshots whose removal had begun may exist or not.
 #[derive(Default)]
 struct Committed {
     days: BTreeMap<SnapshotId, u64>,

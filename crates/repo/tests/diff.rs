@@ -46,7 +46,7 @@ fn expected(old: &[u8], new: &[u8]) -> Vec<Range<u64>> {
 }
 
 #[test]
-fn ranges_are_those_that_differ_whatever_changed() {
+fn ranges_are_exactly_the_differences() {
     let rig = Rig::new(31);
     let mut random = SeededRandom::new(8);
     let mut disk = Disk::new(70 * MIB, 3);
@@ -71,7 +71,7 @@ fn ranges_are_those_that_differ_whatever_changed() {
 
 /// The same bytes, stored at two places: by a backup that knew nothing, and by gc that moved them.
 #[test]
-fn what_only_moved_does_not_differ() {
+fn moved_chunks_are_not_differences() {
     let rig = Rig::new(32);
     let mut disk = Disk::new(20 * MIB, 4);
     disk.fill(0, 12 * MIB);

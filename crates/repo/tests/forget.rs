@@ -42,7 +42,7 @@ fn with_snapshots(seed: u64) -> (Rig, [SnapshotId; 2], Disk) {
 
 /// Whatever is the matter with the object of a snapshot, whoever names the snapshot can remove it, and gc gives its space back.
 #[test]
-fn what_is_damaged_or_lost_can_be_removed_by_its_identity() {
+fn a_damaged_or_lost_snapshot_can_be_removed_by_id() {
     for damage in ["lost", "truncated", "flipped", "of a later version"] {
         let (rig, [first, second], disk) = with_snapshots(51);
         let name = object(first);
@@ -100,7 +100,7 @@ fn a_protected_snapshot_stays_even_when_it_cannot_be_read() {
 
 /// Several may need one snapshot for a while; each lets go by himself, and a person's protection is another thing.
 #[test]
-fn a_snapshot_stays_as_long_as_somebody_holds_it() {
+fn a_held_snapshot_is_kept() {
     let (rig, [first, second], _) = with_snapshots(54);
     let refused = |what: &str| {
         let refused = rig.repository.forget(first, "test");
@@ -137,7 +137,7 @@ fn a_snapshot_stays_as_long_as_somebody_holds_it() {
 /// The record that a damaged snapshot was removed went after a day, while its packs were still held up: then the copy of its
 /// manifest passed for a lost snapshot, and repair would have brought it back.
 #[test]
-fn what_was_removed_stays_removed_as_long_as_there_is_a_copy() {
+fn a_removed_snapshot_stays_removed_while_a_copy_exists() {
     let (rig, [first, _], _) = with_snapshots(53);
     rig.store.damage(&object(first), b"damaged");
     rig.repository.forget(first, "it cannot be read").unwrap();
@@ -151,7 +151,7 @@ fn what_was_removed_stays_removed_as_long_as_there_is_a_copy() {
         (rig.environment.now_ms)();
     }
     rig.store.advance_clock(Duration::from_secs(two_days));
-    // Somebody at work holds the packs up.
+    // A running writer delays the deletion of the packs.
     let device = MemoryDevice::from_bytes(&[1; 4096]);
     let held = Hooked::new(&rig.store, ObjectKind::Pack, {
         let gc = rig.open(54);
@@ -181,7 +181,7 @@ fn what_was_removed_stays_removed_as_long_as_there_is_a_copy() {
 }
 
 #[test]
-fn what_never_was_cannot_be_removed() {
+fn an_unknown_snapshot_cannot_be_removed() {
     let (rig, _, _) = with_snapshots(54);
     let nothing: SnapshotId = "00112233445566778899aabbccddeeff".parse().unwrap();
     let refused = rig.repository.forget(nothing, "test");

@@ -121,7 +121,7 @@ fn assert_nothing_is_given_up(full: &Full, left: &MemoryStore, lost: &[ObjectNam
 }
 
 #[test]
-fn whatever_kind_is_lost_gc_and_repair_keep_what_putting_it_back_needs() {
+fn gc_and_repair_keep_everything_needed_to_put_lost_files_back() {
     let full = full();
     let objects = full.rig.store.objects();
     for kind in ObjectKind::ALL {
@@ -277,7 +277,7 @@ fn packs_that_nothing_explains_are_kept_until_that_is_accepted() {
     assert_eq!(names_of(&rig.store, ObjectKind::Scrub), []);
 }
 
-/// A backup that fails has not lost anything, and nobody is asked about what it left.
+/// A failed backup has lost nothing, and its leftovers need no decision.
 #[test]
 fn a_backup_that_is_cancelled_is_no_loss() {
     let rig = Rig::new(73);
@@ -389,7 +389,7 @@ impl Store for Refusing {
 }
 
 #[test]
-fn what_cannot_be_read_for_now_is_not_taken_for_gone() {
+fn unreadable_objects_are_not_treated_as_missing() {
     let full = full();
     for kind in ObjectKind::ALL.into_iter().filter(|kind| *kind != ObjectKind::Key) {
         for is_permission in [false, true] {
@@ -416,7 +416,7 @@ fn what_cannot_be_read_for_now_is_not_taken_for_gone() {
 
 /// A folder or a link in the place of an object passed for nothing at all.
 #[test]
-fn what_is_no_file_is_not_taken_for_gone() {
+fn other_file_types_are_not_treated_as_missing() {
     let full = full();
     let objects = full.rig.store.objects();
     for kind in ObjectKind::ALL.into_iter().filter(|kind| *kind != ObjectKind::Key) {
@@ -455,7 +455,7 @@ fn what_is_no_file_is_not_taken_for_gone() {
                 repair(&repository).ok();
                 repository.gc(GC).ok();
                 if kind == ObjectKind::Protected {
-                    // Who is protected cannot be told: nobody is removed by mistake.
+                    // It is unknown which snapshots are protected, so none is removed.
                     assert!(repository.forget(full.living[1].0, "test").is_err(), "{case}");
                 }
             }

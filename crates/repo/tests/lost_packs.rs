@@ -45,7 +45,7 @@ fn damage_records(store: &MemoryStore) -> Vec<ObjectName> {
         .collect()
 }
 
-/// A pack was lost. Before anybody had noticed, gc dropped what the index listed of it. So repair could not say which chunks
+/// A pack was lost. Before the loss was noticed, gc dropped what the index listed of it. So repair could not say which chunks
 /// were lost, and the backup that brought all of them again healed nothing.
 #[test]
 fn gc_does_not_forget_which_chunks_a_lost_pack_held() {
@@ -64,7 +64,7 @@ fn gc_does_not_forget_which_chunks_a_lost_pack_held() {
     assert_eq!(report.lost_bytes, 1 << 20, "{report:?}");
     rig.backup("m", &disk, Parent::Newest);
     rig.assert_restores(snapshot, &disk);
-    // What nobody needs any more is dropped from the index all the same.
+    // Unused entries are dropped from the index all the same.
     rig.repository.forget(snapshot, "test").unwrap();
     rig.repository.gc(GC).unwrap();
     let scrubbed = rig.repository.scrub(FULL, &rig.progress).unwrap();
@@ -79,9 +79,9 @@ fn gc_does_not_forget_which_chunks_a_lost_pack_held() {
 }
 
 /// What was recorded of a damaged pack stayed after gc had deleted the pack, and after it had deleted all that needed one
-/// that was lost: every later backup read it again, to heal what nobody needs.
+/// that was lost: every later backup read it again, to repair unused chunks.
 #[test]
-fn gc_deletes_what_is_recorded_of_packs_that_nobody_needs() {
+fn gc_deletes_records_of_unused_lost_packs() {
     let rig = Rig::new(32);
     let mut disk = Disk::new(2 << 20, 1);
     disk.fill(0, 1 << 20);

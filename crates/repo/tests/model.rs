@@ -2,7 +2,7 @@
 //!
 //! A history is several rounds on one store. In each round two to four actors work at once - backups of machines that
 //! share data, forgets, gc with and without repacking, readers, protectors - and before every operation on the store a seed
-//! decides who goes on. Some crash at any operation, some sleep for ever so long while gc takes them for dead. After each
+//! decides who goes on. Some crash at any operation, some sleep so long that gc considers them dead. After each
 //! round everything that must be there is read and compared; after each history gc must leave exactly what is needed.
 //!
 //! `HOLDFAST_SEED` replays one history and prints its steps; `HOLDFAST_SCHEDULES` is the number of rounds of the long test.
@@ -59,7 +59,7 @@ fn histories(schedules: u64) {
 }
 
 #[test]
-fn whatever_the_order_of_their_steps_nobody_harms_another() {
+fn concurrent_operations_are_safe_in_every_order() {
     histories(1500);
 }
 

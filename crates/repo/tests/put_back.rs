@@ -1,4 +1,4 @@
-//! Old states put back: by a restore of a part of the store, a copy that lags behind, or somebody who wants to do harm.
+//! Old states that were put back: by a partial restore of the store, an outdated copy, or an attacker.
 //!
 //! Objects never change, so the old states of a name are that it was free, and that it had an object that was deleted since.
 //! The configuration is the one object that is ever written again under its name, and with the same content; a protection that
@@ -192,7 +192,7 @@ fn check(rig: &Rig, living: &BTreeMap<SnapshotId, Disk>, (name, bytes): (&Object
         0,
     );
     let new = repository.backup(backup, &Watch::default()).unwrap().snapshot.id;
-    // A removed snapshot is in the list again. Without its packs it stops gc until somebody removes it again.
+    // A removed snapshot is in the list again. Without its packs it blocks gc until it is removed again.
     if let (ObjectKind::Snapshot, Ok(id)) = (name.kind(), name.name().parse())
         && !living.contains_key(&id)
     {

@@ -1,4 +1,4 @@
-//! Races that were lost once, each told from beginning to end.
+//! Races that once caused damage, each replayed in full.
 
 #![allow(clippy::unwrap_used, reason = "these are tests")]
 
@@ -24,7 +24,7 @@ const REWRITE_ALL: GcRequest = GcRequest {
     thread_count: 0,
 };
 
-/// Another process on the repository of `rig`, that sees everybody else as `others`.
+/// Another process on the repository of `rig`, that sees all other processes as `others`.
 struct Other(Option<Liveness>);
 
 impl Processes for Other {
@@ -120,7 +120,7 @@ fn a_restore_to_a_target_that_is_full_ends() {
 
 /// Gc with a limit of 100 percent rewrote packs that were alive as a whole, each time, for nothing.
 #[test]
-fn what_is_alive_as_a_whole_is_not_rewritten() {
+fn fully_used_packs_are_not_rewritten() {
     let rig = Rig::new(22);
     let mut disk = Disk::new(1 << 20, 1);
     disk.fill(0, 1 << 20);
@@ -133,7 +133,7 @@ fn what_is_alive_as_a_whole_is_not_rewritten() {
     );
 }
 
-/// A stream in the middle of which somebody else does something.
+/// A stream during which another process acts.
 struct Meanwhile<'a> {
     bytes: &'a [u8],
     act: Option<Box<dyn FnOnce() + 'a>>,
@@ -164,7 +164,7 @@ fn back_up_while(rig: &Rig, disk: &Disk, act: impl FnOnce()) -> holdfast_repo::R
 }
 
 /// A writer was wrongly taken for dead, "certainly". Gc deleted what it referred to, and the mark in the place of its
-/// snapshot as well, because nobody could come for it. Then it came, and committed a snapshot that could not be read.
+/// snapshot as well, because no writer could need it. Then a writer came, and committed a snapshot that could not be read.
 #[test]
 fn a_writer_that_was_taken_for_dead_never_commits() {
     let rig = Rig::new(23);
@@ -234,7 +234,7 @@ fn gc_does_not_end_a_forget_that_a_protection_has_passed() {
 
 /// The same, and the forget never woke up: the snapshot is there again after a month.
 #[test]
-fn a_protected_snapshot_comes_back_when_its_forget_died() {
+fn a_protected_snapshot_is_restored_after_an_interrupted_forget() {
     let rig = Rig::new(29);
     let mut disk = Disk::new(1 << 20, 1);
     disk.fill(0, 1 << 20);
@@ -257,7 +257,7 @@ fn a_protected_snapshot_comes_back_when_its_forget_died() {
     common::assert_restores(&reader, id, &disk.bytes);
 }
 
-/// The announcement of a writer at work was damaged, and repair removed what nobody could read. Gc knew of no writer then, and
+/// The announcement of a writer at work was damaged, and repair removed the unreadable object. Gc knew of no writer then, and
 /// deleted what it referred to; and it committed a snapshot that could not be read.
 #[test]
 fn a_writer_whose_announcement_is_gone_does_not_commit() {
@@ -288,7 +288,7 @@ fn a_writer_whose_announcement_is_gone_does_not_commit() {
 /// Gc had marked, and was about to delete a pack that no snapshot needed. A backup healed an old snapshot out of just that
 /// pack, and ended. Gc looked again, but only at snapshots that were new to it, and deleted the pack.
 #[test]
-fn what_heals_a_snapshot_while_gc_works_is_not_deleted() {
+fn chunks_that_repair_a_snapshot_during_gc_are_kept() {
     let rig = Rig::new(25);
     let mut disk = Disk::new(1 << 20, 1);
     disk.fill(0, 1 << 20);
@@ -332,7 +332,7 @@ fn what_heals_a_snapshot_while_gc_works_is_not_deleted() {
 const MONTH_AND_MORE: Duration = Duration::from_secs(31 * 24 * 3600);
 const WEEK_AND_MORE: Duration = Duration::from_secs(8 * 24 * 3600);
 
-/// A gc slept for more than a week in the middle, on a host that nobody else sees. Another gc took its place, and deleted the pack
+/// A gc slept for more than a week in the middle, on a host that no other process sees. Another gc took its place, and deleted the pack
 /// that the first had written and not yet said anything of. The first woke up, led there by relocations, and deleted the old
 /// packs: snapshots that were alive all the time were lost.
 #[test]
@@ -439,7 +439,7 @@ fn a_backup_that_takes_weeks_is_not_taken_for_dead() {
 
 /// Gc took a writer for dead by the clocks of two hosts.
 #[test]
-fn a_clock_that_is_years_ahead_takes_nobody_for_dead() {
+fn a_clock_years_ahead_does_not_expire_leases() {
     let rig = Rig::new(28);
     let mut disk = Disk::new(1 << 20, 1);
     disk.fill(0, 1 << 20);
@@ -530,7 +530,7 @@ const ALL_AT_FULL_DEPTH: VerifyRequest<'_> = VerifyRequest {
 
 /// A prune and a gc ran while the repository was verified: the packs of the snapshots that were removed counted as lost.
 #[test]
-fn what_is_removed_while_it_is_checked_is_not_lost() {
+fn a_snapshot_removed_during_a_check_is_not_lost() {
     check_while_one_is_removed(false, |rig, _, begun| {
         let report = rig.repository.verify(&ALL_AT_FULL_DEPTH, begun).unwrap();
         assert!(report.is_clean(), "{:?}", report.findings);
@@ -581,7 +581,7 @@ fn a_removal_that_is_older_than_its_record_is_no_loss() {
 }
 
 #[test]
-fn what_others_need_is_lost_although_a_snapshot_is_removed_meanwhile() {
+fn shared_chunks_are_lost_even_if_a_snapshot_is_removed_during_a_check() {
     let is_of = |findings: &[holdfast_repo::Finding], kept| {
         let missing: Vec<_> = findings.iter().filter(|one| one.kind == FindingKind::Missing).collect();
         let mut touched = missing.iter().flat_map(|one| &one.touches);

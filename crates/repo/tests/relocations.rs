@@ -97,7 +97,7 @@ fn each_of_the_two_is_enough_and_repair_brings_the_other_back() {
     }
 }
 
-/// Whoever wrote a relocation died between its two objects: nobody need look into that.
+/// The writer of a relocation died between its two objects: that needs no action.
 #[test]
 fn gc_puts_the_second_where_its_writer_died_after_the_first() {
     let (rig, kept, disk) = moved(42);
@@ -116,7 +116,7 @@ fn gc_puts_the_second_where_its_writer_died_after_the_first() {
     assert_eq!(report.deleted_pack_count, 0, "{report:?}");
     assert_eq!(relocations(&rig.store), whole);
     common::assert_restores(&repository, kept, &disk.bytes);
-    // And both go when nobody needs them.
+    // Both are deleted when they are unused.
     repository.forget(kept, "test").unwrap();
     repository.gc(GC).unwrap();
     assert_eq!(relocations(&rig.store), []);

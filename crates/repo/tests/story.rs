@@ -10,7 +10,7 @@ use holdfast_repo::{Error, GcRequest, Parent, RestoreRequest, TargetState};
 const KIB: u64 = 1024;
 
 #[test]
-fn what_was_backed_up_comes_back_whatever_its_size() {
+fn disks_of_all_sizes_are_restored_unchanged() {
     let rig = Rig::new(1);
     for size in [0, 1, 511, 4096, 4097, 100 * KIB + 3, 3 * 1024 * KIB + 77] {
         let mut disk = Disk::new(size, size + 99);
@@ -38,7 +38,7 @@ fn threads_change_nothing_but_the_time() {
 }
 
 #[test]
-fn what_did_not_change_costs_nothing_and_what_did_costs_itself() {
+fn only_changed_data_takes_space() {
     let rig = Rig::new(2);
     let mut disk = Disk::new(80 * 1024 * KIB, 11);
     disk.fill(0, 20 * 1024 * KIB);
@@ -67,7 +67,7 @@ fn what_did_not_change_costs_nothing_and_what_did_costs_itself() {
 }
 
 #[test]
-fn a_disk_that_grows_shrinks_and_is_emptied_is_what_it_is_each_time() {
+fn a_disk_that_grows_shrinks_and_is_emptied_is_stored_correctly() {
     let rig = Rig::new(3);
     let mut random = SeededRandom::new(77);
     let mut points = Vec::new();
@@ -92,7 +92,7 @@ fn a_disk_that_grows_shrinks_and_is_emptied_is_what_it_is_each_time() {
 }
 
 #[test]
-fn in_place_only_what_differs_is_written() {
+fn restoring_in_place_writes_only_differences() {
     let rig = Rig::new(4);
     let mut disk = Disk::new(10 * 1024 * KIB + 100, 1);
     disk.fill(0, 6 * 1024 * KIB);
@@ -116,7 +116,7 @@ fn in_place_only_what_differs_is_written() {
 
 /// The most important test of gc: snapshots share and drop data in every way, and what is left always reads.
 #[test]
-fn gc_gives_back_what_nobody_needs_and_nothing_else() {
+fn gc_reclaims_exactly_the_unused_chunks() {
     let rig = Rig::new(5);
     let mut disk = Disk::new(30 * 1024 * KIB, 21);
     disk.fill(0, 16 * 1024 * KIB);
@@ -177,7 +177,7 @@ fn gc_gives_back_what_nobody_needs_and_nothing_else() {
 
 /// A store that is full to the last byte: nothing that was committed suffers, and removing snapshots gives room again.
 #[test]
-fn a_full_store_keeps_what_it_has_and_can_be_emptied() {
+fn a_full_store_keeps_its_content_and_can_be_emptied() {
     for capacity in [1_500_000, 1_500_777, 1_640_000] {
         let rig = Rig::with_capacity(6, capacity).with_threads(0);
         let mut disk = Disk::new(4 * 1024 * KIB, 3);
@@ -210,7 +210,7 @@ fn a_full_store_keeps_what_it_has_and_can_be_emptied() {
     }
 }
 
-/// The name of an object that takes room and that nobody looks at.
+/// The name of an object that takes space and is never read.
 fn stone(rig: &Rig) -> ObjectName {
     let number = rig.store.objects().len();
     ObjectName::new(ObjectKind::Protected, &format!("stone-{number}")).expect("a name of letters and digits")

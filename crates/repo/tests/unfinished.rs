@@ -63,7 +63,7 @@ fn old_unfinished_objects_go_with_gc_and_young_ones_stay() {
     assert_eq!((report.unfinished_bytes, report.deleted_pack_count), (3000, 0));
     assert!(young.exists() && !old.exists());
 
-    // While somebody is at work, what is a few days old may be theirs.
+    // While a writer runs, files that are a few days old may be its own.
     let writer = begin_writer(&repository, &root);
     let [days, weeks] = [6 * 24, 15 * 24].map(|hours| begin(&root, hours * HOUR));
     let report = repository.gc(GC).unwrap();

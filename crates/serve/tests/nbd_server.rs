@@ -102,7 +102,7 @@ fn slow_reads_stop_neither_their_own_connection_nor_others() {
 }
 
 #[test]
-fn a_server_that_stops_answers_what_is_under_way_and_refuses_the_rest() {
+fn a_stopping_server_answers_pending_requests_and_refuses_new_ones() {
     let (gate, mut ours) = gated();
     let mut raw = Raw::enter(&ours.socket(), "disk", Style::Structured, &[]).unwrap();
     let mut idle = Raw::connect(&ours.socket());
@@ -348,7 +348,7 @@ fn an_error_in_the_middle_of_a_long_read_ends_its_reply_and_nothing_else() {
     for style in [Style::Structured, Style::Extended] {
         let device = FaultyDevice::new(MemoryDevice::from_bytes(&vec![1; to_usize(SIZE)]));
         device.add(FaultRule::nth(RequestKind::Read, QUICK_READS + 3, Fault::Io));
-        // For a clock that stands still every read is quick.
+        // With a stopped clock every read is fast.
         let clock: Arc<dyn Clock> = Arc::new(ManualClock::new());
         let ours = Ours::start_at(FixedExports::new([writable(device)]), Limits::default(), &clock);
         let mut raw = Raw::enter(&ours.socket(), "disk", style, &[]).unwrap();
@@ -418,7 +418,7 @@ fn an_export_is_opened_when_it_is_asked_for_and_once_for_each_client() {
 }
 
 #[test]
-fn holes_and_changes_are_told() {
+fn holes_and_changes_are_reported() {
     let device = MemoryDevice::new(1 << 20);
     device.write_at(&vec![1; 65_536], 131_072).unwrap();
     let mut bitmap = DirtyBitmap::new(1 << 20, 65_536).unwrap();

@@ -122,7 +122,7 @@ fn a_client_without_a_certificate_is_sent_away_where_one_is_wanted() {
 }
 
 #[test]
-fn what_is_said_before_tls_does_not_count_under_it() {
+fn options_before_tls_are_discarded() {
     let (_, ours) = start(TlsPolicy::Allowed(identity(ClientTrust::Anyone)));
     let mut raw = Raw::connect(&ours.socket());
     // An option is injected after the request for TLS, to be taken for an encrypted one.

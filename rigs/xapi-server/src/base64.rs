@@ -21,7 +21,7 @@ pub(crate) fn encode(bytes: &[u8]) -> String {
     text
 }
 
-/// The bytes that `text` stands for; `None` where it is no base64.
+/// The decoded bytes; `None` if `text` is not base64.
 pub(crate) fn decode(text: &str) -> Option<Vec<u8>> {
     let digits: Vec<u8> = text.trim_end_matches('=').bytes().collect();
     let mut bytes = Vec::with_capacity(digits.len() * 3 / 4);

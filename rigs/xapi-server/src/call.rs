@@ -1,4 +1,4 @@
-//! Calls: who may call, what they name, and who answers.
+//! Calls: permissions, references, and dispatch to the handlers.
 
 mod argument;
 mod device;
@@ -28,7 +28,7 @@ pub(crate) use task::{end_task, new_task};
 pub(crate) struct Context<'a> {
     pub(crate) pool: &'a Pool,
     pub(crate) state: &'a mut State,
-    /// Who calls.
+    /// The caller.
     pub(crate) session: &'a str,
     /// `VM.snapshot`: what was called, without `Async.`.
     pub(crate) method: &'a str,

@@ -81,7 +81,7 @@ pub(crate) fn number(record: &Record, field: &str) -> u64 {
 }
 
 impl Database {
-    /// A new object of `class`, whose fields are those of its kind but for `fields`; gives its reference.
+    /// A new object of `class`, with the defaults of its class except `fields`; returns its reference.
     pub(crate) fn add(&mut self, class: &'static str, fields: Value) -> String {
         let mut record = schema::blank(class);
         record.insert("uuid".to_owned(), json!(new_uuid()));

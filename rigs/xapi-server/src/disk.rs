@@ -11,12 +11,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Bytes that one bit of changed block tracking stands for (`cbt` in the documentation of XenServer).
+/// Bytes per bit of changed block tracking (`cbt` in the documentation of XenServer).
 pub(crate) const TRACKED_BYTES: u64 = 64 << 10;
 /// Bytes that are copied at once.
 const COPY_BYTES: u64 = 1 << 20;
 
-/// Counts writes and what else has to be told apart.
+/// Counts writes and other events.
 static LAST: AtomicU64 = AtomicU64::new(0);
 
 /// The next number.
@@ -40,7 +40,7 @@ pub(crate) struct Disk {
     origin: u64,
 }
 
-/// Why it cannot be told what changed between two disks.
+/// The reason why the changes between two disks are unknown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Unrelated {
     /// One of them is not tracked.

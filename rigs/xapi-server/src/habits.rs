@@ -16,7 +16,7 @@ pub enum VhdBitmaps {
     /// That all sectors are in the block: what xapi's vhd-tool writes, which fills each block up from the chain.
     #[default]
     Full,
-    /// Only the sectors that changed: what other writers of VHD do; the rest of the block holds noise, which nobody may read.
+    /// Only the sectors that changed: what other writers of VHD do; the rest of the block holds noise, which must not be read.
     Changed,
 }
 
@@ -36,7 +36,7 @@ pub enum NbdPurpose {
     /// NBD under TLS: the purpose `nbd`.
     #[default]
     Nbd,
-    /// NBD in the clear: the purpose `insecure_nbd`. The server here demands TLS of those who come, all the same.
+    /// NBD in the clear: the purpose `insecure_nbd`. The server here requires TLS nevertheless.
     InsecureNbd,
     /// No NBD: `VDI.get_nbd_info` gives nothing.
     None,
@@ -47,7 +47,7 @@ pub enum NbdPurpose {
 pub struct Habits {
     /// What follows each block of an XVA.
     pub checksum: Checksum,
-    /// After how many blocks of an XVA an empty one stands, as xapi sends it to keep a slow connection open; 0 for none.
+    /// The number of blocks of an XVA between empty ones, which xapi sends to keep a slow connection open; 0 for none.
     pub keep_alive_every: u64,
     /// Whether blocks of an XVA that are zero are left out, but for the first and the last.
     pub skips_zero_blocks: bool,
@@ -63,7 +63,7 @@ pub struct Habits {
     pub chunked_status: u16,
     /// Bytes that a transfer moves at once.
     pub piece_bytes: usize,
-    /// Whether a firewall keeps everybody from the port of NBD: the pool names one at which nobody listens.
+    /// Whether a firewall blocks the port of NBD: the pool names a port without a server.
     pub has_closed_nbd: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Who answers which request.
+//! Dispatch of requests to handlers.
 
 mod export_vm;
 mod import_objects;

@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_encoding_is_left() {
+    fn invalid_escapes_are_kept() {
         assert_eq!(decode("a%20b+c%zz%4"), "a b c%zz%4");
     }
 }

@@ -1,4 +1,4 @@
-//! Who a host is: a self-signed certificate, as each host of a pool has from its installation on.
+//! The identity of a host: a self-signed certificate, as each host of a pool has from its installation on.
 
 use std::io;
 use std::sync::Arc;

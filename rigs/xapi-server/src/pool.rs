@@ -18,7 +18,7 @@ use crate::habits::{Habits, NbdPurpose};
 use crate::identity::Identity;
 use crate::rpc::MethodCall;
 
-/// Who may come in.
+/// The accounts.
 pub(crate) const USER: &str = "root";
 pub(crate) const PASSWORD: &str = "correct horse";
 
@@ -72,9 +72,9 @@ pub(crate) struct Pending {
 /// What a pending task will come to.
 #[derive(Debug)]
 pub(crate) enum Outcome {
-    /// It is done; nobody was told yet.
+    /// It is done, and not reported yet.
     Done(Answer<Value>),
-    /// It is not done before somebody looks for the last time.
+    /// It is not done before the last poll.
     Waiting {
         /// The session that called.
         session: String,
@@ -112,7 +112,7 @@ impl Pool {
         change(&mut self.habits.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// Who the host with this number is.
+    /// The identity of the host with this number.
     pub(crate) fn identity(&self, host: usize) -> Arc<Identity> {
         let identities = self.identities.lock().unwrap_or_else(PoisonError::into_inner);
         Arc::clone(&identities[host])

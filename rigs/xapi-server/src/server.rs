@@ -120,7 +120,7 @@ impl Server {
         self.pool.identity(1).certificate_pem()
     }
 
-    /// Who may log in.
+    /// The accounts.
     pub fn user(&self) -> &str {
         USER
     }
@@ -274,7 +274,7 @@ impl Server {
         done.map(drop).map_err(words)
     }
 
-    /// `VM.destroy` with all of its disks, as somebody does it who has a backup.
+    /// `VM.destroy` with all of its disks, as before a restore.
     ///
     /// # Errors
     /// The words in which the pool refuses.
@@ -325,7 +325,7 @@ impl Server {
         state.database.all("VDI").map(info).collect()
     }
 
-    /// Tasks that nobody destroyed.
+    /// Tasks that were not destroyed.
     pub fn tasks(&self) -> Vec<TaskInfo> {
         let state = self.pool.state();
         let info = |(reference, record): (&String, &crate::database::Record)| TaskInfo {
@@ -337,7 +337,7 @@ impl Server {
         state.database.all("task").map(info).collect()
     }
 
-    /// Sessions that nobody ended.
+    /// Sessions that were not closed.
     pub fn session_count(&self) -> usize {
         self.pool.state().database.all("session").count()
     }

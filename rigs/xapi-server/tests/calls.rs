@@ -14,7 +14,7 @@ use serde_json::json;
 const DISK_BYTES: u64 = 8 << 20;
 
 #[test]
-fn the_python_client_of_xenserver_hears_what_it_expects() {
+fn the_python_client_of_xenserver_gets_the_expected_replies() {
     let rig = Rig::new();
     let vm = rig.add_vm("Running", DISK_BYTES);
     let sessions = rig.server.session_count();

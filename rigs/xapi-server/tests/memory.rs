@@ -86,7 +86,7 @@ fn a_machine_does_not_go_on_from_anything_but_its_own_memory() {
     rig.server.set_processors("GenuineIntel");
     rig.server.destroy(&vm).unwrap();
 
-    // A byte of it is another one: its checksum was wrong on the way, and somebody has said that this does not matter.
+    // A changed byte: the checksum was wrong in the transfer, and the error was overridden.
     let mut bytes = std::fs::read(&file).unwrap();
     let magic = b"XenSavedDomain\n";
     let at = bytes.windows(magic.len()).position(|window| window == magic).unwrap();
@@ -101,7 +101,7 @@ fn a_machine_does_not_go_on_from_anything_but_its_own_memory() {
 }
 
 #[test]
-fn an_archive_without_what_the_machine_needs_is_refused() {
+fn an_archive_without_a_required_part_is_refused() {
     let rig = Rig::new();
     let (file, vm, _) = suspended(&rig);
     rig.server.destroy(&vm).unwrap();

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 const DISK_BYTES: u64 = 8 << 20;
 
-/// What libnbd is told: the export's name stands in the address, so what is special in it is written in digits.
+/// The URI for libnbd: special characters of the export's name are percent-encoded.
 fn uri(rig: &Rig, place: &Value) -> String {
     let certificates = rig.path("certificates");
     std::fs::create_dir_all(&certificates).unwrap();
@@ -46,7 +46,7 @@ fn libnbd_reads_a_snapshot_under_tls_as_long_as_the_session_lasts() {
         assert!(std::fs::read(&copy).unwrap() == rig.server.disk_bytes(&vm, "xvda"));
     }
     assert!(run("nbdinfo", &[&uri(&rig, &places[0])]).contains("is_read_only: true"));
-    // Nobody has the disk any more.
+    // The disk is no longer in use.
     rig.call("VDI.destroy", &[disk]);
     rig.server.end_sessions();
     // The place is known, the session is not.
@@ -54,7 +54,7 @@ fn libnbd_reads_a_snapshot_under_tls_as_long_as_the_session_lasts() {
 }
 
 #[test]
-fn the_network_says_whether_there_is_nbd() {
+fn the_network_record_shows_whether_nbd_is_enabled() {
     let rig = Rig::new();
     let vm = rig.add_vm("Running", DISK_BYTES);
     let (_, disk) = rig.snapshot(&vm);

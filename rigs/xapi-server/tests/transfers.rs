@@ -62,7 +62,7 @@ fn a_disk_goes_out_raw_and_as_vhd() {
 }
 
 #[test]
-fn what_changed_goes_out_as_a_differencing_vhd() {
+fn changes_are_exported_as_a_differencing_vhd() {
     let rig = Rig::new();
     let vm = rig.add_vm("Running", DISK_BYTES);
     let (_, before) = rig.snapshot(&vm);

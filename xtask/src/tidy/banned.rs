@@ -1,6 +1,6 @@
 //! Calls that have a better place, and where exceptions stand.
 //!
-//! Clippy refuses some of these too, with an exception wherever somebody writes one. Here all exceptions stand in one
+//! Clippy refuses some of these too, with exceptions anywhere in the code. Here all exceptions stand in one
 //! table, each with its reason.
 
 use super::Finding;
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn every_ban_is_found_where_it_stands_and_nowhere_else() {
+    fn every_banned_call_is_found_at_its_line_only() {
         for ban in BANS {
             let text = format!("fn f() {{\n    {}(x)\n}}\n", ban.text);
             assert_eq!(lines("crates/repo/src/a.rs", &text), [2], "{}", ban.text);

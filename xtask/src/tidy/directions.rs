@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn a_module_does_not_use_what_its_rule_forbids() {
+    fn a_forbidden_module_use_is_found() {
         let rules = [ModuleRule {
             within: "crates/repo/src/format",
             must_not_use: &["store"],

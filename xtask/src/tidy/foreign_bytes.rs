@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn what_reads_numbers_has_to_deny_itself_or_by_a_module_that_it_lies_in() {
+    fn modules_that_read_numbers_must_deny_indexing_or_inherit_it() {
         let denial = format!("{DENIAL})]\n");
         let own = format!("{denial}{READ}");
         let path = "crates/image/src/vdi/header.rs";

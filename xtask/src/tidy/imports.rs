@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::rust_text::{RustFile, is_word, word_offsets};
 
-/// Names that a crate's root re-exports, and the module path that each stands for.
+/// Names that a crate's root re-exports, and the module path of each.
 pub(crate) type RootNames = BTreeMap<String, Vec<String>>;
 
 /// A path that a file names, from the crate's root on: `crate::store::Store` is `["store", "Store"]`.
@@ -29,7 +29,7 @@ pub(crate) fn root_names(root: &RustFile) -> RootNames {
     names
 }
 
-/// Names that a module brings in from its own crate, by `use`, and the path from the root that each stands for. Its children see them, and where
+/// Names that a module brings in from its own crate, by `use`, and the path of each from the root. Its children see them, and where
 /// they are public others do.
 pub(crate) fn child_names(file: &RustFile, module: &[String], modules: &BTreeSet<Vec<String>>) -> RootNames {
     let mut names = RootNames::new();

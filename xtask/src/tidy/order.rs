@@ -118,7 +118,7 @@ pub(crate) fn check(sources: &[RustFile], orders: &[Order]) -> Vec<Finding> {
     findings
 }
 
-/// Who uses whom in each folder of a crate.
+/// The uses between the modules of each folder of a crate.
 fn folders_of(files: &[&RustFile]) -> BTreeMap<Module, Siblings> {
     let modules: BTreeSet<Module> = files.iter().filter_map(|file| module_path(&file.path)).collect();
     let mut names: BTreeMap<Module, BTreeMap<String, Module>> = BTreeMap::new();
@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_uses_only_those_before_it() {
+    fn a_folder_uses_only_earlier_folders() {
         let files = [
             ("lib.rs", "mod low;\nmod high;\n"),
             ("low.rs", "use crate::high::X;\n"),

@@ -74,7 +74,7 @@ impl RustFile {
     }
 }
 
-/// Where `word` stands in `code` as a word of its own.
+/// The positions of `word` in `code` as a whole word.
 pub(crate) fn word_offsets<'a>(code: &'a str, word: &'a str) -> impl Iterator<Item = usize> + 'a {
     code.match_indices(word)
         .map(|(offset, _)| offset)
@@ -89,7 +89,7 @@ fn line_of(code: &str, offset: usize) -> usize {
     1 + code[..offset.min(code.len())].matches('\n').count()
 }
 
-/// The last byte of the item that begins at or after `start`, and the `}` or `;` that stands there.
+/// The last byte of the item that begins at or after `start`, and its `}` or `;`.
 fn item_end(code: &str, start: usize) -> Option<(usize, char)> {
     let mut depth = 0_usize;
     let mut brace_depth = 0_usize;
@@ -207,7 +207,7 @@ fn string_end(bytes: &[u8], mut at: usize) -> usize {
     bytes.len()
 }
 
-/// The end of the raw string whose `r` stands at `at`; `None` where that is no raw string.
+/// The end of the raw string whose `r` is at `at`; `None` if there is no raw string.
 fn raw_string_end(bytes: &[u8], at: usize) -> Option<usize> {
     let hash_count = bytes[at + 1..].iter().take_while(|byte| **byte == b'#').count();
     let quote = at + 1 + hash_count;
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn raw_strings_and_lifetimes_are_told_apart() {
+    fn raw_strings_and_lifetimes_are_distinguished() {
         let masked = mask("fn f<'a>(x: &'a str) { g(r#\"quote \" } \"#, br\"}\", for_r) }").code;
         assert_eq!(masked.matches('}').count(), 1, "{masked}");
         assert!(

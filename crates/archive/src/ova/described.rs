@@ -1,4 +1,4 @@
-//! The disks of a package, as its descriptor has them.
+//! The disks of a package, by its descriptor.
 
 #![deny(clippy::indexing_slicing)]
 #![cfg_attr(not(test), deny(clippy::string_slice))]
@@ -9,32 +9,31 @@ use crate::reader::{ArchiveDisk, DiskContent};
 use crate::tar::plain_name;
 use crate::{Error, Result};
 
-/// A descriptor may tell a size that is larger than the disk by less than a unit of its own, and an image may be larger by what fills its last
-/// block: so much of it, at least, is not looked at twice.
+/// Tolerated difference of the sizes by descriptor and image: a descriptor may round up to its unit, an image to its last block.
 const UNIT_BYTES: u64 = 1 << 20;
 
-/// What a descriptor says of the file of a disk.
-pub(super) struct SaidFile {
-    /// What it may be called; no names for a disk without a file.
+/// The file of a disk, as the descriptor describes it.
+pub(super) struct DescribedFile {
+    /// Its possible names; empty for a disk without a file.
     pub(super) names: Vec<String>,
     pub(super) is_raw: bool,
-    /// In what its size is counted.
+    /// The unit of its size.
     pub(super) unit_bytes: u64,
-    /// The size that is said of the disk may be the length of the file.
+    /// The capacity may be the length of the file instead of the size of the disk.
     pub(super) may_count_file: bool,
     /// The member that it was read from.
     pub(super) member: Option<String>,
 }
 
-/// The disks of a package, those without a file last, and for each of them what is said of its file.
-pub(super) fn described_disks(package: OvfPackage) -> Result<(Vec<ArchiveDisk>, Vec<SaidFile>)> {
-    // Media of drives are no disks of the package, and are passed over.
+/// The disks of a package with their files; disks without a file come last.
+pub(super) fn described_disks(package: OvfPackage) -> Result<(Vec<ArchiveDisk>, Vec<DescribedFile>)> {
+    // Media of drives are not disks of the package: they are skipped.
     let disks = package.disks.into_iter().filter(|disk| !disk.format.is_empty());
-    let described: Result<Vec<(ArchiveDisk, SaidFile)>> = disks.map(described).collect();
+    let described: Result<Vec<(ArchiveDisk, DescribedFile)>> = disks.map(described).collect();
     Ok(described?.into_iter().unzip())
 }
 
-fn described(disk: OvfDisk) -> Result<(ArchiveDisk, SaidFile)> {
+fn described(disk: OvfDisk) -> Result<(ArchiveDisk, DescribedFile)> {
     if let Some(file) = &disk.file
         && (file.chunk_bytes.is_some() || !matches!(file.compression.as_deref().unwrap_or_default(), "" | "identity"))
     {
@@ -72,7 +71,7 @@ fn described(disk: OvfDisk) -> Result<(ArchiveDisk, SaidFile)> {
         size_bytes,
         content,
     };
-    let file = SaidFile {
+    let file = DescribedFile {
         names,
         is_raw,
         unit_bytes: disk.capacity_unit_bytes.max(UNIT_BYTES),

@@ -1,4 +1,4 @@
-//! An image in a package, as it comes.
+//! Reads a disk image from the stream of a package.
 
 #![deny(clippy::indexing_slicing)]
 #![cfg_attr(not(test), deny(clippy::string_slice))]
@@ -18,26 +18,26 @@ use crate::sparse::write_sparse_at;
 use crate::tar::TarReader;
 use crate::{Error, Result};
 
-/// Bytes that are given at once of an image that was stored in between.
+/// Bytes per piece of an image that was stored in a temporary file.
 const PIECE_BYTES: u64 = 1 << 20;
 const EXTENT_COUNT_MAX: usize = 256;
-/// What tells a VMDK for streams from others: `KDMV`, and that its grains are compressed and have markers.
+/// Bytes of the header that identify a stream-optimized VMDK: `KDMV`, and the flags for compressed grains and markers.
 const HEAD_BYTES: usize = 72;
 const MAGIC: [u8; 4] = *b"KDMV";
 const COMPRESSED_AND_MARKED: u8 = 3;
-/// The place of the directory in such a header: behind the grains, as only the footer knows.
+/// The directory's offset in such a header: it is only in the footer behind the grains.
 const AT_END: u64 = u64::MAX;
-/// An image that waits has not more data than this, beside twice the size of its disk: tables, and what it keeps of snapshots.
+/// A stored image may have this much data in addition to twice the size of its disk, for tables and snapshots.
 const STORED_BYTES_MORE: u64 = 64 << 20;
 
-/// How images are read.
+/// Options for reading images.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ImageReading {
     pub(crate) images: StreamImages,
     pub(crate) threads: NonZero<usize>,
 }
 
-/// What the archive says of an image in it.
+/// An image, as the archive describes it.
 #[derive(Clone, Copy)]
 pub(super) struct MemberImage<'a> {
     pub(super) name: &'a str,
@@ -45,11 +45,11 @@ pub(super) struct MemberImage<'a> {
     pub(super) disk_bytes: u64,
 }
 
-/// A member of the archive, digested as it is read.
+/// A member of the archive that is hashed while it is read.
 pub(super) struct DiskMember<R> {
     tar: TarReader<R>,
     digests: Digests,
-    /// Its first bytes, which were looked at.
+    /// Its first bytes, read for detection.
     head: Vec<u8>,
     at: usize,
 }
@@ -69,7 +69,7 @@ impl<R: Read> DiskMember<R> {
         })
     }
 
-    /// Whether it is a VMDK for streams whose directory is where a stream has it: behind all grains, or before them.
+    /// Whether it is a stream-optimized VMDK whose directory is behind all grains or before them, as in a stream.
     fn is_stream(&self) -> bool {
         let is_marked = |flags: &u8| flags & COMPRESSED_AND_MARKED == COMPRESSED_AND_MARKED;
         let number = |at| Some(u64::from_le_bytes(*self.head.get(at..)?.first_chunk()?));
@@ -97,7 +97,7 @@ impl<R: Read> DiskMember<R> {
         Ok(())
     }
 
-    /// Reads what is left of it; gives the archive back, and what the digests are.
+    /// Reads the rest of it; returns the archive and the digests.
     fn finish(mut self) -> Result<(TarReader<R>, Digested)> {
         let offset = self.tar.offset();
         std::io::copy(&mut self, &mut std::io::sink()).map_err(|source| Error::Read { offset, source })?;
@@ -127,7 +127,7 @@ fn spool_error(source: std::io::Error) -> Error {
     }
 }
 
-/// Keeps a member in a file without a name: nothing is left of it, however this program ends.
+/// Stores a member in an unnamed temporary file, which the kernel removes however the program ends.
 fn store<R: Read>(mut member: DiskMember<R>, said: &MemberImage<'_>) -> Result<(TarReader<R>, Digested, File)> {
     let stored = tempfile::tempfile().map_err(spool_error)?;
     let data_bytes_max = said.disk_bytes.saturating_mul(2).saturating_add(STORED_BYTES_MORE);
@@ -158,15 +158,15 @@ fn store<R: Read>(mut member: DiskMember<R>, said: &MemberImage<'_>) -> Result<(
 
 /// The disk in a member.
 pub(super) enum OvaImage<R> {
-    /// A VMDK for streams, read as it comes.
+    /// A stream-optimized VMDK, read as a stream.
     Stream(Box<StreamReader<DiskMember<R>>>),
-    /// Bytes of the disk, as they come.
+    /// A raw image, read as a stream.
     Raw {
         member: Box<DiskMember<R>>,
         size_bytes: u64,
         at: u64,
     },
-    /// Any other image, which has to be read here and there: it was stored in between.
+    /// Any other image, which needs random access: it was stored in a temporary file.
     Stored {
         tar: TarReader<R>,
         digested: Digested,
@@ -176,8 +176,8 @@ pub(super) enum OvaImage<R> {
     },
 }
 
-/// Nobody can allow a file beside an archive to an image in it.
-fn of_itself(error: ImageError, name: &str) -> ImageError {
+/// An image in an archive must not refer to other files, so there is no gate to allow them.
+fn self_contained_error(error: ImageError, name: &str) -> ImageError {
     match error {
         ImageError::Refused { file, .. } | ImageError::GuessedFormat { file, .. } => ImageError::UnsupportedFeature {
             image: name.to_owned(),
@@ -211,7 +211,7 @@ impl<R: Read + Send> OvaImage<R> {
         let path = format!("/proc/self/fd/{}", stored.as_raw_fd());
         let image = holdfast_image::open(Path::new(&path), &options).map_err(|source| Error::StoredImage {
             name: name.to_owned(),
-            source: of_itself(source, name),
+            source: self_contained_error(source, name),
         })?;
         Ok(Self::Stored {
             tar,
@@ -230,7 +230,7 @@ impl<R: Read + Send> OvaImage<R> {
         }
     }
 
-    /// The next bytes, into `buffer`; where they belong. None at the end.
+    /// Reads the next bytes into `buffer` and returns their offset; `None` at the end.
     pub(super) fn next(&mut self, buffer: &mut Vec<u8>) -> Result<Option<u64>> {
         buffer.clear();
         match self {
@@ -270,7 +270,7 @@ impl<R: Read + Send> OvaImage<R> {
         }
     }
 
-    /// Gives the archive back, behind the member, and what its digests are.
+    /// Returns the archive, positioned behind the member, and the member's digests.
     pub(super) fn finish(self) -> Result<(TarReader<R>, Digested)> {
         match self {
             Self::Stream(stream) => stream.into_inner().finish(),
@@ -280,11 +280,12 @@ impl<R: Read + Send> OvaImage<R> {
     }
 }
 
-/// How VMDKs for streams in an OVA are read.
+/// How stream-optimized VMDKs in an OVA are read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StreamImages {
-    /// As they come. One whose grains go back is an [`ImageError::NotInOrder`](holdfast_image::Error::NotInOrder), perhaps after some of its pieces.
+    /// As streams. If grains are out of order, reading fails with [`ImageError::NotInOrder`](holdfast_image::Error::NotInOrder), perhaps after some
+    /// pieces.
     AsTheyCome,
-    /// Each is kept in a file without a name first, below the folder for temporary files.
+    /// Each is stored in an unnamed temporary file first.
     StoredFirst,
 }

@@ -1,7 +1,7 @@
 //! The manifest of a package: a digest for each file.
 //!
 //! Source: DSP0243 1.1, section 5.1: lines of the form `SHA1(web1.ovf)= 0a1b...`; version 2 has SHA256 and SHA512.
-//! OpenSSL 3, with which many write manifests, says `SHA2-256(web1.ovf)= ...`.
+//! OpenSSL 3, which many tools write manifests with, has `SHA2-256(web1.ovf)= ...`.
 
 #![deny(clippy::indexing_slicing)]
 #![cfg_attr(not(test), deny(clippy::string_slice))]
@@ -14,7 +14,7 @@ use crate::Result;
 use crate::checksum::hex;
 use crate::tar::{corrupt, plain_name};
 
-/// An algorithm, as manifests call it.
+/// A digest algorithm.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Algorithm {
     Sha1,
@@ -40,7 +40,7 @@ impl Algorithm {
         })
     }
 
-    /// The algorithm whose digests have so many hexadecimal digits, for lines that do not name it.
+    /// The algorithm whose digests have this many hexadecimal digits, for lines that do not name it.
     fn of_length(digit_count: usize) -> Option<Self> {
         let has_length = |algorithm: &Self| algorithm.implementation().output_len() * 2 == digit_count;
         Self::ALL.into_iter().find(has_length)
@@ -57,26 +57,26 @@ impl Algorithm {
     }
 }
 
-/// A line of a manifest.
+/// A digest of one file.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Line {
+struct ManifestDigest {
     algorithm: Algorithm,
     name: String,
     digest: String,
 }
 
-/// What a manifest says.
+/// A parsed manifest.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct Manifest {
-    lines: Vec<Line>,
-    /// The files of lines whose algorithm is not known.
+    lines: Vec<ManifestDigest>,
+    /// Files in lines with an unsupported algorithm.
     unknown: Vec<String>,
 }
 
-/// What a line says.
-enum Said {
-    Digest(Line),
-    /// Of the file of this name, by an algorithm that is not known.
+/// A parsed line.
+enum ManifestLine {
+    Digest(ManifestDigest),
+    /// A file name with an unsupported algorithm.
     UnknownAlgorithm(String),
 }
 
@@ -90,22 +90,22 @@ impl Manifest {
                 let shown: String = text.chars().take(100).collect();
                 corrupt("manifest", offset, format!("a line is not understood: {shown:?}"))
             })? {
-                Said::Digest(line) => lines.push(line),
-                Said::UnknownAlgorithm(name) => unknown.push(name),
+                ManifestLine::Digest(line) => lines.push(line),
+                ManifestLine::UnknownAlgorithm(name) => unknown.push(name),
             }
         }
         Ok(Self { lines, unknown })
     }
 
     /// `SHA256(NAME)= DIGEST`, or `DIGEST  NAME` as sha256sum writes it.
-    fn line(text: &str) -> Option<Said> {
+    fn line(text: &str) -> Option<ManifestLine> {
         let is_digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_hexdigit());
         if let Some((digest, name)) = text.split_once(char::is_whitespace)
             && is_digits(digest)
             && let Some(algorithm) = Algorithm::of_length(digest.len())
         {
             let name = name.trim_start();
-            return Some(Said::Digest(Line {
+            return Some(ManifestLine::Digest(ManifestDigest {
                 algorithm,
                 name: plain_name(name.strip_prefix('*').unwrap_or(name).to_owned()),
                 digest: digest.to_ascii_lowercase(),
@@ -119,29 +119,29 @@ impl Manifest {
         }
         let name = plain_name(name.to_owned());
         let Some(algorithm) = Algorithm::of_name(algorithm.trim()) else {
-            return Some(Said::UnknownAlgorithm(name));
+            return Some(ManifestLine::UnknownAlgorithm(name));
         };
         let length = algorithm.implementation().output_len() * 2;
-        (digest.len() == length).then_some(Said::Digest(Line {
+        (digest.len() == length).then_some(ManifestLine::Digest(ManifestDigest {
             algorithm,
             name,
             digest,
         }))
     }
 
-    /// The files of which only digests by algorithms that are not known stand there: they are not compared.
+    /// The files with digests of unsupported algorithms only: they are not compared.
     pub(super) fn not_compared(&self) -> BTreeSet<&str> {
         let compared = self.names();
         let unknown = self.unknown.iter().map(String::as_str);
         unknown.filter(|name| !compared.contains(name)).collect()
     }
 
-    /// The files that have digests, each once.
+    /// The files that have digests.
     pub(super) fn names(&self) -> BTreeSet<&str> {
         self.lines.iter().map(|line| line.name.as_str()).collect()
     }
 
-    /// What the manifest calls the file `name`: that, or else the one name that differs from it only in case.
+    /// The manifest's name of the file `name`: the same, or else the only name that differs just in case.
     pub(super) fn name_of<'a>(&'a self, name: &'a str) -> &'a str {
         let names = self.names();
         let mut others = names.iter().filter(|other| is_same_but_for_case(other, name));
@@ -151,14 +151,14 @@ impl Manifest {
         }
     }
 
-    /// The algorithms that a file has digests by.
+    /// The algorithms of a file's digests.
     pub(super) fn algorithms_of(&self, name: &str) -> Vec<Algorithm> {
         let name = self.name_of(name);
         let lines = self.lines.iter().filter(|line| line.name == name);
         lines.map(|line| line.algorithm).collect()
     }
 
-    /// Compares a file of the package.
+    /// Compares the digests of a file.
     pub(super) fn check(&self, file: &Digested, offset: u64) -> Result<()> {
         let name = self.name_of(&file.name);
         for line in self.lines.iter().filter(|line| line.name == name) {
@@ -179,28 +179,28 @@ impl Manifest {
     }
 }
 
-/// Whether two names differ in nothing but upper and lower case, as names of one file do on Windows.
+/// Whether two names differ at most in case: on Windows they name one file.
 pub(super) fn is_same_but_for_case(one: &str, other: &str) -> bool {
     one.chars()
         .flat_map(char::to_lowercase)
         .eq(other.chars().flat_map(char::to_lowercase))
 }
 
-/// A file that was read, and its digests.
+/// The digests of a file that was read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Digested {
     pub(super) name: String,
     pub(super) digests: Vec<(Algorithm, String)>,
 }
 
-/// Digests of a file that is being read.
+/// The digests of a file, while it is read.
 pub(super) struct Digests {
     name: String,
     contexts: Vec<(Algorithm, Context)>,
 }
 
 impl Digests {
-    /// By the algorithms that the manifest has for it, or by those that one may have that comes later.
+    /// Uses the algorithms of the manifest, or all supported ones if the manifest comes later.
     pub(super) fn new(name: &str, manifest: Option<&Manifest>) -> Self {
         let algorithms = match manifest {
             Some(manifest) => manifest.algorithms_of(name),
@@ -228,7 +228,7 @@ impl Digests {
     }
 }
 
-/// A line with the SHA-256 of a file that was written.
+/// A manifest line with the SHA-256 of a written file.
 pub(super) fn line_of(name: &str, digest: &[u8]) -> String {
     format!("SHA256({name})= {}\n", hex(digest))
 }

@@ -1,7 +1,7 @@
 //! OVA: a tape archive with a descriptor in the Open Virtualization Format, and the images that it names.
 //!
-//! Source: DMTF DSP0243 1.1, "Open Virtualization Format Specification", section 5: the descriptor comes first; the manifest with the digests of
-//! all others behind it, or at the end; the images in the order of the descriptor.
+//! Source: DMTF DSP0243 1.1, "Open Virtualization Format Specification", section 5: the descriptor comes first, the manifest with the digests of
+//! all other files second or last, the images in the order of the descriptor.
 
 mod described;
 pub(crate) mod disk;

@@ -1,4 +1,4 @@
-//! Packages as tools write them that know the specification from hearsay, or better than others.
+//! Packages of tools that deviate from the specification, or use rare parts of it.
 
 use holdfast_image::{Continue, Error as ImageError, ImageId, StreamOptions, write_stream_optimized};
 
@@ -9,13 +9,13 @@ use crate::reader::{ArchiveReader as _, DiskContent, Piece};
 use crate::tar::TarReader;
 use crate::{Error, Result};
 
-struct Found {
+struct ReadPackage {
     disks: Vec<Vec<u8>>,
     contents: Vec<DiskContent>,
     corrections: Vec<String>,
 }
 
-fn read_by(archive: &[u8], reading: ImageReading) -> Result<Found> {
+fn read_by(archive: &[u8], reading: ImageReading) -> Result<ReadPackage> {
     let mut tar = TarReader::new(archive);
     let first = tar.next()?.unwrap();
     let mut reader = OvaReader::open_at_descriptor(tar, &first, reading)?;
@@ -25,7 +25,7 @@ fn read_by(archive: &[u8], reading: ImageReading) -> Result<Found> {
         match piece {
             Piece::Data { disk, offset, bytes } => {
                 let start = usize::try_from(offset).unwrap();
-                assert!(bytes.iter().any(|byte| *byte != 0), "zeroes are not handed on");
+                assert!(bytes.iter().any(|byte| *byte != 0), "zeroes are not returned");
                 disks[disk].resize(start, 0);
                 disks[disk].extend_from_slice(bytes);
             }
@@ -36,18 +36,18 @@ fn read_by(archive: &[u8], reading: ImageReading) -> Result<Found> {
     for (bytes, disk) in disks.iter_mut().zip(reader.disks()) {
         bytes.resize(usize::try_from(disk.size_bytes).unwrap(), 0);
     }
-    Ok(Found {
+    Ok(ReadPackage {
         contents: reader.disks().iter().map(|disk| disk.content).collect(),
         corrections: reader.corrections(),
         disks,
     })
 }
 
-fn read(archive: &[u8]) -> Result<Found> {
+fn read(archive: &[u8]) -> Result<ReadPackage> {
     read_by(archive, READING)
 }
 
-/// The first device as a VMDK for streams.
+/// The first device as a stream-optimized VMDK.
 fn stream() -> Vec<u8> {
     let [device, _] = devices();
     let options = StreamOptions {
@@ -63,7 +63,7 @@ fn stream() -> Vec<u8> {
 
 /// A disk without a file is blank: the importer creates it, full of zeroes.
 #[test]
-fn empty_disks_are_blank_ones() {
+fn disks_without_a_file_are_blank() {
     let blank = "<Disk ovf:capacity=\"3\" ovf:capacityAllocationUnits=\"byte * 2^20\" ovf:diskId=\"log\"/>";
     let text = descriptor(&[("d.vmdk", 5 * MIB)], STREAM).replace("<Info/><Disk", &format!("<Info/>{blank}<Disk"));
     let found = read(&archive(&[("w.ovf", text.as_bytes()), ("d.vmdk", &stream())])).unwrap();
@@ -89,7 +89,7 @@ fn empty_disks_are_blank_ones() {
 }
 
 #[test]
-fn names_of_files_may_have_detours() {
+fn file_names_are_normalized() {
     let stream = stream();
     for (href, member) in [
         ("./d.vmdk", "d.vmdk"),
@@ -117,9 +117,9 @@ fn names_of_files_may_have_detours() {
     }
 }
 
-/// On Windows two names that differ only in case are one: tools there write the one into the descriptor, and the other into the archive.
+/// On Windows, names that differ only in case name one file: descriptor and archive may have different ones.
 #[test]
-fn names_may_differ_in_case_where_no_other_file_has_the_exact_one() {
+fn names_may_differ_in_case_unless_an_exact_match_exists() {
     let (stream, other) = (stream(), b"something else".as_slice());
     let text = descriptor(&[("Disk-Ä.VMDK", 5 * MIB)], STREAM);
     let sum = crate::checksum::sha1_hex(&stream);
@@ -146,7 +146,7 @@ fn names_may_differ_in_case_where_no_other_file_has_the_exact_one() {
             "{member}: {error}"
         );
     }
-    // The exact name is the disk, and the other one is a file that the machine does not need.
+    // The exact name is the disk; the other one is an unrelated file.
     let both: [(&str, &[u8]); 3] = [
         ("w.ovf", text.as_bytes()),
         ("Disk-Ä.VMDK", &stream),
@@ -171,15 +171,15 @@ fn names_may_differ_in_case_where_no_other_file_has_the_exact_one() {
     let ambiguous: [(&str, &[u8]); 2] = [("w.ovf", text.as_bytes()), ("d.VMDK", &stream)];
     let error = read(&archive(&ambiguous)).map(|_| ()).unwrap_err();
     assert!(matches!(error, Error::Unsupported { .. }), "{error}");
-    // What is missing is named, and so is what there is.
+    // The error names the missing file and the existing ones.
     let neither: [(&str, &[u8]); 2] = [("w.ovf", text.as_bytes()), ("e.vmdk", &stream)];
     let error = read(&archive(&neither)).map(|_| ()).unwrap_err().to_string();
     assert!(error.contains("\"d.vmdk\"") && error.contains("\"e.vmdk\""), "{error}");
 }
 
-/// Oracle writes the length of the file where the size of the disk belongs.
+/// Oracle's tools write the length of the file as the capacity of the disk.
 #[test]
-fn a_capacity_that_is_the_length_of_the_file_gives_way_to_the_image() {
+fn a_capacity_equal_to_the_file_length_is_corrected_by_the_image() {
     let stream = stream();
     let length = stream.len() as u64;
     for size in ["", &format!(" ovf:size=\"{length}\"")] {
@@ -191,7 +191,7 @@ fn a_capacity_that_is_the_length_of_the_file_gives_way_to_the_image() {
         };
         assert!(correction.contains("5242880 bytes by its image"), "{correction}");
     }
-    // One that is neither is wrong, as it was.
+    // A capacity that is neither stays an error.
     let text = descriptor(&[("d.vmdk", length + 2 * MIB)], STREAM);
     let error = read(&archive(&[("w.ovf", text.as_bytes()), ("d.vmdk", &stream)]))
         .map(|_| ())
@@ -202,9 +202,9 @@ fn a_capacity_that_is_the_length_of_the_file_gives_way_to_the_image() {
     assert!(found.corrections.is_empty(), "{:?}", found.corrections);
 }
 
-/// Grains may be at falling places: such an image can be read from a file only.
+/// Grains may be out of order: such an image can only be read from a file.
 #[test]
-fn streams_that_go_back_are_read_from_where_they_are_stored() {
+fn streams_with_unordered_grains_are_read_from_a_stored_file() {
     let stream = swapped(&stream());
     let text = descriptor(&[("d.vmdk", 5 * MIB)], STREAM);
     let bytes = archive(&[("w.ovf", text.as_bytes()), ("d.vmdk", &stream)]);
@@ -218,7 +218,7 @@ fn streams_that_go_back_are_read_from_where_they_are_stored() {
     assert!(found.disks[0] == devices()[0].to_bytes());
 }
 
-/// A stream whose first two grains have changed places, with the table that says so.
+/// A stream whose first two grains are swapped, with a matching table.
 fn swapped(stream: &[u8]) -> Vec<u8> {
     let number = |at: usize| u64::from_le_bytes(stream[at..at + 8].try_into().unwrap());
     let start = usize::try_from(number(64)).unwrap() * 512;
@@ -232,7 +232,7 @@ fn swapped(stream: &[u8]) -> Vec<u8> {
     swapped[start..third].rotate_left(second - start);
     let sector = |at: usize| u32::try_from(at / 512).unwrap().to_le_bytes();
     let behind = start + third - second;
-    // The table has both places, one behind the other.
+    // The table has both offsets in succession.
     let old = [sector(start), sector(second)].concat();
     let places: Vec<usize> = (third..stream.len() - 8)
         .filter(|at| stream[*at..at + 8] == old)
@@ -244,9 +244,9 @@ fn swapped(stream: &[u8]) -> Vec<u8> {
     swapped
 }
 
-/// What waits in a file has holes where there are zeroes; raw bytes do not wait.
+/// Stored images are sparse files; raw images are not stored.
 #[test]
-fn zeroes_take_no_room_and_endless_data_is_refused() {
+fn stored_zeroes_take_no_space_and_oversized_images_are_refused() {
     let mut disk = vec![0; 40 << 20];
     disk[30 << 20] = 1;
     for uri in ["raw", "unspecified"] {
@@ -254,7 +254,7 @@ fn zeroes_take_no_room_and_endless_data_is_refused() {
         let found = read(&archive(&[("w.ovf", text.as_bytes()), ("d.img", &disk)])).unwrap();
         assert!(found.disks[0] == disk, "{uri}");
     }
-    // Snapshots in an image, and its tables, may be more than the disk, within reason.
+    // Tables and snapshots may make an image larger than its disk, within a limit.
     let text = descriptor(&[("d.img", MIB)], "unspecified");
     let error = read(&archive(&[("w.ovf", text.as_bytes()), ("d.img", &vec![7; 67 << 20])]))
         .map(|_| ())

@@ -9,7 +9,7 @@ use std::io::Read;
 use holdfast_hardware::ovf::OvfPackage;
 use holdfast_hardware::xml_text;
 
-use super::described::{SaidFile, described_disks};
+use super::described::{DescribedFile, described_disks};
 use super::disk::{DiskMember, ImageReading, MemberImage, OvaImage};
 use super::manifest::{Digested, Digests, Manifest, is_same_but_for_case};
 use crate::reader::{ArchiveDisk, ArchiveReader, DiskContent, Document, DocumentKind, Piece};
@@ -18,34 +18,34 @@ use crate::{Error, Result};
 
 const TEXT_BYTES_MAX: u64 = 8 << 20;
 const FILE_COUNT_MAX: usize = 10_000;
-/// An OVA that is read as a stream, unpacked already.
+/// Reads an OVA from a decompressed stream.
 pub struct OvaReader<R> {
-    state: State<R>,
+    state: OvaReadState<R>,
     documents: Vec<Document>,
     disks: Vec<ArchiveDisk>,
-    /// For each disk, what the descriptor says of its file.
-    files: Vec<SaidFile>,
+    /// The file of each disk, as the descriptor describes it.
+    files: Vec<DescribedFile>,
     corrections: Vec<String>,
     ended: Vec<bool>,
     manifest: Option<Manifest>,
-    /// Files that were read before the manifest.
+    /// Digests of files that were read before the manifest.
     digested: Vec<Digested>,
-    /// All files that were read but the manifest.
+    /// Names of all files that were read, except the manifest.
     names: BTreeSet<String>,
     reading: ImageReading,
     buffer: Vec<u8>,
 }
 
-enum State<R> {
-    /// Between members; the next one may be known.
+enum OvaReadState<R> {
+    /// Between members; the next one may have been read ahead.
     Between(TarReader<R>, Option<Member>),
-    /// In the image of a disk.
+    /// Within the image of a disk.
     Disk(usize, OvaImage<R>),
     Over,
 }
 
 impl<R: Read + Send> OvaReader<R> {
-    /// Goes on where the first member is the descriptor, from whose folder the others are called.
+    /// Opens a package whose first member is the descriptor; names of the others are relative to its folder.
     pub(crate) fn open_at_descriptor(mut tar: TarReader<R>, first: &Member, reading: ImageReading) -> Result<Self> {
         let (folder, descriptor) = split_folder(&first.name);
         tar.enter(folder);
@@ -57,7 +57,7 @@ impl<R: Read + Send> OvaReader<R> {
         digests.update(&content);
         let (disks, files) = described_disks(package)?;
         let mut reader = Self {
-            state: State::Over,
+            state: OvaReadState::Over,
             documents: vec![Document {
                 name: descriptor.to_owned(),
                 kind: DocumentKind::Ovf,
@@ -74,11 +74,11 @@ impl<R: Read + Send> OvaReader<R> {
             buffer: Vec::new(),
         };
         let next = reader.texts(&mut tar)?;
-        reader.state = State::Between(tar, next);
+        reader.state = OvaReadState::Between(tar, next);
         Ok(reader)
     }
 
-    /// Reads texts up to the next image, or the end.
+    /// Reads members up to the next image or the end.
     fn texts(&mut self, tar: &mut TarReader<R>) -> Result<Option<Member>> {
         while let Some(member) = tar.next()? {
             let extension = member.name.rsplit_once('.').map_or("", |(_, extension)| extension);
@@ -91,7 +91,7 @@ impl<R: Read + Send> OvaReader<R> {
             } else if self.disk_of(&member)?.is_some() {
                 return Ok(Some(member));
             } else {
-                // Certificates, texts for people, media of drives: nothing that the machine is made of.
+                // Certificates, documents, media of drives: not needed for the machine.
                 let mut digests = Digests::new(&member.name, self.manifest.as_ref());
                 let mut buffer = vec![0; 1 << 16];
                 loop {
@@ -109,7 +109,7 @@ impl<R: Read + Send> OvaReader<R> {
         Ok(None)
     }
 
-    /// Compares a file with the manifest, now or when that comes.
+    /// Compares a file with the manifest, now or when the manifest has been read.
     fn take_in(&mut self, file: Digested, offset: u64) -> Result<()> {
         if self.names.len() == FILE_COUNT_MAX {
             let detail = format!("it has more than {FILE_COUNT_MAX} files");
@@ -123,11 +123,11 @@ impl<R: Read + Send> OvaReader<R> {
         manifest.check(&file, offset)
     }
 
-    /// The disk that a member is the file of: by the name that the descriptor has, or else by one that differs only in case, since on Windows
-    /// both are one name.
-    fn disk_of(&self, member: &Member) -> Result<Option<(usize, &SaidFile)>> {
-        let is_exact = |file: &SaidFile| file.names.contains(&member.name);
-        let is_similar = |file: &SaidFile| file.names.iter().any(|name| is_same_but_for_case(name, &member.name));
+    /// The disk whose file a member is: by its name in the descriptor, or else by a name that differs only in case, since on Windows both name one
+    /// file.
+    fn disk_of(&self, member: &Member) -> Result<Option<(usize, &DescribedFile)>> {
+        let is_exact = |file: &DescribedFile| file.names.contains(&member.name);
+        let is_similar = |file: &DescribedFile| file.names.iter().any(|name| is_same_but_for_case(name, &member.name));
         let exact: Vec<_> = self
             .files
             .iter()
@@ -145,7 +145,7 @@ impl<R: Read + Send> OvaReader<R> {
         };
         match found.as_slice() {
             [] => Ok(None),
-            // What differs in case from the name that is there is a file of its own.
+            // The exact name exists: a name that differs in case is another file.
             [(_, file)] if !is_exact(file) && file.member.as_ref().is_some_and(|known| file.names.contains(known)) => {
                 Ok(None)
             }
@@ -157,7 +157,7 @@ impl<R: Read + Send> OvaReader<R> {
         }
     }
 
-    /// The error of an archive that ends without the file of a disk: what the descriptor calls it, and what there is.
+    /// The error of an archive without the file of a disk: its name in the descriptor, and the files that exist.
     fn missing(&self, disk: usize, offset: u64) -> Error {
         const SHOWN_COUNT_MAX: usize = 5;
         let key = self.disks.get(disk).map_or("a disk", |disk| &disk.key);
@@ -210,7 +210,7 @@ impl<R: Read + Send> OvaReader<R> {
         let said = MemberImage {
             name: &member.name,
             is_raw: file.is_raw,
-            // A capacity that is the length of the file says nothing of the disk.
+            // A capacity equal to the length of the file is not the size of the disk.
             disk_bytes: expected,
         };
         let image = OvaImage::open(DiskMember::new(tar, digests)?, said, self.reading)?;
@@ -218,7 +218,7 @@ impl<R: Read + Send> OvaReader<R> {
         if let Some(file) = self.files.get_mut(disk) {
             file.member = Some(member.name.clone());
         }
-        // Some tools write the length of the file there.
+        // Some tools write the length of the file as the capacity.
         if expected == member.size_bytes && size_bytes != expected {
             if let Some(disk) = self.disks.get_mut(disk) {
                 disk.size_bytes = size_bytes;
@@ -229,7 +229,7 @@ impl<R: Read + Send> OvaReader<R> {
             ));
             return Ok((disk, image));
         }
-        // Either may be larger by what fills its last unit; that nothing is there is looked at when it comes.
+        // Either size may be rounded up; that the excess is zero is checked when it is read.
         if size_bytes.abs_diff(expected) >= unit_bytes {
             let detail = format!(
                 "{:?} holds a disk of {size_bytes} bytes, and the descriptor says {expected}",
@@ -241,7 +241,7 @@ impl<R: Read + Send> OvaReader<R> {
     }
 }
 
-/// What a step has found.
+/// The result of one step.
 enum Step {
     Data(usize, u64),
     End(usize),
@@ -257,9 +257,9 @@ impl<R: Read + Send> OvaReader<R> {
 
     fn step(&mut self) -> Result<Step> {
         loop {
-            match std::mem::replace(&mut self.state, State::Over) {
-                State::Over => return Ok(Step::Over),
-                State::Between(tar, None) => {
+            match std::mem::replace(&mut self.state, OvaReadState::Over) {
+                OvaReadState::Over => return Ok(Step::Over),
+                OvaReadState::Between(tar, None) => {
                     let Some(disk) = self.ended.iter().position(|has_ended| !has_ended) else {
                         return Ok(Step::Over);
                     };
@@ -271,16 +271,16 @@ impl<R: Read + Send> OvaReader<R> {
                         return Err(self.missing(disk, tar.offset()));
                     }
                     self.end(disk);
-                    self.state = State::Between(tar, None);
+                    self.state = OvaReadState::Between(tar, None);
                     return Ok(Step::End(disk));
                 }
-                State::Between(tar, Some(member)) => {
+                OvaReadState::Between(tar, Some(member)) => {
                     let (disk, image) = self.begin(tar, &member)?;
-                    self.state = State::Disk(disk, image);
+                    self.state = OvaReadState::Disk(disk, image);
                 }
-                State::Disk(disk, mut image) => {
+                OvaReadState::Disk(disk, mut image) => {
                     if let Some(offset) = image.next(&mut self.buffer)? {
-                        // An image may be larger by what fills its last block, which is nothing.
+                        // An image may be rounded up to a whole block, which must be zero beyond the disk.
                         let (key, size_bytes) = self
                             .disks
                             .get(disk)
@@ -293,7 +293,7 @@ impl<R: Read + Send> OvaReader<R> {
                             return Err(corrupt("disk", offset, detail));
                         }
                         self.buffer.truncate(most);
-                        self.state = State::Disk(disk, image);
+                        self.state = OvaReadState::Disk(disk, image);
                         if self.buffer.is_empty() {
                             continue;
                         }
@@ -303,7 +303,7 @@ impl<R: Read + Send> OvaReader<R> {
                     self.take_in(digested, tar.offset())?;
                     self.end(disk);
                     let next = self.texts(&mut tar)?;
-                    self.state = State::Between(tar, next);
+                    self.state = OvaReadState::Between(tar, next);
                     return Ok(Step::End(disk));
                 }
             }
@@ -330,7 +330,7 @@ impl<R: Read + Send> ArchiveReader for OvaReader<R> {
         self.corrections.clone()
     }
 
-    fn doubts(&self) -> Vec<String> {
+    fn unverified(&self) -> Vec<String> {
         let Some(manifest) = &self.manifest else {
             return vec![
                 "the archive has no manifest: nothing tells whether its files are as they were sent".to_owned(),

@@ -90,7 +90,7 @@ fn written(is_file: bool) -> Vec<u8> {
     assert_eq!(
         std::fs::read_dir(folder.path()).unwrap().count(),
         1,
-        "nothing else is left"
+        "no temporary file is left"
     );
     bytes
 }
@@ -131,7 +131,7 @@ pub(super) fn archive(members: &[(&str, &[u8])]) -> Vec<u8> {
 }
 
 #[test]
-fn what_is_written_is_read_by_file_and_by_pipe() {
+fn packages_written_to_a_file_or_a_pipe_are_read_again() {
     for is_file in [true, false] {
         let found = read(&written(is_file)).unwrap();
         let [first, second] = devices();
@@ -142,13 +142,13 @@ fn what_is_written_is_read_by_file_and_by_pipe() {
     }
 }
 
-/// What nothing vouches for, when all was read.
-fn doubts(bytes: &[u8]) -> String {
+/// The reader's list of unverified files, after reading everything.
+fn unverified(bytes: &[u8]) -> String {
     let mut tar = TarReader::new(bytes);
     let first = tar.next().unwrap().unwrap();
     let mut reader = OvaReader::open_at_descriptor(tar, &first, READING).unwrap();
     while reader.next().unwrap().is_some() {}
-    reader.doubts().join("; ")
+    reader.unverified().join("; ")
 }
 
 #[test]
@@ -168,7 +168,7 @@ fn a_changed_byte_anywhere_is_found() {
     for at in (0..bytes.len() - 1024).step_by(1777) {
         let mut changed = bytes.clone();
         changed[at] ^= 4;
-        // What fills the space behind a member is nobody's, and a file's owner or time are not about it.
+        // Padding, owners and times do not affect the content.
         if let Ok(found) = read(&changed) {
             let [first, second] = devices();
             assert!(found[0] == first.to_bytes() && found[1] == second.to_bytes(), "{at}");
@@ -177,16 +177,16 @@ fn a_changed_byte_anywhere_is_found() {
 }
 
 #[test]
-fn an_archive_that_is_cut_off_is_never_whole() {
+fn a_truncated_archive_is_an_error() {
     let bytes = written(true);
     for length in (512..bytes.len() - 1024).step_by(4999) {
         assert!(read(&bytes[..length]).is_err(), "{length}");
     }
 }
 
-/// Images that are not made for streams, with the manifest in front, as ovftool has it.
+/// Images that are not stream-optimized, with the manifest in front, as ovftool writes it.
 #[test]
-fn other_images_are_read_too() {
+fn images_of_other_formats_are_read() {
     let folder = tempfile::tempdir().unwrap();
     let [first, _] = devices();
     for (format, extension, uri) in [
@@ -234,7 +234,7 @@ fn other_images_are_read_too() {
             (&name, &content),
         ]);
         assert!(read(&bytes).unwrap()[0] == first.to_bytes(), "{format}");
-        // Packed as a folder: names are those within it.
+        // A packed folder: names are relative to it.
         let bytes = archive(&[
             ("sub/web1.ovf", text.as_bytes()),
             ("sub/web1.mf", manifest.as_bytes()),
@@ -253,7 +253,7 @@ fn other_images_are_read_too() {
 }
 
 #[test]
-fn a_manifest_at_the_end_is_believed_by_every_algorithm() {
+fn a_manifest_at_the_end_is_checked_with_every_algorithm() {
     let (text, content) = (descriptor(&[("disk.img", 4096)], "raw"), vec![7; 4096]);
     for (name, length) in [("SHA1", 40), ("SHA256", 64), ("SHA512", 128)] {
         let manifest = format!("{name}(disk.img)= {}\n", "0".repeat(length));
@@ -264,29 +264,29 @@ fn a_manifest_at_the_end_is_believed_by_every_algorithm() {
         ];
         assert!(read(&archive(&members)).is_err(), "{name}");
         assert_eq!(read(&archive(&members[..2])).unwrap()[0], content);
-        // Nothing vouches for what is in no manifest.
-        assert!(doubts(&archive(&members[..2])).starts_with("the archive has no manifest"));
+        // Files without a digest are reported as unverified.
+        assert!(unverified(&archive(&members[..2])).starts_with("the archive has no manifest"));
         let other = manifest.replace("disk.img", "gone.img");
         let members = [members[0], members[1], ("a.mf", other.as_bytes())];
-        let said = doubts(&archive(&members));
+        let said = unverified(&archive(&members));
         assert!(said.contains("\"gone.img\", which the archive does not have"), "{said}");
         assert!(said.contains("\"disk.img\" is not in the manifest"), "{said}");
     }
-    assert_eq!(doubts(&written(true)), "");
-    // An algorithm that is not known is no damage.
+    assert_eq!(unverified(&written(true)), "");
+    // An unsupported algorithm is not damage.
     let members: [(&str, &[u8]); 3] = [
         ("a.ovf", text.as_bytes()),
         ("disk.img", &content),
         ("a.mf", b"BLAKE3(a.ovf)= 00\nBLAKE3(disk.img)= 00\n"),
     ];
     assert_eq!(read(&archive(&members)).unwrap()[0], content);
-    let said = doubts(&archive(&members));
+    let said = unverified(&archive(&members));
     assert!(
         said.contains("\"disk.img\" by an algorithm that is not known"),
         "{said}"
     );
     assert!(!said.contains("is not in the manifest"), "{said}");
-    // oVirt counts in whole GiB, and the image may have less; what it has behind that is no part of the disk, and must be nothing.
+    // oVirt rounds up to GiB, and the image may be smaller; bytes of the image beyond the disk must be zero.
     let counted = |count: u64, content: &[u8]| {
         let text = descriptor(&[("disk.img", count)], "raw")
             .replace("ovf:diskId", "ovf:capacityAllocationUnits=\"byte * 2^22\" ovf:diskId");
@@ -300,14 +300,14 @@ fn a_manifest_at_the_end_is_believed_by_every_algorithm() {
     disk[(5 << 20) - 1] = 1;
     let error = counted(1, &disk).unwrap_err().to_string();
     assert!(error.contains("has data behind the 4194304 bytes"), "{error}");
-    // Half of a disk is none.
+    // An image of half the capacity is refused.
     let text = descriptor(&[("disk.img", 4 << 20)], "raw");
     let error = read(&archive(&[("a.ovf", text.as_bytes()), ("disk.img", &content)])).unwrap_err();
     assert!(matches!(error, Error::Corrupt { what: "disk", .. }), "{error}");
 }
 
 #[test]
-fn what_is_missing_or_too_much_is_told() {
+fn missing_and_surplus_members_are_errors() {
     let text = descriptor(&[("disk0.vmdk", MIB)], STREAM);
     let error = read(&archive(&[("web1.ovf", text.as_bytes())]))
         .unwrap_err()

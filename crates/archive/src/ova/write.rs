@@ -14,10 +14,10 @@ use super::manifest::line_of;
 use crate::tar::{BLOCK_BYTES, header, padding_of};
 use crate::{Error, Result};
 
-/// A disk that is to be in an archive.
+/// A disk to write into an archive.
 #[derive(Clone)]
 pub struct OvaDisk<'d> {
-    /// What its image is called there, as the descriptor refers to it.
+    /// The name of its image, as in the descriptor.
     pub href: String,
     /// The identity of its image.
     pub id: ImageId,
@@ -25,26 +25,26 @@ pub struct OvaDisk<'d> {
     pub device: Arc<dyn BlockDevice + 'd>,
 }
 
-/// Where an archive goes. How long an image is stands before it, and is known after it.
+/// The output of an archive. The length of an image precedes it, but is known only when it has been compressed.
 pub enum OvaOutput {
-    /// A file, in which lengths are filled in afterwards.
+    /// A file, whose headers are completed afterwards.
     File(File),
-    /// A pipe: each image is kept in a file without a name until it is whole, in this folder.
+    /// A pipe: each image is first written to an unnamed temporary file in this folder.
     Pipe(Box<dyn Write + Send>, PathBuf),
 }
 
-/// How an archive is written.
+/// Options for writing an archive.
 #[derive(Debug, Clone, Copy)]
 pub struct OvaWriteOptions {
-    /// Threads that compress.
+    /// Number of compression threads.
     pub threads: NonZero<usize>,
-    /// How hard, 1 to 12; a good default where not given.
+    /// Compression level, 1 to 12; `None` for the default.
     pub level: Option<u32>,
-    /// When the members were changed, in seconds since 1970.
+    /// Modification time of the members, in seconds since 1970.
     pub time: u64,
 }
 
-/// What was written.
+/// The result of writing an archive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct OvaWritten {
     /// Bytes of the archive.
@@ -53,10 +53,10 @@ pub struct OvaWritten {
 
 /// Writes an archive: the descriptor, which is `NAME.ovf`, the disks in the order in which it names them, and a manifest.
 ///
-/// Images are VMDKs for streams, compressed on all cores. `progress` is told how many bytes of the disks are done, and stops it by an error.
+/// Images are stream-optimized VMDKs, compressed on all cores. `progress` gets the number of disk bytes that are done, and can abort with an error.
 ///
 /// # Errors
-/// Reading the disks, writing, what `progress` gives. What was written until then is no archive.
+/// Reading the disks, writing, errors of `progress`. The output is then incomplete.
 pub fn write_ova(
     output: OvaOutput,
     (name, descriptor): (&str, &str),
@@ -78,7 +78,7 @@ pub fn write_ova(
             OvaOutput::File(_) => writer.disk_in_place(disk, &mut told)?,
             OvaOutput::Pipe(_, folder) => {
                 let folder = folder.clone();
-                writer.disk_by_detour(disk, &folder, &mut told)?;
+                writer.disk_through_file(disk, &folder, &mut told)?;
             }
         }
         before += disk.device.size_bytes();
@@ -130,7 +130,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Writes an image behind a header that is filled in afterwards.
+    /// Writes an image behind a header that is completed afterwards.
     fn disk_in_place(
         &mut self,
         disk: &OvaDisk<'_>,
@@ -157,8 +157,8 @@ impl Writer {
         Ok(())
     }
 
-    /// Writes an image into a file, and from there behind its header.
-    fn disk_by_detour(
+    /// Writes an image to a temporary file, then its header and its content.
+    fn disk_through_file(
         &mut self,
         disk: &OvaDisk<'_>,
         folder: &std::path::Path,
@@ -189,14 +189,14 @@ impl Writer {
     }
 }
 
-/// Writes an image; its length and its SHA-256.
+/// Writes an image; returns its length and its SHA-256.
 fn write_image(
     output: &mut dyn Write,
     disk: &OvaDisk<'_>,
     options: OvaWriteOptions,
     progress: &mut dyn FnMut(u64) -> std::io::Result<()>,
 ) -> Result<(u64, Vec<u8>)> {
-    let mut output = Hashing {
+    let mut output = HashingWriter {
         output,
         context: Context::new(&SHA256),
         length: 0,
@@ -222,7 +222,7 @@ fn write_image(
             source,
         });
     }
-    // What could not be written is told as such: an image does not know what it is written to.
+    // The image's error hides that writing the archive failed: report that failure instead.
     if let Some(source) = output.failure {
         return Err(Error::Write {
             offset: output.length,
@@ -237,27 +237,27 @@ fn write_image(
     Ok((output.length, output.context.finish().as_ref().to_vec()))
 }
 
-/// An error that is told twice.
-fn copy_of(error: &std::io::Error) -> std::io::Error {
+/// A copy of an error that is reported twice.
+fn duplicate_error(error: &std::io::Error) -> std::io::Error {
     match error.raw_os_error() {
         Some(number) => std::io::Error::from_raw_os_error(number),
         None => std::io::Error::new(error.kind(), error.to_string()),
     }
 }
 
-/// Counts and digests what is written, and remembers why it could not be.
-struct Hashing<'a> {
+/// Counts and hashes written bytes, and keeps the error of a failed write.
+struct HashingWriter<'a> {
     output: &'a mut dyn Write,
     context: Context,
     length: u64,
     failure: Option<std::io::Error>,
 }
 
-impl Write for Hashing<'_> {
+impl Write for HashingWriter<'_> {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
         let count = self.output.write(bytes).inspect_err(|error| {
             if error.kind() != std::io::ErrorKind::Interrupted {
-                self.failure = Some(copy_of(error));
+                self.failure = Some(duplicate_error(error));
             }
         })?;
         self.context.update(bytes.get(..count).unwrap_or_default());

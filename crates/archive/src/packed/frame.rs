@@ -1,17 +1,17 @@
-//! What gzip and zstd have in common here: frames of bounded length, and the input that they are read from.
+//! Shared by gzip and zstd: frames of bounded length, and the input that they are read from.
 
 use std::io;
 use std::io::{Cursor, Read};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Frames that are longer, packed or unpacked, are unpacked piecemeal.
+/// Longer frames, packed or unpacked, are unpacked in pieces on one thread.
 pub(crate) const FRAME_BYTES_MAX: usize = 64 << 20;
 
-/// How a stream is packed.
+/// The compression of a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Packing {
-    /// Not at all.
+    /// None.
     None,
     /// gzip, RFC 1952.
     Gzip,
@@ -20,7 +20,7 @@ pub enum Packing {
 }
 
 impl Packing {
-    /// How the stream that begins with these bytes is packed; four bytes tell.
+    /// Detects the compression of a stream by its first four bytes.
     pub fn sniff(start: &[u8]) -> Self {
         match start {
             [0x1f, 0x8b, ..] => Self::Gzip,
@@ -29,7 +29,7 @@ impl Packing {
         }
     }
 
-    /// What a person calls it.
+    /// Its usual name.
     pub fn name(self) -> &'static str {
         match self {
             Self::None => "none",
@@ -39,7 +39,7 @@ impl Packing {
     }
 }
 
-/// The stream as it comes, counted; what was read too far is given back.
+/// The packed stream, with a byte counter; bytes that were read ahead can be put back.
 pub(crate) struct Input {
     pub(crate) ahead: Cursor<Vec<u8>>,
     pub(crate) stream: Box<dyn Read + Send>,
@@ -56,7 +56,7 @@ impl Input {
     /// Appends `count` bytes to `bytes`.
     ///
     /// # Errors
-    /// The stream ends before.
+    /// The stream ends early.
     pub(crate) fn append(&mut self, bytes: &mut Vec<u8>, count: usize) -> io::Result<()> {
         let read = self.by_ref().take(count as u64).read_to_end(bytes)?;
         if read == count {
@@ -82,13 +82,13 @@ impl Read for Input {
     }
 }
 
-/// What stands at the place of a frame.
+/// The next frame of a stream.
 pub(crate) enum Frame {
-    /// Nothing: the stream ends here.
+    /// None: the stream ends here.
     End,
-    /// A frame, and how much is in it.
+    /// A whole frame, with its unpacked length.
     Whole { bytes: Vec<u8>, unpacked_bytes: usize },
-    /// A frame that does not say how long it is, or is very long, and what was read of it.
+    /// The start of a frame of unknown or excessive length.
     Long { start: Vec<u8> },
 }
 

@@ -1,6 +1,6 @@
-//! Members of gzip that say how long they are.
+//! Members of gzip that record their length.
 //!
-//! Source: RFC 1952, section 2.3.1.1: subfields of the extra field. Ours is `HF`: the length of the member and of what is in it.
+//! Source: RFC 1952, section 2.3.1.1: subfields of the extra field. Ours is `HF`: the packed and the unpacked length of the member.
 
 #![deny(clippy::indexing_slicing)]
 #![cfg_attr(not(test), deny(clippy::string_slice))]
@@ -24,7 +24,7 @@ const TAIL_BYTES: usize = 8;
 const NOTHING: [u8; 2] = [3, 0];
 pub(crate) const SIZES: [u8; 2] = *b"HF";
 pub(crate) const INDEX: [u8; 2] = *b"HX";
-/// A subfield of an index member holds at most so much: the extra field has a length of 16 bits.
+/// Limit of a subfield of an index member: the length of the extra field has 16 bits.
 pub(crate) const INDEX_BYTES_MAX: usize = 0xffff - 4 - 12;
 
 /// Head of a member, up to its extra field.
@@ -71,7 +71,7 @@ pub(crate) fn index_member(bytes: &[u8]) -> io::Result<Vec<u8>> {
     Ok(member)
 }
 
-/// What is in an index member, if `member` is one.
+/// The content of an index member, if `member` is one.
 pub(crate) fn index_of(member: &[u8]) -> Option<&[u8]> {
     let head = Record::<4>::first_of(member.get(MEMBER_HEAD_BYTES..)?)?;
     let length = usize::from(head.le_u16::<2>());
@@ -81,15 +81,15 @@ pub(crate) fn index_of(member: &[u8]) -> Option<&[u8]> {
         .filter(|_| is_one)
 }
 
-/// Makes sure that an index member has nothing in it, as everybody else reads it too.
+/// Checks that an index member unpacks to nothing, as other programs unpack it.
 ///
 /// # Errors
-/// What is wrong with it.
+/// A description of the fault.
 pub(crate) fn check_index(member: &[u8]) -> Result<(), &'static str> {
     let again = index_of(member).map(index_member);
     match again {
         Some(Ok(again)) if again == member => Ok(()),
-        _ => Err("a member of it is not as it was written"),
+        _ => Err("one of its members is malformed"),
     }
 }
 
@@ -99,7 +99,7 @@ pub(crate) fn checksum_of(member: &[u8]) -> Option<u32> {
     Some(Record::new(tail).le_u32::<0>())
 }
 
-/// Length of a member and of what is in it, where the member says so.
+/// Packed and unpacked length of a member, if it records them.
 pub(crate) fn sizes(head: &[u8]) -> Option<(usize, usize)> {
     let head = Record::<MEMBER_HEAD_BYTES>::first_of(head)?;
     let is_ours = *head.field::<0, 4>() == [0x1f, 0x8b, 8, FLAG_EXTRA]
@@ -122,7 +122,7 @@ pub(crate) fn read_member(input: &mut Input) -> io::Result<Frame> {
     if bytes.is_empty() {
         return Ok(Frame::End);
     }
-    // Tapes, and whoever writes whole blocks, put zeroes behind the last one; gzip passes over them.
+    // Tapes and block-wise writers pad with zeroes; gzip ignores them.
     if bytes.iter().all(|byte| *byte == 0) && is_rest_zero(input)? {
         return Ok(Frame::End);
     }
@@ -138,7 +138,7 @@ pub(crate) fn read_member(input: &mut Input) -> io::Result<Frame> {
     }
 }
 
-/// Whether all that follows is zero; it is read for that.
+/// Whether the rest of the input is zero; reads it to the end.
 fn is_rest_zero(input: &mut Input) -> io::Result<bool> {
     use io::Read as _;
     let mut buffer = vec![0; 64 << 10];
@@ -153,7 +153,7 @@ fn is_rest_zero(input: &mut Input) -> io::Result<bool> {
     }
 }
 
-/// Unpacks a member that says that it holds `unpacked_bytes`.
+/// Unpacks a member whose recorded unpacked length is `unpacked_bytes`.
 pub(crate) fn unpack(
     decompressor: &mut libdeflater::Decompressor,
     member: &[u8],

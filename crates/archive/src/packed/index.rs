@@ -1,4 +1,4 @@
-//! The index behind a packed stream.
+//! The index at the end of a packed stream.
 
 #![deny(clippy::indexing_slicing)]
 #![cfg_attr(not(test), deny(clippy::string_slice))]
@@ -14,10 +14,10 @@ use crate::{Error, Result};
 
 /// Bytes of an entry in both forms: packed length, length, checksum.
 pub(super) const ENTRY_BYTES: usize = 12;
-/// A stream of 4 PiB in blocks of 1 MiB has as many.
+/// The number of 1 MiB blocks of a stream of 4 PiB.
 pub(super) const ENTRY_COUNT_MAX: u64 = 1 << 32;
 
-/// What ends an index in a gzip file.
+/// The magic number at the end of an index in a gzip file.
 const GZIP_MAGIC: [u8; 8] = *b"HFINDEX1";
 /// Magic, number of entries, bytes of the members with entries.
 const GZIP_FOOTER_BYTES: usize = 24;
@@ -26,23 +26,23 @@ pub(crate) const GZIP_END_BYTES: usize = gzip::MEMBER_HEAD_BYTES + 4 + GZIP_FOOT
 /// Entries of an index member.
 const GZIP_ENTRIES_MAX: usize = gzip::INDEX_BYTES_MAX / ENTRY_BYTES;
 
-/// What ends a seek table of zstd.
+/// The magic number at the end of a seek table of zstd.
 const ZSTD_MAGIC: u32 = 0x8f92_eab1;
 /// Number of entries, descriptor, magic.
 pub(super) const ZSTD_FOOTER_BYTES: usize = 9;
 const ZSTD_HEAD_BYTES: usize = 8;
 const ZSTD_HAS_CHECKSUMS: u8 = 0x80;
-/// Number of entries, what they have, and the magic number.
+/// Number of entries, descriptor, magic number.
 type ZstdFooter<'a> = Record<'a, ZSTD_FOOTER_BYTES>;
 
-/// A block of the stream, and where it is packed.
+/// A block of the stream, with its offset in the packed file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct IndexEntry {
-    /// Where it is in the packed file.
+    /// Its offset in the packed file.
     pub packed_offset: u64,
-    /// Its length there.
+    /// Its packed length.
     pub packed_bytes: u32,
-    /// Where it is in the stream.
+    /// Its offset in the stream.
     pub offset: u64,
     /// Its length in the stream.
     pub bytes: u32,
@@ -50,7 +50,7 @@ pub struct IndexEntry {
     pub checksum: u32,
 }
 
-/// Where the blocks of a packed stream are.
+/// The offsets of all blocks of a packed stream.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct PackedIndex {
     entries: Vec<IndexEntry>,
@@ -69,7 +69,7 @@ impl PackedIndex {
             .map_or(0, |last| last.offset + u64::from(last.bytes))
     }
 
-    /// Length of all packed blocks: where the index begins.
+    /// Total length of the packed blocks, which is the offset of the index.
     pub fn packed_bytes(&self) -> u64 {
         self.entries
             .last()
@@ -86,7 +86,7 @@ impl PackedIndex {
         });
     }
 
-    /// The place of the block that holds `offset`.
+    /// The number of the block that contains `offset`.
     pub(crate) fn find(&self, offset: u64) -> usize {
         self.entries
             .partition_point(|entry| entry.offset + u64::from(entry.bytes) <= offset)
@@ -100,7 +100,7 @@ impl PackedIndex {
         words.flat_map(u32::to_le_bytes).collect()
     }
 
-    /// The bytes that follow the blocks.
+    /// The encoded index, to be written behind the blocks.
     pub(crate) fn encode(&self, packing: Packing) -> io::Result<Vec<u8>> {
         match packing {
             Packing::Gzip => self.encode_gzip(),
@@ -136,10 +136,10 @@ impl PackedIndex {
         Ok(bytes)
     }
 
-    /// Reads the index of a file of `file_bytes`. `read` gives bytes of the file.
+    /// Reads the index of a file of `file_bytes`. `read` returns a range of the file.
     ///
     /// # Errors
-    /// The file has none; or it has one that does not agree with the file's length. Reading.
+    /// The file has no index, or one that contradicts the file's length. Reading.
     pub(crate) fn read(
         packing: Packing,
         file_bytes: u64,
@@ -166,7 +166,7 @@ impl PackedIndex {
             let bytes = read(at, most)?;
             let sizes = gzip::sizes(&bytes).and_then(|(length, _)| bytes.get(..length));
             let entries = sizes.and_then(gzip::index_of);
-            let entries = entries.ok_or_else(|| wrong(at, "a member of it is not understood"))?;
+            let entries = entries.ok_or_else(|| wrong(at, "one of its members is malformed"))?;
             gzip::check_index(sizes.unwrap_or_default()).map_err(|detail| wrong(at, detail))?;
             table.extend_from_slice(entries);
             at += sizes.map_or(0, <[u8]>::len) as u64;
@@ -198,16 +198,16 @@ impl PackedIndex {
         let head = Record::<ZSTD_HEAD_BYTES>::first_of(&head).ok_or(Error::NoIndex)?;
         let length = u64::from(head.le_u32::<4>());
         if head.le_u32::<0>() != SEEK_TABLE || length != table_bytes + ZSTD_FOOTER_BYTES as u64 {
-            return Err(wrong(start, "its head does not agree with its end"));
+            return Err(wrong(start, "its start contradicts its end"));
         }
-        // The file has as many bytes, so that nobody is made to allocate what is not there.
+        // The table is not longer than the file, which bounds the allocation.
         let table_bytes = usize::try_from(table_bytes).map_err(|_| wrong(start, "it is too long"))?;
         Self::decode(&read(table_at, table_bytes)?, count, start)?.of_all(Packing::Zstd, start, read)
     }
 
     fn decode(table: &[u8], count: u64, packed_bytes: u64) -> Result<Self> {
         if table.len() as u64 != count.saturating_mul(ENTRY_BYTES as u64) {
-            return Err(wrong(packed_bytes, "it has not as many entries as it says"));
+            return Err(wrong(packed_bytes, "its number of entries is wrong"));
         }
         let mut index = Self::default();
         let (entries, _) = table.as_chunks();
@@ -215,21 +215,21 @@ impl PackedIndex {
             let (packed, bytes, checksum) = entry_of(entry);
             let most = u32::try_from(FRAME_BYTES_MAX).unwrap_or(u32::MAX);
             if packed > most || bytes > most {
-                return Err(wrong(packed_bytes, "a block of it is larger than any"));
+                return Err(wrong(packed_bytes, "one of its blocks is too large"));
             }
-            // It would be passed over, and everything behind it be somewhere else.
+            // An empty block would be skipped, and all blocks behind it would be misplaced.
             if bytes == 0 && count > 1 {
-                return Err(wrong(packed_bytes, "a block of it holds nothing"));
+                return Err(wrong(packed_bytes, "one of its blocks is empty"));
             }
             index.push(packed, bytes, checksum);
         }
         Ok(index)
     }
 
-    /// The same, if its blocks are all that stands before it.
+    /// Returns the index if its blocks are all that precedes it.
     ///
     /// # Errors
-    /// [`Error::NoIndex`]: others stand before them, as where packed files were joined; both formats allow that.
+    /// [`Error::NoIndex`] if there are other blocks before them: both formats allow concatenated files.
     fn of_all(
         self,
         packing: Packing,
@@ -252,14 +252,14 @@ pub(super) fn entry_of(bytes: &[u8; ENTRY_BYTES]) -> (u32, u32, u32) {
     (entry.le_u32::<0>(), entry.le_u32::<4>(), entry.le_u32::<8>())
 }
 
-/// Number of entries and length of the members that hold them, if this is what the last member of an index holds.
+/// Number of entries and length of their members, if `content` is that of the last member of an index.
 pub(super) fn gzip_footer(content: &[u8]) -> Option<(u64, u64)> {
     let footer = Record::<GZIP_FOOTER_BYTES>::new(content.try_into().ok()?);
     let is_one = *footer.field::<0, 8>() == GZIP_MAGIC;
     is_one.then(|| (footer.le_u64::<8>(), footer.le_u64::<16>()))
 }
 
-/// Number of entries, if this is the end of a seek table with checksums.
+/// Number of entries, if `bytes` is the end of a seek table with checksums.
 pub(super) fn zstd_footer(bytes: &[u8]) -> Option<u64> {
     let footer = ZstdFooter::new(bytes.try_into().ok()?);
     let is_one = footer.byte::<4>() == ZSTD_HAS_CHECKSUMS && footer.le_u32::<5>() == ZSTD_MAGIC;

@@ -1,7 +1,7 @@
-//! A stream that is packed on all cores, and can be read at any place later.
+//! Streams that are compressed on all cores and allow random access.
 //!
-//! What is written is a valid gzip file (RFC 1952) or zstd file (RFC 8878) of many members or frames, each of one block of the stream, with an
-//! index behind them in the ways that these formats have for such: see `docs/format/packed-streams.md`. Whoever unpacks it otherwise does not notice.
+//! The output is a valid gzip file (RFC 1952) or zstd file (RFC 8878) of many members or frames, one for each block of the stream, followed by an
+//! index that other programs ignore: see `docs/format/packed-streams.md`.
 
 pub(crate) mod gzip;
 mod index;

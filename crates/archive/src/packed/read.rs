@@ -1,4 +1,4 @@
-//! Reading a packed file at any place, by its index.
+//! Random access to a packed file by its index.
 
 #![deny(clippy::indexing_slicing)]
 #![cfg_attr(not(test), deny(clippy::string_slice))]
@@ -13,15 +13,15 @@ use super::gzip;
 use super::index::{IndexEntry, PackedIndex};
 use super::write::low;
 use crate::checksum::xxh64;
-use crate::ordered_pool::{InOrder, Threads};
+use crate::ordered_pool::{OrderedResults, Threads};
 use crate::packed::frame::Packing;
 use crate::packed::unpack::Unpacked;
 use crate::{Error, Result};
 
-/// Blocks that are kept unpacked.
+/// Number of unpacked blocks in the cache.
 const KEPT: usize = 4;
 
-/// A packed file with an index, as what is packed in it.
+/// A packed file with an index, as a device with the unpacked content.
 pub struct PackedFile {
     inner: Arc<Inner>,
     kept: Mutex<Vec<(usize, Arc<Vec<u8>>)>>,
@@ -33,10 +33,10 @@ struct Inner {
     index: PackedIndex,
 }
 
-/// What a check has found good.
+/// The result of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PackedReport {
-    /// Blocks that were unpacked and compared with their checksums.
+    /// Blocks that were unpacked and verified.
     pub block_count: u64,
     /// Bytes of the stream.
     pub unpacked_bytes: u64,
@@ -46,7 +46,7 @@ impl PackedFile {
     /// Reads the index of a file.
     ///
     /// # Errors
-    /// [`Error::NoIndex`]: it is packed otherwise, or not at all. An index that contradicts the file. Reading.
+    /// [`Error::NoIndex`] if another program packed it, or if it is not packed. An index that contradicts the file. Reading.
     pub fn open(file: Arc<dyn BlockDevice>) -> Result<Self> {
         let size_bytes = file.size_bytes();
         let mut start = vec![0; usize::try_from(size_bytes.min(4)).unwrap_or_default()];
@@ -63,21 +63,21 @@ impl PackedFile {
         })
     }
 
-    /// How it is packed.
+    /// Its compression.
     pub fn packing(&self) -> Packing {
         self.inner.packing
     }
 
-    /// Where its blocks are.
+    /// Its index.
     pub fn index(&self) -> &PackedIndex {
         &self.inner.index
     }
 
-    /// Unpacks every block on `threads` threads, and compares it with the index. `progress` is told how many bytes of the file are done, and stops
-    /// it by an error.
+    /// Unpacks every block on `threads` threads and compares it with the index. `progress` gets the number of packed bytes that are done, and can
+    /// abort with an error.
     ///
     /// # Errors
-    /// The first block that is not what it was.
+    /// The first damaged block.
     pub fn check(
         &self,
         threads: NonZero<usize>,
@@ -88,7 +88,7 @@ impl PackedFile {
             load_max: None,
         };
         let mut numbers = 0..self.inner.index.entries().len();
-        let results = InOrder::start(
+        let results = OrderedResults::start(
             threads,
             move || numbers.next(),
             || {
@@ -109,7 +109,7 @@ impl PackedFile {
         Ok(report)
     }
 
-    /// What is packed in it as a stream, unpacked on `threads` threads; every block is compared with the index on the way.
+    /// The content as a stream, unpacked on `threads` threads; every block is compared with the index.
     pub fn stream(&self, threads: NonZero<usize>) -> Unpacked {
         let threads = Threads {
             count: threads,
@@ -117,7 +117,7 @@ impl PackedFile {
         };
         let mut numbers = 0..self.inner.index.entries().len();
         let damaged = |error| std::io::Error::new(std::io::ErrorKind::InvalidData, error);
-        Unpacked::of_blocks(InOrder::start(
+        Unpacked::of_blocks(OrderedResults::start(
             threads,
             move || numbers.next(),
             || {
@@ -152,9 +152,9 @@ impl Inner {
         let mut packed = vec![0; usize::try_from(entry.packed_bytes).unwrap_or_default()];
         self.file.read_at(&mut packed, entry.packed_offset)?;
         let length = usize::try_from(entry.bytes).unwrap_or_default();
-        // Whoever reads the file in order goes by these, and would not get as far.
+        // Sequential readers rely on the size fields and would fail here.
         if self.packing == Packing::Gzip && gzip::sizes(&packed) != Some((packed.len(), length)) {
-            return Err(damaged(entry, "its size field is not what the index says".to_owned()));
+            return Err(damaged(entry, "its size field contradicts the index".to_owned()));
         }
         let unpacked = match self.packing {
             Packing::Gzip => gzip::unpack(&mut libdeflater::Decompressor::new(), &packed, length),
@@ -177,7 +177,7 @@ impl Inner {
     }
 }
 
-/// What the file below says stays what it is; a block that is damaged is not taken for a medium that is.
+/// Keeps errors of the underlying file, and distinguishes a damaged block from a failing medium.
 fn to_device(error: Error) -> DeviceError {
     match error {
         Error::Device(error) => error,

@@ -1,9 +1,8 @@
-//! What came of a stream that is read in order, held against the index behind it.
+//! Validates a packed stream that is read in order against the index behind it.
 //!
-//! A block is whole by itself, so one that was lost, comes twice or stands at another's place is noticed by the index alone. A *run* is what came
-//! since the last index and may belong to one stream of ours: blocks of full length, and at its end perhaps a shorter one. That bounds
-//! it, too: what is kept of a block stands for all of its bytes, which somebody has to unpack. What a block says of itself is believed here; whoever unpacks it
-//! finds out whether that is true.
+//! Each block is valid by itself, so only the index shows that a block is missing, duplicated or misplaced. A *run* is the sequence of blocks since
+//! the last index that may belong to one stream of ours: blocks of full length, and perhaps a shorter one at its end. This bounds the memory: each
+//! kept summary stands for a full block of input. Recorded lengths and checksums are trusted here; they are verified when the block is unpacked.
 
 #![deny(clippy::indexing_slicing)]
 #![cfg_attr(not(test), deny(clippy::string_slice))]
@@ -14,21 +13,21 @@ use super::index::{ENTRY_BYTES, ENTRY_COUNT_MAX, ZSTD_FOOTER_BYTES, entry_of, gz
 use super::{gzip, zstd_frame};
 use crate::packed::frame::{GZIP_BLOCK_BYTES, Input, ZSTD_BLOCK_BYTES};
 
-/// Entries of a seek table that are read at once.
+/// Entries of a seek table per read.
 const ENTRIES_AT_ONCE: usize = 4096;
 
-/// A block, as it says of itself or as an index does.
+/// Lengths and checksum of a block, as recorded in the block or in an index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Block {
+struct BlockSummary {
     packed_bytes: u32,
     bytes: u32,
-    /// None where a frame of zstd has none.
+    /// `None` if a frame of zstd has none.
     checksum: Option<u32>,
 }
 
-impl Block {
+impl BlockSummary {
     fn new(packed: &[u8], bytes: usize, checksum: Option<u32>) -> Self {
-        // Frames that are longer than an index can say are none of these.
+        // An index cannot describe longer frames, so they never match an entry.
         let length = |length| u32::try_from(length).unwrap_or(u32::MAX);
         Self {
             packed_bytes: length(packed.len()),
@@ -51,26 +50,26 @@ impl Block {
         usize::try_from(self.bytes) == Ok(full_bytes)
     }
 
-    /// Whether it is what an entry says, as far as it says anything.
+    /// Whether it matches an entry, as far as both have the fields.
     fn agrees_with(&self, entry: &Self) -> bool {
         (self.packed_bytes, self.bytes) == (entry.packed_bytes, entry.bytes)
             && (self.checksum.is_none() || self.checksum == entry.checksum)
     }
 }
 
-/// Members of gzip: ours are known by their size field, and each of them has to stand in an index.
+/// Validates members of gzip: ours have a size field, and each of them must be in an index.
 #[derive(Debug, Default)]
 pub(crate) struct GzipValidator {
-    run: Vec<Block>,
-    /// Of the index that has begun: how many blocks it has named, and how long it is.
+    run: Vec<BlockSummary>,
+    /// Of the index that has begun: the number of its entries so far, and its length.
     index: Option<(usize, u64)>,
 }
 
 impl GzipValidator {
-    /// Takes in a member of ours, which holds `unpacked_bytes`.
+    /// Adds a member of ours, which holds `unpacked_bytes`.
     ///
     /// # Errors
-    /// It is of an index that says something else than what came; or it should be one, and is not.
+    /// It is an index member that contradicts the blocks, or an index member was expected.
     pub(crate) fn member(&mut self, member: &[u8], unpacked_bytes: usize) -> io::Result<()> {
         if let Some(content) = gzip::index_of(member) {
             gzip::check_index(member).map_err(differs)?;
@@ -84,14 +83,14 @@ impl GzipValidator {
             return Err(without_index());
         }
         let checksum = gzip::checksum_of(member);
-        self.run.push(Block::new(member, unpacked_bytes, checksum));
+        self.run.push(BlockSummary::new(member, unpacked_bytes, checksum));
         Ok(())
     }
 
-    /// Makes sure that the stream may end here, or go on with what others have packed.
+    /// Checks that the stream may end here, or continue with blocks of another program.
     ///
     /// # Errors
-    /// The index did not come.
+    /// The index is missing.
     pub(crate) fn check_over(&self) -> io::Result<()> {
         if self.run.is_empty() && self.index.is_none() {
             Ok(())
@@ -107,7 +106,7 @@ impl GzipValidator {
         }
         for entry in content.as_chunks().0 {
             let came = self.run.get(number);
-            if !came.is_some_and(|block| block.agrees_with(&Block::of_entry(entry))) {
+            if !came.is_some_and(|block| block.agrees_with(&BlockSummary::of_entry(entry))) {
                 return Err(differs(&at_place(number)));
             }
             number += 1;
@@ -130,18 +129,18 @@ impl GzipValidator {
     }
 }
 
-/// Frames of zstd: nothing tells ours from those of others, which may stand before ours and have seek tables in other ways.
+/// Validates frames of zstd. Ours cannot be distinguished from those of other programs, which may precede ours and may have other seek tables.
 #[derive(Debug, Default)]
 pub(crate) struct ZstdValidator {
-    run: Vec<Block>,
-    /// Since the last index something came that cannot be of the stream that the run is of.
+    run: Vec<BlockSummary>,
+    /// Since the last index there were frames that cannot belong to the run's stream.
     has_others: bool,
-    /// Blocks of full length stood before a stream of ours that was whole.
+    /// Blocks of full length preceded a complete stream of ours.
     has_surplus: bool,
 }
 
 impl ZstdValidator {
-    /// Takes in a frame, which holds `unpacked_bytes`.
+    /// Adds a frame, which holds `unpacked_bytes`.
     pub(crate) fn frame(&mut self, frame: &[u8], unpacked_bytes: usize) {
         let is_over = self.run.last().is_some_and(|last| !last.is_full(ZSTD_BLOCK_BYTES));
         if is_over || self.run.len() as u64 == ENTRY_COUNT_MAX {
@@ -149,19 +148,19 @@ impl ZstdValidator {
             self.has_others = true;
         }
         let checksum = zstd_frame::checksum_of(frame);
-        self.run.push(Block::new(frame, unpacked_bytes, checksum));
+        self.run.push(BlockSummary::new(frame, unpacked_bytes, checksum));
     }
 
-    /// Whether what came since the last index consists of frames of the length in which ours are cut, and of no shorter one, as the last one mostly is.
+    /// Whether all frames since the last index have our full block length, so that the stream may be truncated: our last frame is usually shorter.
     pub(crate) fn may_be_cut(&self) -> bool {
         let is_full = self.run.last().is_some_and(|last| last.is_full(ZSTD_BLOCK_BYTES));
         self.has_surplus || is_full && !self.has_others
     }
 
-    /// Reads a frame of `length` bytes that decoders skip, and which is of the kind that seek tables are.
+    /// Reads a skippable frame of `length` bytes with the magic number of seek tables.
     ///
     /// # Errors
-    /// It is a seek table that says something else than what came. Reading.
+    /// It is a seek table that contradicts the blocks. Reading.
     pub(crate) fn skippable(&mut self, input: &mut Input, length: u32) -> io::Result<()> {
         let length = usize::try_from(length).unwrap_or(usize::MAX);
         let table_bytes = length.saturating_sub(ZSTD_FOOTER_BYTES);
@@ -174,12 +173,12 @@ impl ZstdValidator {
             bytes.clear();
             input.append(&mut bytes, entries * ENTRY_BYTES)?;
             for entry in bytes.as_chunks().0 {
-                table.entry(Block::of_entry(entry));
+                table.entry(BlockSummary::of_entry(entry));
             }
             left -= entries;
         }
         bytes.clear();
-        // What is no table has an end of any length below 21.
+        // A frame that is no table may leave a remainder of any length below 21.
         input.append(&mut bytes, length - count * ENTRY_BYTES)?;
         let is_table = zstd_footer(&bytes).is_some_and(|named| named == count as u64);
         if !is_table || !table.is_of_run || self.has_others && !table.is_cut_as_ours {
@@ -203,23 +202,23 @@ impl ZstdValidator {
     }
 }
 
-/// A seek table, compared with the run before it as it is read.
+/// A seek table, compared with the preceding run while it is read.
 struct Table<'a> {
-    run: &'a [Block],
+    run: &'a [BlockSummary],
     count: usize,
     number: usize,
-    /// The first entry that is not as the block at its place.
+    /// The first entry that differs from its block.
     difference: Option<usize>,
-    /// The first block stands also before the blocks that it names.
+    /// The first block also precedes the blocks of the table.
     is_doubled: bool,
-    /// All of its blocks but the last are of full length.
+    /// All of its blocks except the last have full length.
     is_cut_as_ours: bool,
-    /// It names no frames without content: others name those, too, that decoders skip.
+    /// It has no entries of empty frames: other programs list skippable frames, too.
     is_of_run: bool,
 }
 
 impl<'a> Table<'a> {
-    fn new(run: &'a [Block], count: usize) -> Self {
+    fn new(run: &'a [BlockSummary], count: usize) -> Self {
         Self {
             run,
             count,
@@ -231,7 +230,7 @@ impl<'a> Table<'a> {
         }
     }
 
-    fn entry(&mut self, entry: Block) {
+    fn entry(&mut self, entry: BlockSummary) {
         let before = self.run.len().checked_sub(self.count);
         let came = before.and_then(|before| self.run.get(before + self.number));
         if self.difference.is_none() && !came.is_some_and(|block| block.agrees_with(&entry)) {
@@ -246,7 +245,7 @@ impl<'a> Table<'a> {
     }
 }
 
-/// Why a stream of ours that has no index is not whole.
+/// The error of a stream of ours without an index.
 fn without_index() -> io::Error {
     io::Error::new(
         io::ErrorKind::UnexpectedEof,
@@ -257,14 +256,14 @@ fn without_index() -> io::Error {
 fn differs(detail: &str) -> io::Error {
     io::Error::new(
         io::ErrorKind::InvalidData,
-        format!("the packed stream is damaged: it is not what the index behind it says: {detail}"),
+        format!("the packed stream is damaged: it contradicts its index: {detail}"),
     )
 }
 
 fn at_number(count: u64, came: usize) -> String {
-    format!("the index has {count} blocks, and {came} came")
+    format!("the index has {count} blocks, and the stream {came}")
 }
 
 fn at_place(number: usize) -> String {
-    format!("another block stands at the place of block {number}")
+    format!("block {number} is replaced by another block")
 }

@@ -16,9 +16,9 @@ const THREADS: Threads = Threads {
 };
 
 #[derive(Clone, Default)]
-struct Shared(Arc<Mutex<Vec<u8>>>);
+struct SharedBuffer(Arc<Mutex<Vec<u8>>>);
 
-impl Write for Shared {
+impl Write for SharedBuffer {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
         self.0.lock().unwrap().extend_from_slice(bytes);
         Ok(bytes.len())
@@ -29,7 +29,7 @@ impl Write for Shared {
     }
 }
 
-/// Half of it compresses.
+/// A stream, half of which is compressible.
 fn stream(length: usize) -> Vec<u8> {
     let mut bytes = vec![0; length];
     let mut random = SeededRandom::new(7);
@@ -42,7 +42,7 @@ fn stream(length: usize) -> Vec<u8> {
 }
 
 fn packed(bytes: &[u8], packing: Packing) -> Vec<u8> {
-    let shared = Shared::default();
+    let shared = SharedBuffer::default();
     let options = PackOptions {
         packing,
         level: None,
@@ -59,7 +59,11 @@ fn unpacked(bytes: &[u8]) -> std::io::Result<(Packing, Vec<u8>)> {
     let mut stream = Unpacked::new(Box::new(std::io::Cursor::new(bytes.to_vec())), THREADS)?;
     let mut found = Vec::new();
     stream.read_to_end(&mut found)?;
-    assert_eq!(stream.read(&mut [0]).unwrap(), 0, "the end stays the end");
+    assert_eq!(
+        stream.read(&mut [0]).unwrap(),
+        0,
+        "reading after the end returns nothing"
+    );
     Ok((stream.packing(), found))
 }
 
@@ -68,7 +72,7 @@ fn open(bytes: &[u8]) -> Result<PackedFile> {
 }
 
 #[test]
-fn what_is_packed_is_unpacked_by_us_and_by_any_other() {
+fn packed_streams_are_unpacked_by_us_and_by_other_programs() {
     for length in [0, 1, 999, 1 << 20, (1 << 20) + 1, 9_700_000] {
         let bytes = stream(length);
         for packing in [Packing::Gzip, Packing::Zstd] {
@@ -91,7 +95,7 @@ fn what_is_packed_is_unpacked_by_us_and_by_any_other() {
 }
 
 #[test]
-fn what_others_packed_in_one_piece_is_unpacked() {
+fn single_frame_streams_of_other_programs_are_unpacked() {
     let bytes = stream(5_000_000);
     let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
     gzip.write_all(&bytes).unwrap();
@@ -99,7 +103,7 @@ fn what_others_packed_in_one_piece_is_unpacked() {
     assert_eq!(unpacked(&gzip).unwrap(), (Packing::Gzip, bytes.clone()));
     let zstd = zstd::stream::encode_all(&bytes[..], 1).unwrap();
     assert_eq!(unpacked(&zstd).unwrap(), (Packing::Zstd, bytes.clone()));
-    // Ours, and behind it another's.
+    // A stream of ours, followed by one of another program.
     for (packing, other) in [(Packing::Gzip, gzip), (Packing::Zstd, zstd)] {
         let both = [packed(&bytes, packing), other.clone()].concat();
         assert_eq!(unpacked(&both).unwrap().1, [&bytes[..], &bytes].concat());
@@ -141,9 +145,9 @@ fn a_packed_stream_that_is_cut_off_or_changed_is_an_error() {
     }
 }
 
-/// A cut between two blocks, each of which is whole by itself, looks like an end.
+/// A stream that is truncated between two blocks looks complete.
 #[test]
-fn a_packed_stream_that_lacks_its_index_is_not_taken_for_whole() {
+fn a_packed_stream_without_its_index_is_an_error() {
     let bytes = stream(9_000_000);
     let file = packed(&bytes, Packing::Gzip);
     let index = open(&file).unwrap();
@@ -160,7 +164,7 @@ fn a_packed_stream_that_lacks_its_index_is_not_taken_for_whole() {
         [&bytes[..], &bytes].concat()
     );
 
-    // Nothing says so of a frame of zstd: only its length makes suspicious.
+    // Frames of zstd have no mark of ours: only their length is suspicious.
     let file = packed(&bytes, Packing::Zstd);
     let first = usize::try_from(open(&file).unwrap().index().entries()[0].packed_bytes).unwrap();
     let other = packed(&bytes[7..], Packing::Zstd);
@@ -170,9 +174,9 @@ fn a_packed_stream_that_lacks_its_index_is_not_taken_for_whole() {
         (file.clone(), false),
         ([&file[..], &file].concat(), false),
         ([&file[..], &file[..first]].concat(), true),
-        // A stream that was cut, and another one behind it.
+        // A truncated stream, followed by another one.
         ([&file[..first], &other].concat(), true),
-        // Blocks of full length with their index are whole.
+        // Blocks of full length with their index are complete.
         ([&full[..], &full].concat(), false),
     ] {
         let mut stream = Unpacked::new(Box::new(std::io::Cursor::new(file.clone())), THREADS).unwrap();
@@ -193,9 +197,9 @@ fn parts(file: &[u8]) -> (Vec<Vec<u8>>, Vec<u8>) {
     (blocks.collect(), rest.to_vec())
 }
 
-/// Each block is whole by itself, so that others at its place were taken for the stream.
+/// Each block is valid by itself, so replaced blocks went unnoticed.
 #[test]
-fn a_block_that_is_lost_doubled_or_elsewhere_is_damage() {
+fn a_missing_duplicated_or_misplaced_block_is_damage() {
     for (packing, length) in [(Packing::Gzip, 3_300_000), (Packing::Zstd, 9_700_000)] {
         let bytes = stream(length);
         let file = packed(&bytes, packing);
@@ -228,10 +232,10 @@ fn a_block_that_is_lost_doubled_or_elsewhere_is_damage() {
     }
 }
 
-/// One of its members may be lost, or come twice.
+/// An index member may be missing or duplicated.
 #[test]
-fn an_index_that_is_not_whole_is_damage() {
-    // So many blocks that the index takes two members; nobody unpacks them here.
+fn an_incomplete_index_is_damage() {
+    // Enough blocks for an index of two members; they are not unpacked here.
     let block = gzip::pack(&mut libdeflater::Compressor::default(), &vec![0; 1 << 20]).unwrap();
     let block = |number: u32| {
         let mut block = block.clone();
@@ -272,9 +276,9 @@ fn an_index_that_is_not_whole_is_damage() {
     }
 }
 
-/// Others frame streams in other ways, and have seek tables that we do not know all of.
+/// Other programs use other frame sizes and other kinds of seek tables.
 #[test]
-fn frames_and_seek_tables_of_others_are_no_damage() {
+fn frames_and_seek_tables_of_other_programs_are_not_damage() {
     let bytes = stream(9_700_000);
     let ours = packed(&bytes, Packing::Zstd);
     let frame = |bytes: &[u8]| zstd::bulk::compress(bytes, 1).unwrap();
@@ -325,16 +329,16 @@ fn frames_and_seek_tables_of_others_are_no_damage() {
         let both = unpacked(&[&ours[..], &theirs].concat()).unwrap().1;
         assert!(both == [&bytes[..], expected].concat());
     }
-    // As long as a block of ours by chance.
+    // By chance as long as a block of ours.
     let theirs = [frame(&bytes[7..7 + (4 << 20)]), ours.clone()].concat();
     assert!(unpacked(&theirs).unwrap().1 == [&bytes[7..7 + (4 << 20)], &bytes].concat());
-    // Nothing of ours is between these.
+    // An empty stream of ours has no blocks.
     let empty = packed(&[], Packing::Zstd);
     assert!(unpacked(&[&ours[..], &empty, &ours].concat()).unwrap().1 == [&bytes[..], &bytes].concat());
 }
 
 #[test]
-fn every_place_is_read_by_the_index() {
+fn every_offset_is_read_by_the_index() {
     let bytes = stream(9_700_000);
     let mut random = SeededRandom::new(3);
     for packing in [Packing::Gzip, Packing::Zstd] {
@@ -356,7 +360,7 @@ fn every_place_is_read_by_the_index() {
 }
 
 #[test]
-fn an_index_that_is_not_there_or_lies_is_refused() {
+fn a_missing_or_wrong_index_is_refused() {
     let bytes = stream(1_500_000);
     for packing in [Packing::Gzip, Packing::Zstd] {
         let file = packed(&bytes, packing);
@@ -366,7 +370,7 @@ fn an_index_that_is_not_there_or_lies_is_refused() {
         for at in end..file.len() {
             let mut changed = file.clone();
             changed[at] ^= 1;
-            // What is not believed is refused; what is believed is found out when it is read.
+            // A wrong index is refused when it is opened, or detected when blocks are read.
             if let Ok(file) = open(&changed)
                 && file.index() != open(&packed(&bytes, packing)).unwrap().index()
             {
@@ -378,9 +382,9 @@ fn an_index_that_is_not_there_or_lies_is_refused() {
     assert!(matches!(open(b""), Err(Error::NoIndex)));
 }
 
-/// What gzip finds, and who reads in order, is found by the index as well: in each bit of a block's head and of the whole index.
+/// Random access detects every flipped bit of a size field or the index, as gzip and sequential readers do.
 #[test]
-fn no_bit_of_a_size_field_or_of_an_index_is_left_unlooked_at() {
+fn every_flipped_bit_of_a_size_field_or_index_is_detected() {
     let file = packed(&stream(1_500_000), Packing::Gzip);
     let index = open(&file).unwrap();
     let second_at = usize::try_from(index.index().entries()[1].packed_offset).unwrap();
@@ -396,7 +400,7 @@ fn no_bit_of_a_size_field_or_of_an_index_is_left_unlooked_at() {
                     assert!(matches!(error, Error::Corrupt { .. }), "{error}");
                 }
                 Err(Error::Corrupt { what: "index", .. }) => {}
-                // Without its last member it is a file without an index: it is read in order, which finds it.
+                // Without its last member the file has no index: a sequential read finds the damage.
                 Err(error) => assert!(matches!(error, Error::NoIndex), "{at}: {error}"),
             }
             unpacked(&changed).expect_err("it was changed");
@@ -423,10 +427,10 @@ fn the_index_of_a_long_stream_takes_several_members() {
     }
 }
 
-/// Sends what is written, until its writer is gone.
-struct Sent(std::sync::mpsc::Sender<Vec<u8>>);
+/// Sends written bytes over a channel.
+struct ChannelWriter(std::sync::mpsc::Sender<Vec<u8>>);
 
-impl Write for Sent {
+impl Write for ChannelWriter {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
         self.0.send(bytes.to_vec()).ok();
         Ok(bytes.len())
@@ -437,9 +441,9 @@ impl Write for Sent {
     }
 }
 
-/// What came of a source that failed had an index behind it, as if that had been all.
+/// The output of a source that failed had an index, as if it were complete.
 #[test]
-fn a_stream_that_is_given_up_gets_no_index() {
+fn an_aborted_stream_gets_no_index() {
     let bytes = stream(2_500_000);
     for packing in [Packing::Gzip, Packing::Zstd] {
         let options = PackOptions {
@@ -447,28 +451,28 @@ fn a_stream_that_is_given_up_gets_no_index() {
             level: None,
             threads: THREADS,
         };
-        let fails = std::io::Cursor::new(bytes.clone()).chain(Fails);
+        let fails = std::io::Cursor::new(bytes.clone()).chain(FailingReader);
         let (sender, receiver) = std::sync::mpsc::channel();
-        let error = pack(fails, Box::new(Sent(sender)), options, &mut |_| Ok(())).unwrap_err();
+        let error = pack(fails, Box::new(ChannelWriter(sender)), options, &mut |_| Ok(())).unwrap_err();
         assert!(matches!(error, Error::Read { .. }), "{error}");
         let written: Vec<u8> = receiver.into_iter().flatten().collect();
         assert!(matches!(open(&written), Err(Error::NoIndex)), "{packing:?}");
     }
 }
 
-/// A medium that has become bad.
-struct Fails;
+/// A reader that always fails.
+struct FailingReader;
 
-impl Read for Fails {
+impl Read for FailingReader {
     fn read(&mut self, _: &mut [u8]) -> std::io::Result<usize> {
         Err(std::io::ErrorKind::Other.into())
     }
 }
 
 #[test]
-fn a_reader_that_goes_away_ends_the_packing() {
-    struct Full;
-    impl Write for Full {
+fn a_closed_output_ends_the_packing() {
+    struct FullWriter;
+    impl Write for FullWriter {
         fn write(&mut self, _: &[u8]) -> std::io::Result<usize> {
             Err(std::io::ErrorKind::StorageFull.into())
         }
@@ -481,18 +485,18 @@ fn a_reader_that_goes_away_ends_the_packing() {
         level,
         threads: THREADS,
     };
-    let mut packer = Packer::new(Box::new(Full), options(None)).unwrap();
+    let mut packer = Packer::new(Box::new(FullWriter), options(None)).unwrap();
     let error = std::io::copy(&mut std::io::repeat(7).take(1 << 30), &mut packer).unwrap_err();
     assert_eq!(error.kind(), std::io::ErrorKind::StorageFull);
     assert!(matches!(
-        Packer::new(Box::new(Full), options(Some(30))),
+        Packer::new(Box::new(FullWriter), options(Some(30))),
         Err(Error::InvalidOption { .. })
     ));
 }
 
-/// A member of gzip that is empty asks for the next one: any number of them takes no more of the stack than one.
+/// Empty members must not recurse: any number of them takes as much stack as one.
 #[test]
-fn any_number_of_empty_members_is_nothing() {
+fn any_number_of_empty_members_is_skipped() {
     let mut empty = Vec::new();
     flate2::write::GzEncoder::new(&mut empty, flate2::Compression::default())
         .finish()

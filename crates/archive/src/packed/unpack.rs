@@ -1,7 +1,7 @@
-//! A stream as it came, or what is packed in it: gzip and zstd are known by their first bytes.
+//! Unpacks a stream if it is compressed: gzip and zstd are detected by their first bytes.
 //!
-//! Frames of bounded length, as `holdfast compress` and others that work in parallel write them, are unpacked on all cores; what is one
-//! long frame, on one thread beside the reader's.
+//! Frames of bounded length, as `holdfast compress` and other parallel programs write them, are unpacked on all cores; a single long frame, on one
+//! thread besides the reader's.
 
 #![deny(clippy::indexing_slicing)]
 #![cfg_attr(not(test), deny(clippy::string_slice))]
@@ -13,17 +13,17 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use flate2::bufread::GzDecoder;
 
-use crate::ordered_pool::{InOrder, Threads};
+use crate::ordered_pool::{OrderedResults, Threads};
 use crate::packed::frame::{Frame, Input, Packing};
 use crate::packed::{GzipValidator, ZstdValidator, gzip, zstd_read};
 
-/// Bytes of a chunk of a stream that is unpacked on one thread.
+/// Bytes per chunk of a stream that is unpacked on one thread.
 const CHUNK_BYTES: usize = 1 << 20;
-/// Bytes that are read ahead of a member that does not say how long it is.
+/// Read-ahead for a member of unknown length.
 const AHEAD_BYTES: usize = 64 << 10;
-/// What zstd says of a frame that needs a larger window than its decoder allows by itself.
+/// The error message of zstd for a frame that needs a larger window than its decoder allows by default.
 const ZSTD_WINDOW: &str = "requires too much memory";
-/// A stream, unpacked.
+/// An unpacked stream.
 pub struct Unpacked {
     packing: Packing,
     source: Source,
@@ -34,7 +34,7 @@ pub struct Unpacked {
 enum Source {
     Plain(Input),
     Chunks {
-        chunks: InOrder<io::Result<Vec<u8>>>,
+        chunks: OrderedResults<io::Result<Vec<u8>>>,
         chunk: Vec<u8>,
         at: usize,
         is_over: bool,
@@ -42,7 +42,7 @@ enum Source {
 }
 
 impl Unpacked {
-    /// Looks at the start of `stream`.
+    /// Detects the compression by the start of `stream`.
     ///
     /// # Errors
     /// Reading.
@@ -71,8 +71,8 @@ impl Unpacked {
         })
     }
 
-    /// Blocks that somebody else unpacks.
-    pub(crate) fn of_blocks(blocks: InOrder<io::Result<Vec<u8>>>) -> Self {
+    /// A stream of blocks that are unpacked elsewhere.
+    pub(crate) fn of_blocks(blocks: OrderedResults<io::Result<Vec<u8>>>) -> Self {
         Self {
             packing: Packing::None,
             source: Source::Chunks {
@@ -86,18 +86,18 @@ impl Unpacked {
         }
     }
 
-    /// Whether all of its frames are as long as those are cut in which we pack, and none is shorter, as the last one mostly is: behind them
-    /// others may be missing. Known at its end.
+    /// Whether all frames have our full block length, so that the stream may be truncated: our last frame is usually shorter. Known at the end of the
+    /// stream.
     pub fn may_be_cut(&self) -> bool {
         self.may_be_cut.load(Ordering::Relaxed)
     }
 
-    /// How it is packed.
+    /// Its compression.
     pub fn packing(&self) -> Packing {
         self.packing
     }
 
-    /// Counts the bytes of the stream as they are read; some of them may not be unpacked yet.
+    /// Counter of packed bytes that were read, including those that are not unpacked yet.
     pub(crate) fn counter(&self) -> Arc<AtomicU64> {
         Arc::clone(&self.read)
     }
@@ -147,7 +147,7 @@ impl Source {
             }
         };
         Self::Chunks {
-            chunks: InOrder::start(threads, move || unpacking.next(), make_worker),
+            chunks: OrderedResults::start(threads, move || unpacking.next(), make_worker),
             chunk: Vec::new(),
             at: 0,
             is_over: false,
@@ -155,7 +155,7 @@ impl Source {
     }
 }
 
-/// The error of an unpacker as what it is; one of the operating system stays what it is.
+/// Marks errors of decompression as damage, and keeps errors of the operating system.
 fn damaged(error: io::Error) -> io::Error {
     if error.to_string().contains(ZSTD_WINDOW) {
         return io::Error::new(
@@ -174,7 +174,7 @@ fn damaged(error: io::Error) -> io::Error {
     }
 }
 
-/// What the reading thread hands to the others.
+/// Work that the reading thread passes to the others.
 enum Part {
     Ready(io::Result<Vec<u8>>),
     Gzip { bytes: Vec<u8>, unpacked_bytes: usize },
@@ -183,18 +183,18 @@ enum Part {
 
 /// The reading thread.
 struct Unpacking {
-    state: State,
-    /// What came since the last index, by the way in which the stream is packed.
+    state: UnpackState,
+    /// Validators for the two compressions.
     gzip: GzipValidator,
     zstd: ZstdValidator,
     may_be_cut: Arc<AtomicBool>,
 }
 
-enum State {
+enum UnpackState {
     Frames(Input, Packing),
-    /// A member of gzip, piecemeal.
+    /// A member of gzip, unpacked in pieces.
     Member(Box<GzDecoder<BufReader<Input>>>),
-    /// zstd, piecemeal, from here to the end.
+    /// The rest of a zstd stream, unpacked in pieces.
     Stream(Box<dyn Read + Send>),
     Over,
 }
@@ -202,7 +202,7 @@ enum State {
 impl Unpacking {
     fn new(input: Input, packing: Packing, may_be_cut: &Arc<AtomicBool>) -> Self {
         Self {
-            state: State::Frames(input, packing),
+            state: UnpackState::Frames(input, packing),
             gzip: GzipValidator::default(),
             zstd: ZstdValidator::default(),
             may_be_cut: Arc::clone(may_be_cut),
@@ -210,22 +210,22 @@ impl Unpacking {
     }
 
     fn next(&mut self) -> Option<Part> {
-        let (part, state) = match std::mem::replace(&mut self.state, State::Over) {
-            State::Over => return None,
-            State::Frames(input, packing) => self.frame(input, packing),
-            State::Member(member) => Self::part_of(member),
-            State::Stream(stream) => Self::chunk(stream),
+        let (part, state) = match std::mem::replace(&mut self.state, UnpackState::Over) {
+            UnpackState::Over => return None,
+            UnpackState::Frames(input, packing) => self.frame(input, packing),
+            UnpackState::Member(member) => Self::part_of(member),
+            UnpackState::Stream(stream) => Self::chunk(stream),
         };
         self.state = state;
         part
     }
 
-    fn frame(&mut self, mut input: Input, packing: Packing) -> (Option<Part>, State) {
+    fn frame(&mut self, mut input: Input, packing: Packing) -> (Option<Part>, UnpackState) {
         let frame = match packing {
             Packing::Gzip => gzip::read_member(&mut input),
             Packing::Zstd | Packing::None => zstd_read::read_frame(&mut input, &mut self.zstd),
         };
-        // Each block of ours is a member by itself: a cut between two of them looks like an end, and one that is lost like nothing at all.
+        // Each block of ours is a separate member: without validation, a truncated stream or a missing block would go unnoticed.
         let frame = frame.and_then(|frame| {
             match &frame {
                 Frame::End | Frame::Long { .. } => self.gzip.check_over()?,
@@ -237,17 +237,17 @@ impl Unpacking {
             Ok(frame)
         });
         match frame {
-            Err(error) => (Some(Part::Ready(Err(error))), State::Over),
+            Err(error) => (Some(Part::Ready(Err(error))), UnpackState::Over),
             Ok(Frame::End) => {
                 self.may_be_cut.store(self.zstd.may_be_cut(), Ordering::Relaxed);
-                (None, State::Over)
+                (None, UnpackState::Over)
             }
             Ok(Frame::Whole { bytes, unpacked_bytes }) => {
                 let part = match packing {
                     Packing::Gzip => Part::Gzip { bytes, unpacked_bytes },
                     Packing::Zstd | Packing::None => Part::Zstd { bytes, unpacked_bytes },
                 };
-                (Some(part), State::Frames(input, packing))
+                (Some(part), UnpackState::Frames(input, packing))
             }
             Ok(Frame::Long { start }) => {
                 input.give_back(start);
@@ -256,40 +256,43 @@ impl Unpacking {
         }
     }
 
-    fn piecemeal(input: Input, packing: Packing) -> (Option<Part>, State) {
+    fn piecemeal(input: Input, packing: Packing) -> (Option<Part>, UnpackState) {
         if packing == Packing::Gzip {
             return Self::part_of(Box::new(GzDecoder::new(BufReader::with_capacity(AHEAD_BYTES, input))));
         }
         match zstd::stream::read::Decoder::new(input) {
             Ok(stream) => Self::chunk(Box::new(stream)),
-            Err(error) => (Some(Part::Ready(Err(error))), State::Over),
+            Err(error) => (Some(Part::Ready(Err(error))), UnpackState::Over),
         }
     }
 
-    /// A part of a member of gzip. Where that is over, another one may follow.
-    fn part_of(mut member: Box<GzDecoder<BufReader<Input>>>) -> (Option<Part>, State) {
+    /// Unpacks a part of a gzip member. After its end, another one may follow.
+    fn part_of(mut member: Box<GzDecoder<BufReader<Input>>>) -> (Option<Part>, UnpackState) {
         let mut chunk = Vec::with_capacity(CHUNK_BYTES);
         let read = member.by_ref().take(CHUNK_BYTES as u64).read_to_end(&mut chunk);
         match read {
-            Err(error) => (Some(Part::Ready(Err(damaged(error)))), State::Over),
+            Err(error) => (Some(Part::Ready(Err(damaged(error)))), UnpackState::Over),
             Ok(0) => {
                 let reader = member.into_inner();
                 let ahead = reader.buffer().to_vec();
                 let mut input = reader.into_inner();
                 input.give_back(ahead);
-                // What follows is the next call's: a stream may have any number of empty members.
-                (Some(Part::Ready(Ok(Vec::new()))), State::Frames(input, Packing::Gzip))
+                // The next call reads the next member, without recursion: a stream may have any number of empty members.
+                (
+                    Some(Part::Ready(Ok(Vec::new()))),
+                    UnpackState::Frames(input, Packing::Gzip),
+                )
             }
-            Ok(_) => (Some(Part::Ready(Ok(chunk))), State::Member(member)),
+            Ok(_) => (Some(Part::Ready(Ok(chunk))), UnpackState::Member(member)),
         }
     }
 
-    fn chunk(mut stream: Box<dyn Read + Send>) -> (Option<Part>, State) {
+    fn chunk(mut stream: Box<dyn Read + Send>) -> (Option<Part>, UnpackState) {
         let mut chunk = Vec::with_capacity(CHUNK_BYTES);
         match stream.by_ref().take(CHUNK_BYTES as u64).read_to_end(&mut chunk) {
-            Err(error) => (Some(Part::Ready(Err(damaged(error)))), State::Over),
-            Ok(0) => (None, State::Over),
-            Ok(_) => (Some(Part::Ready(Ok(chunk))), State::Stream(stream)),
+            Err(error) => (Some(Part::Ready(Err(damaged(error)))), UnpackState::Over),
+            Ok(0) => (None, UnpackState::Over),
+            Ok(_) => (Some(Part::Ready(Ok(chunk))), UnpackState::Stream(stream)),
         }
     }
 }

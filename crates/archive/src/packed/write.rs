@@ -1,4 +1,4 @@
-//! Packing a stream on all cores.
+//! Compresses a stream on all cores.
 
 use std::io;
 use std::io::{Read, Write};
@@ -10,26 +10,26 @@ use std::thread::JoinHandle;
 use super::index::PackedIndex;
 use super::{gzip, zstd_frame};
 use crate::checksum::xxh64;
-use crate::ordered_pool::{InOrder, Threads};
+use crate::ordered_pool::{OrderedResults, Threads};
 use crate::packed::frame::{GZIP_BLOCK_BYTES, Packing, ZSTD_BLOCK_BYTES};
 use crate::{Error, Result};
 
-/// A block sees all of itself: at the usual level that makes up for the borders, and costs no time. Larger ones are smaller by some percent, and slower:
-/// two threads with such blocks no longer fit into a cache.
+/// The window covers a whole block: at the default level this compensates for the block borders and costs no time. Larger blocks compress some
+/// percent better but slower, since two threads with such blocks exceed a cache.
 const ZSTD_WINDOW_LOG: u32 = 22;
-/// Blocks that wait for the thread that hands them out.
+/// Blocks queued for the thread that distributes them.
 const WAITING: usize = 2;
 const GZIP_LEVEL: i32 = 6;
 const ZSTD_LEVEL: i32 = 3;
 
-/// How a stream is packed.
+/// Options for compressing a stream.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PackOptions {
-    /// Into what.
+    /// The compression.
     pub packing: Packing,
-    /// How hard: 1 to 12 for gzip, 1 to 19 for zstd; a good default where none is said.
+    /// The level: 1 to 12 for gzip, 1 to 19 for zstd; `None` for the default.
     pub level: Option<i32>,
-    /// On which threads.
+    /// The threads.
     pub threads: Threads,
 }
 
@@ -63,24 +63,24 @@ impl PackOptions {
     }
 }
 
-/// What was packed.
+/// The result of compressing a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Packed {
-    /// Bytes before.
+    /// Bytes read.
     pub unpacked_bytes: u64,
-    /// Bytes written, the index among them.
+    /// Bytes written, including the index.
     pub written_bytes: u64,
 }
 
-/// Buffers that were used, and are used again: fresh memory costs more than a part of the packing.
+/// Reuses buffers: faulting in fresh memory took a measurable part of the time.
 #[derive(Clone)]
-struct Spare {
+struct BufferPool {
     buffers: Arc<Mutex<Vec<Vec<u8>>>>,
-    /// All are as large: a block that did not get smaller.
+    /// The capacity of each: the largest packed block.
     capacity: usize,
 }
 
-impl Spare {
+impl BufferPool {
     fn new(block_bytes: usize) -> Self {
         Self {
             buffers: Arc::default(),
@@ -105,50 +105,50 @@ impl Spare {
     }
 }
 
-/// A stream that is being packed, as something to write to. Whoever forgets [`Packer::finish`] has no whole file.
+/// A writer that compresses. Without [`Packer::finish`] the file is incomplete.
 pub struct Packer {
-    spare: Spare,
+    buffers: BufferPool,
     block: Vec<u8>,
     block_bytes: usize,
     blocks: Option<SyncSender<Vec<u8>>>,
-    /// Whether the last block was handed in. Without that, no index says that these are all.
-    is_whole: Arc<AtomicBool>,
+    /// Whether all blocks were submitted. Otherwise no index is written, since it would make the stream look complete.
+    was_completed: Arc<AtomicBool>,
     writer: Option<JoinHandle<Result<Packed>>>,
 }
 
 impl Packer {
-    /// Starts packing into `output`; it is written on another thread. With [`Packing::None`], as it comes.
+    /// Starts compressing into `output`, which is written on another thread. With [`Packing::None`], the stream is copied.
     ///
     /// # Errors
-    /// The level is none of the format's.
+    /// The level is out of range.
     pub fn new(output: Box<dyn Write + Send>, options: PackOptions) -> Result<Self> {
         let level = options.level()?;
         let (blocks, handed_in) = sync_channel::<Vec<u8>>(WAITING);
         let packing = options.packing;
-        let spare = Spare::new(options.block_bytes());
-        let of_workers = spare.clone();
-        let packed = InOrder::start(
+        let buffers = BufferPool::new(options.block_bytes());
+        let of_workers = buffers.clone();
+        let packed = OrderedResults::start(
             options.threads,
             move || handed_in.recv().ok(),
             move || worker(packing, level, of_workers.clone()),
         );
-        let of_writer = spare.clone();
-        let is_whole: Arc<AtomicBool> = Arc::default();
-        let seen_whole = Arc::clone(&is_whole);
+        let of_writer = buffers.clone();
+        let was_completed: Arc<AtomicBool> = Arc::default();
+        let seen_whole = Arc::clone(&was_completed);
         let writer = std::thread::spawn(move || write_all(&packed, packing, output, &of_writer, &seen_whole));
         Ok(Self {
-            spare,
+            buffers,
             block: Vec::new(),
             block_bytes: options.block_bytes(),
             blocks: Some(blocks),
-            is_whole,
+            was_completed,
             writer: Some(writer),
         })
     }
 
     fn push(&mut self, block: Vec<u8>) -> io::Result<()> {
         let is_taken = self.blocks.as_ref().is_some_and(|blocks| blocks.send(block).is_ok());
-        // The one who writes knows better why.
+        // The writing thread has the cause.
         if is_taken {
             Ok(())
         } else {
@@ -168,10 +168,10 @@ impl Packer {
         }
     }
 
-    /// Packs what is left, writes the index, and flushes.
+    /// Compresses the rest, writes the index, and flushes.
     ///
     /// # Errors
-    /// Writing, now or before.
+    /// Writing, now or earlier.
     pub fn finish(mut self) -> Result<Packed> {
         let rest = std::mem::take(&mut self.block);
         if !rest.is_empty()
@@ -179,7 +179,7 @@ impl Packer {
         {
             return Err(Error::Write { offset: 0, source });
         }
-        self.is_whole.store(true, Ordering::Release);
+        self.was_completed.store(true, Ordering::Release);
         self.join()
     }
 }
@@ -187,7 +187,7 @@ impl Packer {
 impl Write for Packer {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         if self.block.capacity() == 0 {
-            self.block = self.spare.take();
+            self.block = self.buffers.take();
         }
         let count = bytes.len().min(self.block_bytes - self.block.len());
         self.block.extend_from_slice(bytes.get(..count).unwrap_or_default());
@@ -214,14 +214,17 @@ fn to_io(error: Error) -> io::Error {
     }
 }
 
-/// A block that was packed.
-struct Block {
+struct PackedBlock {
     bytes: Vec<u8>,
     unpacked_bytes: u32,
     checksum: u32,
 }
 
-fn worker(packing: Packing, level: i32, spare: Spare) -> impl FnMut(Vec<u8>) -> io::Result<Block> + Send + 'static {
+fn worker(
+    packing: Packing,
+    level: i32,
+    buffers: BufferPool,
+) -> impl FnMut(Vec<u8>) -> io::Result<PackedBlock> + Send + 'static {
     let gzip_level = libdeflater::CompressionLvl::new(level).unwrap_or_default();
     let mut deflate = libdeflater::Compressor::new(gzip_level);
     let mut zstd = (packing == Packing::Zstd).then(|| zstd_compressor(level));
@@ -230,23 +233,23 @@ fn worker(packing: Packing, level: i32, spare: Spare) -> impl FnMut(Vec<u8>) -> 
         let (checksum, packed) = match (packing, &mut zstd) {
             (Packing::Gzip, _) => (libdeflater::crc32(&bytes), gzip::pack(&mut deflate, &bytes)?),
             (Packing::Zstd, Some(Ok(compressor))) => {
-                let mut packed = spare.take();
+                let mut packed = buffers.take();
                 compressor.compress_to_buffer(&bytes, &mut packed)?;
-                // The index has the one with which the frame ends.
+                // The index repeats the checksum at the end of the frame.
                 let checksum = zstd_frame::checksum_of(&packed);
                 (checksum.unwrap_or_else(|| low(xxh64(&bytes))), packed)
             }
             (Packing::Zstd, Some(Err(error))) => return Err(io::Error::other(error.to_string())),
             (Packing::Zstd | Packing::None, _) => {
-                return Ok(Block {
+                return Ok(PackedBlock {
                     bytes,
                     unpacked_bytes,
                     checksum: 0,
                 });
             }
         };
-        spare.give(bytes);
-        Ok(Block {
+        buffers.give(bytes);
+        Ok(PackedBlock {
             bytes: packed,
             unpacked_bytes,
             checksum,
@@ -262,18 +265,18 @@ fn zstd_compressor(level: i32) -> io::Result<zstd::bulk::Compressor<'static>> {
     Ok(compressor)
 }
 
-/// The lower half, as the seek table of zstd has it.
+/// The lower half of a hash, as in seek tables of zstd.
 #[expect(clippy::cast_possible_truncation, reason = "the half that is wanted")]
 pub(super) fn low(hash: u64) -> u32 {
     hash as u32
 }
 
 fn write_all(
-    blocks: &InOrder<io::Result<Block>>,
+    blocks: &OrderedResults<io::Result<PackedBlock>>,
     packing: Packing,
     mut output: Box<dyn Write + Send>,
-    spare: &Spare,
-    is_whole: &AtomicBool,
+    buffers: &BufferPool,
+    was_completed: &AtomicBool,
 ) -> Result<Packed> {
     let mut index = PackedIndex::default();
     let mut packed = Packed::default();
@@ -287,10 +290,10 @@ fn write_all(
         packed.written_bytes += u64::from(length);
         packed.unpacked_bytes += u64::from(block.unpacked_bytes);
         if packing != Packing::Gzip {
-            spare.give(block.bytes);
+            buffers.give(block.bytes);
         }
     }
-    if !is_whole.load(Ordering::Acquire) {
+    if !was_completed.load(Ordering::Acquire) {
         return Err(failed(packed.written_bytes)(ended()));
     }
     if packing != Packing::None {
@@ -302,10 +305,10 @@ fn write_all(
     Ok(packed)
 }
 
-/// Packs all of `input` into `output`. `progress` is told how many bytes were read, and stops it by an error.
+/// Compresses all of `input` into `output`. `progress` gets the number of bytes read, and can abort with an error.
 ///
 /// # Errors
-/// Reading and writing; what `progress` gives.
+/// Reading and writing; errors of `progress`.
 pub fn pack(
     mut input: impl Read,
     output: Box<dyn Write + Send>,
@@ -315,7 +318,7 @@ pub fn pack(
     let mut packer = Packer::new(output, options)?;
     let mut read_bytes = 0;
     loop {
-        let mut block = packer.spare.take();
+        let mut block = packer.buffers.take();
         let read = input.by_ref().take(packer.block_bytes as u64).read_to_end(&mut block);
         let read = read.and_then(|count| progress(read_bytes + count as u64).map(|()| count));
         let count = read.map_err(|source| Error::Read {

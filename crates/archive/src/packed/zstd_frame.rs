@@ -1,4 +1,4 @@
-//! Where frames of zstd end, without unpacking them.
+//! Fields of zstd frames, read without unpacking.
 //!
 //! Source: RFC 8878, section 3.1.
 
@@ -6,15 +6,15 @@
 #![cfg_attr(not(test), deny(clippy::string_slice))]
 
 pub(super) const MAGIC: u32 = 0xfd2f_b528;
-/// Frames that decoders skip have this magic, but for the last four bits.
+/// The magic number of skippable frames; the last four bits vary.
 pub(crate) const SKIPPABLE: u32 = 0x184d_2a50;
-/// The one of these that seek tables have.
+/// The magic number of seek tables.
 pub(crate) const SEEK_TABLE: u32 = SKIPPABLE | 0xe;
-/// Where a frame says which fields it has: behind the magic.
+/// Offset of the frame header descriptor: behind the magic number.
 pub(super) const DESCRIPTOR_AT: usize = 4;
 pub(super) const HAS_CHECKSUM: u8 = 4;
 
-/// The checksum with which a frame ends, where it has one.
+/// The checksum at the end of a frame, if it has one.
 pub(crate) fn checksum_of(frame: &[u8]) -> Option<u32> {
     let has_one = frame.get(DESCRIPTOR_AT)? & HAS_CHECKSUM != 0;
     frame

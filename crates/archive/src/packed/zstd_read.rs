@@ -1,4 +1,4 @@
-//! Reads a frame of zstd as a whole, where it says how long it is.
+//! Reads whole frames of zstd whose headers record their length.
 
 #![deny(clippy::indexing_slicing)]
 #![cfg_attr(not(test), deny(clippy::string_slice))]
@@ -10,7 +10,7 @@ use crate::packed::ZstdValidator;
 use crate::packed::frame::{FRAME_BYTES_MAX, Frame, Input};
 use crate::packed::zstd_frame::{HAS_CHECKSUM, SEEK_TABLE, SKIPPABLE};
 
-/// Reads the next frame that holds data; those to be skipped are, and seek tables among them are held against `tally`.
+/// Reads the next frame with data. Skips skippable frames, and checks seek tables among them with `tally`.
 pub(crate) fn read_frame(input: &mut Input, tally: &mut ZstdValidator) -> io::Result<Frame> {
     use io::Read as _;
     loop {
@@ -32,7 +32,7 @@ pub(crate) fn read_frame(input: &mut Input, tally: &mut ZstdValidator) -> io::Re
             let length = u64::from(length);
             let skipped = io::copy(&mut input.by_ref().take(length), &mut io::sink())?;
             if skipped < length {
-                // The error of a command that finds nothing.
+                // Fails with the error of a truncated stream.
                 input.append(&mut bytes, 1)?;
             }
             continue;
@@ -84,7 +84,7 @@ pub(crate) fn read_data(input: &mut Input, mut bytes: Vec<u8>) -> io::Result<Fra
         input.append(&mut bytes, 3)?;
         let block = number(bytes.last_chunk::<3>().map_or(&[], |block| block));
         let length = match block >> 1 & 3 {
-            // One byte that is repeated.
+            // One repeated byte.
             1 => 1,
             _ => usize::try_from(block >> 3).unwrap_or(usize::MAX),
         };

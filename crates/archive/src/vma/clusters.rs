@@ -1,4 +1,4 @@
-//! Which clusters of a disk have come.
+//! Records which clusters of a disk were read.
 
 #![deny(clippy::indexing_slicing)]
 #![cfg_attr(not(test), deny(clippy::string_slice))]
@@ -11,7 +11,7 @@ const BITS_PER_WORD: u32 = u64::BITS;
 const WORDS_PER_PAGE: u32 = 64;
 const CLUSTERS_PER_PAGE: u32 = WORDS_PER_PAGE * BITS_PER_WORD;
 
-/// A bit per cluster, kept in pages of which only those exist that a cluster has come of: a disk may claim to be large.
+/// A bit per cluster, in pages that are allocated on demand: a hostile header may claim a huge disk.
 #[derive(Debug)]
 pub(super) struct Clusters {
     pages: HashMap<u32, Box<[u64; WORDS_PER_PAGE as usize]>>,
@@ -19,7 +19,7 @@ pub(super) struct Clusters {
 }
 
 impl Clusters {
-    /// None have come of a disk of this size.
+    /// An empty set for a disk of this size.
     pub(super) fn new(size_bytes: u64) -> Self {
         Self {
             pages: HashMap::new(),
@@ -27,7 +27,7 @@ impl Clusters {
         }
     }
 
-    /// Marks a cluster of the disk; false if it has come before.
+    /// Marks a cluster as read; false if it already was.
     pub(super) fn insert(&mut self, cluster: u32) -> bool {
         let page = self.pages.entry(cluster / CLUSTERS_PER_PAGE);
         let page = page.or_insert_with(|| Box::new([0; WORDS_PER_PAGE as usize]));
@@ -40,7 +40,7 @@ impl Clusters {
         is_new
     }
 
-    /// How many have not come yet.
+    /// The number of clusters that were not read yet.
     pub(super) fn missing_count(&self) -> u64 {
         self.missing_count
     }

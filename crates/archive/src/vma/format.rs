@@ -1,4 +1,4 @@
-//! The header of an archive, and those of its extents. Numbers are big-endian but for the lengths of blobs.
+//! The headers of an archive and of its extents. Numbers are big-endian, except the lengths of blobs.
 //!
 //! | Header | bytes | |
 //! |---|---|---|
@@ -32,7 +32,7 @@ use crate::reader::{Document, DocumentKind};
 use crate::tar::corrupt;
 use crate::{Error, Result};
 
-/// What an archive begins with.
+/// The magic number of an archive.
 pub(crate) const MAGIC: [u8; 4] = *b"VMA\0";
 pub(super) const VERSION: u32 = 1;
 pub(super) const VERSION_AT: usize = 4;
@@ -63,31 +63,29 @@ const EXTENT_CLUSTERS_AT: usize = 40;
 pub(super) const EXTENT_CLUSTER_COUNT: usize = 59;
 const _: () = assert!(EXTENT_CLUSTERS_AT + 8 * EXTENT_CLUSTER_COUNT == EXTENT_BYTES);
 
-/// Bytes of a device that are stored or left out together.
+/// The unit of a device that is stored or left out as a whole.
 pub(super) const BLOCK_BYTES: u64 = 4096;
 pub(super) const CLUSTER_BYTES: u64 = 16 * BLOCK_BYTES;
-/// Clusters have numbers of 32 bits.
+/// Limited by the 32-bit numbers of clusters.
 pub(super) const DEVICE_BYTES_MAX: u64 = CLUSTER_BYTES << 32;
-/// The device that is the memory of the machine.
+/// The name of the device with the machine's memory.
 pub(super) const MEMORY_NAME: &str = "vmstate";
 const PROXMOX_NAME: &str = "qemu-server.conf";
 
-/// What a header says.
-pub(super) struct Header {
+pub(super) struct VmaHeader {
     pub(super) uuid: [u8; 16],
     pub(super) documents: Vec<Document>,
-    pub(super) devices: Vec<Device>,
+    pub(super) devices: Vec<VmaDevice>,
 }
 
-/// A device of an archive.
-pub(super) struct Device {
-    /// By which clusters refer to it.
+pub(super) struct VmaDevice {
+    /// The number by which clusters refer to it.
     pub(super) number: u8,
     pub(super) name: String,
     pub(super) size_bytes: u64,
 }
 
-/// Bytes of a whole header that begins with these, of which there are [`HEADER_BYTES`].
+/// The length of a whole header, by its first [`HEADER_BYTES`].
 pub(super) fn header_bytes(start: &[u8]) -> Result<usize> {
     let magic: [u8; 4] = array(start, 0);
     if magic != MAGIC {
@@ -112,16 +110,16 @@ pub(super) fn header_bytes(start: &[u8]) -> Result<usize> {
     Ok(size)
 }
 
-impl Header {
-    /// Reads a whole header: as many bytes as [`header_bytes`] says.
+impl VmaHeader {
+    /// Parses a whole header, whose length is [`header_bytes`].
     pub(super) fn parse(bytes: &[u8]) -> Result<Self> {
         check_md5(bytes, MD5_AT, "header", 0)?;
         let blobs = Blobs::new(bytes)?;
-        let mut devices: Vec<Device> = Vec::new();
+        let mut devices: Vec<VmaDevice> = Vec::new();
         for number in 1..=u8::MAX {
             let place = DEVICES_AT + usize::from(number) * DEVICE_BYTES;
             let (name, size_bytes) = (be_u32(bytes, place), u64::from_be_bytes(array(bytes, place + 8)));
-            // Proxmox takes what has no name or no size for no device, too.
+            // Proxmox ignores devices without a name or a size, too.
             if name == 0 || size_bytes == 0 {
                 continue;
             }
@@ -133,7 +131,7 @@ impl Header {
             if devices.iter().any(|device| device.name == name) {
                 return Err(corrupt("device", at(place), format!("{name} is there twice")));
             }
-            devices.push(Device {
+            devices.push(VmaDevice {
                 number,
                 name,
                 size_bytes,
@@ -182,7 +180,7 @@ impl<'a> Blobs<'a> {
         Ok(Self(blobs))
     }
 
-    /// The blob at a place that the header names at `named_at`.
+    /// The blob at `place`; the header has that number at `named_at`, for errors.
     fn get(&self, place: u32, named_at: usize) -> Result<&'a [u8]> {
         let rest = self.0.get(to_usize(place)..);
         let blob = rest.and_then(|rest| {
@@ -204,10 +202,10 @@ impl<'a> Blobs<'a> {
     }
 }
 
-/// Makes a header with these configurations and devices, each with its size, which have the numbers 1, 2 and so on.
+/// Builds a header with these configurations and devices with their sizes; devices are numbered from 1.
 ///
 /// # Errors
-/// [`Error::InvalidOption`]: a configuration that the format has no place for.
+/// [`Error::InvalidOption`]: a configuration exceeds the limits of the format.
 pub(super) fn write_header(
     uuid: &[u8; 16],
     time: u64,
@@ -264,11 +262,11 @@ pub(super) fn write_header(
     Ok(header)
 }
 
-/// Names and texts that are to be behind a header. The place 0 is none, and a byte is there that is not used.
+/// Names and texts to be written behind a header. Offset 0 means none, so the first byte is unused.
 struct NewBlobs(Vec<u8>);
 
 impl NewBlobs {
-    /// Appends a text, which is called `name`; gives its place as it is written.
+    /// Appends a text, called `name` in errors; returns its encoded offset.
     fn add(&mut self, name: &str, content: &[u8]) -> Result<[u8; 4]> {
         let place = u32::try_from(self.0.len()).ok();
         let Some((place, length)) = place.zip(u16::try_from(content.len()).ok()) else {
@@ -292,7 +290,7 @@ impl NewBlobs {
     }
 }
 
-/// Configurations are written into files of these names: one that is a path is none.
+/// Whether `name` is a plain file name: configurations are extracted to files of these names.
 fn is_name(name: &str) -> bool {
     !name.is_empty() && !name.chars().any(|char| char.is_control() || char == '/')
 }
@@ -304,22 +302,21 @@ fn refuse(detail: String) -> Error {
     }
 }
 
-/// A cluster in an extent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct ClusterInfo {
     pub(super) device: u8,
     pub(super) cluster: u32,
-    /// Which blocks are stored, the first by the lowest bit.
+    /// The stored blocks, the first in the lowest bit.
     pub(super) mask: u16,
 }
 
 impl ClusterInfo {
-    /// Where it begins in its device.
+    /// Its offset in its device.
     pub(super) fn offset(self) -> u64 {
         u64::from(self.cluster) * CLUSTER_BYTES
     }
 
-    /// Bytes that are stored of it.
+    /// Number of its stored bytes.
     pub(super) fn stored_bytes(self) -> usize {
         holdfast_block::to_usize(u64::from(self.mask.count_ones()) * BLOCK_BYTES)
     }
@@ -358,7 +355,7 @@ pub(super) fn parse_extent(bytes: &[u8; EXTENT_BYTES], uuid: &[u8; 16], offset: 
     Ok(infos)
 }
 
-/// Makes the header of an extent with these clusters, of which there are at most [`EXTENT_CLUSTER_COUNT`].
+/// Builds the header of an extent with these clusters, at most [`EXTENT_CLUSTER_COUNT`].
 pub(super) fn write_extent(uuid: &[u8; 16], infos: &[ClusterInfo]) -> [u8; EXTENT_BYTES] {
     let mut header = [0; EXTENT_BYTES];
     put(&mut header, 0, &EXTENT_MAGIC);
@@ -387,7 +384,7 @@ fn check_md5(bytes: &[u8], md5_at: usize, what: &'static str, offset: u64) -> Re
     }
 }
 
-/// MD5 of `bytes`, those at `md5_at` taken for zero.
+/// MD5 of `bytes`, with the bytes at `md5_at` as zeroes.
 pub(super) fn md5_without(bytes: &[u8], md5_at: usize) -> [u8; MD5_BYTES] {
     let mut md5 = Md5::new();
     md5.update(bytes.get(..md5_at).unwrap_or_default());
@@ -400,19 +397,19 @@ fn be_u32(bytes: &[u8], at: usize) -> u32 {
     u32::from_be_bytes(array(bytes, at))
 }
 
-/// The bytes at a place of the format, before the blobs: a header has so many bytes, or it is not read.
+/// The bytes at an offset before the blobs, which every header has.
 fn array<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
     let found = bytes.get(at..).and_then(|rest| rest.first_chunk());
     *found.expect("headers are read as a whole")
 }
 
-/// Puts bytes to a place of the format, in a header that is made here.
+/// Writes bytes at an offset of a new header.
 #[expect(clippy::indexing_slicing, reason = "the places are constants of the format")]
 pub(super) fn put(bytes: &mut [u8], at: usize, value: &[u8]) {
     bytes[at..at + value.len()].copy_from_slice(value);
 }
 
-/// A place in the header as an offset of the archive.
+/// An offset in the header as an offset in the archive.
 fn at(place: usize) -> u64 {
     place as u64
 }

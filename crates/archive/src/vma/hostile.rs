@@ -1,4 +1,4 @@
-//! The parser of VMA archives, laid open: see [`crate::hostile`].
+//! The parser of VMA archives, for fuzzing: see [`crate::hostile`].
 
 use std::collections::HashSet;
 use std::num::NonZero;
@@ -16,7 +16,7 @@ use crate::reader::{ArchiveReader as _, Piece};
 
 const UUID: [u8; 16] = [1; 16];
 
-/// Two disks, one of which ends within a block, as they are written.
+/// An archive of our writer with two disks, one of which ends within a block.
 pub(crate) fn written() -> Vec<u8> {
     let disk = |name: &str, content: &[u8]| VmaDisk {
         device_name: name.to_owned(),
@@ -33,7 +33,7 @@ pub(crate) fn written() -> Vec<u8> {
     bytes
 }
 
-/// Clusters of two disks and of the machine's memory, in no order.
+/// Clusters of two disks and of the machine's memory, interleaved.
 pub(crate) fn interleaved() -> Vec<u8> {
     let devices = [("drive-scsi0", 70_144), (MEMORY_NAME, 512), ("drive-ide1", 5000)];
     let mut bytes = write_header(&UUID, 0, &config(), &devices).expect("they have a place");
@@ -58,7 +58,7 @@ fn config() -> [(String, Vec<u8>); 1] {
     [("qemu-server.conf".to_owned(), b"scsi0: local:disk\n".to_vec())]
 }
 
-/// An archive of Proxmox, as it is and with all of its MD5s made right: few that are wrong would get further.
+/// Reads an archive unchanged, and with corrected MD5s: few inputs would get past wrong ones.
 pub fn vma(bytes: &[u8]) -> Outcome {
     match read(bytes) {
         Outcome::Decoded => Outcome::Decoded,
@@ -66,7 +66,7 @@ pub fn vma(bytes: &[u8]) -> Outcome {
     }
 }
 
-/// The same with an MD5 that is right in the header and in each extent.
+/// The same with correct MD5s in the header and in each extent.
 fn sealed(bytes: &[u8]) -> Vec<u8> {
     let mut bytes = bytes.to_vec();
     let size = bytes.get(..HEADER_BYTES).and_then(|start| header_bytes(start).ok());

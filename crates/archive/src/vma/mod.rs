@@ -1,14 +1,14 @@
-//! VMA: machines as the backups of Proxmox VE have them.
+//! VMA: the backup format of Proxmox VE.
 //!
 //! Source: `vma_spec.txt`, `vma.h`, `vma-reader.c` and `vma-writer.c` in the patches of pve-qemu. A header with the machine's configuration
 //! and the names and sizes of its devices; then, to the end of the file, extents, each with a header and the data of up to 59 clusters.
 //!
 //! - A cluster is 64 KiB of a device. Of its 16 blocks of 4 KiB, those are stored whose bit is set in the cluster's mask; the others are
-//!   zero. Every cluster of every disk is in the archive, also when its mask is empty: one that is missing is an error.
-//! - Clusters come in any order, those of several devices among each other: a disk of a running machine is copied while the machine writes,
-//!   and what it is about to overwrite is copied first.
+//!   zero. Every cluster of every disk is in the archive, even with an empty mask: a missing one is an error.
+//! - Clusters come in any order, and those of several devices are interleaved: a disk is copied while its machine runs, and a cluster that the
+//!   machine is about to overwrite is copied first.
 //! - The device `vmstate` is the memory of the running machine.
-//! - Header and extents carry the same UUID, and an MD5 of themselves. Nothing is computed over the data.
+//! - Header and extents have the same UUID, and an MD5 of themselves. There is no checksum of the data.
 
 mod clusters;
 mod format;

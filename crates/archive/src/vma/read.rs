@@ -7,15 +7,15 @@ use std::io::{ErrorKind, Read};
 
 use super::clusters::Clusters;
 use super::format::{
-    self, BLOCK_BYTES, CLUSTER_BYTES, ClusterInfo, EXTENT_BYTES, HEADER_BYTES, Header, MEMORY_NAME, parse_extent,
+    self, BLOCK_BYTES, CLUSTER_BYTES, ClusterInfo, EXTENT_BYTES, HEADER_BYTES, MEMORY_NAME, VmaHeader, parse_extent,
 };
 use crate::reader::{ArchiveDisk, ArchiveReader, DiskContent, Document, Piece};
 use crate::tar::{corrupt, read_error};
 use crate::{Error, Result};
 
-/// A VMA that is read as a stream, unpacked already.
+/// Reads a VMA from a decompressed stream.
 ///
-/// Its pieces are not in order: [`crate::Ordered`] puts them into it.
+/// Its pieces are not in order: [`crate::Ordered`] sorts them.
 pub struct VmaReader<R> {
     stream: R,
     /// Bytes read.
@@ -24,38 +24,38 @@ pub struct VmaReader<R> {
     documents: Vec<Document>,
     disks: Vec<ArchiveDisk>,
     left_out: Vec<String>,
-    /// What the devices are, by their numbers.
-    devices: [Device; format::DEVICE_COUNT],
-    /// Which clusters of each disk have come.
+    /// The roles of devices, by their numbers.
+    devices: [DeviceRole; format::DEVICE_COUNT],
+    /// The clusters of each disk that were read.
     clusters: Vec<Clusters>,
-    /// Clusters of the extent that are still to be read.
+    /// Clusters of the extent that were not read yet.
     infos: std::vec::IntoIter<ClusterInfo>,
     /// The cluster that was read.
     cluster: Option<Cluster>,
     /// Its blocks that are stored.
     blocks: Vec<u8>,
-    /// The disk whose last cluster that is.
+    /// The disk whose last cluster this is.
     ending: Option<usize>,
     is_over: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Device {
+enum DeviceRole {
     None,
     Disk(usize),
     /// Not read: the memory of the machine.
     LeftOut,
 }
 
-/// What of a cluster was not given yet.
+/// The part of a cluster that was not returned yet.
 #[derive(Debug, Clone, Copy)]
 struct Cluster {
     disk: usize,
-    /// Where it begins in the disk.
+    /// Its offset in the disk.
     offset: u64,
     /// Its blocks.
     mask: u16,
-    /// Where the first of them is in what was read.
+    /// The offset of the first of them in the buffer.
     place: usize,
 }
 
@@ -63,7 +63,7 @@ impl<R: Read> VmaReader<R> {
     /// Reads the header.
     ///
     /// # Errors
-    /// The stream is no VMA, or its header is damaged.
+    /// The stream is not a VMA, or its header is damaged.
     pub fn open(stream: R) -> Result<Self> {
         let mut reader = Self {
             stream,
@@ -72,7 +72,7 @@ impl<R: Read> VmaReader<R> {
             documents: Vec::new(),
             disks: Vec::new(),
             left_out: Vec::new(),
-            devices: [Device::None; format::DEVICE_COUNT],
+            devices: [DeviceRole::None; format::DEVICE_COUNT],
             clusters: Vec::new(),
             infos: Vec::new().into_iter(),
             cluster: None,
@@ -87,16 +87,16 @@ impl<R: Read> VmaReader<R> {
         if size > HEADER_BYTES {
             reader.fill(header.get_mut(HEADER_BYTES..).unwrap_or_default(), "the header")?;
         }
-        let header = Header::parse(&header)?;
+        let header = VmaHeader::parse(&header)?;
         for device in header.devices {
             let number = usize::from(device.number);
             let place = reader.devices.get_mut(number);
             let place = place.expect("there is a device for each number of one byte");
             if device.name == MEMORY_NAME {
-                *place = Device::LeftOut;
+                *place = DeviceRole::LeftOut;
                 reader.left_out.push(device.name);
             } else {
-                *place = Device::Disk(reader.disks.len());
+                *place = DeviceRole::Disk(reader.disks.len());
                 reader.clusters.push(Clusters::new(device.size_bytes));
                 reader.disks.push(ArchiveDisk {
                     key: device.name,
@@ -123,20 +123,20 @@ impl<R: Read> VmaReader<R> {
         Ok(true)
     }
 
-    /// The device that a cluster is of.
-    fn device(&self, info: ClusterInfo) -> Device {
+    /// The role of a cluster's device.
+    fn device(&self, info: ClusterInfo) -> DeviceRole {
         self.devices
             .get(usize::from(info.device))
             .copied()
-            .unwrap_or(Device::None)
+            .unwrap_or(DeviceRole::None)
     }
 
-    /// Whether a cluster is of its device, whose end the last one may reach beyond.
+    /// Checks that a cluster is within its device; the last one may extend beyond its end.
     fn check(&self, info: ClusterInfo, extent_offset: u64) -> Result<()> {
         let disk = match self.device(info) {
-            Device::LeftOut => return Ok(()),
-            Device::Disk(disk) => self.disks.get(disk),
-            Device::None => None,
+            DeviceRole::LeftOut => return Ok(()),
+            DeviceRole::Disk(disk) => self.disks.get(disk),
+            DeviceRole::None => None,
         };
         let Some(disk) = disk else {
             let detail = format!(
@@ -146,7 +146,7 @@ impl<R: Read> VmaReader<R> {
             return Err(corrupt("extent", extent_offset, detail));
         };
         let left = disk.size_bytes.saturating_sub(info.offset());
-        // Proxmox takes a full mask for a whole cluster at the end of a device, too.
+        // Proxmox also accepts a full mask for the partial cluster at the end of a device.
         let stored_end = match info.mask {
             u16::MAX => 1,
             mask => u64::from(u16::BITS - mask.leading_zeros()).saturating_sub(1) * BLOCK_BYTES + 1,
@@ -167,7 +167,7 @@ impl<R: Read> VmaReader<R> {
             self.fill(&mut blocks, "a cluster")?;
             self.blocks = blocks;
         }
-        let Device::Disk(disk) = self.device(info) else {
+        let DeviceRole::Disk(disk) = self.device(info) else {
             return Ok(());
         };
         let known = self.clusters.get_mut(disk).zip(self.disks.get(disk));
@@ -186,7 +186,7 @@ impl<R: Read> VmaReader<R> {
         Ok(())
     }
 
-    /// All clusters of all disks have come.
+    /// Checks that all clusters of all disks were read.
     fn check_whole(&self) -> Result<()> {
         let mut missing = self.disks.iter().zip(&self.clusters);
         match missing.find(|(_, clusters)| clusters.missing_count() > 0) {
@@ -211,7 +211,7 @@ impl<R: Read> VmaReader<R> {
         Err(Error::CutOff { what, offset: self.at })
     }
 
-    /// Fills `buffer`, which is not empty, from the stream; false if it has ended already.
+    /// Fills `buffer`, which is not empty, from the stream; false at its end.
     fn fill_or_end(&mut self, buffer: &mut [u8], what: &'static str) -> Result<bool> {
         let mut filled = 0;
         while filled < buffer.len() {
@@ -231,7 +231,7 @@ impl<R: Read> VmaReader<R> {
 }
 
 impl Cluster {
-    /// The next blocks that lie side by side: where they belong, and where they are in what was read.
+    /// The next run of adjacent blocks: its offset in the disk, and its range in the buffer.
     fn next(&mut self, size_bytes: u64) -> Option<(u64, std::ops::Range<usize>)> {
         let skipped = self.mask.trailing_zeros();
         let rest = self.mask.checked_shr(skipped)?;
@@ -243,7 +243,7 @@ impl Cluster {
         let place = self.place;
         self.place += holdfast_block::to_usize(length);
         self.mask &= u16::MAX.checked_shl(skipped + count).unwrap_or(0);
-        // What is beyond the end of the disk was stored because blocks are whole.
+        // Blocks are stored whole: cut off the bytes beyond the end of the disk.
         let length = length.min(size_bytes.saturating_sub(offset));
         Some((offset, place..place + holdfast_block::to_usize(length)))
     }
@@ -262,8 +262,8 @@ impl<R: Read + Send> ArchiveReader for VmaReader<R> {
         &self.left_out
     }
 
-    fn doubts(&self) -> Vec<String> {
-        vec!["a VMA has checksums of where its data belongs, and none of the data: what was changed in that on the way is not found".to_owned()]
+    fn unverified(&self) -> Vec<String> {
+        vec!["a VMA has no checksums of the data of its disks: changes of it cannot be detected".to_owned()]
     }
 
     fn next(&mut self) -> Result<Option<Piece<'_>>> {

@@ -1,4 +1,4 @@
-//! Archives made by hand, and read by hand, with the numbers of the specification and none of the code that is tested.
+//! Archives that are built and parsed independently of the tested code, with the numbers of the specification.
 
 use md5::{Digest as _, Md5};
 
@@ -14,14 +14,14 @@ use crate::{ArchiveKind, Error, OpenOptions, Ordered, Result, StreamImages, Thre
 const CLUSTER: usize = 65536;
 const UUID: [u8; 16] = *b"0123456789abcdef";
 
-/// MD5 over all of it, the 16 bytes at `place` zero, put there.
+/// Writes the MD5 of all bytes, with the 16 bytes at `place` as zeroes, to `place`.
 fn seal(bytes: &mut [u8], place: usize) {
     bytes[place..place + 16].fill(0);
     let md5: [u8; 16] = Md5::digest(&*bytes).into();
     bytes[place..place + 16].copy_from_slice(&md5);
 }
 
-/// A header. Devices have the numbers 1, 2 and so on.
+/// A header whose devices are numbered from 1.
 fn header(configs: &[(&str, &[u8])], devices: &[(&str, u64)]) -> Vec<u8> {
     let mut bytes = vec![0; 12288];
     let mut blobs = vec![0];
@@ -51,10 +51,10 @@ fn header(configs: &[(&str, &[u8])], devices: &[(&str, u64)]) -> Vec<u8> {
     bytes
 }
 
-/// A cluster: device, number, content of 64 KiB of which blocks that are zero are left out.
-type HandCluster<'a> = (u8, u32, &'a [u8]);
+/// A cluster: device, number, content of 64 KiB, whose zero blocks are left out.
+type TestCluster<'a> = (u8, u32, &'a [u8]);
 
-fn extent(clusters: &[HandCluster]) -> Vec<u8> {
+fn extent(clusters: &[TestCluster]) -> Vec<u8> {
     let mut bytes = vec![0; 512];
     bytes[..4].copy_from_slice(b"VMAE");
     bytes[8..24].copy_from_slice(&UUID);
@@ -77,8 +77,8 @@ fn extent(clusters: &[HandCluster]) -> Vec<u8> {
     bytes
 }
 
-/// A whole archive of these disks, whose clusters come in the order that `order` makes of them, in extents of `per_extent`.
-fn archive(disks: &[Vec<u8>], per_extent: usize, order: impl FnOnce(&mut Vec<HandCluster>)) -> Vec<u8> {
+/// An archive of these disks with clusters reordered by `order`, in extents of `per_extent` clusters.
+fn archive(disks: &[Vec<u8>], per_extent: usize, order: impl FnOnce(&mut Vec<TestCluster>)) -> Vec<u8> {
     let names: Vec<String> = (0..disks.len()).map(|number| format!("drive-scsi{number}")).collect();
     let devices: Vec<(&str, u64)> = names
         .iter()
@@ -86,7 +86,7 @@ fn archive(disks: &[Vec<u8>], per_extent: usize, order: impl FnOnce(&mut Vec<Han
         .zip(disks.iter().map(|disk| disk.len() as u64))
         .collect();
     let mut bytes = header(&[("qemu-server.conf", b"cores: 2\n")], &devices);
-    let mut clusters: Vec<HandCluster> = Vec::new();
+    let mut clusters: Vec<TestCluster> = Vec::new();
     for (disk, device) in disks.iter().zip(1..) {
         clusters.extend(
             disk.chunks(CLUSTER)
@@ -101,7 +101,7 @@ fn archive(disks: &[Vec<u8>], per_extent: usize, order: impl FnOnce(&mut Vec<Han
     bytes
 }
 
-/// The disks of an archive; checks what readers promise of pieces.
+/// The disks of an archive; checks the guarantees of readers about pieces.
 fn read(reader: &mut dyn ArchiveReader) -> Result<Vec<Vec<u8>>> {
     let sizes = reader
         .disks()
@@ -141,7 +141,7 @@ fn read_bytes(archive: &[u8]) -> Result<Vec<Vec<u8>>> {
     read(&mut VmaReader::open(archive)?)
 }
 
-/// A disk with data here and there.
+/// A disk with scattered data.
 fn disk(random: &mut SeededRandom, size: u64) -> Vec<u8> {
     let mut disk = vec![0; usize::try_from(size).unwrap()];
     for _ in 0..random.below(6) {
@@ -154,7 +154,7 @@ fn disk(random: &mut SeededRandom, size: u64) -> Vec<u8> {
 }
 
 #[test]
-fn clusters_are_read_in_whatever_order_they_come_and_put_into_order() {
+fn clusters_in_any_order_are_read_and_sorted() {
     let mut random = SeededRandom::new(7);
     let folder = tempfile::tempdir().unwrap();
     for round in 0..40 {
@@ -182,7 +182,7 @@ fn clusters_are_read_in_whatever_order_they_come_and_put_into_order() {
 }
 
 #[test]
-fn the_header_tells_configurations_and_disks_and_memory_is_passed_over() {
+fn the_header_lists_configurations_and_disks_and_memory_is_skipped() {
     let configs: [(&str, &[u8]); 2] = [
         ("qemu-server.conf", b"cores: 2\n"),
         ("qemu-server.fw", &vec![b'#'; 65535]),
@@ -213,7 +213,7 @@ fn the_header_tells_configurations_and_disks_and_memory_is_passed_over() {
 }
 
 #[test]
-fn blocks_side_by_side_are_one_piece_and_zeroes_are_none() {
+fn adjacent_blocks_are_one_piece_and_zeroes_are_none() {
     let mut content = vec![0; CLUSTER];
     content[4096..3 * 4096].fill(1);
     content[15 * 4096..].fill(2);
@@ -244,7 +244,7 @@ fn the_last_cluster_may_be_stored_whole() {
     assert_eq!(read_bytes(&bytes).unwrap(), [vec![3; 5000]]);
 }
 
-/// What is said of an archive with one disk of two clusters and these extents.
+/// The error of an archive with one disk of two clusters and these extents.
 fn refusal(extents: &[Vec<u8>]) -> String {
     let mut bytes = header(&[], &[("drive-ide0", 2 * CLUSTER as u64)]);
     bytes.extend(extents.concat());
@@ -252,7 +252,7 @@ fn refusal(extents: &[Vec<u8>]) -> String {
 }
 
 #[test]
-fn extents_that_are_not_as_they_should_be_are_told() {
+fn malformed_extents_are_errors() {
     let data = vec![1; CLUSTER];
     let good = extent(&[(1, 0, &data), (1, 1, &data)]);
     let changed = |change: &dyn Fn(&mut [u8])| {
@@ -307,7 +307,7 @@ fn extents_that_are_not_as_they_should_be_are_told() {
 }
 
 #[test]
-fn headers_that_are_not_as_they_should_be_are_told() {
+fn malformed_headers_are_errors() {
     let good = header(
         &[("qemu-server.conf", b"cores: 2\n")],
         &[("drive-ide0", 5000), ("drive-ide1", 5000)],
@@ -355,7 +355,7 @@ fn headers_that_are_not_as_they_should_be_are_told() {
 }
 
 #[test]
-fn an_archive_that_is_cut_off_is_never_whole() {
+fn a_truncated_archive_is_an_error() {
     let mut random = SeededRandom::new(3);
     let disks = [disk(&mut random, 300_000), disk(&mut random, 200_000)];
     let bytes = archive(&disks, 3, |clusters| clusters.reverse());
@@ -371,7 +371,7 @@ fn an_archive_that_is_cut_off_is_never_whole() {
 }
 
 #[test]
-fn a_stream_is_known_by_its_first_bytes_packed_or_not() {
+fn a_vma_is_detected_by_its_first_bytes_packed_or_not() {
     let options = OpenOptions {
         threads: Threads {
             count: NonZero::<usize>::MIN,
@@ -401,7 +401,7 @@ fn a_stream_is_known_by_its_first_bytes_packed_or_not() {
 }
 
 #[test]
-fn what_cannot_be_kept_is_an_error_that_names_the_folder() {
+fn a_failed_temporary_file_is_an_error_with_its_folder() {
     let bytes = archive(&[vec![5; 70_000]], 59, |_| {});
     let reader = VmaReader::open(std::io::Cursor::new(bytes)).unwrap();
     let mut ordered = Ordered::new(Box::new(reader), std::path::Path::new("/nowhere"));
@@ -412,8 +412,8 @@ fn what_cannot_be_kept_is_an_error_that_names_the_folder() {
     );
 }
 
-/// What an archive holds, by a reader that shares nothing with the one that is tested.
-struct Found {
+/// The content of an archive, by an independent parser.
+struct ParsedVma {
     configs: Vec<(String, Vec<u8>)>,
     disks: Vec<(String, Vec<u8>)>,
     /// Blocks that are stored.
@@ -430,13 +430,13 @@ fn assert_sealed(bytes: &[u8], place: usize) {
     assert!(again == bytes, "the MD5 is wrong");
 }
 
-fn found(archive: &[u8]) -> Found {
+fn found(archive: &[u8]) -> ParsedVma {
     assert_eq!(&archive[..8], b"VMA\0\0\0\0\x01");
     let header = &archive[..number(&archive[56..60])];
     assert_sealed(header, 32);
     assert_eq!(header.len() % 512, 0);
     let uuid = &header[8..24];
-    // As Proxmox does: one blob after the other, and what is named has to be one of them.
+    // As Proxmox does: reads the blobs in order, and references must be to one of them.
     let (offset, size) = (number(&header[48..52]), number(&header[52..56]));
     assert!(offset >= 12288 && offset + size <= header.len());
     let mut blobs = std::collections::BTreeMap::new();
@@ -492,7 +492,7 @@ fn found(archive: &[u8]) -> Found {
         seen.len(),
         disks.iter().map(|(_, disk)| disk.len().div_ceil(65536)).sum()
     );
-    Found {
+    ParsedVma {
         configs: configs.collect(),
         disks,
         block_count,
@@ -524,12 +524,12 @@ fn write(config: &[(String, Vec<u8>)], disks: &[(&str, Arc<dyn BlockDevice>)]) -
 }
 
 #[test]
-fn what_is_written_is_read_by_two_readers_whatever_is_where() {
+fn written_archives_are_read_by_two_readers() {
     let mut random = SeededRandom::new(23);
     for round in 0..40 {
         let mut devices: Vec<Arc<MemoryDevice>> = Vec::new();
         for _ in 0..=random.below(3) {
-            // More than an extent, and ends within a block as often as not.
+            // More than an extent, often ending within a block.
             let size = (random.below(10 << 11) + 1) * 512;
             let device = Arc::new(MemoryDevice::new(size));
             for _ in 0..random.below(6) {
@@ -567,14 +567,14 @@ fn what_is_written_is_read_by_two_readers_whatever_is_where() {
     }
 }
 
-/// Is asked what is in it, and remembers what is read of it.
-struct Watched {
+/// Records which ranges are queried and read.
+struct RecordingDevice {
     device: MemoryDevice,
     reads: Mutex<Vec<(u64, u64)>>,
     asked: Mutex<Vec<u64>>,
 }
 
-impl BlockDevice for Watched {
+impl BlockDevice for RecordingDevice {
     fn size_bytes(&self) -> u64 {
         self.device.size_bytes()
     }
@@ -601,8 +601,8 @@ impl BlockDevice for Watched {
 }
 
 #[test]
-fn disks_are_asked_once_and_read_once_where_they_may_have_data() {
-    let device = Arc::new(Watched {
+fn extents_are_queried_once_and_only_data_is_read() {
+    let device = Arc::new(RecordingDevice {
         device: MemoryDevice::from_bytes(&vec![5; 20 << 20]),
         reads: Mutex::default(),
         asked: Mutex::default(),
@@ -624,7 +624,7 @@ fn disks_are_asked_once_and_read_once_where_they_may_have_data() {
 }
 
 #[test]
-fn what_the_format_has_no_place_for_is_not_written() {
+fn content_beyond_the_limits_of_the_format_is_refused() {
     let device = |size: u64| Arc::new(MemoryDevice::new(size)) as Arc<dyn BlockDevice>;
     let config = |name: &str, length: usize| vec![(name.to_owned(), vec![b'#'; length])];
     let many = vec![("one".to_owned(), Vec::new()); 257];

@@ -13,55 +13,53 @@ use super::format::{
     BLOCK_BYTES, CLUSTER_BYTES, ClusterInfo, DEVICE_BYTES_MAX, EXTENT_BYTES, EXTENT_CLUSTER_COUNT, MEMORY_NAME, put,
     write_extent, write_header,
 };
-use crate::ordered_pool::{InOrder, Threads};
+use crate::ordered_pool::{OrderedResults, Threads};
 use crate::{Error, Result};
 
-/// Bytes of a disk that an extent is about.
+/// Bytes of a disk per extent.
 const UNIT_BYTES: u64 = EXTENT_CLUSTER_COUNT as u64 * CLUSTER_BYTES;
-/// Proxmox leaves the last number to nobody.
+/// Proxmox does not use the last number.
 const DISK_COUNT_MAX: usize = 254;
-/// Proxmox counts in sectors, and would lose what is behind the last.
+/// Proxmox counts in sectors, and would lose a partial one.
 const SECTOR_BYTES: u64 = 512;
 const RANGE_COUNT_MAX: usize = 256;
 
-/// A disk that is to be in an archive.
+/// A disk to write into an archive.
 #[derive(Clone)]
 pub struct VmaDisk<'d> {
-    /// By what the configuration refers to it: `drive-scsi0`.
+    /// The name by which the configuration refers to it: `drive-scsi0`.
     pub device_name: String,
     /// Its content: a multiple of 512 bytes.
     pub device: Arc<dyn BlockDevice + 'd>,
 }
 
-/// How an archive is written.
+/// Options for writing an archive.
 #[derive(Debug, Clone, Copy)]
 pub struct VmaWriteOptions {
-    /// Threads that read and look for zeroes.
+    /// Number of threads that read and search for zeroes.
     pub threads: NonZero<usize>,
-    /// When the archive was made, in seconds since 1970.
+    /// Creation time, in seconds since 1970.
     pub time: u64,
-    /// The archive's own UUID, by which its parts know each other.
+    /// The archive's UUID, which header and extents repeat.
     pub uuid: [u8; 16],
 }
 
-/// What was written.
+/// The result of writing an archive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct VmaWritten {
     /// Bytes of the archive.
     pub bytes: u64,
-    /// Bytes of disks that are in it.
+    /// Bytes of disk data in it.
     pub data_bytes: u64,
 }
 
-/// Writes an archive: configurations, each with its name, of which Proxmox wants one called `qemu-server.conf`, and disks, one after the
-/// other.
+/// Writes an archive: named configurations, of which Proxmox requires `qemu-server.conf`, and the disks in sequence.
 ///
-/// Blocks of 4 KiB that are zero are left out. `progress` is told how many bytes of the disks are done, the zeroes among them, and stops it
-/// by an error.
+/// Zero blocks of 4 KiB are left out. `progress` gets the number of disk bytes that are done, including zeroes, and can abort with an error.
 ///
 /// # Errors
-/// [`Error::InvalidOption`]: a configuration or a disk that the format has no place for. Reading the disks, writing, what `progress` gives.
-/// What was written until then is no archive.
+/// [`Error::InvalidOption`]: a configuration or a disk exceeds the limits of the format. Reading the disks, writing, errors of `progress`. The
+/// output is then incomplete.
 pub fn write_vma(
     output: &mut dyn Write,
     config: &[(String, Vec<u8>)],
@@ -139,11 +137,11 @@ fn check_devices(devices: &[(&str, u64)]) -> Result<()> {
     Ok(())
 }
 
-/// An extent, as it is written.
+/// An encoded extent.
 struct Extent {
     bytes: Vec<u8>,
     data_bytes: u64,
-    /// How far of the disk it reaches.
+    /// Its end offset in the disk.
     end: u64,
 }
 
@@ -153,8 +151,8 @@ fn extents<'scope>(
     disk: &'scope VmaDisk<'_>,
     number: u8,
     options: VmaWriteOptions,
-) -> InOrder<Result<Extent>> {
-    let mut units = Units {
+) -> OrderedResults<Result<Extent>> {
+    let mut units = ExtentRanges {
         device: &*disk.device,
         at: 0,
         data: VecDeque::new(),
@@ -164,37 +162,37 @@ fn extents<'scope>(
         count: options.threads,
         load_max: None,
     };
-    InOrder::start_within(
+    OrderedResults::start_within(
         scope,
         threads,
         move || units.next().transpose(),
         || {
             let mut buffer = Vec::new();
-            move |unit: Result<Unit>| extent(&*disk.device, number, &options.uuid, &unit?, &mut buffer)
+            move |unit: Result<ExtentRange>| extent(&*disk.device, number, &options.uuid, &unit?, &mut buffer)
         },
     )
 }
 
-/// A part of a disk that becomes an extent.
-struct Unit {
+/// A range of a disk that becomes an extent.
+struct ExtentRange {
     /// Begins at a cluster, and has at most [`UNIT_BYTES`].
     range: Range<u64>,
-    /// Which of its clusters may be data, the first by the lowest bit.
+    /// The clusters that may have data, the first in the lowest bit.
     data: u64,
 }
 
-/// The parts of a disk.
-struct Units<'d> {
+/// Splits a disk into the ranges of extents.
+struct ExtentRanges<'d> {
     device: &'d dyn BlockDevice,
     at: u64,
-    /// What may be data and lies behind `at`.
+    /// Possible data behind `at`.
     data: VecDeque<Range<u64>>,
-    /// How far the disk was asked.
+    /// The offset up to which extents were queried.
     asked: u64,
 }
 
-impl Units<'_> {
-    fn next(&mut self) -> Result<Option<Unit>> {
+impl ExtentRanges<'_> {
+    fn next(&mut self) -> Result<Option<ExtentRange>> {
         let size_bytes = self.device.size_bytes();
         if self.at >= size_bytes {
             return Ok(None);
@@ -218,12 +216,18 @@ impl Units<'_> {
             self.data.pop_front();
         }
         self.at = range.end;
-        Ok(Some(Unit { range, data: mask }))
+        Ok(Some(ExtentRange { range, data: mask }))
     }
 }
 
-/// Reads a part of a disk, and makes an extent of it.
-fn extent(device: &dyn BlockDevice, number: u8, uuid: &[u8; 16], unit: &Unit, buffer: &mut Vec<u8>) -> Result<Extent> {
+/// Reads a range of a disk and encodes it as an extent.
+fn extent(
+    device: &dyn BlockDevice,
+    number: u8,
+    uuid: &[u8; 16],
+    unit: &ExtentRange,
+    buffer: &mut Vec<u8>,
+) -> Result<Extent> {
     let Range { start, end } = unit.range.clone();
     let mut extent = Extent {
         bytes: vec![0; EXTENT_BYTES],
@@ -233,7 +237,7 @@ fn extent(device: &dyn BlockDevice, number: u8, uuid: &[u8; 16], unit: &Unit, bu
     let mut infos: Vec<ClusterInfo> = Vec::with_capacity(EXTENT_CLUSTER_COUNT);
     let mut at = start;
     while at < end {
-        // Clusters side by side are read at once.
+        // Adjacent clusters are read at once.
         let run = u64::from((unit.data >> infos.len()).trailing_ones());
         let clusters = at..end.min(at + run.max(1) * CLUSTER_BYTES);
         buffer.clear();
@@ -245,7 +249,7 @@ fn extent(device: &dyn BlockDevice, number: u8, uuid: &[u8; 16], unit: &Unit, bu
         while at < clusters.end {
             infos.push(ClusterInfo {
                 device: number,
-                // The size of the disk was checked: all numbers are shorter.
+                // The size of the disk was checked, so the number fits.
                 cluster: u32::try_from(at / CLUSTER_BYTES).unwrap_or(u32::MAX),
                 mask: contents.next().map_or(0, |content| append_blocks(content, &mut extent)),
             });
@@ -256,7 +260,7 @@ fn extent(device: &dyn BlockDevice, number: u8, uuid: &[u8; 16], unit: &Unit, bu
     Ok(extent)
 }
 
-/// Appends the blocks of a cluster that are not zero; tells which.
+/// Appends the blocks of a cluster that are not zero; returns their mask.
 fn append_blocks(content: &[u8], extent: &mut Extent) -> u16 {
     let mut mask = 0;
     for (block, number) in content.chunks(to_usize(BLOCK_BYTES)).zip(0..u16::BITS) {
@@ -265,7 +269,7 @@ fn append_blocks(content: &[u8], extent: &mut Extent) -> u16 {
         }
         mask |= 1 << number;
         extent.bytes.extend(block);
-        // The last block of a disk may be short, and is stored whole.
+        // The last block of a disk may be partial, and is padded.
         let padding = to_usize(BLOCK_BYTES) - block.len();
         extent.bytes.resize(extent.bytes.len() + padding, 0);
         extent.data_bytes += block.len() as u64;

@@ -18,31 +18,31 @@ const RECORDS_BYTES_MAX: u64 = 8 << 20;
 const BLOCK_BYTES_MAX: u64 = 64 << 20;
 const CHECKSUM_BYTES_MAX: u64 = 128;
 
-/// An XVA that is read as a stream, unpacked already.
+/// Reads an XVA from a decompressed stream.
 pub struct XvaReader<R> {
     tar: TarReader<R>,
     documents: Vec<Document>,
     disks: Vec<ArchiveDisk>,
-    /// Empty drives have no content; the image in a drive may have been left out.
+    /// Ids of images in drives, which may be missing.
     drives: Vec<String>,
     has_checksums: bool,
-    /// The disk whose blocks come, by its place.
-    current: Option<Current>,
+    /// The disk that is being read.
+    current: Option<DiskProgress>,
     block: Vec<u8>,
-    /// What was read ahead.
+    /// The member that was read ahead.
     ahead: Option<Member>,
-    /// Disks whose end has come.
+    /// Whether each disk has ended.
     ended: Vec<bool>,
     is_over: bool,
 }
 
-/// How far a disk has come.
+/// The progress of reading a disk.
 #[derive(Debug, Clone, Copy)]
-struct Current {
+struct DiskProgress {
     disk: usize,
     block_bytes: u64,
     number: u64,
-    /// Where the next block goes, if its number is the next.
+    /// The offset of the next block, if no number is skipped.
     offset: u64,
 }
 
@@ -50,7 +50,7 @@ impl<R: Read> XvaReader<R> {
     /// Reads the machine's records.
     ///
     /// # Errors
-    /// The stream is no XVA: it has to begin with its records.
+    /// The stream is not an XVA: it must begin with its records.
     pub fn open(stream: R) -> Result<Self> {
         let mut tar = TarReader::new(stream);
         let member = tar.next()?;
@@ -65,7 +65,7 @@ impl<R: Read> XvaReader<R> {
         Self::open_at_records(tar)
     }
 
-    /// Goes on where the first member is `ova.xml`.
+    /// Opens an archive whose first member is `ova.xml`.
     pub(crate) fn open_at_records(mut tar: TarReader<R>) -> Result<Self> {
         let content = tar.read_whole(RECORDS_BYTES_MAX)?;
         let text = std::str::from_utf8(&content).map_err(|_| corrupt(RECORDS, 0, "it is not UTF-8"))?;
@@ -101,7 +101,7 @@ impl<R: Read> XvaReader<R> {
         }
     }
 
-    /// The next block of a disk, checked: where it belongs. None when the disk has ended, or all of them.
+    /// Reads and checks the next block; returns its disk and offset, or `None` when the disk or the archive has ended.
     fn next_block(&mut self) -> Result<Option<(usize, u64)>> {
         loop {
             let Some(member) = self.next_member()? else {
@@ -122,14 +122,14 @@ impl<R: Read> XvaReader<R> {
                     let detail = format!("{:?} comes after the end of its disk", member.name);
                     return Err(corrupt("member", member.offset, detail));
                 }
-                None => Current {
+                None => DiskProgress {
                     disk,
                     block_bytes: member.size_bytes,
                     number: 0,
                     offset: 0,
                 },
                 Some(current) if current.disk == disk => current.after(&member, number)?,
-                // The end of the one is told before the other begins.
+                // The end of a disk is returned before the next one begins.
                 Some(_) => {
                     self.ahead = Some(member);
                     return Ok(None);
@@ -152,14 +152,14 @@ impl<R: Read> XvaReader<R> {
                 return Err(corrupt("member", member.offset, detail));
             };
             self.read_block(&member)?;
-            self.current = Some(Current { offset: end, ..at });
+            self.current = Some(DiskProgress { offset: end, ..at });
             if member.size_bytes > 0 {
                 return Ok(Some((disk, at.offset)));
             }
         }
     }
 
-    /// Reads a block, and what is behind it.
+    /// Reads a block and its checksum.
     fn read_block(&mut self, member: &Member) -> Result<()> {
         self.block = self
             .tar
@@ -171,7 +171,7 @@ impl<R: Read> XvaReader<R> {
         }
     }
 
-    /// Reads the member behind a block, and compares.
+    /// Reads the checksum behind a block and compares it.
     fn check_block(&mut self, block: &Member) -> Result<()> {
         let cut_off = || Error::CutOff {
             what: "a checksum",
@@ -203,7 +203,7 @@ impl<R: Read> XvaReader<R> {
         ))
     }
 
-    /// The end of the disk that was read, which has to be its end.
+    /// Ends the current disk, which must be complete.
     fn end_disk(&mut self) -> Result<Option<usize>> {
         let Some(current) = self.current.take() else {
             let mut missing = self
@@ -233,8 +233,8 @@ impl<R: Read> XvaReader<R> {
     }
 }
 
-impl Current {
-    /// Where a block with this number goes: each number that was left out stands for a block of zeroes.
+impl DiskProgress {
+    /// The progress at the block with this number: each skipped number is a block of zeroes.
     fn after(self, member: &Member, number: u64) -> Result<Self> {
         let left_out = number.checked_sub(self.number + 1);
         let offset = left_out
@@ -247,7 +247,7 @@ impl Current {
         Ok(Self {
             number,
             offset,
-            // The first may be empty, if a connection was slow from the start.
+            // The first members may be empty if the connection was slow from the start.
             block_bytes: if self.block_bytes == 0 {
                 member.size_bytes
             } else {
@@ -258,7 +258,7 @@ impl Current {
     }
 }
 
-/// The disk and the number of `Ref:7/00000012`.
+/// Splits `Ref:7/00000012` into the disk and the number.
 fn split(member: &Member) -> Result<(&str, u64)> {
     let parts = member.name.split_once('/').and_then(|(id, number)| {
         let is_number = !number.is_empty() && number.len() <= 18 && number.bytes().all(|byte| byte.is_ascii_digit());

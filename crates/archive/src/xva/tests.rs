@@ -11,7 +11,7 @@ use crate::{Error, Result};
 
 const MIB: u64 = 1 << 20;
 
-/// Records as short as they can be.
+/// Minimal records.
 fn records(disks: &[(&str, u64)], version: &str) -> String {
     let member = |name: &str, value: &str| format!("<member><name>{name}</name><value>{value}</value></member>");
     let object = |class: &str, id: &str, record: &str| {
@@ -31,14 +31,14 @@ fn records(disks: &[(&str, u64)], version: &str) -> String {
     format!("<value><struct>{version}{objects}</struct></value>")
 }
 
-/// An archive by hand.
-struct Hand(Vec<u8>);
+/// Builds an archive independently of the writer.
+struct ArchiveBuilder(Vec<u8>);
 
-impl Hand {
+impl ArchiveBuilder {
     fn new(disks: &[(&str, u64)]) -> Self {
-        let mut hand = Self(Vec::new());
-        hand.add("ova.xml", records(disks, "2").as_bytes());
-        hand
+        let mut builder = Self(Vec::new());
+        builder.add("ova.xml", records(disks, "2").as_bytes());
+        builder
     }
 
     fn add(&mut self, name: &str, content: &[u8]) {
@@ -108,7 +108,7 @@ fn written(disks: &[(&str, &Arc<MemoryDevice>)]) -> Vec<u8> {
 }
 
 #[test]
-fn what_is_written_is_read_whatever_is_where() {
+fn written_archives_are_read_again() {
     let mut random = SeededRandom::new(11);
     for round in 0..40 {
         let mut devices = Vec::new();
@@ -123,7 +123,7 @@ fn what_is_written_is_read_whatever_is_where() {
             }
             devices.push(device);
         }
-        // Ids are in the order of texts, and not of numbers.
+        // Ids are ordered as text, not as numbers.
         let archive = written(&[("Ref:9", &devices[0]), ("Ref:10", &devices[1])]);
         let found = read(&archive).unwrap();
         assert!(
@@ -133,9 +133,9 @@ fn what_is_written_is_read_whatever_is_where() {
     }
 }
 
-/// The ids of a machine that is suspended come from its pool, or from whoever made the archive that it came in.
+/// The ids of a suspended machine come from its pool, or from the archive that it was imported from.
 #[test]
-fn an_id_that_no_member_can_be_called_by_is_refused() {
+fn an_id_too_long_for_member_names_is_refused() {
     let mut archive = Vec::new();
     let disk = XvaDisk {
         id: "R".repeat(200),
@@ -150,7 +150,7 @@ fn an_id_that_no_member_can_be_called_by_is_refused() {
 }
 
 #[test]
-fn only_what_is_not_zero_is_written_and_the_first_and_last_block() {
+fn only_data_and_the_first_and_last_block_are_written() {
     let device = Arc::new(MemoryDevice::new(3 << 40));
     device.write_at(&[7; 100], 2 << 40).unwrap();
     let archive = written(&[("Ref:7", &device)]);
@@ -173,20 +173,21 @@ fn only_what_is_not_zero_is_written_and_the_first_and_last_block() {
 }
 
 #[test]
-fn numbers_count_and_blocks_without_content_have_no_place() {
+fn skipped_numbers_are_zeroes_and_empty_members_are_ignored() {
     let block = |fill: u8| vec![fill; 1 << 20];
-    let mut hand = Hand::new(&[("Ref:5", 6 * MIB + 100)]);
-    hand.block("Ref:5/00000000", &block(1))
-        // A slow connection was kept open, twice; the number after them is the next.
+    let mut builder = ArchiveBuilder::new(&[("Ref:5", 6 * MIB + 100)]);
+    builder
+        .block("Ref:5/00000000", &block(1))
+        // Two empty members kept a slow connection open; the next number follows them.
         .block("Ref:5/00000001", b"")
         .block("Ref:5/00000002", b"")
         .block("Ref:5/00000003", &block(2))
-        // Two blocks are zero, and left out.
+        // Two zero blocks are left out.
         .block("Ref:5/00000006", &block(3))
         .block("Ref:5/00000007", &block(4))
-        // As Xen Orchestra writes the last.
+        // The last block, as Xen Orchestra writes it.
         .block("Ref:5/8", &[5; 100]);
-    let found = read(&hand.end()).unwrap().remove(0);
+    let found = read(&builder.end()).unwrap().remove(0);
     let expected = [
         &block(1)[..],
         &block(2),
@@ -202,29 +203,31 @@ fn numbers_count_and_blocks_without_content_have_no_place() {
 
 #[test]
 fn older_checksums_and_none_at_all_are_read() {
-    let mut hand = Hand::new(&[("Ref:5", 4)]);
-    hand.add("Ref:5/00000000", b"data");
-    hand.add("Ref:5/00000000.checksum", sha1_hex(b"data").as_bytes());
-    assert_eq!(read(&hand.end()).unwrap(), [b"data".to_vec()]);
+    let mut builder = ArchiveBuilder::new(&[("Ref:5", 4)]);
+    builder.add("Ref:5/00000000", b"data");
+    builder.add("Ref:5/00000000.checksum", sha1_hex(b"data").as_bytes());
+    assert_eq!(read(&builder.end()).unwrap(), [b"data".to_vec()]);
 
-    let mut hand = Hand(Vec::new());
-    hand.add("ova.xml", records(&[("Ref:5", 4)], "0").as_bytes());
-    hand.add("Ref:5/00000000", b"data");
-    assert_eq!(read(&hand.end()).unwrap(), [b"data".to_vec()]);
+    let mut builder = ArchiveBuilder(Vec::new());
+    builder.add("ova.xml", records(&[("Ref:5", 4)], "0").as_bytes());
+    builder.add("Ref:5/00000000", b"data");
+    assert_eq!(read(&builder.end()).unwrap(), [b"data".to_vec()]);
 }
 
-/// The medium in a drive may have come along: it is compared, and passed over.
+/// The medium in a drive may be in the archive: it is checked and skipped.
 #[test]
-fn media_of_drives_are_passed_over() {
+fn media_of_drives_are_skipped() {
     let drive = "<value><struct><member><name>class</name><value>VBD</value></member><member><name>id</name><value>Ref:7</value></member>\
          <member><name>snapshot</name><value><struct><member><name>type</name><value>CD</value></member><member><name>VDI</name>\
          <value>Ref:8</value></member></struct></value></member></struct></value>";
     let records = records(&[("Ref:5", 4), ("Ref:8", 6)], "2").replace("<data>", &format!("<data>{drive}"));
     let archive = |medium: &[u8]| {
-        let mut hand = Hand(Vec::new());
-        hand.add("ova.xml", records.as_bytes());
-        hand.block("Ref:5/00000000", b"data").block("Ref:8/00000000", b"medium");
-        let end = hand.end();
+        let mut builder = ArchiveBuilder(Vec::new());
+        builder.add("ova.xml", records.as_bytes());
+        builder
+            .block("Ref:5/00000000", b"data")
+            .block("Ref:8/00000000", b"medium");
+        let end = builder.end();
         let at = end.windows(6).position(|window| window == b"medium").unwrap();
         [&end[..at], medium, &end[at + 6..]].concat()
     };
@@ -233,38 +236,42 @@ fn media_of_drives_are_passed_over() {
 }
 
 #[test]
-fn what_is_not_as_it_should_be_is_told() {
-    let refused = |hand: &Hand, words: &str| {
-        let error = read(&hand.end()).unwrap_err().to_string();
+fn malformed_archives_are_errors() {
+    let refused = |builder: &ArchiveBuilder, words: &str| {
+        let error = read(&builder.end()).unwrap_err().to_string();
         assert!(error.contains(words), "{error}");
     };
-    let mut hand = Hand::new(&[("Ref:5", 8)]);
-    hand.add("Ref:5/00000000", b"data");
-    hand.add("Ref:5/00000000.xxhash", b"0123456789ABCDEF");
-    refused(&hand, "the checksum of Ref:5/00000000 is");
-    let mut hand = Hand::new(&[("Ref:5", 8)]);
-    refused(hand.block("Ref:5/00000000", b"data"), "ends at 4 of 8 bytes");
-    refused(hand.block("Ref:5/00000001", b"data+"), "beyond the end");
-    let mut hand = Hand::new(&[("Ref:5", 8)]);
-    refused(hand.block("Ref:5/00000001", b"data"), "has the number 1");
-    let mut hand = Hand::new(&[("Ref:5", 8)]);
-    refused(hand.block("Ref:6/00000000", b"data"), "does not have");
-    let mut hand = Hand::new(&[("Ref:5", 8)]);
-    hand.block("Ref:5/00000000", b"data").block("Ref:5/00000000", b"data");
-    refused(&hand, "comes after the block 0");
-    let mut hand = Hand::new(&[("Ref:5", 8)]);
-    hand.add("Ref:5/00000000", b"data");
-    hand.add("Ref:5/00000001", b"data");
-    refused(&hand, "not its checksum");
-    let mut hand = Hand::new(&[("Ref:5", 8)]);
-    hand.block("Ref:5/00000000", b"data").block("../../etc/passwd", b"data");
-    refused(&hand, "is no block of a disk");
-    let mut hand = Hand::new(&[("Ref:5", 4), ("Ref:6", 4)]);
-    refused(hand.block("Ref:5/00000000", b"data"), "nothing of Ref:6");
+    let mut builder = ArchiveBuilder::new(&[("Ref:5", 8)]);
+    builder.add("Ref:5/00000000", b"data");
+    builder.add("Ref:5/00000000.xxhash", b"0123456789ABCDEF");
+    refused(&builder, "the checksum of Ref:5/00000000 is");
+    let mut builder = ArchiveBuilder::new(&[("Ref:5", 8)]);
+    refused(builder.block("Ref:5/00000000", b"data"), "ends at 4 of 8 bytes");
+    refused(builder.block("Ref:5/00000001", b"data+"), "beyond the end");
+    let mut builder = ArchiveBuilder::new(&[("Ref:5", 8)]);
+    refused(builder.block("Ref:5/00000001", b"data"), "has the number 1");
+    let mut builder = ArchiveBuilder::new(&[("Ref:5", 8)]);
+    refused(builder.block("Ref:6/00000000", b"data"), "does not have");
+    let mut builder = ArchiveBuilder::new(&[("Ref:5", 8)]);
+    builder
+        .block("Ref:5/00000000", b"data")
+        .block("Ref:5/00000000", b"data");
+    refused(&builder, "comes after the block 0");
+    let mut builder = ArchiveBuilder::new(&[("Ref:5", 8)]);
+    builder.add("Ref:5/00000000", b"data");
+    builder.add("Ref:5/00000001", b"data");
+    refused(&builder, "not its checksum");
+    let mut builder = ArchiveBuilder::new(&[("Ref:5", 8)]);
+    builder
+        .block("Ref:5/00000000", b"data")
+        .block("../../etc/passwd", b"data");
+    refused(&builder, "is no block of a disk");
+    let mut builder = ArchiveBuilder::new(&[("Ref:5", 4), ("Ref:6", 4)]);
+    refused(builder.block("Ref:5/00000000", b"data"), "nothing of Ref:6");
 }
 
 #[test]
-fn an_archive_that_is_cut_off_is_never_whole() {
+fn a_truncated_archive_is_an_error() {
     let device = Arc::new(MemoryDevice::new(2 * MIB + 700));
     device.write_at(&[9; 3000], MIB - 1000).unwrap();
     let archive = written(&[("Ref:7", &device)]);

@@ -9,53 +9,53 @@ use std::thread::Scope;
 use holdfast_block::{BlockDevice, ExtentKind, is_zero};
 
 use crate::checksum::xxh64;
-use crate::ordered_pool::{InOrder, Threads};
+use crate::ordered_pool::{OrderedResults, Threads};
 use crate::tar::{BLOCK_BYTES as TAR_BLOCK_BYTES, header, padding_of};
 use crate::{Error, Result};
 
-/// Bytes of a block: what XAPI writes, and the only size that all readers know.
+/// Bytes of a block: the size that XAPI writes, and the only one that all readers support.
 const BLOCK_BYTES: u64 = 1 << 20;
-/// Blocks that are read and checked at once.
+/// Blocks per read.
 const BATCH_BLOCKS: u64 = 4;
 const EXTENT_COUNT_MAX: usize = 256;
 
-/// A disk that is to be in an archive.
+/// A disk to write into an archive.
 #[derive(Clone)]
 pub struct XvaDisk<'d> {
-    /// By what the records refer to it: `Ref:7`. Disks come in the order of their ids as text.
+    /// The id by which the records refer to it: `Ref:7`. Disks must be sorted by their ids as text.
     pub id: String,
     /// Its content.
     pub device: Arc<dyn BlockDevice + 'd>,
 }
 
-/// How an archive is written.
+/// Options for writing an archive.
 #[derive(Debug, Clone, Copy)]
 pub struct XvaWriteOptions {
-    /// Threads that read and compute checksums.
+    /// Number of threads that read and compute checksums.
     pub threads: NonZero<usize>,
-    /// When the members were changed, in seconds since 1970.
+    /// Modification time of the members, in seconds since 1970.
     pub time: u64,
 }
 
-/// What was written.
+/// The result of writing an archive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct XvaWritten {
     /// Bytes of the archive.
     pub bytes: u64,
-    /// Bytes of disks that are in it.
+    /// Bytes of disk data in it.
     pub data_bytes: u64,
 }
 
-/// Bytes of the id of a disk: behind it stand the number of a block and `.checksum`, and a tape archive has room for 100.
+/// Limit of the id of a disk: a block's number and `.checksum` follow it, and names in tar have at most 100 bytes.
 const ID_BYTES_MAX: usize = 80;
 
-/// Writes an archive: the records, and the disks as they refer to them.
+/// Writes an archive: the records and the disks that they refer to.
 ///
-/// Blocks that are zero are left out, but for the first and the last of each disk. `progress` is told how many bytes of the disks are done, the
-/// zeroes among them, and stops it by an error.
+/// Zero blocks are left out, except the first and the last of each disk. `progress` gets the number of disk bytes that are done, including zeroes,
+/// and can abort with an error.
 ///
 /// # Errors
-/// Reading the disks, writing, what `progress` gives. What was written until then is no archive.
+/// Reading the disks, writing, errors of `progress`. The output is then incomplete.
 pub fn write_xva(
     output: &mut dyn Write,
     records: &str,
@@ -63,7 +63,7 @@ pub fn write_xva(
     options: XvaWriteOptions,
     progress: &mut dyn FnMut(u64) -> std::io::Result<()>,
 ) -> Result<XvaWritten> {
-    // The ids of a machine that is suspended are those of its pool, or of whoever made the archive that it came in.
+    // The ids of a suspended machine come from its pool, or from the archive that it was imported from.
     if let Some(disk) = disks.iter().find(|disk| disk.id.len() > ID_BYTES_MAX) {
         return Err(Error::InvalidOption {
             option: "id",
@@ -122,7 +122,7 @@ fn append(members: &mut Vec<u8>, name: &str, content: &[u8], time: u64) {
 struct Batch {
     members: Vec<u8>,
     data_bytes: u64,
-    /// How far of the disk it reaches.
+    /// Its end offset in the disk.
     end: u64,
 }
 
@@ -131,7 +131,7 @@ fn blocks<'scope>(
     scope: &'scope Scope<'scope, '_>,
     disk: &'scope XvaDisk<'_>,
     options: XvaWriteOptions,
-) -> InOrder<Result<Batch>> {
+) -> OrderedResults<Result<Batch>> {
     let mut batches = Batches {
         device: &*disk.device,
         at: 0,
@@ -142,7 +142,7 @@ fn blocks<'scope>(
         count: options.threads,
         load_max: None,
     };
-    InOrder::start_within(
+    OrderedResults::start_within(
         scope,
         threads,
         move || batches.next().transpose(),
@@ -153,7 +153,7 @@ fn blocks<'scope>(
     )
 }
 
-/// Reads a part of a disk, and makes members of what is not zero.
+/// Reads a range of a disk and encodes its data as members.
 fn members(disk: &XvaDisk<'_>, range: Range<u64>, block: &mut Vec<u8>, time: u64) -> Result<Batch> {
     let size_bytes = disk.device.size_bytes();
     let last = size_bytes.saturating_sub(1) / BLOCK_BYTES;
@@ -179,13 +179,13 @@ fn members(disk: &XvaDisk<'_>, range: Range<u64>, block: &mut Vec<u8>, time: u64
     Ok(batch)
 }
 
-/// The parts of a disk that are looked at: what may be data, the first block and the last.
+/// Splits a disk into ranges to read: possible data, the first and the last block.
 struct Batches<'d> {
     device: &'d dyn BlockDevice,
     at: u64,
-    /// End of the data that `at` lies in.
+    /// End of the data at `at`.
     data_end: u64,
-    /// How far the disk was asked.
+    /// The offset up to which extents were queried.
     asked: u64,
 }
 

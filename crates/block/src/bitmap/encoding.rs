@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn a_later_version_and_another_device_are_told_apart_from_damage() {
+    fn a_later_version_and_another_device_are_distinguished_from_damage() {
         let mut bytes = sparse().encode();
         assert!(matches!(
             DirtyBitmap::decode(&bytes, 1 << 29),

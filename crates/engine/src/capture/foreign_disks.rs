@@ -117,8 +117,8 @@ impl ArchiveDisks {
     }
 
     /// What nothing in the archive vouches for, when all of it was read.
-    pub(crate) fn doubts(&self) -> Vec<String> {
-        self.lock().reader.doubts()
+    pub(crate) fn unverified(&self) -> Vec<String> {
+        self.lock().reader.unverified()
     }
 
     fn lock(&self) -> MutexGuard<'_, ArchiveState> {

@@ -10,7 +10,7 @@ use holdfast_archive::{
 };
 use holdfast_block::{BlockDevice as _, FileDevice, IoMode};
 
-use super::import::{correct, open_options, tell, threads};
+use super::import::{note_unverified, open_options, threads, warn_of_corrections};
 use crate::job::{Job, Result, Unit};
 
 /// What is said of a packed stream of zstd that nothing shows to be whole, though its frames could be ours.
@@ -60,8 +60,8 @@ pub fn check_archive(stream: Box<dyn Read + Send>, images: StreamImages, job: Jo
         told = read;
         job.interrupt.check()?;
     }
-    correct(&archive.reader.corrections(), job);
-    tell(&archive.reader.doubts(), job);
+    warn_of_corrections(&archive.reader.corrections(), job);
+    note_unverified(&archive.reader.unverified(), job);
     let checked = |(disk, data_bytes): (&ArchiveDisk, u64)| CheckedDisk {
         key: disk.key.clone(),
         size_bytes: disk.size_bytes,

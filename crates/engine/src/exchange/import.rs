@@ -258,8 +258,8 @@ impl Importing {
         job.progress.phase(&format!("importing {name}"), Unit::Bytes);
         store_machine(&sink, machine, &RateLimit::new(None, job), job)?;
         let backup = sink.into_report().expect("what was read was stored");
-        correct(&self.disks.corrections(), job);
-        tell(&self.disks.doubts(), job);
+        warn_of_corrections(&self.disks.corrections(), job);
+        note_unverified(&self.disks.unverified(), job);
         Ok(ImportReport {
             backup,
             imported: self.imported(&[]),
@@ -310,8 +310,8 @@ impl Importing {
         }
         made.file(STREAM_DOMAIN, |path| write_file(path, xml.as_bytes(), environment))?;
         made.keep();
-        correct(&self.disks.corrections(), job);
-        tell(&self.disks.doubts(), job);
+        warn_of_corrections(&self.disks.corrections(), job);
+        note_unverified(&self.disks.unverified(), job);
         Ok(self.imported(&paths))
     }
 
@@ -324,17 +324,17 @@ impl Importing {
     }
 }
 
-/// Tells what the documents of an archive say, and its disks are not.
-pub(super) fn correct(corrections: &[String], job: Job<'_>) {
+/// Reports where the documents of an archive contradict its disks.
+pub(super) fn warn_of_corrections(corrections: &[String], job: Job<'_>) {
     for correction in corrections {
         job.progress.warning(correction);
     }
 }
 
-/// Tells what nothing in an archive vouches for: most of those without a manifest are whole, so that is no warning.
-pub(super) fn tell(doubts: &[String], job: Job<'_>) {
-    for doubt in doubts {
-        job.progress.note(doubt);
+/// Reports what no checksum in the archive covers: most archives without a manifest are complete, so this is a note, not a warning.
+pub(super) fn note_unverified(unverified: &[String], job: Job<'_>) {
+    for file in unverified {
+        job.progress.note(file);
     }
 }
 

@@ -1,8 +1,8 @@
 //! libvirt's domain XML, for machines of QEMU.
 //!
-//! Source: libvirt, "Domain XML format" (formatdomain). Read, everything that is of the host alone is listed as dropped: devices that
-//! are passed through, shared folders, memory in huge pages, processors that are pinned. Controllers, addresses, screens, keyboards, serial lines
-//! and the balloon are not: every hypervisor gives a machine its own.
+//! Source: libvirt, "Domain XML format" (formatdomain). The reader lists host-specific settings as dropped: passed-through devices, shared
+//! folders, huge pages, CPU pinning. It does not list controllers, addresses, displays, keyboards, serial ports and the balloon, which every
+//! hypervisor provides itself.
 
 mod read;
 mod write;

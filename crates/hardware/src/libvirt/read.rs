@@ -2,7 +2,7 @@
 
 use roxmltree::Node;
 
-use crate::libvirt::unsupported::what_is_lost;
+use crate::libvirt::unsupported::unsupported_features;
 use crate::xml::{attribute, child, children};
 use crate::{
     Bus, CardModel, Clock, Disk, DiskKind, Error, Firmware, Machine, NetworkCard, Result, Topology, Translated, xml,
@@ -15,7 +15,7 @@ pub fn read(text: &str) -> Result<Translated<Machine>> {
     let document = xml::parse(text, FORM)?;
     let domain = document.root_element();
     if domain.tag_name().name() != "domain" {
-        return Err(wrong(format!("its first element is {:?}", domain.tag_name().name())));
+        return Err(wrong(format!("the root element is {:?}", domain.tag_name().name())));
     }
     let devices = child(domain, "devices");
     let machine = Machine {
@@ -39,7 +39,7 @@ pub fn read(text: &str) -> Result<Translated<Machine>> {
     let value = machine.checked(FORM)?;
     Ok(Translated {
         value,
-        dropped: what_is_lost(domain),
+        dropped: unsupported_features(domain),
     })
 }
 
@@ -57,7 +57,7 @@ fn number<T: std::str::FromStr>(text: &str, what: &str) -> Result<T> {
 fn processors(domain: Node<'_, '_>) -> Result<u32> {
     match child(domain, "vcpu") {
         Some(count) => {
-            // Those that are plugged in; more may be at another time.
+            // The processors that are plugged in; the maximum may be higher.
             let now = count.attribute("current").or(count.text()).unwrap_or("1");
             number(now, "the number of processors")
         }
@@ -83,10 +83,10 @@ fn topology(domain: Node<'_, '_>) -> Result<Option<Topology>> {
     }))
 }
 
-/// In bytes; libvirt's unit is the KiB where none is said.
+/// In bytes; libvirt's default unit is KiB.
 fn memory(domain: Node<'_, '_>) -> Result<u64> {
     let Some(memory) = child(domain, "memory") else {
-        return Err(wrong("it does not say how much memory there is"));
+        return Err(wrong("the memory size is missing"));
     };
     let amount: u64 = number(memory.text().unwrap_or_default(), "the memory")?;
     let unit = match memory.attribute("unit").unwrap_or("KiB") {
@@ -109,7 +109,7 @@ fn firmware(domain: Node<'_, '_>) -> Firmware {
         return Firmware::Bios;
     };
     let loader = child(os, "loader");
-    // One that is loaded like a BIOS keeps no variables, and is called by its makers' name.
+    // UEFI firmware that is loaded as a ROM has no variable store; only its file name shows what it is.
     let is_called_so = |loader: Node<'_, '_>| {
         let path = loader.text().unwrap_or_default().to_ascii_uppercase();
         loader.attribute("type") == Some("pflash") || path.contains("OVMF") || path.contains("EDK2")
@@ -157,12 +157,12 @@ fn disks(devices: Node<'_, '_>, domain: Node<'_, '_>) -> Result<Vec<Disk>> {
                 DiskKind::Floppy => "fd",
             };
             let place = order.iter().position(|device| *device == name)?;
-            // Of each kind the first one is meant.
+            // `<boot>` means the first device of each kind.
             let is_first = disks.iter().all(|other: &Disk| other.kind != kind);
             is_first.then(|| u32::try_from(place).unwrap_or(u32::MAX) + 1)
         };
         let boot_order = match attribute(disk, "boot", "order") {
-            Some(order) => Some(number(order, "the place in the order of starting")?),
+            Some(order) => Some(number(order, "the boot order")?),
             None => by_kind(),
         };
         disks.push(Disk {
@@ -201,7 +201,7 @@ fn bus(disk: Node<'_, '_>, target: &str, devices: Node<'_, '_>) -> Bus {
         Some("nvme") => Bus::Nvme,
         Some("xen") => Bus::Xen,
         Some("fdc") => Bus::Floppy,
-        // As libvirt takes it by the name.
+        // libvirt derives the bus from the target's name.
         _ => match target.get(..2) {
             Some("vd") => Bus::Virtio,
             Some("sd") => Bus::Scsi,

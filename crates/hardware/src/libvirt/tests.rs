@@ -3,7 +3,7 @@ use std::collections::BTreeMap;
 use super::{DiskPlace, LibvirtOptions, read, write};
 use crate::{Bus, CardModel, Clock, Disk, DiskKind, Firmware, Machine, NetworkCard, Platform, Topology, adapt};
 
-/// A machine with one of most things.
+/// A machine with one of most kinds of devices.
 pub(crate) fn specimen() -> Machine {
     let disk = |key: &str, kind, bus, position, size_bytes, boot_order| Disk {
         key: key.to_owned(),
@@ -42,7 +42,7 @@ pub(crate) fn specimen() -> Machine {
     }
 }
 
-fn wish(keys: &[&str]) -> LibvirtOptions {
+fn options(keys: &[&str]) -> LibvirtOptions {
     let place = |key: &&str| {
         let path = format!("/images/{key}.qcow2");
         let format = "qcow2".to_owned();
@@ -55,13 +55,13 @@ fn wish(keys: &[&str]) -> LibvirtOptions {
     }
 }
 
-/// libvirt hangs `sdp` on its third controller, and makes that itself where nobody says of which model.
+/// libvirt puts `sdp` on its third controller, and creates that with another model unless it is defined.
 #[test]
 fn all_controllers_of_virtio_scsi_are_written() {
     let mut machine = specimen();
     for (place, count) in [(0, 1), (6, 1), (7, 2), (15, 3)] {
         machine.disks[1].position = place;
-        let written = write(&machine, &wish(&["vda", "sda"])).value;
+        let written = write(&machine, &options(&["vda", "sda"])).value;
         assert_eq!(
             written.matches("model='virtio-scsi'").count(),
             count,
@@ -69,12 +69,12 @@ fn all_controllers_of_virtio_scsi_are_written() {
         );
     }
     machine.disks.remove(1);
-    assert!(!write(&machine, &wish(&["vda"])).value.contains("virtio-scsi"));
+    assert!(!write(&machine, &options(&["vda"])).value.contains("virtio-scsi"));
 }
 
-/// Who stores a disk calls it as the machine is going to: with a drive or a disk on IDE, another disk came back under a name.
+/// Disks are stored under the names of the adapted machine: with a drive or a disk on IDE, a wrong disk was restored under a name.
 #[test]
-fn disks_are_called_as_the_adapted_machine_says() {
+fn disks_have_the_names_of_the_adapted_machine() {
     let disk = |key: &str, bus, position| Disk {
         key: key.to_owned(),
         label: key.to_owned(),
@@ -132,7 +132,7 @@ fn disks_are_called_as_the_adapted_machine_says() {
             disks,
             ..specimen()
         };
-        let written = write(&machine, &wish(&["a", "b"])).value;
+        let written = write(&machine, &options(&["a", "b"])).value;
         let there = adapt(&machine, Platform::Qemu).value;
         assert_eq!(there.targets(), expected);
         assert!(written.contains(&format!("machine='{board}'")), "{written}");
@@ -152,11 +152,11 @@ fn disks_are_called_as_the_adapted_machine_says() {
 }
 
 #[test]
-fn a_machine_comes_back_from_its_domain_xml() {
+fn a_machine_survives_a_round_trip_through_domain_xml() {
     let machine = specimen();
-    let written = write(&machine, &wish(&["vda", "sda"]));
+    let written = write(&machine, &options(&["vda", "sda"]));
     let what: Vec<&str> = written.dropped.iter().map(|dropped| dropped.what.as_str()).collect();
-    assert_eq!(what, ["what the TPM holds"]);
+    assert_eq!(what, ["the state of the TPM"]);
     let again = read(&written.value).unwrap();
     assert_eq!(again.dropped, []);
     let mut expected = machine.clone();
@@ -169,7 +169,7 @@ fn a_machine_comes_back_from_its_domain_xml() {
 }
 
 #[test]
-fn a_machine_from_elsewhere_gets_devices_that_it_knows() {
+fn a_machine_of_another_hypervisor_gets_compatible_devices() {
     let mut machine = specimen();
     machine.firmware = Firmware::Bios;
     machine.topology = Some(Topology {
@@ -181,14 +181,14 @@ fn a_machine_from_elsewhere_gets_devices_that_it_knows() {
     machine.disks[1].bus = Bus::Scsi;
     machine.cards[0].model = CardModel::Vmxnet3;
     machine.cards[0].network = Some("VM Network".to_owned());
-    let written = write(&machine, &wish(&["vda"]));
+    let written = write(&machine, &options(&["vda"]));
     let told: Vec<String> = written.dropped.iter().map(ToString::to_string).collect();
     for expected in [
         "disk 1 (vda) on Xen: is on SATA now",
         "network card 1 (vmxnet3): is an e1000e now",
         "network VM Network of card 1: is plugged into default now",
         "a topology of 3 processors",
-        "disk sda: its content is not there",
+        "disk sda: its content is missing",
     ] {
         assert!(
             told.iter().any(|line| line.starts_with(expected)),
@@ -201,25 +201,25 @@ fn a_machine_from_elsewhere_gets_devices_that_it_knows() {
     assert!(again.topology.is_none());
 }
 
-/// A system so old that it knows IDE alone stays on the board that has it.
+/// A guest that may support only IDE keeps the machine type that has it.
 #[test]
-fn ide_stays_where_there_is_a_bios() {
+fn ide_disks_stay_with_a_bios() {
     let mut machine = specimen();
     machine.disks[0].bus = Bus::Ide;
     machine.firmware = Firmware::Bios;
-    let written = write(&machine, &wish(&["vda", "sda"])).value;
+    let written = write(&machine, &options(&["vda", "sda"])).value;
     assert!(
         written.contains("machine='pc'") && written.contains("dev='hda' bus='ide'"),
         "{written}"
     );
     machine.firmware = Firmware::Uefi;
-    let written = write(&machine, &wish(&["vda", "sda"]));
+    let written = write(&machine, &options(&["vda", "sda"]));
     assert!(written.value.contains("machine='q35'") && !written.value.contains("bus='ide'"));
     assert!(written.dropped.iter().any(|dropped| dropped.what == "disk vda on IDE"));
 }
 
 #[test]
-fn what_is_of_the_host_is_named_and_noise_is_not() {
+fn host_specific_settings_are_listed_and_harmless_ones_are_not() {
     let text = "<domain type='kvm' xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'><name>a</name>\
         <memory unit='GiB'>1</memory><currentMemory>1</currentMemory><vcpu current='2'>8</vcpu><cputune/>\
         <os><type>hvm</type><boot dev='cdrom'/><boot dev='hd'/></os><clock offset='variable' basis='localtime'/>\
@@ -248,15 +248,15 @@ fn what_is_of_the_host_is_named_and_noise_is_not() {
     let what: Vec<&str> = read.dropped.iter().map(|dropped| dropped.what.as_str()).collect();
     let expected = [
         "up to 8 processors",
-        "processors that are pinned or weighted",
-        "a device of the host (pci)",
+        "CPU pinning and weights",
+        "a host device (pci)",
         "a shared folder (share)",
-        "arguments for QEMU",
+        "QEMU arguments",
     ];
     assert_eq!(what, expected);
 }
 
-/// What a machine has by one element of its configuration.
+/// Reads a machine with these elements.
 fn with(os: &str, devices: &str) -> crate::Translated<Machine> {
     let text = format!(
         "<domain type='kvm'><name>a</name><memory>1024</memory><vcpu current='2'>8</vcpu><os>{os}</os><devices>{devices}</devices></domain>"
@@ -265,7 +265,7 @@ fn with(os: &str, devices: &str) -> crate::Translated<Machine> {
 }
 
 #[test]
-fn disks_on_scsi_are_of_the_model_of_their_own_controller() {
+fn scsi_disks_have_the_model_of_their_controller() {
     let devices = "<controller type='scsi' index='0' model='lsilogic'/><controller type='scsi' index='1' model='virtio-scsi'/>\
         <disk><target dev='sda' bus='scsi'/><address type='drive' controller='0' unit='0'/></disk>\
         <disk><target dev='sdh' bus='scsi'/><address type='drive' controller='1' unit='0'/></disk>";
@@ -274,7 +274,7 @@ fn disks_on_scsi_are_of_the_model_of_their_own_controller() {
 }
 
 #[test]
-fn firmware_that_is_loaded_like_a_bios_is_known_by_its_name() {
+fn firmware_loaded_as_rom_is_recognized_by_its_file_name() {
     let loader = |path: &str| {
         with(&format!("<loader type='rom'>/usr/share/{path}</loader>"), "")
             .value
@@ -286,15 +286,15 @@ fn firmware_that_is_loaded_like_a_bios_is_known_by_its_name() {
 }
 
 #[test]
-fn what_becomes_of_processors_and_cards_of_the_host_is_told() {
+fn dropped_processors_and_host_cards_are_listed() {
     let devices = "<interface type='user'/><interface type='hostdev'><mac address='52:54:00:00:00:01'/></interface>";
     let dropped = with("", devices).dropped;
     let told: Vec<&str> = dropped.iter().map(|dropped| &dropped.what[..]).collect();
-    assert_eq!(told, ["up to 8 processors", "a device of the host as network card 2"]);
+    assert_eq!(told, ["up to 8 processors", "a host device as network card 2"]);
 }
 
 #[test]
-fn nonsense_is_an_error() {
+fn malformed_xml_is_an_error() {
     let domain = |inside: &str| format!("<domain><memory>1</memory>{inside}</domain>");
     read(&domain("")).unwrap();
     let disks = "<disk><target dev='vda'/></disk>".repeat(300);
@@ -316,24 +316,29 @@ fn nonsense_is_an_error() {
 }
 
 #[test]
-fn a_name_that_libvirt_takes_is_written() {
-    for (name, called) in [("", "machine"), ("..", "machine"), ("a/b\nc", "a-b-c")] {
+fn names_are_changed_to_what_libvirt_accepts() {
+    for (name, called) in [
+        ("", "machine"),
+        ("..", "machine"),
+        ("a/b\nc", "a-b-c"),
+        ("a\u{1}b\u{fffe}c", "a-b-c"),
+    ] {
         let machine = Machine {
             name: name.to_owned(),
             ..specimen()
         };
-        let written = write(&machine, &wish(&["vda", "sda"]));
+        let written = write(&machine, &options(&["vda", "sda"]));
         let line = format!("<name>{called}</name>");
         assert!(written.value.contains(&line), "{}", written.value);
         let is_name = |what: &str| what.starts_with("its name");
         assert!(written.dropped.iter().any(|dropped| is_name(&dropped.what)));
     }
-    let written = write(&specimen(), &wish(&["vda", "sda"]));
+    let written = write(&specimen(), &options(&["vda", "sda"]));
     assert!(!written.dropped.iter().any(|dropped| dropped.what.contains("its name")));
 }
 
 #[test]
-fn parts_of_sockets_are_told() {
+fn dies_and_clusters_are_listed() {
     let text = "<domain><name>x</name><memory>1024</memory><vcpu>8</vcpu>\
                 <cpu><topology sockets='1' dies='2' clusters='2' cores='2' threads='1'/></cpu></domain>";
     let there = read(text).unwrap();
@@ -343,7 +348,7 @@ fn parts_of_sockets_are_told() {
 }
 
 #[test]
-fn what_no_other_hypervisor_is_told_is_listed() {
+fn boot_and_device_settings_that_are_dropped_are_listed() {
     let devices = "<disk><target dev='vda'/><blockio logical_block_size='4096'/><serial>A1</serial></disk>\
         <interface type='network'><link state='down'/><vlan><tag id='7'/></vlan><mtu size='9000'/><boot order='1'/></interface>";
     let head = "<kernel>/boot/vmlinuz</kernel>";
@@ -355,20 +360,20 @@ fn what_no_other_hypervisor_is_told_is_listed() {
     assert_eq!(
         told,
         [
-            "the kernel that it is started with",
-            "starting from the network",
-            "its clock in the time of Europe/Berlin",
+            "direct kernel boot",
+            "booting from the network",
+            "its clock in the time zone Europe/Berlin",
             "sectors of 4096 bytes of disk vda",
             "the serial number of disk vda",
-            "network card 1, which was unplugged",
-            "tags of virtual networks of network card 1",
-            "the largest size of packets of network card 1",
+            "network card 1 with its link down",
+            "VLAN tags of network card 1",
+            "the MTU of network card 1",
         ]
     );
 }
 
 #[test]
-fn what_a_guest_was_given_by_its_hypervisor_alone_is_listed() {
+fn features_of_the_hypervisor_are_listed() {
     let of = |middle: &str| -> Vec<String> {
         let text = format!("<domain><memory>1024</memory>{middle}</domain>");
         let dropped = read(&text).unwrap().dropped;
@@ -381,35 +386,35 @@ fn what_a_guest_was_given_by_its_hypervisor_alone_is_listed() {
             <devices><disk><target dev='vda'/><transient/><iotune><read_bytes_sec>1</read_bytes_sec></iotune></disk></devices>"
         ),
         [
-            "processors that are pinned or weighted",
+            "CPU pinning and weights",
             "processors of aarch64",
-            "what it finds of Hyper-V",
-            "that it has no ACPI",
-            "strings of its firmware",
+            "Hyper-V enlightenments",
+            "disabled ACPI",
+            "SMBIOS strings",
             "its clock that is 7200 seconds off",
-            "that disk vda forgets what is written to it when the machine stops",
+            "disk vda is transient",
             "limits of disk vda",
         ]
     );
     let pinned = "<vcpu cpuset='0'>1</vcpu><cputune><shares>2</shares></cputune>";
-    assert_eq!(of(pinned), ["processors that are pinned or weighted"]);
+    assert_eq!(of(pinned), ["CPU pinning and weights"]);
     let plain =
         "<os><type arch='x86_64'>hvm</type></os><features><acpi/></features><clock offset='variable' adjustment='0'/>";
     assert_eq!(of(plain), [""; 0]);
     assert_eq!(
         of("<clock offset='absolute' start='0'/>"),
-        ["its clock that begins at a moment of its own"]
+        ["its clock with an absolute start time"]
     );
 }
 
-/// libvirt defines no machine with two devices in one place of its order.
+/// libvirt refuses a machine with two devices at one position of the boot order.
 #[test]
-fn devices_start_in_an_order_without_ties() {
+fn the_boot_order_has_no_ties() {
     let mut machine = specimen();
     for disk in &mut machine.disks {
         disk.boot_order = Some(1);
     }
-    let written = write(&machine, &wish(&["vda", "sda"])).value;
+    let written = write(&machine, &options(&["vda", "sda"])).value;
     let again = read(&written).unwrap().value;
     let mut order: Vec<_> = again.disks.iter().map(|disk| disk.boot_order).collect();
     assert_eq!(order.pop(), Some(Some(3)), "the drive is last: {written}");

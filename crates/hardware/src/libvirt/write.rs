@@ -3,44 +3,44 @@
 use std::collections::BTreeMap;
 
 use super::read::position;
-use crate::xml::{Element, Quote};
+use crate::xml::{Element, Quote, is_representable};
 use crate::{Bus, Clock, Disk, DiskKind, Firmware, Machine, NetworkCard, Platform, Translated, Untranslated, adapt};
 
-/// What the machine's host has for it.
+/// The settings of the host that the machine is written for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LibvirtOptions {
-    /// `kvm`, or `qemu` where processors are emulated.
+    /// `kvm`, or `qemu` for emulated processors.
     pub domain_type: String,
-    /// Where the content of each disk is, by the disk's key; a drive that is not among them is empty, and a disk is left out.
+    /// The file of each disk, by the disk's key. A disk without a file is left out, a drive without one is empty.
     pub disks: BTreeMap<String, DiskPlace>,
-    /// The network that its cards are plugged into.
+    /// The network that its cards are connected to.
     pub network: String,
 }
 
-/// Where a disk's content is.
+/// The image file of a disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DiskPlace {
-    /// Its file, by its whole path.
+    /// Its absolute path.
     pub path: String,
     /// `raw` or `qcow2`.
     pub format: String,
 }
 
-/// Writes domain XML for a machine of QEMU. Disks are called as [`Machine::targets`] of the adapted machine says.
+/// Writes domain XML for QEMU. Disks have the names of [`Machine::targets`] of the adapted machine.
 ///
-/// Its UUID and addresses are written as they are, and left to libvirt where there are none.
-pub fn write(machine: &Machine, wish: &LibvirtOptions) -> Translated<String> {
+/// UUID and MAC addresses are written unchanged; libvirt assigns missing ones.
+pub fn write(machine: &Machine, options: &LibvirtOptions) -> Translated<String> {
     let Translated { mut value, mut dropped } = adapt(machine, Platform::Qemu);
     check_topology(&mut value, &mut dropped);
     check_name(&mut value, &mut dropped);
-    number_starts(&mut value);
+    renumber_boot_order(&mut value);
     let mut devices = Vec::new();
     for (disk, target) in value.disks.iter().zip(value.targets()) {
-        match (wish.disks.get(&disk.key), disk.kind) {
+        match (options.disks.get(&disk.key), disk.kind) {
             (None, DiskKind::Disk) => {
                 dropped.push(Untranslated::new(
                     format!("disk {}", disk.label),
-                    "its content is not there",
+                    "its content is missing",
                 ));
             }
             (place, _) => devices.push(disk_element(disk, place, &target)),
@@ -48,11 +48,11 @@ pub fn write(machine: &Machine, wish: &LibvirtOptions) -> Translated<String> {
     }
     devices.extend(scsi_controllers(&value));
     for (number, card) in value.cards.iter().enumerate() {
-        devices.push(card_element(card, wish));
-        if let Some(network) = card.network.as_ref().filter(|network| **network != wish.network) {
+        devices.push(card_element(card, options));
+        if let Some(network) = card.network.as_ref().filter(|network| **network != options.network) {
             dropped.push(Untranslated::new(
                 format!("network {network} of card {}", number + 1),
-                format!("is plugged into {} now", wish.network),
+                format!("is plugged into {} now", options.network),
             ));
         }
     }
@@ -62,12 +62,12 @@ pub fn write(machine: &Machine, wish: &LibvirtOptions) -> Translated<String> {
             .attribute("version", "2.0");
         devices.push(Element::new("tpm").attribute("model", "tpm-crb").child(backend));
         dropped.push(Untranslated::new(
-            "what the TPM holds",
-            "a TPM does not leave its hypervisor; the new one is empty",
+            "the state of the TPM",
+            "TPM state cannot move to another hypervisor; the new TPM is empty",
         ));
     }
     devices.extend(fixed_devices());
-    let domain = domain(&value, wish).child(Element::new("devices").children(devices));
+    let domain = domain(&value, options).child(Element::new("devices").children(devices));
     Translated {
         value: domain.to_lines(Quote::Single),
         dropped,
@@ -93,7 +93,7 @@ fn fixed_devices() -> [Element; 6] {
     ]
 }
 
-/// The board that has what the machine needs. IDE is on the older one only.
+/// The machine type: only the older one has IDE.
 fn board(machine: &Machine) -> &'static str {
     if machine.disks.iter().any(|disk| disk.bus == Bus::Ide) {
         "pc"
@@ -102,22 +102,22 @@ fn board(machine: &Machine) -> &'static str {
     }
 }
 
-/// No two devices may have one place in the order of starting. Where that comes from two lists, disks are before drives.
-fn number_starts(machine: &mut Machine) {
+/// Makes the boot order unique, as libvirt requires. Of two devices with the same number, a disk comes before a drive.
+fn renumber_boot_order(machine: &mut Machine) {
     let disks = machine.disks.iter().enumerate();
-    let mut wishes: Vec<(u32, bool, usize)> = disks
+    let mut requests: Vec<(u32, bool, usize)> = disks
         .filter_map(|(number, disk)| Some((disk.boot_order?, disk.kind != DiskKind::Disk, number)))
         .collect();
-    wishes.sort_unstable();
-    for (place, (_, _, number)) in (1..).zip(wishes) {
+    requests.sort_unstable();
+    for (place, (_, _, number)) in (1..).zip(requests) {
         machine.disks[number].boot_order = Some(place);
     }
 }
 
-/// libvirt names files after machines, so their names have neither slashes nor ends of lines (`virXMLCheckIllegalChars` in `domain_conf.c`), and are not
-/// empty, nor blank.
+/// Replaces characters that libvirt refuses in names of machines, since it names files after them: slashes and line ends
+/// (`virXMLCheckIllegalChars` in `domain_conf.c`). Empty and blank names are refused, too.
 fn check_name(machine: &mut Machine, dropped: &mut Vec<Untranslated>) {
-    let is_illegal = |character: char| character == '/' || character.is_control();
+    let is_illegal = |character: char| character == '/' || character.is_control() || !is_representable(character);
     let mut name = machine.name.replace(is_illegal, "-");
     if matches!(name.trim(), "" | "." | "..") {
         "machine".clone_into(&mut name);
@@ -125,13 +125,13 @@ fn check_name(machine: &mut Machine, dropped: &mut Vec<Untranslated>) {
     if name != machine.name {
         dropped.push(Untranslated::new(
             format!("its name {:?}", machine.name),
-            format!("libvirt takes no such name: it is called {name:?}"),
+            format!("libvirt refuses this name: it is renamed to {name:?}"),
         ));
         machine.name = name;
     }
 }
 
-/// libvirt wants a topology of as many processors as there are.
+/// Drops a topology whose processor count differs from the machine's, which libvirt refuses.
 fn check_topology(machine: &mut Machine, dropped: &mut Vec<Untranslated>) {
     if let Some(topology) = machine.topology {
         let count =
@@ -147,9 +147,9 @@ fn check_topology(machine: &mut Machine, dropped: &mut Vec<Untranslated>) {
 }
 
 /// The domain with everything but its devices.
-fn domain(machine: &Machine, wish: &LibvirtOptions) -> Element {
+fn domain(machine: &Machine, options: &LibvirtOptions) -> Element {
     let mut domain = Element::new("domain")
-        .attribute("type", &wish.domain_type)
+        .attribute("type", &options.domain_type)
         .child(Element::new("name").text(&machine.name));
     if let Some(uuid) = &machine.uuid {
         domain = domain.child(Element::new("uuid").text(uuid));
@@ -237,7 +237,7 @@ fn disk_element(disk: &Disk, place: Option<&DiskPlace>, target: &str) -> Element
         )
 }
 
-/// The controllers that libvirt hangs SCSI disks on, seven on each by their letters: it would make others than the first of another model.
+/// The controllers for SCSI disks. libvirt puts seven disks on each by their letters, and would create all but the first with another model.
 fn scsi_controllers(machine: &Machine) -> impl Iterator<Item = Element> {
     let targets = machine.targets();
     let disks = machine
@@ -254,7 +254,7 @@ fn scsi_controllers(machine: &Machine) -> impl Iterator<Item = Element> {
     })
 }
 
-fn card_element(card: &NetworkCard, wish: &LibvirtOptions) -> Element {
+fn card_element(card: &NetworkCard, options: &LibvirtOptions) -> Element {
     let mac = card
         .mac
         .as_ref()
@@ -262,6 +262,6 @@ fn card_element(card: &NetworkCard, wish: &LibvirtOptions) -> Element {
     Element::new("interface")
         .attribute("type", "network")
         .children(mac)
-        .child(Element::new("source").attribute("network", &wish.network))
+        .child(Element::new("source").attribute("network", &options.network))
         .child(Element::new("model").attribute("type", card.model.name()))
 }

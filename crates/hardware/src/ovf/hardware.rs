@@ -1,4 +1,4 @@
-//! The items of the hardware section: what each is by its CIM resource type.
+//! Reads the items of the hardware section by their CIM resource types.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,9 +9,9 @@ use super::units::units_per_controller;
 use crate::xml::{children, named};
 use crate::{Bus, CardModel, Disk, DiskKind, NetworkCard, Result, Topology, Untranslated, identity};
 
-/// Items that a machine has at most.
+/// Limit of items of a machine.
 const ITEM_COUNT_MAX: usize = 2000;
-/// Memory of a machine that does not say it.
+/// Memory of a machine without a memory item.
 const MEMORY_BYTES: u64 = 1 << 30;
 
 /// One item.
@@ -26,7 +26,7 @@ impl<'a> Item<'a, '_> {
         text_of(self.node, name)
     }
 
-    /// Ended in small letters before version 1.0.
+    /// The instance id, whose element was spelled `InstanceId` before version 1.0.
     fn instance(&self) -> &'a str {
         let instance = self.text("InstanceID");
         if instance.is_empty() {
@@ -40,32 +40,32 @@ impl<'a> Item<'a, '_> {
         self.text("ResourceSubType").to_ascii_lowercase()
     }
 
-    /// What a person calls it.
+    /// Its display name.
     fn label(&self) -> &'a str {
         let names = ["ElementName", "Caption", "Description"].map(|name| self.text(name));
         names.into_iter().find(|name| !name.is_empty()).unwrap_or_default()
     }
 
-    /// Of one that is counted.
+    /// Its quantity, called `what` in errors.
     fn quantity(&self, what: &str) -> Result<u64> {
         let text = self.text("VirtualQuantity");
         text.parse().map_err(|_| wrong(format!("{what} is {text:?}")))
     }
 }
 
-/// What the items are read with.
+/// The items, with the context for reading them.
 pub(super) struct Hardware<'a, 'input> {
     envelope: Node<'a, 'input>,
     disks: BTreeMap<&'a str, &'a OvfDisk>,
-    /// What oVirt says beside, by the `fileRef` and by the key: the key, and what the disk hangs on.
+    /// oVirt's extensions by `fileRef` and by key: the key and the interface of the disk.
     of_ovirt: BTreeMap<&'a str, (&'a str, &'a str)>,
     items: Vec<Item<'a, 'input>>,
-    /// Whether XenServer has written it, which names neither controllers nor models.
+    /// Whether XenServer wrote it, which omits controllers and models.
     is_of_xen: bool,
 }
 
 impl<'a, 'input> Hardware<'a, 'input> {
-    /// Takes the items that hold for the deployment that is not chosen: the default one, and no bounds for a choice.
+    /// Selects the items of the default deployment configuration, without minimum and maximum items.
     pub(super) fn new(envelope: Node<'a, 'input>, hardware: Node<'a, 'input>, package: &'a OvfPackage) -> Result<Self> {
         let configuration = default_configuration(envelope);
         let mut items: Vec<Item<'a, 'input>> = Vec::new();
@@ -84,7 +84,7 @@ impl<'a, 'input> Hardware<'a, 'input> {
                 .parse()
                 .map_err(|_| wrong(format!("an item is of type {kind:?}")))?;
             let item = Item { node, kind };
-            // What is said of the configuration takes the place of what is said of all.
+            // Items of the configuration override those of all configurations.
             if let Some(place) = places.get(item.instance()).filter(|_| of.is_some()) {
                 items[*place] = item;
             } else {
@@ -112,31 +112,31 @@ impl<'a, 'input> Hardware<'a, 'input> {
         self.items.iter().filter(move |item| item.kind == kind)
     }
 
-    /// Processors, and how they are laid out.
+    /// Processor count and topology.
     pub(super) fn processors(&self) -> Result<(u32, Option<Topology>)> {
         let Some(item) = self.of_kind(3).next() else {
             return Ok((1, None));
         };
         let number = |name: &str| item.text(name).parse::<u32>().ok().filter(|count| *count > 0);
-        // oVirt does not give the product.
+        // oVirt omits the total.
         if let (Some(sockets), Some(cores)) = (number("num_of_sockets"), number("cpu_per_socket")) {
             let threads = number("threads_per_cpu").unwrap_or(1);
             let count = sockets.checked_mul(cores).and_then(|count| count.checked_mul(threads));
             let count = count.ok_or_else(|| wrong("too many processors"))?;
-            return Ok((count, Some(laid_out(sockets, cores, threads))));
+            return Ok((count, Some(topology(sockets, cores, threads))));
         }
         let count = item.quantity("the number of processors")?;
         let count = u32::try_from(count).map_err(|_| wrong(format!("{count} processors")))?;
         let cores = number("CoresPerSocket").filter(|cores| count.is_multiple_of(*cores));
-        Ok((count, cores.map(|cores| laid_out(count / cores, cores, 1))))
+        Ok((count, cores.map(|cores| topology(count / cores, cores, 1))))
     }
 
-    /// Bytes of memory. Not to say it is allowed, and whoever deploys the machine chooses.
+    /// Bytes of memory. The item is optional: the deployer may choose.
     pub(super) fn memory(&self, dropped: &mut Vec<Untranslated>) -> Result<u64> {
         let Some(item) = self.of_kind(4).next() else {
             dropped.push(Untranslated::new(
-                "an amount of memory",
-                "it is not said; the machine has 1 GiB",
+                "the amount of memory",
+                "it is not specified; the machine has 1 GiB",
             ));
             return Ok(MEMORY_BYTES);
         };
@@ -171,13 +171,13 @@ impl<'a, 'input> Hardware<'a, 'input> {
         for item in &self.items {
             let Some(kind) = disk_kind(item.kind) else { continue };
             let Some((key, size_bytes)) = self.content(item, kind)? else {
-                dropped.push(Untranslated::new(item_name(item), "it has no content here"));
+                dropped.push(Untranslated::new(item_name(item), "its content is not in the package"));
                 continue;
             };
             if kind == DiskKind::Disk && disks.iter().any(|disk| disk.key == key) {
                 dropped.push(Untranslated::new(
                     item_name(item),
-                    "its content is that of another disk already",
+                    "its content is already used by another disk",
                 ));
                 continue;
             }
@@ -210,10 +210,10 @@ impl<'a, 'input> Hardware<'a, 'input> {
         Ok(disks)
     }
 
-    /// The key of what is in a drive and its size; an empty key for an empty drive, nothing for a disk that has no content.
+    /// Key and size of the content; an empty key for an empty drive, `None` for a disk without content.
     fn content(&self, item: &Item<'_, '_>, kind: DiskKind) -> Result<Option<(String, Option<u64>)>> {
         let reference = match item.text("HostResource") {
-            // A storage item of version 2 may say it so.
+            // A storage item of version 2 may use another element.
             "" => item.text("HostExtentName"),
             reference => reference,
         };
@@ -235,7 +235,7 @@ impl<'a, 'input> Hardware<'a, 'input> {
         })
     }
 
-    /// Buses by the controllers' instances, each with its number among those of its bus.
+    /// Controllers by instance: the bus, and the number among the controllers of that bus.
     fn controllers(&self) -> BTreeMap<&'a str, (Bus, u32)> {
         let mut controllers = BTreeMap::new();
         let mut taken: BTreeSet<(&str, u32)> = BTreeSet::new();
@@ -260,7 +260,7 @@ impl<'a, 'input> Hardware<'a, 'input> {
         controllers
     }
 
-    /// What a disk without a controller hangs on.
+    /// The bus of a disk without a controller.
     fn bus_alone(&self, key: &str) -> Bus {
         let interface = self.of_ovirt.get(key).map_or("", |(_, interface)| *interface);
         match interface.to_ascii_lowercase().as_str() {
@@ -273,7 +273,7 @@ impl<'a, 'input> Hardware<'a, 'input> {
         }
     }
 
-    /// Places in the order of starting by the instances of devices, as VMware writes them.
+    /// Positions in VMware's boot order by the instances of devices.
     fn boot_order(&self) -> BTreeMap<&'a str, u32> {
         let sections = self
             .envelope
@@ -292,12 +292,12 @@ impl<'a, 'input> Hardware<'a, 'input> {
         self.items.iter().any(is_tpm)
     }
 
-    /// Names the devices that have no place in a machine.
-    pub(super) fn name_others(&self, dropped: &mut Vec<Untranslated>) {
+    /// Notes devices that are dropped.
+    pub(super) fn note_unsupported(&self, dropped: &mut Vec<Untranslated>) {
         for item in &self.items {
             let is_known = match item.kind {
-                // What every hypervisor has in its own way: oVirt lists all of it, VMware its screen, its keyboard,
-                // and its channel to the guest.
+                // Devices that every hypervisor provides itself: oVirt lists all of them, VMware the display, the keyboard
+                // and the guest channel.
                 0 | 3..=8 | 10 | 14..=17 | 19 | 20 | 24 | 26 | 31 | 33 => true,
                 1 | 13 => {
                     let subtype = item.subtype();
@@ -308,7 +308,7 @@ impl<'a, 'input> Hardware<'a, 'input> {
                 _ => false,
             };
             if !is_known {
-                dropped.push(Untranslated::new(item_name(item), "no disk, drive or network card"));
+                dropped.push(Untranslated::new(item_name(item), "not a disk, drive or network card"));
             }
         }
     }
@@ -320,14 +320,14 @@ fn of_ovirt<'a>(envelope: Node<'a, '_>) -> BTreeMap<&'a str, (&'a str, &'a str)>
     for node in nodes.into_iter().flat_map(|section| children(section, "Disk")) {
         let text = |name: &str| named(node, name).unwrap_or_default();
         let said = (text("diskId"), text("disk-interface"));
-        // A disk without a file has no reference, as an empty drive has none.
+        // Blank disks and empty drives have no reference.
         let names = [text("fileRef"), text("diskId")].into_iter();
         found.extend(names.filter(|name| !name.is_empty()).map(|name| (name, said)));
     }
     found
 }
 
-fn laid_out(socket_count: u32, core_count: u32, thread_count: u32) -> Topology {
+fn topology(socket_count: u32, core_count: u32, thread_count: u32) -> Topology {
     Topology {
         socket_count,
         core_count,
@@ -335,7 +335,7 @@ fn laid_out(socket_count: u32, core_count: u32, thread_count: u32) -> Topology {
     }
 }
 
-/// XenServer has storage extents for its disks.
+/// The kind of a disk by its resource type; XenServer writes disks as storage extents.
 fn disk_kind(kind: u32) -> Option<DiskKind> {
     match kind {
         17 | 19 | 31 => Some(DiskKind::Disk),
@@ -345,7 +345,7 @@ fn disk_kind(kind: u32) -> Option<DiskKind> {
     }
 }
 
-/// The configuration that a descriptor with several has by default.
+/// The default of several deployment configurations.
 fn default_configuration<'a>(envelope: Node<'a, '_>) -> Option<&'a str> {
     let section = section(envelope, "DeploymentOptionSection")?;
     let is_default = |node: &Node<'_, '_>| named(*node, "default").is_some_and(|text| matches!(text, "true" | "1"));
@@ -355,7 +355,7 @@ fn default_configuration<'a>(envelope: Node<'a, '_>) -> Option<&'a str> {
         .and_then(|node| named(node, "id"))
 }
 
-/// XenServer writes a list of settings, with the network's name as one of them.
+/// The network's name, which XenServer writes within a list of settings.
 fn network(connection: &str) -> Option<String> {
     let of_xen = connection
         .split([',', ';'])
@@ -364,7 +364,7 @@ fn network(connection: &str) -> Option<String> {
     Some(name.to_owned()).filter(|name| !name.is_empty())
 }
 
-/// A subtype may list several models, the best first. oVirt has numbers.
+/// The model by its subtype, which may list several, the best first. oVirt writes numbers.
 fn card_model(subtype: &str, is_of_xen: bool) -> CardModel {
     let known = subtype
         .split([' ', ',', ';'])
@@ -381,13 +381,13 @@ fn card_model(subtype: &str, is_of_xen: bool) -> CardModel {
     match known {
         Some(model) => model,
         None if is_of_xen => CardModel::Xen,
-        // What whoever imports it chooses by itself.
+        // The importer chooses the model.
         None if subtype.is_empty() => CardModel::E1000,
         None => CardModel::Other(subtype.to_owned()),
     }
 }
 
-/// What a person calls a device, with what it is.
+/// The kind of a device, with its display name.
 fn item_name(item: &Item<'_, '_>) -> String {
     let kind = match item.kind {
         1 => "other device",

@@ -9,54 +9,54 @@ use crate::xml::{self, child, children, named};
 use crate::{Error, Result, percent, plain_path};
 
 pub(super) const FORM: &str = "OVF descriptor";
-/// Files and disks that a package has at most.
+/// Limit of files and of disks in a package.
 const FILE_COUNT_MAX: usize = 1024;
 
-/// What a descriptor says of the files of its package.
+/// The files and disks of a package.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OvfPackage {
-    /// All files, in the order of the descriptor, which is that of the members of an OVA.
+    /// All files, in the order of the descriptor and of the members of an OVA.
     pub files: Vec<OvfFile>,
-    /// The disks in the order of their files; after them those that have no file, and are empty.
+    /// The disks in the order of their files, followed by the blank ones, which have no file.
     pub disks: Vec<OvfDisk>,
 }
 
 /// A file of a package.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OvfFile {
-    /// By what the descriptor refers to it.
+    /// The id by which the descriptor refers to it.
     pub id: String,
-    /// Its name as it is written: neither a URL nor an absolute path, nor one that leads out of the folder of the descriptor.
+    /// Its unchanged name: neither a URL, nor an absolute path, nor a path that leaves the folder of the descriptor.
     pub href: String,
-    /// Its size in bytes, or that of all its chunks together, where it is said.
+    /// Its size in bytes, or the total size of its chunks, if specified.
     pub size_bytes: Option<u64>,
-    /// How the file as a whole is compressed, where it is: `gzip`.
+    /// The compression of the whole file, if any: `gzip`.
     pub compression: Option<String>,
-    /// Where the file is cut into chunks, the size in bytes of each but the last. Chunks are called `href` and `.000000000` and so on.
+    /// If the file is split into chunks, the size in bytes of each except the last. Their names are `href` with `.000000000` and so on appended.
     pub chunk_bytes: Option<u64>,
 }
 
 /// A disk of a package.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OvfDisk {
-    /// By what the configuration of the machine refers to it: its `diskId`, or the id of its file where that is no disk by the descriptor.
+    /// The id by which the machine's configuration refers to it: its `diskId`, or the id of a file without a disk element.
     pub key: String,
-    /// The file that it is in; none for a disk that is empty.
+    /// Its file; `None` for a blank disk.
     pub file: Option<OvfFile>,
-    /// Its size for the guest in bytes, where it is said.
+    /// Its size for the guest in bytes, if specified.
     pub capacity_bytes: Option<u64>,
-    /// In what that is counted: it may be larger than the disk by less than one of these.
+    /// The unit of the capacity, which may be rounded up to it.
     pub capacity_unit_bytes: u64,
-    /// The URI of its format; empty for a file that is no disk by the descriptor.
+    /// The URI of its format; empty for a file without a disk element.
     pub format: String,
-    /// The bytes of it that are in use, where they are said.
+    /// Its used bytes, if specified.
     pub populated_bytes: Option<u64>,
-    /// The key of the disk that it is a difference to.
+    /// The key of its parent, for a difference image.
     pub parent_ref: Option<String>,
 }
 
 impl OvfPackage {
-    /// Reads the files and disks of a descriptor, of however many machines.
+    /// Reads the files and disks of a descriptor with any number of machines.
     pub fn parse(text: &str) -> Result<Self> {
         let document = xml::parse(text, FORM)?;
         Self::of(envelope(&document)?)
@@ -86,7 +86,7 @@ impl OvfPackage {
             disks.push((number.unwrap_or(usize::MAX), disk));
         }
         for id in direct_files(envelope) {
-            // A drive may refer to what was not exported.
+            // A drive may refer to a file that was not exported.
             let Some(number) = by_id.get(id).copied() else { continue };
             if !keys.insert(id.to_owned()) {
                 return Err(wrong(format!("{id:?} is a disk and a file")));
@@ -112,8 +112,7 @@ impl OvfPackage {
 }
 
 impl OvfFile {
-    /// What the file may be called, the likeliest first: as it is written, and with what the writer has escaped in a URI as it is meant;
-    /// both without detours such as `./`.
+    /// Possible names of the file, the likeliest first: the normalized `href`, unchanged and with its URI escapes decoded.
     pub fn names(&self) -> Vec<String> {
         let mut names: Vec<String> = name_below(&self.href).into_iter().map(Cow::into_owned).collect();
         let meant = unescaped(&self.href).and_then(|name| name_below(&name).map(Cow::into_owned));
@@ -122,17 +121,17 @@ impl OvfFile {
     }
 }
 
-/// The first element, if it is that of a descriptor.
+/// The root element, if it is that of a descriptor.
 pub(super) fn envelope<'a, 'input>(document: &'a roxmltree::Document<'input>) -> Result<Node<'a, 'input>> {
     let envelope = document.root_element();
     if envelope.tag_name().name() == "Envelope" {
         Ok(envelope)
     } else {
-        Err(wrong(format!("its first element is {:?}", envelope.tag_name().name())))
+        Err(wrong(format!("the root element is {:?}", envelope.tag_name().name())))
     }
 }
 
-/// The first section of that name; before version 1.0, and in oVirt, sections are of a type.
+/// The first section of that name; before version 1.0 and in oVirt, the name is an attribute.
 pub(super) fn section<'a, 'input>(node: Node<'a, 'input>, name: &str) -> Option<Node<'a, 'input>> {
     sections(node, name).next()
 }
@@ -155,7 +154,7 @@ pub(super) fn wrong(detail: impl Into<String>) -> Error {
     }
 }
 
-/// Bytes of one of `unit`: "byte * 2^30" as DSP0243 wants it, and the words that were used before.
+/// Bytes per `unit`: "byte * 2^30" as in DSP0243, and the words of earlier versions.
 pub(super) fn unit_bytes(unit: &str) -> Option<u64> {
     let unit: String = unit
         .chars()
@@ -176,7 +175,7 @@ pub(super) fn unit_bytes(unit: &str) -> Option<u64> {
     }
 }
 
-/// What a resource refers to: `ovf:/disk/vmdisk1`, `/file/file3`.
+/// Splits a reference to a resource: `ovf:/disk/vmdisk1`, `/file/file3`.
 pub(super) fn resource(text: &str) -> (Option<&str>, &str) {
     let text = text.trim();
     let path = text.strip_prefix("ovf:").unwrap_or(text).trim_start_matches('/');
@@ -186,7 +185,7 @@ pub(super) fn resource(text: &str) -> (Option<&str>, &str) {
     }
 }
 
-/// The ids of files that drives refer to, without a disk between.
+/// The ids of files that drives refer to directly, without a disk element.
 fn direct_files<'a>(envelope: Node<'a, '_>) -> BTreeSet<&'a str> {
     let resources = envelope
         .descendants()
@@ -198,7 +197,7 @@ fn direct_files<'a>(envelope: Node<'a, '_>) -> BTreeSet<&'a str> {
         .collect()
 }
 
-/// oVirt refers to a file by the folder that it is in on its storage, and its id.
+/// The number of a file by its id; oVirt puts the folder on its storage before the id.
 fn file_number(by_id: &BTreeMap<&str, usize>, id: &str) -> Result<usize> {
     let last = id.rsplit('/').next().unwrap_or_default();
     let number = by_id.get(id).or_else(|| by_id.get(last)).copied();
@@ -240,7 +239,7 @@ fn disk(node: Node<'_, '_>, file: Option<&OvfFile>) -> Result<OvfDisk> {
     }
     let unit = named(node, "capacityAllocationUnits").unwrap_or_default();
     let unit = unit_bytes(unit).ok_or_else(|| wrong(format!("the disk {key:?} is counted in {unit:?}")))?;
-    // `${size}` is what someone is asked for before the machine is deployed.
+    // `${size}` is a property that the user enters before deployment.
     let is_asked_for = named(node, "capacity").is_some_and(|text| text.trim_start().starts_with("${"));
     let capacity = if is_asked_for { None } else { number(node, "capacity")? };
     let (count, unit) = match (capacity, number(node, "size")?) {
@@ -254,7 +253,7 @@ fn disk(node: Node<'_, '_>, file: Option<&OvfFile>) -> Result<OvfDisk> {
         file: file.cloned(),
         capacity_bytes,
         capacity_unit_bytes: unit,
-        // Some leave it out: it is a disk all the same, and its first bytes say of which format.
+        // Some tools omit it: the format is then detected by the first bytes.
         format: named(node, "format")
             .filter(|uri| !uri.is_empty())
             .unwrap_or("unspecified")
@@ -266,7 +265,7 @@ fn disk(node: Node<'_, '_>, file: Option<&OvfFile>) -> Result<OvfDisk> {
     })
 }
 
-/// Sizes of devices are signed everywhere else.
+/// Multiplies within the range of signed numbers, which sizes of devices have elsewhere.
 fn times(count: u64, unit: u64, key: &str) -> Result<u64> {
     count
         .checked_mul(unit)
@@ -286,7 +285,7 @@ fn number(node: Node<'_, '_>, name: &str) -> Result<Option<u64>> {
     }
 }
 
-/// The name of a file below the folder that `name` is relative to, without detours.
+/// Normalizes the name of a file; `None` for URLs and names outside the folder.
 fn name_below(name: &str) -> Option<Cow<'_, str>> {
     let is_url = name.contains("://") || name.starts_with("file:");
     if is_url || name.contains(['\\', '\0']) {
@@ -295,7 +294,7 @@ fn name_below(name: &str) -> Option<Cow<'_, str>> {
     plain_path(name)
 }
 
-/// A URI with its escapes resolved; nothing where there are none, or they are no text.
+/// A URI with its escapes decoded; `None` if it has none, or if they are not UTF-8.
 fn unescaped(uri: &str) -> Option<String> {
     if !uri.contains('%') {
         return None;
@@ -303,7 +302,7 @@ fn unescaped(uri: &str) -> Option<String> {
     percent::decoded(uri)
 }
 
-/// The text of the first element of that name below `node`, or nothing.
+/// The text of the first element of that name below `node`, or an empty text.
 pub(super) fn text_of<'a>(node: Node<'a, '_>, name: &str) -> &'a str {
     child(node, name)
         .and_then(|child| child.text())

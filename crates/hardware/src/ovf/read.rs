@@ -7,14 +7,14 @@ use super::package::{FORM, OvfPackage, envelope, section, sections, text_of, wro
 use crate::xml::{self, children, named};
 use crate::{Clock, Error, Firmware, Machine, Result, Translated, Untranslated, identity, virtualbox};
 
-/// Names that an error lists.
+/// Limit of names in an error.
 const NAMES_COUNT_MAX: usize = 20;
-/// Characters of each of them.
+/// Limit of their length in characters.
 const NAME_LENGTH_MAX: usize = 80;
 
 /// Reads the machine of a descriptor; the key of a disk is that of [`OvfPackage::disks`].
 ///
-/// Of several machines none is chosen: that is [`Error::SeveralMachines`].
+/// A descriptor with several machines is [`Error::SeveralMachines`].
 pub fn read(text: &str) -> Result<Translated<Machine>> {
     let document = xml::parse(text, FORM)?;
     let envelope = envelope(&document)?;
@@ -27,7 +27,7 @@ pub fn read(text: &str) -> Result<Translated<Machine>> {
     let (processor_count, topology) = items.processors()?;
     let mut machine = Machine {
         name: name_of(system).to_owned(),
-        // The id of a machine is its UUID where the hypervisor has one for it; with others it is its name.
+        // Some hypervisors write the UUID as the id, others the name.
         uuid: named(system, "id").and_then(identity::uuid),
         description: description(system),
         processor_count,
@@ -40,19 +40,19 @@ pub fn read(text: &str) -> Result<Translated<Machine>> {
         has_tpm: items.has_tpm(),
     };
     if let Some(extension) = section(system, "Machine") {
-        virtualbox::fill(&mut machine, extension);
+        virtualbox::read_ovf_extension(&mut machine, extension);
     }
-    items.name_others(&mut dropped);
+    items.note_unsupported(&mut dropped);
     for disk in &package.disks {
         if machine.disks.iter().all(|other| other.key != disk.key) {
             let what = format!("disk {}", disk.key);
             dropped.push(Untranslated::new(
                 what,
-                "it is in the package, but the machine does not have it",
+                "it is in the package, but not attached to the machine",
             ));
         }
     }
-    name_sections((system, hardware), &mut dropped);
+    note_sections((system, hardware), &mut dropped);
     let value = machine.checked(FORM)?;
     Ok(Translated { value, dropped })
 }
@@ -108,7 +108,7 @@ fn firmware(system: Node<'_, '_>, hardware: Node<'_, '_>) -> Firmware {
         let texts = other.map(|other| other.descendants().filter_map(|node| node.text()).collect::<String>());
         texts.unwrap_or_default()
     };
-    // By oVirt's BiosType: 3 is UEFI, 4 with Secure Boot.
+    // oVirt's BiosType: 3 is UEFI, 4 is UEFI with Secure Boot.
     let of_ovirt = text_of(system, "BiosType");
     let is_uefi = configured("firmware").is_some_and(|firmware| firmware.eq_ignore_ascii_case("efi"))
         || matches!(of_ovirt, "3" | "4")
@@ -125,24 +125,24 @@ fn firmware(system: Node<'_, '_>, hardware: Node<'_, '_>) -> Firmware {
     }
 }
 
-/// Names what stands beside the items and is left behind.
-fn name_sections((system, hardware): (Node<'_, '_>, Node<'_, '_>), dropped: &mut Vec<Untranslated>) {
+/// Notes sections other than items that are dropped.
+fn note_sections((system, hardware): (Node<'_, '_>, Node<'_, '_>), dropped: &mut Vec<Untranslated>) {
     let properties = sections(system, "ProductSection").flat_map(|product| children(product, "Property"));
     let property_count = properties.count();
     if property_count > 0 {
         dropped.push(Untranslated::new(
             format!("{property_count} properties of the appliance"),
-            "nobody hands them to the guest",
+            "they are not passed to the guest",
         ));
     }
     if children(hardware, "ExtraConfig").any(|config| named(config, "key") == Some("nvram")) {
         dropped.push(Untranslated::new(
             "variables of the firmware",
-            "the machine starts with those of a new one",
+            "the machine starts with defaults",
         ));
     }
     let machine = section(system, "Machine");
     if machine.is_some_and(|machine| section(machine, "Snapshot").is_some()) {
-        dropped.push(Untranslated::new("snapshots", "only the machine as it is comes along"));
+        dropped.push(Untranslated::new("snapshots", "only the current state is carried over"));
     }
 }

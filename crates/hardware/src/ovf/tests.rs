@@ -10,7 +10,7 @@ const VIRTUALBOX: &str = include_str!("../../tests/samples/virtualbox.ovf");
 const XENSERVER: &str = include_str!("../../tests/samples/xenserver.ovf");
 const OVIRT: &str = include_str!("../../tests/samples/ovirt.ovf");
 
-/// Of each disk: key, kind, bus, position and place in the order of starting.
+/// Key, kind, bus, position and boot order of each disk.
 pub(crate) fn layout(machine: &Machine) -> Vec<(&str, DiskKind, Bus, u32, Option<u32>)> {
     let disks = machine.disks.iter();
     disks
@@ -21,7 +21,7 @@ pub(crate) fn layout(machine: &Machine) -> Vec<(&str, DiskKind, Bus, u32, Option
         .collect()
 }
 
-/// What was dropped, without the reasons.
+/// The dropped features, without the reasons.
 pub(crate) fn what<T>(translated: &Translated<T>) -> Vec<&str> {
     translated.dropped.iter().map(|dropped| dropped.what.as_str()).collect()
 }
@@ -72,9 +72,9 @@ fn a_machine_of_esxi_is_read() {
     assert_eq!(cards, expected);
 }
 
-/// An OVA has its members in the order of the references, whatever the order of the disks.
+/// Members of an OVA have the order of the references, not of the disks.
 #[test]
-fn disks_come_in_the_order_of_their_files() {
+fn disks_have_the_order_of_their_files() {
     let package = OvfPackage::parse(ESXI).unwrap();
     let files: Vec<&str> = package.files.iter().map(|file| file.href.as_str()).collect();
     assert_eq!(
@@ -89,7 +89,7 @@ fn disks_come_in_the_order_of_their_files() {
     assert_eq!(
         package.files[0].names(),
         ["web%20server-1.vmdk", "web server-1.vmdk"],
-        "who reads it tries both"
+        "readers try both"
     );
     assert_eq!(package.files[3].names(), ["tools.iso"]);
     let disks: Vec<_> = package
@@ -147,7 +147,7 @@ fn a_machine_of_virtualbox_is_read() {
     ];
     assert_eq!(places, expected);
     assert_eq!(machine.cards[0].model, CardModel::E1000);
-    // This and the firmware stand in what VirtualBox adds for itself.
+    // MAC address and firmware are in VirtualBox's extension.
     assert_eq!(machine.cards[0].mac.as_deref(), Some("08:00:27:a1:e6:15"));
     let order: Vec<_> = machine.disks.iter().map(|disk| disk.boot_order).collect();
     assert_eq!(order, [Some(1), Some(2)]);
@@ -205,7 +205,7 @@ fn a_machine_of_ovirt_is_read() {
     assert_eq!(package.disks[0].parent_ref, None);
 }
 
-/// Of a descriptor with choices the default one is taken, and no bounds.
+/// The default configuration is read, without minimum and maximum items.
 #[test]
 fn the_default_configuration_is_read() {
     let quantity = "<rasd:VirtualQuantity>4</rasd:VirtualQuantity>";
@@ -244,7 +244,7 @@ fn several(count: usize) -> String {
 }
 
 #[test]
-fn of_several_machines_none_is_chosen() {
+fn several_machines_are_an_error() {
     assert_eq!(read(&several(1)).unwrap().value.name, "web server");
     let error = read(&several(3)).unwrap_err();
     assert!(matches!(error, Error::SeveralMachines { count: 3, .. }));
@@ -253,11 +253,11 @@ fn of_several_machines_none_is_chosen() {
         "this OVF descriptor has 3 machines, not one: web server, web server, web server"
     );
     read(&several(0)).unwrap_err();
-    // Which files there are is known all the same.
+    // The files are listed nevertheless.
     assert_eq!(OvfPackage::parse(&several(3)).unwrap().disks.len(), 4);
 }
 
-pub(crate) fn wish(keys: &[&str]) -> OvfOptions {
+pub(crate) fn options(keys: &[&str]) -> OvfOptions {
     let file = |(number, key): (u64, &&str)| {
         let file = DiskFile {
             href: format!("{key} & co.vmdk"),
@@ -272,13 +272,13 @@ pub(crate) fn wish(keys: &[&str]) -> OvfOptions {
     }
 }
 
-/// What VMware has a word for comes back as it was.
+/// Features that VMware supports survive a round trip.
 #[test]
-fn a_machine_comes_back_from_its_descriptor() {
+fn a_machine_survives_a_round_trip_through_a_descriptor() {
     let mut machine = read(ESXI).unwrap().value;
     machine.disks.retain(|disk| disk.key != "file4");
     machine.has_tpm = false;
-    let written = write(&machine, &wish(&["vmdisk2", "vmdisk1", "scratch"]));
+    let written = write(&machine, &options(&["vmdisk2", "vmdisk1", "scratch"]));
     assert_eq!(what(&written), ["UEFI"]);
     let again = read(&written.value).unwrap();
     assert_eq!(again.dropped, []);
@@ -304,22 +304,22 @@ fn a_machine_comes_back_from_its_descriptor() {
 }
 
 #[test]
-fn a_machine_from_elsewhere_gets_devices_that_vmware_has() {
+fn a_machine_of_another_hypervisor_gets_devices_of_vmware() {
     let mut machine = specimen();
     machine.disks[1].key = "lost".to_owned();
     machine.disks[2].key = "disc".to_owned();
     machine.memory_bytes += 1;
-    let written = write(&machine, &wish(&["vda"]));
+    let written = write(&machine, &options(&["vda"]));
     let told: Vec<String> = written.dropped.iter().map(ToString::to_string).collect();
     for expected in [
         "disk 1 (vda) on virtio: is on SATA now",
         "network card 1 (virtio): is an e1000 now",
-        "disk sda: its content is not there",
+        "disk sda: its content is missing",
         "its UUID: ",
         "its TPM: ",
         "UEFI: ",
-        "the last bytes of its memory: ",
-        "what is in the drive ",
+        "the exact memory size: ",
+        "the medium in drive ",
     ] {
         assert!(
             told.iter().any(|line| line.starts_with(expected)),
@@ -337,9 +337,9 @@ fn a_machine_from_elsewhere_gets_devices_that_vmware_has() {
     assert_eq!(again.cards[0].mac, machine.cards[0].mac);
 }
 
-/// A SCSI controller is a unit of itself, and there is no room for all disks.
+/// A SCSI controller occupies a unit itself, and not all disks fit.
 #[test]
-fn disks_have_places_of_their_own() {
+fn disks_have_distinct_units() {
     let mut machine = specimen();
     let disk = Disk {
         bus: Bus::Scsi,
@@ -354,7 +354,7 @@ fn disks_have_places_of_their_own() {
     };
     machine.disks = keys.iter().map(numbered).collect();
     let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
-    let written = write(&machine, &wish(&keys));
+    let written = write(&machine, &options(&keys));
     let again = read(&written.value).unwrap().value;
     let mut places: Vec<_> = again
         .disks
@@ -374,24 +374,24 @@ fn disks_have_places_of_their_own() {
     let left_out = written
         .dropped
         .iter()
-        .filter(|dropped| dropped.why == "there is no room for so many");
+        .filter(|dropped| dropped.why == "no free position on its controllers");
     assert_eq!(left_out.count(), 250 - count);
 }
 
-/// What a descriptor need not say is chosen by whoever deploys it.
+/// Optional settings are left to the deployer.
 #[test]
-fn what_is_left_open_is_told() {
+fn missing_settings_are_noted() {
     let open = ESXI.replace("<rasd:ResourceType>4<", "<rasd:ResourceType>24<");
     let translated = read(&open).unwrap();
     assert_eq!(translated.value.memory_bytes, 1 << 30);
-    assert_eq!(what(&translated)[0], "an amount of memory");
+    assert_eq!(what(&translated)[0], "the amount of memory");
     let open = ESXI.replace("capacity=\"8589934592\"", "capacity=\"${size}\"");
     assert_eq!(read(&open).unwrap().value.disks[2].size_bytes, None);
     assert_eq!(OvfPackage::parse(&open).unwrap().disks[3].capacity_bytes, None);
 }
 
 #[test]
-fn units_are_read_as_people_write_them() {
+fn units_are_read_in_all_spellings() {
     for (unit, bytes) in [
         ("", Some(1)),
         ("byte", Some(1)),
@@ -411,7 +411,7 @@ fn units_are_read_as_people_write_them() {
 }
 
 #[test]
-fn nonsense_is_an_error() {
+fn malformed_descriptors_are_errors() {
     let changed = |from: &str, to: &str| {
         assert!(ESXI.contains(from), "{from}");
         ESXI.replacen(from, to, 1)

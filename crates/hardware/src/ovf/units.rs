@@ -1,9 +1,9 @@
-//! Where disks hang: a controller and a unit of it for each.
+//! Assigns a controller and a unit to each disk.
 
 use crate::bus_address::AddressAllocator;
 use crate::{Bus, Disk, DiskKind, Untranslated};
 
-/// The unit that a SCSI controller is itself.
+/// The unit of the SCSI controller itself.
 const SCSI_ITSELF: u32 = 7;
 
 /// The controller of a disk, and its unit there.
@@ -13,7 +13,7 @@ pub(super) struct DiskUnit {
     pub(super) unit: u32,
 }
 
-/// Units that a controller has on each bus: the position of a disk counts on over the controllers.
+/// Units per controller of each bus: positions of disks are numbered across controllers.
 pub(super) fn units_per_controller(bus: Bus) -> u32 {
     match bus {
         Bus::Ide => 2,
@@ -24,7 +24,7 @@ pub(super) fn units_per_controller(bus: Bus) -> u32 {
     }
 }
 
-/// Controllers that a machine of VMware has at most.
+/// Limit of controllers of a VMware machine.
 fn controller_count_max(bus: Bus) -> u32 {
     match bus {
         Bus::Ide | Bus::Floppy => 2,
@@ -33,22 +33,21 @@ fn controller_count_max(bus: Bus) -> u32 {
     }
 }
 
-/// Gives each of `disks` a bus that an OVF has, and a place of its own there: that which it has, if it is free. One for which there is no
-/// place is left out.
+/// Assigns a supported bus and a unit to each of `disks`, its present one if it is free. Disks without a free unit are left out.
 pub(super) fn placed<'d>(disks: &'d mut [Disk], dropped: &mut Vec<Untranslated>) -> Vec<(&'d Disk, DiskUnit)> {
-    let mut seats = AddressAllocator::new(disks, |disk| Some((wanted_by(disk), disk.position)), units);
+    let mut addresses = AddressAllocator::new(disks, |disk| Some((preferred_bus(disk), disk.position)), units);
     let mut placed = Vec::new();
     for (number, disk) in disks.iter_mut().enumerate() {
-        let wanted = wanted_by(disk);
+        let wanted = preferred_bus(disk);
         let buses = [wanted, Bus::Sata];
         let buses = if wanted == Bus::Floppy { &buses[..1] } else { &buses[..] };
         let found = buses
             .iter()
-            .find_map(|bus| Some((*bus, seats.seat(number, *bus, units(*bus))?)));
+            .find_map(|bus| Some((*bus, addresses.allocate(number, *bus, units(*bus))?)));
         let name = if disk.label.is_empty() { &disk.key } else { &disk.label };
         let Some((bus, position)) = found else {
             let what = format!("disk {} ({name})", number + 1);
-            dropped.push(Untranslated::new(what, "there is no room for so many"));
+            dropped.push(Untranslated::new(what, "no free position on its controllers"));
             continue;
         };
         if bus != disk.bus && bus != Bus::Floppy {
@@ -66,8 +65,8 @@ pub(super) fn placed<'d>(disks: &'d mut [Disk], dropped: &mut Vec<Untranslated>)
     placed
 }
 
-/// The bus that a disk would like to be on.
-fn wanted_by(disk: &Disk) -> Bus {
+/// The bus that fits a disk best.
+fn preferred_bus(disk: &Disk) -> Bus {
     match (disk.kind, disk.bus) {
         (DiskKind::Floppy, _) => Bus::Floppy,
         (DiskKind::Disk, bus @ (Bus::Ide | Bus::Scsi | Bus::Nvme))

@@ -1,6 +1,6 @@
-//! From a machine to a descriptor in the form that VMware and VirtualBox read.
+//! From a machine to a descriptor for VMware and VirtualBox.
 //!
-//! It is of version 1.0, with the elements of each item in the order of its schema, and what only VMware knows marked as not required.
+//! It has version 1.0, the elements of each item in the order of the schema, and VMware's extensions marked as not required.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,59 +11,59 @@ use crate::{
     Untranslated, adapt,
 };
 
-/// The format of disks in an OVA, by the URI that everybody knows it by.
+/// The URI of the format of disks in an OVA.
 pub const STREAM_OPTIMIZED: &str = "http://www.vmware.com/interfaces/specifications/vmdk.html#streamOptimized";
-/// The network of cards that are in none.
+/// The network of cards without one.
 const NETWORK: &str = "VM Network";
-/// VMware's memory comes in units of as many bytes.
+/// The granularity of memory in VMware.
 const MEMORY_UNIT_BYTES: u64 = 4 << 20;
 
-/// What is in the package beside the descriptor.
+/// The files of the package besides the descriptor.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct OvfOptions {
-    /// The file of each disk, by the disk's key. A disk that is not among them is left out; drives are empty.
+    /// The file of each disk, by the disk's key. Disks without a file are left out; drives are empty.
     pub disks: BTreeMap<String, DiskFile>,
 }
 
-/// The file that a disk is in.
+/// The file of a disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DiskFile {
-    /// Its name, beside the descriptor.
+    /// Its name in the package.
     pub href: String,
-    /// Its size in bytes, where it is known already.
+    /// Its size in bytes, if already known.
     pub size_bytes: Option<u64>,
     /// The size of the disk for the guest in bytes.
     pub capacity_bytes: u64,
-    /// The bytes of it that are in use, where they are known.
+    /// Its used bytes, if known.
     pub populated_bytes: Option<u64>,
 }
 
-/// Writes the descriptor of a machine, with all disks as VMDK for streams.
+/// Writes the descriptor of a machine, with all disks as stream-optimized VMDK.
 ///
-/// In it they are called `vmdisk1`, `vmdisk2` and so on, in the order of the machine, and their files `file1`, `file2`; that is the order
-/// in which an OVA has to have them.
-pub fn write(machine: &Machine, wish: &OvfOptions) -> Translated<String> {
+/// Disks are named `vmdisk1`, `vmdisk2` and so on in the order of the machine, and their files `file1`, `file2`. An OVA must have them in this
+/// order.
+pub fn write(machine: &Machine, options: &OvfOptions) -> Translated<String> {
     let Translated { mut value, mut dropped } = adapt(machine, Platform::Ovf);
     let mut keys = BTreeSet::new();
     value.disks.retain(|disk| {
-        // A file belongs to one disk, if two of the machine have the same content.
+        // A file belongs to one disk only.
         let is_there =
-            disk.kind != DiskKind::Disk || (wish.disks.contains_key(&disk.key) && keys.insert(disk.key.clone()));
+            disk.kind != DiskKind::Disk || (options.disks.contains_key(&disk.key) && keys.insert(disk.key.clone()));
         if !is_there {
             dropped.push(Untranslated::new(
                 format!("disk {}", disk.label),
-                "its content is not there",
+                "its content is missing",
             ));
         }
         is_there
     });
-    name_what_stays(&value, &mut dropped);
+    note_unsupported(&value, &mut dropped);
     let mut disks = std::mem::take(&mut value.disks);
     let disks = placed(&mut disks, &mut dropped);
     let files: Vec<&DiskFile> = disks
         .iter()
         .filter(|(disk, _)| disk.kind == DiskKind::Disk)
-        .filter_map(|(disk, _)| wish.disks.get(&disk.key))
+        .filter_map(|(disk, _)| options.disks.get(&disk.key))
         .collect();
     let name = match value.name.as_str() {
         "" => "machine",
@@ -105,14 +105,14 @@ fn info(text: &str) -> Element {
     Element::new("Info").text(text)
 }
 
-/// The items of the hardware, which are numbered.
+/// Collects the numbered items of the hardware.
 #[derive(Default)]
 struct Items {
     items: Vec<Element>,
 }
 
 impl Items {
-    /// One item with these elements, which are in the order of their names; tells its instance. An empty element is left out.
+    /// Adds an item with these elements, sorted by name; returns its instance. Empty elements are left out.
     fn add(&mut self, elements: &[(&'static str, &str)], beside: Option<Element>) -> usize {
         const INSTANCE: &str = "rasd:InstanceID";
         let number = self.items.len() + 1;
@@ -130,39 +130,39 @@ impl Items {
     }
 }
 
-/// What a descriptor has no word for that all readers understand.
-fn name_what_stays(machine: &Machine, dropped: &mut Vec<Untranslated>) {
+/// Notes features without an element that all importers support.
+fn note_unsupported(machine: &Machine, dropped: &mut Vec<Untranslated>) {
     let mut add = |what: &str, why: &str| dropped.push(Untranslated::new(what, why));
     if machine.uuid.is_some() {
-        add("its UUID", "whoever imports the machine gives it one of its own");
+        add("its UUID", "the importing hypervisor assigns a new one");
     }
     if machine.clock == Clock::LocalTime {
         add(
             "its clock in local time",
-            "an OVF does not say it: to be set after the import",
+            "OVF has no element for it: set it after the import",
         );
     }
     if machine.has_tpm {
-        add("its TPM", "to be added after the import; the new one is empty");
+        add("its TPM", "add one after the import; it is empty");
     }
     if matches!(machine.firmware, Firmware::Uefi | Firmware::UefiSecure) {
         add(
             "UEFI",
-            "VMware takes it from the descriptor; in VirtualBox it is switched on after the import",
+            "VMware reads it from the descriptor; in VirtualBox, enable it after the import",
         );
     }
     if !machine.memory_bytes.is_multiple_of(MEMORY_UNIT_BYTES) {
-        add("the last bytes of its memory", "it is rounded up to whole 4 MiB");
+        add("the exact memory size", "it is rounded up to whole 4 MiB");
     }
     let has_disc = |disk: &Disk| disk.kind != DiskKind::Disk && !disk.key.is_empty();
     for disk in machine.disks.iter().filter(|disk| has_disc(disk)) {
         add(
-            &format!("what is in the drive {}", disk.label),
+            &format!("the medium in drive {}", disk.label),
             "drives are empty in an OVF",
         );
     }
     if machine.topology.is_some_and(|topology| topology.thread_count > 1) {
-        add("threads of its cores", "an OVF knows sockets and cores only");
+        add("threads per core", "OVF has only sockets and cores");
     }
 }
 
@@ -223,7 +223,7 @@ fn networks(cards: &[NetworkCard]) -> Element {
         .children(networks)
 }
 
-/// The hardware section, and the devices that the machine is started from in their order, each by its instance and VMware's name of its kind.
+/// The hardware section, and the boot order: instance and VMware's name of the kind of each device.
 fn hardware(machine: &Machine, disks: &[(&Disk, DiskUnit)]) -> (Element, Vec<(usize, &'static str)>) {
     let system = Element::new("System")
         .child(Element::new("vssd:ElementName").text("Virtual Hardware Family"))
@@ -312,13 +312,13 @@ fn processors_and_memory(items: &mut Items, machine: &Machine) {
     items.add(&elements, None);
 }
 
-/// VMware counts threads as cores.
+/// Cores per socket; VMware counts threads as cores.
 fn cores_per_socket(topology: Topology, processor_count: u32) -> Option<u32> {
     let cores = topology.core_count.checked_mul(topology.thread_count)?;
     (cores.checked_mul(topology.socket_count)? == processor_count).then_some(cores)
 }
 
-/// Adds the controllers that `disks` hang on; tells their instances by bus and number.
+/// Adds the controllers of `disks`; returns their instances by bus and number.
 fn controllers(items: &mut Items, disks: &[(&Disk, DiskUnit)]) -> BTreeMap<(&'static str, u32), usize> {
     let mut instances = BTreeMap::new();
     for (disk, unit) in disks {
@@ -328,7 +328,7 @@ fn controllers(items: &mut Items, disks: &[(&Disk, DiskUnit)]) -> BTreeMap<(&'st
             Bus::Scsi => ("6", "lsilogic"),
             Bus::Nvme => ("20", "vmware.nvme.controller"),
             Bus::Floppy => continue,
-            // What hangs on others was moved.
+            // Disks on other buses were moved.
             _ => ("20", "vmware.sata.ahci"),
         };
         if instances.contains_key(&key) {

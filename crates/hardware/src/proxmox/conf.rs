@@ -1,4 +1,4 @@
-//! The lines of a configuration, before anything is known of their meaning.
+//! Parses the lines of a configuration, without their meaning.
 
 use std::collections::BTreeMap;
 
@@ -6,22 +6,22 @@ use crate::machine::bound;
 use crate::{Error, Result, percent};
 
 pub(super) const FORM: &str = "configuration of Proxmox";
-/// Lines that a configuration has at most.
+/// Limit of lines in a configuration.
 const LINE_COUNT_MAX: usize = 20_000;
-/// What begins a line that a backup has added.
+/// The prefix of lines that a backup adds.
 const MAP: &str = "#qmdump#map:";
 
-/// A configuration.
+/// A parsed configuration.
 #[derive(Debug, Default)]
 pub(super) struct Conf<'t> {
-    /// Values by their names; of several the last.
+    /// Values by name; the last one of duplicates.
     pub(super) settings: BTreeMap<&'t str, &'t str>,
     pub(super) description: String,
-    /// Devices of the archive by the disks.
+    /// Device names in the archive by disk.
     pub(super) devices: BTreeMap<&'t str, &'t str>,
     /// Names of snapshots.
     pub(super) snapshots: Vec<&'t str>,
-    /// Whether there are changes that wait for the machine to be started again.
+    /// Whether there are pending changes for the next start of the machine.
     pub(super) has_pending: bool,
 }
 
@@ -52,7 +52,7 @@ impl<'t> Conf<'t> {
                     snapshot => conf.snapshots.push(snapshot),
                 }
             } else if !is_machine || line.is_empty() || line.starts_with("#qmdump#") || line.starts_with("#vzdump#") {
-                // Of a snapshot, which does not come along; or of a backup, and no description.
+                // Lines of a snapshot or of a backup are not part of the description.
             } else if let Some(comment) = line.strip_prefix('#') {
                 lines.push(percent::decoded(comment).unwrap_or_else(|| comment.to_owned()));
             } else {
@@ -62,7 +62,7 @@ impl<'t> Conf<'t> {
                 conf.settings.insert(name.trim(), value.trim());
             }
         }
-        // Before comments, it was a setting.
+        // Older versions had a setting instead of comments.
         if let Some(text) = conf.settings.remove("description") {
             lines.push(percent::decoded(text).unwrap_or_else(|| text.to_owned()));
         }
@@ -73,7 +73,7 @@ impl<'t> Conf<'t> {
         Ok(conf)
     }
 
-    /// A number, or `default` where it is not said.
+    /// A number, or `default` if it is not set.
     pub(super) fn number(&self, name: &str, default: u32) -> Result<u32> {
         match self.settings.get(name) {
             Some(text) => text.parse().map_err(|_| wrong(format!("{name} is {text:?}"))),
@@ -81,7 +81,7 @@ impl<'t> Conf<'t> {
         }
     }
 
-    /// The parts of a value: that which has no name, and the others by name.
+    /// Splits a value into its unnamed and its named parts.
     pub(super) fn parts(&self, name: &str) -> Parts<'t> {
         Parts::of(self.settings.get(name).copied().unwrap_or_default())
     }
@@ -129,14 +129,14 @@ impl<'t> Parts<'t> {
     }
 }
 
-/// `scsi0` is the first of `scsi`.
+/// Splits `scsi0` into `scsi` and 0.
 pub(super) fn numbered_name(name: &str) -> Option<(&str, u32)> {
     let prefix = name.trim_end_matches(|character: char| character.is_ascii_digit());
     let number = name.strip_prefix(prefix)?.parse().ok()?;
     Some((prefix, number))
 }
 
-/// The name of a section that begins with this line.
+/// The name of the section that this line begins.
 fn section(line: &str) -> Option<&str> {
     line.strip_prefix('[')?.strip_suffix(']')
 }

@@ -12,7 +12,7 @@ mod read;
 mod write;
 
 pub use read::read;
-pub use write::{Exported, ProxmoxOptions, write};
+pub use write::{ProxmoxExport, ProxmoxOptions, write};
 
 #[cfg(test)]
 mod tests;

@@ -7,12 +7,12 @@ use crate::{
     identity,
 };
 
-/// Memory in MiB where a configuration does not say it.
+/// Default memory in MiB.
 const MEMORY_MEBIBYTES: u64 = 512;
-/// Devices in the order of starting that are heeded.
+/// Limit of devices in the boot order.
 const ORDER_COUNT_MAX: usize = 100;
 
-/// Settings that say nothing of what a machine consists of, or what every hypervisor has in its own way.
+/// Settings without effect on the hardware, or for devices that every hypervisor provides itself.
 const HARMLESS: &[&str] = &[
     "acpi",
     "agent",
@@ -75,24 +75,24 @@ const HARMLESS: &[&str] = &[
     "vmstatestorage",
     "watchdog",
 ];
-/// Settings that tie a machine to its host, and what they are.
+/// Host-specific settings, with their descriptions.
 const OF_THE_HOST: &[(&str, &str)] = &[
-    ("affinity", "processors that are pinned"),
-    ("args", "arguments for QEMU"),
-    ("cpulimit", "limits of its processors"),
-    ("cpuunits", "the weight of its processors"),
-    ("hookscript", "a script that runs when it starts and stops"),
-    ("hostpci", "a device of the host (PCI)"),
+    ("affinity", "CPU pinning"),
+    ("args", "QEMU arguments"),
+    ("cpulimit", "CPU limits"),
+    ("cpuunits", "CPU weight"),
+    ("hookscript", "a hook script"),
+    ("hostpci", "a host device (PCI)"),
     ("hugepages", "memory in huge pages"),
     ("ivshmem", "memory shared with the host"),
     ("keephugepages", "memory in huge pages"),
-    ("shares", "the weight of its memory"),
-    ("usb", "a device of the host (USB)"),
+    ("shares", "memory weight"),
+    ("usb", "a host device (USB)"),
     ("virtiofs", "a shared folder"),
-    ("amd-sev", "encryption of its memory"),
-    ("intel-tdx", "encryption of its memory"),
+    ("amd-sev", "memory encryption"),
+    ("intel-tdx", "memory encryption"),
 ];
-/// Settings that cloud-init has.
+/// Settings of cloud-init.
 const OF_CLOUD_INIT: &[&str] = &[
     "cicustom",
     "cipassword",
@@ -107,7 +107,7 @@ const OF_CLOUD_INIT: &[&str] = &[
 
 /// Reads the configuration of a machine.
 ///
-/// If a backup has added the devices of its archive, disks that are not among them are left out.
+/// If a backup has added the device names of its archive, disks without one are left out.
 pub fn read(text: &str) -> Result<Translated<Machine>> {
     let conf = Conf::parse(text)?;
     let mut dropped = Vec::new();
@@ -125,7 +125,7 @@ pub fn read(text: &str) -> Result<Translated<Machine>> {
         cards: cards(&conf, &mut dropped),
         has_tpm: conf.settings.contains_key("tpmstate0"),
     };
-    name_others(&conf, &mut dropped);
+    note_unsupported(&conf, &mut dropped);
     let value = machine.checked(FORM)?;
     Ok(Translated { value, dropped })
 }
@@ -142,7 +142,7 @@ fn processors(conf: &Conf<'_>) -> Result<(u32, Option<Topology>)> {
         core_count: cores,
         thread_count: 1,
     });
-    // Those that are plugged in; more may be at another time.
+    // The processors that are plugged in; the maximum may be higher.
     Ok((conf.number("vcpus", all)?, topology))
 }
 
@@ -164,7 +164,7 @@ fn firmware(conf: &Conf<'_>) -> Firmware {
     }
 }
 
-/// Windows has the local time, if nothing else is said.
+/// Windows guests have local time by default.
 fn clock(conf: &Conf<'_>) -> Clock {
     let system = conf.settings.get("ostype").copied().unwrap_or_default();
     match (conf.settings.get("localtime").copied(), system.starts_with('w')) {
@@ -197,7 +197,7 @@ fn disks(conf: &Conf<'_>, dropped: &mut Vec<Untranslated>) -> Result<Vec<Disk>> 
             if volume.ends_with("cloudinit") || volume.contains("-cloudinit.") {
                 dropped.push(Untranslated::new(
                     format!("the drive of cloud-init ({name})"),
-                    "Proxmox makes it by itself",
+                    "Proxmox creates it itself",
                 ));
                 continue;
             }
@@ -248,7 +248,7 @@ fn size(text: &str) -> Result<u64> {
     bytes.ok_or_else(|| wrong(format!("the size of a disk is {text:?}")))
 }
 
-/// Puts the order of starting down: `order=scsi0;ide2;net0`, or letters for kinds of devices as it was before.
+/// Sets the boot order: `order=scsi0;ide2;net0`, or in older configurations letters for kinds of devices.
 fn order(conf: &Conf<'_>, disks: &mut [Disk]) {
     let boot = conf.parts("boot");
     if let Some(order) = boot.get("order") {
@@ -259,7 +259,7 @@ fn order(conf: &Conf<'_>, disks: &mut [Disk]) {
         }
         return;
     }
-    // What Proxmox takes where nothing is said.
+    // The default of Proxmox.
     let letters = boot.get("legacy").unwrap_or(boot.first);
     let letters = if letters.is_empty() { "cdn" } else { letters };
     let named = conf.settings.get("bootdisk").copied();
@@ -278,7 +278,7 @@ fn order(conf: &Conf<'_>, disks: &mut [Disk]) {
     }
 }
 
-/// The disk that Proxmox starts from where nothing names one: its own order is that of `valid_drive_names` in qemu-server.
+/// The default boot disk: the first in the order of `valid_drive_names` in qemu-server.
 fn first_disk(disks: &[Disk]) -> Option<usize> {
     let rank = |disk: &Disk| {
         let mut prefixes = ["ide", "scsi", "virtio", "sata"].iter();
@@ -293,7 +293,7 @@ fn cards(conf: &Conf<'_>, dropped: &mut Vec<Untranslated>) -> Vec<NetworkCard> {
     let mut cards = Vec::new();
     for (number, value) in conf.numbered("net") {
         let parts = Parts::of(value);
-        // The model comes with the address as its value, but for those that are written at length.
+        // The model is a name with the MAC address as its value, or else a part of its own.
         let known = parts
             .iter()
             .find_map(|(name, value)| Some((name, identity::mac(value)?)).filter(|(name, _)| *name != "macaddr"));
@@ -306,7 +306,7 @@ fn cards(conf: &Conf<'_>, dropped: &mut Vec<Untranslated>) -> Vec<NetworkCard> {
         };
         if let Some(tag) = parts.get("tag") {
             let what = format!("VLAN {tag} of network card {number}");
-            dropped.push(Untranslated::new(what, "belongs to the network that it was in"));
+            dropped.push(Untranslated::new(what, "is specific to the source network"));
         }
         cards.push(NetworkCard {
             mac,
@@ -321,13 +321,13 @@ fn cards(conf: &Conf<'_>, dropped: &mut Vec<Untranslated>) -> Vec<NetworkCard> {
     cards
 }
 
-/// Names what is left behind.
-fn name_others(conf: &Conf<'_>, dropped: &mut Vec<Untranslated>) {
+/// Notes settings that are dropped.
+fn note_unsupported(conf: &Conf<'_>, dropped: &mut Vec<Untranslated>) {
     if let Some(device) = conf.settings.get("efidisk0") {
         let device = Parts::of(device);
         dropped.push(Untranslated::new(
             format!("variables of UEFI ({})", device.get("file").unwrap_or(device.first)),
-            "the machine starts with those of a new one",
+            "the machine starts with defaults",
         ));
     }
     let mut is_cloud_init = false;
@@ -336,12 +336,12 @@ fn name_others(conf: &Conf<'_>, dropped: &mut Vec<Untranslated>) {
         if bare == "unused" {
             dropped.push(Untranslated::new(
                 format!("disk {value}"),
-                "the machine does not use it",
+                "it is not attached to the machine",
             ));
         } else if bare == "usb" && value.starts_with("spice") || bare == "numa" {
-            // A way for the screen's host, and nothing that is missed.
+            // A channel of the SPICE display, without effect on the guest's data.
         } else if let Some((_, what)) = OF_THE_HOST.iter().find(|(known, _)| known == &bare) {
-            dropped.push(Untranslated::new(*what, "belongs to the host that it was on"));
+            dropped.push(Untranslated::new(*what, "is specific to the source host"));
         } else if OF_CLOUD_INIT.contains(&bare) {
             is_cloud_init = true;
         } else if *name == "arch" && *value != "x86_64" {
@@ -353,19 +353,19 @@ fn name_others(conf: &Conf<'_>, dropped: &mut Vec<Untranslated>) {
     if is_cloud_init {
         dropped.push(Untranslated::new(
             "settings of cloud-init",
-            "the guest keeps what it has of them",
+            "the guest keeps what it already applied",
         ));
     }
     if !conf.snapshots.is_empty() {
         dropped.push(Untranslated::new(
             format!("{} snapshots", conf.snapshots.len()),
-            "only the machine as it is comes along",
+            "only the current state is carried over",
         ));
     }
     if conf.has_pending {
         dropped.push(Untranslated::new(
-            "changes for its next start",
-            "only the machine as it is comes along",
+            "pending changes",
+            "only the current state is carried over",
         ));
     }
 }

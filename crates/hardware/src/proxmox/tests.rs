@@ -13,12 +13,12 @@ fn a_machine_of_a_backup_is_read() {
         "disk scsi1 (tank:vm-100-disk-2)",
         "VLAN 20 of network card 0",
         "variables of UEFI (local-lvm:vm-100-disk-1)",
-        "arguments for QEMU",
-        "a device of the host (PCI)",
+        "QEMU arguments",
+        "a host device (PCI)",
         "disk local-lvm:vm-100-disk-9",
         "settings of cloud-init",
         "1 snapshots",
-        "changes for its next start",
+        "pending changes",
     ];
     assert_eq!(what(&read), expected);
     let machine = read.value;
@@ -60,9 +60,9 @@ fn a_machine_of_a_backup_is_read() {
     assert_eq!(cards, expected);
 }
 
-/// A configuration that is in no archive: all disks are there, and the order of starting is an old one.
+/// A configuration outside an archive, with all disks, and with the boot order of older versions.
 #[test]
-fn a_configuration_by_itself_is_read() {
+fn a_configuration_outside_an_archive_is_read() {
     let text = "#vzdump#x\n#qmdump#y\nboot: dc\nbootdisk: ide1\ndescription: two%0Alines\nide0: a:1\nide1: a:2\nide2: local:iso/x.iso,media=cdrom\n\
                 memory: current=1024\nnet0: virtio\nscsi0: file=a:3\nvcpus: 2\nsockets: 4\nlocaltime: 0\nostype: wxp\nstrange: 1\n";
     let read = read(text).unwrap();
@@ -85,9 +85,9 @@ fn a_configuration_by_itself_is_read() {
     assert_eq!(super::read("cores: 1").unwrap().value.memory_bytes, 512 << 20);
 }
 
-/// Where nothing says what it is started from, Proxmox looks in an order of its own; `bootdisk` is enough.
+/// Without a boot order, Proxmox uses its default; `bootdisk` alone is sufficient.
 #[test]
-fn what_a_machine_starts_from_is_known_where_nothing_says_so() {
+fn the_default_boot_disk_is_found() {
     let first = |more: &str| {
         let text = format!("#qmdump#x\nmemory: 512\nname: a\nsata0: a:1\nscsi1: a:2\nvirtio1: a:3\n{more}");
         let machine = read(&text).unwrap().value;
@@ -99,7 +99,7 @@ fn what_a_machine_starts_from_is_known_where_nothing_says_so() {
     assert_eq!(first("boot: order=sata0\n"), "sata0");
 }
 
-fn wish(keys: &[&str]) -> ProxmoxOptions {
+fn options(keys: &[&str]) -> ProxmoxOptions {
     ProxmoxOptions {
         vm_id: 107,
         storage: "local-lvm".to_owned(),
@@ -109,13 +109,13 @@ fn wish(keys: &[&str]) -> ProxmoxOptions {
 }
 
 #[test]
-fn a_machine_comes_back_from_its_configuration() {
+fn a_machine_survives_a_round_trip_through_its_configuration() {
     let mut machine = read(VMA).unwrap().value;
     machine.firmware = Firmware::Uefi;
     machine.has_tpm = false;
     machine.cards.truncate(1);
     machine.description = "two\n#qmdump#map:a:b:c:\nthree".to_owned();
-    let written = write(&machine, &wish(&["drive-scsi0", "drive-virtio3"]));
+    let written = write(&machine, &options(&["drive-scsi0", "drive-virtio3"]));
     assert_eq!(what(&written), ["variables of UEFI"]);
     let exported = written.value;
     let pair = |one: &str, other: &str| (one.to_owned(), other.to_owned());
@@ -142,7 +142,7 @@ fn a_machine_comes_back_from_its_configuration() {
 }
 
 #[test]
-fn a_machine_from_elsewhere_gets_devices_that_it_knows() {
+fn a_machine_of_another_hypervisor_gets_compatible_devices() {
     let mut machine = specimen();
     machine.disks[1].bus = Bus::Scsi;
     machine.disks[1].label = "sda\nmemory: 1".to_owned();
@@ -166,7 +166,7 @@ fn a_machine_from_elsewhere_gets_devices_that_it_knows() {
     machine.cards[0].model = CardModel::Vmxnet3;
     let keys: Vec<String> = machine.disks.iter().map(|disk| disk.key.clone()).collect();
     let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
-    let written = write(&machine, &wish(&keys));
+    let written = write(&machine, &options(&keys));
     let told: Vec<String> = written.dropped.iter().map(ToString::to_string).collect();
     for expected in [
         "disk 2 (sda",
@@ -189,12 +189,12 @@ fn a_machine_from_elsewhere_gets_devices_that_it_knows() {
     assert_eq!(again.cards[0].mac, machine.cards[0].mac);
     let no_room = told
         .iter()
-        .filter(|line| line.ends_with("there is no room for so many"));
+        .filter(|line| line.ends_with("no free position on its controllers"));
     assert_eq!(no_room.count(), 62 + 1 - again.disks.len());
 }
 
 #[test]
-fn names_are_those_of_hosts() {
+fn names_are_changed_to_host_names() {
     for (name, expected) in [
         ("web.example.org", "web.example.org"),
         ("-web-.-.x_y", "web.x-y"),
@@ -207,13 +207,13 @@ fn names_are_those_of_hosts() {
             name: name.to_owned(),
             ..specimen()
         };
-        let config = write(&machine, &wish(&[])).value.config;
+        let config = write(&machine, &options(&[])).value.config;
         assert!(config.contains(&format!("name: {expected}\n")), "{config}");
     }
 }
 
 #[test]
-fn nonsense_is_an_error() {
+fn malformed_configurations_are_errors() {
     for wrong in [
         "",
         "# nothing",

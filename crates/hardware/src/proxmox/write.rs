@@ -9,26 +9,25 @@ use crate::{
     identity, percent,
 };
 
-/// What the machine's host has for it.
+/// The settings of the host that the machine is written for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProxmoxOptions {
-    /// The number that the machine has there. Whoever restores an archive may choose another one.
+    /// The VM id. Another one can be chosen when an archive is restored.
     pub vm_id: u32,
-    /// The storage that its disks are on: `local-lvm`.
+    /// The storage of its disks: `local-lvm`.
     pub storage: String,
-    /// The bridge that its cards are plugged into: `vmbr0`.
+    /// The bridge of its network cards: `vmbr0`.
     pub bridge: String,
-    /// The size in bytes of each disk whose content there is, by the disk's key. A disk that is not among them is left out; drives are
-    /// empty.
+    /// The size in bytes of each disk with content, by the disk's key. Other disks are left out; drives are empty.
     pub disks: BTreeMap<String, u64>,
 }
 
-/// A machine as a `qemu-server.conf`.
+/// A machine as `qemu-server.conf`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Exported {
-    /// The text, with the lines for the devices of an archive.
+pub struct ProxmoxExport {
+    /// The text, with the lines that name the devices of an archive.
     pub config: String,
-    /// The disks whose content belongs into the archive: the key of each, and the device that it has to be there.
+    /// The disks whose content the archive must have: the key and the device name of each.
     pub disks: Vec<(String, String)>,
 }
 
@@ -36,20 +35,20 @@ pub struct Exported {
 const CARD_COUNT_MAX: usize = 32;
 
 /// Writes the configuration of a machine for a VMA.
-pub fn write(machine: &Machine, wish: &ProxmoxOptions) -> Translated<Exported> {
+pub fn write(machine: &Machine, options: &ProxmoxOptions) -> Translated<ProxmoxExport> {
     let Translated { mut value, mut dropped } = adapt(machine, Platform::Proxmox);
     let mut disks = std::mem::take(&mut value.disks);
-    let disks = placed(&mut disks, wish, &mut dropped);
+    let disks = placed(&mut disks, options, &mut dropped);
     let mut settings = settings(&value, &mut dropped);
     let mut order: Vec<(u32, &str)> = Vec::new();
     let mut contents = Vec::new();
     let mut maps = String::new();
     for (disk, name) in &disks {
         order.extend(disk.boot_order.map(|place| (place, name.as_str())));
-        match wish.disks.get(&disk.key).filter(|_| disk.kind == DiskKind::Disk) {
+        match options.disks.get(&disk.key).filter(|_| disk.kind == DiskKind::Disk) {
             Some(size_bytes) => {
                 let (number, size) = (contents.len(), size(*size_bytes));
-                let (storage, id) = (word(&wish.storage), wish.vm_id);
+                let (storage, id) = (word(&options.storage), options.vm_id);
                 let only = if disk.is_read_only { ",ro=1" } else { "" };
                 settings.insert(
                     name.clone(),
@@ -77,7 +76,7 @@ pub fn write(machine: &Machine, wish: &ProxmoxOptions) -> Translated<Exported> {
             dropped.push(Untranslated::new(what, "Proxmox takes 32 of them"));
             continue;
         }
-        settings.insert(format!("net{number}"), card_value(card, number, wish, &mut dropped));
+        settings.insert(format!("net{number}"), card_value(card, number, options, &mut dropped));
     }
     let mut config = String::new();
     for line in value.description.lines() {
@@ -87,21 +86,21 @@ pub fn write(machine: &Machine, wish: &ProxmoxOptions) -> Translated<Exported> {
         writeln!(config, "{name}: {value}").expect("a string takes all");
     }
     config.push_str(&maps);
-    let value = Exported {
+    let value = ProxmoxExport {
         config,
         disks: contents,
     };
     Translated { value, dropped }
 }
 
-/// Disks and drives with the names that they have there, which say bus and place.
+/// Disks and drives with their names, which consist of bus and position.
 fn placed<'d>(
     disks: &'d mut [Disk],
-    wish: &ProxmoxOptions,
+    options: &ProxmoxOptions,
     dropped: &mut Vec<Untranslated>,
 ) -> Vec<(&'d Disk, String)> {
     let is_there = |disk: &Disk| match disk.kind {
-        DiskKind::Disk => wish.disks.contains_key(&disk.key),
+        DiskKind::Disk => options.disks.contains_key(&disk.key),
         DiskKind::Cdrom => true,
         DiskKind::Floppy => false,
     };
@@ -109,7 +108,7 @@ fn placed<'d>(
         let key = numbers(disk.bus).or_else(|| numbers(Bus::Sata));
         key.filter(|_| is_there(disk)).map(|key| (key, disk.position))
     };
-    let mut seats = AddressAllocator::new(disks, wanted, |(_, count)| 0..count);
+    let mut addresses = AddressAllocator::new(disks, wanted, |(_, count)| 0..count);
     let mut keys: Vec<&str> = Vec::new();
     let mut placed = Vec::new();
     for (number, disk) in disks.iter_mut().enumerate() {
@@ -121,15 +120,15 @@ fn placed<'d>(
             continue;
         }
         let is_disk = disk.kind == DiskKind::Disk;
-        if is_disk && (!wish.disks.contains_key(&disk.key) || keys.contains(&disk.key.as_str())) {
+        if is_disk && (!options.disks.contains_key(&disk.key) || keys.contains(&disk.key.as_str())) {
             dropped.push(Untranslated::new(
                 format!("disk {}", disk.label),
-                "its content is not there",
+                "its content is missing",
             ));
             continue;
         }
         if !is_disk && !disk.key.is_empty() {
-            let what = format!("what is in the drive {}", disk.label);
+            let what = format!("the medium in drive {}", disk.label);
             dropped.push(Untranslated::new(what, "the drive is empty"));
         }
         let found = [disk.bus, Bus::Sata, Bus::Ide, Bus::VirtioScsi]
@@ -137,12 +136,12 @@ fn placed<'d>(
             .filter(|bus| is_disk || *bus != Bus::Virtio)
             .find_map(|bus| {
                 let (prefix, count) = numbers(bus)?;
-                Some((bus, prefix, seats.seat(number, (prefix, count), 0..count)?))
+                Some((bus, prefix, addresses.allocate(number, (prefix, count), 0..count)?))
             });
         let Some((bus, prefix, place)) = found else {
             dropped.push(Untranslated::new(
                 format!("disk {}", disk.label),
-                "there is no room for so many",
+                "no free position on its controllers",
             ));
             continue;
         };
@@ -160,7 +159,7 @@ fn placed<'d>(
     placed
 }
 
-/// What disks of a bus are called there, with a number behind, and how many there can be.
+/// The name prefix of a bus, and the limit of its disks.
 fn numbers(bus: Bus) -> Option<(&'static str, u32)> {
     match bus {
         Bus::Ide => Some(("ide", 4)),
@@ -171,7 +170,7 @@ fn numbers(bus: Bus) -> Option<(&'static str, u32)> {
     }
 }
 
-/// All settings but disks and cards.
+/// All settings except disks and network cards.
 fn settings(machine: &Machine, dropped: &mut Vec<Untranslated>) -> BTreeMap<String, String> {
     let mut settings = BTreeMap::new();
     let mut set = |name: &str, value: String| settings.insert(name.to_owned(), value);
@@ -180,7 +179,7 @@ fn settings(machine: &Machine, dropped: &mut Vec<Untranslated>) -> BTreeMap<Stri
         let what = format!("its name {:?}", machine.name);
         dropped.push(Untranslated::new(
             what,
-            format!("it is {name} now, as names of hosts are"),
+            format!("it is {name} now, as Proxmox requires host names"),
         ));
     }
     set("name", name);
@@ -190,8 +189,8 @@ fn settings(machine: &Machine, dropped: &mut Vec<Untranslated>) -> BTreeMap<Stri
     });
     if machine.topology.is_some_and(|topology| topology.thread_count > 1) {
         dropped.push(Untranslated::new(
-            "threads of its cores",
-            "Proxmox knows sockets and cores only",
+            "threads per core",
+            "Proxmox has only sockets and cores",
         ));
     }
     let (sockets, cores) = topology.unwrap_or((1, machine.processor_count));
@@ -199,7 +198,7 @@ fn settings(machine: &Machine, dropped: &mut Vec<Untranslated>) -> BTreeMap<Stri
     set("cores", cores.to_string());
     if !machine.memory_bytes.is_multiple_of(1 << 20) {
         dropped.push(Untranslated::new(
-            "the last bytes of its memory",
+            "the exact memory size",
             "it is rounded up to whole MiB",
         ));
     }
@@ -216,26 +215,23 @@ fn settings(machine: &Machine, dropped: &mut Vec<Untranslated>) -> BTreeMap<Stri
         set("machine", "q35".to_owned());
         dropped.push(Untranslated::new(
             "variables of UEFI",
-            "they are lost whenever it stops, until it is given an EFI disk",
+            "they are lost at each shutdown until the machine has an EFI disk",
         ));
     }
     if machine.firmware == Firmware::UefiSecure {
-        dropped.push(Untranslated::new("Secure Boot", "its keys come with an EFI disk"));
+        dropped.push(Untranslated::new("Secure Boot", "its keys need an EFI disk"));
     }
     if machine.has_tpm {
-        dropped.push(Untranslated::new(
-            "its TPM",
-            "to be added after the restore; the new one is empty",
-        ));
+        dropped.push(Untranslated::new("its TPM", "add one after the restore; it is empty"));
     }
     settings
 }
 
-fn card_value(card: &NetworkCard, number: usize, wish: &ProxmoxOptions, dropped: &mut Vec<Untranslated>) -> String {
-    if let Some(network) = card.network.as_ref().filter(|network| **network != wish.bridge) {
+fn card_value(card: &NetworkCard, number: usize, options: &ProxmoxOptions, dropped: &mut Vec<Untranslated>) -> String {
+    if let Some(network) = card.network.as_ref().filter(|network| **network != options.bridge) {
         dropped.push(Untranslated::new(
             format!("network {network} of card {}", number + 1),
-            format!("is plugged into {} now", wish.bridge),
+            format!("is plugged into {} now", options.bridge),
         ));
     }
     let model = match &card.model {
@@ -247,10 +243,10 @@ fn card_value(card: &NetworkCard, number: usize, wish: &ProxmoxOptions, dropped:
     };
     let mac = card.mac.as_deref().and_then(identity::mac);
     let mac = mac.map(|mac| format!("={}", mac.to_ascii_uppercase()));
-    format!("{model}{},bridge={}", mac.unwrap_or_default(), word(&wish.bridge))
+    format!("{model}{},bridge={}", mac.unwrap_or_default(), word(&options.bridge))
 }
 
-/// Proxmox has for names what hosts may be called.
+/// A valid host name, which Proxmox requires as the name of a machine.
 fn host_name(name: &str) -> String {
     let is_allowed = |character: char| character.is_ascii_alphanumeric() || matches!(character, '-' | '.');
     let name: String = name
@@ -270,14 +266,14 @@ fn host_name(name: &str) -> String {
     }
 }
 
-/// What stands for one word in a value.
+/// `text` without separators of values.
 fn word(text: &str) -> String {
     text.chars()
         .filter(|character| !character.is_whitespace() && !character.is_control() && !",=".contains(*character))
         .collect()
 }
 
-/// `32G`, in the largest unit that is whole.
+/// `32G`, in the largest unit that divides it.
 fn size(bytes: u64) -> String {
     let units = [(30, "G"), (20, "M"), (10, "K")];
     let unit = units

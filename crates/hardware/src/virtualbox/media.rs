@@ -1,4 +1,4 @@
-//! The images that a machine knows.
+//! Reads the images that a machine lists.
 
 use roxmltree::Node;
 
@@ -6,46 +6,46 @@ use crate::xml::{self, child, children};
 use crate::{Error, Result, identity};
 
 pub(super) const FORM: &str = "settings of VirtualBox";
-/// Images that a machine has at most.
+/// Limit of images of a machine.
 const MEDIUM_COUNT_MAX: usize = 4096;
 
 /// An image of a disk, a CD or a floppy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Medium {
-    /// By what disks refer to it: a UUID in lower case.
+    /// The UUID by which disks refer to it, in lower case.
     pub uuid: String,
-    /// Its file: a whole path, or one relative to the folder of the settings. It is not checked where it leads.
+    /// Its file: a path, absolute or relative to the folder of the settings. It is not validated.
     pub location: String,
-    /// `VDI`, `VMDK`, `VHD` and others; empty for an image of a CD or a floppy, which has no format.
+    /// `VDI`, `VMDK`, `VHD` and others; empty for an image of a CD or a floppy.
     pub format: String,
-    /// The UUID of the image that it is a difference to.
+    /// The UUID of its parent, for a difference image.
     pub parent: Option<String>,
-    /// Whether VirtualBox has encrypted what is in it.
+    /// Whether VirtualBox has encrypted it.
     pub is_encrypted: bool,
-    /// What VirtualBox does with what its machines write.
+    /// How VirtualBox handles writes to it.
     pub kind: MediumKind,
 }
 
-/// What VirtualBox does with what machines write to an image. That of the base holds for all that differs from it.
+/// How VirtualBox handles writes to an image. The kind of the base applies to all its difference images.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum MediumKind {
-    /// It is written, and a snapshot of the machine keeps it as it is.
+    /// Writable, and included in snapshots.
     #[default]
     Normal,
-    /// Nothing of it: what is written goes when the machine starts the next time.
+    /// Writes are discarded at the next start of the machine.
     Immutable,
-    /// It is written, and snapshots of the machine leave it alone.
+    /// Writable, and excluded from snapshots.
     Writethrough,
-    /// The same, and several machines write it at once.
+    /// The same, and shared by several machines at once.
     Shareable,
-    /// It is read only.
+    /// Read-only.
     ReadOnly,
-    /// Several machines differ from it, each on its own.
+    /// The base of separate difference images of several machines.
     MultiAttach,
 }
 
 impl MediumKind {
-    /// Whether a snapshot of the machine keeps it as it was at that instant.
+    /// Whether snapshots of the machine include it.
     pub fn has_snapshots(self) -> bool {
         !matches!(self, Self::Writethrough | Self::Shareable)
     }
@@ -87,7 +87,7 @@ pub(super) fn listed(owner: Node<'_, '_>) -> Result<Vec<Medium>> {
     let Some(registry) = child(owner, "MediaRegistry") else {
         return Ok(media);
     };
-    // Differences are inside of their parents: in the order of the text, not by recursion.
+    // Difference images are nested in their parents: iterate in document order, not by recursion.
     let images = registry
         .descendants()
         .filter(|node| matches!(node.tag_name().name(), "HardDisk" | "Image") && node.attribute("uuid").is_some());
@@ -115,11 +115,11 @@ pub(super) fn listed(owner: Node<'_, '_>) -> Result<Vec<Medium>> {
     Ok(media)
 }
 
-/// The one machine of a file.
+/// The machine of a settings file.
 pub(super) fn machine<'a, 'input>(document: &'a roxmltree::Document<'input>) -> Result<Node<'a, 'input>> {
     let root = document.root_element();
     if root.tag_name().name() != "VirtualBox" {
-        return Err(wrong(format!("its first element is {:?}", root.tag_name().name())));
+        return Err(wrong(format!("the root element is {:?}", root.tag_name().name())));
     }
     if child(root, "MachineEncrypted").is_some() {
         return Err(Error::Encrypted { form: FORM });

@@ -10,7 +10,7 @@ use crate::{
     Bus, CardModel, Clock, Disk, DiskKind, Firmware, Machine, NetworkCard, Result, Translated, Untranslated, identity,
 };
 
-/// Places in the order of starting.
+/// Number of positions in the boot order.
 const ORDER_COUNT_MAX: u32 = 4;
 
 /// Reads the settings of a machine; the key of a disk is the UUID of its image, as [`super::media`] has it.
@@ -20,8 +20,7 @@ pub fn read(text: &str) -> Result<Translated<Machine>> {
     read_from(machine, machine)
 }
 
-/// Reads the settings as they were when the snapshot with this UUID was taken: the key of a disk is the UUID of the image that nobody
-/// has written since.
+/// Reads the settings in the snapshot with this UUID: the key of a disk is the UUID of the image that is unchanged since.
 pub fn read_at(text: &str, snapshot: &str) -> Result<Translated<Machine>> {
     let document = xml::parse(text, FORM)?;
     let machine = machine(&document)?;
@@ -33,7 +32,7 @@ pub fn read_at(text: &str, snapshot: &str) -> Result<Translated<Machine>> {
     )
 }
 
-/// A machine as `state` has it: the machine itself, or a snapshot of it.
+/// Reads a machine from `state`: the machine's element or that of a snapshot.
 fn read_from(machine: Node<'_, '_>, state: Node<'_, '_>) -> Result<Translated<Machine>> {
     let hardware = child(state, "Hardware").ok_or_else(|| wrong("its machine has no hardware"))?;
     let platform = platform(state, hardware);
@@ -52,14 +51,14 @@ fn read_from(machine: Node<'_, '_>, state: Node<'_, '_>) -> Result<Translated<Ma
         has_tpm: has_tpm(hardware),
     };
     order(hardware, &mut value.disks);
-    name_others((state, hardware), &mut dropped);
+    note_unsupported((state, hardware), &mut dropped);
     let value = value.checked(FORM)?;
     Ok(Translated { value, dropped })
 }
 
-/// Takes what an OVF descriptor of VirtualBox says of `machine` in the element `vbox:Machine` alone: its UUID, its firmware, its clock,
-/// whether it has a TPM, the addresses of its cards, and from what it is started.
-pub(crate) fn fill(machine: &mut Machine, extension: Node<'_, '_>) {
+/// Adds the settings that an OVF descriptor of VirtualBox has only in its element `vbox:Machine`: UUID, firmware, clock, TPM, MAC addresses, boot
+/// order.
+pub(crate) fn read_ovf_extension(machine: &mut Machine, extension: Node<'_, '_>) {
     let Some(hardware) = child(extension, "Hardware") else {
         return;
     };
@@ -83,14 +82,14 @@ pub(crate) fn fill(machine: &mut Machine, extension: Node<'_, '_>) {
     }
 }
 
-/// What has the processors and the clock: since version 1.20 an element of its own.
+/// The element with processors and clock: `Platform` since version 1.20.
 fn platform<'a, 'input>(machine: Node<'a, 'input>, hardware: Node<'a, 'input>) -> Node<'a, 'input> {
     child(hardware, "Platform")
         .or_else(|| child(machine, "Platform"))
         .unwrap_or(hardware)
 }
 
-/// A number, or `default` where it is not said.
+/// A number, or `default` if it is missing.
 fn number<T: std::str::FromStr>(text: Option<&str>, default: T, what: &str) -> Result<T> {
     match text {
         Some(text) => text.trim().parse().map_err(|_| wrong(format!("{what} is {text:?}"))),
@@ -98,13 +97,13 @@ fn number<T: std::str::FromStr>(text: Option<&str>, default: T, what: &str) -> R
     }
 }
 
-/// In bytes; the file has it in MiB.
+/// In bytes; the file has MiB.
 fn memory(hardware: Node<'_, '_>) -> Result<u64> {
     let mebibytes: u64 = number(attribute(hardware, "Memory", "RAMSize"), 0, "the memory")?;
     mebibytes.checked_mul(1 << 20).ok_or_else(|| wrong("too much memory"))
 }
 
-/// Whether Secure Boot is on stands in the variables of UEFI alone.
+/// Secure Boot is not detected: its state is only in the UEFI variables.
 fn firmware(hardware: Node<'_, '_>) -> Firmware {
     match attribute(hardware, "Firmware", "type") {
         Some(kind) if kind.starts_with("EFI") => Firmware::Uefi,
@@ -123,11 +122,11 @@ fn has_tpm(hardware: Node<'_, '_>) -> bool {
     attribute(hardware, "TrustedPlatformModule", "type").is_some_and(|kind| kind != "None")
 }
 
-/// What is told of a storage controller that is not known, and has disks.
-pub const UNKNOWN_CONTROLLER: &str = "what hangs on the storage controller";
+/// The note about an unknown storage controller with disks.
+pub const UNKNOWN_CONTROLLER: &str = "disks on the storage controller";
 
 fn disks(machine: Node<'_, '_>, hardware: Node<'_, '_>, dropped: &mut Vec<Untranslated>) -> Result<Vec<Disk>> {
-    // Since version 1.17 they are inside of the hardware.
+    // Since version 1.17 they are within the hardware.
     let controllers = child(hardware, "StorageControllers").or_else(|| child(machine, "StorageControllers"));
     let mut taken: Vec<Bus> = Vec::new();
     let mut disks = Vec::new();
@@ -164,7 +163,7 @@ fn disks(machine: Node<'_, '_>, hardware: Node<'_, '_>, dropped: &mut Vec<Untran
     Ok(disks)
 }
 
-/// The device of a controller, which is of a bus and has a name; nothing for a disk without an image.
+/// A device of a controller, with its bus and name; `None` for a disk without an image.
 fn attached(
     device: Node<'_, '_>,
     (bus, controller): (Bus, &str),
@@ -185,7 +184,7 @@ fn attached(
     if let Some(drive) = attribute(device, "HostDrive", "src") {
         dropped.push(Untranslated::new(
             format!("the drive {drive}"),
-            "belongs to the host that it was on",
+            "is specific to the source host",
         ));
     }
     Ok(Some(Disk {
@@ -213,7 +212,7 @@ fn bus(kind: &str) -> Option<Bus> {
     }
 }
 
-/// IDE has a master and a slave at each port; a floppy controller has two drives.
+/// IDE has two units per port; a floppy controller has two drives.
 fn units_per_port(bus: Bus) -> u32 {
     match bus {
         Bus::Ide | Bus::Floppy => 2,
@@ -221,7 +220,7 @@ fn units_per_port(bus: Bus) -> u32 {
     }
 }
 
-/// Disks that a controller takes.
+/// Disks per controller.
 pub(super) fn units_per_controller(bus: Bus) -> u32 {
     match bus {
         Bus::Ide => 4,
@@ -235,7 +234,7 @@ pub(super) fn units_per_controller(bus: Bus) -> u32 {
     }
 }
 
-/// Of each kind the first device is meant.
+/// Sets the boot order, which means the first device of each kind.
 fn order(hardware: Node<'_, '_>, disks: &mut [Disk]) {
     let mut kinds: Vec<(u32, &str)> = vec![(1, "Floppy"), (2, "DVD"), (3, "HardDisk")];
     if let Some(boot) = child(hardware, "Boot") {
@@ -260,7 +259,7 @@ fn order(hardware: Node<'_, '_>, disks: &mut [Disk]) {
     }
 }
 
-/// The cards that are plugged in, by their slots.
+/// The enabled network cards, by slot.
 fn cards(hardware: Node<'_, '_>) -> Vec<NetworkCard> {
     let network = child(hardware, "Network");
     let adapters = network.iter().flat_map(|network| children(*network, "Adapter"));
@@ -283,7 +282,7 @@ fn cards(hardware: Node<'_, '_>) -> Vec<NetworkCard> {
     adapters.into_iter().map(card).collect()
 }
 
-/// What a card is plugged into; NAT has no name of its own.
+/// The network that a card is connected to; NAT has no name.
 fn network_of(adapter: Node<'_, '_>) -> Option<String> {
     let attachment = adapter.children().find(|node| {
         matches!(
@@ -302,8 +301,8 @@ fn network_of(adapter: Node<'_, '_>) -> Option<String> {
     Some(name.unwrap_or(attachment.tag_name().name()).to_owned())
 }
 
-/// Names what is left behind.
-fn name_others((machine, hardware): (Node<'_, '_>, Node<'_, '_>), dropped: &mut Vec<Untranslated>) {
+/// Notes settings that are dropped.
+fn note_unsupported((machine, hardware): (Node<'_, '_>, Node<'_, '_>), dropped: &mut Vec<Untranslated>) {
     let mut add = |what: String, why: &str| dropped.push(Untranslated::new(what, why));
     if let Some(kind) = platform(machine, hardware)
         .attribute("architecture")
@@ -316,26 +315,17 @@ fn name_others((machine, hardware): (Node<'_, '_>, Node<'_, '_>), dropped: &mut 
         .flat_map(|node| children(*node, "SharedFolder"))
     {
         let name = folder.attribute("name").unwrap_or("unnamed");
-        add(
-            format!("a shared folder ({name})"),
-            "belongs to the host that it was on",
-        );
+        add(format!("a shared folder ({name})"), "is specific to the source host");
     }
     let below = |name: &str, inner: &str| {
         let outer = child(hardware, name);
         outer.is_some_and(|outer| outer.descendants().any(|node| node.tag_name().name() == inner))
     };
     if below("HostPci", "Device") {
-        add(
-            "a device of the host (PCI)".to_owned(),
-            "belongs to the host that it was on",
-        );
+        add("a host device (PCI)".to_owned(), "is specific to the source host");
     }
     if below("USB", "DeviceFilter") {
-        add(
-            "devices of the host (USB)".to_owned(),
-            "belong to the host that it was on",
-        );
+        add("host devices (USB)".to_owned(), "are specific to the source host");
     }
     let forwarded = child(hardware, "Network").map_or(0, |network| {
         let rules = network.descendants();
@@ -344,23 +334,20 @@ fn name_others((machine, hardware): (Node<'_, '_>, Node<'_, '_>), dropped: &mut 
     if forwarded > 0 {
         add(
             format!("{forwarded} forwarded ports"),
-            "belong to the network that it was in",
+            "are specific to the source network",
         );
     }
     if below("Firmware", "NVRAM") || below("BIOS", "NVRAM") {
-        add(
-            "variables of UEFI".to_owned(),
-            "the machine starts with those of a new one",
-        );
+        add("variables of UEFI".to_owned(), "the machine starts with defaults");
     }
     let snapshots = snapshots_of(machine).count();
     if snapshots > 0 {
         add(
             format!("{snapshots} snapshots"),
-            "only the machine as it is comes along",
+            "only the current state is carried over",
         );
     }
     if machine.attribute("stateFile").is_some_and(|file| !file.is_empty()) {
-        add("its memory".to_owned(), "another hypervisor cannot go on from it");
+        add("its memory".to_owned(), "another hypervisor cannot resume from it");
     }
 }

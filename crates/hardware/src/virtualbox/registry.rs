@@ -1,30 +1,30 @@
-//! Which machines a user has: `VirtualBox.xml`.
+//! The registry of a user's machines: `VirtualBox.xml`.
 
 use super::media::{Medium, listed};
 use crate::xml::{self, attribute, child, children};
 use crate::{Error, Result, identity};
 
 const FORM: &str = "configuration of VirtualBox";
-/// Machines that a user has at most.
+/// Limit of machines of a user.
 const MACHINE_COUNT_MAX: usize = 65_536;
 
-/// What a user has.
+/// A user's machines.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Registry {
     /// Machines, in the order of the file.
     pub machines: Vec<RegisteredMachine>,
-    /// The folder in which new machines are put, where the user has said so.
+    /// The folder for new machines, if configured.
     pub machine_folder: Option<String>,
-    /// Images that machines of old have in common; those of today list their own.
+    /// The shared list of images of old machines; new machines list their own.
     pub media: Vec<Medium>,
 }
 
-/// A machine that a user has.
+/// A registered machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RegisteredMachine {
     /// Its UUID, in lower case.
     pub uuid: String,
-    /// The file with its settings: a whole path, or one relative to the folder of the registry.
+    /// Its settings file: a path, absolute or relative to the folder of the registry.
     pub settings: String,
 }
 

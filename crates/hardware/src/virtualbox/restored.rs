@@ -1,4 +1,4 @@
-//! The settings of a machine as they were, with other images: what no other hypervisor has a word for stays, too.
+//! Writes the original settings of a machine with other images, and keeps what no other hypervisor has.
 
 use std::collections::BTreeMap;
 
@@ -7,42 +7,44 @@ use roxmltree::Node;
 use super::media::{FORM, MediumKind, machine, media, uuid, wrong};
 use super::write::{Image, media_registry};
 use crate::xml::{self, Edits, child, children};
-use crate::{Result, Translated, Untranslated, identity};
+use crate::{Result, Translated, Untranslated, identity, xml_characters};
 
-/// What a machine that comes back is to be.
+/// Options for restoring settings.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RestoredOptions {
-    /// What it is called.
+    /// Its name.
     pub name: String,
-    /// Who it is.
+    /// Its identity.
     pub identity: RestoredIdentity,
-    /// The image of each disk, by the UUID of the image that it had. A disk that is not among them is left out; drives are empty.
+    /// The image of each disk, by the UUID of its original image. Disks without one are left out; drives are empty.
     pub disks: BTreeMap<String, Image>,
-    /// The file with the variables of its firmware, where there is one.
+    /// The file with its firmware variables, if there is one.
     pub nvram: Option<String>,
 }
 
-/// Who a machine is that comes back.
+/// The identity of a restored machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RestoredIdentity {
-    /// The one that it was.
+    /// The original identity.
     Same,
-    /// Another one, with this UUID; VirtualBox makes up the addresses of its network cards.
+    /// A new identity with this UUID; VirtualBox generates new MAC addresses.
     New(String),
 }
 
-/// The settings `text` with other images, without snapshots and memory.
-pub fn restored(text: &str, wish: &RestoredOptions) -> Result<Translated<String>> {
+/// Returns the settings `text` with other images, without snapshots and memory.
+pub fn restored(text: &str, options: &RestoredOptions) -> Result<Translated<String>> {
     let document = xml::parse(text, FORM)?;
     let machine = machine(&document)?;
     let mut edits = Edits::new(text);
     let mut dropped = Vec::new();
-    edits.set_attribute(machine, "name", &wish.name);
-    if let RestoredIdentity::New(uuid) = &wish.identity {
+    let mut name = options.name.clone();
+    xml_characters::remove(&mut name, "the name", &mut dropped);
+    edits.set_attribute(machine, "name", &name);
+    if let RestoredIdentity::New(uuid) = &options.identity {
         let uuid = identity::uuid(uuid).ok_or_else(|| wrong(format!("{uuid:?} is no UUID of a machine")))?;
         edits.set_attribute(machine, "uuid", &format!("{{{uuid}}}"));
     }
-    // The folder of an absolute path is that of the machine as it was, and its snapshots do not come along.
+    // An absolute path would be the folder of the original machine, and snapshots are not restored.
     edits.set_attribute(machine, "snapshotFolder", "Snapshots");
     for gone in ["currentSnapshot", "stateFile", "aborted", "currentStateModified"] {
         edits.remove_attribute(machine, gone);
@@ -51,7 +53,7 @@ pub fn restored(text: &str, wish: &RestoredOptions) -> Result<Translated<String>
         edits.remove_element(snapshot);
         dropped.push(Untranslated::new(
             "snapshots of VirtualBox",
-            "only the machine as it was comes along",
+            "only the state of the backup is carried over",
         ));
     }
     for medium in media(text)?.iter().filter(|medium| medium.parent.is_none()) {
@@ -60,19 +62,19 @@ pub fn restored(text: &str, wish: &RestoredOptions) -> Result<Translated<String>
             kind => kind.name(),
         };
         dropped.push(Untranslated::new(
-            format!("that the disk {} is of the type {kind}", medium.location),
-            "it is an ordinary disk now: VBoxManage modifymedium changes that",
+            format!("type {kind} of the disk {}", medium.location),
+            "it is a normal disk now: change the type with VBoxManage modifymedium",
         ));
     }
     let hardware = child(machine, "Hardware").ok_or_else(|| wrong("its machine has no hardware"))?;
-    if matches!(wish.identity, RestoredIdentity::New(_)) {
-        // What the guest sees; without it, it is the machine's own.
+    if matches!(options.identity, RestoredIdentity::New(_)) {
+        // The UUID that the guest sees; without it, VirtualBox uses the machine's.
         edits.remove_attribute(hardware, "uuid");
     }
-    let attached = attach((machine, hardware), wish, &mut edits, &mut dropped)?;
+    let attached = attach((machine, hardware), options, &mut edits, &mut dropped)?;
     register(machine, hardware, &attached, &mut edits);
-    put_nvram(hardware, wish, &mut edits);
-    if wish.identity != RestoredIdentity::Same {
+    put_nvram(hardware, options, &mut edits);
+    if options.identity != RestoredIdentity::Same {
         let cards = child(hardware, "Network");
         for card in cards.iter().flat_map(|network| children(*network, "Adapter")) {
             edits.remove_attribute(card, "MACAddress");
@@ -84,10 +86,10 @@ pub fn restored(text: &str, wish: &RestoredOptions) -> Result<Translated<String>
     })
 }
 
-/// Gives each disk its image; the images that disks have now.
+/// Sets the image of each disk; returns the used images.
 fn attach<'w>(
     (machine, hardware): (Node<'_, '_>, Node<'_, '_>),
-    wish: &'w RestoredOptions,
+    options: &'w RestoredOptions,
     edits: &mut Edits<'_>,
     dropped: &mut Vec<Untranslated>,
 ) -> Result<Vec<&'w Image>> {
@@ -102,11 +104,11 @@ fn attach<'w>(
                 Some("DVD" | "Floppy") => {
                     edits.remove_element(image);
                     dropped.push(Untranslated::new(
-                        format!("what is in the drive {name} {place}"),
+                        format!("the medium in drive {name} {place}"),
                         "the drive is empty",
                     ));
                 }
-                _ => match wish.disks.get(&uuid(image)?) {
+                _ => match options.disks.get(&uuid(image)?) {
                     Some(new) if !attached.contains(&new) => {
                         edits.set_attribute(image, "uuid", &format!("{{{}}}", new.uuid));
                         attached.push(new);
@@ -115,7 +117,7 @@ fn attach<'w>(
                         edits.remove_element(device);
                         dropped.push(Untranslated::new(
                             format!("disk {name} {place}"),
-                            "its content is not there",
+                            "its content is missing",
                         ));
                     }
                 },
@@ -125,7 +127,7 @@ fn attach<'w>(
     Ok(attached)
 }
 
-/// Lists the images that there are, and no others.
+/// Replaces the list of images.
 fn register(machine: Node<'_, '_>, hardware: Node<'_, '_>, images: &[&Image], edits: &mut Edits<'_>) {
     let registry = media_registry(images.iter().copied());
     match child(machine, "MediaRegistry") {
@@ -134,13 +136,13 @@ fn register(machine: Node<'_, '_>, hardware: Node<'_, '_>, images: &[&Image], ed
     }
 }
 
-/// Names the file with the variables of its firmware, or none.
-fn put_nvram(hardware: Node<'_, '_>, wish: &RestoredOptions, edits: &mut Edits<'_>) {
+/// Sets or removes the file with the firmware variables.
+fn put_nvram(hardware: Node<'_, '_>, options: &RestoredOptions, edits: &mut Edits<'_>) {
     for outer in ["Firmware", "BIOS"] {
         let Some(node) = child(hardware, outer).and_then(|outer| child(outer, "NVRAM")) else {
             continue;
         };
-        match &wish.nvram {
+        match &options.nvram {
             Some(path) => edits.set_attribute(node, "path", path),
             None => edits.remove_element(node),
         }
@@ -157,7 +159,7 @@ mod tests {
     const DATA: &str = "7c8d4c4e-5186-4f65-9f70-5c9d79f3d3c3";
     const NEW_UUID: &str = "00000000-0000-4000-8000-000000000009";
 
-    fn wish(keys: &[&str]) -> RestoredOptions {
+    fn options(keys: &[&str]) -> RestoredOptions {
         let image = |(number, key): (u32, &&str)| {
             let image = Image {
                 uuid: format!("00000000-0000-4000-8000-{number:012}"),
@@ -179,11 +181,11 @@ mod tests {
     }
 
     #[test]
-    fn settings_come_back_with_other_images_and_all_else() {
-        let written = restored(LAB, &wish(&[ROOT, DATA])).unwrap();
+    fn settings_are_restored_with_other_images() {
+        let written = restored(LAB, &options(&[ROOT, DATA])).unwrap();
         assert_eq!(
             what(&written.dropped),
-            ["snapshots of VirtualBox", "what is in the drive IDE 1"]
+            ["snapshots of VirtualBox", "the medium in drive IDE 1"]
         );
         let text = written.value;
         for kept in [
@@ -209,21 +211,23 @@ mod tests {
         assert_eq!((&before.cards, &before.uuid), (&after.cards, &after.uuid));
         assert_eq!(after.disks[2].key, media[0].uuid);
         assert_eq!(after.disks[3].key, media[1].uuid);
-        // What came back can come back again.
+        // Restored settings can be restored again.
         let keys: Vec<&str> = media.iter().map(|medium| &medium.uuid[..]).collect();
-        let again = restored(&text, &wish(&keys)).unwrap();
+        let again = restored(&text, &options(&keys)).unwrap();
         assert_eq!((again.value, again.dropped), (text, Vec::new()));
     }
 
     #[test]
-    fn another_one_has_another_uuid_and_other_addresses() {
-        let wish = RestoredOptions {
+    fn a_new_identity_has_another_uuid_and_other_addresses() {
+        let options = RestoredOptions {
+            name: "lab\u{1}".to_owned(),
             identity: RestoredIdentity::New(NEW_UUID.to_owned()),
             nvram: None,
-            ..wish(&[DATA])
+            ..options(&[DATA])
         };
-        let written = restored(LAB, &wish).unwrap();
+        let written = restored(LAB, &options).unwrap();
         assert!(what(&written.dropped).contains(&"disk SATA 0"));
+        assert!(what(&written.dropped).contains(&"control characters in the name"));
         let machine = read(&written.value).unwrap().value;
         assert_eq!(machine.uuid.as_deref(), Some(NEW_UUID));
         assert!(machine.cards.len() == 3 && machine.cards.iter().all(|card| card.mac.is_none()));
@@ -231,19 +235,19 @@ mod tests {
         assert_eq!(machine.disks.iter().filter(|disk| !disk.key.is_empty()).count(), 1);
         let nonsense = RestoredOptions {
             identity: RestoredIdentity::New("x".to_owned()),
-            ..wish
+            ..options
         };
         restored(LAB, &nonsense).unwrap_err();
     }
 
-    /// Machines of old have their images in common, and list none.
+    /// Old machines share the list of images of the registry, and list none.
     #[test]
     fn a_machine_without_a_list_of_images_gets_one() {
         let start = LAB.find("    <MediaRegistry>").unwrap();
         let end = LAB.find("</MediaRegistry>").unwrap() + "</MediaRegistry>\n".len();
         let text = format!("{}{}", &LAB[..start], &LAB[end..]);
         assert_eq!(media(&text).unwrap(), []);
-        let written = restored(&text, &wish(&[ROOT])).unwrap().value;
+        let written = restored(&text, &options(&[ROOT])).unwrap().value;
         assert_eq!(media(&written).unwrap().len(), 1);
         read(&written).unwrap();
     }

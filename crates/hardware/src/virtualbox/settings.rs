@@ -1,4 +1,4 @@
-//! What only VirtualBox has: snapshots, the file of a machine that was saved, and where the variables of its firmware are.
+//! Settings that only VirtualBox has: snapshots, saved states, and the file with firmware variables.
 
 use roxmltree::Node;
 
@@ -6,43 +6,42 @@ use super::media::{FORM, machine, wrong};
 use crate::xml::{self, attribute, child};
 use crate::{Result, identity};
 
-/// Where snapshots are put that say nothing else, below the folder of the settings.
+/// The default snapshot folder, relative to the folder of the settings.
 const SNAPSHOT_FOLDER: &str = "Snapshots";
-/// Snapshots that a machine has at most.
+/// Limit of snapshots of a machine.
 const SNAPSHOT_COUNT_MAX: usize = 4096;
 
-/// What the settings of a machine say beside its hardware. Paths are whole, or relative to the folder of the settings; it is not checked where they
-/// lead.
+/// The settings of a machine besides its hardware. Paths are absolute or relative to the folder of the settings; they are not validated.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
     /// Its name.
     pub name: String,
     /// Its UUID, in lower case.
     pub uuid: String,
-    /// The folder of what snapshots need.
+    /// The folder for snapshots.
     pub snapshot_folder: String,
-    /// The file with its memory, where it was saved.
+    /// The file with its saved state, if it has one.
     pub state_file: Option<String>,
-    /// The file with the variables of its firmware.
+    /// The file with the firmware variables.
     pub nvram: Option<String>,
     /// Its snapshots, parents before their children.
     pub snapshots: Vec<Snapshot>,
 }
 
-/// A snapshot that VirtualBox has of a machine.
+/// A snapshot of a machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Snapshot {
     /// Its UUID, in lower case.
     pub uuid: String,
-    /// Its name; several may have the same.
+    /// Its name, which need not be unique.
     pub name: String,
-    /// The file with the machine's memory, where it ran.
+    /// The file with the saved state, if the machine ran.
     pub state_file: Option<String>,
-    /// The file with the variables of its firmware.
+    /// The file with the firmware variables.
     pub nvram: Option<String>,
 }
 
-/// Reads what the settings of a machine say beside its hardware.
+/// Reads the settings of a machine besides its hardware.
 pub fn settings(text: &str) -> Result<Settings> {
     let document = xml::parse(text, FORM)?;
     let machine = machine(&document)?;
@@ -55,7 +54,7 @@ pub fn settings(text: &str) -> Result<Settings> {
         snapshots.push(Snapshot {
             uuid: identity::uuid(text).ok_or_else(|| wrong(format!("{text:?} is no UUID of a snapshot")))?,
             name: node.attribute("name").unwrap_or_default().to_owned(),
-            state_file: said(node, "stateFile"),
+            state_file: non_empty_attribute(node, "stateFile"),
             nvram: child(node, "Hardware").and_then(nvram),
         });
     }
@@ -63,28 +62,28 @@ pub fn settings(text: &str) -> Result<Settings> {
     Ok(Settings {
         name: machine.attribute("name").unwrap_or_default().to_owned(),
         uuid: identity::uuid(uuid).ok_or_else(|| wrong(format!("{uuid:?} is no UUID of a machine")))?,
-        snapshot_folder: said(machine, "snapshotFolder").unwrap_or_else(|| SNAPSHOT_FOLDER.to_owned()),
-        state_file: said(machine, "stateFile"),
+        snapshot_folder: non_empty_attribute(machine, "snapshotFolder").unwrap_or_else(|| SNAPSHOT_FOLDER.to_owned()),
+        state_file: non_empty_attribute(machine, "stateFile"),
         nvram: child(machine, "Hardware").and_then(nvram),
         snapshots,
     })
 }
 
-/// The elements of all snapshots of a machine, or of a snapshot's children.
+/// The elements of all snapshots of a machine.
 pub(super) fn snapshots_of<'a, 'input>(machine: Node<'a, 'input>) -> impl Iterator<Item = Node<'a, 'input>> {
     let first = child(machine, "Snapshot");
     let nodes = first.into_iter().flat_map(|first| first.descendants());
     nodes.filter(|node| node.is_element() && node.tag_name().name() == "Snapshot")
 }
 
-/// An attribute that says something.
-fn said(node: Node<'_, '_>, name: &str) -> Option<String> {
+/// A non-empty attribute.
+fn non_empty_attribute(node: Node<'_, '_>, name: &str) -> Option<String> {
     node.attribute(name)
         .filter(|value| !value.is_empty())
         .map(str::to_owned)
 }
 
-/// Since version 1.20 it stands in an element of the firmware, before in that of the BIOS.
+/// Since version 1.20 it is in the firmware element, before in that of the BIOS.
 fn nvram(hardware: Node<'_, '_>) -> Option<String> {
     ["Firmware", "BIOS"].into_iter().find_map(|name| {
         let outer = child(hardware, name)?;

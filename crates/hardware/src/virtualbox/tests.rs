@@ -1,6 +1,6 @@
 use super::{
-    Image, Medium, MediumKind, Network, RegisteredMachine, Snapshot, VirtualBoxOptions, media, read, read_at, registry,
-    settings, write,
+    Image, Medium, MediumKind, NetworkAttachment, RegisteredMachine, Snapshot, VirtualBoxOptions, media, read, read_at,
+    registry, settings, write,
 };
 use crate::libvirt::tests::specimen;
 use crate::ovf::tests::{layout, what};
@@ -57,9 +57,9 @@ fn a_machine_is_read() {
     assert_eq!(cards(&machine), expected);
 }
 
-/// A disk with snapshots is the last of several images.
+/// The image of a disk with snapshots is the last of a chain.
 #[test]
-fn images_know_their_parents() {
+fn images_have_their_parents() {
     let medium = |uuid: &str, location: &str, format: &str, parent: Option<&str>, is_encrypted| Medium {
         uuid: uuid.to_owned(),
         location: location.to_owned(),
@@ -78,9 +78,9 @@ fn images_know_their_parents() {
     assert_eq!(media(LAB).unwrap(), expected);
 }
 
-/// A snapshot has the images that nobody has written since.
+/// A snapshot has the images that are unchanged since.
 #[test]
-fn snapshots_are_the_machine_as_it_was() {
+fn snapshots_have_the_earlier_state_of_the_machine() {
     let said = settings(LAB).unwrap();
     assert_eq!((&said.name[..], &said.snapshot_folder[..]), ("lab", "Snapshots"));
     assert_eq!(said.uuid, "9f6d1b8e-1f2a-4c3d-8e4f-5a6b7c8d9e0f");
@@ -105,7 +105,7 @@ fn snapshots_are_the_machine_as_it_was() {
     assert_eq!(layout(&then), [(base, DiskKind::Disk, Bus::Sata, 0, Some(3))]);
     read_at(LAB, "11111111-2222-4333-8444-555555555556").unwrap_err();
 
-    // Snapshots are inside of one another, to any depth and width.
+    // Snapshots are nested to any depth and width.
     let inner = "<Snapshots><Snapshot uuid='{22222222-2222-4333-8444-555555555555}' name='a' stateFile='x.sav'/>                 <Snapshot uuid='{33333333-2222-4333-8444-555555555555}' name='a'/></Snapshots></Snapshot>";
     let text = LAB.replacen("</Snapshot>", inner, 1);
     let said = settings(&text).unwrap();
@@ -116,7 +116,7 @@ fn snapshots_are_the_machine_as_it_was() {
 }
 
 #[test]
-fn what_a_user_has_is_read() {
+fn the_registry_is_read() {
     let text = "<VirtualBox xmlns='http://www.virtualbox.org/' version='1.12-linux'><Global><ExtraData/><MachineRegistry>\
                 <MachineEntry uuid='{9F6D1B8E-1f2a-4c3d-8e4f-5a6b7c8d9e0f}' src='/home/ana/VirtualBox VMs/lab/lab.vbox'/>\
                 <MachineEntry uuid='{9F6D1B8E-1f2a-4c3d-8e4f-5a6b7c8d9e00}' src='two.vbox'/></MachineRegistry><MediaRegistry>\
@@ -136,9 +136,9 @@ fn what_a_user_has_is_read() {
     }
 }
 
-/// Before version 1.17 controllers stood beside the hardware; what has its default is not written.
+/// Before version 1.17, controllers were outside the hardware; defaults are not written.
 #[test]
-fn settings_of_old_are_read() {
+fn old_settings_are_read() {
     let text = "<VirtualBox xmlns='http://www.virtualbox.org/' version='1.12-linux'><Machine uuid='x' name='old'><Hardware>\
                 <Memory RAMSize='256'/></Hardware><StorageControllers>\
                 <StorageController name='A' type='LsiLogicSas'><AttachedDevice type='HardDisk' port='3'>\
@@ -153,7 +153,7 @@ fn settings_of_old_are_read() {
         [
             "disk A 0",
             "an empty controller \"Newer\"",
-            "what hangs on the storage controller \"Newest\""
+            "disks on the storage controller \"Newest\""
         ]
     );
     let machine = read.value;
@@ -173,9 +173,9 @@ fn settings_of_old_are_read() {
     assert_eq!(media(text).unwrap(), []);
 }
 
-/// Since version 1.20 processors and clock have an element of their own.
+/// Since version 1.20, processors and clock have a separate element.
 #[test]
-fn settings_of_today_are_read() {
+fn current_settings_are_read() {
     let clock = "<RTC localOrUTC=\"UTC\"/>";
     assert!(LAB.contains(clock));
     let platform =
@@ -191,7 +191,7 @@ fn settings_of_today_are_read() {
     assert!(what(&read).contains(&"processors of ARM"));
 }
 
-fn wish(keys: &[&str]) -> VirtualBoxOptions {
+fn options(keys: &[&str]) -> VirtualBoxOptions {
     let image = |(number, key): (u32, &&str)| {
         let image = Image {
             uuid: format!("00000000-0000-4000-8000-{number:012}"),
@@ -203,15 +203,15 @@ fn wish(keys: &[&str]) -> VirtualBoxOptions {
     VirtualBoxOptions {
         uuid: "9f6d1b8e-0000-4000-8000-5a6b7c8d9e0f".to_owned(),
         disks: (1..).zip(keys).map(image).collect(),
-        network: Network::Nat,
+        network: NetworkAttachment::Nat,
     }
 }
 
 #[test]
-fn a_machine_comes_back_from_its_settings() {
+fn a_machine_survives_a_round_trip_through_its_settings() {
     let mut machine = read(LAB).unwrap().value;
-    let written = write(&machine, &wish(&[ROOT, DATA]));
-    assert_eq!(what(&written), ["what is in the drive IDE 2", "what the TPM holds"]);
+    let written = write(&machine, &options(&[ROOT, DATA]));
+    assert_eq!(what(&written), ["the medium in drive IDE 2", "the state of the TPM"]);
     let again = read(&written.value).unwrap();
     assert_eq!(again.dropped, []);
     machine.disks[0].key = String::new();
@@ -229,15 +229,15 @@ fn a_machine_comes_back_from_its_settings() {
         .collect();
     assert_eq!(images, [format!("<{ROOT}>.vdi"), format!("<{DATA}>.vdi")]);
     let bridged = VirtualBoxOptions {
-        network: Network::Bridged("eth0".to_owned()),
-        ..wish(&[])
+        network: NetworkAttachment::Bridged("eth0".to_owned()),
+        ..options(&[])
     };
     let again = read(&write(&machine, &bridged).value).unwrap().value;
     assert_eq!(again.cards[2].network.as_deref(), Some("eth0"));
 }
 
 #[test]
-fn a_machine_from_elsewhere_gets_devices_that_it_knows() {
+fn a_machine_of_another_hypervisor_gets_compatible_devices() {
     let mut machine = specimen();
     machine.uuid = None;
     machine.processor_count = 100;
@@ -260,16 +260,16 @@ fn a_machine_from_elsewhere_gets_devices_that_it_knows() {
     machine.cards.extend(vec![card; 40]);
     let keys: Vec<String> = machine.disks.iter().map(|disk| disk.key.clone()).collect();
     let keys: Vec<&str> = keys.iter().map(String::as_str).filter(|key| !key.is_empty()).collect();
-    let written = write(&machine, &wish(&keys));
+    let written = write(&machine, &options(&keys));
     let told: Vec<String> = written.dropped.iter().map(ToString::to_string).collect();
     for expected in [
         "disk 1 (vda) on virtio: is on SATA now",
         "network card 2 (vmxnet3): is an e1000 now",
         "100 processors: ",
         "41 network cards: ",
-        "the layout of its processors: ",
+        "CPU topology: ",
         "Secure Boot: ",
-        "what the TPM holds: ",
+        "the state of the TPM: ",
         "disk  on NVMe: is on SATA now",
     ] {
         assert!(
@@ -281,7 +281,7 @@ fn a_machine_from_elsewhere_gets_devices_that_it_knows() {
     assert_eq!(again.uuid.as_deref(), Some("9f6d1b8e-0000-4000-8000-5a6b7c8d9e0f"));
     assert_eq!((again.processor_count, again.cards.len()), (64, 36));
     assert_eq!(again.cards[0].model, CardModel::Virtio);
-    assert_eq!(again.cards[1].mac, None, "VirtualBox makes one up");
+    assert_eq!(again.cards[1].mac, None, "VirtualBox generates one");
     assert!(!written.value.contains("MACAddress=\"\""));
     assert_eq!(again.disks.len(), 15 + 30 + 4 + 1, "SCSI, SATA, IDE and virtio-scsi");
     let mut places: Vec<_> = again
@@ -294,9 +294,9 @@ fn a_machine_from_elsewhere_gets_devices_that_it_knows() {
     assert_eq!(places.len(), again.disks.len());
 }
 
-/// VirtualBox starts from the first disk of the controller that it may start from.
+/// VirtualBox boots from the first disk of a controller.
 #[test]
-fn the_disk_that_a_machine_starts_from_is_the_first() {
+fn the_boot_disk_is_moved_first() {
     let mut machine = specimen();
     let disk = Disk {
         bus: Bus::Sata,
@@ -316,7 +316,7 @@ fn the_disk_that_a_machine_starts_from_is_the_first() {
         other("b", Bus::Sata, 3, Some(1)),
         other("c", Bus::Scsi, 0, None),
     ];
-    let written = write(&machine, &wish(&["a", "b", "c"]));
+    let written = write(&machine, &options(&["a", "b", "c"]));
     assert!(what(&written).contains(&"the place of disk b"), "{:?}", written.dropped);
     let again = read(&written.value).unwrap().value;
     let places: Vec<_> = again.disks.iter().map(|disk| (disk.bus, disk.position)).collect();
@@ -329,16 +329,12 @@ fn the_disk_that_a_machine_starts_from_is_the_first() {
         .collect();
     assert_eq!(bootable, ["true", "fals"], "{}", written.value);
     machine.disks[2].bus = Bus::Ide;
-    let written = write(&machine, &wish(&["a", "b", "c"]));
-    assert!(
-        what(&written).contains(&"starting from disk b"),
-        "{:?}",
-        written.dropped
-    );
+    let written = write(&machine, &options(&["a", "b", "c"]));
+    assert!(what(&written).contains(&"booting from disk b"), "{:?}", written.dropped);
 }
 
 #[test]
-fn nonsense_is_an_error() {
+fn malformed_settings_are_errors() {
     let changed = |from: &str, to: &str| {
         assert!(LAB.contains(from), "{from}");
         LAB.replace(from, to)

@@ -3,66 +3,66 @@
 use std::collections::BTreeMap;
 
 use super::read::units_per_controller;
-use crate::bus_address::{AddressAllocator, put_first};
+use crate::bus_address::{AddressAllocator, move_first};
 use crate::xml::Element;
 use crate::{
     Bus, CardModel, Clock, Disk, DiskKind, Firmware, Machine, NetworkCard, Platform, Translated, Untranslated, adapt,
     identity,
 };
 
-/// The version of the settings: that of VirtualBox 5.1, which all later ones read.
+/// The settings version of VirtualBox 5.1, which all later ones read.
 const VERSION: &str = "1.16-linux";
-/// That of VirtualBox 7.0, the first that has a TPM.
+/// The settings version of VirtualBox 7.0, the first with a TPM.
 const VERSION_OF_TPM: &str = "1.19-linux";
-/// Processors that VirtualBox has at most.
+/// Limit of processors.
 const PROCESSOR_COUNT_MAX: u32 = 64;
-/// Cards that a machine has with the usual chipset, and with the larger one.
+/// Limits of network cards with the default chipset and with the larger one.
 const CARD_COUNT_MAX: [usize; 2] = [8, 36];
-/// The unit that a SCSI controller is itself.
+/// The unit of the SCSI controller itself.
 const SCSI_ITSELF: u32 = 7;
 
-/// What the machine's host has for it.
+/// The settings of the host that the machine is written for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VirtualBoxOptions {
-    /// The UUID of a machine that has none of its own.
+    /// The UUID for a machine without one.
     pub uuid: String,
-    /// The image of each disk, by the disk's key. A disk that is not among them is left out; drives are empty.
+    /// The image of each disk, by the disk's key. Disks without one are left out; drives are empty.
     pub disks: BTreeMap<String, Image>,
-    /// What its cards are plugged into.
-    pub network: Network,
+    /// The network of its cards.
+    pub network: NetworkAttachment,
 }
 
-/// The image that a disk is in.
+/// The image of a disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Image {
-    /// The UUID that the image itself has; VirtualBox refuses another one.
+    /// The UUID in the image; VirtualBox refuses a different one.
     pub uuid: String,
-    /// Its file: a whole path, or one relative to the folder of the settings.
+    /// Its file: a path, absolute or relative to the folder of the settings.
     pub location: String,
     /// `VDI`, `VMDK` or `VHD`.
     pub format: String,
 }
 
-/// What cards are plugged into.
+/// The network of network cards.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Network {
-    /// A network of the machine alone, which the host forwards.
+pub enum NetworkAttachment {
+    /// A private network of the machine, with address translation by the host.
     Nat,
-    /// A network card of the host, by its name.
+    /// Bridged to the network card of the host with this name.
     Bridged(String),
-    /// A network of machines of the host, by its name.
+    /// The internal network of the host with this name.
     Internal(String),
 }
 
 /// Writes the settings of a machine.
-pub fn write(machine: &Machine, wish: &VirtualBoxOptions) -> Translated<String> {
+pub fn write(machine: &Machine, options: &VirtualBoxOptions) -> Translated<String> {
     let Translated { mut value, mut dropped } = adapt(machine, Platform::VirtualBox);
     let mut disks = std::mem::take(&mut value.disks);
-    let disks = placed(&mut disks, wish, &mut dropped);
-    fit(&mut value, &mut dropped);
+    let disks = placed(&mut disks, options, &mut dropped);
+    apply_limits(&mut value, &mut dropped);
     let version = if value.has_tpm { VERSION_OF_TPM } else { VERSION };
     let uuid = value.uuid.as_deref().and_then(identity::uuid);
-    let uuid = uuid.unwrap_or_else(|| wish.uuid.clone());
+    let uuid = uuid.unwrap_or_else(|| options.uuid.clone());
     let mut machine = Element::new("Machine")
         .attribute("uuid", braced(&uuid))
         .attribute("name", &value.name)
@@ -71,10 +71,10 @@ pub fn write(machine: &Machine, wish: &VirtualBoxOptions) -> Translated<String> 
     if !value.description.is_empty() {
         machine = machine.child(Element::new("Description").text(&value.description));
     }
-    let images = disks.iter().filter_map(|(disk, _)| image_of(disk, wish));
+    let images = disks.iter().filter_map(|(disk, _)| image_of(disk, options));
     let machine = machine
         .child(media_registry(images))
-        .child(hardware(&value, &disks, wish).child(storage(&disks, wish)));
+        .child(hardware(&value, &disks, options).child(storage(&disks, options)));
     let settings = Element::new("VirtualBox")
         .attribute("xmlns", "http://www.virtualbox.org/")
         .attribute("version", version)
@@ -85,7 +85,7 @@ pub fn write(machine: &Machine, wish: &VirtualBoxOptions) -> Translated<String> 
     }
 }
 
-/// The list of the images that a machine has.
+/// The list of the machine's images.
 pub(super) fn media_registry<'i>(images: impl Iterator<Item = &'i Image>) -> Element {
     let images = images.map(|image| {
         Element::new("HardDisk")
@@ -97,17 +97,17 @@ pub(super) fn media_registry<'i>(images: impl Iterator<Item = &'i Image>) -> Ele
     Element::new("MediaRegistry").child(Element::new("HardDisks").children(images))
 }
 
-/// A UUID as VirtualBox writes it.
+/// A UUID in braces.
 fn braced(uuid: &str) -> String {
     format!("{{{uuid}}}")
 }
 
-fn image_of<'w>(disk: &Disk, wish: &'w VirtualBoxOptions) -> Option<&'w Image> {
-    wish.disks.get(&disk.key).filter(|_| disk.kind == DiskKind::Disk)
+fn image_of<'w>(disk: &Disk, options: &'w VirtualBoxOptions) -> Option<&'w Image> {
+    options.disks.get(&disk.key).filter(|_| disk.kind == DiskKind::Disk)
 }
 
-/// Changes what VirtualBox has no room for, and names it.
-fn fit(machine: &mut Machine, dropped: &mut Vec<Untranslated>) {
+/// Adjusts the machine to the limits of VirtualBox, with notes.
+fn apply_limits(machine: &mut Machine, dropped: &mut Vec<Untranslated>) {
     let mut add = |what: String, why: &str| dropped.push(Untranslated::new(what, why));
     if machine.processor_count > PROCESSOR_COUNT_MAX {
         add(
@@ -117,10 +117,7 @@ fn fit(machine: &mut Machine, dropped: &mut Vec<Untranslated>) {
         machine.processor_count = PROCESSOR_COUNT_MAX;
     }
     if machine.topology.is_some() {
-        add(
-            "the layout of its processors".to_owned(),
-            "VirtualBox knows their number only",
-        );
+        add("CPU topology".to_owned(), "VirtualBox has only their number");
     }
     if machine.cards.len() > CARD_COUNT_MAX[1] {
         add(format!("{} network cards", machine.cards.len()), "only 36 have a slot");
@@ -132,60 +129,57 @@ fn fit(machine: &mut Machine, dropped: &mut Vec<Untranslated>) {
         if address.as_ref().is_some_and(is_group) {
             add(
                 format!("the address of network card {}", number + 1),
-                "it is that of a group, which VirtualBox refuses",
+                "it is a multicast address, which VirtualBox refuses",
             );
         } else {
             card.mac = address;
         }
     }
     if !machine.memory_bytes.is_multiple_of(1 << 20) {
-        add(
-            "the last bytes of its memory".to_owned(),
-            "it is rounded up to whole MiB",
-        );
+        add("the exact memory size".to_owned(), "it is rounded up to whole MiB");
     }
     if machine.firmware == Firmware::UefiSecure {
-        add("Secure Boot".to_owned(), "it has to be switched on again in VirtualBox");
+        add("Secure Boot".to_owned(), "enable it again in VirtualBox");
     }
     if machine.has_tpm {
-        let why = "a TPM does not leave its hypervisor; the new one is empty";
-        add("what the TPM holds".to_owned(), why);
+        let why = "TPM state cannot move to another hypervisor; the new TPM is empty";
+        add("the state of the TPM".to_owned(), why);
     }
 }
 
-/// Disks and drives with their units on the controller of their bus, of which there is one.
+/// Disks and drives with their units on the controller of their bus; each bus has one.
 fn placed<'d>(
     disks: &'d mut [Disk],
-    wish: &VirtualBoxOptions,
+    options: &VirtualBoxOptions,
     dropped: &mut Vec<Untranslated>,
 ) -> Vec<(&'d Disk, u32)> {
-    let is_there = |disk: &Disk| disk.kind != DiskKind::Disk || wish.disks.contains_key(&disk.key);
+    let is_there = |disk: &Disk| disk.kind != DiskKind::Disk || options.disks.contains_key(&disk.key);
     let wanted = |disk: &Disk| {
         let [bus, ..] = buses(disk);
         is_there(disk).then_some((bus, disk.position))
     };
-    let mut seats = AddressAllocator::new(disks, wanted, units);
+    let mut addresses = AddressAllocator::new(disks, wanted, units);
     let mut keys: Vec<&str> = Vec::new();
     let mut placed = Vec::new();
     for (number, disk) in disks.iter_mut().enumerate() {
         let is_disk = disk.kind == DiskKind::Disk;
-        if is_disk && (!wish.disks.contains_key(&disk.key) || keys.contains(&disk.key.as_str())) {
+        if is_disk && (!options.disks.contains_key(&disk.key) || keys.contains(&disk.key.as_str())) {
             dropped.push(Untranslated::new(
                 format!("disk {}", disk.label),
-                "its content is not there",
+                "its content is missing",
             ));
             continue;
         }
         if !is_disk && !disk.key.is_empty() {
-            let what = format!("what is in the drive {}", disk.label);
+            let what = format!("the medium in drive {}", disk.label);
             dropped.push(Untranslated::new(what, "the drive is empty"));
         }
         let found = buses(disk)
             .into_iter()
-            .find_map(|bus| Some((bus, seats.seat(number, bus, units(bus))?)));
+            .find_map(|bus| Some((bus, addresses.allocate(number, bus, units(bus))?)));
         let Some((bus, unit)) = found else {
             let what = format!("disk {}", disk.label);
-            dropped.push(Untranslated::new(what, "there is no room for so many"));
+            dropped.push(Untranslated::new(what, "no free position on its controllers"));
             continue;
         };
         if bus != disk.bus {
@@ -199,11 +193,11 @@ fn placed<'d>(
         }
         placed.push((disk, unit));
     }
-    start(&mut placed, dropped);
+    move_boot_disk_first(&mut placed, dropped);
     placed
 }
 
-/// The disk that the machine is started from, where that is laid down, by its number among all.
+/// The number of the boot disk, if the boot order names one.
 fn first_of(placed: &[(&Disk, u32)]) -> Option<usize> {
     let ordered = placed.iter().enumerate().filter_map(|(number, (disk, _))| {
         let order = disk.boot_order.filter(|_| disk.kind == DiskKind::Disk)?;
@@ -212,8 +206,8 @@ fn first_of(placed: &[(&Disk, u32)]) -> Option<usize> {
     ordered.min().map(|(_, number)| number)
 }
 
-/// Puts the disk that the machine is started from before those on the same controller: VirtualBox starts from the first one.
-fn start(placed: &mut [(&Disk, u32)], dropped: &mut Vec<Untranslated>) {
+/// Moves the boot disk before the others on its controller: VirtualBox boots from the first one.
+fn move_boot_disk_first(placed: &mut [(&Disk, u32)], dropped: &mut Vec<Untranslated>) {
     let Some(first) = first_of(placed) else { return };
     let (disk, _) = placed[first];
     let is_beside = |other: &Disk| other.bus == disk.bus && other.kind == DiskKind::Disk;
@@ -221,9 +215,9 @@ fn start(placed: &mut [(&Disk, u32)], dropped: &mut Vec<Untranslated>) {
     let beside: Vec<usize> = beside.collect();
     let mut units: Vec<u32> = beside.iter().map(|number| placed[*number].1).collect();
     if let Some(place) = beside.iter().position(|number| *number == first)
-        && put_first(&mut units, place)
+        && move_first(&mut units, place)
     {
-        let why = "it is the first one on its controller now: VirtualBox starts from that";
+        let why = "it is the first disk on its controller now: VirtualBox boots from the first";
         dropped.push(Untranslated::new(format!("the place of disk {}", disk.label), why));
     }
     for (number, unit) in beside.into_iter().zip(units) {
@@ -231,13 +225,12 @@ fn start(placed: &mut [(&Disk, u32)], dropped: &mut Vec<Untranslated>) {
     }
     let is_before = |other: &Disk| other.bus == Bus::Ide && other.kind == DiskKind::Disk;
     if disk.bus != Bus::Ide && placed.iter().any(|(other, _)| is_before(other)) {
-        let why =
-            "VirtualBox looks at disks on IDE first: choose it when the machine starts (F12), or move those on IDE";
-        dropped.push(Untranslated::new(format!("starting from disk {}", disk.label), why));
+        let why = "VirtualBox tries IDE disks first: choose the disk at boot (F12), or move the IDE disks";
+        dropped.push(Untranslated::new(format!("booting from disk {}", disk.label), why));
     }
 }
 
-/// The buses that a disk or drive can be on, the one that it would like best first.
+/// The possible buses of a disk or drive, the preferred one first.
 fn buses(disk: &Disk) -> [Bus; 3] {
     match (disk.kind, disk.bus) {
         (DiskKind::Floppy, _) => [Bus::Floppy; 3],
@@ -251,8 +244,8 @@ fn units(bus: Bus) -> impl Iterator<Item = u32> + Clone {
     (0..units_per_controller(bus)).filter(move |unit| !(bus == Bus::Scsi && *unit == SCSI_ITSELF))
 }
 
-/// The hardware with everything but its storage.
-fn hardware(machine: &Machine, disks: &[(&Disk, u32)], wish: &VirtualBoxOptions) -> Element {
+/// The hardware without storage.
+fn hardware(machine: &Machine, disks: &[(&Disk, u32)], options: &VirtualBoxOptions) -> Element {
     let enabled = |name: &'static str| Element::new(name).attribute("enabled", true);
     let processors = Element::new("CPU").attribute("count", machine.processor_count);
     let has_many_cards = machine.cards.len() > CARD_COUNT_MAX[0];
@@ -268,7 +261,7 @@ fn hardware(machine: &Machine, disks: &[(&Disk, u32)], wish: &VirtualBoxOptions)
             .attribute("location", "")
     });
     let cards = machine.cards.iter().enumerate();
-    let adapters = cards.map(|(slot, card)| adapter(card, slot, &wish.network));
+    let adapters = cards.map(|(slot, card)| adapter(card, slot, &options.network));
     let clock = match machine.clock {
         Clock::Utc => "UTC",
         Clock::LocalTime => "local",
@@ -286,7 +279,7 @@ fn hardware(machine: &Machine, disks: &[(&Disk, u32)], wish: &VirtualBoxOptions)
         .child(Element::new("RTC").attribute("localOrUTC", clock))
 }
 
-/// What the machine is started from, as far as kinds of devices can say it.
+/// The boot order by kinds of devices.
 fn order(disks: &[(&Disk, u32)]) -> [&'static str; 4] {
     let mut kinds: Vec<(u32, &'static str)> = disks
         .iter()
@@ -314,18 +307,18 @@ fn order(disks: &[(&Disk, u32)]) -> [&'static str; 4] {
     order
 }
 
-fn adapter(card: &NetworkCard, slot: usize, network: &Network) -> Element {
+fn adapter(card: &NetworkCard, slot: usize, network: &NetworkAttachment) -> Element {
     let model = match &card.model {
         CardModel::Virtio => "virtio",
         CardModel::Pcnet => "Am79C973",
         _ => "82540EM",
     };
-    // Without one, VirtualBox makes one up.
+    // Without one, VirtualBox generates it.
     let mac = card.mac.as_deref().map(|mac| mac.replace(':', "").to_ascii_uppercase());
     let network = match network {
-        Network::Nat => Element::new("NAT"),
-        Network::Bridged(name) => Element::new("BridgedInterface").attribute("name", name),
-        Network::Internal(name) => Element::new("InternalNetwork").attribute("name", name),
+        NetworkAttachment::Nat => Element::new("NAT"),
+        NetworkAttachment::Bridged(name) => Element::new("BridgedInterface").attribute("name", name),
+        NetworkAttachment::Internal(name) => Element::new("InternalNetwork").attribute("name", name),
     };
     Element::new("Adapter")
         .attribute("slot", slot)
@@ -336,7 +329,7 @@ fn adapter(card: &NetworkCard, slot: usize, network: &Network) -> Element {
         .child(network)
 }
 
-fn storage(disks: &[(&Disk, u32)], wish: &VirtualBoxOptions) -> Element {
+fn storage(disks: &[(&Disk, u32)], options: &VirtualBoxOptions) -> Element {
     let mut controllers: Vec<Bus> = Vec::new();
     for (disk, _) in disks {
         if !controllers.contains(&disk.bus) {
@@ -364,12 +357,12 @@ fn storage(disks: &[(&Disk, u32)], wish: &VirtualBoxOptions) -> Element {
             .attribute("PortCount", port_count)
             .attribute("useHostIOCache", is_cached)
             .attribute("Bootable", is_bootable)
-            .children(on_it.map(|(disk, unit)| attached(disk, *unit, wish)))
+            .children(on_it.map(|(disk, unit)| attached(disk, *unit, options)))
     });
     Element::new("StorageControllers").children(controllers)
 }
 
-fn attached(disk: &Disk, unit: u32, wish: &VirtualBoxOptions) -> Element {
+fn attached(disk: &Disk, unit: u32, options: &VirtualBoxOptions) -> Element {
     let (port, device) = match disk.bus {
         Bus::Ide | Bus::Floppy => (unit / 2, unit % 2),
         _ => (unit, 0),
@@ -379,7 +372,7 @@ fn attached(disk: &Disk, unit: u32, wish: &VirtualBoxOptions) -> Element {
         DiskKind::Cdrom => (Some(false), "DVD"),
         DiskKind::Floppy => (None, "Floppy"),
     };
-    let image = image_of(disk, wish).map(|image| Element::new("Image").attribute("uuid", braced(&image.uuid)));
+    let image = image_of(disk, options).map(|image| Element::new("Image").attribute("uuid", braced(&image.uuid)));
     Element::new("AttachedDevice")
         .attribute_if("passthrough", passthrough)
         .attribute("type", kind)

@@ -1,4 +1,4 @@
-//! XenServer and XCP-ng: the records of a machine, as the `ova.xml` of an XVA has them.
+//! XenServer and XCP-ng: the records of a machine in the `ova.xml` of an XVA.
 //!
 //! Source: xen-api, the note on the format in `ocaml/xapi/xva.ml` and the data model of the XenAPI. The text is one value of XML-RPC: `version`, and
 //! `objects`, each with its `class`, the `id` by which others refer to it (`Ref:7`), and its record as `snapshot`.
@@ -11,7 +11,7 @@ mod write;
 
 pub use read::{XenDisk, XenRecords, read};
 pub use suspended::{SuspendedDisk, SuspendedMachine, suspended_machine};
-pub use write::{Exported, write};
+pub use write::{XenExport, write};
 pub use write_options::XenOptions;
 
 mod raw_records;

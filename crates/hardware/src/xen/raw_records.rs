@@ -1,11 +1,11 @@
-//! What the records of a machine of XenServer say, and no other hypervisor has a word for: a machine that comes back has it again.
+//! Fields of XenServer's records that no other hypervisor has: a machine that is restored to XenServer gets them back.
 
 use super::read::XenRecords;
 use super::value::Value;
 use crate::xen::write_options::NULL;
 use crate::{Disk, DiskKind};
 
-/// Of the machine. Not its identity, nor what is true of the moment only, nor the generation by which a guest learns that it was restored.
+/// Fields of the machine, except its identity, transient state, and the generation id that tells a guest that it was restored.
 const OF_MACHINE: &[&str] = &[
     "user_version",
     "memory_static_max",
@@ -44,7 +44,7 @@ const OF_MACHINE: &[&str] = &[
     "ha_restart_priority",
     "blocked_operations",
 ];
-/// Of a disk.
+/// Fields of a disk.
 const OF_DISK: &[&str] = &[
     "name_label",
     "name_description",
@@ -54,7 +54,7 @@ const OF_DISK: &[&str] = &[
     "xenstore_data",
     "other_config",
 ];
-/// Of how a disk or a drive is attached.
+/// Fields of the attachment of a disk or drive.
 const OF_ATTACHMENT: &[&str] = &[
     "bootable",
     "mode",
@@ -63,7 +63,7 @@ const OF_ATTACHMENT: &[&str] = &[
     "qos_algorithm_type",
     "qos_algorithm_params",
 ];
-/// Of a card.
+/// Fields of a network card.
 const OF_CARD: &[&str] = &[
     "device",
     "MTU",
@@ -74,7 +74,7 @@ const OF_CARD: &[&str] = &[
     "ipv4_allowed",
     "ipv6_allowed",
 ];
-/// Of a network.
+/// Fields of a network.
 const OF_NETWORK: &[&str] = &[
     "uuid",
     "name_description",
@@ -85,11 +85,10 @@ const OF_NETWORK: &[&str] = &[
     "purpose",
 ];
 
-/// The records of the machine that is written.
+/// The original records of the machine that is written.
 pub(super) struct RawRecords<'o> {
     records: &'o XenRecords,
     machine: &'o Value,
-    /// Its cards, in their order.
     cards: Vec<&'o Value>,
 }
 
@@ -103,26 +102,26 @@ impl<'o> RawRecords<'o> {
         })
     }
 
-    pub(super) fn describe_machine(&self, record: &mut Value) {
-        record.take_over(self.machine, OF_MACHINE);
+    pub(super) fn copy_machine_fields(&self, record: &mut Value) {
+        record.copy_members(self.machine, OF_MACHINE);
     }
 
-    /// The disk that was at `place`, if it is this one.
-    pub(super) fn describe_disk(&self, disk: &Disk, place: u32, record: &mut Value) {
+    /// Copies the fields of the disk that was at `place`, if it is this one.
+    pub(super) fn copy_disk_fields(&self, disk: &Disk, place: u32, record: &mut Value) {
         if let Some(vdi) = self.attached_as(disk, place).and_then(|vbd| self.content(vbd)) {
-            record.take_over(vdi, OF_DISK);
+            record.copy_members(vdi, OF_DISK);
         }
     }
 
-    /// How the disk or drive at `place` was attached, if it is this one.
-    pub(super) fn describe_attachment(&self, disk: &Disk, place: u32, record: &mut Value) {
+    /// Copies the fields of the attachment at `place`, if it is this disk or drive.
+    pub(super) fn copy_attachment_fields(&self, disk: &Disk, place: u32, record: &mut Value) {
         if let Some(vbd) = self.attached_as(disk, place) {
-            record.take_over(vbd, OF_ATTACHMENT);
+            record.copy_members(vbd, OF_ATTACHMENT);
         }
     }
 
-    /// The places of disks to which none of these comes back.
-    pub(super) fn places_without(&self, disks: &[(&Disk, u32)]) -> Vec<String> {
+    /// The positions of original disks that none of these has.
+    pub(super) fn missing_positions(&self, disks: &[(&Disk, u32)]) -> Vec<String> {
         let is_back = |vbd: &Value| {
             let mut disks = disks.iter().filter(|(disk, _)| disk.kind == DiskKind::Disk);
             disks.any(|(disk, place)| place.to_string() == vbd.text_of("userdevice") && self.is_content(vbd, disk))
@@ -136,7 +135,7 @@ impl<'o> RawRecords<'o> {
         self.records.find("VDI", vbd.text_of("VDI"))
     }
 
-    /// Whether a disk may be that of an attachment: another one that has come to its place is of another size.
+    /// Whether a disk may be that of an attachment: it has the same size.
     fn is_content(&self, vbd: &Value, disk: &Disk) -> bool {
         let said = self.content(vbd).map(|vdi| vdi.text_of("virtual_size"));
         said.zip(disk.size_bytes)
@@ -161,13 +160,13 @@ impl<'o> RawRecords<'o> {
         vbds.find(|vbd| is_kind(vbd) && vbd.text_of("userdevice") == place)
     }
 
-    pub(super) fn describe_card(&self, number: usize, record: &mut Value) {
+    pub(super) fn copy_card_fields(&self, number: usize, record: &mut Value) {
         if let Some(card) = self.cards.get(number) {
-            record.take_over(card, OF_CARD);
+            record.copy_members(card, OF_CARD);
         }
     }
 
-    /// The name of the network that a card was plugged into.
+    /// The name of the network that a card was connected to.
     pub(super) fn network_of(&self, number: usize) -> Option<&str> {
         let card = self.cards.get(number)?;
         let name = self
@@ -177,10 +176,10 @@ impl<'o> RawRecords<'o> {
         Some(name).filter(|name| !name.is_empty())
     }
 
-    pub(super) fn describe_network(&self, name: &str, record: &mut Value) {
+    pub(super) fn copy_network_fields(&self, name: &str, record: &mut Value) {
         let mut networks = self.records.records("network");
         if let Some(network) = networks.find(|network| network.text_of("name_label") == name) {
-            record.take_over(network, OF_NETWORK);
+            record.copy_members(network, OF_NETWORK);
         }
     }
 }

@@ -23,10 +23,10 @@ struct Object {
     record: Value,
 }
 
-/// A disk that an XVA has the content of.
+/// A disk with content in an XVA.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct XenDisk {
-    /// By what the members of the archive are called: `Ref:7`.
+    /// The id in the names of the archive's members: `Ref:7`.
     pub id: String,
     /// Its size in bytes.
     pub size_bytes: u64,
@@ -55,12 +55,12 @@ impl XenRecords {
         })
     }
 
-    /// Version of the form of the archive; from 1 on, blocks have checksums.
+    /// Format version of the archive; from 1 on, blocks have checksums.
     pub fn export_version(&self) -> u32 {
         self.export_version
     }
 
-    /// Ids of the images that are only in CD drives: archives have them, or not.
+    /// Ids of images that are only in CD drives: archives may omit them.
     pub fn drives(&self) -> Vec<String> {
         let is_in_drive = |id: &str| {
             let mut vbds = self
@@ -73,7 +73,7 @@ impl XenRecords {
         ids.filter(|id| is_in_drive(id)).collect()
     }
 
-    /// The disks, in the order in which their content comes: by their ids.
+    /// The disks, in the order of their content in the archive: by id.
     pub fn disks(&self) -> Result<Vec<XenDisk>> {
         let mut disks = Vec::new();
         let drives = self.drives();
@@ -110,7 +110,7 @@ impl XenRecords {
         self.machine().map(|machine| &machine.record)
     }
 
-    /// Where the machine's disks are plugged in, in the order of their places.
+    /// The attachments (VBDs) of the machine's disks, by position.
     pub(super) fn disks_of_machine(&self) -> Vec<&Value> {
         self.of_machine("VBD", "userdevice")
     }
@@ -120,7 +120,7 @@ impl XenRecords {
         self.of_machine("VIF", "device")
     }
 
-    /// The name of the network of each of the machine's network cards, in their order; empty where it has none.
+    /// The network names of the machine's network cards, in their order; empty for a card without a network.
     pub fn networks(&self) -> Vec<String> {
         let name = |card: &Value| {
             let network = self.find("network", card.text_of("network"));
@@ -151,12 +151,12 @@ impl XenRecords {
         }
     }
 
-    /// The machine itself: not a snapshot of it that came along.
+    /// The machine itself, not one of its snapshots in the archive.
     fn machine(&self) -> Result<&Object> {
         let mut machines = self
             .of_class("VM")
             .filter(|machine| !machine.record.is_true("is_a_snapshot"));
-        // A snapshot that was exported by itself is the machine.
+        // A snapshot that was exported alone is the machine.
         let machine = machines.next().or_else(|| self.of_class("VM").next());
         machine.ok_or_else(|| wrong("it has no machine".to_owned()))
     }
@@ -178,7 +178,7 @@ pub fn read(text: &str) -> Result<Translated<Machine>> {
             vm.text_of("VCPUs_at_startup")
         ))
     })?;
-    // It runs with what it may have at most; what it could be given without a restart is more, or the same.
+    // The dynamic maximum is the memory that it runs with; the static maximum may be higher.
     let memory = [vm.text_of("memory_dynamic_max"), vm.text_of("memory_static_max")];
     let memory = memory
         .iter()
@@ -186,8 +186,8 @@ pub fn read(text: &str) -> Result<Translated<Machine>> {
     for what in ["VGPUs", "attached_PCIs", "VUSBs"] {
         if vm.get(what).is_some_and(|value| !value.as_array().is_empty()) {
             dropped.push(Untranslated::new(
-                format!("devices of the host ({what})"),
-                "belong to the host that it was on",
+                format!("host devices ({what})"),
+                "are specific to the source host",
             ));
         }
     }
@@ -195,19 +195,19 @@ pub fn read(text: &str) -> Result<Translated<Machine>> {
     if snapshot_count > 0 {
         dropped.push(Untranslated::new(
             format!("{snapshot_count} snapshots"),
-            "only the machine as it is comes along",
+            "only the current state is carried over",
         ));
     }
     if matches!(vm.get("NVRAM"), Some(Value::Struct(members)) if !members.is_empty()) {
         dropped.push(Untranslated::new(
             "variables of the firmware",
-            "another hypervisor starts with new ones, and looks for what to start anew",
+            "another hypervisor starts with defaults and searches for a boot loader",
         ));
     }
     if !matches!(vm.text_of("suspend_VDI"), "" | "OpaqueRef:NULL") {
         dropped.push(Untranslated::new(
             "its memory",
-            "another hypervisor cannot go on from it",
+            "another hypervisor cannot resume from it",
         ));
     }
     let value = Machine {
@@ -216,7 +216,7 @@ pub fn read(text: &str) -> Result<Translated<Machine>> {
         description: vm.text_of("name_description").to_owned(),
         processor_count,
         topology: topology(processor_count, &platform),
-        memory_bytes: memory.ok_or_else(|| wrong("it does not say how much memory there is".to_owned()))?,
+        memory_bytes: memory.ok_or_else(|| wrong("the memory size is missing".to_owned()))?,
         firmware: firmware(vm, &platform),
         clock: clock(&platform),
         disks: disks(&records, vm, &mut dropped),
@@ -227,8 +227,7 @@ pub fn read(text: &str) -> Result<Translated<Machine>> {
     Ok(Translated { value, dropped })
 }
 
-/// The number in a field, or the place of the device that is named there, as XenServer had it before (`xvdb`, `hdb`); behind all others where there is
-/// neither.
+/// The position in a field: a number, or a device name as in older versions (`xvdb`, `hdb`). Other texts sort last.
 fn number_in(record: &Value, field: &str) -> u32 {
     let text = record.text_of(field);
     let letter = || {
@@ -273,7 +272,7 @@ fn firmware(vm: &Value, platform: &Value) -> Firmware {
     }
 }
 
-/// XenServer keeps how far a guest's clock is from UTC: whole quarters of an hour are a time zone.
+/// XenServer stores the offset of a guest's clock from UTC: whole quarters of an hour mean a time zone.
 fn clock(platform: &Value) -> Clock {
     let offset: i64 = platform.text_of("timeoffset").parse().unwrap_or(0);
     if offset.abs() >= 15 * 60 {
@@ -325,7 +324,7 @@ fn disks(records: &XenRecords, vm: &Value, dropped: &mut Vec<Untranslated>) -> V
             size_bytes: vdi.and_then(|vdi| vdi.text_of("virtual_size").parse().ok()),
             boot_order: match kind {
                 _ if !is_first => None,
-                // A machine with a BIOS or UEFI goes by its order alone; one without, by the mark.
+                // Machines with a BIOS or UEFI use only the boot order; paravirtual ones use the bootable flag.
                 DiskKind::Disk if !order.is_empty() => place_of('c'),
                 DiskKind::Disk => vbd.is_true("bootable").then_some(1),
                 DiskKind::Cdrom => place_of('d'),

@@ -1,10 +1,10 @@
-//! The records of XenServer, with all fields that XAPI wants.
+//! Builds records of XenServer, with all fields that XAPI requires.
 
 use super::value::Value;
 use crate::xen::write_options::{NULL, XenOptions};
 use crate::{Clock, Disk, DiskKind, Firmware, Machine, NetworkCard};
 
-/// Texts that are empty.
+/// Fields with an empty text.
 const TEXTS: &[&str] = &[
     "PV_kernel",
     "PV_ramdisk",
@@ -21,7 +21,7 @@ const TEXTS: &[&str] = &[
     "generation_id",
     "reference_label",
 ];
-/// Lists that are empty.
+/// Fields with an empty list.
 const LISTS: &[&str] = &[
     "allowed_operations",
     "consoles",
@@ -34,7 +34,7 @@ const LISTS: &[&str] = &[
     "VGPUs",
     "attached_PCIs",
 ];
-/// Maps that are empty.
+/// Fields with an empty map.
 const MAPS: &[&str] = &[
     "current_operations",
     "last_boot_CPU_flags",
@@ -45,7 +45,7 @@ const MAPS: &[&str] = &[
     "bios_strings",
     "NVRAM",
 ];
-/// References to nothing.
+/// Fields with a null reference.
 const REFERENCES: &[&str] = &[
     "suspend_VDI",
     "suspend_SR",
@@ -61,10 +61,10 @@ const REFERENCES: &[&str] = &[
     "appliance",
 ];
 
-/// The storage that the disks were in.
-pub(super) fn storage_record(vdis: Vec<Value>, wish: &mut XenOptions<'_>) -> Value {
+/// The storage repository of the disks.
+pub(super) fn storage_record(vdis: Vec<Value>, options: &mut XenOptions<'_>) -> Value {
     structure([
-        ("uuid", Value::text((wish.new_uuid)())),
+        ("uuid", Value::text((options.new_uuid)())),
         ("name_label", Value::text("Imported")),
         ("name_description", Value::text("")),
         ("allowed_operations", none()),
@@ -88,10 +88,10 @@ pub(super) fn storage_record(vdis: Vec<Value>, wish: &mut XenOptions<'_>) -> Val
     ])
 }
 
-/// The network that the cards were plugged into.
-pub(super) fn network_record(name: &str, vifs: Vec<Value>, wish: &mut XenOptions<'_>) -> Value {
+/// The network of the cards.
+pub(super) fn network_record(name: &str, vifs: Vec<Value>, options: &mut XenOptions<'_>) -> Value {
     structure([
-        ("uuid", Value::text((wish.new_uuid)())),
+        ("uuid", Value::text((options.new_uuid)())),
         ("name_label", Value::text(name)),
         ("name_description", Value::text("")),
         ("allowed_operations", none()),
@@ -126,9 +126,9 @@ fn epoch() -> Value {
     Value::Time("19700101T00:00:00Z".to_owned())
 }
 
-pub(super) fn vbd_record((disk, place): (&Disk, u32), (vm, vdi): (&str, &str), wish: &mut XenOptions<'_>) -> Value {
+pub(super) fn vbd_record((disk, place): (&Disk, u32), (vm, vdi): (&str, &str), options: &mut XenOptions<'_>) -> Value {
     structure([
-        ("uuid", Value::text((wish.new_uuid)())),
+        ("uuid", Value::text((options.new_uuid)())),
         ("allowed_operations", none()),
         ("current_operations", empty()),
         ("VM", Value::text(vm)),
@@ -166,10 +166,10 @@ pub(super) fn vbd_record((disk, place): (&Disk, u32), (vm, vdi): (&str, &str), w
     ])
 }
 
-pub(super) fn vdi_record(disk: &Disk, (storage, vbd): (&str, &str), wish: &mut XenOptions<'_>) -> Value {
+pub(super) fn vdi_record(disk: &Disk, (storage, vbd): (&str, &str), options: &mut XenOptions<'_>) -> Value {
     let size = disk.size_bytes.unwrap_or_default().to_string();
     let label = if disk.label.is_empty() { &disk.key } else { &disk.label };
-    let uuid = (wish.new_uuid)();
+    let uuid = (options.new_uuid)();
     structure([
         ("uuid", Value::text(uuid.as_str())),
         ("name_label", Value::text(label.as_str())),
@@ -209,10 +209,10 @@ pub(super) fn vdi_record(disk: &Disk, (storage, vbd): (&str, &str), wish: &mut X
 pub(super) fn vif_record(
     (card, number): (&NetworkCard, usize),
     (vm, network): (&str, &str),
-    wish: &mut XenOptions<'_>,
+    options: &mut XenOptions<'_>,
 ) -> Value {
     structure([
-        ("uuid", Value::text((wish.new_uuid)())),
+        ("uuid", Value::text((options.new_uuid)())),
         ("allowed_operations", none()),
         ("current_operations", empty()),
         ("device", Value::text(number.to_string())),
@@ -278,7 +278,7 @@ fn is_uefi(machine: &Machine) -> bool {
     matches!(machine.firmware, Firmware::Uefi | Firmware::UefiSecure)
 }
 
-/// The letters of the drives in the order in which the machine is started from them.
+/// The boot order, as letters of drives.
 fn boot_order(machine: &Machine) -> String {
     let mut order: Vec<(u32, char)> = Vec::new();
     for disk in &machine.disks {
@@ -294,11 +294,11 @@ fn boot_order(machine: &Machine) -> String {
     if letters.is_empty() { "cd".to_owned() } else { letters }
 }
 
-pub(super) fn vm_record(machine: &Machine, (vbds, vifs): (&[Value], &[Value]), wish: &mut XenOptions<'_>) -> Value {
+pub(super) fn vm_record(machine: &Machine, (vbds, vifs): (&[Value], &[Value]), options: &mut XenOptions<'_>) -> Value {
     let is_paravirtual = machine.firmware == Firmware::Paravirtual;
     let memory = machine.memory_bytes.to_string();
     let processors = machine.processor_count.to_string();
-    let uuid = machine.uuid.clone().unwrap_or_else(|| (wish.new_uuid)());
+    let uuid = machine.uuid.clone().unwrap_or_else(|| (options.new_uuid)());
     let boot = structure([
         ("firmware", Value::text(if is_uefi(machine) { "uefi" } else { "bios" })),
         ("order", Value::text(boot_order(machine))),
@@ -334,7 +334,7 @@ pub(super) fn vm_record(machine: &Machine, (vbds, vifs): (&[Value], &[Value]), w
         ("platform", platform(machine)),
         (
             "other_config",
-            structure([("mac_seed", Value::text((wish.new_uuid)()))]),
+            structure([("mac_seed", Value::text((options.new_uuid)()))]),
         ),
         ("domain_type", text(if is_paravirtual { "pv" } else { "hvm" })),
         ("domid", text("-1")),

@@ -1,8 +1,8 @@
-//! A machine that is suspended: its pool's own records of it, from which it goes on.
+//! Suspended machines: the records of their pool, from which they are resumed.
 //!
-//! Source: xen-api, `ocaml/xapi/export.ml`, `import.ml` and `xapi_vm_clone.ml`. A checkpoint is exported as what it is, a template with a name and a
-//! UUID of its own, whose power state is `Suspended`; `suspend_VDI` names the disk with its memory, and `last_booted_record` has what the hypervisor
-//! wants beside that. Nothing of it can be translated, so the text stays as it is but for what makes it the machine again: it is changed by ranges.
+//! Source: xen-api, `ocaml/xapi/export.ml`, `import.ml` and `xapi_vm_clone.ml`. A checkpoint is exported as a template with its own name and UUID and
+//! the power state `Suspended`; `suspend_VDI` names the disk with the memory, and `last_booted_record` has further data for the hypervisor. None of
+//! this can be translated, so the text is kept, and only the ranges that turn the template into the machine are edited.
 
 use roxmltree::Node;
 
@@ -14,44 +14,44 @@ use crate::xml::{child, children};
 use crate::{Error, Result, xml};
 
 const FORM: &str = "ova.xml of a suspended machine";
-/// The power state of a machine that can go on.
+/// The power state of a machine that can be resumed.
 const SUSPENDED: &str = "Suspended";
-/// The form of archives whose blocks have their checksums behind them, and nothing else.
+/// The format version of archives with a checksum behind each block.
 const EXPORT_VERSION: &str = "2";
-/// What a checkpoint has of its own, and the machine otherwise.
+/// Fields in which a checkpoint differs from its machine.
 const OF_THE_MACHINE: [&str; 5] = ["uuid", "name_label", "start_delay", "shutdown_delay", "order"];
 
-/// What there has to be for a machine to go on.
+/// The requirements for resuming a machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SuspendedMachine {
-    /// What it is called.
+    /// Its name.
     pub name: String,
     /// The disk with its memory.
     pub memory: XenDisk,
     /// Its other disks.
     pub disks: Vec<SuspendedDisk>,
-    /// The maker of the processors that it was started on, where that is known: it does not go on elsewhere.
+    /// The vendor of the processors that it ran on, if known: it can only be resumed on the same.
     pub processor_vendor: Option<String>,
 }
 
-/// A disk of it.
+/// A disk of a suspended machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SuspendedDisk {
     /// The disk.
     pub disk: XenDisk,
-    /// Its UUID in the pool of that time.
+    /// Its UUID in the original pool.
     pub uuid: String,
-    /// What it is called in the machine: `xvda`.
+    /// Its device name in the machine: `xvda`.
     pub device: String,
-    /// What its owner calls it.
+    /// Its display name.
     pub label: String,
 }
 
 impl SuspendedMachine {
-    /// Reads the records of a machine that is suspended.
+    /// Reads the records of a suspended machine.
     ///
     /// # Errors
-    /// They are of no machine that is suspended, or of several.
+    /// The machine is not suspended, or there are several.
     pub fn read(text: &str) -> Result<Self> {
         let records = XenRecords::parse(text)?;
         let machine = records.only_machine()?;
@@ -70,7 +70,7 @@ impl SuspendedMachine {
                 continue;
             };
             let storage = records.find("SR", vdi.text_of("SR"));
-            // What is in a library of media is looked for there.
+            // Media in an ISO library are not in the archive.
             if storage.is_some_and(|storage| storage.text_of("content_type") == "iso") {
                 continue;
             }
@@ -91,7 +91,7 @@ impl SuspendedMachine {
     }
 }
 
-/// What a disk is called in its machine: where the pool has forgotten that, its place says so.
+/// The device name of a disk, derived from its position if the record has none.
 fn device_of(vbd: &Value) -> String {
     match (vbd.text_of("device"), vbd.text_of("userdevice").parse::<u8>()) {
         ("", Ok(place @ 0..26)) => format!("xvd{}", char::from(b'a' + place)),
@@ -100,11 +100,11 @@ fn device_of(vbd: &Value) -> String {
     }
 }
 
-/// The records of a checkpoint as those of the machine that it is of, which `original` describes: it is no template any more, and has the machine's
-/// UUID and name, or another `name`.
+/// Turns the records of a checkpoint into those of its machine, which `original` describes: no longer a template, with the machine's UUID and name,
+/// or another `name`.
 ///
 /// # Errors
-/// One of the texts is not what it should be.
+/// One of the texts is malformed.
 pub fn suspended_machine(text: &str, original: &str, name: Option<&str>) -> Result<String> {
     let machine = SuspendedMachine::read(text)?;
     let original = XenRecords::parse(original)?;
@@ -113,7 +113,7 @@ pub fn suspended_machine(text: &str, original: &str, name: Option<&str>) -> Resu
     let top = member(document.root_element(), "version").zip(member(document.root_element(), "objects"));
     let (version, objects) = top.ok_or_else(|| malformed("it has no version or no objects"))?;
     let mut edits = Edits::new(text);
-    put(version, "export_vsn", &Value::text(EXPORT_VERSION), &mut edits);
+    set_field(version, "export_vsn", &Value::text(EXPORT_VERSION), &mut edits);
     for object in objects_in(objects) {
         let text_of = |name: &str| member(object, name).map(text_in).unwrap_or_default();
         let record = member(object, "snapshot").ok_or_else(|| malformed("an object has no record"))?;
@@ -124,27 +124,29 @@ pub fn suspended_machine(text: &str, original: &str, name: Option<&str>) -> Resu
                 }
                 for field in OF_THE_MACHINE {
                     match (field, name) {
-                        ("name_label", Some(name)) => put(record, field, &Value::text(name), &mut edits),
+                        ("name_label", Some(name)) => set_field(record, field, &Value::text(name), &mut edits),
                         _ if original.get(field).is_none() => {}
-                        _ => put(record, field, &Value::text(original.text_of(field)), &mut edits),
+                        _ => set_field(record, field, &Value::text(original.text_of(field)), &mut edits),
                     }
                 }
-                // XAPI of some versions gives a snapshot none.
+                // Some versions of XAPI omit them in snapshots.
                 if let Some(tags) = original.get("tags") {
-                    put(record, "tags", tags, &mut edits);
+                    set_field(record, "tags", tags, &mut edits);
                 }
-                no_checkpoint(record, &mut edits);
+                clear_checkpoint_fields(record, &mut edits);
             }
-            // Only of this type is it brought along.
-            "VDI" if text_of("id") == machine.memory.id => put(record, "type", &Value::text("suspend"), &mut edits),
+            // XAPI imports the memory only with this type.
+            "VDI" if text_of("id") == machine.memory.id => {
+                set_field(record, "type", &Value::text("suspend"), &mut edits)
+            }
             _ => {}
         }
     }
     Ok(edits.apply())
 }
 
-/// What makes a template or a snapshot of a machine goes.
-fn no_checkpoint(record: Node<'_, '_>, edits: &mut Edits<'_>) {
+/// Clears the fields that mark a template or a snapshot.
+fn clear_checkpoint_fields(record: Node<'_, '_>, edits: &mut Edits<'_>) {
     for (field, value) in [
         ("is_a_template", Value::Bool(false)),
         ("is_a_snapshot", Value::Bool(false)),
@@ -155,18 +157,18 @@ fn no_checkpoint(record: Node<'_, '_>, edits: &mut Edits<'_>) {
         ("transportable_snapshot_id", Value::text("")),
         ("parent", Value::text(NULL)),
     ] {
-        put(record, field, &value, edits);
+        set_field(record, field, &value, edits);
     }
 }
 
-/// Changes a field, where there is such a field: pools of different versions have different ones.
-fn put(record: Node<'_, '_>, field: &str, value: &Value, edits: &mut Edits<'_>) {
+/// Sets a field if it exists: fields depend on the version of the pool.
+fn set_field(record: Node<'_, '_>, field: &str, value: &Value, edits: &mut Edits<'_>) {
     if let Some(node) = member(record, field) {
         edits.replace_element(node, &value.to_element());
     }
 }
 
-/// The value of the member of that name of a struct.
+/// The value of a member of a struct.
 fn member<'a, 'input>(value: Node<'a, 'input>, name: &str) -> Option<Node<'a, 'input>> {
     let structure = child(value, "struct")?;
     let mut members = children(structure, "member");

@@ -3,9 +3,9 @@ use super::{SuspendedMachine, XenOptions, XenRecords, read, suspended_machine, w
 use crate::libvirt::tests::specimen;
 use crate::{Bus, CardModel, Clock, DiskKind, Firmware, Machine, Platform, Topology, adapt};
 
-pub(crate) fn written(machine: &Machine) -> super::Exported {
+pub(crate) fn written(machine: &Machine) -> super::XenExport {
     let mut number = 0;
-    let mut wish = XenOptions {
+    let mut options = XenOptions {
         host_name: "host",
         time: "20261123T09:30:00Z",
         new_uuid: &mut || {
@@ -14,12 +14,12 @@ pub(crate) fn written(machine: &Machine) -> super::Exported {
         },
         original: None,
     };
-    write(machine, &mut wish).value
+    write(machine, &mut options).value
 }
 
-/// What has a meaning for XenServer comes back from its records as it was.
+/// Features that XenServer supports survive a round trip.
 #[test]
-fn a_machine_comes_back_from_its_records() {
+fn a_machine_survives_a_round_trip_through_its_records() {
     let machine = specimen();
     let exported = written(&machine);
     let keys: Vec<&str> = exported.disks.iter().map(|(key, _)| key.as_str()).collect();
@@ -72,9 +72,9 @@ fn a_machine_comes_back_from_its_records() {
     assert_eq!(sizes, [10 << 30, 3 << 30]);
 }
 
-/// XenServer starts from the first disk, and its BIOS sees four of them.
+/// XenServer boots from the first disk, and its BIOS sees four of them.
 #[test]
-fn the_disk_that_a_machine_starts_from_is_the_first() {
+fn the_boot_disk_is_moved_first() {
     let mut machine = specimen();
     (machine.disks[0].boot_order, machine.disks[1].boot_order) = (Some(2), Some(1));
     let places = |machine: &Machine| -> Vec<(Option<u64>, u32)> {
@@ -88,7 +88,7 @@ fn the_disk_that_a_machine_starts_from_is_the_first() {
     assert_eq!(places(&machine), [(Some(3 << 30), 0)]);
 }
 
-/// Its records, with what no other hypervisor has a word for.
+/// Its records, with fields that no other hypervisor has.
 fn as_its_pool_has_it(machine: &Machine) -> String {
     let list = |text: &str| format!("<value><array><data><value>{text}</value></data></array></value>");
     let map =
@@ -96,7 +96,7 @@ fn as_its_pool_has_it(machine: &Machine) -> String {
     let place = |number: &str| format!("<name>userdevice</name><value>{number}</value>");
     written(machine)
         .xml
-        // What a machine that comes to XenServer starts from is the first; one that was made there need not have it so.
+        // A machine that moves to XenServer boots from its first disk; a machine created there need not.
         .replace(&place("0"), &place("x"))
         .replace(&place("5"), &place("0"))
         .replace(&place("x"), &place("5"))
@@ -138,15 +138,15 @@ fn as_its_pool_has_it(machine: &Machine) -> String {
         )
 }
 
-/// The guest knows its disks by their places, and the owner the machine by what XenServer alone has words for.
+/// Positions of disks and fields of XenServer are restored.
 #[test]
-fn a_machine_of_xenserver_goes_back_as_what_it_was() {
+fn a_machine_of_xenserver_is_restored_unchanged() {
     let mut machine = specimen();
     let cards = machine.cards.clone();
     machine.cards.extend(cards);
     machine.cards[0].network = Some("lan".to_owned());
     machine.cards[1].network = Some("dmz".to_owned());
-    // A paravirtual machine starts from what is marked so, and that need not be the first.
+    // A paravirtual machine boots from the disk with the bootable flag, which need not be the first.
     (machine.disks[0].boot_order, machine.disks[1].boot_order) = (None, Some(1));
     machine.disks[1].is_read_only = true;
     let places = [0, 5, 3];
@@ -164,20 +164,20 @@ fn a_machine_of_xenserver_goes_back_as_what_it_was() {
         "{:?}",
         there.dropped
     );
-    // By way of QEMU, where disks are called by their places, and networks otherwise.
+    // By way of QEMU, where disks are named by position, and networks differ.
     let mut here = adapt(&there.value, Platform::Qemu).value;
     let targets = here.targets();
     assert_eq!(targets, ["sda", "sdd", "sdf"]);
     for card in &mut here.cards {
         card.network = Some("default".to_owned());
     }
-    let mut wish = XenOptions {
+    let mut options = XenOptions {
         host_name: "host",
         time: "20261123T09:30:00Z",
         new_uuid: &mut || "00000000-0000-4000-8000-000000000001".to_owned(),
         original: Some(&records),
     };
-    let crate::Translated { value: back, dropped } = write(&here, &mut wish);
+    let crate::Translated { value: back, dropped } = write(&here, &mut options);
     let media: Vec<_> = dropped
         .iter()
         .filter(|dropped| dropped.what.contains("medium"))
@@ -231,7 +231,7 @@ fn a_machine_of_xenserver_goes_back_as_what_it_was() {
 }
 
 #[test]
-fn a_disk_that_does_not_come_back_is_told_and_another_in_its_place_is_not_taken_for_it() {
+fn a_missing_disk_is_noted_and_a_different_one_does_not_replace_it() {
     let mut machine = specimen();
     machine.disks.truncate(2);
     machine.has_tpm = false;
@@ -239,13 +239,13 @@ fn a_disk_that_does_not_come_back_is_told_and_another_in_its_place_is_not_taken_
     let records = XenRecords::parse(&original).unwrap();
     let there = read(&original).unwrap().value;
     let back = |machine: &Machine| {
-        let mut wish = XenOptions {
+        let mut options = XenOptions {
             host_name: "host",
             time: "20261123T09:30:00Z",
             new_uuid: &mut || "00000000-0000-4000-8000-000000000001".to_owned(),
             original: Some(&records),
         };
-        let written = write(machine, &mut wish);
+        let written = write(machine, &mut options);
         let told: Vec<String> = written.dropped.into_iter().map(|dropped| dropped.what).collect();
         let again = read(&written.value.xml).unwrap().value;
         (told, again.disks.into_iter().map(|disk| disk.label).collect::<Vec<_>>())
@@ -257,7 +257,7 @@ fn a_disk_that_does_not_come_back_is_told_and_another_in_its_place_is_not_taken_
         back(&one),
         (vec!["the disk at place 1".to_owned()], vec!["vda".to_owned()])
     );
-    // Of another size, and so another one.
+    // Another size: a different disk.
     let mut other = there;
     (other.disks[1].size_bytes, other.disks[1].label) = (Some(1 << 20), "other".to_owned());
     let (told, labels) = back(&other);
@@ -265,7 +265,7 @@ fn a_disk_that_does_not_come_back_is_told_and_another_in_its_place_is_not_taken_
     assert_eq!(labels, ["vda", "other"]);
 }
 
-/// Written by hand after exports of XenServer 7: numbers without a type, a snapshot that came along, an empty drive.
+/// Modeled on exports of XenServer 7: untyped numbers, a snapshot, an empty drive.
 fn records_of_xenserver() -> String {
     let object = |class: &str, id: &str, members: &[(&str, &str)]| {
         let members: Vec<String> = members
@@ -354,7 +354,7 @@ fn records_of_xenserver() -> String {
 }
 
 #[test]
-fn records_of_others_are_read() {
+fn records_of_xenserver_are_read() {
     let text = records_of_xenserver();
     let machine = read(&text).unwrap().value;
     assert_eq!((machine.processor_count, machine.memory_bytes), (4, 2 << 30));
@@ -397,7 +397,7 @@ const CHECKPOINT: &str = include_str!("../../tests/samples/suspended-ova.xml");
 const RUNNING: &str = include_str!("../../tests/samples/running-ova.xml");
 
 #[test]
-fn a_checkpoint_says_what_its_machine_needs_to_go_on() {
+fn a_checkpoint_lists_the_requirements_for_resuming() {
     let machine = SuspendedMachine::read(CHECKPOINT).unwrap();
     assert_eq!(
         (&machine.memory.id[..], machine.memory.size_bytes),
@@ -409,9 +409,9 @@ fn a_checkpoint_says_what_its_machine_needs_to_go_on() {
         .iter()
         .map(|disk| (&disk.disk.id[..], &disk.device[..], &disk.label[..]))
         .collect();
-    // What is in the drive is of a library, which the pool has.
+    // The medium in the drive belongs to the pool's ISO library.
     assert_eq!(disks, [("Ref:6", "xvda", "till root"), ("Ref:7", "xvdb", "till data")]);
-    // The disk with the memory is one whose content an archive has.
+    // The archive has the content of the disk with the memory.
     let all = XenRecords::parse(CHECKPOINT).unwrap().disks().unwrap();
     let all: Vec<_> = all.iter().map(|disk| &disk.id[..]).collect();
     assert_eq!(all, ["Ref:10", "Ref:6", "Ref:7"]);
@@ -428,9 +428,9 @@ fn a_checkpoint_says_what_its_machine_needs_to_go_on() {
     assert!(SuspendedMachine::read(RUNNING).is_err());
 }
 
-/// The pool gets its own words back but for what makes a checkpoint of a machine.
+/// The pool's records are unchanged except for the fields that mark a checkpoint.
 #[test]
-fn a_checkpoint_becomes_its_machine_again() {
+fn a_checkpoint_is_turned_into_its_machine() {
     let text = suspended_machine(CHECKPOINT, RUNNING, None).unwrap();
     let named = SuspendedMachine {
         name: "till & shop".to_owned(),
@@ -449,7 +449,7 @@ fn a_checkpoint_becomes_its_machine_again() {
     has("<name>power_state</name><value>Suspended</value>");
     has("<double>2.5</double>");
     has("{&quot;VmExtra&quot;");
-    // All else is as it was.
+    // Everything else is unchanged.
     let objects = |text: &str| Value::parse(text, "records").unwrap().get("objects").cloned().unwrap();
     let [before, after] = [objects(CHECKPOINT), objects(&text)];
     let members = |object: &Value| match object.get("snapshot") {
@@ -483,7 +483,7 @@ fn a_checkpoint_becomes_its_machine_again() {
 }
 
 #[test]
-fn a_machine_starts_by_its_order_and_not_by_a_mark_and_disks_may_have_names() {
+fn the_boot_order_overrides_the_bootable_flag_and_positions_may_be_names() {
     let xml = written(&specimen()).xml;
     let order = |order: &str| {
         let from = xml.split("<name>order</name><value>").nth(1).unwrap();

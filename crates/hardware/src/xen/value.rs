@@ -1,23 +1,23 @@
-//! Values of XML-RPC, as XenServer writes them.
+//! XML-RPC values in the notation of XenServer.
 //!
-//! Source: the XML-RPC specification (Dave Winer, 1999). XenServer writes whole numbers as text without a type.
+//! Source: the XML-RPC specification (Dave Winer, 1999). XenServer writes integers as untyped text.
 
 use roxmltree::Node;
 
 use crate::xml::{self, Element};
 use crate::{Error, Result};
 
-/// Values within values, at most: those of a machine's records are five deep.
+/// Limit of nesting; a machine's records have five levels.
 const DEPTH_MAX: usize = 32;
 
 /// A value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Value {
-    /// Text, and whatever is written without a type.
+    /// Text, and untyped values.
     Text(String),
     /// `<boolean>`.
     Bool(bool),
-    /// `<dateTime.iso8601>`, as it stands there.
+    /// `<dateTime.iso8601>`, unparsed.
     Time(String),
     /// `<array>`.
     Array(Vec<Value>),
@@ -32,7 +32,7 @@ impl Value {
         of_node(document.root_element(), form, 0)
     }
 
-    /// Text, from what can be made into it.
+    /// A text value.
     pub fn text(text: impl Into<String>) -> Self {
         Self::Text(text.into())
     }
@@ -48,8 +48,8 @@ impl Value {
         }
     }
 
-    /// Gives a struct the members of `other` that have these names.
-    pub(super) fn take_over(&mut self, other: &Self, names: &[&str]) {
+    /// Copies the members with these names from `other`.
+    pub(super) fn copy_members(&mut self, other: &Self, names: &[&str]) {
         let Self::Struct(members) = self else { return };
         for name in names {
             let Some(value) = other.get(name) else { continue };
@@ -60,7 +60,7 @@ impl Value {
         }
     }
 
-    /// The text of the member of that name; empty where there is none.
+    /// The text of the member of that name; empty if there is none.
     pub fn text_of(&self, name: &str) -> &str {
         self.get(name).and_then(Self::as_text).unwrap_or_default()
     }
@@ -90,7 +90,7 @@ impl Value {
         }
     }
 
-    /// As XenServer writes it: white space between tags, and one tag for two, are not what its readers are used to.
+    /// The element in the notation of XenServer: without white space between tags or self-closing tags, which its readers may not support.
     pub fn to_element(&self) -> Element {
         let value = Element::new("value").inline();
         match self {
@@ -166,7 +166,7 @@ mod tests {
     use super::Value;
 
     #[test]
-    fn values_come_back() {
+    fn values_survive_a_round_trip() {
         let value = Value::Struct(vec![
             ("name".to_owned(), Value::text("a<b & \"c\"")),
             ("yes".to_owned(), Value::Bool(true)),
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_value_is_an_error() {
+    fn malformed_values_are_errors() {
         let deep = format!(
             "{}{}",
             "<value><array><data>".repeat(40),

@@ -1,63 +1,61 @@
 //! From a machine to the records of XenServer.
 //!
-//! XAPI wants every field of a record that has no default in its data model; those that say nothing here have the value of a machine that was
-//! just made.
+//! XAPI requires every field without a default in its data model; unused ones have the value of a newly created machine.
 
 use super::records::{network_record, storage_record, structure, vbd_record, vdi_record, vif_record, vm_record};
 use super::value::Value;
-use crate::bus_address::{AddressAllocator, put_first};
-use crate::machine::PLACE_COUNT;
+use crate::bus_address::{AddressAllocator, move_first};
+use crate::machine::POSITION_COUNT;
 use crate::xen::raw_records::RawRecords;
 use crate::xen::write_options::{NULL, XenOptions};
 use crate::{Clock, Disk, DiskKind, Machine, NetworkCard, Platform, Translated, Untranslated, adapt};
 
-/// A machine as an `ova.xml`.
+/// A machine as `ova.xml`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Exported {
+pub struct XenExport {
     /// The text.
     pub xml: String,
-    /// The disks whose content belongs into the archive, in the order in which it has to come: the key of each, and the id by which the
-    /// members of the archive are called.
+    /// The disks whose content the archive must have, in this order: the key of each, and the id in the names of the archive's members.
     pub disks: Vec<(String, String)>,
 }
 
-/// The last place that a BIOS sees: emulated IDE has four.
+/// The last position that a BIOS can boot from: emulated IDE has four.
 const BIOS_PLACE_MAX: u32 = 3;
 
-/// Writes the records of a machine. Each disk must have a key and a size; drives are empty.
+/// Writes the records of a machine. Each disk must have a key and a size; drives are written empty.
 ///
 /// Ids are `Ref:1`, `Ref:2`, ... with as many digits as the largest: XAPI sorts them as text.
-pub fn write(machine: &Machine, wish: &mut XenOptions<'_>) -> Translated<Exported> {
+pub fn write(machine: &Machine, options: &mut XenOptions<'_>) -> Translated<XenExport> {
     let Translated {
         value: machine,
         mut dropped,
     } = adapt(machine, Platform::Xen);
     if machine.has_tpm {
         dropped.push(Untranslated::new(
-            "what the TPM holds",
-            "a TPM does not leave its hypervisor; the new one is empty",
+            "the state of the TPM",
+            "TPM state cannot move to another hypervisor; the new TPM is empty",
         ));
     }
     if machine.topology.is_some_and(|topology| topology.thread_count > 1) {
         dropped.push(Untranslated::new(
-            "threads of its cores",
-            "XenServer knows sockets and cores only",
+            "threads per core",
+            "XenServer has only sockets and cores",
         ));
     }
-    let original = wish.original.and_then(RawRecords::of);
+    let original = options.original.and_then(RawRecords::of);
     if machine.clock == Clock::LocalTime && original.is_none() {
         dropped.push(Untranslated::new(
             "its clock in local time",
-            "XenServer keeps how far a guest's clock is from UTC: the guest sets it, or xe vm-param-set platform:timeoffset=SECONDS",
+            "XenServer stores the offset of a guest's clock from UTC: set it in the guest, or by xe vm-param-set platform:timeoffset=SECONDS",
         ));
     }
     let places = places(&machine, original.is_some(), &mut dropped);
     if let Some(original) = &original {
         let disks: Vec<(&Disk, u32)> = machine.disks.iter().zip(places.iter().copied()).collect();
-        for place in original.places_without(&disks) {
+        for place in original.missing_positions(&disks) {
             dropped.push(Untranslated::new(
                 format!("the disk at place {place}"),
-                "none comes back to that place: it was left out, or has another one now",
+                "no disk returns to that position: it was left out or moved",
             ));
         }
     }
@@ -72,39 +70,39 @@ pub fn write(machine: &Machine, wish: &mut XenOptions<'_>) -> Translated<Exporte
             if records.had_medium_at(disk, places[number]) {
                 dropped.push(Untranslated::new(
                     format!("medium in the drive at place {}", places[number]),
-                    "it belongs to the pool: xe vm-cd-insert puts one in",
+                    "it belongs to the pool: insert one with xe vm-cd-insert",
                 ));
             }
-            records.add_disk(disk, places[number], wish);
+            records.add_disk(disk, places[number], options);
         }
     }
     for (number, card) in machine.cards.iter().enumerate() {
-        records.add_card(card, number, wish);
+        records.add_card(card, number, options);
     }
     let disks = records.contents.clone();
-    let xml = records.finish(&machine, wish);
+    let xml = records.finish(&machine, options);
     Translated {
-        value: Exported { xml, disks },
+        value: XenExport { xml, disks },
         dropped,
     }
 }
 
-/// The place of each disk and drive. A machine that was one of XenServer keeps those that it had. Any other starts from the first disk there, which has
-/// to be one of the first four: they alone are seen by a BIOS.
+/// The position of each disk and drive. A machine of XenServer keeps its positions. Other machines boot from their first disk, which must be among
+/// the first four positions: a BIOS sees no others.
 fn places(machine: &Machine, is_original: bool, dropped: &mut Vec<Untranslated>) -> Vec<u32> {
     let wanted = |disk: &Disk| {
-        let has_place = disk.kind != DiskKind::Floppy && disk.position < PLACE_COUNT;
+        let has_place = disk.kind != DiskKind::Floppy && disk.position < POSITION_COUNT;
         has_place.then_some(((), disk.position))
     };
-    let mut seats = AddressAllocator::new(&machine.disks, wanted, |()| 0..u32::MAX);
+    let mut addresses = AddressAllocator::new(&machine.disks, wanted, |()| 0..u32::MAX);
     let numbers = 0..machine.disks.len();
-    let seat = |number: usize| match machine.disks[number].kind {
-        // XenServer has none.
+    let allocate = |number: usize| match machine.disks[number].kind {
+        // XenServer has no floppy drives.
         DiskKind::Floppy => u32::MAX,
-        // There are more places than disks.
-        _ => seats.seat(number, (), 0..u32::MAX).unwrap_or(u32::MAX),
+        // There are more positions than disks.
+        _ => addresses.allocate(number, (), 0..u32::MAX).unwrap_or(u32::MAX),
     };
-    let mut places: Vec<u32> = numbers.clone().map(seat).collect();
+    let mut places: Vec<u32> = numbers.clone().map(allocate).collect();
     let hard_disks: Vec<usize> = numbers
         .filter(|number| machine.disks[*number].kind == DiskKind::Disk)
         .collect();
@@ -116,7 +114,7 @@ fn places(machine: &Machine, is_original: bool, dropped: &mut Vec<Untranslated>)
     let Some(first) = first.filter(|_| !is_original) else {
         return places;
     };
-    let mut is_moved = put_first(&mut of_disks, first);
+    let mut is_moved = move_first(&mut of_disks, first);
     if of_disks[first] > BIOS_PLACE_MAX
         && let Some(free) = (0..=BIOS_PLACE_MAX).find(|place| !places.contains(place))
     {
@@ -131,7 +129,7 @@ fn places(machine: &Machine, is_original: bool, dropped: &mut Vec<Untranslated>)
         let name = if disk.label.is_empty() { &disk.key } else { &disk.label };
         dropped.push(Untranslated::new(
             format!("the place of disk {name}"),
-            "it is the first one now: XenServer starts from that",
+            "it is the first disk now: XenServer boots from the first",
         ));
     }
     places
@@ -144,15 +142,15 @@ struct Records<'o> {
     digits: usize,
     vm: String,
     storage: String,
-    networks: Vec<Network>,
+    networks: Vec<XenNetwork>,
     vbds: Vec<Value>,
     vdis: Vec<Value>,
     vifs: Vec<Value>,
     contents: Vec<(String, String)>,
 }
 
-/// A network with the cards that are plugged into it.
-struct Network {
+/// A network with its cards.
+struct XenNetwork {
     name: String,
     id: String,
     vifs: Vec<Value>,
@@ -160,7 +158,7 @@ struct Network {
 
 impl<'o> Records<'o> {
     fn new(machine: &Machine, original: Option<RawRecords<'o>>) -> Self {
-        // Machine and storage, two for each disk, and for each card, which may have a network of its own.
+        // Machine and storage, two for each disk, and two for each card, which may have its own network.
         let most = 2 + machine.disks.len() * 2 + machine.cards.len() * 2;
         let mut records = Self {
             original,
@@ -198,20 +196,20 @@ impl<'o> Records<'o> {
         original.is_some_and(|original| original.has_medium_at(place))
     }
 
-    fn add_disk(&mut self, disk: &Disk, place: u32, wish: &mut XenOptions<'_>) {
+    fn add_disk(&mut self, disk: &Disk, place: u32, options: &mut XenOptions<'_>) {
         let is_empty = disk.kind != DiskKind::Disk || disk.key.is_empty();
         let vbd = self.next_id();
         let vdi = if is_empty { NULL.to_owned() } else { self.next_id() };
-        let mut record = vbd_record((disk, place), (&self.vm, &vdi), wish);
+        let mut record = vbd_record((disk, place), (&self.vm, &vdi), options);
         if let Some(original) = &self.original {
-            original.describe_attachment(disk, place, &mut record);
+            original.copy_attachment_fields(disk, place, &mut record);
         }
         self.add("VBD", &vbd, record);
         self.vbds.push(Value::text(vbd.as_str()));
         if !is_empty {
-            let mut record = vdi_record(disk, (&self.storage, &vbd), wish);
+            let mut record = vdi_record(disk, (&self.storage, &vbd), options);
             if let Some(original) = &self.original {
-                original.describe_disk(disk, place, &mut record);
+                original.copy_disk_fields(disk, place, &mut record);
             }
             self.add("VDI", &vdi, record);
             self.vdis.push(Value::text(vdi.as_str()));
@@ -219,7 +217,7 @@ impl<'o> Records<'o> {
         }
     }
 
-    fn add_card(&mut self, card: &NetworkCard, number: usize, wish: &mut XenOptions<'_>) {
+    fn add_card(&mut self, card: &NetworkCard, number: usize, options: &mut XenOptions<'_>) {
         let vif = self.next_id();
         let original = self.original.as_ref();
         let network = original
@@ -229,7 +227,7 @@ impl<'o> Records<'o> {
         let known = self.networks.iter().position(|known| known.name == network);
         let known = known.unwrap_or_else(|| {
             let id = self.next_id();
-            self.networks.push(Network {
+            self.networks.push(XenNetwork {
                 name: network,
                 id,
                 vifs: Vec::new(),
@@ -237,33 +235,33 @@ impl<'o> Records<'o> {
             self.networks.len() - 1
         });
         self.networks[known].vifs.push(Value::text(vif.as_str()));
-        let mut record = vif_record((card, number), (&self.vm, &self.networks[known].id), wish);
+        let mut record = vif_record((card, number), (&self.vm, &self.networks[known].id), options);
         if let Some(original) = &self.original {
-            original.describe_card(number, &mut record);
+            original.copy_card_fields(number, &mut record);
         }
         self.add("VIF", &vif, record);
         self.vifs.push(Value::text(vif));
     }
 
-    fn finish(mut self, machine: &Machine, wish: &mut XenOptions<'_>) -> String {
-        let storage = storage_record(std::mem::take(&mut self.vdis), wish);
+    fn finish(mut self, machine: &Machine, options: &mut XenOptions<'_>) -> String {
+        let storage = storage_record(std::mem::take(&mut self.vdis), options);
         for network in std::mem::take(&mut self.networks) {
-            let mut record = network_record(&network.name, network.vifs, wish);
+            let mut record = network_record(&network.name, network.vifs, options);
             if let Some(original) = &self.original {
-                original.describe_network(&network.name, &mut record);
+                original.copy_network_fields(&network.name, &mut record);
             }
             self.add("network", &network.id, record);
         }
-        let mut vm = vm_record(machine, (&self.vbds, &self.vifs), wish);
+        let mut vm = vm_record(machine, (&self.vbds, &self.vifs), options);
         if let Some(original) = &self.original {
-            original.describe_machine(&mut vm);
+            original.copy_machine_fields(&mut vm);
         }
         let (vm_id, storage_id) = (self.vm.clone(), self.storage.clone());
         self.add("SR", &storage_id, storage);
         self.add("VM", &vm_id, vm);
         let version = structure([
-            ("hostname", Value::text(wish.host_name)),
-            ("date", Value::text(wish.time)),
+            ("hostname", Value::text(options.host_name)),
+            ("date", Value::text(options.time)),
             ("product_version", Value::text("8.2.0")),
             ("product_brand", Value::text("XCP-ng")),
             ("build_number", Value::text("")),

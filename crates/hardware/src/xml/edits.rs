@@ -1,4 +1,4 @@
-//! Changes of an XML text by ranges: what no edit names stays byte for byte.
+//! Edits an XML text by ranges: everything else stays unchanged byte for byte.
 
 use std::ops::Range;
 
@@ -7,14 +7,14 @@ use roxmltree::{Attribute, Node};
 use super::element::Element;
 use super::escape::{escaped_text, escaped_value};
 
-/// Changes that are gathered while the text is read, and made at once.
+/// Changes that are collected while the text is read, and applied at once.
 pub struct Edits<'t> {
     text: &'t str,
     edits: Vec<(Range<usize>, String)>,
 }
 
 impl<'t> Edits<'t> {
-    /// No change yet of `text`, which is the one that the nodes of all changes are of.
+    /// Starts without changes. All nodes passed to the methods must be parsed from `text`.
     pub fn new(text: &'t str) -> Self {
         Self {
             text,
@@ -22,12 +22,12 @@ impl<'t> Edits<'t> {
         }
     }
 
-    /// Puts `new`, which is XML, in the place of a range.
+    /// Replaces a range by `new`, which is XML.
     fn replace(&mut self, range: Range<usize>, new: String) {
         self.edits.push((range, new));
     }
 
-    /// Takes an element out, with its line where it begins one.
+    /// Removes an element, and its line if it begins one.
     pub fn remove_element(&mut self, node: Node<'_, '_>) {
         let range = node.range();
         let before = self.text[..range.start].trim_end_matches([' ', '\t']);
@@ -36,18 +36,18 @@ impl<'t> Edits<'t> {
         self.replace(before.len()..range.end, String::new());
     }
 
-    /// Puts another element in the place of an element.
+    /// Replaces an element.
     pub fn replace_element(&mut self, node: Node<'_, '_>, new: &Element) {
         let indent = self.indent_of(node.range().start);
         self.replace(node.range(), new.spliced(indent));
     }
 
-    /// Puts an element of another document in the place of an element, byte for byte.
+    /// Replaces an element by an element of another document, byte for byte.
     pub fn replace_with_copy(&mut self, node: Node<'_, '_>, copied: Node<'_, '_>) {
         self.replace(node.range(), copied.document().input_text()[copied.range()].to_owned());
     }
 
-    /// Changes the text in an element that has only text, or nothing.
+    /// Sets the text of an element that has only text or nothing.
     pub fn set_text(&mut self, node: Node<'_, '_>, value: &str) {
         let value = escaped_text(value);
         let tag = self.start_tag(node);
@@ -65,7 +65,7 @@ impl<'t> Edits<'t> {
         self.replace(tag.end..whole.start + length, value);
     }
 
-    /// Changes an attribute, or adds it.
+    /// Sets an attribute.
     pub fn set_attribute(&mut self, node: Node<'_, '_>, name: &str, value: &str) {
         if let Some(attribute) = attribute_of(node, name) {
             if attribute.value() != value {
@@ -79,7 +79,7 @@ impl<'t> Edits<'t> {
         self.replace(before..before, format!(" {name}='{}'", escaped_value(value)));
     }
 
-    /// Has an attribute be this value, or not there.
+    /// Sets an attribute, or removes it for `None`.
     pub fn put_attribute(&mut self, node: Node<'_, '_>, name: &str, value: Option<&str>) {
         match value {
             Some(value) => self.set_attribute(node, name, value),
@@ -87,7 +87,7 @@ impl<'t> Edits<'t> {
         }
     }
 
-    /// Takes an attribute out, with the white space before it.
+    /// Removes an attribute, with the white space before it.
     pub fn remove_attribute(&mut self, node: Node<'_, '_>, name: &str) {
         if let Some(attribute) = attribute_of(node, name) {
             let range = attribute.range();
@@ -95,7 +95,7 @@ impl<'t> Edits<'t> {
         }
     }
 
-    /// Puts an element at the end of an element's content, on a line of its own as its other content.
+    /// Appends an element to an element's content, with the white space of its last child element.
     pub fn append(&mut self, node: Node<'_, '_>, new: &Element) {
         let Some(last) = node.children().rfind(Node::is_element) else {
             return;
@@ -106,7 +106,7 @@ impl<'t> Edits<'t> {
         self.replace(last.range().end..last.range().end, format!("{space}{new}"));
     }
 
-    /// Puts an element before an element, on a line of its own where that begins one.
+    /// Inserts an element before an element, on a line of its own if that begins one.
     pub fn insert_before(&mut self, node: Node<'_, '_>, new: &Element) {
         let start = node.range().start;
         let indent = self.indent_of(start);
@@ -114,7 +114,7 @@ impl<'t> Edits<'t> {
         self.replace(start..start, new.spliced(indent) + &space);
     }
 
-    /// The text with all changes.
+    /// Returns the text with all changes.
     pub fn apply(mut self) -> String {
         self.edits.sort_by_key(|(range, _)| (range.start, range.end));
         let (mut result, mut done) = (String::with_capacity(self.text.len()), 0);
@@ -128,7 +128,7 @@ impl<'t> Edits<'t> {
         result
     }
 
-    /// The white space before the element at `start`, where it begins its line.
+    /// The indentation of the element at `start`, if it begins its line.
     fn indent_of(&self, start: usize) -> Option<&'t str> {
         let line = self.text[..start].rfind('\n')? + 1;
         let indent = &self.text[line..start];
@@ -139,7 +139,7 @@ impl<'t> Edits<'t> {
         self.text[..start].trim_end().len()
     }
 
-    /// From `<` to `>` of an element's first tag. A `>` may stand in a value.
+    /// The range of an element's start tag. Values may contain `>`.
     fn start_tag(&self, node: Node<'_, '_>) -> Range<usize> {
         let start = node.range().start;
         let after_values = node.attributes().map(|attribute| attribute.range().end).max();
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn attributes_are_changed_added_and_removed_wherever_they_stand() {
+    fn attributes_are_changed_added_and_removed() {
         for (before, after) in [
             ("<a x=\"1>\" y='2' />", "<a x=\"1>\" y='&lt;&apos;' />"),
             ("<a/>", "<a y='&lt;&apos;'/>"),
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn text_is_set_where_there_is_some_and_where_there_is_none() {
+    fn text_is_set_in_elements_with_and_without_text() {
         for (before, after) in [
             ("<a>old<!-- </a> --></a >", "<a>n&amp;w</a >"),
             ("<a><![CDATA[</a>]]></a>", "<a>n&amp;w</a>"),
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn elements_go_with_their_line_and_come_on_a_line_of_their_own() {
+    fn elements_are_removed_with_their_line_and_added_on_a_line_of_their_own() {
         let text = "<a>\n  <b/> <!-- kept -->\n  <c/>\n</a>";
         let remove = |edits: &mut Edits<'_>, node: Node<'_, '_>| {
             edits.remove_element(node.children().find(|child| child.has_tag_name("c")).unwrap());

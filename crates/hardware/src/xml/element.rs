@@ -1,4 +1,4 @@
-//! Elements that are written.
+//! Builds XML elements.
 
 use std::fmt::{self, Display, Write as _};
 
@@ -6,14 +6,13 @@ use roxmltree::Node;
 
 use super::escape::{escaped_text, escaped_value};
 
-/// The white space that each level is indented by.
 const INDENT: &str = "  ";
 const DECLARATION: &str = "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n";
 
 /// An element with its attributes and content, which escapes every value when it is written.
 ///
-/// Names are constants of the program, so that no value from outside becomes one. Characters that XML 1.0 cannot hold are left out of
-/// values. It displays in one line.
+/// Names are constants, so that no external value becomes one. Characters that XML 1.0 cannot represent are left out of values; writers remove
+/// them before and note that. `Display` writes one line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Element {
     name: &'static str,
@@ -52,7 +51,7 @@ impl Element {
     /// An empty element.
     ///
     /// # Panics
-    /// `name` is no name of XML.
+    /// `name` is not an XML name.
     pub fn new(name: &'static str) -> Self {
         assert!(is_name(name), "{name:?} is no name of XML");
         Self {
@@ -63,10 +62,10 @@ impl Element {
         }
     }
 
-    /// With one more attribute.
+    /// Adds an attribute.
     ///
     /// # Panics
-    /// `name` is no name of XML, or the element has an attribute of that name.
+    /// `name` is not an XML name, or the element already has this attribute.
     #[must_use]
     pub fn attribute(mut self, name: &'static str, value: impl Display) -> Self {
         assert!(is_name(name), "{name:?} is no name of XML");
@@ -76,7 +75,7 @@ impl Element {
         self
     }
 
-    /// With an attribute where there is a value.
+    /// Adds an attribute if there is a value.
     #[must_use]
     pub fn attribute_if(self, name: &'static str, value: Option<impl Display>) -> Self {
         match value {
@@ -85,28 +84,28 @@ impl Element {
         }
     }
 
-    /// With one more element in it.
+    /// Adds a child element.
     #[must_use]
     pub fn child(mut self, child: Self) -> Self {
         self.content.push(Content::Element(child));
         self
     }
 
-    /// With more elements in it.
+    /// Adds child elements.
     #[must_use]
     pub fn children(mut self, children: impl IntoIterator<Item = Self>) -> Self {
         self.content.extend(children.into_iter().map(Content::Element));
         self
     }
 
-    /// With text in it.
+    /// Adds text.
     #[must_use]
     pub fn text(mut self, text: impl Display) -> Self {
         self.content.push(Content::Text(text.to_string()));
         self
     }
 
-    /// With an element of a parsed document in it, byte for byte: the only XML that is not built.
+    /// Adds an element of a parsed document, byte for byte: the only XML that is not built.
     ///
     /// Namespaces that are declared outside of the element are not declared anew.
     #[must_use]
@@ -116,14 +115,14 @@ impl Element {
         self
     }
 
-    /// In one line with everything in it, and with both tags although it may be empty.
+    /// Writes the element on one line, with both tags even if it is empty.
     #[must_use]
     pub fn inline(mut self) -> Self {
         self.is_inline = true;
         self
     }
 
-    /// In lines, indented.
+    /// The element on indented lines.
     pub fn to_lines(&self, quote: Quote) -> String {
         let mut xml = String::new();
         self.write(&mut xml, quote, Some(""));
@@ -131,19 +130,19 @@ impl Element {
         xml
     }
 
-    /// As a document of its own: a declaration, and the element in lines.
+    /// A document: a declaration, and the element on lines.
     pub fn to_document(&self) -> String {
         DECLARATION.to_owned() + &self.to_lines(Quote::Double)
     }
 
-    /// As it is put into a document: in lines where the place begins a line, behind its `indent`.
+    /// The element for insertion into a document: on lines with this `indent`, or on one line without.
     pub(super) fn spliced(&self, indent: Option<&str>) -> String {
         let mut xml = String::new();
         self.write(&mut xml, Quote::Single, indent);
         xml
     }
 
-    /// Writes the element, with its end and its elements on lines of their own behind `indent` where there is one.
+    /// Writes the element, with its children and end tag on lines of their own if there is an `indent`.
     fn write(&self, xml: &mut String, quote: Quote, indent: Option<&str>) {
         xml.push('<');
         xml.push_str(self.name);
@@ -231,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn hostile_values_come_back_as_they_were() {
+    fn hostile_values_survive_a_round_trip() {
         for value in [
             "'/><x y='",
             "\"/><x y=\"",
@@ -292,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn only_names_are_names() {
+    fn names_are_validated() {
         for name in ["a", "_a", "vmw:Config", "dateTime.iso8601", "a-1"] {
             assert!(is_name(name), "{name}");
         }
@@ -303,13 +302,13 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "no name of XML")]
-    fn what_is_no_name_is_refused() {
+    fn an_invalid_name_is_refused() {
         drop(Element::new("a><b"));
     }
 
     #[test]
     #[should_panic(expected = "one attribute")]
-    fn an_attribute_is_there_once() {
+    fn an_attribute_cannot_be_repeated() {
         drop(Element::new("a").attribute("b", 1).attribute("b", 2));
     }
 }

@@ -1,15 +1,24 @@
-//! Text as it may stand in XML.
+//! Escapes text for XML.
 //!
 //! Source: XML 1.0, sections 2.2 (characters), 2.11 (ends of lines) and 3.3.3 (values of attributes).
 
 use std::fmt::Write as _;
 
-/// `text` as it may stand in an element. Characters that XML 1.0 cannot hold are left out.
+/// Whether XML 1.0 can represent a character: it has no control characters but white space, not even as references.
+pub(crate) fn is_representable(character: char) -> bool {
+    match character {
+        '\t' | '\n' | '\r' => true,
+        '\u{fffe}' | '\u{ffff}' => false,
+        _ => character >= ' ',
+    }
+}
+
+/// Escapes `text` for the content of an element, without unrepresentable characters.
 pub(super) fn escaped_text(text: &str) -> String {
     escaped(text, &['\r'])
 }
 
-/// `text` as it may stand in an attribute's value, in quotes of either kind. Characters that XML 1.0 cannot hold are left out.
+/// Escapes `text` for the value of an attribute in quotes of either kind, without unrepresentable characters.
 pub(super) fn escaped_value(text: &str) -> String {
     escaped(text, &['\r', '\n', '\t'])
 }
@@ -27,9 +36,8 @@ fn escaped(text: &str, references: &[char]) -> String {
             space if references.contains(&space) => {
                 write!(escaped, "&#{};", u32::from(space)).expect("a string takes all");
             }
-            '\t' | '\n' | '\r' => escaped.push(character),
-            control if control < ' ' || matches!(control, '\u{fffe}' | '\u{ffff}') => {}
-            other => escaped.push(other),
+            other if is_representable(other) => escaped.push(other),
+            _ => {}
         }
     }
     escaped

@@ -9,4 +9,5 @@ mod read;
 
 pub use edits::Edits;
 pub use element::{Element, Quote};
+pub(crate) use escape::is_representable;
 pub(crate) use read::{attribute, child, children, named, parse, text};

@@ -5,16 +5,16 @@ use roxmltree::{Document, Node, ParsingOptions};
 use crate::machine::bound;
 use crate::{Error, Result};
 
-/// Elements and texts that a configuration has at most.
+/// Limit of elements and texts in a configuration.
 const NODE_COUNT_MAX: u32 = 200_000;
-/// Attributes of one element: the parser compares each with all others.
+/// Limit of attributes of an element: the parser compares each with all others.
 const ATTRIBUTE_COUNT_MAX: usize = 256;
-/// Declarations of namespaces: the parser copies those that hold for each element that has one of its own.
+/// Limit of namespace declarations: for each element with a declaration, the parser copies all that are in scope.
 const NAMESPACE_COUNT_MAX: usize = 1000;
-/// Elements that are inside of one another; a machine of VirtualBox with 250 snapshots in a row has 500.
+/// Limit of nesting; a machine of VirtualBox with a chain of 250 snapshots has 500 levels.
 const DEPTH_MAX: usize = 1000;
 
-/// Parses `text`, which is to be a `form`.
+/// Parses `text`, which errors call a `form`.
 pub(crate) fn parse<'t>(text: &'t str, form: &'static str) -> Result<Document<'t>> {
     if text.len() > bound::TEXT_BYTES {
         return Err(Error::Malformed {
@@ -36,7 +36,7 @@ pub(crate) fn parse<'t>(text: &'t str, form: &'static str) -> Result<Document<'t
     })
 }
 
-/// Refuses a text that would take the parser far longer than its length justifies. What is no XML is left to the parser.
+/// Refuses a text that would take the parser far longer than its length justifies. Syntax errors are left to the parser.
 fn check_shape(text: &str) -> Result<(), &'static str> {
     let (mut depth, mut namespace_count) = (0_usize, 0);
     let mut rest = text;
@@ -79,11 +79,11 @@ fn check_shape(text: &str) -> Result<(), &'static str> {
     Ok(())
 }
 
-/// What stands between `<` and `>`.
+/// A tag between `<` and `>`.
 struct Tag<'t> {
     attribute_count: usize,
     namespace_count: usize,
-    /// Whether the element ends with it.
+    /// Whether the tag also ends the element.
     is_empty: bool,
     behind: &'t str,
 }
@@ -107,7 +107,7 @@ impl<'t> Tag<'t> {
                 tag.behind = value;
                 return tag;
             }
-            // Whoever calls something else so has one declaration less.
+            // May count other attributes, which only lowers the limit.
             tag.namespace_count += usize::from(before.contains("xmlns"));
             tag.attribute_count += 1;
             let Some(end) = value.find(quote) else { return tag };
@@ -150,7 +150,7 @@ mod tests {
     use super::{Tag, check_shape, parse};
 
     #[test]
-    fn what_a_tag_has_is_counted() {
+    fn attributes_and_namespaces_of_a_tag_are_counted() {
         let counts = |text: &'static str| {
             let tag = Tag::of(text);
             (tag.attribute_count, tag.namespace_count, tag.is_empty, tag.behind)
@@ -165,7 +165,7 @@ mod tests {
 
     /// Each of these would take the parser minutes, or gigabytes.
     #[test]
-    fn shapes_that_no_configuration_has_are_refused() {
+    fn excessive_shapes_are_refused() {
         let attributes = |count: usize| {
             let attributes: Vec<String> = (0..count).map(|number| format!("a{number}=''")).collect();
             format!("<a {}/>", attributes.join(" "))

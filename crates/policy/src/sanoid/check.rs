@@ -66,7 +66,7 @@ mod tests {
     use super::{Check, Level};
 
     #[test]
-    fn levels_are_those_of_nagios_and_what_is_worse_is_greater() {
+    fn levels_match_nagios_and_are_ordered_by_severity() {
         let all = [Level::Ok, Level::Warning, Level::Unknown, Level::Critical];
         assert!(all.is_sorted());
         assert_eq!(all.map(Level::code), [0, 1, 3, 2]);

@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_line_of_such_a_file_is_told_with_its_number() {
+    fn malformed_lines_are_errors_with_their_number() {
         let mut errors = Vec::new();
         let found = sections("a = 1\n[]\n[x]\nno sign\n= 2\nb = <<EOT\n[y\nz = 3", &mut errors);
         assert_eq!(found.len(), 1);

@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_known_is_never_well() {
+    fn an_unknown_state_is_never_ok() {
         let unknown = || PoolStatus::Unknown("it is | silent".to_owned());
         let well = || pool("ONLINE", "3%", &[]);
         let (level, line) = healths([("a", well()), ("b", unknown())]);

@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn children_are_like_their_parent_but_for_what_a_later_section_names() {
+    fn children_inherit_from_their_parent_unless_a_later_section_overrides() {
         let text = "[tank/a]\ndaily=5\nrecursive=yes\nprocess_children_only=yes\nautoprune=no\n[tank/a/b]\nhourly=1";
         let resolved = resolved(text);
         assert_eq!(daily(&resolved), [("tank/a", 5), ("tank/a/b", 5)]);
@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn who_skips_children_leaves_them_out() {
+    fn skip_children_leaves_children_out() {
         let text = "[tank]\nrecursive=yes\n[tank/a]\nskip_children=yes\n[other]\npath = tank/none\n";
         let resolved = resolved(text);
         let names = resolved.datasets.iter().map(|policy| &policy.dataset[..]);

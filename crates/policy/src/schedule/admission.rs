@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_for_all_machines_is_not_overtaken_for_ever() {
+    fn a_job_that_waits_for_all_machines_does_not_starve() {
         let (web1, all, web2) = (
             claims(None, &[machine("web1")]),
             claims(None, &[pattern("*")]),

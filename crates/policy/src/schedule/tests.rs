@@ -83,7 +83,7 @@ const HOUR: i64 = 3600;
 const DAY: i64 = 24 * HOUR;
 
 #[test]
-fn what_was_missed_is_caught_up_once() {
+fn missed_runs_are_caught_up_once() {
     let mut host = Host::new(timing("hourly"), "UTC", "2026-11-20T12:30:00Z");
     host.check();
     host.pass_unseen(30 * HOUR);
@@ -242,7 +242,7 @@ fn retries_go_on_when_the_next_time_comes_and_a_clock_set_back_does_not_delay_th
 }
 
 #[test]
-fn what_is_never_due_is_never_due() {
+fn a_calendar_without_dates_is_never_due() {
     let zone = TimeZone::UTC;
     let mut state = JobState::new(at("2026-11-20T00:00:00Z"));
     let timing = timing("2020-01-01");

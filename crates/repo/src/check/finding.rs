@@ -389,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn what_only_removed_snapshots_miss_is_taken_back() {
+    fn findings_about_removed_snapshots_are_withdrawn() {
         let pack = |number| PackId::from_bytes([number; 16]);
         let mut findings = Findings::default();
         findings.push_path("x".to_owned(), None, FindingKind::Stranger, String::new());
@@ -434,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_are_bounded_and_say_what_they_leave_out() {
+    fn lists_are_bounded_and_count_omitted_entries() {
         let mut findings = Findings::default();
         for _ in 0..FINDING_COUNT_MAX + 5 {
             findings.push_path("x".to_owned(), None, FindingKind::Stranger, String::new());

@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn what_compresses_is_compressed_and_what_does_not_is_kept_raw() {
+    fn compressible_data_is_compressed_and_other_data_is_stored_raw() {
         let text = b"point in time ".repeat(40_000);
         let mut half = noise(300_000);
         half.extend_from_slice(&text);
@@ -350,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn the_start_of_a_frame_is_that_of_the_whole() {
+    fn the_start_of_a_frame_unpacks_to_the_start_of_the_data() {
         let mut text = b"point in time ".repeat(100_000);
         text.extend(noise(600_000));
         for (raw, expected) in [(text, Codec::Zstd), (code(2_000_000, 10), Codec::ZstdMachineCode)] {

@@ -113,7 +113,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_was_filtered_comes_back(bytes in code()) {
+        fn filtered_code_is_restored(bytes in code()) {
             let mut filtered = bytes.clone();
             filter(&mut filtered);
             prop_assert_eq!(filtered.len(), bytes.len());

@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_or_foreign_is_named() {
+    fn missing_and_foreign_pages_are_named() {
         let text = text(5);
         let without = |at: usize| [&text[..at], &text[at + 1..]].concat();
         assert!(matches!(

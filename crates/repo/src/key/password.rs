@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_weak_is_refused_and_nothing_is_shown() {
+    fn weak_passwords_are_refused_and_never_shown() {
         assert!(Credential::Password(b"").check().is_err());
         assert!(Credential::KeyFile(&[1; 31]).check().is_err());
         Credential::Password(b"x").check().unwrap();

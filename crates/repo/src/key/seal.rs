@@ -132,7 +132,7 @@ mod tests {
 
     /// NIST's test case 14 of GCM, and RFC 8439, section 2.8.2.
     #[test]
-    fn the_ciphers_are_those_of_the_standards() {
+    fn the_ciphers_match_the_standards() {
         let mut buffer = vec![0; 16];
         SealingKey::new(Cipher::Aes256Gcm, &[0; 32]).seal([0; 12], b"", &mut buffer);
         let expected = 0xcea7_403d_4d60_6b6e_074e_c5d3_baf3_9d18_u128.to_be_bytes();
@@ -158,7 +158,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_sealed_opens_and_nothing_else_does(
+        fn only_sealed_data_opens(
             key in any::<[u8; 32]>(),
             nonce in any::<[u8; 12]>(),
             plaintext in proptest::collection::vec(any::<u8>(), 0..200),

@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn fingerprints_of_another_change_what_is_recognised_and_nothing_that_is_sealed() {
+    fn other_fingerprints_change_recognition_but_not_sealing() {
         let other = MasterSecret::from_bytes([8; 32]).keyring();
         let ours = MasterSecret::from_bytes([7; 32]).keyring();
         let text = other.fingerprints().to_hex();

@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slot_opens_with_what_it_was_made_with_alone() {
+    fn a_slot_opens_only_with_its_own_credential() {
         let slot = Slot::parse(id(), &bytes(PASSWORD, Cipher::default())).unwrap();
         for wrong in [
             Credential::Password(b"wrong"),
@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_refused() {
+    fn oversized_input_is_refused() {
         let long = info(PASSWORD, &"x".repeat(LABEL_BYTES_MAX + 1));
         let refused = encode(&long, Cipher::default(), PASSWORD, &contents(), &Counting::new(1));
         assert!(matches!(refused, Err(KeyError::LabelTooLong { .. })));
@@ -404,7 +404,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(128))]
 
         #[test]
-        fn what_goes_in_comes_out_and_no_damage_gives_another_secret(
+        fn a_secret_survives_a_round_trip_and_damage_is_detected(
             secret in any::<[u8; 32]>(),
             config in proptest::collection::vec(any::<u8>(), 0..300),
             label in ".{0,40}",

@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_known_better_wins_and_damage_only_grows() {
+    fn more_precise_records_win_and_damage_only_grows() {
         let mut merged = record(&[1, 2], &[(1, 7, false), (2, 8, true)]);
         merged.merge(record(&[3], &[(1, 7, true), (2, 8, false), (9, 9, false)]));
         assert_eq!(merged, record(&[1, 2, 3], &[(1, 7, true), (2, 8, true), (9, 9, false)]));

@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_store_takes_again_what_a_deletion_frees() {
+    fn a_full_store_accepts_writes_after_a_deletion() {
         let store = MemoryStore::with_capacity(10);
         let [a, b] = ["a", "b"].map(|name| ObjectName::new(ObjectKind::Index, name).unwrap());
         assert_eq!(store.put(&a, &[0; 6]).unwrap(), Put::Created);

@@ -348,7 +348,7 @@ impl Store for Hooked {
     }
 }
 
-/// One gc leaves nothing for a second one, and waits for nobody.
+/// One gc leaves nothing for a second one, and waits for no writer.
 pub(crate) fn assert_gc_is_thorough(repository: &Repository, request: GcRequest, case: &str) {
     let first = repository.gc(request).unwrap();
     assert!(first.waiting_for.is_empty(), "{case}: {first:?}");

@@ -33,7 +33,7 @@ pub(crate) struct Contents {
     pub(crate) memory: Vec<u8>,
 }
 
-/// The master secret comes first of all that is drawn, and is the one that everybody knows.
+/// The master secret comes first of all that is drawn, and is a well-known one.
 struct KnownSecret {
     drawn: AtomicBool,
     rest: SeededBytes,
@@ -183,7 +183,7 @@ impl Specimen {
     }
 }
 
-/// A slot of every kind beside the first, for a key file.
+/// A slot of every kind besides the first, for a key file.
 fn add_slots(repository: &Repository) {
     let parameters = KdfParameters {
         memory_kib: 8,

@@ -160,7 +160,7 @@ pub(crate) fn base() -> Base {
     content.disk.fill(700 * KIB, 300 * KIB);
     memory.fill(100 * KIB, 30 * KIB);
     content.memory.clone_from(&memory.bytes);
-    // Gc while a writer is at work: it leaves what it condemned, and whom it waits for.
+    // Gc while a writer runs: it leaves the condemned packs and the list of writers that it waits for.
     let other = Content {
         disk: Disk::new(0, 5),
         memory: content.memory.iter().map(|byte| byte ^ 0xff).collect(),

@@ -1,4 +1,4 @@
-//! What becomes whole again.
+//! Damage that later backups repair.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::common::{Disk, Watch, environment, init_request};
 use crate::kinds::{DAMAGES, Damage, damaged};
 
 /// A pack of maps whose header is damaged reads as well as before. Repair asked only where the bytes of disks lie whether a
-/// damaged pack is needed, found that pages of maps are needed by nobody, and deleted the pack with the map of a snapshot.
+/// damaged pack is needed, found that pages of maps were unused, and deleted the pack with the map of a snapshot.
 #[test]
 fn repair_deletes_no_damaged_pack_whose_pages_are_needed() {
     let base = base();
@@ -57,7 +57,7 @@ fn a_pack_that_is_whole_again_is_used_again() {
 
 /// Whatever is lost of the chunks of a backup, the next backup of the same data brings back, for the old snapshot too.
 #[test]
-fn a_backup_heals_what_it_brings_again() {
+fn a_backup_repairs_chunks_that_it_stores_again() {
     let store = MemoryStore::new();
     let shared: Arc<dyn Store> = Arc::new(store.clone());
     let repository = Repository::init(shared, &init_request(), environment(11)).unwrap();

@@ -106,7 +106,7 @@ fn check_case(base: &Base, name: &ObjectName, damage: Damage, seed: u64) {
     let left: Vec<_> = scrubbed
         .findings
         .iter()
-        // A damaged slot may be somebody's: people remove it.
+        // A damaged slot may still belong to a user: it is not removed automatically.
         .filter(|finding| !finding.object.starts_with("keys/"))
         .filter(|finding| !is_expected(finding))
         .collect();

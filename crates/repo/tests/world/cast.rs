@@ -1,4 +1,4 @@
-//! Who takes part in a round, and what becomes of them.
+//! The processes of a round, and their fates.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
@@ -155,7 +155,7 @@ pub(crate) struct Actor {
     pub(crate) process: u32,
 }
 
-/// All processes, and what others see of them. Whoever never was is dead.
+/// All processes, as others see them. A process that never existed is dead.
 #[derive(Default)]
 pub(crate) struct Town {
     seen: Mutex<BTreeMap<u32, Liveness>>,
@@ -167,7 +167,7 @@ impl Town {
         self.seen.lock().unwrap().insert(process, liveness);
     }
 
-    /// Whether all live on hosts of their own, and nobody sees whether another is alive.
+    /// Whether each process has its own host, so that none sees whether another is alive.
     pub(crate) fn make_strangers(&self, are_strangers: bool) {
         self.are_strangers.store(are_strangers, Ordering::Relaxed);
     }
@@ -218,7 +218,7 @@ impl Processes for Process {
     }
 }
 
-/// The environment of a process, which has a clock of its own. Time goes on when somebody looks.
+/// The environment of a process, which has a clock of its own. Time advances when it is read.
 pub(crate) fn environment(town: &Arc<Town>, time: &Arc<AtomicI64>, number: u32, seed: u64) -> Environment {
     let time = Arc::clone(time);
     Environment {
@@ -314,7 +314,7 @@ impl World<'_> {
     pub(super) fn siege(&mut self) -> Option<Vec<Actor>> {
         let snapshot = self.snapshot().filter(|id| !self.protected.contains(id))?;
         match self.check_repository().forget(snapshot, "siege") {
-            // Somebody could not be sure that it is protected; it is.
+            // The process could not be sure that it is protected; it is.
             Err(Error::Protected { .. }) => return None,
             other => other.unwrap(),
         }

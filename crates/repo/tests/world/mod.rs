@@ -92,7 +92,7 @@ pub(crate) struct World<'a> {
     machines: [Slots; 2],
     /// What every snapshot must read as.
     expected: BTreeMap<SnapshotId, Vec<u8>>,
-    /// Snapshots that somebody tried to forget: they may be gone, and if not they must read.
+    /// Snapshots with an attempted removal: they may be gone, and otherwise must be readable.
     doubtful: BTreeSet<SnapshotId>,
     protected: BTreeSet<SnapshotId>,
     /// Everything that was ever committed.
@@ -101,7 +101,7 @@ pub(crate) struct World<'a> {
     attempts: BTreeMap<u32, Vec<u8>>,
     /// What was found to be wrong in this round.
     found: Vec<Finding>,
-    /// What happened, for whoever looks into a failure.
+    /// The history, for the analysis of a failure.
     story: Vec<String>,
 }
 
@@ -208,7 +208,7 @@ impl<'a> World<'a> {
 
     /// Whether what an actor says is allowed.
     fn judge(&mut self, actor: &Actor, outcome: Outcome, are_strangers: bool) {
-        // Among strangers, where a month goes by in one step, everybody is taken for dead now and then.
+        // Among processes of different hosts, where a month passes in one step, each is sometimes considered dead.
         let is_told = matches!(
             outcome,
             Outcome::Backup(Err(Error::Revoked { .. }), _)
@@ -319,7 +319,7 @@ impl<'a> World<'a> {
         for finding in self.found.drain(..).filter(|finding| finding.kind.is_damage()) {
             let is_forgotten = |touched: &Touched| self.doubtful.contains(&touched.snapshot);
             let is_of_forgotten = !finding.touches.is_empty() && finding.touches.iter().all(is_forgotten);
-            // Nobody can tell a snapshot that was lost from one that came to its last step but one.
+            // A lost snapshot cannot be distinguished from one that reached its last step but one.
             let lost: Option<SnapshotId> = finding.object.strip_prefix("snapshots/").and_then(|id| id.parse().ok());
             let is_excused = is_of_forgotten || lost.is_some_and(|id| !self.committed.contains(&id));
             assert!(is_excused, "what others do passes for damage: {finding:?}");

@@ -432,7 +432,7 @@ mod tests {
     use super::{ChunkHeader, ChunkKind, CommandFlags, CommandKind, HeaderStyle, ReplyFlags, RequestHeader};
 
     #[test]
-    fn headers_are_laid_out_as_the_protocol_says() {
+    fn headers_have_the_layout_of_the_protocol() {
         let request = RequestHeader {
             flags: CommandFlags::FUA,
             kind: CommandKind::WRITE,

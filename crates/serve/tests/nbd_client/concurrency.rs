@@ -101,7 +101,7 @@ fn assert_lost(error: &holdfast_block::Error) {
 
 /// The connection of one server ends; the next one, at the same address, takes over on request.
 #[test]
-fn a_new_server_takes_over_when_the_caller_says_so() {
+fn a_new_server_takes_over_on_request() {
     let bytes = Conformance::new().pattern(1 << 20);
     let servers: Vec<Server> = [1, 1, 2]
         .iter()

@@ -183,7 +183,7 @@ fn a_dirty_bitmap_of_qemu_is_read() {
 
 /// The allocation in the upper layers of a chain. Zeroes and discards count as allocated.
 #[test]
-fn the_layers_of_a_chain_are_told_apart() {
+fn the_layers_of_a_chain_are_distinguished() {
     const MIB: u64 = 1 << 20;
     let directory = tempfile::tempdir().unwrap();
     let image = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();

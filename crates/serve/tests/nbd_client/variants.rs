@@ -97,7 +97,7 @@ fn exports_are_listed_and_described() {
 }
 
 #[test]
-fn a_server_that_wants_tls_is_told_apart() {
+fn a_server_that_requires_tls_is_detected() {
     let keys = tempfile::NamedTempFile::new().unwrap();
     std::fs::OpenOptions::new()
         .append(true)
@@ -138,7 +138,7 @@ fn connections_come_from_anywhere() {
 }
 
 #[test]
-fn errors_of_the_server_are_told_and_the_connection_goes_on() {
+fn errors_of_the_server_are_returned_and_the_connection_continues() {
     let trigger = tempfile::NamedTempFile::new().unwrap();
     let file = format!("error-file={}", trigger.path().display());
     let server = Server::nbdkit(&[
@@ -163,7 +163,7 @@ fn errors_of_the_server_are_told_and_the_connection_goes_on() {
 
 /// A server may not support zeroing in the requested way, or flushing.
 #[test]
-fn what_a_server_cannot_do_is_done_otherwise_or_told() {
+fn missing_server_features_have_a_fallback_or_an_error() {
     let server = Server::nbdkit(&["--filter=error", "memory", "1M", "error=EINVAL", "error-zero-rate=100%"]);
     let device = server.device_mut();
     device.write_at(&vec![1; 70_000], 0).unwrap();

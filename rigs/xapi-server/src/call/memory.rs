@@ -1,4 +1,4 @@
-//! The memory of a machine that is suspended: a disk of the type `suspend`, and what is kept beside it in the machine's record.
+//! The memory of a machine that is suspended: a disk of the type `suspend`, and further data in the machine's record.
 //!
 //! Source: `suspend` and `resume` in `ocaml/xapi/xapi_xenops.ml`, and `ocaml/xapi/cpuid_helpers.ml`. What a hypervisor writes into such a disk is its
 //! own affair: here it is a magic, a length, bytes that are never the same twice, and a checksum of them that `last_booted_record` has, too. So a
@@ -21,9 +21,9 @@ const MAGIC: &[u8; 15] = b"XenSavedDomain\n";
 const PAYLOAD_BYTES: usize = 2_500_000;
 /// Where they begin: behind the magic and their length.
 const PAYLOAD_OFFSET: u64 = 23;
-/// Pages in the middle that nobody has written to.
+/// Unwritten pages in the middle.
 const BLANK: std::ops::Range<usize> = 1_000_000..2_200_000;
-/// What stands before the checksum in `last_booted_record`.
+/// The text before the checksum in `last_booted_record`.
 const RECORD: &str = "xenopsd stand-in: memory ";
 
 /// The processors of the pool, as a machine remembers them that was started on them.

@@ -1,4 +1,4 @@
-//! `session.*`: who is in.
+//! `session.*`: login and logout.
 
 use serde_json::{Value, json};
 
@@ -15,7 +15,7 @@ pub(super) fn needs_none(method: &str) -> bool {
 /// Opens a session.
 pub(super) fn open(pool: &Pool, state: &mut State, method: &str, arguments: &[Value]) -> Answer<Value> {
     let words: Vec<&str> = arguments.iter().filter_map(Value::as_str).collect();
-    // The version and who calls may be left out: old clients do.
+    // Version and originator are optional: old clients omit them.
     let ([user, password] | [user, password, _] | [user, password, _, _]) = words[..] else {
         return Err(mismatch(method, 4, arguments.len()));
     };

@@ -194,7 +194,7 @@ fn copy_vifs(state: &mut State, original: &Map<String, Value>, copy: &str, kind:
     for vif in texts(original, "VIFs") {
         let mut record = state.database.get("VIF", &vif)?.clone();
         let uuid = new_uuid();
-        // A clone may run beside its origin, a snapshot is its origin.
+        // A clone may run at the same time as its origin, a snapshot is its origin.
         if kind == Kind::Clone {
             record.insert("MAC".to_owned(), json!(device::mac_from(&uuid)));
         }

@@ -55,7 +55,7 @@ pub(super) fn call(context: &mut Context<'_>, operation: &str, arguments: &[Valu
         "destroy" => Some(destroy(context, arguments)),
         "cancel" => Some(cancel(context, arguments)),
         _ => {
-            // Whatever else is asked about tasks is a look at them; the records are told as for any class.
+            // Other calls about tasks are reads; records are returned as for any class.
             let one = arguments.first().and_then(Value::as_str).map(str::to_owned);
             match one {
                 Some(task) if operation.starts_with("get_") => look(context.pool, context.state, &task),
@@ -85,7 +85,7 @@ fn destroy(context: &mut Context<'_>, arguments: &[Value]) -> Answer<Value> {
     Ok(json!(""))
 }
 
-/// What was not begun is never done. A transfer that is under way is told, and ends itself.
+/// Pending work is dropped. A running transfer is notified and ends itself.
 fn cancel(context: &mut Context<'_>, arguments: &[Value]) -> Answer<Value> {
     let [task] = exactly(context.method, arguments)?;
     let task = text(task, "task")?;

@@ -11,7 +11,7 @@ use crate::failure::{Answer, Failure};
 use crate::pool::{ADDRESSES, Pool, State};
 use crate::schema;
 
-/// Nobody listens there.
+/// A port without a server.
 const CLOSED_PORT: u16 = 1;
 /// Storage of VHDs rounds the size of a new disk up to its blocks.
 const SIZE_UNIT: u64 = 2 << 20;
@@ -234,7 +234,7 @@ fn data_destroy(context: &mut Context<'_>, arguments: &[Value]) -> Answer<Value>
     if !flag(record, "cbt_enabled") {
         return Err(Failure::new("VDI_NO_CBT_METADATA", &[vdi]));
     }
-    // XAPI waits four seconds for machines to let go of the disk; here nobody does meanwhile.
+    // XAPI waits four seconds for machines to release the disk; here none does.
     let has_vbds = !context.state.database.having("VBD", "VDI", vdi).is_empty();
     if has_vbds || context.state.users.contains_key(vdi) {
         return Err(Failure::new("VDI_IN_USE", &[vdi, "data_destroy"]));

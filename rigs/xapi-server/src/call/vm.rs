@@ -36,7 +36,7 @@ pub(super) fn call(context: &mut Context<'_>, operation: &str, arguments: &[Valu
     }
 }
 
-/// Refuses what cannot go on beside what is under way with the machine.
+/// Refuses operations that conflict with a running one of the machine.
 pub(crate) fn refuse_while_busy(record: &Map<String, Value>, vm: &str) -> Answer<()> {
     let operations = record.get("current_operations").and_then(Value::as_object);
     match operations.and_then(|operations| operations.iter().next()) {
@@ -179,7 +179,7 @@ fn destroy(context: &mut Context<'_>, arguments: &[Value]) -> Answer<Value> {
     Ok(json!(""))
 }
 
-/// Removes a machine with its devices. Its disks stay: who made them removes them.
+/// Removes a machine with its devices. Its disks stay: their creator removes them.
 pub(crate) fn remove(state: &mut State, vm: &str) -> Answer<()> {
     let record = state.database.get("VM", vm)?.clone();
     for vbd in texts(&record, "VBDs") {

@@ -1,4 +1,4 @@
-//! What all transfers have in common: who may begin one, which task tells of it, and what goes wrong on the way.
+//! Shared by all transfers: permission, progress as a task, and injected faults.
 
 use std::io::{self, Read, Write};
 
@@ -265,7 +265,7 @@ impl Flow<'_> {
             let mut state = self.transfer.pool.state();
             #[expect(clippy::cast_precision_loss, reason = "at most 99")]
             let progress = json!(now as f64 / 100.0);
-            // Who destroyed the task does not want to know.
+            // The task was destroyed: there is nothing to update.
             drop(state.database.set("task", &self.transfer.task, "progress", progress));
         }
     }

@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_call_is_refused() {
+    fn malformed_calls_are_refused() {
         for body in [
             "",
             "[]",

@@ -167,7 +167,7 @@ mod tests {
     use crate::failure::Failure;
 
     #[test]
-    fn what_is_written_is_read() {
+    fn written_values_are_read_again() {
         let value = json!({"name": "a<b&\"c\"", "list": ["x", true, 1.5], "date": "20260101T12:00:00Z", "empty": ""});
         let text = write_value(&value);
         assert!(text.contains("<dateTime.iso8601>"), "{text}");

@@ -14,7 +14,7 @@ pub(super) enum Kind {
     Differencing = 4,
 }
 
-/// Who the parent of a differencing disk is.
+/// The parent of a differencing disk.
 pub(super) struct ParentName<'a> {
     pub(super) uuid: [u8; 16],
     pub(super) path: &'a str,

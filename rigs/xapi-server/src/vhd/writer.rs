@@ -12,7 +12,7 @@ use crate::database::new_uuid;
 use crate::disk::{Disk, TRACKED_BYTES};
 use crate::habits::{Habits, VhdBitmaps, VhdOrder};
 
-/// What stands in sectors of a block that its bitmap does not speak for: whoever reads them shall notice.
+/// The content of sectors that the bitmap excludes: noise, so that reading them is noticed.
 const NOISE: u8 = 0xE5;
 
 /// The disk that a differencing disk is on top of.

@@ -33,7 +33,7 @@ mod tests {
     use crate::habits::Checksum;
 
     #[test]
-    fn checksums_are_those_of_their_specifications() {
+    fn checksums_match_their_specifications() {
         assert_eq!(of(Checksum::Xxhash, b""), (".xxhash", "EF46DB3751D8E999".to_owned()));
         assert_eq!(of(Checksum::Sha1, b"abc").1, "a9993e364706816aba3e25717850c26c9cd0d89d");
         assert_eq!(fits("Ref:1/00000000.xxhash", b"EF46DB3751D8E999", b""), Some(true));

@@ -88,7 +88,7 @@ mod tests {
     use super::{read, write, write_end};
 
     #[test]
-    fn what_is_written_is_read() {
+    fn written_values_are_read_again() {
         let mut bytes = Vec::new();
         write(&mut bytes, "ova.xml", b"<value/>").unwrap();
         write(&mut bytes, "Ref:1/00000000", &[7; 512]).unwrap();

@@ -214,7 +214,10 @@ fn without_its_memory_it_starts_and_the_way_to_it_is_said() {
     assert_eq!(world.pool.record("VM", &world.vm).unwrap()["power_state"], "Halted");
     let report = world.rig.report(&["export", "web1", "web1.ova"]);
     let dropped = report["dropped"].to_string();
-    assert!(dropped.contains("another hypervisor cannot go on from it"), "{dropped}");
+    assert!(
+        dropped.contains("another hypervisor cannot resume from it"),
+        "{dropped}"
+    );
 }
 
 #[test]

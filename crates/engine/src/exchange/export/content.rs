@@ -24,7 +24,7 @@ use crate::restore::small_stream::bytes_of;
 /// What stays behind where a machine goes to another hypervisor.
 pub(super) const VARIABLES: &str = "variables of the firmware";
 /// Why memory stays behind.
-const ELSEWHERE: &str = "another hypervisor cannot go on from it: the machine starts";
+const ELSEWHERE: &str = "another hypervisor cannot resume from it: the machine starts";
 
 /// What there is of a machine.
 pub(super) struct MachineContent<'m> {
@@ -127,7 +127,7 @@ fn lost_sectors(record: &DiskRecord) -> Untranslated {
             noted_sector(&record.notes),
             record.name
         ),
-        why: "it has those of 512 bytes there, by which a guest does not find its partitions".to_owned(),
+        why: "it has sectors of 512 bytes there: the guest may not find its partitions".to_owned(),
     }
 }
 

@@ -79,7 +79,7 @@ impl Exported<'_> {
         }
         for lost in self.lost.iter().filter(|lost| lost.why == OF_ITS_HOST) {
             job.progress.note(&format!(
-                "domain.xml still has {}, which {}: take it out where the machine is to start on another one",
+                "domain.xml still has {}, which {}: remove it to start the machine on another host",
                 lost.what, lost.why
             ));
         }

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use holdfast_archive::Packed;
 use holdfast_hardware::virtualbox::{
-    Image, Network, RestoredIdentity, RestoredOptions, VirtualBoxOptions, read, restored, write,
+    Image, NetworkAttachment, RestoredIdentity, RestoredOptions, VirtualBoxOptions, read, restored, write,
 };
 use holdfast_hardware::{DiskKind, Translated, Untranslated};
 use holdfast_host::Uuid;
@@ -130,7 +130,7 @@ impl Exported<'_> {
             let wish = VirtualBoxOptions {
                 uuid: uuid.to_string(),
                 disks: images,
-                network: Network::Nat,
+                network: NetworkAttachment::Nat,
             };
             let Translated { value, dropped } = write(&self.machine, &wish);
             self.dropped.extend(dropped);

@@ -52,7 +52,7 @@ fn each_credential_opens_its_own_slot_to_the_same_secret() {
 }
 
 #[test]
-fn a_wrong_password_is_told_with_the_slots_that_were_tried() {
+fn a_wrong_password_error_lists_the_tried_slots() {
     let (store, ids, _) = with(&[ALICE, BOB, KEY_FILE]);
     let error = unlock(&store, Credential::Password(b"eve")).unwrap_err();
     let KeyError::WrongCredential { tried, damaged, .. } = &error else {

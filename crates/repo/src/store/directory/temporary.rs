@@ -166,7 +166,7 @@ mod tests {
     use crate::store::ObjectKind;
 
     #[test]
-    fn without_hard_links_a_rename_decides_who_comes_first() {
+    fn without_hard_links_the_first_rename_wins() {
         let folder = tempfile::TempDir::new().unwrap();
         let tree = Arc::new(Tree::open(folder.path()).unwrap());
         let name = ObjectName::new(ObjectKind::Index, "a").unwrap();

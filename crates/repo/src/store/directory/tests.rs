@@ -27,7 +27,7 @@ fn a_directory_is_a_store() {
 }
 
 #[test]
-fn what_is_not_there_is_not_made_by_opening_it() {
+fn opening_does_not_create_a_missing_store() {
     let folder = TempDir::new().unwrap();
     let path = folder.path().join("repository");
     assert!(matches!(DirectoryStore::open(&path), Err(StoreError::NoStore { .. })));
@@ -43,7 +43,7 @@ fn what_is_not_there_is_not_made_by_opening_it() {
 }
 
 #[test]
-fn objects_lie_where_the_format_says_and_are_their_owners_alone() {
+fn objects_have_the_documented_paths_and_private_modes() {
     let (folder, store) = store();
     let root = folder.path().join("repository");
     store.put(&ObjectName::config(), b"config").unwrap();
@@ -60,7 +60,7 @@ fn objects_lie_where_the_format_says_and_are_their_owners_alone() {
 }
 
 #[test]
-fn strangers_are_told_and_never_taken_for_objects() {
+fn foreign_files_are_reported_and_not_listed_as_objects() {
     let (folder, store) = store();
     let root = folder.path().join("repository");
     conformance::fill(&store);
@@ -175,7 +175,7 @@ fn an_open_handle_does_not_outlive_the_object() {
 }
 
 #[test]
-fn temporary_files_are_cleaned_by_age_and_a_writer_that_lost_its_file_says_so() {
+fn old_temporary_files_are_removed_and_their_writers_fail() {
     let (folder, store) = store();
     let mut writer = store.create(&name(ObjectKind::Index, "a")).unwrap();
     writer.append(&[0; 5000]).unwrap();
@@ -192,7 +192,7 @@ fn temporary_files_are_cleaned_by_age_and_a_writer_that_lost_its_file_says_so() 
 
 /// The clock of the file system decides: that of the host may be another one.
 #[test]
-fn what_crashed_writers_left_goes_when_it_is_old_and_not_before() {
+fn leftovers_of_crashed_writers_are_removed_only_when_old() {
     let (folder, store) = store();
     let mut writers: Vec<_> = ["old", "young"]
         .iter()
@@ -235,7 +235,7 @@ fn more_packs_than_handles_are_all_read() {
 
 /// What is no file under the name of an object stops nothing: packs are missing then, and markers say what is in their place.
 #[test]
-fn folders_links_and_pipes_in_the_place_of_objects_are_told_apart() {
+fn folders_links_and_pipes_are_distinguished_from_objects() {
     let folder = TempDir::new().unwrap();
     let store = DirectoryStore::open(folder.path()).unwrap();
     for (kind, number) in [

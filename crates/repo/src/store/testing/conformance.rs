@@ -16,18 +16,18 @@ const LARGE_BYTES: usize = 9 << 20;
 pub fn check(make: &mut dyn FnMut() -> Arc<dyn Store>) {
     let cases: [fn(&Arc<dyn Store>); 15] = [
         an_empty_store_has_nothing,
-        what_is_put_is_read_back,
+        stored_objects_are_read_back,
         objects_of_all_kinds_are_apart,
         the_first_put_of_a_name_stays,
         ranges_are_exact,
         a_bound_on_the_length_is_kept,
         a_streamed_object_appears_whole_at_its_commit,
-        an_abandoned_object_was_never_there,
+        an_abandoned_object_does_not_exist,
         an_object_on_its_way_is_not_cleaned_away_while_it_is_young,
         a_deleted_object_is_gone_and_its_name_free,
         lists_are_complete,
         ages_are_of_the_objects_that_there_are,
-        a_list_may_delete_what_it_is_given_and_stops_at_an_error,
+        listing_may_delete_objects_and_stops_at_an_error,
         one_of_many_at_once_creates,
         partial_objects_are_invisible,
     ];
@@ -114,7 +114,7 @@ fn an_empty_store_has_nothing(store: &Arc<dyn Store>) {
     assert!(!store.describe().is_empty());
 }
 
-fn what_is_put_is_read_back(store: &Arc<dyn Store>) {
+fn stored_objects_are_read_back(store: &Arc<dyn Store>) {
     for length in [0, 1, 511, 4096, 65_537, LARGE_BYTES] {
         let name = name(ObjectKind::Pack, &format!("ab{length}"));
         let bytes = pattern(length);
@@ -231,7 +231,7 @@ fn an_object_on_its_way_is_not_cleaned_away_while_it_is_young(store: &Arc<dyn St
     assert_eq!(store.clean(Duration::from_secs(3600)).expect("nothing is left"), 0);
 }
 
-fn an_abandoned_object_was_never_there(store: &Arc<dyn Store>) {
+fn an_abandoned_object_does_not_exist(store: &Arc<dyn Store>) {
     let mut writer = store.create(&index("a")).expect("create");
     writer.append(b"abandoned").expect("append");
     drop(writer);
@@ -294,7 +294,7 @@ fn ages_are_of_the_objects_that_there_are(store: &Arc<dyn Store>) {
     }
 }
 
-fn a_list_may_delete_what_it_is_given_and_stops_at_an_error(store: &Arc<dyn Store>) {
+fn listing_may_delete_objects_and_stops_at_an_error(store: &Arc<dyn Store>) {
     fill(store);
     let mut visited = 0;
     let stopped = store.list(ObjectKind::Pack, &mut |name, _| {

@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_store_fails_only_what_takes_space() {
+    fn a_full_store_fails_only_writes() {
         let (memory, store) = faulty(1, Fault::NoSpace, FaultSpan::Forever, 7);
         store.delete(&name("a")).unwrap();
         assert!(!store.has_failed());

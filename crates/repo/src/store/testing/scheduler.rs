@@ -425,7 +425,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_may_or_may_not_see_what_comes_while_it_runs() {
+    fn a_list_may_or_may_not_include_concurrent_objects() {
         let mut seen = BTreeSet::new();
         for seed in 0..200 {
             let memory = MemoryStore::new();

@@ -660,7 +660,7 @@ mod tests {
     }
 
     #[test]
-    fn refusals_that_cannot_be_passed_over_are_told() {
+    fn unrecoverable_refusals_are_errors() {
         let structured = reply(8, 1);
         let (extended, set) = (reply(11, 0x8000_0001), reply(10, 1));
         let begin = [

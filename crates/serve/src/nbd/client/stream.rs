@@ -164,7 +164,7 @@ mod tests {
     use super::Stream;
 
     #[test]
-    fn a_peer_that_waits_for_room_is_told_of_the_end() {
+    fn a_peer_that_waits_for_buffer_space_is_woken_at_the_end() {
         let (mut ours, mut peer) = UnixStream::pair().unwrap();
         peer.set_nonblocking(true).unwrap();
         let full = std::iter::repeat_with(|| peer.write(&[0; 4096])).find_map(Result::err);

@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_used_is_refused_with_the_reason() {
+    fn unusable_uris_are_refused_with_the_reason() {
         for (uri, reason) in [
             ("", "no scheme"),
             ("nbd:host", "// is missing"),

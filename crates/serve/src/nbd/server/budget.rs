@@ -93,7 +93,7 @@ mod tests {
     use super::Budget;
 
     #[test]
-    fn no_more_is_given_than_there_is_and_the_first_who_waits_comes_first() {
+    fn the_budget_is_never_exceeded_and_waiters_are_served_in_order() {
         let budget = Arc::new(Budget::new(100));
         let first = budget.try_take(60).unwrap();
         assert!(budget.try_take(41).is_none());

@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_export_does_not_offer_is_refused_and_says_why() {
+    fn unsupported_requests_are_refused_with_a_reason() {
         let none = CommandFlags::default();
         let read_only = terms(ExportFlags::READ_ONLY);
         for kind in [CommandKind::WRITE, CommandKind::TRIM, CommandKind::WRITE_ZEROES] {
@@ -357,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_become_what_they_mean() {
+    fn flags_are_decoded() {
         let offers = ExportFlags::FUA | ExportFlags::WRITE_ZEROES | ExportFlags::FAST_ZERO | ExportFlags::DONT_FRAGMENT;
         let zeroes = header(
             CommandKind::WRITE_ZEROES,
@@ -382,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn a_payload_follows_writes_and_with_extended_headers_what_says_so() {
+    fn a_payload_follows_writes_and_extended_requests_with_its_flag() {
         let none = CommandFlags::default();
         let write = header(CommandKind::WRITE, none, 0, 77);
         let read = header(CommandKind::READ, CommandFlags::PAYLOAD_LENGTH, 0, 77);

@@ -87,7 +87,7 @@ pub(super) fn kind_of(args: &ExportArgs) -> Result<(ExportKind, Option<Packing>)
 fn check_kind(args: &ExportArgs, kind: ExportKind) -> Result<(), Error> {
     if args.with_memory && kind != ExportKind::Xva {
         return Err(Error::usage(
-            "--with-memory goes with pools and --format xva only: another hypervisor cannot go on from it",
+            "--with-memory goes with pools and --format xva only: another hypervisor cannot resume from it",
             "leave it out, and the machine starts",
         ));
     }

@@ -150,7 +150,7 @@ fn tls_begins_with_a_clean_slate() {
 }
 
 #[test]
-fn a_server_that_stops_says_so() {
+fn a_stopping_server_refuses_with_shutdown() {
     let (output, _) = talk(TlsMode::Off, "00000003 IHAVEOPT 00000003 00000000", true);
     assert_eq!(output[..16], bytes("0003e889045565a9 00000003 80000007"));
     let (output, progress) = talk(TlsMode::Off, "00000003 IHAVEOPT 00000001 00000001 \"d\"", true);
