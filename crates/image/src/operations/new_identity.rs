@@ -60,7 +60,7 @@ pub struct IdentityChange {
 ///
 /// # Errors
 /// - [`Error::NoIdentity`] for raw and qcow2 images, and for single deltas of Parallels, whose identity is in the
-/// descriptor in their folder: opened by that, the disk gets it, and all of its deltas get new ones;
+///   descriptor in their folder: opened by that, the disk gets it, and all of its deltas get new ones;
 /// - [`Error::HasChildren`] if there are children in the folder of the image that must not be changed.
 pub fn set_identity(path: &Path, options: &OpenOptions, new: &NewIdentity) -> Result<IdentityChange> {
     if new.id.is_nil() {

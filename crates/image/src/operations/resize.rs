@@ -3,7 +3,7 @@
 //! All formats grow in one order, so that after a crash the disk has the old or the new size:
 //!
 //! 1. The tables grow into unused space; then the header records their new size. Tables may be larger than the disk
-//! needs.
+//!    needs.
 //! 2. Leftover data past the old end, in the tables or in a backing file, is zeroed.
 //! 3. The header records the new disk size.
 //!

@@ -3,8 +3,8 @@
 //!
 //! Invariants, which reduce the effect of any crash to a leak:
 //! - A stored refcount is never below the number of stored references. An increment is stored and synced before the
-//! reference is; a decrement is applied ([`Allocator::apply_releases`]) only after the removal of the reference was
-//! synced.
+//!   reference is; a decrement is applied ([`Allocator::apply_releases`]) only after the removal of the reference was
+//!   synced.
 //! - A cluster is allocated only if its refcount in memory is 0, so never while a stored reference to it exists.
 //! - A cluster with metadata is never allocated, even if its refcount is 0: that is damage, and an error.
 
