@@ -6,22 +6,7 @@
 use crate::bus_address::AddressAllocator;
 use crate::machine::POSITION_COUNT;
 use crate::xml_characters::remove_unrepresentable;
-use crate::{Bus, CardModel, Disk, DiskKind, Firmware, Machine, Translated, Untranslated};
-
-/// The hypervisor that a machine moves to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Platform {
-    /// QEMU, managed by libvirt.
-    Qemu,
-    /// QEMU, managed by Proxmox VE.
-    Proxmox,
-    /// XenServer and XCP-ng.
-    Xen,
-    /// Hypervisors that import OVF: VMware, VirtualBox.
-    Ovf,
-    /// VirtualBox, by its own settings.
-    VirtualBox,
-}
+use crate::{Bus, CardModel, Disk, DiskKind, Firmware, Machine, Platform, Translated, Untranslated};
 
 /// The machine with the devices that `platform` supports.
 pub fn adapt(machine: &Machine, platform: Platform) -> Translated<Machine> {

@@ -18,16 +18,18 @@ mod machine;
 pub mod ovf;
 mod percent;
 mod plain_path;
+mod platform;
 pub mod proxmox;
 pub mod virtualbox;
 pub mod xen;
 pub mod xml;
 mod xml_characters;
 
-pub use adapt::{Platform, adapt};
+pub use adapt::adapt;
 pub use encoding::xml_text;
 pub use error::{Error, Result};
 pub use machine::{
     Bus, CardModel, Clock, Disk, DiskKind, Firmware, Machine, NetworkCard, Topology, Translated, Untranslated,
 };
 pub use plain_path::plain_path;
+pub use platform::Platform;
