@@ -90,7 +90,10 @@ impl Exports for ExportsOfState {
         } else {
             ExportDevice::ReadOnly(Arc::new(device))
         };
-        let mut export = Export::new(name, device).with_zero_speed(ZeroSpeed::Quick);
+        let mut export = Export::new(name, device);
+        if matches!(node.driver, Driver::NullCo) {
+            export = export.with_zero_speed(ZeroSpeed::Quick);
+        }
         for (node, bitmap) in &exported.bitmaps {
             if let Some(bitmap) = state.nodes.get(node).and_then(|node| node.bitmap(bitmap)) {
                 export = export.with_bitmap(&bitmap.name, Arc::new(bitmap.dirty.clone()));
