@@ -20,6 +20,8 @@ use crate::qemu::qmp::{Monitor, MonitorError, QmpCommand, Result};
 /// A closing export releases its node when its last request has ended.
 const ATTEMPT_COUNT: u32 = 40;
 const ATTEMPT_INTERVAL: Duration = Duration::from_millis(50);
+/// Part of QEMU's message if its NBD server does not run.
+const SERVER_STOPPED: &str = "not running";
 
 /// The runs with objects in this QEMU.
 ///
@@ -149,8 +151,7 @@ impl Removal<'_> {
         if ours.len() == ids.len() && (has_nodes || has_files || !ours.is_empty()) {
             match self.monitor.execute(&QmpCommand::new("nbd-server-stop", Value::Null)) {
                 Ok(_) => {}
-                // It does not run.
-                Err(error) if error.is_refusal() => {}
+                Err(MonitorError::Refused { description, .. }) if description.contains(SERVER_STOPPED) => {}
                 Err(error) => return Err(error),
             }
         }
