@@ -15,7 +15,8 @@ use holdfast_host::qmp::{Monitor, MonitorError, QmpCommand, QmpSocket, Result};
 use holdfast_qemu_model::{ModelDisk, ModelFormat, ModelMachine, QemuModel};
 use serde_json::{Value, json};
 
-use crate::lab::{DISK_BYTES, Lab, run, scratch};
+use holdfast_test_kit::qemu::{DISK_BYTES, QemuLab, scratch};
+use holdfast_test_kit::run;
 
 const DEVICE: [&str; 2] = [
     "/machine/peripheral/disk0/virtio-backend",
@@ -24,7 +25,7 @@ const DEVICE: [&str; 2] = [
 
 /// The same machine twice: a disk of qcow2 and one of raw.
 struct Twins {
-    lab: Lab,
+    lab: QemuLab,
     folder: tempfile::TempDir,
     model: QemuModel,
     monitor: QmpSocket,
@@ -55,7 +56,7 @@ impl Twins {
         };
         let model = QemuModel::start(&socket, &machine).unwrap();
         Self {
-            lab: Lab::new(&["qcow2", "raw"]),
+            lab: QemuLab::new(&["qcow2", "raw"]),
             monitor: QmpSocket::connect(&socket).unwrap(),
             folder,
             model,
