@@ -34,7 +34,7 @@ struct NoTools;
 
 impl Tools for NoTools {
     fn ask(&self, program: &str, _arguments: &[&str]) -> Result<Answer, ToolError> {
-        Err(ToolError::NotThere {
+        Err(ToolError::NotFound {
             program: program.to_owned(),
         })
     }
