@@ -65,17 +65,23 @@ impl BareQemu {
     /// # Errors
     /// No monitor listens, it does not answer, or another client is connected.
     pub fn connect(path: &Path, clock: Arc<dyn Clock>) -> Result<Self> {
+        Self::connect_with_deadline(path, Duration::MAX, clock)
+    }
+
+    /// The same; afterwards no answer is waited for longer than `deadline`, whatever a command allows.
+    pub fn connect_with_deadline(path: &Path, deadline: Duration, clock: Arc<dyn Clock>) -> Result<Self> {
         let unreachable = |source: MonitorError| Error::Unreachable {
             address: path.display().to_string(),
             source: Box::new(source),
         };
-        let socket = QmpSocket::connect(path).map_err(|source| match source {
+        let mut socket = QmpSocket::connect(path).map_err(|source| match source {
             MonitorError::TimedOut { .. } => Error::MonitorInUse {
                 address: path.display().to_string(),
                 source,
             },
             other => unreachable(other),
         })?;
+        socket.limit_deadlines(deadline);
         let process = socket.peer().and_then(Process::of_qemu);
         let rights = socket.rights().map_err(|source| Error::Unreachable {
             address: path.display().to_string(),

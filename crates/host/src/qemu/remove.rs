@@ -20,6 +20,8 @@ use crate::qemu::qmp::{Monitor, MonitorError, QmpCommand, Result};
 /// A closing export releases its node when its last request has ended.
 const ATTEMPT_COUNT: u32 = 40;
 const ATTEMPT_INTERVAL: Duration = Duration::from_millis(50);
+/// Part of QEMU's message if its NBD server does not run.
+const SERVER_STOPPED: &str = "not running";
 
 /// The runs with objects in this QEMU.
 ///
@@ -70,20 +72,24 @@ pub fn remove_run(monitor: &dyn Monitor, clock: &dyn Clock, run: RunId) -> Resul
         run,
         first_error: None,
     };
-    let results = [
-        end_sending(monitor, clock, run),
-        removal.jobs(),
-        removal.exports(),
+    let mut results = vec![end_sending(monitor, clock, run), removal.jobs()];
+    let server = removal.exports();
+    let is_stopped = server.is_ok();
+    results.extend([
+        server,
         // While a reader uses the filter, QEMU forbids writes that bypass it.
         removal.nodes(&[Role::Frozen]),
         removal.detach_from_devices(Role::Switch),
         // A switch above a filter forbids all other writers of the disk, also when no device uses it any more.
         removal.nodes(&[Role::Switch]),
         removal.detach_from_devices(Role::Filter),
-        removal.nodes(&[Role::Filter, Role::Scratch, Role::Spool, Role::Marks]),
+        removal.nodes(&[Role::Filter, Role::Spool, Role::Marks]),
         removal.bitmaps(),
-        removal.files(),
-    ];
+    ]);
+    // A server without exports has no name. While these remain, the next attempt recognizes it as ours.
+    if is_stopped {
+        results.extend([removal.nodes(&[Role::Scratch]), removal.files()]);
+    }
     for error in results.into_iter().filter_map(Result::err) {
         removal.note(error);
     }
@@ -122,6 +128,10 @@ impl Removal<'_> {
         end_jobs(self.monitor, self.clock, &|id| self.is_ours(id))
     }
 
+    /// Ends the exports and the server.
+    ///
+    /// # Errors
+    /// The server may run on.
     fn exports(&mut self) -> Result<()> {
         let ids = export_ids(self.monitor)?;
         let ours: Vec<&String> = ids.iter().filter(|id| self.is_ours(id)).collect();
@@ -141,9 +151,8 @@ impl Removal<'_> {
         if ours.len() == ids.len() && (has_nodes || has_files || !ours.is_empty()) {
             match self.monitor.execute(&QmpCommand::new("nbd-server-stop", Value::Null)) {
                 Ok(_) => {}
-                // It does not run.
-                Err(error) if error.is_refusal() => {}
-                Err(error) => self.note(error),
+                Err(MonitorError::Refused { description, .. }) if description.contains(SERVER_STOPPED) => {}
+                Err(error) => return Err(error),
             }
         }
         Ok(())

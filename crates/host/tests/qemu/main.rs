@@ -8,5 +8,6 @@ mod cut;
 mod faults;
 mod iothreads;
 mod memory;
+mod model;
 mod monitor;
 mod switches;

@@ -2,10 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use crate::hypervisor::machine::{DiskKind, DiskSource, MachineDisk};
-use crate::hypervisor::qom::text;
+use crate::hypervisor::qom::{property, text};
 use crate::qemu::qmp::{Monitor, MonitorError, QmpCommand, Result};
 use crate::qemu::{device_path, run_of};
 
@@ -46,15 +46,8 @@ impl Blocks {
             let Some(device) = text(drive, "qdev").map(|qdev| device_path(&qdev)) else {
                 continue;
             };
-            let property = |name: &str| {
-                let arguments = json!({ "path": device, "property": name });
-                match monitor.execute(&QmpCommand::new("qom-get", arguments)) {
-                    // Not every device has this property.
-                    Err(error) if error.is_refusal() => Ok(Value::Null),
-                    other => other,
-                }
-            };
-            let kind = property("type")?;
+            // Every object has a type. A drive of the firmware without one would be taken for a disk.
+            let kind = property(monitor, &device, "type")?;
             let kind = kind.as_str().unwrap_or_default();
             if kind.starts_with("cfi.pflash") {
                 let writable = drive.get("inserted").filter(|inserted| inserted["ro"] == false);
@@ -62,7 +55,11 @@ impl Blocks {
                 blocks.nvram = blocks.nvram.or(path);
                 continue;
             }
-            let shared = property("share-rw")? == true;
+            let shared = match property(monitor, &device, "share-rw") {
+                // Not every device has this property.
+                Err(error) if error.is_refusal() => false,
+                shared => shared? == true,
+            };
             let disk = disk(drive, device, (kind, shared), resolve);
             blocks.add(disk);
         }

@@ -29,6 +29,8 @@ const GREETING: &str = "greeting";
 pub struct QmpSocket {
     writer: Mutex<CommandWriter>,
     shared: Arc<Shared>,
+    /// No answer is waited for longer, whatever a command allows.
+    answer_deadline_max: Duration,
 }
 
 struct CommandWriter {
@@ -94,6 +96,11 @@ impl QmpSocket {
         })
     }
 
+    /// Waits for no answer longer than `deadline`, whatever a command allows.
+    pub(crate) fn limit_deadlines(&mut self, deadline: Duration) {
+        self.answer_deadline_max = deadline;
+    }
+
     /// Uses a connected socket.
     pub fn over(stream: UnixStream) -> Result<Self> {
         let socket = Self::start(stream)?;
@@ -118,6 +125,7 @@ impl QmpSocket {
         Ok(Self {
             writer: Mutex::new(CommandWriter { stream, next_number: 1 }),
             shared,
+            answer_deadline_max: Duration::MAX,
         })
     }
 
@@ -210,7 +218,8 @@ impl QmpSocket {
     fn ask(&self, command: &QmpCommand) -> Result<Value> {
         let _wait = Wait::for_answer(MONITOR);
         let number = self.send(command)?;
-        let answered = self.shared.wait(command.deadline, |state| {
+        let deadline = command.deadline.min(self.answer_deadline_max);
+        let answered = self.shared.wait(deadline, |state| {
             match state.answers.get_mut(&number).and_then(Option::take) {
                 Some(answer) => Some(Some(answer)),
                 None => state.end.is_some().then_some(None),
@@ -222,7 +231,7 @@ impl QmpSocket {
             Some(None) => Err(self.gone(command.name)),
             None => Err(MonitorError::TimedOut {
                 command: command.name.to_owned(),
-                after: command.deadline,
+                after: deadline,
             }),
         }
     }

@@ -1,0 +1,229 @@
+//! A backup with a fault at its first command, then at its second, until it has no more.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::time::Duration;
+
+use holdfast_engine::{Compared, Finding, FindingKind, FindingState, Method, Outcome};
+use holdfast_qemu_model::{Fault, FaultKind};
+use holdfast_repo::SnapshotId;
+use serde_json::Value;
+
+use crate::lab::{BackupResult, DISK_BYTES, Lab, is_lock};
+
+/// Longer than a model takes for anything, on a host that is busy.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// How long a command that is done late is waited for, by default.
+const LATE: Duration = Duration::from_millis(100);
+/// The same for each command of a QEMU that does nothing any more.
+const HUNG: Duration = Duration::from_millis(25);
+/// Labs that share the commands of a kind that takes time.
+const SHARE_COUNT: usize = 4;
+/// How often a fault is tried that was not reached: on a busy host an answer may take longer than is waited for.
+const ATTEMPT_COUNT: usize = 20;
+/// Bytes that the guest writes at once.
+const WRITE_BYTES: usize = 4096;
+
+/// Which machine is backed up, and how.
+#[derive(Debug, Clone)]
+pub(crate) struct Scenario {
+    pub(crate) disk_count: usize,
+    pub(crate) is_first: bool,
+    pub(crate) has_nvram: bool,
+    pub(crate) has_iothread: bool,
+    pub(crate) method: Option<Method>,
+    /// What goes wrong.
+    pub(crate) kinds: &'static [FaultKind],
+}
+
+/// The kinds that differ most from one another, where the others are tried with another scenario.
+pub(crate) const MAIN_KINDS: &[FaultKind] = &[FaultKind::Refused, FaultKind::Killed];
+
+impl Default for Scenario {
+    fn default() -> Self {
+        Self {
+            disk_count: 2,
+            is_first: false,
+            has_nvram: false,
+            has_iothread: false,
+            method: None,
+            kinds: MAIN_KINDS,
+        }
+    }
+}
+
+/// Puts a fault of each kind at each command.
+pub(crate) fn survives_all(scenario: &Scenario) {
+    let command_count = count_commands(scenario);
+    assert!(command_count > 20, "a backup has more than {command_count} commands");
+    std::thread::scope(|scope| {
+        for kind in scenario.kinds.iter().copied() {
+            let share_count = match kind {
+                FaultKind::Late | FaultKind::Hung => SHARE_COUNT,
+                _ => 1,
+            };
+            for share in 0..share_count {
+                scope.spawn(move || {
+                    let lab = Arc::new(Lab::new(scenario));
+                    prepare(&lab, scenario);
+                    for at in (1..=command_count).skip(share).step_by(share_count) {
+                        survives(&lab, scenario, kind, at);
+                    }
+                });
+            }
+        }
+    });
+}
+
+/// The commands of a backup at which nothing goes wrong.
+fn count_commands(scenario: &Scenario) -> usize {
+    let lab = Lab::new(scenario);
+    prepare(&lab, scenario);
+    lab.model.arm(None);
+    let report = lab.back_up(PATIENCE).unwrap();
+    let (commands, _) = lab.model.disarm();
+    let by_bitmap = |(_, compared): &(String, Compared)| matches!(compared, Compared::ByBitmap { .. });
+    let is_incremental = report.reading.compared.iter().all(by_bitmap);
+    assert_eq!(
+        is_incremental,
+        !scenario.is_first && scenario.method.is_none(),
+        "{:?}",
+        report.reading.compared
+    );
+    commands.len()
+}
+
+fn prepare(lab: &Lab, scenario: &Scenario) {
+    write(lab, 1);
+    if !scenario.is_first {
+        lab.back_up(PATIENCE).unwrap();
+    }
+    write(lab, 2);
+}
+
+/// The guest writes to each disk.
+fn write(lab: &Lab, number: usize) {
+    for disk in 0..lab.disk_count() {
+        let place = (number * 7 + disk) as u64 * 37 * 4096 % (DISK_BYTES - WRITE_BYTES as u64);
+        let byte = u8::try_from(number % 251).unwrap() + 1;
+        lab.model.guest_write(disk, &[byte; WRITE_BYTES], place).unwrap();
+    }
+}
+
+fn survives(lab: &Arc<Lab>, scenario: &Scenario, kind: FaultKind, at: usize) {
+    for _ in 0..ATTEMPT_COUNT {
+        if scenario.is_first {
+            lab.begin_anew();
+        }
+        write(lab, at);
+        let before = Before {
+            inventory: lab.model.inventory(),
+            files: lab.files(),
+            disks: lab.guest_bytes(),
+            snapshots: lab.snapshots(),
+        };
+        let (result, is_unreached) = back_up_with(lab, kind, at);
+        let case = format!("{kind:?} at command {at} of {scenario:?}: {result}");
+        before.is_there_again(lab, kind, &case);
+        write(lab, at + 1);
+        let now = lab.guest_bytes();
+        let next = lab.back_up(PATIENCE);
+        let next = next.unwrap_or_else(|error| panic!("{case}; the next backup: {error:?}"));
+        assert!(
+            lab.stored(next.backup.snapshot.id) == now,
+            "{case}; the next backup is wrong"
+        );
+        if !is_unreached {
+            return;
+        }
+    }
+    panic!("{kind:?} was not reached at command {at} of {scenario:?}");
+}
+
+/// A backup with a fault; gives what became of it in words, and whether the fault was not reached.
+fn back_up_with(lab: &Arc<Lab>, kind: FaultKind, at: usize) -> (String, bool) {
+    let (send, over) = channel();
+    lab.model.arm(Some(Fault {
+        kind,
+        at,
+        happened: (kind == FaultKind::Killed).then(|| send.clone()),
+    }));
+    let deadline = match kind {
+        FaultKind::Late => LATE,
+        FaultKind::Hung => HUNG,
+        _ => PATIENCE,
+    };
+    let theirs = Arc::clone(lab);
+    let backup = std::thread::spawn(move || {
+        let result: BackupResult = theirs.back_up(deadline);
+        // A backup that counts as killed ends when nobody asks any more.
+        send.send(()).ok();
+        result.map_or_else(|error| format!("{error:?}"), |_| "it succeeds".to_owned())
+    });
+    over.recv().unwrap();
+    let (commands, is_unreached) = lab.model.disarm();
+    let result = if kind == FaultKind::Killed && !is_unreached {
+        // Its thread waits for good for an answer.
+        lab.bury();
+        "it is dead".to_owned()
+    } else {
+        backup.join().unwrap()
+    };
+    let command = commands.get(at - 1).map_or("none", |command| command);
+    (format!("{command}: {result}"), is_unreached)
+}
+
+/// What there is before a backup.
+struct Before {
+    inventory: Value,
+    files: Vec<PathBuf>,
+    disks: Vec<Vec<u8>>,
+    snapshots: Vec<SnapshotId>,
+}
+
+impl Before {
+    /// Nothing of a backup is left when the doctor has been there, and what it has committed is right.
+    fn is_there_again(&self, lab: &Lab, kind: FaultKind, case: &str) {
+        assert_eq!(lab.model.aborted(), None, "{case}");
+        assert!(lab.guest_bytes() == self.disks, "{case}: the guest sees other bytes");
+        let report = lab.cure();
+        // What a thread that counts as killed has locked looks as if it were alive.
+        let is_locked = |finding: &Finding| kind == FaultKind::Killed && finding.kind == FindingKind::Leftover;
+        let is_cured =
+            |outcome: &Outcome| matches!(outcome.result, FindingState::Repaired(_)) || is_locked(&outcome.finding);
+        assert!(report.findings.iter().all(is_cured), "{case}: {:?}", report.findings);
+        assert_eq!(
+            lab.model.aborted(),
+            None,
+            "{case}, then the doctor {:?}",
+            report.findings
+        );
+        let after = lab.model.inventory();
+        for (what, found) in self.inventory.as_object().unwrap() {
+            if what != "bitmaps" {
+                assert_eq!(after[what], *found, "{case}: {what}, after {:?}", report.findings);
+            }
+        }
+        // Those of another repository are not looked at.
+        let ours = format!(": holdfast-{}", &lab.repository().config().id.to_string()[..8]);
+        let is_ours = |bitmap: &&Value| bitmap.as_str().unwrap().contains(&ours);
+        let bitmaps: Vec<&Value> = after["bitmaps"].as_array().unwrap().iter().filter(is_ours).collect();
+        assert!(
+            bitmaps.len() <= lab.disk_count(),
+            "{case}: bitmaps {bitmaps:?}, after {:?}",
+            report.findings
+        );
+        let files = lab.files();
+        let is_new = |path: &&PathBuf| !self.files.contains(path) && path.is_file() && !is_lock(path);
+        let new: Vec<&PathBuf> = files.iter().filter(is_new).collect();
+        assert!(new.is_empty() || kind == FaultKind::Killed, "{case}: files {new:?}");
+        assert!(
+            lab.guest_bytes() == self.disks,
+            "{case}: the guest sees other bytes when the doctor has been there"
+        );
+        for snapshot in lab.snapshots().iter().filter(|id| !self.snapshots.contains(id)) {
+            assert!(lab.stored(*snapshot) == self.disks, "{case}: the snapshot is wrong");
+        }
+    }
+}

@@ -1,0 +1,56 @@
+//! What QEMU answers where it does not do what it was asked.
+
+use serde_json::{Value, json};
+
+/// Result of a command.
+pub(crate) type Answer<T> = Result<T, Refusal>;
+
+/// An error of QEMU: its class, and its words.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Refusal {
+    pub(crate) class: &'static str,
+    pub(crate) description: String,
+}
+
+impl Refusal {
+    pub(crate) fn generic(description: impl Into<String>) -> Self {
+        Self {
+            class: "GenericError",
+            description: description.into(),
+        }
+    }
+
+    pub(crate) fn device_not_found(name: &str) -> Self {
+        Self {
+            class: "DeviceNotFound",
+            description: format!("Device '{name}' not found"),
+        }
+    }
+
+    pub(crate) fn command_not_found(name: &str) -> Self {
+        Self {
+            class: "CommandNotFound",
+            description: format!("The command {name} has not been found"),
+        }
+    }
+
+    pub(crate) fn to_value(&self) -> Value {
+        json!({ "class": self.class, "desc": self.description })
+    }
+}
+
+/// A text among the arguments of a command.
+pub(crate) fn text<'a>(arguments: &'a Value, key: &str) -> Answer<&'a str> {
+    let found = arguments.get(key).and_then(Value::as_str);
+    found.ok_or_else(|| Refusal::generic(format!("Parameter '{key}' is missing")))
+}
+
+/// The value of a switch that is off by default.
+pub(crate) fn flag(arguments: &Value, key: &str) -> bool {
+    arguments.get(key).and_then(Value::as_bool).unwrap_or_default()
+}
+
+/// The items of a list.
+pub(crate) fn items<'a>(arguments: &'a Value, key: &str) -> &'a [Value] {
+    arguments.get(key).and_then(Value::as_array).map_or(&[], Vec::as_slice)
+}
