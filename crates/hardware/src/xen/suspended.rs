@@ -137,7 +137,7 @@ pub fn suspended_machine(text: &str, original: &str, name: Option<&str>) -> Resu
             }
             // XAPI imports the memory only with this type.
             "VDI" if text_of("id") == machine.memory.id => {
-                set_field(record, "type", &Value::text("suspend"), &mut edits)
+                set_field(record, "type", &Value::text("suspend"), &mut edits);
             }
             _ => {}
         }

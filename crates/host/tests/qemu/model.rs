@@ -254,19 +254,12 @@ fn the_model_goes_through_a_backup_as_qemu_does() {
     }
 }
 
-/// Commands at a backup's halfway point, when everything is there that can be in the way.
-#[test]
-fn the_model_refuses_what_qemu_refuses() {
-    let twins = Twins::new();
-    let clock = SystemClock::new();
-    twins.both("instant", |monitor, folder| {
-        let request = request(monitor, folder, 1, 2);
-        PointInTime::make(monitor, &clock, request, &mut |_| ()).unwrap();
-    });
+/// Commands that QEMU refuses between the instant and the end of a backup of two disks.
+fn refused_commands() -> Vec<(&'static str, Value)> {
     let drive = |device: &str, node: &str| ("qom-set", json!({ "path": device, "property": "drive", "value": node }));
     let node = |name: &'static str, node: &str| (name, json!({ "node-name": node }));
     let bitmap = |name: &'static str, node: &str, bitmap: &str| (name, json!({ "node": node, "name": bitmap }));
-    let refused = [
+    vec![
         node("blockdev-del", "hf-00000001-0-filter"),
         node("blockdev-del", "hf-00000001-0-frozen"),
         node("blockdev-del", "hf-00000001-0-scratch"),
@@ -347,8 +340,19 @@ fn the_model_refuses_what_qemu_refuses() {
         ("job-cancel", json!({ "id": "none" })),
         ("job-dismiss", json!({ "id": "none" })),
         ("no-such-command", Value::Null),
-    ];
-    for (name, arguments) in refused {
+    ]
+}
+
+/// Commands at a backup's halfway point, when everything is there that can be in the way.
+#[test]
+fn the_model_refuses_what_qemu_refuses() {
+    let twins = Twins::new();
+    let clock = SystemClock::new();
+    twins.both("instant", |monitor, folder| {
+        let request = request(monitor, folder, 1, 2);
+        PointInTime::make(monitor, &clock, request, &mut |_| ()).unwrap();
+    });
+    for (name, arguments) in refused_commands() {
         twins.both(&format!("{name} {arguments}"), |monitor, _| {
             let answer = monitor.execute(&QmpCommand::new(name, arguments.clone()));
             assert!(

@@ -286,7 +286,7 @@ fn repaired_block_formats_are_read_by_qemu() {
                 bytes[72] = 1;
             },
             RepairMode::Safe,
-            &["from-copy", "mark-cleared"],
+            &["from-twin", "mark-cleared"],
         ),
         (
             "image.hds",

@@ -256,7 +256,7 @@ mod tests {
             0,
         )
         .unwrap();
-        assert!(why(found()).contains("no file"));
+        assert!(why(found()).contains("not a regular file"));
         let mut without = machine(MachineState::Running, &path, TpmStore::Folder);
         without.tpm.as_mut().unwrap().place = TpmPlace::Unknown("because".to_owned());
         assert!(why(read(&without, &Rights::Own, &ManualClock::new())).ends_with("not kept: because"));
