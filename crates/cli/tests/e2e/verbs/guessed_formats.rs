@@ -292,7 +292,7 @@ fn a_disk_that_may_be_raw_is_not_changed_as_another_format() {
             assert_eq!(output.status.code(), Some(1), "{words:?}: {output:?}");
             let stderr = String::from_utf8_lossy(&output.stderr);
             assert!(
-                stderr.contains("called like a raw image") && stderr.contains("--format"),
+                stderr.contains("has the name of a raw image") && stderr.contains("--format"),
                 "{words:?}: {stderr}"
             );
             assert!(rig.read(name) == disk, "{words:?}");

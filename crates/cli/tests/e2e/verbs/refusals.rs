@@ -129,7 +129,7 @@ fn a_backing_file_that_is_missing_is_named_with_its_image() {
         let (kind, text) = rig.error(1, words);
         assert_eq!(kind, "io");
         assert!(
-            text.contains("over.qcow2 is based on") && text.contains("base.qcow2"),
+            text.contains("on which over.qcow2 is based") && text.contains("base.qcow2"),
             "{text}"
         );
     }
