@@ -94,7 +94,7 @@ pub(crate) fn hostile_request(bytes: &[u8]) -> holdfast_block::hostile::Outcome 
         return Outcome::Refused;
     };
     let server = PeerServer {
-        sides: &|_| unreachable!("nobody is asked"),
+        sides: &|_| unreachable!("a check opens no side"),
         root: Some(Dataset {
             provider: ProviderKind::Zfs,
             name: "tank/b".to_owned(),

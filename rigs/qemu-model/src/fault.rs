@@ -1,4 +1,4 @@
-//! What goes wrong at one command, and who is told that it did.
+//! A fault at one command, and its notification.
 
 use std::sync::mpsc::Sender;
 
@@ -41,7 +41,7 @@ pub struct Fault {
     pub kind: FaultKind,
     /// The number of the command, counted from 1 since the fault was armed.
     pub at: usize,
-    /// Who is told that it has happened.
+    /// Notified when the fault has happened.
     pub happened: Option<Sender<()>>,
 }
 
@@ -60,7 +60,7 @@ impl FaultPlan {
         let fault = self.armed.take_if(|fault| fault.at == number)?;
         Some(fault.kind).inspect(|_| {
             if let Some(happened) = fault.happened {
-                // Whoever asked may not wait for it any more.
+                // The receiver may have ended.
                 happened.send(()).ok();
             }
         })

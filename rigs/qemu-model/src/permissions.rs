@@ -1,4 +1,4 @@
-//! Who may write to a node beside whom.
+//! Permissions of users of a node to write to it at the same time.
 //!
 //! Each user of a node needs some permissions, and shares some with the other users; a change of the graph after which a user needs
 //! what another one does not share is refused. That decides the order in which filters have to be put in and taken out.

@@ -35,7 +35,7 @@ pub(crate) struct Connections {
     pub(crate) killed: Vec<UnixStream>,
 }
 
-/// How a connection goes on after a command.
+/// Whether a connection continues after a command.
 enum Next {
     Command,
     End,

@@ -172,7 +172,7 @@ fn back_up_with(lab: &Arc<Lab>, kind: FaultKind, at: usize) -> (String, bool) {
     let theirs = Arc::clone(lab);
     let backup = std::thread::spawn(move || {
         let result: BackupResult = theirs.back_up(deadline);
-        // A backup that counts as killed ends when nobody asks any more.
+        // A backup that counts as killed has no receiver any more.
         send.send(()).ok();
         result.map_or_else(|error| format!("{error:?}"), |_| "it succeeds".to_owned())
     });

@@ -197,7 +197,7 @@ fn bitmaps(node: &Value) -> Vec<Value> {
     let mut bitmaps: Vec<Value> = bitmaps
         .into_iter()
         .flatten()
-        // Those without a name are QEMU's own, and nobody reads them.
+        // Those without a name are QEMU's own, and no program reads them.
         .filter(|bitmap| bitmap.get("name").is_some())
         .map(|bitmap| {
             let fields = ["name", "granularity", "count", "recording", "persistent", "busy"];
