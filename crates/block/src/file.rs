@@ -8,6 +8,7 @@ mod direct;
 mod extents;
 mod io;
 mod open;
+mod replace;
 mod space;
 mod stamp;
 
@@ -23,6 +24,7 @@ use crate::{BlockDevice, BlockDeviceMut, Error, ExtentList, Result};
 
 pub use direct::{Access, DirectPath};
 use open::OpenFile;
+pub use replace::{rename_durably, replace_file, sync_folder_of};
 pub use stamp::FileChange;
 
 /// Whether I/O uses the page cache.

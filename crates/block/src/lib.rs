@@ -15,11 +15,13 @@ mod clock;
 mod device;
 mod either;
 mod error;
+mod error_text;
 mod extent;
 mod file;
 #[cfg(feature = "hostile")]
 #[doc(hidden)]
 pub mod hostile;
+mod lru;
 mod memory;
 mod overlay;
 mod random;
@@ -38,8 +40,13 @@ pub use clock::{Clock, ManualClock, SystemClock};
 pub use device::{BlockDevice, BlockDeviceMut, for_each_extent};
 pub use either::EitherData;
 pub use error::{Error, Result};
+pub use error_text::{error_messages, error_text};
 pub use extent::{Extent, ExtentKind, ExtentList};
-pub use file::{Access, DirectPath, FileChange, FileDevice, FileDeviceMut, IoMode, ReadHint};
+pub use file::{
+    Access, DirectPath, FileChange, FileDevice, FileDeviceMut, IoMode, ReadHint, rename_durably, replace_file,
+    sync_folder_of,
+};
+pub use lru::LruCache;
 pub use memory::MemoryDevice;
 pub use overlay::{BackingId, CommitReport, OVERLAY_VERSION, OverlayDevice, OverlayInfo, OverlayOptions, OverlayState};
 pub use random::SeededRandom;

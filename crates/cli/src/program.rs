@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use clap::builder::StyledStr;
 use clap::error::ErrorKind;
 use clap::{ColorChoice, Command, FromArgMatches as _};
+use holdfast_block::error_messages;
 use holdfast_host::map_large_buffers;
 use holdfast_policy::sanoid::Level;
 use rustix::fs::Mode;
@@ -16,7 +17,7 @@ use crate::args::{ColorWhen, GlobalArgs, OutputArgs};
 use crate::commands::{Arguments, COMMAND_LINE, short_screen, tell_check};
 use crate::context::Context;
 use crate::context::standard_streams::open_output;
-use crate::errors::{Error, chain};
+use crate::errors::Error;
 use crate::exit::Exit;
 use crate::output::{Format, Paint, error_document};
 use crate::process::environment::Environment;
@@ -68,7 +69,7 @@ fn run(words: &[OsString], environment: Environment, requests: ProgressRequests)
             if let Exit::Signal(number) = exit
                 && let Err(error) = end_by(number.into())
             {
-                context.console().error(&chain(&error), None);
+                context.console().error(&error_messages(&error), None);
             }
             exit
         }
@@ -144,19 +145,19 @@ fn fail(path: Option<&str>, error: &Error, context: &Context) -> Exit {
     let advice = error.advice();
     let console = context.console();
     console.clear_progress();
-    console.error(&chain(error), advice.hint.as_deref());
+    console.error(&error_messages(error), advice.hint.as_deref());
     let signal = context.signal().filter(|_| matches!(error, Error::Interrupted(_)));
     if context.output().format() == Format::Json {
         let exit_code = signal.map_or(advice.exit.code().into(), |signal| 128 + signal);
         let document = error_document(path, error, exit_code, &console.warnings());
         if let Err(error) = document.and_then(|document| context.output().data(document.as_bytes())) {
-            console.error(&chain(&error), None);
+            console.error(&error_messages(&error), None);
         }
     }
     if let Some(signal) = signal
         && let Err(error) = end_by(signal)
     {
-        console.error(&chain(&error), None);
+        console.error(&error_messages(&error), None);
     }
     advice.exit
 }

@@ -8,6 +8,7 @@ mod pack;
 mod plaintexts;
 mod small;
 
+use holdfast_block::LruCache;
 use holdfast_block::hostile::{Outcome, Parser};
 
 pub use map::{map, map_inner, map_leaf};
@@ -22,7 +23,6 @@ use crate::format::index::segment::forged;
 use crate::format::index::{SegmentKeys, segment_name};
 use crate::id::SegmentId;
 use crate::key::{self, Cipher, Credential, Keyring, MasterSecret, PaperKey, Purpose};
-use crate::lru::LruCache;
 use crate::store::{MemoryStore, ObjectKind, ObjectName, Store};
 
 const fn parser(name: &'static str, feed: fn(&[u8]) -> Outcome) -> Parser {

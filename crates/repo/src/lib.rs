@@ -12,7 +12,6 @@ pub mod hostile;
 mod id;
 pub mod key;
 mod losses;
-mod lru;
 mod packing;
 mod progress;
 mod read;

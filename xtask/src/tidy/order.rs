@@ -32,7 +32,6 @@ pub(crate) const ORDERS: &[Order] = &[
         &[
             "id",
             "wire",
-            "lru",
             "losses",
             "store",
             "key",

@@ -4,12 +4,13 @@ use std::fs::{File, OpenOptions};
 use std::io::{Seek, SeekFrom};
 use std::ops::Range;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use rustix::fs::OFlags;
 
 use super::IoMode;
 use super::direct::{Access, DirectPath};
+use super::replace::sync_folder_of;
 use super::stamp::{FileChange, Stamp};
 use crate::device::range_length;
 use crate::{Error, Result};
@@ -94,7 +95,7 @@ impl OpenFile {
             // The size is metadata that a later flush (fdatasync) relies on; the directory entry is what makes a flushed
             // file still be there after a power cut.
             .and_then(|()| file.sync_all())
-            .and_then(|()| File::open(directory_of(path))?.sync_all())
+            .and_then(|()| sync_folder_of(path))
             .map_err(&error)
             .and_then(|()| Self::from_file(file, path, Access::ReadWrite, mode));
         if made.is_err() {
@@ -152,13 +153,6 @@ impl OpenFile {
                 size_bytes: self.size_bytes,
             }),
         }
-    }
-}
-
-fn directory_of(path: &Path) -> PathBuf {
-    match path.parent() {
-        Some(parent) if parent != Path::new("") => parent.to_owned(),
-        _ => PathBuf::from("."),
     }
 }
 

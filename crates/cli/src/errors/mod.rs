@@ -172,33 +172,22 @@ impl From<holdfast_engine::Error> for Error {
     }
 }
 
-/// The messages of `error` and of its causes, from the outermost to the innermost; never empty.
-///
-/// A cause that says the same as what it caused is left out.
-pub fn chain(error: &dyn std::error::Error) -> Vec<String> {
-    let mut messages = vec![error.to_string()];
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let message = error.to_string();
-        if messages.last() != Some(&message) {
-            messages.push(message);
-        }
-        cause = error.source();
-    }
-    messages
-}
-
 #[cfg(test)]
 mod tests {
     use std::io::ErrorKind;
 
-    use super::{Error, PasswordError, chain};
+    use holdfast_block::error_messages;
+
+    use super::{Error, PasswordError};
     use crate::process::command::CommandError;
 
     #[test]
     fn the_chain_runs_from_what_to_why() {
         let reason = std::io::Error::new(ErrorKind::PermissionDenied, "permission denied");
         let error = Error::Password(PasswordError::Command(CommandError::Io(reason)));
-        assert_eq!(chain(&error), ["run the password command", "permission denied"]);
+        assert_eq!(
+            error_messages(&error),
+            ["run the password command", "permission denied"]
+        );
     }
 }

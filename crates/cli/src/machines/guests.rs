@@ -1,5 +1,6 @@
 //! The machines that are frozen while host snapshots are made.
 
+use holdfast_block::error_text;
 use holdfast_engine::{GuestReport, GuestRequest, MachinePlaces, Quiesce, Quiesced, machines_in, places_of};
 use holdfast_host::provider::HostSnapshotScope;
 use holdfast_host::qemu::memory::MemoryMethod;
@@ -85,7 +86,7 @@ impl KnownGuest {
                 Ok(guest) => guests.push(guest),
                 Err(error) if error.is_no_such_machine() => {}
                 Err(error) => {
-                    let reason = crate::errors::chain(&error).join(": ");
+                    let reason = error_text(&error);
                     let message = format!("{} is not frozen for this: {reason}", chosen.said);
                     context.console().warning(&message);
                 }

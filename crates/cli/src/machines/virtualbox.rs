@@ -2,13 +2,14 @@
 
 use std::path::PathBuf;
 
+use holdfast_block::error_text;
 use holdfast_engine::{ExchangeError, VirtualBox, VirtualBoxError, VirtualBoxMachine};
 use holdfast_host::virtualbox::{PROGRAM, VBoxManage, home_folder};
 use holdfast_policy::Glob;
 
 use crate::context::Context;
 use crate::context::search_path;
-use crate::errors::{Error, chain};
+use crate::errors::Error;
 use crate::process::environment;
 
 /// What is said of machines that are left out.
@@ -76,7 +77,7 @@ pub fn choose<'a>(
             context.console().warning(&format!(
                 "VirtualBox lists the machine {}, which cannot be read: {}",
                 machine.uuid,
-                chain(&error).join(": ")
+                error_text(&error)
             ));
         }
         let mut is_empty = true;

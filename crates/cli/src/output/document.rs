@@ -1,10 +1,11 @@
 //! The JSON documents; `docs/json.md` describes them for those who read them.
 
+use holdfast_block::error_messages;
 use serde::Serialize;
 
 use super::Report;
 use super::printable::printable_json;
-use crate::errors::{Error, chain};
+use crate::errors::Error;
 use crate::exit::Exit;
 
 /// Version of the documents' schema: it grows when a field goes away or changes its meaning, not when one is added.
@@ -56,7 +57,7 @@ pub fn error_document(
     warnings: &[String],
 ) -> Result<String, Error> {
     let advice = error.advice();
-    let mut causes = chain(error);
+    let mut causes = error_messages(error);
     let message = causes.remove(0);
     line(&Document::<()> {
         schema: SCHEMA,

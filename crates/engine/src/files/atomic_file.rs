@@ -13,7 +13,7 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
-use holdfast_block::{FileDeviceMut, IoMode};
+use holdfast_block::{FileDeviceMut, IoMode, sync_folder_of};
 use holdfast_image::ImageMut;
 use holdfast_repo::Environment;
 use rustix::fs::{CWD, FlockOperation, RenameFlags, flock, renameat_with};
@@ -172,9 +172,7 @@ impl NewFile {
             Existing::Replace => self.replace().map_err(failed)?,
             Existing::Keep => rename_to_free(&self.partial, &self.path)?,
         }
-        File::open(folder_of(&self.path))
-            .and_then(|folder| folder.sync_all())
-            .map_err(failed)?;
+        sync_folder_of(&self.path).map_err(failed)?;
         self.is_finished = true;
         Ok(())
     }
@@ -196,9 +194,7 @@ impl NewFile {
             drop(rename_to_free(kept_at, &self.path));
             return Err(error);
         }
-        File::open(folder_of(&self.path))
-            .and_then(|folder| folder.sync_all())
-            .map_err(failed("create", &self.path))?;
+        sync_folder_of(&self.path).map_err(failed("create", &self.path))?;
         self.is_finished = true;
         Ok(())
     }

@@ -7,6 +7,7 @@ use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
+use holdfast_block::rename_durably;
 use holdfast_host::{LOCK_HOLDER, Wait};
 use rustix::fs::{FlockOperation, flock};
 use serde_json::{Value, json};
@@ -49,9 +50,7 @@ pub fn write_note(path: &Path, half: &Path, bytes: &[u8]) -> std::io::Result<()>
     file.set_len(0)?;
     file.write_all(bytes)?;
     file.sync_all()?;
-    std::fs::rename(half, path)?;
-    // The name has to last as the content does.
-    path.parent().map_or(Ok(()), |folder| File::open(folder)?.sync_all())
+    rename_durably(half, path)
 }
 
 /// The half note, locked: it is being written as long as a process has this lock.

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 
+use holdfast_block::error_text;
 use holdfast_host::provider::{DatasetState, HostSnapshot, PoolRoom, PoolState, Provider as _, ProviderError};
 use holdfast_policy::sanoid::{
     Check, DatasetPolicy, Level, PoolDevice, PoolFacts, PoolStatus, ResolvedDatasets, SanoidConfig, SnapshotType,
@@ -173,20 +174,8 @@ fn answer(asked: Result<PoolState, ProviderError>, devices: Vec<PoolDevice>) -> 
             devices,
         }),
         Err(ProviderError::NotFound { .. }) => PoolStatus::Missing,
-        Err(error) => PoolStatus::Unknown(reason(&error)),
+        Err(error) => PoolStatus::Unknown(error_text(&error)),
     }
-}
-
-/// An error with its causes, on one line.
-fn reason(error: &dyn std::error::Error) -> String {
-    let mut words = vec![error.to_string()];
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        words.push(error.to_string());
-        cause = error.source();
-    }
-    words.dedup();
-    words.join(": ")
 }
 
 /// The datasets of a policy, with their snapshots.
@@ -203,7 +192,7 @@ impl MonitoredDatasets {
     /// Why nothing can be told, in words.
     fn find(request: &MonitorRequest<'_>) -> Result<Self, String> {
         let zfs = request.providers.zfs();
-        let found = zfs.datasets().map_err(|error| reason(&error))?;
+        let found = zfs.datasets().map_err(|error| error_text(&error))?;
         if found.is_empty() {
             return Err("ZFS knows of no dataset".to_owned());
         }
@@ -248,7 +237,7 @@ impl MonitoredDatasets {
                     });
                     types.insert(dataset.clone(), figures(typed));
                 }
-                Err(error) => drop(unknown.insert(dataset.clone(), reason(&error))),
+                Err(error) => drop(unknown.insert(dataset.clone(), error_text(&error))),
             }
         }
         Ok(Self {

@@ -3,7 +3,6 @@
 pub(crate) mod bottleneck;
 mod context;
 pub(crate) mod error;
-pub(crate) mod error_text;
 mod interrupt;
 pub(crate) mod name;
 pub(crate) mod priority;

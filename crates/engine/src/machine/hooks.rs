@@ -8,6 +8,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use holdfast_block::error_text;
 use holdfast_host::{Call, MachineState, MachineSummary, ProcessOutcome, why_untrusted};
 
 use crate::job::{Error, Job, Result};
@@ -166,7 +167,7 @@ impl<'a> HookCalls<'a> {
                     snapshot.into_iter().chain([(CONSISTENCY, consistency)]).collect(),
                 )
             }
-            Err(error) => self.call(HookEvent::JobAbort, vec![(ERROR, whole(error))]),
+            Err(error) => self.call(HookEvent::JobAbort, vec![(ERROR, error_text(error))]),
         };
         debug_assert!(ended.is_ok(), "what comes at the end only warns");
         result
@@ -267,18 +268,4 @@ impl Hooks {
             other => Err(other.to_string()),
         }
     }
-}
-
-/// An error with its causes.
-fn whole(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let message = error.to_string();
-        if !text.ends_with(&message) {
-            text = format!("{text}: {message}");
-        }
-        cause = error.source();
-    }
-    text
 }

@@ -2,10 +2,11 @@
 
 use std::collections::BTreeSet;
 use std::fs::File;
-use std::io::{Read as _, Write as _};
+use std::io::Read as _;
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
+use holdfast_block::{replace_file, sync_folder_of};
 use holdfast_host::domain_xml::{DiskPlace, Medium};
 use rustix::fs::{FlockOperation, Mode, OFlags, flock, open};
 use serde::{Deserialize, Serialize};
@@ -178,18 +179,9 @@ impl InstantJob {
         let write = || -> std::io::Result<()> {
             let job = serde_json::to_value(self)?;
             let bytes = serde_json::to_vec_pretty(&VersionedJob { version: VERSION, job })?;
-            let partial = self.folder.join("job.json.partial");
-            // The configuration may hold passwords of screens.
-            let mut file = File::options()
-                .write(true)
-                .create_new(true)
-                .mode(0o600)
-                .open(&partial)?;
-            file.write_all(&bytes)?;
-            file.sync_all()?;
-            std::fs::rename(&partial, &path)?;
-            File::open(&self.folder)?.sync_all()?;
-            File::open(self.folder.parent().unwrap_or(Path::new("/")))?.sync_all()
+            // Only the owner may read it: the configuration may hold passwords of screens.
+            replace_file(&path, &self.folder.join("job.json.partial"), &bytes, None)?;
+            sync_folder_of(&self.folder)
         };
         write().map_err(|source| Error::File {
             action: "write",
@@ -236,7 +228,7 @@ impl InstantJob {
         if self.has_begun() {
             return Ok(());
         }
-        let noted = File::create_new(&path).and_then(|_| File::open(&self.folder)?.sync_all());
+        let noted = File::create_new(&path).and_then(|_| sync_folder_of(&path));
         noted.map_err(|source| Error::File {
             action: "write",
             path,

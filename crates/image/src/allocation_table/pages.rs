@@ -8,7 +8,7 @@ use holdfast_block::to_usize;
 
 use crate::Result;
 use crate::file::ImageFile;
-use crate::model::lru::Lru;
+use crate::model::shared_cache::SharedCache;
 
 /// Unit of reads.
 const PAGE_BYTES: u64 = 4096;
@@ -18,7 +18,7 @@ pub(crate) const SECTOR_BYTES: u64 = 512;
 /// The metadata of an image file, with pending changes.
 pub(crate) struct Pages {
     file: Arc<dyn ImageFile>,
-    cache: Lru<Vec<u8>>,
+    cache: SharedCache<Vec<u8>>,
     changed: BTreeMap<u64, Vec<u8>>,
 }
 
@@ -27,7 +27,7 @@ impl Pages {
     pub(crate) fn new(file: Arc<dyn ImageFile>, cache_bytes: u64) -> Self {
         Self {
             file,
-            cache: Lru::new(cache_bytes),
+            cache: SharedCache::new(cache_bytes),
             changed: BTreeMap::new(),
         }
     }

@@ -9,7 +9,7 @@ use std::os::unix::fs::{FileExt as _, FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 
 use holdfast_block::{
-    DirectPath, Error as BlockError, ExtentKind, ExtentList, IoMode, Result as BlockResult, to_usize,
+    DirectPath, Error as BlockError, ExtentKind, ExtentList, IoMode, Result as BlockResult, sync_folder_of, to_usize,
 };
 use rustix::fs::{FallocateFlags, FlockOperation, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
@@ -116,10 +116,7 @@ impl HostFile {
 
     /// Makes the directory entry of the file at `path` durable.
     pub(crate) fn sync_directory(path: &Path) -> Result<()> {
-        let directory = directory_of(path);
-        File::open(&directory)
-            .and_then(|opened| opened.sync_all())
-            .map_err(|source| Error::io("sync", &directory, source))
+        sync_folder_of(path).map_err(|source| Error::io("sync", &directory_of(path), source))
     }
 
     /// Fails where the file was truncated since it was opened: the missing bytes must not read as zero.

@@ -2,9 +2,10 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+use holdfast_block::LruCache;
+
 use crate::format::pack::Location;
 use crate::id::PackId;
-use crate::lru::LruCache;
 
 /// Memory for what is known: about 80 GiB of stored disks.
 const MEMORY_BYTES: usize = 32 << 20;

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use holdfast_block::{BlockDevice, Error as DeviceError, ExtentKind, ExtentList, to_usize};
+use holdfast_block::{BlockDevice, Error as DeviceError, ExtentKind, ExtentList, LruCache, to_usize};
 
 use crate::error::{Error, Result};
 use crate::format::codec::FRAME_BYTES_MAX;
@@ -12,7 +12,6 @@ use crate::format::fingerprint::{BLOCK_LENGTH, FingerprintKeys};
 use crate::format::manifest::DiskRecord;
 use crate::format::map::{LEAF_BYTES, MapReader, PageRef, Piece, PieceContent, Unit};
 use crate::id::{PackId, SnapshotId};
-use crate::lru::LruCache;
 use crate::read::frame_check::{Depth, check_frame};
 use crate::repository::Repository;
 use crate::repository::packs::{FrameBuffers, Packs};

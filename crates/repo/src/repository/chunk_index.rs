@@ -3,12 +3,13 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex};
 
+use holdfast_block::LruCache;
+
 use crate::error::{Error, Result};
 use crate::format::index::segment::{SegmentKeys, SegmentPages};
 use crate::format::index::{IndexEntry, Prefix, SegmentReader, prefix_of, write_segment};
 use crate::format::pack::{Directory, Location};
 use crate::id::{ChunkId, PackId, SegmentId};
-use crate::lru::LruCache;
 use crate::repository::damage_records::KnownIdentity;
 use crate::repository::packs::Packs;
 use crate::store::{ObjectKind, StoreError};

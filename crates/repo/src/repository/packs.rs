@@ -3,6 +3,8 @@
 use std::collections::{BTreeMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
+use holdfast_block::LruCache;
+
 use crate::error::{Error, Result};
 use crate::format::codec::{Decompressor, FrameMemory};
 use crate::format::index::{SegmentKeys, find_frame_table};
@@ -10,7 +12,6 @@ use crate::format::map::{PAGE_BYTES_MAX, PageCache, PageRef};
 use crate::format::pack::{Location, PackKey, PackReader, read_around, read_directory};
 use crate::id::PackId;
 use crate::key::{Cipher, Keyring, Purpose};
-use crate::lru::LruCache;
 use crate::repository::relocations::{RelocationTables, load_relocations};
 use crate::store::{Store, StoreError};
 

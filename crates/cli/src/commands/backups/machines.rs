@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::ffi::OsString;
 
+use holdfast_block::error_text;
 use holdfast_host::{Decision, Description, DiskChoice, DiskKind, DiskSource, MachineDisk, TpmPlace, TpmVersion};
 use serde::Serialize;
 
@@ -10,7 +11,7 @@ use crate::args::PoolArgs;
 use crate::args::{Example, SharedOptions};
 use crate::commands::verb::Verb;
 use crate::context::Context;
-use crate::errors::{Error, chain};
+use crate::errors::Error;
 use crate::exit::Exit;
 use crate::machines::pools;
 use crate::machines::virtualbox;
@@ -281,7 +282,7 @@ fn run(args: &MachinesArgs, context: &Context) -> Result<Exit, Error> {
     for machine in chosen {
         let description = match machine.describe() {
             Err(error) if !is_one => {
-                let causes = chain(&Error::from(error)).join(": ");
+                let causes = error_text(&Error::from(error));
                 context.console().warning(&format!("{}: {causes}", machine.name()));
                 continue;
             }

@@ -6,6 +6,7 @@ use std::num::NonZeroU64;
 use std::path::PathBuf;
 use std::rc::Rc;
 
+use holdfast_block::{error_messages, error_text};
 use holdfast_engine::{
     FillOptions, FillRate, InstantError, InstantJob, InstantReport, Job, Location, instant_jobs, release_snapshot,
     resume_instantly, revive_instantly,
@@ -18,7 +19,7 @@ use crate::args::Example;
 use crate::commands::backups::live_server::launch;
 use crate::commands::verb::Verb;
 use crate::context::Context;
-use crate::errors::{Error, chain};
+use crate::errors::Error;
 use crate::exit::Exit;
 use crate::machines::{connect_libvirt, libvirt_address};
 use crate::output::{Page, Report, Style};
@@ -71,7 +72,7 @@ struct ResumeFailed {
 
 impl ResumeDone {
     fn fail(&mut self, machine: String, error: &Error, context: &Context) {
-        let causes = chain(error);
+        let causes = error_messages(error);
         context.console().error(&causes, error.advice().hint.as_deref());
         self.failed.push(ResumeFailed {
             machine,
@@ -203,7 +204,7 @@ impl Resumption<'_> {
             Err(error) => {
                 let failed = InstantError::Server {
                     machine: instant.machine.clone(),
-                    reason: chain(&error).join(": "),
+                    reason: error_text(&error),
                 };
                 not_opened.replace(Some(error));
                 Err(failed.into())

@@ -6,6 +6,7 @@ mod pools;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
+use holdfast_block::error_text;
 use holdfast_engine::{
     Action, DoctorReport, DoctorRequest, DoctorStorage, EmptiedOverlays, ExaminedMachine, ExaminedPool, Execution,
     FindingState, Outcome, StateStore, VirtualBox, VirtualBoxMachine, doctor, noted_runs,
@@ -20,7 +21,7 @@ use crate::args::PoolArgs;
 use crate::args::{Example, SharedOptions};
 use crate::commands::verb::Verb;
 use crate::context::Context;
-use crate::errors::{Error, chain};
+use crate::errors::Error;
 use crate::exit::Exit;
 use crate::machines::datasets;
 use crate::machines::runs;
@@ -448,7 +449,7 @@ fn noted_elsewhere(
         for chosen in hypervisors.all_of(vec![MachineWord::Qmp(path.into())])? {
             match hypervisors.find(&chosen) {
                 Ok(machine) => found.push(machine),
-                Err(error) => unreachable.push((record.machine.clone(), chain(&error).join(": "))),
+                Err(error) => unreachable.push((record.machine.clone(), error_text(&error))),
             }
         }
     }
@@ -461,7 +462,7 @@ fn repository(context: &Context) -> Option<Repository> {
     let opened = context.open_repository();
     opened
         .map_err(|error| {
-            let why = chain(&error).join(": ");
+            let why = error_text(&error);
             context
                 .console()
                 .warning(&format!("which bitmaps snapshots need is not known: {why}"));

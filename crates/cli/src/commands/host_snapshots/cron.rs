@@ -4,6 +4,7 @@ use std::cell::{Cell, OnceCell, RefCell};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use holdfast_block::error_text;
 use holdfast_daemon::{Outcome as RunOutcome, RunEntry, RunReport};
 use holdfast_engine::{
     GuestRequest, Guests, MachinePlaces, MemoryOptions, PolicyRunReport, PolicyRunRequest, SetId, run_policy,
@@ -17,7 +18,7 @@ use crate::args::{Example, JobArgs, SharedOptions};
 use crate::commands::verb::Verb;
 use crate::context::Context;
 use crate::context::sanoid_file::{self, SanoidFileArgs};
-use crate::errors::{Error, chain};
+use crate::errors::Error;
 use crate::exit::Exit;
 use crate::machines::Hypervisors;
 use crate::machines::datasets;
@@ -227,7 +228,7 @@ impl FoundGuests<'_> {
             match KnownGuest::all(&self.hypervisors, self.context) {
                 Ok(known) => known,
                 Err(error) => {
-                    let reason = crate::errors::chain(&error).join(": ");
+                    let reason = error_text(&error);
                     let message = format!("no machine is frozen for this: {reason}");
                     // Where the address of libvirt is given, machines are expected there.
                     if self.args.connect.is_some() {
@@ -321,7 +322,7 @@ fn run(args: &CronArgs, context: &Context) -> Result<Exit, Error> {
 fn entry(report: &Result<CronDone, Error>, start: Timestamp, duration: Duration) -> RunEntry {
     let (exit, error) = match report {
         Ok(done) => (done.exit(), done.failure()),
-        Err(error) => (error.advice().exit, Some(chain(error).join(": "))),
+        Err(error) => (error.advice().exit, Some(error_text(error))),
     };
     let outcome = match exit {
         Exit::Ok => RunOutcome::Done,

@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::ffi::OsString;
 use std::time::Duration;
 
+use holdfast_block::{error_messages, error_text};
 use holdfast_engine::{
     GuestRequest, HostSnapshotReport, HostSnapshotRequest, Job, NamedSnapshotSet, Providers, SetId, StateStore,
     Subject, name_of_instant, take_host_snapshots,
@@ -226,7 +227,7 @@ fn run(args: &SnapshotArgs, context: &Context) -> Result<Exit, Error> {
                 return Err(error);
             }
             Err(error) => {
-                let causes = crate::errors::chain(&error);
+                let causes = error_messages(&error);
                 context.console().error(&causes, error.advice().hint.as_deref());
                 done.failed.push(FailedDocument {
                     target: one.said.clone(),
@@ -272,7 +273,7 @@ fn guests_in(
         Ok(all) => all,
         Err(error) if args.quiesce == QuiesceWhen::Require || args.connect.is_some() => return Err(error),
         Err(error) => {
-            let reason = crate::errors::chain(&error).join(": ");
+            let reason = error_text(&error);
             context
                 .console()
                 .note(&format!("no machine is frozen for this: {reason}"));

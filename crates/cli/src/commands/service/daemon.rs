@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 
+use holdfast_block::error_text;
 use holdfast_daemon::{
     DaemonEnvironment, DaemonEvent, DaemonReport, DaemonRequest, LogSink, Outcome as RunOutcome, RunEntry, RunMode,
     Severity, daemon,
@@ -18,7 +19,7 @@ use crate::commands::verb::Verb;
 use crate::context::Context;
 use crate::context::holdfast_file::{HoldfastFileArgs, StateFileArgs};
 use crate::context::service::{self, Service};
-use crate::errors::{Error, Kind, chain};
+use crate::errors::{Error, Kind};
 use crate::exit::Exit;
 use crate::output::{Page, Report, Style};
 use crate::process::environment;
@@ -205,7 +206,7 @@ fn act(
         reload: &|| match file.load(context) {
             Ok(config) => Some(config),
             Err(error) => {
-                let why = chain(&error).join(": ");
+                let why = error_text(&error);
                 let text = format!(
                     "{} is not taken, and the configuration before stays: {why}",
                     path.display()
@@ -290,7 +291,7 @@ pub(crate) fn note(entry: RunEntry, context: &Context) {
     if let Err(error) = noted {
         context
             .console()
-            .warning(&format!("the run is not in the journal: {}", chain(&error).join(": ")));
+            .warning(&format!("the run is not in the journal: {}", error_text(&error)));
     }
 }
 

@@ -8,11 +8,11 @@ use std::io::Read;
 use std::sync::Arc;
 use std::time::Duration;
 
+use holdfast_block::error_text;
 use holdfast_host::xapi::{BaseDisk, DiskForm, Pool, Reference, VirtualDisk, XapiResult, XenMachine, XenSnapshot};
 use jiff::Timestamp;
 
 use super::{XenBackupRequest, XenTransfer};
-use crate::job::error_text::causes;
 use crate::job::{Job, Result};
 use crate::machine::lock::place_digits;
 
@@ -48,7 +48,7 @@ pub(super) fn clear_up(request: &XenBackupRequest<'_>, machine: &XenMachine, job
             )),
             Err(error) => job.progress.warning(&format!(
                 "the snapshot {label:?}, which a killed backup had left, cannot be removed: {}",
-                causes(&error)
+                error_text(&error)
             )),
         }
     }
@@ -164,7 +164,7 @@ impl<'a> PoolSnapshot<'a> {
                 job.progress.warning(&format!(
                     "the next backup of {} will read everything: the pool does not keep what it would be compared with: {}",
                     self.machine,
-                    causes(&error)
+                    error_text(&error)
                 ));
                 return false;
             }
@@ -177,7 +177,7 @@ impl<'a> PoolSnapshot<'a> {
                     job.progress.warning(&format!(
                         "the snapshot of a disk of {} takes more room than it needs until the next backup: {}",
                         self.machine,
-                        causes(&error)
+                        error_text(&error)
                     ));
                 }
             }
@@ -190,7 +190,7 @@ impl<'a> PoolSnapshot<'a> {
         if let Err(error) = self.remove_older(mark) {
             job.progress.warning(&format!(
                 "what the backup before this was compared with stays in the pool, and is tried to be removed again by the next one: {}",
-                causes(&error)
+                error_text(&error)
             ));
         }
     }
@@ -220,7 +220,7 @@ impl<'a> PoolSnapshot<'a> {
             "the snapshot {:?} of {} cannot be removed: {}; the next backup tries again",
             self.snapshot.label,
             self.machine,
-            causes(error)
+            error_text(error)
         ));
     }
 }
@@ -245,7 +245,7 @@ fn remove_labelled(pool: &Arc<Pool>, machine: &XenMachine, label: &str, job: Job
         job.progress.warning(&format!(
             "whether there is a snapshot {label:?} of {} is not known: {}; the next backup removes it",
             machine.summary.name,
-            causes(&error)
+            error_text(&error)
         ));
     }
 }

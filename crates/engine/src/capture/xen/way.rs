@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use holdfast_block::{BlockDevice, DirtyBitmap};
+use holdfast_block::{BlockDevice, DirtyBitmap, error_text};
 use holdfast_host::xapi::{DiskForm, NbdAddress, Pool, Reference, Tracking, VirtualDisk, XapiError};
 use holdfast_image::VhdStream;
 use holdfast_repo::{DiskRecord, Manifest, Repository};
@@ -14,7 +14,6 @@ use super::transfer_mode::XenTransfer;
 use super::{ChosenXenDisk, XenBackupRequest};
 use crate::capture::sink::History;
 use crate::job::error::XenBackupError;
-use crate::job::error_text::causes;
 use crate::job::{Job, Result};
 use crate::notes::{NOTE_XEN_BASE, NOTE_XEN_DISK, note};
 
@@ -92,7 +91,7 @@ pub(super) fn track_changes(
                 Err(error @ XapiError::Interrupted) => return Err(error.into()),
                 Err(error) => job.progress.warning(&format!(
                     "the pool cannot track which blocks of disk {device} change: {}; the next backup reads all of it",
-                    causes(&error)
+                    error_text(&error)
                 )),
             }
         }
@@ -149,7 +148,7 @@ fn unreached(pool: &Pool, places: &[NbdAddress]) -> Option<String> {
                     "{}:{} cannot be reached: {}",
                     place.address,
                     place.port,
-                    causes(&error)
+                    error_text(&error)
                 ));
             }
         }
@@ -376,7 +375,7 @@ fn connect(request: &XenBackupRequest<'_>, disk: &VirtualDisk) -> Result<NbdDevi
             Ok(device) => reason = format!("it has {} bytes there", device.size_bytes()),
             Err(_) if (request.pool.is_stopped())() => return Err(crate::Interrupted.into()),
             Err(error) => {
-                reason = causes(&error).replace(&place.export, "its export");
+                reason = error_text(&error).replace(&place.export, "its export");
             }
         }
     }

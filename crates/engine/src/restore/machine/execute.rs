@@ -5,6 +5,7 @@ use std::fs::File;
 use std::path::Path;
 use std::time::Duration;
 
+use holdfast_block::error_text;
 use holdfast_host::{Error as HostError, HypervisorMut, MachineState};
 use holdfast_image::{CreateOptions, Format, ImageMut};
 use holdfast_repo::{DiskRecord, Environment, Repository, TargetState};
@@ -25,7 +26,6 @@ use super::tpm::MadeFolders;
 use crate::files::atomic_file::{Existing, NewFile, clear_left};
 use crate::files::block_target::lock;
 use crate::job::error::Refusal;
-use crate::job::error_text::causes;
 use crate::job::{Error, Job, Result, Unit};
 use crate::restore::small_stream::bytes_of;
 use crate::restore::source::StoredContents;
@@ -444,7 +444,7 @@ impl<'a> Execution<'a> {
         match started {
             Ok(started) => started,
             Err(error) if self.plan.resumption.is_some() => {
-                let why = causes(&error);
+                let why = error_text(&error);
                 self.job.progress.warning(&format!(
                     "{} is restored, and does not go on from its memory: {why}; its disks are of the same instant, and it can be \
                      started as after a power cut",

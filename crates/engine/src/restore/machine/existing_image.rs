@@ -8,13 +8,13 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use holdfast_block::Error as DeviceError;
+use holdfast_block::error_text;
 use holdfast_image::{Error as ImageError, Format, OpenOptions, quick_check};
 
 use super::neighbours::chain_of;
 use super::present_image::{size_if_writable, size_if_writable_then};
 use super::request::Presence;
 use crate::files::block_target::is_block_device;
-use crate::job::error_text::causes;
 use crate::job::{Error, Result};
 
 /// Symbolic links that are followed to a file that is missing.
@@ -61,7 +61,7 @@ impl ExistingImage {
         match looked {
             Ok((size_bytes, None)) => Ok(Self::Usable { size_bytes }),
             Ok((_, Some(reason))) => Ok(Self::Unusable(reason)),
-            Err(error) if path.is_file() && is_about_content(&error, path) => Ok(Self::Unusable(causes(&error))),
+            Err(error) if path.is_file() && is_about_content(&error, path) => Ok(Self::Unusable(error_text(&error))),
             Err(error) => Err(error),
         }
     }

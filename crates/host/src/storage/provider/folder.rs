@@ -12,12 +12,13 @@
 //! Only its owner has access to `.holdfast`: its content is as confidential as the disks of machines.
 
 use std::fs::File;
-use std::io::{ErrorKind, Read as _, Write as _};
+use std::io::{ErrorKind, Read as _};
 use std::ops::Deref;
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
+use holdfast_block::replace_file;
 use rustix::fs::{FlockOperation, Mode, OFlags, flock, fstat, open};
 use rustix::io::Errno;
 use rustix::process::geteuid;
@@ -216,21 +217,10 @@ impl SnapshotFolder {
 
     fn write_note(&self, label: &HostSnapshotLabel<'_>) -> ProviderResult<()> {
         let path = self.record_place(label.name);
-        let failed = |source| file_error("write", &path, source);
         let new = self.ours().join("records").join(format!(".{}.new", label.name));
         let value = json!({ "schema": 1, "time_s": label.time_s, "record": label.record });
-        let mut options = File::options();
-        let mut file = options
-            .write(true)
-            .create(true)
-            .truncate(true)
-            .mode(0o600)
-            .open(&new)
-            .map_err(failed)?;
-        file.write_all(format!("{value}\n").as_bytes()).map_err(failed)?;
-        file.sync_all().map_err(failed)?;
-        std::fs::rename(&new, &path).map_err(failed)?;
-        sync_folder(&self.ours().join("records"))
+        replace_file(&path, &new, format!("{value}\n").as_bytes(), None)
+            .map_err(|source| file_error("write", &path, source))
     }
 
     /// The number of its holds.

@@ -12,9 +12,9 @@ use crate::Result;
 use crate::error::corrupt;
 use crate::file::ImageFile;
 use crate::model::layered::{Layered, push_file};
-use crate::model::lru::Lru;
 use crate::model::mapped_extent::{Compressed, KnownLength, MappedExtent};
 use crate::model::qcow2_info::TableLocation;
+use crate::model::shared_cache::SharedCache;
 
 /// Memory for L2 tables of one layer. With clusters of 64 KiB that maps 64 GiB of disk.
 pub(crate) const L2_CACHE_BYTES: u64 = 8 << 20;
@@ -32,7 +32,7 @@ pub(crate) struct Qcow2Layer {
     pub(crate) backing: Option<Arc<dyn BlockDevice>>,
     data_length: KnownLength,
     decoder: Decoder,
-    clusters: Lru<Vec<u8>>,
+    clusters: SharedCache<Vec<u8>>,
 }
 
 impl Qcow2Layer {
@@ -81,7 +81,7 @@ impl Qcow2Layer {
             backing,
             data_length: KnownLength::default(),
             decoder: Decoder::new(header.compression),
-            clusters: Lru::new(CLUSTER_CACHE_BYTES),
+            clusters: SharedCache::new(CLUSTER_CACHE_BYTES),
             header,
         })
     }

@@ -11,9 +11,9 @@ use crate::Result;
 use crate::error::corrupt;
 use crate::file::ImageFile;
 use crate::model::bytes::to_words;
-use crate::model::lru::Lru;
 use crate::model::mapped_extent::{KnownLength, MappedExtent, MappedKind};
 use crate::model::qcow2_info::TableLocation;
+use crate::model::shared_cache::SharedCache;
 
 pub(crate) type L2Table = Vec<u64>;
 
@@ -27,7 +27,7 @@ pub(crate) struct Mapping {
     pub(crate) l1: Vec<u64>,
     /// L2 tables with pending changes, by L1 index.
     pub(crate) changed: BTreeMap<u64, Arc<L2Table>>,
-    cache: Lru<L2Table>,
+    cache: SharedCache<L2Table>,
     file_length: KnownLength,
     zero_clusters: bool,
 }
@@ -56,7 +56,7 @@ impl Mapping {
             place: parts.place,
             l1: to_words(&bytes),
             changed: BTreeMap::new(),
-            cache: Lru::new(parts.cache_bytes),
+            cache: SharedCache::new(parts.cache_bytes),
             file_length: KnownLength::default(),
             zero_clusters: parts.version >= 3,
         })

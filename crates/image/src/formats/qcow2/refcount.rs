@@ -13,7 +13,7 @@ use crate::Result;
 use crate::error::corrupt;
 use crate::file::ImageFile;
 use crate::model::bytes::{rows, to_words};
-use crate::model::lru::Lru;
+use crate::model::shared_cache::SharedCache;
 
 /// Refcount `index` of a block of counters of `1 << order` bits; big-endian, lowest bits first if they share a byte.
 pub(crate) fn get(block: &[u8], index: u64, order: u32) -> u64 {
@@ -106,7 +106,7 @@ pub(crate) struct StoredRefcounts<'a> {
     image: &'a str,
     /// Offsets of the blocks; 0 for none.
     pub(crate) table: Vec<u64>,
-    blocks: Lru<Vec<u8>>,
+    blocks: SharedCache<Vec<u8>>,
 }
 
 const BLOCK_CACHE_BYTES: u64 = 16 << 20;
@@ -118,7 +118,7 @@ impl<'a> StoredRefcounts<'a> {
             geometry: header.geometry,
             image,
             table: load_table(file, header, image)?,
-            blocks: Lru::new(BLOCK_CACHE_BYTES),
+            blocks: SharedCache::new(BLOCK_CACHE_BYTES),
         })
     }
 
@@ -129,7 +129,7 @@ impl<'a> StoredRefcounts<'a> {
             geometry: header.geometry,
             image,
             table: Vec::new(),
-            blocks: Lru::new(BLOCK_CACHE_BYTES),
+            blocks: SharedCache::new(BLOCK_CACHE_BYTES),
         }
     }
 

@@ -14,8 +14,8 @@ use crate::allocation_table::{AllocationTable, clear_room, end_of_block, for_eac
 use crate::error::corrupt;
 use crate::file::ImageFile;
 use crate::model::identity::ImageId;
-use crate::model::lru::Lru;
 use crate::model::mapped_extent::{Compressed, KnownLength, MappedExtent, MappedKind};
+use crate::model::shared_cache::SharedCache;
 use crate::{Error, Result};
 
 /// Memory for the tables of one layer: with grains of 64 KiB enough for 128 GiB.
@@ -76,7 +76,7 @@ pub(crate) struct VmdkTables {
     opened: OpenedVmdk,
     disk_bytes: u64,
     pages: Pages,
-    grains: Lru<CachedGrain>,
+    grains: SharedCache<CachedGrain>,
     /// The known length of each file.
     lengths: Vec<KnownLength>,
     /// Where the next grain of each extent goes; known once writing has started.
@@ -103,7 +103,7 @@ impl VmdkTables {
             lengths: opened.files.files.iter().map(|_| KnownLength::default()).collect(),
             opened,
             pages: Pages::new(files, CACHE_BYTES),
-            grains: Lru::new(GRAIN_CACHE_BYTES),
+            grains: SharedCache::new(GRAIN_CACHE_BYTES),
             ends: Vec::new(),
             is_second_read,
         })

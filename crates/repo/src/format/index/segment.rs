@@ -23,13 +23,14 @@ pub(crate) mod forged;
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+use holdfast_block::LruCache;
+
 use super::table_places::TablePlaces;
 use super::{IndexEntry, PREFIX_LENGTH, Prefix};
 use crate::error::{Error, Result};
 use crate::format::pack::{FRAME_TABLE_BYTES_MAX, Location};
 use crate::id::{PackId, SegmentId};
 use crate::key::{Cipher, Keyring, Purpose, SealingKey, TAG_LENGTH};
-use crate::lru::LruCache;
 use crate::store::{ObjectKind, ObjectName, ObjectWriter, Put, Store};
 
 const MAGIC: &[u8; 8] = b"HFINDEX\n";

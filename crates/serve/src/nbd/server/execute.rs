@@ -6,7 +6,7 @@ mod status;
 
 use std::sync::Arc;
 
-use holdfast_block::{BlockDeviceMut, Clock, Error, to_usize};
+use holdfast_block::{BlockDeviceMut, Clock, Error, error_text, to_usize};
 
 use holes::HoleTracker;
 
@@ -98,7 +98,7 @@ impl Executor {
                 Ok(())
             }
             ExecuteError::Device(error) => {
-                replies.error(style, address, errno(&error), &with_sources(&error));
+                replies.error(style, address, errno(&error), &error_text(&error));
                 Err(error)
             }
         }
@@ -204,15 +204,4 @@ fn errno(error: &Error) -> ErrorNumber {
         },
         _ => ErrorNumber::EIO,
     }
-}
-
-/// An error with its sources, as one line.
-fn with_sources(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text = format!("{text}: {cause}");
-        source = cause.source();
-    }
-    text
 }

@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 
+use holdfast_block::error_messages;
 use holdfast_engine::{CaptureOptions, MachineName, SnapshotOptions, back_up_machine, plan_machine_backup};
 use holdfast_host::DiskChoice;
 use holdfast_host::qemu::memory::MemoryMethod;
@@ -13,7 +14,7 @@ use super::planned::{BackupsPlanned, PlannedDocument, Turn};
 use super::reading::{ReadingArgs, ReadingOptions};
 use super::{of_pools, of_virtualbox};
 use crate::context::Context;
-use crate::errors::{Error, chain};
+use crate::errors::Error;
 use crate::exit::Exit;
 use crate::machines::guests::{MemoryHow, QuiesceWhen};
 use crate::machines::runs;
@@ -190,7 +191,7 @@ impl Turns<'_> {
             Ok(Turn::Planned(machine)) => self.planned.push(machine),
             Err(error) if self.machine_count == 1 || matches!(error, Error::Interrupted(_)) => return Err(error),
             Err(error) => {
-                let causes = chain(&error);
+                let causes = error_messages(&error);
                 self.context.console().error(&causes, error.advice().hint.as_deref());
                 self.failed.push(Failed {
                     machine: said.to_owned(),

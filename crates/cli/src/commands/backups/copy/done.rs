@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
+use holdfast_block::error_text;
 use holdfast_engine::{CopiedSnapshot, CopyOutcome, CopyReport, time_of};
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
 use serde::Serialize;
 
-use crate::errors::chain;
 use crate::exit::Exit;
 use crate::output::{Column, Page, Report, Style, Table};
 use crate::process::time;
@@ -101,7 +101,7 @@ impl From<&CopiedSnapshot> for SnapshotRow {
             CopyOutcome::Gone => Self { outcome: "gone", ..row },
             CopyOutcome::Failed(error) => Self {
                 outcome: "failed",
-                reason: Some(chain(error).join(": ")),
+                reason: Some(error_text(error)),
                 ..row
             },
         }

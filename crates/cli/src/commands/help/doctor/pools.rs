@@ -1,12 +1,13 @@
 //! The pools of XenServer and XCP-ng that are examined.
 
+use holdfast_block::error_text;
 use holdfast_engine::{ExaminedPool, Interrupt};
 use holdfast_host::xapi::XenAddress;
 
 use super::{DoctorArgs, Unreachable};
 use crate::context::Context;
 use crate::context::holdfast_file;
-use crate::errors::{Error, chain};
+use crate::errors::Error;
 use crate::machines::pools::{self, PoolWay};
 
 /// Pools, and those that cannot be examined, with why.
@@ -86,7 +87,7 @@ impl Pools {
             match way.and_then(|way| whole(way, (context, interrupt))) {
                 Ok(patient) => self.patients.push(patient),
                 Err(error @ Error::Interrupted(_)) => return Err(error),
-                Err(error) => self.unreachable.push((named, chain(&error).join(": "))),
+                Err(error) => self.unreachable.push((named, error_text(&error))),
             }
         }
         Ok(())

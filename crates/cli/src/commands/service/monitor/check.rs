@@ -3,6 +3,7 @@
 //! Their callers read one line of standard output and the exit code, and nothing else. So whatever goes wrong is such a line, and
 //! unknown.
 
+use holdfast_block::{error_messages, error_text};
 use holdfast_engine::MonitorRequest;
 use holdfast_policy::sanoid::{Check, Level};
 use serde::Serialize;
@@ -10,7 +11,6 @@ use serde::Serialize;
 use super::{WatchArgs, request};
 use crate::context::Context;
 use crate::context::sanoid_file;
-use crate::errors::chain;
 use crate::exit::Exit;
 use crate::output::{Page, Report, printable};
 
@@ -47,11 +47,11 @@ pub(super) fn run(
 ) -> Exit {
     let Check { level, line } = match sanoid_file::parse(&args.file) {
         Ok(config) => ask(&request(&args.limit.providers(context), &config)),
-        Err(error) => Check::unknown(&chain(&error).join(": ")),
+        Err(error) => Check::unknown(&error_text(&error)),
     };
     let reported = context.report(&MonitorChecked { command, level, line });
     reported.unwrap_or_else(|error| {
-        context.console().error(&chain(&error), None);
+        context.console().error(&error_messages(&error), None);
         Exit::Check(Level::Unknown)
     })
 }

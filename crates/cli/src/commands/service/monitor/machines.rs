@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use holdfast_block::{error_messages, error_text};
 use holdfast_engine::{ListRequest, SKEW_MS, list, time_of};
 use holdfast_policy::sanoid::Level;
 use holdfast_policy::{Glob, Span};
@@ -11,7 +12,7 @@ use serde::Serialize;
 use crate::args::{Example, SharedOptions};
 use crate::commands::verb::Verb;
 use crate::context::Context;
-use crate::errors::{Error, chain};
+use crate::errors::Error;
 use crate::exit::Exit;
 use crate::output::{Page, Report};
 use crate::process::time;
@@ -85,12 +86,12 @@ impl Report for MachinesChecked {
 /// Checks.
 fn run(args: &MonitorMachinesArgs, context: &Context) -> Exit {
     let checked = check(args, context).unwrap_or_else(|error| MachinesChecked {
-        line: format!("{}: {}", Level::Unknown.word(), chain(&error).join(": ")),
+        line: format!("{}: {}", Level::Unknown.word(), error_text(&error)),
         machines: Vec::new(),
         level: Level::Unknown,
     });
     context.report(&checked).unwrap_or_else(|error| {
-        context.console().error(&chain(&error), None);
+        context.console().error(&error_messages(&error), None);
         Exit::Check(Level::Unknown)
     })
 }

@@ -1,11 +1,8 @@
 //! Loads and stores descriptor files.
 
-use std::fs::{File, Metadata, Permissions};
-use std::io::{ErrorKind, Write as _};
-use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _, fchown};
 use std::path::{Path, PathBuf};
 
-use holdfast_block::to_usize;
+use holdfast_block::{replace_file, to_usize};
 
 use super::{DiskDescriptor, FILE_NAME, TEXT_BYTES_MAX};
 use crate::error::corrupt;
@@ -42,42 +39,9 @@ impl DiskDescriptor {
         // The name that ploop uses.
         new.push(".tmp");
         let new = PathBuf::from(new);
-        let stored = self.write_new(&new, place.metadata().ok().as_ref()).and_then(|()| {
-            // Only a complete file gets the final name.
-            std::fs::rename(&new, &place).map_err(|source| Error::io("rename", &new, source))
-        });
-        if stored.is_err() {
-            std::fs::remove_file(&new).ok();
-        }
-        stored?;
-        HostFile::sync_directory(&place)
-    }
-
-    /// Writes the text durably to a file that will replace `old`.
-    fn write_new(&self, new: &Path, old: Option<&Metadata>) -> Result<()> {
-        let failed = |source| Error::io("write", new, source);
-        match std::fs::remove_file(new) {
-            // A leftover of a process that was killed.
-            Ok(()) => {}
-            Err(error) if error.kind() == ErrorKind::NotFound => {}
-            Err(error) => return Err(failed(error)),
-        }
-        let mut options = File::options();
-        let mut file = options
-            .write(true)
-            .create_new(true)
-            .mode(0o600)
-            .open(new)
-            .map_err(failed)?;
-        if let Some(old) = old {
-            // Without the right to change the owner, the file belongs to the current user, which does not matter to
-            // readers.
-            fchown(&file, Some(old.uid()), Some(old.gid())).ok();
-            let mode = Permissions::from_mode(old.mode() & 0o777);
-            file.set_permissions(mode).map_err(failed)?;
-        }
-        file.write_all(self.as_text().as_bytes()).map_err(failed)?;
-        file.sync_all().map_err(failed)
+        let old = place.metadata().ok();
+        replace_file(&place, &new, self.as_text().as_bytes(), old.as_ref())
+            .map_err(|source| Error::io("replace", &place, source))
     }
 }
 

@@ -1,10 +1,11 @@
-//! An LRU cache of bounded bytes.
+//! A cache of bounded bytes, which evicts the least recently used value first.
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::Hash;
 
 /// Values by key, together at most a number of bytes.
-pub(crate) struct LruCache<K, V> {
+#[derive(Debug)]
+pub struct LruCache<K, V> {
     bytes_max: usize,
     bytes: usize,
     clock: u64,
@@ -12,6 +13,7 @@ pub(crate) struct LruCache<K, V> {
     by_use: BTreeMap<u64, K>,
 }
 
+#[derive(Debug)]
 struct CacheEntry<V> {
     value: V,
     bytes: usize,
@@ -19,7 +21,8 @@ struct CacheEntry<V> {
 }
 
 impl<K: Eq + Hash + Copy, V: Clone> LruCache<K, V> {
-    pub(crate) fn new(bytes_max: usize) -> Self {
+    /// An empty cache.
+    pub fn new(bytes_max: usize) -> Self {
         Self {
             bytes_max,
             bytes: 0,
@@ -29,8 +32,8 @@ impl<K: Eq + Hash + Copy, V: Clone> LruCache<K, V> {
         }
     }
 
-    /// The value of `key`, which becomes the one used last.
-    pub(crate) fn get(&mut self, key: &K) -> Option<V> {
+    /// The value of `key`, which becomes the most recently used one.
+    pub fn get(&mut self, key: &K) -> Option<V> {
         let entry = self.entries.get_mut(key)?;
         self.clock += 1;
         self.by_use.remove(&entry.used);
@@ -39,8 +42,8 @@ impl<K: Eq + Hash + Copy, V: Clone> LruCache<K, V> {
         Some(entry.value.clone())
     }
 
-    /// Forgets values until there is room for one of `bytes`; gives the last of them.
-    pub(crate) fn make_room(&mut self, bytes: usize) -> Option<V> {
+    /// Evicts values until there is room for one of `bytes`. Returns the one evicted last, whose memory can be used again.
+    pub fn make_room(&mut self, bytes: usize) -> Option<V> {
         let mut last = None;
         while self.bytes + bytes > self.bytes_max {
             let Some((_, oldest)) = self.by_use.pop_first() else {
@@ -54,8 +57,8 @@ impl<K: Eq + Hash + Copy, V: Clone> LruCache<K, V> {
         last
     }
 
-    /// Keeps a value of `bytes`; the newest is kept even if it alone is over the bound.
-    pub(crate) fn insert(&mut self, key: K, value: V, bytes: usize) {
+    /// Adds a value that counts as `bytes`. The newest value is kept even if it alone exceeds the bound.
+    pub fn insert(&mut self, key: K, value: V, bytes: usize) {
         self.remove(&key);
         self.clock += 1;
         self.by_use.insert(self.clock, key);
@@ -78,8 +81,8 @@ impl<K: Eq + Hash + Copy, V: Clone> LruCache<K, V> {
         }
     }
 
-    /// Forgets the value of `key`.
-    pub(crate) fn remove(&mut self, key: &K) {
+    /// Removes the value of `key`, if there is one.
+    pub fn remove(&mut self, key: &K) {
         if let Some(entry) = self.entries.remove(key) {
             self.bytes -= entry.bytes;
             self.by_use.remove(&entry.used);
