@@ -17,6 +17,9 @@ use programs::TestProgram;
 
 /// Threads of the tests of the whole program: more than this machine has processors, since most of them wait.
 const WAITING_THREADS: &str = "4";
+/// The order of these tests, as a number. In the order of their names, those that take turns at ZFS would come together and keep all
+/// threads waiting for one of them.
+const WAITING_ORDER: &str = "1";
 /// How many of the slowest tests are listed.
 const SLOWEST_COUNT: usize = 10;
 
@@ -76,7 +79,8 @@ fn run_program(program: &TestProgram, threads: Option<&str>, printing: Printing)
     command
         .args(["-Z", "unstable-options", "--report-time"])
         .env("RUSTC_BOOTSTRAP", "1");
-    command.args(threads.iter().flat_map(|count| ["--test-threads", count]));
+    let order = |count| ["--test-threads", count, "--shuffle-seed", WAITING_ORDER];
+    command.args(threads.into_iter().flat_map(order));
     command
         .current_dir(&program.folder)
         .env("CARGO_MANIFEST_DIR", &program.folder);
