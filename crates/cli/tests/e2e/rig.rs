@@ -14,6 +14,8 @@ use crate::program::{program, program_inside, stderr, stdout};
 /// The folder; gone when this is dropped.
 pub(crate) struct Rig {
     folder: TempDir,
+    /// Sockets and pipes of the program, which a killed process leaves.
+    runtime: TempDir,
     /// A process whose files the program sees, where these are others than ours.
     sees_files_of: Option<u32>,
     /// The user's folder for configurations.
@@ -27,6 +29,7 @@ impl Rig {
     pub(crate) fn empty() -> Self {
         Self {
             folder: tempfile::tempdir().unwrap(),
+            runtime: tempfile::tempdir().unwrap(),
             sees_files_of: None,
             configurations: None,
             programs: None,
@@ -67,6 +70,14 @@ impl Rig {
         names
     }
 
+    /// Names of sockets and pipes that the program made and did not remove.
+    pub(crate) fn runtime_names(&self) -> Vec<String> {
+        let entries = std::fs::read_dir(self.runtime.path()).unwrap();
+        entries
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect()
+    }
+
     /// From now on the program sees what this process sees under `/var` and elsewhere.
     pub(crate) fn see_files_of(&mut self, process: u32) {
         self.sees_files_of = Some(process);
@@ -102,6 +113,7 @@ impl Rig {
             .current_dir(self.folder.path())
             .env("HOLDFAST_REPOSITORY", self.path("repo"))
             .env("XDG_STATE_HOME", self.path("state"))
+            .env("XDG_RUNTIME_DIR", self.runtime.path())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
         command
