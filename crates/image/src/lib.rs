@@ -61,14 +61,14 @@ pub use model::qcow2_info::{
 pub use model::repair_action::{RepairAction, RepairMode};
 pub use model::report::{CheckReport, Problem, ProblemKind, Severity};
 pub use operations::changes::changed_on_disk;
-pub use operations::create::{create, create_bulk};
+pub use operations::create::{create, create_bulk, plan_create};
 pub use operations::fill::{FillOptions, FillReport, Storage, TargetContent, fill, fill_above, fill_device};
 pub use operations::image::{CheckedLayer, Image, check, cut_off_files, detect, detect_to_rely_on, open, quick_check};
 pub use operations::image_mut::{ImageMut, open_mut};
 pub use operations::map::{MapContent, MapEntry};
 pub use operations::new_identity::{
-    IdentityChange, NewIdentity, UnnamedChildren, children_in_folder, dependents_in_folder, set_identity,
+    IdentityChange, NewIdentity, UnnamedChildren, children_in_folder, dependents_in_folder, plan_identity, set_identity,
 };
 pub use operations::repair::{Repair, RepairIntent, plan_repair};
-pub use operations::resize::{ResizeReport, Shrink, resize};
+pub use operations::resize::{LostData, ResizePlan, ResizeReport, Shrink, plan_resize, resize};
 pub use pipeline::copy_pipeline::Continue;

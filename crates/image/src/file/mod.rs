@@ -8,6 +8,7 @@ mod host;
 #[cfg(any(test, feature = "hostile"))]
 pub(crate) mod memory;
 mod staged;
+mod unwritten;
 
 use std::ops::Range;
 
@@ -15,6 +16,7 @@ use holdfast_block::{ExtentList, Result};
 
 pub(crate) use host::{Access, HostFile, directory_of};
 pub(crate) use staged::Staged;
+pub(crate) use unwritten::UnwrittenFile;
 
 ///
 /// Implementers must

@@ -104,6 +104,15 @@ pub fn cut_off_files(path: &Path, options: &OpenOptions) -> Result<Vec<PathBuf>>
     Ok(found)
 }
 
+/// Fails where the file cannot be opened for writing, or another process has it open.
+pub(crate) fn refuse_unwritable(path: &Path, options: &OpenOptions) -> Result<()> {
+    let (found, file) = open_named(path, options.format, Access::Write)?;
+    if options.format.is_none() {
+        detect_format::guess(&file, &found)?.to_write(&found)?;
+    }
+    Ok(())
+}
+
 /// Fails if the image is truncated: a write past its end would replace missing data with zeroes.
 pub(crate) fn refuse_cut_off(path: &Path, options: &OpenOptions) -> Result<()> {
     let alone = OpenOptions {

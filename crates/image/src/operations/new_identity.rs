@@ -10,7 +10,7 @@ use crate::chain::{Content, OpenedFile, open_single};
 use crate::file::{Access, directory_of};
 use crate::formats::{vdi, vhd, vhdx, vmdk};
 use crate::model::identity::require_other_id;
-use crate::operations::image::refuse_cut_off;
+use crate::operations::image::{refuse_cut_off, refuse_unwritable};
 use crate::{Backing, DiskDescriptor, Error, Format, ImageId, OpenOptions, Result};
 
 /// Limit of files that are examined in one folder.
@@ -63,6 +63,42 @@ pub struct IdentityChange {
 ///   descriptor in their folder: opened by that, the disk gets it, and all of its deltas get new ones;
 /// - [`Error::HasChildren`] if there are children in the folder of the image that must not be changed.
 pub fn set_identity(path: &Path, options: &OpenOptions, new: &NewIdentity) -> Result<IdentityChange> {
+    let children = children_of_change(path, options, new)?;
+    let image = open_single(path, options, Access::Write)?;
+    if let Some(delta) = &image.info.delta {
+        let (change, renewed) = renew_deltas(&delta.descriptor, new)?;
+        renewed.store(&delta.descriptor)?;
+        return Ok(change);
+    }
+    let opened = open_children(&image, &children, options, new, Access::Write)?;
+    let change = change_of(&image, children, new);
+    for child in opened {
+        set_parent(&child, new.id)?;
+    }
+    set(image, new)?;
+    Ok(change)
+}
+
+/// Plans the same: everything is checked, and nothing is changed.
+///
+/// # Errors
+/// Those of [`set_identity`].
+pub fn plan_identity(path: &Path, options: &OpenOptions, new: &NewIdentity) -> Result<IdentityChange> {
+    let children = children_of_change(path, options, new)?;
+    refuse_unwritable(path, options)?;
+    let image = open_single(path, options, Access::Read)?;
+    if let Some(delta) = &image.info.delta {
+        return Ok(renew_deltas(&delta.descriptor, new)?.0);
+    }
+    for child in &children {
+        refuse_unwritable(child, &options_of_child(&image, options))?;
+    }
+    open_children(&image, &children, options, new, Access::Read)?;
+    Ok(change_of(&image, children, new))
+}
+
+/// The children that are to be changed. Comes before taking any lock: closing any descriptor of a file releases it.
+fn children_of_change(path: &Path, options: &OpenOptions, new: &NewIdentity) -> Result<Vec<PathBuf>> {
     if new.id.is_nil() {
         return Err(Error::InvalidOption {
             option: "uuid",
@@ -70,7 +106,6 @@ pub fn set_identity(path: &Path, options: &OpenOptions, new: &NewIdentity) -> Re
         });
     }
     let mut children = new.children.clone();
-    // Before taking any lock: closing any descriptor of a file releases it.
     refuse_cut_off(path, options)?;
     let others: Vec<PathBuf> = match new.unnamed_children {
         UnnamedChildren::Leave => Vec::new(),
@@ -89,36 +124,46 @@ pub fn set_identity(path: &Path, options: &OpenOptions, new: &NewIdentity) -> Re
         }
         UnnamedChildren::Refuse | UnnamedChildren::Leave => {}
     }
-    let image = open_single(path, options, Access::Write)?;
-    if let Some(delta) = &image.info.delta {
-        return renew_deltas(&delta.descriptor, new);
-    }
-    let before = image.info.blocks.as_ref().and_then(|blocks| blocks.id);
-    require_identity(&image)?;
-    require_other_id(new.id, parent_id(&image))?;
-    let child_options = OpenOptions {
+    Ok(children)
+}
+
+fn options_of_child(image: &OpenedFile, options: &OpenOptions) -> OpenOptions {
+    OpenOptions {
         format: Some(image.info.format),
         ..options.clone()
-    };
+    }
+}
+
+/// Opens the children, after all of them and the image were found fit for the new identity.
+fn open_children(
+    image: &OpenedFile,
+    children: &[PathBuf],
+    options: &OpenOptions,
+    new: &NewIdentity,
+    access: Access,
+) -> Result<Vec<OpenedFile>> {
+    require_identity(image)?;
+    require_other_id(new.id, parent_id(image))?;
+    let options = options_of_child(image, options);
     let mut opened = Vec::new();
-    for child in &children {
-        let child = open_single(child, &child_options, Access::Write)?;
-        require_child(&child, &image, new.id)?;
+    for child in children {
+        let child = open_single(child, &options, access)?;
+        require_child(&child, image, new.id)?;
         require_other_id(new.id, child.info.blocks.as_ref().and_then(|blocks| blocks.id))?;
         opened.push(child);
     }
-    if image.info.format == Format::Vhdx {
-        children.clear();
-    }
-    for child in opened {
-        set_parent(&child, new.id)?;
-    }
-    set(image, new)?;
-    Ok(IdentityChange {
-        before,
+    Ok(opened)
+}
+
+fn change_of(image: &OpenedFile, children: Vec<PathBuf>, new: &NewIdentity) -> IdentityChange {
+    IdentityChange {
+        before: image.info.blocks.as_ref().and_then(|blocks| blocks.id),
         after: Some(new.id),
-        children,
-    })
+        children: match image.info.format {
+            Format::Vhdx => Vec::new(),
+            _ => children,
+        },
+    }
 }
 
 /// The children in the folder of `path` that store its identity. Those of a VHDX do not.
@@ -130,8 +175,8 @@ fn children_to_change(path: &Path, options: &OpenOptions) -> Result<Vec<PathBuf>
     children_in_folder(path, options)
 }
 
-/// Gives a descriptor and its deltas new identities. The top delta is locked meanwhile.
-fn renew_deltas(path: &Path, new: &NewIdentity) -> Result<IdentityChange> {
+/// The descriptor with new identities for itself and its deltas; it is not stored yet.
+fn renew_deltas(path: &Path, new: &NewIdentity) -> Result<(IdentityChange, DiskDescriptor)> {
     let old = DiskDescriptor::load(path)?;
     let mut renewed = old.renewed(ImageId::random)?;
     let mut after = None;
@@ -139,12 +184,12 @@ fn renew_deltas(path: &Path, new: &NewIdentity) -> Result<IdentityChange> {
         renewed = renewed.with_ids(&BTreeMap::from([(own, new.id)]))?;
         after = Some(new.id);
     }
-    renewed.store(path)?;
-    Ok(IdentityChange {
+    let change = IdentityChange {
         before: old.id(),
         after,
         children: Vec::new(),
-    })
+    };
+    Ok((change, renewed))
 }
 
 /// The children of the image at `path` in its folder and in the subfolder `Snapshots`: they store its identity, or its

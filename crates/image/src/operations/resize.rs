@@ -9,14 +9,17 @@
 //!
 //! They shrink in the reverse order: the header records the new size, then the space past it is freed.
 
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::chain::{Content, open_chain, stack};
-use crate::file::{Access, ImageFile, directory_of};
+use holdfast_block::{BlockDevice, ExtentKind};
+
+use crate::chain::{Content, OpenedFile, open_chain, stack};
+use crate::file::{Access, ImageFile, Staged, directory_of};
 use crate::formats::ploop::descriptor::FILE_NAME;
 use crate::formats::{ploop, qcow2, vdi, vhd, vhdx};
-use crate::operations::image::refuse_cut_off;
+use crate::operations::image::{open, refuse_cut_off, refuse_unwritable};
 use crate::operations::new_identity::dependents_in_folder;
 use crate::{Backing, Error, Format, OpenOptions, Result};
 
@@ -47,6 +50,27 @@ pub struct ResizeReport {
     pub format: Format,
 }
 
+/// What a resize would do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ResizePlan {
+    /// The sizes.
+    pub report: ResizeReport,
+    /// The data past the new end; none if there is none.
+    pub lost: Option<LostData>,
+}
+
+/// Data that a resize would cut off.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LostData {
+    /// How much the image stores past the new end of its disk, with its backing files, in bytes.
+    pub data_bytes: u64,
+    /// Offset of the first of it on the disk.
+    pub first_offset: u64,
+}
+
+/// Extents that are asked for at once.
+const EXTENT_COUNT_MAX: usize = 1024;
+
 /// Resizes the disk of the image at `path` to `new_size_bytes`; durable when this returns. New bytes read as zero.
 ///
 /// The size must be a multiple of 512, except for raw images. Nothing happens if the image has the size already. After
@@ -60,69 +84,137 @@ pub struct ResizeReport {
 /// - [`Error::InvalidOption`] for a size that the format does not support;
 /// - [`Error::Locked`] if another process has it open.
 pub fn resize(path: &Path, options: &OpenOptions, new_size_bytes: u64, shrink: Shrink) -> Result<ResizeReport> {
-    // Before taking any lock: closing any descriptor of a file releases it.
-    refuse_cut_off(path, options)?;
-    let children: Vec<PathBuf> = dependents_in_folder(path, options)?;
-    let options = OpenOptions {
+    let target = ResizeTarget::open(path, options, Access::Write)?;
+    target.resize(new_size_bytes, shrink, Ok)
+}
+
+/// Plans the same: everything is checked, and the changes are made in memory only.
+///
+/// # Errors
+/// Those of [`resize`].
+pub fn plan_resize(path: &Path, options: &OpenOptions, new_size_bytes: u64, shrink: Shrink) -> Result<ResizePlan> {
+    refuse_unwritable(path, options)?;
+    let target = ResizeTarget::open(path, options, Access::Read)?;
+    let report = target.resize(new_size_bytes, shrink, |file| Ok(Arc::new(Staged::new(file)?)))?;
+    let cut = report.after_bytes..report.before_bytes;
+    let lost = if cut.is_empty() {
+        None
+    } else {
+        data_in(&open(path, &following(options))?, cut)?
+    };
+    Ok(ResizePlan { report, lost })
+}
+
+/// The data of the disk in `range`.
+fn data_in(device: &dyn BlockDevice, mut range: Range<u64>) -> Result<Option<LostData>> {
+    let mut lost: Option<LostData> = None;
+    while !range.is_empty() {
+        let extents = device.extents(range.clone(), EXTENT_COUNT_MAX)?;
+        for extent in extents.iter().filter(|extent| extent.kind == ExtentKind::Data) {
+            let lost = lost.get_or_insert(LostData {
+                data_bytes: 0,
+                first_offset: extent.offset,
+            });
+            lost.data_bytes += extent.length;
+        }
+        range.start = extents.end();
+    }
+    Ok(lost)
+}
+
+fn following(options: &OpenOptions) -> OpenOptions {
+    OpenOptions {
         backing: Backing::Follow,
         ..options.clone()
-    };
-    let mut chain = open_chain(path, &options, Access::Write)?;
-    // A descriptor in the folder of a delta stores the size, too.
-    let descriptor = directory_of(path).join(FILE_NAME);
-    let is_delta = chain.files[0].info.format == Format::Parallels && descriptor.exists();
-    if chain.tree.is_some() || is_delta {
-        return Err(Error::NotResizable {
-            image: path.display().to_string(),
-            detail: "it is a delta of a Parallels disk, whose descriptor records the size, too; convert it first"
-                .to_owned(),
-        });
     }
-    let top = chain.files.remove(0);
-    let image = top.path.display().to_string();
-    let resized = ResizeReport {
-        before_bytes: top.info.size_bytes,
-        after_bytes: new_size_bytes,
-        format: top.info.format,
-    };
-    if new_size_bytes == resized.before_bytes {
-        return Ok(resized);
+}
+
+/// An image to resize.
+struct ResizeTarget {
+    top: OpenedFile,
+    /// Its backing files.
+    below: Vec<OpenedFile>,
+    /// Images that depend on it.
+    children: Vec<PathBuf>,
+}
+
+impl ResizeTarget {
+    fn open(path: &Path, options: &OpenOptions, access: Access) -> Result<Self> {
+        // Before taking any lock: closing any descriptor of a file releases it.
+        refuse_cut_off(path, options)?;
+        let children: Vec<PathBuf> = dependents_in_folder(path, options)?;
+        let mut chain = open_chain(path, &following(options), access)?;
+        // A descriptor in the folder of a delta stores the size, too.
+        let descriptor = directory_of(path).join(FILE_NAME);
+        let is_delta = chain.files[0].info.format == Format::Parallels && descriptor.exists();
+        if chain.tree.is_some() || is_delta {
+            return Err(Error::NotResizable {
+                image: path.display().to_string(),
+                detail: "it is a delta of a Parallels disk, whose descriptor records the size, too; convert it first"
+                    .to_owned(),
+            });
+        }
+        Ok(Self {
+            top: chain.files.remove(0),
+            below: chain.files,
+            children,
+        })
     }
-    if !children.is_empty() {
-        return Err(Error::HasChildren {
-            image,
-            children: children.iter().map(|child| child.display().to_string()).collect(),
-        });
-    }
-    if new_size_bytes < resized.before_bytes && shrink == Shrink::Refuse {
-        return Err(Error::WouldShrink {
-            image,
-            before_bytes: resized.before_bytes,
+
+    /// Resizes the image in the file that `writable` makes of its own.
+    fn resize(
+        self,
+        new_size_bytes: u64,
+        shrink: Shrink,
+        writable: impl FnOnce(Arc<dyn ImageFile>) -> Result<Arc<dyn ImageFile>>,
+    ) -> Result<ResizeReport> {
+        let Self { top, below, children } = self;
+        let image = top.path.display().to_string();
+        let resized = ResizeReport {
+            before_bytes: top.info.size_bytes,
             after_bytes: new_size_bytes,
-        });
-    }
-    check_size(&resized)?;
-    let not_resizable = |detail: &str| Error::NotResizable {
-        image: image.clone(),
-        detail: detail.to_owned(),
-    };
-    match &top.content {
-        Content::Raw => resize_raw(&*top.file, &image, new_size_bytes)?,
-        Content::Qcow2(opened) if opened.data_file.is_some() => {
-            return Err(not_resizable("its data is in an external file; convert it first"));
+            format: top.info.format,
+        };
+        if new_size_bytes == resized.before_bytes {
+            return Ok(resized);
         }
-        Content::Qcow2(_) => {
-            let below = stack(chain.files, None)?;
-            let backing = below.first().map(|layer| Arc::clone(&layer.device));
-            qcow2::resize::resize(&top.file, &image, backing.as_ref(), new_size_bytes)?;
+        if !children.is_empty() {
+            return Err(Error::HasChildren {
+                image,
+                children: children.iter().map(|child| child.display().to_string()).collect(),
+            });
         }
-        Content::Vmdk(_) => return Err(not_resizable("resizing a VMDK is not supported; convert it first")),
-        Content::Vdi(_) => vdi::resize::resize(&top.file, &image, new_size_bytes)?,
-        Content::Vhd(_) => vhd::resize::resize(&top.file, &image, new_size_bytes)?,
-        Content::Vhdx(_) => vhdx::resize::resize(&top.file, &image, new_size_bytes)?,
-        Content::Ploop(_) => ploop::resize::resize(&top.file, &image, new_size_bytes)?,
+        if new_size_bytes < resized.before_bytes && shrink == Shrink::Refuse {
+            return Err(Error::WouldShrink {
+                image,
+                before_bytes: resized.before_bytes,
+                after_bytes: new_size_bytes,
+            });
+        }
+        check_size(&resized)?;
+        let not_resizable = |detail: &str| Error::NotResizable {
+            image: image.clone(),
+            detail: detail.to_owned(),
+        };
+        let file = writable(top.file)?;
+        match &top.content {
+            Content::Raw => resize_raw(&*file, &top.path, new_size_bytes)?,
+            Content::Qcow2(opened) if opened.data_file.is_some() => {
+                return Err(not_resizable("its data is in an external file; convert it first"));
+            }
+            Content::Qcow2(_) => {
+                let below = stack(below, None)?;
+                let backing = below.first().map(|layer| Arc::clone(&layer.device));
+                qcow2::resize::resize(&file, &image, backing.as_ref(), new_size_bytes)?;
+            }
+            Content::Vmdk(_) => return Err(not_resizable("resizing a VMDK is not supported; convert it first")),
+            Content::Vdi(_) => vdi::resize::resize(&file, &image, new_size_bytes)?,
+            Content::Vhd(_) => vhd::resize::resize(&file, &image, new_size_bytes)?,
+            Content::Vhdx(_) => vhdx::resize::resize(&file, &image, new_size_bytes)?,
+            Content::Ploop(_) => ploop::resize::resize(&file, &image, new_size_bytes)?,
+        }
+        Ok(resized)
     }
-    Ok(resized)
 }
 
 fn check_size(resized: &ResizeReport) -> Result<()> {
@@ -137,11 +229,14 @@ fn check_size(resized: &ResizeReport) -> Result<()> {
     Err(Error::InvalidOption { option: "size", detail })
 }
 
-fn resize_raw(file: &dyn ImageFile, image: &str, after_bytes: u64) -> Result<()> {
-    file.set_length(after_bytes)?;
-    if file.length_bytes()? != after_bytes {
+fn resize_raw(file: &dyn ImageFile, path: &Path, after_bytes: u64) -> Result<()> {
+    let is_device = path.metadata().is_ok_and(|metadata| !metadata.is_file());
+    if !is_device {
+        file.set_length(after_bytes)?;
+    }
+    if is_device || file.length_bytes()? != after_bytes {
         return Err(Error::NotResizable {
-            image: image.to_owned(),
+            image: path.display().to_string(),
             detail: "it is a block device; resize it with its volume manager".to_owned(),
         });
     }
