@@ -53,10 +53,11 @@ pub use doctor::{
     FindingKind, FindingState, Outcome, Repair, doctor,
 };
 pub use exchange::{
-    CheckedArchive, CheckedDisk, ExportFormat, ExportFrom, ExportReport, ExportRequest, ExportTarget, ExportToPool,
-    ExportedToPool, ImportFolder, ImportReport, ImportRepository, Imported, ImportedDisk, Importing, MAY_BE_CUT,
-    PoolReturn, VirtualBoxIdentity, XvaExport, check_archive, check_packed, check_stream, export, export_to_pool,
-    open_import, open_packed, read_packed, wants_stored_images,
+    CheckedArchive, CheckedDisk, ExportFormat, ExportFrom, ExportPlan, ExportReport, ExportRequest, ExportTarget,
+    ExportToPool, ExportedToPool, ImportFolder, ImportReport, ImportRepository, Imported, ImportedDisk, Importing,
+    MAY_BE_CUT, PlannedExportDisk, PoolReturn, VirtualBoxIdentity, XvaExport, check_archive, check_packed,
+    check_stream, export, export_to_pool, open_import, open_packed, plan_export, plan_export_to_pool, read_packed,
+    wants_stored_images,
 };
 pub use files::block_target::{Overwrite, is_block_device as is_device};
 pub use files::state_file::write_note;
@@ -85,9 +86,10 @@ pub use host_snapshot::{
 pub use image::clone::{CloneImageRequest, CloneKind, CloneWay, ImageClone, ImageCloner};
 pub use image::compare::{CompareReport, DIFFERENT_RANGE_COUNT_MAX, compare};
 pub use image::convert::{
-    ConvertReport, ConvertRequest, ConvertSource, StreamForm, VerifyImage, convert, convert_to_stream,
+    ConvertPlan, ConvertReport, ConvertRequest, ConvertSource, StreamForm, VerifyImage, convert, convert_to_stream,
+    plan_convert,
 };
-pub use image::create::{CreateImageReport, CreateImageRequest, create_image};
+pub use image::create::{CreateImageReport, CreateImageRequest, create_image, plan_image};
 pub use image::guest_identity::{GuestIdentity, SYSPREP};
 pub use image::source::{DiskOrigin, SourceName};
 pub use job::error::{
@@ -114,8 +116,11 @@ pub use repository::copy::{
 pub use repository::diff::{DiffReport, DiffRequest, DiskDiff, diff};
 pub use repository::forget::{Execution, ForgetReport, ProtectionChange, change_protection, forget};
 pub use repository::gc::{AcceptedName, GcOutcome, accept_loss, gc, stats};
-pub use repository::init::{InitReport, InitRequest, NewProtection, init};
-pub use repository::keys::{RotateReport, add_key, check_password, list_keys, paper_key, remove_key, rotate_key};
+pub use repository::init::{InitReport, InitRequest, NewProtection, init, plan_init};
+pub use repository::keys::{
+    RotateReport, add_key, check_password, list_keys, paper_key, plan_key_removal, plan_rotation, remove_key,
+    rotate_key,
+};
 pub use repository::list::{ListReport, ListRequest, ShowReport, disk_count, list, show};
 pub use repository::name_conflict::{Continuation, MachineIdentity, MachinesByName};
 pub use repository::open::{Location, Protection, Unlock, find_snapshot, open, protection};
@@ -142,6 +147,7 @@ pub use template::{
     Piece as TemplatePiece, PieceKind as TemplatePieceKind, Publication, Published, PullReport, PullRequest,
     PullTarget, PulledDisk, PushRequest, PushSource, RemovalSelection, Replace, SignedBy,
     Statement as TemplateStatement, TEMPLATE_NAMESPACE, TemplateHistory, TemplateLabel, TemplateListing, TemplateName,
-    TemplateReference, TemplateRemoval, TemplateTag, TemplateVersion, Trust, Unsealed, Unsigned, list_templates,
-    prepare_push, prepare_tag, pull_template, remove_templates, show_template,
+    TemplatePlan, TemplateReference, TemplateRemoval, TemplateTag, TemplateVersion, Trust, Unsealed, Unsigned,
+    Vouching, list_templates, plan_push, plan_tag, prepare_push, prepare_tag, pull_template, remove_templates,
+    show_template,
 };

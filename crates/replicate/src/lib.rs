@@ -209,8 +209,9 @@ pub fn replicate(request: &ReplicateRequest<'_>, job: Job<'_>) -> Result<Replica
         job,
     };
     let mut report = ReplicateReport::default();
-    for one in &found {
+    for (number, one) in (1..).zip(&found) {
         job.interrupt.check()?;
+        job.progress.part(number, found.len());
         let target = target_name(request, &one.name);
         let there = received.iter().find(|there| there.name == target);
         let done = match there {

@@ -186,14 +186,18 @@ pub(crate) fn plan_capture<C: Capture>(
     snapshot: SnapshotOptions,
     job: Job<'_>,
 ) -> Result<BackupPlan> {
-    let sink = RepositorySink::new(repository, snapshot, job);
+    plan_capture_into(&RepositorySink::new(repository, snapshot, job), machine, job)
+}
+
+/// The same for what is stored in `sink`.
+pub(crate) fn plan_capture_into<C: Capture>(sink: &dyn SnapshotSink, machine: C, job: Job<'_>) -> Result<BackupPlan> {
     let found = machine.find()?;
     let summary = C::summary(&found).clone();
     let (name, run) = (machine.options().name.clone(), machine.options().run);
     let hooks = Hooks::none();
     let calls = HookCalls::new(&hooks, name.as_str(), &summary, run, job);
     let steps = Steps {
-        sink: &sink,
+        sink,
         hooks: &calls,
         job,
         is_locked: false,

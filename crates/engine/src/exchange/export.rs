@@ -4,6 +4,8 @@ mod archives;
 mod content;
 mod folder;
 mod now;
+mod plan;
+mod planned;
 mod reads;
 mod suspended;
 mod to_pool;
@@ -24,9 +26,11 @@ use jiff::tz::TimeZone;
 
 use archives::ArchiveSink;
 use content::{ContentDisk, MachineContent};
+pub use plan::plan_export;
+pub use planned::{ExportPlan, PlannedExportDisk};
 use reads::DiskReads;
 use suspended::Suspended;
-pub use to_pool::{ExportToPool, ExportedToPool, PoolReturn, export_to_pool};
+pub use to_pool::{ExportToPool, ExportedToPool, PoolReturn, export_to_pool, plan_export_to_pool};
 use virtualbox::VirtualBoxStreams;
 
 use crate::SnapshotReference;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::io::{Cursor, Read};
 use std::num::NonZero;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use holdfast_archive::{
@@ -266,21 +266,54 @@ impl Importing {
         })
     }
 
+    /// Checks that it could be imported as a snapshot, as far as that is known before its disks are read; changes nothing. What it would be, and
+    /// the name of the snapshots.
+    ///
+    /// # Errors
+    /// The name belongs to another machine.
+    pub fn plan_into_repository(
+        self,
+        repository: &Repository,
+        request: ImportRepository,
+        job: Job<'_>,
+    ) -> Result<(Imported, MachineName)> {
+        let name = match request.machine {
+            Some(name) => name,
+            None => self.listed_name()?,
+        };
+        let sink = RepositorySink::new(repository, request.snapshot, job);
+        sink.begin(&name, Claimant::Archive(self.described.machine.uuid.as_deref()))?;
+        Ok((self.look(), name))
+    }
+
+    /// Checks that it could be imported into a folder, as far as that is known before its disks are read; makes nothing.
+    ///
+    /// # Errors
+    /// The folder is there, or cannot be made.
+    pub fn plan_into_folder(mut self, request: &ImportFolder, job: Job<'_>) -> Result<Imported> {
+        let folder = absolute(&request.folder)?;
+        NewFolder::check(&folder)?;
+        tell_of_format(request.format, job);
+        self.domain_xml(Some(&folder.display().to_string()), request.format);
+        let disks = self.attached.iter();
+        let paths: Vec<PathBuf> = disks
+            .map(|disk| folder.join(format!("{}.{}", disk.target, request.format)))
+            .collect();
+        Ok(self.imported(&paths))
+    }
+
     /// Imports it as images in a folder of their own, with its configuration, which comes last: where that is, all is.
     ///
     /// # Errors
     /// Of an archive that is damaged or cut off, nothing is left.
     pub fn into_folder(mut self, request: &ImportFolder, environment: &Environment, job: Job<'_>) -> Result<Imported> {
-        let folder = std::path::absolute(&request.folder).map_err(|source| Error::File {
-            action: "find",
-            path: request.folder.clone(),
-            source,
-        })?;
+        let folder = absolute(&request.folder)?;
         let mut made = NewFolder::make(&folder)?;
         tell_of_format(request.format, job);
         let xml = self.domain_xml(Some(&folder.display().to_string()), request.format);
         let mut paths = Vec::new();
-        for disk in &self.attached {
+        for (number, disk) in (1..).zip(&self.attached) {
+            job.progress.part(number, self.attached.len());
             let device = self.device(disk);
             let target = made.file(&format!("{}.{}", disk.target, request.format), |target| {
                 convert(
@@ -322,6 +355,14 @@ impl Importing {
         }
         notes
     }
+}
+
+fn absolute(path: &Path) -> Result<PathBuf> {
+    std::path::absolute(path).map_err(|source| Error::File {
+        action: "find",
+        path: path.to_owned(),
+        source,
+    })
 }
 
 /// Reports where the documents of an archive contradict its disks.

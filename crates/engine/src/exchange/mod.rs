@@ -12,8 +12,9 @@ pub use check::{
     CheckedArchive, CheckedDisk, MAY_BE_CUT, check_archive, check_packed, check_stream, open_packed, read_packed,
 };
 pub use export::{
-    ExportFormat, ExportFrom, ExportReport, ExportRequest, ExportTarget, ExportToPool, ExportedToPool, PoolReturn,
-    VirtualBoxIdentity, XvaExport, export, export_to_pool,
+    ExportFormat, ExportFrom, ExportPlan, ExportReport, ExportRequest, ExportTarget, ExportToPool, ExportedToPool,
+    PlannedExportDisk, PoolReturn, VirtualBoxIdentity, XvaExport, export, export_to_pool, plan_export,
+    plan_export_to_pool,
 };
 pub use import::{ImportFolder, ImportReport, ImportRepository, Imported, ImportedDisk, Importing, open_import};
 pub use order::wants_stored_images;

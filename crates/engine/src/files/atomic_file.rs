@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use holdfast_block::{FileDeviceMut, IoMode, sync_folder_of};
 use holdfast_image::ImageMut;
 use holdfast_repo::Environment;
-use rustix::fs::{CWD, FlockOperation, RenameFlags, flock, renameat_with};
+use rustix::fs::{Access, CWD, FlockOperation, RenameFlags, flock, renameat_with};
 
 use super::block_target;
 use crate::job::{Error, Progress, Result};
@@ -73,27 +73,47 @@ impl NewFile {
     /// # Errors
     /// What is there is no file, or a machine uses the one that is to be replaced.
     pub(crate) fn begin(path: &Path, existing: Existing, environment: &Environment) -> Result<Self> {
+        let path = &Self::place(path, existing)?;
+        let mut random = [0; 4];
+        environment.randomness.fill(&mut random)?;
+        let replaced = Self::lock_replaced(path, existing)?;
+        Self::begin_with(path, existing, u32::from_be_bytes(random), replaced)
+    }
+
+    /// Checks that a file could be made; makes nothing, and deletes nothing.
+    ///
+    /// # Errors
+    /// Those of [`begin`](Self::begin), and that the folder is missing or cannot be written.
+    pub(crate) fn check(path: &Path, existing: Existing) -> Result<()> {
+        let place = Self::place(path, existing)?;
+        Self::lock_replaced(&place, existing)?;
+        refuse_taken(&place, existing)?;
+        check_folder(folder_of(&place), path)
+    }
+
+    /// Where the file will be: what replaces a file that a link leads to does not replace the link, which may have been put on a larger medium.
+    fn place(path: &Path, existing: Existing) -> Result<PathBuf> {
         if path.metadata().is_ok_and(|metadata| !metadata.is_file()) {
             return Err(Error::NotAFile { path: path.to_owned() });
         }
-        // Who replaces what a link leads to means that, and not the link: it may have been put on a larger medium.
         let linked = path.canonicalize().ok();
         refuse_link_of_others(path)?;
-        let path = match (existing, &linked) {
+        Ok(match (existing, linked) {
             (Existing::Replace, Some(linked)) if path.is_symlink() => linked,
-            _ => path,
-        };
-        let mut random = [0; 4];
-        environment.randomness.fill(&mut random)?;
-        let replaced = match existing {
-            Existing::Keep => None,
+            _ => path.to_owned(),
+        })
+    }
+
+    /// Locks the file that is to be replaced.
+    fn lock_replaced(path: &Path, existing: Existing) -> Result<Option<ImageMut>> {
+        match existing {
+            Existing::Keep => Ok(None),
             Existing::Replace => match block_target::lock(path) {
-                Err(error @ Error::Image(holdfast_image::Error::Locked { .. })) => return Err(error),
+                Err(error @ Error::Image(holdfast_image::Error::Locked { .. })) => Err(error),
                 // It is not there, or nothing that a machine could use.
-                other => other.ok(),
+                other => Ok(other.ok()),
             },
-        };
-        Self::begin_with(path, existing, u32::from_be_bytes(random), replaced)
+        }
     }
 
     /// The same with a given random number, whatever uses the existing file.
@@ -102,14 +122,7 @@ impl NewFile {
     }
 
     fn begin_with(path: &Path, existing: Existing, random: u32, replaced: Option<ImageMut>) -> Result<Self> {
-        if existing == Existing::Keep && path.symlink_metadata().is_ok() {
-            return Err(Error::TargetExists { path: path.to_owned() });
-        }
-        let name = path.file_name().ok_or_else(|| Error::File {
-            action: "create",
-            path: path.to_owned(),
-            source: ErrorKind::IsADirectory.into(),
-        })?;
+        let name = refuse_taken(path, existing)?;
         let (lock, cleared) = lock_folder(path, name);
         let mut partial = OsString::from(".");
         partial.push(name);
@@ -222,6 +235,31 @@ impl NewFile {
     }
 }
 
+/// The file name of a path that is free, or may be replaced.
+fn refuse_taken(path: &Path, existing: Existing) -> Result<&OsStr> {
+    if existing == Existing::Keep && path.symlink_metadata().is_ok() {
+        return Err(Error::TargetExists { path: path.to_owned() });
+    }
+    path.file_name().ok_or_else(|| Error::File {
+        action: "create",
+        path: path.to_owned(),
+        source: ErrorKind::IsADirectory.into(),
+    })
+}
+
+/// Fails where `made` cannot be made in `folder`.
+pub(crate) fn check_folder(folder: &Path, made: &Path) -> Result<()> {
+    let failed = |source: std::io::Error| Error::File {
+        action: "create",
+        path: made.to_owned(),
+        source,
+    };
+    if !folder.metadata().map_err(failed)?.is_dir() {
+        return Err(failed(ErrorKind::NotADirectory.into()));
+    }
+    rustix::fs::access(folder, Access::WRITE_OK | Access::EXEC_OK).map_err(|errno| failed(errno.into()))
+}
+
 /// Renames a file to a name that nothing has.
 fn rename_to_free(from: &Path, to: &Path) -> Result<()> {
     let taken = || Error::TargetExists { path: to.to_owned() };
@@ -244,7 +282,7 @@ fn rename_to_free(from: &Path, to: &Path) -> Result<()> {
     }
 }
 
-fn folder_of(path: &Path) -> &Path {
+pub(crate) fn folder_of(path: &Path) -> &Path {
     match path.parent() {
         Some(folder) if folder != Path::new("") => folder,
         _ => Path::new("."),

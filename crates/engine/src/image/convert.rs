@@ -1,6 +1,7 @@
 //! An image becomes an image of another format, or of other options.
 
 mod device;
+mod plan;
 mod source;
 mod vmdk_stream;
 
@@ -28,6 +29,7 @@ use crate::files::ordered_stream::write_to_stream;
 use crate::files::stream_device::StreamDevice;
 use crate::job::{Error, Interrupted, Job, Result, Unit};
 use device::to_block_device;
+pub use plan::{ConvertPlan, plan_convert};
 pub(crate) use source::refuse_to_replace_source;
 use source::{Source, device_of, files_of, tell_of_name, tell_of_writers, tell_what_is_dropped};
 
@@ -122,7 +124,31 @@ pub(crate) fn convert_and(
     (environment, job): (&Environment, Job<'_>),
 ) -> Result<ConvertReport> {
     let start = job.clock.now();
-    let opened = match source {
+    let opened = open_source(source, request, job)?;
+    job.interrupt.check()?;
+    let made = if is_block_device(&request.target) {
+        to_block_device(request, &opened, job).map(|filled| ConvertedImage {
+            filled,
+            allocated_bytes: None,
+            size_bytes: opened.device().size_bytes(),
+        })
+    } else {
+        to_file(request, &opened, change, (environment, job)).map_err(|error| opened.of_size(error, request.format))
+    };
+    let made = made.map_err(|error| with_medium(error, &opened, request))?;
+    Ok(ConvertReport {
+        size_bytes: made.size_bytes,
+        filled: made.filled,
+        allocated_bytes: made.allocated_bytes,
+        verify: request.verify,
+        duration: job.clock.now().saturating_sub(start),
+        notes: opened.notes(),
+    })
+}
+
+/// Opens what is converted, and warns of what is not as it should be.
+fn open_source<'a>(source: ConvertSource<'a>, request: &ConvertRequest, job: Job<'_>) -> Result<Source<'a>> {
+    Ok(match source {
         ConvertSource::Image { path, snapshot } => {
             let image = open(&path, &request.open)?;
             refuse_to_replace_source(&image, &request.target)?;
@@ -141,28 +167,6 @@ pub(crate) fn convert_and(
         ConvertSource::Stream { stream, size_bytes } => Source::Stream(StreamDevice::new(stream, size_bytes)),
         ConvertSource::Device(device) => Source::Device(device),
         ConvertSource::Checked(device, check) => Source::Checked(device, check),
-    };
-    job.interrupt.check()?;
-    let made = if is_block_device(&request.target) {
-        to_block_device(request, &opened, job).map(|filled| ConvertedImage {
-            filled,
-            allocated_bytes: None,
-            size_bytes: opened.device().size_bytes(),
-        })
-    } else {
-        to_file(request, &opened, change, (environment, job)).map_err(|error| opened.of_size(error, request.format))
-    };
-    let made = made.map_err(|error| with_medium(error, &opened, request))?;
-    Ok(ConvertReport {
-        size_bytes: made.size_bytes,
-        filled: made.filled,
-        allocated_bytes: made.allocated_bytes,
-        verify: request.verify,
-        duration: job.clock.now().saturating_sub(start),
-        notes: match &opened {
-            Source::Image { image, .. } => image.notes().to_vec(),
-            Source::Stream(_) | Source::Device(_) | Source::Checked(..) => Vec::new(),
-        },
     })
 }
 
@@ -220,26 +224,8 @@ fn to_file(
     (environment, job): (&Environment, Job<'_>),
 ) -> Result<ConvertedImage> {
     let device = source.device();
-    let options = CreateOptions {
-        format: request.format,
-        size_bytes: device.size_bytes(),
-        qcow2: request.qcow2.clone(),
-        blocks: BlockOptions {
-            sector_bytes: kept_sector(
-                (request.format, device.size_bytes()),
-                source.sector_bytes(request),
-                &source.name(&request.target),
-                job.progress,
-            ),
-            ..request.blocks.clone()
-        },
-        name: request.target.file_name().map(OsStr::to_owned),
-    }
-    .of_whole_sectors();
-    let base = open_base(request)?;
-    if let Some(base) = &base {
-        refuse_to_replace_source(base, &request.target)?;
-    }
+    let options = create_options(request, source, job);
+    let base = base_of(request)?;
     let (image, filled) = match request.format {
         Format::Qcow2 => {
             let (image, writer) = NewImage::begin(
@@ -281,6 +267,36 @@ fn to_file(
         allocated_bytes: opened.layers()[0].allocated_bytes,
         size_bytes: opened.size_bytes(),
     })
+}
+
+/// The options of the new file.
+fn create_options(request: &ConvertRequest, source: &Source<'_>, job: Job<'_>) -> CreateOptions {
+    let device = source.device();
+    CreateOptions {
+        format: request.format,
+        size_bytes: device.size_bytes(),
+        qcow2: request.qcow2.clone(),
+        blocks: BlockOptions {
+            sector_bytes: kept_sector(
+                (request.format, device.size_bytes()),
+                source.sector_bytes(request),
+                &source.name(&request.target),
+                job.progress,
+            ),
+            ..request.blocks.clone()
+        },
+        name: request.target.file_name().map(OsStr::to_owned),
+    }
+    .of_whole_sectors()
+}
+
+/// The backing file of the new image, which is not what the new image replaces.
+fn base_of(request: &ConvertRequest) -> Result<Option<Image>> {
+    let base = open_base(request)?;
+    if let Some(base) = &base {
+        refuse_to_replace_source(base, &request.target)?;
+    }
+    Ok(base)
 }
 
 /// Says which of the two files an error is about: devices below know only offsets.

@@ -44,6 +44,36 @@ pub struct CreateImageReport {
 
 /// Makes an empty image; it is durable when this returns.
 pub fn create_image(request: &CreateImageRequest, environment: &Environment) -> Result<CreateImageReport> {
+    let options = create_options(request)?;
+    let (image, ()) = NewImage::begin(
+        &request.path,
+        request.overwrite,
+        &options,
+        environment,
+        |partial, options| Ok(holdfast_image::create(partial, options)?),
+    )
+    .map_err(|error| error.on(&request.path))?;
+    image.finish()?;
+    Ok(report(request, &options))
+}
+
+/// Plans the same: everything is checked, and nothing is made.
+pub fn plan_image(request: &CreateImageRequest) -> Result<CreateImageReport> {
+    let options = create_options(request)?;
+    NewImage::check(&request.path, request.overwrite, &options).map_err(|error| error.on(&request.path))?;
+    Ok(report(request, &options))
+}
+
+fn report(request: &CreateImageRequest, options: &CreateOptions) -> CreateImageReport {
+    CreateImageReport {
+        path: request.path.clone(),
+        format: request.format,
+        size_bytes: options.size_bytes,
+    }
+}
+
+/// The options, with a size. What the new image is based on is opened.
+fn create_options(request: &CreateImageRequest) -> Result<CreateOptions> {
     let size_bytes = match (request.size_bytes, &request.qcow2.backing, &request.blocks.parent) {
         (Some(size_bytes), _, _) => size_bytes,
         (None, _, Some(parent)) => {
@@ -67,28 +97,14 @@ pub fn create_image(request: &CreateImageRequest, environment: &Environment) -> 
     if request.overwrite == Overwrite::Replace {
         refuse_to_replace_base(request)?;
     }
-    let options = CreateOptions {
+    Ok(CreateOptions {
         format: request.format,
         size_bytes,
         qcow2: request.qcow2.clone(),
         blocks: request.blocks.clone(),
         name: request.path.file_name().map(OsStr::to_owned),
     }
-    .of_whole_sectors();
-    let (image, ()) = NewImage::begin(
-        &request.path,
-        request.overwrite,
-        &options,
-        environment,
-        |partial, options| Ok(holdfast_image::create(partial, options)?),
-    )
-    .map_err(|error| error.on(&request.path))?;
-    image.finish()?;
-    Ok(CreateImageReport {
-        path: request.path.clone(),
-        format: request.format,
-        size_bytes: options.size_bytes,
-    })
+    .of_whole_sectors())
 }
 
 /// What the new image is based on must not be what it replaces, nor be based on that.

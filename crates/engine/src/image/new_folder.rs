@@ -11,7 +11,7 @@ use holdfast_image::Format;
 use holdfast_repo::Environment;
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, Stat, fstat, openat, statat, unlinkat};
 
-use crate::files::atomic_file::{Existing, NewFile};
+use crate::files::atomic_file::{Existing, NewFile, check_folder, folder_of};
 use crate::job::error::ExchangeError;
 use crate::job::{Error, Result};
 
@@ -27,6 +27,27 @@ pub(crate) struct NewFolder {
 }
 
 impl NewFolder {
+    /// Checks that it could be made; makes nothing.
+    ///
+    /// # Errors
+    /// Those of [`make`](Self::make), and that the folder around it cannot be written.
+    pub(crate) fn check(path: &Path) -> Result<()> {
+        match std::fs::read_dir(path) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => check_folder(folder_of(path), path),
+            Err(source) => Err(Error::File {
+                action: "create",
+                path: path.to_owned(),
+                source,
+            }),
+            Ok(mut entries) => {
+                if entries.any(|entry| !is_left(entry)) {
+                    return Err(ExchangeError::FolderTaken { path: path.to_owned() }.into());
+                }
+                check_folder(path, path)
+            }
+        }
+    }
+
     /// Makes it. It may be there if nothing is in it.
     pub(crate) fn make(path: &Path) -> Result<Self> {
         let failed = |source| Error::File {

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use holdfast_image::{Backing, CreateOptions, OpenOptions, dependents_in_folder};
+use holdfast_image::{Backing, CreateOptions, OpenOptions, dependents_in_folder, plan_create};
 use holdfast_repo::Environment;
 
 use crate::files::atomic_file::{Existing, NewFile, clear, tell_of};
@@ -29,28 +29,11 @@ impl NewImage {
         environment: &Environment,
         create: impl FnOnce(&Path, &CreateOptions) -> Result<T>,
     ) -> Result<(Self, T)> {
-        let existing = match overwrite {
-            Overwrite::Refuse => Existing::Keep,
-            Overwrite::Replace => Existing::Replace,
-        };
-        if existing == Existing::Replace {
-            refuse_base(path)?;
-        }
+        let existing = existing(overwrite);
+        let data_file = check_places(path, existing, options)?;
+        // As long as the image itself is incomplete, its writer may be alive.
+        let cleared = data_file.as_deref().map(clear).unwrap_or_default();
         let mut options = options.clone();
-        let (mut data_file, mut cleared) = (None, Vec::new());
-        if let Some(data) = &mut options.qcow2.data_file {
-            let place = path.parent().unwrap_or(Path::new("")).join(&data.name);
-            if is_same_place(&place, path) {
-                return Err(holdfast_image::Error::InvalidOption {
-                    option: "data file",
-                    detail: format!("{} is to be the image, and the file of its data", path.display()),
-                }
-                .into());
-            }
-            // As long as the image itself is incomplete, its writer may be alive.
-            cleared = clear(&place);
-            data_file = Some(place);
-        }
         let file = NewFile::begin(path, existing, environment)?;
         let begin = |place: PathBuf| NewFile::begin(&place, Existing::Keep, environment);
         let data_file = data_file.map(begin).transpose().map_err(of_data_file)?;
@@ -64,6 +47,17 @@ impl NewImage {
             cleared,
         };
         Ok((new, made))
+    }
+
+    /// Checks that an image of these options could be made; makes nothing.
+    pub(crate) fn check(path: &Path, overwrite: Overwrite, options: &CreateOptions) -> Result<()> {
+        let existing = existing(overwrite);
+        let data_file = check_places(path, existing, options)?;
+        NewFile::check(path, existing)?;
+        if let Some(data_file) = data_file {
+            NewFile::check(&data_file, Existing::Keep).map_err(of_data_file)?;
+        }
+        Ok(plan_create(path, options)?)
     }
 
     /// As [`NewFile::tell_of_cleared`].
@@ -94,6 +88,35 @@ impl NewImage {
             }
         })
     }
+}
+
+fn existing(overwrite: Overwrite) -> Existing {
+    match overwrite {
+        Overwrite::Refuse => Existing::Keep,
+        Overwrite::Replace => Existing::Replace,
+    }
+}
+
+/// Where the data file is to be, if there is to be one.
+///
+/// # Errors
+/// It is the image itself, or others are based on the image that is to be replaced.
+fn check_places(path: &Path, existing: Existing, options: &CreateOptions) -> Result<Option<PathBuf>> {
+    if existing == Existing::Replace {
+        refuse_base(path)?;
+    }
+    let Some(data) = &options.qcow2.data_file else {
+        return Ok(None);
+    };
+    let place = path.parent().unwrap_or(Path::new("")).join(&data.name);
+    if is_same_place(&place, path) {
+        return Err(holdfast_image::Error::InvalidOption {
+            option: "data file",
+            detail: format!("{} is to be the image, and the file of its data", path.display()),
+        }
+        .into());
+    }
+    Ok(Some(place))
 }
 
 /// An image that is replaced takes from those that are based on it what they have of it.

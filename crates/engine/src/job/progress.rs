@@ -65,6 +65,10 @@ pub trait Progress: Send + Sync {
     /// The current phase has done `amount` more.
     fn advance(&self, amount: u64);
 
+    /// The phases from now on are about one of several machines, disks or snapshots: the `number`-th, from 1, of `count`. With
+    /// a `count` of 1 they are about all of it.
+    fn part(&self, _number: usize, _count: usize) {}
+
     /// Something a person may want to know: why a full read was necessary, which way was chosen.
     fn note(&self, message: &str);
 

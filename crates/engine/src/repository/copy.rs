@@ -251,10 +251,10 @@ struct RepositoryCopy<'a> {
 impl<'a> RepositoryCopy<'a> {
     fn tell(&self, manifest: &Manifest, number: usize, count: usize) {
         let (machine, time) = (&manifest.machine, time_of(manifest));
-        self.job.progress.phase(
-            &format!("copying {machine} of {time} ({number} of {count})"),
-            Unit::Bytes,
-        );
+        self.job.progress.part(number, count);
+        self.job
+            .progress
+            .phase(&format!("copying {machine} of {time}"), Unit::Bytes);
         self.job.progress.total(manifest.logical_bytes());
     }
 

@@ -115,6 +115,7 @@ pub fn change_protection(
     repository: &Repository,
     references: &[SnapshotReference],
     change: ProtectionChange,
+    execution: Execution,
     zone: &TimeZone,
     job: Job<'_>,
 ) -> Result<Vec<Manifest>> {
@@ -126,22 +127,22 @@ pub fn change_protection(
     };
     let mut held = Vec::new();
     for manifest in &chosen {
-        match change {
-            ProtectionChange::Protect => repository.protect(manifest.id)?,
-            ProtectionChange::Unprotect => {
-                repository.unprotect(manifest.id)?;
-                if repository.holder_count(manifest.id)? > 0 {
-                    held.push(manifest.id);
-                    job.progress.warning(&format!(
-                        "{} stays protected: a machine runs from it, or did when its restore was killed; --held ends that, too",
-                        manifest.id
-                    ));
+        if execution == Execution::Execute {
+            match change {
+                ProtectionChange::Protect => repository.protect(manifest.id)?,
+                ProtectionChange::Unprotect => repository.unprotect(manifest.id)?,
+                ProtectionChange::UnprotectHeld => {
+                    repository.unprotect(manifest.id)?;
+                    repository.release_all(manifest.id)?;
                 }
             }
-            ProtectionChange::UnprotectHeld => {
-                repository.unprotect(manifest.id)?;
-                repository.release_all(manifest.id)?;
-            }
+        }
+        if change == ProtectionChange::Unprotect && repository.holder_count(manifest.id)? > 0 {
+            held.push(manifest.id);
+            job.progress.warning(&format!(
+                "{} stays protected: a machine runs from it, or did when its restore was killed; --held ends that, too",
+                manifest.id
+            ));
         }
     }
     chosen.retain(|manifest| !held.contains(&manifest.id));

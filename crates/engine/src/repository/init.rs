@@ -6,6 +6,7 @@ use holdfast_repo::{Environment, Repository, RepositoryId};
 
 use super::keys::check_password;
 use super::sighting::note_new;
+use crate::files::atomic_file::{check_folder, folder_of};
 use crate::job::{Error, Result};
 use crate::{Location, Protection};
 
@@ -47,13 +48,7 @@ pub struct InitReport {
 
 /// Makes a repository: the directory where it does not exist, one key slot, and the configuration.
 pub fn init(request: &InitRequest<'_>, environment: &Environment) -> Result<InitReport> {
-    let credential = match request.protection {
-        NewProtection::Password(password) => {
-            check_password(password)?;
-            Credential::Password(password)
-        }
-        NewProtection::Nothing => Credential::Open,
-    };
+    let credential = credential(request.protection)?;
     let store = request.location.create_store()?;
     refuse_strangers(&*store)?;
     let new = holdfast_repo::InitRequest {
@@ -78,6 +73,34 @@ pub fn init(request: &InitRequest<'_>, environment: &Environment) -> Result<Init
         cipher: config.cipher(),
         paper_key: PaperKey::encode(repository.master()),
     })
+}
+
+/// Checks that a repository could be made; makes nothing. The directory above it must exist.
+pub fn plan_init(request: &InitRequest<'_>) -> Result<()> {
+    credential(request.protection)?;
+    let path = request.location.path();
+    if path.symlink_metadata().is_err() {
+        let folder = folder_of(path);
+        return match folder.is_dir() {
+            true => check_folder(folder, path),
+            false => request.location.open_store().map(drop),
+        };
+    }
+    let store = request.location.open_store()?;
+    refuse_strangers(&*store)?;
+    Repository::check_new(&*store)?;
+    check_folder(path, path)
+}
+
+/// What is to open it.
+fn credential(protection: NewProtection<'_>) -> Result<Credential<'_>> {
+    match protection {
+        NewProtection::Password(password) => {
+            check_password(password)?;
+            Ok(Credential::Password(password))
+        }
+        NewProtection::Nothing => Ok(Credential::Open),
+    }
 }
 
 /// A repository among other files is easily deleted with them.

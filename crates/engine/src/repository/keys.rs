@@ -1,6 +1,7 @@
 //! `key`: who can open a repository.
 
 use holdfast_repo::key::{self, Credential, KdfParameters, NewSlot, PaperKey, Removal, SlotId, SlotListing, Unlocked};
+use holdfast_repo::store::Store;
 use holdfast_repo::{Environment, InitRequest, Repository};
 
 use super::open::paper_key_text;
@@ -75,6 +76,11 @@ pub fn remove_key(location: &Location, slot: SlotId, environment: &Environment) 
     Ok(key::remove(&*store, slot, Removal::KeepLast, &*environment.randomness)?)
 }
 
+/// Checks that a key slot could be removed; changes nothing.
+pub fn plan_key_removal(location: &Location, slot: SlotId) -> Result<()> {
+    Ok(key::check_removal(&*location.open_store()?, slot)?)
+}
+
 /// The old slot and the new one that took its place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RotateReport {
@@ -97,15 +103,27 @@ pub fn rotate_key(
 ) -> Result<RotateReport> {
     check_password(password)?;
     let store = location.open_store()?;
-    let old = match key::unlock_chosen(&*store, unlock.credential(), location.slot_choice()) {
-        Err(_) if matches!(unlock, Unlock::Password(password) if paper_key_text(password).is_some()) => {
-            return Err(Error::NoSlotUsed);
-        }
-        other => other?,
-    };
+    let old = unlocked(location, &*store, unlock)?;
     let new = replacement(&old, password, label, repository, environment);
     let new = key::replace(&*store, &old, &new, &*environment.randomness)?;
     Ok(RotateReport { old: old.slot.id, new })
+}
+
+/// The key slot that [`rotate_key`] would replace; changes nothing.
+pub fn plan_rotation(location: &Location, unlock: Unlock<'_>, password: &[u8]) -> Result<SlotId> {
+    check_password(password)?;
+    let store = location.open_store()?;
+    Ok(unlocked(location, &*store, unlock)?.slot.id)
+}
+
+/// The slot that opens the repository.
+fn unlocked(location: &Location, store: &dyn Store, unlock: Unlock<'_>) -> Result<Unlocked> {
+    match key::unlock_chosen(store, unlock.credential(), location.slot_choice()) {
+        Err(_) if matches!(unlock, Unlock::Password(password) if paper_key_text(password).is_some()) => {
+            Err(Error::NoSlotUsed)
+        }
+        other => Ok(other?),
+    }
 }
 
 fn replacement<'a>(

@@ -9,6 +9,7 @@ pub(crate) mod init;
 pub(crate) mod keys;
 pub(crate) mod list;
 pub(crate) mod name_conflict;
+pub(crate) mod only_disk;
 pub(crate) mod open;
 pub(crate) mod prune;
 pub(crate) mod removed;

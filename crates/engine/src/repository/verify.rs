@@ -10,6 +10,7 @@ use holdfast_repo::{
 use jiff::tz::TimeZone;
 
 use super::calendar::Calendar;
+use super::only_disk::only_disk;
 use super::open::{find_in, snapshots};
 use crate::SnapshotName;
 use crate::image::source::OpenSource;
@@ -57,17 +58,19 @@ pub fn verify(repository: &Repository, request: &VerifyRequest, job: Job<'_>) ->
     };
     let compare = match (&opened, &chosen[..], &request.names[..]) {
         (None, _, _) => None,
-        (Some(source), [snapshot], [name]) => Some(Compare {
-            snapshot: snapshot.id,
-            disk: name.disk.as_ref().map(crate::DiskName::as_str),
-            device: &*source.device,
-        }),
+        (Some(source), [snapshot], [name]) => {
+            let disk = match &name.disk {
+                Some(disk) => disk.as_str(),
+                None => &only_disk(&snapshot.disks.iter().collect::<Vec<_>>())?.name,
+            };
+            Some(Compare {
+                snapshot: snapshot.id,
+                disk: Some(disk),
+                device: &*source.device,
+            })
+        }
         (Some(_), _, _) => return Err(Error::CompareOne),
     };
-    if let Some(compare) = &compare {
-        // A disk that does not exist is told before anything is read.
-        chosen[0].disk(compare.disk)?;
-    }
     job.progress.phase("verifying", Unit::Bytes);
     let request = RepositoryRequest {
         snapshots: if chosen.is_empty() {

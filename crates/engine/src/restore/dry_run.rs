@@ -1,16 +1,13 @@
 //! Restores that write nothing: snapshot and target are read, and what would be written is counted.
 
-use std::collections::BTreeMap;
 use std::io::Write;
 use std::ops::Range;
-use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
 use holdfast_block::{BlockDevice, BlockDeviceMut, ExtentKind, ExtentList, FileDevice, IoMode, Result as BlockResult};
 use holdfast_image::OpenOptions;
 
-use super::target::RestoredDisk;
-use crate::job::{Job, Result};
+use crate::job::Result;
 
 /// A target that drops what is written to it.
 pub(super) struct UnwrittenTarget(Held);
@@ -111,31 +108,5 @@ impl Write for CountedBytes {
 
     fn flush(&mut self) -> std::io::Result<()> {
         Ok(())
-    }
-}
-
-/// Warns of each file system that has less room than new files would take.
-pub(super) fn warn_of_missing_room(restored: &[RestoredDisk], job: Job<'_>) {
-    let mut needed_by_device: BTreeMap<u64, (u64, &Path)> = BTreeMap::new();
-    for disk in restored {
-        // What is a block device has its room.
-        let new_file = disk.target.as_deref().filter(|path| path.is_file() || !path.exists());
-        let folder = new_file.and_then(Path::parent);
-        let folder = folder.map(|folder| if folder == "" { Path::new(".") } else { folder });
-        if let Some((folder, found)) = folder.and_then(|folder| Some((folder, folder.metadata().ok()?))) {
-            needed_by_device.entry(found.dev()).or_insert((0, folder)).0 += disk.written_bytes;
-        }
-    }
-    for (needed_bytes, folder) in needed_by_device.into_values() {
-        let Ok(space) = rustix::fs::statvfs(folder) else {
-            continue;
-        };
-        let free_bytes = space.f_bavail.saturating_mul(space.f_frsize);
-        if needed_bytes > free_bytes {
-            job.progress.warning(&format!(
-                "the file system of {} has {free_bytes} bytes free, and the restore would write {needed_bytes}",
-                folder.display()
-            ));
-        }
     }
 }

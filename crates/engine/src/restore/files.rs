@@ -10,7 +10,7 @@ use holdfast_image::{CreateOptions, Error as ImageError, Format, OpenOptions};
 use holdfast_repo::{DiskContent, DiskRecord, Environment, Manifest, Repository, TargetState};
 use jiff::tz::TimeZone;
 
-use super::dry_run::{UnwrittenTarget, warn_of_missing_room};
+use super::dry_run::UnwrittenTarget;
 use super::stored_memory::{MEMORY_STREAM, StoredMemory};
 use super::target::DiskTarget;
 pub use super::target::RestoredDisk;
@@ -18,10 +18,12 @@ use crate::SnapshotName;
 use crate::files::atomic_file::{Existing, NewFile};
 use crate::files::block_target::LockedDevice;
 use crate::files::ordered_stream::write_to_stream;
+use crate::files::room::warn_of_missing_room;
 use crate::image::sector_size::{kept_sector, noted_sector, tell_of_lost_sector, tell_of_other_sectors};
 use crate::job::{DiskName, Error, Job, Result, Unit};
-use crate::notes::{NOTE_FORMAT, is_memory, is_part_of_memory};
+use crate::notes::{NOTE_FORMAT, is_part_of_memory};
 use crate::repository::forget::Execution;
+use crate::repository::only_disk::only_disk;
 use crate::repository::open::find_snapshot;
 
 /// What to restore, and where to.
@@ -103,7 +105,7 @@ fn restore_from(
         .phase(&format!("restoring {}", snapshot.machine), Unit::Bytes);
     job.progress.total(disks.iter().map(|disk| disk.size_bytes).sum());
     let path = match request.target {
-        RestoreTarget::Stream(stream) => return Ok(vec![to_stream(repository, only(&disks)?, stream, job)?]),
+        RestoreTarget::Stream(stream) => return Ok(vec![to_stream(repository, only_disk(&disks)?, stream, job)?]),
         RestoreTarget::Path(path) => path,
     };
     let restorer = Restorer {
@@ -127,24 +129,12 @@ fn chosen_disks<'m>(snapshot: &'m Manifest, disk: Option<&DiskName>) -> Result<V
     }
 }
 
-/// The only disk, beside which there may be files of its machine; an error that names them where there are several.
-fn only<'m>(disks: &[&'m DiskRecord]) -> Result<&'m DiskRecord> {
-    let is_disk = |record: &&&DiskRecord| record.content == DiskContent::Blocks && !is_memory(record);
-    let mut real = disks.iter().filter(is_disk);
-    match (disks, real.next(), real.next()) {
-        ([disk], ..) | (_, Some(disk), None) => Ok(disk),
-        _ => Err(Error::SeveralDisks {
-            disks: disks.iter().map(|disk| disk.name.clone()).collect(),
-        }),
-    }
-}
-
 /// Where each disk goes: to `path` itself, or as `DISK.FORMAT` into the folder `path`, which must exist. A file that was
 /// stored beside the disks keeps its name.
 fn placed<'m>(disks: &[&'m DiskRecord], path: &Path, format: Option<Format>) -> Result<Vec<(&'m DiskRecord, PathBuf)>> {
     let extension = format.unwrap_or(Format::Raw);
     if !path.is_dir() {
-        return Ok(vec![(only(disks)?, path.to_owned())]);
+        return Ok(vec![(only_disk(disks)?, path.to_owned())]);
     }
     let place = |disk: &&'m DiskRecord| {
         // The writer of the snapshot chose the name: it must not lead out of the folder.
@@ -285,7 +275,10 @@ impl Restorer<'_> {
             });
         }
         if self.execution == Execution::DryRun && self.mode != RestoreMode::InPlace {
-            warn_of_missing_room(&restored, self.job);
+            let files = restored
+                .iter()
+                .filter_map(|disk| Some((disk.target.as_deref()?, disk.written_bytes)));
+            warn_of_missing_room(files, "the restore", self.job.progress);
         }
         Ok(restored)
     }

@@ -14,6 +14,7 @@ use crate::image::new_folder::{NewFolder, disks_in, image_name, variables_name, 
 use crate::job::error::TemplateError;
 use crate::job::{Error, MachineName, Result};
 use crate::notes::{STREAM_DOMAIN, STREAM_NVRAM};
+use crate::repository::forget::Execution;
 
 /// What the statement and its signature are called in a folder: `ssh-keygen -Y verify` checks the one with the other.
 const STATEMENT: &str = "template.txt";
@@ -40,14 +41,21 @@ pub(super) fn write_folder(
     let machine = text
         .map(|text| Configured::new(pull, &folder, (text, format), (name, identity)))
         .transpose()?;
+    if pull.request.execution == Execution::DryRun {
+        NewFolder::check(&folder)?;
+        return Ok(planned(pull, &folder, format, machine));
+    }
     let mut made = NewFolder::make(&folder)?;
     let mut disks = Vec::new();
-    for piece in pull.entry.statement.disks() {
+    let disk_count = pull.entry.statement.disks().count();
+    for (number, piece) in (1..).zip(pull.entry.statement.disks()) {
+        pull.job.progress.part(number, disk_count);
         let disk = made.file(&image_name(piece.name.as_str(), format), |target| {
             pull.disk(piece, (target, format), Overwrite::Refuse, &|_| Ok(()))
         })?;
         disks.push(disk);
     }
+    pull.job.progress.part(1, 1);
     // A guest may have its system on one disk, and what identifies it on another.
     let images: Vec<(&Path, Format)> = disks.iter().map(|disk| (&*disk.path, format)).collect();
     let host_name = match &machine {
@@ -77,6 +85,17 @@ pub(super) fn write_folder(
     write(&mut made, STATEMENT, pull.entry.statement.encode().as_bytes())?;
     made.keep();
     Ok((disks, configuration))
+}
+
+/// What would be written.
+fn planned(pull: &Pull<'_>, folder: &Path, format: Format, machine: Option<Configured>) -> Written {
+    let disks = pull.entry.statement.disks().map(|piece| PulledDisk {
+        name: piece.name.to_string(),
+        path: folder.join(image_name(piece.name.as_str(), format)),
+        size_bytes: piece.size_bytes,
+    });
+    let configuration = machine.map(|machine| (folder.join(STREAM_DOMAIN), machine.name));
+    (disks.collect(), configuration)
 }
 
 /// The configuration for its new place.

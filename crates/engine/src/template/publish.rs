@@ -122,21 +122,7 @@ pub(super) fn unseal<'r>(
     let claim = repository.claim("a push to this tag", &format!("template {}", publication.label))?;
     let shelf = TemplateIndex::read(repository)?;
     shelf.tell_of_unreadable(progress);
-    let current = shelf.current(&publication.label);
-    let newest = current.map(|entry| entry.statement.time);
-    let time = time_after(publication.time, newest, &publication.label)?;
-    let description = publication.description.clone();
-    let statement = Statement::new(publication.label.clone(), time, description, content.pieces)?;
-    let before = current.map(|entry| entry.statement.content());
-    if publication.replace == Replace::Refuse
-        && let Some(current) = current.filter(|current| current.statement.content() != statement.content())
-    {
-        return Err(TemplateError::TagTaken {
-            label: publication.label.to_string(),
-            time: current.statement.time,
-        }
-        .into());
-    }
+    let TemplatePlan { statement, before } = planned(&shelf, content.pieces, &publication)?;
     Ok(Unsealed {
         repository,
         claim,
@@ -147,6 +133,38 @@ pub(super) fn unseal<'r>(
         publication,
         before,
     })
+}
+
+/// What a push would make.
+#[derive(Debug, Clone)]
+pub struct TemplatePlan {
+    /// The template.
+    pub statement: Statement,
+    /// The content that the tag means now; none where there is no such tag.
+    pub before: Option<Digest>,
+}
+
+/// The statement about content.
+///
+/// # Errors
+/// The tag is there with other content.
+pub(super) fn planned(shelf: &TemplateIndex, pieces: Vec<Piece>, publication: &Publication) -> Result<TemplatePlan> {
+    let current = shelf.current(&publication.label);
+    let newest = current.map(|entry| entry.statement.time);
+    let time = time_after(publication.time, newest, &publication.label)?;
+    let description = publication.description.clone();
+    let statement = Statement::new(publication.label.clone(), time, description, pieces)?;
+    let before = current.map(|entry| entry.statement.content());
+    if publication.replace == Replace::Refuse
+        && let Some(current) = current.filter(|current| current.statement.content() != statement.content())
+    {
+        return Err(TemplateError::TagTaken {
+            label: publication.label.to_string(),
+            time: current.statement.time,
+        }
+        .into());
+    }
+    Ok(TemplatePlan { statement, before })
 }
 
 /// The time of a push, which is after that of the one before: what a tag means is what was pushed last.

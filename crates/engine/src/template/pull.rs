@@ -19,6 +19,7 @@ use super::statement::Statement;
 use super::trust::{SignedBy, Trust, Unsigned};
 use crate::files::block_target::Overwrite;
 use crate::job::{Job, Result};
+use crate::repository::forget::Execution;
 use crate::repository::removed::keep_readable;
 
 /// A template that was pulled.
@@ -40,7 +41,7 @@ pub struct PullReport {
     pub duration: Duration,
 }
 
-/// Pulls a template.
+/// Pulls a template, or plans that.
 ///
 /// # Errors
 /// It has no trusted signature, or its content is not what was signed: then nothing is left.
@@ -53,7 +54,8 @@ pub fn pull_template(
 ) -> Result<PullReport> {
     let start = job.clock.now();
     // Before anything is looked up: what is found then stays readable.
-    let _pause = keep_readable(repository, job.progress);
+    let is_written = request.execution == Execution::Execute;
+    let _pause = is_written.then(|| keep_readable(repository, job.progress));
     let shelf = TemplateIndex::read(repository)?;
     shelf.tell_of_unreadable(job.progress);
     let entry = shelf.find(&request.template, Some(trust))?;

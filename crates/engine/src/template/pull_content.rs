@@ -6,11 +6,12 @@ use super::entry::Entry;
 use super::pull_request::{Guest, PullRequest, PulledDisk};
 use super::statement::Piece;
 use crate::files::block_target::Overwrite;
-use crate::image::convert::{ConvertRequest, ConvertSource, VerifyImage, convert_and};
+use crate::image::convert::{ConvertRequest, ConvertSource, VerifyImage, convert_and, plan_convert};
 use crate::image::guest_identity::{GuestIdentity, renew_guest};
 use crate::image::sector_size::noted_sector;
 use crate::job::error::TemplateError;
 use crate::job::{Job, Result, Unit};
+use crate::repository::forget::Execution;
 use crate::restore::small_stream::bytes_of;
 use holdfast_host::Tools;
 use holdfast_image::{BlockOptions, Format, OpenOptions, Qcow2Options};
@@ -92,7 +93,10 @@ impl Pull<'_> {
             verify: VerifyImage::No,
         };
         let source = ConvertSource::Checked(&checked, &check);
-        convert_and(source, &request, change, (self.environment, self.job))?;
+        match self.request.execution {
+            Execution::Execute => convert_and(source, &request, change, (self.environment, self.job)).map(drop)?,
+            Execution::DryRun => plan_convert(source, &request, self.job).map(drop)?,
+        }
         Ok(PulledDisk {
             name: piece.name.to_string(),
             path: path.to_owned(),

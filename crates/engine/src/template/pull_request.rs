@@ -3,6 +3,7 @@
 use super::label::TemplateReference;
 use super::trust::Unsigned;
 use crate::files::block_target::Overwrite;
+use crate::repository::forget::Execution;
 use holdfast_image::{Format, Storage};
 use std::path::PathBuf;
 
@@ -71,6 +72,8 @@ pub struct PullRequest {
     pub storage: Storage,
     /// When the images are made, in seconds since 1970; a VHD says it.
     pub created_s: u64,
+    /// Whether anything is written. A plan does not read the disks.
+    pub execution: Execution,
     /// Whether the guest gets an identity of its own, and is called like its machine, or the image.
     pub guest: Guest,
 }

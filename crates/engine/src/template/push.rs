@@ -12,7 +12,9 @@ use super::digest::{digest_bytes, digest_device};
 use super::entry::Entry;
 use super::index::TemplateIndex;
 use super::label::TemplateReference;
-use super::publish::{DigestedContent, Publication, Replace, TemplateDraft, Unsealed, protect_all, unseal};
+use super::publish::{
+    DigestedContent, Publication, Replace, TemplateDraft, TemplatePlan, Unsealed, planned, protect_all, unseal,
+};
 use super::statement::{Piece, PieceKind};
 use super::trust::{Trust, Unsigned};
 use crate::capture::images::{BackupRequest, ImageListing, store_disks};
@@ -87,21 +89,99 @@ pub fn prepare_push<'r>(
     unseal(repository, content, request.publication, job.progress)
 }
 
+/// Plans a push: what would be stored is read for its digests, and nothing is stored.
+///
+/// # Errors
+/// Those of [`prepare_push`].
+pub fn plan_push(repository: &Repository, request: PushRequest, job: Job<'_>) -> Result<TemplatePlan> {
+    let shelf = TemplateIndex::read(repository)?;
+    shelf.tell_of_unreadable(job.progress);
+    let pieces = match request.source {
+        PushSource::Images { disks, format, allowed } => digested_images(&named(disks)?, format, &allowed, job)?,
+        PushSource::Snapshot(reference) => {
+            let snapshot = find_snapshot(repository, &reference, &request.zone, job.progress)?;
+            stored(repository, snapshot, job)?.pieces
+        }
+    };
+    planned(&shelf, pieces, &request.publication)
+}
+
+/// Reads images for their digests.
+fn digested_images(
+    disks: &[SourceName],
+    format: Option<Format>,
+    allowed: &[PathBuf],
+    job: Job<'_>,
+) -> Result<Vec<Piece>> {
+    let names = disk_names(disks, job.progress)?;
+    job.progress.phase("hashing the images", Unit::Bytes);
+    let mut pieces = Vec::new();
+    for (disk, name) in disks.iter().zip(names) {
+        let DiskOrigin::Path(path) = &disk.origin else { continue };
+        let image = OpenSource::open(path, format, allowed)?;
+        pieces.push(Piece {
+            kind: PieceKind::Disk,
+            size_bytes: image.device.size_bytes(),
+            digest: digest_device(&*image.device, job)?,
+            name: DiskName::new(name)?,
+        });
+    }
+    Ok(pieces)
+}
+
+/// Who vouches for a template that is to have another tag.
+#[derive(Clone, Copy)]
+pub struct Vouching<'a> {
+    /// The signers that count.
+    pub trust: &'a Trust<'a>,
+    /// What becomes of a template that none of them has signed.
+    pub unsigned: Unsigned,
+}
+
 /// Another name or tag for a template: brings it to where it lacks its signature only. The signer vouches for the content, so the template
 /// has to be vouched for, and its content is read.
 pub fn prepare_tag<'r>(
     repository: &'r Repository,
     of: &TemplateReference,
     publication: Publication,
-    (trust, unsigned): (&Trust<'_>, Unsigned),
+    vouching: Vouching<'_>,
     job: Job<'_>,
 ) -> Result<Unsealed<'r>> {
     let shelf = TemplateIndex::read(repository)?;
-    shelf.tell_of_unreadable(job.progress);
     protect_all(repository, &shelf, job.progress)?;
-    let entry = shelf.find(of, Some(trust))?;
-    if unsigned == Unsigned::Refuse {
-        trust.demand(entry)?;
+    let (content, publication) = tagged(repository, &shelf, of, publication, vouching, job)?;
+    unseal(repository, content, publication, job.progress)
+}
+
+/// Plans another name or tag for a template: its content is read, and nothing is stored.
+///
+/// # Errors
+/// Those of [`prepare_tag`].
+pub fn plan_tag(
+    repository: &Repository,
+    of: &TemplateReference,
+    publication: Publication,
+    vouching: Vouching<'_>,
+    job: Job<'_>,
+) -> Result<TemplatePlan> {
+    let shelf = TemplateIndex::read(repository)?;
+    let (content, publication) = tagged(repository, &shelf, of, publication, vouching, job)?;
+    planned(&shelf, content.pieces, &publication)
+}
+
+/// The content of a template that is to have another tag, and what is said of it there.
+fn tagged<'r>(
+    repository: &'r Repository,
+    shelf: &TemplateIndex,
+    of: &TemplateReference,
+    publication: Publication,
+    vouching: Vouching<'_>,
+    job: Job<'_>,
+) -> Result<(DigestedContent<'r>, Publication)> {
+    shelf.tell_of_unreadable(job.progress);
+    let entry = shelf.find(of, Some(vouching.trust))?;
+    if vouching.unsigned == Unsigned::Refuse {
+        vouching.trust.demand(entry)?;
     }
     let content = DigestedContent {
         pieces: digested(
@@ -131,7 +211,7 @@ pub fn prepare_tag<'r>(
         description,
         ..publication
     };
-    unseal(repository, content, publication, job.progress)
+    Ok((content, publication))
 }
 
 /// A name for the only disk that has none.

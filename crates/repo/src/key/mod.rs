@@ -32,6 +32,6 @@ pub use slot::{CONFIG_BYTES_MAX, LABEL_BYTES_MAX, SLOT_BYTES_MAX};
 pub use slot_info::{CredentialKind, KdfParameters};
 pub use slot_info::{SlotId, SlotInfo};
 pub use slots::{
-    NewSlot, Removal, SLOT_COUNT_MAX, SlotChoice, SlotListing, Unlocked, add, list, remove, replace, unlock,
-    unlock_chosen,
+    NewSlot, Removal, SLOT_COUNT_MAX, SlotChoice, SlotListing, Unlocked, add, check_removal, list, remove, replace,
+    unlock, unlock_chosen,
 };

@@ -281,10 +281,7 @@ pub fn remove(store: &dyn Store, id: SlotId, removal: Removal, randomness: &dyn 
     };
     if removal == Removal::KeepLast {
         let marker = put_marker(store, id, randomness)?;
-        let others = Loaded::new(store).map(|loaded| {
-            let stays = |slot: &&Slot| slot.info.id != id && !loaded.leaving.contains(&slot.info.id);
-            loaded.slots.iter().filter(stays).count()
-        });
+        let others = staying_count(store, id);
         if !matches!(others, Ok(1..)) {
             store.delete(&marker)?;
             others?;
@@ -298,6 +295,25 @@ pub fn remove(store: &dyn Store, id: SlotId, removal: Removal, randomness: &dyn 
         }
     }
     Ok(())
+}
+
+/// Checks that [`remove`] could remove a slot, and that others stay; changes nothing.
+pub fn check_removal(store: &dyn Store, id: SlotId) -> Result<()> {
+    match store.length(&id.object()) {
+        Err(StoreError::NotFound { .. }) => return Err(KeyError::NoSuchSlot { id }),
+        other => other?,
+    };
+    match staying_count(store, id)? {
+        0 => Err(KeyError::LastSlot { id }),
+        _ => Ok(()),
+    }
+}
+
+/// How many slots other than `id` are there, and not about to be removed.
+fn staying_count(store: &dyn Store, id: SlotId) -> Result<usize> {
+    let loaded = Loaded::new(store)?;
+    let stays = |slot: &&Slot| slot.info.id != id && !loaded.leaving.contains(&slot.info.id);
+    Ok(loaded.slots.iter().filter(stays).count())
 }
 
 fn put_marker(store: &dyn Store, id: SlotId, randomness: &dyn Randomness) -> Result<ObjectName> {

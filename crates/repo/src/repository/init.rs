@@ -37,6 +37,12 @@ pub struct Opened {
     pub slot: SlotId,
 }
 
+fn already(store: &dyn Store) -> Error {
+    Error::AlreadyARepository {
+        store: store.describe(),
+    }
+}
+
 impl Repository {
     /// Creates a repository on an empty store.
     ///
@@ -63,22 +69,7 @@ impl Repository {
         fingerprints: Option<FingerprintSecret>,
         environment: Environment,
     ) -> Result<Self> {
-        let already = || Error::AlreadyARepository {
-            store: store.describe(),
-        };
-        if exists(&*store, &ObjectName::config())? {
-            return Err(already());
-        }
-        for kind in ObjectKind::ALL.into_iter().filter(|kind| *kind != ObjectKind::Key) {
-            store
-                .list(kind, &mut |name, _| {
-                    Err(StoreError::BadName(BadName {
-                        text: name.to_string(),
-                        reason: "it belongs to a repository without config",
-                    }))
-                })
-                .map_err(|_| already())?;
-        }
+        Self::check_new(&*store)?;
         let mut leftovers = Vec::new();
         store.list(ObjectKind::Key, &mut |name, _| {
             leftovers.push(name);
@@ -104,13 +95,31 @@ impl Repository {
         )?;
         if store.put(&name, &sealed)? == Put::AlreadyExists {
             store.delete(&slot_id.object())?;
-            return Err(already());
+            return Err(already(&*store));
         }
         if !exists(&*store, &slot_id.object())? {
             // Another process that created a repository at the same moment removed our slot as a leftover, and lost.
             key::add(&*store, &slot, &master, &config.encode(), randomness)?;
         }
         Self::with_master(store, master, config, environment)
+    }
+
+    /// Checks that there is no repository on a store, nor a part of one.
+    pub fn check_new(store: &dyn Store) -> Result<()> {
+        if exists(store, &ObjectName::config())? {
+            return Err(already(store));
+        }
+        for kind in ObjectKind::ALL.into_iter().filter(|kind| *kind != ObjectKind::Key) {
+            store
+                .list(kind, &mut |name, _| {
+                    Err(StoreError::BadName(BadName {
+                        text: name.to_string(),
+                        reason: "it belongs to a repository without config",
+                    }))
+                })
+                .map_err(|_| already(store))?;
+        }
+        Ok(())
     }
 
     /// Opens the repository on a store with what opens one of its key slots.

@@ -46,7 +46,7 @@ pub struct ProgressDisplay {
     clock: Arc<dyn Clock>,
     show: ShowProgress,
     requests: ProgressRequests,
-    part: Option<Part>,
+    part: Mutex<Option<Part>>,
     /// When it began, on the clock.
     start: Duration,
     done: AtomicU64,
@@ -93,7 +93,7 @@ impl ProgressDisplay {
             clock,
             show,
             requests,
-            part: None,
+            part: Mutex::default(),
             done: AtomicU64::new(0),
             state: Mutex::default(),
         }
@@ -102,7 +102,14 @@ impl ProgressDisplay {
     /// The same for one job of several.
     #[must_use]
     pub fn of_part(self, part: Option<Part>) -> Self {
-        Self { part, ..self }
+        Self {
+            part: Mutex::new(part),
+            ..self
+        }
+    }
+
+    fn current_part(&self) -> Option<Part> {
+        *self.part.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Draws by itself until what is returned is dropped.
@@ -130,7 +137,9 @@ impl ProgressDisplay {
         state.rate.sample(now, done);
         let elapsed = now.saturating_sub(self.start);
         if self.requests.take() {
-            let line = state.line(done, self.part, elapsed).map(|line| line.in_full());
+            let line = state
+                .line(done, self.current_part(), elapsed)
+                .map(|line| line.in_full());
             let waiting = || format!("running for {}", units::duration(elapsed));
             self.console.answer(&line.unwrap_or_else(waiting));
         }
@@ -141,7 +150,7 @@ impl ProgressDisplay {
             return;
         }
         state.next_line = Some(now + self.interval());
-        if let Some(line) = state.line(done, self.part, elapsed) {
+        if let Some(line) = state.line(done, self.current_part(), elapsed) {
             self.console.progress(&line);
         }
     }
@@ -161,7 +170,7 @@ impl ProgressDisplay {
                 self.done.load(Ordering::Relaxed),
                 self.clock.now().saturating_sub(self.start),
             );
-            if let Some(line) = state.line(done, self.part, elapsed) {
+            if let Some(line) = state.line(done, self.current_part(), elapsed) {
                 self.console.progress(&line);
             }
         }
@@ -202,6 +211,14 @@ impl Progress for ProgressDisplay {
 
     fn advance(&self, amount: u64) {
         self.done.fetch_add(amount, Ordering::Relaxed);
+    }
+
+    fn part(&self, number: usize, count: usize) {
+        // The phase before was about another one.
+        let mut state = self.lock();
+        self.end_phase(&state);
+        state.phase = None;
+        *self.part.lock().unwrap_or_else(PoisonError::into_inner) = (count > 1).then_some(Part { number, count });
     }
 
     fn note(&self, message: &str) {

@@ -34,7 +34,8 @@ impl Exported<'_> {
             .transpose()?;
         self.tell_of_configuration(configuration.is_some(), format, job);
         let mut written = Packed::default();
-        for disk in &self.disks {
+        for (number, disk) in (1..).zip(&self.disks) {
+            job.progress.part(number, self.disks.len());
             let file = image_name(crate::DiskName::new(disk.name.as_str())?.as_str(), format);
             let report = made.file(&file, |target| {
                 convert(

@@ -6,12 +6,13 @@ use std::sync::Arc;
 use holdfast_repo::SourceData;
 
 use super::content::{ContentDisk, MachineContent, left_behind};
+use super::planned::{ExportPlan, PlannedExportDisk};
 use super::reads::DiskReads;
 use super::virtualbox::VirtualBoxStreams;
 use super::{ExportContext, ExportDestination, ExportOutput, ExportReport};
-use crate::capture::capture;
 use crate::capture::qemu::{MachineReadRequest, MachineReading};
 use crate::capture::sink::{History, PointInTime, SnapshotSink};
+use crate::capture::{capture, plan_capture_into};
 use crate::job::error::ExchangeError;
 use crate::job::{Bottleneck, Job, MachineName, Progress, Result, Unit};
 use crate::notes::{STREAM_DOMAIN, STREAM_NVRAM};
@@ -44,6 +45,37 @@ pub(super) fn export(
     let (report, made) = sink.exported.into_inner().expect("what was read was exported");
     made.finish()?;
     Ok((report, reading))
+}
+
+/// Plans the same: the machine is looked at, and neither locked nor read.
+pub(super) fn plan(request: MachineReadRequest<'_>, name: Option<String>, job: Job<'_>) -> Result<ExportPlan> {
+    let machine = request.capture.name.to_string();
+    let sink = Exporter {
+        machine: machine.clone(),
+        job,
+        wish: RefCell::new(None),
+        exported: RefCell::new(None),
+    };
+    let reading = plan_capture_into(&sink, request, job)?;
+    let disks = reading.disks.iter().filter_map(|disk| {
+        Some(PlannedExportDisk {
+            name: disk.name.clone(),
+            size_bytes: disk.size_bytes?,
+        })
+    });
+    let disks: Vec<PlannedExportDisk> = disks.collect();
+    if disks.is_empty() {
+        return Err(ExchangeError::NoDisk { machine }.into());
+    }
+    Ok(ExportPlan {
+        snapshot: None,
+        name: name.unwrap_or_else(|| machine.clone()),
+        machine,
+        disks,
+        dropped: Vec::new(),
+        memory_bytes: None,
+        reading: Some(reading),
+    })
 }
 
 /// Exports what is read.

@@ -10,7 +10,9 @@ use holdfast_repo::Environment;
 use jiff::Timestamp;
 
 use super::suspended::Suspended;
-use super::{ExportFormat, ExportFrom, ExportReport, ExportRequest, ExportTarget, XvaExport, export};
+use super::{
+    ExportFormat, ExportFrom, ExportPlan, ExportReport, ExportRequest, ExportTarget, XvaExport, export, plan_export,
+};
 use crate::exchange::import::threads;
 use crate::job::error::ExchangeError;
 use crate::job::{Error, Job, Result, Unit};
@@ -227,6 +229,38 @@ fn refuse_other_processors(pool: &Pool, machine: &SuspendedMachine) -> Result<()
     }
 }
 
+/// The archive that is sent.
+fn xva_of(request: &ExportToPool<'_>, job: Job<'_>) -> XvaExport {
+    XvaExport {
+        packing: PackOptions {
+            packing: Packing::None,
+            level: None,
+            threads: threads(job),
+        },
+        goes_on: request.comes == PoolReturn::GoesOn,
+    }
+}
+
+/// Plans an export to a pool: the pool is asked, and nothing is sent. The plan, and the storage repository that would get the disks.
+pub fn plan_export_to_pool(request: ExportToPool<'_>, job: Job<'_>) -> Result<(ExportPlan, String)> {
+    if request.comes != PoolReturn::AsAnother {
+        refuse_twins(&request.pool, uuid_of(&request, job)?)?;
+    }
+    let storage = request.pool.storage(request.storage.as_deref())?;
+    let target = ExportTarget::Stream(Box::new(std::io::sink()), ExportFormat::Xva(xva_of(&request, job)));
+    let plan = plan_export(
+        request.from,
+        ExportRequest {
+            target,
+            name: request.name,
+            host: request.host,
+            time: request.time,
+        },
+        job,
+    )?;
+    Ok((plan, storage.text("name_label").to_owned()))
+}
+
 /// Exports a machine to a pool. Where that fails, the pool removes what it has of it.
 pub fn export_to_pool(request: ExportToPool<'_>, environment: &Environment, job: Job<'_>) -> Result<ExportedToPool> {
     let pool = Arc::clone(&request.pool);
@@ -241,14 +275,7 @@ pub fn export_to_pool(request: ExportToPool<'_>, environment: &Environment, job:
         storage: storage.reference.clone(),
         keeps_identity,
     })));
-    let xva = XvaExport {
-        packing: PackOptions {
-            packing: Packing::None,
-            level: None,
-            threads: threads(job),
-        },
-        goes_on: request.comes == PoolReturn::GoesOn,
-    };
+    let xva = xva_of(&request, job);
     let sent = export(
         request.from,
         ExportRequest {

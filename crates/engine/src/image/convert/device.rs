@@ -5,9 +5,21 @@ use holdfast_image::{FillReport, Format, TargetContent, fill_device};
 
 use super::source::Source;
 use super::{ConvertRequest, VerifyImage, steps, threads, unless_interrupted, verify};
-use crate::files::block_target::open_block_target;
+use crate::files::block_target::{LockedDevice, open_block_target};
 use crate::image::sector_size::tell_of_other_sectors;
 use crate::job::{Error, Job, Result};
+
+/// Opens the target, where it may be written over; nothing is written.
+pub(super) fn check_block_device(request: &ConvertRequest, source: &Source<'_>) -> Result<LockedDevice> {
+    let path = &request.target;
+    if request.format != Format::Raw {
+        return Err(Error::DeviceFormat {
+            path: path.clone(),
+            format: request.format.to_string(),
+        });
+    }
+    open_block_target(path, request.overwrite, source.device().size_bytes())
+}
 
 /// Writes over a block device.
 pub(super) fn to_block_device(
@@ -16,13 +28,7 @@ pub(super) fn to_block_device(
     job: Job<'_>,
 ) -> Result<Option<FillReport>> {
     let (path, device) = (&request.target, source.device());
-    if request.format != Format::Raw {
-        return Err(Error::DeviceFormat {
-            path: path.clone(),
-            format: request.format.to_string(),
-        });
-    }
-    let target = open_block_target(path, request.overwrite, device.size_bytes())?;
+    let target = check_block_device(request, source)?;
     tell_of_other_sectors(&*target, source.sector_bytes(request), &source.name(path), job.progress);
     let fill = || -> Result<FillReport> {
         let filled = fill_device(

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use holdfast_block::BlockDevice;
 use holdfast_host::is_written_by_others;
-use holdfast_image::{Error as ImageError, Format, FormatSource, Image, LayerInfo};
+use holdfast_image::{Error as ImageError, Format, FormatSource, Image, LayerInfo, Note};
 
 use super::ConvertRequest;
 use crate::files::stream_device::StreamDevice;
@@ -43,6 +43,14 @@ impl Source<'_> {
             Self::Image { device, .. } => &**device,
             Self::Stream(device) => device,
             Self::Device(device) | Self::Checked(device, _) => *device,
+        }
+    }
+
+    /// What a person should know about it.
+    pub(super) fn notes(&self) -> Vec<Note> {
+        match self {
+            Self::Image { image, .. } => image.notes().to_vec(),
+            Self::Stream(_) | Self::Device(_) | Self::Checked(..) => Vec::new(),
         }
     }
 
