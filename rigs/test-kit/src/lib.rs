@@ -10,6 +10,7 @@
 )]
 
 pub mod file_systems;
+pub mod json_schema;
 pub mod libvirt;
 pub mod qemu;
 

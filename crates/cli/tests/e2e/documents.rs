@@ -3,9 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use holdfast_cli::commands::verb_paths;
-use serde_json::Value;
+use holdfast_test_kit::json_schema::violations;
+use serde_json::{Value, json};
 
-use crate::rig::{Rig, noise};
+use crate::rig::{Rig, noise, schema};
 
 const TEXT: &str = include_str!("../../../../docs/json.md");
 
@@ -111,6 +112,8 @@ fn reports() -> BTreeMap<&'static str, Vec<Value>> {
     add("clone", 0, &["b.vdi", "c.vdi"]);
     add("image identity", 0, &["b.vdi", "--renew", "--all-children"]);
     add("image resize", 0, &["b.qcow2", "2M"]);
+    add("image resize", 0, &["a.qcow2", "4096", "--shrink", "--dry-run"]);
+    add("image convert", 0, &["a.qcow2", "d.raw", "--dry-run"]);
     add("image info", 0, &["a.qcow2"]);
     add("image map", 0, &["a.qcow2"]);
     add("image check", 0, &["a.qcow2"]);
@@ -169,6 +172,7 @@ fn what_is_described_is_what_there_is() {
         .flat_map(|(_, section)| quoted(section))
         .collect();
     let reports = reports();
+    check_schema(&reports);
     let mut seen_verbs = BTreeSet::new();
     for (heading, section) in sections() {
         let mut found = BTreeSet::new();
@@ -200,6 +204,26 @@ fn what_is_described_is_what_there_is() {
     }
     let undescribed: Vec<_> = reports.keys().filter(|verb| !seen_verbs.contains(**verb)).collect();
     assert!(undescribed.is_empty(), "no section for {undescribed:?}");
+}
+
+/// The schema keeps up: a field of a report that it does not know has no type that anything checks.
+fn check_schema(reports: &BTreeMap<&'static str, Vec<Value>>) {
+    for (verb, samples) in reports {
+        let of_verb = &schema()["$defs"][verb.replace(' ', "-")];
+        let known = of_verb["properties"]
+            .as_object()
+            .unwrap_or_else(|| panic!("docs/json.schema.json has nothing about {verb}"));
+        for sample in samples {
+            let fields = sample.as_object().unwrap().keys();
+            let unknown: Vec<_> = fields.filter(|name| !known.contains_key(*name)).collect();
+            assert!(unknown.is_empty(), "docs/json.schema.json of {verb} lacks {unknown:?}");
+            let found = violations(
+                &json!({"$ref": format!("#/$defs/{}", verb.replace(' ', "-")), "$defs": schema()["$defs"]}),
+                sample,
+            );
+            assert!(found.is_empty(), "{verb}: {found:#?}");
+        }
+    }
 }
 
 /// A verb without a description would be found by nobody.

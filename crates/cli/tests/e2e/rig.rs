@@ -4,8 +4,10 @@ use std::fs::{File, read};
 use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
+use std::sync::LazyLock;
 
 use holdfast_block::SeededRandom;
+use holdfast_test_kit::json_schema::violations;
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -148,7 +150,7 @@ impl Rig {
     /// Runs it with `--json` and this exit code; the document.
     pub(crate) fn json(&self, code: i32, words: &[&str]) -> Value {
         let words: Vec<&str> = words.iter().copied().chain(["--json"]).collect();
-        let document: Value = serde_json::from_str(&stdout(&self.code(code, &words))).unwrap();
+        let document = document_of(&stdout(&self.code(code, &words)));
         assert_eq!(document["exit_code"], code);
         document
     }
@@ -169,6 +171,21 @@ impl Rig {
     pub(crate) fn snapshot_count(&self) -> usize {
         self.report(&["list"])["snapshots"].as_array().unwrap().len()
     }
+}
+
+/// The schema of all documents.
+pub(crate) fn schema() -> &'static Value {
+    static SCHEMA: LazyLock<Value> =
+        LazyLock::new(|| serde_json::from_str(include_str!("../../../../docs/json.schema.json")).unwrap());
+    &SCHEMA
+}
+
+/// The document that is printed with `--json`, which is as its schema says.
+pub(crate) fn document_of(text: &str) -> Value {
+    let document: Value = serde_json::from_str(text).unwrap();
+    let violations = violations(schema(), &document);
+    assert!(violations.is_empty(), "{violations:#?}\n{document:#}");
+    document
 }
 
 pub(crate) fn assert_code(output: &Output, code: i32, words: &[&str]) {

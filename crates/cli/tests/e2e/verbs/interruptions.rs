@@ -7,11 +7,10 @@ use std::time::Duration;
 
 use holdfast_block::{Clock as _, SystemClock};
 use rustix::process::{Pid, Signal, kill_process};
-use serde_json::Value;
 
 use crate::host::{system, text};
 use crate::program::{stderr, stdout};
-use crate::rig::{Rig, noise};
+use crate::rig::{Rig, document_of, noise};
 
 const MIB: usize = 1 << 20;
 /// A busy machine may let a job end before the signal comes, or keep it from starting.
@@ -240,7 +239,7 @@ fn a_restore_leaves_nothing_new_and_tells_of_what_it_was_changing() {
     for target in ["out.raw", "out.qcow2"] {
         let words = ["restore", "web1", target, "--json"];
         let output = interrupt(&rig, &words, || has_partial(&rig), || remove(&rig, target));
-        let document: Value = serde_json::from_str(&stdout(&output)).unwrap();
+        let document = document_of(&stdout(&output));
         assert_eq!(document["exit_code"], 130, "as docs/exit-codes.md has it");
         assert_eq!(document["error"]["kind"], "interrupted");
         assert_eq!(rig.names("."), ["repo", "web1.raw"]);
@@ -288,7 +287,7 @@ fn gc_may_be_stopped_and_the_next_one_goes_on() {
             kill_process(Pid::from_child(&child), Signal::INT).ok();
         }
         let output = child.wait_with_output().unwrap();
-        let document: Value = serde_json::from_str(&stdout(&output)).unwrap();
+        let document = document_of(&stdout(&output));
         rig.ok(&["verify"]);
         let report = rig.report(&["gc"]);
         assert_eq!(report["done"]["waiting_for"].as_array().unwrap().len(), 0, "{report}");

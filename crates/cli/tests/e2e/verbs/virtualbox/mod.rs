@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::host::{system, text};
 use crate::program::{stderr, stdout};
-use crate::rig::{Rig, assert_code, noise};
+use crate::rig::{Rig, assert_code, document_of, noise};
 
 mod images;
 mod refusals;
@@ -163,7 +163,7 @@ impl World {
 
     fn json(&self, code: i32, words: &[&str]) -> Value {
         let words: Vec<&str> = words.iter().copied().chain(["--json"]).collect();
-        serde_json::from_str(&stdout(&self.run(code, &words))).unwrap()
+        document_of(&stdout(&self.run(code, &words)))
     }
 
     fn back_up(&self, code: i32, words: &[&str]) -> Value {
