@@ -162,6 +162,133 @@ mod tests {
         EXAMPLES.iter().for_each(parses);
     }
 
+    /// Commands that change something: each has `--dry-run`.
+    const CHANGING: &[&str] = &[
+        "backup",
+        "restore",
+        "resume",
+        "copy",
+        "prune",
+        "forget",
+        "protect",
+        "unprotect",
+        "init",
+        "key add",
+        "key rotate",
+        "key remove",
+        "gc",
+        "repair",
+        "snapshot",
+        "host clone",
+        "host prune",
+        "host remove",
+        "host hold",
+        "host release",
+        "rollback",
+        "clone",
+        "cron",
+        "replicate",
+        "image check",
+        "image convert",
+        "image create",
+        "image resize",
+        "image identity",
+        "import",
+        "export",
+        "template push",
+        "template pull",
+        "template tag",
+        "template remove",
+    ];
+
+    /// Commands that change something, and have no `--dry-run` for a reason that `docs/command-line.md` gives.
+    const WITHOUT_DRY_RUN: &[&str] = &[
+        "serve nbd",
+        "live-server",
+        "watchdog",
+        "mount",
+        "unmount",
+        "receive",
+        "peer",
+        "daemon",
+        "run",
+        "notify",
+        "monitor metrics",
+        "doctor",
+        "man",
+    ];
+
+    /// Commands that only read, or write to standard output.
+    const READING: &[&str] = &[
+        "machines",
+        "list",
+        "show",
+        "diff",
+        "verify",
+        "key list",
+        "key paper",
+        "stats",
+        "scrub",
+        "host datasets",
+        "host list",
+        "image info",
+        "image map",
+        "image compare",
+        "archive info",
+        "archive check",
+        "archive read",
+        "compress",
+        "template list",
+        "template show",
+        "jobs",
+        "runs",
+        "monitor snapshots",
+        "monitor health",
+        "monitor capacity",
+        "monitor machines",
+        "config check",
+        "config show",
+        "version",
+        "completions",
+        "complete",
+        "help",
+    ];
+
+    /// A new command cannot forget it: each is in one of the lists.
+    #[test]
+    fn what_changes_something_has_a_dry_run() {
+        let tree = command_tree();
+        for path in verb_paths() {
+            let command = path.split(' ').fold(&tree, |command, word| {
+                command.find_subcommand(word).expect("the path of a command")
+            });
+            let dry_run = command
+                .get_arguments()
+                .find(|argument| argument.get_long() == Some("dry-run"));
+            let lists = [CHANGING, WITHOUT_DRY_RUN, READING].map(|list| list.contains(&path.as_str()));
+            assert_eq!(
+                lists.iter().filter(|is_in| **is_in).count(),
+                1,
+                "{path} is in one list of commands"
+            );
+            assert_eq!(dry_run.is_some(), lists[0], "--dry-run of {path}");
+            let short = dry_run.and_then(clap::Arg::get_short);
+            assert_eq!(short, lists[0].then_some('n'), "the short form of {path}");
+        }
+        let paths = verb_paths();
+        for path in [CHANGING, WITHOUT_DRY_RUN, READING].concat() {
+            assert!(paths.iter().any(|known| known == path), "there is no command {path}");
+        }
+    }
+
+    #[test]
+    fn the_manual_says_why_there_is_no_dry_run() {
+        let text = include_str!("../../../../docs/command-line.md");
+        for path in WITHOUT_DRY_RUN {
+            assert!(text.contains(&format!("`{path}`")), "no reason for {path}");
+        }
+    }
+
     fn parses(example: &Example) {
         let arguments = example
             .arguments()

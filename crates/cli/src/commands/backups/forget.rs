@@ -29,6 +29,9 @@ pub(crate) struct ProtectArgs {
     /// Snapshots, by the start of their ids or as MACHINE@TIME
     #[arg(value_name = "SNAPSHOT", required = true)]
     snapshots: Vec<SnapshotName>,
+    /// Show which snapshots would be protected; change nothing
+    #[arg(short = 'n', long)]
+    dry_run: bool,
 }
 
 /// Arguments of `unprotect`.
@@ -40,6 +43,9 @@ pub(crate) struct UnprotectArgs {
     /// Also unprotect snapshots that live restores use; make sure that no machine runs from them
     #[arg(long)]
     held: bool,
+    /// Show which snapshots would lose their protection; change nothing
+    #[arg(short = 'n', long)]
+    dry_run: bool,
 }
 
 impl Verb for ForgetArgs {
@@ -152,10 +158,13 @@ fn run_forget(args: &ForgetArgs, context: &Context) -> Result<Exit, Error> {
 /// Protects snapshots.
 fn run_protect(args: &ProtectArgs, context: &Context) -> Result<Exit, Error> {
     let references = references(&args.snapshots)?;
+    let execution = crate::args::Switch::execution(args.dry_run);
     let done = with_repository(context, |repository, job| {
-        change_protection(repository, &references, ProtectionChange::Protect, context.zone(), job)
+        let change = ProtectionChange::Protect;
+        change_protection(repository, &references, change, execution, context.zone(), job)
     })?;
-    context.report(&changed("protect", "protected", false, &done))
+    let verb = if args.dry_run { "would protect" } else { "protected" };
+    context.report(&changed("protect", verb, args.dry_run, &done))
 }
 
 /// Lets snapshots be removed again.
@@ -166,10 +175,16 @@ fn run_unprotect(args: &UnprotectArgs, context: &Context) -> Result<Exit, Error>
     } else {
         ProtectionChange::Unprotect
     };
+    let execution = crate::args::Switch::execution(args.dry_run);
     let done = with_repository(context, |repository, job| {
-        change_protection(repository, &references, change, context.zone(), job)
+        change_protection(repository, &references, change, execution, context.zone(), job)
     })?;
-    context.report(&changed("unprotect", "no longer protected:", false, &done))
+    let verb = if args.dry_run {
+        "would unprotect"
+    } else {
+        "no longer protected:"
+    };
+    context.report(&changed("unprotect", verb, args.dry_run, &done))
 }
 
 fn with_repository<T>(

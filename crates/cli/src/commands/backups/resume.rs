@@ -22,7 +22,7 @@ use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
 use crate::machines::{connect_libvirt, libvirt_address};
-use crate::output::{Page, Report, Style};
+use crate::output::{Page, Part, Report, Style};
 use crate::units;
 
 /// Arguments of `resume`.
@@ -37,6 +37,9 @@ pub(crate) struct ResumeArgs {
     /// Fill at most this many bytes per second (50M) [default: 64M, doubled each minute]
     #[arg(long, value_name = "SIZE", value_parser = crate::args::parse_rate)]
     bwlimit: Option<NonZeroU64>,
+    /// Show which live restores would continue; start and fill nothing
+    #[arg(short = 'n', long)]
+    dry_run: bool,
 }
 
 impl Verb for ResumeArgs {
@@ -59,8 +62,31 @@ impl Verb for ResumeArgs {
 /// What `resume` answers.
 #[derive(Debug, Serialize)]
 struct ResumeDone {
+    dry_run: bool,
+    /// Of a dry run: the machines that would continue.
+    planned: Vec<ResumePlanned>,
     machines: Vec<ResumedMachine>,
     failed: Vec<ResumeFailed>,
+}
+
+/// A machine that would go on.
+#[derive(Debug, Serialize)]
+struct ResumePlanned {
+    machine: String,
+    repository: String,
+    snapshot: String,
+    disks: Vec<String>,
+}
+
+impl From<&InstantJob> for ResumePlanned {
+    fn from(instant: &InstantJob) -> Self {
+        Self {
+            machine: instant.machine.clone(),
+            repository: instant.repository.display().to_string(),
+            snapshot: instant.snapshot.clone(),
+            disks: instant.disks.iter().map(|disk| disk.name.clone()).collect(),
+        }
+    }
 }
 
 /// A machine that does not go on.
@@ -106,7 +132,7 @@ impl Report for ResumeDone {
     }
 
     fn is_confirmation(&self) -> bool {
-        true
+        !self.dry_run
     }
 
     fn exit(&self) -> Exit {
@@ -114,6 +140,15 @@ impl Report for ResumeDone {
     }
 
     fn human(&self, page: &mut Page) {
+        for machine in &self.planned {
+            page.line(&format!(
+                "would resume {}: fill {} from snapshot {} in {}",
+                machine.machine,
+                machine.disks.join(", "),
+                &machine.snapshot[..8],
+                machine.repository
+            ));
+        }
         for machine in &self.machines {
             let fill = std::time::Duration::from_millis(machine.fill_ms);
             page.line(&format!(
@@ -126,7 +161,7 @@ impl Report for ResumeDone {
         if !self.failed.is_empty() {
             let names: Vec<&str> = self.failed.iter().map(|failed| &failed.machine[..]).collect();
             page.styled(Style::Bad, &format!("not resumed: {}", names.join(", ")));
-        } else if self.machines.is_empty() {
+        } else if self.machines.is_empty() && self.planned.is_empty() {
             page.line("all machines run on their own images");
         }
     }
@@ -138,11 +173,17 @@ fn run(args: &ResumeArgs, context: &Context) -> Result<Exit, Error> {
     let hypervisor = connect_libvirt(&uri, context)?;
     let (jobs, unreadable) = instant_jobs(&hypervisor, args.machine.as_deref())?;
     let mut done = ResumeDone {
+        dry_run: args.dry_run,
+        planned: Vec::new(),
         machines: Vec::new(),
         failed: Vec::new(),
     };
     for (machine, error) in unreadable {
         done.fail(machine, &error.into(), context);
+    }
+    if args.dry_run {
+        done.planned = jobs.iter().map(ResumePlanned::from).collect();
+        return context.report(&done);
     }
     let is_alone = jobs.len() == 1 && done.failed.is_empty();
     let resumption = Resumption {
@@ -159,7 +200,11 @@ fn run(args: &ResumeArgs, context: &Context) -> Result<Exit, Error> {
             Err(error) => done.fail(instant.machine.clone(), &error, context),
         }
     }
-    for instant in revived {
+    let count = revived.len();
+    for (number, instant) in (1..).zip(revived) {
+        if count > 1 {
+            context.begin_part(Part { number, count });
+        }
         match resumption.fill(instant) {
             Ok(report) => done.machines.push(report.into()),
             Err(error) if is_alone || matches!(error, Error::Interrupted(_)) => return Err(error),

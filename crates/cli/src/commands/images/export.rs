@@ -2,15 +2,17 @@
 
 mod kind;
 mod now;
+mod planned;
 mod to_pool;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use holdfast_archive::{PackOptions, Packing};
 use holdfast_engine::{
     ExportFormat, ExportFrom, ExportReport, ExportRequest, ExportTarget, Overwrite, SnapshotName, VirtualBoxIdentity,
-    XvaExport, export,
+    XvaExport, export, plan_export,
 };
+use holdfast_host::virtualbox::VBoxManage;
 use holdfast_host::xapi::XenAddress;
 use holdfast_image::{Format, Storage};
 use holdfast_repo::{Processes as _, SystemProcesses};
@@ -18,6 +20,7 @@ use serde::Serialize;
 
 use self::kind::{ExportKind, kind_of};
 use self::now::{ExportInstantDocument, NowArgs};
+use self::planned::ExportPlanned;
 use crate::args::PoolArgs;
 use crate::args::{Example, JobArgs};
 use crate::commands::images::compress::{PackingArgs, threads};
@@ -69,6 +72,9 @@ pub(crate) struct ExportArgs {
     /// Include the saved memory of a pool machine that was backed up --with-memory: it resumes where it was
     #[arg(long)]
     with_memory: bool,
+    /// Check the target, and show what would be exported; write nothing
+    #[arg(short = 'n', long)]
+    dry_run: bool,
     #[command(flatten)]
     pools: PoolArgs,
     #[command(flatten)]
@@ -125,6 +131,7 @@ impl Verb for ExportArgs {
 /// What `export` answers.
 #[derive(Debug, Serialize)]
 struct ExportDone {
+    dry_run: bool,
     target: String,
     format: &'static str,
     /// The snapshot; null of a machine as it was at this moment.
@@ -157,14 +164,9 @@ impl ExportDone {
     fn new(report: ExportReport, target: String, kind: ExportKind) -> Self {
         let disk = |(name, key, size_bytes)| ExportedDisk { name, key, size_bytes };
         Self {
+            dry_run: false,
             target,
-            format: match kind {
-                ExportKind::Xva => "xva",
-                ExportKind::Ova => "ova",
-                ExportKind::Vma => "vma",
-                ExportKind::Vbox => "vbox",
-                ExportKind::Dir => "dir",
-            },
+            format: kind.word(),
             settings: report.settings_file.map(|path| path.display().to_string()),
             is_registered: false,
             uuid: None,
@@ -285,6 +287,12 @@ fn run(args: &ExportArgs, context: &Context) -> Result<Exit, Error> {
         host: SystemProcesses.this().host,
         time: time::now(),
     };
+    if args.dry_run {
+        let plan = from(args, context, |from| {
+            context.work(args.job.thread_count(), |job| plan_export(from, request, job))
+        })?;
+        return context.report(&ExportPlanned::new(plan, args.target.display().to_string(), kind));
+    }
     let _noted = runs::note_places((!is_stdout).then_some(&*args.target), context);
     let report = from(args, context, |from| {
         context.work(args.job.thread_count(), |job| {
@@ -298,22 +306,25 @@ fn run(args: &ExportArgs, context: &Context) -> Result<Exit, Error> {
     let settings = report.settings_file.clone();
     let mut done = ExportDone::new(report, args.target.display().to_string(), kind);
     if let (Some(manager), Some(settings)) = (manager, settings) {
-        // The folder is whole all the same, and who has it can register it later.
-        match manager.register(&settings) {
-            Ok(()) => done.is_registered = true,
-            Err(error) => {
-                let text = error.to_string();
-                let advice = if text.contains("already exists") {
-                    "; --new-identity makes it another machine"
-                } else {
-                    ""
-                };
-                let message = format!("VirtualBox does not take it in: {text}{advice}");
-                context.console().warning(&message);
-            }
-        }
+        done.is_registered = is_registered(manager, &settings, context);
     }
     context.report(&done)
+}
+
+/// Whether VirtualBox takes the machine in. Where not, the folder is whole all the same, and can be registered later.
+fn is_registered(manager: &VBoxManage, settings: &Path, context: &Context) -> bool {
+    let Err(error) = manager.register(settings) else {
+        return true;
+    };
+    let text = error.to_string();
+    let advice = if text.contains("already exists") {
+        "; --new-identity makes it another machine"
+    } else {
+        ""
+    };
+    let message = format!("VirtualBox does not take it in: {text}{advice}");
+    context.console().warning(&message);
+    false
 }
 
 /// Has `work` export what is asked for.
@@ -394,6 +405,9 @@ fn target_of(
     context: &Context,
 ) -> Result<ExportTarget, Error> {
     Ok(match kind {
+        ExportKind::Xva | ExportKind::Ova | ExportKind::Vma if args.target.as_os_str() == "-" && args.dry_run => {
+            ExportTarget::Stream(Box::new(std::io::sink()), format)
+        }
         ExportKind::Xva | ExportKind::Ova | ExportKind::Vma if args.target.as_os_str() == "-" => {
             context.output().refuse_json("export to standard output")?;
             refuse_terminal()?;

@@ -27,6 +27,7 @@ use crate::units;
 
 /// Arguments of `import`.
 #[derive(Debug, clap::Args)]
+#[expect(clippy::struct_excessive_bools, reason = "options that are given or not")]
 pub(crate) struct ImportArgs {
     /// The archive (XVA, OVA or VMA; plain, gzip or zstd), or `-` for standard input
     #[arg(value_name = "ARCHIVE")]
@@ -61,6 +62,9 @@ pub(crate) struct ImportArgs {
     /// The libvirt network for its network cards
     #[arg(long, value_name = "NAME", default_value = "default")]
     network: String,
+    /// Read the start of the archive, and show what would be made; change nothing
+    #[arg(short = 'n', long)]
+    dry_run: bool,
     #[command(flatten)]
     job: JobArgs,
 }
@@ -89,11 +93,14 @@ impl Verb for ImportArgs {
 /// What `import` answers.
 #[derive(Debug, Serialize)]
 struct ImportDone {
+    dry_run: bool,
     #[serde(flatten)]
     what: ArchivedMachine,
     archive_bytes: u64,
     folder: Option<String>,
     snapshot: Option<SnapshotDocument>,
+    /// Of a dry run: the machine that the snapshot would be listed under.
+    listed_as: Option<String>,
     stored_bytes: Option<u64>,
     duration_ms: u64,
 }
@@ -180,6 +187,8 @@ impl ImportedMachine {
 impl ImportDone {
     fn new(imported: &Imported, duration: std::time::Duration) -> Self {
         Self {
+            dry_run: false,
+            listed_as: None,
             what: ArchivedMachine::new(imported),
             archive_bytes: imported.read_bytes,
             folder: None,
@@ -223,11 +232,19 @@ impl Report for ImportDone {
     }
 
     fn is_confirmation(&self) -> bool {
-        true
+        !self.dry_run
     }
 
     fn human(&self, page: &mut Page) {
         let machine = &self.what.machine;
+        if self.dry_run {
+            let place = match (&self.listed_as, &self.folder) {
+                (Some(name), _) => format!("as a snapshot of {name}"),
+                (None, folder) => format!("into {}", folder.as_deref().unwrap_or_default()),
+            };
+            page.line(&format!("would import {} {place}", machine.name));
+            return self.what.body(page);
+        }
         let duration = std::time::Duration::from_millis(self.duration_ms);
         let size_bytes: u64 = self.what.disks.iter().map(|disk| disk.size_bytes).sum();
         let mut parts = vec![format!("{} read", units::bytes(self.archive_bytes))];
@@ -304,7 +321,6 @@ pub(crate) fn read_archive<T>(
 
 /// Imports.
 fn run(args: &ImportArgs, context: &Context) -> Result<Exit, Error> {
-    let start = context.clock().now();
     let format = args.format.unwrap_or(Format::Qcow2);
     if args.compress && format != Format::Qcow2 {
         return Err(Error::usage(
@@ -316,30 +332,55 @@ fn run(args: &ImportArgs, context: &Context) -> Result<Exit, Error> {
         domain_type: args.domain_type.clone(),
         network: args.network.clone(),
     };
-    if let Some(folder) = &args.folder {
-        let request = ImportFolder {
-            folder: folder.clone(),
-            format,
-            storage: if args.compress {
-                Storage::Compressed { level: None }
-            } else {
-                Storage::Plain
-            },
-        };
-        let inside = folder.join("image");
-        let _noted = runs::note_places([folder.as_path(), &inside], context);
+    match &args.folder {
+        Some(folder) => into_folder(args, folder, &domain, context),
+        None => into_repository(args, &domain, context),
+    }
+}
+
+/// Imports into a folder.
+fn into_folder(args: &ImportArgs, folder: &Path, domain: &Domain, context: &Context) -> Result<Exit, Error> {
+    let start = context.clock().now();
+    let request = ImportFolder {
+        folder: folder.to_owned(),
+        format: args.format.unwrap_or(Format::Qcow2),
+        storage: if args.compress {
+            Storage::Compressed { level: None }
+        } else {
+            Storage::Plain
+        },
+    };
+    if args.dry_run {
         let imported = read_archive(
             &args.archive,
             context,
             args.job.thread_count(),
-            |stream, images, job| {
-                open_import(stream, images, domain.clone(), job)?.into_folder(&request, &context.environment(), job)
-            },
+            |stream, images, job| open_import(stream, images, domain.clone(), job)?.plan_into_folder(&request, job),
         )?;
-        let mut done = ImportDone::new(&imported, context.clock().now().saturating_sub(start));
-        done.folder = Some(folder.display().to_string());
-        return context.report(&done);
+        return context.report(&ImportDone {
+            dry_run: true,
+            folder: Some(folder.display().to_string()),
+            ..ImportDone::new(&imported, context.clock().now().saturating_sub(start))
+        });
     }
+    let inside = folder.join("image");
+    let _noted = runs::note_places([folder, &inside], context);
+    let imported = read_archive(
+        &args.archive,
+        context,
+        args.job.thread_count(),
+        |stream, images, job| {
+            open_import(stream, images, domain.clone(), job)?.into_folder(&request, &context.environment(), job)
+        },
+    )?;
+    let mut done = ImportDone::new(&imported, context.clock().now().saturating_sub(start));
+    done.folder = Some(folder.display().to_string());
+    context.report(&done)
+}
+
+/// Imports into a repository.
+fn into_repository(args: &ImportArgs, domain: &Domain, context: &Context) -> Result<Exit, Error> {
+    let start = context.clock().now();
     let repository = context.open_repository()?;
     let request = ImportRepository {
         machine: args.machine.clone(),
@@ -357,6 +398,22 @@ fn run(args: &ImportArgs, context: &Context) -> Result<Exit, Error> {
         },
         time: args.time.unwrap_or_else(time::now),
     };
+    if args.dry_run {
+        let (imported, name) = read_archive(
+            &args.archive,
+            context,
+            args.job.thread_count(),
+            |stream, images, job| {
+                let archive = open_import(stream, images, domain.clone(), job)?;
+                archive.plan_into_repository(&repository, request.clone(), job)
+            },
+        )?;
+        return context.report(&ImportDone {
+            dry_run: true,
+            listed_as: Some(name.to_string()),
+            ..ImportDone::new(&imported, context.clock().now().saturating_sub(start))
+        });
+    }
     let report = read_archive(
         &args.archive,
         context,

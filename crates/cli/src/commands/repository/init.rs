@@ -2,7 +2,7 @@
 
 use std::ffi::{OsStr, OsString};
 
-use holdfast_engine::{InitReport, InitRequest, Location, NewProtection, init};
+use holdfast_engine::{InitReport, InitRequest, Location, NewProtection, init, plan_init};
 use holdfast_host::why_not_private;
 use holdfast_repo::Repository;
 use holdfast_repo::key::Cipher;
@@ -28,6 +28,9 @@ pub(crate) struct InitArgs {
     /// Label of the password in `key list`
     #[arg(long, value_name = "TEXT", default_value = "first")]
     label: String,
+    /// Check the place and the password; make nothing
+    #[arg(short = 'n', long)]
+    dry_run: bool,
     /// Use the same chunk ids as this repository, so that data that holdfast copy brings from there is deduplicated
     #[arg(long, value_name = "LOCATION")]
     like: Option<OsString>,
@@ -63,7 +66,9 @@ impl Verb for InitArgs {
 /// What `init` answers.
 #[derive(Debug, Serialize)]
 struct Made {
-    id: String,
+    dry_run: bool,
+    /// Null of a dry run.
+    id: Option<String>,
     location: String,
     encrypted: bool,
     cipher: &'static str,
@@ -78,11 +83,21 @@ impl Report for Made {
     }
 
     fn is_confirmation(&self) -> bool {
-        self.paper_key.is_none()
+        self.paper_key.is_none() && !self.dry_run
     }
 
     fn human(&self, page: &mut Page) {
-        page.line(&format!("made repository {} in {}", &self.id[..8], self.location));
+        match &self.id {
+            Some(id) => page.line(&format!("made repository {} in {}", &id[..8], self.location)),
+            None => {
+                let kind = if self.encrypted {
+                    "an encrypted"
+                } else {
+                    "an unencrypted"
+                };
+                return page.line(&format!("would make {kind} repository in {}", self.location));
+            }
+        }
         if let Some(like) = &self.like {
             page.line(&format!("it recognises bytes as repository {} does", &like[..8]));
         }
@@ -129,6 +144,18 @@ fn run(args: &InitArgs, context: &Context) -> Result<Exit, Error> {
         cipher: fastest_cipher(),
         like: like.as_ref(),
     };
+    if args.dry_run {
+        plan_init(&request)?;
+        return context.report(&Made {
+            dry_run: true,
+            id: None,
+            location: location.path().display().to_string(),
+            encrypted: !args.no_encryption,
+            cipher: cipher_name(request.cipher),
+            like: like.map(|other| other.config().id.to_string()),
+            paper_key: None,
+        });
+    }
     let InitReport {
         id,
         store,
@@ -142,7 +169,8 @@ fn run(args: &InitArgs, context: &Context) -> Result<Exit, Error> {
         ));
     }
     context.report(&Made {
-        id: id.to_string(),
+        dry_run: false,
+        id: Some(id.to_string()),
         location: store,
         encrypted: !args.no_encryption,
         cipher: cipher_name(cipher),

@@ -8,6 +8,7 @@ mod copies;
 mod copy_mishaps;
 mod crashes;
 mod cut_images;
+mod dry_runs;
 pub(crate) mod exchanges;
 mod full_disks;
 mod guessed_formats;

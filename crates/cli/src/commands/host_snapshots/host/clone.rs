@@ -3,14 +3,15 @@
 use std::ffi::OsString;
 use std::path::Path;
 
-use holdfast_host::provider::ProviderKind;
+use holdfast_host::provider::{Dataset, Provider, ProviderKind};
 use serde::Serialize;
 
 use super::datasets::DatasetRow;
+use super::hold::require_host_snapshot;
 use crate::args::{Example, SharedOptions};
 use crate::commands::verb::Verb;
 use crate::context::Context;
-use crate::errors::Error;
+use crate::errors::{Error, Kind};
 use crate::exit::Exit;
 use crate::machines::datasets;
 use crate::output::{Page, Report};
@@ -24,6 +25,9 @@ pub(super) struct HostCloneArgs {
     /// What the clone is called: a dataset of the same pool, a volume of the same group (vg0/trial), or a folder on the same file system that is not there yet
     #[arg(value_name = "CLONE")]
     clone: String,
+    /// Check that the host snapshot is there, and the name free; make nothing
+    #[arg(short = 'n', long)]
+    dry_run: bool,
 }
 
 impl Verb for HostCloneArgs {
@@ -41,8 +45,12 @@ impl Verb for HostCloneArgs {
 /// What `host clone` answers.
 #[derive(Debug, Serialize)]
 struct Cloned {
+    dry_run: bool,
     snapshot: String,
-    clone: DatasetRow,
+    /// What the clone is called.
+    dataset: String,
+    /// Null of a dry run.
+    clone: Option<DatasetRow>,
 }
 
 impl Report for Cloned {
@@ -51,12 +59,15 @@ impl Report for Cloned {
     }
 
     fn is_confirmation(&self) -> bool {
-        true
+        !self.dry_run
     }
 
     fn human(&self, page: &mut Page) {
-        page.line(&format!("{} is a clone of {}", self.clone.dataset, self.snapshot));
-        if let Some(folder) = &self.clone.folder {
+        let Some(clone) = &self.clone else {
+            return page.line(&format!("would clone {} to {}", self.snapshot, self.dataset));
+        };
+        page.line(&format!("{} is a clone of {}", clone.dataset, self.snapshot));
+        if let Some(folder) = &clone.folder {
             page.line(&format!("its files are in {folder}"));
         }
     }
@@ -81,9 +92,43 @@ fn run(args: &HostCloneArgs, context: &Context) -> Result<Exit, Error> {
             path.display().to_string()
         }
     };
-    let clone = providers.of_dataset(&snapshot.dataset).clone_to(&snapshot, &name);
+    let provider = providers.of_dataset(&snapshot.dataset);
+    if args.dry_run {
+        require_host_snapshot(provider, &snapshot)?;
+        let clone = Dataset {
+            provider: snapshot.dataset.provider,
+            name,
+        };
+        refuse_existing(provider, &clone)?;
+        return context.report(&Cloned {
+            dry_run: true,
+            snapshot: snapshot.to_string(),
+            dataset: clone.to_string(),
+            clone: None,
+        });
+    }
+    let clone = provider.clone_to(&snapshot, &name);
+    let clone = DatasetRow::from(clone.map_err(holdfast_engine::Error::from)?);
     context.report(&Cloned {
+        dry_run: false,
         snapshot: snapshot.to_string(),
-        clone: DatasetRow::from(clone.map_err(holdfast_engine::Error::from)?),
+        dataset: clone.dataset.clone(),
+        clone: Some(clone),
     })
+}
+
+/// A clone needs a free name.
+fn refuse_existing(provider: &dyn Provider, clone: &Dataset) -> Result<(), Error> {
+    let is_taken = match clone.provider.has_folders() {
+        true => Path::new(&clone.name).symlink_metadata().is_ok(),
+        false => provider.dataset(&clone.name).is_ok(),
+    };
+    if !is_taken {
+        return Ok(());
+    }
+    Err(Error::refused(
+        Kind::Exists,
+        format!("{clone} exists already"),
+        "choose another name for the clone",
+    ))
 }

@@ -2,12 +2,13 @@
 
 use std::ffi::OsString;
 
+use holdfast_host::provider::{HostSnapshotName, Provider};
 use serde::Serialize;
 
 use crate::args::{Example, SharedOptions};
 use crate::commands::verb::Verb;
 use crate::context::Context;
-use crate::errors::Error;
+use crate::errors::{Error, Kind};
 use crate::exit::Exit;
 use crate::machines::datasets;
 use crate::output::{Page, Report};
@@ -35,6 +36,9 @@ struct HolderArgs {
     /// Tag of the hold; each tag is released by itself
     #[arg(long, value_name = "WORD", default_value = "holdfast")]
     tag: String,
+    /// Check that the host snapshots are there; change nothing
+    #[arg(short = 'n', long)]
+    dry_run: bool,
 }
 
 /// Hold, or let go.
@@ -73,6 +77,7 @@ impl Verb for ReleaseArgs {
 /// What `host hold` and `host release` answer.
 #[derive(Debug, Serialize)]
 struct HoldChanged {
+    dry_run: bool,
     snapshots: Vec<String>,
     tag: String,
     #[serde(skip)]
@@ -88,17 +93,34 @@ impl Report for HoldChanged {
     }
 
     fn is_confirmation(&self) -> bool {
-        true
+        !self.dry_run
     }
 
     fn human(&self, page: &mut Page) {
         for snapshot in &self.snapshots {
-            page.line(&match self.change {
-                Change::Hold => format!("{snapshot} is held by {}", self.tag),
-                Change::Release => format!("{snapshot} is not held by {} any more", self.tag),
+            let tag = &self.tag;
+            page.line(&match (self.change, self.dry_run) {
+                (Change::Hold, false) => format!("{snapshot} is held by {tag}"),
+                (Change::Release, false) => format!("{snapshot} is not held by {tag} any more"),
+                (Change::Hold, true) => format!("would hold {snapshot} by {tag}"),
+                (Change::Release, true) => format!("would release {snapshot} from {tag}"),
             });
         }
     }
+}
+
+/// Fails where the host snapshot is not there.
+pub(super) fn require_host_snapshot(provider: &dyn Provider, name: &HostSnapshotName) -> Result<(), Error> {
+    let snapshots = provider.snapshots(&name.dataset.name);
+    let snapshots = snapshots.map_err(holdfast_engine::Error::from)?;
+    if snapshots.iter().any(|snapshot| snapshot.name == *name) {
+        return Ok(());
+    }
+    Err(Error::refused(
+        Kind::NotFound,
+        format!("there is no host snapshot {name}"),
+        "holdfast host list shows those that there are",
+    ))
 }
 
 /// Holds, or lets go.
@@ -108,14 +130,17 @@ fn run(args: &HolderArgs, change: Change, context: &Context) -> Result<Exit, Err
     for word in &args.snapshots {
         let name = datasets::parse_snapshot(word)?;
         let provider = providers.of_dataset(&name.dataset);
-        let done = match change {
-            Change::Hold => provider.hold(&name, &args.tag),
-            Change::Release => provider.release(&name, &args.tag),
-        };
-        done.map_err(holdfast_engine::Error::from)?;
+        match (change, args.dry_run) {
+            (_, true) => require_host_snapshot(provider, &name).map(drop)?,
+            (Change::Hold, false) => provider.hold(&name, &args.tag).map_err(holdfast_engine::Error::from)?,
+            (Change::Release, false) => provider
+                .release(&name, &args.tag)
+                .map_err(holdfast_engine::Error::from)?,
+        }
         changed.push(name.to_string());
     }
     context.report(&HoldChanged {
+        dry_run: args.dry_run,
         snapshots: changed,
         tag: args.tag.clone(),
         change,

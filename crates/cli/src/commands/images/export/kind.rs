@@ -20,6 +20,19 @@ pub(super) enum ExportKind {
     Dir,
 }
 
+impl ExportKind {
+    /// What it is called.
+    pub(super) fn word(self) -> &'static str {
+        match self {
+            Self::Xva => "xva",
+            Self::Ova => "ova",
+            Self::Vma => "vma",
+            Self::Vbox => "vbox",
+            Self::Dir => "dir",
+        }
+    }
+}
+
 /// What to make, and how its name says that it is packed.
 pub(super) fn kind_of(args: &ExportArgs) -> Result<(ExportKind, Option<Packing>), Error> {
     let name = args

@@ -1,9 +1,13 @@
 //! `holdfast export` to a pool of XenServer or XCP-ng.
 
-use holdfast_engine::{ExportToPool, PoolReturn, export_to_pool};
-use holdfast_host::xapi::XenAddress;
+use std::sync::Arc;
+
+use holdfast_engine::{ExportFrom, ExportToPool, PoolReturn, export_to_pool, plan_export_to_pool};
+use holdfast_host::xapi::{Pool, XenAddress};
 use holdfast_repo::{Processes as _, SystemProcesses};
 
+use super::kind::ExportKind;
+use super::planned::ExportPlanned;
 use super::{ExportArgs, ExportDone, from};
 use crate::context::Context;
 use crate::errors::Error;
@@ -24,6 +28,22 @@ fn foreign(args: &ExportArgs) -> Option<&'static str> {
     given.into_iter().find(|(is_given, _)| *is_given).map(|(_, name)| name)
 }
 
+fn request<'a>(args: &ExportArgs, pool: Arc<Pool>, address: &XenAddress, from: ExportFrom<'a>) -> ExportToPool<'a> {
+    ExportToPool {
+        pool,
+        storage: address.item.clone(),
+        comes: match (args.with_memory, args.new_identity) {
+            (true, _) => PoolReturn::GoesOn,
+            (false, false) => PoolReturn::Starts,
+            (false, true) => PoolReturn::AsAnother,
+        },
+        from,
+        name: args.name.clone(),
+        host: SystemProcesses.this().host,
+        time: time::now(),
+    }
+}
+
 /// Exports to the pool at `address`.
 pub(super) fn run(args: &ExportArgs, address: &str, context: &Context) -> Result<Exit, Error> {
     let address: XenAddress = address.parse().map_err(holdfast_engine::Error::from)?;
@@ -33,24 +53,22 @@ pub(super) fn run(args: &ExportArgs, address: &str, context: &Context) -> Result
     let way = args.pools.way(&address, context)?;
     let interrupt = context.interrupt()?;
     let pool = pools::log_in(way.login, context, &interrupt)?;
+    let address = way.address;
+    let threads = args.job.thread_count();
+    if args.dry_run {
+        let (plan, storage) = from(args, context, |from| {
+            context.work(threads, |job| {
+                plan_export_to_pool(request(args, pool, &address, from), job)
+            })
+        })?;
+        let target = format!("{}/{storage}", address.pool());
+        return context.report(&ExportPlanned::new(plan, target, ExportKind::Xva));
+    }
     let report = from(args, context, |from| {
-        let request = ExportToPool {
-            pool,
-            storage: way.address.item.clone(),
-            comes: match (args.with_memory, args.new_identity) {
-                (true, _) => PoolReturn::GoesOn,
-                (false, false) => PoolReturn::Starts,
-                (false, true) => PoolReturn::AsAnother,
-            },
-            from,
-            name: args.name.clone(),
-            host: SystemProcesses.this().host,
-            time: time::now(),
-        };
-        context.work(args.job.thread_count(), |job| {
-            export_to_pool(request, &context.environment(), job)
+        context.work(threads, |job| {
+            export_to_pool(request(args, pool, &address, from), &context.environment(), job)
         })
     })?;
-    let target = format!("{}/{}", way.address.pool(), report.storage);
+    let target = format!("{}/{}", address.pool(), report.storage);
     context.report(&ExportDone::in_pool(report.export, target, report.uuid))
 }

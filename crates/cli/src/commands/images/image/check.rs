@@ -34,7 +34,7 @@ pub(super) struct ImageCheckArgs {
     )]
     repair: Option<HowFar>,
     /// Only show what would be repaired
-    #[arg(long, requires = "repair")]
+    #[arg(short = 'n', long, requires = "repair")]
     dry_run: bool,
     #[command(flatten)]
     gate: GateArgs,

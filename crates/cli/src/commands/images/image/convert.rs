@@ -4,7 +4,7 @@ use std::io::Seek as _;
 use std::path::PathBuf;
 
 use holdfast_engine::{
-    ConvertReport, ConvertRequest, ConvertSource, StreamForm, VerifyImage, convert, convert_to_stream,
+    ConvertReport, ConvertRequest, ConvertSource, StreamForm, VerifyImage, convert, convert_to_stream, plan_convert,
 };
 use holdfast_image::{Format, Preallocation, Storage};
 use serde::Serialize;
@@ -53,6 +53,9 @@ pub(super) struct ConvertArgs {
     /// Read the new image back and compare it before it gets its name
     #[arg(long)]
     verify: bool,
+    /// Open the source, check the target, and show what would be made; write nothing
+    #[arg(short = 'n', long)]
+    dry_run: bool,
     #[command(flatten)]
     new: NewImageArgs,
     #[command(flatten)]
@@ -102,6 +105,7 @@ impl Verb for ConvertArgs {
 /// What `image convert` answers.
 #[derive(Debug, Serialize)]
 struct Converted {
+    dry_run: bool,
     target: String,
     format: &'static str,
     size_bytes: u64,
@@ -120,6 +124,7 @@ impl Converted {
     fn new(report: &ConvertReport, request: &ConvertRequest) -> Self {
         let filled = report.filled;
         Self {
+            dry_run: false,
             target: request.target.display().to_string(),
             format: request.format.name(),
             size_bytes: report.size_bytes,
@@ -157,6 +162,36 @@ impl Report for Converted {
         parts.push(units::duration(duration));
         parts.extend(units::rate(self.size_bytes, duration).map(units::bytes_per_second));
         page.line(&format!("{}  {}: {}", self.target, self.format, parts.join(", ")));
+    }
+}
+
+/// What `image convert --dry-run` answers.
+#[derive(Debug, Serialize)]
+struct ConvertPlanned {
+    dry_run: bool,
+    target: String,
+    format: &'static str,
+    size_bytes: u64,
+    /// What the source stores as data; null of a stream.
+    data_bytes: Option<u64>,
+}
+
+impl Report for ConvertPlanned {
+    fn command(&self) -> &'static str {
+        "image convert"
+    }
+
+    fn human(&self, page: &mut Page) {
+        let data = self
+            .data_bytes
+            .map(|bytes| format!(", {} of data", units::bytes(bytes)));
+        page.line(&format!(
+            "would write {}  {}: {} disk{}",
+            self.target,
+            self.format,
+            units::bytes(self.size_bytes),
+            data.unwrap_or_default()
+        ));
     }
 }
 
@@ -213,6 +248,9 @@ fn run(args: &ConvertArgs, context: &Context) -> Result<Exit, Error> {
             snapshot: args.snapshot.clone(),
         }
     };
+    if args.dry_run {
+        return plan(source, &request, args, context);
+    }
     let _noted = runs::note_places([&*args.target], context);
     let report = context.work(args.job.thread_count(), |job| {
         convert(source, &request, &context.environment(), job)
@@ -221,6 +259,26 @@ fn run(args: &ConvertArgs, context: &Context) -> Result<Exit, Error> {
         context.console().warning(&note.to_string());
     }
     context.report(&Converted::new(&report, &request))
+}
+
+/// Shows what would be done.
+fn plan(
+    source: ConvertSource<'_>,
+    request: &ConvertRequest,
+    args: &ConvertArgs,
+    context: &Context,
+) -> Result<Exit, Error> {
+    let plan = context.work(args.job.thread_count(), |job| plan_convert(source, request, job))?;
+    for note in &plan.notes {
+        context.console().warning(&note.to_string());
+    }
+    context.report(&ConvertPlanned {
+        dry_run: true,
+        target: request.target.display().to_string(),
+        format: plan.format.name(),
+        size_bytes: plan.size_bytes,
+        data_bytes: plan.data_bytes,
+    })
 }
 
 /// The size of the disk on standard input. A file that was redirected says it itself.
@@ -257,6 +315,12 @@ fn size_of_stdin(args: &ConvertArgs) -> Result<u64, Error> {
 
 /// Writes the disk to standard output, which then holds nothing else.
 fn to_stdout(args: &ConvertArgs, format: Format, context: &Context) -> Result<Exit, Error> {
+    if args.dry_run {
+        return Err(Error::usage(
+            "--dry-run does not go with standard output: nothing is changed there",
+            "leave --dry-run out, or name a file",
+        ));
+    }
     context.output().refuse_json("image convert to standard output")?;
     refuse_terminal()?;
     let is_raw = format == Format::Raw && !args.compress;

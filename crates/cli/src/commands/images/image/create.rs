@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use holdfast_engine::{CreateImageReport, CreateImageRequest, create_image};
+use holdfast_engine::{CreateImageReport, CreateImageRequest, create_image, plan_image};
 use holdfast_image::{Format, Preallocation};
 use serde::Serialize;
 
@@ -35,6 +35,9 @@ pub(super) struct CreateArgs {
     /// The image that the new one, a VDI, VHD, VHDX or VMDK, is to differ from: of the same format and size
     #[arg(long, value_name = "IMAGE", conflicts_with = "fixed")]
     parent: Option<PathBuf>,
+    /// Check everything, and show what would be made; make nothing
+    #[arg(short = 'n', long)]
+    dry_run: bool,
     #[command(flatten)]
     new: NewImageArgs,
     #[command(flatten)]
@@ -62,14 +65,16 @@ impl Verb for CreateArgs {
 /// What `image create` answers.
 #[derive(Debug, Serialize)]
 struct Created {
+    dry_run: bool,
     path: String,
     format: &'static str,
     size_bytes: u64,
 }
 
-impl From<CreateImageReport> for Created {
-    fn from(report: CreateImageReport) -> Self {
+impl Created {
+    fn new(report: &CreateImageReport, dry_run: bool) -> Self {
         Self {
+            dry_run,
             path: report.path.display().to_string(),
             format: report.format.name(),
             size_bytes: report.size_bytes,
@@ -83,12 +88,13 @@ impl Report for Created {
     }
 
     fn is_confirmation(&self) -> bool {
-        true
+        !self.dry_run
     }
 
     fn human(&self, page: &mut Page) {
+        let would = if self.dry_run { "would make " } else { "" };
         page.line(&format!(
-            "{}  {}: {} disk",
+            "{would}{}  {}: {} disk",
             self.path,
             self.format,
             units::bytes(self.size_bytes)
@@ -116,7 +122,10 @@ fn run(args: &CreateArgs, context: &Context) -> Result<Exit, Error> {
         overwrite: args.new.overwrite(),
         backing: args.gate.open_options(None)?,
     };
+    if args.dry_run {
+        return context.report(&Created::new(&plan_image(&request)?, true));
+    }
     let _noted = runs::note_places([&*args.image], context);
     let report = create_image(&request, &context.environment())?;
-    context.report(&Created::from(report))
+    context.report(&Created::new(&report, false))
 }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use holdfast_image::{
     Backing, DiskDescriptor, Format, ImageId, LayerInfo, NewIdentity, OpenOptions, UnnamedChildren, children_in_folder,
-    set_identity,
+    plan_identity, set_identity,
 };
 use serde::Serialize;
 
@@ -35,6 +35,9 @@ pub(super) struct IdentityArgs {
     /// Also change all images beside it, and in the folder Snapshots, that differ from it
     #[arg(long)]
     all_children: bool,
+    /// Show which images would be changed; change nothing
+    #[arg(short = 'n', long)]
+    dry_run: bool,
     /// Its format [default: detected]
     #[arg(long, value_name = "FORMAT", value_parser = parse_format)]
     format: Option<Format>,
@@ -63,6 +66,7 @@ impl Verb for IdentityArgs {
 /// What `image identity` answers.
 #[derive(Debug, Serialize)]
 struct Identity {
+    dry_run: bool,
     path: String,
     format: &'static str,
     id: Option<String>,
@@ -81,7 +85,11 @@ impl Report for Identity {
 
     fn human(&self, page: &mut Page) {
         let id = self.id.as_deref().unwrap_or("none");
-        page.line(&format!("{}  {}: {id}", self.path, self.format));
+        let would = if self.dry_run { "would become " } else { "" };
+        page.line(&format!("{}  {}: {would}{id}", self.path, self.format));
+        if let (true, Some(before)) = (self.dry_run, &self.before) {
+            page.line(&format!("  it is {before}"));
+        }
         if let (true, Some(before)) = (self.changed, &self.before) {
             page.line(&format!("  it was {before}"));
         }
@@ -97,7 +105,11 @@ impl Report for Identity {
             (None, None) => {}
         }
         for child in &self.children {
-            let did = if self.changed { "changed too" } else { "differs from it" };
+            let did = match (self.changed, self.dry_run) {
+                (true, _) => "changed too",
+                (false, true) => "would be changed too",
+                (false, false) => "differs from it",
+            };
             page.line(&format!("  {child}: {did}"));
         }
     }
@@ -125,7 +137,12 @@ fn run(args: &IdentityArgs, context: &Context) -> Result<Exit, Error> {
                 },
                 name: None,
             };
-            Some(set_identity(&args.image, &options, &wish).map_err(holdfast_engine::Error::from)?)
+            let change = if args.dry_run {
+                plan_identity(&args.image, &options, &wish)
+            } else {
+                set_identity(&args.image, &options, &wish)
+            };
+            Some(change.map_err(holdfast_engine::Error::from)?)
         }
         None if args.children.is_empty() && !args.all_children => None,
         None => {
@@ -135,6 +152,7 @@ fn run(args: &IdentityArgs, context: &Context) -> Result<Exit, Error> {
             ));
         }
     };
+    let is_plan = args.dry_run && change.is_some();
     let image = open_and_warn(&args.image, &options, context)?;
     let layer = &image.layers()[0];
     let blocks = layer.blocks.as_ref();
@@ -144,9 +162,13 @@ fn run(args: &IdentityArgs, context: &Context) -> Result<Exit, Error> {
         None => children_in_folder(&args.image, &options).map_err(holdfast_engine::Error::from)?,
     };
     context.report(&Identity {
+        dry_run: is_plan,
         path: args.image.display().to_string(),
         format: layer.format.name(),
-        id: id_of(layer)?.map(|id| id.to_string()),
+        id: match &change {
+            Some(change) if is_plan => change.after.map(|id| id.to_string()),
+            _ => id_of(layer)?.map(|id| id.to_string()),
+        },
         before: change
             .as_ref()
             .and_then(|change| change.before)
@@ -155,7 +177,7 @@ fn run(args: &IdentityArgs, context: &Context) -> Result<Exit, Error> {
         parent_id: parent.and_then(|parent| parent.id).map(|id| id.to_string()),
         parent_modification: parent.and_then(|parent| parent.modification.clone()),
         children: children.iter().map(|child| child.display().to_string()).collect(),
-        changed: change.is_some(),
+        changed: change.is_some() && !is_plan,
     })
 }
 

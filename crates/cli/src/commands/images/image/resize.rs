@@ -1,8 +1,9 @@
 //! `holdfast image resize`: an image gets another size.
 
+use std::cmp::Ordering;
 use std::path::PathBuf;
 
-use holdfast_image::{Backing, Format, OpenOptions, Shrink, resize};
+use holdfast_image::{Backing, Format, OpenOptions, ResizePlan, Shrink, plan_resize, resize};
 use serde::Serialize;
 
 use super::options::{GateArgs, open_and_warn};
@@ -27,6 +28,9 @@ pub(super) struct ResizeArgs {
     /// Cut off the end of the disk, and what is in it, where the new size is smaller
     #[arg(long)]
     shrink: bool,
+    /// Show what would be changed, and with --shrink how much data would be lost; change nothing
+    #[arg(short = 'n', long)]
+    dry_run: bool,
     /// Its format [default: detected]
     #[arg(long, value_name = "FORMAT", value_parser = parse_format)]
     format: Option<Format>,
@@ -43,6 +47,10 @@ impl Verb for ResizeArgs {
         Example {
             wish: "Shrink it to the end of the last partition",
             line: "holdfast image resize web1.raw 20G --shrink",
+        },
+        Example {
+            wish: "See first how much data would be cut off, and where it begins",
+            line: "holdfast image resize web1.raw 20G --shrink --dry-run",
         },
     ];
     const UNUSED: &'static [SharedOptions] = &[SharedOptions::Repository, SharedOptions::Progress];
@@ -69,10 +77,19 @@ fn parse_size(text: &str) -> Result<Size, String> {
 /// What `image resize` answers.
 #[derive(Debug, Serialize)]
 struct ResizeDone {
+    dry_run: bool,
     path: String,
     format: &'static str,
     before_bytes: u64,
     size_bytes: u64,
+    /// Of a dry run: the data past the new end. Null where there is none.
+    lost: Option<LostDocument>,
+}
+
+#[derive(Debug, Serialize)]
+struct LostDocument {
+    data_bytes: u64,
+    first_offset: u64,
 }
 
 impl Report for ResizeDone {
@@ -81,10 +98,13 @@ impl Report for ResizeDone {
     }
 
     fn is_confirmation(&self) -> bool {
-        true
+        !self.dry_run
     }
 
     fn human(&self, page: &mut Page) {
+        if self.dry_run {
+            return page.line(&self.plan());
+        }
         let (before, now) = (units::bytes(self.before_bytes), units::bytes(self.size_bytes));
         let change = if self.before_bytes == self.size_bytes {
             format!("{now} disk, as before")
@@ -94,6 +114,31 @@ impl Report for ResizeDone {
             format!("{now} disk, it was {before}")
         };
         page.line(&format!("{}  {}: {change}", self.path, self.format));
+    }
+}
+
+impl ResizeDone {
+    /// What would be done, in a line.
+    fn plan(&self) -> String {
+        let verb = match self.size_bytes.cmp(&self.before_bytes) {
+            Ordering::Less => "shrink",
+            Ordering::Greater => "grow",
+            Ordering::Equal => return format!("{} has that size already: nothing would be changed", self.path),
+        };
+        let mut sizes = [self.before_bytes, self.size_bytes].map(units::bytes);
+        if sizes[0] == sizes[1] {
+            sizes = [self.before_bytes, self.size_bytes].map(|bytes| format!("{bytes} bytes"));
+        }
+        let lost = match (&self.lost, verb) {
+            (Some(lost), _) => format!(
+                "; {} of data beyond the new end would be lost (first at {})",
+                units::bytes(lost.data_bytes),
+                units::bytes(lost.first_offset)
+            ),
+            (None, "shrink") => "; there is no data beyond the new end".to_owned(),
+            (None, _) => String::new(),
+        };
+        format!("would {verb} {} from {} to {}{lost}", self.path, sizes[0], sizes[1])
     }
 }
 
@@ -114,8 +159,18 @@ fn run(args: &ResizeArgs, context: &Context) -> Result<Exit, Error> {
         }
     };
     let shrink = if args.shrink { Shrink::Allow } else { Shrink::Refuse };
-    let resized = resize(&args.image, &options, size_bytes, shrink).map_err(holdfast_engine::Error::from)?;
+    let planned = if args.dry_run {
+        plan_resize(&args.image, &options, size_bytes, shrink)
+    } else {
+        resize(&args.image, &options, size_bytes, shrink).map(|report| ResizePlan { report, lost: None })
+    };
+    let ResizePlan { report: resized, lost } = planned.map_err(holdfast_engine::Error::from)?;
     context.report(&ResizeDone {
+        dry_run: args.dry_run,
+        lost: lost.map(|lost| LostDocument {
+            data_bytes: lost.data_bytes,
+            first_offset: lost.first_offset,
+        }),
         path: args.image.display().to_string(),
         format: resized.format.name(),
         before_bytes: resized.before_bytes,

@@ -19,8 +19,8 @@ pub(super) struct StatementDocument {
     pub(super) description: String,
     /// The digest of its content.
     pub(super) content: String,
-    /// The snapshot that it is.
-    pub(super) snapshot: String,
+    /// The snapshot that it is. Null of a dry run.
+    pub(super) snapshot: Option<String>,
     pub(super) size_bytes: u64,
     pub(super) disks: Vec<PieceDocument>,
     pub(super) files: Vec<PieceDocument>,
@@ -61,7 +61,7 @@ pub(super) struct ListedDocument {
 }
 
 impl StatementDocument {
-    pub(super) fn new(statement: &TemplateStatement, snapshot: SnapshotId) -> Self {
+    pub(super) fn new(statement: &TemplateStatement, snapshot: Option<SnapshotId>) -> Self {
         let pieces = |kind: TemplatePieceKind| {
             let pieces = statement.pieces.iter().filter(move |piece| piece.kind == kind);
             pieces.map(|piece| PieceDocument {
@@ -76,7 +76,7 @@ impl StatementDocument {
             time: statement.time.to_string(),
             description: statement.description.clone(),
             content: statement.content().to_string(),
-            snapshot: snapshot.to_string(),
+            snapshot: snapshot.map(|id| id.to_string()),
             size_bytes: statement.size_bytes(),
             disks: pieces(TemplatePieceKind::Disk).collect(),
             files: pieces(TemplatePieceKind::File).collect(),
@@ -148,7 +148,7 @@ impl SignedDocument {
 impl ListedDocument {
     pub(super) fn new(template: &ListedTemplate, context: &Context) -> Self {
         Self {
-            statement: StatementDocument::new(&template.statement, template.snapshot.id),
+            statement: StatementDocument::new(&template.statement, Some(template.snapshot.id)),
             signed: SignedDocument::new(&template.signed),
             is_current: template.is_current,
             data_bytes: template.data_bytes,

@@ -159,7 +159,7 @@ impl TemplateShown {
         let mut fields = vec![
             ("time", template.local_time.clone()),
             ("content", statement.content.clone()),
-            ("snapshot", statement.snapshot.clone()),
+            ("snapshot", statement.snapshot.clone().unwrap_or_default()),
             ("pushed on", template.host.clone()),
             ("data", units::bytes(template.data_bytes)),
         ];

@@ -51,6 +51,9 @@ pub(super) struct PullArgs {
     /// Accept a template without a trusted signature
     #[arg(long)]
     unsigned: bool,
+    /// Check the signature and the target, and show what would be written; write nothing
+    #[arg(short = 'n', long)]
+    dry_run: bool,
     #[command(flatten)]
     trust: TrustArgs,
     #[command(flatten)]
@@ -92,6 +95,7 @@ impl Verb for PullArgs {
 /// What it answers.
 #[derive(Debug, Serialize)]
 struct Pulled {
+    dry_run: bool,
     #[serde(flatten)]
     statement: StatementDocument,
     #[serde(flatten)]
@@ -120,17 +124,23 @@ impl Report for Pulled {
     }
 
     fn is_confirmation(&self) -> bool {
-        true
+        !self.dry_run
     }
 
     fn human(&self, page: &mut Page) {
-        page.line(&format!(
-            "{} of {}, content {}, in {}",
-            self.statement.label(),
-            self.local_time,
-            self.statement.short_content(),
-            units::duration(Duration::from_millis(self.duration_ms)),
-        ));
+        let (label, content) = (self.statement.label(), self.statement.short_content());
+        if self.dry_run {
+            page.line(&format!(
+                "would pull {label} of {}, content {content}, to:",
+                self.local_time
+            ));
+        } else {
+            page.line(&format!(
+                "{label} of {}, content {content}, in {}",
+                self.local_time,
+                units::duration(Duration::from_millis(self.duration_ms)),
+            ));
+        }
         page.styled(self.signed.style(), &format!("  {}", self.signed.full()));
         for image in &self.images {
             page.line(&format!(
@@ -229,6 +239,7 @@ fn run(args: &PullArgs, context: &Context) -> Result<Exit, Error> {
             Storage::Plain
         },
         created_s: u64::try_from(time::now().as_second()).unwrap_or_default(),
+        execution: crate::args::Switch::execution(args.dry_run),
         guest: if args.sysprep {
             TemplateGuest::Renew(sysprep_program(context))
         } else {
@@ -241,11 +252,15 @@ fn run(args: &PullArgs, context: &Context) -> Result<Exit, Error> {
     let signatures = signatures(context);
     let trust = args.trust.trust(&signatures, context);
     let inside = args.target.join("image");
-    let _noted = runs::note_places([args.target.as_path(), &inside], context);
+    let places = (!args.dry_run).then_some([args.target.as_path(), &inside]);
+    let _noted = runs::note_places(places.into_iter().flatten(), context);
     let report = context.work(args.job.thread_count(), |job| {
         pull_template(&repository, &request, &trust, (&environment, &tools), job)
     })?;
-    context.report(&pulled(&report, context))
+    context.report(&Pulled {
+        dry_run: args.dry_run,
+        ..pulled(&report, context)
+    })
 }
 
 fn pulled(report: &PullReport, context: &Context) -> Pulled {
@@ -256,7 +271,8 @@ fn pulled(report: &PullReport, context: &Context) -> Pulled {
     });
     let (configuration, machine) = report.configuration.clone().unzip();
     Pulled {
-        statement: StatementDocument::new(&report.statement, report.snapshot),
+        dry_run: false,
+        statement: StatementDocument::new(&report.statement, Some(report.snapshot)),
         signed: SignedDocument::new(&report.signed),
         format: report.format.name(),
         images: images.collect(),

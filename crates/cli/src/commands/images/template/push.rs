@@ -4,8 +4,8 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use holdfast_engine::{
-    Publication, Published, PushRequest, PushSource, Replace, SnapshotName, SourceName, TemplateLabel,
-    TemplateReference, Unsealed, prepare_push, prepare_tag,
+    Publication, Published, PushRequest, PushSource, Replace, SnapshotName, SourceName, TemplateLabel, TemplatePlan,
+    TemplateReference, Trust, Unsealed, Vouching, plan_push, plan_tag, prepare_push, prepare_tag,
 };
 use holdfast_host::SshSignatures;
 use holdfast_image::Format;
@@ -67,6 +67,15 @@ pub(super) struct TagArgs {
     job: JobArgs,
 }
 
+impl TagArgs {
+    fn vouching<'a>(&self, trust: &'a Trust<'a>) -> Vouching<'a> {
+        Vouching {
+            trust,
+            unsigned: self.sign.unsigned(),
+        }
+    }
+}
+
 /// What is said of a template.
 #[derive(Debug, clap::Args)]
 struct WordingArgs {
@@ -76,6 +85,9 @@ struct WordingArgs {
     /// Move an existing tag to this content; the old content stays as NAME@DIGEST
     #[arg(long)]
     replace: bool,
+    /// Read the content, check the tag, and show what would be stored; store nothing
+    #[arg(short = 'n', long)]
+    dry_run: bool,
 }
 
 impl Verb for PushArgs {
@@ -112,11 +124,63 @@ impl Verb for TagArgs {
     }
 }
 
+/// What they answer with `--dry-run`.
+#[derive(Debug, Serialize)]
+struct PushPlanned {
+    #[serde(skip)]
+    command: &'static str,
+    dry_run: bool,
+    #[serde(flatten)]
+    statement: StatementDocument,
+    /// Whether it would be signed.
+    is_signed: bool,
+    /// The content that the tag means now.
+    before: Option<String>,
+}
+
+impl PushPlanned {
+    fn new(command: &'static str, plan: &TemplatePlan, is_signed: bool) -> Self {
+        Self {
+            command,
+            dry_run: true,
+            statement: StatementDocument::new(&plan.statement, None),
+            is_signed,
+            before: plan.before.as_ref().map(ToString::to_string),
+        }
+    }
+}
+
+impl Report for PushPlanned {
+    fn command(&self) -> &'static str {
+        self.command
+    }
+
+    fn human(&self, page: &mut Page) {
+        page.line(&format!(
+            "would store {} with {} of {}, {}",
+            self.statement.label(),
+            units::counted(self.statement.disks.len() as u64, "disk", "disks"),
+            units::bytes(self.statement.size_bytes),
+            if self.is_signed { "signed" } else { "not signed" }
+        ));
+        page.line(&format!("  content {}", self.statement.content));
+        tell_before(&self.statement, self.before.as_ref(), "now, it means", page);
+    }
+}
+
+/// What the tag means otherwise, if it is something else.
+fn tell_before(statement: &StatementDocument, before: Option<&String>, when: &str, page: &mut Page) {
+    if let Some(before) = before.filter(|before| **before != statement.content) {
+        page.line(&format!("  {when} {}@{}, which stays", statement.name, &before[..12]));
+    }
+}
+
 /// What they answer.
 #[derive(Debug, Serialize)]
 struct Pushed {
     #[serde(skip)]
     command: &'static str,
+    dry_run: bool,
     #[serde(flatten)]
     statement: StatementDocument,
     is_signed: bool,
@@ -150,13 +214,7 @@ impl Report for Pushed {
         if !self.is_signed {
             page.line("  not signed");
         }
-        if let Some(before) = self.before.as_ref().filter(|before| **before != self.statement.content) {
-            page.line(&format!(
-                "  before, it meant {}@{}, which stays",
-                self.statement.name,
-                &before[..12]
-            ));
-        }
+        tell_before(&self.statement, self.before.as_ref(), "before, it meant", page);
     }
 }
 
@@ -221,6 +279,10 @@ fn run(args: &PushArgs, context: &Context) -> Result<Exit, Error> {
     let repository = context.open_repository()?;
     let environment = context.environment();
     let threads = args.job.thread_count();
+    if args.wording.dry_run {
+        let plan = context.work(threads, |job| plan_push(&repository, request, job))?;
+        return context.report(&PushPlanned::new("template push", &plan, key.is_some()));
+    }
     let unsealed = context.work(threads, |job| prepare_push(&repository, request, &environment, job))?;
     let signatures = signatures(context);
     let (published, is_signed) = publish(unsealed, key, &signatures, (context, threads))?;
@@ -237,8 +299,15 @@ fn run_tag(args: &TagArgs, context: &Context) -> Result<Exit, Error> {
     let threads = args.job.thread_count();
     let signatures = signatures(context);
     let trust = args.trust.trust(&signatures, context);
+    if args.wording.dry_run {
+        let plan = context.work(threads, |job| {
+            let vouching = args.vouching(&trust);
+            plan_tag(&repository, &args.template, publication, vouching, job)
+        })?;
+        return context.report(&PushPlanned::new("template tag", &plan, key.is_some()));
+    }
     let unsealed = context.work(threads, |job| {
-        let vouching = (&trust, args.sign.unsigned());
+        let vouching = args.vouching(&trust);
         prepare_tag(&repository, &args.template, publication, vouching, job)
     })?;
     let (published, is_signed) = publish(unsealed, key, &signatures, (context, threads))?;
@@ -264,7 +333,8 @@ fn publish(
 fn pushed(command: &'static str, published: &Published, is_signed: bool, duration: std::time::Duration) -> Pushed {
     Pushed {
         command,
-        statement: StatementDocument::new(&published.statement, published.snapshot),
+        dry_run: false,
+        statement: StatementDocument::new(&published.statement, Some(published.snapshot)),
         is_signed,
         data_bytes: published.data_bytes,
         own_bytes: published.own_bytes,

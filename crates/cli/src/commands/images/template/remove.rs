@@ -98,7 +98,7 @@ fn run(args: &TemplateRemoveArgs, context: &Context) -> Result<Exit, Error> {
         remove_templates(&repository, &selection, execution, &environment, job)
     })?;
     let documents = gone.templates.iter();
-    let documents = documents.map(|(manifest, statement)| StatementDocument::new(statement, manifest.id));
+    let documents = documents.map(|(manifest, statement)| StatementDocument::new(statement, Some(manifest.id)));
     context.report(&TemplateRemoved {
         dry_run: args.dry_run,
         templates: documents.collect(),

@@ -1,6 +1,6 @@
 //! `holdfast key add`, `key rotate` and `key remove`.
 
-use holdfast_engine::{Unlock, add_key, remove_key, rotate_key};
+use holdfast_engine::{Unlock, add_key, check_password, plan_key_removal, plan_rotation, remove_key, rotate_key};
 use holdfast_repo::key::SlotId;
 use serde::Serialize;
 
@@ -15,6 +15,7 @@ use crate::output::{Page, Report};
 struct KeyChanged {
     #[serde(skip)]
     command: &'static str,
+    dry_run: bool,
     /// The key that is there now.
     added: Option<String>,
     /// The key that is gone.
@@ -27,10 +28,19 @@ impl Report for KeyChanged {
     }
 
     fn is_confirmation(&self) -> bool {
-        true
+        !self.dry_run
     }
 
     fn human(&self, page: &mut Page) {
+        if self.dry_run {
+            if self.command != "key remove" {
+                page.line("would add a key for the new password");
+            }
+            if let Some(removed) = &self.removed {
+                page.line(&format!("would remove key {removed}"));
+            }
+            return;
+        }
         if let Some(added) = &self.added {
             page.line(&format!("added key {added}"));
         }
@@ -45,10 +55,16 @@ impl Report for KeyChanged {
 pub(super) fn add(args: &AddArgs, context: &Context) -> Result<Exit, Error> {
     let repository = context.open_repository()?;
     let password = context.new_password(&args.new_password)?;
-    let slot = add_key(&repository, password.as_bytes(), &args.label)?;
+    let slot = if args.dry_run {
+        check_password(password.as_bytes())?;
+        None
+    } else {
+        Some(add_key(&repository, password.as_bytes(), &args.label)?)
+    };
     context.report(&KeyChanged {
         command: "key add",
-        added: Some(slot.to_string()),
+        dry_run: args.dry_run,
+        added: slot.map(|slot| slot.to_string()),
         removed: None,
     })
 }
@@ -62,6 +78,15 @@ pub(super) fn rotate(args: &RotateArgs, context: &Context) -> Result<Exit, Error
     let unlock = old
         .as_ref()
         .map_or(Unlock::Nothing, |old| Unlock::Password(old.as_bytes()));
+    if args.dry_run {
+        let slot = plan_rotation(&location, unlock, new.as_bytes())?;
+        return context.report(&KeyChanged {
+            command: "key rotate",
+            dry_run: true,
+            added: None,
+            removed: Some(slot.to_string()),
+        });
+    }
     let report = rotate_key(
         &location,
         unlock,
@@ -72,6 +97,7 @@ pub(super) fn rotate(args: &RotateArgs, context: &Context) -> Result<Exit, Error
     )?;
     context.report(&KeyChanged {
         command: "key rotate",
+        dry_run: false,
         added: Some(report.new.to_string()),
         removed: Some(report.old.to_string()),
     })
@@ -81,9 +107,15 @@ pub(super) fn rotate(args: &RotateArgs, context: &Context) -> Result<Exit, Error
 pub(super) fn remove(args: &KeyRemoveArgs, context: &Context) -> Result<Exit, Error> {
     let slot: SlotId = args.key.parse()?;
     context.open_repository()?;
-    remove_key(&context.location()?, slot, &context.environment())?;
+    let location = context.location()?;
+    if args.dry_run {
+        plan_key_removal(&location, slot)?;
+    } else {
+        remove_key(&location, slot, &context.environment())?;
+    }
     context.report(&KeyChanged {
         command: "key remove",
+        dry_run: args.dry_run,
         added: None,
         removed: Some(slot.to_string()),
     })

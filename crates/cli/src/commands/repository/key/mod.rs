@@ -40,6 +40,9 @@ struct PaperArgs {}
 
 #[derive(Debug, clap::Args)]
 struct AddArgs {
+    /// Check both passwords; add nothing
+    #[arg(short = 'n', long, help_heading = NO_HEADING)]
+    dry_run: bool,
     #[command(flatten)]
     new_password: NewPasswordArgs,
     /// Label of the new password in `key list`
@@ -49,6 +52,9 @@ struct AddArgs {
 
 #[derive(Debug, clap::Args)]
 struct RotateArgs {
+    /// Check both passwords, and show which key would be replaced; change nothing
+    #[arg(short = 'n', long, help_heading = NO_HEADING)]
+    dry_run: bool,
     #[command(flatten)]
     new_password: NewPasswordArgs,
     /// Label of the new password [default: that of the old one]
@@ -61,6 +67,9 @@ struct KeyRemoveArgs {
     /// The key's id, as `key list` shows it
     #[arg(value_name = "KEY")]
     key: String,
+    /// Check that the key can be removed; change nothing
+    #[arg(short = 'n', long)]
+    dry_run: bool,
 }
 
 impl Verb for KeyArgs {

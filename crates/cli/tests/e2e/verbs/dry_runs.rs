@@ -1,0 +1,237 @@
+//! Dry runs: what would be done is said, and nothing is changed.
+
+use std::collections::BTreeMap;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use crate::program::stdout;
+use crate::rig::{Rig, noise};
+
+const MIB: usize = 1 << 20;
+
+/// Every file and folder of the rig with its content and the time of its last change; not what the program remembers of the host, except runs.
+fn content(rig: &Rig) -> BTreeMap<String, (i64, i64, Vec<u8>)> {
+    fn collect(folder: &Path, name: &str, found: &mut BTreeMap<String, (i64, i64, Vec<u8>)>) {
+        for entry in std::fs::read_dir(folder).unwrap().map(Result::unwrap) {
+            let name = format!("{name}/{}", entry.file_name().to_str().unwrap());
+            let metadata = entry.metadata().unwrap();
+            if name == "./state" {
+                let runs = entry.path().join("holdfast/runs");
+                assert!(!runs.exists(), "a run was noted");
+                continue;
+            }
+            let bytes = if metadata.is_dir() {
+                collect(&entry.path(), &name, found);
+                Vec::new()
+            } else {
+                std::fs::read(entry.path()).unwrap()
+            };
+            found.insert(name, (metadata.mtime(), metadata.mtime_nsec(), bytes));
+        }
+    }
+    let mut found = BTreeMap::new();
+    collect(&rig.path("."), ".", &mut found);
+    found
+}
+
+/// Does it with `--dry-run`; nothing is changed. The report, and what a person is told.
+fn planned(rig: &Rig, words: &[&str]) -> (Value, String) {
+    planned_with(rig, 0, words)
+}
+
+/// The same with this exit code.
+fn planned_with(rig: &Rig, code: i32, words: &[&str]) -> (Value, String) {
+    let words = [words, &["--dry-run"]].concat();
+    let before = content(rig);
+    let report = rig.json(code, &words)["report"].clone();
+    let text = stdout(&rig.code(code, &words));
+    let after = content(rig);
+    let names = |content: &BTreeMap<String, _>| content.keys().cloned().collect::<Vec<_>>();
+    assert_eq!(names(&before), names(&after), "{words:?}");
+    let changed = before.iter().filter(|(name, found)| after[*name] != **found);
+    let changed: Vec<_> = changed.map(|(name, _)| name).collect();
+    assert!(changed.is_empty(), "{words:?} has changed {changed:?}");
+    assert_eq!(report["dry_run"], true, "{words:?}");
+    assert!(text.contains("would "), "{words:?}: {text}");
+    (report, text)
+}
+
+/// Does it with `--dry-run` and without: the same failure, and nothing is changed.
+fn refused(rig: &Rig, code: i32, words: &[&str]) {
+    let before = content(rig);
+    let planned = rig.error(code, &[words, &["-n"]].concat());
+    assert!(content(rig) == before, "{words:?}");
+    assert_eq!(planned.0, rig.error(code, words).0, "{words:?}");
+}
+
+fn rig_with_disk() -> Rig {
+    let rig = Rig::empty();
+    let mut disk = noise(8 * MIB, 1);
+    disk[MIB..6 * MIB].fill(0);
+    rig.write("web1.raw", &disk);
+    rig.ok(&["image", "convert", "web1.raw", "web1.qcow2"]);
+    std::fs::remove_dir_all(rig.path("state")).ok();
+    rig
+}
+
+#[test]
+fn image_resize_says_what_would_be_lost() {
+    let rig = rig_with_disk();
+    let shrink = ["image", "resize", "web1.qcow2", "4M", "--shrink"];
+    let (report, text) = planned(&rig, &shrink);
+    assert_eq!(report["lost"], json!({"data_bytes": 2 * MIB, "first_offset": 6 * MIB}));
+    assert!(
+        text.contains("would shrink web1.qcow2 from 8.0 MiB to 4.0 MiB; 2.0 MiB of data beyond the new end would be lost (first at 6.0 MiB)"),
+        "{text}"
+    );
+    let (report, text) = planned(&rig, &["image", "resize", "web1.qcow2", "+8M"]);
+    assert_eq!(
+        (&report["size_bytes"], &report["lost"]),
+        (&json!(16 * MIB), &Value::Null)
+    );
+    assert!(
+        text.contains("would grow web1.qcow2 from 8.0 MiB to 16.0 MiB"),
+        "{text}"
+    );
+    refused(&rig, 1, &["image", "resize", "web1.qcow2", "4M"]);
+    refused(&rig, 1, &["image", "resize", "web1.qcow2", "1000001"]);
+    refused(&rig, 1, &["image", "resize", "nothing.qcow2", "4M"]);
+    rig.ok(&shrink);
+}
+
+#[test]
+fn images_are_planned_and_not_made() {
+    let rig = rig_with_disk();
+    let (report, _) = planned(&rig, &["image", "create", "new.qcow2", "20G"]);
+    assert_eq!(report["size_bytes"], 20_u64 << 30);
+    refused(&rig, 1, &["image", "create", "web1.qcow2", "20G"]);
+    refused(&rig, 1, &["image", "create", "nowhere/new.qcow2", "20G"]);
+    refused(
+        &rig,
+        1,
+        &["image", "create", "new.qcow2", "1G", "--cluster-size", "1000"],
+    );
+    let (report, text) = planned(&rig, &["image", "convert", "web1.qcow2", "new.vhdx", "--verify"]);
+    assert_eq!(report["data_bytes"], 3 * MIB);
+    assert!(text.contains("would write new.vhdx"), "{text}");
+    planned(&rig, &["image", "convert", "web1.qcow2", "web1.raw", "--force"]);
+    refused(&rig, 1, &["image", "convert", "web1.qcow2", "web1.raw"]);
+    refused(&rig, 1, &["image", "convert", "web1.qcow2", "web1.qcow2", "--force"]);
+    refused(&rig, 2, &["image", "convert", "web1.qcow2", "-"]);
+    rig.ok(&["image", "create", "base.vhd", "1M"]);
+    rig.ok(&["image", "create", "child.vhd", "--parent", "base.vhd"]);
+    std::fs::remove_dir_all(rig.path("state")).ok();
+    let (report, text) = planned(&rig, &["image", "identity", "base.vhd", "--renew", "--all-children"]);
+    assert_eq!(report["changed"], false);
+    assert_eq!(report["children"], json!(["child.vhd"]));
+    assert!(text.contains("would become"), "{text}");
+    refused(&rig, 1, &["image", "identity", "base.vhd", "--renew"]);
+    refused(&rig, 1, &["image", "identity", "web1.raw", "--renew"]);
+}
+
+#[test]
+fn keys_and_repositories_are_planned_and_not_made() {
+    let rig = Rig::empty();
+    for (name, text) in [
+        ("password", "four horses eat soup\n"),
+        ("new", "five cows drink tea\n"),
+        ("weak", "password\n"),
+    ] {
+        rig.write(name, text.as_bytes());
+        std::fs::set_permissions(rig.path(name), std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+    }
+    let sealed = ["--password-file", "password"];
+    let (report, text) = planned(&rig, &[&["init"][..], &sealed].concat());
+    assert!(report["id"].is_null() && report["encrypted"] == true);
+    assert!(text.contains("would make an encrypted repository in"), "{text}");
+    refused(&rig, 1, &["init", "--password-file", "weak"]);
+    refused(&rig, 1, &["init", "--no-encryption", "-r", "nowhere/repo"]);
+    refused(&rig, 1, &["init", "--no-encryption", "-r", "."]);
+    rig.ok(&[&["init"][..], &sealed].concat());
+    refused(&rig, 1, &[&["init"][..], &sealed].concat());
+    let new = [&sealed[..], &["--new-password-file", "new"]].concat();
+    planned(&rig, &[&["key", "add"], &new[..]].concat());
+    let (report, _) = planned(&rig, &[&["key", "rotate"], &new[..]].concat());
+    let only = report["removed"].as_str().unwrap().to_owned();
+    refused(
+        &rig,
+        1,
+        &[&["key", "add"], &sealed[..], &["--new-password-file", "weak"]].concat(),
+    );
+    refused(&rig, 1, &[&["key", "remove", &only], &sealed[..]].concat());
+    rig.ok(&[&["key", "add"], &new[..]].concat());
+    let (report, text) = planned(&rig, &[&["key", "remove", &only], &sealed[..]].concat());
+    assert_eq!(report["removed"], only);
+    assert!(text.contains("would remove key"), "{text}");
+    refused(&rig, 1, &[&["key", "remove", "0123456789abcdef"], &sealed[..]].concat());
+}
+
+#[test]
+fn snapshots_stay_as_they_are() {
+    let rig = Rig::new();
+    rig.write("web1.raw", &noise(MIB, 1));
+    rig.ok(&["backup", "web1.raw"]);
+    std::fs::remove_dir_all(rig.path("state/holdfast/runs")).ok();
+    planned(&rig, &["protect", "web1"]);
+    refused(&rig, 1, &["unprotect", "web1"]);
+    refused(&rig, 1, &["protect", "nothing"]);
+    rig.ok(&["protect", "web1"]);
+    let (_, text) = planned(&rig, &["unprotect", "web1"]);
+    assert!(text.contains("would unprotect snapshot"), "{text}");
+}
+
+#[test]
+fn machines_are_planned_and_neither_exported_nor_imported() {
+    let rig = Rig::new();
+    rig.write("web1.raw", &noise(MIB, 1));
+    rig.ok(&["backup", "web1.raw"]);
+    std::fs::remove_dir_all(rig.path("state/holdfast/runs")).ok();
+    for target in [
+        &["web1.xva"][..],
+        &["web1.ova"],
+        &["-", "--format", "xva"],
+        &["web1", "--format", "dir"],
+    ] {
+        // Nothing is known of the hardware of an image.
+        let (report, _) = planned_with(&rig, 3, &[&["export", "web1"], target].concat());
+        assert_eq!(report["disks"], json!([{"name": "web1", "size_bytes": MIB}]));
+    }
+    refused(&rig, 1, &["export", "web1", "web1.raw", "--format", "xva"]);
+    refused(&rig, 1, &["export", "web1", "nowhere/web1.xva"]);
+    refused(&rig, 1, &["export", "nothing", "web1.xva"]);
+    refused(&rig, 1, &["export", "web1", "repo", "--format", "dir"]);
+    rig.code(3, &["export", "web1", "web1.xva"]);
+    std::fs::remove_dir_all(rig.path("state/holdfast/runs")).ok();
+    let (report, text) = planned(&rig, &["import", "web1.xva", "--machine", "web2"]);
+    assert_eq!(report["listed_as"], "web2");
+    assert!(text.contains("as a snapshot of web2"), "{text}");
+    let (report, _) = planned(&rig, &["import", "web1.xva", "--to", "images"]);
+    assert!(report["disks"][0]["path"].as_str().unwrap().ends_with(".qcow2"));
+    refused(&rig, 1, &["import", "web1.xva", "--to", "repo"]);
+    refused(&rig, 1, &["import", "web1.raw"]);
+}
+
+#[test]
+fn templates_are_planned_and_neither_pushed_nor_pulled() {
+    let rig = Rig::new();
+    rig.write("a.raw", &noise(MIB, 1));
+    rig.write("b.raw", &noise(MIB, 2));
+    let push = ["template", "push", "t", "a.raw", "--unsigned"];
+    let (report, text) = planned(&rig, &push);
+    let content = report["content"].clone();
+    assert!(text.contains("would store t:latest"), "{text}");
+    rig.ok(&push);
+    std::fs::remove_dir_all(rig.path("state/holdfast/runs")).ok();
+    assert_eq!(rig.report(&["template", "show", "t"])["template"]["content"], content);
+    refused(&rig, 1, &["template", "push", "t", "b.raw", "--unsigned"]);
+    let (report, _) = planned(&rig, &["template", "push", "t", "b.raw", "--unsigned", "--replace"]);
+    assert_eq!(report["before"], content);
+    planned(&rig, &["template", "tag", "t", "t:two", "--unsigned"]);
+    refused(&rig, 1, &["template", "tag", "nothing", "t:two", "--unsigned"]);
+    let (report, _) = planned_with(&rig, 3, &["template", "pull", "t", "out.qcow2", "--unsigned"]);
+    assert_eq!(report["images"][0]["path"], "out.qcow2");
+    refused(&rig, 1, &["template", "pull", "t", "a.raw", "--unsigned"]);
+    refused(&rig, 1, &["template", "pull", "t", "out.qcow2"]);
+}
