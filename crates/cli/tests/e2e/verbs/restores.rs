@@ -72,6 +72,20 @@ fn a_dry_run_writes_nothing_and_counts_the_same() {
     rig.code(2, &["restore", "web1", "-", "--dry-run"]);
 }
 
+/// Its configuration lies beside the disk, and is no disk.
+#[test]
+fn the_only_disk_of_a_machine_is_verified_and_restored_without_its_name() {
+    let bytes = noise(MIB, 5);
+    let rig = rig_with_snapshot(&bytes);
+    rig.code(3, &["export", "web1", "web1.xva"]);
+    rig.ok(&["import", "web1.xva", "--machine", "web2"]);
+    let disks = rig.report(&["show", "web2"])["snapshot"]["disks"].clone();
+    assert!(disks.as_array().unwrap().len() > 1, "{disks}");
+    rig.ok(&["verify", "web2", "--against", "web1.raw"]);
+    rig.ok(&["restore", "web2", "web2.raw"]);
+    assert!(rig.read("web2.raw") == bytes);
+}
+
 #[test]
 fn what_is_there_stays_unless_it_is_given_up() {
     let bytes = noise(20_000, 2);
