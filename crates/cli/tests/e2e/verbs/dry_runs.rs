@@ -110,7 +110,7 @@ fn images_are_planned_and_not_made() {
     refused(&rig, 1, &["image", "create", "nowhere/new.qcow2", "20G"]);
     refused(
         &rig,
-        1,
+        2,
         &["image", "create", "new.qcow2", "1G", "--cluster-size", "1000"],
     );
     let (report, text) = planned(&rig, &["image", "convert", "web1.qcow2", "new.vhdx", "--verify"]);
