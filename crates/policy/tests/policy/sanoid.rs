@@ -1,13 +1,10 @@
 //! Every decision compared with that of the real sanoid: random policies and random snapshots, at random times and on the days on which clocks are
 //! set. The program is Debian's, unchanged; what it asks of `zfs`, `zpool`, `ps` and the clock is answered by stand-ins.
 
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
 #![allow(
     clippy::disallowed_methods,
     reason = "a test makes its own world, and runs the other program in it"
 )]
-
-mod random;
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -16,9 +13,9 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use crate::random::Random;
 use holdfast_policy::sanoid::{SanoidConfig, SnapshotType, TypedSnapshot, freshness, snapshot_name};
 use holdfast_policy::{TimeZone, Timestamp};
-use random::Random;
 
 const SANOID: &str = "/usr/sbin/sanoid";
 const CASE_COUNT: u64 = 240;

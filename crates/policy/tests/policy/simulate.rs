@@ -4,7 +4,6 @@
 //! rules; and what comes out. `#` begins a comment. With HOLDFAST_UPDATE_SNAPSHOTS=1 what comes out is written; a person reads it before
 //! it is believed.
 
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
 #![allow(clippy::disallowed_methods, reason = "a test writes its own files")]
 
 use std::fmt::Write as _;

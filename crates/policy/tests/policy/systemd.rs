@@ -1,15 +1,12 @@
 //! Calendar expressions compared with the real `systemd-analyze calendar`: validity, normal form, and next time.
 
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
 #![allow(clippy::disallowed_methods, reason = "a test runs the other program")]
-
-mod random;
 
 use std::process::Command;
 
+use crate::random::Random;
 use holdfast_policy::{Calendar, ParseCalendarError, TimeZone, Timestamp};
 use jiff::SignedDuration;
-use random::Random;
 
 const SYSTEMD_ANALYZE: &str = "systemd-analyze";
 const CASE_COUNT: u64 = 1000;

@@ -1,7 +1,5 @@
 //! What holds for every plan of a replication: against a model of what a target takes.
 
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
 use holdfast_policy::{
     Divergence, Idle, PointKind, ReplicaPlan, ReplicaPoint, ReplicaRules, ReplicaStep, SnapshotChoice, Streams,
     TargetOrder, plan_replication,

@@ -1,7 +1,5 @@
 //! What holds for every calendar: the next instant is later and matches, and there is none before it.
 
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
 use holdfast_policy::{Calendar, TimeZone, Timestamp};
 use jiff::ToSpan as _;
 use jiff::civil::DateTime;

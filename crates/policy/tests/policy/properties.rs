@@ -1,7 +1,5 @@
 //! What holds for every policy and every set of snapshots.
 
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
 use std::collections::{BTreeSet, HashSet};
 
 use holdfast_policy::{

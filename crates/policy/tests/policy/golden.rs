@@ -7,8 +7,6 @@
 //!
 //! `#` begins a comment. The plan is written by hand, or read by a person, before it is believed.
 
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
 use std::fmt::Write as _;
 use std::path::Path;
 
