@@ -1,7 +1,5 @@
 //! Files as devices, on the file system of the temporary directory.
 
-#![allow(clippy::unwrap_used, reason = "a test may panic, also outside its test functions")]
-
 use std::fs::File;
 use std::io::Write;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};

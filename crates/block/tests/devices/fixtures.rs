@@ -1,7 +1,5 @@
 //! Every version of a format that was ever written stays readable: one fixture each, and none is forgotten.
 
-#![allow(clippy::unwrap_used, reason = "a test may panic, also outside its test functions")]
-
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
@@ -128,7 +126,7 @@ fn the_list_of_fixtures_is_complete() {
 }
 
 /// Writes the fixtures of the current versions: once, when a version is new.
-/// `cargo test -p holdfast-block --test fixtures -- --ignored`
+/// `cargo test -p holdfast-block --test devices fixtures -- --ignored`
 #[test]
 #[ignore = "it writes the fixtures that the other tests read"]
 #[expect(clippy::disallowed_methods, reason = "a fixture is committed, not synced")]

@@ -1,7 +1,5 @@
 //! Overlays, and what a power cut or a failing disk leaves of them.
 
-#![allow(clippy::unwrap_used, reason = "a test may panic, also outside its test functions")]
-
 use std::sync::{Arc, Mutex};
 
 use holdfast_block::conformance::{Conformance, contents, test_seed};
