@@ -9,32 +9,32 @@ use std::time::Duration;
 const PATIENCE: Duration = Duration::from_secs(20);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Style {
+pub(crate) enum Style {
     Simple,
     Structured,
     Extended,
 }
 
 /// The reply to an option: kinds of all replies, and the data of each.
-pub type OptionReplies = Vec<(u32, Vec<u8>)>;
+pub(crate) type OptionReplies = Vec<(u32, Vec<u8>)>;
 
 /// The reply to a request.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Answer {
+pub(crate) struct Answer {
     /// 0 for success.
-    pub error: u32,
+    pub(crate) error: u32,
     /// Kinds and payloads of all chunks; the data of a simple reply is a chunk of kind 1 with its offset before it.
-    pub chunks: Vec<(u16, Vec<u8>)>,
+    pub(crate) chunks: Vec<(u16, Vec<u8>)>,
 }
 
-pub struct Raw {
+pub(crate) struct Raw {
     stream: UnixStream,
-    pub style: Style,
+    pub(crate) style: Style,
 }
 
 impl Raw {
     /// Connects and receives the greeting, which must be that of the fixed newstyle.
-    pub fn connect(socket: &Path) -> Self {
+    pub(crate) fn connect(socket: &Path) -> Self {
         let stream = UnixStream::connect(socket).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         stream.set_write_timeout(Some(PATIENCE)).unwrap();
@@ -49,7 +49,7 @@ impl Raw {
     }
 
     /// Connects and enters transmission of `export` in `style` with the contexts selected; none if the server cannot.
-    pub fn enter(socket: &Path, export: &str, style: Style, contexts: &[&str]) -> Option<Self> {
+    pub(crate) fn enter(socket: &Path, export: &str, style: Style, contexts: &[&str]) -> Option<Self> {
         let mut raw = Self::connect(socket);
         raw.say(&3_u32.to_be_bytes());
         raw.agree_on(style)?;
@@ -62,7 +62,7 @@ impl Raw {
         Some(raw)
     }
 
-    pub fn agree_on(&mut self, style: Style) -> Option<()> {
+    pub(crate) fn agree_on(&mut self, style: Style) -> Option<()> {
         let option = match style {
             Style::Simple => return Some(()),
             Style::Structured => 8,
@@ -76,7 +76,7 @@ impl Raw {
     }
 
     /// Sends bytes; a closed peer is noticed when it does not answer.
-    pub fn say(&mut self, bytes: &[u8]) {
+    pub(crate) fn say(&mut self, bytes: &[u8]) {
         match self.stream.write_all(bytes) {
             Err(error) if matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset) => {}
             said => said.unwrap(),
@@ -84,7 +84,7 @@ impl Raw {
     }
 
     /// Receives bytes; none when the peer closed the connection.
-    pub fn take(&mut self, length: usize) -> Option<Vec<u8>> {
+    pub(crate) fn take(&mut self, length: usize) -> Option<Vec<u8>> {
         let mut bytes = vec![0; length];
         match self.stream.read_exact(&mut bytes) {
             Ok(()) => Some(bytes),
@@ -94,12 +94,12 @@ impl Raw {
     }
 
     /// Sends an option and receives all replies to it; none when the connection was closed.
-    pub fn option(&mut self, option: u32, data: &[u8]) -> Option<OptionReplies> {
+    pub(crate) fn option(&mut self, option: u32, data: &[u8]) -> Option<OptionReplies> {
         self.say(&option_bytes(option, data));
         self.option_replies(option)
     }
 
-    pub fn option_replies(&mut self, option: u32) -> Option<OptionReplies> {
+    pub(crate) fn option_replies(&mut self, option: u32) -> Option<OptionReplies> {
         let mut replies = OptionReplies::new();
         loop {
             let header = self.take(20)?;
@@ -115,7 +115,7 @@ impl Raw {
     }
 
     /// The header of a request in the negotiated style.
-    pub fn header(&self, flags: u16, kind: u16, cookie: u64, offset: u64, length: u64) -> Vec<u8> {
+    pub(crate) fn header(&self, flags: u16, kind: u16, cookie: u64, offset: u64, length: u64) -> Vec<u8> {
         let mut bytes = Vec::new();
         bytes.extend(match self.style {
             Style::Extended => 0x21e4_1c71_u32.to_be_bytes(),
@@ -133,7 +133,7 @@ impl Raw {
     }
 
     /// Receives the reply to a request; `data_length` is the length of the data after a successful simple reply.
-    pub fn answer(&mut self, cookie: u64, offset: u64, data_length: usize) -> Option<Answer> {
+    pub(crate) fn answer(&mut self, cookie: u64, offset: u64, data_length: usize) -> Option<Answer> {
         let mut answer = Answer::default();
         loop {
             let magic = u32_at(&self.take(4)?, 0);
@@ -180,7 +180,7 @@ impl Raw {
     }
 
     /// Sends a request and receives the reply.
-    pub fn ask(&mut self, flags: u16, kind: u16, offset: u64, length: u64, payload: &[u8]) -> Option<Answer> {
+    pub(crate) fn ask(&mut self, flags: u16, kind: u16, offset: u64, length: u64, payload: &[u8]) -> Option<Answer> {
         let cookie = 0x1234_5678_9abc_def0 ^ offset ^ length;
         let header = self.header(flags, kind, cookie, offset, length);
         self.say(&[header.as_slice(), payload].concat());
@@ -189,7 +189,7 @@ impl Raw {
     }
 
     /// Reads, which must succeed.
-    pub fn read(&mut self, offset: u64, length: usize) -> Vec<u8> {
+    pub(crate) fn read(&mut self, offset: u64, length: usize) -> Vec<u8> {
         let answer = self.ask(0, 0, offset, length as u64, &[]).expect("an answer");
         assert_eq!(answer.error, 0, "a read of {length} bytes at {offset}");
         answer.data(offset, length)
@@ -198,7 +198,7 @@ impl Raw {
 
 impl Answer {
     /// The bytes of a read, assembled from its chunks, which must cover it without overlap.
-    pub fn data(&self, offset: u64, length: usize) -> Vec<u8> {
+    pub(crate) fn data(&self, offset: u64, length: usize) -> Vec<u8> {
         let mut bytes: Vec<Option<u8>> = vec![None; length];
         for (kind, payload) in &self.chunks {
             let zeroes;
@@ -223,7 +223,7 @@ impl Answer {
     }
 }
 
-pub fn option_bytes(option: u32, data: &[u8]) -> Vec<u8> {
+pub(crate) fn option_bytes(option: u32, data: &[u8]) -> Vec<u8> {
     let length = u32::try_from(data.len()).unwrap();
     [
         b"IHAVEOPT",
@@ -235,7 +235,7 @@ pub fn option_bytes(option: u32, data: &[u8]) -> Vec<u8> {
 }
 
 /// The data of INFO and GO.
-pub fn info_query(export: &str, wanted: &[u16]) -> Vec<u8> {
+pub(crate) fn info_query(export: &str, wanted: &[u16]) -> Vec<u8> {
     let mut data = string(export);
     data.extend(u16::try_from(wanted.len()).unwrap().to_be_bytes());
     data.extend(wanted.iter().flat_map(|kind| kind.to_be_bytes()));
@@ -243,14 +243,14 @@ pub fn info_query(export: &str, wanted: &[u16]) -> Vec<u8> {
 }
 
 /// The data of LIST_META_CONTEXT and SET_META_CONTEXT.
-pub fn context_query(export: &str, queries: &[&str]) -> Vec<u8> {
+pub(crate) fn context_query(export: &str, queries: &[&str]) -> Vec<u8> {
     let mut data = string(export);
     data.extend(u32::try_from(queries.len()).unwrap().to_be_bytes());
     data.extend(queries.iter().flat_map(|query| string(query)));
     data
 }
 
-pub fn string(text: &str) -> Vec<u8> {
+pub(crate) fn string(text: &str) -> Vec<u8> {
     [
         u32::try_from(text.len()).unwrap().to_be_bytes().as_slice(),
         text.as_bytes(),
@@ -258,14 +258,14 @@ pub fn string(text: &str) -> Vec<u8> {
     .concat()
 }
 
-pub fn u16_at(bytes: &[u8], at: usize) -> u16 {
+pub(crate) fn u16_at(bytes: &[u8], at: usize) -> u16 {
     u16::from_be_bytes(bytes[at..at + 2].try_into().unwrap())
 }
 
-pub fn u32_at(bytes: &[u8], at: usize) -> u32 {
+pub(crate) fn u32_at(bytes: &[u8], at: usize) -> u32 {
     u32::from_be_bytes(bytes[at..at + 4].try_into().unwrap())
 }
 
-pub fn u64_at(bytes: &[u8], at: usize) -> u64 {
+pub(crate) fn u64_at(bytes: &[u8], at: usize) -> u64 {
     u64::from_be_bytes(bytes[at..at + 8].try_into().unwrap())
 }

@@ -8,7 +8,7 @@ use holdfast_serve::nbd::client::{
     ALLOCATION, Endpoint, Error, NbdDevice, NbdDeviceMut, NbdOptions, NbdUri, describe_export, list_exports,
 };
 
-use crate::peer::{Server, run};
+use super::peer::{Server, run};
 
 const SIZE_BYTES: u64 = 5 << 20;
 
@@ -120,7 +120,7 @@ fn connections_come_from_anywhere() {
         .port();
     let forwarded = port.to_string();
     let server = Server::nbdkit(&["memory", "1M"]);
-    let relay = crate::peer::relay_tcp(port, server.socket());
+    let relay = super::peer::relay_tcp(port, server.socket());
     let options = NbdOptions::default();
     let device = NbdDeviceMut::connect(&Endpoint::Tcp("127.0.0.1".to_owned(), port), "", options.clone()).unwrap();
     device.write_at(b"over the wire", 1000).unwrap();

@@ -1,15 +1,15 @@
 //! What a server must answer, legal or not, as data: each case with known deviations of peers, and their reasons.
 
-use super::Peer;
-use super::raw::{Style, context_query, info_query, string};
+use crate::raw::{Style, context_query, info_query, string};
+use crate::servers::Peer;
 
 /// Bytes of the export "disk": data up to [`DATA_END`], zeroes from there on.
-pub const SIZE: u64 = (1 << 20) + 512;
-pub const DATA_END: u64 = 512 << 10;
+pub(crate) const SIZE: u64 = (1 << 20) + 512;
+pub(crate) const DATA_END: u64 = 512 << 10;
 
 /// The reaction of a server to the last option of a case.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Outcome {
+pub(crate) enum Outcome {
     /// Replies of these kinds, the last of which is final; the connection goes on.
     Replies(Vec<u32>),
     /// The same, and then the connection is closed.
@@ -19,14 +19,14 @@ pub enum Outcome {
     Closed,
 }
 
-pub struct OptionCase {
-    pub name: &'static str,
-    pub client_flags: u32,
+pub(crate) struct OptionCase {
+    pub(crate) name: &'static str,
+    pub(crate) client_flags: u32,
     /// Options that come first, and are accepted.
-    pub before: Vec<(u32, Vec<u8>)>,
-    pub option: u32,
-    pub data: Vec<u8>,
-    pub outcome: Outcome,
+    pub(crate) before: Vec<(u32, Vec<u8>)>,
+    pub(crate) option: u32,
+    pub(crate) data: Vec<u8>,
+    pub(crate) outcome: Outcome,
 }
 
 const ACK: u32 = 1;
@@ -84,7 +84,7 @@ impl OptionCase {
     }
 }
 
-pub fn option_cases() -> Vec<OptionCase> {
+pub(crate) fn option_cases() -> Vec<OptionCase> {
     let mut cases = basic_options();
     cases.extend(info_options());
     cases.extend(context_options());
@@ -269,7 +269,7 @@ fn context_options() -> Vec<OptionCase> {
 
 /// The reaction of a server to a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Expect {
+pub(crate) enum Expect {
     /// Success, with the bytes of the export where it is a read.
     Done,
     /// An error, after which the connection goes on.
@@ -279,16 +279,16 @@ pub enum Expect {
     NotAsked,
 }
 
-pub struct RequestCase {
-    pub name: &'static str,
-    pub style: Style,
-    pub flags: u16,
-    pub kind: u16,
-    pub offset: u64,
-    pub length: u64,
+pub(crate) struct RequestCase {
+    pub(crate) name: &'static str,
+    pub(crate) style: Style,
+    pub(crate) flags: u16,
+    pub(crate) kind: u16,
+    pub(crate) offset: u64,
+    pub(crate) length: u64,
     /// Bytes that follow the header.
-    pub payload: u64,
-    pub expect: Expect,
+    pub(crate) payload: u64,
+    pub(crate) expect: Expect,
 }
 
 impl RequestCase {
@@ -341,7 +341,7 @@ const ENOSPC: u32 = 28;
 const EOVERFLOW: u32 = 75;
 const ENOTSUP: u32 = 95;
 
-pub fn request_cases() -> Vec<RequestCase> {
+pub(crate) fn request_cases() -> Vec<RequestCase> {
     let mut cases = legal_requests();
     cases.extend(illegal_requests());
     cases.extend(extended_requests());
@@ -532,7 +532,7 @@ fn extended_requests() -> Vec<RequestCase> {
 }
 
 /// What a peer may answer to the last option of a case instead, and why.
-pub fn option_differences() -> Vec<(Peer, &'static str, Outcome, &'static str)> {
+pub(crate) fn option_differences() -> Vec<(Peer, &'static str, Outcome, &'static str)> {
     use Peer::{Nbdkit, QemuNbd};
     const WHICH: &str = "it calls what is too big invalid";
     const LENIENT: &str = "its default plugin serves one file under every name";
@@ -617,7 +617,7 @@ pub fn option_differences() -> Vec<(Peer, &'static str, Outcome, &'static str)> 
 }
 
 /// The same for requests.
-pub const REQUEST_DIFFERENCES: &[(Peer, &str, Expect, &str)] = &[
+pub(crate) const REQUEST_DIFFERENCES: &[(Peer, &str, Expect, &str)] = &[
     (Peer::Nbdkit, "a read of nothing", Expect::Error(EINVAL), "unspecified"),
     (
         Peer::Nbdkit,

@@ -1,7 +1,5 @@
 //! The client against other servers, and against a hostile one.
 
-#![allow(clippy::unwrap_used, reason = "all of it is test")]
-
 mod concurrency;
 mod conformance;
 mod extents;

@@ -6,7 +6,7 @@ use holdfast_block::conformance::{Conformance, test_seed};
 use holdfast_block::{BlockDevice, BlockDeviceMut, SeededRandom, to_usize};
 use holdfast_serve::nbd::client::{Error, NbdDevice, NbdDeviceMut, NbdOptions};
 
-use crate::peer::Server;
+use super::peer::Server;
 
 const THREAD_COUNT: u64 = 24;
 

@@ -1,22 +1,19 @@
 //! TLS: other clients, with and without certificates, and clients that try without TLS.
 
-#![allow(clippy::unwrap_used, reason = "all of it is test")]
 #![allow(clippy::disallowed_methods, reason = "tests run the peers")]
-
-mod nbd_cases;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 
+use crate::raw::{Raw, info_query};
+use crate::servers::{Ours, run, text};
 use holdfast_block::{MemoryDevice, SeededRandom};
 use holdfast_serve::nbd::{ClientTrust, Export, ExportDevice, FixedExports, TlsPolicy, TlsServer};
-use nbd_cases::raw::{Raw, info_query};
-use nbd_cases::{Ours, run, text};
 
-const CA: &[u8] = include_bytes!("tls/ca-cert.pem");
-const CERTIFICATE: &[u8] = include_bytes!("tls/server-cert.pem");
-const KEY: &[u8] = include_bytes!("tls/server-key.pem");
+const CA: &[u8] = include_bytes!("../../tls/ca-cert.pem");
+const CERTIFICATE: &[u8] = include_bytes!("../../tls/server-cert.pem");
+const KEY: &[u8] = include_bytes!("../../tls/server-key.pem");
 const TLS_REQUIRED: u32 = 0x8000_0005;
 
 fn identity(clients: ClientTrust<'_>) -> TlsServer {
@@ -126,8 +123,8 @@ fn options_before_tls_are_discarded() {
     let (_, ours) = start(TlsPolicy::Allowed(identity(ClientTrust::Anyone)));
     let mut raw = Raw::connect(&ours.socket());
     // An option is injected after the request for TLS, to be taken for an encrypted one.
-    let start_tls = nbd_cases::raw::option_bytes(5, &[]);
-    let list = nbd_cases::raw::option_bytes(3, &[]);
+    let start_tls = crate::raw::option_bytes(5, &[]);
+    let list = crate::raw::option_bytes(3, &[]);
     raw.say(&[3_u32.to_be_bytes().as_slice(), &start_tls, &list].concat());
     assert_eq!(raw.option_replies(5).unwrap()[0].0, 1);
     assert_eq!(raw.take(1), None);

@@ -8,9 +8,9 @@ use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::{ClientConfig, RootCertStore};
 
-use crate::peer::Server;
+use super::peer::Server;
 
-pub(crate) const CA: &[u8] = include_bytes!("../tls/ca-cert.pem");
+pub(crate) const CA: &[u8] = include_bytes!("../../tls/ca-cert.pem");
 
 pub(crate) fn options(authorities: &[&[u8]], name: &str) -> NbdOptions {
     let mut roots = RootCertStore::empty();

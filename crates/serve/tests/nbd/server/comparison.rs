@@ -1,20 +1,18 @@
 //! The same cases for our server and for others: this finds errors of our server and wrong cases.
 
-#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "all of it is test")]
-
-mod nbd_cases;
+#![allow(clippy::print_stdout, reason = "it prints what it leaves out")]
 
 use std::path::Path;
 use std::sync::Arc;
 
-use holdfast_block::MemoryDevice;
-use holdfast_serve::nbd::{Export, ExportDevice, FixedExports};
-use nbd_cases::cases::{
+use super::cases::{
     DATA_END, Expect, OptionCase, Outcome, REQUEST_DIFFERENCES, RequestCase, SIZE, option_cases, option_differences,
     request_cases,
 };
-use nbd_cases::raw::{Raw, Style, option_bytes, u32_at, u64_at};
-use nbd_cases::{Ours, Peer, Theirs};
+use crate::raw::{Raw, Style, option_bytes, u32_at, u64_at};
+use crate::servers::{Ours, Peer, Theirs};
+use holdfast_block::MemoryDevice;
+use holdfast_serve::nbd::{Export, ExportDevice, FixedExports};
 
 fn contents() -> Vec<u8> {
     let mut random = holdfast_block::SeededRandom::new(11);
@@ -135,7 +133,7 @@ fn run_option(case: &OptionCase, socket: &Path) -> Outcome {
         raw.read(0, 512);
         return Outcome::Replies(kinds);
     }
-    match raw.option(6, &nbd_cases::raw::info_query("disk", &[])) {
+    match raw.option(6, &crate::raw::info_query("disk", &[])) {
         Some(replies) => {
             assert_eq!(replies.last().unwrap().0, 1, "{}: the handshake goes on", case.name);
             Outcome::Replies(kinds)

@@ -1,14 +1,10 @@
 //! Clients of other projects, against our server.
 
-#![allow(clippy::unwrap_used, reason = "all of it is test")]
-
-mod nbd_cases;
-
 use std::sync::Arc;
 
+use crate::servers::{Ours, run, text};
 use holdfast_block::{BlockDeviceMut as _, DirtyBitmap, MemoryDevice, SeededRandom};
 use holdfast_serve::nbd::{Export, ExportDevice, FixedExports, ZeroSpeed};
-use nbd_cases::{Ours, run, text};
 
 const SIZE: u64 = (9 << 20) + 512;
 

@@ -1,22 +1,18 @@
 //! The whole server: slow devices, misbehaving or vanishing clients, and stopping.
 
-#![allow(clippy::unwrap_used, reason = "all of it is test")]
-
-mod nbd_cases;
-
 use std::io::Read as _;
 use std::net::{SocketAddr, TcpStream};
 use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
+use crate::raw::{Raw, Style, context_query, info_query, string, u32_at, u64_at};
+use crate::servers::{Ours, wait_for};
 use holdfast_block::{
     BlockDevice, BlockDeviceMut as _, Clock, DirtyBitmap, ExtentKind, ExtentList, Fault, FaultRule, FaultyDevice,
     ManualClock, MemoryDevice, RequestKind, Result, SeededRandom, to_usize,
 };
 use holdfast_serve::nbd::{Export, ExportDevice, ExportEntry, Exports, FixedExports, Limits, Listener};
-use nbd_cases::raw::{Raw, Style, context_query, info_query, string, u32_at, u64_at};
-use nbd_cases::{Ours, wait_for};
 use rustix::net::{AddressFamily, SocketType};
 
 const SIZE: u64 = 1_000_003;

@@ -1,16 +1,6 @@
 //! What the tests of NBD share: servers, ours and others, and a client that sends anything.
 
-#![allow(dead_code, unreachable_pub, reason = "each test program uses its part")]
 #![allow(clippy::disallowed_methods, reason = "tests run the peers")]
-#![allow(
-    clippy::unwrap_used,
-    clippy::missing_panics_doc,
-    missing_docs,
-    reason = "only tests use this"
-)]
-
-pub mod cases;
-pub mod raw;
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -22,26 +12,26 @@ use holdfast_serve::nbd::{Event, Exports, Limits, Listener, Server, ServerOption
 use tempfile::TempDir;
 
 /// A server of ours on a Unix socket, and its events.
-pub struct Ours {
-    pub server: Option<Server>,
-    pub events: Arc<Mutex<Vec<String>>>,
+pub(crate) struct Ours {
+    pub(crate) server: Option<Server>,
+    pub(crate) events: Arc<Mutex<Vec<String>>>,
     folder: TempDir,
 }
 
 impl Ours {
-    pub fn start(exports: impl Exports + 'static) -> Self {
+    pub(crate) fn start(exports: impl Exports + 'static) -> Self {
         Self::start_with(exports, Limits::default())
     }
 
-    pub fn start_with(exports: impl Exports + 'static, limits: Limits) -> Self {
+    pub(crate) fn start_with(exports: impl Exports + 'static, limits: Limits) -> Self {
         Self::start_at(exports, limits, &system_clock())
     }
 
-    pub fn start_at(exports: impl Exports + 'static, limits: Limits, clock: &Arc<dyn Clock>) -> Self {
+    pub(crate) fn start_at(exports: impl Exports + 'static, limits: Limits, clock: &Arc<dyn Clock>) -> Self {
         Self::start_all(exports, limits, TlsPolicy::Off, clock)
     }
 
-    pub fn start_tls(exports: impl Exports + 'static, tls: TlsPolicy) -> Self {
+    pub(crate) fn start_tls(exports: impl Exports + 'static, tls: TlsPolicy) -> Self {
         Self::start_all(exports, Limits::default(), tls, &system_clock())
     }
 
@@ -65,16 +55,16 @@ impl Ours {
         }
     }
 
-    pub fn socket(&self) -> PathBuf {
+    pub(crate) fn socket(&self) -> PathBuf {
         self.folder.path().join("socket")
     }
 
-    pub fn uri(&self, export: &str) -> String {
+    pub(crate) fn uri(&self, export: &str) -> String {
         format!("nbd+unix:///{export}?socket={}", self.socket().display())
     }
 
     /// Waits for an event that contains all of `words`.
-    pub fn wait_for_event(&self, words: &[&str]) {
+    pub(crate) fn wait_for_event(&self, words: &[&str]) {
         wait_for(&format!("{words:?} to be reported"), || {
             let events = self.events.lock().unwrap();
             events.iter().any(|line| words.iter().all(|word| line.contains(word)))
@@ -87,7 +77,7 @@ fn system_clock() -> Arc<dyn Clock> {
 }
 
 /// Waits for something that happens soon, or never.
-pub fn wait_for(what: &str, mut is_there: impl FnMut() -> bool) {
+pub(crate) fn wait_for(what: &str, mut is_there: impl FnMut() -> bool) {
     let clock = SystemClock::new();
     while !is_there() {
         assert!(clock.now() < Duration::from_secs(30), "timed out waiting for {what}");
@@ -97,19 +87,19 @@ pub fn wait_for(what: &str, mut is_there: impl FnMut() -> bool) {
 
 /// Servers of other projects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Peer {
+pub(crate) enum Peer {
     Nbdkit,
     QemuNbd,
 }
 
 /// A peer that serves a file as "disk" until it is dropped.
-pub struct Theirs {
+pub(crate) struct Theirs {
     child: Child,
     folder: TempDir,
 }
 
 impl Theirs {
-    pub fn start(peer: Peer, contents: &[u8]) -> Self {
+    pub(crate) fn start(peer: Peer, contents: &[u8]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let image = folder.path().join("image");
         let socket = folder.path().join("socket");
@@ -141,7 +131,7 @@ impl Theirs {
         Self { child, folder }
     }
 
-    pub fn socket(&self) -> PathBuf {
+    pub(crate) fn socket(&self) -> PathBuf {
         self.folder.path().join("socket")
     }
 }
@@ -154,7 +144,7 @@ impl Drop for Theirs {
 }
 
 /// Runs a program, which must succeed; returns its output.
-pub fn run(program: &str, arguments: &[&str]) -> String {
+pub(crate) fn run(program: &str, arguments: &[&str]) -> String {
     let output = Command::new(program).args(arguments).output();
     let output = output.unwrap_or_else(|error| panic!("these tests need {program} (see scripts/setup): {error}"));
     let printed = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -163,6 +153,6 @@ pub fn run(program: &str, arguments: &[&str]) -> String {
     printed
 }
 
-pub fn text(path: &Path) -> &str {
+pub(crate) fn text(path: &Path) -> &str {
     path.to_str().expect("temporary paths are UTF-8")
 }

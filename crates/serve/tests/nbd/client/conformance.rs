@@ -7,8 +7,8 @@ use holdfast_block::conformance::Conformance;
 use holdfast_block::{BlockDevice, BlockDeviceMut, ExtentList, Result};
 use holdfast_serve::nbd::client::NbdDeviceMut;
 
-use crate::peer::Server;
-use crate::tls;
+use super::peer::Server;
+use super::tls;
 
 /// A device together with the server behind it.
 struct Served {
@@ -108,7 +108,7 @@ fn over_qemu(format: &str, size: u64) -> Served {
     if format == "raw" {
         File::create(path).unwrap().set_len(size).unwrap();
     } else {
-        crate::peer::run("qemu-img", &["create", "-q", "-f", format, path, &size.to_string()]);
+        super::peer::run("qemu-img", &["create", "-q", "-f", format, path, &size.to_string()]);
     }
     let server = Server::qemu_nbd(&["-f", format, "--discard=unmap", path]);
     Served {

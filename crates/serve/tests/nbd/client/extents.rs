@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 use holdfast_block::{BlockDevice, BlockDeviceMut, Extent, ExtentKind, for_each_extent};
 use holdfast_serve::nbd::client::{Error, NbdDevice, NbdOptions, StatusExtent, describe_export};
 
-use crate::peer::{Server, run};
+use super::peer::{Server, run};
 
 fn all_extents(device: &dyn BlockDevice) -> Vec<Extent> {
     let mut extents: Vec<Extent> = Vec::new();
