@@ -1,14 +1,12 @@
 //! Reads images that QEMU wrote.
 
-mod peer;
-
 use std::fs;
 
+use crate::peer::{Lab, assert_clean, assert_reads_as, flatten, overwrite, path_text, qemu_check, qemu_img, qemu_io};
 use holdfast_block::{BlockDevice as _, BlockDeviceMut as _, ExtentKind, to_usize};
 use holdfast_image::{
     Backing, BitmapState, Error, Feature, Format, Gate, MapContent, Note, OpenOptions, check, detect, open, open_mut,
 };
-use peer::{Lab, assert_clean, assert_reads_as, flatten, overwrite, path_text, qemu_check, qemu_img, qemu_io};
 
 #[test]
 fn every_image_kind_reads_as_its_source() {

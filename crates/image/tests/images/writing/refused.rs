@@ -5,7 +5,7 @@ use std::fs;
 use holdfast_block::BlockDeviceMut as _;
 use holdfast_image::{BitmapState, CreateOptions, Error, OpenOptions, create, open, open_mut};
 
-use crate::MIB;
+use super::MIB;
 use crate::peer::{self, Lab, path_text, qemu_check, qemu_io};
 
 #[test]

@@ -1,7 +1,5 @@
 //! Every image kind passes the conformance suite of `holdfast-block`.
 
-#![expect(clippy::unwrap_used, reason = "the helpers of tests unwrap like the tests")]
-
 use std::cell::Cell;
 
 use holdfast_block::conformance::Conformance;

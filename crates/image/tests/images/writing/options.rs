@@ -6,7 +6,7 @@ use holdfast_image::{
     create, open_mut,
 };
 
-use crate::MIB;
+use super::MIB;
 use crate::peer::{Lab, assert_clean, assert_reads_as, qemu_check};
 
 #[test]

@@ -3,9 +3,9 @@
 use holdfast_block::{BlockDeviceMut as _, to_usize};
 use holdfast_image::{CreateOptions, OpenOptions, Qcow2Options, create, open, open_mut};
 
-use crate::MIB;
+use super::MIB;
+use super::work::{assert_is, create_with};
 use crate::peer::{Lab, Random, qemu_check};
-use crate::work::{assert_is, create_with};
 
 #[test]
 fn full_refcount_table_moves() {

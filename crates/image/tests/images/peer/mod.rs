@@ -1,10 +1,8 @@
 //! QEMU as the peer: each side must read every image that the other one writes.
 
-#![allow(dead_code, unreachable_pub, reason = "each test program uses its part")]
 #![expect(clippy::disallowed_methods, reason = "tests run the peer")]
-#![expect(clippy::unwrap_used, reason = "only tests use this")]
 
-pub mod others;
+pub(crate) mod others;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -26,7 +24,7 @@ fn run_in(directory: &Path, program: &str, arguments: &[&str]) -> Output {
 }
 
 /// Runs qemu-img, which must succeed; returns its output.
-pub fn qemu_img(arguments: &[&str]) -> String {
+pub(crate) fn qemu_img(arguments: &[&str]) -> String {
     qemu_img_in(Path::new("."), arguments)
 }
 
@@ -49,12 +47,12 @@ fn qemu_img_in(directory: &Path, arguments: &[&str]) -> String {
 }
 
 /// Runs qemu-io commands on an image; they must succeed.
-pub fn qemu_io(image: &Path, commands: &[&str]) {
+pub(crate) fn qemu_io(image: &Path, commands: &[&str]) {
     qemu_io_as("qcow2", image, commands);
 }
 
 /// The same with a given format.
-pub fn qemu_io_as(format: &str, image: &Path, commands: &[&str]) {
+pub(crate) fn qemu_io_as(format: &str, image: &Path, commands: &[&str]) {
     let mut arguments = vec!["-f", format];
     for command in commands {
         arguments.extend(["-c", command]);
@@ -69,7 +67,7 @@ pub fn qemu_io_as(format: &str, image: &Path, commands: &[&str]) {
 }
 
 /// Corruptions and leaks according to `qemu-img check`.
-pub fn qemu_check(image: &Path) -> (u64, u64) {
+pub(crate) fn qemu_check(image: &Path) -> (u64, u64) {
     let output = run("qemu-img", &["check", "-f", "qcow2", "--output=json", path_text(image)]);
     let printed = String::from_utf8_lossy(&output.stdout).into_owned();
     let errors = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -89,15 +87,15 @@ fn number_in(json: &str, key: &str) -> u64 {
     digits.parse().expect("digits")
 }
 
-pub fn path_text(path: &Path) -> &str {
+pub(crate) fn path_text(path: &Path) -> &str {
     path.to_str().expect("temporary paths are UTF-8")
 }
 
 /// A small random generator; a failure can be replayed by its seed.
-pub struct Random(pub u64);
+pub(crate) struct Random(pub(crate) u64);
 
 impl Random {
-    pub fn next(&mut self) -> u64 {
+    pub(crate) fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;
         mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -105,11 +103,11 @@ impl Random {
         mixed ^ (mixed >> 31)
     }
 
-    pub fn below(&mut self, bound: u64) -> u64 {
+    pub(crate) fn below(&mut self, bound: u64) -> u64 {
         self.next() % bound
     }
 
-    pub fn fill(&mut self, bytes: &mut [u8]) {
+    pub(crate) fn fill(&mut self, bytes: &mut [u8]) {
         for piece in bytes.chunks_mut(8) {
             piece.copy_from_slice(&self.next().to_le_bytes()[..piece.len()]);
         }
@@ -117,7 +115,7 @@ impl Random {
 }
 
 /// A disk with random bytes, text and zeroes in pieces of all sizes.
-pub fn sample_disk(size_bytes: u64, seed: u64) -> Vec<u8> {
+pub(crate) fn sample_disk(size_bytes: u64, seed: u64) -> Vec<u8> {
     let mut random = Random(seed);
     let mut disk = vec![0; to_usize(size_bytes)];
     let mut at = 0;
@@ -140,7 +138,7 @@ pub fn sample_disk(size_bytes: u64, seed: u64) -> Vec<u8> {
 }
 
 /// Asserts that `device` reads as `expected`, as a whole and in pieces, and that its extents are correct.
-pub fn assert_reads_as(device: &dyn BlockDevice, expected: &[u8], what: &str) {
+pub(crate) fn assert_reads_as(device: &dyn BlockDevice, expected: &[u8], what: &str) {
     assert_eq!(device.size_bytes(), expected.len() as u64, "{what}");
     let mut found = vec![0xee; expected.len()];
     device
@@ -176,7 +174,7 @@ pub fn assert_reads_as(device: &dyn BlockDevice, expected: &[u8], what: &str) {
 }
 
 /// Makes random changes to the image and to a vector.
-pub fn work(image: &Path, disk: &mut [u8], random: &mut Random, operations: u32) {
+pub(crate) fn work(image: &Path, disk: &mut [u8], random: &mut Random, operations: u32) {
     let device = open_mut(image, &OpenOptions::default()).unwrap();
     assert_eq!(device.size_bytes(), disk.len() as u64);
     for _ in 0..operations {
@@ -215,29 +213,29 @@ pub fn work(image: &Path, disk: &mut [u8], random: &mut Random, operations: u32)
 }
 
 /// A temporary folder for one test.
-pub struct Lab {
+pub(crate) struct Lab {
     directory: TempDir,
 }
 
 impl Lab {
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self {
             directory: tempfile::tempdir().unwrap(),
         }
     }
 
-    pub fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.directory.path().join(name)
     }
 
     /// Runs qemu-img with these arguments in this folder; it must succeed.
-    pub fn qemu_img(&self, words: &str) -> String {
+    pub(crate) fn qemu_img(&self, words: &str) -> String {
         let words: Vec<&str> = words.split_whitespace().collect();
         qemu_img_in(self.directory.path(), &words)
     }
 
     /// A raw file with sample content.
-    pub fn raw(&self, name: &str, size_bytes: u64, seed: u64) -> (PathBuf, Vec<u8>) {
+    pub(crate) fn raw(&self, name: &str, size_bytes: u64, seed: u64) -> (PathBuf, Vec<u8>) {
         let disk = sample_disk(size_bytes, seed);
         let path = self.path(name);
         fs::File::create(&path).unwrap();
@@ -248,25 +246,25 @@ impl Lab {
 }
 
 /// Asserts that our check finds no problem.
-pub fn assert_clean(image: &Path) {
+pub(crate) fn assert_clean(image: &Path) {
     let report = check(image, &OpenOptions::default()).unwrap();
     assert!(report.is_clean(), "{:?}", report.problems);
 }
 
 /// The number of corruptions that our check finds.
-pub fn corruptions(image: &Path) -> u64 {
+pub(crate) fn corruptions(image: &Path) -> u64 {
     check(image, &OpenOptions::default()).unwrap().corruption_count
 }
 
 /// The disk as QEMU reads it.
-pub fn flatten(image: &Path, lab: &Lab) -> Vec<u8> {
+pub(crate) fn flatten(image: &Path, lab: &Lab) -> Vec<u8> {
     let raw = lab.path("flat.raw");
     qemu_img(&["convert", "-O", "raw", path_text(image), path_text(&raw)]);
     fs::read(raw).unwrap()
 }
 
 /// Replaces the content of a file.
-pub fn overwrite(path: &Path, bytes: &[u8]) {
+pub(crate) fn overwrite(path: &Path, bytes: &[u8]) {
     let file = fs::OpenOptions::new()
         .create(true)
         .write(true)
@@ -277,17 +275,17 @@ pub fn overwrite(path: &Path, bytes: &[u8]) {
 }
 
 /// Runs qemu-img, which must fail; returns its error output.
-pub fn qemu_img_fails(arguments: &[&str]) -> String {
+pub(crate) fn qemu_img_fails(arguments: &[&str]) -> String {
     let output = run("qemu-img", arguments);
     assert!(!output.status.success(), "qemu-img {arguments:?} succeeded");
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
 /// A qemu-io that keeps an image open until it is dropped.
-pub struct QemuIo(std::process::Child);
+pub(crate) struct QemuIo(std::process::Child);
 
 impl QemuIo {
-    pub fn hold(image: &Path) -> Self {
+    pub(crate) fn hold(image: &Path) -> Self {
         use std::io::Write as _;
         use std::process::Stdio;
         let before = fs::metadata(image).unwrap().len();

@@ -2,7 +2,7 @@
 
 use holdfast_image::{Compression, Preallocation, Qcow2Options};
 
-use crate::MIB;
+use super::MIB;
 
 /// Variants of options.
 pub(crate) fn matrix() -> Vec<(&'static str, Qcow2Options)> {

@@ -13,18 +13,18 @@ use holdfast_image::Format;
 use super::{Lab, path_text};
 
 const PYTHON: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/peers/bin/python");
-const READ: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/peer/read.py");
+const READ: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/images/peer/read.py");
 
 /// A program that reads images.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Reader {
+pub(crate) enum Reader {
     Dissect,
     Libvhdi,
     Libvmdk,
 }
 
 impl Reader {
-    pub fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Dissect => "dissect",
             Self::Libvhdi => "libvhdi",
@@ -33,7 +33,7 @@ impl Reader {
     }
 
     /// The readers of this format.
-    pub fn of(format: Format) -> &'static [Self] {
+    pub(crate) fn of(format: Format) -> &'static [Self] {
         match format {
             Format::Vhd | Format::Vhdx => &[Self::Dissect, Self::Libvhdi],
             Format::Vmdk => &[Self::Dissect, Self::Libvmdk],
@@ -43,12 +43,12 @@ impl Reader {
     }
 
     /// The disk of a chain of images, the top first; or the error of the reader.
-    pub fn read(self, format: Format, chain: &[&Path], lab: &Lab) -> Result<Vec<u8>, String> {
+    pub(crate) fn read(self, format: Format, chain: &[&Path], lab: &Lab) -> Result<Vec<u8>, String> {
         self.run(format, chain, lab, "all").map(|(_, bytes)| bytes)
     }
 
     /// The size of the disk, and its bytes from `offset` on.
-    pub fn read_at(
+    pub(crate) fn read_at(
         self,
         format: Format,
         image: &Path,

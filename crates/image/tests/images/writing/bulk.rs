@@ -9,11 +9,11 @@ use holdfast_image::{
     Storage, TargetContent, create, create_bulk, fill, fill_device, open, open_mut,
 };
 
-use crate::MIB;
-use crate::matrix::matrix;
+use super::MIB;
+use super::matrix::matrix;
+use super::work::{assert_is, create_bulk_with, over_base};
 use crate::peer::work;
 use crate::peer::{Lab, Random, path_text, sample_disk};
-use crate::work::{assert_is, create_bulk_with, over_base};
 
 #[test]
 fn fill_copies_the_disk() {

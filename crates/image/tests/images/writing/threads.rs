@@ -3,9 +3,9 @@
 use holdfast_block::{BlockDevice as _, BlockDeviceMut as _, to_usize};
 use holdfast_image::{OpenOptions, open_mut};
 
-use crate::MIB;
+use super::MIB;
+use super::work::{assert_is, create_with, over_base};
 use crate::peer::{Lab, Random};
-use crate::work::{assert_is, create_with, over_base};
 
 /// Threads write to different ranges, flush and read concurrently: no write is lost, and no thread blocks for ever.
 #[test]

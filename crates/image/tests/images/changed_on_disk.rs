@@ -1,15 +1,11 @@
 //! What changed on a disk follows from what changed in its files: random writes of QEMU, compared byte by byte.
 
-#![expect(clippy::unwrap_used, reason = "a test may panic, also outside its test functions")]
-
-mod peer;
-
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use crate::peer::{Lab, Random, qemu_io};
 use holdfast_block::{BlockDevice as _, DirtyBitmap, to_usize};
 use holdfast_image::{Image, OpenOptions, changed_on_disk, open};
-use peer::{Lab, Random, qemu_io};
 
 const DISK_BYTES: u64 = 4 << 20;
 /// Granularity of the marks.

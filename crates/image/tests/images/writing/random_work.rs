@@ -7,11 +7,11 @@ use holdfast_image::{
     BackingFile, Compression, DataFile, DataFileKind, Format, OpenOptions, Preallocation, Qcow2Options, open,
 };
 
-use crate::MIB;
-use crate::matrix::matrix;
+use super::MIB;
+use super::matrix::matrix;
+use super::work::{assert_is, create_with};
 use crate::peer::work;
 use crate::peer::{Lab, Random, assert_reads_as, path_text};
-use crate::work::{assert_is, create_with};
 
 #[test]
 fn random_writes_in_every_image_kind() {
