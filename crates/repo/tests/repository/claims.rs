@@ -1,13 +1,9 @@
 //! Exclusive work: a second process is refused, and a dead one blocks no other.
 
-#![allow(clippy::unwrap_used, reason = "all of it is test")]
-
-mod common;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use common::{Rig, environment, init_request};
+use crate::common::{Rig, environment, init_request};
 use holdfast_repo::store::{MemoryStore, ObjectKind, Store};
 use holdfast_repo::{Environment, Error, Liveness, ProcessIdentity, Processes, Repository, SystemProcesses};
 

@@ -1,13 +1,9 @@
 //! What is lost, cut off or not yet copied: gc and repair delete nothing that putting it back, or a repair, could save.
 
-#![allow(clippy::unwrap_used, reason = "these are tests")]
-
-mod common;
-
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use common::{Disk, PASSWORD, Rig, Watch, assert_restores, environment, names_of};
+use crate::common::{Disk, PASSWORD, Rig, Watch, assert_restores, environment, names_of};
 use holdfast_block::{BlockDevice, SeededRandom};
 use holdfast_repo::store::{
     DirectoryStore, MemoryStore, ObjectKind, ObjectName, ObjectWriter, Put, Result as StoreResult, Store, StoreError,

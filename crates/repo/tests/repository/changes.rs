@@ -1,14 +1,10 @@
 //! Backups that are told where a disk may have changed: only that is read, and the snapshot is as if all had been.
 
-#![allow(clippy::unwrap_used, reason = "all of it is test")]
-
-mod common;
-
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use common::{Disk, Rig, Watch, names_of, request, source};
+use crate::common::{Disk, Rig, Watch, names_of, request, source};
 use holdfast_block::{BlockDevice, DirtyBitmap, ExtentList, MemoryDevice};
 use holdfast_repo::store::{MemoryStore, ObjectKind, Store};
 use holdfast_repo::{BackupReport, Parent, RepairRequest, Repository, SnapshotId, SourceData};
@@ -193,7 +189,7 @@ fn ranges_that_the_parent_lost_are_read() {
                 copy.damage(&pack, &bytes);
             }
             let shared: Arc<dyn Store> = Arc::new(copy.clone());
-            let opened = Repository::open(shared, common::PASSWORD, common::environment(9)).unwrap();
+            let opened = Repository::open(shared, crate::common::PASSWORD, crate::common::environment(9)).unwrap();
             let repository = opened.repository;
             let request = RepairRequest {
                 percent: 100,

@@ -1,12 +1,8 @@
 //! Relocations are kept twice: whatever becomes of one of the two objects, nothing is lost.
 
-#![allow(clippy::unwrap_used, reason = "these are tests")]
-
-mod common;
-
 use std::sync::Arc;
 
-use common::{Disk, PASSWORD, Rig, environment};
+use crate::common::{Disk, PASSWORD, Rig, environment};
 use holdfast_repo::store::{MemoryStore, ObjectKind, ObjectName, Store};
 use holdfast_repo::{
     FindingKind, GcRequest, Parent, RepairAction, RepairRequest, Repository, ScrubRequest, Selection, SnapshotId,
@@ -54,8 +50,14 @@ fn kinds_found(repository: &Repository) -> Vec<(String, FindingKind)> {
         compare: None,
         thread_count: 1,
     };
-    let verified = repository.verify(&request, &common::Watch::default()).unwrap().findings;
-    let scrubbed = repository.scrub(FULL, &common::Watch::default()).unwrap().findings;
+    let verified = repository
+        .verify(&request, &crate::common::Watch::default())
+        .unwrap()
+        .findings;
+    let scrubbed = repository
+        .scrub(FULL, &crate::common::Watch::default())
+        .unwrap()
+        .findings;
     assert_eq!(verified, scrubbed, "verify and scrub say the same");
     verified
         .into_iter()
@@ -79,7 +81,7 @@ fn each_of_the_two_is_enough_and_repair_brings_the_other_back() {
                 store.damage(&name, &bytes);
             }
             let repository = reopen(&store);
-            common::assert_restores(&repository, kept, &disk.bytes);
+            crate::common::assert_restores(&repository, kept, &disk.bytes);
             assert_eq!(kinds_found(&repository), [(name.to_string(), kind)]);
             let request = RepairRequest {
                 percent: 100,
@@ -92,7 +94,7 @@ fn each_of_the_two_is_enough_and_repair_brings_the_other_back() {
             repository.repair(&plan, 1, &rig.progress).unwrap();
             assert_eq!(kinds_found(&repository), []);
             assert_eq!(relocations(&store), relocations(&rig.store));
-            common::assert_restores(&reopen(&store), kept, &disk.bytes);
+            crate::common::assert_restores(&reopen(&store), kept, &disk.bytes);
         }
     }
 }
@@ -115,7 +117,7 @@ fn gc_puts_the_second_where_its_writer_died_after_the_first() {
         .unwrap();
     assert_eq!(report.deleted_pack_count, 0, "{report:?}");
     assert_eq!(relocations(&rig.store), whole);
-    common::assert_restores(&repository, kept, &disk.bytes);
+    crate::common::assert_restores(&repository, kept, &disk.bytes);
     // Both are deleted when they are unused.
     repository.forget(kept, "test").unwrap();
     repository.gc(GC).unwrap();
@@ -139,5 +141,5 @@ fn gc_deletes_nothing_where_a_relocation_cannot_be_read() {
     for name in relocations(&rig.store) {
         rig.store.damage(&name, &before[&name]);
     }
-    common::assert_restores(&reopen(&rig.store), kept, &disk.bytes);
+    crate::common::assert_restores(&reopen(&rig.store), kept, &disk.bytes);
 }

@@ -8,8 +8,8 @@ use holdfast_repo::key::Credential;
 use holdfast_repo::store::{MemoryStore, ObjectKind, ObjectName, Store};
 use holdfast_repo::{FindingKind, GcRequest, Repository, SnapshotId, VerifyDepth};
 
-use crate::KIB;
-use crate::base::{Content, FULL, Objects, back_up, objects_of, open, repair, restores_all, store_of, verify};
+use super::KIB;
+use super::base::{Content, FULL, Objects, back_up, objects_of, open, repair, restores_all, store_of, verify};
 use crate::common::{Disk, Watch, environment, init_request};
 
 const TRAILER_BYTES: usize = 80;

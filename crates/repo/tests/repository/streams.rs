@@ -1,10 +1,6 @@
 //! Small streams of one snapshot share a frame, and each of them is read by itself.
 
-#![allow(clippy::unwrap_used, reason = "all of it is test")]
-
-mod common;
-
-use common::{Rig, request, source};
+use crate::common::{Rig, request, source};
 use holdfast_block::{BlockDevice as _, MemoryDevice};
 use holdfast_repo::{Parent, SourceData};
 

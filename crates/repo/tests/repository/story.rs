@@ -1,8 +1,6 @@
 //! The whole story on small disks: backup, restore, change, forget, gc, and what is left.
 
-mod common;
-
-use common::{Disk, Rig};
+use crate::common::{Disk, Rig};
 use holdfast_block::{BlockDevice, BlockDeviceMut, MemoryDevice, SeededRandom};
 use holdfast_repo::store::{ObjectKind, ObjectName, Store, StoreError};
 use holdfast_repo::{Error, GcRequest, Parent, RestoreRequest, TargetState};

@@ -3,9 +3,9 @@
 use holdfast_repo::store::{ObjectKind, ObjectName};
 use holdfast_repo::{Error, FindingKind, VerifyDepth};
 
-use crate::base::{Base, FULL, back_up, base, open, repair, restores_all, store_of, verify};
+use super::base::{Base, FULL, back_up, base, open, repair, restores_all, store_of, verify};
+use super::kinds::{DAMAGES, Damage, damaged};
 use crate::common::Watch;
-use crate::kinds::{DAMAGES, Damage, damaged};
 
 /// Whether a store without the object, or with the other one in its place, is as good as with it.
 fn cannot_be_known(kind: ObjectKind, damage: Damage) -> bool {

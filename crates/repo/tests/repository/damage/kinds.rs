@@ -2,7 +2,7 @@
 
 use holdfast_repo::store::ObjectName;
 
-use crate::base::Objects;
+use super::base::Objects;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Damage {

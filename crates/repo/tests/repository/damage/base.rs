@@ -12,7 +12,7 @@ use holdfast_repo::{
     SourceData, TargetState, VerifyDepth, VerifyReport, VerifyRequest,
 };
 
-use crate::KIB;
+use super::KIB;
 use crate::common::specimen::StealMarker;
 use crate::common::{Disk, PASSWORD, Watch, environment, init_request, request, source};
 

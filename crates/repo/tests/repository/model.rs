@@ -7,16 +7,12 @@
 //!
 //! `HOLDFAST_SEED` replays one history and prints its steps; `HOLDFAST_SCHEDULES` is the number of rounds of the long test.
 
-#![allow(clippy::unwrap_used, reason = "these are tests")]
 #![allow(clippy::print_stdout, reason = "a failure tells its seed")]
-
-mod common;
-mod world;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::world::{Base, World};
 use holdfast_block::{Clock, SeededRandom, SystemClock};
-use world::{Base, World};
 
 const ROUND_COUNT_MAX: u64 = 6;
 

@@ -1,15 +1,11 @@
 //! What writers had begun to put when they died is given back by gc.
 
-#![allow(clippy::unwrap_used, reason = "these are tests")]
-
-mod common;
-
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::{Watch, environment, init_request, request};
+use crate::common::{Watch, environment, init_request, request};
 use holdfast_block::MemoryDevice;
 use holdfast_repo::store::{DirectoryStore, ObjectKind, ObjectName, Store};
 use holdfast_repo::{GcRequest, Parent, Repository, Source, SourceData};

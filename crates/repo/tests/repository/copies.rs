@@ -1,14 +1,10 @@
 //! Snapshots copied from repository to repository: what arrives, what is read for it, and what happens where either of the two
 //! fails, is full, is damaged, or is cleaned up meanwhile.
 
-#![allow(clippy::unwrap_used, reason = "these are tests")]
-
-mod common;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use common::{Disk, Hooked, Rig, Watch, assert_gc_is_thorough, assert_restores, names_of, request, source};
+use crate::common::{Disk, Hooked, Rig, Watch, assert_gc_is_thorough, assert_restores, names_of, request, source};
 use holdfast_block::{BlockDevice as _, MemoryDevice};
 use holdfast_repo::store::{Fault, FaultPlan, FaultSpan, FaultStore, ObjectKind, ObjectName, Store as _};
 use holdfast_repo::{

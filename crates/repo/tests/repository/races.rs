@@ -1,16 +1,12 @@
 //! Races that once caused damage, each replayed in full.
 
-#![allow(clippy::unwrap_used, reason = "these are tests")]
-
-mod common;
-
 use std::collections::BTreeMap;
 use std::io::Read;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use common::{Disk, Hooked, PASSWORD, Rig, SeededBytes, Watch, environment, request, source};
+use crate::common::{Disk, Hooked, PASSWORD, Rig, SeededBytes, Watch, environment, request, source};
 use holdfast_block::{BlockDevice, Fault, FaultRule, FaultyDevice, MemoryDevice, RequestKind};
 use holdfast_repo::store::{ObjectKind, Store};
 use holdfast_repo::{
@@ -229,7 +225,7 @@ fn gc_does_not_end_a_forget_that_a_protection_has_passed() {
     let hooked = hooked.and_after(move || drop(gc.gc(REWRITE_ALL).unwrap()));
     let result = rig.open_on(hooked, 92).forget(id, "test");
     assert!(matches!(result, Err(Error::Locked { .. })), "{result:?}");
-    common::assert_restores(&another(&rig, 91, Liveness::Unknown), id, &disk.bytes);
+    crate::common::assert_restores(&another(&rig, 91, Liveness::Unknown), id, &disk.bytes);
 }
 
 /// The same, and the forget never woke up: the snapshot is there again after a month.
@@ -254,7 +250,7 @@ fn a_protected_snapshot_is_restored_after_an_interrupted_forget() {
     assert!(reader.snapshots().unwrap().0.is_empty(), "its forget may be alive");
     rig.store.advance_clock(MONTH_AND_MORE);
     reader.gc(REWRITE_ALL).unwrap();
-    common::assert_restores(&reader, id, &disk.bytes);
+    crate::common::assert_restores(&reader, id, &disk.bytes);
 }
 
 /// The announcement of a writer at work was damaged, and repair removed the unreadable object. Gc knew of no writer then, and
@@ -326,7 +322,7 @@ fn chunks_that_repair_a_snapshot_during_gc_are_kept() {
         .repository;
     let report = gc.gc(REWRITE_ALL).unwrap();
     assert_eq!(report.waiting_for, Vec::<String>::new());
-    common::assert_restores(&another(&rig, 92, Liveness::Alive), old, &disk.bytes);
+    crate::common::assert_restores(&another(&rig, 92, Liveness::Alive), old, &disk.bytes);
 }
 
 const MONTH_AND_MORE: Duration = Duration::from_secs(31 * 24 * 3600);
@@ -374,12 +370,12 @@ fn a_gc_that_slept_and_was_replaced_does_no_harm() {
         let slept = rig.open_on(hooked, 90).gc(REWRITE_ALL);
         let case = format!("{kind}, {percent}: {slept:?}");
         let reader = another(&rig, 89, Liveness::Unknown);
-        common::assert_restores(&reader, kept, &disk.bytes);
+        crate::common::assert_restores(&reader, kept, &disk.bytes);
         let new = ids.lock().unwrap().expect("the other one made a snapshot");
-        common::assert_restores(&reader, new, &removed);
+        crate::common::assert_restores(&reader, new, &removed);
         assert!(slept.is_ok() || matches!(slept, Err(Error::Revoked { .. })), "{case}");
         rig.repository.gc(REWRITE_ALL).unwrap();
-        common::assert_restores(&another(&rig, 88, Liveness::Unknown), new, &removed);
+        crate::common::assert_restores(&another(&rig, 88, Liveness::Unknown), new, &removed);
     }
 }
 
@@ -431,7 +427,7 @@ fn a_backup_that_takes_weeks_is_not_taken_for_dead() {
     let id = rig.repository.backup(backup, &rig.progress).unwrap().snapshot.id;
     drop(stream);
     assert!(days > 20, "{days}");
-    common::assert_restores(&rig.repository, id, &bytes);
+    crate::common::assert_restores(&rig.repository, id, &bytes);
     rig.store
         .list(ObjectKind::Writer, &mut |name, _| panic!("{name} is left"))
         .unwrap();

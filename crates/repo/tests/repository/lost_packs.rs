@@ -1,12 +1,8 @@
 //! Gc on a repository that has lost something: it deletes nothing that would bring it back, and forgets what does not matter.
 
-#![allow(clippy::unwrap_used, reason = "these are tests")]
-
-mod common;
-
 use std::collections::BTreeMap;
 
-use common::{Disk, Rig, request};
+use crate::common::{Disk, Rig, request};
 use holdfast_block::{BlockDevice, MemoryDevice};
 use holdfast_repo::store::{MemoryStore, ObjectKind, ObjectName, Store};
 use holdfast_repo::{FindingKind, GcRequest, Parent, RepairReport, RepairRequest, ScrubRequest, Source, SourceData};

@@ -4,15 +4,11 @@
 //! operation on the store, for every n, the process dies, or the operation fails, or the store is full from then on or for a
 //! moment. Whatever n is: what was committed reads, the next backup and gc succeed, and no space is lost for good.
 
-#![allow(clippy::unwrap_used, reason = "these are tests")]
-
-mod common;
-
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
-use common::{PASSWORD, SeededBytes, Watch, init_request, names_of, request, source};
+use crate::common::{PASSWORD, SeededBytes, Watch, init_request, names_of, request, source};
 use holdfast_block::{BlockDevice, MemoryDevice, SeededRandom, to_usize};
 use holdfast_repo::store::{Fault, FaultPlan, FaultSpan, FaultStore, MemoryStore, ObjectKind, Store};
 use holdfast_repo::{
@@ -60,7 +56,7 @@ fn open(store: Arc<dyn Store>, process: u32) -> Result<Repository, Error> {
 /// A store with an empty repository.
 fn empty() -> MemoryStore {
     let store = MemoryStore::new();
-    let environment = common::environment(9);
+    let environment = crate::common::environment(9);
     Repository::init(Arc::new(store.clone()), &init_request(), environment).unwrap();
     store
 }
@@ -158,7 +154,7 @@ fn assert_sound(repository: &Repository, store: &dyn Store, committed: &Committe
     };
     check(repository);
     back_up(repository, 6).unwrap();
-    common::assert_gc_is_thorough(repository, GC, case);
+    crate::common::assert_gc_is_thorough(repository, GC, case);
     assert_eq!(names_of(store, ObjectKind::Condemned).len(), 0, "{case}");
     check(repository);
     let statistics = repository.statistics().unwrap();

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use holdfast_repo::store::{MemoryStore, ObjectKind, Store};
 use holdfast_repo::{Repository, VerifyDepth};
 
-use crate::KIB;
-use crate::base::{Content, FULL, back_up, base, objects_of, open, repair, restores_all, store_of, verify};
+use super::KIB;
+use super::base::{Content, FULL, back_up, base, objects_of, open, repair, restores_all, store_of, verify};
+use super::kinds::{DAMAGES, Damage, damaged};
 use crate::common::{Disk, Watch, environment, init_request};
-use crate::kinds::{DAMAGES, Damage, damaged};
 
 /// A pack of maps whose header is damaged reads as well as before. Repair asked only where the bytes of disks lie whether a
 /// damaged pack is needed, found that pages of maps were unused, and deleted the pack with the map of a snapshot.

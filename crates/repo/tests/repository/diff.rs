@@ -1,13 +1,9 @@
 //! Diff says what comparing two disks byte by byte says, and no more than the blocks that differ.
 
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
-
-mod common;
-
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use common::{Disk, Rig, request};
+use crate::common::{Disk, Rig, request};
 use holdfast_block::{SeededRandom, to_usize};
 use holdfast_repo::{DiskRecord, GcRequest, Parent, Source, SourceData};
 

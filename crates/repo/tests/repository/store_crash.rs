@@ -3,7 +3,6 @@
 //! The test starts itself again as a child that puts objects without end, kills it at a moment that a seed decides, and looks at
 //! what is there. `HOLDFAST_SEED` replays.
 #![expect(clippy::disallowed_methods, reason = "the process that is killed is a child")]
-#![expect(clippy::unwrap_used, reason = "this is a test")]
 
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader};
@@ -108,7 +107,11 @@ fn every_visible_object_is_whole_after_a_kill() {
 /// Starts the child, kills it `delay` after its first report, and returns what it said it had put.
 fn put_and_kill(root: &Path, delay: Duration) -> Vec<u64> {
     let mut child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "child_that_puts_until_it_is_killed", "--nocapture"])
+        .args([
+            "--exact",
+            "store_crash::child_that_puts_until_it_is_killed",
+            "--nocapture",
+        ])
         .env(FOLDER_VARIABLE, root)
         .stdout(Stdio::piped())
         .spawn()

@@ -1,13 +1,9 @@
 //! Removing snapshots that are not whole: by identity, and never by accident.
 
-#![allow(clippy::unwrap_used, reason = "these are tests")]
-
-mod common;
-
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use common::{Disk, Hooked, Rig, request};
+use crate::common::{Disk, Hooked, Rig, request};
 use holdfast_block::MemoryDevice;
 use holdfast_repo::store::{ObjectKind, ObjectName, Store};
 use holdfast_repo::{AcceptedLoss, Error, GcRequest, Parent, ScrubRequest, SnapshotId, Source, SourceData};

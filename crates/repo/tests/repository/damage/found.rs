@@ -6,7 +6,7 @@ use holdfast_block::{BlockDevice as _, MemoryDevice};
 use holdfast_repo::store::{MemoryStore, ObjectKind, Store};
 use holdfast_repo::{Compare, FindingKind, Repository, ScrubRequest, Selection, VerifyDepth, VerifyRequest};
 
-use crate::base::{Content, FULL, back_up, base, objects_of, open, store_of, verify};
+use super::base::{Content, FULL, back_up, base, objects_of, open, store_of, verify};
 use crate::common::{Disk, Watch, environment, init_request, names_of};
 
 /// Damage says exactly which bytes of which disk it touches: what it names cannot be read, and everything else can.

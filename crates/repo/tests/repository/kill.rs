@@ -4,14 +4,11 @@
 //! killed. The child says of each snapshot that it is about to make which seed its content comes from, in the time of the
 //! snapshot; and writes down, durably, what it has been told is committed, and what it is about to forget.
 
-#![allow(clippy::unwrap_used, reason = "these are tests")]
 #![allow(
     clippy::disallowed_methods,
     clippy::print_stdout,
     reason = "a process is started, waited for and killed, and a failure tells its seed"
 )]
-
-mod common;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{File, OpenOptions};
@@ -21,7 +18,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::{PASSWORD, Watch, init_request, names_of, request};
+use crate::common::{PASSWORD, Watch, init_request, names_of, request};
 use holdfast_block::{BlockDevice, MemoryDevice, SeededRandom, to_usize};
 use holdfast_repo::key::SystemRandomness;
 use holdfast_repo::store::{DirectoryStore, ObjectKind, Store};
@@ -132,7 +129,7 @@ fn journal_of(root: &Path) -> Journal {
 
 fn start(root: &Path) -> Child {
     Command::new(std::env::current_exe().unwrap())
-        .args(["child", "--exact", "--nocapture"])
+        .args(["kill::child", "--exact", "--nocapture"])
         .env(FOLDER, root)
         .stdout(Stdio::null())
         .spawn()
@@ -162,7 +159,7 @@ fn check(root: &Path) {
     reads_all(&repository);
     // Numbers behind those of the children, which they skip.
     back_up(&repository, journal.next_number - 1);
-    common::assert_gc_is_thorough(&repository, GC, "after a kill");
+    crate::common::assert_gc_is_thorough(&repository, GC, "after a kill");
     reads_all(&repository);
     let request = VerifyRequest {
         snapshots: holdfast_repo::Selection::All,

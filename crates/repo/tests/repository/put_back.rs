@@ -6,16 +6,14 @@
 //! seal, is put back, one at a time. Nothing alive is lost by that, and gc clears it away; what comes back to life is what
 //! the threat model says: a removed snapshot as far as its packs are there, an old key slot, and a protection.
 
-#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "these are tests")]
-
-mod common;
+#![allow(clippy::print_stdout, reason = "it prints the case that fails")]
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Cursor, Read};
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::{Disk, PASSWORD, Rig, Watch, environment, init_request, request};
+use crate::common::{Disk, PASSWORD, Rig, Watch, environment, init_request, request};
 use holdfast_block::MemoryDevice;
 use holdfast_repo::key::Credential;
 use holdfast_repo::store::{MemoryStore, ObjectKind, ObjectName, Store};
@@ -178,7 +176,7 @@ fn check(rig: &Rig, living: &BTreeMap<SnapshotId, Disk>, (name, bytes): (&Object
     let repository = Repository::open(shared, PASSWORD, around).unwrap().repository;
     let assert_reads = || {
         for (id, disk) in living {
-            common::assert_restores(&repository, *id, &disk.bytes);
+            crate::common::assert_restores(&repository, *id, &disk.bytes);
         }
     };
     assert_reads();
@@ -215,7 +213,7 @@ fn check(rig: &Rig, living: &BTreeMap<SnapshotId, Disk>, (name, bytes): (&Object
         "{name}: {again:?}"
     );
     assert_reads();
-    common::assert_restores(&repository, new, &disk.bytes);
+    crate::common::assert_restores(&repository, new, &disk.bytes);
     // The first one clears away what is recorded of damage that is not there.
     repository.scrub(FULL, &Watch::default()).unwrap();
     assert_eq!(
