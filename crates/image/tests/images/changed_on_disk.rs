@@ -3,9 +3,10 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::peer::{Lab, Random, qemu_io};
 use holdfast_block::{BlockDevice as _, DirtyBitmap, to_usize};
 use holdfast_image::{Image, OpenOptions, changed_on_disk, open};
+
+use crate::peer::{Lab, Random, qemu_io};
 
 const DISK_BYTES: u64 = 4 << 20;
 /// Granularity of the marks.

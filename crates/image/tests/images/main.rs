@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "the helpers of tests unwrap like the tests")]
 
 mod changed_on_disk;
+mod checking;
 mod conformance;
 mod cut_off;
 mod peer;
