@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
-use crate::servers::{Ours, run, text};
 use holdfast_block::{BlockDeviceMut as _, DirtyBitmap, MemoryDevice, SeededRandom};
 use holdfast_serve::nbd::{Export, ExportDevice, FixedExports, ZeroSpeed};
+
+use crate::servers::{Ours, run, text};
 
 const SIZE: u64 = (9 << 20) + 512;
 

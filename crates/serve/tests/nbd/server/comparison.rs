@@ -5,14 +5,13 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use super::cases::{
-    DATA_END, Expect, OptionCase, Outcome, REQUEST_DIFFERENCES, RequestCase, SIZE, option_cases, option_differences,
-    request_cases,
-};
-use crate::raw::{Raw, Style, option_bytes, u32_at, u64_at};
-use crate::servers::{Ours, Peer, Theirs};
 use holdfast_block::MemoryDevice;
 use holdfast_serve::nbd::{Export, ExportDevice, FixedExports};
+
+use super::option_cases::{OptionCase, Outcome, option_cases, option_differences};
+use super::request_cases::{DATA_END, Expect, REQUEST_DIFFERENCES, RequestCase, SIZE, request_cases};
+use crate::raw::{Raw, Style, option_bytes, u32_at, u64_at};
+use crate::servers::{Ours, Peer, Theirs};
 
 fn contents() -> Vec<u8> {
     let mut random = holdfast_block::SeededRandom::new(11);

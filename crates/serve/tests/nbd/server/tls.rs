@@ -6,10 +6,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 
-use crate::raw::{Raw, info_query};
-use crate::servers::{Ours, run, text};
 use holdfast_block::{MemoryDevice, SeededRandom};
 use holdfast_serve::nbd::{ClientTrust, Export, ExportDevice, FixedExports, TlsPolicy, TlsServer};
+
+use crate::raw::{Raw, info_query};
+use crate::servers::{Ours, run, text};
 
 const CA: &[u8] = include_bytes!("../../tls/ca-cert.pem");
 const CERTIFICATE: &[u8] = include_bytes!("../../tls/server-cert.pem");
