@@ -13,9 +13,10 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::random::Random;
 use holdfast_policy::sanoid::{SanoidConfig, SnapshotType, TypedSnapshot, freshness, snapshot_name};
 use holdfast_policy::{TimeZone, Timestamp};
+
+use crate::random::Random;
 
 const SANOID: &str = "/usr/sbin/sanoid";
 const CASE_COUNT: u64 = 240;

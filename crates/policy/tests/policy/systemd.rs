@@ -4,9 +4,10 @@
 
 use std::process::Command;
 
-use crate::random::Random;
 use holdfast_policy::{Calendar, ParseCalendarError, TimeZone, Timestamp};
 use jiff::SignedDuration;
+
+use crate::random::Random;
 
 const SYSTEMD_ANALYZE: &str = "systemd-analyze";
 const CASE_COUNT: u64 = 1000;
