@@ -4,10 +4,11 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::common::{Disk, Rig, Watch, names_of, request, source};
 use holdfast_block::{BlockDevice, DirtyBitmap, ExtentList, MemoryDevice};
 use holdfast_repo::store::{MemoryStore, ObjectKind, Store};
 use holdfast_repo::{BackupReport, Parent, RepairRequest, Repository, SnapshotId, SourceData};
+
+use crate::common::{Disk, Rig, Watch, names_of, request, source};
 
 const KIB: u64 = 1024;
 

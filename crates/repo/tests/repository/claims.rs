@@ -3,9 +3,10 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::common::{Rig, environment, init_request};
 use holdfast_repo::store::{MemoryStore, ObjectKind, Store};
 use holdfast_repo::{Environment, Error, Liveness, ProcessIdentity, Processes, Repository, SystemProcesses};
+
+use crate::common::{Rig, environment, init_request};
 
 /// Processes of which all are dead when a test says so.
 #[derive(Default)]

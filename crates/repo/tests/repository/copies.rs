@@ -4,13 +4,14 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use crate::common::{Disk, Hooked, Rig, Watch, assert_gc_is_thorough, assert_restores, names_of, request, source};
 use holdfast_block::{BlockDevice as _, MemoryDevice};
 use holdfast_repo::store::{Fault, FaultPlan, FaultSpan, FaultStore, ObjectKind, ObjectName, Store as _};
 use holdfast_repo::{
     BackupReport, CopyMemory, DiskContent, Error, GcRequest, Manifest, Parent, RepairRequest, Repository, Result,
     Selection, SourceData, StoredDisk, VerifyDepth, VerifyRequest,
 };
+
+use crate::common::{Disk, Hooked, Rig, Watch, assert_gc_is_thorough, assert_restores, names_of, request, source};
 
 const KIB: u64 = 1024;
 const MIB: u64 = 1 << 20;

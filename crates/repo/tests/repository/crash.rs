@@ -8,12 +8,13 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
-use crate::common::{PASSWORD, SeededBytes, Watch, init_request, names_of, request, source};
 use holdfast_block::{BlockDevice, MemoryDevice, SeededRandom, to_usize};
 use holdfast_repo::store::{Fault, FaultPlan, FaultSpan, FaultStore, MemoryStore, ObjectKind, Store};
 use holdfast_repo::{
     Environment, Error, GcRequest, Liveness, Parent, ProcessIdentity, Processes, Repository, SnapshotId, SourceData,
 };
+
+use crate::common::{PASSWORD, SeededBytes, Watch, init_request, names_of, request, source};
 
 const GC: GcRequest = GcRequest {
     repack_below_percent: 70,

@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use crate::common::{Disk, Rig, request};
 use holdfast_block::{SeededRandom, to_usize};
 use holdfast_repo::{DiskRecord, GcRequest, Parent, Source, SourceData};
+
+use crate::common::{Disk, Rig, request};
 
 const MIB: u64 = 1 << 20;
 

@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::common::{Disk, Hooked, Rig, request};
 use holdfast_block::MemoryDevice;
 use holdfast_repo::store::{ObjectKind, ObjectName, Store};
 use holdfast_repo::{AcceptedLoss, Error, GcRequest, Parent, ScrubRequest, SnapshotId, Source, SourceData};
+
+use crate::common::{Disk, Hooked, Rig, request};
 
 const GC: GcRequest = GcRequest {
     repack_below_percent: 0,

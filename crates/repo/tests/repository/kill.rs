@@ -18,7 +18,6 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::common::{PASSWORD, Watch, init_request, names_of, request};
 use holdfast_block::{BlockDevice, MemoryDevice, SeededRandom, to_usize};
 use holdfast_repo::key::SystemRandomness;
 use holdfast_repo::store::{DirectoryStore, ObjectKind, Store};
@@ -26,6 +25,8 @@ use holdfast_repo::{
     Environment, GcRequest, Parent, Repository, SnapshotId, Source, SourceData, SystemProcesses, VerifyDepth,
     VerifyRequest,
 };
+
+use crate::common::{PASSWORD, Watch, init_request, names_of, request};
 
 const FOLDER: &str = "HOLDFAST_KILL_FOLDER";
 const GC: GcRequest = GcRequest {

@@ -3,7 +3,6 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use crate::common::{Disk, PASSWORD, Rig, Watch, assert_restores, environment, names_of};
 use holdfast_block::{BlockDevice, SeededRandom};
 use holdfast_repo::store::{
     DirectoryStore, MemoryStore, ObjectKind, ObjectName, ObjectWriter, Put, Result as StoreResult, Store, StoreError,
@@ -12,6 +11,8 @@ use holdfast_repo::{
     AcceptedLoss, Error, FindingKind, GcRequest, Loss, LostSearch, Parent, RepairRequest, Repository, Selection,
     SnapshotId, VerifyDepth, VerifyRequest,
 };
+
+use crate::common::{Disk, PASSWORD, Rig, Watch, assert_restores, environment, names_of};
 
 const GC: GcRequest = GcRequest {
     repack_below_percent: 80,

@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use crate::common::{Disk, Rig, request};
 use holdfast_block::{BlockDevice, MemoryDevice};
 use holdfast_repo::store::{MemoryStore, ObjectKind, ObjectName, Store};
 use holdfast_repo::{FindingKind, GcRequest, Parent, RepairReport, RepairRequest, ScrubRequest, Source, SourceData};
+
+use crate::common::{Disk, Rig, request};
 
 const GC: GcRequest = GcRequest {
     repack_below_percent: 50,

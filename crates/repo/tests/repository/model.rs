@@ -11,8 +11,9 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::world::{Base, World};
 use holdfast_block::{Clock, SeededRandom, SystemClock};
+
+use crate::world::{Base, World};
 
 const ROUND_COUNT_MAX: u64 = 6;
 

@@ -13,13 +13,14 @@ use std::io::{Cursor, Read};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::common::{Disk, PASSWORD, Rig, Watch, environment, init_request, request};
 use holdfast_block::MemoryDevice;
 use holdfast_repo::key::Credential;
 use holdfast_repo::store::{MemoryStore, ObjectKind, ObjectName, Store};
 use holdfast_repo::{
     AcceptedLoss, Error, GcRequest, InitRequest, Loss, Parent, Repository, ScrubRequest, SnapshotId, Source, SourceData,
 };
+
+use crate::common::{Disk, PASSWORD, Rig, Watch, environment, init_request, request};
 
 const GC: GcRequest = GcRequest {
     repack_below_percent: 90,

@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
-use crate::common::{Disk, PASSWORD, Rig, environment};
 use holdfast_repo::store::{MemoryStore, ObjectKind, ObjectName, Store};
 use holdfast_repo::{
     FindingKind, GcRequest, Parent, RepairAction, RepairRequest, Repository, ScrubRequest, Selection, SnapshotId,
     VerifyDepth, VerifyRequest,
 };
+
+use crate::common::{Disk, PASSWORD, Rig, environment};
 
 const GC: GcRequest = GcRequest {
     repack_below_percent: 99,

@@ -1,9 +1,10 @@
 //! The whole story on small disks: backup, restore, change, forget, gc, and what is left.
 
-use crate::common::{Disk, Rig};
 use holdfast_block::{BlockDevice, BlockDeviceMut, MemoryDevice, SeededRandom};
 use holdfast_repo::store::{ObjectKind, ObjectName, Store, StoreError};
 use holdfast_repo::{Error, GcRequest, Parent, RestoreRequest, TargetState};
+
+use crate::common::{Disk, Rig};
 
 const KIB: u64 = 1024;
 

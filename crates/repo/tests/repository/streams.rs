@@ -1,8 +1,9 @@
 //! Small streams of one snapshot share a frame, and each of them is read by itself.
 
-use crate::common::{Rig, request, source};
 use holdfast_block::{BlockDevice as _, MemoryDevice};
 use holdfast_repo::{Parent, SourceData};
+
+use crate::common::{Rig, request, source};
 
 /// A frame whose start was decoded ends with a whole block, also where the disk does not: prints are of whole blocks.
 #[test]

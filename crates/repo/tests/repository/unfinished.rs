@@ -5,11 +5,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::common::{Watch, environment, init_request, request};
 use holdfast_block::MemoryDevice;
 use holdfast_repo::store::{DirectoryStore, ObjectKind, ObjectName, Store};
 use holdfast_repo::{GcRequest, Parent, Repository, Source, SourceData};
 use tempfile::TempDir;
+
+use crate::common::{Watch, environment, init_request, request};
 
 const GC: GcRequest = GcRequest {
     repack_below_percent: 0,

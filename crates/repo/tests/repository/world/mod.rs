@@ -7,14 +7,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicUsize};
 
+use actor::{Outcome, Stage};
+use cast::Town;
+use cast::{Actor, Fate, Role};
 use holdfast_block::{BlockDevice, MemoryDevice, SeededRandom};
 use holdfast_repo::store::{FaultStore, Interleaver, MemoryStore, ObjectKind, Step, Store};
 use holdfast_repo::{Error, Finding, GcRequest, Manifest, Parent, Repository, SnapshotId, Touched};
 
 use crate::common::{PASSWORD, SeededBytes, Watch, init_request, request};
-use actor::{Outcome, Stage};
-use cast::Town;
-use cast::{Actor, Fate, Role};
 
 /// Blocks of a disk: four slots, each with up to three blocks of content that other disks may have too.
 const SLOT_COUNT: usize = 4;
