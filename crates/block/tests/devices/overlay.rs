@@ -99,7 +99,7 @@ fn another_backing_another_size_and_a_used_store_are_refused() {
     assert!(OverlayDevice::create(MemoryDevice::new(10_000), small, options(512)).is_err());
 }
 
-/// Whatever is damaged in header or map, opening fails or tells the truth; it never panics.
+/// With any damage in header or map, opening fails or gives the right content; it never panics.
 #[test]
 fn every_flipped_bit_of_header_and_map_is_noticed() {
     let backing = pattern(10_000);

@@ -125,7 +125,7 @@ proptest! {
         prop_assert_eq!(again, calendar);
     }
 
-    /// Whatever is typed: an answer or an error, and soon.
+    /// Any text gives a calendar or an error, in a short time.
     #[test]
     fn any_text_is_answered(text in "[*0-9,./:~ MonFrid-]{0,24}|.{0,40}") {
         if let Ok(calendar) = text.parse::<Calendar>() {

@@ -76,7 +76,7 @@ fn kept(plan: &RetentionPlan) -> BTreeSet<Candidate> {
     plan.kept().cloned().collect()
 }
 
-/// Either keeps whatever one of the two does, rule by rule.
+/// A policy that keeps, rule by rule, what `a` or `b` keeps.
 fn union(a: &Policy, b: &Policy) -> Policy {
     let mut policy = Policy {
         keep_last: a.keep_last.max(b.keep_last),

@@ -245,8 +245,8 @@ fn rules() -> impl Strategy<Value = ReplicaRules> {
 }
 
 proptest! {
-    /// Whatever has happened, every stream of a plan is taken, nothing goes away, and afterwards the target has the newest; or the plan
-    /// says why not, and then no stream would have been taken.
+    /// After any history, the target accepts every stream of a plan, loses nothing, and then has the newest snapshot. Or the plan says
+    /// why not, and then the target would have accepted no stream.
     #[test]
     fn every_plan_is_taken_to_its_end(happenings in happenings(), rules in rules()) {
         let mut source: Vec<ReplicaPoint> = Vec::new();

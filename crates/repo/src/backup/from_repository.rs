@@ -46,7 +46,7 @@ pub(crate) fn copy_disk(
     let packs = Arc::clone(&session.packs);
     let unit = stored.disk.content.unit();
     let open_parent = || parent.map(|(root, size)| MapReader::new(&*packs, root, size, unit));
-    // A parent of another size is no copy of the base, whatever was said.
+    // A parent of another size cannot be a copy of the base, even if the request names it.
     let is_same_size = stored
         .base
         .is_some_and(|base| parent.is_some_and(|(_, size)| size == base.size_bytes));

@@ -1,4 +1,4 @@
-//! Backups that are told where a disk may have changed: only that is read, and the snapshot is as if all had been.
+//! Backups with a list of the ranges that may have changed: they read only these, and the snapshot is the same as after a full read.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -133,7 +133,7 @@ fn without_a_parent_everything_is_read() {
     assert_reads_as(&rig.repository, report.snapshot.id, &disk.bytes, "no parent");
 }
 
-/// A disk that has grown: what the parent does not have is read, whatever the bitmap says.
+/// A disk that has grown: the backup reads what the parent does not have, also where the bitmap says that it did not change.
 #[test]
 fn ranges_beyond_the_parent_are_read() {
     let rig = Rig::new(6);

@@ -204,7 +204,7 @@ fn a_survey_predicts_the_bytes_that_a_copy_reads() {
     }
 }
 
-/// Whatever fails, at whatever step, nothing half arrives, and the next copy is whole.
+/// If either side fails at any step, no incomplete snapshot is committed, and the next copy is complete.
 #[test]
 fn either_side_fails_at_every_step() {
     let from = Rig::new(1);
@@ -310,7 +310,7 @@ fn a_lost_configuration_is_restored_with_its_fingerprints() {
     assert!(like.open(6).recognises_like(&from.repository));
 }
 
-/// Damages one byte in the middle of every data pack, and tells how many there are.
+/// Damages one byte in the middle of every data pack. Returns the number of these packs.
 fn damage_data(rig: &Rig) -> usize {
     let packs = names_of(&rig.store, ObjectKind::Pack);
     let is_data = |bytes: &[u8]| bytes[10] == 1;
@@ -350,7 +350,7 @@ fn damaged_chunks_are_not_copied_unless_the_target_has_them() {
     copy(&from.repository, &like.repository, there, Some((there, here)), 2).unwrap();
 }
 
-/// Overwrites what `ruined` tells of the end of each pack, by where its directory begins.
+/// Lets `ruined` change the end of each pack; its second argument is the offset at which the directory begins.
 fn damage_directories(rig: &Rig, ruined: &dyn Fn(&mut [u8], usize)) {
     const TRAILER_BYTES: usize = 80;
     for name in names_of(&rig.store, ObjectKind::Pack) {

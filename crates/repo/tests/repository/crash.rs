@@ -2,7 +2,7 @@
 //!
 //! The life is the same each time: backups of a changing disk and of a stream, forgets, gc with repacking. At the n-th
 //! operation on the store, for every n, the process dies, or the operation fails, or the store is full from then on or for a
-//! moment. Whatever n is: what was committed reads, the next backup and gc succeed, and no space is lost for good.
+//! moment. For every n, committed snapshots are readable, the next backup and gc succeed, and no space is lost for good.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -213,7 +213,7 @@ fn with_fault(base: &MemoryStore, plan: FaultPlan, seed: u64) -> bool {
 fn at_every_operation(fault: Fault, span: FaultSpan, seeds: std::ops::Range<u64>) {
     let base = empty();
     let mut operation = 1;
-    // Every seed is tried at every operation, whatever became of the one before.
+    // Every seed is tried at every operation, independent of the result of the one before.
     let strikes = |operation| {
         seeds
             .clone()

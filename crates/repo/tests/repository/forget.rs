@@ -37,7 +37,7 @@ fn with_snapshots(seed: u64) -> (Rig, [SnapshotId; 2], Disk) {
     (rig, [first, second], disk)
 }
 
-/// Whatever is the matter with the object of a snapshot, whoever names the snapshot can remove it, and gc gives its space back.
+/// A snapshot can be removed by its id with any damage of its object, and gc frees its space.
 #[test]
 fn a_damaged_or_lost_snapshot_can_be_removed_by_id() {
     for damage in ["lost", "truncated", "flipped", "of a later version"] {

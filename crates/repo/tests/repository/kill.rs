@@ -1,13 +1,13 @@
 //! A process that is killed at any moment, on a directory: what it had committed reads, and the next one goes on.
 //!
 //! The test starts itself again as a child that backs up, forgets and collects on a repository in a directory until it is
-//! killed. The child says of each snapshot that it is about to make which seed its content comes from, in the time of the
-//! snapshot; and writes down, durably, what it has been told is committed, and what it is about to forget.
+//! killed. The time of each snapshot is the seed of its content. The child keeps a durable journal of the snapshots whose
+//! commit has returned, and of those that it will forget.
 
 #![allow(
     clippy::disallowed_methods,
     clippy::print_stdout,
-    reason = "a process is started, waited for and killed, and a failure tells its seed"
+    reason = "a process is started, waited for and killed, and a failure prints its seed"
 )]
 
 use std::collections::{BTreeMap, BTreeSet};

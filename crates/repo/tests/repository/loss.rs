@@ -146,7 +146,7 @@ fn gc_and_repair_keep_everything_needed_to_put_lost_files_back() {
     }
 }
 
-/// A copy goes folder by folder, by name or in any other order; whatever is there already, the rest comes later.
+/// A copy is interrupted after any number of objects, in the order of names or in another one; the rest is copied later.
 #[test]
 fn a_repository_that_is_copied_in_part_is_left_alone() {
     let full = full();

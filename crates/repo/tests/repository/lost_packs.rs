@@ -115,8 +115,8 @@ fn gc_deletes_records_of_unused_lost_packs() {
     assert_eq!(scrubbed.findings, []);
 }
 
-/// Whatever is damaged of the maps of a snapshot, known or not, the next backup of the same disk does not build on it: it
-/// takes over a page only after it has read it and compared it with its own. What is damaged stays damaged, and is named.
+/// The next backup of the same disk uses no damaged page of a snapshot's map, recorded or not: it takes over a page only after
+/// it has read it and compared it with its own. Damaged pages stay damaged, and are reported.
 #[test]
 fn a_backup_is_whole_whatever_page_of_its_parent_is_damaged() {
     let rig = Rig::new(33);

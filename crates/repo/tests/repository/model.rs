@@ -7,7 +7,7 @@
 //!
 //! `HOLDFAST_SEED` replays one history and prints its steps; `HOLDFAST_SCHEDULES` is the number of rounds of the long test.
 
-#![allow(clippy::print_stdout, reason = "a failure tells its seed")]
+#![allow(clippy::print_stdout, reason = "a failure prints its seed")]
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

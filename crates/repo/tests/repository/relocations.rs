@@ -1,4 +1,4 @@
-//! Relocations are kept twice: whatever becomes of one of the two objects, nothing is lost.
+//! Each relocation is stored in two objects: if one of them is lost or damaged, no data is lost.
 
 use std::sync::Arc;
 

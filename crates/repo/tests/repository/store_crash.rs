@@ -16,7 +16,7 @@ use tempfile::TempDir;
 const FOLDER_VARIABLE: &str = "HOLDFAST_TEST_CRASH_FOLDER";
 const ROUNDS: u64 = 25;
 
-/// The bytes of object `number` tell its number and length everywhere.
+/// Each word of object `number` has the number and the length of the object.
 fn contents(number: u64) -> Vec<u8> {
     let words = 1 + (number * 7919) % 60_000;
     let word = (number << 32) | words;
@@ -64,11 +64,11 @@ fn every_visible_object_is_whole_after_a_kill() {
     println!("HOLDFAST_SEED={seed}");
     let folder = TempDir::new().unwrap();
     let root = folder.path().join("repository");
-    let mut told = BTreeSet::new();
+    let mut reported = BTreeSet::new();
     let mut left_behind = 0;
     for round in 0..ROUNDS {
         let delay_us = (seed.wrapping_add(round).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) % 40_000;
-        told.extend(put_and_kill(&root, Duration::from_micros(delay_us)));
+        reported.extend(put_and_kill(&root, Duration::from_micros(delay_us)));
         left_behind += std::fs::read_dir(root.join("tmp")).unwrap().count();
         let store = DirectoryStore::open(&root).unwrap();
         let mut seen = BTreeSet::new();
@@ -81,7 +81,7 @@ fn every_visible_object_is_whole_after_a_kill() {
                 Ok(())
             })
             .unwrap();
-        assert!(told.is_subset(&seen), "an object that was reported as put is gone");
+        assert!(reported.is_subset(&seen), "an object that was reported as put is gone");
         // One more may be there whose report the kill came before.
         assert!(seen.iter().copied().eq(0..seen.len() as u64));
         store
@@ -97,9 +97,9 @@ fn every_visible_object_is_whole_after_a_kill() {
             .unwrap();
         assert_eq!(strangers, 0);
     }
-    println!("{} objects, {left_behind} temporary files left behind", told.len());
+    println!("{} objects, {left_behind} temporary files left behind", reported.len());
     assert!(
-        told.len() as u64 > ROUNDS && left_behind > 0,
+        reported.len() as u64 > ROUNDS && left_behind > 0,
         "the kills came too early or too late"
     );
 }
@@ -121,14 +121,14 @@ fn put_and_kill(root: &Path, delay: Duration) -> Vec<u64> {
         line.rsplit_once("put ")
             .and_then(|(_, number)| number.parse::<u64>().ok())
     };
-    let mut told: Vec<u64> = Vec::new();
-    while told.is_empty() {
-        told.extend(number(&lines.next().expect("the child reports").unwrap()));
+    let mut reported: Vec<u64> = Vec::new();
+    while reported.is_empty() {
+        reported.extend(number(&lines.next().expect("the child reports").unwrap()));
     }
     std::thread::sleep(delay);
     child.kill().unwrap();
     child.wait().unwrap();
     // The kill may cut the last line short: only whole numbers count, and a cut one is a smaller number that was put before.
-    told.extend(lines.map_while(Result::ok).filter_map(|line| number(&line)));
-    told
+    reported.extend(lines.map_while(Result::ok).filter_map(|line| number(&line)));
+    reported
 }

@@ -1,10 +1,10 @@
-//! The directory store keeps its promises on the file systems that people use.
+//! The directory store keeps its promises on common file systems.
 //!
-//! Each file system is made in a file and mounted; that takes root, and the tools to make it. Where they are missing the
-//! test says so and passes.
+//! Each file system is made in a file and mounted. That needs root, and the tools to make it; without them the test prints
+//! that it is skipped, and passes.
 //!
-//! A power cut is a copy of the file in the middle of everything: it has what the file system has written so far, and
-//! lacks what it holds back until someone syncs.
+//! A power cut is a copy of the file in the middle of the work: it has what the file system has written so far, and lacks
+//! what the file system keeps in memory until a sync.
 #![expect(
     clippy::disallowed_methods,
     reason = "file systems are made and mounted by their own programs"

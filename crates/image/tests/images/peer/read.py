@@ -6,8 +6,8 @@
 PEER is dissect, libvhdi or libvmdk. The images are the chain from the top down. WHERE is "all", or OFFSET:LENGTH,... of
 what is read; TARGET gets the bytes, and standard output the size of the disk.
 
-Defects of these programs that are known are gone around, and each is named where that is done. They are judges, not
-judged: what they cannot read otherwise is told by an exception.
+Known defects of these programs are worked around, and each workaround names its defect. These programs are the reference,
+not the subject of the test: they report with an exception what else they cannot read.
 """
 
 import os

@@ -55,7 +55,7 @@ fn a_pack_that_is_whole_again_is_used_again() {
     assert_eq!(damage_records, 0);
 }
 
-/// Whatever is lost of the chunks of a backup, the next backup of the same data brings back, for the old snapshot too.
+/// The next backup of the same data restores any lost chunks, for the old snapshot too.
 #[test]
 fn a_backup_repairs_chunks_that_it_stores_again() {
     let store = MemoryStore::new();

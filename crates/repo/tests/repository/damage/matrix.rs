@@ -44,7 +44,10 @@ fn check_case(base: &Base, name: &ObjectName, damage: Damage, seed: u64) {
     );
     let scrubbed = repository.scrub(FULL, &Watch::default()).unwrap();
     let is_found = warned || !verified.is_clean() || !scrubbed.findings.is_empty();
-    assert!(is_found || cannot_be_known(name.kind(), damage), "nobody found it");
+    assert!(
+        is_found || cannot_be_known(name.kind(), damage),
+        "the damage was not found"
+    );
 
     // Back up what the snapshots held, repair, and see whether all is well.
     for (_, content) in &base.snapshots {

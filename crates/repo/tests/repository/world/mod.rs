@@ -97,7 +97,7 @@ pub(crate) struct World<'a> {
     protected: BTreeSet<SnapshotId>,
     /// Everything that was ever committed.
     committed: BTreeSet<SnapshotId>,
-    /// What every backup was of, by its process, whatever became of it.
+    /// The content of every backup, committed or not, by its process.
     attempts: BTreeMap<u32, Vec<u8>>,
     /// What was found to be wrong in this round.
     found: Vec<Finding>,
@@ -289,7 +289,10 @@ impl<'a> World<'a> {
             // A writer that crashed may have committed, and what one left that came to its last step but one is as complete:
             // repair takes it for a snapshot that was lost.
             let author = u32::try_from(manifest.time_ms).expect("the number of a process");
-            let bytes = self.attempts.get(&author).unwrap_or_else(|| panic!("nobody made {id}"));
+            let bytes = self
+                .attempts
+                .get(&author)
+                .unwrap_or_else(|| panic!("no backup made {id}"));
             let has_crashed = actors
                 .iter()
                 .any(|actor| actor.process == author && matches!(actor.fate, Fate::Crashes(_) | Fate::CrashesAt(_)));

@@ -269,8 +269,8 @@ pub(crate) fn option_differences() -> Vec<(Peer, &'static str, Outcome, &'static
     const WHICH: &str = "it calls what is too big invalid";
     const LENIENT: &str = "its default plugin serves one file under every name";
     const NEW: &str = "it is older than extended headers";
-    const MORE: &str = "it tells the sizes of blocks unasked";
-    const LESS: &str = "it does not tell sizes of blocks";
+    const MORE: &str = "it reports block sizes without a request";
+    const LESS: &str = "it does not report block sizes";
     let replies = |kinds: &[u32]| Outcome::Replies(kinds.to_vec());
     let mut differences = vec![
         (Nbdkit, "an option that is too big", replies(&[INVALID]), WHICH),
