@@ -258,7 +258,7 @@ fn either_side_fails_at_every_step() {
 /// What was stored before it was stopped is found by the next one: it is not stored again, and between repositories that recognise
 /// bytes alike it is not even read.
 #[test]
-fn a_copy_that_was_stopped_goes_on() {
+fn a_cancelled_copy_is_continued() {
     let from = Rig::new(1);
     let mut disk = Disk::new(200 * MIB, 5);
     disk.fill(0, 200 * MIB);

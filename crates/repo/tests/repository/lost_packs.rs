@@ -118,7 +118,7 @@ fn gc_deletes_records_of_unused_lost_packs() {
 /// The next backup of the same disk uses no damaged page of a snapshot's map, recorded or not: it takes over a page only after
 /// it has read it and compared it with its own. Damaged pages stay damaged, and are reported.
 #[test]
-fn a_backup_is_whole_whatever_page_of_its_parent_is_damaged() {
+fn a_backup_is_complete_with_any_page_of_its_parent_damaged() {
     let rig = Rig::new(33);
     // Two leaves below a root.
     let mut disk = Disk::new(65 << 20, 3);

@@ -1,10 +1,10 @@
 //! Old states that were put back: by a partial restore of the store, an outdated copy, or an attacker.
 //!
-//! Objects never change, so the old states of a name are that it was free, and that it had an object that was deleted since.
-//! The configuration is the one object that is ever written again under its name, and with the same content; a protection that
-//! is given again says the same in another seal. Here every object that a repository ever had, and has no more, or has in another
-//! seal, is put back, one at a time. Nothing alive is lost by that, and gc clears it away; what comes back to life is what
-//! the threat model says: a removed snapshot as far as its packs are there, an old key slot, and a protection.
+//! Objects never change, so a name has two old states: it was free, or it had an object that was deleted since. Only the
+//! configuration is ever written again under its name, with the same content. A protection that is repeated has the same
+//! content in another seal. The test puts back each object that the repository had before and does not have now, or has in
+//! another seal, one at a time. No living snapshot is lost, and gc deletes the old object. Only what the threat model lists
+//! is restored: a removed snapshot as far as its packs exist, an old key slot, and a protection.
 
 #![allow(clippy::print_stdout, reason = "it prints the case that fails")]
 
@@ -232,7 +232,7 @@ fn check(rig: &Rig, living: &BTreeMap<SnapshotId, Disk>, (name, bytes): (&Object
 }
 
 #[test]
-fn whatever_old_object_is_put_back_nothing_alive_is_lost_and_gc_clears_it_away() {
+fn gc_deletes_any_old_object_that_is_put_back_and_no_snapshot_is_lost() {
     let mut past = Past::default();
     let (rig, living) = life(&mut past);
     let now = rig.store.objects();

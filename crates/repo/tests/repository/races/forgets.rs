@@ -9,7 +9,7 @@ use crate::common::{Disk, Hooked, Rig};
 /// A forget slept before it put its record, and the snapshot was protected meanwhile. Gc ran between the put and the
 /// moment in which the forget finds its announcement gone, and ended it: a protected snapshot was deleted.
 #[test]
-fn gc_does_not_end_a_forget_that_a_protection_has_passed() {
+fn gc_does_not_complete_a_forget_after_a_later_protection() {
     let rig = Rig::new(28);
     let mut disk = Disk::new(1 << 20, 1);
     disk.fill(0, 1 << 20);

@@ -15,7 +15,7 @@ use crate::common::{Disk, Hooked, PASSWORD, Rig, Watch, environment, request, so
 /// A disk was open, gc rewrote the pack under it, and the next read failed: "pack is missing". The snapshot was alive all the
 /// time, and opening it again would have helped.
 #[test]
-fn an_open_disk_is_read_on_while_gc_moves_its_bytes() {
+fn an_open_disk_stays_readable_while_gc_moves_its_chunks() {
     let rig = Rig::new(21);
     let mut disk = Disk::new(3 << 20, 1);
     disk.fill(0, 3 << 20);
@@ -139,7 +139,7 @@ fn chunks_that_repair_a_snapshot_during_gc_are_kept() {
 /// that the first had written and not yet said anything of. The first woke up, led there by relocations, and deleted the old
 /// packs: snapshots that were alive all the time were lost.
 #[test]
-fn a_gc_that_slept_and_was_replaced_does_no_harm() {
+fn a_suspended_gc_that_was_replaced_does_no_harm() {
     let kinds = [
         ObjectKind::Writer,
         ObjectKind::Condemned,

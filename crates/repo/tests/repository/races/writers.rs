@@ -37,7 +37,7 @@ fn a_writer_that_was_taken_for_dead_never_commits() {
 /// The same, but more than a month passed between two steps of the writer, when it had looked for its announcement: the mark was gone
 /// as well, and its snapshot was committed without its data.
 #[test]
-fn a_writer_whose_mark_went_before_its_commit_takes_the_commit_back() {
+fn a_writer_whose_mark_was_deleted_before_its_commit_reverts_it() {
     let rig = Rig::new(27);
     let mut disk = Disk::new(1 << 20, 1);
     disk.fill(0, 1 << 20);

@@ -115,7 +115,7 @@ fn a_stopping_server_answers_pending_requests_and_refuses_new_ones() {
 }
 
 #[test]
-fn a_server_does_not_wait_for_ever_for_a_device() {
+fn a_stopping_server_waits_for_a_device_for_a_bounded_time() {
     let (gate, mut ours) = gated();
     let mut raw = Raw::enter(&ours.socket(), "disk", Style::Structured, &[]).unwrap();
     let slow = raw.header(0, 0, 7, 0, 512);
@@ -128,7 +128,7 @@ fn a_server_does_not_wait_for_ever_for_a_device() {
 }
 
 #[test]
-fn a_client_that_vanishes_leaves_nothing_behind() {
+fn a_client_that_disconnects_leaves_no_connection() {
     let (gate, ours) = gated();
     for _ in 0..20 {
         let mut raw = Raw::enter(&ours.socket(), "disk", Style::Simple, &[]).unwrap();
@@ -181,7 +181,7 @@ impl BlockDevice for Broken {
 }
 
 #[test]
-fn a_device_that_panics_costs_a_request_and_no_more() {
+fn a_panic_of_the_device_fails_only_that_request() {
     let ours = Ours::start(FixedExports::new([Export::new(
         "disk",
         ExportDevice::ReadOnly(Arc::new(Broken)),

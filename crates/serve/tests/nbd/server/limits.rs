@@ -23,7 +23,7 @@ fn impatient() -> Limits {
 }
 
 #[test]
-fn clients_that_dawdle_are_sent_away() {
+fn slow_and_idle_clients_are_disconnected() {
     let ours = Ours::start_with(FixedExports::new([writable(MemoryDevice::new(64 << 20))]), impatient());
     let mut silent = Raw::connect(&ours.socket());
     assert_eq!(silent.take(1), None);
@@ -47,7 +47,7 @@ fn clients_that_dawdle_are_sent_away() {
 }
 
 #[test]
-fn there_are_only_so_many_connections() {
+fn the_number_of_connections_is_limited() {
     let limits = Limits {
         connection_count_max: 2,
         ..Limits::default()
@@ -67,7 +67,7 @@ fn there_are_only_so_many_connections() {
 
 /// Idle clients in the handshake must not keep out a legitimate one.
 #[test]
-fn silent_clients_lose_their_place_to_new_ones() {
+fn silent_clients_are_replaced_by_new_ones() {
     let limits = Limits {
         connection_count_max: 8,
         handshake_count_max: 4,
@@ -93,7 +93,7 @@ fn connect_from(from: [u8; 4], to: SocketAddr) -> TcpStream {
 
 /// One address cannot use up the connections of others, and local clients count for no address.
 #[test]
-fn one_address_gets_its_share_of_the_places_and_no_more() {
+fn connections_of_one_address_are_limited() {
     const GREETING_BYTES: usize = 18;
     let limits = Limits {
         connection_count_max: 6,

@@ -1,6 +1,6 @@
 //! A server that violates the protocol, and one that uses its rare but legal forms.
 
-mod lies;
+mod invalid_replies;
 mod silence;
 
 use std::io::{Read, Write};

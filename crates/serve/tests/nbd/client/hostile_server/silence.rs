@@ -58,7 +58,7 @@ fn cancellation_does_not_wait_for_a_greeting() {
 
 /// A server that does one thing at a time, and does not read while it writes: readers and writers must not deadlock.
 #[test]
-fn readers_and_writers_do_not_stop_each_other_on_a_serial_server() {
+fn readers_and_writers_do_not_deadlock_on_a_serial_server() {
     let (endpoint, thread) = server(|peer| {
         loop {
             let (request, _) = peer.request()?;
@@ -100,7 +100,7 @@ fn readers_and_writers_do_not_stop_each_other_on_a_serial_server() {
 }
 
 #[test]
-fn a_server_that_stops_answering_is_given_up_by_all() {
+fn all_requests_time_out_when_a_server_stops_answering() {
     let (endpoint, thread) = server(|peer| {
         while peer.request().is_some() {}
         None
@@ -121,7 +121,7 @@ fn a_server_that_stops_answering_is_given_up_by_all() {
 }
 
 #[test]
-fn a_server_that_takes_nothing_is_given_up() {
+fn writes_time_out_when_a_server_reads_nothing() {
     let (release, wait) = std::sync::mpsc::channel::<()>();
     let (endpoint, thread) = server(move |_| wait.recv().ok());
     let device = NbdDeviceMut::connect(&endpoint, "", options(SHORT)).unwrap();
@@ -137,7 +137,7 @@ fn a_server_that_takes_nothing_is_given_up() {
 /// An occasional byte does not keep a connection alive for ever: the time for one request is bounded by the bytes in
 /// flight.
 #[test]
-fn a_server_that_trickles_is_given_up() {
+fn requests_time_out_when_a_server_sends_single_bytes() {
     let clock = Arc::new(ManualClock::new());
     let servers_clock = clock.clone();
     let (endpoint, thread) = server(move |peer| {
@@ -168,7 +168,7 @@ fn a_server_that_trickles_is_given_up() {
 }
 
 #[test]
-fn silence_before_the_first_request_is_given_up_too() {
+fn servers_that_are_silent_closed_or_missing_are_errors() {
     let (ours, theirs) = UnixStream::pair().unwrap();
     let error = NbdDevice::connect(&Endpoint::connected("mute", ours), "", options(SHORT)).unwrap_err();
     assert!(matches!(error, Error::HandshakeTimeout { .. }), "{error}");
@@ -183,7 +183,7 @@ fn silence_before_the_first_request_is_given_up_too() {
 
 /// A socket whose queue is full: connecting must time out.
 #[test]
-fn a_listener_that_never_accepts_is_given_up() {
+fn connecting_times_out_when_the_listener_never_accepts() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("socket");
     let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
@@ -202,7 +202,7 @@ fn a_listener_that_never_accepts_is_given_up() {
 }
 
 #[test]
-fn a_server_that_shuts_down_is_taken_at_its_word() {
+fn shutdown_of_the_server_ends_the_connection() {
     let device = reading(|peer| {
         let (request, _) = peer.request()?;
         peer.chunk(1, 0x8001, request.cookie, &[0, 0, 0, 108, 0, 3, b'b', b'y', b'e'])?;

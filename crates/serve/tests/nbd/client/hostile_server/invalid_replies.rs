@@ -6,9 +6,9 @@ use holdfast_serve::nbd::client::{NbdDevice, NbdOptions};
 use super::{BLOCK_STATUS, LONG, Peer, Request, byte_at, options, read_error, reading, server};
 
 #[test]
-fn every_lie_about_a_read_ends_the_connection_with_its_name() {
+fn invalid_replies_to_reads_end_the_connection_with_their_errors() {
     type Reply = fn(&mut Peer, &Request) -> Option<()>;
-    let lies: [(&str, Reply); 9] = [
+    let invalid: [(&str, Reply); 9] = [
         ("not in flight", |peer, request| {
             peer.data(
                 1,
@@ -51,18 +51,18 @@ fn every_lie_about_a_read_ends_the_connection_with_its_name() {
             ])
         }),
     ];
-    for (what, reply) in lies.into_iter().filter(|(what, _)| *what != "not in flight") {
+    for (what, reply) in invalid.into_iter().filter(|(what, _)| *what != "not in flight") {
         let error = read_error(reply);
         assert!(
             error.contains("breaks the NBD protocol") && error.contains(what),
             "{what}: {error}"
         );
     }
-    let (_, foreign_cookie) = lies[0];
+    let (_, foreign_cookie) = invalid[0];
     let error = read_error(foreign_cookie);
     assert!(error.contains("not in flight"), "{error}");
     // The connection ends after the first read has its reply: the next one finds it lost.
-    let (_, double_end) = lies[5];
+    let (_, double_end) = invalid[5];
     let device = reading(move |peer| {
         let (request, _) = peer.request()?;
         double_end(peer, &request)?;
@@ -74,7 +74,7 @@ fn every_lie_about_a_read_ends_the_connection_with_its_name() {
 }
 
 #[test]
-fn lies_about_extents_end_the_connection_with_their_names() {
+fn invalid_extents_end_the_connection_with_their_errors() {
     fn of(payload: Vec<u8>) -> String {
         let device = reading(move |peer| {
             let (request, _) = peer.request()?;
