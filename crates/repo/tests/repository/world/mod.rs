@@ -1,5 +1,7 @@
 //! The world of the model: a store, what must be in it, and actors that work on it.
 
+#![allow(clippy::print_stdout, reason = "a failure prints its seed")]
+
 mod actor;
 mod cast;
 
