@@ -124,7 +124,7 @@ pub(super) fn ended(worked: &WorkerOutput, exit_codes: ExitCodeScheme, stop: Opt
     let judged = match exit_codes {
         ExitCodeScheme::Verb => of_verb(code),
         ExitCodeScheme::Check => of_check(code),
-        // A check whose answer names machines has succeeded, whatever it says about them.
+        // A check whose answer names machines has succeeded, even if it reports problems of these machines.
         ExitCodeScheme::Freshness => match of_check(code) {
             Outcome::Failed if code == Some(2) && !freshness(&document["report"]["machines"]).is_empty() => {
                 Outcome::Done

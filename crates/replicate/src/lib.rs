@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_below_is_told_from_what_begins_alike() {
+    fn a_dataset_is_not_below_one_whose_name_is_a_prefix() {
         assert!(is_below("tank/a", "tank/a") && is_below("tank/a/b", "tank/a"));
         assert!(!is_below("tank/ab", "tank/a") && !is_below("tank", "tank/a"));
     }

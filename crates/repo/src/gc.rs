@@ -132,7 +132,7 @@ impl Repository {
         };
         report.unfinished_bytes = self.vault.store.clean(age)?;
         self.finish_forgetting()?;
-        // Listed before they are read: whatever is listed is known to the mark, and what comes later is not ours to delete.
+        // Listed before they are read: the mark knows all listed objects, and later ones are not for this run to delete.
         let leftovers = AuxiliaryObjects::list(&self.vault)?;
         // Without a relocation, what it leads to passes for dead.
         if let Some(error) = self.packs.refresh()?.errors.into_iter().next() {

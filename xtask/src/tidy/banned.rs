@@ -123,12 +123,12 @@ pub(crate) const ALLOWED: &[Allowed] = &[
         reason: "it runs cargo and the tests",
     },
     Allowed {
-        path: "crates/repo/tests/store_crash.rs",
+        path: "crates/repo/tests/repository/store_crash.rs",
         text: "thread::sleep",
         reason: "the moment at which the child is killed is what the test varies",
     },
     Allowed {
-        path: "crates/repo/tests/kill.rs",
+        path: "crates/repo/tests/repository/kill.rs",
         text: "thread::sleep",
         reason: "the moment at which the child is killed is what the test varies",
     },

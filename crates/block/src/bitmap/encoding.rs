@@ -322,10 +322,10 @@ mod tests {
     }
 
     #[test]
-    fn lies_with_good_checksums_are_refused() {
+    fn invalid_contents_with_valid_checksums_are_refused() {
         let header = sparse().encode()[..HEADER_LENGTH].to_vec();
         let max = 1u64 << 21;
-        let lies: [&[u64]; 6] = [
+        let invalid: [&[u64]; 6] = [
             &[0],
             &[1, 0],
             &[0, 1, 0, 1],
@@ -333,12 +333,12 @@ mod tests {
             &[0, max + 1],
             &[1 << 62, 1 << 62, 1 << 62, 1],
         ];
-        for lie in lies {
+        for numbers in invalid {
             let mut bytes = header.clone();
-            for number in lie {
+            for number in numbers {
                 super::append_number(&mut bytes, *number);
             }
-            assert!(DirtyBitmap::decode(&sealed(bytes), 1 << 30).is_err(), "{lie:?}");
+            assert!(DirtyBitmap::decode(&sealed(bytes), 1 << 30).is_err(), "{numbers:?}");
         }
         for overlong in [&[0x80u8, 0x00, 0x01][..], &[0xFF; 12][..]] {
             let mut bytes = header.clone();

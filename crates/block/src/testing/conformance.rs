@@ -87,7 +87,7 @@ impl Conformance {
 
     /// Checks all promises of a device that can be written, on a fresh one for each size and check.
     ///
-    /// `make` gets the size in bytes. Whatever the device holds at first is what the model begins with.
+    /// `make` gets the size in bytes. The model begins with the content that the device has at first.
     pub fn check_mutable<D: BlockDeviceMut>(&self, mut make: impl FnMut(u64) -> D) {
         for &size_bytes in &self.sizes_bytes {
             let device = make(size_bytes);

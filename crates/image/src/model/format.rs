@@ -1,4 +1,4 @@
-//! The image formats, and what the extension of a file tells about its format.
+//! The image formats, and the format that the extension of a file suggests.
 
 #![deny(clippy::indexing_slicing)]
 #![cfg_attr(not(test), deny(clippy::string_slice))]
@@ -128,7 +128,7 @@ impl std::fmt::Display for Format {
 
 /// Bytes at the start of a file that [`of_content`] needs.
 pub(crate) const HEAD_BYTES: u64 = 1024;
-/// What the extension of a file tells about its format.
+/// The format that the extension of a file suggests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum NameHint {
     /// An image of this format.

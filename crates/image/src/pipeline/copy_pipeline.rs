@@ -73,7 +73,7 @@ struct PipelineQueue<'a> {
     unwritten: u64,
     /// The first write that failed.
     failure: Option<Error>,
-    /// Tells the workers to exit.
+    /// Requests the workers to exit.
     is_shutdown: bool,
     /// Workers that are running.
     workers: usize,

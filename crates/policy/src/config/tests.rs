@@ -61,7 +61,7 @@ fn a_job_is_a_command_line() {
 }
 
 #[test]
-fn every_setting_tells_where_it_is_from() {
+fn every_setting_has_its_origin() {
     let config = Config::parse(WHOLE).unwrap();
     let of = |job: &str, key: &str| {
         let settings = &config.job(job).unwrap().settings;

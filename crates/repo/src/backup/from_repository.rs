@@ -46,7 +46,7 @@ pub(crate) fn copy_disk(
     let packs = Arc::clone(&session.packs);
     let unit = stored.disk.content.unit();
     let open_parent = || parent.map(|(root, size)| MapReader::new(&*packs, root, size, unit));
-    // A parent of another size is no copy of the base, whatever was said.
+    // A parent of another size cannot be a copy of the base, even if the request names it.
     let is_same_size = stored
         .base
         .is_some_and(|base| parent.is_some_and(|(_, size)| size == base.size_bytes));
@@ -259,7 +259,7 @@ impl DiskCopy<'_, '_, '_> {
         if let Some(error) = failed_here {
             return Err(error);
         }
-        fetched.map_err(|error| told_apart(origin, error))?;
+        fetched.map_err(|error| with_origin(origin, error))?;
         for place in places.values_mut() {
             place.sort_unstable_by_key(|(start, ..)| *start);
         }
@@ -277,7 +277,7 @@ impl DiskCopy<'_, '_, '_> {
             .origin
             .packs
             .frame_reader(pack)
-            .map_err(|error| told_apart(&self.origin, error))?;
+            .map_err(|error| with_origin(&self.origin, error))?;
         let entry = reader.frame(frame).map_err(|error| self.origin.error(error))?;
         let expected = match self.origin.content {
             DiskContent::Blocks => FrameContent::Blocks,
@@ -346,8 +346,8 @@ pub(super) fn chunks_of<'r>(
     Box::new(borders.map(|start| (PIECE_BYTES.min(frame.raw_length - start), None)))
 }
 
-/// A pack that is missing there may have been moved, and is looked for again; everything else is what it is.
-fn told_apart(origin: &Origin<'_>, error: Error) -> Error {
+/// Marks `error` as one of the source. A missing pack is not marked: it may have been moved, so the caller searches it again.
+fn with_origin(origin: &Origin<'_>, error: Error) -> Error {
     match error {
         Error::MissingPack { .. } => error,
         other => origin.error(other),

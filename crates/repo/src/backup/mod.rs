@@ -62,7 +62,7 @@ impl Repository {
         let copy = Cell::new(None);
         let result = self.backup_under((&lease, &copy), snapshot, request, progress);
         if result.is_ok() {
-            // The snapshot is committed, whatever becomes of the healing of others.
+            // The snapshot is committed, even if the healing of other snapshots fails.
             match self.heal(&lease) {
                 Ok(0) => {}
                 Ok(bytes) => progress.note(format!(
@@ -78,7 +78,7 @@ impl Repository {
                     drop(lease.release());
                 }
             }
-            // The snapshot is committed whatever happens now.
+            // The snapshot is committed, even if a later step fails.
             Ok(_) => {
                 if let Err(error) = lease.release() {
                     progress.warn(format!("{error}; gc waits for this process to end"));

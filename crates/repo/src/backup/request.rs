@@ -26,7 +26,7 @@ pub struct Source<'a> {
 pub enum SourceData<'a> {
     /// A device that does not change meanwhile.
     Disk(&'a dyn BlockDevice),
-    /// A device of which a bitmap tells where it may differ from the disk of this name in the parent.
+    /// A device with a bitmap of the ranges that may differ from the disk of this name in the parent.
     ///
     /// What is clean is taken from there without being read, unless the parent cannot be used at that place.
     Changes {

@@ -28,7 +28,7 @@ impl Chunker {
     #[must_use]
     pub(crate) fn push(&mut self, hash: &BlockHash) -> bool {
         self.hashes.push(*hash);
-        // The print takes the first bytes; the cut looks at the last, so that neither tells of the other.
+        // The print uses the first bytes and the cut the last, so that neither reveals the other.
         let low = u32::from_le_bytes([hash[28], hash[29], hash[30], hash[31]]);
         low.trailing_zeros() >= CUT_BITS || self.hashes.len() == CHUNK_BLOCK_COUNT_MAX
     }

@@ -238,7 +238,7 @@ fn not_decompressed(code: usize, object: &ObjectName, offset: u64) -> Error {
 
 /// Memory that frames are decoded into, one after the other.
 pub(crate) trait FrameMemory {
-    /// `length` bytes of it, whatever they hold.
+    /// `length` bytes of it, with any content.
     fn of_length(&mut self, length: usize) -> &mut [u8];
 }
 

@@ -8,7 +8,7 @@
 //! of the secret, first bit first, and 4 zero bits; the last carries the first 20 bits of a hash over version and secret. The fifth symbol
 //! of each group is its check symbol: the sum over GF(32) (polynomial x⁵+x²+1) of 2ⁱ times symbol i, for the four symbols,
 //! i = 1 to 4, and of 2⁵ times the number of the group. Any single wrong symbol, any two neighbours exchanged and any two
-//! groups exchanged change it, so the text says where it was mistyped; the hash tells what slips through.
+//! groups exchanged change it, so the check finds the group with the typing error. The hash detects errors that the check does not.
 
 use std::fmt;
 
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_and_foreign_pages_are_named() {
+    fn errors_name_the_group_length_character_or_version() {
         let text = text(5);
         let without = |at: usize| [&text[..at], &text[at + 1..]].concat();
         assert!(matches!(

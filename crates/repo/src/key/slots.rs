@@ -146,7 +146,7 @@ pub fn unlock_chosen(store: &dyn Store, credential: Credential<'_>, choice: Slot
     }
 }
 
-/// Opens one slot, whatever else there is.
+/// Opens one slot. Damage of other slots is only reported.
 fn unlock_one(store: &dyn Store, id: SlotId, credential: Credential<'_>) -> Result<Unlocked> {
     let slot = load(store, &id.object()).map_err(|error| match error {
         KeyError::Store(StoreError::NotFound { .. }) => KeyError::NoSuchSlot { id },

@@ -55,7 +55,7 @@ impl StageTimer for NoStageTimer {
     fn spent(&self, _stage: Stage, _time: Duration) {}
 }
 
-/// Does `work`, and tells how long it took.
+/// Does `work`, and reports its duration to `timer`.
 pub(crate) fn timed<T>(timer: &dyn StageTimer, stage: Stage, work: impl FnOnce() -> T) -> T {
     let start = timer.now();
     let result = work();

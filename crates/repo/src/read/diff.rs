@@ -1,6 +1,6 @@
 //! The differences between two disks of snapshots, without reading what they share.
 //!
-//! The two maps are walked together. Identical pages are skipped, whatever they span; pieces at the same location of
+//! The two maps are walked together. Identical pages are skipped at any level; pieces at the same location of
 //! the repository are equal; for blocks at different locations the prints are compared, which needs no frame. Only
 //! streams, whose pieces have arbitrary boundaries, are read where their maps differ.
 

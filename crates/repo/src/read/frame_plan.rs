@@ -1,6 +1,6 @@
 //! Reads a disk by frame instead of by offset.
 //!
-//! Restore and verify need every frame of a disk once, whatever the order of its bytes on the disk. The plan walks the
+//! Restore and verify need every frame of a disk once, in any order of its bytes on the disk. The plan walks the
 //! map and returns batches sorted by frame: memory is bounded, and a frame is decoded twice only if its bytes fall into
 //! two batches.
 

@@ -94,7 +94,7 @@ struct Writers {
     free: Receiver<AlignedBuffer>,
 }
 
-/// Tells the flusher to end, however the job ends.
+/// Stops the flusher when the job ends, also with an error or a panic.
 struct StopFlusher<'a> {
     done: &'a AtomicBool,
     flush: &'a Sender<()>,

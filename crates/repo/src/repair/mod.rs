@@ -233,7 +233,7 @@ impl Repository {
         let mut actions = Vec::new();
         let mut add = |action, reason: &str| actions.push((action, reason.to_owned()));
         for finding in survey.findings.list() {
-            // Something in the place of an object belongs to the user, who has to move it away.
+            // A file or folder under the name of an object belongs to the user, who has to move it away.
             let is_ours = finding.kind.is_damage() && finding.kind != FindingKind::Obstructed;
             if !is_ours && finding.kind != FindingKind::Single {
                 continue;
@@ -336,7 +336,7 @@ fn actions_for_packs(survey: &Survey) -> Vec<(RepairAction, String)> {
     }
     let segments = survey.index.bad_segments();
     let untidy = |kind| survey.findings.list().iter().any(|finding| finding.kind == kind);
-    // Without a snapshot, what the index lists may be all that tells gc that packs are lost, or not copied yet.
+    // Without a snapshot, the entries of the index may be the only evidence for gc that packs are lost, or not copied yet.
     let is_evidence = survey.manifests.is_empty() && untidy(FindingKind::Dangling);
     let is_untidy = !segments.is_empty() || untidy(FindingKind::Unlisted) || untidy(FindingKind::Dangling);
     if is_untidy && !is_evidence {

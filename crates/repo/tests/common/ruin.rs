@@ -1,8 +1,8 @@
-//! A repository of which one object is ruined, and everything that people do with a repository, done to it.
+//! A repository with one ruined object, and all operations of a repository on it.
 //!
-//! An object ruined as it is stored is what a bad disk or somebody without the keys can make: no wrong byte may come of it, and
-//! neither gc nor repair may make it worse. One ruined behind its seal is what somebody with the keys can make: he can
-//! write a snapshot of anything, so nothing is said about what is read; but nothing may panic, hang or fill the memory.
+//! A bad disk, or an attacker without the keys, can ruin an object as it is stored: no read may return a wrong byte, and
+//! neither gc nor repair may make it worse. An attacker with the keys can ruin an object behind its seal. That attacker can
+//! write any snapshot, so what is read is not checked; but nothing may panic, hang or fill the memory.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -48,7 +48,7 @@ impl Victim {
     }
 
     /// Ruins an object as `input` says: u8 with bit 0: behind the seal, bit 1: no writer is at work, bits 2 to 4: no verify, no gc,
-    /// no repair; u8 number of the object; then edits of four bytes each. Does then what people do, and panics when a promise is broken.
+    /// no repair; u8 number of the object; then edits of four bytes each. Then runs all operations, and panics if a promise is broken.
     pub(crate) fn ruin(&self, input: &[u8]) {
         let Some((&[mode, number], edits)) = input.split_first_chunk() else {
             return;

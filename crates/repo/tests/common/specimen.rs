@@ -64,7 +64,7 @@ impl Processes for KnownProcess {
     }
 
     fn liveness(&self, process: &ProcessIdentity) -> Liveness {
-        assert_eq!(*process, self.this(), "nobody else writes here");
+        assert_eq!(*process, self.this(), "no other process writes here");
         Liveness::Alive
     }
 }

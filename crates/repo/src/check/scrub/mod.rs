@@ -474,7 +474,7 @@ impl Repository {
     }
 }
 
-/// Whether `found` tells of damage that `known` does not.
+/// Whether `found` has damage that `known` does not have.
 fn says_more(found: &DamageRecord, known: &DamageRecord) -> bool {
     let mut merged = known.clone();
     merged.merge(found.clone());

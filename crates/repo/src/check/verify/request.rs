@@ -30,7 +30,7 @@ pub struct VerifyRequest<'a> {
     pub snapshots: Selection,
     /// How deep.
     pub depth: VerifyDepth,
-    /// A disk that is compared with a device, byte for byte, whatever the depth.
+    /// A disk that is compared with a device, byte for byte, at any depth.
     pub compare: Option<Compare<'a>>,
     /// Threads that read and check; with none, everything is done by the caller, in a fixed order.
     pub thread_count: usize,

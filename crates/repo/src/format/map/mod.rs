@@ -2,8 +2,8 @@
 //!
 //! A map is a tree of pages with fixed spans. A leaf describes [`LEAF_BYTES`] of the disk as pieces; an inner page
 //! points to [`FANOUT`] children. Because spans are fixed, a page is found by position alone, and a page equal to that
-//! of the previous snapshot at the same position *is* that page: an unchanged region costs nothing, whatever the size
-//! of the disk. A region of zeroes has no page.
+//! of the previous snapshot at the same position *is* that page: an unchanged region costs nothing on a disk of any
+//! size. A region of zeroes has no page.
 
 mod page;
 mod reader;

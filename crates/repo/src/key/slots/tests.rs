@@ -203,7 +203,7 @@ fn a_damaged_slot_does_not_count_as_one_that_stays() {
     remove(&store, ids[0], Removal::KeepLast, &randomness).unwrap();
 }
 
-/// Three hosts remove three slots at once, two of them the same one, and one may crash: whatever the order, a slot stays.
+/// Three hosts remove three slots at once, two of them the same one, and one may crash: in any order, one slot stays.
 #[test]
 fn of_slots_that_are_removed_at_once_one_stays() {
     let mut left = BTreeSet::new();

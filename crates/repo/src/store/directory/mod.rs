@@ -8,7 +8,7 @@
 //! ```
 //!
 //! An object is written to `tmp/`, synced, and only then linked to its name: `link` fails where the name is taken, on every file
-//! system and through NFS, and that decides who comes first. Each fsync serves one promise of [`Store`]:
+//! system and through NFS, so exactly one put succeeds. Each fsync serves one promise of [`Store`]:
 //!
 //! 1. of the temporary file, before the link: whole or not at all;
 //! 2. of the folder, after the link: durable;
@@ -221,8 +221,8 @@ type ListVisitor<'a> = dyn FnMut(ObjectName, u64) -> Result<()> + 'a;
 
 /// The object that `entry` of a folder is listed as.
 ///
-/// For kinds whose absence permits a deletion, every entry with a valid name is listed, whatever it is: reading it is
-/// an error. A pack, a segment or a key that is not a file is skipped: others are used instead.
+/// For kinds whose absence permits a deletion, every entry with a valid name is listed, also one that is not a file:
+/// reading it is an error. A pack, a segment or a key that is not a file is skipped: others are used instead.
 fn listed(kind: ObjectKind, folders: &[&str], entry: &FolderEntry<'_>) -> Option<ObjectName> {
     match kind {
         ObjectKind::Config | ObjectKind::Key | ObjectKind::Pack | ObjectKind::Index => object(kind, folders, entry),

@@ -151,7 +151,7 @@ impl Drop for Temporary {
     }
 }
 
-/// A name that no other temporary file has, on whatever host.
+/// A name that no other temporary file has, on any host.
 ///
 /// It must never come again: a writer whose file was cleaned away would otherwise publish another's half-written one. The
 /// standard library's hash keys come from the operating system's randomness, once per thread, and differ for each state.

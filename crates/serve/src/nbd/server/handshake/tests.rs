@@ -73,7 +73,7 @@ fn the_greeting_is_that_of_fixed_newstyle() {
 }
 
 #[test]
-fn going_tells_size_flags_name_description_and_block_sizes() {
+fn go_replies_with_size_flags_name_description_and_block_sizes() {
     // Flags: has-flags, read-only, multi-conn, cache.
     let progress = answered(
         "00000003 IHAVEOPT 00000007 0000000d 00000001 \"d\" 0003 0003 0001 0002",
@@ -99,7 +99,7 @@ fn a_list_is_answered_one_by_one() {
 }
 
 #[test]
-fn an_export_by_name_has_zeroes_unless_the_client_knows_better() {
+fn an_export_by_name_ends_with_zeroes_unless_the_client_declines_them() {
     let progress = answered("00000003 IHAVEOPT 00000001 00000001 \"d\"", "0000000000001234 0503");
     assert_eq!(session(progress).terms.style, HeaderStyle::Simple);
     let zeroes = "00".repeat(124);

@@ -1,0 +1,85 @@
+//! Images that must not be written, and bitmaps that a write invalidates.
+
+use std::fs;
+
+use holdfast_block::BlockDeviceMut as _;
+use holdfast_image::{BitmapState, CreateOptions, Error, OpenOptions, create, open, open_mut};
+
+use super::MIB;
+use crate::peer::{self, Lab, path_text, qemu_check, qemu_io};
+
+#[test]
+fn write_without_bitmap_support_makes_it_stale() {
+    let lab = Lab::new();
+    let image = lab.path("image.qcow2");
+    lab.qemu_img("create -f qcow2 image.qcow2 4M");
+    lab.qemu_img("bitmap --add image.qcow2 daily");
+    let state = || {
+        let opened = open(&image, &OpenOptions::default()).unwrap();
+        opened.layers()[0].qcow2.as_ref().unwrap().bitmaps[0].state
+    };
+    drop(open_mut(&image, &OpenOptions::default()).unwrap());
+    assert_eq!(state(), BitmapState::Valid, "opening changes nothing");
+    let device = open_mut(&image, &OpenOptions::default()).unwrap();
+    device.write_at(&[1], 0).unwrap();
+    assert_eq!(state(), BitmapState::Stale, "at once, not at the flush");
+    device.flush().unwrap();
+    drop(device);
+    let (corruptions, _) = qemu_check(&image);
+    assert_eq!(corruptions, 0);
+}
+
+#[test]
+fn inconsistent_images_are_not_written() {
+    let lab = Lab::new();
+    let image = lab.path("image.qcow2");
+    for bit in [1u8, 2] {
+        fs::remove_file(&image).ok();
+        create(&image, &CreateOptions::qcow2(MIB)).unwrap();
+        let mut bytes = fs::read(&image).unwrap();
+        bytes[79] = bit;
+        peer::overwrite(&image, &bytes);
+        assert!(matches!(
+            open_mut(&image, &OpenOptions::default()),
+            Err(Error::NotWritable { .. })
+        ));
+        assert_eq!(open(&image, &OpenOptions::default()).unwrap().notes().len(), 1);
+    }
+    // An entry that points at the header is detected before the header is overwritten, and the image is marked.
+    fs::remove_file(&image).ok();
+    create(&image, &CreateOptions::qcow2(MIB)).unwrap();
+    qemu_io(&image, &["write 0 64k"]);
+    let mut bytes = fs::read(&image).unwrap();
+    let l2 = bytes
+        .windows(8)
+        .rposition(|word| word[0] == 0x80 && word[7] == 0 && word[1..7] != [0; 6])
+        .unwrap();
+    let at_l1 = 65_536;
+    bytes[l2..l2 + 8].copy_from_slice(&(1u64 << 63 | at_l1).to_be_bytes());
+    peer::overwrite(&image, &bytes);
+    let device = open_mut(&image, &OpenOptions::default()).unwrap();
+    assert!(device.write_at(&[1], 0).is_err());
+    assert!(
+        device.write_at(&[1], 512 * 1024).is_err(),
+        "nothing is written any more"
+    );
+    drop(device);
+    assert_eq!(fs::read(&image).unwrap()[79], 2, "marked as corrupt");
+}
+
+#[test]
+fn image_in_use_by_qemu_is_locked() {
+    let lab = Lab::new();
+    let image = lab.path("image.qcow2");
+    create(&image, &CreateOptions::qcow2(MIB)).unwrap();
+    let device = open_mut(&image, &OpenOptions::default()).unwrap();
+    assert!(peer::qemu_img_fails(&["snapshot", "-c", "x", path_text(&image)]).contains("lock"));
+    drop(device);
+    let running = peer::QemuIo::hold(&image);
+    assert!(matches!(
+        open_mut(&image, &OpenOptions::default()),
+        Err(Error::Locked { .. })
+    ));
+    drop(running);
+    open_mut(&image, &OpenOptions::default()).unwrap();
+}
