@@ -6,7 +6,8 @@ use std::time::Duration;
 use holdfast_block::Clock as _;
 
 use super::World;
-use super::host_snapshots::{OnOwn, a_machine_is_backed_up_from_host_snapshots};
+use super::host_snapshot_backups::a_machine_is_backed_up_from_host_snapshots;
+use super::host_snapshots::OnOwn;
 use super::rollbacks::{a_clone_runs_beside, the_recipe, what_is_the_same_is_not_read};
 use holdfast_test_kit::file_systems::{Pool, system};
 use holdfast_test_kit::libvirt::LibvirtLab;

@@ -7,7 +7,6 @@ use std::process::Output;
 use holdfast_xapi_server::{Fault, Habits, NbdPurpose, NewDisk, NewVm, Server, SrPlace, VhdBitmaps, VhdOrder};
 use serde_json::Value;
 
-use super::copy_mishaps::damage_largest_pack;
 use crate::host::{system, text};
 use crate::program::{stderr, stdout};
 use crate::rig::{Rig, noise};
@@ -89,7 +88,7 @@ impl World {
     }
 
     /// The newest snapshot has what the disks hold now.
-    fn assert_holds(&self) {
+    pub(super) fn assert_holds(&self) {
         for (disk, device) in [("sda", "xvda"), ("sdb", "xvdb")] {
             let target = format!("{disk}.raw");
             drop(std::fs::remove_file(self.rig.path(&target)));
@@ -285,20 +284,6 @@ fn a_machine_that_is_in_another_pool_now_is_told() {
 }
 
 #[test]
-fn names_that_no_condition_could_have_are_found() {
-    let world = World::new();
-    for name in ["with \"quotes\"", "back\\slash", "a/b"] {
-        world.pool.add_vm(&NewVm {
-            name: name.to_owned(),
-            disks: Vec::new(),
-            power_state: String::new(),
-        });
-        let report = world.report(&["machines", &format!("{}/{name}", world.address())]);
-        assert_eq!(report["machines"][0]["name"], name);
-    }
-}
-
-#[test]
 fn blocks_in_another_order_and_raw_bytes_are_read_as_well() {
     let world = World::new();
     world.pool.set_nbd_purpose(NbdPurpose::None);
@@ -339,136 +324,6 @@ fn hosts_send_us_to_each_other() {
     world.rig.report(&words);
     world.assert_holds();
     world.assert_clean(2);
-}
-
-#[test]
-fn a_machine_goes_back_to_its_pool() {
-    let world = World::on(SrPlace::OnSlave);
-    world.back_up(&[]);
-    let address = world.address();
-    let (kind, message) = world.fails(1, &["export", "web1", &address]);
-    assert!(message.contains("has this machine: web1"), "{message}");
-    assert_eq!(kind, "exists");
-    let report = world.report(&["export", "web1", &address, "--new-identity", "--name", "again"]);
-    let uuid = report["uuid"].as_str().unwrap();
-    for device in ["xvda", "xvdb"] {
-        let [old, new] = [&world.vm[..], uuid].map(|vm| world.pool.disk_bytes(vm, device));
-        // A pool gives room in blocks of 2 MiB.
-        let (same, more) = new.split_at(old.len());
-        assert!(old == same && more.iter().all(|byte| *byte == 0), "{device}");
-    }
-    assert_eq!(world.pool.tasks(), []);
-    // What is wrong with it is found by the pool, and told in its words.
-    world.pool.faults().once(Fault::TransferFails(vec![
-        "SR_BACKEND_FAILURE_44".to_owned(),
-        "full".to_owned(),
-    ]));
-    let (kind, message) = world.fails(1, &["export", "web1", &address, "--new-identity"]);
-    assert!(message.contains("not enough space"), "{message}");
-    assert_eq!(kind, "no-space");
-    let (_, message) = world.fails(1, &["export", "web1", &format!("{address}/nowhere"), "--new-identity"]);
-    assert!(
-        message.contains("no storage repository") && message.contains("nowhere"),
-        "{message}"
-    );
-
-    // Nor does anything stay in the pool where what is stored is damaged.
-    damage_largest_pack(&world.rig, "repo");
-    let vms = world.pool.vms().len();
-    world.fails(5, &["export", "web1", &address, "--new-identity"]);
-    assert_eq!((world.pool.vms().len(), world.pool.session_count()), (vms, 0));
-    assert_eq!(world.pool.tasks(), []);
-}
-
-#[test]
-fn a_card_in_another_network_is_told() {
-    let world = World::new();
-    world.back_up(&[]);
-    let address = world.address();
-    let export = ["export", "web1", &address, "--new-identity"];
-    let said = |world: &World| stderr(&world.run(&export));
-    assert!(!said(&world).contains("network"), "{}", said(&world));
-    let network = world.pool.network();
-    world.pool.set_field("network", &network, "name_label", "lan".into());
-    let by_bridge = said(&world);
-    assert!(
-        by_bridge.contains("no network \"Pool-wide") && by_bridge.contains("card 0 is in \"lan\" now"),
-        "{by_bridge}"
-    );
-    world.pool.set_field("network", &network, "bridge", "xenbr7".into());
-    let new = said(&world);
-    assert!(new.contains("has made one for network card 0"), "{new}");
-}
-
-#[test]
-fn whoever_is_not_known_is_not_talked_to() {
-    let world = World::new();
-    let machine = world.machine();
-    let wrong = "00:".repeat(31) + "00";
-    let words = [
-        "backup",
-        &machine,
-        "--pool-password-file",
-        "password",
-        "--pool-certificate",
-        &wrong,
-    ];
-    let (kind, message) = world.rig.error(1, &words);
-    assert!(message.contains(&world.pool.fingerprint()), "{message}");
-    assert_eq!(kind, "refused");
-    // Nor is anybody asked for one where it is not known yet whom it would be told.
-    let (kind, message) = world.rig.error(1, &["backup", &machine]);
-    assert!(message.contains(&world.pool.fingerprint()), "{message}");
-    assert_eq!(kind, "refused");
-    assert_eq!(world.pool.calls(), [] as [String; 0], "no password was sent");
-    world.rig.write("password", b"guess\n");
-    let (_, message) = world.fails(1, &["backup", &machine]);
-    assert!(message.contains("rejects the login of root"), "{message}");
-    let (_, message) = world.fails(2, &["backup", "xen://root:secret@host/web1"]);
-    assert!(message.contains("remove the password"), "{message}");
-}
-
-#[test]
-fn machines_are_listed_and_chosen() {
-    let world = World::new();
-    world.pool.add_vm(&NewVm {
-        name: "db1".to_owned(),
-        disks: vec![NewDisk::new("xvda", MIB)],
-        power_state: String::new(),
-    });
-    let address = world.address();
-    let report = world.report(&["machines", &address]);
-    let names: Vec<&str> = report["machines"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|machine| machine["name"].as_str().unwrap())
-        .collect();
-    assert_eq!(names, ["db1", "web1"]);
-    assert_eq!(report["machines"][1]["disks"][0]["size_bytes"], 12 * MIB);
-    let report = world.report(&["backup", &address, "--exclude-machine", "web*"]);
-    assert_eq!(report["machines"].as_array().unwrap().len(), 1);
-    assert_eq!(report["machines"][0]["consistency"], "shut off");
-    let (_, message) = world.fails(1, &["backup", &format!("{address}/nobody")]);
-    assert!(
-        message.contains("has no machine") && message.contains("nobody"),
-        "{message}"
-    );
-    // What looks like a pattern is a name, where a machine has it.
-    for name in ["db[1]", "db*"] {
-        world.pool.add_vm(&NewVm {
-            name: name.to_owned(),
-            disks: Vec::new(),
-            power_state: String::new(),
-        });
-        let report = world.report(&["machines", &format!("{address}/{name}")]);
-        assert_eq!(report["machines"].as_array().unwrap().len(), 1, "{report}");
-        assert_eq!(report["machines"][0]["name"], name);
-    }
-    let report = world.report(&["backup", &world.machine(), "--exclude", "xvdb"]);
-    assert_eq!(report["machines"][0]["disks"].as_array().unwrap().len(), 1);
-    let (_, message) = world.fails(1, &["backup", &world.machine(), "--include", "xvdz"]);
-    assert!(message.contains("xvdz"), "{message}");
 }
 
 #[test]
@@ -533,83 +388,6 @@ fn a_disk_that_breaks_off_is_read_on_wherever_that_was() {
         let (kind, message) = world.fails(1, &["backup", &machine, "--pool-read", way]);
         assert_eq!(kind, "io", "{message}");
         assert_eq!(world.rig.snapshot_count(), 0);
-    }
-}
-
-#[test]
-fn machines_of_one_name_are_not_listed_as_one() {
-    let world = World::new();
-    let twin = world.pool.add_vm(&NewVm {
-        name: "web1".to_owned(),
-        disks: vec![NewDisk::new("xvda", MIB)],
-        power_state: "Halted".to_owned(),
-    });
-    world.pool.add_vm(&NewVm {
-        name: "web2".to_owned(),
-        disks: vec![NewDisk::new("xvda", MIB)],
-        power_state: "Halted".to_owned(),
-    });
-    let address = world.address();
-    let output = world.run(&["backup", &address]);
-    assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
-    assert!(stderr(&output).contains(&twin), "{}", stderr(&output));
-    // The others are backed up all the same.
-    assert_eq!(world.rig.snapshot_count(), 1);
-    let by_uuid = format!("{address}/{twin}");
-    world.report(&["backup", &by_uuid, "--machine", "web1-old"]);
-    assert_eq!(world.rig.snapshot_count(), 2);
-}
-
-/// A toolstack that is started again answers nothing for a moment, and then all.
-#[test]
-fn questions_that_change_nothing_are_asked_again() {
-    let world = World::new();
-    let faults = world.pool.faults();
-    faults.times(Fault::RpcStatus(503), 2);
-    faults.once(Fault::HandlerStatus(503));
-    world.report(&["backup", &world.machine()]);
-    world.assert_holds();
-    world.assert_clean(2);
-    // For ever it is not asked.
-    faults.times(Fault::RpcStatus(503), 100);
-    let (kind, message) = world.fails(1, &["backup", &world.machine()]);
-    assert_eq!(kind, "io", "{message}");
-    assert!(message.contains("503"), "{message}");
-    faults.clear();
-    world.assert_clean(2);
-}
-
-/// One that is gone, or a pool that is away, is no reason to leave the others without a backup.
-#[test]
-fn what_cannot_be_found_does_not_keep_others_from_being_backed_up() {
-    let world = World::new();
-    let gone = format!("{}/gone", world.address());
-    let machine = world.machine();
-    for words in [[&gone[..], &machine], [&machine[..], "xen://127.0.0.1:1/web9"]] {
-        let before = world.rig.snapshot_count();
-        let output = world.run(&[&["backup"], &words[..]].concat());
-        assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
-        assert_eq!(world.rig.snapshot_count(), before + 1, "{}", stderr(&output));
-    }
-    // Where nothing else was asked for, that is the answer.
-    let (kind, message) = world.fails(1, &["backup", &gone]);
-    assert!(kind == "not-found" && message.contains("gone"), "{kind}: {message}");
-}
-
-#[test]
-fn an_address_that_is_none_is_told_without_its_password() {
-    let world = World::new();
-    for (word, expected) in [
-        ("xen://root:secret@host/web1", "remove the password"),
-        ("xen://host:443:/web1", "several colons"),
-        ("xen:///web1", "it has no host"),
-    ] {
-        for words in [&["machines", word][..], &["backup", word]] {
-            let output = world.run(words);
-            let said = stderr(&output);
-            assert_eq!(output.status.code(), Some(2), "{said}");
-            assert!(said.contains(expected) && !said.contains("secret"), "{said}");
-        }
     }
 }
 
