@@ -66,7 +66,7 @@ impl Fake {
         HostError::Refused {
             action,
             machine: "fake".to_owned(),
-            reason: "it was told to".to_owned(),
+            reason: "injected fault".to_owned(),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What is left of a restore that fails at each of its steps, against a hypervisor that fails when it is told to.
+//! What a restore leaves that fails at each of its steps, against a fake hypervisor.
 
 #![allow(clippy::unwrap_used, reason = "all of it is test")]
 
@@ -35,7 +35,7 @@ struct World {
     environment: Environment,
 }
 
-/// Nobody listens.
+/// Progress without output.
 #[derive(Default)]
 struct Silent(AtomicBool);
 
@@ -190,7 +190,7 @@ impl World {
 }
 
 #[test]
-fn what_the_plan_says_is_done() {
+fn a_restore_executes_its_plan() {
     let (world, fake) = (World::new(), Fake::new(Fault::Nothing));
     let plan = world.plan(&fake, NewMachineIdentity::New).unwrap();
     assert!(
@@ -217,7 +217,7 @@ fn what_the_plan_says_is_done() {
 }
 
 #[test]
-fn what_was_made_goes_again_when_the_machine_cannot_be_defined() {
+fn created_files_are_removed_if_the_machine_cannot_be_defined() {
     for fault in [Fault::Refuses, Fault::AnswerLost] {
         let (world, fake) = (World::new(), Fake::new(fault));
         let plan = world.plan(&fake, NewMachineIdentity::Keep).unwrap();
@@ -229,7 +229,7 @@ fn what_was_made_goes_again_when_the_machine_cannot_be_defined() {
     }
 }
 
-/// Nobody knows whether there is a machine that needs them.
+/// It is unknown whether a machine needs them.
 #[test]
 fn files_stay_when_the_connection_is_lost_with_the_answer() {
     let (world, fake) = (World::new(), Fake::new(Fault::ConnectionLost));
@@ -244,13 +244,13 @@ fn a_machine_that_does_not_start_stays() {
     let (world, fake) = (World::new(), Fake::new(Fault::NoStart));
     let plan = world.plan(&fake, NewMachineIdentity::New).unwrap();
     let report = world.execute(&fake, &plan).unwrap();
-    assert!(matches!(report.started, Started::Failed(reason) if reason.contains("told to")));
+    assert!(matches!(report.started, Started::Failed(reason) if reason.contains("injected fault")));
     assert_eq!((world.files().len(), fake.names().len()), (4, 1));
 }
 
-/// Somebody is faster: another machine of the same identity, and a file where one is to be.
+/// Between plan and restore, a machine of the same identity and a file at a target appear.
 #[test]
-fn what_came_after_the_plan_is_not_touched() {
+fn files_and_machines_created_after_the_plan_are_kept() {
     let (world, fake) = (World::new(), Fake::new(Fault::Nothing));
     let plan = world.plan(&fake, NewMachineIdentity::Keep).unwrap();
     let text = domain(world.folder.path());
@@ -281,9 +281,9 @@ fn an_interrupted_restore_leaves_nothing() {
     assert!(world.files().is_empty() && fake.names().is_empty());
 }
 
-/// A snapshot may be written by somebody who wants files elsewhere.
+/// An attacker may write a snapshot whose names lead elsewhere.
 #[test]
-fn names_in_a_snapshot_lead_out_of_no_folder() {
+fn names_in_a_snapshot_do_not_leave_the_target_folder() {
     let (world, fake) = (World::new(), Fake::new(Fault::Nothing));
     let text = domain(world.folder.path());
     world.back_up(2, &text.replace("<name>web1<", "<name>../../../etc/web1<"));
@@ -304,7 +304,7 @@ fn names_in_a_snapshot_lead_out_of_no_folder() {
 
 /// A place that only the snapshot names may be that of anything.
 #[test]
-fn the_state_of_a_tpm_takes_the_place_of_nothing_that_is_not_the_machines() {
+fn the_state_of_a_tpm_replaces_only_that_of_its_machine() {
     let (world, fake) = (World::new(), Fake::new(Fault::Nothing));
     let precious = world.folder.path().join("precious");
     std::fs::File::create(&precious).unwrap();
@@ -347,7 +347,7 @@ fn the_state_of_a_tpm_takes_the_place_of_nothing_that_is_not_the_machines() {
 }
 
 #[test]
-fn what_of_a_tpm_is_not_restored_is_told() {
+fn a_tpm_state_that_is_not_restored_is_reported() {
     let (world, fake) = (World::new(), Fake::new(Fault::Nothing));
     let text = domain(world.folder.path());
     world.back_up(2, &text.replace("version='2.0'", "version='1.2'"));

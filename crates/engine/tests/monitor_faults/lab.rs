@@ -163,7 +163,7 @@ impl Lab {
         result
     }
 
-    /// Every backup that is at work is a process that was killed: the kernel lets go of its locks.
+    /// Every running backup counts as a killed process: the kernel has released its locks.
     pub(crate) fn bury(&self) {
         self.processes.0.lock().unwrap().clear();
         for lock in self.files().iter().filter(|path| is_lock(path)) {
