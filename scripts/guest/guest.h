@@ -23,7 +23,7 @@ size_t read_port(int port, void *bytes, size_t size);
 
 /* Answers the questions of the QEMU guest agent, as long as the guest runs (a thread; agent.c). */
 void *answer_agent(void *nothing);
-/* Does what it is told at the port holdfast.measure, and tells what the guest feels (measure.c). Never returns. */
+/* Executes the commands from the port holdfast.measure, and reports what the guest measures (measure.c). Never returns. */
 void measure(void);
 
 #endif

@@ -71,7 +71,7 @@ static void *tick(void *nothing) {
         struct timespec now;
         clock_gettime(CLOCK_MONOTONIC, &now);
         if (now.tv_sec > next.tv_sec || (now.tv_sec == next.tv_sec && now.tv_nsec - next.tv_nsec > 2000000)) next = now;
-        /* One that nobody takes is none: the port never blocks. */
+        /* A tick without a reader is dropped: the port never blocks. */
         pthread_mutex_lock(&saying);
         ssize_t written = write(port, "t\n", 2);
         pthread_mutex_unlock(&saying);

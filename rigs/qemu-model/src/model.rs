@@ -96,7 +96,7 @@ impl QemuModel {
         (faults.commands.clone(), is_unreached)
     }
 
-    /// The guest writes to a disk, through whatever is under its device.
+    /// The guest writes to a disk, through the nodes under its device.
     ///
     /// # Errors
     /// The guest's write fails.
