@@ -202,7 +202,7 @@ fn what_is_described_is_what_there_is() {
     assert!(undescribed.is_empty(), "no section for {undescribed:?}");
 }
 
-/// A verb without a description would be found by nobody.
+/// Every verb needs a description in the documents.
 #[test]
 fn every_verb_has_a_section() {
     for verb in verb_paths() {

@@ -1,4 +1,4 @@
-//! A stranger who can write to the repository, and cannot sign: what he puts there is refused, and nothing of it is left.
+//! An attacker who can write to the repository and cannot sign: forged templates are refused, and leave no files.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -141,7 +141,7 @@ fn another_disk_under_a_signed_statement_is_found_while_it_is_written() {
     for target in ["x.raw", "x.qcow2", "x.vdi", "x.vmdk", "folder"] {
         assert_refused(&rig, &pull_words("debian", target), 5, "damage", DIFFERS);
     }
-    // Nor does anybody vouch for it by another tag, or take it without a signature.
+    // It is neither tagged again nor pulled without a signature.
     let tag = [
         "template",
         "tag",
@@ -291,7 +291,7 @@ fn another_configuration_and_another_number_of_parts_are_refused() {
 }
 
 #[test]
-fn a_hostile_signature_and_statement_reach_nobody() {
+fn hostile_signatures_and_statements_are_refused() {
     let rig = rig();
     let id = pushed_id(&rig, "debian");
     for signature in [

@@ -67,7 +67,7 @@ fn a_tag_is_moved_only_on_request_and_what_it_meant_stays_under_its_digest() {
 }
 
 #[test]
-fn a_tag_is_given_only_to_what_somebody_vouches_for() {
+fn a_tag_is_given_only_to_a_template_with_a_trusted_signature() {
     let rig = rig();
     let bytes = image(&rig, "debian.raw", 1);
     push(&rig, "debian", "debian.raw", "eve", &[]);
@@ -92,9 +92,9 @@ fn a_tag_is_given_only_to_what_somebody_vouches_for() {
     assert_pulls(&rig, "debian:stable", &bytes);
 }
 
-/// A tag that went back to what it meant before would be a rollback that nobody has asked for.
+/// A tag that returned to its earlier template would be an unrequested rollback.
 #[test]
-fn what_is_removed_never_brings_back_what_a_tag_meant_before() {
+fn removing_a_template_never_restores_the_earlier_meaning_of_a_tag() {
     let rig = rig();
     image(&rig, "debian.raw", 1);
     let one = push(&rig, "debian", "debian.raw", "anna", &[]);

@@ -138,7 +138,7 @@ fn the_content_does_not_depend_on_the_format_the_name_of_the_file_or_the_reposit
 }
 
 #[test]
-fn only_what_somebody_vouches_for_is_pulled() {
+fn only_templates_with_a_trusted_signature_are_pulled() {
     let rig = rig();
     let bytes = image(&rig, "debian.raw", 1);
     assert_refused(
@@ -211,7 +211,7 @@ fn signers_come_from_the_environment_and_the_configuration_of_the_user() {
     assert_refused(&rig, &["template", "pull", "debian", "3.raw"], 1, "refused", "revoked");
 }
 
-/// A key that asks for its passphrase would wait for ever where nobody is there.
+/// A key that asks for its passphrase would wait for ever without a terminal.
 #[test]
 fn a_key_with_a_passphrase_is_an_error_without_a_terminal_and_nothing_is_left() {
     let rig = rig();
@@ -398,7 +398,7 @@ fn a_push_that_is_killed_leaves_nothing_for_long() {
     image(&rig, "debian.raw", 1);
     let fifo = rig.path("waits");
     rustix::fs::mkfifoat(rustix::fs::CWD, &fifo, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR).unwrap();
-    // Whoever reads the key waits until somebody writes it: first ourselves, to let it begin, and then nobody.
+    // A reader of the key waits for a writer: the test writes once, so that it begins, and then no more.
     let mut child = rig
         .command(&["template", "push", "debian", "debian.raw", "--sign", "waits"])
         .spawn()
@@ -428,7 +428,7 @@ fn a_push_that_is_killed_leaves_nothing_for_long() {
 }
 
 #[test]
-fn what_lies_where_a_template_goes_stays_unless_it_is_to_be_replaced() {
+fn existing_targets_of_a_pull_are_kept_unless_force_is_given() {
     let rig = rig();
     let bytes = image(&rig, "debian.raw", 1);
     push(&rig, "debian", "debian.raw", "anna", &[]);

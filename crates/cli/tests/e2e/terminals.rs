@@ -27,7 +27,7 @@ fn error_on_terminal(variables: &[(&str, &str)]) -> String {
     assert_eq!(status.code(), Some(1));
     drop(command);
     let mut said = Vec::new();
-    // Once nobody holds the terminal any more, reading ends with an error instead of an end.
+    // Once the last process has closed the terminal, reading ends with an error instead of an end of file.
     controller.read_to_end(&mut said).ok();
     String::from_utf8(said).unwrap()
 }

@@ -407,7 +407,7 @@ fn a_bitmap_of_a_node_that_a_disk_has_left_is_not_believed_after_a_migration() {
 }
 
 #[test]
-fn whatever_a_qemu_without_libvirt_is_asked_to_do_backups_are_right() {
+fn backups_of_a_bare_qemu_are_right_after_any_command() {
     if let Some(seed) = seed_asked_for() {
         run(seed);
         return;
@@ -419,7 +419,7 @@ fn whatever_a_qemu_without_libvirt_is_asked_to_do_backups_are_right() {
 
 #[test]
 #[ignore = "the longer, the better: make torture"]
-fn whatever_a_qemu_without_libvirt_is_asked_to_do_for_long() {
+fn backups_of_a_bare_qemu_are_right_after_any_command_for_long() {
     let seconds = std::env::var("HOLDFAST_SECONDS").map_or(SECONDS, |seconds| seconds.parse().unwrap());
     let clock = SystemClock::new();
     let (mut done, mut counts) = (0, [0; 2]);

@@ -24,7 +24,7 @@ const STEP_COUNT: usize = 40;
 const PIECE_BYTES: u64 = 64 << 10;
 const SIZE_BYTES_MIN: u64 = 6 << 20;
 const SIZE_BYTES_MAX: u64 = 10 << 20;
-/// How long the long test goes on unless it is told otherwise.
+/// How long the long test takes without `HOLDFAST_SECONDS`.
 pub(super) const SECONDS: u64 = 600;
 const TARGETS: [&str; 2] = ["vda", "vdb"];
 
@@ -230,7 +230,7 @@ pub(super) fn seed_asked_for() -> Option<u64> {
 }
 
 #[test]
-fn whatever_happens_to_the_images_backups_are_right() {
+fn backups_are_right_after_any_change_of_the_images() {
     if let Some(seed) = seed_asked_for() {
         run(seed);
         return;
@@ -242,7 +242,7 @@ fn whatever_happens_to_the_images_backups_are_right() {
 
 #[test]
 #[ignore = "the longer, the better: make torture"]
-fn whatever_happens_to_the_images_for_long() {
+fn backups_are_right_after_any_change_of_the_images_for_long() {
     let seconds = std::env::var("HOLDFAST_SECONDS").map_or(SECONDS, |seconds| seconds.parse().unwrap());
     let clock = SystemClock::new();
     let (mut done, mut counts) = (0, [0; 2]);

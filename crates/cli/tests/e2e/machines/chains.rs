@@ -30,7 +30,7 @@ impl World {
         answer.map_err(|error| error.to_string())
     }
 
-    /// The node of a disk, and the bitmaps of ours that it has.
+    /// The node of a disk, and its bitmaps of Holdfast.
     pub(super) fn bitmaps_on(&self, disk: usize) -> (String, Vec<String>) {
         let found = disks(self.machine().monitor()).unwrap().swap_remove(disk);
         let names = found.bitmaps.into_iter().map(|bitmap| bitmap.name);
@@ -143,7 +143,7 @@ impl Places {
 }
 
 #[test]
-fn what_was_written_before_a_snapshot_of_others_is_in_the_next_backup() {
+fn writes_before_a_snapshot_of_another_program_are_in_the_next_backup() {
     let mut world = World::new();
     let mut places = Places(0);
     world.back_up();
@@ -230,7 +230,7 @@ fn commits_pulls_and_copies_keep_what_changed() {
 }
 
 #[test]
-fn images_that_are_exchanged_or_copied_while_it_is_off_are_not_mistaken() {
+fn images_exchanged_or_copied_while_the_machine_is_off_are_noticed() {
     let mut world = World::new();
     let mut places = Places(0);
     let path = |world: &World, name: &str| world.lab.path(name);
@@ -292,7 +292,7 @@ fn images_that_are_exchanged_or_copied_while_it_is_off_are_not_mistaken() {
         &["rebase", "-u", "-F", "qcow2", "-b", text(&base), text(&top)],
     )
     .unwrap();
-    // libvirt keeps the base of then in the configuration, unless it is told of the image once more.
+    // libvirt keeps the old base in the configuration, unless the image is defined again.
     world.put(0, &top, "qcow2");
     world.disks[0][7 << 20..(7 << 20) + 65_536].fill(99);
     world.start();
@@ -306,7 +306,7 @@ fn images_that_are_exchanged_or_copied_while_it_is_off_are_not_mistaken() {
 }
 
 #[test]
-fn a_bitmap_that_others_changed_is_not_believed() {
+fn a_bitmap_changed_by_another_program_is_not_believed() {
     let mut world = World::new();
     let mut places = Places(0);
     world.back_up();
@@ -358,7 +358,7 @@ fn a_bitmap_that_others_changed_is_not_believed() {
 
 /// The layers are looked at before the administrator's programs are called, and the disks are frozen after them.
 #[test]
-fn a_snapshot_between_the_look_and_the_instant_does_not_mislead() {
+fn a_snapshot_between_inspection_and_point_in_time_is_noticed() {
     let mut world = World::new();
     let mut places = Places(0);
     let uri = world.lab.uri();
@@ -419,7 +419,7 @@ fn a_machine_goes_back_to_an_internal_snapshot_that_a_backup_saw() {
     world.assert_runs_and_is_clean();
 }
 
-/// A bitmap cannot be kept in an image of version 2, nor told what is written to an overlay of it.
+/// An image of version 2 stores no bitmap, and does not record what is written to an overlay of it.
 #[test]
 fn images_of_the_old_version_are_read_in_full_where_they_must_be() {
     let mut world = World::new();

@@ -44,7 +44,7 @@ impl Bare {
     }
 }
 
-/// Nobody begins bitmaps in overlays here: what was written to them is told by their clusters.
+/// Without libvirt, overlays have no bitmaps: their allocated clusters show what was written.
 #[test]
 fn a_qemu_without_libvirt_is_backed_up_through_all_layers() {
     let mut bare = Bare::new(&[]);

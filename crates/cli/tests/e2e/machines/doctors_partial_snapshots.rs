@@ -10,18 +10,18 @@ use serde_json::{Value, json};
 
 use super::at;
 use super::doctors::found;
-use super::doctors_storage::{names, somebody_dead, this_process, write};
+use super::doctors_storage::{dead_process, names, this_process, write};
 use super::host_snapshots::on;
 use holdfast_test_kit::file_systems::system;
 
 #[test]
-fn what_was_received_in_part_and_what_was_cut_and_not_noted() {
+fn partly_received_snapshots_are_removed_and_unrecorded_ones_are_kept() {
     let Some(on) = on("btrfs") else { return };
     on.take(0, &["web1", "--name", "one"]);
     let btrfs = |words: &[&str]| system("btrfs", &[&["subvolume"], words].concat()).unwrap();
     let half = on.ours("snapshots/half");
     btrfs(&["create", half.to_str().unwrap()]);
-    // Where nobody receives it is somebody's own.
+    // Without a receiver, the subvolume belongs to another program.
     assert_eq!(found(&on.doctor(0, &["--fix"])), [""; 0]);
     write(&on.ours("receiving"), "");
     let receiving = File::open(on.ours("receiving")).unwrap();
@@ -64,7 +64,7 @@ fn what_was_received_in_part_and_what_was_cut_and_not_noted() {
 
 /// A snapshot of btrfs has a hidden name until it is noted. So a process that is killed right after the cut leaves no half of one under its name.
 #[test]
-fn what_was_cut_and_has_no_name_yet_is_removed() {
+fn a_snapshot_that_has_no_name_yet_is_removed() {
     let Some(on) = on("btrfs") else { return };
     on.take(0, &["web1", "--name", "one"]);
     let hidden = on.ours("snapshots/.cut");
@@ -93,7 +93,7 @@ fn what_was_cut_and_has_no_name_yet_is_removed() {
 
 /// A host snapshot is whole when the state of its machine is kept. One whose maker was killed before goes with what was kept of it.
 #[test]
-fn what_was_not_completed_is_removed_with_its_state() {
+fn an_incomplete_snapshot_is_removed_with_its_state() {
     let Some(on) = on("btrfs") else { return };
     on.take(0, &["web1", "--name", "one"]);
     on.take(0, &["web1", "--name", "two"]);
@@ -105,13 +105,13 @@ fn what_was_not_completed_is_removed_with_its_state() {
     let note = |change: &dyn Fn(&mut Value)| {
         let (mut noted, mut record) = (noted.clone(), whole.clone());
         record["is_whole"] = json!(false);
-        record["maker"] = somebody_dead();
+        record["maker"] = dead_process();
         change(&mut record);
         noted["record"] = json!(record.to_string());
         write(&path, &noted.to_string());
     };
     note(&|record| record["maker"] = this_process());
-    assert_eq!(found(&on.doctor(0, &["--fix"])), [""; 0], "its maker is at work");
+    assert_eq!(found(&on.doctor(0, &["--fix"])), [""; 0], "its maker is running");
     // A copy that was received here says of what it is a copy.
     note(&|record| record["datasets"] = json!(["btrfs:/elsewhere"]));
     let report = on.doctor(3, &["--fix"]);
@@ -134,15 +134,15 @@ fn what_was_not_completed_is_removed_with_its_state() {
     let long_ago = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000);
     let folder = File::open(scratch.join("holdfast-memory-old")).unwrap();
     folder.set_modified(long_ago).unwrap();
-    // Nobody has it open.
+    // No process has it open.
     drop(folder);
     assert_eq!(found(&on.doctor(0, &["--fix"])), ["leftover"]);
     assert_eq!(names(&scratch), [""; 0]);
 }
 
-/// A machine with disks in two subvolumes: whoever cuts both may be killed between them.
+/// A machine with disks in two subvolumes: the process that snapshots both may be killed between them.
 #[test]
-fn what_was_cut_in_part_is_no_point_in_time() {
+fn a_set_of_snapshots_that_is_incomplete_is_no_point_in_time() {
     let Some(on) = on("btrfs") else { return };
     on.world.lab.virsh(&["destroy", "web1"]);
     let other = on.world.lab.path("other");
@@ -168,7 +168,7 @@ fn what_was_cut_in_part_is_no_point_in_time() {
             .contains("has none of that name")
     );
     cut(&other, "one");
-    // Both are there, and nobody knows whether the machine held still for the second.
+    // Both exist, and it is unknown whether the machine was still paused for the second.
     let refused = back(1, "web1@one")["error"].to_string();
     assert!(refused.contains("died before all of them were made"), "{refused}");
     assert_eq!(back(0, "web1@latest")["report"]["point"], "whole");
@@ -194,16 +194,16 @@ fn what_was_cut_in_part_is_no_point_in_time() {
                 .map(|one| one["is_whole"] == true)
         };
         let datasets = report["datasets"].as_array().unwrap();
-        let told: Vec<_> = datasets.iter().map(of_name).collect();
-        let is_whole = told == [Some(true), Some(true)];
-        assert!(is_whole || !told.contains(&Some(true)), "{report:#}");
+        let are_whole: Vec<_> = datasets.iter().map(of_name).collect();
+        let is_whole = are_whole == [Some(true), Some(true)];
+        assert!(is_whole || !are_whole.contains(&Some(true)), "{report:#}");
         back(i32::from(!is_whole), &format!("web1@{name}"));
     }
 }
 
 /// Two datasets of one name, cut one by one: killed in between, the first is no sign of a fresh point in time.
 #[test]
-fn a_set_of_zfs_that_is_not_whole_is_no_point_for_anybody() {
+fn an_incomplete_set_of_zfs_snapshots_counts_for_no_check() {
     let Some(on) = on("zfs") else { return };
     let (other, _) = on.file_system.dataset();
     let pool = other.split('/').next().unwrap().to_owned();
@@ -231,7 +231,7 @@ fn a_set_of_zfs_that_is_not_whole_is_no_point_for_anybody() {
     };
     let mut half = whole.clone();
     half["is_whole"] = json!(false);
-    half["maker"] = somebody_dead();
+    half["maker"] = dead_process();
     let note = |record: &Value| {
         system(
             "zfs",
@@ -255,7 +255,7 @@ fn a_set_of_zfs_that_is_not_whole_is_no_point_for_anybody() {
     assert!(what.contains(&format!("there is none of zfs:{other}")), "{what}");
     half["maker"] = this_process();
     note(&half);
-    assert_eq!(found(&on.doctor(0, &[])), [""; 0], "whoever makes it is at work");
+    assert_eq!(found(&on.doctor(0, &[])), [""; 0], "its maker is running");
     note(&whole);
     check(0);
     assert_eq!(found(&on.doctor(0, &[])), [""; 0]);

@@ -1,4 +1,4 @@
-//! What those have left who were killed at work on host snapshots: the doctor tells of it and changes nothing, `--fix` mends what is safe.
+//! Leftovers of processes that were killed while they worked on host snapshots: the doctor reports them and changes nothing, `--fix` removes what is safe.
 
 use std::fs::File;
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
@@ -22,12 +22,12 @@ impl OnOwn {
         self.world.lab.folder.path().to_str().unwrap().to_owned()
     }
 
-    /// Something of ours in the folder with the machine's disks.
+    /// A path below `.holdfast` in the folder with the machine's disks.
     pub(super) fn ours(&self, name: &str) -> PathBuf {
         self.world.lab.path(".holdfast").join(name)
     }
 
-    /// The names in a folder of ours.
+    /// The names in a folder below `.holdfast`.
     pub(super) fn names(&self, part: &str) -> Vec<String> {
         names(&self.ours(part))
     }
@@ -110,7 +110,7 @@ pub(super) fn make_old(path: &Path) {
 }
 
 /// A process that is dead, as notes have it: it has our number, and began at another time.
-pub(super) fn somebody_dead() -> Value {
+pub(super) fn dead_process() -> Value {
     let mut process = this_process();
     process["started"] = json!(process["started"].as_u64().unwrap() + 1);
     process
@@ -128,8 +128,8 @@ pub(super) fn this_process() -> Value {
     })
 }
 
-/// Half-made snapshots, notes and holds of nothing, files of a trial; and the same of somebody who is at work.
-fn halves_are_deleted(kind: &'static str) {
+/// Partial snapshots, records and holds without a snapshot, and files of a probe; and the same of a running process.
+fn partial_snapshots_are_deleted(kind: &'static str) {
     let Some(on) = on(kind) else { return };
     on.take(0, &["web1", "--name", "one"]);
     assert_eq!(found(&on.doctor(0, &[])), [""; 0]);
@@ -175,7 +175,7 @@ fn halves_are_deleted(kind: &'static str) {
             on.hidden()
         ]
     );
-    // Whoever removes, holds or notes something has a lock: then nothing is touched.
+    // A process that removes, holds or records something has a lock: then nothing is touched.
     let lock = File::options().create(true).append(true).open(on.ours("lock")).unwrap();
     flock(&lock, FlockOperation::LockExclusive).unwrap();
     let fixed = on.doctor(0, &["--fix"]);
@@ -204,17 +204,17 @@ fn halves_are_deleted(kind: &'static str) {
 }
 
 #[test]
-fn halves_on_xfs_are_deleted() {
-    halves_are_deleted("xfs");
+fn partial_snapshots_on_xfs_are_deleted() {
+    partial_snapshots_are_deleted("xfs");
 }
 
 #[test]
-fn halves_on_btrfs_are_deleted() {
-    halves_are_deleted("btrfs");
+fn partial_snapshots_on_btrfs_are_deleted() {
+    partial_snapshots_are_deleted("btrfs");
 }
 
 #[test]
-fn killed_at_any_moment_the_doctor_makes_all_well() {
+fn a_snapshot_killed_at_any_moment_is_cleaned_up_by_the_doctor() {
     let Some(on) = on("xfs") else { return };
     let mut random = SeededRandom::new(21);
     for round in 0..8 {
@@ -275,7 +275,7 @@ fn a_guest_that_a_dead_snapshot_froze_is_thawed() {
 }
 
 #[test]
-fn states_whose_host_snapshots_are_gone_are_forgotten() {
+fn states_without_host_snapshots_are_removed() {
     let Some(on) = on("btrfs") else { return };
     for name in ["one", "two"] {
         on.take(0, &["web1", "--name", name]);
@@ -291,7 +291,7 @@ fn states_whose_host_snapshots_are_gone_are_forgotten() {
 }
 
 #[test]
-fn clones_of_zfs_to_look_into_snapshots_go_when_nobody_looks_any_more() {
+fn zfs_clones_for_reading_are_removed_after_their_reader_died() {
     let Some(on) = on("zfs") else { return };
     let uri = on.world.lab.uri();
     let views = || {
@@ -303,7 +303,7 @@ fn clones_of_zfs_to_look_into_snapshots_go_when_nobody_looks_any_more() {
     while views() == 0 {
         assert!(child.try_wait().unwrap().is_none());
     }
-    assert_eq!(found(&on.doctor(0, &["--fix"])), [""; 0], "somebody looks");
+    assert_eq!(found(&on.doctor(0, &["--fix"])), [""; 0], "a reader is running");
     assert_eq!(views(), 1);
     kill_process(Pid::from_child(&child), Signal::KILL).unwrap();
     child.wait().unwrap();

@@ -67,7 +67,7 @@ pub(super) fn a_machine_is_backed_up_from_host_snapshots(kind: &'static str) {
     on.assert_incremental(&on.back_up(), 256 << 10);
     on.world.assert_snapshot_is_right("third");
 
-    // Somebody has removed what the next one would be compared with.
+    // Another program has removed the parent of the next one.
     let newest = on.listed(&["web1"])[0]["name"].as_str().unwrap().to_owned();
     for name in on.full_names(&newest) {
         on.world.rig.ok(&["host", "release", &name]);
@@ -114,7 +114,7 @@ fn a_machine_on_ext4_is_not_backed_up_from_host_snapshots() {
 
 /// A backup that is killed leaves a host snapshot, which the next one removes; what the one before left is still there to compare with.
 #[test]
-fn a_backup_that_is_killed_costs_no_later_one_its_comparison() {
+fn after_a_killed_backup_the_next_one_is_still_incremental() {
     let Some(mut on) = on("btrfs") else { return };
     on.back_up();
     let uri = on.world.lab.uri();

@@ -45,7 +45,7 @@ pub(super) fn on(kind: &'static str) -> Option<OnOwn> {
 }
 
 impl OnOwn {
-    /// Takes a snapshot; what is told of the cut.
+    /// Takes a snapshot, and returns its first cut in the report.
     pub(super) fn take(&self, code: i32, words: &[&str]) -> serde_json::Value {
         let words = [&["snapshot"], words].concat();
         self.world.rig.json(code, &at(&self.world.lab.uri(), &words))["report"]["cuts"][0].clone()
@@ -196,7 +196,7 @@ fn a_machine_on_xfs_is_snapshotted() {
 }
 
 #[test]
-fn the_machines_in_a_dataset_are_found_and_hold_still() {
+fn the_machines_in_a_dataset_are_found_and_would_be_frozen() {
     let Some(on) = on("btrfs") else { return };
     let folder = on.world.lab.folder.path().to_str().unwrap().to_owned();
     let planned = on.take(0, &[&folder, "--dry-run", "--name", "one"]);
@@ -205,7 +205,7 @@ fn the_machines_in_a_dataset_are_found_and_hold_still() {
     assert_eq!(on.listed(&[&folder]).len(), 0);
     let cut = on.take(0, &[&folder, "--name", "one"]);
     assert_eq!(cut["machines"][0]["name"], "web1");
-    // Nobody is asked where nobody is to be frozen by force, and nothing is made.
+    // The machine has no agent: a required freeze is refused, and no snapshot is made.
     let uri = on.world.lab.uri();
     let words = ["snapshot", &folder, "--name", "two", "--quiesce", "require"];
     let (kind, said) = on.world.rig.error(1, &at(&uri, &words));
@@ -229,7 +229,7 @@ impl World {
 }
 
 #[test]
-fn a_machine_whose_disks_are_on_ext4_is_refused_with_the_reason() {
+fn a_machine_whose_disks_are_on_ext4_is_refused_with_a_reason() {
     let Some(on) = on("ext4") else { return };
     let (kind, said) = on.world.rig.error(1, &at(&on.world.lab.uri(), &["snapshot", "web1"]));
     assert_eq!(kind, "unsupported");
@@ -248,7 +248,7 @@ pub(super) fn bare_on_xfs() -> Option<(Bare, Mounted)> {
 }
 
 #[test]
-fn a_guest_with_an_agent_is_frozen_and_stands_still_where_its_disks_are_cut_one_by_one() {
+fn a_guest_with_an_agent_is_frozen_and_paused_while_its_disks_are_snapshotted_one_by_one() {
     let Some((bare, _mounted)) = bare_on_xfs() else { return };
     let asked = play_agent(&bare.lab.path("agent"));
     let report = bare
@@ -265,9 +265,9 @@ fn a_guest_with_an_agent_is_frozen_and_stands_still_where_its_disks_are_cut_one_
     bare.wait_until_clean("a snapshot");
 }
 
-/// Its owner pauses it between the look and the cut: he resumes it, and nobody else.
+/// Its owner pauses it between inspection and snapshot: Holdfast does not resume it.
 #[test]
-fn a_machine_that_its_owner_pauses_meanwhile_stays_paused() {
+fn a_machine_that_its_owner_pauses_during_a_snapshot_stays_paused() {
     let Some((bare, _mounted)) = bare_on_xfs() else { return };
     let asked = play_agent(&bare.lab.path("agent"));
     let words = ["snapshot", &bare.source, "--name", "one", "--json"];
@@ -275,7 +275,7 @@ fn a_machine_that_its_owner_pauses_meanwhile_stays_paused() {
     assert_eq!(asked.recv().unwrap(), "guest-fsfreeze-freeze");
     bare.lab.execute("stop", serde_json::Value::Null);
     child.wait_with_output().unwrap();
-    // Where it stood still for the cut already, that is ours to end.
+    // If it was already paused for the snapshot, Holdfast resumes it.
     let was_first = !bare.lab.is_running();
     bare.lab.execute("stop", serde_json::Value::Null);
     bare.rig.report(&["snapshot", &bare.source, "--name", "two"]);
@@ -285,13 +285,13 @@ fn a_machine_that_its_owner_pauses_meanwhile_stays_paused() {
 }
 
 #[test]
-fn killed_at_any_moment_the_machine_runs_on_and_is_thawed() {
+fn a_snapshot_killed_at_any_moment_leaves_the_machine_running_and_thawed() {
     let Some((bare, _mounted)) = bare_on_xfs() else { return };
     let _asked = play_agent(&bare.lab.path("agent"));
     let clock = holdfast_block::SystemClock::new();
     let mut random = SeededRandom::new(11);
     for round in 0..12 {
-        // Every other time it stands still instead.
+        // In every other round it is paused instead.
         let quiesce = if round % 2 == 0 { "off" } else { "try" };
         let words = ["snapshot", &bare.source, "--quiesce", quiesce];
         let mut child = bare.rig.command(&words).spawn().unwrap();
@@ -312,9 +312,9 @@ fn killed_at_any_moment_the_machine_runs_on_and_is_thawed() {
     }
 }
 
-/// Rules count within a series; what somebody gave a name, holds, or made with another program, is not theirs.
+/// Rules apply within a series; named and held snapshots, and those of other programs, are kept.
 #[test]
-fn host_snapshots_go_by_rules() {
+fn host_snapshots_are_pruned_by_rules() {
     let Some(on) = on("btrfs") else { return };
     let folder = on.world.lab.folder.path().to_str().unwrap().to_owned();
     let of_web = |second: u32| format!("holdfast_web1_2026-01-01_00:00:0{second}Z");

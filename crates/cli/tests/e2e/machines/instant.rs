@@ -1,4 +1,4 @@
-//! Machines that run from a snapshot at once: whoever dies while their images are filled, what their guests wrote is there.
+//! Instant restores: machines run from a snapshot while their images are filled.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::PathBuf;
@@ -53,7 +53,7 @@ impl World {
         panic!("it fills disks in no time");
     }
 
-    /// The guest of the restored machine writes, and is told that it is durable.
+    /// The guest of the restored machine writes, and its flush succeeds.
     pub(super) fn restored_writes(&mut self, disk: usize, byte: u8, offset: usize, length: usize) {
         let machine = self.restored();
         self.lab
@@ -71,7 +71,7 @@ impl World {
         self.rig.report(&at(&self.lab.uri(), &["resume", NAME]))
     }
 
-    pub(super) fn goes_on_and_is_removed(&self) {
+    pub(super) fn start_check_and_remove(&self) {
         // Where it was killed before the start, that is the owner's.
         self.lab.connect().start(NAME).ok();
         self.assert_is_whole();
@@ -81,7 +81,7 @@ impl World {
         }
     }
 
-    /// The machine runs on its own images, which hold what they should, and nothing else is left.
+    /// The machine uses its own images, which have the right content, and nothing else is left.
     pub(super) fn assert_is_whole(&self) {
         assert_eq!(self.lab.virsh(&["domstate", NAME]).trim(), "running");
         let before = self.configuration(NAME);
@@ -136,7 +136,7 @@ fn a_machine_runs_at_once_and_then_on_its_own_images() {
 
 /// The firmware reads a disk whose server is dead: no error reaches it. The machine is paused, and repeats the request when it is resumed.
 #[test]
-fn what_is_changed_of_its_configuration_meanwhile_stays() {
+fn changes_of_the_configuration_during_a_restore_are_kept() {
     let world = World::new();
     world.back_up();
     let folder = world.begun();
@@ -152,7 +152,7 @@ fn what_is_changed_of_its_configuration_meanwhile_stays() {
     world.assert_is_whole();
 }
 
-/// Its images are nobody else's, though its configuration names none of them yet.
+/// Its images are reserved for it, although its configuration does not name them yet.
 #[test]
 fn images_that_are_being_filled_belong_to_their_machine() {
     let world = World::new();
@@ -174,7 +174,7 @@ fn images_that_are_being_filled_belong_to_their_machine() {
 
 /// Ctrl-C leaves a machine that runs, and says how its disks are filled.
 #[test]
-fn interrupted_the_machine_runs_on() {
+fn an_interrupted_restore_leaves_the_machine_running() {
     let world = World::new();
     world.back_up();
     let words = ["restore", "web1", "--to-machine", "--live"];
@@ -281,7 +281,7 @@ fn disks_are_filled_at_a_bounded_rate() {
 }
 
 #[test]
-fn without_the_repository_it_does_not_go_on_and_with_it_all_is_right() {
+fn a_restore_continues_only_with_its_repository() {
     let mut world = World::new();
     world.back_up();
     let folder = world.begun();

@@ -11,7 +11,7 @@ use super::instant::{NAME, kill_servers, servers};
 use super::{World, at};
 
 #[test]
-fn restore_and_server_are_killed_and_what_the_guest_wrote_is_there() {
+fn writes_of_the_guest_survive_the_death_of_restore_and_server() {
     let mut world = World::new();
     world.back_up();
     let folder = world.begun();
@@ -36,7 +36,7 @@ fn restore_and_server_are_killed_and_what_the_guest_wrote_is_there() {
 
 /// A machine that has run must not begin again from the snapshot, and that be copied over its images.
 #[test]
-fn without_what_the_guest_has_written_nothing_starts() {
+fn a_restore_does_not_continue_without_the_writes_of_the_guest() {
     let mut world = World::new();
     world.back_up();
     let folder = world.begun();
@@ -55,7 +55,7 @@ fn without_what_the_guest_has_written_nothing_starts() {
 }
 
 #[test]
-fn a_machine_whose_server_is_dead_stands_still_and_goes_on() {
+fn a_machine_whose_server_died_is_paused_and_resumed() {
     let world = World::new();
     world.back_up();
     let mut attempts = 0..5;
@@ -68,7 +68,7 @@ fn a_machine_whose_server_is_dead_stands_still_and_goes_on() {
             break;
         }
         world.resume();
-        world.goes_on_and_is_removed();
+        world.start_check_and_remove();
     }
     let libvirt = world.lab.connect();
     let start = world.lab.clock.now();
@@ -84,7 +84,7 @@ fn a_machine_whose_server_is_dead_stands_still_and_goes_on() {
                 patience *= 2;
                 reset_after = waited + patience;
             }
-            // It stood still when it was reset, and does not know why any more.
+            // It was paused when it was reset, and the reason is lost.
             ExecutionState::Paused => drop(world.lab.virsh(&["resume", NAME])),
             ExecutionState::Running | ExecutionState::ShutOff => {}
         }
@@ -118,7 +118,7 @@ fn a_server_that_dies_is_started_again() {
 
 /// The doctor takes away what was made for a machine that never ran, and nothing else.
 #[test]
-fn a_restore_that_is_killed_before_its_machine_is_there_is_cleared_up() {
+fn a_restore_killed_before_its_machine_is_defined_is_cleaned_up() {
     let world = World::new();
     world.back_up();
     let folder = world.lab.path(&format!(".{NAME}.holdfast"));
@@ -153,9 +153,9 @@ fn a_restore_that_is_killed_before_its_machine_is_there_is_cleared_up() {
     world.assert_is_whole();
 }
 
-/// Whatever is killed and when: the doctor clears up, or `resume` goes on, and then all is right.
+/// Restore and server are killed at random moments: the doctor cleans up, or `resume` continues, and then the machine is right.
 #[test]
-fn killed_at_any_moment_it_goes_on_or_nothing_is_left() {
+fn a_restore_killed_at_any_moment_can_be_resumed_or_leaves_nothing() {
     let mut world = World::new();
     let mut random = SeededRandom::new(11);
     world.write(0, 7, 1 << 20, 65_536);
@@ -165,7 +165,7 @@ fn killed_at_any_moment_it_goes_on_or_nothing_is_left() {
     let mut whole_ms = u64::MAX;
     for _ in 0..2 {
         whole_ms = whole_ms.min(world.restore(&["--live"])["duration_ms"].as_u64().unwrap());
-        world.goes_on_and_is_removed();
+        world.start_check_and_remove();
     }
     for round in 0..8 {
         let words = ["restore", "web1", "--to-machine", "--live"];
@@ -188,7 +188,7 @@ fn killed_at_any_moment_it_goes_on_or_nothing_is_left() {
             .any(|name| name == NAME)
         {
             world.rig.report(&at(&world.lab.uri(), &["resume"]));
-            world.goes_on_and_is_removed();
+            world.start_check_and_remove();
         } else {
             assert!(servers(&folder).is_empty() && !folder.exists(), "after {after_ms} ms");
             // What is on its way to its name is deleted by the next restore to the same names.

@@ -1,4 +1,4 @@
-//! Machines with disks in iothreads, on every bus that has them, beside disks that are not: they run on, and what is restored is right.
+//! Machines with disks in iothreads, on every bus that has them, and others: they keep running, and restores are right.
 
 use std::path::Path;
 
@@ -12,7 +12,7 @@ use holdfast_test_kit::libvirt::LibvirtLab;
 use holdfast_test_kit::run;
 
 const DISK_LENGTH: usize = 8 << 20;
-/// How long the watchdog may take, which waits ten seconds for a machine that stands still.
+/// How long the watchdog may take, which waits ten seconds for a paused machine.
 const PATIENCE: std::time::Duration = std::time::Duration::from_secs(40);
 
 /// A disk of the machine: its target, its bus, the iothread of its device, and its device in QEMU.
@@ -121,7 +121,7 @@ impl Threads {
         }
     }
 
-    /// A kill at the instant leaves the machine paused until the watchdog lets it run on.
+    /// A kill at the point in time leaves the machine paused until the watchdog resumes it.
     fn wait_until_it_runs(&self) {
         let clock = holdfast_block::SystemClock::new();
         let start = holdfast_block::Clock::now(&clock);
@@ -158,7 +158,7 @@ fn assert_by_bitmap(report: &Value) {
 }
 
 #[test]
-fn a_machine_with_iothreads_is_backed_up_again_and_again_and_runs_on() {
+fn a_machine_with_iothreads_is_backed_up_repeatedly_and_keeps_running() {
     let mut threads = Threads::new();
     threads.write(10);
     let first = threads.report(&["backup", "web1"]);
@@ -284,7 +284,7 @@ fn libvirtd_may_be_restarted_while_disks_are_copied() {
 
 /// A backup that is killed while QEMU copies leaves a machine that runs; the next one takes out what is left.
 #[test]
-fn a_backup_of_iothreads_that_is_killed_leaves_nothing_that_lasts() {
+fn a_killed_backup_of_iothreads_leaves_nothing_after_the_next_one() {
     let mut threads = Threads::new();
     let uri = threads.lab.uri();
     threads.report(&["backup", "web1"]);
@@ -304,7 +304,7 @@ fn a_backup_of_iothreads_that_is_killed_leaves_nothing_that_lasts() {
 }
 
 #[test]
-fn a_bare_qemu_with_iothreads_is_backed_up_and_runs_on() {
+fn a_bare_qemu_with_iothreads_is_backed_up_and_keeps_running() {
     let words = [
         "-object",
         "iothread,id=io1",
@@ -345,7 +345,7 @@ fn what_is_in_the_main_loop_is_not_copied() {
 
 /// The image of the backup before is below overlays then, which QEMU must not serve here: such disks are read in full, once.
 #[test]
-fn a_snapshot_of_others_between_two_backups_of_iothreads_loses_nothing() {
+fn a_snapshot_of_another_program_between_two_backups_of_iothreads_loses_nothing() {
     let mut threads = Threads::new();
     threads.report(&["backup", "web1"]);
     threads.write(10);

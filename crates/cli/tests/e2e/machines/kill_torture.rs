@@ -1,5 +1,5 @@
 //! Kills over backup, restore, rollback, snapshot and doctor: after each, `doctor --fix` once and the next backup succeed, what is restored is
-//! what the disks hold, and nothing of ours is left in QEMU, in folders, or among host snapshots.
+//! what the disks hold, and nothing is left in QEMU, in folders, or among host snapshots.
 //!
 //! `HOLDFAST_KILLS` says how many, `HOLDFAST_SEED` makes the same choices again.
 
@@ -256,13 +256,13 @@ fn number(name: &str) -> Option<u64> {
 }
 
 #[test]
-fn whatever_is_killed_all_is_well_after_the_doctor() {
+fn after_any_kill_the_doctor_repairs_everything() {
     run(number("HOLDFAST_SEED").unwrap_or(1), KILLS_OF_TEST);
 }
 
 #[test]
 #[ignore = "a thousand kills take hours: make torture"]
-fn whatever_is_killed_a_thousand_times() {
+fn after_a_thousand_kills_the_doctor_repairs_everything() {
     let seed = number("HOLDFAST_SEED").unwrap_or_else(SeededRandom::fresh_seed);
     run(seed, number("HOLDFAST_KILLS").unwrap_or(KILLS_OF_TORTURE));
 }

@@ -67,7 +67,6 @@ impl World {
             .state
     }
 
-    /// The machine is emulated by a QEMU that may lose writes then, which is told.
     /// Whether the QEMU that is tested may lose writes to memory that is sent while the machine runs. It is emulated here.
     fn may_lose_memory(&self) -> bool {
         let version = QemuVersion::query(self.machine().monitor()).unwrap();
@@ -128,7 +127,7 @@ fn a_machine_goes_on_with_the_memory_and_the_disks_of_one_instant() {
     world.assert_snapshot_is_right("with memory, again");
     let there = world.disks.clone();
 
-    // Whoever starts the machine now has another memory; who resumes it has that one.
+    // A start of the machine gives another memory; a resume gives that of the snapshot.
     world.put_memory(9);
     world.write(0, 99, 0, 1 << 20);
     world.lab.virsh(&["destroy", "web1"]);
@@ -143,7 +142,7 @@ fn a_machine_goes_on_with_the_memory_and_the_disks_of_one_instant() {
     );
     assert!(
         machine["clock_behind_ms"].as_u64().is_some(),
-        "nobody has set its clock: {machine}"
+        "its clock was not set: {machine}"
     );
     assert_eq!(world.state_of("web1"), MachineState::Running);
     assert!(world.memory_of("web1").ends_with("0x07"), "{}", world.memory_of("web1"));
@@ -155,7 +154,7 @@ fn a_machine_goes_on_with_the_memory_and_the_disks_of_one_instant() {
 
 /// A QEMU that emulates processors may lose writes while its memory is read: the machine is paused for it.
 #[test]
-fn memory_that_qemu_may_lose_is_read_while_the_machine_stands_still() {
+fn memory_that_qemu_may_lose_is_read_while_the_machine_is_paused() {
     let world = World::with_memory(7);
     let uri = world.lab.uri();
     let output = world.rig.code(0, &at(&uri, &["backup", "web1", "--with-memory"]));

@@ -1,4 +1,4 @@
-//! Backups of machines under a real libvirt: they run on, and what is restored is what their disks held at the instant.
+//! Backups of machines under a real libvirt: they keep running, and restores have the content of their disks at the point in time.
 
 mod backups;
 mod bare;

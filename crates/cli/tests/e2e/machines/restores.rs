@@ -231,7 +231,7 @@ fn in_place_broken_and_missing_images_are_written_anew() {
     assert_eq!(world.files(), ["domain.xml", "web1-a", "web1-a.broken", "web1-b"]);
     assert!(std::fs::read(&kept).unwrap() == broken);
     let mode = |path: &Path| std::os::unix::fs::PermissionsExt::mode(&path.metadata().unwrap().permissions()) & 0o777;
-    assert_eq!(mode(&vda), 0o640, "who could use the old one can use the new one");
+    assert_eq!(mode(&vda), 0o640, "the new image has the mode of the old one");
     world.lab.virsh(&["start", "web1"]);
     world.lab.virsh(&["destroy", "web1"]);
 
@@ -380,7 +380,7 @@ fn disks_that_the_snapshot_does_not_have_are_kept_emptied_or_dropped() {
 const FIRMWARE_CODE: &str = "/usr/share/OVMF/OVMF_CODE_4M.fd";
 
 #[test]
-fn firmware_variables_come_back_and_the_guest_hears_that_it_went_back() {
+fn firmware_variables_are_restored_and_the_guest_gets_a_new_generation() {
     if !Path::new(FIRMWARE_CODE).exists() {
         return;
     }

@@ -45,7 +45,7 @@ impl OnOwn {
 }
 
 #[test]
-fn killed_with_half_a_memory_the_machine_runs_on_and_nothing_stays() {
+fn a_snapshot_killed_while_it_saves_memory_leaves_a_running_machine_and_nothing_else() {
     let Some(on) = on("btrfs") else { return };
     let mut random = SeededRandom::new(5);
     for round in 0..8 {
@@ -89,7 +89,7 @@ fn a_rollback_that_is_killed_is_done_again() {
         on.world.lab.virsh(&["destroy", "web1"]);
         on.kill(&["rollback", "web1@one"], &mut random, 350);
         let uri = on.world.lab.uri();
-        // Somebody has looked what is there, and it is undone; or it is done.
+        // Either the rollback is repeated, or the machine is started and its disks are written again.
         if round % 2 == 0 {
             on.world.rig.ok(&at(&uri, &["rollback", "web1@one", "--start"]));
             on.world.disks.clone_from(&then);
@@ -172,7 +172,7 @@ fn a_base_that_is_not_in_the_snapshot_and_was_written_to_is_refused() {
 }
 
 #[test]
-fn what_others_remove_is_found_out() {
+fn snapshots_removed_by_another_program_are_noticed() {
     let Some(on) = on("btrfs") else { return };
     for name in ["one", "two"] {
         on.take(0, &["web1", "--name", name]);
@@ -207,7 +207,7 @@ fn what_others_remove_is_found_out() {
 }
 
 #[test]
-fn what_keeps_a_host_snapshot_is_told_before_it_is_removed_and_what_makes_a_machine_of_it() {
+fn clones_of_a_host_snapshot_are_reported_before_its_removal_and_a_missing_machine_before_its_rollback() {
     let Some(on) = on("zfs") else { return };
     let pool = on.file_system.dataset().0.split('/').next().unwrap().to_owned();
     on.take(0, &["web1", "--name", "one"]);

@@ -150,8 +150,8 @@ fn bytes_read(on: &OnOwn, words: &[&str]) -> (u64, String) {
     (count.unwrap().parse().unwrap(), said)
 }
 
-/// ZFS tells what has changed since, and the rest is not read; without a safety snapshot all of it is.
-pub(super) fn what_is_the_same_is_not_read(kind: &'static str) {
+/// ZFS reports what has changed since, and the rest is not read; without a safety snapshot everything is read.
+pub(super) fn unchanged_ranges_are_not_read(kind: &'static str) {
     let Some(mut on) = on(kind) else { return };
     on.take(0, &["web1", "--name", "one"]);
     let then = on.world.disks.clone();
@@ -175,8 +175,8 @@ pub(super) fn what_is_the_same_is_not_read(kind: &'static str) {
 }
 
 #[test]
-fn what_is_the_same_is_not_read_on_zfs() {
-    what_is_the_same_is_not_read("zfs");
+fn unchanged_ranges_are_not_read_on_zfs() {
+    unchanged_ranges_are_not_read("zfs");
 }
 
 #[test]

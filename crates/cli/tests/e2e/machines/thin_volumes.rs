@@ -154,7 +154,7 @@ impl OnVolumes {
         }
     }
 
-    /// Asserts that nothing of ours is awake.
+    /// Asserts that no host snapshot is active.
     fn assert_all_sleep(&self) {
         let awake = "lv_active=active && lv_permissions=\"read-only\"";
         assert_eq!(self.pool.names_where(awake), [""; 0]);
@@ -226,7 +226,7 @@ fn a_machine_in_thin_volumes_is_snapshotted_and_its_snapshots_are_looked_after()
     let trial = on.pool.path("trial");
     assert!(bytes_of(&trial).iter().all(|byte| *byte == 1));
     put(&trial, &[9; 4096]);
-    // One that somebody has left awake can go all the same.
+    // An active snapshot can be removed, too.
     let own = format!("{}/web1-a+at+noon", on.pool.group);
     system("lvchange", &["-qq", "-y", "-ay", "-K", &own]).unwrap();
     rig.ok(&["host", "remove", &name]);
@@ -249,7 +249,7 @@ fn a_machine_in_thin_volumes_is_snapshotted_and_its_snapshots_are_looked_after()
 }
 
 #[test]
-fn a_machine_in_thin_volumes_is_backed_up_by_what_its_pool_tells() {
+fn a_machine_in_thin_volumes_is_backed_up_by_the_changes_its_pool_reports() {
     let Some(mut on) = OnVolumes::new() else { return };
     let first = on.back_up();
     assert_eq!(
@@ -266,7 +266,7 @@ fn a_machine_in_thin_volumes_is_backed_up_by_what_its_pool_tells() {
     // One of each volume is left, and held.
     assert_eq!(on.pool.names_where("lv_tags={\"holdfast.held\"}").len(), 2);
     assert_eq!(on.pool.names_where("lv_tags={\"holdfast.metadata\"}"), [""; 0]);
-    // Somebody else uses the pool's metadata: everything is read, and the reason is told.
+    // Another program uses the pool's metadata: everything is read, with the reason.
     let target = format!("{}-pool-tpool", on.pool.group.replace('-', "--"));
     system("dmsetup", &["message", &target, "0", "reserve_metadata_snap"]).unwrap();
     on.world.write(1, 52, 0, 65_536);
@@ -274,7 +274,7 @@ fn a_machine_in_thin_volumes_is_backed_up_by_what_its_pool_tells() {
     let reason = all["disks"][0]["reason"].as_str().unwrap();
     assert!(reason.contains("another process has reserved"), "{all}");
     on.world.assert_snapshot_is_right("third");
-    // One of ours has died with it: it is taken over.
+    // A metadata snapshot of a dead process of Holdfast is taken over.
     system(
         "lvchange",
         &[

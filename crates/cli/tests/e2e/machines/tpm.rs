@@ -308,7 +308,7 @@ fn the_state_of_a_tpm_takes_the_place_of_the_one_that_is_there() {
     assert_eq!(world.machine_state("web3"), MachineState::Running);
 }
 
-/// Where its firmware is left to libvirt, that tells only while the machine runs where its variables are, before version 9.2.
+/// If libvirt chooses the firmware, versions before 9.2 report the path of its variables only while the machine runs.
 #[test]
 fn variables_of_a_machine_that_is_off_are_found_where_libvirt_keeps_them() {
     if !Path::new(FIRMWARE).exists() {
@@ -390,7 +390,7 @@ impl Drop for Held {
     }
 }
 
-/// An swtpm that somebody has started for a QEMU that nobody manages.
+/// An swtpm that was started by hand for a QEMU without libvirt.
 fn start_swtpm(folder: &Path, options: &[(&str, &str)], by_variable: Option<&Path>) -> Swtpm {
     #[expect(clippy::disallowed_methods, reason = "these tests run programs from outside")]
     let mut command = std::process::Command::new("swtpm");
@@ -417,7 +417,7 @@ impl Drop for Swtpm {
 
 /// QEMU knows a channel only; where that leads, and where the state is, stands in command lines.
 #[test]
-fn the_tpm_of_a_qemu_that_nobody_manages_is_found_by_the_command_line_of_its_swtpm() {
+fn the_tpm_of_a_bare_qemu_is_found_by_the_command_line_of_its_swtpm() {
     let folder = tempfile::tempdir().unwrap();
     let channel = format!("socket,id=channel,path={}", folder.path().join("control").display());
     let words = [
@@ -440,7 +440,7 @@ fn the_tpm_of_a_qemu_that_nobody_manages_is_found_by_the_command_line_of_its_swt
         assert!(bare.rig.read("kept") == state);
     }
     std::fs::remove_file(folder.path().join("control")).unwrap();
-    // It has been told by a variable, which only its own user can see.
+    // It got the path by a variable, which only its own user can see.
     let _swtpm = start_swtpm(folder.path(), &[], Some(folder.path()));
     let bare = Bare::new(&words);
     let document = bare.rig.json(3, &["backup", &bare.source]);
@@ -472,7 +472,7 @@ fn a_machine_with_a_tpm_goes_on_from_its_memory() {
 }
 
 #[test]
-fn a_tpm_without_a_state_and_one_whose_secret_is_missing_are_told() {
+fn a_tpm_without_a_state_and_a_missing_secret_are_reported() {
     let secret = "11111111-bbbb-4ccc-8ddd-eeeeeeeeeeee";
     let world = Sealed::new(&format!("<encryption secret='{secret}'/>"));
     let report = world.json(0, &["backup", "web3"]);

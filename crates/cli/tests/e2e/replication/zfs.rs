@@ -44,7 +44,7 @@ fn what_is_new_follows_and_the_newest_that_both_have_is_kept() {
     );
     assert_eq!(world.held(&world.target), names_and_holds(&[("a", 0), ("b", 1)]));
     assert_eq!(world.held(&world.source), names_and_holds(&[("a", 0), ("b", 1)]));
-    // Nobody mounts it, or writes to it.
+    // It is not mounted and not written to.
     let properties = zfs(&["get", "-H", "-o", "value", "mounted,canmount,readonly", &world.target]);
     assert_eq!(properties, "no\nnoauto\non");
 
@@ -63,7 +63,7 @@ fn what_is_new_follows_and_the_newest_that_both_have_is_kept() {
     assert_eq!(world.replicate(0, &[])["outcome"], "up to date");
     let status = world.status();
     assert_eq!((&status["behind_count"], &status["behind_ms"]), (&json!(0), &json!(0)));
-    // What both have last is removed by nobody.
+    // The newest common snapshot is not removed on either side.
     assert!(system("zfs", &["destroy", &world.full(&world.source, "e")]).is_err());
     assert!(world.received("a", "disk") == noise(3_000_000, 1));
     assert!(world.received("e", "disk") == noise(3_000_000, 3));
@@ -97,7 +97,7 @@ fn a_tree_goes_with_all_that_is_wanted_of_it_and_not_into_itself() {
     assert_eq!(report["datasets"].as_array().unwrap().len(), 4, "{report}");
     assert_eq!(names("/db"), ["daily_1", "daily_2", "daily_3"]);
 
-    // A dataset that has another name now would be sent again; where ZFS tells identities, that is noticed.
+    // A renamed dataset would be sent again; where ZFS reports identities, the rename is noticed.
     zfs(&["snapshot", "-r", &format!("{pool}/vms@hourly_4")]);
     zfs(&["destroy", "-r", &format!("{target}@hourly_4")]);
     let report = world.rig.report(&words);

@@ -31,7 +31,7 @@ fn sealed(more: &str) -> Host {
     host
 }
 
-/// A job that was due in January, and that nobody has done since.
+/// A job that was due in January and has not run since.
 fn missed(host: &Host) {
     let record = r#"{"schema":1,"seen":"2020-12-01T00:00:00Z","failed_count":0,"silent":{}}"#;
     host.rig.write("state/jobs/sealed.json", record.as_bytes());
@@ -127,7 +127,7 @@ fn a_daemon_that_is_killed_loses_nothing_and_does_nothing_twice() {
 }
 
 #[test]
-fn a_daemon_that_is_told_to_stop_ends_what_it_started_and_does_it_later() {
+fn a_stopped_daemon_ends_its_jobs_and_runs_them_later() {
     let host = sealed("");
     missed(&host);
     host.program("password", "echo $$ > {here}/hanging\nexec sleep 1000");

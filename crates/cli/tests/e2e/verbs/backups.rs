@@ -1,4 +1,4 @@
-//! What goes in comes out, whatever it is and however it is named.
+//! Backups of single disks: every source, size and name is restored as it was.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -133,7 +133,7 @@ fn two_images_of_one_name_are_not_taken_for_one_machine_in_silence() {
     assert_eq!(both["snapshot"]["disks"][1]["name"], "disk-2");
 }
 
-/// The program reads its disks in order, so what it has taken of its standard input tells where it is.
+/// The program reads its disks in order, so the position in its standard input shows how far it is.
 #[test]
 fn a_disk_that_is_written_while_it_is_read_is_warned_of() {
     let rig = Rig::new();

@@ -93,8 +93,8 @@ fn ctrl_c_ends_it_clean() {
     assert_both_days(&rig, &["-r", "far"], &images);
 }
 
-/// What is removed here while it is copied arrives, because gc leaves it as long as somebody copies; what is removed before its turn
-/// comes is told.
+/// A snapshot removed while it is copied still arrives, because gc keeps its data during a copy; one removed before its turn
+/// is reported.
 #[test]
 fn forget_and_gc_here_meanwhile() {
     let (rig, images) = two_machines();
@@ -153,7 +153,7 @@ pub(super) fn damage_largest_pack(rig: &Rig, repository: &str) {
     rig.write(&largest, &bytes);
 }
 
-/// What is damaged on one side is mended from the other, for all snapshots that need it.
+/// Damage on one side is repaired from the other, for all snapshots that need it.
 #[test]
 fn a_damaged_repository_is_repaired_from_the_other() {
     for (like, damaged) in [(true, "far"), (true, "repo"), (false, "far")] {

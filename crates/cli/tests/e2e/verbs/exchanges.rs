@@ -29,7 +29,7 @@ fn rig_with_machine() -> (Rig, [Vec<u8>; 2]) {
     (rig, [first, second])
 }
 
-/// Exports it; there is a warning, for nobody knows more of the machine than its disks.
+/// Exports it, with a warning, because only the disks of the machine are known.
 fn exported(rig: &Rig, name: &str) -> serde_json::Value {
     rig.json(3, &["export", "web1", name])["report"].clone()
 }
@@ -60,7 +60,7 @@ fn a_machine_goes_out_as_an_archive_that_others_read_and_comes_back() {
             .iter()
             .map(|disk| disk["key"].as_str().unwrap())
             .collect();
-        // Everybody's tools unpack it, and a reader of another make finds the disks in it.
+        // gzip and zstd unpack it, and an independent reader finds the disks in it.
         let plain = rig.path("plain.xva");
         let unpack = ["cat", "gzip -dc", "zstd -dc"][number];
         let line = format!("{unpack} < '{}' > '{}'", text(&rig.path(name)), text(&plain));
@@ -244,7 +244,7 @@ fn backups_of_proxmox_are_made_and_taken_in() {
     }
 }
 
-/// Whoever stops it need not wait for what does not come.
+/// An interrupt does not wait for input that never comes.
 #[test]
 fn an_import_from_a_silent_pipe_is_stopped_at_once() {
     let (rig, _) = rig_with_machine();
@@ -279,7 +279,7 @@ fn an_import_from_a_silent_pipe_is_stopped_at_once() {
     }
 }
 
-/// What a killed import has left in its folder is in nobody's way.
+/// The leftovers of a killed import do not block another one.
 #[test]
 fn an_import_begins_again_in_the_folder_of_a_killed_one() {
     let (rig, _) = rig_with_machine();
@@ -333,7 +333,7 @@ fn a_damaged_archive_leaves_nothing() {
 }
 
 #[test]
-fn what_cannot_be_meant_is_refused_in_words() {
+fn contradictory_commands_are_refused_with_a_reason() {
     let (rig, _) = rig_with_machine();
     exported(&rig, "web1.xva");
     for (code, words, expected) in [

@@ -1,4 +1,4 @@
-//! Formats that nobody has said: what a guest can write into a raw disk opens no other file, and a name is no damage.
+//! Formats without an option: what a guest writes into a raw disk opens no other file, and a name is no damage.
 
 use crate::host::{system, text};
 use crate::rig::{Rig, noise};
@@ -50,7 +50,7 @@ fn what_a_guest_wrote_into_a_raw_disk_opens_no_other_file() {
                 "{words:?}: {output:?}"
             );
         }
-        // Whoever knows what it is says so.
+        // An option states the format.
         assert_eq!(
             code(&rig, &["image", "convert", "--format", "raw", name, "as-it-is.raw"]),
             0,
@@ -73,7 +73,7 @@ fn what_a_guest_wrote_into_a_raw_disk_opens_no_other_file() {
 
 /// A header that names no file leads nowhere, and still the guest of a raw disk may have written it.
 #[test]
-fn what_only_the_content_says_is_told() {
+fn a_format_guessed_from_the_content_is_warned_about() {
     let rig = Rig::new();
     rig.write("disk.raw", &noise(MIB, 5));
     rig.ok(&["image", "convert", "disk.raw", "web.qcow2"]);

@@ -8,7 +8,7 @@ const MIB: usize = 1 << 20;
 
 /// As gzip and zstd have it: what is not packed is not taken for what was unpacked, and least of all nothing.
 #[test]
-fn what_was_never_packed_is_not_unpacked() {
+fn data_that_is_not_packed_is_not_unpacked() {
     let rig = Rig::empty();
     for (input, kind) in [
         (&b""[..], "cut off"),
@@ -26,7 +26,7 @@ fn what_was_never_packed_is_not_unpacked() {
 }
 
 #[test]
-fn streams_are_packed_for_everybody_and_read_at_any_place() {
+fn packed_streams_are_read_by_gzip_and_zstd_and_at_any_offset() {
     let rig = Rig::empty();
     let mut bytes = noise(11 * MIB + 77, 5);
     bytes[3 * MIB..6 * MIB].fill(0);
@@ -96,7 +96,7 @@ fn a_packed_stream_without_an_index_is_read_to_its_end() {
             text(&rig.path("peer"))
         );
         system("/bin/sh", &["-c", &line]).unwrap();
-        // Ours behind that of a peer, in front of it, and two of ours.
+        // A stream of Holdfast after one of gzip or zstd, before it, and two of Holdfast.
         for file in [
             [packed(&one), packed(&two)].concat(),
             [rig.read("peer"), packed(&two)].concat(),
@@ -126,7 +126,7 @@ fn a_packed_stream_without_an_index_is_read_to_its_end() {
             rig.error(5, &["archive", "check", "damaged"]);
         }
     }
-    // gzip passes over zeroes, and so does everybody who reads from a tape.
+    // gzip ignores zeroes behind the stream, like every program that reads from a tape.
     let padded = [rig.run_with(&["compress", "--gzip"], &one).stdout, vec![0; 70_000]].concat();
     rig.write("padded.gz", &padded);
     system("gzip", &["-t", text(&rig.path("padded.gz"))]).unwrap();

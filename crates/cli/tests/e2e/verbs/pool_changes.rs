@@ -10,7 +10,7 @@ use super::pools::{MIB, World, with_login};
 use crate::schedules::wait_until;
 
 impl World {
-    /// Somebody gives the machine another disk while it runs.
+    /// Attaches another disk to the machine while it runs.
     fn attach(&self, place: &str, size_bytes: u64) {
         let vms = self.pool.vms();
         let vm = vms.iter().find(|vm| vm.uuid == self.vm).unwrap();

@@ -6,7 +6,7 @@ use super::pools::{MIB, World};
 use crate::program::stderr;
 
 #[test]
-fn names_that_no_condition_could_have_are_found() {
+fn machines_with_special_characters_in_their_names_are_found() {
     let world = World::new();
     for name in ["with \"quotes\"", "back\\slash", "a/b"] {
         world.pool.add_vm(&NewVm {
@@ -88,7 +88,7 @@ fn machines_of_one_name_are_not_listed_as_one() {
 
 /// One that is gone, or a pool that is away, is no reason to leave the others without a backup.
 #[test]
-fn what_cannot_be_found_does_not_keep_others_from_being_backed_up() {
+fn a_missing_machine_or_pool_does_not_prevent_other_backups() {
     let world = World::new();
     let gone = format!("{}/gone", world.address());
     let machine = world.machine();

@@ -6,7 +6,7 @@ use super::pools::World;
 use crate::program::stderr;
 
 #[test]
-fn whoever_is_not_known_is_not_talked_to() {
+fn a_pool_with_an_unknown_certificate_gets_no_password() {
     let world = World::new();
     let machine = world.machine();
     let wrong = "00:".repeat(31) + "00";
@@ -21,7 +21,7 @@ fn whoever_is_not_known_is_not_talked_to() {
     let (kind, message) = world.rig.error(1, &words);
     assert!(message.contains(&world.pool.fingerprint()), "{message}");
     assert_eq!(kind, "refused");
-    // Nor is anybody asked for one where it is not known yet whom it would be told.
+    // Nor does the program ask for a password before the certificate of the pool is accepted.
     let (kind, message) = world.rig.error(1, &["backup", &machine]);
     assert!(message.contains(&world.pool.fingerprint()), "{message}");
     assert_eq!(kind, "refused");
@@ -53,7 +53,7 @@ fn questions_that_change_nothing_are_asked_again() {
 }
 
 #[test]
-fn an_address_that_is_none_is_told_without_its_password() {
+fn an_invalid_address_is_reported_without_its_password() {
     let world = World::new();
     for (word, expected) in [
         ("xen://root:secret@host/web1", "remove the password"),

@@ -76,7 +76,7 @@ fn a_copy_that_a_person_made_of_a_kept_disk_is_his() {
         let marks = world.pool.record("VDI", &theirs[0]).unwrap()["other_config"].clone();
         assert!(marks["holdfast-base"].is_string(), "XAPI copies it: {marks}");
 
-        // What was kept does for the next backup, whichever version has kept it, and goes behind it.
+        // The next backup uses the kept disks, whichever version kept them, and then removes them.
         world.write("xvda", 9 * MIB, 512, 4);
         let next = world.back_up(&[]);
         assert_eq!(next["disks"][1]["dirty_bytes"], 0, "{next}");
@@ -115,7 +115,7 @@ fn a_kept_disk_that_a_person_works_with_stays() {
     let snapshot = world.pool.vms().into_iter().find(|vm| vm.is_a_snapshot).unwrap();
     let attached = world.pool.record("VM", &snapshot.uuid).unwrap()["VBDs"].clone();
     assert_ne!(attached, json!([]));
-    // One that somebody has made of it has its name, and is a machine.
+    // One that a user made of it has its name, and is a machine.
     let copy = world.pool.add_vm(&NewVm {
         name: snapshot.name.clone(),
         ..NewVm::default()

@@ -92,7 +92,7 @@ fn assert_not_there(world: &World) {
     assert_eq!(world.pool.session_count(), 0);
 }
 
-/// What a suspended machine goes on from is its own, whoever backs it up.
+/// A backup of a suspended machine leaves its suspended state unchanged.
 #[test]
 fn a_suspended_machine_that_is_backed_up_goes_on() {
     for with_memory in [false, true] {
@@ -295,7 +295,7 @@ fn snapshots_that_lack_something_say_what() {
         report["dropped"].to_string().contains("lacks what its pool knew"),
         "{report}"
     );
-    // A disk that was left out is known to what runs; it is told while something can be done about it.
+    // The memory refers to a disk that was left out; the warning comes at backup, when it can still be included.
     let machine = world.machine();
     let output = world.run(&["backup", &machine, "--with-memory", "--exclude", "xvdb"]);
     let said = stderr(&output);
@@ -339,7 +339,7 @@ fn what_goes_wrong_on_the_way_leaves_nothing_in_the_pool() {
         world.pool.faults().once(fault);
         let (_, message) = world.fails(1, &["export", "web1", &address, "--with-memory"]);
         assert!(message.contains(words), "{what}: {message}");
-        // Who goes does not wait for the pool to clear up.
+        // An interrupted program does not wait for the pool to clean up.
         wait_until(what, || world.pool.vms().is_empty());
         assert_not_there(&world);
     }

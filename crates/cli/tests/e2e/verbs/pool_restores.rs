@@ -23,7 +23,7 @@ fn a_machine_goes_back_to_its_pool() {
         assert!(old == same && more.iter().all(|byte| *byte == 0), "{device}");
     }
     assert_eq!(world.pool.tasks(), []);
-    // What is wrong with it is found by the pool, and told in its words.
+    // The pool finds the error, and its message is printed.
     world.pool.faults().once(Fault::TransferFails(vec![
         "SR_BACKEND_FAILURE_44".to_owned(),
         "full".to_owned(),
@@ -46,7 +46,7 @@ fn a_machine_goes_back_to_its_pool() {
 }
 
 #[test]
-fn a_card_in_another_network_is_told() {
+fn a_network_card_in_another_network_is_warned_about() {
     let world = World::new();
     world.back_up(&[]);
     let address = world.address();

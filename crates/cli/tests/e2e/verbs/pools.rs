@@ -80,7 +80,7 @@ impl World {
         self.rig.run(&with_login(words, &fingerprint))
     }
 
-    /// Backs the machine up, and gives what is told of it.
+    /// Backs the machine up, and returns its report.
     pub(super) fn back_up(&self, options: &[&str]) -> Value {
         let machine = self.machine();
         let report = self.report(&[&["backup", &machine[..]], options].concat());
@@ -100,7 +100,7 @@ impl World {
         }
     }
 
-    /// Nothing of ours is in the pool but `kept` disks to compare with.
+    /// The pool holds no leftovers of backups, only `kept` disks for the next incremental backup.
     pub(super) fn assert_clean(&self, kept: usize) {
         let vms: Vec<_> = self.pool.vms().into_iter().filter(|vm| vm.is_a_snapshot).collect();
         assert_eq!(vms, [], "snapshots of machines");
@@ -175,7 +175,7 @@ fn what_has_changed_is_read_by_nbd() {
     world.assert_holds();
     world.assert_clean(2);
 
-    // Somebody has reset the tracking: everything is read, and said why.
+    // Another program has reset the tracking: everything is read, with the reason.
     let vdis = world.pool.vdis();
     assert!(vdis.iter().any(|vdi| vdi.cbt_enabled));
     world.back_up(&["--pool-keep-nothing"]);
@@ -213,7 +213,7 @@ fn what_has_changed_comes_as_a_vhd() {
 
 /// Where the port of NBD cannot be reached, there is another way.
 #[test]
-fn disks_come_as_vhds_where_nobody_is_reached_by_nbd() {
+fn disks_are_read_as_vhds_if_nbd_cannot_be_reached() {
     let world = World::new();
     world
         .pool
@@ -262,7 +262,7 @@ fn a_machine_of_another_pool_is_not_stored_as_this_one() {
 
 /// A copy in another pool has the UUID of the machine; so has one that has moved there.
 #[test]
-fn a_machine_that_is_in_another_pool_now_is_told() {
+fn a_machine_that_is_now_in_another_pool_is_warned_about() {
     let (world, other) = (World::new(), World::new());
     other.pool.set_power_state(&other.vm, "Halted");
     other.pool.destroy(&other.vm).unwrap();
@@ -308,7 +308,7 @@ fn hosts_send_us_to_each_other() {
     world.pool.set_nbd_purpose(NbdPurpose::None);
     world.back_up(&[]);
     world.assert_holds();
-    // A host that is not the master says who is.
+    // A host that is not the master answers with the address of the master.
     let slave = format!("xen://{}/web1", world.pool.slave_address());
     let both = [world.pool.fingerprint(), world.pool.slave_fingerprint()];
     let words = [
@@ -327,7 +327,7 @@ fn hosts_send_us_to_each_other() {
 }
 
 #[test]
-fn whatever_happens_the_pool_is_left_clean() {
+fn the_pool_is_clean_after_any_fault() {
     let faults: [(&str, Fault, bool); 5] = [
         ("the session expires", Fault::SessionExpiresAfterCalls(12), true),
         (
@@ -368,7 +368,7 @@ fn whatever_happens_the_pool_is_left_clean() {
 
 /// What comes after a break is a download of its own: a VHD with another identity, which may break before the place of the first break.
 #[test]
-fn a_disk_that_breaks_off_is_read_on_wherever_that_was() {
+fn an_interrupted_download_of_a_disk_is_continued_at_any_offset() {
     for way in ["vhd", "raw"] {
         for cuts in [&[3 * MIB + 77][..], &[4 * MIB, MIB], &[5 * MIB, 2 * MIB, 6 * MIB]] {
             let world = World::new();

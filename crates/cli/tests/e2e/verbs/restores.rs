@@ -119,7 +119,7 @@ fn a_broken_image_is_not_restored_in_place_and_the_way_out_is_named() {
     assert!(rig.read("out.raw") == bytes);
 }
 
-/// Whoever may read the restored disk may read what the repository kept secret.
+/// Readers of the restored disk can read what the repository encrypted.
 #[test]
 fn what_is_restored_is_for_its_owner_only() {
     let rig = rig_with_snapshot(&noise(20_000, 7));
@@ -228,9 +228,9 @@ fn a_snapshot_that_is_removed_while_it_is_restored_is_not_damaged() {
     assert!(rest.len() < 40 * MIB - 1, "it was read ahead");
     let output = child.wait_with_output().unwrap();
     assert_code(&output, 1, &words);
-    let told = stderr(&output);
+    let said = stderr(&output);
     assert!(
-        told.contains("there is no snapshot") && !told.contains("missing"),
-        "{told}"
+        said.contains("there is no snapshot") && !said.contains("missing"),
+        "{said}"
     );
 }

@@ -17,7 +17,7 @@ struct Serving {
 }
 
 impl Serving {
-    /// Serves, with so many disks to be told.
+    /// Serves, and waits for the lines of so many disks.
     fn start(rig: &Rig, words: &[&str], count: usize) -> Self {
         let socket = rig.path("sock");
         let all = [&["serve", "nbd", "--socket", text(&socket)], words].concat();
