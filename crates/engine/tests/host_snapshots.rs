@@ -81,6 +81,26 @@ impl Tools for FakeZfs {
     }
 }
 
+/// How an agent answers a command.
+struct Reply {
+    delay: Duration,
+    /// All agents that answer at the same time.
+    together: Arc<Barrier>,
+}
+
+impl Reply {
+    fn at_once() -> Self {
+        Self::after_ms(0, &Arc::new(Barrier::new(1)))
+    }
+
+    fn after_ms(delay_ms: u64, together: &Arc<Barrier>) -> Self {
+        Self {
+            delay: Duration::from_millis(delay_ms),
+            together: Arc::clone(together),
+        }
+    }
+}
+
 /// A fake machine whose agent answers with a delay.
 struct Fake {
     description: Mutex<Description>,
@@ -88,10 +108,10 @@ struct Fake {
     commands: Mutex<Vec<String>>,
     runs: Mutex<bool>,
     time: Arc<Time>,
-    /// How long its agent takes to say how it is, and to freeze.
-    delays: (Duration, Duration),
-    /// Agents that say how they are at the same time, and those that freeze at the same time.
-    together: (Arc<Barrier>, Arc<Barrier>),
+    /// How its agent answers the query of its status.
+    status: Reply,
+    /// How its agent answers the request to freeze.
+    freeze: Reply,
 }
 
 impl Fake {
@@ -121,8 +141,8 @@ impl Fake {
             commands: Mutex::default(),
             runs: Mutex::new(state == MachineState::Running),
             time: Arc::default(),
-            delays: (Duration::ZERO, Duration::ZERO),
-            together: (Arc::new(Barrier::new(1)), Arc::new(Barrier::new(1))),
+            status: Reply::at_once(),
+            freeze: Reply::at_once(),
         }
     }
 
@@ -132,18 +152,13 @@ impl Fake {
     }
 
     /// Answers after a time, together with all others.
-    fn answer(
-        &self,
-        together: &Barrier,
-        (after, deadline): (Duration, Duration),
-        answer: &Value,
-    ) -> HostResult<String> {
+    fn answer(&self, reply: &Reply, deadline: Duration, answer: &Value) -> HostResult<String> {
         let start = self.time.now();
-        together.wait();
-        self.time.reach(start + after.min(deadline));
+        reply.together.wait();
+        self.time.reach(start + reply.delay.min(deadline));
         // The time is read only after all have answered.
-        together.wait();
-        if after > deadline {
+        reply.together.wait();
+        if reply.delay > deadline {
             return Err(HostError::Refused {
                 action: "ask the guest agent of",
                 machine: self.name().to_owned(),
@@ -190,12 +205,10 @@ impl Machine for Fake {
     }
 
     fn ask_agent(&self, command: &str, deadline: Duration) -> HostResult<String> {
-        let (status, freeze) = self.delays;
-        let (ask, frozen) = &self.together;
         match () {
-            () if command.contains("status") => self.answer(ask, (status, deadline), &json!("thawed")),
+            () if command.contains("status") => self.answer(&self.status, deadline, &json!("thawed")),
             () if command.contains("thaw") => Ok(json!({ "return": 1 }).to_string()),
-            () => self.answer(frozen, (freeze, deadline), &json!(1)),
+            () => self.answer(&self.freeze, deadline, &json!(1)),
         }
     }
 }
@@ -379,16 +392,14 @@ fn a_machine_switched_off_during_the_pause_is_of_one_point_in_time() {
 fn with_agents(time: &Arc<Time>, delays: &[(u64, u64)]) -> Vec<Fake> {
     // An agent that does not report its status is not asked to freeze.
     let answer_count = delays.iter().filter(|(status, _)| *status < 5000).count();
-    let together = (
-        Arc::new(Barrier::new(delays.len())),
-        Arc::new(Barrier::new(answer_count)),
-    );
+    let queried = Arc::new(Barrier::new(delays.len()));
+    let frozen = Arc::new(Barrier::new(answer_count));
     let slow = |(number, (status, freeze)): (usize, &(u64, u64))| {
         let mut machine = Fake::new(&format!("web{number}"), MachineState::Running);
         machine.description.lock().unwrap().has_agent_channel = true;
         machine.time = Arc::clone(time);
-        machine.delays = (Duration::from_millis(*status), Duration::from_millis(*freeze));
-        machine.together = together.clone();
+        machine.status = Reply::after_ms(*status, &queried);
+        machine.freeze = Reply::after_ms(*freeze, &frozen);
         machine
     };
     delays.iter().enumerate().map(slow).collect()

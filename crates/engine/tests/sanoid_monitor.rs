@@ -98,9 +98,20 @@ fn some_sections(pool: &str, random: &mut Random, text: &mut String) {
     }
 }
 
+/// Whether the devices of a pool may have states and errors.
+#[derive(Clone, Copy, PartialEq)]
+enum Devices {
+    Good,
+    Mixed,
+}
+
 fn some_pool(name: &str, random: &mut Random) -> PoolState {
-    let is_well = random.chance(60);
-    let health = if is_well {
+    let devices = if random.chance(60) {
+        Devices::Good
+    } else {
+        Devices::Mixed
+    };
+    let health = if devices == Devices::Good {
         "ONLINE"
     } else {
         random.of(&["ONLINE", "DEGRADED", "DEGRADED", "FAULTED", "UNAVAIL", "SUSPENDED"])
@@ -120,11 +131,11 @@ fn some_pool(name: &str, random: &mut Random) -> PoolState {
         } else {
             "-"
         },
-        status: some_status(name, health, is_well, random),
+        status: some_status(name, health, devices, random),
     }
 }
 
-fn some_status(name: &str, health: &str, is_well: bool, random: &mut Random) -> String {
+fn some_status(name: &str, health: &str, devices: Devices, random: &mut Random) -> String {
     let mut text = format!(
         "  pool: {name}\n state: {health}\nstatus: One or more devices has something.\n\tSufficient replicas exist.\n\
          action: See to it.\n  scan: scrub repaired 0B in 00:00:01 with 0 errors on Sun Nov 22 17:26:19 2026\nconfig:\n\n\
@@ -132,14 +143,14 @@ fn some_status(name: &str, health: &str, is_well: bool, random: &mut Random) -> 
     );
     let mut line = |random: &mut Random, depth: usize, name: &str| {
         let states = ["ONLINE", "DEGRADED", "FAULTED", "OFFLINE", "REMOVED", "UNAVAIL"];
-        let state = if is_well || random.chance(50) {
+        let state = if devices == Devices::Good || random.chance(50) {
             "ONLINE"
         } else {
             random.of(&states)
         };
         let mut counts = ["0"; 3];
         for count in &mut counts {
-            if !is_well && random.chance(10) {
+            if devices == Devices::Mixed && random.chance(10) {
                 *count = random.of(&["1", "12", "1.2K", "30M"]);
             }
         }
@@ -178,7 +189,7 @@ fn some_status(name: &str, health: &str, is_well: bool, random: &mut Random) -> 
             }
         }
     }
-    if !is_well && random.chance(30) {
+    if devices == Devices::Mixed && random.chance(30) {
         text.push_str(random.of(&["\tlogs\t\n", "\tcache\n", "\tspecial\t\n"]));
         // Devices of these stand as deep as those of the pool.
         text.push_str(random.of(&[
