@@ -4,7 +4,7 @@ use std::path::Path;
 
 use crate::host::system;
 
-/// systemd reads the units without a complaint, and the timer means what it says.
+/// systemd accepts the units, and the timer has the documented times.
 #[test]
 fn units_are_units() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/systemd");

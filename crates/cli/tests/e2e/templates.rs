@@ -381,7 +381,7 @@ fn a_copy_in_another_repository_is_as_good_and_stays() {
     let words = [&there[..], &pull_words("debian", "x.raw")].concat();
     rig.ok(&words);
     assert!(rig.read("x.raw") == bytes);
-    // What is removed there does not come back, as long as something of its name is left there.
+    // A snapshot removed there is not copied again, as long as another one of its name is left there.
     rig.ok(&["template", "tag", "debian", "debian:old", "--unsigned"]);
     rig.ok(&["copy", "--to", "second", "--all"]);
     rig.ok(&[&there[..], &["template", "remove", "debian:latest"]].concat());

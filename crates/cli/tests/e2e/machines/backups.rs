@@ -70,7 +70,7 @@ fn a_running_machine_is_backed_up_and_only_its_changes_the_next_time() {
     world.rig.ok(&["verify"]);
 }
 
-/// A QEMU that is killed has lost its bitmaps: everything is read, the reason is said, and only what changed is stored.
+/// A killed QEMU has lost its bitmaps: everything is read, with the reason, and only changes are stored.
 #[test]
 fn after_a_kill_of_qemu_everything_is_read_and_the_reason_is_said() {
     let mut world = World::new();

@@ -82,7 +82,7 @@ impl Bare {
     }
 }
 
-/// Takes the place of the guest's agent at its socket. Gives what it is asked to do.
+/// Plays the guest agent at its socket, and returns the commands that it gets.
 pub(super) fn play_agent(path: &std::path::Path) -> Receiver<String> {
     play_agent_that_is("thawed", path)
 }
@@ -248,9 +248,9 @@ fn the_watchdog_ends_a_backup_that_hangs_during_a_pause() {
     assert!(!child.wait().unwrap().success());
 }
 
-/// Its memory comes back as what QEMU takes in, beside its disks; another QEMU goes on with both.
+/// Its memory is restored as a stream for QEMU, beside its disks; another QEMU continues with both.
 #[test]
-fn a_machine_is_backed_up_with_its_memory_and_another_qemu_goes_on() {
+fn a_machine_is_backed_up_with_its_memory_and_another_qemu_resumes_it() {
     let pattern = Rig::empty();
     let bytes: Vec<u8> = (0..2 << 20)
         .map(|at: u32| u8::try_from(at / 4096 % 251).unwrap())
@@ -284,7 +284,7 @@ fn a_machine_is_backed_up_with_its_memory_and_another_qemu_goes_on() {
     let mode =
         std::os::unix::fs::PermissionsExt::mode(&bare.rig.path("whole/memory.qemu").metadata().unwrap().permissions());
     assert_eq!(mode & 0o777, 0o600);
-    // What is there is not written over.
+    // An existing file is not overwritten.
     let (kind, said) = bare.rig.error(1, &["restore", "web1", "whole"]);
     assert_eq!(kind, "exists", "{said}");
 

@@ -30,7 +30,7 @@ impl OnOwn {
 }
 
 #[test]
-fn what_an_image_is_based_on_is_snapshotted_with_it_once() {
+fn the_base_of_an_image_is_snapshotted_with_it_once() {
     let Some(on) = on("btrfs") else { return };
     let folder = on.world.lab.folder.path().to_str().unwrap().to_owned();
     let templates = format!("{folder}/templates");
@@ -62,7 +62,7 @@ fn what_an_image_is_based_on_is_snapshotted_with_it_once() {
 
 /// A path from the root on leads to the base of today: it is the one in the host snapshot that is read, and compared.
 #[test]
-fn what_an_image_is_based_on_is_backed_up_from_the_host_snapshot() {
+fn the_base_of_an_image_is_backed_up_from_the_host_snapshot() {
     let Some(on) = on("btrfs") else { return };
     let base = on.world.lab.path("base").to_str().unwrap().to_owned();
     on.define_on_base("web2", &base);

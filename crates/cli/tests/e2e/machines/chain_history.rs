@@ -25,7 +25,7 @@ const PIECE_BYTES: u64 = 64 << 10;
 const SIZE_BYTES_MIN: u64 = 6 << 20;
 const SIZE_BYTES_MAX: u64 = 10 << 20;
 /// How long the long test takes without `HOLDFAST_SECONDS`.
-pub(super) const SECONDS: u64 = 600;
+const SECONDS: u64 = 600;
 const TARGETS: [&str; 2] = ["vda", "vdb"];
 
 struct History {
@@ -229,6 +229,22 @@ pub(super) fn seed_asked_for() -> Option<u64> {
     std::env::var("HOLDFAST_SEED").ok().map(|seed| seed.parse().unwrap())
 }
 
+/// Runs histories until the time is over; a run returns the numbers of disks read in full and by their bitmaps.
+pub(super) fn repeat_for_long(run: fn(u64) -> [usize; 2]) {
+    let seconds = std::env::var("HOLDFAST_SECONDS").map_or(SECONDS, |seconds| seconds.parse().unwrap());
+    let clock = SystemClock::new();
+    let (mut done, mut counts) = (0, [0; 2]);
+    while clock.now() < Duration::from_secs(seconds) {
+        let one = run(seed_asked_for().map_or_else(SeededRandom::fresh_seed, |seed| seed + done));
+        counts = [counts[0] + one[0], counts[1] + one[1]];
+        done += 1;
+    }
+    println!(
+        "{done} histories: {} disks read in full, {} by their bitmaps",
+        counts[0], counts[1]
+    );
+}
+
 #[test]
 fn backups_are_right_after_any_change_of_the_images() {
     if let Some(seed) = seed_asked_for() {
@@ -243,16 +259,5 @@ fn backups_are_right_after_any_change_of_the_images() {
 #[test]
 #[ignore = "the longer, the better: make torture"]
 fn backups_are_right_after_any_change_of_the_images_for_long() {
-    let seconds = std::env::var("HOLDFAST_SECONDS").map_or(SECONDS, |seconds| seconds.parse().unwrap());
-    let clock = SystemClock::new();
-    let (mut done, mut counts) = (0, [0; 2]);
-    while clock.now() < Duration::from_secs(seconds) {
-        let one = run(seed_asked_for().map_or_else(SeededRandom::fresh_seed, |seed| seed + done));
-        counts = [counts[0] + one[0], counts[1] + one[1]];
-        done += 1;
-    }
-    println!(
-        "{done} histories: {} disks read in full, {} by their bitmaps",
-        counts[0], counts[1]
-    );
+    repeat_for_long(run);
 }

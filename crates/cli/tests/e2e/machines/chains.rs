@@ -1,4 +1,4 @@
-//! The chain of images of a disk is changed between two backups: what is restored is right, and only what cannot be proven is read in full.
+//! The chain of images of a disk is changed between two backups: restores are right, and a disk is read in full only if its changes are unknown.
 
 use std::path::{Path, PathBuf};
 
@@ -12,7 +12,7 @@ use super::{World, at};
 use crate::host::{system, text};
 use holdfast_test_kit::libvirt::LibvirtLab;
 
-/// What is said of a bitmap that was cleared, or that began later.
+/// The reason for a bitmap that was cleared, or that began later.
 const BEGUN_ANEW: &str = "does not go back to the snapshot before";
 pub(super) const GONE: &str = "is gone";
 
@@ -50,7 +50,7 @@ impl World {
         self.lab.virsh(&["start", "web1"]);
     }
 
-    /// The guest asks that what it wrote is durable.
+    /// The guest flushes its writes.
     pub(super) fn flush(&self, disk: usize) {
         let line = format!("qemu-io -d /machine/peripheral/virtio-disk{disk}/virtio-backend flush");
         self.qmp("human-monitor-command", json!({ "command-line": line }))
@@ -78,7 +78,7 @@ impl World {
         let at = configuration.find(&before).unwrap();
         let start = configuration[..at].rfind("<driver").unwrap();
         let target = at + configuration[at..].find("<target").unwrap();
-        // What it was based on is none of the new image's.
+        // The new image does not have the old backing file.
         let source = format!("<source file='{}'/>", image.display());
         let described = format!("<driver name='qemu' type='{format}'/>{source}");
         let configuration = [&configuration[..start], &described, &configuration[target..]].concat();
@@ -154,7 +154,7 @@ fn writes_before_a_snapshot_of_another_program_are_in_the_next_backup() {
         world.assert_incremental(&format!("snapshot {words:?}"));
         world.assert_incremental("nothing was written");
     }
-    // Several layers at once, one of which goes again.
+    // Several layers at once, one of which is committed.
     for round in 0..3 {
         places.write(&mut world);
         world.snapshot_outside(&format!("t{round}"), &["--no-metadata"]);
@@ -256,7 +256,7 @@ fn images_exchanged_or_copied_while_the_machine_is_off_are_noticed() {
     world.start();
     world.assert_in_full("exchanged", GONE);
 
-    // A copy with its bitmaps is as good as the image; one of an overlay has a bitmap that begins with the overlay.
+    // A copy with its bitmaps is equivalent to the image; the bitmap of a copied overlay begins with the overlay.
     places.write(&mut world);
     world.stop();
     let copy = path(&world, "copied");
@@ -278,7 +278,7 @@ fn images_exchanged_or_copied_while_the_machine_is_off_are_noticed() {
     world.start();
     world.assert_in_full("a copy of an overlay with its bitmaps", BEGUN_ANEW);
 
-    // What the image is based on is another one.
+    // The image gets another backing file.
     places.write(&mut world);
     world.snapshot_outside("s2", &["--no-metadata"]);
     world.assert_incremental("a snapshot");
@@ -332,7 +332,7 @@ fn a_bitmap_changed_by_another_program_is_not_believed() {
     }
     places.write(&mut world);
     world.assert_incremental("nothing was done to it");
-    // The image is made smaller and larger again: what was at its end is gone.
+    // The image is shrunk and grown again: the content of its end is lost.
     world.write(0, 77, (8 << 20) - (1 << 20), 1 << 20);
     world.back_up_rightly("the end is written");
     let (node, _) = world.bitmaps_on(0);

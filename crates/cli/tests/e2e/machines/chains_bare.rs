@@ -67,7 +67,7 @@ fn a_qemu_without_libvirt_is_backed_up_through_all_layers() {
     bare.snapshot("three", &["two-one-format0", "two-one-format1"]);
     write(&mut bare);
     assert_eq!(bare.back_up_rightly("two snapshots"), [None, None]);
-    // The middle one is committed into the one below it, and the backup of then is on the top.
+    // The middle one is committed into the one below it; the last backup was of the top.
     let commit = json!({
         "job-id": "commit", "device": "three-two-one-format0", "top-node": "two-one-format0", "base-node": "one-format0",
     });
@@ -85,7 +85,7 @@ fn a_qemu_without_libvirt_is_backed_up_through_all_layers() {
     write(&mut bare);
     let [first, second] = bare.back_up_rightly("committed");
     assert!(first.unwrap().contains(GONE) && second.is_none());
-    // An image that takes in what it is based on.
+    // The backing file is streamed into the image.
     write(&mut bare);
     bare.snapshot("four", &["format0"]);
     write(&mut bare);

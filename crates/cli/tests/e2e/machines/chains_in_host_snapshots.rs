@@ -31,7 +31,7 @@ fn an_image_in_a_host_snapshot_is_compared_with_that_of_its_own_disk() {
     assert!(first.is_none() && second.unwrap().contains("another image"));
     assert_eq!(reasons(&on.world), [None, None]);
 
-    // Two bases that are in both: that of then, and that of now.
+    // Two bases that are in both snapshots: the earlier one and the present one.
     let image = on.world.top_image(0);
     let bases = ["one", "two"].map(|name| on.world.lab.path(name));
     for base in &bases {

@@ -334,7 +334,7 @@ fn leftovers_in_folders_are_deleted_unless_they_are_in_use() {
     assert!(!half.exists());
 }
 
-/// Where no word says what is meant, the pools of holdfast.toml are, too.
+/// Without arguments, the doctor also examines the pools of holdfast.toml.
 #[test]
 fn pools_of_a_configuration_are_examined() {
     let world = World::new();

@@ -91,7 +91,7 @@ fn a_snapshot_that_has_no_name_yet_is_removed() {
     assert_eq!(found(&on.doctor(0, &[])), [""; 0]);
 }
 
-/// A host snapshot is whole when the state of its machine is kept. One whose maker was killed before goes with what was kept of it.
+/// A host snapshot is complete once the state of its machine is stored. If its maker was killed earlier, it is removed with its partial state.
 #[test]
 fn an_incomplete_snapshot_is_removed_with_its_state() {
     let Some(on) = on("btrfs") else { return };
@@ -112,7 +112,7 @@ fn an_incomplete_snapshot_is_removed_with_its_state() {
     };
     note(&|record| record["maker"] = this_process());
     assert_eq!(found(&on.doctor(0, &["--fix"])), [""; 0], "its maker is running");
-    // A copy that was received here says of what it is a copy.
+    // The record of a received copy names the original dataset.
     note(&|record| record["datasets"] = json!(["btrfs:/elsewhere"]));
     let report = on.doctor(3, &["--fix"]);
     assert_eq!(found(&report), ["host-snapshot"]);
@@ -175,7 +175,7 @@ fn a_set_of_snapshots_that_is_incomplete_is_no_point_in_time() {
     let report = on.doctor(3, &[]);
     assert_eq!(found(&report), ["host-snapshot"; 2], "{report:#}");
 
-    // Killed for real: what is listed as whole is.
+    // Real kills: a snapshot listed as complete is complete.
     on.world.lab.virsh(&["start", "web1"]);
     let mut random = SeededRandom::new(22);
     for round in 0..6 {

@@ -36,7 +36,7 @@ impl OnOwn {
         self.world.doctor(code, words)
     }
 
-    /// The names of what begins with a dot beside the machine's disks, but for what is always there.
+    /// The hidden names beside the machine's disks, without `.holdfast`.
     pub(super) fn hidden(&self) -> Vec<String> {
         let mut names = names(self.world.lab.folder.path());
         names.retain(|name| name.starts_with('.') && name != ".holdfast");
@@ -133,7 +133,7 @@ fn partial_snapshots_are_deleted(kind: &'static str) {
     let Some(on) = on(kind) else { return };
     on.take(0, &["web1", "--name", "one"]);
     assert_eq!(found(&on.doctor(0, &[])), [""; 0]);
-    // What is new may be of any living process of the program; this one waits for its input.
+    // New files may belong to any running process of the program; this one waits for its input.
     let rig = &on.world.rig;
     let mut other = rig
         .command(&["backup", "-m", "other", "-"])

@@ -1,4 +1,4 @@
-//! `export --now`: a machine as it is, without a repository. What is exported is one instant, and the machine is as before.
+//! `export --now`: a machine at present, without a repository. The archive is of one point in time, and the machine is as before.
 
 use std::time::Duration;
 
@@ -36,7 +36,7 @@ impl World {
         }
     }
 
-    /// What is in the folder but for what the program remembers of its runs.
+    /// The names in the folder, without the state of the program.
     fn made(&self) -> Vec<String> {
         let mut names = self.rig.names("");
         names.retain(|name| name != "state");

@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use super::bare::{AGENT, Bare, play_agent};
 
-/// A machine with an agent, and a program that writes down what it is called for.
+/// A machine with an agent, and a hook that logs its events.
 struct Hooked {
     bare: Bare,
     asked: Receiver<String>,
@@ -32,7 +32,7 @@ impl Hooked {
         [&["backup", &self.bare.source, "--hook", "hook"], words].concat()
     }
 
-    /// What it was called for.
+    /// The events that it was called for.
     fn called(&self) -> Vec<String> {
         let text = String::from_utf8(self.bare.rig.read("log")).unwrap();
         text.lines().map(str::to_owned).collect()

@@ -77,7 +77,7 @@ pub(super) fn a_machine_is_backed_up_from_host_snapshots(kind: &'static str) {
     on.assert_everything_was_read(&on.back_up(), "is gone");
     on.world.assert_snapshot_is_right("fourth");
 
-    // A machine that is shut off is read in the same way, and goes on from there.
+    // A machine that is shut off is read in the same way, incrementally.
     on.world.virsh_off();
     let off = on.back_up();
     assert_eq!(off["consistency"], "shut off");

@@ -133,7 +133,7 @@ fn on_a_full_file_system(kind: &'static str) {
     }
     // Once there is room again, so is everything else.
     std::fs::remove_file(filling).unwrap();
-    // btrfs gives back what was removed at its leisure.
+    // btrfs frees removed data with a delay.
     let words = at(&uri, &["snapshot", "web1", "--name", "after"]);
     let is_taken = (0..100).any(|_| {
         on.world.lab.clock.sleep(Duration::from_millis(300));

@@ -13,7 +13,7 @@ use holdfast_test_kit::libvirt::{DISK_BYTES, LibvirtLab};
 
 /// A machine whose disks are in the root of a file system of its own.
 pub(super) struct OnOwn {
-    // It goes before what its files are on.
+    // Dropped before the file system of its files.
     pub(super) world: World,
     pub(super) file_system: Box<dyn FileSystem>,
 }
@@ -122,7 +122,7 @@ pub(super) fn reports() -> Vec<(&'static str, serde_json::Value)> {
 
 fn a_machine_is_snapshotted(kind: &'static str) {
     let Some(mut on) = on(kind) else { return };
-    // One of a name that is there fails, and what is there stays.
+    // A snapshot with an existing name fails, and the existing one is kept.
     on.take(0, &["web1", "--name", "once"]);
     let (error, said) = on
         .world
@@ -305,7 +305,7 @@ fn a_snapshot_killed_at_any_moment_leaves_the_machine_running_and_thawed() {
         let folder =
             Path::new(dataset["dataset"].as_str().unwrap().split_once(':').unwrap().1).join(".holdfast/snapshots");
         for snapshot in dataset["snapshots"].as_array().unwrap() {
-            // What is listed is whole.
+            // Every listed snapshot is complete.
             let files = std::fs::read_dir(folder.join(snapshot["name"].as_str().unwrap())).unwrap();
             assert!(files.count() >= 1);
         }

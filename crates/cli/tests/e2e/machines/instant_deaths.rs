@@ -116,7 +116,7 @@ fn a_server_that_dies_is_started_again() {
     world.assert_is_whole();
 }
 
-/// The doctor takes away what was made for a machine that never ran, and nothing else.
+/// The doctor removes the files of a machine that never ran, and nothing else.
 #[test]
 fn a_restore_killed_before_its_machine_is_defined_is_cleaned_up() {
     let world = World::new();
@@ -191,7 +191,7 @@ fn a_restore_killed_at_any_moment_can_be_resumed_or_leaves_nothing() {
             world.start_check_and_remove();
         } else {
             assert!(servers(&folder).is_empty() && !folder.exists(), "after {after_ms} ms");
-            // What is on its way to its name is deleted by the next restore to the same names.
+            // The next restore to the same names deletes partial files.
             let is_complete = |name: &String| !name.ends_with(".partial") && !name.contains(".holdfast.");
             let files = world.files().into_iter().filter(is_complete);
             let files: Vec<String> = files.collect();

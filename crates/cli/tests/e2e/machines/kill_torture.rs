@@ -19,11 +19,11 @@ use super::host_snapshots::{OnOwn, on};
 
 /// Kills of `make test`.
 const KILLS_OF_TEST: u64 = 10;
-/// Kills where nothing else is said.
+/// Kills without `HOLDFAST_KILLS`.
 const KILLS_OF_TORTURE: u64 = 1000;
 /// After so many kills the count is printed.
 const PROGRESS_KILLS: u64 = 50;
-/// How long what is killed may take.
+/// How long a killed command may take.
 const WHOLE_MAX: Duration = Duration::from_secs(60);
 
 /// What is killed.
@@ -157,7 +157,7 @@ impl Torture {
         self.on.world.write(disk, byte, offset, 65_536);
     }
 
-    /// The doctor once, then a backup: both succeed, what is restored is right, and nothing is left.
+    /// The doctor once, then a backup: both succeed, the restore is right, and nothing is left.
     fn is_well(&mut self, what: &str) {
         let fixed = self.on.world.doctor_answers(&["--fix"]);
         let said = String::from_utf8_lossy(&fixed.stdout).into_owned() + &String::from_utf8_lossy(&fixed.stderr);

@@ -57,7 +57,7 @@ fn a_backup_of_a_paused_machine_with_memory_leaves_nothing_behind() {
     world.rig.ok(&at(&uri, &["backup", "web1", "--with-memory"]));
     assert!(world.journal().is_empty(), "{:#?}", world.journal());
     assert_eq!(found(&world.doctor(0, &["--fix"])), [""; 0]);
-    // QEMU does not send it again, which is said before anything is done.
+    // QEMU does not send it again: the backup is refused before it starts.
     let (_, said) = world.rig.error(1, &at(&uri, &["backup", "web1", "--with-memory"]));
     assert!(said.contains("let the machine run and pause it again"), "{said}");
     world.back_up();

@@ -1,4 +1,4 @@
-//! Machines with their memory: what is restored goes on where it was, with the disks of that instant.
+//! Machines with their memory: a restored machine continues with the memory and the disks of one point in time.
 
 use holdfast_host::qemu::{Danger, QemuVersion};
 use holdfast_host::qmp::QmpCommand;
@@ -93,7 +93,7 @@ impl World {
 }
 
 #[test]
-fn a_machine_goes_on_with_the_memory_and_the_disks_of_one_instant() {
+fn a_machine_resumes_with_the_memory_and_the_disks_of_one_point_in_time() {
     let mut world = World::with_memory(7);
     world.write(0, 40, 65_536, 65_536);
     let first = world.back_up_with_live_memory();
@@ -172,9 +172,9 @@ fn memory_that_qemu_may_lose_is_read_while_the_machine_is_paused() {
     world.assert_runs_and_is_clean();
 }
 
-/// What is copied to another repository has all that belongs to a machine, and backups there go on from it.
+/// A copy in another repository has everything of a machine, and backups there continue from it.
 #[test]
-fn a_copy_of_a_machine_goes_on_with_its_memory() {
+fn a_copy_of_a_machine_resumes_with_its_memory() {
     let mut world = World::with_memory(7);
     world.write(0, 40, 65_536, 65_536);
     world.back_up_with_memory(&["--with-memory"]);
@@ -204,7 +204,7 @@ fn a_copy_of_a_machine_goes_on_with_its_memory() {
 
 /// The new one runs beside the old one, which does not notice.
 #[test]
-fn a_new_machine_goes_on_beside_the_old_one() {
+fn a_new_machine_resumes_beside_the_old_one() {
     let world = World::with_memory(7);
     world.lab.virsh(&["suspend", "web1"]);
     world.back_up_with_memory(&["--with-memory"]);
@@ -233,7 +233,7 @@ fn a_new_machine_goes_on_beside_the_old_one() {
     world.assert_holds("web1-restored");
 }
 
-/// What the guest remembers of a disk that is not in the snapshot would be written over what is on it by now.
+/// The guest would write its cache of a disk that is not in the snapshot over the later content of that disk.
 #[test]
 fn memory_is_not_resumed_without_all_disks_that_its_guest_writes() {
     let world = World::with_memory(7);

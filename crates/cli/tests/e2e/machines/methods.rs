@@ -1,4 +1,4 @@
-//! The other ways to read a machine that runs: what they give is right, and the machine is as before.
+//! The other methods to read a running machine: their snapshots are right, and the machine is as before.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -36,7 +36,7 @@ impl World {
 }
 
 #[test]
-fn by_overlays_that_are_committed_again() {
+fn a_machine_is_backed_up_by_overlays() {
     let mut world = World::new();
     world.write(0, 7, 65_536, 65_536);
     let report = world.back_up_by("overlay");
@@ -56,7 +56,7 @@ fn by_overlays_that_are_committed_again() {
 }
 
 #[test]
-fn by_pausing_the_machine() {
+fn a_machine_is_backed_up_during_a_pause() {
     let mut world = World::new();
     world.write(0, 7, 65_536, 65_536);
     let report = world.back_up_by("pause");
@@ -93,7 +93,7 @@ fn a_machine_resumed_by_another_program_during_the_pause_gives_no_snapshot() {
 }
 
 #[test]
-fn by_clones_of_its_images_where_the_file_system_can() {
+fn a_machine_is_backed_up_by_reflinks_where_the_file_system_supports_them() {
     let mut mounted = None;
     let lab = LibvirtLab::prepared(|folder| mounted = Some(xfs_at(folder)));
     let mut world = World::of(lab);
@@ -197,7 +197,7 @@ fn an_overlay_backup_killed_at_any_moment_is_repaired_by_the_doctor() {
         kill_process(Pid::from_child(&child), Signal::KILL).unwrap();
         child.wait().unwrap();
         let dead_since = world.lab.clock.now();
-        // A watchdog that still works, or libvirt that goes on with what was begun, is not disturbed.
+        // The doctor does not disturb a watchdog that still runs, or a job that libvirt continues.
         loop {
             let fixed = world.doctor_answers(&["--fix"]);
             if fixed.status.code() == Some(0) && world.images().len() == 2 {

@@ -1,4 +1,4 @@
-//! What goes wrong around a backup: the machine is never harmed, the message says what it was, and the next snapshot is right.
+//! Failures around a backup: the machine is never harmed, the message names the cause, and the next snapshot is right.
 
 use std::process::Child;
 use std::time::Duration;
@@ -122,7 +122,7 @@ fn a_second_backup_of_the_machine_is_refused_with_the_process() {
     world.assert_snapshot_is_right("the first one");
 }
 
-/// A backup of libvirt's own goes on, and ours says what is in its way.
+/// A backup job of libvirt continues, and Holdfast names it in its error.
 #[test]
 fn a_backup_job_of_libvirt_is_left_alone() {
     let world = World::new();
@@ -336,7 +336,7 @@ fn disks_that_are_resized_added_removed_and_exchanged_are_backed_up_as_they_are(
 
 /// What the guest gives back is zero then, and takes no room in the repository.
 #[test]
-fn what_is_discarded_is_a_hole_in_the_snapshot() {
+fn discarded_ranges_are_holes_in_the_snapshot() {
     let mut world = World::new();
     world.back_up();
     let monitor = world.machine();

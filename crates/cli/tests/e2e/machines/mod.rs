@@ -84,7 +84,6 @@ impl World {
         self.lab.connect().machine("web1").unwrap()
     }
 
-    /// The guest writes, as its owner would not notice.
     fn write(&mut self, disk: usize, byte: u8, offset: usize, length: usize) {
         self.lab
             .guest_writes(self.machine().monitor(), disk, byte, offset as u64, length as u64);

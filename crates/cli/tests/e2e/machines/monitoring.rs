@@ -102,7 +102,7 @@ fn checks_of_a_pool_print_what_sanoid_prints_and_metrics() {
         "holdfast_monitor_last_run_timestamp_seconds"
     );
 
-    // A second disk that goes again.
+    // A second disk, which is removed again.
     let status = system("zpool", &["status", name]).unwrap();
     let device = status
         .split_whitespace()

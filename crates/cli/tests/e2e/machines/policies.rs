@@ -62,7 +62,7 @@ impl Policed {
         (format!("/bin/sh {}", self.on.world.rig.path("script").display()), log)
     }
 
-    /// The clock of ZFS has seconds, and what is not older than that is not old.
+    /// Times of ZFS are in seconds, so a snapshot of the same second does not count as older.
     pub(super) fn wait_until_older(&self) {
         self.on.world.lab.clock.sleep(std::time::Duration::from_millis(2100));
     }
@@ -190,7 +190,7 @@ fn scripts_get_the_variables_of_sanoid_and_their_exit_code_counts() {
     );
     assert_eq!(said, expected);
 
-    // One that fails: the snapshot is taken all the same, what is to be removed stays, and the script after it is not called.
+    // A script that fails: the snapshot is still taken, expired ones are kept, and the script after it is not called.
     zfs(&["destroy", &format!("{pool}@{taken}")]);
     policed.make(old);
     policed.wait_until_older();
@@ -260,7 +260,7 @@ fn two_runs_exclude_each_other_and_an_invalid_policy_is_refused() {
     );
 }
 
-/// A policy about datasets that are renamed, or gone, says so, and does what it can.
+/// A policy for renamed or missing datasets gives a warning, and does the rest.
 #[test]
 fn missing_datasets_are_reported() {
     let Some(policed) = Policed::new() else { return };

@@ -1,4 +1,4 @@
-//! What administrators have in their sanoid.conf for machines today, and what takes its place.
+//! Scripts for machines in existing files sanoid.conf, and the lines that replace them.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! What is refused before the first byte, and what is left of restores that end in the middle: nothing.
+//! Restores that are refused before the first byte, and restores that fail in the middle, which leave nothing.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
@@ -175,7 +175,7 @@ fn missing_space_is_found_before_the_first_byte() {
     assert_eq!(world.machines(), ["web1"]);
 }
 
-/// A block device is written over only where that is said, and never where a machine or a file system uses it.
+/// A block device is overwritten only on request, and never while a machine or a file system uses it.
 #[test]
 fn a_disk_goes_to_a_block_device_that_is_named() {
     let world = World::new();
@@ -282,7 +282,7 @@ fn a_block_device_that_another_process_writes_is_not_written_over() {
     drop(reader);
 }
 
-/// A repository that is damaged where only the second disk is: the first is written whole, and goes again.
+/// Only the second disk is damaged in the repository: the first one is written, and removed again.
 #[test]
 fn a_failure_in_the_middle_leaves_nothing() {
     let world = large_world();

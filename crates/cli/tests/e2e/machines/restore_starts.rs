@@ -1,4 +1,4 @@
-//! A machine that is restored starts: what it needs of its host is there, is made, or is asked for before the first byte.
+//! A restored machine starts: what it needs of its host exists, is made, or is reported missing before the first byte.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
@@ -104,7 +104,7 @@ fn missing_devices_are_reported_before_the_first_byte() {
         assert!(text.contains("without --start"), "{text}");
     }
     assert_eq!((world.files(), world.machines()), (before, vec!["web1".to_owned()]));
-    // It is restored, and that is said.
+    // It is restored, with a warning.
     let uri = world.lab.uri();
     let words = ["restore", "web1", "--to-machine"];
     for words in [[&words[..], &["--dry-run"]].concat(), words.to_vec()] {

@@ -263,7 +263,7 @@ fn in_place_broken_and_missing_images_are_written_anew() {
     ];
     assert_eq!(world.files(), names);
 
-    // Where all is well again, nothing is kept.
+    // If everything is in order again, nothing is kept.
     world.restore(&["--in-place"]);
     assert_eq!(world.files(), names);
 }
@@ -319,7 +319,7 @@ fn a_dry_run_shows_everything_and_changes_nothing() {
     world.assert_runs_and_is_clean();
 }
 
-/// A disk that libvirt does not restore to, and the drive of a CD that is gone; what is kept is said.
+/// A disk that is not in the snapshot, and a missing image of a CD drive; the report lists what is kept.
 #[test]
 fn disks_that_the_snapshot_does_not_have_are_kept_emptied_or_dropped() {
     let world = World::new();
@@ -417,7 +417,7 @@ fn firmware_variables_are_restored_and_the_guest_gets_a_new_generation() {
     );
     assert_eq!(exported.disks[0].format.as_deref(), Some("qcow2"));
 
-    // Those of the machine must not be written to by another one, where there is no copy of them either.
+    // Another machine must not write to the variables of this one, even if there is no copy of them.
     std::fs::remove_file(&variables).unwrap();
     let document = world
         .rig

@@ -1,4 +1,4 @@
-//! What goes wrong on the way to a point in time and back.
+//! Failures and kills during snapshots and rollbacks.
 
 use std::path::Path;
 use std::time::Duration;
@@ -52,7 +52,7 @@ fn a_snapshot_killed_while_it_saves_memory_leaves_a_running_machine_and_nothing_
         on.kill(&["snapshot", "web1", "--with-memory"], &mut random, 700);
         on.wait_until_it_runs(&format!("round {round}"));
     }
-    // What was made of it is whole, or is not there: this one goes through, and sweeps what has no host snapshot.
+    // Each is complete or absent: this one succeeds, and removes states without a host snapshot.
     on.take(0, &["web1", "--with-memory", "--name", "last"]);
     let listed = on.listed(&["web1"]);
     let names: Vec<String> = listed
@@ -119,7 +119,7 @@ fn base(on: &OnOwn, base: &Path) {
 }
 
 #[test]
-fn what_an_image_is_based_on_is_read_as_it_was() {
+fn the_base_of_an_image_is_read_as_of_the_host_snapshot() {
     let Some(mut on) = on("btrfs") else { return };
     base(&on, &on.world.lab.path("base.qcow2"));
     on.world.write(0, 40, 0, 65_536);
@@ -254,7 +254,7 @@ fn a_machine_that_cannot_go_back_is_not_switched_off() {
     let notes = planned["restore"]["notes"].to_string();
     assert!(notes.contains("running") && notes.contains("--power-off"), "{planned}");
     assert_eq!(on.world.state_of("web1"), MachineState::Running);
-    // Another machine has its disk, by now.
+    // Another machine now uses its disk.
     let xml = on.world.lab.virsh(&["dumpxml", "web1", "--inactive"]);
     let uuid = xml.split("<uuid>").nth(1).unwrap().split("</uuid>").next().unwrap();
     let other = xml

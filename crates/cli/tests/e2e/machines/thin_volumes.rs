@@ -23,7 +23,7 @@ struct ThinPool {
 
 impl ThinPool {
     /// # Errors
-    /// Why this machine has none, in words.
+    /// The reason why this host has none.
     fn new() -> Result<Self, String> {
         if !rustix::process::geteuid().is_root() || !Path::new("/dev/mapper/control").exists() {
             return Err("the kernel has no device-mapper, or it is not ours to use".to_owned());
@@ -87,7 +87,7 @@ fn bytes_of(path: &Path) -> Vec<u8> {
 
 /// A machine with two volumes, which runs.
 struct OnVolumes {
-    // It goes before what its disks are on.
+    // Dropped before the volumes of its disks.
     world: World,
     pool: ThinPool,
 }
@@ -220,7 +220,7 @@ fn a_machine_in_thin_volumes_is_snapshotted_and_its_snapshots_are_looked_after()
         "it has a hold"
     );
     rig.ok(&["host", "release", &name, "--tag", "audit"]);
-    // A clone has what was there then, can be written, and its snapshot can go before it.
+    // A clone has the content of its snapshot, is writable, and its snapshot can be removed before it.
     let clone = format!("{}/trial", on.pool.group);
     rig.ok(&["host", "clone", &name, &clone]);
     let trial = on.pool.path("trial");
@@ -235,7 +235,7 @@ fn a_machine_in_thin_volumes_is_snapshotted_and_its_snapshots_are_looked_after()
         on.pool.names_where("lv_tags={\"holdfast.snapshot=at:noon\"}"),
         ["web1-b+at+noon"]
     );
-    // What it is of may go: it stays, and brings it back.
+    // Its origin may be removed: the snapshot remains, and restores it.
     on.world.lab.virsh(&["destroy", "web1"]);
     let gone = format!("{}/web1-b", on.pool.group);
     system("lvremove", &["-qq", "-f", &gone]).unwrap();
@@ -327,7 +327,7 @@ fn a_machine_in_thin_volumes_goes_back_and_has_clones() {
         let path = on.pool.path(&format!("web1-{letter}"));
         assert!(bytes_of(&path).iter().all(|found| *found == byte), "{}", path.display());
     }
-    // What was there before is there still.
+    // Earlier snapshots still exist.
     let safety = report["safety"][0].as_str().unwrap();
     let safety = safety.rsplit_once('@').unwrap().1;
     on.report(0, &["rollback", &format!("web1@{safety}"), "--without-safety-snapshot"]);

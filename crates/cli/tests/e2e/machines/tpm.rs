@@ -287,7 +287,7 @@ fn the_state_of_a_tpm_takes_the_place_of_the_one_that_is_there() {
         "{found}"
     );
 
-    // An swtpm that still works with it would write over what comes.
+    // An swtpm that still uses the folder would overwrite the restored state.
     let held = hold(&world.place("web3").with_file_name(".lock"));
     let refused = world.json(4, &["restore", "web3", "--to-machine", "--in-place"]);
     assert!(
@@ -348,7 +348,7 @@ fn variables_of_a_machine_that_is_off_are_found_where_libvirt_keeps_them() {
     world.json(0, &["restore", "web4", "--to-machine", "--name", "web5"]);
     world.lab.virsh(&["start", "web5", "--paused"]);
     let restored = world.lab.connect().machine("web5").unwrap().describe().unwrap();
-    // The folder of libvirt is another one to it than to us.
+    // libvirt sees its folder under another path than the program.
     let name = restored.nvram.unwrap();
     let restored = variables.with_file_name(name.file_name().unwrap());
     let beside = world.lab.path(&name.file_name().unwrap().to_string_lossy());
@@ -451,9 +451,9 @@ fn the_tpm_of_a_bare_qemu_is_found_by_the_command_line_of_its_swtpm() {
     );
 }
 
-/// QEMU's stream brings the state with it; what is in the folder is of the same instant.
+/// The stream of QEMU contains the state; the files in the folder are of the same point in time.
 #[test]
-fn a_machine_with_a_tpm_goes_on_from_its_memory() {
+fn a_machine_with_a_tpm_resumes_from_its_memory() {
     let world = Sealed::running();
     let state = world.state("web3");
     world.json(0, &["backup", "web3", "--with-memory"]);

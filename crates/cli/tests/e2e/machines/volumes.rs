@@ -151,14 +151,14 @@ impl Console {
         }
     }
 
-    /// Nothing that it has read was other than what it remembers.
+    /// The guest has read nothing that differs from its memory.
     fn assert_good(&self) {
         let bad: Vec<String> = self.lines().into_iter().filter(|line| line.contains("BAD")).collect();
         assert!(bad.is_empty(), "{bad:?}");
     }
 }
 
-/// A guest that writes goes back an hour, with its memory: it goes on at the number where it was, and its disk holds what it remembers.
+/// A writing guest is rolled back with its memory: it continues at the earlier number, and its disk matches its memory.
 fn a_guest_goes_on(on: Option<OnOwn>) {
     let (Some(on), Some(guest)) = (on, guest()) else { return };
     let lab = &on.world.lab;
@@ -209,13 +209,13 @@ fn a_guest_goes_on(on: Option<OnOwn>) {
 }
 
 #[test]
-fn a_guest_on_volumes_goes_on_where_it_was() {
+fn a_guest_on_volumes_resumes_where_it_was() {
     a_guest_goes_on(on_volumes());
 }
 
 /// The views are the kernel's own there.
 #[test]
-fn a_guest_on_zfs_goes_on_where_it_was() {
+fn a_guest_on_zfs_resumes_where_it_was() {
     if guest().is_some() {
         a_guest_goes_on(super::host_snapshots::on("zfs"));
     }

@@ -253,7 +253,7 @@ fn a_host_that_is_fetched_from_cannot_write_to_this_one() {
 
 /// A stream with properties, several snapshots, or another name: none of it is taken in from another host.
 #[test]
-fn properties_do_not_come_with_what_is_fetched() {
+fn properties_are_not_fetched() {
     let Some(world) = World::on_zfs() else { return };
     zfs(&["create", "-p", "-o", "canmount=off", &world.above()]);
     zfs(&["set", "setuid=on", &world.source]);

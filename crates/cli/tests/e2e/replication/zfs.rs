@@ -10,7 +10,7 @@ use crate::rig::noise;
 use holdfast_test_kit::file_systems::system;
 
 #[test]
-fn what_is_new_follows_and_the_newest_that_both_have_is_kept() {
+fn new_snapshots_are_replicated_and_the_newest_common_one_is_kept() {
     let Some(world) = World::on_zfs() else { return };
     world.write("disk", 1, 3_000_000);
     world.take("a");
@@ -171,7 +171,7 @@ fn snapshots_of_one_name_are_not_one_snapshot() {
 }
 
 #[test]
-fn what_has_diverged_is_left_alone_and_nothing_is_lost() {
+fn a_diverged_target_is_kept_and_nothing_is_lost() {
     let Some(world) = World::on_zfs() else { return };
     world.take("a");
     world.replicate(0, &[]);
@@ -252,7 +252,7 @@ fn a_full_target_says_so_and_takes_the_rest_later() {
 }
 
 #[test]
-fn two_at_once_keep_each_other_away_and_one_that_is_killed_leaves_no_harm() {
+fn two_replications_exclude_each_other_and_a_killed_one_does_no_harm() {
     let Some(world) = World::on_zfs() else { return };
     world.write("disk", 1, 9_000_000);
     world.take("a");

@@ -72,7 +72,7 @@ fn a_configuration_that_others_can_write_is_not_obeyed() {
     assert!(errors.contains("it is not obeyed"), "{errors}");
 }
 
-/// What only this host knows: what is not there, what is never due.
+/// Warnings that depend on this host: missing files, and jobs that are never due.
 #[test]
 fn configurations_that_cannot_work_on_this_host_are_warned_about() {
     let jobs = r#"

@@ -52,7 +52,7 @@ fn group_of(process: &str) -> Pid {
 }
 
 #[test]
-fn what_fails_is_tried_again_and_what_was_missed_is_caught_up_once() {
+fn failed_jobs_are_retried_and_missed_ones_run_once() {
     let host = sealed("");
     missed(&host);
     host.program(
@@ -100,7 +100,7 @@ fn a_job_that_hangs_is_stopped_with_all_that_it_started() {
     assert_eq!(daemon.stop(), Some(0));
 }
 
-/// The daemon is killed; what it has started works on, and is not started again beside itself.
+/// The daemon is killed; the job that it has started continues, and is not started a second time.
 #[test]
 fn a_daemon_that_is_killed_loses_nothing_and_does_nothing_twice() {
     let host = sealed("");

@@ -1,4 +1,4 @@
-//! What a daemon, and `run` without one, do when all is well.
+//! The daemon, and `run` without it, where nothing fails.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::net::UnixDatagram;

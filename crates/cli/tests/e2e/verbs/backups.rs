@@ -156,7 +156,7 @@ fn a_disk_that_is_written_while_it_is_read_is_warned_of() {
 }
 
 #[test]
-fn of_a_disk_that_shrinks_while_it_is_read_what_is_left_is_saved() {
+fn the_rest_of_a_disk_that_shrinks_while_it_is_read_is_saved() {
     let rig = Rig::new();
     let bytes = noise(8 * MIB, 9);
     rig.write("web1.raw", &bytes);

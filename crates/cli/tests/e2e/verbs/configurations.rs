@@ -33,7 +33,7 @@ fn a_valid_configuration_is_confirmed_and_errors_name_their_line() {
 }
 
 #[test]
-fn what_holds_for_a_dataset_is_shown_with_the_line_that_says_so() {
+fn the_settings_of_a_dataset_are_shown_with_their_lines() {
     let rig = Rig::empty();
     rig.write("sanoid.conf", CONF);
     let words = [

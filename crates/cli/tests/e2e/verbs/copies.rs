@@ -53,7 +53,7 @@ fn outcomes(report: &Value) -> Vec<&str> {
 }
 
 #[test]
-fn what_is_copied_is_the_same_and_is_copied_once_and_not_back() {
+fn copies_are_identical_and_made_once_and_not_back() {
     let (rig, images) = two_machines();
     rig.ok(&["init", "--no-encryption", "-r", "far"]);
     let all = ["copy", "--to", "far", "--all"];
@@ -244,7 +244,7 @@ fn the_status_shows_which_snapshots_are_where_and_the_lag() {
 }
 
 #[test]
-fn command_lines_that_make_no_sense_touch_nothing() {
+fn contradictory_command_lines_touch_nothing() {
     let (rig, _) = two_machines();
     rig.ok(&["init", "--no-encryption", "-r", "far"]);
     for words in [

@@ -69,7 +69,7 @@ fn an_interrupt_ends_a_command_whose_reader_does_not_read() {
         let command = command.env("TMPDIR", rig.path("tmp"));
         let (reader, writer) = std::io::pipe().unwrap();
         let mut child = command.stdout(writer).stderr(Stdio::null()).spawn().unwrap();
-        // The pipe takes no more: what is in it stays the same for a while.
+        // The pipe is full: the amount in it does not change for a while.
         let held = || rustix::io::ioctl_fionread(&reader).unwrap();
         let mut before = 0;
         while before < 4096 || held() != before {
@@ -91,7 +91,7 @@ fn an_interrupt_ends_a_command_whose_reader_does_not_read() {
 fn standard_streams_that_are_closed_are_no_place_for_a_disk() {
     let rig = Rig::new();
     rig.write("web1.raw", &noise(MIB, 5));
-    // The exit code, and what was said.
+    // The exit code, and standard error.
     let run = |line: &str| {
         let program = rig.command(&[]).get_program().display().to_string();
         let folder = rig.path(".").display().to_string();
@@ -191,7 +191,7 @@ fn a_conversion_leaves_nothing() {
             assert_eq!(rig.names("."), ["disk.raw"]);
         }
     }
-    // What is killed cannot tidy up: the next one does, of the image, its data file and its folder, and says so.
+    // A killed program cannot clean up: the next one removes the image, its data file and its folder, with a message.
     for words in [&["new.qcow2", "--data-file", "new.data"][..], &["new.hdd"]] {
         let words = [&["image", "convert", "disk.raw"], words].concat();
         kill_when_begun(&rig, &words);
@@ -274,7 +274,7 @@ fn rig_with_garbage(snapshots: u64) -> (Rig, Vec<u8>) {
 
 /// The rig is made anew for each attempt: what gc has done is done.
 #[test]
-fn gc_may_be_stopped_and_the_next_one_goes_on() {
+fn gc_may_be_interrupted_and_the_next_one_continues() {
     let clock = SystemClock::new();
     for _ in 0..ATTEMPTS {
         let (rig, bytes) = rig_with_garbage(12);
@@ -313,7 +313,7 @@ fn a_backup_commits_nothing_and_the_repository_is_usable() {
     let begun = || rig.path("repo/writers").exists() && !rig.names("repo/writers").is_empty();
     let machine = std::cell::Cell::new(0);
     interrupt(&rig, &["backup", "web1.raw"], begun, || {
-        // What is stored already would be done at once: other bytes for the next attempt.
+        // A backup of stored bytes would end at once: other bytes for the next attempt.
         machine.set(machine.get() + 1);
         rig.write("web1.raw", &noise(96 * MIB, 100 + machine.get()));
     });

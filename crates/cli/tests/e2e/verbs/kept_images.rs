@@ -28,7 +28,7 @@ fn stays(rig: &Rig, file: &str, words: &[&str]) {
 }
 
 #[test]
-fn what_an_image_is_based_on_is_not_replaced_by_it() {
+fn an_image_does_not_replace_its_own_base() {
     let rig = rig();
     rig.ok(&["image", "convert", "a.raw", "base.qcow2"]);
     rig.ok(&["image", "create", "mid.qcow2", "-b", "base.qcow2"]);
@@ -225,7 +225,7 @@ fn a_second_directory_is_not_made_like_a_first_one_that_is_wrong() {
 /// A flipped bit turns a plain cluster into a compressed one; only an inconsistent flag shows it.
 /// An entry of the second directory that leads into the middle of a grain was taken for one that the first one has lost.
 #[test]
-fn what_leads_into_a_grain_is_taken_for_nothing_that_was_lost() {
+fn an_entry_into_the_middle_of_a_grain_is_not_taken_for_a_lost_one() {
     let rig = rig();
     rig.write("little.raw", &noise(65_536, 3));
     system("truncate", &["-s", "64M", text(&rig.path("little.raw"))]).unwrap();
@@ -302,7 +302,7 @@ fn a_source_truncated_while_it_is_read_is_reported() {
 }
 
 #[test]
-fn what_others_are_based_on_is_not_replaced() {
+fn the_base_of_another_image_is_not_replaced() {
     let rig = rig();
     for format in ["qcow2", "vdi", "vhd", "vhdx", "vmdk"] {
         let [base, child] = ["base", "child"].map(|name| format!("{name}.{format}"));

@@ -58,7 +58,7 @@ fn mixed() -> Rig {
 }
 
 #[test]
-fn a_machine_does_not_go_on_where_another_one_of_its_name_ended() {
+fn a_machine_does_not_continue_the_history_of_another_one_of_its_name() {
     let rig = rig();
     let (first, second) = (machine(&rig, "web", A, "a.raw"), machine(&rig, "web", B, "b.raw"));
     rig.ok(&words(&first));
@@ -199,7 +199,7 @@ fn a_name_of_two_machines_means_neither() {
 }
 
 #[test]
-fn a_machine_that_was_created_anew_goes_on_where_it_is_said_so() {
+fn a_recreated_machine_continues_its_history_only_on_request() {
     let rig = mixed();
     let anew = machine(&rig, "web", "33333333-3333-4333-8333-333333333333", "b.raw");
     assert_eq!(rig.error(1, &words(&anew)).0, "exists");

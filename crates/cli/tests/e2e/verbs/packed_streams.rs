@@ -97,7 +97,7 @@ fn a_damaged_block_is_damage_to_all_verbs() {
 
 /// `archive check` went by the index, and `compress -d` by the heads of the blocks: what the first called whole, the second could not unpack.
 #[test]
-fn what_is_whole_to_check_can_be_unpacked() {
+fn a_stream_that_passes_the_check_can_be_unpacked() {
     let rig = Rig::empty();
     let whole = rig.run_with(&["compress", "--gzip"], &noise(2 * MIB, 43)).stdout;
     let (blocks, index) = parts(&whole);

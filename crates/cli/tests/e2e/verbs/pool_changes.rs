@@ -59,7 +59,7 @@ fn a_backup_that_has_waited_takes_the_machine_as_it_is_by_then() {
     assert_eq!(disks.len(), 3, "{report:#}");
 }
 
-/// By way of VHDs, what has not changed comes from the repository: where that is damaged, no further backup went through.
+/// With VHDs, unchanged blocks come from the repository: if that was damaged, every further backup failed.
 #[test]
 fn a_damaged_repository_is_repaired_by_the_next_backup() {
     let world = World::new();

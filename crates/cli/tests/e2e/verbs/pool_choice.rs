@@ -63,7 +63,7 @@ fn machines_are_listed_and_chosen() {
 }
 
 #[test]
-fn machines_of_one_name_are_not_listed_as_one() {
+fn machines_of_one_name_are_kept_apart() {
     let world = World::new();
     let twin = world.pool.add_vm(&NewVm {
         name: "web1".to_owned(),

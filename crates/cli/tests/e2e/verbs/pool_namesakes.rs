@@ -34,7 +34,7 @@ fn a_machine_of_the_same_uuid_in_another_pool_is_warned_about() {
 }
 
 #[test]
-fn a_machine_of_a_pool_does_not_go_on_where_one_of_another_hypervisor_ended() {
+fn a_machine_of_a_pool_does_not_continue_the_history_of_one_of_another_hypervisor() {
     let world = World::new();
     // An archive of the machine, with the UUID of its origin.
     world.back_up(&["--machine", "first"]);

@@ -7,7 +7,6 @@ use std::process::Output;
 use holdfast_xapi_server::{Fault, Habits, NbdPurpose, NewDisk, NewVm, Server, SrPlace, VhdBitmaps, VhdOrder};
 use serde_json::Value;
 
-use crate::host::{system, text};
 use crate::program::{stderr, stdout};
 use crate::rig::{Rig, noise};
 
@@ -138,7 +137,7 @@ pub(crate) fn reports() -> Vec<(&'static str, Value)> {
 }
 
 #[test]
-fn what_has_changed_is_read_by_nbd() {
+fn changed_blocks_are_read_by_nbd() {
     let world = World::new();
     let first = world.back_up(&[]);
     assert_eq!(first["method"], "nbd", "{first}");
@@ -188,7 +187,7 @@ fn what_has_changed_is_read_by_nbd() {
 }
 
 #[test]
-fn what_has_changed_comes_as_a_vhd() {
+fn changed_blocks_are_read_as_a_vhd() {
     for bitmaps in [VhdBitmaps::Full, VhdBitmaps::Changed] {
         let world = World::new();
         world.pool.set_nbd_purpose(NbdPurpose::None);
@@ -303,7 +302,7 @@ fn blocks_in_another_order_and_raw_bytes_are_read_as_well() {
 }
 
 #[test]
-fn hosts_send_us_to_each_other() {
+fn redirects_between_hosts_are_followed() {
     let world = World::on(SrPlace::OnSlave);
     world.pool.set_nbd_purpose(NbdPurpose::None);
     world.back_up(&[]);
@@ -414,17 +413,12 @@ fn a_snapshot_that_cannot_be_removed_is_removed_by_the_next_backup() {
 #[test]
 fn hooks_are_called_around_the_snapshot_of_the_pool() {
     let world = World::new();
-    let script = "#!/bin/sh\n/usr/bin/env | /bin/grep ^HOLDFAST_ > \"$0.$1\"\n/bin/echo \"$1\" >> \"$0.calls\"\n";
-    world.rig.write("hook.sh", script.as_bytes());
-    let (from, to) = (world.rig.path("hook.sh"), world.rig.path("hook"));
-    system("/usr/bin/install", &["-m", "755", text(&from), text(&to)]).unwrap();
-    let calls = || {
-        let calls = String::from_utf8(world.rig.read("hook.calls")).unwrap();
-        std::fs::remove_file(world.rig.path("hook.calls")).unwrap();
-        calls.lines().map(str::to_owned).collect::<Vec<_>>()
-    };
+    world.rig.write_hook();
     let report = world.back_up(&["--hook", "hook", "--bwlimit", "8M"]);
-    assert_eq!(calls(), ["job-start", "pre-freeze", "post-thaw", "job-end"]);
+    assert_eq!(
+        world.rig.take_hook_calls(),
+        ["job-start", "pre-freeze", "post-thaw", "job-end"]
+    );
     let ended = String::from_utf8(world.rig.read("hook.job-end")).unwrap();
     let id = report["snapshot"]["id"].as_str().unwrap();
     for line in [

@@ -73,7 +73,7 @@ fn a_dry_run_writes_nothing_and_counts_the_same() {
 }
 
 #[test]
-fn what_is_there_stays_unless_it_is_given_up() {
+fn an_existing_target_is_kept_without_force() {
     let bytes = noise(20_000, 2);
     let rig = rig_with_snapshot(&bytes);
     rig.write("precious.raw", b"precious");
@@ -121,7 +121,7 @@ fn a_broken_image_is_not_restored_in_place_and_the_way_out_is_named() {
 
 /// Readers of the restored disk can read what the repository encrypted.
 #[test]
-fn what_is_restored_is_for_its_owner_only() {
+fn restored_disks_are_readable_by_their_owner_only() {
     let rig = rig_with_snapshot(&noise(20_000, 7));
     for target in ["out.raw", "out.qcow2"] {
         rig.ok(&["restore", "web1", target]);
@@ -194,7 +194,7 @@ fn damage_is_named_and_leaves_no_half_image() {
 }
 
 #[test]
-fn what_is_whole_verifies() {
+fn an_undamaged_repository_verifies() {
     let rig = rig_with_snapshot(&noise(MIB, 5));
     let report = rig.report(&["verify"]);
     assert_eq!(

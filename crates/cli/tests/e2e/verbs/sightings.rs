@@ -1,4 +1,4 @@
-//! What a host remembers of a repository: another one in its place, an older state of it, one without a password.
+//! What a host remembers of a repository: it notices a replaced one, an older state, or one without a password.
 
 use std::fs::{Permissions, rename};
 use std::os::unix::fs::PermissionsExt as _;
@@ -148,7 +148,7 @@ fn another_repository_in_the_place_of_one_is_refused_until_it_is_accepted() {
     rig.ok(&["list"]);
 }
 
-/// A copy would go to the owner of the replaced repository, and a new repository would share its chunking secret.
+/// A copy would go to the owner of the replacing repository, and a repository made like it would deduplicate with it.
 #[test]
 fn the_other_repository_of_a_copy_is_remembered_as_well() {
     let rig = Rig::new();

@@ -162,7 +162,7 @@ fn missing_files_and_special_files_in_settings_are_warned_about() {
 
 /// They would be one line of snapshots, each the parent of the next.
 #[test]
-fn machines_of_one_name_are_not_listed_as_one() {
+fn machines_of_one_name_are_kept_apart() {
     const TWIN: &str = "9f6d1b8e-1f2a-4c3d-8e4f-5a6b7c8d9eaa";
     let world = World::new();
     std::fs::create_dir_all(world.rig.path("vms/twin")).unwrap();

@@ -150,20 +150,15 @@ fn the_doctor_deletes_the_snapshots_of_dead_backups() {
 #[test]
 fn programs_are_called_and_reading_is_as_fast_as_it_may() {
     let world = World::new();
-    let script = "#!/bin/sh\n/usr/bin/env | /usr/bin/sort | /bin/grep ^HOLDFAST_ > \"$0.$1\"\n/bin/echo \"$1\" >> \"$0.calls\"\n";
-    world.rig.write("hook.sh", script.as_bytes());
-    let (from, to) = (world.rig.path("hook.sh"), world.rig.path("hook"));
-    system("/usr/bin/install", &["-m", "755", text(&from), text(&to)]).unwrap();
-    let calls = || {
-        let calls = String::from_utf8(world.rig.read("hook.calls")).unwrap();
-        std::fs::remove_file(world.rig.path("hook.calls")).unwrap();
-        calls.lines().map(str::to_owned).collect::<Vec<_>>()
-    };
+    world.rig.write_hook();
     world.back_up(0, &["vbox:", "--hook", "hook"]);
-    assert_eq!(calls(), ["job-start", "job-end"]);
+    assert_eq!(world.rig.take_hook_calls(), ["job-start", "job-end"]);
     world.state("running");
     let report = world.back_up(0, &["vbox:", "--hook", "hook", "--no-parent", "--bwlimit", "8M"])["report"].clone();
-    assert_eq!(calls(), ["job-start", "pre-freeze", "post-thaw", "job-end"]);
+    assert_eq!(
+        world.rig.take_hook_calls(),
+        ["job-start", "pre-freeze", "post-thaw", "job-end"]
+    );
     let machine = &report["machines"][0];
     let waited = machine["load"]["waited_ms"].as_u64().unwrap();
     assert!(waited > 200, "{machine}");
@@ -189,7 +184,10 @@ fn programs_are_called_and_reading_is_as_fast_as_it_may() {
     // A hook that was called before the snapshot is called with the end, although the snapshot failed.
     world.set("fail-take", "error-locked");
     world.refused(4, &["vbox:", "--hook", "hook"]);
-    assert_eq!(calls(), ["job-start", "pre-freeze", "post-thaw", "job-abort"]);
+    assert_eq!(
+        world.rig.take_hook_calls(),
+        ["job-start", "pre-freeze", "post-thaw", "job-abort"]
+    );
     world.unset("fail-take");
     world.is_as_before();
     // One that fails before that keeps the machine from being touched.
