@@ -12,7 +12,7 @@ enum { BLOCK_BYTES = 4096 };
 #define MOUNT_POINT "/mnt"
 
 void wait_ms(long ms);
-/* Microseconds since the guest began to run; they stand still when the machine does. */
+/* Microseconds since the guest began to run; they stop while the machine is paused. */
 uint64_t now_us(void);
 /* Opens the virtio-serial port of this name, as soon as it is there; it never blocks. */
 int open_port(const char *name);

@@ -153,7 +153,7 @@ impl Drop for QemuModel {
     fn drop(&mut self) {
         let connections = self.shared.connections();
         if let Some(stream) = &connections.current {
-            // One that is gone is as good.
+            // A missing one is fine.
             stream.shutdown(std::net::Shutdown::Both).ok();
         }
         drop(connections);
