@@ -1,4 +1,4 @@
-//! Guests with an identity of their own: what virt-sysprep is asked, and what becomes of it.
+//! Guests with an identity of their own: how virt-sysprep is called, and its result.
 //!
 //! virt-sysprep is a stand-in: it writes a mark into the first sector of every image that it is given, by a program that locks images as QEMU does.
 

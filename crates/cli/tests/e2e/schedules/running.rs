@@ -73,7 +73,7 @@ fn jobs_run_when_they_are_due_and_are_in_the_journal() {
 }
 
 #[test]
-fn a_person_or_a_timer_runs_jobs_without_a_daemon() {
+fn a_user_or_a_timer_runs_jobs_without_a_daemon() {
     let host = Host::new(OFTEN);
     // No daemon has run yet: the first pass only starts to count.
     let first = host.rig.report(&at_home(&["run", "--due"]));

@@ -135,7 +135,7 @@ fn two_images_of_one_name_are_not_taken_for_one_machine_in_silence() {
 
 /// The program reads its disks in order, so the position in its standard input shows how far it is.
 #[test]
-fn a_disk_that_is_written_while_it_is_read_is_warned_of() {
+fn a_disk_that_is_written_while_it_is_read_gives_a_warning() {
     let rig = Rig::new();
     rig.write("web1.raw", &noise(MIB, 7));
     let words = ["backup", "web1.raw", "late=-"];

@@ -1,4 +1,4 @@
-//! What a configuration says, before anything acts by it.
+//! Checking and showing a configuration before it is used.
 
 use serde_json::Value;
 

@@ -1,4 +1,4 @@
-//! A file system that is really full, or read-only: said clearly, nothing half is left, and what was there stays good.
+//! A file system that is really full, or read-only: a clear error, no partial files, and no damage.
 
 use std::fs::File;
 use std::io::Write as _;

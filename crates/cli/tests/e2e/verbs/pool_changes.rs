@@ -1,4 +1,4 @@
-//! What a machine of a pool becomes while its backup waits, and what becomes of its repository between two backups.
+//! Changes of a machine of a pool while its backup waits, and of its repository between two backups.
 
 use std::process::Stdio;
 

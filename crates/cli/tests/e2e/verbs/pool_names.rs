@@ -1,4 +1,4 @@
-//! Pools that a holdfast.toml names: what it says of them holds wherever one is named, and options win over it.
+//! Pools of a holdfast.toml: its settings apply wherever a pool is named, and options override them.
 
 use std::process::Output;
 

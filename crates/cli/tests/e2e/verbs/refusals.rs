@@ -1,4 +1,4 @@
-//! What does not go says why, and what to do.
+//! Refusals: the error has the reason and the advice.
 
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt as _;

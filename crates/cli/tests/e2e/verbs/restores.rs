@@ -1,4 +1,4 @@
-//! Restoring: what is there is not lost by mistake, and half an image is never there.
+//! Restores: existing files are not lost by mistake, and no partial image is left.
 
 use std::io::Read as _;
 use std::process::Stdio;

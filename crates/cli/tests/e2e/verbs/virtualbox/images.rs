@@ -1,4 +1,4 @@
-//! Machines that are off, read from their images, and what becomes of them elsewhere.
+//! Machines that are off, read from their images, and restored or exported elsewhere.
 
 use super::{LAB, MIB, NAME, World};
 use crate::host::{system, text};
