@@ -7,9 +7,7 @@
     reason = "the steps of a history that failed are needed to replay it"
 )]
 
-use std::time::Duration;
-
-use holdfast_block::{Clock as _, SeededRandom, SystemClock, to_usize};
+use holdfast_block::{SeededRandom, to_usize};
 use holdfast_host::qemu::{Layer, Layers};
 use holdfast_host::qmp::{Monitor as _, QmpCommand};
 use serde_json::{Value, json};

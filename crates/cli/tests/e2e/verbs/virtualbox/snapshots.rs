@@ -6,7 +6,6 @@ use holdfast_block::{Clock as _, SystemClock};
 use serde_json::Value;
 
 use super::{LAB, MIB, NAME, World};
-use crate::host::{system, text};
 use crate::program::{stderr, stdout};
 use crate::rig::assert_code;
 
