@@ -12,7 +12,7 @@ enum { BLOCK_BYTES = 4096 };
 #define MOUNT_POINT "/mnt"
 
 void wait_ms(long ms);
-/* Microseconds since the guest began to run; they stand still when the machine does. */
+/* Microseconds since the guest began to run; they stop while the machine is paused. */
 uint64_t now_us(void);
 /* Opens the virtio-serial port of this name, as soon as it is there; it never blocks. */
 int open_port(const char *name);
@@ -23,7 +23,7 @@ size_t read_port(int port, void *bytes, size_t size);
 
 /* Answers the questions of the QEMU guest agent, as long as the guest runs (a thread; agent.c). */
 void *answer_agent(void *nothing);
-/* Does what it is told at the port holdfast.measure, and tells what the guest feels (measure.c). Never returns. */
+/* Executes the commands from the port holdfast.measure, and reports what the guest measures (measure.c). Never returns. */
 void measure(void);
 
 #endif

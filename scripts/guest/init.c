@@ -7,7 +7,7 @@
  *
  *   mount=vdb   the ext4 of this disk is mounted, and can be frozen by the guest agent, which is answered in any case
  *   read=64     so many MiB of /dev/vda are read first, at places all over it, as a system does that boots from it
- *   measure     nothing is written of its own accord; the guest does what it is told, and tells what it feels: measure.c
+ *   measure     nothing is written of its own accord; the guest executes commands, and reports what it measures: measure.c
  */
 #include "guest.h"
 
@@ -67,7 +67,7 @@ size_t read_port(int port, void *bytes, size_t size) {
         poll(&ready, 1, -1);
         ssize_t length = read(port, bytes, size);
         if (length > 0) return (size_t)length;
-        /* Nobody is connected: poll answers at once then. */
+        /* No client is connected: poll answers at once then. */
         wait_ms(5);
     }
 }

@@ -1,7 +1,7 @@
 /*
- * The guest measures itself: what a backup of it costs is what it feels.
+ * The guest measures its own pauses and delays: the cost of a backup.
  *
- * A machine that stands still does not know it: its clock stands still as well. So a tick goes out at the port holdfast.measure
+ * A paused machine does not notice it: its clock stops as well. So a tick goes out at the port holdfast.measure
  * every millisecond, `t`, and the host's clock says when one is missing. The guest itself measures how long writes take, each from
  * when it was due: one that is held up holds up those after it, and they count as well.
  *
@@ -71,7 +71,7 @@ static void *tick(void *nothing) {
         struct timespec now;
         clock_gettime(CLOCK_MONOTONIC, &now);
         if (now.tv_sec > next.tv_sec || (now.tv_sec == next.tv_sec && now.tv_nsec - next.tv_nsec > 2000000)) next = now;
-        /* One that nobody takes is none: the port never blocks. */
+        /* A tick without a reader is dropped: the port never blocks. */
         pthread_mutex_lock(&saying);
         ssize_t written = write(port, "t\n", 2);
         pthread_mutex_unlock(&saying);

@@ -82,7 +82,7 @@ fn names(folder: &TempDir) -> Vec<String> {
 }
 
 #[test]
-fn what_is_converted_is_what_qemu_reads() {
+fn qemu_reads_converted_images() {
     let folder = folder();
     for (name, options) in [
         ("plain.qcow2", &["--verify"][..]),
@@ -199,7 +199,7 @@ fn images_of_other_hypervisors_are_made_and_read() {
 }
 
 #[test]
-fn what_qemu_makes_is_read() {
+fn images_of_qemu_are_read() {
     let folder = folder();
     qemu_img(
         &folder,

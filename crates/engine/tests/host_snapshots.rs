@@ -21,7 +21,7 @@ use serde_json::{Value, json};
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Time that passes when somebody says so.
+/// A clock that advances only when the test sets it.
 #[derive(Default)]
 struct Time(Mutex<Duration>);
 
@@ -81,17 +81,37 @@ impl Tools for FakeZfs {
     }
 }
 
-/// A machine that does what it is told, and whose agent takes its time.
+/// How an agent answers a command.
+struct Reply {
+    delay: Duration,
+    /// All agents that answer at the same time.
+    together: Arc<Barrier>,
+}
+
+impl Reply {
+    fn at_once() -> Self {
+        Self::after_ms(0, &Arc::new(Barrier::new(1)))
+    }
+
+    fn after_ms(delay_ms: u64, together: &Arc<Barrier>) -> Self {
+        Self {
+            delay: Duration::from_millis(delay_ms),
+            together: Arc::clone(together),
+        }
+    }
+}
+
+/// A fake machine whose agent answers with a delay.
 struct Fake {
     description: Mutex<Description>,
-    /// What its QEMU was told that changes something.
-    told: Mutex<Vec<String>>,
+    /// Commands of its QEMU that change something.
+    commands: Mutex<Vec<String>>,
     runs: Mutex<bool>,
     time: Arc<Time>,
-    /// How long its agent takes to say how it is, and to freeze.
-    delays: (Duration, Duration),
-    /// Agents that say how they are at the same time, and those that freeze at the same time.
-    together: (Arc<Barrier>, Arc<Barrier>),
+    /// How its agent answers the query of its status.
+    status: Reply,
+    /// How its agent answers the request to freeze.
+    freeze: Reply,
 }
 
 impl Fake {
@@ -118,11 +138,11 @@ impl Fake {
                 has_agent_channel: false,
                 mark: BackupMark::default(),
             }),
-            told: Mutex::default(),
+            commands: Mutex::default(),
             runs: Mutex::new(state == MachineState::Running),
             time: Arc::default(),
-            delays: (Duration::ZERO, Duration::ZERO),
-            together: (Arc::new(Barrier::new(1)), Arc::new(Barrier::new(1))),
+            status: Reply::at_once(),
+            freeze: Reply::at_once(),
         }
     }
 
@@ -132,18 +152,13 @@ impl Fake {
     }
 
     /// Answers after a time, together with all others.
-    fn answer(
-        &self,
-        together: &Barrier,
-        (after, deadline): (Duration, Duration),
-        answer: &Value,
-    ) -> HostResult<String> {
+    fn answer(&self, reply: &Reply, deadline: Duration, answer: &Value) -> HostResult<String> {
         let start = self.time.now();
-        together.wait();
-        self.time.reach(start + after.min(deadline));
-        // Nobody looks at the time before all have answered.
-        together.wait();
-        if after > deadline {
+        reply.together.wait();
+        self.time.reach(start + reply.delay.min(deadline));
+        // The time is read only after all have answered.
+        reply.together.wait();
+        if reply.delay > deadline {
             return Err(HostError::Refused {
                 action: "ask the guest agent of",
                 machine: self.name().to_owned(),
@@ -163,7 +178,7 @@ impl Monitor for Fake {
             "cont" => *runs = true,
             _ => {}
         }
-        self.told.lock().unwrap().push(command.name.to_owned());
+        self.commands.lock().unwrap().push(command.name.to_owned());
         Ok(json!({}))
     }
 }
@@ -190,12 +205,10 @@ impl Machine for Fake {
     }
 
     fn ask_agent(&self, command: &str, deadline: Duration) -> HostResult<String> {
-        let (status, freeze) = self.delays;
-        let (ask, frozen) = &self.together;
         match () {
-            () if command.contains("status") => self.answer(ask, (status, deadline), &json!("thawed")),
+            () if command.contains("status") => self.answer(&self.status, deadline, &json!("thawed")),
             () if command.contains("thaw") => Ok(json!({ "return": 1 }).to_string()),
-            () => self.answer(frozen, (freeze, deadline), &json!(1)),
+            () => self.answer(&self.freeze, deadline, &json!(1)),
         }
     }
 }
@@ -273,11 +286,11 @@ impl World {
     }
 }
 
-fn nobody(_: &[HostSnapshotScope]) -> Vec<Description> {
+fn no_machines(_: &[HostSnapshotScope]) -> Vec<Description> {
     Vec::new()
 }
 
-const DATASETS: (Subject<'_>, Quiesce) = (Subject::Datasets(&nobody), Quiesce::Try);
+const DATASETS: (Subject<'_>, Quiesce) = (Subject::Datasets(&no_machines), Quiesce::Try);
 
 #[test]
 fn a_machine_that_is_started_meanwhile_is_not_shut_off() {
@@ -293,7 +306,7 @@ fn a_machine_that_is_started_meanwhile_is_not_shut_off() {
             .unwrap();
         assert_eq!(report.guests[0].consistency(), "crash");
         assert_eq!(report.record.consistency, "crash");
-        assert_eq!(*machine[0].told.lock().unwrap(), [""; 0], "it is its owner's");
+        assert_eq!(*machine[0].commands.lock().unwrap(), [""; 0], "it is its owner's");
 
         // Cut one after the other, its disks are of no instant at all.
         machine[0].becomes(before);
@@ -307,7 +320,7 @@ fn a_machine_that_is_started_meanwhile_is_not_shut_off() {
 }
 
 #[test]
-fn what_does_not_change_is_claimed_as_it_is() {
+fn machines_that_stay_off_are_recorded_as_shut_off() {
     let machines = [
         Fake::new("web1", MachineState::ShutOff),
         Fake::new("web2", MachineState::ShutOff),
@@ -337,7 +350,7 @@ fn a_disk_that_is_moved_meanwhile_is_not_in_a_snapshot_of_its_machine() {
 }
 
 #[test]
-fn a_machine_that_comes_meanwhile_is_told() {
+fn a_machine_that_appears_during_a_snapshot_is_in_the_record() {
     let known = [Fake::new("web1", MachineState::ShutOff)];
     let newcomer = Fake::new("web2", MachineState::Running).describe().unwrap();
     let found = |wanted: &[HostSnapshotScope]| {
@@ -351,23 +364,23 @@ fn a_machine_that_comes_meanwhile_is_told() {
 }
 
 #[test]
-fn what_its_owner_has_paused_stays_paused() {
+fn a_machine_paused_by_its_owner_stays_paused() {
     // Between the look and the cut, and known before.
     for state in [MachineState::Running, MachineState::Paused] {
         let machine = [Fake::new("web1", state)];
         *machine[0].runs.lock().unwrap() = false;
         World::new(TWO).take(&machine, DATASETS, &mut || ()).unwrap();
-        assert_eq!(*machine[0].told.lock().unwrap(), [""; 0]);
+        assert_eq!(*machine[0].commands.lock().unwrap(), [""; 0]);
         assert!(!*machine[0].runs.lock().unwrap());
     }
     let machine = [Fake::new("web1", MachineState::Running)];
     World::new(TWO).take(&machine, DATASETS, &mut || ()).unwrap();
-    assert_eq!(*machine[0].told.lock().unwrap(), ["stop", "cont"]);
+    assert_eq!(*machine[0].commands.lock().unwrap(), ["stop", "cont"]);
 }
 
-/// One that is switched off while it stands still cannot be told to run on, which costs nobody the snapshot.
+/// A machine that is switched off during the pause cannot be resumed, which does not prevent the snapshot.
 #[test]
-fn a_machine_that_is_switched_off_while_it_stands_still_is_of_one_instant() {
+fn a_machine_switched_off_during_the_pause_is_of_one_point_in_time() {
     let machine = [Fake::new("web1", MachineState::Running)];
     let world = World::new(TWO);
     let report = world.take(&machine, DATASETS, &mut || machine[0].becomes(MachineState::ShutOff));
@@ -377,24 +390,22 @@ fn a_machine_that_is_switched_off_while_it_stands_still_is_of_one_instant() {
 
 /// Machines whose agents take so long to answer, and so long to freeze.
 fn with_agents(time: &Arc<Time>, delays: &[(u64, u64)]) -> Vec<Fake> {
-    // Whoever does not say how he is, is not asked to freeze.
+    // An agent that does not report its status is not asked to freeze.
     let answer_count = delays.iter().filter(|(status, _)| *status < 5000).count();
-    let together = (
-        Arc::new(Barrier::new(delays.len())),
-        Arc::new(Barrier::new(answer_count)),
-    );
+    let queried = Arc::new(Barrier::new(delays.len()));
+    let frozen = Arc::new(Barrier::new(answer_count));
     let slow = |(number, (status, freeze)): (usize, &(u64, u64))| {
         let mut machine = Fake::new(&format!("web{number}"), MachineState::Running);
         machine.description.lock().unwrap().has_agent_channel = true;
         machine.time = Arc::clone(time);
-        machine.delays = (Duration::from_millis(*status), Duration::from_millis(*freeze));
-        machine.together = together.clone();
+        machine.status = Reply::after_ms(*status, &queried);
+        machine.freeze = Reply::after_ms(*freeze, &frozen);
         machine
     };
     delays.iter().enumerate().map(slow).collect()
 }
 
-/// Nobody is frozen while agents are only asked, and all freeze in the time of one.
+/// No guest is frozen during the status queries, and all freeze in the time of one.
 #[test]
 fn many_slow_agents_take_the_time_of_one() {
     let world = World::new(ONE);
@@ -413,7 +424,7 @@ fn many_slow_agents_take_the_time_of_one() {
 
 /// One that does not freeze in time is as after a power cut; those that did are not kept frozen until the watchdog thaws them.
 #[test]
-fn a_slow_agent_costs_nobody_else_his_instant() {
+fn a_slow_agent_does_not_prolong_the_freeze_of_other_guests() {
     let world = World::new(ONE);
     let machines = with_agents(&world.time, &[(4900, 20), (0, 9000), (4900, 4000), (9000, 0)]);
     let report = world.take(&machines, DATASETS, &mut || ()).unwrap();
@@ -430,10 +441,14 @@ fn a_slow_agent_costs_nobody_else_his_instant() {
 }
 
 #[test]
-fn a_slow_agent_that_has_to_freeze_costs_the_snapshot_and_nothing_else() {
+fn a_slow_agent_that_is_required_to_freeze_prevents_the_snapshot() {
     let world = World::new(ONE);
     let machines = with_agents(&world.time, &[(0, 20), (0, 9000)]);
-    let refused = world.take(&machines, (Subject::Datasets(&nobody), Quiesce::Require), &mut || ());
+    let refused = world.take(
+        &machines,
+        (Subject::Datasets(&no_machines), Quiesce::Require),
+        &mut || (),
+    );
     assert!(matches!(refused.unwrap_err(), Error::NotQuiesced { .. }));
     assert_eq!(world.snapshot_count(), 0);
     assert!(world.time.now() <= 6 * SECOND, "{:?}", world.time.now());
@@ -441,11 +456,15 @@ fn a_slow_agent_that_has_to_freeze_costs_the_snapshot_and_nothing_else() {
 
 /// It has thawed by itself while the disks were cut: what had to be frozen was not.
 #[test]
-fn a_guest_that_thaws_by_itself_is_not_what_was_required() {
+fn a_required_freeze_fails_if_the_guest_thaws_by_itself() {
     let world = World::new(ONE);
     let machines = with_agents(&world.time, &[(0, 20)]);
     let mut late = || world.time.sleep(20 * SECOND);
-    let refused = world.take(&machines, (Subject::Datasets(&nobody), Quiesce::Require), &mut late);
+    let refused = world.take(
+        &machines,
+        (Subject::Datasets(&no_machines), Quiesce::Require),
+        &mut late,
+    );
     assert!(refused.unwrap_err().to_string().contains("frozen too long"));
     assert_eq!(world.snapshot_count(), 0);
 }

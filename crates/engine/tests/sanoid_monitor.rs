@@ -41,15 +41,15 @@ impl Random {
     }
 }
 
-/// A pool as ZFS tells of it; none where there is none of that name.
+/// A pool as ZFS reports it; none if there is no pool of that name.
 #[derive(Clone)]
 struct Pool {
     name: &'static str,
-    told: Option<Told>,
+    state: Option<PoolState>,
 }
 
 #[derive(Clone)]
-struct Told {
+struct PoolState {
     size: &'static str,
     capacity: String,
     health: &'static str,
@@ -72,15 +72,15 @@ impl Case {
         let (mut configuration, mut pools) = (String::new(), Vec::new());
         let is_all_there = random.chance(80);
         for name in names {
-            let told = (is_all_there || random.chance(60)).then(|| some_pool(name, &mut random));
-            pools.push(Pool { name, told });
+            let state = (is_all_there || random.chance(60)).then(|| some_pool(name, &mut random));
+            pools.push(Pool { name, state });
             some_sections(name, &mut random, &mut configuration);
         }
         Self { configuration, pools }
     }
 
     fn missing(&self) -> Vec<&'static str> {
-        let missing = self.pools.iter().filter(|pool| pool.told.is_none());
+        let missing = self.pools.iter().filter(|pool| pool.state.is_none());
         missing.map(|pool| pool.name).collect()
     }
 }
@@ -98,16 +98,27 @@ fn some_sections(pool: &str, random: &mut Random, text: &mut String) {
     }
 }
 
-fn some_pool(name: &str, random: &mut Random) -> Told {
-    let is_well = random.chance(60);
-    let health = if is_well {
+/// Whether the devices of a pool may have states and errors.
+#[derive(Clone, Copy, PartialEq)]
+enum Devices {
+    Good,
+    Mixed,
+}
+
+fn some_pool(name: &str, random: &mut Random) -> PoolState {
+    let devices = if random.chance(60) {
+        Devices::Good
+    } else {
+        Devices::Mixed
+    };
+    let health = if devices == Devices::Good {
         "ONLINE"
     } else {
         random.of(&["ONLINE", "DEGRADED", "DEGRADED", "FAULTED", "UNAVAIL", "SUSPENDED"])
     };
     let has_sizes = ["ONLINE", "DEGRADED", "SUSPENDED"].contains(&health);
     let capacity = format!("{}%", random.of(&[0, 7, 49, 50, 69, 70, 71, 94, 95, 100]));
-    Told {
+    PoolState {
         size: if has_sizes {
             random.of(&["95.5M", "3.62T", "928G"])
         } else {
@@ -120,11 +131,11 @@ fn some_pool(name: &str, random: &mut Random) -> Told {
         } else {
             "-"
         },
-        status: some_status(name, health, is_well, random),
+        status: some_status(name, health, devices, random),
     }
 }
 
-fn some_status(name: &str, health: &str, is_well: bool, random: &mut Random) -> String {
+fn some_status(name: &str, health: &str, devices: Devices, random: &mut Random) -> String {
     let mut text = format!(
         "  pool: {name}\n state: {health}\nstatus: One or more devices has something.\n\tSufficient replicas exist.\n\
          action: See to it.\n  scan: scrub repaired 0B in 00:00:01 with 0 errors on Sun Nov 22 17:26:19 2026\nconfig:\n\n\
@@ -132,14 +143,14 @@ fn some_status(name: &str, health: &str, is_well: bool, random: &mut Random) -> 
     );
     let mut line = |random: &mut Random, depth: usize, name: &str| {
         let states = ["ONLINE", "DEGRADED", "FAULTED", "OFFLINE", "REMOVED", "UNAVAIL"];
-        let state = if is_well || random.chance(50) {
+        let state = if devices == Devices::Good || random.chance(50) {
             "ONLINE"
         } else {
             random.of(&states)
         };
         let mut counts = ["0"; 3];
         for count in &mut counts {
-            if !is_well && random.chance(10) {
+            if devices == Devices::Mixed && random.chance(10) {
                 *count = random.of(&["1", "12", "1.2K", "30M"]);
             }
         }
@@ -178,7 +189,7 @@ fn some_status(name: &str, health: &str, is_well: bool, random: &mut Random) -> 
             }
         }
     }
-    if !is_well && random.chance(30) {
+    if devices == Devices::Mixed && random.chance(30) {
         text.push_str(random.of(&["\tlogs\t\n", "\tcache\n", "\tspecial\t\n"]));
         // Devices of these stand as deep as those of the pool.
         text.push_str(random.of(&[
@@ -204,19 +215,19 @@ struct World(Vec<Pool>);
 impl Tools for World {
     fn ask(&self, program: &str, words: &[&str]) -> Result<Answer, ToolError> {
         let name = words.last().copied().unwrap_or_default();
-        let told = self
+        let state = self
             .0
             .iter()
             .find(|pool| pool.name == name)
-            .and_then(|pool| pool.told.clone());
-        let output = told.map(|told| match (program, &words[..words.len() - 1]) {
+            .and_then(|pool| pool.state.clone());
+        let output = state.map(|state| match (program, &words[..words.len() - 1]) {
             ("zpool", ["list", "-H", "-o", "name,size,cap,health,free"]) => {
                 format!(
                     "{name}\t{}\t{}\t{}\t{}\n",
-                    told.size, told.capacity, told.health, told.free
+                    state.size, state.capacity, state.health, state.free
                 )
             }
-            ("zpool", ["status"]) => told.status,
+            ("zpool", ["status"]) => state.status,
             _ => panic!("{program} {words:?}"),
         });
         Ok(Answer {
@@ -274,16 +285,16 @@ impl Theirs {
             fs::remove_dir_all(self.path(folder)).ok();
             fs::create_dir(self.path(folder)).unwrap();
         }
-        for Pool { name, told } in &case.pools {
-            let Some(told) = told else { continue };
+        for Pool { name, state } in &case.pools {
+            let Some(state) = state else { continue };
             let write = |kind: &str, text: &str| fs::write(self.path(&format!("pools/{name}.{kind}")), text).unwrap();
             let columns = format!(
                 "{name}  {}  {}  {}  {}",
-                told.size, told.capacity, told.health, told.free
+                state.size, state.capacity, state.health, state.free
             );
             write("list", &format!("NAME  SIZE  CAP  HEALTH  FREE\n{columns}\n"));
-            write("cap", &format!("{}\n", told.capacity));
-            write("status", &told.status);
+            write("cap", &format!("{}\n", state.capacity));
+            write("status", &state.status);
         }
         fs::write(self.path("etc/sanoid.conf"), &case.configuration).unwrap();
         let paths = std::env::var("PATH").unwrap_or_default();
@@ -376,14 +387,14 @@ fn compare(word: &str, ask: fn(&MonitorRequest<'_>) -> Check) -> [u32; 3] {
 }
 
 #[test]
-fn health_is_told_in_the_words_of_the_real_program() {
+fn health_is_reported_as_by_sanoid() {
     let counts = compare("--monitor-health", check_health);
     // A test in which all is well proves nothing.
     assert!(counts.iter().all(|count| *count >= 10), "{counts:?}");
 }
 
 #[test]
-fn capacity_is_told_in_the_words_of_the_real_program() {
+fn capacity_is_reported_as_by_sanoid() {
     let counts = compare("--monitor-capacity", check_capacity);
     assert!(counts.iter().all(|count| *count >= 10), "{counts:?}");
 }

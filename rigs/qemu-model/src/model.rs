@@ -96,7 +96,7 @@ impl QemuModel {
         (faults.commands.clone(), is_unreached)
     }
 
-    /// The guest writes to a disk, through whatever is under its device.
+    /// The guest writes to a disk, through the nodes under its device.
     ///
     /// # Errors
     /// The guest's write fails.
@@ -153,7 +153,7 @@ impl Drop for QemuModel {
     fn drop(&mut self) {
         let connections = self.shared.connections();
         if let Some(stream) = &connections.current {
-            // One that is gone is as good.
+            // A missing one is fine.
             stream.shutdown(std::net::Shutdown::Both).ok();
         }
         drop(connections);

@@ -1,4 +1,4 @@
-//! What QEMU answers where it does not do what it was asked.
+//! The errors of QEMU.
 
 use serde_json::{Value, json};
 

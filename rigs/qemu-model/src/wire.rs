@@ -31,7 +31,7 @@ pub(crate) struct Shared {
 pub(crate) struct Connections {
     /// The client that is served.
     pub(crate) current: Option<UnixStream>,
-    /// Connections of clients that were killed, kept open so that those who wait at them go on waiting.
+    /// Connections of killed clients, kept open so that clients behind them keep waiting.
     pub(crate) killed: Vec<UnixStream>,
 }
 
@@ -123,7 +123,7 @@ impl Client<'_> {
             send(self.stream, &answer)?;
         }
         let name = command["execute"].as_str().unwrap_or_default();
-        // Part of the greeting: who waits for that waits until another client has gone.
+        // Part of the greeting: a client that waits for it waits until another client has disconnected.
         let fault = (name != "qmp_capabilities")
             .then(|| self.shared.faults().next(name))
             .flatten();

@@ -1,4 +1,4 @@
-//! What XAPI answers when it does not do what it was asked: a code and what it speaks of.
+//! Errors of XAPI: a code and its parameters.
 
 use std::fmt;
 

@@ -114,7 +114,7 @@ fn rpc(pool: &Pool, host: usize, connection: &mut Connection, request: &Request,
     Ok(Next::Request)
 }
 
-/// Answers a call; one that waits for events gets them as soon as there are any, at the latest when its time is over.
+/// Answers a call; `event.from` gets its events as soon as there are any, at the latest when its time is over.
 fn answer_in_time(pool: &Pool, host: usize, call: &MethodCall) -> Answer<Value> {
     let first = call::answer(pool, host, call);
     let seconds = call.parameters.get(3).and_then(Value::as_f64);

@@ -19,7 +19,7 @@
 //! It differs from a pool, on purpose:
 //!
 //! - ports: both hosts listen on one port that the system chose instead of 443, so that a redirect names the port;
-//! - an `Async.` call is done when it returns; its task tells so after [`Habits::pending_polls`] looks at it, so that nothing waits
+//! - an `Async.` call is done when it returns; its task shows it after [`Habits::pending_polls`] polls, so that nothing waits
 //!   for a clock. A task that is stuck ([`Fault::TaskStuck`]) does its work when it is no longer stuck, or never;
 //! - machines do not run: `VM.start` changes a word, and [`Server::write_disk`] is the guest;
 //! - records have the fields that clients of backup read, with their types; not each field of each version.

@@ -1,7 +1,7 @@
 //! NBD, as `xapi-nbd` serves it: under TLS only, one export for each disk, its name with the session in it.
 //!
-//! Source: `ocaml/nbd` of xen-api. An export is `/UUID?session_id=REF`; it is read-only, there is no list of exports, and whoever
-//! has no session gets nothing.
+//! Source: `ocaml/nbd` of xen-api. An export is `/UUID?session_id=REF`; it is read-only, there is no list of exports, and a client
+//! without a session gets nothing.
 
 use std::collections::btree_map::Entry;
 use std::net::SocketAddr;

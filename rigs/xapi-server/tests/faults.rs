@@ -110,7 +110,7 @@ fn a_transfer_looks_well_and_its_task_fails() {
     let url = rig.url(&rig.server.address(), "/export_raw_vdi", &query);
     assert_eq!(download(&url, &rig.path("out")), (0, 200));
     assert_eq!(rig.end_of(&task), ("failure".to_owned(), error));
-    // A disk that a running machine writes to is not read: 200, no bytes, and a task that tells why.
+    // A disk that a running machine writes to is not read: 200, no bytes, and a task with the reason.
     rig.server.set_power_state(&vm, "Running");
     let task = rig.task();
     let url = rig.url(

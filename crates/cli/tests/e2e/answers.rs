@@ -135,7 +135,7 @@ fn json_is_one_document_wherever_the_option_stands() {
 }
 
 #[test]
-fn wrong_usage_is_told_on_standard_error_with_code_2() {
+fn wrong_usage_is_reported_on_standard_error_with_code_2() {
     for words in [
         &[][..],
         &["no-such-verb"],
@@ -292,10 +292,10 @@ fn the_manual_has_a_page_per_verb() {
         .unwrap()
         .map(|entry| entry.unwrap().path().display().to_string())
         .collect();
-    let mut told: Vec<String> = stdout(&output).lines().map(str::to_owned).collect();
+    let mut printed: Vec<String> = stdout(&output).lines().map(str::to_owned).collect();
     written.sort();
-    told.sort();
-    assert_eq!(written, told);
+    printed.sort();
+    assert_eq!(written, printed);
     assert!(written.iter().any(|path| path.ends_with("/holdfast-version.1")));
 }
 

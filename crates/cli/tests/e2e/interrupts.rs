@@ -18,7 +18,7 @@ use crate::rig::Rig;
 const PATIENCE: Duration = Duration::from_secs(60);
 const CHILD: &str = "HOLDFAST_TEST_INTERRUPT_CHILD";
 
-/// A job that tells of its start and of the request to stop; then it obeys, or goes on as a stuck one would.
+/// A job that prints its start and the request to stop; then it ends, or continues like a stuck one.
 #[test]
 fn child() {
     if std::env::var_os(CHILD).is_none() {
@@ -84,7 +84,7 @@ fn a_job_that_obeys_ends_by_the_signal() {
     }
 }
 
-/// A pool that says nothing is waited for, for minutes: by who makes sure of it before a password is asked for, and by who logs in.
+/// The program waits minutes for a pool that does not answer: when it checks the certificate before it asks for a password, and when it logs in.
 #[test]
 fn a_pool_that_says_nothing_does_not_keep_a_command_from_stopping() {
     let rig = Rig::new();

@@ -17,6 +17,7 @@ mod rig;
 mod schedules;
 mod sysprep;
 mod template_forgeries;
+mod template_tags;
 mod templates;
 mod terminals;
 mod verbs;

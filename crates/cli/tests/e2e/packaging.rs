@@ -4,7 +4,7 @@ use std::path::Path;
 
 use crate::host::system;
 
-/// systemd reads the units without a complaint, and the timer means what it says.
+/// systemd accepts the units, and the timer has the documented times.
 #[test]
 fn units_are_units() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/systemd");
@@ -27,7 +27,7 @@ fn units_are_units() {
     assert_eq!(system("systemd-analyze", &words), Ok(String::new()));
 }
 
-/// What the services leave open is bounded: who opens more has to say so here.
+/// The exposure of each service is bounded: a service that needs more is listed here.
 #[test]
 fn services_are_closed_but_for_what_they_need() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/systemd");

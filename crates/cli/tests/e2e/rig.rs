@@ -11,6 +11,7 @@ use holdfast_test_kit::json_schema::violations;
 use serde_json::Value;
 use tempfile::TempDir;
 
+use crate::host::{system, text};
 use crate::program::{program, program_inside, stderr, stdout};
 
 /// The folder; gone when this is dropped.
@@ -97,6 +98,22 @@ impl Rig {
         let runs = std::os::unix::fs::PermissionsExt::from_mode(0o755);
         std::fs::set_permissions(self.path(&path), runs).unwrap();
         self.programs = Some(self.path("programs"));
+    }
+
+    /// Writes a program `hook` that records the variables of each event in `hook.EVENT`, and its calls in `hook.calls`.
+    pub(crate) fn write_hook(&self) {
+        let script = "#!/bin/sh\n/usr/bin/env | /usr/bin/sort | /bin/grep ^HOLDFAST_ > \"$0.$1\"\n/bin/echo \"$1\" >> \"$0.calls\"\n";
+        self.write("hook.sh", script.as_bytes());
+        // A copy by another process: a file that this one has open for writing cannot be run.
+        let (from, to) = (self.path("hook.sh"), self.path("hook"));
+        system("/usr/bin/install", &["-m", "755", text(&from), text(&to)]).unwrap();
+    }
+
+    /// The events that the hook was called for since the last time.
+    pub(crate) fn take_hook_calls(&self) -> Vec<String> {
+        let calls = String::from_utf8(self.read("hook.calls")).unwrap();
+        std::fs::remove_file(self.path("hook.calls")).unwrap();
+        calls.lines().map(str::to_owned).collect()
     }
 
     /// The program, to be run in the folder.

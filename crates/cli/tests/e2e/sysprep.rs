@@ -1,4 +1,4 @@
-//! Guests with an identity of their own: what virt-sysprep is asked, and what becomes of it.
+//! Guests with an identity of their own: how virt-sysprep is called, and its result.
 //!
 //! virt-sysprep is a stand-in: it writes a mark into the first sector of every image that it is given, by a program that locks images as QEMU does.
 
@@ -87,7 +87,7 @@ fn clones_of_an_image_get_guests_of_their_own_before_they_have_their_names() {
 }
 
 #[test]
-fn what_is_pulled_of_a_template_gets_a_guest_of_its_own() {
+fn a_pulled_template_gets_an_identity_of_its_own() {
     let mut rig = templates::rig();
     let bytes = templates::image(&rig, "base.raw", 1);
     templates::push(&rig, "debian", "base.raw", "anna", &[]);

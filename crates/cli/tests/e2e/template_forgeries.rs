@@ -1,4 +1,4 @@
-//! A stranger who can write to the repository, and cannot sign: what he puts there is refused, and nothing of it is left.
+//! An attacker who can write to the repository and cannot sign: forged templates are refused, and leave no files.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -52,14 +52,19 @@ fn open(rig: &Rig) -> Repository {
 }
 
 impl Forgery<'_> {
-    /// Puts it beside the template that is in the snapshot `id`, or in its place.
-    fn put(&self, rig: &Rig, id: &str, in_its_place: bool) {
+    /// Adds it beside the template in the snapshot `id`.
+    fn add(&self, rig: &Rig, id: &str) {
         let repository = open(rig);
         let original = repository.snapshot(id.parse().unwrap()).unwrap();
-        if in_its_place {
-            repository.unprotect(original.id).unwrap();
-            repository.forget(original.id, "forged").unwrap();
-        }
+        self.commit(&repository, &original);
+    }
+
+    /// Replaces the template in the snapshot `id`.
+    fn replace(&self, rig: &Rig, id: &str) {
+        let repository = open(rig);
+        let original = repository.snapshot(id.parse().unwrap()).unwrap();
+        repository.unprotect(original.id).unwrap();
+        repository.forget(original.id, "forged").unwrap();
         self.commit(&repository, &original);
     }
 
@@ -137,11 +142,11 @@ fn another_disk_under_a_signed_statement_is_found_while_it_is_written() {
         bytes: BTreeMap::from([("disk", bytes)]),
         ..Forgery::default()
     };
-    forgery.put(&rig, &id, true);
+    forgery.replace(&rig, &id);
     for target in ["x.raw", "x.qcow2", "x.vdi", "x.vmdk", "folder"] {
         assert_refused(&rig, &pull_words("debian", target), 5, "damage", DIFFERS);
     }
-    // Nor does anybody vouch for it by another tag, or take it without a signature.
+    // It is neither tagged again nor pulled without a signature.
     let tag = [
         "template",
         "tag",
@@ -166,7 +171,7 @@ fn another_disk_under_a_signed_statement_is_found_while_it_is_written() {
 fn zeroes_under_a_signed_statement_are_found_too() {
     let rig = rig();
     let id = pushed_id(&rig, "debian");
-    Forgery::default().put(&rig, &id, true);
+    Forgery::default().replace(&rig, &id);
     assert_refused(&rig, &pull_words("debian", "x.raw"), 5, "damage", DIFFERS);
 }
 
@@ -178,7 +183,7 @@ fn a_signed_statement_counts_for_its_own_name_and_tag_only() {
         machine: Some("template:other"),
         ..Forgery::default()
     };
-    elsewhere.put(&rig, &id, false);
+    elsewhere.add(&rig, &id);
     assert_refused(
         &rig,
         &pull_words("other:old", "x.raw"),
@@ -194,7 +199,7 @@ fn a_signed_statement_counts_for_its_own_name_and_tag_only() {
             statement: Some((from, to)),
             ..Forgery::default()
         };
-        renamed.put(&rig, &id, false);
+        renamed.add(&rig, &id);
         assert_refused(&rig, &pull_words(asked, "x.raw"), 5, "damage", "is not of what it says");
     }
 }
@@ -206,14 +211,14 @@ fn an_older_statement_does_not_become_the_newest() {
     let old = pushed_id(&rig, "debian");
     let second = image(&rig, "debian.raw", 2);
     push(&rig, "debian", "debian.raw", "anna", &["--replace"]);
-    Forgery::default().put(&rig, &old, false);
+    Forgery::default().add(&rig, &old);
     rig.ok(&pull_words("debian", "x.raw"));
     assert!(rig.read("x.raw") == second);
     let later = Forgery {
         statement: Some(("time 20", "time 30")),
         ..Forgery::default()
     };
-    later.put(&rig, &old, false);
+    later.add(&rig, &old);
     assert_refused(
         &rig,
         &pull_words("debian", "y.raw"),
@@ -259,7 +264,7 @@ fn another_configuration_and_another_number_of_parts_are_refused() {
         ]),
         ..Forgery::default()
     };
-    configuration.put(&rig, &id, true);
+    configuration.replace(&rig, &id);
     assert_refused(&rig, &pull_words("web", "folder"), 5, "damage", DIFFERS);
     rig.ok(&["template", "remove", "web"]);
     let id = push(&rig, "web", "web1", "anna", &[])["snapshot"]
@@ -270,7 +275,7 @@ fn another_configuration_and_another_number_of_parts_are_refused() {
         more: Some("vdc"),
         ..Forgery::default()
     };
-    more.put(&rig, &id, true);
+    more.replace(&rig, &id);
     assert_refused(
         &rig,
         &pull_words("web", "folder"),
@@ -291,7 +296,7 @@ fn another_configuration_and_another_number_of_parts_are_refused() {
 }
 
 #[test]
-fn a_hostile_signature_and_statement_reach_nobody() {
+fn hostile_signatures_and_statements_are_refused() {
     let rig = rig();
     let id = pushed_id(&rig, "debian");
     for signature in [
@@ -305,7 +310,7 @@ fn a_hostile_signature_and_statement_reach_nobody() {
             statement: Some(("time 20", "time 30")),
             ..Forgery::default()
         };
-        forgery.put(&rig, &id, false);
+        forgery.add(&rig, &id);
         assert_refused(
             &rig,
             &pull_words("debian", "x.raw"),
@@ -319,7 +324,7 @@ fn a_hostile_signature_and_statement_reach_nobody() {
             statement: Some(("disk ", to)),
             ..Forgery::default()
         };
-        forgery.put(&rig, &id, false);
+        forgery.add(&rig, &id);
     }
     assert_eq!(
         rig.json(3, &["template", "list"])["report"]["unreadable"]

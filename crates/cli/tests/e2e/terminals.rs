@@ -1,4 +1,4 @@
-//! What is different when a person watches: the program's standard error is a real terminal here.
+//! Output to a terminal: the program's standard error is a real terminal here.
 
 use std::fs::File;
 use std::io::Read as _;
@@ -27,7 +27,7 @@ fn error_on_terminal(variables: &[(&str, &str)]) -> String {
     assert_eq!(status.code(), Some(1));
     drop(command);
     let mut said = Vec::new();
-    // Once nobody holds the terminal any more, reading ends with an error instead of an end.
+    // Once the last process has closed the terminal, reading ends with an error instead of an end of file.
     controller.read_to_end(&mut said).ok();
     String::from_utf8(said).unwrap()
 }
@@ -43,7 +43,7 @@ fn a_terminal_shows_colours_unless_they_are_not_wanted() {
     assert_eq!(error_on_terminal(&[("TERM", "dumb")]), plain);
 }
 
-/// Terminals take some bytes for commands, and show nothing of a disk that a person could read.
+/// Terminals interpret some bytes as commands, and the content of a disk is not readable text.
 #[test]
 fn disks_and_archives_do_not_go_to_a_terminal() {
     let rig = Rig::new();

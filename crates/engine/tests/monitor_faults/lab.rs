@@ -29,6 +29,15 @@ pub(crate) const DISK_BYTES: u64 = 512 << 10;
 const START_MS: i64 = 1_700_000_000_000;
 const PROGRAM: &str = "no-process-is-called-so";
 
+fn job<'a>(interrupt: &'a Interrupt, clock: &'a ManualClock) -> Job<'a> {
+    Job {
+        progress: &NoProgress,
+        interrupt,
+        clock,
+        thread_count: 1,
+    }
+}
+
 /// A host without programs.
 struct NoTools;
 
@@ -163,7 +172,7 @@ impl Lab {
         result
     }
 
-    /// Every backup that is at work is a process that was killed: the kernel lets go of its locks.
+    /// Every running backup counts as a killed process: the kernel has released its locks.
     pub(crate) fn bury(&self) {
         self.processes.0.lock().unwrap().clear();
         for lock in self.files().iter().filter(|path| is_lock(path)) {
@@ -179,12 +188,7 @@ impl Lab {
         let tools: Arc<dyn Tools> = Arc::new(NoTools);
         let providers = Providers::new(&tools, self.path("views"), clock.clone());
         let interrupt = Interrupt::new();
-        let job = Job {
-            progress: &NoProgress,
-            interrupt: &interrupt,
-            clock: &*clock,
-            thread_count: 1,
-        };
+        let job = job(&interrupt, &clock);
         let now = || Timestamp::from_millisecond(self.now_ms.fetch_add(1, Ordering::Relaxed)).unwrap();
         let request = MachineReadRequest {
             machine: &*machine,
@@ -233,12 +237,7 @@ impl Lab {
         let qemu = BareQemu::connect(&self.path("qmp"), clock.clone()).unwrap();
         let machine = qemu.only_machine();
         let interrupt = Interrupt::new();
-        let job = Job {
-            progress: &NoProgress,
-            interrupt: &interrupt,
-            clock: &*clock,
-            thread_count: 1,
-        };
+        let job = job(&interrupt, &clock);
         let repository = self.repository();
         let request = DoctorRequest {
             patients: vec![ExaminedMachine {

@@ -165,7 +165,7 @@ fn damaged_streams_of_real_senders_are_errors() {
     }
 }
 
-/// They do not contain all changes, whatever the query.
+/// They do not contain all changes, for any query.
 #[test]
 fn streams_of_another_kind_are_refused() {
     let query = fixtures()[0].query;

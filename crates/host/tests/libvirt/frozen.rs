@@ -7,6 +7,14 @@ use holdfast_host::{Hypervisor as _, MachineState};
 use holdfast_test_kit::libvirt::{DISK_BYTES, LibvirtLab};
 use holdfast_test_kit::{assert_served, run};
 
+/// Asserts with two read commands of `qemu-io` what the first image of the machine holds.
+fn assert_image(lab: &LibvirtLab, [first, second]: [&str; 2]) {
+    let image = lab.path("web1-a");
+    let words = ["-f", "qcow2", "-c", first, "-c", second, image.to_str().unwrap()];
+    let output = run("qemu-io", &words);
+    assert!(!output.contains("failed"), "{output}");
+}
+
 #[test]
 fn disks_freeze_under_libvirt_without_confusing_it() {
     let lab = LibvirtLab::new();
@@ -40,20 +48,7 @@ fn disks_freeze_under_libvirt_without_confusing_it() {
     ]);
     lab.virsh(&["blockcommit", "web1", "vda", "--active", "--pivot", "--wait"]);
     lab.virsh(&["destroy", "web1"]);
-    let image = lab.path("web1-a");
-    let output = run(
-        "qemu-io",
-        &[
-            "-f",
-            "qcow2",
-            "-c",
-            "read -P 99 1M 1M",
-            "-c",
-            "read -P 1 2M 6M",
-            image.to_str().unwrap(),
-        ],
-    );
-    assert!(!output.contains("failed"), "{output}");
+    assert_image(&lab, ["read -P 99 1M 1M", "read -P 1 2M 6M"]);
 }
 
 /// Jobs that libvirt refuses while a filter is in place give a clear error, and the machine keeps running; jobs that it
@@ -100,20 +95,7 @@ fn block_jobs_of_others_are_refused_or_correct() {
     cut.release(machine.monitor(), &lab.clock).unwrap();
     lab.virsh(&["blockcommit", "web1", "vda", "--active", "--pivot", "--wait"]);
     lab.virsh(&["destroy", "web1"]);
-    let image = lab.path("web1-a");
-    let output = run(
-        "qemu-io",
-        &[
-            "-f",
-            "qcow2",
-            "-c",
-            "read -P 77 0 1M",
-            "-c",
-            "read -P 1 1M 7M",
-            image.to_str().unwrap(),
-        ],
-    );
-    assert!(!output.contains("failed"), "{output}");
+    assert_image(&lab, ["read -P 77 0 1M", "read -P 1 1M 7M"]);
 }
 
 /// libvirtd ends while disks are frozen. The machine keeps running, the exports still work, and the next connection

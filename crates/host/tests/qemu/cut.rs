@@ -22,7 +22,7 @@ fn frozen_disks_do_not_change_and_nothing_is_left() {
         was_running_within = lab.is_running();
     })
     .unwrap();
-    assert!(!was_running_within && lab.is_running(), "it stood still, and runs on");
+    assert!(!was_running_within && lab.is_running(), "it was paused, and runs again");
     assert!(cut.pause.total >= cut.pause.cut && cut.pause.cut > Duration::ZERO);
     for disk in 0..3 {
         lab.guest_writes(disk, 99, 4 * MIB, 2 * MIB);

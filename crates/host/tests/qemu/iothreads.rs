@@ -255,7 +255,7 @@ fn a_busy_disk_in_an_iothread_is_frozen() {
     assert_eq!(lab.everything(), before);
 }
 
-/// Whichever command of a copy fails, the guest keeps running, and the range can be copied again.
+/// Any command of a copy may fail: the guest keeps running, and the range can be copied again.
 #[test]
 fn a_copy_can_be_repeated_after_a_fault_at_any_command() {
     let lab = lab();
@@ -388,7 +388,7 @@ fn a_filter_on_a_busy_iothread_crashes_qemu_before_9() {
         lab.execute("stop", Value::Null);
         assert!(
             filter_comes_and_goes(&lab),
-            "QEMU {version} ended although it stood still"
+            "QEMU {version} ended although it was paused"
         );
         lab.execute("cont", Value::Null);
     }

@@ -173,7 +173,10 @@ fn a_pause_by_the_owner_during_sending_is_kept() {
         let before = looks.load(Ordering::SeqCst);
         let clock = holdfast_block::SystemClock::new();
         while looks.load(Ordering::SeqCst) < before + 2 {
-            assert!(clock.now() < Duration::from_secs(120), "nobody looks whether it runs");
+            assert!(
+                clock.now() < Duration::from_secs(120),
+                "the state of the machine is not polled"
+            );
             clock.sleep(Duration::from_millis(5));
         }
         Ok(Box::new(MemoryDevice::new(size_bytes)) as Box<dyn BlockDeviceMut>)

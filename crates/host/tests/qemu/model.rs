@@ -187,7 +187,7 @@ fn what_is_read(monitor: &dyn Monitor) -> Value {
     })
 }
 
-/// Nodes without a name of ours have a number.
+/// Nodes without a name of Holdfast have a number.
 fn named(name: &str) -> &str {
     if name.starts_with("#block") { "#block" } else { name }
 }

@@ -1,7 +1,7 @@
 //! `event.from`: what happened since a token was given.
 //!
 //! Source: `ocaml/xapi/xapi_event.ml` and `ocaml/xapi-types/event_types.ml`. A client that knows nothing gets all there is;
-//! one that knows everything gets an empty list here, and whoever carries the answer asks again until the time that the client
+//! one that knows everything gets an empty list here, and the connection asks again until the time that the client
 //! would wait is over.
 
 use std::collections::BTreeMap;

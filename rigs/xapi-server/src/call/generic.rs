@@ -8,7 +8,7 @@ use super::filter::Filter;
 use crate::database;
 use crate::failure::{Answer, Failure};
 
-/// Fields that clients may set with `set_...`, of whichever class has them.
+/// Fields that clients may set with `set_...`, of any class that has them.
 const SETTABLE: &[&str] = &[
     "name_label",
     "name_description",

@@ -2,7 +2,7 @@
 //!
 //! Source: `suspend` and `resume` in `ocaml/xapi/xapi_xenops.ml`, and `ocaml/xapi/cpuid_helpers.ml`. What a hypervisor writes into such a disk is its
 //! own affair: here it is a magic, a length, bytes that are never the same twice, and a checksum of them that `last_booted_record` has, too. So a
-//! machine goes on only from its own memory, undamaged, and with the record that belongs to it.
+//! machine resumes only from its own memory, undamaged, and with the record that belongs to it.
 
 use serde_json::{Map, Value, json};
 use twox_hash::XxHash64;
@@ -103,7 +103,7 @@ pub(super) fn resume(context: &mut Context<'_>, vm: &str, is_forced: bool) -> An
     remove_vdi(context.state, vdi)
 }
 
-/// A machine goes on only on processors of the maker that it was started on.
+/// A machine resumes only on processors of the maker that it was started on.
 fn refuse_other_processors(context: &Context<'_>, vm: &str, record: &Record) -> Answer<()> {
     let vendor_of = |flags: &Map<String, Value>| flags.get("vendor").and_then(Value::as_str).map(str::to_owned);
     let then = record

@@ -216,7 +216,7 @@ fn add_memory(context: &mut Context<'_>, original: &Map<String, Value>, copy: &s
         let vdi = copy_vdi(context.pool, context.state, &suspended, CopyKind::Snapshot)?;
         return context.state.database.set("VM", copy, "suspend_VDI", json!(vdi));
     }
-    // A machine that runs is suspended for it, and goes on; what it was suspended to is gone by then.
+    // A running machine is suspended for it, and resumed; the disk that it was suspended to is gone by then.
     let (vdi, record) = memory::save(context.pool, context.state, "Suspend image")?;
     let vdi_of_copy = copy_vdi(context.pool, context.state, &vdi, CopyKind::Snapshot)?;
     remove_vdi(context.state, &vdi)?;

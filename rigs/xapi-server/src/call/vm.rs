@@ -97,7 +97,7 @@ fn change_power(context: &mut Context<'_>, arguments: &[Value], from: &[&str], t
 pub(crate) fn set_power_state(state: &mut State, vm: &str, power_state: &str) -> Answer<()> {
     let host = state.hosts[state.master].clone();
     let is_on = matches!(power_state, "Running" | "Paused");
-    // What a machine was started on is of interest as long as it runs on; its devices are its own even while it is suspended.
+    // The processors that a machine was started on matter as long as it runs; its devices are its own even while it is suspended.
     let processors = memory::processors(state);
     let record = state.database.get("VM", vm)?;
     let is_started = is_on && text_of(record, "power_state") == "Halted";

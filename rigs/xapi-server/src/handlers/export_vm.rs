@@ -108,7 +108,7 @@ fn unlock(transfer: &Transfer<'_>, vm: &str) {
         .state()
         .database
         .set("VM", vm, "current_operations", json!({}));
-    debug_assert!(unlocked.is_ok(), "it was locked, so nobody destroyed it");
+    debug_assert!(unlocked.is_ok(), "it was locked, so no call destroyed it");
 }
 
 fn send(transfer: &Transfer<'_>, connection: &mut Connection, vm: &str) -> Answer<Value> {

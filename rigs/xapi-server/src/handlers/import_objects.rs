@@ -36,7 +36,7 @@ pub(super) struct Made {
 /// An import under way.
 struct Import<'a> {
     objects: &'a [Object],
-    /// Whether the machine comes back as the one that it was.
+    /// Whether the machine keeps its identity.
     is_restore: bool,
     task: &'a str,
 }
@@ -148,7 +148,7 @@ fn mac_seed(record: &Record) -> Option<&str> {
     record.get("other_config")?.get("mac_seed")?.as_str()
 }
 
-/// A machine that comes back replaces the one that is there, if that is off and older.
+/// An imported machine with its identity replaces an existing one that is off and older.
 fn replace(state: &mut State, record: &Record) -> Answer<()> {
     let Ok(old) = state.database.by_uuid("VM", text(record, "uuid")) else {
         return Ok(());

@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 use super::MethodCall;
 use crate::failure::Answer;
 
-/// How deep values may be nested: deeper ones are no call of ours.
+/// How deep values may be nested: deeper ones are no valid call.
 const DEPTH_MAX: usize = 32;
 
 /// Reads a `methodCall`.

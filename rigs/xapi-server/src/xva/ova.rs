@@ -136,7 +136,7 @@ impl Names {
     }
 }
 
-/// An exported machine is shut down, whatever it was.
+/// An exported machine is shut down, in any earlier state.
 fn forget_state(class: &str, record: &mut Record) {
     let changes = match class {
         "VM" => json!({"power_state": "Halted", "suspend_VDI": NULL}),

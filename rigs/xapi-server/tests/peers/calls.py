@@ -95,7 +95,7 @@ assert x.VDI.get_type(one) == "cbt_metadata"
 assert base64.b64decode(x.VDI.list_changed_blocks(one, two)) == changed
 fails("VDI_INCOMPATIBLE_TYPE", x.VDI.get_nbd_info, one)
 fails("OPERATION_NOT_ALLOWED", x.VDI.data_destroy, vdi)
-# Tracking that was interrupted tells nothing about the time before.
+# Interrupted tracking has no record of earlier changes.
 x.VDI.disable_cbt(vdi)
 x.VDI.enable_cbt(vdi)
 third = snapshot("third")

@@ -1,4 +1,4 @@
-"""Tells how an answer ends that has no length: with the goodbye of TLS, or cut off.
+"""Prints how an answer ends that has no length: with the goodbye of TLS, or cut off.
 
 Arguments: the address of the answer. Prints a line of JSON. curl does not tell the two apart.
 """

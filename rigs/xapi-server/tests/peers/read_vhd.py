@@ -10,9 +10,9 @@ data = open(sys.argv[1], "rb").read()
 
 
 def checked(part, at):
-    told = struct.unpack_from(">I", part, at)[0]
+    stored = struct.unpack_from(">I", part, at)[0]
     rest = part[:at] + bytes(4) + part[at + 4 :]
-    assert told == ~sum(rest) & 0xFFFFFFFF, "checksum"
+    assert stored == ~sum(rest) & 0xFFFFFFFF, "checksum"
     return part
 
 

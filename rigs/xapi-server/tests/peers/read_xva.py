@@ -1,4 +1,4 @@
-"""Reads an XVA from the description of the format alone: tells what is in it and writes its disks to files.
+"""Reads an XVA from the description of the format alone: prints its content and writes its disks to files.
 
 Arguments: the XVA, a folder for the disks. Prints a line of JSON.
 """

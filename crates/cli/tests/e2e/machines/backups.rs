@@ -1,4 +1,4 @@
-//! What a backup of a machine reads, tells and keeps.
+//! What a backup of a machine reads, reports and keeps.
 
 use std::time::Duration;
 
@@ -70,7 +70,7 @@ fn a_running_machine_is_backed_up_and_only_its_changes_the_next_time() {
     world.rig.ok(&["verify"]);
 }
 
-/// A QEMU that is killed has lost its bitmaps: everything is read, the reason is said, and only what changed is stored.
+/// A killed QEMU has lost its bitmaps: everything is read, with the reason, and only changes are stored.
 #[test]
 fn after_a_kill_of_qemu_everything_is_read_and_the_reason_is_said() {
     let mut world = World::new();
@@ -121,7 +121,7 @@ fn find_pid_file(world: &World) -> std::path::PathBuf {
     found.lines().next().unwrap().into()
 }
 
-/// Somebody writes to the image past QEMU, so that the bitmap does not know: the spot checks find a change of this size.
+/// Another process writes to the image without QEMU, so that the bitmap misses it: the spot checks find a change of this size.
 #[test]
 fn a_bitmap_that_is_wrong_is_not_believed() {
     let mut world = World::new();
@@ -163,7 +163,7 @@ fn a_paused_machine_and_one_that_is_shut_off_are_backed_up_as_they_are() {
     assert_eq!(world.back_up()["disks"][1]["dirty_bytes"], 65_536);
     world.assert_snapshot_is_right("paused twice");
     world.lab.virsh(&["resume", "web1"]);
-    // QEMU lets go of files of a machine that stood still only when it runs: they are nobody's.
+    // QEMU closes the files of a paused machine only once it runs: these belong to no disk.
     world.back_up();
     world.assert_snapshot_is_right("it runs again");
     world.assert_runs_and_is_clean();
@@ -181,7 +181,7 @@ fn a_paused_machine_and_one_that_is_shut_off_are_backed_up_as_they_are() {
     assert_eq!(listed[3], ("shut off".into(), "images".into()));
 }
 
-/// Read past its machine, an image is of several moments; who does it hears so.
+/// An image that is read while its machine writes it is not of one point in time: there is a warning.
 #[test]
 fn an_image_that_a_machine_has_open_is_read_with_a_warning() {
     let world = World::new();
@@ -193,7 +193,7 @@ fn an_image_that_a_machine_has_open_is_read_with_a_warning() {
     world.rig.ok(&["backup", &image, "--machine", "past"]);
 }
 
-/// Who switches a machine off while it is backed up is told so, and nothing is left of it.
+/// A machine is switched off during its backup: the backup fails with the reason, and leaves nothing.
 #[test]
 fn a_machine_that_is_switched_off_ends_its_backup() {
     let world = World::new();
@@ -220,7 +220,7 @@ fn a_machine_that_is_switched_off_ends_its_backup() {
 }
 
 #[test]
-fn what_cannot_be_done_is_refused_in_words() {
+fn impossible_requests_are_refused_with_a_reason() {
     let world = World::new();
     let uri = world.lab.uri();
     let refused = |code, words: &[&str]| world.rig.error(code, &at(&uri, words));

@@ -1,4 +1,4 @@
-//! Backups of a QEMU that nobody manages, by its own monitor socket.
+//! Backups of a QEMU without libvirt, through its monitor socket.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::net::UnixListener;
@@ -13,7 +13,7 @@ use serde_json::Value;
 use crate::rig::Rig;
 use holdfast_test_kit::qemu::{DISK_BYTES, QemuLab};
 
-/// How long the watchdog may take, which waits ten seconds for a machine that stands still.
+/// How long the watchdog may take, which waits ten seconds for a paused machine.
 const PATIENCE: Duration = Duration::from_secs(40);
 /// How often a backup is killed.
 const KILLS: usize = 12;
@@ -82,7 +82,7 @@ impl Bare {
     }
 }
 
-/// Takes the place of the guest's agent at its socket. Gives what it is asked to do.
+/// Plays the guest agent at its socket, and returns the commands that it gets.
 pub(super) fn play_agent(path: &std::path::Path) -> Receiver<String> {
     play_agent_that_is("thawed", path)
 }
@@ -101,7 +101,7 @@ fn play_agent_that_is(mut status: &'static str, path: &std::path::Path) -> Recei
                 let command = question["execute"].as_str().unwrap().to_owned();
                 let answer = match (question.pointer("/arguments/id"), &command[..]) {
                     (Some(number), _) => {
-                        // Whoever asked may be dead.
+                        // The client may be dead.
                         answers.write_all(&[0xff]).ok();
                         number.clone()
                     }
@@ -154,8 +154,8 @@ fn a_machine_is_backed_up_by_its_monitor_and_only_its_changes_the_next_time() {
     bare.write(1, 51, 3 << 20, 512);
     let second = bare.back_up(&[]);
     for disk in second["disks"].as_array().unwrap() {
-        let told = (&disk["is_incremental"], &disk["dirty_bytes"]);
-        assert_eq!(told, (&true.into(), &65_536.into()), "{disk}");
+        let reported = (&disk["is_incremental"], &disk["dirty_bytes"]);
+        assert_eq!(reported, (&true.into(), &65_536.into()), "{disk}");
     }
     bare.assert_snapshot_is_right("second");
     bare.rig.ok(&["restore", "web1:qemu-command-line.json", "words.json"]);
@@ -172,7 +172,7 @@ fn a_machine_is_backed_up_by_its_monitor_and_only_its_changes_the_next_time() {
 
 /// Another program has frozen the guest, for a snapshot of its own: to thaw it would be to tear that.
 #[test]
-fn what_somebody_else_has_frozen_stays_so() {
+fn a_guest_frozen_by_another_program_stays_frozen() {
     let bare = Bare::new(&AGENT);
     let asked = play_agent_that_is("frozen", &bare.lab.path("agent"));
     let words = ["backup", &bare.source, "--quiesce", "require"];
@@ -185,7 +185,7 @@ fn what_somebody_else_has_frozen_stays_so() {
 }
 
 #[test]
-fn killed_at_any_moment_the_machine_runs_on_and_nothing_is_left() {
+fn a_backup_killed_at_any_moment_leaves_a_clean_running_machine() {
     let mut bare = Bare::new(&AGENT);
     let asked = play_agent(&bare.lab.path("agent"));
     let clock = SystemClock::new();
@@ -201,15 +201,15 @@ fn killed_at_any_moment_the_machine_runs_on_and_nothing_is_left() {
         child.wait().unwrap();
         bare.wait_until_clean(&format!("round {round}"));
         // Where nothing was in QEMU yet, the watchdog may still be at it.
-        let mut told: Vec<String> = asked.try_iter().collect();
-        while told
+        let mut received: Vec<String> = asked.try_iter().collect();
+        while received
             .iter()
             .rev()
             .find(|command| command.starts_with("guest-fsfreeze"))
             .is_some_and(|last| last.ends_with("freeze"))
         {
             let next = asked.recv_timeout(PATIENCE);
-            told.push(next.unwrap_or_else(|_| panic!("round {round}: {told:?}, and nobody thaws")));
+            received.push(next.unwrap_or_else(|_| panic!("round {round}: {received:?}, and the guest stays frozen")));
         }
         if round % 4 == 3 {
             bare.back_up(&[]);
@@ -222,7 +222,7 @@ fn killed_at_any_moment_the_machine_runs_on_and_nothing_is_left() {
 /// The file with the firmware's variables is read while the machine is paused; here the backup itself is stopped then, as one is that
 /// reads from a server that is away. The backup has the monitor, so the watchdog ends the backup.
 #[test]
-fn a_backup_that_hangs_while_the_machine_stands_still_loses_it() {
+fn the_watchdog_ends_a_backup_that_hangs_during_a_pause() {
     let folder = tempfile::tempdir().unwrap();
     let variables = folder.path().join("variables");
     std::fs::File::create(&variables).unwrap().set_len(1 << 18).unwrap();
@@ -230,7 +230,7 @@ fn a_backup_that_hangs_while_the_machine_stands_still_loses_it() {
     let bare = Bare::new(&["-drive", &flash]);
     let report = bare.back_up(&[]);
     assert!(report["snapshot"].to_string().contains("nvram"), "{report}");
-    // The machine stands still for moments only, and the signal may come too late for that.
+    // The machine is paused only briefly, and the signal may come too late.
     let mut child = loop {
         let mut child = bare.rig.command(&["backup", &bare.source]).spawn().unwrap();
         while bare.lab.is_running() && child.try_wait().unwrap().is_none() {}
@@ -248,9 +248,9 @@ fn a_backup_that_hangs_while_the_machine_stands_still_loses_it() {
     assert!(!child.wait().unwrap().success());
 }
 
-/// Its memory comes back as what QEMU takes in, beside its disks; another QEMU goes on with both.
+/// Its memory is restored as a stream for QEMU, beside its disks; another QEMU continues with both.
 #[test]
-fn a_machine_is_backed_up_with_its_memory_and_another_qemu_goes_on() {
+fn a_machine_is_backed_up_with_its_memory_and_another_qemu_resumes_it() {
     let pattern = Rig::empty();
     let bytes: Vec<u8> = (0..2 << 20)
         .map(|at: u32| u8::try_from(at / 4096 % 251).unwrap())
@@ -284,7 +284,7 @@ fn a_machine_is_backed_up_with_its_memory_and_another_qemu_goes_on() {
     let mode =
         std::os::unix::fs::PermissionsExt::mode(&bare.rig.path("whole/memory.qemu").metadata().unwrap().permissions());
     assert_eq!(mode & 0o777, 0o600);
-    // What is there is not written over.
+    // An existing file is not overwritten.
     let (kind, said) = bare.rig.error(1, &["restore", "web1", "whole"]);
     assert_eq!(kind, "exists", "{said}");
 
@@ -309,7 +309,7 @@ fn a_machine_is_backed_up_with_its_memory_and_another_qemu_goes_on() {
 }
 
 #[test]
-fn a_monitor_that_is_not_there_or_that_somebody_has_is_told_in_words() {
+fn a_missing_or_busy_monitor_is_reported() {
     let bare = Bare::new(&[]);
     let (_, text) = bare.rig.error(1, &["backup", "qmp:/nonexistent/socket"]);
     assert!(text.contains("/nonexistent/socket"), "{text}");
@@ -319,7 +319,7 @@ fn a_monitor_that_is_not_there_or_that_somebody_has_is_told_in_words() {
     assert_eq!(bare.rig.snapshot_count(), 0);
 }
 
-/// Whoever starts a QEMU names it as he likes: its UUID tells which machine it is.
+/// The name of a QEMU is arbitrary: its UUID identifies the machine.
 #[test]
 fn a_machine_is_not_stored_as_another_one_of_its_name() {
     const UUIDS: [&str; 2] = [
@@ -338,7 +338,7 @@ fn a_machine_is_not_stored_as_another_one_of_its_name() {
     first.rig.ok(&["backup", &second.source, "--machine", "web2"]);
     first.rig.ok(&["backup", &unidentified.source, "--machine", "web3"]);
     first.rig.ok(&["backup", &unidentified.source, "--machine", "web3"]);
-    // Another one without a UUID is another machine, whatever it is called.
+    // A QEMU without a UUID is another machine, even under the same name.
     let other = Bare::new(&[]);
     let words = ["backup", &other.source, "--machine", "web3"];
     let (kind, said) = first.rig.error(1, &words);

@@ -7,15 +7,13 @@
     reason = "the steps of a history that failed are needed to replay it"
 )]
 
-use std::time::Duration;
-
-use holdfast_block::{Clock as _, SeededRandom, SystemClock, to_usize};
+use holdfast_block::{SeededRandom, to_usize};
 use holdfast_host::qemu::{Layer, Layers};
 use holdfast_host::qmp::{Monitor as _, QmpCommand};
 use serde_json::{Value, json};
 
 use super::bare::Bare;
-use super::chain_history::{SECONDS, seed_asked_for};
+use super::chain_history::{repeat_for_long, seed_asked_for};
 use crate::host::{system, text};
 use holdfast_test_kit::qemu::{Ending, Image, QemuSetup};
 
@@ -258,7 +256,7 @@ impl BareHistory {
         self.qmp("block-dirty-bitmap-merge", words).map(drop)
     }
 
-    /// A bitmap is kept under another name for a while; what is written then is in that one.
+    /// A bitmap is replaced by another name for a while, which records the writes meanwhile.
     fn rename_and_back(&mut self, node: &str, ours: &str) -> Outcome {
         let name = self.new_name("kept");
         self.merge(node, ours, &name)?;
@@ -407,7 +405,7 @@ fn a_bitmap_of_a_node_that_a_disk_has_left_is_not_believed_after_a_migration() {
 }
 
 #[test]
-fn whatever_a_qemu_without_libvirt_is_asked_to_do_backups_are_right() {
+fn backups_of_a_bare_qemu_are_right_after_any_command() {
     if let Some(seed) = seed_asked_for() {
         run(seed);
         return;
@@ -419,17 +417,6 @@ fn whatever_a_qemu_without_libvirt_is_asked_to_do_backups_are_right() {
 
 #[test]
 #[ignore = "the longer, the better: make torture"]
-fn whatever_a_qemu_without_libvirt_is_asked_to_do_for_long() {
-    let seconds = std::env::var("HOLDFAST_SECONDS").map_or(SECONDS, |seconds| seconds.parse().unwrap());
-    let clock = SystemClock::new();
-    let (mut done, mut counts) = (0, [0; 2]);
-    while clock.now() < Duration::from_secs(seconds) {
-        let one = run(seed_asked_for().map_or_else(SeededRandom::fresh_seed, |seed| seed + done));
-        counts = [counts[0] + one[0], counts[1] + one[1]];
-        done += 1;
-    }
-    println!(
-        "{done} histories: {} disks read in full, {} by their bitmaps",
-        counts[0], counts[1]
-    );
+fn backups_of_a_bare_qemu_are_right_after_any_command_for_long() {
+    repeat_for_long(run);
 }

@@ -30,7 +30,7 @@ impl OnOwn {
 }
 
 #[test]
-fn what_an_image_is_based_on_is_snapshotted_with_it_once() {
+fn the_base_of_an_image_is_snapshotted_with_it_once() {
     let Some(on) = on("btrfs") else { return };
     let folder = on.world.lab.folder.path().to_str().unwrap().to_owned();
     let templates = format!("{folder}/templates");
@@ -45,13 +45,13 @@ fn what_an_image_is_based_on_is_snapshotted_with_it_once() {
     let listed = on.world.rig.report(&at(&on.world.lab.uri(), &["host", "list", "web2"]));
     assert_eq!(listed["datasets"].as_array().unwrap().len(), 2);
 
-    // Who names the dataset gets that one, and is told of the other.
+    // A named dataset is snapshotted alone, with a warning about the other one.
     let of_dataset = on.report(0, &[&folder, "--name", "two"]);
     assert_eq!(of_dataset["cuts"][0]["snapshots"].as_array().unwrap().len(), 1);
     let left_out = of_dataset["cuts"][0]["left_out"].as_array().unwrap();
-    let is_told = |one: &Value| one["machine"] == "web2" && one["reason"].as_str().unwrap().contains("templates");
-    assert!(left_out.iter().any(is_told), "{of_dataset}");
-    // The machine does not write to its base: it need not hold still for a snapshot of that.
+    let is_warned = |one: &Value| one["machine"] == "web2" && one["reason"].as_str().unwrap().contains("templates");
+    assert!(left_out.iter().any(is_warned), "{of_dataset}");
+    // The machine does not write to its base: it need not be paused for a snapshot of it.
     let of_templates = on.report(0, &[&templates, "--name", "three"]);
     assert_eq!(of_templates["cuts"][0]["machines"], serde_json::json!([]));
     // It goes back as before, also where the base has no snapshot of that name.
@@ -62,7 +62,7 @@ fn what_an_image_is_based_on_is_snapshotted_with_it_once() {
 
 /// A path from the root on leads to the base of today: it is the one in the host snapshot that is read, and compared.
 #[test]
-fn what_an_image_is_based_on_is_backed_up_from_the_host_snapshot() {
+fn the_base_of_an_image_is_backed_up_from_the_host_snapshot() {
     let Some(on) = on("btrfs") else { return };
     let base = on.world.lab.path("base").to_str().unwrap().to_owned();
     on.define_on_base("web2", &base);
@@ -86,7 +86,7 @@ fn what_an_image_is_based_on_is_backed_up_from_the_host_snapshot() {
     };
     back_up();
     assert_holds(1);
-    // Its base is written to while nobody looks: what has changed there is found, and nothing else is read.
+    // Its base is written between two backups: the changes are found, and nothing else is read.
     write(&base, 2);
     let second = back_up();
     assert_eq!(second["is_incremental"], true, "{second:#}");
@@ -119,6 +119,6 @@ fn a_base_of_which_there_can_be_no_snapshot_is_warned_of() {
     let done = on.report(3, &["web2", "--name", "one"]);
     assert_eq!(done["cuts"][0]["snapshots"].as_array().unwrap().len(), 1);
     let left_out = done["cuts"][0]["left_out"].as_array().unwrap();
-    let is_told = |one: &Value| one["disk"] == "vda" && one["reason"].as_str().unwrap().contains("its base");
-    assert!(left_out.iter().any(is_told), "{done}");
+    let is_warned = |one: &Value| one["disk"] == "vda" && one["reason"].as_str().unwrap().contains("its base");
+    assert!(left_out.iter().any(is_warned), "{done}");
 }

@@ -1,22 +1,20 @@
-//! The chain of images of a disk is changed between two backups: what is restored is right, and only what cannot be proven is read in full.
+//! The chain of images of a disk is changed between two backups: restores are right, and a disk is read in full only if its changes are unknown.
 
 use std::path::{Path, PathBuf};
 
 use holdfast_host::DiskSource;
 use holdfast_host::qemu::disks;
-use holdfast_host::qmp::{Monitor as _, QmpCommand};
+use holdfast_host::qmp::QmpCommand;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
-use super::bare::Bare;
-use super::host_snapshots::on;
 use super::{World, at};
 use crate::host::{system, text};
 use holdfast_test_kit::libvirt::LibvirtLab;
 
-/// What is said of a bitmap that was cleared, or that began later.
+/// The reason for a bitmap that was cleared, or that began later.
 const BEGUN_ANEW: &str = "does not go back to the snapshot before";
-const GONE: &str = "is gone";
+pub(super) const GONE: &str = "is gone";
 
 impl World {
     /// The image that a disk is on.
@@ -32,7 +30,7 @@ impl World {
         answer.map_err(|error| error.to_string())
     }
 
-    /// The node of a disk, and the bitmaps of ours that it has.
+    /// The node of a disk, and its bitmaps of Holdfast.
     pub(super) fn bitmaps_on(&self, disk: usize) -> (String, Vec<String>) {
         let found = disks(self.machine().monitor()).unwrap().swap_remove(disk);
         let names = found.bitmaps.into_iter().map(|bitmap| bitmap.name);
@@ -52,7 +50,7 @@ impl World {
         self.lab.virsh(&["start", "web1"]);
     }
 
-    /// The guest asks that what it wrote is durable.
+    /// The guest flushes its writes.
     pub(super) fn flush(&self, disk: usize) {
         let line = format!("qemu-io -d /machine/peripheral/virtio-disk{disk}/virtio-backend flush");
         self.qmp("human-monitor-command", json!({ "command-line": line }))
@@ -80,7 +78,7 @@ impl World {
         let at = configuration.find(&before).unwrap();
         let start = configuration[..at].rfind("<driver").unwrap();
         let target = at + configuration[at..].find("<target").unwrap();
-        // What it was based on is none of the new image's.
+        // The new image does not have the old backing file.
         let source = format!("<source file='{}'/>", image.display());
         let described = format!("<driver name='qemu' type='{format}'/>{source}");
         let configuration = [&configuration[..start], &described, &configuration[target..]].concat();
@@ -145,7 +143,7 @@ impl Places {
 }
 
 #[test]
-fn what_was_written_before_a_snapshot_of_others_is_in_the_next_backup() {
+fn writes_before_a_snapshot_of_another_program_are_in_the_next_backup() {
     let mut world = World::new();
     let mut places = Places(0);
     world.back_up();
@@ -156,7 +154,7 @@ fn what_was_written_before_a_snapshot_of_others_is_in_the_next_backup() {
         world.assert_incremental(&format!("snapshot {words:?}"));
         world.assert_incremental("nothing was written");
     }
-    // Several layers at once, one of which goes again.
+    // Several layers at once, one of which is committed.
     for round in 0..3 {
         places.write(&mut world);
         world.snapshot_outside(&format!("t{round}"), &["--no-metadata"]);
@@ -232,7 +230,7 @@ fn commits_pulls_and_copies_keep_what_changed() {
 }
 
 #[test]
-fn images_that_are_exchanged_or_copied_while_it_is_off_are_not_mistaken() {
+fn images_exchanged_or_copied_while_the_machine_is_off_are_noticed() {
     let mut world = World::new();
     let mut places = Places(0);
     let path = |world: &World, name: &str| world.lab.path(name);
@@ -258,7 +256,7 @@ fn images_that_are_exchanged_or_copied_while_it_is_off_are_not_mistaken() {
     world.start();
     world.assert_in_full("exchanged", GONE);
 
-    // A copy with its bitmaps is as good as the image; one of an overlay has a bitmap that begins with the overlay.
+    // A copy with its bitmaps is equivalent to the image; the bitmap of a copied overlay begins with the overlay.
     places.write(&mut world);
     world.stop();
     let copy = path(&world, "copied");
@@ -280,7 +278,7 @@ fn images_that_are_exchanged_or_copied_while_it_is_off_are_not_mistaken() {
     world.start();
     world.assert_in_full("a copy of an overlay with its bitmaps", BEGUN_ANEW);
 
-    // What the image is based on is another one.
+    // The image gets another backing file.
     places.write(&mut world);
     world.snapshot_outside("s2", &["--no-metadata"]);
     world.assert_incremental("a snapshot");
@@ -294,7 +292,7 @@ fn images_that_are_exchanged_or_copied_while_it_is_off_are_not_mistaken() {
         &["rebase", "-u", "-F", "qcow2", "-b", text(&base), text(&top)],
     )
     .unwrap();
-    // libvirt keeps the base of then in the configuration, unless it is told of the image once more.
+    // libvirt keeps the old base in the configuration, unless the image is defined again.
     world.put(0, &top, "qcow2");
     world.disks[0][7 << 20..(7 << 20) + 65_536].fill(99);
     world.start();
@@ -308,7 +306,7 @@ fn images_that_are_exchanged_or_copied_while_it_is_off_are_not_mistaken() {
 }
 
 #[test]
-fn a_bitmap_that_others_changed_is_not_believed() {
+fn a_bitmap_changed_by_another_program_is_not_believed() {
     let mut world = World::new();
     let mut places = Places(0);
     world.back_up();
@@ -334,7 +332,7 @@ fn a_bitmap_that_others_changed_is_not_believed() {
     }
     places.write(&mut world);
     world.assert_incremental("nothing was done to it");
-    // The image is made smaller and larger again: what was at its end is gone.
+    // The image is shrunk and grown again: the content of its end is lost.
     world.write(0, 77, (8 << 20) - (1 << 20), 1 << 20);
     world.back_up_rightly("the end is written");
     let (node, _) = world.bitmaps_on(0);
@@ -360,7 +358,7 @@ fn a_bitmap_that_others_changed_is_not_believed() {
 
 /// The layers are looked at before the administrator's programs are called, and the disks are frozen after them.
 #[test]
-fn a_snapshot_between_the_look_and_the_instant_does_not_mislead() {
+fn a_snapshot_between_inspection_and_point_in_time_is_noticed() {
     let mut world = World::new();
     let mut places = Places(0);
     let uri = world.lab.uri();
@@ -421,7 +419,7 @@ fn a_machine_goes_back_to_an_internal_snapshot_that_a_backup_saw() {
     world.assert_runs_and_is_clean();
 }
 
-/// A bitmap cannot be kept in an image of version 2, nor told what is written to an overlay of it.
+/// An image of version 2 stores no bitmap, and does not record what is written to an overlay of it.
 #[test]
 fn images_of_the_old_version_are_read_in_full_where_they_must_be() {
     let mut world = World::new();
@@ -465,147 +463,4 @@ fn images_of_the_old_version_are_read_in_full_where_they_must_be() {
     );
     places.write(&mut world);
     world.assert_in_full("an overlay of version 2", "does not tell what was written");
-}
-
-impl Bare {
-    fn snapshot(&self, name: &str, nodes: &[&str]) {
-        for node in nodes {
-            let file = self.lab.path(&format!("{name}-{node}"));
-            let words = json!({
-                "node-name": node, "snapshot-file": text(&file), "format": "qcow2",
-                "snapshot-node-name": format!("{name}-{node}"),
-            });
-            self.lab.execute("blockdev-snapshot-sync", words);
-        }
-    }
-
-    /// Waits until no job is left; one that waits to be completed is completed.
-    pub(super) fn end_jobs(&self) {
-        loop {
-            let jobs = self.lab.execute("query-block-jobs", Value::Null);
-            let Some(job) = jobs.as_array().unwrap().first() else {
-                return;
-            };
-            if job["ready"] == true && job["status"] == "ready" {
-                // It may have ended since it was asked.
-                let words = json!({ "device": job["device"] });
-                let complete = QmpCommand::new("block-job-complete", words);
-                self.lab.monitor.execute(&complete).ok();
-            }
-            std::thread::yield_now();
-        }
-    }
-
-    /// Writes, backs up, and asserts that it is right. Gives why the disks were read in full.
-    fn back_up_rightly(&self, what: &str) -> [Option<String>; 2] {
-        let report = self.back_up(&[]);
-        self.assert_snapshot_is_right(what);
-        [0, 1].map(|disk| report["disks"][disk]["reason"].as_str().map(str::to_owned))
-    }
-}
-
-/// Nobody begins bitmaps in overlays here: what was written to them is told by their clusters.
-#[test]
-fn a_qemu_without_libvirt_is_backed_up_through_all_layers() {
-    let mut bare = Bare::new(&[]);
-    let mut at = 0;
-    let mut write = |bare: &mut Bare| {
-        at += 1;
-        for disk in [0, 1] {
-            bare.write(disk, u8::try_from(100 + at).unwrap(), at * 65_536 + disk * 512, 4096);
-        }
-    };
-    bare.back_up(&[]);
-    write(&mut bare);
-    bare.snapshot("one", &["format0", "format1"]);
-    write(&mut bare);
-    assert_eq!(bare.back_up_rightly("a snapshot"), [None, None]);
-    write(&mut bare);
-    assert_eq!(bare.back_up_rightly("on the overlay"), [None, None]);
-    bare.snapshot("two", &["one-format0", "one-format1"]);
-    write(&mut bare);
-    bare.snapshot("three", &["two-one-format0", "two-one-format1"]);
-    write(&mut bare);
-    assert_eq!(bare.back_up_rightly("two snapshots"), [None, None]);
-    // The middle one is committed into the one below it, and the backup of then is on the top.
-    let commit = json!({
-        "job-id": "commit", "device": "three-two-one-format0", "top-node": "two-one-format0", "base-node": "one-format0",
-    });
-    write(&mut bare);
-    bare.lab.execute("block-commit", commit);
-    bare.end_jobs();
-    write(&mut bare);
-    let [first, second] = bare.back_up_rightly("what it is based on is written by a commit");
-    assert!(first.unwrap().contains("the base of the image") && second.is_none());
-    // All of it down into the first.
-    write(&mut bare);
-    let commit = json!({ "job-id": "commit", "device": "three-two-one-format0" });
-    bare.lab.execute("block-commit", commit);
-    bare.end_jobs();
-    write(&mut bare);
-    let [first, second] = bare.back_up_rightly("committed");
-    assert!(first.unwrap().contains(GONE) && second.is_none());
-    // An image that takes in what it is based on.
-    write(&mut bare);
-    bare.snapshot("four", &["format0"]);
-    write(&mut bare);
-    bare.lab
-        .execute("block-stream", json!({ "job-id": "stream", "device": "four-format0" }));
-    bare.end_jobs();
-    let [first, second] = bare.back_up_rightly("streamed");
-    assert!(first.unwrap().contains(GONE) && second.is_none());
-}
-
-/// Host snapshots hold all images of a folder: the one that a disk is on now, and the one that it was on.
-#[test]
-fn an_image_in_a_host_snapshot_is_compared_with_that_of_its_own_disk() {
-    let Some(mut on) = on("btrfs") else { return };
-    let uri = on.world.lab.uri();
-    let words = at(&uri, &["backup", "web1", "--method", "snapshot"]);
-    let reasons = |world: &World| {
-        let report = world.rig.report(&words)["machines"][0].clone();
-        world.assert_snapshot_is_right("from host snapshots");
-        [0, 1].map(|disk| report["disks"][disk]["reason"].as_str().map(str::to_owned))
-    };
-    let other = on.world.lab.path("other");
-    on.world.stop();
-    system(
-        "qemu-img",
-        &["convert", "-O", "raw", text(&on.world.top_image(1)), text(&other)],
-    )
-    .unwrap();
-    system("qemu-io", &["-f", "raw", "-c", "write -P 9 1M 4k", text(&other)]).unwrap();
-    reasons(&on.world);
-    assert_eq!(reasons(&on.world), [None, None]);
-    on.world.put(1, &other, "raw");
-    on.world.disks[1][1 << 20..(1 << 20) + 4096].fill(9);
-    let [first, second] = reasons(&on.world);
-    assert!(first.is_none() && second.unwrap().contains("another image"));
-    assert_eq!(reasons(&on.world), [None, None]);
-
-    // Two bases that are in both: that of then, and that of now.
-    let image = on.world.top_image(0);
-    let bases = ["one", "two"].map(|name| on.world.lab.path(name));
-    for base in &bases {
-        system("qemu-img", &["convert", "-O", "qcow2", text(&image), text(base)]).unwrap();
-    }
-    system("qemu-io", &["-f", "qcow2", "-c", "write -P 8 2M 4k", text(&bases[1])]).unwrap();
-    let top = on.world.lab.path("top");
-    let based = ["-F", "qcow2", "-b", text(&bases[0])];
-    system(
-        "qemu-img",
-        &[&["create", "-q", "-f", "qcow2"], &based[..], &[text(&top)]].concat(),
-    )
-    .unwrap();
-    on.world.put(0, &top, "qcow2");
-    reasons(&on.world);
-    assert_eq!(reasons(&on.world), [None, None]);
-    system(
-        "qemu-img",
-        &["rebase", "-u", "-F", "qcow2", "-b", text(&bases[1]), text(&top)],
-    )
-    .unwrap();
-    on.world.disks[0][2 << 20..(2 << 20) + 4096].fill(8);
-    let [first, second] = reasons(&on.world);
-    assert!(first.unwrap().contains("the disk was on one") && second.is_none());
 }

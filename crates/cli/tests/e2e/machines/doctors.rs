@@ -1,4 +1,4 @@
-//! Damage of every kind, made for real: the doctor tells of it and changes nothing, `--fix` mends it, and then all is well.
+//! Real damage of every kind: the doctor reports it and changes nothing, `--fix` repairs it, and then nothing is found.
 
 use std::process::{Child, Command, Output};
 use std::time::Duration;
@@ -49,7 +49,7 @@ impl World {
         command
     }
 
-    /// Two doctors find the same, and change nothing; one mends it; the next one finds nothing.
+    /// Two runs of the doctor find the same and change nothing; `--fix` repairs it; the next run finds nothing.
     fn is_repaired(&self, kinds: &[&str], fix: &[&str]) -> Value {
         let first = self.doctor(3, &[]);
         assert_eq!(found(&first), kinds, "{first:#}");
@@ -131,7 +131,7 @@ pub(super) fn report_of_a_dead_backup() -> Value {
 }
 
 #[test]
-fn filters_of_a_backup_that_was_killed_with_its_watchdog_are_taken_out() {
+fn filters_of_a_backup_killed_with_its_watchdog_are_removed() {
     let mut world = World::new();
     world.back_up();
     assert_eq!(found(&world.doctor(0, &[])), [""; 0]);
@@ -164,7 +164,7 @@ fn filters_of_a_backup_that_was_killed_with_its_watchdog_are_taken_out() {
 
 /// The backup is stopped in its tracks, so that the moment is the right one.
 #[test]
-fn a_machine_that_a_dead_backup_stopped_runs_on_and_one_that_its_owner_paused_does_not() {
+fn a_machine_paused_by_a_dead_backup_is_resumed_and_one_paused_by_its_owner_is_not() {
     let world = World::new();
     world.lab.virsh(&["suspend", "web1"]);
     let report = world.doctor(0, &["--fix"]);
@@ -196,7 +196,7 @@ fn a_machine_that_a_dead_backup_stopped_runs_on_and_one_that_its_owner_paused_do
 }
 
 #[test]
-fn a_forgotten_overlay_comes_down_into_its_base_while_the_machine_runs() {
+fn a_forgotten_overlay_is_committed_while_the_machine_runs() {
     for fix in [&[][..], &["--delete-overlays"]] {
         let mut world = World::new();
         let snapshot = ["snapshot-create-as", "web1", "old", "--disk-only", "--no-metadata"];
@@ -239,7 +239,7 @@ fn snapshots_of_libvirt_and_templates_are_left_alone() {
     ]);
     assert_eq!(found(&world.doctor(0, &["--fix"])), [""; 0]);
     assert!(world.lab.virsh(&["dumpxml", "web1"]).contains("web1-a.kept"));
-    // Two machines on one base, one of them switched off: a template, whatever the overlay is called.
+    // Two machines on one base, one of them switched off: a template, independent of the name of the overlay.
     world.lab.define("db1", &["qcow2"]);
     let (base, image) = (world.lab.path("web1-a"), world.lab.path("db1-a"));
     std::fs::remove_file(&image).unwrap();
@@ -261,7 +261,7 @@ fn snapshots_of_libvirt_and_templates_are_left_alone() {
 }
 
 #[test]
-fn bitmaps_of_a_killed_qemu_and_jobs_that_wait_are_told() {
+fn bitmaps_of_a_killed_qemu_and_waiting_jobs_are_reported() {
     let world = World::new();
     world.back_up();
     // Saved once, then in use: a QEMU that is killed leaves it inconsistent.
@@ -290,7 +290,7 @@ fn bitmaps_of_a_killed_qemu_and_jobs_that_wait_are_told() {
 }
 
 #[test]
-fn what_was_left_in_folders_is_deleted_and_what_is_in_use_is_not() {
+fn leftovers_in_folders_are_deleted_unless_they_are_in_use() {
     let world = World::new();
     assert_eq!(found(&world.doctor(0, &[])), [""; 0]);
     for folder in ["run/holdfast-dead", "run/holdfast-alive", "run/other"] {
@@ -334,9 +334,9 @@ fn what_was_left_in_folders_is_deleted_and_what_is_in_use_is_not() {
     assert!(!half.exists());
 }
 
-/// Where no word says what is meant, the pools of holdfast.toml are, too.
+/// Without arguments, the doctor also examines the pools of holdfast.toml.
 #[test]
-fn pools_that_a_configuration_names_are_looked_at() {
+fn pools_of_a_configuration_are_examined() {
     let world = World::new();
     let text = format!(
         "version = 1\n[pools.away]\naddress = \"127.0.0.1:1\"\npassword_file = \"{}\"\ncertificate = \"{}00\"\n[pools.secret]\n",
@@ -355,7 +355,7 @@ fn pools_that_a_configuration_names_are_looked_at() {
 }
 
 #[test]
-fn a_bitmap_that_no_snapshot_needs_goes_and_one_of_another_program_stays() {
+fn an_unneeded_bitmap_is_removed_unless_another_program_made_it() {
     let world = World::new();
     world.back_up();
     let disk = disks(world.machine().monitor()).unwrap().remove(0);

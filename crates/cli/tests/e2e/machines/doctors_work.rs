@@ -1,4 +1,4 @@
-//! What the doctor says, and does, of rollbacks and clones that were killed at work.
+//! What the doctor reports and repairs of killed rollbacks and clones.
 
 use std::time::Duration;
 
@@ -7,11 +7,11 @@ use serde_json::json;
 
 use super::at;
 use super::doctors::found;
-use super::doctors_storage::{destroy, make_old, somebody_dead, this_process, write};
+use super::doctors_storage::{dead_process, destroy, make_old, this_process, write};
 use super::host_snapshots::on;
 
 #[test]
-fn a_rollback_that_is_killed_is_told_of_until_it_is_ended_or_undone() {
+fn a_killed_rollback_is_reported_until_it_is_completed_or_undone() {
     let Some(mut on) = on("btrfs") else { return };
     on.world.write(0, 40, 0, 1 << 20);
     on.take(0, &["web1", "--name", "one"]);
@@ -124,7 +124,7 @@ fn a_clone_on_zfs_that_is_killed_leaves_nothing() {
     a_clone_that_is_killed_leaves_nothing("zfs");
 }
 
-/// The host snapshots of a clone of now go with it, whenever that is killed.
+/// The host snapshots for a clone of the present state are removed with it, at whatever time it is killed.
 #[test]
 fn a_clone_of_now_that_is_killed_leaves_nothing() {
     let Some(on) = on("xfs") else { return };
@@ -164,9 +164,9 @@ fn a_clone_of_now_that_is_killed_leaves_nothing() {
     assert!(left > 0, "no clone was killed in time");
 }
 
-/// What has another content than what was made, or belongs to a machine, is not deleted.
+/// A file with other content, or that belongs to a machine, is not deleted.
 #[test]
-fn files_of_others_that_are_called_like_those_of_a_dead_clone_stay() {
+fn files_of_other_programs_under_the_names_of_a_dead_clone_are_kept() {
     let Some(on) = on("xfs") else { return };
     on.take(0, &["web1", "--name", "one"]);
     let path = on.world.lab.path("precious");
@@ -175,7 +175,7 @@ fn files_of_others_that_are_called_like_those_of_a_dead_clone_stay() {
     write(&half, "half");
     let note = json!({
         "schema": 1, "kind": "clone", "machine": "trial", "uuid": "11111111-2222-3333-4444-555555555555", "of": "web1",
-        "point": "one", "safety": [], "process": somebody_dead(), "start_ms": 1000,
+        "point": "one", "safety": [], "process": dead_process(), "start_ms": 1000,
         "files": [{ "path": path, "device": 1, "inode": 1 }],
     });
     let place = on

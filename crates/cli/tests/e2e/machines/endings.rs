@@ -1,5 +1,5 @@
-//! Machines that end while they are backed up. What is said of them was asked for: a crash is called a crash, and no machine that is off
-//! is said to run.
+//! Machines that end during their backup. The message is checked against the real cause: a crash is called a crash, and no machine that is off
+//! is called running.
 
 use std::time::Duration;
 
@@ -11,10 +11,10 @@ use serde_json::Value;
 use super::bare::Bare;
 use super::{World, at};
 
-/// What is never said of a machine that has ended.
+/// Texts that are wrong for a machine that has ended.
 const FALSE: [&str; 3] = ["runs", "stays in QEMU", "next backup tries again"];
 
-/// How a machine ends, and what is said of it.
+/// How a machine ends, and the expected message.
 const ENDINGS: [(&str, &str); 2] = [("destroy", "was switched off"), ("crash", "has crashed")];
 
 impl World {

@@ -1,4 +1,4 @@
-//! `export --now`: a machine as it is, without a repository. What is exported is one instant, and the machine is as before.
+//! `export --now`: a machine at present, without a repository. The archive is of one point in time, and the machine is as before.
 
 use std::time::Duration;
 
@@ -36,7 +36,7 @@ impl World {
         }
     }
 
-    /// What is in the folder but for what the program remembers of its runs.
+    /// The names in the folder, without the state of the program.
     fn made(&self) -> Vec<String> {
         let mut names = self.rig.names("");
         names.retain(|name| name != "state");
@@ -140,7 +140,7 @@ fn an_archive_is_of_one_instant_and_backups_do_not_notice() {
 }
 
 #[test]
-fn by_every_way_to_read_a_machine() {
+fn machines_are_exported_by_every_method() {
     let mut world = World::new();
     world.rig = Rig::empty();
     world.write(0, 7, 65_536, 65_536);
@@ -163,9 +163,9 @@ fn by_every_way_to_read_a_machine() {
     world.assert_archive_is_right("off.ova");
 }
 
-/// What somebody lets run on while it stands still is of no instant: no file is left that could be taken for one.
+/// A machine that is resumed during the pause is not of one point in time: no file is left that looks like an archive.
 #[test]
-fn what_turns_out_to_be_of_no_instant_is_not_kept() {
+fn an_export_of_a_machine_resumed_during_the_pause_is_not_kept() {
     let mut world = World::new();
     world.rig = Rig::empty();
     for (target, kind) in [("web1.xva", "xva"), ("folder", "dir")] {
@@ -197,7 +197,7 @@ fn what_turns_out_to_be_of_no_instant_is_not_kept() {
 }
 
 #[test]
-fn killed_it_leaves_the_machine_running_and_no_archive() {
+fn a_killed_export_leaves_the_machine_running_and_no_archive() {
     let mut world = World::new();
     world.rig = Rig::empty();
     let words = ["export", "--now", "web1", "web1.xva", "--bwlimit=2M"];
@@ -231,7 +231,7 @@ fn killed_it_leaves_the_machine_running_and_no_archive() {
 }
 
 #[test]
-fn what_cannot_be_exported_is_told_before_the_machine_is_touched() {
+fn impossible_exports_are_refused_before_the_machine_is_touched() {
     let mut world = World::new();
     world.rig = Rig::empty();
     world.rig.write("taken.xva", b"mine");

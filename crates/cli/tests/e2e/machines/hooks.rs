@@ -1,4 +1,4 @@
-//! The administrator's own programs: when they are called, what they are told, and what they cannot do to a machine.
+//! Hooks: when they are called, with which variables, and that they cannot harm a machine.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::sync::mpsc::Receiver;
@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use super::bare::{AGENT, Bare, play_agent};
 
-/// A machine with an agent, and a program that writes down what it is called for.
+/// A machine with an agent, and a hook that logs its events.
 struct Hooked {
     bare: Bare,
     asked: Receiver<String>,
@@ -32,7 +32,7 @@ impl Hooked {
         [&["backup", &self.bare.source, "--hook", "hook"], words].concat()
     }
 
-    /// What it was called for.
+    /// The events that it was called for.
     fn called(&self) -> Vec<String> {
         let text = String::from_utf8(self.bare.rig.read("log")).unwrap();
         text.lines().map(str::to_owned).collect()
@@ -66,7 +66,7 @@ const WELL: [&str; 4] = ["job-start", "pre-freeze", "post-thaw", "job-end"];
 const BADLY: [&str; 4] = ["job-start", "pre-freeze", "post-thaw", "job-abort"];
 
 #[test]
-fn programs_are_called_in_order_and_told_what_happens() {
+fn hooks_are_called_in_order_with_their_variables() {
     let hooked = Hooked::new("echo saying $1");
     let document = hooked.bare.rig.json(0, &hooked.words(&[]));
     assert_eq!(hooked.called(), WELL);
@@ -89,7 +89,7 @@ fn programs_are_called_in_order_and_told_what_happens() {
         .parse::<u64>()
         .unwrap();
     assert_eq!(hooked.asked(), ["guest-fsfreeze-freeze", "guest-fsfreeze-thaw"]);
-    // What they say is told, by the name of the program; a password is not theirs.
+    // Their output is logged with the name of the hook; they do not get the password.
     let with_password = |words: &[&str]| {
         let mut command = hooked.bare.rig.command(words);
         let output = command
@@ -109,9 +109,9 @@ fn programs_are_called_in_order_and_told_what_happens() {
     assert!(!text.contains("soup") && !text.contains("PASSWORD"), "{text}");
 }
 
-/// Whoever can write a program that root calls is root.
+/// A user who can write a hook of root is root.
 #[test]
-fn a_program_that_others_can_write_is_not_called() {
+fn a_hook_that_others_can_write_is_not_called() {
     let hooked = Hooked::new("");
     std::fs::set_permissions(hooked.bare.rig.path("hook"), std::fs::Permissions::from_mode(0o777)).unwrap();
     let (_, text) = hooked.bare.rig.error(1, &hooked.words(&[]));
@@ -150,7 +150,7 @@ fn images_that_the_user_of_a_qemu_cannot_read_are_not_read_for_him() {
 }
 
 #[test]
-fn one_that_fails_before_the_instant_stops_the_backup_or_warns() {
+fn a_hook_that_fails_before_the_point_in_time_stops_the_backup_or_warns() {
     let hooked = Hooked::new("[ $1 != pre-freeze ] || exit 7");
     let (kind, text) = hooked.bare.rig.error(1, &hooked.words(&[]));
     assert!(kind == "refused" && text.contains("code 7"), "{text}");
@@ -168,7 +168,7 @@ fn one_that_fails_before_the_instant_stops_the_backup_or_warns() {
 }
 
 #[test]
-fn one_that_fails_after_the_instant_only_warns_and_a_folder_has_several() {
+fn a_hook_that_fails_after_the_point_in_time_only_warns_and_a_folder_has_several() {
     let hooked = Hooked::new("[ $1 = job-start ] || [ $1 = pre-freeze ] || exit 1");
     let folder = hooked.bare.rig.path("hooks.d");
     std::fs::create_dir(&folder).unwrap();
@@ -194,7 +194,7 @@ fn one_that_fails_after_the_instant_only_warns_and_a_folder_has_several() {
 }
 
 #[test]
-fn one_that_hangs_is_killed_and_the_machine_was_never_frozen() {
+fn a_hook_that_hangs_is_killed_and_the_machine_was_never_frozen() {
     let hooked = Hooked::new("[ $1 != pre-freeze ] || sleep 100");
     let (_, text) = hooked.bare.rig.error(1, &hooked.words(&["--hook-timeout", "1"]));
     assert!(text.contains("exceeded its time limit"), "{text}");
@@ -203,9 +203,9 @@ fn one_that_hangs_is_killed_and_the_machine_was_never_frozen() {
     hooked.bare.wait_until_clean("hanging");
 }
 
-/// Whoever was told that the machine is about to be frozen is told that it is over, though the backup is dead.
+/// A hook that was called before the freeze is also called at the end, although the backup was killed.
 #[test]
-fn a_backup_that_is_killed_owes_its_programs_the_end() {
+fn hooks_are_called_with_job_abort_after_a_backup_is_killed() {
     for event in ["pre-freeze", "post-thaw"] {
         let hooked = Hooked::new(&format!(
             "[ $1 != {event} ] || [ -e killed ] || {{ echo > killed; kill -9 $PPID; }}"
@@ -238,7 +238,7 @@ fn every_variable_is_documented() {
 
 /// A backup can be stopped while a hook hangs. The hook is killed.
 #[test]
-fn a_backup_is_stopped_in_the_middle_of_a_call() {
+fn a_backup_is_stopped_while_a_hook_hangs() {
     let hooked = Hooked::new("if [ \"$1\" = pre-freeze ]; then exec sleep 600; fi");
     let words = hooked.words(&["--hook-timeout", "600"]);
     let mut child = hooked.bare.rig.command(&words).spawn().unwrap();

@@ -45,7 +45,7 @@ impl OnOwn {
     }
 }
 
-/// Somebody removes what a backup is reading, without asking us. It is no backup then, it says why, and the next one is good.
+/// Another program removes the snapshot that a backup reads. The backup fails with the reason, and the next one succeeds.
 fn removed_while_it_is_read(kind: &'static str, remove: fn(&Path)) {
     let Some(mut on) = on(kind) else { return };
     let uri = on.world.lab.uri();
@@ -102,7 +102,7 @@ fn fill(folder: &Path) -> PathBuf {
     path
 }
 
-/// There is a host snapshot that is whole, or there is nothing of it and the reason is told; the machine runs on in both cases.
+/// The host snapshot is complete, or it is absent and the error says why; the machine keeps running in both cases.
 fn on_a_full_file_system(kind: &'static str) {
     let Some(mut on) = on(kind) else { return };
     on.world.write(0, 62, 0, 1 << 20);
@@ -133,7 +133,7 @@ fn on_a_full_file_system(kind: &'static str) {
     }
     // Once there is room again, so is everything else.
     std::fs::remove_file(filling).unwrap();
-    // btrfs gives back what was removed at its leisure.
+    // btrfs frees removed data with a delay.
     let words = at(&uri, &["snapshot", "web1", "--name", "after"]);
     let is_taken = (0..100).any(|_| {
         on.world.lab.clock.sleep(Duration::from_millis(300));

@@ -13,7 +13,7 @@ use holdfast_test_kit::libvirt::{DISK_BYTES, LibvirtLab};
 
 /// A machine whose disks are in the root of a file system of its own.
 pub(super) struct OnOwn {
-    // It goes before what its files are on.
+    // Dropped before the file system of its files.
     pub(super) world: World,
     pub(super) file_system: Box<dyn FileSystem>,
 }
@@ -45,7 +45,7 @@ pub(super) fn on(kind: &'static str) -> Option<OnOwn> {
 }
 
 impl OnOwn {
-    /// Takes a snapshot; what is told of the cut.
+    /// Takes a snapshot, and returns its first cut in the report.
     pub(super) fn take(&self, code: i32, words: &[&str]) -> serde_json::Value {
         let words = [&["snapshot"], words].concat();
         self.world.rig.json(code, &at(&self.world.lab.uri(), &words))["report"]["cuts"][0].clone()
@@ -122,7 +122,7 @@ pub(super) fn reports() -> Vec<(&'static str, serde_json::Value)> {
 
 fn a_machine_is_snapshotted(kind: &'static str) {
     let Some(mut on) = on(kind) else { return };
-    // One of a name that is there fails, and what is there stays.
+    // A snapshot with an existing name fails, and the existing one is kept.
     on.take(0, &["web1", "--name", "once"]);
     let (error, said) = on
         .world
@@ -196,7 +196,7 @@ fn a_machine_on_xfs_is_snapshotted() {
 }
 
 #[test]
-fn the_machines_in_a_dataset_are_found_and_hold_still() {
+fn the_machines_in_a_dataset_are_found_and_would_be_frozen() {
     let Some(on) = on("btrfs") else { return };
     let folder = on.world.lab.folder.path().to_str().unwrap().to_owned();
     let planned = on.take(0, &[&folder, "--dry-run", "--name", "one"]);
@@ -205,7 +205,7 @@ fn the_machines_in_a_dataset_are_found_and_hold_still() {
     assert_eq!(on.listed(&[&folder]).len(), 0);
     let cut = on.take(0, &[&folder, "--name", "one"]);
     assert_eq!(cut["machines"][0]["name"], "web1");
-    // Nobody is asked where nobody is to be frozen by force, and nothing is made.
+    // The machine has no agent: a required freeze is refused, and no snapshot is made.
     let uri = on.world.lab.uri();
     let words = ["snapshot", &folder, "--name", "two", "--quiesce", "require"];
     let (kind, said) = on.world.rig.error(1, &at(&uri, &words));
@@ -223,13 +223,13 @@ fn the_machines_in_a_dataset_are_found_and_hold_still() {
 }
 
 impl World {
-    fn virsh_off(&self) {
+    pub(super) fn virsh_off(&self) {
         self.lab.virsh(&["destroy", "web1"]);
     }
 }
 
 #[test]
-fn a_machine_whose_disks_are_on_ext4_is_refused_with_the_reason() {
+fn a_machine_whose_disks_are_on_ext4_is_refused_with_a_reason() {
     let Some(on) = on("ext4") else { return };
     let (kind, said) = on.world.rig.error(1, &at(&on.world.lab.uri(), &["snapshot", "web1"]));
     assert_eq!(kind, "unsupported");
@@ -248,7 +248,7 @@ pub(super) fn bare_on_xfs() -> Option<(Bare, Mounted)> {
 }
 
 #[test]
-fn a_guest_with_an_agent_is_frozen_and_stands_still_where_its_disks_are_cut_one_by_one() {
+fn a_guest_with_an_agent_is_frozen_and_paused_while_its_disks_are_snapshotted_one_by_one() {
     let Some((bare, _mounted)) = bare_on_xfs() else { return };
     let asked = play_agent(&bare.lab.path("agent"));
     let report = bare
@@ -265,9 +265,9 @@ fn a_guest_with_an_agent_is_frozen_and_stands_still_where_its_disks_are_cut_one_
     bare.wait_until_clean("a snapshot");
 }
 
-/// Its owner pauses it between the look and the cut: he resumes it, and nobody else.
+/// Its owner pauses it between inspection and snapshot: Holdfast does not resume it.
 #[test]
-fn a_machine_that_its_owner_pauses_meanwhile_stays_paused() {
+fn a_machine_that_its_owner_pauses_during_a_snapshot_stays_paused() {
     let Some((bare, _mounted)) = bare_on_xfs() else { return };
     let asked = play_agent(&bare.lab.path("agent"));
     let words = ["snapshot", &bare.source, "--name", "one", "--json"];
@@ -275,7 +275,7 @@ fn a_machine_that_its_owner_pauses_meanwhile_stays_paused() {
     assert_eq!(asked.recv().unwrap(), "guest-fsfreeze-freeze");
     bare.lab.execute("stop", serde_json::Value::Null);
     child.wait_with_output().unwrap();
-    // Where it stood still for the cut already, that is ours to end.
+    // If it was already paused for the snapshot, Holdfast resumes it.
     let was_first = !bare.lab.is_running();
     bare.lab.execute("stop", serde_json::Value::Null);
     bare.rig.report(&["snapshot", &bare.source, "--name", "two"]);
@@ -285,13 +285,13 @@ fn a_machine_that_its_owner_pauses_meanwhile_stays_paused() {
 }
 
 #[test]
-fn killed_at_any_moment_the_machine_runs_on_and_is_thawed() {
+fn a_snapshot_killed_at_any_moment_leaves_the_machine_running_and_thawed() {
     let Some((bare, _mounted)) = bare_on_xfs() else { return };
     let _asked = play_agent(&bare.lab.path("agent"));
     let clock = holdfast_block::SystemClock::new();
     let mut random = SeededRandom::new(11);
     for round in 0..12 {
-        // Every other time it stands still instead.
+        // In every other round it is paused instead.
         let quiesce = if round % 2 == 0 { "off" } else { "try" };
         let words = ["snapshot", &bare.source, "--quiesce", quiesce];
         let mut child = bare.rig.command(&words).spawn().unwrap();
@@ -305,143 +305,16 @@ fn killed_at_any_moment_the_machine_runs_on_and_is_thawed() {
         let folder =
             Path::new(dataset["dataset"].as_str().unwrap().split_once(':').unwrap().1).join(".holdfast/snapshots");
         for snapshot in dataset["snapshots"].as_array().unwrap() {
-            // What is listed is whole.
+            // Every listed snapshot is complete.
             let files = std::fs::read_dir(folder.join(snapshot["name"].as_str().unwrap())).unwrap();
             assert!(files.count() >= 1);
         }
     }
 }
 
-impl OnOwn {
-    fn back_up(&self) -> serde_json::Value {
-        let words = ["backup", "web1", "--method", "snapshot"];
-        self.world.rig.report(&at(&self.world.lab.uri(), &words))["machines"][0].clone()
-    }
-
-    /// Asserts how the disks were compared with the snapshot before.
-    fn assert_incremental(&self, done: &serde_json::Value, dirty_bytes_max: u64) {
-        for disk in done["disks"].as_array().unwrap() {
-            let dirty_bytes = disk["dirty_bytes"].as_u64();
-            let is_right = disk["is_incremental"] == true && dirty_bytes.is_some_and(|bytes| bytes <= dirty_bytes_max);
-            assert!(is_right, "{}: {disk}", self.file_system.name());
-        }
-    }
-
-    /// Asserts that nothing was compared, for this reason.
-    fn assert_everything_was_read(&self, done: &serde_json::Value, reason: &str) {
-        for disk in done["disks"].as_array().unwrap() {
-            let said = disk["reason"].as_str().unwrap_or_default();
-            assert!(said.contains(reason), "{}: {disk}", self.file_system.name());
-        }
-    }
-}
-
-pub(super) fn a_machine_is_backed_up_from_host_snapshots(kind: &'static str) {
-    let Some(mut on) = on(kind) else { return };
-    let first = on.back_up();
-    assert_eq!(
-        (&first["method"], &first["consistency"]),
-        (&"snapshot".into(), &"crash".into())
-    );
-    on.assert_everything_was_read(&first, "no snapshot before");
-    on.world.assert_snapshot_is_right("first");
-    let kept = |on: &OnOwn| {
-        on.listed(&["web1"])
-            .into_iter()
-            .map(|one| one["name"].clone())
-            .collect::<Vec<_>>()
-    };
-    let after_first = kept(&on);
-    assert_eq!(after_first.len(), 1);
-
-    on.world.write(0, 50, 1 << 20, 65_536);
-    on.world.write(1, 51, 3 << 20, 4096);
-    let second = on.back_up();
-    on.world.assert_snapshot_is_right("second");
-    on.world.assert_runs_and_is_clean();
-    on.assert_incremental(&second, 1 << 20);
-    let after_second = kept(&on);
-    assert!(
-        after_second.len() == 1 && after_second != after_first,
-        "{after_second:?}"
-    );
-    assert_eq!(on.listed(&["web1"])[0]["hold_count"], 1);
-
-    // Nothing has changed, and next to nothing is read.
-    on.assert_incremental(&on.back_up(), 256 << 10);
-    on.world.assert_snapshot_is_right("third");
-
-    // Somebody has removed what the next one would be compared with.
-    let newest = on.listed(&["web1"])[0]["name"].as_str().unwrap().to_owned();
-    for name in on.full_names(&newest) {
-        on.world.rig.ok(&["host", "release", &name]);
-        on.world.rig.ok(&["host", "remove", &name]);
-    }
-    on.world.write(1, 52, 0, 65_536);
-    on.assert_everything_was_read(&on.back_up(), "is gone");
-    on.world.assert_snapshot_is_right("fourth");
-
-    // A machine that is shut off is read in the same way, and goes on from there.
-    on.world.virsh_off();
-    let off = on.back_up();
-    assert_eq!(off["consistency"], "shut off");
-    on.assert_incremental(&off, 1 << 20);
-    on.world.rig.ok(&["verify"]);
-}
-
+/// Rules apply within a series; named and held snapshots, and those of other programs, are kept.
 #[test]
-fn a_machine_on_zfs_is_backed_up_from_host_snapshots() {
-    a_machine_is_backed_up_from_host_snapshots("zfs");
-}
-
-#[test]
-fn a_machine_on_btrfs_is_backed_up_from_host_snapshots() {
-    a_machine_is_backed_up_from_host_snapshots("btrfs");
-}
-
-#[test]
-fn a_machine_on_xfs_is_backed_up_from_host_snapshots() {
-    a_machine_is_backed_up_from_host_snapshots("xfs");
-}
-
-#[test]
-fn a_machine_on_ext4_is_not_backed_up_from_host_snapshots() {
-    let Some(on) = on("ext4") else { return };
-    let uri = on.world.lab.uri();
-    let words = at(&uri, &["backup", "web1", "--method", "snapshot"]);
-    let (_, said) = on.world.rig.error(1, &words);
-    assert!(said.contains("snapshot: disk vda") && said.contains("ext4"), "{said}");
-    on.world.virsh_off();
-    let (_, said) = on.world.rig.error(1, &words);
-    assert!(said.contains("snapshot: disk vda"), "{said}");
-}
-
-/// A backup that is killed leaves a host snapshot, which the next one removes; what the one before left is still there to compare with.
-#[test]
-fn a_backup_that_is_killed_costs_no_later_one_its_comparison() {
-    let Some(mut on) = on("btrfs") else { return };
-    on.back_up();
-    let uri = on.world.lab.uri();
-    on.world.write(1, 53, 0, 4 << 20);
-    let words = at(&uri, &["backup", "web1", "--method", "snapshot", "--bwlimit", "1M"]);
-    let mut child = on.world.rig.command(&words).spawn().unwrap();
-    while on.listed(&["web1"]).len() < 2 {
-        assert!(child.try_wait().unwrap().is_none());
-    }
-    on.world.lab.clock.sleep(Duration::from_millis(300));
-    kill_process(Pid::from_child(&child), Signal::KILL).unwrap();
-    child.wait().unwrap();
-    assert_eq!(on.listed(&["web1"]).len(), 2);
-    let done = on.back_up();
-    on.assert_incremental(&done, 6 << 20);
-    assert_eq!(on.listed(&["web1"]).len(), 1);
-    on.world.assert_snapshot_is_right("after the kill");
-    on.world.assert_runs_and_is_clean();
-}
-
-/// Rules count within a series; what somebody gave a name, holds, or made with another program, is not theirs.
-#[test]
-fn host_snapshots_go_by_rules() {
+fn host_snapshots_are_pruned_by_rules() {
     let Some(on) = on("btrfs") else { return };
     let folder = on.world.lab.folder.path().to_str().unwrap().to_owned();
     let of_web = |second: u32| format!("holdfast_web1_2026-01-01_00:00:0{second}Z");

@@ -1,29 +1,29 @@
-//! Machines that run from a snapshot at once: whoever dies while their images are filled, what their guests wrote is there.
+//! Instant restores: machines run from a snapshot while their images are filled.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::Duration;
 
-use holdfast_block::{Clock as _, SeededRandom};
+use holdfast_block::Clock as _;
 use holdfast_host::domain_xml::served_folder;
 use holdfast_host::qmp::QmpCommand;
-use holdfast_host::{DiskSource, ExecutionState, Hypervisor as _, HypervisorMut as _, LiveDisks as _, Machine};
+use holdfast_host::{ExecutionState, Hypervisor as _, HypervisorMut as _, LiveDisks as _, Machine};
 use rustix::process::{Pid, Signal, kill_process};
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::{World, at};
 use crate::host::loop_device;
 
-const NAME: &str = "web1-restored";
+pub(super) const NAME: &str = "web1-restored";
 
 impl World {
-    fn restored(&self) -> Box<dyn Machine> {
+    pub(super) fn restored(&self) -> Box<dyn Machine> {
         self.lab.connect().machine(NAME).unwrap()
     }
 
     /// Kills a restore as soon as its machine runs; its images are not filled then. The folder of the restore.
-    fn begun(&self) -> PathBuf {
+    pub(super) fn begun(&self) -> PathBuf {
         self.begun_with(&[])
     }
 
@@ -53,8 +53,8 @@ impl World {
         panic!("it fills disks in no time");
     }
 
-    /// The guest of the restored machine writes, and is told that it is durable.
-    fn restored_writes(&mut self, disk: usize, byte: u8, offset: usize, length: usize) {
+    /// The guest of the restored machine writes, and its flush succeeds.
+    pub(super) fn restored_writes(&mut self, disk: usize, byte: u8, offset: usize, length: usize) {
         let machine = self.restored();
         self.lab
             .guest_writes(machine.monitor(), disk, byte, offset as u64, length as u64);
@@ -67,11 +67,11 @@ impl World {
         self.lab.guest_output(self.restored().monitor(), disk, command)
     }
 
-    fn resume(&self) -> Value {
+    pub(super) fn resume(&self) -> Value {
         self.rig.report(&at(&self.lab.uri(), &["resume", NAME]))
     }
 
-    fn goes_on_and_is_removed(&self) {
+    pub(super) fn start_check_and_remove(&self) {
         // Where it was killed before the start, that is the owner's.
         self.lab.connect().start(NAME).ok();
         self.assert_is_whole();
@@ -81,8 +81,8 @@ impl World {
         }
     }
 
-    /// The machine runs on its own images, which hold what they should, and nothing else is left.
-    fn assert_is_whole(&self) {
+    /// The machine uses its own images, which have the right content, and nothing else is left.
+    pub(super) fn assert_is_whole(&self) {
         assert_eq!(self.lab.virsh(&["domstate", NAME]).trim(), "running");
         let before = self.configuration(NAME);
         assert!(
@@ -104,7 +104,7 @@ impl World {
 }
 
 /// Processes that serve for the restore in a folder.
-fn servers(folder: &std::path::Path) -> Vec<Pid> {
+pub(super) fn servers(folder: &std::path::Path) -> Vec<Pid> {
     let processes = std::fs::read_dir("/proc").unwrap().flatten();
     let is_server = |entry: &std::fs::DirEntry| {
         let line = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
@@ -117,7 +117,7 @@ fn servers(folder: &std::path::Path) -> Vec<Pid> {
     numbers.filter_map(Pid::from_raw).collect()
 }
 
-fn kill_servers(folder: &std::path::Path) {
+pub(super) fn kill_servers(folder: &std::path::Path) {
     let servers = servers(folder);
     assert_eq!(servers.len(), 1);
     kill_process(servers[0], Signal::KILL).unwrap();
@@ -134,33 +134,9 @@ fn a_machine_runs_at_once_and_then_on_its_own_images() {
     world.assert_is_whole();
 }
 
-#[test]
-fn restore_and_server_are_killed_and_what_the_guest_wrote_is_there() {
-    let mut world = World::new();
-    world.back_up();
-    let folder = world.begun();
-    world.restored_writes(0, 77, 65_536, 4096);
-    world.restored_writes(1, 78, 3 << 20, 65_536);
-    kill_servers(&folder);
-    let findings = world.doctor(3, &[])["findings"].clone();
-    assert_eq!(findings[0]["kind"], "instant-restore", "{findings:#}");
-    let advice = findings[0]["advice"].as_str().unwrap_or_default();
-    assert!(advice.contains("holdfast resume web1-restored"), "{findings:#}");
-    assert_eq!(world.doctor(3, &["--fix"])["findings"], findings);
-    let id = world.rig.report(&["list"])["snapshots"][0]["id"]
-        .as_str()
-        .unwrap()
-        .to_owned();
-    let (_, text) = world.rig.error(1, &["forget", &id]);
-    assert!(text.contains("is protected"), "{text}");
-    assert_eq!(world.resume()["machines"][0]["machine"], NAME);
-    world.assert_is_whole();
-    world.rig.ok(&["forget", &id]);
-}
-
 /// The firmware reads a disk whose server is dead: no error reaches it. The machine is paused, and repeats the request when it is resumed.
 #[test]
-fn what_is_changed_of_its_configuration_meanwhile_stays() {
+fn changes_of_the_configuration_during_a_restore_are_kept() {
     let world = World::new();
     world.back_up();
     let folder = world.begun();
@@ -176,27 +152,7 @@ fn what_is_changed_of_its_configuration_meanwhile_stays() {
     world.assert_is_whole();
 }
 
-/// A machine that has run must not begin again from the snapshot, and that be copied over its images.
-#[test]
-fn without_what_the_guest_has_written_nothing_starts() {
-    let mut world = World::new();
-    world.back_up();
-    let folder = world.begun();
-    world.restored_writes(0, 80, 65_536, 4096);
-    world.lab.virsh(&["destroy", NAME]);
-    kill_servers(&folder);
-    let (written, away) = (folder.join("written"), world.rig.path("written-away"));
-    std::fs::rename(&written, &away).unwrap();
-    let (_, text) = world.rig.error(1, &at(&world.lab.uri(), &["resume", NAME]));
-    assert!(text.contains("server"), "{text}");
-    assert!(servers(&folder).is_empty());
-    std::fs::remove_dir_all(&written).ok();
-    std::fs::rename(&away, &written).unwrap();
-    world.resume();
-    world.assert_is_whole();
-}
-
-/// Its images are nobody else's, though its configuration names none of them yet.
+/// Its images are reserved for it, although its configuration does not name them yet.
 #[test]
 fn images_that_are_being_filled_belong_to_their_machine() {
     let world = World::new();
@@ -216,155 +172,9 @@ fn images_that_are_being_filled_belong_to_their_machine() {
     world.assert_holds(NAME);
 }
 
-#[test]
-fn a_machine_whose_server_is_dead_stands_still_and_goes_on() {
-    let world = World::new();
-    world.back_up();
-    let mut attempts = 0..5;
-    // The disk that it boots from may be on its image already.
-    while attempts.next().is_some() {
-        let folder = world.begun();
-        kill_servers(&folder);
-        let disks = world.restored().describe().unwrap().disks;
-        if matches!(disks[0].source, DiskSource::Other(_)) {
-            break;
-        }
-        world.resume();
-        world.goes_on_and_is_removed();
-    }
-    let libvirt = world.lab.connect();
-    let start = world.lab.clock.now();
-    // On a host with much to do, a firmware takes its time to come to its disk.
-    let (mut reset_after, mut patience) = (Duration::ZERO, Duration::from_secs(20));
-    loop {
-        let waited = world.lab.clock.now().saturating_sub(start);
-        match libvirt.execution_state(NAME).unwrap() {
-            ExecutionState::StoppedByDisk => break,
-            // From then on the firmware reads its disk.
-            ExecutionState::Running if waited >= reset_after => {
-                world.lab.virsh(&["reset", NAME]);
-                patience *= 2;
-                reset_after = waited + patience;
-            }
-            // It stood still when it was reset, and does not know why any more.
-            ExecutionState::Paused => drop(world.lab.virsh(&["resume", NAME])),
-            ExecutionState::Running | ExecutionState::ShutOff => {}
-        }
-        assert!(waited < Duration::from_secs(300), "it does not read");
-        world.lab.clock.sleep(Duration::from_millis(20));
-    }
-    world.resume();
-    world.assert_is_whole();
-}
-
-/// A restore whose server dies starts another one.
-#[test]
-fn a_server_that_dies_is_started_again() {
-    let world = World::new();
-    world.back_up();
-    let folder = world.lab.path(&format!(".{NAME}.holdfast"));
-    let words = ["restore", "web1", "--to-machine", "--live"];
-    let child = world.rig.command(&at(&world.lab.uri(), &words)).spawn().unwrap();
-    let libvirt = world.lab.connect();
-    while libvirt.execution_state(NAME).ok() != Some(ExecutionState::Running) {
-        world.lab.clock.sleep(Duration::from_millis(2));
-    }
-    for server in servers(&folder) {
-        kill_process(server, Signal::KILL).unwrap();
-    }
-    let output = child.wait_with_output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(output.status.code(), Some(0), "{said}");
-    world.assert_is_whole();
-}
-
-/// The doctor takes away what was made for a machine that never ran, and nothing else.
-#[test]
-fn a_restore_that_is_killed_before_its_machine_is_there_is_cleared_up() {
-    let world = World::new();
-    world.back_up();
-    let folder = world.lab.path(&format!(".{NAME}.holdfast"));
-    let mut child = world
-        .rig
-        .command(&at(&world.lab.uri(), &["restore", "web1", "--to-machine", "--live"]))
-        .spawn()
-        .unwrap();
-    while servers(&folder).is_empty() {
-        assert!(child.try_wait().unwrap().is_none());
-        world.lab.clock.sleep(Duration::from_millis(1));
-    }
-    kill_process(Pid::from_child(&child), Signal::KILL).unwrap();
-    child.wait().unwrap();
-    assert!(!folder.join("begun").exists() && world.files().contains(&"web1-restored-a".to_owned()));
-    let findings = world.doctor(3, &[])["findings"].clone();
-    assert_eq!(findings[0]["kind"], "instant-restore", "{findings:#}");
-    // Its server may just be starting, and write to the folder: that is no change by the doctor.
-    assert_eq!(world.doctor(3, &[])["findings"][0]["what"], findings[0]["what"]);
-    world.doctor(0, &["--fix"]);
-    assert_eq!(world.doctor(0, &[])["findings"], json!([]));
-    assert!(servers(&folder).is_empty() && !folder.exists());
-    assert_eq!(world.files(), ["domain.xml", "web1-a", "web1-b"]);
-    world.rig.ok(&[
-        "restore",
-        "web1",
-        "--to-machine",
-        "--live",
-        "--connect",
-        &world.lab.uri(),
-    ]);
-    world.assert_is_whole();
-}
-
-/// Whatever is killed and when: the doctor clears up, or `resume` goes on, and then all is right.
-#[test]
-fn killed_at_any_moment_it_goes_on_or_nothing_is_left() {
-    let mut world = World::new();
-    let mut random = SeededRandom::new(11);
-    world.write(0, 7, 1 << 20, 65_536);
-    world.back_up();
-    let folder = world.lab.path(&format!(".{NAME}.holdfast"));
-    // The first one is slower.
-    let mut whole_ms = u64::MAX;
-    for _ in 0..2 {
-        whole_ms = whole_ms.min(world.restore(&["--live"])["duration_ms"].as_u64().unwrap());
-        world.goes_on_and_is_removed();
-    }
-    for round in 0..8 {
-        let words = ["restore", "web1", "--to-machine", "--live"];
-        let mut child = world.rig.command(&at(&world.lab.uri(), &words)).spawn().unwrap();
-        let piece_ms = whole_ms / 8 + 1;
-        let after_ms = piece_ms * round + random.below(piece_ms);
-        world.lab.clock.sleep(Duration::from_millis(after_ms));
-        kill_process(Pid::from_child(&child), Signal::KILL).unwrap();
-        child.wait().unwrap();
-        if round % 2 == 0 {
-            for server in servers(&folder) {
-                kill_process(server, Signal::KILL).ok();
-            }
-        }
-        world.doctor_answers(&["--fix"]);
-        if world
-            .lab
-            .virsh(&["list", "--all", "--name"])
-            .lines()
-            .any(|name| name == NAME)
-        {
-            world.rig.report(&at(&world.lab.uri(), &["resume"]));
-            world.goes_on_and_is_removed();
-        } else {
-            assert!(servers(&folder).is_empty() && !folder.exists(), "after {after_ms} ms");
-            // What is on its way to its name is deleted by the next restore to the same names.
-            let is_complete = |name: &String| !name.ends_with(".partial") && !name.contains(".holdfast.");
-            let files = world.files().into_iter().filter(is_complete);
-            let files: Vec<String> = files.collect();
-            assert_eq!(files, ["domain.xml", "web1-a", "web1-b"], "after {after_ms} ms");
-        }
-    }
-}
-
 /// Ctrl-C leaves a machine that runs, and says how its disks are filled.
 #[test]
-fn interrupted_the_machine_runs_on() {
+fn an_interrupted_restore_leaves_the_machine_running() {
     let world = World::new();
     world.back_up();
     let words = ["restore", "web1", "--to-machine", "--live"];
@@ -470,21 +280,8 @@ fn disks_are_filled_at_a_bounded_rate() {
     world.assert_is_whole();
 }
 
-/// As when the host is switched off.
 #[test]
-fn machine_and_server_are_killed_and_the_machine_is_started_again() {
-    let mut world = World::new();
-    world.back_up();
-    let folder = world.begun();
-    world.restored_writes(0, 79, 0, 8192);
-    kill_servers(&folder);
-    world.lab.virsh(&["destroy", NAME]);
-    world.resume();
-    world.assert_is_whole();
-}
-
-#[test]
-fn without_the_repository_it_does_not_go_on_and_with_it_all_is_right() {
+fn a_restore_continues_only_with_its_repository() {
     let mut world = World::new();
     world.back_up();
     let folder = world.begun();

@@ -1,4 +1,4 @@
-//! Machines with disks in iothreads, on every bus that has them, beside disks that are not: they run on, and what is restored is right.
+//! Machines with disks in iothreads, on every bus that has them, and others: they keep running, and restores are right.
 
 use std::path::Path;
 
@@ -12,15 +12,30 @@ use holdfast_test_kit::libvirt::LibvirtLab;
 use holdfast_test_kit::run;
 
 const DISK_LENGTH: usize = 8 << 20;
-/// How long the watchdog may take, which waits ten seconds for a machine that stands still.
+/// How long the watchdog may take, which waits ten seconds for a paused machine.
 const PATIENCE: std::time::Duration = std::time::Duration::from_secs(40);
 
-/// A disk of the machine: its target, its bus, the iothread of its device, and its device in QEMU.
-const DISKS: [(&str, &str, Option<u32>, &str); 4] = [
-    ("vda", "virtio", Some(1), "virtio-disk0/virtio-backend"),
-    ("vdb", "virtio", Some(2), "virtio-disk1/virtio-backend"),
-    ("sda", "scsi", Some(1), "scsi0-0-0-0"),
-    ("sdb", "sata", None, "sata0-0-1"),
+/// A disk of the machine in its configuration.
+#[derive(Clone, Copy)]
+struct Attachment {
+    target: &'static str,
+    bus: &'static str,
+    /// The iothread of the device, or of its controller.
+    iothread: Option<u32>,
+}
+
+impl Attachment {
+    const fn new(target: &'static str, bus: &'static str, iothread: Option<u32>) -> Self {
+        Self { target, bus, iothread }
+    }
+}
+
+/// The disks of the machine, with their devices in QEMU.
+const DISKS: [(Attachment, &str); 4] = [
+    (Attachment::new("vda", "virtio", Some(1)), "virtio-disk0/virtio-backend"),
+    (Attachment::new("vdb", "virtio", Some(2)), "virtio-disk1/virtio-backend"),
+    (Attachment::new("sda", "scsi", Some(1)), "scsi0-0-0-0"),
+    (Attachment::new("sdb", "sata", None), "sata0-0-1"),
 ];
 
 /// A running machine with those disks, and what they hold.
@@ -39,11 +54,12 @@ fn create(image: &Path, format: &str, byte: u8) {
     );
 }
 
-/// A disk as libvirt has it.
-fn element(lab: &LibvirtLab, (target, bus, thread): (&str, &str, Option<u32>), format: &str) -> String {
+/// The element of a disk in the configuration of libvirt.
+fn disk_element(lab: &LibvirtLab, attachment: Attachment, format: &str) -> String {
+    let Attachment { target, bus, iothread } = attachment;
     let image = lab.path(target);
     // On a SCSI bus the controller has the thread.
-    let thread = thread.filter(|_| bus == "virtio");
+    let thread = iothread.filter(|_| bus == "virtio");
     let thread = thread.map_or(String::new(), |thread| format!(" iothread='{thread}'"));
     format!(
         "<disk type='file' device='disk'><driver name='qemu' type='{format}'{thread}/><source file='{}'/>\
@@ -58,10 +74,11 @@ impl Threads {
         lab.connect();
         let mut devices = String::new();
         let mut disks = Vec::new();
-        for (byte, (target, bus, thread, device)) in (1..).zip(DISKS) {
+        for (byte, (attachment, device)) in (1..).zip(DISKS) {
+            let target = attachment.target;
             let format = if target == "vdb" { "raw" } else { "qcow2" };
             create(&lab.path(target), format, byte);
-            devices.push_str(&element(&lab, (target, bus, thread), format));
+            devices.push_str(&disk_element(&lab, attachment, format));
             disks.push((target, device, vec![byte; DISK_LENGTH]));
         }
         let xml = format!(
@@ -121,7 +138,7 @@ impl Threads {
         }
     }
 
-    /// A kill at the instant leaves the machine paused until the watchdog lets it run on.
+    /// A kill at the point in time leaves the machine paused until the watchdog resumes it.
     fn wait_until_it_runs(&self) {
         let clock = holdfast_block::SystemClock::new();
         let start = holdfast_block::Clock::now(&clock);
@@ -158,7 +175,7 @@ fn assert_by_bitmap(report: &Value) {
 }
 
 #[test]
-fn a_machine_with_iothreads_is_backed_up_again_and_again_and_runs_on() {
+fn a_machine_with_iothreads_is_backed_up_repeatedly_and_keeps_running() {
     let mut threads = Threads::new();
     threads.write(10);
     let first = threads.report(&["backup", "web1"]);
@@ -183,7 +200,7 @@ fn a_machine_with_iothreads_is_backed_up_again_and_again_and_runs_on() {
     let hot = threads.lab.path("hot.xml");
     std::io::Write::write_all(
         &mut std::fs::File::create(&hot).unwrap(),
-        element(&threads.lab, ("vdc", "virtio", Some(2)), "qcow2").as_bytes(),
+        disk_element(&threads.lab, Attachment::new("vdc", "virtio", Some(2)), "qcow2").as_bytes(),
     )
     .unwrap();
     threads
@@ -234,7 +251,8 @@ fn a_disk_of_many_parts_is_read_whole_and_its_changes_alone() {
     ];
     run("qemu-io", &[&["-f", "qcow2"], &writes[..], &[image]].concat());
     let hot = threads.lab.path("hot.xml");
-    let element = element(&threads.lab, ("sparse", "virtio", Some(1)), "qcow2").replace("dev='sparse'", "dev='vdc'");
+    let element = disk_element(&threads.lab, Attachment::new("sparse", "virtio", Some(1)), "qcow2")
+        .replace("dev='sparse'", "dev='vdc'");
     std::io::Write::write_all(&mut std::fs::File::create(&hot).unwrap(), element.as_bytes()).unwrap();
     threads
         .lab
@@ -282,9 +300,9 @@ fn libvirtd_may_be_restarted_while_disks_are_copied() {
     threads.assert_snapshot_is_right("after a restart");
 }
 
-/// A backup that is killed while QEMU copies leaves a machine that runs; the next one takes out what is left.
+/// A backup is killed while QEMU copies: the machine keeps running, and the next backup removes the leftovers.
 #[test]
-fn a_backup_of_iothreads_that_is_killed_leaves_nothing_that_lasts() {
+fn a_killed_backup_of_iothreads_leaves_nothing_after_the_next_one() {
     let mut threads = Threads::new();
     let uri = threads.lab.uri();
     threads.report(&["backup", "web1"]);
@@ -304,7 +322,7 @@ fn a_backup_of_iothreads_that_is_killed_leaves_nothing_that_lasts() {
 }
 
 #[test]
-fn a_bare_qemu_with_iothreads_is_backed_up_and_runs_on() {
+fn a_bare_qemu_with_iothreads_is_backed_up_and_keeps_running() {
     let words = [
         "-object",
         "iothread,id=io1",
@@ -333,7 +351,7 @@ fn a_bare_qemu_with_iothreads_is_backed_up_and_runs_on() {
     restored("memory", 8);
 }
 
-/// A machine without iothreads is served by QEMU itself, and nothing is said.
+/// The disks of a machine without iothreads are exported by QEMU, without a warning.
 #[test]
 fn what_is_in_the_main_loop_is_not_copied() {
     let world = World::new();
@@ -345,7 +363,7 @@ fn what_is_in_the_main_loop_is_not_copied() {
 
 /// The image of the backup before is below overlays then, which QEMU must not serve here: such disks are read in full, once.
 #[test]
-fn a_snapshot_of_others_between_two_backups_of_iothreads_loses_nothing() {
+fn a_snapshot_of_another_program_between_two_backups_of_iothreads_loses_nothing() {
     let mut threads = Threads::new();
     threads.report(&["backup", "web1"]);
     threads.write(10);

@@ -1,5 +1,5 @@
 //! Kills over backup, restore, rollback, snapshot and doctor: after each, `doctor --fix` once and the next backup succeed, what is restored is
-//! what the disks hold, and nothing of ours is left in QEMU, in folders, or among host snapshots.
+//! what the disks hold, and nothing is left in QEMU, in folders, or among host snapshots.
 //!
 //! `HOLDFAST_KILLS` says how many, `HOLDFAST_SEED` makes the same choices again.
 
@@ -19,11 +19,11 @@ use super::host_snapshots::{OnOwn, on};
 
 /// Kills of `make test`.
 const KILLS_OF_TEST: u64 = 10;
-/// Kills where nothing else is said.
+/// Kills without `HOLDFAST_KILLS`.
 const KILLS_OF_TORTURE: u64 = 1000;
 /// After so many kills the count is printed.
 const PROGRESS_KILLS: u64 = 50;
-/// How long what is killed may take.
+/// How long a killed command may take.
 const WHOLE_MAX: Duration = Duration::from_secs(60);
 
 /// What is killed.
@@ -157,7 +157,7 @@ impl Torture {
         self.on.world.write(disk, byte, offset, 65_536);
     }
 
-    /// The doctor once, then a backup: both succeed, what is restored is right, and nothing is left.
+    /// The doctor once, then a backup: both succeed, the restore is right, and nothing is left.
     fn is_well(&mut self, what: &str) {
         let fixed = self.on.world.doctor_answers(&["--fix"]);
         let said = String::from_utf8_lossy(&fixed.stdout).into_owned() + &String::from_utf8_lossy(&fixed.stderr);
@@ -256,13 +256,13 @@ fn number(name: &str) -> Option<u64> {
 }
 
 #[test]
-fn whatever_is_killed_all_is_well_after_the_doctor() {
+fn after_any_kill_the_doctor_repairs_everything() {
     run(number("HOLDFAST_SEED").unwrap_or(1), KILLS_OF_TEST);
 }
 
 #[test]
 #[ignore = "a thousand kills take hours: make torture"]
-fn whatever_is_killed_a_thousand_times() {
+fn after_a_thousand_kills_the_doctor_repairs_everything() {
     let seed = number("HOLDFAST_SEED").unwrap_or_else(SeededRandom::fresh_seed);
     run(seed, number("HOLDFAST_KILLS").unwrap_or(KILLS_OF_TORTURE));
 }

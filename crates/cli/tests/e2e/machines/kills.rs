@@ -1,4 +1,4 @@
-//! A backup that is killed at any moment: the watchdog lets the machine run on and clears up, and the next backup is right.
+//! A backup is killed at any moment: the watchdog resumes the machine and cleans up, and the next backup is right.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ const KILLS: usize = 12;
 const PATIENCE: Duration = Duration::from_secs(20);
 
 #[test]
-fn killed_at_any_moment_the_machine_runs_on_and_nothing_is_left() {
+fn a_backup_killed_at_any_moment_leaves_a_clean_running_machine() {
     let mut world = World::new();
     let clock = SystemClock::new();
     let mut random = SeededRandom::new(1);

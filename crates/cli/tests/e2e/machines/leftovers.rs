@@ -1,4 +1,4 @@
-//! After any death, `doctor --fix` once and the next backup succeed, and nothing of ours is left.
+//! After the death of any process, one `doctor --fix` and the next backup succeed, and nothing is left.
 
 use std::process::Child;
 use std::time::Duration;
@@ -50,14 +50,14 @@ fn names_in(folder: &str) -> Vec<String> {
 
 /// QEMU closes files only while the machine runs, and the state of a paused machine stays that of one that has sent its memory.
 #[test]
-fn a_paused_machine_is_backed_up_with_its_memory_and_nothing_of_it_is_in_the_way() {
+fn a_backup_of_a_paused_machine_with_memory_leaves_nothing_behind() {
     let mut world = World::new();
     let uri = world.lab.uri();
     world.lab.virsh(&["suspend", "web1"]);
     world.rig.ok(&at(&uri, &["backup", "web1", "--with-memory"]));
     assert!(world.journal().is_empty(), "{:#?}", world.journal());
     assert_eq!(found(&world.doctor(0, &["--fix"])), [""; 0]);
-    // QEMU does not send it again, which is said before anything is done.
+    // QEMU does not send it again: the backup is refused before it starts.
     let (_, said) = world.rig.error(1, &at(&uri, &["backup", "web1", "--with-memory"]));
     assert!(said.contains("let the machine run and pause it again"), "{said}");
     world.back_up();
@@ -67,14 +67,14 @@ fn a_paused_machine_is_backed_up_with_its_memory_and_nothing_of_it_is_in_the_way
     world.doctor(0, &["--fix"]);
     assert_eq!(world.files_in_qemu(), [""; 0]);
     world.back_up();
-    world.assert_snapshot_is_right("after it ran on");
+    world.assert_snapshot_is_right("after it was resumed");
     world.rig.ok(&at(&uri, &["backup", "web1", "--with-memory"]));
     world.assert_runs_and_is_clean();
 }
 
 /// libvirtd is killed while the machine is paused for its memory.
 #[test]
-fn libvirt_dies_while_a_machine_stands_still_for_its_memory() {
+fn libvirt_dies_while_a_machine_is_paused_for_its_memory() {
     let mut world = World::new();
     world.back_up();
     for kills_backup in [false, true] {
@@ -94,7 +94,7 @@ fn libvirt_dies_while_a_machine_stands_still_for_its_memory() {
         child.wait().unwrap();
         world.doctor(0, &["--fix"]);
         assert_eq!(found(&world.doctor(0, &[])), [""; 0]);
-        world.wait_until("it runs on", || world.status() == "running");
+        world.wait_until("it runs again", || world.status() == "running");
         assert_eq!((world.files_in_qemu(), world.journal()), (vec![], vec![]));
         world.write(0, 62, 0, 65_536);
         world.back_up();
@@ -175,7 +175,7 @@ fn an_instant_restore_killed_with_its_server_leaves_nothing_in_any_folder() {
 
 /// Outside of the folders of machines, too.
 #[test]
-fn half_a_file_is_found_where_a_killed_process_was_making_it() {
+fn a_partial_file_of_a_killed_process_is_found() {
     let world = World::new();
     world.back_up();
     for words in [

@@ -57,7 +57,7 @@ fn a_machine_is_read_no_faster_than_it_may_be() {
 }
 
 #[test]
-fn a_copy_that_takes_too_much_room_is_given_up_and_the_machine_runs_on() {
+fn a_copy_that_takes_too_much_space_is_cancelled_and_the_machine_keeps_running() {
     let mut bare = Bare::new(&[]);
     let child = start(&bare, &["--bwlimit", "2M", "--scratch-max", "1M"]);
     bare.write(0, 70, 8 << 20, 8 << 20);
@@ -124,7 +124,7 @@ impl Drop for Mounted {
 }
 
 #[test]
-fn a_machine_whose_writes_suffer_is_read_slower_and_it_is_said() {
+fn a_machine_whose_writes_are_slow_is_read_slower_with_a_warning() {
     let bare = Bare::new(&[]);
     // As on a slow disk: few writes each second, and those that come meanwhile wait.
     let device = "/machine/peripheral/disk0/virtio-backend";

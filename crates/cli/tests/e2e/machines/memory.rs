@@ -1,4 +1,4 @@
-//! Machines with their memory: what is restored goes on where it was, with the disks of that instant.
+//! Machines with their memory: a restored machine continues with the memory and the disks of one point in time.
 
 use holdfast_host::qemu::{Danger, QemuVersion};
 use holdfast_host::qmp::QmpCommand;
@@ -67,7 +67,6 @@ impl World {
             .state
     }
 
-    /// The machine is emulated by a QEMU that may lose writes then, which is told.
     /// Whether the QEMU that is tested may lose writes to memory that is sent while the machine runs. It is emulated here.
     fn may_lose_memory(&self) -> bool {
         let version = QemuVersion::query(self.machine().monitor()).unwrap();
@@ -94,7 +93,7 @@ impl World {
 }
 
 #[test]
-fn a_machine_goes_on_with_the_memory_and_the_disks_of_one_instant() {
+fn a_machine_resumes_with_the_memory_and_the_disks_of_one_point_in_time() {
     let mut world = World::with_memory(7);
     world.write(0, 40, 65_536, 65_536);
     let first = world.back_up_with_live_memory();
@@ -128,7 +127,7 @@ fn a_machine_goes_on_with_the_memory_and_the_disks_of_one_instant() {
     world.assert_snapshot_is_right("with memory, again");
     let there = world.disks.clone();
 
-    // Whoever starts the machine now has another memory; who resumes it has that one.
+    // A start of the machine gives another memory; a resume gives that of the snapshot.
     world.put_memory(9);
     world.write(0, 99, 0, 1 << 20);
     world.lab.virsh(&["destroy", "web1"]);
@@ -143,7 +142,7 @@ fn a_machine_goes_on_with_the_memory_and_the_disks_of_one_instant() {
     );
     assert!(
         machine["clock_behind_ms"].as_u64().is_some(),
-        "nobody has set its clock: {machine}"
+        "its clock was not set: {machine}"
     );
     assert_eq!(world.state_of("web1"), MachineState::Running);
     assert!(world.memory_of("web1").ends_with("0x07"), "{}", world.memory_of("web1"));
@@ -155,7 +154,7 @@ fn a_machine_goes_on_with_the_memory_and_the_disks_of_one_instant() {
 
 /// A QEMU that emulates processors may lose writes while its memory is read: the machine is paused for it.
 #[test]
-fn memory_that_qemu_may_lose_is_read_while_the_machine_stands_still() {
+fn memory_that_qemu_may_lose_is_read_while_the_machine_is_paused() {
     let world = World::with_memory(7);
     let uri = world.lab.uri();
     let output = world.rig.code(0, &at(&uri, &["backup", "web1", "--with-memory"]));
@@ -173,9 +172,9 @@ fn memory_that_qemu_may_lose_is_read_while_the_machine_stands_still() {
     world.assert_runs_and_is_clean();
 }
 
-/// What is copied to another repository has all that belongs to a machine, and backups there go on from it.
+/// A copy in another repository has everything of a machine, and backups there continue from it.
 #[test]
-fn a_copy_of_a_machine_goes_on_with_its_memory() {
+fn a_copy_of_a_machine_resumes_with_its_memory() {
     let mut world = World::with_memory(7);
     world.write(0, 40, 65_536, 65_536);
     world.back_up_with_memory(&["--with-memory"]);
@@ -205,7 +204,7 @@ fn a_copy_of_a_machine_goes_on_with_its_memory() {
 
 /// The new one runs beside the old one, which does not notice.
 #[test]
-fn a_new_machine_goes_on_beside_the_old_one() {
+fn a_new_machine_resumes_beside_the_old_one() {
     let world = World::with_memory(7);
     world.lab.virsh(&["suspend", "web1"]);
     world.back_up_with_memory(&["--with-memory"]);
@@ -234,7 +233,7 @@ fn a_new_machine_goes_on_beside_the_old_one() {
     world.assert_holds("web1-restored");
 }
 
-/// What the guest remembers of a disk that is not in the snapshot would be written over what is on it by now.
+/// The guest would write its cache of a disk that is not in the snapshot over the later content of that disk.
 #[test]
 fn memory_is_not_resumed_without_all_disks_that_its_guest_writes() {
     let world = World::with_memory(7);

@@ -1,4 +1,4 @@
-//! The other ways to read a machine that runs: what they give is right, and the machine is as before.
+//! The other methods to read a running machine: their snapshots are right, and the machine is as before.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -36,14 +36,14 @@ impl World {
 }
 
 #[test]
-fn by_overlays_that_are_brought_down_again() {
+fn a_machine_is_backed_up_by_overlays() {
     let mut world = World::new();
     world.write(0, 7, 65_536, 65_536);
     let report = world.back_up_by("overlay");
     assert!(report["paused_us"].as_u64().unwrap() > 0);
     world.assert_is_as_before();
     world.assert_snapshot_is_right("overlay");
-    // What is written then comes with the next one, whatever its way.
+    // Later writes are in the next one, by any method.
     world.write(1, 8, 1 << 20, 4096);
     assert_eq!(world.back_up()["method"], "filter");
     world.assert_snapshot_is_right("filter after overlay");
@@ -56,7 +56,7 @@ fn by_overlays_that_are_brought_down_again() {
 }
 
 #[test]
-fn while_it_stands_still() {
+fn a_machine_is_backed_up_during_a_pause() {
     let mut world = World::new();
     world.write(0, 7, 65_536, 65_536);
     let report = world.back_up_by("pause");
@@ -74,9 +74,9 @@ fn while_it_stands_still() {
     assert!(said.contains("only while the machine runs"), "{said}");
 }
 
-/// Somebody lets the machine run on in the middle: what was read is of no instant, and there is no snapshot.
+/// What was read is not of one point in time then.
 #[test]
-fn one_that_somebody_lets_run_on_while_it_stands_still_is_no_snapshot() {
+fn a_machine_resumed_by_another_program_during_the_pause_gives_no_snapshot() {
     let world = World::new();
     let words = ["backup", "web1", "--method=pause", "--bwlimit=3M"];
     let child = world.rig.command(&at(&world.lab.uri(), &words)).spawn().unwrap();
@@ -93,7 +93,7 @@ fn one_that_somebody_lets_run_on_while_it_stands_still_is_no_snapshot() {
 }
 
 #[test]
-fn by_clones_of_its_images_where_the_file_system_can() {
+fn a_machine_is_backed_up_by_reflinks_where_the_file_system_supports_them() {
     let mut mounted = None;
     let lab = LibvirtLab::prepared(|folder| mounted = Some(xfs_at(folder)));
     let mut world = World::of(lab);
@@ -130,7 +130,7 @@ fn xfs_at(folder: &std::path::Path) -> Result<impl Drop + use<>, String> {
 }
 
 #[test]
-fn what_cannot_be_is_refused_with_the_reason() {
+fn impossible_methods_are_refused_with_a_reason() {
     let world = World::new();
     let uri = world.lab.uri();
     let refused = |words: &[&str]| world.rig.error(1, &at(&uri, &[&["backup", "web1"], words].concat())).1;
@@ -182,7 +182,7 @@ fn a_backup_that_is_killed_over_its_overlays_is_repaired_by_the_doctor() {
 
 /// At any moment: until the overlays are there, while they are read, while they are brought down.
 #[test]
-fn killed_at_any_moment_it_is_repaired_by_the_doctor() {
+fn an_overlay_backup_killed_at_any_moment_is_repaired_by_the_doctor() {
     let mut world = World::new();
     let uri = world.lab.uri();
     let mut random = SeededRandom::new(3);
@@ -197,7 +197,7 @@ fn killed_at_any_moment_it_is_repaired_by_the_doctor() {
         kill_process(Pid::from_child(&child), Signal::KILL).unwrap();
         child.wait().unwrap();
         let dead_since = world.lab.clock.now();
-        // A watchdog that still works, or libvirt that goes on with what was begun, is not disturbed.
+        // The doctor does not disturb a watchdog that still runs, or a job that libvirt continues.
         loop {
             let fixed = world.doctor_answers(&["--fix"]);
             if fixed.status.code() == Some(0) && world.images().len() == 2 {
@@ -220,7 +220,7 @@ fn killed_at_any_moment_it_is_repaired_by_the_doctor() {
 
 /// Ctrl-C ends the reading, and the machine is put back onto its images all the same.
 #[test]
-fn a_backup_that_is_interrupted_brings_its_overlays_down() {
+fn an_interrupted_backup_commits_its_overlays() {
     let world = World::new();
     let uri = world.lab.uri();
     let words = ["backup", "web1", "--method=overlay", "--bwlimit", "1M"];
@@ -234,9 +234,9 @@ fn a_backup_that_is_interrupted_brings_its_overlays_down() {
     world.assert_is_as_before();
 }
 
-/// A machine that writes faster than its overlay can be brought down stands still for the rest, and nothing is lost.
+/// A machine that writes faster than its overlay is committed is paused for the rest, and no write is lost.
 #[test]
-fn an_overlay_that_never_converges_is_ended_by_standing_still() {
+fn an_overlay_that_never_converges_is_committed_during_a_pause() {
     let mut world = World::new();
     let uri = world.lab.uri();
     let machine = world.machine();
@@ -264,5 +264,5 @@ fn an_overlay_that_never_converges_is_ended_by_standing_still() {
     // What it wrote last is there.
     world.write(0, 250, 0, 1 << 20);
     world.back_up();
-    world.assert_snapshot_is_right("after standing still");
+    world.assert_snapshot_is_right("after the pause");
 }

@@ -1,4 +1,4 @@
-//! What goes wrong around a backup: the machine is never harmed, the message says what it was, and the next snapshot is right.
+//! Failures around a backup: the machine is never harmed, the message names the cause, and the next snapshot is right.
 
 use std::process::Child;
 use std::time::Duration;
@@ -46,9 +46,9 @@ impl Drop for Frozen<'_> {
     }
 }
 
-/// Whoever stores what is read hangs: the guest's writes do not.
+/// The repository hangs: the guest's writes do not.
 #[test]
-fn a_target_that_hangs_holds_no_guest_up() {
+fn a_target_that_hangs_does_not_block_the_guest() {
     let mut world = World::new();
     let Some(small) = target(&world) else { return };
     let before = world.disks.clone();
@@ -102,19 +102,19 @@ fn a_target_that_is_full_harms_no_guest_and_the_next_run_reads_what_changed() {
     world.assert_snapshot_in("target/repo", "after it was full");
 }
 
-/// Two backups of one machine: the second one is told who is there, and neither the first nor the machine suffers.
+/// Two backups of one machine: the second one names the first, and neither the first nor the machine is disturbed.
 #[test]
-fn a_second_backup_of_the_machine_is_refused_in_words() {
+fn a_second_backup_of_the_machine_is_refused_with_the_process() {
     let world = World::new();
     let mut first = world.begin_slowly(&[]);
     let uri = world.lab.uri();
     let (kind, said) = world.rig.error(4, &at(&uri, &["backup", "web1"]));
-    let who = format!(
+    let process = format!(
         "another backup of it: holdfast backup, process {}, since 20",
         first.id()
     );
-    assert!(kind == "locked" && said.contains(&who), "{said}");
-    // Who has time waits for it.
+    assert!(kind == "locked" && said.contains(&process), "{said}");
+    // With --wait it waits for the first.
     world.rig.ok(&at(&uri, &["backup", "web1", "--wait", "60"]));
     assert_eq!(first.try_wait().unwrap().unwrap().code(), Some(0));
     assert_eq!(world.rig.snapshot_count(), 2);
@@ -122,7 +122,7 @@ fn a_second_backup_of_the_machine_is_refused_in_words() {
     world.assert_snapshot_is_right("the first one");
 }
 
-/// A backup of libvirt's own goes on, and ours says what is in its way.
+/// A backup job of libvirt continues, and Holdfast names it in its error.
 #[test]
 fn a_backup_job_of_libvirt_is_left_alone() {
     let world = World::new();
@@ -143,7 +143,7 @@ fn a_backup_job_of_libvirt_is_left_alone() {
 
 /// libvirtd is restarted while a machine is read, as an update of the host does.
 #[test]
-fn libvirtd_may_be_restarted_meanwhile() {
+fn libvirtd_may_be_restarted_during_a_backup() {
     let mut world = World::new();
     world.back_up();
     world.write(0, 90, 0, 65_536);
@@ -172,7 +172,7 @@ fn libvirtd_may_be_restarted_meanwhile() {
     world.assert_snapshot_is_right("after a restart");
 }
 
-/// Who stands still while a backup is asked to stop.
+/// The process that hangs while a backup is asked to stop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Still {
     Libvirtd,
@@ -189,7 +189,7 @@ impl World {
         Pid::from_raw(number.trim().parse().unwrap()).unwrap()
     }
 
-    /// Asks a backup to stop while `still` stands still. It ends all the same, without clearing up.
+    /// Asks a backup to stop while `still` hangs. It still ends, without cleaning up.
     fn stop_backup(&self, still: Still, child: &mut Child) {
         let signal = |pid, signal| kill_process(pid, signal).unwrap();
         let process = self.process_of(still);
@@ -204,15 +204,15 @@ impl World {
             self.lab.clock.sleep(Duration::from_millis(20));
         };
         signal(process, Signal::CONT);
-        let status = ended.unwrap_or_else(|| panic!("it ends while {still:?} stands still"));
+        let status = ended.unwrap_or_else(|| panic!("it ends while {still:?} hangs"));
         assert!(!status.success(), "{status}");
     }
 }
 
-/// A libvirtd that stands still answers no call, and its library waits for ever; a QEMU answers none to libvirtd. Who asks the program to stop does not
-/// wait. The watchdog clears up when it is answered again.
+/// A libvirtd that hangs answers no call, and its library waits for ever; a QEMU that hangs answers none of libvirtd. The program still stops
+/// at once. The watchdog cleans up when it gets answers again.
 #[test]
-fn a_backup_is_stopped_though_others_stand_still() {
+fn a_backup_stops_while_libvirtd_or_qemu_hangs() {
     let mut world = World::new();
     world.back_up();
     for still in [Still::Libvirtd, Still::Qemu] {
@@ -227,13 +227,13 @@ fn a_backup_is_stopped_though_others_stand_still() {
         }
         world.assert_runs_and_is_clean();
         world.back_up();
-        world.assert_snapshot_is_right("after others stood still");
+        world.assert_snapshot_is_right("after libvirtd or QEMU hung");
     }
 }
 
 /// Where the watchdog dies, too, the doctor finds what is left.
 #[test]
-fn what_a_backup_leaves_that_was_stopped_though_others_stand_still_is_found() {
+fn leftovers_of_a_backup_stopped_while_qemu_hung_are_found() {
     let mut world = World::new();
     world.back_up();
     for still in [Still::Libvirtd, Still::Qemu] {
@@ -336,7 +336,7 @@ fn disks_that_are_resized_added_removed_and_exchanged_are_backed_up_as_they_are(
 
 /// What the guest gives back is zero then, and takes no room in the repository.
 #[test]
-fn what_is_discarded_is_a_hole_in_the_snapshot() {
+fn discarded_ranges_are_holes_in_the_snapshot() {
     let mut world = World::new();
     world.back_up();
     let monitor = world.machine();

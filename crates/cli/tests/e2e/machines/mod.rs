@@ -1,4 +1,4 @@
-//! Backups of machines under a real libvirt: they run on, and what is restored is what their disks held at the instant.
+//! Backups of machines under a real libvirt: they keep running, and restores have the content of their disks at the point in time.
 
 mod backups;
 mod bare;
@@ -6,18 +6,23 @@ mod bare_history;
 mod bases;
 mod chain_history;
 mod chains;
+mod chains_bare;
+mod chains_in_host_snapshots;
 mod choosing;
 mod devices;
 mod doctors;
+mod doctors_partial_snapshots;
 mod doctors_storage;
 mod doctors_work;
 mod endings;
 mod exchanges;
 mod exports;
 mod hooks;
+mod host_snapshot_backups;
 mod host_snapshot_mishaps;
 mod host_snapshots;
 mod instant;
+mod instant_deaths;
 mod iothreads;
 mod kill_torture;
 mod kills;
@@ -79,7 +84,6 @@ impl World {
         self.lab.connect().machine("web1").unwrap()
     }
 
-    /// The guest writes, as its owner would not notice.
     fn write(&mut self, disk: usize, byte: u8, offset: usize, length: usize) {
         self.lab
             .guest_writes(self.machine().monitor(), disk, byte, offset as u64, length as u64);

@@ -1,4 +1,4 @@
-//! What is told of a policy and a pool, on a real ZFS.
+//! Checks of a policy and a pool, on a real ZFS.
 
 use crate::program::stdout;
 use crate::rig::Rig;
@@ -25,7 +25,7 @@ fn assert_says_as_sanoid(rig: &Rig, code: i32, check: &str, beginning: &str) {
 }
 
 #[test]
-fn a_pool_and_its_snapshots_are_told_as_sanoid_tells_them_and_in_figures() {
+fn checks_of_a_pool_print_what_sanoid_prints_and_metrics() {
     let rig = Rig::empty();
     let pool = match Pool::at(&rig.path("mounted")) {
         Ok(pool) => pool,
@@ -102,7 +102,7 @@ fn a_pool_and_its_snapshots_are_told_as_sanoid_tells_them_and_in_figures() {
         "holdfast_monitor_last_run_timestamp_seconds"
     );
 
-    // A second disk that goes again.
+    // A second disk, which is removed again.
     let status = system("zpool", &["status", name]).unwrap();
     let device = status
         .split_whitespace()

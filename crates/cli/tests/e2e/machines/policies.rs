@@ -45,12 +45,12 @@ impl Policed {
         snapshots.into_iter().map(|snapshot| snapshot.name.name).collect()
     }
 
-    /// A snapshot of somebody else's making.
+    /// A snapshot of another program.
     pub(super) fn make(&self, name: &str) {
         zfs(&["snapshot", &format!("{}@{name}", self.pool)]);
     }
 
-    /// A script that writes down what it is told, and then does `then`.
+    /// A script that logs its variables, and then does `then`.
     fn script(&self, then: &str) -> (String, PathBuf) {
         let log = self.on.world.rig.path("log");
         let line =
@@ -62,7 +62,7 @@ impl Policed {
         (format!("/bin/sh {}", self.on.world.rig.path("script").display()), log)
     }
 
-    /// The clock of ZFS has seconds, and what is not older than that is not old.
+    /// Times of ZFS are in seconds, so a snapshot of the same second does not count as older.
     pub(super) fn wait_until_older(&self) {
         self.on.world.lab.clock.sleep(std::time::Duration::from_millis(2100));
     }
@@ -87,7 +87,7 @@ pub(super) fn reports() -> Vec<Value> {
 }
 
 #[test]
-fn what_is_due_is_taken_once_and_its_machines_hold_still() {
+fn due_snapshots_are_taken_once_with_the_machines_of_the_dataset() {
     let Some(policed) = Policed::new() else { return };
     policed.write("hourly = 3\ndaily = 2\nmonthly = 0\nautosnap = yes\nautoprune = yes\n");
     let planned = policed.run(0, &["--dry-run"]);
@@ -123,7 +123,7 @@ fn what_is_due_is_taken_once_and_its_machines_hold_still() {
 }
 
 #[test]
-fn what_has_expired_goes_and_what_is_somebody_elses_or_held_stays() {
+fn expired_snapshots_are_removed_unless_held_or_made_by_another_program() {
     let Some(policed) = Policed::new() else { return };
     policed.write(FREQUENTLY);
     let others = [
@@ -167,7 +167,7 @@ fn what_has_expired_goes_and_what_is_somebody_elses_or_held_stays() {
 }
 
 #[test]
-fn scripts_are_told_what_sanoids_are_told_and_what_they_answer_counts() {
+fn scripts_get_the_variables_of_sanoid_and_their_exit_code_counts() {
     let Some(policed) = Policed::new() else { return };
     let (script, log) = policed.script("exit 0");
     let hooks = |extra: &str| {
@@ -190,7 +190,7 @@ fn scripts_are_told_what_sanoids_are_told_and_what_they_answer_counts() {
     );
     assert_eq!(said, expected);
 
-    // One that fails: the snapshot is taken all the same, what is to be removed stays, and the script after it is not called.
+    // A script that fails: the snapshot is still taken, expired ones are kept, and the script after it is not called.
     zfs(&["destroy", &format!("{pool}@{taken}")]);
     policed.make(old);
     policed.wait_until_older();
@@ -213,7 +213,7 @@ fn scripts_are_told_what_sanoids_are_told_and_what_they_answer_counts() {
         ["pre", "pre-prune"]
     );
 
-    // Who wants no snapshot then gets none; one that hangs is killed, with what it has started.
+    // With `no_inconsistent_snapshot` there is none; a script that hangs is killed with its children.
     let frequent = policed
         .names()
         .into_iter()
@@ -237,7 +237,7 @@ fn scripts_are_told_what_sanoids_are_told_and_what_they_answer_counts() {
 }
 
 #[test]
-fn two_runs_keep_each_other_away_and_half_a_policy_is_none() {
+fn two_runs_exclude_each_other_and_an_invalid_policy_is_refused() {
     let Some(policed) = Policed::new() else { return };
     let (script, log) = policed.script("sleep 3");
     policed.write(&format!("{FREQUENTLY}pre_snapshot_script = {script}\n"));
@@ -260,9 +260,9 @@ fn two_runs_keep_each_other_away_and_half_a_policy_is_none() {
     );
 }
 
-/// A policy about datasets that are renamed, or gone, says so, and does what it can.
+/// A policy for renamed or missing datasets gives a warning, and does the rest.
 #[test]
-fn datasets_that_are_gone_are_doubted() {
+fn missing_datasets_are_reported() {
     let Some(policed) = Policed::new() else { return };
     let text = format!("[{}/renamed]\nhourly = 1\nautosnap = yes\n", policed.pool);
     policed.on.world.rig.write("sanoid.conf", text.as_bytes());
@@ -273,7 +273,7 @@ fn datasets_that_are_gone_are_doubted() {
 
 /// A dataset with all below it, at one instant: all of them know how it came about, and none is made where one cannot be.
 #[test]
-fn a_tree_is_cut_as_a_whole() {
+fn a_tree_is_snapshotted_atomically() {
     let Some(policed) = Policed::new() else { return };
     let child = format!("{}/child", policed.pool);
     zfs(&["create", &child]);
@@ -306,9 +306,9 @@ fn a_tree_is_cut_as_a_whole() {
     policed.on.world.assert_runs_and_is_clean();
 }
 
-/// Policies are carried out while machines come and go: what is told of them is what was so when they were cut.
+/// Machines come and go while a policy is executed: the report has their states at the snapshot.
 #[test]
-fn a_machine_that_is_started_before_its_disks_are_cut_is_not_called_shut_off() {
+fn a_machine_started_before_the_snapshot_is_not_called_shut_off() {
     let Some(policed) = Policed::new() else { return };
     let lab = &policed.on.world.lab;
     lab.virsh(&["destroy", "web1"]);
@@ -316,16 +316,16 @@ fn a_machine_that_is_started_before_its_disks_are_cut_is_not_called_shut_off() {
     lab.virsh(&["undefine", "web2"]);
     let domain = lab.path("domain.xml");
     let virsh = format!("virsh -q -c '{}'", lab.uri());
-    // One that is known and off, and one that nobody knows of.
+    // One that is known and off, and one that is unknown.
     let (script, _) = policed.script(&format!("{virsh} start web1; {virsh} create {}", domain.display()));
     policed.write(&format!("{FREQUENTLY}pre_snapshot_script = {script}\n"));
     let done = policed.run(3, &[]);
     let machines = done["taken"][0]["machines"].as_array().unwrap();
-    let told = machines
+    let described = machines
         .iter()
         .map(|one| (one["name"].as_str().unwrap(), one["consistency"].as_str().unwrap()));
     assert_eq!(
-        told.collect::<Vec<_>>(),
+        described.collect::<Vec<_>>(),
         [("web1", "crash"), ("web2", "crash")],
         "{done}"
     );
@@ -337,7 +337,7 @@ fn a_machine_that_is_started_before_its_disks_are_cut_is_not_called_shut_off() {
 
 /// web1 has disks in three datasets, web2 in one of them. Of the second there can be no snapshot: web1 gets none, web2 does.
 #[test]
-fn a_dataset_that_cannot_be_cut_costs_only_its_own_machines() {
+fn a_dataset_without_a_snapshot_affects_only_its_own_machines() {
     let Some(policed) = Policed::new() else { return };
     let (lab, pool) = (&policed.on.world.lab, &policed.pool);
     // With the name of a snapshot behind it, it is longer than ZFS's names are.
@@ -389,9 +389,9 @@ fn a_dataset_that_cannot_be_cut_costs_only_its_own_machines() {
     policed.on.world.assert_runs_and_is_clean();
 }
 
-/// Who stops it, or whose time is over, learns what was done until then.
+/// A run that is stopped or times out reports what it has done.
 #[test]
-fn a_run_that_is_stopped_tells_what_it_has_done() {
+fn a_stopped_run_reports_what_it_has_done() {
     use std::os::unix::process::ExitStatusExt as _;
     let Some(policed) = Policed::new() else { return };
     let (rig, pool) = (&policed.on.world.rig, &policed.pool);
@@ -429,7 +429,7 @@ fn a_run_that_is_stopped_tells_what_it_has_done() {
         } else {
             assert!(said.contains("it was stopped before all was done"), "{said}");
         }
-        // What was due and was not taken is told to the script after it as well.
+        // The script after the snapshot also gets the snapshots that were due and not taken.
         let called = std::fs::read_to_string(&log).unwrap();
         assert!(called.starts_with("pre ") && called.contains("\npost "), "{called}");
         std::fs::remove_file(&log).unwrap();

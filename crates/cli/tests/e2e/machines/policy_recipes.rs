@@ -1,4 +1,4 @@
-//! What administrators have in their sanoid.conf for machines today, and what takes its place.
+//! Scripts for machines in existing files sanoid.conf, and the lines that replace them.
 
 use std::path::Path;
 
@@ -64,14 +64,14 @@ fn a_pair_of_libvirt_scripts_runs_unchanged() {
 }
 
 #[test]
-fn three_lines_take_the_place_of_the_scripts() {
+fn three_lines_replace_the_scripts() {
     let Some(policed) = Policed::new() else { return };
     policed.write(HOURLY);
     let done = policed.run(0, &["--with-memory"]);
     assert_eq!(done["taken"][0]["machines"][0]["consistency"], "memory", "{done}");
     let listed = policed.on.listed(&["web1"]);
     assert_eq!(listed[0]["memories"], json!(["web1"]));
-    // Pruned by hand, or by whomever: the next run finds that out.
+    // Pruned by hand, or by another program: the next run notices it.
     for name in policed.names() {
         holdfast_test_kit::file_systems::system("zfs", &["destroy", &format!("{}@{name}", policed.pool)]).unwrap();
     }

@@ -1,4 +1,4 @@
-//! What is refused before the first byte, and what is left of restores that end in the middle: nothing.
+//! Restores that are refused before the first byte, and restores that fail in the middle, which leave nothing.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
@@ -17,7 +17,7 @@ const LARGE_BYTES: usize = 96 << 20;
 
 /// Nothing of this changes anything.
 #[test]
-fn what_would_harm_another_machine_or_an_earlier_state_is_refused() {
+fn restores_that_would_harm_another_machine_or_an_earlier_state_are_refused() {
     let world = World::new();
     world.back_up();
     world.lab.virsh(&["destroy", "web1"]);
@@ -87,9 +87,9 @@ fn what_would_harm_another_machine_or_an_earlier_state_is_refused() {
     assert!(kind == "refused" && text.contains("1 snapshots"), "{kind}: {text}");
 }
 
-/// Whatever is given beside them, options for machines say the same about what is missing.
+/// Options for machines are refused with one message about the missing --to-machine, with a target or without.
 #[test]
-fn options_that_say_nothing_are_refused_in_the_same_words() {
+fn machine_options_without_a_machine_are_refused_with_the_same_message() {
     let world = World::new();
     world.back_up();
     let refused = |words: &[&str]| {
@@ -153,7 +153,7 @@ fn a_machine_that_is_called_the_same_is_not_written_over() {
         .virsh(&["define", world.lab.path("domain.xml").to_str().unwrap()]);
     let (kind, text) = world.refused(1, &["--in-place"]);
     assert!(kind == "refused" && text.contains("not the one"), "{kind}: {text}");
-    // Who names it means it; its configuration is its own all the same.
+    // An explicit name is accepted; its configuration is still its own.
     let uri = world.lab.uri();
     let words = ["restore", "web1", "--to-machine", "--in-place", "--name", "web1"];
     world.rig.json(3, &at(&uri, &words));
@@ -163,7 +163,7 @@ fn a_machine_that_is_called_the_same_is_not_written_over() {
 }
 
 #[test]
-fn too_little_room_is_found_before_the_first_byte() {
+fn missing_space_is_found_before_the_first_byte() {
     let world = World::new();
     world.back_up();
     let Some(small) = small_file_system(&world.rig.path("small"), 12 << 20) else {
@@ -175,7 +175,7 @@ fn too_little_room_is_found_before_the_first_byte() {
     assert_eq!(world.machines(), ["web1"]);
 }
 
-/// A block device is written over only where that is said, and never where a machine or a file system uses it.
+/// A block device is overwritten only on request, and never while a machine or a file system uses it.
 #[test]
 fn a_disk_goes_to_a_block_device_that_is_named() {
     let world = World::new();
@@ -249,7 +249,7 @@ fn the_image_of_a_machine_that_runs_is_not_written_over() {
     world.assert_holds("web1");
 }
 
-/// libvirt gives machines device files of their own, on which nobody's locks are seen: who writes to the device is looked for.
+/// libvirt gives machines private device files, whose locks are not visible: the program looks for processes that write to the device.
 #[test]
 fn a_block_device_that_another_process_writes_is_not_written_over() {
     let world = World::new();
@@ -276,13 +276,13 @@ fn a_block_device_that_another_process_writes_is_not_written_over() {
     }
     assert_eq!(world.machines(), ["web1"]);
     drop(writer);
-    // Who only reads it, as udev does, is in nobody's way.
+    // A process that only reads it, like udev, does not matter.
     let reader = File::open(&device.path).unwrap();
     world.rig.ok(&["restore", "web1:vdb", &path, "--force"]);
     drop(reader);
 }
 
-/// A repository that is damaged where only the second disk is: the first is written whole, and goes again.
+/// Only the second disk is damaged in the repository: the first one is written, and removed again.
 #[test]
 fn a_failure_in_the_middle_leaves_nothing() {
     let world = large_world();

@@ -1,4 +1,4 @@
-//! A machine that is restored starts: what it needs of its host is there, is made, or is asked for before the first byte.
+//! A restored machine starts: what it needs of its host exists, is made, or is reported missing before the first byte.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
@@ -83,7 +83,7 @@ fn folders_of_logs_and_sockets_are_made() {
 }
 
 #[test]
-fn what_a_machine_lacks_is_told_before_the_first_byte() {
+fn missing_devices_are_reported_before_the_first_byte() {
     let world = world_with(|lab| {
         let pipe = lab.path("pipe").display().to_string();
         holdfast_test_kit::run("mkfifo", &[&pipe]);
@@ -104,16 +104,16 @@ fn what_a_machine_lacks_is_told_before_the_first_byte() {
         assert!(text.contains("without --start"), "{text}");
     }
     assert_eq!((world.files(), world.machines()), (before, vec!["web1".to_owned()]));
-    // It is restored, and that is said.
+    // It is restored, with a warning.
     let uri = world.lab.uri();
     let words = ["restore", "web1", "--to-machine"];
     for words in [[&words[..], &["--dry-run"]].concat(), words.to_vec()] {
-        let told = world.rig.json(3, &at(&uri, &words));
+        let document = world.rig.json(3, &at(&uri, &words));
         assert!(
-            told["warnings"]
+            document["warnings"]
                 .to_string()
                 .contains("would not start as things are now"),
-            "{told}"
+            "{document}"
         );
     }
     world.assert_holds("web1-restored");
@@ -122,7 +122,7 @@ fn what_a_machine_lacks_is_told_before_the_first_byte() {
 }
 
 #[test]
-fn networks_bridges_and_drives_that_are_gone_are_told() {
+fn missing_networks_bridges_and_drives_are_reported() {
     let world = World::new();
     world.lab.virsh(&["destroy", "web1"]);
     let iso = world.lab.path("a.iso");

@@ -231,7 +231,7 @@ fn in_place_broken_and_missing_images_are_written_anew() {
     assert_eq!(world.files(), ["domain.xml", "web1-a", "web1-a.broken", "web1-b"]);
     assert!(std::fs::read(&kept).unwrap() == broken);
     let mode = |path: &Path| std::os::unix::fs::PermissionsExt::mode(&path.metadata().unwrap().permissions()) & 0o777;
-    assert_eq!(mode(&vda), 0o640, "who could use the old one can use the new one");
+    assert_eq!(mode(&vda), 0o640, "the new image has the mode of the old one");
     world.lab.virsh(&["start", "web1"]);
     world.lab.virsh(&["destroy", "web1"]);
 
@@ -263,7 +263,7 @@ fn in_place_broken_and_missing_images_are_written_anew() {
     ];
     assert_eq!(world.files(), names);
 
-    // Where all is well again, nothing is kept.
+    // If everything is in order again, nothing is kept.
     world.restore(&["--in-place"]);
     assert_eq!(world.files(), names);
 }
@@ -319,7 +319,7 @@ fn a_dry_run_shows_everything_and_changes_nothing() {
     world.assert_runs_and_is_clean();
 }
 
-/// A disk that libvirt does not restore to, and the drive of a CD that is gone; what is kept is said.
+/// A disk that is not in the snapshot, and a missing image of a CD drive; the report lists what is kept.
 #[test]
 fn disks_that_the_snapshot_does_not_have_are_kept_emptied_or_dropped() {
     let world = World::new();
@@ -380,7 +380,7 @@ fn disks_that_the_snapshot_does_not_have_are_kept_emptied_or_dropped() {
 const FIRMWARE_CODE: &str = "/usr/share/OVMF/OVMF_CODE_4M.fd";
 
 #[test]
-fn firmware_variables_come_back_and_the_guest_hears_that_it_went_back() {
+fn firmware_variables_are_restored_and_the_guest_gets_a_new_generation() {
     if !Path::new(FIRMWARE_CODE).exists() {
         return;
     }
@@ -417,7 +417,7 @@ fn firmware_variables_come_back_and_the_guest_hears_that_it_went_back() {
     );
     assert_eq!(exported.disks[0].format.as_deref(), Some("qcow2"));
 
-    // Those of the machine must not be written to by another one, where there is no copy of them either.
+    // Another machine must not write to the variables of this one, even if there is no copy of them.
     std::fs::remove_file(&variables).unwrap();
     let document = world
         .rig

@@ -1,4 +1,4 @@
-//! What goes wrong on the way to a point in time and back.
+//! Failures and kills during snapshots and rollbacks.
 
 use std::path::Path;
 use std::time::Duration;
@@ -45,14 +45,14 @@ impl OnOwn {
 }
 
 #[test]
-fn killed_with_half_a_memory_the_machine_runs_on_and_nothing_stays() {
+fn a_snapshot_killed_while_it_saves_memory_leaves_a_running_machine_and_nothing_else() {
     let Some(on) = on("btrfs") else { return };
     let mut random = SeededRandom::new(5);
     for round in 0..8 {
         on.kill(&["snapshot", "web1", "--with-memory"], &mut random, 700);
         on.wait_until_it_runs(&format!("round {round}"));
     }
-    // What was made of it is whole, or is not there: this one goes through, and sweeps what has no host snapshot.
+    // Each is complete or absent: this one succeeds, and removes states without a host snapshot.
     on.take(0, &["web1", "--with-memory", "--name", "last"]);
     let listed = on.listed(&["web1"]);
     let names: Vec<String> = listed
@@ -89,7 +89,7 @@ fn a_rollback_that_is_killed_is_done_again() {
         on.world.lab.virsh(&["destroy", "web1"]);
         on.kill(&["rollback", "web1@one"], &mut random, 350);
         let uri = on.world.lab.uri();
-        // Somebody has looked what is there, and it is undone; or it is done.
+        // Either the rollback is repeated, or the machine is started and its disks are written again.
         if round % 2 == 0 {
             on.world.rig.ok(&at(&uri, &["rollback", "web1@one", "--start"]));
             on.world.disks.clone_from(&then);
@@ -119,7 +119,7 @@ fn base(on: &OnOwn, base: &Path) {
 }
 
 #[test]
-fn what_an_image_is_based_on_is_read_as_it_was() {
+fn the_base_of_an_image_is_read_as_of_the_host_snapshot() {
     let Some(mut on) = on("btrfs") else { return };
     base(&on, &on.world.lab.path("base.qcow2"));
     on.world.write(0, 40, 0, 65_536);
@@ -172,7 +172,7 @@ fn a_base_that_is_not_in_the_snapshot_and_was_written_to_is_refused() {
 }
 
 #[test]
-fn what_others_remove_is_found_out() {
+fn snapshots_removed_by_another_program_are_noticed() {
     let Some(on) = on("btrfs") else { return };
     for name in ["one", "two"] {
         on.take(0, &["web1", "--name", name]);
@@ -207,7 +207,7 @@ fn what_others_remove_is_found_out() {
 }
 
 #[test]
-fn what_keeps_a_host_snapshot_is_told_before_it_is_removed_and_what_makes_a_machine_of_it() {
+fn clones_of_a_host_snapshot_are_reported_before_its_removal_and_a_missing_machine_before_its_rollback() {
     let Some(on) = on("zfs") else { return };
     let pool = on.file_system.dataset().0.split('/').next().unwrap().to_owned();
     on.take(0, &["web1", "--name", "one"]);
@@ -254,7 +254,7 @@ fn a_machine_that_cannot_go_back_is_not_switched_off() {
     let notes = planned["restore"]["notes"].to_string();
     assert!(notes.contains("running") && notes.contains("--power-off"), "{planned}");
     assert_eq!(on.world.state_of("web1"), MachineState::Running);
-    // Another machine has its disk, by now.
+    // Another machine now uses its disk.
     let xml = on.world.lab.virsh(&["dumpxml", "web1", "--inactive"]);
     let uuid = xml.split("<uuid>").nth(1).unwrap().split("</uuid>").next().unwrap();
     let other = xml

@@ -72,7 +72,7 @@ pub(super) fn the_recipe(kind: &'static str) {
         on.take(0, &words.collect::<Vec<_>>());
     }
     assert_eq!(on.with_memories(), ["hourly", "point-0", "point-5"]);
-    // What is removed takes its memory with it.
+    // A removed snapshot is removed with its memory.
     let removed: Vec<String> = (0..5)
         .flat_map(|number| on.full_names(&format!("point-{number}")))
         .collect();
@@ -88,7 +88,7 @@ pub(super) fn the_recipe(kind: &'static str) {
     assert_eq!(kept, 6, "states of hourly, and of five points");
     on.world.rig.ok(&["verify", "-r", states]);
 
-    // Its disks and its memory are others by now.
+    // Its disks and its memory have changed since.
     on.world.put_memory(9);
     on.world.write(0, 99, 0, 1 << 20);
     on.world.lab.virsh(&["destroy", "web1"]);
@@ -106,7 +106,7 @@ pub(super) fn the_recipe(kind: &'static str) {
         on.world.memory_of("web1")
     );
     on.world.assert_runs_and_is_clean();
-    // It writes where it was, and what it wrote since is not there.
+    // It continues to write, and its later writes are gone.
     on.world.disks = then;
     on.world.write(1, 77, 512, 512);
     let resumed = on.world.disks.clone();
@@ -120,7 +120,7 @@ pub(super) fn the_recipe(kind: &'static str) {
         "{report}"
     );
 
-    // What was there before is there still, and all that is newer.
+    // Earlier and newer snapshots still exist.
     let safety = report["safety"][0].as_str().unwrap();
     let safety = safety.rsplit_once('@').unwrap().1;
     assert!(safety.contains("_before-rollback-"), "{safety}");
@@ -150,8 +150,8 @@ fn bytes_read(on: &OnOwn, words: &[&str]) -> (u64, String) {
     (count.unwrap().parse().unwrap(), said)
 }
 
-/// ZFS tells what has changed since, and the rest is not read; without a safety snapshot all of it is.
-pub(super) fn what_is_the_same_is_not_read(kind: &'static str) {
+/// ZFS reports what has changed since, and the rest is not read; without a safety snapshot everything is read.
+pub(super) fn unchanged_ranges_are_not_read(kind: &'static str) {
     let Some(mut on) = on(kind) else { return };
     on.take(0, &["web1", "--name", "one"]);
     let then = on.world.disks.clone();
@@ -175,8 +175,8 @@ pub(super) fn what_is_the_same_is_not_read(kind: &'static str) {
 }
 
 #[test]
-fn what_is_the_same_is_not_read_on_zfs() {
-    what_is_the_same_is_not_read("zfs");
+fn unchanged_ranges_are_not_read_on_zfs() {
+    unchanged_ranges_are_not_read("zfs");
 }
 
 #[test]
@@ -288,7 +288,7 @@ pub(super) fn a_machine_is_cloned_as_it_is_now(kind: &'static str) {
     assert_eq!(on.unfinished(), [""; 0]);
     let left = on.listed(&["web1"]);
     assert_eq!(!left.is_empty(), needs_them, "{left:#?}");
-    // What it writes afterwards is not in them.
+    // Its later writes are not in them.
     on.world.write(0, 99, 0, 65_536);
     on.world.rig.ok(&at(&on.world.lab.uri(), &["backup", "trial2"]));
     on.world.rig.ok(&["restore", "trial2@latest:vda", "clone.raw"]);
@@ -326,15 +326,15 @@ fn a_machine_on_zfs_is_cloned_as_it_is_now() {
     a_machine_is_cloned_as_it_is_now("zfs");
 }
 
-/// Elsewhere it is said what does the same.
+/// On other file systems the error names an alternative.
 #[test]
-fn a_machine_that_cannot_be_cloned_as_it_is_now_says_what_else_there_is() {
+fn the_error_of_an_impossible_clone_names_the_alternative() {
     let world = super::World::new();
     let (error, said) = world.rig.error(1, &at(&world.lab.uri(), &["clone", "web1", "trial"]));
     assert!(error == "unsupported" && said.contains("--to-machine --live"), "{said}");
 }
 
-/// The files of a host snapshot, where a person wants them.
+/// The files of a host snapshot are mounted at a given folder.
 fn a_host_snapshot_is_mounted(kind: &'static str) {
     let Some(mut on) = on(kind) else { return };
     on.take(0, &["web1", "--name", "one"]);

@@ -23,7 +23,7 @@ struct ThinPool {
 
 impl ThinPool {
     /// # Errors
-    /// Why this machine has none, in words.
+    /// The reason why this host has none.
     fn new() -> Result<Self, String> {
         if !rustix::process::geteuid().is_root() || !Path::new("/dev/mapper/control").exists() {
             return Err("the kernel has no device-mapper, or it is not ours to use".to_owned());
@@ -87,7 +87,7 @@ fn bytes_of(path: &Path) -> Vec<u8> {
 
 /// A machine with two volumes, which runs.
 struct OnVolumes {
-    // It goes before what its disks are on.
+    // Dropped before the volumes of its disks.
     world: World,
     pool: ThinPool,
 }
@@ -154,7 +154,7 @@ impl OnVolumes {
         }
     }
 
-    /// Asserts that nothing of ours is awake.
+    /// Asserts that no host snapshot is active.
     fn assert_all_sleep(&self) {
         let awake = "lv_active=active && lv_permissions=\"read-only\"";
         assert_eq!(self.pool.names_where(awake), [""; 0]);
@@ -220,13 +220,13 @@ fn a_machine_in_thin_volumes_is_snapshotted_and_its_snapshots_are_looked_after()
         "it has a hold"
     );
     rig.ok(&["host", "release", &name, "--tag", "audit"]);
-    // A clone has what was there then, can be written, and its snapshot can go before it.
+    // A clone has the content of its snapshot, is writable, and its snapshot can be removed before it.
     let clone = format!("{}/trial", on.pool.group);
     rig.ok(&["host", "clone", &name, &clone]);
     let trial = on.pool.path("trial");
     assert!(bytes_of(&trial).iter().all(|byte| *byte == 1));
     put(&trial, &[9; 4096]);
-    // One that somebody has left awake can go all the same.
+    // An active snapshot can be removed, too.
     let own = format!("{}/web1-a+at+noon", on.pool.group);
     system("lvchange", &["-qq", "-y", "-ay", "-K", &own]).unwrap();
     rig.ok(&["host", "remove", &name]);
@@ -235,7 +235,7 @@ fn a_machine_in_thin_volumes_is_snapshotted_and_its_snapshots_are_looked_after()
         on.pool.names_where("lv_tags={\"holdfast.snapshot=at:noon\"}"),
         ["web1-b+at+noon"]
     );
-    // What it is of may go: it stays, and brings it back.
+    // Its origin may be removed: the snapshot remains, and restores it.
     on.world.lab.virsh(&["destroy", "web1"]);
     let gone = format!("{}/web1-b", on.pool.group);
     system("lvremove", &["-qq", "-f", &gone]).unwrap();
@@ -249,7 +249,7 @@ fn a_machine_in_thin_volumes_is_snapshotted_and_its_snapshots_are_looked_after()
 }
 
 #[test]
-fn a_machine_in_thin_volumes_is_backed_up_by_what_its_pool_tells() {
+fn a_machine_in_thin_volumes_is_backed_up_by_the_changes_its_pool_reports() {
     let Some(mut on) = OnVolumes::new() else { return };
     let first = on.back_up();
     assert_eq!(
@@ -266,7 +266,7 @@ fn a_machine_in_thin_volumes_is_backed_up_by_what_its_pool_tells() {
     // One of each volume is left, and held.
     assert_eq!(on.pool.names_where("lv_tags={\"holdfast.held\"}").len(), 2);
     assert_eq!(on.pool.names_where("lv_tags={\"holdfast.metadata\"}"), [""; 0]);
-    // Somebody else uses the pool's metadata: everything is read, and the reason is told.
+    // Another program uses the pool's metadata: everything is read, with the reason.
     let target = format!("{}-pool-tpool", on.pool.group.replace('-', "--"));
     system("dmsetup", &["message", &target, "0", "reserve_metadata_snap"]).unwrap();
     on.world.write(1, 52, 0, 65_536);
@@ -274,7 +274,7 @@ fn a_machine_in_thin_volumes_is_backed_up_by_what_its_pool_tells() {
     let reason = all["disks"][0]["reason"].as_str().unwrap();
     assert!(reason.contains("another process has reserved"), "{all}");
     on.world.assert_snapshot_is_right("third");
-    // One of ours has died with it: it is taken over.
+    // A metadata snapshot of a dead process of Holdfast is taken over.
     system(
         "lvchange",
         &[
@@ -327,7 +327,7 @@ fn a_machine_in_thin_volumes_goes_back_and_has_clones() {
         let path = on.pool.path(&format!("web1-{letter}"));
         assert!(bytes_of(&path).iter().all(|found| *found == byte), "{}", path.display());
     }
-    // What was there before is there still.
+    // Earlier snapshots still exist.
     let safety = report["safety"][0].as_str().unwrap();
     let safety = safety.rsplit_once('@').unwrap().1;
     on.report(0, &["rollback", &format!("web1@{safety}"), "--without-safety-snapshot"]);

@@ -287,7 +287,7 @@ fn the_state_of_a_tpm_takes_the_place_of_the_one_that_is_there() {
         "{found}"
     );
 
-    // An swtpm that still works with it would write over what comes.
+    // An swtpm that still uses the folder would overwrite the restored state.
     let held = hold(&world.place("web3").with_file_name(".lock"));
     let refused = world.json(4, &["restore", "web3", "--to-machine", "--in-place"]);
     assert!(
@@ -308,7 +308,7 @@ fn the_state_of_a_tpm_takes_the_place_of_the_one_that_is_there() {
     assert_eq!(world.machine_state("web3"), MachineState::Running);
 }
 
-/// Where its firmware is left to libvirt, that tells only while the machine runs where its variables are, before version 9.2.
+/// If libvirt chooses the firmware, versions before 9.2 report the path of its variables only while the machine runs.
 #[test]
 fn variables_of_a_machine_that_is_off_are_found_where_libvirt_keeps_them() {
     if !Path::new(FIRMWARE).exists() {
@@ -348,7 +348,7 @@ fn variables_of_a_machine_that_is_off_are_found_where_libvirt_keeps_them() {
     world.json(0, &["restore", "web4", "--to-machine", "--name", "web5"]);
     world.lab.virsh(&["start", "web5", "--paused"]);
     let restored = world.lab.connect().machine("web5").unwrap().describe().unwrap();
-    // The folder of libvirt is another one to it than to us.
+    // libvirt sees its folder under another path than the program.
     let name = restored.nvram.unwrap();
     let restored = variables.with_file_name(name.file_name().unwrap());
     let beside = world.lab.path(&name.file_name().unwrap().to_string_lossy());
@@ -390,7 +390,7 @@ impl Drop for Held {
     }
 }
 
-/// An swtpm that somebody has started for a QEMU that nobody manages.
+/// An swtpm that was started by hand for a QEMU without libvirt.
 fn start_swtpm(folder: &Path, options: &[(&str, &str)], by_variable: Option<&Path>) -> Swtpm {
     #[expect(clippy::disallowed_methods, reason = "these tests run programs from outside")]
     let mut command = std::process::Command::new("swtpm");
@@ -417,7 +417,7 @@ impl Drop for Swtpm {
 
 /// QEMU knows a channel only; where that leads, and where the state is, stands in command lines.
 #[test]
-fn the_tpm_of_a_qemu_that_nobody_manages_is_found_by_the_command_line_of_its_swtpm() {
+fn the_tpm_of_a_bare_qemu_is_found_by_the_command_line_of_its_swtpm() {
     let folder = tempfile::tempdir().unwrap();
     let channel = format!("socket,id=channel,path={}", folder.path().join("control").display());
     let words = [
@@ -440,7 +440,7 @@ fn the_tpm_of_a_qemu_that_nobody_manages_is_found_by_the_command_line_of_its_swt
         assert!(bare.rig.read("kept") == state);
     }
     std::fs::remove_file(folder.path().join("control")).unwrap();
-    // It has been told by a variable, which only its own user can see.
+    // It got the path by a variable, which only its own user can see.
     let _swtpm = start_swtpm(folder.path(), &[], Some(folder.path()));
     let bare = Bare::new(&words);
     let document = bare.rig.json(3, &["backup", &bare.source]);
@@ -451,9 +451,9 @@ fn the_tpm_of_a_qemu_that_nobody_manages_is_found_by_the_command_line_of_its_swt
     );
 }
 
-/// QEMU's stream brings the state with it; what is in the folder is of the same instant.
+/// The stream of QEMU contains the state; the files in the folder are of the same point in time.
 #[test]
-fn a_machine_with_a_tpm_goes_on_from_its_memory() {
+fn a_machine_with_a_tpm_resumes_from_its_memory() {
     let world = Sealed::running();
     let state = world.state("web3");
     world.json(0, &["backup", "web3", "--with-memory"]);
@@ -472,7 +472,7 @@ fn a_machine_with_a_tpm_goes_on_from_its_memory() {
 }
 
 #[test]
-fn a_tpm_without_a_state_and_one_whose_secret_is_missing_are_told() {
+fn a_tpm_without_a_state_and_a_missing_secret_are_reported() {
     let secret = "11111111-bbbb-4ccc-8ddd-eeeeeeeeeeee";
     let world = Sealed::new(&format!("<encryption secret='{secret}'/>"));
     let report = world.json(0, &["backup", "web3"]);

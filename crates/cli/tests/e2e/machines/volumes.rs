@@ -6,8 +6,9 @@ use std::time::Duration;
 use holdfast_block::Clock as _;
 
 use super::World;
-use super::host_snapshots::{OnOwn, a_machine_is_backed_up_from_host_snapshots};
-use super::rollbacks::{a_clone_runs_beside, the_recipe, what_is_the_same_is_not_read};
+use super::host_snapshot_backups::a_machine_is_backed_up_from_host_snapshots;
+use super::host_snapshots::OnOwn;
+use super::rollbacks::{a_clone_runs_beside, the_recipe, unchanged_ranges_are_not_read};
 use holdfast_test_kit::file_systems::{Pool, system};
 use holdfast_test_kit::libvirt::LibvirtLab;
 
@@ -59,11 +60,11 @@ fn a_machine_on_volumes_is_backed_up_from_host_snapshots() {
 }
 
 #[test]
-fn what_is_the_same_is_not_read_on_volumes() {
-    what_is_the_same_is_not_read("volumes");
+fn unchanged_ranges_are_not_read_on_volumes() {
+    unchanged_ranges_are_not_read("volumes");
 }
 
-/// Several volumes of a pool are cut at one instant, without anybody standing still for it, whatever shows snapshots as devices.
+/// Volumes of a pool are snapshotted at one point in time without a pause, whether or not snapshots are visible as devices.
 #[test]
 fn volumes_of_a_pool_are_cut_at_one_instant() {
     let Some(mut on) = on_volumes() else { return };
@@ -82,7 +83,7 @@ fn volumes_of_a_pool_are_cut_at_one_instant() {
     assert_eq!(planned["safety"], serde_json::json!([]));
     on.point(0, &["rollback", "web1@one"]);
     on.assert_disks(&then, "without memory");
-    // What somebody holds, and what has clones, stays.
+    // Held snapshots, and those with clones, are kept.
     let name = &on.full_names("one")[1];
     on.world.rig.ok(&["host", "hold", name]);
     let held = on.world.rig.json(1, &["host", "remove", name])["report"]["snapshots"][0].clone();
@@ -98,7 +99,7 @@ fn volumes_of_a_pool_are_cut_at_one_instant() {
     on.world.rig.ok(&["host", "remove", name]);
 }
 
-/// A volume that has no device is told so, and no clone of it is left.
+/// A volume without a device is refused, and no clone of it is left.
 #[test]
 fn a_clone_of_volumes_without_devices_is_refused() {
     let Some(on) = on_volumes() else { return };
@@ -126,8 +127,8 @@ impl Console {
         String::from_utf8_lossy(&text).lines().map(str::to_owned).collect()
     }
 
-    /// The numbers of the blocks that it has told of, and of its boot.
-    fn told(&self) -> Vec<(u64, String)> {
+    /// The numbers of the blocks that it has printed, and its boot.
+    fn blocks(&self) -> Vec<(u64, String)> {
         let words = |line: &String| {
             let words: Vec<&str> = line.split_whitespace().collect();
             match words[..] {
@@ -141,7 +142,7 @@ impl Console {
     fn wait_for(&self, on: &OnOwn, number: u64) -> (u64, String) {
         let start = on.world.lab.clock.now();
         loop {
-            if let Some(last) = self.told().last().filter(|(last, _)| *last >= number) {
+            if let Some(last) = self.blocks().last().filter(|(last, _)| *last >= number) {
                 return last.clone();
             }
             let waited = on.world.lab.clock.now().saturating_sub(start);
@@ -150,14 +151,14 @@ impl Console {
         }
     }
 
-    /// Nothing that it has read was other than what it remembers.
+    /// The guest has read nothing that differs from its memory.
     fn assert_good(&self) {
         let bad: Vec<String> = self.lines().into_iter().filter(|line| line.contains("BAD")).collect();
         assert!(bad.is_empty(), "{bad:?}");
     }
 }
 
-/// A guest that writes goes back an hour, with its memory: it goes on at the number where it was, and its disk holds what it remembers.
+/// A writing guest is rolled back with its memory: it continues at the earlier number, and its disk matches its memory.
 fn a_guest_goes_on(on: Option<OnOwn>) {
     let (Some(on), Some(guest)) = (on, guest()) else { return };
     let lab = &on.world.lab;
@@ -181,8 +182,8 @@ fn a_guest_goes_on(on: Option<OnOwn>) {
     console.wait_for(&on, 20);
     let cut = on.take(0, &["web1", "--with-memory", "--name", "hourly"]);
     assert_eq!(cut["machines"][0]["consistency"], "memory", "{cut}");
-    // It has told of the last that it wrote before the instant, or of one of the few after it.
-    let (number, boot) = console.told().last().unwrap().clone();
+    // It has printed the last block before the point in time, or one of the few after it.
+    let (number, boot) = console.blocks().last().unwrap().clone();
     for point in 0..10 {
         on.take(0, &["web1", "--name", &format!("point-{point}")]);
     }
@@ -196,7 +197,7 @@ fn a_guest_goes_on(on: Option<OnOwn>) {
     std::fs::rename(&console.0, lab.path("console-before.log")).unwrap();
     on.point(0, &["rollback", "web1@hourly", "--power-off", "--resume"]);
     console.wait_for(&on, 1);
-    let (first, same) = console.told()[0].clone();
+    let (first, same) = console.blocks()[0].clone();
     assert_eq!(same, boot, "it has booted anew");
     assert!(
         first <= number + 5 && first < last,
@@ -208,13 +209,13 @@ fn a_guest_goes_on(on: Option<OnOwn>) {
 }
 
 #[test]
-fn a_guest_on_volumes_goes_on_where_it_was() {
+fn a_guest_on_volumes_resumes_where_it_was() {
     a_guest_goes_on(on_volumes());
 }
 
 /// The views are the kernel's own there.
 #[test]
-fn a_guest_on_zfs_goes_on_where_it_was() {
+fn a_guest_on_zfs_resumes_where_it_was() {
     if guest().is_some() {
         a_guest_goes_on(super::host_snapshots::on("zfs"));
     }

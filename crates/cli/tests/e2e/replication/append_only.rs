@@ -1,4 +1,4 @@
-//! A host that may add to what is there, and nothing else, whatever it asks for.
+//! A sender that may only add host snapshots: all other requests are refused.
 
 use serde_json::{Value, json};
 
@@ -206,7 +206,7 @@ fn a_sender_to_btrfs_adds_and_does_nothing_else() {
 }
 
 #[test]
-fn who_is_not_asked_by_ssh_says_how() {
+fn receive_without_ssh_explains_its_setup() {
     let rig = crate::rig::Rig::empty();
     let (kind, said) = rig.error(2, &["receive", "--append-only", "tank/backup/web"]);
     assert!(kind == "usage" && said.contains("authorized_keys"), "{said}");

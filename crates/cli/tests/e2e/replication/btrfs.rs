@@ -10,7 +10,7 @@ use crate::rig::noise;
 use holdfast_test_kit::file_systems::system;
 
 #[test]
-fn subvolumes_follow_with_what_is_noted_of_them() {
+fn subvolumes_are_replicated_with_their_records() {
     let Some(world) = World::on_btrfs() else { return };
     world.write("disk", 1, 3_000_000);
     world.take("a");
@@ -64,7 +64,7 @@ fn subvolumes_follow_with_what_is_noted_of_them() {
 }
 
 #[test]
-fn what_a_killed_run_has_received_in_part_is_no_snapshot_and_is_sent_again() {
+fn a_partial_stream_of_a_killed_run_is_no_snapshot_and_is_sent_again() {
     let Some(world) = World::on_btrfs() else { return };
     world.write("disk", 1, 9_000_000);
     world.take("a");
@@ -100,7 +100,7 @@ fn what_a_killed_run_has_received_in_part_is_no_snapshot_and_is_sent_again() {
 /// What cannot be meant is refused with what can be: nothing of several subvolumes is of one instant, and a word without a dot or a slash
 /// before it is a dataset of ZFS.
 #[test]
-fn subvolumes_below_and_relative_paths_are_refused_with_what_to_say() {
+fn nested_subvolumes_and_relative_paths_are_refused_with_advice() {
     let Some(world) = World::on_btrfs() else { return };
     world.take("a");
     let (kind, said) = world
@@ -161,7 +161,7 @@ fn the_capabilities_of_the_services_suffice() {
 
 /// What is mounted may have come from anywhere.
 #[test]
-fn what_is_mounted_runs_nothing_and_opens_no_device() {
+fn snapshots_are_mounted_without_programs_and_devices() {
     for world in [World::on_btrfs(), World::on_zfs()] {
         let Some(world) = world else { continue };
         world.write("disk", 1, 100_000);

@@ -77,7 +77,7 @@ fn zfs_goes_to_a_host_that_has_nothing_but_zfs_and_comes_back() {
 }
 
 #[test]
-fn two_programs_of_ours_talk_to_each_other() {
+fn two_programs_of_holdfast_replicate_to_each_other() {
     for world in [World::on_btrfs(), World::on_zfs()] {
         let Some(world) = world else { continue };
         let Some(sshd) = Sshd::start(Program::Found, None) else {

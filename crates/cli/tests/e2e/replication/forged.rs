@@ -1,4 +1,4 @@
-//! Streams of `btrfs send` that nobody has sent, with checksums that are right.
+//! Forged streams of `btrfs send`, with valid checksums.
 
 use std::path::Path;
 

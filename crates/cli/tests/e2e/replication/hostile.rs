@@ -126,7 +126,7 @@ fn a_stream_that_reaches_out_of_its_snapshot_is_refused_and_nothing_is_touched()
             "{said}"
         );
     }
-    // What was refused in the middle is removed by who receives next.
+    // The next receiver removes a refused partial stream.
     ask(&sshd, "btrfs", &receiving(&world.target), b"no stream");
     assert_eq!(everything(&world.target), before.0);
     world.take("b");
@@ -187,7 +187,7 @@ fn sockets_devices_and_set_user_id_stay_behind_and_the_next_runs_go_on() {
     assert!(world.received("c", "disk") == noise(100_000, 1));
 }
 
-/// A `holdfast` that answers as one would who owns the host that is fetched from.
+/// A `holdfast` that answers like an attacker who owns the host that is fetched from.
 fn forging(stream: &[u8], name: &str, kind: &str) -> (tempfile::TempDir, String) {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("stream");
@@ -224,7 +224,7 @@ fn fetch(world: &World, sshd: &Sshd, source: &str) -> Value {
     world.rig.json(1, &words)["report"]["datasets"][0].clone()
 }
 
-/// Who fetches trusts the host that it fetches from as little.
+/// A fetching host does not trust the host that it fetches from either.
 #[test]
 fn a_host_that_is_fetched_from_cannot_write_to_this_one() {
     let Some(world) = World::on_btrfs() else { return };
@@ -253,7 +253,7 @@ fn a_host_that_is_fetched_from_cannot_write_to_this_one() {
 
 /// A stream with properties, several snapshots, or another name: none of it is taken in from another host.
 #[test]
-fn properties_do_not_come_with_what_is_fetched() {
+fn properties_are_not_fetched() {
     let Some(world) = World::on_zfs() else { return };
     zfs(&["create", "-p", "-o", "canmount=off", &world.above()]);
     zfs(&["set", "setuid=on", &world.source]);
@@ -295,7 +295,7 @@ fn a_sender_notes_and_releases_nothing_of_others() {
         let Some(sshd) = admitting(&world) else { return };
         world.take("a");
         assert_eq!(replicate(&world, &sshd, 0)["outcome"], "sent");
-        // A snapshot of somebody else, which retention leaves alone, and the hold of a replication from here to another host.
+        // A snapshot of another program, which retention keeps, and the hold of a replication from here to another host.
         let onward = "holdfast-replicate-0123456789abcdef";
         if kind == "zfs" {
             zfs(&["snapshot", &world.full(&world.target, "own")]);

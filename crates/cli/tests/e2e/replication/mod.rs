@@ -41,14 +41,14 @@ pub(crate) struct World {
 }
 
 #[expect(clippy::print_stdout, reason = "a test that is skipped says why")]
-fn told<T>(made: Result<T, String>) -> Option<T> {
+fn or_skip<T>(made: Result<T, String>) -> Option<T> {
     made.map_err(|reason| println!("skipped: {reason}")).ok()
 }
 
 impl World {
     fn on_zfs() -> Option<Self> {
         let place = tempfile::tempdir().unwrap();
-        let pool = told(Pool::at(&place.path().join("mounted")))?;
+        let pool = or_skip(Pool::at(&place.path().join("mounted")))?;
         let (source, folder) = pool.dataset();
         let above = source.split_once('/').unwrap().0;
         let target = format!("{above}/backup/host1/vms");
@@ -65,7 +65,7 @@ impl World {
     fn on_btrfs() -> Option<Self> {
         let place = tempfile::tempdir().unwrap();
         let point = place.path().canonicalize().unwrap().join("mounted");
-        let mounted = told(Mounted::at("btrfs", &point))?;
+        let mounted = or_skip(Mounted::at("btrfs", &point))?;
         let (source, folder) = mounted.dataset();
         std::fs::create_dir(point.join("backup")).unwrap();
         Some(Self {
@@ -130,7 +130,7 @@ impl World {
         self.held(dataset).into_iter().map(|(name, _)| name).collect()
     }
 
-    /// Replicates; what is told of the one dataset.
+    /// Replicates, and returns the report of the one dataset.
     fn replicate(&self, code: i32, words: &[&str]) -> Value {
         self.replicate_to(code, &self.target, words)
     }

@@ -11,7 +11,7 @@ use std::time::Duration;
 use holdfast_block::{Clock as _, SystemClock};
 use holdfast_host::provider::REPLICA_TAG;
 
-use super::told;
+use super::or_skip;
 use holdfast_test_kit::file_systems::system;
 
 /// Whether its users find `holdfast`.
@@ -40,7 +40,7 @@ impl Drop for Sshd {
 impl Sshd {
     /// One that lets the key in, to run anything, or `forced` alone.
     pub(super) fn start(program: Program, forced: Option<&str>) -> Option<Self> {
-        told(Self::try_start(program, forced))
+        or_skip(Self::try_start(program, forced))
     }
 
     #[expect(clippy::disallowed_methods, reason = "only sshd is a sshd")]
@@ -101,7 +101,7 @@ impl Sshd {
         ];
         let mut master = sshd.ssh(&words);
         let connected = master.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        assert!(connected.status().unwrap().success(), "sshd lets nobody in");
+        assert!(connected.status().unwrap().success(), "sshd accepts no connection");
         Ok(sshd)
     }
 

@@ -10,7 +10,7 @@ use crate::rig::noise;
 use holdfast_test_kit::file_systems::system;
 
 #[test]
-fn what_is_new_follows_and_the_newest_that_both_have_is_kept() {
+fn new_snapshots_are_replicated_and_the_newest_common_one_is_kept() {
     let Some(world) = World::on_zfs() else { return };
     world.write("disk", 1, 3_000_000);
     world.take("a");
@@ -44,7 +44,7 @@ fn what_is_new_follows_and_the_newest_that_both_have_is_kept() {
     );
     assert_eq!(world.held(&world.target), names_and_holds(&[("a", 0), ("b", 1)]));
     assert_eq!(world.held(&world.source), names_and_holds(&[("a", 0), ("b", 1)]));
-    // Nobody mounts it, or writes to it.
+    // It is not mounted and not written to.
     let properties = zfs(&["get", "-H", "-o", "value", "mounted,canmount,readonly", &world.target]);
     assert_eq!(properties, "no\nnoauto\non");
 
@@ -63,7 +63,7 @@ fn what_is_new_follows_and_the_newest_that_both_have_is_kept() {
     assert_eq!(world.replicate(0, &[])["outcome"], "up to date");
     let status = world.status();
     assert_eq!((&status["behind_count"], &status["behind_ms"]), (&json!(0), &json!(0)));
-    // What both have last is removed by nobody.
+    // The newest common snapshot is not removed on either side.
     assert!(system("zfs", &["destroy", &world.full(&world.source, "e")]).is_err());
     assert!(world.received("a", "disk") == noise(3_000_000, 1));
     assert!(world.received("e", "disk") == noise(3_000_000, 3));
@@ -97,7 +97,7 @@ fn a_tree_goes_with_all_that_is_wanted_of_it_and_not_into_itself() {
     assert_eq!(report["datasets"].as_array().unwrap().len(), 4, "{report}");
     assert_eq!(names("/db"), ["daily_1", "daily_2", "daily_3"]);
 
-    // A dataset that has another name now would be sent again; where ZFS tells identities, that is noticed.
+    // A renamed dataset would be sent again; where ZFS reports identities, the rename is noticed.
     zfs(&["snapshot", "-r", &format!("{pool}/vms@hourly_4")]);
     zfs(&["destroy", "-r", &format!("{target}@hourly_4")]);
     let report = world.rig.report(&words);
@@ -171,7 +171,7 @@ fn snapshots_of_one_name_are_not_one_snapshot() {
 }
 
 #[test]
-fn what_has_diverged_is_left_alone_and_nothing_is_lost() {
+fn a_diverged_target_is_kept_and_nothing_is_lost() {
     let Some(world) = World::on_zfs() else { return };
     world.take("a");
     world.replicate(0, &[]);
@@ -252,7 +252,7 @@ fn a_full_target_says_so_and_takes_the_rest_later() {
 }
 
 #[test]
-fn two_at_once_keep_each_other_away_and_one_that_is_killed_leaves_no_harm() {
+fn two_replications_exclude_each_other_and_a_killed_one_does_no_harm() {
     let Some(world) = World::on_zfs() else { return };
     world.write("disk", 1, 9_000_000);
     world.take("a");

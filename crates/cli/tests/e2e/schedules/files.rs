@@ -54,7 +54,7 @@ fn a_configuration_is_checked_and_shown_with_where_everything_is_from() {
     assert!(text.contains("config check"), "{text}");
 }
 
-/// A password command of it runs as whoever acts by it: what others can write is not acted by.
+/// A password command of a configuration runs as the user of the program: a configuration that others can write is refused.
 #[test]
 fn a_configuration_that_others_can_write_is_not_obeyed() {
     let host = Host::new("[jobs.a]\ndo = \"gc\"\nrepository = \"main\"\nwhen = \"daily UTC\"\n");
@@ -72,9 +72,9 @@ fn a_configuration_that_others_can_write_is_not_obeyed() {
     assert!(errors.contains("it is not obeyed"), "{errors}");
 }
 
-/// What only this host knows: what is not there, what is never due.
+/// Warnings that depend on this host: missing files, and jobs that are never due.
 #[test]
-fn what_is_hardly_meant_on_this_host_is_told() {
+fn configurations_that_cannot_work_on_this_host_are_warned_about() {
     let jobs = r#"
 [repositories.sealed]
 path = "{here}/nowhere"

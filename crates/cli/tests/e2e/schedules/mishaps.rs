@@ -31,7 +31,7 @@ fn sealed(more: &str) -> Host {
     host
 }
 
-/// A job that was due in January, and that nobody has done since.
+/// A job that was due in January and has not run since.
 fn missed(host: &Host) {
     let record = r#"{"schema":1,"seen":"2020-12-01T00:00:00Z","failed_count":0,"silent":{}}"#;
     host.rig.write("state/jobs/sealed.json", record.as_bytes());
@@ -52,7 +52,7 @@ fn group_of(process: &str) -> Pid {
 }
 
 #[test]
-fn what_fails_is_tried_again_and_what_was_missed_is_caught_up_once() {
+fn failed_jobs_are_retried_and_missed_ones_run_once() {
     let host = sealed("");
     missed(&host);
     host.program(
@@ -100,7 +100,7 @@ fn a_job_that_hangs_is_stopped_with_all_that_it_started() {
     assert_eq!(daemon.stop(), Some(0));
 }
 
-/// The daemon is killed; what it has started works on, and is not started again beside itself.
+/// The daemon is killed; the job that it has started continues, and is not started a second time.
 #[test]
 fn a_daemon_that_is_killed_loses_nothing_and_does_nothing_twice() {
     let host = sealed("");
@@ -127,7 +127,7 @@ fn a_daemon_that_is_killed_loses_nothing_and_does_nothing_twice() {
 }
 
 #[test]
-fn a_daemon_that_is_told_to_stop_ends_what_it_started_and_does_it_later() {
+fn a_stopped_daemon_ends_its_jobs_and_runs_them_later() {
     let host = sealed("");
     missed(&host);
     host.program("password", "echo $$ > {here}/hanging\nexec sleep 1000");

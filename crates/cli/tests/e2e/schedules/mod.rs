@@ -1,4 +1,4 @@
-//! The daemon from outside: real processes, short schedules, and a receiver that listens to what it tells.
+//! The daemon from outside: real processes, short schedules, and a receiver of its notifications.
 
 mod files;
 mod mishaps;
@@ -32,7 +32,7 @@ pub(crate) fn wait_until(what: &str, is_so: impl Fn() -> bool) {
     }
 }
 
-/// A daemon at work; killed when this is dropped.
+/// A running daemon, which is killed on drop.
 pub(crate) struct Daemon {
     child: Child,
 }
@@ -152,7 +152,7 @@ pub(crate) fn at_home<'w>(words: &[&'w str]) -> Vec<&'w str> {
     words.iter().chain(more).copied().collect()
 }
 
-/// Somebody who listens at a port of this host for what is posted, and refuses the first few times.
+/// A server on a port of this host that receives posts, and refuses the first few.
 pub(crate) struct Receiver {
     pub(crate) url: String,
     heard: Arc<Mutex<Vec<(String, String)>>>,

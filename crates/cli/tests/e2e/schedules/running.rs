@@ -1,4 +1,4 @@
-//! What a daemon, and `run` without one, do when all is well.
+//! The daemon, and `run` without it, where nothing fails.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::net::UnixDatagram;
@@ -73,9 +73,9 @@ fn jobs_run_when_they_are_due_and_are_in_the_journal() {
 }
 
 #[test]
-fn a_person_or_a_timer_runs_jobs_without_a_daemon() {
+fn a_user_or_a_timer_runs_jobs_without_a_daemon() {
     let host = Host::new(OFTEN);
-    // Nobody was here: the first look only begins to count.
+    // No daemon has run yet: the first pass only starts to count.
     let first = host.rig.report(&at_home(&["run", "--due"]));
     assert_eq!(first["runs"].as_array().unwrap().len(), 0);
     wait_until("a time that is due", || {
@@ -96,7 +96,7 @@ fn a_person_or_a_timer_runs_jobs_without_a_daemon() {
 }
 
 #[test]
-fn systemd_hears_how_the_service_is() {
+fn systemd_is_notified_of_the_state_of_the_service() {
     let host = Host::new(OFTEN);
     let path = host.rig.path("notify");
     let socket = UnixDatagram::bind(&path).unwrap();

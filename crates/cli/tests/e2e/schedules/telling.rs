@@ -1,4 +1,4 @@
-//! Who is told of what: by a receiver of webhooks on this host, and a stand-in for the mail system's program.
+//! Notifications: to a receiver of webhooks on this host, and to a stand-in for the mail system's program.
 
 use super::{Host, Receiver, at_home, wait_until};
 
@@ -23,7 +23,7 @@ to = ["root", "ops@example.org"]
 "#;
 
 #[test]
-fn a_failure_is_told_once_and_its_end_once() {
+fn a_failure_and_its_end_are_notified_once_each() {
     let receiver = Receiver::new(1);
     let host = Host::new(&FAILING.replace("{url}", &receiver.url));
     host.rig.write("token", b"a \"secret\"\n");
@@ -59,9 +59,10 @@ fn a_failure_is_told_once_and_its_end_once() {
         mails()
     );
     assert_eq!(daemon.stop(), Some(0));
-    let told = host.journal("notice");
+    let notices = host.journal("notice");
     assert!(
-        told.iter()
+        notices
+            .iter()
             .any(|notice| notice["to"] == "chat" && notice["error"].is_null())
     );
     let secret = host.log() + &std::fs::read_to_string(host.rig.path("state/runs.jsonl")).unwrap();
@@ -69,7 +70,7 @@ fn a_failure_is_told_once_and_its_end_once() {
 }
 
 #[test]
-fn a_machine_without_a_fresh_snapshot_is_told() {
+fn a_machine_without_a_fresh_snapshot_is_notified() {
     let receiver = Receiver::new(0);
     let jobs = r#"
 [jobs.look]

@@ -1,4 +1,4 @@
-//! What goes in comes out, whatever it is and however it is named.
+//! Backups of single disks: every source, size and name is restored as it was.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -133,9 +133,9 @@ fn two_images_of_one_name_are_not_taken_for_one_machine_in_silence() {
     assert_eq!(both["snapshot"]["disks"][1]["name"], "disk-2");
 }
 
-/// The program reads its disks in order, so what it has taken of its standard input tells where it is.
+/// The program reads its disks in order, so the position in its standard input shows how far it is.
 #[test]
-fn a_disk_that_is_written_while_it_is_read_is_warned_of() {
+fn a_disk_that_is_written_while_it_is_read_gives_a_warning() {
     let rig = Rig::new();
     rig.write("web1.raw", &noise(MIB, 7));
     let words = ["backup", "web1.raw", "late=-"];
@@ -156,7 +156,7 @@ fn a_disk_that_is_written_while_it_is_read_is_warned_of() {
 }
 
 #[test]
-fn of_a_disk_that_shrinks_while_it_is_read_what_is_left_is_saved() {
+fn the_rest_of_a_disk_that_shrinks_while_it_is_read_is_saved() {
     let rig = Rig::new();
     let bytes = noise(8 * MIB, 9);
     rig.write("web1.raw", &bytes);

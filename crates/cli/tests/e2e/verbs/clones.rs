@@ -58,7 +58,10 @@ fn an_overlay_where_nothing_can_be_shared() {
     let report = rig.report(&["clone", "base.vmdk", "copy.vmdk", "--copy"]);
     assert_eq!(report["images"][0]["kind"], "copied");
     std::fs::remove_file(rig.path("base.vmdk")).unwrap();
-    assert!(is_equal(&rig, "base.raw", "copy.vmdk"), "a copy needs nobody");
+    assert!(
+        is_equal(&rig, "base.raw", "copy.vmdk"),
+        "a copy is independent of its base"
+    );
 }
 
 #[test]
@@ -127,7 +130,7 @@ fn many_are_named_by_a_template_and_a_dry_run_makes_none() {
 }
 
 #[test]
-fn what_a_clone_is_going_to_be_is_told_before_and_a_name_that_says_otherwise_as_well() {
+fn a_dry_run_shows_the_kind_of_a_clone_and_a_misleading_name_is_warned_about() {
     let rig = Rig::empty();
     with_images(&rig, "");
     let plan = rig.report(&["clone", "base.vdi", "new.vdi", "--overlay", "-n"]);

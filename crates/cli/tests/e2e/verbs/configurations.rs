@@ -1,4 +1,4 @@
-//! What a configuration says, before anything acts by it.
+//! Checking and showing a configuration before it is used.
 
 use serde_json::Value;
 
@@ -8,7 +8,7 @@ const CONF: &[u8] = b"[tank/vm]\n\tuse_template = production\n\trecursive = yes\
     [tank/vm/db]\n\thourly = 12\n\n[template_production]\n\thourly = 36\n\tdaily = 30\n";
 
 #[test]
-fn a_right_one_is_said_to_be_so_and_what_is_wrong_is_told_by_its_line() {
+fn a_valid_configuration_is_confirmed_and_errors_name_their_line() {
     let rig = Rig::empty();
     rig.write("sanoid.conf", CONF);
     assert!(
@@ -33,7 +33,7 @@ fn a_right_one_is_said_to_be_so_and_what_is_wrong_is_told_by_its_line() {
 }
 
 #[test]
-fn what_holds_for_a_dataset_is_shown_with_the_line_that_says_so() {
+fn the_settings_of_a_dataset_are_shown_with_their_lines() {
     let rig = Rig::empty();
     rig.write("sanoid.conf", CONF);
     let words = [
@@ -46,10 +46,10 @@ fn what_holds_for_a_dataset_is_shown_with_the_line_that_says_so() {
         "tank/other",
     ];
     let datasets = rig.report(&words)["datasets"].clone();
-    let told = |dataset: &Value| (dataset["name"].as_str().unwrap().to_owned(), dataset["takes"] == true);
-    let told: Vec<_> = datasets.as_array().unwrap().iter().map(told).collect();
+    let shown = |dataset: &Value| (dataset["name"].as_str().unwrap().to_owned(), dataset["takes"] == true);
+    let shown: Vec<_> = datasets.as_array().unwrap().iter().map(shown).collect();
     let wanted = [("tank/vm", false), ("tank/vm/db", true), ("tank/vm/web", true)];
-    assert_eq!(told, wanted.map(|(name, takes)| (name.to_owned(), takes)));
+    assert_eq!(shown, wanted.map(|(name, takes)| (name.to_owned(), takes)));
     let hourly = |dataset: usize| {
         let settings = datasets[dataset]["settings"].as_array().unwrap();
         let hourly = settings.iter().find(|setting| setting["key"] == "hourly").unwrap();
@@ -73,7 +73,7 @@ fn what_holds_for_a_dataset_is_shown_with_the_line_that_says_so() {
     );
 }
 
-/// Everybody who works with a configuration calls its repositories by their names, and each is opened as that says.
+/// Every verb accepts the name of a repository in a configuration, and opens it as the configuration says.
 #[test]
 fn a_repository_of_holdfast_toml_is_called_by_its_name() {
     let rig = Rig::empty();
@@ -132,7 +132,7 @@ fn a_repository_of_holdfast_toml_is_called_by_its_name() {
         said.contains("no folder mian here") && said.contains("holdfast.toml"),
         "{said}"
     );
-    // Nobody acts by half of a configuration.
+    // A configuration with an error is not used at all.
     rig.write("holdfast.toml", b"version = 1\n[repositories.main]\npaht = 3\n");
     let said = run(1, &["list", "-r", "main"])["error"].to_string();
     assert!(said.contains("line 2"), "{said}");

@@ -213,7 +213,7 @@ fn a_data_file_is_made_with_the_image_and_is_a_raw_disk_where_that_is_asked() {
         assert_eq!(rig.error(1, &again).0, "exists");
         assert!(!rig.path("again.qcow2").exists() && rig.path(&data).exists());
     }
-    // As qemu-img has it: clusters in a data file are never compressed, and who asks for it is told.
+    // As in qemu-img: clusters in a data file are never compressed, and a request for it is refused.
     let words = [
         "image",
         "convert",

@@ -1,4 +1,4 @@
-//! Snapshots in a second repository: the same, once, and what is where is told.
+//! Snapshots copied to a second repository: identical, copied once, with a status.
 
 use std::os::unix::fs::PermissionsExt as _;
 
@@ -53,7 +53,7 @@ fn outcomes(report: &Value) -> Vec<&str> {
 }
 
 #[test]
-fn what_is_copied_is_the_same_and_is_copied_once_and_not_back() {
+fn copies_are_identical_and_made_once_and_not_back() {
     let (rig, images) = two_machines();
     rig.ok(&["init", "--no-encryption", "-r", "far"]);
     let all = ["copy", "--to", "far", "--all"];
@@ -108,7 +108,7 @@ fn what_is_copied_is_the_same_and_is_copied_once_and_not_back() {
     assert_eq!(again["read_bytes"], 0);
     let back = rig.report(&["copy", "-r", "far", "--to", "repo", "--all"]);
     assert_eq!(outcomes(&back), ["present"; 3]);
-    // A third repository knows them for what they are, whichever way they come.
+    // A third repository recognizes them, from either repository.
     rig.ok(&["init", "--no-encryption", "-r", "third"]);
     rig.ok(&["copy", "-r", "far", "--to", "third", "--machine", "web1"]);
     let direct = rig.report(&["copy", "--to", "third", "--all"]);
@@ -117,7 +117,7 @@ fn what_is_copied_is_the_same_and_is_copied_once_and_not_back() {
 }
 
 #[test]
-fn what_was_removed_there_stays_away_until_somebody_wants_it() {
+fn snapshots_removed_from_the_target_are_copied_again_only_on_request() {
     let (rig, images) = two_machines();
     rig.ok(&["init", "--no-encryption", "-r", "far"]);
     rig.ok(&["copy", "--to", "far", "--machine", "web1"]);
@@ -185,7 +185,7 @@ fn repositories_that_are_made_alike_share_what_either_stored() {
     let mut command = rig.command(&words);
     command.env("HOLDFAST_TO_REPOSITORY", rig.path("far"));
     let refused = command.output().unwrap();
-    assert_eq!(refused.status.code(), Some(2), "there is nobody to ask");
+    assert_eq!(refused.status.code(), Some(2), "there is no terminal to ask");
     assert!(stderr(&refused).contains("--to-password-file"), "{}", stderr(&refused));
     command.env("HOLDFAST_TO_PASSWORD_FILE", rig.path("far-key"));
     assert_eq!(command.output().unwrap().status.code(), Some(0));
@@ -198,7 +198,7 @@ fn repositories_that_are_made_alike_share_what_either_stored() {
 }
 
 #[test]
-fn the_status_tells_what_is_where_and_how_far_behind() {
+fn the_status_shows_which_snapshots_are_where_and_the_lag() {
     let (rig, _) = two_machines();
     rig.ok(&["init", "--no-encryption", "-r", "far"]);
     let status = ["copy", "--to", "far", "--status"];
@@ -244,7 +244,7 @@ fn the_status_tells_what_is_where_and_how_far_behind() {
 }
 
 #[test]
-fn command_lines_that_make_no_sense_touch_nothing() {
+fn contradictory_command_lines_touch_nothing() {
     let (rig, _) = two_machines();
     rig.ok(&["init", "--no-encryption", "-r", "far"]);
     for words in [

@@ -1,4 +1,4 @@
-//! Copies that are stopped, killed, have no room, or read what is damaged or goes away.
+//! Copies that are stopped or killed, run out of space, or read data that is damaged or removed.
 
 use std::os::unix::process::ExitStatusExt as _;
 use std::time::Duration;
@@ -25,7 +25,7 @@ fn count(rig: &Rig) -> usize {
 }
 
 #[test]
-fn killed_at_any_moment_the_next_copy_goes_on() {
+fn a_copy_killed_at_any_moment_is_continued_by_the_next_one() {
     let seed = std::env::var("HOLDFAST_SEED")
         .ok()
         .and_then(|text| text.parse().ok())
@@ -54,7 +54,7 @@ fn killed_at_any_moment_the_next_copy_goes_on() {
             assert!((committed..=3).contains(&now), "{now} after {committed}");
             committed = now;
         }
-        // What they announced does not keep gc from anything, on neither side.
+        // The leases of killed copies do not block gc on either side.
         rig.ok(&["gc"]);
         let done = rig.report(&ALL);
         assert_eq!(done["copied_count"].as_u64().unwrap() + committed as u64, 3);
@@ -93,8 +93,8 @@ fn ctrl_c_ends_it_clean() {
     assert_both_days(&rig, &["-r", "far"], &images);
 }
 
-/// What is removed here while it is copied arrives, because gc leaves it as long as somebody copies; what is removed before its turn
-/// comes is told.
+/// A snapshot removed while it is copied still arrives, because gc keeps its data during a copy; one removed before its turn
+/// is reported.
 #[test]
 fn forget_and_gc_here_meanwhile() {
     let (rig, images) = two_machines();
@@ -153,7 +153,7 @@ pub(super) fn damage_largest_pack(rig: &Rig, repository: &str) {
     rig.write(&largest, &bytes);
 }
 
-/// What is damaged on one side is mended from the other, for all snapshots that need it.
+/// Damage on one side is repaired from the other, for all snapshots that need it.
 #[test]
 fn a_damaged_repository_is_repaired_from_the_other() {
     for (like, damaged) in [(true, "far"), (true, "repo"), (false, "far")] {
@@ -172,7 +172,7 @@ fn a_damaged_repository_is_repaired_from_the_other() {
 }
 
 #[test]
-fn what_is_damaged_is_named_and_the_rest_arrives() {
+fn damaged_snapshots_are_named_and_the_others_are_copied() {
     let (rig, images) = two_machines();
     rig.write("mail.raw", &noise(3 * MIB, 77));
     rig.ok(&["backup", "mail.raw"]);

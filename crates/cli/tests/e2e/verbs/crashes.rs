@@ -107,7 +107,7 @@ fn killed_at_any_moment_the_next_backup_works() {
 
 /// A restore that is killed leaves a file of another name; the next one to the same target takes it away, and says so.
 #[test]
-fn what_a_killed_restore_left_goes_with_the_next_one() {
+fn leftovers_of_a_killed_restore_are_removed_by_the_next_one() {
     let rig = Rig::new();
     rig.write("web1.raw", &noise(96 * MIB, 5));
     rig.ok(&["backup", "web1.raw"]);

@@ -1,4 +1,4 @@
-//! Images of which a part is not there any more, which have an odd size, or which somebody is writing to: never a wrong disk without a word.
+//! Images that are truncated, have an odd size, or are being written: never a wrong disk without a warning.
 
 use std::fs::File;
 use std::process::{Command, Stdio};
@@ -8,7 +8,7 @@ use crate::rig::{Rig, noise};
 
 const MIB: usize = 1 << 20;
 
-/// What was cut off of a disk was read as zeroes, and nobody was told.
+/// The missing end of a truncated disk was read as zeroes without a warning.
 #[test]
 fn an_image_that_was_cut_off_is_damaged_to_all_who_read_it() {
     let rig = Rig::new();
@@ -167,9 +167,9 @@ fn by_qemu_nbd(rig: &Rig, words: &[&str]) -> std::process::ExitStatus {
         .unwrap()
 }
 
-/// The container would have become the disk, and nobody would have been told.
+/// The container would have become the disk without a warning.
 #[test]
-fn what_is_called_like_an_image_and_is_none_is_told() {
+fn a_file_named_like_an_image_that_is_none_is_warned_about() {
     let rig = Rig::empty();
     rig.write("disk.raw", &noise(MIB, 6));
     rig.ok(&["image", "convert", "disk.raw", "disk.qcow2"]);

@@ -1,4 +1,4 @@
-//! A file system that is really full, or read-only: said clearly, nothing half is left, and what was there stays good.
+//! A file system that is really full, or read-only: a clear error, no partial files, and no damage.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -93,7 +93,7 @@ fn an_export_says_what_is_full() {
 }
 
 #[test]
-fn on_a_full_disk_nothing_half_is_left_and_what_was_there_is_good() {
+fn a_full_disk_leaves_no_partial_file_and_damages_nothing() {
     let Some((rig, _small)) = rig_on_small_file_system() else {
         return;
     };
@@ -143,7 +143,7 @@ fn on_a_full_disk_nothing_half_is_left_and_what_was_there_is_good() {
 
 /// Packs that are alive in part are written anew, which takes room that is not there.
 #[test]
-fn gc_on_a_full_disk_gives_back_what_it_can_and_loses_nothing() {
+fn gc_on_a_full_disk_frees_what_it_can_and_loses_nothing() {
     let Some((rig, _small)) = rig_on_small_file_system() else {
         return;
     };

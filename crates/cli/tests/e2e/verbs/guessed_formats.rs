@@ -1,4 +1,4 @@
-//! Formats that nobody has said: what a guest can write into a raw disk opens no other file, and a name is no damage.
+//! Formats without an option: what a guest writes into a raw disk opens no other file, and a name is no damage.
 
 use crate::host::{system, text};
 use crate::rig::{Rig, noise};
@@ -28,7 +28,7 @@ fn code(rig: &Rig, words: &[&str]) -> i32 {
 }
 
 #[test]
-fn what_a_guest_wrote_into_a_raw_disk_opens_no_other_file() {
+fn data_of_a_guest_in_a_raw_disk_opens_no_other_file() {
     let rig = Rig::new();
     let disk = disk_with_a_header(&rig);
     for name in ["guest.raw", "guest.img", "guest", "guest.snap1"] {
@@ -50,7 +50,7 @@ fn what_a_guest_wrote_into_a_raw_disk_opens_no_other_file() {
                 "{words:?}: {output:?}"
             );
         }
-        // Whoever knows what it is says so.
+        // An option states the format.
         assert_eq!(
             code(&rig, &["image", "convert", "--format", "raw", name, "as-it-is.raw"]),
             0,
@@ -67,13 +67,13 @@ fn what_a_guest_wrote_into_a_raw_disk_opens_no_other_file() {
         std::fs::remove_file(rig.path("as-image.raw")).unwrap();
     }
     assert_eq!(rig.snapshot_count(), 0);
-    // An image that is called so is read with what it is based on, as ever.
+    // An image with the matching name is read with its backing file, as always.
     assert_eq!(code(&rig, &["image", "convert", "head.qcow2", "base.raw"]), 0);
 }
 
 /// A header that names no file leads nowhere, and still the guest of a raw disk may have written it.
 #[test]
-fn what_only_the_content_says_is_told() {
+fn a_format_guessed_from_the_content_is_warned_about() {
     let rig = Rig::new();
     rig.write("disk.raw", &noise(MIB, 5));
     rig.ok(&["image", "convert", "disk.raw", "web.qcow2"]);
@@ -92,7 +92,7 @@ fn what_only_the_content_says_is_told() {
         .enumerate()
         {
             for (options, expected) in [(&[][..], 3), (&["--format", "qcow2"], 0)] {
-                // What was backed up as an image before is known to be one.
+                // A disk that was backed up as an image before is known to be one.
                 let output = rig.run(&[words, options].concat());
                 let said = String::from_utf8_lossy(&output.stderr);
                 assert_eq!(
@@ -116,7 +116,7 @@ fn what_only_the_content_says_is_told() {
             "{name}: it is known now"
         );
     }
-    // Names of clones say what they are, or nothing.
+    // The name of a clone gives its format, or none.
     for way in ["--copy", "--overlay", "--dry-run"] {
         assert_eq!(code(&rig, &["clone", way, "web.qcow2", "clone.qcow"]), 2, "{way}");
         assert_eq!(code(&rig, &["clone", way, "web.qcow2", "clone.vmkd"]), 2, "{way}");

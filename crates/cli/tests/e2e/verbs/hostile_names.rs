@@ -34,7 +34,7 @@ fn assert_harmless(rig: &Rig, words: &[&str]) {
 }
 
 #[test]
-fn what_an_image_is_called_inside_does_not_reach_the_terminal_as_it_is() {
+fn names_inside_an_image_are_escaped_on_the_terminal() {
     let rig = Rig::new();
     rig.write("disk.raw", &noise(1 << 20, 4));
     rig.write("aaaaaaaaaaaa", &noise(1 << 20, 5));
@@ -81,7 +81,7 @@ fn what_an_image_is_called_inside_does_not_reach_the_terminal_as_it_is() {
 }
 
 #[test]
-fn what_an_archive_calls_its_members_does_not_reach_the_terminal_as_it_is() {
+fn names_of_archive_members_are_escaped_on_the_terminal() {
     let rig = Rig::new();
     let evil = String::from_utf8(EVIL.to_vec()).unwrap();
     rig.write("disk.img", &noise(1 << 20, 6));

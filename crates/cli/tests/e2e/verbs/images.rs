@@ -157,7 +157,7 @@ fn a_disk_of_parallels_is_read_at_its_snapshots() {
 }
 
 #[test]
-fn images_get_another_size_and_keep_what_they_hold() {
+fn images_are_resized_and_keep_their_content() {
     let rig = Rig::empty();
     let bytes = noise(3 << 20, 4);
     rig.write("a.raw", &bytes);
@@ -181,7 +181,7 @@ fn images_get_another_size_and_keep_what_they_hold() {
     }
 }
 
-/// A folder for Parallels, as its name promises, whoever makes it.
+/// An image named `.hdd` is a folder for Parallels, whichever verb makes it.
 #[test]
 fn a_disk_called_hdd_is_a_folder() {
     let rig = Rig::empty();
@@ -229,9 +229,9 @@ fn a_disk_called_hdd_is_a_folder() {
     assert!(rig.names(".").iter().all(|name| !name.ends_with(".partial")));
 }
 
-/// Whoever could use the old file can use the new one, where it was.
+/// The new file has the owner, mode and place of the old one.
 #[test]
-fn what_takes_the_place_of_a_file_has_its_mode_and_is_where_a_link_leads() {
+fn a_replaced_file_keeps_its_mode_and_a_link_is_followed() {
     use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown};
     let rig = Rig::empty();
     let bytes = noise(MIB, 24);

@@ -47,9 +47,9 @@ fn remove(rig: &Rig, name: &str) {
     std::fs::remove_file(rig.path(name)).unwrap();
 }
 
-/// Whoever reads what comes stands still: Ctrl-C ends the program all the same, and soon.
+/// The reader of the output hangs: Ctrl-C still ends the program, and soon.
 #[test]
-fn nobody_waits_for_a_reader_that_stands_still() {
+fn an_interrupt_ends_a_command_whose_reader_does_not_read() {
     let rig = Rig::new();
     rig.write("web1.raw", &noise(8 * MIB, 5));
     rig.ok(&["backup", "web1.raw", "--machine", "web1"]);
@@ -68,7 +68,7 @@ fn nobody_waits_for_a_reader_that_stands_still() {
         let command = command.env("TMPDIR", rig.path("tmp"));
         let (reader, writer) = std::io::pipe().unwrap();
         let mut child = command.stdout(writer).stderr(Stdio::null()).spawn().unwrap();
-        // The pipe takes no more: what is in it stays the same for a while.
+        // The pipe is full: the amount in it does not change for a while.
         let held = || rustix::io::ioctl_fionread(&reader).unwrap();
         let mut before = 0;
         while before < 4096 || held() != before {
@@ -85,18 +85,18 @@ fn nobody_waits_for_a_reader_that_stands_still() {
     }
 }
 
-/// Where nobody can get the answer, nothing is done.
+/// Nothing is done if the answer cannot be delivered.
 #[test]
 fn standard_streams_that_are_closed_are_no_place_for_a_disk() {
     let rig = Rig::new();
     rig.write("web1.raw", &noise(MIB, 5));
-    // The exit code, and what was said.
+    // The exit code, and standard error.
     let run = |line: &str| {
         let program = rig.command(&[]).get_program().display().to_string();
         let folder = rig.path(".").display().to_string();
         let script = format!("cd {folder}; HOLDFAST_REPOSITORY=repo {program} 2>err {line}; echo $?");
-        let told = system("/bin/sh", &["-c", &script]).unwrap();
-        let code = told.lines().last().unwrap_or_default().to_owned();
+        let output = system("/bin/sh", &["-c", &script]).unwrap();
+        let code = output.lines().last().unwrap_or_default().to_owned();
         (code, String::from_utf8(rig.read("err")).unwrap())
     };
     for line in [
@@ -110,7 +110,7 @@ fn standard_streams_that_are_closed_are_no_place_for_a_disk() {
         assert!(code == "2" && text.contains("is closed"), "{line}: {code}: {text}");
     }
     assert_eq!(rig.snapshot_count(), 0);
-    // Nothing in their place is something else, and closing what is not wanted is nobody's business.
+    // /dev/null in their place is something else, and a closed stream that is not used does not matter.
     for line in ["version >/dev/null", "version <&-", "version 2>&-"] {
         assert_eq!(run(line).0, "0", "{line}");
     }
@@ -122,7 +122,7 @@ fn a_killed_import_leaves_nothing_in_the_temporary_folder() {
     let rig = Rig::new();
     rig.write("web1.raw", &noise(2 * MIB, 6));
     rig.ok(&["backup", "web1.raw", "--machine", "web1"]);
-    // Of an image alone, nobody knows what its machine consists of.
+    // An image does not describe its machine.
     rig.code(3, &["export", "web1", "web1.ova"]);
     std::fs::create_dir_all(rig.path("inside")).unwrap();
     std::fs::create_dir(rig.path("tmp")).unwrap();
@@ -190,7 +190,7 @@ fn a_conversion_leaves_nothing() {
             assert_eq!(rig.names("."), ["disk.raw"]);
         }
     }
-    // What is killed cannot tidy up: the next one does, of the image, its data file and its folder, and says so.
+    // A killed program cannot clean up: the next one removes the image, its data file and its folder, with a message.
     for words in [&["new.qcow2", "--data-file", "new.data"][..], &["new.hdd"]] {
         let words = [&["image", "convert", "disk.raw"], words].concat();
         kill_when_begun(&rig, &words);
@@ -232,7 +232,7 @@ fn kill_when_begun(rig: &Rig, words: &[&str]) {
 }
 
 #[test]
-fn a_restore_leaves_nothing_new_and_tells_of_what_it_was_changing() {
+fn an_interrupted_restore_leaves_nothing_new_and_names_what_it_was_changing() {
     let rig = Rig::new();
     rig.write("web1.raw", &noise(96 * MIB, 2));
     rig.ok(&["backup", "web1.raw"]);
@@ -258,7 +258,7 @@ fn a_restore_leaves_nothing_new_and_tells_of_what_it_was_changing() {
     assert!(rig.read("out.raw") == rig.read("web1.raw"));
 }
 
-/// Enough snapshots that gc has something to look at, and packs that nobody needs.
+/// Enough snapshots for gc to read, and unreferenced packs.
 fn rig_with_garbage(snapshots: u64) -> (Rig, Vec<u8>) {
     let rig = Rig::new();
     let mut bytes = noise(6 * MIB, 4);
@@ -273,7 +273,7 @@ fn rig_with_garbage(snapshots: u64) -> (Rig, Vec<u8>) {
 
 /// The rig is made anew for each attempt: what gc has done is done.
 #[test]
-fn gc_may_be_stopped_and_the_next_one_goes_on() {
+fn gc_may_be_interrupted_and_the_next_one_continues() {
     let clock = SystemClock::new();
     for _ in 0..ATTEMPTS {
         let (rig, bytes) = rig_with_garbage(12);
@@ -312,7 +312,7 @@ fn a_backup_commits_nothing_and_the_repository_is_usable() {
     let begun = || rig.path("repo/writers").exists() && !rig.names("repo/writers").is_empty();
     let machine = std::cell::Cell::new(0);
     interrupt(&rig, &["backup", "web1.raw"], begun, || {
-        // What is stored already would be done at once: other bytes for the next attempt.
+        // A backup of stored bytes would end at once: other bytes for the next attempt.
         machine.set(machine.get() + 1);
         rig.write("web1.raw", &noise(96 * MIB, 100 + machine.get()));
     });

@@ -1,4 +1,4 @@
-//! What an image is made of, and what it is based on, stays what it is: it is not replaced, taken for another file, or mended to death.
+//! The files that an image consists of or is based on are kept: they are not replaced, mistaken for others, or damaged by a repair.
 
 use std::fs::File;
 
@@ -28,7 +28,7 @@ fn stays(rig: &Rig, file: &str, words: &[&str]) {
 }
 
 #[test]
-fn what_an_image_is_based_on_is_not_replaced_by_it() {
+fn an_image_does_not_replace_its_own_base() {
     let rig = rig();
     rig.ok(&["image", "convert", "a.raw", "base.qcow2"]);
     rig.ok(&["image", "create", "mid.qcow2", "-b", "base.qcow2"]);
@@ -129,7 +129,7 @@ fn names_with_colons_are_names_of_files() {
     );
 }
 
-/// Data in a file of its own that is cut off is found by whoever looks, not by the first who reads that far.
+/// A truncated data file is found by a check, not only by the first read that goes that far.
 #[test]
 fn a_data_file_that_is_cut_off_is_found() {
     let rig = rig();
@@ -202,7 +202,7 @@ fn a_second_directory_is_not_made_like_a_first_one_that_is_wrong() {
             );
             assert!(rig.read("disk.vmdk") == bytes, "{value:?}");
         }
-        // Behind all others is a grain that nobody has: either can be right.
+        // Behind all others is an unreferenced grain: either can be right.
         let mut longer = bytes.clone();
         let end = u32::try_from(longer.len().next_multiple_of(65_536) / 512).unwrap();
         longer.resize(longer.len().next_multiple_of(65_536) + 65_536, 7);
@@ -222,10 +222,10 @@ fn a_second_directory_is_not_made_like_a_first_one_that_is_wrong() {
     }
 }
 
-/// A flipped bit makes a compressed cluster of a plain one; only a flag that does not fit tells.
+/// A flipped bit turns a plain cluster into a compressed one; only an inconsistent flag shows it.
 /// An entry of the second directory that leads into the middle of a grain was taken for one that the first one has lost.
 #[test]
-fn what_leads_into_a_grain_is_taken_for_nothing_that_was_lost() {
+fn an_entry_into_the_middle_of_a_grain_is_not_taken_for_a_lost_one() {
     let rig = rig();
     rig.write("little.raw", &noise(65_536, 3));
     system("truncate", &["-s", "64M", text(&rig.path("little.raw"))]).unwrap();
@@ -248,7 +248,7 @@ fn what_leads_into_a_grain_is_taken_for_nothing_that_was_lost() {
 }
 
 #[test]
-fn a_doubt_is_not_mended_away() {
+fn a_repair_does_not_hide_a_doubtful_entry() {
     let rig = rig();
     rig.ok(&["image", "convert", "a.raw", "disk.qcow2"]);
     let mut bytes = rig.read("disk.qcow2");
@@ -263,7 +263,7 @@ fn a_doubt_is_not_mended_away() {
     rig.code(5, &["image", "check", "disk.qcow2"]);
 }
 
-/// An empty entry of a qcow2 was given a cluster that nobody had by one flipped bit, and a repair made that cluster its own.
+/// One flipped bit made an empty entry of a qcow2 refer to a free cluster, and a repair allocated that cluster to it.
 #[test]
 fn an_entry_that_leads_to_a_free_cluster_stays_a_doubt() {
     let rig = rig();
@@ -287,7 +287,7 @@ fn an_entry_that_leads_to_a_free_cluster_stays_a_doubt() {
 
 /// What is not there any more is not zero.
 #[test]
-fn a_source_that_is_cut_off_while_it_is_read_is_told() {
+fn a_source_truncated_while_it_is_read_is_reported() {
     let rig = Rig::empty();
     rig.write("a.raw", &noise(40 * MIB, 2));
     let read = holdfast_image::open(&rig.path("a.raw"), &holdfast_image::OpenOptions::default()).unwrap();
@@ -302,7 +302,7 @@ fn a_source_that_is_cut_off_while_it_is_read_is_told() {
 }
 
 #[test]
-fn what_others_are_based_on_is_not_replaced() {
+fn the_base_of_another_image_is_not_replaced() {
     let rig = rig();
     for format in ["qcow2", "vdi", "vhd", "vhdx", "vmdk"] {
         let [base, child] = ["base", "child"].map(|name| format!("{name}.{format}"));

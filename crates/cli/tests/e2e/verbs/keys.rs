@@ -1,4 +1,4 @@
-//! Who can open a repository.
+//! Passwords and keys of a repository.
 
 use std::os::unix::fs::PermissionsExt;
 
@@ -93,7 +93,7 @@ fn weak_passwords_protect_nothing_new() {
 fn a_repository_without_encryption_asks_for_nothing_and_takes_no_password_for_one() {
     let rig = Rig::new();
     assert_eq!(rig.snapshot_count(), 0);
-    // Whoever gives a password means an encrypted repository: this one was put in its place.
+    // A password implies an encrypted repository: this one replaced it.
     assert_code(&with(&rig, "correct horse", &["list"]), 1, &[]);
     assert_code(&with(&rig, "correct horse", &["init", "--no-encryption"]), 2, &[]);
 }

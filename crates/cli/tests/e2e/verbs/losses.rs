@@ -1,4 +1,4 @@
-//! Snapshots that are gone although nobody removed them: every verb says so, and none deletes what can bring them back.
+//! Snapshots that are missing without a removal: every verb reports them, and none deletes what can restore them.
 
 use crate::rig::{Rig, noise};
 

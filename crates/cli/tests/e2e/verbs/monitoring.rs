@@ -15,7 +15,7 @@ fn unknown(rig: &Rig, words: &[&str]) -> String {
 }
 
 #[test]
-fn whatever_goes_wrong_is_a_line_for_nagios() {
+fn every_failure_is_a_line_for_nagios() {
     let rig = Rig::empty();
     rig.write("wrong.conf", b"[tank]\nhurly = 3\n");
     rig.write("empty.conf", b"");

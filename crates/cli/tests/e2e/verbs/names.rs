@@ -66,7 +66,7 @@ fn disks_of_nothing_are_errors() {
 
 /// A folder that is called like a machine stands in the way of its name.
 #[test]
-fn a_folder_is_no_image_and_the_way_to_the_machine_is_told() {
+fn a_folder_is_no_image_and_the_error_names_the_machine() {
     let rig = rig();
     std::fs::create_dir(rig.path("vm7")).unwrap();
     let (_, said) = rig.error(1, &["backup", "vm7"]);

@@ -58,7 +58,7 @@ fn mixed() -> Rig {
 }
 
 #[test]
-fn a_machine_does_not_go_on_where_another_one_of_its_name_ended() {
+fn a_machine_does_not_continue_the_history_of_another_one_of_its_name() {
     let rig = rig();
     let (first, second) = (machine(&rig, "web", A, "a.raw"), machine(&rig, "web", B, "b.raw"));
     rig.ok(&words(&first));
@@ -142,8 +142,8 @@ fn prune_keeps_the_newest_of_each_machine_of_a_name() {
     let report = rig.report(&["prune", "--keep-daily", "7"]);
     assert_eq!(report["removed_count"], 0, "{report}");
     let machines = report["machines"].as_array().unwrap().iter();
-    let told: Vec<_> = machines.map(|machine| machine["distinction"].to_string()).collect();
-    assert_eq!(told, [format!("\"UUID {A}\""), format!("\"UUID {B}\"")]);
+    let distinctions: Vec<_> = machines.map(|machine| machine["distinction"].to_string()).collect();
+    assert_eq!(distinctions, [format!("\"UUID {A}\""), format!("\"UUID {B}\"")]);
     assert_eq!(ids(&rig), before);
     // The one that holds the name goes on, compared with itself; its older snapshots go, and the other one's stay.
     rig.ok(&words(&machine(&rig, "web", B, "b.raw")));
@@ -159,12 +159,12 @@ fn the_status_of_a_copy_tells_machines_of_one_name_apart() {
     rig.ok(&["copy", "--to", "far", &ids(&rig)[0]]);
     let report = rig.report(&["copy", "--to", "far", "--status"]);
     let machines = report["machines"].as_array().unwrap().iter();
-    let told: Vec<_> = machines
+    let distinctions: Vec<_> = machines
         .map(|machine| (machine["distinction"].to_string(), machine["missing_count"].clone()))
         .collect();
     // The newest is missing, and the other machine is not behind for that.
     assert_eq!(
-        told,
+        distinctions,
         [(format!("\"UUID {A}\""), 0.into()), (format!("\"UUID {B}\""), 1.into())],
         "{report}"
     );
@@ -199,7 +199,7 @@ fn a_name_of_two_machines_means_neither() {
 }
 
 #[test]
-fn a_machine_that_was_created_anew_goes_on_where_it_is_said_so() {
+fn a_recreated_machine_continues_its_history_only_on_request() {
     let rig = mixed();
     let anew = machine(&rig, "web", "33333333-3333-4333-8333-333333333333", "b.raw");
     assert_eq!(rig.error(1, &words(&anew)).0, "exists");

@@ -32,7 +32,7 @@ fn parts(packed: &[u8]) -> (Vec<&[u8]>, &[u8]) {
     (blocks, &packed[at..])
 }
 
-/// Each block is whole by itself: what was lost between two of them was not missed by who unpacks.
+/// Each block is valid by itself: a lost block was not noticed when the stream was unpacked.
 #[test]
 fn a_packed_stream_with_blocks_that_are_not_its_own_is_damaged_to_all_who_read_it() {
     let rig = Rig::empty();
@@ -97,7 +97,7 @@ fn a_damaged_block_is_damage_to_all_verbs() {
 
 /// `archive check` went by the index, and `compress -d` by the heads of the blocks: what the first called whole, the second could not unpack.
 #[test]
-fn what_is_whole_to_check_can_be_unpacked() {
+fn a_stream_that_passes_the_check_can_be_unpacked() {
     let rig = Rig::empty();
     let whole = rig.run_with(&["compress", "--gzip"], &noise(2 * MIB, 43)).stdout;
     let (blocks, index) = parts(&whole);
@@ -141,9 +141,9 @@ fn a_packed_folder_with_links_is_checked_as_a_stream() {
     }
 }
 
-/// Nothing in a stream of zstd says that another block should come; what looks like that is told, and given out.
+/// A stream of zstd does not say that another block should follow; what looks truncated is unpacked with a warning.
 #[test]
-fn a_stream_of_zstd_that_may_be_cut_is_told_by_all() {
+fn every_verb_warns_of_a_zstd_stream_that_may_be_truncated() {
     let rig = Rig::empty();
     let bytes = noise(9 * MIB, 47);
     let whole = rig.run_with(&["compress", "--zstd"], &bytes).stdout;
@@ -167,7 +167,7 @@ fn a_stream_of_zstd_that_may_be_cut_is_told_by_all() {
 
 /// What was left of a file that was cut off while it was read was packed as if it had been all of it.
 #[test]
-fn a_file_that_is_cut_off_while_it_is_packed_is_told() {
+fn a_file_truncated_while_it_is_packed_is_reported() {
     let rig = Rig::empty();
     rig.write("disk.raw", &noise(48 * MIB, 44));
     for option in ["--gzip", "--zstd"] {
@@ -176,7 +176,7 @@ fn a_file_that_is_cut_off_while_it_is_packed_is_told() {
             .stdin(Stdio::null())
             .spawn()
             .unwrap();
-        // Nobody takes more of it: it stands still before it has read all of the file.
+        // The pipe is not read any further: the program blocks before it has read all of the file.
         let mut start = [0; 100];
         child.stdout.as_mut().unwrap().read_exact(&mut start).unwrap();
         let disk = File::options().write(true).open(rig.path("disk.raw")).unwrap();

@@ -1,4 +1,4 @@
-//! What a machine of a pool becomes while its backup waits, and what becomes of its repository between two backups.
+//! Changes of a machine of a pool while its backup waits, and of its repository between two backups.
 
 use std::process::Stdio;
 
@@ -10,7 +10,7 @@ use super::pools::{MIB, World, with_login};
 use crate::schedules::wait_until;
 
 impl World {
-    /// Somebody gives the machine another disk while it runs.
+    /// Attaches another disk to the machine while it runs.
     fn attach(&self, place: &str, size_bytes: u64) {
         let vms = self.pool.vms();
         let vm = vms.iter().find(|vm| vm.uuid == self.vm).unwrap();
@@ -59,7 +59,7 @@ fn a_backup_that_has_waited_takes_the_machine_as_it_is_by_then() {
     assert_eq!(disks.len(), 3, "{report:#}");
 }
 
-/// By way of VHDs, what has not changed comes from the repository: where that is damaged, no further backup went through.
+/// With VHDs, unchanged blocks come from the repository: if that was damaged, every further backup failed.
 #[test]
 fn a_damaged_repository_is_repaired_by_the_next_backup() {
     let world = World::new();

@@ -1,4 +1,4 @@
-//! What a person makes of the disks that backups keep in a pool is his: XAPI copies their marks to it.
+//! Copies that a user makes of the disks that backups keep in a pool belong to the user, although XAPI copies their marks.
 
 use holdfast_xapi_server::{NbdPurpose, NewVm, VdiInfo};
 use serde_json::json;
@@ -51,9 +51,9 @@ impl World {
     }
 }
 
-/// What was cloned from a kept disk was removed by the next backup, and by the doctor.
+/// The next backup and the doctor removed clones of a kept disk.
 #[test]
-fn a_copy_that_a_person_made_of_a_kept_disk_is_his() {
+fn a_copy_that_a_user_made_of_a_kept_disk_is_kept() {
     for is_older in [false, true] {
         let world = World::new();
         world.pool.set_nbd_purpose(NbdPurpose::None);
@@ -76,7 +76,7 @@ fn a_copy_that_a_person_made_of_a_kept_disk_is_his() {
         let marks = world.pool.record("VDI", &theirs[0]).unwrap()["other_config"].clone();
         assert!(marks["holdfast-base"].is_string(), "XAPI copies it: {marks}");
 
-        // What was kept does for the next backup, whichever version has kept it, and goes behind it.
+        // The next backup uses the kept disks, whichever version kept them, and then removes them.
         world.write("xvda", 9 * MIB, 512, 4);
         let next = world.back_up(&[]);
         assert_eq!(next["disks"][1]["dirty_bytes"], 0, "{next}");
@@ -98,9 +98,9 @@ fn a_copy_that_a_person_made_of_a_kept_disk_is_his() {
     }
 }
 
-/// A person has put a disk that is kept, and one of a snapshot that was left, into a machine of his: it is what he works with.
+/// A user has attached a kept disk, and one of a leftover snapshot, to another machine.
 #[test]
-fn a_kept_disk_that_a_person_works_with_stays() {
+fn a_kept_disk_in_use_by_a_machine_is_kept() {
     let world = World::new();
     world.pool.set_nbd_purpose(NbdPurpose::None);
     world.back_up(&[]);
@@ -115,7 +115,7 @@ fn a_kept_disk_that_a_person_works_with_stays() {
     let snapshot = world.pool.vms().into_iter().find(|vm| vm.is_a_snapshot).unwrap();
     let attached = world.pool.record("VM", &snapshot.uuid).unwrap()["VBDs"].clone();
     assert_ne!(attached, json!([]));
-    // One that somebody has made of it has its name, and is a machine.
+    // One that a user made of it has its name, and is a machine.
     let copy = world.pool.add_vm(&NewVm {
         name: snapshot.name.clone(),
         ..NewVm::default()

@@ -1,4 +1,4 @@
-//! What backups have left in a pool is found by the doctor, and only what nobody can need is removed.
+//! The doctor finds the leftovers of backups in a pool, and removes only those that no repository can need.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use super::pools::{World, with_login};
 use crate::program::{stderr, stdout};
 
 impl World {
-    /// What the doctor says. Backups of other tests may be at work: whose a snapshot is cannot be told then, and it is asked again.
+    /// The report of the doctor. While backups of other tests run, the owner of a snapshot is unknown, and the doctor is run again.
     pub(super) fn doctor(&self, code: i32, words: &[&str]) -> Value {
         let fingerprint = self.pool.fingerprint();
         let address = self.address();
@@ -57,7 +57,7 @@ fn a_snapshot_that_was_left_is_found_and_removed() {
     assert_eq!(world.finds(0, &[]), [""; 0]);
     world.back_up_and_leave();
 
-    // Somebody is at work on the machine.
+    // A backup of the machine is running.
     let lock = world.rig.path(&format!("state/holdfast/machines/{}.backup", world.vm));
     let lock = std::fs::File::open(lock).unwrap();
     lock.lock().unwrap();
@@ -87,7 +87,7 @@ fn a_snapshot_that_was_left_is_found_and_removed() {
     world.assert_clean(2);
 }
 
-/// Another user of this host, or a host of this name, may be at work: it is told, and left alone.
+/// Another user of this host, or another host of this name, may own the snapshot: it is reported and kept.
 #[test]
 fn a_snapshot_of_another_place_is_left_alone() {
     let world = World::new();
@@ -107,7 +107,7 @@ fn a_snapshot_of_another_place_is_left_alone() {
 }
 
 #[test]
-fn what_is_kept_for_nobody_is_found_and_removed() {
+fn disks_kept_for_a_forgotten_repository_are_found_and_removed() {
     let world = World::new();
     world.back_up(&[]);
     let report = world.doctor(0, &[]);

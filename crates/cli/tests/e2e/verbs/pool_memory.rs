@@ -62,7 +62,7 @@ fn memory(world: &World) -> Vec<u8> {
 }
 
 /// The machine is in the pool as it was, with its memory, and goes on.
-fn assert_goes_on(world: &World, before: &Seen, disks_before: &[Vec<u8>]) {
+fn assert_resumes(world: &World, before: &Seen, disks_before: &[Vec<u8>]) {
     assert_eq!(seen(world), *before);
     let machine = world.pool.record("VM", &world.vm).unwrap();
     assert_eq!(machine["power_state"], "Suspended");
@@ -92,16 +92,16 @@ fn assert_not_there(world: &World) {
     assert_eq!(world.pool.session_count(), 0);
 }
 
-/// What a suspended machine goes on from is its own, whoever backs it up.
+/// A backup of a suspended machine leaves its suspended state unchanged.
 #[test]
-fn a_suspended_machine_that_is_backed_up_goes_on() {
+fn a_suspended_machine_can_be_resumed_after_a_backup() {
     for with_memory in [false, true] {
         let (world, before, disks) = lost(&[]);
         world.report(&["export", "web1", &world.address(), "--with-memory"]);
         let report = world.back_up(if with_memory { &["--with-memory"] } else { &[] });
         assert_eq!(report["memory_bytes"].is_null(), !with_memory, "{report}");
         if with_memory {
-            assert_goes_on(&world, &before, &disks);
+            assert_resumes(&world, &before, &disks);
         } else {
             world.pool.resume(&world.vm).unwrap();
         }
@@ -109,7 +109,7 @@ fn a_suspended_machine_that_is_backed_up_goes_on() {
 }
 
 #[test]
-fn a_machine_of_a_pool_goes_on_where_it_was() {
+fn a_machine_of_a_pool_resumes_where_it_was() {
     for read in ["nbd", "vhd"] {
         let (world, before, disks) = lost(&["--pool-read", read]);
         let report = world.report(&["export", "web1", &world.address(), "--with-memory"]);
@@ -117,7 +117,7 @@ fn a_machine_of_a_pool_goes_on_where_it_was() {
         assert_eq!(report["memory_bytes"], memory(&world).len());
         assert_eq!(report["dropped"], serde_json::json!([]));
         assert_eq!(report["disks"].as_array().unwrap().len(), 2, "{report}");
-        assert_goes_on(&world, &before, &disks);
+        assert_resumes(&world, &before, &disks);
         assert_eq!(world.pool.tasks(), []);
         // It was no visit: it is backed up as ever.
         world.back_up(&[]);
@@ -125,7 +125,7 @@ fn a_machine_of_a_pool_goes_on_where_it_was() {
 }
 
 #[test]
-fn what_goes_on_may_have_another_name() {
+fn a_resumed_machine_may_have_another_name() {
     let (world, before, disks) = lost(&[]);
     let address = world.address();
     let output = world.run(&["export", "web1", &address, "--with-memory", "--name", "web1 <again>"]);
@@ -136,7 +136,7 @@ fn what_goes_on_may_have_another_name() {
         name: "web1 <again>".into(),
         ..before
     };
-    assert_goes_on(&world, &renamed, &disks);
+    assert_resumes(&world, &renamed, &disks);
 }
 
 #[test]
@@ -183,7 +183,7 @@ fn an_archive_has_the_memory_and_the_pool_takes_it_in() {
         "/usr/bin/curl",
         &[&words[..], &[archive.to_str().unwrap(), &url]].concat(),
     );
-    assert_goes_on(&world, &before, &disks);
+    assert_resumes(&world, &before, &disks);
 }
 
 fn system(program: &str, script: &std::path::Path, arguments: &[&std::path::Path]) {
@@ -221,7 +221,7 @@ fn without_its_memory_it_starts_and_the_way_to_it_is_said() {
 }
 
 #[test]
-fn what_cannot_go_on_is_not_begun() {
+fn an_export_that_could_not_be_resumed_is_refused() {
     let (world, ..) = lost(&[]);
     let address = world.address();
     let wrong: [(i32, &str, &[&str], &str); 4] = [
@@ -295,7 +295,7 @@ fn snapshots_that_lack_something_say_what() {
         report["dropped"].to_string().contains("lacks what its pool knew"),
         "{report}"
     );
-    // A disk that was left out is known to what runs; it is told while something can be done about it.
+    // The memory refers to a disk that was left out; the warning comes at backup, when it can still be included.
     let machine = world.machine();
     let output = world.run(&["backup", &machine, "--with-memory", "--exclude", "xvdb"]);
     let said = stderr(&output);
@@ -314,7 +314,7 @@ fn snapshots_that_lack_something_say_what() {
 }
 
 #[test]
-fn what_goes_wrong_on_the_way_leaves_nothing_in_the_pool() {
+fn a_failed_export_with_memory_leaves_nothing_in_the_pool() {
     let (world, before, disks) = lost(&[]);
     let address = world.address();
     let faults: [(&str, Fault, &str); 5] = [
@@ -339,7 +339,7 @@ fn what_goes_wrong_on_the_way_leaves_nothing_in_the_pool() {
         world.pool.faults().once(fault);
         let (_, message) = world.fails(1, &["export", "web1", &address, "--with-memory"]);
         assert!(message.contains(words), "{what}: {message}");
-        // Who goes does not wait for the pool to clear up.
+        // An interrupted program does not wait for the pool to clean up.
         wait_until(what, || world.pool.vms().is_empty());
         assert_not_there(&world);
     }
@@ -363,5 +363,5 @@ fn what_goes_wrong_on_the_way_leaves_nothing_in_the_pool() {
     });
     // None of it is in the way of the next attempt.
     world.report(&["export", "web1", &address, "--with-memory"]);
-    assert_goes_on(&world, &before, &disks);
+    assert_resumes(&world, &before, &disks);
 }

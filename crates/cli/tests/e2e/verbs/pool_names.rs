@@ -1,4 +1,4 @@
-//! Pools that a holdfast.toml names: what it says of them holds wherever one is named, and options win over it.
+//! Pools of a holdfast.toml: its settings apply wherever a pool is named, and options override them.
 
 use std::process::Output;
 
@@ -102,7 +102,7 @@ fn a_pool_is_called_by_its_name_and_options_win() {
     let other = "00:".repeat(31) + "00";
     let error = named.json(1, &["machines", "xen://lab", "--pool-certificate", &other]);
     assert!(error.to_string().contains(&world.pool.fingerprint()), "{error}");
-    // Who is no name is a host.
+    // A word that is no name of a pool is a host.
     let address = world.address();
     let error = named.json(1, &["machines", &address, "--pool-password-file", "password"]);
     assert_eq!(error["error"]["kind"], "refused", "{error}");
@@ -128,7 +128,7 @@ fn jobs_back_up_machines_of_pools() {
         world.pool.address()
     );
     assert!(command.ends_with(&expected), "{command}\n{expected}");
-    // Nobody has a fresh snapshot yet.
+    // No machine has a fresh snapshot yet.
     let run = |job: &str, code: i32| {
         let words = at_home(&["run", job]);
         let output = world.rig.run(&words);
@@ -156,7 +156,7 @@ fn jobs_back_up_machines_of_pools() {
 }
 
 #[test]
-fn what_is_wrong_with_a_pool_is_told_by_its_line() {
+fn errors_of_a_pool_name_their_line() {
     let text = "version = 1\n\
         [repositories.main]\npath = \"/backup\"\n\
         [pools.one]\naddres = \"xen1\"\nread = \"tape\"\n\

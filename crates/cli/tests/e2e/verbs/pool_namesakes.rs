@@ -15,7 +15,7 @@ fn back_up_from(world: &World, other: &World, options: &[&str]) -> Output {
 
 /// A machine that has moved, or one that is kept elsewhere for disasters: the pool cannot tell which.
 #[test]
-fn a_machine_of_the_same_uuid_in_another_pool_is_told() {
+fn a_machine_of_the_same_uuid_in_another_pool_is_warned_about() {
     let (world, other) = (World::new(), World::new());
     other.pool.set_field("VM", &other.vm, "uuid", world.vm.clone().into());
     world.back_up(&[]);
@@ -26,7 +26,7 @@ fn a_machine_of_the_same_uuid_in_another_pool_is_told() {
         said.contains(&world.address().replace("xen://", "")) && said.contains("--machine NAME"),
         "{said}"
     );
-    // It is told once of one that has moved, and never of one that is kept apart.
+    // The warning comes once for a machine that has moved, and never for one under a name of its own.
     for options in [&[][..], &["--machine", "dr"]] {
         let output = back_up_from(&world, &other, options);
         assert_eq!(output.status.code(), Some(0), "{} {}", stdout(&output), stderr(&output));
@@ -34,9 +34,9 @@ fn a_machine_of_the_same_uuid_in_another_pool_is_told() {
 }
 
 #[test]
-fn a_machine_of_a_pool_does_not_go_on_where_one_of_another_hypervisor_ended() {
+fn a_machine_of_a_pool_does_not_continue_the_history_of_one_of_another_hypervisor() {
     let world = World::new();
-    // An archive of the machine, as whoever it came from has it.
+    // An archive of the machine, with the UUID of its origin.
     world.back_up(&["--machine", "first"]);
     world.rig.ok(&["export", "first", "first.xva"]);
     world.rig.ok(&["import", "first.xva", "--machine", "web1"]);

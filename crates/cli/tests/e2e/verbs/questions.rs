@@ -24,7 +24,7 @@ fn ask(child: &mut Child, lines: &mut impl BufRead, is_answer: impl Fn(&str) -> 
 
 /// The backup reads what does not come yet, so it stays where it is.
 #[test]
-fn a_backup_tells_how_far_it_is_however_quiet_it_is_and_goes_on() {
+fn a_quiet_backup_prints_its_progress_on_request_and_continues() {
     for options in [&[][..], &["--quiet"], &["--no-progress"]] {
         let rig = Rig::new();
         let words = [&["backup", "--machine", "web1", "vda=-"], options].concat();
@@ -52,9 +52,9 @@ fn a_server_is_not_ended_by_a_question() {
         .command(&["serve", "nbd", "web1", "--socket", &socket])
         .spawn()
         .unwrap();
-    let mut told = String::new();
+    let mut line = String::new();
     let mut served = BufReader::new(child.stdout.take().unwrap());
-    served.read_line(&mut told).unwrap();
+    served.read_line(&mut line).unwrap();
     let mut lines = BufReader::new(child.stderr.take().unwrap());
     ask(&mut child, &mut lines, |line| line.starts_with("holdfast: "));
     kill_process(Pid::from_child(&child), Signal::INT).unwrap();

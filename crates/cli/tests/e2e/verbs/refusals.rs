@@ -1,4 +1,4 @@
-//! What does not go says why, and what to do.
+//! Refusals: the error has the reason and the advice.
 
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt as _;
@@ -8,7 +8,7 @@ use crate::program::stderr;
 use crate::rig::{Rig, assert_code, noise};
 
 #[test]
-fn a_place_that_holds_no_repository_is_told_from_one_that_holds_something_else() {
+fn a_missing_repository_is_distinguished_from_other_content() {
     let rig = Rig::empty();
     assert_eq!(rig.error(1, &["list"]).0, "no-such-repository");
     std::fs::create_dir(rig.path("repo")).unwrap();
@@ -48,7 +48,7 @@ fn options_about_machines_are_refused_where_a_file_is_restored() {
 }
 
 #[test]
-fn names_that_mean_nothing_are_told_with_what_is_near() {
+fn unknown_names_are_reported_with_similar_ones() {
     let rig = Rig::new();
     assert_eq!(rig.error(1, &["show", "web1"]).0, "not-found");
     rig.write("web1.raw", b"x");
@@ -75,7 +75,7 @@ fn open_to_all(path: &Path) {
     }
 }
 
-/// Root may write everywhere, so the program runs as nobody where the test runs as root.
+/// Root may write everywhere, so a test that runs as root starts the program as the user nobody.
 #[test]
 fn from_a_repository_that_cannot_be_written_everything_can_be_read() {
     const NOBODY: u32 = 65_534;

@@ -1,4 +1,4 @@
-//! Restoring: what is there is not lost by mistake, and half an image is never there.
+//! Restores: existing files are not lost by mistake, and no partial image is left.
 
 use std::io::Read as _;
 use std::process::Stdio;
@@ -87,7 +87,7 @@ fn the_only_disk_of_a_machine_is_verified_and_restored_without_its_name() {
 }
 
 #[test]
-fn what_is_there_stays_unless_it_is_given_up() {
+fn an_existing_target_is_kept_without_force() {
     let bytes = noise(20_000, 2);
     let rig = rig_with_snapshot(&bytes);
     rig.write("precious.raw", b"precious");
@@ -133,9 +133,9 @@ fn a_broken_image_is_not_restored_in_place_and_the_way_out_is_named() {
     assert!(rig.read("out.raw") == bytes);
 }
 
-/// Whoever may read the restored disk may read what the repository kept secret.
+/// Readers of the restored disk can read what the repository encrypted.
 #[test]
-fn what_is_restored_is_for_its_owner_only() {
+fn restored_disks_are_readable_by_their_owner_only() {
     let rig = rig_with_snapshot(&noise(20_000, 7));
     for target in ["out.raw", "out.qcow2"] {
         rig.ok(&["restore", "web1", target]);
@@ -208,7 +208,7 @@ fn damage_is_named_and_leaves_no_half_image() {
 }
 
 #[test]
-fn what_is_whole_verifies() {
+fn an_undamaged_repository_verifies() {
     let rig = rig_with_snapshot(&noise(MIB, 5));
     let report = rig.report(&["verify"]);
     assert_eq!(
@@ -242,9 +242,9 @@ fn a_snapshot_that_is_removed_while_it_is_restored_is_not_damaged() {
     assert!(rest.len() < 40 * MIB - 1, "it was read ahead");
     let output = child.wait_with_output().unwrap();
     assert_code(&output, 1, &words);
-    let told = stderr(&output);
+    let said = stderr(&output);
     assert!(
-        told.contains("there is no snapshot") && !told.contains("missing"),
-        "{told}"
+        said.contains("there is no snapshot") && !said.contains("missing"),
+        "{said}"
     );
 }

@@ -75,7 +75,7 @@ fn forget_takes_exact_names_only() {
     assert_eq!(rig.error(1, &["show", &id]).0, "not-found");
 }
 
-/// Nobody can see what is in it any more: only who gives all of its id can mean it.
+/// Its content is unknown: only its full id selects it.
 #[test]
 fn a_lost_snapshot_is_forgotten_by_its_whole_id() {
     let rig = rig_of_four_days();

@@ -50,7 +50,7 @@ fn objects(rig: &Rig) -> Vec<String> {
 }
 
 #[test]
-fn what_may_not_be_read_is_not_damaged_and_nothing_is_removed_for_it() {
+fn unreadable_files_are_not_reported_as_damage_and_nothing_is_removed() {
     let rig = Rig::new();
     for seed in [1, 2] {
         rig.write("a.raw", &noise(300_000, seed));

@@ -33,7 +33,7 @@ fn sector_of(rig: &Rig, name: &str) -> u64 {
 }
 
 #[test]
-fn the_size_of_sectors_is_kept_or_its_loss_is_told() {
+fn the_size_of_sectors_is_kept_or_its_loss_is_reported() {
     let rig = Rig::new();
     let bytes = image(&rig, "4k.vhdx");
     assert_eq!(sector_of(&rig, "4k.vhdx"), 4096);
@@ -73,7 +73,7 @@ fn the_size_of_sectors_is_kept_or_its_loss_is_told() {
             .contains("sectors of 4096 bytes of disk vda"),
         "{report}"
     );
-    // Those of other images are not told of.
+    // Those of other images give no warning.
     rig.ok(&["image", "convert", "back.raw", "usual.vhdx"]);
     assert_eq!(sector_of(&rig, "usual.vhdx"), 512);
 }
@@ -109,7 +109,7 @@ fn the_size_of_the_sectors_of_a_vdi_goes_into_a_vhdx() {
 }
 
 #[test]
-fn the_size_of_sectors_is_kept_by_a_template_or_its_loss_is_told() {
+fn the_size_of_sectors_is_kept_by_a_template_or_its_loss_is_reported() {
     let rig = templates::rig();
     image(&rig, "4k.vhdx");
     templates::push(&rig, "base:1", "4k.vhdx", "anna", &[]);
@@ -136,7 +136,7 @@ fn device(rig: &Rig, name: &str, sector_bytes: u32) -> Option<LoopDevice> {
 }
 
 #[test]
-fn the_size_of_the_sectors_of_a_block_device_is_kept_or_its_loss_is_told() {
+fn the_size_of_the_sectors_of_a_block_device_is_kept_or_its_loss_is_reported() {
     let rig = Rig::new();
     let (Some(source), Some(same), Some(other)) = (
         device(&rig, "source", 4096),
@@ -169,7 +169,7 @@ fn the_size_of_the_sectors_of_a_block_device_is_kept_or_its_loss_is_told() {
         assert_lost(&rig, words);
     }
     assert!(rig.read(other) == bytes);
-    // A machine sees sectors of 512 bytes on such a device, unless it is told otherwise: then its table of partitions is where these are.
+    // A machine sees sectors of 512 bytes on such a device, unless its configuration says otherwise: then its partition table is in these sectors.
     for at in [512, 65_536] {
         rig.write("guest.raw", &with_table(at));
         rig.ok(&["image", "convert", "guest.raw", source, "--force"]);
@@ -179,7 +179,7 @@ fn the_size_of_the_sectors_of_a_block_device_is_kept_or_its_loss_is_told() {
     }
 }
 
-/// Whoever names a format cannot know how large the disk is: that is no wrong command line.
+/// The size of the disk is not part of the command line: an error about it is no usage error.
 #[test]
 fn a_disk_that_is_too_large_for_a_format_is_refused() {
     let rig = Rig::new();

@@ -17,7 +17,7 @@ struct Serving {
 }
 
 impl Serving {
-    /// Serves, with so many disks to be told.
+    /// Serves, and waits for the lines of so many disks.
     fn start(rig: &Rig, words: &[&str], count: usize) -> Self {
         let socket = rig.path("sock");
         let all = [&["serve", "nbd", "--socket", text(&socket)], words].concat();
@@ -64,7 +64,7 @@ fn disks_of_snapshots_are_opened_by_qemu() {
 }
 
 #[test]
-fn what_clients_write_is_thrown_away_or_kept_and_the_snapshot_stays() {
+fn writes_of_clients_are_discarded_or_kept_and_the_snapshot_is_unchanged() {
     let rig = Rig::new();
     rig.write("vda.raw", &noise(SIZE, 1));
     rig.ok(&["backup", "-m", "web1", "vda=vda.raw"]);
@@ -121,7 +121,7 @@ fn a_served_snapshot_can_be_read_after_its_removal() {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused() {
+fn missing_and_unknown_arguments_are_refused() {
     let rig = Rig::new();
     rig.write("a.raw", &noise(5000, 1));
     rig.ok(&["backup", "a.raw"]);

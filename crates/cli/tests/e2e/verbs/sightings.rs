@@ -1,4 +1,4 @@
-//! What a host remembers of a repository: another one in its place, an older state of it, one without a password.
+//! What a host remembers of a repository: it notices a replaced one, an older state, or one without a password.
 
 use std::fs::{Permissions, rename};
 use std::os::unix::fs::PermissionsExt as _;
@@ -39,8 +39,8 @@ fn an_older_state_of_a_repository_is_noticed_until_it_is_accepted() {
     rename(rig.path("repo"), rig.path("newer")).unwrap();
     copy_folder(&rig.path("older"), &rig.path("repo"));
     for _ in 0..2 {
-        let told = stderr(&rig.code(3, &["list"]));
-        assert!(told.contains("are gone and were not removed"), "{told}");
+        let said = stderr(&rig.code(3, &["list"]));
+        assert!(said.contains("are gone and were not removed"), "{said}");
     }
     let id = rig.json(3, &["list"])["warnings"].to_string();
     let id = id.split("HOLDFAST_ACCEPT_REPOSITORY=").nth(1).unwrap()[..32].to_owned();
@@ -61,24 +61,24 @@ fn a_repository_in_a_folder_that_others_can_write_is_warned_of() {
         std::fs::create_dir(&folder).unwrap();
         std::fs::set_permissions(&folder, Permissions::from_mode(mode)).unwrap();
         let place = format!("{name}/repo");
-        let told = stderr(&rig.run(&["-r", &place, "init", "--no-encryption"]));
+        let said = stderr(&rig.run(&["-r", &place, "init", "--no-encryption"]));
         assert_eq!(
-            told.contains("other users can write it"),
+            said.contains("other users can write it"),
             name == "open",
-            "{name}: {told}"
+            "{name}: {said}"
         );
     }
     let folder = rig.path("sticky");
-    let told = stderr(&rig.run(&["-r", "sticky/repo", "list"]));
-    assert!(!told.contains("other users"), "{told}");
+    let said = stderr(&rig.run(&["-r", "sticky/repo", "list"]));
+    assert!(!said.contains("other users"), "{said}");
     std::fs::remove_dir_all(folder.join("repo")).unwrap();
     std::fs::create_dir(folder.join("repo")).unwrap();
     std::fs::set_permissions(folder.join("repo"), Permissions::from_mode(0o1777)).unwrap();
-    let told = stderr(&rig.run(&["-r", "sticky/repo", "init", "--no-encryption"]));
-    assert!(told.contains("others can change the repository"), "{told}");
+    let said = stderr(&rig.run(&["-r", "sticky/repo", "init", "--no-encryption"]));
+    assert!(said.contains("others can change the repository"), "{said}");
 }
 
-/// Who makes it here knows it, also where its path is relative and nothing exists there yet.
+/// The host that initializes a repository remembers it, also with a relative path to a new folder.
 #[test]
 fn a_repository_that_is_made_anew_is_known() {
     let rig = Rig::new();
@@ -115,14 +115,14 @@ fn a_copy_that_was_made_while_the_repository_was_in_use_is_named_as_that() {
             copy_folder(&from, &to);
         }
     }
-    let told = stderr(&rig.code(5, &["verify", "-r", "copied"]));
-    assert!(told.contains(HINT), "{told}");
+    let said = stderr(&rig.code(5, &["verify", "-r", "copied"]));
+    assert!(said.contains(HINT), "{said}");
     // A pack that an older snapshot needs is lost otherwise.
     for folder in rig.names("copied/packs") {
         std::fs::remove_dir_all(rig.path(&format!("copied/packs/{folder}"))).unwrap();
     }
-    let told = stderr(&rig.code(5, &["verify", "-r", "copied"]));
-    assert!(!told.contains(HINT), "{told}");
+    let said = stderr(&rig.code(5, &["verify", "-r", "copied"]));
+    assert!(!said.contains(HINT), "{said}");
 }
 
 #[test]
@@ -133,12 +133,12 @@ fn another_repository_in_the_place_of_one_is_refused_until_it_is_accepted() {
     rig.ok(&["-r", "second", "init", "--no-encryption"]);
     rename(rig.path("second"), rig.path("repo")).unwrap();
     rig.write("a.raw", &noise(200_000, 1));
-    let (kind, told) = rig.error(1, &["backup", "a.raw", "--machine", "a"]);
+    let (kind, said) = rig.error(1, &["backup", "a.raw", "--machine", "a"]);
     assert!(
-        kind == "refused" && told.contains("not the repository that was here before"),
-        "{told}"
+        kind == "refused" && said.contains("not the repository that was here before"),
+        "{said}"
     );
-    let id = told.split("it is ").nth(1).unwrap()[..32].to_owned();
+    let id = said.split("it is ").nth(1).unwrap()[..32].to_owned();
     let accepted = ("HOLDFAST_ACCEPT_REPOSITORY", id.as_str());
     run_with(&rig, accepted, 0, &["backup", "a.raw", "--machine", "a"]);
     rig.ok(&["list"]);
@@ -148,7 +148,7 @@ fn another_repository_in_the_place_of_one_is_refused_until_it_is_accepted() {
     rig.ok(&["list"]);
 }
 
-/// A copy would go to whoever put another repository there, and a new repository would recognise bytes as that does.
+/// A copy would go to the owner of the replacing repository, and a repository made like it would deduplicate with it.
 #[test]
 fn the_other_repository_of_a_copy_is_remembered_as_well() {
     let rig = Rig::new();
@@ -162,10 +162,10 @@ fn the_other_repository_of_a_copy_is_remembered_as_well() {
     rename(rig.path("other"), rig.path("far")).unwrap();
     let like = ["init", "--no-encryption", "-r", "like", "--like", "far"];
     for words in [&copy[..], &["copy", "--to", "far", "--status"], &like] {
-        let (kind, told) = rig.error(1, words);
+        let (kind, said) = rig.error(1, words);
         assert!(
-            kind == "refused" && told.contains("not the repository that was here before"),
-            "{words:?}: {told}"
+            kind == "refused" && said.contains("not the repository that was here before"),
+            "{words:?}: {said}"
         );
     }
     assert!(!rig.path("like").exists());
@@ -184,8 +184,8 @@ fn a_password_of_the_environment_does_not_lock_a_repository_without_one() {
     let rig = Rig::new();
     rig.write("password", b"correct-horse-battery-staple\n");
     let variable = ("HOLDFAST_PASSWORD_FILE", "password");
-    let told = stderr(&run_with(&rig, variable, 0, &["list"]));
-    assert!(told.contains("has no password"), "{told}");
+    let said = stderr(&run_with(&rig, variable, 0, &["list"]));
+    assert!(said.contains("has no password"), "{said}");
     run_with(&rig, variable, 0, &["init", "--no-encryption", "-r", "other"]);
     rig.code(1, &["list", "--password-file", "password"]);
     rig.code(
@@ -217,10 +217,10 @@ fn a_link_in_the_place_of_the_folder_of_packs_is_no_damage() {
         &["restore", "a", "b.raw"],
         &["backup", "a.raw", "--machine", "a"],
     ] {
-        let told = stderr(&rig.code(1, words));
+        let said = stderr(&rig.code(1, words));
         assert!(
-            told.contains("is a link, or no folder") && told.contains("no link is followed"),
-            "{words:?}: {told}"
+            said.contains("is a link, or no folder") && said.contains("no link is followed"),
+            "{words:?}: {said}"
         );
     }
 }
@@ -243,8 +243,8 @@ fn a_folder_in_the_place_of_a_pack_does_not_stop_the_check_of_the_rest() {
     std::fs::remove_file(&largest).unwrap();
     std::fs::create_dir(&largest).unwrap();
     for words in [&["verify"][..], &["scrub"], &["repair"]] {
-        let told = stdout(&rig.code(5, words));
-        assert!(told.contains("missing"), "{words:?}: {told}");
+        let said = stdout(&rig.code(5, words));
+        assert!(said.contains("missing"), "{words:?}: {said}");
     }
 }
 
@@ -264,8 +264,8 @@ fn damage_of_a_directory_is_named_and_loses_nothing() {
             rig.write(&path, &bytes);
         }
     }
-    let told = stderr(&rig.code(3, &["restore", "a", "b.raw"]));
-    assert!(told.contains("copy of its directory in the index"), "{told}");
+    let said = stderr(&rig.code(3, &["restore", "a", "b.raw"]));
+    assert!(said.contains("copy of its directory in the index"), "{said}");
     assert_eq!(rig.read("b.raw")[..content.len()], content);
     rig.code(5, &["verify"]);
     rig.code(5, &["scrub"]);

@@ -1,4 +1,4 @@
-//! Machines that are off, read from their images, and what becomes of them elsewhere.
+//! Machines that are off, read from their images, and restored or exported elsewhere.
 
 use super::{LAB, MIB, NAME, World};
 use crate::host::{system, text};
@@ -103,7 +103,7 @@ fn a_machine_that_is_off_is_read_from_its_images_and_comes_back_as_it_was() {
 }
 
 #[test]
-fn without_vboxmanage_a_machine_is_read_if_nobody_writes_its_images() {
+fn without_vboxmanage_a_machine_is_read_if_no_process_writes_its_images() {
     let mut world = World::new();
     world.has_manager = false;
     let output = world.run(0, &["backup", "vbox:"]);
@@ -158,7 +158,7 @@ fn disks_that_snapshots_leave_alone_are_read_while_the_machine_is_off() {
         world.back_up(0, &["vbox:", "--include", "sdb", "--machine", kind]);
         world.holds(kind, &[("sdb", &world.disks[1])]);
     }
-    // Shared ones are left out where nobody asks for them.
+    // Shared ones are left out unless they are named.
     let report = world.back_up(0, &["vbox:"])["report"].clone();
     assert!(
         report["machines"][0]["left_out"]
@@ -197,7 +197,7 @@ fn a_machine_that_was_saved_is_stored_with_its_memory() {
 fn a_machine_of_another_hypervisor_goes_to_virtualbox() {
     let world = World::new();
     world.rig.ok(&["backup", "--machine", "web1", "vda=a.raw", "vdb=b.raw"]);
-    // Nobody knows more of it than its disks.
+    // Only its disks are known.
     let report = world.json(3, &["export", "web1", "out", "--format", "vbox", "--register"])["report"].clone();
     assert_eq!(report["is_registered"], true, "{report}");
     assert_eq!(world.rig.names("out"), ["web1-vda.vdi", "web1-vdb.vdi", "web1.vbox"]);

@@ -83,7 +83,7 @@ impl World {
         rest.split('"').next().unwrap().to_owned()
     }
 
-    /// Settings with these images: where, who, and what kind.
+    /// Settings with these images: location, UUID and type.
     fn write_settings(&self, path: &str, uuid: &str, name: &str, images: &[(&str, &str, &str)]) {
         let name = name.replace('&', "&amp;").replace('"', "&quot;").replace('<', "&lt;");
         let media: Vec<String> = images
@@ -193,7 +193,7 @@ impl World {
         String::from_utf8(self.rig.read("vms/lab/lab.vbox")).unwrap()
     }
 
-    /// What the machine's disk holds now, whatever its images are.
+    /// The content of the machine's disk, read through its images.
     fn disk_now(&self) -> Vec<u8> {
         self.rig.run(&["image", "convert", "vms/lab/lab.vdi", "now.raw"]);
         let bytes = self.rig.read("now.raw");

@@ -1,11 +1,11 @@
-//! What cannot be meant, found or trusted is told.
+//! Machines and settings that are ambiguous, missing or untrusted are refused.
 
 use super::{LAB, NAME, World, text_of};
 use crate::host::system;
 use crate::rig::Rig;
 
 #[test]
-fn machines_that_cannot_be_meant_or_read_are_told() {
+fn unknown_and_unreadable_machines_are_reported() {
     let world = World::new();
     let other = "0ac5b1ed-af7d-48ba-85e6-3ba7091d2d35";
     let id = world.id("vms/lab/lab.vdi");
@@ -71,7 +71,7 @@ fn root_reads_no_settings_of_another_user() {
 }
 
 #[test]
-fn settings_lead_nowhere_and_images_are_who_they_should_be() {
+fn settings_open_no_files_elsewhere_and_no_images_of_another_identity() {
     let world = World::new();
     let id = world.id("vms/lab/lab.vdi");
     let lab = |images: &[(&str, &str, &str)]| world.write_settings("vms/lab/lab.vbox", LAB, "lab", images);
@@ -91,7 +91,7 @@ fn settings_lead_nowhere_and_images_are_who_they_should_be() {
         let (kind, said) = world.refused(1, &["vbox:lab"]);
         assert!(kind == "refused" && said.contains("--allow"), "{location}: {said}");
     }
-    // Who trusts it says so, by the file or by its folder.
+    // --allow trusts the file, or its folder.
     for allowed in ["elsewhere", "elsewhere/secret.vdi"] {
         lab(&[("../../elsewhere/secret.vdi", &secret, "")]);
         world.back_up(0, &["vbox:lab", "--allow", allowed]);
@@ -130,9 +130,9 @@ fn settings_lead_nowhere_and_images_are_who_they_should_be() {
     }
 }
 
-/// What cannot be taken is said, and nobody waits for it.
+/// What cannot be read gives a warning, and the backup does not wait for it.
 #[test]
-fn what_settings_name_and_is_not_there_or_no_file_is_told() {
+fn missing_files_and_special_files_in_settings_are_warned_about() {
     let world = World::new();
     let settings = world.settings();
     // Memory that is gone.
@@ -143,7 +143,7 @@ fn what_settings_name_and_is_not_there_or_no_file_is_told() {
     assert_eq!(document["report"]["machines"][0]["consistency"], "crash", "{document}");
     assert!(document.to_string().contains("gone.sav"), "{document}");
     world.state("poweroff");
-    // A controller that nobody knows.
+    // A controller of an unknown type.
     let text = settings.replace(
         "</StorageControllers>",
         "<StorageController name=\"X\" type=\"Newest\"><AttachedDevice type=\"HardDisk\" port=\"0\" device=\"0\"><Image \
@@ -153,7 +153,7 @@ fn what_settings_name_and_is_not_there_or_no_file_is_told() {
     let document = world.back_up(3, &["vbox:"]);
     assert!(document.to_string().contains("Newest"), "{document}");
     world.rig.write("vms/lab/lab.vbox", settings.as_bytes());
-    // A pipe, which nobody writes to.
+    // A pipe without a writer.
     std::fs::remove_file(world.rig.path("vms/lab/lab.nvram")).unwrap();
     system("/usr/bin/mkfifo", &[text_of(&world, "vms/lab/lab.nvram").as_str()]).unwrap();
     let document = world.back_up(1, &["vbox:"]);
@@ -162,7 +162,7 @@ fn what_settings_name_and_is_not_there_or_no_file_is_told() {
 
 /// They would be one line of snapshots, each the parent of the next.
 #[test]
-fn machines_of_one_name_are_not_listed_as_one() {
+fn machines_of_one_name_are_kept_apart() {
     const TWIN: &str = "9f6d1b8e-1f2a-4c3d-8e4f-5a6b7c8d9eaa";
     let world = World::new();
     std::fs::create_dir_all(world.rig.path("vms/twin")).unwrap();

@@ -6,7 +6,6 @@ use holdfast_block::{Clock as _, SystemClock};
 use serde_json::Value;
 
 use super::{LAB, MIB, NAME, World};
-use crate::host::{system, text};
 use crate::program::{stderr, stdout};
 use crate::rig::assert_code;
 
@@ -75,7 +74,7 @@ fn a_machine_that_runs_is_held_by_a_snapshot_which_is_deleted_again() {
     );
 }
 
-/// A backup was killed and left its snapshot: the doctor finds and deletes it, and nothing else, and nothing while a backup is at work.
+/// A killed backup left its snapshot: the doctor finds and deletes it, and nothing else, and nothing while a backup runs.
 #[test]
 fn the_doctor_deletes_the_snapshots_of_dead_backups() {
     let world = World::new();
@@ -91,7 +90,7 @@ fn the_doctor_deletes_the_snapshots_of_dead_backups() {
             let mut command = world.command(&words);
             let output = command.env("XDG_STATE_HOME", &state).output().unwrap();
             let report = serde_json::from_str::<Value>(&stdout(&output)).unwrap()["report"].clone();
-            // Backups of other tests may be at work: whose snapshot it is cannot be told then.
+            // While backups of other tests run, the owner of a snapshot is unknown.
             if waited < 600 && report["notes"].to_string().contains("is not known whether") {
                 clock.sleep(Duration::from_millis(100));
                 waited += 1;
@@ -103,7 +102,7 @@ fn the_doctor_deletes_the_snapshots_of_dead_backups() {
     };
     let count = || world.settings().matches("<Snapshot ").count();
 
-    // The lock of a backup of this machine, which is at work.
+    // The lock of a running backup of this machine.
     let folder = world.rig.path("state/holdfast/machines");
     std::fs::create_dir_all(&folder).unwrap();
     let lock = std::fs::File::create(folder.join(format!("{LAB}.backup"))).unwrap();
@@ -123,7 +122,7 @@ fn the_doctor_deletes_the_snapshots_of_dead_backups() {
     assert!(said.contains("-0000002a") && !said.contains("-before"), "{said}");
     assert_eq!((report["findings"].as_array().unwrap().len(), count()), (1, 3));
 
-    // VirtualBox does not manage it: that is left, and told.
+    // VirtualBox does not manage it: it is kept and reported.
     world.set("fail-delete", "error-delete");
     let report = doctor(3, &["--fix"]);
     assert!(
@@ -150,34 +149,29 @@ fn the_doctor_deletes_the_snapshots_of_dead_backups() {
 #[test]
 fn programs_are_called_and_reading_is_as_fast_as_it_may() {
     let world = World::new();
-    let script = "#!/bin/sh\n/usr/bin/env | /usr/bin/sort | /bin/grep ^HOLDFAST_ > \"$0.$1\"\n/bin/echo \"$1\" >> \"$0.calls\"\n";
-    world.rig.write("hook.sh", script.as_bytes());
-    let (from, to) = (world.rig.path("hook.sh"), world.rig.path("hook"));
-    system("/usr/bin/install", &["-m", "755", text(&from), text(&to)]).unwrap();
-    let calls = || {
-        let calls = String::from_utf8(world.rig.read("hook.calls")).unwrap();
-        std::fs::remove_file(world.rig.path("hook.calls")).unwrap();
-        calls.lines().map(str::to_owned).collect::<Vec<_>>()
-    };
+    world.rig.write_hook();
     world.back_up(0, &["vbox:", "--hook", "hook"]);
-    assert_eq!(calls(), ["job-start", "job-end"]);
+    assert_eq!(world.rig.take_hook_calls(), ["job-start", "job-end"]);
     world.state("running");
     let report = world.back_up(0, &["vbox:", "--hook", "hook", "--no-parent", "--bwlimit", "8M"])["report"].clone();
-    assert_eq!(calls(), ["job-start", "pre-freeze", "post-thaw", "job-end"]);
+    assert_eq!(
+        world.rig.take_hook_calls(),
+        ["job-start", "pre-freeze", "post-thaw", "job-end"]
+    );
     let machine = &report["machines"][0];
     let waited = machine["load"]["waited_ms"].as_u64().unwrap();
     assert!(waited > 200, "{machine}");
-    let told = String::from_utf8(world.rig.read("hook.post-thaw")).unwrap();
+    let variables = String::from_utf8(world.rig.read("hook.post-thaw")).unwrap();
     for line in [
         "HOLDFAST_HYPERVISOR=vbox:",
         "HOLDFAST_MACHINE_STATE=running",
         &format!("HOLDFAST_MACHINE_UUID={LAB}"),
     ] {
-        assert!(told.contains(line), "{line}: {told}");
+        assert!(variables.contains(line), "{line}: {variables}");
     }
-    assert!(!told.contains("PAUSED_MS"), "{told}");
-    let told = String::from_utf8(world.rig.read("hook.job-end")).unwrap();
-    assert!(told.contains("HOLDFAST_CONSISTENCY=crash"), "{told}");
+    assert!(!variables.contains("PAUSED_MS"), "{variables}");
+    let variables = String::from_utf8(world.rig.read("hook.job-end")).unwrap();
+    assert!(variables.contains("HOLDFAST_CONSISTENCY=crash"), "{variables}");
     // A dry run calls no program, and takes no snapshot.
     world.set("asked", "");
     let planned = world.back_up(0, &["vbox:", "--hook", "hook", "--dry-run"])["report"]["machines"][0].clone();
@@ -186,10 +180,13 @@ fn programs_are_called_and_reading_is_as_fast_as_it_may() {
         (&"virtualbox-snapshot".into(), &"running".into())
     );
     assert!(!world.asked().contains("take") && !world.rig.path("hook.calls").exists());
-    // Whoever prepared for the instant is told that it is over, though it never came.
+    // A hook that was called before the snapshot is called with the end, although the snapshot failed.
     world.set("fail-take", "error-locked");
     world.refused(4, &["vbox:", "--hook", "hook"]);
-    assert_eq!(calls(), ["job-start", "pre-freeze", "post-thaw", "job-abort"]);
+    assert_eq!(
+        world.rig.take_hook_calls(),
+        ["job-start", "pre-freeze", "post-thaw", "job-abort"]
+    );
     world.unset("fail-take");
     world.is_as_before();
     // One that fails before that keeps the machine from being touched.
@@ -201,7 +198,7 @@ fn programs_are_called_and_reading_is_as_fast_as_it_may() {
 }
 
 #[test]
-fn whatever_goes_wrong_no_snapshot_is_left_behind_in_silence() {
+fn a_snapshot_that_cannot_be_deleted_is_reported_and_deleted_later() {
     let world = World::new();
     world.state("running");
     // It cannot be deleted: the backup is good, and says what is left and what to do.
@@ -258,7 +255,7 @@ fn whatever_goes_wrong_no_snapshot_is_left_behind_in_silence() {
     std::fs::remove_file(world.rig.path("repo/tmp")).unwrap();
     std::fs::rename(world.rig.path("gone"), world.rig.path("repo/tmp")).unwrap();
     assert_eq!(world.rig.snapshot_count(), count);
-    // It is neither on nor off, or in a state of tomorrow; one that has crashed stays so until somebody ends it.
+    // It is neither on nor off, or in an unknown state; a crashed machine stays so until it is powered off.
     for (state, code) in [("livesnapshotting", 4), ("gurumeditation", 1), ("dreaming", 4)] {
         world.state(state);
         let (_, said) = world.refused(code, &["vbox:"]);

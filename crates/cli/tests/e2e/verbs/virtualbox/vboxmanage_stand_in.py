@@ -181,7 +181,7 @@ class Vdi:
                 file.write(struct.pack("<I", self.stored))
             file.seek(self.data_at + entries[number] * (self.block + self.extra) + self.extra)
             file.write(data)
-            # Whoever differs from it finds out.
+            # A caller that differs from it gets an error.
             file.seek(0x198)
             file.write(uuid.uuid4().bytes_le)
 
@@ -211,7 +211,7 @@ def take(machine, name, description):
         relative = os.path.relpath(location, machine.folder)
         ET.SubElement(medium, tag("HardDisk"), uuid="{%s}" % new, location=relative, format="VDI")
         image.set("uuid", "{%s}" % new)
-        # The machine runs on.
+        # The machine keeps running.
         Vdi(location).write(1, b"\xee" * MIB)
     current = machine.element.get("currentSnapshot")
     if current is None:

@@ -1,12 +1,13 @@
-//! What is left of a restore that fails at each of its steps, against a hypervisor that fails when it is told to.
+//! What a restore leaves that fails at each of its steps, against a fake hypervisor.
 
 #![allow(clippy::unwrap_used, reason = "all of it is test")]
 
+mod fake;
+
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use holdfast_block::{ManualClock, MemoryDevice};
 use holdfast_engine::{
@@ -14,12 +15,7 @@ use holdfast_engine::{
     NewMachineIdentity, NewMachineOptions, NoProgress, Overwrite, Refusal, RestoreAs, SnapshotName, Started,
     plan_machine_restore, restore_machine,
 };
-use holdfast_host::domain_xml::DomainXml;
-use holdfast_host::qmp::Monitor;
-use holdfast_host::{
-    Description, DiskSource, Error as HostError, Hypervisor, HypervisorMut, KeptStates, Machine, MachineDisk,
-    MachineState, MachineSummary, Result as HostResult, Resumption, Rights, TpmFile, TpmPlace, TpmStore,
-};
+use holdfast_host::HypervisorMut as _;
 use holdfast_repo::key::{Cipher, Credential, KdfParameters, SystemRandomness};
 use holdfast_repo::store::MemoryStore;
 use holdfast_repo::{
@@ -27,214 +23,10 @@ use holdfast_repo::{
 };
 use jiff::tz::TimeZone;
 
+use fake::{Fake, Fault};
+
 const DISK_LENGTH: usize = 1 << 20;
 const TPM: &str = "<tpm model='tpm-crb'><backend type='emulator' version='2.0'/></tpm>";
-
-/// What a hypervisor does wrong.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Fault {
-    Nothing,
-    /// It does not define.
-    Refuses,
-    /// It defines, and the answer is lost.
-    AnswerLost,
-    /// It defines, the answer is lost, and nothing is heard of it any more.
-    ConnectionLost,
-    /// It does not start.
-    NoStart,
-}
-
-/// A hypervisor that keeps configurations.
-struct Fake {
-    fault: Fault,
-    /// By UUID.
-    machines: Mutex<BTreeMap<String, String>>,
-    is_gone: Mutex<bool>,
-}
-
-struct FakeMachine {
-    summary: MachineSummary,
-    text: String,
-}
-
-impl Fake {
-    fn new(fault: Fault) -> Self {
-        Self {
-            fault,
-            machines: Mutex::default(),
-            is_gone: Mutex::new(false),
-        }
-    }
-
-    fn names(&self) -> Vec<String> {
-        let machines = self.machines.lock().unwrap();
-        machines
-            .values()
-            .map(|text| DomainXml::parse(text).unwrap().name.unwrap())
-            .collect()
-    }
-
-    fn lost() -> HostError {
-        HostError::Unreachable {
-            address: "fake".to_owned(),
-            source: "the connection is gone".into(),
-        }
-    }
-
-    fn refused(action: &'static str) -> HostError {
-        HostError::Refused {
-            action,
-            machine: "fake".to_owned(),
-            reason: "it was told to".to_owned(),
-        }
-    }
-}
-
-fn summary(uuid: &str, text: &str) -> MachineSummary {
-    MachineSummary {
-        name: DomainXml::parse(text).unwrap().name.unwrap(),
-        uuid: uuid.to_owned(),
-        state: MachineState::ShutOff,
-    }
-}
-
-impl Hypervisor for Fake {
-    fn title(&self) -> &'static str {
-        "fake"
-    }
-
-    fn machines(&self) -> HostResult<Vec<MachineSummary>> {
-        let machines = self.machines.lock().unwrap();
-        Ok(machines.iter().map(|(uuid, text)| summary(uuid, text)).collect())
-    }
-
-    fn machine(&self, name: &str) -> HostResult<Box<dyn Machine>> {
-        if *self.is_gone.lock().unwrap() {
-            return Err(Self::lost());
-        }
-        let machines = self.machines.lock().unwrap();
-        let mut found = machines.iter().map(|(uuid, text)| FakeMachine {
-            summary: summary(uuid, text),
-            text: text.clone(),
-        });
-        match found.find(|machine| machine.summary.name == name || machine.summary.uuid == name) {
-            Some(machine) => Ok(Box::new(machine)),
-            None => Err(HostError::NoSuchMachine {
-                hypervisor: "fake".to_owned(),
-                name: name.to_owned(),
-            }),
-        }
-    }
-}
-
-impl HypervisorMut for Fake {
-    fn is_of_this_host(&self) -> bool {
-        true
-    }
-
-    fn check(&self, _configuration: &str) -> HostResult<Option<String>> {
-        Ok(None)
-    }
-
-    fn kept_states(&self, _machine: &str) -> HostResult<KeptStates> {
-        Ok(KeptStates::default())
-    }
-
-    /// By the UUID, as libvirt does; below the place of the first disk.
-    fn tpm_place(&self, configuration: &str) -> Option<TpmPlace> {
-        let xml = DomainXml::parse(configuration).unwrap();
-        let Some((store, path)) = xml.tpm?.source else {
-            let DiskSource::File(disk) = &xml.disks[0].source else {
-                unreachable!("its disks are files");
-            };
-            let folder = disk.parent().unwrap().join("swtpm").join(xml.uuid.unwrap());
-            return Some(TpmPlace::At(TpmFile {
-                path: folder.join("tpm2/tpm2-00.permall"),
-                store: TpmStore::Folder,
-                rights: Rights::Own,
-            }));
-        };
-        let path = match store {
-            TpmStore::Folder => path.join("tpm2-00.permall"),
-            TpmStore::Single => path,
-        };
-        Some(TpmPlace::At(TpmFile {
-            path,
-            store,
-            rights: Rights::Own,
-        }))
-    }
-
-    fn define(&self, configuration: &str) -> HostResult<()> {
-        if self.fault == Fault::Refuses {
-            return Err(Self::refused("define"));
-        }
-        let uuid = DomainXml::parse(configuration).unwrap().uuid.unwrap();
-        self.machines.lock().unwrap().insert(uuid, configuration.to_owned());
-        match self.fault {
-            Fault::AnswerLost => Err(Self::lost()),
-            Fault::ConnectionLost => {
-                *self.is_gone.lock().unwrap() = true;
-                Err(Self::lost())
-            }
-            _ => Ok(()),
-        }
-    }
-
-    fn power_off(&self, _machine: &str) -> HostResult<()> {
-        Err(Self::refused("switch off"))
-    }
-
-    fn undefine(&self, machine: &str) -> HostResult<()> {
-        self.machines.lock().unwrap().remove(machine).unwrap();
-        Ok(())
-    }
-
-    fn start(&self, _machine: &str) -> HostResult<()> {
-        match self.fault {
-            Fault::NoStart => Err(Self::refused("start")),
-            _ => Ok(()),
-        }
-    }
-
-    fn resume(&self, _resumption: &Resumption<'_>) -> HostResult<()> {
-        unreachable!("its snapshots have no memory")
-    }
-}
-
-impl Machine for FakeMachine {
-    fn name(&self) -> &str {
-        &self.summary.name
-    }
-
-    fn describe(&self) -> HostResult<Description> {
-        let xml = DomainXml::parse(&self.text).unwrap();
-        Ok(Description {
-            summary: self.summary.clone(),
-            disks: xml.disks,
-            nvram: None,
-            tpm: None,
-            has_agent_channel: false,
-            mark: xml.mark,
-        })
-    }
-
-    fn size_of(&self, _disk: &MachineDisk) -> Option<u64> {
-        None
-    }
-
-    fn configuration(&self) -> HostResult<Vec<(String, Vec<u8>)>> {
-        Ok(vec![("domain.xml".to_owned(), self.text.clone().into_bytes())])
-    }
-
-    fn monitor(&self) -> &dyn Monitor {
-        unreachable!("a machine that is shut off has none")
-    }
-
-    fn ask_agent(&self, _command: &str, _deadline: Duration) -> HostResult<String> {
-        Err(Fake::refused("ask"))
-    }
-}
 
 /// A repository with a machine of two disks and a firmware, and a folder to restore it to.
 struct World {
@@ -243,7 +35,7 @@ struct World {
     environment: Environment,
 }
 
-/// Nobody listens.
+/// Progress without output.
 #[derive(Default)]
 struct Silent(AtomicBool);
 
@@ -398,7 +190,7 @@ impl World {
 }
 
 #[test]
-fn what_the_plan_says_is_done() {
+fn a_restore_executes_its_plan() {
     let (world, fake) = (World::new(), Fake::new(Fault::Nothing));
     let plan = world.plan(&fake, NewMachineIdentity::New).unwrap();
     assert!(
@@ -425,7 +217,7 @@ fn what_the_plan_says_is_done() {
 }
 
 #[test]
-fn what_was_made_goes_again_when_the_machine_cannot_be_defined() {
+fn created_files_are_removed_if_the_machine_cannot_be_defined() {
     for fault in [Fault::Refuses, Fault::AnswerLost] {
         let (world, fake) = (World::new(), Fake::new(fault));
         let plan = world.plan(&fake, NewMachineIdentity::Keep).unwrap();
@@ -437,7 +229,7 @@ fn what_was_made_goes_again_when_the_machine_cannot_be_defined() {
     }
 }
 
-/// Nobody knows whether there is a machine that needs them.
+/// It is unknown whether a machine needs them.
 #[test]
 fn files_stay_when_the_connection_is_lost_with_the_answer() {
     let (world, fake) = (World::new(), Fake::new(Fault::ConnectionLost));
@@ -452,13 +244,13 @@ fn a_machine_that_does_not_start_stays() {
     let (world, fake) = (World::new(), Fake::new(Fault::NoStart));
     let plan = world.plan(&fake, NewMachineIdentity::New).unwrap();
     let report = world.execute(&fake, &plan).unwrap();
-    assert!(matches!(report.started, Started::Failed(reason) if reason.contains("told to")));
+    assert!(matches!(report.started, Started::Failed(reason) if reason.contains("injected fault")));
     assert_eq!((world.files().len(), fake.names().len()), (4, 1));
 }
 
-/// Somebody is faster: another machine of the same identity, and a file where one is to be.
+/// Between plan and restore, a machine of the same identity and a file at a target appear.
 #[test]
-fn what_came_after_the_plan_is_not_touched() {
+fn files_and_machines_created_after_the_plan_are_kept() {
     let (world, fake) = (World::new(), Fake::new(Fault::Nothing));
     let plan = world.plan(&fake, NewMachineIdentity::Keep).unwrap();
     let text = domain(world.folder.path());
@@ -489,9 +281,9 @@ fn an_interrupted_restore_leaves_nothing() {
     assert!(world.files().is_empty() && fake.names().is_empty());
 }
 
-/// A snapshot may be written by somebody who wants files elsewhere.
+/// An attacker may write a snapshot whose names lead elsewhere.
 #[test]
-fn names_in_a_snapshot_lead_out_of_no_folder() {
+fn names_in_a_snapshot_do_not_leave_the_target_folder() {
     let (world, fake) = (World::new(), Fake::new(Fault::Nothing));
     let text = domain(world.folder.path());
     world.back_up(2, &text.replace("<name>web1<", "<name>../../../etc/web1<"));
@@ -512,7 +304,7 @@ fn names_in_a_snapshot_lead_out_of_no_folder() {
 
 /// A place that only the snapshot names may be that of anything.
 #[test]
-fn the_state_of_a_tpm_takes_the_place_of_nothing_that_is_not_the_machines() {
+fn the_state_of_a_tpm_replaces_only_that_of_its_machine() {
     let (world, fake) = (World::new(), Fake::new(Fault::Nothing));
     let precious = world.folder.path().join("precious");
     std::fs::File::create(&precious).unwrap();
@@ -555,7 +347,7 @@ fn the_state_of_a_tpm_takes_the_place_of_nothing_that_is_not_the_machines() {
 }
 
 #[test]
-fn what_of_a_tpm_is_not_restored_is_told() {
+fn a_tpm_state_that_is_not_restored_is_reported() {
     let (world, fake) = (World::new(), Fake::new(Fault::Nothing));
     let text = domain(world.folder.path());
     world.back_up(2, &text.replace("version='2.0'", "version='1.2'"));

@@ -1,0 +1,136 @@
+//! Backups of machines from host snapshots, on real file systems.
+
+use std::time::Duration;
+
+use holdfast_block::Clock as _;
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::at;
+use super::host_snapshots::{OnOwn, on};
+
+impl OnOwn {
+    fn back_up(&self) -> serde_json::Value {
+        let words = ["backup", "web1", "--method", "snapshot"];
+        self.world.rig.report(&at(&self.world.lab.uri(), &words))["machines"][0].clone()
+    }
+
+    /// Asserts how the disks were compared with the snapshot before.
+    fn assert_incremental(&self, done: &serde_json::Value, dirty_bytes_max: u64) {
+        for disk in done["disks"].as_array().unwrap() {
+            let dirty_bytes = disk["dirty_bytes"].as_u64();
+            let is_right = disk["is_incremental"] == true && dirty_bytes.is_some_and(|bytes| bytes <= dirty_bytes_max);
+            assert!(is_right, "{}: {disk}", self.file_system.name());
+        }
+    }
+
+    /// Asserts that nothing was compared, for this reason.
+    fn assert_everything_was_read(&self, done: &serde_json::Value, reason: &str) {
+        for disk in done["disks"].as_array().unwrap() {
+            let said = disk["reason"].as_str().unwrap_or_default();
+            assert!(said.contains(reason), "{}: {disk}", self.file_system.name());
+        }
+    }
+}
+
+pub(super) fn a_machine_is_backed_up_from_host_snapshots(kind: &'static str) {
+    let Some(mut on) = on(kind) else { return };
+    let first = on.back_up();
+    assert_eq!(
+        (&first["method"], &first["consistency"]),
+        (&"snapshot".into(), &"crash".into())
+    );
+    on.assert_everything_was_read(&first, "no snapshot before");
+    on.world.assert_snapshot_is_right("first");
+    let kept = |on: &OnOwn| {
+        on.listed(&["web1"])
+            .into_iter()
+            .map(|one| one["name"].clone())
+            .collect::<Vec<_>>()
+    };
+    let after_first = kept(&on);
+    assert_eq!(after_first.len(), 1);
+
+    on.world.write(0, 50, 1 << 20, 65_536);
+    on.world.write(1, 51, 3 << 20, 4096);
+    let second = on.back_up();
+    on.world.assert_snapshot_is_right("second");
+    on.world.assert_runs_and_is_clean();
+    on.assert_incremental(&second, 1 << 20);
+    let after_second = kept(&on);
+    assert!(
+        after_second.len() == 1 && after_second != after_first,
+        "{after_second:?}"
+    );
+    assert_eq!(on.listed(&["web1"])[0]["hold_count"], 1);
+
+    // Nothing has changed, and next to nothing is read.
+    on.assert_incremental(&on.back_up(), 256 << 10);
+    on.world.assert_snapshot_is_right("third");
+
+    // Another program has removed the parent of the next one.
+    let newest = on.listed(&["web1"])[0]["name"].as_str().unwrap().to_owned();
+    for name in on.full_names(&newest) {
+        on.world.rig.ok(&["host", "release", &name]);
+        on.world.rig.ok(&["host", "remove", &name]);
+    }
+    on.world.write(1, 52, 0, 65_536);
+    on.assert_everything_was_read(&on.back_up(), "is gone");
+    on.world.assert_snapshot_is_right("fourth");
+
+    // A machine that is shut off is read in the same way, incrementally.
+    on.world.virsh_off();
+    let off = on.back_up();
+    assert_eq!(off["consistency"], "shut off");
+    on.assert_incremental(&off, 1 << 20);
+    on.world.rig.ok(&["verify"]);
+}
+
+#[test]
+fn a_machine_on_zfs_is_backed_up_from_host_snapshots() {
+    a_machine_is_backed_up_from_host_snapshots("zfs");
+}
+
+#[test]
+fn a_machine_on_btrfs_is_backed_up_from_host_snapshots() {
+    a_machine_is_backed_up_from_host_snapshots("btrfs");
+}
+
+#[test]
+fn a_machine_on_xfs_is_backed_up_from_host_snapshots() {
+    a_machine_is_backed_up_from_host_snapshots("xfs");
+}
+
+#[test]
+fn a_machine_on_ext4_is_not_backed_up_from_host_snapshots() {
+    let Some(on) = on("ext4") else { return };
+    let uri = on.world.lab.uri();
+    let words = at(&uri, &["backup", "web1", "--method", "snapshot"]);
+    let (_, said) = on.world.rig.error(1, &words);
+    assert!(said.contains("snapshot: disk vda") && said.contains("ext4"), "{said}");
+    on.world.virsh_off();
+    let (_, said) = on.world.rig.error(1, &words);
+    assert!(said.contains("snapshot: disk vda"), "{said}");
+}
+
+/// A backup that is killed leaves a host snapshot, which the next one removes; what the one before left is still there to compare with.
+#[test]
+fn after_a_killed_backup_the_next_one_is_still_incremental() {
+    let Some(mut on) = on("btrfs") else { return };
+    on.back_up();
+    let uri = on.world.lab.uri();
+    on.world.write(1, 53, 0, 4 << 20);
+    let words = at(&uri, &["backup", "web1", "--method", "snapshot", "--bwlimit", "1M"]);
+    let mut child = on.world.rig.command(&words).spawn().unwrap();
+    while on.listed(&["web1"]).len() < 2 {
+        assert!(child.try_wait().unwrap().is_none());
+    }
+    on.world.lab.clock.sleep(Duration::from_millis(300));
+    kill_process(Pid::from_child(&child), Signal::KILL).unwrap();
+    child.wait().unwrap();
+    assert_eq!(on.listed(&["web1"]).len(), 2);
+    let done = on.back_up();
+    on.assert_incremental(&done, 6 << 20);
+    assert_eq!(on.listed(&["web1"]).len(), 1);
+    on.world.assert_snapshot_is_right("after the kill");
+    on.world.assert_runs_and_is_clean();
+}

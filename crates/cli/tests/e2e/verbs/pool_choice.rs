@@ -1,0 +1,104 @@
+//! Which machines of a pool are listed and chosen.
+
+use holdfast_xapi_server::{NewDisk, NewVm};
+
+use super::pools::{MIB, World};
+use crate::program::stderr;
+
+#[test]
+fn machines_with_special_characters_in_their_names_are_found() {
+    let world = World::new();
+    for name in ["with \"quotes\"", "back\\slash", "a/b"] {
+        world.pool.add_vm(&NewVm {
+            name: name.to_owned(),
+            disks: Vec::new(),
+            power_state: String::new(),
+        });
+        let report = world.report(&["machines", &format!("{}/{name}", world.address())]);
+        assert_eq!(report["machines"][0]["name"], name);
+    }
+}
+
+#[test]
+fn machines_are_listed_and_chosen() {
+    let world = World::new();
+    world.pool.add_vm(&NewVm {
+        name: "db1".to_owned(),
+        disks: vec![NewDisk::new("xvda", MIB)],
+        power_state: String::new(),
+    });
+    let address = world.address();
+    let report = world.report(&["machines", &address]);
+    let names: Vec<&str> = report["machines"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|machine| machine["name"].as_str().unwrap())
+        .collect();
+    assert_eq!(names, ["db1", "web1"]);
+    assert_eq!(report["machines"][1]["disks"][0]["size_bytes"], 12 * MIB);
+    let report = world.report(&["backup", &address, "--exclude-machine", "web*"]);
+    assert_eq!(report["machines"].as_array().unwrap().len(), 1);
+    assert_eq!(report["machines"][0]["consistency"], "shut off");
+    let (_, message) = world.fails(1, &["backup", &format!("{address}/nobody")]);
+    assert!(
+        message.contains("has no machine") && message.contains("nobody"),
+        "{message}"
+    );
+    // What looks like a pattern is a name, where a machine has it.
+    for name in ["db[1]", "db*"] {
+        world.pool.add_vm(&NewVm {
+            name: name.to_owned(),
+            disks: Vec::new(),
+            power_state: String::new(),
+        });
+        let report = world.report(&["machines", &format!("{address}/{name}")]);
+        assert_eq!(report["machines"].as_array().unwrap().len(), 1, "{report}");
+        assert_eq!(report["machines"][0]["name"], name);
+    }
+    let report = world.report(&["backup", &world.machine(), "--exclude", "xvdb"]);
+    assert_eq!(report["machines"][0]["disks"].as_array().unwrap().len(), 1);
+    let (_, message) = world.fails(1, &["backup", &world.machine(), "--include", "xvdz"]);
+    assert!(message.contains("xvdz"), "{message}");
+}
+
+#[test]
+fn machines_of_one_name_are_kept_apart() {
+    let world = World::new();
+    let twin = world.pool.add_vm(&NewVm {
+        name: "web1".to_owned(),
+        disks: vec![NewDisk::new("xvda", MIB)],
+        power_state: "Halted".to_owned(),
+    });
+    world.pool.add_vm(&NewVm {
+        name: "web2".to_owned(),
+        disks: vec![NewDisk::new("xvda", MIB)],
+        power_state: "Halted".to_owned(),
+    });
+    let address = world.address();
+    let output = world.run(&["backup", &address]);
+    assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+    assert!(stderr(&output).contains(&twin), "{}", stderr(&output));
+    // The others are backed up all the same.
+    assert_eq!(world.rig.snapshot_count(), 1);
+    let by_uuid = format!("{address}/{twin}");
+    world.report(&["backup", &by_uuid, "--machine", "web1-old"]);
+    assert_eq!(world.rig.snapshot_count(), 2);
+}
+
+/// One that is gone, or a pool that is away, is no reason to leave the others without a backup.
+#[test]
+fn a_missing_machine_or_pool_does_not_prevent_other_backups() {
+    let world = World::new();
+    let gone = format!("{}/gone", world.address());
+    let machine = world.machine();
+    for words in [[&gone[..], &machine], [&machine[..], "xen://127.0.0.1:1/web9"]] {
+        let before = world.rig.snapshot_count();
+        let output = world.run(&[&["backup"], &words[..]].concat());
+        assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+        assert_eq!(world.rig.snapshot_count(), before + 1, "{}", stderr(&output));
+    }
+    // Where nothing else was asked for, that is the answer.
+    let (kind, message) = world.fails(1, &["backup", &gone]);
+    assert!(kind == "not-found" && message.contains("gone"), "{kind}: {message}");
+}
