@@ -77,7 +77,7 @@ pub struct MachineReadRequest<'a> {
     pub overlays: Option<&'a dyn Overlays>,
     /// How its disks are read; by default the best way that it offers.
     pub method: Option<Method>,
-    /// Who makes host snapshots of its disks.
+    /// The providers that make host snapshots of its disks.
     pub providers: &'a Providers,
     /// Where what the guest overwrites meanwhile is kept.
     pub scratch: PathBuf,
@@ -93,7 +93,7 @@ pub struct MachineReadRequest<'a> {
     pub watchdog: Option<Vec<std::ffi::OsString>>,
     /// What reading may cost the machine and its host.
     pub limits: Limits,
-    /// Who is alive: another backup of the machine may be.
+    /// Finds out which processes are alive: another backup of the machine may be.
     pub processes: &'a dyn Processes,
 }
 
@@ -123,7 +123,7 @@ pub struct MachineReading {
 /// Backs up a machine.
 ///
 /// # Errors
-/// Whatever goes wrong, a machine that was running still runs.
+/// A machine that was running still runs after any error.
 pub fn back_up_machine(
     repository: &Repository,
     request: MachineReadRequest<'_>,

@@ -43,7 +43,7 @@ const ROUND_COUNT: usize = 6;
 const WATCHDOG_PATIENCE: Duration = Duration::from_secs(10);
 const WATCHDOG_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Who is to be examined, and by what means.
+/// What is examined, and by what means.
 pub struct DoctorRequest<'a> {
     /// The machines.
     pub patients: Vec<ExaminedMachine<'a>>,
@@ -67,9 +67,9 @@ pub struct DoctorRequest<'a> {
     pub journal: Option<PathBuf>,
     /// The folder with the notes of places in which something is made.
     pub places: Option<PathBuf>,
-    /// Who is alive.
+    /// Finds out which processes are alive.
     pub processes: &'a dyn Processes,
-    /// Who we are.
+    /// This process.
     pub process: ProcessIdentity,
     /// The name of the program, by which its processes are found.
     pub program: &'a str,

@@ -16,7 +16,7 @@ use jiff::Timestamp;
 
 use crate::capture::foreign_disks::{ArchiveDevice, ArchiveDisks, StreamAfterDisks};
 use crate::capture::foreign_machine::{
-    AttachedDisk, DescribedMachine, Domain, DomainOptions, attach, describe, domain_xml, kept_name, tell_of_format,
+    AttachedDisk, DescribedMachine, Domain, DomainOptions, attach, describe, domain_xml, kept_name, warn_of_format,
 };
 use crate::capture::sink::{RepositorySink, SnapshotSink as _};
 use crate::capture::snapshot::{BackupReport, SnapshotOptions};
@@ -277,7 +277,7 @@ impl Importing {
             source,
         })?;
         let mut made = NewFolder::make(&folder)?;
-        tell_of_format(request.format, job);
+        warn_of_format(request.format, job);
         let xml = self.domain_xml(Some(&folder.display().to_string()), request.format);
         let mut paths = Vec::new();
         for disk in &self.attached {

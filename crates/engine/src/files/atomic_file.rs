@@ -4,7 +4,7 @@
 //! killed program leaves is called `.NAME.RANDOM.partial`; the next one that makes the same file deletes it.
 //!
 //! Locks on the folder (flock(2)) show which processes are alive, since they end with their process: a process that writes a partial file
-//! shares one, and only who has it alone deletes what others left. Where folders cannot be locked, nothing is deleted.
+//! has a shared one, and only the holder of an exclusive one deletes what others left. Where folders cannot be locked, nothing is deleted.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{DirEntry, File, FileType};
@@ -76,7 +76,7 @@ impl NewFile {
         if path.metadata().is_ok_and(|metadata| !metadata.is_file()) {
             return Err(Error::NotAFile { path: path.to_owned() });
         }
-        // Who replaces what a link leads to means that, and not the link: it may have been put on a larger medium.
+        // Replaces the file that a link leads to, not the link: the file may have been moved to a larger medium.
         let linked = path.canonicalize().ok();
         refuse_link_of_others(path)?;
         let path = match (existing, &linked) {
@@ -96,7 +96,7 @@ impl NewFile {
         Self::begin_with(path, existing, u32::from_be_bytes(random), replaced)
     }
 
-    /// The same with a given random number, whatever uses the existing file.
+    /// The same with a given random number; the existing file may be in use.
     pub(crate) fn begin_as(path: &Path, existing: Existing, random: u32) -> Result<Self> {
         Self::begin_with(path, existing, random, None)
     }
@@ -161,7 +161,7 @@ impl NewFile {
 
     /// Gives it its name, durably. What is in it must be durable already.
     ///
-    /// What takes the place of a file has its owner and mode: a user who could use the one can use the other.
+    /// A file that replaces another one gets its owner and mode, so that the same users can use it.
     pub(crate) fn finish(mut self) -> Result<()> {
         let failed = |source: std::io::Error| Error::File {
             action: "create",
@@ -201,7 +201,7 @@ impl NewFile {
 
     /// Gives the new file the owner and the mode of the old one.
     fn take_access_of(&self, old: &std::fs::Metadata) -> std::io::Result<()> {
-        // Not every user may give files away: the mode is then for the user who made the new one.
+        // Only root may change the owner of a file: without that the mode applies to the owner of the new one.
         std::os::unix::fs::chown(&self.partial, Some(old.uid()), Some(old.gid())).ok();
         std::fs::set_permissions(&self.partial, old.permissions())
     }

@@ -69,7 +69,7 @@ impl StateStore {
         }
         let made = DirectoryStore::create(&folder.join(REPOSITORY))?;
         match Repository::init(Arc::new(made), &new_repository(), environment.clone()) {
-            // Of two who make it, one comes first.
+            // Another process may have made it at the same time.
             Ok(_) | Err(holdfast_repo::Error::AlreadyARepository { .. }) => {}
             Err(error) => return Err(error.into()),
         }

@@ -112,7 +112,7 @@ impl<'a> ImageCloner<'a> {
     }
 
     /// Warns where its format was not given, and is known by its content only.
-    pub fn tell_of_format(&self, job: Job<'_>) {
+    pub fn warn_of_format(&self, job: Job<'_>) {
         let is_guess = |note: &&Note| matches!(note, Note::FormatGuessed { .. });
         for note in self.image.notes().iter().filter(is_guess) {
             job.progress.warning(&note.to_string());

@@ -1,6 +1,6 @@
 //! What a guest believes itself to be: its name, and the keys and numbers that it made when it was first started.
 //!
-//! Two machines with one `/etc/machine-id` get one address by DHCP, and two with one SSH host key cannot be told apart. virt-sysprep knows
+//! Two machines with one `/etc/machine-id` get one address by DHCP, and two with one SSH host key cannot be distinguished. virt-sysprep knows
 //! the systems and their files; it starts a small machine of its own for that, and has to be on this host.
 
 use std::fs::File;
@@ -88,7 +88,7 @@ mod tests {
 
     use super::{GuestIdentity, SYSPREP, renew_guest};
 
-    /// Writes down what it is asked, and answers as it was told.
+    /// Records each call, and gives the prepared answers.
     struct Scribe {
         asked: Mutex<Vec<String>>,
         answer: fn() -> Result<Answer, ToolError>,

@@ -15,12 +15,12 @@ use crate::job::{Error, Result};
 
 const SCHEMA: u64 = 1;
 
-/// Where places are noted, and as whose.
+/// Where places are noted, and for which process.
 #[derive(Debug, Clone)]
 pub struct PlaceJournal {
     /// The folder with the notes.
     pub folder: PathBuf,
-    /// Who makes something.
+    /// The process that makes something there.
     pub process: ProcessIdentity,
 }
 
@@ -31,7 +31,7 @@ pub(crate) struct PlaceRecord {
     pub(crate) number: u32,
     /// The folder in which something is made.
     pub(crate) place: PathBuf,
-    /// Who makes it.
+    /// The process that makes it.
     pub(crate) process: ProcessIdentity,
     /// The snapshot that is held meanwhile.
     pub(crate) held: Option<HeldSnapshotNote>,

@@ -117,7 +117,7 @@ pub fn is_same_place(first: &Location, second: &Location) -> bool {
     real(first).is_some_and(|first| Some(first) == real(second))
 }
 
-/// Copies snapshots from one repository to another. One that cannot be read is told in the report, and the others are copied; where
+/// Copies snapshots from one repository to another. One that cannot be read is listed in the report, and the others are copied; where
 /// the other repository fails, all ends.
 pub fn copy(from: &Repository, to: &Repository, request: &CopyRequest, job: Job<'_>) -> Result<CopyReport> {
     let start = job.clock.now();

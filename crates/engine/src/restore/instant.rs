@@ -304,7 +304,7 @@ pub fn resume_instantly(
 
 /// Lets go of the snapshot of a machine that does not run from it any more.
 ///
-/// Where that fails it stays protected, which is told: what was asked for is done all the same.
+/// Where that fails the snapshot stays protected, and a warning says so; the job itself has succeeded.
 pub fn release_snapshot(repository: &Repository, instant: &InstantJob, job: Job<'_>) {
     let released = match instant.snapshot.parse() {
         Ok(snapshot) => repository.release(snapshot, instant.hold),

@@ -34,7 +34,7 @@ pub(super) fn write_folder(
         path: path.to_owned(),
         source,
     })?;
-    // What cannot be used is told before anything is written.
+    // An unusable configuration is an error before anything is written.
     let text = pull.file(STREAM_DOMAIN)?;
     let nvram = pull.file(STREAM_NVRAM)?;
     let machine = text

@@ -1,7 +1,7 @@
 //! From what is stored to a template: the statement is made, signed by the requested key, and committed with the content.
 //!
 //! The content is a snapshot already: of a machine, of another template, or a draft that a push has stored. The template is a second one
-//! that shares all of it. So its statement is about bytes that are in the repository, whatever became of the image meanwhile, and the
+//! that shares all of it. So its statement is about bytes that are in the repository, even if the image has changed meanwhile, and the
 //! template is there whole, or not at all.
 
 use std::collections::BTreeMap;

@@ -72,9 +72,9 @@ pub enum ReadAll {
     NoWitnessThen,
     /// The bitmap has lost what was recorded first.
     BegunAnew,
-    /// The disk has layers above the bitmap, or filters between them, of which QEMU does not tell what was written to them.
+    /// The disk has layers above the bitmap, or filters between them, and QEMU does not report what was written to those.
     LayersUnknown,
-    /// It cannot be told whether the image is based on what it was based on.
+    /// It is not known whether the image still has the same base.
     BasesUnknown,
     /// The image is based on something else now, or that was written.
     BasesChanged,
@@ -217,7 +217,7 @@ impl BitmapNames {
     }
 }
 
-/// Whether a bitmap was made by a backup, for whatever repository.
+/// Whether a bitmap was made by a backup, into any repository.
 pub(crate) fn is_bitmap_of_ours(name: &str) -> bool {
     let is_number = |text: &str| text.len() == 8 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
     name.strip_prefix(PREFIX)

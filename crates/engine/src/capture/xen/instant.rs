@@ -1,4 +1,4 @@
-//! The pool's snapshot: taken, and removed whatever happens.
+//! The pool's snapshot: taken, and removed in any case.
 //!
 //! It is called `holdfast HOST PLACE RUN`. PLACE stands for the folder of locks on this host: our lock there keeps other backups of the
 //! machine away, so what is called so when one begins was left by one that was killed. Other hosts of this name, and other users, have
@@ -117,7 +117,7 @@ impl<'a> PoolSnapshot<'a> {
         self.duration
     }
 
-    /// Whether it could not be removed, which was told.
+    /// Whether it could not be removed; a warning said so.
     pub(super) fn has_remains(&self) -> bool {
         self.has_remains
     }
@@ -203,7 +203,7 @@ impl<'a> PoolSnapshot<'a> {
         Ok(())
     }
 
-    /// Removes it, and tells where that is impossible.
+    /// Removes it, and warns where that is impossible.
     pub(super) fn remove(&mut self, job: Job<'_>) {
         if self.is_removed {
             return;
@@ -291,7 +291,7 @@ mod tests {
         for run in ["before upgrade", "", "0123ABCD", "0123abcd ", "0123abcde"] {
             assert!(!is_of_run(&format!("{place}{run}"), &place), "{run}");
         }
-        // Nor is that of another host of this name, or of another user of this host, who may be at work.
+        // Nor is that of another host of this name, or of another user of this host: its run may be alive.
         for other in [
             prefix("vm", "01234568"),
             prefix("vm2", "01234567"),

@@ -444,13 +444,13 @@ fn stream(planned: &mut Vec<PlannedStream>, snapshot: &VirtualDisk, form: Form, 
     }
 }
 
-/// Whether the blocks of a disk come in its order, as the table of the VHD tells, which comes first.
+/// Whether the blocks of a disk come in its order, by the table of the VHD, which comes first.
 fn is_in_order(pool: &Arc<Pool>, disk: &VirtualDisk) -> Result<bool> {
     let download = pool.download_disk(&disk.reference, &DiskForm::Vhd)?;
     Ok(VhdStream::open(download, &disk.device)?.is_in_order())
 }
 
-/// Where a disk has changed since another one, as the table of a differencing VHD tells, which comes first.
+/// Where a disk has changed since another one, by the table of a differencing VHD, which comes first.
 fn changed_in_vhd(
     pool: &Arc<Pool>,
     disk: &VirtualDisk,

@@ -62,7 +62,7 @@ pub struct Unfinished {
     pub safety: Vec<String>,
     /// New files.
     pub files: Vec<UnfinishedFile>,
-    /// Who does it.
+    /// The process that does it.
     pub process: ProcessIdentity,
     /// When it began, in milliseconds since 1970-01-01 UTC.
     pub start_ms: i64,

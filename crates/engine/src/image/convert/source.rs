@@ -91,7 +91,7 @@ fn does_not_fit(size_bytes: u64, format: Format, detail: String) -> Error {
     }
 }
 
-/// Warns of a file that is called like an image and holds none: what tells its format is damaged, or its name is wrong.
+/// Warns of a file that has the extension of a format but not its content: its header is damaged, or its name is wrong.
 pub(super) fn tell_of_name(source: &Image, job: Job<'_>) {
     let top = &source.layers()[0];
     let extension = top.path.extension().and_then(OsStr::to_str).and_then(Format::from_name);
@@ -143,7 +143,7 @@ pub(super) fn tell_what_is_dropped(source: &Image, job: Job<'_>) {
     }
 }
 
-/// Replacing a file that an image is read from would break whatever else is based on it.
+/// Replacing a file that an image is read from would break the other images that are based on it.
 pub(crate) fn refuse_to_replace_source(source: &Image, target: &Path) -> Result<()> {
     let Ok(target) = target.canonicalize() else {
         return Ok(());

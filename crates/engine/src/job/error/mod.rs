@@ -301,7 +301,7 @@ pub enum Error {
         /// What it has locked.
         lock: PathBuf,
     },
-    /// Who makes host snapshots.
+    /// A provider of host snapshots failed.
     #[error(transparent)]
     Provider(Box<ProviderError>),
     /// A machine has no such disks.

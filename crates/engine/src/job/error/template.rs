@@ -119,7 +119,7 @@ pub enum TemplateError {
         name: String,
     },
     /// It has no signature.
-    #[error("nobody has signed {label}")]
+    #[error("{label} has no signature")]
     Unsigned {
         /// Name and tag.
         label: String,

@@ -18,7 +18,7 @@ use crate::job::error::Refusal;
 use crate::job::{Error, Job, Result, Unit};
 use crate::restore::instant_job::{InstantDisk, InstantJob};
 
-/// Who has it makes the machine, and fills its disks.
+/// The lock file of the process that makes the machine and fills its disks.
 pub(super) const LOCK: &str = "filling";
 /// How often a copy of a disk is begun, and how often the machine is let run, for each start of the server. The first request of each
 /// disk fails, by which QEMU learns that its server is gone; so do those until its new connection stands, which it makes beside

@@ -59,7 +59,7 @@ impl Planner<'_> {
 /// A plan on its way.
 pub(super) struct Draft {
     pub(super) machine: PlannedMachine,
-    /// Who it is, seen from the snapshot's configuration.
+    /// Its identity, relative to the snapshot's configuration.
     pub(super) identity: Identity,
     pub(super) definition: Option<Definition>,
     /// The configuration that it will have, also where that stays as it is.

@@ -39,7 +39,7 @@ pub enum RestoreAs {
 pub struct NewMachineOptions {
     /// What it is called; otherwise a name is made from that in the snapshot.
     pub name: Option<MachineName>,
-    /// Who it is.
+    /// Its identity.
     pub identity: NewMachineIdentity,
     /// The folder for its images; otherwise they go beside the originals.
     pub storage: Option<PathBuf>,
@@ -53,7 +53,7 @@ pub struct NewMachineOptions {
     pub overwrite: Overwrite,
 }
 
-/// Who a new machine is.
+/// The identity of a new machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum NewMachineIdentity {
     /// Another one: new UUID, new addresses of network cards, so that both can run.

@@ -1,8 +1,8 @@
 //! A restored machine goes on from the memory in its snapshot.
 //!
 //! The memory belongs to the disks of the same snapshot, and to no others: both come from one manifest, so that the one cannot
-//! be had with others of the other. The guest goes on with what it knows: also with the addresses of its network cards, whatever its
-//! configuration says. A machine with a new identity goes on with its cables pulled, so that no address is on a network twice.
+//! be had with others of the other. The guest goes on with what it knows: also with the addresses of its network cards, even if its
+//! configuration has others. A machine with a new identity goes on with its cables pulled, so that no address is on a network twice.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

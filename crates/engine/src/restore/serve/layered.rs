@@ -1,7 +1,7 @@
 //! An overlay as one device: where it holds nothing itself, it says what is below it.
 //!
-//! An overlay calls *absent* what it does not hold itself. Told to a client as a hole, that would have it believe that the bytes of
-//! the snapshot are zero; told as data, it would read every hole of the snapshot.
+//! An overlay calls *absent* what it does not hold itself. Reported to a client as a hole, it would take the bytes of
+//! the snapshot for zero; reported as data, it would read every hole of the snapshot.
 
 use std::ops::Range;
 
