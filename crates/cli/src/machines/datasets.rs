@@ -223,7 +223,7 @@ mod tests {
             said("/proc")
         );
         assert!(said("/etc/passwd").contains("is a file"));
-        assert!(said("reflink:/nobody/is/here").contains("/nobody/is/here"));
+        assert!(said("reflink:/does/not/exist").contains("/does/not/exist"));
     }
 
     #[test]

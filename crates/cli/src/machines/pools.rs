@@ -106,7 +106,7 @@ impl PoolArgs {
 pub struct PoolWay {
     /// Where it is, and what is meant in it.
     pub address: XenAddress,
-    /// Who logs in.
+    /// The credentials.
     pub login: Login,
     /// What holdfast.toml says of it.
     pub configured: Option<ConfiguredPool>,

@@ -248,7 +248,7 @@ pub(crate) mod tests {
         }
     }
 
-    /// What a program reads from standard error is JSON, line by line, whatever happens.
+    /// With `--json` every line of standard error is JSON.
     #[test]
     fn programs_get_events() {
         let (console, written) = console(StreamKind::Terminal { width: 12 }, Verbosity::Normal);

@@ -72,7 +72,7 @@ pub fn hear_questions() -> std::io::Result<ProgressRequests> {
     Ok(requests)
 }
 
-/// Whether the parent process has a signal ignored, as proc(5) tells; nothing is where it cannot be read.
+/// Whether the parent process ignores a signal, by proc(5); false where that cannot be read.
 fn is_ignored(signal: i32) -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));

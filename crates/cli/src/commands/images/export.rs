@@ -298,7 +298,7 @@ fn run(args: &ExportArgs, context: &Context) -> Result<Exit, Error> {
     let settings = report.settings_file.clone();
     let mut done = ExportDone::new(report, args.target.display().to_string(), kind);
     if let (Some(manager), Some(settings)) = (manager, settings) {
-        // The folder is whole all the same, and who has it can register it later.
+        // The folder is complete without this, and can be registered later.
         match manager.register(&settings) {
             Ok(()) => done.is_registered = true,
             Err(error) => {

@@ -1,4 +1,4 @@
-//! Options of `backup` about what reading may cost a machine, and what is told of it.
+//! Options of `backup` about what reading may cost a machine, and what is reported of it.
 
 use std::num::NonZeroU64;
 use std::time::Duration;

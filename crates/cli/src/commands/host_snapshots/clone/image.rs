@@ -168,7 +168,7 @@ impl ImageCloneArgs {
                 };
                 let cloner = ImageCloner::open(&request, &environment)?;
                 if made.is_empty() {
-                    cloner.tell_of_format(job);
+                    cloner.warn_of_format(job);
                 }
                 if dry_run {
                     let plan = cloner.plan(Path::new(name))?;

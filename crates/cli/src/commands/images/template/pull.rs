@@ -57,7 +57,7 @@ pub(super) struct PullArgs {
     job: JobArgs,
 }
 
-/// Who the machine is, in a folder.
+/// The identity of the machine in a folder.
 #[derive(Debug, clap::Args)]
 struct PullMachineArgs {
     /// Name of the machine [default: the name of the folder]
