@@ -51,7 +51,7 @@ fn read_from(machine: Node<'_, '_>, state: Node<'_, '_>) -> Result<Translated<Ma
         has_tpm: has_tpm(hardware),
     };
     order(hardware, &mut value.disks);
-    note_unsupported((state, hardware), &mut dropped);
+    note_unsupported(state, hardware, &mut dropped);
     let value = value.checked(FORM)?;
     Ok(Translated { value, dropped })
 }
@@ -302,7 +302,7 @@ fn network_of(adapter: Node<'_, '_>) -> Option<String> {
 }
 
 /// Notes settings that are dropped.
-fn note_unsupported((machine, hardware): (Node<'_, '_>, Node<'_, '_>), dropped: &mut Vec<Untranslated>) {
+fn note_unsupported(machine: Node<'_, '_>, hardware: Node<'_, '_>, dropped: &mut Vec<Untranslated>) {
     let mut add = |what: String, why: &str| dropped.push(Untranslated::new(what, why));
     if let Some(kind) = platform(machine, hardware)
         .attribute("architecture")
