@@ -311,7 +311,7 @@ pub(super) struct TransferEnds {
 pub(super) enum WatchError {
     /// It was interrupted.
     Interrupted(Interrupted),
-    /// The operating system tells nothing of a program.
+    /// The operating system cannot report the end of a program.
     Io(io::Error),
 }
 

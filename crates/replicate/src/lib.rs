@@ -254,7 +254,7 @@ fn renamed(
     Some(was.name.clone())
 }
 
-/// Who packs, and when: where the other end is another host, and knows how.
+/// Which side compresses, and when: only where the other side is another host that can.
 fn packing(request: &ReplicateRequest<'_>) -> (carry::Packing, PackWhen) {
     use carry::Packing;
     let (source, target) = (request.source.side, request.target.side);
