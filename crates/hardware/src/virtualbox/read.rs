@@ -157,7 +157,7 @@ fn disks(machine: Node<'_, '_>, hardware: Node<'_, '_>, dropped: &mut Vec<Untran
             }
             let place = port.saturating_mul(units_per_port(bus)).saturating_add(unit);
             let base = before.saturating_mul(units_per_controller(bus));
-            disks.extend(attached(device, (bus, name), base.saturating_add(place), dropped)?);
+            disks.extend(attached(device, bus, name, base.saturating_add(place), dropped)?);
         }
     }
     Ok(disks)
@@ -166,7 +166,8 @@ fn disks(machine: Node<'_, '_>, hardware: Node<'_, '_>, dropped: &mut Vec<Untran
 /// A device of a controller, with its bus and name; `None` for a disk without an image.
 fn attached(
     device: Node<'_, '_>,
-    (bus, controller): (Bus, &str),
+    bus: Bus,
+    controller: &str,
     position: u32,
     dropped: &mut Vec<Untranslated>,
 ) -> Result<Option<Disk>> {

@@ -207,8 +207,10 @@ pub(super) fn vdi_record(disk: &Disk, storage: &str, vbd: &str, options: &mut Xe
 }
 
 pub(super) fn vif_record(
-    (card, number): (&NetworkCard, usize),
-    (vm, network): (&str, &str),
+    card: &NetworkCard,
+    number: usize,
+    vm: &str,
+    network: &str,
     options: &mut XenOptions<'_>,
 ) -> Value {
     structure([

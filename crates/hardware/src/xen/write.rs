@@ -235,7 +235,7 @@ impl<'o> Records<'o> {
             self.networks.len() - 1
         });
         self.networks[known].vifs.push(Value::text(vif.as_str()));
-        let mut record = vif_record((card, number), (&self.vm, &self.networks[known].id), options);
+        let mut record = vif_record(card, number, &self.vm, &self.networks[known].id, options);
         if let Some(original) = &self.original {
             original.copy_card_fields(number, &mut record);
         }

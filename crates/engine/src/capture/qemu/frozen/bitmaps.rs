@@ -130,7 +130,7 @@ impl<'a> Freezer<'a> {
             let end = (offset + MARK_BYTES).min(disk.device.size_bytes());
             disk.device.touch(*offset..end).map_err(|error| error.to_string())?;
         }
-        let kept = cut.keep_witness(monitor, number, (&disk.node, &next.name));
+        let kept = cut.keep_witness(monitor, number, &disk.node, &next.name);
         kept.map_err(|error| error.to_string())
     }
 }
