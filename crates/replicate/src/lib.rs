@@ -92,14 +92,14 @@ pub enum PackChoice {
     Off,
 }
 
-/// What became of it.
+/// What happened to it.
 #[derive(Debug, Clone, Default)]
 pub struct ReplicateReport {
     /// Each dataset of the source, by name.
     pub datasets: Vec<ReplicatedDataset>,
 }
 
-/// What became of a dataset.
+/// What happened to a dataset.
 #[derive(Debug, Clone)]
 pub struct ReplicatedDataset {
     /// Its name at the source.

@@ -118,7 +118,7 @@ impl Context {
         Ok(repository)
     }
 
-    /// The repository at `location`, opened with its key by a process that another one of ours has started: that has looked at what it is.
+    /// The repository at `location`, opened with its key by a process that another Holdfast process has started, which has checked it.
     pub fn open_by_key(&self, location: &Location, key: &Password) -> Result<Repository, Error> {
         let unlock = Unlock::Password(key.as_bytes());
         let repository = holdfast_engine::open(location, unlock, &self.environment(), &*self.progress())?;

@@ -74,7 +74,7 @@ impl Tools for ToolsUntil {
 pub fn parse(word: &OsStr) -> Result<Option<Dataset>, Error> {
     let Some(text) = word.to_str() else {
         return Err(Error::usage(
-            format!("{} is no text", word.display()),
+            format!("{} is not valid UTF-8", word.display()),
             "name a dataset, or its folder",
         ));
     };

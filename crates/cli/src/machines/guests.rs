@@ -154,7 +154,7 @@ impl KnownGuest {
     }
 }
 
-/// What became of a machine.
+/// What happened to a machine.
 #[derive(Debug, Serialize)]
 pub struct GuestDocument {
     name: String,

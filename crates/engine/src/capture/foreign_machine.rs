@@ -66,7 +66,7 @@ pub(crate) fn describe(reader: &dyn ArchiveReader) -> Result<DescribedMachine> {
     let Translated { value, mut dropped } = translated?;
     dropped.extend(reader.left_out().iter().map(|name| Untranslated {
         what: format!("{name} of the archive"),
-        why: "is no disk".to_owned(),
+        why: "is not a disk".to_owned(),
     }));
     Ok(DescribedMachine {
         machine: value,

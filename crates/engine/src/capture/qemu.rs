@@ -108,7 +108,7 @@ pub struct MachineReading {
     pub consistency: String,
     /// How long the machine stood still; none where it was not running.
     pub pause: Option<Pause>,
-    /// What became of freezing the guest's file systems.
+    /// What happened to freezing the guest's file systems.
     pub quiesced: Quiesced,
     /// Bytes of its memory, where that was taken.
     pub memory_bytes: Option<u64>,

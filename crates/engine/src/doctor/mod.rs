@@ -83,13 +83,13 @@ pub struct DoctorRequest<'a> {
     pub now_ms: &'a dyn Fn() -> i64,
     /// Gives numbers of runs.
     pub new_run: &'a dyn Fn() -> u32,
-    /// What becomes of an overlay whose content is in its base.
+    /// What happens to an overlay whose content is in its base.
     pub emptied: EmptiedOverlays,
     /// Where host snapshots are looked for; none where they are not.
     pub storage: Option<DoctorStorage<'a>>,
 }
 
-/// What becomes of an overlay whose content is in its base.
+/// What happens to an overlay whose content is in its base.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EmptiedOverlays {
     /// It stays.
@@ -108,7 +108,7 @@ pub struct ExaminedMachine<'a> {
     pub way: Vec<String>,
 }
 
-/// What was found, and what became of it.
+/// What was found, and what happened to it.
 #[derive(Debug, Default)]
 pub struct DoctorReport {
     /// What is wrong, or was.
@@ -117,16 +117,16 @@ pub struct DoctorReport {
     pub notes: Vec<String>,
 }
 
-/// A finding, and what became of it.
+/// A finding, and what happened to it.
 #[derive(Debug, Clone)]
 pub struct Outcome {
     /// What is wrong, or was.
     pub finding: Finding,
-    /// What became of it.
+    /// What happened to it.
     pub result: FindingState,
 }
 
-/// What became of a finding.
+/// What happened to a finding.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum FindingState {
     /// Nothing was done.

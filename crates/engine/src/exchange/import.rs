@@ -76,7 +76,7 @@ pub struct ImportedDisk {
     pub path: Option<PathBuf>,
 }
 
-/// What became of an import into a repository.
+/// What happened to an import into a repository.
 #[derive(Debug)]
 pub struct ImportReport {
     /// The snapshot.

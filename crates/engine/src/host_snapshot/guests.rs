@@ -46,7 +46,7 @@ pub struct GuestRequest<'a> {
     pub run: u32,
 }
 
-/// What became of a machine.
+/// What happened to a machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GuestReport {
     /// Its name.
@@ -55,7 +55,7 @@ pub struct GuestReport {
     pub uuid: String,
     /// What it was doing.
     pub state: MachineState,
-    /// What became of freezing its file systems.
+    /// What happened to freezing its file systems.
     pub quiesced: Quiesced,
     /// How long it stood still; none where it did not have to.
     pub paused: Option<Duration>,
@@ -101,7 +101,7 @@ pub(super) struct Sessions<'a> {
 pub(super) struct FrozenGuests {
     /// What the providers made of it.
     pub(super) made: ProviderResult<()>,
-    /// What became of the machines, in their order.
+    /// What happened to the machines, in their order.
     pub(super) guests: Vec<GuestReport>,
     /// The memory of one, where it was wanted.
     pub(super) memory: Option<Memory>,

@@ -99,7 +99,7 @@ pub struct HostSnapshotReport {
     pub is_one_instant: bool,
     /// How long the providers took.
     pub cut: Duration,
-    /// What became of the machines.
+    /// What happened to the machines.
     pub guests: Vec<GuestReport>,
     /// What is noted of them.
     pub record: HostSnapshotRecord,

@@ -65,7 +65,7 @@ pub struct PolicyRunRequest<'a> {
     pub program: String,
     /// A file that is locked meanwhile: two runs at once would take everything twice.
     pub lock: PathBuf,
-    /// Variables of the environment that are none of the hooks' business.
+    /// Variables of the environment that hooks do not get.
     pub withheld: Vec<String>,
 }
 
@@ -93,7 +93,7 @@ pub struct TakenSnapshotSet {
     pub snapshots: Vec<HostSnapshotName>,
     /// Machines that hold still, by name, in a dry run.
     pub would_freeze: Vec<usize>,
-    /// What became of the machines.
+    /// What happened to the machines.
     pub guests: Vec<GuestReport>,
     /// Machines of which there is no whole snapshot, since other datasets with disks of theirs could not be cut: by their places.
     pub incomplete: Vec<usize>,

@@ -48,7 +48,7 @@ pub struct HostRestore<'a> {
 
 /// How a machine goes back.
 pub struct RollbackOptions<'a> {
-    /// What becomes of its configuration.
+    /// What happens to its configuration.
     pub configuration: ConfigurationChoice,
     /// What comes after.
     pub after: AfterRestore,

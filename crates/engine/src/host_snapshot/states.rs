@@ -124,7 +124,7 @@ impl StateStore {
         self.folder.join(SCRATCH)
     }
 
-    /// All states, those of a machine by time. What is no state is left alone.
+    /// All states, those of a machine by time. Other objects are skipped.
     pub fn states(&self, job: Job<'_>) -> Result<Vec<KeptState>> {
         let manifests = snapshots(&self.repository, job.progress)?;
         Ok(manifests.into_iter().filter_map(KeptState::of).collect())

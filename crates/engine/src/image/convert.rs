@@ -88,7 +88,7 @@ pub enum VerifyImage {
 pub struct ConvertReport {
     /// Size of the new disk, which some formats round up; of what was written to a block device.
     pub size_bytes: u64,
-    /// What became of its bytes; none where the file system shares them with the source.
+    /// What happened to its bytes; none where the file system shares them with the source.
     pub filled: Option<FillReport>,
     /// What the new file takes on its medium; none for a block device.
     pub allocated_bytes: Option<u64>,

@@ -47,7 +47,9 @@ pub(crate) fn renew_guest(
     };
     let mut added = Vec::new();
     for (path, format) in images {
-        let path = path.to_str().ok_or_else(|| wrong("its path is no text".to_owned()))?;
+        let path = path
+            .to_str()
+            .ok_or_else(|| wrong("its path is not valid UTF-8".to_owned()))?;
         added.extend(["--format", format.qemu_name(), "--add", path]);
     }
     let mut words = vec!["--quiet", "--operations", OPERATIONS, "--run-command", NEW_KEYS];

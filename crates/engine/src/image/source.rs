@@ -214,7 +214,7 @@ impl OpenSource {
         }
     }
 
-    /// Warns of what contradicts itself in it. For images that no process has open.
+    /// Warns of inconsistent metadata in it. For images that no process has open.
     pub(crate) fn tell_of_contradictions(&self, progress: &dyn Progress) -> Result<()> {
         if self.format == Format::Raw {
             return Ok(());

@@ -22,7 +22,7 @@ pub struct Hooks {
     pub time_out: Duration,
     /// What a call that fails means.
     pub on_failure: HookFailure,
-    /// Variables of the environment that are none of their business.
+    /// Variables of the environment that hooks do not get.
     pub withheld: Vec<String>,
     /// Where the machine is, for [`VARIABLES`].
     pub hypervisor: String,

@@ -142,7 +142,7 @@ fn path_of(folder: &Path, number: u32) -> PathBuf {
     folder.join(format!("{number:08x}.json"))
 }
 
-/// The places that are noted; what is no note is left out.
+/// The places that are noted; other files are skipped.
 pub(crate) fn noted_places(folder: &Path) -> Result<Vec<PlaceRecord>> {
     let notes = read_notes(folder)?;
     let mut records: Vec<PlaceRecord> = notes.iter().filter_map(|note| PlaceRecord::parse(note)).collect();

@@ -26,7 +26,7 @@ pub enum Quiesce {
     Off,
 }
 
-/// What became of it.
+/// What happened to it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Quiesced {
     /// The file systems were frozen.
@@ -244,7 +244,7 @@ impl FreezeState {
     }
 }
 
-/// What became of file systems that were frozen: as many as were thawed have been so all the time. A guest may thaw by itself, as
+/// What happened to file systems that were frozen: as many as were thawed have been so all the time. A guest may thaw by itself, as
 /// Windows does after ten seconds, and the watchdog thaws one that is frozen for too long.
 fn end_of_frozen((frozen_count, thawed_count): (u64, u64), freeze: Duration, frozen: Duration) -> Quiesced {
     if frozen_count == 0 {

@@ -236,7 +236,7 @@ pub fn forget_run(folder: &Path, run: RunId) -> Result<()> {
     forget_note(&note_path(folder, run))
 }
 
-/// The runs that are noted; what is no note is left out.
+/// The runs that are noted; other files are skipped.
 ///
 /// # Errors
 /// The folder is there, and cannot be read.
@@ -282,7 +282,7 @@ mod tests {
             note.phase(phase).unwrap();
             assert_eq!(noted_runs(&folder).unwrap()[0].phase, phase);
         }
-        // What is no note, or an incomplete one, does no harm.
+        // Another file, or an incomplete note, does no harm.
         for (name, bytes) in [
             ("x.json", &b"{"[..]),
             ("y.json", b"{\"run\":\"zz\"}"),

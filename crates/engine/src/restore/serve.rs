@@ -41,7 +41,7 @@ pub struct ServeRequest {
     pub zone: TimeZone,
     /// Where clients connect.
     pub doors: Vec<ServeAddress>,
-    /// What becomes of what clients write.
+    /// What happens to what clients write.
     pub writes: ClientWrites,
     /// Whether connections are encrypted.
     pub tls: TlsPolicy,
@@ -76,7 +76,7 @@ pub enum ServeAddress {
     Tcp(SocketAddr),
 }
 
-/// What becomes of what clients write.
+/// What happens to what clients write.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ClientWrites {
     /// They cannot.

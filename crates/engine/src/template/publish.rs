@@ -30,7 +30,7 @@ use crate::notes::{
 /// A template that says that it was pushed so much after now is not of a clock that is a little late.
 const AHEAD_MAX: SignedDuration = SignedDuration::from_hours(24);
 
-/// What becomes of a tag that is there with other content.
+/// What happens to a tag that is there with other content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Replace {
     /// The push is refused.
@@ -46,7 +46,7 @@ pub struct Publication {
     pub label: TemplateLabel,
     /// What is to be known of it, in one line; may be empty.
     pub description: String,
-    /// What becomes of a tag that is there.
+    /// What happens to a tag that is there.
     pub replace: Replace,
     /// Now.
     pub time: Timestamp,

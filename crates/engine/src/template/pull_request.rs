@@ -49,7 +49,7 @@ pub enum PullTarget {
     },
 }
 
-/// What becomes of a guest's own identity.
+/// What happens to a guest's own identity.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Guest {
     /// It stays as it was pushed.
@@ -65,13 +65,13 @@ pub struct PullRequest {
     pub template: TemplateReference,
     /// Where to.
     pub target: PullTarget,
-    /// What becomes of an unsigned one.
+    /// What happens to an unsigned one.
     pub unsigned: Unsigned,
     /// Whether clusters are compressed.
     pub storage: Storage,
     /// When the images are made, in seconds since 1970; a VHD says it.
     pub created_s: u64,
-    /// Whether the guest gets an identity of its own, and is called like its machine, or the image.
+    /// Whether the guest gets an identity of its own, and the name of its machine, or of the image.
     pub guest: Guest,
 }
 

@@ -25,7 +25,7 @@ pub enum SignedBy {
     Signed(Verdict),
 }
 
-/// What becomes of an unsigned template.
+/// What happens to an unsigned template.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unsigned {
     /// It is refused.

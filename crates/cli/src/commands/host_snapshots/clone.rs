@@ -122,7 +122,7 @@ struct CloneInstantDocument {
     datasets: Vec<String>,
     /// How long the providers took; null with --dry-run.
     cut_us: Option<u64>,
-    /// What became of the machine; null with --dry-run.
+    /// What happened to the machine; null with --dry-run.
     machine: Option<GuestDocument>,
 }
 

@@ -109,7 +109,7 @@ pub enum ReadAll {
 impl fmt::Display for ReadAll {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NoParent => formatter.write_str("there is no snapshot before to compare with"),
+            Self::NoParent => formatter.write_str("there is no earlier snapshot to compare with"),
             Self::NewDisk => formatter.write_str("the snapshot before has no such disk"),
             Self::NoBitmapThen => formatter.write_str("the snapshot before left no bitmap"),
             Self::BitmapGone => formatter.write_str(

@@ -433,7 +433,7 @@ impl QemuCapture<'_> {
         is_clean
     }
 
-    /// Brings an overlay of ours down, and deletes it. Gives how long the machine stood still for that.
+    /// Commits an overlay of the run, deletes it, and returns how long the machine stood still for that.
     fn bring_down(
         &self,
         overlays: &dyn Overlays,

@@ -244,7 +244,7 @@ impl QemuCapture<'_> {
             let root = cut.root_of(disk).unwrap_or(&path);
             let mut options = options_in_view(Some(format), root, cut.today_of(disk));
             options.allow.extend_from_slice(&self.request.capture.allowed);
-            // The machine reads them. What is no qcow2 by its configuration is its guest's to write, and may name any file.
+            // The machine reads them. The guest writes all bytes of an image that is not qcow2 by its configuration, so these bytes could name any file.
             if disk.format.as_deref() == Some("qcow2") {
                 let bases = chain_of(image_path(disk), disk.format.as_deref()).into_iter().skip(1);
                 options.allow.extend(bases.filter(|base| base.exists()));

@@ -28,7 +28,7 @@ pub(crate) fn prefix(host: &str, place: &str) -> String {
     format!("{LABEL} {host} {place} ")
 }
 
-/// Whether a name is that of a snapshot of ours: a person may call one of his own in a similar way.
+/// Whether a name is that of a snapshot of this program: a user may choose a similar name.
 pub(crate) fn is_of_run(label: &str, prefix: &str) -> bool {
     let run = label.strip_prefix(prefix).unwrap_or_default();
     run.len() == 8 && run.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
@@ -185,7 +185,7 @@ impl<'a> PoolSnapshot<'a> {
         true
     }
 
-    /// Lets go of what was kept before this run.
+    /// Removes what was kept before this run.
     pub(super) fn let_go_of_older(&self, mark: &str, job: Job<'_>) {
         if let Err(error) = self.remove_older(mark) {
             job.progress.warning(&format!(

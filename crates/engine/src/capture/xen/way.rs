@@ -18,7 +18,7 @@ use crate::job::{Job, Result};
 use crate::notes::{NOTE_XEN_BASE, NOTE_XEN_DISK, note};
 
 /// Reasons to read all of a disk.
-const NO_PARENT: &str = "there is no snapshot before to compare with";
+const NO_PARENT: &str = "there is no earlier snapshot to compare with";
 const RAW_IS_WHOLE: &str = "raw bytes are read as a whole";
 
 /// What changed since is known in blocks of this size, which is that of a VHD.
@@ -302,7 +302,7 @@ fn base_of(
     Ok(match request.pool.disk_of_uuid(uuid)? {
         // What can be written to may be anything by now.
         Some(record) if !record.is("is_a_snapshot") => {
-            Err("what the snapshot before could be compared by is no snapshot of the pool any more".to_owned())
+            Err("the pool does not have the snapshot any more that the earlier one could be compared by".to_owned())
         }
         Some(record) => Ok(Base {
             has_data: record.text("type") != "cbt_metadata",

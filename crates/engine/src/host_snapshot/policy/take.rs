@@ -113,7 +113,7 @@ fn cut_together(due: Vec<DueDataset<'_>>) -> Vec<Vec<DueDataset<'_>>> {
     sets
 }
 
-/// What became of datasets that are cut together; each one that is left out has a result of its own.
+/// What happened to datasets that are cut together; each one that is left out has a result of its own.
 fn take_together(run: &PolicyRun<'_>, mut due: Vec<DueDataset<'_>>) -> Vec<TakenSnapshotSet> {
     if run.request.execution == Execution::DryRun {
         let machines: BTreeSet<usize> = due.iter().flat_map(|one| one.machines.iter().copied()).collect();

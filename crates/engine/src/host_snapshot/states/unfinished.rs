@@ -141,7 +141,7 @@ impl Unfinished {
 }
 
 impl StateStore {
-    /// The work that has begun and not ended, whether or not its process is alive, the oldest first; what is no note is left out.
+    /// The work that has begun and not ended, whether or not its process is alive, the oldest first; other files are skipped.
     pub fn unfinished(&self) -> Result<Vec<Unfinished>> {
         let notes = read_notes(&self.unfinished_folder())?;
         let mut found: Vec<Unfinished> = notes.iter().filter_map(|note| Unfinished::parse(note)).collect();

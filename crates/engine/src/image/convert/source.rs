@@ -46,7 +46,7 @@ impl Source<'_> {
         }
     }
 
-    /// Size of its sectors: of what is no image, that which is asked for.
+    /// Size of its sectors; for a source that is not an image, the requested one.
     pub(super) fn sector_bytes(&self, request: &ConvertRequest) -> u64 {
         match self {
             Self::Image { sector_bytes, .. } => *sector_bytes,
@@ -99,7 +99,7 @@ pub(super) fn tell_of_name(source: &Image, job: Job<'_>) {
         && named != Format::Raw
     {
         job.progress.warning(&format!(
-            "{} is called like a {named} image, and does not begin as one: it is read as a raw disk (--format raw says that it is one)",
+            "{} has the name of a {named} image, but not its header: it is read as a raw disk (--format raw says that it is one)",
             top.path.display()
         ));
     }

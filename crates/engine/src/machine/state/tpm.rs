@@ -127,7 +127,7 @@ fn backup_of(file: &TpmFile) -> PathBuf {
     name.into()
 }
 
-/// The folder belongs to the user of swtpm: what leads out of it is not followed, and what is no file is not waited for.
+/// The folder belongs to the user of swtpm: links out of it are not followed, and a pipe or socket is not opened.
 fn read_once(file: &TpmFile, rights: &Rights) -> Result<Vec<u8>, Missing> {
     let read = rights.read(&file.path, STATE_BYTES_MAX, Links::Refuse);
     read.map_err(|error| match error.kind() {

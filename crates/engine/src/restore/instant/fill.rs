@@ -94,7 +94,7 @@ impl<'a> DiskFill<'a> {
         }
     }
 
-    /// Fills all disks, and leaves nothing of ours.
+    /// Fills all disks, and deletes what the instant restore made beside them.
     pub(super) fn run(self, _lock: JobLock) -> Result<InstantReport> {
         let (instant, job) = (self.instant, self.job);
         self.fill().inspect_err(|_| instant.tell_of_resume(job))
@@ -230,7 +230,7 @@ impl<'a> DiskFill<'a> {
                 return Ok(Step::Done);
             }
             Some(copy) => {
-                // One that another process began may be about to fail, if its server died: that is no failure of ours.
+                // One that another process began may be about to fail, if its server died: that does not count as a failure of this fill.
                 return Ok(Step::Copying {
                     done_bytes: copy.done_bytes,
                 });

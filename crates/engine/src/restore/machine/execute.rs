@@ -366,7 +366,7 @@ impl<'a> Execution<'a> {
 
     /// Writes a small file whole; one that takes another's place gets its owner and mode.
     fn write_bytes(&self, output: &Output<'_>) -> Result<()> {
-        let new = output.new.as_ref().expect("what is no disk is a new file");
+        let new = output.new.as_ref().expect("only disks are written in place");
         let bytes = bytes_of(self.repository, output.record)?;
         let written = match output.file.content {
             FileContent::TpmState(_) => tpm::write(new.partial(), &bytes, &output.file.to),

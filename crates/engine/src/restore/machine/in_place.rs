@@ -121,7 +121,7 @@ fn refuse_kept_states(planner: &Planner<'_>, name: &str, uuid: &str, is_off: boo
 fn configuration_of(machine: &dyn Machine) -> Result<String> {
     let mut files = machine.configuration()?;
     let (_, bytes) = files.swap_remove(0);
-    String::from_utf8(bytes).map_err(|_| unfit(machine.name(), "it is no text".to_owned()))
+    String::from_utf8(bytes).map_err(|_| unfit(machine.name(), "it is not valid UTF-8".to_owned()))
 }
 
 struct InPlace<'a> {

@@ -88,7 +88,7 @@ impl Neighbours {
         self.0.iter().find(uses).map(|neighbour| &neighbour.name[..])
     }
 
-    /// The machine that has a disk at a place that is no file.
+    /// The machine that has a disk at a place that is not a file.
     pub(super) fn user_of_place(&self, place: &str) -> Option<&str> {
         let is_there = |source: &DiskSource| matches!(source, DiskSource::Other(other) if other == place);
         let uses = |neighbour: &&Neighbour| {

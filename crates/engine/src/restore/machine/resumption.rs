@@ -167,7 +167,7 @@ fn is_in(snapshot: &Manifest, disk: &MachineDisk) -> bool {
     stored::disks(snapshot).any(|record| record.name == disk.target)
 }
 
-/// What becomes of a disk that the snapshot does not have, or why the memory cannot do with it: what the guest remembers of a disk
+/// What happens to a disk that the snapshot does not have, or why the memory cannot do with it: what the guest remembers of a disk
 /// that was written since would be written over it.
 fn without_record(disk: &MachineDisk) -> std::result::Result<Option<DiskChange>, &'static str> {
     let is_removable = matches!(disk.kind, DiskKind::Cdrom | DiskKind::Floppy);

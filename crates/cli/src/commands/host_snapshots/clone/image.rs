@@ -243,7 +243,7 @@ fn tell_of_names(made: &[ImageCloneDocument], job: Job<'_>) {
     }
 }
 
-/// The guest is called like its image.
+/// The guest gets the name of its image.
 fn guest_of(name: &str, context: &Context) -> GuestIdentity {
     let stem = Path::new(name)
         .file_stem()

@@ -148,7 +148,7 @@ impl Report for Pulled {
     }
 }
 
-/// Where it goes: what is called like an image is one.
+/// Where it goes: a name with the extension of an image format means an image.
 fn target(args: &PullArgs) -> Result<PullTarget, Error> {
     let path = args.target.clone();
     let extension = path
