@@ -224,7 +224,7 @@ mod tests {
 
     /// All data arrives, for every size of write; and an interrupted job ends, though there is no reader.
     #[test]
-    fn nobody_waits_for_a_reader_that_stands_still() {
+    fn no_thread_waits_for_a_reader_that_stands_still() {
         let (reader, writer) = std::io::pipe().unwrap();
         let (near, far) = std::os::unix::net::UnixStream::pair().unwrap();
         let pairs: [(OwnedFd, OwnedFd, Way); 2] = [

@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_waited_long_enough_asks_nobody_else() {
+    fn no_command_starts_after_the_deadline() {
         let tools = |until| ToolsUntil {
             clock: Arc::new(SystemClock::new()),
             time_out: Duration::from_secs(5),

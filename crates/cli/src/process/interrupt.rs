@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn who_was_waited_for_at_the_request_has_less_than_a_second() {
+    fn a_wait_for_an_answer_at_the_request_ends_within_a_second() {
         assert!(first_too_long(&mut Stuck::default(), &[(7, ANSWER)], 300) < 1000);
         assert!(first_too_long(&mut Stuck::default(), &[(7, WORK)], 300) >= 5000);
     }

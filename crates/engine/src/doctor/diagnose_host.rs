@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_at_work_or_may_be_is_left_alone() {
+    fn work_of_a_process_that_may_be_alive_is_left_alone() {
         for life in [Liveness::Alive, Liveness::Unknown] {
             for kind in [UnfinishedKind::Clone, UnfinishedKind::Rollback, UnfinishedKind::Instant] {
                 for is_defined in [None, Some(true), Some(false)] {

@@ -456,8 +456,8 @@ mod tests {
                 .collect();
             assert_eq!(removed, expected, "{repository} {machine:?}");
             assert!(findings.iter().all(|finding| finding.kind == FindingKind::PoolBase));
-            let is_told = notes.iter().any(|note| note.contains("5 MiB"));
-            assert_eq!(is_told, expected.is_empty(), "{notes:?}");
+            let is_noted = notes.iter().any(|note| note.contains("5 MiB"));
+            assert_eq!(is_noted, expected.is_empty(), "{notes:?}");
         }
     }
 

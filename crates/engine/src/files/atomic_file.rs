@@ -448,7 +448,7 @@ mod tests {
 
     /// Files of programs that were killed go; those of programs at work, and what only looks similar, stay.
     #[test]
-    fn what_killed_programs_left_is_deleted_when_nobody_is_at_work() {
+    fn what_killed_programs_left_is_deleted_when_no_process_writes() {
         let folder = tempfile::tempdir().unwrap();
         let names = || {
             let entries = read_dir(folder.path()).unwrap();

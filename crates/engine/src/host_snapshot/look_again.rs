@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn a_disk_that_was_moved_given_or_taken_is_told() {
+    fn a_disk_that_was_moved_added_or_removed_is_reported() {
         let then = [disk("vda", "/a"), disk("vdb", "/b")];
         assert_eq!(moved(&then, &[disk("vdb", "/b"), disk("vda", "/a")]), None);
         let moved_to = |now: &[MachineDisk]| moved(&then, now).unwrap();

@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_asked_to_stop_stops() {
+    fn an_interrupt_stops_it() {
         let disk = MemoryDevice::new(WINDOW_BYTES);
         disk.write_at(&[1], 0).unwrap();
         let interrupt = Interrupt::new();

@@ -33,7 +33,7 @@ pub(crate) fn tell_of_contradictions(
             ));
             continue;
         };
-        if let Some(first) = report.problems.iter().find(|problem| is_told(problem, &layer)) {
+        if let Some(first) = report.problems.iter().find(|problem| is_reported(problem, &layer)) {
             progress.warning(&format!(
                 "{} is inconsistent, and what is read of it may be wrong: {} (holdfast image check lists all)",
                 layer.path.display(),
@@ -44,7 +44,7 @@ pub(crate) fn tell_of_contradictions(
     Ok(())
 }
 
-fn is_told(problem: &Problem, layer: &CheckedLayer) -> bool {
+fn is_reported(problem: &Problem, layer: &CheckedLayer) -> bool {
     match problem.kind {
         ProblemKind::Copies { .. } => true,
         // That is how they are until it is repaired.

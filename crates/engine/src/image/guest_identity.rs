@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn what_it_complains_of_is_told() {
+    fn its_complaints_are_reported() {
         let badly = || {
             Ok(Answer {
                 is_success: false,

@@ -93,7 +93,7 @@ impl MachineLock {
             }
         };
         let start = job.clock.now();
-        let mut is_told = false;
+        let mut has_warned = false;
         while flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
             let holder = holder(&mut file, work);
             if job.clock.now().saturating_sub(start) >= patience {
@@ -102,9 +102,9 @@ impl MachineLock {
                     holder,
                 }));
             }
-            if !is_told {
+            if !has_warned {
                 job.progress.note(&format!("{}: waiting for {holder}", summary.name));
-                is_told = true;
+                has_warned = true;
             }
             job.interrupt.check()?;
             job.clock.sleep(LOOK_INTERVAL);

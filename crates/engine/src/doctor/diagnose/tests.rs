@@ -333,7 +333,7 @@ fn commit_of(overlays: &[&str], base: &str) -> Repair {
 }
 
 #[test]
-fn forgotten_overlays_come_down_as_far_as_nobody_else_has_or_knows_them() {
+fn forgotten_overlays_are_committed_down_to_a_known_or_shared_image() {
     let (three, two) = (["/i/a.s2", "/i/a.s1", "/i/a.qcow2"], ["/i/a.s1", "/i/a.qcow2"]);
     assert_eq!(commits(&three, |_, _| ()).1, Some(commit_of(&three[..2], three[2])));
     assert_eq!(commits(&["/i/a.qcow2"], |_, _| ()).1, None);

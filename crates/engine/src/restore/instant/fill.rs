@@ -117,12 +117,12 @@ impl<'a> DiskFill<'a> {
         let phase = format!("filling the disks of {}", instant.machine);
         self.job.progress.phase(&phase, Unit::Bytes);
         self.job.progress.total(size_bytes);
-        let mut told_bytes: u64 = 0;
+        let mut reported_bytes: u64 = 0;
         loop {
             self.job.interrupt.check()?;
             let (done_bytes, is_done) = self.step()?;
-            self.job.progress.advance(done_bytes.saturating_sub(told_bytes));
-            told_bytes = told_bytes.max(done_bytes);
+            self.job.progress.advance(done_bytes.saturating_sub(reported_bytes));
+            reported_bytes = reported_bytes.max(done_bytes);
             if is_done {
                 break;
             }

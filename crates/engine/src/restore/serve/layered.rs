@@ -82,7 +82,7 @@ mod tests {
 
     /// What the snapshot holds is data, also where the overlay holds nothing.
     #[test]
-    fn what_is_below_is_told() {
+    fn the_layers_below_are_reported() {
         let below = MemoryDevice::new(SIZE_BYTES);
         below.write_at(&vec![5; 1 << 20], 1 << 20).unwrap();
         let folder = tempfile::tempdir().unwrap();
