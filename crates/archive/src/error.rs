@@ -61,7 +61,7 @@ pub enum Error {
     #[error("the file has no index: it was not packed by holdfast compress, or it was cut off")]
     NoIndex,
     /// The stream is not a known kind of archive.
-    #[error("this is no machine archive that is known: {detail}")]
+    #[error("this is not a known machine archive:  {detail}")]
     Unknown {
         /// How it begins.
         detail: String,

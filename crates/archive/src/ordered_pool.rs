@@ -208,12 +208,12 @@ mod tests {
             ..threads(3)
         };
         let results = OrderedResults::start(held, move || numbers.next(), || |_: u64| std::thread::current().id());
-        let mut who = Vec::new();
+        let mut threads = Vec::new();
         while let Some(thread) = results.next().unwrap() {
-            who.push(thread);
+            threads.push(thread);
         }
-        assert_eq!(who.len(), 20);
-        who.dedup();
-        assert_eq!(who.len(), 1);
+        assert_eq!(threads.len(), 20);
+        threads.dedup();
+        assert_eq!(threads.len(), 1);
     }
 }

@@ -92,7 +92,7 @@ impl<R: Read> TarReader<R> {
             self.fill(&mut header, "the header of a member")?;
             if header.iter().all(|byte| *byte == 0) {
                 self.is_over = true;
-                // An archive that begins with the end marker is empty, whatever follows.
+                // An archive that begins with the end marker is empty, even if data follows.
                 if offset > 0 {
                     self.read_to_end()?;
                 }
@@ -366,7 +366,7 @@ fn checksum(header: &[u8; BLOCK_BYTES]) -> u32 {
 pub(crate) fn header(name: &str, size_bytes: u64, time: u64) -> [u8; BLOCK_BYTES] {
     let mut header = [0; BLOCK_BYTES];
     let name = name.as_bytes();
-    assert!(name.len() <= 100, "whoever writes an archive chooses its names");
+    assert!(name.len() <= 100, "the caller chooses names that fit");
     header[..name.len()].copy_from_slice(name);
     let mut put = |at: usize, text: &str| header[at..at + text.len()].copy_from_slice(text.as_bytes());
     put(100, "0000644\0");

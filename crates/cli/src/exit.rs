@@ -21,7 +21,7 @@ pub enum Exit {
     Locked,
     /// Stored data is damaged.
     Damage,
-    /// A signal has ended it before all was done; what was done until then is told.
+    /// A signal has ended it before all was done; the output says what was done until then.
     Signal(u8),
     /// What a check of `holdfast monitor` says. Its numbers are those of Nagios, and mean something else than all others.
     Check(Level),

@@ -14,7 +14,7 @@ use rustix::fs::Mode;
 use rustix::process::{DumpableBehavior, Resource, Rlimit, getrlimit, set_dumpable_behavior, setrlimit, umask};
 
 use crate::args::{ColorWhen, GlobalArgs, OutputArgs};
-use crate::commands::{Arguments, COMMAND_LINE, short_screen, tell_check};
+use crate::commands::{Arguments, COMMAND_LINE, short_screen, unknown_line};
 use crate::context::Context;
 use crate::context::standard_streams::open_output;
 use crate::errors::Error;
@@ -34,8 +34,8 @@ pub fn main() -> ExitCode {
     run(&words, Environment::of_process(), requests).into()
 }
 
-/// Keeps what the process knows out of files of others: it holds passwords and keys, so it leaves no core and is not traced by programs of
-/// the same user; and nothing that it makes can be written by others, whatever the mask of its caller.
+/// Keeps the secrets of the process out of files of others: it holds passwords and keys, so it leaves no core and is not traced by programs of
+/// the same user; and nothing that it makes can be written by others, for every umask of its caller.
 fn keep_to_itself() {
     // Neither can fail with these arguments on a kernel that we run on, and a backup is worth more than a core that is not kept.
     set_dumpable_behavior(DumpableBehavior::NotDumpable).ok();
@@ -127,7 +127,7 @@ fn is_check(words: &[OsString]) -> bool {
     path.starts_with("monitor") && path != "monitor metrics"
 }
 
-/// Tells the caller of a check that its command line makes no sense.
+/// Reports to the caller of a check that its command line is invalid.
 fn check_unknown(error: &clap::Error, wrong: &Error) -> Exit {
     let reason = match error.kind() {
         ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
@@ -136,11 +136,11 @@ fn check_unknown(error: &clap::Error, wrong: &Error) -> Exit {
         _ => wrong.to_string(),
     };
     // There is no one to tell when the stream is gone.
-    std::io::stdout().write_all(tell_check(&reason).as_bytes()).ok();
+    std::io::stdout().write_all(unknown_line(&reason).as_bytes()).ok();
     Exit::Check(Level::Unknown)
 }
 
-/// Tells why a verb failed; a job that a signal has stopped ends the program by that signal.
+/// Reports why a verb failed; a job that a signal has stopped ends the program by that signal.
 fn fail(path: Option<&str>, error: &Error, context: &Context) -> Exit {
     let advice = error.advice();
     let console = context.console();

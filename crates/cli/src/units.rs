@@ -96,7 +96,7 @@ pub enum SizeError {
         /// The text as given.
         text: String,
     },
-    /// The unit is none of ours.
+    /// The unit is not known.
     #[error("{unit:?} is no unit of size; use B, K, M, G, T, P or E (powers of 1024; KiB, MiB... are the same)")]
     Unit {
         /// The text after the number.

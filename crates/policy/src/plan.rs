@@ -1,7 +1,7 @@
 //! Decides which snapshots to keep.
 //!
 //! A rule about periods keeps the *newest* snapshot of each. The newest snapshot of a past period remains the newest,
-//! whatever else is removed, so pruning often and pruning rarely have the same result. A daily snapshot also serves the
+//! even if others are removed, so pruning often and pruning rarely have the same result. A daily snapshot also serves the
 //! week, the month and the year that end with it, so few snapshots serve many rules.
 //!
 //! Periods without a snapshot do not count: a machine that was off for a month keeps as many days as any other.

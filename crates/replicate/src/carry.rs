@@ -311,7 +311,7 @@ pub(super) struct TransferEnds {
 pub(super) enum WatchError {
     /// It was interrupted.
     Interrupted(Interrupted),
-    /// The operating system tells nothing of a program.
+    /// The operating system cannot report the end of a program.
     Io(io::Error),
 }
 
@@ -435,7 +435,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_lost_the_other_is_ended() {
+    fn a_program_without_its_other_side_is_ended() {
         let clock = SystemClock::new();
         let (ends, ..) = carry(
             "cat /dev/zero",

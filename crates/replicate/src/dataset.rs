@@ -303,7 +303,7 @@ impl DatasetReplication<'_> {
         }
     }
 
-    /// Carries a stream, and tells of it.
+    /// Carries a stream, and reports its progress.
     fn carry(
         &self,
         sending: &SendRequest,
@@ -365,11 +365,11 @@ impl DatasetReplication<'_> {
         let carrying = carriage
             .start_into(from, to, check)
             .map_err(|error| error.to_string())?;
-        let mut told = 0;
+        let mut reported = 0;
         let ends = watch(&carrying, &mut sender, &mut receiver, job.clock, |carrying| {
             let bytes = carrying.stream_bytes();
-            job.progress.advance(bytes - told);
-            told = bytes;
+            job.progress.advance(bytes - reported);
+            reported = bytes;
             job.interrupt.check()
         })?;
         if let Some(refusal) = carrying.refusal() {

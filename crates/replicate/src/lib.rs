@@ -92,14 +92,14 @@ pub enum PackChoice {
     Off,
 }
 
-/// What became of it.
+/// What happened to it.
 #[derive(Debug, Clone, Default)]
 pub struct ReplicateReport {
     /// Each dataset of the source, by name.
     pub datasets: Vec<ReplicatedDataset>,
 }
 
-/// What became of a dataset.
+/// What happened to a dataset.
 #[derive(Debug, Clone)]
 pub struct ReplicatedDataset {
     /// Its name at the source.
@@ -255,7 +255,7 @@ fn renamed(
     Some(was.name.clone())
 }
 
-/// Who packs, and when: where the other end is another host, and knows how.
+/// Which side compresses, and when: only where the other side is another host that can.
 fn packing(request: &ReplicateRequest<'_>) -> (carry::Packing, PackWhen) {
     use carry::Packing;
     let (source, target) = (request.source.side, request.target.side);

@@ -76,7 +76,7 @@ pub(super) struct PeerRefusal {
     pub(super) reason: String,
 }
 
-/// What matters to who has asked.
+/// The kinds of refusals that a caller distinguishes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum PeerRefusalKind {
@@ -137,7 +137,7 @@ impl PeerSide {
         let mut line = serde_json::to_vec(&request).map_err(|error| self.senseless(&error.to_string()))?;
         line.push(b'\n');
         let mut piped = self.programs.start(PROGRAM, &["peer", PEER_PROTOCOL])?;
-        // One that ends at once tells why when it is asked.
+        // The error of a peer that ends at once is read later.
         piped.write_input(&line).ok();
         Ok(piped)
     }
@@ -248,7 +248,7 @@ impl ReplicaSide for PeerSide {
 
     fn refusal(&self, action: &'static str, what: &str, stderr: &str) -> ProviderError {
         let what = format!("{what} at {}", self.host);
-        // It says who it is, and what to do, to people.
+        // Its program name and its hints are for users of that host.
         let parts = stderr.split("; ").filter(|part| !part.starts_with("hint: "));
         let parts: Vec<&str> = parts.map(|part| part.trim_start_matches("holdfast: ")).collect();
         let reason = parts.join("; ");

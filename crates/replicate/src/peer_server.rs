@@ -31,7 +31,7 @@ const REQUEST_BYTES_MAX: u64 = 32 << 20;
 /// How often it is looked whether a stream has ended.
 const LOOK_INTERVAL: std::time::Duration = std::time::Duration::from_millis(3);
 
-/// Who answers.
+/// The server side of a peer connection.
 pub struct PeerServer<'a> {
     /// The sides of this host.
     pub sides: &'a dyn Fn(ProviderKind) -> Box<dyn ReplicaSide>,
@@ -276,7 +276,7 @@ fn received(carrying: &Transfer, side: &dyn ReplicaSide, dataset: &str, ended: &
     if ended.is_success() {
         return Ok(());
     }
-    // A broken pipe says what has happened to the receiver, who knows better.
+    // After a broken pipe the receiver knows the cause.
     let failure = carrying.failure().filter(|failure| !failure.contains("roken pipe"));
     match failure {
         Some(failure) => Err(Error::Peer {

@@ -77,12 +77,12 @@ fn written(is_file: bool) -> Vec<u8> {
         level: None,
         time: 1,
     };
-    let mut told = 0;
+    let mut reported = 0;
     let report = write_ova(output, ("web1", &text), &disks, options, &mut |done| {
-        told = done;
+        reported = done;
         Ok(())
     });
-    assert_eq!(told, 7 * MIB + 512);
+    assert_eq!(reported, 7 * MIB + 512);
     let mut bytes = Vec::new();
     file.rewind().unwrap();
     file.read_to_end(&mut bytes).unwrap();

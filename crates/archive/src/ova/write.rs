@@ -73,12 +73,12 @@ pub fn write_ova(
     writer.text(&format!("{name}.ovf"), descriptor.as_bytes())?;
     let mut before = 0;
     for disk in disks {
-        let mut told = |done| progress(before + done);
+        let mut advance = |done| progress(before + done);
         match &writer.output {
-            OvaOutput::File(_) => writer.disk_in_place(disk, &mut told)?,
+            OvaOutput::File(_) => writer.disk_in_place(disk, &mut advance)?,
             OvaOutput::Pipe(_, folder) => {
                 let folder = folder.clone();
-                writer.disk_through_file(disk, &folder, &mut told)?;
+                writer.disk_through_file(disk, &folder, &mut advance)?;
             }
         }
         before += disk.device.size_bytes();

@@ -16,7 +16,7 @@ const HEAD_BYTES: usize = 10;
 const FLAG_EXTRA: u8 = 4;
 /// The extra field: its length, and one subfield with a head of four bytes.
 const SIZE_FIELD_BYTES: usize = 2 + 4 + 8;
-/// Head and size field of a member of ours.
+/// Head and size field of a member that this program packed.
 pub(crate) const MEMBER_HEAD_BYTES: usize = HEAD_BYTES + SIZE_FIELD_BYTES;
 /// CRC-32 and length.
 const TAIL_BYTES: usize = 8;

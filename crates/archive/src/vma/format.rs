@@ -125,7 +125,7 @@ impl VmaHeader {
             }
             let name = blobs.name(name, place)?;
             if size_bytes > DEVICE_BYTES_MAX {
-                let detail = format!("{name} claims to have {size_bytes} bytes; {DEVICE_BYTES_MAX} can be told apart");
+                let detail = format!("{name} claims to have {size_bytes} bytes; the format allows {DEVICE_BYTES_MAX}");
                 return Err(corrupt("device", at(place), detail));
             }
             if devices.iter().any(|device| device.name == name) {

@@ -96,14 +96,14 @@ fn written(disks: &[(&str, &Arc<MemoryDevice>)]) -> Vec<u8> {
         threads: NonZero::new(3).unwrap(),
         time: 1,
     };
-    let mut told = 0;
+    let mut reported = 0;
     let report = write_xva(&mut archive, &records(&sizes, "2"), &all, options, &mut |done| {
-        assert!(done >= told, "{done} after {told}");
-        told = done;
+        assert!(done >= reported, "{done} after {reported}");
+        reported = done;
         Ok(())
     });
     assert_eq!(report.unwrap().bytes, archive.len() as u64);
-    assert_eq!(told, sizes.iter().map(|(_, size)| size).sum::<u64>());
+    assert_eq!(reported, sizes.iter().map(|(_, size)| size).sum::<u64>());
     archive
 }
 

@@ -37,11 +37,11 @@ pub struct VerbEntry {
     pub unused: &'static [SharedOptions],
     /// The verbs below it.
     pub below: &'static [VerbEntry],
-    /// Who starts it.
+    /// What starts it.
     pub audience: Audience,
 }
 
-/// Who starts a verb.
+/// What starts a verb: a user or another program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Audience {
     /// People and their scripts.

@@ -20,7 +20,7 @@ use self::service::ServiceVerb;
 use self::verb::{VerbSet as _, groups};
 
 pub use overview::short_screen;
-pub use service::tell_check;
+pub use service::unknown_line;
 pub use tree::{Arguments, COMMAND_LINE, verb_paths};
 
 groups! {

@@ -1,4 +1,4 @@
-//! A holdfast.toml, found and read for those who act by it.
+//! A holdfast.toml, found and read for the verbs that use it.
 
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
@@ -143,7 +143,7 @@ pub fn pool(address: &XenAddress, context: &Context) -> Result<Option<Configured
     if is_job || !address.may_be_name() || !may_be_name(OsStr::new(&address.host)) {
         return Ok(None);
     }
-    // Who may not read the file has no names from it.
+    // A user without the right to read the file gets no names from it.
     if access(file.path(context), Access::READ_OK).is_err() {
         return Ok(None);
     }

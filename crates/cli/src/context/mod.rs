@@ -237,7 +237,7 @@ impl Context {
             clock: &*self.clock,
             thread_count,
         });
-        // Who was asked to stop may say so as an error of what he read.
+        // An interrupted job may report that as an error of what it read.
         match done {
             Err(error) if says_interrupted(&error) => Err(holdfast_engine::Error::from(Interrupted).into()),
             done => Ok(done?),
@@ -312,16 +312,16 @@ impl Context {
         }
         let listener = listen().map_err(Error::Signals)?;
         let console = self.shared_console();
-        let tell = move |who: &str| {
+        let warn = move |subject: &str| {
             console.clear_progress();
             console.error(
                 &[format!(
-                    "interrupted; {who} does not answer, and the program ends without clearing up"
+                    "interrupted; {subject} does not answer, and the program ends without clearing up"
                 )],
                 Some("a machine is looked after by its watchdog; `holdfast doctor` shows what else is left"),
             );
         };
-        end_when_stuck(&listener, Arc::clone(&self.clock), tell).map_err(Error::Signals)?;
+        end_when_stuck(&listener, Arc::clone(&self.clock), warn).map_err(Error::Signals)?;
         Ok(self.listener.get_or_init(|| listener).interrupt().clone())
     }
 
@@ -353,7 +353,7 @@ impl Context {
 
 /// Whether an error comes from an interruption, however deep in the chain of causes.
 fn says_interrupted(error: &(dyn std::error::Error + 'static)) -> bool {
-    // What an error of I/O holds is not told of as its cause.
+    // `source` of an I/O error does not return the error that it wraps.
     let held = error.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref);
     error.is::<Interrupted>()
         || held.is_some_and(|held| says_interrupted(held))

@@ -207,7 +207,7 @@ impl PasswordSource {
     ) -> Result<Password, PasswordError> {
         match self {
             Self::File(path) => read_file(path, warn),
-            // systemd guards its credentials itself, and shows modes that say nothing about who can get there.
+            // systemd guards its credentials itself, and shows modes that do not say which users have access.
             Self::Credential(path) => read_file(path, &mut |_| {}),
             Self::Command(command) => read_command(command),
             Self::Environment(password) => Ok(password.clone()),

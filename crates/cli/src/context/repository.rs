@@ -118,7 +118,7 @@ impl Context {
         Ok(repository)
     }
 
-    /// The repository at `location`, opened with its key by a process that another one of ours has started: that has looked at what it is.
+    /// The repository at `location`, opened with its key by a process that another Holdfast process has started, which has checked it.
     pub fn open_by_key(&self, location: &Location, key: &Password) -> Result<Repository, Error> {
         let unlock = Unlock::Password(key.as_bytes());
         let repository = holdfast_engine::open(location, unlock, &self.environment(), &*self.progress())?;
@@ -133,7 +133,7 @@ impl Context {
 
     /// The password that opens the repository at `location`; none where it asks for none.
     ///
-    /// A password that an option gives is used in any case: who can write to the store could have made the repository look open. A
+    /// A password that an option gives is used in any case: an attacker with write access to the store could have made the repository look open. A
     /// file or command of the environment may be there for other repositories.
     pub fn unlocking_password(&self, location: &Location) -> Result<Option<Password>, Error> {
         let source = self.password_source()?;

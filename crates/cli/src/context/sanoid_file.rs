@@ -1,4 +1,4 @@
-//! A sanoid.conf, read for those who act by it.
+//! A sanoid.conf, read for the verbs that use it.
 
 use std::path::{Path, PathBuf};
 

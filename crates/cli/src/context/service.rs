@@ -1,4 +1,4 @@
-//! What systemd is told by a service that it watches over: sd_notify(3), which is a datagram to a socket.
+//! Messages to systemd from a service that it supervises: sd_notify(3), which is a datagram to a socket.
 
 use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::ffi::OsStrExt as _;
@@ -43,7 +43,7 @@ impl Service {
         self.watchdog.map(|watchdog| watchdog / 3)
     }
 
-    /// Tells it.
+    /// Sends the state to systemd.
     pub fn report(&self, state: &ServiceState) {
         let text = match state {
             ServiceState::Ready => "READY=1".to_owned(),
@@ -52,7 +52,7 @@ impl Service {
             ServiceState::Stopping => "STOPPING=1".to_owned(),
         };
         if let Some((socket, address)) = &self.socket {
-            // Who does not listen is not told; the watchdog would find out.
+            // An error is ignored: if systemd expects messages, its watchdog notices that none come.
             socket.send_to_addr(text.as_bytes(), address).ok();
         }
     }

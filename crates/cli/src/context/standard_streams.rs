@@ -174,7 +174,7 @@ pub fn open_output() -> Result<(), Error> {
     Ok(())
 }
 
-/// What came of a job that writes to standard output: one that was asked to stop did so, whatever it says of its stream.
+/// The result of a job that writes to standard output. An interrupted job is reported as interrupted, not by the error of its stream.
 pub fn stopped_or<T>(done: holdfast_engine::Result<T>, job: Job<'_>) -> holdfast_engine::Result<T> {
     if done.is_err() {
         job.interrupt.check()?;
@@ -222,9 +222,9 @@ mod tests {
         }
     }
 
-    /// All of it comes, in whatever way it is written; and an interrupted job ends, though there is no reader.
+    /// All data arrives, for every size of write; and an interrupted job ends, though there is no reader.
     #[test]
-    fn nobody_waits_for_a_reader_that_stands_still() {
+    fn no_thread_waits_for_a_reader_that_stands_still() {
         let (reader, writer) = std::io::pipe().unwrap();
         let (near, far) = std::os::unix::net::UnixStream::pair().unwrap();
         let pairs: [(OwnedFd, OwnedFd, Way); 2] = [

@@ -11,7 +11,7 @@ pub enum Kind {
     NoPassword,
     /// The password cannot be had from where it should come.
     Password,
-    /// A machine, disk or snapshot cannot be called so.
+    /// A machine, disk or snapshot cannot have this name.
     BadName,
     /// There is nothing of that name.
     NotFound,

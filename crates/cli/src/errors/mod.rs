@@ -38,7 +38,7 @@ pub enum Error {
     NotObeyed {
         /// The file.
         path: std::path::PathBuf,
-        /// Who can, and how.
+        /// Why, and how it can be done.
         why: String,
     },
     /// The verb's answer is data, not a report.

@@ -74,7 +74,7 @@ impl Tools for ToolsUntil {
 pub fn parse(word: &OsStr) -> Result<Option<Dataset>, Error> {
     let Some(text) = word.to_str() else {
         return Err(Error::usage(
-            format!("{} is no text", word.display()),
+            format!("{} is not valid UTF-8", word.display()),
             "name a dataset, or its folder",
         ));
     };
@@ -223,11 +223,11 @@ mod tests {
             said("/proc")
         );
         assert!(said("/etc/passwd").contains("is a file"));
-        assert!(said("reflink:/nobody/is/here").contains("/nobody/is/here"));
+        assert!(said("reflink:/does/not/exist").contains("/does/not/exist"));
     }
 
     #[test]
-    fn who_has_waited_long_enough_asks_nobody_else() {
+    fn no_command_starts_after_the_deadline() {
         let tools = |until| ToolsUntil {
             clock: Arc::new(SystemClock::new()),
             time_out: Duration::from_secs(5),

@@ -78,7 +78,7 @@ impl KnownGuest {
         })
     }
 
-    /// All machines of libvirt that can be found; one that goes while we look is none of them, and one that cannot be asked is told of.
+    /// All machines of libvirt that can be found; one that disappears meanwhile is left out, and a warning names one that cannot be examined.
     pub fn all(hypervisors: &Hypervisors<'_>, context: &Context) -> Result<Vec<Self>, Error> {
         let mut guests = Vec::new();
         for chosen in hypervisors.all_of(Vec::new())? {
@@ -154,7 +154,7 @@ impl KnownGuest {
     }
 }
 
-/// What became of a machine.
+/// What happened to a machine.
 #[derive(Debug, Serialize)]
 pub struct GuestDocument {
     name: String,

@@ -89,7 +89,7 @@ impl MachineWord {
             return Some(Self::VirtualBox(name.to_owned()));
         }
         if XenAddress::has_scheme(text) {
-            // One that cannot be read is told of where it is used.
+            // An invalid address is an error where it is used.
             return text.parse().ok().map(Self::Pool);
         }
         let is_called_like_one = SourceName::is_called_like_an_image(word);
@@ -209,7 +209,7 @@ pub fn libvirt_address(given: Option<&str>, context: &Context) -> String {
     }
 }
 
-/// A connection to the libvirt at `uri`, which is told where the user that we are has his configurations.
+/// A connection to the libvirt at `uri`, with the configuration folder of the current user.
 pub fn connect_libvirt(uri: &str, context: &Context) -> Result<Libvirt, Error> {
     let libvirt = Libvirt::connect(uri).map_err(holdfast_engine::Error::from)?;
     Ok(match context.configuration_folder() {
@@ -521,7 +521,7 @@ mod tests {
         assert_eq!(names(&["db*"], NotWanted, &[]), ["db1"]);
         assert_eq!(names(&["tag:prod", "web1"], NotWanted, &[]), ["db1", "web1"]);
         assert_eq!(names(&[], Wanted, &["web*"]), ["db1"]);
-        // Who is named in full is meant.
+        // A machine named in full is always included.
         assert_eq!(names(&["db2"], NotWanted, &[]), ["db2"]);
         assert_eq!(names(&["db2", "qmp:/a"], Wanted, &["w*"]), ["db1", "db2", "qmp:/a"]);
         assert_eq!(names(&["web[1]"], NotWanted, &[]), ["web[1]"]);
@@ -542,7 +542,7 @@ mod tests {
                 "{error}"
             );
         }
-        let nobody = choose(
+        let none = choose(
             &MachineSelection {
                 everything: Everything::Wanted,
                 ..MachineSelection::default()
@@ -550,7 +550,7 @@ mod tests {
             &[],
             "qemu:///system",
         );
-        assert!(matches!(nobody, Err(Error::NoMachines { .. })));
+        assert!(matches!(none, Err(Error::NoMachines { .. })));
     }
 
     #[test]

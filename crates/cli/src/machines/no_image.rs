@@ -7,7 +7,7 @@ use holdfast_engine::SourceName;
 
 use crate::errors::{Error, Kind};
 
-/// Refuses what is called like something else.
+/// Refuses a file whose name or content is not that of an image.
 pub(crate) fn refuse(word: &OsStr) -> Result<(), Error> {
     let name = word.to_string_lossy().to_lowercase();
     let path = word.display();
@@ -19,7 +19,7 @@ pub(crate) fn refuse(word: &OsStr) -> Result<(), Error> {
     };
     if name.rsplit_once('.').is_some_and(|(_, ending)| ending == "vbox") {
         return Err(Error::usage(
-            format!("{path} has the settings of a machine of VirtualBox, and is no image"),
+            format!("{path} has the settings of a VirtualBox machine, and is not an image"),
             format!("vbox:{path} means that machine"),
         ));
     }
@@ -32,7 +32,7 @@ pub(crate) fn refuse(word: &OsStr) -> Result<(), Error> {
     }
     if ["ova", "ovf", "xva", "vma"].iter().any(|ending| is_called(ending)) {
         return Err(Error::usage(
-            format!("{path} is called like an archive of a machine, and is no image"),
+            format!("{path} has the name of a machine archive, and is not an image"),
             "holdfast import takes archives in; where it is the bytes of a disk, give it another name",
         ));
     }

@@ -106,7 +106,7 @@ impl PoolArgs {
 pub struct PoolWay {
     /// Where it is, and what is meant in it.
     pub address: XenAddress,
-    /// Who logs in.
+    /// The credentials.
     pub login: Login,
     /// What holdfast.toml says of it.
     pub configured: Option<ConfiguredPool>,
@@ -147,7 +147,7 @@ pub fn machines(pool: &Pool, address: &XenAddress, excluded: &[Glob]) -> Result<
     };
     let tag = wish.and_then(|word| word.strip_prefix(TAG));
     let mut machines = pool.machines().map_err(job_error)?;
-    // It is no pattern where a machine is called so.
+    // It is not a pattern if a machine has this name.
     let mut called_so = machines.iter().filter(|machine| wish == Some(&machine.summary.name));
     if let Some(name) = called_so.next().map(|machine| machine.summary.name.clone()) {
         return Ok(vec![pool.machine(&name).map_err(job_error)?]);

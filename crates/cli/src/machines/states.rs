@@ -74,7 +74,7 @@ impl StateArgs {
         }
     }
 
-    /// Forgets what no host snapshot needs any more; what goes wrong is told.
+    /// Forgets what no host snapshot needs any more; warns of errors.
     pub fn sweep(&self, providers: &Providers, context: &Context, job: Job<'_>) {
         let swept = self.open(context, job).and_then(|store| match store {
             Some(store) => sweep_states(&store, providers, Execution::Execute, job).map(drop),

@@ -15,7 +15,7 @@ use crate::process::environment;
 /// What is said of machines that are left out.
 const EXCLUDED: &str = "it is excluded";
 
-/// VirtualBox as the user has it who we are.
+/// VirtualBox of the current user.
 pub fn place(context: &Context) -> VirtualBox {
     let folder = |name: &str| {
         context

@@ -248,7 +248,7 @@ pub(crate) mod tests {
         }
     }
 
-    /// What a program reads from standard error is JSON, line by line, whatever happens.
+    /// With `--json` every line of standard error is JSON.
     #[test]
     fn programs_get_events() {
         let (console, written) = console(StreamKind::Terminal { width: 12 }, Verbosity::Normal);
@@ -302,7 +302,7 @@ pub(crate) mod tests {
 
     /// A closed standard error must not end a backup.
     #[test]
-    fn nothing_fails_when_nobody_listens() {
+    fn nothing_fails_when_standard_error_is_closed() {
         struct Closed;
         impl Write for Closed {
             fn write(&mut self, _bytes: &[u8]) -> std::io::Result<usize> {

@@ -1,4 +1,4 @@
-//! The JSON documents; `docs/json.md` describes them for those who read them.
+//! The JSON documents; `docs/json.md` describes them for users.
 
 use holdfast_block::error_messages;
 use serde::Serialize;

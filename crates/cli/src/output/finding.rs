@@ -135,6 +135,6 @@ pub fn show(findings: &[MonitorFinding], unlisted_count: u64, page: &mut Page) {
         page.line(&format!("and {} more", units::count(more)));
     }
     if findings.iter().any(|finding| finding.kind == REFUSED) {
-        page.line("what is refused was not checked: run this as the user who owns the repository, or as root");
+        page.line("what is refused was not checked: run this as the user that owns the repository, or as root");
     }
 }

@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn colours_are_for_those_who_watch_and_want_them() {
+    fn colours_are_for_terminals_unless_switched_off() {
         assert_eq!(choose(ColorWhen::Auto, &[], TERMINAL), Paint::Color);
         assert_eq!(choose(ColorWhen::Auto, &[], StreamKind::File), Paint::Plain);
         assert_eq!(choose(ColorWhen::Auto, &[("NO_COLOR", "1")], TERMINAL), Paint::Plain);

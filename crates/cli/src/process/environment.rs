@@ -55,7 +55,7 @@ pub const LOG: &str = "HOLDFAST_LOG";
 pub const CONFIG: &str = "HOLDFAST_CONFIG";
 /// Folder in which systemd has a service keep its state.
 pub const STATE_DIRECTORY: &str = "STATE_DIRECTORY";
-/// Socket at which systemd is told how a service is.
+/// Socket at which systemd receives the state of a service.
 pub const NOTIFY_SOCKET: &str = "NOTIFY_SOCKET";
 /// How long systemd waits for a sign of life, in microseconds.
 pub const WATCHDOG_USEC: &str = "WATCHDOG_USEC";

@@ -72,7 +72,7 @@ pub fn hear_questions() -> std::io::Result<ProgressRequests> {
     Ok(requests)
 }
 
-/// Whether the parent process has a signal ignored, as proc(5) tells; nothing is where it cannot be read.
+/// Whether the parent process ignores a signal, by proc(5); false where that cannot be read.
 fn is_ignored(signal: i32) -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn who_was_waited_for_at_the_request_has_less_than_a_second() {
+    fn a_wait_for_an_answer_at_the_request_ends_within_a_second() {
         assert!(first_too_long(&mut Stuck::default(), &[(7, ANSWER)], 300) < 1000);
         assert!(first_too_long(&mut Stuck::default(), &[(7, WORK)], 300) >= 5000);
     }

@@ -6,7 +6,7 @@ use std::os::fd::AsFd;
 use holdfast_host::Wait;
 use zeroize::Zeroizing;
 
-/// A person who can be asked.
+/// A terminal whose user can be asked.
 pub trait Prompt {
     /// Shows `text` and reads a line without showing it.
     ///
@@ -14,7 +14,7 @@ pub trait Prompt {
     fn secret(&self, text: &str) -> std::io::Result<Zeroizing<Vec<u8>>>;
 }
 
-/// The terminal that the process belongs to, whatever its standard streams are.
+/// The controlling terminal of the process, even if its standard streams are redirected.
 #[derive(Debug, Clone, Copy)]
 pub struct ControllingTerminal;
 

@@ -159,7 +159,7 @@ fn only_templates_with_a_trusted_signature_are_pulled() {
     push(&rig, "annas", "debian.raw", "anna", &[]);
     rig.ok(&["template", "push", "nobodys", "debian.raw", "--unsigned"]);
     assert_refused(&rig, &pull_words("eves", "x.raw"), 1, "refused", "does not count");
-    assert_refused(&rig, &pull_words("nobodys", "x.raw"), 1, "refused", "nobody has signed");
+    assert_refused(&rig, &pull_words("nobodys", "x.raw"), 1, "refused", "has no signature");
     let unheard = ["template", "pull", "annas", "x.raw"];
     assert_refused(&rig, &unheard, 1, "refused", "no file of allowed signers is given");
     let revoked = [&pull_words("annas", "x.raw")[..], &["--revoked-signers", "anna.pub"]].concat();

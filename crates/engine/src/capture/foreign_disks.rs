@@ -34,7 +34,7 @@ struct ArchiveState {
     is_over: bool,
     has_failed: bool,
     /// An error that was not returned yet.
-    untold: Option<DeviceError>,
+    deferred_error: Option<DeviceError>,
 }
 
 #[derive(Default)]
@@ -79,7 +79,7 @@ impl ArchiveDisks {
                 held_bytes: 0,
                 is_over: false,
                 has_failed: false,
-                untold: None,
+                deferred_error: None,
             }),
         }
     }
@@ -132,7 +132,7 @@ impl ArchiveState {
         let failed = |offset, error: Box<dyn std::error::Error + Send + Sync>| {
             Err(DeviceError::io("read", offset, std::io::Error::other(error)))
         };
-        if let Some(error) = self.untold.take() {
+        if let Some(error) = self.deferred_error.take() {
             return Err(error);
         }
         if self.has_failed {
@@ -184,7 +184,7 @@ impl ArchiveState {
     fn size_bytes(&mut self, number: usize) -> u64 {
         while !self.reader.is_size_certain(number) && !self.is_over && !self.has_failed {
             if let Err(error) = self.pull(number) {
-                self.untold = Some(error);
+                self.deferred_error = Some(error);
             }
         }
         self.reader.disks()[number].size_bytes
@@ -443,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_read_is_told() {
+    fn what_was_not_read_is_reported() {
         let disks = disks(&[100], vec![(0, 10, vec![1; 20])], &[0]);
         disks.device(0).read_at(&mut [0; 15], 0).unwrap();
         assert!(disks.finish().unwrap_err().to_string().contains("disk of 100"));

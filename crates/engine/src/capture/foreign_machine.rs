@@ -66,7 +66,7 @@ pub(crate) fn describe(reader: &dyn ArchiveReader) -> Result<DescribedMachine> {
     let Translated { value, mut dropped } = translated?;
     dropped.extend(reader.left_out().iter().map(|name| Untranslated {
         what: format!("{name} of the archive"),
-        why: "is no disk".to_owned(),
+        why: "is not a disk".to_owned(),
     }));
     Ok(DescribedMachine {
         machine: value,
@@ -90,7 +90,7 @@ pub(crate) struct AttachedDisk {
     pub(crate) is_blank: bool,
 }
 
-/// The disks of the archive that the machine has, in the order of the archive; of the others is told.
+/// The disks of the archive that the machine has, in the order of the archive; adds a warning about each other one.
 pub(crate) fn attach(reader: &dyn ArchiveReader, described: &mut DescribedMachine) -> Vec<AttachedDisk> {
     let there = adapt(&described.machine, Platform::Qemu).value;
     let targets = there.targets();
@@ -132,8 +132,8 @@ pub(crate) struct DomainOptions<'a> {
     pub(crate) format: Format,
 }
 
-/// Tells where libvirt has no word for the format of a machine's images.
-pub(crate) fn tell_of_format(format: Format, job: Job<'_>) {
+/// Warns where libvirt has no word for the format of a machine's images.
+pub(crate) fn warn_of_format(format: Format, job: Job<'_>) {
     if matches!(format, Format::Vhdx | Format::Parallels) {
         job.progress.warning(&format!(
             "libvirt knows no {format} images, and does not define a machine of them: raw, qcow2, vdi, vhd and vmdk are what it knows"

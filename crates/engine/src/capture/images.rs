@@ -189,7 +189,7 @@ fn named_sources<'a>(
     Ok(sources)
 }
 
-/// Why a backup ended: a stream tells of an interruption by an error of its own.
+/// Why a backup ended: a stream reports an interruption as an error of its own.
 fn interrupted_or(error: holdfast_repo::Error, job: Job<'_>) -> Error {
     job.interrupt.check().err().map_or_else(|| error.into(), Error::from)
 }
@@ -219,7 +219,7 @@ fn open_sources(
         let before = parent
             .and_then(|parent| parent.disk(Some(name)).ok())
             .and_then(|disk| disk.notes.get(NOTE_FORMAT));
-        image.tell_of_format(before.map(String::as_str), progress);
+        image.warn_of_format(before.map(String::as_str), progress);
         if is_locked_by_others(path) {
             progress.warning(&format!(
                 "{} is in use, as by a machine that runs: what is read may be of several moments; a backup of the machine is of one",

@@ -121,7 +121,7 @@ pub(crate) trait PreparedMachine {
     /// Reads what is held, and stores it.
     fn read<'h>(&'h self, held: &mut Self::Held<'h>) -> Result<Self::Reading>;
 
-    /// Releases the point in time, whatever became of the reading. What the next backup is compared with is kept if `read` is good.
+    /// Releases the point in time, also where reading failed. What the next backup is compared with is kept if `read` is good.
     fn release<'h>(&'h self, held: Self::Held<'h>, read: Result<Self::Reading>) -> Result<Self::Reading>;
 
     /// The error of a step, with what the hypervisor says about the machine by now.
@@ -134,7 +134,7 @@ pub(crate) trait PreparedMachine {
 /// Captures a machine: its point in time goes to `sink`.
 ///
 /// # Errors
-/// A machine that was running still runs, whatever went wrong.
+/// A machine that was running still runs after any error.
 pub(crate) fn capture<C: Capture>(machine: C, sink: &dyn SnapshotSink, job: Job<'_>) -> Result<C::Reading> {
     let mut found = machine.find()?;
     let options = machine.options();

@@ -77,7 +77,7 @@ pub struct MachineReadRequest<'a> {
     pub overlays: Option<&'a dyn Overlays>,
     /// How its disks are read; by default the best way that it offers.
     pub method: Option<Method>,
-    /// Who makes host snapshots of its disks.
+    /// The providers that make host snapshots of its disks.
     pub providers: &'a Providers,
     /// Where what the guest overwrites meanwhile is kept.
     pub scratch: PathBuf,
@@ -93,7 +93,7 @@ pub struct MachineReadRequest<'a> {
     pub watchdog: Option<Vec<std::ffi::OsString>>,
     /// What reading may cost the machine and its host.
     pub limits: Limits,
-    /// Who is alive: another backup of the machine may be.
+    /// Finds out which processes are alive: another backup of the machine may be.
     pub processes: &'a dyn Processes,
 }
 
@@ -108,7 +108,7 @@ pub struct MachineReading {
     pub consistency: String,
     /// How long the machine stood still; none where it was not running.
     pub pause: Option<Pause>,
-    /// What became of freezing the guest's file systems.
+    /// What happened to freezing the guest's file systems.
     pub quiesced: Quiesced,
     /// Bytes of its memory, where that was taken.
     pub memory_bytes: Option<u64>,
@@ -123,7 +123,7 @@ pub struct MachineReading {
 /// Backs up a machine.
 ///
 /// # Errors
-/// Whatever goes wrong, a machine that was running still runs.
+/// A machine that was running still runs after any error.
 pub fn back_up_machine(
     repository: &Repository,
     request: MachineReadRequest<'_>,

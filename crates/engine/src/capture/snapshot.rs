@@ -11,7 +11,7 @@ use crate::repository::name_conflict::{Continuation, GrantedName};
 use crate::repository::open::find_in;
 use crate::repository::snapshot_name::SnapshotReference;
 
-/// How a snapshot is made, whatever the machine.
+/// How a snapshot is made, for all kinds of machines.
 #[derive(Debug, Clone)]
 pub struct SnapshotOptions {
     /// Which snapshot to compare with.

@@ -1,7 +1,7 @@
 //! `backup` of a machine of XenServer or XCP-ng: one instant of all its disks, by a snapshot that its pool takes.
 //!
 //! 1. Snapshots that a killed backup has left are removed.
-//! 2. The pool takes a snapshot. From here on it is removed whatever happens ([`instant`]).
+//! 2. The pool takes a snapshot. From here on it is removed in any case ([`instant`]).
 //! 3. For each disk: what changed since the snapshot before is known from changed-block tracking, or from a disk that the pool has kept since ([`way`]).
 //! 4. The disks are read by NBD, or come as streams ([`streams`]), and are stored as those of any other machine.
 //! 5. Only then is what this run compared with let go, and what the next one compares with marked.

@@ -67,7 +67,7 @@ fn may_be_based_on(image: &Path) -> Vec<PathBuf> {
     while files.len() < FILE_COUNT_MAX
         && let Some(last) = files.last()
     {
-        // Only a qcow2 has a chain here. What is none is the end of it.
+        // Only a qcow2 has a chain here. Any other file is its end.
         let below = chain_of(last, Some(Format::Qcow2.name())).split_off(1);
         if below.is_empty() {
             break;

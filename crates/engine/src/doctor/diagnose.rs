@@ -25,7 +25,7 @@ pub(super) fn diagnose(seen: &Seen) -> (Vec<Finding>, Vec<String>) {
             what: format!("it cannot be examined: {why}"),
             since_ms: None,
             is_danger: false,
-            remedy: Action::Advice("see to it that it answers, and ask again".to_owned()),
+            remedy: Action::Advice("make sure that it answers, then run the doctor again".to_owned()),
         });
     }
     for machine in &seen.machines {
@@ -40,7 +40,10 @@ pub(super) fn diagnose(seen: &Seen) -> (Vec<Finding>, Vec<String>) {
         .filter_map(|overlay| match diagnosis.owner(overlay.run) {
             Owner::Alive => None,
             Owner::Dead => Some(emptied::diagnose(overlay)),
-            Owner::Unknown => Some(emptied::of_unknown_owner(overlay, diagnosis.who_knows(overlay.run))),
+            Owner::Unknown => Some(emptied::of_unknown_owner(
+                overlay,
+                diagnosis.liveness_advice(overlay.run),
+            )),
         });
     let left: Vec<Finding> = left.collect();
     diagnosis.findings.extend(left);
@@ -77,7 +80,7 @@ impl Diagnosis<'_> {
         self.seen.runs.iter().find(|noted| noted.record.run == run)
     }
 
-    /// Whose a run is: by the journal, and by the processes that are there.
+    /// Whether the process of a run is alive, by the journal and by the processes that can be seen.
     pub(super) fn owner(&self, run: RunId) -> Owner {
         let watches = |words: &Vec<String>| is_watchdog_of(words, run);
         let living = self.seen.living.as_ref();
@@ -175,11 +178,11 @@ impl Diagnosis<'_> {
                 let ours = self.dead_freeze(machine);
                 let what = match &ours {
                     Some(noted) => format!(
-                        "its file systems are frozen, all that writes in it waits: run {} froze them, and died",
+                        "its file systems are frozen, and every program in it that writes waits: run {} froze them, and died",
                         noted.record.run
                     ),
-                    None => "its file systems are frozen, all that writes in it waits: it was none of our runs, as far as the \
-                             journal tells; somebody else may be at work"
+                    None => "its file systems are frozen, and every program in it that writes waits: according to the journal, \
+                             no run of Holdfast froze them; another program may be working on it"
                         .to_owned(),
                 };
                 self.find(Finding {
@@ -206,12 +209,12 @@ impl Diagnosis<'_> {
                     "the process is dead",
                     Action::Repair(
                         Repair::RemoveRun(*run),
-                        "take it out; the guest does not notice".to_owned(),
+                        "remove it; the guest does not notice".to_owned(),
                     ),
                 ),
                 Owner::Unknown => (
-                    "whether its process lives is not known",
-                    Action::Advice(self.who_knows(*run)),
+                    "it is not known whether its process is alive",
+                    Action::Advice(self.liveness_advice(*run)),
                 ),
             };
             self.find(Finding {
@@ -228,23 +231,23 @@ impl Diagnosis<'_> {
         }
     }
 
-    /// What shows whether the process of a run lives.
-    fn who_knows(&self, run: RunId) -> String {
+    /// What the user can do to learn whether the process of a run is alive.
+    fn liveness_advice(&self, run: RunId) -> String {
         match (self.note_of(run), &self.seen.living) {
             (Some(noted), _) => format!(
-                "it was process {} on {}, whose processes are not seen from here; ask again there",
+                "it was process {} on {}, whose processes cannot be seen from this host; run the doctor there",
                 noted.record.process.process, noted.record.process.host
             ),
-            (None, None) => "the processes of other users are not seen; ask again as root".to_owned(),
+            (None, None) => "the processes of other users cannot be seen; run the doctor again as root".to_owned(),
             (None, Some(_)) => format!(
-                "it may belong to {}; ask again when that has ended",
+                "it may belong to {}; run the doctor again when that has ended",
                 self.seen.unattached.join(", ")
             ),
         }
     }
 
     fn job(&mut self, machine: &SeenMachine, job: &QemuJob) {
-        // Who resumes an instant restore resumes its copies.
+        // A resumed instant restore resumes its copies too.
         let is_filled = |instant: &SeenInstant| instant.owner.as_ref() == Some(&machine.name);
         let is_of_restore = job.kind == COPY && self.seen.instants.iter().any(is_filled);
         if job.id.starts_with("hf-") || is_of_restore {
@@ -263,10 +266,10 @@ impl Diagnosis<'_> {
         let (what, remedy) = match &job.status[..] {
             "concluded" => (
                 format!("its {} job {} has ended{why}, and was not dismissed", job.kind, job.id),
-                Action::Repair(Repair::DismissJob(job.id.clone()), "take it away".to_owned()),
+                Action::Repair(Repair::DismissJob(job.id.clone()), "dismiss it".to_owned()),
             ),
             "ready" | "paused" | "standby" | "pending" => {
-                // One of ours goes on with its overlay.
+                // A commit by Holdfast is resumed with its overlay.
                 if disk.is_some_and(|disk| diagnose_disks::is_resumed(self, machine, disk)) {
                     return;
                 }
@@ -316,15 +319,15 @@ impl Diagnosis<'_> {
                     Repair::DeleteFile(path.clone()),
                 ),
                 LeftoverKind::UnfinishedFolder => (
-                    "the folder of an instant restore that was killed while it made it",
+                    "the folder of an instant restore that was killed while it made the folder",
                     Repair::DeleteFolder(path.clone()),
                 ),
                 LeftoverKind::HalfNote => (
-                    "half of a note, whose writer was killed",
+                    "an incomplete note of a killed process",
                     Repair::DeleteHalfNote(path.clone()),
                 ),
                 LeftoverKind::Partial => (
-                    "half of a file whose restore was killed",
+                    "an incomplete file of a killed restore",
                     Repair::DeletePartial(path.clone()),
                 ),
             };
@@ -339,7 +342,7 @@ impl Diagnosis<'_> {
         }
     }
 
-    /// The notes themselves, last: what else they list is repaired by then.
+    /// Reports the notes of dead runs last: the leftovers that they list are repaired before.
     fn dead_runs(&mut self) {
         for SeenRun { record, life } in &self.seen.runs {
             let examined = self
@@ -353,22 +356,22 @@ impl Diagnosis<'_> {
             }
             let address = record.address().unwrap_or_default();
             let is_unreachable = self.seen.unreachable.iter().any(|(name, _)| *name == record.machine);
-            // Where it would be is looked at, and it is not there: its QEMU is gone, with all that was in it.
+            // Its address was examined, and it is not there: its QEMU has ended, with everything that was in it.
             let is_gone = self.seen.everything && (address == self.seen.address || address.starts_with("qmp:"));
             let is_seen = examined.is_some() || is_gone;
             let is_on_its_way = |disk: &SeenDisk| disk.commit == SeenCommit::OnItsWay;
             let goes_on = record.phase == Phase::Committing
                 && examined.is_some_and(|machine| machine.disks.iter().any(is_on_its_way));
             let remedy = if *life == Liveness::Unknown {
-                Action::Advice("ask again on the host, or in the container, where it ran".to_owned())
+                Action::Advice("run the doctor on the host, or in the container, where it ran".to_owned())
             } else if goes_on {
                 Action::Advice("libvirt is still committing it; run holdfast doctor again later".to_owned())
             } else if is_unreachable {
-                Action::Advice("ask again when the machine can be examined".to_owned())
+                Action::Advice("run the doctor again when the machine can be examined".to_owned())
             } else if is_seen {
-                Action::Repair(Repair::ForgetRun(record.run), "take its note away".to_owned())
+                Action::Repair(Repair::ForgetRun(record.run), "delete its note".to_owned())
             } else {
-                Action::Advice(format!("holdfast doctor --connect {address} sees what it left"))
+                Action::Advice(format!("holdfast doctor --connect {address} examines what it left"))
             };
             self.findings.push(Finding {
                 machine: Some(record.machine.clone()),
@@ -396,9 +399,9 @@ fn job_advice(machine: &SeenMachine, job: &QemuJob, target: &str) -> String {
     }
     let virsh = format!("virsh -c '{}' blockjob {} {target}", machine.address, machine.name);
     if job.status == "ready" {
-        format!("{virsh} --pivot ends it and uses what it made, {virsh} --abort throws that away")
+        format!("{virsh} --pivot ends it and uses its result, {virsh} --abort discards the result")
     } else {
-        format!("{virsh} --abort throws away what it made")
+        format!("{virsh} --abort discards its result")
     }
 }
 

@@ -89,7 +89,7 @@ fn chain_of(diagnosis: &Diagnosis<'_>, machine: &SeenMachine, disk: &SeenDisk) -
     if is_shared(below) || is_shared(active) {
         return Chain::Template(below.clone());
     }
-    // Down to what libvirt knows of, and not into what others have.
+    // Down to an image that libvirt knows, but not into one that other machines use.
     let mut depth = 1;
     while depth + 1 < disk.chain.len() && !is_known(&disk.chain[depth]) && !is_shared(&disk.chain[depth + 1]) {
         depth += 1;
@@ -100,7 +100,7 @@ fn chain_of(diagnosis: &Diagnosis<'_>, machine: &SeenMachine, disk: &SeenDisk) -
     })
 }
 
-/// Whether an overlay is called as snapshots of its base are: in the same folder, with the beginning of its name.
+/// Whether an overlay has a name like a snapshot of its base: in the same folder, with the beginning of its name.
 ///
 /// A clone of a template that has only one clone looks the same otherwise, and its template must not be written.
 fn is_called_like_a_snapshot(overlay: &std::path::Path, base: &std::path::Path) -> bool {
@@ -113,7 +113,7 @@ fn is_called_like_a_snapshot(overlay: &std::path::Path, base: &std::path::Path) 
     overlay.parent() == base.parent() && rest.is_some_and(|rest| rest.starts_with(['.', '-', '_']))
 }
 
-/// Whether a commit of this disk that is complete was begun by a doctor who died, and may be ended by the next one.
+/// Whether a complete commit of this disk was begun by a doctor process that died, so that this one may end it.
 pub(super) fn is_resumed(diagnosis: &Diagnosis<'_>, machine: &SeenMachine, disk: &SeenDisk) -> bool {
     disk.commit == SeenCommit::Complete
         && diagnosis.seen.runs.iter().any(|noted| {

@@ -67,7 +67,7 @@ fn of_work(seen: &SeenWork, notes: &mut Vec<String>) -> Option<Finding> {
                 work.machine, work.point
             ),
             Some(work.start_ms),
-            Action::Repair(Repair::ForgetWork(work.uuid.clone()), "take its note away".to_owned()),
+            Action::Repair(Repair::ForgetWork(work.uuid.clone()), "delete its note".to_owned()),
         ),
         (UnfinishedKind::Rollback, _) => half_rolled_back(seen),
         (UnfinishedKind::Instant, _) => finding(
@@ -90,7 +90,7 @@ fn of_work(seen: &SeenWork, notes: &mut Vec<String>) -> Option<Finding> {
                 work.machine, work.of
             ),
             Some(work.start_ms),
-            Action::Repair(Repair::ForgetWork(work.uuid.clone()), "take its note away".to_owned()),
+            Action::Repair(Repair::ForgetWork(work.uuid.clone()), "delete its note".to_owned()),
         ),
         (UnfinishedKind::Clone, defined) => half_clone(seen, defined),
     };
@@ -189,10 +189,10 @@ fn of_clone(seen: &SeenClone, all: &Seen) -> Option<Finding> {
         _ if seen.life == Liveness::Unknown => by_hand(),
         (Some(user), Some(_)) => Action::Repair(
             Repair::FinishClone(seen.clone.clone()),
-            format!("take the mark away: {user} has its disks there"),
+            format!("remove the mark: {user} has its disks there"),
         ),
         (Some(user), None) => Action::Advice(format!("{user} has disks there: look what it is")),
-        // Who has disks in it is known where all machines are.
+        // Only a look at all machines shows which of them have disks in it.
         (None, Some(_)) if !all.everything => by_hand(),
         (None, _) => Action::Repair(
             Repair::DestroyClone(seen.clone.clone()),
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_at_work_or_may_be_is_left_alone() {
+    fn work_of_a_process_that_may_be_alive_is_left_alone() {
         for life in [Liveness::Alive, Liveness::Unknown] {
             for kind in [UnfinishedKind::Clone, UnfinishedKind::Rollback, UnfinishedKind::Instant] {
                 for is_defined in [None, Some(true), Some(false)] {

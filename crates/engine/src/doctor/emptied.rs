@@ -16,7 +16,7 @@ use crate::restore::machine::is_same;
 /// Bytes that are compared at once.
 const WINDOW_BYTES: u64 = 1 << 20;
 
-/// Overlays of ours beside images that machines have, which none of them has in its chain.
+/// Overlays of backups beside the images of machines, which no machine has in its chain.
 pub(super) fn emptied(images: &[&PathBuf], chains: &[(String, Vec<PathBuf>)]) -> Vec<SeenOverlay> {
     let is_used = |path: &Path| {
         chains
@@ -88,7 +88,7 @@ fn compare(overlay: &Path, image: &Path) -> Option<bool> {
     looked.ok().map(|()| is_equal)
 }
 
-/// What is to be done about one of a dead run.
+/// The finding about an overlay of a dead run.
 pub(super) fn diagnose(seen: &SeenOverlay) -> Finding {
     let (overlay, image) = (seen.overlay.display(), seen.image.display());
     let (what, remedy) = if seen.is_in_image {
@@ -104,8 +104,8 @@ pub(super) fn diagnose(seen: &SeenOverlay) -> Finding {
         (
             format!("{overlay} is an overlay that no machine has, and what is in it differs from {image}"),
             Action::Advice(format!(
-                "where its machine went back to {image} by itself, the overlay is of no use; where somebody put it back, what it wrote \
-                 meanwhile is in the overlay alone: holdfast image compare shows the difference"
+                "if its machine went back to {image} by itself, the overlay is useless; if it was set back by hand, what it wrote \
+                 meanwhile is only in the overlay: holdfast image compare shows the difference"
             )),
         )
     };
@@ -119,26 +119,26 @@ pub(super) fn diagnose(seen: &SeenOverlay) -> Finding {
     }
 }
 
-/// What is said where the run that made it may be at work.
-pub(super) fn of_unknown_owner(seen: &SeenOverlay, who_knows: String) -> Finding {
+/// The finding about an overlay whose run may still be alive.
+pub(super) fn of_unknown_owner(seen: &SeenOverlay, advice: String) -> Finding {
     Finding {
         machine: None,
         kind: FindingKind::Leftover,
         what: format!(
-            "{} is an overlay of run {} that no machine has, and whether the process of the run lives is not known",
+            "{} is an overlay of run {} that no machine has, and it is not known whether the process of the run is alive",
             seen.overlay.display(),
             seen.run
         ),
         since_ms: seen.since_ms,
         is_danger: false,
-        remedy: Action::Advice(who_knows),
+        remedy: Action::Advice(advice),
     }
 }
 
 /// Deletes an overlay that no machine has, if all of it is in the image.
 pub(super) fn delete(request: &DoctorRequest<'_>, overlay: &Path, image: &Path) -> Result<String, String> {
     if is_used(&used_images(request)?, overlay) || !is_in_image(overlay, image) {
-        return Err("it is another one than a moment ago".to_owned());
+        return Err("it has changed since it was found".to_owned());
     }
     std::fs::remove_file(overlay)
         .map(|()| format!("deleted {}", overlay.display()))

@@ -1,4 +1,4 @@
-//! What those who were killed at work on host snapshots have left: seen here, nothing is changed.
+//! Leftovers of processes that were killed while they worked on host snapshots. This module only looks, and changes nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -141,7 +141,7 @@ fn look_at(
     (completeness, cuts): (&mut SetCompleteness<'_>, &mut SnapshotSets),
 ) -> std::result::Result<Vec<ProviderLeftover>, ProviderError> {
     let provider = storage.providers.of_dataset(dataset);
-    // First who is at work: what such a one has cut by then is his.
+    // The living processes come first: host snapshots that one of them has made by then are not leftovers.
     let is_making = provider.is_making(&dataset.name);
     for noted in provider.noted(&dataset.name)? {
         if completeness.of(&noted.name, noted.record.as_deref()) != Some(false) {

@@ -84,7 +84,7 @@ fn has_all(hypervisor: &dyn Hypervisor, owners: &mut BTreeMap<PathBuf, String>) 
     })
 }
 
-/// The folder that a process of ours serves.
+/// The folder that a process of this program serves.
 fn served_by(words: &[String]) -> Option<PathBuf> {
     let [_, command, option, folder, ..] = words else {
         return None;
@@ -122,7 +122,7 @@ pub(super) fn diagnose(seen: &SeenInstant) -> Option<Finding> {
             true,
             Action::Advice("restore its file job.json; until then the job cannot be resumed".to_owned()),
         )),
-        // Known by a server that ran a moment ago: of another libvirt of this host, which tells of it.
+        // Found by a running server: the machine is of another libvirt of this host, whose own examination reports it.
         (None, Some(_), Some(state)) if state.has_begun && !seen.is_near => None,
         (None, Some(machine), Some(state)) if state.has_begun => Some(finding(
             format!("{folder} holds what {machine} wrote, which this hypervisor does not know"),
@@ -131,11 +131,11 @@ pub(super) fn diagnose(seen: &SeenInstant) -> Option<Finding> {
                 "the server of its disks lives: look where the machine runs before anything is deleted".to_owned()
             } else {
                 let held = seen.snapshot.as_ref().map_or_else(String::new, |snapshot| {
-                    format!("; holdfast unprotect --held {snapshot} lets go of its snapshot then")
+                    format!("; then holdfast unprotect --held {snapshot} releases its snapshot")
                 });
                 format!(
-                    "delete the folder, and the images beside it that were not filled, if nobody needs that; where other hosts have \
-                     it too, look there first{held}"
+                    "delete the folder, and the images beside it that were not filled, if they are not needed; if other hosts \
+                     mount the folder too, look there first{held}"
                 )
             }),
         )),
@@ -160,7 +160,7 @@ pub(super) fn diagnose(seen: &SeenInstant) -> Option<Finding> {
     }
 }
 
-/// Takes away what was made for a machine that never ran.
+/// Deletes what was made for a machine that never ran.
 pub(super) fn abandon(request: &DoctorRequest<'_>, folder: &Path, clock: &dyn Clock) -> Result<String, String> {
     let words = |error: crate::Error| error.to_string();
     let job = InstantJob::read(folder).map_err(words)?;
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_never_ran_is_taken_away_and_nothing_that_somebody_works_at() {
+    fn only_what_never_ran_is_removed_and_nothing_that_a_process_works_on() {
         for has_server in [true, false] {
             for has_begun in [true, false] {
                 for owner in [None, Some("web1")] {

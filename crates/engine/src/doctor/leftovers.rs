@@ -51,7 +51,7 @@ pub(super) fn leftovers(
         let scratch = states.map(StateStore::scratch).into_iter();
         let scratch = scratch.chain([request.scratch.clone()]);
         for folder in scratch.flat_map(|place| folders(&place, &SCRATCH)) {
-            // A machine may have a disk in it, whichever program made it.
+            // A machine may have a disk in it, even if another program made it.
             let is_image = files.iter().any(|file| file.starts_with(&folder));
             if is_old(&folder) && !is_image && open_below(&folder) == Some(false) {
                 found.push(leftover(folder, LeftoverKind::Scratch));
@@ -94,7 +94,7 @@ pub(super) fn changed_ms(path: &Path) -> Option<i64> {
     Some(path.symlink_metadata().ok()?.mtime() * 1000)
 }
 
-/// Folders in `place` whose names begin so, and that are ours; by the paths that the kernel has for them.
+/// Folders of this user in `place` with one of these prefixes; by the paths that the kernel has for them.
 pub(super) fn folders(place: &Path, beginnings: &[&str]) -> Vec<PathBuf> {
     let Ok(place) = place.canonicalize() else {
         return Vec::new();

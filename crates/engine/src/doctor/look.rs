@@ -38,9 +38,9 @@ pub(super) fn look(request: &DoctorRequest<'_>, job: Job<'_>) -> Result<Seen> {
     Ok(seen)
 }
 
-/// All but machines of VirtualBox and pools of XenServer, which are no machines of QEMU.
+/// Examines the machines of libvirt and QEMU, and the host.
 fn look_at_machines(request: &DoctorRequest<'_>, job: Job<'_>) -> Result<Seen> {
-    // First who is at work: what such a one has made by then is his.
+    // The living processes come first: what one of them has made by then is not a leftover.
     let found = processes_named(request.program);
     let noted = match &request.journal {
         Some(folder) => noted_runs(folder)?,

@@ -43,7 +43,7 @@ const ROUND_COUNT: usize = 6;
 const WATCHDOG_PATIENCE: Duration = Duration::from_secs(10);
 const WATCHDOG_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Who is to be examined, and by what means.
+/// What is examined, and by what means.
 pub struct DoctorRequest<'a> {
     /// The machines.
     pub patients: Vec<ExaminedMachine<'a>>,
@@ -67,9 +67,9 @@ pub struct DoctorRequest<'a> {
     pub journal: Option<PathBuf>,
     /// The folder with the notes of places in which something is made.
     pub places: Option<PathBuf>,
-    /// Who is alive.
+    /// Finds out which processes are alive.
     pub processes: &'a dyn Processes,
-    /// Who we are.
+    /// This process.
     pub process: ProcessIdentity,
     /// The name of the program, by which its processes are found.
     pub program: &'a str,
@@ -83,13 +83,13 @@ pub struct DoctorRequest<'a> {
     pub now_ms: &'a dyn Fn() -> i64,
     /// Gives numbers of runs.
     pub new_run: &'a dyn Fn() -> u32,
-    /// What becomes of an overlay whose content is in its base.
+    /// What happens to an overlay whose content is in its base.
     pub emptied: EmptiedOverlays,
     /// Where host snapshots are looked for; none where they are not.
     pub storage: Option<DoctorStorage<'a>>,
 }
 
-/// What becomes of an overlay whose content is in its base.
+/// What happens to an overlay whose content is in its base.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EmptiedOverlays {
     /// It stays.
@@ -108,7 +108,7 @@ pub struct ExaminedMachine<'a> {
     pub way: Vec<String>,
 }
 
-/// What was found, and what became of it.
+/// What was found, and what happened to it.
 #[derive(Debug, Default)]
 pub struct DoctorReport {
     /// What is wrong, or was.
@@ -117,16 +117,16 @@ pub struct DoctorReport {
     pub notes: Vec<String>,
 }
 
-/// A finding, and what became of it.
+/// A finding, and what happened to it.
 #[derive(Debug, Clone)]
 pub struct Outcome {
     /// What is wrong, or was.
     pub finding: Finding,
-    /// What became of it.
+    /// What happened to it.
     pub result: FindingState,
 }
 
-/// What became of a finding.
+/// What happened to a finding.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum FindingState {
     /// Nothing was done.

@@ -137,7 +137,7 @@ fn whose(snapshot: &ListedSnapshot, prefix: &str, life: impl Fn() -> Liveness) -
     }
 }
 
-/// Whether a name is one that a backup of any host gives: `holdfast HOST PLACE RUN`. A person may call a snapshot of his own in a similar way.
+/// Whether a name is one that a backup of any host gives: `holdfast HOST PLACE RUN`. A user may choose a similar name.
 fn is_of_any(label: &str) -> bool {
     let words: Vec<&str> = label.split(' ').collect();
     match words[..] {
@@ -259,7 +259,7 @@ fn diagnose_kept(seen: &Seen, title: &str, kept: &SeenKept, notes: &mut Vec<Stri
     } else if others.is_empty() {
         if repository.is_none() {
             notes.push(format!(
-                "{title} keeps {} for the next backup of {machine} to the repository {}{room}: --forget-repository {} lets go of that, where that repository is gone",
+                "{title} keeps {} for the next backup of {machine} to the repository {}{room}: if that repository is gone, --forget-repository {} removes that",
                 counted(needed.len()),
                 kept.repository,
                 kept.repository,
@@ -456,8 +456,8 @@ mod tests {
                 .collect();
             assert_eq!(removed, expected, "{repository} {machine:?}");
             assert!(findings.iter().all(|finding| finding.kind == FindingKind::PoolBase));
-            let is_told = notes.iter().any(|note| note.contains("5 MiB"));
-            assert_eq!(is_told, expected.is_empty(), "{notes:?}");
+            let is_noted = notes.iter().any(|note| note.contains("5 MiB"));
+            assert_eq!(is_noted, expected.is_empty(), "{notes:?}");
         }
     }
 

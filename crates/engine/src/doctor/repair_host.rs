@@ -1,4 +1,4 @@
-//! Mending what those left who were killed at work on host snapshots.
+//! Repairs what processes left that were killed while they worked on host snapshots.
 
 use std::path::Path;
 

@@ -390,7 +390,7 @@ pub enum Repair {
         /// The image.
         image: PathBuf,
     },
-    /// Take away what was made for an instant restore whose machine never ran; its folder.
+    /// Delete what was made for an instant restore whose machine never ran; its folder.
     Abandon(PathBuf),
     /// Delete what was left of an image that was being restored.
     DeletePartial(PathBuf),
@@ -402,7 +402,7 @@ pub enum Repair {
     ClearRemain(ProviderLeftover),
     /// Destroy a clone of a dataset that was left.
     DestroyClone(TemporaryClone),
-    /// Take the mark of a clone of a dataset away, whose machine is there.
+    /// Remove the mark of a clone of a dataset whose machine is there.
     FinishClone(TemporaryClone),
     /// Delete the files of a clone whose machine is not there; its UUID.
     RemoveHalfClone(String),

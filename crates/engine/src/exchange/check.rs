@@ -50,14 +50,14 @@ pub fn check_archive(stream: Box<dyn Read + Send>, images: StreamImages, job: Jo
     let mut archive = open(stream, open_options(images, job))?;
     job.progress.phase("checking the archive", Unit::Bytes);
     let mut data_bytes = vec![0; archive.reader.disks().len()];
-    let mut told = 0;
+    let mut reported = 0;
     while let Some(piece) = archive.reader.next()? {
         if let Piece::Data { disk, bytes, .. } = piece {
             data_bytes[disk] += bytes.len() as u64;
         }
         let read = archive.read.bytes();
-        job.progress.advance(read - told);
-        told = read;
+        job.progress.advance(read - reported);
+        reported = read;
         job.interrupt.check()?;
     }
     warn_of_corrections(&archive.reader.corrections(), job);
@@ -127,10 +127,10 @@ pub fn check_stream(stream: Box<dyn Read + Send>, job: Job<'_>) -> Result<Option
 pub fn check_packed(file: &PackedFile, job: Job<'_>) -> Result<u64> {
     job.progress.phase("checking the packed blocks", Unit::Bytes);
     job.progress.total(file.index().packed_bytes());
-    let mut told = 0;
+    let mut reported = 0;
     let report = file.check(threads(job).count, &mut |done| {
-        job.progress.advance(done - told);
-        told = done;
+        job.progress.advance(done - reported);
+        reported = done;
         job.interrupt.check().map_err(std::io::Error::other)
     });
     job.interrupt.check()?;

@@ -121,7 +121,7 @@ pub enum ExportTarget {
     VirtualBox {
         /// Where.
         path: PathBuf,
-        /// Who the machine is there.
+        /// The identity of the machine there.
         identity: VirtualBoxIdentity,
     },
 }
@@ -140,7 +140,7 @@ impl ExportTarget {
     }
 }
 
-/// Who a machine is at VirtualBox.
+/// The identity of a machine at VirtualBox.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum VirtualBoxIdentity {
     /// The one that it was: VirtualBox takes it in where that is gone.
@@ -384,7 +384,7 @@ struct Exported<'m> {
     variables: Option<Vec<u8>>,
     names: Vec<(String, String, u64)>,
     networks: Vec<String>,
-    /// What its configuration says, and no other hypervisor is told.
+    /// Settings of its configuration that other hypervisors do not get.
     lost: Vec<Untranslated>,
     dropped: Vec<Untranslated>,
     of_virtualbox: VirtualBoxStreams,

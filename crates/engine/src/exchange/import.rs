@@ -16,7 +16,7 @@ use jiff::Timestamp;
 
 use crate::capture::foreign_disks::{ArchiveDevice, ArchiveDisks, StreamAfterDisks};
 use crate::capture::foreign_machine::{
-    AttachedDisk, DescribedMachine, Domain, DomainOptions, attach, describe, domain_xml, kept_name, tell_of_format,
+    AttachedDisk, DescribedMachine, Domain, DomainOptions, attach, describe, domain_xml, kept_name, warn_of_format,
 };
 use crate::capture::sink::{RepositorySink, SnapshotSink as _};
 use crate::capture::snapshot::{BackupReport, SnapshotOptions};
@@ -76,7 +76,7 @@ pub struct ImportedDisk {
     pub path: Option<PathBuf>,
 }
 
-/// What became of an import into a repository.
+/// What happened to an import into a repository.
 #[derive(Debug)]
 pub struct ImportReport {
     /// The snapshot.
@@ -293,7 +293,7 @@ impl Importing {
     pub fn plan_into_folder(mut self, request: &ImportFolder, job: Job<'_>) -> Result<Imported> {
         let folder = absolute(&request.folder)?;
         NewFolder::check(&folder)?;
-        tell_of_format(request.format, job);
+        warn_of_format(request.format, job);
         self.domain_xml(Some(&folder.display().to_string()), request.format);
         let disks = self.attached.iter();
         let paths: Vec<PathBuf> = disks
@@ -309,7 +309,7 @@ impl Importing {
     pub fn into_folder(mut self, request: &ImportFolder, environment: &Environment, job: Job<'_>) -> Result<Imported> {
         let folder = absolute(&request.folder)?;
         let mut made = NewFolder::make(&folder)?;
-        tell_of_format(request.format, job);
+        warn_of_format(request.format, job);
         let xml = self.domain_xml(Some(&folder.display().to_string()), request.format);
         let mut paths = Vec::new();
         for (number, disk) in (1..).zip(&self.attached) {

@@ -4,7 +4,7 @@
 //! killed program leaves is called `.NAME.RANDOM.partial`; the next one that makes the same file deletes it.
 //!
 //! Locks on the folder (flock(2)) show which processes are alive, since they end with their process: a process that writes a partial file
-//! shares one, and only who has it alone deletes what others left. Where folders cannot be locked, nothing is deleted.
+//! has a shared one, and only the holder of an exclusive one deletes what others left. Where folders cannot be locked, nothing is deleted.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{DirEntry, File, FileType};
@@ -91,7 +91,7 @@ impl NewFile {
         check_folder(folder_of(&place), path)
     }
 
-    /// Where the file will be: what replaces a file that a link leads to does not replace the link, which may have been put on a larger medium.
+    /// Where the file will be. A link stays, and the file that it leads to is replaced: it may have been moved to a larger medium.
     fn place(path: &Path, existing: Existing) -> Result<PathBuf> {
         if path.metadata().is_ok_and(|metadata| !metadata.is_file()) {
             return Err(Error::NotAFile { path: path.to_owned() });
@@ -116,7 +116,7 @@ impl NewFile {
         }
     }
 
-    /// The same with a given random number, whatever uses the existing file.
+    /// The same with a given random number; the existing file may be in use.
     pub(crate) fn begin_as(path: &Path, existing: Existing, random: u32) -> Result<Self> {
         Self::begin_with(path, existing, random, None)
     }
@@ -174,7 +174,7 @@ impl NewFile {
 
     /// Gives it its name, durably. What is in it must be durable already.
     ///
-    /// What takes the place of a file has its owner and mode: a user who could use the one can use the other.
+    /// A file that replaces another one gets its owner and mode, so that the same users can use it.
     pub(crate) fn finish(mut self) -> Result<()> {
         let failed = |source: std::io::Error| Error::File {
             action: "create",
@@ -214,7 +214,7 @@ impl NewFile {
 
     /// Gives the new file the owner and the mode of the old one.
     fn take_access_of(&self, old: &std::fs::Metadata) -> std::io::Result<()> {
-        // Not every user may give files away: the mode is then for the user who made the new one.
+        // Only root may change the owner of a file: without that the mode applies to the owner of the new one.
         std::os::unix::fs::chown(&self.partial, Some(old.uid()), Some(old.gid())).ok();
         std::fs::set_permissions(&self.partial, old.permissions())
     }
@@ -486,7 +486,7 @@ mod tests {
 
     /// Files of programs that were killed go; those of programs at work, and what only looks similar, stay.
     #[test]
-    fn what_killed_programs_left_is_deleted_when_nobody_is_at_work() {
+    fn what_killed_programs_left_is_deleted_when_no_process_writes() {
         let folder = tempfile::tempdir().unwrap();
         let names = || {
             let entries = read_dir(folder.path()).unwrap();

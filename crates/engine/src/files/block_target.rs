@@ -28,10 +28,10 @@ pub fn is_block_device(path: &Path) -> bool {
 /// A block device, or a raw file, that no other process uses while this is there.
 ///
 /// A file system or an array on a device is refused by the operating system. A QEMU is kept out of a file by a lock; of a device only where
-/// it has the same device file, and libvirt gives its machines others. So who writes to it is looked for, here and by
+/// it has the same device file, and libvirt gives its machines others. So its writers are looked for, here and by
 /// [`check_alone`](Self::check_alone).
 pub(crate) struct LockedDevice {
-    // Before the device: whichever of the two is closed first ends the lock.
+    // Before the device: closing either of the two ends the lock.
     _lock: ImageMut,
     device: FileDeviceMut,
     path: PathBuf,
@@ -79,7 +79,7 @@ impl Deref for LockedDevice {
     }
 }
 
-/// Keeps machines from using a file, whatever is in it, as long as the answer is there.
+/// Keeps machines from using a file of any format until the answer is dropped.
 pub(crate) fn lock(path: &Path) -> Result<ImageMut> {
     let options = OpenOptions {
         format: Some(Format::Raw),

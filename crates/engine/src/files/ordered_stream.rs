@@ -18,7 +18,7 @@ const PIECES_PER_THREAD: usize = 2;
 
 type Bytes = holdfast_block::Result<Vec<u8>>;
 
-/// A piece to be read, and who waits for it.
+/// A piece to be read, and where its content is sent.
 struct RequestedPiece {
     range: Range<u64>,
     answer: SyncSender<Bytes>,
@@ -112,7 +112,7 @@ mod tests {
         }
     }
 
-    /// The reader of a pipe that goes away, and a person who has seen enough.
+    /// The reader of a pipe is closed, or the job is interrupted.
     #[test]
     fn it_stops_when_the_stream_fails_and_when_it_is_asked_to() {
         struct Full(u64);

@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn a_half_note_is_left_when_nobody_writes_it() {
+    fn a_half_note_is_a_leftover_when_no_process_writes_it() {
         let folder = tempfile::tempdir().unwrap();
         let [note, half] = ["a.json", "a.partial"].map(|name| folder.path().join(name));
         let writer = lock_half(&half).unwrap();

@@ -1,4 +1,4 @@
-//! Where an image in one host snapshot differs from what it is in another: told by the file system, for the files of which it is made, and
+//! Where an image in one host snapshot differs from what it is in another: known from the file system, for the files of which it is made, and
 //! by the image itself for the disk.
 
 use std::fs::File;
@@ -156,7 +156,7 @@ impl ZfsDifference<'_> {
             }
             SendQuery::Volume { size_bytes }
         };
-        let told = self.zfs.changes((self.older, self.newer), question);
-        told.map_err(|error| error.to_string())
+        let changes = self.zfs.changes((self.older, self.newer), question);
+        changes.map_err(|error| error.to_string())
     }
 }

@@ -99,11 +99,11 @@ impl<'a> SetCompleteness<'a> {
         let mut sets: Vec<_> = snapshots.iter().map(|snapshot| record(snapshot)?.set).collect();
         sets.sort();
         sets.dedup();
-        let told: Vec<Option<bool>> = snapshots
+        let complete: Vec<Option<bool>> = snapshots
             .iter()
             .map(|snapshot| self.of(&snapshot.name, snapshot.record.as_deref()))
             .collect();
-        let is_unfinished = told.contains(&Some(false));
+        let is_unfinished = complete.contains(&Some(false));
         match &sets[..] {
             _ if is_unfinished => SetState::No(
                 "the process that made its host snapshots died before all of them were made, so they may be of several points in time"

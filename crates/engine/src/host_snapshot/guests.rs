@@ -21,7 +21,7 @@ use crate::machine::watchdog::Guard;
 
 /// A pause takes milliseconds; after this the watchdog ends it.
 pub(super) const PAUSE_DEADLINE: Duration = Duration::from_secs(10);
-/// Machines that are told something at the same time.
+/// Machines that are frozen or paused at the same time.
 const AT_ONCE: usize = 64;
 
 /// A machine that is to hold still.
@@ -46,7 +46,7 @@ pub struct GuestRequest<'a> {
     pub run: u32,
 }
 
-/// What became of a machine.
+/// What happened to a machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GuestReport {
     /// Its name.
@@ -55,7 +55,7 @@ pub struct GuestReport {
     pub uuid: String,
     /// What it was doing.
     pub state: MachineState,
-    /// What became of freezing its file systems.
+    /// What happened to freezing its file systems.
     pub quiesced: Quiesced,
     /// How long it stood still; none where it did not have to.
     pub paused: Option<Duration>,
@@ -101,7 +101,7 @@ pub(super) struct Sessions<'a> {
 pub(super) struct FrozenGuests {
     /// What the providers made of it.
     pub(super) made: ProviderResult<()>,
-    /// What became of the machines, in their order.
+    /// What happened to the machines, in their order.
     pub(super) guests: Vec<GuestReport>,
     /// The memory of one, where it was wanted.
     pub(super) memory: Option<Memory>,
@@ -210,7 +210,7 @@ impl<'a> Sessions<'a> {
         let (job, is_one_instant) = (self.job, self.is_one_instant);
         self.at_once(Session::ask);
         if !self.has_failed() {
-            // All of them have this time together: who is frozen first waits for who is last.
+            // All of them share this time: the first frozen machine waits for the last.
             let until = job.clock.now() + FREEZE_DEADLINE;
             self.at_once(|session| session.freeze(until, job));
         }
@@ -231,7 +231,7 @@ impl<'a> Sessions<'a> {
         self.all.iter().any(|session| session.failure.is_some())
     }
 
-    /// Who is slow keeps one thread, and not those that come after it.
+    /// A slow machine keeps one thread busy, and does not delay the others.
     fn at_once(&mut self, work: impl Fn(&mut Session<'a>) + Sync) {
         let thread_count = self.all.len().min(AT_ONCE);
         let waiting = Mutex::new(self.all.iter_mut());
@@ -303,7 +303,7 @@ impl<'a> Session<'a> {
         ));
         Self {
             guest,
-            guard: Guard::nobody(),
+            guard: Guard::absent(),
             note: None,
             asked: None,
             quiescence: None,
@@ -366,7 +366,7 @@ impl<'a> Session<'a> {
         if !self.is_watched || !has_to_stop {
             return;
         }
-        match self.tell("query-status") {
+        match self.execute("query-status") {
             Ok(status) if status["running"] == true => {}
             Ok(_) => return,
             // Whether it runs is not known, so its disks could be of several instants.
@@ -378,15 +378,15 @@ impl<'a> Session<'a> {
         let stopped = self
             .guard
             .about_to_pause(PAUSE_DEADLINE)
-            .and_then(|()| self.tell("stop"));
+            .and_then(|()| self.execute("stop"));
         self.stopped = Some(job.clock.now());
         self.failure = stopped.err();
     }
 
-    fn tell(&self, command: &'static str) -> Result<Value> {
+    fn execute(&self, command: &'static str) -> Result<Value> {
         let monitor = self.guest.machine.monitor();
-        let told = monitor.execute(&QmpCommand::new(command, Value::Null));
-        Ok(told.map_err(|source| holdfast_host::Error::Monitor {
+        let answer = monitor.execute(&QmpCommand::new(command, Value::Null));
+        Ok(answer.map_err(|source| holdfast_host::Error::Monitor {
             machine: self.report.name.clone(),
             source,
         })?)
@@ -419,12 +419,12 @@ impl<'a> Session<'a> {
             if self.failure.is_none() && self.is_running() {
                 self.failure = Some(self.was_torn("it was let run on before its disks were cut"));
             }
-            let told = self.tell("cont").or_else(|_| {
+            let resumed = self.execute("cont").or_else(|_| {
                 wake_with_retries(self.guest.machine.monitor(), job.clock).ok();
-                self.tell("cont")
+                self.execute("cont")
             });
             self.report.paused = Some(job.clock.now().saturating_sub(stopped));
-            if let Err(error) = told
+            if let Err(error) = resumed
                 && !self.is_off()
             {
                 job.progress.warning(&format!(
@@ -473,7 +473,8 @@ impl<'a> Session<'a> {
     }
 
     pub(super) fn is_running(&self) -> bool {
-        self.tell("query-status").is_ok_and(|status| status["running"] == true)
+        self.execute("query-status")
+            .is_ok_and(|status| status["running"] == true)
     }
 
     /// Nothing of it is left; where it stands still, the rest is the watchdog's.

@@ -25,7 +25,7 @@ pub struct HostSnapshotList {
     pub snapshots: Vec<HostSnapshotState>,
 }
 
-/// Lists the host snapshots of datasets. `is_measured` tells whether what takes long is found out too: what they take.
+/// Lists the host snapshots of datasets. `is_measured` is whether their sizes are found out too, which takes long.
 pub fn list_host_snapshots(
     providers: &Providers,
     datasets: &[Dataset],

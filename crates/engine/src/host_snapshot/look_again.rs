@@ -1,4 +1,4 @@
-//! What was so at the instant, as far as it can be told afterwards.
+//! The state at the instant, as far as it can be found out afterwards.
 //!
 //! Machines are looked at before an instant, which takes its time, and one may be started, stopped or resumed, or its disks moved, before
 //! the providers cut. So they are looked at again when all run on, which costs no moment of standing still: what has changed may have
@@ -161,14 +161,14 @@ mod tests {
     }
 
     #[test]
-    fn a_disk_that_was_moved_given_or_taken_is_told() {
+    fn a_disk_that_was_moved_added_or_removed_is_reported() {
         let then = [disk("vda", "/a"), disk("vdb", "/b")];
         assert_eq!(moved(&then, &[disk("vdb", "/b"), disk("vda", "/a")]), None);
-        let told = |now: &[MachineDisk]| moved(&then, now).unwrap();
-        assert!(told(&[disk("vda", "/a"), disk("vdb", "/c")]).ends_with("from /b to /c"));
-        assert!(told(&[disk("vda", "/a")]).contains("vdb was taken"));
+        let moved_to = |now: &[MachineDisk]| moved(&then, now).unwrap();
+        assert!(moved_to(&[disk("vda", "/a"), disk("vdb", "/c")]).ends_with("from /b to /c"));
+        assert!(moved_to(&[disk("vda", "/a")]).contains("vdb was taken"));
         let three = [disk("vda", "/a"), disk("vdb", "/b"), disk("vdc", "/c")];
-        assert!(told(&three).contains("given the disk vdc"));
+        assert!(moved_to(&three).contains("given the disk vdc"));
         let mut cd = disk("sda", "/cd");
         cd.kind = DiskKind::Cdrom;
         assert_eq!(moved(&then, &[&then[..], &[cd]].concat()), None);

@@ -8,7 +8,7 @@
 //! 5. What was cut is made durable, and the states of the machines are kept.
 //! 6. The record of each says that all of it exists.
 //!
-//! Whatever goes wrong, the machines run on; what was cut before it went wrong is removed again.
+//! After any error the machines run on; the host snapshots that were made before the error are removed again.
 
 pub(crate) mod compare_images;
 mod completeness;
@@ -67,9 +67,9 @@ pub struct HostSnapshotRequest<'a> {
     pub cuts: Vec<NamedSnapshotSet>,
     /// The machines that hold still meanwhile.
     pub guests: Vec<GuestRequest<'a>>,
-    /// Whether it is about machines, or about datasets with whatever is in them.
+    /// Whether it is about machines, or about datasets with everything in them.
     pub subject: Subject<'a>,
-    /// Tells the time of day; asked at the instant.
+    /// The clock; read at the instant.
     pub now: &'a dyn Fn() -> Timestamp,
     /// The program that does it.
     pub program: String,
@@ -95,11 +95,11 @@ pub struct HostSnapshotReport {
     pub snapshots: Vec<HostSnapshotName>,
     /// Their instant.
     pub time: Timestamp,
-    /// Whether all of a name are of one instant, whatever wrote to them.
+    /// Whether all of a name are of one instant, without relying on the guests being stopped.
     pub is_one_instant: bool,
     /// How long the providers took.
     pub cut: Duration,
-    /// What became of the machines.
+    /// What happened to the machines.
     pub guests: Vec<GuestReport>,
     /// What is noted of them.
     pub record: HostSnapshotRecord,
@@ -126,7 +126,7 @@ pub fn take_host_snapshots(
     Ok(try_host_snapshots(request, within, job)?)
 }
 
-/// The same; an error tells which datasets cannot be cut, where it is about these.
+/// The same; an error names the datasets that have no host snapshot, where it is about these.
 ///
 /// # Errors
 /// As there.
@@ -270,7 +270,7 @@ impl NamedSnapshotSet {
     }
 }
 
-/// What is wanted of one name, by who makes it at one instant.
+/// The wanted host snapshots of one name, grouped by what can make them at one instant.
 fn groups_of<'a>(cut: &'a NamedSnapshotSet, providers: &'a Providers) -> Result<Vec<Group<'a>>> {
     let mut by_provider: BTreeMap<ProviderKind, Vec<HostSnapshotScope>> = BTreeMap::new();
     for one in &cut.wanted {

@@ -1,7 +1,7 @@
 //! `monitor`: whether a policy is met, and how its pools are, for programs that watch over hosts.
 //!
-//! What a check says is decided by `holdfast_policy::sanoid`, which is pure; here ZFS is asked. What it does not answer is never taken for
-//! well: such a dataset or pool is unknown, and what is known of the others is told all the same.
+//! What a check says is decided by `holdfast_policy::sanoid`, which is pure; here ZFS is asked. A missing answer is never taken for
+//! OK: such a dataset or pool is unknown, and what is known of the others is still reported.
 
 use std::collections::BTreeMap;
 
@@ -75,7 +75,7 @@ pub struct PoolFigures {
     pub room: Option<PoolRoom>,
 }
 
-/// Tells whether the datasets of a policy have fresh snapshots.
+/// Checks whether the datasets of a policy have fresh snapshots.
 pub fn check_snapshots(request: &MonitorRequest<'_>) -> Check {
     match MonitoredDatasets::find(request) {
         Ok(watched) => watched.check(request.now),
@@ -83,7 +83,7 @@ pub fn check_snapshots(request: &MonitorRequest<'_>) -> Check {
     }
 }
 
-/// Tells whether the pools of a policy are healthy.
+/// Checks whether the pools of a policy are healthy.
 pub fn check_health(request: &MonitorRequest<'_>) -> Check {
     let pools = request.of_sections().pools().into_iter();
     let answers = pools.map(|pool| {
@@ -93,7 +93,7 @@ pub fn check_health(request: &MonitorRequest<'_>) -> Check {
     health(&answers.collect())
 }
 
-/// Tells whether the pools of a policy have room.
+/// Checks whether the pools of a policy have free space.
 pub fn check_capacity(request: &MonitorRequest<'_>) -> Check {
     let resolved = request.of_sections();
     if resolved.datasets.is_empty() {
@@ -107,7 +107,7 @@ pub fn check_capacity(request: &MonitorRequest<'_>) -> Check {
     capacity(&answers.collect())
 }
 
-/// Tells all of that, in figures too.
+/// Does all of these checks, and reports their figures too.
 pub fn monitor(request: &MonitorRequest<'_>) -> MonitorReport {
     let (snapshots, datasets) = match MonitoredDatasets::find(request) {
         Ok(watched) => (watched.check(request.now), watched.figures(request.now)),
@@ -157,7 +157,7 @@ impl MonitorRequest<'_> {
                 });
                 answer(Ok(state), devices.collect())
             }
-            // It is worse than unknown whatever is in it.
+            // A pool that is not open is worse than unknown.
             Err(_) if !state.is_open() => answer(Ok(state), Vec::new()),
             Err(error) => answer(Err(error), Vec::new()),
         }
@@ -189,7 +189,7 @@ struct MonitoredDatasets {
 
 impl MonitoredDatasets {
     /// # Errors
-    /// Why nothing can be told, in words.
+    /// Why nothing can be checked, in words.
     fn find(request: &MonitorRequest<'_>) -> Result<Self, String> {
         let zfs = request.providers.zfs();
         let found = zfs.datasets().map_err(|error| error_text(&error))?;
@@ -210,7 +210,7 @@ impl MonitoredDatasets {
         for policy in &policies {
             let dataset = &policy.dataset;
             if !states.contains_key(dataset) {
-                // Nothing would be told of it, and nothing is below it of which anything could be told.
+                // A missing dataset has no dataset below it that could be checked.
                 if policy.is_monitored_below() {
                     unknown.insert(
                         dataset.clone(),

@@ -106,7 +106,7 @@ pub fn places_of(description: &Description, choice: &DiskChoice, run: u32) -> Ma
 impl MachinePlaces {
     /// Adds what a disk is based on, as far as that can be read.
     fn add_bases(&mut self, disk: &MachineDisk, path: &Path, label: &str) {
-        // What is no qcow2 by its configuration is its guest's to write: it may look like one, and name any file.
+        // The guest writes all bytes of an image that is not qcow2 by its configuration: it may look like one, and name any file.
         if disk.format.as_deref() != Some("qcow2") {
             return;
         }

@@ -3,7 +3,7 @@
 //! What is due and what has expired is decided by `holdfast_policy::sanoid`, which is pure; here it is done. Datasets that hold disks of one
 //! machine are cut together, so that the machine holds still once, and all its disks are of one instant.
 //!
-//! A dataset that fails does not keep the others: what went wrong is told at the end.
+//! A dataset that fails does not keep the others: errors are reported at the end.
 
 mod hooks;
 mod prune;
@@ -57,7 +57,7 @@ pub struct PolicyRunRequest<'a> {
     pub execution: Execution,
     /// The machines of this host.
     pub guests: &'a dyn Guests,
-    /// Tells the time of day, in the zone whose hours and days are meant.
+    /// The clock, in the zone whose hours and days are meant.
     pub now: &'a dyn Fn() -> Zoned,
     /// Where the states of the machines are kept; none where they are not.
     pub states: Option<&'a StateStore>,
@@ -65,7 +65,7 @@ pub struct PolicyRunRequest<'a> {
     pub program: String,
     /// A file that is locked meanwhile: two runs at once would take everything twice.
     pub lock: PathBuf,
-    /// Variables of the environment that are none of the hooks' business.
+    /// Variables of the environment that hooks do not get.
     pub withheld: Vec<String>,
 }
 
@@ -93,7 +93,7 @@ pub struct TakenSnapshotSet {
     pub snapshots: Vec<HostSnapshotName>,
     /// Machines that hold still, by name, in a dry run.
     pub would_freeze: Vec<usize>,
-    /// What became of the machines.
+    /// What happened to the machines.
     pub guests: Vec<GuestReport>,
     /// Machines of which there is no whole snapshot, since other datasets with disks of theirs could not be cut: by their places.
     pub incomplete: Vec<usize>,
@@ -143,7 +143,7 @@ pub fn run_policy(request: &PolicyRunRequest<'_>, job: Job<'_>) -> Result<Policy
         let snapshots = run.snapshots(policies.iter().filter(|policy| policy.takes()), &mut report);
         take::take(&run, &policies, &snapshots, &mut report);
     }
-    // Who stops it wants to know what was done: an error would not tell.
+    // An interrupted run reports what was done, which an error would not.
     if request.prunes && !report.is_interrupted {
         // Those that were just taken count.
         let snapshots = run.snapshots(policies.iter().filter(|policy| policy.prunes()), &mut report);

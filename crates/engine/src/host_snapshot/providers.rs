@@ -1,4 +1,4 @@
-//! Who makes host snapshots on this host.
+//! The providers of host snapshots on this host.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ pub struct Providers {
     btrfs: Btrfs,
     reflink: Reflink,
     lvm: Lvm,
-    /// Who makes host snapshots with them.
+    /// The process that makes host snapshots with them.
     pub(super) maker: Option<ProcessIdentity>,
 }
 

@@ -56,7 +56,7 @@ pub struct HostSnapshotRecord {
     pub dataset_count: u64,
     /// They; not all where there is no room for them.
     pub datasets: Vec<String>,
-    /// Who makes it, as long as it is not known how that ended.
+    /// The process that makes it, until it is known how that ended.
     pub maker: Option<ProcessIdentity>,
     /// The longest that file systems of one were frozen, in milliseconds.
     pub frozen_ms: u64,
@@ -85,7 +85,7 @@ impl Default for HostSnapshotRecord {
 
 impl HostSnapshotRecord {
     /// What is known at the instant: it is not confirmed yet that what was frozen stays so until the end of it, and whether it comes to its end
-    /// at all is open. `is_whole` tells whether it is whole by being there.
+    /// at all is open. `is_whole` is whether it is complete as soon as it exists.
     pub(super) fn unconfirmed(&self, cut: &NamedSnapshotSet, is_whole: bool, maker: Option<&ProcessIdentity>) -> Self {
         let consistency = match &self.consistency[..] {
             "file system" => "crash",
@@ -216,7 +216,7 @@ mod tests {
             paused_ms: 3,
         };
         let text = record.encode();
-        // ZFS tells properties by the line, with tabs in between.
+        // ZFS lists properties one per line, with tabs in between.
         assert!(!text.contains(['\n', '\t']));
         assert_eq!(HostSnapshotRecord::parse(&text), Some(record));
         for other in [

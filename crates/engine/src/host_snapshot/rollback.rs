@@ -2,7 +2,7 @@
 //!
 //! What is not in the host snapshots comes from the [state store](crate::StateStore). Both together are a point in time like a snapshot in
 //! a repository, and are restored by the same means: `restore::machine`. A rollback writes what differs into the images that the
-//! machine has today; nothing that is newer has to be destroyed for that, and it works for whatever the machine's disks have become.
+//! machine has today; nothing that is newer has to be destroyed for that, and it works for all kinds of disks that the machine has now.
 
 mod contents;
 mod notes;
@@ -32,7 +32,7 @@ pub use point::{HostPoint, HostPointRequest, PointName, open_host_point};
 pub use temporary::TemporarySnapshots;
 pub(crate) use temporary::remove_unless_needed;
 
-/// Who and what a job on a point in time needs.
+/// What a job on a point in time needs.
 pub struct HostRestore<'a> {
     /// The providers of this host.
     pub providers: &'a Providers,
@@ -48,7 +48,7 @@ pub struct HostRestore<'a> {
 
 /// How a machine goes back.
 pub struct RollbackOptions<'a> {
-    /// What becomes of its configuration.
+    /// What happens to its configuration.
     pub configuration: ConfigurationChoice,
     /// What comes after.
     pub after: AfterRestore,
@@ -111,7 +111,7 @@ impl HostRestore<'_> {
             (&in_place, wish.after, &self.runtime),
             job,
         )?;
-        Ok(point.told(plan))
+        Ok(point.with_warnings(plan))
     }
 
     /// Takes a machine back.
@@ -218,7 +218,7 @@ impl HostRestore<'_> {
         let plan = plan_point(&self.planner(point), point.manifest.clone(), planned, job)?;
         Ok(ClonePlan {
             clones,
-            restore: point.told(plan),
+            restore: point.with_warnings(plan),
         })
     }
 

@@ -69,7 +69,7 @@ impl StateStore {
         }
         let made = DirectoryStore::create(&folder.join(REPOSITORY))?;
         match Repository::init(Arc::new(made), &new_repository(), environment.clone()) {
-            // Of two who make it, one comes first.
+            // Another process may have made it at the same time.
             Ok(_) | Err(holdfast_repo::Error::AlreadyARepository { .. }) => {}
             Err(error) => return Err(error.into()),
         }
@@ -124,7 +124,7 @@ impl StateStore {
         self.folder.join(SCRATCH)
     }
 
-    /// All states, those of a machine by time. What is no state is left alone.
+    /// All states, those of a machine by time. Other objects are skipped.
     pub fn states(&self, job: Job<'_>) -> Result<Vec<KeptState>> {
         let manifests = snapshots(&self.repository, job.progress)?;
         Ok(manifests.into_iter().filter_map(KeptState::of).collect())

@@ -60,7 +60,7 @@ impl Session<'_> {
         let memory = receiving.finish();
         let memory = memory.map_err(|source| not_kept(&machine, &wish.scratch, source));
         if is_running && self.is_running() {
-            // Who does not hear it is dead, and cannot do harm.
+            // A watchdog that does not receive this is dead, and cannot do harm.
             self.guard.runs().ok();
         }
         match (made, memory) {

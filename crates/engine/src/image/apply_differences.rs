@@ -23,7 +23,7 @@ pub(crate) struct Differences<'a> {
     pub(crate) places: Option<&'a DirtyBitmap>,
 }
 
-/// What became of it, in bytes.
+/// What happened to it, in bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Written {
     pub(crate) written_bytes: u64,

@@ -112,7 +112,7 @@ impl<'a> ImageCloner<'a> {
     }
 
     /// Warns where its format was not given, and is known by its content only.
-    pub fn tell_of_format(&self, job: Job<'_>) {
+    pub fn warn_of_format(&self, job: Job<'_>) {
         let is_guess = |note: &&Note| matches!(note, Note::FormatGuessed { .. });
         for note in self.image.notes().iter().filter(is_guess) {
             job.progress.warning(&note.to_string());
@@ -280,7 +280,9 @@ impl<'a> ImageCloner<'a> {
                 } else {
                     Some(&*source)
                 };
-                let name = name.and_then(Path::to_str).ok_or_else(|| no("its path is no text"))?;
+                let name = name
+                    .and_then(Path::to_str)
+                    .ok_or_else(|| no("its path is not valid UTF-8"))?;
                 Ok(CreateOptions {
                     qcow2: Qcow2Options {
                         backing: Some(BackingFile {
@@ -376,7 +378,7 @@ impl<'a> ImageCloner<'a> {
     }
 }
 
-/// Refuses an image that is called like a raw disk and does not look like one, where its format was not given.
+/// Refuses an image that has the name of a raw disk and does not look like one, where its format was not given.
 fn require_known_format(image: &Image) -> Result<()> {
     let doubt = image.notes().iter().find_map(|note| match note {
         Note::CalledRaw { image, looks_like, .. } => Some((image, looks_like)),

@@ -13,9 +13,9 @@ use crate::job::{Job, Result, Unit};
 
 /// Bytes that a worker compares at once.
 pub(crate) const WINDOW_BYTES: u64 = 1 << 20;
-/// Windows between two looks at who may stop the job.
+/// Windows between two checks for an interruption.
 pub(crate) const WINDOWS_PER_BATCH: usize = 64;
-/// Differences are told in blocks of this size.
+/// Differences are reported in blocks of this size.
 pub(crate) const BLOCK_BYTES: u64 = 4096;
 const EXTENT_COUNT_MAX: usize = 256;
 /// Ranges that are kept; the others are only counted.
@@ -127,7 +127,7 @@ impl<'a> Windows<'a> {
             }
             let list = self.either.extents(self.at..size_bytes, EXTENT_COUNT_MAX)?;
             match list.iter().find(|extent| extent.kind == ExtentKind::Data) {
-                // Blocks are told as a whole, and so are looked at as a whole.
+                // Blocks are reported as a whole, so they are compared as a whole.
                 Some(data) => {
                     self.at = self.at.max(data.offset / BLOCK_BYTES * BLOCK_BYTES);
                     self.data_end = data.end().next_multiple_of(BLOCK_BYTES).min(size_bytes);
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_asked_to_stop_stops() {
+    fn an_interrupt_stops_it() {
         let disk = MemoryDevice::new(WINDOW_BYTES);
         disk.write_at(&[1], 0).unwrap();
         let interrupt = Interrupt::new();

@@ -1,4 +1,4 @@
-//! Images whose metadata contradicts itself are read with a warning.
+//! Images with inconsistent metadata are read with a warning.
 //!
 //! An entry of a table that was damaged may lead to other bytes of the same image: they can be read, and nothing but a check knows that they are not those of
 //! the disk.
@@ -10,14 +10,14 @@ use holdfast_image::{CheckedLayer, OpenOptions, Problem, ProblemKind, Severity, 
 
 use crate::job::{Progress, Result};
 
-/// Warns of what contradicts itself in the image at `path`, opened with `options`, and in all that it is based on; `files` are all that is read.
+/// Warns of inconsistent metadata in the image at `path`, opened with `options`, and in its backing images; `files` are all that is read.
 pub(crate) fn tell_of_contradictions(
     path: &Path,
     options: &OpenOptions,
     files: &[PathBuf],
     progress: &dyn Progress,
 ) -> Result<()> {
-    // What is written meanwhile contradicts itself while it is looked at.
+    // An image that is written meanwhile looks inconsistent.
     if files.iter().any(|path| is_written_by_others(path)) {
         return Ok(());
     }
@@ -33,9 +33,9 @@ pub(crate) fn tell_of_contradictions(
             ));
             continue;
         };
-        if let Some(first) = report.problems.iter().find(|problem| is_told(problem, &layer)) {
+        if let Some(first) = report.problems.iter().find(|problem| is_reported(problem, &layer)) {
             progress.warning(&format!(
-                "{} contradicts itself, and what is read of it may be wrong: {} (holdfast image check lists all)",
+                "{} is inconsistent, and what is read of it may be wrong: {} (holdfast image check lists all)",
                 layer.path.display(),
                 first.kind
             ));
@@ -44,7 +44,7 @@ pub(crate) fn tell_of_contradictions(
     Ok(())
 }
 
-fn is_told(problem: &Problem, layer: &CheckedLayer) -> bool {
+fn is_reported(problem: &Problem, layer: &CheckedLayer) -> bool {
     match problem.kind {
         ProblemKind::Copies { .. } => true,
         // That is how they are until it is repaired.

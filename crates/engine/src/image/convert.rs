@@ -51,7 +51,7 @@ pub enum ConvertSource<'a> {
     },
     /// Any other disk, which is read once, from its start to its end.
     Device(&'a dyn BlockDevice),
-    /// The same, and who is asked once all was read, before the new image gets its name: an error ends the conversion.
+    /// The same, with a check after all was read, before the new image gets its name: an error ends the conversion.
     Checked(&'a dyn BlockDevice, &'a dyn Fn() -> Result<()>),
 }
 
@@ -90,7 +90,7 @@ pub enum VerifyImage {
 pub struct ConvertReport {
     /// Size of the new disk, which some formats round up; of what was written to a block device.
     pub size_bytes: u64,
-    /// What became of its bytes; none where the file system shares them with the source.
+    /// What happened to its bytes; none where the file system shares them with the source.
     pub filled: Option<FillReport>,
     /// What the new file takes on its medium; none for a block device.
     pub allocated_bytes: Option<u64>,
@@ -471,14 +471,14 @@ fn threads(job: Job<'_>) -> NonZero<usize> {
     NonZero::new(job.thread_count).unwrap_or(NonZero::<usize>::MIN)
 }
 
-/// Tells the job's listeners how far a copy of `device` is, and the copy whether to go on.
+/// A callback that reports the progress of a copy of `device`, and stops the copy when the job is interrupted.
 fn steps<'a>(device: &dyn BlockDevice, job: Job<'a>) -> impl FnMut(u64) -> Continue + 'a {
     job.progress.phase("converting", Unit::Bytes);
     job.progress.total(device.size_bytes());
-    let mut told = 0;
+    let mut reported = 0;
     move |reached| {
-        job.progress.advance(reached - told);
-        told = reached;
+        job.progress.advance(reached - reported);
+        reported = reached;
         if job.interrupt.is_requested() {
             Continue::Stop
         } else {

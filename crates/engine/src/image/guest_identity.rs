@@ -1,6 +1,6 @@
 //! What a guest believes itself to be: its name, and the keys and numbers that it made when it was first started.
 //!
-//! Two machines with one `/etc/machine-id` get one address by DHCP, and two with one SSH host key cannot be told apart. virt-sysprep knows
+//! Two machines with one `/etc/machine-id` get one address by DHCP, and two with one SSH host key cannot be distinguished. virt-sysprep knows
 //! the systems and their files; it starts a small machine of its own for that, and has to be on this host.
 
 use std::fs::File;
@@ -47,7 +47,9 @@ pub(crate) fn renew_guest(
     };
     let mut added = Vec::new();
     for (path, format) in images {
-        let path = path.to_str().ok_or_else(|| wrong("its path is no text".to_owned()))?;
+        let path = path
+            .to_str()
+            .ok_or_else(|| wrong("its path is not valid UTF-8".to_owned()))?;
         added.extend(["--format", format.qemu_name(), "--add", path]);
     }
     let mut words = vec!["--quiet", "--operations", OPERATIONS, "--run-command", NEW_KEYS];
@@ -88,7 +90,7 @@ mod tests {
 
     use super::{GuestIdentity, SYSPREP, renew_guest};
 
-    /// Writes down what it is asked, and answers as it was told.
+    /// Records each call, and gives the prepared answers.
     struct Scribe {
         asked: Mutex<Vec<String>>,
         answer: fn() -> Result<Answer, ToolError>,
@@ -151,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn what_it_complains_of_is_told() {
+    fn its_complaints_are_reported() {
         let badly = || {
             Ok(Answer {
                 is_success: false,

@@ -130,7 +130,7 @@ pub(crate) fn variables_name(machine: &str) -> String {
     format!("{machine}_VARS.fd")
 }
 
-/// What becomes of the disks of a configuration where the images of those that the folder `has` are there, and nothing else: drives are empty,
+/// What happens to the disks of a configuration where the images of those that the folder `has` are there, and nothing else: drives are empty,
 /// and of other disks, which the machine does not have any more, `left_out` learns.
 pub(crate) fn disks_in(
     folder: &Path,

@@ -205,7 +205,7 @@ impl OpenSource {
 
     /// Warns where no format was given, and something speaks against what it was taken for, or nothing for it. `before` is the format that
     /// it had at another time.
-    pub(crate) fn tell_of_format(&self, before: Option<&str>, progress: &dyn Progress) {
+    pub(crate) fn warn_of_format(&self, before: Option<&str>, progress: &dyn Progress) {
         for note in &self.format_notes {
             let is_known = matches!(note, Note::FormatGuessed { format, .. } if before == Some(format.name()));
             if !is_known {
@@ -214,7 +214,7 @@ impl OpenSource {
         }
     }
 
-    /// Warns of what contradicts itself in it. For images that no process has open.
+    /// Warns of inconsistent metadata in it. For images that no process has open.
     pub(crate) fn tell_of_contradictions(&self, progress: &dyn Progress) -> Result<()> {
         if self.format == Format::Raw {
             return Ok(());
@@ -229,7 +229,7 @@ impl OpenSource {
         self.files.iter().map(|(path, _)| path.as_path())
     }
 
-    /// Bytes that hold data, as far as the image tells: what a backup has to read.
+    /// Bytes that hold data according to the image: what a backup has to read.
     pub(crate) fn allocated_bytes(&self) -> Result<u64> {
         let mut bytes = 0;
         for_each_extent(&*self.device, 0..self.device.size_bytes(), |extent| {

@@ -16,7 +16,7 @@ use crate::{Bottleneck, Progress};
 /// Share of the time, in percent, that one of them must have for it to be what holds the backup up.
 const CLEAR_PERCENT: u128 = 50;
 /// How often the listeners of a job hear of it; of less time nothing is said.
-const TELL_INTERVAL: Duration = Duration::from_secs(1);
+const REPORT_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Times of the threads of a backup, in nanoseconds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -75,7 +75,7 @@ fn share(time: u64, part: u64, whole: u64) -> u128 {
     }
 }
 
-/// Measures a backup while it runs, and tells its listeners.
+/// Measures a backup while it runs, and reports its bottleneck.
 pub(crate) struct Stages<'a> {
     clock: &'a dyn Clock,
     progress: &'a dyn Progress,
@@ -83,8 +83,8 @@ pub(crate) struct Stages<'a> {
     read: AtomicU64,
     stream: AtomicU64,
     spent: [AtomicU64; Stage::ALL.len()],
-    /// What was known when the listeners were told last.
-    told: Mutex<Times>,
+    /// The times at the last report.
+    reported: Mutex<Times>,
 }
 
 impl<'a> Stages<'a> {
@@ -97,7 +97,7 @@ impl<'a> Stages<'a> {
             read: AtomicU64::new(0),
             stream: AtomicU64::new(0),
             spent: Default::default(),
-            told: Mutex::default(),
+            reported: Mutex::default(),
         }
     }
 
@@ -109,14 +109,14 @@ impl<'a> Stages<'a> {
     /// Does `read`, by which the coordinator waits for the source.
     pub(crate) fn read_stream<T>(&self, read: impl FnOnce() -> T) -> T {
         let result = self.timed(&self.stream, read);
-        self.tell_now_and_then();
+        self.report_periodically();
         result
     }
 
     /// What held the backup up until now, if that is clear; one that took no time was not held up.
     pub(crate) fn bottleneck(&self) -> Option<Bottleneck> {
         let times = self.times();
-        (u128::from(times.wall) >= TELL_INTERVAL.as_nanos())
+        (u128::from(times.wall) >= REPORT_INTERVAL.as_nanos())
             .then(|| times.bottleneck())
             .flatten()
     }
@@ -143,15 +143,15 @@ impl<'a> Stages<'a> {
         }
     }
 
-    fn tell_now_and_then(&self) {
+    fn report_periodically(&self) {
         let now = self.times();
-        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
-        if u128::from(now.wall - told.wall.min(now.wall)) < TELL_INTERVAL.as_nanos() {
+        let mut reported = self.reported.lock().unwrap_or_else(PoisonError::into_inner);
+        if u128::from(now.wall - reported.wall.min(now.wall)) < REPORT_INTERVAL.as_nanos() {
             return;
         }
-        let lately = now.since(&told);
-        *told = now;
-        drop(told);
+        let lately = now.since(&reported);
+        *reported = now;
+        drop(reported);
         if let Some(bottleneck) = lately.bottleneck() {
             self.progress.bottleneck(bottleneck);
         }
@@ -166,7 +166,7 @@ impl StageTimer for Stages<'_> {
     fn spent(&self, stage: Stage, time: Duration) {
         self.spent[stage as usize].fetch_add(nanoseconds(time), Ordering::Relaxed);
         if matches!(stage, Stage::AwaitReaders | Stage::AwaitSealers | Stage::AwaitDurable) {
-            self.tell_now_and_then();
+            self.report_periodically();
         }
     }
 }
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_and_what_for_decides() {
+    fn what_the_threads_wait_for_decides() {
         // The readers had nothing to do but wait for the disk.
         let slow_disk = [(Stage::ReadAndHash, 950), (Stage::AwaitReaders, 800)];
         assert_eq!(verdict(900, &slow_disk), Some(Bottleneck::Source));
@@ -236,7 +236,7 @@ mod tests {
         assert_eq!(verdict(400, &mixed), None, "40, 30 and 30 percent");
     }
 
-    /// What counts for a person who looks is the last second, not the average of an hour.
+    /// The bottleneck of the last second is reported, not that of the average hour.
     #[test]
     fn listeners_hear_of_the_last_second() {
         let (clock, heard) = (ManualClock::new(), Heard::default());

@@ -10,12 +10,12 @@ use super::bottleneck::Stages;
 use super::error::Result;
 use crate::{Interrupt, Interrupted, Progress, Unit};
 
-/// The world around a job: who listens, who may stop it, the time, and how much of the machine it may use.
+/// The environment of a job: progress, interruption, the time, and how much of the machine it may use.
 #[derive(Clone, Copy)]
 pub struct Job<'a> {
-    /// Who listens.
+    /// Receives its progress and warnings.
     pub progress: &'a dyn Progress,
-    /// Who may stop it.
+    /// A request to stop it.
     pub interrupt: &'a Interrupt,
     /// To measure how long things take.
     pub clock: &'a dyn Clock,

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// A request to stop, shared between who asks (a signal handler, a server) and who works.
+/// A request to stop, shared between the requester (a signal handler, a server) and the threads of the job.
 ///
 /// Once set it stays set. Clones share one flag.
 #[derive(Debug, Clone, Default)]
@@ -37,7 +37,7 @@ impl Interrupt {
         if self.is_requested() { Err(Interrupted) } else { Ok(()) }
     }
 
-    /// The question whether the job has been asked to stop, for those who know no jobs.
+    /// Whether the job has been asked to stop, as a function for callers that do not know [`Interrupt`].
     pub fn question(&self) -> Arc<dyn Fn() -> bool + Send + Sync> {
         let interrupt = self.clone();
         Arc::new(move || interrupt.is_requested())

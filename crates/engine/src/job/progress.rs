@@ -1,4 +1,4 @@
-//! How a job tells where it stands.
+//! How a job reports its progress.
 //!
 //! A job is a sequence of phases; each phase counts up bytes or items, to a total that may become known late. The job
 //! reports events; the listener decides what to draw, log or ignore.

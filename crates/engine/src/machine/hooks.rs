@@ -2,7 +2,7 @@
 //!
 //! Each is called with the event as its only argument, and with variables that tell the rest. They are called one after another, none
 //! of them while the machine's file systems are frozen: `pre-freeze` comes before, `post-thaw` after. A program that was called for an event
-//! that begins something is called for the one that ends it, whatever happens in between; where the backup is killed, its watchdog
+//! that begins something is also called for the one that ends it, after errors too; where the backup is killed, its watchdog
 //! does it ([`Hooks::owed`]).
 
 use std::path::{Path, PathBuf};
@@ -22,7 +22,7 @@ pub struct Hooks {
     pub time_out: Duration,
     /// What a call that fails means.
     pub on_failure: HookFailure,
-    /// Variables of the environment that are none of their business.
+    /// Variables of the environment that hooks do not get.
     pub withheld: Vec<String>,
     /// Where the machine is, for [`VARIABLES`].
     pub hypervisor: String,
@@ -150,17 +150,17 @@ impl<'a> HookCalls<'a> {
         }
     }
 
-    /// Does the job between the calls for its start and its end. `told` is what the end is told of it: the snapshot, where one was made, and its
-    /// consistency.
+    /// Does the job between the calls for its start and its end. `result_of` gives what the call for the end gets: the snapshot, where one
+    /// was made, and its consistency.
     pub(crate) fn around<T>(
         &self,
         work: impl FnOnce() -> Result<T>,
-        told: impl FnOnce(&T) -> (Option<String>, String),
+        result_of: impl FnOnce(&T) -> (Option<String>, String),
     ) -> Result<T> {
         let result = self.call(HookEvent::JobStart, Vec::new()).and_then(|()| work());
         let ended = match &result {
             Ok(report) => {
-                let (snapshot, consistency) = told(report);
+                let (snapshot, consistency) = result_of(report);
                 let snapshot = snapshot.map(|id| (SNAPSHOT, id));
                 self.call(
                     HookEvent::JobEnd,
@@ -185,8 +185,8 @@ impl<'a> HookCalls<'a> {
     pub(crate) fn post_thaw(&self, state: MachineState, held_up: Option<Downtime>) {
         if state == MachineState::Running {
             let millis = |duration: Duration| duration.as_millis().to_string();
-            let told = |held_up: Downtime| [(FROZEN_MS, millis(held_up.frozen)), (PAUSED_MS, millis(held_up.paused))];
-            let variables = held_up.map(told).into_iter().flatten().collect();
+            let times = |held_up: Downtime| [(FROZEN_MS, millis(held_up.frozen)), (PAUSED_MS, millis(held_up.paused))];
+            let variables = held_up.map(times).into_iter().flatten().collect();
             self.call(HookEvent::PostThaw, variables).ok();
         }
     }

@@ -1,4 +1,4 @@
-//! Who is at work on a machine: backups of it keep each other away, and so do instants.
+//! Locks on a machine: there is one backup of it at a time, and one instant.
 //!
 //! | file, beside the journal of runs | locked (flock) by |
 //! |---|---|
@@ -6,7 +6,7 @@
 //! | `machines/UUID.instant` | a process that freezes or pauses the machine, for as long as that |
 //!
 //! So host snapshots are made while a backup reads, and no process freezes what another one has frozen. A lock ends with its process,
-//! however that ends. What stands in the file tells people who has it; nothing is decided by it.
+//! even if that is killed. The content of the file names the holder for users; nothing is decided by it.
 
 use std::fs::File;
 use std::io::{Read as _, Write as _};
@@ -32,8 +32,9 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 /// The UUID of a QEMU that was given none.
 const NO_UUID: &str = "00000000-0000-0000-0000-000000000000";
 
-/// Eight digits that stand for the folder of locks on this host: what hypervisors keep for backups has them in its name. Who has locked a machine
-/// there knows that no process works on what has the same ones; of another host of the same name, or of another user, it does not.
+/// Eight digits that stand for the folder of locks on this host: what hypervisors keep for backups has them in its name. A process that has
+/// locked a machine there knows that no other process works on objects with the same digits. It does not know that of another host of the
+/// same name, or of another user.
 pub(crate) fn place_digits(place: Option<&JournalPlace>) -> String {
     // Not every host has one; the folder is there in any case.
     let machine_id = std::fs::read("/etc/machine-id").unwrap_or_default();
@@ -64,7 +65,7 @@ pub(crate) struct MachineLock {
 }
 
 impl MachineLock {
-    /// Locks a machine, and waits for who has it for as long as `patience`. There is none where nothing is noted of runs, or where the
+    /// Locks a machine, and waits for another holder for as long as `patience`. There is none where nothing is noted of runs, or where the
     /// lock cannot be made: a full disk must not cost a backup.
     ///
     /// # Errors
@@ -92,7 +93,7 @@ impl MachineLock {
             }
         };
         let start = job.clock.now();
-        let mut is_told = false;
+        let mut has_warned = false;
         while flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
             let holder = holder(&mut file, work);
             if job.clock.now().saturating_sub(start) >= patience {
@@ -101,9 +102,9 @@ impl MachineLock {
                     holder,
                 }));
             }
-            if !is_told {
+            if !has_warned {
                 job.progress.note(&format!("{}: waiting for {holder}", summary.name));
-                is_told = true;
+                has_warned = true;
             }
             job.interrupt.check()?;
             job.clock.sleep(LOOK_INTERVAL);
@@ -165,14 +166,14 @@ fn open(path: &std::path::Path) -> std::io::Result<File> {
     options.mode(0o600).open(path)
 }
 
-/// Notes who has it, and since when.
+/// Writes the holder and the time into the file.
 fn note(file: &mut File, now: Timestamp) -> std::io::Result<()> {
     file.set_len(0)?;
     let text = json!({ "process": std::process::id(), "since": format!("{now:.0}") });
     file.write_all(text.to_string().as_bytes())
 }
 
-/// Who has it, in words.
+/// The holder, in words.
 fn holder(file: &mut File, work: Work) -> String {
     let mut text = String::new();
     let read = std::io::Seek::rewind(file).and_then(|()| file.take(BYTES_MAX).read_to_string(&mut text));
@@ -222,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn each_kind_of_work_has_one_at_a_time_who_is_told() {
+    fn each_kind_of_work_has_one_lock_holder_and_an_error_names_it() {
         let folder = tempfile::tempdir().unwrap();
         let (clock, interrupt) = (ManualClock::new(), Interrupt::new());
         let job = Job {

@@ -15,12 +15,12 @@ use crate::job::{Error, Result};
 
 const SCHEMA: u64 = 1;
 
-/// Where places are noted, and as whose.
+/// Where places are noted, and for which process.
 #[derive(Debug, Clone)]
 pub struct PlaceJournal {
     /// The folder with the notes.
     pub folder: PathBuf,
-    /// Who makes something.
+    /// The process that makes something there.
     pub process: ProcessIdentity,
 }
 
@@ -31,7 +31,7 @@ pub(crate) struct PlaceRecord {
     pub(crate) number: u32,
     /// The folder in which something is made.
     pub(crate) place: PathBuf,
-    /// Who makes it.
+    /// The process that makes it.
     pub(crate) process: ProcessIdentity,
     /// The snapshot that is held meanwhile.
     pub(crate) held: Option<HeldSnapshotNote>,
@@ -142,7 +142,7 @@ fn path_of(folder: &Path, number: u32) -> PathBuf {
     folder.join(format!("{number:08x}.json"))
 }
 
-/// The places that are noted; what is no note is left out.
+/// The places that are noted; other files are skipped.
 pub(crate) fn noted_places(folder: &Path) -> Result<Vec<PlaceRecord>> {
     let notes = read_notes(folder)?;
     let mut records: Vec<PlaceRecord> = notes.iter().filter_map(|note| PlaceRecord::parse(note)).collect();

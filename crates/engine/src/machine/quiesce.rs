@@ -26,7 +26,7 @@ pub enum Quiesce {
     Off,
 }
 
-/// What became of it.
+/// What happened to it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Quiesced {
     /// The file systems were frozen.
@@ -126,7 +126,7 @@ impl AgentCheck {
 
     /// Freezes the guest, where that can be done, until `until`: others that are frozen already wait for this one.
     ///
-    /// One that cannot may be frozen in part. Who waits for it would keep others frozen: it is thawed when [`FreezeState::end`] is called.
+    /// A guest that fails may be frozen in part. Waiting for it would keep others frozen, so it is thawed by [`FreezeState::end`].
     pub(crate) fn freeze(
         self,
         guest: Guest<'_>,
@@ -208,7 +208,7 @@ impl FreezeState {
         }
     }
 
-    /// Thaws the guest. `runs` tells whether its machine runs, or is to stand still: until it does, the watchdog watches on.
+    /// Thaws the guest. `runs` is whether its machine runs, or is to stand still: until it runs, the watchdog goes on.
     pub(crate) fn end(self, guest: Guest<'_>, guard: &mut Guard, (runs, job): (bool, Job<'_>)) -> Quiesced {
         if runs && matches!(self, Self::Frozen { .. } | Self::HalfFrozen(_)) {
             // Its processors are no worry any more, only its file systems.
@@ -237,14 +237,14 @@ impl FreezeState {
             // It may take long: as long as its owner lets it stand still.
             guard.leave_the_rest();
         } else if runs {
-            // Who does not hear it is dead, and cannot do harm.
+            // A watchdog that does not receive this is dead, and cannot do harm.
             guard.runs().ok();
         }
         quiesced
     }
 }
 
-/// What became of file systems that were frozen: as many as were thawed have been so all the time. A guest may thaw by itself, as
+/// What happened to file systems that were frozen: as many as were thawed have been so all the time. A guest may thaw by itself, as
 /// Windows does after ten seconds, and the watchdog thaws one that is frozen for too long.
 fn end_of_frozen((frozen_count, thawed_count): (u64, u64), freeze: Duration, frozen: Duration) -> Quiesced {
     if frozen_count == 0 {

@@ -1,7 +1,7 @@
 //! The journal of runs: a process that is about to change something in a machine's QEMU notes it first, in a small file that is gone
 //! when nothing of it is left.
 //!
-//! A note of a process that is dead tells what may be wrong with which machine. Each run has a file `RUN.json`: an object with the
+//! The note of a dead process says what may be wrong with which machine. Each run has a file `RUN.json`: an object with the
 //! fields of [`RunRecord`]. It is written under another name, made durable, and renamed, so that there is never half a note.
 
 use std::os::unix::fs::DirBuilderExt as _;
@@ -72,7 +72,7 @@ pub struct RunRecord {
     pub uuid: String,
     /// The words by which another process finds the machine: `--connect`, its address...
     pub way: Vec<String>,
-    /// Who does it.
+    /// The process that does it.
     pub process: ProcessIdentity,
     /// When it began, in milliseconds since 1970-01-01 UTC.
     pub start_ms: i64,
@@ -168,14 +168,14 @@ pub(crate) fn liveness_of(process: &ProcessIdentity, processes: &dyn Processes) 
     processes.liveness(process)
 }
 
-/// Where a run is noted, and as whose.
+/// Where a run is noted, and for which process.
 #[derive(Debug, Clone)]
 pub struct JournalPlace {
     /// The folder.
     pub folder: PathBuf,
     /// The words by which another process finds the machine.
     pub way: Vec<String>,
-    /// Who does it.
+    /// The process that does it.
     pub process: ProcessIdentity,
 }
 
@@ -236,7 +236,7 @@ pub fn forget_run(folder: &Path, run: RunId) -> Result<()> {
     forget_note(&note_path(folder, run))
 }
 
-/// The runs that are noted; what is no note is left out.
+/// The runs that are noted; other files are skipped.
 ///
 /// # Errors
 /// The folder is there, and cannot be read.
@@ -282,7 +282,7 @@ mod tests {
             note.phase(phase).unwrap();
             assert_eq!(noted_runs(&folder).unwrap()[0].phase, phase);
         }
-        // What is no note, or an incomplete one, does no harm.
+        // Another file, or an incomplete note, does no harm.
         for (name, bytes) in [
             ("x.json", &b"{"[..]),
             ("y.json", b"{\"run\":\"zz\"}"),

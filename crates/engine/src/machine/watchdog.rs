@@ -1,6 +1,6 @@
 //! The watchdog of a backup: a process of its own that lets a machine run on when the one that stopped it has died.
 //!
-//! It is connected to the hypervisor before anything is stopped. The backup tells it, by the line, what it is about to do and how
+//! It is connected to the hypervisor before anything is stopped. The backup announces to it, line by line, what it is about to do and how
 //! long that may take; the end of the lines without `done` means that the backup is dead. Then, or when a time is over, the
 //! watchdog thaws the guest, lets the machine run on, and takes what the run has put into QEMU out again.
 
@@ -69,7 +69,7 @@ impl Guard {
     /// Starts the watchdog, and waits until it is ready. Without a command there is none: tests run without.
     pub(crate) fn start(command: Option<&[OsString]>) -> Result<Self> {
         let Some((program, arguments)) = command.and_then(<[OsString]>::split_first) else {
-            return Ok(Self::nobody());
+            return Ok(Self::absent());
         };
         let process =
             LineProcess::start(program, arguments).map_err(|source| Error::NoWatchdog { source: Some(source) })?;
@@ -83,7 +83,7 @@ impl Guard {
     }
 
     /// No watchdog, for machines that are not touched.
-    pub(crate) fn nobody() -> Self {
+    pub(crate) fn absent() -> Self {
         Self {
             process: None,
             has_the_rest: false,
@@ -264,7 +264,7 @@ impl WatchedMachine<'_> {
         if states.contains(&WatchdogState::Paused) {
             let (clock, run) = (self.clock, self.run);
             let resume = || {
-                // What cannot be asked cannot be told to run on either.
+                // A machine that does not answer cannot be resumed either.
                 end_sending(self.machine.monitor(), clock, run).map_err(|error| error.to_string())?;
                 let command = QmpCommand::new("cont", serde_json::Value::Null);
                 self.machine
@@ -286,7 +286,7 @@ impl WatchedMachine<'_> {
         }
     }
 
-    /// No agent answers in a machine that stands still. One that its owner has paused is his to resume, and thawed when it is.
+    /// The agent of a machine that stands still does not answer. A machine that its owner has paused is not resumed here, and is thawed when it runs again.
     fn wait_until_it_runs(&self) {
         let until = self.clock.now() + STANDSTILL_MAX;
         let status = QmpCommand::new("query-status", serde_json::Value::Null);

@@ -39,7 +39,7 @@ pub enum CopySelection {
     Matching(ListRequest),
 }
 
-/// What becomes of snapshots that were there before and were removed there.
+/// What happens to snapshots that were there before and were removed there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RemovedThere {
     /// They stay away.
@@ -53,7 +53,7 @@ pub enum RemovedThere {
 pub struct CopyRequest {
     /// Which snapshots.
     pub selection: CopySelection,
-    /// What becomes of those that were removed there.
+    /// What happens to those that were removed there.
     pub removed: RemovedThere,
     /// Whether anything is copied, or only planned.
     pub execution: Execution,
@@ -63,7 +63,7 @@ pub struct CopyRequest {
     pub zone: TimeZone,
 }
 
-/// What became of a snapshot.
+/// What happened to a snapshot.
 #[derive(Debug)]
 pub enum CopyOutcome {
     /// It is there now.
@@ -94,7 +94,7 @@ pub enum CopyOutcome {
 pub struct CopiedSnapshot {
     /// The snapshot here.
     pub snapshot: Manifest,
-    /// What became of it.
+    /// What happened to it.
     pub outcome: CopyOutcome,
 }
 
@@ -117,7 +117,7 @@ pub fn is_same_place(first: &Location, second: &Location) -> bool {
     real(first).is_some_and(|first| Some(first) == real(second))
 }
 
-/// Copies snapshots from one repository to another. One that cannot be read is told in the report, and the others are copied; where
+/// Copies snapshots from one repository to another. One that cannot be read is listed in the report, and the others are copied; where
 /// the other repository fails, all ends.
 pub fn copy(from: &Repository, to: &Repository, request: &CopyRequest, job: Job<'_>) -> Result<CopyReport> {
     let start = job.clock.now();
@@ -202,7 +202,7 @@ fn warn_of_namesakes<'m>(chosen: impl Iterator<Item = &'m Manifest>, there: &[Ma
     }
 }
 
-/// The places of the chosen snapshots in `all`, ascending, each once; and what becomes of those that were removed there.
+/// The places of the chosen snapshots in `all`, ascending, each once; and what happens to those that were removed there.
 fn choose(all: &[Manifest], request: &CopyRequest, calendar: Calendar<'_>) -> Result<(Vec<usize>, RemovedThere)> {
     let (mut chosen, removed): (Vec<usize>, _) = match &request.selection {
         CopySelection::Named(references) => {
@@ -271,7 +271,7 @@ impl<'a> RepositoryCopy<'a> {
             .or_else(|| usable().next())
     }
 
-    /// What becomes of a snapshot that need not be copied; none for one that is to be.
+    /// What happens to a snapshot that need not be copied; none for one that is to be.
     fn without_copying(
         &self,
         manifest: &Manifest,

@@ -51,7 +51,7 @@ pub struct DiskDiff {
     pub ranges: Vec<Range<u64>>,
 }
 
-/// Compares two snapshots disk by disk, or one disk with another; reads only what tells changes from moves.
+/// Compares two snapshots disk by disk, or one disk with another; reads only what distinguishes changes from moves.
 pub fn diff(repository: &Repository, request: &DiffRequest, job: Job<'_>) -> Result<DiffReport> {
     let manifests = snapshots(repository, job.progress)?;
     let calendar = Calendar::new(repository, &request.zone, job.progress);

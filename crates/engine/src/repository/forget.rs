@@ -204,7 +204,7 @@ fn protected_of_machine<'m>(
         .iter()
         .filter(|manifest| manifest.machine == *word && !is_template(manifest));
     let newest = of_machine.clone().next_back()?;
-    // It could be the start of an id as well: then it has to be told which is meant.
+    // It could be the start of an id as well: then the user has to say which is meant.
     if manifests
         .iter()
         .any(|manifest| manifest.id.to_string().starts_with(&word.to_ascii_lowercase()))

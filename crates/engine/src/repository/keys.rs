@@ -1,4 +1,4 @@
-//! `key`: who can open a repository.
+//! `key`: the keys that open a repository.
 
 use holdfast_repo::key::{self, Credential, KdfParameters, NewSlot, PaperKey, Removal, SlotId, SlotListing, Unlocked};
 use holdfast_repo::store::Store;
@@ -70,7 +70,7 @@ pub fn add_key(repository: &Repository, password: &[u8], label: &str) -> Result<
 
 /// Removes a key slot; never the last one.
 ///
-/// Needs no password: who can write to the store can remove its slots.
+/// Needs no password: any process that can write to the store can remove its slots.
 pub fn remove_key(location: &Location, slot: SlotId, environment: &Environment) -> Result<()> {
     let store = location.open_store()?;
     Ok(key::remove(&*store, slot, Removal::KeepLast, &*environment.randomness)?)

@@ -34,7 +34,7 @@ pub struct Location {
 const SLOT_NOTE_BYTES_MAX: u64 = 64;
 
 impl Location {
-    /// Reads a location. A word and a colon at its start are a kind of repository: for a directory that is called so,
+    /// Reads a location. A word and a colon at its start are a kind of repository: for a directory with such a name,
     /// write `./a:b`.
     pub fn parse(text: &OsStr) -> Result<Self> {
         let bytes = text.as_bytes();

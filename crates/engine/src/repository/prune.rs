@@ -50,7 +50,7 @@ const GAP_MS: i64 = 365 * 24 * 60 * 60 * 1000;
 pub struct MachinePlan {
     /// The machine.
     pub machine: String,
-    /// What it is told from others of its name by; none where it is the only one.
+    /// Distinguishes it from others of its name; none where it is the only one.
     pub distinction: Option<MachineIdentity>,
     /// A decision for each of its snapshots, the newest first.
     pub plan: RetentionPlan,
@@ -103,7 +103,7 @@ pub fn prune(repository: &Repository, request: &PruneRequest, job: Job<'_>) -> R
             continue;
         }
         let goes: HashSet<&str> = plan.removed().map(|candidate| candidate.id.as_str()).collect();
-        // Oldest first: whatever stops us, what is left is what a shorter memory would have.
+        // Oldest first: when this is interrupted, the newest stay.
         removed.extend(
             manifests
                 .iter()

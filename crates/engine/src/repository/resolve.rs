@@ -1,7 +1,7 @@
 //! Finding the snapshot that a person means in the list of those that exist.
 //!
-//! A guess that is wrong restores the wrong machine. So whatever could mean two snapshots is an error that names both, and
-//! whatever means none says what would have been found nearby.
+//! A guess that is wrong restores the wrong machine. So a name that could mean two snapshots is an error that names both, and
+//! the error for a name that means none lists similar ones.
 
 use std::collections::BTreeSet;
 

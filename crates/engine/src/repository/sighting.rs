@@ -1,6 +1,6 @@
 //! What this host has seen of a repository, so that another one in its place, or an older state of it, is noticed.
 //!
-//! The one who can write to the storage can put an old copy of a repository there, or another one that the same password opens, or one
+//! An attacker with write access to the storage can put an old copy of a repository there, or another one that the same password opens, or one
 //! without a password, to which the next backup would give everything in plain text. Nothing inside can tell. So the identity of
 //! the repository at each place, whether it has a password, and the ids of its snapshots are kept in the state folder of the user:
 //!

@@ -5,7 +5,7 @@
 //! | `3fa2c1` | the snapshot whose id starts so (at least 4 digits), or the newest of the machine called so |
 //! | `latest` | the newest snapshot of all |
 //! | `web1` | the newest snapshot of the machine |
-//! | `web1@latest` | the same, whatever the machine's name looks like |
+//! | `web1@latest` | the same, also where the name alone could be read in another way |
 //! | `web1@2026-11-20` | its newest snapshot up to the end of that day, local time |
 //! | `web1@2026-11-20T10:00` | its newest snapshot at or before that local time |
 //! | `web1@2026-11-20T10:00+01:00` | the same with an explicit offset; `Z` for UTC |
@@ -105,7 +105,7 @@ fn moment_and_disk(text: &str) -> Result<(SnapshotMoment, Option<DiskName>), Nam
 }
 
 /// Reads `latest`, a date, or a time at least to the minute; other forms that ISO 8601 allows are left out, since some of
-/// them cannot be told from a time and a disk (`T10:00` is also hour 10 and the disk `00`).
+/// them cannot be distinguished from a time and a disk (`T10:00` is also hour 10 and the disk `00`).
 fn parse_moment(text: &str) -> Option<SnapshotMoment> {
     if text == LATEST {
         return Some(SnapshotMoment::Latest);

@@ -71,6 +71,10 @@ pub fn verify(repository: &Repository, request: &VerifyRequest, job: Job<'_>) ->
         }
         (Some(_), _, _) => return Err(Error::CompareOne),
     };
+    if let Some(compare) = &compare {
+        // A disk that does not exist is an error before anything is read.
+        chosen[0].disk(compare.disk)?;
+    }
     job.progress.phase("verifying", Unit::Bytes);
     let request = RepositoryRequest {
         snapshots: if chosen.is_empty() {

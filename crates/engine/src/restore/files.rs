@@ -151,7 +151,7 @@ fn placed<'m>(disks: &[&'m DiskRecord], path: &Path, format: Option<Format>) -> 
     disks.iter().map(place).collect()
 }
 
-/// Whether this is no disk, but a file that belongs to the machine: `domain.xml`.
+/// Whether this is not a disk, but a file that belongs to the machine: `domain.xml`.
 fn is_file(disk: &DiskRecord) -> bool {
     disk.content == DiskContent::Stream && disk.name.contains('.')
 }

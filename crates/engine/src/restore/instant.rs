@@ -1,7 +1,7 @@
 //! A machine that runs from a snapshot at once, and whose images are filled while it runs.
 //!
 //! A server of our own gives its disks: the snapshot, and over it, in files that last, what the guest writes. The hypervisor
-//! copies each disk to its image, has the machine go over to it, and then nothing of ours is left. What is to be known of it
+//! copies each disk to its image, has the machine go over to it, and then nothing of the instant restore is left. What is to be known of it
 //! is in a folder beside the images, which the machine's own configuration names; if the process dies in between, [`resume_instantly`]
 //! goes on. See `docs/design/0006-instant-restore.md`.
 
@@ -302,9 +302,9 @@ pub fn resume_instantly(
     DiskFill::new(hypervisor, instant, options, job).run(lock)
 }
 
-/// Lets go of the snapshot of a machine that does not run from it any more.
+/// Releases the snapshot of a machine that does not run from it any more.
 ///
-/// Where that fails it stays protected, which is told: what was asked for is done all the same.
+/// Where that fails the snapshot stays protected, and a warning says so; the job itself has succeeded.
 pub fn release_snapshot(repository: &Repository, instant: &InstantJob, job: Job<'_>) {
     let released = match instant.snapshot.parse() {
         Ok(snapshot) => repository.release(snapshot, instant.hold),

@@ -41,13 +41,13 @@ pub struct ServeRequest {
     pub zone: TimeZone,
     /// Where clients connect.
     pub doors: Vec<ServeAddress>,
-    /// What becomes of what clients write.
+    /// What happens to what clients write.
     pub writes: ClientWrites,
     /// Whether connections are encrypted.
     pub tls: TlsPolicy,
     /// Connections at once; none for as many as a server has by default.
     pub connection_count_max: Option<NonZero<usize>>,
-    /// Who is told what clients do.
+    /// Receives events about what clients do.
     pub events: Arc<dyn EventSink>,
     /// The clock, shared with the server's threads.
     pub clock: Arc<dyn Clock>,
@@ -76,7 +76,7 @@ pub enum ServeAddress {
     Tcp(SocketAddr),
 }
 
-/// What becomes of what clients write.
+/// What happens to what clients write.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ClientWrites {
     /// They cannot.
@@ -158,7 +158,7 @@ fn open_disks(repository: &Repository, request: &ServeRequest, job: Job<'_>) -> 
     for (manifest, disk) in &manifests {
         let disks: Vec<&DiskRecord> = match disk {
             Some(name) => vec![manifest.disk(Some(name.as_str()))?],
-            // Memory, configuration and keys of a machine are given to those who name them.
+            // Memory, configuration and keys of a machine are served only where they are named.
             None => manifest
                 .disks
                 .iter()

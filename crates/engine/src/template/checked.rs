@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_that_nobody_has_read_is_not_believed() {
+    fn a_part_that_was_not_read_is_not_trusted() {
         let (inner, bytes) = disk(20, SOME);
         let device = CheckedDevice::new(&inner);
         let mut buffer = vec![0; to_usize(4 * BLOCK_BYTES)];

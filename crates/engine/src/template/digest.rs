@@ -190,7 +190,7 @@ pub(super) fn digest_device(device: &dyn BlockDevice, job: Job<'_>) -> Result<Di
         }
         Ok(())
     })?;
-    let mut told = 0;
+    let mut reported = 0;
     for extent in data {
         let first = extent.offset / BLOCK_BYTES * BLOCK_BYTES;
         let mut at = first.max(digester.count() * BLOCK_BYTES);
@@ -208,12 +208,12 @@ pub(super) fn digest_device(device: &dyn BlockDevice, job: Job<'_>) -> Result<Di
                 digester.push(hash_block(block));
             }
             at = end;
-            job.progress.advance(at - told);
-            told = at;
+            job.progress.advance(at - reported);
+            reported = at;
         }
     }
     digester.push_zeroes(block_count(size_bytes) - digester.count());
-    job.progress.advance(size_bytes - told);
+    job.progress.advance(size_bytes - reported);
     Ok(digester.finish(size_bytes))
 }
 

@@ -35,7 +35,7 @@ pub(super) fn write_folder(
         path: path.to_owned(),
         source,
     })?;
-    // What cannot be used is told before anything is written.
+    // An unusable configuration is an error before anything is written.
     let text = pull.file(STREAM_DOMAIN)?;
     let nvram = pull.file(STREAM_NVRAM)?;
     let machine = text
@@ -115,7 +115,7 @@ impl Configured {
             label: pull.entry.statement.label.to_string(),
             reason,
         };
-        let text = String::from_utf8(text).map_err(|_| unfit("it is no text".to_owned()))?;
+        let text = String::from_utf8(text).map_err(|_| unfit("it is not valid UTF-8".to_owned()))?;
         let xml = DomainXml::parse(&text).map_err(unfit)?;
         let old_name = xml.name.clone().unwrap_or_default();
         let of_folder = || folder.file_name().map(|name| name.to_string_lossy().into_owned());

@@ -118,8 +118,8 @@ impl TemplateIndex {
         current.is_some_and(|current| current.manifest.id == entry.manifest.id)
     }
 
-    /// The template that a person means. Of several that have signed one content, it is that of a trusted signer, if there is any: a user who
-    /// signs it too does not take it away.
+    /// The template that a person means. Of several that have signed one content, it is that of a trusted signer, if there is any: another
+    /// signature of the same content does not hide it.
     pub(super) fn find(&self, reference: &TemplateReference, trust: Option<&Trust<'_>>) -> Result<&Entry> {
         let unknown = || TemplateError::Unknown {
             wanted: reference.to_string(),

@@ -18,7 +18,7 @@ pub struct ListedTemplate {
     pub snapshot: Manifest,
     /// What it is.
     pub statement: Statement,
-    /// Who vouches for it.
+    /// Its signer.
     pub signed: SignedBy,
     /// Whether this is what its tag means now.
     pub is_current: bool,

@@ -1,11 +1,11 @@
 //! Templates: prepared disks, and the configuration of their machine, that colleagues share through a repository by name and tag, signed.
 //!
-//! A template is a snapshot of a kind of its own: a [`Statement`] of what it is stands in its notes, with the signature of the signer who vouches
+//! A template is a snapshot of a kind of its own: a [`Statement`] of what it is stands in its notes, with the signature of the signer that vouches
 //! for it. Everything with bytes is that of any snapshot, so that copies, checks, repairs and gc need to know nothing of templates. What
 //! walks the snapshots of machines does not see templates ([`is_template`](crate::notes::is_template)); and each is protected, so that programs that do not know
 //! templates remove none.
 //!
-//! What is believed: who holds the keys of the repository can write anything into it. So nothing of a template counts before its signature
+//! Trust: a holder of the repository's keys can write anything into it. So nothing of a template counts before its signature
 //! was judged over the statement, and nothing of its content has a name before it was found to have the digests of the statement. The whole
 //! argument is in `docs/design/0013-templates.md`, and every byte in `docs/format/template.md`.
 

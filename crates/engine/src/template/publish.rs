@@ -1,7 +1,7 @@
 //! From what is stored to a template: the statement is made, signed by the requested key, and committed with the content.
 //!
 //! The content is a snapshot already: of a machine, of another template, or a draft that a push has stored. The template is a second one
-//! that shares all of it. So its statement is about bytes that are in the repository, whatever became of the image meanwhile, and the
+//! that shares all of it. So its statement is about bytes that are in the repository, even if the image has changed meanwhile, and the
 //! template is there whole, or not at all.
 
 use std::collections::BTreeMap;
@@ -30,7 +30,7 @@ use crate::notes::{
 /// A template that says that it was pushed so much after now is not of a clock that is a little late.
 const AHEAD_MAX: SignedDuration = SignedDuration::from_hours(24);
 
-/// What becomes of a tag that is there with other content.
+/// What happens to a tag that is there with other content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Replace {
     /// The push is refused.
@@ -46,7 +46,7 @@ pub struct Publication {
     pub label: TemplateLabel,
     /// What is to be known of it, in one line; may be empty.
     pub description: String,
-    /// What becomes of a tag that is there.
+    /// What happens to a tag that is there.
     pub replace: Replace,
     /// Now.
     pub time: Timestamp,

@@ -29,7 +29,7 @@ pub struct PullReport {
     pub snapshot: SnapshotId,
     /// What it is.
     pub statement: Statement,
-    /// Who vouches for it.
+    /// Its signer.
     pub signed: SignedBy,
     /// The disks.
     pub disks: Vec<PulledDisk>,
@@ -101,7 +101,7 @@ pub fn pull_template(
     })
 }
 
-/// Who vouches for a template, where unsigned ones are accepted.
+/// The signer of a template, or none where unsigned ones are accepted.
 fn vouched(entry: &Entry, trust: &Trust<'_>, unsigned: Unsigned, job: Job<'_>) -> Result<SignedBy> {
     if unsigned == Unsigned::Refuse {
         return trust.demand(entry).map(SignedBy::Signed);

@@ -50,7 +50,7 @@ pub enum PullTarget {
     },
 }
 
-/// What becomes of a guest's own identity.
+/// What happens to a guest's own identity.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Guest {
     /// It stays as it was pushed.
@@ -66,7 +66,7 @@ pub struct PullRequest {
     pub template: TemplateReference,
     /// Where to.
     pub target: PullTarget,
-    /// What becomes of an unsigned one.
+    /// What happens to an unsigned one.
     pub unsigned: Unsigned,
     /// Whether clusters are compressed.
     pub storage: Storage,
@@ -74,7 +74,7 @@ pub struct PullRequest {
     pub created_s: u64,
     /// Whether anything is written. A plan does not read the disks.
     pub execution: Execution,
-    /// Whether the guest gets an identity of its own, and is called like its machine, or the image.
+    /// Whether the guest gets an identity of its own, and the name of its machine, or of the image.
     pub guest: Guest,
 }
 

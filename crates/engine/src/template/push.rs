@@ -27,7 +27,7 @@ use crate::repository::open::find_snapshot;
 use crate::restore::small_stream::bytes_of;
 use crate::{Continuation, SnapshotReference};
 
-/// What the only disk of a template is called by default: its content is to have the same digest whatever the file was called.
+/// What the only disk of a template is called by default: its content has the same digest under every file name.
 const ONLY_DISK: &str = "disk";
 
 /// What a template is made of.

@@ -63,7 +63,7 @@ pub fn remove_templates(
     }
     if execution == Execution::Execute {
         shelf.clear_dead_drafts(repository, environment, job.progress);
-        // The oldest first: whatever stops us, a tag never goes back to what it meant before.
+        // The oldest first: when this is interrupted, a tag still does not mean an older template.
         let readable = chosen.iter().map(|entry| entry.manifest.id);
         for id in readable.chain(unreadable.iter().map(|manifest| manifest.id)) {
             job.interrupt.check()?;

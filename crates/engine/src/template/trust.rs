@@ -8,15 +8,15 @@ use super::entry::Entry;
 use crate::job::Result;
 use crate::job::error::TemplateError;
 
-/// Who judges signatures, and by which signers.
+/// The verifier of signatures, and the trusted signers.
 pub struct Trust<'a> {
-    /// Who judges.
+    /// Verifies signatures.
     pub signatures: &'a SshSignatures<'a>,
     /// Whose signatures count; none where no list was given: then none does.
     pub allowed: Option<AllowedSigners>,
 }
 
-/// Who has signed a template.
+/// The signer of a template.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SignedBy {
     /// It has no signature.
@@ -25,7 +25,7 @@ pub enum SignedBy {
     Signed(Verdict),
 }
 
-/// What becomes of an unsigned template.
+/// What happens to an unsigned template.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unsigned {
     /// It is refused.
@@ -46,7 +46,7 @@ impl Trust<'_> {
         Ok(SignedBy::Signed(verdict.map_err(TemplateError::from)?))
     }
 
-    /// Who vouches for a template.
+    /// The verdict on the signature of a trusted signer.
     ///
     /// # Errors
     /// No trusted signer.

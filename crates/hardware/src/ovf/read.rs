@@ -52,7 +52,7 @@ pub fn read(text: &str) -> Result<Translated<Machine>> {
             ));
         }
     }
-    note_sections((system, hardware), &mut dropped);
+    note_sections(system, hardware, &mut dropped);
     let value = machine.checked(FORM)?;
     Ok(Translated { value, dropped })
 }
@@ -126,7 +126,7 @@ fn firmware(system: Node<'_, '_>, hardware: Node<'_, '_>) -> Firmware {
 }
 
 /// Notes sections other than items that are dropped.
-fn note_sections((system, hardware): (Node<'_, '_>, Node<'_, '_>), dropped: &mut Vec<Untranslated>) {
+fn note_sections(system: Node<'_, '_>, hardware: Node<'_, '_>, dropped: &mut Vec<Untranslated>) {
     let properties = sections(system, "ProductSection").flat_map(|product| children(product, "Property"));
     let property_count = properties.count();
     if property_count > 0 {

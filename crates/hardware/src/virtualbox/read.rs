@@ -51,7 +51,7 @@ fn read_from(machine: Node<'_, '_>, state: Node<'_, '_>) -> Result<Translated<Ma
         has_tpm: has_tpm(hardware),
     };
     order(hardware, &mut value.disks);
-    note_unsupported((state, hardware), &mut dropped);
+    note_unsupported(state, hardware, &mut dropped);
     let value = value.checked(FORM)?;
     Ok(Translated { value, dropped })
 }
@@ -157,7 +157,7 @@ fn disks(machine: Node<'_, '_>, hardware: Node<'_, '_>, dropped: &mut Vec<Untran
             }
             let place = port.saturating_mul(units_per_port(bus)).saturating_add(unit);
             let base = before.saturating_mul(units_per_controller(bus));
-            disks.extend(attached(device, (bus, name), base.saturating_add(place), dropped)?);
+            disks.extend(attached(device, bus, name, base.saturating_add(place), dropped)?);
         }
     }
     Ok(disks)
@@ -166,7 +166,8 @@ fn disks(machine: Node<'_, '_>, hardware: Node<'_, '_>, dropped: &mut Vec<Untran
 /// A device of a controller, with its bus and name; `None` for a disk without an image.
 fn attached(
     device: Node<'_, '_>,
-    (bus, controller): (Bus, &str),
+    bus: Bus,
+    controller: &str,
     position: u32,
     dropped: &mut Vec<Untranslated>,
 ) -> Result<Option<Disk>> {
@@ -302,7 +303,7 @@ fn network_of(adapter: Node<'_, '_>) -> Option<String> {
 }
 
 /// Notes settings that are dropped.
-fn note_unsupported((machine, hardware): (Node<'_, '_>, Node<'_, '_>), dropped: &mut Vec<Untranslated>) {
+fn note_unsupported(machine: Node<'_, '_>, hardware: Node<'_, '_>, dropped: &mut Vec<Untranslated>) {
     let mut add = |what: String, why: &str| dropped.push(Untranslated::new(what, why));
     if let Some(kind) = platform(machine, hardware)
         .attribute("architecture")

@@ -71,7 +71,7 @@ pub fn restored(text: &str, options: &RestoredOptions) -> Result<Translated<Stri
         // The UUID that the guest sees; without it, VirtualBox uses the machine's.
         edits.remove_attribute(hardware, "uuid");
     }
-    let attached = attach((machine, hardware), options, &mut edits, &mut dropped)?;
+    let attached = attach(machine, hardware, options, &mut edits, &mut dropped)?;
     register(machine, hardware, &attached, &mut edits);
     put_nvram(hardware, options, &mut edits);
     if options.identity != RestoredIdentity::Same {
@@ -88,7 +88,8 @@ pub fn restored(text: &str, options: &RestoredOptions) -> Result<Translated<Stri
 
 /// Sets the image of each disk; returns the used images.
 fn attach<'w>(
-    (machine, hardware): (Node<'_, '_>, Node<'_, '_>),
+    machine: Node<'_, '_>,
+    hardware: Node<'_, '_>,
     options: &'w RestoredOptions,
     edits: &mut Edits<'_>,
     dropped: &mut Vec<Untranslated>,

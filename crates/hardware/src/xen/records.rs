@@ -126,7 +126,7 @@ fn epoch() -> Value {
     Value::Time("19700101T00:00:00Z".to_owned())
 }
 
-pub(super) fn vbd_record((disk, place): (&Disk, u32), (vm, vdi): (&str, &str), options: &mut XenOptions<'_>) -> Value {
+pub(super) fn vbd_record(disk: &Disk, place: u32, vm: &str, vdi: &str, options: &mut XenOptions<'_>) -> Value {
     structure([
         ("uuid", Value::text((options.new_uuid)())),
         ("allowed_operations", none()),
@@ -166,7 +166,7 @@ pub(super) fn vbd_record((disk, place): (&Disk, u32), (vm, vdi): (&str, &str), o
     ])
 }
 
-pub(super) fn vdi_record(disk: &Disk, (storage, vbd): (&str, &str), options: &mut XenOptions<'_>) -> Value {
+pub(super) fn vdi_record(disk: &Disk, storage: &str, vbd: &str, options: &mut XenOptions<'_>) -> Value {
     let size = disk.size_bytes.unwrap_or_default().to_string();
     let label = if disk.label.is_empty() { &disk.key } else { &disk.label };
     let uuid = (options.new_uuid)();
@@ -207,8 +207,10 @@ pub(super) fn vdi_record(disk: &Disk, (storage, vbd): (&str, &str), options: &mu
 }
 
 pub(super) fn vif_record(
-    (card, number): (&NetworkCard, usize),
-    (vm, network): (&str, &str),
+    card: &NetworkCard,
+    number: usize,
+    vm: &str,
+    network: &str,
     options: &mut XenOptions<'_>,
 ) -> Value {
     structure([
@@ -294,7 +296,7 @@ fn boot_order(machine: &Machine) -> String {
     if letters.is_empty() { "cd".to_owned() } else { letters }
 }
 
-pub(super) fn vm_record(machine: &Machine, (vbds, vifs): (&[Value], &[Value]), options: &mut XenOptions<'_>) -> Value {
+pub(super) fn vm_record(machine: &Machine, vbds: &[Value], vifs: &[Value], options: &mut XenOptions<'_>) -> Value {
     let is_paravirtual = machine.firmware == Firmware::Paravirtual;
     let memory = machine.memory_bytes.to_string();
     let processors = machine.processor_count.to_string();

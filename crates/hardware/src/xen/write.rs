@@ -200,14 +200,14 @@ impl<'o> Records<'o> {
         let is_empty = disk.kind != DiskKind::Disk || disk.key.is_empty();
         let vbd = self.next_id();
         let vdi = if is_empty { NULL.to_owned() } else { self.next_id() };
-        let mut record = vbd_record((disk, place), (&self.vm, &vdi), options);
+        let mut record = vbd_record(disk, place, &self.vm, &vdi, options);
         if let Some(original) = &self.original {
             original.copy_attachment_fields(disk, place, &mut record);
         }
         self.add("VBD", &vbd, record);
         self.vbds.push(Value::text(vbd.as_str()));
         if !is_empty {
-            let mut record = vdi_record(disk, (&self.storage, &vbd), options);
+            let mut record = vdi_record(disk, &self.storage, &vbd, options);
             if let Some(original) = &self.original {
                 original.copy_disk_fields(disk, place, &mut record);
             }
@@ -235,7 +235,7 @@ impl<'o> Records<'o> {
             self.networks.len() - 1
         });
         self.networks[known].vifs.push(Value::text(vif.as_str()));
-        let mut record = vif_record((card, number), (&self.vm, &self.networks[known].id), options);
+        let mut record = vif_record(card, number, &self.vm, &self.networks[known].id, options);
         if let Some(original) = &self.original {
             original.copy_card_fields(number, &mut record);
         }
@@ -252,7 +252,7 @@ impl<'o> Records<'o> {
             }
             self.add("network", &network.id, record);
         }
-        let mut vm = vm_record(machine, (&self.vbds, &self.vifs), options);
+        let mut vm = vm_record(machine, &self.vbds, &self.vifs, options);
         if let Some(original) = &self.original {
             original.copy_machine_fields(&mut vm);
         }

@@ -138,7 +138,7 @@ pub(crate) fn attribute<'a>(node: Node<'a, '_>, name: &str, attribute: &str) -> 
     child(node, name).and_then(|child| child.attribute(attribute))
 }
 
-/// An attribute of `node` by its name alone, whatever its namespace.
+/// An attribute of `node` by its name alone, in any namespace.
 pub(crate) fn named<'a>(node: Node<'a, '_>, name: &str) -> Option<&'a str> {
     node.attributes()
         .find(|attribute| attribute.name() == name)

@@ -86,7 +86,7 @@ mod tests {
         let graph = Graph::parse(&answer).unwrap();
         assert_eq!(graph.child("filter", "file"), Some("format"));
         assert_eq!(graph.child("filter", "backing"), None);
-        assert_eq!(graph.child("nobody", "file"), None);
+        assert_eq!(graph.child("missing", "file"), None);
         assert!(Graph::parse(&json!({ "nodes": [{}], "edges": [] })).is_none());
     }
 }

@@ -394,7 +394,7 @@ mod tests {
         assert_eq!(open_below(&folder), Some(true));
         drop(file);
         assert_ne!(open_below(&folder), Some(true));
-        let found = processes_named("holdfast-of-nobody").unwrap_or_default();
+        let found = processes_named("holdfast-missing").unwrap_or_default();
         assert!(found.is_empty());
         assert_eq!(super::parent_in("Name:\tx\nPPid:\t17\nTracerPid:\t0\n"), Some(17));
         assert!(super::parent_of(std::process::id()).is_some());

@@ -184,7 +184,7 @@ mod tests {
 
     const NOBODY: u32 = 65_534;
 
-    fn nobody() -> Rights {
+    fn other_user() -> Rights {
         Rights::of(UserIdentity {
             user: NOBODY,
             group: NOBODY,
@@ -202,14 +202,14 @@ mod tests {
         let path = folder.path().join("secret");
         File::create(&path).unwrap().write_all(b"secret").unwrap();
         std::fs::set_permissions(&path, Permissions::from_mode(0o600)).unwrap();
-        let refused = nobody().read(&path, 100, Links::Follow).unwrap_err();
+        let refused = other_user().read(&path, 100, Links::Follow).unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::PermissionDenied);
         // Root's supplementary groups do not count either.
         std::fs::set_permissions(&path, Permissions::from_mode(0o640)).unwrap();
-        assert!(nobody().read(&path, 100, Links::Follow).is_err());
+        assert!(other_user().read(&path, 100, Links::Follow).is_err());
         assert_eq!(Rights::Own.read(&path, 100, Links::Follow).unwrap(), b"secret");
         std::fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
-        assert_eq!(nobody().read(&path, 100, Links::Follow).unwrap(), b"secret");
+        assert_eq!(other_user().read(&path, 100, Links::Follow).unwrap(), b"secret");
         // The identity of this thread and of the process is unchanged.
         assert!(geteuid().is_root());
         assert!(Rights::Own.read("/etc/shadow".as_ref(), 1 << 20, Links::Follow).is_ok());
@@ -252,7 +252,7 @@ mod tests {
         }
         std::fs::set_permissions(folder.path(), Permissions::from_mode(0o777)).unwrap();
         let path = folder.path().join("other");
-        let _other = nobody().exercise(|| UnixListener::bind(&path)).unwrap().unwrap();
+        let _other = other_user().exercise(|| UnixListener::bind(&path)).unwrap().unwrap();
         let found = Rights::of_peer(&UnixStream::connect(&path).unwrap()).unwrap();
         assert_eq!(found.other_user(), Some(NOBODY));
     }

@@ -110,14 +110,14 @@ fn write(config: &[(String, Vec<u8>)], disks: &[(&str, Arc<dyn BlockDevice>)]) -
         time: 1_700_000_000,
         uuid: UUID,
     };
-    let (mut archive, mut told) = (Vec::new(), 0);
+    let (mut archive, mut reported) = (Vec::new(), 0);
     let report = write_vma(&mut archive, config, &disks, options, &mut |done| {
-        assert!(done > told, "{done} after {told}");
-        told = done;
+        assert!(done > reported, "{done} after {reported}");
+        reported = done;
         Ok(())
     })?;
     assert_eq!(report.bytes, archive.len() as u64);
-    assert_eq!(told, disks.iter().map(|disk| disk.device.size_bytes()).sum::<u64>());
+    assert_eq!(reported, disks.iter().map(|disk| disk.device.size_bytes()).sum::<u64>());
     Ok((archive, report))
 }
 

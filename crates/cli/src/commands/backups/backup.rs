@@ -313,7 +313,7 @@ fn run(args: &BackupArgs, context: &Context) -> Result<Exit, Error> {
     if let Some(name) = named.first() {
         return Err(Error::usage(
             format!(
-                "{} is no file, and machines and images cannot be backed up together",
+                "{} is not a file, and machines and images cannot be backed up together",
                 name.display()
             ),
             "check the name of the image; back up machines by themselves",

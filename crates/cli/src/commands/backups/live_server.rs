@@ -64,16 +64,16 @@ fn run(args: &LiveServerArgs, context: &Context) -> Result<Exit, Error> {
         _ => {}
     };
     let world = (Arc::new(events) as Arc<_>, Arc::clone(context.clock()));
-    let mut told = Ok(());
-    let mut ready = || told = leave(args);
+    let mut left = Ok(());
+    let mut ready = || left = leave(args);
     context.work(1, |job| {
         serve_instantly(&repository, &args.folder, world, job, &mut ready)
     })?;
-    told?;
+    left?;
     Ok(Exit::Ok)
 }
 
-/// Tells the restore that clients can connect, and lets go of all that is its: its terminal and its pipes.
+/// Reports to the restore that clients can connect, and detaches from its terminal and its pipes.
 fn leave(args: &LiveServerArgs) -> Result<(), Error> {
     let path = args.folder.join(LOG);
     let log = || {

@@ -119,7 +119,7 @@ impl From<holdfast_host::Tpm> for Tpm {
 }
 
 impl Listing {
-    /// `size_of` tells how large a disk is.
+    /// `size_of` gives the size of a disk.
     fn new(hypervisor: &'static str, size_of: &dyn Fn(&MachineDisk) -> Option<u64>, description: Description) -> Self {
         let decisions = description.decide(&DiskChoice::default());
         let disks = description.disks.iter().zip(decisions);

@@ -70,7 +70,7 @@ struct Pruned {
 #[derive(Debug, Serialize)]
 struct PrunedMachine {
     machine: String,
-    /// What it is told from others of its name by; null where it is the only one.
+    /// Distinguishes it from others of its name; null where it is the only one.
     distinction: Option<String>,
     snapshots: Vec<DecisionDocument>,
 }

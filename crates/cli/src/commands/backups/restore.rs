@@ -183,7 +183,7 @@ impl Report for FilesRestored {
     }
 }
 
-/// Where to restore to; none for a machine. Refuses options that say nothing there, in the same words whatever else is given.
+/// Where to restore to; none for a machine. Refuses options without meaning there, with one message for all combinations.
 fn place(args: &RestoreArgs) -> Result<Option<&OsString>, Error> {
     match (&args.target, args.machine.to_machine, args.machine.out_of_place()) {
         (Some(target), true, _) => Err(Error::usage(

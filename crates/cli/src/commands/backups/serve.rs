@@ -131,7 +131,7 @@ fn run(args: &NbdArgs, context: &Context) -> Result<Exit, Error> {
         events: Arc::new(events),
         clock: Arc::clone(context.clock()),
     };
-    let mut told = Ok(());
+    let mut printed = Ok(());
     context.work(1, |job| {
         serve(&repository, request, job, &mut |served| {
             for disk in served {
@@ -142,20 +142,20 @@ fn run(args: &NbdArgs, context: &Context) -> Result<Exit, Error> {
                         disk.description,
                         units::bytes(disk.size_bytes)
                     );
-                    if told.is_ok() {
-                        told = context.output().data(line.as_bytes());
+                    if printed.is_ok() {
+                        printed = context.output().data(line.as_bytes());
                     }
                 }
             }
         })
     })?;
-    told?;
+    printed?;
     Ok(Exit::Ok.with_warning_count(context.console().warnings().len()))
 }
 
 /// The warning of a server that is open to every client.
 fn open_door(address: SocketAddr, is_encrypted: bool) -> String {
-    let who = if address.ip().is_loopback() {
+    let readers = if address.ip().is_loopback() {
         "any user of this host".to_owned()
     } else {
         format!("anyone who can connect to {address}")
@@ -168,7 +168,7 @@ fn open_door(address: SocketAddr, is_encrypted: bool) -> String {
             "see --tls-cert and --tls-clients, or --socket",
         )
     };
-    format!("{who} can read these disks {what}without authentication; {advice}")
+    format!("{readers} can read these disks {what}without authentication; {advice}")
 }
 
 /// Where a client finds an export.

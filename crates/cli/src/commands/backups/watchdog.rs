@@ -111,7 +111,7 @@ fn forget(args: &WatchdogArgs, repaired: &[String]) {
             .any(|note| note.run == RunId(args.run) && note.phase == Phase::Committing)
     };
     if let Some(folder) = args.journal.as_ref().filter(|folder| is_done && !commits(folder)) {
-        // One that stays is found by the doctor, who sees that nothing is left.
+        // If the note stays, the doctor finds it, and sees that nothing else is left.
         forget_run(folder, RunId(args.run)).ok();
     }
 }

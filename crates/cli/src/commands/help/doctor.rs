@@ -421,7 +421,7 @@ fn patient(found: &Found) -> ExaminedMachine<'_> {
     }
 }
 
-/// The machines that libvirt does not know, and that the journal tells of.
+/// The machines that the journal names and libvirt does not know.
 fn noted_elsewhere(
     journal: Option<&PathBuf>,
     hypervisors: &Hypervisors<'_>,

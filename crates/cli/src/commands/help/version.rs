@@ -49,7 +49,7 @@ struct VersionReport {
 /// What `version --verbose` adds.
 #[derive(Debug, Serialize)]
 struct Build {
-    /// Revision of the source; null where the build was not told.
+    /// Revision of the source; null where the build did not know it.
     commit: Option<&'static str>,
     /// Version of the compiler; null where the build could not find out.
     rustc: Option<&'static str>,

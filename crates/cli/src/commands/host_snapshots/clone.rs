@@ -122,7 +122,7 @@ struct CloneInstantDocument {
     datasets: Vec<String>,
     /// How long the providers took; null with --dry-run.
     cut_us: Option<u64>,
-    /// What became of the machine; null with --dry-run.
+    /// What happened to the machine; null with --dry-run.
     machine: Option<GuestDocument>,
 }
 
@@ -307,7 +307,7 @@ fn clone_machines(args: &CloneArgs, names: &[String], context: &Context, clones:
     let how = (context, args.job.thread_count(), Use::of(args.dry_run));
     let made = args.point.open((&machine, when), how, |mut point, job| {
         let instant = point.made.map(|made| CloneInstantDocument::of(made, names));
-        let mut told = BTreeSet::new();
+        let mut warned = BTreeSet::new();
         let tools = LocalTools::new(Arc::clone(context.clock()), SYSPREP_TIME_OUT);
         let made = wishes.iter().map(|wish| {
             let guest = args.sysprep.then(|| OwnGuest {
@@ -317,7 +317,7 @@ fn clone_machines(args: &CloneArgs, names: &[String], context: &Context, clones:
                 },
                 tools: &tools,
             });
-            make(args, (wish, guest.as_ref()), (&mut point, &mut told), job)
+            make(args, (wish, guest.as_ref()), (&mut point, &mut warned), job)
         });
         Ok((instant, made.collect::<holdfast_engine::Result<_>>()?))
     })?;
@@ -376,7 +376,7 @@ impl CloneInstantDocument {
 fn make(
     args: &CloneArgs,
     (wish, guest): (&CloneOptions, Option<&OwnGuest<'_>>),
-    (open, told): (&mut OpenPoint<'_>, &mut BTreeSet<String>),
+    (open, warned): (&mut OpenPoint<'_>, &mut BTreeSet<String>),
     job: Job<'_>,
 ) -> holdfast_engine::Result<MachineClone> {
     let OpenPoint { restore, point, .. } = open;
@@ -384,7 +384,7 @@ fn make(
     // What holds for a hundred clones is said once.
     let warnings = plan.restore.warnings.iter();
     let new: Vec<String> = warnings
-        .filter(|warning| told.insert((*warning).clone()))
+        .filter(|warning| warned.insert((*warning).clone()))
         .cloned()
         .collect();
     tell(&new, job);

@@ -1,7 +1,7 @@
 //! `holdfast replicate`: host snapshots go to another place, and to another host.
 
+mod done;
 mod far;
-mod told;
 
 use std::num::NonZeroU64;
 
@@ -16,9 +16,9 @@ use crate::exit::Exit;
 use crate::machines::Glob;
 use crate::machines::runs;
 use crate::units;
+use done::{ReplicateDone, ReplicatedShown};
 pub(crate) use far::local_side;
 use far::{Far, Word};
-use told::{ReplicateDone, ReplicatedShown};
 
 /// Arguments of `replicate`.
 #[derive(Debug, clap::Args)]

@@ -150,7 +150,7 @@ fn roll_back(
         tell(&plan.warnings, job);
         return Ok(document(MachineRestored::new(&plan, None).without_id(), Vec::new()));
     }
-    // It is shut off by then, whatever it is now: where it is not, nothing is made.
+    // The machine has to be shut off by then, though not yet: otherwise nothing is made.
     let mut now = guest.request(holdfast_engine::Quiesce::Off, true, context)?;
     now.description.summary.state = holdfast_host::MachineState::ShutOff;
     let set = runs::new_set()?;

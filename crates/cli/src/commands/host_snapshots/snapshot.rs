@@ -99,7 +99,7 @@ struct CutDocument {
     time: Option<String>,
     /// The snapshots, by their full names.
     snapshots: Vec<String>,
-    /// Whether they are of one instant whatever wrote to them.
+    /// Whether they are of one instant, without relying on the guests being stopped.
     is_one_instant: Option<bool>,
     /// How long the providers took.
     cut_us: Option<u64>,

@@ -112,8 +112,10 @@ fn run(args: &CompressArgs, context: &Context) -> Result<Exit, Error> {
     let start = context.clock().now();
     let packed = context.work(args.job.thread_count(), |job| {
         job.progress.phase("packing", Unit::Bytes);
-        let mut told = 0;
-        let packed = pack(input, Box::new(output), options, &mut |read| step(job, &mut told, read));
+        let mut reported = 0;
+        let packed = pack(input, Box::new(output), options, &mut |read| {
+            step(job, &mut reported, read)
+        });
         job.interrupt.check()?;
         Ok(packed?)
     })?;
@@ -130,7 +132,7 @@ pub(crate) fn threads(count: usize, load_max: Option<f64>) -> Threads {
     }
 }
 
-/// A file, or standard input, which may be silent for long: who is asked to stop does, meanwhile.
+/// A file, or standard input, which may be silent for long: an interrupt ends the wait.
 pub(crate) fn input(path: Option<&std::path::Path>, context: &Context) -> Result<Box<dyn Read + Send>, Error> {
     let interrupt = context.interrupt()?;
     let input = if let Some(path) = path.filter(|path| path.as_os_str() != "-") {
@@ -146,9 +148,9 @@ pub(crate) fn input(path: Option<&std::path::Path>, context: &Context) -> Result
     Ok(Box::new(input))
 }
 
-fn step(job: Job<'_>, told: &mut u64, done: u64) -> std::io::Result<()> {
-    job.progress.advance(done - *told);
-    *told = done;
+fn step(job: Job<'_>, reported: &mut u64, done: u64) -> std::io::Result<()> {
+    job.progress.advance(done - *reported);
+    *reported = done;
     job.interrupt.check().map_err(std::io::Error::other)
 }
 

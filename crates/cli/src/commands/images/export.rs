@@ -306,6 +306,7 @@ fn run(args: &ExportArgs, context: &Context) -> Result<Exit, Error> {
     let settings = report.settings_file.clone();
     let mut done = ExportDone::new(report, args.target.display().to_string(), kind);
     if let (Some(manager), Some(settings)) = (manager, settings) {
+        // The folder is complete without this, and can be registered later.
         done.is_registered = is_registered(manager, &settings, context);
     }
     context.report(&done)

@@ -194,7 +194,7 @@ fn cipher_name(cipher: Cipher) -> &'static str {
     }
 }
 
-/// AES where the processor has instructions for it; without them it is slow, and its time tells of the key.
+/// AES where the processor has instructions for it; without them it is slow, and its timing reveals the key.
 #[cfg(target_arch = "x86_64")]
 fn fastest_cipher() -> Cipher {
     if std::arch::is_x86_feature_detected!("aes") && std::arch::is_x86_feature_detected!("pclmulqdq") {
@@ -204,7 +204,7 @@ fn fastest_cipher() -> Cipher {
     }
 }
 
-/// AES where the processor has instructions for it; without them it is slow, and its time tells of the key.
+/// AES where the processor has instructions for it; without them it is slow, and its timing reveals the key.
 #[cfg(target_arch = "aarch64")]
 fn fastest_cipher() -> Cipher {
     if std::arch::is_aarch64_feature_detected!("aes") && std::arch::is_aarch64_feature_detected!("pmull") {

@@ -137,7 +137,6 @@ impl Report for Repaired {
     }
 }
 
-/// Mends.
 fn run(args: &RepairArgs, context: &Context) -> Result<Exit, Error> {
     holdfast_engine::lower_priority();
     let repository = context.open_repository()?;

@@ -177,7 +177,7 @@ impl SettingDocument {
         }
     }
 
-    /// It, its value, and who says so.
+    /// The setting, its value, and where it comes from.
     fn row(&self) -> [String; 3] {
         let from = match (&self.section, self.line) {
             (Some(section), Some(line)) => format!("line {line}, [{section}]"),

@@ -122,7 +122,7 @@ impl Report for Ran {
     }
 }
 
-/// Does jobs until it is told to stop.
+/// Does jobs until it is asked to stop.
 fn run_daemon(args: &DaemonArgs, context: &Context) -> Result<Exit, Error> {
     context.output().refuse_json("daemon")?;
     act(&args.file, &args.state, RunMode::Forever, context)?;

@@ -7,7 +7,7 @@ mod monitor;
 mod notify;
 mod runs;
 
-pub use monitor::tell_check;
+pub use monitor::unknown_line;
 
 use crate::commands::verb::verbs;
 

@@ -18,7 +18,7 @@ use crate::exit::Exit;
 use crate::machines::datasets;
 use crate::process::time;
 
-pub use check::told as tell_check;
+pub use check::unknown_line;
 
 /// Arguments of `monitor`.
 #[derive(Debug, clap::Args)]

@@ -12,7 +12,7 @@ use crate::errors::{PASSWORD_BYTES_MAX, PasswordError};
 use crate::process::environment::Environment;
 use crate::process::terminal::Prompt;
 
-/// A person who types the given lines.
+/// A user that types the given lines.
 struct Person(RefCell<Vec<&'static str>>);
 
 impl Prompt for Person {
@@ -25,7 +25,7 @@ impl Prompt for Person {
     }
 }
 
-fn nobody() -> Person {
+fn absent() -> Person {
     Person(RefCell::default())
 }
 
@@ -43,7 +43,7 @@ fn choose(args: &PasswordArgs, variables: &[(&str, &str)]) -> Result<PasswordSou
 
 fn read(source: &PasswordSource) -> (Result<Vec<u8>, PasswordError>, Vec<String>) {
     let mut warnings = Vec::new();
-    let password = source.read(PasswordUse::Existing, &nobody(), &mut |text| {
+    let password = source.read(PasswordUse::Existing, &absent(), &mut |text| {
         warnings.push(text.to_owned());
     });
     (password.map(|password| password.as_bytes().to_vec()), warnings)

@@ -164,7 +164,7 @@ fn virtualbox_advice(error: &VirtualBoxError) -> Advice {
             refused("if you trust the machine, allow the file or its folder: --allow PATH")
         }
         VirtualBoxError::OtherUser { .. } => {
-            refused("run Holdfast as the user who owns it: runuser -u USER -- holdfast ...")
+            refused("run Holdfast as the user that owns it: runuser -u USER -- holdfast ...")
         }
         VirtualBoxError::Encrypted { .. } => refused(
             "VirtualBox can take the encryption away (VBoxManage encryptmedium --oldpassword), or leave the disk out with --exclude",

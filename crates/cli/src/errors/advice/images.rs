@@ -89,7 +89,7 @@ pub(super) fn io_advice(error: &std::io::Error) -> Advice {
     }
 }
 
-/// Whether QEMU takes a name for something else than a file: `nbd:`, `json:`. No file can be allowed that is called so.
+/// Whether QEMU takes a name for something else than a file: `nbd:`, `json:`. A file with such a name cannot be allowed.
 fn is_protocol(name: &str) -> bool {
     name.split_once(':').is_some_and(|(word, _)| {
         word.len() > 1

@@ -1,4 +1,4 @@
-//! What to do about errors of those who make host snapshots.
+//! Advice on errors of the providers of host snapshots.
 
 use holdfast_host::ToolError;
 use holdfast_host::provider::ProviderError;

@@ -72,9 +72,9 @@ pub enum ReadAll {
     NoWitnessThen,
     /// The bitmap has lost what was recorded first.
     BegunAnew,
-    /// The disk has layers above the bitmap, or filters between them, of which QEMU does not tell what was written to them.
+    /// The disk has layers above the bitmap, or filters between them, and QEMU does not report what was written to those.
     LayersUnknown,
-    /// It cannot be told whether the image is based on what it was based on.
+    /// It is not known whether the image still has the same base.
     BasesUnknown,
     /// The image is based on something else now, or that was written.
     BasesChanged,
@@ -109,7 +109,7 @@ pub enum ReadAll {
 impl fmt::Display for ReadAll {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NoParent => formatter.write_str("there is no snapshot before to compare with"),
+            Self::NoParent => formatter.write_str("there is no earlier snapshot to compare with"),
             Self::NewDisk => formatter.write_str("the snapshot before has no such disk"),
             Self::NoBitmapThen => formatter.write_str("the snapshot before left no bitmap"),
             Self::BitmapGone => formatter.write_str(
@@ -217,7 +217,7 @@ impl BitmapNames {
     }
 }
 
-/// Whether a bitmap was made by a backup, for whatever repository.
+/// Whether a bitmap was made by a backup, into any repository.
 pub(crate) fn is_bitmap_of_ours(name: &str) -> bool {
     let is_number = |text: &str| text.len() == 8 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
     name.strip_prefix(PREFIX)

@@ -61,6 +61,6 @@ pub(super) fn decide(description: &Description, choice: &DiskChoice) -> (Vec<Mac
 pub(super) fn not_beside(machine: &dyn Machine) -> Option<String> {
     let user = machine.rights().other_user()?;
     Some(format!(
-        "its files are those of user {user}, and nothing of ours is made beside them"
+        "its files belong to user {user}, and Holdfast makes no files beside them"
     ))
 }

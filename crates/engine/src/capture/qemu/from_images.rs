@@ -101,12 +101,12 @@ impl QemuCapture<'_> {
     pub(super) fn open_at_rest(&self) -> Result<Vec<OpenSource>> {
         let opened = self.open_images(&[])?;
         let progress = self.job.progress;
-        let told = self.request.machine.rights().exercise(|| {
+        let checked = self.request.machine.rights().exercise(|| {
             opened
                 .iter()
                 .try_for_each(|source| source.tell_of_contradictions(progress))
         });
-        told.map_err(|source| Error::File {
+        checked.map_err(|source| Error::File {
             action: "check",
             path: opened
                 .first()
@@ -270,7 +270,7 @@ impl QemuCapture<'_> {
         within: &mut dyn FnMut(),
     ) -> Result<(FrozenMachine<'s>, NotedRun<'s>)> {
         let state = self.description.summary.state;
-        // File systems that are frozen thaw by themselves, and a machine that stands still cannot be told to thaw them.
+        // Frozen file systems may thaw by themselves, and the guest agent of a machine that stands still cannot thaw them either.
         let can_quiesce = !is_still && state == MachineState::Running && self.description.has_agent_channel;
         let noted = NotedRun::begin(&self.request, &self.description, self.job);
         noted.freezing(|| freezer.freeze(&[], (state, can_quiesce), within))
@@ -394,13 +394,13 @@ impl QemuCapture<'_> {
         }
     }
 
-    /// Takes away what was made at the instant; false where something is left, which is told.
+    /// Removes what was made at the instant; warns where something is left, and returns false.
     fn undo(&self, cut: ImageHold<'_>, guard: Option<Guard>) -> bool {
         let ImageHold::Overlays(overlays, files) = cut else {
             guard.into_iter().for_each(Guard::done);
             return true;
         };
-        // Who interrupts the backup does not want a machine on a forgotten overlay.
+        // This goes on where the backup was interrupted: the machine must not be left on a forgotten overlay.
         let interrupt = Interrupt::new();
         let job = Job {
             interrupt: &interrupt,
@@ -433,7 +433,7 @@ impl QemuCapture<'_> {
         is_clean
     }
 
-    /// Brings an overlay of ours down, and deletes it. Gives how long the machine stood still for that.
+    /// Commits an overlay of the run, deletes it, and returns how long the machine stood still for that.
     fn bring_down(
         &self,
         overlays: &dyn Overlays,

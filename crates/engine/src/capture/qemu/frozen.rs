@@ -104,7 +104,7 @@ impl<'a> FrozenMachine<'a> {
         &self.quiesced
     }
 
-    /// Who looks after the machine while these are read. The scratch files are his from now on.
+    /// The supervisor of the machine while its disks are read. It takes over the scratch files.
     pub(super) fn supervisor<'w>(
         &mut self,
         request: &'w MachineReadRequest<'_>,

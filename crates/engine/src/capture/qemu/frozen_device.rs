@@ -26,7 +26,7 @@ impl FrozenDevice<'_> {
         }
     }
 
-    /// Where QEMU tells what has changed.
+    /// Where QEMU serves what has changed.
     pub(super) fn bitmaps(&self) -> &NbdDevice {
         match self {
             Self::Served(device) => device.as_read(),
@@ -42,7 +42,7 @@ impl FrozenDevice<'_> {
         }
     }
 
-    /// Tells QEMU of a range, so that a bitmap of the node that serves the disk notes it. It must not be read any more.
+    /// Marks a range in QEMU, so that a bitmap of the node that serves the disk notes it. The range must not be read after this.
     pub(super) fn touch(&self, range: Range<u64>) -> holdfast_block::Result<()> {
         match self {
             Self::Served(device) => device.trim(range),

@@ -1,7 +1,7 @@
 //! A machine read from host snapshots of its disks: it holds still for the cut, and nothing is put into its QEMU.
 //!
 //! The host snapshots stay, held, until the next backup has been committed that compares itself with them. Which bytes of an image
-//! changed is then told by the file system, without a bitmap of the hypervisor's: the same place in two living host snapshots holds the
+//! changed is then known from the file system, without a bitmap of the hypervisor's: the same place in two living host snapshots holds the
 //! same bytes (`holdfast_host::changed_blocks`). A host snapshot is bound to its snapshot in the repository by its name and identity,
 //! which that one notes with each disk.
 
@@ -244,7 +244,7 @@ impl QemuCapture<'_> {
             let root = cut.root_of(disk).unwrap_or(&path);
             let mut options = options_in_view(Some(format), root, cut.today_of(disk));
             options.allow.extend_from_slice(&self.request.capture.allowed);
-            // The machine reads them. What is no qcow2 by its configuration is its guest's to write, and may name any file.
+            // The machine reads them. The guest writes all bytes of an image that is not qcow2 by its configuration, so these bytes could name any file.
             if disk.format.as_deref() == Some("qcow2") {
                 let bases = chain_of(image_path(disk), disk.format.as_deref()).into_iter().skip(1);
                 options.allow.extend(bases.filter(|base| base.exists()));
@@ -325,7 +325,7 @@ impl QemuCapture<'_> {
             today: cut.today_of(disk),
             size_bytes,
         };
-        let told = match then.dataset.provider {
+        let changed = match then.dataset.provider {
             ProviderKind::Btrfs | ProviderKind::Reflink => states.changed(),
             ProviderKind::Zfs => {
                 let sent = ZfsDifference {
@@ -342,7 +342,7 @@ impl QemuCapture<'_> {
                 states.changed_by(&ask)
             }
         };
-        told.map_err(ReadAll::NotComparable)
+        changed.map_err(ReadAll::NotComparable)
     }
 
     /// The snapshot to compare with, and where it is.

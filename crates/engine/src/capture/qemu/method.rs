@@ -104,10 +104,10 @@ fn no_filter(offer: &Offer) -> Option<String> {
     too_old.or_else(|| offer.no_filter.clone())
 }
 
-/// What the name of an overlay of ours has between the name of its image and the number of its run.
+/// The part of an overlay's name between the name of its image and the number of its run.
 const OVERLAY: &str = ".holdfast-";
 
-/// The overlay of an image for a run: beside it, and called like it.
+/// The overlay of an image for a run: beside it, with its name as prefix.
 pub(crate) fn overlay_of(image: &Path, run: u32) -> std::path::PathBuf {
     let name = image.file_name().unwrap_or_default().to_string_lossy();
     image.with_file_name(format!("{name}{OVERLAY}{run:08x}"))

@@ -22,7 +22,7 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 /// # Errors
 /// [`holdfast_host::Error::Busy`] where one is, or where that is not known.
 pub(super) fn make_way(request: &MachineReadRequest<'_>, summary: &MachineSummary, job: Job<'_>) -> Result<()> {
-    // Who freezes it at this moment is none of those who are in the way.
+    // A backup that freezes the machine at this moment is not one of those that are in the way.
     let (journal, patience) = (request.capture.journal.as_ref(), (Work::Instant, INSTANT_PATIENCE));
     let _lock = MachineLock::take(journal, summary, patience, (request.capture.now)(), job)?;
     let machine = request.machine.name();

@@ -30,7 +30,7 @@ const UNKNOWN: &str = "-";
 /// The note of an image that is based on nothing.
 const NO_BASES: &str = "none";
 
-/// Bytes of a mark: what QEMU's bitmaps have at most for one bit unless they are told otherwise.
+/// Bytes of a mark: the largest granularity that QEMU chooses for a bitmap by default.
 pub(super) const MARK_BYTES: u64 = 64 << 10;
 /// Marks at random places.
 const RANDOM_COUNT: u64 = 8;
@@ -154,7 +154,7 @@ fn check_state(bitmap: &Bitmap) -> Result<(), ReadAll> {
     Ok(())
 }
 
-/// Checks that what was written to each layer but the last is told by its clusters.
+/// Checks that the clusters of each layer but the last show what was written to it.
 fn check_layers(layers: &[Layer], size_bytes: u64) -> Result<(), ReadAll> {
     let Some((_, above)) = layers.split_last() else {
         return Ok(());
@@ -179,7 +179,7 @@ fn place_of(layer: Option<&Layer>) -> String {
     format!("{} {}", known(process), known(layer.and_then(image_of)))
 }
 
-/// What tells the image of a layer from all others on this host.
+/// What identifies the image of a layer on this host.
 fn image_of(layer: &Layer) -> Option<String> {
     let [file] = &layer.files.as_ref()?[..] else {
         return None;
@@ -202,7 +202,7 @@ fn nodes_of(layers: &[Layer]) -> Vec<String> {
     layers.iter().map(|layer| layer.node.clone()).collect()
 }
 
-/// What an image is based on; none where that cannot be told.
+/// What an image is based on; none where that is not known.
 fn bases_of(layers: &[Layer]) -> Option<String> {
     let mut words = Vec::new();
     for layer in layers {

@@ -25,7 +25,7 @@ const LOOKS_PER_QUESTION: u32 = 5;
 const RESERVE_BYTES_MAX: u64 = 1 << 30;
 /// That is, where it is small, one part of so many.
 const RESERVE_PARTS: u64 = 20;
-/// A file's `st_blocks` are of this size, whatever its file system's are.
+/// A file's `st_blocks` count blocks of this size on every file system.
 const STAT_BLOCK_BYTES: u64 = 512;
 
 /// What reading a running machine may cost it and its host.
@@ -81,7 +81,7 @@ pub(super) struct Supervisor<'a> {
     pub(super) scratch: Vec<File>,
     /// How they do.
     pub(super) kept: CopySpace,
-    /// Those who read, and may be waiting for QEMU.
+    /// Stops the readers, which may be waiting for QEMU.
     pub(super) readers: Vec<NbdStopper>,
     pub(super) limits: Limits,
     pub(super) pace: &'a RateLimit<'a>,
@@ -93,7 +93,7 @@ pub(super) struct Supervisor<'a> {
 pub(super) struct SupervisorReport {
     pub(super) load: Load,
     pub(super) given_up: Option<GivenUp>,
-    /// The files that grew, to be kept open until QEMU has closed them: who closes one last waits until its room is given back, and a guest
+    /// The files that grew, to be kept open until QEMU has closed them: the process that closes one last waits until its space is freed, and a guest
     /// would wait with its QEMU.
     pub(super) scratch: Vec<File>,
 }

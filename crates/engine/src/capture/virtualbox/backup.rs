@@ -28,13 +28,13 @@ use crate::machine::lock::place_digits;
 
 /// Why all of a disk is read.
 const NO_RECORD: &str = "VirtualBox keeps no record of what a machine writes";
-/// Why a disk of a machine that runs is left out whose writes go to the image whatever snapshots there are.
+/// Why a disk of a running machine is left out if snapshots do not redirect its writes.
 const NO_INSTANT: &str = "a snapshot of VirtualBox leaves such a disk alone, and the machine runs";
 
 /// Backs up a machine of VirtualBox.
 ///
 /// # Errors
-/// Whatever goes wrong, a machine that was running still runs, and a snapshot of VirtualBox's that was taken is deleted.
+/// After any error a machine that was running still runs, and a snapshot of VirtualBox's that was taken is deleted.
 pub fn back_up_virtualbox(
     repository: &Repository,
     request: VirtualBoxBackup<'_>,

@@ -1,6 +1,6 @@
 //! The images of a disk: the one that is attached, and what it differs from, down to its base.
 //!
-//! The settings say which file is which image, and every image says who it is itself. Both have to agree: a file that was replaced would
+//! The settings say which file is which image, and every image has its own UUID. Both have to agree: a file that was replaced would
 //! be read as another disk.
 
 use std::path::{Path, PathBuf};

@@ -1,7 +1,7 @@
 //! A machine that runs, held by a snapshot of VirtualBox's: what was its image until then is not written any more.
 //!
 //! The snapshot is called `holdfast-backup-PLACE-RUN`, by where the lock of its backup is and the number of its run. It is deleted when what it
-//! holds is dropped, whatever has happened by then; only a program that is killed leaves it, and then the next backup from that place finds it by
+//! holds is dropped, after errors too; only a program that is killed leaves it, and then the next backup from that place finds it by
 //! its name. VirtualBox brings down what the machine has written since, while it runs on.
 
 use holdfast_hardware::virtualbox::Snapshot;
@@ -13,7 +13,7 @@ use crate::job::{Progress, Result};
 
 /// What its name begins with.
 const PREFIX: &str = "holdfast-backup-";
-/// What it says for those who find it.
+/// Its description, for users who find it.
 const DESCRIPTION: &str = "made by holdfast backup, which deletes it when it has read the machine; if it is still there, the next backup does";
 
 /// A machine held by a snapshot.
@@ -100,8 +100,8 @@ impl VirtualBoxMachine<'_> {
         Ok(ours.map(left).collect())
     }
 
-    /// Deletes the snapshots that backups have left which were killed: the names of those that are gone now. Who cannot ask `VBoxManage`
-    /// deletes none.
+    /// Deletes the snapshots that killed backups have left, and returns the names of the deleted ones. Without `VBoxManage` none is
+    /// deleted.
     ///
     /// The caller has made sure that no backup of the machine is running.
     pub(crate) fn delete_left(&self, progress: &dyn Progress) -> Result<Vec<String>> {
@@ -157,7 +157,7 @@ fn is_from(name: &str, place: &str) -> bool {
     numbers.split_once('-').is_none_or(|(there, _)| there == place)
 }
 
-/// Deletes a snapshot; why it is still there, which is told, where it is.
+/// Deletes a snapshot. Where it is still there, warns, and returns why.
 fn delete(
     manager: &VBoxManage,
     machine: &VirtualBoxMachine<'_>,
@@ -165,7 +165,7 @@ fn delete(
     progress: &dyn Progress,
 ) -> Option<String> {
     let deleted = manager.delete_snapshot(machine.uuid(), snapshot);
-    // The answer may be lost, and the snapshot gone; or it is there, whatever the answer.
+    // The answer does not count: it may be lost although the snapshot is gone, or say yes although the snapshot is there.
     let is_there = machine.read().map_or(true, |said| {
         said.settings.snapshots.iter().any(|there| there.uuid == snapshot)
     });

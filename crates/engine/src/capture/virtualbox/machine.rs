@@ -80,7 +80,7 @@ impl Condition {
 impl<'a> VirtualBoxMachine<'a> {
     /// The machine of these settings.
     pub(super) fn open(place: &'a VirtualBox, path: &Path) -> Result<Self> {
-        // VBoxManage is told of it from another folder.
+        // VBoxManage may run in another folder.
         let path = path.canonicalize().map_err(|source| Error::File {
             action: "open",
             path: path.to_owned(),
@@ -152,7 +152,7 @@ impl<'a> VirtualBoxMachine<'a> {
 
     /// What it is doing.
     pub(super) fn condition(&self, said: &LoadedSettings) -> Result<Condition> {
-        if let Some(info) = self.told()? {
+        if let Some(info) = self.reported()? {
             return Ok(Condition::Reported(info.state));
         }
         let images: Vec<PathBuf> = said.media.iter().map(|medium| self.file(&medium.location)).collect();
@@ -166,7 +166,7 @@ impl<'a> VirtualBoxMachine<'a> {
     }
 
     /// What VirtualBox says of it; nothing where it cannot be asked, or has another machine of this UUID.
-    fn told(&self) -> Result<Option<MachineInfo>> {
+    fn reported(&self) -> Result<Option<MachineInfo>> {
         let Some(manager) = self.place.manager() else {
             return Ok(None);
         };
@@ -231,7 +231,7 @@ impl<'a> VirtualBoxMachine<'a> {
         }
     }
 
-    /// How large a disk is, in bytes, where its image tells it.
+    /// The size of a disk in bytes, where its image has it.
     pub fn size_of(&self, disk: &MachineDisk) -> Option<u64> {
         let DiskSource::File(path) = &disk.source else {
             return None;

@@ -13,7 +13,7 @@ use crate::job::{Error, Result};
 
 /// The file that lists them.
 const REGISTRY: &str = "VirtualBox.xml";
-/// Where that is of a user without a folder of his own.
+/// The folder of a user without a configured one.
 const HOME_UNKNOWN: &str = "/nonexistent";
 /// The ending of settings.
 const EXTENSION: &str = "vbox";
@@ -84,7 +84,7 @@ impl VirtualBox {
         if let Some(machine) = inaccessible.into_iter().find(|machine| machine.uuid == uuid) {
             return Err(machine.error);
         }
-        // What is called like the UUID of another is not meant.
+        // A machine whose name is the UUID of another one is not meant.
         let is_uuid = machines.iter().any(|machine| machine.uuid() == uuid);
         let is_meant = |machine: &VirtualBoxMachine<'_>| {
             if is_uuid {

@@ -1,4 +1,4 @@
-//! The pool's snapshot: taken, and removed whatever happens.
+//! The pool's snapshot: taken, and removed in any case.
 //!
 //! It is called `holdfast HOST PLACE RUN`. PLACE stands for the folder of locks on this host: our lock there keeps other backups of the
 //! machine away, so what is called so when one begins was left by one that was killed. Other hosts of this name, and other users, have
@@ -28,7 +28,7 @@ pub(crate) fn prefix(host: &str, place: &str) -> String {
     format!("{LABEL} {host} {place} ")
 }
 
-/// Whether a name is that of a snapshot of ours: a person may call one of his own in a similar way.
+/// Whether a name is that of a snapshot of this program: a user may choose a similar name.
 pub(crate) fn is_of_run(label: &str, prefix: &str) -> bool {
     let run = label.strip_prefix(prefix).unwrap_or_default();
     run.len() == 8 && run.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
@@ -117,7 +117,7 @@ impl<'a> PoolSnapshot<'a> {
         self.duration
     }
 
-    /// Whether it could not be removed, which was told.
+    /// Whether it could not be removed; a warning said so.
     pub(super) fn has_remains(&self) -> bool {
         self.has_remains
     }
@@ -185,7 +185,7 @@ impl<'a> PoolSnapshot<'a> {
         true
     }
 
-    /// Lets go of what was kept before this run.
+    /// Removes what was kept before this run.
     pub(super) fn let_go_of_older(&self, mark: &str, job: Job<'_>) {
         if let Err(error) = self.remove_older(mark) {
             job.progress.warning(&format!(
@@ -203,7 +203,7 @@ impl<'a> PoolSnapshot<'a> {
         Ok(())
     }
 
-    /// Removes it, and tells where that is impossible.
+    /// Removes it, and warns where that is impossible.
     pub(super) fn remove(&mut self, job: Job<'_>) {
         if self.is_removed {
             return;
@@ -291,7 +291,7 @@ mod tests {
         for run in ["before upgrade", "", "0123ABCD", "0123abcd ", "0123abcde"] {
             assert!(!is_of_run(&format!("{place}{run}"), &place), "{run}");
         }
-        // Nor is that of another host of this name, or of another user of this host, who may be at work.
+        // Nor is that of another host of this name, or of another user of this host: its run may be alive.
         for other in [
             prefix("vm", "01234568"),
             prefix("vm2", "01234567"),

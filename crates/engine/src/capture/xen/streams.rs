@@ -88,7 +88,7 @@ struct Reader {
     piece: Vec<u8>,
 }
 
-/// What an error of the pool is to who reads an archive.
+/// An error of the pool as an error of the archive's reader.
 fn read_error(error: XapiError) -> ArchiveError {
     ArchiveError::Read {
         offset: 0,

@@ -18,7 +18,7 @@ use crate::job::{Job, Result};
 use crate::notes::{NOTE_XEN_BASE, NOTE_XEN_DISK, note};
 
 /// Reasons to read all of a disk.
-const NO_PARENT: &str = "there is no snapshot before to compare with";
+const NO_PARENT: &str = "there is no earlier snapshot to compare with";
 const RAW_IS_WHOLE: &str = "raw bytes are read as a whole";
 
 /// What changed since is known in blocks of this size, which is that of a VHD.
@@ -302,7 +302,7 @@ fn base_of(
     Ok(match request.pool.disk_of_uuid(uuid)? {
         // What can be written to may be anything by now.
         Some(record) if !record.is("is_a_snapshot") => {
-            Err("what the snapshot before could be compared by is no snapshot of the pool any more".to_owned())
+            Err("the pool does not have the snapshot any more that the earlier one could be compared by".to_owned())
         }
         Some(record) => Ok(Base {
             has_data: record.text("type") != "cbt_metadata",
@@ -444,13 +444,13 @@ fn stream(planned: &mut Vec<PlannedStream>, snapshot: &VirtualDisk, form: Form, 
     }
 }
 
-/// Whether the blocks of a disk come in its order, as the table of the VHD tells, which comes first.
+/// Whether the blocks of a disk come in its order, by the table of the VHD, which comes first.
 fn is_in_order(pool: &Arc<Pool>, disk: &VirtualDisk) -> Result<bool> {
     let download = pool.download_disk(&disk.reference, &DiskForm::Vhd)?;
     Ok(VhdStream::open(download, &disk.device)?.is_in_order())
 }
 
-/// Where a disk has changed since another one, as the table of a differencing VHD tells, which comes first.
+/// Where a disk has changed since another one, by the table of a differencing VHD, which comes first.
 fn changed_in_vhd(
     pool: &Arc<Pool>,
     disk: &VirtualDisk,

@@ -1,4 +1,4 @@
-//! Hard cases: who is alive, whose a pause is, and into which images nothing is ever written.
+//! Hard cases: which processes are alive, which run paused a machine, and which images are never written to.
 
 use std::path::PathBuf;
 
@@ -137,9 +137,9 @@ fn what_a_run_left_goes_only_when_it_is_surely_dead() {
     let unknown = [
         (
             with(Some(noted(Phase::Reading, Liveness::Unknown)), Some(vec![])),
-            "ask again there",
+            "run the doctor there",
         ),
-        (with(None, None), "ask again as root"),
+        (with(None, None), "run the doctor again as root"),
         (unattached, "process 12 (holdfast backup --all)"),
     ];
     for (seen, advice) in &unknown {
@@ -193,7 +193,7 @@ fn a_freeze_says_whose_it_was_and_one_of_a_living_run_is_left() {
     let ours = findings(&frozen(Some(noted(Phase::Freezing, Liveness::Dead))));
     assert!(ours[0].what.contains("00000007") && ours[0].since_ms == Some(5));
     let foreign = findings(&frozen(None));
-    assert!(foreign[0].what.contains("none of our runs") && foreign[0].is_danger);
+    assert!(foreign[0].what.contains("no run of Holdfast froze them") && foreign[0].is_danger);
     assert!(matches!(foreign[0].remedy, Action::Repair(Repair::Thaw, _)));
     assert_eq!(kinds(&frozen(Some(noted(Phase::Freezing, Liveness::Alive)))), []);
     let silent = machine(|machine| machine.frozen = SeenFreeze::Silent("late".to_owned()));
@@ -300,9 +300,10 @@ fn only_bitmaps_of_ours_go_and_none_that_is_needed_or_in_use() {
     // The next bitmap of a run at work is in no snapshot yet.
     let at_work = with(repository(), vec![noted(Phase::Reading, Liveness::Alive)]);
     assert_eq!(names(&at_work), [""; 0]);
-    let told = findings(&with(None, vec![]));
+    let found = findings(&with(None, vec![]));
     assert!(
-        told.iter()
+        found
+            .iter()
             .any(|found| found.what.contains("bitmap checkpoint") && matches!(found.remedy, Action::Advice(_)))
     );
 }
@@ -332,7 +333,7 @@ fn commit_of(overlays: &[&str], base: &str) -> Repair {
 }
 
 #[test]
-fn forgotten_overlays_come_down_as_far_as_nobody_else_has_or_knows_them() {
+fn forgotten_overlays_are_committed_down_to_a_known_or_shared_image() {
     let (three, two) = (["/i/a.s2", "/i/a.s1", "/i/a.qcow2"], ["/i/a.s1", "/i/a.qcow2"]);
     assert_eq!(commits(&three, |_, _| ()).1, Some(commit_of(&three[..2], three[2])));
     assert_eq!(commits(&["/i/a.qcow2"], |_, _| ()).1, None);
@@ -359,7 +360,7 @@ fn forgotten_overlays_come_down_as_far_as_nobody_else_has_or_knows_them() {
     // What is below a template is never reached either.
     let (_, commit) = shared(&["/i/a.s2", "/i/a.s1", "/i/a.qcow2"], &["/i/a.s1", "/i/a.qcow2"]);
     assert_eq!(commit, None);
-    let told = |seen: &Seen| kinds(seen) == [FindingKind::Overlay];
+    let is_reported = |seen: &Seen| kinds(seen) == [FindingKind::Overlay];
     // A clone of a template of its own, a machine that is off, a job: a person decides.
     for chain in [
         ["/i/web1.qcow2", "/i/debian.qcow2"],
@@ -367,14 +368,14 @@ fn forgotten_overlays_come_down_as_far_as_nobody_else_has_or_knows_them() {
         ["/i/ab.qcow2", "/i/a.qcow2"],
     ] {
         let (seen, commit) = commits(&chain, |_, _| ());
-        assert!(commit.is_none() && told(&seen), "{chain:?}");
+        assert!(commit.is_none() && is_reported(&seen), "{chain:?}");
     }
-    // Who protects a base from being written says that it is a template.
+    // A write-protected base is a template.
     let (seen, commit) = commits(&two, |machine, _| machine.disks[0].write_protected.push(two[1].into()));
     assert!(commit.is_none() && kinds(&seen).is_empty());
     for state in [MachineState::ShutOff, MachineState::Paused, MachineState::Between] {
         let (seen, commit) = commits(&two, |machine, _| machine.state = state);
-        assert!(commit.is_none() && told(&seen));
+        assert!(commit.is_none() && is_reported(&seen));
     }
     let (_, commit) = commits(&two, |machine, _| machine.runs.push(RUN));
     assert_eq!(commit, None);

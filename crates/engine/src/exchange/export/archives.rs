@@ -26,7 +26,7 @@ use crate::job::{Job, Result};
 /// Bytes of the name that all members of a package share: behind it stand `-disk123.vmdk`, and a tape archive has room for 100.
 const MEMBER_NAME_BYTES_MAX: usize = 80;
 
-/// What Proxmox calls the first machine, its first storage and bridge, by the defaults of its installer. A user who restores a backup says where
+/// What Proxmox calls the first machine, its first storage and bridge, by the defaults of its installer. The user of a restore says where
 /// to.
 const PROXMOX_NUMBER: u32 = 100;
 const PROXMOX_STORAGE: &str = "local-lvm";
@@ -47,7 +47,7 @@ impl ArchiveSink {
     }
 }
 
-/// Who is told how far it is, and may stop it.
+/// Called with the progress; an error ends the writing.
 type WriteCallback<'t> = dyn FnMut(u64) -> std::io::Result<()> + 't;
 
 fn seconds(time: Timestamp) -> u64 {
@@ -67,10 +67,10 @@ impl Exported<'_> {
         environment: &Environment,
         job: Job<'_>,
     ) -> Result<Packed> {
-        let mut told = 0;
+        let mut reported = 0;
         let mut progress = |done: u64| {
-            job.progress.advance(done - told);
-            told = done;
+            job.progress.advance(done - reported);
+            reported = done;
             job.interrupt.check().map_err(std::io::Error::other)
         };
         let written = match format {

@@ -119,7 +119,7 @@ pub(super) fn of_snapshot<'m>(
     })
 }
 
-/// What an image said of the disk that it was backed up from, and no other hypervisor is told.
+/// The sector size of the backed-up image, which other hypervisors do not get.
 fn lost_sectors(record: &DiskRecord) -> Untranslated {
     Untranslated {
         what: format!(

@@ -11,7 +11,7 @@ use holdfast_repo::Environment;
 
 use super::Exported;
 use super::content::VARIABLES;
-use crate::capture::foreign_machine::tell_of_format;
+use crate::capture::foreign_machine::warn_of_format;
 use crate::files::block_target::Overwrite;
 use crate::image::convert::{ConvertRequest, ConvertSource, VerifyImage, convert};
 use crate::image::new_folder::{NewFolder, disks_in, image_name, variables_name, write_file};
@@ -71,7 +71,7 @@ impl Exported<'_> {
         Ok(written)
     }
 
-    /// What a person has to know who starts a machine from the folder.
+    /// Warns of what a user has to know before a machine is started from the folder.
     fn tell_of_configuration(&self, is_there: bool, format: Format, job: Job<'_>) {
         if !is_there {
             let detail = "the hardware of the machine is not known: the folder has its images, and no domain.xml";
@@ -84,7 +84,7 @@ impl Exported<'_> {
                 lost.what, lost.why
             ));
         }
-        tell_of_format(format, job);
+        warn_of_format(format, job);
     }
 
     /// The configuration as it was, with the images in the folder: what lies elsewhere belongs to the machine that was exported.
@@ -112,7 +112,7 @@ impl Exported<'_> {
                 _ => Identity::Keep,
             },
             generation: Uuid::from_random(random),
-            // Those that are left out were told of.
+            // A warning named those that are left out.
             disks: disks_in(folder, format, &xml, has, &mut |_| ()),
             // That of the machine that it was must not be written to by another one.
             nvram: (self.variables.is_some() || xml.nvram.is_some()).then(|| folder.join(variables_name(name))),

@@ -153,7 +153,7 @@ impl SnapshotSink for Exporter<'_> {
     }
 }
 
-/// How far an export is, is told by who writes; by who reads it would be counted twice.
+/// The writer reports the progress of an export; if the reader did too, it would be counted twice.
 struct Counted<'a>(&'a dyn Progress);
 
 impl Progress for Counted<'_> {

@@ -1,4 +1,4 @@
-//! What is told where ZFS answers strangely, or not at all.
+//! What checks report where ZFS answers strangely, or not at all.
 
 use std::sync::Arc;
 
@@ -95,8 +95,8 @@ fn figures_are_those_of_zfs() {
         ..WELL
     };
     let datasets = with(silent, &policy, 1060, monitor).datasets;
-    let told: Vec<_> = datasets.iter().map(|one| (&one.dataset[..], one.is_fresh)).collect();
-    assert_eq!(told, [("gone", Some(false)), ("tank/vm", None)]);
+    let fresh: Vec<_> = datasets.iter().map(|one| (&one.dataset[..], one.is_fresh)).collect();
+    assert_eq!(fresh, [("gone", Some(false)), ("tank/vm", None)]);
 }
 
 /// Answers that are empty, cut short, about something else, or none.
@@ -134,7 +134,7 @@ fn silence_and_nonsense_are_never_taken_for_well() {
         assert_not_well(World { datasets, ..WELL }, check_snapshots, datasets);
     }
     for snapshots in strange(SNAPSHOTS) {
-        // Where it tells of none, or of something else, there are none.
+        // If it lists none, or something else, there are none.
         let check = with(World { snapshots, ..WELL }, POLICY, 1060, check_snapshots);
         assert!(check.level >= Level::Unknown, "{snapshots:?}: {}", check.line);
     }

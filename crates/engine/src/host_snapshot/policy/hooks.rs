@@ -33,7 +33,7 @@ impl Event {
     }
 }
 
-/// What a script is told.
+/// What a script gets in its environment.
 #[derive(Debug, Clone, Default)]
 pub(super) struct ScriptCall {
     /// Names of snapshots, without the dataset.

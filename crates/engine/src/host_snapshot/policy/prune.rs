@@ -88,7 +88,7 @@ fn remove(
         run.job.progress.warning(&reason);
         reason
     })?;
-    // It has been told; the snapshot is gone.
+    // The script's failure was reported; the snapshot is gone.
     run.call(policy, Event::Pruning, &occasion).ok();
     Ok(())
 }

@@ -113,7 +113,7 @@ fn cut_together(due: Vec<DueDataset<'_>>) -> Vec<Vec<DueDataset<'_>>> {
     sets
 }
 
-/// What became of datasets that are cut together; what is left out is told of by itself.
+/// What happened to datasets that are cut together; each one that is left out has a result of its own.
 fn take_together(run: &PolicyRun<'_>, mut due: Vec<DueDataset<'_>>) -> Vec<TakenSnapshotSet> {
     if run.request.execution == Execution::DryRun {
         let machines: BTreeSet<usize> = due.iter().flat_map(|one| one.machines.iter().copied()).collect();
@@ -183,7 +183,7 @@ fn end(run: &PolicyRun<'_>, due: &[DueDataset<'_>], error: Option<&str>) {
                 error: error.map(str::to_owned),
                 ..one.occasion()
             };
-            // It has been told; what was taken is there.
+            // The script's failure was reported; the snapshots are there.
             run.call(one.policy, Event::PostSnapshot, &occasion).ok();
         }
     }
@@ -192,7 +192,7 @@ fn end(run: &PolicyRun<'_>, due: &[DueDataset<'_>], error: Option<&str>) {
 /// Takes out of `due` the datasets that cannot be cut, and with them all in which there are no machines but those that have disks in
 /// these: a point of half a machine is worse than none. What others have disks in too is cut for the sake of these.
 ///
-/// What is left out is told of; machines that are not whole any more are added to `incomplete`.
+/// Returns results for what is left out; machines that are not whole any more are added to `incomplete`.
 fn leave_out(
     due: &mut Vec<DueDataset<'_>>,
     incomplete: &mut BTreeSet<usize>,
@@ -205,7 +205,7 @@ fn leave_out(
         is_culprit(one) || has_none_but_these
     });
     *due = kept;
-    let told = left_out.iter().map(|one| TakenSnapshotSet {
+    let results = left_out.iter().map(|one| TakenSnapshotSet {
         snapshots: snapshots_of(std::slice::from_ref(one)),
         failure: Some(if is_culprit(one) {
             reason.to_owned()
@@ -214,7 +214,7 @@ fn leave_out(
         }),
         ..TakenSnapshotSet::default()
     });
-    told.collect()
+    results.collect()
 }
 
 fn is_due(due: &[DueDataset<'_>], one: &DueDataset<'_>) -> bool {

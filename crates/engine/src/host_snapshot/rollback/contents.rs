@@ -179,7 +179,7 @@ impl StoredContents for HostContents {
         self.disks.get(&record.name)?.cloned.as_deref()
     }
 
-    /// It is tried: nothing else tells whether one file system clones to another place.
+    /// Tries it: there is no other way to know whether a file system can clone to another place.
     fn can_share(&self, record: &DiskRecord, folder: &Path) -> bool {
         let Ok(disk) = self.disk(record) else { return false };
         if disk.is_based || !disk.path.is_file() {

@@ -91,7 +91,7 @@ impl<'a> CloneNote<'a> {
 }
 
 impl RestoreObserver for CloneNote<'_> {
-    /// From now on the files may have their names: they are told from others of these names.
+    /// From now on the files may have their names: their identity is noted, which distinguishes them from others of these names.
     fn about_to_name(&mut self, new: &[(&Path, &Path)]) -> Result<()> {
         for file in &mut self.work.files {
             let partial = new.iter().find(|(path, _)| *path == file.path);

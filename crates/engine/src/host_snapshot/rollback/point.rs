@@ -70,8 +70,8 @@ impl HostPoint {
         &self.manifest
     }
 
-    /// A plan with what a person should know of the point.
-    pub(super) fn told(&self, mut plan: MachineRestorePlan) -> MachineRestorePlan {
+    /// Adds the warnings about the point to a plan.
+    pub(super) fn with_warnings(&self, mut plan: MachineRestorePlan) -> MachineRestorePlan {
         plan.warnings.extend(self.warnings.iter().cloned());
         plan
     }

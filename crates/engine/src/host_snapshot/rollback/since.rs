@@ -1,7 +1,7 @@
 //! What has become of a machine's disks on ZFS since the point that it goes back to.
 //!
-//! Between that point and the safety snapshot `zfs send -i` tells what changed. So what was written after the safety snapshot must be
-//! nothing: files are as they are in it, by number, size and times, and to a volume nothing was written. Whatever is not as it should be,
+//! Between that point and the safety snapshot `zfs send -i` shows what changed. So what was written after the safety snapshot must be
+//! nothing: files are as they are in it, by number, size and times, and to a volume nothing was written. If anything differs,
 //! the disk is compared as a whole.
 
 use std::os::unix::fs::MetadataExt as _;

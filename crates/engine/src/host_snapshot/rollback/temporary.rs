@@ -1,6 +1,6 @@
 //! Host snapshots that are there for a while: of a machine as it is now, for clones of it.
 //!
-//! They are noted before they are made, and the note goes when they have gone: so of one who is killed in between it is known which they
+//! They are noted before they are made, and the note goes when they have gone: so after a kill in between it is known which they
 //! are. What needs its host snapshot for ever, as a clone on ZFS does, keeps it.
 
 use holdfast_host::provider::{HostSnapshotName, ProviderError};
@@ -67,7 +67,7 @@ impl<'a> TemporarySnapshots<'a> {
         &self.report
     }
 
-    /// Removes them, as far as nothing needs them; those that stay. What goes wrong is told.
+    /// Removes those that nothing needs, and returns those that stay. Warns of errors.
     pub fn remove(self, job: Job<'_>) -> Vec<HostSnapshotName> {
         let mut needed = Vec::new();
         for name in &self.report.snapshots {

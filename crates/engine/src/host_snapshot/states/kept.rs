@@ -158,7 +158,7 @@ impl StateToKeep<'_> {
         });
         let written = "text and paths that are text can be written";
         let snapshots = serde_json::to_string(&snapshots.collect::<Vec<_>>()).expect(written);
-        // A path that is no text cannot be found again by its note.
+        // A path that is not UTF-8 cannot be found again by its note.
         let disks = serde_json::to_string(&disks.collect::<Vec<_>>()).unwrap_or_else(|_| "[]".to_owned());
         let notes = [
             (NOTE_HOST_SNAPSHOT_SET, self.set.to_string()),

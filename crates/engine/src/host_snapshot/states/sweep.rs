@@ -16,7 +16,7 @@ use crate::repository::gc::gc;
 /// Packs of which at most so much is needed are rewritten: memory is large, and its place may be small.
 const REPACK_BELOW_PERCENT: u8 = 50;
 
-/// What became of the states.
+/// What happened to the states.
 #[derive(Debug, Default)]
 pub struct SweepReport {
     /// Those that were forgotten, or would be.
@@ -115,7 +115,9 @@ impl Sets<'_> {
         let provider = self.providers.of_dataset(dataset);
         // An empty folder where a file system is mounted at other times has no host snapshots, and says nothing of those that are there.
         if dataset.provider.has_folders() && !Path::new(&dataset.name).join(OURS).is_dir() {
-            return DatasetSets::Unknown(format!("nothing of ours is in {dataset}: it may not be mounted"));
+            return DatasetSets::Unknown(format!(
+                "{dataset} has no host snapshots of Holdfast: it may not be mounted"
+            ));
         }
         match provider.snapshots(&dataset.name) {
             Ok(snapshots) => DatasetSets::Sets(snapshots.iter().filter_map(set_of).collect()),

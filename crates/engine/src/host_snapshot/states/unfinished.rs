@@ -62,7 +62,7 @@ pub struct Unfinished {
     pub safety: Vec<String>,
     /// New files.
     pub files: Vec<UnfinishedFile>,
-    /// Who does it.
+    /// The process that does it.
     pub process: ProcessIdentity,
     /// When it began, in milliseconds since 1970-01-01 UTC.
     pub start_ms: i64,
@@ -141,7 +141,7 @@ impl Unfinished {
 }
 
 impl StateStore {
-    /// The work that has begun and not ended, whether or not its process is alive, the oldest first; what is no note is left out.
+    /// The work that has begun and not ended, whether or not its process is alive, the oldest first; other files are skipped.
     pub fn unfinished(&self) -> Result<Vec<Unfinished>> {
         let notes = read_notes(&self.unfinished_folder())?;
         let mut found: Vec<Unfinished> = notes.iter().filter_map(|note| Unfinished::parse(note)).collect();

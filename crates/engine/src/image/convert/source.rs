@@ -54,7 +54,7 @@ impl Source<'_> {
         }
     }
 
-    /// Size of its sectors: of what is no image, that which is asked for.
+    /// Size of its sectors; for a source that is not an image, the requested one.
     pub(super) fn sector_bytes(&self, request: &ConvertRequest) -> u64 {
         match self {
             Self::Image { sector_bytes, .. } => *sector_bytes,
@@ -99,7 +99,7 @@ fn does_not_fit(size_bytes: u64, format: Format, detail: String) -> Error {
     }
 }
 
-/// Warns of a file that is called like an image and holds none: what tells its format is damaged, or its name is wrong.
+/// Warns of a file that has the extension of a format but not its content: its header is damaged, or its name is wrong.
 pub(super) fn tell_of_name(source: &Image, job: Job<'_>) {
     let top = &source.layers()[0];
     let extension = top.path.extension().and_then(OsStr::to_str).and_then(Format::from_name);
@@ -107,7 +107,7 @@ pub(super) fn tell_of_name(source: &Image, job: Job<'_>) {
         && named != Format::Raw
     {
         job.progress.warning(&format!(
-            "{} is called like a {named} image, and does not begin as one: it is read as a raw disk (--format raw says that it is one)",
+            "{} has the name of a {named} image, but not its header: it is read as a raw disk (--format raw says that it is one)",
             top.path.display()
         ));
     }
@@ -151,7 +151,7 @@ pub(super) fn tell_what_is_dropped(source: &Image, job: Job<'_>) {
     }
 }
 
-/// Replacing a file that an image is read from would break whatever else is based on it.
+/// Replacing a file that an image is read from would break the other images that are based on it.
 pub(crate) fn refuse_to_replace_source(source: &Image, target: &Path) -> Result<()> {
     let Ok(target) = target.canonicalize() else {
         return Ok(());

@@ -65,7 +65,7 @@ pub enum Error {
     /// A disk, a file or a block device.
     #[error(transparent)]
     Device(#[from] holdfast_block::Error),
-    /// A machine or disk cannot be called so.
+    /// A machine or disk cannot have this name.
     #[error(transparent)]
     Name(#[from] NameError),
     /// A name means no snapshot, or more than one.
@@ -216,7 +216,7 @@ pub enum Error {
         source: Box<holdfast_image::Error>,
     },
     /// A target whose name says one format, and whose content is no image of any.
-    #[error("{} is called like a {format} image, and its content is not one", path.display())]
+    #[error("{} has the name of a {format} image, but its content is not one", path.display())]
     TargetNotAnImage {
         /// The target.
         path: PathBuf,
@@ -301,7 +301,7 @@ pub enum Error {
         /// What it has locked.
         lock: PathBuf,
     },
-    /// Who makes host snapshots.
+    /// A provider of host snapshots failed.
     #[error(transparent)]
     Provider(Box<ProviderError>),
     /// A machine has no such disks.

@@ -24,7 +24,7 @@ pub enum ResolveError {
         /// How many there are in all.
         match_count: usize,
     },
-    /// No machine and no id is called so.
+    /// No machine and no id has this name.
     #[error("no snapshot and no machine is called {word:?}{}", suggested(nearest))]
     Unknown {
         /// The word as given.
@@ -48,7 +48,7 @@ pub enum ResolveError {
         /// The word as given.
         word: String,
     },
-    /// No machine is called so.
+    /// No machine has this name.
     #[error("no machine is called {machine:?}{}", suggested(nearest))]
     UnknownMachine {
         /// The name as given.

@@ -10,13 +10,13 @@ use super::Error;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TemplateError {
-    /// No template can be called so.
+    /// No template can have this name.
     #[error("{name:?} is no name of a template: words of letters, digits, '.', '_' and '-', with '/' between them")]
     Name {
         /// The name as given.
         name: String,
     },
-    /// No tag can be called so.
+    /// No tag can have this name.
     #[error("{tag:?} is no tag: letters, digits, '.', '_' and '-'")]
     Tag {
         /// The tag as given.
@@ -111,7 +111,7 @@ pub enum TemplateError {
     #[error("a template is made of images, not of standard input")]
     NoStream,
     /// A machine's snapshot has disks whose bytes came as a stream.
-    #[error("{name} of snapshot {id} was backed up as a stream, and is no disk")]
+    #[error("{name} of snapshot {id} was backed up as a stream, and is not a disk")]
     StreamDisk {
         /// The snapshot.
         id: SnapshotId,
@@ -119,12 +119,12 @@ pub enum TemplateError {
         name: String,
     },
     /// It has no signature.
-    #[error("nobody has signed {label}")]
+    #[error("{label} has no signature")]
     Unsigned {
         /// Name and tag.
         label: String,
     },
-    /// There is no file that says whose signatures count.
+    /// There is no file that lists the trusted signers.
     #[error("{label} is signed by {key}, and no file of allowed signers is given")]
     NoSigners {
         /// Name and tag.
@@ -164,7 +164,7 @@ pub enum TemplateError {
         /// The disk or file.
         name: String,
     },
-    /// A signature that was made is none of the statement.
+    /// A signature that was made does not fit the statement.
     #[error("what ssh-keygen has signed does not verify: {reason}")]
     SignedWrong {
         /// What ssh-keygen says.

@@ -29,7 +29,7 @@ pub(crate) const MEMORY_DEADLINE: Duration = Duration::from_secs(3600);
 /// The same where the memory is sent while the machine runs: for the last part, from when the machine was last seen running.
 pub(crate) const LIVE_MEMORY_DEADLINE: Duration = Duration::from_secs(60);
 
-/// How the memory of a machine is to be taken; tells where that is not as it was wished, or should not have been wished.
+/// How the memory of a machine is taken; warns where that differs from the request, or where the request is unwise.
 fn mode(way: MemoryMethod, monitor: &dyn Monitor, machine: &str, job: Job<'_>) -> Result<MemoryMode> {
     let chosen = way.mode(monitor);
     let (mode, flaw) = chosen.map_err(|source| holdfast_host::Error::Monitor {

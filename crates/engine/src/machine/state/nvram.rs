@@ -9,7 +9,7 @@ use crate::job::{Error, Result};
 /// Bytes of a file with firmware variables, at most.
 const NVRAM_BYTES_MAX: u64 = 64 << 20;
 
-/// The variables of a machine's firmware, where it has any, read with the rights of the user who names the file.
+/// The variables of a machine's firmware, where it has any, read with the rights of the user that names the file.
 pub(crate) fn read(description: &Description, rights: &Rights) -> Result<Option<Vec<u8>>> {
     let Some(path) = &description.nvram else {
         return Ok(None);
@@ -72,11 +72,11 @@ mod tests {
         }
         std::fs::set_permissions(folder.path(), PermissionsExt::from_mode(0o755)).unwrap();
         std::fs::set_permissions(&path, PermissionsExt::from_mode(0o600)).unwrap();
-        let nobody = Rights::of(UserIdentity {
+        let other_user = Rights::of(UserIdentity {
             user: 65_534,
             group: 65_534,
             groups: Vec::new(),
         });
-        assert!(read(&machine(&path), &nobody).is_err());
+        assert!(read(&machine(&path), &other_user).is_err());
     }
 }

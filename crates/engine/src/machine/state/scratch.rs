@@ -16,7 +16,7 @@ pub(crate) const RUNTIME_FOLDERS: &str = "holdfast-";
 /// The socket in such a folder.
 pub(crate) const SOCKET: &str = "nbd";
 
-/// Such a file. It is gone when the last who has it open lets go, whatever happens.
+/// Such a file. It is deleted when the last process that has it open closes it.
 pub(crate) struct Scratch {
     /// For QEMU.
     pub(crate) given: OwnedFd,

@@ -27,7 +27,7 @@ pub(crate) struct FirmwareState {
 }
 
 impl FirmwareState {
-    /// Reads them with the rights of the user who names them.
+    /// Reads them with the rights of the user that names them.
     pub(crate) fn read(description: &Description, rights: &Rights, clock: &dyn Clock) -> Result<Self> {
         Ok(Self {
             nvram: nvram::read(description, rights)?,
@@ -35,11 +35,11 @@ impl FirmwareState {
         })
     }
 
-    /// With the memory of the same instant; what was not found is told.
+    /// With the memory of the same instant; warns of what was not found.
     pub(crate) fn rest<'m>(self, memory: Option<&'m Memory>, progress: &dyn Progress) -> SavedState<'m> {
         SavedState {
             nvram: self.nvram,
-            tpm: self.tpm.told(progress),
+            tpm: self.tpm.or_warn(progress),
             memory,
         }
     }

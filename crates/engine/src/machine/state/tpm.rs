@@ -1,7 +1,7 @@
 //! The state of an emulated TPM, which belongs to the instant.
 //!
 //! It is read from swtpm's file, and swtpm is not asked: a machine that stands still has nothing more to say to it, and what it has
-//! answered is in the file. swtpm puts a new file into the place of the old one; told to keep a backup of it (`--tpmstate ...,backup`,
+//! answered is in the file. swtpm puts a new file into the place of the old one; configured to keep a backup of it (`--tpmstate ...,backup`,
 //! swtpm 0.11), or to have a single file, it writes into the file itself. So the bytes are believed only when they are whole: as long as
 //! their header says, or twice the same.
 
@@ -47,8 +47,8 @@ pub(crate) struct TpmState {
 }
 
 impl TpmFound {
-    /// The state; what was not found is told.
-    pub(crate) fn told(self, progress: &dyn Progress) -> Option<TpmState> {
+    /// The state; warns where it was not found.
+    pub(crate) fn or_warn(self, progress: &dyn Progress) -> Option<TpmState> {
         match self {
             Self::State(state) => return Some(state),
             Self::NoTpm => {}
@@ -127,7 +127,7 @@ fn backup_of(file: &TpmFile) -> PathBuf {
     name.into()
 }
 
-/// The folder belongs to the user of swtpm: what leads out of it is not followed, and what is no file is not waited for.
+/// The folder belongs to the user of swtpm: links out of it are not followed, and a pipe or socket is not opened.
 fn read_once(file: &TpmFile, rights: &Rights) -> Result<Vec<u8>, Missing> {
     let read = rights.read(&file.path, STATE_BYTES_MAX, Links::Refuse);
     read.map_err(|error| match error.kind() {

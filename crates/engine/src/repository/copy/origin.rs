@@ -1,7 +1,7 @@
 //! Which snapshot of one repository is which of another.
 //!
 //! A copy notes the snapshot that it is a copy of, and the first repository that it was in; a copy of a copy notes the same. So two
-//! snapshots are the same if their origins are, whichever way they came. What was removed on one side is not to come back with
+//! snapshots are the same if their origins are, through any chain of copies. What was removed on one side is not to come back with
 //! the next copy: each copy also notes which snapshots of its machine have been copied before, so that what is in this list and not
 //! there any more is known to have been removed.
 

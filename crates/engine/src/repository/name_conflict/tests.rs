@@ -58,7 +58,7 @@ fn a_uuid_is_the_same_in_every_spelling_and_none_where_it_is_zero() {
     for text in ["", "00000000-0000-0000-0000-000000000000"] {
         assert_eq!(MachineIdentity::of_uuid(text), MachineIdentity::Unidentified, "{text}");
     }
-    // What is no UUID still tells machines apart.
+    // An identity that is not a UUID still distinguishes machines.
     assert_ne!(MachineIdentity::of_uuid("vm-100"), MachineIdentity::of_uuid("vm-101"));
     assert_eq!(MachineIdentity::of(&manifest("m", 1, &[])), MachineIdentity::Images);
     let without = manifest("m", 1, &[("imported_from", "OVA")]);

@@ -18,7 +18,7 @@ use crate::job::error::Refusal;
 use crate::job::{Error, Job, Result, Unit};
 use crate::restore::instant_job::{InstantDisk, InstantJob};
 
-/// Who has it makes the machine, and fills its disks.
+/// The lock file of the process that makes the machine and fills its disks.
 pub(super) const LOCK: &str = "filling";
 /// How often a copy of a disk is begun, and how often the machine is let run, for each start of the server. The first request of each
 /// disk fails, by which QEMU learns that its server is gone; so do those until its new connection stands, which it makes beside
@@ -94,7 +94,7 @@ impl<'a> DiskFill<'a> {
         }
     }
 
-    /// Fills all disks, and leaves nothing of ours.
+    /// Fills all disks, and deletes what the instant restore made beside them.
     pub(super) fn run(self, _lock: JobLock) -> Result<InstantReport> {
         let (instant, job) = (self.instant, self.job);
         self.fill().inspect_err(|_| instant.tell_of_resume(job))
@@ -117,12 +117,12 @@ impl<'a> DiskFill<'a> {
         let phase = format!("filling the disks of {}", instant.machine);
         self.job.progress.phase(&phase, Unit::Bytes);
         self.job.progress.total(size_bytes);
-        let mut told_bytes: u64 = 0;
+        let mut reported_bytes: u64 = 0;
         loop {
             self.job.interrupt.check()?;
             let (done_bytes, is_done) = self.step()?;
-            self.job.progress.advance(done_bytes.saturating_sub(told_bytes));
-            told_bytes = told_bytes.max(done_bytes);
+            self.job.progress.advance(done_bytes.saturating_sub(reported_bytes));
+            reported_bytes = reported_bytes.max(done_bytes);
             if is_done {
                 break;
             }
@@ -230,7 +230,7 @@ impl<'a> DiskFill<'a> {
                 return Ok(Step::Done);
             }
             Some(copy) => {
-                // One that another process began may be about to fail, if its server died: that is no failure of ours.
+                // One that another process began may be about to fail, if its server died: that does not count as a failure of this fill.
                 return Ok(Step::Copying {
                     done_bytes: copy.done_bytes,
                 });

@@ -24,7 +24,7 @@ pub(super) fn name_until_complete(place: &Path, number: u32) -> PathBuf {
 /// A folder that goes again with all that is in it, unless it is to be kept.
 pub(super) struct NewFolder {
     path: Option<PathBuf>,
-    /// The lock of the folder around it, shared by all who make something there, until it has its name.
+    /// The lock of the folder around it, shared by all processes that make something there, until it has its name.
     making: Option<File>,
 }
 
@@ -46,7 +46,7 @@ impl NewFolder {
             path: Some(path.to_owned()),
             making,
         };
-        // Whatever new folders of this process are allowed.
+        // The umask of this process does not count here.
         let opened = std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o711));
         opened.map_err(|source| Error::File {
             action: "open the folder to the machine's user,",

@@ -36,7 +36,7 @@ pub struct Definition {
 
 /// What both kinds of plans need.
 pub(crate) struct Planner<'a> {
-    /// Where all is that is no disk.
+    /// The places of everything that is not a disk.
     pub(crate) repository: &'a Repository,
     /// The disks.
     pub(crate) contents: &'a dyn StoredContents,
@@ -59,7 +59,7 @@ impl Planner<'_> {
 /// A plan on its way.
 pub(super) struct Draft {
     pub(super) machine: PlannedMachine,
-    /// Who it is, seen from the snapshot's configuration.
+    /// Its identity, relative to the snapshot's configuration.
     pub(super) identity: Identity,
     pub(super) definition: Option<Definition>,
     /// The configuration that it will have, also where that stays as it is.
@@ -120,7 +120,7 @@ impl Draft {
     }
 }
 
-/// What becomes of a disk that the snapshot does not have.
+/// What happens to a disk that the snapshot does not have.
 enum LeftOut {
     AsItIs,
     Kept(String),

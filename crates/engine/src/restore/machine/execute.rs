@@ -116,7 +116,7 @@ pub(crate) fn restore_point(
         locked.clear();
         observer.has_files()?;
     } else {
-        // They belong to a machine that is there, whatever becomes of its configuration.
+        // They belong to an existing machine, even if its configuration cannot be changed.
         made.keep();
     }
     execution.define(&mut made)?;
@@ -133,8 +133,8 @@ pub(crate) fn restore_point(
 /// Hears of new files: the name that each will have, and where it is as long as it has none.
 pub(crate) type BeforeNames<'a> = dyn FnMut(&[(&Path, &Path)]) -> Result<()> + 'a;
 
-/// Writes what a new machine has beside its disks, and makes its disks with nothing in them. What is made goes again with the answer,
-/// unless that is told to [`keep`](Made::keep) it. `before_names` hears of all new files
+/// Writes what a new machine has beside its disks, and makes its disks with nothing in them. What is made is deleted when the answer
+/// is dropped, unless [`keep`](Made::keep) was called. `before_names` gets all new files
 /// before the first has its name.
 pub(crate) fn write_companions(
     repository: &Repository,
@@ -366,7 +366,7 @@ impl<'a> Execution<'a> {
 
     /// Writes a small file whole; one that takes another's place gets its owner and mode.
     fn write_bytes(&self, output: &Output<'_>) -> Result<()> {
-        let new = output.new.as_ref().expect("what is no disk is a new file");
+        let new = output.new.as_ref().expect("only disks are written in place");
         let bytes = bytes_of(self.repository, output.record)?;
         let written = match output.file.content {
             FileContent::TpmState(_) => tpm::write(new.partial(), &bytes, &output.file.to),

@@ -30,7 +30,7 @@ pub(super) enum ExistingImage {
     },
     /// Nothing.
     Missing,
-    /// A file that is no image of the format, or one that contradicts itself; why, in words.
+    /// A file that is not an image of the format, or is an inconsistent one; why, in words.
     Unusable(String),
 }
 
@@ -51,7 +51,7 @@ impl ExistingImage {
             Ok(_) | Err(_) => {}
         }
         let looked = size(path, format, presence).and_then(|size_bytes| {
-            // What a QEMU still writes contradicts itself while it is looked at.
+            // An image that QEMU still writes looks inconsistent.
             let contradiction = match presence {
                 Presence::ShutOff => contradiction(path, format)?,
                 Presence::SwitchedOffFirst => None,
@@ -88,7 +88,7 @@ fn contradiction(path: &Path, format: Format) -> Result<Option<String>> {
             .problems
             .iter()
             .find(|problem| problem.severity == holdfast_image::Severity::Corruption)?;
-        Some(format!("{} contradicts itself: {}", layer.path.display(), problem.kind))
+        Some(format!("{} is inconsistent: {}", layer.path.display(), problem.kind))
     });
     Ok(first)
 }

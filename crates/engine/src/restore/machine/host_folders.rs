@@ -55,7 +55,7 @@ impl HostFolders {
         let opened = File::options().read(true).custom_flags(flags).open(path)?;
         let own = opened.metadata()?;
         if (own.uid(), own.gid()) != (user, group) {
-            // Not every user may give folders away: it then belongs to the user who restores, as the images do.
+            // Only root may change the owner of a folder: without that it belongs to the restoring user, as the images do.
             drop(fchown(&opened, Some(user), Some(group)));
         }
         opened.set_permissions(Permissions::from_mode(mode))?;

@@ -121,7 +121,7 @@ fn refuse_kept_states(planner: &Planner<'_>, name: &str, uuid: &str, is_off: boo
 fn configuration_of(machine: &dyn Machine) -> Result<String> {
     let mut files = machine.configuration()?;
     let (_, bytes) = files.swap_remove(0);
-    String::from_utf8(bytes).map_err(|_| unfit(machine.name(), "it is no text".to_owned()))
+    String::from_utf8(bytes).map_err(|_| unfit(machine.name(), "it is not valid UTF-8".to_owned()))
 }
 
 struct InPlace<'a> {
@@ -241,7 +241,7 @@ impl InPlace<'_> {
         }
     }
 
-    /// Where libvirt keeps the variables of a machine whose configuration leaves that to it: only the running one tells.
+    /// Where libvirt keeps the variables of a machine whose configuration does not say: only the configuration of the running one has the path.
     fn own_nvram(&self) -> Option<PathBuf> {
         let stored = StoredMachine::read(self.planner.repository, self.snapshot).ok()?;
         let path = stored.nvram_path?;
@@ -298,7 +298,7 @@ impl InPlace<'_> {
         Ok(Some(path))
     }
 
-    /// Only the guest is told that it has gone back in time.
+    /// Changes only the generation ID, which tells the guest that it has gone back in time.
     fn keep_configuration(&self, draft: &mut Draft, text: String) -> Result<()> {
         let wish = Rewrite::new(Identity::Keep, self.planner.uuid()?);
         let done = rewrite(&text, &wish).map_err(|detail| unfit(self.name, detail))?;

@@ -46,7 +46,7 @@ impl Neighbours {
             let folders = texts.iter().filter_map(|text| served_folder(text));
             let jobs = folders.filter_map(|folder| InstantJob::read(&folder).ok());
             found.push(Neighbour {
-                // One that cannot be read uses nothing that could be told.
+                // Nothing is known of what a machine with an unreadable configuration uses.
                 configurations: texts.iter().filter_map(|text| DomainXml::parse(text).ok()).collect(),
                 awaited: jobs.flat_map(|job| job.disks).map(|disk| disk.target).collect(),
                 name: summary.name,
@@ -88,7 +88,7 @@ impl Neighbours {
         self.0.iter().find(uses).map(|neighbour| &neighbour.name[..])
     }
 
-    /// The machine that has a disk at a place that is no file.
+    /// The machine that has a disk at a place that is not a file.
     pub(super) fn user_of_place(&self, place: &str) -> Option<&str> {
         let is_there = |source: &DiskSource| matches!(source, DiskSource::Other(other) if other == place);
         let uses = |neighbour: &&Neighbour| {

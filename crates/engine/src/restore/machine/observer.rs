@@ -1,4 +1,4 @@
-//! What is told of a restore while it is at work, and of how it ended.
+//! Events of a running restore, and how it ended.
 
 use std::path::Path;
 

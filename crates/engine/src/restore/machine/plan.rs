@@ -50,7 +50,7 @@ pub struct MachineRestorePlan {
     pub resumption: Option<PlannedResumption>,
 }
 
-/// Looks at everything, and tells what a restore would do.
+/// Examines everything, and plans what a restore would do.
 ///
 /// # Errors
 /// Why it cannot be done: mostly a [`Refusal`].
@@ -160,7 +160,7 @@ pub(crate) fn plan_point(
     if after != AfterRestore::LeaveOff {
         plan.refuse_unmet()?;
     }
-    Ok(plan.with_unmet_told())
+    Ok(plan.with_unmet_as_warnings())
 }
 
 impl MachineRestorePlan {
@@ -179,12 +179,12 @@ impl MachineRestorePlan {
         .into())
     }
 
-    fn with_unmet_told(mut self) -> Self {
-        let told = self
+    fn with_unmet_as_warnings(mut self) -> Self {
+        let warnings = self
             .unmet
             .iter()
             .map(|reason| format!("it would not start as things are now: {reason}"));
-        self.warnings.extend(told);
+        self.warnings.extend(warnings);
         self
     }
 }

@@ -39,7 +39,7 @@ pub enum RestoreAs {
 pub struct NewMachineOptions {
     /// What it is called; otherwise a name is made from that in the snapshot.
     pub name: Option<MachineName>,
-    /// Who it is.
+    /// Its identity.
     pub identity: NewMachineIdentity,
     /// The folder for its images; otherwise they go beside the originals.
     pub storage: Option<PathBuf>,
@@ -53,7 +53,7 @@ pub struct NewMachineOptions {
     pub overwrite: Overwrite,
 }
 
-/// Who a new machine is.
+/// The identity of a new machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum NewMachineIdentity {
     /// Another one: new UUID, new addresses of network cards, so that both can run.
@@ -68,13 +68,13 @@ pub enum NewMachineIdentity {
 pub struct InPlaceOptions {
     /// The machine; otherwise the one that the snapshot is of.
     pub machine: Option<String>,
-    /// What becomes of its configuration.
+    /// What happens to its configuration.
     pub configuration: ConfigurationChoice,
     /// Whether it may run while this is planned.
     pub presence: Presence,
 }
 
-/// Whether a machine that is there may run while it is planned what becomes of it.
+/// Whether an existing machine may run while its restore is planned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Presence {
     /// It is shut off.
@@ -84,7 +84,7 @@ pub enum Presence {
     SwitchedOffFirst,
 }
 
-/// What becomes of the configuration of a machine that is there.
+/// What happens to the configuration of a machine that is there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ConfigurationChoice {
     /// It stays as it is.

@@ -1,8 +1,8 @@
 //! A restored machine goes on from the memory in its snapshot.
 //!
 //! The memory belongs to the disks of the same snapshot, and to no others: both come from one manifest, so that the one cannot
-//! be had with others of the other. The guest goes on with what it knows: also with the addresses of its network cards, whatever its
-//! configuration says. A machine with a new identity goes on with its cables pulled, so that no address is on a network twice.
+//! be had with others of the other. The guest goes on with what it knows: also with the addresses of its network cards, even if its
+//! configuration has others. A machine with a new identity goes on with its cables pulled, so that no address is on a network twice.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -167,7 +167,7 @@ fn is_in(snapshot: &Manifest, disk: &MachineDisk) -> bool {
     stored::disks(snapshot).any(|record| record.name == disk.target)
 }
 
-/// What becomes of a disk that the snapshot does not have, or why the memory cannot do with it: what the guest remembers of a disk
+/// What happens to a disk that the snapshot does not have, or why the memory cannot do with it: what the guest remembers of a disk
 /// that was written since would be written over it.
 fn without_record(disk: &MachineDisk) -> std::result::Result<Option<DiskChange>, &'static str> {
     let is_removable = matches!(disk.kind, DiskKind::Cdrom | DiskKind::Floppy);

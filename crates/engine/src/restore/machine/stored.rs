@@ -101,7 +101,7 @@ pub(super) fn text_of(repository: &Repository, snapshot: &Manifest, name: &str) 
         return Ok(None);
     };
     let text = String::from_utf8(bytes_of(repository, record)?);
-    let text = text.map_err(|_| refusal(snapshot, "it is no text".to_owned()))?;
+    let text = text.map_err(|_| refusal(snapshot, "it is not valid UTF-8".to_owned()))?;
     Ok(Some(text))
 }
 

@@ -34,7 +34,7 @@ const OWN: u32 = 0o700;
 /// Of the file: it is full of secrets.
 const FILE_MODE: u32 = 0o600;
 
-/// Plans the state of the TPM of a machine that will have this configuration; what is not restored is told.
+/// Plans the state of the TPM of a machine that will have this configuration; warns of what is not restored.
 ///
 /// What is there already is replaced only where it is the machine's: in its hypervisor's own folder for it, or at the place `own` that the
 /// machine as it is now has chosen. A place that only the snapshot names may be anything.
@@ -159,7 +159,7 @@ fn tell(tpm: &DomainTpm, draft: &mut Draft) {
     }
     if let Identity::New(_) = draft.identity {
         draft.notes.push(
-            "its TPM has the keys of the one that it was made from: who knows machines by these takes both for one"
+            "its TPM has the keys of the machine that it was made from: a service that identifies machines by these keys cannot distinguish the two"
                 .to_owned(),
         );
     }
@@ -193,7 +193,7 @@ impl MadeFolders {
     fn make_one(&mut self, folder: &Path, mode: u32) -> std::io::Result<()> {
         std::fs::DirBuilder::new().mode(mode).create(folder)?;
         self.0.get_or_insert_with(|| folder.to_owned());
-        // Whatever the mask of our process takes away.
+        // The umask of this process does not count here.
         std::fs::set_permissions(folder, std::fs::Permissions::from_mode(mode))?;
         File::open(folder.parent().unwrap_or(folder))?.sync_all()
     }

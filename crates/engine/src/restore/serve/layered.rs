@@ -1,7 +1,7 @@
 //! An overlay as one device: where it holds nothing itself, it says what is below it.
 //!
-//! An overlay calls *absent* what it does not hold itself. Told to a client as a hole, that would have it believe that the bytes of
-//! the snapshot are zero; told as data, it would read every hole of the snapshot.
+//! An overlay calls *absent* what it does not hold itself. Reported to a client as a hole, it would take the bytes of
+//! the snapshot for zero; reported as data, it would read every hole of the snapshot.
 
 use std::ops::Range;
 
@@ -82,7 +82,7 @@ mod tests {
 
     /// What the snapshot holds is data, also where the overlay holds nothing.
     #[test]
-    fn what_is_below_is_told() {
+    fn the_layers_below_are_reported() {
         let below = MemoryDevice::new(SIZE_BYTES);
         below.write_at(&vec![5; 1 << 20], 1 << 20).unwrap();
         let folder = tempfile::tempdir().unwrap();

@@ -231,7 +231,7 @@ mod tests {
         );
         assert!(path(&TpmFolders::OtherHost.place(&tpm, &machine(Activity::Off))).is_none());
         let served = DomainTpm {
-            socket: Some("/nobody/listens".into()),
+            socket: Some("/no/server".into()),
             ..DomainTpm::default()
         };
         assert!(path(&states.place(&served, &machine(Activity::On))).is_none());

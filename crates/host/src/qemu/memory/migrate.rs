@@ -283,14 +283,14 @@ pub fn end_sending(monitor: &dyn Monitor, clock: &dyn Clock, run: RunId) -> Resu
 /// Cancels a migration in progress, and waits until it has ended.
 fn cancel(monitor: &dyn Monitor, clock: &dyn Clock) -> Result<()> {
     let start = clock.now();
-    let mut is_told = false;
+    let mut is_cancelled = false;
     while clock.now().saturating_sub(start) < END_DEADLINE {
         if is_over(&monitor.execute(&QmpCommand::new(STATUS, Value::Null))?) {
             return Ok(());
         }
-        if !is_told {
+        if !is_cancelled {
             monitor.execute(&QmpCommand::new("migrate_cancel", Value::Null))?;
-            is_told = true;
+            is_cancelled = true;
         }
         clock.sleep(POLL_INTERVAL);
     }

@@ -48,7 +48,7 @@ impl PointInTime {
 
     /// Merges the ranges recorded since [`begin_witness`](Self::begin_witness) into the bitmap `bitmap` of `node`. If
     /// the bitmap later contains them, it was not replaced by a newer one.
-    pub fn keep_witness(&self, monitor: &dyn Monitor, number: usize, (node, bitmap): (&str, &str)) -> Result<()> {
+    pub fn keep_witness(&self, monitor: &dyn Monitor, number: usize, node: &str, bitmap: &str) -> Result<()> {
         let (noted_at, name) = (self.witness_node(number), self.witness_name());
         let noted = json!([{ "node": noted_at, "name": name }]);
         let arguments = json!({ "node": node, "target": bitmap, "bitmaps": noted });

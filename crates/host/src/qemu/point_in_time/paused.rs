@@ -76,7 +76,11 @@ impl SnapshotBuilder<'_> {
         let was_running = status.get("running").and_then(Value::as_bool).unwrap_or_default();
         let stopped = self.stop(was_running, memory, report);
         // A late answer may mean that the machine is stopped all the same.
-        let (start, sent) = stopped.inspect_err(|_| self.try_resume(was_running))?;
+        let (start, sent) = stopped.inspect_err(|_| {
+            if was_running {
+                self.try_resume();
+            }
+        })?;
         let is_left_paused = was_running && sent.as_ref().is_some_and(|sent| sent.is_paused_by_others);
         let was_running = was_running && !is_left_paused;
         let settings = sent.map(|sent| sent.settings);
@@ -87,10 +91,13 @@ impl SnapshotBuilder<'_> {
             report(PointInTimeEvent::Reached);
         }
         let others = self.clock.now().saturating_sub(start).saturating_sub(cut);
-        let result = result.and_then(|()| self.check_still_paused(was_running && others > LONG));
+        let result = if was_running && others > LONG {
+            result.and_then(|()| self.check_still_paused())
+        } else {
+            result
+        };
         if was_running {
-            self.execute("cont", Value::Null)
-                .inspect_err(|_| self.try_resume(was_running))?;
+            self.execute("cont", Value::Null).inspect_err(|_| self.try_resume())?;
         }
         let total = self.clock.now().saturating_sub(start);
         if let Some(settings) = settings {
@@ -106,8 +113,8 @@ impl SnapshotBuilder<'_> {
     }
 
     /// After a long pause, the watchdog or another client may have resumed the machine in the middle of it.
-    fn check_still_paused(&self, is_doubtful: bool) -> Result<()> {
-        if is_doubtful && self.execute("query-status", Value::Null)?["running"] == true {
+    fn check_still_paused(&self) -> Result<()> {
+        if self.execute("query-status", Value::Null)?["running"] == true {
             return Err(MonitorError::Refused {
                 command: "stop".to_owned(),
                 class: "GenericError".to_owned(),
@@ -159,11 +166,9 @@ impl SnapshotBuilder<'_> {
     }
 
     /// A second attempt: the first may have failed for a temporary reason. The watchdog is the last resort.
-    fn try_resume(&self, was_running: bool) {
-        if was_running {
-            self.monitor.wake().ok();
-            self.execute("cont", Value::Null).ok();
-        }
+    fn try_resume(&self) {
+        self.monitor.wake().ok();
+        self.execute("cont", Value::Null).ok();
     }
 
     /// Inserts the filters under their devices, one after the other.

@@ -62,21 +62,21 @@ impl Btrfs {
         }
     }
 
-    fn delete(&self, (action, what): (&'static str, &str), place: &Path) -> ProviderResult<()> {
+    fn delete(&self, action: &'static str, what: &str, place: &Path) -> ProviderResult<()> {
         let arguments = ["subvolume", "delete", "--", &place.to_string_lossy()];
-        self.ask((action, what), &arguments).map(drop)
+        self.ask(action, what, &arguments).map(drop)
     }
 
-    fn ask(&self, (action, what): (&'static str, &str), arguments: &[&str]) -> ProviderResult<String> {
+    fn ask(&self, action: &'static str, what: &str, arguments: &[&str]) -> ProviderResult<String> {
         let answer = self.tools.ask(BTRFS, arguments)?;
         if answer.is_success {
             return Ok(answer.output);
         }
-        Err(Self::refusal((action, what), &answer.stderr))
+        Err(Self::refusal(action, what, &answer.stderr))
     }
 
     /// The error for a message.
-    fn refusal((action, what): (&'static str, &str), stderr: &str) -> ProviderError {
+    fn refusal(action: &'static str, what: &str, stderr: &str) -> ProviderError {
         let what = what.to_owned();
         let has = |words: &str| stderr.contains(words);
         let reason = shown_words(stderr.trim().trim_start_matches("ERROR: ")).replace('\n', "; ");
@@ -105,7 +105,7 @@ impl Btrfs {
         }
         let mut arguments = vec!["filesystem", "du", "-s", "--raw", "--"];
         arguments.extend(folders);
-        let answer = self.ask(("measure", &folders.join(", ")), &arguments)?;
+        let answer = self.ask("measure", &folders.join(", "), &arguments)?;
         // Columns: total, exclusive, set shared, name; headings above.
         let rows = answer.lines().filter_map(|line| {
             let mut fields = line.split_whitespace();
@@ -124,7 +124,7 @@ impl Btrfs {
     /// The subvolumes that are visible below a mount, by their folders, without our snapshots.
     fn subvolumes_below(&self, mount: &Mount) -> ProviderResult<Vec<String>> {
         let point = mount.point.to_string_lossy();
-        let answer = self.ask(("inspect", &point), &["subvolume", "list", "--", &point])?;
+        let answer = self.ask("inspect", &point, &["subvolume", "list", "--", &point])?;
         // "ID 257 gen 9 top level 5 path @vms/web": relative to the root of the file system, of which only a part may
         // be mounted.
         let paths = answer.lines().filter_map(|line| line.split_once(" path "));
@@ -140,7 +140,7 @@ impl Btrfs {
 
     /// The output of `btrfs subvolume show`.
     fn inspect(&self, place: &str) -> ProviderResult<SubvolumeInfo> {
-        let output = self.ask(("inspect", place), &["subvolume", "show", "--", place])?;
+        let output = self.ask("inspect", place, &["subvolume", "show", "--", place])?;
         let field = |key: &str| {
             let line = output.lines().find_map(|line| line.trim().strip_prefix(key))?;
             Some(line.trim().to_owned()).filter(|text| text != "-")
@@ -309,7 +309,7 @@ impl Provider for Btrfs {
                 });
             }
             let snapshot_folder = SnapshotFolder::make(Path::new(&one.dataset.name))?;
-            self.begin(&snapshot_folder, (&one.dataset.name, label.name), &shown)?;
+            self.begin(&snapshot_folder, &one.dataset.name, label.name, &shown)?;
         }
         Ok(())
     }
@@ -327,7 +327,7 @@ impl Provider for Btrfs {
                 &place.to_string_lossy(),
             ];
             let shown = snapshot_folder.shown_place(label.name);
-            self.ask(("create", &shown.to_string_lossy()), &arguments)?;
+            self.ask("create", &shown.to_string_lossy(), &arguments)?;
             self.note_created(&one.dataset.name, label.name);
             Ok(())
         })
@@ -387,7 +387,7 @@ impl Provider for Btrfs {
         }
         leftovers::remove(leftover, |place| {
             if is_subvolume(place) {
-                return self.delete(("remove", &shown), place);
+                return self.delete("remove", &shown, place);
             }
             std::fs::remove_dir_all(place).map_err(|source| file_error("remove", &leftover.place, source))
         })
@@ -399,10 +399,7 @@ impl Provider for Btrfs {
         }
         let snapshot_folder = Self::folder(&snapshot.dataset.name)?;
         snapshot_folder.remove(snapshot, || {
-            self.delete(
-                ("remove", &snapshot.to_string()),
-                &snapshot_folder.place(&snapshot.name),
-            )
+            self.delete("remove", &snapshot.to_string(), &snapshot_folder.place(&snapshot.name))
         })
     }
 
@@ -414,7 +411,7 @@ impl Provider for Btrfs {
             if info.uuid.unwrap_or_default() != snapshot.identity {
                 return Err(snapshot.replaced());
             }
-            self.delete(("remove", &snapshot.name.to_string()), &place)
+            self.delete("remove", &snapshot.name.to_string(), &place)
         })
     }
 
@@ -441,7 +438,7 @@ impl Provider for Btrfs {
             return Err(ProviderError::Exists { what: name.to_owned() });
         }
         let arguments = ["subvolume", "snapshot", "--", &place.to_string_lossy(), name];
-        self.ask(("clone", &snapshot.to_string()), &arguments)?;
+        self.ask("clone", &snapshot.to_string(), &arguments)?;
         self.dataset(name)
     }
 }

@@ -201,7 +201,8 @@ impl SnapshotFolder {
     /// replaces a leftover note of another snapshot.
     pub(super) fn adopt(
         &self,
-        (hidden, name): (&str, &str),
+        hidden: &str,
+        name: &str,
         shown: &str,
         label: Option<&HostSnapshotLabel<'_>>,
     ) -> ProviderResult<()> {

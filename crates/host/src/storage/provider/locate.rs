@@ -110,7 +110,7 @@ fn volume(path: &Path, device: u64) -> Located {
         })
     };
     let shown = path.display();
-    match find_device(Path::new(SYSTEM), (major(device), minor(device))) {
+    match find_device(Path::new(SYSTEM), major(device), minor(device)) {
         Found::Thin(name) => return place(ProviderKind::Lvm, name),
         Found::Thick(name) => {
             return Located::Nowhere(format!(

@@ -67,19 +67,19 @@ impl Lvm {
     }
 
     /// Runs a command; a refusal becomes an error with the action and its object.
-    fn ask(&self, (action, what): (&'static str, &str), program: &str, arguments: &[&str]) -> ProviderResult<String> {
+    fn ask(&self, action: &'static str, what: &str, program: &str, arguments: &[&str]) -> ProviderResult<String> {
         let answer = self.tools.ask(program, arguments)?;
         if answer.is_success {
             return Ok(answer.output);
         }
-        Err(refusal((action, what), &answer.stderr))
+        Err(refusal(action, what, &answer.stderr))
     }
 
     /// The volumes of a group, or of all groups.
     fn volumes(&self, group: Option<&str>) -> ProviderResult<Volumes> {
         let mut arguments = FIELDS.to_vec();
         arguments.extend(group);
-        parse(&self.ask(("inspect", group.unwrap_or("all volumes")), LVS, &arguments)?).map(Volumes)
+        parse(&self.ask("inspect", group.unwrap_or("all volumes"), LVS, &arguments)?).map(Volumes)
     }
 
     fn volumes_of(&self, dataset: &str) -> ProviderResult<Volumes> {
@@ -97,7 +97,8 @@ impl Lvm {
         let selection = format!("lv_uuid=\"{}\" && lv_tags!={{\"{HELD}\"}}", volume.uuid);
         let full = volume.full_name();
         self.ask(
-            ("remove", shown),
+            "remove",
+            shown,
             LVREMOVE,
             &["-qq", "--yes", "--force", "--select", &selection, &full],
         )?;
@@ -180,7 +181,7 @@ impl Lvm {
             arguments.extend(["--addtag", tag]);
         }
         arguments.extend(["--name", &name, &one.dataset.name]);
-        self.ask(("create", &shown), LVCREATE, &arguments).map(drop)
+        self.ask("create", &shown, LVCREATE, &arguments).map(drop)
     }
 }
 
@@ -315,7 +316,7 @@ impl Provider for Lvm {
             if arguments.len() > 1 {
                 let full = volume.full_name();
                 arguments.push(&full);
-                self.ask(("write the record of", &shown), LVCHANGE, &arguments)?;
+                self.ask("write the record of", &shown, LVCHANGE, &arguments)?;
             }
         }
         Ok(())
@@ -348,7 +349,7 @@ impl Provider for Lvm {
             });
         }
         let arguments = ["-qq", "--addtag", HELD, "--addtag", &hold_tag(tag), &volume.full_name()];
-        self.ask(("hold", &shown), LVCHANGE, &arguments).map(drop)
+        self.ask("hold", &shown, LVCHANGE, &arguments).map(drop)
     }
 
     fn release(&self, snapshot: &HostSnapshotName, tag: &str) -> ProviderResult<()> {
@@ -368,7 +369,7 @@ impl Provider for Lvm {
             arguments.extend(["--deltag", HELD]);
         }
         arguments.push(&full);
-        self.ask(("release a hold on", &shown), LVCHANGE, &arguments).map(drop)
+        self.ask("release a hold on", &shown, LVCHANGE, &arguments).map(drop)
     }
 
     fn view(&self, snapshot: &HostSnapshotName, _label: &str) -> ProviderResult<View> {
@@ -403,7 +404,7 @@ impl Provider for Lvm {
             own,
             &full,
         ];
-        self.ask(("clone", &snapshot.to_string()), LVCREATE, &arguments)?;
+        self.ask("clone", &snapshot.to_string(), LVCREATE, &arguments)?;
         self.await_device(&dataset(group, own).name, &device::path_of(group, own))?;
         self.dataset(name)
     }

@@ -27,7 +27,8 @@ pub fn mount(
     if provider.kind() == ProviderKind::Zfs {
         if provider.dataset(&snapshot.dataset.name)?.is_volume {
             return Err(refused(
-                ("mount", &shown),
+                "mount",
+                &shown,
                 "it is the snapshot of a volume; holdfast host clone makes a device of it",
             ));
         }
@@ -38,33 +39,31 @@ pub fn mount(
             // zfs-fuse permits writes in spite of the property.
             return ask(
                 tools,
-                ("mount", &shown),
+                "mount",
+                &shown,
                 MOUNT,
                 &["-o", &format!("remount,bind,{OPTIONS}"), &point],
             );
         }
         return ask(
             tools,
-            ("mount", &shown),
+            "mount",
+            &shown,
             MOUNT,
             &["-t", "zfs", "-o", OPTIONS, &full, &point],
         );
     }
     if provider.kind() == ProviderKind::Lvm {
         return Err(refused(
-            ("mount", &shown),
+            "mount",
+            &shown,
             "it is the snapshot of a volume; holdfast host clone makes a device of it",
         ));
     }
     // For these providers the view is just the folder of the snapshot.
     let view = provider.view(snapshot, "mount")?;
     let from = view.path().display().to_string();
-    ask(
-        tools,
-        ("mount", &shown),
-        MOUNT,
-        &["--bind", "-o", OPTIONS, &from, &point],
-    )
+    ask(tools, "mount", &shown, MOUNT, &["--bind", "-o", OPTIONS, &from, &point])
 }
 
 /// Unmounts a host snapshot; other mounts are refused.
@@ -72,7 +71,7 @@ pub fn unmount(tools: &dyn Tools, zfs: &Zfs, folder: &Path) -> ProviderResult<()
     let point = folder.display().to_string();
     let mounts = Mounts::read()?;
     let found = mounts.of_path(folder).filter(|mount| mount.point == folder);
-    let not_ours = || refused(("unmount", &point), "no host snapshot is mounted there");
+    let not_ours = || refused("unmount", &point, "no host snapshot is mounted there");
     let mount = found.ok_or_else(not_ours)?;
     if mount.is_zfs() && !mount.source.contains('@') {
         return zfs.unmount_clone(&mount.source);
@@ -82,23 +81,18 @@ pub fn unmount(tools: &dyn Tools, zfs: &Zfs, folder: &Path) -> ProviderResult<()
     if !is_snapshot && !is_view {
         return Err(not_ours());
     }
-    ask(tools, ("unmount", &point), UNMOUNT, &["--", &point])
+    ask(tools, "unmount", &point, UNMOUNT, &["--", &point])
 }
 
-fn ask(
-    tools: &dyn Tools,
-    (action, what): (&'static str, &str),
-    program: &str,
-    arguments: &[&str],
-) -> ProviderResult<()> {
+fn ask(tools: &dyn Tools, action: &'static str, what: &str, program: &str, arguments: &[&str]) -> ProviderResult<()> {
     let answer = tools.ask(program, arguments)?;
     if answer.is_success {
         return Ok(());
     }
-    Err(refused((action, what), answer.stderr.trim()))
+    Err(refused(action, what, answer.stderr.trim()))
 }
 
-fn refused((action, what): (&'static str, &str), reason: &str) -> ProviderError {
+fn refused(action: &'static str, what: &str, reason: &str) -> ProviderError {
     ProviderError::Refused {
         action,
         what: what.to_owned(),

@@ -93,7 +93,7 @@ impl Zfs {
     }
 
     /// Runs a command; a refusal becomes an error with the action and its object.
-    fn ask(&self, (action, what): (&'static str, &str), arguments: &[&str]) -> ProviderResult<String> {
+    fn ask(&self, action: &'static str, what: &str, arguments: &[&str]) -> ProviderResult<String> {
         let answer = self.tools.ask(ZFS, arguments)?;
         if answer.is_success {
             return Ok(answer.output);
@@ -107,7 +107,7 @@ impl Zfs {
         let mut arguments = vec!["get", "-Hp", "-o", "name,value,source"];
         arguments.extend(filter);
         arguments.extend([RECORD, what]);
-        Ok(table::records(&self.ask(("inspect", what), &arguments)?))
+        Ok(table::records(&self.ask("inspect", what, &arguments)?))
     }
 
     fn get(&self, filter: &[&str], properties: &str, what: &str) -> ProviderResult<BTreeMap<String, Properties>> {
@@ -117,7 +117,7 @@ impl Zfs {
         if !what.is_empty() {
             arguments.push(what);
         }
-        parse(&self.ask(("inspect", what), &arguments)?)
+        parse(&self.ask("inspect", what, &arguments)?)
     }
 
     fn state(name: &str, properties: &Properties, mounts: &Mounts) -> DatasetState {
@@ -329,7 +329,7 @@ impl Provider for Zfs {
         group
             .iter()
             .try_for_each(|one| volume::write_out(&one.dataset.name, one.is_tree))?;
-        self.ask(("create", &names.join(", ")), &arguments).map(drop)
+        self.ask("create", &names.join(", "), &arguments).map(drop)
     }
 
     fn commit(&self, group: &[HostSnapshotScope], label: &HostSnapshotLabel<'_>) -> ProviderResult<()> {
@@ -337,7 +337,7 @@ impl Provider for Zfs {
         for one in group {
             for name in self.with_descendants(one)? {
                 let full = full_name(&name, label.name)?;
-                match self.ask(("write the record of", &full), &["set", &record, &full]) {
+                match self.ask("write the record of", &full, &["set", &record, &full]) {
                     // It was created since.
                     Err(ProviderError::NotFound { .. }) if name != one.dataset.name => {}
                     other => drop(other?),
@@ -368,7 +368,7 @@ impl Provider for Zfs {
 
     fn destroy(&self, snapshot: &HostSnapshotName) -> ProviderResult<()> {
         let full = full(snapshot)?;
-        self.ask(("remove", &full), &["destroy", &full]).map(drop)
+        self.ask("remove", &full, &["destroy", &full]).map(drop)
     }
 
     /// Queries one snapshot, not all of the dataset, to keep the time between the check and the removal short.
@@ -390,14 +390,13 @@ impl Provider for Zfs {
     fn hold(&self, snapshot: &HostSnapshotName, tag: &str) -> ProviderResult<()> {
         check_name(tag)?;
         let full = any_full_name(&snapshot.dataset.name, &snapshot.name)?;
-        self.ask(("hold", &full), &["hold", tag, &full]).map(drop)
+        self.ask("hold", &full, &["hold", tag, &full]).map(drop)
     }
 
     fn release(&self, snapshot: &HostSnapshotName, tag: &str) -> ProviderResult<()> {
         check_name(tag)?;
         let full = any_full_name(&snapshot.dataset.name, &snapshot.name)?;
-        self.ask(("release a hold on", &full), &["release", tag, &full])
-            .map(drop)
+        self.ask("release a hold on", &full, &["release", tag, &full]).map(drop)
     }
 
     fn view(&self, snapshot: &HostSnapshotName, label: &str) -> ProviderResult<View> {
@@ -416,7 +415,7 @@ impl Provider for Zfs {
     fn clone_to(&self, snapshot: &HostSnapshotName, name: &str) -> ProviderResult<DatasetState> {
         let full = full(snapshot)?;
         full_name(name, "check")?;
-        self.ask(("clone", &full), &["clone", &full, name])?;
+        self.ask("clone", &full, &["clone", &full, name])?;
         self.cloned(name, snapshot)
     }
 }

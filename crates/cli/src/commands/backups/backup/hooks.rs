@@ -51,7 +51,7 @@ impl HookArgs {
     /// The programs, for machines at `hypervisor`.
     ///
     /// # Errors
-    /// A folder that cannot be read: who believes that his programs were called must not be wrong.
+    /// A folder that cannot be read: its programs would be skipped without notice.
     pub(super) fn hooks(&self, hypervisor: &str) -> Result<Hooks, Error> {
         let mut programs: Vec<PathBuf> = self.hook.iter().cloned().collect();
         if let Some(folder) = &self.hook_folder {
@@ -136,6 +136,6 @@ mod tests {
         std::fs::create_dir(folder.path().join("30-folder")).unwrap();
         let names = ["10-a", "20-b"].map(|name| folder.path().join(name));
         assert_eq!(programs_in(folder.path()).unwrap(), names);
-        assert!(programs_in(&folder.path().join("nobody")).is_err());
+        assert!(programs_in(&folder.path().join("missing")).is_err());
     }
 }

@@ -1,4 +1,4 @@
-//! Options of `backup` about what reading may cost a machine, and what is told of it.
+//! Options of `backup` about what reading may cost a machine, and what is reported of it.
 
 use std::num::NonZeroU64;
 use std::time::Duration;
@@ -130,7 +130,7 @@ mod tests {
     use crate::args::parse_rate;
 
     #[test]
-    fn what_is_known_is_told() {
+    fn what_is_known_is_reported() {
         let second = Duration::from_secs(1);
         assert_eq!(LoadDocument::new(&Load::default(), second).lines(), [] as [&str; 0]);
         let load = Load {

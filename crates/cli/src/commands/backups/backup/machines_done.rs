@@ -137,7 +137,7 @@ pub(super) struct Failed {
 }
 
 impl MachineDone {
-    /// What there is to say of every backup; how the machine was read is told by `how`, a word for it, and why.
+    /// The document of a backup. `how` is a word for how the machine was read, and why.
     fn of(
         backup: &BackupReport,
         (how, method, method_reason): (How, &'static str, String),
@@ -342,7 +342,7 @@ impl MachineDone {
     }
 }
 
-/// What is told of the instant of a machine.
+/// The report about the instant of a machine.
 pub(crate) struct InstantShown<'a> {
     method: Method,
     reason: &'a str,

@@ -8,7 +8,7 @@ use crate::exit::Exit;
 use crate::output::{Column, Page, Report, Style, Table};
 use crate::units;
 
-/// What became of a machine.
+/// What happened to a machine.
 pub(super) enum Turn {
     BackedUp(Box<MachineDone>),
     Planned(PlannedDocument),

@@ -241,8 +241,8 @@ fn notes(policy: &Policy, simulation: &Simulation) -> Vec<&'static str> {
 
 fn document(point: &KeptPoint, zone: &TimeZone) -> PointDocument {
     // That the newest is kept is no news where a rule keeps it.
-    let is_told = |reason: &&Reason| point.reasons.len() == 1 || **reason != Reason::Newest;
-    let rules: Vec<String> = point.reasons.iter().filter(is_told).map(Reason::brief).collect();
+    let is_listed = |reason: &&Reason| point.reasons.len() == 1 || **reason != Reason::Newest;
+    let rules: Vec<String> = point.reasons.iter().filter(is_listed).map(Reason::brief).collect();
     PointDocument {
         time: point.time.to_string(),
         time_local: time::local(point.time, zone),

@@ -198,7 +198,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is drawn, nothing is too wide, lost or not ASCII.
+        /// In every drawing, nothing is too wide, lost or not ASCII.
         #[test]
         fn each_point_has_a_mark(
             width in 0_usize..200,

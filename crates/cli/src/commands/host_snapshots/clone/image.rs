@@ -168,7 +168,7 @@ impl ImageCloneArgs {
                 };
                 let cloner = ImageCloner::open(&request, &environment)?;
                 if made.is_empty() {
-                    cloner.tell_of_format(job);
+                    cloner.warn_of_format(job);
                 }
                 if dry_run {
                     let plan = cloner.plan(Path::new(name))?;
@@ -243,7 +243,7 @@ fn tell_of_names(made: &[ImageCloneDocument], job: Job<'_>) {
     }
 }
 
-/// The guest is called like its image.
+/// The guest gets the name of its image.
 fn guest_of(name: &str, context: &Context) -> GuestIdentity {
     let stem = Path::new(name)
         .file_stem()

@@ -1,4 +1,4 @@
-//! `holdfast host hold` and `release`: who needs a host snapshot.
+//! `holdfast host hold` and `release`: keep a host snapshot from being removed.
 
 use std::ffi::OsString;
 
@@ -27,7 +27,7 @@ pub(super) struct ReleaseArgs {
     hold: HolderArgs,
 }
 
-/// Which host snapshots, and who holds them.
+/// Which host snapshots, and the name of the hold.
 #[derive(Debug, clap::Args)]
 struct HolderArgs {
     /// Host snapshots: tank/vm@NAME, btrfs:/srv/vms@NAME, lvm:vg0/web1@NAME

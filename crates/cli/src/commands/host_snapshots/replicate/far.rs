@@ -20,7 +20,7 @@ pub(super) struct Word {
     dataset: String,
 }
 
-/// A dataset, and who is asked about it.
+/// A dataset, and the side that has it.
 pub(super) struct Reached {
     pub(super) side: Box<dyn ReplicaSide>,
     pub(super) dataset: String,

@@ -204,7 +204,7 @@ pub(super) fn format_of_name(path: &Path) -> Result<Format, Error> {
     Ok(Format::of_new_file(path).map_err(holdfast_engine::Error::from)?)
 }
 
-/// Opens the image, of which no file may be cut off, and tells what a person should know about it.
+/// Opens the image, of which no file may be cut off, and prints its warnings.
 pub(super) fn open_whole(path: &Path, options: &OpenOptions, context: &Context) -> Result<Image, Error> {
     let image = open_and_warn(path, options, context)?;
     let cut_off = holdfast_image::cut_off_files(path, options).map_err(holdfast_engine::Error::from)?;
@@ -217,7 +217,7 @@ pub(super) fn open_whole(path: &Path, options: &OpenOptions, context: &Context) 
     }
 }
 
-/// Opens the image, and tells what a person should know about it.
+/// Opens the image, and prints its warnings.
 pub(super) fn open_and_warn(path: &Path, options: &OpenOptions, context: &Context) -> Result<Image, Error> {
     let image = holdfast_image::open(path, options).map_err(holdfast_engine::Error::from)?;
     for note in image.notes() {

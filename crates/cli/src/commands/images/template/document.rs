@@ -34,7 +34,7 @@ pub(super) struct PieceDocument {
     pub(super) digest: String,
 }
 
-/// Who vouches for a template.
+/// The signer of a template.
 #[derive(Debug, Clone, Default, Serialize)]
 pub(super) struct SignedDocument {
     /// `good`, `not-allowed`, `revoked`, `bad` or `none`.

@@ -60,7 +60,7 @@ pub(super) struct PullArgs {
     job: JobArgs,
 }
 
-/// Who the machine is, in a folder.
+/// The identity of the machine in a folder.
 #[derive(Debug, clap::Args)]
 struct PullMachineArgs {
     /// Name of the machine [default: the name of the folder]
@@ -158,7 +158,7 @@ impl Report for Pulled {
     }
 }
 
-/// Where it goes: what is called like an image is one.
+/// Where it goes: a name with the extension of an image format means an image.
 fn target(args: &PullArgs) -> Result<PullTarget, Error> {
     let path = args.target.clone();
     let extension = path

@@ -1,4 +1,4 @@
-//! Who signs templates, and whose signatures count.
+//! The key that signs templates, and the signers that are trusted.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -31,7 +31,7 @@ pub(super) struct TrustArgs {
     revoked_signers: Option<PathBuf>,
 }
 
-/// Who signs.
+/// The key that signs.
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Signatures")]
 pub(super) struct SignArgs {
@@ -44,7 +44,7 @@ pub(super) struct SignArgs {
 }
 
 impl TrustArgs {
-    /// Who judges signatures, and by which signers.
+    /// The verifier of signatures, and the trusted signers.
     pub(super) fn trust<'a>(&self, signatures: &'a SshSignatures<'a>, context: &Context) -> Trust<'a> {
         let file = |option: &Option<PathBuf>, variable, name| {
             let given = option.clone().or_else(|| context.variable(variable).map(PathBuf::from));
@@ -67,7 +67,7 @@ fn found(name: &str, context: &Context) -> Option<PathBuf> {
     paths.find(|path| path.symlink_metadata().is_ok())
 }
 
-/// Who makes and judges signatures.
+/// Makes and verifies signatures.
 pub(super) fn signatures(context: &Context) -> SshSignatures<'_> {
     SshSignatures::new(&**context.clock(), context.runtime_folder())
 }

@@ -1,4 +1,4 @@
-//! `holdfast key`: who can open the repository.
+//! `holdfast key`: the keys that open the repository.
 
 mod change;
 mod list;

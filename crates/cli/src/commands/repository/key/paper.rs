@@ -27,7 +27,7 @@ impl Report for Printed {
         page.gap();
         page.line(&self.paper_key);
         page.gap();
-        page.line("Whoever has this text opens the repository: give it where the password is asked for.");
+        page.line("This text opens the repository for anyone who has it: give it where the password is asked for.");
     }
 }
 

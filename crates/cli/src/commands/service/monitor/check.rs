@@ -1,6 +1,6 @@
 //! `monitor snapshots`, `health` and `capacity`: checks as Nagios calls them.
 //!
-//! Their callers read one line of standard output and the exit code, and nothing else. So whatever goes wrong is such a line, and
+//! Their callers read one line of standard output and the exit code, and nothing else. So each error is such a line, and
 //! unknown.
 
 use holdfast_block::{error_messages, error_text};
@@ -57,6 +57,6 @@ pub(super) fn run(
 }
 
 /// The line of a check that did not even begin, since its command line makes no sense.
-pub fn told(reason: &str) -> String {
+pub fn unknown_line(reason: &str) -> String {
     format!("{}\n", printable(&Check::unknown(reason).line))
 }

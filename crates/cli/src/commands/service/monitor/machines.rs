@@ -222,7 +222,7 @@ fn judge(
     let (level, what) = match (&old[..], damaged_count) {
         _ if machines.is_empty() => (
             Level::Critical,
-            "there is no snapshot of any machine that is meant".to_owned(),
+            "there is no snapshot of any selected machine".to_owned(),
         ),
         ([_, ..], _) => {
             let what = format!("no snapshot within {} of {}", args.within, old.join(", "));
@@ -238,7 +238,7 @@ fn judge(
         }
         ([], count) => (
             Level::Warning,
-            format!("{count} snapshots cannot be read, of whatever machines"),
+            format!("{count} snapshots cannot be read; it is not known of which machines they are"),
         ),
     };
     MachinesChecked {

@@ -284,7 +284,7 @@ fn of_snapshots(datasets: &[DatasetFigures], now: Timestamp) -> [Metric; 4] {
     [count, newest, age, used]
 }
 
-/// States that a pool is told not to be in as well: an alert finds the series from the start.
+/// States that are exported with the value 0 as well, so that an alert finds the series from the start.
 const STATES: [&str; 6] = ["ONLINE", "DEGRADED", "FAULTED", "OFFLINE", "REMOVED", "UNAVAIL"];
 
 fn of_pools(pools: &[PoolFigures]) -> [Metric; 5] {

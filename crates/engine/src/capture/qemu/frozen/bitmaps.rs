@@ -1,4 +1,4 @@
-//! The bitmaps of frozen disks: that of the snapshot before, which tells what has changed, and that of this one, which begins.
+//! The bitmaps of frozen disks: that of the snapshot before, which says what has changed, and that of this one, which begins.
 
 use holdfast_block::{BlockDevice, DirtyBitmap, to_usize};
 use holdfast_host::qemu::{Layer, Layers, PointInTime, QemuDisk};
@@ -64,7 +64,7 @@ impl<'a> Freezer<'a> {
         old_bitmaps
     }
 
-    /// What has changed on a disk, if the bitmap has its witness and stands a test. `above` is where the layers above the bitmap are told.
+    /// What has changed on a disk, if the bitmap has its witness and stands a test. `above` serves the map of the layers above the bitmap.
     pub(super) fn changes(
         &self,
         (device, context): (&FrozenDevice<'_>, &str),
@@ -130,7 +130,7 @@ impl<'a> Freezer<'a> {
             let end = (offset + MARK_BYTES).min(disk.device.size_bytes());
             disk.device.touch(*offset..end).map_err(|error| error.to_string())?;
         }
-        let kept = cut.keep_witness(monitor, number, (&disk.node, &next.name));
+        let kept = cut.keep_witness(monitor, number, &disk.node, &next.name);
         kept.map_err(|error| error.to_string())
     }
 }

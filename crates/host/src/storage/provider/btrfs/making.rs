@@ -28,7 +28,8 @@ impl Btrfs {
     pub(super) fn begin(
         &self,
         snapshot_folder: &SnapshotFolder,
-        (dataset, name): (&str, &str),
+        dataset: &str,
+        name: &str,
         shown: &str,
     ) -> ProviderResult<()> {
         self.clear_hidden(snapshot_folder, name, shown)?;
@@ -53,7 +54,7 @@ impl Btrfs {
                 what: format!("{shown}, which another process is creating,"),
             });
         }
-        self.delete(("remove the leftover of", shown), &hidden)
+        self.delete("remove the leftover of", shown, &hidden)
     }
 
     /// Records that a prepared snapshot exists under its hidden name.
@@ -74,7 +75,7 @@ impl Btrfs {
         let has_no_name = self.making().contains_key(&of);
         if has_no_name {
             let hidden = format!(".{}", label.name);
-            snapshot_folder.adopt((&hidden, label.name), &name.to_string(), Some(label))?;
+            snapshot_folder.adopt(&hidden, label.name, &name.to_string(), Some(label))?;
             // From here on it has its name, and is not reverted.
             self.making().remove(&of);
         } else {
@@ -94,7 +95,8 @@ impl Btrfs {
         if making.is_created {
             let snapshot_folder = Self::folder(dataset)?;
             self.delete(
-                ("remove", &format!("{dataset}@{name}")),
+                "remove",
+                &format!("{dataset}@{name}"),
                 &snapshot_folder.hidden_place(name),
             )?;
         }

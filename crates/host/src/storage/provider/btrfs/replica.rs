@@ -52,7 +52,7 @@ impl BtrfsSide {
     /// Removes a partially received subvolume.
     fn remove(&self, snapshot_folder: &SnapshotFolder, name: &str) -> ProviderResult<()> {
         self.btrfs
-            .delete(("remove the partially received", name), &snapshot_folder.place(name))
+            .delete("remove the partially received", name, &snapshot_folder.place(name))
     }
 
     /// The names of partially received subvolumes.
@@ -168,7 +168,7 @@ impl Received {
         });
         let shown_name = format!("{}@{}", dataset(&self.receiving.dataset), arrival.name);
         self.snapshot_folder
-            .adopt((&hidden, &arrival.name), &shown_name, label.as_ref())
+            .adopt(&hidden, &arrival.name, &shown_name, label.as_ref())
     }
 }
 
@@ -218,7 +218,7 @@ impl Btrfs {
         if !is_subvolume(&place) || !is_half()? {
             return Err(ProviderError::NotFound { what: shown });
         }
-        self.delete(("remove the partially received", &shown), &place)
+        self.delete("remove the partially received", &shown, &place)
     }
 }
 
@@ -339,7 +339,7 @@ impl ReplicaSide for BtrfsSide {
         let folder = Path::new(&receiving.dataset);
         if folder.symlink_metadata().is_err() {
             let arguments = ["subvolume", "create", "--", &receiving.dataset];
-            self.btrfs.ask(("create", &receiving.dataset), &arguments)?;
+            self.btrfs.ask("create", &receiving.dataset, &arguments)?;
         }
         Btrfs::folder(&receiving.dataset)?;
         let snapshot_folder = Arc::new(SnapshotFolder::make(folder)?);
@@ -425,7 +425,7 @@ impl ReplicaSide for BtrfsSide {
     }
 
     fn refusal(&self, action: &'static str, what: &str, stderr: &str) -> ProviderError {
-        Btrfs::refusal((action, what), stderr)
+        Btrfs::refusal(action, what, stderr)
     }
 
     fn can_pack(&self, when: PackWhen) -> bool {

@@ -122,7 +122,7 @@ impl Lvm {
             (None, _) => {}
         }
         let note = |change: &str| {
-            self.ask(("tag", &full), LVCHANGE, &["-qq", change, METADATA, &full])
+            self.ask("tag", &full, LVCHANGE, &["-qq", change, METADATA, &full])
                 .map(drop)
         };
         note("--addtag")?;
@@ -133,7 +133,7 @@ impl Lvm {
                 let place = format!("/dev/mapper/{device}_tmeta");
                 let mut arguments = arguments.to_vec();
                 arguments.push(&place);
-                let answer = self.ask(("read the metadata of", &full), program, &arguments);
+                let answer = self.ask("read the metadata of", &full, program, &arguments);
                 // A released metadata snapshot may have been overwritten while it was read.
                 let is_kept = state.is_some() && self.kept_state(&target, &full)? == state;
                 self.send_message(&target, &full, "release_metadata_snap")?;
@@ -155,7 +155,7 @@ impl Lvm {
 
     /// The block of a pool's metadata snapshot; none if there is none.
     fn kept_state(&self, target: &str, full: &str) -> ProviderResult<Option<u64>> {
-        let answer = self.ask(("inspect", full), DMSETUP, &["status", target])?;
+        let answer = self.ask("inspect", full, DMSETUP, &["status", target])?;
         // "0 4194304 thin-pool 17 123/1024 1027/32768 138 rw ...": a hyphen if there is none.
         let mut fields = answer
             .split_ascii_whitespace()
@@ -172,7 +172,8 @@ impl Lvm {
 
     fn send_message(&self, target: &str, full: &str, message: &str) -> ProviderResult<()> {
         self.ask(
-            ("read the metadata of", full),
+            "read the metadata of",
+            full,
             DMSETUP,
             &["message", target, "0", message],
         )

@@ -22,7 +22,7 @@ pub(in super::super) enum Found {
 }
 
 /// The volume that has the device with this number.
-pub(in super::super) fn find(system: &Path, (major, minor): (u32, u32)) -> Found {
+pub(in super::super) fn find(system: &Path, major: u32, minor: u32) -> Found {
     let place = system.join(format!("dev/block/{major}:{minor}"));
     let read = |path: PathBuf| std::fs::read_to_string(path).unwrap_or_default().trim().to_owned();
     let (name, uuid) = (read(place.join("dm/name")), read(place.join("dm/uuid")));
@@ -94,7 +94,7 @@ mod tests {
         device(system.path(), "253:5", ("vg0-thick", thick), None);
         device(system.path(), "253:2", ("vg0-pool-tpool", pool), None);
         device(system.path(), "253:6", ("luks", "CRYPT-LUKS2-00"), Some(thick));
-        let found = |minor| find(system.path(), (253, minor));
+        let found = |minor| find(system.path(), 253, minor);
         assert_eq!(found(4), Found::Thin("vg0/web1-root".to_owned()));
         assert_eq!(found(5), Found::Thick("vg0/thick".to_owned()));
         for other in [2, 6, 7] {

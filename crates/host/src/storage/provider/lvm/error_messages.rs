@@ -11,7 +11,7 @@ const NO_SERVICE: [&str; 4] = [
 ];
 
 /// The error for a message.
-pub(super) fn refusal((action, what): (&'static str, &str), stderr: &str) -> ProviderError {
+pub(super) fn refusal(action: &'static str, what: &str, stderr: &str) -> ProviderError {
     let has = |words: &str| stderr.contains(words);
     let what = what.to_owned();
     // Every answer may contain warnings.

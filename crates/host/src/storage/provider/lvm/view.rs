@@ -37,7 +37,7 @@ impl Lvm {
         // A snapshot of another program that was already active stays active.
         let belongs_to_others = volume.is_active && volume.tags.snapshot.is_none();
         let arguments = ["-qq", "--yes", "--activate", "y", "--ignoreactivationskip", &full];
-        self.ask(("view", &snapshot.to_string()), LVCHANGE, &arguments)?;
+        self.ask("view", &snapshot.to_string(), LVCHANGE, &arguments)?;
         let device = PathBuf::from(&volume.path);
         let view = View {
             folder: device.clone(),

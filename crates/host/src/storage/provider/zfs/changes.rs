@@ -113,7 +113,7 @@ impl Zfs {
         let mut sender = LocalTools::new(self.clock.clone(), END_TIME_OUT)
             .start(ZFS, &["send", snapshot])
             .map_err(ProviderError::from)?;
-        let mut output = sender.take_output().expect("nobody has taken it");
+        let mut output = sender.take_output().expect("the output was not taken before");
         Ok(guid_of_stream(&mut output)?)
     }
 
@@ -131,7 +131,7 @@ impl Zfs {
     fn read_stream<T>(&self, arguments: &[&str], ask: &dyn Fn(&mut dyn Read) -> T) -> ProviderResult<(T, PipedEnd)> {
         let tools = LocalTools::new(self.clock.clone(), END_TIME_OUT);
         let mut sender = tools.start(ZFS, arguments)?;
-        let mut output = sender.take_output().expect("nobody has taken it");
+        let mut output = sender.take_output().expect("the output was not taken before");
         let found = ask(&mut output);
         // A sender whose stream is not read to its end must not block on the pipe.
         drop(output);

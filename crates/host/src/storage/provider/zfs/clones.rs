@@ -82,7 +82,7 @@ impl Zfs {
             arguments.extend(["-s", "local,received", "-t", "filesystem,volume"]);
         }
         arguments.extend([property, pool]);
-        let mut found = table::records(&self.ask(("list the clones in", pool), &arguments)?);
+        let mut found = table::records(&self.ask("list the clones in", pool, &arguments)?);
         found.retain(|name, _| !name.contains('@'));
         Ok(found)
     }
@@ -104,7 +104,7 @@ impl Zfs {
     fn destroy_with_retries(&self, action: &'static str, clone: &str) -> ProviderResult<()> {
         let mut attempts_left = ATTEMPT_COUNT;
         loop {
-            match self.ask((action, clone), &["destroy", clone]) {
+            match self.ask(action, clone, &["destroy", clone]) {
                 Err(ProviderError::Held { .. }) if attempts_left > 0 => {
                     attempts_left -= 1;
                     self.clock.sleep(ATTEMPT_INTERVAL);
@@ -144,7 +144,7 @@ impl Zfs {
             arguments.extend(["-o", maker]);
         }
         arguments.extend([&full[..], name]);
-        self.ask(("clone", &full), &arguments)?;
+        self.ask("clone", &full, &arguments)?;
         self.cloned(name, snapshot)
     }
 
@@ -165,7 +165,7 @@ impl Zfs {
     pub fn finish_clone(&self, name: &str) -> ProviderResult<()> {
         full_name(name, "check")?;
         for property in [UNFINISHED, MAKER] {
-            self.ask(("remove the mark of", name), &["inherit", property, name])?;
+            self.ask("remove the mark of", name, &["inherit", property, name])?;
         }
         Ok(())
     }
@@ -199,7 +199,7 @@ impl Zfs {
         let mut arguments = vec!["clone", "-o", "readonly=on", "-o", &mark, "-o", &mountpoint];
         arguments.extend(WITHOUT_RIGHTS);
         arguments.extend([snapshot, &clone]);
-        self.ask(("mount", snapshot), &arguments).map(drop)
+        self.ask("mount", snapshot, &arguments).map(drop)
     }
 
     /// Unmounts and destroys such a clone.
@@ -234,7 +234,7 @@ impl Zfs {
             arguments.extend(WITHOUT_RIGHTS);
         }
         arguments.extend([snapshot, &clone]);
-        self.ask(("view", snapshot), &arguments)?;
+        self.ask("view", snapshot, &arguments)?;
         let (tools, clock, gone) = (Arc::clone(&self.tools), Arc::clone(&self.clock), folder.clone());
         let path: PathBuf = if is_volume { volume_device(&clone) } else { folder };
         let name = clone.clone();

@@ -120,10 +120,7 @@ impl ZfsSide {
             }
         }
         for above in missing.into_iter().rev() {
-            match self
-                .zfs
-                .ask(("create", above), &["create", "-o", "canmount=off", above])
-            {
+            match self.zfs.ask("create", above, &["create", "-o", "canmount=off", above]) {
                 // Another process has created it.
                 Err(ProviderError::Exists { .. }) => {}
                 other => drop(other?),
@@ -185,14 +182,14 @@ impl ZfsSide {
             let snapshot = any_full_name(&keeping.dataset, &keeping.snapshot)?;
             let bookmark = full(&name)?;
             self.zfs
-                .ask(("bookmark", &snapshot), &["bookmark", &snapshot, &bookmark])?;
+                .ask("bookmark", &snapshot, &["bookmark", &snapshot, &bookmark])?;
         }
         for old in &target.snapshots {
             if old.is_bookmark && old.name.starts_with(&prefix) && old.name != name {
                 let old = full(&old.name)?;
                 // Only a bookmark is destroyed here.
                 assert!(old.contains('#'), "{old} is no bookmark");
-                self.zfs.ask(("remove", &old), &["destroy", &old])?;
+                self.zfs.ask("remove", &old, &["destroy", &old])?;
             }
         }
         Ok(())
@@ -326,7 +323,7 @@ impl ReplicaSide for ZfsSide {
         let mut arguments = vec!["send".to_owned(), "-nP".to_owned()];
         arguments.extend(Self::send_arguments(sending)?);
         let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-        Ok(size_in(&self.zfs.ask(("send", &sending.dataset), &arguments)?))
+        Ok(size_in(&self.zfs.ask("send", &sending.dataset, &arguments)?))
     }
 
     fn send(&self, sending: &SendRequest) -> ProviderResult<Piped> {
@@ -366,7 +363,7 @@ impl ReplicaSide for ZfsSide {
             if snapshot.identity.is_empty() {
                 self.zfs.get(&[], "type", &full)?;
             } else {
-                self.check_guid((&receiving.dataset, &snapshot.name), &snapshot.identity)?;
+                self.check_guid(&receiving.dataset, &snapshot.name, &snapshot.identity)?;
             }
         }
         self.note(&receiving.dataset, &known)
@@ -375,7 +372,7 @@ impl ReplicaSide for ZfsSide {
     fn discard(&self, dataset: &str) -> ProviderResult<()> {
         full_name(dataset, "check")?;
         self.zfs
-            .ask(("discard the partial receive of", dataset), &["receive", "-A", dataset])
+            .ask("discard the partial receive of", dataset, &["receive", "-A", dataset])
             .map(drop)
     }
 

@@ -38,7 +38,7 @@ pub(crate) fn btrfs_stream(bytes: &[u8]) -> Outcome {
         .read_to_end(&mut passed);
     let commands = commands_of(&passed);
     let ends = commands.iter().filter(|command| command.verb == Verb::End).count();
-    let arrived = arrived.lock().expect("nobody panics with it").take();
+    let arrived = arrived.lock().expect("no thread panics with it").take();
     assert_eq!(
         ends == 1,
         arrived.is_some() && read.is_ok(),
@@ -81,18 +81,18 @@ fn with_checksums(bytes: &[u8]) -> Vec<u8> {
     let Some((start, mut rest)) = bytes.split_at_checked(MAGIC.len() + 4) else {
         return bytes.to_vec();
     };
-    let mut mended = start.to_vec();
+    let mut repaired = start.to_vec();
     while let Some((head, after)) = rest.split_first_chunk::<HEAD_LENGTH>() {
         let length = u32::from_le_bytes([head[0], head[1], head[2], head[3]]);
         let body = usize::try_from(length).ok().and_then(|length| after.get(..length));
         let Some(body) = body.filter(|body| body.len() <= BODY_BYTES_MAX) else {
             break;
         };
-        put(u16::from_le_bytes([head[4], head[5]]), body, &mut mended);
+        put(u16::from_le_bytes([head[4], head[5]]), body, &mut repaired);
         rest = &after[body.len()..];
     }
-    mended.extend(rest);
-    mended
+    repaired.extend(rest);
+    repaired
 }
 
 /// Valid streams.

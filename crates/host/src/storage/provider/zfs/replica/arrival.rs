@@ -30,15 +30,15 @@ impl ZfsSide {
             // Volumes have only the first one.
             if matches!(source(property), Some("default" | "received")) {
                 let word = format!("{property}={value}");
-                self.zfs.ask(("protect", dataset), &["set", &word, dataset])?;
+                self.zfs.ask("protect", dataset, &["set", &word, dataset])?;
             }
         }
         // Their values can be any text, so only their sources are requested.
         let arguments = ["get", "-H", "-o", "source", &INHERITED.join(","), dataset];
-        let sources = self.zfs.ask(("inspect", dataset), &arguments)?;
+        let sources = self.zfs.ask("inspect", dataset, &arguments)?;
         for (property, source) in INHERITED.into_iter().zip(sources.lines()) {
             if source == "received" {
-                self.zfs.ask(("protect", dataset), &["inherit", property, dataset])?;
+                self.zfs.ask("protect", dataset, &["inherit", property, dataset])?;
             }
         }
         Ok(())
@@ -57,14 +57,14 @@ impl ZfsSide {
             let full = any_full_name(dataset, &snapshot.name)?;
             if !noted.contains_key(&full) {
                 let record = record_property(record)?;
-                self.zfs.ask(("write the record of", &full), &["set", &record, &full])?;
+                self.zfs.ask("write the record of", &full, &["set", &record, &full])?;
             }
         }
         Ok(())
     }
 
     /// Refuses a snapshot with another GUID than expected.
-    pub(super) fn check_guid(&self, (dataset, name): (&str, &str), guid: &str) -> ProviderResult<()> {
+    pub(super) fn check_guid(&self, dataset: &str, name: &str, guid: &str) -> ProviderResult<()> {
         let full = any_full_name(dataset, name)?;
         let found = self.zfs.get(&[], "guid", &full)?;
         let is_same = found.get(&full).and_then(|found| found.value("guid")) == Some(guid);
@@ -87,7 +87,7 @@ impl ZfsSide {
         let mut known = Vec::new();
         for (name, guid) in &brought {
             let guid = guid.to_string();
-            self.check_guid((&receiving.dataset, name), &guid)?;
+            self.check_guid(&receiving.dataset, name, &guid)?;
             let is_announced =
                 |one: &&ReplicaSnapshot| one.name == *name && (one.identity.is_empty() || one.identity == guid);
             known.extend(receiving.snapshots.iter().find(is_announced));

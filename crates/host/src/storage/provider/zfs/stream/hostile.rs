@@ -27,7 +27,7 @@ pub(crate) fn zfs_stream(bytes: &[u8]) -> Outcome {
         assert!(begin.is_single() && begin.to_guid == QUERY.to_guid && begin.flags & 1 == 0);
         assert_eq!(begin.features & (feature::DEDUPLICATED | feature::HOLDS), 0);
     }
-    match (read, arrived.lock().expect("nobody panics with it").take()) {
+    match (read, arrived.lock().expect("no thread panics with it").take()) {
         (Ok(_), Some(arrived)) => {
             assert!(passed == bytes && arrived.len() == 1, "it is whole");
             Outcome::Decoded

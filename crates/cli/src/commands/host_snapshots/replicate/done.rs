@@ -1,4 +1,4 @@
-//! What `replicate` answers.
+//! The report of `replicate`.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ pub(super) enum ReplicatedShown {
     Status,
 }
 
-/// What `replicate` answers.
+/// The report of `replicate`.
 #[derive(Debug, Serialize)]
 pub(super) struct ReplicateDone {
     #[serde(skip)]
