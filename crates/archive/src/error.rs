@@ -31,7 +31,7 @@ pub enum Error {
         /// The operating system's reason: often a full file system.
         source: std::io::Error,
     },
-    /// The archive contradicts itself or its format.
+    /// The archive is inconsistent, or violates its format.
     #[error("the archive is damaged: {what} at offset {offset}: {detail}")]
     Corrupt {
         /// The structure: "member header", "checksum"...
@@ -61,7 +61,7 @@ pub enum Error {
     #[error("the file has no index: it was not packed by holdfast compress, or it was cut off")]
     NoIndex,
     /// The stream is not a known kind of archive.
-    #[error("this is not a known machine archive:  {detail}")]
+    #[error("this is not a known machine archive: {detail}")]
     Unknown {
         /// How it begins.
         detail: String,

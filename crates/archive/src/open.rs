@@ -139,9 +139,9 @@ fn open_tape<R: Read + Send + 'static>(
         Ok(Some(first)) => first,
         Ok(None) => return Err(unknown("it is empty")),
         Err(Error::CutOff { offset: 0, .. }) if packing == Packing::None => {
-            return Err(unknown("it is shorter than any"));
+            return Err(unknown("it is shorter than any archive"));
         }
-        Err(Error::Corrupt { offset: 0, .. }) => return Err(unknown("its first bytes are of no tape archive")),
+        Err(Error::Corrupt { offset: 0, .. }) => return Err(unknown("it does not begin like a tar archive")),
         // A machine archive begins with a text member.
         Err(Error::Unsupported { feature, .. }) => {
             return Err(unknown(&format!("it is a tape archive that begins with {feature}")));

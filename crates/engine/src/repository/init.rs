@@ -81,9 +81,10 @@ pub fn plan_init(request: &InitRequest<'_>) -> Result<()> {
     let path = request.location.path();
     if path.symlink_metadata().is_err() {
         let folder = folder_of(path);
-        return match folder.is_dir() {
-            true => check_folder(folder, path),
-            false => request.location.open_store().map(drop),
+        return if folder.is_dir() {
+            check_folder(folder, path)
+        } else {
+            request.location.open_store().map(drop)
         };
     }
     let store = request.location.open_store()?;

@@ -358,7 +358,7 @@ fn a_tpm_state_that_is_not_restored_is_reported() {
     world.back_up(4, &text);
     assert_eq!(warnings(NewMachineIdentity::New), "");
     let notes = world.plan(&fake, NewMachineIdentity::New).unwrap().notes.join("\n");
-    assert!(notes.contains("has the keys of the one"), "{notes}");
+    assert!(notes.contains("has the keys of the machine"), "{notes}");
     // Left behind where its hypervisor has it by the machine's UUID.
     let plan = world.plan(&fake, NewMachineIdentity::Keep).unwrap();
     let there = &plan.files[3].to;

@@ -7,6 +7,7 @@ mod checking;
 mod conformance;
 mod cut_off;
 mod peer;
+mod plans;
 mod reading;
 mod tables;
 mod writing;

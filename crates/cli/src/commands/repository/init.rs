@@ -87,17 +87,15 @@ impl Report for Made {
     }
 
     fn human(&self, page: &mut Page) {
-        match &self.id {
-            Some(id) => page.line(&format!("made repository {} in {}", &id[..8], self.location)),
-            None => {
-                let kind = if self.encrypted {
-                    "an encrypted"
-                } else {
-                    "an unencrypted"
-                };
-                return page.line(&format!("would make {kind} repository in {}", self.location));
-            }
-        }
+        let Some(id) = &self.id else {
+            let kind = if self.encrypted {
+                "an encrypted"
+            } else {
+                "an unencrypted"
+            };
+            return page.line(&format!("would make {kind} repository in {}", self.location));
+        };
+        page.line(&format!("made repository {} in {}", &id[..8], self.location));
         if let Some(like) = &self.like {
             page.line(&format!("it recognises bytes as repository {} does", &like[..8]));
         }

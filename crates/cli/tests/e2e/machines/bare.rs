@@ -359,7 +359,7 @@ fn a_dry_run_says_what_has_changed_and_leaves_the_machine_alone() {
     );
     assert_eq!(planned["disks"][0]["read_bytes"], DISK_BYTES);
     let reason = planned["disks"][0]["reason"].as_str().unwrap();
-    assert!(reason.contains("no snapshot"), "{reason}");
+    assert!(reason.contains("no earlier snapshot"), "{reason}");
     assert_eq!(bare.rig.snapshot_count(), 0);
 
     bare.back_up(&[]);

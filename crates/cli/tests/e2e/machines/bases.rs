@@ -98,7 +98,7 @@ fn the_base_of_an_image_is_backed_up_from_the_host_snapshot() {
     system("btrfs", &["subvolume", "create", &templates]).unwrap();
     on.define_on_base("web3", &format!("{templates}/base"));
     let words = at(&uri, &["backup", "web3", "--method", "snapshot"]);
-    for expected in ["no snapshot before", "which is not in the host snapshot"] {
+    for expected in ["no earlier snapshot", "which is not in the host snapshot"] {
         let disk = on.world.rig.report(&words)["machines"][0]["disks"][0].clone();
         assert!(disk["reason"].as_str().unwrap().contains(expected), "{disk:#}");
     }

@@ -39,7 +39,7 @@ pub(super) fn a_machine_is_backed_up_from_host_snapshots(kind: &'static str) {
         (&first["method"], &first["consistency"]),
         (&"snapshot".into(), &"crash".into())
     );
-    on.assert_everything_was_read(&first, "no snapshot before");
+    on.assert_everything_was_read(&first, "no earlier snapshot");
     on.world.assert_snapshot_is_right("first");
     let kept = |on: &OnOwn| {
         on.listed(&["web1"])

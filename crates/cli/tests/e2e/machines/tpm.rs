@@ -189,7 +189,10 @@ fn firmware_variables_and_the_tpm_are_those_of_the_instant_and_come_back_to_a_ne
     let uuid = plan["target_machine"]["uuid"].as_str().unwrap();
     let target = file["target"].as_str().unwrap();
     assert!(target.ends_with(&format!("/swtpm/{uuid}/tpm2/{NAME}")), "{target}");
-    assert!(plan["notes"].to_string().contains("has the keys of the one"), "{plan}");
+    assert!(
+        plan["notes"].to_string().contains("has the keys of the machine"),
+        "{plan}"
+    );
     let folders = world.place("web3").ancestors().nth(3).unwrap().to_owned();
     assert_eq!(
         std::fs::read_dir(&folders).unwrap().count(),

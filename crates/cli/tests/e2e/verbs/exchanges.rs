@@ -337,7 +337,7 @@ fn contradictory_commands_are_refused_with_a_reason() {
     let (rig, _) = rig_with_machine();
     exported(&rig, "web1.xva");
     for (code, words, expected) in [
-        (1, &["import", "a.raw"][..], "is no machine archive"),
+        (1, &["import", "a.raw"][..], "is not a known machine archive"),
         (2, &["export", "web1", "web1.tar"], "does not say what to make"),
         (2, &["export", "web1", "x.xva", "--level", "9"], "nothing is packed"),
         (2, &["export", "web1", "x.xva.zst", "--gzip"], "the name says zstd"),

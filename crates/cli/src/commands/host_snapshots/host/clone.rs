@@ -119,9 +119,10 @@ fn run(args: &HostCloneArgs, context: &Context) -> Result<Exit, Error> {
 
 /// A clone needs a free name.
 fn refuse_existing(provider: &dyn Provider, clone: &Dataset) -> Result<(), Error> {
-    let is_taken = match clone.provider.has_folders() {
-        true => Path::new(&clone.name).symlink_metadata().is_ok(),
-        false => provider.dataset(&clone.name).is_ok(),
+    let is_taken = if clone.provider.has_folders() {
+        Path::new(&clone.name).symlink_metadata().is_ok()
+    } else {
+        provider.dataset(&clone.name).is_ok()
     };
     if !is_taken {
         return Ok(());

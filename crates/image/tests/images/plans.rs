@@ -1,6 +1,8 @@
 //! A plan finds what the job itself would find, and changes nothing.
 
 use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::Write as _;
 use std::path::Path;
 
 use holdfast_block::BlockDeviceMut as _;
@@ -28,6 +30,11 @@ fn content(folder: &Path) -> BTreeMap<String, Vec<u8>> {
             (name, std::fs::read(entry.path()).unwrap())
         })
         .collect()
+}
+
+/// Gives a file its former content again.
+fn put(path: &Path, bytes: &[u8]) {
+    File::create(path).unwrap().write_all(bytes).unwrap();
 }
 
 fn words<T: std::fmt::Debug>(result: Result<T, Error>) -> Result<String, String> {
@@ -92,7 +99,7 @@ fn a_planned_resize_says_what_would_be_lost() {
                 "{format} to {size_bytes}"
             );
             for (name, bytes) in &before {
-                std::fs::write(folder.path().join(name), bytes).unwrap();
+                put(&folder.path().join(name), bytes);
             }
         }
     }
@@ -127,7 +134,7 @@ fn a_planned_identity_is_checked_and_not_written() {
             assert!(content(folder.path()) == before, "{format}");
             assert_eq!(words(planned), words(set_identity(&path, &options, &new)), "{format}");
             for (name, bytes) in &before {
-                std::fs::write(folder.path().join(name), bytes).unwrap();
+                put(&folder.path().join(name), bytes);
             }
         }
         open(&path, &options).unwrap();
