@@ -40,11 +40,11 @@ impl Validation<'_> {
             _ => schema.as_object().expect("a schema is an object, true or false"),
         };
         for (keyword, wanted) in keywords {
-            self.check_keyword((keyword, wanted), schema, value, path);
+            self.check_keyword(keyword, wanted, schema, value, path);
         }
     }
 
-    fn check_keyword(&mut self, (keyword, wanted): (&str, &Value), schema: &Value, value: &Value, path: &str) {
+    fn check_keyword(&mut self, keyword: &str, wanted: &Value, schema: &Value, value: &Value, path: &str) {
         let list = || wanted.as_array().expect("it is a list");
         let fits = match keyword {
             "$ref" => {

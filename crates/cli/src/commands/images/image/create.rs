@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use holdfast_engine::{CreateImageReport, CreateImageRequest, create_image, plan_image};
+use holdfast_engine::{CreateImageReport, CreateImageRequest, Execution, create_image, plan_image};
 use holdfast_image::{Format, Preallocation};
 use serde::Serialize;
 
@@ -72,9 +72,9 @@ struct Created {
 }
 
 impl Created {
-    fn new(report: &CreateImageReport, dry_run: bool) -> Self {
+    fn new(report: &CreateImageReport, execution: Execution) -> Self {
         Self {
-            dry_run,
+            dry_run: execution == Execution::DryRun,
             path: report.path.display().to_string(),
             format: report.format.name(),
             size_bytes: report.size_bytes,
@@ -123,9 +123,9 @@ fn run(args: &CreateArgs, context: &Context) -> Result<Exit, Error> {
         backing: args.gate.open_options(None)?,
     };
     if args.dry_run {
-        return context.report(&Created::new(&plan_image(&request)?, true));
+        return context.report(&Created::new(&plan_image(&request)?, Execution::DryRun));
     }
     let _noted = runs::note_places([&*args.image], context);
     let report = create_image(&request, &context.environment())?;
-    context.report(&Created::new(&report, false))
+    context.report(&Created::new(&report, Execution::Execute))
 }

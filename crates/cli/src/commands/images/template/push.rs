@@ -139,12 +139,12 @@ struct PushPlanned {
 }
 
 impl PushPlanned {
-    fn new(command: &'static str, plan: &TemplatePlan, is_signed: bool) -> Self {
+    fn unsigned(command: &'static str, plan: &TemplatePlan) -> Self {
         Self {
             command,
             dry_run: true,
             statement: StatementDocument::new(&plan.statement, None),
-            is_signed,
+            is_signed: false,
             before: plan.before.as_ref().map(ToString::to_string),
         }
     }
@@ -281,7 +281,10 @@ fn run(args: &PushArgs, context: &Context) -> Result<Exit, Error> {
     let threads = args.job.thread_count();
     if args.wording.dry_run {
         let plan = context.work(threads, |job| plan_push(&repository, request, job))?;
-        return context.report(&PushPlanned::new("template push", &plan, key.is_some()));
+        return context.report(&PushPlanned {
+            is_signed: key.is_some(),
+            ..PushPlanned::unsigned("template push", &plan)
+        });
     }
     let unsealed = context.work(threads, |job| prepare_push(&repository, request, &environment, job))?;
     let signatures = signatures(context);
@@ -304,7 +307,10 @@ fn run_tag(args: &TagArgs, context: &Context) -> Result<Exit, Error> {
             let vouching = args.vouching(&trust);
             plan_tag(&repository, &args.template, publication, vouching, job)
         })?;
-        return context.report(&PushPlanned::new("template tag", &plan, key.is_some()));
+        return context.report(&PushPlanned {
+            is_signed: key.is_some(),
+            ..PushPlanned::unsigned("template tag", &plan)
+        });
     }
     let unsealed = context.work(threads, |job| {
         let vouching = args.vouching(&trust);
