@@ -208,7 +208,7 @@ impl FreezeState {
         }
     }
 
-    /// Thaws the guest. `runs` is whether its machine runs, or is to stand still: until it runs, the watchdog goes on.
+    /// Thaws the guest. `runs` is false for a machine that is to stay paused: the watchdog then waits until it runs.
     pub(crate) fn end(self, guest: Guest<'_>, guard: &mut Guard, (runs, job): (bool, Job<'_>)) -> Quiesced {
         if runs && matches!(self, Self::Frozen { .. } | Self::HalfFrozen(_)) {
             // Its processors are no worry any more, only its file systems.

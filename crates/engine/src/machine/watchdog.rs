@@ -286,7 +286,7 @@ impl WatchedMachine<'_> {
         }
     }
 
-    /// The agent of a machine that stands still does not answer. A machine that its owner has paused is not resumed here, and is thawed when it runs again.
+    /// The guest agent of a paused machine does not answer. A machine that its owner has paused is not resumed here; it is thawed when it runs again.
     fn wait_until_it_runs(&self) {
         let until = self.clock.now() + STANDSTILL_MAX;
         let status = QmpCommand::new("query-status", serde_json::Value::Null);

@@ -416,7 +416,7 @@ fn backups_of_a_bare_qemu_are_right_after_any_command() {
 }
 
 #[test]
-#[ignore = "the longer, the better: make torture"]
+#[ignore = "runs for HOLDFAST_SECONDS: make torture"]
 fn backups_of_a_bare_qemu_are_right_after_any_command_for_long() {
     repeat_for_long(run);
 }

@@ -257,7 +257,7 @@ fn backups_are_right_after_any_change_of_the_images() {
 }
 
 #[test]
-#[ignore = "the longer, the better: make torture"]
+#[ignore = "runs for HOLDFAST_SECONDS: make torture"]
 fn backups_are_right_after_any_change_of_the_images_for_long() {
     repeat_for_long(run);
 }

@@ -36,7 +36,7 @@ fn content(rig: &Rig) -> BTreeMap<String, (i64, i64, Vec<u8>)> {
     found
 }
 
-/// Does it with `--dry-run`; nothing is changed. The report, and what a person is told.
+/// Runs it with `--dry-run` and asserts that nothing changed. Returns the report, and the text printed without `--json`.
 fn planned(rig: &Rig, words: &[&str]) -> (Value, String) {
     planned_with(rig, 0, words)
 }

@@ -270,7 +270,7 @@ impl QemuCapture<'_> {
         within: &mut dyn FnMut(),
     ) -> Result<(FrozenMachine<'s>, NotedRun<'s>)> {
         let state = self.description.summary.state;
-        // Frozen file systems may thaw by themselves, and the guest agent of a machine that stands still cannot thaw them either.
+        // Frozen file systems may thaw by themselves, and the guest agent of a paused machine cannot thaw them.
         let can_quiesce = !is_still && state == MachineState::Running && self.description.has_agent_channel;
         let noted = NotedRun::begin(&self.request, &self.description, self.job);
         noted.freezing(|| freezer.freeze(&[], (state, can_quiesce), within))
@@ -400,7 +400,7 @@ impl QemuCapture<'_> {
             guard.into_iter().for_each(Guard::done);
             return true;
         };
-        // This goes on where the backup was interrupted: the machine must not be left on a forgotten overlay.
+        // An interrupted backup does not stop this: the machine must not be left on a forgotten overlay.
         let interrupt = Interrupt::new();
         let job = Job {
             interrupt: &interrupt,

@@ -1,8 +1,8 @@
-//! A restored machine goes on from the memory in its snapshot.
+//! A restored machine resumes from the memory in its snapshot.
 //!
-//! The memory belongs to the disks of the same snapshot, and to no others: both come from one manifest, so that the one cannot
-//! be had with others of the other. The guest goes on with what it knows: also with the addresses of its network cards, even if its
-//! configuration has others. A machine with a new identity goes on with its cables pulled, so that no address is on a network twice.
+//! The memory belongs to the disks of the same snapshot: both come from one manifest, so that they cannot be mixed with those of
+//! another. The guest keeps what it knows, including the addresses of its network cards, even if its configuration has others. A machine
+//! with a new identity resumes with its network links down, so that no address is on a network twice.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
