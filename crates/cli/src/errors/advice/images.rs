@@ -28,7 +28,7 @@ pub(super) fn image_advice(error: &ImageError) -> Advice {
         ImageError::WouldShrink { .. } => advice(
             Exit::Error,
             Kind::Refused,
-            "--shrink lets it; look first where the last partition and its file system end",
+            "--shrink allows it; check first where the last partition and its file system end",
         ),
         ImageError::Refused { file, .. } if is_protocol(file) => advice(
             Exit::Error,
