@@ -4,8 +4,8 @@ use std::io::{Cursor, Read as _};
 use std::num::NonZero;
 use std::sync::Arc;
 
-use holdfast_block::MemoryDevice;
 use holdfast_block::hostile::{Outcome, Parser};
+use holdfast_block::{MemoryDevice, Threads};
 use holdfast_image::ImageId;
 
 use crate::ova::ImageReading;
@@ -14,7 +14,7 @@ use crate::tar::TarReader;
 use crate::vma::hostile as vma_hostile;
 use crate::{
     ArchiveReader, OvaDisk, OvaOutput, OvaReader, OvaWriteOptions, PackOptions, PackedFile, Packer, Packing, Piece,
-    Threads, Unpacked, XvaDisk, XvaReader, XvaWriteOptions, write_ova, write_xva,
+    Unpacked, XvaDisk, XvaReader, XvaWriteOptions, write_ova, write_xva,
 };
 
 pub use crate::vma::hostile::vma;

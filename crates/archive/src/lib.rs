@@ -12,7 +12,6 @@ mod error;
 #[doc(hidden)]
 pub mod hostile;
 mod open;
-mod ordered_pool;
 mod ova;
 mod packed;
 mod reader;
@@ -24,7 +23,6 @@ mod xva;
 
 pub use error::{Error, Result};
 pub use open::{ArchiveKind, Counter, OpenArchive, OpenOptions, open};
-pub use ordered_pool::Threads;
 pub use ova::disk::StreamImages;
 pub use ova::{OvaDisk, OvaOutput, OvaReader, OvaWriteOptions, OvaWritten, write_ova};
 pub use packed::frame::Packing;

@@ -4,7 +4,6 @@ use std::io::{Cursor, Read};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::ordered_pool::Threads;
 use crate::ova::disk::StreamImages;
 use crate::ova::{ImageReading, OvaReader};
 use crate::packed::frame::Packing;
@@ -14,6 +13,7 @@ use crate::tar::{TarReader, read_error};
 use crate::vma::{MAGIC as VMA_MAGIC, VmaReader};
 use crate::xva::XvaReader;
 use crate::{Error, Result};
+use holdfast_block::Threads;
 
 /// Magic numbers of other compression formats, with their names and the commands that unpack them.
 const OTHER_PACKERS: &[(&[u8], &str, &str)] = &[

@@ -4,7 +4,8 @@ use std::io::Read as _;
 use std::num::NonZero;
 use std::sync::Arc;
 
-use holdfast_archive::{PackedFile, Packing, Threads, Unpacked};
+use holdfast_archive::{PackedFile, Packing, Unpacked};
+use holdfast_block::Threads;
 use holdfast_block::{BlockDevice as _, MemoryDevice};
 
 /// Their content: one number per line.

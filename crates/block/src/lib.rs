@@ -23,6 +23,7 @@ mod file;
 pub mod hostile;
 mod lru;
 mod memory;
+mod ordered_pool;
 mod overlay;
 mod random;
 mod record;
@@ -48,6 +49,7 @@ pub use file::{
 };
 pub use lru::LruCache;
 pub use memory::MemoryDevice;
+pub use ordered_pool::{OrderedResults, Threads};
 pub use overlay::{BackingId, CommitReport, OVERLAY_VERSION, OverlayDevice, OverlayInfo, OverlayOptions, OverlayState};
 pub use random::SeededRandom;
 pub use record::Record;

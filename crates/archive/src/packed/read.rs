@@ -7,13 +7,15 @@ use std::num::NonZero;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use holdfast_block::{BlockDevice, Error as DeviceError, ExtentKind, ExtentList, Result as DeviceResult, to_usize};
+use holdfast_block::{
+    BlockDevice, Error as DeviceError, ExtentKind, ExtentList, OrderedResults, Result as DeviceResult, Threads,
+    to_usize,
+};
 
 use super::gzip;
 use super::index::{IndexEntry, PackedIndex};
 use super::write::low;
 use crate::checksum::xxh64;
-use crate::ordered_pool::{OrderedResults, Threads};
 use crate::packed::frame::Packing;
 use crate::packed::unpack::Unpacked;
 use crate::{Error, Result};

@@ -2,10 +2,9 @@ use std::io::{Read, Write};
 use std::num::NonZero;
 use std::sync::{Arc, Mutex};
 
-use holdfast_block::{BlockDevice as _, MemoryDevice, SeededRandom};
+use holdfast_block::{BlockDevice as _, MemoryDevice, SeededRandom, Threads};
 
 use super::{PackOptions, PackedFile, Packer, gzip, pack};
-use crate::ordered_pool::Threads;
 use crate::packed::frame::Packing;
 use crate::packed::unpack::Unpacked;
 use crate::{Error, Result};

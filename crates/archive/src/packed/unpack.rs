@@ -13,9 +13,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use flate2::bufread::GzDecoder;
 
-use crate::ordered_pool::{OrderedResults, Threads};
 use crate::packed::frame::{Frame, Input, Packing};
 use crate::packed::{GzipValidator, ZstdValidator, gzip, zstd_read};
+use holdfast_block::{OrderedResults, Threads};
 
 /// Bytes per chunk of a stream that is unpacked on one thread.
 const CHUNK_BYTES: usize = 1 << 20;

@@ -10,9 +10,9 @@ use std::thread::JoinHandle;
 use super::index::PackedIndex;
 use super::{gzip, zstd_frame};
 use crate::checksum::xxh64;
-use crate::ordered_pool::{OrderedResults, Threads};
 use crate::packed::frame::{GZIP_BLOCK_BYTES, Packing, ZSTD_BLOCK_BYTES};
 use crate::{Error, Result};
+use holdfast_block::{OrderedResults, Threads};
 
 /// The window covers a whole block: at the default level this compensates for the block borders and costs no time. Larger blocks compress some
 /// percent better but slower, since two threads with such blocks exceed a cache.

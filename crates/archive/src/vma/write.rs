@@ -7,13 +7,12 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::thread::Scope;
 
-use holdfast_block::{BlockDevice, ExtentKind, is_zero, to_usize};
+use holdfast_block::{BlockDevice, ExtentKind, OrderedResults, Threads, is_zero, to_usize};
 
 use super::format::{
     BLOCK_BYTES, CLUSTER_BYTES, ClusterInfo, DEVICE_BYTES_MAX, EXTENT_BYTES, EXTENT_CLUSTER_COUNT, MEMORY_NAME, put,
     write_extent, write_header,
 };
-use crate::ordered_pool::{OrderedResults, Threads};
 use crate::{Error, Result};
 
 /// Bytes of a disk per extent.

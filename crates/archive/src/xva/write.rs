@@ -6,10 +6,9 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::thread::Scope;
 
-use holdfast_block::{BlockDevice, ExtentKind, is_zero};
+use holdfast_block::{BlockDevice, ExtentKind, OrderedResults, Threads, is_zero};
 
 use crate::checksum::xxh64;
-use crate::ordered_pool::{OrderedResults, Threads};
 use crate::tar::{BLOCK_BYTES as TAR_BLOCK_BYTES, header, padding_of};
 use crate::{Error, Result};
 

@@ -7,8 +7,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use holdfast_archive::{
-    ArchiveKind, Counter, Document, OpenOptions as OpenArchiveOptions, Ordered, Packing, StreamImages, Threads, open,
+    ArchiveKind, Counter, Document, OpenOptions as OpenArchiveOptions, Ordered, Packing, StreamImages, open,
 };
+use holdfast_block::Threads;
 use holdfast_hardware::{DiskKind, Machine, Untranslated};
 use holdfast_image::{BlockOptions, Format, OpenOptions, Qcow2Options, Storage};
 use holdfast_repo::{Environment, Repository};

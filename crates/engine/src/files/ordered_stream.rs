@@ -1,78 +1,44 @@
-//! A disk of a snapshot as a stream of bytes: several threads read ahead, one writes in order.
+//! Writes a disk of a snapshot to a stream: several threads read ahead, one writes in order.
 //!
-//! Memory: a mebibyte for each piece on its way, of which there are a few for each thread.
+//! Memory: one piece per result that [`OrderedResults`] queues, at most four per thread.
 
-use std::collections::VecDeque;
 use std::io::Write;
+use std::num::NonZero;
 use std::ops::Range;
-use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
-use std::sync::{Mutex, PoisonError};
 
-use holdfast_block::{BlockDevice, to_usize};
+use holdfast_block::{BlockDevice, Error as DeviceError, OrderedResults, Threads, to_usize};
 
 use crate::job::{Error, Job, Result};
 
 const PIECE_BYTES: u64 = 1 << 20;
-/// Pieces on their way for each thread: one that is read and one that waits to be written.
-const PIECES_PER_THREAD: usize = 2;
-
-type Bytes = holdfast_block::Result<Vec<u8>>;
-
-/// A piece to be read, and where its content is sent.
-struct RequestedPiece {
-    range: Range<u64>,
-    answer: SyncSender<Bytes>,
-}
 
 /// Writes all of `device` to `stream`, and flushes it.
 pub(crate) fn write_to_stream(device: &dyn BlockDevice, stream: &mut dyn Write, job: Job<'_>) -> Result<()> {
-    let (send, wanted) = channel();
-    let wanted = Mutex::new(wanted);
-    std::thread::scope(|scope| {
-        for _ in 0..job.thread_count.max(1) {
-            scope.spawn(|| read_ahead(device, &wanted));
-        }
-        let written = write_in_order(device.size_bytes(), &send, stream, job);
-        // Readers end when no request can come any more.
-        drop(send);
-        written
-    })?;
-    stream.flush().map_err(Error::Stdout)
-}
-
-fn read_ahead(device: &dyn BlockDevice, wanted: &Mutex<Receiver<RequestedPiece>>) {
-    loop {
-        let next = wanted.lock().unwrap_or_else(PoisonError::into_inner).recv();
-        let Ok(RequestedPiece { range, answer }) = next else {
-            return;
-        };
+    let threads = Threads {
+        count: NonZero::new(job.thread_count).unwrap_or(NonZero::<usize>::MIN),
+        load_max: None,
+    };
+    let mut read_end = 0;
+    let next_piece = move || {
+        let start = read_end;
+        read_end = device.size_bytes().min(start + PIECE_BYTES);
+        (start < read_end).then_some(start..read_end)
+    };
+    let read = |range: Range<u64>| {
         let mut buffer = vec![0; to_usize(range.end - range.start)];
-        let read = device.read_at(&mut buffer, range.start).map(|()| buffer);
-        // The writer may have stopped.
-        answer.send(read).ok();
-    }
-}
-
-fn write_in_order(size_bytes: u64, send: &Sender<RequestedPiece>, stream: &mut dyn Write, job: Job<'_>) -> Result<()> {
-    let mut on_the_way: VecDeque<Receiver<Bytes>> = VecDeque::new();
-    let mut asked = 0;
-    loop {
-        while asked < size_bytes && on_the_way.len() < job.thread_count.max(1) * PIECES_PER_THREAD {
-            let range = asked..size_bytes.min(asked + PIECE_BYTES);
-            asked = range.end;
-            let (answer, piece) = sync_channel(1);
-            send.send(RequestedPiece { range, answer })
-                .expect("readers wait until the sender is gone");
-            on_the_way.push_back(piece);
+        device.read_at(&mut buffer, range.start).map(|()| buffer)
+    };
+    std::thread::scope(|scope| {
+        let pieces = OrderedResults::start_within(scope, threads, next_piece, || read);
+        let failed_thread = |error| Error::from(DeviceError::io("read", 0, error));
+        while let Some(piece) = pieces.next().map_err(failed_thread)? {
+            job.interrupt.check()?;
+            let bytes = piece?;
+            stream.write_all(&bytes).map_err(Error::Stdout)?;
+            job.progress.advance(bytes.len() as u64);
         }
-        let Some(piece) = on_the_way.pop_front() else {
-            return Ok(());
-        };
-        job.interrupt.check()?;
-        let bytes = piece.recv().expect("a reader answers what it took")?;
-        stream.write_all(&bytes).map_err(Error::Stdout)?;
-        job.progress.advance(bytes.len() as u64);
-    }
+        stream.flush().map_err(Error::Stdout)
+    })
 }
 
 #[cfg(test)]

@@ -2,12 +2,12 @@
 
 use std::num::NonZero;
 
-use holdfast_block::SeededRandom;
+use holdfast_block::{SeededRandom, Threads};
 
 use super::{CLUSTER, archive, disk, extent, header, read, read_bytes, seal};
 use crate::reader::{ArchiveReader, DocumentKind, Piece};
 use crate::vma::VmaReader;
-use crate::{ArchiveKind, Error, OpenOptions, Ordered, StreamImages, Threads, open};
+use crate::{ArchiveKind, Error, OpenOptions, Ordered, StreamImages, open};
 
 #[test]
 fn clusters_in_any_order_are_read_and_sorted() {

@@ -5,7 +5,8 @@ use std::io::{Read, Write};
 use std::num::NonZero;
 use std::path::PathBuf;
 
-use holdfast_archive::{Error as ArchiveError, PackOptions, Packed, Packing, Threads, Unpacked, pack};
+use holdfast_archive::{Error as ArchiveError, PackOptions, Packed, Packing, Unpacked, pack};
+use holdfast_block::Threads;
 use holdfast_engine::{Job, MAY_BE_CUT, Unit};
 
 use crate::args::{Example, JobArgs, SharedOptions};

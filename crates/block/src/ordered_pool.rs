@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::Scope;
 use std::time::Duration;
 
-use holdfast_block::{Clock as _, SystemClock};
+use crate::{Clock as _, SystemClock};
 
 /// Results that may be queued per thread, so that fast threads need not wait for a slow one.
 const WAITING_PER_THREAD: usize = 2;
@@ -24,7 +24,7 @@ pub struct Threads {
 }
 
 /// The results in the order of the tasks.
-pub(crate) struct OrderedResults<R> {
+pub struct OrderedResults<R> {
     results: Receiver<PendingResult<R>>,
 }
 
@@ -43,7 +43,7 @@ impl<R: Send> OrderedResults<R> {
     /// Starts the threads: one distributes the tasks of `feed` until it returns `None`, the others run workers of `make_worker`.
     ///
     /// All of them end when this is dropped, the first as soon as `feed` returns.
-    pub(crate) fn start<T, W>(
+    pub fn start<T, W>(
         threads: Threads,
         feed: impl FnMut() -> Option<T> + Send + 'static,
         make_worker: impl Fn() -> W,
@@ -57,7 +57,7 @@ impl<R: Send> OrderedResults<R> {
     }
 
     /// The same with threads of `scope`, which may borrow from its environment.
-    pub(crate) fn start_within<'scope, T, W>(
+    pub fn start_within<'scope, T, W>(
         scope: &'scope Scope<'scope, '_>,
         threads: Threads,
         feed: impl FnMut() -> Option<T> + Send + 'scope,
@@ -108,7 +108,7 @@ impl<R: Send> OrderedResults<R> {
     ///
     /// # Errors
     /// A thread has panicked.
-    pub(crate) fn next(&self) -> io::Result<Option<R>> {
+    pub fn next(&self) -> io::Result<Option<R>> {
         let ended = || io::Error::other("a thread of this program has failed");
         match self.results.recv() {
             Ok(PendingResult::Result(result)) => result.recv().map(Some).map_err(|_| ended()),
@@ -149,9 +149,8 @@ mod tests {
     use std::num::NonZero;
     use std::time::Duration;
 
-    use holdfast_block::{Clock as _, SystemClock};
-
     use super::{OrderedResults, Threads};
+    use crate::{Clock as _, SystemClock};
 
     fn threads(count: usize) -> Threads {
         Threads {
