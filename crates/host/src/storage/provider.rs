@@ -363,6 +363,9 @@ pub trait Provider: Send + Sync {
     /// Holds a host snapshot: it cannot be removed until the hold `tag` is released.
     fn hold(&self, snapshot: &HostSnapshotName, tag: &str) -> ProviderResult<()>;
 
+    /// The tags of its holds.
+    fn hold_tags(&self, snapshot: &HostSnapshotName) -> ProviderResult<Vec<String>>;
+
     /// Releases a hold.
     fn release(&self, snapshot: &HostSnapshotName, tag: &str) -> ProviderResult<()>;
 

@@ -242,6 +242,10 @@ fn a_held_snapshot_cannot_be_removed() {
         let twice = provider.hold(&world.name("two"), "keep");
         assert!(matches!(twice, Err(ProviderError::Held { .. })), "{twice:?}");
         provider.hold(&world.name("two"), "other").unwrap();
+        let mut tags = provider.hold_tags(&world.name("two")).unwrap();
+        tags.sort();
+        assert_eq!(tags, ["keep", "other"]);
+        assert_eq!(provider.hold_tags(&world.name("one")).unwrap(), [""; 0]);
         assert_eq!(provider.snapshots(&world.dataset.name).unwrap()[1].hold_count, 2);
         let held = provider.destroy(&world.name("two")).unwrap_err();
         assert!(
@@ -252,9 +256,10 @@ fn a_held_snapshot_cannot_be_removed() {
         provider.destroy(&world.name("one")).unwrap();
         assert_eq!(world.names(), ["two", "three"]);
         provider.release(&world.name("two"), "keep").unwrap();
+        assert_eq!(provider.hold_tags(&world.name("two")).unwrap(), ["other"]);
         assert!(provider.destroy(&world.name("two")).is_err());
         provider.release(&world.name("two"), "other").unwrap();
-        assert!(provider.release(&world.name("two"), "other").is_err());
+        assert!(is_missing(&provider.release(&world.name("two"), "other").unwrap_err()));
         provider.destroy(&world.name("two")).unwrap();
         assert_eq!(world.names(), ["three"]);
 

@@ -224,9 +224,14 @@ impl SnapshotFolder {
             .map_err(|source| file_error("write", &path, source))
     }
 
-    /// The number of its holds.
+    /// The tags of its holds.
+    pub(super) fn hold_tags(&self, name: &str) -> ProviderResult<Vec<String>> {
+        check_name(name)?;
+        names_in(&self.holds_place(name))
+    }
+
     pub(super) fn hold_count(&self, name: &str) -> ProviderResult<u64> {
-        Ok(names_in(&self.holds_place(name))?.len() as u64)
+        Ok(self.hold_tags(name)?.len() as u64)
     }
 
     pub(super) fn hold(&self, snapshot: &HostSnapshotName, tag: &str) -> ProviderResult<()> {

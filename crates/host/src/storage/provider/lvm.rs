@@ -352,6 +352,11 @@ impl Provider for Lvm {
         self.ask("hold", &shown, LVCHANGE, &arguments).map(drop)
     }
 
+    fn hold_tags(&self, snapshot: &HostSnapshotName) -> ProviderResult<Vec<String>> {
+        let volumes = self.volumes_of(&snapshot.dataset.name)?;
+        Ok(volumes.snapshot(snapshot)?.volume.tags.holds.clone())
+    }
+
     fn release(&self, snapshot: &HostSnapshotName, tag: &str) -> ProviderResult<()> {
         check_name(tag)?;
         let _lock = self.lock_holds()?;

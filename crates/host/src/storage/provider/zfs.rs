@@ -393,10 +393,23 @@ impl Provider for Zfs {
         self.ask("hold", &full, &["hold", tag, &full]).map(drop)
     }
 
+    fn hold_tags(&self, snapshot: &HostSnapshotName) -> ProviderResult<Vec<String>> {
+        let full = any_full_name(&snapshot.dataset.name, &snapshot.name)?;
+        let listed = self.ask("list the holds of", &full, &["holds", &full])?;
+        Ok(parse_hold_tags(&full, &listed))
+    }
+
     fn release(&self, snapshot: &HostSnapshotName, tag: &str) -> ProviderResult<()> {
         check_name(tag)?;
         let full = any_full_name(&snapshot.dataset.name, &snapshot.name)?;
-        self.ask("release a hold on", &full, &["release", tag, &full]).map(drop)
+        match self.ask("release a hold on", &full, &["release", tag, &full]) {
+            Err(ProviderError::Refused { reason, .. }) if reason.contains("no such tag") => {
+                Err(ProviderError::NotFound {
+                    what: format!("hold {tag} of {snapshot}"),
+                })
+            }
+            released => released.map(drop),
+        }
     }
 
     fn view(&self, snapshot: &HostSnapshotName, label: &str) -> ProviderResult<View> {
@@ -421,5 +434,12 @@ impl Provider for Zfs {
 }
 
 mod error_messages;
+/// The tags in what `zfs holds` prints for the snapshot `full`: a heading, then a line per hold. Older versions have no `-H`.
+fn parse_hold_tags(full: &str, listed: &str) -> Vec<String> {
+    let held = listed.lines().filter_map(|line| line.strip_prefix(full));
+    held.filter_map(|rest| rest.split_whitespace().next().map(str::to_owned))
+        .collect()
+}
+
 #[cfg(test)]
 mod tests;

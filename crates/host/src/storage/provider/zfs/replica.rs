@@ -161,7 +161,6 @@ impl ZfsSide {
                 .zfs
                 .release(&Self::name(&keeping.dataset, &other.name), &keeping.tag)
             {
-                Err(ProviderError::Refused { reason, .. }) if reason.contains("no such tag") => {}
                 Err(ProviderError::NotFound { .. }) => {}
                 other => other?,
             }
