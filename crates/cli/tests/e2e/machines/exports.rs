@@ -55,6 +55,14 @@ fn a_machine_that_runs_becomes_every_kind_of_archive_without_a_repository() {
     world.rig = Rig::empty();
     world.write(0, 7, 1 << 20, 65_536);
     world.write(1, 9, 3000, 100_000);
+    let planned = world.export_now(&["web1", "web1.xva", "--dry-run"]);
+    assert_eq!(
+        (&planned["dry_run"], &planned["method"]),
+        (&true.into(), &"filter".into()),
+        "{planned}"
+    );
+    assert_eq!(world.made(), [""; 0], "a dry run creates no file");
+    world.assert_runs_and_is_clean();
     for archive in ["web1.xva", "web1.xva.zst", "web1.ova", "web1.vma", "web1.vma.gz"] {
         let report = world.export_now(&["web1", archive]);
         assert!(report["snapshot"].is_null() && report["machine"] == "web1", "{report}");

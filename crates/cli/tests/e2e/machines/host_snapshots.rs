@@ -120,6 +120,32 @@ pub(super) fn reports() -> Vec<(&'static str, serde_json::Value)> {
     ]
 }
 
+/// Dry runs of `host hold` and `host release` fail like the commands, and change nothing.
+fn assert_hold_plans(on: &OnOwn, name: &str) {
+    let rig = &on.world.rig;
+    let hold_count = || on.listed(&["web1"])[0]["hold_count"].clone();
+    let (kind, said) = rig.error(1, &["host", "release", name, "-n"]);
+    assert_eq!(
+        (&kind[..], rig.error(1, &["host", "release", name]).0),
+        ("not-found", kind.clone()),
+        "{said}"
+    );
+    let planned = rig.ok(&["host", "hold", name, "-n"]);
+    assert!(planned.starts_with("would hold "), "{planned}");
+    assert_eq!(hold_count(), 0);
+    rig.ok(&["host", "hold", name]);
+    let (kind, said) = rig.error(1, &["host", "hold", name, "-n"]);
+    assert_eq!(rig.error(1, &["host", "hold", name]).0, kind, "{said}");
+    let planned = rig.report(&["host", "release", name, "-n"]);
+    assert_eq!(
+        (&planned["dry_run"], hold_count()),
+        (&true.into(), 1.into()),
+        "{planned}"
+    );
+    rig.ok(&["host", "release", name]);
+    assert_eq!(hold_count(), 0);
+}
+
 fn a_machine_is_snapshotted(kind: &'static str) {
     let Some(mut on) = on(kind) else { return };
     // A snapshot with an existing name fails, and the existing one is kept.
@@ -166,6 +192,7 @@ fn a_machine_is_snapshotted(kind: &'static str) {
         (&"crash".into(), &serde_json::json!(["web1"]))
     );
     assert!(listed["program"].as_str().unwrap().starts_with("holdfast "));
+    assert_hold_plans(&on, &name);
     on.world.rig.ok(&["host", "hold", &name]);
     let held = on.world.rig.json(1, &["host", "remove", &name])["report"]["snapshots"][0].clone();
     assert_eq!(held["obstacle"], "it has a hold");

@@ -209,6 +209,14 @@ fn machine_and_server_are_killed_and_the_machine_is_started_again() {
     world.restored_writes(0, 79, 0, 8192);
     kill_servers(&folder);
     world.lab.virsh(&["destroy", NAME]);
+    let planned = world.rig.report(&at(&world.lab.uri(), &["resume", "--dry-run"]));
+    assert_eq!(
+        (&planned["dry_run"], &planned["planned"][0]["machine"]),
+        (&true.into(), &NAME.into()),
+        "{planned}"
+    );
+    assert!(servers(&folder).is_empty(), "a dry run starts no server");
+    assert_eq!(world.lab.virsh(&["domstate", NAME]).trim(), "shut off");
     world.resume();
     world.assert_is_whole();
 }

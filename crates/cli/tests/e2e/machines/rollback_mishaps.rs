@@ -212,7 +212,15 @@ fn clones_of_a_host_snapshot_are_reported_before_its_removal_and_a_missing_machi
     let pool = on.file_system.dataset().0.split('/').next().unwrap().to_owned();
     on.take(0, &["web1", "--name", "one"]);
     let (name, clone) = (format!("zfs:{pool}@one"), format!("{pool}/trial"));
+    let planned = on.world.rig.report(&["host", "clone", &name, &clone, "--dry-run"]);
+    assert_eq!(
+        (&planned["dry_run"], &planned["clone"]),
+        (&true.into(), &json!(null)),
+        "{planned}"
+    );
+    on.world.rig.ok(&["host", "remove", &name, "--dry-run"]);
     on.world.rig.ok(&["host", "clone", &name, &clone]);
+    on.world.rig.error(1, &["host", "clone", &name, &clone, "--dry-run"]);
     let report = on.world.rig.json(1, &["host", "remove", &name, "--dry-run"])["report"].clone();
     let obstacle = report["snapshots"][0]["obstacle"].as_str().unwrap();
     assert!(obstacle.contains("clones") && obstacle.contains(&clone), "{obstacle}");

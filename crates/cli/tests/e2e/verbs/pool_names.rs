@@ -83,7 +83,22 @@ fn a_pool_is_called_by_its_name_and_options_win() {
     world.assert_clean(2);
     assert_eq!(named.backed_up(&["--pool-keep-nothing"]), "raw");
     world.assert_clean(0);
-    let report = named.report(&["export", "web1", "xen://lab", "--new-identity", "--name", "again"]);
+    let words = ["export", "web1", "xen://lab", "--new-identity", "--name", "again"];
+    let machine_count = || {
+        named.report(&["machines", "xen://lab"])["machines"]
+            .as_array()
+            .unwrap()
+            .len()
+    };
+    let planned = named.report(&[&words[..], &["--dry-run"]].concat());
+    assert_eq!(
+        (&planned["dry_run"], &planned["name"]),
+        (&true.into(), &"again".into()),
+        "{planned}"
+    );
+    assert_eq!(machine_count(), 1, "a dry run creates no machine");
+    let report = named.report(&words);
+    assert_eq!(machine_count(), 2);
     assert!(
         report["target"].as_str().unwrap().starts_with(&world.address()),
         "{report}"

@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 
-use holdfast_host::provider::{HostSnapshotName, Provider};
+use holdfast_host::provider::{HostSnapshotName, Provider, ProviderError};
 use serde::Serialize;
 
 use crate::args::{Example, SharedOptions};
@@ -123,7 +123,30 @@ pub(super) fn require_host_snapshot(provider: &dyn Provider, name: &HostSnapshot
     ))
 }
 
-/// Holds, or lets go.
+/// Fails where the change would fail: the hold exists already, or there is none to release.
+fn refuse_known_failure(
+    provider: &dyn Provider,
+    name: &HostSnapshotName,
+    tag: &str,
+    change: Change,
+) -> Result<(), Error> {
+    require_host_snapshot(provider, name)?;
+    let tags = provider.hold_tags(name).map_err(holdfast_engine::Error::from)?;
+    let is_held = tags.iter().any(|known| known == tag);
+    let failure = match (change, is_held) {
+        (Change::Hold, true) => ProviderError::Held {
+            what: name.to_string(),
+            reason: format!("by {tag} already"),
+        },
+        (Change::Release, false) => ProviderError::NotFound {
+            what: format!("hold {tag} of {name}"),
+        },
+        (Change::Hold, false) | (Change::Release, true) => return Ok(()),
+    };
+    Err(holdfast_engine::Error::from(failure).into())
+}
+
+/// Adds or removes the hold `--tag` on each host snapshot.
 fn run(args: &HolderArgs, change: Change, context: &Context) -> Result<Exit, Error> {
     let providers = datasets::providers(context);
     let mut changed = Vec::new();
@@ -131,7 +154,7 @@ fn run(args: &HolderArgs, change: Change, context: &Context) -> Result<Exit, Err
         let name = datasets::parse_snapshot(word)?;
         let provider = providers.of_dataset(&name.dataset);
         match (change, args.dry_run) {
-            (_, true) => require_host_snapshot(provider, &name).map(drop)?,
+            (_, true) => refuse_known_failure(provider, &name, &args.tag, change)?,
             (Change::Hold, false) => provider.hold(&name, &args.tag).map_err(holdfast_engine::Error::from)?,
             (Change::Release, false) => provider
                 .release(&name, &args.tag)
