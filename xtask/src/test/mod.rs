@@ -1,10 +1,11 @@
-//! `cargo xtask test`: builds all test programs at once, and runs them in two lanes.
+//! `cargo xtask test`: builds all test programs at once, and runs them in two lanes, with clippy beside them.
 //!
 //! `cargo test` runs one program after the other. Tests of the whole program mostly wait, for a hypervisor to start or for ZFS to
-//! write; the other programs use the processors meanwhile.
+//! write; the other programs and clippy use the processors meanwhile.
 
 #![expect(clippy::disallowed_methods, reason = "it runs cargo and the tests")]
 
+mod checks;
 mod outcome;
 mod programs;
 
@@ -26,9 +27,9 @@ const SLOWEST_COUNT: usize = 10;
 /// Which tests to run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Scope {
-    /// All but documentation tests, which have no program of their own.
+    /// All, and clippy.
     All,
-    /// Those inside the sources.
+    /// Those inside the sources, without clippy.
     Unit,
 }
 
@@ -44,9 +45,10 @@ enum Printing {
 /// Builds and runs the tests. Prints what they print, the slowest tests and a sum.
 ///
 /// # Errors
-/// As text: tests that failed, programs that could not be built or run, or that no test ran.
+/// As text: tests or checks that failed, programs that could not be built or run, or that no test ran.
 pub(crate) fn run(scope: Scope) -> Result<(), String> {
-    let (waiting, computing): (Vec<TestProgram>, Vec<TestProgram>) = programs::build(scope)?
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let (waiting, computing): (Vec<TestProgram>, Vec<TestProgram>) = programs::build(scope, &cargo)?
         .into_iter()
         .partition(|program| program.name == "e2e");
     let total = Mutex::new(Outcome::default());
@@ -57,18 +59,19 @@ pub(crate) fn run(scope: Scope) -> Result<(), String> {
         }
         Ok(())
     };
-    std::thread::scope(|threads| {
+    let checked = std::thread::scope(|threads| {
+        let checks = threads.spawn(|| match scope {
+            Scope::All => checks::run(&cargo),
+            Scope::Unit => Ok(()),
+        });
         let other = threads.spawn(|| lane(&waiting, Some(WAITING_THREADS), Printing::Live));
         let here = lane(&computing, None, Printing::AtItsEnd);
-        other
-            .join()
-            .map_err(|_| "a lane of tests panicked".to_owned())?
-            .and(here)
+        let panicked = |_| "a lane of tests panicked".to_owned();
+        other.join().map_err(panicked)?.and(here)?;
+        checks.join().map_err(panicked)
     })?;
-    total
-        .into_inner()
-        .map_err(|error| error.to_string())?
-        .report(SLOWEST_COUNT)
+    let total = total.into_inner().map_err(|error| error.to_string())?;
+    total.report(SLOWEST_COUNT).and(checked)
 }
 
 /// Runs one program in the folder of its package, as `cargo test` does.

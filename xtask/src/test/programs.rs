@@ -1,5 +1,6 @@
 //! The test programs of the workspace, as cargo builds them.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
@@ -21,8 +22,8 @@ pub(super) struct TestProgram {
 }
 
 /// Builds the test programs.
-pub(super) fn build(scope: Scope) -> Result<Vec<TestProgram>, String> {
-    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+pub(super) fn build(scope: Scope, cargo: &OsString) -> Result<Vec<TestProgram>, String> {
+    let mut command = Command::new(cargo);
     command.args(["test", "--locked", "--workspace", "--lib", "--bins", "--no-run"]);
     command.args((scope == Scope::All).then_some("--tests"));
     command.arg("--message-format=json-render-diagnostics");
