@@ -173,8 +173,8 @@ impl Pool {
 }
 
 impl Pool {
-    /// Whether the pool can have volumes; zfs-fuse has none.
-    pub fn has_volumes() -> bool {
+    /// Whether ZFS runs in the kernel: zfs-fuse has no volumes, and cannot list holds.
+    pub fn is_in_kernel() -> bool {
         Path::new("/sys/module/zfs").exists()
     }
 

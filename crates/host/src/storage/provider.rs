@@ -363,8 +363,8 @@ pub trait Provider: Send + Sync {
     /// Holds a host snapshot: it cannot be removed until the hold `tag` is released.
     fn hold(&self, snapshot: &HostSnapshotName, tag: &str) -> ProviderResult<()>;
 
-    /// The tags of its holds.
-    fn hold_tags(&self, snapshot: &HostSnapshotName) -> ProviderResult<Vec<String>>;
+    /// The tags of its holds; none where the file system counts holds but cannot list them (zfs-fuse).
+    fn hold_tags(&self, snapshot: &HostSnapshotName) -> ProviderResult<Option<Vec<String>>>;
 
     /// Releases a hold.
     fn release(&self, snapshot: &HostSnapshotName, tag: &str) -> ProviderResult<()>;

@@ -18,7 +18,7 @@ const PATIENCE: Duration = Duration::from_secs(1200);
 /// A machine whose disks are two volumes of a pool.
 #[expect(clippy::print_stdout, reason = "a test that is skipped says why")]
 pub(super) fn on_volumes() -> Option<OnOwn> {
-    if !Pool::has_volumes() {
+    if !Pool::is_in_kernel() {
         println!("skipped: volumes need a ZFS in the kernel: make test-kernel");
         return None;
     }

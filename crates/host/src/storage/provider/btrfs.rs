@@ -419,8 +419,10 @@ impl Provider for Btrfs {
         Self::folder(&snapshot.dataset.name)?.hold(snapshot, tag)
     }
 
-    fn hold_tags(&self, snapshot: &HostSnapshotName) -> ProviderResult<Vec<String>> {
-        Self::folder(&snapshot.dataset.name)?.hold_tags(&snapshot.name)
+    fn hold_tags(&self, snapshot: &HostSnapshotName) -> ProviderResult<Option<Vec<String>>> {
+        Self::folder(&snapshot.dataset.name)?
+            .hold_tags(&snapshot.name)
+            .map(Some)
     }
 
     fn release(&self, snapshot: &HostSnapshotName, tag: &str) -> ProviderResult<()> {

@@ -352,9 +352,9 @@ impl Provider for Lvm {
         self.ask("hold", &shown, LVCHANGE, &arguments).map(drop)
     }
 
-    fn hold_tags(&self, snapshot: &HostSnapshotName) -> ProviderResult<Vec<String>> {
+    fn hold_tags(&self, snapshot: &HostSnapshotName) -> ProviderResult<Option<Vec<String>>> {
         let volumes = self.volumes_of(&snapshot.dataset.name)?;
-        Ok(volumes.snapshot(snapshot)?.volume.tags.holds.clone())
+        Ok(Some(volumes.snapshot(snapshot)?.volume.tags.holds.clone()))
     }
 
     fn release(&self, snapshot: &HostSnapshotName, tag: &str) -> ProviderResult<()> {

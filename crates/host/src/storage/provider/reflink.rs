@@ -355,8 +355,10 @@ impl Provider for Reflink {
         SnapshotFolder::of(Path::new(&snapshot.dataset.name))?.hold(snapshot, tag)
     }
 
-    fn hold_tags(&self, snapshot: &HostSnapshotName) -> ProviderResult<Vec<String>> {
-        SnapshotFolder::of(Path::new(&snapshot.dataset.name))?.hold_tags(&snapshot.name)
+    fn hold_tags(&self, snapshot: &HostSnapshotName) -> ProviderResult<Option<Vec<String>>> {
+        SnapshotFolder::of(Path::new(&snapshot.dataset.name))?
+            .hold_tags(&snapshot.name)
+            .map(Some)
     }
 
     fn release(&self, snapshot: &HostSnapshotName, tag: &str) -> ProviderResult<()> {

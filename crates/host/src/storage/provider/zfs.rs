@@ -393,10 +393,14 @@ impl Provider for Zfs {
         self.ask("hold", &full, &["hold", tag, &full]).map(drop)
     }
 
-    fn hold_tags(&self, snapshot: &HostSnapshotName) -> ProviderResult<Vec<String>> {
+    fn hold_tags(&self, snapshot: &HostSnapshotName) -> ProviderResult<Option<Vec<String>>> {
         let full = any_full_name(&snapshot.dataset.name, &snapshot.name)?;
-        let listed = self.ask("list the holds of", &full, &["holds", &full])?;
-        Ok(parse_hold_tags(&full, &listed))
+        match self.ask("list the holds of", &full, &["holds", &full]) {
+            Ok(listed) => Ok(Some(parse_hold_tags(&full, &listed))),
+            // That is how zfs-fuse fails.
+            Err(ProviderError::Refused { reason, .. }) if reason.is_empty() => Ok(None),
+            Err(error) => Err(error),
+        }
     }
 
     fn release(&self, snapshot: &HostSnapshotName, tag: &str) -> ProviderResult<()> {

@@ -123,7 +123,7 @@ pub(super) fn require_host_snapshot(provider: &dyn Provider, name: &HostSnapshot
     ))
 }
 
-/// Fails where the change would fail: the hold exists already, or there is none to release.
+/// Fails where the change would fail: the hold exists already, or there is none to release. Passes where holds cannot be listed.
 fn refuse_known_failure(
     provider: &dyn Provider,
     name: &HostSnapshotName,
@@ -131,7 +131,9 @@ fn refuse_known_failure(
     change: Change,
 ) -> Result<(), Error> {
     require_host_snapshot(provider, name)?;
-    let tags = provider.hold_tags(name).map_err(holdfast_engine::Error::from)?;
+    let Some(tags) = provider.hold_tags(name).map_err(holdfast_engine::Error::from)? else {
+        return Ok(());
+    };
     let is_held = tags.iter().any(|known| known == tag);
     let failure = match (change, is_held) {
         (Change::Hold, true) => ProviderError::Held {

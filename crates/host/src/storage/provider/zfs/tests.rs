@@ -158,6 +158,28 @@ fn error_messages_are_classified() {
 }
 
 #[test]
+fn holds_are_listed_where_zfs_can() {
+    let listed = "NAME                TAG        TIMESTAMP\ntank/my vms@one     audit      Fri Nov 27  4:39 2026\n\
+                  tank/my vms@one     .send-1-2  Fri Nov 27  4:40 2026\n";
+    let (provider, requests) = zfs(&[Ok(listed), Ok(""), Err(""), Err("permission denied\n")]);
+    let held = snapshot("tank/my vms", "one");
+    let tags = || provider.hold_tags(&held);
+    assert_eq!(tags().unwrap().unwrap(), ["audit", ".send-1-2"]);
+    assert_eq!(tags().unwrap(), Some(Vec::new()));
+    assert_eq!(tags().unwrap(), None, "zfs-fuse fails without a message");
+    assert!(matches!(tags(), Err(ProviderError::Refused { .. })));
+    assert_eq!(requests.requests.lock().unwrap()[0], "holds tank/my vms@one");
+}
+
+#[test]
+fn a_release_without_a_hold_is_reported_as_not_found() {
+    let answer = "cannot release hold from snapshot 'tank@one': no such tag on this dataset\n";
+    let (provider, _) = zfs(&[Err(answer)]);
+    let released = provider.release(&snapshot("tank", "one"), "audit");
+    assert!(matches!(released, Err(ProviderError::NotFound { .. })), "{released:?}");
+}
+
+#[test]
 fn a_record_too_long_for_some_zfs_is_refused() {
     let (zfs, _) = zfs(&[]);
     let record = "x".repeat(1001);
