@@ -10,7 +10,7 @@ use holdfast_block::{Clock, SystemClock};
 
 use super::connection::{Connection, STOP_TICK, WaitLimits, is_timeout, millis};
 use super::export::{ExportInfo, ListedExport};
-use super::handshake::{Goal, Handshake, Outcome};
+use super::handshake::{ClientHandshake, Goal, Outcome};
 use super::tls::{TlsClient, TlsStream};
 use super::violation::Violation;
 use super::{Endpoint, Error, Stream};
@@ -175,7 +175,7 @@ fn shake_hands(
         timeout,
         is_stopped: options.is_stopped.as_deref(),
     };
-    let mut handshake = Handshake::new(server, export, goal);
+    let mut handshake = ClientHandshake::new(server, export, goal);
     if options.tls.is_some() {
         handshake = handshake.over_tls();
     }
@@ -216,7 +216,7 @@ fn stopped() -> io::Error {
 }
 
 impl Driver<'_> {
-    fn drive(&mut self, handshake: &mut Handshake) -> Result<(), Error> {
+    fn drive(&mut self, handshake: &mut ClientHandshake) -> Result<(), Error> {
         let tick = (self.timeout / 16).clamp(Duration::from_millis(2), STOP_TICK);
         self.stream.set_timeout(tick).map_err(|source| self.ended(source))?;
         let mut bytes = Vec::new();

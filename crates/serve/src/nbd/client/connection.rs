@@ -53,7 +53,7 @@ pub(super) struct Connection {
     is_over: AtomicBool,
     /// Held by the sending thread; buffer for headers.
     sender: Mutex<Vec<u8>>,
-    state: Mutex<State>,
+    state: Mutex<ConnectionState>,
 }
 
 /// How long to wait for a server.
@@ -65,7 +65,7 @@ pub(super) struct WaitLimits {
     pub(super) is_stopped: Option<Arc<dyn Fn() -> bool + Send + Sync>>,
 }
 
-pub(super) struct State {
+pub(super) struct ConnectionState {
     pub(super) transmission: TransmissionState,
     /// [`None`] while a thread holds it.
     pub(super) read_token: Option<ReadToken>,
@@ -148,7 +148,7 @@ impl Connection {
             checked_at: AtomicU64::new(now),
             is_over: AtomicBool::new(false),
             sender: Mutex::default(),
-            state: Mutex::new(State {
+            state: Mutex::new(ConnectionState {
                 transmission: TransmissionState::new(outcome.style, outcome.contexts, export.size_bytes()),
                 read_token: Some(ReadToken {
                     inbox: Box::new(Inbox::new()),
@@ -188,7 +188,7 @@ impl Connection {
         self.lock().loss.is_some()
     }
 
-    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, ConnectionState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -398,7 +398,7 @@ impl Drop for Connection {
     }
 }
 
-impl State {
+impl ConnectionState {
     /// Wakes a waiting thread if the read token is free: the one whose data arrives next, or any other.
     pub(super) fn wake_reader(&self) {
         let Some(read_token) = &self.read_token else { return };

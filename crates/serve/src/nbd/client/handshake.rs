@@ -76,7 +76,7 @@ enum TlsState {
 
 /// One handshake, from the first byte of the server to the last one before requests.
 #[derive(Debug)]
-pub(super) struct Handshake {
+pub(super) struct ClientHandshake {
     server: Arc<str>,
     export: String,
     goal: Goal,
@@ -93,7 +93,7 @@ pub(super) struct Handshake {
     outcome: Outcome,
 }
 
-impl Handshake {
+impl ClientHandshake {
     /// A handshake with `server`, whose name goes into errors, about `export`.
     pub(super) fn new(server: Arc<str>, export: &str, goal: Goal) -> Self {
         Self {
@@ -458,7 +458,7 @@ impl Handshake {
 #[cfg(test)]
 mod tests {
     use super::super::violation::Violation;
-    use super::{Goal, Handshake, Outcome};
+    use super::{ClientHandshake, Goal, Outcome};
     use crate::nbd::client::Error;
     use crate::nbd::wire::HeaderStyle;
 
@@ -494,7 +494,7 @@ mod tests {
 
     /// Runs a handshake line by line: the client must send exactly the given bytes.
     fn play(goal: Goal, lines: &[&str]) -> Result<Outcome, Error> {
-        let mut handshake = Handshake::new("test".into(), "ab", goal);
+        let mut handshake = ClientHandshake::new("test".into(), "ab", goal);
         let mut said = Vec::new();
         for (number, line) in lines.iter().enumerate() {
             let (who, hex) = line.split_at(1);
@@ -777,7 +777,7 @@ mod tests {
 
     #[test]
     fn a_list_without_an_end_is_an_error() {
-        let mut handshake = Handshake::new("test".into(), "", Goal::List);
+        let mut handshake = ClientHandshake::new("test".into(), "", Goal::List);
         handshake.feed(&bytes(GREETING)).unwrap();
         let entry = bytes("S 0003e889045565a9 00000003 00000002 00000004 00000000");
         let mut count = 0;

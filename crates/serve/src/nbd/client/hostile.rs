@@ -7,7 +7,7 @@ use holdfast_block::{Request, RequestKind};
 
 use super::command::ClientCommand;
 use super::export::MetaContext;
-use super::handshake::{Goal, Handshake};
+use super::handshake::{ClientHandshake, Goal};
 use super::read_ahead::{Stretches, Visit};
 use super::transmission::{ChunkPosition, ReplyEvent, Ticket, TransmissionState};
 use super::{NbdUri, status::Status};
@@ -47,7 +47,7 @@ pub fn handshake(bytes: &[u8]) -> Outcome {
         1 => Goal::List,
         _ => Goal::Describe,
     };
-    let mut handshake = Handshake::new("hostile".into(), "disk", goal);
+    let mut handshake = ClientHandshake::new("hostile".into(), "disk", goal);
     loop {
         drop(handshake.take_output());
         let wanted = handshake.wanted_bytes();

@@ -10,12 +10,12 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 #[derive(Debug)]
 pub(crate) struct Budget {
     bytes_max: u64,
-    state: Mutex<State>,
+    state: Mutex<BudgetUse>,
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct BudgetUse {
     used_bytes: u64,
     /// Waiting requests, by number.
     turns: VecDeque<u64>,
@@ -38,12 +38,12 @@ impl Budget {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, BudgetUse> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A request larger than the whole budget is admitted when nothing else is.
-    fn fits(&self, state: &State, bytes: u64) -> bool {
+    fn fits(&self, state: &BudgetUse, bytes: u64) -> bool {
         state.used_bytes == 0 || state.used_bytes.saturating_add(bytes) <= self.bytes_max
     }
 
@@ -69,7 +69,7 @@ impl Budget {
         lease
     }
 
-    fn grant(self: &Arc<Self>, state: &mut State, bytes: u64) -> Lease {
+    fn grant(self: &Arc<Self>, state: &mut BudgetUse, bytes: u64) -> Lease {
         state.used_bytes = state.used_bytes.saturating_add(bytes);
         Lease {
             budget: Arc::clone(self),

@@ -13,7 +13,7 @@ use super::dispatch::{Dispatch, DispatchPolicy};
 use super::event::{Closed, Event, EventSink, Peer};
 use super::execute::{Drain, Executor};
 use super::export::Exports;
-use super::handshake::{Handshake, INPUT_BYTES_MAX, Progress, ServerState, Session};
+use super::handshake::{INPUT_BYTES_MAX, Progress, ServerHandshake, ServerState, Session};
 use super::limits::Limits;
 use super::outbox::{Outbox, RequestCost, WorkerQuota};
 use super::receive::{Receiver, Waiting};
@@ -102,9 +102,9 @@ fn shake_hands(
     peer: &Peer,
 ) -> Result<Session, Closed> {
     let deadline = shared.clock.now() + shared.limits.handshake;
-    let mut handshake = Handshake::new(shared.tls.mode());
+    let mut handshake = ServerHandshake::new(shared.tls.mode());
     let mut output = Vec::new();
-    Handshake::greet(&mut output);
+    ServerHandshake::greet(&mut output);
     let on_error = |export: &str, error: &DeviceError| {
         shared.events.event(&Event::OpenFailed { peer, export, error });
     };

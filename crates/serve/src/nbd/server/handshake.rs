@@ -89,7 +89,7 @@ enum Phase {
 
 /// One client's handshake.
 #[derive(Debug)]
-pub(crate) struct Handshake {
+pub(crate) struct ServerHandshake {
     phase: Phase,
     tls_mode: TlsMode,
     is_encrypted: bool,
@@ -118,7 +118,7 @@ impl Default for Negotiated {
     }
 }
 
-impl Handshake {
+impl ServerHandshake {
     pub(crate) fn new(tls_mode: TlsMode) -> Self {
         Self {
             phase: Phase::ClientFlags,

@@ -7,7 +7,7 @@ use holdfast_block::{DirtyBitmap, ManualClock, MemoryDevice, to_usize};
 
 use super::execute::Executor;
 use super::export::{Export, ExportDevice, FixedExports};
-use super::handshake::{Handshake, Progress, ServerState, Session, TlsMode};
+use super::handshake::{Progress, ServerHandshake, ServerState, Session, TlsMode};
 use super::reply::{ReplyBuffer, ReplyTarget};
 use super::request::{RequestError, Terms, Verdict, judge, payload_bytes};
 use crate::nbd::wire::{
@@ -46,7 +46,7 @@ fn drive(mode: TlsMode, bytes: &[u8], piece_length: usize) -> (bool, Vec<u8>) {
         is_stopping: false,
         on_error: &|_, _| unreachable!("memory can be opened"),
     };
-    let mut handshake = Handshake::new(mode);
+    let mut handshake = ServerHandshake::new(mode);
     let (mut start, mut end) = (0, 0);
     let mut output = Vec::new();
     loop {

@@ -35,12 +35,12 @@ pub(crate) struct WorkerQuota {
 pub(crate) struct Outbox {
     stream: Arc<SocketStream>,
     quota: WorkerQuota,
-    state: Mutex<State>,
+    state: Mutex<PendingReplies>,
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct PendingReplies {
     /// Replies of workers.
     ready: VecDeque<(ReplyBuffer, RequestCost)>,
     /// Whether a thread is sending.
@@ -69,11 +69,11 @@ impl Outbox {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, PendingReplies> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+    fn wait<'a>(&self, state: MutexGuard<'a, PendingReplies>) -> MutexGuard<'a, PendingReplies> {
         self.changed.wait(state).unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -82,7 +82,7 @@ impl Outbox {
         self.fits(&self.lock(), bytes)
     }
 
-    fn fits(&self, state: &State, bytes: u64) -> bool {
+    fn fits(&self, state: &PendingReplies, bytes: u64) -> bool {
         state.request_count == 0
             || (state.request_count < self.quota.request_count_max && state.bytes + bytes <= self.quota.bytes_max)
     }
@@ -234,7 +234,7 @@ impl Outbox {
 }
 
 impl Batch {
-    fn take(state: &mut State) -> Self {
+    fn take(state: &mut PendingReplies) -> Self {
         Self {
             replies: state.ready.drain(..).collect(),
             sent: 0,

@@ -17,13 +17,13 @@ pub(crate) struct Workers {
 }
 
 struct Shared {
-    state: Mutex<State>,
+    state: Mutex<TurnQueue>,
     work: Condvar,
     thread_count_max: usize,
 }
 
 #[derive(Default)]
-struct State {
+struct TurnQueue {
     /// The queue of each connection.
     queues: BTreeMap<u64, VecDeque<Task>>,
     /// Connections with queued tasks, each once, in the order of their turns.
@@ -33,7 +33,7 @@ struct State {
     is_closed: bool,
 }
 
-impl State {
+impl TurnQueue {
     fn next(&mut self) -> Option<Task> {
         let connection = self.turns.pop_front()?;
         let queue = self.queues.get_mut(&connection)?;
@@ -48,7 +48,7 @@ impl State {
 }
 
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, TurnQueue> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

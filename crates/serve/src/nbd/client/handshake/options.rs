@@ -1,9 +1,9 @@
 //! The options that the client sends.
 
-use super::{ExpectedInput, Goal, Handshake};
+use super::{ClientHandshake, ExpectedInput, Goal};
 use crate::nbd::wire::{InfoKind, OPTION_MAGIC, OptionKind, STRING_BYTES_MAX};
 
-impl Handshake {
+impl ClientHandshake {
     /// Sends the first option of a fixed newstyle handshake.
     pub(super) fn send_first_option(&mut self) {
         match self.goal {

@@ -33,11 +33,11 @@ pub(super) enum Content {
 /// What one connection learned about its export.
 #[derive(Debug, Default)]
 pub(crate) struct HoleTracker {
-    state: Mutex<State>,
+    state: Mutex<KnownData>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct KnownData {
     /// The data that was found last.
     data: Range<u64>,
     /// Reads left without a query.
@@ -93,7 +93,7 @@ impl HoleTracker {
         pieces
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, KnownData> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

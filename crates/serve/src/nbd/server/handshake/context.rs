@@ -2,7 +2,7 @@
 
 use super::super::export::{BITMAP_CONTEXT_PREFIX, Export};
 use super::option::{OptionError, Parts, option_error, reply};
-use super::{Handshake, Progress, ServerState};
+use super::{Progress, ServerHandshake, ServerState};
 use crate::nbd::wire::{HeaderStyle, OptionKind, OptionReplyKind};
 
 /// Queries of one option.
@@ -10,7 +10,7 @@ const QUERY_COUNT_MAX: u32 = 1000;
 /// Contexts that one client may select: each is a chunk in every reply to a block status query.
 const SELECTED_COUNT_MAX: usize = 32;
 
-impl Handshake {
+impl ServerHandshake {
     pub(super) fn meta_context(
         &mut self,
         option: OptionKind,

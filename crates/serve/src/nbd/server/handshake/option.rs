@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::super::export::Export;
 use super::super::request::Terms;
-use super::{Handshake, HandshakeEnd, Progress, ServerState, Session, TlsMode};
+use super::{HandshakeEnd, Progress, ServerHandshake, ServerState, Session, TlsMode};
 use crate::nbd::wire::{
     ClientFlags, ExportFlags, Fields, HeaderStyle, InfoKind, OPTION_REPLY_MAGIC, OptionKind, OptionReplyKind,
     PAYLOAD_BYTES_MAX, STRING_BYTES_MAX,
@@ -50,7 +50,7 @@ pub(super) fn reply(output: &mut Vec<u8>, option: OptionKind, kind: OptionReplyK
     output.extend(data);
 }
 
-impl Handshake {
+impl ServerHandshake {
     pub(super) fn answer(
         &mut self,
         option: OptionKind,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use holdfast_block::{DirtyBitmap, MemoryDevice};
 
 use super::super::export::{Export, ExportDevice, FixedExports};
-use super::{Handshake, HandshakeEnd, Progress, ServerState, Session, TlsMode};
+use super::{HandshakeEnd, Progress, ServerHandshake, ServerState, Session, TlsMode};
 use crate::nbd::wire::HeaderStyle;
 
 fn exports() -> FixedExports {
@@ -39,7 +39,7 @@ fn talk(mode: TlsMode, said: &str, is_stopping: bool) -> (Vec<u8>, Progress) {
         on_error: &|name, error| unreachable!("{name}: {error}"),
     };
     let input = bytes(said);
-    let mut handshake = Handshake::new(mode);
+    let mut handshake = ServerHandshake::new(mode);
     let (mut output, mut start) = (Vec::new(), 0);
     loop {
         let (used, progress) = handshake.step(&input[start..], server, &mut output);
@@ -68,7 +68,7 @@ fn session(progress: Progress) -> Session {
 #[test]
 fn the_greeting_is_that_of_fixed_newstyle() {
     let mut output = Vec::new();
-    Handshake::greet(&mut output);
+    ServerHandshake::greet(&mut output);
     assert_eq!(output, bytes("NBDMAGIC IHAVEOPT 0003"));
 }
 
