@@ -125,7 +125,7 @@ pub(crate) fn store_disks(
     let devices: Vec<Option<MeteredDevice<'_>>> = opened
         .iter()
         .zip(&meters)
-        .map(|(source, meter)| source.as_ref().map(|source| metered(source, meter, (job, &stages))))
+        .map(|(source, meter)| source.as_ref().map(|source| metered(source, meter, job, &stages)))
         .collect();
     let mut stdin = Some(request.stdin);
     let mut streams: Vec<Option<MeteredStream<'_>>> = opened
@@ -288,11 +288,7 @@ fn tell_total(opened: &[Option<OpenSource>], machine: &str, job: Job<'_>) -> Res
     Ok(())
 }
 
-fn metered<'a>(
-    source: &'a OpenSource,
-    meter: &'a Meter,
-    (job, stages): (Job<'a>, &'a Stages<'a>),
-) -> MeteredDevice<'a> {
+fn metered<'a>(source: &'a OpenSource, meter: &'a Meter, job: Job<'a>, stages: &'a Stages<'a>) -> MeteredDevice<'a> {
     MeteredDevice {
         inner: &*source.device,
         meter,

@@ -177,7 +177,7 @@ impl Capture for MachineReadRequest<'_> {
         Self: 'c,
     {
         let (taken, left_out) = decide(&description, &self.capture.choice);
-        check_choice(&description, (&taken, self.memory.is_some()), steps.job)?;
+        check_choice(&description, &taken, self.memory, steps.job)?;
         Ok(QemuCapture {
             // Read before anything is put into QEMU, which would be in it.
             configuration: self.machine.configuration()?,

@@ -403,7 +403,7 @@ impl XenCapture<'_> {
         let (request, job) = (&self.request, self.job);
         let suspended = self.suspended(instant)?;
         let OpenedXenDisks { disks, streams } =
-            open_disks(self.sink.history(), request, (&self.taken, instant), way, job)?;
+            open_disks(self.sink.history(), request, &self.taken, instant, way, job)?;
         let to_store = self.taken.iter().zip(&disks).map(|(taken, disk)| DiskToStore {
             name: taken.target.clone(),
             device: &*disk.device,

@@ -322,8 +322,8 @@ pub(super) fn remove_snapshots(
         let _lock = match owner(patient, &one) {
             Some(machine) => {
                 let now = Timestamp::from_millisecond((request.now_ms)()).unwrap_or(Timestamp::UNIX_EPOCH);
-                let work = (Work::Backup, Duration::ZERO);
-                let lock = MachineLock::take(place(request).as_ref(), &machine.summary, work, now, job);
+                let place = place(request);
+                let lock = MachineLock::take(place.as_ref(), &machine.summary, Work::Backup, Duration::ZERO, now, job);
                 Some(lock.map_err(words)?.ok_or("backups of it cannot be kept away")?)
             }
             // What is gone cannot be backed up.

@@ -14,7 +14,9 @@ use serde_json::Value;
 
 use super::MachinePlaces;
 use crate::job::{Job, Result};
-use crate::machine::quiesce::{AgentCheck, FREEZE_DEADLINE, FreezeState, Guest, Quiesce, Quiesced};
+use crate::machine::quiesce::{
+    AgentAccess, AgentCheck, FREEZE_DEADLINE, FreezeState, Guest, Quiesce, Quiesced, RunState,
+};
 use crate::machine::run_journal::{JournalPlace, Phase, RunNote, RunRecord};
 use crate::machine::state::memory::MemoryOptions;
 use crate::machine::watchdog::Guard;
@@ -344,8 +346,7 @@ impl<'a> Session<'a> {
         if !self.is_watched {
             return;
         }
-        let can_quiesce = self.guest.description.has_agent_channel;
-        match AgentCheck::of(self.shown(), (self.runs(), can_quiesce)) {
+        match AgentCheck::of(self.shown(), AgentAccess::of(&self.guest.description)) {
             Ok(asked) => self.asked = Some(asked),
             Err(error) => self.failure = Some(error),
         }
@@ -434,10 +435,14 @@ impl<'a> Session<'a> {
                 self.failure.get_or_insert(error);
             }
         }
-        let runs = !self.runs() || self.is_running();
+        let state = if !self.runs() || self.is_running() {
+            RunState::Restored
+        } else {
+            RunState::StillPaused
+        };
         if let Some(quiescence) = self.quiescence.take() {
             let was_frozen = matches!(quiescence, FreezeState::Frozen { .. });
-            self.report.quiesced = quiescence.end(self.shown(), &mut self.guard, (runs, job));
+            self.report.quiesced = quiescence.end(self.shown(), &mut self.guard, state, job);
             if let (true, Quiesce::Require, Quiesced::Failed(reason)) =
                 (was_frozen, self.guest.quiesce, &self.report.quiesced)
             {

@@ -28,7 +28,7 @@ impl Session<'_> {
     ) -> Result<Memory> {
         let machine = self.report.name.clone();
         let monitor = self.guest.machine.monitor();
-        let (memory, receiving) = begin(wish.way, (monitor, &machine), &wish.scratch, job)?;
+        let (memory, receiving) = begin(wish.way, monitor, &machine, &wish.scratch, job)?;
         // There are no connections: no disks are served.
         let (_folder, listener) = listen(&wish.runtime)?;
         let is_running = self.runs();

@@ -62,7 +62,7 @@ struct CommitProgress {
 
 impl CommitProgress {
     /// How long nothing came nearer, and how fast it is, in bytes each second.
-    fn look(&mut self, now: Duration, (done_bytes, left_bytes): (u64, u64)) -> (Duration, u64) {
+    fn look(&mut self, now: Duration, done_bytes: u64, left_bytes: u64) -> (Duration, u64) {
         if left_bytes < self.least_left_bytes {
             (self.least_left_bytes, self.since) = (left_bytes, (now, done_bytes));
         }
@@ -128,7 +128,7 @@ impl OverlayCommit<'_> {
                 return Err(self.give_up("interrupted"));
             }
             let left_bytes = now.total_bytes.saturating_sub(now.done_bytes);
-            let (stalled, rate) = approach.look(self.job.clock.now(), (now.done_bytes, left_bytes));
+            let (stalled, rate) = approach.look(self.job.clock.now(), now.done_bytes, left_bytes);
             let rest = Duration::from_millis(left_bytes.saturating_mul(1000) / rate.max(1));
             match &mut persistence {
                 SlowCommit::StandStill(monitor, guard)
@@ -202,11 +202,11 @@ mod tests {
             least_left_bytes: u64::MAX,
             since: (Duration::ZERO, 0),
         };
-        assert_eq!(approach.look(second, (10, 90)), (Duration::ZERO, 0));
-        assert_eq!(approach.look(2 * second, (20, 80)), (Duration::ZERO, 0));
+        assert_eq!(approach.look(second, 10, 90), (Duration::ZERO, 0));
+        assert_eq!(approach.look(2 * second, 20, 80), (Duration::ZERO, 0));
         // The machine writes as fast as that goes.
-        assert_eq!(approach.look(4 * second, (220, 80)), (2 * second, 100));
-        assert_eq!(approach.look(7 * second, (520, 85)), (5 * second, 100));
-        assert_eq!(approach.look(8 * second, (530, 79)), (Duration::ZERO, 0));
+        assert_eq!(approach.look(4 * second, 220, 80), (2 * second, 100));
+        assert_eq!(approach.look(7 * second, 520, 85), (5 * second, 100));
+        assert_eq!(approach.look(8 * second, 530, 79), (Duration::ZERO, 0));
     }
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use holdfast_host::provider::clone_file;
 use holdfast_host::qemu::{Pause, RunId};
 use holdfast_host::qmp::{Monitor, QmpCommand, query_with_retries};
-use holdfast_host::{DiskSource, MachineDisk, MachineState, Overlays};
+use holdfast_host::{DiskSource, MachineDisk, Overlays};
 use jiff::Timestamp;
 
 use super::changes::{Changes, ReadAll};
@@ -26,7 +26,7 @@ use crate::job::error::GivenUp;
 use crate::job::rate_limit::RateLimit;
 use crate::job::{Error, Interrupt, Job, Result};
 use crate::machine::overlay_commit::{OverlayCommit, SlowCommit};
-use crate::machine::quiesce::Quiesced;
+use crate::machine::quiesce::{AgentAccess, Quiesced};
 use crate::machine::run_journal::Phase;
 use crate::machine::state::streams::FirmwareState;
 use crate::machine::watchdog::Guard;
@@ -140,7 +140,7 @@ impl QemuCapture<'_> {
         let devices = freezer.devices_of(&self.taken)?;
         let mut cut = self.prepare_images(method)?;
         let (mut point, mut stored) = (None, None);
-        let frozen = self.freeze_with(&freezer, is_still, &mut || {
+        let frozen = self.freeze_with(&freezer, method, &mut || {
             let time = (self.request.capture.now)();
             let made = self.make(&mut cut);
             let beside = made.and_then(|()| self.read_beside());
@@ -177,7 +177,7 @@ impl QemuCapture<'_> {
 
     fn store_while_paused(&self, beside: FirmwareState, time: Timestamp, pace: &RateLimit<'_>) -> Result<StoredDisks> {
         let opened = self.open_images(&[])?;
-        let stored = self.store_images(&opened, beside, time, (Method::Pause, "crash"), pace)?;
+        let stored = self.store_images(&opened, beside, time, Method::Pause, "crash", pace)?;
         self.check_stood_still()?;
         Ok(stored)
     }
@@ -217,7 +217,7 @@ impl QemuCapture<'_> {
         supervisor.watch(|| {
             let (time, beside) = point.take().expect("the machine was frozen");
             let opened = self.open_cut(cut)?;
-            self.store_images(&opened, beside?, time, (*method, quiesced.consistency()), pace)
+            self.store_images(&opened, beside?, time, *method, quiesced.consistency(), pace)
         })
     }
 
@@ -266,14 +266,17 @@ impl QemuCapture<'_> {
     fn freeze_with<'s>(
         &'s self,
         freezer: &Freezer<'s>,
-        is_still: bool,
+        method: Method,
         within: &mut dyn FnMut(),
     ) -> Result<(FrozenMachine<'s>, NotedRun<'s>)> {
         let state = self.description.summary.state;
-        // Frozen file systems may thaw by themselves, and the guest agent of a paused machine cannot thaw them.
-        let can_quiesce = !is_still && state == MachineState::Running && self.description.has_agent_channel;
+        let mut agent = AgentAccess::of(&self.description);
+        if method == Method::Pause {
+            // Frozen file systems may thaw by themselves, and the guest agent of a paused machine cannot thaw them.
+            agent = agent.denied();
+        }
         let noted = NotedRun::begin(&self.request, &self.description, self.job);
-        noted.freezing(|| freezer.freeze(&[], (state, can_quiesce), within))
+        noted.freezing(|| freezer.freeze(&[], state, agent, within))
     }
 
     /// Says what a read error of something that was given up means.
@@ -352,7 +355,8 @@ impl QemuCapture<'_> {
         opened: &[OpenSource],
         beside: FirmwareState,
         time: Timestamp,
-        (method, consistency): (Method, &str),
+        method: Method,
+        consistency: &str,
         pace: &RateLimit<'_>,
     ) -> Result<StoredDisks> {
         let disks = self.taken.iter().zip(opened).map(|(disk, source)| ReadyDisk {
@@ -409,7 +413,7 @@ impl QemuCapture<'_> {
         let mut guard = guard;
         let mut is_clean = true;
         for (disk, overlay) in self.taken.iter().zip(&files) {
-            match self.bring_down(overlays, (disk, overlay), guard.as_mut(), job) {
+            match self.bring_down(overlays, disk, overlay, guard.as_mut(), job) {
                 Ok(stood_still) if stood_still > Duration::ZERO => job.progress.warning(&format!(
                     "{} wrote faster than the overlay of disk {} could be committed, and was paused for {} ms to commit the rest",
                     self.request.capture.name,
@@ -437,7 +441,8 @@ impl QemuCapture<'_> {
     fn bring_down(
         &self,
         overlays: &dyn Overlays,
-        (disk, overlay): (&MachineDisk, &Path),
+        disk: &MachineDisk,
+        overlay: &Path,
         guard: Option<&mut Guard>,
         job: Job<'_>,
     ) -> std::result::Result<Duration, String> {
