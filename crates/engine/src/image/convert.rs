@@ -113,7 +113,7 @@ pub fn convert(
     environment: &Environment,
     job: Job<'_>,
 ) -> Result<ConvertReport> {
-    convert_and(source, request, &|_| Ok(()), (environment, job))
+    convert_and(source, request, &|_| Ok(()), environment, job)
 }
 
 /// The same, and has the new file changed before it gets its name, by a function that makes that durable. A block device is not changed.
@@ -121,7 +121,8 @@ pub(crate) fn convert_and(
     source: ConvertSource<'_>,
     request: &ConvertRequest,
     change: &dyn Fn(&Path) -> Result<()>,
-    (environment, job): (&Environment, Job<'_>),
+    environment: &Environment,
+    job: Job<'_>,
 ) -> Result<ConvertReport> {
     let start = job.clock.now();
     let opened = open_source(source, request, job)?;
@@ -133,7 +134,7 @@ pub(crate) fn convert_and(
             size_bytes: opened.device().size_bytes(),
         })
     } else {
-        to_file(request, &opened, change, (environment, job)).map_err(|error| opened.of_size(error, request.format))
+        to_file(request, &opened, change, environment, job).map_err(|error| opened.of_size(error, request.format))
     };
     let made = made.map_err(|error| with_medium(error, &opened, request))?;
     Ok(ConvertReport {
@@ -187,7 +188,8 @@ pub fn convert_to_stream(
     path: &Path,
     options: &OpenOptions,
     snapshot: Option<&str>,
-    (stream, form): (&mut dyn Write, StreamForm),
+    stream: &mut dyn Write,
+    form: StreamForm,
     job: Job<'_>,
 ) -> Result<Vec<Note>> {
     let image = open(path, options)?;
@@ -221,7 +223,8 @@ fn to_file(
     request: &ConvertRequest,
     source: &Source<'_>,
     change: &dyn Fn(&Path) -> Result<()>,
-    (environment, job): (&Environment, Job<'_>),
+    environment: &Environment,
+    job: Job<'_>,
 ) -> Result<ConvertedImage> {
     let device = source.device();
     let options = create_options(request, source, job);
@@ -278,7 +281,8 @@ fn create_options(request: &ConvertRequest, source: &Source<'_>, job: Job<'_>) -
         qcow2: request.qcow2.clone(),
         blocks: BlockOptions {
             sector_bytes: kept_sector(
-                (request.format, device.size_bytes()),
+                request.format,
+                device.size_bytes(),
                 source.sector_bytes(request),
                 &source.name(&request.target),
                 job.progress,

@@ -59,7 +59,8 @@ pub(crate) fn noted_sector(notes: &BTreeMap<String, String>) -> u64 {
 /// The size of the sectors that an image of `format` gets for a disk of `size_bytes`, called `what`, whose sectors have `sector_bytes`. Warns where
 /// it is not the same.
 pub(crate) fn kept_sector(
-    (format, size_bytes): (Format, u64),
+    format: Format,
+    size_bytes: u64,
     sector_bytes: u64,
     what: &str,
     progress: &dyn Progress,

@@ -374,7 +374,7 @@ impl Restorer<'_> {
                     .of_whole_sectors();
                 let sector_bytes = noted_sector(&disk.notes);
                 options.blocks.sector_bytes =
-                    kept_sector((format, disk.size_bytes), sector_bytes, &disk.name, self.job.progress);
+                    kept_sector(format, disk.size_bytes, sector_bytes, &disk.name, self.job.progress);
                 holdfast_image::create(file.partial(), &options).map_err(|error| does_not_fit(error, disk, format))?;
                 let target = holdfast_image::open_mut(file.partial(), &image_of(format))?;
                 let restored = self.to_device(disk, path, &target, TargetState::Zeroed)?;

@@ -49,7 +49,8 @@ pub fn pull_template(
     repository: &Repository,
     request: &PullRequest,
     trust: &Trust<'_>,
-    (environment, tools): (&Environment, &dyn Tools),
+    environment: &Environment,
+    tools: &dyn Tools,
     job: Job<'_>,
 ) -> Result<PullReport> {
     let start = job.clock.now();
@@ -87,8 +88,8 @@ pub fn pull_template(
             format,
             name,
             identity,
-        } => write_folder(&pull, &path, format, (name, identity))?,
-        PullTarget::Fitting { path, format, identity } => write_folder(&pull, &path, format, (None, identity))?,
+        } => write_folder(&pull, &path, format, name, identity)?,
+        PullTarget::Fitting { path, format, identity } => write_folder(&pull, &path, format, None, identity)?,
     };
     Ok(PullReport {
         snapshot: entry.manifest.id,
