@@ -188,7 +188,7 @@ fn tell_of_namesakes(pool: &Pool, name: &str, job: Job<'_>) {
 
 /// A pool plugs a network card into the network of its name, else into the one whose bridge is called the same, else into one that it makes: a user who
 /// starts the machine has to know.
-fn tell_of_networks(pool: &Pool, known: &[XapiRecord], (machine, asked): (&XapiRecord, &[String]), job: Job<'_>) {
+fn tell_of_networks(pool: &Pool, known: &[XapiRecord], machine: &XapiRecord, asked: &[String], job: Job<'_>) {
     let cards = machine.references("VIFs");
     let Ok(mut cards) = cards
         .iter()
@@ -301,7 +301,7 @@ pub fn export_to_pool(request: ExportToPool<'_>, environment: &Environment, job:
             }),
         })?;
     tell_of_namesakes(&pool, record.text("name_label"), job);
-    tell_of_networks(&pool, &networks, (&record, &export.networks), job);
+    tell_of_networks(&pool, &networks, &record, &export.networks, job);
     Ok(ExportedToPool {
         export,
         uuid: record.text("uuid").to_owned(),
