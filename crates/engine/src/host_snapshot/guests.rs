@@ -12,7 +12,8 @@ use holdfast_host::{Description, Machine, MachineState};
 use jiff::Timestamp;
 use serde_json::Value;
 
-use super::MachinePlaces;
+use super::look_again::DiskCoverage;
+use super::{CutMode, MachinePlaces};
 use crate::job::{Job, Result};
 use crate::machine::quiesce::{
     AgentAccess, AgentCheck, FREEZE_DEADLINE, FreezeState, Guest, Quiesce, Quiesced, RunState,
@@ -93,9 +94,8 @@ pub(super) struct GuestPoint {
 /// The machines of a request, watched over.
 pub(super) struct Sessions<'a> {
     all: Vec<Session<'a>>,
-    is_one_instant: bool,
-    /// Whether all disks of each have to be in it.
-    is_about_machines: bool,
+    mode: CutMode,
+    coverage: DiskCoverage,
     job: Job<'a>,
 }
 
@@ -127,7 +127,9 @@ impl<'a> Sessions<'a> {
     /// Starts watchdogs, and notes the runs; nothing is changed yet.
     pub(super) fn begin(
         guests: &'a [GuestRequest<'a>],
-        (time, is_one_instant, is_about_machines): (Timestamp, bool, bool),
+        time: Timestamp,
+        mode: CutMode,
+        coverage: DiskCoverage,
         job: Job<'a>,
     ) -> Result<Self> {
         let mut all = Vec::new();
@@ -144,8 +146,10 @@ impl<'a> Sessions<'a> {
                     .collect()
             });
             for (one, guest) in begun.into_iter().zip(chunk) {
-                let can_do_without =
-                    guest.quiesce != Quiesce::Require && !guest.has_to_stop && is_one_instant && guest.memory.is_none();
+                let can_do_without = guest.quiesce != Quiesce::Require
+                    && !guest.has_to_stop
+                    && mode == CutMode::AtOnce
+                    && guest.memory.is_none();
                 all.push(match one {
                     Ok(session) => session,
                     // One that cannot be asked must not cost all others their point in time.
@@ -156,8 +160,8 @@ impl<'a> Sessions<'a> {
         }
         Ok(Self {
             all,
-            is_one_instant,
-            is_about_machines,
+            mode,
+            coverage,
             job,
         })
     }
@@ -191,8 +195,8 @@ impl<'a> Sessions<'a> {
         } else {
             made = self.cut_still(cut);
         }
-        let looked_at = (self.is_one_instant, self.is_about_machines);
-        self.at_once(|session| session.look_again(looked_at, job));
+        let (mode, coverage) = (self.mode, self.coverage);
+        self.at_once(|session| session.look_again(mode, coverage, job));
         let mut failure = None;
         let mut guests = Vec::new();
         for session in self.all {
@@ -209,7 +213,7 @@ impl<'a> Sessions<'a> {
 
     /// Freezes and stops, cuts if that has worked, and lets go on.
     fn cut_still(&mut self, cut: &mut dyn FnMut(&[GuestReport]) -> ProviderResult<()>) -> Option<ProviderResult<()>> {
-        let (job, is_one_instant) = (self.job, self.is_one_instant);
+        let (job, mode) = (self.job, self.mode);
         self.at_once(Session::ask);
         if !self.has_failed() {
             // All of them share this time: the first frozen machine waits for the last.
@@ -217,7 +221,7 @@ impl<'a> Sessions<'a> {
             self.at_once(|session| session.freeze(until, job));
         }
         if !self.has_failed() {
-            self.at_once(|session| session.stop(is_one_instant, job));
+            self.at_once(|session| session.stop(mode, job));
         }
         let made = if self.has_failed() {
             None
@@ -362,8 +366,8 @@ impl<'a> Session<'a> {
 
     /// Stops it where it has to. Frozen file systems are not all that a guest writes to: there are swap, databases on disks of their
     /// own, the partition that it boots from. One that another process has paused is left alone.
-    fn stop(&mut self, is_one_instant: bool, job: Job<'a>) {
-        let has_to_stop = self.guest.has_to_stop || !is_one_instant;
+    fn stop(&mut self, mode: CutMode, job: Job<'a>) {
+        let has_to_stop = self.guest.has_to_stop || mode == CutMode::InTurn;
         if !self.is_watched || !has_to_stop {
             return;
         }

@@ -8,7 +8,7 @@ use holdfast_host::provider::HostSnapshotScope;
 use holdfast_host::{Description, DiskKind, DiskSource, MachineDisk, MachineState};
 
 use super::guests::{FrozenGuests, GuestReport, Session};
-use super::{HostSnapshotRequest, NamedSnapshotSet};
+use super::{CutMode, HostSnapshotRequest, NamedSnapshotSet};
 use crate::job::Job;
 use crate::machine::quiesce::Quiesced;
 
@@ -21,9 +21,25 @@ pub enum Subject<'a> {
     Datasets(&'a dyn Fn(&[HostSnapshotScope]) -> Vec<Description>),
 }
 
+/// Which disks of a machine its host snapshots have to contain.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum DiskCoverage {
+    AllDisks,
+    SomeDisks,
+}
+
+impl Subject<'_> {
+    pub(super) fn coverage(&self) -> DiskCoverage {
+        match self {
+            Self::Machines => DiskCoverage::AllDisks,
+            Self::Datasets(_) => DiskCoverage::SomeDisks,
+        }
+    }
+}
+
 impl Session<'_> {
     /// Looks at the machine once more, and takes back what its snapshot cannot claim.
-    pub(super) fn look_again(&mut self, (is_one_instant, is_about_machines): (bool, bool), job: Job<'_>) {
+    pub(super) fn look_again(&mut self, mode: CutMode, coverage: DiskCoverage, job: Job<'_>) {
         if self.has_failed() {
             return;
         }
@@ -47,18 +63,18 @@ impl Session<'_> {
         };
         if let Some(changed) = changed {
             self.report.state = state;
-            if is_one_instant {
-                self.doubt(changed, job);
-            } else {
-                self.fail(changed);
-                return;
+            match mode {
+                CutMode::AtOnce => self.doubt(changed, job),
+                CutMode::InTurn => {
+                    self.fail(changed);
+                    return;
+                }
             }
         }
         if let Some(moved) = moved(&self.guest.description.disks, &now.disks) {
-            if is_about_machines {
-                self.fail(&moved);
-            } else {
-                self.doubt(&moved, job);
+            match coverage {
+                DiskCoverage::AllDisks => self.fail(&moved),
+                DiskCoverage::SomeDisks => self.doubt(&moved, job),
             }
         }
     }

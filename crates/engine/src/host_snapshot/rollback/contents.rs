@@ -134,7 +134,7 @@ impl HostDisk {
         }
         let places = if self.kept.place.dataset.provider == ProviderKind::Zfs {
             let since = since.ok_or("it is not known what has changed since")?;
-            since.places(self, (target, &present))?
+            since.places(self, target, &present)?
         } else {
             let now = below(&present, &self.kept.place.path);
             let states = TwoStates {

@@ -437,8 +437,17 @@ impl<'a> Execution<'a> {
         let started = match &self.plan.resumption {
             None => self.hypervisor.start(uuid).map(|()| Started::Yes).map_err(Error::from),
             Some(planned) => {
-                let of = (self.repository, &self.plan.snapshot);
-                resume(of, self.hypervisor, (planned, uuid), self.environment, self.job).map(Started::Resumed)
+                let (repository, snapshot) = (self.repository, &self.plan.snapshot);
+                let resumed = resume(
+                    repository,
+                    snapshot,
+                    self.hypervisor,
+                    planned,
+                    uuid,
+                    self.environment,
+                    self.job,
+                );
+                resumed.map(Started::Resumed)
             }
         };
         match started {

@@ -73,7 +73,7 @@ pub(super) fn draft(planner: &Planner<'_>, snapshot: &Manifest, wish: &NewMachin
     draft.notes.extend(done.notes);
     draft.warnings.extend(done.warnings);
     draft.identity = wish.identity.clone();
-    tpm::plan(planner, (snapshot, &neighbours), (&done.text, None), &mut draft)?;
+    tpm::plan(planner, snapshot, &neighbours, &done.text, None, &mut draft)?;
     if wish.identity == Identity::Keep {
         new.tell_of_doubles(&mut draft);
     }

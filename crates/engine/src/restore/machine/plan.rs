@@ -69,8 +69,14 @@ pub fn plan_machine_restore(
         hypervisor,
         environment,
     };
-    let wish = (&request.restore_as, request.after, &*request.runtime);
-    plan_point(&planner, snapshot, wish, job)
+    plan_point(
+        &planner,
+        snapshot,
+        &request.restore_as,
+        request.after,
+        &request.runtime,
+        job,
+    )
 }
 
 /// Refuses a hypervisor whose files cannot be written: they are on another host, or another user names them.
@@ -95,7 +101,9 @@ fn refuse_foreign(hypervisor: &dyn HypervisorMut) -> Result<()> {
 pub(crate) fn plan_point(
     planner: &Planner<'_>,
     snapshot: Manifest,
-    (restore_as, after, runtime): (&RestoreAs, AfterRestore, &Path),
+    restore_as: &RestoreAs,
+    after: AfterRestore,
+    runtime: &Path,
     job: Job<'_>,
 ) -> Result<MachineRestorePlan> {
     refuse_foreign(planner.hypervisor)?;
@@ -105,7 +113,7 @@ pub(crate) fn plan_point(
         RestoreAs::InPlace(wish) => in_place::draft(planner, &snapshot, wish)?,
     };
     let resumption = match after {
-        AfterRestore::Resume => Some(resumption::plan(planner, (&snapshot, runtime), &mut drafted)?),
+        AfterRestore::Resume => Some(resumption::plan(planner, &snapshot, runtime, &mut drafted)?),
         AfterRestore::LeaveOff | AfterRestore::Start => None,
     };
     let resumed = resumption.as_ref();
@@ -135,7 +143,7 @@ pub(crate) fn plan_point(
         .iter()
         .chain(resumption.iter().map(|resumption| &resumption.configuration))
     {
-        host.add((text, then.unwrap_or(text)), planner.hypervisor, &drafted.files);
+        host.add(text, then.unwrap_or(text), planner.hypervisor, &drafted.files);
     }
     notes.extend(host.folders.iter().map(|folder| {
         format!(

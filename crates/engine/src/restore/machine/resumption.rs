@@ -60,7 +60,8 @@ pub struct Resumed {
 /// Looks whether the machine of a plan can go on from its memory.
 pub(super) fn plan(
     planner: &Planner<'_>,
-    (snapshot, runtime): (&Manifest, &Path),
+    snapshot: &Manifest,
+    runtime: &Path,
     draft: &mut Draft,
 ) -> Result<PlannedResumption> {
     let refused = |reason: &str| Refusal::CannotResume {
@@ -202,9 +203,11 @@ fn places(draft: &Draft) -> BTreeMap<String, DiskChange> {
 
 /// Lets a machine go on.
 pub(super) fn resume(
-    (repository, snapshot): (&Repository, &Manifest),
+    repository: &Repository,
+    snapshot: &Manifest,
     hypervisor: &dyn HypervisorMut,
-    (planned, uuid): (&PlannedResumption, &str),
+    planned: &PlannedResumption,
+    uuid: &str,
     environment: &Environment,
     job: Job<'_>,
 ) -> Result<Resumed> {

@@ -40,8 +40,10 @@ const FILE_MODE: u32 = 0o600;
 /// machine as it is now has chosen. A place that only the snapshot names may be anything.
 pub(super) fn plan(
     planner: &Planner<'_>,
-    (snapshot, neighbours): (&Manifest, &Neighbours),
-    (configuration, own): (&str, Option<&Path>),
+    snapshot: &Manifest,
+    neighbours: &Neighbours,
+    configuration: &str,
+    own: Option<&Path>,
     draft: &mut Draft,
 ) -> Result<()> {
     let xml = DomainXml::parse(configuration).map_err(|detail| unfit(&draft.machine.name, detail))?;
