@@ -12,8 +12,9 @@ use holdfast_host::{Description, Machine, MachineState};
 use jiff::Timestamp;
 use serde_json::Value;
 
-use super::look_again::DiskCoverage;
-use super::{CutMode, MachinePlaces};
+use super::MachinePlaces;
+use super::guest_report::GuestReport;
+use super::subject::{CutMode, DiskCoverage};
 use crate::job::{Job, Result};
 use crate::machine::quiesce::{
     AgentAccess, AgentCheck, FREEZE_DEADLINE, FreezeState, Guest, Quiesce, Quiesced, RunState,
@@ -37,7 +38,7 @@ pub struct GuestRequest<'a> {
     pub quiesce: Quiesce,
     /// Where its disks are.
     pub places: MachinePlaces,
-    /// Whether it stands still in any case: more belongs to its instant than disks.
+    /// Whether it is paused in any case: more belongs to its instant than disks.
     pub has_to_stop: bool,
     /// Whether its memory belongs to the instant, and how it is taken. Only one machine's can.
     pub memory: Option<MemoryOptions>,
@@ -47,41 +48,6 @@ pub struct GuestRequest<'a> {
     pub journal: Option<JournalPlace>,
     /// A random number, which names the run.
     pub run: u32,
-}
-
-/// What happened to a machine.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct GuestReport {
-    /// Its name.
-    pub name: String,
-    /// Its UUID.
-    pub uuid: String,
-    /// What it was doing.
-    pub state: MachineState,
-    /// What happened to freezing its file systems.
-    pub quiesced: Quiesced,
-    /// How long it stood still; none where it did not have to.
-    pub paused: Option<Duration>,
-    /// Bytes of its memory, where that was taken.
-    pub memory_bytes: Option<u64>,
-}
-
-impl GuestReport {
-    /// What is in the snapshot of it, with what is kept beside it: "memory", "file system", "crash", or "shut off".
-    pub fn consistency(&self) -> &'static str {
-        match self.memory_bytes {
-            Some(_) => "memory",
-            None => self.consistency_of_disks(),
-        }
-    }
-
-    /// What the disks alone are worth.
-    pub(super) fn consistency_of_disks(&self) -> &'static str {
-        match self.state {
-            MachineState::ShutOff => "shut off",
-            _ => self.quiesced.consistency(),
-        }
-    }
 }
 
 /// When the providers cut, and how long that took.
@@ -168,7 +134,7 @@ impl<'a> Sessions<'a> {
 
     /// Has the machines hold still, and calls `cut` with what is known of them; then lets them go on.
     ///
-    /// A machine whose memory is wanted stands still at the end of it; the others hold still only then.
+    /// A machine whose memory is wanted is paused at the end of it; the others hold still only then.
     pub(super) fn hold_still(
         mut self,
         cut: &mut dyn FnMut(&[GuestReport]) -> ProviderResult<()>,
@@ -486,7 +452,7 @@ impl<'a> Session<'a> {
             .is_ok_and(|status| status["running"] == true)
     }
 
-    /// Nothing of it is left; where it stands still, the rest is the watchdog's.
+    /// Nothing of it is left; where it is paused, the rest is the watchdog's.
     fn end(mut self) -> (GuestReport, Option<crate::Error>) {
         if self.stopped.is_some() && !self.is_running() && !self.is_off() {
             self.guard.about_to_pause(PAUSE_DEADLINE).ok();

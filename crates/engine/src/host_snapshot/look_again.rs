@@ -1,41 +1,17 @@
 //! The state at the instant, as far as it can be found out afterwards.
 //!
 //! Machines are looked at before an instant, which takes its time, and one may be started, stopped or resumed, or its disks moved, before
-//! the providers cut. So they are looked at again when all run on, which costs no moment of standing still: what has changed may have
+//! the providers cut. So they are looked at again when all run on, which pauses none of them: what has changed may have
 //! changed before the cut, and the snapshot claims no more than holds in either case.
 
-use holdfast_host::provider::HostSnapshotScope;
-use holdfast_host::{Description, DiskKind, DiskSource, MachineDisk, MachineState};
+use holdfast_host::{DiskKind, DiskSource, MachineDisk, MachineState};
 
-use super::guests::{FrozenGuests, GuestReport, Session};
-use super::{CutMode, HostSnapshotRequest, NamedSnapshotSet};
+use super::guest_report::GuestReport;
+use super::guests::{FrozenGuests, Session};
+use super::subject::{CutMode, DiskCoverage, Subject};
+use super::{HostSnapshotRequest, NamedSnapshotSet};
 use crate::job::Job;
 use crate::machine::quiesce::Quiesced;
-
-/// What host snapshots are about.
-#[derive(Clone, Copy)]
-pub enum Subject<'a> {
-    /// Machines, each with all of its disks: where one has others by now, there is no snapshot.
-    Machines,
-    /// Datasets, with the machines in them: these come and go. The function finds those that run and have disks in what was wanted.
-    Datasets(&'a dyn Fn(&[HostSnapshotScope]) -> Vec<Description>),
-}
-
-/// Which disks of a machine its host snapshots have to contain.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum DiskCoverage {
-    AllDisks,
-    SomeDisks,
-}
-
-impl Subject<'_> {
-    pub(super) fn coverage(&self) -> DiskCoverage {
-        match self {
-            Self::Machines => DiskCoverage::AllDisks,
-            Self::Datasets(_) => DiskCoverage::SomeDisks,
-        }
-    }
-}
 
 impl Session<'_> {
     /// Looks at the machine once more, and takes back what its snapshot cannot claim.

@@ -2,7 +2,7 @@
 //!
 //! 1. What can be done before is: names are looked at, folders made, watchdogs started, runs noted.
 //! 2. The guests freeze their file systems, all at once. Where what is wanted cannot be cut at one instant, those that cannot freeze
-//!    stand still.
+//!    are paused.
 //! 3. The providers cut.
 //! 4. The machines run on, and thaw.
 //! 5. What was cut is made durable, and the states of the machines are kept.
@@ -13,6 +13,7 @@
 pub(crate) mod compare_images;
 mod completeness;
 mod completion;
+mod guest_report;
 mod guests;
 mod list;
 mod look_again;
@@ -27,6 +28,7 @@ mod remove;
 pub(crate) mod rollback;
 mod series;
 pub(crate) mod states;
+mod subject;
 mod with_memory;
 
 use std::collections::BTreeMap;
@@ -45,10 +47,10 @@ use crate::machine::state::streams::FirmwareState;
 pub use completeness::SetCompleteness;
 pub(crate) use completeness::SetState;
 use completion::{KeptStates, complete, configurations};
+pub use guest_report::GuestReport;
+pub use guests::GuestRequest;
 use guests::{GuestPoint, Sessions};
-pub use guests::{GuestReport, GuestRequest};
 pub use list::{HostSnapshotList, HostSnapshotState, SnapshotSizes, list_host_snapshots};
-pub use look_again::Subject;
 pub(crate) use not_taken::NotTaken;
 pub use places::{MachinePlaces, machines_in, places_of};
 pub use providers::Providers;
@@ -58,6 +60,8 @@ use record::SetId;
 pub use remove::{HostRemovalReport, HostRemovalRequest, PlannedRemoval, remove_host_snapshots};
 pub use series::{name_of_instant, series_name};
 use states::StateStore;
+use subject::CutMode;
+pub use subject::Subject;
 
 /// What host snapshots are to be made of, and how.
 pub struct HostSnapshotRequest<'a> {
@@ -103,15 +107,6 @@ pub struct HostSnapshotReport {
     pub guests: Vec<GuestReport>,
     /// What is noted of them.
     pub record: HostSnapshotRecord,
-}
-
-/// How the host snapshots of a name come about.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum CutMode {
-    /// All are of one point in time, whatever the guests write.
-    AtOnce,
-    /// One after another: they are of one point in time only if the guests are stopped.
-    InTurn,
 }
 
 /// What one provider cuts at one instant.

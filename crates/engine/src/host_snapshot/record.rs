@@ -8,7 +8,7 @@ use holdfast_repo::ProcessIdentity;
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
-use super::guests::GuestReport;
+use super::guest_report::GuestReport;
 use super::{Group, HostSnapshotRequest, NamedSnapshotSet};
 use crate::machine::run_journal::{read_process, written_process};
 
@@ -60,7 +60,7 @@ pub struct HostSnapshotRecord {
     pub maker: Option<ProcessIdentity>,
     /// The longest that file systems of one were frozen, in milliseconds.
     pub frozen_ms: u64,
-    /// The longest that one stood still, in milliseconds.
+    /// The longest that one was paused, in milliseconds.
     pub paused_ms: u64,
 }
 

@@ -37,7 +37,7 @@ impl Session<'_> {
                 MemoryMode::Live => LIVE_MEMORY_DEADLINE,
                 MemoryMode::Stopped => MEMORY_DEADLINE,
             })?;
-            // From here on it may stand still.
+            // From here on it may be paused.
             self.stopped = Some(job.clock.now());
         }
         let request = PointInTimeRequest {

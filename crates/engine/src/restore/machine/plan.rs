@@ -121,16 +121,7 @@ pub(crate) fn plan_point(
     let rooms = rooms(&drafted.files, memory)?;
     check_rooms(&rooms)?;
     let (mut notes, warnings) = (drafted.notes, drafted.warnings);
-    if resumption.is_none() && super::stored::has_memory(&snapshot) {
-        notes.push("its memory is not restored, and it starts as after a power cut: --resume lets it go on".to_owned());
-    }
-    let is_of_virtualbox = |record: &DiskRecord| record.name == STREAM_VIRTUALBOX_NVRAM;
-    if snapshot.disks.iter().any(is_of_virtualbox) {
-        notes.push(
-            "the variables of its firmware are VirtualBox's, and stay behind: it looks for what to start anew"
-                .to_owned(),
-        );
-    }
+    notes.extend(not_restored(&snapshot, resumption.as_ref()));
     let mut host = HostPreparations::default();
     if let Some(definition) = &drafted.definition
         && let Some(reason) = planner.accepts(&definition.text, &drafted.machine)?
@@ -169,6 +160,22 @@ pub(crate) fn plan_point(
         plan.refuse_unmet()?;
     }
     Ok(plan.with_unmet_as_warnings())
+}
+
+/// What of a snapshot is left out of the restored machine.
+fn not_restored(snapshot: &Manifest, resumption: Option<&PlannedResumption>) -> Vec<String> {
+    let mut notes = Vec::new();
+    if resumption.is_none() && super::stored::has_memory(snapshot) {
+        notes.push("its memory is not restored, and it starts as after a power cut: --resume lets it go on".to_owned());
+    }
+    let is_of_virtualbox = |record: &DiskRecord| record.name == STREAM_VIRTUALBOX_NVRAM;
+    if snapshot.disks.iter().any(is_of_virtualbox) {
+        notes.push(
+            "the variables of its firmware are VirtualBox's, and stay behind: it looks for what to start anew"
+                .to_owned(),
+        );
+    }
+    notes
 }
 
 impl MachineRestorePlan {
