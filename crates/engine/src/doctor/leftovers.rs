@@ -21,13 +21,13 @@ pub(super) const AGE_MIN_MS: i64 = 60_000;
 /// The names of folders for scratch files begin so.
 const SCRATCH: [&str; 2] = ["holdfast-memory-", "holdfast-overlay-"];
 
-/// What is left; `files` are those that machines have, `ours` folders with host snapshots.
+/// What is left; `files` are those that machines have, `snapshot_folders` those with host snapshots.
 ///
 /// `living` are the other processes of the program, where these are known: without any, no file is just being made.
 pub(super) fn leftovers(
     request: &DoctorRequest<'_>,
     files: &BTreeSet<&PathBuf>,
-    ours: &[PathBuf],
+    snapshot_folders: &[PathBuf],
     living: Option<&[Vec<String>]>,
 ) -> Vec<Leftover> {
     let mut found = Vec::new();
@@ -60,7 +60,7 @@ pub(super) fn leftovers(
         }
     }
     let beside = files.iter().filter_map(|file| file.parent());
-    let folders: BTreeSet<&Path> = beside.chain(ours.iter().map(PathBuf::as_path)).collect();
+    let folders: BTreeSet<&Path> = beside.chain(snapshot_folders.iter().map(PathBuf::as_path)).collect();
     let probes = folders
         .into_iter()
         .flat_map(probes)

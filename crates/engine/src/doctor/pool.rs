@@ -370,7 +370,7 @@ mod tests {
     use crate::doctor::seen::{FindingKind, Repair, Seen, SeenRepository};
 
     #[test]
-    fn only_what_is_called_like_ours_is_of_a_backup() {
+    fn only_what_is_named_by_holdfast_is_of_a_backup() {
         assert!(is_of_any("holdfast vm 01234567 0123abcd"));
         for other in [
             "holdfast vm before upgrade",

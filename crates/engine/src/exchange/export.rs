@@ -247,7 +247,7 @@ impl ExportDestination {
                     Overwrite::Replace => Existing::Replace,
                 };
                 let new = NewFile::begin(&path, existing, environment).map_err(taken)?;
-                new.tell_of_cleared(job.progress);
+                new.report_cleared(job.progress);
                 Self::File(new, path, format)
             }
             ExportTarget::Folder { path, format, storage } => Self::Folder(NewFolder::make(&path)?, format, storage),

@@ -192,7 +192,7 @@ impl<'a> ImageCloner<'a> {
     /// Whether the file system made a clone of the file.
     fn share(&self, target: &Path, job: Job<'_>) -> Result<bool> {
         let file = NewFile::begin(target, Existing::Keep, self.environment)?;
-        file.tell_of_cleared(job.progress);
+        file.report_cleared(job.progress);
         let failed = |action| {
             move |source| Error::File {
                 action,
@@ -244,7 +244,7 @@ impl<'a> ImageCloner<'a> {
     fn overlay(&self, target: &Path, job: Job<'_>) -> Result<CloneKind> {
         let options = self.overlay_options(target)?;
         let file = NewFile::begin(target, Existing::Keep, self.environment)?;
-        file.tell_of_cleared(job.progress);
+        file.report_cleared(job.progress);
         create(file.partial(), &options)?;
         self.renew(target, file.partial(), options.format)?;
         file.finish()?;

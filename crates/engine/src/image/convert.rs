@@ -21,9 +21,9 @@ use holdfast_image::{
 use holdfast_repo::Environment;
 
 use super::compare::compare;
-use super::consistency::tell_of_contradictions;
+use super::consistency::warn_of_inconsistencies;
 use super::new_image::NewImage;
-use super::sector_size::{kept_sector, sector_of_image, tell_of_lost_sector};
+use super::sector_size::{kept_sector, sector_of_image, warn_of_lost_sector};
 use crate::files::block_target::{Overwrite, is_block_device};
 use crate::files::ordered_stream::write_to_stream;
 use crate::files::stream_device::StreamDevice;
@@ -31,7 +31,7 @@ use crate::job::{Error, Interrupted, Job, Result, Unit};
 use device::to_block_device;
 pub use plan::{ConvertPlan, plan_convert};
 pub(crate) use source::refuse_to_replace_source;
-use source::{Source, device_of, files_of, tell_of_name, tell_of_writers, tell_what_is_dropped};
+use source::{Source, device_of, files_of, report_dropped, warn_of_writers, warn_of_wrong_name};
 
 /// What to convert.
 pub enum ConvertSource<'a> {
@@ -154,10 +154,10 @@ fn open_source<'a>(source: ConvertSource<'a>, request: &ConvertRequest, job: Job
             let image = open(&path, &request.open)?;
             refuse_to_replace_source(&image, &request.target)?;
             let device = device_of(&image, snapshot.as_deref())?;
-            tell_of_name(&image, job);
-            tell_of_writers(&image, job);
-            tell_of_contradictions(&path, &request.open, &files_of(&image), job.progress)?;
-            tell_what_is_dropped(&image, job);
+            warn_of_wrong_name(&image, job);
+            warn_of_writers(&image, job);
+            warn_of_inconsistencies(&path, &request.open, &files_of(&image), job.progress)?;
+            report_dropped(&image, job);
             Source::Image {
                 sector_bytes: sector_of_image(&path, &image)?,
                 path,
@@ -194,12 +194,12 @@ pub fn convert_to_stream(
 ) -> Result<Vec<Note>> {
     let image = open(path, options)?;
     let device = device_of(&image, snapshot)?;
-    tell_of_name(&image, job);
-    tell_of_writers(&image, job);
-    tell_of_contradictions(path, options, &files_of(&image), job.progress)?;
-    tell_what_is_dropped(&image, job);
+    warn_of_wrong_name(&image, job);
+    warn_of_writers(&image, job);
+    warn_of_inconsistencies(path, options, &files_of(&image), job.progress)?;
+    report_dropped(&image, job);
     let sector_bytes = sector_of_image(path, &image)?;
-    tell_of_lost_sector(sector_bytes, &path.display().to_string(), job.progress);
+    warn_of_lost_sector(sector_bytes, &path.display().to_string(), job.progress);
     match form {
         StreamForm::Raw => {
             job.progress.phase("converting", Unit::Bytes);
@@ -238,7 +238,7 @@ fn to_file(
                 environment,
                 |partial, options| Ok(create_bulk(partial, options)?),
             )?;
-            image.tell_of_cleared(job.progress);
+            image.report_cleared(job.progress);
             let filled = fill_bulk(device, base.as_ref(), writer, request.storage, job)?;
             (image, Some(filled))
         }
@@ -374,7 +374,7 @@ fn begin_empty(
         environment,
         |partial, options| Ok(holdfast_image::create(partial, options)?),
     )?;
-    image.tell_of_cleared(job.progress);
+    image.report_cleared(job.progress);
     Ok(image)
 }
 

@@ -58,7 +58,7 @@ pub fn pull_template(
     let is_written = request.execution == Execution::Execute;
     let _pause = is_written.then(|| keep_readable(repository, job.progress));
     let shelf = TemplateIndex::read(repository)?;
-    shelf.tell_of_unreadable(job.progress);
+    shelf.warn_of_unreadable(job.progress);
     let entry = shelf.find(&request.template, Some(trust))?;
     let signed = vouched(entry, trust, request.unsigned, job)?;
     let pull = Pull {

@@ -1,4 +1,4 @@
-//! Reading a machine that has a QEMU from its images: from clones of them, from below overlays, or while it stands still.
+//! Reading a machine that has a QEMU from its images: from clones of them, from below overlays, or while it is paused.
 //!
 //! None of these has bitmaps: everything is read, and what did not change is found by its content.
 
@@ -32,7 +32,7 @@ use crate::machine::state::streams::FirmwareState;
 use crate::machine::watchdog::Guard;
 use crate::restore::machine::{chain_of, is_same};
 
-/// A machine that stands still while it is read may do so for this long; the watchdog ends it earlier if we die.
+/// A machine that is paused while it is read may be so for this long; the watchdog ends it earlier if we die.
 const READ_DEADLINE: Duration = Duration::from_secs(24 * 3600);
 
 /// What is made of the images at the instant.
@@ -104,7 +104,7 @@ impl QemuCapture<'_> {
         let checked = self.request.machine.rights().exercise(|| {
             opened
                 .iter()
-                .try_for_each(|source| source.tell_of_contradictions(progress))
+                .try_for_each(|source| source.warn_of_inconsistencies(progress))
         });
         checked.map_err(|source| Error::File {
             action: "check",
@@ -178,7 +178,7 @@ impl QemuCapture<'_> {
     fn store_while_paused(&self, beside: FirmwareState, time: Timestamp, pace: &RateLimit<'_>) -> Result<StoredDisks> {
         let opened = self.open_images(&[])?;
         let stored = self.store_images(&opened, beside, time, Method::Pause, "crash", pace)?;
-        self.check_stood_still()?;
+        self.check_still_paused()?;
         Ok(stored)
     }
 
@@ -244,7 +244,7 @@ impl QemuCapture<'_> {
     }
 
     /// A machine that was resumed while it was read: the snapshot is of no single point in time, and is removed.
-    fn check_stood_still(&self) -> Result<()> {
+    fn check_still_paused(&self) -> Result<()> {
         let monitor = self.request.machine.monitor();
         let command = QmpCommand::new("query-status", serde_json::Value::Null);
         let status = query_with_retries(monitor, self.job.clock, &|monitor: &dyn Monitor| {
@@ -414,11 +414,11 @@ impl QemuCapture<'_> {
         let mut is_clean = true;
         for (disk, overlay) in self.taken.iter().zip(&files) {
             match self.bring_down(overlays, disk, overlay, guard.as_mut(), job) {
-                Ok(stood_still) if stood_still > Duration::ZERO => job.progress.warning(&format!(
+                Ok(paused) if paused > Duration::ZERO => job.progress.warning(&format!(
                     "{} wrote faster than the overlay of disk {} could be committed, and was paused for {} ms to commit the rest",
                     self.request.capture.name,
                     disk.target,
-                    stood_still.as_millis()
+                    paused.as_millis()
                 )),
                 Ok(_) => {}
                 Err(reason) => {
@@ -437,7 +437,7 @@ impl QemuCapture<'_> {
         is_clean
     }
 
-    /// Commits an overlay of the run, deletes it, and returns how long the machine stood still for that.
+    /// Commits an overlay of the run, deletes it, and returns how long the machine was paused for that.
     fn bring_down(
         &self,
         overlays: &dyn Overlays,
@@ -476,10 +476,10 @@ impl QemuCapture<'_> {
             job,
         };
         let persistence = match guard {
-            Some(guard) => SlowCommit::StandStill(self.request.machine.monitor(), guard),
+            Some(guard) => SlowCommit::Pause(self.request.machine.monitor(), guard),
             None => SlowCommit::GiveUp,
         };
-        let stood_still = commit.to_the_end(base, persistence).or_else(|error| {
+        let paused = commit.to_the_end(base, persistence).or_else(|error| {
             // The answer to the last step may be lost.
             let now = self.request.machine.describe().map_err(|_| error.clone())?;
             let is_on_base = now
@@ -493,6 +493,6 @@ impl QemuCapture<'_> {
             job.progress
                 .warning(&format!("{shown} is empty by now, and cannot be deleted: {error}"));
         }
-        Ok(stood_still)
+        Ok(paused)
     }
 }

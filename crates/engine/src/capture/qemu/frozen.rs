@@ -44,9 +44,9 @@ pub(super) struct Freezer<'a> {
     names: Option<BitmapNames>,
     hooks: &'a HookCalls<'a>,
     job: Job<'a>,
-    /// How long the machine may stand still.
+    /// How long the machine may be paused.
     pub(super) pause_deadline: Duration,
-    /// Whether it has to.
+    /// Whether it has to be.
     pub(super) pause_policy: PausePolicy,
 }
 
@@ -74,7 +74,7 @@ pub(super) struct FrozenMachine<'a> {
     devices: Vec<String>,
     /// Where what the guest overwrites goes; QEMU has these files too.
     scratch: Vec<File>,
-    /// Bitmaps of ours that were there before, with their nodes.
+    /// Bitmaps of Holdfast that were there before, with their nodes.
     old_bitmaps: Vec<(String, String)>,
 }
 
@@ -203,7 +203,7 @@ impl<'a> Freezer<'a> {
             let disks = self.open(&cut, &folder.path().join("nbd"), &wanted, usable, spools)?;
             Ok((disks, memory))
         });
-        let old_bitmaps = self.bitmaps_of_ours(&wanted);
+        let old_bitmaps = self.earlier_bitmaps(&wanted);
         match opened {
             Ok((disks, memory)) => Ok(FrozenMachine {
                 cut,
@@ -287,7 +287,7 @@ impl<'a> Freezer<'a> {
         })
     }
 
-    /// Ends what has failed. The machine may stand still, if even that failed: the watchdog sees to it. One that was paused
+    /// Ends what has failed. The machine may still be paused, if even that failed: the watchdog sees to it. One that was paused
     /// before stays so.
     fn leave(&self, mut guard: Guard, state: MachineState) {
         if state == MachineState::Running && !self.runs() {

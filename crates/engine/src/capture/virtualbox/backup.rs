@@ -361,7 +361,7 @@ impl VirtualBoxCapture<'_> {
                 continue;
             }
             let source = open_disk(owner, said, &target, &disk.key, &admission)?;
-            source.tell_of_contradictions(self.job.progress)?;
+            source.warn_of_inconsistencies(self.job.progress)?;
             taken.push(ChosenDisk {
                 attached: AttachedDisk {
                     number,

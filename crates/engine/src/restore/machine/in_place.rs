@@ -49,7 +49,7 @@ pub(super) fn draft(planner: &Planner<'_>, snapshot: &Manifest, wish: &InPlaceOp
         name: &name,
         is_off,
     };
-    place.tell_of_identity(&mut draft, &uuid);
+    place.warn_of_other_machine(&mut draft, &uuid);
     let places = place.disks(&mut draft)?;
     match wish.configuration {
         ConfigurationChoice::Keep => {
@@ -134,7 +134,7 @@ struct InPlace<'a> {
 }
 
 impl InPlace<'_> {
-    fn tell_of_identity(&self, draft: &mut Draft, uuid: &str) {
+    fn warn_of_other_machine(&self, draft: &mut Draft, uuid: &str) {
         let is_other = stored::uuid(self.snapshot).is_some_and(|before| !before.eq_ignore_ascii_case(uuid));
         if is_other {
             draft.warnings.push(format!(

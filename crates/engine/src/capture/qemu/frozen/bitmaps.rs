@@ -54,7 +54,7 @@ impl<'a> Freezer<'a> {
     }
 
     /// The bitmaps of earlier runs for this repository, with their nodes.
-    pub(super) fn bitmaps_of_ours(&self, wanted: &[(String, QemuDisk)]) -> Vec<(String, String)> {
+    pub(super) fn earlier_bitmaps(&self, wanted: &[(String, QemuDisk)]) -> Vec<(String, String)> {
         let mut old_bitmaps = Vec::new();
         let Some(names) = &self.names else { return old_bitmaps };
         for (_, disk) in wanted {
