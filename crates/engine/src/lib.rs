@@ -80,8 +80,8 @@ pub use host_snapshot::{
     GuestReport, GuestRequest, HostPruneReport, HostPruneRequest, HostPruneTarget, HostRemovalReport,
     HostRemovalRequest, HostSnapshotList, HostSnapshotRecord, HostSnapshotReport, HostSnapshotRequest,
     HostSnapshotState, MachinePlaces, NamedSnapshotSet, PlannedRemoval, Providers, PrunedSeries, SetCompleteness,
-    Subject, list_host_snapshots, machines_in, name_of_instant, places_of, prune_host_snapshots, remove_host_snapshots,
-    series_name, take_host_snapshots,
+    SnapshotSizes, Subject, list_host_snapshots, machines_in, name_of_instant, places_of, prune_host_snapshots,
+    remove_host_snapshots, series_name, take_host_snapshots,
 };
 pub use image::clone::{CloneImageRequest, CloneKind, CloneWay, ImageClone, ImageCloner};
 pub use image::compare::{CompareReport, DIFFERENT_RANGE_COUNT_MAX, compare};

@@ -119,13 +119,13 @@ pub(crate) fn store_disks(
     }
     job.interrupt.check()?;
 
-    tell_total(&opened, &machine, job)?;
+    report_total(&opened, &machine, job)?;
     let stages = Stages::new(job.clock, job.progress);
     let meters: Vec<Meter> = opened.iter().map(|_| Meter::new()).collect();
     let devices: Vec<Option<MeteredDevice<'_>>> = opened
         .iter()
         .zip(&meters)
-        .map(|(source, meter)| source.as_ref().map(|source| metered(source, meter, (job, &stages))))
+        .map(|(source, meter)| source.as_ref().map(|source| metered(source, meter, job, &stages)))
         .collect();
     let mut stdin = Some(request.stdin);
     let mut streams: Vec<Option<MeteredStream<'_>>> = opened
@@ -226,7 +226,7 @@ fn open_sources(
                 path.display()
             ));
         } else {
-            image.tell_of_contradictions(progress)?;
+            image.warn_of_inconsistencies(progress)?;
         }
         if request.format.is_none()
             && image.format != Format::Raw
@@ -274,7 +274,7 @@ fn warn_of_other_origins(
 }
 
 /// Says how much there is to read, where that is known.
-fn tell_total(opened: &[Option<OpenSource>], machine: &str, job: Job<'_>) -> Result<()> {
+fn report_total(opened: &[Option<OpenSource>], machine: &str, job: Job<'_>) -> Result<()> {
     job.progress.phase(&format!("backing up {machine}"), Unit::Bytes);
     let mut total = 0;
     for source in opened {
@@ -288,11 +288,7 @@ fn tell_total(opened: &[Option<OpenSource>], machine: &str, job: Job<'_>) -> Res
     Ok(())
 }
 
-fn metered<'a>(
-    source: &'a OpenSource,
-    meter: &'a Meter,
-    (job, stages): (Job<'a>, &'a Stages<'a>),
-) -> MeteredDevice<'a> {
+fn metered<'a>(source: &'a OpenSource, meter: &'a Meter, job: Job<'a>, stages: &'a Stages<'a>) -> MeteredDevice<'a> {
     MeteredDevice {
         inner: &*source.device,
         meter,

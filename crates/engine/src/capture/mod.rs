@@ -138,8 +138,8 @@ pub(crate) trait PreparedMachine {
 pub(crate) fn capture<C: Capture>(machine: C, sink: &dyn SnapshotSink, job: Job<'_>) -> Result<C::Reading> {
     let mut found = machine.find()?;
     let options = machine.options();
-    let wait = (Work::Backup, options.patience);
-    let lock = MachineLock::take(options.journal.as_ref(), C::summary(&found), wait, (options.now)(), job)?;
+    let (journal, now) = (options.journal.as_ref(), (options.now)());
+    let lock = MachineLock::take(journal, C::summary(&found), Work::Backup, options.patience, now, job)?;
     if lock.is_some() {
         found = machine.find()?;
     }

@@ -56,7 +56,7 @@ use crate::notes::{NOTE_KIND, STREAM_MEMORY};
 use at_rest::HeldAtRest;
 use changes::Changes;
 pub use changes::{Compared, ReadAll};
-pub(crate) use changes::{is_bitmap_of, is_bitmap_of_ours};
+pub(crate) use changes::{is_bitmap_of, is_holdfast_bitmap};
 use choice::{check_choice, decide};
 use filter::HeldByFilters;
 use from_images::HeldByImages;
@@ -106,7 +106,7 @@ pub struct MachineReading {
     pub method_reason: String,
     /// Of what kind the instant is.
     pub consistency: String,
-    /// How long the machine stood still; none where it was not running.
+    /// How long the machine was paused; none where it was not running.
     pub pause: Option<Pause>,
     /// What happened to freezing the guest's file systems.
     pub quiesced: Quiesced,
@@ -177,7 +177,7 @@ impl Capture for MachineReadRequest<'_> {
         Self: 'c,
     {
         let (taken, left_out) = decide(&description, &self.capture.choice);
-        check_choice(&description, (&taken, self.memory.is_some()), steps.job)?;
+        check_choice(&description, &taken, self.memory, steps.job)?;
         Ok(QemuCapture {
             // Read before anything is put into QEMU, which would be in it.
             configuration: self.machine.configuration()?,

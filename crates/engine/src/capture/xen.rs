@@ -92,7 +92,7 @@ pub struct XenReading {
     pub left_out: Vec<(String, String)>,
     /// What has no meaning for libvirt.
     pub dropped: Vec<Untranslated>,
-    /// How long the pool took for its snapshot. The machine stands still for a part of that.
+    /// How long the pool took for its snapshot. The machine is paused for a part of that.
     pub snapshot_duration: Duration,
     /// Bytes of its memory in the snapshot.
     pub memory_bytes: Option<u64>,
@@ -316,7 +316,7 @@ impl PreparedMachine for XenCapture<'_> {
         self.sink
             .history()
             .and_then(|history| history.newest)
-            .inspect(|newest| self.tell_of_another_pool(newest));
+            .inspect(|newest| self.warn_of_another_pool(newest));
         let way = way::choose(&self.request, &self.taken, self.job)?;
         way::track_changes(&self.request, &self.taken, way, self.job)?;
         let state = self.machine.summary.state;
@@ -403,7 +403,7 @@ impl XenCapture<'_> {
         let (request, job) = (&self.request, self.job);
         let suspended = self.suspended(instant)?;
         let OpenedXenDisks { disks, streams } =
-            open_disks(self.sink.history(), request, (&self.taken, instant), way, job)?;
+            open_disks(self.sink.history(), request, &self.taken, instant, way, job)?;
         let to_store = self.taken.iter().zip(&disks).map(|(taken, disk)| DiskToStore {
             name: taken.target.clone(),
             device: &*disk.device,

@@ -19,7 +19,9 @@ type TextResult<T> = Result<T, String>;
 pub(super) fn commit(
     request: &DoctorRequest<'_>,
     patient: &ExaminedMachine<'_>,
-    (disk, images, base): (&str, &[PathBuf], &Path),
+    disk: &str,
+    images: &[PathBuf],
+    base: &Path,
     job: Job<'_>,
 ) -> TextResult<String> {
     let overlays = request.overlays.ok_or("libvirt does not manage it")?;

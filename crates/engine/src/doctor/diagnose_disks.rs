@@ -7,7 +7,7 @@ use holdfast_host::MachineState;
 use super::diagnosis::{Diagnosis, Owner};
 use super::seen::{SeenCommit, SeenDisk, SeenMachine};
 use super::{Action, Finding, FindingKind, Repair};
-use crate::capture::qemu::{is_bitmap_of, is_bitmap_of_ours};
+use crate::capture::qemu::{is_bitmap_of, is_holdfast_bitmap};
 use crate::machine::run_journal::Phase;
 use crate::restore::machine::is_same;
 
@@ -17,7 +17,7 @@ pub(super) fn bitmaps(diagnosis: &mut Diagnosis<'_>, machine: &SeenMachine) {
     for disk in &machine.disks {
         let Some(node) = &disk.node else { continue };
         for bitmap in disk.bitmaps.iter().filter(|bitmap| !bitmap.is_busy) {
-            let is_ours = is_bitmap_of_ours(&bitmap.name);
+            let is_ours = is_holdfast_bitmap(&bitmap.name);
             let repository = diagnosis.seen.repository.as_ref();
             let is_obsolete = repository.is_some_and(|repository| {
                 is_bitmap_of(&bitmap.name, &repository.id) && !repository.needed.contains(&bitmap.name)

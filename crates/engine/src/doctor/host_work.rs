@@ -42,12 +42,12 @@ pub(super) fn look(request: &DoctorRequest<'_>, descriptions: &[Description], jo
         None => Vec::new(),
     };
     let users = users(request, descriptions);
-    let datasets = datasets(request, storage, (&users, &states));
+    let datasets = datasets(request, storage, &users, &states);
     let mut unfinished = BTreeMap::new();
     let mut completeness = SetCompleteness::new(storage.providers);
     for dataset in &datasets {
         job.interrupt.check()?;
-        let looked = look_at(request, storage, dataset, (&mut completeness, &mut unfinished));
+        let looked = look_at(request, storage, dataset, &mut completeness, &mut unfinished);
         match looked {
             Ok(remains) => seen.remains.extend(remains),
             Err(error) if is_gone(&error) => {}
@@ -106,7 +106,8 @@ fn users(request: &DoctorRequest<'_>, descriptions: &[Description]) -> BTreeMap<
 fn datasets(
     request: &DoctorRequest<'_>,
     storage: &DoctorStorage<'_>,
-    (users, states): (&BTreeMap<Dataset, String>, &[KeptState]),
+    users: &BTreeMap<Dataset, String>,
+    states: &[KeptState],
 ) -> BTreeSet<Dataset> {
     let mut datasets: BTreeSet<Dataset> = storage.datasets.iter().chain(users.keys()).cloned().collect();
     if request.everything {
@@ -138,7 +139,8 @@ fn look_at(
     request: &DoctorRequest<'_>,
     storage: &DoctorStorage<'_>,
     dataset: &Dataset,
-    (completeness, cuts): (&mut SetCompleteness<'_>, &mut SnapshotSets),
+    completeness: &mut SetCompleteness<'_>,
+    cuts: &mut SnapshotSets,
 ) -> std::result::Result<Vec<ProviderLeftover>, ProviderError> {
     let provider = storage.providers.of_dataset(dataset);
     // The living processes come first: host snapshots that one of them has made by then are not leftovers.

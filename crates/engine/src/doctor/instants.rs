@@ -34,7 +34,8 @@ fn canonical(folder: PathBuf) -> PathBuf {
 /// dead processes have `noted`.
 pub(super) fn look(
     request: &DoctorRequest<'_>,
-    (images, noted): (&[&PathBuf], &BTreeSet<&Path>),
+    images: &[&PathBuf],
+    noted: &BTreeSet<&Path>,
     living: Option<&[Vec<String>]>,
 ) -> Vec<SeenInstant> {
     let mut owners = BTreeMap::new();

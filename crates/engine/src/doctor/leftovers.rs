@@ -21,16 +21,17 @@ pub(super) const AGE_MIN_MS: i64 = 60_000;
 /// The names of folders for scratch files begin so.
 const SCRATCH: [&str; 2] = ["holdfast-memory-", "holdfast-overlay-"];
 
-/// What is left; `files` are those that machines have, `ours` folders with host snapshots.
+/// What is left; `files` are those that machines have, `snapshot_folders` those with host snapshots.
 ///
-/// Where no other process of the program lives (`is_alone`), nothing is just being made.
+/// `living` are the other processes of the program, where these are known: without any, no file is just being made.
 pub(super) fn leftovers(
     request: &DoctorRequest<'_>,
     files: &BTreeSet<&PathBuf>,
-    ours: &[PathBuf],
-    is_alone: bool,
+    snapshot_folders: &[PathBuf],
+    living: Option<&[Vec<String>]>,
 ) -> Vec<Leftover> {
     let mut found = Vec::new();
+    let is_alone = living.is_some_and(<[_]>::is_empty);
     let now_ms = (request.now_ms)();
     let is_old = |path: &Path| changed_ms(path).is_some_and(|changed| now_ms - changed > AGE_MIN_MS);
     if request.everything {
@@ -59,7 +60,7 @@ pub(super) fn leftovers(
         }
     }
     let beside = files.iter().filter_map(|file| file.parent());
-    let folders: BTreeSet<&Path> = beside.chain(ours.iter().map(PathBuf::as_path)).collect();
+    let folders: BTreeSet<&Path> = beside.chain(snapshot_folders.iter().map(PathBuf::as_path)).collect();
     let probes = folders
         .into_iter()
         .flat_map(probes)

@@ -79,7 +79,7 @@ fn look_at_machines(request: &DoctorRequest<'_>, job: Job<'_>) -> Result<Seen> {
     let images: Vec<_> = seen.chains.iter().filter_map(|(_, chain)| chain.first()).collect();
     seen.places = places::look(request)?;
     let folders = places::folders(&seen.places);
-    let instants = instants::look(request, (&images, &folders), seen.living.as_deref());
+    let instants = instants::look(request, &images, &folders, seen.living.as_deref());
     let beside = descriptions.iter().flat_map(|description| {
         let tpm = description.tpm.as_ref().and_then(|tpm| tpm.place.file());
         description.nvram.iter().chain(tpm.map(|file| &file.path))
@@ -87,8 +87,7 @@ fn look_at_machines(request: &DoctorRequest<'_>, job: Job<'_>) -> Result<Seen> {
     // A machine that is examined is one of the neighbours, too.
     let files: BTreeSet<&PathBuf> = images.iter().copied().chain(beside).collect();
     seen.host = host_work::look(request, &descriptions, job)?;
-    let is_alone = seen.living.as_ref().is_some_and(Vec::is_empty);
-    let leftovers = leftovers(request, &files, &seen.host.folders, is_alone);
+    let leftovers = leftovers(request, &files, &seen.host.folders, seen.living.as_deref());
     let emptied = match request.neighbours {
         Some(_) => emptied(&images, &seen.chains),
         None => Vec::new(),

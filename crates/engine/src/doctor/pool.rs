@@ -322,8 +322,8 @@ pub(super) fn remove_snapshots(
         let _lock = match owner(patient, &one) {
             Some(machine) => {
                 let now = Timestamp::from_millisecond((request.now_ms)()).unwrap_or(Timestamp::UNIX_EPOCH);
-                let work = (Work::Backup, Duration::ZERO);
-                let lock = MachineLock::take(place(request).as_ref(), &machine.summary, work, now, job);
+                let place = place(request);
+                let lock = MachineLock::take(place.as_ref(), &machine.summary, Work::Backup, Duration::ZERO, now, job);
                 Some(lock.map_err(words)?.ok_or("backups of it cannot be kept away")?)
             }
             // What is gone cannot be backed up.
@@ -370,7 +370,7 @@ mod tests {
     use crate::doctor::seen::{FindingKind, Repair, Seen, SeenRepository};
 
     #[test]
-    fn only_what_is_called_like_ours_is_of_a_backup() {
+    fn only_what_is_named_by_holdfast_is_of_a_backup() {
         assert!(is_of_any("holdfast vm 01234567 0123abcd"));
         for other in [
             "holdfast vm before upgrade",

@@ -41,7 +41,7 @@ pub(super) fn repair(request: &DoctorRequest<'_>, finding: &Finding, job: Job<'_
         Repair::DestroyClone(clone) => repair_host::destroy_clone(request, clone),
         Repair::FinishClone(clone) => repair_host::finish_clone(request, clone),
         Repair::RemoveHalfClone(uuid) => repair_host::remove_half_clone(request, uuid),
-        Repair::RemoveCut(names, set) => repair_host::remove_cut(request, (names, *set), job),
+        Repair::RemoveCut(names, set) => repair_host::remove_cut(request, names, *set, job),
         Repair::RemoveInstant(set) => repair_host::remove_instant(request, set, job),
         Repair::ForgetWork(uuid) => repair_host::forget_work(request, uuid),
         Repair::DeleteSnapshots(uuid) => virtualbox::delete(request, uuid, job),
@@ -106,7 +106,7 @@ fn mend_machine(
         Repair::RemoveBitmap { node, name } => {
             remove_bitmap(monitor, node, name).map(|()| format!("removed the bitmap {name}"))
         }
-        Repair::Commit { disk, overlays, base } => return commit(request, patient, (disk, overlays, base), job),
+        Repair::Commit { disk, overlays, base } => return commit(request, patient, disk, overlays, base, job),
         other => return Err(format!("{other:?} is about no machine")),
     };
     done.map_err(|error| error.to_string())

@@ -110,7 +110,8 @@ pub(super) fn remove_half_clone(request: &DoctorRequest<'_>, uuid: &str) -> Repa
 /// Removes host snapshots that were not finished, with the states that belong to them. All are looked at once more before the first goes.
 pub(super) fn remove_cut(
     request: &DoctorRequest<'_>,
-    (names, set): (&[HostSnapshotName], SetId),
+    names: &[HostSnapshotName],
+    set: SetId,
     job: Job<'_>,
 ) -> RepairResult {
     let storage = storage(request)?;

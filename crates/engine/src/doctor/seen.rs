@@ -36,7 +36,7 @@ pub(super) struct Seen {
     pub(super) repository: Option<SeenRepository>,
     /// What was left of work on host snapshots.
     pub(super) host: SeenHost,
-    /// Machines of VirtualBox with snapshots of ours.
+    /// Machines of VirtualBox with snapshots created by Holdfast.
     pub(super) boxes: Vec<SeenBox>,
     /// What backups have left in pools of XenServer.
     pub(super) pools: Vec<SeenPool>,
@@ -179,7 +179,7 @@ pub(super) struct SeenHost {
     pub(super) states: Vec<String>,
     /// What could not be looked at, in words.
     pub(super) unknown: Vec<String>,
-    /// Folders of ours in the datasets.
+    /// Folders of Holdfast in the datasets.
     pub(super) folders: Vec<PathBuf>,
 }
 
@@ -265,7 +265,7 @@ pub(super) struct SeenKept {
     pub(super) used_bytes: u64,
 }
 
-/// A machine of VirtualBox with snapshots of ours.
+/// A machine of VirtualBox with snapshots created by Holdfast.
 #[derive(Debug, Clone)]
 pub(super) struct SeenBox {
     pub(super) name: String,
@@ -284,7 +284,7 @@ pub enum FindingKind {
     DeadRun,
     /// Something of a run is in QEMU.
     Remains,
-    /// A dead run left the machine standing still.
+    /// A dead run left the machine paused.
     Paused,
     /// The guest's file systems are frozen.
     Frozen,
@@ -412,7 +412,7 @@ pub enum Repair {
     RemoveInstant(String),
     /// Take the note of work on a machine away; its UUID.
     ForgetWork(String),
-    /// Delete the snapshots of ours that a machine of VirtualBox has; its UUID.
+    /// Delete the snapshots that Holdfast has created of a machine of VirtualBox; its UUID.
     DeleteSnapshots(String),
     /// Remove snapshots that backups have left in a pool of XenServer.
     RemovePoolSnapshots {

@@ -128,9 +128,15 @@ pub(super) fn delete(request: &DoctorRequest<'_>, uuid: &str, job: Job<'_>) -> s
     let machine = machine.ok_or("the machine is gone")?;
     let place = place(request);
     let now = Timestamp::from_millisecond((request.now_ms)()).unwrap_or(Timestamp::UNIX_EPOCH);
-    let work = (Work::Backup, Duration::ZERO);
-    let lock = MachineLock::take(place.as_ref(), &summary(machine), work, now, job).map_err(words)?;
-    let _lock = lock.ok_or("backups of it cannot be kept away")?;
+    let lock = MachineLock::take(
+        place.as_ref(),
+        &summary(machine),
+        Work::Backup,
+        Duration::ZERO,
+        now,
+        job,
+    );
+    let _lock = lock.map_err(words)?.ok_or("backups of it cannot be kept away")?;
     let deleted = machine.delete_left(job.progress).map_err(words)?;
     let left = machine.left_snapshots().map_err(words)?;
     match &left[..] {

@@ -206,8 +206,7 @@ pub fn export(
             let snapshot = find_snapshot(repository, &reference, &zone, job.progress)?;
             job.progress
                 .phase(&format!("exporting {}", snapshot.machine), Unit::Bytes);
-            let wish = (xva, of.name.as_deref());
-            let written = content::of_snapshot(repository, &snapshot, &left_out, wish)
+            let written = content::of_snapshot(repository, &snapshot, &left_out, xva, of.name.as_deref())
                 .and_then(|content| of.write(content, target))
                 .and_then(|(report, made)| made.finish().map(|()| report));
             let report = written.map_err(|error| error.unless_removed(repository, snapshot.id))?;
@@ -248,7 +247,7 @@ impl ExportDestination {
                     Overwrite::Replace => Existing::Replace,
                 };
                 let new = NewFile::begin(&path, existing, environment).map_err(taken)?;
-                new.tell_of_cleared(job.progress);
+                new.report_cleared(job.progress);
                 Self::File(new, path, format)
             }
             ExportTarget::Folder { path, format, storage } => Self::Folder(NewFolder::make(&path)?, format, storage),
@@ -299,11 +298,10 @@ impl ExportContext<'_> {
     fn write(self, content: MachineContent<'_>, target: ExportDestination) -> Result<(ExportReport, ExportOutput)> {
         let (environment, job) = (self.environment, self.job);
         let machine = content.machine.clone();
-        let mut exported = Exported::new(content, self.name, job)?;
+        let mut exported = Exported::new(content, self.name.clone(), job)?;
         let memory_bytes = exported.suspended.as_ref().map(Suspended::memory_bytes);
         let disks_bytes: u64 = exported.disks.iter().map(|disk| disk.device.size_bytes()).sum();
         job.progress.total(disks_bytes + memory_bytes.unwrap_or_default());
-        let of_now = (&self.host[..], self.time);
         // A folder has the configuration as it was.
         if !matches!(target, ExportDestination::Folder(..)) {
             exported.dropped.splice(0..0, std::mem::take(&mut exported.lost));
@@ -311,7 +309,7 @@ impl ExportContext<'_> {
         let (written, made) = match target {
             ExportDestination::Stream(stream, format) => {
                 let written = exported
-                    .write_archive(ArchiveSink::Stream(stream), format, of_now, environment, job)
+                    .write_archive(ArchiveSink::Stream(stream), format, &self)
                     .map_err(|error| not_written(error, Error::Stdout))?;
                 (written, ExportOutput::Stream)
             }
@@ -324,13 +322,13 @@ impl ExportContext<'_> {
                 let file = new.create_private().map_err(failed)?;
                 let durable = file.try_clone().map_err(failed)?;
                 let written = exported
-                    .write_archive(ArchiveSink::File(file), format, of_now, environment, job)
+                    .write_archive(ArchiveSink::File(file), format, &self)
                     .map_err(|error| not_written(error, failed))?;
                 durable.sync_all().map_err(failed)?;
                 (written, ExportOutput::File(new))
             }
             ExportDestination::Folder(mut made, format, storage) => {
-                let written = exported.write_folder(&mut made, (format, storage), environment, job)?;
+                let written = exported.write_folder(&mut made, format, storage, environment, job)?;
                 (written, ExportOutput::Folder(made))
             }
             ExportDestination::VirtualBox(mut made, identity) => {

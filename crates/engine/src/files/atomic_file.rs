@@ -139,8 +139,8 @@ impl NewFile {
     }
 
     /// Says what was deleted of what killed programs had left.
-    pub(crate) fn tell_of_cleared(&self, progress: &dyn Progress) {
-        tell_of(&self.cleared, progress);
+    pub(crate) fn report_cleared(&self, progress: &dyn Progress) {
+        report_cleared(&self.cleared, progress);
     }
 
     /// Where to write it.
@@ -313,7 +313,7 @@ fn lock_folder(path: &Path, name: &OsStr) -> (Option<File>, Vec<PathBuf>) {
 /// others from being deleted.
 pub(crate) fn clear_left(paths: &[&Path], progress: &dyn Progress) {
     for path in paths {
-        tell_of(&clear(path), progress);
+        report_cleared(&clear(path), progress);
     }
 }
 
@@ -368,7 +368,7 @@ pub(crate) fn delete_left(partial: &Path) -> std::io::Result<()> {
 }
 
 /// Says what was deleted of what killed programs had left.
-pub(crate) fn tell_of(cleared: &[PathBuf], progress: &dyn Progress) {
+pub(crate) fn report_cleared(cleared: &[PathBuf], progress: &dyn Progress) {
     for path in cleared {
         progress.note(&format!("deleted {}, which a killed program had left", path.display()));
     }

@@ -38,7 +38,7 @@ impl<'a> SetCompleteness<'a> {
     /// Whether everything that was to be cut with a host snapshot was, by its record; none where another program made it.
     pub fn of(&mut self, name: &HostSnapshotName, record: Option<&str>) -> Option<bool> {
         let Some(text) = record else {
-            // Ours are noted where they are in a folder of ours: this one was cut, and no more.
+            // Host snapshots in a folder of Holdfast get a record: this one was cut, and no more.
             return name.dataset.provider.has_folders().then_some(false);
         };
         let record = HostSnapshotRecord::parse(text)?;

@@ -32,13 +32,15 @@ pub(super) struct KeptStates<'a> {
 /// # Errors
 /// Nothing of it exists then.
 pub(super) fn complete(
-    (request, groups): (&HostSnapshotRequest<'_>, &[Group<'_>]),
-    (record, maker): (&HostSnapshotRecord, Option<&ProcessIdentity>),
+    request: &HostSnapshotRequest<'_>,
+    groups: &[Group<'_>],
+    record: &HostSnapshotRecord,
+    maker: Option<&ProcessIdentity>,
     kept: KeptStates<'_>,
     job: Job<'_>,
 ) -> Result<()> {
     let mut ids = Vec::new();
-    let done = name_all((request, groups), (record, maker))
+    let done = name_all(request, groups, record, maker)
         .and_then(|()| keep_states(request, kept, &mut ids, job))
         .and_then(|()| record_all(groups, record, job));
     done.inspect_err(|_| {
@@ -50,15 +52,17 @@ pub(super) fn complete(
 
 /// Gives names to what has none before it is settled, where more has to follow before it is whole.
 fn name_all(
-    (request, groups): (&HostSnapshotRequest<'_>, &[Group<'_>]),
-    (record, maker): (&HostSnapshotRecord, Option<&ProcessIdentity>),
+    request: &HostSnapshotRequest<'_>,
+    groups: &[Group<'_>],
+    record: &HostSnapshotRecord,
+    maker: Option<&ProcessIdentity>,
 ) -> Result<()> {
     let without_name = groups.iter().filter(|group| group.provider.kind().has_folders());
     if without_name.clone().count() < 2 && !request.keeps_states() {
         return Ok(());
     }
     for group in without_name {
-        let open = record.unconfirmed(group.cut, group.is_whole_at_cut, maker).encode();
+        let open = record.unconfirmed(group, maker).encode();
         group.provider.commit(&group.wanted, &group.label(record.time, &open))?;
     }
     Ok(())

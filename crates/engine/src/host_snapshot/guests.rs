@@ -13,8 +13,12 @@ use jiff::Timestamp;
 use serde_json::Value;
 
 use super::MachinePlaces;
+use super::guest_report::GuestReport;
+use super::subject::{CutMode, DiskCoverage};
 use crate::job::{Job, Result};
-use crate::machine::quiesce::{AgentCheck, FREEZE_DEADLINE, FreezeState, Guest, Quiesce, Quiesced};
+use crate::machine::quiesce::{
+    AgentAccess, AgentCheck, FREEZE_DEADLINE, FreezeState, Guest, Quiesce, Quiesced, RunState,
+};
 use crate::machine::run_journal::{JournalPlace, Phase, RunNote, RunRecord};
 use crate::machine::state::memory::MemoryOptions;
 use crate::machine::watchdog::Guard;
@@ -34,7 +38,7 @@ pub struct GuestRequest<'a> {
     pub quiesce: Quiesce,
     /// Where its disks are.
     pub places: MachinePlaces,
-    /// Whether it stands still in any case: more belongs to its instant than disks.
+    /// Whether it is paused in any case: more belongs to its instant than disks.
     pub has_to_stop: bool,
     /// Whether its memory belongs to the instant, and how it is taken. Only one machine's can.
     pub memory: Option<MemoryOptions>,
@@ -44,41 +48,6 @@ pub struct GuestRequest<'a> {
     pub journal: Option<JournalPlace>,
     /// A random number, which names the run.
     pub run: u32,
-}
-
-/// What happened to a machine.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct GuestReport {
-    /// Its name.
-    pub name: String,
-    /// Its UUID.
-    pub uuid: String,
-    /// What it was doing.
-    pub state: MachineState,
-    /// What happened to freezing its file systems.
-    pub quiesced: Quiesced,
-    /// How long it stood still; none where it did not have to.
-    pub paused: Option<Duration>,
-    /// Bytes of its memory, where that was taken.
-    pub memory_bytes: Option<u64>,
-}
-
-impl GuestReport {
-    /// What is in the snapshot of it, with what is kept beside it: "memory", "file system", "crash", or "shut off".
-    pub fn consistency(&self) -> &'static str {
-        match self.memory_bytes {
-            Some(_) => "memory",
-            None => self.consistency_of_disks(),
-        }
-    }
-
-    /// What the disks alone are worth.
-    pub(super) fn consistency_of_disks(&self) -> &'static str {
-        match self.state {
-            MachineState::ShutOff => "shut off",
-            _ => self.quiesced.consistency(),
-        }
-    }
 }
 
 /// When the providers cut, and how long that took.
@@ -91,9 +60,8 @@ pub(super) struct GuestPoint {
 /// The machines of a request, watched over.
 pub(super) struct Sessions<'a> {
     all: Vec<Session<'a>>,
-    is_one_instant: bool,
-    /// Whether all disks of each have to be in it.
-    is_about_machines: bool,
+    mode: CutMode,
+    coverage: DiskCoverage,
     job: Job<'a>,
 }
 
@@ -125,7 +93,9 @@ impl<'a> Sessions<'a> {
     /// Starts watchdogs, and notes the runs; nothing is changed yet.
     pub(super) fn begin(
         guests: &'a [GuestRequest<'a>],
-        (time, is_one_instant, is_about_machines): (Timestamp, bool, bool),
+        time: Timestamp,
+        mode: CutMode,
+        coverage: DiskCoverage,
         job: Job<'a>,
     ) -> Result<Self> {
         let mut all = Vec::new();
@@ -142,8 +112,10 @@ impl<'a> Sessions<'a> {
                     .collect()
             });
             for (one, guest) in begun.into_iter().zip(chunk) {
-                let can_do_without =
-                    guest.quiesce != Quiesce::Require && !guest.has_to_stop && is_one_instant && guest.memory.is_none();
+                let can_do_without = guest.quiesce != Quiesce::Require
+                    && !guest.has_to_stop
+                    && mode == CutMode::AtOnce
+                    && guest.memory.is_none();
                 all.push(match one {
                     Ok(session) => session,
                     // One that cannot be asked must not cost all others their point in time.
@@ -154,15 +126,15 @@ impl<'a> Sessions<'a> {
         }
         Ok(Self {
             all,
-            is_one_instant,
-            is_about_machines,
+            mode,
+            coverage,
             job,
         })
     }
 
     /// Has the machines hold still, and calls `cut` with what is known of them; then lets them go on.
     ///
-    /// A machine whose memory is wanted stands still at the end of it; the others hold still only then.
+    /// A machine whose memory is wanted is paused at the end of it; the others hold still only then.
     pub(super) fn hold_still(
         mut self,
         cut: &mut dyn FnMut(&[GuestReport]) -> ProviderResult<()>,
@@ -189,8 +161,8 @@ impl<'a> Sessions<'a> {
         } else {
             made = self.cut_still(cut);
         }
-        let looked_at = (self.is_one_instant, self.is_about_machines);
-        self.at_once(|session| session.look_again(looked_at, job));
+        let (mode, coverage) = (self.mode, self.coverage);
+        self.at_once(|session| session.look_again(mode, coverage, job));
         let mut failure = None;
         let mut guests = Vec::new();
         for session in self.all {
@@ -207,7 +179,7 @@ impl<'a> Sessions<'a> {
 
     /// Freezes and stops, cuts if that has worked, and lets go on.
     fn cut_still(&mut self, cut: &mut dyn FnMut(&[GuestReport]) -> ProviderResult<()>) -> Option<ProviderResult<()>> {
-        let (job, is_one_instant) = (self.job, self.is_one_instant);
+        let (job, mode) = (self.job, self.mode);
         self.at_once(Session::ask);
         if !self.has_failed() {
             // All of them share this time: the first frozen machine waits for the last.
@@ -215,7 +187,7 @@ impl<'a> Sessions<'a> {
             self.at_once(|session| session.freeze(until, job));
         }
         if !self.has_failed() {
-            self.at_once(|session| session.stop(is_one_instant, job));
+            self.at_once(|session| session.stop(mode, job));
         }
         let made = if self.has_failed() {
             None
@@ -344,8 +316,7 @@ impl<'a> Session<'a> {
         if !self.is_watched {
             return;
         }
-        let can_quiesce = self.guest.description.has_agent_channel;
-        match AgentCheck::of(self.shown(), (self.runs(), can_quiesce)) {
+        match AgentCheck::of(self.shown(), AgentAccess::of(&self.guest.description)) {
             Ok(asked) => self.asked = Some(asked),
             Err(error) => self.failure = Some(error),
         }
@@ -361,8 +332,8 @@ impl<'a> Session<'a> {
 
     /// Stops it where it has to. Frozen file systems are not all that a guest writes to: there are swap, databases on disks of their
     /// own, the partition that it boots from. One that another process has paused is left alone.
-    fn stop(&mut self, is_one_instant: bool, job: Job<'a>) {
-        let has_to_stop = self.guest.has_to_stop || !is_one_instant;
+    fn stop(&mut self, mode: CutMode, job: Job<'a>) {
+        let has_to_stop = self.guest.has_to_stop || mode == CutMode::InTurn;
         if !self.is_watched || !has_to_stop {
             return;
         }
@@ -434,10 +405,14 @@ impl<'a> Session<'a> {
                 self.failure.get_or_insert(error);
             }
         }
-        let runs = !self.runs() || self.is_running();
+        let state = if !self.runs() || self.is_running() {
+            RunState::Restored
+        } else {
+            RunState::StillPaused
+        };
         if let Some(quiescence) = self.quiescence.take() {
             let was_frozen = matches!(quiescence, FreezeState::Frozen { .. });
-            self.report.quiesced = quiescence.end(self.shown(), &mut self.guard, (runs, job));
+            self.report.quiesced = quiescence.end(self.shown(), &mut self.guard, state, job);
             if let (true, Quiesce::Require, Quiesced::Failed(reason)) =
                 (was_frozen, self.guest.quiesce, &self.report.quiesced)
             {
@@ -477,7 +452,7 @@ impl<'a> Session<'a> {
             .is_ok_and(|status| status["running"] == true)
     }
 
-    /// Nothing of it is left; where it stands still, the rest is the watchdog's.
+    /// Nothing of it is left; where it is paused, the rest is the watchdog's.
     fn end(mut self) -> (GuestReport, Option<crate::Error>) {
         if self.stopped.is_some() && !self.is_running() && !self.is_off() {
             self.guard.about_to_pause(PAUSE_DEADLINE).ok();

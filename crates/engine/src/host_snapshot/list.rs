@@ -25,18 +25,27 @@ pub struct HostSnapshotList {
     pub snapshots: Vec<HostSnapshotState>,
 }
 
-/// Lists the host snapshots of datasets. `is_measured` is whether their sizes are found out too, which takes long.
+/// Whether the sizes of host snapshots are found out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SnapshotSizes {
+    /// They are, which takes long.
+    Measured,
+    /// They are not.
+    Unknown,
+}
+
+/// Lists the host snapshots of datasets.
 pub fn list_host_snapshots(
     providers: &Providers,
     datasets: &[Dataset],
-    is_measured: bool,
+    sizes: SnapshotSizes,
 ) -> Result<Vec<HostSnapshotList>> {
     let mut completeness = SetCompleteness::new(providers);
     let mut lists = Vec::new();
     for dataset in datasets {
         let provider = providers.of_dataset(dataset);
         let mut snapshots = provider.snapshots(&dataset.name)?;
-        if is_measured {
+        if sizes == SnapshotSizes::Measured {
             provider.measure(&mut snapshots)?;
         }
         let state = |snapshot: HostSnapshot| HostSnapshotState {

@@ -1,29 +1,21 @@
 //! The state at the instant, as far as it can be found out afterwards.
 //!
 //! Machines are looked at before an instant, which takes its time, and one may be started, stopped or resumed, or its disks moved, before
-//! the providers cut. So they are looked at again when all run on, which costs no moment of standing still: what has changed may have
+//! the providers cut. So they are looked at again when all run on, which pauses none of them: what has changed may have
 //! changed before the cut, and the snapshot claims no more than holds in either case.
 
-use holdfast_host::provider::HostSnapshotScope;
-use holdfast_host::{Description, DiskKind, DiskSource, MachineDisk, MachineState};
+use holdfast_host::{DiskKind, DiskSource, MachineDisk, MachineState};
 
-use super::guests::{FrozenGuests, GuestReport, Session};
+use super::guest_report::GuestReport;
+use super::guests::{FrozenGuests, Session};
+use super::subject::{CutMode, DiskCoverage, Subject};
 use super::{HostSnapshotRequest, NamedSnapshotSet};
 use crate::job::Job;
 use crate::machine::quiesce::Quiesced;
 
-/// What host snapshots are about.
-#[derive(Clone, Copy)]
-pub enum Subject<'a> {
-    /// Machines, each with all of its disks: where one has others by now, there is no snapshot.
-    Machines,
-    /// Datasets, with the machines in them: these come and go. The function finds those that run and have disks in what was wanted.
-    Datasets(&'a dyn Fn(&[HostSnapshotScope]) -> Vec<Description>),
-}
-
 impl Session<'_> {
     /// Looks at the machine once more, and takes back what its snapshot cannot claim.
-    pub(super) fn look_again(&mut self, (is_one_instant, is_about_machines): (bool, bool), job: Job<'_>) {
+    pub(super) fn look_again(&mut self, mode: CutMode, coverage: DiskCoverage, job: Job<'_>) {
         if self.has_failed() {
             return;
         }
@@ -47,18 +39,18 @@ impl Session<'_> {
         };
         if let Some(changed) = changed {
             self.report.state = state;
-            if is_one_instant {
-                self.doubt(changed, job);
-            } else {
-                self.fail(changed);
-                return;
+            match mode {
+                CutMode::AtOnce => self.doubt(changed, job),
+                CutMode::InTurn => {
+                    self.fail(changed);
+                    return;
+                }
             }
         }
         if let Some(moved) = moved(&self.guest.description.disks, &now.disks) {
-            if is_about_machines {
-                self.fail(&moved);
-            } else {
-                self.doubt(&moved, job);
+            match coverage {
+                DiskCoverage::AllDisks => self.fail(&moved),
+                DiskCoverage::SomeDisks => self.doubt(&moved, job),
             }
         }
     }

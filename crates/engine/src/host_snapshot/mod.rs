@@ -2,7 +2,7 @@
 //!
 //! 1. What can be done before is: names are looked at, folders made, watchdogs started, runs noted.
 //! 2. The guests freeze their file systems, all at once. Where what is wanted cannot be cut at one instant, those that cannot freeze
-//!    stand still.
+//!    are paused.
 //! 3. The providers cut.
 //! 4. The machines run on, and thaw.
 //! 5. What was cut is made durable, and the states of the machines are kept.
@@ -13,6 +13,7 @@
 pub(crate) mod compare_images;
 mod completeness;
 mod completion;
+mod guest_report;
 mod guests;
 mod list;
 mod look_again;
@@ -27,6 +28,7 @@ mod remove;
 pub(crate) mod rollback;
 mod series;
 pub(crate) mod states;
+mod subject;
 mod with_memory;
 
 use std::collections::BTreeMap;
@@ -45,10 +47,10 @@ use crate::machine::state::streams::FirmwareState;
 pub use completeness::SetCompleteness;
 pub(crate) use completeness::SetState;
 use completion::{KeptStates, complete, configurations};
+pub use guest_report::GuestReport;
+pub use guests::GuestRequest;
 use guests::{GuestPoint, Sessions};
-pub use guests::{GuestReport, GuestRequest};
-pub use list::{HostSnapshotList, HostSnapshotState, list_host_snapshots};
-pub use look_again::Subject;
+pub use list::{HostSnapshotList, HostSnapshotState, SnapshotSizes, list_host_snapshots};
 pub(crate) use not_taken::NotTaken;
 pub use places::{MachinePlaces, machines_in, places_of};
 pub use providers::Providers;
@@ -58,6 +60,8 @@ use record::SetId;
 pub use remove::{HostRemovalReport, HostRemovalRequest, PlannedRemoval, remove_host_snapshots};
 pub use series::{name_of_instant, series_name};
 use states::StateStore;
+use subject::CutMode;
+pub use subject::Subject;
 
 /// What host snapshots are to be made of, and how.
 pub struct HostSnapshotRequest<'a> {
@@ -135,9 +139,9 @@ pub(crate) fn try_host_snapshots(
     within: &mut dyn FnMut(),
     job: Job<'_>,
 ) -> std::result::Result<HostSnapshotReport, NotTaken> {
-    let (groups, is_one_instant) = all_groups(request)?;
+    let (groups, mode) = all_groups(request)?;
     // What was got ready goes, wherever it ended.
-    make(request, (&groups, is_one_instant), within, job).inspect_err(|_| abandon(&groups))
+    make(request, &groups, mode, within, job).inspect_err(|_| abandon(&groups))
 }
 
 /// Looks whether host snapshots can be made, as far as that is known without making them.
@@ -148,18 +152,20 @@ pub(crate) fn check_host_snapshots(request: &HostSnapshotRequest<'_>) -> Result<
     Ok(prepared?)
 }
 
-/// What is cut, in its order, and whether all of each name is of one instant.
-fn all_groups<'a>(request: &'a HostSnapshotRequest<'a>) -> Result<(Vec<Group<'a>>, bool)> {
-    let (mut groups, mut is_one_instant) = (Vec::new(), true);
+/// What is cut, in its order.
+fn all_groups<'a>(request: &'a HostSnapshotRequest<'a>) -> Result<(Vec<Group<'a>>, CutMode)> {
+    let (mut groups, mut mode) = (Vec::new(), CutMode::AtOnce);
     for cut in &request.cuts {
         let mut of_name = groups_of(cut, request.providers)?;
-        is_one_instant &= is_cut_at_once(&of_name);
+        if !is_cut_at_once(&of_name) {
+            mode = CutMode::InTurn;
+        }
         if let [group] = &mut of_name[..] {
             group.is_whole_at_cut = !request.keeps_states();
         }
         groups.extend(of_name);
     }
-    Ok((groups, is_one_instant))
+    Ok((groups, mode))
 }
 
 fn prepare(
@@ -185,7 +191,8 @@ fn abandon(groups: &[Group<'_>]) {
 
 fn make(
     request: &HostSnapshotRequest<'_>,
-    (groups, is_one_instant): (&[Group<'_>], bool),
+    groups: &[Group<'_>],
+    mode: CutMode,
     within: &mut dyn FnMut(),
     job: Job<'_>,
 ) -> std::result::Result<HostSnapshotReport, NotTaken> {
@@ -196,8 +203,7 @@ fn make(
     let machines = guests.map(|guest| (guest.journal.as_ref(), &guest.description.summary));
     let _locks = MachineLock::instants(machines, time, job)?;
     job.interrupt.check().map_err(Error::from)?;
-    let is_about_machines = matches!(request.subject, Subject::Machines);
-    let sessions = Sessions::begin(&request.guests, (time, is_one_instant, is_about_machines), job)?;
+    let sessions = Sessions::begin(&request.guests, time, mode, request.subject.coverage(), job)?;
     let (mut instant, mut cut_count) = (GuestPoint::default(), 0);
     let mut besides = Vec::new();
     let maker = request.providers.maker.as_ref();
@@ -205,7 +211,7 @@ fn make(
         instant.time = (request.now)();
         let record = HostSnapshotRecord::new(request, instant.time, states);
         let start = job.clock.now();
-        let made = cut_all(groups, (&record, maker), &mut cut_count);
+        let made = cut_all(groups, &record, maker, &mut cut_count);
         instant.cut = job.clock.now().saturating_sub(start);
         if request.states.is_some() {
             let guests = request.guests.iter();
@@ -226,8 +232,10 @@ fn make(
     let held = held.with_newcomers(request, job);
     let record = HostSnapshotRecord::new(request, instant.time, &held.guests);
     complete(
-        (request, groups),
-        (&record, maker),
+        request,
+        groups,
+        &record,
+        maker,
         KeptStates {
             held: &held,
             time: instant.time,
@@ -239,7 +247,7 @@ fn make(
     Ok(HostSnapshotReport {
         snapshots: request.cuts.iter().flat_map(NamedSnapshotSet::snapshots).collect(),
         time: instant.time,
-        is_one_instant,
+        is_one_instant: mode == CutMode::AtOnce,
         cut: instant.cut,
         guests: held.guests,
         record,
@@ -301,11 +309,12 @@ fn is_cut_at_once(groups: &[Group<'_>]) -> bool {
 /// The instant: the frozen time passes here. Counts what is cut.
 fn cut_all(
     groups: &[Group<'_>],
-    (record, maker): (&HostSnapshotRecord, Option<&ProcessIdentity>),
+    record: &HostSnapshotRecord,
+    maker: Option<&ProcessIdentity>,
     cut_count: &mut usize,
 ) -> ProviderResult<()> {
     for group in groups {
-        let text = record.unconfirmed(group.cut, group.is_whole_at_cut, maker).encode();
+        let text = record.unconfirmed(group, maker).encode();
         group.provider.create(&group.wanted, &group.label(record.time, &text))?;
         *cut_count += 1;
     }

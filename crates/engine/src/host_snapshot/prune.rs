@@ -13,7 +13,7 @@ use jiff::tz::TimeZone;
 
 use super::remove::remove_looked_at;
 use super::series::series_of;
-use super::{HostSnapshotState, Providers, list_host_snapshots};
+use super::{HostSnapshotState, Providers, SnapshotSizes, list_host_snapshots};
 use crate::job::{Job, Result};
 use crate::repository::forget::Execution;
 
@@ -99,7 +99,7 @@ fn all_series(request: &HostPruneRequest<'_>) -> Result<AllSeries> {
     let mut found = AllSeries::new();
     let datasets: BTreeSet<Dataset> = request.targets.iter().map(|target| target.dataset.clone()).collect();
     let datasets: Vec<Dataset> = datasets.into_iter().collect();
-    for list in list_host_snapshots(request.providers, &datasets, false)? {
+    for list in list_host_snapshots(request.providers, &datasets, SnapshotSizes::Unknown)? {
         for state in list.snapshots {
             let Some((series, candidate)) = candidate(&state) else {
                 continue;

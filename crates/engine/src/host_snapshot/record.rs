@@ -8,8 +8,8 @@ use holdfast_repo::ProcessIdentity;
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
-use super::guests::GuestReport;
-use super::{HostSnapshotRequest, NamedSnapshotSet};
+use super::guest_report::GuestReport;
+use super::{Group, HostSnapshotRequest, NamedSnapshotSet};
 use crate::machine::run_journal::{read_process, written_process};
 
 /// What host snapshots of one instant, and the states of machines in them, have in common.
@@ -60,7 +60,7 @@ pub struct HostSnapshotRecord {
     pub maker: Option<ProcessIdentity>,
     /// The longest that file systems of one were frozen, in milliseconds.
     pub frozen_ms: u64,
-    /// The longest that one stood still, in milliseconds.
+    /// The longest that one was paused, in milliseconds.
     pub paused_ms: u64,
 }
 
@@ -85,8 +85,8 @@ impl Default for HostSnapshotRecord {
 
 impl HostSnapshotRecord {
     /// What is known at the instant: it is not confirmed yet that what was frozen stays so until the end of it, and whether it comes to its end
-    /// at all is open. `is_whole` is whether it is complete as soon as it exists.
-    pub(super) fn unconfirmed(&self, cut: &NamedSnapshotSet, is_whole: bool, maker: Option<&ProcessIdentity>) -> Self {
+    /// at all is open.
+    pub(super) fn unconfirmed(&self, group: &Group<'_>, maker: Option<&ProcessIdentity>) -> Self {
         let consistency = match &self.consistency[..] {
             "file system" => "crash",
             other => other,
@@ -94,8 +94,8 @@ impl HostSnapshotRecord {
         Self {
             consistency: consistency.to_owned(),
             maker: maker.cloned(),
-            is_whole,
-            ..self.of_cut(cut)
+            is_whole: group.is_whole_at_cut,
+            ..self.of_cut(group.cut)
         }
     }
 

@@ -108,7 +108,9 @@ impl HostRestore<'_> {
         let plan = plan_point(
             &self.planner(point),
             point.manifest.clone(),
-            (&in_place, wish.after, &self.runtime),
+            &in_place,
+            wish.after,
+            &self.runtime,
             job,
         )?;
         Ok(point.with_warnings(plan))
@@ -131,7 +133,7 @@ impl HostRestore<'_> {
             Some(request) => take_host_snapshots(request, &mut || (), job)?.snapshots,
             None => Vec::new(),
         };
-        let mut note = RollbackNote::new(self, (point, &plan), &safety)?;
+        let mut note = RollbackNote::new(self, point, &plan, &safety)?;
         let since = EarlierState {
             point: &point.contents,
             providers: self.providers,
@@ -214,8 +216,14 @@ impl HostRestore<'_> {
             domain_type: None,
             overwrite: Overwrite::Refuse,
         });
-        let planned = (&new, wish.after, &*self.runtime);
-        let plan = plan_point(&self.planner(point), point.manifest.clone(), planned, job)?;
+        let plan = plan_point(
+            &self.planner(point),
+            point.manifest.clone(),
+            &new,
+            wish.after,
+            &self.runtime,
+            job,
+        )?;
         Ok(ClonePlan {
             clones,
             restore: point.with_warnings(plan),
@@ -230,7 +238,7 @@ impl HostRestore<'_> {
         guest: Option<&OwnGuest<'_>>,
         job: Job<'_>,
     ) -> Result<MachineRestoreReport> {
-        let mut note = CloneNote::begin(self, (point, plan), guest, job)?;
+        let mut note = CloneNote::begin(self, point, plan, guest, job)?;
         let mut made = Vec::new();
         let restored = self
             .clone_datasets(plan, &mut made)

@@ -28,7 +28,7 @@ impl Session<'_> {
     ) -> Result<Memory> {
         let machine = self.report.name.clone();
         let monitor = self.guest.machine.monitor();
-        let (memory, receiving) = begin(wish.way, (monitor, &machine), &wish.scratch, job)?;
+        let (memory, receiving) = begin(wish.way, monitor, &machine, &wish.scratch, job)?;
         // There are no connections: no disks are served.
         let (_folder, listener) = listen(&wish.runtime)?;
         let is_running = self.runs();
@@ -37,7 +37,7 @@ impl Session<'_> {
                 MemoryMode::Live => LIVE_MEMORY_DEADLINE,
                 MemoryMode::Stopped => MEMORY_DEADLINE,
             })?;
-            // From here on it may stand still.
+            // From here on it may be paused.
             self.stopped = Some(job.clock.now());
         }
         let request = PointInTimeRequest {

@@ -192,7 +192,7 @@ impl<'a> ImageCloner<'a> {
     /// Whether the file system made a clone of the file.
     fn share(&self, target: &Path, job: Job<'_>) -> Result<bool> {
         let file = NewFile::begin(target, Existing::Keep, self.environment)?;
-        file.tell_of_cleared(job.progress);
+        file.report_cleared(job.progress);
         let failed = |action| {
             move |source| Error::File {
                 action,
@@ -225,7 +225,7 @@ impl<'a> ImageCloner<'a> {
             };
             set_identity(file.partial(), &self.reopen(), &wish)?;
         }
-        self.renew((target, file.partial()), self.top().format)?;
+        self.renew(target, file.partial(), self.top().format)?;
         let synced = File::open(file.partial()).and_then(|file| file.sync_all());
         synced.map_err(failed("sync"))?;
         file.finish()?;
@@ -244,9 +244,9 @@ impl<'a> ImageCloner<'a> {
     fn overlay(&self, target: &Path, job: Job<'_>) -> Result<CloneKind> {
         let options = self.overlay_options(target)?;
         let file = NewFile::begin(target, Existing::Keep, self.environment)?;
-        file.tell_of_cleared(job.progress);
+        file.report_cleared(job.progress);
         create(file.partial(), &options)?;
-        self.renew((target, file.partial()), options.format)?;
+        self.renew(target, file.partial(), options.format)?;
         file.finish()?;
         Ok(CloneKind::Overlay)
     }
@@ -331,12 +331,12 @@ impl<'a> ImageCloner<'a> {
             path: self.request.source.clone(),
             snapshot: None,
         };
-        let change = |path: &Path| self.renew((target, path), top.format);
-        convert_and(source, &request, &change, (self.environment, job)).map(drop)
+        let change = |path: &Path| self.renew(target, path, top.format);
+        convert_and(source, &request, &change, self.environment, job).map(drop)
     }
 
     /// Makes anew in the guest what is to be its own: of the clone that is to be at `target`, and lies at `path`.
-    fn renew(&self, (target, path): (&Path, &Path), format: Format) -> Result<()> {
+    fn renew(&self, target: &Path, path: &Path, format: Format) -> Result<()> {
         match &self.request.guest {
             Some((identity, tools)) => renew_guest(target, &[(path, format)], identity, *tools),
             None => Ok(()),

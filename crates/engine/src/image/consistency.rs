@@ -11,7 +11,7 @@ use holdfast_image::{CheckedLayer, OpenOptions, Problem, ProblemKind, Severity, 
 use crate::job::{Progress, Result};
 
 /// Warns of inconsistent metadata in the image at `path`, opened with `options`, and in its backing images; `files` are all that is read.
-pub(crate) fn tell_of_contradictions(
+pub(crate) fn warn_of_inconsistencies(
     path: &Path,
     options: &OpenOptions,
     files: &[PathBuf],

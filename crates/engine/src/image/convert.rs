@@ -21,9 +21,9 @@ use holdfast_image::{
 use holdfast_repo::Environment;
 
 use super::compare::compare;
-use super::consistency::tell_of_contradictions;
+use super::consistency::warn_of_inconsistencies;
 use super::new_image::NewImage;
-use super::sector_size::{kept_sector, sector_of_image, tell_of_lost_sector};
+use super::sector_size::{kept_sector, sector_of_image, warn_of_lost_sector};
 use crate::files::block_target::{Overwrite, is_block_device};
 use crate::files::ordered_stream::write_to_stream;
 use crate::files::stream_device::StreamDevice;
@@ -31,7 +31,7 @@ use crate::job::{Error, Interrupted, Job, Result, Unit};
 use device::to_block_device;
 pub use plan::{ConvertPlan, plan_convert};
 pub(crate) use source::refuse_to_replace_source;
-use source::{Source, device_of, files_of, tell_of_name, tell_of_writers, tell_what_is_dropped};
+use source::{Source, device_of, files_of, report_dropped, warn_of_writers, warn_of_wrong_name};
 
 /// What to convert.
 pub enum ConvertSource<'a> {
@@ -113,7 +113,7 @@ pub fn convert(
     environment: &Environment,
     job: Job<'_>,
 ) -> Result<ConvertReport> {
-    convert_and(source, request, &|_| Ok(()), (environment, job))
+    convert_and(source, request, &|_| Ok(()), environment, job)
 }
 
 /// The same, and has the new file changed before it gets its name, by a function that makes that durable. A block device is not changed.
@@ -121,7 +121,8 @@ pub(crate) fn convert_and(
     source: ConvertSource<'_>,
     request: &ConvertRequest,
     change: &dyn Fn(&Path) -> Result<()>,
-    (environment, job): (&Environment, Job<'_>),
+    environment: &Environment,
+    job: Job<'_>,
 ) -> Result<ConvertReport> {
     let start = job.clock.now();
     let opened = open_source(source, request, job)?;
@@ -133,7 +134,7 @@ pub(crate) fn convert_and(
             size_bytes: opened.device().size_bytes(),
         })
     } else {
-        to_file(request, &opened, change, (environment, job)).map_err(|error| opened.of_size(error, request.format))
+        to_file(request, &opened, change, environment, job).map_err(|error| opened.of_size(error, request.format))
     };
     let made = made.map_err(|error| with_medium(error, &opened, request))?;
     Ok(ConvertReport {
@@ -153,10 +154,10 @@ fn open_source<'a>(source: ConvertSource<'a>, request: &ConvertRequest, job: Job
             let image = open(&path, &request.open)?;
             refuse_to_replace_source(&image, &request.target)?;
             let device = device_of(&image, snapshot.as_deref())?;
-            tell_of_name(&image, job);
-            tell_of_writers(&image, job);
-            tell_of_contradictions(&path, &request.open, &files_of(&image), job.progress)?;
-            tell_what_is_dropped(&image, job);
+            warn_of_wrong_name(&image, job);
+            warn_of_writers(&image, job);
+            warn_of_inconsistencies(&path, &request.open, &files_of(&image), job.progress)?;
+            report_dropped(&image, job);
             Source::Image {
                 sector_bytes: sector_of_image(&path, &image)?,
                 path,
@@ -187,17 +188,18 @@ pub fn convert_to_stream(
     path: &Path,
     options: &OpenOptions,
     snapshot: Option<&str>,
-    (stream, form): (&mut dyn Write, StreamForm),
+    stream: &mut dyn Write,
+    form: StreamForm,
     job: Job<'_>,
 ) -> Result<Vec<Note>> {
     let image = open(path, options)?;
     let device = device_of(&image, snapshot)?;
-    tell_of_name(&image, job);
-    tell_of_writers(&image, job);
-    tell_of_contradictions(path, options, &files_of(&image), job.progress)?;
-    tell_what_is_dropped(&image, job);
+    warn_of_wrong_name(&image, job);
+    warn_of_writers(&image, job);
+    warn_of_inconsistencies(path, options, &files_of(&image), job.progress)?;
+    report_dropped(&image, job);
     let sector_bytes = sector_of_image(path, &image)?;
-    tell_of_lost_sector(sector_bytes, &path.display().to_string(), job.progress);
+    warn_of_lost_sector(sector_bytes, &path.display().to_string(), job.progress);
     match form {
         StreamForm::Raw => {
             job.progress.phase("converting", Unit::Bytes);
@@ -221,7 +223,8 @@ fn to_file(
     request: &ConvertRequest,
     source: &Source<'_>,
     change: &dyn Fn(&Path) -> Result<()>,
-    (environment, job): (&Environment, Job<'_>),
+    environment: &Environment,
+    job: Job<'_>,
 ) -> Result<ConvertedImage> {
     let device = source.device();
     let options = create_options(request, source, job);
@@ -235,7 +238,7 @@ fn to_file(
                 environment,
                 |partial, options| Ok(create_bulk(partial, options)?),
             )?;
-            image.tell_of_cleared(job.progress);
+            image.report_cleared(job.progress);
             let filled = fill_bulk(device, base.as_ref(), writer, request.storage, job)?;
             (image, Some(filled))
         }
@@ -278,7 +281,8 @@ fn create_options(request: &ConvertRequest, source: &Source<'_>, job: Job<'_>) -
         qcow2: request.qcow2.clone(),
         blocks: BlockOptions {
             sector_bytes: kept_sector(
-                (request.format, device.size_bytes()),
+                request.format,
+                device.size_bytes(),
                 source.sector_bytes(request),
                 &source.name(&request.target),
                 job.progress,
@@ -370,7 +374,7 @@ fn begin_empty(
         environment,
         |partial, options| Ok(holdfast_image::create(partial, options)?),
     )?;
-    image.tell_of_cleared(job.progress);
+    image.report_cleared(job.progress);
     Ok(image)
 }
 

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use holdfast_image::{Backing, CreateOptions, OpenOptions, dependents_in_folder, plan_create};
 use holdfast_repo::Environment;
 
-use crate::files::atomic_file::{Existing, NewFile, clear, tell_of};
+use crate::files::atomic_file::{Existing, NewFile, clear, report_cleared};
 use crate::files::block_target::Overwrite;
 use crate::job::{Error, Progress, Result};
 
@@ -60,10 +60,10 @@ impl NewImage {
         Ok(plan_create(path, options)?)
     }
 
-    /// As [`NewFile::tell_of_cleared`].
-    pub(crate) fn tell_of_cleared(&self, progress: &dyn Progress) {
-        self.file.tell_of_cleared(progress);
-        tell_of(&self.cleared, progress);
+    /// As [`NewFile::report_cleared`].
+    pub(crate) fn report_cleared(&self, progress: &dyn Progress) {
+        self.file.report_cleared(progress);
+        report_cleared(&self.cleared, progress);
     }
 
     /// Where it is being written.

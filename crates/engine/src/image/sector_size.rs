@@ -44,9 +44,9 @@ pub(crate) fn sector_of_block_device(device: &FileDevice) -> Result<u64> {
 }
 
 /// Warns where a disk whose sectors have `sector_bytes` is written to a block device that has others.
-pub(crate) fn tell_of_other_sectors(target: &dyn BlockDevice, sector_bytes: u64, what: &str, progress: &dyn Progress) {
+pub(crate) fn warn_of_other_sectors(target: &dyn BlockDevice, sector_bytes: u64, what: &str, progress: &dyn Progress) {
     if u64::from(target.block_size_bytes()) != sector_bytes {
-        tell_of_lost_sector(sector_bytes, what, progress);
+        warn_of_lost_sector(sector_bytes, what, progress);
     }
 }
 
@@ -59,7 +59,8 @@ pub(crate) fn noted_sector(notes: &BTreeMap<String, String>) -> u64 {
 /// The size of the sectors that an image of `format` gets for a disk of `size_bytes`, called `what`, whose sectors have `sector_bytes`. Warns where
 /// it is not the same.
 pub(crate) fn kept_sector(
-    (format, size_bytes): (Format, u64),
+    format: Format,
+    size_bytes: u64,
     sector_bytes: u64,
     what: &str,
     progress: &dyn Progress,
@@ -67,12 +68,12 @@ pub(crate) fn kept_sector(
     if sector_bytes == USUAL_SECTOR_BYTES || format == Format::Vhdx && size_bytes.is_multiple_of(sector_bytes) {
         return sector_bytes;
     }
-    tell_of_lost_sector(sector_bytes, what, progress);
+    warn_of_lost_sector(sector_bytes, what, progress);
     USUAL_SECTOR_BYTES
 }
 
 /// Warns that a target does not say the size of the sectors.
-pub(crate) fn tell_of_lost_sector(sector_bytes: u64, what: &str, progress: &dyn Progress) {
+pub(crate) fn warn_of_lost_sector(sector_bytes: u64, what: &str, progress: &dyn Progress) {
     if sector_bytes != USUAL_SECTOR_BYTES {
         progress.warning(&format!(
             "{what} has sectors of {sector_bytes} bytes, which is not kept here: give the machine such a disk (logical_block_size='{sector_bytes}'), or its guest does not find its partitions"

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use holdfast_block::{BlockDevice, ExtentKind, FileChange, FileDevice, IoMode, for_each_extent};
 use holdfast_image::{Format, LayerInfo, Note, OpenOptions, USUAL_SECTOR_BYTES};
 
-use super::consistency::tell_of_contradictions;
+use super::consistency::warn_of_inconsistencies;
 use super::sector_size::sector_of_block_device;
 use crate::job::{DiskName, Error, Progress, Result};
 
@@ -215,13 +215,13 @@ impl OpenSource {
     }
 
     /// Warns of inconsistent metadata in it. For images that no process has open.
-    pub(crate) fn tell_of_contradictions(&self, progress: &dyn Progress) -> Result<()> {
+    pub(crate) fn warn_of_inconsistencies(&self, progress: &dyn Progress) -> Result<()> {
         if self.format == Format::Raw {
             return Ok(());
         }
         let files: Vec<PathBuf> = self.paths().map(Path::to_owned).collect();
         let (path, options) = &self.opened;
-        tell_of_contradictions(path, options, &files, progress)
+        warn_of_inconsistencies(path, options, &files, progress)
     }
 
     /// The files that are read, the image itself first.

@@ -1,4 +1,4 @@
-//! What every job is given, and how the repository's jobs tell of themselves through it.
+//! What every job is given, and how the repository's jobs report through it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

@@ -14,7 +14,7 @@ use super::context::Job;
 const RATE_MIN: u64 = 1 << 20;
 /// Time that was not used may be made up for.
 const BURST_MS: u32 = 50;
-/// A pause is slept in pieces, so that an interrupted job ends soon.
+/// A pause is a series of sleeps of at most this length, so that an interrupted job ends soon.
 const PIECE: Duration = Duration::from_millis(100);
 
 /// The pace of one backup of a machine, for all its disks together.

@@ -73,7 +73,8 @@ impl MachineLock {
     pub(crate) fn take(
         place: Option<&JournalPlace>,
         summary: &MachineSummary,
-        (work, patience): (Work, Duration),
+        work: Work,
+        patience: Duration,
         now: Timestamp,
         job: Job<'_>,
     ) -> Result<Option<Self>> {
@@ -136,7 +137,7 @@ impl MachineLock {
         machines.sort_by_key(|(place, summary)| place.and_then(|place| path(place, summary, Work::Instant)));
         let mut locks = Vec::new();
         for (place, summary) in machines {
-            locks.extend(Self::take(place, summary, (Work::Instant, INSTANT_PATIENCE), now, job)?);
+            locks.extend(Self::take(place, summary, Work::Instant, INSTANT_PATIENCE, now, job)?);
         }
         Ok(locks)
     }
@@ -243,13 +244,7 @@ mod tests {
             state: MachineState::Running,
         };
         let take = |uuid: &str, work, patience| {
-            MachineLock::take(
-                Some(&place),
-                &machine(uuid),
-                (work, patience),
-                Timestamp::UNIX_EPOCH,
-                job,
-            )
+            MachineLock::take(Some(&place), &machine(uuid), work, patience, Timestamp::UNIX_EPOCH, job)
         };
         let first = take("a", Work::Backup, Duration::ZERO).unwrap().unwrap();
         let said = take("a", Work::Backup, Duration::from_secs(2)).unwrap_err().to_string();
@@ -275,7 +270,8 @@ mod tests {
         let nowhere = MachineLock::take(
             None,
             &machine("a"),
-            (Work::Instant, Duration::ZERO),
+            Work::Instant,
+            Duration::ZERO,
             Timestamp::UNIX_EPOCH,
             job,
         );

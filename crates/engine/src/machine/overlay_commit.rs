@@ -22,11 +22,11 @@ const QUICK_INTERVAL: Duration = Duration::from_millis(5);
 const PIVOT_COUNT: u32 = 50;
 /// As long as less is left from time to time, it goes on. When nothing has come nearer for so long, it does not converge.
 const STALL: Duration = Duration::from_secs(5);
-/// How long the machine may stand still for what is left.
-const STANDSTILL_MAX: Duration = Duration::from_secs(5);
-/// How often it stands still for that.
-const STANDSTILL_COUNT: u32 = 3;
-/// After so long without coming nearer it is given up where the machine must not stand still.
+/// How long the machine may be paused to commit the rest.
+const PAUSE_MAX: Duration = Duration::from_secs(5);
+/// How often it is paused for that.
+const PAUSE_COUNT_MAX: u32 = 3;
+/// After so long without coming nearer it is given up where the machine must not be paused.
 const PATIENCE: Duration = Duration::from_secs(600);
 
 /// How long the hypervisor may not answer.
@@ -38,8 +38,8 @@ type TextResult<T> = Result<T, String>;
 pub(crate) enum SlowCommit<'g> {
     /// It stays on its overlay.
     GiveUp,
-    /// It stands still for the rest, for some seconds at most, under the eyes of the watchdog.
-    StandStill(&'g dyn Monitor, &'g mut Guard),
+    /// It is paused for the rest, for some seconds at most, watched by the watchdog.
+    Pause(&'g dyn Monitor, &'g mut Guard),
 }
 
 /// A commit of one disk.
@@ -62,7 +62,7 @@ struct CommitProgress {
 
 impl CommitProgress {
     /// How long nothing came nearer, and how fast it is, in bytes each second.
-    fn look(&mut self, now: Duration, (done_bytes, left_bytes): (u64, u64)) -> (Duration, u64) {
+    fn look(&mut self, now: Duration, done_bytes: u64, left_bytes: u64) -> (Duration, u64) {
         if left_bytes < self.least_left_bytes {
             (self.least_left_bytes, self.since) = (left_bytes, (now, done_bytes));
         }
@@ -77,7 +77,7 @@ impl CommitProgress {
 }
 
 impl OverlayCommit<'_> {
-    /// Goes on until the machine is on `base`. Gives how long it stood still for that.
+    /// Goes on until the machine is on `base`. Gives how long it was paused for that.
     ///
     /// # Errors
     /// In words. The machine is on its overlay as before, and runs if it ran.
@@ -92,7 +92,7 @@ impl OverlayCommit<'_> {
         let title = format!("bringing disk {} down into its base", self.disk);
         self.job.progress.phase(&title, Unit::Bytes);
         let mut answered = self.job.clock.now();
-        let (mut standstill_count, mut stood_still) = (0, Duration::ZERO);
+        let (mut pause_count, mut paused) = (0, Duration::ZERO);
         let mut pivots = 0;
         let mut shown = 0;
         let mut approach = CommitProgress {
@@ -119,7 +119,7 @@ impl OverlayCommit<'_> {
             shown = shown.max(now.done_bytes);
             if now.is_complete() {
                 match self.overlays.pivot(self.machine, self.disk) {
-                    Ok(()) => return Ok(stood_still),
+                    Ok(()) => return Ok(paused),
                     Err(error) if pivots == PIVOT_COUNT => return Err(self.give_up(&error.to_string())),
                     Err(_) => pivots += 1,
                 }
@@ -128,17 +128,17 @@ impl OverlayCommit<'_> {
                 return Err(self.give_up("interrupted"));
             }
             let left_bytes = now.total_bytes.saturating_sub(now.done_bytes);
-            let (stalled, rate) = approach.look(self.job.clock.now(), (now.done_bytes, left_bytes));
+            let (stalled, rate) = approach.look(self.job.clock.now(), now.done_bytes, left_bytes);
             let rest = Duration::from_millis(left_bytes.saturating_mul(1000) / rate.max(1));
             match &mut persistence {
-                SlowCommit::StandStill(monitor, guard)
-                    if standstill_count < STANDSTILL_COUNT && stalled > STALL && rest < STANDSTILL_MAX =>
+                SlowCommit::Pause(monitor, guard)
+                    if pause_count < PAUSE_COUNT_MAX && stalled > STALL && rest < PAUSE_MAX =>
                 {
-                    let (is_on_base, elapsed) = self.stand_still(*monitor, guard, rest)?;
-                    standstill_count += 1;
-                    stood_still += elapsed;
+                    let (is_on_base, elapsed) = self.pause_and_commit(*monitor, guard, rest)?;
+                    pause_count += 1;
+                    paused += elapsed;
                     if is_on_base {
-                        return Ok(stood_still);
+                        return Ok(paused);
                     }
                     approach.since = (self.job.clock.now(), now.done_bytes);
                 }
@@ -151,12 +151,17 @@ impl OverlayCommit<'_> {
         }
     }
 
-    /// Stops the machine for the rest. Gives whether it is on its base then, and how long it stood still: the rest may take longer
+    /// Stops the machine for the rest. Gives whether it is on its base then, and how long it was paused: the rest may take longer
     /// than was thought.
-    fn stand_still(&self, monitor: &dyn Monitor, guard: &mut Guard, rest: Duration) -> TextResult<(bool, Duration)> {
+    fn pause_and_commit(
+        &self,
+        monitor: &dyn Monitor,
+        guard: &mut Guard,
+        rest: Duration,
+    ) -> TextResult<(bool, Duration)> {
         let at_most = rest * 2 + Duration::from_secs(1);
         guard
-            .about_to_pause(at_most + STANDSTILL_MAX)
+            .about_to_pause(at_most + PAUSE_MAX)
             .map_err(|error| self.give_up(&error.to_string()))?;
         let start = self.job.clock.now();
         // A limit is there for the sake of the machine, which waits now.
@@ -171,13 +176,13 @@ impl OverlayCommit<'_> {
             self.job.clock.sleep(QUICK_INTERVAL);
         }
         let runs = resume(monitor).or_else(|_| resume(monitor));
-        let stood_still = elapsed();
+        let paused = elapsed();
         match runs {
             Ok(()) => guard.runs().ok(),
             // The watchdog lets it run on.
             Err(_) => None,
         };
-        Ok((is_on_base, stood_still))
+        Ok((is_on_base, paused))
     }
 
     /// The machine stays on its overlay, and no job is left.
@@ -202,11 +207,11 @@ mod tests {
             least_left_bytes: u64::MAX,
             since: (Duration::ZERO, 0),
         };
-        assert_eq!(approach.look(second, (10, 90)), (Duration::ZERO, 0));
-        assert_eq!(approach.look(2 * second, (20, 80)), (Duration::ZERO, 0));
+        assert_eq!(approach.look(second, 10, 90), (Duration::ZERO, 0));
+        assert_eq!(approach.look(2 * second, 20, 80), (Duration::ZERO, 0));
         // The machine writes as fast as that goes.
-        assert_eq!(approach.look(4 * second, (220, 80)), (2 * second, 100));
-        assert_eq!(approach.look(7 * second, (520, 85)), (5 * second, 100));
-        assert_eq!(approach.look(8 * second, (530, 79)), (Duration::ZERO, 0));
+        assert_eq!(approach.look(4 * second, 220, 80), (2 * second, 100));
+        assert_eq!(approach.look(7 * second, 520, 85), (5 * second, 100));
+        assert_eq!(approach.look(8 * second, 530, 79), (Duration::ZERO, 0));
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use holdfast_host::{Machine, agent};
+use holdfast_host::{Description, Machine, MachineState, agent};
 
 use super::watchdog::Guard;
 use crate::job::{Error, Job, Result};
@@ -75,6 +75,43 @@ pub(crate) struct Guest<'a> {
     pub(crate) quiesce: Quiesce,
 }
 
+/// Whether the agent of a guest can be asked to freeze its file systems.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum AgentAccess {
+    /// The machine is not running.
+    NotRunning,
+    /// The machine has no agent, or its agent must not be used for this point in time.
+    Unusable,
+    Usable,
+}
+
+impl AgentAccess {
+    pub(crate) fn of(description: &Description) -> Self {
+        match description.summary.state {
+            MachineState::Running if description.has_agent_channel => Self::Usable,
+            MachineState::Running => Self::Unusable,
+            _ => Self::NotRunning,
+        }
+    }
+
+    /// For a point in time at which the file systems must not be frozen.
+    pub(crate) fn denied(self) -> Self {
+        match self {
+            Self::NotRunning => Self::NotRunning,
+            Self::Unusable | Self::Usable => Self::Unusable,
+        }
+    }
+}
+
+/// The state of a machine after the point in time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum RunState {
+    /// The state from before.
+    Restored,
+    /// The machine was running, and is still paused.
+    StillPaused,
+}
+
 /// A guest that may be frozen.
 pub(crate) enum FreezeState {
     Frozen {
@@ -99,18 +136,18 @@ pub(crate) enum AgentCheck {
 
 impl AgentCheck {
     /// Asks the guest, if it is to be frozen. Nothing is changed: agents may take their time to answer that.
-    pub(crate) fn of(guest: Guest<'_>, (is_running, can_quiesce): (bool, bool)) -> Result<Self> {
-        match (guest.quiesce, is_running, can_quiesce) {
-            (Quiesce::Off, ..) => return Ok(Self::Not(Quiesced::Off)),
-            (_, false, _) => return Ok(Self::Not(Quiesced::NotNeeded)),
-            (Quiesce::Try, true, false) => return Ok(Self::Not(Quiesced::NoAgent)),
-            (Quiesce::Require, true, false) => {
+    pub(crate) fn of(guest: Guest<'_>, agent: AgentAccess) -> Result<Self> {
+        match (guest.quiesce, agent) {
+            (Quiesce::Off, _) => return Ok(Self::Not(Quiesced::Off)),
+            (_, AgentAccess::NotRunning) => return Ok(Self::Not(Quiesced::NotNeeded)),
+            (Quiesce::Try, AgentAccess::Unusable) => return Ok(Self::Not(Quiesced::NoAgent)),
+            (Quiesce::Require, AgentAccess::Unusable) => {
                 return Err(Error::NotQuiesced {
                     machine: guest.machine.name().to_owned(),
                     source: None,
                 });
             }
-            (Quiesce::Try | Quiesce::Require, true, true) => {}
+            (Quiesce::Try | Quiesce::Require, AgentAccess::Usable) => {}
         }
         // What another process has frozen is not ours to thaw.
         Ok(match agent::is_frozen(guest.machine, FREEZE_DEADLINE) {
@@ -185,13 +222,8 @@ fn too_late(machine: &str) -> holdfast_host::Error {
 
 impl FreezeState {
     /// Freezes the guest, if it is to be and can be.
-    pub(crate) fn begin(
-        guest: Guest<'_>,
-        is_running_and_can: (bool, bool),
-        guard: &mut Guard,
-        job: Job<'_>,
-    ) -> Result<Self> {
-        let asked = AgentCheck::of(guest, is_running_and_can)?;
+    pub(crate) fn begin(guest: Guest<'_>, access: AgentAccess, guard: &mut Guard, job: Job<'_>) -> Result<Self> {
+        let asked = AgentCheck::of(guest, access)?;
         let until = job.clock.now() + FREEZE_DEADLINE;
         let (quiescence, error) = asked.freeze(guest, until, guard, job);
         let quiescence = match quiescence {
@@ -208,9 +240,9 @@ impl FreezeState {
         }
     }
 
-    /// Thaws the guest. `runs` is false for a machine that is to stay paused: the watchdog then waits until it runs.
-    pub(crate) fn end(self, guest: Guest<'_>, guard: &mut Guard, (runs, job): (bool, Job<'_>)) -> Quiesced {
-        if runs && matches!(self, Self::Frozen { .. } | Self::HalfFrozen(_)) {
+    /// Thaws the guest. Where its machine is still paused, the watchdog waits until it runs.
+    pub(crate) fn end(self, guest: Guest<'_>, guard: &mut Guard, state: RunState, job: Job<'_>) -> Quiesced {
+        if state == RunState::Restored && matches!(self, Self::Frozen { .. } | Self::HalfFrozen(_)) {
             // Its processors are no worry any more, only its file systems.
             guard.runs().and_then(|()| guard.about_to_freeze(FROZEN_DEADLINE)).ok();
         }
@@ -224,7 +256,7 @@ impl FreezeState {
             } => match thaw(guest, job) {
                 Some(count) => {
                     let frozen = job.clock.now().saturating_sub(start);
-                    (end_of_frozen((file_system_count, count), freeze, frozen), true)
+                    (end_of_frozen(file_system_count, count, freeze, frozen), true)
                 }
                 None => (Quiesced::Failed("the guest did not thaw".to_owned()), false),
             },
@@ -234,9 +266,9 @@ impl FreezeState {
                 "{} does not say that it has thawed; the watchdog tries on",
                 guest.shown
             ));
-            // It may take long: as long as its owner lets it stand still.
+            // It may take long: as long as its owner keeps it paused.
             guard.leave_the_rest();
-        } else if runs {
+        } else if state == RunState::Restored {
             // A watchdog that does not receive this is dead, and cannot do harm.
             guard.runs().ok();
         }
@@ -246,7 +278,7 @@ impl FreezeState {
 
 /// What happened to file systems that were frozen: as many as were thawed have been so all the time. A guest may thaw by itself, as
 /// Windows does after ten seconds, and the watchdog thaws one that is frozen for too long.
-fn end_of_frozen((frozen_count, thawed_count): (u64, u64), freeze: Duration, frozen: Duration) -> Quiesced {
+fn end_of_frozen(frozen_count: u64, thawed_count: u64, freeze: Duration, frozen: Duration) -> Quiesced {
     if frozen_count == 0 {
         return Quiesced::Failed("it has no file system that can be frozen".to_owned());
     }
@@ -283,7 +315,10 @@ mod tests {
 
     #[test]
     fn a_guest_that_has_thawed_before_was_not_frozen() {
-        let end = |counts, frozen| matches!(end_of_frozen(counts, Duration::ZERO, frozen), Quiesced::Yes { .. });
+        let end = |(frozen_count, thawed_count), frozen| {
+            let quiesced = end_of_frozen(frozen_count, thawed_count, Duration::ZERO, frozen);
+            matches!(quiesced, Quiesced::Yes { .. })
+        };
         let moment = Duration::from_millis(100);
         assert!(end((2, 2), moment) && end((2, 1), moment));
         assert!(!end((2, 0), moment) && !end((0, 0), moment));

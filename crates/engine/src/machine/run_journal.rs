@@ -25,7 +25,7 @@ pub(crate) const HALF: &str = "partial";
 pub enum Phase {
     /// Nothing is changed yet.
     Preparing,
-    /// From the first change to QEMU until the machine runs on: it may stand still, and its file systems may be frozen.
+    /// From the first change to QEMU until the machine runs on: it may be paused, and its file systems may be frozen.
     Freezing,
     /// The machine runs, and what was frozen is read.
     Reading,

@@ -29,8 +29,8 @@ const READY_DEADLINE: Duration = Duration::from_secs(20);
 const THAW_DEADLINE: Duration = Duration::from_secs(5);
 const ATTEMPT_COUNT: u32 = 30;
 const ATTEMPT_INTERVAL: Duration = Duration::from_secs(1);
-/// How long a guest that is frozen is waited for while its machine stands still: its owner may have paused it meanwhile.
-const STANDSTILL_MAX: Duration = Duration::from_secs(24 * 3600);
+/// How long a guest that is frozen is waited for while its machine is paused: its owner may have paused it meanwhile.
+const PAUSE_MAX: Duration = Duration::from_secs(24 * 3600);
 
 /// Whether a process with these words is the watchdog of a run.
 pub(crate) fn is_watchdog_of(words: &[String], run: RunId) -> bool {
@@ -43,7 +43,7 @@ pub(crate) fn is_watchdog_of(words: &[String], run: RunId) -> bool {
 enum WatchdogState {
     /// Its file systems are frozen.
     Frozen,
-    /// Its processors stand still.
+    /// Its processors are paused.
     Paused,
 }
 
@@ -147,7 +147,7 @@ impl Guard {
 
 /// What a watchdog can do beside asking the hypervisor.
 pub struct WatchdogTools<'a> {
-    /// Takes away from the backup what is needed to let the machine run on; done where it stands still for longer than was said.
+    /// Takes away from the backup what is needed to let the machine run on; done where it is paused for longer than was announced.
     pub evict: &'a dyn Fn(),
     /// Calls the administrator's programs for what a backup that is dead owes them.
     pub call: &'a dyn Fn(&[HookEvent]),
@@ -288,13 +288,13 @@ impl WatchedMachine<'_> {
 
     /// The guest agent of a paused machine does not answer. A machine that its owner has paused is not resumed here; it is thawed when it runs again.
     fn wait_until_it_runs(&self) {
-        let until = self.clock.now() + STANDSTILL_MAX;
+        let until = self.clock.now() + PAUSE_MAX;
         let status = QmpCommand::new("query-status", serde_json::Value::Null);
         loop {
             let monitor = self.machine.monitor();
             monitor.wake().ok();
-            let stands_still = monitor.execute(&status).is_ok_and(|status| status["running"] == false);
-            if !stands_still || self.clock.now() >= until {
+            let is_paused = monitor.execute(&status).is_ok_and(|status| status["running"] == false);
+            if !is_paused || self.clock.now() >= until {
                 return;
             }
             self.clock.sleep(ATTEMPT_INTERVAL);

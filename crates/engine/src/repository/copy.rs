@@ -161,7 +161,7 @@ pub fn copy(from: &Repository, to: &Repository, request: &CopyRequest, job: Job<
     };
     for (number, &place) in (1..).zip(&due) {
         let manifest = &all[chosen[place]];
-        copy.tell(manifest, number, due.len());
+        copy.report_part(manifest, number, due.len());
         job.interrupt.check()?;
         let outcome = match &mut surveyor {
             Some(surveyor) => copy.survey(manifest, surveyor)?,
@@ -249,7 +249,7 @@ struct RepositoryCopy<'a> {
 }
 
 impl<'a> RepositoryCopy<'a> {
-    fn tell(&self, manifest: &Manifest, number: usize, count: usize) {
+    fn report_part(&self, manifest: &Manifest, number: usize, count: usize) {
         let (machine, time) = (&manifest.machine, time_of(manifest));
         self.job.progress.part(number, count);
         self.job

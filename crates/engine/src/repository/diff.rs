@@ -60,7 +60,7 @@ pub fn diff(repository: &Repository, request: &DiffRequest, job: Job<'_>) -> Res
     job.progress.phase("comparing", Unit::Bytes);
     let mut disks = Vec::new();
     for (name, before, after) in pairs(request, old, new)? {
-        let disk = one_disk(repository, name, (before, after), request.range_count_max, job);
+        let disk = one_disk(repository, name, before, after, request.range_count_max, job);
         disks.push(disk.map_err(|error| {
             error
                 .unless_removed(repository, old.id)
@@ -99,7 +99,8 @@ fn pairs<'m>(request: &DiffRequest, old: &'m Manifest, new: &'m Manifest) -> Res
 fn one_disk(
     repository: &Repository,
     name: String,
-    (old, new): (Option<&DiskRecord>, Option<&DiskRecord>),
+    old: Option<&DiskRecord>,
+    new: Option<&DiskRecord>,
     range_count_max: usize,
     job: Job<'_>,
 ) -> Result<DiskDiff> {

@@ -430,7 +430,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_list_says_so() {
+    fn an_empty_list_has_an_error_of_its_own() {
         for text in ["latest", "aaaa", "web1@latest"] {
             let name: SnapshotName = text.parse().unwrap();
             assert_eq!(

@@ -19,7 +19,7 @@ use crate::files::atomic_file::{Existing, NewFile};
 use crate::files::block_target::LockedDevice;
 use crate::files::ordered_stream::write_to_stream;
 use crate::files::room::warn_of_missing_room;
-use crate::image::sector_size::{kept_sector, noted_sector, tell_of_lost_sector, tell_of_other_sectors};
+use crate::image::sector_size::{kept_sector, noted_sector, warn_of_lost_sector, warn_of_other_sectors};
 use crate::job::{DiskName, Error, Job, Result, Unit};
 use crate::notes::{NOTE_FORMAT, is_part_of_memory};
 use crate::repository::forget::Execution;
@@ -343,7 +343,7 @@ impl Restorer<'_> {
         match place {
             DiskPlace::BlockDevice(state) => {
                 let target = LockedDevice::open(path, IoMode::LargeDirect)?;
-                tell_of_other_sectors(&*target, noted_sector(&disk.notes), &disk.name, self.job.progress);
+                warn_of_other_sectors(&*target, noted_sector(&disk.notes), &disk.name, self.job.progress);
                 let restored = self.to_device(disk, path, &*target, state)?;
                 target.check_alone()?;
                 Ok(restored)
@@ -358,9 +358,9 @@ impl Restorer<'_> {
                 self.to_device(disk, path, &target, TargetState::Similar)
             }
             DiskPlace::NewFile(existing, Format::Raw) => {
-                tell_of_lost_sector(noted_sector(&disk.notes), &disk.name, self.job.progress);
+                warn_of_lost_sector(noted_sector(&disk.notes), &disk.name, self.job.progress);
                 let file = NewFile::begin(path, existing, self.environment)?;
-                file.tell_of_cleared(self.job.progress);
+                file.report_cleared(self.job.progress);
                 let target = file.create_sparse(disk.size_bytes)?;
                 let restored = self.to_device(disk, path, &target, TargetState::Zeroed)?;
                 file.finish()?;
@@ -368,13 +368,13 @@ impl Restorer<'_> {
             }
             DiskPlace::NewFile(existing, format) => {
                 let file = NewFile::begin(path, existing, self.environment)?;
-                file.tell_of_cleared(self.job.progress);
+                file.report_cleared(self.job.progress);
                 let mut options = CreateOptions::new(format, disk.size_bytes)
                     .to_be_at(path)
                     .of_whole_sectors();
                 let sector_bytes = noted_sector(&disk.notes);
                 options.blocks.sector_bytes =
-                    kept_sector((format, disk.size_bytes), sector_bytes, &disk.name, self.job.progress);
+                    kept_sector(format, disk.size_bytes, sector_bytes, &disk.name, self.job.progress);
                 holdfast_image::create(file.partial(), &options).map_err(|error| does_not_fit(error, disk, format))?;
                 let target = holdfast_image::open_mut(file.partial(), &image_of(format))?;
                 let restored = self.to_device(disk, path, &target, TargetState::Zeroed)?;

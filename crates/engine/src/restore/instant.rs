@@ -32,7 +32,7 @@ use crate::job::error::Refusal;
 use crate::job::{Error, Job, Result};
 use crate::machine::place_note::{HeldSnapshotNote, PlaceJournal, PlaceNote};
 
-/// How long requests of a machine wait for a server that is gone, before it stands still.
+/// How long requests of a machine wait for a server that is gone, before it is paused.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Starts a server for a job, as a process that outlives this one, and waits until clients can connect.
@@ -115,7 +115,7 @@ pub fn restore_instantly(
             made.keep();
             folder.keep();
             hold.keep();
-            instant.tell_of_resume(job);
+            instant.warn_of_resume(job);
             return Err(error);
         }
         server::stop(&instant, job.clock);

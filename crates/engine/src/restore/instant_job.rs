@@ -206,7 +206,7 @@ impl InstantJob {
     }
 
     /// Says how its disks are filled, if not by us.
-    pub(crate) fn tell_of_resume(&self, job: Job<'_>) {
+    pub(crate) fn warn_of_resume(&self, job: Job<'_>) {
         let machine = &self.machine;
         job.progress.warning(&format!(
             "{machine} runs from the snapshot, or may; holdfast resume {machine} goes on and fills its disks"

@@ -174,7 +174,7 @@ fn open_disks(repository: &Repository, request: &ServeRequest, job: Job<'_>) -> 
             if served.contains(&entry) {
                 continue;
             }
-            let device = device(repository, (manifest, disk), &request.writes, &mut locks)?;
+            let device = device(repository, manifest, disk, &request.writes, &mut locks)?;
             exports.push(
                 Export::new(entry.export.clone(), device)
                     .with_description(entry.description.clone())
@@ -230,7 +230,8 @@ fn lock_overlay(path: &Path) -> Result<File> {
 /// `locks` gets what has to stay open as long as the device is used.
 fn device(
     repository: &Repository,
-    (manifest, disk): (&Manifest, &DiskRecord),
+    manifest: &Manifest,
+    disk: &DiskRecord,
     writes: &ClientWrites,
     locks: &mut Vec<File>,
 ) -> Result<ExportDevice> {

@@ -61,7 +61,7 @@ impl<'r> StoredMemory<'r> {
         job: Job<'_>,
     ) -> Result<RestoredDisk> {
         let new = NewFile::begin(path, existing, environment)?;
-        new.tell_of_cleared(job.progress);
+        new.report_cleared(job.progress);
         let write = || -> std::io::Result<u64> {
             // The memory of a machine is private.
             let file = new.create_private()?;

@@ -51,8 +51,8 @@ impl DiskTarget<'_> {
         self.check_size(disk)?;
         let restored = self
             .transfer(repository, disk, job)
-            .inspect_err(|_| self.tell_of_mixture(job))?;
-        self.tell_of_spare(disk, job);
+            .inspect_err(|_| self.warn_of_mixture(job))?;
+        self.warn_of_spare(disk, job);
         Ok(restored)
     }
 
@@ -94,7 +94,7 @@ impl DiskTarget<'_> {
     }
 
     /// What is behind the end of the disk is not what it was on any.
-    pub(crate) fn tell_of_spare(&self, disk: &DiskRecord, job: Job<'_>) {
+    pub(crate) fn warn_of_spare(&self, disk: &DiskRecord, job: Job<'_>) {
         let spare_bytes = self.device.size_bytes().saturating_sub(disk.size_bytes);
         // A new image holds whole sectors, the last of which ends with zeroes.
         if spare_bytes > 0 && self.state != TargetState::Zeroed {
@@ -107,7 +107,7 @@ impl DiskTarget<'_> {
     }
 
     /// A new file that is not complete is gone; what was there before is neither what it was nor what it should be.
-    pub(crate) fn tell_of_mixture(&self, job: Job<'_>) {
+    pub(crate) fn warn_of_mixture(&self, job: Job<'_>) {
         if self.state != TargetState::Zeroed {
             job.progress.warning(&format!(
                 "{} holds a part of the snapshot over what it held before: restore again before it is used",

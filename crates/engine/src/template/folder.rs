@@ -28,7 +28,8 @@ pub(super) fn write_folder(
     pull: &Pull<'_>,
     path: &Path,
     format: Format,
-    (name, identity): (Option<String>, KeepIdentity),
+    name: Option<String>,
+    identity: KeepIdentity,
 ) -> Result<Written> {
     let folder = std::path::absolute(path).map_err(|source| Error::File {
         action: "find",
@@ -39,7 +40,7 @@ pub(super) fn write_folder(
     let text = pull.file(STREAM_DOMAIN)?;
     let nvram = pull.file(STREAM_NVRAM)?;
     let machine = text
-        .map(|text| Configured::new(pull, &folder, (text, format), (name, identity)))
+        .map(|text| Configured::new(pull, &folder, text, format, name, identity))
         .transpose()?;
     if pull.request.execution == Execution::DryRun {
         NewFolder::check(&folder)?;
@@ -51,7 +52,7 @@ pub(super) fn write_folder(
     for (number, piece) in (1..).zip(pull.entry.statement.disks()) {
         pull.job.progress.part(number, disk_count);
         let disk = made.file(&image_name(piece.name.as_str(), format), |target| {
-            pull.disk(piece, (target, format), Overwrite::Refuse, &|_| Ok(()))
+            pull.disk(piece, target, format, Overwrite::Refuse, &|_| Ok(()))
         })?;
         disks.push(disk);
     }
@@ -108,8 +109,10 @@ impl Configured {
     fn new(
         pull: &Pull<'_>,
         folder: &Path,
-        (text, format): (Vec<u8>, Format),
-        (name, identity): (Option<String>, KeepIdentity),
+        text: Vec<u8>,
+        format: Format,
+        name: Option<String>,
+        identity: KeepIdentity,
     ) -> Result<Self> {
         let unfit = |reason: String| TemplateError::Configuration {
             label: pull.entry.statement.label.to_string(),

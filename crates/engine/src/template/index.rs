@@ -89,7 +89,7 @@ impl TemplateIndex {
     }
 
     /// Reports what cannot be read, in a search for one template among the others.
-    pub(super) fn tell_of_unreadable(&self, progress: &dyn Progress) {
+    pub(super) fn warn_of_unreadable(&self, progress: &dyn Progress) {
         for error in &self.damaged {
             progress.warning(&error.to_string());
         }

@@ -113,7 +113,7 @@ pub fn show_template(
     progress: &dyn Progress,
 ) -> Result<TemplateHistory> {
     let shelf = TemplateIndex::read(repository)?;
-    shelf.tell_of_unreadable(progress);
+    shelf.warn_of_unreadable(progress);
     let entry = shelf.find(reference, Some(trust))?;
     let others = |is_wanted: &dyn Fn(&Entry) -> bool| {
         let others = shelf.entries.iter().rev();

@@ -121,7 +121,7 @@ pub(super) fn unseal<'r>(
 ) -> Result<Unsealed<'r>> {
     let claim = repository.claim("a push to this tag", &format!("template {}", publication.label))?;
     let shelf = TemplateIndex::read(repository)?;
-    shelf.tell_of_unreadable(progress);
+    shelf.warn_of_unreadable(progress);
     let TemplatePlan { statement, before } = planned(&shelf, content.pieces, &publication)?;
     Ok(Unsealed {
         repository,

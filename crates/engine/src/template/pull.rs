@@ -49,7 +49,8 @@ pub fn pull_template(
     repository: &Repository,
     request: &PullRequest,
     trust: &Trust<'_>,
-    (environment, tools): (&Environment, &dyn Tools),
+    environment: &Environment,
+    tools: &dyn Tools,
     job: Job<'_>,
 ) -> Result<PullReport> {
     let start = job.clock.now();
@@ -57,7 +58,7 @@ pub fn pull_template(
     let is_written = request.execution == Execution::Execute;
     let _pause = is_written.then(|| keep_readable(repository, job.progress));
     let shelf = TemplateIndex::read(repository)?;
-    shelf.tell_of_unreadable(job.progress);
+    shelf.warn_of_unreadable(job.progress);
     let entry = shelf.find(&request.template, Some(trust))?;
     let signed = vouched(entry, trust, request.unsigned, job)?;
     let pull = Pull {
@@ -87,8 +88,8 @@ pub fn pull_template(
             format,
             name,
             identity,
-        } => write_folder(&pull, &path, format, (name, identity))?,
-        PullTarget::Fitting { path, format, identity } => write_folder(&pull, &path, format, (None, identity))?,
+        } => write_folder(&pull, &path, format, name, identity)?,
+        PullTarget::Fitting { path, format, identity } => write_folder(&pull, &path, format, None, identity)?,
     };
     Ok(PullReport {
         snapshot: entry.manifest.id,

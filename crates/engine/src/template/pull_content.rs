@@ -48,7 +48,7 @@ impl Pull<'_> {
         }
         let named = path.file_stem().map(|stem| stem.to_string_lossy().into_owned());
         let renew = |partial: &Path| self.renew_guest(&path, &[(partial, format)], named.as_deref());
-        Ok(vec![self.disk(only, (&path, format), overwrite, &renew)?])
+        Ok(vec![self.disk(only, &path, format, overwrite, &renew)?])
     }
 
     /// Gives the guest an identity of its own, if that is wanted.
@@ -70,7 +70,8 @@ impl Pull<'_> {
     pub(super) fn disk(
         &self,
         piece: &Piece,
-        (path, format): (&Path, Format),
+        path: &Path,
+        format: Format,
         overwrite: Overwrite,
         change: &dyn Fn(&Path) -> Result<()>,
     ) -> Result<PulledDisk> {
@@ -94,7 +95,7 @@ impl Pull<'_> {
         };
         let source = ConvertSource::Checked(&checked, &check);
         match self.request.execution {
-            Execution::Execute => convert_and(source, &request, change, (self.environment, self.job)).map(drop)?,
+            Execution::Execute => convert_and(source, &request, change, self.environment, self.job).map(drop)?,
             Execution::DryRun => plan_convert(source, &request, self.job).map(drop)?,
         }
         Ok(PulledDisk {

@@ -95,7 +95,7 @@ pub fn prepare_push<'r>(
 /// Those of [`prepare_push`].
 pub fn plan_push(repository: &Repository, request: PushRequest, job: Job<'_>) -> Result<TemplatePlan> {
     let shelf = TemplateIndex::read(repository)?;
-    shelf.tell_of_unreadable(job.progress);
+    shelf.warn_of_unreadable(job.progress);
     let pieces = match request.source {
         PushSource::Images { disks, format, allowed } => digested_images(&named(disks)?, format, &allowed, job)?,
         PushSource::Snapshot(reference) => {
@@ -178,7 +178,7 @@ fn tagged<'r>(
     vouching: Vouching<'_>,
     job: Job<'_>,
 ) -> Result<(DigestedContent<'r>, Publication)> {
-    shelf.tell_of_unreadable(job.progress);
+    shelf.warn_of_unreadable(job.progress);
     let entry = shelf.find(of, Some(vouching.trust))?;
     if vouching.unsigned == Unsigned::Refuse {
         vouching.trust.demand(entry)?;

@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn a_later_version_says_so() {
+    fn a_later_version_is_named_in_the_error() {
         let later = statement().encode().replacen("template 1", "template 2", 1);
         let error = Statement::decode(&later).unwrap_err();
         assert!(error.to_string().contains("version 2"), "{error}");

@@ -63,11 +63,11 @@ fn run(args: &LiveServerArgs, context: &Context) -> Result<Exit, Error> {
         }
         _ => {}
     };
-    let world = (Arc::new(events) as Arc<_>, Arc::clone(context.clock()));
+    let (events, clock) = (Arc::new(events), Arc::clone(context.clock()));
     let mut left = Ok(());
     let mut ready = || left = leave(args);
     context.work(1, |job| {
-        serve_instantly(&repository, &args.folder, world, job, &mut ready)
+        serve_instantly(&repository, &args.folder, events, clock, job, &mut ready)
     })?;
     left?;
     Ok(Exit::Ok)

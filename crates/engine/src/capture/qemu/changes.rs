@@ -218,7 +218,7 @@ impl BitmapNames {
 }
 
 /// Whether a bitmap was made by a backup, into any repository.
-pub(crate) fn is_bitmap_of_ours(name: &str) -> bool {
+pub(crate) fn is_holdfast_bitmap(name: &str) -> bool {
     let is_number = |text: &str| text.len() == 8 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
     name.strip_prefix(PREFIX)
         .and_then(|rest| rest.split_once('-'))
@@ -261,7 +261,7 @@ pub(super) fn check_spots(
 mod tests {
     use holdfast_block::{DirtyBitmap, MemoryDevice};
 
-    use super::{BitmapNames, ReadAll, SPOT_BYTES, SPOT_LENGTH, check_spots, is_bitmap_of, is_bitmap_of_ours};
+    use super::{BitmapNames, ReadAll, SPOT_BYTES, SPOT_LENGTH, check_spots, is_bitmap_of, is_holdfast_bitmap};
 
     const BLOCK_COUNT: u8 = 64;
 
@@ -307,7 +307,7 @@ mod tests {
             [&one, &other],
             ["holdfast-0123abcd-ffffffff", "holdfast-0123abcd-00000000"]
         );
-        assert!(names.is_ours(&one) && names.is_ours(&other) && is_bitmap_of_ours(&one));
+        assert!(names.is_ours(&one) && names.is_ours(&other) && is_holdfast_bitmap(&one));
         assert!(is_bitmap_of(&one, &first) && !is_bitmap_of(&one, &second));
         assert!(!BitmapNames::new(&second, 0).is_ours(&one));
     }

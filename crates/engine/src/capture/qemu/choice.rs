@@ -1,5 +1,6 @@
 //! Which disks of a machine are backed up.
 
+use holdfast_host::qemu::memory::MemoryMethod;
 use holdfast_host::{Decision, Description, DiskChoice, DiskKind, DiskSource, Machine, MachineDisk};
 
 use crate::job::{Error, Job, Result};
@@ -10,7 +11,8 @@ use crate::job::{Error, Job, Result};
 /// All disks are left out.
 pub(super) fn check_choice(
     description: &Description,
-    (taken, has_memory): (&[MachineDisk], bool),
+    taken: &[MachineDisk],
+    memory: Option<MemoryMethod>,
     job: Job<'_>,
 ) -> Result<()> {
     if taken.is_empty() && !is_without_disks(description) {
@@ -18,7 +20,9 @@ pub(super) fn check_choice(
             machine: description.summary.name.clone(),
         });
     }
-    warn_of_missing_disks(description, (taken, has_memory), job);
+    if memory.is_some() {
+        warn_of_missing_disks(description, taken, job);
+    }
     Ok(())
 }
 
@@ -29,14 +33,14 @@ fn is_without_disks(description: &Description) -> bool {
 }
 
 /// Memory is of use only with every disk that the guest writes to.
-fn warn_of_missing_disks(description: &Description, (taken, has_memory): (&[MachineDisk], bool), job: Job<'_>) {
+fn warn_of_missing_disks(description: &Description, taken: &[MachineDisk], job: Job<'_>) {
     let is_missing = |disk: &&MachineDisk| {
         let is_written = !disk.is_read_only && matches!(disk.kind, DiskKind::Disk | DiskKind::Lun);
         is_written && disk.source != DiskSource::Empty && !taken.contains(disk)
     };
     let missing = description.disks.iter().filter(is_missing);
     let missing: Vec<&str> = missing.map(|disk| &disk.target[..]).collect();
-    if has_memory && !missing.is_empty() {
+    if !missing.is_empty() {
         job.progress.warning(&format!(
             "the machine cannot resume from the memory in this snapshot, since {} is not in it",
             missing.join(", ")

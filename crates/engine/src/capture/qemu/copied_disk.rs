@@ -81,7 +81,8 @@ impl<'a> CopiedDisk<'a> {
     pub(super) fn new(
         marks: NbdDeviceMut,
         copier: PartCopier,
-        (spool, part_bytes): (File, u64),
+        spool: File,
+        part_bytes: u64,
         context: CopyContext<'a>,
     ) -> Self {
         Self {

@@ -19,7 +19,7 @@ pub(super) enum Fate {
     Ended(MachineEnd),
     /// Its processors run.
     Runs,
-    /// Its QEMU answers, and its processors stand still.
+    /// Its QEMU answers, and its processors are paused.
     StandsStill,
     /// Neither its hypervisor nor its QEMU says.
     Unknown,

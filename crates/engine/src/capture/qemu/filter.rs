@@ -2,7 +2,6 @@
 
 use std::fs::File;
 
-use holdfast_host::MachineState;
 use holdfast_host::qemu::PausePolicy;
 use jiff::Timestamp;
 
@@ -11,6 +10,7 @@ use super::noted_run::NotedRun;
 use super::proof::NextBitmap;
 use super::{HeldMachine, MachineReading, Method, PointOfDisks, QemuCapture, ReadyDisk, notes_of};
 use crate::job::Result;
+use crate::machine::quiesce::AgentAccess;
 use crate::machine::run_journal::Phase;
 use crate::machine::state::streams::FirmwareState;
 
@@ -36,11 +36,13 @@ impl QemuCapture<'_> {
         let (mut time, mut beside) = (None, Ok(FirmwareState::default()));
         let note = NotedRun::begin(&self.request, &self.description, self.job);
         let state = self.description.summary.state;
-        // Memory holds what the file systems have not written yet.
-        let can_quiesce =
-            state == MachineState::Running && self.description.has_agent_channel && self.request.memory.is_none();
+        let mut agent = AgentAccess::of(&self.description);
+        if self.request.memory.is_some() {
+            // Memory holds what the file systems have not written yet.
+            agent = agent.denied();
+        }
         let (frozen, note) = note.freezing(|| {
-            freezer.freeze(&self.taken, (state, can_quiesce), &mut || {
+            freezer.freeze(&self.taken, state, agent, &mut || {
                 time = Some((self.request.capture.now)());
                 beside = self.read_beside();
             })

@@ -1,4 +1,4 @@
-//! Reading a machine that has a QEMU from its images: from clones of them, from below overlays, or while it stands still.
+//! Reading a machine that has a QEMU from its images: from clones of them, from below overlays, or while it is paused.
 //!
 //! None of these has bitmaps: everything is read, and what did not change is found by its content.
 
@@ -10,7 +10,7 @@ use std::time::Duration;
 use holdfast_host::provider::clone_file;
 use holdfast_host::qemu::{Pause, RunId};
 use holdfast_host::qmp::{Monitor, QmpCommand, query_with_retries};
-use holdfast_host::{DiskSource, MachineDisk, MachineState, Overlays};
+use holdfast_host::{DiskSource, MachineDisk, Overlays};
 use jiff::Timestamp;
 
 use super::changes::{Changes, ReadAll};
@@ -26,13 +26,13 @@ use crate::job::error::GivenUp;
 use crate::job::rate_limit::RateLimit;
 use crate::job::{Error, Interrupt, Job, Result};
 use crate::machine::overlay_commit::{OverlayCommit, SlowCommit};
-use crate::machine::quiesce::Quiesced;
+use crate::machine::quiesce::{AgentAccess, Quiesced};
 use crate::machine::run_journal::Phase;
 use crate::machine::state::streams::FirmwareState;
 use crate::machine::watchdog::Guard;
 use crate::restore::machine::{chain_of, is_same};
 
-/// A machine that stands still while it is read may do so for this long; the watchdog ends it earlier if we die.
+/// A machine that is paused while it is read may be so for this long; the watchdog ends it earlier if we die.
 const READ_DEADLINE: Duration = Duration::from_secs(24 * 3600);
 
 /// What is made of the images at the instant.
@@ -104,7 +104,7 @@ impl QemuCapture<'_> {
         let checked = self.request.machine.rights().exercise(|| {
             opened
                 .iter()
-                .try_for_each(|source| source.tell_of_contradictions(progress))
+                .try_for_each(|source| source.warn_of_inconsistencies(progress))
         });
         checked.map_err(|source| Error::File {
             action: "check",
@@ -140,7 +140,7 @@ impl QemuCapture<'_> {
         let devices = freezer.devices_of(&self.taken)?;
         let mut cut = self.prepare_images(method)?;
         let (mut point, mut stored) = (None, None);
-        let frozen = self.freeze_with(&freezer, is_still, &mut || {
+        let frozen = self.freeze_with(&freezer, method, &mut || {
             let time = (self.request.capture.now)();
             let made = self.make(&mut cut);
             let beside = made.and_then(|()| self.read_beside());
@@ -177,8 +177,8 @@ impl QemuCapture<'_> {
 
     fn store_while_paused(&self, beside: FirmwareState, time: Timestamp, pace: &RateLimit<'_>) -> Result<StoredDisks> {
         let opened = self.open_images(&[])?;
-        let stored = self.store_images(&opened, beside, time, (Method::Pause, "crash"), pace)?;
-        self.check_stood_still()?;
+        let stored = self.store_images(&opened, beside, time, Method::Pause, "crash", pace)?;
+        self.check_still_paused()?;
         Ok(stored)
     }
 
@@ -217,7 +217,7 @@ impl QemuCapture<'_> {
         supervisor.watch(|| {
             let (time, beside) = point.take().expect("the machine was frozen");
             let opened = self.open_cut(cut)?;
-            self.store_images(&opened, beside?, time, (*method, quiesced.consistency()), pace)
+            self.store_images(&opened, beside?, time, *method, quiesced.consistency(), pace)
         })
     }
 
@@ -244,7 +244,7 @@ impl QemuCapture<'_> {
     }
 
     /// A machine that was resumed while it was read: the snapshot is of no single point in time, and is removed.
-    fn check_stood_still(&self) -> Result<()> {
+    fn check_still_paused(&self) -> Result<()> {
         let monitor = self.request.machine.monitor();
         let command = QmpCommand::new("query-status", serde_json::Value::Null);
         let status = query_with_retries(monitor, self.job.clock, &|monitor: &dyn Monitor| {
@@ -266,14 +266,17 @@ impl QemuCapture<'_> {
     fn freeze_with<'s>(
         &'s self,
         freezer: &Freezer<'s>,
-        is_still: bool,
+        method: Method,
         within: &mut dyn FnMut(),
     ) -> Result<(FrozenMachine<'s>, NotedRun<'s>)> {
         let state = self.description.summary.state;
-        // Frozen file systems may thaw by themselves, and the guest agent of a paused machine cannot thaw them.
-        let can_quiesce = !is_still && state == MachineState::Running && self.description.has_agent_channel;
+        let mut agent = AgentAccess::of(&self.description);
+        if method == Method::Pause {
+            // Frozen file systems may thaw by themselves, and the guest agent of a paused machine cannot thaw them.
+            agent = agent.denied();
+        }
         let noted = NotedRun::begin(&self.request, &self.description, self.job);
-        noted.freezing(|| freezer.freeze(&[], (state, can_quiesce), within))
+        noted.freezing(|| freezer.freeze(&[], state, agent, within))
     }
 
     /// Says what a read error of something that was given up means.
@@ -352,7 +355,8 @@ impl QemuCapture<'_> {
         opened: &[OpenSource],
         beside: FirmwareState,
         time: Timestamp,
-        (method, consistency): (Method, &str),
+        method: Method,
+        consistency: &str,
         pace: &RateLimit<'_>,
     ) -> Result<StoredDisks> {
         let disks = self.taken.iter().zip(opened).map(|(disk, source)| ReadyDisk {
@@ -409,12 +413,12 @@ impl QemuCapture<'_> {
         let mut guard = guard;
         let mut is_clean = true;
         for (disk, overlay) in self.taken.iter().zip(&files) {
-            match self.bring_down(overlays, (disk, overlay), guard.as_mut(), job) {
-                Ok(stood_still) if stood_still > Duration::ZERO => job.progress.warning(&format!(
+            match self.bring_down(overlays, disk, overlay, guard.as_mut(), job) {
+                Ok(paused) if paused > Duration::ZERO => job.progress.warning(&format!(
                     "{} wrote faster than the overlay of disk {} could be committed, and was paused for {} ms to commit the rest",
                     self.request.capture.name,
                     disk.target,
-                    stood_still.as_millis()
+                    paused.as_millis()
                 )),
                 Ok(_) => {}
                 Err(reason) => {
@@ -433,11 +437,12 @@ impl QemuCapture<'_> {
         is_clean
     }
 
-    /// Commits an overlay of the run, deletes it, and returns how long the machine stood still for that.
+    /// Commits an overlay of the run, deletes it, and returns how long the machine was paused for that.
     fn bring_down(
         &self,
         overlays: &dyn Overlays,
-        (disk, overlay): (&MachineDisk, &Path),
+        disk: &MachineDisk,
+        overlay: &Path,
         guard: Option<&mut Guard>,
         job: Job<'_>,
     ) -> std::result::Result<Duration, String> {
@@ -471,10 +476,10 @@ impl QemuCapture<'_> {
             job,
         };
         let persistence = match guard {
-            Some(guard) => SlowCommit::StandStill(self.request.machine.monitor(), guard),
+            Some(guard) => SlowCommit::Pause(self.request.machine.monitor(), guard),
             None => SlowCommit::GiveUp,
         };
-        let stood_still = commit.to_the_end(base, persistence).or_else(|error| {
+        let paused = commit.to_the_end(base, persistence).or_else(|error| {
             // The answer to the last step may be lost.
             let now = self.request.machine.describe().map_err(|_| error.clone())?;
             let is_on_base = now
@@ -488,6 +493,6 @@ impl QemuCapture<'_> {
             job.progress
                 .warning(&format!("{shown} is empty by now, and cannot be deleted: {error}"));
         }
-        Ok(stood_still)
+        Ok(paused)
     }
 }

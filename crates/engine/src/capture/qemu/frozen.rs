@@ -27,7 +27,7 @@ use crate::job::rate_limit::RateLimit;
 use crate::job::{Error, Job, Result};
 use crate::machine::hooks::{Downtime, HookCalls, HookEvent};
 use crate::machine::lock::{INSTANT_PATIENCE, MachineLock, Work};
-use crate::machine::quiesce::{FreezeState, Guest, Quiesced};
+use crate::machine::quiesce::{AgentAccess, FreezeState, Guest, Quiesced, RunState};
 use crate::machine::state::memory::{LIVE_MEMORY_DEADLINE, MEMORY_DEADLINE, not_kept};
 use crate::machine::state::scratch::{Scratch, listen};
 use crate::machine::watchdog::Guard;
@@ -44,9 +44,9 @@ pub(super) struct Freezer<'a> {
     names: Option<BitmapNames>,
     hooks: &'a HookCalls<'a>,
     job: Job<'a>,
-    /// How long the machine may stand still.
+    /// How long the machine may be paused.
     pub(super) pause_deadline: Duration,
-    /// Whether it has to.
+    /// Whether it has to be.
     pub(super) pause_policy: PausePolicy,
 }
 
@@ -74,7 +74,7 @@ pub(super) struct FrozenMachine<'a> {
     devices: Vec<String>,
     /// Where what the guest overwrites goes; QEMU has these files too.
     scratch: Vec<File>,
-    /// Bitmaps of ours that were there before, with their nodes.
+    /// Bitmaps of Holdfast that were there before, with their nodes.
     old_bitmaps: Vec<(String, String)>,
 }
 
@@ -161,7 +161,8 @@ impl<'a> Freezer<'a> {
     pub(super) fn freeze(
         &self,
         taken: &[MachineDisk],
-        (state, can_quiesce): (MachineState, bool),
+        state: MachineState,
+        agent: AgentAccess,
         within: &mut dyn FnMut(),
     ) -> Result<FrozenMachine<'a>> {
         let wanted = self.devices(taken)?;
@@ -183,7 +184,7 @@ impl<'a> Freezer<'a> {
             pause_policy: self.pause_policy,
         };
         let mut guard = Guard::start(self.request.watchdog.as_deref())?;
-        let made = self.cut(request, (state, can_quiesce), within, &mut guard);
+        let made = self.cut(request, state, agent, within, &mut guard);
         let failed = |source| not_kept(&self.machine, &self.request.scratch, source);
         let memory = receiving.map(|receiving| receiving.finish().map_err(failed));
         let (cut, quiesced) = match made {
@@ -199,10 +200,10 @@ impl<'a> Freezer<'a> {
             }
         };
         let opened = memory.transpose().and_then(|memory| {
-            let disks = self.open(&cut, &folder.path().join("nbd"), &wanted, (usable, spools))?;
+            let disks = self.open(&cut, &folder.path().join("nbd"), &wanted, usable, spools)?;
             Ok((disks, memory))
         });
-        let old_bitmaps = self.bitmaps_of_ours(&wanted);
+        let old_bitmaps = self.earlier_bitmaps(&wanted);
         match opened {
             Ok((disks, memory)) => Ok(FrozenMachine {
                 cut,
@@ -233,8 +234,8 @@ impl<'a> Freezer<'a> {
         let Some(way) = self.request.memory else {
             return Ok(None);
         };
-        let from = (self.request.machine.monitor(), &self.machine[..]);
-        crate::machine::state::memory::begin(way, from, &self.request.scratch, self.job).map(Some)
+        let monitor = self.request.machine.monitor();
+        crate::machine::state::memory::begin(way, monitor, &self.machine, &self.request.scratch, self.job).map(Some)
     }
 
     /// What is frozen, with new scratch files for each.
@@ -286,7 +287,7 @@ impl<'a> Freezer<'a> {
         })
     }
 
-    /// Ends what has failed. The machine may stand still, if even that failed: the watchdog sees to it. One that was paused
+    /// Ends what has failed. The machine may still be paused, if even that failed: the watchdog sees to it. One that was paused
     /// before stays so.
     fn leave(&self, mut guard: Guard, state: MachineState) {
         if state == MachineState::Running && !self.runs() {
@@ -301,7 +302,8 @@ impl<'a> Freezer<'a> {
     fn cut(
         &self,
         request: PointInTimeRequest,
-        (state, can_quiesce): (MachineState, bool),
+        state: MachineState,
+        agent: AgentAccess,
         within: &mut dyn FnMut(),
         guard: &mut Guard,
     ) -> Result<(PointInTime, Quiesced)> {
@@ -309,7 +311,7 @@ impl<'a> Freezer<'a> {
             guard.owes(&[HookEvent::PostThaw, HookEvent::JobAbort])?;
         }
         let prepared = self.hooks.pre_freeze(state);
-        let made = prepared.and_then(|()| self.cut_quiesced(request, (state, can_quiesce), within, guard));
+        let made = prepared.and_then(|()| self.cut_quiesced(request, state, agent, within, guard));
         let held_up = made.as_ref().map_or_else(
             |_| Downtime::default(),
             |(cut, quiesced)| Downtime {
@@ -325,14 +327,15 @@ impl<'a> Freezer<'a> {
     fn cut_quiesced(
         &self,
         request: PointInTimeRequest,
-        (state, can_quiesce): (MachineState, bool),
+        state: MachineState,
+        agent: AgentAccess,
         within: &mut dyn FnMut(),
         guard: &mut Guard,
     ) -> Result<(PointInTime, Quiesced)> {
         let is_running = state == MachineState::Running;
         let summary = self.request.machine.describe()?.summary;
-        let (journal, patience) = (self.request.capture.journal.as_ref(), (Work::Instant, INSTANT_PATIENCE));
-        let _lock = MachineLock::take(journal, &summary, patience, (self.request.capture.now)(), self.job)?;
+        let (journal, now) = (self.request.capture.journal.as_ref(), (self.request.capture.now)());
+        let _lock = MachineLock::take(journal, &summary, Work::Instant, INSTANT_PATIENCE, now, self.job)?;
         let guest = Guest {
             machine: self.request.machine,
             shown: &self.request.capture.name,
@@ -342,7 +345,7 @@ impl<'a> Freezer<'a> {
         let monitor = self.request.machine.monitor();
         let with_memory = request.memory.as_ref().map(|(_, mode)| *mode);
         let prepared = PointInTime::prepare(monitor, self.job.clock, request).map_err(|error| self.failed(error))?;
-        let quiescence = match FreezeState::begin(guest, (is_running, can_quiesce), guard, self.job) {
+        let quiescence = match FreezeState::begin(guest, agent, guard, self.job) {
             Ok(quiescence) => quiescence,
             Err(error) => {
                 prepared.abandon().map_err(|error| self.failed(error))?;
@@ -371,8 +374,12 @@ impl<'a> Freezer<'a> {
                 Err(abandoned.map_or_else(|left| self.failed(left), |()| error))
             }
         };
-        let runs = taken.is_ok() || !is_running || self.runs();
-        let quiesced = quiescence.end(guest, guard, (runs, self.job));
+        let after = if taken.is_ok() || !is_running || self.runs() {
+            RunState::Restored
+        } else {
+            RunState::StillPaused
+        };
+        let quiesced = quiescence.end(guest, guard, after, self.job);
         let cut = taken?.serve().map_err(|error| self.failed(error))?;
         Ok((cut, quiesced))
     }
@@ -408,7 +415,8 @@ impl<'a> Freezer<'a> {
         cut: &PointInTime,
         socket: &std::path::Path,
         wanted: &[(String, QemuDisk)],
-        (usable, spools): (Vec<BitmapProof>, Vec<Option<File>>),
+        usable: Vec<BitmapProof>,
+        spools: Vec<Option<File>>,
     ) -> Result<Vec<FrozenDisk<'a>>> {
         let endpoint = Endpoint::Unix(socket.to_owned());
         let copied_count = spools.iter().flatten().count();
@@ -429,7 +437,7 @@ impl<'a> Freezer<'a> {
             let mut device = match (spool, cut.copiers[number].clone()) {
                 (Some(spool), Some(copier)) => {
                     let part_bytes = part_bytes(self.room(&spool), copied_count);
-                    let copied = CopiedDisk::new(device, copier, (spool, part_bytes), self.copy_context());
+                    let copied = CopiedDisk::new(device, copier, spool, part_bytes, self.copy_context());
                     FrozenDevice::Copied(Box::new(copied))
                 }
                 _ => FrozenDevice::Served(Box::new(device)),
@@ -441,7 +449,7 @@ impl<'a> Freezer<'a> {
                 let above = cut.layer_exports[number]
                     .as_ref()
                     .map(|export| (&endpoint, &export[..]));
-                self.changes((&device, context), (&proof, above), target)
+                self.changes(&device, context, &proof, above, target)
             });
             let changes = changes.map_or_else(Changes::Unknown, Changes::Only);
             device.read_in_order(match &changes {

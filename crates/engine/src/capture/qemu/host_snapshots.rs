@@ -35,6 +35,7 @@ use crate::restore::machine::chain_of;
 
 /// In whose name host snapshots are held.
 const TAG: &str = "holdfast";
+
 /// Host snapshots that are read, and the places of the disks in them.
 struct HeldSnapshots {
     name: String,
@@ -55,6 +56,13 @@ pub(crate) struct HeldByHostSnapshots {
     beside: Result<FirmwareState>,
     guard: Guard,
     reason: String,
+}
+
+/// What became of a backup from host snapshots.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum BackupOutcome {
+    Stored,
+    Failed,
 }
 
 /// Why there can be no host snapshots of all disks of a machine; none where there can.
@@ -155,7 +163,11 @@ impl QemuCapture<'_> {
     }
 
     pub(super) fn release_host_snapshots(&self, held: HeldByHostSnapshots, read: &Result<MachineReading>) {
-        self.clear_up(held.cut, read.is_ok() && self.sink.history().is_some());
+        let outcome = match read {
+            Ok(_) => BackupOutcome::Stored,
+            Err(_) => BackupOutcome::Failed,
+        };
+        self.clear_up(held.cut, outcome);
         held.guard.done();
     }
 
@@ -228,7 +240,7 @@ impl QemuCapture<'_> {
         match opened {
             Ok(()) => Ok((cut, report)),
             Err(error) => {
-                self.clear_up(cut, false);
+                self.clear_up(cut, BackupOutcome::Failed);
                 Err(error)
             }
         }
@@ -352,10 +364,10 @@ impl QemuCapture<'_> {
     }
 
     /// What a backup leaves: the host snapshots of the newest snapshot. What cannot be removed now is removed by the next one.
-    fn clear_up(&self, mut cut: HeldSnapshots, is_stored: bool) {
+    fn clear_up(&self, mut cut: HeldSnapshots, outcome: BackupOutcome) {
         // What is looked into cannot be removed.
         cut.views.clear();
-        let prefix = self.prefix();
+        let (prefix, has_history) = (self.prefix(), self.sink.history().is_some());
         for place in cut.places.values() {
             let provider = self.request.providers.of_dataset(&place.dataset);
             let present = provider.snapshots(&place.dataset.name).unwrap_or_default();
@@ -365,12 +377,11 @@ impl QemuCapture<'_> {
             for snapshot in ours {
                 let is_new = snapshot.name.name == cut.name;
                 // What no later backup is compared with is not kept, and what a failed backup was to be compared with is.
-                let stays = if is_new {
-                    is_stored
-                } else {
-                    !is_stored && self.sink.history().is_some()
+                let is_compared_next = match outcome {
+                    BackupOutcome::Stored => is_new,
+                    BackupOutcome::Failed => !is_new,
                 };
-                if !stays {
+                if !(has_history && is_compared_next) {
                     self.remove(provider, &snapshot);
                 }
             }

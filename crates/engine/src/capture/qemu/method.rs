@@ -15,7 +15,7 @@ pub enum Method {
     Reflink,
     /// From its images, while the machine wrote to overlays, which were brought down into them afterwards.
     Overlay,
-    /// From its images, while it stood still.
+    /// From its images, while it was paused.
     Pause,
     /// From host snapshots of its disks.
     Snapshot,
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn overlays_of_ours_are_known_by_their_names() {
+    fn overlays_of_holdfast_are_known_by_their_names() {
         let overlay = overlay_of("/i/web1.qcow2".as_ref(), 0xab);
         assert_eq!(overlay, std::path::Path::new("/i/web1.qcow2.holdfast-000000ab"));
         assert_eq!(run_of_overlay(&overlay), Some(0xab));

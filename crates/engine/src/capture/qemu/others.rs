@@ -23,8 +23,8 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 /// [`holdfast_host::Error::Busy`] where one is, or where that is not known.
 pub(super) fn make_way(request: &MachineReadRequest<'_>, summary: &MachineSummary, job: Job<'_>) -> Result<()> {
     // A backup that freezes the machine at this moment is not one of those that are in the way.
-    let (journal, patience) = (request.capture.journal.as_ref(), (Work::Instant, INSTANT_PATIENCE));
-    let _lock = MachineLock::take(journal, summary, patience, (request.capture.now)(), job)?;
+    let (journal, now) = (request.capture.journal.as_ref(), (request.capture.now)());
+    let _lock = MachineLock::take(journal, summary, Work::Instant, INSTANT_PATIENCE, now, job)?;
     let machine = request.machine.name();
     let monitor = request.machine.monitor();
     let failed = |source| {

@@ -58,7 +58,8 @@ impl Proof {
     pub(super) fn find(
         layers: Option<&[Layer]>,
         size_bytes: u64,
-        (notes, before_bytes): (&BTreeMap<String, String>, u64),
+        notes: &BTreeMap<String, String>,
+        before_bytes: u64,
     ) -> Result<Self, ReadAll> {
         let name = notes.get(NOTE_BITMAP).ok_or(ReadAll::NoBitmapThen)?;
         let layers = layers.ok_or(ReadAll::LayersUnknown)?;

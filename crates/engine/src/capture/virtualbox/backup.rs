@@ -81,10 +81,10 @@ impl Capture for VirtualBoxBackup<'_> {
         let (machine, job) = (self.machine, steps.job);
         let mut said = machine.read()?;
         let place = place_digits(self.capture.journal.as_ref());
-        let of_place = (&said.settings.snapshots[..], Some(&place[..]));
+        let snapshots = &said.settings.snapshots;
         if steps.is_locked
             && let Some(manager) = machine.place().manager()
-            && !delete_left(manager, machine, of_place, job.progress).is_empty()
+            && !delete_left(manager, machine, snapshots, Some(&place), job.progress).is_empty()
         {
             said = machine.read()?;
         }
@@ -162,7 +162,7 @@ impl PreparedMachine for VirtualBoxCapture<'_> {
     fn read<'h>(&'h self, held: &mut HeldVirtualBox<'h>) -> Result<VirtualBoxReading> {
         match held {
             HeldVirtualBox::Off => self.read_images(),
-            HeldVirtualBox::Frozen { frozen, time, taken_in } => self.read_frozen(frozen, (*time, *taken_in)),
+            HeldVirtualBox::Frozen { frozen, time, taken_in } => self.read_frozen(frozen, *time, *taken_in),
         }
     }
 
@@ -296,7 +296,7 @@ impl VirtualBoxCapture<'_> {
         let frozen = self.hooks.pre_freeze(state).and_then(|()| {
             let place = place_digits(self.request.capture.journal.as_ref());
             let run = self.request.capture.run;
-            HoldingSnapshot::take(manager, machine, (&place, run, state), self.job.progress)
+            HoldingSnapshot::take(manager, machine, &place, run, state, self.job.progress)
         });
         let taken_in = self.job.clock.now().saturating_sub(start);
         let time = (self.request.capture.now)();
@@ -308,7 +308,8 @@ impl VirtualBoxCapture<'_> {
     fn read_frozen(
         &self,
         frozen: &HoldingSnapshot<'_>,
-        (time, taken_in): (Timestamp, Duration),
+        time: Timestamp,
+        taken_in: Duration,
     ) -> Result<VirtualBoxReading> {
         let (machine, before) = (self.request.machine, &self.said);
         self.job.interrupt.check()?;
@@ -359,8 +360,8 @@ impl VirtualBoxCapture<'_> {
                 left_out.push((target, why));
                 continue;
             }
-            let source = open_disk(owner, said, (&target, &disk.key), &admission)?;
-            source.tell_of_contradictions(self.job.progress)?;
+            let source = open_disk(owner, said, &target, &disk.key, &admission)?;
+            source.warn_of_inconsistencies(self.job.progress)?;
             taken.push(ChosenDisk {
                 attached: AttachedDisk {
                     number,

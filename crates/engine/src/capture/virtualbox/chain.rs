@@ -75,7 +75,8 @@ impl<'a> Admission<'a> {
 pub(super) fn open_disk(
     machine: &VirtualBoxMachine<'_>,
     said: &LoadedSettings,
-    (disk, uuid): (&str, &str),
+    disk: &str,
+    uuid: &str,
     admission: &Admission<'_>,
 ) -> Result<OpenSource> {
     let chain = chain_of(&said.media, uuid);
@@ -87,7 +88,7 @@ pub(super) fn open_disk(
     };
     let mut files = Vec::new();
     for medium in &chain {
-        files.push(file_of(machine, said, (disk, medium), admission)?);
+        files.push(file_of(machine, said, disk, medium, admission)?);
     }
     let options = OpenOptions {
         format: Some(format_of(&top.format).ok_or_else(|| unknown_format(&files[0], &top.format))?),
@@ -120,7 +121,8 @@ fn unknown_format(path: &Path, name: &str) -> Error {
 fn file_of(
     machine: &VirtualBoxMachine<'_>,
     said: &LoadedSettings,
-    (disk, medium): (&str, &Medium),
+    disk: &str,
+    medium: &Medium,
     admission: &Admission<'_>,
 ) -> Result<PathBuf> {
     let (disk, location) = (disk.to_owned(), medium.location.clone());

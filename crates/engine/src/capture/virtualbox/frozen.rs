@@ -29,7 +29,9 @@ impl<'a> HoldingSnapshot<'a> {
     pub(super) fn take(
         manager: &'a VBoxManage,
         machine: &'a VirtualBoxMachine<'a>,
-        (place, run, state): (&str, u32, MachineState),
+        place: &str,
+        run: u32,
+        state: MachineState,
         progress: &'a dyn Progress,
     ) -> Result<Self> {
         let name = format!("{PREFIX}{place}-{run:08x}");
@@ -107,7 +109,7 @@ impl VirtualBoxMachine<'_> {
     pub(crate) fn delete_left(&self, progress: &dyn Progress) -> Result<Vec<String>> {
         let snapshots = self.read()?.settings.snapshots;
         Ok(self.manager().map_or_else(Vec::new, |manager| {
-            delete_left(manager, self, (&snapshots, None), progress)
+            delete_left(manager, self, &snapshots, None, progress)
         }))
     }
 
@@ -123,7 +125,8 @@ impl VirtualBoxMachine<'_> {
 pub(super) fn delete_left(
     manager: &VBoxManage,
     machine: &VirtualBoxMachine<'_>,
-    (snapshots, place): (&[Snapshot], Option<&str>),
+    snapshots: &[Snapshot],
+    place: Option<&str>,
     progress: &dyn Progress,
 ) -> Vec<String> {
     // From the youngest on: each is brought down into the one before.

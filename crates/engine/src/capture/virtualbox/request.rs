@@ -32,9 +32,9 @@ pub enum VirtualBoxMemory {
 pub enum VirtualBoxMethod {
     /// From its images: it was off.
     Images,
-    /// From what a snapshot of VirtualBox's kept, while it ran on or stood still as before.
+    /// From what a snapshot of VirtualBox's kept, while it ran on, or was paused as before.
     Snapshot {
-        /// How long it took to take the snapshot. VirtualBox does not tell how long the machine stood still at the end of that.
+        /// How long it took to take the snapshot. VirtualBox does not report how long the machine was paused at the end of that.
         taken_in: Duration,
     },
 }

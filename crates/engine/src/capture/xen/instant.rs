@@ -210,11 +210,11 @@ impl<'a> PoolSnapshot<'a> {
         }
         self.is_removed = true;
         if let Err(error) = self.cleaner.remove_snapshot(&self.snapshot, &self.kept) {
-            self.tell_that_it_stays(&error.into(), job);
+            self.warn_of_remains(&error.into(), job);
         }
     }
 
-    fn tell_that_it_stays(&mut self, error: &crate::Error, job: Job<'_>) {
+    fn warn_of_remains(&mut self, error: &crate::Error, job: Job<'_>) {
         self.has_remains = true;
         job.progress.warning(&format!(
             "the snapshot {:?} of {} cannot be removed: {}; the next backup tries again",

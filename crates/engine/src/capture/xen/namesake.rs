@@ -9,7 +9,7 @@ use crate::repository::name_conflict::MachineIdentity;
 impl XenCapture<'_> {
     /// A machine that has moved to another pool keeps its UUID, and so does a copy of it that is kept there for disasters. Its disks are others there: the
     /// same ones are those of this pool, by another of its addresses.
-    pub(super) fn tell_of_another_pool(&self, newest: &Manifest) {
+    pub(super) fn warn_of_another_pool(&self, newest: &Manifest) {
         if MachineIdentity::of(newest) != MachineIdentity::of_uuid(&self.machine.summary.uuid) {
             return;
         }

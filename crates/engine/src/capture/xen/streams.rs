@@ -123,7 +123,7 @@ impl Reader {
             None => self.begin(planned)?,
         };
         let place = match &mut current {
-            CurrentDownload::Raw { download, at } => next_raw((download, at), planned.size_bytes, &mut self.piece)?,
+            CurrentDownload::Raw { download, at } => next_raw(download, at, planned.size_bytes, &mut self.piece)?,
             CurrentDownload::Vhd(stream) => next_of_vhd(stream, planned, &mut self.piece)?,
         };
         if place.is_some() {
@@ -156,11 +156,7 @@ fn check_size<R: Read>(stream: &VhdStream<R>, planned: &PlannedStream) -> Archiv
     })
 }
 
-fn next_raw(
-    (download, at): (&mut Download, &mut u64),
-    size_bytes: u64,
-    piece: &mut Vec<u8>,
-) -> ArchiveResult<Option<u64>> {
+fn next_raw(download: &mut Download, at: &mut u64, size_bytes: u64, piece: &mut Vec<u8>) -> ArchiveResult<Option<u64>> {
     while *at < size_bytes {
         let place = *at;
         let length = RAW_PIECE_BYTES.min(size_bytes - place);

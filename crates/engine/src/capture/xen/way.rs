@@ -197,7 +197,8 @@ enum PlannedDisk {
 pub(super) fn open_disks(
     history: Option<History<'_>>,
     request: &XenBackupRequest<'_>,
-    (taken, instant): (&[ChosenXenDisk], &PoolSnapshot<'_>),
+    taken: &[ChosenXenDisk],
+    instant: &PoolSnapshot<'_>,
     way: XenTransfer,
     job: Job<'_>,
 ) -> Result<OpenedXenDisks> {

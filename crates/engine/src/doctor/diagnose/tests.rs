@@ -250,7 +250,7 @@ fn only_jobs_that_have_ended_are_taken_away() {
 }
 
 #[test]
-fn only_bitmaps_of_ours_go_and_none_that_is_needed_or_in_use() {
+fn only_bitmaps_of_holdfast_go_and_none_that_is_needed_or_in_use() {
     let bitmap = |name: &str, is_inconsistent, is_busy| Bitmap {
         name: name.to_owned(),
         granularity_bytes: 65_536,

@@ -13,11 +13,10 @@ use holdfast_hardware::xen::XenRecords;
 use holdfast_hardware::{Translated, ovf, proxmox, xen};
 use holdfast_host::Uuid;
 use holdfast_image::ImageId;
-use holdfast_repo::Environment;
 use jiff::Timestamp;
 
 use super::content::ContentDisk;
-use super::{ExportFormat, Exported};
+use super::{ExportContext, ExportFormat, Exported};
 use crate::capture::foreign_machine::file_name;
 use crate::exchange::import::threads;
 use crate::image::sectors::WholeSectors;
@@ -63,10 +62,9 @@ impl Exported<'_> {
         &mut self,
         sink: ArchiveSink,
         format: ExportFormat,
-        of_now: (&str, Timestamp),
-        environment: &Environment,
-        job: Job<'_>,
+        of: &ExportContext<'_>,
     ) -> Result<Packed> {
+        let (time, job) = (of.time, of.job);
         let mut reported = 0;
         let mut progress = |done: u64| {
             job.progress.advance(done - reported);
@@ -75,11 +73,11 @@ impl Exported<'_> {
         };
         let written = match format {
             ExportFormat::Xva(xva) => match &self.suspended {
-                Some(_) => self.write_suspended(sink, xva.packing, of_now.1, job, &mut progress),
-                None => self.write_xva(sink, xva.packing, of_now, (environment, job), &mut progress),
+                Some(_) => self.write_suspended(sink, xva.packing, time, job, &mut progress),
+                None => self.write_xva(sink, xva.packing, of, &mut progress),
             },
-            ExportFormat::Vma(packing) => self.write_vma(sink, packing, of_now.1, (environment, job), &mut progress),
-            ExportFormat::Ova { level } => self.write_ova(sink, level, of_now.1, job, &mut progress),
+            ExportFormat::Vma(packing) => self.write_vma(sink, packing, of, &mut progress),
+            ExportFormat::Ova { level } => self.write_ova(sink, level, time, job, &mut progress),
         };
         if written.is_err() {
             job.interrupt.check()?;
@@ -91,15 +89,14 @@ impl Exported<'_> {
         &mut self,
         sink: ArchiveSink,
         packing: PackOptions,
-        (host, time): (&str, Timestamp),
-        (environment, job): (&Environment, Job<'_>),
+        of: &ExportContext<'_>,
         progress: &mut WriteCallback<'_>,
     ) -> Result<Packed> {
-        let time_text = time.strftime("%Y%m%dT%H:%M:%SZ").to_string();
+        let time_text = of.time.strftime("%Y%m%dT%H:%M:%SZ").to_string();
         let mut failure = None;
         let mut new_uuid = || {
             let mut random = [0; 16];
-            failure = environment.randomness.fill(&mut random).err().or(failure.take());
+            failure = of.environment.randomness.fill(&mut random).err().or(failure.take());
             Uuid::from_random(random).to_string()
         };
         let Translated {
@@ -108,7 +105,7 @@ impl Exported<'_> {
         } = xen::write(
             &self.machine,
             &mut xen::XenOptions {
-                host_name: host,
+                host_name: &of.host,
                 time: &time_text,
                 new_uuid: &mut new_uuid,
                 original: self.of_xen.as_ref(),
@@ -131,8 +128,8 @@ impl Exported<'_> {
         }
         let mut packer = Packer::new(sink.into_stream(), packing)?;
         let options = XvaWriteOptions {
-            threads: threads(job).count,
-            time: seconds(time),
+            threads: threads(of.job).count,
+            time: seconds(of.time),
         };
         write_xva(&mut packer, &records.xml, &disks, options, progress)?;
         Ok(packer.finish()?)
@@ -174,8 +171,7 @@ impl Exported<'_> {
         &mut self,
         sink: ArchiveSink,
         packing: PackOptions,
-        time: Timestamp,
-        (environment, job): (&Environment, Job<'_>),
+        of: &ExportContext<'_>,
         progress: &mut WriteCallback<'_>,
     ) -> Result<Packed> {
         let sizes = self
@@ -203,10 +199,10 @@ impl Exported<'_> {
             }
         }
         let mut uuid = [0; 16];
-        environment.randomness.fill(&mut uuid)?;
+        of.environment.randomness.fill(&mut uuid)?;
         let options = VmaWriteOptions {
-            threads: threads(job).count,
-            time: seconds(time),
+            threads: threads(of.job).count,
+            time: seconds(of.time),
             uuid,
         };
         let config = [("qemu-server.conf".to_owned(), value.config.into_bytes())];

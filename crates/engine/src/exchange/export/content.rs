@@ -58,7 +58,8 @@ pub(super) fn of_snapshot<'m>(
     repository: &Repository,
     snapshot: &Manifest,
     left_out: &[String],
-    (xva, name): (Option<XvaExport>, Option<&str>),
+    xva: Option<XvaExport>,
+    name: Option<&str>,
 ) -> Result<MachineContent<'m>> {
     let is_disk = |record: &&DiskRecord| record.content == DiskContent::Blocks && !is_memory(record);
     let present: Vec<&DiskRecord> = snapshot.disks.iter().filter(is_disk).collect();

@@ -23,16 +23,22 @@ impl Exported<'_> {
     pub(super) fn write_folder(
         &mut self,
         made: &mut NewFolder,
-        (format, storage): (Format, Storage),
+        format: Format,
+        storage: Storage,
         environment: &Environment,
         job: Job<'_>,
     ) -> Result<Packed> {
         let folder = made.absolute_path()?;
         let configuration = self.text.clone();
         let configuration = configuration
-            .map(|text| self.configuration(&text, (&folder, format), environment, job))
+            .map(|text| self.configuration(&text, &folder, format, environment, job))
             .transpose()?;
-        self.tell_of_configuration(configuration.is_some(), format, job);
+        match configuration {
+            Some(_) => self.report_host_parts(format, job),
+            None => job
+                .progress
+                .warning("the hardware of the machine is not known: the folder has its images, and no domain.xml"),
+        }
         let mut written = Packed::default();
         for (number, disk) in (1..).zip(&self.disks) {
             job.progress.part(number, self.disks.len());
@@ -72,12 +78,7 @@ impl Exported<'_> {
     }
 
     /// Warns of what a user has to know before a machine is started from the folder.
-    fn tell_of_configuration(&self, is_there: bool, format: Format, job: Job<'_>) {
-        if !is_there {
-            let detail = "the hardware of the machine is not known: the folder has its images, and no domain.xml";
-            job.progress.warning(detail);
-            return;
-        }
+    fn report_host_parts(&self, format: Format, job: Job<'_>) {
         for lost in self.lost.iter().filter(|lost| lost.why == OF_ITS_HOST) {
             job.progress.note(&format!(
                 "domain.xml still has {}, which {}: remove it to start the machine on another host",
@@ -91,7 +92,8 @@ impl Exported<'_> {
     fn configuration(
         &self,
         text: &str,
-        (folder, format): (&Path, Format),
+        folder: &Path,
+        format: Format,
         environment: &Environment,
         job: Job<'_>,
     ) -> Result<String> {

@@ -29,8 +29,7 @@ pub fn plan_export(from: ExportFrom<'_>, request: ExportRequest, job: Job<'_>) -
         ExportFrom::Now(reading) => return now::plan(*reading, request.name, job),
     };
     let snapshot = find_snapshot(repository, &reference, &zone, job.progress)?;
-    let wish = (xva, request.name.as_deref());
-    let planned = content::of_snapshot(repository, &snapshot, &left_out, wish)
+    let planned = content::of_snapshot(repository, &snapshot, &left_out, xva, request.name.as_deref())
         .and_then(|content| Exported::new(content, request.name.clone(), job));
     let mut exported = planned.map_err(|error| error.unless_removed(repository, snapshot.id))?;
     if !is_folder {

@@ -176,7 +176,7 @@ fn refuse_twins(pool: &Pool, uuid: Option<String>) -> Result<()> {
 }
 
 /// Backups by a name that two machines have are refused, those of the older one among them.
-fn tell_of_namesakes(pool: &Pool, name: &str, job: Job<'_>) {
+fn warn_of_namesakes(pool: &Pool, name: &str, job: Job<'_>) {
     if let Err(XapiError::SeveralMachines { uuids, .. }) = pool.machine(name) {
         job.progress.warning(&format!(
             "the pool has {} machines {name:?} now ({}): name each by its UUID; --name gives a new machine another name",
@@ -188,7 +188,7 @@ fn tell_of_namesakes(pool: &Pool, name: &str, job: Job<'_>) {
 
 /// A pool plugs a network card into the network of its name, else into the one whose bridge is called the same, else into one that it makes: a user who
 /// starts the machine has to know.
-fn tell_of_networks(pool: &Pool, known: &[XapiRecord], (machine, asked): (&XapiRecord, &[String]), job: Job<'_>) {
+fn warn_of_networks(pool: &Pool, known: &[XapiRecord], machine: &XapiRecord, asked: &[String], job: Job<'_>) {
     let cards = machine.references("VIFs");
     let Ok(mut cards) = cards
         .iter()
@@ -300,8 +300,8 @@ pub fn export_to_pool(request: ExportToPool<'_>, environment: &Environment, job:
                 source,
             }),
         })?;
-    tell_of_namesakes(&pool, record.text("name_label"), job);
-    tell_of_networks(&pool, &networks, (&record, &export.networks), job);
+    warn_of_namesakes(&pool, record.text("name_label"), job);
+    warn_of_networks(&pool, &networks, &record, &export.networks, job);
     Ok(ExportedToPool {
         export,
         uuid: record.text("uuid").to_owned(),

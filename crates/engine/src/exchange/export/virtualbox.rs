@@ -103,7 +103,7 @@ impl Exported<'_> {
         }
         let mut random = [0; 16];
         environment.randomness.fill(&mut random)?;
-        let text = self.settings(images, (identity, Uuid::from_random(random)), &base)?;
+        let text = self.settings(images, identity, Uuid::from_random(random), &base)?;
         if let Some(nvram) = &self.of_virtualbox.nvram {
             made.file(&format!("{base}.nvram"), |path| write_file(path, nvram, environment))?;
         }
@@ -119,7 +119,8 @@ impl Exported<'_> {
     fn settings(
         &mut self,
         images: BTreeMap<String, Image>,
-        (identity, uuid): (VirtualBoxIdentity, Uuid),
+        identity: VirtualBoxIdentity,
+        uuid: Uuid,
         base: &str,
     ) -> Result<String> {
         let Some(text) = &self.of_virtualbox.settings else {

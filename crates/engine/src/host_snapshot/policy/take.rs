@@ -127,7 +127,7 @@ fn take_together(run: &PolicyRun<'_>, mut due: Vec<DueDataset<'_>>) -> Vec<Taken
     let unprepared = prepare(run, &mut due);
     for (dataset, reason) in unprepared {
         // Its scripts are not called again: it was not begun.
-        taken.extend(leave_out(&mut due, &mut incomplete, (&[dataset], &reason)));
+        taken.extend(leave_out(&mut due, &mut incomplete, &[dataset], &reason));
     }
     while !due.is_empty() {
         match cut(run, &due, &incomplete) {
@@ -147,7 +147,7 @@ fn take_together(run: &PolicyRun<'_>, mut due: Vec<DueDataset<'_>>) -> Vec<Taken
                 let before = due.clone();
                 let is_hopeless = culprits.is_empty() || matches!(*error, Error::Interrupted(_));
                 let culprits = if is_hopeless { datasets_of(&due) } else { culprits };
-                taken.extend(leave_out(&mut due, &mut incomplete, (&culprits, &reason)));
+                taken.extend(leave_out(&mut due, &mut incomplete, &culprits, &reason));
                 let left_out = before.into_iter().filter(|one| !is_due(&due, one));
                 end(run, &left_out.collect::<Vec<_>>(), Some(&reason));
             }
@@ -196,7 +196,8 @@ fn end(run: &PolicyRun<'_>, due: &[DueDataset<'_>], error: Option<&str>) {
 fn leave_out(
     due: &mut Vec<DueDataset<'_>>,
     incomplete: &mut BTreeSet<usize>,
-    (culprits, reason): (&[Dataset], &str),
+    culprits: &[Dataset],
+    reason: &str,
 ) -> Vec<TakenSnapshotSet> {
     let is_culprit = |one: &DueDataset<'_>| culprits.contains(&one.wanted.dataset);
     incomplete.extend(due.iter().filter(|one| is_culprit(one)).flat_map(|one| &one.machines));

@@ -87,8 +87,8 @@ impl HostContents {
             state: target.state,
             places: places.as_ref().ok(),
         };
-        let written = differences.write(job).inspect_err(|_| target.tell_of_mixture(job))?;
-        target.tell_of_spare(record, job);
+        let written = differences.write(job).inspect_err(|_| target.warn_of_mixture(job))?;
+        target.warn_of_spare(record, job);
         Ok(RestoredDisk {
             name: record.name.clone(),
             target: Some(target.path.to_owned()),
@@ -134,7 +134,7 @@ impl HostDisk {
         }
         let places = if self.kept.place.dataset.provider == ProviderKind::Zfs {
             let since = since.ok_or("it is not known what has changed since")?;
-            since.places(self, (target, &present))?
+            since.places(self, target, &present)?
         } else {
             let now = below(&present, &self.kept.place.path);
             let states = TwoStates {

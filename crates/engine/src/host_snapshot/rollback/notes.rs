@@ -23,7 +23,8 @@ impl<'a> RollbackNote<'a> {
     /// Nothing is noted yet. What was there before a rollback that did not end stays the oldest of what was there before this one.
     pub(super) fn new(
         restore: &HostRestore<'a>,
-        (point, plan): (&HostPoint, &MachineRestorePlan),
+        point: &HostPoint,
+        plan: &MachineRestorePlan,
         safety: &[HostSnapshotName],
     ) -> Result<Self> {
         let before = restore.states.unfinished_on(&point.uuid)?;
@@ -33,7 +34,7 @@ impl<'a> RollbackNote<'a> {
             states: restore.states,
             work: Unfinished {
                 safety,
-                ..work(UnfinishedKind::Rollback, restore, (point, plan))
+                ..work(UnfinishedKind::Rollback, restore, point, plan)
             },
         })
     }
@@ -65,7 +66,8 @@ pub struct OwnGuest<'a> {
 impl<'a> CloneNote<'a> {
     pub(super) fn begin(
         restore: &HostRestore<'a>,
-        (point, plan): (&HostPoint, &'a ClonePlan),
+        point: &HostPoint,
+        plan: &'a ClonePlan,
         guest: Option<&'a OwnGuest<'a>>,
         job: Job<'a>,
     ) -> Result<Self> {
@@ -79,7 +81,7 @@ impl<'a> CloneNote<'a> {
             states: restore.states,
             work: Unfinished {
                 files: files.collect(),
-                ..work(UnfinishedKind::Clone, restore, (point, &plan.restore))
+                ..work(UnfinishedKind::Clone, restore, point, &plan.restore)
             },
             plan: &plan.restore,
             guest,
@@ -114,11 +116,7 @@ impl RestoreObserver for CloneNote<'_> {
     }
 }
 
-fn work(
-    kind: UnfinishedKind,
-    restore: &HostRestore<'_>,
-    (point, plan): (&HostPoint, &MachineRestorePlan),
-) -> Unfinished {
+fn work(kind: UnfinishedKind, restore: &HostRestore<'_>, point: &HostPoint, plan: &MachineRestorePlan) -> Unfinished {
     Unfinished {
         kind,
         machine: plan.machine.name.clone(),

@@ -112,7 +112,7 @@ pub fn open_host_point(request: &HostPointRequest<'_>, job: Job<'_>) -> Result<H
     for kept in disks {
         let dataset = &kept.place.dataset;
         let (snapshot, root) = (&snapshots[dataset], roots[dataset].clone());
-        let disk = open_disk(request, kept, (snapshot, root))?;
+        let disk = open_disk(request, kept, snapshot, root)?;
         contents.disks.insert(kept.target.clone(), disk);
     }
     let newest = snapshots.values().max_by_key(|snapshot| snapshot.time_s);
@@ -310,7 +310,8 @@ fn names<'n>(snapshots: impl Iterator<Item = &'n HostSnapshotName>) -> Vec<Strin
 fn open_disk(
     request: &HostPointRequest<'_>,
     kept: &KeptDisk,
-    (snapshot, root): (&HostSnapshot, PathBuf),
+    snapshot: &HostSnapshot,
+    root: PathBuf,
 ) -> Result<HostDisk> {
     let dataset = &kept.place.dataset;
     let state = request.providers.of_dataset(dataset).dataset(&dataset.name)?;

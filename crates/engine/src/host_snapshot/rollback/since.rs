@@ -19,7 +19,7 @@ use crate::restore::target::{DiskTarget, RestoredDisk};
 
 impl EarlierState<'_> {
     /// Where an image of today, in the folder `present` or a volume with that device, may differ from a disk of the point.
-    pub(super) fn places(&self, disk: &HostDisk, (target, present): (&DiskTarget<'_>, &Path)) -> Answered<DirtyBitmap> {
+    pub(super) fn places(&self, disk: &HostDisk, target: &DiskTarget<'_>, present: &Path) -> Answered<DirtyBitmap> {
         let dataset = &disk.kept.place.dataset;
         let newer = self.safety.iter().find(|snapshot| snapshot.dataset == *dataset);
         let newer = newer.ok_or("without a safety snapshot ZFS does not tell what has changed")?;

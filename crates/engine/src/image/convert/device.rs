@@ -6,7 +6,7 @@ use holdfast_image::{FillReport, Format, TargetContent, fill_device};
 use super::source::Source;
 use super::{ConvertRequest, VerifyImage, steps, threads, unless_interrupted, verify};
 use crate::files::block_target::{LockedDevice, open_block_target};
-use crate::image::sector_size::tell_of_other_sectors;
+use crate::image::sector_size::warn_of_other_sectors;
 use crate::job::{Error, Job, Result};
 
 /// Opens the target, where it may be written over; nothing is written.
@@ -29,7 +29,7 @@ pub(super) fn to_block_device(
 ) -> Result<Option<FillReport>> {
     let (path, device) = (&request.target, source.device());
     let target = check_block_device(request, source)?;
-    tell_of_other_sectors(&*target, source.sector_bytes(request), &source.name(path), job.progress);
+    warn_of_other_sectors(&*target, source.sector_bytes(request), &source.name(path), job.progress);
     let fill = || -> Result<FillReport> {
         let filled = fill_device(
             device,

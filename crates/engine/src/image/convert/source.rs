@@ -100,7 +100,7 @@ fn does_not_fit(size_bytes: u64, format: Format, detail: String) -> Error {
 }
 
 /// Warns of a file that has the extension of a format but not its content: its header is damaged, or its name is wrong.
-pub(super) fn tell_of_name(source: &Image, job: Job<'_>) {
+pub(super) fn warn_of_wrong_name(source: &Image, job: Job<'_>) {
     let top = &source.layers()[0];
     let extension = top.path.extension().and_then(OsStr::to_str).and_then(Format::from_name);
     if let (Format::Raw, FormatSource::Content, Some(named)) = (top.format, top.format_source, extension)
@@ -114,7 +114,7 @@ pub(super) fn tell_of_name(source: &Image, job: Job<'_>) {
 }
 
 /// Warns of files that another process may write to while they are read.
-pub(super) fn tell_of_writers(source: &Image, job: Job<'_>) {
+pub(super) fn warn_of_writers(source: &Image, job: Job<'_>) {
     for path in files_of(source).iter().filter(|path| is_written_by_others(path)) {
         job.progress.warning(&format!(
             "{} is in use: a machine may write to it while it is read, and what is read is of no one instant then",
@@ -124,7 +124,7 @@ pub(super) fn tell_of_writers(source: &Image, job: Job<'_>) {
 }
 
 /// A disk is converted, not what else an image holds: so a warning says what is left out.
-pub(super) fn tell_what_is_dropped(source: &Image, job: Job<'_>) {
+pub(super) fn report_dropped(source: &Image, job: Job<'_>) {
     const NAME_COUNT_MAX: usize = 8;
     let top = &source.layers()[0];
     let mut kinds: Vec<(&str, Vec<String>)> = Vec::new();

@@ -36,7 +36,7 @@ pub(super) fn to_file(
         environment,
         |partial, _| File::create_new(partial).map_err(|source| file_error("create", partial, source)),
     )?;
-    image.tell_of_cleared(job.progress);
+    image.report_cleared(job.progress);
     let written = write(device, &name_of(&request.target), &mut file, level, job)?;
     file.sync_all()
         .map_err(|source| file_error("write", &request.target, source))?;

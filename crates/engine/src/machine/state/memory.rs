@@ -53,7 +53,8 @@ fn mode(way: MemoryMethod, monitor: &dyn Monitor, machine: &str, job: Job<'_>) -
 /// Begins to take in the memory of a machine, into a file without a name in `folder`; also how it is taken.
 pub(crate) fn begin(
     way: MemoryMethod,
-    (monitor, machine): (&dyn Monitor, &str),
+    monitor: &dyn Monitor,
+    machine: &str,
     folder: &Path,
     job: Job<'_>,
 ) -> Result<((MemoryPipe, MemoryMode), MemoryReceiver)> {

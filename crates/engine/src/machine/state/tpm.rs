@@ -1,6 +1,6 @@
 //! The state of an emulated TPM, which belongs to the instant.
 //!
-//! It is read from swtpm's file, and swtpm is not asked: a machine that stands still has nothing more to say to it, and what it has
+//! It is read from swtpm's file, and swtpm is not asked: a machine that is paused has nothing more to say to it, and what it has
 //! answered is in the file. swtpm puts a new file into the place of the old one; configured to keep a backup of it (`--tpmstate ...,backup`,
 //! swtpm 0.11), or to have a single file, it writes into the file itself. So the bytes are believed only when they are whole: as long as
 //! their header says, or twice the same.

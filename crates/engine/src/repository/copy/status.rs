@@ -62,7 +62,7 @@ pub fn copy_status(from: &Repository, to: &Repository, wanted: &ListRequest, job
     here.retain(|manifest| !is_template_draft(manifest) && is_wanted(manifest, wanted));
     there.retain(|manifest| !is_template_draft(manifest) && is_wanted(manifest, wanted));
     Ok(CopyStatus {
-        machines: compare(&here, &there, (&holdings, &MachinesByName::of(&both))),
+        machines: compare(&here, &there, &holdings, &MachinesByName::of(&both)),
     })
 }
 
@@ -70,7 +70,8 @@ pub fn copy_status(from: &Repository, to: &Repository, wanted: &ListRequest, job
 fn compare(
     here: &[Manifest],
     there: &[Manifest],
-    (holdings, named): (&TargetHoldings, &MachinesByName),
+    holdings: &TargetHoldings,
+    named: &MachinesByName,
 ) -> Vec<MachineCopyStatus> {
     let mut machines: BTreeMap<(&str, Option<usize>), MachineCopyStatus> = BTreeMap::new();
     for manifest in here {

@@ -22,7 +22,7 @@ use crate::restore::instant_job::{InstantDisk, InstantJob};
 pub(super) const LOCK: &str = "filling";
 /// How often a copy of a disk is begun, and how often the machine is let run, for each start of the server. The first request of each
 /// disk fails, by which QEMU learns that its server is gone; so do those until its new connection stands, which it makes beside
-/// them. A machine that stands still sends one request each time it is let run.
+/// them. A machine that is paused sends one request each time it is let run.
 const ATTEMPT_COUNT_MAX: u32 = 10;
 const LET_RUN_COUNT_MAX: u32 = 30;
 /// How often a server that dies is started again.
@@ -97,7 +97,7 @@ impl<'a> DiskFill<'a> {
     /// Fills all disks, and deletes what the instant restore made beside them.
     pub(super) fn run(self, _lock: JobLock) -> Result<InstantReport> {
         let (instant, job) = (self.instant, self.job);
-        self.fill().inspect_err(|_| instant.tell_of_resume(job))
+        self.fill().inspect_err(|_| instant.warn_of_resume(job))
     }
 
     /// Sees to it that the machine runs, if its disks are not filled yet.
@@ -128,7 +128,7 @@ impl<'a> DiskFill<'a> {
             }
             pause(self.job.clock);
         }
-        // It may stand still for a request that failed before its disks were there, and goes on with that.
+        // It may be paused for a request that failed before its disks were there, and goes on with that.
         if self.hypervisor.execution_state(&instant.uuid)? == ExecutionState::StoppedByDisk {
             self.hypervisor.unpause(&instant.uuid)?;
         }
@@ -202,7 +202,7 @@ impl<'a> DiskFill<'a> {
         match self.hypervisor.execution_state(uuid)? {
             ExecutionState::Running | ExecutionState::Paused => Ok(()),
             ExecutionState::StoppedByDisk if self.let_run_count == LET_RUN_COUNT_MAX => Err(self.stopped(
-                "it stands still, since its disks cannot be read from the repository, or there is no room for \
+                "it is paused, since its disks cannot be read from the repository, or there is no room for \
                     what it writes",
             )),
             ExecutionState::StoppedByDisk => {

@@ -29,7 +29,8 @@ const END_DEADLINE: Duration = Duration::from_secs(15);
 pub fn serve_instantly(
     repository: &Repository,
     folder: &Path,
-    (events, clock): (Arc<dyn EventSink>, Arc<dyn Clock>),
+    events: Arc<dyn EventSink>,
+    clock: Arc<dyn Clock>,
     job: Job<'_>,
     ready: &mut dyn FnMut(),
 ) -> Result<()> {

@@ -19,7 +19,7 @@ use super::plan::MachineRestorePlan;
 use super::planned_file::{FileContent, FileWay, PlannedFile};
 use super::present_image::open_image;
 use super::request::AfterRestore;
-use super::resumption::{Resumed, resume};
+use super::resumption::Resumed;
 use super::stored;
 use super::tpm;
 use super::tpm::MadeFolders;
@@ -337,7 +337,7 @@ impl<'a> Execution<'a> {
                     }
                     Ok(())
                 })
-                .inspect_err(|_| self.tell_of_mixture(&restored))?;
+                .inspect_err(|_| self.warn_of_mixture(&restored))?;
         }
         Ok(restored)
     }
@@ -384,7 +384,7 @@ impl<'a> Execution<'a> {
     }
 
     /// Disks that are complete make no machine where others are not.
-    fn tell_of_mixture(&self, restored: &[RestoredDisk]) {
+    fn warn_of_mixture(&self, restored: &[RestoredDisk]) {
         if !self.plan.machine.is_new && !restored.is_empty() {
             let names: Vec<&str> = restored.iter().map(|disk| &disk.name[..]).collect();
             self.job.progress.warning(&format!(
@@ -437,8 +437,9 @@ impl<'a> Execution<'a> {
         let started = match &self.plan.resumption {
             None => self.hypervisor.start(uuid).map(|()| Started::Yes).map_err(Error::from),
             Some(planned) => {
-                let of = (self.repository, &self.plan.snapshot);
-                resume(of, self.hypervisor, (planned, uuid), self.environment, self.job).map(Started::Resumed)
+                let (repository, snapshot) = (self.repository, &self.plan.snapshot);
+                let resumed = planned.resume(repository, snapshot, self.hypervisor, uuid, self.environment, self.job);
+                resumed.map(Started::Resumed)
             }
         };
         match started {

@@ -36,14 +36,14 @@ impl HostFolders {
             let mut missing: Vec<&Path> = folder.path.ancestors().take_while(|path| !path.is_dir()).collect();
             missing.reverse();
             for path in missing {
-                made.make_one(path, (like.uid(), like.gid()), like.mode() & mask)
+                made.make_one(path, like.uid(), like.gid(), like.mode() & mask)
                     .map_err(failed)?;
             }
         }
         Ok(made)
     }
 
-    fn make_one(&mut self, path: &Path, (user, group): (u32, u32), mode: u32) -> std::io::Result<()> {
+    fn make_one(&mut self, path: &Path, user: u32, group: u32, mode: u32) -> std::io::Result<()> {
         match DirBuilder::new().mode(MODE_FIRST).create(path) {
             // Another machine of the same folder may have come first.
             Err(error) if error.kind() == ErrorKind::AlreadyExists && path.is_dir() => return Ok(()),

@@ -39,7 +39,7 @@ pub(super) struct HostPreparations {
 
 impl HostPreparations {
     /// Looks at what the configuration `text` wants. `before` is the same configuration with the paths that it had.
-    pub(super) fn add(&mut self, (text, before): (&str, &str), hypervisor: &dyn HypervisorMut, files: &[PlannedFile]) {
+    pub(super) fn add(&mut self, text: &str, before: &str, hypervisor: &dyn HypervisorMut, files: &[PlannedFile]) {
         // What cannot be read was refused.
         let (Ok(needs), Ok(had)) = (HostNeeds::of(text), HostNeeds::of(before)) else {
             return;

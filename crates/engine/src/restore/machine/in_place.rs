@@ -34,7 +34,7 @@ pub(super) fn draft(planner: &Planner<'_>, snapshot: &Manifest, wish: &InPlaceOp
         .into());
     }
     let uuid = description.summary.uuid.clone();
-    refuse_kept_states(planner, &name, &uuid, is_off)?;
+    refuse_kept_states(planner, &name, &uuid, description.summary.state)?;
     let text = configuration_of(&*machine)?;
     let mut draft = Draft::new(PlannedMachine {
         name: name.clone(),
@@ -49,17 +49,17 @@ pub(super) fn draft(planner: &Planner<'_>, snapshot: &Manifest, wish: &InPlaceOp
         name: &name,
         is_off,
     };
-    place.tell_of_identity(&mut draft, &uuid);
+    place.warn_of_other_machine(&mut draft, &uuid);
     let places = place.disks(&mut draft)?;
     match wish.configuration {
         ConfigurationChoice::Keep => {
             let path = place.present.nvram.as_ref().map(PathBuf::from);
             place.nvram(&mut draft, path.or_else(|| place.own_nvram()))?;
             let own = place.own_tpm().map(PathBuf::as_path);
-            tpm::plan(planner, (snapshot, &place.neighbours), (&text, own), &mut draft)?;
+            tpm::plan(planner, snapshot, &place.neighbours, &text, own, &mut draft)?;
             place.keep_configuration(&mut draft, text)?;
         }
-        ConfigurationChoice::Restore => place.restore_configuration(&mut draft, (&uuid, text), places)?,
+        ConfigurationChoice::Restore => place.restore_configuration(&mut draft, &uuid, text, places)?,
     }
     Ok(draft)
 }
@@ -87,14 +87,14 @@ fn find(planner: &Planner<'_>, snapshot: &Manifest, wish: &InPlaceOptions) -> Re
 }
 
 /// Snapshots and saved memory of the hypervisor refer to what is on the disks now.
-fn refuse_kept_states(planner: &Planner<'_>, name: &str, uuid: &str, is_off: bool) -> Result<()> {
+fn refuse_kept_states(planner: &Planner<'_>, name: &str, uuid: &str, state: MachineState) -> Result<()> {
     let KeptStates {
         snapshot_count,
         checkpoint_count,
         has_saved_memory,
         is_transient,
     } = planner.hypervisor.kept_states(uuid)?;
-    if !is_off && is_transient {
+    if state != MachineState::ShutOff && is_transient {
         return Err(Refusal::Transient {
             machine: name.to_owned(),
         }
@@ -134,7 +134,7 @@ struct InPlace<'a> {
 }
 
 impl InPlace<'_> {
-    fn tell_of_identity(&self, draft: &mut Draft, uuid: &str) {
+    fn warn_of_other_machine(&self, draft: &mut Draft, uuid: &str) {
         let is_other = stored::uuid(self.snapshot).is_some_and(|before| !before.eq_ignore_ascii_case(uuid));
         if is_other {
             draft.warnings.push(format!(
@@ -161,7 +161,7 @@ impl InPlace<'_> {
                 }
                 .into());
             };
-            let file = self.disk(record, (disk, path.clone()), draft)?;
+            let file = self.disk(record, disk, path.clone(), draft)?;
             let place = DiskPlace {
                 // A link that the configuration names stays in it.
                 path,
@@ -182,12 +182,7 @@ impl InPlace<'_> {
         Ok(places)
     }
 
-    fn disk(
-        &self,
-        record: &DiskRecord,
-        (disk, path): (&MachineDisk, PathBuf),
-        draft: &mut Draft,
-    ) -> Result<PlannedFile> {
+    fn disk(&self, record: &DiskRecord, disk: &MachineDisk, path: PathBuf, draft: &mut Draft) -> Result<PlannedFile> {
         if let Some(machine) = self.neighbours.user_of(&path) {
             return Err(Refusal::InUse {
                 path,
@@ -324,7 +319,8 @@ impl InPlace<'_> {
     fn restore_configuration(
         &self,
         draft: &mut Draft,
-        (uuid, text): (&str, String),
+        uuid: &str,
+        text: String,
         places: BTreeMap<String, DiskPlace>,
     ) -> Result<()> {
         let stored = StoredMachine::read(self.planner.repository, self.snapshot)?;
@@ -375,12 +371,7 @@ impl InPlace<'_> {
         draft.notes.extend(done.notes);
         draft.warnings.extend(done.warnings);
         let own = self.own_tpm().map(PathBuf::as_path);
-        tpm::plan(
-            self.planner,
-            (self.snapshot, &self.neighbours),
-            (&done.text, own),
-            draft,
-        )?;
+        tpm::plan(self.planner, self.snapshot, &self.neighbours, &done.text, own, draft)?;
         draft.configuration = Some(done.text.clone());
         draft.before = Some(stored.text.clone());
         draft.definition = Some(Definition {

@@ -73,9 +73,9 @@ pub(super) fn draft(planner: &Planner<'_>, snapshot: &Manifest, wish: &NewMachin
     draft.notes.extend(done.notes);
     draft.warnings.extend(done.warnings);
     draft.identity = wish.identity.clone();
-    tpm::plan(planner, (snapshot, &neighbours), (&done.text, None), &mut draft)?;
+    tpm::plan(planner, snapshot, &neighbours, &done.text, None, &mut draft)?;
     if wish.identity == Identity::Keep {
-        new.tell_of_doubles(&mut draft);
+        new.warn_of_duplicate_addresses(&mut draft);
     }
     draft.configuration = Some(done.text.clone());
     draft.before = Some(stored.text.clone());
@@ -316,7 +316,7 @@ impl NewMachine<'_> {
         let path = absolute(&with_extension(&folder.join(file_name.unwrap_or(own_name)), format))?;
         folder_of(&path)?;
         let free = paths.free(&path);
-        tell_of_other_path(draft, &path, &free);
+        report_other_path(draft, &path, &free);
         let folder = free.parent().unwrap_or(Path::new("/"));
         let way = if self.wish.format.is_none() && self.planner.contents.can_share(record, folder) {
             FileWay::Shared
@@ -363,7 +363,7 @@ impl NewMachine<'_> {
         }
         let wanted = absolute(&path)?;
         let path = paths.free(&wanted);
-        tell_of_other_path(draft, &wanted, &path);
+        report_other_path(draft, &wanted, &path);
         match record {
             None => draft
                 .notes
@@ -401,12 +401,12 @@ impl NewMachine<'_> {
         }
         let wanted = absolute(&path)?;
         let path = paths.free(&wanted);
-        tell_of_other_path(draft, &wanted, &path);
+        report_other_path(draft, &wanted, &path);
         Ok(Some(path))
     }
 
     /// A machine that keeps its addresses may meet another one that has them.
-    fn tell_of_doubles(&self, draft: &mut Draft) {
+    fn warn_of_duplicate_addresses(&self, draft: &mut Draft) {
         let taken = self.neighbours.macs();
         for mac in &self.stored.xml.macs {
             if taken.contains(&mac.to_ascii_lowercase()) {
@@ -426,7 +426,7 @@ fn exists(name: &str, uuid: &str) -> Error {
     .into()
 }
 
-fn tell_of_other_path(draft: &mut Draft, wanted: &Path, free: &Path) {
+fn report_other_path(draft: &mut Draft, wanted: &Path, free: &Path) {
     if wanted != free {
         draft.notes.push(format!(
             "{} is there already, or belongs to a machine: it goes to {}",

@@ -69,8 +69,14 @@ pub fn plan_machine_restore(
         hypervisor,
         environment,
     };
-    let wish = (&request.restore_as, request.after, &*request.runtime);
-    plan_point(&planner, snapshot, wish, job)
+    plan_point(
+        &planner,
+        snapshot,
+        &request.restore_as,
+        request.after,
+        &request.runtime,
+        job,
+    )
 }
 
 /// Refuses a hypervisor whose files cannot be written: they are on another host, or another user names them.
@@ -95,7 +101,9 @@ fn refuse_foreign(hypervisor: &dyn HypervisorMut) -> Result<()> {
 pub(crate) fn plan_point(
     planner: &Planner<'_>,
     snapshot: Manifest,
-    (restore_as, after, runtime): (&RestoreAs, AfterRestore, &Path),
+    restore_as: &RestoreAs,
+    after: AfterRestore,
+    runtime: &Path,
     job: Job<'_>,
 ) -> Result<MachineRestorePlan> {
     refuse_foreign(planner.hypervisor)?;
@@ -105,7 +113,7 @@ pub(crate) fn plan_point(
         RestoreAs::InPlace(wish) => in_place::draft(planner, &snapshot, wish)?,
     };
     let resumption = match after {
-        AfterRestore::Resume => Some(resumption::plan(planner, (&snapshot, runtime), &mut drafted)?),
+        AfterRestore::Resume => Some(resumption::plan(planner, &snapshot, runtime, &mut drafted)?),
         AfterRestore::LeaveOff | AfterRestore::Start => None,
     };
     let resumed = resumption.as_ref();
@@ -113,16 +121,7 @@ pub(crate) fn plan_point(
     let rooms = rooms(&drafted.files, memory)?;
     check_rooms(&rooms)?;
     let (mut notes, warnings) = (drafted.notes, drafted.warnings);
-    if resumption.is_none() && super::stored::has_memory(&snapshot) {
-        notes.push("its memory is not restored, and it starts as after a power cut: --resume lets it go on".to_owned());
-    }
-    let is_of_virtualbox = |record: &DiskRecord| record.name == STREAM_VIRTUALBOX_NVRAM;
-    if snapshot.disks.iter().any(is_of_virtualbox) {
-        notes.push(
-            "the variables of its firmware are VirtualBox's, and stay behind: it looks for what to start anew"
-                .to_owned(),
-        );
-    }
+    notes.extend(not_restored(&snapshot, resumption.as_ref()));
     let mut host = HostPreparations::default();
     if let Some(definition) = &drafted.definition
         && let Some(reason) = planner.accepts(&definition.text, &drafted.machine)?
@@ -135,7 +134,7 @@ pub(crate) fn plan_point(
         .iter()
         .chain(resumption.iter().map(|resumption| &resumption.configuration))
     {
-        host.add((text, then.unwrap_or(text)), planner.hypervisor, &drafted.files);
+        host.add(text, then.unwrap_or(text), planner.hypervisor, &drafted.files);
     }
     notes.extend(host.folders.iter().map(|folder| {
         format!(
@@ -161,6 +160,22 @@ pub(crate) fn plan_point(
         plan.refuse_unmet()?;
     }
     Ok(plan.with_unmet_as_warnings())
+}
+
+/// What of a snapshot is left out of the restored machine.
+fn not_restored(snapshot: &Manifest, resumption: Option<&PlannedResumption>) -> Vec<String> {
+    let mut notes = Vec::new();
+    if resumption.is_none() && super::stored::has_memory(snapshot) {
+        notes.push("its memory is not restored, and it starts as after a power cut: --resume lets it go on".to_owned());
+    }
+    let is_of_virtualbox = |record: &DiskRecord| record.name == STREAM_VIRTUALBOX_NVRAM;
+    if snapshot.disks.iter().any(is_of_virtualbox) {
+        notes.push(
+            "the variables of its firmware are VirtualBox's, and stay behind: it looks for what to start anew"
+                .to_owned(),
+        );
+    }
+    notes
 }
 
 impl MachineRestorePlan {

@@ -60,7 +60,8 @@ pub struct Resumed {
 /// Looks whether the machine of a plan can go on from its memory.
 pub(super) fn plan(
     planner: &Planner<'_>,
-    (snapshot, runtime): (&Manifest, &Path),
+    snapshot: &Manifest,
+    runtime: &Path,
     draft: &mut Draft,
 ) -> Result<PlannedResumption> {
     let refused = |reason: &str| Refusal::CannotResume {
@@ -151,6 +152,39 @@ impl PlannedResumption {
         let folder = self.beside.parent().filter(|_| hypervisor.wants_memory_in_file());
         Some((folder?, self.data_bytes))
     }
+
+    /// Resumes the machine `uuid` from its memory.
+    pub(super) fn resume(
+        &self,
+        repository: &Repository,
+        snapshot: &Manifest,
+        hypervisor: &dyn HypervisorMut,
+        uuid: &str,
+        environment: &Environment,
+        job: Job<'_>,
+    ) -> Result<Resumed> {
+        let memory = stored_memory(repository, snapshot)?;
+        let folder = RuntimeFolder::make(&self.runtime)?;
+        let mut random = [0; 4];
+        environment.randomness.fill(&mut random)?;
+        // It never gets a name: it goes with this value, and what a killed restore leaves is known by its name.
+        let file = NewFile::begin_as(&self.beside, Existing::Replace, u32::from_be_bytes(random))?;
+        hypervisor.resume(&Resumption {
+            file: file.partial(),
+            configuration: &self.configuration,
+            original_configuration: &self.then,
+            clock: job.clock,
+            folder: folder.path(),
+            write: &|output| memory.write(output),
+        })?;
+        let machine = hypervisor.machine(uuid)?;
+        let now_ms = (environment.now_ms)();
+        let is_set = agent::set_clock(&*machine, now_ms, CLOCK_DEADLINE).is_ok();
+        let behind_ms = u64::try_from(now_ms.saturating_sub(snapshot.time_ms)).unwrap_or_default();
+        Ok(Resumed {
+            clock_behind: (!is_set).then(|| Duration::from_millis(behind_ms)),
+        })
+    }
 }
 
 /// The memory of a snapshot, with its devices.
@@ -198,35 +232,4 @@ fn places(draft: &Draft) -> BTreeMap<String, DiskChange> {
         FileContent::FirmwareVariables | FileContent::TpmState(_) => None,
     });
     places.collect()
-}
-
-/// Lets a machine go on.
-pub(super) fn resume(
-    (repository, snapshot): (&Repository, &Manifest),
-    hypervisor: &dyn HypervisorMut,
-    (planned, uuid): (&PlannedResumption, &str),
-    environment: &Environment,
-    job: Job<'_>,
-) -> Result<Resumed> {
-    let memory = stored_memory(repository, snapshot)?;
-    let folder = RuntimeFolder::make(&planned.runtime)?;
-    let mut random = [0; 4];
-    environment.randomness.fill(&mut random)?;
-    // It never gets a name: it goes with this value, and what a killed restore leaves is known by its name.
-    let file = NewFile::begin_as(&planned.beside, Existing::Replace, u32::from_be_bytes(random))?;
-    hypervisor.resume(&Resumption {
-        file: file.partial(),
-        configuration: &planned.configuration,
-        original_configuration: &planned.then,
-        clock: job.clock,
-        folder: folder.path(),
-        write: &|output| memory.write(output),
-    })?;
-    let machine = hypervisor.machine(uuid)?;
-    let now_ms = (environment.now_ms)();
-    let is_set = agent::set_clock(&*machine, now_ms, CLOCK_DEADLINE).is_ok();
-    let behind_ms = u64::try_from(now_ms.saturating_sub(snapshot.time_ms)).unwrap_or_default();
-    Ok(Resumed {
-        clock_behind: (!is_set).then(|| Duration::from_millis(behind_ms)),
-    })
 }

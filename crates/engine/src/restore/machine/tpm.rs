@@ -40,8 +40,10 @@ const FILE_MODE: u32 = 0o600;
 /// machine as it is now has chosen. A place that only the snapshot names may be anything.
 pub(super) fn plan(
     planner: &Planner<'_>,
-    (snapshot, neighbours): (&Manifest, &Neighbours),
-    (configuration, own): (&str, Option<&Path>),
+    snapshot: &Manifest,
+    neighbours: &Neighbours,
+    configuration: &str,
+    own: Option<&Path>,
     draft: &mut Draft,
 ) -> Result<()> {
     let xml = DomainXml::parse(configuration).map_err(|detail| unfit(&draft.machine.name, detail))?;
@@ -78,7 +80,7 @@ pub(super) fn plan(
             }
             let file = planned(record, file, draft)?;
             draft.files.push(file);
-            tell(&tpm, draft);
+            report_restored(&tpm, draft);
         }
         Err(why) => draft.warnings.push(format!(
             "the state of its TPM is not restored: {why}; holdfast restore {}@{}:{STREAM_TPM} FILE gives it to a file",
@@ -151,7 +153,7 @@ fn planned(record: &DiskRecord, file: TpmFile, draft: &mut Draft) -> Result<Plan
 }
 
 /// What a person should know of a TPM that comes back.
-fn tell(tpm: &DomainTpm, draft: &mut Draft) {
+fn report_restored(tpm: &DomainTpm, draft: &mut Draft) {
     if let Some(secret) = &tpm.secret {
         draft.notes.push(format!(
             "the state of its TPM is encrypted with libvirt's secret {secret}, which is not in the snapshot"

@@ -1,7 +1,7 @@
 //! Values that can stand at the cursor: from the help, from the repository, from the host.
 
 use clap::Arg;
-use holdfast_engine::{ListRequest, Providers, list, list_host_snapshots, time_of};
+use holdfast_engine::{ListRequest, Providers, SnapshotSizes, list, list_host_snapshots, time_of};
 use holdfast_host::Hypervisor as _;
 use holdfast_host::provider::{Dataset, ProviderKind};
 use holdfast_repo::Manifest;
@@ -299,7 +299,7 @@ impl FoundValues<'_> {
         else {
             return Vec::new();
         };
-        let lists = list_host_snapshots(&providers, &[known], false).unwrap_or_default();
+        let lists = list_host_snapshots(&providers, &[known], SnapshotSizes::Unknown).unwrap_or_default();
         let snapshots = lists.iter().flat_map(|list| &list.snapshots);
         snapshots
             .map(|state| CompletionValue::new(&format!("{dataset}@{}", state.snapshot.name.name), "host snapshot"))

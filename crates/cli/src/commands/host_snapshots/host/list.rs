@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 
-use holdfast_engine::{HostSnapshotState, KeptState, Unfinished, UnfinishedKind, list_host_snapshots};
+use holdfast_engine::{HostSnapshotState, KeptState, SnapshotSizes, Unfinished, UnfinishedKind, list_host_snapshots};
 use holdfast_host::provider::{Dataset, ProviderKind};
 use jiff::Timestamp;
 use serde::Serialize;
@@ -254,7 +254,12 @@ fn run(args: &HostListArgs, context: &Context) -> Result<Exit, Error> {
     }
     wanted.sort();
     wanted.dedup();
-    let lists = list_host_snapshots(&providers, &wanted, args.space)?;
+    let sizes = if args.space {
+        SnapshotSizes::Measured
+    } else {
+        SnapshotSizes::Unknown
+    };
+    let lists = list_host_snapshots(&providers, &wanted, sizes)?;
     let is_asked_for = !args.targets.is_empty();
     let lists = lists
         .into_iter()

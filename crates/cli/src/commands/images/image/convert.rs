@@ -341,13 +341,7 @@ fn to_stdout(args: &ConvertArgs, format: Format, context: &Context) -> Result<Ex
     let options = args.gate.open_options(args.format)?;
     let mut stdout = StandardOutput::open(context)?;
     let notes = context.work(args.job.thread_count(), |job| {
-        let written = convert_to_stream(
-            &args.source,
-            &options,
-            args.snapshot.as_deref(),
-            (&mut stdout, form),
-            job,
-        );
+        let written = convert_to_stream(&args.source, &options, args.snapshot.as_deref(), &mut stdout, form, job);
         stopped_or(written, job)
     })?;
     for note in &notes {

@@ -255,7 +255,7 @@ fn run(args: &PullArgs, context: &Context) -> Result<Exit, Error> {
     let places = (!args.dry_run).then_some([args.target.as_path(), &inside]);
     let _noted = runs::note_places(places.into_iter().flatten(), context);
     let report = context.work(args.job.thread_count(), |job| {
-        pull_template(&repository, &request, &trust, (&environment, &tools), job)
+        pull_template(&repository, &request, &trust, &environment, &tools, job)
     })?;
     context.report(&Pulled {
         dry_run: args.dry_run,

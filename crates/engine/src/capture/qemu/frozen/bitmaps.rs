@@ -31,7 +31,7 @@ impl<'a> Freezer<'a> {
             let parent = self.before.and_then(|before| before.parent).ok_or(ReadAll::NoParent)?;
             let before = parent.disk(Some(target)).map_err(|_| ReadAll::NewDisk)?;
             let layers = layers.as_ref().and_then(|layers| layers.of(&disk.node));
-            Proof::find(layers.as_deref(), disk.size_bytes, (&before.notes, before.size_bytes))
+            Proof::find(layers.as_deref(), disk.size_bytes, &before.notes, before.size_bytes)
         };
         Ok(wanted.iter().map(proof).collect())
     }
@@ -54,7 +54,7 @@ impl<'a> Freezer<'a> {
     }
 
     /// The bitmaps of earlier runs for this repository, with their nodes.
-    pub(super) fn bitmaps_of_ours(&self, wanted: &[(String, QemuDisk)]) -> Vec<(String, String)> {
+    pub(super) fn earlier_bitmaps(&self, wanted: &[(String, QemuDisk)]) -> Vec<(String, String)> {
         let mut old_bitmaps = Vec::new();
         let Some(names) = &self.names else { return old_bitmaps };
         for (_, disk) in wanted {
@@ -67,8 +67,10 @@ impl<'a> Freezer<'a> {
     /// What has changed on a disk, if the bitmap has its witness and stands a test. `above` serves the map of the layers above the bitmap.
     pub(super) fn changes(
         &self,
-        (device, context): (&FrozenDevice<'_>, &str),
-        (proof, above): (&Proof, Option<(&Endpoint, &str)>),
+        device: &FrozenDevice<'_>,
+        context: &str,
+        proof: &Proof,
+        above: Option<(&Endpoint, &str)>,
         target: &str,
     ) -> BitmapResult<DirtyBitmap> {
         let Some(History {
@@ -109,7 +111,7 @@ impl<'a> Freezer<'a> {
     pub(super) fn keep_witnesses(&self, cut: &PointInTime, disks: &[FrozenDisk<'a>]) {
         for (number, disk) in disks.iter().enumerate() {
             let Some(next) = &disk.next else { continue };
-            if let Err(error) = self.keep_witness((cut, number), disk, next) {
+            if let Err(error) = self.keep_witness(cut, number, disk, next) {
                 self.job.progress.note(&format!(
                     "{}: the bitmap {} has no witness, so the next backup reads everything: {error}",
                     self.request.capture.name, next.name
@@ -120,7 +122,8 @@ impl<'a> Freezer<'a> {
 
     fn keep_witness(
         &self,
-        (cut, number): (&PointInTime, usize),
+        cut: &PointInTime,
+        number: usize,
         disk: &FrozenDisk<'a>,
         next: &NextBitmap,
     ) -> std::result::Result<(), String> {

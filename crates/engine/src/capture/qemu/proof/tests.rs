@@ -69,7 +69,7 @@ impl Chain {
     }
 
     fn find(&self) -> Result<Proof, ReadAll> {
-        Proof::find(Some(&self.layers), SIZE_BYTES, (&self.notes, SIZE_BYTES))
+        Proof::find(Some(&self.layers), SIZE_BYTES, &self.notes, SIZE_BYTES)
     }
 
     /// What is found when the chain has been changed.
@@ -135,9 +135,9 @@ fn what_is_missing_from_the_proof_is_the_reason_to_read_everything() {
         "{resized:?}"
     );
     let chain = Chain::new();
-    let found = Proof::find(None, SIZE_BYTES, (&chain.notes, SIZE_BYTES));
+    let found = Proof::find(None, SIZE_BYTES, &chain.notes, SIZE_BYTES);
     assert_eq!(found, Err(ReadAll::LayersUnknown));
-    let found = Proof::find(Some(&chain.layers), SIZE_BYTES, (&chain.notes, 1));
+    let found = Proof::find(Some(&chain.layers), SIZE_BYTES, &chain.notes, 1);
     assert!(
         matches!(found, Err(ReadAll::Resized { before_bytes: 1, .. })),
         "{found:?}"
