@@ -1,4 +1,4 @@
-"""The release program, built from this repository, and what it was built from."""
+"""Builds the release program from this repository, and describes the revision."""
 
 import json
 import os
@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def cargo(*words):
-    """Builds something of this repository and returns the programs that came out, by name."""
+    """Builds a part of this repository; returns the resulting programs by name."""
     env = {**os.environ, "PATH": f"{os.environ['PATH']}:{Path.home()}/.cargo/bin"}
     command = ["cargo", *words, "--locked", "--message-format=json-render-diagnostics"]
     try:

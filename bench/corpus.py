@@ -1,4 +1,4 @@
-"""The disks that are measured on: built by scripts/make-corpus where they are absent, and cut to a slice where asked."""
+"""The disks to measure with: built by scripts/make-corpus if they are missing, and cut to a slice if requested."""
 
 import hashlib
 import json
@@ -12,7 +12,7 @@ import sparse
 MIB = 1 << 20
 BLOCK_BYTES = 4096
 ZERO_BLOCK = bytes(BLOCK_BYTES)
-# 256 MiB pieces of each disk that make the slice: system, database, system, a hole.
+# The 256 MiB pieces of each disk in the slice: system, database, system, a hole.
 SLICE_PIECES = (0, 6, 8, 13)
 SLICE_PIECE_BYTES = 256 * MIB
 DISKS = ("day0.raw", "day1.raw", "day2.raw", "second.raw")
@@ -26,7 +26,7 @@ def default_folder():
 def find_or_build(root, folder, size, say):
     """The folder with the disks of a size (small, slice or full)."""
     whole = "small" if size == "small" else "full"
-    # A folder that holds the disks itself is taken as it is; else there is one folder for each size.
+    # A folder that contains the disks is used as it is; otherwise it has a subfolder for each size.
     place = folder if (folder / "day2.raw").exists() else folder / whole
     if not (place / "day2.raw").exists():
         build(root, place, whole, say)
@@ -43,7 +43,7 @@ def build(root, place, whole, say):
 
 
 def cut(whole, place, say):
-    """The 1 GiB slice of the full disks. A second machine makes no sense in it: its layout is another."""
+    """Creates the 1 GiB slice of the full disks. It has no second machine, whose layout differs."""
     place.mkdir(parents=True, exist_ok=True)
     for disk in DISKS[:3]:
         target = place / disk
@@ -65,9 +65,9 @@ def cut(whole, place, say):
 
 
 def describe(place):
-    """Sizes of the disks and what each brings that is new, for the report and for the limits.
+    """Sizes of the disks and of the new data in each, for the report and for the limits.
 
-    In a process of its own: the set of all blocks is large, and what this process has once used would count as the
+    Runs in a separate process: the set of all blocks is large, and the peak memory of this process would count as
     memory of every program that it starts later.
     """
     command = [sys.executable, "-B", __file__, str(place)]

@@ -1,4 +1,4 @@
-"""What Holdfast wants to reach, relative to the best peer of the same run, and whether it does."""
+"""The goals of Holdfast relative to the best peer of the same run, and whether they are reached."""
 
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ FIGURES = {
 
 @dataclass(frozen=True)
 class Goal:
-    """Our median must be at most `ratio` of the best peer's."""
+    """Holdfast's median must be at most `ratio` times that of the best peer."""
 
     job: str
     figure: str
@@ -47,7 +47,7 @@ GOALS = [
 
 @dataclass
 class Verdict:
-    """A goal held against the figures."""
+    """The comparison of a goal with the figures."""
 
     job: str
     figure: str
@@ -55,7 +55,7 @@ class Verdict:
     ours: float | None
     best: float | None
     best_peer: str
-    outcome: str  # PASS, FAIL, MISSING (we have no figure), NO PEER
+    outcome: str  # PASS, FAIL, MISSING (no figure of Holdfast), NO PEER
 
     @property
     def ratio(self):
@@ -63,7 +63,7 @@ class Verdict:
 
 
 def judge(results, selected):
-    """A verdict for every goal whose job was selected. `results` has, by job and program, a Result."""
+    """A verdict for every goal whose job was selected. `results` has a Result by job and program."""
     verdicts = []
     for goal in (goal for goal in GOALS if goal.job in selected):
         by_program = results.get(goal.job, {})
@@ -84,7 +84,7 @@ def judge(results, selected):
 
 
 def judge_memory(results):
-    """A verdict on the largest process of each of our jobs: an absolute bound."""
+    """A verdict on the largest process of each job of Holdfast, against an absolute limit."""
     verdicts = []
     for job, by_program in results.items():
         ours = by_program.get("holdfast")

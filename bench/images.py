@@ -1,7 +1,7 @@
-"""Conversion between disk image formats, against qemu-img; every result is compared with its source by qemu-img.
+"""Conversion between disk image formats, compared with qemu-img; qemu-img also compares every result with its source.
 
-What Holdfast converts is durable when it returns; qemu-img leaves that to the kernel, so its results are synced within the
-time that is measured. One column shows it without: what it costs to trust the page cache.
+A conversion by Holdfast is durable when it returns. qemu-img leaves that to the kernel, so its results are synced
+within the measured time. One column shows the time without sync.
 """
 
 import os
@@ -22,12 +22,12 @@ CONVERSIONS = {
 }
 COMPRESSIONS = {"raw-to-zlib": "zlib", "raw-to-zstd": "zstd"}
 
-# Shown, and not compared with.
+# Shown, but not compared.
 NOT_DURABLE = "qemu-img -W, not synced"
 
 
 def holdfast_command(holdfast, conversion, source, target):
-    """Our command for a conversion; raises Failed when the program has none."""
+    """Holdfast's command for a conversion; raises Failed if the program has none."""
     if not holdfast.has_verb("image", "convert"):
         raise Failed("holdfast has no verb image convert")
     compression = COMPRESSIONS.get(conversion)
@@ -50,7 +50,7 @@ def synced(command):
 
 
 def measure(disks, folder, holdfast, run_count, timeout_s, say):
-    """Results by conversion and program. `qemu-img -W` writes out of order, with 16 requests at once."""
+    """Results by conversion and program. `qemu-img -W` writes out of order, with 16 simultaneous requests."""
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / "log"
     env = {**os.environ, "LC_ALL": "C.UTF-8"}

@@ -1,4 +1,4 @@
-"""The jobs that every program does, one after the other: ours, a peer, the next peer, and again."""
+"""The jobs that every program runs, alternately: Holdfast, one peer after the other, and again."""
 
 import os
 import shutil
@@ -15,19 +15,19 @@ from programs import DISK
 
 @dataclass(frozen=True)
 class Job:
-    """What is done: from which state of the repository, with which disk, and to which state it leads."""
+    """A job: the action, the disk, and the states of the repository before and after it."""
 
     name: str
     title: str
     action: str  # backup, restore or verify
-    begins: str  # state that is brought back before each run
+    begins: str  # state that is restored before each run
     disk: str
     ends: str = ""  # state that is kept for later jobs
     reread: bool = False
 
     @property
     def tag(self):
-        """Name of the snapshot that is made, or brought back."""
+        """Name of the snapshot that is created, or restored."""
         return {"unchanged": "again", "restore": "day2", "verify": "day2"}.get(self.name, self.name)
 
 
@@ -44,11 +44,11 @@ JOBS = [
 
 @dataclass
 class Result:
-    """All runs of a job by one program, or why there are none."""
+    """All runs of a job by one program, or the reason why there are none."""
 
     runs: list = field(default_factory=list)
-    problem: str = ""  # why it was not run, or not to its end
-    is_missing: bool = False  # the program cannot do it
+    problem: str = ""  # why it was not run, or did not complete
+    is_missing: bool = False  # the program does not support the job
 
     def median(self, figure):
         values = [value for value in map(figure, self.runs) if value is not None]
@@ -60,12 +60,12 @@ class Result:
 
 
 def repository_bytes(folder):
-    """Sum of the lengths of all files: what must be kept or sent elsewhere."""
+    """Total length of all files: the bytes to store or to send elsewhere."""
     return sum((Path(base) / name).lstat().st_size for base, _, names in os.walk(folder) for name in names)
 
 
 class Laboratory:
-    """Runs jobs; knows where the disks are, keeps states of repositories, and tells how it goes."""
+    """Runs jobs: has the folders of the disks, stores states of repositories, and prints the progress."""
 
     def __init__(self, disks, source, timeout_s, say):
         self.disks = disks
@@ -74,7 +74,7 @@ class Laboratory:
         self.say = say
 
     def present(self, disk):
-        """Puts a disk of the corpus where the programs look for it, and into the page cache."""
+        """Puts a disk of the corpus where the programs look for it, and reads it into the page cache."""
         place = self.source / DISK
         place.unlink(missing_ok=True)
         os.link(self.disks / disk, place)
@@ -86,7 +86,7 @@ class Laboratory:
         return process.run(command, program.env(), cwd, program.log, self.timeout_s)
 
     def prepare(self, program):
-        """An empty repository, kept as the state `empty`."""
+        """Creates an empty repository, and stores it as the state `empty`."""
         shutil.rmtree(program.root, ignore_errors=True)
         for folder in (program.live, program.home, program.out):
             folder.mkdir(parents=True)
@@ -109,7 +109,7 @@ class Laboratory:
         program.out.mkdir(parents=True)
 
     def do(self, program, job):
-        """One run of one job."""
+        """Runs one job once."""
         disk = self.present(job.disk)
         self.bring_back(program, job.begins)
         before = repository_bytes(program.repo)
@@ -129,7 +129,7 @@ class Laboratory:
         return run
 
     def measure(self, job, programs, run_count):
-        """All runs of a job by all programs: a dictionary from name to Result."""
+        """Runs a job by all programs; returns a Result by name of the program."""
         results = {program.name: Result() for program in programs}
         for number in range(1, run_count + 1):
             for program in programs:
@@ -160,7 +160,7 @@ class Laboratory:
 
 
 def copy(source, target):
-    """Copies a folder, sharing blocks where the file system can."""
+    """Copies a folder, sharing blocks if the file system can."""
     command = ["cp", "-a", "--reflink=auto", str(source), str(target)]
     process.run(command, dict(os.environ), "/", os.devnull, 3600)
 
@@ -172,7 +172,7 @@ def warm_tree(folder):
 
 
 def check_restored(folder, disk):
-    """Compares the restored disk with its source; answers how many bytes it occupies."""
+    """Compares the restored disk with its source; returns how many bytes it occupies."""
     found = [Path(base) / name for base, _, names in os.walk(folder) for name in names if name == DISK]
     if len(found) != 1:
         raise Failed(f"the restore left {len(found)} files called {DISK} in {folder}")
@@ -183,7 +183,7 @@ def check_restored(folder, disk):
 
 
 def wait_for(condition, timeout_s):
-    """Waits until `condition` gives something, and returns it; None when time is over."""
+    """Waits until `condition` returns a true value, and returns it; None after the timeout."""
     end = time.monotonic() + timeout_s
     while time.monotonic() < end:
         try:

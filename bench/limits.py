@@ -1,4 +1,4 @@
-"""The slowest step of each job: what this machine cannot do faster, whoever does it."""
+"""The slowest step of each job: a lower bound of the time that any program needs on this machine."""
 
 import json
 
@@ -15,9 +15,10 @@ def measure(bench_program, sample, scratch):
 
 
 def slowest(job, disks, results, rates):
-    """Name and seconds of the slowest step of one of our jobs, all processors working; None where it is not known.
+    """Name and seconds of the slowest step of a job of Holdfast, on all processors; None if it is not known.
 
-    A lower bound on purpose: it counts no metadata, no key derivation, no waiting, and nothing twice.
+    This is deliberately a lower bound: it includes no metadata, no key derivation and no waiting, and counts nothing
+    twice.
     """
     if rates is None:
         return None
@@ -30,7 +31,7 @@ def slowest(job, disks, results, rates):
         written = ours.median(lambda run: run.figures["added_bytes"]) if ours else None
         new = 0 if job.reread else disk["new_bytes"]
         if job.name == "second":
-            new = 0  # nearly all of it is known
+            new = 0  # nearly all of its data is known
         steps = {
             "reading the disk": disk["nonzero_bytes"] / rates["read_page_cache"]["all"],
             "BLAKE3 of its blocks": disk["nonzero_bytes"] / rates["blake3"]["all"],

@@ -1,4 +1,4 @@
-"""What the measurements were made on."""
+"""Describes the machine on which the measurements were made."""
 
 import os
 import platform
@@ -34,7 +34,7 @@ def system():
 
 
 def file_system(path):
-    """Kind of the file system that holds `path`."""
+    """The type of the file system of `path`."""
     path = str(Path(path).resolve())
     best = ("", "unknown")
     for line in Path("/proc/mounts").read_text().splitlines():

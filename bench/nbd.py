@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Compares NBD servers: ours, nbdkit and qemu-nbd, with two clients (libnbd by way of fio, and qemu-img).
+"""Compares NBD servers: Holdfast's, nbdkit and qemu-nbd, with two clients (libnbd by fio, and qemu-img).
 
     bench/nbd.py --server SERVE_FILE [--rounds 5] [--seconds 2] [--folder /dev/shm]
 
-SERVE_FILE is the example of crates/serve, built for release. All servers run at once and serve copies of one file in memory;
-they are measured in turns, and the table shows the median of each and the ratios of the medians: ours divided by the other.
+SERVE_FILE is the example of crates/serve, built in release mode. All servers run at the same time and serve copies of
+one file in memory. They are measured alternately. The table shows the median of each, and the ratio of Holdfast's
+median to each of the others.
 """
 
 import argparse
@@ -37,7 +38,7 @@ CASES = [
 
 
 def start(name, folder, program):
-    """Starts a server and waits until its socket answers; gives the process and the URI."""
+    """Starts a server and waits until its socket answers; returns the process and the URI."""
     image, socket = folder / f"{name}.img", folder / f"{name}.sock"
     shutil.copyfile(folder / "source.img", image)
     command = {
@@ -83,7 +84,7 @@ def main():
     parser.add_argument("--folder", default="/dev/shm")
     parser.add_argument("--only", default="")
     arguments = parser.parse_args()
-    # So that the servers end with it.
+    # Exit normally, so that the servers are stopped.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     names = ["holdfast", "nbdkit", "qemu-nbd"]
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:

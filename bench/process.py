@@ -1,4 +1,6 @@
-"""Runs one program and measures it: wall time, CPU time, the largest process, and how busy others kept the machine."""
+"""Runs one program and measures it: wall time, CPU time, memory of the largest process, and the load by other
+processes.
+"""
 
 import os
 import signal
@@ -12,18 +14,18 @@ TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 
 class Failed(Exception):
-    """A program did not do what it was asked to."""
+    """A program failed."""
 
 
 @dataclass
 class Run:
-    """What one run of a program cost."""
+    """The cost of one run of a program."""
 
     wall_s: float
     cpu_s: float  # user and system, children included
     rss_bytes: int  # of the largest process, children included
-    others_share: float  # part of all processors that others used meanwhile
-    figures: dict = field(default_factory=dict)  # what the job adds: bytes of the repository, of the target
+    others_share: float  # share of all processors that other processes used meanwhile
+    figures: dict = field(default_factory=dict)  # added by the job: bytes of the repository, of the target
 
     def as_dict(self):
         return {
@@ -36,19 +38,21 @@ class Run:
 
 
 def busy_seconds():
-    """CPU seconds that all processors have worked since the machine started."""
+    """CPU seconds of all processors since the machine was started."""
     fields = Path("/proc/stat").read_text().splitlines()[0].split()[1:9]
     user, nice, system, _idle, _iowait, irq, softirq, _steal = map(int, fields)
     return (user + nice + system + irq + softirq) / TICKS_PER_SECOND
 
 
 def then_synced(command, path):
-    """`command`, and then the file system that `path` is on made durable: what a result is worth when the power fails."""
+    """`command`, followed by a sync of the file system of `path`, so that the result survives a power cut."""
     return ["sh", "-c", 'path=$1; shift; "$@" && sync -f "$path"', "sh", path, *command]
 
 
 def run(command, env, cwd, log, timeout_s):
-    """Runs `command` to its end; output goes to `log`. Raises Failed on an exit code but 0, and when time is over."""
+    """Runs `command` until it ends, with its output in `log`. Raises Failed on a non-zero exit code and on a
+    timeout.
+    """
     with open(log, "ab") as output:
         output.write(f"\n$ {' '.join(map(str, command))}\n".encode())
         output.flush()
@@ -83,7 +87,7 @@ def run(command, env, cwd, log, timeout_s):
             raise
         finally:
             timer.cancel()
-            process.returncode = 0  # it is waited for; keeps subprocess from waiting once more
+            process.returncode = 0  # already waited for: this keeps subprocess from waiting again
         wall_s = time.perf_counter() - started
     if overdue.is_set():
         raise Failed(f"took longer than {timeout_s:.0f} s: {' '.join(map(str, command))}")
@@ -104,7 +108,7 @@ def tail(log, begin):
 
 
 def first_line(command, env=None):
-    """First line of what a short command prints; None when it cannot be had."""
+    """First line of the output of a short command; None if it fails."""
     try:
         answer = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired):

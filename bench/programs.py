@@ -1,7 +1,7 @@
-"""The programs that are measured: Holdfast and its peers, each with the commands for every job.
+"""The measured programs: Holdfast and its peers, each with the commands for every job.
 
-All encrypt, and compress with zstd where they can. What a program keeps (repository, caches, configuration) lies in one
-folder, so that a state can be copied away and brought back; the paths never change.
+All encrypt, and compress with zstd if they can. All files of a program (repository, caches, configuration) are in one
+folder, so that a state can be copied and restored; the paths never change.
 """
 
 import json
@@ -18,7 +18,9 @@ DISK = "disk.raw"
 
 
 class Program:
-    """One program. The folder `live` is its world: `live/repo` the repository, `live/home` everything else."""
+    """One program. All its files are in the folder `live`: the repository in `live/repo`, everything else in
+    `live/home`.
+    """
 
     name = ""
     binary = ""
@@ -41,7 +43,7 @@ class Program:
         return first_line([self.path(), "--version"])
 
     def missing(self, _job):
-        """Why a job cannot be done; None when it can."""
+        """The reason why the program cannot do a job; None if it can."""
         return None
 
     def env(self):
@@ -56,19 +58,19 @@ class Program:
         }
 
     def init(self):
-        """Commands that make an empty repository."""
+        """Commands that create an empty repository."""
         raise NotImplementedError
 
     def backup(self, tag, reread):
-        """Command that stores DISK, in its folder; `reread` makes it read a file that looks unchanged."""
+        """Command that backs up DISK, in its folder; with `reread` it also reads a file that looks unchanged."""
         raise NotImplementedError
 
     def restore(self, tag):
-        """Command that brings DISK back below `out`, where it runs."""
+        """Command that restores DISK below `out`, its working directory."""
         raise NotImplementedError
 
     def verify(self):
-        """Command that reads and checks everything that is stored."""
+        """Command that reads and checks all stored data."""
         raise NotImplementedError
 
     def mount(self, folder):
@@ -76,7 +78,7 @@ class Program:
         raise NotImplementedError
 
     def mounted_disk(self, folder, tag):
-        """Where DISK of the newest snapshot appears below `folder`; None while it does not."""
+        """Path of DISK in the newest snapshot below `folder`; None while it does not exist."""
         for base, _, names in os.walk(folder):
             if DISK in names:
                 return Path(base) / DISK
@@ -86,7 +88,8 @@ class Program:
 class Holdfast(Program):
     name = "holdfast"
     settings = "as it comes"
-    # The verbs that can do each job, the better one first: scrub reads all that is stored, verify all that snapshots need.
+    # The verbs for each job, the preferred one first: scrub reads all stored data, verify only the data that snapshots
+    # need.
     verbs = {
         "first": ("backup",),
         "day1": ("backup",),
@@ -107,7 +110,7 @@ class Holdfast(Program):
         return self.binary
 
     def has_verb(self, *words):
-        """Whether the program knows a verb: its help says so."""
+        """Whether the program has a verb, according to its help."""
         if words not in self.help:
             command = [self.binary, *words, "--help"]
             answer = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
@@ -186,7 +189,7 @@ class Borg(Program):
 
     @property
     def can_mount(self):
-        """Borg mounts only where one of its two FUSE modules is installed for the system's Python."""
+        """Borg can mount only if one of its two FUSE modules is installed for the system's Python."""
         tests = (f"import {module}" for module in ("pyfuse3", "llfuse"))
         return any(
             subprocess.run(["/usr/bin/python3", "-c", test], capture_output=True, check=False).returncode == 0

@@ -1,4 +1,6 @@
-"""Reads of 1 MiB at random places of the newest snapshot: through a peer's FUSE mount, and through our device."""
+"""Reads of 1 MiB at random offsets of the newest snapshot: through a peer's FUSE mount, and through Holdfast's
+device.
+"""
 
 import json
 import os
@@ -20,7 +22,7 @@ SEED = 20240229
 
 
 def places(disk):
-    """Places in the data of a disk, the same ones for every program."""
+    """Offsets in the data of a disk, the same for every program."""
     last = os.path.getsize(disk) - READ_BYTES
     extents = [(start, min(end, last)) for start, end in sparse.data_extents(disk) if start < last]
     dice = random.Random(SEED)
@@ -30,7 +32,7 @@ def places(disk):
 
 
 def measure(laboratory, programs, run_count, bench_program):
-    """A Result per program; each run has the milliseconds of its reads."""
+    """A Result per program; each run has the times of its reads in milliseconds."""
     results = {}
     for program in programs:
         result = results[program.name] = Result()
@@ -65,7 +67,7 @@ def measure(laboratory, programs, run_count, bench_program):
 
 
 def percentiles(runs):
-    """p50 and p95 in milliseconds over the reads of all runs."""
+    """p50 and p95 in milliseconds of the reads of all runs."""
     reads = sorted(ms for run in runs for ms in run.figures["reads_ms"])
     return statistics.median(reads), reads[min(len(reads) - 1, len(reads) * 95 // 100)]
 

@@ -1,4 +1,4 @@
-"""The results as tables: for the terminal and for a Markdown file."""
+"""The results as tables, for the terminal and for a Markdown file."""
 
 from goals import FIGURES, judge, judge_memory
 from images import CONVERSIONS
@@ -26,7 +26,7 @@ TITLES = {
 
 
 def table(header, rows):
-    """A Markdown table that can be read as it is: columns are padded, figures stand to the right."""
+    """A Markdown table that is also readable as text: columns are padded, figures are right-aligned."""
     cells = [header, *rows]
     widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
     right = [column > 0 for column in range(len(header))]
@@ -55,7 +55,7 @@ def ratio(ours, other):
 
 
 def job_table(job, by_program, limit=None):
-    """All programs of a job; `limit` is the name and the seconds of its slowest step."""
+    """The results of all programs for a job; `limit` is the name and the seconds of its slowest step."""
     ours = by_program.get("holdfast")
     our_wall = ours.median(FIGURES["wall"]) if ours else None
     our_cpu = ours.median(FIGURES["cpu"]) if ours else None
@@ -167,7 +167,7 @@ def machine_lines(machine, versions, corpus_text):
 
 
 def markdown(record):
-    """The whole report. `record` is what the program has gathered (bench/run)."""
+    """The whole report. `record` is the data that bench/run has collected."""
     parts = ["# Measurements", machine_lines(record.machine, record.versions, record.corpus_text)]
     parts += ["## Goals", goals_table(record.verdicts)]
     parts += ["## Jobs", f"Medians of {record.run_count} runs, programs in turn; ratios are ours / theirs."]
@@ -183,7 +183,7 @@ def markdown(record):
 
 
 def document(record):
-    """The same for programs."""
+    """The report as JSON, for programs."""
     return {
         "schema": 1,
         "machine": record.machine,

@@ -1,4 +1,4 @@
-"""Sparse files: what they hold, and whether two are equal; holes are never read."""
+"""Sparse files: their data ranges, and comparison of two files; holes are never read."""
 
 import os
 
@@ -7,7 +7,7 @@ ZEROS = bytes(WINDOW_BYTES)
 
 
 def data_extents(path):
-    """The ranges (start, end) of a file that hold data, in order."""
+    """The ranges (start, end) of a file with data, in order."""
     extents = []
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
@@ -41,7 +41,7 @@ def warm(path):
 
 
 def windows(paths):
-    """Each window of WINDOW_BYTES, as its offset, in which at least one of the files has data."""
+    """The offset of each window of WINDOW_BYTES in which at least one of the files has data."""
     numbers = set()
     for path in paths:
         for start, end in data_extents(path):
@@ -50,7 +50,7 @@ def windows(paths):
 
 
 def first_difference(one, other):
-    """Offset of the first window in which two files differ; None when they are equal."""
+    """Offset of the first window in which two files differ; None if they are equal."""
     if os.path.getsize(one) != os.path.getsize(other):
         return min(os.path.getsize(one), os.path.getsize(other))
     with open(one, "rb", buffering=0) as a, open(other, "rb", buffering=0) as b:

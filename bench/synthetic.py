@@ -1,4 +1,4 @@
-"""A disk of 10 TiB with a little data at many places: memory must not grow with the size of a disk."""
+"""A disk of 10 TiB with little data at many offsets: memory must not grow with the size of a disk."""
 
 import os
 import random
@@ -10,12 +10,12 @@ from process import Failed
 
 SIZE_BYTES = 10 << 40
 SEED = 20240229
-# Count and bytes of the pieces: long runs like files, and single blocks like a database.
+# Count and size of the pieces: long runs like files, and single blocks like a database.
 PIECES = {"small": ((256, 128 << 10), (8192, 4096)), "large": ((8192, 128 << 10), (65536, 4096))}
 
 
 def create(path, size):
-    """Writes the disk; half of every piece is noise and half compresses."""
+    """Writes the disk; half of each piece is noise, and half can be compressed."""
     dice = random.Random(SEED)
     with open(path, "wb", buffering=0) as file:
         file.truncate(SIZE_BYTES)
@@ -27,7 +27,9 @@ def create(path, size):
 
 
 def measure(laboratory, holdfast, size, say):
-    """A Result with one run for each of: backup, unchanged, restore, verify. Ours alone: peers read all the zeros."""
+    """A Result with one run of each job: backup, unchanged, restore, verify. Only Holdfast: peers read all the
+    zeroes.
+    """
     results = {job.name: Result() for job in JOBS if job.name in ("first", "unchanged", "restore", "verify")}
     for name, result in results.items():
         result.problem = holdfast.missing(name) or ""

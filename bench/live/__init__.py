@@ -1,1 +1,1 @@
-"""Measurements of machines that run; see bench/machines."""
+"""Measurements of running machines; see bench/machines."""

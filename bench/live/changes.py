@@ -1,4 +1,4 @@
-"""What the next backup costs when one percent of a disk has changed; and when the bitmap that knows it is lost."""
+"""The cost of the next backup after one percent of a disk has changed, with the dirty bitmap and after it was lost."""
 
 import time
 
@@ -22,7 +22,7 @@ TRANSFER_GOAL = 1.02
 
 
 class Checkpoints:
-    """libvirt's own increments of the machine: a checkpoint after each."""
+    """libvirt's incremental backups of the machine, with a checkpoint after each."""
 
     def __init__(self, lab):
         self.lab, self.number = lab, 0
@@ -34,7 +34,7 @@ class Checkpoints:
         try:
             start = time.perf_counter()
             peers.push(self.lab, NAME, {"vda": target}, increment=(since, f"c{self.number}"))
-            # Ours is durable when it returns.
+            # Holdfast's result is durable when it returns, so this one must be too.
             self.lab.run(["sync", "-f", target])
             took_s = time.perf_counter() - start
             written = target.stat().st_blocks * 512
@@ -43,7 +43,7 @@ class Checkpoints:
         return {"seconds": took_s, "read_bytes": None, "written_bytes": written}
 
     def lose(self):
-        """After QEMU was killed."""
+        """The backup after QEMU was killed."""
         for name in self.lab.virsh("checkpoint-list", NAME, "--name", "--topological").split()[::-1]:
             self.lab.virsh("checkpoint-delete", NAME, name, "--metadata")
         for node, bitmap in self.lab.bitmaps(NAME):

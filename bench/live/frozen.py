@@ -1,4 +1,4 @@
-"""How long a guest stands still while it is backed up."""
+"""How long a guest is paused while it is backed up."""
 
 import time
 

@@ -1,4 +1,6 @@
-"""A guest that measures itself (scripts/guest/measure.c): its ticks, seen by the host's clock, and how long its writes take."""
+"""A guest that measures itself (scripts/guest/measure.c): its ticks, by the host's clock, and the time of its
+writes.
+"""
 
 import json
 import os
@@ -14,17 +16,17 @@ GAP_COUNT_MAX = 5
 
 @dataclass
 class Felt:
-    """What a guest felt during something."""
+    """The measurements in a guest during an operation."""
 
     seconds: float = 0.0
     gap_ms: float = 0.0  # the longest time without a tick, by the host's clock
-    gaps: list = field(default_factory=list)  # all that were long: seconds since the begin, and how many milliseconds
+    gaps: list = field(default_factory=list)  # all long ones: seconds since the start, and milliseconds
     disk: dict = field(default_factory=dict)
     file: dict = field(default_factory=dict)
 
 
 class Guest:
-    """The connection to one guest, over as many starts of its machine as there are."""
+    """The connection to one guest, which survives restarts of its machine."""
 
     def __init__(self, path, console):
         self.path, self.console = str(path), console
@@ -33,7 +35,7 @@ class Guest:
         self.connection = None
         self.tick_count = 0
         self.last_tick_s = None
-        self.gaps = []  # each by its end and its length, in seconds
+        self.gaps = []  # end and length of each, in seconds
         self.is_closed = False
         self.thread = threading.Thread(target=self.read, daemon=True)
         self.thread.start()
@@ -44,7 +46,7 @@ class Guest:
 
     def read(self):
         try:
-            # What the ticks' reader is late is no gap of the guest's.
+            # With real-time priority, so that delays of this thread do not count as gaps of the guest.
             os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(10))
         except OSError:
             pass
@@ -85,13 +87,13 @@ class Guest:
         with self.lock:
             if self.last_tick_s is not None:
                 gap = (now_s, now_s - self.last_tick_s)
-                # The longest are kept.
+                # Only the longest gaps are kept.
                 self.gaps = sorted([*self.gaps, gap], key=lambda gap: -gap[1])[:GAP_COUNT_MAX]
             self.last_tick_s = now_s
             self.tick_count += count
 
     def wait(self, timeout_s=120):
-        """Waits for a tick; when it came, by the host's clock."""
+        """Waits for a tick; returns its time by the host's clock."""
         with self.lock:
             begin = self.tick_count
         deadline = time.perf_counter() + timeout_s
@@ -104,7 +106,7 @@ class Guest:
         raise RuntimeError(f"the guest does not tick; its console says {console!r}")
 
     def ask(self, line, timeout_s=120):
-        """Has the guest do something; what it answers."""
+        """Sends a command to the guest; returns its answer."""
         while not self.answers.empty():
             self.answers.get_nowait()
         connection = self.connection
@@ -124,7 +126,7 @@ class Guest:
 
     @contextmanager
     def watched(self, after_s=0.3):
-        """Gives what the guest feels from here to the end of the block, and a moment after it."""
+        """Yields the measurements of the guest from now until shortly after the end of the block."""
         felt = Felt()
         self.wait()
         self.report()
@@ -142,7 +144,7 @@ class Guest:
         felt.disk, felt.file = report["disk"], report["file"]
 
     def errors(self):
-        """What went wrong in the guest since the last report: writes that failed, and blocks that do not hold what they should."""
+        """Errors in the guest since the last report: failed writes, and blocks with wrong content."""
         report = self.report()
         said = [line for line in self.console.read_text(errors="replace").splitlines() if "BAD" in line]
         counts = {f"{kind} {what}": report[kind][what] for kind in ("disk", "file") for what in ("errors", "wrong")}
@@ -150,7 +152,7 @@ class Guest:
 
 
 def percentile_ms(latencies, share):
-    """The time, in milliseconds, that this share of writes took at most; an eighth too much at worst."""
+    """The time in milliseconds within which this share of writes was completed; up to an eighth too high."""
     wanted, seen = latencies["count"] * share, 0
     for end_us, count in latencies["buckets"]:
         seen += count

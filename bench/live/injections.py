@@ -1,4 +1,4 @@
-"""What becomes of a guest when its backup dies: of a full scratch, a kill, a full or a dying repository. Nothing, it should be."""
+"""The guest must not be affected when its backup fails: by a full scratch, a kill, or a full or lost repository."""
 
 import fcntl
 import os
@@ -22,9 +22,9 @@ DISK_MIB = 32
 WRITES_PER_S = 500
 CLEAR_DEADLINE_S = 30
 HANG_S = 60
-# What ext4 does at the end of its device: every access fails from then on (EXT4_IOC_SHUTDOWN, no flush of its journal).
+# Simulates the loss of a device for ext4: every later access fails (EXT4_IOC_SHUTDOWN, without a flush of the journal).
 SHUTDOWN, SHUTDOWN_NO_LOG = 0x8004587D, struct.pack("I", 2)
-# A backup takes this long if nothing happens, so that it can happen in it.
+# Limits the rate of a backup, so that there is time to inject a fault.
 RATE = "40M"
 BACKUP_S = DISK_MIB / 40
 
@@ -70,7 +70,9 @@ class Injector:
         }
 
     def inject(self, way):
-        """One backup that something happens to; what the guest felt, and what is left."""
+        """Runs one backup with an injected fault; returns the measurements of the guest, and what the backup left
+        behind.
+        """
         start = time.perf_counter()
         problems = []
         with self.guest.watched(after_s=0.05) as felt:
@@ -160,7 +162,7 @@ class Injector:
 
 
 def has_failed(backup):
-    """Whether a backup ends by an error; one that does not end is worse."""
+    """Whether a backup ends with an error; raises Problem if it does not end."""
     try:
         return backup.wait(timeout=HANG_S) != 0
     except subprocess.TimeoutExpired:
@@ -170,7 +172,7 @@ def has_failed(backup):
 
 
 def fill(folder):
-    """Takes all room that a file system has."""
+    """Fills all free space of a file system."""
     with open(folder / "filler", "wb", buffering=0) as file:
         try:
             while True:

@@ -1,4 +1,4 @@
-"""A libvirtd of our own, machines under it, and nothing of them left afterwards, however it ends."""
+"""A private libvirtd with machines, which are always removed at the end, even after an error or a kill."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from live.guest import Guest
 
 MARK = "HOLDFAST_BENCH_LAB"
 MIB = 1 << 20
-# The exit code of a program that is done, and has something to say (docs/exit-codes.md).
+# The exit code of a program that succeeded with warnings (docs/exit-codes.md).
 WARNINGS = 3
 DOMAIN = """<domain type='qemu'>
   <name>{name}</name>
@@ -36,11 +36,11 @@ DISK = """
 
 
 class Problem(Exception):
-    """Something that is measured did not do what it should."""
+    """A measured operation failed, or behaved differently than expected."""
 
 
 class Lab:
-    """`folder` holds sockets, so its path is short; `work` holds what is large."""
+    """`folder` contains sockets, so its path is short; `work` contains large files."""
 
     def __init__(self, root, scratch, binary):
         self.root, self.binary = root, str(binary)
@@ -124,7 +124,7 @@ class Lab:
         return [self.binary, *map(str, words)]
 
     def holdfast(self, *words, timeout_s=600):
-        """Runs ours and gives its report; warnings are no failure."""
+        """Runs Holdfast and returns its report; warnings are not an error."""
         words = self.holdfast_words(*words, "--json", "--quiet")
         answer = self.run(words, check=False, timeout_s=timeout_s)
         if answer.returncode not in (0, WARNINGS):
@@ -132,7 +132,7 @@ class Lab:
         return json.loads(answer.stdout)["report"]
 
     def back_up(self, name, repository, *words):
-        """Backs a machine up; the part of the report that is about it."""
+        """Backs up a machine; returns the part of the report about it."""
         scratch = [] if "--scratch" in words else ["--scratch", self.work]
         report = self.holdfast("backup", name, "-c", self.uri, "-r", repository, *scratch, *words)
         return report["machines"][0]
@@ -154,7 +154,7 @@ class Lab:
     # Machines
 
     def image(self, name, size_mib, data_mib):
-        """A qcow2 image with data spread over it, every other 64 KiB of which could be compressed."""
+        """A qcow2 image with data spread over it, of which every second 64 KiB can be compressed."""
         raw, image = self.work / "raw", self.images / f"{name}.qcow2"
         with open(raw, "wb") as file:
             file.truncate(size_mib * MIB)
@@ -168,7 +168,7 @@ class Lab:
         return image
 
     def file_system(self, name, size_mib):
-        """A qcow2 image with an ext4."""
+        """A qcow2 image with an ext4 file system."""
         raw, image = self.work / "raw", self.images / f"{name}.qcow2"
         with open(raw, "wb") as file:
             file.truncate(size_mib * MIB)
@@ -204,7 +204,7 @@ class Lab:
         self.guests[name].wait()
 
     def forget(self, name):
-        """The machine is gone, with its images."""
+        """Removes the machine and its images."""
         self.virsh("destroy", name, check=False)
         self.virsh("undefine", name, "--checkpoints-metadata", check=False)
         if name in self.guests:
@@ -213,7 +213,7 @@ class Lab:
             image.unlink()
 
     def kill(self, name):
-        """What the end of the host is to a machine."""
+        """Ends the machine as a crash of the host would."""
         number = int((self.folder / f"libvirt/run/qemu/{name}.pid").read_text())
         os.kill(number, signal.SIGKILL)
         while self.state(name) != "shut off":
@@ -233,7 +233,7 @@ class Lab:
         """The node and the name of each bitmap."""
         nodes = self.qmp(name, "query-named-block-nodes", flat=True)
         found = ((node["node-name"], bitmap.get("name")) for node in nodes for bitmap in node.get("dirty-bitmaps", []))
-        # QEMU has some of its own, for the time being, without a name.
+        # QEMU has some temporary bitmaps without a name.
         return [(node, bitmap) for node, bitmap in found if bitmap]
 
     def remove_bitmaps(self, name):
@@ -241,18 +241,18 @@ class Lab:
             self.qmp(name, "block-dirty-bitmap-remove", node=node, name=bitmap)
 
     def left_behind(self, name):
-        """What a run of ours has left in QEMU."""
+        """The leftovers of a run of Holdfast in QEMU."""
         names = [node["node-name"] for node in self.qmp(name, "query-named-block-nodes", flat=True)]
         names += [export["id"] for export in self.qmp(name, "query-block-exports")]
         names += [bitmap for _, bitmap in self.bitmaps(name)]
         names += [opened.get("opaque", "") for one in self.qmp(name, "query-fdsets") for opened in one["fds"]]
         return sorted(found for found in names if found.startswith("hf-"))
 
-    # Slow and dying targets
+    # Slow and failing targets
 
     @contextmanager
     def mounted(self, *words):
-        """Mounts what `mount` is told to, as DIR/NAME, until the block ends."""
+        """Mounts a file system with these arguments of `mount` in a new folder, until the block ends."""
         folder = Path(tempfile.mkdtemp(prefix="mount-", dir=self.folder))
         try:
             self.run(["mount", *words, folder])
@@ -263,7 +263,7 @@ class Lab:
 
 
 def start_janitor(folder, work):
-    """A process that clears up when this one is gone without a last word: killed, for instance."""
+    """Starts a process that cleans up if this one ends without doing so, for example because it was killed."""
     reader, writer = os.pipe()
     os.set_inheritable(writer, False)
     if os.fork() == 0:
@@ -281,7 +281,7 @@ def start_janitor(folder, work):
 
 
 def clear(folder, work):
-    """Ends every process of a lab, takes its mounts away, and removes its folders."""
+    """Kills every process of a lab, unmounts its file systems, and removes its folders."""
     for _ in range(100):
         found = [number for number in processes() if belongs(number, folder, work)]
         if not found:
@@ -303,7 +303,9 @@ def processes():
 
 
 def belongs(number, folder, work):
-    """Whether a process was started with the mark of a lab, or is the QEMU of a machine with images in it."""
+    """Whether a process was started with the environment variable of a lab, or is the QEMU of a machine with images
+    in it.
+    """
     base = Path(f"/proc/{number}")
     try:
         words = (base / "cmdline").read_bytes().split(b"\0")

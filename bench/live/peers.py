@@ -1,4 +1,4 @@
-"""How machines are backed up without Holdfast: by hand with virsh, and by libvirt's own backup jobs."""
+"""Backups of machines without Holdfast: manually with virsh, and by libvirt's backup jobs."""
 
 import time
 from contextlib import contextmanager
@@ -9,7 +9,7 @@ POLL_S = 0.02
 
 
 def by_hand(lab, name, disks, *options, rate=None):
-    """A snapshot into overlays, a copy of what stands still then, and the overlays committed."""
+    """Takes a snapshot into overlays, copies the original images, and commits the overlays."""
     overlays = {disk: lab.images / f"{name}-{disk}.overlay" for disk in disks}
     before = images_of(lab, name)
     places = [word for disk, path in overlays.items() for word in ("--diskspec", f"{disk},file={path}")]
@@ -54,7 +54,9 @@ def pull(lab, name, disks, rate=None):
 
 
 def push(lab, name, targets, image_format="qcow2", increment=None, options=()):
-    """libvirt's push mode: QEMU writes to the targets. `increment` has the checkpoint to begin from, and the new one's name."""
+    """libvirt's push mode: QEMU writes to the targets. `increment` has the checkpoint to start from, and the name of
+    the new one.
+    """
     since, checkpoint = increment or (None, None)
     entries = "".join(
         f"<disk name='{disk}' type='file'><target file='{path}'/><driver type='{image_format}'/></disk>"
@@ -69,7 +71,7 @@ def push(lab, name, targets, image_format="qcow2", increment=None, options=()):
 
 @contextmanager
 def job(lab, name, text, checkpoint=None, options=()):
-    """A backup job, until the block ends or it does. Gives what asks whether it goes on."""
+    """Runs a backup job until the block or the job ends. Yields a function that returns whether the job is running."""
     request, point = lab.folder / "backup.xml", lab.folder / "checkpoint.xml"
     request.write_text(text)
     words = ["backup-begin", name, str(request)]
@@ -95,7 +97,7 @@ def job(lab, name, text, checkpoint=None, options=()):
 
 
 def save_and_restore(lab, name):
-    """The machine's memory into a file, and the machine on from it: what libvirt has for memory."""
+    """Saves the machine's memory to a file and resumes the machine from it: libvirt's way to save memory."""
     path = lab.work / f"{name}.save"
     try:
         lab.virsh("save", name, str(path))

@@ -1,4 +1,4 @@
-"""How long it takes from the command until the guest of a restored machine runs."""
+"""The time from the command until the guest of a restored machine runs."""
 
 import threading
 import time
@@ -36,7 +36,7 @@ def measure(lab, size, round_count, quiet):
         image.unlink()
 
     def measured(command):
-        """Runs a command; when the guest ticks for the first time meanwhile or after it."""
+        """Runs a command; returns the time of the first tick of the guest during or after it."""
         while guest.connection is not None:
             time.sleep(0.005)
         ticked = []

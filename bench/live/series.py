@@ -1,4 +1,4 @@
-"""Rounds in which all ways take turns, and what was measured in them."""
+"""Rounds in which all methods run in turn, and their measurements."""
 
 import os
 import statistics
@@ -9,18 +9,18 @@ from pathlib import Path
 from live.lab import Problem
 from report import table
 
-# What a host takes of its processors away for others makes every figure worthless.
+# If the host takes more of the processors than this, the figures are not usable (steal time).
 STOLEN_MAX = 0.10
 ATTEMPT_COUNT_MAX = 3
 
 
 @dataclass
 class Series:
-    """One measurement: figures by way and round."""
+    """One measurement: figures by method and round."""
 
     title: str
     note: str
-    columns: dict  # name of a figure: (its title, how a value is shown)
+    columns: dict  # name of a figure: (its title, how to format a value)
     rounds: dict = field(default_factory=dict)
     problems: dict = field(default_factory=dict)
 
@@ -39,7 +39,7 @@ class Series:
         return statistics.median(values) if values else None
 
     def text(self):
-        """The medians as a table, with the least and the most of the first figure."""
+        """The medians as a table, with minimum and maximum of the first figure."""
         first = next(iter(self.columns))
         columns = {**self.columns, "stolen": ("stolen", share)}
         rows = []
@@ -65,7 +65,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Goal:
-    """What a figure should be, and what it is."""
+    """The goal for a figure, and its value."""
 
     what: str
     wanted: str
@@ -79,7 +79,7 @@ class Goal:
 
 
 def at_most(what, value, limit, show):
-    """The goal that a figure is not above a limit."""
+    """The goal that a figure does not exceed a limit."""
     shown = "-" if value is None else show(value)
     return Goal(what, f"<= {show(limit)}", value, shown, value is not None and value <= limit)
 
@@ -90,7 +90,7 @@ def goals_table(goals):
 
 
 class Quiet:
-    """Waits while the host that we are a guest of gives our processors to others; not for ever, in all."""
+    """Waits while the host of this virtual machine takes processor time from it, with a total time limit."""
 
     def __init__(self, patience_s, say):
         self.patience_s, self.say = patience_s, say
@@ -100,7 +100,7 @@ class Quiet:
             self.patience_s -= 1
 
     def measure(self, way):
-        """What a way gives, and how much was stolen meanwhile; done again where that was too much."""
+        """The figures of a method, and the steal time during it; repeated if the steal time was too high."""
         for attempt in range(ATTEMPT_COUNT_MAX):
             self.wait()
             figures, stolen = stolen_in(way)
@@ -111,7 +111,7 @@ class Quiet:
 
 
 def stolen_in(way):
-    """What a function gives, and the share of our processors that the host gave to others meanwhile."""
+    """The result of a function, and the share of processor time that the host took during it."""
     before, start = stolen_seconds(), time.perf_counter()
     result = way()
     return result, (stolen_seconds() - before) / (time.perf_counter() - start) / os.cpu_count()
@@ -122,7 +122,7 @@ def stolen_seconds():
 
 
 def take_turns(series, ways, round_count, quiet):
-    """Calls each way once a round, and notes what it gives; each round begins with another one."""
+    """Calls each method once per round, and records its figures; each round begins with another method."""
     names = list(ways)
     say = quiet.say
     for number in range(round_count):
@@ -136,7 +136,7 @@ def take_turns(series, ways, round_count, quiet):
             series.add(name, figures)
             first, (_, show) = next(iter(series.columns.items()))
             say(f"    round {number + 1}: {name:<58} {show(figures[first]):>12}")
-    # As they were named, not as they happened to come.
+    # In the order of the names, not in the order of the first results.
     series.rounds = {name: series.rounds.get(name, []) for name in names}
 
 

@@ -1,4 +1,6 @@
-"""What host snapshots cost: the frozen time on each file system, what an incremental backup from them reads, fifty machines at once."""
+"""The cost of host snapshots: frozen time on each file system, bytes read by an incremental backup, fifty machines
+at once.
+"""
 
 import shutil
 import subprocess
@@ -121,7 +123,7 @@ def measure_changes(lab, machine, guest, size, quiet):
     series = Series(f"Backups from host snapshots on {kind}: what is read", note, columns)
     repository = lab.new_repository(f"snapshots-{kind}")
     count = (disk_mib << 20) // 100 // 65_536
-    # It ends with a flush: QEMU's tables of what was written until now would be changes of the first round.
+    # The command ends with a flush. Otherwise QEMU's pending metadata would count as changes of the first round.
     guest.ask(f"dirty vda {count} 65536 {disk_mib << 20}")
     lab.back_up(name, repository, "--method", "snapshot", "--quiesce", "off")
 
@@ -213,7 +215,7 @@ def file_system(lab, kind, disk_mib):
 
 
 def start_zfs(lab):
-    """The daemon of zfs-fuse, where there is no other ZFS."""
+    """The daemon of zfs-fuse, if there is no other ZFS."""
     if lab.run(["zpool", "list"], check=False).returncode == 0:
         return None
     command = ["zfs-fuse", "--no-daemon", "--no-kstat-mount"]

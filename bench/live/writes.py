@@ -1,4 +1,4 @@
-"""How long a guest's writes take while it is backed up to something that takes 20 MB a second."""
+"""How long writes of a guest take while it is backed up to a target that accepts 20 MB per second."""
 
 import subprocess
 import tempfile
@@ -88,7 +88,7 @@ def measure(lab, size, round_count, quiet):
 
 @contextmanager
 def slow_file(lab, size_mib):
-    """A file that takes 20 MB each second, as long as the block lasts."""
+    """A file that accepts 20 MB per second, until the block ends."""
     folder = Path(tempfile.mkdtemp(prefix="slow-", dir=lab.folder))
     server = ["nbdkit", "-s", "--exit-with-parent", "memory", f"{size_mib}M"]
     slowly = ["--filter=rate", f"rate={RATE_BYTES_PER_S * 8}", "burstiness=1"]

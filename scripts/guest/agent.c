@@ -1,8 +1,8 @@
 /*
- * The part of the QEMU guest agent that backups need (source: QEMU's qga/qapi-schema.json): it is in step, it freezes and thaws
- * the mounted file system with the real ioctls, and it sets the clock.
+ * The part of the QEMU guest agent that backups need (source: QEMU's qga/qapi-schema.json): it answers synchronization
+ * requests, freezes and thaws the mounted file system with the real ioctls, and sets the clock.
  *
- * Requests are one line each. What is looked for in them is a key and its value; programs that ask are no enemies here.
+ * Requests are one line each. They are only searched for a key and its value: clients of this guest are not hostile.
  */
 #include "guest.h"
 
@@ -26,7 +26,7 @@ enum { COMMAND_COUNT = sizeof COMMANDS / sizeof *COMMANDS };
 
 static int is_frozen;
 
-/* What stands behind "key": in a request; NULL where the key is not in it. */
+/* The text after "key": in a request; NULL if the key is missing. */
 static const char *value_of(const char *request, const char *key) {
     char quoted[64];
     snprintf(quoted, sizeof quoted, "\"%s\"", key);
@@ -42,14 +42,14 @@ static int asks_for(const char *request, const char *command) {
     return said && *said == '"' && strncmp(said + 1, command, length) == 0 && said[length + 1] == '"';
 }
 
-/* Freezes or thaws what is mounted; how many file systems that were, -1 where it was refused. */
+/* Freezes or thaws the mounted file system. Returns the number of file systems, or -1 if it failed. */
 static int switch_file_system(unsigned long request) {
     int folder = open(MOUNT_POINT, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (folder < 0) return 0;
     int result = ioctl(folder, request, 0), error = errno;
     close(folder);
     if (result == 0) return 1;
-    /* It was thawed already, or there is none: what the folder lies on cannot be frozen. */
+    /* It was already thawed, or no file system is mounted: the file system of the folder cannot be frozen. */
     return error == EINVAL || error == EOPNOTSUPP ? 0 : -1;
 }
 
@@ -75,7 +75,7 @@ static void answer_time(const char *request, char *answer, size_t size) {
     struct timespec time;
     if (asks_for(request, "guest-set-time")) {
         const char *said = value_of(request, "time");
-        /* Without a time it is that of the machine's own clock, which this guest follows anyway. */
+        /* Without a time, use that of the machine's clock, which this guest follows anyway. */
         long long nanoseconds = said ? atoll(said) : 0;
         time = (struct timespec){ nanoseconds / 1000000000, nanoseconds % 1000000000 };
         int failed = said && clock_settime(CLOCK_REALTIME, &time) != 0;

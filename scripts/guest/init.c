@@ -1,13 +1,13 @@
 /*
  * The only process of the small guest (scripts/test-guest).
  *
- * As it is, it writes block after block to /dev/vda, each with a number that counts up and a random number of this boot, reads
- * back the one before, and says on ttyS0 `seq NUMBER boot RANDOM`, or BAD where the disk does not hold what memory says that it
- * should. Words of the kernel's command line change that:
+ * By default it writes block after block to /dev/vda, each with a counter and a random number of this boot, and reads
+ * back the previous block. It prints `seq NUMBER boot RANDOM` on ttyS0, or BAD if the content of the disk differs from
+ * the copy in memory. Words of the kernel's command line change that:
  *
- *   mount=vdb   the ext4 of this disk is mounted, and can be frozen by the guest agent, which is answered in any case
- *   read=64     so many MiB of /dev/vda are read first, at places all over it, as a system does that boots from it
- *   measure     nothing is written of its own accord; the guest executes commands, and reports what it measures: measure.c
+ *   mount=vdb   mounts the ext4 of this disk, which the guest agent can then freeze; the agent answers in any case
+ *   read=64     first reads this many MiB of /dev/vda, spread over the disk, like a system that boots from it
+ *   measure     writes nothing by itself; the guest executes commands and reports measurements: measure.c
  */
 #include "guest.h"
 
@@ -37,7 +37,7 @@ uint64_t now_us(void) {
 }
 
 int open_port(const char *wanted) {
-    /* It comes soon, or never. */
+    /* The port appears soon, or never. */
     for (long pause_ms = 5;; wait_ms(pause_ms), pause_ms = pause_ms < 500 ? pause_ms * 2 : pause_ms)
         for (int number = 1; number < PORT_COUNT_MAX; number++) {
             char path[64], name[64] = "";
@@ -67,7 +67,7 @@ size_t read_port(int port, void *bytes, size_t size) {
         poll(&ready, 1, -1);
         ssize_t length = read(port, bytes, size);
         if (length > 0) return (size_t)length;
-        /* No client is connected: poll answers at once then. */
+        /* Without a client, poll returns at once. */
         wait_ms(5);
     }
 }

@@ -1,18 +1,19 @@
 /*
- * The guest measures its own pauses and delays: the cost of a backup.
+ * Measures pauses and delays in the guest: the cost of a backup.
  *
- * A paused machine does not notice it: its clock stops as well. So a tick goes out at the port holdfast.measure
- * every millisecond, `t`, and the host's clock says when one is missing. The guest itself measures how long writes take, each from
- * when it was due: one that is held up holds up those after it, and they count as well.
+ * A paused machine does not notice the pause, because its clock stops too. So the guest sends a tick, `t`, to the port
+ * holdfast.measure every millisecond, and the host's clock shows when ticks are missing. The guest itself measures the
+ * time of writes, each from its scheduled time: a delayed write also delays the following ones, and their delays count
+ * too.
  *
- *   write DISK PER_SECOND SPAN    writes blocks of 4 KiB at random places of the first SPAN bytes, O_DIRECT, and now and then
- *                                 reads back one that it wrote; what comes back wrong is an error
+ *   write DISK PER_SECOND SPAN    writes blocks of 4 KiB at random offsets in the first SPAN bytes (O_DIRECT), and sometimes
+ *                                 reads back a block; wrong content is an error
  *   file PER_SECOND               writes a block to the mounted file system, durably
  *   report                        {"disk": {...}, "file": {...}} of all writes since the last report
  *   stop                          ends the writers
- *   dirty DISK COUNT BYTES SPAN   COUNT pieces of BYTES random bytes, each somewhere in its own share of the first SPAN bytes
+ *   dirty DISK COUNT BYTES SPAN   writes COUNT pieces of BYTES random bytes, evenly spread over the first SPAN bytes
  *
- * Every command is answered by one line: ok, a report, or `error` and the reason.
+ * The answer to every command is one line: ok, a report, or `error` and the reason.
  */
 #include "guest.h"
 
@@ -27,7 +28,7 @@
 
 enum { BUCKETS_PER_OCTAVE = 8, BUCKET_COUNT = 27 * BUCKETS_PER_OCTAVE, READ_BACK_EVERY = 8, DIRTY_BYTES_MAX = 1 << 20 };
 
-/* How long writes took. A bucket holds those of up to its place's share of the octave: an eighth above, at most. */
+/* Histogram of write times. The upper end of a bucket is at most an eighth above its lower end. */
 struct latencies {
     uint64_t count, errors, wrong, max_us;
     uint32_t buckets[BUCKET_COUNT];
@@ -37,7 +38,7 @@ struct writer {
     pthread_t thread;
     int is_running, must_stop, file;
     uint64_t period_us, block_count;
-    uint32_t *generations; /* What each block holds; none where nothing is read back. */
+    uint32_t *generations; /* Writes to each block so far; NULL if blocks are not read back. */
     struct latencies latencies;
 };
 
@@ -71,7 +72,7 @@ static void *tick(void *nothing) {
         struct timespec now;
         clock_gettime(CLOCK_MONOTONIC, &now);
         if (now.tv_sec > next.tv_sec || (now.tv_sec == next.tv_sec && now.tv_nsec - next.tv_nsec > 2000000)) next = now;
-        /* A tick without a reader is dropped: the port never blocks. */
+        /* A tick without a reader is dropped: the port is non-blocking. */
         pthread_mutex_lock(&saying);
         ssize_t written = write(port, "t\n", 2);
         pthread_mutex_unlock(&saying);
@@ -87,7 +88,7 @@ static int bucket_of(uint64_t us) {
     return bucket < BUCKET_COUNT ? bucket : BUCKET_COUNT - 1;
 }
 
-/* The most that a bucket holds, in microseconds. */
+/* The upper end of a bucket, in microseconds. */
 static uint64_t end_of(int bucket) {
     if (bucket < 2 * BUCKETS_PER_OCTAVE) return (uint64_t)bucket;
     int octave = bucket / BUCKETS_PER_OCTAVE - 1;
@@ -104,7 +105,7 @@ static void record(struct latencies *latencies, uint64_t us, int has_failed, int
     pthread_mutex_unlock(&recording);
 }
 
-/* What a block holds after so many writes to it; nothing that could be compressed. */
+/* The content of a block after this many writes to it. It cannot be compressed. */
 static void fill(uint64_t *block, uint64_t number, uint32_t generation, uint64_t boot) {
     uint64_t seed = mixed(boot ^ number << 32 ^ generation);
     for (int word = 0; word < BLOCK_BYTES / 8; word++) block[word] = mixed(seed += 0x9e3779b97f4a7c15);
@@ -127,7 +128,7 @@ static void *keep_writing(void *of) {
             uint64_t rest = due_us - now;
             nanosleep(&(struct timespec){ (time_t)(rest / 1000000), (long)(rest % 1000000 * 1000) }, NULL);
         }
-        /* What the clock of a busy host adds to a sleep is none of the disk's. */
+        /* The time that a busy host adds to the sleep must not count as time of the disk. */
         uint64_t woken = now_us(), start_us = now < due_us ? woken : due_us;
         int has_failed = pwrite(writer->file, block, BLOCK_BYTES, (off_t)(number * BLOCK_BYTES)) != BLOCK_BYTES;
         uint64_t took_us = now_us() - start_us;

@@ -1,6 +1,7 @@
 /*
- * The first process of the guest of scripts/kernel-guest, in its initrd: it loads what the kernel needs to see its disk, and goes on
- * with what is on it. `/modules/00.ko` and so on, in this order; then /dev/vda is the root, and its /sbin/kernel-init is the init.
+ * The first process of the guest of scripts/kernel-guest, in its initrd. It loads the modules that the kernel needs to
+ * access its disk (`/modules/00.ko` and so on, in this order), mounts /dev/vda as the root, and runs its
+ * /sbin/kernel-init as init.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>

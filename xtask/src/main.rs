@@ -1,7 +1,8 @@
-//! Checks of the house: `cargo xtask tidy`, and its tests: `cargo xtask test`.
+//! The project's own checks, `cargo xtask tidy`, and its test runner, `cargo xtask test`.
 //!
-//! What neither the compiler nor clippy sees: which module may use which, calls that have a better place, lengths,
-//! links and anchors of documents, files that no one reaches. Each rule is a file in `tidy/`, each finding says what to do.
+//! The checks cover rules that neither the compiler nor clippy knows: dependencies between modules, banned calls,
+//! lengths, links and anchors of documents, unused files. Each rule is a file in `tidy/`; each finding says how to fix
+//! it.
 
 #![expect(
     clippy::print_stdout,
@@ -41,7 +42,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// The nearest directory upward that holds the workspace.
+/// The nearest parent directory with the workspace.
 fn find_root() -> Result<PathBuf, String> {
     let start = std::env::current_dir().map_err(|error| format!("current directory: {error}"))?;
     start

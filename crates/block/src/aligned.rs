@@ -5,8 +5,8 @@ use std::ops::{Deref, DerefMut};
 /// Alignment that satisfies every disk with sectors up to 4096 bytes, and the page size of the page cache.
 pub(crate) const ALIGNMENT: usize = 4096;
 
-/// A buffer aligned to 4096 bytes: a device in [`IoMode::Direct`](crate::IoMode) copies from and to any other memory,
-/// but not from and to this.
+/// A buffer aligned to 4096 bytes. A device in [`IoMode::Direct`](crate::IoMode) needs no bounce buffer for it, unlike
+/// for other memory.
 #[derive(Debug, Default)]
 pub struct AlignedBuffer {
     memory: Vec<u8>,
@@ -18,13 +18,13 @@ impl AlignedBuffer {
     /// `length` bytes of zero.
     pub fn new(length: usize) -> Self {
         let memory = vec![0; length + ALIGNMENT];
-        // An interpreter that cannot tell may answer usize::MAX: nothing is aligned then, and everything still works.
+        // In an interpreter, this may be usize::MAX: the buffer is not aligned then, and everything still works.
         let start = memory.as_ptr().align_offset(ALIGNMENT).min(ALIGNMENT);
         Self { memory, start, length }
     }
 
-    /// Changes the length to `length` bytes. Existing bytes are kept; new ones are zero, or what was there when it was
-    /// longer.
+    /// Changes the length to `length` bytes. Existing bytes are kept. New bytes are zero, or have the value from before
+    /// the buffer was shortened.
     pub fn set_length(&mut self, length: usize) {
         if self.start + length <= self.memory.len() {
             self.length = length;

@@ -1,7 +1,7 @@
-//! A dirty bitmap: which parts of a device may have changed since an instant.
+//! A dirty bitmap: which parts of a device may have changed since a point in time.
 //!
-//! One bit stands for *granularity* bytes. Clear means unchanged; set means *maybe* changed. So setting rounds outwards
-//! and clearing rounds inwards: an error of the bitmap costs a re-read, never a lost change.
+//! One bit stands for *granularity* bytes. Clear means unchanged; set means *maybe* changed. Setting therefore rounds
+//! outwards and clearing rounds inwards: rounding can only cause unnecessary reads, never a lost change.
 //!
 //! [`encode`](DirtyBitmap::encode) writes the layout that `bitmap/encoding.rs` documents.
 
@@ -18,7 +18,8 @@ use pages::BitPages;
 
 /// Finest granularity: a sector.
 const GRANULARITY_BYTES_MIN: u64 = 512;
-/// Most bits of one bitmap; 256 TiB at 64 KiB. Bounds a bitmap's memory to 512 MiB, and 16 MiB while it is empty.
+/// Limit of bits of one bitmap: 256 TiB at 64 KiB. Bounds a bitmap's memory to 512 MiB, or 16 MiB while the bitmap is
+/// empty.
 const BIT_COUNT_MAX: u64 = 1 << 32;
 
 /// A set of ranges of a device that may have changed, to the granularity.
@@ -30,9 +31,9 @@ pub struct DirtyBitmap {
 }
 
 impl DirtyBitmap {
-    /// A bitmap for a device of `size_bytes`, all clear.
+    /// A bitmap without marked ranges for a device of `size_bytes`.
     ///
-    /// `granularity_bytes` is a power of two, at least 512, and coarse enough for 2^32 bits to span the device.
+    /// `granularity_bytes` is a power of two, at least 512, and large enough that 2^32 bits cover the device.
     pub fn new(size_bytes: u64, granularity_bytes: u64) -> Result<Self> {
         if !granularity_bytes.is_power_of_two() || granularity_bytes < GRANULARITY_BYTES_MIN {
             return Err(Error::Unsupported {
@@ -62,12 +63,12 @@ impl DirtyBitmap {
         self.size_bytes
     }
 
-    /// Bytes that one bit stands for.
+    /// Number of bytes per bit.
     pub fn granularity_bytes(&self) -> u64 {
         self.granularity_bytes
     }
 
-    /// Marks `range`, rounded outwards; what lies past the end of the device is ignored.
+    /// Marks `range`, rounded outwards; the part after the end of the device is ignored.
     pub fn set(&mut self, range: Range<u64>) {
         if range_length(&range) > 0 && range.start < self.size_bytes {
             let end = range.end.min(self.size_bytes).div_ceil(self.granularity_bytes);
@@ -80,7 +81,8 @@ impl DirtyBitmap {
         self.set(0..self.size_bytes);
     }
 
-    /// Unmarks what lies entirely in `range`; the last part of the device counts as whole when `range` reaches its end.
+    /// Clears the marks of all bits that lie entirely in `range`. If `range` reaches the end of the device, the last
+    /// bit counts as entirely inside.
     pub fn clear(&mut self, range: Range<u64>) {
         let end = if range.end >= self.size_bytes {
             self.size_bytes.div_ceil(self.granularity_bytes)
@@ -93,7 +95,7 @@ impl DirtyBitmap {
         }
     }
 
-    /// Unmarks the whole device.
+    /// Clears all marks.
     pub fn clear_all(&mut self) {
         self.clear(0..self.size_bytes);
     }
@@ -106,12 +108,13 @@ impl DirtyBitmap {
                 .is_some_and(|dirty| dirty.start < range.end)
     }
 
-    /// Whether nothing is marked.
+    /// Whether no range is marked.
     pub fn is_clean(&self) -> bool {
         self.next_dirty(0).is_none()
     }
 
-    /// The first marked range at or after `offset`, in full length, cut to begin at `offset` and end with the device.
+    /// The first marked range at or after `offset`. If the range begins before `offset`, only its part from `offset` on
+    /// is returned.
     pub fn next_dirty(&self, offset: u64) -> Option<Range<u64>> {
         if offset >= self.size_bytes {
             return None;
@@ -121,7 +124,7 @@ impl DirtyBitmap {
         Some((first * self.granularity_bytes).max(offset)..self.byte_at(end))
     }
 
-    /// The marked ranges, in order; neighbours never touch.
+    /// The marked ranges, in order; adjacent ranges are merged.
     pub fn iter(&self) -> DirtyRanges<'_> {
         DirtyRanges {
             bitmap: self,
@@ -129,11 +132,11 @@ impl DirtyBitmap {
         }
     }
 
-    /// Bytes that are marked.
+    /// Number of marked bytes.
     pub fn dirty_bytes(&self) -> u64 {
         let count = self.pages.count();
         match self.pages.bit_count().checked_sub(1) {
-            // The last bit may stand for less than the others.
+            // The last bit may stand for fewer bytes than the others.
             Some(last) if self.pages.is_set(last) => {
                 (count - 1) * self.granularity_bytes + (self.size_bytes - self.byte_at(last))
             }
@@ -141,7 +144,8 @@ impl DirtyBitmap {
         }
     }
 
-    /// Marks all that `other`, of a device of the same size, marks; a coarser one marks outwards.
+    /// Also marks all ranges that `other` marks, which must be for a device of the same size. If the granularity of
+    /// `self` is coarser, ranges are rounded outwards.
     pub fn merge(&mut self, other: &Self) -> Result<()> {
         if other.size_bytes != self.size_bytes {
             return Err(Error::Unsupported {
@@ -158,10 +162,10 @@ impl DirtyBitmap {
         Ok(())
     }
 
-    /// Unmarks the first marked range at or after `offset`, at most `length_max` bytes of it, and returns it.
+    /// Clears and returns the first marked range at or after `offset`, at most `length_max` bytes of it.
     ///
-    /// Rounded down to the granularity, but at least one bit: what is returned is exactly what was unmarked. A live
-    /// copy takes, reads and sends; a write in between marks again.
+    /// The length is rounded down to the granularity, but is at least one bit. The returned range is exactly the
+    /// cleared one. A live copy takes, reads and sends a range; a write in between marks the range again.
     pub fn take_next(&mut self, offset: u64, length_max: u64) -> Option<Range<u64>> {
         if offset >= self.size_bytes {
             return None;
@@ -173,7 +177,7 @@ impl DirtyBitmap {
         Some(first * self.granularity_bytes..self.byte_at(end))
     }
 
-    /// Where bit `bit` begins, or the end of the device.
+    /// The offset at which bit `bit` begins, or the end of the device.
     fn byte_at(&self, bit: u64) -> u64 {
         bit.saturating_mul(self.granularity_bytes).min(self.size_bytes)
     }
@@ -259,7 +263,7 @@ mod tests {
         assert!(DirtyBitmap::new(0, 512).unwrap().is_clean());
     }
 
-    /// Random operations against one bool for each bit.
+    /// Compares random operations with a vector of one bool per bit.
     #[test]
     fn behaves_like_a_vector_of_bools() {
         let mut random = SeededRandom::new(test_seed());

@@ -3,9 +3,9 @@
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// A clock that only goes forward, and can wait.
+/// A clock that never goes back, and can wait.
 pub trait Clock: Send + Sync {
-    /// Time since an arbitrary start, the same for all calls on one clock.
+    /// Time since an arbitrary start. All calls on one clock use the same start.
     fn now(&self) -> Duration;
 
     /// Returns when [`now`](Self::now) is at least `duration` later.
@@ -21,7 +21,7 @@ impl<T: Clock + ?Sized> Clock for std::sync::Arc<T> {
     }
 }
 
-/// The machine's monotonic clock.
+/// The system's monotonic clock.
 #[derive(Debug, Clone, Copy)]
 pub struct SystemClock {
     start: Instant,
@@ -52,14 +52,14 @@ impl Clock for SystemClock {
     }
 }
 
-/// A clock for tests: it only advances by sleeping or explicitly.
+/// A clock for tests, which advances only by `sleep` and `advance`.
 #[derive(Debug, Default)]
 pub struct ManualClock {
     now: Mutex<Duration>,
 }
 
 impl ManualClock {
-    /// A clock that stands at 0.
+    /// A clock that shows 0.
     pub fn new() -> Self {
         Self::default()
     }

@@ -4,22 +4,23 @@ use std::ops::Range;
 
 use crate::{Error, Extent, ExtentList, Result};
 
-/// A run of bytes of fixed size that can be read from any offset, by any number of threads at once.
+/// A byte array of fixed size. Any number of threads can read it at any offset at the same time.
 ///
 /// Implementers must
-/// - answer every read inside the device in full, or with an error: there are no short reads;
-/// - refuse a request that reaches past the end with [`Error::OutOfBounds`] ([`check_bounds`](Self::check_bounds) does);
-/// - never change size;
-/// - answer [`extents`](Self::extents) truthfully: a range reported [`Zero`](crate::ExtentKind::Zero) reads as zero, and one
-///   reported [`Absent`](crate::ExtentKind::Absent) reads as the layer below it does, or as zero where there is none.
-///   `Data` is always a permitted answer.
+/// - answer every read inside the device completely, or with an error: there are no short reads;
+/// - refuse a request that reaches past the end with [`Error::OutOfBounds`] ([`check_bounds`](Self::check_bounds)
+///   does);
+/// - never change the size;
+/// - answer [`extents`](Self::extents) truthfully: a range reported as [`Zero`](crate::ExtentKind::Zero) reads as zero,
+///   and one reported as [`Absent`](crate::ExtentKind::Absent) reads as the layer below it, or as zero if there is no
+///   such layer. `Data` is always a permitted answer.
 ///
-/// A request of no bytes (or a range whose end lies before its start) that begins inside the device or at its end
-/// succeeds and does nothing. The module [`conformance`](crate::testing::conformance) tests all this on any device.
+/// An empty request (also a range whose end is before its start) that begins inside the device or at its end succeeds
+/// and does nothing. The module [`conformance`](crate::testing::conformance) tests all of this on any device.
 ///
-/// Callers may assume nothing about alignment: every offset and length is legal; aligned and large requests are faster.
+/// Every offset and length is valid; callers need not align them. Aligned and large requests are faster.
 pub trait BlockDevice: Send + Sync {
-    /// Size in bytes; any number is legal, also one that is no multiple of anything.
+    /// Size in bytes. Any size is valid; it need not be a multiple of a sector.
     fn size_bytes(&self) -> u64;
 
     /// Fills `buffer` with the bytes at `offset`.
@@ -27,13 +28,13 @@ pub trait BlockDevice: Send + Sync {
 
     /// Describes the bytes of `range`, beginning at `range.start`, in at most `extent_count_max` (at least 1) extents.
     ///
-    /// The answer covers at least one byte of a range that is not empty; it may end before the range does (ask again from
-    /// [`ExtentList::end`]) and never ends after it.
+    /// The answer covers at least one byte of a range that is not empty. It may end before the end of the range, and
+    /// never ends after it; the caller continues at [`ExtentList::end`].
     fn extents(&self, range: Range<u64>, extent_count_max: usize) -> Result<ExtentList>;
 
     /// Smallest unit, in bytes, that the device reads or writes efficiently (512, 4096, a cluster): a power of two.
     ///
-    /// A hint for speed, never a condition.
+    /// Only a hint for better performance.
     fn block_size_bytes(&self) -> u32 {
         512
     }
@@ -52,19 +53,19 @@ pub trait BlockDevice: Send + Sync {
     }
 }
 
-/// A device that can change.
+/// A device that can be written.
 ///
-/// Writes take `&self`: a device keeps its own locks, so that many threads can write to different places. Two writes to
-/// overlapping ranges at once may land in either order, or mixed. What was written is durable after the next
-/// [`flush`](Self::flush) that started after the write returned; a crash before that may keep any part of it.
+/// Writes take `&self`: a device has its own locks, so that many threads can write to different ranges. The result of
+/// two simultaneous writes to overlapping ranges is either write or a mixture. A write is durable after the next
+/// [`flush`](Self::flush) that started after the write returned; a crash before that may leave any part of it.
 pub trait BlockDeviceMut: BlockDevice {
     /// Writes all of `data` at `offset`.
     fn write_at(&self, data: &[u8], offset: u64) -> Result<()>;
 
-    /// Makes `range` read as zero, giving back its space where the device can.
+    /// Makes `range` read as zero, and releases its space if possible.
     fn write_zeroes(&self, range: Range<u64>) -> Result<()>;
 
-    /// Declares that the contents of `range` are no longer needed: afterwards it reads as zero or as before.
+    /// Declares that the contents of `range` are no longer needed: afterwards every byte is zero or unchanged.
     ///
     /// A device that cannot release space does nothing.
     fn trim(&self, range: Range<u64>) -> Result<()>;
@@ -73,7 +74,7 @@ pub trait BlockDeviceMut: BlockDevice {
     fn flush(&self) -> Result<()>;
 }
 
-/// Bytes of `range`; one whose end lies before its start is empty.
+/// Number of bytes of `range`; 0 if its end is before its start.
 pub(crate) fn range_length(range: &Range<u64>) -> u64 {
     range.end.saturating_sub(range.start)
 }
@@ -115,7 +116,7 @@ forward_block_device!(&T, Box<T>, std::sync::Arc<T>);
 
 /// Visits all extents of `range` of `device`, in bounded steps.
 ///
-/// Neighbours of one kind may be split at a step.
+/// Adjacent extents may have the same kind.
 pub fn for_each_extent(
     device: &dyn BlockDevice,
     range: Range<u64>,

@@ -1,20 +1,20 @@
-//! A device that reads one disk and reports the data of two.
+//! A device that reads one disk and reports the data extents of two.
 
 use std::ops::Range;
 
 use crate::{BlockDevice, ExtentKind, ExtentList, Result};
 
-/// Reads as one device, and has data wherever that device or another one has.
+/// Reads one device, and reports data where that device or another one has data.
 ///
-/// Comparing two disks, or storing the difference between them, needs only the data ranges of this device: both are
-/// zero elsewhere. Past the end of the other device only the device itself counts.
+/// To compare two disks, or to store their difference, it is sufficient to process the data ranges of this device: both
+/// disks are zero elsewhere. After the end of the other device, only the extents of the first device count.
 pub struct EitherData<'a> {
     device: &'a dyn BlockDevice,
     other: &'a dyn BlockDevice,
 }
 
 impl<'a> EitherData<'a> {
-    /// The device to read, and the one that only reports extents.
+    /// Reads `device`; `other` is only asked for its extents.
     pub fn new(device: &'a dyn BlockDevice, other: &'a dyn BlockDevice) -> Self {
         Self { device, other }
     }

@@ -5,8 +5,8 @@ pub type Result<T> = std::result::Result<T, Error>;
 
 /// An error of a block device.
 ///
-/// Layers pass on the errors of lower devices unchanged; formats above (images, the repository) put their own error
-/// into [`Error::Layer`].
+/// Layers return the errors of lower devices unchanged. Formats (images, the repository) wrap their own errors in
+/// [`Error::Layer`].
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -15,7 +15,7 @@ pub enum Error {
     OutOfBounds {
         /// First byte of the request.
         offset: u64,
-        /// Bytes asked for.
+        /// Length of the request in bytes.
         length: u64,
         /// Size of the device.
         size_bytes: u64,
@@ -25,12 +25,12 @@ pub enum Error {
     Path {
         /// What failed: "open", "create"...
         action: &'static str,
-        /// Which file.
+        /// The file.
         path: std::path::PathBuf,
         /// The operating system's reason.
         source: std::io::Error,
     },
-    /// The file shrank after it was opened, so these bytes are gone.
+    /// The file shrank after it was opened, so some of its bytes are missing.
     #[error(
         "the file shrank while it was in use: {actual_size_bytes} bytes of {size_bytes} are left, \
          nothing can be read at offset {offset}"
@@ -38,7 +38,7 @@ pub enum Error {
     Shrunk {
         /// First byte that could not be read.
         offset: u64,
-        /// Size when it was opened.
+        /// Size when the file was opened.
         size_bytes: u64,
         /// Size now.
         actual_size_bytes: u64,
@@ -53,22 +53,22 @@ pub enum Error {
         /// The operating system's reason.
         source: std::io::Error,
     },
-    /// Stored bytes are not what was written, or are invalid.
+    /// Stored bytes are invalid, or differ from those that were written.
     #[error("{what} at offset {offset} is damaged: {detail}")]
     Corrupt {
         /// What is damaged: "overlay header", "bitmap"...
         what: &'static str,
-        /// Where, in bytes from the start of the file or device that holds it.
+        /// The position in bytes from the start of the file or device with the damage.
         offset: u64,
         /// Expected and actual value.
         detail: String,
     },
-    /// The device, or the medium below it, cannot do this.
+    /// The device, or its storage medium, does not support this.
     #[error("{what} is not supported: {detail}")]
     Unsupported {
         /// The operation or feature.
         what: &'static str,
-        /// Why, and what to do instead.
+        /// The reason, and what to do instead.
         detail: String,
     },
     /// The backing device is not the one that the overlay was created for.
@@ -76,7 +76,7 @@ pub enum Error {
     WrongBacking {
         /// Identity and size that the overlay records.
         expected: String,
-        /// Identity and size of the device offered.
+        /// Identity and size of the given device.
         actual: String,
     },
     /// An error of the format or service that implements this device.
@@ -90,7 +90,7 @@ impl Error {
         Self::Layer(Box::new(source))
     }
 
-    /// An [`Error::Io`] from the operating system's answer to `action` at `offset`.
+    /// An [`Error::Io`] from the operating system's error at `action` and `offset`.
     pub fn io(action: &'static str, offset: u64, source: impl Into<std::io::Error>) -> Self {
         Self::Io {
             action,
@@ -99,7 +99,7 @@ impl Error {
         }
     }
 
-    /// Whether the medium is full.
+    /// Whether the storage medium is full.
     pub fn is_no_space(&self) -> bool {
         matches!(self, Self::Io { source, .. } | Self::Path { source, .. }
             if matches!(source.kind(), std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded))

@@ -4,7 +4,7 @@ use std::error::Error;
 
 /// The messages of `error` and of its causes, from the outermost to the innermost; never empty.
 ///
-/// A cause whose text the message before it ends with is left out.
+/// A cause is left out if the message before it already ends with its text.
 pub fn error_messages(error: &dyn Error) -> Vec<String> {
     let mut messages = vec![error.to_string()];
     let mut cause = error.source();
@@ -18,7 +18,7 @@ pub fn error_messages(error: &dyn Error) -> Vec<String> {
     messages
 }
 
-/// The same on one line: `copy the disk: read "a.qcow2": Input/output error`.
+/// The messages on one line: `copy the disk: read "a.qcow2": Input/output error`.
 pub fn error_text(error: &dyn Error) -> String {
     error_messages(error).join(": ")
 }

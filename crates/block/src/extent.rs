@@ -5,20 +5,20 @@ use std::ops::Range;
 /// The content of a range of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ExtentKind {
-    /// Bytes that must be read; they may still turn out to be zero.
+    /// Bytes that must be read; they may be zero.
     Data,
     /// Reads as zero, explicitly: a hole in a file, a zero cluster.
     Zero,
-    /// Nothing at this layer: it reads as the lower layer, or as zero without one.
+    /// Not stored in this layer: reads as the lower layer, or as zero if there is none.
     Absent,
 }
 
 /// A contiguous range of one kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Extent {
-    /// First byte.
+    /// Offset of the first byte.
     pub offset: u64,
-    /// Bytes, never 0.
+    /// Length in bytes, never 0.
     pub length: u64,
     /// The content of the range.
     pub kind: ExtentKind,
@@ -31,11 +31,11 @@ impl Extent {
     }
 }
 
-/// An ordered, gapless, bounded list of extents.
+/// An ordered list of extents without gaps, of bounded length.
 ///
-/// It starts where the query started and covers it up to [`ExtentList::end`], which lies before the end of the query if
-/// `extent_count_max` extents did not suffice: the caller continues there. Neighbours differ in kind
-/// ([`ExtentList::push`] merges), so a device without holes returns one extent.
+/// The list begins at the start of the query and covers it up to [`ExtentList::end`]. If `extent_count_max` extents
+/// were not sufficient, this is before the end of the query, and the caller continues there. Adjacent extents differ in
+/// kind ([`ExtentList::push`] merges them), so a device without holes returns one extent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExtentList {
     start: u64,
@@ -45,7 +45,7 @@ pub struct ExtentList {
 }
 
 impl ExtentList {
-    /// An empty list that starts at `start` and takes at most `extent_count_max` (at least 1) extents.
+    /// An empty list that starts at `start` and has space for `extent_count_max` (at least 1) extents.
     pub fn new(start: u64, extent_count_max: usize) -> Self {
         Self {
             start,
@@ -55,7 +55,8 @@ impl ExtentList {
         }
     }
 
-    /// Appends `length` bytes of `kind` at [`ExtentList::end`]; false when the list is full and nothing was appended.
+    /// Appends `length` bytes of `kind` at [`ExtentList::end`]; returns false if the list is full and nothing was
+    /// appended.
     ///
     /// A `length` of 0 is accepted and changes nothing.
     pub fn push(&mut self, length: u64, kind: ExtentKind) -> bool {
@@ -76,17 +77,17 @@ impl ExtentList {
         true
     }
 
-    /// First byte covered.
+    /// Offset of the first byte covered.
     pub fn start(&self) -> u64 {
         self.start
     }
 
-    /// First byte not covered.
+    /// Offset of the first byte after the list.
     pub fn end(&self) -> u64 {
         self.end
     }
 
-    /// Whether another extent of a kind other than the last one's would be refused.
+    /// Whether the list is full: an extent of another kind than the last one cannot be added.
     pub fn is_full(&self) -> bool {
         self.extents.len() == self.extent_count_max
     }
@@ -101,7 +102,7 @@ impl ExtentList {
         self.extents.iter()
     }
 
-    /// The extents cut to `range`.
+    /// The extents, restricted to `range`.
     pub fn within(&self, range: Range<u64>) -> impl Iterator<Item = Extent> + '_ {
         self.extents.iter().filter_map(move |extent| {
             let offset = extent.offset.max(range.start);

@@ -1,8 +1,8 @@
 //! Files and block devices as devices.
 //!
-//! A [`FileDevice`] can only be read, a [`FileDeviceMut`] changes as well. Both take regular files and block devices;
-//! anything else is refused. The size is that at the time of opening. A file that shrinks underneath gives
-//! [`Error::Shrunk`]; one that changes while it is read is found by [`FileDevice::changed_since_open`].
+//! A [`FileDevice`] can only be read, a [`FileDeviceMut`] can also be written. Both accept regular files and block
+//! devices and nothing else. The size is that at the time of opening. If the file is truncated later, reads fail with
+//! [`Error::Shrunk`]; [`FileDevice::changed_since_open`] detects other changes during reading.
 
 mod direct;
 mod extents;
@@ -30,26 +30,27 @@ pub use stamp::FileChange;
 /// Whether I/O uses the page cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum IoMode {
-    /// Through the page cache: fast when bytes are read again soon.
+    /// Uses the page cache: fast if bytes are read again soon.
     #[default]
     Buffered,
-    /// Bypasses the page cache (`O_DIRECT`): a large copy then does not evict other data from memory.
+    /// Bypasses the page cache (`O_DIRECT`), so that a large copy does not evict other data from memory.
     ///
-    /// If the file system refuses, the device works buffered and [`FileDevice::direct_io_refusal`] gives the reason.
+    /// If the file system refuses direct I/O, the device uses the page cache, and [`FileDevice::direct_io_refusal`]
+    /// returns the reason.
     Direct,
-    /// Bypasses the page cache with requests of 512 KiB and more; shorter ones are collected in the page cache. For
-    /// writing a whole disk in pieces of any length with a flush at the end.
+    /// Bypasses the page cache for requests of at least 512 KiB; shorter requests use the page cache. For writing a
+    /// whole disk in pieces of any length with a flush at the end.
     LargeDirect,
 }
 
 /// The expected access pattern, for the page cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReadHint {
-    /// Will read in order: read ahead further.
+    /// The range will be read in order: read ahead further.
     Sequential,
-    /// Will read this soon: begin now.
+    /// The range will be read soon: start reading now.
     WillNeed,
-    /// Is done with this: give the memory back.
+    /// The range is no longer needed: free the memory.
     DontNeed,
 }
 
@@ -74,7 +75,7 @@ impl FileDevice {
         })
     }
 
-    /// The effective mode: buffered if direct I/O was requested and refused.
+    /// The effective mode: `Buffered` if direct I/O was requested and refused.
     pub fn io_mode(&self) -> IoMode {
         self.open.io_mode()
     }
@@ -89,11 +90,11 @@ impl FileDevice {
         self.open.advise(&range, hint)
     }
 
-    /// What changed about the file since it was opened; empty if nothing did.
+    /// Detects changes of the file since it was opened; empty if there are none.
     ///
-    /// It compares size, modification time and status change time. A block device has no such times and always returns
-    /// an empty list, and a change within one tick of the file system's clock (some milliseconds) after opening may go
-    /// unnoticed.
+    /// Compares size, modification time and status change time. For a block device, which has no such times, the list
+    /// is always empty. A change within one tick of the file system's clock (some milliseconds) after opening may not
+    /// be detected.
     pub fn changed_since_open(&self) -> Result<Vec<FileChange>> {
         self.open.changed_since_open()
     }
@@ -107,7 +108,7 @@ impl FileDeviceMut {
         OpenFile::open(path, Access::ReadWrite, mode).map(Self::new)
     }
 
-    /// Creates a sparse file of `size_bytes`, which must not exist; readable by its owner only.
+    /// Creates a sparse file of `size_bytes`, which must not exist. Only its owner can read it.
     pub fn create_new(path: &Path, size_bytes: u64, mode: IoMode) -> Result<Self> {
         OpenFile::create_new(path, size_bytes, mode).map(Self::new)
     }
@@ -119,17 +120,17 @@ impl FileDeviceMut {
         }
     }
 
-    /// As [`FileDevice::io_mode`].
+    /// See [`FileDevice::io_mode`].
     pub fn io_mode(&self) -> IoMode {
         self.open.io_mode()
     }
 
-    /// As [`FileDevice::direct_io_refusal`].
+    /// See [`FileDevice::direct_io_refusal`].
     pub fn direct_io_refusal(&self) -> Option<&str> {
         self.open.direct_io_refusal()
     }
 
-    /// As [`FileDevice::advise`].
+    /// See [`FileDevice::advise`].
     pub fn advise(&self, range: Range<u64>, hint: ReadHint) -> Result<()> {
         self.open.advise(&range, hint)
     }
@@ -190,8 +191,8 @@ impl BlockDeviceMut for FileDeviceMut {
         self.open.trim(&range)
     }
 
-    /// After a failed flush all later ones fail: the kernel drops the pages that it could not write and would report
-    /// success the next time, although the bytes are lost.
+    /// After a failed flush all later ones fail too: the kernel drops the pages that it could not write, and the next
+    /// flush would succeed although the bytes are lost.
     fn flush(&self) -> Result<()> {
         if self.flush_failed.load(Ordering::Acquire) {
             let reason =

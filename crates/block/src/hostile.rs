@@ -1,11 +1,12 @@
-//! Hostile bytes and the parsers that they are fed to: for fuzzers, and for tests that run without one.
+//! Hostile bytes, and the parsers to test with them: for fuzzers, and for tests without a fuzzer.
 //!
-//! Every crate with parsers has a table of [`Parser`]s like [`PARSERS`], each a function that must handle any bytes: no
-//! panic, no endless loop, no memory that the bytes do not justify, and what was decoded, encoded and decoded again is
-//! the same. If a checksum precedes the parser, the function corrects it first, as an attacker would. `fuzz/` has one
-//! target for each; [`damage`] makes hostile bytes out of valid ones without a fuzzer.
+//! Every crate with parsers has a table of [`Parser`]s like [`PARSERS`]. Each entry is a function that must handle any
+//! bytes: without panic, endless loop or more memory than the bytes justify. If the bytes were decoded, encoding and
+//! decoding again must give the same value. If the parser first checks a checksum, the function corrects the checksum,
+//! as an attacker would. `fuzz/` has one target for each entry; [`damage`] creates hostile bytes from valid ones
+//! without a fuzzer.
 //!
-//! The module exists only with the feature `hostile`, and is not part of the crate's interface.
+//! The module exists only with the feature `hostile`, and is not part of the public API.
 
 mod trial;
 
@@ -19,16 +20,16 @@ pub use trial::{MemoryBound, ParserTrial};
 /// The result of parsing hostile bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
-    /// They were accepted.
+    /// The bytes were accepted.
     Decoded,
-    /// They were refused.
+    /// The bytes were refused.
     Refused,
 }
 
 /// A parser for fuzzing.
 #[derive(Debug, Clone, Copy)]
 pub struct Parser {
-    /// The name of its fuzz target and of its folder of seeds.
+    /// The name of the fuzz target and of its folder of seeds.
     pub name: &'static str,
     /// Parses the bytes; panics if the parser violates its contract.
     pub feed: fn(&[u8]) -> Outcome,
@@ -46,7 +47,7 @@ pub const PARSERS: &[Parser] = &[
     },
 ];
 
-/// Valid bytes for every parser of this crate, written by its writers: name of the parser, name of the seed, bytes.
+/// Valid bytes for every parser of this crate: name of the parser, name of the seed, bytes.
 pub fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
     let mut bitmap = DirtyBitmap::new(10 << 20, 4096).expect("a bitmap of 2560 bits");
     let empty = bitmap.encode();
@@ -96,7 +97,7 @@ pub fn dirty_bitmap(bytes: &[u8]) -> Outcome {
         return refused(DirtyBitmap::decode(&bytes, 0).is_err());
     };
     let size_bytes = u64::from_le_bytes(header[16..24].try_into().expect("eight bytes"));
-    // The size is the caller's, not the input's: larger ones cost time and find nothing.
+    // The caller chooses the size, not the input: larger sizes take time and find nothing more.
     if size_bytes > DEVICE_BYTES_MAX {
         return Outcome::Refused;
     }
@@ -137,7 +138,7 @@ pub fn overlay(bytes: &[u8]) -> Outcome {
             sector[SECTOR_CRC_AT..].copy_from_slice(&crc.to_le_bytes());
         }
     }
-    // A corrected sector may be data, which begins where the map ends: it is hostile either way.
+    // A corrected sector may be data, which begins where the map ends: the bytes are hostile in either case.
     let store = MemoryDevice::from_bytes(&bytes);
     let backing = MemoryDevice::new(info.size_bytes);
     match OverlayDevice::open(backing, store, info.backing_id) {
@@ -146,7 +147,7 @@ pub fn overlay(bytes: &[u8]) -> Outcome {
     }
 }
 
-/// Reads all of an overlay, writes to it, and reads that back.
+/// Reads the whole overlay, writes to it, and reads the written bytes.
 fn use_overlay<S: BlockDeviceMut>(overlay: &OverlayDevice<MemoryDevice, S>) -> Outcome {
     const READ_BYTES_MAX: u64 = 1 << 20;
     let size_bytes = overlay.size_bytes();
@@ -205,7 +206,7 @@ fn damage_once(bytes: &mut Vec<u8>, random: &mut SeededRandom) {
         return;
     }
     let length = bytes.len() as u64;
-    // Most of what matters stands at the start, and at the end.
+    // Most important fields are at the start and at the end.
     let window = 1 + random.below(3) * 64;
     let at = match random.below(4) {
         0 => random.below(length.min(window)),

@@ -4,7 +4,7 @@
 //! which of its ranges hold data ([`Extent`]). A device that can be written is also a [`BlockDeviceMut`]. Read-only is
 //! a type, not a flag: a function that takes `&dyn BlockDevice` cannot write.
 //!
-//! Layers (one file each) are devices made of devices; backends are devices made of memory, files and block devices.
+//! Layers (one file each) are devices on top of other devices; backends are devices in memory, files and block devices.
 
 #[cfg(not(target_pointer_width = "64"))]
 compile_error!("offsets are u64 and buffers are indexed by usize: Holdfast needs a 64-bit target");
@@ -66,7 +66,7 @@ pub use throttle::{Throttle, ThrottleLimits, ThrottledDevice};
 pub use track::TrackedDevice;
 pub use zero::is_zero;
 
-/// A byte count as an index into memory; lossless, since only 64-bit targets are built.
+/// Converts a byte count to an index; lossless, because only 64-bit targets are supported.
 #[expect(
     clippy::cast_possible_truncation,
     reason = "usize is 64 bits wide on every target that compiles"

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::hash::Hash;
 
-/// Values by key, together at most a number of bytes.
+/// Values by key, of limited total size.
 #[derive(Debug)]
 pub struct LruCache<K, V> {
     bytes_max: usize,
@@ -42,7 +42,8 @@ impl<K: Eq + Hash + Copy, V: Clone> LruCache<K, V> {
         Some(entry.value.clone())
     }
 
-    /// Evicts values until there is room for one of `bytes`. Returns the one evicted last, whose memory can be used again.
+    /// Evicts values until there is room for a value of `bytes`. Returns the value that was evicted last, so that its
+    /// memory can be reused.
     pub fn make_room(&mut self, bytes: usize) -> Option<V> {
         let mut last = None;
         while self.bytes + bytes > self.bytes_max {

@@ -1,4 +1,4 @@
-//! A device in memory, sparse by pages.
+//! A device in memory, which stores only pages that are not zero.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -28,7 +28,7 @@ impl MemoryDevice {
         }
     }
 
-    /// A device that holds `bytes`; pages of zeroes are left out.
+    /// A device with the content `bytes`; pages of zeroes are not stored.
     pub fn from_bytes(bytes: &[u8]) -> Self {
         let device = Self::new(bytes.len() as u64);
         {
@@ -57,7 +57,7 @@ fn write_page(pages: &mut PageMap, number: u64, start: usize, data: &[u8]) {
     page[start..start + data.len()].copy_from_slice(data);
 }
 
-/// Splits `offset..offset + length` at page borders: page number, start within the page, bytes.
+/// Splits `offset..offset + length` at page boundaries: page number, start within the page, length.
 fn page_pieces(offset: u64, length: u64) -> impl Iterator<Item = (u64, usize, usize)> {
     let end = offset + length;
     let mut at = offset;

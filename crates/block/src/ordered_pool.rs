@@ -56,7 +56,7 @@ impl<R: Send> OrderedResults<R> {
         Self::spawn(threads, feed, make_worker, &|thread| drop(std::thread::spawn(thread)))
     }
 
-    /// The same with threads of `scope`, which may borrow from its environment.
+    /// Like [`start`](Self::start), with threads of `scope`, which may borrow from its environment.
     pub fn start_within<'scope, T, W>(
         scope: &'scope Scope<'scope, '_>,
         threads: Threads,
@@ -95,7 +95,7 @@ impl<R: Send> OrderedResults<R> {
                     }
                     let order = taken.lock().unwrap_or_else(PoisonError::into_inner).recv();
                     let Ok(Task { what, result }) = order else { return };
-                    // The receiver may be gone.
+                    // The receiver may have been dropped.
                     result.send(worker(what)).ok();
                 }
             }));

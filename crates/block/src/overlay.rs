@@ -1,18 +1,18 @@
 //! A writable layer over a read-only device: written data is in a *store*, everything else comes from the *backing*.
 //!
-//! The store is any device (a sparse file, mostly) of [`OverlayOptions::store_size_bytes`]. Every cluster of the overlay
-//! has one fixed place in it, and a map says for each cluster whether it is *absent* (read the backing), *data* (read the
-//! store) or *zero*. So nothing is allocated, nothing can be allocated twice, and the store takes space only for what was
-//! written, where it can have holes. `docs/format/overlay.md` has every byte.
+//! The store is any device (usually a sparse file) of [`OverlayOptions::store_size_bytes`]. Every cluster of the
+//! overlay has a fixed position in the store, and a map contains for each cluster whether it is *absent* (read the
+//! backing), *data* (read the store) or *zero*. So space is never allocated explicitly, and cannot be allocated twice;
+//! a store that supports holes takes space only for written data. `docs/format/overlay.md` describes the format.
 //!
-//! Invariants, with the order of writes that keeps them:
-//! - The stored map never calls a cluster *data* before its bytes are durable: [`flush`](BlockDeviceMut::flush) makes the
-//!   store durable, writes the map sectors that changed before that, and makes them durable too.
-//! - Clusters are independent of each other, and so are map sectors (each has its own checksum): any subset of them may
-//!   arrive before a power cut.
-//! - A cluster that the stored map calls *data* only ever holds bytes that were written there, or zeroes.
+//! Invariants, with the order of writes that ensures them:
+//! - The stored map never marks a cluster as *data* before its bytes are durable: [`flush`](BlockDeviceMut::flush)
+//!   makes the store durable, then writes the changed map sectors, and makes them durable too.
+//! - Clusters are independent of each other, and so are map sectors (each has its own checksum): after a power cut, any
+//!   subset of them may have been written.
+//! - A cluster that the stored map marks as *data* contains only bytes that were written to it, or zeroes.
 //!
-//! So after a power cut everything flushed is there, and each sector of 512 bytes written later is old or new.
+//! So after a power cut all flushed data is present, and each sector of 512 bytes that was written later is old or new.
 
 mod commit;
 mod header;
@@ -29,7 +29,7 @@ pub use header::{BackingId, OVERLAY_VERSION, OverlayInfo, OverlayOptions, Overla
 use header::{Geometry, Header};
 use map::{ClusterState, Map};
 
-/// A device that reads through to `backing` where nothing was written, and writes to `store`.
+/// A device that reads `backing` where nothing was written, and writes to `store`.
 #[derive(Debug)]
 pub struct OverlayDevice<B, S> {
     backing: B,
@@ -37,10 +37,11 @@ pub struct OverlayDevice<B, S> {
     geometry: Geometry,
     backing_id: BackingId,
     state: OverlayState,
-    // Locks are taken in this order: flushing, allocation, map. The map is never held while a device works.
+    // Lock order: flushing, allocation, map. The lock of the map is never held during a request to a device.
     /// Held while the map is written, so that an older map sector never follows a newer one.
     flushing: Mutex<()>,
-    /// Held while clusters change their state, so that two writers do not both fill one cluster from the backing.
+    /// Held while clusters change their state, so that two writers do not fill one cluster from the backing at the same
+    /// time.
     allocation: Mutex<()>,
     map: RwLock<Map>,
 }
@@ -50,12 +51,13 @@ fn lock(mutex: &Mutex<()>) -> MutexGuard<'_, ()> {
 }
 
 impl<B: BlockDevice, S: BlockDeviceMut> OverlayDevice<B, S> {
-    /// Makes an empty overlay on `store`, whose first sector must be zero: an overlay that exists is never overwritten.
+    /// Creates an empty overlay on `store`. The first sector of `store` must be zero, so that an existing overlay is
+    /// never overwritten.
     pub fn create(backing: B, store: S, options: OverlayOptions) -> Result<Self> {
         let geometry = Geometry::new(backing.size_bytes(), options.cluster_size_bytes)?;
         geometry.check_store(&store)?;
         header::check_blank(&store)?;
-        // The map must be empty before a header makes it count.
+        // The map must be empty before the header makes it valid.
         store.write_zeroes(geometry.map_range())?;
         store.flush()?;
         let header = Header {
@@ -68,7 +70,7 @@ impl<B: BlockDevice, S: BlockDeviceMut> OverlayDevice<B, S> {
         Ok(Self::assemble(backing, store, &header, Map::new(geometry)))
     }
 
-    /// Opens the overlay on `store`, which must have been made for a backing of this size and identity.
+    /// Opens the overlay on `store`, which must have been created for a backing of this size and identity.
     pub fn open(backing: B, store: S, backing_id: BackingId) -> Result<Self> {
         let header = Header::read(&store)?;
         header.geometry.check_store(&store)?;
@@ -90,12 +92,12 @@ impl<B: BlockDevice, S: BlockDeviceMut> OverlayDevice<B, S> {
         }
     }
 
-    /// The device that is read where nothing was written.
+    /// The backing device.
     pub fn backing(&self) -> &B {
         &self.backing
     }
 
-    /// Whether a commit was begun and not finished: the backing may hold a part of it, so commit again.
+    /// Whether a commit was started and not completed. In that case the backing may contain a part of it: commit again.
     pub fn state(&self) -> OverlayState {
         self.state
     }
@@ -116,7 +118,7 @@ impl<B: BlockDevice, S: BlockDeviceMut> OverlayDevice<B, S> {
         self.store.write_at(data, self.geometry.place(offset))
     }
 
-    /// Writes to clusters without data: the rest of each cluster is copied.
+    /// Writes to clusters without data. The rest of each cluster is copied from the backing.
     fn write_first(&self, data: &[u8], offset: u64) -> Result<()> {
         let range = offset..offset + data.len() as u64;
         let clusters = self.geometry.clusters(&range);
@@ -136,12 +138,12 @@ impl<B: BlockDevice, S: BlockDeviceMut> OverlayDevice<B, S> {
                 self.fill_cluster(clusters.end - 1, data, offset)?;
             }
         }
-        // Only now: a flush may write the map at any moment and must not find unwritten data in it.
+        // Only now: a flush may write the map at any time, and the map must not refer to data that is not written yet.
         self.set_state(clusters, ClusterState::Data);
         Ok(())
     }
 
-    /// Writes one whole cluster: what is read there now, with the part of `data` (at `offset`) that falls into it.
+    /// Writes one whole cluster: its present content, overwritten by the part of `data` (at `offset`) that lies in it.
     fn fill_cluster(&self, cluster: u64, data: &[u8], offset: u64) -> Result<()> {
         let bytes = self.geometry.bytes(&(cluster..cluster + 1));
         let mut buffer = vec![0; to_usize(range_length(&bytes))];
@@ -160,11 +162,11 @@ impl<B: BlockDevice, S: BlockDeviceMut> OverlayDevice<B, S> {
         }
         let place = self.geometry.place_range(&self.geometry.bytes(&clusters));
         self.set_state(clusters, ClusterState::Zero);
-        // The stored map may still say data: the place then reads as the old bytes or as zero, both of which are valid.
+        // The stored map may still say data: the cluster then reads as the old bytes or as zero, which are both valid.
         self.store.trim(place)
     }
 
-    /// Zeroes a part of clusters, run by run.
+    /// Zeroes a part of clusters, one run of equal states at a time.
     fn zero_part(&self, range: Range<u64>) -> Result<()> {
         let mut at = range.start;
         while at < range.end {
@@ -179,7 +181,7 @@ impl<B: BlockDevice, S: BlockDeviceMut> OverlayDevice<B, S> {
         Ok(())
     }
 
-    /// Writes the changed map sectors, after all data that they refer to is durable.
+    /// Makes the data durable, and then writes the changed map sectors that refer to it.
     fn flush_map(&self) -> Result<()> {
         let changed = {
             let mut map = self.map.write().unwrap_or_else(PoisonError::into_inner);
@@ -280,7 +282,7 @@ impl<B: BlockDevice, S: BlockDeviceMut> BlockDeviceMut for OverlayDevice<B, S> {
         self.zero_part(inner.end..range.end)
     }
 
-    /// Makes the whole clusters in `range` zero: the backing's bytes must not come back.
+    /// Zeroes the whole clusters in `range`, so that the bytes of the backing do not become visible again.
     fn trim(&self, range: Range<u64>) -> Result<()> {
         self.check_bounds(range.start, range_length(&range))?;
         if range.is_empty() {

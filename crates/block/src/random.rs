@@ -12,12 +12,12 @@ pub struct SeededRandom {
 }
 
 impl SeededRandom {
-    /// The stream that `seed` begins.
+    /// A stream that is determined by `seed`.
     pub fn new(seed: u64) -> Self {
         Self { state: seed }
     }
 
-    /// An arbitrary seed, for a run that prints it so that it can be replayed.
+    /// A new seed. A test prints its seed so that the run can be replayed.
     pub fn fresh_seed() -> u64 {
         RandomState::new().build_hasher().finish()
     }
@@ -33,19 +33,19 @@ impl SeededRandom {
 
     /// A number below `bound`, which must not be 0.
     ///
-    /// Smaller numbers are favoured by at most `bound` in 2^64.
+    /// The bias towards smaller numbers is at most `bound` in 2^64.
     pub fn below(&mut self, bound: u64) -> u64 {
         assert!(bound > 0, "there is no number below 0");
         let product = u128::from(self.next_u64()) * u128::from(bound);
         u64::try_from(product >> 64).expect("the upper half has 64 bits")
     }
 
-    /// True once in `count` times.
+    /// True with a probability of 1 in `count`.
     pub fn one_in(&mut self, count: u64) -> bool {
         self.below(count) == 0
     }
 
-    /// A range within `0..size_bytes`, at most `length_max` long; it may be empty.
+    /// A range within `0..size_bytes` of at most `length_max` bytes; it may be empty.
     pub fn range_within(&mut self, size_bytes: u64, length_max: u64) -> Range<u64> {
         let start = self.below(size_bytes + 1);
         let length = self.below((size_bytes - start).min(length_max) + 1);

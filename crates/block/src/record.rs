@@ -5,18 +5,19 @@
 
 /// A structure of `SIZE` bytes in a file.
 ///
-/// Fields have constant offsets. One that exceeds the structure does not compile, so that reading a field needs no
+/// Fields have constant offsets. A field outside of the structure is a compile error, so reading a field needs no check
+/// and cannot panic.
 /// check, and cannot panic.
 #[derive(Debug, Clone, Copy)]
 pub struct Record<'a, const SIZE: usize>(&'a [u8; SIZE]);
 
 impl<'a, const SIZE: usize> Record<'a, SIZE> {
-    /// The structure that `bytes` are.
+    /// Interprets `bytes` as the structure.
     pub fn new(bytes: &'a [u8; SIZE]) -> Self {
         Self(bytes)
     }
 
-    /// The structure that `bytes` begin with; none where they are fewer.
+    /// The structure at the start of `bytes`; `None` if there are too few bytes.
     pub fn first_of(bytes: &'a [u8]) -> Option<Self> {
         bytes.first_chunk().map(Self)
     }

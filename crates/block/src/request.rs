@@ -21,14 +21,14 @@ pub enum RequestKind {
     Flush,
 }
 
-/// One request to a device; a flush has neither offset nor length.
+/// One request to a device; a flush has no offset and no length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Request {
     /// The operation.
     pub kind: RequestKind,
-    /// First byte.
+    /// Offset of the first byte.
     pub offset: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub length: u64,
 }
 

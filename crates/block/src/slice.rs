@@ -1,4 +1,4 @@
-//! A part of a device, as a device: a partition, an image inside an archive.
+//! A part of a device as a device: a partition, or an image inside an archive.
 
 use std::ops::Range;
 
@@ -14,7 +14,7 @@ pub struct SliceDevice<D> {
 }
 
 impl<D: BlockDevice> SliceDevice<D> {
-    /// The bytes of `range` of `device`; [`Error::OutOfBounds`](crate::Error::OutOfBounds) where it reaches past the end.
+    /// The bytes of `range` of `device`; [`Error::OutOfBounds`](crate::Error::OutOfBounds) if it reaches past the end.
     pub fn new(device: D, range: Range<u64>) -> Result<Self> {
         let size_bytes = range_length(&range);
         device.check_bounds(range.start, size_bytes)?;
@@ -25,7 +25,8 @@ impl<D: BlockDevice> SliceDevice<D> {
         })
     }
 
-    /// The range of the underlying device, for a request that lies inside.
+    /// Converts the range of a request to a range of the underlying device; an error if the request reaches past the
+    /// end of the slice.
     fn below(&self, range: &Range<u64>) -> Result<Range<u64>> {
         let length = range_length(range);
         self.check_bounds(range.start, length)?;

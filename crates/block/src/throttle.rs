@@ -1,7 +1,7 @@
 //! Limits the rate of a device, so that a copy leaves capacity for running machines.
 //!
-//! Each limit is a schedule: a request books the next free slot of it (its bytes, or one operation), and waits until
-//! that slot begins. Unused time is saved, up to the burst.
+//! For each limit, a request reserves the next free time slot for its bytes, or for one operation, and waits until the
+//! slot begins. Unused time is saved, up to the burst.
 
 use std::num::NonZeroU64;
 use std::ops::Range;
@@ -17,11 +17,11 @@ pub struct ThrottleLimits {
     pub bytes_per_second: Option<NonZeroU64>,
     /// Reads, writes, zeroings and trims each second.
     pub operations_per_second: Option<NonZeroU64>,
-    /// How much unused time may be used later at once, in milliseconds.
+    /// How much unused time may be used later, in milliseconds.
     pub burst_ms: u32,
 }
 
-/// When the next request may begin, for each limit, on the clock's time.
+/// For each limit, the clock's time at which the next request may begin.
 #[derive(Debug, Default)]
 struct Schedule {
     limits: ThrottleLimits,
@@ -29,7 +29,7 @@ struct Schedule {
     operations_free_at: Duration,
 }
 
-/// Books `units` and returns when they begin.
+/// Reserves time for `units`; returns when it begins.
 fn book(
     free_at: &mut Duration,
     now: Duration,
@@ -48,7 +48,7 @@ fn book(
 }
 
 impl Schedule {
-    /// Books one operation of `bytes` and returns how long it has to wait.
+    /// Reserves time for one operation of `bytes`; returns how long to wait before it.
     fn wait(&mut self, now: Duration, bytes: u64) -> Duration {
         let limits = self.limits;
         let burst = Duration::from_millis(limits.burst_ms.into());
@@ -64,14 +64,14 @@ impl Schedule {
     }
 }
 
-/// Limits shared by several requesters: each asks how long to wait before a request.
+/// Limits that several threads share. Each thread asks how long to wait before a request.
 #[derive(Debug, Default)]
 pub struct Throttle {
     schedule: Mutex<Schedule>,
 }
 
 impl Throttle {
-    /// Changes the limits from the next request on; earlier bookings are dropped.
+    /// Changes the limits for later requests; earlier reservations are dropped.
     pub fn set_limits(&self, limits: ThrottleLimits, now: Duration) {
         *self.schedule.lock().unwrap_or_else(PoisonError::into_inner) = Schedule {
             limits,
@@ -80,7 +80,7 @@ impl Throttle {
         };
     }
 
-    /// Books one request of `bytes`, and returns how long to wait before it may begin.
+    /// Reserves time for one request of `bytes`; returns how long to wait before it may begin.
     pub fn book(&self, bytes: u64, now: Duration) -> Duration {
         let mut schedule = self.schedule.lock().unwrap_or_else(PoisonError::into_inner);
         schedule.wait(now, bytes)
@@ -96,7 +96,7 @@ pub struct ThrottledDevice<D, C> {
 }
 
 impl<D: BlockDevice, C: Clock> ThrottledDevice<D, C> {
-    /// `device`, limited to `limits` on the time of `clock`.
+    /// Limits `device` to `limits`, by the time of `clock`.
     pub fn new(device: D, limits: ThrottleLimits, clock: C) -> Self {
         let throttled = Self {
             device,
@@ -107,7 +107,7 @@ impl<D: BlockDevice, C: Clock> ThrottledDevice<D, C> {
         throttled
     }
 
-    /// Changes the limits from the next request on; earlier bookings are dropped.
+    /// Changes the limits for later requests; earlier reservations are dropped.
     pub fn set_limits(&self, limits: ThrottleLimits) {
         self.throttle.set_limits(limits, self.clock.now());
     }

@@ -1,8 +1,8 @@
 //! Records every change of a device in a dirty bitmap.
 //!
-//! A range is marked *before* the write, so that a crash can only report too much, and once more *after* it: a copy
-//! that takes the bitmap while a write is in progress may copy the old bytes, and must find the range in the next
-//! bitmap.
+//! A range is marked *before* the write, so that the bitmap never misses a change after a crash, and again *after* it:
+//! a copy that takes the bitmap while a write is in progress may copy the old bytes, and must find the range in the
+//! next bitmap.
 
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -18,7 +18,7 @@ pub struct TrackedDevice<D> {
 }
 
 impl<D: BlockDeviceMut> TrackedDevice<D> {
-    /// Tracks `device` from now on, at `granularity_bytes`.
+    /// Tracks changes of `device` from now on, at `granularity_bytes`.
     pub fn new(device: D, granularity_bytes: u64) -> Result<Self> {
         let dirty = DirtyBitmap::new(device.size_bytes(), granularity_bytes)?;
         Ok(Self {
@@ -27,7 +27,7 @@ impl<D: BlockDeviceMut> TrackedDevice<D> {
         })
     }
 
-    /// Continues to track `device` in `dirty`, which must be for a device of the same size.
+    /// Tracks changes of `device` in the existing bitmap `dirty`, which must be for a device of the same size.
     pub fn with_bitmap(device: D, dirty: DirtyBitmap) -> Result<Self> {
         if dirty.size_bytes() != device.size_bytes() {
             return Err(Error::Unsupported {
@@ -50,7 +50,7 @@ impl<D: BlockDeviceMut> TrackedDevice<D> {
         self.lock().clone()
     }
 
-    /// Takes the bitmap of all changes up to now; later ones go into a fresh bitmap.
+    /// Takes the bitmap of all changes up to now; later changes are recorded in a new bitmap.
     pub fn take_dirty(&self) -> DirtyBitmap {
         let mut dirty = self.lock();
         let fresh = DirtyBitmap::new(dirty.size_bytes(), dirty.granularity_bytes())
@@ -58,12 +58,12 @@ impl<D: BlockDeviceMut> TrackedDevice<D> {
         std::mem::replace(&mut dirty, fresh)
     }
 
-    /// Takes the next marked range out, as [`DirtyBitmap::take_next`] does.
+    /// Takes the next marked range, like [`DirtyBitmap::take_next`].
     pub fn take_next_dirty(&self, offset: u64, length_max: u64) -> Option<Range<u64>> {
         self.lock().take_next(offset, length_max)
     }
 
-    /// Marks a range again that was taken and then not copied.
+    /// Marks a range again that was taken but not copied.
     pub fn mark(&self, range: Range<u64>) {
         self.lock().set(range);
     }
@@ -102,7 +102,7 @@ impl<D: BlockDevice> BlockDevice for TrackedDevice<D> {
 
 impl<D: BlockDeviceMut> BlockDeviceMut for TrackedDevice<D> {
     fn write_at(&self, data: &[u8], offset: u64) -> Result<()> {
-        // Saturation keeps an overflowing request out of bounds.
+        // Saturation keeps a request that overflows out of bounds.
         let range = offset..offset.saturating_add(data.len() as u64);
         self.check_bounds(offset, data.len() as u64)?;
         self.tracked(range, || self.device.write_at(data, offset))
@@ -137,7 +137,7 @@ mod tests {
         Conformance::new().check_mutable(|size| TrackedDevice::new(MemoryDevice::new(size), 4096).unwrap());
     }
 
-    /// What differs from the last copy is always marked, so copying the marked ranges makes the two equal.
+    /// All differences to the last copy are marked, so copying the marked ranges makes both equal.
     #[test]
     fn copying_the_dirty_ranges_is_enough() {
         let mut random = SeededRandom::new(test_seed());
@@ -168,7 +168,7 @@ mod tests {
         }
     }
 
-    /// A copy that takes the marks while a write is on its way reads the old bytes; the range must be marked again.
+    /// A copy that takes the bitmap while a write is in progress reads the old bytes; the range must be marked again.
     #[test]
     fn a_write_under_way_while_the_marks_are_taken_is_in_both_bitmaps() {
         type Sink = Box<dyn Fn(Request) + Send + Sync>;

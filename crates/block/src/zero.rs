@@ -1,10 +1,10 @@
-//! Whether bytes are zero.
+//! Detects zero bytes.
 
 /// Whether all bytes are zero.
 pub fn is_zero(bytes: &[u8]) -> bool {
     const LANE: usize = 256;
     let mut lanes = bytes.chunks_exact(LANE);
-    // Whole lanes are OR-ed without a branch inside, which the compiler turns into vector instructions.
+    // Whole lanes are OR-ed without a branch, so that the compiler generates vector instructions.
     lanes.all(|lane| lane.iter().fold(0, |all, byte| all | byte) == 0)
         && bytes[bytes.len() - bytes.len() % LANE..].iter().all(|byte| *byte == 0)
 }

@@ -1,4 +1,4 @@
-//! Hostile bytes for every parser of this crate, without a fuzzer.
+//! Feeds hostile bytes to every parser of this crate, without a fuzzer.
 
 use holdfast_block::conformance::test_seed;
 use holdfast_block::hostile::{MemoryBound, ParserTrial};
@@ -8,8 +8,9 @@ use peak_alloc::PeakAlloc;
 #[global_allocator]
 static ALLOCATOR: PeakAlloc = PeakAlloc;
 
-/// A bitmap takes 16 bytes for every 4096 bits of a device of the size that its caller expects, which is at most 16 GiB here:
-/// 128 KiB, and as much for the second decoding. An overlay is copied a few times, read into a buffer of 1 MiB and written to.
+/// A bitmap takes 16 bytes for every 4096 bits. The expected device size is at most 16 GiB here, so this is 128 KiB,
+/// and the same again for the second decoding. An overlay is copied a few times, read into a buffer of 1 MiB and
+/// written to.
 const BOUND: MemoryBound = MemoryBound {
     per_byte: 40,
     constant_bytes: 4 << 20,

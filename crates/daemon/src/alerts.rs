@@ -1,5 +1,5 @@
-//! Decides when to notify: once when a problem begins, again after a while as long as it lasts, and once when it is
-//! over.
+//! Decides when to notify: when a problem begins, as a reminder after a while as long as the problem lasts, and when it
+//! has ended.
 
 use std::time::Duration;
 
@@ -18,20 +18,20 @@ pub struct Notice {
     pub event: Event,
     /// The job.
     pub job: String,
-    /// The machine, if it concerns one.
+    /// The machine, if the notice concerns one.
     pub machine: Option<String>,
-    /// Whether it is good news.
+    /// Whether the notice reports an improvement.
     pub is_good: bool,
     /// A short description.
     pub subject: String,
     /// The details.
     pub text: String,
-    /// The run that it is about.
+    /// The run that caused the notice.
     pub run: Option<RunEntry>,
 }
 
 impl Notice {
-    /// Adds the run that has ended, and what it has achieved in words; a notice about a machine is not about the run.
+    /// Adds the ended run and a summary of it. A notice about a machine does not get them.
     pub(super) fn add_run(&mut self, run: &RunEntry, summary: &str) {
         if self.machine.is_some() {
             return;
@@ -43,7 +43,7 @@ impl Notice {
     }
 }
 
-/// The notices after the end of a run; the record is updated with them.
+/// Returns the notices after the end of a run, and updates the record with them.
 pub(super) fn after_run(
     job: &str,
     record: &mut JobRecord,
@@ -123,7 +123,7 @@ fn of_machines(
     if !ended.outcome.is_done() || ended.freshness.is_empty() {
         return Vec::new();
     }
-    // Machines that are no longer reported are dropped.
+    // Drops machines that are no longer reported.
     record
         .silent
         .retain(|machine, _| ended.freshness.iter().any(|one| one.machine == *machine));
@@ -188,14 +188,14 @@ impl Alert {
         }
     }
 
-    /// Whether another notice is due.
+    /// Whether another notification is due.
     fn is_reminder_due(&self, remind_after: Duration, now: Timestamp) -> bool {
         let remind_after = remind_after.try_into().unwrap_or_default();
         self.notified_at
             .is_none_or(|last| now.duration_since(last) >= remind_after)
     }
 
-    /// After a clock was set back, the reminder is not delayed further.
+    /// After a clock was set back, the reminder must not be delayed further.
     fn correct_clock(&mut self, now: Timestamp) {
         self.notified_at = self.notified_at.map(|last| last.min(now));
     }
@@ -247,7 +247,7 @@ mod tests {
         }
     }
 
-    /// The subjects after a run, except those of successes.
+    /// The subjects of the notices after a run, except for notices of success.
     fn subjects(record: &mut JobRecord, outcome: Outcome, machines: &[(&str, bool)], now: Timestamp) -> Vec<String> {
         let consequence = if outcome.is_done() {
             Consequence::Succeeded
@@ -283,7 +283,7 @@ mod tests {
             subjects(&mut record, Outcome::Damage, &[], hour(53)),
             ["a has found damage"]
         );
-        // The clock goes back: the reminder comes a day later, without the jump.
+        // The clock is set back: the reminder comes a day later, as without the change.
         assert!(reminder("a", &mut record, DAY, hour(0)).is_none());
         assert!(reminder("a", &mut record, DAY, hour(24)).is_some());
     }
@@ -300,7 +300,7 @@ mod tests {
             ["web has no fresh snapshot", "db has no fresh snapshot"]
         );
         assert_eq!(subjects(&mut record, Outcome::Done, both, hour(1)), [""; 0]);
-        // A failed check says nothing about machines.
+        // A failed check does not change the state of machines.
         assert_eq!(subjects(&mut record, Outcome::Failed, &[], hour(2)), ["a has failed"]);
         assert_eq!(
             subjects(&mut record, Outcome::Done, one, hour(24)),

@@ -1,6 +1,6 @@
 //! Delivers notifications: by the host's mail system, or by HTTP requests with curl.
 //!
-//! No secret is passed in arguments of a program, which every user of the host could read: curl gets its whole
+//! Arguments of a program can be read by every user of the host, so they contain no secret: curl gets its whole
 //! configuration on standard input.
 
 use std::fmt::Write as _;
@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 
 use super::alerts::Notice;
 
-/// Timeout of the delivering program.
+/// Timeout of the program that delivers a notification.
 const TIMEOUT: Duration = Duration::from_secs(45);
 /// Timeout of curl.
 const CURL_SECONDS: u32 = 30;
@@ -24,7 +24,7 @@ const CURL_SECONDS: u32 = 30;
 const TEXT_BYTES_MAX: usize = 16 << 10;
 /// Maximum length of a token.
 const TOKEN_BYTES_MAX: u64 = 4096;
-/// Where to look for the mail system's program.
+/// Locations of the mail system's program.
 const SENDMAIL: [&str; 3] = ["sendmail", "/usr/sbin/sendmail", "/usr/lib/sendmail"];
 
 /// The content of a notification.
@@ -34,9 +34,9 @@ pub struct Message {
     pub subject: String,
     /// The details.
     pub text: String,
-    /// Whether it is good news.
+    /// Whether the notice reports an improvement.
     pub is_good: bool,
-    /// The content for programs.
+    /// The content for programs, as JSON.
     pub document: Value,
 }
 
@@ -79,7 +79,7 @@ fn cut(text: &str) -> String {
 /// Delivers a message, in one attempt.
 ///
 /// # Errors
-/// The reason, as text.
+/// The reason of the failure, as text.
 pub fn deliver(channel: &Channel, message: &Message, withheld: &[String], clock: &dyn Clock) -> Result<(), String> {
     match channel {
         Channel::Mail { to, from, sendmail } => {
@@ -119,7 +119,7 @@ pub fn deliver(channel: &Channel, message: &Message, withheld: &[String], clock:
     }
 }
 
-/// Runs a program with `input`; an error contains its output.
+/// Runs a program with `input`. An error contains the output of the program.
 fn run_with_input(
     program: &str,
     arguments: &[&str],
@@ -143,7 +143,7 @@ fn run_with_input(
     })
 }
 
-/// A mail for `sendmail -t`.
+/// Formats a mail for `sendmail -t`.
 fn mail(to: &[String], from: Option<&str>, message: &Message) -> Vec<u8> {
     let from = from.map(|from| format!("From: {from}\n")).unwrap_or_default();
     let mut text = format!(
@@ -153,7 +153,7 @@ fn mail(to: &[String], from: Option<&str>, message: &Message) -> Vec<u8> {
         encoded_word(&message.subject),
     );
     for line in message.text.lines() {
-        // The limit for lines of mails.
+        // Mails have a limited line length.
         let line: String = line.chars().filter(|c| !c.is_control()).take(240).collect();
         text.push_str(&line);
         text.push('\n');
@@ -161,12 +161,13 @@ fn mail(to: &[String], from: Option<&str>, message: &Message) -> Vec<u8> {
     text.into_bytes()
 }
 
-/// A text for a header of a mail or of a request: plain ASCII on one line, otherwise encoded by RFC 2047.
+/// Encodes a text for a header of a mail or of a request: plain ASCII on one line is kept, other text is encoded by RFC
+/// 2047.
 fn encoded_word(text: &str) -> String {
     if text.chars().all(|c| c.is_ascii_graphic() || c == ' ') {
         return text.to_owned();
     }
-    // Words have at most 75 characters; no character is split.
+    // Encoded words have at most 75 characters; a character is never split.
     let mut words = vec![String::new()];
     for character in text.chars().map(|c| if c.is_control() { ' ' } else { c }) {
         let mut encoded = String::new();
@@ -210,7 +211,7 @@ fn post(
             Err("curl is not installed on this host: install it".to_owned())
         }
         Err(error) => Err(format!("curl: {error}")),
-        // The URL of many services authorizes its user: it is a secret.
+        // The URL of many services contains the credentials of its user, so it is a secret.
         Ok(handed) => handed.map_err(|why| format!("{host}: {}", why.replace(url, host))),
     }
 }
@@ -222,7 +223,7 @@ fn host_of(url: &str) -> &str {
     authority.rsplit_once('@').map_or(authority, |(_, host)| host)
 }
 
-/// Whether requests stay on this host.
+/// Whether requests to `host` stay on this host.
 fn is_this_host(host: &str) -> bool {
     let name = match host.strip_prefix('[') {
         Some(rest) => rest.split(']').next().unwrap_or_default(),
@@ -247,7 +248,7 @@ fn curl_request(url: &str, headers: &[String], body: &str) -> String {
     text
 }
 
-/// Quotes a text for curl.
+/// Quotes a text for curl's configuration.
 fn quoted(text: &str) -> String {
     let mut quoted = String::from('"');
     for character in text.chars() {
@@ -327,7 +328,7 @@ mod tests {
         );
     }
 
-    /// The URL of a webhook is a secret, and so is a token.
+    /// The URL of a webhook and a token are secrets.
     #[test]
     fn of_an_address_the_host_is_shown_and_a_token_is_not_sent_in_the_clear() {
         for (url, host) in [

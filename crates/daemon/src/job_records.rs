@@ -1,8 +1,8 @@
-//! The records of jobs: what is stored of each between runs, in a small file `jobs/NAME.json`.
+//! The records of jobs: the stored state of each job between runs, in a small file `jobs/NAME.json`.
 //!
 //! Only the holder of a job's lock writes its file, so that a daemon and a manual run do not overwrite each other's
-//! changes. It is written under another name, synced, and renamed. If that fails, because the disk is full, the record
-//! is kept in memory, takes precedence over the file, and is written as soon as possible.
+//! changes. A record is written under another name, synced, and renamed. If that fails, for example because the disk is
+//! full, the record is kept in memory, takes precedence over the file, and is written as soon as possible.
 
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
@@ -19,7 +19,7 @@ use holdfast_engine::{Error, Result};
 /// A lasting problem.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Alert {
-    /// When it began.
+    /// The time at which the problem began.
     pub since: Timestamp,
     /// Time of the last notification.
     pub notified_at: Option<Timestamp>,
@@ -28,11 +28,11 @@ pub struct Alert {
 /// The record of a job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct JobRecord {
-    /// The state of its schedule.
+    /// The state of the job's schedule.
     pub state: JobState,
-    /// The end and the outcome of its last run.
+    /// The end and the outcome of the last run.
     pub last: Option<(Timestamp, Outcome)>,
-    /// When it began to fail.
+    /// Present while the job fails.
     pub failing: Option<Alert>,
     /// Machines without a fresh snapshot.
     pub silent: BTreeMap<String, Alert>,
@@ -71,7 +71,7 @@ impl JobRecord {
         format!("{value:#}\n").into_bytes()
     }
 
-    /// Parses a record; none if it is invalid.
+    /// Parses a record; `None` if it is invalid.
     fn parse(bytes: &[u8]) -> Option<Self> {
         let value: Value = serde_json::from_slice(bytes).ok()?;
         let time = |value: &Value| value.as_str()?.parse::<Timestamp>().ok();
@@ -103,7 +103,7 @@ impl JobRecord {
 #[derive(Debug)]
 pub struct JobRecords {
     folder: PathBuf,
-    /// Records that could not be written.
+    /// Records that could not be written to their files.
     unwritten: BTreeMap<String, JobRecord>,
 }
 
@@ -116,7 +116,7 @@ impl JobRecords {
         }
     }
 
-    /// The record of a job; none if there is no valid one.
+    /// The record of a job; `None` if there is no valid one.
     ///
     /// # Errors
     /// The file exists and cannot be read.
@@ -136,7 +136,7 @@ impl JobRecords {
         }
     }
 
-    /// Stores the record of a job durably. If that fails, it is kept in memory, and the error is returned.
+    /// Stores the record of a job durably. If that fails, the record is kept in memory, and the error is returned.
     pub(super) fn write(&mut self, job: &str, record: JobRecord) -> Result<()> {
         let path = self.path(job);
         let written = write_note(&path, &path.with_extension("partial"), &record.encode());
@@ -152,10 +152,10 @@ impl JobRecords {
         })
     }
 
-    /// Writes records that could not be written before; returns whether none is left.
+    /// Writes records that could not be written before; returns whether all are written now.
     pub(super) fn write_pending(&mut self) -> bool {
         for (job, record) in std::mem::take(&mut self.unwritten) {
-            // Records that fail again are kept.
+            // A record that fails again is kept in memory.
             self.write(&job, record).ok();
         }
         self.unwritten.is_empty()

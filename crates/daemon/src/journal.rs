@@ -1,9 +1,9 @@
-//! The journal of runs: `runs.jsonl`, a line of JSON for each run that has ended and for each notice that was delivered
+//! The journal of runs: `runs.jsonl`, with a line of JSON for each completed run and for each notice that was delivered
 //! or failed.
 //!
-//! A line is appended and synced at once. One that is torn by a full disk or a power cut is skipped by readers, and
-//! terminated by the next writer. A large journal is rotated to `runs.jsonl.1`, which replaces the previous one.
-//! Entries that cannot be written are kept in memory, up to a limit, and written as soon as possible.
+//! A line is appended and synced at once. A line that is incomplete because of a full disk or a power cut is skipped by
+//! readers, and terminated by the next writer. A large journal is rotated to `runs.jsonl.1`, which replaces the
+//! previous one. Entries that cannot be written are kept in memory, up to a limit, and written as soon as possible.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -21,7 +21,7 @@ use holdfast_engine::{Error, Result};
 const BYTES_MAX: u64 = 8 << 20;
 /// Maximum length of a line; a longer one is invalid.
 const LINE_BYTES_MAX: u64 = 1 << 20;
-/// Entries kept in memory while the disk is full.
+/// Limit of entries kept in memory while the disk is full.
 const UNWRITTEN_COUNT_MAX: usize = 10_000;
 
 /// An entry of the journal.
@@ -30,7 +30,7 @@ const UNWRITTEN_COUNT_MAX: usize = 10_000;
 pub enum JournalEntry {
     /// A run has ended.
     Run(RunEntry),
-    /// A notification was delivered, or failed.
+    /// A notification was delivered, or its delivery failed.
     Notice(NoticeEntry),
 }
 
@@ -39,34 +39,34 @@ pub enum JournalEntry {
 pub struct RunEntry {
     /// The job.
     pub job: String,
-    /// Its kind.
+    /// The kind of the job.
     pub kind: String,
-    /// What started it: `daemon`, `run`, `cron`.
+    /// What started the run: `daemon`, `run`, `cron`.
     pub by: String,
-    /// Its start.
+    /// The start of the run.
     pub start: String,
-    /// Its end; of a run with unknown result, when that was detected.
+    /// The end of the run. If the result is unknown, the time at which that was detected.
     pub end: String,
-    /// Its duration.
+    /// The duration.
     pub duration_ms: u64,
     /// The outcome in one word.
     pub outcome: String,
     /// The exit code.
     pub exit_code: Option<i32>,
-    /// Failed runs of the series before it.
+    /// Number of failed runs of the series before this one.
     pub failed_before: u32,
-    /// The time of the retry.
+    /// The time of the retry, if there is one.
     pub retry_at: Option<String>,
     /// The error.
     pub error: Option<String>,
-    /// The last lines of its output.
+    /// The last lines of the output.
     pub lines: Vec<String>,
-    /// What it has achieved.
+    /// The results of the run.
     #[serde(flatten)]
     pub result: RunReport,
 }
 
-/// A notification that was delivered, or failed.
+/// A notification that was delivered, or whose delivery failed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NoticeEntry {
     /// The recipient.
@@ -101,7 +101,7 @@ impl JobJournal {
         }
     }
 
-    /// Its path.
+    /// The path of the current journal file.
     pub fn path(&self) -> PathBuf {
         self.folder.join("runs.jsonl")
     }
@@ -110,7 +110,7 @@ impl JobJournal {
         self.folder.join("runs.jsonl.1")
     }
 
-    /// Appends an entry. If that fails, it is kept in memory, and the error is returned.
+    /// Appends an entry. If that fails, the entry is kept in memory, and the error is returned.
     pub fn append(&mut self, entry: JournalEntry) -> Result<()> {
         if self.unwritten.len() == UNWRITTEN_COUNT_MAX {
             self.unwritten.pop_front();
@@ -160,7 +160,7 @@ impl JobJournal {
             file.sync_data()
         })();
         if written.is_err() {
-            // Removes a partial line; if even that fails, readers skip it.
+            // Removes a partial line. If this fails too, readers skip the line.
             file.set_len(length).ok();
         }
         written.map_err(failed)
@@ -270,7 +270,7 @@ mod tests {
         assert_eq!(journal.read().unwrap(), [run("a"), notice, run("b"), run("c")]);
     }
 
-    /// A line as it was written before runs had results, and one of a later program with a key that is not known here.
+    /// A line from a version without results of runs, and a line from a newer version with an unknown key.
     #[test]
     fn lines_of_older_and_newer_programs_are_read() {
         let folder = tempfile::tempdir().unwrap();

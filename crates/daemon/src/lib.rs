@@ -1,13 +1,13 @@
 //! The scheduler: runs the jobs of a `holdfast.toml` when they are due, each as a separate process.
 //!
-//! [`holdfast_policy::schedule`], which has no clock, decides what is due; this crate has the clock, the processes and
-//! the files. A job is a command line of the program itself, in its own process group, so that a job that crashes,
-//! hangs or is killed does not affect others. [`JobRecords`] stores the state of each job, [`JobJournal`] its history;
-//! both survive `kill -9` and a full disk. The locks in `locks.rs` prevent two daemons, or a daemon and a manual run,
-//! from running a job twice.
+//! [`holdfast_policy::schedule`], which has no clock, decides which jobs are due; this crate has the clock, the
+//! processes and the files. A job is a command line of the program itself, in its own process group, so that a job that
+//! crashes, hangs or is killed does not affect others. [`JobRecords`] stores the state of each job, [`JobJournal`] its
+//! history; both survive `kill -9` and a full disk. The locks in `locks.rs` prevent two daemons, or a daemon and a
+//! manual run, from running a job twice.
 //!
-//! There is one loop, woken by a [`DaemonEvent`] or by the next due time, at the latest after [`POLL_INTERVAL_MAX`], to
-//! notice a clock that was set, and a host that was suspended.
+//! There is one loop, which a [`DaemonEvent`] or the next due time wakes. It sleeps at most [`POLL_INTERVAL_MAX`], to
+//! detect that the clock was set or the host was suspended.
 
 mod alerts;
 mod deliver;
@@ -43,15 +43,15 @@ pub use run_report::{RunReport, RunSnapshot};
 
 /// The longest sleep.
 const POLL_INTERVAL_MAX: Duration = Duration::from_secs(30);
-/// When to check again for a job that another process runs or excludes.
+/// Interval of checks for a job that another process runs or excludes.
 const RECHECK_INTERVAL: Duration = Duration::from_secs(5);
-/// How long to wait for pending notifications at the end.
+/// Time limit of waiting for pending notifications at the end.
 const FINAL_NOTICE_WAIT: Duration = Duration::from_secs(10);
 
-/// What the scheduler runs.
+/// The jobs to run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RunMode {
-    /// All jobs whenever they are due, until it is stopped.
+    /// All jobs whenever they are due, until the scheduler is stopped.
     Forever,
     /// All jobs that are due now, once.
     Due,
@@ -64,7 +64,7 @@ pub enum RunMode {
 pub struct DaemonRequest {
     /// The configuration.
     pub config: Config,
-    /// What to run.
+    /// The jobs to run.
     pub mode: RunMode,
     /// The state folder.
     pub state: PathBuf,
@@ -72,7 +72,7 @@ pub struct DaemonRequest {
     pub program: PathBuf,
     /// The host's name.
     pub host: String,
-    /// The time zone of calendars without one.
+    /// The time zone of calendars that name none.
     pub zone: TimeZone,
     /// Environment variables that jobs do not inherit.
     pub withheld: Vec<String>,
@@ -83,7 +83,7 @@ pub struct DaemonRequest {
 /// Writes a log message, from any thread.
 pub type LogSink = Arc<dyn Fn(Severity, &str) + Send + Sync>;
 
-/// The effects of the scheduler.
+/// The external effects of the scheduler.
 pub struct DaemonEnvironment<'a> {
     /// The time of day.
     pub now: &'a dyn Fn() -> Timestamp,
@@ -91,9 +91,9 @@ pub struct DaemonEnvironment<'a> {
     pub clock: Arc<dyn Clock>,
     /// Writes a log message.
     pub log: LogSink,
-    /// Sums up in words what a run has done.
+    /// Summarizes the results of a run in words.
     pub summary: &'a dyn Fn(&RunEntry) -> String,
-    /// Reads the configuration again; none if it is invalid, which has been logged.
+    /// Reads the configuration again; `None` if it is invalid, which was already logged.
     pub reload: &'a dyn Fn() -> Option<Config>,
     /// Reports the state to the service manager.
     pub report_state: &'a dyn Fn(ServiceState),
@@ -114,7 +114,7 @@ pub enum DaemonEvent {
     Stop,
     /// The program of a job has ended.
     Ended(String),
-    /// A notification was delivered, or failed.
+    /// A notification was delivered, or its delivery failed.
     NoticeDone(NoticeEntry),
 }
 
@@ -132,22 +132,22 @@ pub enum Severity {
 /// The state of the service.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ServiceState {
-    /// It is ready.
+    /// The service is ready.
     Ready,
-    /// It is alive, with a status text.
+    /// The service is alive, with a status text.
     Alive(String),
-    /// It reloads its configuration.
+    /// The service reloads its configuration.
     Reloading,
-    /// It is about to stop.
+    /// The service is about to stop.
     Stopping,
 }
 
 /// The result of a scheduler.
 #[derive(Debug, Default)]
 pub struct DaemonReport {
-    /// Runs that have ended; empty for a daemon.
+    /// Completed runs; empty for a daemon.
     pub runs: Vec<RunEntry>,
-    /// Jobs that were not started because they, or others that exclude them, run already.
+    /// Jobs that were not started because they, or jobs that exclude them, are already running.
     pub busy: Vec<String>,
 }
 
@@ -189,26 +189,25 @@ struct Daemon<'a> {
     environment: DaemonEnvironment<'a>,
     records: JobRecords,
     journal: JobJournal,
-    /// By job name.
+    /// Running jobs by name.
     running: BTreeMap<String, Running>,
-    /// Jobs that another process excludes, and when to check again.
+    /// Jobs that another process excludes, and the time of the next check.
     deferred: BTreeMap<String, Duration>,
     notifications: NotificationState,
-    /// When it began to stop.
+    /// The time at which stopping began.
     stopping: Option<Duration>,
     /// Requested jobs that were not started yet.
     requested: Vec<String>,
     report: DaemonReport,
 }
 
-/// A job that is due.
 struct DueJob {
     job: Job,
     since: Timestamp,
 }
 
 impl Daemon<'_> {
-    /// Handles what is due, and sleeps until the next event; returns whether the scheduler is done.
+    /// Handles all due work, and sleeps until the next event; returns whether the scheduler has finished.
     fn run_once(&mut self) -> bool {
         let now = (self.environment.now)();
         let mut sleep = self
@@ -222,7 +221,7 @@ impl Daemon<'_> {
                 RunMode::Forever | RunMode::Due => self.due_jobs(now),
             };
             let begun = self.begin(&due, now);
-            // A program that could not be started has ended already: its consequences are due at once.
+            // A program that could not be started has already ended: handle that at once.
             if begun > 0 {
                 sleep = sleep.min(Duration::from_millis(100));
             }
@@ -267,7 +266,7 @@ impl Daemon<'_> {
             DaemonEvent::Status => self.log(Severity::Info, &self.status()),
             DaemonEvent::Stop => {
                 let clock = self.environment.clock.now();
-                // A second request stops without waiting.
+                // After a second request, stop without waiting.
                 let patience = match self.stopping {
                     None => self.request.config.daemon.stop_within.duration(),
                     Some(_) => Duration::ZERO,
@@ -279,7 +278,7 @@ impl Daemon<'_> {
         }
     }
 
-    /// The jobs that are due, and the time of the next one.
+    /// The due jobs, and the time at which the next one is due.
     fn due_jobs(&mut self, now: Timestamp) -> (Vec<DueJob>, Option<Timestamp>) {
         let (mut due, mut next) = (Vec::new(), None::<Timestamp>);
         let jobs: Vec<Job> = self
@@ -318,7 +317,7 @@ impl Daemon<'_> {
         .collect()
     }
 
-    /// Starts the jobs that may start; returns how many.
+    /// Starts the jobs that may start; returns their number.
     fn begin(&mut self, due: &[DueJob], now: Timestamp) -> usize {
         let clock = self.environment.clock.now();
         self.deferred.retain(|_, until| *until > clock);
@@ -358,7 +357,7 @@ impl Daemon<'_> {
         (self.environment.log)(severity, text);
     }
 
-    /// What started a run.
+    /// What started a run, for the journal.
     fn by(&self) -> &'static str {
         match self.request.mode {
             RunMode::Forever => "daemon",

@@ -1,9 +1,9 @@
 //! Locks: a file for the one daemon of a folder, and one for each job.
 //!
-//! A job's file is locked while it runs, by its program itself, which has it as its standard input: if a daemon is
-//! killed and the program continues, the next daemon finds the job locked. To start a job, a process holds
-//! `starting.lock` briefly, checks that no job that excludes it is running, and locks its file. The operating system
-//! releases each lock with its holder.
+//! A job's file is locked while the job runs, by the job's program, which has the file as its standard input. So if a
+//! daemon is killed and the program continues, the next daemon finds the job locked. To start a job, a process holds
+//! `starting.lock` briefly, checks that no job that excludes it is running, and locks the job's file. The operating
+//! system releases each lock when its holder ends.
 
 use std::fs::File;
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
@@ -29,7 +29,7 @@ pub(super) fn make_folders(state: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The lock of the daemon; released when dropped.
+/// Locks the folder for this daemon; dropping the file releases the lock.
 pub(super) fn lock_daemon(state: &Path) -> Result<File> {
     let path = state.join("daemon.lock");
     match try_lock(&path)? {
@@ -38,7 +38,7 @@ pub(super) fn lock_daemon(state: &Path) -> Result<File> {
     }
 }
 
-/// The lock of a job that is about to start; none if it, or one of `excluded`, is running.
+/// Locks a job that is about to start; `None` if it, or one of `excluded`, is running.
 pub(super) fn lock_job<'j>(state: &Path, job: &str, excluded: impl Iterator<Item = &'j str>) -> Result<Option<File>> {
     let _starting = lock(&state.join("starting.lock"))?;
     for other in excluded {
@@ -78,7 +78,7 @@ fn failed(path: &Path, source: std::io::Error) -> Error {
     }
 }
 
-/// Waits for a lock, which is held only briefly.
+/// Waits for a lock that is held only briefly.
 pub(super) fn lock(path: &Path) -> Result<File> {
     let file = open(path)?;
     let _wait = Wait::for_answer(LOCK_HOLDER);

@@ -1,5 +1,5 @@
-//! Records and notifications of the scheduler: job records, journal, and notices to recipients. None of them may delay
-//! a job.
+//! Records and notifications of the scheduler: job records, journal, and notices to recipients. These must not delay
+//! jobs.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use super::{Daemon, DaemonEvent, FINAL_NOTICE_WAIT, RunMode, Severity};
 
 /// Maximum number of pending notifications.
 const PENDING_COUNT_MAX: usize = 64;
-/// Delays before a failed delivery is retried.
+/// Delays before retries of a failed delivery.
 const RETRY_DELAYS: [Duration; 3] = [
     Duration::from_secs(2),
     Duration::from_secs(30),
@@ -43,7 +43,7 @@ impl Daemon<'_> {
         self.report_write_error(noted.err());
     }
 
-    /// Writes what could not be written before.
+    /// Writes records and entries that could not be written before.
     pub(super) fn write_pending(&mut self) {
         if !self.notifications.cannot_write {
             return;
@@ -61,7 +61,7 @@ impl Daemon<'_> {
         }
     }
 
-    /// Reports once that nothing can be written, and that jobs continue.
+    /// Reports once that files cannot be written, and that jobs continue.
     fn report_write_error(&mut self, error: Option<holdfast_engine::Error>) {
         let Some(error) = error.filter(|_| !self.notifications.cannot_write) else {
             return;
@@ -88,7 +88,7 @@ impl Daemon<'_> {
         self.notify([notice], &[], now);
     }
 
-    /// Sends notices to their recipients: those that a job names, or all.
+    /// Sends notices to the recipients that a job names, or to all recipients.
     pub(super) fn notify(&mut self, notices: impl IntoIterator<Item = Notice>, named: &[String], now: Timestamp) {
         for notice in notices {
             let wants = |recipient: &&Recipient| {
@@ -118,7 +118,7 @@ impl Daemon<'_> {
         }
         let (clock, sender) = (Arc::clone(&self.environment.clock), self.environment.sender.clone());
         let (channel, withheld) = (recipient.channel.clone(), self.request.withheld.clone());
-        // A manual run does not wait for minutes.
+        // A manual run does not wait minutes for a retry.
         let waits = match self.request.mode {
             RunMode::Forever => &RETRY_DELAYS[..],
             RunMode::Due | RunMode::Jobs(_) => &RETRY_DELAYS[..1],
@@ -146,7 +146,7 @@ impl Daemon<'_> {
         }
     }
 
-    /// A notification was delivered, or failed.
+    /// Records that a notification was delivered or failed.
     pub(super) fn record_notice(&mut self, entry: NoticeEntry) {
         self.notifications.pending = self.notifications.pending.saturating_sub(1);
         if entry.error.is_some() {

@@ -1,4 +1,4 @@
-//! The outcome of a run, from the result of its program.
+//! Determines the outcome of a run from the result of its program.
 
 use holdfast_host::{ProcessOutcome, WorkerOutput};
 use holdfast_policy::Timestamp;
@@ -11,23 +11,23 @@ use super::run_report::RunReport;
 /// The outcome of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Outcome {
-    /// It succeeded.
+    /// The run succeeded.
     Done,
-    /// It succeeded with warnings.
+    /// The run succeeded with warnings.
     Warnings,
-    /// It failed, entirely or partly.
+    /// The run failed, entirely or partly.
     Failed,
-    /// Its command line is invalid.
+    /// The command line is invalid.
     Usage,
-    /// Another process held a lock that it needed.
+    /// Another process held a lock that the run needed.
     Locked,
-    /// It found damage.
+    /// The run found damage.
     Damage,
-    /// It exceeded its timeout.
+    /// The run exceeded its timeout.
     TimedOut,
-    /// It was stopped.
+    /// The run was stopped.
     Stopped,
-    /// The result is unknown: the scheduler was killed meanwhile.
+    /// The result is unknown: the scheduler was killed during the run.
     Unseen,
 }
 
@@ -45,7 +45,7 @@ impl Outcome {
         Self::Unseen,
     ];
 
-    /// The word for it, in the journal and in documents.
+    /// The word for the outcome in the journal and in JSON documents.
     pub const fn word(self) -> &'static str {
         match self {
             Self::Done => "done",
@@ -60,7 +60,7 @@ impl Outcome {
         }
     }
 
-    /// The outcome of a word.
+    /// The outcome for a word.
     pub fn from_word(word: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|outcome| outcome.word() == word)
     }
@@ -82,16 +82,15 @@ impl Outcome {
     }
 }
 
-/// The result of a run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct RunResult {
     pub(super) outcome: Outcome,
     pub(super) exit_code: Option<i32>,
     /// The error.
     pub(super) error: Option<String>,
-    /// The last lines of its output.
+    /// The last lines of the output.
     pub(super) lines: Vec<String>,
-    /// What its JSON document reports.
+    /// The results in the JSON document of the program.
     pub(super) result: RunReport,
     /// Machines whose snapshots were checked.
     pub(super) freshness: Vec<Freshness>,
@@ -124,7 +123,7 @@ pub(super) fn ended(worked: &WorkerOutput, exit_codes: ExitCodeScheme, stop: Opt
     let judged = match exit_codes {
         ExitCodeScheme::Verb => of_verb(code),
         ExitCodeScheme::Check => of_check(code),
-        // A check whose answer names machines has succeeded, even if it reports problems of these machines.
+        // A check that lists machines has succeeded, even if it reports problems of these machines.
         ExitCodeScheme::Freshness => match of_check(code) {
             Outcome::Failed if code == Some(2) && !freshness(&document["report"]["machines"]).is_empty() => {
                 Outcome::Done
@@ -156,7 +155,7 @@ pub(super) fn ended(worked: &WorkerOutput, exit_codes: ExitCodeScheme, stop: Opt
     }
 }
 
-/// As in `docs/exit-codes.md`.
+/// The outcome for an exit code as in `docs/exit-codes.md`.
 fn of_verb(code: Option<i32>) -> Outcome {
     match code {
         Some(0) => Outcome::Done,
@@ -176,7 +175,7 @@ fn of_check(code: Option<i32>) -> Outcome {
     }
 }
 
-/// The error of a document with its causes, or the line of a check.
+/// The error in a document with its causes, or the line of a check.
 fn said(document: &Value) -> Option<String> {
     if let Some(line) = document["report"]["line"].as_str() {
         return Some(line.to_owned());
@@ -288,7 +287,7 @@ mod tests {
                 Outcome::Stopped,
                 Some("it was asked to stop"),
             ),
-            // It completed before it noticed the request.
+            // The program completed before it received the request to stop.
             (
                 ProcessOutcome::Success,
                 "",

@@ -1,42 +1,42 @@
-//! What a run has achieved, as the JSON document of its program says.
+//! The results of a run, from the JSON document of its program.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// Snapshots of a run that are noted, at most.
+/// Limit of recorded snapshots of a run.
 const SNAPSHOT_COUNT_MAX: usize = 1000;
-/// Warnings of a run that are noted, at most.
+/// Limit of recorded warnings of a run.
 const WARNING_COUNT_MAX: usize = 50;
-/// Characters of a warning that are noted, at most.
+/// Limit of recorded characters of a warning.
 const WARNING_CHARS_MAX: usize = 1000;
 
-/// What a run has achieved.
+/// The results of a run.
 ///
-/// A journal written before these fields existed lacks them: they are read as empty.
+/// A journal that was written before these fields existed lacks them: they are read as empty.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct RunReport {
-    /// Snapshots that it added to a repository.
+    /// Snapshots that the run added to a repository.
     pub snapshots: Vec<RunSnapshot>,
-    /// Bytes that it read; none where its program does not say.
+    /// Number of bytes read; `None` if the program does not report it.
     pub read_bytes: Option<u64>,
-    /// Bytes by which the repository has grown; none where its program does not say.
+    /// Number of bytes by which the repository has grown; `None` if the program does not report it.
     pub stored_bytes: Option<u64>,
-    /// The warnings of its program.
+    /// The warnings of the program.
     pub warnings: Vec<String>,
 }
 
 /// A snapshot that a run added to a repository.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RunSnapshot {
-    /// Its machine.
+    /// The machine of the snapshot.
     pub machine: String,
-    /// All digits of its id.
+    /// The id with all digits.
     pub id: String,
 }
 
 impl RunReport {
-    /// Reads it from the document; what that lacks is left empty.
+    /// Reads the results from the document; missing fields stay empty.
     pub(super) fn of_document(document: &Value) -> Self {
         let report = &document["report"];
         let machines = report["machines"].as_array().map_or(&[][..], Vec::as_slice);

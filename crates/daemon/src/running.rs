@@ -23,16 +23,16 @@ pub(super) struct Running {
     start: Timestamp,
     started: Duration,
     failed_before: u32,
-    /// Its timeout.
+    /// The time at which the job exceeds its timeout.
     deadline: Duration,
-    /// Why it was asked to stop, and when it is killed.
+    /// Why the job was asked to stop, and the time at which it is killed.
     stop: Option<(StopCause, Duration)>,
     is_killed: bool,
-    /// Held until the end is recorded: without it, another scheduler would record the result as unknown.
+    /// Held until the end is recorded. Otherwise another scheduler would record the result as unknown.
     _lock: File,
 }
 
-/// The recorded facts of a run that has ended.
+/// The facts about an ended run that are recorded.
 struct EndedRun<'a> {
     job: &'a Job,
     start: Timestamp,
@@ -42,7 +42,7 @@ struct EndedRun<'a> {
 }
 
 impl Running {
-    /// When it has to be stopped or killed.
+    /// The time at which the job must be stopped or killed.
     pub(super) fn next_end(&self) -> Option<Duration> {
         match self.stop {
             _ if self.is_killed => None,
@@ -53,7 +53,7 @@ impl Running {
 }
 
 impl Daemon<'_> {
-    /// The record of a job that is not running; none if another process runs it, or if that is unknown.
+    /// The record of a job that is not running; `None` if another process runs it, or if that cannot be determined.
     pub(super) fn settled_record(&mut self, job: &Job, now: Timestamp) -> Option<JobRecord> {
         let name = &job.name;
         let mut record = match self.records.read(name) {
@@ -61,7 +61,7 @@ impl Daemon<'_> {
             Ok(None) => {
                 let record = JobRecord::new(now);
                 self.save_record(name, record.clone());
-                // The lock file is created now, while there is space: a full disk must not prevent a run later.
+                // The lock file is created now, while there is space: later a full disk must not prevent a run.
                 if let Err(error) = is_locked(&self.request.state, name) {
                     self.log(Severity::Error, &format!("{name}: {error}"));
                 }
@@ -74,12 +74,12 @@ impl Daemon<'_> {
             }
         };
         if record.state.running.is_some() {
-            // If that is unknown, ask again later.
+            // If this cannot be determined, check again later.
             if is_locked(&self.request.state, name).unwrap_or(true) {
                 self.defer(name);
                 return None;
             }
-            // It may have ended normally between the two checks.
+            // The run may have ended normally between the two checks.
             record = self.records.read(name).ok()??;
             if let Some(start) = record.state.running {
                 self.record_unknown_result(job, &mut record, start, now);
@@ -98,7 +98,7 @@ impl Daemon<'_> {
         Some(record)
     }
 
-    /// Takes the lock of a job that is about to start; none if another job or process excludes it.
+    /// Locks a job that is about to start; `None` if another job or process excludes it.
     fn lock(&mut self, job: &Job) -> Option<File> {
         let name = &job.name;
         let others = self.request.config.jobs.iter().filter(|other| other.name != *name);
@@ -123,7 +123,7 @@ impl Daemon<'_> {
         None
     }
 
-    /// Starts a job, unless it is excluded.
+    /// Starts a job, unless another job or process excludes it.
     pub(super) fn start(&mut self, job: &Job, cause: Cause, now: Timestamp) {
         let name = &job.name;
         let Some(lock) = self.lock(job) else { return };
@@ -132,7 +132,7 @@ impl Daemon<'_> {
         let timing = job.timing(&self.request.host);
         let due = record.state.due(&timing, &self.request.zone, now);
         if cause == Cause::Due && !matches!(due, Due::Since(_)) {
-            // Another process has run it meanwhile.
+            // Another process has run the job meanwhile.
             return;
         }
         let failed_before = record.state.failed_count;
@@ -209,7 +209,7 @@ impl Daemon<'_> {
         let duration = self.environment.clock.now().saturating_sub(running.started);
         let stop = running.stop.map(|(cause, _)| cause);
         if stop.is_some() {
-            // Its remaining child processes were asked to stop with it.
+            // The remaining child processes were asked to stop together with the program.
             running.worker.kill();
         }
         let ended = match running.worker.finish() {
@@ -233,7 +233,7 @@ impl Daemon<'_> {
         self.record_end(&run, &ended, now);
     }
 
-    /// Records a run of a scheduler that was killed.
+    /// Records a run whose scheduler was killed.
     fn record_unknown_result(&mut self, job: &Job, record: &mut JobRecord, start: Timestamp, now: Timestamp) {
         let ended = RunResult {
             outcome: Outcome::Unseen,
@@ -256,7 +256,7 @@ impl Daemon<'_> {
         }
     }
 
-    /// Saves the record, writes the journal and the log, and notifies.
+    /// Saves the record, writes journal and log, and sends notices.
     fn record_end(&mut self, run: &EndedRun<'_>, ended: &RunResult, now: Timestamp) {
         let job = run.job;
         let name = &job.name;

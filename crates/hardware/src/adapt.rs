@@ -96,7 +96,7 @@ fn bus_at(bus: Bus, platform: Platform) -> Bus {
     match (platform, bus) {
         (_, Bus::Floppy) => Bus::Floppy,
         (Platform::Xen, _) => Bus::Xen,
-        // A USB disk would need a USB controller, which is not written.
+        // A USB disk would need a USB controller, which the writer does not create.
         (Platform::VirtualBox, Bus::Usb) => Bus::Sata,
         (_, Bus::Ide | Bus::Sata | Bus::Usb)
         | (Platform::Qemu | Platform::Proxmox, Bus::Virtio | Bus::VirtioScsi)

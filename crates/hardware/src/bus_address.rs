@@ -2,7 +2,7 @@
 
 use crate::{Bus, Disk, DiskKind};
 
-/// Positions that disks take. `K` is the space that positions are numbered in: a bus, or a prefix of names.
+/// Positions that disks occupy. `K` is the space that positions are numbered in: a bus, or a prefix of names.
 pub(crate) struct AddressAllocator<K> {
     taken: Vec<(K, u32)>,
     /// For each disk, by its number, the position that it keeps.
@@ -43,7 +43,7 @@ impl<K: Copy + PartialEq> AddressAllocator<K> {
         addresses
     }
 
-    /// The position that the disk `number` keeps, if it keeps one.
+    /// The position that the disk `number` keeps, if any.
     pub(crate) fn kept(&self, number: usize) -> Option<u32> {
         self.kept[number].map(|(_, place)| place)
     }

@@ -100,7 +100,7 @@ pub fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
     ]
 }
 
-/// The domain XML of a machine, written again for every platform.
+/// The domain XML of a machine, converted for every platform.
 pub fn libvirt_machine(bytes: &[u8]) -> Outcome {
     match libvirt::read(&String::from_utf8_lossy(bytes)) {
         Ok(read) => written_everywhere(&read.value),
@@ -108,7 +108,7 @@ pub fn libvirt_machine(bytes: &[u8]) -> Outcome {
     }
 }
 
-/// The descriptor of an OVF package, written again for every platform.
+/// The descriptor of an OVF package, converted for every platform.
 pub fn ovf_descriptor(bytes: &[u8]) -> Outcome {
     let text = String::from_utf8_lossy(bytes);
     if let Ok(package) = ovf::OvfPackage::parse(&text) {
@@ -125,7 +125,7 @@ pub fn ovf_descriptor(bytes: &[u8]) -> Outcome {
     }
 }
 
-/// The configuration of a machine of Proxmox, written again for every platform.
+/// The configuration of a machine of Proxmox, converted for every platform.
 pub fn proxmox_conf(bytes: &[u8]) -> Outcome {
     match proxmox::read(&String::from_utf8_lossy(bytes)) {
         Ok(read) => written_everywhere(&read.value),
@@ -133,7 +133,7 @@ pub fn proxmox_conf(bytes: &[u8]) -> Outcome {
     }
 }
 
-/// The settings of a machine of VirtualBox, written again for every platform.
+/// The settings of a machine of VirtualBox, converted for every platform.
 pub fn virtualbox_machine(bytes: &[u8]) -> Outcome {
     let text = String::from_utf8_lossy(bytes);
     if let Ok(media) = virtualbox::media(&text) {
@@ -186,7 +186,7 @@ pub fn virtualbox_registry(bytes: &[u8]) -> Outcome {
     }
 }
 
-/// The records of a machine of XenServer, written again for every platform.
+/// The records of a machine of XenServer, converted for every platform.
 pub fn xen_records(bytes: &[u8]) -> Outcome {
     let text = String::from_utf8_lossy(bytes);
     if let Ok(records) = xen::XenRecords::parse(&text) {
@@ -198,7 +198,7 @@ pub fn xen_records(bytes: &[u8]) -> Outcome {
     }
 }
 
-/// The records of a suspended machine of XenServer, changed to those of another machine.
+/// The records of a suspended machine of XenServer, turned into those of another machine.
 pub fn xen_suspended(bytes: &[u8]) -> Outcome {
     let text = String::from_utf8_lossy(bytes);
     let Ok(before) = xen::SuspendedMachine::read(&text) else {
@@ -244,7 +244,7 @@ fn written_everywhere(machine: &Machine) -> Outcome {
     Outcome::Decoded
 }
 
-/// A sample for fuzzers: without the indentation, which adds no coverage.
+/// A sample for fuzzers: without indentation, which adds no coverage.
 fn sample(text: &str) -> Vec<u8> {
     text.lines().map(str::trim_start).collect::<String>().into_bytes()
 }

@@ -8,11 +8,11 @@ pub(crate) const POSITION_COUNT: u32 = 64;
 /// The hardware of a machine, independent of its hypervisor.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Machine {
-    /// Its name.
+    /// The display name.
     pub name: String,
-    /// Its UUID, where it has one.
+    /// The UUID, if the configuration has one.
     pub uuid: Option<String>,
-    /// Its description, free text.
+    /// The description: free text.
     pub description: String,
     /// Processors, at least 1.
     pub processor_count: u32,
@@ -20,15 +20,15 @@ pub struct Machine {
     pub topology: Option<Topology>,
     /// Memory in bytes.
     pub memory_bytes: u64,
-    /// Its firmware.
+    /// The firmware.
     pub firmware: Firmware,
-    /// Its clock.
+    /// The clock.
     pub clock: Clock,
-    /// Its disks and drives, in the order of its configuration.
+    /// Disks and drives, in the order of the configuration.
     pub disks: Vec<Disk>,
-    /// Its network cards, in the order of its configuration.
+    /// Network cards, in the order of the configuration.
     pub cards: Vec<NetworkCard>,
-    /// Whether it has a TPM. Its state cannot be moved to another hypervisor.
+    /// Whether the machine has a TPM. Its state cannot be moved to another hypervisor.
     pub has_tpm: bool,
 }
 
@@ -72,19 +72,19 @@ pub enum Clock {
 pub struct Disk {
     /// The configuration's or archive's reference to its content; empty for an empty drive.
     pub key: String,
-    /// Its display name; empty if it has none.
+    /// The display name; empty if there is none.
     pub label: String,
-    /// Its kind.
+    /// Hard disk, CD drive or floppy drive.
     pub kind: DiskKind,
-    /// The bus that it is attached to.
+    /// The bus that the disk is attached to.
     pub bus: Bus,
-    /// Its position on the bus, from 0.
+    /// The position on the bus, from 0.
     pub position: u32,
-    /// Its size, if the configuration specifies it.
+    /// The size, if the configuration specifies it.
     pub size_bytes: Option<u64>,
-    /// Its position in the boot order: 1 is the first.
+    /// The position in the boot order: 1 is the first.
     pub boot_order: Option<u32>,
-    /// Whether it is read-only.
+    /// Whether the disk is read-only.
     pub is_read_only: bool,
 }
 
@@ -125,9 +125,9 @@ pub enum Bus {
 /// A network card.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NetworkCard {
-    /// Its MAC address, in lower case with colons, if it has one.
+    /// The MAC address, in lower case with colons, if the card has one.
     pub mac: Option<String>,
-    /// The name of the network or bridge that it is connected to.
+    /// The name of the network or bridge that the card is connected to.
     pub network: Option<String>,
     /// The model that the guest sees.
     pub model: CardModel,
@@ -150,7 +150,7 @@ pub enum CardModel {
     Vmxnet3,
     /// Xen's paravirtual card.
     Xen,
-    /// Another one, by its name in the configuration.
+    /// Another model, by its name in the configuration.
     Other(String),
 }
 
@@ -188,7 +188,7 @@ pub struct Translated<T> {
 }
 
 impl Bus {
-    /// Its usual name.
+    /// The usual name of the bus.
     pub fn name(self) -> &'static str {
         match self {
             Self::Ide => "IDE",
@@ -205,7 +205,7 @@ impl Bus {
 }
 
 impl CardModel {
-    /// Its name in QEMU and most other hypervisors.
+    /// The name in QEMU and most other hypervisors.
     pub fn name(&self) -> &str {
         match self {
             Self::Virtio => "virtio",
@@ -219,7 +219,7 @@ impl CardModel {
         }
     }
 
-    /// The model of that name.
+    /// The model with this name.
     pub fn from_name(name: &str) -> Self {
         match name.to_ascii_lowercase().as_str() {
             "virtio" | "virtio-net" | "virtio-net-pci" => Self::Virtio,

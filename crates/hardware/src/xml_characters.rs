@@ -5,7 +5,8 @@ use crate::{Machine, Platform, Untranslated};
 
 /// Removes unrepresentable characters from the texts that `platform` writes into XML, with one note for each field.
 ///
-/// Names for libvirt are left to its writer, which replaces more characters than these. Proxmox has no XML.
+/// Names for libvirt are not changed here: the writer for libvirt replaces these and more characters. Proxmox does not
+/// use XML.
 pub(crate) fn remove_unrepresentable(machine: &mut Machine, platform: Platform, dropped: &mut Vec<Untranslated>) {
     if platform == Platform::Proxmox {
         return;
@@ -27,7 +28,7 @@ pub(crate) fn remove_unrepresentable(machine: &mut Machine, platform: Platform, 
     }
 }
 
-/// Removes them from the text of one `field`.
+/// Removes unrepresentable characters from the text of one `field`, with a note.
 pub(crate) fn remove(text: &mut String, field: &str, dropped: &mut Vec<Untranslated>) {
     let length = text.len();
     text.retain(is_representable);

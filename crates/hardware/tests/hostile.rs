@@ -1,4 +1,4 @@
-//! Feeds hostile configurations to the parsers, without a fuzzer.
+//! Feeds hostile configurations to the parsers without a fuzzer.
 
 use holdfast_block::conformance::test_seed;
 use holdfast_block::hostile::{MemoryBound, ParserTrial};
@@ -8,7 +8,7 @@ use peak_alloc::PeakAlloc;
 #[global_allocator]
 static ALLOCATOR: PeakAlloc = PeakAlloc;
 
-/// An XML node of four bytes takes some hundred bytes in memory, and the written text is as long again.
+/// An XML node of four bytes needs some hundred bytes of memory, and the written text needs as much again.
 const BOUND: MemoryBound = MemoryBound {
     per_byte: 800,
     constant_bytes: 1 << 20,

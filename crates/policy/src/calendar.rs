@@ -5,16 +5,16 @@
 //! whose local time matches the expression; [`Calendar::next_after`] finds the first one after a given instant.
 //!
 //! When clocks change:
-//! - A skipped time does not occur: `02:30` has no instant on a day on which the clock goes from 02:00 to 03:00.
+//! - A skipped time does not occur: `02:30` has no instant on a day on which the clock jumps from 02:00 to 03:00.
 //!   systemd does the same.
-//! - A repeated time counts once, the first time, if hours are named (`02:30`). It counts twice if every hour matches
-//!   (`hourly`, `*:0/15`), so that a job of every quarter of an hour has no gap of an hour. Whether an instant counts
-//!   depends on it alone. systemd mostly skips the second time when it starts before the first, and does not when it
-//!   starts in between: `hourly` leaves a gap of two hours, and a computer started at the wrong moment runs `02:30`
-//!   twice.
+//! - A repeated time counts once, the first time, if the expression names hours (`02:30`). It counts twice if every
+//!   hour matches (`hourly`, `*:0/15`), so that a job that runs every 15 minutes has no gap of an hour. Whether an
+//!   instant matches does not depend on the start of the search. systemd mostly skips the second time if its search
+//!   starts before the first one, and does not if it starts in between: `hourly` has a gap of two hours, and `02:30`
+//!   runs twice on a computer that was booted between the two.
 //!
-//! Otherwise this differs from systemd only in what it refuses: fractions of seconds, instants like `@1700000000`, and
-//! abbreviations of time zones like `CEST`, whose meaning depends on the computer.
+//! The only other differences from systemd are expressions that are refused: fractions of seconds, instants like
+//! `@1700000000`, and abbreviations of time zones like `CEST`, whose meaning depends on the computer.
 
 mod component;
 mod error;
@@ -44,12 +44,11 @@ pub struct Calendar {
     hour: Component,
     minute: Component,
     second: Component,
-    /// The zone of the expression, if it names one.
     zone: Option<TimeZone>,
 }
 
 impl Calendar {
-    /// The zone of the expression, if it names one.
+    /// The time zone of the expression, if it names one.
     pub fn zone(&self) -> Option<&TimeZone> {
         self.zone.as_ref()
     }
@@ -113,7 +112,7 @@ mod tests {
         shown.collect()
     }
 
-    /// The examples of systemd.time(7), without those that have fractions of seconds.
+    /// The examples of systemd.time(7), except those with fractions of seconds.
     #[test]
     fn the_examples_of_the_manual_are_normalized_as_there() {
         for (text, expected) in [
@@ -268,7 +267,7 @@ mod tests {
         assert_eq!(hourly, ["10-25 02:00:00+02", "10-25 02:00:00+01", "10-25 03:00:00+01"]);
         let named = next("02:30", after, "Europe/Berlin", 2);
         assert_eq!(named, ["10-25 02:30:00+02", "10-26 02:30:00+01"]);
-        // Also when starting between the two.
+        // The same if the search starts between the two.
         let between = next("02:30", "2026-10-25T02:00:00+01:00", "Europe/Berlin", 1);
         assert_eq!(between, ["10-26 02:30:00+01"]);
         let other_hours = next("02,03:30", "2026-10-25T02:30:00+02:00", "Europe/Berlin", 1);
@@ -299,7 +298,7 @@ mod tests {
         assert_eq!(next("daily", "-009999-06-01T00:00:00Z", "UTC", 1), [""; 0]);
         assert_eq!(next("daily", "1969-12-31T12:00:00.5Z", "UTC", 1), ["01-01 00:00:00+00"]);
         assert_eq!(next("*:*:*", "1969-12-31T12:00:00.5Z", "UTC", 1), ["12-31 12:00:01+00"]);
-        // Rare, and far away.
+        // A rare date, far in the future.
         assert_eq!(next("Mon *-02-29", after, "UTC", 1), ["02-29 00:00:00+00"]);
     }
 }

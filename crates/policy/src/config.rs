@@ -1,6 +1,6 @@
 //! The configuration file `holdfast.toml`: jobs, their schedules, and notifications.
 //!
-//! [`Config::parse`] reads the text and reports all errors at once, each with its line. It examines nothing else:
+//! [`Config::parse`] reads the text and reports all errors at once, each with its line. It checks only the text:
 //! whether a repository or a machine exists is checked when a job runs. The kinds of jobs are a table in `kinds.rs`,
 //! the settings of sections are in `keys.rs`. `docs/configuration.md` describes the file for users.
 
@@ -46,7 +46,7 @@ pub struct DaemonSettings {
     pub jobs_at_once: usize,
     /// How long a stopping job may take before it is killed.
     pub stop_within: FixedDuration,
-    /// How long after a notification of a lasting failure to send a reminder.
+    /// After a notification of a lasting failure, the time until a reminder is sent.
     pub remind_after: FixedDuration,
     /// All settings, for display.
     pub settings: Vec<ConfigSetting>,
@@ -59,7 +59,7 @@ pub struct ConfiguredRepository {
     pub name: String,
     /// The line of its section.
     pub line: u32,
-    /// The folder.
+    /// The path of the repository's folder.
     pub path: String,
     /// The file whose first line is the password.
     pub password_file: Option<String>,
@@ -76,7 +76,7 @@ pub struct ConfigSetting {
     pub key: &'static str,
     /// The value.
     pub value: String,
-    /// Where it was set.
+    /// Where the value was set.
     pub origin: Origin,
 }
 
@@ -148,7 +148,7 @@ impl Config {
         };
         words.extend(pool.map(of_pool).unwrap_or_default());
         if !job.positional.is_empty() {
-            // An operand that looks like an option is not one.
+            // An operand that begins with `-` is not an option.
             words.push("--".to_owned());
             let addressed = |word: &String| {
                 pool.and_then(|pool| pool.addressed(word))

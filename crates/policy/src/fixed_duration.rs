@@ -7,7 +7,8 @@ use std::time::Duration;
 /// A duration in whole seconds, which may be 0.
 ///
 /// Text form: numbers with a unit each, the largest unit first: `90s`, `5min`, `1h30min`, `2d`. A day is 24 hours.
-/// Unlike a [`Span`](crate::Span) it ignores the calendar, and `m` alone, which means months there, is refused.
+/// Unlike a [`Span`](crate::Span), it does not depend on the calendar. `m` alone, which means months in a `Span`, is
+/// refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct FixedDuration(Duration);
 
@@ -33,7 +34,7 @@ impl fmt::Display for FixedDuration {
         if rest == 0 {
             return f.write_str("0s");
         }
-        // Weeks are read and not written: 14d is clearer.
+        // Weeks are accepted but not written: 14d is clearer.
         for (unit, seconds) in &UNITS[1..] {
             if rest >= *seconds {
                 write!(f, "{}{unit}", rest / seconds)?;
@@ -48,13 +49,13 @@ impl fmt::Display for FixedDuration {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ParseFixedDurationError {
-    /// Not numbers with units.
+    /// The text does not consist of numbers with units.
     #[error("{text:?} is not a duration: write it like 90s, 5min, 1h30min or 2d")]
     Form {
         /// The text.
         text: String,
     },
-    /// `m` means months elsewhere.
+    /// `m` alone, which means months in a [`Span`](crate::Span).
     #[error("{text:?}: m could be minutes or months: write min for minutes")]
     Month {
         /// The text.
@@ -91,7 +92,7 @@ impl FromStr for FixedDuration {
                 return Err(form());
             }
             units_left = position + 1;
-            // Only digits: the only possible error is the size.
+            // The text has only digits, so the number can only be too large.
             let number: u64 = number.parse().map_err(|_| too_long())?;
             let part = number.checked_mul(UNITS[position].1).ok_or_else(too_long)?;
             seconds = seconds

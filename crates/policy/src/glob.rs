@@ -1,4 +1,5 @@
-//! Patterns for machine names: `*` is anything, `?` one character, `[a-c]` one of these, `[!a-c]` any other.
+//! Patterns for machine names: `*` matches any text, `?` one character, `[a-c]` one of these characters, `[!a-c]` any
+//! other character.
 
 use std::fmt;
 
@@ -24,7 +25,7 @@ enum GlobPart {
 const SPECIAL: [char; 3] = ['*', '?', '['];
 
 impl Glob {
-    /// Whether a text is a pattern rather than a name.
+    /// Whether a text has special characters.
     pub fn is_one(text: &str) -> bool {
         text.contains(SPECIAL)
     }
@@ -59,7 +60,7 @@ impl Glob {
     pub fn matches(&self, name: &str) -> bool {
         let name: Vec<char> = name.chars().collect();
         let (mut at, mut part) = (0, 0);
-        // The last `*` and where it ends: only that one has to be retried.
+        // The position of the last `*` and of the text that it matches: only the last `*` has to be retried.
         let mut retry = None;
         while at < name.len() {
             match self.parts.get(part) {
@@ -105,7 +106,7 @@ impl GlobPart {
     }
 }
 
-/// The set after a `[`, and the text after its `]`. A `]` at the start is one of the characters.
+/// Parses the set after a `[`. Also returns the text after its `]`. A `]` at the start belongs to the set.
 fn bracket(text: &str) -> Option<(GlobPart, &str)> {
     let (is_negated, inner) = match text.strip_prefix(['!', '^']) {
         Some(inner) => (true, inner),

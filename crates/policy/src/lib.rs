@@ -14,9 +14,9 @@
 //! The user's view is `docs/retention.md`.
 //!
 //! [`Calendar`] is a recurring event; [`simulate`] simulates taking and pruning snapshots over some days.
-//! [`plan_replication`] decides what to send so that a replica has the same host snapshots. [`sanoid`] reads the
-//! configuration of that program and makes the same decisions. [`config`] reads `holdfast.toml`, and [`schedule`]
-//! decides when its jobs run.
+//! [`plan_replication`] decides what to send so that a replica has the same host snapshots. [`sanoid`] reads sanoid's
+//! configuration and makes the same decisions as sanoid. [`config`] reads `holdfast.toml`, and [`schedule`] decides
+//! when its jobs run.
 
 mod calendar;
 pub mod config;

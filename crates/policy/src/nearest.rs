@@ -2,7 +2,7 @@
 
 /// The most similar of the `known` words, if it is similar enough.
 ///
-/// At most one letter in three may be wrong, missing, added or swapped with its neighbour (the distance of Damerau and
+/// At most one letter in three may be wrong, missing, added or swapped with the next one (the distance of Damerau and
 /// Levenshtein, as "optimal string alignment").
 pub fn nearest<'k>(word: &str, known: impl IntoIterator<Item = &'k str>) -> Option<&'k str> {
     let word: Vec<char> = word.chars().take(WORD_MAX).collect();

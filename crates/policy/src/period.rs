@@ -34,8 +34,8 @@ impl Period {
 
     /// The name of the period of `time`, in the zone of `time`: "2026-11-20", "2026-W47".
     ///
-    /// Two instants are in one period exactly if the names are equal. An hour includes its offset from UTC, because a
-    /// clock that is set back repeats an hour.
+    /// Two instants are in the same period exactly if the names are equal. The name of an hour includes the offset from
+    /// UTC, because an hour is repeated when a clock is set back.
     pub(crate) fn name_at(self, time: &Zoned) -> String {
         match self {
             Self::Hour => time.strftime("%Y-%m-%d %H:00%:z").to_string(),

@@ -1,8 +1,8 @@
 //! Decides which snapshots to keep.
 //!
 //! A rule about periods keeps the *newest* snapshot of each. The newest snapshot of a past period remains the newest,
-//! even if others are removed, so pruning often and pruning rarely have the same result. A daily snapshot also serves the
-//! week, the month and the year that end with it, so few snapshots serve many rules.
+//! even if others are removed, so pruning often and pruning rarely have the same result. A daily snapshot can also be
+//! the weekly, monthly and yearly one if the week, month and year end with its day, so few snapshots fulfil many rules.
 //!
 //! Periods without a snapshot do not count: a machine that was off for a month keeps as many days as any other.
 //! Snapshots in the future are kept and do not count either: otherwise one wrong clock would displace good snapshots.
@@ -14,16 +14,16 @@ use jiff::tz::TimeZone;
 
 use crate::{Period, Policy, Reason};
 
-/// What retention needs to know of a snapshot.
+/// The properties of a snapshot that retention depends on.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Candidate {
     /// Its point in time.
     pub time: Timestamp,
-    /// Identifies it in the plan, and orders snapshots of the same time.
+    /// Identifies the snapshot in the plan, and orders snapshots of the same time.
     pub id: String,
     /// The user's tags.
     pub tags: Vec<String>,
-    /// Whether retention may remove it.
+    /// Whether retention may remove the snapshot.
     pub protection: Protection,
 }
 
@@ -33,11 +33,10 @@ pub enum Protection {
     /// The rules decide.
     #[default]
     None,
-    /// Never removed by a rule. It still counts in the rules.
+    /// Never removed by a rule. The snapshot still counts in the rules.
     Protected,
 }
 
-/// Keep or remove.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Verdict {
     /// The snapshot is kept.
@@ -127,7 +126,7 @@ pub fn plan(policy: &Policy, candidates: &[Candidate], now: Timestamp, zone: &Ti
     }
 }
 
-/// Reasons that are independent of the policy.
+/// Reasons that do not depend on the policy.
 fn own_reasons(candidate: &Candidate) -> Vec<Reason> {
     match candidate.protection {
         Protection::None => Vec::new(),
@@ -149,8 +148,8 @@ fn apply_rules(policy: &Policy, past: &[Candidate], zone: &TimeZone, reasons: &m
             keep_last_of_each(period, count, past, zone, reasons);
         }
     }
-    // Relative to the newest snapshot, not to now: a machine that was off for a year does not lose its history on its
-    // return.
+    // Relative to the newest snapshot, not to now: a machine that was off for a year does not lose its history when it
+    // is used again.
     let within = policy
         .keep_within
         .map(|span| (span, span.before(&newest.time.to_zoned(zone.clone()))));

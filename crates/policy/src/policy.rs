@@ -2,23 +2,23 @@
 
 use crate::{Period, Span};
 
-/// The retention rules. A snapshot that any of them keeps is kept.
+/// The retention rules. A snapshot is kept if any rule keeps it.
 ///
-/// The default has no rule and keeps everything. A count of 0 is no rule: keeping nothing must not be requested by
+/// The default has no rule and keeps everything. A count of 0 means no rule, so that nobody removes everything by
 /// accident.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Policy {
-    /// Keeps the newest snapshots, this many.
+    /// Number of newest snapshots to keep.
     pub keep_last: Option<u32>,
-    /// Keeps the newest snapshot of each of the last hours that have one, this many.
+    /// Number of hours of which the newest snapshot is kept; hours without a snapshot do not count.
     pub keep_hourly: Option<u32>,
-    /// Keeps the newest snapshot of each of the last days that have one, this many.
+    /// Number of days of which the newest snapshot is kept; days without a snapshot do not count.
     pub keep_daily: Option<u32>,
-    /// Keeps the newest snapshot of each of the last ISO weeks that have one, this many.
+    /// Number of ISO weeks of which the newest snapshot is kept; weeks without a snapshot do not count.
     pub keep_weekly: Option<u32>,
-    /// Keeps the newest snapshot of each of the last months that have one, this many.
+    /// Number of months of which the newest snapshot is kept; months without a snapshot do not count.
     pub keep_monthly: Option<u32>,
-    /// Keeps the newest snapshot of each of the last years that have one, this many.
+    /// Number of years of which the newest snapshot is kept; years without a snapshot do not count.
     pub keep_yearly: Option<u32>,
     /// Keeps every snapshot that is at most this much older than the newest one.
     pub keep_within: Option<Span>,

@@ -10,20 +10,21 @@ use crate::{Period, Span};
 pub enum Reason {
     /// The policy has no rule, and keeps everything.
     EmptyPolicy,
-    /// It is protected.
+    /// The snapshot is protected.
     Protected,
-    /// Its time is later than now: a clock was, or is, wrong. It is kept and does not count in the rules.
+    /// The time of the snapshot is later than now, because a clock is or was wrong. The snapshot is kept and does not
+    /// count in the rules.
     Future,
-    /// It is the newest that is not in the future, which is always kept.
+    /// The newest snapshot that is not in the future. It is always kept.
     Newest,
-    /// It is one of the newest.
+    /// One of the newest snapshots.
     Last {
         /// Its position, from 1 for the newest.
         place: u32,
         /// The count of the rule.
         count: u32,
     },
-    /// It is the newest of its calendar period.
+    /// The newest snapshot of its calendar period.
     LastOfPeriod {
         /// The kind of period.
         period: Period,
@@ -34,12 +35,12 @@ pub enum Reason {
         /// The name of the period: "2026-11-20", "2026-W47".
         name: String,
     },
-    /// It is at most this much older than the newest.
+    /// A snapshot at most this much older than the newest one.
     Within {
         /// The span of the rule.
         span: Span,
     },
-    /// It has a tag that the policy keeps.
+    /// The snapshot has a tag that the policy keeps.
     Tag {
         /// The tag.
         tag: String,

@@ -1,24 +1,25 @@
 //! Plans replication: what to send so that a replica of a dataset has the host snapshots of its source. Pure, from
 //! lists to steps.
 //!
-//! A host snapshot and its copy share an *identity* (ZFS's GUID, the received UUID of btrfs); without it, name and time
-//! together identify it. The newest snapshot of the target that the source also has, as a snapshot or as a bookmark, is
-//! the *common* one: newer snapshots of the source are sent on top of it.
+//! A host snapshot and its copy share an *identity* (ZFS's GUID, the received UUID of btrfs). A snapshot without an
+//! identity is identified by name and time together. The *common* snapshot is the newest snapshot of the target that
+//! the source also has, as a snapshot or as a bookmark. Newer snapshots of the source are sent on top of it.
 //!
-//! Nothing is ever removed from the target to make it fit. If nothing can be sent without that, the plan says so.
+//! Nothing is ever removed from the target to make a stream fit. If no stream can be sent without that, the plan is
+//! [`ReplicaPlan::Diverged`].
 
 /// A host snapshot or a bookmark.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReplicaPoint {
-    /// Its name, without that of its dataset.
+    /// The name, without the name of the dataset.
     pub name: String,
-    /// The identity that it shares with its copies; empty if unknown.
+    /// The identity that a snapshot shares with its copies; empty if unknown.
     pub identity: String,
     /// Creation time, in seconds since 1970-01-01 UTC.
     pub time_s: i64,
     /// Snapshot or bookmark.
     pub kind: PointKind,
-    /// Whether it is to be sent.
+    /// Whether the point is to be sent.
     pub is_wanted: bool,
 }
 
@@ -27,7 +28,7 @@ pub struct ReplicaPoint {
 pub enum PointKind {
     /// A snapshot.
     Snapshot,
-    /// Time and identity only: changes since can be sent, the snapshot itself cannot.
+    /// Only a time and an identity: later changes can be sent, the snapshot itself cannot.
     Bookmark,
 }
 
@@ -83,7 +84,7 @@ pub struct ReplicaStep {
 /// Why nothing has to be sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Idle {
-    /// The target has the newest.
+    /// The target has the newest wanted snapshot.
     UpToDate,
     /// The source has no snapshot.
     NoSnapshots,
@@ -94,16 +95,16 @@ pub enum Idle {
 /// Why nothing can be sent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Divergence {
-    /// The target has snapshots, and none of them is known to the source.
+    /// The target has snapshots, but the source has none of them.
     NoCommonSnapshot,
-    /// The target has newer snapshots of its own.
+    /// The target has newer snapshots that the source does not have.
     TargetHasNewer {
         /// The common snapshot, by its name on the target.
         common: String,
         /// The newer snapshots of the target.
         own: Vec<String>,
     },
-    /// The target dataset exists without a snapshot.
+    /// The target dataset exists but has no snapshot.
     TargetIsNoReplica,
 }
 
@@ -118,18 +119,19 @@ pub enum ReplicaPlan {
     Diverged(Divergence),
 }
 
-/// A plan, and how far the target is behind.
+/// A plan, and the lag of the target.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Replication {
     /// The plan.
     pub plan: ReplicaPlan,
-    /// The newest snapshot that both have, by its name on the target.
+    /// The common snapshot, by its name on the target.
     pub common: Option<String>,
     /// The number of wanted snapshots that the target lacks.
     pub behind_count: usize,
-    /// How much older its newest snapshot is than that of the source, in seconds; none if the target has none.
+    /// How much older the newest snapshot of the target is than that of the source, in seconds; `None` if the target
+    /// has no snapshot.
     pub behind_s: Option<i64>,
-    /// Snapshots that are not sent because the target has others of the same names.
+    /// Snapshots that are not sent because the target has different snapshots with the same names.
     pub name_conflicts: Vec<String>,
 }
 
@@ -141,7 +143,7 @@ fn is_same(a: &ReplicaPoint, b: &ReplicaPoint) -> bool {
     a.identity == b.identity
 }
 
-/// Plans a replication. Both lists have the oldest first; `target` is none if there is no such dataset.
+/// Plans a replication. Both lists are sorted, oldest first. `target` is `None` if the target dataset does not exist.
 pub fn plan_replication(source: &[ReplicaPoint], target: Option<&[ReplicaPoint]>, rules: ReplicaRules) -> Replication {
     let received = target.unwrap_or_default();
     let common = common_of(source, received, rules.order);
@@ -196,7 +198,8 @@ fn idle_without(source: &[ReplicaPoint]) -> Idle {
     }
 }
 
-/// The indices of the newest common snapshot: at the source, preferring a snapshot to a bookmark, and at the target.
+/// The index of the common snapshot in the source and in the target. In the source, a snapshot is preferred to a
+/// bookmark.
 fn common_of(source: &[ReplicaPoint], received: &[ReplicaPoint], order: TargetOrder) -> Option<(usize, usize)> {
     let matched = |there: &ReplicaPoint| {
         let matches = || source.iter().enumerate().filter(|(_, here)| is_same(here, there));
@@ -235,9 +238,10 @@ fn steps(
 ) -> Vec<ReplicaStep> {
     let mut steps: Vec<ReplicaStep> = Vec::new();
     let mut base = base.map(|point| (point.name.clone(), point.kind));
-    // Whether nothing lies between the snapshot and the previous end; a stream of several brings everything in between.
+    // Whether nothing lies between the snapshot and the end of the previous stream: a stream of several snapshots
+    // contains everything in between.
     let mut is_next = true;
-    // Whether the last stream can be extended: it begins with a snapshot that the target has.
+    // Whether the last stream can be extended: its base is a snapshot that the target has.
     let mut may_grow = false;
     for (point, is_sent) in newer.iter().zip(is_sent) {
         if !is_sent {

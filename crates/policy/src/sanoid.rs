@@ -2,11 +2,11 @@
 //!
 //! [`SanoidConfig::parse`] reads a `sanoid.conf`; [`SanoidConfig::resolve`] determines the settings of each dataset.
 //! Which snapshots are due ([`DatasetPolicy::due`]) and expired ([`DatasetPolicy::expired`]) is decided exactly as by
-//! sanoid, to the second; [`freshness`], [`health`] and [`capacity`] are its monitor checks. Intended differences are
-//! in `docs/sanoid.md`.
+//! sanoid, to the second. [`freshness`], [`health`] and [`capacity`] are sanoid's monitor checks. Intended differences
+//! are in `docs/sanoid.md`.
 //!
-//! Source: the behaviour of sanoid 2.1.0 and 2.3.0, <https://github.com/jimsalterjrs/sanoid>; a test compares every
-//! decision with the real program.
+//! Source: the behaviour of sanoid 2.1.0 and 2.3.0, <https://github.com/jimsalterjrs/sanoid>. A test compares every
+//! decision with sanoid itself.
 
 mod check;
 mod config;
@@ -71,7 +71,8 @@ impl SnapshotType {
         }
     }
 
-    /// The type of a snapshot that sanoid, or this program in its place, has taken, by its name.
+    /// The type of a snapshot, from its name; `None` if neither sanoid nor Holdfast in its place has taken the
+    /// snapshot.
     pub fn of(snapshot: &str) -> Option<Self> {
         if !snapshot.starts_with("autosnap") || !snapshot.ends_with("ly") {
             return None;
@@ -92,7 +93,7 @@ pub fn snapshot_name(now: &Zoned, kind: SnapshotType) -> String {
     format!("autosnap_{}_{kind}", now.strftime("%Y-%m-%d_%H:%M:%S"))
 }
 
-/// The name if [`snapshot_name`] exists already, in the hour that is repeated at the end of summer time.
+/// The name to use if [`snapshot_name`] already exists, in the hour that is repeated at the end of summer time.
 pub fn repeated_hour_name(now: &Zoned, kind: SnapshotType) -> String {
     format!("autosnap_{}dst_{kind}", now.strftime("%Y-%m-%d_%H:%M:%S"))
 }

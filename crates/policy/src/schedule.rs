@@ -1,18 +1,18 @@
-//! Decides when jobs run: from the state of each job and the time, to the jobs that are due and the next time to check.
+//! Decides when jobs run: computes the due jobs and the next time to check from the state of each job and the time.
 //!
 //! [`JobState`] is what is stored of a job between runs; [`Timing`] is its configured schedule; [`select_startable`]
-//! selects among jobs that are due. Nothing here has a clock: the caller passes the time, reports when a job starts and
+//! selects among jobs that are due. This module has no clock: the caller passes the time, reports when a job starts and
 //! ends, and stores the states.
 //!
 //! A state records up to which instant scheduled times are handled ([`JobState::handled_until`]). The next scheduled
-//! time after it is due, so
-//! - a missed time is caught up, and many missed times are caught up once;
+//! time after that instant is due. Therefore:
+//! - a missed time is caught up, and several missed times are caught up by one run;
 //! - a handled time does not occur again when the clock is set back.
 //!
-//! A clock that is set back leaves `handled_until` in the future. It is accepted up to half of the longest gap between
-//! the next few times, and reduced to that otherwise ([`JobState::normalize`]): a daily job does not run twice when the
-//! clock goes back by an hour, and a job of every quarter of an hour does not pause for that hour. If the future was
-//! wrong, because a clock was a year ahead, nothing waits for that year.
+//! After a clock is set back, `handled_until` is in the future. It may be in the future by up to half of the longest
+//! gap between the next few times, and is reduced to that otherwise ([`JobState::normalize`]). So a daily job does not
+//! run twice when the clock is set back by an hour, and a job that runs every 15 minutes does not pause for that hour.
+//! If the clock was wrong by a year, no job waits for a year.
 
 mod admission;
 
@@ -30,7 +30,7 @@ pub use admission::{Claims, Resource, StartCandidate, select_startable};
 
 /// Number of gaps between scheduled times to examine.
 const GAPS_LOOKED_AT: usize = 4;
-/// A run that starts later than this was missed.
+/// A run that starts later than this after its scheduled time counts as missed.
 const LATE: Duration = Duration::from_secs(60);
 /// The longest delay before a retry.
 const RETRY_DELAY_MAX: Duration = Duration::from_secs(6 * 3600);
@@ -38,9 +38,9 @@ const RETRY_DELAY_MAX: Duration = Duration::from_secs(6 * 3600);
 /// The schedule of a job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Timing {
-    /// The scheduled times; any of several expressions counts.
+    /// The scheduled times: those of any of the expressions.
     pub when: Vec<Calendar>,
-    /// The delay of this job on this host after each time.
+    /// The delay of this job on this host after each scheduled time.
     pub delay: Duration,
     /// Whether a missed run is caught up.
     pub is_caught_up: bool,
@@ -55,33 +55,33 @@ pub struct Timing {
 pub struct JobState {
     /// Scheduled times up to here are handled.
     pub handled_until: Timestamp,
-    /// Start of the current run.
+    /// The start of the current run.
     pub running: Option<Timestamp>,
-    /// Failed runs of this series.
+    /// The number of failed runs of this series.
     pub failed_count: u32,
-    /// When the series is retried.
+    /// The time of the next retry.
     pub retry_at: Option<Timestamp>,
 }
 
 /// When a job runs next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Due {
-    /// It is due, since this time.
+    /// The job is due, since this time.
     Since(Timestamp),
-    /// It is due at this time.
+    /// The job will be due at this time.
     At(Timestamp),
-    /// It is running.
+    /// The job is running.
     Running,
-    /// Never.
+    /// The job is never due.
     Never,
 }
 
 /// Why a run is started.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cause {
-    /// It is due.
+    /// The job was due.
     Due,
-    /// A user requested it.
+    /// A user requested the run.
     Person,
 }
 
@@ -98,7 +98,7 @@ pub enum RunEnd {
     Stopped,
 }
 
-/// What follows from a result.
+/// The consequence of a result for the schedule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Consequence {
     /// The series succeeded.
@@ -118,24 +118,24 @@ impl Timing {
             .min()
     }
 
-    /// The longest gap between the next few times, the measure for a clock that was set back.
+    /// The longest gap between the next few scheduled times: the tolerance for a clock that was set back depends on it.
     fn gap(&self, now: Timestamp, zone: &TimeZone) -> Option<Duration> {
         let times = std::iter::successors(self.next_after(now, zone), |last| self.next_after(*last, zone));
         let times: Vec<_> = times.take(GAPS_LOOKED_AT + 1).collect();
         let gaps = times.windows(2).map(|pair| between(pair[0], pair[1]));
-        // If only one time is left, its distance counts.
+        // If only one time is left, the time until then counts.
         gaps.max().or_else(|| Some(between(now, *times.first()?)))
     }
 }
 
-/// The delay of a job on a host: constant, and spread evenly up to `most` among jobs and hosts.
+/// The delay of a job on a host: constant, and evenly distributed up to `most` among jobs and hosts.
 pub fn own_delay(most: Duration, host: &str, job: &str) -> Duration {
-    // FNV-1a: it must be stable, and must separate similar names.
+    // FNV-1a: the hash must be stable, and must differ for similar names.
     let words = host.bytes().chain([0]).chain(job.bytes());
     let mut hash = words.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
     });
-    // The last letters affect only the lower bits otherwise.
+    // Otherwise the last letters would affect only the lower bits.
     hash ^= hash >> 32;
     hash = hash.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     Duration::from_secs((hash >> 16) % (most.as_secs() + 1))
@@ -152,7 +152,7 @@ impl JobState {
         }
     }
 
-    /// Corrects the effects of a wrong clock, and skips missed times that are not to be caught up.
+    /// Corrects the effects of a wrong clock, and skips missed times if they are not to be caught up.
     pub fn normalize(&mut self, timing: &Timing, zone: &TimeZone, now: Timestamp) {
         if let Some(gap) = timing.gap(now, zone) {
             self.handled_until = self.handled_until.min(later(now, gap / 2));
@@ -187,7 +187,7 @@ impl JobState {
         }
     }
 
-    /// The same without retries.
+    /// Like [`due`](Self::due), without retries.
     fn regular(&self, timing: &Timing, zone: &TimeZone, now: Timestamp) -> Due {
         match timing
             .next_after(self.handled_until, zone)
@@ -210,7 +210,7 @@ impl JobState {
         self.pass(timing, now);
     }
 
-    /// Marks all times whose delay is over as handled.
+    /// Marks all times whose delay has passed as handled.
     fn pass(&mut self, timing: &Timing, now: Timestamp) {
         self.handled_until = self.handled_until.max(earlier(now, timing.delay));
     }
@@ -237,7 +237,7 @@ impl JobState {
         }
     }
 
-    /// The delay after the failures so far.
+    /// The delay before the next retry.
     fn retry_delay(&self, timing: &Timing) -> Duration {
         let doublings = self.failed_count.saturating_sub(1).min(16);
         let most = RETRY_DELAY_MAX.max(timing.retry_delay);
@@ -253,7 +253,7 @@ fn earlier(time: Timestamp, by: Duration) -> Timestamp {
     time.saturating_sub(by).unwrap_or(Timestamp::MIN)
 }
 
-/// Zero if `to` is before `from`.
+/// The time from `from` to `to`; zero if `to` is earlier.
 fn between(from: Timestamp, to: Timestamp) -> Duration {
     to.duration_since(from).try_into().unwrap_or_default()
 }

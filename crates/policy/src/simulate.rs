@@ -1,7 +1,7 @@
 //! Simulates retention: which snapshots exist after some days of taking and pruning them.
 //!
-//! It is not obvious how far back `keep-daily 7, keep-weekly 4` goes, and how fine. A simulation with the same [`plan`]
-//! that prune executes shows it, including clock changes and periods without a snapshot.
+//! It is not obvious how far back `keep-daily 7, keep-weekly 4` reaches, and with which gaps. A simulation with the
+//! same [`plan`] that prune executes shows it, including clock changes and periods without a snapshot.
 
 use jiff::tz::TimeZone;
 use jiff::{SignedDuration, Timestamp};
@@ -10,7 +10,7 @@ use crate::{Calendar, Candidate, Policy, Protection, Reason, Verdict, plan};
 
 /// Maximum number of simulated days: ten years.
 pub const DAY_COUNT_MAX: u32 = 3660;
-/// Maximum number of snapshots. More are a mistake, such as a calendar of seconds.
+/// Maximum number of snapshots. A larger number is a mistake, such as a calendar of seconds.
 const TAKEN_COUNT_MAX: u64 = 200_000;
 /// Upper ages of [`Simulation::bands`]: a day, a week, a month, a quarter, a year, and five years.
 const BAND_ENDS_DAYS: [i64; 6] = [1, 7, 30, 90, 365, 1826];
@@ -32,7 +32,7 @@ pub struct Scenario<'s> {
     pub pruning: Pruning,
 }
 
-/// When pruning happens. It affects the number of snapshots in between, and not the result.
+/// When pruning happens. This affects the number of snapshots in between, but not the result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Pruning {
     /// After each snapshot.
@@ -46,11 +46,11 @@ pub enum Pruning {
 pub struct Simulation {
     /// Its start.
     pub start: Timestamp,
-    /// Its end, the reference of ages.
+    /// The end. Ages are relative to it.
     pub end: Timestamp,
     /// Number of snapshots taken.
     pub taken_count: u64,
-    /// Maximum number of snapshots at once, before pruning.
+    /// The largest number of snapshots at one time, before pruning.
     pub count_max: u64,
     /// The end of each day.
     pub days: Vec<SimulatedDay>,
@@ -82,7 +82,7 @@ pub struct KeptPoint {
     pub reasons: Vec<Reason>,
 }
 
-/// The granularity of points of similar age.
+/// The distances of points of similar age.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Band {
     /// Younger points belong to the previous band.
@@ -91,7 +91,7 @@ pub struct Band {
     pub to: SignedDuration,
     /// Number of points.
     pub count: u64,
-    /// The longest time from one of them to the next newer point of any band; none without a point.
+    /// The longest time from one of the points to the next newer point of any band; `None` without a point.
     pub gap_max: Option<SignedDuration>,
 }
 
@@ -113,7 +113,7 @@ pub enum SimulationError {
         /// The number of days.
         day_count: u32,
     },
-    /// It would end after the last supported year.
+    /// The simulation would end after the last supported year.
     #[error("{day_count} days from {start} on end after the last day of the calendar")]
     EndOfTime {
         /// The start.
@@ -180,7 +180,7 @@ impl Simulation {
         self.points.last().map(|point| point.age)
     }
 
-    /// The granularity by age, up to that of the oldest point.
+    /// The bands of ages, up to the age of the oldest point.
     pub fn bands(&self) -> Vec<Band> {
         let Some(reach) = self.reach() else { return Vec::new() };
         let mut from = SignedDuration::ZERO;
@@ -188,7 +188,7 @@ impl Simulation {
         let ends = BAND_ENDS_DAYS.map(|days| SignedDuration::from_hours(days * 24));
         for end in ends.into_iter().chain([reach]) {
             let to = end.min(reach);
-            // A point of this very instant has no age, and belongs to the first band.
+            // A point exactly at the end has the age 0, and belongs to the first band.
             let is_first = bands.is_empty();
             let in_band = self
                 .points
@@ -213,7 +213,7 @@ impl Simulation {
 fn end_of_day(scenario: &Scenario<'_>, day: u32) -> Result<Timestamp, SimulationError> {
     let Scenario { start, day_count, .. } = *scenario;
     let local = start.to_zoned(scenario.zone.clone());
-    // Counted from the start each time: a clock change on one day must not shift the following days.
+    // Computed from the start for each day: a clock change on one day must not shift the following days.
     let end = local.checked_add(jiff::Span::new().days(i64::from(day)));
     end.map(|end| end.timestamp())
         .map_err(|_| SimulationError::EndOfTime { start, day_count })
@@ -222,7 +222,7 @@ fn end_of_day(scenario: &Scenario<'_>, day: u32) -> Result<Timestamp, Simulation
 fn candidate(time: Timestamp) -> Candidate {
     Candidate {
         time,
-        // No two have the same time.
+        // An id is not needed: no two snapshots have the same time.
         id: String::new(),
         tags: Vec::new(),
         protection: Protection::None,

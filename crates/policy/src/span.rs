@@ -16,11 +16,11 @@ pub struct Span {
 }
 
 const UNITS: [char; 5] = ['y', 'm', 'w', 'd', 'h'];
-/// Older than any archive, and small enough that no sum overflows.
+/// Longer than any archive exists, and small enough that no sum overflows.
 const AMOUNT_MAX: u16 = 9999;
 
 impl Span {
-    /// The instant this long before `end`, by the calendar of `end`'s zone; at least the earliest timestamp.
+    /// The instant this span before `end`, by the calendar of `end`'s zone; not before the earliest timestamp.
     pub fn before(&self, end: &Zoned) -> Timestamp {
         let [years, months, weeks, days, hours] = self.amounts.map(i64::from);
         let span = jiff::Span::new()
@@ -61,7 +61,7 @@ pub enum ParseSpanError {
         /// The letter.
         unit: char,
     },
-    /// A unit after itself or a smaller one.
+    /// A unit that is not smaller than the unit before it.
     #[error("{unit:?} is out of order: write each unit once, the largest first, like 1y6m")]
     Order {
         /// The letter.
@@ -94,7 +94,7 @@ impl FromStr for Span {
                 return Err(ParseSpanError::Order { unit });
             }
             units_left = position + 1;
-            // Only digits: the only possible error is the size.
+            // The text has only digits, so the number can only be too large.
             amounts[position] = number
                 .parse()
                 .ok()

@@ -1,7 +1,8 @@
-//! A stream on its way from the program that sends it to the one that takes it in.
+//! Transfers a stream from the sending to the receiving program.
 //!
-//! One thread reads, one packs where it is to be packed, one writes, with a few chunks between them. The thread that started them watches
-//! both programs, and kills the one whose other end is gone: so no thread waits for ever.
+//! One thread reads, one compresses if necessary, and one writes, with short queues of chunks between them. The thread
+//! that started them watches both programs. It kills a program if the other one has ended, so that no thread waits
+//! forever.
 
 use std::io::{self, BufReader, Read, Write};
 use std::num::NonZeroU64;
@@ -19,42 +20,42 @@ use zstd::stream::read::Decoder;
 use super::packing::{CHUNK_BYTES, Compression, Packer};
 use holdfast_engine::Interrupted;
 
-/// Chunks that wait between two threads, at most.
+/// Limit of chunks that wait between two threads.
 const QUEUE_LENGTH: usize = 4;
-/// Bytes that are read of a stream that is checked.
+/// Number of bytes to read at a time.
 const READ_BYTES: usize = CHUNK_BYTES / 4;
-/// Time that was not used may be made up for.
+/// Unused time of the rate limit that may be used later, in milliseconds.
 const BURST_MS: u32 = 50;
-/// A pause is slept in pieces, so that an interrupted job ends soon.
+/// A delay is divided into sleeps of this length, so that an interrupted job ends soon.
 const PIECE: Duration = Duration::from_millis(100);
-/// How often it is looked whether a program has ended.
+/// Interval of checks whether a program has ended.
 const LOOK_INTERVAL: Duration = Duration::from_millis(3);
-/// How long a sender may take to end after all has been received.
+/// Time limit for the sender to end after everything was received.
 const GRACE: Duration = Duration::from_secs(10);
 
-/// What is done to a stream on its way.
+/// How a stream is compressed during the transfer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Packing {
-    /// It is carried as it is.
+    /// Not compressed.
     Leave,
-    /// It is packed where the link is slower than that.
+    /// Compressed while the link is slower than compression.
     WhereSlow,
-    /// It is packed.
+    /// Always compressed.
     Always,
-    /// It comes packed.
+    /// Received compressed, and decompressed here.
     Unpack,
 }
 
-/// How a stream is carried.
+/// Options of a transfer.
 #[derive(Clone)]
 pub(super) struct TransferOptions {
     pub(super) packing: Packing,
-    /// Bytes each second that go over the link, at most.
+    /// Maximum rate over the link, in bytes per second.
     pub(super) limit: Option<NonZeroU64>,
     pub(super) clock: Arc<dyn Clock>,
 }
 
-/// A stream that is being carried.
+/// A running transfer.
 pub(super) struct Transfer {
     counts: Arc<TransferCounters>,
     threads: Vec<JoinHandle<()>>,
@@ -62,16 +63,16 @@ pub(super) struct Transfer {
 
 #[derive(Default)]
 struct TransferCounters {
-    /// Of the stream itself.
+    /// Bytes of the uncompressed stream.
     stream: AtomicU64,
-    /// Of what goes over the link.
+    /// Bytes that were sent over the link.
     link: AtomicU64,
-    /// Frames that wait for the link.
+    /// Number of frames that wait for the link.
     waiting: AtomicUsize,
     is_over: AtomicBool,
-    /// Why it ended before its end.
+    /// Why the transfer failed before the end of the stream.
     failure: Mutex<Option<String>>,
-    /// Why it was not taken in to its end.
+    /// Why the check refused the stream.
     refusal: Mutex<Option<String>>,
 }
 
@@ -121,7 +122,7 @@ impl LinkRateLimit {
     }
 }
 
-/// What comes over the link, at its pace.
+/// Reads from the link, at the limited rate.
 struct LinkReader<R> {
     from: R,
     pace: LinkRateLimit,
@@ -136,7 +137,8 @@ impl<R: Read> Read for LinkReader<R> {
 }
 
 impl TransferOptions {
-    /// Carries a stream into a program that receives it: the part that passes its check, in threads.
+    /// Starts threads that transfer a stream into a program that receives it. Only the part that passes `check` is
+    /// transferred.
     pub(super) fn start_into(
         &self,
         from: impl Read + Send + 'static,
@@ -148,7 +150,8 @@ impl TransferOptions {
         })
     }
 
-    /// Carries all that comes out of `from` into `to`, which does not take it in, in threads.
+    /// Starts threads that transfer everything from `from` to `to`, which does not receive the stream into a dataset,
+    /// so it is not checked.
     pub(super) fn start(
         &self,
         from: impl Read + Send + 'static,
@@ -177,7 +180,7 @@ impl TransferOptions {
         } else {
             (Box::new(from), Some(pace))
         };
-        // The stream itself is checked: after it was unpacked, and before it is packed.
+        // The check needs the uncompressed stream: it is applied after decompression, and before compression.
         let from = check(from);
         let of_reader = Arc::clone(&counts);
         spawn("reading", Box::new(move || read(from, &send, &of_reader)))?;
@@ -213,7 +216,7 @@ impl TransferOptions {
     }
 }
 
-/// Reads to the end. Where it breaks, what was read goes on all the same: the other end keeps it.
+/// Reads to the end. After an error, the bytes that were read are still sent: the receiver keeps them.
 fn read(mut from: Box<dyn Read + Send>, send: &SyncSender<Vec<u8>>, counts: &TransferCounters) {
     loop {
         let mut chunk = vec![0; READ_BYTES];
@@ -237,7 +240,7 @@ fn read(mut from: Box<dyn Read + Send>, send: &SyncSender<Vec<u8>>, counts: &Tra
     }
 }
 
-/// Makes frames, of as much as is there.
+/// Compresses chunks to frames. Short chunks that are already available are combined.
 fn pack(chunks: &Receiver<Vec<u8>>, send: &SyncSender<Vec<u8>>, packing: Packing, counts: &TransferCounters) {
     let mut packer = match Packer::new() {
         Ok(packer) => packer,
@@ -265,23 +268,23 @@ fn pack(chunks: &Receiver<Vec<u8>>, send: &SyncSender<Vec<u8>>, packing: Packing
 }
 
 impl Transfer {
-    /// Bytes of the stream until now.
+    /// Bytes of the uncompressed stream so far.
     pub(super) fn stream_bytes(&self) -> u64 {
         self.counts.stream.load(Ordering::Relaxed)
     }
 
-    /// Bytes that went over the link until now.
+    /// Bytes sent over the link so far.
     pub(super) fn link_bytes(&self) -> u64 {
         self.counts.link.load(Ordering::Relaxed)
     }
 
-    /// Why it ended before its end.
+    /// Why the transfer failed before the end of the stream.
     pub(super) fn failure(&self) -> Option<String> {
         let failure = self.counts.failure.lock().unwrap_or_else(PoisonError::into_inner);
         failure.clone()
     }
 
-    /// Why the stream was not passed on to its end.
+    /// Why the check refused the stream.
     pub(super) fn refusal(&self) -> Option<String> {
         let refusal = self.counts.refusal.lock().unwrap_or_else(PoisonError::into_inner);
         refusal.clone()
@@ -298,18 +301,18 @@ impl Drop for Transfer {
     }
 }
 
-/// How both ends ended.
+/// The exit states of both programs.
 pub(super) struct TransferEnds {
     pub(super) sender: PipedEnd,
     pub(super) receiver: PipedEnd,
-    /// Whether the receiver ended while the sender had more to say.
+    /// Whether the receiver ended before the sender had sent everything.
     pub(super) receiver_was_first: bool,
 }
 
-/// Why the watching ended.
+/// Why waiting for the programs failed.
 #[derive(Debug)]
 pub(super) enum WatchError {
-    /// It was interrupted.
+    /// The job was interrupted.
     Interrupted(Interrupted),
     /// The operating system cannot report the end of a program.
     Io(io::Error),
@@ -327,7 +330,7 @@ impl From<io::Error> for WatchError {
     }
 }
 
-/// Waits until both programs have ended. Calls `step` in intervals, with the transfer so far.
+/// Waits until both programs have ended. Calls `step` at short intervals with the transfer so far.
 pub(super) fn watch(
     carrying: &Transfer,
     sender: &mut Piped,

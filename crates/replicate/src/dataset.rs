@@ -1,4 +1,4 @@
-//! One dataset: from what both sides have to what they both have.
+//! Replicates one dataset.
 
 use std::fs::File;
 use std::os::unix::fs::OpenOptionsExt as _;
@@ -18,13 +18,13 @@ use super::{ReplicaOutcome, ReplicatedDataset, ReplicatedStream, ReplicationSide
 use holdfast_engine::Execution;
 use holdfast_engine::{Error, Result, Unit};
 
-/// What ssh returns where it is ssh that has failed, and not the program.
+/// The exit code of ssh if the connection failed, and not the remote program.
 const CODE_OF_SSH: i32 = 255;
 
 /// Replicates a dataset.
 ///
 /// # Errors
-/// A person stopped it. All else is in the report.
+/// The user has stopped the job. All other failures are in the report.
 pub(super) fn replicate(
     sides: &ReplicationSides<'_>,
     source: &ReplicaDataset,
@@ -57,9 +57,9 @@ pub(super) fn replicate(
 
 /// Why a dataset was not replicated to the end.
 enum DatasetFailure {
-    /// Others may be.
+    /// Other datasets can still be replicated.
     Failed(String),
-    /// None.
+    /// No dataset can be replicated.
     Error(Error),
 }
 
@@ -84,7 +84,7 @@ impl From<ProviderError> for DatasetFailure {
     }
 }
 
-/// Locked until it is dropped; none where another process has it.
+/// Locks the target; `None` if another process has locked it. Dropping the file releases the lock.
 fn lock(sides: &ReplicationSides<'_>, target: &str) -> Result<Option<File>> {
     let host = sides.request.target.side.host().unwrap_or_default();
     let folder = &sides.request.locks;
@@ -108,7 +108,7 @@ fn lock(sides: &ReplicationSides<'_>, target: &str) -> Result<Option<File>> {
     }
 }
 
-/// The reason why a program failed at `action` on `dataset`.
+/// The reason for which a program failed at `action` on `dataset`.
 fn failure_reason(side: &dyn ReplicaSide, action: &'static str, dataset: &str, ended: &PipedEnd) -> String {
     let reason = ended.reason();
     match (ended.code, side.host()) {
@@ -117,7 +117,6 @@ fn failure_reason(side: &dyn ReplicaSide, action: &'static str, dataset: &str, e
     }
 }
 
-/// The replication of one dataset.
 struct DatasetReplication<'a> {
     sides: &'a ReplicationSides<'a>,
     source: &'a ReplicaDataset,
@@ -171,7 +170,7 @@ impl DatasetReplication<'_> {
         })
     }
 
-    /// What was cut goes on, or is discarded.
+    /// Resumes an interrupted stream, or discards the received part.
     fn go_on(
         &self,
         partial: &PartialReceive,
@@ -219,7 +218,7 @@ impl DatasetReplication<'_> {
         self.carry(&sending, receiving, size, stream, done)
     }
 
-    /// Snapshots of the source that the target lacks: one of them was being received.
+    /// Snapshots of the source that the target lacks: the interrupted stream contains one of them.
     fn missing(&self, there: Option<&ReplicaDataset>) -> Vec<ReplicaSnapshot> {
         let known = there.map(|there| &there.snapshots[..]).unwrap_or_default();
         let is_known = |one: &&ReplicaSnapshot| {
@@ -231,7 +230,7 @@ impl DatasetReplication<'_> {
         snapshots.filter(|one| !is_known(one)).cloned().collect()
     }
 
-    /// A stream that went on does not say what it brings; now it is seen.
+    /// A resumed stream does not name its snapshot. Finds the snapshot at the target, and settles it.
     fn note_what_came(
         &self,
         there: Option<&ReplicaDataset>,
@@ -259,7 +258,7 @@ impl DatasetReplication<'_> {
     ) -> std::result::Result<(), DatasetFailure> {
         let sending = self.sides.sending(self.source, there, step);
         let size = self.source_side().estimate(&sending)?;
-        // It is held until it has been received, so that no prune removes it.
+        // The snapshot is held until it was received, so that prune does not remove it.
         let held = self
             .source_side()
             .keep(&self.keeping(&self.source.name, &step.to, KeepMethod::HoldToo));
@@ -303,7 +302,7 @@ impl DatasetReplication<'_> {
         }
     }
 
-    /// Carries a stream, and reports its progress.
+    /// Transfers a stream, and reports its progress.
     fn carry(
         &self,
         sending: &SendRequest,
@@ -328,7 +327,7 @@ impl DatasetReplication<'_> {
         done.notes
             .extend(notes.into_iter().map(|note| format!("{what}: {note}")));
         if stream.is_resumed {
-            // Which of them it was is seen next.
+            // The snapshot of a resumed stream is determined after the transfer.
             receiving.snapshots.clear();
         }
         self.target_side().settle(&receiving)?;
@@ -336,7 +335,7 @@ impl DatasetReplication<'_> {
         Ok(())
     }
 
-    /// A stream of this host is what was asked for; another host may send anything.
+    /// A stream from this host is the requested one; another host may send anything.
     fn trust(&self) -> SenderTrust {
         match self.source_side().host() {
             None => SenderTrust::Full,
@@ -344,7 +343,7 @@ impl DatasetReplication<'_> {
         }
     }
 
-    /// Carries a stream; what of it was left out.
+    /// Transfers a stream; also returns notes about parts of it that were left out.
     fn pump(
         &self,
         sending: &SendRequest,
@@ -381,13 +380,13 @@ impl DatasetReplication<'_> {
             return Err(error.into());
         }
         if ends.receiver.is_success() {
-            // It has seen the end of the stream; whether it has what it should is looked at now.
+            // The receiver has read the stream to its end; now check that it has received the right snapshots.
             let mut notes = notes_in(&ends.receiver.stderr);
             notes.extend(receiver.finish()?);
             return Ok((carrying, notes));
         }
         let target = failure_reason(self.target_side(), "receive", self.target, &ends.receiver);
-        // A sender that lost its receiver complains of that.
+        // A sender without a receiver reports only the broken pipe.
         let why = if ends.sender.is_success() || ends.receiver_was_first {
             target
         } else {
@@ -400,7 +399,8 @@ impl DatasetReplication<'_> {
         }))
     }
 
-    /// Keeps what both have, and lets go what was kept before. Where that fails the copy is as good; it says so.
+    /// Keeps the common snapshot, and releases those that were kept before. If this fails, the replica is still valid;
+    /// a note reports the failure.
     fn keep(&self, there: Option<&ReplicaDataset>, plan: &Replication, done: &mut ReplicatedDataset) {
         let (Some(there), Some(common)) = (there, &plan.common) else {
             return;
@@ -433,7 +433,7 @@ impl DatasetReplication<'_> {
                 .any(|one| one.is_bookmark && one.name == *name),
             _ => here.hold_count > 0,
         };
-        // Nothing is let go at the source as long as the target does not hold.
+        // Release nothing at the source until the target holds the snapshot.
         if let Some(here) = here.filter(|here| failures.is_empty() && (is_new || !is_kept(here))) {
             let means = if bookmarks {
                 KeepMethod::Bookmark

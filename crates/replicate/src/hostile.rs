@@ -1,4 +1,4 @@
-//! Requests of another host as a hostile sender writes them: see [`holdfast_block::hostile`].
+//! The parser of requests from another host, for fuzzing; see [`holdfast_block::hostile`].
 
 use holdfast_block::hostile::{Outcome, Parser};
 
@@ -30,7 +30,8 @@ pub fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
         .to_vec()
 }
 
-/// Decodes a request to add to a dataset, and checks that it stays below that.
+/// Decodes a request, and checks that requests to add to a dataset are accepted only for that dataset and those below
+/// it.
 pub fn peer_request(bytes: &[u8]) -> Outcome {
     crate::peer_server::hostile_request(bytes)
 }

@@ -1,14 +1,17 @@
-//! `replicate`: the host snapshots of a dataset go to another place, and to another host.
+//! `replicate`: copies the host snapshots of a dataset to another dataset, on this host or on another one.
 //!
 //! For each dataset:
 //!
-//! 1. Both sides are asked what they have; what is to be sent follows from that alone (`holdfast_policy::plan_replication`).
-//! 2. What was cut last time goes on where it was cut, where ZFS can; what is of no use any more is discarded.
-//! 3. Each stream: the snapshot is held at the source, sent, received, and looked for at the target.
-//! 4. The newest that both have is held at the target; at the source a bookmark of it stays, or it is held. Only then those before are let
-//!    go, so at every moment there is one that both have and that is not removed.
+//! 1. Both sides list their snapshots. The plan of what to send depends on these lists alone
+//!    (`holdfast_policy::plan_replication`).
+//! 2. An interrupted stream is resumed, if the provider can (ZFS). Leftovers that cannot be resumed are discarded.
+//! 3. For each stream: the snapshot is held at the source, sent, received, and checked at the target.
+//! 4. The newest common snapshot is held at the target. At the source a bookmark of it is kept, or the snapshot is
+//!    held. Only then are the previous ones released, so that at every moment one common snapshot exists that is
+//!    protected from removal.
 //!
-//! Nothing at the target is rolled back or removed. Where that would be needed, the dataset is left alone, with the commands to choose from.
+//! Nothing at the target is rolled back or removed. If that would be necessary, the dataset is not replicated, and the
+//! report gives commands to choose from.
 
 mod carry;
 mod dataset;
@@ -33,58 +36,58 @@ use holdfast_engine::{Job, Result};
 pub use peer::{PEER_PROTOCOL, PeerSide};
 pub use peer_server::{PeerServer, serve_peer};
 
-/// What is replicated, and how.
+/// The options of a replication.
 pub struct ReplicateRequest<'a> {
-    /// Where from.
+    /// The source.
     pub source: ReplicationPlace<'a>,
-    /// Where to.
+    /// The target.
     pub target: ReplicationPlace<'a>,
-    /// With all datasets below.
+    /// Whether all datasets below are replicated too.
     pub is_tree: bool,
     /// Whether a snapshot of this name is sent.
     pub is_wanted: &'a dyn Fn(&str) -> bool,
-    /// All of them, or the newest.
+    /// All new snapshots, or only the newest.
     pub choice: SnapshotChoice,
-    /// Whether blocks that are encrypted are sent as they are.
+    /// Whether encrypted blocks are sent as they are stored.
     pub raw: RawChoice,
-    /// Whether streams are packed on their way.
+    /// Whether streams are compressed during the transfer.
     pub packing: PackChoice,
-    /// Bytes each second that go over the link, at most.
+    /// Maximum rate over the link, in bytes per second.
     pub limit: Option<NonZeroU64>,
-    /// Whether anything is changed.
+    /// Dry run, or execution.
     pub execution: Execution,
     /// The name of this host.
     pub here: String,
-    /// Where runs on this host keep each other away.
+    /// The folder of lock files, which prevent concurrent replications to one target by this host.
     pub locks: PathBuf,
     /// The clock of all threads.
     pub clock: Arc<dyn Clock>,
 }
 
-/// A dataset somewhere.
+/// A dataset on one side of the replication.
 #[derive(Clone, Copy)]
 pub struct ReplicationPlace<'a> {
-    /// Where.
+    /// The side that the dataset is on.
     pub side: &'a dyn ReplicaSide,
-    /// Its name there.
+    /// The name of the dataset.
     pub dataset: &'a str,
 }
 
-/// Whether blocks that are encrypted are sent as they are.
+/// Whether encrypted blocks are sent as they are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RawChoice {
-    /// Where the source is encrypted, and the target is, or is new.
+    /// Raw, if the source is encrypted, and the target is encrypted or does not exist yet.
     Auto,
-    /// Yes.
+    /// Always raw.
     Raw,
-    /// As a program would read them: the target encrypts by itself, or does not.
+    /// Decrypted: the target encrypts the data itself, or does not encrypt it.
     Plain,
 }
 
-/// Whether streams are packed on their way to another host.
+/// Whether streams are compressed during the transfer to another host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PackChoice {
-    /// Where the link is slower.
+    /// While the link is slower than compression.
     Auto,
     /// Always.
     On,
@@ -92,82 +95,82 @@ pub enum PackChoice {
     Off,
 }
 
-/// What happened to it.
+/// The result of a replication.
 #[derive(Debug, Clone, Default)]
 pub struct ReplicateReport {
-    /// Each dataset of the source, by name.
+    /// All datasets of the source, by name.
     pub datasets: Vec<ReplicatedDataset>,
 }
 
-/// What happened to a dataset.
+/// The result for one dataset.
 #[derive(Debug, Clone)]
 pub struct ReplicatedDataset {
-    /// Its name at the source.
+    /// The name at the source.
     pub source: String,
-    /// Its name at the target.
+    /// The name at the target.
     pub target: String,
-    /// The newest snapshot that is wanted of the source, and when it was made, in seconds since 1970-01-01 UTC.
+    /// The newest wanted snapshot of the source, and its creation time in seconds since 1970-01-01 UTC.
     pub newest_here: Option<(String, i64)>,
-    /// The newest of the target.
+    /// The newest snapshot of the target, and its creation time.
     pub newest_there: Option<(String, i64)>,
-    /// The newest that both have.
+    /// The newest snapshot that both sides have.
     pub common: Option<String>,
-    /// Snapshots that the target lacks.
+    /// Number of wanted snapshots that the target lacks.
     pub behind_count: usize,
-    /// How much older what the target has is, in seconds.
+    /// How much older the newest snapshot of the target is, in seconds.
     pub behind_s: Option<i64>,
-    /// Whether a stream that was cut can go on.
+    /// Whether an interrupted stream can be resumed.
     pub is_resumable: bool,
-    /// What was sent, or would be.
+    /// The streams that were sent, or would be sent.
     pub streams: Vec<ReplicatedStream>,
-    /// How it stands.
+    /// The outcome.
     pub outcome: ReplicaOutcome,
-    /// What a person may want to know.
+    /// Notes for the user.
     pub notes: Vec<String>,
 }
 
-/// A stream that was sent, or would be.
+/// A stream that was sent, or would be sent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReplicatedStream {
-    /// What the target had; none where everything was sent, or it is not known.
+    /// The base that the target had; `None` for a full stream, or if unknown.
     pub base: Option<String>,
-    /// What it has now; none where a stream was resumed for which it is not known.
+    /// The snapshot that the stream ends with; `None` if unknown for a resumed stream.
     pub to: Option<String>,
-    /// How many snapshots it brought.
+    /// Number of snapshots in the stream.
     pub count: usize,
-    /// Whether it went on where one was cut.
+    /// Whether the stream resumed an interrupted one.
     pub is_resumed: bool,
-    /// Its bytes; as far as they are known before in a dry run.
+    /// Bytes of the uncompressed stream; in a dry run an estimate, if available.
     pub stream_bytes: Option<u64>,
-    /// Those that went over the link.
+    /// Bytes that were sent over the link.
     pub link_bytes: Option<u64>,
 }
 
-/// How a dataset stands.
+/// The outcome of the replication of a dataset.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ReplicaOutcome {
-    /// The target has all there is.
+    /// The target already had all wanted snapshots.
     UpToDate,
-    /// It has now.
+    /// The missing snapshots were sent.
     Sent,
-    /// It would have.
+    /// The missing snapshots would be sent (dry run).
     Planned,
-    /// The source has no snapshot that is wanted.
+    /// The source has no wanted snapshot.
     Nothing,
-    /// The target has what the source has not: what, and what to do.
+    /// Source and target have diverged, so nothing can be sent.
     Diverged {
-        /// What.
+        /// The difference.
         reason: String,
-        /// What to do.
+        /// The advised action.
         advice: String,
     },
-    /// Another run is at it.
+    /// Another run replicates to the same target.
     Busy,
-    /// It did not work.
+    /// The replication failed, for this reason.
     Failed(String),
 }
 
-/// The sides, and what they can do.
+/// Both sides of the replication, with their abilities.
 struct ReplicationSides<'a> {
     request: &'a ReplicateRequest<'a>,
     source: ReplicaAbilities,
@@ -177,10 +180,10 @@ struct ReplicationSides<'a> {
     job: Job<'a>,
 }
 
-/// Replicates. A dataset that fails does not keep the others.
+/// Replicates all datasets. If one fails, the others are still replicated.
 ///
 /// # Errors
-/// A side cannot be asked, or there is nothing to replicate.
+/// A side cannot be queried, or there is nothing to replicate.
 pub fn replicate(request: &ReplicateRequest<'_>, job: Job<'_>) -> Result<ReplicateReport> {
     let ReplicationPlace { side, dataset } = request.source;
     let mut found = side.datasets(dataset, request.is_tree)?;
@@ -195,7 +198,7 @@ pub fn replicate(request: &ReplicateRequest<'_>, job: Job<'_>) -> Result<Replica
     }
     let received = request.target.side.datasets(request.target.dataset, request.is_tree)?;
     if side.host() == request.target.side.host() {
-        // What is received into the tree itself is no part of what is sent.
+        // Datasets that were received into the source tree itself are not sent again.
         let target = request.target.dataset;
         found.retain(|one| !is_below(&one.name, target));
     }
@@ -232,13 +235,14 @@ fn is_below(name: &str, above: &str) -> bool {
     rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
-/// What a dataset of the source is called at the target.
+/// The name of a source dataset at the target.
 fn target_name(request: &ReplicateRequest<'_>, source: &str) -> String {
     let below = source.strip_prefix(request.source.dataset).unwrap_or_default();
     format!("{}{below}", request.target.dataset)
 }
 
-/// A dataset of the target that has snapshots of this one, and the name of none at the source: it had another name once.
+/// A dataset of the target that has snapshots of `source`, but whose name does not match any dataset of the source: it
+/// was renamed.
 fn renamed(
     source: &ReplicaDataset,
     all: &[ReplicaDataset],
@@ -255,7 +259,7 @@ fn renamed(
     Some(was.name.clone())
 }
 
-/// Which side compresses, and when: only where the other side is another host that can.
+/// Which side compresses, and when. Streams are only compressed if one side is another host that supports it.
 fn packing(request: &ReplicateRequest<'_>) -> (carry::Packing, PackWhen) {
     use carry::Packing;
     let (source, target) = (request.source.side, request.target.side);
@@ -273,14 +277,14 @@ fn packing(request: &ReplicateRequest<'_>) -> (carry::Packing, PackWhen) {
     (Packing::Leave, PackWhen::Never)
 }
 
-/// In whose name the common snapshot is kept: that of the target.
+/// The tag that the common snapshot is kept with; it depends on the target.
 fn tag(request: &ReplicateRequest<'_>, target: &str) -> String {
     let host = request.target.side.host().unwrap_or(&request.here);
     let host = host.rsplit('@').next().unwrap_or(host);
     format!("{REPLICA_TAG}{:016x}", fingerprint(&format!("{host}:{target}")))
 }
 
-/// FNV-1a: the same for ever, for names that are not chosen to collide.
+/// FNV-1a: the result must never change. The names are not chosen to collide.
 fn fingerprint(text: &str) -> u64 {
     text.bytes().fold(0xcbf2_9ce4_8422_2325, |sum, byte| {
         (sum ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)

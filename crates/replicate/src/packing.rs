@@ -1,36 +1,37 @@
-//! Streams that are packed where the link is slower than the packing.
+//! Compresses streams while the link is slower than the compression.
 //!
-//! What is packed is a row of zstd frames, which any program that knows zstd unpacks. A frame is stored as it is as long as the link takes
-//! what it gets at once; where chunks wait for the link there is time to pack the next one. So nothing has to be measured first, and a
-//! link that gets slower in the middle is noticed.
+//! The output is a sequence of zstd frames, which any zstd program can decompress. A frame is stored uncompressed as
+//! long as the link accepts frames at once. If frames wait for the link, there is time to compress the next one. So the
+//! speed of the link need not be measured, and a change during the transfer takes effect.
 
 use std::io;
 
 use zstd::bulk::Compressor;
 
-/// Bytes of a chunk, at most.
+/// Maximum length of a chunk in bytes.
 pub(super) const CHUNK_BYTES: usize = 1 << 20;
 const LEVEL: i32 = 3;
-/// Frames that are not tried after one that did not get smaller: data that is encrypted, or packed already.
+/// Number of frames that are stored uncompressed after one that did not get smaller, because the data is encrypted or
+/// already compressed.
 const SKIP_COUNT: u32 = 7;
-/// RFC 8878, 3.1.1.2: a block has 128 KiB at most.
+/// RFC 8878, 3.1.1.2: a block has at most 128 KiB.
 const BLOCK_BYTES_MAX: usize = 128 << 10;
 const MAGIC: u32 = 0xFD2F_B528;
-/// One segment, whose size has four bytes.
+/// A single segment, whose content size has four bytes.
 const DESCRIPTOR: u8 = 0b1010_0000;
 
-/// Whether a chunk is packed.
+/// Whether a chunk is compressed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Compression {
-    /// It is stored as it is.
+    /// Stored uncompressed.
     None,
-    /// It is, unless those before did not get smaller.
+    /// Compressed, unless recent chunks did not get smaller.
     Try,
-    /// It is, if it gets smaller.
+    /// Compressed, if that makes it smaller.
     Full,
 }
 
-/// Makes frames of chunks.
+/// Makes a frame of each chunk.
 pub(super) struct Packer {
     compressor: Compressor<'static>,
     skip: u32,
@@ -44,7 +45,6 @@ impl Packer {
         })
     }
 
-    /// The frame of a chunk.
     pub(super) fn frame(&mut self, chunk: &[u8], effort: Compression) -> io::Result<Vec<u8>> {
         match effort {
             Compression::None => return Ok(stored(chunk)),
@@ -63,7 +63,7 @@ impl Packer {
     }
 }
 
-/// A frame that holds a chunk as it is: RFC 8878, 3.1.1.
+/// A frame with an uncompressed chunk: RFC 8878, 3.1.1.
 fn stored(chunk: &[u8]) -> Vec<u8> {
     let mut frame = Vec::with_capacity(chunk.len() + 64);
     let size = u32::try_from(chunk.len()).expect("a chunk is small");

@@ -1,10 +1,10 @@
-//! What `holdfast` says to a `holdfast` on another host, over ssh.
+//! The protocol between `holdfast` and a `holdfast` on another host, over ssh.
 //!
-//! A request is a line of JSON on the standard input of `holdfast peer 1`, one for each start of it: `{"kind":"zfs","ask":{...}}`. What
-//! follows the line is the stream, where something is to be received. The answer is a line of JSON on standard output, or the stream that
-//! was asked for; then the exit code and standard error tell how it went.
+//! A request is a line of JSON on the standard input of `holdfast peer 1`, one per process:
+//! `{"kind":"zfs","ask":{...}}`. If a stream is to be received, it follows the line. The answer is a line of JSON on
+//! standard output, or the requested stream. Exit code and standard error report success or failure.
 //!
-//! The answering side may be restricted so that this side can only add to what is there: see [`PeerServer`].
+//! The answering side may be restricted so that this side can only add snapshots: see [`PeerServer`].
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,12 +19,11 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// The version of all this.
+/// The version of the protocol.
 pub const PEER_PROTOCOL: &str = "1";
-/// The program that answers.
+/// The program that is started on the other host.
 const PROGRAM: &str = "holdfast";
 
-/// A request.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct PeerRequest {
@@ -32,7 +31,6 @@ pub(super) struct PeerRequest {
     pub(super) ask: PeerQuestion,
 }
 
-/// What is asked.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase", deny_unknown_fields)]
 pub(super) enum PeerQuestion {
@@ -47,7 +45,7 @@ pub(super) enum PeerQuestion {
 }
 
 impl PeerQuestion {
-    /// The dataset that it is about.
+    /// The dataset that the request is about.
     pub(super) fn dataset(&self) -> Option<&str> {
         Some(match self {
             Self::Abilities => return None,
@@ -60,7 +58,6 @@ impl PeerQuestion {
     }
 }
 
-/// An answer.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase", deny_unknown_fields)]
 pub(super) enum PeerAnswer {
@@ -68,7 +65,7 @@ pub(super) enum PeerAnswer {
     Refused(PeerRefusal),
 }
 
-/// Why not.
+/// The reason for which a request was refused.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct PeerRefusal {
@@ -101,7 +98,7 @@ impl From<&ProviderError> for PeerRefusal {
     }
 }
 
-/// A side of a replication at which a `holdfast` answers.
+/// A side of a replication on another host, where `holdfast` answers requests.
 pub struct PeerSide {
     kind: ProviderKind,
     programs: Arc<dyn StreamTools>,
@@ -111,7 +108,7 @@ pub struct PeerSide {
 }
 
 impl PeerSide {
-    /// The `holdfast` that `programs` reach at `host`; none where none answers.
+    /// The `holdfast` on `host`, reached by `programs`; `None` if none answers.
     pub fn find(
         kind: ProviderKind,
         programs: Arc<dyn StreamTools>,
@@ -137,7 +134,7 @@ impl PeerSide {
         let mut line = serde_json::to_vec(&request).map_err(|error| self.senseless(&error.to_string()))?;
         line.push(b'\n');
         let mut piped = self.programs.start(PROGRAM, &["peer", PEER_PROTOCOL])?;
-        // The error of a peer that ends at once is read later.
+        // If the peer ends at once, its error is read later.
         piped.write_input(&line).ok();
         Ok(piped)
     }
@@ -169,7 +166,7 @@ impl PeerSide {
             _ => {}
         }
         if output.is_empty() {
-            // An older one does not know what it is asked for, and a shell says what it likes.
+            // An older version does not know the request, or a shell has answered with any text.
             return Err(ProviderError::Refused {
                 action,
                 what: format!("{what} at {}", self.host),
@@ -248,7 +245,7 @@ impl ReplicaSide for PeerSide {
 
     fn refusal(&self, action: &'static str, what: &str, stderr: &str) -> ProviderError {
         let what = format!("{what} at {}", self.host);
-        // Its program name and its hints are for users of that host.
+        // The program name and hints are for users of the other host.
         let parts = stderr.split("; ").filter(|part| !part.starts_with("hint: "));
         let parts: Vec<&str> = parts.map(|part| part.trim_start_matches("holdfast: ")).collect();
         let reason = parts.join("; ");

@@ -1,11 +1,12 @@
-//! The side that is asked: `holdfast peer`, and `holdfast receive --append-only`.
+//! The answering side of the protocol: `holdfast peer`, and `holdfast receive --append-only`.
 //!
-//! A sender that may only add cannot turn any request against what is there:
+//! An append-only sender cannot use any request to harm existing data:
 //!
-//! - it names datasets below its root and nothing else;
-//! - every stream is unpacked, and read command by command, before a program takes it in; it brings one snapshot of a new name;
-//! - the record of a snapshot is noted in the process that has received the snapshot, from what was announced before the stream; `settle`
-//!   only compares;
+//! - it can name only the root dataset and the datasets below it;
+//! - every stream is decompressed and checked command by command before a program receives it, and contains one
+//!   snapshot with a new name;
+//! - the record of a snapshot is written by the process that has received the snapshot, from the data announced before
+//!   the stream; `settle` only compares;
 //! - all its holds have one tag, that of the root: it holds one snapshot of a dataset, and releases no other hold.
 //!
 //! There is no request for removing, rolling back or renaming.
@@ -26,34 +27,34 @@ use super::peer::{PeerAnswer, PeerQuestion, PeerRefusal, PeerRequest};
 use super::{fingerprint, is_below};
 use holdfast_engine::{Error, Result};
 
-/// Bytes of a request, at most: what comes with a stream of thousands of snapshots.
+/// Limit of bytes of a request: enough for a stream of thousands of snapshots.
 const REQUEST_BYTES_MAX: u64 = 32 << 20;
-/// How often it is looked whether a stream has ended.
+/// Interval of checks whether a stream has ended.
 const LOOK_INTERVAL: std::time::Duration = std::time::Duration::from_millis(3);
 
-/// The server side of a peer connection.
+/// The answering side of a connection.
 pub struct PeerServer<'a> {
-    /// The sides of this host.
+    /// Opens a side of this host.
     pub sides: &'a dyn Fn(ProviderKind) -> Box<dyn ReplicaSide>,
-    /// The dataset to which, and below which, may be added, and nothing else; none where all may be asked.
+    /// The only dataset to which, and below which, the peer may add; `None` if all requests are allowed.
     pub root: Option<Dataset>,
     /// The clock of all threads.
     pub clock: Arc<dyn Clock>,
 }
 
-/// What the program writes before a warning, on standard error. A stream that has been taken in may have some.
+/// The prefix of warnings on standard error. A stream that was received successfully may have some.
 const WARNING: &str = "holdfast: warning: ";
 
-/// The warnings in what a `holdfast` wrote on standard error.
+/// The warnings in the standard error output of a `holdfast`.
 pub(super) fn notes_in(stderr: &str) -> Vec<String> {
     let notes = stderr.lines().filter_map(|line| line.trim().strip_prefix(WARNING));
     notes.map(str::to_owned).collect()
 }
 
-/// Answers one request, which is the first line of `input`. Gives what is to be warned of.
+/// Answers one request, which is the first line of `input`. Returns warnings.
 ///
 /// # Errors
-/// It makes no sense, is refused, or a stream does not come to its end.
+/// The request is invalid or refused, or a stream is incomplete.
 pub fn serve_peer(
     server: &PeerServer<'_>,
     input: impl Read + Send + 'static,
@@ -86,7 +87,7 @@ pub fn serve_peer(
     answered.map(|()| Vec::new())
 }
 
-/// A request as a hostile sender writes it: what may be asked is at the root, or below it.
+/// Decodes and checks a request of a hostile sender: only datasets at the root or below it may be accepted.
 #[cfg(feature = "hostile")]
 pub(crate) fn hostile_request(bytes: &[u8]) -> holdfast_block::hostile::Outcome {
     use holdfast_block::hostile::Outcome;
@@ -141,7 +142,7 @@ impl PeerServer<'_> {
         Ok(abilities)
     }
 
-    /// Whether it may be asked.
+    /// Checks that the request is allowed.
     fn check(&self, request: &PeerRequest) -> ProviderResult<()> {
         let Some(root) = &self.root else { return Ok(()) };
         let refused = |what: &str, reason: &str| ProviderError::Refused {
@@ -202,7 +203,8 @@ impl PeerServer<'_> {
         }
     }
 
-    /// What is compared. A sender that may only add says what is to be noted before its stream, or not at all.
+    /// The request to compare with. The record of an append-only sender is ignored: it counts only if it was announced
+    /// before the stream.
     fn settled(&self, mut receiving: ReceiveRequest) -> ReceiveRequest {
         if self.root.is_some() {
             receiving
@@ -213,7 +215,7 @@ impl PeerServer<'_> {
         receiving
     }
 
-    /// What is held, in whose name: for a sender that may only add, in that of its root.
+    /// The request to hold a snapshot. For an append-only sender, the tag is replaced by that of its root.
     fn kept(&self, mut keeping: KeepRequest) -> KeepRequest {
         if let Some(root) = &self.root {
             keeping.tag = format!("{REPLICA_TAG}in-{:016x}", fingerprint(&root.to_string()));
@@ -276,7 +278,7 @@ fn received(carrying: &Transfer, side: &dyn ReplicaSide, dataset: &str, ended: &
     if ended.is_success() {
         return Ok(());
     }
-    // After a broken pipe the receiver knows the cause.
+    // After a broken pipe, the receiver's error names the cause.
     let failure = carrying.failure().filter(|failure| !failure.contains("roken pipe"));
     match failure {
         Some(failure) => Err(Error::Peer {
@@ -286,21 +288,21 @@ fn received(carrying: &Transfer, side: &dyn ReplicaSide, dataset: &str, ended: &
     }
 }
 
-/// The tag of a replication, as a `holdfast` makes it.
+/// Whether `holdfast` could have created this tag for a replication.
 fn is_tag(tag: &str) -> bool {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
     tag.strip_prefix(REPLICA_TAG)
         .is_some_and(|rest| rest.bytes().all(is_plain))
 }
 
-/// What stands below the root, without anything that has a meaning of its own.
+/// Whether `name`, the part below the root, has only characters without a special meaning.
 fn is_plain(name: &str) -> bool {
     let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"_.: -".contains(&byte);
     let part = |part: &str| !part.is_empty() && part.bytes().all(is_allowed) && !part.starts_with(['.', '-', ' ']);
     name.is_empty() || name.strip_prefix('/').is_some_and(|below| below.split('/').all(part))
 }
 
-/// What was received may hold links, and a name may lead through them.
+/// Received files may contain links, and a name may refer to a path through them.
 fn is_reached_without_links(root: &str, dataset: &str) -> bool {
     let below = dataset.strip_prefix(root).unwrap_or_default();
     let mut path = Path::new(root).to_owned();

@@ -1,4 +1,4 @@
-//! What is to be sent, and how it stands before anything is.
+//! Plans the streams of a dataset, and describes its state before they are sent.
 
 use holdfast_host::provider::{
     PartialReceive, ProviderKind, ReplicaBase, ReplicaDataset, ReplicaSnapshot, SendRequest, StreamForm,
@@ -11,7 +11,7 @@ use holdfast_policy::{
 
 use super::{RawChoice, ReplicaOutcome, ReplicatedDataset, ReplicatedStream, ReplicationSides};
 
-/// The command, as a shell takes it, that gives a dataset another name.
+/// The shell command that renames a dataset.
 fn set_aside(dataset: &str) -> String {
     shell_line(["zfs", "rename", dataset, &format!("{dataset}-old")])
 }
@@ -40,14 +40,14 @@ impl ReplicationSides<'_> {
                 TargetOrder::Free
             },
             choice: self.request.choice,
-            // A stream of several has properties too, which are not taken from another host.
+            // A stream of several snapshots contains properties, which are not accepted from another host.
             streams: if self.source.joins && self.target.joins && self.request.source.side.host().is_none() {
                 Streams::Many
             } else {
                 Streams::One
             },
         };
-        // One that has been received in part for the first time is none yet.
+        // A dataset whose first snapshot was only partly received counts as missing.
         let is_begun = |there: &&ReplicaDataset| !there.snapshots.is_empty() || there.partial.is_none();
         let received = there.filter(is_begun).map(|there| {
             let mut points = self.points(there);
@@ -90,7 +90,7 @@ impl ReplicationSides<'_> {
         }
     }
 
-    /// How it stands before anything is done.
+    /// The outcome if nothing is sent.
     pub(super) fn outcome(&self, target: &str, plan: &Replication) -> ReplicaOutcome {
         let at = self
             .request
@@ -126,7 +126,7 @@ impl ReplicationSides<'_> {
         }
     }
 
-    /// A copy that has another name at the target.
+    /// The report for a dataset whose replica has another name at the target.
     pub(super) fn left_for_its_name(&self, source: &ReplicaDataset, target: &str, was: &str) -> ReplicatedDataset {
         let plan = self.plan(source, None);
         let mut done = self.described(source, target, None, &plan);
@@ -144,7 +144,7 @@ impl ReplicationSides<'_> {
         done
     }
 
-    /// What would be sent.
+    /// Adds the streams that would be sent.
     pub(super) fn tell_plan(
         &self,
         source: &ReplicaDataset,
@@ -175,7 +175,7 @@ impl ReplicationSides<'_> {
         let is_raw = match self.request.raw {
             RawChoice::Raw => true,
             RawChoice::Plain => false,
-            // What was begun in plain text goes on so.
+            // A target that was started unencrypted stays unencrypted.
             RawChoice::Auto => source.is_encrypted && there.is_none_or(|there| there.is_encrypted),
         };
         SendRequest {

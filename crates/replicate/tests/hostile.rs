@@ -1,4 +1,4 @@
-//! Hostile requests of another host, without a fuzzer.
+//! Feeds hostile requests of another host to the parser, without a fuzzer.
 
 use holdfast_block::conformance::test_seed;
 use holdfast_block::hostile::{MemoryBound, ParserTrial};
@@ -8,7 +8,7 @@ use peak_alloc::PeakAlloc;
 #[global_allocator]
 static ALLOCATOR: PeakAlloc = PeakAlloc;
 
-/// A snapshot in a request takes some fifty bytes of JSON, and a few hundred in memory.
+/// A snapshot in a request takes about fifty bytes of JSON, and a few hundred bytes of memory.
 const BOUND: MemoryBound = MemoryBound {
     per_byte: 800,
     constant_bytes: 1 << 20,

@@ -4,8 +4,8 @@
 //! cargo run --release --example nbd_read -- URI sequential|random|map THREADS CONNECTIONS PIECE_KIB
 //! ```
 //!
-//! `sequential` reads all of it, `random` 4 KiB at a time at random places for as many bytes as 3 seconds allow, `map` asks
-//! for all extents. Prints one line: what was done, in how many seconds.
+//! `sequential` reads the whole export, `random` reads 4 KiB at random offsets for 3 seconds, `map` queries all
+//! extents. Prints one line: the operation and its duration.
 
 #![allow(
     clippy::unwrap_used,
@@ -48,7 +48,7 @@ fn main() {
     );
 }
 
-/// Threads take turns in one pass over the device.
+/// Reads the device once from start to end, by several threads.
 fn sequential(device: &NbdDevice, thread_count: u64) -> u64 {
     let position = AtomicU64::new(0);
     std::thread::scope(|scope| {

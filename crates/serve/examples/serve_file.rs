@@ -1,4 +1,5 @@
-//! Serves files over NBD until its input ends: `serve_file SOCKET ro|rw FILE [TCP_PORT]`. For measurements, and to try clients by hand.
+//! Serves files over NBD until standard input ends: `serve_file SOCKET ro|rw FILE [TCP_PORT]`. For measurements, and to
+//! try clients by hand.
 
 #![allow(
     clippy::unwrap_used,
@@ -46,7 +47,7 @@ fn main() {
         let address = ([127, 0, 0, 1], port.parse().unwrap()).into();
         server.listen(Listener::tcp(address).unwrap()).unwrap();
     }
-    // Ends with its parent process.
+    // Ends with the parent process.
     std::io::stdin().read_to_end(&mut Vec::new()).unwrap();
     eprintln!("{:?}", server.stop(Duration::from_secs(5)));
 }

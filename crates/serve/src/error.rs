@@ -10,13 +10,13 @@ pub type Result<T> = std::result::Result<T, Error>;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// Another program listens on this socket. It was not touched.
+    /// Another program listens on this socket. The socket was not changed.
     #[error("another program listens on {}", path.display())]
     SocketInUse {
         /// The socket's path.
         path: PathBuf,
     },
-    /// The path exists and is not a socket. It was not touched.
+    /// The path exists and is not a socket. The file was not changed.
     #[error("{} exists and is not a socket", path.display())]
     NotASocket {
         /// The path.

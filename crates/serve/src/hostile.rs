@@ -37,12 +37,12 @@ pub fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
         .collect()
 }
 
-/// What a client says to an NBD server until it has an export.
+/// The messages of a client to an NBD server during the handshake.
 pub fn nbd_server_handshake(bytes: &[u8]) -> Outcome {
     nbd::server::hostile::handshake(bytes)
 }
 
-/// The requests of a client of an NBD server, which are carried out on a device in memory.
+/// The requests of a client to an NBD server. They are executed on a device in memory.
 pub fn nbd_server_requests(bytes: &[u8]) -> Outcome {
     nbd::server::hostile::requests(bytes)
 }

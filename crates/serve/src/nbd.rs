@@ -1,7 +1,7 @@
 //! NBD, the network block device protocol.
 //!
-//! Source: `doc/proto.md` of <https://github.com/NetworkBlockDevice/nbd>, which comments quote, and its branch
-//! `extension-ext-header`. Only the fixed newstyle handshake is supported.
+//! Source: `doc/proto.md` of <https://github.com/NetworkBlockDevice/nbd> and its branch `extension-ext-header`;
+//! quotations in comments are from there. Only the fixed newstyle handshake is supported.
 
 pub mod client;
 pub(crate) mod server;

@@ -1,4 +1,4 @@
-//! Input of a hostile server, without a fuzzer.
+//! Feeds the input of a hostile server to the client's parsers, without a fuzzer.
 
 use holdfast_block::conformance::test_seed;
 use holdfast_block::hostile::{MemoryBound, ParserTrial};
@@ -8,7 +8,8 @@ use peak_alloc::PeakAlloc;
 #[global_allocator]
 static ALLOCATOR: PeakAlloc = PeakAlloc;
 
-/// A descriptor takes 16 bytes of memory for 8 on the wire, twice while it is handed out; names are copied.
+/// A descriptor takes 8 bytes on the wire and 16 bytes of memory, and exists twice while it is returned; names are
+/// copied.
 const BOUND: MemoryBound = MemoryBound {
     per_byte: 16,
     constant_bytes: 64 << 10,
@@ -29,7 +30,7 @@ fn hostile_bytes_are_an_error_and_take_no_more_memory_than_they_justify() {
     .run();
 }
 
-/// As many exports as a list may have, all without a name.
+/// A list with the maximum number of exports, all without a name.
 fn long_list() -> Vec<u8> {
     let reply = |kind: u32, data: &[u8]| {
         let length = u32::try_from(data.len()).expect("a few bytes");

@@ -1,4 +1,4 @@
-//! Hostile bytes for every parser of network protocols, without a fuzzer.
+//! Feeds hostile bytes to every parser of network protocols, without a fuzzer.
 
 use holdfast_block::conformance::test_seed;
 use holdfast_block::hostile::{MemoryBound, ParserTrial};
@@ -8,8 +8,8 @@ use peak_alloc::PeakAlloc;
 #[global_allocator]
 static ALLOCATOR: PeakAlloc = PeakAlloc;
 
-/// A handshake answers an option with less than 64 KiB, and all output is kept twice here, to be compared. Requests are
-/// executed on a disk of 100 kB, and each reply is discarded before the next.
+/// A handshake answers an option with less than 64 KiB, and this test keeps all output twice, to compare it. Requests
+/// are executed on a disk of 100 kB, and each reply is discarded before the next one.
 const BOUND: MemoryBound = MemoryBound {
     per_byte: 200,
     constant_bytes: 2 << 20,

@@ -1,4 +1,4 @@
-//! The commands of QEMU that Holdfast sends: what they change, and what they refuse.
+//! The commands of QEMU that Holdfast uses: their effects and their errors.
 
 mod bitmaps;
 mod devices;
@@ -18,12 +18,12 @@ use crate::refusal::{Answer, Refusal};
 use crate::serving::NbdServer;
 use crate::state::State;
 
-/// What comes with a command, and what is left when it is done.
+/// Input of a command besides its arguments, and leftovers after it.
 pub(crate) struct CommandContext<'a> {
-    /// Files that the client has sent and no command has taken yet.
+    /// Files that the client has sent and no command has used yet.
     pub(crate) files: &'a mut VecDeque<OwnedFd>,
     pub(crate) shared: &'a Weak<Mutex<State>>,
-    /// A server that was stopped: it is to be dropped when the state is unlocked.
+    /// A server that was stopped. It must be dropped after the state is unlocked.
     pub(crate) stopped: Option<NbdServer>,
 }
 

@@ -1,4 +1,4 @@
-//! Bytes of nodes: what is read and written through them.
+//! Reads and writes through nodes.
 
 use std::os::unix::fs::FileExt as _;
 
@@ -30,11 +30,11 @@ impl State {
         }
     }
 
-    /// Reads a disk as it was when a filter was put in.
+    /// Reads a disk as it was when the filter was inserted.
     fn read_saved(&self, filter: &str, buffer: &mut [u8], offset: u64) -> IoResult<()> {
         let node = self.nodes.get(filter).ok_or_else(gone)?;
         let Driver::CopyBeforeWrite(clusters) = &node.driver else {
-            // The job's filter stands between: it shows what is below it.
+            // The filter of a job lies in between: it reads like the node below it.
             return self.read(filter, buffer, offset);
         };
         let (source, target) = (node.child("file"), node.child("target"));
@@ -55,7 +55,7 @@ impl State {
         Ok(())
     }
 
-    /// Writes through a node, as a guest does through the node of its device.
+    /// Writes through a node, like a guest through the node of its device.
     pub(crate) fn write(&mut self, name: &str, bytes: &[u8], offset: u64) -> IoResult<()> {
         self.save_before_write(name, offset, bytes.len() as u64)?;
         let node = self.nodes.get_mut(name).ok_or_else(gone)?;
@@ -100,7 +100,7 @@ impl State {
         Ok(())
     }
 
-    /// Discards through a snapshot: what is discarded is not saved any more.
+    /// Discards through a snapshot: a discarded cluster is no longer saved.
     pub(crate) fn discard(&mut self, name: &str, offset: u64, length: u64) -> IoResult<()> {
         let node = self.nodes.get_mut(name).ok_or_else(gone)?;
         node.mark(offset, length);
@@ -114,7 +114,7 @@ impl State {
     }
 }
 
-/// Reads a file; beyond its end there are zeroes.
+/// Reads a file; bytes after its end are zero.
 fn read_sparse(file: &std::fs::File, buffer: &mut [u8], offset: u64) -> IoResult<()> {
     let mut done = 0;
     while done < buffer.len() {

@@ -1,29 +1,30 @@
-//! A fault at one command, and its notification.
+//! A fault at one command, with a notification.
 
 use std::sync::mpsc::Sender;
 
-/// What goes wrong.
+/// The kind of a fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FaultKind {
     /// QEMU refuses the command.
     Refused,
-    /// QEMU does it when the next command comes, or the client has gone. Its answer comes too late.
+    /// QEMU executes the command when the next one arrives, or the client has disconnected. Its answer is late.
     Late,
-    /// QEMU does nothing from there on until the client has gone.
+    /// QEMU does not answer any more until the client has disconnected.
     Hung,
-    /// The connection ends, and QEMU has not done it.
+    /// The connection is lost, and QEMU has not executed the command.
     LostBefore,
-    /// The connection ends, and QEMU has done it.
+    /// The connection is lost, and QEMU has executed the command.
     LostAfter,
-    /// QEMU has done it, and the client ends: it gets no answer, and its connections are closed, also those to exports.
+    /// QEMU has executed the command, and the client is killed: it gets no answer, and its connections are closed,
+    /// including those to exports.
     ///
-    /// Its side of the monitor's connection stays open, so that a thread that stands for the client waits there for good and does nothing
-    /// that a process could not do that was killed.
+    /// The model's end of the monitor's connection stays open, so that the thread that represents the client waits
+    /// there forever. Like a killed process, it does nothing more.
     Killed,
 }
 
 impl FaultKind {
-    /// All of them.
+    /// All kinds.
     pub const ALL: [Self; 6] = [
         Self::Refused,
         Self::Late,
@@ -37,15 +38,15 @@ impl FaultKind {
 /// A fault at one command.
 #[derive(Debug)]
 pub struct Fault {
-    /// What goes wrong.
+    /// The kind of the fault.
     pub kind: FaultKind,
     /// The number of the command, counted from 1 since the fault was armed.
     pub at: usize,
-    /// Notified when the fault has happened.
+    /// Notified when the fault has occurred.
     pub happened: Option<Sender<()>>,
 }
 
-/// What came since faults were armed last.
+/// The armed fault, and the commands since it was armed.
 #[derive(Debug, Default)]
 pub(crate) struct FaultPlan {
     pub(crate) armed: Option<Fault>,
@@ -53,7 +54,7 @@ pub(crate) struct FaultPlan {
 }
 
 impl FaultPlan {
-    /// Counts a command; gives what goes wrong at it.
+    /// Counts a command; returns the fault that occurs at it, if any.
     pub(crate) fn next(&mut self, command: &str) -> Option<FaultKind> {
         self.commands.push(command.to_owned());
         let number = self.commands.len();

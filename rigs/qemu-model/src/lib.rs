@@ -1,19 +1,20 @@
-//! A model of QEMU's monitor, for tests: it answers the commands by which Holdfast backs up a running machine.
+//! A model of QEMU's monitor for tests: it answers the commands that Holdfast uses to back up a running machine.
 //!
-//! **This is not QEMU.** It has block nodes with their permissions, dirty bitmaps, devices, exports, backup jobs and handed-over files, and
-//! refuses what QEMU refuses, so that a fault can be put at each command of a backup within seconds. Sources: QEMU's
-//! `qapi/block-core.json`, `block.c`, `blockdev.c`, `nbd/server.c` and `monitor/`, of 7.2. That it answers as QEMU does is tested with a
-//! real one (`crates/host/tests/qemu/model.rs`).
+//! **This is not QEMU.** The model has block nodes with permissions, dirty bitmaps, devices, exports, backup jobs and
+//! passed files, and refuses the same requests as QEMU, so that a test can inject a fault at each command of a backup
+//! within seconds. Sources: `qapi/block-core.json`, `block.c`, `blockdev.c`, `nbd/server.c` and `monitor/` of QEMU 7.2.
+//! A test compares its answers with those of a real QEMU (`crates/host/tests/qemu/model.rs`).
 //!
-//! Everything above the socket is the client's real code; exported nodes are served by our own NBD server.
+//! The client's code is the real one from the socket on; exported nodes are served by Holdfast's NBD server.
 //!
-//! It differs from QEMU, on purpose:
+//! Intended differences from QEMU:
 //!
-//! - no guest runs: [`QemuModel::guest_write`] is the guest;
-//! - a job has done its work when it is looked at for the second time, so that nothing waits for a clock;
-//! - an image of qcow2 is not read: what the guest sees of it is kept in memory, and a persistent bitmap is not stored in it;
-//! - requests are never on their way, and a full scratch file is not modelled;
-//! - migration (memory), the guest's agent, images with layers, and QMP events are not modelled.
+//! - no guest runs: [`QemuModel::guest_write`] replaces the guest;
+//! - a job is complete when it is queried for the second time, so that no test waits for a clock;
+//! - a qcow2 image is not read: the content that the guest sees is in memory, and persistent bitmaps are not stored in
+//!   the image;
+//! - there are no requests in flight, and a full scratch file is not modelled;
+//! - migration (memory), the guest agent, images with backing files, and QMP events are not modelled.
 
 mod commands;
 mod content;

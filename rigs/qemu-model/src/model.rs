@@ -1,4 +1,4 @@
-//! A machine in a model of QEMU: what tests do with it from outside.
+//! A machine in a model of QEMU: the interface for tests.
 
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
@@ -13,40 +13,41 @@ use crate::node::{Driver, Node};
 use crate::state::{Device, State};
 use crate::wire::Shared;
 
-/// A disk of the machine, which is called `diskN`.
+/// A disk of the machine. Its name is `diskN`.
 #[derive(Debug, Clone)]
 pub struct ModelDisk {
-    /// The format of its image.
+    /// The format of the image.
     pub format: ModelFormat,
-    /// The image. That of a qcow2 must be there and is not read: what the guest sees of it begins as zeroes, and is kept in memory.
+    /// The image. A qcow2 image must exist but is not read: the guest's content is zero at first, and is kept in
+    /// memory.
     pub image: PathBuf,
     /// Size in bytes.
     pub size_bytes: u64,
-    /// The iothread that it is in.
+    /// The iothread of the disk.
     pub iothread: Option<String>,
 }
 
 /// The format of an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ModelFormat {
-    /// The image's bytes are the disk's.
+    /// The bytes of the image are those of the disk.
     Raw,
-    /// The image can keep bitmaps.
+    /// The image can contain bitmaps.
     Qcow2,
 }
 
-/// How a model is set up.
+/// The configuration of a model.
 #[derive(Debug, Clone)]
 pub struct ModelMachine {
-    /// The version that it says to be.
+    /// The version that the model reports.
     pub version: [u64; 3],
-    /// Its disks.
+    /// The disks.
     pub disks: Vec<ModelDisk>,
-    /// The file with its firmware's variables.
+    /// The file with the firmware variables.
     pub nvram: Option<PathBuf>,
 }
 
-/// A model that answers at a socket until it is dropped.
+/// A model that serves a monitor socket until it is dropped.
 pub struct QemuModel {
     listener: Arc<UnixListener>,
     shared: Arc<Shared>,
@@ -57,7 +58,7 @@ impl QemuModel {
     /// Starts a machine with its monitor at `path`.
     ///
     /// # Errors
-    /// The socket, or an image.
+    /// The socket cannot be created, or an image cannot be opened.
     pub fn start(path: &Path, machine: &ModelMachine) -> std::io::Result<Self> {
         let mut state = State::new(machine.version);
         for (number, disk) in machine.disks.iter().enumerate() {
@@ -82,21 +83,21 @@ impl QemuModel {
         })
     }
 
-    /// Counts commands from now on, without `qmp_capabilities`, and lets something go wrong at one of them.
+    /// Arms a fault, or none, and starts to count commands. `qmp_capabilities` is not counted.
     pub fn arm(&self, fault: Option<Fault>) {
         let mut faults = self.shared.faults();
         faults.armed = fault;
         faults.commands.clear();
     }
 
-    /// The commands since [`arm`](Self::arm), and whether the fault was not reached.
+    /// The commands since [`arm`](Self::arm), and whether the fault has not occurred.
     pub fn disarm(&self) -> (Vec<String>, bool) {
         let mut faults = self.shared.faults();
         let is_unreached = faults.armed.take().is_some();
         (faults.commands.clone(), is_unreached)
     }
 
-    /// The guest writes to a disk, through the nodes under its device.
+    /// Writes to a disk like the guest, through the nodes of its device.
     ///
     /// # Errors
     /// The guest's write fails.
@@ -106,10 +107,10 @@ impl QemuModel {
         state.write(&node, bytes, offset)
     }
 
-    /// What the guest sees of a disk.
+    /// The content of a disk that the guest sees.
     ///
     /// # Errors
-    /// The guest cannot read it.
+    /// The guest cannot read the disk.
     pub fn guest_bytes(&self, disk: usize) -> std::io::Result<Vec<u8>> {
         let state = self.shared.state();
         let node = state.devices[disk].node.clone();
@@ -118,17 +119,17 @@ impl QemuModel {
         Ok(bytes)
     }
 
-    /// Whether the machine runs.
+    /// Whether the machine is running.
     pub fn is_running(&self) -> bool {
         self.shared.state().is_running
     }
 
-    /// Why QEMU has aborted, if it has.
+    /// The reason for which QEMU has aborted, if it has.
     pub fn aborted(&self) -> Option<String> {
         self.shared.state().aborted.clone()
     }
 
-    /// The names of all that can be left over, sorted; bitmaps with the nodes that have them.
+    /// The names of everything that a backup could leave behind, sorted; bitmaps are listed with their nodes.
     pub fn inventory(&self) -> Value {
         let state = self.shared.state();
         let bitmaps = state.nodes.iter().flat_map(|(name, node)| {
@@ -153,14 +154,14 @@ impl Drop for QemuModel {
     fn drop(&mut self) {
         let connections = self.shared.connections();
         if let Some(stream) = &connections.current {
-            // A missing one is fine.
+            // The client may have disconnected already.
             stream.shutdown(std::net::Shutdown::Both).ok();
         }
         drop(connections);
-        // A listener that is shut down accepts no more.
+        // After the shutdown, the listener accepts no more clients.
         rustix::net::shutdown(&*self.listener, rustix::net::Shutdown::Both).ok();
         if let Some(thread) = self.thread.take() {
-            // A panic of that thread was reported when it happened.
+            // A panic of that thread was already reported.
             drop(thread.join());
         }
         let server = self.shared.state().server.take();

@@ -1,4 +1,4 @@
-//! A block node: what it shows of what lies below it, and the bitmaps that record what is written through it.
+//! A block node: how it reads the nodes below it, and the bitmaps that record writes through it.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -6,42 +6,42 @@ use std::fs::File;
 use holdfast_block::DirtyBitmap;
 use serde_json::{Value, json};
 
-/// Bytes that a filter copies at once, and that a bit of a bitmap stands for.
+/// Cluster size of a filter, and granularity of bitmaps.
 pub(crate) const CLUSTER_BYTES: u64 = 64 << 10;
 
 /// A node, and its children by the names of the edges.
 #[derive(Debug)]
 pub(crate) struct Node {
-    /// Grows from one node to the next.
+    /// Increases with each new node.
     pub(crate) number: u64,
     pub(crate) driver: Driver,
     pub(crate) size_bytes: u64,
     pub(crate) filename: String,
     pub(crate) children: Vec<(&'static str, String)>,
     pub(crate) bitmaps: Vec<Bitmap>,
-    /// Whether `blockdev-add` made it: it may be deleted by name then.
+    /// Whether `blockdev-add` created the node: only such nodes can be deleted by name.
     pub(crate) is_monitor_owned: bool,
-    /// The set of files that it has open.
+    /// The file set that the node has open.
     pub(crate) fd_set: Option<u64>,
 }
 
-/// What a node does.
+/// The driver of a node.
 #[derive(Debug)]
 pub(crate) enum Driver {
     File(File),
     Raw,
-    /// What the guest sees of the image. The image itself is a file that the model does not read.
+    /// The content that the guest sees. The model does not read the image file.
     Qcow2(Vec<u8>),
     CopyBeforeWrite(SavedClusters),
     SnapshotAccess,
     NullCo,
 }
 
-/// What a copy-before-write filter has saved, by number of the cluster.
+/// The clusters that a copy-before-write filter has saved, by number.
 #[derive(Debug, Default)]
 pub(crate) struct SavedClusters {
     pub(crate) saved: BTreeSet<u64>,
-    /// What was discarded through the snapshot: it is not saved any more.
+    /// Clusters that were discarded through the snapshot: they are no longer saved.
     pub(crate) discarded: BTreeSet<u64>,
 }
 
@@ -51,7 +51,7 @@ pub(crate) struct Bitmap {
     pub(crate) name: String,
     pub(crate) is_recording: bool,
     pub(crate) is_persistent: bool,
-    /// Exports and jobs that use it.
+    /// Number of exports and jobs that use the bitmap.
     pub(crate) user_count: usize,
     pub(crate) dirty: DirtyBitmap,
 }
@@ -89,7 +89,7 @@ impl Node {
         }
     }
 
-    /// As `query-named-block-nodes` describes it.
+    /// The description of the node in the form of `query-named-block-nodes`.
     pub(crate) fn describe(&self, name: &str) -> Value {
         let mut image =
             json!({ "filename": self.filename, "format": self.driver.name(), "virtual-size": self.size_bytes });

@@ -1,7 +1,8 @@
-//! Permissions of users of a node to write to it at the same time.
+//! Permissions of the users of a node to write to it at the same time.
 //!
-//! Each user of a node needs some permissions, and shares some with the other users; a change of the graph after which a user needs
-//! what another one does not share is refused. That decides the order in which filters have to be put in and taken out.
+//! Each user of a node needs some permissions, and shares some with the other users. A change of the graph is refused
+//! if a user would then need a permission that another user does not share. This determines the order in which filters
+//! must be inserted and removed.
 //!
 //! Source: `bdrv_default_perms` and `bdrv_filter_default_perms` in QEMU's `block.c`, `cbw_child_perm` in `block/copy-before-write.c`,
 //! `snapshot_access_child_perm` in `block/snapshot-access.c`, `blkconf_apply_backend_options` in `hw/block/block.c`.
@@ -16,7 +17,7 @@ const WRITE_UNCHANGED: u8 = 4;
 const RESIZE: u8 = 8;
 const ALL: u8 = READ | WRITE | WRITE_UNCHANGED | RESIZE;
 
-/// What a user of a node needs, and what it lets others do.
+/// The permissions that a user of a node needs, and those that it allows others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Permissions {
     needed: u8,
@@ -31,7 +32,7 @@ const DEVICE: Permissions = Permissions {
 };
 
 impl State {
-    /// Refuses a graph in which the users of a node are in each other's way.
+    /// Checks that no user of a node needs a permission that another user does not share.
     pub(crate) fn check_permissions(&self) -> Answer<()> {
         let conflict = |name: &&String| {
             let users = self.users(name);
@@ -59,7 +60,7 @@ impl State {
         users
     }
 
-    /// What a node needs of a child, by what its own users need of it.
+    /// The permissions that a node needs from a child, which depend on those that its own users need.
     fn of_edge(&self, parent: &str, edge: &str) -> Permissions {
         let users = self.users(parent);
         let passed = users.iter().fold(NONE, |sum, user| Permissions {

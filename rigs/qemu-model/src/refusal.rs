@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 /// Result of a command.
 pub(crate) type Answer<T> = Result<T, Refusal>;
 
-/// An error of QEMU: its class, and its words.
+/// An error of QEMU: its class and its message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Refusal {
     pub(crate) class: &'static str,
@@ -39,18 +39,18 @@ impl Refusal {
     }
 }
 
-/// A text among the arguments of a command.
+/// An argument that is a text.
 pub(crate) fn text<'a>(arguments: &'a Value, key: &str) -> Answer<&'a str> {
     let found = arguments.get(key).and_then(Value::as_str);
     found.ok_or_else(|| Refusal::generic(format!("Parameter '{key}' is missing")))
 }
 
-/// The value of a switch that is off by default.
+/// An argument that is true or false; false if missing.
 pub(crate) fn flag(arguments: &Value, key: &str) -> bool {
     arguments.get(key).and_then(Value::as_bool).unwrap_or_default()
 }
 
-/// The items of a list.
+/// An argument that is a list; empty if missing.
 pub(crate) fn items<'a>(arguments: &'a Value, key: &str) -> &'a [Value] {
     arguments.get(key).and_then(Value::as_array).map_or(&[], Vec::as_slice)
 }

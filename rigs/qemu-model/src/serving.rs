@@ -1,4 +1,4 @@
-//! QEMU's NBD server, by our own.
+//! The model's NBD server, which uses that of Holdfast.
 
 use std::ops::Range;
 use std::os::fd::OwnedFd;
@@ -16,14 +16,14 @@ use crate::content::gone;
 use crate::node::Driver;
 use crate::state::State;
 
-/// A running server. Dropping it ends its clients; the state must not be locked then.
+/// A running server. Dropping it disconnects its clients; the state must not be locked then.
 pub(crate) struct NbdServer {
     listener: Arc<UnixListener>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl NbdServer {
-    /// Serves the exports of `state` to clients of a socket that listens.
+    /// Serves the exports of `state` on a listening socket.
     pub(crate) fn start(listener: OwnedFd, state: &Weak<Mutex<State>>) -> std::io::Result<Self> {
         let listener = Arc::new(UnixListener::from(listener));
         let server = Server::new(ServerOptions {
@@ -51,10 +51,10 @@ impl NbdServer {
 
 impl Drop for NbdServer {
     fn drop(&mut self) {
-        // A listener that is shut down accepts no more: the thread ends, and with it the server and its clients.
+        // After the shutdown the listener accepts no more clients: the thread ends, and stops the server.
         rustix::net::shutdown(&*self.listener, Shutdown::Both).ok();
         if let Some(thread) = self.thread.take() {
-            // A panic of that thread was reported when it happened.
+            // A panic of that thread was already reported.
             drop(thread.join());
         }
     }
@@ -103,7 +103,7 @@ impl Exports for ExportsOfState {
     }
 }
 
-/// A node as a device, for as long as it is exported.
+/// A node as a device, while it is exported.
 struct ExportedNode {
     state: Weak<Mutex<State>>,
     export: String,
@@ -159,7 +159,7 @@ impl BlockDeviceMut for ExportedNode {
         self.check_bounds(range.start, length)?;
         self.with("write zeroes", range.start, |state| {
             match state.nodes.get_mut(&self.node) {
-                // Nothing is stored, and what a request may cover has no bound.
+                // A null node stores nothing, and the length of a request is not limited.
                 Some(node) if matches!(node.driver, Driver::NullCo) => {
                     node.mark(range.start, length);
                     Ok(())

@@ -1,4 +1,4 @@
-//! Everything that a QEMU has that a backup can see or change.
+//! The state of QEMU that a backup can read or change.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -12,19 +12,19 @@ pub(crate) struct State {
     pub(crate) version: [u64; 3],
     pub(crate) nodes: BTreeMap<String, Node>,
     pub(crate) devices: Vec<Device>,
-    /// The newest first, as QEMU lists them.
+    /// Newest first, as QEMU lists them.
     pub(crate) exports: Vec<Exported>,
     pub(crate) server: Option<NbdServer>,
     pub(crate) jobs: Vec<Job>,
     pub(crate) fd_sets: BTreeMap<u64, FdSet>,
-    /// Files that were given by `getfd`.
+    /// Files that were passed by `getfd`.
     pub(crate) files: BTreeMap<String, OwnedFd>,
     pub(crate) is_running: bool,
-    /// Clients of the monitor: without one, files that no node uses are closed.
+    /// Number of clients of the monitor. Without a client, files that no node uses are closed.
     pub(crate) client_count: usize,
-    /// Why QEMU has aborted.
+    /// The reason for which QEMU has aborted.
     pub(crate) aborted: Option<String>,
-    /// Grows when clients of the NBD server are cut off.
+    /// Incremented when clients of the NBD server are disconnected.
     pub(crate) generation: u64,
     pub(crate) next_number: u64,
 }
@@ -32,7 +32,7 @@ pub(crate) struct State {
 /// A device of the guest.
 #[derive(Debug, Clone)]
 pub(crate) struct Device {
-    /// In QEMU's object model.
+    /// The path in QEMU's object model.
     pub(crate) path: String,
     pub(crate) kind: &'static str,
     pub(crate) node: String,
@@ -46,11 +46,11 @@ pub(crate) struct Exported {
     pub(crate) node: String,
     pub(crate) name: String,
     pub(crate) is_writable: bool,
-    /// Bitmaps that it offers: the node and the name of each.
+    /// Bitmaps of the export: node and name of each.
     pub(crate) bitmaps: Vec<(String, String)>,
 }
 
-/// A backup job that copies what a bitmap names.
+/// A backup job that copies the ranges in a bitmap.
 #[derive(Debug)]
 pub(crate) struct Job {
     pub(crate) id: String,
@@ -68,13 +68,13 @@ pub(crate) enum JobStatus {
     Cancelled,
 }
 
-/// Files that were handed over by `add-fd`.
+/// Files that were passed by `add-fd`.
 #[derive(Debug)]
 pub(crate) struct FdSet {
     pub(crate) label: String,
     pub(crate) file: File,
     pub(crate) is_removed: bool,
-    /// Nodes that have it open.
+    /// Number of nodes that have the set open.
     pub(crate) user_count: usize,
 }
 
@@ -142,7 +142,7 @@ impl State {
         self.nodes.insert(name, node);
     }
 
-    /// Takes a node away, with what only it has.
+    /// Removes a node, and the nodes that only it uses.
     pub(crate) fn remove_node(&mut self, name: &str) {
         let Some(node) = self.nodes.remove(name) else { return };
         if let Some(set) = node.fd_set.and_then(|set| self.fd_sets.get_mut(&set)) {
@@ -157,8 +157,8 @@ impl State {
         self.close_unused_files();
     }
 
-    /// QEMU closes a handed-over file that no node has open once it was removed or no client of the monitor is there, and never
-    /// while the machine is stopped.
+    /// Closes passed files like QEMU: a file that no node has open is closed once it was removed or the monitor has no
+    /// client, but never while the machine is stopped.
     ///
     /// Source: `monitor_fdset_cleanup` in `monitor/fds.c` (7.2: `monitor/misc.c`).
     pub(crate) fn close_unused_files(&mut self) {

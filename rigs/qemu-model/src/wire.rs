@@ -1,4 +1,4 @@
-//! The monitor's socket: one client at a time, one object a line, files beside the bytes.
+//! The monitor's socket: one client at a time, one object per line, and passed files.
 
 use std::collections::VecDeque;
 use std::io::{IoSliceMut, Write as _};
@@ -17,10 +17,10 @@ use crate::state::State;
 
 const GREETING: &str = r#"{"QMP": {"version": {"qemu": {"micro": 22, "minor": 2, "major": 7}}, "capabilities": []}}"#;
 const BUFFER_BYTES: usize = 64 << 10;
-/// Files that come with one read.
+/// Maximum number of files in one read.
 const FILE_COUNT_MAX: usize = 16;
 
-/// What the threads of a model share.
+/// State that the threads of a model share.
 pub(crate) struct Shared {
     pub(crate) state: Arc<Mutex<State>>,
     pub(crate) faults: Mutex<FaultPlan>,
@@ -29,9 +29,9 @@ pub(crate) struct Shared {
 
 #[derive(Default)]
 pub(crate) struct Connections {
-    /// The client that is served.
+    /// The current client.
     pub(crate) current: Option<UnixStream>,
-    /// Connections of killed clients, kept open so that clients behind them keep waiting.
+    /// Connections of killed clients. They stay open, so that the threads of these clients keep waiting.
     pub(crate) killed: Vec<UnixStream>,
 }
 
@@ -55,7 +55,7 @@ impl Shared {
         self.connections.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Serves one client after the other, until the model is closed.
+    /// Serves one client after the other, until the model is dropped.
     pub(crate) fn accept(&self, listener: &UnixListener) {
         while let Ok((stream, _)) = listener.accept() {
             let mut connections = self.connections();
@@ -76,7 +76,7 @@ impl Shared {
         }
     }
 
-    /// Serves one client until it has gone; gives whether it counts as killed.
+    /// Serves one client until it disconnects; returns whether it counts as killed.
     fn serve(&self, stream: &UnixStream) -> std::io::Result<bool> {
         send(stream, GREETING)?;
         let mut client = Client {
@@ -109,7 +109,7 @@ struct Client<'a> {
     shared: &'a Shared,
     stream: &'a UnixStream,
     files: VecDeque<OwnedFd>,
-    /// A command that is done when the next one comes.
+    /// A command that is executed when the next one arrives.
     late: Option<Value>,
     is_hung: bool,
 }
@@ -123,7 +123,8 @@ impl Client<'_> {
             send(self.stream, &answer)?;
         }
         let name = command["execute"].as_str().unwrap_or_default();
-        // Part of the greeting: a client that waits for it waits until another client has disconnected.
+        // This command is part of the greeting, and not counted: a client may have to wait for it until another client
+        // has disconnected.
         let fault = (name != "qmp_capabilities")
             .then(|| self.shared.faults().next(name))
             .flatten();
@@ -161,7 +162,7 @@ impl Client<'_> {
         Some(self.answer(&command))
     }
 
-    /// Does a command; gives the line that answers it.
+    /// Executes a command; returns the answer as a line.
     fn answer(&mut self, command: &Value) -> String {
         let name = command["execute"].as_str().unwrap_or_default();
         let weak = Arc::downgrade(&self.shared.state);
@@ -171,7 +172,7 @@ impl Client<'_> {
             stopped: None,
         };
         let done = self.shared.state().execute(name, &command["arguments"], &mut context);
-        // Its clients may wait for the state.
+        // Dropped without the lock: the server's clients may wait for the state.
         drop(context.stopped);
         answer_of(command, done)
     }

@@ -1,4 +1,5 @@
-//! Real file systems with snapshots, on loop devices and in files. They need root: a test without it prints why it is skipped.
+//! Real file systems with snapshots, on loop devices and in files. They need root: otherwise a test prints why it is
+//! skipped.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -15,7 +16,7 @@ const MIB: u64 = 1 << 20;
 /// Runs a program of the system; returns its output.
 ///
 /// # Errors
-/// What it printed as an error.
+/// The program's error output.
 pub fn system(program: &str, words: &[&str]) -> Result<String, String> {
     let mut command = Command::new(program);
     let output = command.args(words).env("PATH", PATH).stdin(Stdio::null()).output();
@@ -38,13 +39,13 @@ pub fn tools() -> Arc<LocalTools> {
 
 /// A file system that exists until this is dropped.
 pub trait FileSystem {
-    /// Its kind: "zfs", "btrfs", "xfs".
+    /// The kind: "zfs", "btrfs", "xfs".
     fn name(&self) -> &'static str;
-    /// What the product takes host snapshots of it with.
+    /// The provider for host snapshots of the file system.
     fn provider(&self) -> Box<dyn Provider>;
-    /// The name of a dataset in it, and its folder.
+    /// The name of a dataset in the file system, and its folder.
     fn dataset(&self) -> (String, PathBuf);
-    /// A free name for a clone.
+    /// A name for a clone that does not exist yet.
     fn clone_name(&self) -> String;
 }
 
@@ -58,7 +59,7 @@ pub struct Mounted {
 
 impl Mounted {
     /// # Errors
-    /// The reason why this machine cannot have one, as text.
+    /// The reason why this host cannot have such a file system, as text.
     pub fn at(kind: &'static str, point: &Path) -> Result<Self, String> {
         if !rustix::process::geteuid().is_root() {
             return Err("mounting a file system needs root".to_owned());
@@ -115,16 +116,16 @@ impl FileSystem for Mounted {
     }
 }
 
-/// One pool at a time: zfs-fuse hangs when two file systems are mounted at once.
+/// One pool at a time: zfs-fuse hangs when two file systems are mounted at the same time.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
-/// A ZFS pool in a file: of the kernel's ZFS if it is loaded, else of zfs-fuse.
+/// A ZFS pool in a file, by the kernel's ZFS if it is loaded, otherwise by zfs-fuse.
 pub struct Pool {
     name: String,
     place: tempfile::TempDir,
-    /// zfs-fuse, unless the kernel has ZFS.
+    /// zfs-fuse; `None` if the kernel has ZFS.
     daemon: Option<Child>,
-    // Dropped after the daemon.
+    // Must be dropped after the daemon.
     _turn_of_programs: std::fs::File,
     _turn: MutexGuard<'static, ()>,
 }
@@ -133,7 +134,7 @@ impl Pool {
     /// A pool whose root is mounted at `point`.
     ///
     /// # Errors
-    /// The reason why this machine cannot have one, as text.
+    /// The reason why this host cannot have a pool, as text.
     pub fn at(point: &Path) -> Result<Self, String> {
         if !rustix::process::geteuid().is_root() {
             return Err("a pool needs root".to_owned());
@@ -142,7 +143,7 @@ impl Pool {
         let file = place.path().join("device");
         let made = std::fs::File::create(&file).and_then(|file| file.set_len(300 * MIB));
         made.map_err(|error| error.to_string())?;
-        // A test that failed has removed its pool all the same.
+        // A test that failed has removed its pool, too.
         let turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
         let turn_of_programs = turn_of_programs().map_err(|error| error.to_string())?;
         let daemon = start_daemon()?;
@@ -178,7 +179,7 @@ impl Pool {
         Path::new("/sys/module/zfs").exists()
     }
 
-    /// Creates a volume; returns its device, which exists by then.
+    /// Creates a volume; returns its device once that exists.
     ///
     /// # Errors
     /// The reason, as text.
@@ -209,14 +210,14 @@ impl Drop for Pool {
         }
         drop(std::fs::remove_file(self.place.path().join("device")));
         if let Some(mut daemon) = self.daemon.take() {
-            // SIGTERM: it exports its pools.
+            // SIGTERM: zfs-fuse exports its pools.
             system("kill", &[&daemon.id().to_string()]).ok();
             daemon.wait().ok();
         }
     }
 }
 
-/// The lock of all test programs of this machine, which can run one zfs-fuse.
+/// Locks out the other test programs on this host, which can run only one zfs-fuse.
 fn turn_of_programs() -> std::io::Result<std::fs::File> {
     let path = std::env::temp_dir().join("holdfast-test-zfs.lock");
     let file = std::fs::File::options().create(true).append(true).open(path)?;

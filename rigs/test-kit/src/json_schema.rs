@@ -1,12 +1,12 @@
-//! Validates JSON against a schema, as far as the schemas of this project go: the keywords of draft 2020-12 that they use. Another keyword is
-//! an error, so that no schema says more than is checked.
+//! Validates JSON against a schema. Supports the keywords of draft 2020-12 that the schemas of this project use; any
+//! other keyword is an error, so that no part of a schema is left unchecked.
 
 use serde_json::Value;
 
-/// Keywords that say nothing about a value.
+/// Keywords that do not restrict values.
 const ANNOTATIONS: [&str; 6] = ["$schema", "$id", "$defs", "title", "description", "$comment"];
 
-/// What of `value` does not fit `schema`: a path and a reason each. Empty where all fits.
+/// The violations of `schema` in `value`, each with a path and a reason. Empty if `value` is valid.
 pub fn violations(schema: &Value, value: &Value) -> Vec<String> {
     let mut found = Vec::new();
     Validation {
@@ -86,7 +86,7 @@ impl Validation<'_> {
         }
     }
 
-    /// The fields of an object, or the items of a list.
+    /// Checks the fields of an object, or the items of a list.
     fn check_inside(&mut self, keyword: &str, schema: &Value, value: &Value, path: &str) {
         match (keyword, value) {
             ("items", Value::Array(items)) => {

@@ -1,7 +1,7 @@
-//! Real hypervisors and file systems of a test: each is made for one test and removed when it is dropped.
+//! Real hypervisors and file systems for tests: each is created for one test and removed when it is dropped.
 //!
-//! Nothing here is a stand-in: libvirtd, QEMU, zfs-fuse and the kernel's file systems are the real ones. A program that is missing
-//! fails the test with the name of what to install; what needs root is skipped with a reason.
+//! libvirtd, QEMU, zfs-fuse and the kernel's file systems are the real ones. A missing program fails the test with the
+//! name of the package to install; a test that needs root is skipped with a reason.
 
 #![allow(
     clippy::unwrap_used,

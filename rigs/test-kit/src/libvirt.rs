@@ -15,17 +15,17 @@ use tempfile::TempDir;
 
 use crate::run;
 
-/// The size of the disks that [`LibvirtLab::define`] makes.
+/// The size of the disks that [`LibvirtLab::define`] creates.
 pub const DISK_BYTES: u64 = 8 << 20;
-/// How many times QEMU's help of 1.5 KiB fills a buffer of 4 KiB.
+/// How many times QEMU's help of 1.5 KiB is printed to fill a buffer of 4 KiB.
 const HELPS_PER_BUFFER: usize = 4;
 
-/// A libvirtd that runs until this is dropped, with all its machines.
+/// A libvirtd with its machines. They run until this is dropped.
 #[derive(Debug)]
 pub struct LibvirtLab {
-    /// Images, and the files of the daemon in `libvirt`.
+    /// The folder for images, and in `libvirt` for the files of the daemon.
     pub folder: TempDir,
-    /// For waits.
+    /// The clock for waits.
     pub clock: SystemClock,
     daemon: Option<Child>,
 }
@@ -37,10 +37,11 @@ impl LibvirtLab {
         Self::prepared(|_| ())
     }
 
-    /// [`LibvirtLab::new`], after `prepare` has prepared the folder: the daemon has its own mount namespace from then on.
+    /// Like [`LibvirtLab::new`], after `prepare` has prepared the folder. The daemon runs in its own mount namespace
+    /// after that.
     pub fn prepared(prepare: impl FnOnce(&Path)) -> Self {
         let mut lab = Self {
-            // Short: the path of a socket may have at most 107 bytes.
+            // A short path: the path of a socket may have at most 107 bytes.
             folder: tempfile::Builder::new().prefix("hf").tempdir_in("/tmp").unwrap(),
             clock: SystemClock::new(),
             daemon: None,
@@ -50,7 +51,7 @@ impl LibvirtLab {
         lab
     }
 
-    /// Starts the daemon once more.
+    /// Starts the daemon again.
     pub fn start_daemon(&mut self) {
         self.seed_capabilities();
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/private-libvirtd");
@@ -69,7 +70,7 @@ impl LibvirtLab {
         self.daemon = Some(daemon);
     }
 
-    /// Ends the daemon by SIGTERM; its machines continue to run.
+    /// Stops the daemon by SIGTERM; its machines continue to run.
     pub fn stop_daemon(&mut self) {
         self.end_daemon(rustix::process::Signal::TERM);
     }
@@ -87,9 +88,10 @@ impl LibvirtLab {
         self.keep_capabilities();
     }
 
-    /// Gives the daemon what an earlier one found out about QEMU, which takes it more than a second of processor time.
+    /// Copies the capabilities of QEMU that an earlier daemon has detected: detecting them takes more than a second of
+    /// processor time.
     ///
-    /// libvirt itself checks that QEMU, libvirtd and the kernel are still the same.
+    /// libvirt checks that QEMU, libvirtd and the kernel have not changed.
     fn seed_capabilities(&self) {
         let own = self.capabilities();
         std::fs::create_dir_all(&own).unwrap();
@@ -98,7 +100,7 @@ impl LibvirtLab {
         }
     }
 
-    /// Keeps what the daemon found out for later ones, each file at once as a whole.
+    /// Stores the detected capabilities for later daemons; each file is replaced atomically.
     fn keep_capabilities(&self) {
         let shared = shared_capabilities();
         for entry in std::fs::read_dir(self.capabilities()).into_iter().flatten().flatten() {
@@ -114,7 +116,7 @@ impl LibvirtLab {
         }
     }
 
-    /// The folder in which the daemon keeps what it found out about QEMU.
+    /// The daemon's folder of detected capabilities.
     fn capabilities(&self) -> PathBuf {
         let is_root = rustix::process::geteuid().is_root();
         let of_user = if is_root {
@@ -125,12 +127,12 @@ impl LibvirtLab {
         self.path(of_user)
     }
 
-    /// A file of its folder.
+    /// The path of a file in the folder.
     pub fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 
-    /// The address of the daemon.
+    /// The daemon's connection URI.
     pub fn uri(&self) -> String {
         std::fs::read_to_string(self.path("libvirt/uri"))
             .unwrap()
@@ -138,7 +140,7 @@ impl LibvirtLab {
             .to_owned()
     }
 
-    /// Connects when the daemon answers.
+    /// Connects as soon as the daemon answers.
     pub fn connect(&self) -> Libvirt {
         for _ in 0..300 {
             if self.path("libvirt/uri").exists()
@@ -152,13 +154,13 @@ impl LibvirtLab {
         panic!("libvirtd does not answer: {log}");
     }
 
-    /// Runs a command of virsh that must succeed; returns its output.
+    /// Runs a command of virsh, which must succeed; returns its output.
     pub fn virsh(&self, words: &[&str]) -> String {
         let uri = self.uri();
         run("virsh", &[&["-q", "-c", &uri], words].concat())
     }
 
-    /// Defines a machine with disks of these formats, disk N full of the byte N + 1.
+    /// Defines a machine with disks of these formats. Disk N is filled with the byte N + 1.
     pub fn define(&self, name: &str, formats: &[&str]) {
         let images = formats.iter().zip('a'..).map(|(format, letter)| {
             let image = self.path(&format!("{name}-{letter}"));
@@ -171,7 +173,7 @@ impl LibvirtLab {
         self.define_on(name, &images.collect::<Vec<_>>());
     }
 
-    /// [`LibvirtLab::define`] with images that exist, which may be devices.
+    /// Like [`LibvirtLab::define`] with existing images, which may be devices.
     pub fn define_on(&self, name: &str, images: &[(&str, PathBuf)]) {
         let mut devices = String::new();
         for ((number, (format, image)), letter) in images.iter().enumerate().zip('a'..) {
@@ -207,14 +209,15 @@ impl LibvirtLab {
         self.virsh(&["define", file.to_str().unwrap()]);
     }
 
-    /// Writes to a disk of a machine as its guest would, and asserts that QEMU could write it.
+    /// Writes to a disk of a machine like its guest, and asserts that QEMU succeeded.
     pub fn guest_writes(&self, monitor: &dyn Monitor, disk: usize, byte: u8, offset: u64, length: u64) {
         let written = format!("wrote {length}/{length} bytes at offset {offset}\n");
         let output = self.guest_output(monitor, disk, &format!("write -P {byte} {offset} {length}"));
         assert!(output.contains(&written), "{output}");
     }
 
-    /// Runs a command of `qemu-io` at a disk of a machine; returns its output, which QEMU prints to its log and not to the monitor.
+    /// Runs a command of `qemu-io` on a disk of a machine; returns its output, which QEMU prints to its log and not to
+    /// the monitor.
     pub fn guest_output(&self, monitor: &dyn Monitor, disk: usize, command: &str) -> String {
         let execute = |name, arguments| monitor.execute(&QmpCommand::new(name, arguments)).unwrap();
         let name = execute("query-name", serde_json::Value::Null);
@@ -228,7 +231,7 @@ impl LibvirtLab {
         };
         let before = in_log().len();
         let answer = run(command);
-        // QEMU may buffer what it writes to a file: its help fills the rest of the buffer.
+        // QEMU may buffer its output to a file: its help fills the rest of the buffer.
         for _ in 0..HELPS_PER_BUFFER {
             let output = &in_log()[before..];
             if output.contains('\n') {
@@ -246,7 +249,7 @@ impl LibvirtLab {
         logs.into_iter().find(|log| log.exists()).unwrap()
     }
 
-    /// A request to freeze all disks of a machine; and the socket that will serve them.
+    /// A request to freeze all disks of a machine, and the socket that will serve them.
     pub fn request(&self, run: u32, machine: &dyn Machine) -> (PointInTimeRequest, PathBuf) {
         let socket = self.path(&format!("nbd-{run}"));
         let listener = UnixListener::bind(&socket).unwrap();
@@ -289,7 +292,7 @@ impl Drop for LibvirtLab {
     }
 }
 
-/// The folder with what daemons of earlier tests found out about QEMU, beside the program of the test.
+/// The folder with the capabilities that daemons of earlier tests have detected, next to the test program.
 fn shared_capabilities() -> PathBuf {
     let program = std::env::current_exe().unwrap();
     program.ancestors().nth(2).unwrap().join("libvirt-capabilities")

@@ -1,9 +1,9 @@
-//! Programs of the system that a test cannot do without.
+//! Runs programs that a test requires.
 
 use std::path::Path;
 use std::process::Command;
 
-/// Runs a program that must succeed; returns all that it printed.
+/// Runs a program, which must succeed; returns its output.
 pub fn run(program: &str, arguments: &[&str]) -> String {
     let output = match Command::new(program).args(arguments).output() {
         Ok(output) => output,
@@ -14,7 +14,7 @@ pub fn run(program: &str, arguments: &[&str]) -> String {
     text
 }
 
-/// Asserts that the NBD export at `socket` holds `byte` in `length` bytes from `offset` on.
+/// Asserts that the NBD export at `socket` contains `byte` in `length` bytes from `offset` on.
 pub fn assert_served(socket: &Path, export: &str, byte: usize, offset: u64, length: u64) {
     let uri = format!("nbd+unix:///{export}?socket={}", socket.display());
     let command = format!("read -P {byte} {offset} {length}");

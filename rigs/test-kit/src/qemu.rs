@@ -19,54 +19,54 @@ use crate::run;
 
 /// 1 MiB in bytes.
 pub const MIB: u64 = 1 << 20;
-/// The size of the disks that [`QemuLab::new`] makes.
+/// The size of the disks that [`QemuLab::new`] creates.
 pub const DISK_BYTES: u64 = 16 * MIB;
 
 /// The format of an image, and its file.
 pub type Image = (String, PathBuf);
 
-/// How a QEMU ends.
+/// How a QEMU is stopped.
 #[derive(Debug, Clone, Copy)]
 pub enum Ending {
-    /// By `quit`: it writes persistent bitmaps to the images.
+    /// By `quit`: QEMU writes persistent bitmaps to the images.
     Quit,
     /// By SIGKILL.
     Killed,
 }
 
-/// The images of a QEMU, and additional words on its command line, in which `{}` is its folder.
+/// The images of a QEMU, and additional arguments, in which `{}` is replaced by its folder.
 #[derive(Debug, Clone, Copy)]
 pub struct QemuSetup<'a> {
     /// Disk N has the node `formatN` on the node `fileN`.
     pub images: &'a [Image],
-    /// Additional words.
+    /// Additional arguments.
     pub words: &'a [&'a str],
 }
 
 /// A QEMU that runs until it is dropped.
 pub struct QemuLab {
-    /// Images, sockets and the output of `qemu-io`.
+    /// The folder for images, sockets and the output of `qemu-io`.
     pub directory: TempDir,
-    /// Its monitor.
+    /// The monitor.
     pub monitor: Arc<QmpSocket>,
-    /// For waits.
+    /// The clock for waits.
     pub clock: SystemClock,
     process: Child,
     runs: AtomicU32,
 }
 
 impl QemuLab {
-    /// A machine with disks of these formats, disk N full of the byte N + 1.
+    /// A machine with disks of these formats. Disk N is filled with the byte N + 1.
     pub fn new(formats: &[&str]) -> Self {
         Self::with(formats, &[])
     }
 
-    /// [`QemuLab::new`] with additional words on QEMU's command line, in which `{}` is the folder.
+    /// Like [`QemuLab::new`] with additional arguments for QEMU, in which `{}` is replaced by the folder.
     pub fn with(formats: &[&str], words: &[&str]) -> Self {
         Self::prepared(formats, words, |_| ())
     }
 
-    /// [`QemuLab::with`], after `prepare` has prepared the folder, such as by a mount.
+    /// Like [`QemuLab::with`], after `prepare` has prepared the folder, for example by a mount.
     pub fn prepared(formats: &[&str], words: &[&str], prepare: impl FnOnce(&Path)) -> Self {
         let directory = tempfile::tempdir().unwrap();
         prepare(directory.path());
@@ -90,7 +90,7 @@ impl QemuLab {
         }
     }
 
-    /// Ends this QEMU and starts another one in its place.
+    /// Stops this QEMU and starts another one instead.
     pub fn restart(&mut self, setup: QemuSetup<'_>, ending: Ending) {
         match ending {
             Ending::Quit => drop(self.execute("quit", Value::Null)),
@@ -104,7 +104,7 @@ impl QemuLab {
     /// Migrates the machine to another QEMU with the same images.
     ///
     /// # Errors
-    /// QEMU's, as text: the machine then runs here as before.
+    /// QEMU's error, as text: the machine then continues to run here.
     pub fn migrate(&mut self, setup: QemuSetup<'_>, capabilities: &Value) -> Result<(), String> {
         let number = self.runs.fetch_add(1, Ordering::Relaxed);
         let words = [setup.words, &["-incoming", "defer"]].concat();
@@ -145,22 +145,22 @@ impl QemuLab {
         Ok(())
     }
 
-    /// Executes a command of the monitor that must succeed.
+    /// Executes a command of the monitor, which must succeed.
     pub fn execute(&self, name: &'static str, arguments: Value) -> Value {
         self.monitor.execute(&QmpCommand::new(name, arguments)).unwrap()
     }
 
-    /// A file of its folder.
+    /// The path of a file in the folder.
     pub fn path(&self, name: &str) -> PathBuf {
         self.directory.path().join(name)
     }
 
-    /// Runs a command of `qemu-io` at a disk, as a guest would: "write -P 9 4M 1M". Returns its output.
+    /// Runs a command of `qemu-io` on a disk, like a guest: "write -P 9 4M 1M". Returns its output.
     pub fn guest(&self, disk: usize, command: &str) -> String {
         self.guest_at(&format!("/machine/peripheral/disk{disk}/virtio-backend"), command)
     }
 
-    /// [`QemuLab::guest`] at a device by its path in QEMU's object model.
+    /// Like [`QemuLab::guest`], on a device named by its path in QEMU's object model.
     pub fn guest_at(&self, device: &str, command: &str) -> String {
         let line = format!("qemu-io -d {device} \"{command}\"");
         let output = || std::fs::read_to_string(self.path("output")).unwrap();
@@ -169,13 +169,13 @@ impl QemuLab {
         output()[before..].to_owned() + stderr.as_str().unwrap()
     }
 
-    /// Fills a range of a disk with a byte, as a guest would.
+    /// Fills a range of a disk with a byte, like a guest.
     pub fn guest_writes(&self, disk: usize, byte: u8, offset: u64, length: u64) {
         let output = self.guest(disk, &format!("write -P {byte} {offset} {length}"));
         assert!(output.contains(&format!("wrote {length}/{length}")), "{output}");
     }
 
-    /// The disks as the product finds them.
+    /// The disks, as Holdfast detects them.
     pub fn disks(&self) -> Vec<QemuDisk> {
         disks(&*self.monitor).unwrap()
     }
@@ -185,12 +185,12 @@ impl QemuLab {
         rustix::process::Pid::from_child(&self.process)
     }
 
-    /// Whether the processors run.
+    /// Whether the processors are running.
     pub fn is_running(&self) -> bool {
         self.execute("query-status", Value::Null)["running"].as_bool().unwrap()
     }
 
-    /// A request of a new run to freeze all disks, with scratch files in `folder`; and the socket that will serve them.
+    /// A request of a new run to freeze all disks, with scratch files in `folder`, and the socket that will serve them.
     pub fn request(&self, folder: &Path) -> (PointInTimeRequest, PathBuf) {
         let run = RunId(self.runs.fetch_add(1, Ordering::Relaxed));
         let socket = self.path(&format!("nbd-{run}"));
@@ -214,7 +214,7 @@ impl QemuLab {
         (request, socket)
     }
 
-    /// Everything in which a leftover of a run would show: nodes, exports, files, bitmaps, and the nodes of devices.
+    /// Everything that a run could leave behind: nodes, exports, files, bitmaps, and the nodes of devices.
     pub fn everything(&self) -> Value {
         let mut nodes: Vec<String> = self
             .execute("query-named-block-nodes", json!({ "flat": true }))
@@ -284,7 +284,7 @@ fn start(folder: &Path, socket: &str, setup: QemuSetup<'_>, clock: SystemClock) 
     (process, Arc::new(monitor.expect("QEMU answers within ten seconds")))
 }
 
-/// A sparse file without a name.
+/// A sparse file without a directory entry.
 pub fn scratch(folder: &Path, size_bytes: u64) -> OwnedFd {
     let file: File = tempfile::tempfile_in(folder).unwrap();
     file.set_len(size_bytes).unwrap();

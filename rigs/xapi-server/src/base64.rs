@@ -1,8 +1,8 @@
-//! Base64 as RFC 4648 has it, with padding.
+//! Base64 with padding: RFC 4648.
 
 const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
 
-/// `bytes` in base64.
+/// Encodes `bytes`.
 pub(crate) fn encode(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
     for group in bytes.chunks(3) {
@@ -21,7 +21,7 @@ pub(crate) fn encode(bytes: &[u8]) -> String {
     text
 }
 
-/// The decoded bytes; `None` if `text` is not base64.
+/// Decodes `text`; `None` if it is not base64.
 pub(crate) fn decode(text: &str) -> Option<Vec<u8>> {
     let digits: Vec<u8> = text.trim_end_matches('=').bytes().collect();
     let mut bytes = Vec::with_capacity(digits.len() * 3 / 4);

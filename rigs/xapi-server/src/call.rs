@@ -24,17 +24,17 @@ use crate::schema;
 pub(crate) use device::mac_from;
 pub(crate) use task::{end_task, new_task};
 
-/// What a call works with.
+/// The context of a call.
 pub(crate) struct Context<'a> {
     pub(crate) pool: &'a Pool,
     pub(crate) state: &'a mut State,
     /// The caller.
     pub(crate) session: &'a str,
-    /// `VM.snapshot`: what was called, without `Async.`.
+    /// The called method, such as `VM.snapshot`, without `Async.`.
     pub(crate) method: &'a str,
 }
 
-/// Calls that have an `Async.` form here.
+/// Methods with an `Async.` form on this server.
 const ASYNC: &[&str] = &[
     "VM.snapshot",
     "VM.checkpoint",
@@ -64,7 +64,7 @@ const ASYNC: &[&str] = &[
     "VIF.destroy",
 ];
 
-/// Answers a call that came to the host with this number.
+/// Answers a call to the host with this number.
 pub(crate) fn answer(pool: &Pool, host: usize, call: &MethodCall) -> Answer<Value> {
     let (is_async, method) = match call.method.strip_prefix("Async.") {
         Some(method) => (true, method),
@@ -96,7 +96,7 @@ pub(crate) fn answer(pool: &Pool, host: usize, call: &MethodCall) -> Answer<Valu
     Ok(json!(begin_async(pool, &mut state, &session, call)))
 }
 
-/// The session that a call is made in, and the other parameters.
+/// The session of a call, and the other parameters.
 fn session_of<'a>(pool: &Pool, state: &mut State, call: &'a MethodCall) -> Answer<(String, &'a [Value])> {
     if pool.faults.session_ends_with_this_call() {
         state.end_sessions();
@@ -114,7 +114,7 @@ fn session_of<'a>(pool: &Pool, state: &mut State, call: &'a MethodCall) -> Answe
     Ok((session.to_owned(), arguments))
 }
 
-/// Whether a test wants this call to fail, and how.
+/// The failure that a test has requested for this call, if any.
 pub(crate) fn planned_failure(pool: &Pool, method: &str) -> Option<Failure> {
     pool.faults.take(|fault| match fault {
         Fault::CallFails { method: known, error } if known == method => Some(Failure::from_words(error)),
@@ -122,7 +122,7 @@ pub(crate) fn planned_failure(pool: &Pool, method: &str) -> Option<Failure> {
     })
 }
 
-/// Does what was called.
+/// Executes a call.
 pub(crate) fn perform(
     pool: &Pool,
     state: &mut State,
@@ -171,7 +171,7 @@ fn server_certificate(context: &Context<'_>, arguments: &[Value]) -> Answer<Valu
     ))
 }
 
-/// Makes a task for a call, and does what was called unless a fault holds it back.
+/// Creates a task for a call, and executes the call unless a fault delays it.
 fn begin_async(pool: &Pool, state: &mut State, session: &str, call: MethodCall) -> String {
     let task = new_task(pool, state, &format!("Async.{}", call.method));
     let stuck = pool.faults.take(|fault| match fault {
@@ -196,7 +196,7 @@ fn begin_async(pool: &Pool, state: &mut State, session: &str, call: MethodCall) 
     task
 }
 
-/// What `task.result` says of the value of a call.
+/// The text in `task.result` for the value of a call.
 pub(crate) fn result_text(value: &Value) -> String {
     match value {
         Value::String(word) if word.is_empty() => String::new(),
@@ -204,7 +204,7 @@ pub(crate) fn result_text(value: &Value) -> String {
     }
 }
 
-/// A generation id as xapi makes it up: two numbers.
+/// A generation id in xapi's form: two random numbers.
 fn generation_id() -> String {
     let digits = |text: String| -> String { text.chars().filter(char::is_ascii_digit).take(15).collect() };
     format!("{}:{}", digits(new_reference()), digits(new_reference()))

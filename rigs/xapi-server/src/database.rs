@@ -1,4 +1,4 @@
-//! The records of a pool: objects by class and reference, and what happened to them.
+//! The records of a pool: objects by class and reference, and their events.
 
 use std::collections::BTreeMap;
 
@@ -7,33 +7,32 @@ use serde_json::{Map, Value, json};
 use crate::failure::{Answer, Failure};
 use crate::schema;
 
-/// The reference to nothing.
+/// The null reference.
 pub(crate) const NULL: &str = "OpaqueRef:NULL";
 
 /// The fields of an object.
 pub(crate) type Record = Map<String, Value>;
 
-/// Something that happened to an object.
+/// An event of an object.
 #[derive(Debug, Clone)]
 pub(crate) struct Happening {
-    /// Counted from 1 over the life of the server.
+    /// The number of the event, from 1 since the server was started.
     pub(crate) number: u64,
     pub(crate) class: &'static str,
     /// `add`, `mod` or `del`.
     pub(crate) operation: &'static str,
     pub(crate) reference: String,
-    /// The record afterwards; none where it is gone.
+    /// The record afterwards; `None` if the object was deleted.
     pub(crate) snapshot: Option<Record>,
 }
 
-/// All objects.
 #[derive(Debug, Default)]
 pub(crate) struct Database {
     tables: BTreeMap<&'static str, BTreeMap<String, Record>>,
     happenings: Vec<Happening>,
 }
 
-/// 128 random bits as a uuid.
+/// Creates a random UUID.
 pub(crate) fn new_uuid() -> String {
     let mut bytes = [0_u8; 16];
     aws_lc_rs::rand::fill(&mut bytes).expect("the system has randomness");
@@ -50,17 +49,17 @@ pub(crate) fn new_uuid() -> String {
     )
 }
 
-/// A reference that nothing had before.
+/// Creates a new reference.
 pub(crate) fn new_reference() -> String {
     format!("OpaqueRef:{}", new_uuid())
 }
 
-/// A field that is text; empty where it is not.
+/// A text field; empty if the field is not a text.
 pub(crate) fn text<'a>(record: &'a Record, field: &str) -> &'a str {
     record.get(field).and_then(Value::as_str).unwrap_or_default()
 }
 
-/// A field that is a list of text.
+/// A field that is a list of texts.
 pub(crate) fn texts(record: &Record, field: &str) -> Vec<String> {
     let list = record.get(field).and_then(Value::as_array);
     list.into_iter()
@@ -70,18 +69,18 @@ pub(crate) fn texts(record: &Record, field: &str) -> Vec<String> {
         .collect()
 }
 
-/// A field that is true or false.
+/// A Boolean field.
 pub(crate) fn flag(record: &Record, field: &str) -> bool {
     record.get(field).and_then(Value::as_bool).unwrap_or_default()
 }
 
-/// A field that is a number of things.
+/// A numeric field.
 pub(crate) fn number(record: &Record, field: &str) -> u64 {
     record.get(field).and_then(Value::as_u64).unwrap_or_default()
 }
 
 impl Database {
-    /// A new object of `class`, with the defaults of its class except `fields`; returns its reference.
+    /// Creates an object of `class` with the given `fields` and the defaults of the class; returns its reference.
     pub(crate) fn add(&mut self, class: &'static str, fields: Value) -> String {
         let mut record = schema::blank(class);
         record.insert("uuid".to_owned(), json!(new_uuid()));
@@ -91,7 +90,7 @@ impl Database {
         self.insert(class, record)
     }
 
-    /// Takes in a whole record; gives its reference.
+    /// Inserts a whole record; returns its reference.
     pub(crate) fn insert(&mut self, class: &'static str, record: Record) -> String {
         let reference = new_reference();
         self.note(class, "add", &reference, Some(record.clone()));
@@ -109,12 +108,12 @@ impl Database {
         });
     }
 
-    /// What happened so far, counted.
+    /// Number of events so far.
     pub(crate) fn happening_count(&self) -> u64 {
         self.happenings.len() as u64
     }
 
-    /// What happened after the `number`-th thing.
+    /// The events after event `number`.
     pub(crate) fn happenings_after(&self, number: u64) -> impl Iterator<Item = &Happening> {
         self.happenings.iter().filter(move |it| it.number > number)
     }
@@ -167,7 +166,7 @@ impl Database {
         self.tables.get(class).into_iter().flatten()
     }
 
-    /// References of the objects of `class` of which `field` is `value`.
+    /// References of the objects of `class` whose `field` is `value`.
     pub(crate) fn having(&self, class: &'static str, field: &str, value: &str) -> Vec<String> {
         self.all(class)
             .filter(|(_, record)| text(record, field) == value)
@@ -175,7 +174,7 @@ impl Database {
             .collect()
     }
 
-    /// How many objects of each class there are.
+    /// Number of objects of each class.
     pub(crate) fn counts(&self) -> Value {
         let counts = self
             .tables
@@ -189,7 +188,7 @@ impl Database {
         found.pop().ok_or_else(|| Failure::new("UUID_INVALID", &[class, uuid]))
     }
 
-    /// The object that `name` means, which may be a reference or a uuid.
+    /// The object with the reference or UUID `name`.
     pub(crate) fn by_reference_or_uuid(&self, class: &'static str, name: &str) -> Answer<String> {
         if self.exists(class, name) {
             return Ok(name.to_owned());
@@ -197,7 +196,7 @@ impl Database {
         self.by_uuid(class, name)
     }
 
-    /// Adds `item` to a field that is a list.
+    /// Adds `item` to a list field.
     pub(crate) fn append(&mut self, class: &'static str, reference: &str, field: &str, item: &str) -> Answer<()> {
         self.change(class, reference, |record| {
             if let Some(list) = record.get_mut(field).and_then(Value::as_array_mut) {
@@ -206,7 +205,7 @@ impl Database {
         })
     }
 
-    /// Takes `item` out of a field that is a list, where the object is still there.
+    /// Removes `item` from a list field, if the object still exists.
     pub(crate) fn take_out(&mut self, class: &'static str, reference: &str, field: &str, item: &str) {
         if self.exists(class, reference) {
             let taken = self.change(class, reference, |record| {

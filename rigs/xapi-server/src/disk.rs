@@ -1,8 +1,8 @@
-//! The bytes of virtual disks, and when each block of them was written.
+//! The data of virtual disks, and the time of the last write to each block.
 //!
-//! Each disk is a file. Time is a count of writes: every write stamps the 64 KiB blocks that it touches with the next number, and a
-//! snapshot takes the stamps with it. What changed between two snapshots of one disk is then what the later one has stamped
-//! after the earlier one was taken.
+//! Each disk is a file. Time is a counter of writes: every write stamps the 64 KiB blocks that it touches with the next
+//! number, and a snapshot copies the stamps. The changes between two snapshots of one disk are the blocks that the
+//! later one has stamped after the earlier one was taken.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -11,15 +11,15 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Bytes per bit of changed block tracking (`cbt` in the documentation of XenServer).
+/// Bytes per bit of changed block tracking (CBT).
 pub(crate) const TRACKED_BYTES: u64 = 64 << 10;
-/// Bytes that are copied at once.
+/// Number of bytes to copy at a time.
 const COPY_BYTES: u64 = 1 << 20;
 
 /// Counts writes and other events.
 static LAST: AtomicU64 = AtomicU64::new(0);
 
-/// The next number.
+/// Returns the next number.
 pub(crate) fn tick() -> u64 {
     LAST.fetch_add(1, Ordering::Relaxed) + 1
 }
@@ -27,30 +27,30 @@ pub(crate) fn tick() -> u64 {
 /// A disk, or a snapshot of one.
 #[derive(Debug, Clone)]
 pub(crate) struct Disk {
-    /// None after `VDI.data_destroy`.
+    /// `None` after `VDI.data_destroy`.
     file: Option<Arc<File>>,
     path: PathBuf,
     pub(crate) size_bytes: u64,
     stamps: Vec<u64>,
-    /// When the snapshot was taken.
+    /// The time at which the snapshot was taken.
     taken: Option<u64>,
-    /// Which unbroken tracking of changes the disk belongs to.
+    /// The uninterrupted period of change tracking that the disk belongs to.
     pub(crate) tracking: Option<u64>,
-    /// What the disk and its snapshots have in common.
+    /// Identifies a disk together with its snapshots.
     origin: u64,
 }
 
-/// The reason why the changes between two disks are unknown.
+/// The reason for which the changes between two disks are unknown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Unrelated {
-    /// One of them is not tracked.
+    /// One of the disks is not tracked.
     NotTracked,
-    /// They are not of one disk under one tracking, or in the wrong order.
+    /// The disks are not snapshots of one disk in one tracking period, or are in the wrong order.
     NotOfOneDisk,
 }
 
 impl Disk {
-    /// A disk of zeroes in a new file.
+    /// Creates a disk of zeroes in a new file.
     pub(crate) fn create(path: &Path, size_bytes: u64) -> io::Result<Self> {
         let file = OpenOptions::new().read(true).write(true).create_new(true).open(path)?;
         file.set_len(size_bytes)?;
@@ -65,7 +65,7 @@ impl Disk {
         })
     }
 
-    /// The file, for reading and writing without any lock.
+    /// The file, which can be read and written without a lock.
     pub(crate) fn file(&self) -> io::Result<Arc<File>> {
         let gone = || io::Error::other("the data of this disk was destroyed");
         self.file.clone().ok_or_else(gone)
@@ -82,14 +82,14 @@ impl Disk {
         Ok(())
     }
 
-    /// Notes that `start..end` was written.
+    /// Records that `start..end` was written.
     pub(crate) fn touch(&mut self, start: u64, end: u64) {
         let stamp = tick();
         let blocks = index(start / TRACKED_BYTES)..index(end.div_ceil(TRACKED_BYTES)).min(self.stamps.len());
         self.stamps[blocks].fill(stamp);
     }
 
-    /// A copy in a new file: a snapshot.
+    /// Copies the disk to a new file, as a snapshot.
     pub(crate) fn snapshot(&self, path: &Path) -> io::Result<Self> {
         let mut copy = Self::create(path, self.size_bytes)?;
         copy_sparse(&*self.file()?, &*copy.file()?, self.size_bytes)?;
@@ -100,7 +100,7 @@ impl Disk {
         Ok(copy)
     }
 
-    /// A copy in a new file that goes its own way: a clone. Changes to it are not tracked.
+    /// Copies the disk to a new file, as a clone. Changes of the clone are not tracked.
     pub(crate) fn fork(&self, path: &Path) -> io::Result<Self> {
         let mut copy = self.snapshot(path)?;
         copy.taken = None;
@@ -108,7 +108,7 @@ impl Disk {
         Ok(copy)
     }
 
-    /// Gives the disk another size.
+    /// Changes the size of the disk.
     pub(crate) fn resize(&mut self, size_bytes: u64) -> io::Result<()> {
         self.file()?.set_len(size_bytes)?;
         self.size_bytes = size_bytes;
@@ -116,7 +116,7 @@ impl Disk {
         Ok(())
     }
 
-    /// Removes the bytes; what is known of changes stays.
+    /// Removes the data; the stamps of changes are kept.
     pub(crate) fn destroy_data(&mut self) -> io::Result<()> {
         match self.file.take() {
             Some(_) => std::fs::remove_file(&self.path),
@@ -124,14 +124,14 @@ impl Disk {
         }
     }
 
-    /// Which 64 KiB blocks of this disk changed since `earlier` was taken, by stamps, tracked or not.
+    /// The 64 KiB blocks that changed since `earlier` was taken, by their stamps, even if the disk is not tracked.
     pub(crate) fn changed_since(&self, earlier: &Self) -> Option<Vec<bool>> {
         let taken = earlier.taken.filter(|_| earlier.origin == self.origin)?;
         let is_later = self.taken.is_none_or(|mine| mine >= taken);
         is_later.then(|| self.stamps.iter().map(|stamp| *stamp > taken).collect())
     }
 
-    /// The bitmap of `VDI.list_changed_blocks`: one bit for 64 KiB, the first in the highest bit of the first byte.
+    /// The bitmap of `VDI.list_changed_blocks`: one bit per 64 KiB, the first one in the highest bit of the first byte.
     pub(crate) fn changed_blocks(&self, earlier: &Self) -> Result<Vec<u8>, Unrelated> {
         let (Some(mine), Some(theirs)) = (self.tracking, earlier.tracking) else {
             return Err(Unrelated::NotTracked);
@@ -155,7 +155,7 @@ fn index(number: u64) -> usize {
     holdfast_block::to_usize(number)
 }
 
-/// Copies what is not zero.
+/// Copies the ranges that are not zero.
 pub(crate) fn copy_sparse(from: &File, to: &File, size_bytes: u64) -> io::Result<()> {
     let mut buffer = vec![0; index(COPY_BYTES)];
     let mut offset = 0;

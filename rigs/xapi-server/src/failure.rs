@@ -2,15 +2,15 @@
 
 use std::fmt;
 
-/// An error as XAPI gives it.
+/// An error in XAPI's form.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Failure {
-    /// `HANDLE_INVALID`, ...
+    /// The code: `HANDLE_INVALID`, ...
     pub(crate) code: String,
     pub(crate) parameters: Vec<String>,
 }
 
-/// What a call gives.
+/// The result of a call.
 pub(crate) type Answer<T> = Result<T, Failure>;
 
 impl Failure {
@@ -21,7 +21,7 @@ impl Failure {
         }
     }
 
-    /// From the list that a fault was armed with: the code, then its parameters.
+    /// Converts the list of an armed fault: the code, then its parameters.
     pub(crate) fn from_words(words: &[String]) -> Self {
         let (code, parameters) = words.split_first().map_or(("", &[][..]), |(first, rest)| (first, rest));
         Self {
@@ -30,12 +30,12 @@ impl Failure {
         }
     }
 
-    /// An error that XAPI itself did not foresee.
+    /// An internal error of XAPI.
     pub(crate) fn internal(what: impl fmt::Display) -> Self {
         Self::new("INTERNAL_ERROR", &[&what.to_string()])
     }
 
-    /// The code and its parameters, as `error_info` of a task and `ErrorDescription` hold them.
+    /// The code and its parameters, as in `error_info` of a task and in `ErrorDescription`.
     pub(crate) fn words(&self) -> Vec<String> {
         std::iter::once(self.code.clone())
             .chain(self.parameters.iter().cloned())
@@ -44,7 +44,7 @@ impl Failure {
 }
 
 impl Failure {
-    /// The failure that an error of a stream carries.
+    /// The failure inside an I/O error of a stream.
     pub(crate) fn carried_by(error: &std::io::Error) -> Option<Self> {
         error.get_ref().and_then(|inner| inner.downcast_ref::<Self>()).cloned()
     }

@@ -1,65 +1,65 @@
-//! What goes wrong, when a test wants it to.
+//! Faults that a test can inject.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// One thing that goes wrong.
+/// A fault.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Fault {
-    /// All sessions end after this many more calls; the call after them gets `SESSION_INVALID`.
+    /// All sessions end after this many more calls; the next call gets `SESSION_INVALID`.
     SessionExpiresAfterCalls(u32),
-    /// All sessions end when the next transfer has moved this many bytes. An XVA breaks off there, as in XAPI, which touches the
-    /// session for each block; a single disk is moved to its end.
+    /// All sessions end when the next transfer has moved this many bytes. As in XAPI, the transfer of an XVA fails
+    /// there, because it uses the session for each block; the transfer of a single disk is completed.
     SessionExpiresAfterBytes(u64),
-    /// The connection of the next download that has more bytes than these is cut after them.
+    /// The connection of the next download with more bytes than this is cut after them.
     CutDownloadAfter(u64),
     /// The connection of the next upload is cut after this many bytes of its body.
     CutUploadAfter(u64),
-    /// The next transfer answers 200 and moves its bytes; then its task fails with this code and what it speaks of.
+    /// The next transfer answers 200 and moves its bytes; then its task fails with this code and its parameters.
     TransferFails(Vec<String>),
     /// The next download or upload is answered with this status.
     HandlerStatus(u16),
-    /// The next call is answered with this status instead of an answer.
+    /// The next call is answered with this HTTP status instead of a result.
     RpcStatus(u16),
-    /// The next call of `method` (without `Async.`) fails with this code and what it speaks of.
+    /// The next call of `method` (without `Async.`) fails.
     CallFails {
         /// `VM.snapshot`, `VDI.destroy`, ...
         method: String,
         /// The code, then its parameters.
         error: Vec<String>,
     },
-    /// The task of the next `Async.` call stays pending for this many looks at it, with slow progress, before anything is done.
-    /// Cancelled meanwhile, it is never done.
+    /// The task of the next `Async.` call stays pending for this many polls, with slow progress, before the call is
+    /// executed. If it is cancelled before, the call is never executed.
     TaskStuck(u32),
-    /// The next call is answered this much later.
+    /// The answer to the next call is delayed by this time.
     AnswerDelayed(Duration),
     /// The next transfer waits this long before its first byte.
     TransferDelayed(Duration),
-    /// The next XVA has a block whose checksum is wrong.
+    /// The next XVA has a block with a wrong checksum.
     ChecksumWrong,
 }
 
-/// The faults that are armed.
+/// The armed faults.
 #[derive(Debug, Default)]
 pub struct Faults {
     armed: Mutex<VecDeque<(Fault, u32)>>,
 }
 
 impl Faults {
-    /// `fault` happens once.
+    /// Arms `fault` once.
     pub fn once(&self, fault: Fault) {
         self.times(fault, 1);
     }
 
-    /// `fault` happens `count` times.
+    /// Arms `fault` `count` times.
     pub fn times(&self, fault: Fault, count: u32) {
         if count > 0 {
             self.lock().push_back((fault, count));
         }
     }
 
-    /// The next call of `method` fails once with `error`: a code, then its parameters.
+    /// Lets the next call of `method` fail once with `error`: a code, then its parameters.
     pub fn fail_call(&self, method: &str, error: &[&str]) {
         self.once(Fault::CallFails {
             method: method.to_owned(),
@@ -67,18 +67,18 @@ impl Faults {
         });
     }
 
-    /// The next `VM.snapshot` fails as it does where the storage is full.
+    /// Lets the next `VM.snapshot` fail as on a full storage.
     pub fn fail_snapshot_out_of_space(&self) {
         let error = ["SR_BACKEND_FAILURE_44", "", "There is insufficient space", ""];
         self.fail_call("VM.snapshot", &error);
     }
 
-    /// Nothing goes wrong any more.
+    /// Disarms all faults.
     pub fn clear(&self) {
         self.lock().clear();
     }
 
-    /// Faults that did not happen yet.
+    /// The faults that did not occur yet.
     pub fn armed(&self) -> Vec<Fault> {
         self.lock().iter().map(|(fault, _)| fault.clone()).collect()
     }
@@ -87,7 +87,7 @@ impl Faults {
         self.armed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes the first armed fault that `choose` makes something of.
+    /// Removes the first armed fault for which `choose` returns a value; returns that value.
     pub(crate) fn take<T>(&self, choose: impl Fn(&Fault) -> Option<T>) -> Option<T> {
         let mut armed = self.lock();
         let (index, found) = armed
@@ -103,7 +103,7 @@ impl Faults {
         Some(found)
     }
 
-    /// Counts one call; whether sessions end with it.
+    /// Counts one call; returns whether all sessions end with it.
     pub(crate) fn session_ends_with_this_call(&self) -> bool {
         let mut armed = self.lock();
         let mut ends = false;

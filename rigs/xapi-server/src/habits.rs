@@ -1,69 +1,72 @@
-//! How pools differ, of one version or another, without anything being wrong.
+//! Legitimate differences between pools and their versions.
 
-/// Which checksum follows each block of an XVA.
+/// The kind of checksum after each block of an XVA.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Checksum {
-    /// XXH64 in sixteen upper-case hexadecimal digits, in a member `.xxhash`: what xapi writes since 2019.
+    /// XXH64 as sixteen upper-case hexadecimal digits, in a member `.xxhash`: written by xapi since 2019.
     #[default]
     Xxhash,
-    /// SHA-1 in lower-case hexadecimal digits, in a member `.checksum`: what xapi wrote before.
+    /// SHA-1 as lower-case hexadecimal digits, in a member `.checksum`: written by earlier versions of xapi.
     Sha1,
 }
 
-/// What the bitmaps of the blocks of a differencing VHD say.
+/// The bitmaps of the blocks of a differencing VHD.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum VhdBitmaps {
-    /// That all sectors are in the block: what xapi's vhd-tool writes, which fills each block up from the chain.
+    /// All sectors are marked as present: written by xapi's vhd-tool, which completes each block from the chain.
     #[default]
     Full,
-    /// Only the sectors that changed: what other writers of VHD do; the rest of the block holds noise, which must not be read.
+    /// Only the changed sectors are marked, as by other writers of VHD; the rest of the block is noise, which must not
+    /// be read.
     Changed,
 }
 
-/// In which order the blocks of a VHD lie in the stream.
+/// The order of the blocks of a VHD in the stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum VhdOrder {
-    /// By the number of the block: what xapi's vhd-tool writes.
+    /// By block number, as written by xapi's vhd-tool.
     #[default]
     Sorted,
     /// Backwards.
     Reversed,
 }
 
-/// For what the network of the pool may be used.
+/// The purpose of the pool's network.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum NbdPurpose {
-    /// NBD under TLS: the purpose `nbd`.
+    /// NBD with TLS: the purpose `nbd`.
     #[default]
     Nbd,
-    /// NBD in the clear: the purpose `insecure_nbd`. The server here requires TLS nevertheless.
+    /// NBD without TLS: the purpose `insecure_nbd`. This server requires TLS nevertheless.
     InsecureNbd,
-    /// No NBD: `VDI.get_nbd_info` gives nothing.
+    /// No NBD: `VDI.get_nbd_info` returns an empty list.
     None,
 }
 
-/// How this pool does what pools do differently.
+/// The behaviour of this pool where pools differ.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Habits {
-    /// What follows each block of an XVA.
+    /// The kind of checksum after each block of an XVA.
     pub checksum: Checksum,
-    /// The number of blocks of an XVA between empty ones, which xapi sends to keep a slow connection open; 0 for none.
+    /// An empty block is sent after this many blocks of an XVA, as xapi does to keep a slow connection open; 0 for
+    /// none.
     pub keep_alive_every: u64,
-    /// Whether blocks of an XVA that are zero are left out, but for the first and the last.
+    /// Whether zero blocks of an XVA are left out, except for the first and the last one.
     pub skips_zero_blocks: bool,
-    /// What bitmaps of differencing VHDs say.
+    /// The bitmaps of differencing VHDs.
     pub vhd_bitmaps: VhdBitmaps,
-    /// How blocks of VHDs are ordered.
+    /// The order of the blocks of VHDs.
     pub vhd_order: VhdOrder,
-    /// How many looks at a task of an `Async.` call find it pending.
+    /// The number of polls for which a task of an `Async.` call is pending.
     pub pending_polls: u32,
-    /// Whether `VM.snapshot` takes the third argument `ignore_vdis`.
+    /// Whether `VM.snapshot` has the third argument `ignore_vdis`.
     pub has_ignore_vdis: bool,
-    /// How `Transfer-Encoding: chunked` is refused for a disk: 403 by older versions, 404 by newer ones.
+    /// The status with which `Transfer-Encoding: chunked` is refused for a disk: 403 in older versions, 404 in newer
+    /// ones.
     pub chunked_status: u16,
-    /// Bytes that a transfer moves at once.
+    /// The number of bytes that a transfer moves at a time.
     pub piece_bytes: usize,
-    /// Whether a firewall blocks the port of NBD: the pool names a port without a server.
+    /// Whether a firewall blocks the NBD port: the pool then reports a port without a server.
     pub has_closed_nbd: bool,
 }
 

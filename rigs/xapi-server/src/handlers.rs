@@ -22,10 +22,10 @@ use crate::rpc::{MethodCall, json, xml};
 
 pub(crate) use target::Target;
 
-/// How often a client that waits for events is looked after.
+/// Interval of checks for events of a waiting client.
 const EVENT_TICK: Duration = Duration::from_millis(10);
 
-/// Answers the requests of a client until it has no more.
+/// Answers the requests of a client until it disconnects.
 pub(crate) fn serve(pool: &Pool, host: usize, connection: &mut Connection) {
     while let Ok(Some(request)) = connection.receive() {
         let answered = match (request.method.as_str(), request.path.as_str()) {
@@ -53,12 +53,12 @@ pub(crate) fn serve(pool: &Pool, host: usize, connection: &mut Connection) {
     }
 }
 
-/// What comes after an answer.
+/// The state of the connection after an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Next {
-    /// The client may ask for more.
+    /// The client may send another request.
     Request,
-    /// The end of the connection, which is the end of what was sent.
+    /// The connection is closed, which marks the end of the answer.
     End,
 }
 
@@ -114,7 +114,7 @@ fn rpc(pool: &Pool, host: usize, connection: &mut Connection, request: &Request,
     Ok(Next::Request)
 }
 
-/// Answers a call; `event.from` gets its events as soon as there are any, at the latest when its time is over.
+/// Answers a call. `event.from` returns as soon as there are events, and at the latest after its timeout.
 fn answer_in_time(pool: &Pool, host: usize, call: &MethodCall) -> Answer<Value> {
     let first = call::answer(pool, host, call);
     let seconds = call.parameters.get(3).and_then(Value::as_f64);
@@ -130,7 +130,7 @@ fn answer_in_time(pool: &Pool, host: usize, call: &MethodCall) -> Answer<Value> 
         }
         pool.clock.sleep(EVENT_TICK);
         answer = call::answer(pool, host, call);
-        // One call, however often it is looked after.
+        // The repeated query counts as one call.
         pool.state().calls.pop();
     }
 }

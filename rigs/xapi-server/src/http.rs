@@ -1,15 +1,15 @@
-//! Requests and answers, over TLS or not.
+//! HTTP requests and answers, with or without TLS.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 
 use rustls::{ServerConnection, StreamOwned};
 
-/// Longest line of a request.
+/// Maximum length of a line of a request.
 const LINE_BYTES_MAX: u64 = 64 << 10;
-/// Most headers of a request.
+/// Maximum number of headers of a request.
 const HEADER_COUNT_MAX: usize = 100;
-/// Longest body of a call.
+/// Maximum length of the body of a call.
 const CALL_BYTES_MAX: u64 = 8 << 20;
 
 /// The connection of a client.
@@ -17,11 +17,11 @@ pub(crate) struct Connection {
     stream: BufReader<StreamOwned<ServerConnection, TcpStream>>,
 }
 
-/// What a client asks for.
+/// A request.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Request {
     pub(crate) method: String,
-    /// As it was sent, with the query.
+    /// The target as sent, with the query.
     pub(crate) target: String,
     pub(crate) path: String,
     query: Vec<(String, String)>,
@@ -34,7 +34,7 @@ impl Connection {
         Self { stream }
     }
 
-    /// Receives a request without its body; `None` where the client says no more.
+    /// Receives a request without its body; `None` if the client has closed the connection.
     pub(crate) fn receive(&mut self) -> io::Result<Option<Request>> {
         let Some(line) = self.line()? else { return Ok(None) };
         let mut request = Request::from_line(&line).ok_or_else(|| io::Error::other("no request"))?;
@@ -54,7 +54,7 @@ impl Connection {
         let read = (&mut self.stream).take(LINE_BYTES_MAX).read_until(b'\n', &mut line);
         match read {
             Ok(0) => return Ok(None),
-            // Many clients end TLS without a word.
+            // Many clients close the connection without a TLS close message.
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof && line.is_empty() => return Ok(None),
             other => other?,
         };
@@ -65,7 +65,7 @@ impl Connection {
         Ok(Some(text.trim_end_matches(['\r', '\n']).to_owned()))
     }
 
-    /// Receives the body of a call; `None` where its length is not said.
+    /// Receives the body of a call; `None` if its length is missing.
     pub(crate) fn call_body(&mut self, request: &Request) -> io::Result<Option<Vec<u8>>> {
         let Some(length) = request.content_length() else {
             return Ok(None);
@@ -78,7 +78,7 @@ impl Connection {
         Ok(Some(body))
     }
 
-    /// Sends headers, one a line, and the empty line after them.
+    /// Sends the status line and headers, one per line, and the empty line after them.
     pub(crate) fn send_head(&mut self, lines: &[String]) -> io::Result<()> {
         let head = lines.join("\r\n") + "\r\n\r\n";
         self.write_all(head.as_bytes())?;
@@ -94,7 +94,7 @@ impl Connection {
         self.flush()
     }
 
-    /// Sends the page that xapi's web server answers errors with.
+    /// Sends an error page in the form of xapi's web server.
     pub(crate) fn send_error(&mut self, status: u16, extra: &str) -> io::Result<()> {
         let words = match status {
             400 => "Bad Request",
@@ -120,16 +120,16 @@ impl Connection {
         self.send(&format!("{status} {words}"), &headers, body.as_bytes())
     }
 
-    /// Ends the connection in good order: TLS says goodbye, and what the client still sends is not waited for.
+    /// Closes the connection cleanly: sends a TLS close message, and does not wait for further input.
     pub(crate) fn say_goodbye(&mut self) {
         let stream = self.stream.get_mut();
         stream.conn.send_close_notify();
-        // A client that is gone needs no goodbye.
+        // A client that has disconnected needs no close message.
         drop(stream.flush());
         drop(stream.sock.shutdown(std::net::Shutdown::Both));
     }
 
-    /// Ends the connection as if a cable was pulled.
+    /// Closes the connection abruptly.
     pub(crate) fn cut(&mut self) {
         drop(self.stream.get_mut().sock.shutdown(std::net::Shutdown::Both));
     }
@@ -177,13 +177,13 @@ impl Request {
         found.map(|(_, value)| value.as_str())
     }
 
-    /// What the query says of `name`.
+    /// The value of `name` in the query.
     pub(crate) fn query(&self, name: &str) -> Option<&str> {
         let found = self.query.iter().find(|(known, _)| known == name);
         found.map(|(_, value)| value.as_str())
     }
 
-    /// What a cookie or the query says of `name`.
+    /// The value of `name` in a cookie or in the query.
     pub(crate) fn parameter(&self, name: &str) -> Option<&str> {
         self.cookie(name).or_else(|| self.query(name))
     }
@@ -196,7 +196,7 @@ impl Request {
         })
     }
 
-    /// Whether the query says that `name` is true.
+    /// Whether `name` is true in the query.
     pub(crate) fn flag(&self, name: &str) -> bool {
         self.query(name) == Some("true")
     }
@@ -205,14 +205,14 @@ impl Request {
         self.header("content-length")?.parse().ok()
     }
 
-    /// Whether the client will ask for more on this connection.
+    /// Whether the client may send another request on this connection.
     pub(crate) fn keeps_alive(&self) -> bool {
         self.header("connection")
             .is_none_or(|value| !value.eq_ignore_ascii_case("close"))
     }
 }
 
-/// Undoes percent-encoding; `+` is a space in a query.
+/// Decodes percent-encoding; `+` is a space in a query.
 fn decode(text: &str) -> String {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();

@@ -1,4 +1,4 @@
-//! The identity of a host: a self-signed certificate, as each host of a pool has from its installation on.
+//! The identity of a host: a self-signed certificate, which each host of a pool gets at its installation.
 
 use std::io;
 use std::sync::Arc;
@@ -18,12 +18,12 @@ pub(crate) struct Identity {
     pub(crate) name: String,
     certificate: Vec<u8>,
     key: Vec<u8>,
-    /// How this identity is shown to clients.
+    /// The TLS configuration with this identity.
     pub(crate) config: Arc<ServerConfig>,
 }
 
 impl Identity {
-    /// A new key and a certificate for `name` and `address`.
+    /// Creates a key and a certificate for `name` and `address`.
     pub(crate) fn new(name: &str, address: [u8; 4]) -> io::Result<Self> {
         let failed = |_| io::Error::other("cannot make a key");
         let random = SystemRandom::new();
@@ -31,7 +31,7 @@ impl Identity {
         let pair = EcdsaKeyPair::from_pkcs8(&ECDSA_P256_SHA256_ASN1_SIGNING, key.as_ref()).map_err(io::Error::other)?;
         let mut serial = [0; 8];
         aws_lc_rs::rand::fill(&mut serial).map_err(failed)?;
-        // A serial number is positive and not zero.
+        // A serial number must be positive and not zero.
         serial[0] = serial[0] & 0x7F | 0x40;
         let body = to_be_signed(name, address, serial, pair.public_key().as_ref());
         let signature = pair.sign(&random, &body).map_err(failed)?;
@@ -79,7 +79,7 @@ fn pem(label: &str, bytes: &[u8]) -> String {
     format!("-----BEGIN {label}-----\n{}\n-----END {label}-----\n", lines.join("\n"))
 }
 
-/// What the certificate says, as RFC 5280 (4.1) has it.
+/// The content of the certificate: RFC 5280, 4.1.
 fn to_be_signed(name: &str, address: [u8; 4], serial: [u8; 8], public_key: &[u8]) -> Vec<u8> {
     let version_3 = tagged(0xA0, &element(0x02, &[2]));
     let validity = sequence(&[element(0x17, b"200101000000Z"), element(0x17, b"491231235959Z")]);
@@ -93,7 +93,7 @@ fn to_be_signed(name: &str, address: [u8; 4], serial: [u8; 8], public_key: &[u8]
     let alternatives = sequence(&[element(0x82, name.as_bytes()), element(0x87, &address)]);
     let extensions = sequence(&[
         extension(&[0x55, 0x1D, 0x11], &alternatives), // subjectAltName
-        extension(&[0x55, 0x1D, 0x13], &sequence(&[element(0x01, &[0xFF])])), // basicConstraints: it signs itself
+        extension(&[0x55, 0x1D, 0x13], &sequence(&[element(0x01, &[0xFF])])), // basicConstraints: a CA, because it signs itself
     ]);
     sequence(&[
         version_3,
@@ -136,7 +136,7 @@ fn bit_string(bytes: &[u8]) -> Vec<u8> {
     element(0x03, &[&[0], bytes].concat())
 }
 
-/// Tag, length and content in DER.
+/// Encodes tag, length and content in DER.
 fn element(tag: u8, content: &[u8]) -> Vec<u8> {
     let length = content.len().to_be_bytes();
     let short = u8::try_from(content.len()).ok().filter(|length| *length < 0x80);

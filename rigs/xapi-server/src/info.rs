@@ -1,27 +1,27 @@
-//! What a test gives to the server, and what it asks about it.
+//! Input of the server from tests, and information about its objects.
 
 use std::path::PathBuf;
 
-/// Which hosts see the storage that a disk is on.
+/// The hosts that see the storage of a disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum SrPlace {
-    /// Shared: both.
+    /// Shared: both hosts see it.
     #[default]
     Shared,
-    /// Local to the slave: the master redirects transfers to it.
+    /// Local to the slave: the master redirects transfers to the slave.
     OnSlave,
 }
 
-/// A disk of a machine to be.
+/// A disk of a new machine.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct NewDisk {
-    /// The place at which the guest sees it: `xvda`, `xvdb`, ...
+    /// The device name in the guest: `xvda`, `xvdb`, ...
     pub device: String,
-    /// Bytes of the disk.
+    /// Size of the disk in bytes.
     pub size_bytes: u64,
-    /// A file whose bytes the disk begins with; without it the disk reads as zero.
+    /// A file with the initial content of the disk; without it the disk reads as zero.
     pub content: Option<PathBuf>,
-    /// Where it is stored.
+    /// The storage of the disk.
     pub place: SrPlace,
 }
 
@@ -36,12 +36,12 @@ impl NewDisk {
     }
 }
 
-/// A machine to be.
+/// A new machine.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct NewVm {
     /// `name_label`.
     pub name: String,
-    /// Its disks, the first of which it boots from.
+    /// The disks; the machine boots from the first one.
     pub disks: Vec<NewDisk>,
     /// `Running`, `Halted`, `Paused` or `Suspended`; empty means `Halted`.
     pub power_state: String,
@@ -52,7 +52,7 @@ pub struct NewVm {
 pub struct VmInfo {
     /// `OpaqueRef:...`
     pub reference: String,
-    /// Its uuid.
+    /// The UUID.
     pub uuid: String,
     /// `name_label`.
     pub name: String,
@@ -60,7 +60,7 @@ pub struct VmInfo {
     pub power_state: String,
     /// Whether it is a snapshot.
     pub is_a_snapshot: bool,
-    /// The machine that it is a snapshot of, or `OpaqueRef:NULL`.
+    /// The machine of which this is a snapshot, or `OpaqueRef:NULL`.
     pub snapshot_of: String,
 }
 
@@ -69,19 +69,19 @@ pub struct VmInfo {
 pub struct VdiInfo {
     /// `OpaqueRef:...`
     pub reference: String,
-    /// Its uuid.
+    /// The UUID.
     pub uuid: String,
     /// `name_label`.
     pub name: String,
     /// `user`, `cbt_metadata`, `suspend`, ...
     pub kind: String,
-    /// Bytes of the disk.
+    /// Size of the disk in bytes.
     pub size_bytes: u64,
     /// Whether it is a snapshot.
     pub is_a_snapshot: bool,
     /// Whether changed blocks are tracked.
     pub cbt_enabled: bool,
-    /// The disk that it is a snapshot of, or `OpaqueRef:NULL`.
+    /// The disk of which this is a snapshot, or `OpaqueRef:NULL`.
     pub snapshot_of: String,
 }
 
@@ -94,6 +94,6 @@ pub struct TaskInfo {
     pub name: String,
     /// `pending`, `success`, `failure`, `cancelling` or `cancelled`.
     pub status: String,
-    /// What went wrong: a code and what it speaks of.
+    /// The error: a code and its parameters.
     pub error_info: Vec<String>,
 }

@@ -1,7 +1,7 @@
-//! NBD, as `xapi-nbd` serves it: under TLS only, one export for each disk, its name with the session in it.
+//! NBD as served by `xapi-nbd`: only with TLS, and with one export for each disk, whose name contains the session.
 //!
-//! Source: `ocaml/nbd` of xen-api. An export is `/UUID?session_id=REF`; it is read-only, there is no list of exports, and a client
-//! without a session gets nothing.
+//! Source: `ocaml/nbd` of xen-api. An export is `/UUID?session_id=REF`; it is read-only, there is no list of exports,
+//! and a client without a session gets no access.
 
 use std::collections::btree_map::Entry;
 use std::net::SocketAddr;
@@ -18,7 +18,8 @@ use holdfast_serve::nbd::{
 use crate::database::text;
 use crate::pool::{ADDRESSES, Pool};
 
-/// Starts the servers of both hosts, each with the certificate of its host; `port` 0 lets the system choose one for both.
+/// Starts the servers of both hosts, each with the certificate of its host. With `port` 0 the system chooses one port
+/// for both.
 pub(crate) fn start(pool: &Arc<Pool>, listeners: [Listener; 2]) -> io::Result<Vec<Server>> {
     let mut servers = Vec::new();
     for (host, listener) in listeners.into_iter().enumerate() {
@@ -42,7 +43,7 @@ pub(crate) fn start(pool: &Arc<Pool>, listeners: [Listener; 2]) -> io::Result<Ve
     Ok(servers)
 }
 
-/// Listeners on one port of both hosts.
+/// Listens on the same port of both hosts.
 pub(crate) fn listen() -> io::Result<([Listener; 2], u16)> {
     crate::server::on_both_hosts(|address| {
         let listener = Listener::tcp(SocketAddr::from(address)).map_err(io::Error::other)?;
@@ -51,7 +52,7 @@ pub(crate) fn listen() -> io::Result<([Listener; 2], u16)> {
     })
 }
 
-/// The disks that a host sees.
+/// The disks that a host sees, as exports.
 struct Disks {
     pool: Arc<Pool>,
     host: usize,
@@ -95,7 +96,7 @@ impl Exports for Disks {
     }
 }
 
-/// A disk that is in use until a client has gone.
+/// A disk that is in use until the client disconnects.
 struct AttachedDisk {
     device: FileDevice,
     pool: Arc<Pool>,
@@ -130,7 +131,7 @@ impl fmt::Debug for AttachedDisk {
     }
 }
 
-/// One user of a disk less.
+/// Removes one user of a disk.
 pub(crate) fn release(state: &mut crate::pool::State, vdi: &str) {
     if let Entry::Occupied(mut users) = state.users.entry(vdi.to_owned()) {
         *users.get_mut() -= 1;

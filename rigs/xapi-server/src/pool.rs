@@ -1,4 +1,4 @@
-//! The pool: its hosts, storage and network, and what is under way in it.
+//! The pool: its hosts, storage and network, and its running transfers and tasks.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -18,14 +18,14 @@ use crate::habits::{Habits, NbdPurpose};
 use crate::identity::Identity;
 use crate::rpc::MethodCall;
 
-/// The accounts.
+/// The user name of the only account.
 pub(crate) const USER: &str = "root";
 pub(crate) const PASSWORD: &str = "correct horse";
 
-/// Addresses of the hosts, by their number.
+/// Addresses of the hosts, by number.
 pub(crate) const ADDRESSES: [Ipv4Addr; 2] = [Ipv4Addr::LOCALHOST, Ipv4Addr::new(127, 0, 0, 2)];
 
-/// The day on which the server begins, for dates in records: nothing here reads the real one.
+/// The first day in dates of records: the server does not read the real clock.
 const FIRST_DAY: u64 = 20_260_101;
 
 /// A pool of two hosts.
@@ -39,18 +39,18 @@ pub(crate) struct Pool {
     pub(crate) folder: PathBuf,
     /// The port of both hosts.
     pub(crate) port: u16,
-    /// Where NBD is served, on the address of each host.
+    /// The NBD port, on the address of each host.
     pub(crate) nbd_port: u16,
 }
 
-/// What changes.
+/// The state that changes.
 #[derive(Debug, Default)]
 pub(crate) struct State {
     pub(crate) database: Database,
     pub(crate) disks: BTreeMap<String, Disk>,
-    /// How many transfers use a disk, by its reference.
+    /// Number of transfers that use a disk, by its reference.
     pub(crate) users: BTreeMap<String, usize>,
-    /// Tasks of `Async.` calls that do not tell their end yet.
+    /// Tasks of `Async.` calls that do not report their result yet.
     pub(crate) pending: BTreeMap<String, Pending>,
     pub(crate) calls: Vec<String>,
     pub(crate) hosts: [String; 2],
@@ -61,7 +61,7 @@ pub(crate) struct State {
     pub(crate) slave_sr: String,
 }
 
-/// The task of an `Async.` call that looks pending.
+/// The task of an `Async.` call that is reported as pending.
 #[derive(Debug)]
 pub(crate) struct Pending {
     pub(crate) looks_left: u32,
@@ -69,16 +69,16 @@ pub(crate) struct Pending {
     pub(crate) outcome: Outcome,
 }
 
-/// What a pending task will come to.
+/// The future result of a pending task.
 #[derive(Debug)]
 pub(crate) enum Outcome {
-    /// It is done, and not reported yet.
+    /// The call was executed; its result is not reported yet.
     Done(Answer<Value>),
-    /// It is not done before the last poll.
+    /// The call is executed at the last poll.
     Waiting {
-        /// The session that called.
+        /// The session of the call.
         session: String,
-        /// What it called, without `Async.`.
+        /// The call, without `Async.`.
         call: MethodCall,
     },
 }
@@ -118,7 +118,7 @@ impl Pool {
         Arc::clone(&identities[host])
     }
 
-    /// Gives the host a new certificate, as a new installation does.
+    /// Creates a new certificate for the host, as a new installation does.
     pub(crate) fn change_identity(&self, host: usize) -> io::Result<()> {
         let new = Arc::new(new_identity(host)?);
         self.identities.lock().unwrap_or_else(PoisonError::into_inner)[host] = new;
@@ -129,19 +129,19 @@ impl Pool {
         self.is_stopping.load(Ordering::Relaxed)
     }
 
-    /// A date for records: seconds of the first day, then of the next.
+    /// A date for records: the seconds of the first day, then of the next.
     pub(crate) fn date(&self) -> String {
         let seconds = self.clock.now().as_secs();
         let (day, second) = (FIRST_DAY + seconds / 86_400, seconds % 86_400);
         format!("{day}T{:02}:{:02}:{:02}Z", second / 3600, second / 60 % 60, second % 60)
     }
 
-    /// Where the bytes of the disk with this uuid are.
+    /// The path of the file with the data of the disk with this UUID.
     pub(crate) fn disk_path(&self, uuid: &str) -> PathBuf {
         self.folder.join(format!("{uuid}.raw"))
     }
 
-    /// Sets what the network is for.
+    /// Sets the purpose of the network.
     pub(crate) fn set_nbd_purpose(&self, purpose: NbdPurpose) {
         let purpose = match purpose {
             NbdPurpose::Nbd => json!(["nbd"]),
@@ -155,7 +155,7 @@ impl Pool {
     }
 }
 
-/// A new identity for the host with this number.
+/// Creates an identity for the host with this number.
 pub(crate) fn new_identity(host: usize) -> io::Result<Identity> {
     let name = ["xapi-stand-in-1.test", "xapi-stand-in-2.test"][host];
     Identity::new(name, ADDRESSES[host].octets())
@@ -167,7 +167,7 @@ pub(crate) fn host_number(address: IpAddr) -> usize {
 }
 
 impl State {
-    /// Puts in what each pool has.
+    /// Adds the objects that every pool has.
     fn furnish(&mut self) {
         let database = &mut self.database;
         self.network = database.add(
@@ -220,7 +220,7 @@ impl State {
         self.set_processors("GenuineIntel");
     }
 
-    /// Has all hosts have processors of this maker.
+    /// Sets the vendor of the processors of all hosts.
     pub(crate) fn set_processors(&mut self, vendor: &str) {
         let info = json!({"cpu_count": "8", "socket_count": "1", "vendor": vendor});
         for class in ["pool", "host"] {
@@ -244,14 +244,14 @@ impl State {
         })
     }
 
-    /// The bytes of a disk.
+    /// The data of a disk.
     pub(crate) fn disk(&self, vdi: &str) -> Answer<&Disk> {
         self.disks
             .get(vdi)
             .ok_or_else(|| Failure::new("HANDLE_INVALID", &["VDI", vdi]))
     }
 
-    /// The bytes of a disk, to be changed.
+    /// The data of a disk, mutable.
     pub(crate) fn disk_mut(&mut self, vdi: &str) -> Answer<&mut Disk> {
         self.disks
             .get_mut(vdi)

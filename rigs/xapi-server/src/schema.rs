@@ -1,25 +1,25 @@
-//! The fields of each class, with what they are before anyone sets them.
+//! The fields of each class, with their initial values.
 //!
-//! Source: `ocaml/idl/datamodel.ml`, `datamodel_vm.ml` and `datamodel_host.ml` of xen-api. Integers are integers, and what is a
-//! float there is one here, since both wire formats tell them apart.
+//! Source: `ocaml/idl/datamodel.ml`, `datamodel_vm.ml` and `datamodel_host.ml` of xen-api. Integers and floats are
+//! distinguished as there, because both wire formats distinguish them.
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
 use crate::database::Record;
 
-/// A date of no meaning, as xapi writes it.
+/// The date that xapi writes if there is none.
 pub(crate) const EPOCH: &str = "19700101T00:00:00Z";
 
 static BLANKS: LazyLock<BTreeMap<String, Record>> =
     LazyLock::new(|| serde_json::from_str(include_str!("schema.json")).expect("schema.json is checked by a test"));
 
-/// The class called `name`.
+/// The class with this name.
 pub(crate) fn class(name: &str) -> Option<&'static str> {
     BLANKS.get_key_value(name).map(|(class, _)| class.as_str())
 }
 
-/// A record of `class` with nothing set.
+/// A record of `class` with the initial values.
 pub(crate) fn blank(class: &str) -> Record {
     BLANKS.get(class).cloned().unwrap_or_default()
 }

@@ -1,4 +1,4 @@
-//! The server: its listeners, its threads, and what a test asks of it.
+//! The server: its listeners, its threads, and its interface for tests.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -23,10 +23,10 @@ use crate::info::{NewVm, TaskInfo, VdiInfo, VmInfo};
 use crate::pool::{ADDRESSES, PASSWORD, Pool, USER, host_number, new_identity};
 use crate::{handlers, nbd};
 
-/// How often a port is looked for that is free on the addresses of both hosts.
+/// Number of attempts to find a port that is free on the addresses of both hosts.
 const PORT_ATTEMPT_COUNT: u32 = 50;
 
-/// A pool of two hosts, which answers until it is dropped.
+/// A pool of two hosts that answers calls until it is dropped.
 pub struct Server {
     pool: Arc<Pool>,
     threads: Arc<Threads>,
@@ -34,7 +34,7 @@ pub struct Server {
     nbd: Vec<holdfast_serve::nbd::Server>,
 }
 
-/// The connections that are open, each with its thread.
+/// The open connections and their threads.
 #[derive(Default)]
 struct Threads {
     open: Mutex<BTreeMap<u64, TcpStream>>,
@@ -45,7 +45,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Listens on one port, which the system chooses, on the addresses of both hosts.
+/// Listens on the addresses of both hosts, on one port that the system chooses.
 pub(crate) fn on_both_hosts<T>(listen: impl Fn((Ipv4Addr, u16)) -> io::Result<(T, u16)>) -> io::Result<([T; 2], u16)> {
     let mut last = None;
     for _ in 0..PORT_ATTEMPT_COUNT {
@@ -59,9 +59,9 @@ pub(crate) fn on_both_hosts<T>(listen: impl Fn((Ipv4Addr, u16)) -> io::Result<(T
 }
 
 impl Server {
-    /// Starts a pool whose master is 127.0.0.1 and whose slave is 127.0.0.2, on the same port, under TLS.
+    /// Starts a pool whose master is 127.0.0.1 and whose slave is 127.0.0.2, on the same port, with TLS.
     ///
-    /// The bytes of disks are kept in files of `folder`, which has to be there.
+    /// The data of disks is stored in files in `folder`, which must exist.
     pub fn start(folder: &Path) -> io::Result<Self> {
         let (listeners, port) = on_both_hosts(|address| {
             let listener = TcpListener::bind(SocketAddr::from(address))?;
@@ -90,22 +90,23 @@ impl Server {
         })
     }
 
-    /// Address and port of the master at the beginning: `127.0.0.1:PORT`.
+    /// Address and port of the initial master: `127.0.0.1:PORT`.
     pub fn address(&self) -> String {
         format!("{}:{}", ADDRESSES[0], self.pool.port)
     }
 
-    /// Address and port of the slave at the beginning: `127.0.0.2:PORT`.
+    /// Address and port of the initial slave: `127.0.0.2:PORT`.
     pub fn slave_address(&self) -> String {
         format!("{}:{}", ADDRESSES[1], self.pool.port)
     }
 
-    /// SHA-256 of the certificate of 127.0.0.1, as `openssl x509 -fingerprint -sha256` prints it: pairs of digits with colons.
+    /// SHA-256 of the certificate of 127.0.0.1 as pairs of digits with colons, like the output of `openssl x509
+    /// -fingerprint -sha256`.
     pub fn fingerprint(&self) -> String {
         self.pool.identity(0).fingerprint()
     }
 
-    /// The same of 127.0.0.2.
+    /// SHA-256 of the certificate of 127.0.0.2 in the same form.
     pub fn slave_fingerprint(&self) -> String {
         self.pool.identity(1).fingerprint()
     }
@@ -120,17 +121,17 @@ impl Server {
         self.pool.identity(1).certificate_pem()
     }
 
-    /// The accounts.
+    /// The user name of the only account.
     pub fn user(&self) -> &str {
         USER
     }
 
-    /// With what.
+    /// The password of the account.
     pub fn password(&self) -> &str {
         PASSWORD
     }
 
-    /// The uuid of the storage that both hosts see, which is the default.
+    /// The UUID of the storage that both hosts see, which is the default.
     pub fn shared_sr(&self) -> String {
         let state = self.pool.state();
         let record = state
@@ -140,7 +141,7 @@ impl Server {
         text(record, "uuid").to_owned()
     }
 
-    /// The uuid of the storage that only the slave sees.
+    /// The UUID of the storage that only the slave sees.
     pub fn slave_sr(&self) -> String {
         let state = self.pool.state();
         let record = state
@@ -150,7 +151,7 @@ impl Server {
         text(record, "uuid").to_owned()
     }
 
-    /// The uuid of the network that all hosts are in.
+    /// The UUID of the network of all hosts.
     pub fn network(&self) -> String {
         let state = self.pool.state();
         let record = state
@@ -160,7 +161,7 @@ impl Server {
         text(record, "uuid").to_owned()
     }
 
-    /// Makes a machine; gives its uuid.
+    /// Creates a machine; returns its UUID.
     pub fn add_vm(&self, vm: &NewVm) -> String {
         let mut state = self.pool.state();
         let reference = vm::add(&self.pool, &mut state, vm).expect("the disks can be made");
@@ -168,7 +169,7 @@ impl Server {
         text(record, "uuid").to_owned()
     }
 
-    /// The guest writes `bytes` at `offset` of the disk that it sees as `device`; changed block tracking sees it.
+    /// Writes `bytes` at `offset` of the disk `device` like the guest, with changed block tracking.
     pub fn write_disk(&self, vm_uuid: &str, device: &str, offset: u64, bytes: &[u8]) {
         let mut state = self.pool.state();
         let vdi = disk_of(&state.database, vm_uuid, device).expect("the machine has this disk");
@@ -176,13 +177,13 @@ impl Server {
         disk.write(offset, bytes).expect("the disk can be written");
     }
 
-    /// What is on the disk that the machine sees as `device`.
+    /// The content of the disk `device` of a machine.
     pub fn disk_bytes(&self, vm_uuid: &str, device: &str) -> Vec<u8> {
         let vdi = disk_of(&self.pool.state().database, vm_uuid, device).expect("the machine has this disk");
         self.bytes_of(&vdi)
     }
 
-    /// What is on the disk with this uuid.
+    /// The content of the disk with this UUID.
     pub fn vdi_bytes(&self, vdi_uuid: &str) -> Vec<u8> {
         let vdi = self
             .pool
@@ -201,19 +202,20 @@ impl Server {
         bytes
     }
 
-    /// The machine is now `Running`, `Halted`, `Paused` or `Suspended`.
+    /// Sets the power state: `Running`, `Halted`, `Paused` or `Suspended`.
     pub fn set_power_state(&self, vm_uuid: &str, power_state: &str) {
         let mut state = self.pool.state();
         let vm = state.database.by_uuid("VM", vm_uuid).expect("there is this machine");
         vm::set_power_state(&mut state, &vm, power_state).expect("its devices are there");
     }
 
-    /// The hosts have processors of this maker from now on (`GenuineIntel` from the beginning): machines that were started on others do not go on.
+    /// Sets the vendor of the hosts' processors (initially `GenuineIntel`). Machines that were started on processors of
+    /// another vendor cannot be resumed.
     pub fn set_processors(&self, vendor: &str) {
         self.pool.state().set_processors(vendor);
     }
 
-    /// The uuid of the disk with the memory of a machine that is suspended.
+    /// The UUID of the disk with the memory of a suspended machine.
     pub fn memory_of(&self, vm_uuid: &str) -> Option<String> {
         let state = self.pool.state();
         let vm = state.database.by_uuid("VM", vm_uuid).ok()?;
@@ -222,7 +224,7 @@ impl Server {
         Some(text(record, "uuid").to_owned())
     }
 
-    /// The addresses of the network cards of a machine.
+    /// The MAC addresses of a machine.
     pub fn addresses_of(&self, vm_uuid: &str) -> Vec<String> {
         let state = self.pool.state();
         let Ok(vm) = state.database.by_uuid("VM", vm_uuid) else {
@@ -232,7 +234,7 @@ impl Server {
         vifs.map(|(_, vif)| text(vif, "MAC").to_owned()).collect()
     }
 
-    /// A person puts a tag on a machine.
+    /// Adds a tag to a machine, like a user.
     pub fn add_tag(&self, vm_uuid: &str, tag: &str) {
         let mut state = self.pool.state();
         let vm = state.database.by_uuid("VM", vm_uuid).expect("there is this machine");
@@ -242,7 +244,7 @@ impl Server {
             .expect("it was just found");
     }
 
-    /// A person changes a field of an object.
+    /// Changes a field of an object, like a user.
     pub fn set_field(&self, class: &'static str, uuid: &str, field: &str, value: serde_json::Value) {
         let mut state = self.pool.state();
         let reference = state.database.by_uuid(class, uuid).expect("there is this object");
@@ -252,19 +254,19 @@ impl Server {
             .expect("it was just found");
     }
 
-    /// Calls a method as a person does: `VDI.clone`.
+    /// Calls a method such as `VDI.clone`, like a user.
     ///
     /// # Errors
-    /// The words in which the pool refuses.
+    /// The pool's error.
     pub fn call(&self, method: &str, arguments: &[serde_json::Value]) -> Result<serde_json::Value, Vec<String>> {
         let mut state = self.pool.state();
         perform(&self.pool, &mut state, "", method, arguments).map_err(|failure| failure.words())
     }
 
-    /// `VM.resume`, as a person does it.
+    /// Calls `VM.resume`, like a user.
     ///
     /// # Errors
-    /// The words in which the pool refuses.
+    /// The pool's error.
     pub fn resume(&self, vm_uuid: &str) -> Result<(), Vec<String>> {
         let mut state = self.pool.state();
         let words = |failure: Failure| failure.words();
@@ -274,10 +276,10 @@ impl Server {
         done.map(drop).map_err(words)
     }
 
-    /// `VM.destroy` with all of its disks, as before a restore.
+    /// Calls `VM.destroy`, and destroys all disks of the machine, as before a restore.
     ///
     /// # Errors
-    /// The words in which the pool refuses.
+    /// The pool's error.
     pub fn destroy(&self, vm_uuid: &str) -> Result<(), Vec<String>> {
         let mut state = self.pool.state();
         let words = |failure: Failure| failure.words();
@@ -337,12 +339,12 @@ impl Server {
         state.database.all("task").map(info).collect()
     }
 
-    /// Sessions that were not closed.
+    /// Number of sessions that were not closed.
     pub fn session_count(&self) -> usize {
         self.pool.state().database.all("session").count()
     }
 
-    /// The record of any object: `("VM", uuid)`.
+    /// The record of any object, such as `("VM", uuid)`.
     pub fn record(&self, class: &str, uuid: &str) -> Option<serde_json::Value> {
         let class = crate::schema::class(class)?;
         let state = self.pool.state();
@@ -351,27 +353,27 @@ impl Server {
         Some(serde_json::Value::Object(record.clone()))
     }
 
-    /// What can go wrong.
+    /// The faults that can be injected.
     pub fn faults(&self) -> &Faults {
         &self.pool.faults
     }
 
-    /// Changes how this pool does what pools do differently.
+    /// Changes the behaviour of this pool where pools differ.
     pub fn change_habits(&self, change: impl FnOnce(&mut Habits)) {
         self.pool.change_habits(change);
     }
 
-    /// Changes for what the network may be used.
+    /// Changes the purpose of the network.
     pub fn set_nbd_purpose(&self, purpose: NbdPurpose) {
         self.pool.set_nbd_purpose(purpose);
     }
 
-    /// All sessions end now.
+    /// Ends all sessions.
     pub fn end_sessions(&self) {
         self.pool.state().end_sessions();
     }
 
-    /// The other host is the master from now on.
+    /// Makes the other host the master.
     pub fn move_master(&self) {
         let mut state = self.pool.state();
         state.master = 1 - state.master;
@@ -385,17 +387,17 @@ impl Server {
         }
     }
 
-    /// 127.0.0.1 has a new certificate, as after a new installation; NBD keeps the old one.
+    /// Creates a new certificate for 127.0.0.1, as after a new installation; NBD keeps the old one.
     pub fn change_certificate(&self) -> io::Result<()> {
         self.pool.change_identity(0)
     }
 
-    /// What was called so far, in order: methods, and the request lines of transfers (`GET /export_raw_vdi?...`).
+    /// The calls so far, in order: methods, and the request lines of transfers (`GET /export_raw_vdi?...`).
     pub fn calls(&self) -> Vec<String> {
         self.pool.state().calls.clone()
     }
 
-    /// Forgets what was called so far.
+    /// Clears the list of calls.
     pub fn forget_calls(&self) {
         self.pool.state().calls.clear();
     }
@@ -407,7 +409,8 @@ fn disk_of(database: &crate::database::Database, vm_uuid: &str, device: &str) ->
         .all("VBD")
         .find(|(_, record)| text(record, "VM") == vm && text(record, "device") == device);
     let by_number = || {
-        // A disk that was never attached has no name yet; its number says which the guest would see.
+        // A disk that was never attached has no device name yet; its number determines the name that the guest would
+        // use.
         let number = device.bytes().last().filter(u8::is_ascii_lowercase)? - b'a';
         database
             .all("VBD")
@@ -423,7 +426,7 @@ impl Drop for Server {
     fn drop(&mut self) {
         self.pool.is_stopping.store(true, Ordering::Relaxed);
         for address in ADDRESSES {
-            // Wakes the thread that waits for clients there.
+            // This wakes the thread that waits for clients.
             drop(TcpStream::connect((address, self.pool.port)));
         }
         for door in self.doors.drain(..) {
@@ -440,7 +443,7 @@ impl Drop for Server {
     }
 }
 
-/// Takes in clients until the server stops.
+/// Accepts clients until the server stops.
 fn welcome(pool: &Arc<Pool>, threads: &Arc<Threads>, listener: &TcpListener) {
     let mut number = 0;
     while let Ok((socket, _)) = listener.accept() {
@@ -448,7 +451,7 @@ fn welcome(pool: &Arc<Pool>, threads: &Arc<Threads>, listener: &TcpListener) {
             return;
         }
         number += 1;
-        // A client that cannot be served is gone for reasons of its own.
+        // An error means that the client has disconnected.
         drop(take_in(pool, threads, socket, number));
     }
 }
@@ -456,7 +459,7 @@ fn welcome(pool: &Arc<Pool>, threads: &Arc<Threads>, listener: &TcpListener) {
 fn take_in(pool: &Arc<Pool>, threads: &Arc<Threads>, socket: TcpStream, number: u64) -> io::Result<()> {
     socket.set_nodelay(true)?;
     let host = host_number(socket.local_addr()?.ip());
-    // Both listeners count by themselves: the number of the host keeps them apart.
+    // Each listener counts separately: the number of the host makes the numbers unique.
     let number = number * 2 + host as u64;
     lock(&threads.open).insert(number, socket.try_clone()?);
     let tls = ServerConnection::new(Arc::clone(&pool.identity(host).config)).map_err(io::Error::other)?;

@@ -1,6 +1,7 @@
-//! VHD as a stream, as xapi's `vhd-tool` writes and reads it.
+//! VHD as a stream, as written and read by xapi's `vhd-tool`.
 //!
-//! Source: the VHD specification of Microsoft (2006), and `ocaml/libs/vhd/vhd_format/f.ml` for what the stream consists of:
+//! Source: the VHD specification of Microsoft (2006), and `ocaml/libs/vhd/vhd_format/f.ml` for the structure of the
+//! stream:
 //!
 //! ```text
 //!      0  footer (copy)
@@ -11,7 +12,8 @@
 //!    ...  footer
 //! ```
 //!
-//! Blocks are whole: those of a differencing disk are filled up from the chain, and their bitmaps are full.
+//! Blocks are complete: blocks of a differencing disk are completed from the chain, and all bits in their bitmaps are
+//! set.
 
 mod layout;
 mod reader;
@@ -24,5 +26,5 @@ pub(crate) use writer::{Parent, write};
 const SECTOR_BYTES: u64 = 512;
 /// Bytes of a block.
 const BLOCK_BYTES: u64 = 2 << 20;
-/// An entry of the table for a block that is not there.
+/// An entry of the table for a missing block.
 const UNUSED: u32 = u32::MAX;

@@ -1,4 +1,4 @@
-//! Calls: by the client that was written for XenServer, by hand, and to the wrong host.
+//! Calls: by a client that was written for XenServer, manually, and to the wrong host.
 
 #![allow(clippy::unwrap_used, reason = "all of it is test")]
 #![allow(clippy::disallowed_methods, reason = "tests run the peers")]
@@ -32,7 +32,7 @@ fn the_python_client_of_xenserver_gets_the_expected_replies() {
     let mut output = BufReader::new(client.stdout.take().unwrap());
     output.read_line(&mut line).unwrap();
     assert_eq!(line, "write\n");
-    // Across a border of blocks, and in the last one.
+    // Across a block boundary, and in the last block.
     rig.server.write_disk(&vm, "xvda", (4 << 16) - 10, &[1; 20]);
     rig.server.write_disk(&vm, "xvda", DISK_BYTES - 1, &[1]);
     client.stdin.take().unwrap().write_all(b"go on\n").unwrap();
@@ -93,7 +93,7 @@ fn others_make_the_same_of_the_certificate() {
     let path = certificate.to_str().unwrap();
     let printed = run("openssl", &["x509", "-in", path, "-noout", "-fingerprint", "-sha256"]);
     assert_eq!(printed.trim().split_once('=').unwrap().1, rig.server.fingerprint());
-    // curl takes it as an authority of its own, for the address that it is for.
+    // curl accepts the certificate as its own authority, for its address.
     let trusting = |address: &str| {
         let url = format!("https://{address}/nothing");
         let arguments = [

@@ -1,4 +1,4 @@
-//! What goes wrong where a test wants it to, as clients see it.
+//! Injected faults, as clients see them.
 
 #![allow(clippy::unwrap_used, reason = "all of it is test")]
 #![allow(clippy::disallowed_methods, reason = "tests write files")]
@@ -32,7 +32,7 @@ fn a_session_ends_in_the_middle_of_a_transfer() {
     let disk = rig.disk_of(&rig.call("VM.get_by_uuid", &[json!(vm)]));
     let file = rig.path("out");
     let expired = |rig: &Rig| rig.try_call("VM.get_all", &[]).unwrap_err()[0] == "SESSION_INVALID";
-    // A single disk goes on.
+    // The transfer of a single disk continues.
     rig.server.faults().once(Fault::SessionExpiresAfterBytes(1_000_000));
     let url = rig.url(
         &rig.server.address(),
@@ -42,7 +42,7 @@ fn a_session_ends_in_the_middle_of_a_transfer() {
     assert_eq!(download(&url, &file), (0, 200));
     assert_eq!(std::fs::metadata(&file).unwrap().len(), DISK_BYTES);
     assert!(expired(&rig));
-    // A machine breaks off, with an end that looks like any other.
+    // The transfer of a machine ends early, without an error that the client could see.
     rig.log_in();
     rig.server.faults().once(Fault::SessionExpiresAfterBytes(1_000_000));
     let task = rig.task();
@@ -82,7 +82,8 @@ fn connections_are_cut() {
         "/import_raw_vdi",
         &[query[0], ("task_id", &task)],
     );
-    // What curl makes of it depends on what it saw first: the 200 that came before the bytes, or the end.
+    // The result of curl depends on what it receives first: the status 200, which is sent before the data, or the end
+    // of the connection.
     upload(&file, &url);
     assert_eq!(rig.end_of(&task).0, "failure");
     let bytes = rig.server.disk_bytes(&vm, "xvda");
@@ -91,7 +92,7 @@ fn connections_are_cut() {
         bytes[1 << 20..][..1 << 20].iter().all(|byte| *byte == 0),
         "the rest is as it was"
     );
-    // The disk is free again.
+    // The disk is not in use any more.
     assert_eq!(
         upload(&file, &rig.url(&rig.server.address(), "/import_raw_vdi", &query)),
         (0, 200)
@@ -110,7 +111,7 @@ fn a_transfer_looks_well_and_its_task_fails() {
     let url = rig.url(&rig.server.address(), "/export_raw_vdi", &query);
     assert_eq!(download(&url, &rig.path("out")), (0, 200));
     assert_eq!(rig.end_of(&task), ("failure".to_owned(), error));
-    // A disk that a running machine writes to is not read: 200, no bytes, and a task with the reason.
+    // A disk to which a running machine writes cannot be read: status 200, no data, and a task with the reason.
     rig.server.set_power_state(&vm, "Running");
     let task = rig.task();
     let url = rig.url(
@@ -166,7 +167,7 @@ fn a_stuck_task_creeps_and_can_be_cancelled_before_anything_was_done() {
         (&json!("cancelled"), &json!("TASK_CANCELLED"))
     );
     assert_eq!(rig.server.vms().len(), 1);
-    // One that is not cancelled is done in the end.
+    // A task that is not cancelled is completed later.
     rig.server.faults().once(Fault::TaskStuck(2));
     let task = rig.call("Async.VM.snapshot", &[vm, json!("late")]);
     let look = || rig.call("task.get_status", std::slice::from_ref(&task));

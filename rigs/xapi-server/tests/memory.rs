@@ -1,4 +1,4 @@
-//! Machines that are suspended: out, in, and on.
+//! Exports, imports and resumes suspended machines.
 
 #![allow(clippy::unwrap_used, reason = "all of it is test")]
 #![allow(clippy::disallowed_methods, reason = "tests spoil files")]
@@ -17,7 +17,7 @@ fn reference(value: &Value) -> &str {
     value.as_str().unwrap()
 }
 
-/// Uploads an archive; the machine that the pool has made of it, or why it did not.
+/// Uploads an archive; returns the machine that the pool has created, or the error.
 fn import(rig: &Rig, file: &Path, query: &[(&str, &str)]) -> Result<String, Vec<String>> {
     let task = rig.task();
     let query: Vec<(&str, &str)> = query.iter().copied().chain([("task_id", &task[..])]).collect();
@@ -33,7 +33,7 @@ fn import(rig: &Rig, file: &Path, query: &[(&str, &str)]) -> Result<String, Vec<
     Ok(reference(&rig.call("VM.get_uuid", &[json!(vm)])).to_owned())
 }
 
-/// A machine that is suspended as an archive, and its uuid and memory.
+/// Exports a suspended machine; returns the archive, the UUID of the machine, and its memory.
 fn suspended(rig: &Rig) -> (std::path::PathBuf, String, Vec<u8>) {
     let vm = rig.add_vm("Running", DISK_BYTES);
     let machine = rig.call("VM.get_by_uuid", &[json!(vm)]);
@@ -52,7 +52,7 @@ fn a_machine_that_is_suspended_goes_out_comes_in_and_goes_on() {
     let (file, vm, memory) = suspended(&rig);
     assert!(memory.starts_with(b"XenSavedDomain\n"));
     let disk = rig.server.disk_bytes(&vm, "xvda");
-    // It is there, and not off.
+    // The machine still exists, and is not halted.
     let refused = import(&rig, &file, &[("restore", "true")]).unwrap_err();
     assert_eq!(refused[0], "VM_BAD_POWER_STATE", "{refused:?}");
     rig.server.destroy(&vm).unwrap();
@@ -61,7 +61,7 @@ fn a_machine_that_is_suspended_goes_out_comes_in_and_goes_on() {
     let kept = rig.server.memory_of(&uuid).unwrap();
     assert!(rig.server.vdi_bytes(&kept) == memory, "the memory is another one");
     assert!(rig.server.disk_bytes(&uuid, "xvda")[..disk.len()] == disk[..]);
-    // Its devices are its own, as they were.
+    // Its devices are still attached.
     let record = rig.server.record("VM", &uuid).unwrap();
     assert_eq!(record["power_state"], "Suspended");
     let vbd = rig.call("VBD.get_record", &[record["VBDs"][0].clone()]);
@@ -79,14 +79,14 @@ fn a_machine_that_is_suspended_goes_out_comes_in_and_goes_on() {
 fn a_machine_does_not_go_on_from_anything_but_its_own_memory() {
     let rig = Rig::new();
     let (file, vm, _) = suspended(&rig);
-    // Other processors.
+    // Processors of another vendor.
     rig.server.set_processors("AuthenticAMD");
     let refused = rig.server.resume(&vm).unwrap_err();
     assert_eq!(refused[0], "VM_INCOMPATIBLE_WITH_THIS_HOST", "{refused:?}");
     rig.server.set_processors("GenuineIntel");
     rig.server.destroy(&vm).unwrap();
 
-    // A changed byte: the checksum was wrong in the transfer, and the error was overridden.
+    // A changed byte: the checksum is wrong in the transfer, and the error is overridden.
     let mut bytes = std::fs::read(&file).unwrap();
     let magic = b"XenSavedDomain\n";
     let at = bytes.windows(magic.len()).position(|window| window == magic).unwrap();
@@ -106,7 +106,7 @@ fn an_archive_without_a_required_part_is_refused() {
     let (file, vm, _) = suspended(&rig);
     rig.server.destroy(&vm).unwrap();
     let text = |from: &str, to: &str| {
-        // The records are the first member; what is put in is as long.
+        // The records are the first member; the replacement must have the same length.
         let mut bytes = std::fs::read(&file).unwrap();
         assert_eq!(from.len(), to.len());
         let at = bytes.windows(from.len()).position(|window| window == from.as_bytes());
@@ -122,7 +122,7 @@ fn an_archive_without_a_required_part_is_refused() {
     let newer = text("<name>xapi_minor</name><value>20<", "<name>xapi_minor</name><value>21<");
     assert_eq!(import(&rig, &newer, &[]).unwrap_err(), ["IMPORT_INCOMPATIBLE_VERSION"]);
     assert_eq!((rig.server.vms(), rig.server.vdis()), (Vec::new(), Vec::new()));
-    // Without restore it is another machine, with other addresses.
+    // Without `restore`, the import creates another machine, with other addresses.
     let uuid = import(&rig, &file, &[]).unwrap();
     assert_ne!(uuid, vm);
 }

@@ -1,4 +1,4 @@
-//! Disks over NBD, read by libnbd under TLS.
+//! Disks over NBD, read by libnbd with TLS.
 
 #![allow(clippy::unwrap_used, reason = "all of it is test")]
 #![allow(clippy::disallowed_methods, reason = "tests write files")]
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 const DISK_BYTES: u64 = 8 << 20;
 
-/// The URI for libnbd: special characters of the export's name are percent-encoded.
+/// The URI for libnbd; special characters in the export's name are percent-encoded.
 fn uri(rig: &Rig, place: &Value) -> String {
     let certificates = rig.path("certificates");
     std::fs::create_dir_all(&certificates).unwrap();
@@ -49,7 +49,7 @@ fn libnbd_reads_a_snapshot_under_tls_as_long_as_the_session_lasts() {
     // The disk is no longer in use.
     rig.call("VDI.destroy", &[disk]);
     rig.server.end_sessions();
-    // The place is known, the session is not.
+    // The address is valid, but the session is not.
     assert!(!succeeds("nbdinfo", &["--size", &uri(&rig, &places[0])]));
 }
 

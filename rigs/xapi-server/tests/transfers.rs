@@ -1,4 +1,4 @@
-//! Disks and machines, there and back, read by programs that know nothing of this code.
+//! Downloads and uploads disks and machines. Programs that share no code with this server read them.
 
 #![allow(clippy::unwrap_used, reason = "all of it is test")]
 #![allow(clippy::disallowed_methods, reason = "tests run the peers")]
@@ -12,7 +12,7 @@ use holdfast_xapi_server::{Checksum, NewDisk, NewVm, SrPlace, VhdBitmaps, VhdOrd
 use rig::{Rig, curl, download, peer, run, upload};
 use serde_json::json;
 
-/// Not a multiple of the blocks of VHD or XVA.
+/// Not a multiple of the blocks of VHD and XVA.
 const DISK_BYTES: u64 = (9 << 20) + 4096;
 
 fn text(path: &Path) -> &str {
@@ -44,7 +44,7 @@ fn a_disk_goes_out_raw_and_as_vhd() {
         &[("vdi", reference(&disk)), ("format", "vhd")],
     );
     assert_eq!(download(&url, &vhd), (0, 200));
-    // qemu-img takes the geometry for the size of disks whose creator it does not know.
+    // For a VHD of an unknown creator, qemu-img would derive the size from the geometry.
     let image = format!("driver=vpc,file.filename={},force_size_calc=current_size", text(&vhd));
     let copy = rig.path("copy.raw");
     run(
@@ -119,7 +119,7 @@ fn a_disk_comes_in_raw_and_as_vhd() {
     assert_eq!(upload(&file, &url), (0, 200));
     assert_eq!(rig.end_of(&task), ("success".to_owned(), Vec::new()));
     assert!(rig.server.disk_bytes(&vm, "xvda") == bytes);
-    // A VHD by another writer changes only the blocks that it has.
+    // A VHD of another writer changes only the blocks that it contains.
     let (other, vhd) = (rig.path("other.raw"), rig.path("other.vhd"));
     std::fs::write(&other, [&[3; 5000][..], &vec![0; (8 << 20) - 5000]].concat()).unwrap();
     let convert = [
@@ -140,7 +140,7 @@ fn a_disk_comes_in_raw_and_as_vhd() {
     assert_eq!(rig.end_of(&task), ("success".to_owned(), Vec::new()));
     let now = rig.server.disk_bytes(&vm, "xvda");
     assert!(now[..5000] == [3; 5000] && now[2 << 20..] == bytes[2 << 20..]);
-    // A raw disk may go to storage, where it makes a disk of its own; a VHD may not.
+    // A raw disk may be uploaded to a storage, where it creates a disk; a VHD may not.
     let vdis = rig.server.vdis().len();
     let sr = rig.server.shared_sr();
     let url = rig.url(&address, "/import_raw_vdi", &[("sr_uuid", &sr)]);

@@ -1,7 +1,7 @@
 //! `cargo xtask test`: builds all test programs at once, and runs them in two lanes, with clippy beside them.
 //!
-//! `cargo test` runs one program after the other. Tests of the whole program mostly wait, for a hypervisor to start or for ZFS to
-//! write; the other programs and clippy use the processors meanwhile.
+//! `cargo test` runs one program after the other. The end-to-end tests mostly wait: for a hypervisor to start, or for
+//! ZFS to write. Meanwhile the other programs and clippy use the processors.
 
 #![expect(clippy::disallowed_methods, reason = "it runs cargo and the tests")]
 
@@ -16,12 +16,12 @@ use std::sync::Mutex;
 use outcome::Outcome;
 use programs::TestProgram;
 
-/// Threads of the tests of the whole program: more than this machine has processors, since most of them wait.
+/// Number of threads for the end-to-end tests: more than there are processors, because most of these tests wait.
 const WAITING_THREADS: &str = "4";
-/// The order of these tests, as a number. In the order of their names, those that take turns at ZFS would come together and keep all
-/// threads waiting for one of them.
+/// The seed for the order of these tests. In alphabetical order, all tests that must take turns with ZFS would run at
+/// the same time, and all threads would wait for one of them.
 const WAITING_ORDER: &str = "1";
-/// How many of the slowest tests are listed.
+/// Number of slowest tests to list.
 const SLOWEST_COUNT: usize = 10;
 
 /// Which tests to run.
@@ -29,20 +29,20 @@ const SLOWEST_COUNT: usize = 10;
 pub(crate) enum Scope {
     /// All, and clippy.
     All,
-    /// Those inside the sources, without clippy.
+    /// The tests inside the sources, without clippy.
     Unit,
 }
 
 /// When the lines of a program are printed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Printing {
-    /// As they come.
+    /// Immediately.
     Live,
-    /// Together, when the program ends.
+    /// Together, when the program has ended.
     AtItsEnd,
 }
 
-/// Builds and runs the tests. Prints what they print, the slowest tests and a sum.
+/// Builds and runs the tests. Prints their output, the slowest tests and a summary.
 ///
 /// # Errors
 /// As text: tests or checks that failed, programs that could not be built or run, or that no test ran.
@@ -78,7 +78,7 @@ pub(crate) fn run(scope: Scope) -> Result<(), String> {
 fn run_program(program: &TestProgram, threads: Option<&str>, printing: Printing) -> Result<Outcome, String> {
     let failed = |error: std::io::Error| format!("{}: {error}", program.path.display());
     let mut command = Command::new(&program.path);
-    // libtest reports times only where unstable options are allowed.
+    // libtest reports times only if unstable options are allowed.
     command
         .args(["-Z", "unstable-options", "--report-time"])
         .env("RUSTC_BOOTSTRAP", "1");

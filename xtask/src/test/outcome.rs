@@ -1,18 +1,18 @@
-//! The results of test programs, as libtest prints them.
+//! The results of test programs, from the output of libtest.
 
 /// The results of some programs.
 #[derive(Debug, Default)]
 pub(super) struct Outcome {
     passed: u64,
     ignored: u64,
-    /// Names of tests, and of programs that ended without naming one.
+    /// Names of failed tests, and of programs that failed without naming a test.
     failed: Vec<String>,
     /// Seconds and names.
     times: Vec<(f64, String)>,
 }
 
 impl Outcome {
-    /// Takes a line of a program's output into account.
+    /// Parses a line of a program's output.
     pub(super) fn read(&mut self, line: &str) {
         if let Some(counts) = line.strip_prefix("test result: ") {
             self.passed += count(counts, " passed");
@@ -43,10 +43,10 @@ impl Outcome {
         self.times.extend(other.times);
     }
 
-    /// Prints the slowest tests and the sum.
+    /// Prints the slowest tests and the summary.
     ///
     /// # Errors
-    /// The tests that failed; or that none ran.
+    /// The tests that failed; or that no test ran.
     pub(super) fn report(mut self, slowest_count: usize) -> Result<(), String> {
         println!("\nThe slowest tests:");
         self.times.sort_by(|left, right| right.0.total_cmp(&left.0));
@@ -68,7 +68,7 @@ impl Outcome {
     }
 }
 
-/// The number before a word of libtest's sum.
+/// The number before `word` in libtest's summary line.
 fn count(sum: &str, word: &str) -> u64 {
     let before = sum.split_once(word).map_or("", |(before, _)| before);
     before

@@ -1,4 +1,4 @@
-//! The test programs of the workspace, as cargo builds them.
+//! The test programs of the workspace, built by cargo.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -11,13 +11,13 @@ use super::Scope;
 /// A program with tests.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct TestProgram {
-    /// The name of its target, such as "e2e".
+    /// The name of the cargo target, such as "e2e".
     pub(super) name: String,
-    /// Its main source file.
+    /// The main source file.
     pub(super) source: PathBuf,
-    /// The program.
+    /// The path of the program.
     pub(super) path: PathBuf,
-    /// The folder of its package.
+    /// The folder of the package.
     pub(super) folder: PathBuf,
 }
 
@@ -38,7 +38,7 @@ pub(super) fn build(scope: Scope, cargo: &OsString) -> Result<Vec<TestProgram>, 
     Ok(messages.lines().filter_map(test_program).collect())
 }
 
-/// The test program that a message of cargo announces, if it does.
+/// The test program in a message of cargo, if there is one.
 fn test_program(message: &str) -> Option<TestProgram> {
     let message: Value = serde_json::from_str(message).ok()?;
     if message["profile"]["test"] != true {

@@ -27,7 +27,7 @@ fn headings(text: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// Lower case, without punctuation, and with `-` for each space. Of a link only the text counts.
+/// Lower case, without punctuation, and with `-` for each space. For a link, only its text counts.
 fn slug(heading: &str) -> String {
     let mut slug = String::new();
     let mut rest = heading;

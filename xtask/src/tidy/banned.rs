@@ -1,32 +1,32 @@
-//! Calls that have a better place, and where exceptions stand.
+//! Banned calls, with the replacement for each, and the allowed exceptions.
 //!
-//! Clippy refuses some of these too, with exceptions anywhere in the code. Here all exceptions stand in one
-//! table, each with its reason.
+//! Clippy refuses some of these too, but allows exceptions anywhere in the code. Here all exceptions are in one table,
+//! each with its reason.
 
 use super::Finding;
 use super::rust_text::{RustFile, is_word};
 
-/// Text that must not stand in code.
+/// Text that must not occur in code.
 pub(crate) struct Ban {
     text: &'static str,
     instead: &'static str,
     scope: Scope,
 }
 
-/// Where a ban holds.
+/// The code that a ban applies to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Scope {
-    /// Everywhere, tests included.
+    /// All code, including tests.
     Everywhere,
-    /// In everything that users run, and in xtask.
+    /// All code that users run, and xtask.
     Production,
-    /// In production code below the program: not in `crates/cli`, not in xtask.
+    /// Production code below the program: not `crates/cli`, not xtask.
     BelowCli,
 }
 
-/// A place where a ban does not hold.
+/// An exception to a ban.
 pub(crate) struct Allowed {
-    /// A file, or a folder with `/` at its end.
+    /// A file, or a folder with `/` at the end.
     path: &'static str,
     text: &'static str,
     reason: &'static str,
@@ -95,7 +95,7 @@ pub(crate) const BANS: &[Ban] = &[
     ban("env::args", Scope::BelowCli, ENVIRONMENT),
 ];
 
-/// The exceptions; one that nothing uses any more is itself a finding.
+/// The exceptions. An exception that is not used any more is reported as a finding.
 pub(crate) const ALLOWED: &[Allowed] = &[
     Allowed {
         path: "crates/block/src/clock.rs",
@@ -171,7 +171,7 @@ fn covers(allowed: &str, path: &str) -> bool {
     path == allowed || (allowed.ends_with('/') && path.starts_with(allowed))
 }
 
-/// Lines of `file` where `ban` is broken.
+/// The lines of `file` that violate `ban`.
 fn places<'a>(file: &'a RustFile, ban: &'a Ban) -> impl Iterator<Item = usize> + 'a {
     let starts_word = ban.text.starts_with(is_word);
     let ends_word = ban.text.ends_with(is_word);

@@ -7,7 +7,7 @@ use super::modules::crate_folders;
 use super::rust_text::{Purpose, RustFile};
 use super::{Finding, Tree};
 
-/// A crate below `crates/`, and the crates that it may depend on. ARCHITECTURE.md draws the same picture.
+/// A crate below `crates/`, and the crates that it may depend on. ARCHITECTURE.md has the same picture.
 pub(crate) type Level = (&'static str, &'static [&'static str]);
 
 pub(crate) const LEVELS: &[Level] = &[
@@ -45,8 +45,8 @@ pub(crate) const LEVELS: &[Level] = &[
     ),
 ];
 
-/// Crates below `rigs/`, on which only tests may depend, and the crates that each may depend on. What a rig stands in for it does
-/// by itself: no test finds a mistake that both ends share.
+/// Crates below `rigs/`, on which only tests may depend, and the crates that each may depend on. A rig shares no code
+/// with the part that it replaces: tests cannot find an error that both ends have.
 pub(crate) const RIGS: &[Level] = &[
     ("qemu-model", &["block", "serve"]),
     ("xapi-server", &["block", "serve"]),
@@ -55,9 +55,9 @@ pub(crate) const RIGS: &[Level] = &[
 
 /// Files that must not use some modules of their own crate.
 pub(crate) struct ModuleRule {
-    /// The file `WITHIN.rs` and all files below the folder `WITHIN`.
+    /// The rule applies to the file `WITHIN.rs` and all files below the folder `WITHIN`.
     within: &'static str,
-    /// Modules from the crate's root on, each with all that is below it.
+    /// Modules by their paths from the crate's root, including all modules below them.
     must_not_use: &'static [&'static str],
     reason: &'static str,
 }
@@ -90,7 +90,7 @@ pub(crate) const MODULE_RULES: &[ModuleRule] = &[
     },
 ];
 
-/// Checks the dependencies that each crate's Cargo.toml names, those for tests included.
+/// Checks the dependencies in each crate's Cargo.toml, including those for tests.
 pub(crate) fn check_crates(tree: &Tree, levels: &[Level], rigs: &[Level]) -> Vec<Finding> {
     let mut findings = Vec::new();
     for folder in crate_folders(tree) {
@@ -108,7 +108,7 @@ pub(crate) fn check_crates(tree: &Tree, levels: &[Level], rigs: &[Level]) -> Vec
         let text = tree.get(&manifest).unwrap_or_default();
         for (line, dependency, purpose) in own_dependencies(text) {
             let is_rig_of_tests = purpose == Purpose::Test && rigs.iter().any(|(rig, _)| *rig == dependency);
-            // Tests of a crate that turn a feature of it on name the crate itself.
+            // Tests that need a feature of their own crate depend on the crate itself.
             if dependency != name && !is_rig_of_tests && !allowed.contains(&dependency) {
                 let advice = format!(
                     "{name} must not depend on {dependency} (only on: {}): if both need it, it belongs lower",
@@ -133,7 +133,7 @@ pub(crate) fn check_crates(tree: &Tree, levels: &[Level], rigs: &[Level]) -> Vec
     findings
 }
 
-/// Checks what the files that `rules` speak of import outside their tests.
+/// Checks the imports of the files in `rules`, except in tests.
 pub(crate) fn check_modules(sources: &[RustFile], rules: &[ModuleRule]) -> Vec<Finding> {
     let names_by_crate: BTreeMap<_, _> = sources
         .iter()
@@ -176,7 +176,7 @@ fn is_within(path: &str, within: &str) -> bool {
         .is_some_and(|rest| rest == ".rs" || rest.starts_with('/'))
 }
 
-/// Line, name (without `holdfast-`) and purpose of each dependency on a crate of ours.
+/// Line, name (without `holdfast-`) and purpose of each dependency on a crate of this workspace.
 fn own_dependencies(manifest: &str) -> Vec<(usize, &str, Purpose)> {
     let mut in_dependencies = false;
     let mut purpose = Purpose::Production;

@@ -1,20 +1,21 @@
-//! Modules that read numbers out of bytes do not index: what a file says must not be able to end the program.
+//! Modules that parse numbers from bytes must not index: the content of a file must not be able to crash the program.
 //!
-//! Clippy refuses `a[i]` where a module denies `indexing_slicing`. This rule finds the modules that have to, by the calls that they read numbers with.
+//! Clippy refuses `a[i]` in a module that denies `indexing_slicing`. This rule finds the modules that must deny it, by
+//! the calls with which they read numbers.
 
 use std::collections::BTreeSet;
 
 use super::Finding;
 use super::rust_text::RustFile;
 
-/// The crates that it holds for, with a slash behind.
+/// The crates that the rule applies to, as path prefixes.
 const CRATES: [&str; 3] = ["crates/archive/src/", "crates/block/src/", "crates/image/src/"];
-/// What reads a number out of bytes.
+/// Calls and types that read a number from bytes.
 const READS: [&str; 4] = ["from_le_bytes", "from_be_bytes", "Record::", "Record<"];
 const DENIAL: &str = "#![deny(clippy::indexing_slicing";
 
-/// Files that read numbers and index all the same, each with the reason why no number of a file is an index there. One that is covered, or
-/// reads none any more, is itself a finding.
+/// Files that read numbers and may index, each with the reason why no number from a file is used as an index. An
+/// exception that is not needed any more is reported as a finding.
 pub(crate) const EXCEPTIONS: &[(&str, &str)] = &[];
 
 pub(crate) fn check(sources: &[RustFile], exceptions: &[(&str, &str)]) -> Vec<Finding> {
@@ -26,7 +27,7 @@ pub(crate) fn check(sources: &[RustFile], exceptions: &[(&str, &str)]) -> Vec<Fi
     let mut findings = Vec::new();
     let mut used = BTreeSet::new();
     for file in sources {
-        // What makes hostile bytes for fuzzing is in no program.
+        // Code that creates hostile bytes for fuzzing is not part of any program.
         let is_meant = CRATES.iter().any(|path| file.path.starts_with(path)) && !file.path.contains("/hostile");
         let Some(line) = first_read(file).filter(|_| is_meant && !is_covered(&file.path, &denying)) else {
             continue;
@@ -50,14 +51,14 @@ pub(crate) fn check(sources: &[RustFile], exceptions: &[(&str, &str)]) -> Vec<Fi
     findings
 }
 
-/// The line of the first number that is read outside of tests.
+/// The line of the first number that is read, except in tests.
 fn first_read(file: &RustFile) -> Option<usize> {
     let offsets = READS.iter().flat_map(|text| file.code.match_indices(text));
     let lines = offsets.map(|(offset, _)| file.line_of(offset));
     lines.filter(|line| !file.is_test(*line)).min()
 }
 
-/// Whether a file, or a module that it lies in, denies.
+/// Whether a file, or a module that contains it, denies indexing.
 fn is_covered(path: &str, denying: &BTreeSet<&str>) -> bool {
     let mut folder = path.strip_suffix(".rs").unwrap_or(path);
     let mut is_denied = denying.contains(path);
@@ -105,7 +106,7 @@ mod tests {
             paths(&[(path, READ), ("crates/image/src/vhd/mod.rs", &denial)], &[]),
             [path]
         );
-        // Others are not meant, and tests may index.
+        // The rule does not apply to other crates, and tests may index.
         let test = format!("#[cfg(test)]\nmod tests {{\n{READ}}}\n");
         assert!(paths(&[("crates/cli/src/a.rs", READ), (path, &test)], &[]).is_empty());
     }

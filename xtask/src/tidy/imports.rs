@@ -1,4 +1,4 @@
-//! Which modules of its own crate a file uses.
+//! Finds the modules of its own crate that a file uses.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,14 +7,14 @@ use super::rust_text::{RustFile, is_word, word_offsets};
 /// Names that a crate's root re-exports, and the module path of each.
 pub(crate) type RootNames = BTreeMap<String, Vec<String>>;
 
-/// A path that a file names, from the crate's root on: `crate::store::Store` is `["store", "Store"]`.
+/// A path in the code of a file, from the crate's root: `crate::store::Store` is `["store", "Store"]`.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Import {
     pub(crate) line: usize,
     pub(crate) path: Vec<String>,
 }
 
-/// The names that `root`, a crate's `lib.rs`, brings up from its modules: `pub use store::Store`.
+/// The names that `root`, a crate's `lib.rs`, re-exports from its modules: `pub use store::Store`.
 pub(crate) fn root_names(root: &RustFile) -> RootNames {
     let mut names = RootNames::new();
     for offset in word_offsets(&root.code, "use") {
@@ -29,8 +29,8 @@ pub(crate) fn root_names(root: &RustFile) -> RootNames {
     names
 }
 
-/// Names that a module brings in from its own crate, by `use`, and the path of each from the root. Its children see them, and where
-/// they are public others do.
+/// The names that a module imports from its own crate by `use`, with the path of each from the root. Child modules can
+/// use these names; other modules can if the import is public.
 pub(crate) fn child_names(file: &RustFile, module: &[String], modules: &BTreeSet<Vec<String>>) -> RootNames {
     let mut names = RootNames::new();
     for offset in word_offsets(&file.code, "use") {
@@ -55,9 +55,9 @@ pub(crate) fn child_names(file: &RustFile, module: &[String], modules: &BTreeSet
     names
 }
 
-/// The paths into its own crate that the code of `file` names outside tests, by `use` or in place.
+/// The paths into its own crate that the code of `file` uses outside tests, in `use` or elsewhere.
 ///
-/// `names` of the crate's root are followed to where they are defined.
+/// Names in `names`, which the crate's root re-exports, are resolved to their definitions.
 pub(crate) fn imports(file: &RustFile, names: &RootNames) -> Vec<Import> {
     let mut imports = Vec::new();
     for start in ["crate", "super", "self"] {
@@ -96,7 +96,7 @@ fn tree_at(code: &str, at: usize) -> Vec<Leaf> {
     leaves
 }
 
-/// Reads one tree from `rest` below `prefix`; returns what follows it.
+/// Parses one tree from `rest` below `prefix`; returns the rest of the text.
 fn expand<'a>(rest: &'a str, prefix: &[String], leaves: &mut Vec<Leaf>) -> &'a str {
     let mut path = prefix.to_vec();
     let mut rest = rest.trim_start();
@@ -138,13 +138,13 @@ fn expand_group<'a>(group: &'a str, prefix: &[String], leaves: &mut Vec<Leaf>) -
         rest = expand(rest, prefix, leaves).trim_start();
         rest = rest.strip_prefix(',').unwrap_or(rest).trim_start();
         if rest.len() == before {
-            // Nothing that a tree can hold: not ours to judge.
+            // Not a valid tree: ignore the rest.
             return "";
         }
     }
 }
 
-/// Turns a path with `crate`, `self` or `super` at its front into one from the root of the crate.
+/// Converts a path that begins with `crate`, `self` or `super` to a path from the root of the crate.
 fn from_root(file_path: &str, path: Vec<String>) -> Option<Vec<String>> {
     let mut here = module_path(file_path)?;
     let mut parts = path.into_iter().peekable();

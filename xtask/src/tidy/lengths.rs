@@ -1,7 +1,7 @@
-//! How long a file and a function may be.
+//! Limits the length of files and functions.
 //!
-//! A longer one has two ideas: find the concept to split by, not the middle. Exceptions stand in [`RATCHET`] with their
-//! length and may only shrink.
+//! A longer file or function contains two ideas: split it by concept, not in the middle. Exceptions are listed in
+//! [`RATCHET`] with their length, and may only shrink.
 
 use super::Finding;
 use super::rust_text::RustFile;
@@ -9,10 +9,10 @@ use super::rust_text::RustFile;
 const FILE_LINE_COUNT_MAX: usize = 500;
 const FUNCTION_LINE_COUNT_MAX: usize = 70;
 
-/// An exception: `path` for a file, `path name` for a function, and the lines it has today.
+/// An exception: `path` for a file, `path name` for a function, and its present number of lines.
 pub(crate) type Ratchet = &'static [(&'static str, usize)];
 
-/// Exceptions that may only shrink; a new file or function never comes in here.
+/// Exceptions, which may only shrink. New files and functions must not be added.
 pub(crate) const RATCHET: Ratchet = &[];
 
 pub(crate) fn check(sources: &[RustFile], ratchet: Ratchet) -> Vec<Finding> {

@@ -1,11 +1,11 @@
-//! Documents are reached and lead somewhere.
+//! Checks that every document is linked, and that no link is broken.
 
 use std::collections::BTreeSet;
 
 use super::anchors::anchors;
 use super::{Finding, Tree};
 
-/// The documents that a reader starts from.
+/// The documents at which readers start.
 const ENTRIES: [&str; 2] = ["README.md", "docs/README.md"];
 
 pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
@@ -42,15 +42,15 @@ fn is_markdown(path: &str) -> bool {
 
 struct Link {
     line: usize,
-    /// As it is written.
+    /// The link as written.
     text: String,
-    /// The path; `None` where it leaves the repository.
+    /// The path; `None` if it is outside of the repository.
     target: Option<String>,
-    /// Empty for the whole document.
+    /// The anchor; empty for the whole document.
     anchor: String,
 }
 
-/// What is wrong with a link.
+/// The fault of a link, if any.
 fn broken(tree: &Tree, link: &Link) -> Option<String> {
     let Some(target) = link.target.as_deref().filter(|target| tree.exists(target)) else {
         return Some(format!(
@@ -71,7 +71,7 @@ fn broken(tree: &Tree, link: &Link) -> Option<String> {
     (!anchors.contains(&link.anchor)).then(advice)
 }
 
-/// The links of a document to other files and to headings; those in code blocks and to the web are left out.
+/// The links of a document to files and headings. Links in code blocks and to the web are ignored.
 fn links(from: &str, text: &str) -> Vec<Link> {
     let mut links = Vec::new();
     let mut in_code = false;
@@ -80,7 +80,7 @@ fn links(from: &str, text: &str) -> Vec<Link> {
         if in_code {
             continue;
         }
-        // Every other part between backticks is code.
+        // Every second part between backticks is code.
         for prose in line.split('`').step_by(2) {
             for (offset, mark) in prose.match_indices("](") {
                 let rest = &prose[offset + mark.len()..];
@@ -104,7 +104,7 @@ fn links(from: &str, text: &str) -> Vec<Link> {
     links
 }
 
-/// The path that `target` means in the document at `from`; `None` where it leaves the repository.
+/// Resolves `target` in the document at `from`; `None` if the path is outside of the repository.
 fn resolve(from: &str, target: &str) -> Option<String> {
     let mut parts: Vec<&str> = from.split('/').collect();
     parts.pop();
@@ -120,9 +120,9 @@ fn resolve(from: &str, target: &str) -> Option<String> {
     Some(parts.join("/"))
 }
 
-/// Each page (`docs/....md`, perhaps with an anchor) that source, scripts and settings name as `docs/...`.
+/// Each page (`docs/....md`, with or without an anchor) that sources, scripts and settings refer to as `docs/...`.
 fn named_documents(path: &str, text: &str) -> Vec<Link> {
-    // Their samples are documents that must not exist.
+    // The samples in these files refer to documents that must not exist.
     if path.starts_with("xtask/src/tidy/") {
         return Vec::new();
     }

@@ -1,14 +1,14 @@
-//! XML is built, not written by hand: a value that is not escaped becomes an element of a machine's configuration.
+//! XML must be built, not written as text: an unescaped value could become an element of a machine's configuration.
 //!
-//! Nothing but `holdfast_hardware::xml` has the ends of tags in its strings.
+//! Only `holdfast_hardware::xml` may have the ends of tags in its strings.
 
 use super::Finding;
 use super::rust_text::RustFile;
 
-/// One of them ends each element, whatever is in it.
+/// Every element ends with one of these.
 const ENDS: [&str; 2] = ["<\u{2f}", "\u{2f}>"];
-/// Folders whose strings may hold tags: the writer itself; a descriptor of numbers and identities in a crate below it; and stand-ins,
-/// which share no code with what they test.
+/// Folders whose strings may contain tags: the XML writer; a descriptor with only numbers and identities in a lower
+/// crate; and test servers, which share no code with the code under test.
 const EXEMPT: [&str; 3] = [
     "crates/hardware/src/xml/",
     "crates/image/src/formats/ploop/descriptor/",
@@ -17,7 +17,7 @@ const EXEMPT: [&str; 3] = [
 const ADVICE: &str = "XML in a string: build an `Element` of `holdfast_hardware::xml`, which escapes its values";
 
 pub(crate) fn check(sources: &[RustFile]) -> Vec<Finding> {
-    // What makes hostile configurations for fuzzing is in no program.
+    // Code that creates hostile configurations for fuzzing is not part of any program.
     let is_exempt = |path: &str| EXEMPT.iter().any(|folder| path.starts_with(folder)) || path.contains("/hostile");
     let is_meant = |file: &&RustFile| !is_exempt(&file.path);
     let mut findings = Vec::new();

@@ -1,4 +1,4 @@
-//! The tidy rules and what they share: the tree as text, and findings.
+//! The tidy rules and their shared types: the tree of files as text, and findings.
 
 mod anchors;
 mod banned;
@@ -18,15 +18,15 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::path::Path;
 
-/// Something to fix.
+/// A violation of a rule.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Finding {
     /// Relative to the root of the repository.
     path: String,
-    /// Counted from 1; 0 when it is about the whole file.
+    /// The line, from 1; 0 if the finding concerns the whole file.
     line: usize,
     rule: &'static str,
-    /// What is wrong, and what to do.
+    /// The violation, and how to fix it.
     advice: String,
 }
 
@@ -50,14 +50,14 @@ impl fmt::Display for Finding {
     }
 }
 
-/// Every text file of the repository by its path relative to the root, with `/` between the parts.
+/// Every text file of the repository, by its path relative to the root, with `/` between the parts.
 #[derive(Default)]
 pub(crate) struct Tree {
     files: BTreeMap<String, String>,
 }
 
 impl Tree {
-    /// Reads the files below `root`; files that are no UTF-8 are known by name, as empty.
+    /// Reads the files below `root`. Files that are not UTF-8 are included as empty.
     fn read(root: &Path) -> Result<Self, String> {
         let mut tree = Self::default();
         tree.read_directory(root, "")?;
@@ -116,7 +116,7 @@ impl Tree {
     }
 }
 
-/// All findings in the repository at `root`, in the order of files and lines.
+/// All findings in the repository at `root`, sorted by file and line.
 pub(crate) fn check(root: &Path) -> Result<Vec<Finding>, String> {
     let tree = Tree::read(root)?;
     let sources = modules::sources(&tree);

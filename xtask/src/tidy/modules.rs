@@ -1,11 +1,11 @@
-//! Every source file is reached from its crate's root, every crate has content, every name says an idea.
+//! Every source file belongs to a crate, every crate has content, and names of files are meaningful.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::rust_text::{Purpose, RustFile, is_word, word_offsets};
 use super::{Finding, Tree};
 
-/// Folders of the repository that hold a crate each: `crates/NAME`, `rigs/NAME` and `xtask`.
+/// Folders of the repository that contain a crate: `crates/NAME`, `rigs/NAME` and `xtask`.
 pub(crate) fn crate_folders(tree: &Tree) -> BTreeSet<String> {
     tree.iter()
         .filter_map(|(path, _)| path.strip_suffix("/Cargo.toml"))
@@ -61,13 +61,14 @@ pub(crate) fn check(tree: &Tree, sources: &[RustFile]) -> Vec<Finding> {
     findings
 }
 
-/// Whether there is more than `fn main() {}`: an empty root is a promise, not content.
+/// Whether the file has more than `fn main() {}`: an empty root is not content.
 fn has_content(file: &RustFile) -> bool {
     let code: String = file.code.split_whitespace().collect();
     !code.replace("fnmain(){}", "").is_empty()
 }
 
-/// Whether a file is no part of what users run: tests, the suites that traits own (`conformance.rs`), build scripts.
+/// Whether a file is not part of the code that users run: tests, test suites of traits (`conformance.rs`), build
+/// scripts.
 fn is_test_path(path: &str) -> bool {
     path.split('/').any(|part| {
         matches!(
@@ -89,7 +90,7 @@ fn is_rust(path: &str) -> bool {
     path.rsplit_once('.').is_some_and(|(_, extension)| extension == "rs")
 }
 
-/// The files that cargo compiles by itself below `src`.
+/// The root files below `src` that cargo compiles.
 fn roots(tree: &Tree, folder: &str) -> Vec<String> {
     let binaries = format!("{folder}/src/bin/");
     let is_binary = |path: &str| path.starts_with(&binaries) && is_rust(path) && !path[binaries.len()..].contains('/');
@@ -105,7 +106,8 @@ fn roots(tree: &Tree, folder: &str) -> Vec<String> {
         .collect()
 }
 
-/// Follows the `mod name;` of the file at `path`; where two ways lead to a file, production wins.
+/// Follows the `mod name;` items of the file at `path`. A file that is reached in several ways counts as production if
+/// one of them is.
 fn reach(tree: &Tree, path: &str, purpose: Purpose, purposes: &mut BTreeMap<String, Purpose>) {
     let Some(text) = tree.get(path) else { return };
     match purposes.get(path) {
@@ -132,7 +134,7 @@ fn reach(tree: &Tree, path: &str, purpose: Purpose, purposes: &mut BTreeMap<Stri
     }
 }
 
-/// Where the modules that the file at `path` declares live.
+/// The folder of the modules that the file at `path` declares.
 fn module_folder(path: &str) -> &str {
     let (folder, name) = path.rsplit_once('/').unwrap_or(("", path));
     match name {

@@ -1,7 +1,7 @@
 //! Modules of one folder use one another in one direction, and the folders of a crate have an order.
 //!
-//! A module may use what its parent declares, and a parent may use its children: together they are one thing. Between the children of one folder a circle
-//! means that none of them can be read, tested or moved without the others.
+//! A module may use the items of its parent, and a parent may use its children: together they are one unit. A cycle
+//! between the children of one folder means that none of them can be read, tested or moved without the others.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -9,7 +9,7 @@ use super::Finding;
 use super::imports::{child_names, imports, module_path};
 use super::rust_text::RustFile;
 
-/// The folders and files below a crate's `src`, lowest first: each uses only those before it.
+/// The folders and files below a crate's `src`, lowest first: each may use only those before it.
 pub(crate) type Order = (&'static str, &'static [&'static str]);
 
 pub(crate) const ORDERS: &[Order] = &[
@@ -80,7 +80,7 @@ pub(crate) const ORDERS: &[Order] = &[
 
 type Module = Vec<String>;
 
-/// One module of a folder uses another one: where it does first.
+/// The first place where a module uses another module of the folder.
 #[derive(Debug, Clone)]
 struct Use {
     file: String,
@@ -88,10 +88,10 @@ struct Use {
     names: String,
 }
 
-/// The modules of one folder, and which of them uses which.
+/// The modules of one folder, and the modules that each of them uses.
 type Siblings = BTreeMap<String, BTreeMap<String, Use>>;
 
-/// Checks all crates below `crates/`: circles in every folder, and the orders that are given.
+/// Checks all crates below `crates/`: cycles in every folder, and the given orders.
 pub(crate) fn check(sources: &[RustFile], orders: &[Order]) -> Vec<Finding> {
     let mut crates: BTreeMap<&str, Vec<&RustFile>> = BTreeMap::new();
     for file in sources {
@@ -147,7 +147,7 @@ fn folders_of(files: &[&RustFile]) -> BTreeMap<Module, Siblings> {
     folders
 }
 
-/// The module in which what a path names is defined; names that modules re-export are followed.
+/// The module that defines the item at a path; re-exports are followed.
 fn defined_in(
     mut path: Module,
     modules: &BTreeSet<Module>,
@@ -176,7 +176,7 @@ fn defined_in(
     path
 }
 
-/// One finding for each set of modules that use one another in a circle: its shortest one.
+/// One finding for each set of modules that use one another in a cycle: the shortest cycle.
 fn circles(siblings: &Siblings) -> Vec<Finding> {
     let mut findings = Vec::new();
     let mut seen = BTreeSet::new();
@@ -208,7 +208,7 @@ fn circles(siblings: &Siblings) -> Vec<Finding> {
     findings
 }
 
-/// The shortest way from a module back to itself.
+/// The shortest cycle through a module.
 fn circle_from(siblings: &Siblings, start: &str) -> Option<Vec<String>> {
     let mut before: BTreeMap<&str, &str> = BTreeMap::new();
     let mut queue = VecDeque::from([start]);
@@ -246,7 +246,7 @@ fn reachable(siblings: &Siblings, start: &str) -> BTreeSet<String> {
     found
 }
 
-/// What uses a folder that comes later in the order of its crate, and what the order does not know.
+/// Modules that use a folder later in the order of the crate, and folders that the order does not list.
 fn out_of_order(name: &str, order: &[&str], roots: &BTreeSet<String>, uses: Option<&Siblings>) -> Vec<Finding> {
     let place = |module: &str| order.iter().position(|one| *one == module);
     let mut findings = Vec::new();

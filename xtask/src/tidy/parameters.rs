@@ -1,12 +1,12 @@
-//! A parameter is a name: no tuple pattern, which hides how many parameters there are, and in functions that others call no `bool`, which says nothing
-//! where it is passed.
+//! Parameters must be names: no tuple pattern, which hides the number of parameters. Functions that other modules call
+//! must not have `bool` parameters, whose meaning is not visible in a call.
 
 use std::collections::BTreeMap;
 
 use super::Finding;
 use super::rust_text::RustFile;
 
-/// How many parameters of a crate break the rule still. The numbers only go down.
+/// The number of parameters of a crate that still violate the rule. The numbers may only decrease.
 pub(crate) struct Left {
     pub(crate) crate_name: &'static str,
     pub(crate) tuples: usize,
@@ -107,7 +107,7 @@ fn flaws(file: &RustFile) -> Vec<(Flaw, Finding)> {
     found
 }
 
-/// The parameters of the function whose text begins with `fn`.
+/// The parameters of the function; `function` begins with `fn`.
 fn parameters(function: &str) -> Vec<&str> {
     let Some(start) = opening(function) else {
         return Vec::new();
@@ -137,7 +137,7 @@ fn parameters(function: &str) -> Vec<&str> {
     found
 }
 
-/// Where the list of parameters opens, behind the generic ones.
+/// Offset of the parenthesis that opens the parameter list, after generic parameters.
 fn opening(function: &str) -> Option<usize> {
     let (mut depth, mut before) = (0_usize, ' ');
     for (at, c) in function.char_indices() {

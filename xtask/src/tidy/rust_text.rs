@@ -1,27 +1,27 @@
-//! Rust source as text: what is code and what is comment, string or test.
+//! Rust source as text: distinguishes code from comments, strings and tests.
 //!
-//! Not a parser: just enough to not be fooled by a brace in a string or a banned call in a comment.
+//! This is not a parser, but it is sufficient to ignore a brace in a string or a banned call in a comment.
 
 use std::ops::Range;
 
-/// One Rust file.
 pub(crate) struct RustFile {
     /// Relative to the root of the repository.
     pub(crate) path: String,
-    /// The text with comments, strings and character literals overwritten by spaces: same length, same lines.
+    /// The text with comments, strings and character literals replaced by spaces, so that offsets and lines are the
+    /// same.
     pub(crate) code: String,
-    /// The string literals as they are written, with their quotes, by offset.
+    /// The string literals as written, with quotes, by offset.
     pub(crate) strings: Vec<(usize, String)>,
-    /// Per line: belongs to a test.
+    /// For each line, whether it belongs to a test.
     test_lines: Vec<bool>,
 }
 
-/// Whether a whole file is made for tests only.
+/// Whether a whole file is only for tests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Purpose {
     /// Only the items marked `#[cfg(test)]` are for tests.
     Production,
-    /// All of it: below `tests/` or `benches/`, or declared by `#[cfg(test)] mod`.
+    /// The whole file is for tests: below `tests/` or `benches/`, or declared by `#[cfg(test)] mod`.
     Test,
 }
 
@@ -51,12 +51,12 @@ impl RustFile {
         self.test_lines.get(line.wrapping_sub(1)).copied().unwrap_or(false)
     }
 
-    /// Lines that belong to no test.
+    /// Number of lines that do not belong to a test.
     pub(crate) fn production_line_count(&self) -> usize {
         self.test_lines.iter().filter(|is_test| !**is_test).count()
     }
 
-    /// Line, counted from 1, of the byte at `offset`.
+    /// The line, from 1, of the byte at `offset`.
     pub(crate) fn line_of(&self, offset: usize) -> usize {
         line_of(&self.code, offset)
     }
@@ -89,7 +89,7 @@ fn line_of(code: &str, offset: usize) -> usize {
     1 + code[..offset.min(code.len())].matches('\n').count()
 }
 
-/// The last byte of the item that begins at or after `start`, and its `}` or `;`.
+/// The last byte of the item that begins at or after `start`, and the character there: `}` or `;`.
 fn item_end(code: &str, start: usize) -> Option<(usize, char)> {
     let mut depth = 0_usize;
     let mut brace_depth = 0_usize;
@@ -111,7 +111,7 @@ fn item_end(code: &str, start: usize) -> Option<(usize, char)> {
     None
 }
 
-/// The byte ranges of the items behind `#[cfg(test)]`.
+/// The byte ranges of the items with `#[cfg(test)]`.
 fn test_items(code: &str) -> Vec<Range<usize>> {
     const MARK: &str = "#[cfg(test)]";
     code.match_indices(MARK)
@@ -119,14 +119,14 @@ fn test_items(code: &str) -> Vec<Range<usize>> {
         .collect()
 }
 
-/// A text without what is not code.
+/// A text with only the code.
 struct Masked {
     code: String,
-    /// Where string literals were.
+    /// The ranges of the string literals.
     strings: Vec<Range<usize>>,
 }
 
-/// Overwrites comments, strings and character literals with spaces; line ends stay.
+/// Replaces comments, strings and character literals by spaces; line ends are kept.
 fn mask(text: &str) -> Masked {
     let bytes = text.as_bytes();
     let mut masked = bytes.to_vec();
@@ -168,7 +168,7 @@ fn follows_word(bytes: &[u8], at: usize) -> bool {
     at > 0 && (bytes[at - 1].is_ascii_alphanumeric() || bytes[at - 1] == b'_')
 }
 
-/// Offset of `needle` at or after `at`, or the end.
+/// Offset of `needle` at or after `at`, or the end of the text.
 fn find(bytes: &[u8], at: usize, needle: &[u8]) -> usize {
     bytes[at..]
         .windows(needle.len())
@@ -219,12 +219,12 @@ fn raw_string_end(bytes: &[u8], at: usize) -> Option<usize> {
     Some((find(bytes, quote + 1, &closing) + closing.len()).min(bytes.len()))
 }
 
-/// The end of the character literal at `at`; `None` where the quote begins a lifetime.
+/// The end of the character literal at `at`; `None` if the quote begins a lifetime.
 fn character_end(text: &str, at: usize) -> Option<usize> {
     let rest = &text[at + 1..];
     let first = rest.chars().next()?;
     if first == '\\' {
-        // The escaped character itself may be a quote.
+        // The escaped character may itself be a quote.
         return rest[2..].find('\'').map(|found| at + 1 + 2 + found + 1);
     }
     rest[first.len_utf8()..]

@@ -1,8 +1,9 @@
-//! Words that belong to no user of this project: directories of the machine that a change was written on.
+//! Finds directories that exist only on the machine on which a change was written.
 
 use super::{Finding, Tree};
 
-/// Absolute paths that exist on one machine only. Put together here so that this file does not break its own rule.
+/// Absolute paths that exist on one machine only. They are concatenated here so that this file does not violate the
+/// rule.
 const PATHS: [&str; 2] = [concat!("/wo", "rk/"), concat!("/var/", "tmp/")];
 
 pub(crate) fn check(tree: &Tree) -> Vec<Finding> {

@@ -16,13 +16,13 @@
 //!
 //! *Words*: ceil(bits / 64) numbers of 64 bits; bit `i` is bit `i % 64` of number `i / 64`; bits past the end are 0.
 //!
-//! *Runs*: lengths of runs in bits, by turns clear and set, the first clear (it may be 0, no other may), each a LEB128
-//! number in its shortest form; a clear run at the end is left out.
+//! *Runs*: lengths of alternating clear and set runs, in bits. The first run is clear; only its length may be 0. Each
+//! length is a LEB128 number in its shortest form. A clear run at the end is omitted.
 //!
-//! The writer uses the shorter form, words if they are equal.
+//! The writer uses the shorter form, or words if both have the same length.
 //!
-//! The reader passes the expected size of the device. Memory is bounded by that and by the input: 16 bytes for each
-//! 4096 bits, and 512 more for each group of 4096 bits in which the input changes between clear and set.
+//! The caller of the reader passes the expected size of the device. Memory is bounded by that size and by the input: 16
+//! bytes for each 4096 bits, and 512 more for each group of 4096 bits with both clear and set bits.
 
 #![deny(clippy::indexing_slicing)]
 #![cfg_attr(not(test), deny(clippy::string_slice))]
@@ -65,7 +65,7 @@ fn append_number(bytes: &mut Vec<u8>, mut number: u64) {
     bytes.push(u8::try_from(number).expect("seven bits"));
 }
 
-/// The LEB128 number at `*at`, which moves behind it.
+/// Decodes the LEB128 number at `*at`, and advances `*at` behind it.
 fn take_number(bytes: &[u8], at: &mut usize) -> Result<u64> {
     let start = *at;
     let mut number = 0u64;
@@ -109,7 +109,7 @@ impl DirtyBitmap {
         bytes
     }
 
-    /// The runs, unless they take `length_end` bytes or more.
+    /// The encoded runs; `None` if they take `length_end` bytes or more.
     fn encode_runs(&self, length_end: usize) -> Option<Vec<u8>> {
         let mut runs = Vec::new();
         let mut at = 0;
@@ -132,8 +132,8 @@ impl DirtyBitmap {
 
     /// Decodes a bitmap of a device of `size_bytes`.
     ///
-    /// [`Error::Corrupt`] if it is damaged or of a device of another size, [`Error::Unsupported`] if it has a later
-    /// version. The caller then reads the whole device instead.
+    /// Returns [`Error::Corrupt`] if the bitmap is damaged or belongs to a device of another size, and
+    /// [`Error::Unsupported`] if it has a later version. The caller then reads the whole device instead.
     pub fn decode(bytes: &[u8], size_bytes: u64) -> Result<Self> {
         let (form, granularity_bytes) = check_header(bytes, size_bytes)?;
         let bits = bytes.get(HEADER_LENGTH..).unwrap_or_default();
@@ -198,7 +198,7 @@ impl DirtyBitmap {
     }
 }
 
-/// Checks the header and the checksum of the bits; returns their form and the granularity.
+/// Checks the header and the checksum of the bits; returns the form of the bits and the granularity.
 fn check_header(bytes: &[u8], size_bytes: u64) -> Result<(u32, u64)> {
     let Some((head, bits)) = bytes.split_first_chunk::<HEADER_LENGTH>() else {
         return Err(corrupt(0, format!("{} bytes are less than a header", bytes.len())));
@@ -249,7 +249,7 @@ mod tests {
     use crate::testing::conformance::test_seed;
     use crate::{DirtyBitmap, Error, SeededRandom, to_usize};
 
-    /// `bytes` with correct length and checksums, so that a forged field reaches the check behind them.
+    /// Returns `bytes` with correct length and checksums, so that the decoder reaches the checks after them.
     fn sealed(mut bytes: Vec<u8>) -> Vec<u8> {
         let length = (bytes.len() - HEADER_LENGTH) as u64;
         bytes[LENGTH_AT..LENGTH_AT + 8].copy_from_slice(&length.to_le_bytes());

@@ -1,6 +1,6 @@
 //! A bit vector that is mostly all clear or all set.
 //!
-//! It is divided into pages of 4096 bits; a page takes 512 bytes only while its bits differ.
+//! The vector is divided into pages of 4096 bits. A page takes 512 bytes only if its bits differ.
 
 use std::ops::Range;
 
@@ -23,7 +23,7 @@ enum Bit {
     Set,
 }
 
-/// A bit vector. Bits past its end are always clear, so that equal vectors are equal values.
+/// A bit vector. Bits past the end are always clear, so that equal vectors compare equal.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct BitPages {
     bit_count: u64,
@@ -46,7 +46,7 @@ impl Page {
         }
     }
 
-    /// Gives the bits of `range`, which lies in the page, the value `bit`.
+    /// Sets the bits of `range`, which lies in the page, to the value `bit`.
     fn put(&mut self, range: &Range<u64>, bit: Bit) {
         let uniform = match bit {
             Bit::Clear => Self::Clear,
@@ -91,12 +91,12 @@ impl BitPages {
         self.bit_count
     }
 
-    /// Sets the bits of `range`, which lies in the row.
+    /// Sets the bits of `range`, which lies in the vector.
     pub(super) fn set(&mut self, range: Range<u64>) {
         self.put(range, Bit::Set);
     }
 
-    /// Clears the bits of `range`, which lies in the row.
+    /// Clears the bits of `range`, which lies in the vector.
     pub(super) fn clear(&mut self, range: Range<u64>) {
         self.put(range, Bit::Clear);
     }
@@ -116,7 +116,7 @@ impl BitPages {
         self.word(bit / WORD_BITS) & (1 << (bit % WORD_BITS)) != 0
     }
 
-    /// How many bits are set.
+    /// Number of set bits.
     pub(super) fn count(&self) -> u64 {
         self.pages
             .iter()
@@ -134,7 +134,7 @@ impl BitPages {
         (found < self.bit_count).then_some(found)
     }
 
-    /// The first clear bit at or after `from`, or the end of the row.
+    /// The first clear bit at or after `from`, or the end of the vector.
     pub(super) fn next_clear(&self, from: u64) -> u64 {
         self.find(from, Bit::Clear)
     }

@@ -2,8 +2,9 @@
 //!
 //! Direct I/O needs aligned offsets, lengths and memory. Whole blocks of 4096 bytes bypass the page cache, through an
 //! aligned bounce buffer if the caller's memory is not aligned; reads may cover more than was requested. The unaligned
-//! ends of a *write* go through the page cache instead of a read-modify-write of their blocks, so that two threads that
-//! write different bytes of one block cannot undo each other. A block is a page, so a page is never both.
+//! ends of a *write* use the page cache instead of a read-modify-write of their blocks, so that two threads that write
+//! different bytes of one block cannot overwrite each other's bytes. A block is a page, so one request never accesses a
+//! page in both ways.
 
 use std::fs::{File, OpenOptions};
 use std::os::fd::AsRawFd as _;
@@ -23,7 +24,8 @@ const BOUNCE_LENGTH_MAX: usize = 1 << 20;
 
 /// Direct I/O to an open file, for requests of a minimum length.
 ///
-/// If the file system refuses, all I/O uses the page cache, and [`refusal`](Self::refusal) gives the reason.
+/// If the file system refuses direct I/O, all requests use the page cache, and [`refusal`](Self::refusal) returns the
+/// reason.
 #[derive(Debug, Default)]
 pub struct DirectPath {
     file: Option<File>,
@@ -41,18 +43,18 @@ pub enum Access {
 }
 
 /// Whether the file system accepted the descriptor but not the request: it needs another alignment, or does not support
-/// it.
+/// direct I/O.
 fn is_refusal(error: &std::io::Error) -> bool {
     Errno::from_io_error(error) == Some(Errno::INVAL)
 }
 
 impl DirectPath {
-    /// Shortest request that is large: a disk is about as fast with requests of this length as with longer ones.
+    /// Minimum length of a large request: a disk is about as fast with requests of this length as with longer ones.
     pub const LARGE_LENGTH: usize = 512 << 10;
 
     /// Opens `file` a second time. Requests of fewer than `length_min` bytes use the page cache.
     pub fn open(file: &File, access: Access, length_min: usize) -> Self {
-        // By its descriptor: the name may refer to another file by now.
+        // By its descriptor, because the name may refer to another file by now.
         let opened = OpenOptions::new()
             .read(true)
             .write(access == Access::ReadWrite)
@@ -69,17 +71,17 @@ impl DirectPath {
         }
     }
 
-    /// Whether long requests bypass the page cache.
+    /// Whether sufficiently long requests bypass the page cache.
     pub fn is_usable(&self) -> bool {
         self.file.is_some() && self.refusal.get().is_none()
     }
 
-    /// Shortest request that bypasses the page cache.
+    /// Minimum length of requests that bypass the page cache.
     pub fn length_min(&self) -> usize {
         self.length_min
     }
 
-    /// Why the file system refused.
+    /// The reason for which the file system refused direct I/O.
     pub fn refusal(&self) -> Option<&str> {
         self.refusal.get().map(String::as_str)
     }
@@ -95,7 +97,8 @@ impl DirectPath {
             .get_or_init(|| format!("the file system refuses direct I/O at this alignment: {error}"));
     }
 
-    /// Reads until `buffer` is full or the file ends; returns the bytes read. `buffered` is the file itself.
+    /// Reads until `buffer` is full or the file ends; returns the number of bytes read. `buffered` is the same file
+    /// without direct I/O.
     pub fn read(&self, buffered: &File, buffer: &mut [u8], offset: u64) -> std::io::Result<usize> {
         let Some(direct) = self.file_for(buffer.len()) else {
             return read_up_to(buffered, buffer, offset);
@@ -109,8 +112,8 @@ impl DirectPath {
         }
     }
 
-    /// Writes all of `data`; returns whether it bypassed the page cache, except for unaligned ends. `buffered` is the
-    /// file itself.
+    /// Writes all of `data`; returns whether the data, except for unaligned ends, bypassed the page cache. `buffered`
+    /// is the same file without direct I/O.
     pub fn write(&self, buffered: &File, data: &[u8], offset: u64) -> std::io::Result<IoMode> {
         let end = offset + data.len() as u64;
         let first = offset.next_multiple_of(ALIGNMENT_BYTES);
@@ -136,7 +139,7 @@ impl DirectPath {
     }
 }
 
-/// Reads until `buffer` is full or the file ends; returns the bytes read.
+/// Reads until `buffer` is full or the file ends; returns the number of bytes read.
 fn read_up_to(file: &File, buffer: &mut [u8], offset: u64) -> std::io::Result<usize> {
     let mut done = 0;
     while done < buffer.len() {
@@ -150,7 +153,7 @@ fn read_up_to(file: &File, buffer: &mut [u8], offset: u64) -> std::io::Result<us
     Ok(done)
 }
 
-/// As [`read_up_to`], past the page cache.
+/// Like [`read_up_to`], but bypasses the page cache.
 fn read_direct(direct: &File, buffer: &mut [u8], offset: u64) -> std::io::Result<usize> {
     let aligned = offset.is_multiple_of(ALIGNMENT_BYTES) && buffer.len().is_multiple_of(ALIGNMENT);
     if aligned && is_aligned(buffer) {
@@ -175,7 +178,7 @@ fn read_direct(direct: &File, buffer: &mut [u8], offset: u64) -> std::io::Result
     Ok(done)
 }
 
-/// Writes whole blocks past the page cache.
+/// Writes whole blocks, bypassing the page cache.
 fn write_direct(direct: &File, data: &[u8], offset: u64) -> std::io::Result<()> {
     if is_aligned(data) {
         return direct.write_all_at(data, offset);

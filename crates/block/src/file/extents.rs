@@ -13,12 +13,13 @@ enum NextData {
     At(u64),
     /// There is only a hole up to the end of the file.
     None,
-    /// The file system does not support it.
+    /// The file system does not support `SEEK_DATA`.
     Unknown,
 }
 
 impl OpenFile {
-    /// Extents by `SEEK_DATA` and `SEEK_HOLE`; all data if the file system, or a block device, does not support them.
+    /// Finds extents by `SEEK_DATA` and `SEEK_HOLE`. If the file system, or a block device, does not support them,
+    /// everything is data.
     pub(super) fn extents(&self, range: &Range<u64>, extent_count_max: usize) -> Result<ExtentList> {
         let mut list = ExtentList::new(range.start, extent_count_max);
         if self.medium == Medium::BlockDevice {
@@ -46,7 +47,8 @@ impl OpenFile {
     fn next_data(&self, offset: u64) -> Result<NextData> {
         match rustix::fs::seek(&self.file, SeekFrom::Data(offset)) {
             Ok(data) => Ok(NextData::At(data.max(offset))),
-            // A hole up to the end, or no such offset: a file that shrank must not pass for zeroes.
+            // Either a hole up to the end, or the offset does not exist: a truncated file must not be reported as
+            // zeroes.
             Err(Errno::NXIO) => {
                 let metadata = self
                     .file
@@ -62,7 +64,7 @@ impl OpenFile {
         }
     }
 
-    /// The end of the data at `data`, at least a block further: data may vanish between the two calls.
+    /// The end of the data at `data`, at least one block later: the data may be removed between the two calls.
     fn next_hole(&self, data: u64) -> Result<u64> {
         let least = data.saturating_add(self.block_size_bytes.into());
         match rustix::fs::seek(&self.file, SeekFrom::Hole(data)) {

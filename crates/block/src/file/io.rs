@@ -1,4 +1,4 @@
-//! Reading and writing, through the page cache or past it.
+//! Reads and writes, with or without the page cache.
 
 use std::os::unix::fs::FileExt;
 

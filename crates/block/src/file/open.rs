@@ -24,9 +24,9 @@ pub(super) enum Medium {
 /// An open file or block device.
 #[derive(Debug)]
 pub(super) struct OpenFile {
-    /// Through the page cache.
+    /// With the page cache.
     pub(super) file: File,
-    /// The same for direct I/O, if it was requested.
+    /// The same file for direct I/O, if it was requested.
     pub(super) direct: DirectPath,
     pub(super) medium: Medium,
     pub(super) size_bytes: u64,
@@ -68,8 +68,8 @@ impl OpenFile {
         let expected = medium(&std::fs::metadata(path).map_err(&error)?, path)?;
         let mut options = OpenOptions::new();
         options.read(true).write(access == Access::ReadWrite);
-        // A FIFO may have replaced it since the check; this avoids waiting for it, and files and block devices ignore
-        // it.
+        // A FIFO may have replaced the file since the check. With this flag, open does not wait; for files and block
+        // devices it has no effect.
         let mut flags = OFlags::NONBLOCK | OFlags::NOCTTY;
         if expected == Medium::BlockDevice && access == Access::ReadWrite {
             // For a block device this excludes file systems and arrays that use it.
@@ -86,20 +86,20 @@ impl OpenFile {
             .read(true)
             .write(true)
             .create_new(true)
-            // The bytes of a disk must not be readable by others.
+            // Other users must not be able to read the bytes of a disk.
             .mode(0o600)
             .open(path)
             .map_err(&error)?;
         let made = file
             .set_len(size_bytes)
-            // The size is metadata that a later flush (fdatasync) relies on; the directory entry is what makes a flushed
-            // file still be there after a power cut.
+            // The size is metadata that a later flush (fdatasync) relies on. Syncing the directory entry ensures that
+            // the file still exists after a power cut.
             .and_then(|()| file.sync_all())
             .and_then(|()| sync_folder_of(path))
             .map_err(&error)
             .and_then(|()| Self::from_file(file, path, Access::ReadWrite, mode));
         if made.is_err() {
-            // Not to leave half a file; the first error is the one to report.
+            // Removes the incomplete file; the first error is the one to report.
             drop(std::fs::remove_file(path));
         }
         made

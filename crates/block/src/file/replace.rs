@@ -1,18 +1,18 @@
-//! Replaces small files: after a crash at any moment the old content is there, or the new content, complete.
+//! Replaces small files: after a crash at any time the file has either the old or the complete new content.
 
 use std::fs::{File, Metadata, Permissions};
 use std::io::{self, ErrorKind, Write as _};
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _, fchown};
 use std::path::{Path, PathBuf};
 
-/// Gives the file at `path` the content `bytes`, durably. It is written at `partial`, in the same folder, and then renamed; a leftover of a
-/// killed process at `partial` is deleted.
+/// Replaces the content of the file at `path` by `bytes`, durably. The content is written to `partial`, a path in the
+/// same folder, which is then renamed. A leftover at `partial` from a killed process is deleted.
 ///
-/// A file that replaces `old` gets its permissions, and its owner if this process may give files away. Otherwise only the user of this process
-/// can read it.
+/// A file that replaces `old` gets its permissions, and its owner if this process may change owners. Otherwise only the
+/// user of this process can read the file.
 ///
 /// # Errors
-/// The file cannot be written or renamed. The old content is then still there, and there is nothing at `partial`.
+/// The file cannot be written or renamed. The old file is then unchanged, and there is no file at `partial`.
 pub fn replace_file(path: &Path, partial: &Path, bytes: &[u8], old: Option<&Metadata>) -> io::Result<()> {
     let replaced = write_partial(partial, bytes, old).and_then(|()| rename_durably(partial, path));
     if replaced.is_err() {
@@ -25,7 +25,8 @@ pub fn replace_file(path: &Path, partial: &Path, bytes: &[u8], old: Option<&Meta
 /// Renames a file inside its folder, durably. An existing file at `to` is replaced.
 ///
 /// # Errors
-/// It cannot be renamed, or the folder cannot be synced: the file may then have either name after a power cut.
+/// The file cannot be renamed, or the folder cannot be synced. In the second case the file may have either name after a
+/// power cut.
 pub fn rename_durably(from: &Path, to: &Path) -> io::Result<()> {
     std::fs::rename(from, to)?;
     sync_folder_of(to)
@@ -53,7 +54,7 @@ fn write_partial(partial: &Path, bytes: &[u8], old: Option<&Metadata>) -> io::Re
     }
     let mut file = File::options().write(true).create_new(true).mode(0o600).open(partial)?;
     if let Some(old) = old {
-        // Without the right to change the owner, the file belongs to the current user, which does not matter to readers.
+        // Without the right to change owners, the file belongs to the current user, which does not affect readers.
         fchown(&file, Some(old.uid()), Some(old.gid())).ok();
         file.set_permissions(Permissions::from_mode(old.mode() & 0o777))?;
     }

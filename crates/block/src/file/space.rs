@@ -9,7 +9,7 @@ use super::open::{Medium, OpenFile};
 use crate::device::range_length;
 use crate::{Error, Result, to_usize};
 
-/// Zeroes are written from a buffer of this size if nothing better works.
+/// Size of the buffer of zeroes, which is written if nothing better works.
 const ZEROES_LENGTH_MAX: u64 = 1 << 20;
 
 /// Whether the kernel supports the operation.
@@ -20,7 +20,8 @@ enum KernelSupport {
 }
 
 impl OpenFile {
-    /// Punches a hole, else marks as zero, else writes zeroes.
+    /// Punches a hole; if that is not supported, marks the range as zero; if that is not supported either, writes
+    /// zeroes.
     pub(super) fn write_zeroes(&self, range: &Range<u64>) -> Result<()> {
         let inner = self.whole_blocks(range);
         if range_length(&inner) == 0 {
@@ -35,7 +36,7 @@ impl OpenFile {
         self.write_zero_bytes(range)
     }
 
-    /// Punches a hole if the kernel can, else does nothing.
+    /// Punches a hole if the kernel supports it; otherwise does nothing.
     pub(super) fn trim(&self, range: &Range<u64>) -> Result<()> {
         let inner = self.whole_blocks(range);
         if range_length(&inner) > 0 {

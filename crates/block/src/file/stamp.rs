@@ -3,19 +3,19 @@
 use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;
 
-/// One way in which a file is not as it was when it was opened.
+/// A change of a file since it was opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FileChange {
-    /// It grew or shrank.
+    /// The file grew or shrank.
     Size {
-        /// Bytes when it was opened.
+        /// Size in bytes when the file was opened.
         before: u64,
-        /// Bytes now.
+        /// Current size in bytes.
         now: u64,
     },
-    /// Its bytes were written.
+    /// Bytes were written.
     Contents,
-    /// Only its owner, mode, links or other attributes changed, or its time of modification was set by hand.
+    /// Only the owner, mode, links or other attributes changed, or the modification time was set manually.
     Attributes,
 }
 

@@ -1,4 +1,5 @@
-//! Feeds parsers without a fuzzer: valid bytes, then the same bytes damaged thousands of times, with all memory counted.
+//! Tests parsers without a fuzzer: with valid bytes, and with the same bytes damaged thousands of times. Counts all
+//! memory.
 
 use std::collections::BTreeMap;
 
@@ -7,36 +8,36 @@ use peak_alloc::PeakAlloc;
 use super::{Outcome, Parser, damage};
 use crate::{SeededRandom, to_usize};
 
-/// The most memory that a parser may allocate for hostile bytes, their own included.
+/// Limit of the memory that a parser may allocate for hostile bytes, including the bytes themselves.
 #[derive(Debug, Clone, Copy)]
 pub struct MemoryBound {
-    /// A multiple of the number of bytes.
+    /// Bytes of memory per byte of input.
     pub per_byte: usize,
-    /// Added to that.
+    /// Additional bytes of memory.
     pub constant_bytes: usize,
 }
 
-/// Parsers, their inputs, and the bounds that they must keep.
+/// Parsers, their inputs, and their memory limits.
 #[derive(Debug)]
 pub struct ParserTrial {
-    /// Each needs a seed.
+    /// The parsers; each of them needs a seed.
     pub parsers: &'static [Parser],
-    /// Valid bytes by the name of their parser.
+    /// Valid bytes, with the name of their parser.
     pub seeds: Vec<(&'static str, Vec<u8>)>,
-    /// Valid bytes that expand in memory as far as the format allows, by the name of their parser.
+    /// Valid bytes that expand in memory as much as the format allows, with the name of their parser.
     pub expanding: Vec<(&'static str, Vec<u8>)>,
-    /// The bound of a parser by its name.
+    /// The memory limit of a parser, by its name.
     pub bound: fn(&str) -> MemoryBound,
-    /// Damaged inputs for all parsers together.
+    /// Number of damaged inputs for all parsers together.
     pub case_count: u64,
-    /// Replays a failure.
+    /// The seed, which replays a failure.
     pub seed: u64,
     /// The program's global allocator.
     pub allocator: &'static PeakAlloc,
 }
 
 impl ParserTrial {
-    /// Feeds all inputs. No other thread may allocate meanwhile: its memory would be counted.
+    /// Tests all inputs. No other thread may allocate memory at the same time: it would be counted.
     pub fn run(&self) {
         let mut random = SeededRandom::new(self.seed);
         let mut by_parser: BTreeMap<&str, Vec<&[u8]>> = BTreeMap::new();

@@ -1,8 +1,8 @@
 //! Merges an overlay into its backing.
 //!
-//! The overlay stays intact, and is what is read, until the backing holds everything durably; only then is the map
-//! emptied. A power cut at any point therefore only requires a repetition. The space of the data is released last:
-//! while the stored map says data, the data must exist.
+//! The overlay stays valid, and is read, until the backing has all data durably; only then is the map emptied. After a
+//! power cut at any time it is therefore sufficient to repeat the commit. The space of the data is released last: while
+//! the stored map says data, the data must exist.
 
 use std::sync::PoisonError;
 
@@ -11,7 +11,7 @@ use super::map::{ClusterState, Map};
 use super::{OverlayDevice, OverlayState};
 use crate::{BlockDevice, BlockDeviceMut, Result, to_usize};
 
-/// Data is copied in pieces of this size.
+/// Size of the pieces in which data is copied.
 const PIECE_BYTES: u64 = 1 << 20;
 
 /// The result of a commit.
@@ -24,10 +24,11 @@ pub struct CommitReport {
 }
 
 impl<B: BlockDeviceMut, S: BlockDeviceMut> OverlayDevice<B, S> {
-    /// Writes everything into the backing and empties the overlay. The content does not change at any moment.
+    /// Writes all data into the backing and empties the overlay. The content of the overlay is the same at every
+    /// moment.
     ///
-    /// After an error or a power cut, commit again. From the first byte on the backing is modified: other overlays over
-    /// it become invalid. Its identity is the caller's responsibility.
+    /// After an error or a power cut, commit again. As soon as the first byte is written, the backing is modified, and
+    /// other overlays over it become invalid. The caller is responsible for its identity.
     pub fn commit(&mut self) -> Result<CommitReport> {
         self.flush()?;
         self.set_header_state(OverlayState::Committing)?;
@@ -81,7 +82,7 @@ impl<B: BlockDeviceMut, S: BlockDeviceMut> OverlayDevice<B, S> {
     /// Empties the stored map, then the one in memory.
     fn empty_map(&mut self) -> Result<()> {
         let map = self.map.get_mut().unwrap_or_else(PoisonError::into_inner);
-        // If this fails half-way, the next flush must write the whole map again.
+        // If this fails before the end, the next flush must write the whole map again.
         map.mark_all_changed();
         self.store.write_zeroes(self.geometry.map_range())?;
         self.store.flush()?;

@@ -13,15 +13,15 @@ use crate::{BlockDevice, BlockDeviceMut, Error, Record, Result};
 pub const OVERLAY_VERSION: u32 = 1;
 
 pub(super) const SECTOR_BYTES: u64 = 512;
-/// Clusters of one map sector.
+/// Number of clusters per map sector.
 pub(super) const CLUSTERS_PER_SECTOR: u64 = 2016;
 const SECTOR_LENGTH: usize = 512;
-/// A page: regions aligned to it never share a page of the store.
+/// A page. Regions that are aligned to it never share a page of the store.
 const ALIGNMENT_BYTES: u64 = 4096;
 
 const CLUSTER_SIZE_BYTES_MIN: u32 = 512;
 const CLUSTER_SIZE_BYTES_MAX: u32 = 1 << 20;
-/// Bounds the map to 1 GiB of memory: 16 TiB with clusters of 4096 bytes, all of them written.
+/// Bounds the map to 1 GiB of memory: a fully written overlay of 16 TiB with clusters of 4096 bytes.
 const CLUSTER_COUNT_MAX: u64 = 1 << 32;
 
 const MAGIC: [u8; 8] = *b"HFOVERLY";
@@ -51,12 +51,13 @@ impl fmt::Display for BackingId {
 pub struct OverlayOptions {
     /// Identity of the backing; required again when the overlay is opened.
     pub backing_id: BackingId,
-    /// The unit of copying from the backing with a first write: a power of two from 512 to 1 MiB.
+    /// The unit of copying from the backing at the first write: a power of two from 512 bytes to 1 MiB.
     pub cluster_size_bytes: u32,
 }
 
 impl OverlayOptions {
-    /// Clusters of 4096 bytes: the smallest write of most guests, so that a first write copies nothing.
+    /// Options with clusters of 4096 bytes: most guests write at least that much, so the first write to a cluster
+    /// copies nothing.
     pub fn new(backing_id: BackingId) -> Self {
         Self {
             backing_id,
@@ -64,7 +65,7 @@ impl OverlayOptions {
         }
     }
 
-    /// The size of the store of an overlay over `backing_size_bytes`; a sparse file takes up less.
+    /// The size of the store for an overlay over `backing_size_bytes`; a sparse file takes less space.
     pub fn store_size_bytes(&self, backing_size_bytes: u64) -> Result<u64> {
         Ok(Geometry::new(backing_size_bytes, self.cluster_size_bytes)?.store_size_bytes())
     }
@@ -75,7 +76,7 @@ impl OverlayOptions {
 pub enum OverlayState {
     /// The backing is unchanged since the overlay was created or last committed.
     InUse,
-    /// A commit was begun: the backing may hold a part of it.
+    /// A commit was started: the backing may contain a part of it.
     Committing,
 }
 
@@ -84,7 +85,7 @@ pub enum OverlayState {
 pub struct OverlayInfo {
     /// Size of the overlay and of its backing.
     pub size_bytes: u64,
-    /// Bytes of one cluster.
+    /// Size of one cluster.
     pub cluster_size_bytes: u32,
     /// Identity of the backing.
     pub backing_id: BackingId,
@@ -92,7 +93,7 @@ pub struct OverlayInfo {
     pub state: OverlayState,
 }
 
-/// The positions in the store, a function of two numbers.
+/// The layout of the store, computed from the sizes of device and clusters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Geometry {
     pub(super) size_bytes: u64,
@@ -177,7 +178,8 @@ impl Geometry {
         range.start / self.cluster_bytes()..range.end.div_ceil(self.cluster_bytes())
     }
 
-    /// The clusters that lie in `range` whole; the last one of the device ends with the device.
+    /// The clusters that lie entirely in `range`. The last cluster of the device may be shorter, and ends with the
+    /// device.
     pub(super) fn whole_clusters(&self, range: &Range<u64>) -> Range<u64> {
         let start = range.start.div_ceil(self.cluster_bytes());
         let end = if range.end == self.size_bytes {
@@ -229,7 +231,7 @@ impl Header {
         bytes
     }
 
-    /// One sector, which is written atomically.
+    /// Writes the header: one sector, which is written atomically.
     pub(super) fn write(&self, store: &dyn BlockDeviceMut) -> Result<()> {
         store.write_at(&self.encode(), 0)
     }
@@ -294,7 +296,7 @@ impl Header {
     }
 }
 
-/// Refuses a store that is not blank.
+/// Refuses a store whose first sector is not zero.
 pub(super) fn check_blank(store: &dyn BlockDevice) -> Result<()> {
     let mut bytes = [0; SECTOR_LENGTH];
     store.read_at(&mut bytes, 0)?;

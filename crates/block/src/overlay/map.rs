@@ -1,7 +1,7 @@
 //! The map of an overlay: which clusters are absent, data or zero.
 //!
-//! Two bits for each cluster, in sectors of 512 bytes with a checksum each; a sector of zeroes is all absent. Sectors
-//! that are all absent take no memory. The layout is in `docs/format/overlay.md`.
+//! The map has two bits for each cluster, in sectors of 512 bytes with a checksum each. A sector of zeroes means that
+//! all its clusters are absent; such sectors take no memory. The layout is in `docs/format/overlay.md`.
 
 #![deny(clippy::indexing_slicing)]
 #![cfg_attr(not(test), deny(clippy::string_slice))]
@@ -20,7 +20,7 @@ const _: () = assert!(CRC_AT + 4 == SECTOR_LENGTH);
 
 const _: () = assert!(CLUSTERS_PER_SECTOR == RESERVED_AT as u64 * 4);
 
-/// The map is read in pieces of this size.
+/// Size of the pieces in which the map is read.
 const PIECE_BYTES: u64 = 1 << 18;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,7 +40,7 @@ impl ClusterState {
 
 type States = Box<[u8; RESERVED_AT]>;
 
-/// The map in memory, ahead of the stored one by the sectors in `changed`.
+/// The map in memory. The sectors in `changed` are newer than the stored ones.
 #[derive(Debug)]
 pub(super) struct Map {
     geometry: Geometry,
@@ -54,7 +54,7 @@ fn bits_at(states: &[u8; RESERVED_AT], index: u64) -> u8 {
 }
 
 impl Map {
-    /// A map of nothing but absent clusters.
+    /// A map with only absent clusters.
     pub(super) fn new(geometry: Geometry) -> Self {
         Self {
             geometry,
@@ -63,7 +63,7 @@ impl Map {
         }
     }
 
-    /// Reads the stored map, past its holes.
+    /// Reads the stored map; holes are skipped.
     pub(super) fn load(store: &dyn BlockDevice, geometry: Geometry, backing_id: BackingId) -> Result<Self> {
         let mut map = Self::new(geometry);
         for_each_extent(store, geometry.map_range(), |extent| {
@@ -163,8 +163,8 @@ impl Map {
         }
     }
 
-    /// The stored form of the sectors that changed since the last call; a caller that fails to write them
-    /// [marks](Self::mark_changed) them again.
+    /// Returns the stored form of the sectors that changed since the last call. If the caller fails to write them, it
+    /// must [mark](Self::mark_changed) them again.
     pub(super) fn take_changed(&mut self, backing_id: BackingId) -> BTreeMap<u64, [u8; SECTOR_LENGTH]> {
         std::mem::take(&mut self.changed)
             .into_iter()
@@ -176,7 +176,7 @@ impl Map {
         self.changed.extend(sectors);
     }
 
-    /// Marks all sectors that are not all absent, for when the stored map can no longer be relied on.
+    /// Marks all sectors that are not entirely absent, for the case that the stored map is not reliable any more.
     pub(super) fn mark_all_changed(&mut self) {
         self.changed.extend(self.sectors.keys());
     }
@@ -192,7 +192,7 @@ impl Map {
     }
 }
 
-/// Covers the overlay's backing and the sector's number as well, so that a misplaced sector is detected.
+/// Also covers the identity of the backing and the number of the sector, so that a misplaced sector is detected.
 fn checksum(bytes: &[u8], sector: u64, backing_id: BackingId) -> u32 {
     let crc = crc32c::crc32c(&backing_id.0);
     let crc = crc32c::crc32c_append(crc, &sector.to_le_bytes());

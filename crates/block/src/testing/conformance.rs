@@ -1,20 +1,20 @@
 //! The conformance suite of block devices.
 //!
-//! The trait owns this suite; the test of an implementation is a constructor:
+//! The suite belongs to the trait; the test of an implementation only constructs devices:
 //!
 //! ```
 //! use holdfast_block::{MemoryDevice, conformance::Conformance};
 //! Conformance::new().check_mutable(MemoryDevice::new);
 //! ```
 //!
-//! The suite panics on the first violation, and names it. Random parts print their seed;
-//! `HOLDFAST_SEED=...` replays it.
+//! The suite panics at the first violation, and names it. Random parts print their seed; `HOLDFAST_SEED=...` replays
+//! it.
 
 use std::ops::Range;
 
 use crate::{BlockDevice, BlockDeviceMut, Error, ExtentKind, SeededRandom, for_each_extent, to_usize};
 
-/// Sizes that break wrong assumptions: nothing, less than a sector, no multiple of anything, several clusters.
+/// Sizes that find wrong assumptions: 0, less than a sector, not a multiple of a sector, several clusters.
 const SIZES_BYTES: [u64; 9] = [0, 1, 511, 512, 4096, 4097, 10_000, 65_536, 300_001];
 const OPERATION_COUNT: u64 = 300;
 const THREAD_COUNT: u64 = 4;
@@ -43,14 +43,14 @@ impl Conformance {
         }
     }
 
-    /// The same with other device sizes: for a format that cannot have every size.
+    /// Uses other device sizes, for a format that does not support all sizes.
     #[must_use]
     pub fn with_sizes(mut self, sizes_bytes: &[u64]) -> Self {
         self.sizes_bytes = sizes_bytes.to_vec();
         self
     }
 
-    /// The same with another number of random operations for each size.
+    /// Uses another number of random operations for each size.
     #[must_use]
     pub fn with_operation_count(mut self, operation_count: u64) -> Self {
         self.operation_count = operation_count;
@@ -69,7 +69,7 @@ impl Conformance {
         bytes
     }
 
-    /// Checks all promises of a device that cannot be written and should hold `expected`.
+    /// Checks the contract of a read-only device with the content `expected`.
     pub fn check_read_only(&self, device: &dyn BlockDevice, expected: &[u8]) {
         assert_eq!(device.size_bytes(), expected.len() as u64, "size in bytes");
         assert!(
@@ -85,9 +85,9 @@ impl Conformance {
         self.check_concurrent_reads(device, expected);
     }
 
-    /// Checks all promises of a device that can be written, on a fresh one for each size and check.
+    /// Checks the contract of a writable device. Each size and each check uses a new device.
     ///
-    /// `make` gets the size in bytes. The model begins with the content that the device has at first.
+    /// `make` gets the size in bytes. The device may have any content at first.
     pub fn check_mutable<D: BlockDeviceMut>(&self, mut make: impl FnMut(u64) -> D) {
         for &size_bytes in &self.sizes_bytes {
             let device = make(size_bytes);
@@ -124,7 +124,7 @@ impl Conformance {
         });
     }
 
-    /// Applies random operations to the device and to a plain vector, and compares.
+    /// Applies random operations to the device and to a vector of bytes, and compares them.
     fn check_random_operations(&self, device: &dyn BlockDeviceMut, model: &mut [u8]) {
         let mut random = SeededRandom::new(self.seed ^ model.len() as u64);
         for _ in 0..self.operation_count {
@@ -134,7 +134,7 @@ impl Conformance {
         check_extents(device, model);
     }
 
-    /// Several threads work on interleaved ranges that touch but do not overlap, while another one reads.
+    /// Several threads write to interleaved ranges that touch but do not overlap, while another thread reads.
     fn check_concurrent_writes(&self, device: &dyn BlockDeviceMut, model: &mut [u8]) {
         let part_bytes = model.len().div_ceil(to_usize(THREAD_COUNT)).max(1);
         std::thread::scope(|scope| {
@@ -175,11 +175,12 @@ pub fn contents(device: &dyn BlockDevice) -> Vec<u8> {
     bytes
 }
 
-/// Does one random operation on the device and on `model`, which are its bytes from `base` on, and reads it back.
+/// Executes one random operation on the device and on `model`, the content of the device from `base` on, and compares
+/// the result.
 fn random_operation(device: &dyn BlockDeviceMut, model: &mut [u8], base: u64, random: &mut SeededRandom) {
     let mut range = random.range_within(model.len() as u64, 30_000);
     if random.one_in(2) {
-        // Half of the requests are aligned, like most real ones.
+        // Half of the requests are aligned, like most requests in practice.
         range = range.start / 512 * 512..range.end / 512 * 512;
     }
     let on_device = base + range.start..base + range.end;
@@ -202,7 +203,7 @@ fn random_operation(device: &dyn BlockDeviceMut, model: &mut [u8], base: u64, ra
     assert_same(&buffer, part, on_device.start);
 }
 
-/// Trims, checks that every byte is zero or as before, and updates the model.
+/// Trims, checks that every byte is zero or unchanged, and updates the model.
 fn check_trim(device: &dyn BlockDeviceMut, range: Range<u64>, part: &mut [u8]) {
     device.trim(range.clone()).expect("trim");
     let mut after = vec![0xEE; part.len()];
@@ -240,7 +241,7 @@ fn check_read(device: &dyn BlockDevice, expected: &[u8], range: Range<u64>) {
     assert_same(&buffer, expected, range.start);
 }
 
-/// Ranges around every power of two that lies in the device, and around its end.
+/// Ranges around every power of two inside the device, and around its end.
 fn awkward_ranges(size_bytes: u64) -> Vec<Range<u64>> {
     let mut borders = vec![0, size_bytes];
     borders.extend((0..=17).map(|power| 1 << power).filter(|border| *border < size_bytes));
@@ -267,7 +268,7 @@ fn check_reads_at_every_alignment(device: &dyn BlockDevice, expected: &[u8]) {
     }
 }
 
-/// Requests that reach past the end, also where offset and length together overflow.
+/// Requests that reach past the end, including some whose offset plus length overflows.
 fn requests_out_of_bounds(size_bytes: u64) -> [(u64, usize); 7] {
     [
         (size_bytes, 1),
@@ -288,7 +289,7 @@ fn assert_out_of_bounds<T>(result: crate::Result<T>, what: &str, offset: u64, le
     }
 }
 
-/// The range of a request, where it can be expressed at all.
+/// The range of a request, if it can be represented.
 fn range_of(offset: u64, length: usize) -> Option<Range<u64>> {
     offset.checked_add(length as u64).map(|end| offset..end)
 }
@@ -338,7 +339,7 @@ fn check_changes_of_nothing(device: &dyn BlockDeviceMut, model: &[u8]) {
         device.write_at(&[], offset).expect("write of nothing");
         device.write_zeroes(offset..offset).expect("zeroes of nothing");
         device.trim(offset..offset).expect("trim of nothing");
-        // An end before the start is a range of nothing, too.
+        // A range whose end is before its start is empty, too.
         device.write_zeroes(offset..0).expect("zeroes of a backward range");
         device.trim(offset..0).expect("trim of a backward range");
     }
@@ -360,7 +361,8 @@ fn check_writes_at_every_alignment(device: &dyn BlockDeviceMut, model: &mut [u8]
     check_contents(device, model);
 }
 
-/// Extents cover the query in order, without gaps, within the bound; what they call zero is zero.
+/// Checks that extents cover the query in order, without gaps, within the limit, and that ranges reported as zero are
+/// zero.
 fn check_extents(device: &dyn BlockDevice, expected: &[u8]) {
     let size_bytes = device.size_bytes();
     let mut questions = awkward_ranges(size_bytes);
@@ -404,7 +406,7 @@ fn check_extent_list(list: &crate::ExtentList, question: &Range<u64>, extent_cou
 
 #[cfg(test)]
 mod tests {
-    //! The suite must catch devices that break a promise, or it proves nothing.
+    //! The suite must detect devices that violate the contract; otherwise it proves nothing.
 
     use std::ops::Range;
     use std::panic::{AssertUnwindSafe, catch_unwind};

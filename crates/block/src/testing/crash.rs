@@ -1,8 +1,8 @@
-//! Records what is written to a device, and computes what a power cut would have left of it.
+//! Records the writes to a device, and computes what the device may contain after a power cut.
 //!
-//! The model of a disk: a sector of 512 bytes is written whole or not at all; what was written before a flush that
-//! returned is durable; of everything later any subset of sectors may have arrived, in any order. So a sector that was
-//! written several times since may hold any of those contents, or the durable one.
+//! The model of a disk: a sector of 512 bytes is written completely or not at all. Writes before a flush that returned
+//! are durable. Of all later writes, any subset of sectors may have been written, in any order. So a sector that was
+//! written several times since the flush may have any of these contents, or the durable one.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crate::testing::fault::sector_pieces;
 use crate::{BlockDevice, BlockDeviceMut, ExtentList, MemoryDevice, Result, SeededRandom, to_usize};
 
-/// One change of a device that completed, or a flush.
+/// A completed change of a device, or a flush.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Change {
     Write { offset: u64, data: Vec<u8> },
@@ -18,7 +18,7 @@ enum Change {
     Flush,
 }
 
-/// Everything that happened to a [`CrashLogDevice`] since it was made, in memory: for tests.
+/// The changes of a [`CrashLogDevice`] since it was created.
 #[derive(Debug)]
 pub struct CrashLog {
     initial: Vec<u8>,
@@ -30,15 +30,15 @@ impl CrashLog {
         self.changes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How many writes, zeroings, trims and flushes there have been.
+    /// Number of writes, zeroings, trims and flushes so far.
     pub fn change_count(&self) -> usize {
         self.lock().len()
     }
 
-    /// The content that a power cut may leave when the first `change_count` changes had been requested; the seed
-    /// chooses which of the sectors that were not yet durable were written.
+    /// A content that the device may have after a power cut, when the first `change_count` changes had been requested.
+    /// The seed chooses which of the sectors that were not durable were written.
     ///
-    /// The last of them may have been written in part, as any since the last flush; a flush among them has returned.
+    /// A flush among these changes has returned. All changes since the last flush may have been written only partly.
     pub fn crash_image(&self, change_count: usize, seed: u64) -> MemoryDevice {
         let changes = self.lock();
         let asked = &changes[..change_count];
@@ -56,7 +56,7 @@ impl CrashLog {
             };
             for (sector, length) in sector_pieces(range.start / 512 * 512, range.end - range.start / 512 * 512) {
                 if number < durable || random.one_in(keep_one_in) {
-                    // A sector is written whole, with the effect of earlier changes on its other bytes.
+                    // A sector is written as a whole, including the effect of earlier changes on its other bytes.
                     let end = to_usize(sector + length).next_multiple_of(512).min(image.len());
                     let whole = to_usize(sector)..end;
                     image[whole.clone()].copy_from_slice(&latest[whole]);
@@ -68,7 +68,7 @@ impl CrashLog {
 }
 
 impl Change {
-    /// Applies the change, in full, and returns the range that it touched.
+    /// Applies the whole change, and returns the changed range.
     fn apply(&self, image: &mut [u8]) -> Option<Range<u64>> {
         match self {
             Self::Write { offset, data } => {
@@ -87,7 +87,7 @@ impl Change {
 
 /// A device in memory that logs every change.
 ///
-/// A request is logged and done under one lock, so that the log has the order of the device.
+/// A request is executed and logged under one lock, so that the log has the order of execution.
 #[derive(Debug)]
 pub struct CrashLogDevice {
     device: MemoryDevice,
@@ -95,7 +95,7 @@ pub struct CrashLogDevice {
 }
 
 impl CrashLogDevice {
-    /// A device that begins with the contents of `device`, all of them durable.
+    /// A device with the content of `device`, which counts as durable.
     pub fn new(device: MemoryDevice) -> Self {
         let log = Arc::new(CrashLog {
             initial: device.to_bytes(),
@@ -104,7 +104,7 @@ impl CrashLogDevice {
         Self { device, log }
     }
 
-    /// The log, which outlives the device.
+    /// The log, which stays valid after the device is dropped.
     pub fn log(&self) -> Arc<CrashLog> {
         self.log.clone()
     }

@@ -1,4 +1,4 @@
-//! Makes a device fail on purpose: the n-th request of a kind, or all from the n-th on.
+//! Makes requests to a device fail: the n-th request of a kind, or all from the n-th on.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -9,29 +9,29 @@ use rustix::io::Errno;
 use crate::device::range_length;
 use crate::{BlockDevice, BlockDeviceMut, Error, ExtentList, RequestKind, Result, SeededRandom, to_usize};
 
-/// A sector: what a disk writes whole or not at all.
+/// Size of a sector: a disk writes a sector completely or not at all.
 const SECTOR_BYTES: u64 = 512;
 
 /// How a request fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
-    /// With an input/output error; nothing is done.
+    /// Fails with an input/output error; nothing is changed.
     Io,
-    /// With "no space left"; nothing is done.
+    /// Fails with "no space left"; nothing is changed.
     NoSpace,
-    /// With an input/output error after a write's first `keep_bytes` bytes have been written.
+    /// Fails with an input/output error after the first `keep_bytes` bytes were written.
     ShortWrite {
-        /// Bytes that are written, at most those of the request.
+        /// Number of bytes that are written, at most those of the request.
         keep_bytes: u64,
     },
-    /// With an input/output error after some of a write's sectors, chosen by the seed, have been written.
+    /// Fails with an input/output error after some of the sectors, chosen by the seed, were written.
     TornWrite {
-        /// Chooses the sectors.
+        /// The seed, which chooses the sectors.
         seed: u64,
     },
 }
 
-/// When a fault occurs. Requests are counted for each kind from 1, including those that fail.
+/// When a fault occurs. For each kind, requests are counted from 1, including those that fail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FaultRule {
     kind: RequestKind,
@@ -71,7 +71,7 @@ struct State {
     counts: BTreeMap<RequestKind, u64>,
 }
 
-/// A device that fails by rule.
+/// A device whose requests fail according to rules.
 #[derive(Debug)]
 pub struct FaultyDevice<D> {
     device: D,
@@ -79,7 +79,7 @@ pub struct FaultyDevice<D> {
 }
 
 impl<D: BlockDevice> FaultyDevice<D> {
-    /// `device`, which fails only when a rule is [added](Self::add).
+    /// Wraps `device`. Without a rule ([`add`](Self::add)), no request fails.
     pub fn new(device: D) -> Self {
         Self {
             device,
@@ -87,22 +87,22 @@ impl<D: BlockDevice> FaultyDevice<D> {
         }
     }
 
-    /// Adds a rule; if several apply to a request the first one counts.
+    /// Adds a rule. If several rules apply to a request, the first one counts.
     pub fn add(&self, rule: FaultRule) {
         self.lock().rules.push(rule);
     }
 
-    /// Removes all rules: the device works again. The counts continue.
+    /// Removes all rules, so that no request fails. The counters are kept.
     pub fn clear_rules(&self) {
         self.lock().rules.clear();
     }
 
-    /// How many requests of `kind` there have been.
+    /// Number of requests of `kind` so far.
     pub fn count(&self, kind: RequestKind) -> u64 {
         self.lock().counts.get(&kind).copied().unwrap_or_default()
     }
 
-    /// The device below.
+    /// The wrapped device.
     pub fn into_inner(self) -> D {
         self.device
     }

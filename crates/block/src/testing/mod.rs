@@ -1,4 +1,4 @@
-//! Devices for tests: they fail, crash, record and check. Behind the feature `testing`.
+//! Devices for tests that fail, crash, record and check. They need the feature `testing`.
 
 pub mod conformance;
 pub(crate) mod crash;

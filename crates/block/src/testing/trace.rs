@@ -1,4 +1,4 @@
-//! Records the requests to a device, before they are executed.
+//! Records the requests to a device before they are executed.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -6,9 +6,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::{BlockDevice, BlockDeviceMut, ExtentList, Request, RequestKind, Result};
 
-/// Where the requests of a [`TracedDevice`] go: a [`TraceRing`], or any closure.
+/// Receives the requests of a [`TracedDevice`]: a [`TraceRing`], or any closure.
 pub trait TraceSink: Send + Sync {
-    /// Records a request that is about to be made.
+    /// Records a request that is about to be executed.
     fn record(&self, request: Request);
 }
 
@@ -18,7 +18,7 @@ impl<F: Fn(Request) + Send + Sync> TraceSink for F {
     }
 }
 
-/// Keeps the last requests, at most as many as it was made for.
+/// Keeps a limited number of the last requests.
 #[derive(Debug)]
 pub struct TraceRing {
     request_count_max: usize,
@@ -26,7 +26,7 @@ pub struct TraceRing {
 }
 
 impl TraceRing {
-    /// A ring for `request_count_max` requests, to be shared between the device and its observer.
+    /// A ring for `request_count_max` requests, shared between the device and its observer.
     pub fn new(request_count_max: usize) -> Arc<Self> {
         Arc::new(Self {
             request_count_max,
@@ -34,7 +34,7 @@ impl TraceRing {
         })
     }
 
-    /// Takes the kept requests out, oldest first.
+    /// Removes and returns the recorded requests, oldest first.
     pub fn take(&self) -> Vec<Request> {
         let mut requests = self.requests.lock().unwrap_or_else(PoisonError::into_inner);
         std::mem::take(&mut *requests).into()
@@ -53,7 +53,7 @@ impl TraceSink for Arc<TraceRing> {
     }
 }
 
-/// A device that records every request, including those that are then refused.
+/// A device that records every request, even if the request is then refused.
 #[derive(Debug)]
 pub struct TracedDevice<D, S> {
     device: D,
@@ -61,7 +61,7 @@ pub struct TracedDevice<D, S> {
 }
 
 impl<D: BlockDevice, S: TraceSink> TracedDevice<D, S> {
-    /// `device`, with every request recorded in `sink`.
+    /// Records every request to `device` in `sink`.
     pub fn new(device: D, sink: S) -> Self {
         Self { device, sink }
     }

@@ -35,7 +35,7 @@ fn conforms_direct() {
     conforms(IoMode::LargeDirect);
 }
 
-/// More than one bounce buffer, at every combination of aligned and unaligned ends.
+/// Requests that are longer than one bounce buffer, with all combinations of aligned and unaligned ends.
 #[test]
 fn large_direct_requests_are_whole() {
     let directory = tempfile::tempdir().unwrap();
@@ -67,7 +67,7 @@ fn large_direct_requests_are_whole() {
     }
 }
 
-/// procfs knows no direct I/O: the device says so and works buffered.
+/// procfs does not support direct I/O: the device reports that and uses the page cache.
 #[test]
 fn direct_io_falls_back_to_buffered_reads_with_a_reason() {
     let path = std::path::Path::new("/proc/version");
@@ -95,7 +95,7 @@ fn creating_is_sparse_private_and_refuses_an_existing_file() {
     assert_eq!(std::fs::metadata(&path).unwrap().len(), 1 << 40);
 }
 
-/// No file system holds files of 2^63 bytes; a partly created file must not be left behind.
+/// No file system supports files of 2^63 bytes. The partly created file must be removed.
 #[test]
 fn a_file_that_cannot_have_its_size_is_not_left_behind() {
     let directory = tempfile::tempdir().unwrap();
@@ -135,7 +135,8 @@ fn zeroing_and_trimming_give_space_back() {
     assert!(list.iter().all(|extent| extent.kind == ExtentKind::Zero), "{list:?}");
 }
 
-/// A file cut short underneath is an error that says so, for reads and for extents: never zeroes.
+/// Truncating a file causes an error for reads and for extents, which names the cause. The missing bytes never read as
+/// zeroes.
 #[test]
 fn a_file_that_shrinks_is_noticed() {
     let directory = tempfile::tempdir().unwrap();
@@ -197,7 +198,7 @@ fn a_file_that_is_written_while_it_is_read_is_noticed() {
     assert!(reader.advise(0..4097, ReadHint::WillNeed).is_err());
 }
 
-/// Through the page cache and around it in turn, overlapping and adjacent.
+/// Overlapping and adjacent requests, alternately with and without the page cache.
 #[test]
 fn large_and_small_requests_see_each_other() {
     let directory = tempfile::tempdir().unwrap();

@@ -1,4 +1,5 @@
-//! Every version of a format that was ever written stays readable: one fixture each, and none is forgotten.
+//! Every version of a format that was ever written stays readable. Each version has a fixture, and the list is
+//! complete.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -20,7 +21,7 @@ fn fixture(name: &str) -> Vec<u8> {
     std::fs::read(directory().join(name)).unwrap()
 }
 
-/// Runs: a few ranges and the tail.
+/// Stored as runs: a few ranges, and the end of the device.
 fn bitmap_runs() -> DirtyBitmap {
     let mut bitmap = DirtyBitmap::new(BITMAP_SIZE_BYTES, 4096).unwrap();
     bitmap.set(0..1);
@@ -29,7 +30,7 @@ fn bitmap_runs() -> DirtyBitmap {
     bitmap
 }
 
-/// Words: every second bit.
+/// Stored as words: every second bit is set.
 fn bitmap_words() -> DirtyBitmap {
     let mut bitmap = DirtyBitmap::new(BITMAP_SIZE_BYTES, 65_536).unwrap();
     for bit in (0..BITMAP_SIZE_BYTES / 65_536).step_by(2) {
@@ -42,7 +43,7 @@ fn backing() -> MemoryDevice {
     MemoryDevice::from_bytes(&SeededRandom::new(1).bytes(10_001))
 }
 
-/// The store of an overlay with all three states, a partial cluster among them, and what is read through it.
+/// The store of an overlay with all three states and a partial cluster, and the content of the overlay.
 fn overlay() -> (Vec<u8>, Vec<u8>) {
     let backing = backing();
     let options = OverlayOptions {
@@ -88,7 +89,8 @@ fn version_1_of_overlays_is_read() {
     assert!(contents(&opened) == overlay().1);
 }
 
-/// What is written today is what the fixtures hold: a change of the layout without a new version is noticed.
+/// The current code must write the same bytes as the fixtures: this detects a change of the layout without a new
+/// version.
 #[test]
 fn the_current_versions_are_written_as_they_always_were() {
     assert_eq!(
@@ -125,7 +127,7 @@ fn the_list_of_fixtures_is_complete() {
     }
 }
 
-/// Writes the fixtures of the current versions: once, when a version is new.
+/// Writes the fixtures of the current versions. Run it once for each new version:
 /// `cargo test -p holdfast-block --test devices fixtures -- --ignored`
 #[test]
 #[ignore = "it writes the fixtures that the other tests read"]

@@ -1,4 +1,4 @@
-//! Overlays, and what a power cut or a failing disk leaves of them.
+//! Overlays, and their state after a power cut or a disk error.
 
 use std::sync::{Arc, Mutex};
 
@@ -23,7 +23,7 @@ fn store(size_bytes: u64, cluster_size_bytes: u32) -> MemoryDevice {
     MemoryDevice::new(options(cluster_size_bytes).store_size_bytes(size_bytes).unwrap())
 }
 
-/// Random bytes with stretches of zeroes, the same for every device of one size.
+/// Random bytes with ranges of zeroes; equal for devices of the same size.
 fn pattern(size_bytes: u64) -> MemoryDevice {
     let mut random = SeededRandom::new(size_bytes);
     let mut bytes = random.bytes(to_usize(size_bytes));
@@ -99,7 +99,7 @@ fn another_backing_another_size_and_a_used_store_are_refused() {
     assert!(OverlayDevice::create(MemoryDevice::new(10_000), small, options(512)).is_err());
 }
 
-/// With any damage in header or map, opening fails or gives the right content; it never panics.
+/// Every damaged bit in header or map is detected when the overlay is opened.
 #[test]
 fn every_flipped_bit_of_header_and_map_is_noticed() {
     let backing = pattern(10_000);
@@ -117,7 +117,7 @@ fn every_flipped_bit_of_header_and_map_is_noticed() {
     }
 }
 
-/// One operation on the overlay and on the model; aligned to sectors or not.
+/// Executes one operation on the overlay and on the model, aligned to sectors or not. Returns whether it succeeded.
 fn operate(device: &dyn BlockDeviceMut, model: &mut [u8], alignment: u64, random: &mut SeededRandom) -> bool {
     let range = random.range_within(model.len() as u64, 9000);
     let end = range.end / alignment * alignment;
@@ -134,21 +134,21 @@ fn operate(device: &dyn BlockDeviceMut, model: &mut [u8], alignment: u64, random
             device.write_zeroes(range).is_ok()
         }
         _ => {
-            // The trim of an overlay zeroes whole clusters; ask for the whole device or what amounts to it.
+            // The trim of an overlay zeroes only whole clusters, so the whole device is trimmed.
             model.fill(0);
             device.trim(0..model.len() as u64).is_ok()
         }
     }
 }
 
-/// The state after one operation: how long the log was then, the right contents, and whether it was a flush.
+/// The state after one operation: the length of the log, the expected content, and whether the operation was a flush.
 struct Moment {
     change_count: usize,
     model: Vec<u8>,
     flushed: bool,
 }
 
-/// Works on an overlay in a log, flushing now and then.
+/// Executes random operations on an overlay whose store logs all changes, with occasional flushes.
 fn history(cluster: u32, seed: u64) -> (MemoryDevice, Arc<CrashLog>, Vec<Moment>) {
     let mut random = SeededRandom::new(seed);
     let backing = pattern(40_000 + random.below(2000));
@@ -175,8 +175,8 @@ fn history(cluster: u32, seed: u64) -> (MemoryDevice, Arc<CrashLog>, Vec<Moment>
     (backing, log, moments)
 }
 
-/// The power is cut at every write and every flush of the store. What was flushed is there; every sector written later
-/// is one of the versions it had since; nothing else ever appears.
+/// Cuts the power at every write and every flush of the store. All flushed data must be present. Every sector that was
+/// written later must have one of its versions since the flush, and no other content.
 #[test]
 fn a_power_cut_at_any_write_loses_nothing_that_was_flushed() {
     let seed = test_seed();
@@ -206,7 +206,7 @@ fn a_power_cut_at_any_write_loses_nothing_that_was_flushed() {
     }
 }
 
-/// A power cut while an overlay is made leaves none, or an empty one.
+/// After a power cut during the creation of an overlay there is no overlay, or an empty one.
 #[test]
 fn a_power_cut_while_creating_leaves_nothing_or_an_empty_overlay() {
     let backing = pattern(40_000);
@@ -225,8 +225,9 @@ fn a_power_cut_while_creating_leaves_nothing_or_an_empty_overlay() {
     }
 }
 
-/// Every n-th request of every kind to the store fails once, some in part. What succeeded stays, a write that failed is
-/// old or new in each sector, and after the next good flush all of that survives opening again.
+/// Every n-th request of each kind to the store fails once, some of them partly. Successful writes are kept. After a
+/// failed write each sector is old or new. After the next successful flush this content is still there when the overlay
+/// is opened again.
 #[test]
 fn a_store_that_fails_at_any_request_loses_nothing_that_succeeded() {
     let seed = test_seed();
@@ -240,7 +241,7 @@ fn a_store_that_fails_at_any_request_loses_nothing_that_succeeded() {
         (RequestKind::Read, Fault::Io),
     ];
     for (kind, fault) in faults {
-        // A history may happen to make no request of a kind; eight do not.
+        // A single history may have no request of this kind; eight histories have at least one.
         let mut request_count = 0;
         for history in 0..8 {
             let mut number = 1;
@@ -253,7 +254,7 @@ fn a_store_that_fails_at_any_request_loses_nothing_that_succeeded() {
     }
 }
 
-/// One run of the story above; false when there were fewer than `number` requests of the kind.
+/// One run of the test above; returns false if there were fewer than `number` requests of the kind.
 fn fails_and_recovers(kind: RequestKind, fault: Fault, number: u64, seed: u64) -> bool {
     let mut random = SeededRandom::new(seed);
     let backing = pattern(20_480);
@@ -262,11 +263,11 @@ fn fails_and_recovers(kind: RequestKind, fault: Fault, number: u64, seed: u64) -
     faulty.add(FaultRule::nth(kind, faulty.count(kind) + number, fault));
     let before = faulty.count(kind);
     let mut model = backing.to_bytes();
-    // What each sector may hold; more than one version after a write that failed.
+    // The possible contents of each sector; several after a failed write.
     let mut possible: Vec<Vec<Vec<u8>>> = model.chunks(SECTOR).map(|sector| vec![sector.to_vec()]).collect();
     for _ in 0..60 {
         if random.one_in(5) {
-            // A flush that fails promises nothing and breaks nothing.
+            // A failed flush guarantees nothing and damages nothing.
             drop(overlay.flush());
             continue;
         }
@@ -332,8 +333,8 @@ fn a_commit_moves_everything_into_the_backing_and_empties_the_overlay() {
     assert!(contents(&overlay) == model && backing.to_bytes() != model);
 }
 
-/// The power of store and backing is cut together at every request of a commit: what is read through the overlay is
-/// always right, and committing again finishes the work.
+/// Cuts the power of store and backing together at every request of a commit: the content of the overlay is always
+/// correct, and committing again completes the commit.
 #[test]
 fn a_power_cut_during_a_commit_costs_nothing_but_doing_it_again() {
     let seed = test_seed();
@@ -382,7 +383,8 @@ fn a_power_cut_during_a_commit_costs_nothing_but_doing_it_again() {
     assert!(seen_committing);
 }
 
-/// The store fails at any request of a commit, and the program goes on: nothing is lost, also what is written then.
+/// The store fails at any request of a commit, and the program continues: no data is lost, including data that is
+/// written later.
 #[test]
 fn a_commit_that_fails_leaves_an_overlay_that_works() {
     let seed = test_seed();
@@ -402,7 +404,7 @@ fn a_commit_that_fails_leaves_an_overlay_that_works() {
             let outcome = overlay.commit();
             faulty.clear_rules();
             assert!(contents(&overlay) == model);
-            // In place where the overlay held data: its map sector must not have been lost with the failed commit.
+            // Writes to clusters that held data: their map sectors must still be valid after the failed commit.
             written(&overlay, &mut model, seed ^ 1);
             drop(overlay);
             let mut overlay = OverlayDevice::open(&backing, &faulty, ID).unwrap();

@@ -1,4 +1,4 @@
-//! From domain XML to a machine.
+//! Converts domain XML to a machine.
 
 use roxmltree::Node;
 

@@ -72,7 +72,8 @@ fn all_controllers_of_virtio_scsi_are_written() {
     assert!(!write(&machine, &options(&["vda"])).value.contains("virtio-scsi"));
 }
 
-/// Disks are stored under the names of the adapted machine: with a drive or a disk on IDE, a wrong disk was restored under a name.
+/// Disks are stored under the names of the adapted machine. Otherwise, with a drive or a disk on IDE, a wrong disk
+/// would be restored under a name.
 #[test]
 fn disks_have_the_names_of_the_adapted_machine() {
     let disk = |key: &str, bus, position| Disk {
@@ -201,7 +202,7 @@ fn a_machine_of_another_hypervisor_gets_compatible_devices() {
     assert!(again.topology.is_none());
 }
 
-/// A guest that may support only IDE keeps the machine type that has it.
+/// The guest may support only IDE, so the machine keeps a machine type with IDE.
 #[test]
 fn ide_disks_stay_with_a_bios() {
     let mut machine = specimen();

@@ -1,4 +1,4 @@
-//! From a machine to domain XML.
+//! Converts a machine to domain XML.
 
 use std::collections::BTreeMap;
 
@@ -6,14 +6,14 @@ use super::read::position;
 use crate::xml::{Element, Quote, is_representable};
 use crate::{Bus, Clock, Disk, DiskKind, Firmware, Machine, NetworkCard, Platform, Translated, Untranslated, adapt};
 
-/// The settings of the host that the machine is written for.
+/// Settings of the target host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LibvirtOptions {
     /// `kvm`, or `qemu` for emulated processors.
     pub domain_type: String,
     /// The file of each disk, by the disk's key. A disk without a file is left out, a drive without one is empty.
     pub disks: BTreeMap<String, DiskPlace>,
-    /// The network that its cards are connected to.
+    /// The network that the machine's cards are connected to.
     pub network: String,
 }
 
@@ -146,7 +146,7 @@ fn check_topology(machine: &mut Machine, dropped: &mut Vec<Untranslated>) {
     }
 }
 
-/// The domain with everything but its devices.
+/// The domain element without its devices.
 fn domain(machine: &Machine, options: &LibvirtOptions) -> Element {
     let mut domain = Element::new("domain")
         .attribute("type", &options.domain_type)

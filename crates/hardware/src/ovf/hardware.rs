@@ -14,7 +14,6 @@ const ITEM_COUNT_MAX: usize = 2000;
 /// Memory of a machine without a memory item.
 const MEMORY_BYTES: u64 = 1 << 30;
 
-/// One item.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Item<'a, 'input> {
     node: Node<'a, 'input>,
@@ -40,7 +39,6 @@ impl<'a> Item<'a, '_> {
         self.text("ResourceSubType").to_ascii_lowercase()
     }
 
-    /// Its display name.
     fn label(&self) -> &'a str {
         let names = ["ElementName", "Caption", "Description"].map(|name| self.text(name));
         names.into_iter().find(|name| !name.is_empty()).unwrap_or_default()
@@ -60,7 +58,7 @@ pub(super) struct Hardware<'a, 'input> {
     /// oVirt's extensions by `fileRef` and by key: the key and the interface of the disk.
     of_ovirt: BTreeMap<&'a str, (&'a str, &'a str)>,
     items: Vec<Item<'a, 'input>>,
-    /// Whether XenServer wrote it, which omits controllers and models.
+    /// Whether XenServer wrote the descriptor: it omits controllers and models.
     is_of_xen: bool,
 }
 
@@ -131,7 +129,7 @@ impl<'a, 'input> Hardware<'a, 'input> {
         Ok((count, cores.map(|cores| topology(count / cores, cores, 1))))
     }
 
-    /// Bytes of memory. The item is optional: the deployer may choose.
+    /// The memory in bytes. The item is optional, so that the deployer can choose.
     pub(super) fn memory(&self, dropped: &mut Vec<Untranslated>) -> Result<u64> {
         let Some(item) = self.of_kind(4).next() else {
             dropped.push(Untranslated::new(
@@ -286,18 +284,17 @@ impl<'a, 'input> Hardware<'a, 'input> {
             .collect()
     }
 
-    /// Whether there is a TPM.
     pub(super) fn has_tpm(&self) -> bool {
         let is_tpm = |item: &Item<'_, '_>| item.subtype().contains("tpm") || item.text("Type") == "tpm";
         self.items.iter().any(is_tpm)
     }
 
-    /// Notes devices that are dropped.
+    /// Adds a note for each device that is dropped.
     pub(super) fn note_unsupported(&self, dropped: &mut Vec<Untranslated>) {
         for item in &self.items {
             let is_known = match item.kind {
-                // Devices that every hypervisor provides itself: oVirt lists all of them, VMware the display, the keyboard
-                // and the guest channel.
+                // Devices that every hypervisor provides itself. oVirt lists all of them; VMware lists the display, the
+                // keyboard and the guest channel.
                 0 | 3..=8 | 10 | 14..=17 | 19 | 20 | 24 | 26 | 31 | 33 => true,
                 1 | 13 => {
                     let subtype = item.subtype();

@@ -26,9 +26,9 @@ pub struct OvfPackage {
 pub struct OvfFile {
     /// The id by which the descriptor refers to it.
     pub id: String,
-    /// Its unchanged name: neither a URL, nor an absolute path, nor a path that leaves the folder of the descriptor.
+    /// The name as written: neither a URL, nor an absolute path, nor a path that leaves the folder of the descriptor.
     pub href: String,
-    /// Its size in bytes, or the total size of its chunks, if specified.
+    /// The size in bytes, or the total size of its chunks, if specified.
     pub size_bytes: Option<u64>,
     /// The compression of the whole file, if any: `gzip`.
     pub compression: Option<String>,
@@ -41,17 +41,17 @@ pub struct OvfFile {
 pub struct OvfDisk {
     /// The id by which the machine's configuration refers to it: its `diskId`, or the id of a file without a disk element.
     pub key: String,
-    /// Its file; `None` for a blank disk.
+    /// The file; `None` for a blank disk.
     pub file: Option<OvfFile>,
-    /// Its size for the guest in bytes, if specified.
+    /// The size for the guest in bytes, if specified.
     pub capacity_bytes: Option<u64>,
     /// The unit of the capacity, which may be rounded up to it.
     pub capacity_unit_bytes: u64,
-    /// The URI of its format; empty for a file without a disk element.
+    /// The URI of the format; empty for a file without a disk element.
     pub format: String,
-    /// Its used bytes, if specified.
+    /// Used bytes, if specified.
     pub populated_bytes: Option<u64>,
-    /// The key of its parent, for a difference image.
+    /// The key of the parent of a difference image.
     pub parent_ref: Option<String>,
 }
 
@@ -243,7 +243,7 @@ fn disk(node: Node<'_, '_>, file: Option<&OvfFile>) -> Result<OvfDisk> {
     let is_asked_for = named(node, "capacity").is_some_and(|text| text.trim_start().starts_with("${"));
     let capacity = if is_asked_for { None } else { number(node, "capacity")? };
     let (count, unit) = match (capacity, number(node, "size")?) {
-        // oVirt's own, in GiB.
+        // oVirt's attribute, in GiB.
         (None, Some(count)) => (Some(count), 1 << 30),
         (capacity, _) => (capacity, unit),
     };

@@ -1,4 +1,4 @@
-//! From a descriptor to a machine.
+//! Converts a descriptor to a machine.
 
 use roxmltree::Node;
 
@@ -9,7 +9,7 @@ use crate::{Clock, Error, Firmware, Machine, Result, Translated, Untranslated, i
 
 /// Limit of names in an error.
 const NAMES_COUNT_MAX: usize = 20;
-/// Limit of their length in characters.
+/// Limit of the length of a name in characters.
 const NAME_LENGTH_MAX: usize = 80;
 
 /// Reads the machine of a descriptor; the key of a disk is that of [`OvfPackage::disks`].
@@ -125,7 +125,7 @@ fn firmware(system: Node<'_, '_>, hardware: Node<'_, '_>) -> Firmware {
     }
 }
 
-/// Notes sections other than items that are dropped.
+/// Adds a note for each dropped section that is not an item.
 fn note_sections(system: Node<'_, '_>, hardware: Node<'_, '_>, dropped: &mut Vec<Untranslated>) {
     let properties = sections(system, "ProductSection").flat_map(|product| children(product, "Property"));
     let property_count = properties.count();

@@ -205,7 +205,7 @@ fn a_machine_of_ovirt_is_read() {
     assert_eq!(package.disks[0].parent_ref, None);
 }
 
-/// The default configuration is read, without minimum and maximum items.
+/// Only the default configuration is read, without minimum and maximum items.
 #[test]
 fn the_default_configuration_is_read() {
     let quantity = "<rasd:VirtualQuantity>4</rasd:VirtualQuantity>";
@@ -253,7 +253,7 @@ fn several_machines_are_an_error() {
         "this OVF descriptor has 3 machines, not one: web server, web server, web server"
     );
     read(&several(0)).unwrap_err();
-    // The files are listed nevertheless.
+    // The files are listed although the machine cannot be read.
     assert_eq!(OvfPackage::parse(&several(3)).unwrap().disks.len(), 4);
 }
 

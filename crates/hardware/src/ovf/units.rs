@@ -33,7 +33,8 @@ fn controller_count_max(bus: Bus) -> u32 {
     }
 }
 
-/// Assigns a supported bus and a unit to each of `disks`, its present one if it is free. Disks without a free unit are left out.
+/// Assigns a supported bus and a unit to each of `disks`: the current unit if it is free. Disks without a free unit are
+/// left out.
 pub(super) fn placed<'d>(disks: &'d mut [Disk], dropped: &mut Vec<Untranslated>) -> Vec<(&'d Disk, DiskUnit)> {
     let mut addresses = AddressAllocator::new(disks, |disk| Some((preferred_bus(disk), disk.position)), units);
     let mut placed = Vec::new();

@@ -1,6 +1,7 @@
-//! From a machine to a descriptor for VMware and VirtualBox.
+//! Converts a machine to a descriptor for VMware and VirtualBox.
 //!
-//! It has version 1.0, the elements of each item in the order of the schema, and VMware's extensions marked as not required.
+//! The descriptor has version 1.0, the elements of each item in the order of the schema, and VMware's extensions marked
+//! as not required.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,7 +14,7 @@ use crate::{
 
 /// The URI of the format of disks in an OVA.
 pub const STREAM_OPTIMIZED: &str = "http://www.vmware.com/interfaces/specifications/vmdk.html#streamOptimized";
-/// The network of cards without one.
+/// The network of cards that have none.
 const NETWORK: &str = "VM Network";
 /// The granularity of memory in VMware.
 const MEMORY_UNIT_BYTES: u64 = 4 << 20;
@@ -28,13 +29,13 @@ pub struct OvfOptions {
 /// The file of a disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DiskFile {
-    /// Its name in the package.
+    /// The name in the package.
     pub href: String,
-    /// Its size in bytes, if already known.
+    /// The size in bytes, if already known.
     pub size_bytes: Option<u64>,
     /// The size of the disk for the guest in bytes.
     pub capacity_bytes: u64,
-    /// Its used bytes, if known.
+    /// Used bytes, if known.
     pub populated_bytes: Option<u64>,
 }
 
@@ -130,7 +131,7 @@ impl Items {
     }
 }
 
-/// Notes features without an element that all importers support.
+/// Adds a note for each feature that not all importers have an element for.
 fn note_unsupported(machine: &Machine, dropped: &mut Vec<Untranslated>) {
     let mut add = |what: &str, why: &str| dropped.push(Untranslated::new(what, why));
     if machine.uuid.is_some() {
@@ -223,7 +224,7 @@ fn networks(cards: &[NetworkCard]) -> Element {
         .children(networks)
 }
 
-/// The hardware section, and the boot order: instance and VMware's name of the kind of each device.
+/// The hardware section, and the boot order: the instance of each device, and VMware's name of its kind.
 fn hardware(machine: &Machine, disks: &[(&Disk, DiskUnit)]) -> (Element, Vec<(usize, &'static str)>) {
     let system = Element::new("System")
         .child(Element::new("vssd:ElementName").text("Virtual Hardware Family"))
@@ -328,7 +329,7 @@ fn controllers(items: &mut Items, disks: &[(&Disk, DiskUnit)]) -> BTreeMap<(&'st
             Bus::Scsi => ("6", "lsilogic"),
             Bus::Nvme => ("20", "vmware.nvme.controller"),
             Bus::Floppy => continue,
-            // Disks on other buses were moved.
+            // Disks on other buses were already moved to SATA.
             _ => ("20", "vmware.sata.ahci"),
         };
         if instances.contains_key(&key) {

@@ -1,4 +1,4 @@
-//! From a configuration of Proxmox to a machine.
+//! Converts a configuration of Proxmox to a machine.
 
 use super::conf::{Conf, FORM, Parts, numbered_name, wrong};
 use crate::machine::bound;
@@ -232,7 +232,7 @@ fn disks(conf: &Conf<'_>, dropped: &mut Vec<Untranslated>) -> Result<Vec<Disk>> 
     Ok(disks)
 }
 
-/// Bytes of `32G`, `528K` or `540672`.
+/// Parses a size such as `32G`, `528K` or `540672` to bytes.
 fn size(text: &str) -> Result<u64> {
     let number = text.trim_end_matches(|character: char| character.is_ascii_alphabetic());
     let unit = match text.strip_prefix(number) {
@@ -321,7 +321,7 @@ fn cards(conf: &Conf<'_>, dropped: &mut Vec<Untranslated>) -> Vec<NetworkCard> {
     cards
 }
 
-/// Notes settings that are dropped.
+/// Adds a note for each setting that is dropped.
 fn note_unsupported(conf: &Conf<'_>, dropped: &mut Vec<Untranslated>) {
     if let Some(device) = conf.settings.get("efidisk0") {
         let device = Parts::of(device);

@@ -1,4 +1,4 @@
-//! From a machine to a configuration of Proxmox.
+//! Converts a machine to a configuration of Proxmox.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -9,14 +9,14 @@ use crate::{
     identity, percent,
 };
 
-/// The settings of the host that the machine is written for.
+/// Settings of the target host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProxmoxOptions {
-    /// The VM id. Another one can be chosen when an archive is restored.
+    /// The VM id. A restore of the archive can choose another one.
     pub vm_id: u32,
-    /// The storage of its disks: `local-lvm`.
+    /// The storage for the disks: `local-lvm`.
     pub storage: String,
-    /// The bridge of its network cards: `vmbr0`.
+    /// The bridge for the network cards: `vmbr0`.
     pub bridge: String,
     /// The size in bytes of each disk with content, by the disk's key. Other disks are left out; drives are empty.
     pub disks: BTreeMap<String, u64>,
@@ -266,14 +266,14 @@ fn host_name(name: &str) -> String {
     }
 }
 
-/// `text` without separators of values.
+/// Returns `text` without separators of values.
 fn word(text: &str) -> String {
     text.chars()
         .filter(|character| !character.is_whitespace() && !character.is_control() && !",=".contains(*character))
         .collect()
 }
 
-/// `32G`, in the largest unit that divides it.
+/// Formats a size like `32G`, in the largest unit that divides it.
 fn size(bytes: u64) -> String {
     let units = [(30, "G"), (20, "M"), (10, "K")];
     let unit = units

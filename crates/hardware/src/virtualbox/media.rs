@@ -14,15 +14,15 @@ const MEDIUM_COUNT_MAX: usize = 4096;
 pub struct Medium {
     /// The UUID by which disks refer to it, in lower case.
     pub uuid: String,
-    /// Its file: a path, absolute or relative to the folder of the settings. It is not validated.
+    /// The file: a path, absolute or relative to the folder of the settings. The path is not validated.
     pub location: String,
     /// `VDI`, `VMDK`, `VHD` and others; empty for an image of a CD or a floppy.
     pub format: String,
-    /// The UUID of its parent, for a difference image.
+    /// The UUID of the parent of a difference image.
     pub parent: Option<String>,
-    /// Whether VirtualBox has encrypted it.
+    /// Whether VirtualBox has encrypted the image.
     pub is_encrypted: bool,
-    /// How VirtualBox handles writes to it.
+    /// How VirtualBox handles writes to the image.
     pub kind: MediumKind,
 }
 
@@ -36,7 +36,7 @@ pub enum MediumKind {
     Immutable,
     /// Writable, and excluded from snapshots.
     Writethrough,
-    /// The same, and shared by several machines at once.
+    /// Like `Writethrough`, and several machines can use the image at the same time.
     Shareable,
     /// Read-only.
     ReadOnly,
@@ -50,7 +50,7 @@ impl MediumKind {
         !matches!(self, Self::Writethrough | Self::Shareable)
     }
 
-    /// Its name in settings.
+    /// The name of the kind in the settings.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Normal => "Normal",
@@ -62,7 +62,7 @@ impl MediumKind {
         }
     }
 
-    /// By its name in settings.
+    /// The kind with this name in the settings.
     fn of(name: Option<&str>) -> Self {
         match name {
             Some("Immutable") => Self::Immutable,
@@ -81,7 +81,7 @@ pub fn media(text: &str) -> Result<Vec<Medium>> {
     listed(machine(&document)?)
 }
 
-/// The images that the element `MediaRegistry` of `owner` lists.
+/// The images in the element `MediaRegistry` of `owner`.
 pub(super) fn listed(owner: Node<'_, '_>) -> Result<Vec<Medium>> {
     let mut media = Vec::new();
     let Some(registry) = child(owner, "MediaRegistry") else {
@@ -115,7 +115,7 @@ pub(super) fn listed(owner: Node<'_, '_>) -> Result<Vec<Medium>> {
     Ok(media)
 }
 
-/// The machine of a settings file.
+/// The machine element of a settings file.
 pub(super) fn machine<'a, 'input>(document: &'a roxmltree::Document<'input>) -> Result<Node<'a, 'input>> {
     let root = document.root_element();
     if root.tag_name().name() != "VirtualBox" {
@@ -127,7 +127,6 @@ pub(super) fn machine<'a, 'input>(document: &'a roxmltree::Document<'input>) -> 
     child(root, "Machine").ok_or_else(|| wrong("it has no machine"))
 }
 
-/// The UUID of an image.
 pub(super) fn uuid(node: Node<'_, '_>) -> Result<String> {
     let text = node.attribute("uuid").unwrap_or_default();
     identity::uuid(text).ok_or_else(|| wrong(format!("{text:?} is no UUID of an image")))

@@ -1,4 +1,4 @@
-//! From settings of VirtualBox to a machine.
+//! Converts settings of VirtualBox to a machine.
 
 use roxmltree::Node;
 
@@ -13,14 +13,15 @@ use crate::{
 /// Number of positions in the boot order.
 const ORDER_COUNT_MAX: u32 = 4;
 
-/// Reads the settings of a machine; the key of a disk is the UUID of its image, as [`super::media`] has it.
+/// Reads the settings of a machine. The key of a disk is the UUID of its image, as in [`super::media`].
 pub fn read(text: &str) -> Result<Translated<Machine>> {
     let document = xml::parse(text, FORM)?;
     let machine = machine(&document)?;
     read_from(machine, machine)
 }
 
-/// Reads the settings in the snapshot with this UUID: the key of a disk is the UUID of the image that is unchanged since.
+/// Reads the settings in the snapshot with this UUID. The key of a disk is the UUID of the image that has not changed
+/// since the snapshot.
 pub fn read_at(text: &str, snapshot: &str) -> Result<Translated<Machine>> {
     let document = xml::parse(text, FORM)?;
     let machine = machine(&document)?;
@@ -97,7 +98,7 @@ fn number<T: std::str::FromStr>(text: Option<&str>, default: T, what: &str) -> R
     }
 }
 
-/// In bytes; the file has MiB.
+/// The memory in bytes; the settings have MiB.
 fn memory(hardware: Node<'_, '_>) -> Result<u64> {
     let mebibytes: u64 = number(attribute(hardware, "Memory", "RAMSize"), 0, "the memory")?;
     mebibytes.checked_mul(1 << 20).ok_or_else(|| wrong("too much memory"))
@@ -126,7 +127,7 @@ fn has_tpm(hardware: Node<'_, '_>) -> bool {
 pub const UNKNOWN_CONTROLLER: &str = "disks on the storage controller";
 
 fn disks(machine: Node<'_, '_>, hardware: Node<'_, '_>, dropped: &mut Vec<Untranslated>) -> Result<Vec<Disk>> {
-    // Since version 1.17 they are within the hardware.
+    // Since version 1.17, the controllers are inside the hardware element.
     let controllers = child(hardware, "StorageControllers").or_else(|| child(machine, "StorageControllers"));
     let mut taken: Vec<Bus> = Vec::new();
     let mut disks = Vec::new();
@@ -302,7 +303,7 @@ fn network_of(adapter: Node<'_, '_>) -> Option<String> {
     Some(name.unwrap_or(attachment.tag_name().name()).to_owned())
 }
 
-/// Notes settings that are dropped.
+/// Adds a note for each setting that is dropped.
 fn note_unsupported(machine: Node<'_, '_>, hardware: Node<'_, '_>, dropped: &mut Vec<Untranslated>) {
     let mut add = |what: String, why: &str| dropped.push(Untranslated::new(what, why));
     if let Some(kind) = platform(machine, hardware)

@@ -15,16 +15,16 @@ pub struct Registry {
     pub machines: Vec<RegisteredMachine>,
     /// The folder for new machines, if configured.
     pub machine_folder: Option<String>,
-    /// The shared list of images of old machines; new machines list their own.
+    /// The shared list of images of machines with old settings; newer settings list the images themselves.
     pub media: Vec<Medium>,
 }
 
 /// A registered machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RegisteredMachine {
-    /// Its UUID, in lower case.
+    /// The UUID, in lower case.
     pub uuid: String,
-    /// Its settings file: a path, absolute or relative to the folder of the registry.
+    /// The settings file: a path, absolute or relative to the folder of the registry.
     pub settings: String,
 }
 

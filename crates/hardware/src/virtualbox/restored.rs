@@ -1,4 +1,4 @@
-//! Writes the original settings of a machine with other images, and keeps what no other hypervisor has.
+//! Writes the original settings of a machine with other images, and keeps the settings that only VirtualBox has.
 
 use std::collections::BTreeMap;
 
@@ -12,13 +12,14 @@ use crate::{Result, Translated, Untranslated, identity, xml_characters};
 /// Options for restoring settings.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RestoredOptions {
-    /// Its name.
+    /// The name of the restored machine.
     pub name: String,
-    /// Its identity.
+    /// Whether the machine keeps its identity.
     pub identity: RestoredIdentity,
-    /// The image of each disk, by the UUID of its original image. Disks without one are left out; drives are empty.
+    /// The image of each disk, by the UUID of the original image. Disks without an image are left out; drives are
+    /// empty.
     pub disks: BTreeMap<String, Image>,
-    /// The file with its firmware variables, if there is one.
+    /// The file with the firmware variables, if there is one.
     pub nvram: Option<String>,
 }
 
@@ -241,7 +242,7 @@ mod tests {
         restored(LAB, &nonsense).unwrap_err();
     }
 
-    /// Old machines share the list of images of the registry, and list none.
+    /// Old settings list no images: they use the list in the registry.
     #[test]
     fn a_machine_without_a_list_of_images_gets_one() {
         let start = LAB.find("    <MediaRegistry>").unwrap();

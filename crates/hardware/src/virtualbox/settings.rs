@@ -14,28 +14,28 @@ const SNAPSHOT_COUNT_MAX: usize = 4096;
 /// The settings of a machine besides its hardware. Paths are absolute or relative to the folder of the settings; they are not validated.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
-    /// Its name.
+    /// The name of the machine.
     pub name: String,
-    /// Its UUID, in lower case.
+    /// The UUID, in lower case.
     pub uuid: String,
     /// The folder for snapshots.
     pub snapshot_folder: String,
-    /// The file with its saved state, if it has one.
+    /// The file with the saved state, if the machine has one.
     pub state_file: Option<String>,
     /// The file with the firmware variables.
     pub nvram: Option<String>,
-    /// Its snapshots, parents before their children.
+    /// Snapshots, parents before their children.
     pub snapshots: Vec<Snapshot>,
 }
 
 /// A snapshot of a machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Snapshot {
-    /// Its UUID, in lower case.
+    /// The UUID, in lower case.
     pub uuid: String,
-    /// Its name, which need not be unique.
+    /// The name, which need not be unique.
     pub name: String,
-    /// The file with the saved state, if the machine ran.
+    /// The file with the saved state, if the machine was running.
     pub state_file: Option<String>,
     /// The file with the firmware variables.
     pub nvram: Option<String>,
@@ -83,7 +83,7 @@ fn non_empty_attribute(node: Node<'_, '_>, name: &str) -> Option<String> {
         .map(str::to_owned)
 }
 
-/// Since version 1.20 it is in the firmware element, before in that of the BIOS.
+/// The file name is in the firmware element since version 1.20, and in the BIOS element before.
 fn nvram(hardware: Node<'_, '_>) -> Option<String> {
     ["Firmware", "BIOS"].into_iter().find_map(|name| {
         let outer = child(hardware, name)?;

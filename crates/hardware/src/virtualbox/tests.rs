@@ -57,7 +57,7 @@ fn a_machine_is_read() {
     assert_eq!(cards(&machine), expected);
 }
 
-/// The image of a disk with snapshots is the last of a chain.
+/// The image of a disk with snapshots is the last image of a chain.
 #[test]
 fn images_have_their_parents() {
     let medium = |uuid: &str, location: &str, format: &str, parent: Option<&str>, is_encrypted| Medium {
@@ -78,7 +78,7 @@ fn images_have_their_parents() {
     assert_eq!(media(LAB).unwrap(), expected);
 }
 
-/// A snapshot has the images that are unchanged since.
+/// A snapshot refers to the images that have not changed since it was taken.
 #[test]
 fn snapshots_have_the_earlier_state_of_the_machine() {
     let said = settings(LAB).unwrap();

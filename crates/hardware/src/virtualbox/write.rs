@@ -1,4 +1,4 @@
-//! From a machine to settings of VirtualBox.
+//! Converts a machine to settings of VirtualBox.
 
 use std::collections::BTreeMap;
 
@@ -10,9 +10,9 @@ use crate::{
     identity,
 };
 
-/// The settings version of VirtualBox 5.1, which all later ones read.
+/// The settings version of VirtualBox 5.1. All later versions of VirtualBox read it.
 const VERSION: &str = "1.16-linux";
-/// The settings version of VirtualBox 7.0, the first with a TPM.
+/// The settings version of VirtualBox 7.0, the first version with a TPM.
 const VERSION_OF_TPM: &str = "1.19-linux";
 /// Limit of processors.
 const PROCESSOR_COUNT_MAX: u32 = 64;
@@ -21,14 +21,14 @@ const CARD_COUNT_MAX: [usize; 2] = [8, 36];
 /// The unit of the SCSI controller itself.
 const SCSI_ITSELF: u32 = 7;
 
-/// The settings of the host that the machine is written for.
+/// Settings of the target host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VirtualBoxOptions {
     /// The UUID for a machine without one.
     pub uuid: String,
-    /// The image of each disk, by the disk's key. Disks without one are left out; drives are empty.
+    /// The image of each disk, by the disk's key. Disks without an image are left out; drives are empty.
     pub disks: BTreeMap<String, Image>,
-    /// The network of its cards.
+    /// The network that the machine's cards are connected to.
     pub network: NetworkAttachment,
 }
 
@@ -37,13 +37,13 @@ pub struct VirtualBoxOptions {
 pub struct Image {
     /// The UUID in the image; VirtualBox refuses a different one.
     pub uuid: String,
-    /// Its file: a path, absolute or relative to the folder of the settings.
+    /// The file: a path, absolute or relative to the folder of the settings.
     pub location: String,
     /// `VDI`, `VMDK` or `VHD`.
     pub format: String,
 }
 
-/// The network of network cards.
+/// The network that network cards are connected to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NetworkAttachment {
     /// A private network of the machine, with address translation by the host.
@@ -106,7 +106,7 @@ fn image_of<'w>(disk: &Disk, options: &'w VirtualBoxOptions) -> Option<&'w Image
     options.disks.get(&disk.key).filter(|_| disk.kind == DiskKind::Disk)
 }
 
-/// Adjusts the machine to the limits of VirtualBox, with notes.
+/// Reduces the machine to the limits of VirtualBox, with a note for each change.
 fn apply_limits(machine: &mut Machine, dropped: &mut Vec<Untranslated>) {
     let mut add = |what: String, why: &str| dropped.push(Untranslated::new(what, why));
     if machine.processor_count > PROCESSOR_COUNT_MAX {
@@ -230,7 +230,7 @@ fn move_boot_disk_first(placed: &mut [(&Disk, u32)], dropped: &mut Vec<Untransla
     }
 }
 
-/// The possible buses of a disk or drive, the preferred one first.
+/// The possible buses of a disk or drive, in order of preference.
 fn buses(disk: &Disk) -> [Bus; 3] {
     match (disk.kind, disk.bus) {
         (DiskKind::Floppy, _) => [Bus::Floppy; 3],
@@ -313,7 +313,7 @@ fn adapter(card: &NetworkCard, slot: usize, network: &NetworkAttachment) -> Elem
         CardModel::Pcnet => "Am79C973",
         _ => "82540EM",
     };
-    // Without one, VirtualBox generates it.
+    // VirtualBox generates a missing MAC address.
     let mac = card.mac.as_deref().map(|mac| mac.replace(':', "").to_ascii_uppercase());
     let network = match network {
         NetworkAttachment::Nat => Element::new("NAT"),

@@ -1,11 +1,12 @@
-//! Fields of XenServer's records that no other hypervisor has: a machine that is restored to XenServer gets them back.
+//! Fields of XenServer's records that no other hypervisor has. A machine that is restored to XenServer gets them back.
 
 use super::read::XenRecords;
 use super::value::Value;
 use crate::xen::write_options::NULL;
 use crate::{Disk, DiskKind};
 
-/// Fields of the machine, except its identity, transient state, and the generation id that tells a guest that it was restored.
+/// Fields of the machine, except its identity, its transient state, and the generation id, which shows the guest that
+/// it was restored.
 const OF_MACHINE: &[&str] = &[
     "user_version",
     "memory_static_max",
@@ -106,21 +107,21 @@ impl<'o> RawRecords<'o> {
         record.copy_members(self.machine, OF_MACHINE);
     }
 
-    /// Copies the fields of the disk that was at `place`, if it is this one.
+    /// Copies the fields of the original disk at `place`, if it is this disk.
     pub(super) fn copy_disk_fields(&self, disk: &Disk, place: u32, record: &mut Value) {
         if let Some(vdi) = self.attached_as(disk, place).and_then(|vbd| self.content(vbd)) {
             record.copy_members(vdi, OF_DISK);
         }
     }
 
-    /// Copies the fields of the attachment at `place`, if it is this disk or drive.
+    /// Copies the fields of the original attachment at `place`, if it is this disk or drive.
     pub(super) fn copy_attachment_fields(&self, disk: &Disk, place: u32, record: &mut Value) {
         if let Some(vbd) = self.attached_as(disk, place) {
             record.copy_members(vbd, OF_ATTACHMENT);
         }
     }
 
-    /// The positions of original disks that none of these has.
+    /// The positions of original disks that none of `disks` has.
     pub(super) fn missing_positions(&self, disks: &[(&Disk, u32)]) -> Vec<String> {
         let is_back = |vbd: &Value| {
             let mut disks = disks.iter().filter(|(disk, _)| disk.kind == DiskKind::Disk);
@@ -135,7 +136,7 @@ impl<'o> RawRecords<'o> {
         self.records.find("VDI", vbd.text_of("VDI"))
     }
 
-    /// Whether a disk may be that of an attachment: it has the same size.
+    /// Whether the disk may be the content of the attachment: both have the same size.
     fn is_content(&self, vbd: &Value, disk: &Disk) -> bool {
         let said = self.content(vbd).map(|vdi| vdi.text_of("virtual_size"));
         said.zip(disk.size_bytes)

@@ -1,4 +1,4 @@
-//! From the records of XenServer to a machine.
+//! Converts the records of XenServer to a machine.
 
 use super::value::Value;
 use crate::{
@@ -9,7 +9,7 @@ use crate::{
 const FORM: &str = "ova.xml of an XVA";
 const OBJECT_COUNT_MAX: usize = 10_000;
 
-/// The objects of an `ova.xml`, by the ids that they have there.
+/// The objects of an `ova.xml`, by their ids in it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct XenRecords {
     objects: Vec<Object>,
@@ -28,7 +28,7 @@ struct Object {
 pub struct XenDisk {
     /// The id in the names of the archive's members: `Ref:7`.
     pub id: String,
-    /// Its size in bytes.
+    /// The size in bytes.
     pub size_bytes: u64,
 }
 
@@ -105,7 +105,7 @@ impl XenRecords {
             .map(|object| &object.record)
     }
 
-    /// The record of the machine itself.
+    /// The record of the machine, not of its snapshots.
     pub(super) fn machine_record(&self) -> Result<&Value> {
         self.machine().map(|machine| &machine.record)
     }
@@ -151,12 +151,12 @@ impl XenRecords {
         }
     }
 
-    /// The machine itself, not one of its snapshots in the archive.
+    /// The machine, not one of its snapshots in the archive.
     fn machine(&self) -> Result<&Object> {
         let mut machines = self
             .of_class("VM")
             .filter(|machine| !machine.record.is_true("is_a_snapshot"));
-        // A snapshot that was exported alone is the machine.
+        // A snapshot that was exported alone counts as the machine.
         let machine = machines.next().or_else(|| self.of_class("VM").next());
         machine.ok_or_else(|| wrong("it has no machine".to_owned()))
     }

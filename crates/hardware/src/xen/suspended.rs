@@ -24,13 +24,14 @@ const OF_THE_MACHINE: [&str; 5] = ["uuid", "name_label", "start_delay", "shutdow
 /// The requirements for resuming a machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SuspendedMachine {
-    /// Its name.
+    /// The name of the machine.
     pub name: String,
-    /// The disk with its memory.
+    /// The disk with the memory.
     pub memory: XenDisk,
-    /// Its other disks.
+    /// The other disks.
     pub disks: Vec<SuspendedDisk>,
-    /// The vendor of the processors that it ran on, if known: it can only be resumed on the same.
+    /// The vendor of the processors that the machine ran on, if known: the machine can only be resumed on processors of
+    /// the same vendor.
     pub processor_vendor: Option<String>,
 }
 
@@ -39,11 +40,11 @@ pub struct SuspendedMachine {
 pub struct SuspendedDisk {
     /// The disk.
     pub disk: XenDisk,
-    /// Its UUID in the original pool.
+    /// The UUID in the original pool.
     pub uuid: String,
-    /// Its device name in the machine: `xvda`.
+    /// The device name in the machine: `xvda`.
     pub device: String,
-    /// Its display name.
+    /// The display name.
     pub label: String,
 }
 
@@ -100,8 +101,8 @@ fn device_of(vbd: &Value) -> String {
     }
 }
 
-/// Turns the records of a checkpoint into those of its machine, which `original` describes: no longer a template, with the machine's UUID and name,
-/// or another `name`.
+/// Turns the records of a checkpoint into those of its machine. The result is no template, and has the UUID and name of
+/// the machine in `original`, or another `name`.
 ///
 /// # Errors
 /// One of the texts is malformed.
@@ -129,7 +130,7 @@ pub fn suspended_machine(text: &str, original: &str, name: Option<&str>) -> Resu
                         _ => set_field(record, field, &Value::text(original.text_of(field)), &mut edits),
                     }
                 }
-                // Some versions of XAPI omit them in snapshots.
+                // Some versions of XAPI omit the tags in snapshots.
                 if let Some(tags) = original.get("tags") {
                     set_field(record, "tags", tags, &mut edits);
                 }
@@ -182,7 +183,7 @@ fn objects_in<'a, 'input>(value: Node<'a, 'input>) -> impl Iterator<Item = Node<
     data.into_iter().flat_map(|data| children(data, "value"))
 }
 
-/// The text of a value, with a type around it or not.
+/// The text of a value, with or without a type element around it.
 fn text_in<'a>(value: Node<'a, '_>) -> &'a str {
     let typed = value.children().find(Node::is_element);
     typed.unwrap_or(value).text().unwrap_or_default()

@@ -10,7 +10,7 @@ use crate::{Error, Result};
 /// Limit of nesting; a machine's records have five levels.
 const DEPTH_MAX: usize = 32;
 
-/// A value.
+/// An XML-RPC value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Value {
     /// Text, and untyped values.
@@ -26,7 +26,7 @@ pub enum Value {
 }
 
 impl Value {
-    /// Reads one value, which errors call a `form`.
+    /// Parses one value; `form` names the format in errors.
     pub fn parse(text: &str, form: &'static str) -> Result<Self> {
         let document = xml::parse(text, form)?;
         of_node(document.root_element(), form, 0)
@@ -37,7 +37,7 @@ impl Value {
         Self::Text(text.into())
     }
 
-    /// The member of that name of a struct.
+    /// The member of a struct with this name.
     pub fn get(&self, name: &str) -> Option<&Self> {
         match self {
             Self::Struct(members) => members
@@ -60,12 +60,12 @@ impl Value {
         }
     }
 
-    /// The text of the member of that name; empty if there is none.
+    /// The text of the member with this name; empty if there is none.
     pub fn text_of(&self, name: &str) -> &str {
         self.get(name).and_then(Self::as_text).unwrap_or_default()
     }
 
-    /// Whether the member of that name is true.
+    /// Whether the member with this name is true.
     pub fn is_true(&self, name: &str) -> bool {
         match self.get(name) {
             Some(Self::Bool(truth)) => *truth,
@@ -74,7 +74,7 @@ impl Value {
         }
     }
 
-    /// The text of a text.
+    /// The text of a [`Self::Text`].
     pub fn as_text(&self) -> Option<&str> {
         match self {
             Self::Text(text) | Self::Time(text) => Some(text),
@@ -90,7 +90,8 @@ impl Value {
         }
     }
 
-    /// The element in the notation of XenServer: without white space between tags or self-closing tags, which its readers may not support.
+    /// The element in the notation of XenServer: without white space between tags and without self-closing tags, which
+    /// XenServer's readers may not support.
     pub fn to_element(&self) -> Element {
         let value = Element::new("value").inline();
         match self {

@@ -1,6 +1,7 @@
-//! From a machine to the records of XenServer.
+//! Converts a machine to the records of XenServer.
 //!
-//! XAPI requires every field without a default in its data model; unused ones have the value of a newly created machine.
+//! XAPI requires every field that has no default in its data model. Unused fields have the value of a newly created
+//! machine.
 
 use super::records::{network_record, storage_record, structure, vbd_record, vdi_record, vif_record, vm_record};
 use super::value::Value;
@@ -13,18 +14,19 @@ use crate::{Clock, Disk, DiskKind, Machine, NetworkCard, Platform, Translated, U
 /// A machine as `ova.xml`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct XenExport {
-    /// The text.
+    /// The text of `ova.xml`.
     pub xml: String,
-    /// The disks whose content the archive must have, in this order: the key of each, and the id in the names of the archive's members.
+    /// The disks whose content must be in the archive, in this order: the key of each, and its id in the names of the
+    /// archive's members.
     pub disks: Vec<(String, String)>,
 }
 
-/// The last position that a BIOS can boot from: emulated IDE has four.
+/// The last position that a BIOS can boot from: emulated IDE has four positions.
 const BIOS_PLACE_MAX: u32 = 3;
 
 /// Writes the records of a machine. Each disk must have a key and a size; drives are written empty.
 ///
-/// Ids are `Ref:1`, `Ref:2`, ... with as many digits as the largest: XAPI sorts them as text.
+/// Ids are `Ref:1`, `Ref:2` and so on, all padded to the same number of digits, because XAPI sorts them as text.
 pub fn write(machine: &Machine, options: &mut XenOptions<'_>) -> Translated<XenExport> {
     let Translated {
         value: machine,
@@ -87,8 +89,8 @@ pub fn write(machine: &Machine, options: &mut XenOptions<'_>) -> Translated<XenE
     }
 }
 
-/// The position of each disk and drive. A machine of XenServer keeps its positions. Other machines boot from their first disk, which must be among
-/// the first four positions: a BIOS sees no others.
+/// The position of each disk and drive. A machine that was on XenServer keeps its positions. Other machines boot from
+/// their first disk, which must be among the first four positions: a BIOS sees no others.
 fn places(machine: &Machine, is_original: bool, dropped: &mut Vec<Untranslated>) -> Vec<u32> {
     let wanted = |disk: &Disk| {
         let has_place = disk.kind != DiskKind::Floppy && disk.position < POSITION_COUNT;
@@ -158,7 +160,7 @@ struct XenNetwork {
 
 impl<'o> Records<'o> {
     fn new(machine: &Machine, original: Option<RawRecords<'o>>) -> Self {
-        // Machine and storage, two for each disk, and two for each card, which may have its own network.
+        // The machine, its storage, two objects for each disk, and two for each card, which may have its own network.
         let most = 2 + machine.disks.len() * 2 + machine.cards.len() * 2;
         let mut records = Self {
             original,

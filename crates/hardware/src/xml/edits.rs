@@ -1,4 +1,4 @@
-//! Edits an XML text by ranges: everything else stays unchanged byte for byte.
+//! Edits an XML text by ranges: the rest of the text is not changed.
 
 use std::ops::Range;
 
@@ -7,7 +7,7 @@ use roxmltree::{Attribute, Node};
 use super::element::Element;
 use super::escape::{escaped_text, escaped_value};
 
-/// Changes that are collected while the text is read, and applied at once.
+/// Changes to a text. They are collected while the text is read, and applied together.
 pub struct Edits<'t> {
     text: &'t str,
     edits: Vec<(Range<usize>, String)>,
@@ -27,7 +27,7 @@ impl<'t> Edits<'t> {
         self.edits.push((range, new));
     }
 
-    /// Removes an element, and its line if it begins one.
+    /// Removes an element. If the element begins a line, the line is removed too.
     pub fn remove_element(&mut self, node: Node<'_, '_>) {
         let range = node.range();
         let before = self.text[..range.start].trim_end_matches([' ', '\t']);
@@ -47,7 +47,7 @@ impl<'t> Edits<'t> {
         self.replace(node.range(), copied.document().input_text()[copied.range()].to_owned());
     }
 
-    /// Sets the text of an element that has only text or nothing.
+    /// Sets the text of an element that is empty or contains only text.
     pub fn set_text(&mut self, node: Node<'_, '_>, value: &str) {
         let value = escaped_text(value);
         let tag = self.start_tag(node);
@@ -106,7 +106,7 @@ impl<'t> Edits<'t> {
         self.replace(last.range().end..last.range().end, format!("{space}{new}"));
     }
 
-    /// Inserts an element before an element, on a line of its own if that begins one.
+    /// Inserts an element before another one, on a separate line if the other one begins a line.
     pub fn insert_before(&mut self, node: Node<'_, '_>, new: &Element) {
         let start = node.range().start;
         let indent = self.indent_of(start);

@@ -9,10 +9,10 @@ use super::escape::{escaped_text, escaped_value};
 const INDENT: &str = "  ";
 const DECLARATION: &str = "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n";
 
-/// An element with its attributes and content, which escapes every value when it is written.
+/// An element with attributes and content. Values are escaped when the element is written.
 ///
-/// Names are constants, so that no external value becomes one. Characters that XML 1.0 cannot represent are left out of values; writers remove
-/// them before and note that. `Display` writes one line.
+/// Names are constants, so an external value cannot become a name. Characters that XML 1.0 cannot represent are left
+/// out of values; writers remove them before and add a note. `Display` writes one line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Element {
     name: &'static str,
@@ -105,9 +105,9 @@ impl Element {
         self
     }
 
-    /// Adds an element of a parsed document, byte for byte: the only XML that is not built.
+    /// Adds an element of a parsed document, byte for byte. All other XML is built from values.
     ///
-    /// Namespaces that are declared outside of the element are not declared anew.
+    /// Namespaces that are declared outside of the element are not declared again.
     #[must_use]
     pub fn copy(mut self, node: Node<'_, '_>) -> Self {
         let source = &node.document().input_text()[node.range()];
@@ -130,19 +130,19 @@ impl Element {
         xml
     }
 
-    /// A document: a declaration, and the element on lines.
+    /// A document: the XML declaration, and the element on indented lines.
     pub fn to_document(&self) -> String {
         DECLARATION.to_owned() + &self.to_lines(Quote::Double)
     }
 
-    /// The element for insertion into a document: on lines with this `indent`, or on one line without.
+    /// The element for insertion into a document: on lines with this `indent`, or on one line if it is `None`.
     pub(super) fn spliced(&self, indent: Option<&str>) -> String {
         let mut xml = String::new();
         self.write(&mut xml, Quote::Single, indent);
         xml
     }
 
-    /// Writes the element, with its children and end tag on lines of their own if there is an `indent`.
+    /// Writes the element. If there is an `indent`, its children and its end tag are on separate lines.
     fn write(&self, xml: &mut String, quote: Quote, indent: Option<&str>) {
         xml.push('<');
         xml.push_str(self.name);
@@ -156,7 +156,7 @@ impl Element {
             return;
         }
         xml.push('>');
-        // White space around text belongs to the text.
+        // White space next to text would become part of the text.
         let has_text = self.content.iter().any(|content| matches!(content, Content::Text(_)));
         let indent = indent.filter(|_| !has_text && !self.is_inline);
         let inner = indent.map(|indent| format!("{indent}{INDENT}"));
@@ -187,7 +187,7 @@ impl Display for Element {
     }
 }
 
-/// Whether `name` is a name in ASCII, with a prefix or without.
+/// Whether `name` is an ASCII XML name, with or without a prefix.
 fn is_name(name: &str) -> bool {
     let is_part = |part: &str| {
         part.starts_with(|first: char| first.is_ascii_alphabetic() || first == '_')

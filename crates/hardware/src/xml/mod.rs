@@ -1,6 +1,7 @@
-//! XML: read within bounds, changed by ranges, and written by construction.
+//! Reads XML within limits, edits it by ranges, and writes it.
 //!
-//! Nothing outside of this module writes a tag or escapes a value: it builds an [`Element`], or has [`Edits`] change a text.
+//! Only this module writes tags and escapes values. Other modules build an [`Element`], or change a text with
+//! [`Edits`].
 
 mod edits;
 mod element;

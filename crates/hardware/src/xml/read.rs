@@ -1,4 +1,4 @@
-//! Reading XML within bounds.
+//! Reads XML within limits.
 
 use roxmltree::{Document, Node, ParsingOptions};
 
@@ -7,14 +7,14 @@ use crate::{Error, Result};
 
 /// Limit of elements and texts in a configuration.
 const NODE_COUNT_MAX: u32 = 200_000;
-/// Limit of attributes of an element: the parser compares each with all others.
+/// Limit of attributes of an element: the parser compares each attribute with all others.
 const ATTRIBUTE_COUNT_MAX: usize = 256;
-/// Limit of namespace declarations: for each element with a declaration, the parser copies all that are in scope.
+/// Limit of namespace declarations: for each element with a declaration, the parser copies all declarations in scope.
 const NAMESPACE_COUNT_MAX: usize = 1000;
 /// Limit of nesting; a machine of VirtualBox with a chain of 250 snapshots has 500 levels.
 const DEPTH_MAX: usize = 1000;
 
-/// Parses `text`, which errors call a `form`.
+/// Parses `text`; `form` names the format in errors.
 pub(crate) fn parse<'t>(text: &'t str, form: &'static str) -> Result<Document<'t>> {
     if text.len() > bound::TEXT_BYTES {
         return Err(Error::Malformed {
@@ -89,7 +89,7 @@ struct Tag<'t> {
 }
 
 impl<'t> Tag<'t> {
-    /// The tag that `text` begins with, behind its `<`.
+    /// Parses the tag at the start of `text`, which begins after the `<`.
     fn of(text: &'t str) -> Self {
         let mut tag = Self {
             attribute_count: 0,
@@ -107,7 +107,7 @@ impl<'t> Tag<'t> {
                 tag.behind = value;
                 return tag;
             }
-            // May count other attributes, which only lowers the limit.
+            // This may also count other attributes, which only makes the limit stricter.
             tag.namespace_count += usize::from(before.contains("xmlns"));
             tag.attribute_count += 1;
             let Some(end) = value.find(quote) else { return tag };
@@ -117,23 +117,23 @@ impl<'t> Tag<'t> {
     }
 }
 
-/// The first element of that name below `node`.
+/// The first child element with this name.
 pub(crate) fn child<'a, 'input>(node: Node<'a, 'input>, name: &str) -> Option<Node<'a, 'input>> {
     children(node, name).next()
 }
 
-/// The elements of that name below `node`.
+/// The child elements with this name.
 pub(crate) fn children<'a, 'input>(node: Node<'a, 'input>, name: &str) -> impl Iterator<Item = Node<'a, 'input>> {
     node.children()
         .filter(move |child| child.is_element() && child.tag_name().name() == name)
 }
 
-/// The text of the first element of that name below `node`, without spaces around it.
+/// The text of the first child element with this name, without spaces around it.
 pub(crate) fn text<'a>(node: Node<'a, '_>, name: &str) -> Option<&'a str> {
     child(node, name).and_then(|child| child.text()).map(str::trim)
 }
 
-/// An attribute of the first element of that name below `node`.
+/// An attribute of the first child element with this name.
 pub(crate) fn attribute<'a>(node: Node<'a, '_>, name: &str, attribute: &str) -> Option<&'a str> {
     child(node, name).and_then(|child| child.attribute(attribute))
 }

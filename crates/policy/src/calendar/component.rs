@@ -17,7 +17,7 @@ pub(super) enum Part {
 }
 
 impl Part {
-    /// The valid values. The bounds of years and of days from the end, which every month must have, are those of
+    /// The valid values. The bounds of years, and of days from the end (a day that every month has), are those of
     /// systemd.
     pub(super) const fn values(self) -> RangeInclusive<u16> {
         match self {

@@ -7,7 +7,7 @@ pub enum ParseCalendarError {
     /// The text is empty.
     #[error("a calendar expression is needed: write it like daily, Mon..Fri 02:30 or *:0/15")]
     Nothing,
-    /// An unknown word in the place of a weekday or of a word like `daily`.
+    /// An unknown word instead of a weekday or a word like `daily`.
     #[error("{word:?} is neither a day of the week nor a word like hourly, daily or weekly{}", suggestion(nearest.as_deref()))]
     UnknownWord {
         /// The word.
@@ -37,7 +37,7 @@ pub enum ParseCalendarError {
         /// The text.
         text: String,
     },
-    /// `*` combined with a step or a list: it matches everything already.
+    /// `*` combined with a step or a list: `*` already matches everything.
     #[error("{part} {text:?} combines * with more; a step begins at a number: {from}/2")]
     EveryAndMore {
         /// The component.
@@ -54,9 +54,9 @@ pub enum ParseCalendarError {
         part: &'static str,
         /// The text.
         number: String,
-        /// The least valid number.
+        /// The smallest valid number.
         least: u16,
-        /// The greatest valid number.
+        /// The largest valid number.
         greatest: u16,
     },
     /// A range that ends before it begins.

@@ -1,8 +1,8 @@
 //! Parses calendar expressions.
 //!
-//! An expression is words separated by spaces: `[WEEKDAYS] [DATE] [TIME] [ZONE]`, or `SHORTHAND [ZONE]`. The characters
-//! tell the words apart: weekdays and shorthands begin with a letter, a time has a colon, a date has a hyphen or a
-//! tilde.
+//! An expression consists of words separated by spaces: `[WEEKDAYS] [DATE] [TIME] [ZONE]`, or `SHORTHAND [ZONE]`. The
+//! characters of a word show its kind: weekdays and shorthands begin with a letter, a time has a colon, a date has a
+//! hyphen or a tilde.
 
 use std::str::FromStr;
 
@@ -28,7 +28,7 @@ const SHORTHANDS: [(&str, &str); 12] = [
     ("yearly", "*-01-01 00:00:00"),
     ("annually", "*-01-01 00:00:00"),
 ];
-/// The limit of systemd.
+/// systemd has the same limit.
 const ITEM_COUNT_MAX: usize = 240;
 const DATE_OR_TIME: &str = "a date like *-*-01 or a time like 02:30";
 
@@ -70,7 +70,7 @@ impl FromStr for Calendar {
 }
 
 impl Calendar {
-    /// Every midnight, the default for what is omitted.
+    /// Midnight of every day: the default for omitted parts.
     fn midnights() -> Self {
         let zero = |part| {
             let item = Item {
@@ -145,7 +145,7 @@ fn begins_with_letter(word: &str) -> bool {
     word.starts_with(char::is_alphabetic)
 }
 
-/// `Mon`, `Mon..Fri`, `Mon,Wed..Fri`; a trailing comma, and a hyphen for the dots, are allowed as in systemd.
+/// `Mon`, `Mon..Fri`, `Mon,Wed..Fri`. As in systemd, a trailing comma and a hyphen instead of the dots are allowed.
 fn parse_weekdays(text: &str) -> Result<Weekdays, ParseCalendarError> {
     let mut weekdays = Weekdays::NONE;
     for item in text.strip_suffix(',').unwrap_or(text).split(',') {
@@ -179,7 +179,7 @@ fn parse_weekday(word: &str) -> Result<usize, ParseCalendarError> {
     })
 }
 
-/// The rules of a zone come from the system's database: the only input from outside.
+/// The rules of a zone are read from the system's database: the only external input.
 fn parse_zone(name: &str, follows_shorthand: bool) -> Result<TimeZone, ParseCalendarError> {
     if name.eq_ignore_ascii_case("UTC") {
         return Ok(TimeZone::UTC);
@@ -228,7 +228,7 @@ fn parse_component(text: &str, part: Part) -> Result<Component, ParseCalendarErr
         .split(',')
         .map(|item| parse_item(item, part))
         .collect::<Result<_, _>>()?;
-    // systemd writes the seconds of `0/1` like this.
+    // systemd writes the seconds of `0/1` as `*`.
     let every_second = Item {
         first: 0,
         last: None,
@@ -297,7 +297,8 @@ fn parse_value(number: &str, part: Part, item: &str) -> Result<u16, ParseCalenda
         })
 }
 
-/// At least 1. The caller checks the result: in a range, as in systemd, it may leave the range at once.
+/// A step is at least 1. The caller checks its upper bound: in a range, systemd accepts a step that leaves the range at
+/// once.
 fn parse_step(number: &str, part: Part, item: &str) -> Result<u16, ParseCalendarError> {
     let step = parse_number(number, part, item)?.filter(|step| *step > 0);
     step.ok_or_else(|| step_error(part, item))

@@ -16,9 +16,9 @@ use super::component::{Component, Part};
 const SECOND: SignedDuration = SignedDuration::from_secs(1);
 
 impl Calendar {
-    /// The first matching instant after `after`; none if there is none before the year 2200.
+    /// The first matching instant after `after`; `None` if there is none before the year 2200.
     ///
-    /// It is on a whole second. Local time is that of `zone`, unless the expression names its own.
+    /// The instant is a whole second. Local time is that of `zone`, unless the expression names a zone.
     pub fn next_after(&self, after: Timestamp, zone: &TimeZone) -> Option<Timestamp> {
         let zone = self.zone.as_ref().unwrap_or(zone);
         let mut start = next_second(after)?;
@@ -102,7 +102,7 @@ impl Calendar {
             let [hour, minute, second] = [hour, minute, second].map(i8::try_from);
             Time::new(hour.ok()?, minute.ok()?, second.ok()?, 0).ok()
         };
-        // The same minute, the same hour, or later: all smaller units start again.
+        // The minute, the hour or a larger unit has changed: all smaller units start again.
         if self.hour.contains(hour) {
             if self.minute.contains(minute)
                 && let Some(second) = self.second.first_from(second)
@@ -122,18 +122,19 @@ fn contains(component: &Component, number: i8) -> bool {
     component.contains(number.unsigned_abs().into())
 }
 
-/// None before the year 0.
+/// `None` before the year 0.
 fn year_of(date: Date) -> Option<u16> {
     u16::try_from(date.year()).ok()
 }
 
 fn next_second(after: Timestamp) -> Option<Timestamp> {
-    // Seconds of an instant before 1970 are rounded up already.
+    // jiff has already rounded up the seconds of an instant before 1970.
     let is_rounded_up = after.subsec_nanosecond() < 0;
     Timestamp::from_second(after.as_second() + i64::from(!is_rounded_up)).ok()
 }
 
-/// The local time of the last change by the clock before it: after a clock was set back, times until then are repeated.
+/// The local time that the clock showed just before it was last changed. After a clock was set back, times until then
+/// are repeated.
 fn first_time_is_over(start: Timestamp, zone: &TimeZone) -> Option<DateTime> {
     let change = zone.preceding(start.checked_add(SECOND).ok()?).next()?.timestamp();
     let before: Offset = zone.to_offset(change.checked_sub(SECOND).ok()?);

@@ -17,7 +17,6 @@ pub(super) struct Section {
     pub(super) entries: Vec<Entry>,
 }
 
-/// A key with its value.
 #[derive(Debug)]
 pub(super) struct Entry {
     pub(super) key: String,
@@ -33,7 +32,7 @@ pub(super) enum RawValue {
     /// A whole number; its text if it is not an `i64`.
     Number(Result<i64, String>),
     List(Vec<RawValue>),
-    /// A type that no setting has: a table, a date, a fraction.
+    /// A type that no setting uses: a table, a date, a fraction.
     Other(&'static str),
 }
 
@@ -51,7 +50,7 @@ impl Section {
     }
 }
 
-/// The sections of a file, in their order; invalid TOML and unknown sections are added to `errors`.
+/// The sections of a file, in order. Invalid TOML and unknown sections are added to `errors`.
 pub(super) fn sections(text: &str, errors: &mut Vec<ConfigError>) -> Vec<Section> {
     let lines = Lines::new(text);
     let (root, wrong) = DeTable::parse_recoverable(text);
@@ -144,7 +143,7 @@ fn raw(value: &DeValue<'_>) -> RawValue {
     }
 }
 
-/// The ends of lines.
+/// The offsets of the ends of lines.
 struct Lines {
     ends: Vec<usize>,
 }
@@ -156,7 +155,7 @@ impl Lines {
         }
     }
 
-    /// The line of a byte, from 1.
+    /// The line of the byte at `offset`, from 1.
     fn line(&self, offset: usize) -> u32 {
         let before = self.ends.partition_point(|end| *end < offset);
         u32::try_from(before + 1).unwrap_or(u32::MAX)

@@ -25,17 +25,17 @@ pub enum ConfigError {
         /// The most similar known section.
         nearest: Option<String>,
     },
-    /// A value where a section is expected.
+    /// A value instead of a section.
     #[error("line {line}: {group} is a section: write [{}]", section_title(group, name))]
     NoSection {
         /// The line.
         line: u32,
         /// The first word of the section.
         group: String,
-        /// Its name.
+        /// The name of the section.
         name: String,
     },
-    /// A name that is not valid in a file name.
+    /// A section name that cannot be part of a file name.
     #[error(
         "line {line}: {name:?} is not a valid name: use letters, digits, - and _, at most 64, and begin with a letter or digit"
     )]

@@ -40,7 +40,6 @@ pub(super) enum Value {
 }
 
 impl Value {
-    /// The value for display.
     pub(super) fn shown(&self) -> String {
         match self {
             Self::Text(text) => text.clone(),
@@ -125,7 +124,7 @@ fn quoted(words: &[&str]) -> String {
         .join(", ")
 }
 
-/// One text or several; none if there is none, or one is empty.
+/// One text or several; `None` if there is none, or one is empty.
 fn texts(raw: &RawValue) -> Option<Vec<String>> {
     let one = |raw: &RawValue| match raw {
         RawValue::Text(text) if !text.trim().is_empty() => Some(text.clone()),

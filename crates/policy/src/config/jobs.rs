@@ -1,4 +1,4 @@
-//! Jobs: each has a kind, and settings of its own, of the defaults and of a retention.
+//! Jobs: each has a kind, its own settings, the settings of the defaults, and those of a retention.
 
 use std::time::Duration;
 
@@ -16,15 +16,15 @@ use crate::{Calendar, FixedDuration, Glob};
 /// A recurring job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Job {
-    /// Its name.
+    /// The name.
     pub name: String,
     /// The line of its section.
     pub line: u32,
-    /// What it does.
+    /// The command that the job runs.
     pub kind: &'static JobKind,
-    /// Whether it is enabled.
+    /// Whether the job is enabled.
     pub is_enabled: bool,
-    /// Its calendar expressions.
+    /// The calendar expressions.
     pub when: Vec<Calendar>,
     /// The maximum random delay.
     pub jitter: FixedDuration,
@@ -36,17 +36,17 @@ pub struct Job {
     pub retry_count_max: u32,
     /// The delay before the first retry.
     pub retry_delay: FixedDuration,
-    /// The name of the repository that it uses.
+    /// The name of the repository that the job uses.
     pub repository: Option<String>,
-    /// The name of the retention that it uses.
+    /// The name of the retention that the job uses.
     pub retention: Option<String>,
-    /// The names of its recipients; all if empty.
+    /// The names of the recipients; all recipients if empty.
     pub notify: Vec<String>,
     /// All effective settings, for display.
     pub settings: Vec<ConfigSetting>,
-    /// The resources that it uses while it runs.
+    /// The resources that the job uses while it runs.
     pub claims: Claims,
-    /// The pool of its machines, if that is configured.
+    /// The pool of the job's machines, if that pool is configured.
     pub(super) pool: Option<String>,
     pub(super) options: Vec<String>,
     pub(super) positional: Vec<String>,
@@ -64,7 +64,7 @@ impl Job {
         }
     }
 
-    /// The setting behind a command line option such as `--bwlimit`.
+    /// The setting that becomes a command line option such as `--bwlimit`.
     pub fn setting_of(&self, option: &str) -> Option<&ConfigSetting> {
         let key = option.trim_start_matches('-').replace('-', "_");
         self.settings.iter().find(|setting| setting.key == key)
@@ -80,14 +80,13 @@ pub(super) struct ConfigContext<'a> {
     pub(super) defaults: &'a Values,
 }
 
-/// The value of a setting, and where it was set.
 struct ResolvedSetting {
     key: &'static str,
     value: Value,
     origin: Origin,
 }
 
-/// Reads a job; none if it has errors.
+/// Reads a job; `None` if it has errors.
 pub(super) fn read(section: &Section, context: &ConfigContext<'_>, errors: &mut Vec<ConfigError>) -> Option<Job> {
     let kind = kind(section, errors)?;
     let is_fit = |name: &str| match name {
@@ -218,7 +217,7 @@ fn resolve_settings(
         let from_defaults = context.defaults.get(key).map(|entry| ("defaults".to_owned(), entry));
         let written = own.get(key).map(|entry| (section.title(), entry));
         let written = written.or_else(|| from_retention.map(|(title, entry)| (title.to_owned(), entry)));
-        // Some kinds use a name with another form than the defaults are checked by; and pools ignore some settings.
+        // Some kinds use a name for a setting of another form than that of the defaults. Pools ignore some settings.
         let is_fit =
             kind.option(key).is_none_or(JobOption::is_for_defaults) && !(is_pool_job && pools::is_guest_setting(key));
         match written.or_else(|| from_defaults.filter(|_| is_fit)) {
@@ -237,7 +236,7 @@ fn resolve_settings(
     found
 }
 
-/// The built-in default, parsed by its form.
+/// Parses the built-in default by its form.
 fn form_default(form: Form, text: &str) -> Option<Value> {
     match form {
         _ if text.is_empty() => None,
@@ -312,7 +311,7 @@ fn check_repository(
 fn check_needs(section: &Section, kind: &JobKind, is_known: impl Fn(&str) -> bool, errors: &mut Vec<ConfigError>) {
     let needs = kind.needs_one_of;
     let is_there = needs.is_empty() || needs.iter().any(|key| section.get(key).is_some());
-    // A misspelt key is reported as such, and not as missing in addition.
+    // A misspelt key is reported as misspelt, and not also as missing.
     if !is_there && !is_misspelt(section, needs, is_known) {
         errors.push(ConfigError::Missing {
             line: section.line,
@@ -328,7 +327,7 @@ fn is_misspelt(section: &Section, keys: &[&str], is_known: impl Fn(&str) -> bool
     unknown.any(|entry| nearest(&entry.key, keys.iter().copied()).is_some())
 }
 
-/// Settings that the command would accept but interpret in another way.
+/// Checks for settings that the command would accept but interpret differently.
 fn check_together(section: &Section, own: &Values, errors: &mut Vec<ConfigError>) {
     for (one, other) in [("machines", "images"), ("machines", "all"), ("images", "all")] {
         let are_both = own.contains_key(one) && own.get(other).is_some_and(|(_, value)| *value != Value::Flag(false));
@@ -373,7 +372,7 @@ fn resources<'v>(kind: &JobKind, get: &impl Fn(&str) -> Option<&'v Value>) -> Ve
     resources
 }
 
-/// The resource of a word that names machines.
+/// The resource for a word that names machines.
 fn machine(word: &str) -> Resource {
     let name = word.strip_prefix("libvirt:").unwrap_or(word);
     if let Some((host, machine)) = pools::pool_and_machine(word) {

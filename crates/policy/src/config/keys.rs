@@ -72,12 +72,12 @@ pub(super) const JOB: &[(ConfigKey, &str)] = &[
 /// Settings that define a job and cannot be defaults.
 const NOT_FOR_DEFAULTS: [&str; 3] = ["do", "when", "retention"];
 
-/// The form of a job's own setting.
+/// The form of a setting in the section of a job.
 pub(super) fn job_form(name: &str) -> Option<Form> {
     JOB.iter().find(|(key, _)| key.name == name).map(|(key, _)| key.form)
 }
 
-/// The forms that a setting in `[defaults]` may have: kinds of jobs share some names.
+/// The forms that a setting in `[defaults]` may have. Several kinds of jobs may have a setting of the same name.
 pub(super) fn default_form(name: &str) -> Option<Form> {
     let common = job_form(name).filter(|_| !NOT_FOR_DEFAULTS.contains(&name));
     common.or_else(|| {

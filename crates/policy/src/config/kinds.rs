@@ -1,6 +1,6 @@
 //! The kinds of jobs: one entry for each, with the mapping from its settings to a command line.
 //!
-//! A setting is named like the option of the command, with `_` for `-`. A new kind is a new entry of [`KINDS`]; a test
+//! A setting has the name of the command's option, with `_` for `-`. To add a kind, add an entry to [`KINDS`]; a test
 //! of the program checks all entries against its command line parser.
 
 use super::form::{Form, Value};
@@ -12,21 +12,21 @@ pub struct JobKind {
     pub name: &'static str,
     /// The words of the command.
     pub verb: &'static [&'static str],
-    /// Whether it uses a repository.
+    /// Whether the kind uses a repository.
     pub needs_repository: bool,
-    /// The settings of which it needs at least one, to know what to work on.
+    /// Settings that say what the job works on: at least one of them is required.
     pub(super) needs_one_of: &'static [&'static str],
-    /// What it uses exclusively.
+    /// The resources that the job uses exclusively.
     pub(super) claim: Claim,
-    /// How to interpret its exit code.
+    /// How to interpret the exit code.
     pub exit_codes: ExitCodeScheme,
     pub(super) options: &'static [JobOption],
 }
 
-/// What a job uses exclusively while it runs.
+/// The resources that a job uses exclusively while it runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Claim {
-    /// Nothing: any number of them run at once.
+    /// Nothing: any number of these jobs run at the same time.
     Nothing,
     /// The machines, images and datasets that its settings name.
     Machines,
@@ -41,7 +41,7 @@ pub enum ExitCodeScheme {
     Verb,
     /// As a Nagios check: 1 is a warning, 2 critical, 3 unknown.
     Check,
-    /// Its output names machines whose newest snapshot is too old.
+    /// The output names machines whose newest snapshot is too old.
     Freshness,
 }
 
@@ -58,7 +58,7 @@ pub(super) struct JobOption {
 pub(super) enum Words {
     /// Operands, after all options.
     Positional,
-    /// The option and its value; repeated for each of several.
+    /// The option and its value; repeated for each of several values.
     Option(&'static str),
     /// `--option=value`.
     Joined(&'static str),
@@ -99,7 +99,7 @@ const fn flag(key: &'static str, option: &'static str) -> JobOption {
     }
 }
 
-/// The concatenation of several lists, of `N` elements in all.
+/// Concatenates several lists, of `N` elements in all.
 const fn joined<const N: usize>(lists: &[&[JobOption]]) -> [JobOption; N] {
     let mut all = [THREADS; N];
     let (mut count, mut list) = (0, 0);
@@ -132,7 +132,7 @@ const MEMORY: JobOption = JobOption {
 };
 const STATES: JobOption = option("states", Form::Path, "--states");
 
-/// The rules of retention, as jobs and `[retention.NAME]` have them.
+/// The retention rules, in jobs and in `[retention.NAME]`.
 pub(super) const KEEP: &[JobOption] = &[
     option("keep_last", MANY, "--keep-last"),
     option("keep_hourly", MANY, "--keep-hourly"),
@@ -249,7 +249,6 @@ const fn of_repository(name: &'static str, verb: &'static [&'static str], option
     }
 }
 
-/// All kinds.
 pub(super) const KINDS: &[JobKind] = &[
     JobKind {
         needs_one_of: &["machines", "images", "all"],
@@ -344,7 +343,7 @@ pub(super) const KINDS: &[JobKind] = &[
 ];
 
 impl JobKind {
-    /// The kind of this name.
+    /// The kind with this name.
     pub(super) fn find(name: &str) -> Option<&'static Self> {
         KINDS.iter().find(|kind| kind.name == name)
     }
@@ -355,7 +354,7 @@ impl JobKind {
 }
 
 impl JobOption {
-    /// Whether `[defaults]` may have it: what a job works on is set in the job.
+    /// Whether the setting is allowed in `[defaults]`: settings that say what a job works on are not.
     pub(super) fn is_for_defaults(&self) -> bool {
         let is_rule = KEEP.iter().any(|rule| rule.key == self.key);
         let is_subject = [
@@ -373,7 +372,7 @@ impl JobOption {
         self.words != Words::Positional && !is_rule && !is_subject
     }
 
-    /// A command line with this option.
+    /// A command line that contains this option.
     pub(super) fn line(&self, kind: &JobKind) -> Vec<String> {
         let value = match self.form {
             Form::Flag => Value::Flag(true),

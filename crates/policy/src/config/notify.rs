@@ -27,7 +27,7 @@ pub enum Channel {
         to: Vec<String>,
         /// The sender's address; the mail system's default if not set.
         from: Option<String>,
-        /// The program that sends it; `sendmail` in the path if not set.
+        /// The program that sends the mail; `sendmail` in the path if not set.
         sendmail: Option<String>,
     },
     /// A JSON document, sent by HTTP POST.
@@ -76,7 +76,7 @@ impl Event {
     }
 }
 
-/// Reads a recipient; none if it has errors.
+/// Reads a recipient; `None` if it has errors.
 pub(super) fn read(section: &Section, errors: &mut Vec<ConfigError>) -> Option<Recipient> {
     let values = values_of(section, keys::NOTIFY, errors);
     let has = |key: &str| section.get(key);
@@ -139,7 +139,7 @@ fn check_addresses(section: &Section, values: &Values, errors: &mut Vec<ConfigEr
     }
 }
 
-/// The channel; none if it has no address.
+/// The channel; `None` if it has no address.
 fn channel(by: &str, values: &Values) -> Option<Channel> {
     let text = |key: &str| text(values, key);
     Some(match by {
@@ -160,7 +160,7 @@ fn channel(by: &str, values: &Values) -> Option<Channel> {
     })
 }
 
-/// The default events are the bad ones.
+/// By default, the events are those of problems.
 fn events(value: Option<&Value>) -> Vec<Event> {
     let Some(value) = value else {
         return vec![Event::Failure, Event::Silence];

@@ -1,4 +1,4 @@
-//! Configured pools of XenServer and XCP-ng: address, login, trust, and how their disks are read.
+//! Configured pools of XenServer and XCP-ng: address, login, certificates, and the transfer mode of disks.
 
 use super::document::Section;
 use super::form::Value;
@@ -16,7 +16,7 @@ pub struct ConfiguredPool {
     pub name: String,
     /// The line of its section.
     pub line: u32,
-    /// The host, with its port unless it is that of HTTPS.
+    /// The host, with its port if that is not the port of HTTPS.
     pub address: String,
     /// The line of the address, or that of the section.
     pub address_line: u32,
@@ -26,17 +26,17 @@ pub struct ConfiguredPool {
     pub password_file: Option<String>,
     /// The command whose first line of output is the password.
     pub password_command: Option<String>,
-    /// Fingerprints of the certificates of its hosts.
+    /// Fingerprints of the certificates of the pool's hosts.
     pub certificates: Vec<String>,
     /// The line of the certificates.
     pub certificates_line: u32,
-    /// The file with the certificate authorities of its hosts.
+    /// The file with the certificate authorities of the pool's hosts.
     pub authorities: Option<String>,
     /// The transfer mode of disks.
     pub read: Option<String>,
-    /// Connections to one disk at a time.
+    /// Number of simultaneous connections for one disk.
     pub connections: Option<usize>,
-    /// Whether no snapshot is left in the pool as a base of the next backup.
+    /// Whether no snapshot is kept in the pool as the base of the next backup.
     pub keeps_nothing: Option<bool>,
 }
 
@@ -44,7 +44,7 @@ pub struct ConfiguredPool {
 struct Parts<'w> {
     user: Option<&'w str>,
     host: &'w str,
-    /// With the `/` before it; empty where there is none.
+    /// Begins with `/`; empty if there is no item.
     item: &'w str,
 }
 
@@ -63,7 +63,7 @@ fn parts(word: &str) -> Option<Parts<'_>> {
     Some(Parts { user, host, item })
 }
 
-/// The pool of a word: a name, or the address of a host.
+/// The pool in a word: a name, or the address of a host.
 fn host_of(word: &str) -> Option<&str> {
     parts(word).map(|parts| parts.host)
 }
@@ -76,7 +76,7 @@ pub(super) fn may_match_several(word: &str) -> bool {
     })
 }
 
-/// The pool of a word, and the machine, if it is a single one.
+/// The pool in a word, and the machine, if it is a single one.
 pub(super) fn pool_and_machine(word: &str) -> Option<(String, Option<String>)> {
     let parts = parts(word)?;
     let machine = parts.item.trim_start_matches('/').to_owned();
@@ -87,7 +87,6 @@ pub(super) fn pool_and_machine(word: &str) -> Option<(String, Option<String>)> {
 }
 
 impl ConfiguredPool {
-    /// Reads a section.
     pub(super) fn read(section: &Section, errors: &mut Vec<ConfigError>) -> Self {
         let values = values_of(section, keys::POOL, errors);
         let name = section.name.clone().unwrap_or_default();
@@ -102,7 +101,7 @@ impl ConfiguredPool {
         }
         let address = text(&values, "address").unwrap_or_else(|| name.clone());
         for (key, word) in [("address", Some(&address)), ("user", text(&values, "user").as_ref())] {
-            // Characters that would become another part of the address.
+            // Reject characters that would become another part of the address.
             if word.is_some_and(|word| word.contains(|c: char| "/@".contains(c) || c.is_whitespace() || c.is_control()))
             {
                 errors.push(ConfigError::Value {
@@ -141,7 +140,7 @@ impl ConfiguredPool {
         }
     }
 
-    /// The word with the pool's address in place of its name.
+    /// Replaces the name of the pool in a word by the pool's address.
     pub fn addressed(&self, word: &str) -> Option<String> {
         let parts = parts(word).filter(|parts| parts.host == self.name)?;
         let user = parts.user.or(self.user.as_deref());
@@ -164,7 +163,7 @@ impl ConfiguredPool {
         words
     }
 
-    /// The options of a backup from its other settings.
+    /// The options of a backup that come from the pool's other settings.
     pub(super) fn words(&self) -> Vec<String> {
         let mut words = self.login_words();
         let mut add = |option: &str, value: Option<String>| {
@@ -195,8 +194,9 @@ pub(super) fn is_guest_setting(key: &str) -> bool {
     ["quiesce", "method", "scratch", "scratch_max", "max_latency"].contains(&key)
 }
 
-/// Checks the machines of pools in a job: they must be of one pool, because a command line has one password; without
-/// other machines; and without settings that do not apply to pools. Returns the name of the pool, if it is configured.
+/// Checks the machines of pools in a job. All must be in one pool, because a command line has one password; a job with
+/// them has no other machines, and no settings that do not apply to pools. Returns the name of the pool, if it is
+/// configured.
 pub(super) fn of_job(
     section: &Section,
     kind: &JobKind,
@@ -226,7 +226,7 @@ pub(super) fn of_job(
         );
     }
     for (key, (line, value)) in own.iter().filter(|(key, _)| is_guest_setting(key)) {
-        // Pools cannot freeze file systems, so `try` equals `off`.
+        // Pools cannot freeze file systems, so `try` has the effect of `off`.
         if !(key == "quiesce" && value.texts().iter().all(|how| how != "require")) {
             wrong(*line, format!("{key} does not apply to pools"));
         }

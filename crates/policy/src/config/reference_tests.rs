@@ -1,4 +1,5 @@
-//! `docs/configuration.md` against the parser: every setting is there with its type and default, and no other.
+//! Compares `docs/configuration.md` with the parser: every setting is documented with its type and default, and no
+//! others.
 
 use std::collections::BTreeMap;
 
@@ -27,10 +28,10 @@ fn code(text: &str) -> Vec<&str> {
     text.split('`').skip(1).step_by(2).collect()
 }
 
-/// Whether a cell describes the form.
+/// Whether a cell describes `form`.
 fn describes(cell: &str, form: Form) -> bool {
     match form {
-        // A size is checked by the command.
+        // The parser accepts any text as a size; the command checks it.
         Form::Text => cell == "text" || cell == "size",
         Form::Path => cell == "path",
         Form::Flag => cell == "flag",
@@ -43,7 +44,7 @@ fn describes(cell: &str, form: Form) -> bool {
     }
 }
 
-/// The tables below these headings have exactly these settings.
+/// Checks that the tables below these headings have exactly these settings.
 fn check(headings: &[&str], settings: impl Iterator<Item = (&'static str, Form)>) {
     let mut rows: BTreeMap<_, _> = headings.iter().flat_map(|heading| rows(heading)).collect();
     for (name, form) in settings.collect::<BTreeMap<_, _>>() {
@@ -105,7 +106,7 @@ fn kinds_of_jobs_take_the_settings_of_the_reference() {
     assert!(rows.is_empty(), "no such kinds: {:?}", rows.keys());
 }
 
-/// Every example can be used as it is, with the sections that it refers to.
+/// Every example is valid together with the sections that it refers to.
 #[test]
 fn examples_are_valid() {
     let examples: Vec<&str> = TEXT

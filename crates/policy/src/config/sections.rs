@@ -21,7 +21,7 @@ const STOP_WITHIN: FixedDuration = FixedDuration::from_secs(60);
 const REMIND_AFTER: FixedDuration = FixedDuration::from_secs(86_400);
 const NAME_LENGTH_MAX: usize = 64;
 
-/// Reads all sections. The configuration is valid only if `errors` is empty.
+/// Reads all sections. The configuration is valid only if `errors` stays empty.
 pub(super) fn read(sections: &[Section], errors: &mut Vec<ConfigError>) -> Config {
     let of = |group: &'static str| sections.iter().filter(move |section| section.group == group);
     of(ROOT).for_each(|root| version(root, errors));

@@ -210,7 +210,7 @@ url = "http://localhost/x"
     );
 }
 
-/// Any input is at worst an error.
+/// Invalid input is an error, never a panic.
 #[test]
 fn any_input_is_handled() {
     use proptest::prelude::{Just, ProptestConfig, Strategy as _, any, prop_oneof, proptest};

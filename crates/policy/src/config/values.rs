@@ -1,4 +1,4 @@
-//! The values of a section: keys and values are checked.
+//! Checks the keys and values of a section.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use crate::nearest::nearest;
 /// The checked values of a section, by key, each with its line.
 pub(super) type Values = BTreeMap<String, (u32, Value)>;
 
-/// The section, in words.
+/// The section as it is called in messages.
 pub(super) fn place(section: &Section) -> String {
     if section.group == ROOT {
         "the first lines".to_owned()
@@ -20,7 +20,7 @@ pub(super) fn place(section: &Section) -> String {
     }
 }
 
-/// Checks the values of a section; `form_of` knows its keys.
+/// Checks the values of a section; `form_of` returns the form of a key.
 pub(super) fn values(
     section: &Section,
     form_of: impl Fn(&str) -> Option<Form>,
@@ -56,7 +56,7 @@ pub(super) fn unknown(section: &Section, entry: &Entry, known: impl Iterator<Ite
     }
 }
 
-/// Checks the values of a section whose keys are a list.
+/// Checks the values of a section that has these `keys`.
 pub(super) fn values_of(section: &Section, keys: &'static [keys::ConfigKey], errors: &mut Vec<ConfigError>) -> Values {
     let names = keys.iter().map(|key| key.name);
     values(section, |name| keys::form_in(keys, name), names, errors)

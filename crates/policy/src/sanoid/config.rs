@@ -1,4 +1,4 @@
-//! Reads and checks the file.
+//! Reads and checks a `sanoid.conf`.
 
 use super::ini::{IniSection, sections};
 use super::keys::{KEYS, find};
@@ -26,7 +26,7 @@ pub enum SanoidWarning {
         /// The key.
         key: &'static str,
     },
-    /// A key that only datasets have.
+    /// A key that has an effect only in datasets, not in templates.
     #[error("line {line}: {key} has no effect in a template ([{section}])")]
     NotInTemplates {
         /// The line.
@@ -48,7 +48,7 @@ pub enum SanoidWarning {
         /// The most similar template.
         nearest: Option<String>,
     },
-    /// A dataset with settings of its own in a tree whose snapshots are taken at once.
+    /// A dataset with its own settings in a tree whose snapshots are taken at once.
     #[error("[{section}] has no snapshots of its own: it is part of a tree with recursive = zfs")]
     PartOfTree {
         /// The section.
@@ -90,7 +90,7 @@ impl CheckedSection {
         self.name.starts_with(TEMPLATE)
     }
 
-    /// The dataset that it configures.
+    /// The dataset that the section configures.
     pub(super) fn dataset(&self) -> &str {
         self.get("path").map_or(&self.name, |entry| &entry.value)
     }
@@ -202,7 +202,7 @@ fn checked(section: IniSection, errors: &mut Vec<SanoidError>, warnings: &mut Ve
     result
 }
 
-/// The names of the templates that a section uses.
+/// The names of the templates in the value of `use_template`.
 pub(super) fn used_templates(value: &str) -> impl Iterator<Item = &str> {
     value.split(',').map(str::trim).filter(|name| !name.is_empty())
 }
@@ -224,7 +224,7 @@ fn warn_of_templates(section: &CheckedSection, all: &[CheckedSection], warnings:
         .iter()
         .filter_map(|other| other.name.strip_prefix(TEMPLATE))
         .collect();
-    // The default template applies to all, written or not.
+    // The default template always applies, whether it is named or not.
     let missing = used_templates(&entry.value).filter(|name| *name != "default" && !known.contains(name));
     warnings.extend(missing.map(|name| SanoidWarning::NoTemplate {
         line: entry.line,

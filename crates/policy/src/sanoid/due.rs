@@ -1,8 +1,8 @@
 //! Which snapshots are due.
 //!
 //! A type is due if its newest snapshot is older than the last scheduled time. That time is computed with sanoid's
-//! arithmetic, step by step, including days with clock changes: a difference would mean a snapshot more, or less, than
-//! sanoid.
+//! arithmetic, step by step, including days with clock changes. Otherwise Holdfast would take more or fewer snapshots
+//! than sanoid.
 
 use jiff::civil::Date;
 use jiff::tz::TimeZone;
@@ -12,13 +12,13 @@ use super::{DatasetPolicy, SnapshotType};
 
 const HOUR: i64 = 3600;
 const DAY: i64 = 24 * HOUR;
-/// 31 years instead of one year, in all versions until 2.3.0: a yearly snapshot whose time of this year is still to
-/// come is taken only then, unless there is none yet.
+/// 31 years instead of one year, as in all versions of sanoid until 2.3.0. Before this year's scheduled time, a yearly
+/// snapshot is due only if there is none yet.
 const YEAR_BEFORE: i64 = DAY * 31 * 36_525 / 100;
 
 impl DatasetPolicy {
     /// The types of snapshots that are due, in the order in which they are taken; `newest` returns the time of the
-    /// newest of a type.
+    /// newest snapshot of a type.
     pub fn due(&self, newest: impl Fn(SnapshotType) -> Option<Timestamp>, now: &Zoned) -> Vec<SnapshotType> {
         if !self.takes() {
             return Vec::new();
@@ -79,7 +79,7 @@ impl DatasetPolicy {
     }
 }
 
-/// A day of a month of this year; the last day of a shorter month, where sanoid ends with an error.
+/// A day of a month of this year. If the month is shorter, its last day; sanoid ends with an error instead.
 fn day_of_month(today: Date, month: i8, day: u32) -> Date {
     let first = today.with().month(month).day(1).build();
     let first = first.expect("every month has a first day");
@@ -91,14 +91,14 @@ fn day_of_month(today: Date, month: i8, day: u32) -> Date {
         .expect("the month has this day")
 }
 
-/// Local time.
+/// Local time, with sanoid's adjustments for summer time.
 struct WallClock<'z> {
     now: &'z Zoned,
     zone: &'z TimeZone,
     now_second: i64,
     /// Whether it is summer time.
     is_dst: bool,
-    /// An hour on days on which the repeated hour has begun or is over.
+    /// An hour on days on which the repeated hour has begun or has passed.
     dst_offset: i64,
 }
 
@@ -119,8 +119,8 @@ impl<'z> WallClock<'z> {
         calendar
     }
 
-    /// The instant of a local time. Of a repeated one, that in summer time, as in Perl's Time::Local: the first, except
-    /// in Ireland, where winter time counts as daylight saving. Of a skipped one, an hour later.
+    /// The instant of a local time. For a repeated time, the instant in summer time, as in Perl's Time::Local: the
+    /// first one, except in Ireland, where winter time counts as daylight saving. For a skipped time, an hour later.
     fn second_of(&self, day: Date, hour: i64, minute: i64) -> i64 {
         let part = |value: i64| i8::try_from(value).expect("hours and minutes were checked when they were read");
         let time = self.zone.to_ambiguous_timestamp(day.at(part(hour), part(minute), 0, 0));
@@ -140,7 +140,7 @@ impl<'z> WallClock<'z> {
         time.is_ok_and(|time| self.zone.to_offset_info(time).dst().is_dst())
     }
 
-    /// A time, or the one a period earlier if that is in the future.
+    /// The time `wanted`, or one period earlier if `wanted` is in the future.
     fn before(&self, wanted: i64, period: i64) -> i64 {
         if wanted > self.now_second {
             wanted - period

@@ -6,19 +6,19 @@ use jiff::Timestamp;
 
 use super::{DatasetPolicy, SnapshotType};
 
-/// A snapshot that sanoid, or this program in its place, has taken.
+/// A snapshot taken by sanoid, or by Holdfast in its place.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct TypedSnapshot {
-    /// Its creation time, from the file system.
+    /// Creation time, from the file system.
     pub time: Timestamp,
-    /// Its name, without the dataset.
+    /// The name, without the dataset.
     pub name: String,
-    /// Its type, from its name.
+    /// The type, from the name.
     pub kind: SnapshotType,
 }
 
 impl TypedSnapshot {
-    /// A snapshot of this name; none if its name is not one of sanoid's.
+    /// A snapshot with this name; `None` if it is not a name that sanoid gives.
     pub fn new(name: &str, time: Timestamp) -> Option<Self> {
         Some(Self {
             time,
@@ -33,18 +33,18 @@ impl TypedSnapshot {
 pub struct Expired<'s> {
     /// The snapshot.
     pub snapshot: &'s TypedSnapshot,
-    /// Why.
+    /// The reason.
     pub reason: ExpiryReason,
 }
 
 /// Why a snapshot is expired; its text is one line that a user can verify.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExpiryReason {
-    /// Its type.
+    /// The type of the snapshot.
     pub kind: SnapshotType,
-    /// How many of the type are kept.
+    /// The number of snapshots of the type to keep.
     pub count: u32,
-    /// How many exist.
+    /// The number of existing snapshots of the type.
     pub present: usize,
     /// The minimum age for removal, in seconds.
     pub age_seconds: i64,
@@ -69,9 +69,10 @@ impl fmt::Display for ExpiryReason {
 }
 
 impl DatasetPolicy {
-    /// The expired snapshots, of each type the oldest first; `pool_used_percent` is the fill level of the pool.
+    /// The expired snapshots, oldest first within each type. `pool_used_percent` is the fill level of the pool.
     ///
-    /// A snapshot expires if there are more of its type than are kept, and it is older than as many periods.
+    /// A snapshot expires if more snapshots of its type exist than `count`, and it is older than `count` periods of the
+    /// type.
     pub fn expired<'s>(
         &self,
         snapshots: &'s [TypedSnapshot],
@@ -156,7 +157,7 @@ mod tests {
         );
         assert_eq!(expired("[tank]\nhourly=4", &snapshots, 0), ["autosnap_5_hourly"]);
         assert!(expired("[tank]\nhourly=5", &snapshots, 0).is_empty());
-        // The third is one of three to keep, though old.
+        // The third snapshot is old, but three are kept.
         let missed = hourlies(&[1, 30, 50]);
         assert!(expired("[tank]\nhourly=3", &missed, 0).is_empty());
         assert_eq!(expired("[tank]\nhourly=0", &snapshots, 0).len(), 5);

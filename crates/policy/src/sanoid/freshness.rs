@@ -43,7 +43,7 @@ fn sorted<T: AsRef<str>>(mut words: Vec<T>) -> Vec<T> {
 }
 
 impl DatasetPolicy {
-    /// Whether the newest snapshot of a type is fresh, or need not be.
+    /// Whether the newest snapshot of a type is fresh, or the type is not monitored.
     pub fn is_fresh(&self, kind: SnapshotType, newest: Option<Timestamp>, now: Timestamp) -> bool {
         let age_seconds = newest.map(|newest| now.as_second() - newest.as_second());
         self.finding(kind, age_seconds).is_none()
@@ -65,7 +65,7 @@ impl DatasetPolicy {
             format!("{dataset} newest {kind} snapshot is {age} old (should be < {limit})")
         };
         if is_above(critical) {
-            // A limit of 0 disables the check, and the lower limit with it.
+            // A critical limit of 0 disables the check, including its warning limit.
             return (critical > 0).then(|| {
                 let words = match age_seconds {
                     None => format!("{dataset} has no {kind} snapshots at all!"),
@@ -82,7 +82,7 @@ impl DatasetPolicy {
     }
 }
 
-/// Seconds of a limit without unit: the next smaller unit of the type.
+/// The unit of a limit without a unit, in seconds: the next smaller unit of the type.
 fn unit_seconds(kind: SnapshotType) -> u64 {
     match kind {
         SnapshotType::Frequently => 1,
@@ -94,7 +94,7 @@ fn unit_seconds(kind: SnapshotType) -> u64 {
     }
 }
 
-/// "1d 2h 3m 4s".
+/// Formats an age like "1d 2h 3m 4s".
 fn format_age(seconds: u64) -> String {
     let parts = [
         (seconds / 86_400, 'd'),

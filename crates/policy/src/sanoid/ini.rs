@@ -17,7 +17,7 @@ pub(super) struct IniSection {
 pub(super) struct IniEntry {
     pub(super) key: String,
     pub(super) value: String,
-    /// From 1.
+    /// The line, from 1.
     pub(super) line: u32,
 }
 

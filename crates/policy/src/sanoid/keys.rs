@@ -2,7 +2,6 @@
 //!
 //! Source: `sanoid.defaults.conf` of sanoid 2.3.0, version 2 of that file.
 
-/// A key.
 #[derive(Debug)]
 pub(super) struct SanoidKey {
     pub(super) name: &'static str,
@@ -37,7 +36,6 @@ const HOUR: SanoidForm = SanoidForm::Number(0, 23);
 const DAY_OF_MONTH: SanoidForm = SanoidForm::Number(1, 31);
 const PERCENT: SanoidForm = SanoidForm::Number(0, 100);
 
-/// All keys.
 pub(super) const KEYS: [SanoidKey; 52] = [
     key("path", SanoidForm::Text, ""),
     key("recursive", SanoidForm::Recursion, "no"),
@@ -89,12 +87,11 @@ pub(super) const KEYS: [SanoidKey; 52] = [
     key("monthly_crit", SanoidForm::Duration, "40d"),
     key("yearly_warn", SanoidForm::Duration, "0"),
     key("yearly_crit", SanoidForm::Duration, "0"),
-    // Of a pool: those of its root count, if it has a section.
+    // Limits of a pool: if the root dataset of the pool has a section, its limits count.
     key("capacity_warn", PERCENT, "80"),
     key("capacity_crit", PERCENT, "95"),
 ];
 
-/// The key of a name.
 pub(super) fn find(name: &str) -> Option<&'static SanoidKey> {
     KEYS.iter().find(|key| key.name == name)
 }
@@ -108,7 +105,7 @@ pub(super) fn toggle(value: &str) -> Option<bool> {
     }
 }
 
-/// Seconds of a time like "90m"; of a number without a unit, that many of `unit_seconds`.
+/// Parses a time like "90m" to seconds. A number without a unit counts in units of `unit_seconds`.
 pub(super) fn parse_seconds(value: &str, unit_seconds: u64) -> Option<u64> {
     let (number, seconds) = match value.char_indices().last()? {
         (_, '0'..='9') => (value, unit_seconds),
@@ -143,7 +140,7 @@ impl SanoidForm {
         }
     }
 
-    /// What is expected, in words.
+    /// Describes a valid value.
     pub(super) fn wanted(self) -> String {
         match self {
             Self::Toggle => "yes or no".to_owned(),
@@ -155,7 +152,7 @@ impl SanoidForm {
     }
 }
 
-/// A number of plain digits.
+/// Parses a number of plain digits.
 pub(super) fn number(value: &str) -> Option<u32> {
     let is_number = !value.is_empty() && value.bytes().all(|byte| byte.is_ascii_digit());
     value.parse().ok().filter(|_| is_number)

@@ -22,22 +22,22 @@ pub enum PoolStatus {
 pub struct PoolFacts {
     /// `ONLINE`, `DEGRADED`, `FAULTED` and the like.
     pub health: String,
-    /// Its size: `3.62T`.
+    /// The size: `3.62T`.
     pub size: String,
-    /// Its free space.
+    /// The free space.
     pub free: String,
-    /// Its fill level: `45%`; `-` for a pool that cannot be opened.
+    /// The fill level: `45%`; `-` for a pool that cannot be opened.
     pub capacity: String,
-    /// Its devices, from top to bottom; not needed for capacity.
+    /// The devices, from top to bottom; the capacity check does not need them.
     pub devices: Vec<PoolDevice>,
 }
 
 /// A device of a pool: a disk or a mirror.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PoolDevice {
-    /// Its depth below the pool: 1 for a mirror, 2 for a disk in it.
+    /// The depth below the pool: 1 for a mirror, 2 for a disk in it.
     pub depth: usize,
-    /// Its name.
+    /// The name.
     pub name: String,
     /// `ONLINE`, `UNAVAIL` and the like.
     pub state: String,
@@ -49,7 +49,7 @@ pub struct PoolDevice {
     pub has_checksum_errors: bool,
 }
 
-/// Limits of the fill level, in percent; none for no limit.
+/// Limits of the fill level, in percent; `None` for no limit.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CapacityLimits {
     /// The level for a warning.
@@ -70,7 +70,7 @@ pub fn health(pools: &BTreeMap<String, PoolStatus>) -> Check {
     )
 }
 
-/// Checks the capacity of pools, by name; pools without a limit are always fine.
+/// Checks the capacity of pools, by name; pools without a limit are always OK.
 pub fn capacity(pools: &BTreeMap<String, (CapacityLimits, PoolStatus)>) -> Check {
     if pools.is_empty() {
         return Check {
@@ -86,7 +86,7 @@ pub fn capacity(pools: &BTreeMap<String, (CapacityLimits, PoolStatus)>) -> Check
     }))
 }
 
-/// The fill level in percent; none if the text is invalid.
+/// The fill level in percent; `None` if the text is invalid.
 pub fn percent(capacity: &str) -> Option<u32> {
     let digits = capacity.strip_suffix('%')?;
     let is_number = (1..=3).contains(&digits.len()) && digits.bytes().all(|byte| byte.is_ascii_digit());
@@ -94,7 +94,7 @@ pub fn percent(capacity: &str) -> Option<u32> {
 }
 
 impl ResolvedDatasets {
-    /// The pools of a policy.
+    /// The pools of all datasets in the policy.
     pub fn pools(&self) -> Vec<String> {
         let mut pools: Vec<String> = self.datasets.iter().map(|policy| policy.pool().to_owned()).collect();
         pools.sort();
@@ -104,7 +104,8 @@ impl ResolvedDatasets {
 
     /// The capacity limits of pools that have one.
     ///
-    /// The setting of a pool's root counts. Without one, the lowest limit of the datasets in the pool counts.
+    /// If the root dataset of a pool has a setting, that setting counts. Otherwise the lowest limit of the datasets in
+    /// the pool counts.
     pub fn capacity_limits(&self) -> BTreeMap<String, CapacityLimits> {
         let mut limits: BTreeMap<String, CapacityLimits> = BTreeMap::new();
         for policy in &self.datasets {
@@ -152,9 +153,9 @@ struct Finding {
 
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 enum FindingOrder {
-    /// A missing pool comes first, and without the severity marker, as in sanoid.
+    /// A missing pool is listed first, and without the severity marker, as in sanoid.
     Missing,
-    /// An unknown state may be any.
+    /// An unknown state is listed like the most severe one.
     Unknown,
     Known,
 }
@@ -224,7 +225,7 @@ fn health_of(name: &str, facts: &PoolFacts) -> (Level, String) {
     };
     let mut devices = Vec::new();
     for device in &facts.devices {
-        // A pool can be online with a device that is not, such as a cache.
+        // A pool can be online although one of its devices is not, such as a cache.
         if level == Level::Ok && device.state == "UNAVAIL" {
             level = Level::Warning;
         }

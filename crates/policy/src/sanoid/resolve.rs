@@ -41,11 +41,11 @@ pub struct Hooks {
     pub pre_pruning: Option<String>,
     /// After a snapshot was removed.
     pub pruning: Option<String>,
-    /// The timeout of each.
+    /// The timeout of each command.
     pub deadline: Option<Duration>,
     /// Whether no snapshot is taken if `pre_snapshot` fails.
     pub needs_pre_snapshot: bool,
-    /// Whether `post_snapshot` is also called if `pre_snapshot` has failed.
+    /// Whether `post_snapshot` is also run if `pre_snapshot` has failed.
     pub always_post_snapshot: bool,
 }
 
@@ -55,7 +55,7 @@ pub struct DatasetPolicy {
     /// The dataset.
     pub dataset: String,
     settings: Settings,
-    /// Whether it is the root of a tree whose snapshots are taken atomically, or in one.
+    /// Whether the dataset is the root of a tree whose snapshots are taken atomically, or is in such a tree.
     is_in_tree: bool,
 }
 
@@ -73,8 +73,8 @@ pub struct ResolvedDatasets {
 impl SanoidConfig {
     /// Applies the file to the existing file systems and volumes.
     ///
-    /// Sections are applied in the order of the file: one with `recursive` replaces all settings of the datasets below
-    /// it, and a later section of one of these changes only the settings that it names.
+    /// Sections are applied in the order of the file. A section with `recursive` replaces all settings of the datasets
+    /// below it. A later section of one of those datasets changes only the settings that it names.
     pub fn resolve(&self, datasets: &[String]) -> ResolvedDatasets {
         let mut resolution = Resolution {
             config: self,
@@ -168,7 +168,7 @@ impl Resolution<'_> {
                 is_in_tree: parent.is_in_tree || before.as_ref().is_some_and(|before| before.is_in_tree),
                 settings: parent.settings.clone(),
             };
-            // This one is never inherited.
+            // This setting is never inherited.
             let own = before.and_then(|mut before| before.settings.remove("process_children_only"));
             match own {
                 Some(setting) => drop(child.settings.insert("process_children_only", setting)),
@@ -180,7 +180,7 @@ impl Resolution<'_> {
     }
 }
 
-/// The prefix of the names of datasets below one.
+/// The prefix of the names of datasets below `dataset`.
 fn prefix_of(dataset: &str) -> String {
     format!("{dataset}/")
 }
@@ -233,22 +233,22 @@ impl DatasetPolicy {
         parse_seconds(self.text(key), unit_seconds).unwrap_or(u64::MAX)
     }
 
-    /// How many snapshots of a type are kept; if 0, none is taken, and existing ones are removed.
+    /// The number of snapshots of a type to keep. If it is 0, none is taken, and existing ones are removed.
     pub fn count(&self, kind: SnapshotType) -> u32 {
         self.number(kind.name())
     }
 
-    /// Whether its snapshots are taken.
+    /// Whether snapshots of the dataset are taken.
     pub fn takes(&self) -> bool {
         self.is_on("autosnap") && !self.is_for_children_only()
     }
 
-    /// Whether its snapshots are removed.
+    /// Whether snapshots of the dataset are removed.
     pub fn prunes(&self) -> bool {
         self.is_on("autoprune") && !self.is_for_children_only()
     }
 
-    /// Whether it is monitored for fresh snapshots.
+    /// Whether the dataset is monitored for fresh snapshots.
     pub fn is_monitored(&self) -> bool {
         self.is_on("monitor") && !self.is_for_children_only()
     }
@@ -258,7 +258,7 @@ impl DatasetPolicy {
         self.is_on("monitor") && self.is_for_children_only()
     }
 
-    /// Whether its snapshots are taken atomically with those of all datasets below it.
+    /// Whether snapshots of the dataset and of all datasets below it are taken atomically.
     pub fn is_tree(&self) -> bool {
         self.is_in_tree && self.takes()
     }
@@ -267,7 +267,7 @@ impl DatasetPolicy {
         self.is_on("process_children_only")
     }
 
-    /// The commands around its snapshots.
+    /// The commands to run around the dataset's snapshots.
     pub fn hooks(&self) -> Hooks {
         let script = |key| Some(self.text(key)).filter(|text| !text.is_empty()).map(str::to_owned);
         let seconds = self.number("script_timeout");

@@ -1,4 +1,4 @@
-//! Selects the due jobs that may start beside the running ones.
+//! Selects the due jobs that may start while other jobs run.
 
 use jiff::Timestamp;
 
@@ -18,7 +18,7 @@ pub struct Claims {
 pub enum Resource {
     /// The machine of this name.
     Machine(String),
-    /// The machines that match.
+    /// The machines whose names match.
     Machines(Glob),
     /// Machines whose names are unknown here: those with a tag.
     UnknownMachines,
@@ -49,14 +49,14 @@ impl Resource {
                 },
             ) => host == other_host && (machine.is_none() || other.is_none() || machine == other),
             (Self::PoolMachine { .. } | Self::Other(_), _) | (_, Self::PoolMachine { .. } | Self::Other(_)) => false,
-            // Two patterns may always have a name in common.
+            // Two patterns may always match the same name.
             _ => true,
         }
     }
 }
 
 impl Claims {
-    /// Whether two jobs excludes each other.
+    /// Whether two jobs exclude each other.
     pub fn excludes(&self, other: &Self) -> bool {
         self.resources
             .iter()
@@ -71,15 +71,15 @@ impl Claims {
 /// A job that is due.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StartCandidate<'c> {
-    /// Due since this time.
+    /// The job has been due since this time.
     pub since: Timestamp,
-    /// Its resources.
+    /// The resources of the job.
     pub claims: &'c Claims,
 }
 
 /// The indices of the jobs that may start now, longest waiting first.
 ///
-/// A waiting job reserves its resources against later ones, to prevent starvation.
+/// A waiting job reserves its resources, so that later jobs cannot starve it.
 pub fn select_startable(candidates: &[StartCandidate<'_>], running: &[&Claims], at_once_max: usize) -> Vec<usize> {
     let mut order: Vec<usize> = (0..candidates.len()).collect();
     order.sort_by_key(|index| candidates[*index].since);
@@ -134,7 +134,7 @@ mod tests {
         select_startable(&candidates.collect::<Vec<_>>(), running, at_once)
     }
 
-    /// A hanging pool does not block jobs of another pool, or of libvirt.
+    /// A pool that hangs does not block jobs of another pool, or of libvirt.
     #[test]
     fn pools_are_apart() {
         let of_pool = |host: &str, machine: Option<&str>| {

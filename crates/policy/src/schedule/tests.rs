@@ -1,4 +1,4 @@
-//! Jobs simulated with a manual clock, which is also set forward and back.
+//! Simulates jobs with a manual clock, which is also set forward and back.
 
 use std::time::Duration;
 
@@ -26,7 +26,7 @@ fn after(time: Timestamp, seconds: i64) -> Timestamp {
     time + jiff::Span::new().seconds(seconds)
 }
 
-/// A host with one job that takes no time. `real` is elapsed time, `clock` the host's clock.
+/// A host with one job that takes no time. `real` is the elapsed time, `clock` the time that the host's clock shows.
 struct Host {
     timing: Timing,
     zone: TimeZone,
@@ -106,7 +106,7 @@ fn a_clock_that_goes_back_by_an_hour_makes_no_second_run_and_no_standstill() {
     host.pass(2 * DAY, 60);
     assert_eq!(host.clocks(), ["20 02:30", "21 02:30"]);
 
-    // A job of every quarter of an hour runs meanwhile: here twenty minutes after the run before.
+    // A job that runs every 15 minutes still runs in between: here 20 minutes after the previous run.
     let mut host = Host::new(timing("*:0/15"), "UTC", "2026-11-20T02:00:00Z");
     host.pass(40 * 60, 60);
     host.clock = after(host.clock, -HOUR);
@@ -116,7 +116,7 @@ fn a_clock_that_goes_back_by_an_hour_makes_no_second_run_and_no_standstill() {
         ["20 02:15", "20 02:30", "20 02:00", "20 02:15", "20 02:30"]
     );
 
-    // Two times near each other are one night.
+    // Two times that are close together are handled as one night.
     let mut host = Host::new(timing("02:30;02:45"), "UTC", "2026-11-20T02:00:00Z");
     host.pass(50 * 60, 60);
     host.clock = after(host.clock, -HOUR);
@@ -131,7 +131,7 @@ fn a_clock_that_was_a_year_ahead_stops_nothing_for_a_year() {
     host.check();
     host.clock = at("2026-11-20T12:01:00Z");
     host.pass(2 * DAY, 60);
-    // A day and a half after the run before: all that is known of it is that it was recent.
+    // A day and a half after the previous run, the state only shows that the job ran recently.
     assert_eq!(host.clocks(), ["20 12:00", "22 00:00"]);
 }
 

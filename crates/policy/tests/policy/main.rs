@@ -1,4 +1,4 @@
-//! Rules on known and random calendars and histories, and compared with systemd and sanoid.
+//! Tests of the rules with known and random calendars and histories, and comparisons with systemd and sanoid.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 

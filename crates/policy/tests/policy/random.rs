@@ -1,4 +1,4 @@
-//! Choices that a seed replays.
+//! Random choices that can be replayed from a seed.
 
 use holdfast_policy::{TimeZone, Timestamp};
 
@@ -26,7 +26,7 @@ impl Random {
         choices[usize::try_from(self.below(choices.len() as u64)).unwrap()]
     }
 
-    /// From 2024 to 2026; often within a day of a change of the clock.
+    /// A time from 2024 to 2026, often within a day of a clock change.
     pub(crate) fn time(&mut self, zone: &TimeZone) -> Timestamp {
         let beginning: Timestamp = "2024-01-01T00:00:00Z".parse().unwrap();
         let time = |second| Timestamp::from_second(second).unwrap();

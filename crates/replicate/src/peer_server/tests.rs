@@ -1,4 +1,4 @@
-//! What may be asked of one that lets others add to a dataset.
+//! Which requests an append-only server accepts.
 
 use std::sync::Arc;
 

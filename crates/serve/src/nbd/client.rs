@@ -1,4 +1,4 @@
-//! The client: exports of other programs as block devices.
+//! The client: opens exports of other programs as block devices.
 //!
 //! [`NbdDevice`] reads, [`NbdDeviceMut`] writes; [`list_exports`] and [`describe_export`] query a server. Below them:
 //! `handshake` and `transmission` parse what the server sends and do no I/O; `connection` and `call` share a stream

@@ -1,4 +1,4 @@
-//! The server: serves our devices to NBD clients.
+//! The server: serves Holdfast's devices to NBD clients.
 //!
 //! ```text
 //! listen ─► connection ─► handshake          pure: bytes in, bytes and a decision out
@@ -7,12 +7,13 @@
 //!               ├─ dispatch, workers         in the connection's thread, or in a worker
 //!               └─ outbox                    replies to send, batched in one call
 //! ```
-//! Each connection has one thread. It takes every received request, executes the quick ones itself, gives the others to
-//! workers that all connections share, and sends its replies in one call before it receives more. The work that one
-//! connection may have queued with the workers is bounded; beyond that nothing is received, so the client waits.
+//! Each connection has one thread. The thread takes all received requests, executes the quick ones, and gives the
+//! others to workers, which all connections share. It sends its replies in one call before it receives more. The work
+//! of one connection that is queued for workers is limited; beyond that the thread receives nothing, so the client
+//! waits.
 //!
-//! An invalid request gets an error and the connection goes on; only a stream that cannot be parsed ends it.
-//! A request that makes no sense gets an error and the connection goes on; only a stream that cannot be followed ends it.
+//! An invalid request is answered with an error, and the connection continues. Only a stream that cannot be parsed
+//! closes the connection.
 
 mod budget;
 mod connection;
@@ -54,12 +55,11 @@ pub use limits::Limits;
 pub use listen::Listener;
 pub use tls_policy::TlsPolicy;
 
-/// How long to wait after a connection could not be accepted: the system lacks some resource, which takes time to
-/// recover.
+/// Delay after a connection could not be accepted: the system lacks a resource, and needs time to recover.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// How long to wait for connections that are being closed, before a new one is refused.
+/// Time limit of waiting for connections that are being closed, before a new connection is refused.
 const CLOSE_PATIENCE: Duration = Duration::from_secs(5);
-/// How often a stopping server checks for connections that are done.
+/// Interval at which a stopping server checks for connections that have ended.
 const STOP_TICK: Duration = Duration::from_millis(5);
 
 /// Options of a server.
@@ -77,20 +77,20 @@ pub struct ServerOptions {
     pub events: Arc<dyn EventSink>,
 }
 
-/// What remained when a server had stopped.
+/// The state after a server has stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StopReport {
-    /// Connections with requests that a device did not finish in time; their threads end when it does.
+    /// Connections with requests that a device did not complete in time; their threads end when the requests do.
     pub abandoned_connection_count: usize,
 }
 
-/// An NBD server. Dropping it stops it at once; [`stop`](Self::stop) completes the requests in progress.
+/// An NBD server. Dropping it stops it at once; [`stop`](Self::stop) completes the requests in progress first.
 pub struct Server {
     inner: Arc<Inner>,
     listeners: Vec<ListenerThread>,
 }
 
-/// A listener, and the thread that accepts its clients.
+/// A listener and the thread that accepts its clients.
 struct ListenerThread {
     listener: Arc<Listener>,
     thread: JoinHandle<()>,
@@ -142,12 +142,13 @@ impl Server {
         self.inner.add_connection(socket)
     }
 
-    /// Connected clients.
+    /// Number of connected clients.
     pub fn connection_count(&self) -> usize {
         self.inner.lock().len()
     }
 
-    /// Stops: no more clients, `ESHUTDOWN` for new requests, replies to requests in progress, for at most `patience`.
+    /// Stops the server: accepts no more clients, answers new requests with `ESHUTDOWN`, and completes the requests in
+    /// progress, for at most `patience`.
     pub fn stop(mut self, patience: Duration) -> StopReport {
         self.stop_within(patience)
     }
@@ -156,7 +157,7 @@ impl Server {
         self.inner.shared.is_stopping.store(true, Ordering::Relaxed);
         for ListenerThread { listener, thread } in self.listeners.drain(..) {
             listener.close();
-            // A panic of that thread was reported when it happened, and nothing waits for its clients any more.
+            // A panic of that thread was already reported, and no code waits for its clients any more.
             drop(thread.join());
         }
         let report = self.inner.wait_for_clients(patience);
@@ -238,8 +239,8 @@ impl Inner {
         Ok(())
     }
 
-    /// The connections, when there is room for another one from `address`; none if there is not. Connections that were closed to make
-    /// room are waited for: on a busy host their threads end late.
+    /// Returns the connections when another one from `address` is allowed; `None` if it is not. Waits for connections
+    /// that were closed to make room: on a busy host their threads end late.
     fn make_room(&self, address: Option<IpAddr>) -> Option<MutexGuard<'_, BTreeMap<u64, Client>>> {
         let (clock, limits) = (&self.shared.clock, &self.shared.limits);
         let deadline = clock.now() + CLOSE_PATIENCE;
@@ -270,7 +271,7 @@ impl Inner {
         for connection in connections.values() {
             connection.stream.shut_down(Shutdown::Both);
         }
-        // Connections that only waited for their peer end now.
+        // Wait for connections that only waited for their peer: they end now.
         for _ in 0..20 {
             if connections.values().all(|connection| !connection.outbox.is_empty()) {
                 break;
@@ -292,13 +293,13 @@ impl Inner {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Room {
     Available,
-    /// When connections that are being closed have ended.
+    /// There is room after connections that are being closed have ended.
     AfterClosing,
     Full,
 }
 
-/// Closes the oldest connection in the handshake if too many are there: a legitimate client completes the handshake quickly, and idle
-/// connections must not keep others out.
+/// Closes the oldest connection in the handshake if there are too many: a legitimate client completes the handshake
+/// quickly, and idle connections must not exclude other clients.
 fn displace_oldest(clients: &mut BTreeMap<u64, Client>, limits: &Limits) -> bool {
     let mut handshaking = clients
         .values_mut()
@@ -313,7 +314,7 @@ fn displace_oldest(clients: &mut BTreeMap<u64, Client>, limits: &Limits) -> bool
     }
 }
 
-/// Room beside the connections that stay. One that was displaced just now may still exist for a moment.
+/// Ignores displaced connections, which may still exist for a moment.
 fn room_after_displacing(clients: &BTreeMap<u64, Client>, limits: &Limits, address: Option<IpAddr>) -> Room {
     let staying = || clients.values().filter(|client| !client.is_displaced);
     let of_address = staying().filter(|client| client.address.is_some() && client.address == address);
@@ -332,7 +333,7 @@ fn room_for(clients: &BTreeMap<u64, Client>, limits: &Limits, address: Option<Ip
     }
 }
 
-/// A counted connection; the count is restored when this is dropped, even if the thread panics.
+/// A counted connection. The count is decremented on drop, even if the thread panics.
 struct ConnectionSlot {
     inner: Arc<Inner>,
     connection: u64,

@@ -1,7 +1,7 @@
-//! The connection to a peer: a Unix or TCP socket, with TLS over it once both sides agree.
+//! The connection to a peer: a Unix or TCP socket, encrypted by TLS once both sides agree.
 //!
-//! One thread receives while others send. Sends are in the order of the calls if only one thread sends at a time, which
-//! the caller must ensure.
+//! One thread receives while others send. Data is sent in the order of the calls if only one thread sends at a time;
+//! the caller must ensure that.
 
 use std::io::{self, IoSlice};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream};
@@ -25,9 +25,9 @@ const PROBE_COUNT: u32 = 4;
 /// A connected socket.
 #[derive(Debug)]
 pub enum Socket {
-    /// On this machine.
+    /// A connection on this host.
     Unix(UnixStream),
-    /// Over the network.
+    /// A connection over the network.
     Tcp(TcpStream),
 }
 
@@ -40,7 +40,7 @@ impl Socket {
         }
     }
 
-    /// The peer for messages: an address, or user and process.
+    /// The peer's name for messages: an address, or user and process.
     pub(crate) fn peer(&self) -> String {
         match self {
             Self::Tcp(stream) => stream
@@ -57,9 +57,9 @@ impl Socket {
 /// Whether to wait for the peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Wait {
-    /// As long as the timeout of the socket allows.
+    /// Wait for as long as the timeout of the socket allows.
     ForPeer,
-    /// Not at all: what does not fit into the socket buffer is left over.
+    /// Do not wait: bytes that do not fit into the socket buffer are not sent.
     Not,
 }
 
@@ -98,7 +98,7 @@ impl SocketStream {
         Ok(sockopt::set_socket_timeout(&self.socket, Timeout::Send, Some(send))?)
     }
 
-    /// Encrypts all bytes from here on; the TLS handshake takes place with the first that are received.
+    /// Encrypts all bytes from now on. The TLS handshake takes place while the first bytes are received.
     ///
     /// No other thread may be sending meanwhile.
     pub(crate) fn start_tls(&self, connection: Connection) {
@@ -111,7 +111,8 @@ impl SocketStream {
         let Some(tls) = self.tls.get() else {
             return self.receive_plain(buffer, wait);
         };
-        // Messages of TLS itself fit into an empty socket buffer; if it is full, they go with the next send.
+        // Messages of TLS itself fit into an empty socket buffer. If the buffer is full, they are sent with the next
+        // data.
         let send = |bytes: &[u8]| self.send_plain(&[IoSlice::new(bytes)], Wait::Not);
         tls.receive(buffer, |buffer| self.receive_plain(buffer, wait), send)
     }
@@ -130,7 +131,7 @@ impl SocketStream {
         }
     }
 
-    /// Accepts a prefix of `pieces` and returns its length; it is sent at the latest by [`flush`](Self::flush).
+    /// Accepts a prefix of `pieces` and returns its length. The bytes are sent at the latest by [`flush`](Self::flush).
     pub(crate) fn send(&self, pieces: &[IoSlice<'_>], wait: Wait) -> io::Result<usize> {
         let Some(tls) = self.tls.get() else {
             return self.send_plain(pieces, wait);
@@ -138,7 +139,7 @@ impl SocketStream {
         tls.send(pieces, |bytes| self.send_plain(&[IoSlice::new(bytes)], wait))
     }
 
-    /// Sends what was accepted and not sent.
+    /// Sends bytes that were accepted but not sent.
     pub(crate) fn flush(&self, wait: Wait) -> io::Result<()> {
         match self.tls.get() {
             None => Ok(()),
@@ -146,11 +147,11 @@ impl SocketStream {
         }
     }
 
-    /// Announces the end to the peer, if TLS is used, and closes both directions.
+    /// Announces the end of the connection to the peer, if TLS is used, and closes both directions.
     pub(crate) fn say_goodbye(&self) {
         if let Some(tls) = self.tls.get() {
             tls.say_goodbye();
-            // A closed peer needs no announcement, and one that does not read does not get it.
+            // A closed peer needs no announcement, and a peer that does not read cannot get it.
             self.flush(Wait::Not).unwrap_or_default();
         }
         self.shut_down(Shutdown::Both);
@@ -174,7 +175,7 @@ impl SocketStream {
         }
     }
 
-    /// Sends all of `bytes`, waiting as long as the peer makes progress.
+    /// Sends all of `bytes`, and waits for as long as the peer makes progress.
     pub(crate) fn send_all(&self, mut bytes: &[u8]) -> io::Result<()> {
         while !bytes.is_empty() {
             let length = self.send(&[IoSlice::new(bytes)], Wait::ForPeer)?;

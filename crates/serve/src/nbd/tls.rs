@@ -1,7 +1,7 @@
 //! TLS over a socket on which one thread receives while others send.
 //!
-//! The TLS state belongs to both directions. Its lock is held while bytes are encrypted or decrypted, and never while a
-//! thread waits for the peer. Encrypted bytes must be sent in order: a second lock ensures that.
+//! Both directions use one TLS state. Its lock is held while bytes are encrypted or decrypted, and never while a thread
+//! waits for the peer. Encrypted bytes must be sent in order: a second lock ensures that.
 
 use std::io::{self, IoSlice, Read as _, Write as _};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
@@ -14,10 +14,10 @@ use rustls::{Connection, RootCertStore, ServerConfig, ServerConnection};
 
 use crate::{Error, Result};
 
-/// Bytes received at once: a few records of 16 KiB.
+/// Number of bytes to receive at once: a few records of 16 KiB.
 const RECEIVE_BYTES: usize = 64 << 10;
 
-/// The certificate of a server, and the clients that it trusts.
+/// The certificate of a server, and the certificate authorities of its clients.
 #[derive(Debug, Clone)]
 pub struct TlsServer {
     config: Arc<ServerConfig>,
@@ -28,7 +28,7 @@ pub struct TlsServer {
 pub enum ClientTrust<'a> {
     /// None: any client is served.
     Anyone,
-    /// One signed by one of these authorities, in PEM; other clients are refused.
+    /// A certificate that is signed by one of these authorities, in PEM; other clients are refused.
     SignedBy(&'a [u8]),
 }
 
@@ -89,7 +89,7 @@ pub(crate) fn tls_error<E: std::error::Error + Send + Sync + 'static>(action: &'
 /// The TLS state of one connection.
 pub(crate) struct TlsLayer {
     connection: Mutex<Connection>,
-    /// Encrypted bytes to send before anything that is encrypted later.
+    /// Encrypted bytes that must be sent before later encrypted bytes.
     outgoing: Mutex<Vec<u8>>,
     incoming: Mutex<Incoming>,
 }
@@ -118,9 +118,9 @@ impl TlsLayer {
         }
     }
 
-    /// Receives at least one decrypted byte; 0 when the peer has closed.
+    /// Receives at least one decrypted byte; 0 when the peer has closed the connection.
     ///
-    /// `receive` and `send` move encrypted bytes; the TLS handshake takes place on the way.
+    /// `receive` and `send` move encrypted bytes. The TLS handshake takes place here if it is not complete.
     pub(crate) fn receive(
         &self,
         buffer: &mut [u8],
@@ -145,8 +145,8 @@ impl TlsLayer {
                 incoming.end = length;
             }
             let processed = self.decrypt(&mut incoming);
-            // Messages of TLS itself: handshake, key updates, alerts. A thread that is sending may wait for us to
-            // receive, so they go with the next send.
+            // Messages of TLS itself: handshake, key updates, alerts. A thread that is sending may wait until this side
+            // receives, so these messages are sent with its next data.
             match self.flush_if_free(&mut send) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 flushed => flushed?,
@@ -167,8 +167,8 @@ impl TlsLayer {
             .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
     }
 
-    /// Encrypts a prefix of `pieces`, returns its length, and sends what `send` accepts; the rest is sent by
-    /// [`flush`](Self::flush), or before what is encrypted next.
+    /// Encrypts a prefix of `pieces`, returns its length, and sends what `send` accepts. The rest is sent by
+    /// [`flush`](Self::flush), or before later encrypted bytes.
     pub(crate) fn send(
         &self,
         pieces: &[IoSlice<'_>],
@@ -188,12 +188,12 @@ impl TlsLayer {
         }
     }
 
-    /// Sends what was encrypted and not sent yet.
+    /// Sends encrypted bytes that were not sent yet.
     pub(crate) fn flush(&self, send: impl FnMut(&[u8]) -> io::Result<usize>) -> io::Result<()> {
         self.flush_to(lock(&self.outgoing), send)
     }
 
-    /// The same, unless another thread is sending.
+    /// Like [`flush`](Self::flush), but does nothing while another thread is sending.
     pub(crate) fn flush_if_free(&self, send: impl FnMut(&[u8]) -> io::Result<usize>) -> io::Result<()> {
         match self.outgoing.try_lock() {
             Ok(outgoing) => self.flush_to(outgoing, send),
@@ -220,7 +220,8 @@ impl TlsLayer {
         lock(&self.connection).is_handshaking()
     }
 
-    /// One step of the TLS handshake: sends pending messages, and receives; 0 when the peer has closed.
+    /// Executes one step of the TLS handshake: sends pending messages, and receives; returns 0 when the peer has closed
+    /// the connection.
     pub(crate) fn shake_hands(
         &self,
         mut receive: impl FnMut(&mut [u8]) -> io::Result<usize>,
@@ -239,7 +240,7 @@ impl TlsLayer {
             }
         }
         let processed = self.decrypt(&mut incoming);
-        // The last message of the handshake, or the alert.
+        // Sends the last message of the handshake, or the alert.
         self.flush(&mut send)?;
         processed.map(|()| 1)
     }

@@ -15,11 +15,12 @@ pub(crate) const STRUCTURED_REPLY_MAGIC: u32 = 0x668e_33ef;
 /// With extended headers.
 pub(crate) const EXTENDED_REPLY_MAGIC: u32 = 0x6e8a_278c;
 
-/// Bytes of an export name, a description or the name of a metadata context, at most: "The strings are limited to 4096".
+/// Limit of bytes of an export name, a description or the name of a metadata context: "The strings are limited to
+/// 4096".
 pub(crate) const STRING_BYTES_MAX: usize = 4096;
-/// Bytes of the data of one option that a server accepts, and of one option's reply that a client accepts.
+/// Limit of bytes of the data of one option (server), and of one reply to an option (client).
 pub(crate) const OPTION_BYTES_MAX: usize = 256 << 10;
-/// Bytes that one request may carry or read: what every known server and client allows.
+/// Limit of bytes that one request may carry or read: all known servers and clients support it.
 pub(crate) const PAYLOAD_BYTES_MAX: u32 = 32 << 20;
 
 /// A set of flags of one kind.
@@ -38,7 +39,7 @@ macro_rules! flags {
                 self.0 & flags.0 == flags.0
             }
 
-            /// What is set and not in `known`.
+            /// The flags that are set but not in `known`.
             pub(crate) fn beyond(self, known: Self) -> Self {
                 Self(self.0 & !known.0)
             }
@@ -68,7 +69,7 @@ flags! {
     /// Flags of a server's greeting.
     GreetingFlags: u16 {
         FIXED_NEWSTYLE = 1 << 0;
-        /// It can omit the 124 zeroes after the reply to `EXPORT_NAME`.
+        /// The server can omit the 124 zeroes after the reply to `EXPORT_NAME`.
         NO_ZEROES = 1 << 1;
     }
 }
@@ -94,7 +95,7 @@ flags! {
         WRITE_ZEROES = 1 << 6;
         /// `DF` of reads is supported; only with structured or extended replies.
         DONT_FRAGMENT = 1 << 7;
-        /// A flush on one connection covers the acknowledged writes of all.
+        /// A flush on one connection covers the acknowledged writes of all connections.
         MULTI_CONN = 1 << 8;
         RESIZE = 1 << 9;
         CACHE = 1 << 10;
@@ -109,15 +110,15 @@ flags! {
     CommandFlags: u16 {
         /// Forced unit access: durable before the reply.
         FUA = 1 << 0;
-        /// Zeroes must be allocated.
+        /// Space for the zeroes must be allocated.
         NO_HOLE = 1 << 1;
-        /// One data chunk, or an error.
+        /// The reply must be one data chunk, or an error.
         DONT_FRAGMENT = 1 << 2;
-        /// One extent of block status is enough.
+        /// One extent of block status is sufficient.
         REQUEST_ONE = 1 << 3;
-        /// Zeroes only if that is faster than writing them.
+        /// Write zeroes only if that is faster than writing data.
         FAST_ZERO = 1 << 4;
-        /// With extended headers: the length is that of a payload which follows.
+        /// With extended headers: the length is that of the payload.
         PAYLOAD_LENGTH = 1 << 5;
     }
 }
@@ -233,7 +234,7 @@ numbers! {
         BLOCK_STATUS_EXT = 6;
         /// u32 error, u16 length of the message, message.
         ERROR = 0x8001;
-        /// The same, then u64 offset.
+        /// u32 error, u16 length of the message, message, then u64 offset.
         ERROR_OFFSET = 0x8002;
     }
 }
@@ -275,10 +276,10 @@ pub(crate) enum HeaderStyle {
 pub(crate) struct RequestHeader {
     pub(crate) flags: CommandFlags,
     pub(crate) kind: CommandKind,
-    /// The client's number for it, which the replies repeat.
+    /// The client's number of the request; the replies repeat it.
     pub(crate) cookie: u64,
     pub(crate) offset: u64,
-    /// Of the range; of the payload, for writes.
+    /// The length of the range, or of the payload of a write.
     pub(crate) length: u64,
 }
 
@@ -342,9 +343,9 @@ pub(crate) struct ChunkHeader {
     pub(crate) flags: ReplyFlags,
     pub(crate) kind: ChunkKind,
     pub(crate) cookie: u64,
-    /// Of the request; only with extended headers, 0 otherwise.
+    /// The offset of the request with extended headers, otherwise 0.
     pub(crate) offset: u64,
-    /// Bytes that follow.
+    /// Number of bytes that follow the header.
     pub(crate) length: u64,
 }
 

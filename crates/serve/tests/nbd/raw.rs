@@ -1,11 +1,11 @@
-//! A client that sends exactly the given bytes, legal or not, and parses the replies.
+//! A client that sends exactly the given bytes, valid or not, and parses the replies.
 
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
-/// How long a reply may take: nothing here is slow, but machines are busy.
+/// Time limit of a reply: no reply is slow here, but the host may be busy.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,7 +48,8 @@ impl Raw {
         raw
     }
 
-    /// Connects and enters transmission of `export` in `style` with the contexts selected; none if the server cannot.
+    /// Connects, selects the contexts, and enters the transmission phase of `export` in `style`; `None` if the server
+    /// does not support them.
     pub(crate) fn enter(socket: &Path, export: &str, style: Style, contexts: &[&str]) -> Option<Self> {
         let mut raw = Self::connect(socket);
         raw.say(&3_u32.to_be_bytes());
@@ -75,7 +76,7 @@ impl Raw {
         Some(())
     }
 
-    /// Sends bytes; a closed peer is noticed when it does not answer.
+    /// Sends bytes. If the peer has closed the connection, the missing answer shows it.
     pub(crate) fn say(&mut self, bytes: &[u8]) {
         match self.stream.write_all(bytes) {
             Err(error) if matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset) => {}
@@ -83,7 +84,7 @@ impl Raw {
         }
     }
 
-    /// Receives bytes; none when the peer closed the connection.
+    /// Receives bytes; `None` if the peer has closed the connection.
     pub(crate) fn take(&mut self, length: usize) -> Option<Vec<u8>> {
         let mut bytes = vec![0; length];
         match self.stream.read_exact(&mut bytes) {
@@ -93,7 +94,7 @@ impl Raw {
         }
     }
 
-    /// Sends an option and receives all replies to it; none when the connection was closed.
+    /// Sends an option and receives all replies to it; `None` if the peer has closed the connection.
     pub(crate) fn option(&mut self, option: u32, data: &[u8]) -> Option<OptionReplies> {
         self.say(&option_bytes(option, data));
         self.option_replies(option)
@@ -188,7 +189,7 @@ impl Raw {
         self.answer(cookie, offset, usize::try_from(data_length).unwrap_or(0))
     }
 
-    /// Reads, which must succeed.
+    /// Reads bytes; the read must succeed.
     pub(crate) fn read(&mut self, offset: u64, length: usize) -> Vec<u8> {
         let answer = self.ask(0, 0, offset, length as u64, &[]).expect("an answer");
         assert_eq!(answer.error, 0, "a read of {length} bytes at {offset}");

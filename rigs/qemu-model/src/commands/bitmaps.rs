@@ -1,4 +1,4 @@
-//! Dirty bitmaps, alone and in transactions.
+//! Dirty bitmaps, in single commands and in transactions.
 
 use holdfast_block::DirtyBitmap;
 use serde_json::Value;
@@ -8,7 +8,7 @@ use crate::refusal::{Answer, Refusal, flag, items, text};
 use crate::state::State;
 
 impl State {
-    /// All actions, or none.
+    /// Executes all actions, or none of them.
     pub(super) fn transact(&mut self, arguments: &Value) -> Answer<()> {
         let bitmaps_of = |(name, node): (&String, &crate::node::Node)| (name.clone(), node.bitmaps.clone());
         let before: Vec<(String, Vec<Bitmap>)> = self.nodes.iter().map(bitmaps_of).collect();

@@ -1,4 +1,4 @@
-//! Devices of the guest, as QEMU's object model has them.
+//! Devices of the guest in QEMU's object model.
 
 use serde_json::{Value, json};
 

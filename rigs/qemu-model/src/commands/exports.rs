@@ -1,4 +1,4 @@
-//! The NBD server, of which QEMU has one, and its exports.
+//! QEMU's only NBD server, and its exports.
 
 use serde_json::{Value, json};
 

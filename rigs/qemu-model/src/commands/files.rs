@@ -1,4 +1,4 @@
-//! Open files that a client hands over.
+//! Open files that a client passes to QEMU.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;

@@ -1,4 +1,4 @@
-//! Backup jobs, which copy what a bitmap names. A job has done its work when it is looked at for the second time.
+//! Backup jobs, which copy the ranges in a bitmap. A job is complete when it is queried for the second time.
 
 use holdfast_block::to_usize;
 use serde_json::{Value, json};
@@ -96,7 +96,7 @@ impl State {
         let ranges: Vec<std::ops::Range<u64>> = bitmap.dirty.iter().collect();
         for range in ranges {
             let mut bytes = vec![0; to_usize(range.end - range.start)];
-            // What cannot be read stays zero, and the snapshot is found wrong.
+            // A range that cannot be read stays zero, so that a test detects a wrong snapshot.
             if self.read(&source, &mut bytes, range.start).is_ok() {
                 self.write(&target, &bytes, range.start).ok();
             }

@@ -1,4 +1,4 @@
-//! Nodes come, change their children, and go.
+//! Adds nodes, changes their children, and deletes them.
 
 use std::fs::File;
 
@@ -8,7 +8,7 @@ use crate::node::{Driver, Node, SavedClusters};
 use crate::refusal::{Answer, Refusal, items, text};
 use crate::state::State;
 
-/// The beginning of names of files that are handed over.
+/// Prefix of the names of files that a client has passed.
 const FD_SET: &str = "/dev/fdset/";
 
 impl State {
@@ -45,7 +45,7 @@ impl State {
         }
     }
 
-    /// A node on another one, which is named or described.
+    /// A node above another one, which the options name or describe.
     fn above(&mut self, options: &Value, driver: Driver) -> Answer<Node> {
         let child = match &options["file"] {
             Value::String(name) => name.clone(),
@@ -100,7 +100,7 @@ impl State {
         Ok(())
     }
 
-    /// Puts pass-through nodes on other children: all of them, or none.
+    /// Moves pass-through nodes to other children: all of them, or none.
     pub(super) fn reopen(&mut self, arguments: &Value) -> Answer<()> {
         let mut before = Vec::new();
         let mut moved = Ok(());
@@ -139,7 +139,7 @@ impl State {
         Ok((name.to_owned(), old))
     }
 
-    /// Whether `wanted` is `top`, or below it.
+    /// Whether `wanted` is `top`, or a node below it.
     fn is_below(&self, wanted: &str, top: &str) -> bool {
         let children = self.nodes.get(top).map_or(&[][..], |node| &node.children);
         wanted == top || children.iter().any(|(_, child)| self.is_below(wanted, child))

@@ -1,4 +1,4 @@
-//! What QEMU says of itself and of its nodes.
+//! QEMU's description of itself and of its nodes.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use crate::state::State;
 impl State {
     pub(super) fn describe_nodes(&self) -> Value {
         let mut nodes: Vec<_> = self.nodes.iter().collect();
-        // The newest first, as QEMU lists them.
+        // Newest first, as QEMU lists them.
         nodes.sort_by_key(|(_, node)| std::cmp::Reverse(node.number));
         nodes.iter().map(|(name, node)| node.describe(name)).collect()
     }
@@ -32,7 +32,7 @@ impl State {
         json!({ "nodes": nodes.collect::<Vec<_>>(), "edges": edges })
     }
 
-    /// The answer to a question that nothing in the model changes, but for `query-status`.
+    /// The answer to a query. Except for `query-status`, it does not depend on the state of the model.
     pub(super) fn describe(&self, name: &str) -> Option<Value> {
         let [major, minor, micro] = self.version;
         Some(match name {

@@ -1,4 +1,4 @@
-//! Runs the stand-in until its input ends, to be tried by hand: `xapi-server FOLDER`.
+//! Runs the server until standard input ends, to try it by hand: `xapi-server FOLDER`.
 
 use std::io::Read;
 use std::path::PathBuf;
@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use holdfast_xapi_server::{NewDisk, NewVm, Server};
 
-/// Bytes of the disk of the machine that there is.
+/// Size of the disk of the only machine.
 const DISK_BYTES: u64 = 64 << 20;
 
 #[expect(

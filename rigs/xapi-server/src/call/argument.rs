@@ -1,4 +1,4 @@
-//! What a call was given.
+//! Arguments of calls.
 
 use std::num::TryFromIntError;
 
@@ -6,12 +6,12 @@ use serde_json::{Map, Value};
 
 use crate::failure::{Answer, Failure};
 
-/// Exactly `N` arguments.
+/// Checks that there are exactly `N` arguments.
 pub(super) fn exactly<'a, const N: usize>(method: &str, arguments: &'a [Value]) -> Answer<&'a [Value; N]> {
     arguments.try_into().map_err(|_| mismatch(method, N, arguments.len()))
 }
 
-/// The answer to a wrong number of arguments; the session is not counted.
+/// The error for a wrong number of arguments. The session is not counted.
 pub(super) fn mismatch(method: &str, expected: usize, received: usize) -> Failure {
     let (expected, received) = (expected.to_string(), received.to_string());
     Failure::new("MESSAGE_PARAMETER_COUNT_MISMATCH", &[method, &expected, &received])
@@ -25,7 +25,7 @@ pub(super) fn text<'a>(value: &'a Value, name: &str) -> Answer<&'a str> {
     value.as_str().ok_or_else(|| wrong(name))
 }
 
-/// A number of JSON, or the digits that XML-RPC has instead.
+/// A number in JSON, or as text, which XML-RPC uses for numbers.
 pub(super) fn number(value: &Value, name: &str) -> Answer<u64> {
     let digits = value.as_str().and_then(|text| text.parse::<i64>().ok());
     let number = value.as_i64().or(digits).ok_or_else(|| wrong(name))?;
@@ -41,7 +41,7 @@ pub(super) fn map<'a>(value: &'a Value, name: &str) -> Answer<&'a Map<String, Va
     value.as_object().ok_or_else(|| wrong(name))
 }
 
-/// `field` of the record that a `create` was given.
+/// The field `field` of a record that was passed to `create`.
 pub(super) fn field<'a>(record: &'a Map<String, Value>, field: &str) -> Answer<&'a Value> {
     record.get(field).ok_or_else(|| wrong(field))
 }

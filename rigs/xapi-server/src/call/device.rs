@@ -1,4 +1,4 @@
-//! `VBD.*` and `VIF.*`: what connects machines to disks and networks.
+//! `VBD.*` and `VIF.*`: the devices that connect machines to disks and networks.
 
 use serde_json::{Value, json};
 
@@ -56,7 +56,7 @@ fn create_vbd(context: &mut Context<'_>, arguments: &[Value]) -> Answer<Value> {
     Ok(json!(vbd))
 }
 
-/// Whether a client may say this of a device that it makes.
+/// Whether a client may set this field of a device that it creates.
 fn record_has(name: &str) -> bool {
     !matches!(
         name,
@@ -64,7 +64,7 @@ fn record_has(name: &str) -> bool {
     )
 }
 
-/// The number at which a disk is to be, which may be asked for as a number, as a name or as `autodetect`.
+/// The number of a new disk. The client may request a number, a device name or `autodetect`.
 fn place_of(context: &Context<'_>, vm: &str, wanted: &str) -> Answer<String> {
     let database = &context.state.database;
     let taken: Vec<&str> = database
@@ -148,7 +148,7 @@ fn destroy(context: &mut Context<'_>, class: &'static str, arguments: &[Value]) 
     Ok(json!(""))
 }
 
-/// Removes a VBD or a VIF, and what pointed to it.
+/// Removes a VBD or a VIF, and the references to it.
 pub(super) fn remove(state: &mut crate::pool::State, class: &'static str, device: &str) -> Answer<()> {
     let record = state.database.remove(class, device)?;
     let (list, other, other_field) = match class {

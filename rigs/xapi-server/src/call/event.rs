@@ -1,8 +1,8 @@
-//! `event.from`: what happened since a token was given.
+//! `event.from`: the events since a token was issued.
 //!
-//! Source: `ocaml/xapi/xapi_event.ml` and `ocaml/xapi-types/event_types.ml`. A client that knows nothing gets all there is;
-//! one that knows everything gets an empty list here, and the connection asks again until the time that the client
-//! would wait is over.
+//! Source: `ocaml/xapi/xapi_event.ml` and `ocaml/xapi-types/event_types.ml`. A client without a token gets all objects.
+//! A client that has all events gets an empty list here, and the connection repeats the query until the client's
+//! timeout has passed.
 
 use std::collections::BTreeMap;
 
@@ -40,7 +40,7 @@ fn from(context: &mut Context<'_>, arguments: &[Value]) -> Answer<Value> {
     let database = &context.state.database;
     let mut last_by_object = BTreeMap::new();
     for happening in database.happenings_after(since).filter(|it| is_wanted(it, &classes)) {
-        // What is new to the client is an addition, however often it changed since.
+        // An object that is new to the client is reported as added, even if it was changed since.
         let is_new = happening.operation == "add" || since == 0;
         let entry = last_by_object
             .entry((happening.class, &happening.reference))

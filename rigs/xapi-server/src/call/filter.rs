@@ -1,13 +1,13 @@
 //! The expressions of `get_all_records_where`: `field "name__label" = "x" and not (true)`.
 //!
-//! Source: `ocaml/database/db_filter_lex.mll` and `db_filter_parse.mly`. Both `and` and `or` bind to the left, neither before the
-//! other. A field that the database writes with two underscores is written so here, or with one.
+//! Source: `ocaml/database/db_filter_lex.mll` and `db_filter_parse.mly`. `and` and `or` are left-associative and have
+//! the same precedence. A field that the database writes with two underscores may be written with two or with one.
 
 use serde_json::Value;
 
 use crate::database::Record;
 
-/// How deep parentheses and `not` may go.
+/// Limit of the nesting of parentheses and `not`.
 const DEPTH_MAX: usize = 50;
 
 #[derive(Debug, Clone, PartialEq)]
@@ -34,7 +34,7 @@ pub(super) enum Filter {
 }
 
 impl Filter {
-    /// Reads an expression; `None` where it is none.
+    /// Parses an expression; `None` if it is invalid.
     pub(super) fn read(text: &str) -> Option<Self> {
         let mut tokens = tokens(text)?;
         tokens.reverse();
@@ -42,7 +42,7 @@ impl Filter {
         tokens.is_empty().then_some(filter)
     }
 
-    /// Whether the condition holds for `record`.
+    /// Whether `record` satisfies the condition.
     pub(super) fn holds(&self, record: &Record) -> bool {
         match self {
             Self::Constant(constant) => *constant,
@@ -87,7 +87,7 @@ fn tokens(text: &str) -> Option<Vec<Token>> {
     Some(tokens)
 }
 
-/// Reads from the end of `tokens`, which are in reverse.
+/// Parses an expression from the end of `tokens`, which are in reverse order.
 fn expression(tokens: &mut Vec<Token>, depth: usize) -> Option<Filter> {
     let mut left = term(tokens, depth)?;
     loop {

@@ -1,4 +1,4 @@
-//! What every class has: records, fields, and looking for objects.
+//! Calls that every class has: records, fields, and queries for objects.
 
 use serde_json::{Map, Value, json};
 
@@ -8,7 +8,7 @@ use super::filter::Filter;
 use crate::database;
 use crate::failure::{Answer, Failure};
 
-/// Fields that clients may set with `set_...`, of any class that has them.
+/// Fields that clients may set with `set_...`, in any class that has them.
 const SETTABLE: &[&str] = &[
     "name_label",
     "name_description",
@@ -42,7 +42,7 @@ const SETTABLE: &[&str] = &[
     "memory_dynamic_min",
 ];
 
-/// Answers a call that is the same for every class; `None` where it is not.
+/// Answers a call that is the same for every class; `None` if it is specific to a class.
 pub(super) fn call(
     context: &mut Context<'_>,
     class: &'static str,

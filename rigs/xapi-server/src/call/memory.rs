@@ -1,8 +1,9 @@
-//! The memory of a machine that is suspended: a disk of the type `suspend`, and further data in the machine's record.
+//! The memory of a suspended machine: a disk of the type `suspend`, and further data in the machine's record.
 //!
-//! Source: `suspend` and `resume` in `ocaml/xapi/xapi_xenops.ml`, and `ocaml/xapi/cpuid_helpers.ml`. What a hypervisor writes into such a disk is its
-//! own affair: here it is a magic, a length, bytes that are never the same twice, and a checksum of them that `last_booted_record` has, too. So a
-//! machine resumes only from its own memory, undamaged, and with the record that belongs to it.
+//! Source: `suspend` and `resume` in `ocaml/xapi/xapi_xenops.ml`, and `ocaml/xapi/cpuid_helpers.ml`. A real hypervisor
+//! writes a format of its own. Here the disk has a magic, a length, random bytes, and their checksum, which is also in
+//! `last_booted_record`. So a machine can be resumed only from its own undamaged memory, and with the record that
+//! belongs to it.
 
 use serde_json::{Map, Value, json};
 use twox_hash::XxHash64;
@@ -13,27 +14,27 @@ use crate::database::{NULL, Record, new_uuid, text};
 use crate::failure::{Answer, Failure};
 use crate::pool::{Pool, State};
 
-/// Bytes of the disk: much more than is written, as XAPI makes it.
+/// Size of the disk: much larger than the written data, as in XAPI.
 const SUSPEND_BYTES: u64 = 4 << 20;
-/// What an image begins with.
+/// The magic at the start of an image.
 const MAGIC: &[u8; 15] = b"XenSavedDomain\n";
-/// Bytes of memory.
+/// Size of the memory data.
 const PAYLOAD_BYTES: usize = 2_500_000;
-/// Where they begin: behind the magic and their length.
+/// Offset of the memory data, after the magic and the length.
 const PAYLOAD_OFFSET: u64 = 23;
-/// Unwritten pages in the middle.
+/// A range of pages that are not written.
 const BLANK: std::ops::Range<usize> = 1_000_000..2_200_000;
 /// The text before the checksum in `last_booted_record`.
 const RECORD: &str = "xenopsd stand-in: memory ";
 
-/// The processors of the pool, as a machine remembers them that was started on them.
+/// The processors of the pool, in the form that is stored in the record of a machine that was started on them.
 pub(super) fn processors(state: &State) -> Value {
     let pool = state.database.all("pool").next();
     let vendor = pool.and_then(|(_, pool)| pool.get("cpu_info")?.get("vendor")?.as_str());
     json!({"vendor": vendor.unwrap_or_default(), "features": "1fcbfbff-f7fa3223-2d93fbff-00000523"})
 }
 
-/// Makes the disk with the memory of a machine, called `label`; gives it and the record that belongs to it.
+/// Creates the disk with the memory of a machine, with the name `label`; returns it and the record that belongs to it.
 pub(super) fn save(pool: &Pool, state: &mut State, label: &str) -> Answer<(String, String)> {
     let sr = state.shared_sr.clone();
     let fields = json!({"name_label": label, "type": "suspend", "name_description": "Suspend image"});
@@ -63,7 +64,7 @@ fn record_of(payload: &[u8]) -> String {
     format!("{RECORD}{:016x}", XxHash64::oneshot(0, payload))
 }
 
-/// `VM.suspend`: the machine has a disk with its memory from now on.
+/// `VM.suspend`: creates a disk with the machine's memory.
 pub(super) fn suspend(context: &mut Context<'_>, vm: &str) -> Answer<()> {
     let (vdi, record) = save(context.pool, context.state, "Suspend image")?;
     context.state.database.change("VM", vm, |machine| {
@@ -72,7 +73,7 @@ pub(super) fn suspend(context: &mut Context<'_>, vm: &str) -> Answer<()> {
     })
 }
 
-/// `VM.resume`: reads the memory of a machine back, and removes its disk.
+/// `VM.resume`: reads the memory of a machine, and removes its disk.
 pub(super) fn resume(context: &mut Context<'_>, vm: &str, is_forced: bool) -> Answer<()> {
     let record = context.state.database.get("VM", vm)?.clone();
     if !is_forced {
@@ -103,7 +104,7 @@ pub(super) fn resume(context: &mut Context<'_>, vm: &str, is_forced: bool) -> An
     remove_vdi(context.state, vdi)
 }
 
-/// A machine resumes only on processors of the maker that it was started on.
+/// Refuses to resume a machine on processors of another vendor than it was started on.
 fn refuse_other_processors(context: &Context<'_>, vm: &str, record: &Record) -> Answer<()> {
     let vendor_of = |flags: &Map<String, Value>| flags.get("vendor").and_then(Value::as_str).map(str::to_owned);
     let then = record

@@ -7,7 +7,7 @@ use super::argument::{exactly, mismatch, text};
 use crate::failure::{Answer, Failure};
 use crate::pool::{PASSWORD, Pool, State, USER};
 
-/// Whether `method` is called without a session.
+/// Whether `method` can be called without a session.
 pub(super) fn needs_none(method: &str) -> bool {
     method == "session.login_with_password"
 }

@@ -9,7 +9,7 @@ use crate::database::{NULL, flag, new_uuid, text as text_of, texts};
 use crate::failure::{Answer, Failure};
 use crate::pool::State;
 
-/// What a copy of a machine is to be.
+/// The kind of a copy of a machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Snapshot,
@@ -69,7 +69,7 @@ fn copy(context: &mut Context<'_>, kind: Kind, arguments: &[Value]) -> Answer<St
     Ok(copy)
 }
 
-/// Copies of all disks, by the disks; where one fails, those made before are removed.
+/// Copies all disks; returns the copies by their originals. If one copy fails, the previous ones are removed.
 fn copy_disks(
     context: &mut Context<'_>,
     vm: &Map<String, Value>,
@@ -124,7 +124,7 @@ fn copy_record(
     let changes = json!({
         "uuid": new_uuid(), "name_label": name, "power_state": state, "domid": -1, "resident_on": NULL, "guest_metrics": NULL,
         "is_a_snapshot": is_snapshot,
-        // A snapshot is a template too.
+        // A snapshot is also a template.
         "is_a_template": is_snapshot || flag(original, "is_a_template"),
         "snapshot_of": if is_snapshot { vm } else { NULL },
         "snapshot_time": if is_snapshot { context.pool.date() } else { crate::schema::EPOCH.to_owned() },
@@ -140,7 +140,7 @@ fn copy_record(
         record.extend(changes);
     }
     if kind != Kind::Checkpoint {
-        // `xapi_vm_clone.ml`: memory of a machine that is suspended is copied with a checkpoint only.
+        // `xapi_vm_clone.ml`: only a checkpoint copies the memory of a suspended machine.
         record.insert("suspend_VDI".to_owned(), json!(NULL));
     }
     if !is_snapshot && let Some(config) = record.get_mut("other_config").and_then(Value::as_object_mut) {
@@ -165,7 +165,7 @@ fn copy_vbds(
         let mut record = state.database.get("VBD", &vbd)?.clone();
         let vdi = text_of(&record, "VDI").to_owned();
         let copied = vdis.get(&vdi).and_then(Value::as_str);
-        // A disk that was left out is not there in the copy; a drive for media is.
+        // The copy has no device for a disk that was left out, but it has one for a CD drive.
         if copied.is_none() && text_of(&record, "type") != "CD" {
             continue;
         }
@@ -183,7 +183,7 @@ fn copy_vbds(
     Ok(())
 }
 
-/// The devices of a checkpoint stay attached, as those of any machine that is suspended.
+/// Detaches the devices of a copy. The devices of a checkpoint stay attached, like those of any suspended machine.
 fn detach_unless_suspended(device: &mut Map<String, Value>, kind: Kind) {
     if kind != Kind::Checkpoint {
         device.insert("currently_attached".to_owned(), json!(false));
@@ -194,7 +194,7 @@ fn copy_vifs(state: &mut State, original: &Map<String, Value>, copy: &str, kind:
     for vif in texts(original, "VIFs") {
         let mut record = state.database.get("VIF", &vif)?.clone();
         let uuid = new_uuid();
-        // A clone may run at the same time as its origin, a snapshot is its origin.
+        // A clone may run at the same time as its origin, so it needs a different identity; a snapshot keeps it.
         if kind == Kind::Clone {
             record.insert("MAC".to_owned(), json!(device::mac_from(&uuid)));
         }
@@ -209,14 +209,15 @@ fn copy_vifs(state: &mut State, original: &Map<String, Value>, copy: &str, kind:
     Ok(())
 }
 
-/// The disk that holds the memory of a machine at a checkpoint: a snapshot of what it was suspended to.
+/// Adds the disk with the memory of the machine to a checkpoint: a snapshot of the disk to which the machine was
+/// suspended.
 fn add_memory(context: &mut Context<'_>, original: &Map<String, Value>, copy: &str) -> Answer<()> {
     let suspended = text_of(original, "suspend_VDI").to_owned();
     if text_of(original, "power_state") == "Suspended" && suspended != NULL {
         let vdi = copy_vdi(context.pool, context.state, &suspended, CopyKind::Snapshot)?;
         return context.state.database.set("VM", copy, "suspend_VDI", json!(vdi));
     }
-    // A running machine is suspended for it, and resumed; the disk that it was suspended to is gone by then.
+    // A running machine is suspended and resumed; the disk for that is removed again.
     let (vdi, record) = memory::save(context.pool, context.state, "Suspend image")?;
     let vdi_of_copy = copy_vdi(context.pool, context.state, &vdi, CopyKind::Snapshot)?;
     remove_vdi(context.state, &vdi)?;

@@ -1,4 +1,4 @@
-//! `task.*`: what is under way, and how it ended.
+//! `task.*`: running and completed tasks.
 
 use serde_json::{Value, json};
 
@@ -8,7 +8,7 @@ use crate::database::text as field;
 use crate::failure::{Answer, Failure};
 use crate::pool::{Outcome, Pool, State};
 
-/// A new task.
+/// Creates a task.
 pub(crate) fn new_task(pool: &Pool, state: &mut State, name: &str) -> String {
     let host = state.hosts[state.master].clone();
     state.database.add(
@@ -17,7 +17,7 @@ pub(crate) fn new_task(pool: &Pool, state: &mut State, name: &str) -> String {
     )
 }
 
-/// Notes how a task ended, unless it was destroyed or ended already.
+/// Records how a task ended, unless it was destroyed or has already ended.
 pub(crate) fn end_task(pool: &Pool, state: &mut State, task: &str, answer: &Answer<Value>) {
     let Ok(record) = state.database.get("task", task) else {
         return;
@@ -55,7 +55,7 @@ pub(super) fn call(context: &mut Context<'_>, operation: &str, arguments: &[Valu
         "destroy" => Some(destroy(context, arguments)),
         "cancel" => Some(cancel(context, arguments)),
         _ => {
-            // Other calls about tasks are reads; records are returned as for any class.
+            // The other calls about tasks read records, which works as for any class.
             let one = arguments.first().and_then(Value::as_str).map(str::to_owned);
             match one {
                 Some(task) if operation.starts_with("get_") => look(context.pool, context.state, &task),
@@ -85,7 +85,7 @@ fn destroy(context: &mut Context<'_>, arguments: &[Value]) -> Answer<Value> {
     Ok(json!(""))
 }
 
-/// Pending work is dropped. A running transfer is notified and ends itself.
+/// Drops pending work. A running transfer is notified and ends itself.
 fn cancel(context: &mut Context<'_>, arguments: &[Value]) -> Answer<Value> {
     let [task] = exactly(context.method, arguments)?;
     let task = text(task, "task")?;
@@ -102,7 +102,7 @@ fn cancel(context: &mut Context<'_>, arguments: &[Value]) -> Answer<Value> {
         let cancelled = Err(Failure::new("TASK_CANCELLED", &[task]));
         let pending = context.state.pending.remove(task);
         let end = match pending.map(|pending| pending.outcome) {
-            // Too late: what was done stays.
+            // Too late: the call was already executed, and is not undone.
             Some(Outcome::Done(answer)) => answer,
             _ => cancelled,
         };
@@ -111,7 +111,7 @@ fn cancel(context: &mut Context<'_>, arguments: &[Value]) -> Answer<Value> {
     Ok(json!(""))
 }
 
-/// One look at each pending task.
+/// Polls each pending task once.
 pub(super) fn look_at_all(pool: &Pool, state: &mut State) {
     let tasks: Vec<String> = state.pending.keys().cloned().collect();
     for task in tasks {
@@ -119,7 +119,7 @@ pub(super) fn look_at_all(pool: &Pool, state: &mut State) {
     }
 }
 
-/// A look at a task: with the last one it is done.
+/// Polls a task; at the last poll its call is executed, if necessary, and the task ends.
 fn look(pool: &Pool, state: &mut State, task: &str) {
     let Some(pending) = state.pending.get_mut(task) else {
         return;

@@ -1,4 +1,4 @@
-//! `VDI.*`: disks, their snapshots, and what changed in them.
+//! `VDI.*`: disks, their snapshots, and their changed blocks.
 
 use serde_json::{Map, Value, json};
 
@@ -13,7 +13,7 @@ use crate::schema;
 
 /// A port without a server.
 const CLOSED_PORT: u16 = 1;
-/// Storage of VHDs rounds the size of a new disk up to its blocks.
+/// Storage of VHDs rounds the size of a new disk up to whole blocks.
 const SIZE_UNIT: u64 = 2 << 20;
 
 pub(super) fn call(context: &mut Context<'_>, operation: &str, arguments: &[Value]) -> Option<Answer<Value>> {
@@ -33,7 +33,7 @@ pub(super) fn call(context: &mut Context<'_>, operation: &str, arguments: &[Valu
     Some(answer)
 }
 
-/// Makes a disk of zeroes.
+/// Creates a disk of zeroes.
 pub(crate) fn new_vdi(
     pool: &Pool,
     state: &mut State,
@@ -61,7 +61,7 @@ fn adopt(state: &mut State, record: Map<String, Value>, disk: Disk, sr: &str) ->
     vdi
 }
 
-/// The size that storage of VHDs gives a disk that shall have `size_bytes`.
+/// The size that storage of VHDs gives a disk for which `size_bytes` were requested.
 pub(crate) fn rounded_size(size_bytes: u64) -> u64 {
     size_bytes.max(1).next_multiple_of(SIZE_UNIT)
 }
@@ -92,7 +92,7 @@ fn create(context: &mut Context<'_>, arguments: &[Value]) -> Answer<Value> {
     new_vdi(context.pool, context.state, &sr, rounded_size(size_bytes), &fields).map(|vdi| json!(vdi))
 }
 
-/// Refuses `operation` on a disk that a machine or a transfer uses.
+/// Refuses `operation` on a disk that is used by a machine or a transfer.
 fn refuse_in_use(state: &State, vdi: &str, operation: &str) -> Answer<()> {
     let is_attached = state
         .database
@@ -113,7 +113,7 @@ fn destroy(context: &mut Context<'_>, arguments: &[Value]) -> Answer<Value> {
     Ok(json!(""))
 }
 
-/// Removes a disk with its bytes, and what pointed to it.
+/// Removes a disk with its data, and the references to it.
 pub(crate) fn remove(state: &mut State, vdi: &str) -> Answer<()> {
     if let Some(mut disk) = state.disks.remove(vdi) {
         disk.destroy_data()?;
@@ -129,7 +129,7 @@ pub(crate) fn remove(state: &mut State, vdi: &str) -> Answer<()> {
     Ok(())
 }
 
-/// What a copy of a disk is to be.
+/// The kind of a copy of a disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum CopyKind {
     Snapshot,
@@ -137,7 +137,7 @@ pub(super) enum CopyKind {
 }
 
 fn copy(context: &mut Context<'_>, arguments: &[Value], kind: CopyKind) -> Answer<Value> {
-    // The map for the driver may be left out.
+    // The map for the driver is optional.
     let vdi = match arguments {
         [vdi] | [vdi, _] => text(vdi, "vdi")?,
         _ => return Err(super::argument::mismatch(context.method, 2, arguments.len())),
@@ -145,7 +145,7 @@ fn copy(context: &mut Context<'_>, arguments: &[Value], kind: CopyKind) -> Answe
     copy_vdi(context.pool, context.state, vdi, kind).map(|copy| json!(copy))
 }
 
-/// Makes a snapshot or a clone of a disk.
+/// Creates a snapshot or a clone of a disk.
 pub(super) fn copy_vdi(pool: &Pool, state: &mut State, vdi: &str, kind: CopyKind) -> Answer<String> {
     let mut record = state.database.get("VDI", vdi)?.clone();
     if text_of(&record, "type") == "cbt_metadata" {
@@ -234,7 +234,7 @@ fn data_destroy(context: &mut Context<'_>, arguments: &[Value]) -> Answer<Value>
     if !flag(record, "cbt_enabled") {
         return Err(Failure::new("VDI_NO_CBT_METADATA", &[vdi]));
     }
-    // XAPI waits four seconds for machines to release the disk; here none does.
+    // XAPI waits four seconds for machines to release the disk; this server does not wait.
     let has_vbds = !context.state.database.having("VBD", "VDI", vdi).is_empty();
     if has_vbds || context.state.users.contains_key(vdi) {
         return Err(Failure::new("VDI_IN_USE", &[vdi, "data_destroy"]));
@@ -252,7 +252,7 @@ fn list_changed_blocks(context: &mut Context<'_>, arguments: &[Value]) -> Answer
     let (from, to) = (text(from, "vdi_from")?, text(to, "vdi_to")?);
     context.state.database.get("VDI", from)?;
     let record = context.state.database.get("VDI", to)?;
-    // A disk that a snapshot is attached to counts as free: checkpoints leave theirs attached.
+    // Attached snapshots do not count as in use: checkpoints leave theirs attached.
     if !flag(record, "is_a_snapshot") {
         refuse_in_use(context.state, to, "list_changed_blocks")?;
     }
@@ -272,7 +272,7 @@ fn list_changed_blocks(context: &mut Context<'_>, arguments: &[Value]) -> Answer
         })
 }
 
-/// Where the disk can be read over NBD: each address of each host that sees the storage and whose network is for that.
+/// The NBD addresses of a disk: each address of each host that sees the storage and whose network allows NBD.
 fn nbd_info(context: &mut Context<'_>, arguments: &[Value]) -> Answer<Value> {
     let [vdi] = exactly(context.method, arguments)?;
     let vdi = text(vdi, "self")?;

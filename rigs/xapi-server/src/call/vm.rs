@@ -1,4 +1,4 @@
-//! `VM.*`: making machines, removing them, and their power.
+//! `VM.*`: creates and removes machines, and changes their power state.
 
 use std::fs::File;
 
@@ -36,7 +36,7 @@ pub(super) fn call(context: &mut Context<'_>, operation: &str, arguments: &[Valu
     }
 }
 
-/// Refuses operations that conflict with a running one of the machine.
+/// Refuses operations that conflict with a running operation of the machine.
 pub(crate) fn refuse_while_busy(record: &Map<String, Value>, vm: &str) -> Answer<()> {
     let operations = record.get("current_operations").and_then(Value::as_object);
     match operations.and_then(|operations| operations.iter().next()) {
@@ -51,7 +51,7 @@ pub(crate) fn refuse_while_busy(record: &Map<String, Value>, vm: &str) -> Answer
     }
 }
 
-/// Refuses a machine that is not in one of these states.
+/// Refuses a machine whose power state is not one of `fit`.
 pub(crate) fn refuse_power_state(record: &Map<String, Value>, vm: &str, fit: &[&str]) -> Answer<()> {
     let actual = text_of(record, "power_state");
     if fit.contains(&actual) {
@@ -65,7 +65,7 @@ pub(crate) fn refuse_power_state(record: &Map<String, Value>, vm: &str, fit: &[&
 }
 
 fn change_power(context: &mut Context<'_>, arguments: &[Value], from: &[&str], to: &str) -> Answer<Value> {
-    // The machine comes first; what follows (where, paused, by force) makes no difference here.
+    // The machine is the first argument; the others (host, paused, forced) have no effect here.
     let expected = match context.method {
         "VM.start" | "VM.resume" => 3,
         "VM.start_on" => 4,
@@ -93,11 +93,11 @@ fn change_power(context: &mut Context<'_>, arguments: &[Value], from: &[&str], t
     Ok(json!(""))
 }
 
-/// Changes the power of a machine, and whether its disks are attached.
+/// Changes the power state of a machine, and whether its disks are attached.
 pub(crate) fn set_power_state(state: &mut State, vm: &str, power_state: &str) -> Answer<()> {
     let host = state.hosts[state.master].clone();
     let is_on = matches!(power_state, "Running" | "Paused");
-    // The processors that a machine was started on matter as long as it runs; its devices are its own even while it is suspended.
+    // The processors of the start are recorded while a machine runs. Devices stay attached while it is suspended.
     let processors = memory::processors(state);
     let record = state.database.get("VM", vm)?;
     let is_started = is_on && text_of(record, "power_state") == "Halted";
@@ -138,7 +138,7 @@ fn create(context: &mut Context<'_>, arguments: &[Value]) -> Answer<Value> {
         .iter()
         .filter(|(name, _)| blank.contains_key(*name))
         .map(|(name, value)| {
-            // XML-RPC brings numbers as digits.
+            // XML-RPC sends numbers as text.
             let is_number = blank.get(name).is_some_and(Value::is_number);
             let digits = value
                 .as_str()
@@ -179,7 +179,7 @@ fn destroy(context: &mut Context<'_>, arguments: &[Value]) -> Answer<Value> {
     Ok(json!(""))
 }
 
-/// Removes a machine with its devices. Its disks stay: their creator removes them.
+/// Removes a machine with its devices. Its disks are not removed: their creator removes them.
 pub(crate) fn remove(state: &mut State, vm: &str) -> Answer<()> {
     let record = state.database.get("VM", vm)?.clone();
     for vbd in texts(&record, "VBDs") {
@@ -210,7 +210,7 @@ pub(crate) fn remove(state: &mut State, vm: &str) -> Answer<()> {
     Ok(())
 }
 
-/// Makes a machine as a test wants it: its disks, a drive without a medium, and a network card.
+/// Creates a machine for a test: its disks, a drive without a medium, and a network card.
 pub(crate) fn add(pool: &Pool, state: &mut State, new: &NewVm) -> Answer<String> {
     let guest = state.database.add(
         "VM_guest_metrics",
@@ -268,7 +268,7 @@ fn add_disk(pool: &Pool, state: &mut State, vm: &str, index: usize, new: &NewVm,
         let size_bytes = content.metadata()?.len().min(disk.size_bytes);
         copy_sparse(&content, &*state.disk(&vdi)?.file()?, size_bytes)?;
     }
-    // The guest names disks by letters in the order of their numbers, with the third left to the drive.
+    // The guest names disks by letters in the order of their numbers; the third letter is reserved for the drive.
     let letter = disk
         .device
         .bytes()

@@ -1,4 +1,4 @@
-//! `/export` and `/export_metadata`: a machine with its disks, or what is known of it.
+//! `/export` and `/export_metadata`: a machine with its disks, or only its metadata.
 //!
 //! Source: `ocaml/xapi/export.ml`.
 
@@ -76,7 +76,7 @@ fn vm_of(transfer: &Transfer<'_>) -> Answer<String> {
     state.database.by_uuid("VM", uuid)
 }
 
-/// The storage that the disks of the machine are on.
+/// The storage of the machine's disks.
 fn storage_of(pool: &Pool, vm: &str) -> Vec<String> {
     let state = pool.state();
     let Ok(record) = state.database.get("VM", vm) else {
@@ -90,7 +90,7 @@ fn storage_of(pool: &Pool, vm: &str) -> Vec<String> {
         .collect()
 }
 
-/// Keeps others from changing the machine; a machine that runs cannot be exported.
+/// Locks the machine against changes. A running machine cannot be exported.
 fn lock(transfer: &Transfer<'_>, vm: &str) -> Answer<()> {
     let mut state = transfer.pool.state();
     let record = state.database.get("VM", vm)?;
@@ -144,7 +144,7 @@ fn send(transfer: &Transfer<'_>, connection: &mut Connection, vm: &str) -> Answe
     Ok(json!(""))
 }
 
-/// What goes into the archive: `ova.xml`, and the disks in the order of their names.
+/// The content of the archive: `ova.xml`, and the disks in the order of their names.
 fn plan(pool: &Pool, vm: &str, scope: Scope) -> Answer<(String, Vec<Piece>)> {
     let state = pool.state();
     let mut names = Names::default();

@@ -1,6 +1,7 @@
-//! What an import makes of the records of an archive, class by class, in the order of XAPI: storage, disks, machines, networks, what connects them.
+//! Creates the objects of an archive, class by class, in XAPI's order: storage, disks, machines, networks, and the
+//! devices that connect them.
 //!
-//! Source: `ocaml/xapi/import.ml`. Devices of the host, guest metrics and the memory of TPMs are not looked at.
+//! Source: `ocaml/xapi/import.ml`. Devices of the host, guest metrics and the state of TPMs are ignored.
 
 use std::collections::BTreeMap;
 
@@ -15,25 +16,25 @@ use crate::pool::{Pool, State};
 use crate::schema;
 use crate::xva::ova::Object;
 
-/// Where the disks of a machine come from.
+/// The source of a machine's disks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Disks {
-    /// The archive has them; they go to this storage.
+    /// The archive contains the disks; they are created on this storage.
     InArchive { sr: String },
-    /// They are there already, under the uuid that the archive says.
+    /// The disks already exist in the pool, with the UUIDs in the archive.
     InPool,
 }
 
-/// What an import has made so far.
+/// The objects that an import has created so far.
 #[derive(Debug, Default)]
 pub(super) struct Made {
     pub(super) vms: Vec<String>,
-    /// Disks by their names in the archive.
+    /// Disks by their ids in the archive.
     pub(super) vdis: BTreeMap<String, String>,
     pub(super) networks: Vec<String>,
 }
 
-/// An import under way.
+/// A running import.
 struct Import<'a> {
     objects: &'a [Object],
     /// Whether the machine keeps its identity.
@@ -52,13 +53,13 @@ fn find<'o>(objects: &'o [Object], id: &str) -> Answer<&'o Object> {
         .ok_or_else(|| not_found(id))
 }
 
-/// Whether a disk is in a library of media: those are looked for, and not brought.
+/// Whether a disk is in an ISO library. Such disks are looked up, and not imported.
 fn is_medium(objects: &[Object], vdi: &Object) -> Answer<bool> {
     let sr = find(objects, text(&vdi.record, "SR"))?;
     Ok(text(&sr.record, "content_type") == "iso")
 }
 
-/// The disks whose bytes the archive has: those of machines, and those with the memory of machines.
+/// The disks whose data is in the archive: disks of machines, and disks with their memory.
 pub(super) fn streamed(objects: &[Object]) -> Answer<Vec<&Object>> {
     let mut streamed = Vec::new();
     let is_disk = |object: &&Object| object.class == "VBD" && text(&object.record, "type") != "CD";
@@ -77,7 +78,7 @@ pub(super) fn streamed(objects: &[Object]) -> Answer<Vec<&Object>> {
     Ok(streamed)
 }
 
-/// Makes all that the records tell of.
+/// Creates all objects in the records.
 pub(super) fn make(
     pool: &Pool,
     objects: &[Object],
@@ -99,7 +100,7 @@ pub(super) fn make(
         }
         let vdi = match disks {
             Disks::InArchive { sr } => {
-                // It is made by that call, from within.
+                // A fault for `VDI.create` applies here too: XAPI creates the disk by that call.
                 planned_failure(pool, "VDI.create").map_or(Ok(()), Err)?;
                 let size_bytes = rounded_size(number(&object.record, "virtual_size"));
                 new_vdi(pool, &mut state, sr, size_bytes, &kept_of_vdi(&object.record))?
@@ -148,7 +149,7 @@ fn mac_seed(record: &Record) -> Option<&str> {
     record.get("other_config")?.get("mac_seed")?.as_str()
 }
 
-/// An imported machine with its identity replaces an existing one that is off and older.
+/// Replaces an existing machine with the same identity, if it is halted and older.
 fn replace(state: &mut State, record: &Record) -> Answer<()> {
     let Ok(old) = state.database.by_uuid("VM", text(record, "uuid")) else {
         return Ok(());
@@ -171,7 +172,8 @@ impl Import<'_> {
         self.objects.iter().filter(move |object| object.class == class)
     }
 
-    /// Machines with one seed would make up the same addresses; only a machine and its own snapshots may share it.
+    /// Refuses a machine with the MAC seed of an existing one: both would generate the same addresses. Only a machine
+    /// and its own snapshots may have the same seed.
     fn refuse_twins(&self, state: &State) -> Answer<()> {
         for new in self.of("VM") {
             let Some(seed) = mac_seed(&new.record) else { continue };
@@ -226,7 +228,7 @@ impl Import<'_> {
         let is_drive = text(&vbd.record, "type") == "CD";
         let vdi = made.vdis.get(text(&vbd.record, "VDI"));
         let is_attached = flag(&vbd.record, "currently_attached");
-        // The drive of a machine with emulated hardware is emptied.
+        // The drive of a machine with emulated hardware is emptied if its medium is missing.
         let may_be_emptied = is_drive && text(&of.record, "domain_type") == "hvm";
         if is_attached && vdi.is_none() && !may_be_emptied {
             return Err(Failure::new("IMPORT_ERROR_ATTACHED_DISKS_NOT_FOUND", &[]));
@@ -246,7 +248,7 @@ impl Import<'_> {
         }
     }
 
-    /// A network card; its address is kept only where a machine is restored.
+    /// Creates a network card. Its address is kept only if the machine is restored.
     fn make_vif(&self, state: &mut State, vm: &str, vif: &Object, made: &mut Made) -> Answer<()> {
         if self.is_restore && state.database.by_uuid("VIF", text(&vif.record, "uuid")).is_ok() {
             return Ok(());
@@ -271,7 +273,7 @@ impl Import<'_> {
         own.map_or_else(new_uuid, str::to_owned)
     }
 
-    /// The network of a card: the one of its name, else the one of its bridge, else a new one.
+    /// The network of a card: the one with its name, otherwise the one with its bridge, otherwise a new one.
     fn network(&self, state: &mut State, id: &str, made: &mut Made) -> Answer<String> {
         let record = &find(self.objects, id)?.record;
         let of = |field: &str| {

@@ -1,6 +1,6 @@
-//! `/import` and `/import_metadata`: a machine from an archive.
+//! `/import` and `/import_metadata`: imports a machine from an archive.
 //!
-//! Source: `ocaml/xapi/import.ml`. What was made before something went wrong is removed again.
+//! Source: `ocaml/xapi/import.ml`. If the import fails, the created objects are removed again.
 
 use std::io::{self, BufReader, Read};
 
@@ -74,7 +74,7 @@ pub(crate) fn import_metadata(
     Ok(Next::End)
 }
 
-/// Reads the whole archive; gives references to the machines that it made.
+/// Reads the whole archive; returns references to the machines that were created.
 fn take_in(transfer: &Transfer<'_>, connection: &mut Connection, disks: &Disks) -> Answer<Value> {
     let mut flow = transfer.flow(
         connection,
@@ -100,7 +100,7 @@ fn take_in(transfer: &Transfer<'_>, connection: &mut Connection, disks: &Disks) 
     Ok(json!(made.vms))
 }
 
-/// Unpacks what begins like a packed stream.
+/// Decompresses the stream if it begins like a compressed one.
 fn unpack<'a>(flow: &'a mut Flow<'_>) -> io::Result<Box<dyn Read + 'a>> {
     let mut begin = Vec::new();
     flow.take(4).read_to_end(&mut begin)?;
@@ -132,7 +132,7 @@ fn read(transfer: &Transfer<'_>, stream: &mut dyn Read, disks: &Disks, made: &mu
             Strictness::Checked
         };
         let mut first_length = None;
-        // The names are in order in the map, as they are in the archive.
+        // The map has the disks in the order of their names, as the archive has.
         let streamed = streamed(&objects)?;
         for (prefix, vdi) in &made.vdis {
             let Some(object) = streamed.iter().find(|object| object.id == *prefix) else {
@@ -143,7 +143,7 @@ fn read(transfer: &Transfer<'_>, stream: &mut dyn Read, disks: &Disks, made: &mu
             disks::read(stream, prefix, &target, size_bytes, &mut first_length, strictness).map_err(premature)?;
         }
     }
-    // The end of the archive, and what may follow it.
+    // Reads the end of the archive, and anything after it.
     io::copy(stream, &mut io::sink()).map_err(premature)?;
     Ok(())
 }
@@ -155,10 +155,10 @@ fn premature(error: io::Error) -> Failure {
     error.into()
 }
 
-/// Removes what an import that failed has made; disks that were there before stay.
+/// Removes the objects that a failed import has created. Disks that existed before are kept.
 fn undo(state: &mut State, disks: &Disks, made: &Made) {
     for vm in &made.vms {
-        // A client that found it may have destroyed it.
+        // A client may have found and destroyed it.
         drop(remove_vm(state, vm));
     }
     for network in &made.networks {

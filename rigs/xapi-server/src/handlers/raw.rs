@@ -18,9 +18,9 @@ use crate::http::{Connection, Request};
 use crate::pool::Pool;
 use crate::vhd;
 
-/// Bytes that are read at once.
+/// Number of bytes to read at a time.
 const PIECE_BYTES: u64 = 1 << 20;
-/// Largest disk that a VHD holds.
+/// Size of the largest disk that a VHD supports.
 const VHD_BYTES_MAX: u64 = 2040 << 30;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -83,7 +83,7 @@ pub(crate) fn export(pool: &Pool, host: usize, connection: &mut Connection, requ
     Ok(Next::End)
 }
 
-/// Ends a transfer that never began.
+/// Ends a transfer that was not started.
 fn refuse(transfer: Transfer<'_>, connection: &mut Connection, status: u16, failure: Failure) -> io::Result<Next> {
     transfer.end(Err(failure));
     connection.send_error(status, "")?;

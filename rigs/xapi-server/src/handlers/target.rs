@@ -1,4 +1,4 @@
-//! A disk that an upload fills.
+//! A disk that is being uploaded.
 
 use std::fs::File;
 use std::io;
@@ -8,7 +8,7 @@ use std::sync::Arc;
 use crate::failure::Answer;
 use crate::pool::Pool;
 
-/// A disk that is written to, while others may look at it.
+/// A disk that is written to, while others may read it.
 pub(crate) struct Target<'a> {
     pool: &'a Pool,
     vdi: String,
@@ -28,7 +28,7 @@ impl<'a> Target<'a> {
         })
     }
 
-    /// Writes `bytes` at `offset`; tracking of changes sees it.
+    /// Writes `bytes` at `offset`, with change tracking.
     pub(crate) fn write(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
         let end = offset + bytes.len() as u64;
         if end > self.size_bytes {

@@ -14,19 +14,19 @@ use crate::http::{Connection, Request};
 use crate::nbd::release;
 use crate::pool::{ADDRESSES, PASSWORD, Pool, USER};
 
-/// A transfer that may begin.
+/// An admitted transfer.
 pub(crate) struct Transfer<'a> {
     pub(crate) pool: &'a Pool,
     pub(crate) request: &'a Request,
-    /// The host that was asked.
+    /// The host that received the request.
     pub(crate) host: usize,
     pub(crate) task: String,
-    /// Whether the task is the server's own, and gone when the transfer is over.
+    /// Whether the server has created the task, which is then removed after the transfer.
     owns_task: bool,
     planned_end: Option<Failure>,
 }
 
-/// Looks whether a transfer may begin; answers those that may not.
+/// Checks whether a transfer is allowed; otherwise answers with an error.
 pub(crate) fn admit<'a>(
     pool: &'a Pool,
     host: usize,
@@ -66,7 +66,7 @@ pub(crate) fn admit<'a>(
     }))
 }
 
-/// Whether the request comes with a session, or with a name and a password.
+/// Whether the request has a valid session, or a valid name and password.
 fn is_known(pool: &Pool, request: &Request) -> bool {
     if let Some(session) = request.parameter("session_id") {
         return pool.state().database.exists("session", session);
@@ -78,7 +78,7 @@ fn is_known(pool: &Pool, request: &Request) -> bool {
 }
 
 impl Transfer<'_> {
-    /// Sends the client to a host that sees the storage, if the one that was asked does not; whether it was sent away.
+    /// If this host does not see the storage, redirects the client to one that does; returns whether it was redirected.
     pub(crate) fn redirect(&mut self, connection: &mut Connection, sr: &str) -> io::Result<bool> {
         let state = self.pool.state();
         if state.host_sees(self.host, sr) {
@@ -98,18 +98,19 @@ impl Transfer<'_> {
             format!("Location: {location}"),
         ];
         connection.send_head(&head)?;
-        // The host that it was sent to ends the task.
+        // The other host ends the task.
         self.planned_end = None;
         self.discard_own_task();
         Ok(true)
     }
 
-    /// As what a test wants it to end, if not well: what would have been made is to go then.
+    /// The failure with which a test wants the transfer to end, if any: the objects that it would have created are then
+    /// removed.
     pub(crate) fn planned_end(&self) -> Answer<()> {
         self.planned_end.clone().map_or(Ok(()), Err)
     }
 
-    /// Answers 200, before any byte was moved.
+    /// Answers 200, before the first byte of the transfer.
     pub(crate) fn accept(&self, connection: &mut Connection, version: &str, headers: &[String]) -> io::Result<()> {
         let mut head = vec![
             format!("HTTP/{version} 200 OK"),
@@ -121,7 +122,7 @@ impl Transfer<'_> {
         connection.send_head(&head)
     }
 
-    /// Notes how the transfer ended.
+    /// Records how the transfer ended.
     pub(crate) fn end(mut self, answer: Answer<Value>) {
         let answer = match (answer, self.planned_end.take()) {
             (Ok(_), Some(planned)) => Err(planned),
@@ -138,7 +139,7 @@ impl Transfer<'_> {
         }
     }
 
-    /// The disk that the query calls `name`, by reference or uuid.
+    /// The disk in the query parameter `name`, by reference or UUID.
     pub(crate) fn vdi(&self, name: &str) -> Answer<Option<String>> {
         let given = self.request.parameter(name);
         given
@@ -146,7 +147,7 @@ impl Transfer<'_> {
             .transpose()
     }
 
-    /// The storage that the query names.
+    /// The storage in the query.
     pub(crate) fn sr(&self) -> Answer<Option<String>> {
         let state = self.pool.state();
         if let Some(sr) = self.request.parameter("sr_id") {
@@ -156,7 +157,7 @@ impl Transfer<'_> {
         uuid.map(|uuid| state.database.by_uuid("SR", uuid)).transpose()
     }
 
-    /// The bytes of the transfer, on their way.
+    /// The data stream of the transfer.
     pub(crate) fn flow<'a>(
         &'a self,
         connection: &'a mut Connection,
@@ -171,7 +172,8 @@ impl Transfer<'_> {
             self.pool.clock.sleep(delay);
         }
         let cut_after = self.pool.faults.take(|fault| match (direction, fault) {
-            // It is for one that comes so far: the records of a machine do not use up what was meant for its disk.
+            // The fault applies only to a transfer that reaches this position: the records of a machine must not use up
+            // a fault for its disk.
             (Direction::Down, Fault::CutDownloadAfter(bytes)) => Some(*bytes).filter(|bytes| *bytes < total_bytes),
             (Direction::Up, Fault::CutUploadAfter(bytes)) => Some(*bytes),
             _ => None,
@@ -197,31 +199,31 @@ impl Transfer<'_> {
     }
 }
 
-/// Which way the bytes go.
+/// The direction of a transfer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Direction {
     Down,
     Up,
 }
 
-/// The bytes of a transfer.
+/// The data stream of a transfer.
 pub(crate) struct Flow<'a> {
     transfer: &'a Transfer<'a>,
     connection: &'a mut Connection,
     moved_bytes: u64,
-    /// Where the body of an upload ends; none where it ends with the connection.
+    /// The length of an upload's body; `None` if it ends with the connection.
     limit_bytes: Option<u64>,
-    /// For the progress of the task.
+    /// Total size, for the progress of the task.
     total_bytes: u64,
     cut_after: Option<u64>,
     sessions_end_after: Option<u64>,
-    /// Whether the session is touched for each piece, as it is for an XVA.
+    /// Whether the session is checked for each piece, as for an XVA.
     pub(crate) needs_session: bool,
     piece_bytes: usize,
 }
 
 impl Flow<'_> {
-    /// How many bytes of `length` may move now; fails where the transfer is over.
+    /// Number of bytes of at most `length` that may be transferred now; fails if the transfer has ended.
     fn allow(&mut self, length: usize) -> io::Result<usize> {
         let next = |limit: Option<u64>| {
             let left = limit.map(|limit| limit.saturating_sub(self.moved_bytes));
@@ -265,7 +267,7 @@ impl Flow<'_> {
             let mut state = self.transfer.pool.state();
             #[expect(clippy::cast_precision_loss, reason = "at most 99")]
             let progress = json!(now as f64 / 100.0);
-            // The task was destroyed: there is nothing to update.
+            // The task was destroyed: there is no progress to update.
             drop(state.database.set("task", &self.transfer.task, "progress", progress));
         }
     }
@@ -280,7 +282,7 @@ impl Write for Flow<'_> {
         let length = self.allow(bytes.len())?;
         let written = self.connection.write(&bytes[..length])?;
         if self.cut_after.is_some() {
-            // What the client shall get before the cut must not wait in a buffer.
+            // Bytes before the cut must reach the client, so they must not wait in a buffer.
             self.connection.flush()?;
         }
         self.note(written);
@@ -309,13 +311,13 @@ impl Read for Flow<'_> {
     }
 }
 
-/// A disk that a transfer uses; it counts as in use until this is dropped.
+/// A disk that a transfer uses. It counts as in use until this is dropped.
 pub(crate) struct Attached<'a> {
     pool: &'a Pool,
     vdi: String,
 }
 
-/// What a transfer does with a disk.
+/// The access mode of a disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mode {
     ReadOnly,
@@ -323,11 +325,11 @@ pub(crate) enum Mode {
 }
 
 impl<'a> Attached<'a> {
-    /// Attaches a disk to the host; a disk that a running machine has cannot be, nor one that is written meanwhile.
+    /// Attaches a disk to the host. Fails if a running machine uses the disk, or another transfer conflicts.
     pub(crate) fn new(pool: &'a Pool, vdi: &str, mode: Mode) -> Answer<Self> {
         let mut state = pool.state();
         let is_writable = |vbd: &crate::database::Record| mode == Mode::ReadWrite || text(vbd, "mode") == "RW";
-        // Devices of a machine that is suspended are attached by name only.
+        // Devices of a suspended machine are only marked as attached.
         let is_suspended = |vbd: &crate::database::Record| {
             let vm = state.database.get("VM", text(vbd, "VM"));
             vm.is_ok_and(|vm| text(vm, "power_state") == "Suspended")

@@ -5,14 +5,14 @@ use serde_json::{Value, json};
 use super::MethodCall;
 use crate::failure::Answer;
 
-/// How the client speaks, and what it called its call.
+/// The version of the protocol, and the client's id of the call.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Envelope {
     is_version_2: bool,
     id: Value,
 }
 
-/// Reads a call. Without an id, without parameters or without a method it is none: XAPI takes no notifications.
+/// Parses a call; `None` without id, parameters or method: XAPI does not accept notifications.
 pub(crate) fn read(body: &[u8]) -> Option<(Envelope, MethodCall)> {
     let value: Value = serde_json::from_slice(body).ok()?;
     let id = value.get("id").filter(|id| id.is_string() || id.is_i64())?.clone();

@@ -1,7 +1,7 @@
-//! XML-RPC as xapi writes and reads it.
+//! XML-RPC in xapi's notation.
 //!
-//! Integers are strings of digits and strings have no element of their own. Text that is a date becomes a
-//! `dateTime.iso8601`: values within the server have no type for dates.
+//! Integers are strings of digits, and strings have no type element. A text in the form of a date becomes a
+//! `dateTime.iso8601`, because values inside the server have no type for dates.
 
 use roxmltree::{Document, Node};
 use serde_json::{Map, Value, json};
@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 use super::MethodCall;
 use crate::failure::Answer;
 
-/// How deep values may be nested: deeper ones are no valid call.
+/// Limit of the nesting of values; a call with deeper ones is invalid.
 const DEPTH_MAX: usize = 32;
 
 /// Reads a `methodCall`.
@@ -31,7 +31,7 @@ pub(crate) fn read_call(body: &str) -> Option<MethodCall> {
     Some(MethodCall { method, parameters })
 }
 
-/// Reads a document that is one value, as `ova.xml` is.
+/// Parses a document that is one value, such as `ova.xml`.
 pub(crate) fn read_value(body: &str) -> Option<Value> {
     let document = Document::parse(body).ok()?;
     let root = document.root_element();
@@ -141,7 +141,7 @@ fn escape(word: &str) -> String {
             '>' => escaped.push_str("&gt;"),
             '"' => escaped.push_str("&quot;"),
             '\'' => escaped.push_str("&apos;"),
-            // XML 1.0 has no way to write the other control characters.
+            // XML 1.0 cannot represent the other control characters.
             '\t' | '\n' | '\r' | ' '.. => escaped.push(character),
             _ => {}
         }
@@ -149,7 +149,7 @@ fn escape(word: &str) -> String {
     escaped
 }
 
-/// Whether `word` is a date as xapi writes it: `20260101T12:00:00Z`.
+/// Whether `word` is a date in xapi's form: `20260101T12:00:00Z`.
 fn is_date(word: &str) -> bool {
     let pattern = b"dddddddd\x54dd:dd:dd\x5A";
     word.len() == pattern.len()

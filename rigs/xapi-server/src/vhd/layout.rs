@@ -2,12 +2,12 @@
 
 use super::{BLOCK_BYTES, SECTOR_BYTES};
 
-/// Where the table begins.
+/// Offset of the table.
 pub(super) const TABLE_OFFSET: u64 = 2048;
-/// Where the empty sector for the parent locator is.
+/// Offset of the empty sector for the parent locator.
 const LOCATOR_OFFSET: u64 = 1536;
 
-/// What kind of disk a footer speaks of.
+/// The kind of disk in a footer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     Dynamic = 3,
@@ -59,7 +59,7 @@ pub(super) fn header(block_count: u32, parent: Option<&ParentName<'_>>) -> [u8; 
             .flat_map(u16::to_be_bytes)
             .collect();
         put(&mut header, 64, &name);
-        // The locator speaks of an address of a file, whose text vhd-tool leaves out of a stream: the sector is empty.
+        // The locator refers to the URL of a file. vhd-tool leaves its text out of a stream, so the sector is empty.
         let url_bytes = u32::try_from(parent.path.len() + "file://".len()).unwrap_or_default();
         put(&mut header, 576, b"MacX");
         put(&mut header, 580, &512_u32.to_be_bytes());
@@ -75,7 +75,7 @@ fn put(bytes: &mut [u8], offset: usize, field: &[u8]) {
     bytes[offset..offset + field.len()].copy_from_slice(field);
 }
 
-/// The complement of the sum of all bytes but for the four of the checksum itself.
+/// The complement of the sum of all bytes except for the four bytes of the checksum.
 pub(super) fn checksum(bytes: &[u8], checksum_offset: usize) -> u32 {
     let others = bytes
         .iter()
@@ -84,7 +84,7 @@ pub(super) fn checksum(bytes: &[u8], checksum_offset: usize) -> u32 {
     !others.fold(0_u32, |sum, (_, byte)| sum.wrapping_add(u32::from(*byte)))
 }
 
-/// Cylinders, heads and sectors: the appendix of the specification.
+/// Cylinders, heads and sectors, as computed in the appendix of the specification.
 fn geometry(size_bytes: u64) -> [u8; 4] {
     let total = (size_bytes / SECTOR_BYTES).min(65_535 * 16 * 255);
     let (heads, sectors, cylinders_and_heads) = if total >= 65_535 * 16 * 63 {
@@ -112,7 +112,7 @@ fn geometry(size_bytes: u64) -> [u8; 4] {
     [cylinders[0], cylinders[1], byte(heads), byte(sectors)]
 }
 
-/// How many blocks a disk has.
+/// Number of blocks of a disk.
 pub(super) fn block_count(size_bytes: u64) -> u32 {
     u32::try_from(size_bytes.div_ceil(BLOCK_BYTES)).unwrap_or(u32::MAX)
 }

@@ -1,4 +1,4 @@
-//! Reading a VHD from a stream into a disk.
+//! Reads a VHD from a stream into a disk.
 
 use std::io::{self, Read};
 
@@ -8,10 +8,10 @@ use super::layout::checksum;
 use super::{SECTOR_BYTES, UNUSED};
 use crate::handlers::Target;
 
-/// Most blocks that a table may speak of: those of the largest VHD.
+/// Limit of blocks in a table: that of the largest VHD.
 const BLOCK_COUNT_MAX: u64 = 2040 << 9;
 
-/// A stream, and how much of it was read.
+/// A stream, and the number of bytes that were read.
 struct Source<'a> {
     stream: &'a mut dyn Read,
     offset: u64,
@@ -48,7 +48,7 @@ fn u64_at(bytes: &[u8], offset: usize) -> u64 {
     u64::from(u32_at(bytes, offset)) << 32 | u64::from(u32_at(bytes, offset + 4))
 }
 
-/// Writes the blocks of a dynamic or differencing VHD to `target`; what the VHD does not speak of stays as it is.
+/// Writes the blocks of a dynamic or differencing VHD to `target`; the rest of `target` is not changed.
 pub(crate) fn read(stream: &mut dyn Read, target: &Target<'_>) -> io::Result<()> {
     let mut source = Source { stream, offset: 0 };
     let footer = source.read(512)?;
@@ -79,7 +79,7 @@ pub(crate) fn read(stream: &mut dyn Read, target: &Target<'_>) -> io::Result<()>
         .zip(0..)
         .filter(|(sector, _)| *sector != UNUSED)
         .collect();
-    // The stream gives them in the order in which they lie there.
+    // The stream contains the blocks in the order of their offsets.
     blocks.sort_unstable();
     let bitmap_bytes = (block_bytes / SECTOR_BYTES).div_ceil(8).next_multiple_of(SECTOR_BYTES);
     for (sector, number) in blocks {
@@ -92,7 +92,7 @@ pub(crate) fn read(stream: &mut dyn Read, target: &Target<'_>) -> io::Result<()>
     Ok(())
 }
 
-/// Writes the sectors that the bitmap speaks for, in runs.
+/// Writes the sectors that are set in the bitmap, in runs.
 fn write_block(target: &Target<'_>, start: u64, bitmap: &[u8], block: &[u8]) -> io::Result<()> {
     let sector_bytes = to_usize(SECTOR_BYTES);
     let is_there = |sector: usize| bitmap[sector / 8] & 0x80 >> (sector % 8) != 0;
@@ -105,7 +105,7 @@ fn write_block(target: &Target<'_>, start: u64, bitmap: &[u8], block: &[u8]) -> 
         let offset = start + (sector * sector_bytes) as u64;
         if is_there(sector) && offset < target.size_bytes {
             let run = &block[sector * sector_bytes..end * sector_bytes];
-            // The last block of a disk reaches past its end.
+            // The last block may reach past the end of the disk.
             let length = to_usize(target.size_bytes - offset).min(run.len());
             target.write(offset, &run[..length])?;
         }

@@ -12,18 +12,18 @@ use crate::database::new_uuid;
 use crate::disk::{Disk, TRACKED_BYTES};
 use crate::habits::{Habits, VhdBitmaps, VhdOrder};
 
-/// The content of sectors that the bitmap excludes: noise, so that reading them is noticed.
+/// The content of sectors that the bitmap excludes: noise, so that a reader that uses them is detected.
 const NOISE: u8 = 0xE5;
 
-/// The disk that a differencing disk is on top of.
+/// The parent of a differencing disk.
 pub(crate) struct Parent {
     pub(crate) disk: Disk,
     pub(crate) uuid: String,
-    /// Where it would be on the host.
+    /// The path that the parent would have on the host.
     pub(crate) path: String,
 }
 
-/// Writes `disk`, or what it has that `parent` does not, as a VHD.
+/// Writes `disk`, or its differences to `parent`, as a VHD.
 pub(crate) fn write(out: &mut dyn Write, disk: &Disk, parent: Option<&Parent>, habits: &Habits) -> io::Result<()> {
     let file = disk.file()?;
     let parent_file = parent
@@ -76,7 +76,7 @@ pub(crate) fn write(out: &mut dyn Write, disk: &Disk, parent: Option<&Parent>, h
     out.write_all(&footer)
 }
 
-/// Marks and keeps only the sectors of `block` that differ from `other`.
+/// Keeps only the sectors of `block` that differ from `other`, and sets their bits.
 fn keep_changes(bitmap: &mut [u8; 512], block: &mut [u8], other: &[u8]) {
     bitmap.fill(0);
     let sector_bytes = to_usize(SECTOR_BYTES);
@@ -90,7 +90,7 @@ fn keep_changes(bitmap: &mut [u8; 512], block: &mut [u8], other: &[u8]) {
     }
 }
 
-/// The allocation table for blocks that lie in the stream in this order.
+/// The allocation table for blocks that are in the stream in this order.
 fn table(block_count: u32, order: &[u32]) -> Vec<u8> {
     let table_bytes = (u64::from(block_count) * 4).next_multiple_of(SECTOR_BYTES);
     let mut table = vec![0xFF; to_usize(table_bytes)];
@@ -105,7 +105,7 @@ fn table(block_count: u32, order: &[u32]) -> Vec<u8> {
     table
 }
 
-/// Reads a block, with zeroes past the end of the disk.
+/// Reads a block; bytes after the end of the disk are zero.
 fn read_block(file: &File, size_bytes: u64, number: u32, block: &mut [u8]) -> io::Result<()> {
     let start = u64::from(number) * BLOCK_BYTES;
     let length = to_usize(BLOCK_BYTES.min(size_bytes.saturating_sub(start)));

@@ -1,11 +1,11 @@
-//! What follows each block.
+//! The checksum after each block.
 
 use aws_lc_rs::digest::{self, SHA1_FOR_LEGACY_USE_ONLY};
 use twox_hash::XxHash64;
 
 use crate::habits::Checksum;
 
-/// The ending of a checksum's member, and its text.
+/// The file name extension of a checksum member, and its text.
 pub(super) fn of(kind: Checksum, block: &[u8]) -> (&'static str, String) {
     match kind {
         Checksum::Xxhash => (".xxhash", format!("{:016X}", XxHash64::oneshot(0, block))),
@@ -17,7 +17,7 @@ pub(super) fn of(kind: Checksum, block: &[u8]) -> (&'static str, String) {
     }
 }
 
-/// Whether the member `name` with this text is the checksum of `block`; `None` where it is no checksum.
+/// Whether the member `name` with this text is the checksum of `block`; `None` if it is not a checksum.
 pub(super) fn fits(name: &str, text: &[u8], block: &[u8]) -> Option<bool> {
     let kinds = [Checksum::Xxhash, Checksum::Sha1];
     kinds

@@ -1,4 +1,4 @@
-//! The disks in the stream.
+//! Disks in the stream.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -13,7 +13,7 @@ use crate::handlers::Target;
 
 /// Writes a disk as the members `PREFIX/00000000` and so on.
 ///
-/// Where `spoils_a_checksum` is set, the first checksum is wrong, and it is cleared.
+/// If `spoils_a_checksum` is set, the first checksum is wrong, and the flag is cleared.
 pub(crate) fn write(
     out: &mut dyn Write,
     prefix: &str,
@@ -30,7 +30,7 @@ pub(crate) fn write(
         let block = &mut block[..length];
         let is_first_or_last = offset == 0 || offset + block.len() as u64 == size_bytes;
         if habits.keep_alive_every > 0 && since_empty >= habits.keep_alive_every && !is_first_or_last {
-            // It takes a number and no bytes.
+            // An empty block has a number but no data.
             write_block(out, prefix, number, &[], habits, spoils_a_checksum)?;
             since_empty = 0;
         } else {
@@ -64,16 +64,16 @@ fn write_block(
     tar::write(out, &format!("{name}{ending}"), text.as_bytes())
 }
 
-/// Which checksums an import accepts.
+/// The checksums that an import accepts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Strictness {
-    /// Those that fit.
+    /// Only correct ones.
     Checked,
-    /// Any: the client asked for `force`.
+    /// Any: the client passed `force`.
     Forced,
 }
 
-/// Reads one disk; `first_length` is the length of the first block of the archive, in which gaps are counted.
+/// Reads one disk. Gaps are counted in units of `first_length`, the length of the first block of the archive.
 pub(crate) fn read(
     stream: &mut dyn Read,
     prefix: &str,

@@ -1,4 +1,4 @@
-//! `ova.xml`: the records of a machine and of what it needs, with short references.
+//! `ova.xml`: the records of a machine and of the objects that it needs, with short references.
 
 use std::collections::BTreeMap;
 
@@ -9,20 +9,20 @@ use crate::failure::{Answer, Failure};
 use crate::rpc::xml;
 use crate::schema;
 
-/// The version of the format: from 1 on, checksums stand between the blocks.
+/// The version of the format: from 1 on, blocks are followed by checksums.
 const EXPORT_VERSION: u64 = 2;
-/// The version of XAPI itself.
+/// The version of XAPI.
 const XAPI_MAJOR: u64 = 1;
 const XAPI_MINOR: u64 = 20;
 
-/// What an archive is to say of a machine.
+/// The content of an archive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Scope {
-    /// The machine as if it had been shut down.
+    /// The machine as if it was shut down.
     Machine,
-    /// The machine with its state: what is suspended stays so.
+    /// The machine with its state: a suspended machine stays suspended.
     State,
-    /// With its state and its snapshots: metadata only.
+    /// The machine with its state and its snapshots: metadata only.
     Everything,
 }
 
@@ -30,7 +30,7 @@ pub(crate) enum Scope {
 #[derive(Debug, Default)]
 pub(crate) struct Names {
     short: BTreeMap<String, String>,
-    /// In the order in which they were named.
+    /// In the order in which they were added.
     order: Vec<(&'static str, String)>,
 }
 
@@ -48,7 +48,7 @@ impl Names {
         }
     }
 
-    /// Names a machine and what it needs.
+    /// Adds a machine and the objects that it needs.
     pub(crate) fn add_vm(&mut self, database: &Database, vm: &str, scope: Scope) -> Answer<()> {
         let record = database.get("VM", vm)?;
         self.add(database, "VM", vm);
@@ -81,9 +81,9 @@ impl Names {
         }
     }
 
-    /// `ova.xml` of all that was named.
+    /// Writes `ova.xml` with all objects that were added.
     pub(crate) fn write(&self, database: &Database, scope: Scope) -> Answer<String> {
-        // xapi writes class by class.
+        // xapi writes the objects class by class.
         const ORDER: [&str; 9] = [
             "host",
             "VM",
@@ -122,7 +122,8 @@ impl Names {
         Ok(xml::write_value(&header))
     }
 
-    /// `value` with short references; those to what is not in the archive become null, and go from lists.
+    /// `value` with short references. References to objects outside of the archive become null, or are removed from
+    /// lists.
     fn shortened(&self, value: Value) -> Value {
         match value {
             Value::String(word) if word.starts_with("OpaqueRef:") => json!(self.short(&word).unwrap_or(NULL)),
@@ -136,7 +137,7 @@ impl Names {
     }
 }
 
-/// An exported machine is shut down, in any earlier state.
+/// Changes a record so that the machine appears shut down, whatever its state.
 fn forget_state(class: &str, record: &mut Record) {
     let changes = match class {
         "VM" => json!({"power_state": "Halted", "suspend_VDI": NULL}),
@@ -148,7 +149,7 @@ fn forget_state(class: &str, record: &mut Record) {
     }
 }
 
-/// An exported machine is no snapshot, and has none. A snapshot stays a template.
+/// Changes a record so that the machine is no snapshot and has none. A snapshot stays a template.
 fn forget_snapshots(class: &str, record: &mut Record) {
     let changes = match class {
         "VM" => json!({
@@ -163,7 +164,7 @@ fn forget_snapshots(class: &str, record: &mut Record) {
     }
 }
 
-/// An object that was read.
+/// An object that was read from an archive.
 #[derive(Debug, Clone)]
 pub(crate) struct Object {
     pub(crate) class: String,
@@ -180,7 +181,7 @@ pub(crate) fn read(content: &[u8]) -> Answer<Vec<Object>> {
         .and_then(xml::read_value)
         .ok_or_else(bad)?;
     let version = |name: &str| value["version"][name].as_str()?.parse::<u64>().ok();
-    // What a newer pool has exported is not understood.
+    // An archive of a newer pool is refused.
     let is_newer = (version("xapi_major"), version("xapi_minor")) > (Some(XAPI_MAJOR), Some(XAPI_MINOR));
     if version("export_vsn") != Some(EXPORT_VERSION) || is_newer {
         return Err(Failure::new("IMPORT_INCOMPATIBLE_VERSION", &[]));
@@ -197,7 +198,7 @@ pub(crate) fn read(content: &[u8]) -> Answer<Vec<Object>> {
     objects.iter().map(object).collect::<Option<_>>().ok_or_else(bad)
 }
 
-/// The fields that the class has, with numbers where XML-RPC has digits.
+/// The fields of the class, with numbers instead of the text that XML-RPC uses.
 fn typed(class: &str, record: &Record) -> Record {
     let mut typed = schema::blank(class);
     for (field, value) in record {

@@ -1,10 +1,10 @@
-//! The tar around it: ustar, members one after the other.
+//! The tar archive: ustar, with members one after the other.
 
 use std::io::{self, Read, Write};
 
-/// Bytes of a header, and what members are filled up to.
+/// Size of a header; members are padded to a multiple of it.
 const UNIT_BYTES: u64 = 512;
-/// Longest member that is read: blocks are 1 MiB, `ova.xml` of a large machine is some hundred KiB.
+/// Limit of the length of a member: blocks are 1 MiB, the `ova.xml` of a large machine has some hundred KiB.
 const MEMBER_BYTES_MAX: u64 = 64 << 20;
 
 /// Writes a member.

@@ -1,7 +1,8 @@
-"""What a client that was written for XenServer says to the stand-in, and what it has to hear.
+"""Calls the server like a client that was written for XenServer, and checks the answers.
 
-It is the Python module XenAPI of the makers of XenServer, over XML-RPC. Arguments: the address, and the uuid of a running machine
-with one disk of 8 MiB. Where it prints "write", the caller lets the guest write, and answers with a line.
+Uses the Python module XenAPI of the XenServer project, over XML-RPC. Arguments: the address, and the UUID of a running
+machine with one disk of 8 MiB. When the script prints "write", the caller writes to the disk like the guest, and
+answers with a line.
 """
 import base64
 import sys
@@ -29,7 +30,7 @@ assert x.host.get_record(host)["software_version"]["product_brand"] == "XCP-ng"
 [pool] = x.pool.get_all_records().values()
 assert pool["master"] == host
 
-# Records: types as the wire has them.
+# Records, with their types on the wire.
 vm = x.VM.get_by_uuid(vm_uuid)
 record = x.VM.get_record(vm)
 assert record["power_state"] == "Running" and record["VCPUs_max"] == "2", record
@@ -46,7 +47,7 @@ fails("MAP_DUPLICATE_KEY", x.VM.add_to_other_config, vm, "holdfast", "2")
 x.VM.remove_from_other_config(vm, "holdfast")
 assert "holdfast" not in x.VM.get_other_config(vm)
 
-# A running machine is not destroyed, nor are its disks.
+# A running machine cannot be destroyed, nor can its disks.
 [vbd] = [vbd for vbd in record["VBDs"] if x.VBD.get_type(vbd) == "Disk"]
 vdi = x.VBD.get_VDI(vbd)
 assert fails("VM_BAD_POWER_STATE", x.VM.destroy, vm) == [vm, "halted, suspended", "running"]
@@ -58,7 +59,7 @@ def disk_of(machine):
     return x.VBD.get_VDI(disk)
 
 
-# Snapshots by tasks, and what changed between them.
+# Snapshots by tasks, and the changes between them.
 def snapshot(name):
     task = getattr(x.Async.VM, "snapshot")(vm, name, [])
     assert x.task.get_status(task) == "pending"
@@ -87,7 +88,7 @@ fails("VDI_NO_CBT_METADATA", x.VDI.list_changed_blocks, disk_of(before_tracking)
 fails("SR_BACKEND_FAILURE_460", x.VDI.list_changed_blocks, two, one)
 fails("VDI_IN_USE", x.VDI.list_changed_blocks, one, vdi)
 
-# The bytes of a snapshot go, what is known of its changes stays; a machine must not have it any more.
+# The data of a snapshot is destroyed, and the record of its changes is kept; no machine may use it then.
 assert fails("VDI_IN_USE", x.VDI.data_destroy, one) == [one, "data_destroy"]
 x.VM.destroy(first)
 x.VDI.data_destroy(one)
@@ -95,13 +96,13 @@ assert x.VDI.get_type(one) == "cbt_metadata"
 assert base64.b64decode(x.VDI.list_changed_blocks(one, two)) == changed
 fails("VDI_INCOMPATIBLE_TYPE", x.VDI.get_nbd_info, one)
 fails("OPERATION_NOT_ALLOWED", x.VDI.data_destroy, vdi)
-# Interrupted tracking has no record of earlier changes.
+# After an interruption, tracking has no record of earlier changes.
 x.VDI.disable_cbt(vdi)
 x.VDI.enable_cbt(vdi)
 third = snapshot("third")
 fails("SR_BACKEND_FAILURE_460", x.VDI.list_changed_blocks, two, disk_of(third))
 
-# A checkpoint has the memory; clones and machines from records.
+# A checkpoint contains the memory; clones, and machines created from records.
 checkpoint = x.VM.checkpoint(vm, "with memory")
 assert x.VM.get_power_state(checkpoint) == "Suspended"
 memory = x.VM.get_suspend_VDI(checkpoint)
@@ -129,7 +130,7 @@ x.VM.hard_shutdown(made)
 x.VDI.resize(disk, str(8 << 20))
 fails("SR_BACKEND_FAILURE_79", x.VDI.resize, disk, str(2 << 20))
 
-# Events: all there is to a client that knows nothing, then only what is new.
+# Events: all objects for a client without a token, then only new events.
 events = getattr(x.event, "from")
 answer = events(["vm"], "", 1.0)
 assert {event["operation"] for event in answer["events"]} == {"add"}
@@ -141,7 +142,7 @@ assert (event["operation"], event["ref"], event["snapshot"]["name_label"]) == ("
 assert events(["vm"], answer["token"], 0.05)["events"] == []
 fails("EVENT_FROM_TOKEN_PARSE_FAILURE", events, ["vm"], "x", 1.0)
 
-# All that was made goes again.
+# Removes all created objects.
 for machine in (before_tracking, second, third, checkpoint, clone, made):
     disks = [x.VBD.get_VDI(it) for it in x.VM.get_VBDs(machine) if x.VBD.get_type(it) == "Disk"]
     x.VM.destroy(machine)

@@ -1,6 +1,6 @@
-"""Prints how an answer ends that has no length: with the goodbye of TLS, or cut off.
+"""Prints how an answer without a length ends: with a TLS close message, or cut off.
 
-Arguments: the address of the answer. Prints a line of JSON. curl does not tell the two apart.
+Arguments: the URL of the answer. Prints a line of JSON. curl does not distinguish the two cases.
 """
 import json
 import socket
@@ -12,7 +12,7 @@ url = urllib.parse.urlsplit(sys.argv[1])
 context = ssl.create_default_context()
 context.check_hostname = False
 context.verify_mode = ssl.CERT_NONE
-# Python has OpenSSL take the one for the other, as old versions of it did.
+# By default Python lets OpenSSL treat both cases alike, as old versions of OpenSSL did.
 context.options &= ~getattr(ssl, "OP_IGNORE_UNEXPECTED_EOF", 1 << 7)
 plain = socket.create_connection((url.hostname, url.port))
 stream = context.wrap_socket(plain, suppress_ragged_eofs=False)
@@ -25,7 +25,7 @@ try:
 except ConnectionResetError:
     end = "cut"
 except ssl.SSLError as error:
-    # Not every version has an exception of its own for it.
+    # Not every version of Python has a separate exception for this.
     if "EOF" not in (error.reason or ""):
         raise
     end = "cut"

@@ -1,6 +1,6 @@
-"""Reads a dynamic or differencing VHD from the specification alone, on top of a raw disk where it is differencing.
+"""Reads a dynamic or differencing VHD, implemented from the specification alone.
 
-Arguments: the VHD, the file to write, and for a differencing disk the raw disk below. Prints a line of JSON.
+Arguments: the VHD, the file to write, and for a differencing disk the raw disk below it. Prints a line of JSON.
 """
 import json
 import struct

@@ -1,4 +1,4 @@
-"""Reads an XVA from the description of the format alone: prints its content and writes its disks to files.
+"""Reads an XVA, implemented from the description of the format alone: prints its content and writes its disks to files.
 
 Arguments: the XVA, a folder for the disks. Prints a line of JSON.
 """
@@ -17,7 +17,7 @@ def rotated(value, bits):
 
 
 def xxh64(data):
-    """XXH64 with seed 0, as its specification says."""
+    """XXH64 with seed 0."""
     one, two, three, four, five = PRIMES
 
     def mix(lane, word):
@@ -52,7 +52,7 @@ def xxh64(data):
 
 
 def plain(node):
-    """A value of XML-RPC; digits stay text."""
+    """A value of XML-RPC; numbers stay text."""
     kinds = list(node)
     if not kinds:
         return node.text or ""

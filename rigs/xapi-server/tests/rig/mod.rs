@@ -1,4 +1,4 @@
-//! A server, a machine in it, and the programs that talk to it.
+//! A server with a machine, and the client programs.
 
 #![allow(dead_code, reason = "each test file uses a part of this")]
 #![allow(clippy::disallowed_methods, reason = "tests run the peers")]
@@ -19,7 +19,7 @@ pub(crate) struct Rig {
 }
 
 impl Rig {
-    /// A server, and a session in it.
+    /// Starts a server, and opens a session.
     pub(crate) fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let disks = folder.path().join("disks");
@@ -47,7 +47,7 @@ impl Rig {
         &self.session
     }
 
-    /// A machine with a disk that has some bytes, and many zeroes.
+    /// Adds a machine with a disk that contains some data and many zeroes.
     pub(crate) fn add_vm(&self, power_state: &str, size_bytes: u64) -> String {
         let vm = NewVm {
             name: "machine".to_owned(),
@@ -61,7 +61,7 @@ impl Rig {
         vm
     }
 
-    /// The answer to a call over JSON-RPC 2.0, whole.
+    /// The complete answer to a call over JSON-RPC 2.0.
     pub(crate) fn ask(address: &str, method: &str, parameters: &[Value]) -> Value {
         let call = json!({"jsonrpc": "2.0", "method": method, "params": parameters, "id": 1}).to_string();
         let url = format!("https://{address}/jsonrpc");
@@ -70,7 +70,7 @@ impl Rig {
             .unwrap_or_else(|error| panic!("{method}: {error}: {}", String::from_utf8_lossy(&output.stdout)))
     }
 
-    /// What a call in the session gives, or its error as a list.
+    /// The result of a call in the session, or its error as a list.
     pub(crate) fn try_call(&self, method: &str, parameters: &[Value]) -> Result<Value, Vec<String>> {
         let mut all = vec![json!(self.session)];
         all.extend_from_slice(parameters);
@@ -88,7 +88,7 @@ impl Rig {
         self.try_call(method, parameters).unwrap()
     }
 
-    /// References to a snapshot of the machine and to the snapshot of its disk.
+    /// Takes a snapshot of a machine; returns references to it and to the snapshot of its disk.
     pub(crate) fn snapshot(&self, vm_uuid: &str) -> (Value, Value) {
         let vm = self.call("VM.get_by_uuid", &[json!(vm_uuid)]);
         let snapshot = self.call("VM.snapshot", &[vm, json!("snapshot")]);
@@ -96,7 +96,7 @@ impl Rig {
         (snapshot, disk)
     }
 
-    /// The disk of a machine that has one.
+    /// The disk of a machine that has only one.
     pub(crate) fn disk_of(&self, vm: &Value) -> Value {
         let vbds = self.call("VM.get_VBDs", std::slice::from_ref(vm));
         let disks = vbds.as_array().unwrap().iter();
@@ -106,7 +106,7 @@ impl Rig {
             .unwrap()
     }
 
-    /// The address of a transfer in the session.
+    /// The URL of a transfer in the session.
     pub(crate) fn url(&self, address: &str, path: &str, query: &[(&str, &str)]) -> String {
         let mut url = format!("https://{address}{path}?session_id={}", self.session);
         for (name, value) in query {
@@ -115,13 +115,13 @@ impl Rig {
         url
     }
 
-    /// A new task, to be given to a transfer.
+    /// Creates a task for a transfer.
     pub(crate) fn task(&self) -> String {
         let task = self.call("task.create", &[json!("transfer"), json!("")]);
         task.as_str().unwrap().to_owned()
     }
 
-    /// Status and error of a task, which is then destroyed.
+    /// Status and error of a task. Destroys the task.
     pub(crate) fn end_of(&self, task: &str) -> (String, Vec<String>) {
         let record = self.call("task.get_record", &[json!(task)]);
         let status = record["status"].as_str().unwrap().to_owned();
@@ -136,7 +136,7 @@ impl Rig {
     }
 }
 
-/// Runs curl without checking certificates, and gives what came.
+/// Runs curl without checking certificates; returns its output.
 pub(crate) fn curl(arguments: &[&str]) -> Output {
     let output = Command::new("curl")
         .args(["--silent", "--insecure", "--max-time", "60"])
@@ -145,7 +145,7 @@ pub(crate) fn curl(arguments: &[&str]) -> Output {
     output.expect("curl has to be installed: make setup")
 }
 
-/// Downloads `url` to `file`; the exit code of curl and the status of HTTP.
+/// Downloads `url` to `file`; returns the exit code of curl and the HTTP status.
 pub(crate) fn download(url: &str, file: &Path) -> (i32, u16) {
     transfer(&["--output", file.to_str().unwrap(), url])
 }
@@ -161,7 +161,7 @@ fn transfer(arguments: &[&str]) -> (i32, u16) {
     (output.status.code().unwrap(), status.parse().unwrap_or(0))
 }
 
-/// Runs a program that has to succeed; gives what it printed.
+/// Runs a program, which must succeed; returns its output.
 pub(crate) fn run(program: &str, arguments: &[&str]) -> String {
     let output = Command::new(program).args(arguments).output();
     let output = output.unwrap_or_else(|error| panic!("{program}: {error}: make setup installs it"));
@@ -173,14 +173,14 @@ pub(crate) fn run(program: &str, arguments: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Whether a program succeeds, where either may be.
+/// Whether a program succeeds.
 pub(crate) fn succeeds(program: &str, arguments: &[&str]) -> bool {
     let output = Command::new(program).args(arguments).output();
     let output = output.unwrap_or_else(|error| panic!("{program}: {error}: make setup installs it"));
     output.status.success()
 }
 
-/// The interpreter that has the module XenAPI.
+/// A Python interpreter with the module XenAPI.
 pub(crate) fn python() -> String {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap();
     let python = root.join("target/peers/bin/python");
@@ -188,7 +188,7 @@ pub(crate) fn python() -> String {
     python.to_str().unwrap().to_owned()
 }
 
-/// Runs a script of `tests/peers`; the JSON that it prints.
+/// Runs a script of `tests/peers`; returns the JSON that it prints.
 pub(crate) fn peer(script: &str, arguments: &[&Path]) -> Value {
     let arguments: Vec<&str> = arguments.iter().map(|argument| argument.to_str().unwrap()).collect();
     let script = script_path(script);

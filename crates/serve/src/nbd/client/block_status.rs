@@ -12,9 +12,9 @@ use super::violation::Violation;
 use super::{ALLOCATION, ALLOCATION_DEPTH, DIRTY_BITMAP, Error, NbdDevice, Result};
 use crate::nbd::wire::{AllocationFlags, HeaderStyle};
 
-/// Longest query: nearly all that 32 bits hold, in whole clusters of every format.
+/// Longest query: nearly as much as 32 bits can hold, in whole clusters of every format.
 const QUERY_BYTES_MAX: u64 = (4 << 30) - (64 << 20);
-/// The same with extended headers; servers still have to scan all of it.
+/// Longest query with extended headers. Servers still have to scan the whole range.
 const EXTENDED_QUERY_BYTES_MAX: u64 = 64 << 30;
 /// How far to query beyond a range, per query in flight, for a caller that reads sequentially.
 const AHEAD_BYTES: u64 = 256 << 20;
@@ -24,18 +24,20 @@ const DIRTY: u64 = 1;
 /// The status of a range in a metadata context.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StatusExtent {
-    /// First byte.
+    /// Offset of the first byte.
     pub offset: u64,
-    /// Bytes, never 0.
+    /// Length in bytes, never 0.
     pub length: u64,
-    /// The flags, which the context defines.
+    /// The flags. The metadata context defines their meaning.
     pub flags: u64,
 }
 
 impl NbdDevice {
-    /// The extents of `range` in the metadata context `context`, from its start on, at most `extent_count_max` (at
-    /// least 1) of them.
+    /// The extents of `range` in the metadata context `context`, from the start of the range, at most
+    /// `extent_count_max` (at least 1) of them.
     ///
+    /// The result covers at least one byte of a non-empty range, and may end before the range does. Adjacent extents
+    /// have different flags.
     /// Covers at least one byte of a non-empty range, and may end before the range does; neighbours differ.
     pub fn block_status(
         &self,
@@ -69,8 +71,8 @@ impl NbdDevice {
     /// QEMU's dirty bitmap `name`. Its context `qemu:dirty-bitmap:NAME` must have been requested when the connection
     /// was made.
     ///
-    /// The granularity is the coarsest, up to 64 KiB, that represents the server's answer exactly, as long as the
-    /// bitmap takes no more than a few dozen MiB. Beyond that it is coarser and rounded outwards.
+    /// The granularity is the coarsest one, up to 64 KiB, that represents the server's reply exactly, as long as the
+    /// bitmap takes no more than a few dozen MiB. Otherwise it is coarser, and ranges are rounded outwards.
     pub fn dirty_bitmap(&self, name: &str) -> holdfast_block::Result<DirtyBitmap> {
         let context = format!("{DIRTY_BITMAP}{name}");
         self.collect(&context, &|flags| flags & DIRTY != 0)
@@ -102,7 +104,7 @@ impl NbdDevice {
     pub(super) fn fill(&self, list: &mut ExtentList, range: Range<u64>) -> Result<()> {
         let zero = u64::from(AllocationFlags::ZERO.0);
         self.walk(ALLOCATION, range, &mut |_, descriptor| {
-            // A hole that is not zero has unknown contents: it is read.
+            // A hole that is not zero has unknown contents and must be read.
             let kind = if descriptor.flags & zero == zero {
                 ExtentKind::Zero
             } else {
@@ -191,7 +193,7 @@ impl NbdDevice {
 struct BitmapBuilder {
     size_bytes: u64,
     ranges: Vec<Range<u64>>,
-    /// All boundaries except the device's end, combined by "or": the lowest bit is the granularity.
+    /// All boundaries except the device's end, combined by "or": the lowest set bit is the granularity.
     borders: u64,
     bitmap: Option<DirtyBitmap>,
 }
@@ -216,7 +218,7 @@ impl BitmapBuilder {
 
     fn add(&mut self, range: Range<u64>) {
         if let Some(bitmap) = &mut self.bitmap {
-            // A boundary finer than all earlier ones is rounded outwards.
+            // A boundary that is finer than all earlier ones is rounded outwards.
             bitmap.set(range);
             return;
         }
@@ -277,7 +279,7 @@ mod tests {
         assert_eq!(granularity_of(MIB, &[(MIB / 2, MIB)]), 65_536);
         assert_eq!(granularity_of(MIB, &[(0, 32_768), (65_536, 131_072)]), 32_768);
         assert_eq!(granularity_of(MIB, &[(1, 2)]), 512);
-        // 2^28 bits at most.
+        // The bitmap has at most 2^28 bits.
         assert_eq!(granularity_of(1 << 50, &[(4096, 8192)]), 4 << 20);
     }
 
@@ -289,7 +291,7 @@ mod tests {
             builder.add(number * 8192..number * 8192 + 4096);
         }
         assert!(builder.ranges.is_empty(), "they are in the bitmap by now");
-        // Finer than all before: rounded outwards.
+        // A finer boundary than all before is rounded outwards.
         builder.add(count * 16_000..count * 16_000 + 1);
         let bitmap = builder.into_bitmap();
         assert_eq!(

@@ -23,7 +23,7 @@ pub(super) struct Call<'c, 'b> {
     connection: &'c Connection,
     id: u64,
     wake: Arc<Condvar>,
-    /// The buffer for the data, and the export offset of its first byte. All reads lie inside.
+    /// The buffer for the data, and the export offset of its first byte. All reads lie inside the buffer.
     target: &'b mut [u8],
     base: u64,
     in_flight_count: usize,
@@ -31,8 +31,8 @@ pub(super) struct Call<'c, 'b> {
     failure: Option<Error>,
 }
 
-/// The read token held by a thread. Dropped without being passed on, it disconnects, because no other thread could read
-/// any more.
+/// The read token while a thread holds it. If it is dropped without being passed on, the connection is closed, because
+/// no other thread could read any more.
 struct HeldToken<'c> {
     connection: &'c Connection,
     read_token: Option<ReadToken>,
@@ -56,14 +56,14 @@ impl Drop for HeldToken<'_> {
 
 /// Whether this thread still holds the read token.
 enum ReadStep {
-    /// The thread holds it and reads on.
+    /// This thread holds the token and continues to read.
     Continue,
-    /// Another thread holds it.
+    /// Another thread holds the token.
     TokenPassed,
 }
 
 impl<'c, 'b> Call<'c, 'b> {
-    /// An operation that reads into `target`, whose first byte has the export offset `base`.
+    /// An operation that reads into `target`; `base` is the export offset of the first byte of `target`.
     pub(super) fn new(connection: &'c Connection, target: &'b mut [u8], base: u64) -> Result<Self, Error> {
         let (id, wake) = connection.register()?;
         Ok(Self {
@@ -78,9 +78,9 @@ impl<'c, 'b> Call<'c, 'b> {
         })
     }
 
-    /// Runs all requests, at most `window` (at least 1) at once, and returns the replies to queries.
+    /// Runs all requests, at most `window` (at least 1) at a time, and returns the replies to queries.
     ///
-    /// After the first error no further request is sent; those in flight are awaited.
+    /// After the first error no further request is sent; the requests in flight are awaited.
     pub(super) fn run<'d>(
         mut self,
         sendings: impl Iterator<Item = CommandWithData<'d>>,
@@ -137,7 +137,7 @@ impl<'c, 'b> Call<'c, 'b> {
         }
     }
 
-    /// Sends what could not be sent at once, and reads replies meanwhile.
+    /// Sends commands that could not be sent at once, and reads replies meanwhile.
     fn send_late(&mut self, commands: &[ClientCommand], payload: &[u8]) -> Result<(), Error> {
         while !self.send(commands, payload)? {
             self.wait()?;
@@ -161,7 +161,7 @@ impl<'c, 'b> Call<'c, 'b> {
                 let read_token = slot.read_token.take();
                 if !deliveries.is_empty() || read_token.is_some() {
                     if read_token.is_none() {
-                        // The wake-up may have been meant for a thread that takes the read token.
+                        // The wake-up may have been meant for a thread that can take the read token.
                         state.wake_reader();
                     }
                     break (deliveries, read_token);
@@ -181,7 +181,7 @@ impl<'c, 'b> Call<'c, 'b> {
             for delivery in deliveries {
                 self.accept(delivery);
             }
-            // Replies that arrived before the connection was lost remain valid; the next request reports the loss.
+            // Replies that arrived before the connection was lost are still valid; the next request reports the loss.
             if let Some(held) = held
                 && self.read_for_all(held, before).is_err()
                 && self.in_flight_count == before
@@ -192,8 +192,8 @@ impl<'c, 'b> Call<'c, 'b> {
         Ok(())
     }
 
-    /// Reads replies for all calls, until fewer than `before` requests of this call are in flight and nothing more can
-    /// be parsed.
+    /// Reads replies for all calls, until fewer than `before` requests of this call are in flight and the received
+    /// bytes contain no complete reply.
     fn read_for_all(&mut self, mut held: HeldToken<'c>, before: usize) -> Result<(), ConnectionLost> {
         loop {
             let step = match held.read_token().chunk {
@@ -206,7 +206,8 @@ impl<'c, 'b> Call<'c, 'b> {
         }
     }
 
-    /// Parses what was received, up to the next data. Reads more, or returns the read token, if that is not enough.
+    /// Parses the received bytes up to the next data. If they are not sufficient, reads more, or returns the read
+    /// token.
     fn decode_next(&mut self, held: &mut HeldToken<'c>, before: usize) -> Result<ReadStep, ConnectionLost> {
         let connection = self.connection;
         let mut state = connection.lock();
@@ -310,7 +311,7 @@ impl<'c, 'b> Call<'c, 'b> {
         };
         let mut bytes = Vec::new();
         if is_wanted {
-            // The length is bounded by that of a request of this program.
+            // The length is at most that of the request, which this client has chosen.
             bytes.resize(to_usize(chunk.length), 0);
             held.read_token().inbox.read_to(&mut bytes, read)?;
         } else {

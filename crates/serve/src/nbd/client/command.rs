@@ -9,7 +9,7 @@ use crate::nbd::wire::{CommandFlags, CommandKind};
 pub(super) struct ClientCommand {
     pub(super) kind: CommandKind,
     pub(super) flags: CommandFlags,
-    /// The request of the caller, with offset and length.
+    /// The caller's request, with offset and length.
     pub(super) request: Request,
 }
 
@@ -30,7 +30,7 @@ impl ClientCommand {
         }
     }
 
-    /// A write of zeroes that fails if it would be as slow as a write of data.
+    /// A command to write zeroes that fails if it would be as slow as writing data.
     pub(super) fn fast_zero(mut request: Request) -> Self {
         request.kind = RequestKind::WriteZeroes;
         let mut command = Self::of(request);

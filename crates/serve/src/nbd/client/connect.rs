@@ -19,26 +19,26 @@ use crate::nbd::wire::STRING_BYTES_MAX;
 /// Options of a client.
 #[derive(Clone)]
 pub struct NbdOptions {
-    /// Metadata contexts that the server must offer, besides `base:allocation`, which is used if offered.
+    /// Metadata contexts that the server must offer. `base:allocation` is used in addition, if offered.
     pub contexts: Vec<String>,
-    /// Connections to make, if the server allows several to one export.
+    /// Number of connections to make, if the server allows several to one export.
     pub connection_count_max: usize,
     /// Time limit of connecting and of the handshake.
     pub connect_timeout: Duration,
     /// Time without a byte from the server after which the connection and its requests are considered lost.
     pub request_timeout: Duration,
-    /// Bytes of one read or write; longer ones are split, so that several are in flight.
+    /// Length of one read or write in bytes. Longer ones are split, so that several are in flight.
     ///
-    /// Sizes that fit the caches of the processor are fastest: 256 KiB read QEMU's server 1.2 times as fast as 2 MiB,
-    /// and over several connections 1.5 times.
+    /// Lengths that fit the caches of the processor are fastest: with 256 KiB, QEMU's server was read 1.2 times as fast
+    /// as with 2 MiB, and 1.5 times over several connections.
     pub piece_bytes: u32,
     /// Bytes that one operation has in flight at a time.
     pub in_flight_bytes: u64,
-    /// TLS configuration; without it nothing is encrypted.
+    /// TLS configuration; without it the connection is not encrypted.
     pub tls: Option<TlsClient>,
     /// The clock.
     pub clock: Arc<dyn Clock>,
-    /// Whether cancellation was requested. A silent server is not awaited any longer then.
+    /// Whether cancellation was requested. The client then stops waiting for the server.
     pub is_stopped: Option<Arc<dyn Fn() -> bool + Send + Sync>>,
 }
 
@@ -72,13 +72,13 @@ impl std::fmt::Debug for NbdOptions {
     }
 }
 
-/// Lists the exports of a server, in its order.
+/// Lists the exports of a server, in the server's order.
 pub fn list_exports(endpoint: &Endpoint, options: &NbdOptions) -> Result<Vec<ListedExport>, Error> {
     let (_, outcome) = shake_hands(endpoint, "", Goal::List, options, options.connect_timeout)?;
     Ok(outcome.exports)
 }
 
-/// Describes an export, and names its metadata contexts, without opening it.
+/// Describes an export, including the names of its metadata contexts, without opening it.
 pub fn describe_export(
     endpoint: &Endpoint,
     export: &str,
@@ -193,11 +193,11 @@ struct Driver<'s> {
     is_stopped: Option<&'s (dyn Fn() -> bool + Send + Sync)>,
 }
 
-/// Connects, and gives up when cancellation is requested: resolving a name and connecting cannot be interrupted.
+/// Connects, and returns when cancellation is requested: resolving a name and connecting cannot be interrupted.
 fn connect_until(endpoint: &Endpoint, timeout: Duration, is_stopped: &dyn Fn() -> bool) -> io::Result<Box<dyn Stream>> {
     let (sender, receiver) = sync_channel(1);
     let endpoint = endpoint.clone();
-    // The thread ends by itself, at the latest after the timeout; an unused connection is closed.
+    // The thread ends at the latest after the timeout, and closes an unused connection.
     std::thread::Builder::new()
         .name("nbd connect".to_owned())
         .spawn(move || sender.send(endpoint.connect(timeout)))?;

@@ -1,16 +1,16 @@
 //! One connection, shared by any number of threads.
 //!
-//! There is no reader thread. A thread that waits for a reply reads what the server sends, for all threads: it holds
-//! the *read token*, which contains the buffer between stream and replies. Data for its own request goes straight into
-//! its caller's memory. Long data for another waiting thread is left to that thread, together with the token; short
-//! data, and data for a thread that is still sending, is queued for it. A thread that is done passes the token on. A
-//! single thread therefore pays for no context switch, and many threads copy little.
+//! There is no reader thread. A thread that waits for a reply holds the *read token*, which contains the buffer between
+//! stream and replies, and reads the server's replies for all threads. It reads the data for its own request directly
+//! into its caller's memory. Long data for another waiting thread is left to that thread, together with the token.
+//! Short data, and data for a thread that is still sending, is queued for that thread. A thread that has finished
+//! passes the token on. So a single thread needs no context switches, and many threads copy little data.
 //!
 //! Invariants:
-//! - Whenever a request is in flight and no thread holds the read token, some thread is about to take it: a thread that
-//!   returns the token wakes a waiting one, and a thread that leaves without taking it wakes the next.
-//! - A thread with requests in flight never waits for the right to send: it reads instead. A server that does not read
-//!   because it is writing is therefore always drained, and the two sides cannot deadlock.
+//! - Whenever a request is in flight and no thread holds the read token, a thread is about to take it: a thread that
+//!   returns the token wakes a waiting thread, and a thread that leaves without taking the token wakes the next one.
+//! - A thread with requests in flight never waits for the right to send: it reads instead. The replies of a server that
+//!   does not read while it writes are therefore always read, and the two sides cannot deadlock.
 //! - The state's lock is held briefly, never during a system call that may block. Lock order: sender, state.
 
 use std::collections::HashMap;
@@ -30,7 +30,8 @@ use super::transmission::{Answer, ChunkPosition, Ticket, TransmissionState};
 use super::{Error, Loss, Stream};
 use crate::nbd::wire::{CommandFlags, CommandKind, HeaderStyle, RequestHeader};
 
-/// Minimum throughput of a server that is not considered hung, beyond the request timeout: bytes in flight per second.
+/// Minimum throughput in bytes per second. After the request timeout, a server may take longer by the bytes in flight
+/// divided by this.
 const BYTES_PER_SECOND_MIN: u64 = 64 << 10;
 
 /// A connection in the transmission phase.
@@ -56,7 +57,7 @@ pub(super) struct Connection {
     state: Mutex<ConnectionState>,
 }
 
-/// How long to wait for a server.
+/// Limits on waiting for a server.
 pub(super) struct WaitLimits {
     pub(super) clock: Arc<dyn Clock>,
     /// Time without a byte from the server.
@@ -67,7 +68,7 @@ pub(super) struct WaitLimits {
 
 pub(super) struct ConnectionState {
     pub(super) transmission: TransmissionState,
-    /// [`None`] while a thread holds it.
+    /// [`None`] while a thread holds the token.
     pub(super) read_token: Option<ReadToken>,
     pub(super) calls: HashMap<u64, CallSlot>,
     next_call: u64,
@@ -77,7 +78,7 @@ pub(super) struct ConnectionState {
 /// The exclusive right to read from the stream, and the duty to do so.
 pub(super) struct ReadToken {
     pub(super) inbox: Box<Inbox>,
-    /// Data that arrives next.
+    /// The chunk of data that arrives next.
     pub(super) chunk: Option<Chunk>,
 }
 
@@ -91,7 +92,7 @@ pub(super) struct Chunk {
     pub(super) position: ChunkPosition,
 }
 
-/// What other threads leave for a call.
+/// Deliveries for a call, left by other threads.
 pub(super) struct CallSlot {
     pub(super) wake: Arc<Condvar>,
     pub(super) is_parked: bool,
@@ -99,14 +100,14 @@ pub(super) struct CallSlot {
     pub(super) read_token: Option<ReadToken>,
 }
 
-/// What arrived for a call while another thread held the read token.
+/// Data or a reply that arrived for a call while another thread held the read token.
 pub(super) enum Delivery {
     Bytes { offset: u64, bytes: Vec<u8> },
     Zeroes { offset: u64, length: u64 },
     Answer(Answer),
 }
 
-/// The connection is lost; its state has the reason.
+/// The connection is lost; the state has the reason.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ConnectionLost;
 
@@ -179,7 +180,7 @@ impl Connection {
         self.style
     }
 
-    /// Calls in progress.
+    /// Number of calls in progress.
     pub(super) fn call_count(&self) -> usize {
         self.call_count.load(Ordering::Relaxed)
     }
@@ -207,7 +208,7 @@ impl Connection {
         if state.loss.is_none() {
             state.loss = Some(Arc::new(loss));
             self.is_over.store(true, Ordering::Release);
-            // It may be closed already.
+            // The stream may be closed already.
             self.stream.shutdown().ok();
         }
         state.calls.values().for_each(|slot| slot.wake.notify_all());
@@ -235,7 +236,7 @@ impl Connection {
         Ok((call, wake))
     }
 
-    /// Removes a call. Data that still arrives for it is discarded.
+    /// Removes a call. Data that arrives for it later is discarded.
     pub(super) fn unregister(&self, call: u64) {
         let mut state = self.lock();
         let slot = state.calls.remove(&call);
@@ -246,7 +247,7 @@ impl Connection {
         }
     }
 
-    /// Sends commands of a call, the last of them with `payload`; returns whether sending was possible now.
+    /// Sends commands of a call; the last command has the `payload`. Returns whether sending was possible now.
     pub(super) fn send(
         &self,
         call: u64,
@@ -287,7 +288,7 @@ impl Connection {
 
     fn write_all(&self, mut buffers: &mut [IoSlice], request: Request) -> Result<(), ConnectionLost> {
         let mut taken_at = self.clock.now();
-        // Removes empty slices from the start.
+        // This removes empty slices from the start.
         IoSlice::advance_slices(&mut buffers, 0);
         while !buffers.is_empty() {
             match self.stream.write_vectored(buffers) {
@@ -349,7 +350,7 @@ impl Connection {
     }
 
     /// Disconnects when nothing arrived within the request timeout, or when one request is in flight for longer than
-    /// the total amount in flight explains.
+    /// the total amount of data in flight can explain.
     fn check_deadlines(&self, now: Duration) -> Result<(), ConnectionLost> {
         self.checked_at.store(nanos(now), Ordering::Relaxed);
         let received_at = Duration::from_nanos(self.received_at.load(Ordering::Relaxed));
@@ -378,7 +379,8 @@ impl Connection {
 }
 
 impl Drop for Connection {
-    /// Sends a disconnect request if that is possible at once: servers log a warning about clients that do not.
+    /// Sends a disconnect request if that is possible without waiting: servers log a warning about clients that do not
+    /// send it.
     fn drop(&mut self) {
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
         if state.loss.is_none() {
@@ -399,7 +401,7 @@ impl Drop for Connection {
 }
 
 impl ConnectionState {
-    /// Wakes a waiting thread if the read token is free: the one whose data arrives next, or any other.
+    /// Wakes a waiting thread if the read token is free: the thread whose data arrives next, or any other.
     pub(super) fn wake_reader(&self) {
         let Some(read_token) = &self.read_token else { return };
         let owner = read_token.chunk.and_then(|chunk| self.calls.get(&chunk.call));
@@ -429,10 +431,10 @@ fn nanos(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Milliseconds, for messages.
+/// The duration in milliseconds, for messages.
 pub(super) fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// How often a waiting thread checks whether to go on.
+/// Interval at which a waiting thread checks for cancellation.
 pub(crate) const STOP_TICK: Duration = Duration::from_millis(200);

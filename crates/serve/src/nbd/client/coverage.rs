@@ -1,21 +1,21 @@
-//! Which bytes of a read have arrived.
+//! Tracks which bytes of a read have arrived.
 
 use std::ops::Range;
 
-/// Disjoint pieces of one reply; servers send in order and need one.
+/// Limit of disjoint pieces of one reply. Servers usually send in order, which needs one piece.
 const PIECE_COUNT_MAX: usize = 1024;
 
 /// A set of bytes without overlaps.
 #[derive(Debug, Default)]
 pub(super) struct Coverage {
-    /// In order; neighbours never touch.
+    /// In order; adjacent pieces never touch.
     pieces: Vec<Range<u64>>,
 }
 
 /// Why a range was not added.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum CoverageError {
-    /// Some of it was added before.
+    /// A part of the range was added before.
     Overlap,
     /// There are too many pieces.
     Fragmented,
@@ -25,7 +25,8 @@ impl Coverage {
     /// Adds `range`, which is not empty.
     pub(super) fn add(&mut self, range: Range<u64>) -> Result<(), CoverageError> {
         let at = self.pieces.partition_point(|piece| piece.end < range.start);
-        // The first piece that ends at or after the start: it touches from the left, overlaps, or lies behind.
+        // The first piece that ends at or after the start of the range: it touches the range from the left, overlaps
+        // it, or lies after it.
         let touches_left = self.pieces.get(at).is_some_and(|piece| piece.end == range.start);
         let behind = at + usize::from(touches_left);
         let next = self.pieces.get(behind);
@@ -59,7 +60,7 @@ mod tests {
 
     use super::{Coverage, CoverageError, PIECE_COUNT_MAX};
 
-    /// Compares random ranges with one bool for each byte.
+    /// Compares random ranges with a vector of one bool per byte.
     #[test]
     fn behaves_like_a_vector_of_bools() {
         let mut random = SeededRandom::new(test_seed());

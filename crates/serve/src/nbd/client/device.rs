@@ -17,7 +17,7 @@ use super::read_ahead::ReadAhead;
 use super::uri::{NbdUri, Security};
 use super::{ALLOCATION, Endpoint, Error, NbdOptions, Result};
 
-/// Time limit of each further connection: a busy server may delay it.
+/// Time limit of each further connection: a busy server may not accept it for long.
 const FURTHER_CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// Requests without data that one operation has in flight at a time.
 const WINDOW: usize = 16;
@@ -47,12 +47,12 @@ impl std::fmt::Debug for NbdDevice {
     }
 }
 
-/// Closes the connections that a device had when this was created.
+/// Closes the connections that a device had when this stopper was created.
 #[derive(Clone)]
 pub struct NbdStopper(Vec<Arc<Connection>>);
 
 impl NbdStopper {
-    /// Ends the connections. Waiting and later requests fail at once.
+    /// Closes the connections. Waiting and later requests fail at once.
     pub fn stop(&self) {
         for connection in &self.0 {
             // An error means that the connection is closed already.
@@ -96,7 +96,7 @@ impl NbdDevice {
         Self::connect(&uri.endpoint, &uri.export, options)
     }
 
-    /// A handle that ends the connections, also while other threads wait for replies.
+    /// A handle that closes the connections, even while other threads wait for replies.
     pub fn stopper(&self) -> NbdStopper {
         let connections = self.connections.read().unwrap_or_else(PoisonError::into_inner);
         NbdStopper(connections.clone())
@@ -112,14 +112,14 @@ impl NbdDevice {
         self.read_aheads.iter().map(|(name, _)| name.as_str())
     }
 
-    /// Connections in use, including lost ones.
+    /// Number of connections in use, including lost ones.
     pub fn connection_count(&self) -> usize {
         self.connections.read().unwrap_or_else(PoisonError::into_inner).len()
     }
 
     /// Replaces lost connections. Requests that were in flight have failed and are not repeated.
     ///
-    /// Fails if the server now offers another export under this name.
+    /// Fails if the server now offers a different export under this name.
     pub fn reconnect(&self) -> Result<()> {
         let lost = |connection: &Arc<Connection>| connection.is_lost();
         let mut living = {
@@ -140,7 +140,7 @@ impl NbdDevice {
             self.check_same(&first)?;
             living.push(Arc::new(first));
         }
-        // The server may be another one with other block status.
+        // The server may be another one, with different block status.
         self.invalidate();
         *self.connections.write().unwrap_or_else(PoisonError::into_inner) = living;
         self.add_connections(FURTHER_CONNECT_TIMEOUT.min(self.options.connect_timeout));
@@ -216,7 +216,7 @@ impl NbdDevice {
         self.endpoint.to_string()
     }
 
-    /// Bytes that one request may read or write.
+    /// Maximum number of bytes that one request reads or writes.
     fn piece_bytes(&self) -> u64 {
         let sizes = self.export.block_sizes();
         let minimum = u64::from(sizes.minimum_bytes);
@@ -278,7 +278,7 @@ impl NbdDevice {
             buffer.copy_from_slice(&bounce[from..from + buffer.len()]);
             return Ok(());
         }
-        // A long read: whole blocks directly, partial blocks at both ends separately.
+        // A long read: whole blocks are read directly, partial blocks at both ends separately.
         let minimum = u64::from(self.export.block_sizes().minimum_bytes);
         let first = offset.next_multiple_of(minimum);
         let last = end / minimum * minimum;

@@ -11,17 +11,18 @@ use super::device::{NbdDevice, split_request};
 use super::{Endpoint, Error, NbdOptions, Result};
 use crate::nbd::wire::{ErrorNumber, ExportFlags};
 
-/// Bytes that one request zeroes or trims: a slow server completes that within any sensible timeout.
+/// Maximum number of bytes that one request zeroes or trims: even a slow server completes that within any sensible
+/// timeout.
 const EFFECT_BYTES_MAX: u64 = 128 << 20;
-/// Zeroes to write if the server has no command for it.
+/// Zeroes to write if the server has no command for writing zeroes.
 static ZEROES: [u8; 64 << 10] = [0; 64 << 10];
 
 /// An export of an NBD server, read and written by any number of threads at once.
 ///
 /// A lost connection cannot be replaced: writes that were not flushed may be lost.
 ///
-/// Requests that are not aligned to the server's blocks read, change and write the blocks at both ends, while all other
-/// writes through this device wait.
+/// For a request that is not aligned to the server's blocks, the blocks at both ends are read, changed and written
+/// back. All other writes through this device wait meanwhile.
 #[derive(Debug)]
 pub struct NbdDeviceMut {
     device: NbdDevice,
@@ -30,7 +31,7 @@ pub struct NbdDeviceMut {
 }
 
 impl NbdDeviceMut {
-    /// Connects to `export`; the default one has an empty name.
+    /// Connects to `export`; the default export has an empty name.
     pub fn connect(endpoint: &Endpoint, export: &str, options: NbdOptions) -> Result<Self> {
         Self::new(NbdDevice::connect(endpoint, export, options)?)
     }
@@ -49,7 +50,7 @@ impl NbdDeviceMut {
         })
     }
 
-    /// The device for reading.
+    /// The device, for reading.
     pub fn as_read(&self) -> &NbdDevice {
         &self.device
     }
@@ -58,7 +59,7 @@ impl NbdDeviceMut {
         self.device.export().flags().has(flags)
     }
 
-    /// The whole blocks of the server in `range`, and the partial blocks at its start and its end.
+    /// The whole blocks of the server in `range`, and the partial blocks at the start and the end of `range`.
     fn split(&self, range: &Range<u64>) -> [Range<u64>; 3] {
         let minimum = u64::from(self.device.export().block_sizes().minimum_bytes);
         // The last block may end with the export: it counts as whole.
@@ -72,10 +73,10 @@ impl NbdDeviceMut {
         [range.start..start, start..end, end..range.end]
     }
 
-    /// Runs `change` and invalidates cached extents.
+    /// Runs `change`, and invalidates cached extents before and after it.
     fn change<T>(&self, change: impl FnOnce() -> Result<T>) -> Result<T> {
-        // Before, because replies already under way describe the old state; after, because of replies that arrive
-        // meanwhile.
+        // Before, because replies already in transit describe the old state; after, because more replies may arrive
+        // during the change.
         self.device.invalidate();
         let result = change();
         self.device.invalidate();
@@ -111,11 +112,11 @@ impl NbdDeviceMut {
         Ok(())
     }
 
-    /// Changes a part of a block: to `data`, or to zeroes.
+    /// Changes a part of a block to `data`, or to zeroes.
     fn write_in_blocks(&self, range: &Range<u64>, data: Option<&[u8]>) -> Result<()> {
         let _exclusive = self.blocks.write().unwrap_or_else(PoisonError::into_inner);
         let blocks = self.device.blocks_around(range);
-        // A range that fills no block touches at most two.
+        // A range that contains no whole block touches at most two blocks.
         let mut bytes = vec![0; to_usize(blocks.end - blocks.start)];
         self.device.read_blocks(&mut bytes, blocks.start)?;
         let target = &mut bytes[to_usize(range.start - blocks.start)..to_usize(range.end - blocks.start)];
@@ -134,7 +135,7 @@ impl NbdDeviceMut {
                 .device
                 .run_plain(split_request(request, EFFECT_BYTES_MAX).map(ClientCommand::of))
             {
-                // The server may find the request too long, or its medium may not support it.
+                // The server may reject the length, or its storage may not support the request.
                 Err(Error::Server { number, .. }) if is_refusal(number) => {}
                 done => return done,
             }
@@ -155,7 +156,7 @@ impl NbdDeviceMut {
     }
 }
 
-/// Whether an error means that the server does not support this request, rather than that it failed.
+/// Whether an error means that the server does not support this request, not that the request failed.
 fn is_refusal(number: u32) -> bool {
     matches!(
         ErrorNumber(number),
@@ -208,7 +209,7 @@ impl BlockDeviceMut for NbdDeviceMut {
         })?)
     }
 
-    /// Zeroes the range if the server can do that without writing; trims otherwise, if possible.
+    /// Zeroes the range if the server can do so without writing data; otherwise trims it, if possible.
     ///
     /// The protocol leaves the contents after a trim undefined; known servers return zeroes or the old data.
     fn trim(&self, range: Range<u64>) -> holdfast_block::Result<()> {
@@ -249,7 +250,7 @@ impl BlockDeviceMut for NbdDeviceMut {
 
     /// Makes all completed writes durable, over all connections.
     ///
-    /// Fails if the server offers no flush, because durability cannot be guaranteed then.
+    /// Fails if the server does not support flush, because durability cannot be guaranteed then.
     fn flush(&self) -> holdfast_block::Result<()> {
         if !self.has(ExportFlags::FLUSH) {
             return Err(Error::Unsupported {

@@ -16,12 +16,12 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The text is not an NBD URI, or is not supported.
+    /// The text is not an NBD URI, or the URI is not supported.
     #[error("{uri:?} is not a usable NBD URI: {detail}")]
     Uri {
         /// The text.
         uri: String,
-        /// What is wrong with it.
+        /// The fault.
         detail: &'static str,
     },
     /// An invalid name of an export or a metadata context.
@@ -53,7 +53,7 @@ pub enum Error {
     HandshakeTimeout {
         /// The server.
         server: String,
-        /// The time limit.
+        /// The time limit in milliseconds.
         waited_ms: u64,
     },
     /// The connection ended before the first request.
@@ -85,7 +85,7 @@ pub enum Error {
     NoSuchExport {
         /// The server.
         server: String,
-        /// Name asked for.
+        /// The requested name.
         export: String,
         /// The server's message; may be empty.
         message: String,
@@ -95,7 +95,7 @@ pub enum Error {
     Refused {
         /// The server.
         server: String,
-        /// Name of the option of the handshake.
+        /// The name of the handshake option.
         option: &'static str,
         /// Name of the error.
         reason: &'static str,
@@ -120,7 +120,7 @@ pub enum Error {
         /// Name of the context.
         context: String,
     },
-    /// The server answered a request with an error; the connection goes on.
+    /// The server replied to a request with an error. The connection is still usable.
     #[error("{server} cannot do the {}: {}{}", Described(request), name_of(*number), Suffix(message))]
     Server {
         /// The server.
@@ -137,7 +137,7 @@ pub enum Error {
     Lost {
         /// The server.
         server: Arc<str>,
-        /// The reason; the same for all requests in flight, and for later ones.
+        /// The reason; it is the same for all requests in flight and for later ones.
         loss: Arc<Loss>,
     },
     /// The export cannot be written.
@@ -148,18 +148,18 @@ pub enum Error {
         /// The export.
         export: String,
     },
-    /// A further connection leads to another export.
+    /// A further connection leads to a different export.
     #[error("{server} shows another export {export:?} than before: {what} was {before} and is {now}")]
     Changed {
         /// The server.
         server: String,
         /// The export.
         export: String,
-        /// What differs.
+        /// The property that differs.
         what: &'static str,
-        /// On the first connection.
+        /// The value on the first connection.
         before: String,
-        /// On the further one.
+        /// The value on the further connection.
         now: String,
     },
 }
@@ -175,18 +175,18 @@ impl Error {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Loss {
-    /// The server closed it.
+    /// The server closed the connection.
     #[error("the server closed it")]
     Closed,
-    /// The operating system reports an error.
+    /// The operating system reported an error.
     #[error("{action}: {source}")]
     Io {
-        /// What failed.
+        /// The operation that failed.
         action: &'static str,
         /// The operating system's reason.
         source: io::Error,
     },
-    /// The server violated the protocol: what it sends after that has no meaning.
+    /// The server violated the protocol. Nothing that it sends later can be interpreted.
     #[error("the server breaks the NBD protocol: {0}")]
     Violation(Violation),
     /// The server did not answer a request in time.
@@ -194,15 +194,15 @@ pub enum Loss {
     TimedOut {
         /// The oldest unanswered request.
         request: Request,
-        /// Time since it was sent.
+        /// Time since the request was sent, in milliseconds.
         waited_ms: u64,
     },
-    /// The server did not accept what was sent.
+    /// The server stopped accepting data.
     #[error("the server accepted no byte of a {} for {waited_ms} ms", Described(request))]
     SendTimedOut {
         /// The request that was being sent.
         request: Request,
-        /// Time since the server last accepted a byte.
+        /// Time since the server last accepted a byte, in milliseconds.
         waited_ms: u64,
     },
     /// The server announced that it shuts down.
@@ -217,7 +217,7 @@ pub enum Loss {
 }
 
 impl From<Error> for holdfast_block::Error {
-    /// A full disk remains recognizable by [`is_no_space`](holdfast_block::Error::is_no_space).
+    /// A full disk is still recognized by [`is_no_space`](holdfast_block::Error::is_no_space).
     fn from(error: Error) -> Self {
         match &error {
             Error::Server { request, number, .. } if *number == ErrorNumber::ENOSPC.0 => {
@@ -229,7 +229,7 @@ impl From<Error> for holdfast_block::Error {
     }
 }
 
-/// An optional addition to a message.
+/// An optional suffix of a message.
 struct Suffix<'a>(&'a str);
 
 impl fmt::Display for Suffix<'_> {
@@ -241,7 +241,7 @@ impl fmt::Display for Suffix<'_> {
     }
 }
 
-/// A request for messages.
+/// Formats a request for messages.
 struct Described<'a>(&'a Request);
 
 impl fmt::Display for Described<'_> {

@@ -3,7 +3,7 @@
 use super::violation::Violation;
 use crate::nbd::wire::{ExportFlags, Fields, PAYLOAD_BYTES_MAX, STRING_BYTES_MAX};
 
-/// Block size to assume if the server names none.
+/// Block size to assume if the server reports none.
 const PREFERRED_BLOCK_BYTES: u32 = 4096;
 /// "If advertised, this value MUST be a power of 2, MUST NOT be larger than 2^16".
 const MINIMUM_BLOCK_BYTES_MAX: u32 = 1 << 16;
@@ -11,7 +11,7 @@ const MINIMUM_BLOCK_BYTES_MAX: u32 = 1 << 16;
 /// An export in a server's list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ListedExport {
-    /// The name to connect with; the default export has an empty one.
+    /// The name to connect with; the default export has an empty name.
     pub name: String,
     /// The server's description; may be empty.
     pub description: String,
@@ -73,7 +73,7 @@ impl MetaContext {
 /// Constraints on requests, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BlockSizes {
-    /// Every offset and length must be a multiple; a power of two, at most 64 KiB.
+    /// Every offset and length must be a multiple of this; a power of two, at most 64 KiB.
     pub minimum_bytes: u32,
     /// Smaller requests are slow; a power of two.
     pub preferred_bytes: u32,
@@ -82,7 +82,7 @@ pub struct BlockSizes {
 }
 
 impl BlockSizes {
-    /// Decodes the block sizes after the kind of the reply.
+    /// Decodes the block sizes, which follow the kind of the reply.
     pub(super) fn decode(data: &[u8]) -> Result<Self, Violation> {
         let size = |what, found: u32, allowed| Violation::Size {
             what,
@@ -103,7 +103,7 @@ impl BlockSizes {
             let allowed = "at least 512 and the minimum block size";
             return Err(size("the longest payload that it takes", payload_max, allowed));
         }
-        // A hint: an invalid one is ignored.
+        // The preferred size is only a hint: an invalid value is ignored.
         let preferred = if preferred.is_power_of_two() {
             preferred
         } else {
@@ -185,7 +185,7 @@ impl ExportInfo {
         self.flags.has(ExportFlags::FLUSH)
     }
 
-    /// Whether several connections see each other's writes, and a flush on one covers all.
+    /// Whether all connections see each other's writes, and a flush on one connection covers all.
     pub fn is_multi_connection(&self) -> bool {
         self.flags.has(ExportFlags::MULTI_CONN)
     }

@@ -1,13 +1,13 @@
-//! The handshake as a pure state machine: what to send, how many bytes to read, and their meaning.
+//! The handshake as a pure state machine: which bytes to send, how many bytes to read, and their meaning.
 //!
 //! ```text
 //! greeting -> [STARTTLS] -> [EXTENDED_HEADERS] -> [STRUCTURED_REPLY] -> [SET_META_CONTEXT] -> GO | EXPORT_NAME
 //! ```
 //!
-//! Each step in brackets is skipped if the server refuses it; `EXPORT_NAME` is the fallback for a server without `GO`,
-//! or without options. If TLS is requested and refused, the handshake fails: nothing falls back to plain text. Bounds
-//! on the server: [`OPTION_BYTES_MAX`] for one reply, [`REPLY_COUNT_MAX`] replies and [`TEXT_BYTES_MAX`] of names for
-//! one option.
+//! A step in brackets is skipped if the server refuses it. `EXPORT_NAME` is the fallback for a server without `GO`, or
+//! without options. If TLS is requested and refused, the handshake fails: there is no fallback to plain text. Limits on
+//! the server: [`OPTION_BYTES_MAX`] for one reply; [`REPLY_COUNT_MAX`] replies and [`TEXT_BYTES_MAX`] of names for one
+//! option.
 
 mod options;
 
@@ -29,15 +29,15 @@ const EXPORT_REPLY_BYTES: usize = 10;
 const EXPORT_PADDING_BYTES: usize = 124;
 /// The second magic number of a server that uses the oldstyle handshake of before 2010.
 const OLDSTYLE_MAGIC: u64 = 0x0000_4202_8186_1253;
-/// Replies to one option.
+/// Limit of replies to one option.
 const REPLY_COUNT_MAX: usize = 20_000;
-/// Bytes of names and descriptions in the replies to one option.
+/// Limit of bytes of names and descriptions in the replies to one option.
 const TEXT_BYTES_MAX: usize = 8 << 20;
 
 /// The purpose of the handshake.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Goal {
-    /// Use the export, with those of the metadata contexts that exist.
+    /// Use the export, with those of the metadata contexts that the server offers.
     Transmit { contexts: Vec<String> },
     /// List the names of all exports.
     List,
@@ -49,9 +49,9 @@ pub(super) enum Goal {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Outcome {
     pub(super) style: HeaderStyle,
-    /// For the goals that concern one export.
+    /// Present for the goals that concern one export.
     pub(super) export: Option<ExportInfo>,
-    /// Granted, or listed, in the server's order.
+    /// Granted or listed contexts, in the server's order.
     pub(super) contexts: Vec<MetaContext>,
     pub(super) exports: Vec<ListedExport>,
 }
@@ -70,11 +70,11 @@ enum ExpectedInput {
 enum TlsState {
     None,
     Wanted,
-    /// The server agreed to it; TLS starts now.
+    /// The server agreed to TLS; it starts now.
     Due,
 }
 
-/// One handshake, from the first byte of the server to the last one before requests.
+/// One handshake, from the first byte of the server to the last byte before the first request.
 #[derive(Debug)]
 pub(super) struct ClientHandshake {
     server: Arc<str>,
@@ -94,7 +94,7 @@ pub(super) struct ClientHandshake {
 }
 
 impl ClientHandshake {
-    /// A handshake with `server`, whose name goes into errors, about `export`.
+    /// A handshake about `export` with `server`, whose name is used in errors.
     pub(super) fn new(server: Arc<str>, export: &str, goal: Goal) -> Self {
         Self {
             server,
@@ -125,7 +125,7 @@ impl ClientHandshake {
         self
     }
 
-    /// Whether TLS has to start before anything else is sent or read.
+    /// Whether TLS must start before anything else is sent or read.
     pub(super) fn is_tls_due(&self) -> bool {
         self.tls == TlsState::Due
     }
@@ -136,12 +136,12 @@ impl ClientHandshake {
         self.send_first_option();
     }
 
-    /// Takes the bytes to send.
+    /// Removes and returns the bytes to send.
     pub(super) fn take_output(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.output)
     }
 
-    /// How many bytes the next [`feed`](Self::feed) takes; 0 when the handshake is complete.
+    /// Number of bytes that the next [`feed`](Self::feed) needs; 0 when the handshake is complete.
     pub(super) fn wanted_bytes(&self) -> usize {
         match self.expected {
             ExpectedInput::Greeting => GREETING_BYTES,
@@ -157,7 +157,7 @@ impl ClientHandshake {
         self.outcome
     }
 
-    /// Processes exactly as many bytes of the server as [`wanted_bytes`](Self::wanted_bytes) says.
+    /// Processes bytes of the server: exactly [`wanted_bytes`](Self::wanted_bytes) of them.
     pub(super) fn feed(&mut self, bytes: &[u8]) -> Result<(), Error> {
         assert_eq!(
             bytes.len(),
@@ -217,8 +217,8 @@ impl ClientHandshake {
         }
         let option = match self.goal {
             Goal::Transmit { .. } if !is_fixed && self.tls == TlsState::None => {
-                // Without the fixed newstyle an unknown option may end the connection: only EXPORT_NAME is certain to
-                // be known.
+                // Without the fixed newstyle, the server may close the connection after an unknown option: it is only
+                // certain to know EXPORT_NAME.
                 self.send_export_name();
                 return Ok(());
             }
@@ -370,7 +370,8 @@ impl ClientHandshake {
             }
             InfoKind::BLOCK_SIZE => self.block_sizes = Some(self.checked(BlockSizes::decode(rest))?),
             InfoKind::DESCRIPTION => self.description = Some(printable(rest)),
-            // "The client MUST ignore information replies it does not understand"; the name is the requested one.
+            // "The client MUST ignore information replies it does not understand". The name is the requested one
+            // anyway.
             _ => {}
         }
         Ok(())
@@ -466,16 +467,16 @@ mod tests {
     const FLAGS: &str = "C 00000003";
     const EXTENDED: &str = "C 49484156454f5054 0000000b 00000000";
     const STRUCTURED: &str = "C 49484156454f5054 00000008 00000000";
-    /// Export "ab", one query: base:allocation.
+    /// A query for base:allocation of the export "ab".
     const CONTEXTS: &str =
         "C 49484156454f5054 0000000a 0000001d 00000002 6162 00000001 0000000f 626173653a616c6c6f636174696f6e";
-    /// Export "ab", with its name, description and block sizes.
+    /// A query for the export "ab" with its name, description and block sizes.
     const GO: &str = "C 49484156454f5054 00000007 0000000e 00000002 6162 0003 0001 0002 0003";
-    /// 1 MiB, with flags.
+    /// An export of 1 MiB, with flags.
     const EXPORT: &str = "S 0003e889045565a9 00000007 00000003 0000000c 0000 0000000000100000 0105";
     const GO_ACK: &str = "S 0003e889045565a9 00000007 00000001 00000000";
 
-    /// A reply without data, to option 11 and others.
+    /// A reply without data to the option `option`.
     fn reply(option: u32, kind: u32) -> String {
         format!("S 0003e889045565a9 {option:08x} {kind:08x} 00000000")
     }

@@ -35,7 +35,7 @@ pub const PARSERS: &[Parser] = &[
 const SIZE_BYTES: u64 = 1 << 20;
 const GOALS: u8 = 3;
 
-/// The handshake; accepted when it completes.
+/// The handshake. The input is accepted if the handshake completes.
 pub fn handshake(bytes: &[u8]) -> Outcome {
     let Some((&choice, mut bytes)) = bytes.split_first() else {
         return Outcome::Refused;
@@ -67,7 +67,7 @@ pub fn handshake(bytes: &[u8]) -> Outcome {
     }
 }
 
-/// Replies to one request of every kind; accepted when all of them complete without a protocol violation.
+/// Replies to one request of each kind. The input is accepted if all of them complete without a protocol violation.
 pub fn replies(bytes: &[u8]) -> Outcome {
     let Some((&choice, mut bytes)) = bytes.split_first() else {
         return Outcome::Refused;
@@ -128,7 +128,7 @@ pub fn replies(bytes: &[u8]) -> Outcome {
     Outcome::Decoded
 }
 
-/// Reads the statuses of a reply as the device does.
+/// Reads the statuses of a reply in the same way as the device.
 fn use_statuses(statuses: Vec<Status>) {
     for status in statuses {
         let mut stretches = Stretches::default();
@@ -146,7 +146,7 @@ fn use_statuses(statuses: Vec<Status>) {
     }
 }
 
-/// A URI.
+/// The text of a URI.
 pub fn uri(bytes: &[u8]) -> Outcome {
     let Ok(text) = std::str::from_utf8(bytes) else {
         return Outcome::Refused;
@@ -278,7 +278,7 @@ fn replies_seed(style: HeaderStyle) -> Vec<u8> {
             &[&[0, 0, 0, 3, 0, 0, 0, 2], &descriptors],
         );
     } else {
-        // Two numbers of 32 bits in each of 64.
+        // Each 64-bit number consists of two numbers of 32 bits.
         let descriptors = numbers(&[512 << 32, 1 << 62 | 3]);
         chunk(done, ChunkKind::BLOCK_STATUS, 3, &[&[0, 0, 0, 3], &descriptors]);
     }

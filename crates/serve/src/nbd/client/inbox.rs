@@ -1,8 +1,8 @@
-//! Bytes received from the server and not parsed yet.
+//! Received bytes that are not parsed yet.
 
 use std::io::IoSliceMut;
 
-/// Usual size of the buffer: what one read may return beyond the wanted bytes.
+/// Usual size of the buffer: one read may return this many bytes more than are needed.
 const BUFFER_BYTES: usize = 64 << 10;
 
 /// A buffer between the stream and the replies.
@@ -33,14 +33,14 @@ impl Inbox {
         if self.start == self.end {
             (self.start, self.end) = (0, 0);
             if self.bytes.len() > BUFFER_BYTES {
-                // After a long reply, which is rare.
+                // Shrinks the buffer after a long reply, which is rare.
                 self.bytes = vec![0; BUFFER_BYTES];
             }
         }
     }
 
-    /// Reads until at least `wanted` bytes are buffered. Memory grows with what has arrived, not with what was
-    /// announced.
+    /// Reads until at least `wanted` bytes are buffered. Memory grows with the bytes that have arrived, not with the
+    /// announced length.
     pub(super) fn fill<E>(
         &mut self,
         wanted: usize,
@@ -60,7 +60,7 @@ impl Inbox {
         Ok(())
     }
 
-    /// Moves the next bytes to `target`; all but the buffered ones come straight from the stream.
+    /// Moves the next bytes to `target`. Bytes that are not buffered are read directly into `target`.
     pub(super) fn read_to<E>(
         &mut self,
         target: &mut [u8],
@@ -71,7 +71,7 @@ impl Inbox {
         self.consume(here);
         let mut rest = &mut target[here..];
         while !rest.is_empty() {
-            // What follows goes into the empty buffer: the next header costs no extra system call.
+            // Bytes after the data are read into the empty buffer, so the next header needs no extra system call.
             let mut slices = [IoSliceMut::new(rest), IoSliceMut::new(&mut self.bytes)];
             let count = read(&mut slices)?;
             let straight = count.min(rest.len());

@@ -1,7 +1,8 @@
-//! A cache of block status that the server sent beyond the requested range.
+//! A cache of block status that the server reported beyond the requested range.
 //!
-//! One query may return a hundred thousand extents while the caller takes a few hundred at a time. The rest is cached
-//! here, handed out once, and then dropped: a second scan queries again. Own writes invalidate everything.
+//! One query may return a hundred thousand extents, of which the caller takes a few hundred at a time. The rest is
+//! cached here, returned once, and then dropped: a second scan queries the server again. Own writes invalidate the
+//! whole cache.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -9,14 +10,14 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::status::Descriptor;
 
-/// Cached descriptors, of 16 bytes each.
+/// Limit of cached descriptors, of 16 bytes each.
 const DESCRIPTOR_COUNT_MAX: usize = 1 << 18;
-/// Cached stretches.
+/// Limit of cached stretches.
 const STRETCH_COUNT_MAX: usize = 256;
-/// Queries in flight at once for a sequential caller.
+/// Limit of queries in flight for a sequential caller.
 pub(super) const WINDOW_MAX: usize = 16;
 
-/// Consecutive descriptors, from an offset on.
+/// Consecutive descriptors from an offset on.
 #[derive(Debug, Clone)]
 struct Stretch {
     end: u64,
@@ -41,14 +42,14 @@ pub(super) enum Visit {
 }
 
 impl Stretches {
-    /// Adds descriptors from `start` on, where nothing is known yet.
+    /// Adds descriptors from `start` on, where nothing is cached yet.
     pub(super) fn add(&mut self, start: u64, descriptors: Vec<Descriptor>) {
         let mut descriptors = VecDeque::from(descriptors);
         let limit = self.by_start.range(start..).next().map_or(u64::MAX, |(next, _)| *next);
         let mut end = descriptors
             .iter()
             .fold(start, |end, one| end.saturating_add(one.length));
-        // The last descriptor may reach past the query, into a known stretch.
+        // The last descriptor may reach beyond the query, into a cached stretch.
         while end > limit {
             let Some(last) = descriptors.back_mut() else { return };
             let excess = end - limit;
@@ -60,7 +61,7 @@ impl Stretches {
                 descriptors.pop_back();
             }
         }
-        // The first one may begin before the query, inside a known stretch that ends between two blocks.
+        // The first descriptor may begin before the query, inside a cached stretch that ends between two blocks.
         let before = self.by_start.range(..=start).next_back();
         let known_end = before.map_or(start, |(_, stretch)| stretch.end.max(start));
         let mut start = start;
@@ -80,8 +81,8 @@ impl Stretches {
         }
     }
 
-    /// Visits what is known of the bytes from `at` to `end`, in order, until there is a gap or the visitor stops, and
-    /// removes what was taken and what lies before it in the same stretch. Returns where it stopped, and the visitor's
+    /// Visits the cached descriptors from `at` to `end`, in order, until there is a gap or the visitor stops. Removes
+    /// the visited descriptors, and those before them in the same stretch. Returns where it stopped, and the visitor's
     /// last result.
     pub(super) fn visit_known(
         &mut self,
@@ -207,9 +208,9 @@ pub(super) struct ReadAhead {
 #[derive(Debug)]
 struct ReadAheadState {
     stretches: Stretches,
-    /// Incremented by every write: results of earlier queries are out of date.
+    /// Incremented by every write: results of earlier queries are outdated.
     generation: u64,
-    /// Where the last caller stopped; a caller that continues there is sequential.
+    /// The offset at which the last caller stopped. A caller that continues there is sequential.
     next: u64,
     window: usize,
 }
@@ -225,11 +226,11 @@ impl Default for ReadAheadState {
     }
 }
 
-/// What one caller works with.
+/// The part of the cache that one caller uses.
 #[derive(Debug)]
 pub(super) struct BorrowedStretches {
     pub(super) stretches: Stretches,
-    /// Queries in flight at once: one for random access, more and more for sequential access.
+    /// Queries in flight at a time: one for random access, increasing for sequential access.
     pub(super) window: usize,
     generation: u64,
 }
@@ -239,7 +240,7 @@ impl ReadAhead {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes what is cached of `range`, for exclusive use by one caller.
+    /// Takes the cached status of `range`, for exclusive use by one caller.
     pub(super) fn borrow(&self, range: &Range<u64>) -> BorrowedStretches {
         let mut state = self.lock();
         state.window = if range.start == state.next {
@@ -254,7 +255,7 @@ impl ReadAhead {
         }
     }
 
-    /// Returns what the caller, which stopped at `end`, did not use, unless it is out of date.
+    /// Returns the status that the caller, which stopped at `end`, did not use, unless it is outdated.
     pub(super) fn put_back(&self, borrowed: BorrowedStretches, end: u64) {
         let mut state = self.lock();
         state.next = end;
@@ -263,7 +264,7 @@ impl ReadAhead {
         }
     }
 
-    /// Discards everything, including replies under way, because the device changes.
+    /// Discards the whole cache, and also the replies to queries in flight, because the device is being changed.
     pub(super) fn invalidate(&self) {
         let mut state = self.lock();
         state.generation += 1;
@@ -287,7 +288,7 @@ mod tests {
         offset / 3 % 4
     }
 
-    /// Adds random replies and hands them out; the model is one bool for each known byte.
+    /// Adds random replies and takes them again. The model is one bool for each byte.
     #[test]
     fn every_known_byte_is_returned_once() {
         let mut random = SeededRandom::new(test_seed());
@@ -304,7 +305,7 @@ mod tests {
                         flags: flags_at(at),
                     });
                     stretches.add(range.start, descriptors.collect());
-                    // What follows a known stretch stays unknown: a gap is queried, never guessed.
+                    // The bytes after a cached stretch are unknown: a gap is queried, never guessed.
                     let gaps = stretches.gaps(0, END, 100, 100);
                     for at in 0..END {
                         let is_gap = gaps.iter().any(|gap| gap.contains(&at));

@@ -1,16 +1,16 @@
-//! Replies to block status queries, validated.
+//! Validates replies to block status queries.
 
 use super::export::MetaContext;
 use super::violation::Violation;
 use crate::nbd::wire::{Fields, HeaderStyle};
 
-/// Descriptors that one chunk may have: "a server SHOULD NOT send more than 2^20".
+/// Limit of descriptors of one chunk: "a server SHOULD NOT send more than 2^20".
 pub(super) const DESCRIPTOR_COUNT_MAX: u64 = 1 << 20;
 
 /// The status of a range in one metadata context.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Descriptor {
-    /// Bytes, never 0.
+    /// Length in bytes, never 0.
     pub(super) length: u64,
     pub(super) flags: u64,
 }
@@ -27,7 +27,7 @@ pub(super) struct Status {
 pub(super) struct Query {
     pub(super) offset: u64,
     pub(super) length: u64,
-    /// The end of the export: extents are cut there.
+    /// The end of the export: extents are truncated there.
     pub(super) end: u64,
 }
 
@@ -39,7 +39,7 @@ fn layout(style: HeaderStyle) -> (u64, u64) {
     }
 }
 
-/// Checks the length of a chunk of descriptors before any of it is read.
+/// Checks the length of a chunk of descriptors before the chunk is read.
 pub(super) fn check_length(length: u64, style: HeaderStyle) -> Result<(), Violation> {
     let (each, before) = layout(style);
     let is_right = length
@@ -59,7 +59,8 @@ impl Status {
     /// Decodes the payload of a chunk, whose length was checked: u32 context, with extended headers u32 count, then
     /// descriptors.
     ///
-    /// The last descriptor may reach past the query, as the protocol allows; all are cut at the end of the export.
+    /// The last descriptor may reach beyond the query, as the protocol allows; it is truncated at the end of the
+    /// export.
     pub(super) fn decode(payload: &[u8], style: HeaderStyle, query: Query) -> Result<Self, Violation> {
         let (each, before) = layout(style);
         let count = (payload.len() as u64 - before) / each;
@@ -103,7 +104,7 @@ impl Status {
     }
 }
 
-/// Checks that every context of the connection is answered.
+/// Checks that the reply covers every context of the connection.
 pub(super) fn check_complete(statuses: &[Status], contexts: &[MetaContext], offset: u64) -> Result<(), Violation> {
     let is_answered = |context: &&MetaContext| statuses.iter().any(|status| status.context_id == context.id);
     match contexts.iter().find(|context| !is_answered(context)) {

@@ -1,4 +1,4 @@
-//! The byte stream of a connection, and how it is made.
+//! The byte stream of a connection, and how to connect it.
 
 use std::fmt;
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
@@ -15,10 +15,10 @@ use rustix::net::{AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketT
 /// The port that IANA assigns to NBD.
 pub const PORT: u16 = 10_809;
 
-/// A connected stream. One thread reads while another writes.
+/// A connected stream. One thread reads while another one writes.
 ///
-/// Both directions take `&self`. A socket needs no more. A TLS session has one state for both directions: it locks that
-/// state, and waits for its socket outside of the lock, because a waiting reader must never block a writer.
+/// Both directions take `&self`, which is sufficient for a socket. A TLS session has one state for both directions: it
+/// locks that state, and waits for its socket without the lock, because a waiting reader must never block a writer.
 pub trait Stream: Send + Sync {
     /// Reads some bytes into the slices, in order; 0 at the end. Fails with [`WouldBlock`](io::ErrorKind::WouldBlock)
     /// or [`TimedOut`](io::ErrorKind::TimedOut) when nothing arrived within the time of
@@ -28,11 +28,11 @@ pub trait Stream: Send + Sync {
     /// Writes some bytes of the slices, in order. Times out like a read.
     fn write_vectored(&self, buffers: &[IoSlice]) -> io::Result<usize>;
 
-    /// Sets how long one read, or one write, waits.
+    /// Sets the time limit of one read and of one write.
     fn set_timeout(&self, timeout: Duration) -> io::Result<()>;
 
-    /// Ends both directions; a blocked read or write returns. Unread input is discarded: a peer that waits for buffer
-    /// space notices the end only by that (QEMU does).
+    /// Closes both directions; a blocked read or write returns. Unread input is discarded: otherwise a peer that waits
+    /// for buffer space (as QEMU does) would not notice the end.
     fn shutdown(&self) -> io::Result<()>;
 }
 
@@ -64,15 +64,15 @@ socket_stream!(UnixStream, TcpStream);
 
 /// Reads and discards all input.
 ///
-/// QEMU treats a socket that hung up as readable, not as writable (`aio_dispatch_handler`): while the queue is full,
-/// its server waits for space, and blocks everything that waits for the end of the server's requests, in the event loop
-/// that the guest needs as well.
+/// QEMU treats a socket that hung up as readable, not as writable (`aio_dispatch_handler`). While the queue is full,
+/// QEMU's server waits for space. Until then it blocks everything that waits for the end of the server's requests, in
+/// an event loop that the guest needs as well.
 fn throw_away(socket: impl AsFd) {
     let mut bytes = vec![0; 1 << 16];
     while let Ok((_, 1..)) | Err(Errno::INTR) = recv(&socket, &mut bytes[..], RecvFlags::DONTWAIT) {}
 }
 
-/// Makes another connection, within the given time.
+/// Opens another connection, within the given time.
 pub type Connector = dyn Fn(Duration) -> io::Result<Box<dyn Stream>> + Send + Sync;
 
 /// Address of a server.
@@ -87,9 +87,9 @@ pub enum Endpoint {
 }
 
 impl Endpoint {
-    /// An endpoint for one socket that is already connected: it serves a single connection.
+    /// An endpoint for one socket that is already connected: it can be connected to only once.
     ///
-    /// `name` is for messages.
+    /// `name` is used in messages.
     pub fn connected(name: impl Into<String>, stream: impl Stream + 'static) -> Self {
         let stream: Mutex<Option<Box<dyn Stream>>> = Mutex::new(Some(Box::new(stream)));
         let connect = move |_| {
@@ -99,7 +99,7 @@ impl Endpoint {
         Self::Custom(name.into(), Arc::new(connect))
     }
 
-    /// Connects.
+    /// Opens a connection.
     pub(super) fn connect(&self, timeout: Duration) -> io::Result<Box<dyn Stream>> {
         match self {
             Self::Unix(path) => connect_unix(path, timeout),
@@ -126,13 +126,13 @@ impl fmt::Debug for Endpoint {
     }
 }
 
-/// Connecting to a Unix socket blocks without limit while the queue of its listener is full, unless a send timeout is
-/// set.
+/// Without a send timeout, connecting to a Unix socket blocks for an unlimited time while the queue of its listener is
+/// full.
 fn connect_unix(path: &Path, timeout: Duration) -> io::Result<Box<dyn Stream>> {
     let address = SocketAddrUnix::new(path)?;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
     sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(timeout))?;
-    // A signal interrupts the wait, and the socket is unchanged.
+    // A signal interrupts the wait; the socket is not changed.
     while let Err(error) = rustix::net::connect(&socket, &address) {
         if error != Errno::INTR {
             return Err(error.into());
@@ -170,7 +170,7 @@ mod tests {
         let full = std::iter::repeat_with(|| peer.write(&[0; 4096])).find_map(Result::err);
         assert_eq!(full.unwrap().kind(), ErrorKind::WouldBlock);
         Stream::shutdown(&ours).unwrap();
-        // The queue has room again, but the peer must not use it.
+        // The queue has space again, but the peer must not use it.
         assert_eq!(ours.read(&mut [0; 1]).unwrap(), 0);
         assert_eq!(peer.write(&[0]).unwrap_err().kind(), ErrorKind::BrokenPipe);
     }

@@ -10,7 +10,7 @@ use rustls::{ClientConfig, ClientConnection, Connection};
 use super::Stream;
 use crate::nbd::tls::{TlsLayer, tls_error};
 
-/// The authorities that a client trusts, and the name that its server must prove.
+/// The certificate authorities that a client trusts, and the name that the server's certificate must have.
 #[derive(Debug, Clone)]
 pub struct TlsClient {
     config: Arc<ClientConfig>,
@@ -18,10 +18,11 @@ pub struct TlsClient {
 }
 
 impl TlsClient {
-    /// A client with the trust of `config`; the server's certificate must be for `name`, a host name or an address.
+    /// A client that trusts the authorities in `config`. The server's certificate must be for `name`, a host name or an
+    /// address.
     ///
     /// # Errors
-    /// `name` is neither.
+    /// `name` is neither a host name nor an address.
     pub fn new(config: Arc<ClientConfig>, name: &str) -> crate::Result<Self> {
         let name = ServerName::try_from(name.to_owned()).map_err(tls_error("use the name of the server"))?;
         Ok(Self { config, name })
@@ -32,7 +33,8 @@ impl TlsClient {
 pub(super) struct TlsStream {
     inner: Arc<dyn Stream>,
     tls: TlsLayer,
-    /// Bytes of the last call that were encrypted and not sent entirely: they are reported when they are sent.
+    /// Bytes of the last call that were encrypted but not sent entirely. They are reported as written when they are
+    /// sent.
     taken: Mutex<usize>,
 }
 
@@ -51,7 +53,7 @@ impl TlsStream {
         self.tls.is_shaking_hands()
     }
 
-    /// One step of the TLS handshake; returns 0 only if the server has closed.
+    /// Executes one step of the TLS handshake; returns 0 only if the server has closed the connection.
     pub(super) fn shake_hands(&self) -> io::Result<usize> {
         self.tls.shake_hands(
             |buffer| self.read_encrypted(buffer),
@@ -80,7 +82,7 @@ impl Stream for TlsStream {
         )
     }
 
-    /// After a timeout the caller retries with the same bytes, of which a part may already be encrypted.
+    /// After a timeout the caller retries with the same bytes, some of which may already be encrypted.
     fn write_vectored(&self, buffers: &[IoSlice]) -> io::Result<usize> {
         let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
         if *taken == 0 {
@@ -96,7 +98,7 @@ impl Stream for TlsStream {
 
     fn shutdown(&self) -> io::Result<()> {
         self.tls.say_goodbye();
-        // A server that has closed needs no close message.
+        // If the server has closed the connection, it needs no close message.
         drop(self.tls.flush_if_free(|bytes| self.write_encrypted(bytes)));
         self.inner.shutdown()
     }

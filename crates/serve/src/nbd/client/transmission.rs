@@ -1,8 +1,7 @@
 //! The transmission phase as a pure state machine: bytes of the server in, parsed replies out.
 //!
-//! Everything that the server sends is checked against the request that it answers before any of it is stored: data
-//! lies inside the request and arrives once, a success is complete, lengths are those of the kind of reply. A
-//! [`Violation`] ends the connection.
+//! Every reply is checked against its request before anything is stored: data lies inside the request and arrives once,
+//! a successful reply is complete, and lengths fit the kind of reply. A [`Violation`] ends the connection.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -19,9 +18,9 @@ use crate::nbd::wire::{
     RequestHeader, SIMPLE_REPLY_BYTES, SIMPLE_REPLY_MAGIC, STRING_BYTES_MAX, STRUCTURED_REPLY_MAGIC,
 };
 
-/// Error chunks that the reply to one request may have.
+/// Limit of error chunks in the reply to one request.
 const ERROR_COUNT_MAX: u32 = 1024;
-/// Bytes of an error chunk: the longest message and its fields, with room for kinds yet unknown.
+/// Limit of bytes of an error chunk: the longest message and the fields, with space for kinds that are not known yet.
 const ERROR_BYTES_MAX: u64 = STRING_BYTES_MAX as u64 + 1024;
 
 /// The call that sent a request, and its deadline.
@@ -44,7 +43,7 @@ pub(super) struct ServerFailure {
 pub(super) struct Answer {
     pub(super) ticket: Ticket,
     pub(super) command: ClientCommand,
-    /// Of a block status query; empty for other requests.
+    /// The statuses of a block status query; empty for other requests.
     pub(super) result: Result<Vec<Status>, ServerFailure>,
 }
 
@@ -58,9 +57,10 @@ pub(super) enum ChunkPosition {
 /// The meaning of the next bytes.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum ReplyEvent {
-    /// Incomplete: this many bytes are needed.
+    /// The input is incomplete: this many bytes are needed.
     NeedBytes(usize),
-    /// `length` bytes of export data at `offset` follow. After the last chunk, call [`TransmissionState::complete`].
+    /// `length` bytes of export data at `offset` follow. After the last chunk, the caller must call
+    /// [`TransmissionState::complete`].
     Data {
         cookie: u64,
         ticket: Ticket,
@@ -108,7 +108,7 @@ impl TransmissionState {
             style,
             contexts,
             size_bytes,
-            // Not 0, to catch a server that answers with zeroes.
+            // Not 0, to detect a server that answers with zeroes.
             next_cookie: 1,
             outstanding: HashMap::new(),
             payload_bytes: 0,
@@ -142,7 +142,7 @@ impl TransmissionState {
         }
     }
 
-    /// Bytes in flight in either direction.
+    /// Data bytes in flight, in both directions.
     pub(super) fn payload_bytes(&self) -> u64 {
         self.payload_bytes
     }
@@ -160,7 +160,7 @@ impl TransmissionState {
         if magic == SIMPLE_REPLY_MAGIC && self.style != HeaderStyle::Extended {
             return self.simple_reply(bytes);
         }
-        // Before the rest of the header, which may never arrive.
+        // Checked before the rest of the header, which may never arrive.
         let is_right = match self.style {
             HeaderStyle::Simple => false,
             HeaderStyle::Structured => magic == STRUCTURED_REPLY_MAGIC,
@@ -248,7 +248,8 @@ impl TransmissionState {
         Ok((SIMPLE_REPLY_BYTES, ReplyEvent::Answer(self.complete(cookie)?)))
     }
 
-    /// Parses a chunk whose payload begins with `payload`; returns how much of that was consumed, and the event.
+    /// Parses a chunk; `payload` are the first bytes of its payload. Returns the number of consumed bytes and the
+    /// event.
     fn chunk(&mut self, header: &ChunkHeader, payload: &[u8]) -> Result<(usize, ReplyEvent), Violation> {
         let cookie = header.cookie;
         let (style, size_bytes) = (self.style, self.size_bytes);
@@ -320,7 +321,7 @@ impl TransmissionState {
 }
 
 impl Outstanding {
-    /// Checks kind and length of a chunk; returns how much of its payload is needed to parse it.
+    /// Checks kind and length of a chunk; returns how many bytes of the payload are needed to parse it.
     fn check_header(&self, header: &ChunkHeader, style: HeaderStyle) -> Result<usize, Violation> {
         let length = header.length;
         let size = |what, allowed| {
@@ -339,7 +340,7 @@ impl Outstanding {
             }
             (ChunkKind::NONE, _) => Ok(0),
             (ChunkKind::OFFSET_DATA, CommandKind::READ) => {
-                // Whether it lies inside the request is checked when its offset is known.
+                // Whether the hole lies inside the request is checked when its offset is known.
                 if length < 9 || length - 8 > self.command.request.length {
                     return size(
                         "the length of a chunk of data",
@@ -449,7 +450,7 @@ impl Outstanding {
                 });
             }
         }
-        // The first error is the cause, later ones tend to be its effects.
+        // The first error is the cause; later errors are often its effects.
         self.failure.get_or_insert_with(|| ServerFailure {
             number,
             message: printable(message),
@@ -486,7 +487,7 @@ mod tests {
         digits.chunks(2).map(byte).collect()
     }
 
-    /// A state for 1 MiB with one request in flight, of cookie 1: 0x200 bytes at 0x1000.
+    /// A state for an export of 1 MiB with one request in flight: cookie 1, 0x200 bytes at 0x1000.
     fn state_with_request(style: HeaderStyle, kind: RequestKind) -> TransmissionState {
         let contexts = vec![
             MetaContext {
@@ -503,7 +504,7 @@ mod tests {
         transmission
     }
 
-    /// Parses all of `hex`; data counts as zeroes of the same length.
+    /// Parses all bytes of `hex`; zeroes of the same length stand for data.
     fn receive_all(transmission: &mut TransmissionState, hex: &str) -> Result<Vec<ReplyEvent>, Violation> {
         let received = bytes(hex);
         let (mut at, mut events) = (0, Vec::new());
@@ -641,7 +642,7 @@ mod tests {
                 length: 0x100,
                 flags: 0,
             },
-            // Cut at the end of the export.
+            // The status is truncated at the end of the export.
             Descriptor {
                 length: 0xf_ef00,
                 flags: 3,
@@ -697,7 +698,7 @@ mod tests {
             chunk("0001 0000 0000000000000000 00000000"),
             V::UnknownCookie { cookie: 0 }
         ));
-        // A success without the data.
+        // A successful reply without data.
         assert!(matches!(
             chunk("0001 0000 0000000000000001 00000000"),
             V::Incomplete { received: 0, .. }
@@ -710,7 +711,7 @@ mod tests {
             chunk("0001 0000 0000000000000001 00000004 00000000"),
             V::Size { .. }
         ));
-        // No data, too long, before and after the request, and offsets that overflow.
+        // No data, too much data, data before and after the request, and offsets that overflow.
         assert!(matches!(
             chunk("0000 0001 0000000000000001 00000008 0000000000001000"),
             V::Size { .. }
@@ -731,7 +732,7 @@ mod tests {
             chunk("0000 0001 0000000000000001 0000000a ffffffffffffffff 0000"),
             V::Outside { .. }
         ));
-        // Holes of no bytes, of another length, too long.
+        // Holes of no bytes, holes of another length, and holes that are too long.
         assert!(matches!(
             chunk("0000 0002 0000000000000001 0000000c 0000000000001000 00000000"),
             V::Outside { .. }
@@ -750,7 +751,7 @@ mod tests {
             of(&format!("668e33ef {hole} 668e33ef {overlap}")),
             V::Overlap { .. }
         ));
-        // Kinds that do not belong here, or anywhere.
+        // Chunks of kinds that do not fit the request, or do not exist.
         let status = "0001 0005 0000000000000001 0000000c 00000005 00000100 00000001";
         assert!(matches!(chunk(status), V::WrongChunk { kind: 5, .. }));
         assert!(matches!(

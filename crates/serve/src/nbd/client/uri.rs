@@ -21,9 +21,9 @@ pub enum Security {
 /// An endpoint and the name of an export, as `nbd://host:port/name` or `nbd+unix:///name?socket=path`.
 #[derive(Debug, Clone)]
 pub struct NbdUri {
-    /// Address of the server.
+    /// The address of the server.
     pub endpoint: Endpoint,
-    /// Name of the export; the default one has an empty name.
+    /// The name of the export; the default export has an empty name.
     pub export: String,
     /// Whether TLS is requested.
     pub security: Security,
@@ -79,7 +79,7 @@ fn parse(uri: &str) -> Result<NbdUri, &'static str> {
     })
 }
 
-/// The path of `socket=`; other parameters concern TLS and are ignored here.
+/// The path in `socket=`; other parameters concern TLS and are ignored here.
 fn socket_of(query: &str) -> Result<Option<PathBuf>, &'static str> {
     let mut socket = None;
     for parameter in query.split(['&', ';']) {
@@ -97,7 +97,7 @@ fn socket_of(query: &str) -> Result<Option<PathBuf>, &'static str> {
 }
 
 fn tcp(authority: &str) -> Result<Endpoint, &'static str> {
-    // A user name may precede the host; it matters only for TLS.
+    // A user name may precede the host. Only TLS uses it.
     let authority = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
     let (host, port) = if let Some(rest) = authority.strip_prefix('[') {
         let (host, rest) = rest.split_once(']').ok_or("the bracket of the address is not closed")?;
@@ -149,7 +149,7 @@ fn decode(text: &str) -> Result<Vec<u8>, &'static str> {
 mod tests {
     use super::{NbdUri, Security};
 
-    /// Endpoint, export, security.
+    /// Parses a URI to endpoint, export and security.
     fn parts(uri: &str) -> (String, String, Security) {
         let uri: NbdUri = uri.parse().unwrap();
         (uri.endpoint.to_string(), uri.export, uri.security)

@@ -1,6 +1,6 @@
 //! Violations of the protocol by a server.
 
-/// A violation of the protocol by the server. Nothing that it sends after that has a meaning.
+/// A violation of the protocol by the server. Nothing that the server sends later can be interpreted.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Violation {
@@ -10,13 +10,13 @@ pub enum Violation {
         /// The value in the place of the magic number.
         found: u64,
     },
-    /// It uses the handshake of before 2010.
+    /// The server uses the handshake of before 2010.
     #[error("it uses the oldstyle handshake, which has no export names and no options")]
     Oldstyle,
     /// A magic number is wrong.
     #[error("{what} begins with {found:#x}")]
     Magic {
-        /// What should begin here.
+        /// The structure that should begin here.
         what: &'static str,
         /// The value in the place of the magic number.
         found: u64,
@@ -40,41 +40,41 @@ pub enum Violation {
     /// A length or number is outside of the allowed range.
     #[error("{what} is {found}, which is not {allowed}")]
     Size {
-        /// What has that size.
+        /// The value that has this size.
         what: &'static str,
         /// The size.
         found: u64,
-        /// What is allowed.
+        /// The allowed sizes.
         allowed: &'static str,
     },
     /// A string is not UTF-8, or contains NUL.
     #[error("{what} is not text")]
     NotText {
-        /// Which string.
+        /// The string.
         what: &'static str,
     },
     /// The same information arrived twice.
     #[error("it gives {what} twice")]
     Twice {
-        /// What.
+        /// The information.
         what: &'static str,
     },
     /// Required information is missing.
     #[error("it omits {what}")]
     Missing {
-        /// What.
+        /// The information.
         what: &'static str,
     },
     /// A metadata context was granted that was not requested.
     #[error("it grants the metadata context {name:?}, which was not requested")]
     ForeignContext {
-        /// Its name.
+        /// The name of the context.
         name: String,
     },
     /// A reply belongs to no request in flight.
     #[error("it answers a request that is not in flight (cookie {cookie:#x})")]
     UnknownCookie {
-        /// The number in the reply.
+        /// The cookie in the reply.
         cookie: u64,
     },
     /// A chunk of this kind does not fit the request.
@@ -94,9 +94,9 @@ pub enum Violation {
     /// The header of a chunk has another offset than the request.
     #[error("the header of its reply says offset {found}, the request said {expected}")]
     WrongOffset {
-        /// Of the request.
+        /// The offset of the request.
         expected: u64,
-        /// Of the reply.
+        /// The offset in the reply.
         found: u64,
     },
     /// A chunk lies outside of its request.
@@ -142,7 +142,7 @@ pub enum Violation {
     Extents {
         /// First byte of the request.
         offset: u64,
-        /// What is wrong.
+        /// The fault.
         what: &'static str,
     },
 }

@@ -1,8 +1,9 @@
 //! Memory for requests, shared by all connections of a server.
 //!
-//! A limit per connection does not bound the process: a client may open many connections. Every request that is not
-//! small takes a lease for its bytes before they are received or read, and returns it when its reply was sent. Leases
-//! are granted in the order of the requests, so a client with many connections cannot starve the others.
+//! A limit per connection does not bound the memory of the process, because a client may open many connections. Every
+//! request that is not small takes a lease for its bytes before they are received or read, and returns the lease when
+//! its reply was sent. Leases are granted in the order of the requests, so a client with many connections cannot starve
+//! the others.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -17,12 +18,12 @@ pub(crate) struct Budget {
 #[derive(Debug, Default)]
 struct BudgetUse {
     used_bytes: u64,
-    /// Waiting requests, by number.
+    /// Numbers of the waiting requests.
     turns: VecDeque<u64>,
     last_turn: u64,
 }
 
-/// Bytes of the budget, until it is dropped.
+/// Bytes of the budget; dropping the lease returns them.
 #[derive(Debug)]
 pub(crate) struct Lease {
     budget: Arc<Budget>,
@@ -42,12 +43,12 @@ impl Budget {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A request larger than the whole budget is admitted when nothing else is.
+    /// A request that is larger than the whole budget is admitted when there is no other lease.
     fn fits(&self, state: &BudgetUse, bytes: u64) -> bool {
         state.used_bytes == 0 || state.used_bytes.saturating_add(bytes) <= self.bytes_max
     }
 
-    /// A lease, if there is room and no other request waits.
+    /// Takes a lease if there is room and no other request waits.
     pub(crate) fn try_take(self: &Arc<Self>, bytes: u64) -> Option<Lease> {
         let mut state = self.lock();
         (state.turns.is_empty() && self.fits(&state, bytes)).then(|| self.grant(&mut state, bytes))
@@ -64,7 +65,7 @@ impl Budget {
         }
         state.turns.pop_front();
         let lease = self.grant(&mut state, bytes);
-        // There may be room for the next one, too.
+        // There may be room for the next request, too.
         self.changed.notify_all();
         lease
     }
@@ -113,7 +114,7 @@ mod tests {
             thread
         };
         let (large, small) = (wait(90, 1), wait(10, 2));
-        // There would be room for the small one, but the large one was first.
+        // There would be room for the small request, but the large one was first.
         drop(second);
         assert!(budget.try_take(10).is_none());
         drop(first);

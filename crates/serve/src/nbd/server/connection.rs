@@ -1,4 +1,4 @@
-//! One connection: the handshake, then requests until the end.
+//! Serves one connection: the handshake, then requests until the connection ends.
 
 use std::net::IpAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -24,11 +24,10 @@ use super::workers::Workers;
 use crate::nbd::stream::SocketStream;
 use crate::nbd::wire::{ErrorNumber, RequestHeader};
 
-/// Replies are sent when there are as many bytes of them, even if more requests wait: the peer can process them
-/// meanwhile.
+/// Replies are sent when they reach this size, even if more requests wait: the peer can process them meanwhile.
 const BATCH_BYTES: usize = 256 << 10;
 
-/// What all connections of a server share.
+/// State that all connections of a server share.
 pub(crate) struct ServerShared {
     pub(crate) exports: Arc<dyn Exports>,
     pub(crate) limits: Limits,
@@ -42,7 +41,7 @@ pub(crate) struct ServerShared {
 
 impl ServerShared {
     fn is_stopping(&self) -> bool {
-        // Relaxed: a late view equals a request that arrived slightly earlier.
+        // Relaxed: seeing the change late has the same effect as a request that arrived slightly earlier.
         self.is_stopping.load(Ordering::Relaxed)
     }
 }
@@ -53,11 +52,11 @@ pub(crate) struct Client {
     pub(crate) peer: Arc<Peer>,
     pub(crate) stream: Arc<SocketStream>,
     pub(crate) outbox: Arc<Outbox>,
-    /// Its network address.
+    /// The client's network address.
     pub(crate) address: Option<IpAddr>,
     /// Whether the handshake is over.
     pub(crate) has_entered: Arc<AtomicBool>,
-    /// Whether it was closed in favour of another client.
+    /// Whether the connection was closed in favour of another client.
     pub(crate) is_displaced: bool,
 }
 
@@ -79,7 +78,8 @@ pub(crate) fn serve(shared: &Arc<ServerShared>, client: &Client) {
         Closed::ByClient | Closed::Abandoned(_) if shared.is_stopping() => Closed::ByServer,
         reason => reason,
     };
-    // The connection counts until the workers are done with its requests: a client that reconnects to send more gets no
+    // The connection counts until the workers have finished its requests: a client gains nothing by reconnecting to
+    // send more requests.
     // advantage.
     outbox.wait_until_empty();
     stream.say_goodbye();
@@ -122,7 +122,7 @@ fn shake_hands(
             Progress::NeedInput => receiver.fill(INPUT_BYTES_MAX, Waiting::Until(deadline))?,
             Progress::Continue => {}
             Progress::StartTls => {
-                // Plain bytes sent before TLS started must not be taken for bytes protected by it.
+                // Plain bytes that were sent before TLS started must not be treated as protected by TLS.
                 if !receiver.bytes().is_empty() {
                     return Err(Closed::Malformed("plain bytes where TLS should start"));
                 }
@@ -161,7 +161,7 @@ fn transmit(
     transmission.run()
 }
 
-/// What executing a request needs, on any thread.
+/// The data that is needed to execute a request, on any thread.
 struct RequestContext {
     shared: Arc<ServerShared>,
     peer: Arc<Peer>,
@@ -170,7 +170,7 @@ struct RequestContext {
 }
 
 impl RequestContext {
-    /// Executes `request` and appends its reply; measures the time, and reports errors of the device.
+    /// Executes `request`, appends its reply, measures the time, and reports errors of the device.
     fn execute(&self, request: &Request, payload: &[u8], replies: &mut ReplyBuffer, drain: Drain<'_>) {
         let clock = &*self.shared.clock;
         let begun = clock.now();
@@ -189,7 +189,7 @@ impl RequestContext {
         let done = catch_unwind(AssertUnwindSafe(|| {
             self.executor.execute(request, payload, replies, drain)
         }));
-        // Time spent waiting for the peer does not count.
+        // The time spent waiting for the peer does not count.
         self.dispatch
             .record(request, clock.now().saturating_sub(begun + waited));
         let error = match done {
@@ -237,7 +237,7 @@ fn action(request: &Request) -> &'static str {
     }
 }
 
-/// The receiving thread of a connection in transmission.
+/// The receiving thread of a connection in the transmission phase.
 struct Transmission {
     shared: Arc<ServerShared>,
     outbox: Arc<Outbox>,
@@ -256,7 +256,7 @@ impl Transmission {
                 Err(reason) => break reason,
             }
         };
-        // Replies are still sent, if possible.
+        // Pending replies are still sent, if possible.
         drop(self.send());
         ended
     }
@@ -326,7 +326,7 @@ impl Transmission {
         done
     }
 
-    /// Takes memory for a request; waits if necessary, after sending pending replies.
+    /// Takes memory for a request. If it has to wait, it sends pending replies first.
     fn lease(&mut self, bytes: u64) -> Result<Lease, Closed> {
         if let Some(lease) = self.shared.budget.try_take(bytes) {
             return Ok(lease);
@@ -340,7 +340,7 @@ impl Transmission {
             let payload = &self.receiver.bytes()[..length];
             let outbox = &self.outbox;
             let mut drain = |replies: &mut ReplyBuffer| {
-                // A closed peer is noticed by the next send.
+                // The next send reports a closed peer.
                 outbox.send(replies.as_slice()).unwrap_or_default();
                 replies.clear();
             };
@@ -349,7 +349,7 @@ impl Transmission {
             self.receiver.consume(length);
             return Ok(());
         }
-        // Pending replies do not wait for the rest of this request.
+        // Pending replies must not wait for the rest of this request.
         self.send()?;
         let payload = self.payload.space(length);
         self.receiver.take_payload(payload, self.shared.limits.stall)?;
@@ -359,7 +359,7 @@ impl Transmission {
         Ok(())
     }
 
-    /// Gives a request to a worker; waits for room if necessary.
+    /// Gives a request to a worker; waits for quota if necessary.
     fn hand_over(&mut self, request: &Request, payload_length: usize) -> Result<(), Closed> {
         let bytes = answer_length(request) + payload_length as u64;
         if payload_length > self.receiver.bytes().len() || !self.outbox.has_room(bytes) {
@@ -395,7 +395,7 @@ impl Transmission {
         let task = move || {
             let outbox = &pending.outbox;
             let mut reply = ReplyBuffer::default();
-            // Reads for a closed peer are skipped; writes are executed, as if the peer had closed a moment later.
+            // If the peer has closed, reads are skipped; writes are executed, as if the peer had closed a moment later.
             if !(outbox.is_dead() && matches!(request.command, RequestCommand::Read(_) | RequestCommand::Cache)) {
                 context.execute(&request, &payload, &mut reply, None);
             }
@@ -420,7 +420,7 @@ impl Transmission {
     }
 }
 
-/// Bytes that a request reads.
+/// Number of bytes that a request reads.
 fn answer_length(request: &Request) -> u64 {
     match request.command {
         RequestCommand::Read(_) => request.length,
@@ -428,11 +428,11 @@ fn answer_length(request: &Request) -> u64 {
     }
 }
 
-/// The outstanding reply to a request that a worker has. If a panic prevents it, the connection ends instead of
-/// waiting.
+/// The pending reply to a request that was given to a worker. If a panic prevents the reply, the connection is closed
+/// instead of waiting forever.
 struct PendingReply {
     outbox: Arc<Outbox>,
-    /// None once the reply was delivered.
+    /// `None` once the reply was delivered.
     cost: Option<RequestCost>,
 }
 

@@ -1,23 +1,23 @@
 //! Chooses the thread that executes a request: the receiving thread, or a worker.
 //!
-//! Handing a request to another thread costs more than a read from memory. But while the receiving thread is busy, its
-//! connection makes no progress. No device announces which read will be slow, so it is measured: requests of one class
-//! go to workers until enough of them in a row were quick; then they are executed by the receiving thread until some
-//! are slow again. One slow read may delay its own connection; the next does not.
+//! Passing a request to another thread takes longer than a read from memory. But while the receiving thread is busy,
+//! its connection makes no progress. A device does not announce which read will be slow, so the time is measured:
+//! requests of one class go to workers until enough of them in a row were quick; then the receiving thread executes
+//! them until some are slow again. One slow read may delay its own connection; the next one does not.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use super::request::{Durability, Request, RequestCommand};
 
-/// The maximum time of a quick request: this, and [`NANOSECONDS_PER_BYTE`].
+/// The maximum time of a quick request is this, plus [`NANOSECONDS_PER_BYTE`].
 const QUICK: Duration = Duration::from_micros(250);
-/// 256 MiB/s: memory is ten times faster, slower storage justifies another thread.
+/// Corresponds to 256 MiB/s: memory is ten times faster; slower storage justifies another thread.
 const NANOSECONDS_PER_BYTE: u64 = 4;
-/// A request this many times slower than quick is conclusive; anything less may be due to load.
+/// A single request that exceeds the maximum by this factor is conclusive; a smaller delay may be due to load.
 const CONCLUSIVE: u32 = 20;
 
-/// Above this, requests go to workers. Each quick request subtracts 1.
+/// If the counter is above this, requests go to workers. Each quick request subtracts 1.
 const TOLERATED: u32 = 32;
 const SUSPICION_PER_SLOW: u32 = 32;
 const SUSPICION_MAX: u32 = 96;
@@ -28,12 +28,12 @@ pub(crate) enum Dispatch {
     Worker,
 }
 
-/// What was learned about one connection's export, per class of requests.
+/// Measurements of one connection's export, per class of requests.
 #[derive(Debug)]
 pub(crate) struct DispatchPolicy {
     reads: AtomicU32,
     writes: AtomicU32,
-    /// Requests that have to reach the medium.
+    /// Requests that must reach the storage medium.
     durable: AtomicU32,
     others: AtomicU32,
 }

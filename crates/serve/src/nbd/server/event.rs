@@ -1,4 +1,4 @@
-//! Events of a server, for its owner to log or count.
+//! Events of a server, which its owner can log or count.
 
 use std::fmt;
 use std::io;
@@ -7,12 +7,12 @@ use holdfast_block::Error as DeviceError;
 
 use super::handshake::HandshakeEnd;
 
-/// A connection, as events name it.
+/// A connection in events.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Peer {
     /// Number of the connection, from 1 on, never reused by the same server.
     pub connection: u64,
-    /// ReplyTarget of a TCP peer, or user and process of a local one.
+    /// Address of a TCP peer, or user and process of a local peer.
     pub name: String,
 }
 
@@ -92,14 +92,14 @@ pub enum Event<'a> {
         /// The reason.
         reason: &'a Closed,
     },
-    /// A connection could not be accepted, or set up; the server goes on.
+    /// A connection could not be accepted or set up. The server continues.
     AcceptFailed {
         /// The error.
         error: &'a io::Error,
     },
 }
 
-/// Receives events, on any thread of the server. It must return quickly.
+/// Receives events on any thread of the server. Implementations must return quickly.
 pub trait EventSink: Send + Sync {
     /// Handles `event`.
     fn event(&self, event: &Event<'_>);

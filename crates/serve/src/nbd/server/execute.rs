@@ -16,9 +16,9 @@ use super::reply::{ReplyBuffer, ReplyTarget};
 use super::request::{Durability, Request, RequestCommand, RequestError, Zeroes};
 use crate::nbd::wire::ErrorNumber;
 
-/// Bytes that are read ahead, or written as zeroes, at a time.
+/// Number of bytes that are read ahead, or written as zeroes, at a time.
 const PIECE_BYTES: u64 = 1 << 20;
-/// Provisioned zeroes are written as data: at most as many in one request.
+/// Provisioned zeroes are written as data: at most this many bytes per request.
 const PROVISIONED_BYTES_MAX: u64 = 1 << 30;
 
 /// Sends the buffered replies, and empties the buffer.
@@ -27,7 +27,7 @@ pub(crate) type Drain<'a> = Option<&'a mut dyn FnMut(&mut ReplyBuffer)>;
 /// Why a request was not executed.
 #[derive(Debug)]
 enum ExecuteError {
-    /// Invalid by the protocol.
+    /// The request is invalid by the protocol.
     Refused(RequestError),
     /// The device failed.
     Device(Error),
@@ -63,7 +63,7 @@ impl Executor {
 
     /// Executes `request`, appends the whole reply to `replies`, and returns the error of the device, if any.
     ///
-    /// With a `drain`, a long reply may be sent while the rest of it is produced.
+    /// With a `drain`, the start of a long reply may be sent while the rest is produced.
     pub(crate) fn execute(
         &self,
         request: &Request,
@@ -105,7 +105,7 @@ impl Executor {
     }
 }
 
-/// Requests whose reply is only success or an error.
+/// Executes requests whose reply is only success or an error.
 fn change(session: &Session, request: &Request, payload: &[u8], replies: &mut ReplyBuffer) -> Result<(), ExecuteError> {
     if request.command == RequestCommand::Cache {
         return prefetch(session, request, replies);
@@ -129,7 +129,8 @@ fn change(session: &Session, request: &Request, payload: &[u8], replies: &mut Re
     Ok(())
 }
 
-/// Reads the range and discards it, so that slow data, such as a chunk of a repository, is in the cache of its device.
+/// Reads the range and discards the data, so that slow data, such as a chunk of a repository, is in the cache of its
+/// device.
 fn prefetch(session: &Session, request: &Request, replies: &mut ReplyBuffer) -> Result<(), ExecuteError> {
     let start = replies.len();
     for (offset, length) in pieces(request) {
@@ -161,7 +162,7 @@ fn write_zeroes(
     if zeroes != Zeroes::Provisioned {
         return Ok(device.write_zeroes(request.range())?);
     }
-    // A device can reserve space only by writing: `write_zeroes` releases space where it can.
+    // A device can reserve space only by writing data: `write_zeroes` releases space if it can.
     if request.length > PROVISIONED_BYTES_MAX {
         return Err(ExecuteError::Refused(RequestError {
             error: ErrorNumber::EOVERFLOW,
@@ -178,7 +179,7 @@ fn write_zeroes(
     Ok(())
 }
 
-/// The range of `request` in pieces: offset, bytes.
+/// Splits the range of `request` into pieces: offset, length.
 fn pieces(request: &Request) -> impl Iterator<Item = (u64, usize)> + use<> {
     let range = request.range();
     let piece = to_usize(PIECE_BYTES);
@@ -188,7 +189,7 @@ fn pieces(request: &Request) -> impl Iterator<Item = (u64, usize)> + use<> {
         .map(move |offset| (offset, to_usize((range.end - offset).min(PIECE_BYTES))))
 }
 
-/// The protocol's number that fits the error best.
+/// The protocol's error number that fits the error best.
 fn errno(error: &Error) -> ErrorNumber {
     use std::io::ErrorKind;
     if error.is_no_space() {

@@ -12,7 +12,7 @@ pub(crate) const BITMAP_CONTEXT_PREFIX: &str = "qemu:dirty-bitmap:";
 /// The metadata context for data and holes.
 pub(crate) const ALLOCATION_CONTEXT: &str = "base:allocation";
 
-/// The device behind an export; its kind decides what clients may do.
+/// The device of an export. The variant decides what clients may do.
 #[derive(Clone)]
 pub enum ExportDevice {
     /// Clients can read.
@@ -40,10 +40,10 @@ impl ExportDevice {
 /// The meaning of [`ExtentKind::Absent`](holdfast_block::ExtentKind::Absent) for the device of an export.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Absent {
-    /// A lower layer may hold data: clients see it as data.
+    /// A lower layer may hold data: reported to clients as data.
     #[default]
     MayHoldData,
-    /// There is no lower layer: it is a hole that reads as zero.
+    /// There is no lower layer: reported as a hole that reads as zero.
     ReadsAsZero,
 }
 
@@ -69,7 +69,7 @@ pub struct Export {
 }
 
 impl Export {
-    /// An export called `name`; the empty name is the default export.
+    /// An export with the name `name`; the empty name is the default export.
     pub fn new(name: impl Into<String>, device: ExportDevice) -> Self {
         Self {
             name: name.into(),
@@ -90,7 +90,7 @@ impl Export {
 
     /// Offers `bitmap` as the metadata context `qemu:dirty-bitmap:NAME`.
     ///
-    /// The range past the end of the bitmap counts as dirty, so that a bitmap of another size never hides a change.
+    /// The range after the end of the bitmap counts as dirty, so that a bitmap of another size never hides a change.
     #[must_use]
     pub fn with_bitmap(mut self, name: impl Into<String>, bitmap: Arc<DirtyBitmap>) -> Self {
         self.bitmaps.push((name.into(), bitmap));
@@ -111,7 +111,7 @@ impl Export {
         self
     }
 
-    /// The name to request.
+    /// The name that clients request.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -135,8 +135,8 @@ impl Export {
     /// The transmission flags for clients that use `style`.
     pub(crate) fn flags(&self, style: HeaderStyle) -> ExportFlags {
         // All connections to an export use one device (an obligation of `Exports::open`), this server caches no data,
-        // and `BlockDeviceMut::flush` covers every write that returned before it began, on any thread: a flush on one
-        // connection therefore covers the acknowledged writes of all. A read-only device does not change.
+        // and `BlockDeviceMut::flush` covers every write that returned before it began, on any thread. So a flush on
+        // one connection covers the acknowledged writes of all connections. A read-only device does not change.
         let mut flags = ExportFlags::HAS_FLAGS | ExportFlags::MULTI_CONN | ExportFlags::CACHE;
         flags |= match self.device {
             ExportDevice::ReadOnly(_) => ExportFlags::READ_ONLY,
@@ -172,7 +172,7 @@ impl Export {
         (0..).zip(names).filter(|(_, name)| name.len() <= STRING_BYTES_MAX)
     }
 
-    /// The bitmap behind metadata context `number`; [`None`] for the allocation, which is number 0.
+    /// The bitmap of metadata context `number`; [`None`] for the allocation, which has number 0.
     pub(crate) fn bitmap(&self, number: u32) -> Option<&DirtyBitmap> {
         let index = usize::try_from(number).ok()?.checked_sub(1)?;
         self.bitmaps.get(index).map(|(_, bitmap)| &**bitmap)
@@ -189,10 +189,10 @@ impl fmt::Debug for Export {
     }
 }
 
-/// An export in a list.
+/// An export in the list for clients.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExportEntry {
-    /// The name to request.
+    /// The name that clients request.
     pub name: String,
     /// The description; may be empty.
     pub description: String,
@@ -200,15 +200,15 @@ pub struct ExportEntry {
 
 /// The exports of a server. Called by many threads at once.
 ///
-/// Implementers must return the same device, or one that shares every write with it, to all clients that open one name
-/// while it is in use: the server promises its clients that a flush on one connection covers the others.
+/// While an export is in use, implementers must return the same device for its name to all clients, or devices that
+/// share every write: the server promises its clients that a flush on one connection covers the others.
 pub trait Exports: Send + Sync {
     /// The list for clients.
     fn list(&self) -> Vec<ExportEntry>;
 
-    /// Opens the export called `name`; [`None`] if it does not exist.
+    /// Opens the export with the name `name`; [`None`] if it does not exist.
     ///
-    /// It may be slow: only the requesting client waits for it.
+    /// This may be slow: only the requesting client waits for it.
     fn open(&self, name: &str) -> holdfast_block::Result<Option<Arc<Export>>>;
 }
 

@@ -1,8 +1,8 @@
 //! The handshake as a state machine: bytes in, bytes and a decision out.
 //!
 //! Only the fixed newstyle is supported. Every option gets a reply, at least an error. The session ends only if the
-//! protocol requires it: unknown client flags, an option without its magic number, an `EXPORT_NAME` that cannot be
-//! satisfied (it has no error reply), and a client that sends options without end.
+//! protocol requires it: after unknown client flags, an option without its magic number, or an `EXPORT_NAME` that
+//! cannot be satisfied (it has no error reply), and if a client sends too many options.
 
 mod context;
 mod option;
@@ -18,11 +18,11 @@ use crate::nbd::wire::{
     OptionReplyKind,
 };
 
-/// Options that one client may send; far more than any needs.
+/// Limit of options of one client; far more than a client needs.
 const OPTION_COUNT_MAX: u32 = 1000;
 const OPTION_HEADER_BYTES: usize = 16;
 
-/// Bytes of input that one step of the handshake may need at once.
+/// Number of input bytes that one step of the handshake may need at once.
 pub(crate) const INPUT_BYTES_MAX: usize = OPTION_HEADER_BYTES + OPTION_BYTES_MAX;
 
 /// Whether connections are encrypted.
@@ -41,7 +41,7 @@ pub(crate) enum TlsMode {
 pub enum HandshakeEnd {
     /// The client aborted.
     Aborted,
-    /// The client requested something unavailable by an option without error reply.
+    /// The client requested something unavailable by an option that has no error reply.
     Refused(String),
     /// The input is not valid NBD.
     Malformed(&'static str),
@@ -52,11 +52,11 @@ pub enum HandshakeEnd {
 pub(crate) enum Progress {
     /// More input is needed.
     NeedInput,
-    /// A step was done; there may be more input already.
+    /// A step was executed; there may be more input already.
     Continue,
     /// Start TLS after sending the output.
     StartTls,
-    /// After sending the output, requests follow.
+    /// Send the output, then receive requests.
     Enter(Session),
     /// Close the connection after sending the output.
     End(HandshakeEnd),
@@ -69,7 +69,7 @@ pub(crate) struct Session {
     pub(crate) terms: Terms,
 }
 
-/// The server's state during a step.
+/// State of the server that a step depends on.
 #[derive(Clone, Copy)]
 pub(crate) struct ServerState<'a> {
     pub(crate) exports: &'a dyn Exports,
@@ -98,13 +98,13 @@ pub(crate) struct ServerHandshake {
     negotiated: Negotiated,
 }
 
-/// What the options have settled so far; reset when TLS starts.
+/// Results of the options so far; reset when TLS starts.
 #[derive(Debug)]
 struct Negotiated {
     style: HeaderStyle,
-    /// The export that was opened last, under the requested name.
+    /// The export that was opened last, and its requested name.
     opened: Option<(String, Arc<Export>)>,
-    /// Metadata contexts, and the export that they were selected for.
+    /// Selected metadata contexts, and the export that they were selected for.
     contexts: Option<(String, Vec<u32>)>,
 }
 
@@ -144,7 +144,7 @@ impl ServerHandshake {
         self.negotiated = Negotiated::default();
     }
 
-    /// Takes one step with `input` and returns how many bytes it used; appends replies to `output`.
+    /// Executes one step with `input` and returns how many bytes it used; appends replies to `output`.
     pub(crate) fn step(&mut self, input: &[u8], server: ServerState<'_>, output: &mut Vec<u8>) -> (usize, Progress) {
         match self.phase {
             Phase::ClientFlags => self.take_client_flags(input),

@@ -38,7 +38,7 @@ pub(crate) fn handshake(bytes: &[u8]) -> Outcome {
     if whole.0 { Outcome::Decoded } else { Outcome::Refused }
 }
 
-/// Whether an export was entered, and all output; `bytes` arrive in pieces.
+/// Runs a handshake on `bytes`, which arrive in pieces. Returns whether an export was entered, and all output.
 fn drive(mode: TlsMode, bytes: &[u8], piece_length: usize) -> (bool, Vec<u8>) {
     let exports = FixedExports::new([export()]);
     let server = ServerState {

@@ -4,28 +4,28 @@ use std::time::Duration;
 
 /// Limits on the resources that clients can use.
 ///
-/// Clients can use at most `memory_bytes_max` of memory for requests, and `connection_count_max` times 5 MiB for
-/// buffers and small requests. A connection may always have one small request of [`SMALL_BYTES`](Self::SMALL_BYTES).
+/// Memory for requests is at most `memory_bytes_max`, plus `connection_count_max` times 5 MiB for buffers and small
+/// requests. A connection may always have one small request of [`SMALL_BYTES`](Self::SMALL_BYTES).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
     /// Concurrent connections; further ones are closed at once.
     pub connection_count_max: usize,
     /// Concurrent connections from one network address.
     pub address_connection_count_max: usize,
-    /// Concurrent handshakes; a further one replaces the oldest.
+    /// Concurrent handshakes; a further handshake replaces the oldest one.
     pub handshake_count_max: usize,
     /// Time limit of the handshake.
     pub handshake: Duration,
-    /// How long a client may be idle between two requests; unlimited without it, because a machine may be idle for
+    /// Time that a client may be idle between two requests; unlimited if `None`, because a machine may be idle for
     /// days.
     pub idle: Option<Duration>,
-    /// How long a client may stall in the middle of a request or of a reply.
+    /// Time that a client may pause in the middle of a request or of a reply.
     pub stall: Duration,
-    /// Requests of one connection that workers may have at once.
+    /// Number of requests of one connection that workers may have at a time.
     pub request_count_max: usize,
-    /// Bytes of such requests and of their replies; a single request may exceed it.
+    /// Bytes of such requests and of their replies; a single request may exceed this limit.
     pub request_bytes_max: u64,
-    /// Bytes of requests and of their replies, of all connections; a single request may exceed it.
+    /// Bytes of requests and of their replies, of all connections; a single request may exceed this limit.
     pub memory_bytes_max: u64,
     /// Threads for slow requests, shared by all connections.
     pub worker_count_max: usize,
@@ -52,7 +52,7 @@ impl Limits {
     /// The maximum size of a small request.
     pub const SMALL_BYTES: u64 = 128 << 10;
 
-    /// How often a thread that waits for a peer checks the clock.
+    /// Interval at which a thread that waits for a peer checks the clock.
     pub(crate) fn tick(&self) -> Duration {
         let shortest = self.handshake.min(self.stall).min(self.idle.unwrap_or(self.stall));
         (shortest / 4).clamp(Duration::from_millis(10), Duration::from_secs(5))

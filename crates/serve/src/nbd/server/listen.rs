@@ -18,7 +18,7 @@ use crate::nbd::stream::Socket;
 use crate::{Error, Result};
 
 const BACKLOG: i32 = 128;
-/// How often, and at which interval, to try to lock a folder that another program has locked.
+/// Number and interval of attempts to lock a folder that another program has locked.
 const LOCK_ATTEMPT_COUNT: u32 = 100;
 const LOCK_PAUSE: Duration = Duration::from_millis(20);
 
@@ -37,7 +37,7 @@ enum Kind {
     Tcp(TcpListener),
 }
 
-/// The file of a Unix socket that this process created.
+/// A Unix socket's file, created by this process.
 #[derive(Debug)]
 struct SocketFile {
     path: PathBuf,
@@ -48,8 +48,8 @@ struct SocketFile {
 impl Listener {
     /// Listens on a Unix socket at `path`, which only its owner can connect to.
     ///
-    /// A stale socket, left by a killed process, is replaced. A socket in use, or any other file, is not touched. The
-    /// socket is removed when the listener is dropped.
+    /// A stale socket of a killed process is replaced. A socket in use, or any other file, is not touched. The socket
+    /// is removed when the listener is dropped.
     pub fn unix(path: &Path, clock: &dyn Clock) -> Result<Self> {
         let folder = Folder::lock(path, clock)?;
         folder.remove_stale(path)?;
@@ -57,7 +57,8 @@ impl Listener {
         let address = SocketAddrUnix::new(path).map_err(failed("bind"))?;
         let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
             .map_err(failed("make a socket for"))?;
-        // The socket gets its mode from the file that bind creates: it is never open to others, not even briefly.
+        // The socket gets its mode from the file that bind creates, so it is never open to other users, not even
+        // briefly.
         rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR).map_err(failed("protect"))?;
         rustix::net::bind(&socket, &address).map_err(failed("bind"))?;
         rustix::net::listen(&socket, BACKLOG).map_err(failed("listen on"))?;
@@ -104,7 +105,7 @@ impl Listener {
         }
     }
 
-    /// Wakes a thread that waits for a client, with an error.
+    /// Wakes a thread that waits for a client; the thread gets an error.
     pub(crate) fn close(&self) {
         let socket = match &self.kind {
             Kind::Unix(listener, _) => listener.as_fd(),
@@ -116,11 +117,11 @@ impl Listener {
 }
 
 impl Drop for SocketFile {
-    /// Removes the file if it still is the one that was created: another server may have replaced it.
+    /// Removes the file unless another server has replaced it.
     fn drop(&mut self) {
         let is_ours = |metadata: &fs::Metadata| metadata.dev() == self.device && metadata.ino() == self.inode;
         if fs::symlink_metadata(&self.path).is_ok_and(|metadata| is_ours(&metadata)) {
-            // The next server recognizes a leftover file as stale.
+            // If this fails, the next server recognizes the file as stale.
             drop(fs::remove_file(&self.path));
         }
     }
@@ -134,8 +135,8 @@ fn unix_error(action: &'static str, path: &Path, source: impl Into<io::Error>) -
     }
 }
 
-/// The folder of a socket, locked: between finding a socket stale and listening on its own, no other server does the
-/// same.
+/// The locked folder of a socket. The lock prevents that two servers find a socket stale and replace it at the same
+/// time.
 struct Folder {
     _lock: File,
 }
@@ -172,7 +173,7 @@ impl Folder {
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
                 fs::remove_file(&path).map_err(|error| unix_error("remove", &path, error))
             }
-            // It accepts, or its queue is full: another process listens.
+            // The socket accepts connections, or its queue is full: another process listens.
             _ => Err(Error::SocketInUse { path }),
         }
     }

@@ -1,8 +1,8 @@
-//! The replies to send on one connection, and the amount of work in progress.
+//! The replies to send on one connection, and its amount of work in progress.
 //!
-//! A thread that finds the socket free sends everything that is ready in one call, so replies that became ready
-//! meanwhile leave together. Workers never wait for a peer: if the socket is full, a separate thread of the connection
-//! takes over.
+//! A thread that finds the socket free sends all ready replies in one call, so replies that become ready meanwhile are
+//! sent together. Workers never wait for a peer: if the socket is full, a separate thread of the connection sends the
+//! rest.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
@@ -13,10 +13,11 @@ use super::budget::Lease;
 use super::reply::ReplyBuffer;
 use crate::nbd::stream::{SocketStream, Wait};
 
-/// Buffers of one call; the system allows 1024.
+/// Limit of buffers of one call; the system allows 1024.
 const PIECE_COUNT_MAX: usize = 64;
 
-/// The cost of a request that a worker has: bytes of payload or of data to read, and its lease of the shared budget.
+/// The cost of a request that a worker has: the bytes of its payload or of the data to read, and its lease of the
+/// shared budget.
 #[derive(Debug)]
 pub(crate) struct RequestCost {
     pub(crate) bytes: u64,
@@ -55,7 +56,7 @@ struct PendingReplies {
 /// Replies that are being sent.
 struct Batch {
     replies: Vec<(ReplyBuffer, RequestCost)>,
-    /// Bytes of them that were sent.
+    /// Number of bytes of the batch that were sent.
     sent: usize,
 }
 
@@ -77,7 +78,7 @@ impl Outbox {
         self.changed.wait(state).unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether another request may go to a worker at once.
+    /// Whether another request may be given to a worker now.
     pub(crate) fn has_room(&self, bytes: u64) -> bool {
         self.fits(&self.lock(), bytes)
     }
@@ -87,8 +88,8 @@ impl Outbox {
             || (state.request_count < self.quota.request_count_max && state.bytes + bytes <= self.quota.bytes_max)
     }
 
-    /// Waits until there is quota, and counts a request that goes to a worker. Returns the number of requests including
-    /// it.
+    /// Waits for quota, and counts a request that is given to a worker. Returns the number of requests including this
+    /// one.
     pub(crate) fn admit(&self, bytes: u64) -> usize {
         let mut state = self.lock();
         while !self.fits(&state, bytes) {
@@ -115,7 +116,7 @@ impl Outbox {
         self.lock().is_dead
     }
 
-    /// Sends `own`, the replies of the receiving thread, and the replies of workers; waits for the peer.
+    /// Sends `own`, the replies of the receiving thread, and the replies of workers; waits for the peer if necessary.
     pub(crate) fn send(&self, own: &[u8]) -> io::Result<()> {
         let mut state = self.lock();
         while state.is_sending {
@@ -143,7 +144,7 @@ impl Outbox {
         }
     }
 
-    /// Takes the reply of a worker, and sends it unless another thread is about to.
+    /// Queues the reply of a worker, and sends it unless another thread is about to send.
     pub(crate) fn deliver(self: &Arc<Self>, reply: ReplyBuffer, cost: RequestCost) {
         let mut state = self.lock();
         state.ready.push_back((reply, cost));
@@ -156,14 +157,14 @@ impl Outbox {
         self.send_batches(batch);
     }
 
-    /// Ends the connection, because the reply to a request will never come.
+    /// Closes the connection, because a request will have no reply.
     pub(crate) fn break_off(self: &Arc<Self>, cost: RequestCost) {
         self.stream.shut_down(Shutdown::Both);
         self.lock().is_dead = true;
         self.deliver(ReplyBuffer::default(), cost);
     }
 
-    /// Sends without waiting; if the socket is full, a separate thread waits.
+    /// Sends without waiting. If the socket is full, starts a thread that waits.
     fn send_batches(self: &Arc<Self>, mut batch: Batch) {
         loop {
             let sent = if self.is_dead() {
@@ -175,7 +176,7 @@ impl Outbox {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     let outbox = Arc::clone(self);
                     let thread = std::thread::Builder::new().name("nbd-sender".to_owned());
-                    // If no thread can be started, this connection ends, rather than block a worker.
+                    // If no thread can be started, this connection is closed, rather than blocking a worker.
                     let slot = Arc::new(Mutex::new(Some(batch)));
                     let theirs = Arc::clone(&slot);
                     let spawned = thread.spawn(move || {
@@ -209,8 +210,8 @@ impl Outbox {
         }
     }
 
-    /// Releases the quota of what was sent, or could not be; returns what became ready meanwhile. If nothing did, the
-    /// socket is free for others.
+    /// Releases the quota of a batch that was sent or cannot be sent. Returns the replies that became ready meanwhile;
+    /// if there are none, the socket is free for other threads.
     fn finish(&self, batch: &Batch, error: Option<&io::Error>) -> Option<Batch> {
         let mut state = self.lock();
         state.request_count -= batch.replies.len();
@@ -223,7 +224,7 @@ impl Outbox {
             self.changed.notify_all();
             return Some(Batch::take(&mut state));
         }
-        // Replies that cannot be delivered any more take no quota.
+        // Replies that cannot be delivered any more need no quota.
         let lost = Batch::take(&mut state);
         state.request_count -= lost.replies.len();
         state.bytes -= lost.replies.iter().map(|(_, cost)| cost.bytes).sum::<u64>();

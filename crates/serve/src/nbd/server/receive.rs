@@ -1,4 +1,4 @@
-//! The receive buffer, and how long to wait for input.
+//! The receive buffer, and the time limits of receiving.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,19 +8,19 @@ use holdfast_block::Clock;
 use super::event::Closed;
 use crate::nbd::stream::{SocketStream, Wait};
 
-/// Size of the buffer: a batch of small requests, and the payload of a few writes.
+/// Size of the buffer: space for a batch of small requests, or the payload of a few writes.
 const BUFFER_BYTES: usize = 128 << 10;
-/// How often to poll for a payload before blocking: some microseconds.
+/// Number of polls for a payload before blocking: some microseconds.
 const POLL_ATTEMPTS: u32 = 20;
 
-/// What the client is in the middle of, which determines the time limit.
+/// The message that is being received. It determines the time limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Waiting {
-    /// Between requests: unlimited, or this long.
+    /// Between requests: this time limit, or unlimited.
     ForNext(Option<Duration>),
-    /// Inside of a message: every part must arrive within this time.
+    /// Inside a message: every part must arrive within this time.
     ForRest(Duration),
-    /// The handshake, which must complete by this time of the clock.
+    /// The handshake must be complete by this time of the clock.
     Until(Duration),
 }
 
@@ -57,7 +57,7 @@ impl Receiver {
         }
     }
 
-    /// Receives at least one more byte, buffering at most `length_max`; an error when the client closes.
+    /// Receives at least one more byte, and buffers at most `length_max`. Fails when the client closes the connection.
     pub(crate) fn fill(&mut self, length_max: usize, waiting: Waiting) -> Result<(), Closed> {
         if self.start > 0 {
             self.buffer.copy_within(self.start..self.end, 0);
@@ -80,8 +80,8 @@ impl Receiver {
         payload[..ready].copy_from_slice(&self.bytes()[..ready]);
         self.consume(ready);
         let mut done = ready;
-        // Many clients send a header and its payload separately. Blocking in between, only to be woken at once, takes
-        // longer than the payload.
+        // Many clients send a header and its payload separately. Blocking in between and being woken at once would take
+        // longer than receiving the payload.
         for _ in 0..POLL_ATTEMPTS {
             if done == payload.len() {
                 return Ok(());

@@ -6,12 +6,12 @@ use crate::nbd::wire::{ChunkHeader, ChunkKind, ErrorNumber, HeaderStyle, ReplyFl
 /// Capacity that a buffer keeps when it is cleared.
 const KEPT_BYTES_MAX: usize = 2 << 20;
 
-/// Bytes to send. It keeps its memory, so that data is read into memory that was zeroed before.
+/// Bytes to send. The buffer keeps its memory, so that data can be read into it without zeroing the memory again.
 #[derive(Debug, Default)]
 pub(crate) struct ReplyBuffer {
     bytes: Vec<u8>,
     end: usize,
-    /// Start of the current reply.
+    /// The start of the current reply.
     mark: usize,
     header: Vec<u8>,
 }
@@ -21,7 +21,7 @@ impl ReplyBuffer {
         &self.bytes[..self.end]
     }
 
-    /// Bytes collected so far.
+    /// Number of bytes collected so far.
     pub(crate) fn len(&self) -> usize {
         self.end
     }
@@ -44,7 +44,7 @@ impl ReplyBuffer {
         self.mark = self.end;
     }
 
-    /// Discards the current reply; a prefix of it may have been sent.
+    /// Discards the rest of the current reply; its first bytes may have been sent already.
     pub(crate) fn abandon(&mut self) {
         self.end = self.mark;
     }
@@ -59,7 +59,7 @@ impl ReplyBuffer {
         let start = self.end;
         self.end += length;
         if self.bytes.is_empty() {
-            // Zeroed memory from the system is free.
+            // Zeroed memory from the system costs nothing.
             self.bytes = vec![0; self.end];
         } else if self.bytes.len() < self.end {
             self.bytes.resize(self.end, 0);
@@ -81,7 +81,7 @@ impl ReplyBuffer {
         }
     }
 
-    /// Appends an error; simple replies have no message.
+    /// Appends an error; a simple reply has no message.
     pub(crate) fn error(&mut self, style: HeaderStyle, to: ReplyTarget, error: ErrorNumber, message: &str) {
         if style == HeaderStyle::Simple {
             return self.simple(to, error);

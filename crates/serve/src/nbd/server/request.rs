@@ -1,4 +1,4 @@
-//! Requests: validates the header of a client.
+//! Validates the request headers of a client.
 
 use std::ops::Range;
 
@@ -6,7 +6,7 @@ use crate::nbd::wire::{
     CommandFlags, CommandKind, ErrorNumber, ExportFlags, HeaderStyle, PAYLOAD_BYTES_MAX, RequestHeader,
 };
 
-/// The parameters of the session that concern requests.
+/// Parameters of the session that the validation depends on.
 #[derive(Debug, Clone)]
 pub(crate) struct Terms {
     pub(crate) style: HeaderStyle,
@@ -21,7 +21,7 @@ pub(crate) struct Terms {
 pub(crate) struct Request {
     pub(crate) cookie: u64,
     pub(crate) offset: u64,
-    /// Bytes of the export.
+    /// Number of bytes of the export.
     pub(crate) length: u64,
     pub(crate) command: RequestCommand,
     pub(crate) durability: Durability,
@@ -43,12 +43,12 @@ pub(crate) enum RequestCommand {
     WriteZeroes(Zeroes),
     BlockStatus {
         extents: Extents,
-        /// Whether the payload names the contexts.
+        /// Whether the payload lists the contexts.
         contexts: Contexts,
     },
 }
 
-/// Into how many chunks the reply to a read may be split.
+/// Whether the reply to a read may be split into several chunks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fragments {
     Any,
@@ -61,13 +61,13 @@ pub(crate) enum Zeroes {
     Any,
     /// Allocated, so that a later write has space.
     Provisioned,
-    /// Only if that is faster than writing data.
+    /// Only if writing zeroes is faster than writing data.
     Quick,
-    /// Both of the above.
+    /// Both: `Provisioned` and `Quick`.
     QuickProvisioned,
 }
 
-/// How many extents the reply may have.
+/// Whether the reply may have several extents.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Extents {
     Any,
@@ -78,7 +78,7 @@ pub(crate) enum Extents {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Contexts {
     Selected,
-    /// Those in the payload, after the length of the range.
+    /// The contexts that the payload lists after the length of the range.
     InPayload,
 }
 
@@ -103,7 +103,7 @@ pub(crate) enum Verdict {
     Accept(Request),
     /// Skip its payload, and reply with an error.
     Refuse(RequestError),
-    /// The client disconnects: complete the requests in progress, and close.
+    /// The client disconnects: complete the requests in progress, and close the connection.
     Disconnect,
     /// The stream cannot be parsed any further.
     End(&'static str),
@@ -113,10 +113,10 @@ const fn refuse<T>(error: ErrorNumber, reason: &'static str) -> Result<T, Reques
     Err(RequestError { error, reason })
 }
 
-/// Bytes that follow `header`.
+/// Number of bytes that follow `header`.
 ///
-/// QEMU 10.0 sends writes with extended headers without the flag for their payload, and its own server accepts them. A
-/// write always has one.
+/// A write always has a payload. QEMU 10.0 sends writes with extended headers without the flag for a payload, and its
+/// own server accepts them.
 pub(crate) fn payload_bytes(header: &RequestHeader, style: HeaderStyle) -> u64 {
     let is_announced = style == HeaderStyle::Extended && header.flags.has(CommandFlags::PAYLOAD_LENGTH);
     let has_payload = header.kind == CommandKind::WRITE || is_announced;
@@ -246,7 +246,7 @@ fn known_flags(command: RequestCommand, terms: &Terms) -> CommandFlags {
     own | when(ExportFlags::FUA, CommandFlags::FUA)
 }
 
-/// Checks the length for the command.
+/// Checks the length of the request for its command.
 fn check_size(request: &Request, terms: &Terms) -> Result<(), RequestError> {
     let payload_max = u64::from(PAYLOAD_BYTES_MAX);
     match request.command {
@@ -257,7 +257,7 @@ fn check_size(request: &Request, terms: &Terms) -> Result<(), RequestError> {
                 refuse(ErrorNumber::EINVAL, "a flush has no range")
             };
         }
-        // The range is in the payload; the length is that of the payload.
+        // The range is in the payload; the length in the header is that of the payload.
         RequestCommand::BlockStatus {
             contexts: Contexts::InPayload,
             ..
@@ -336,7 +336,7 @@ mod tests {
         let none = CommandFlags::default();
         let read_only = terms(ExportFlags::READ_ONLY);
         for kind in [CommandKind::WRITE, CommandKind::TRIM, CommandKind::WRITE_ZEROES] {
-            // Before the range is checked, which is not the client's business.
+            // The command is checked before the range: the client does not learn whether the range is valid.
             for length in [512, 1 << 40] {
                 let verdict = judge(&header(kind, none, 0, length), &read_only);
                 assert_eq!(error(verdict), Some(ErrorNumber::EPERM), "{kind:?}");

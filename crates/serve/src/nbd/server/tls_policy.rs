@@ -9,9 +9,9 @@ pub enum TlsPolicy {
     /// There is no TLS.
     #[default]
     Off,
-    /// Clients may request TLS. An attacker on the network can prevent that: use `Required` where that matters.
+    /// Clients may request TLS. An attacker on the network can prevent that: use `Required` if that is a risk.
     Allowed(TlsServer),
-    /// Clients must start TLS before anything else, even a list.
+    /// Clients must start TLS before any other option, including a list of the exports.
     Required(TlsServer),
 }
 

@@ -1,7 +1,7 @@
 //! Threads for slow requests, shared by all connections of a server.
 //!
 //! Connections take turns: a connection with many requests delays the others by at most one of its requests per worker.
-//! The number of requests that each may queue is bounded by its own quota.
+//! The quota of each connection bounds the number of requests that it may queue.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -10,7 +10,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 /// A unit of work.
 pub(crate) type Task = Box<dyn FnOnce() + Send>;
 
-/// The threads. They start on demand, and end when the last handle is dropped.
+/// A pool of threads. They start on demand, and end when the last handle is dropped.
 #[derive(Clone)]
 pub(crate) struct Workers {
     shared: Arc<Shared>,
@@ -57,7 +57,7 @@ impl Shared {
         loop {
             if let Some(task) = state.next() {
                 drop(state);
-                // A panic was reported when it happened; a waiting thread notices that the task was dropped.
+                // A panic was already reported; a thread that waits for the task notices that it was dropped.
                 drop(catch_unwind(AssertUnwindSafe(task)));
                 state = self.lock();
             } else if state.is_closed {
@@ -73,7 +73,7 @@ impl Shared {
 }
 
 impl Workers {
-    /// At most `thread_count_max` threads, at least one.
+    /// A pool of at most `thread_count_max` threads, and at least one.
     pub(crate) fn new(thread_count_max: usize) -> Self {
         Self {
             shared: Arc::new(Shared {
@@ -113,7 +113,7 @@ impl Workers {
         self.shared.work.notify_one();
     }
 
-    /// Lets the threads end when all tasks are done.
+    /// Tells the threads to end when all tasks are done.
     pub(crate) fn close(&self) {
         self.shared.lock().is_closed = true;
         self.shared.work.notify_all();

@@ -1,4 +1,4 @@
-//! Many threads on few connections, and what they see when the server dies.
+//! Many threads on few connections, and their errors when the server dies.
 
 use std::sync::Barrier;
 
@@ -10,7 +10,7 @@ use super::peer::Server;
 
 const THREAD_COUNT: u64 = 24;
 
-/// Small pieces, so that every thread has several in flight.
+/// Small pieces, so that every thread has several requests in flight.
 fn options(connection_count_max: usize) -> NbdOptions {
     NbdOptions {
         connection_count_max,
@@ -70,7 +70,7 @@ fn many_threads_share_several_connections() {
     use_concurrently(&device, PART_BYTES, 40);
 }
 
-/// Waiting and later requests fail with a lost connection, until the device reconnects.
+/// Waiting and later requests fail because the connection is lost, until the device reconnects.
 #[test]
 fn a_server_that_dies_takes_every_request_with_it() {
     let mut server = Server::nbdkit(&["--filter=delay", "pattern", "1G", "rdelay=30"]);
@@ -99,7 +99,7 @@ fn assert_lost(error: &holdfast_block::Error) {
     assert!(text.contains("the connection to") && text.contains("is lost"), "{text}");
 }
 
-/// The connection of one server ends; the next one, at the same address, takes over on request.
+/// The connection to one server ends; after a reconnect the device uses another server at the same address.
 #[test]
 fn a_new_server_takes_over_on_request() {
     let bytes = Conformance::new().pattern(1 << 20);
@@ -145,7 +145,7 @@ fn a_stopped_device_cancels_waiting_requests() {
     let stopper = device.stopper();
     std::thread::scope(|scope| {
         let reader = scope.spawn(|| device.read_at(&mut [0; 4096], 0));
-        // It may wait by then, or is about to send: both end.
+        // The thread may already wait for a reply, or be about to send: both must end.
         std::thread::yield_now();
         stopper.stop();
         assert!(reader.join().unwrap().is_err());

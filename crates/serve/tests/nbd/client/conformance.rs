@@ -1,4 +1,4 @@
-//! The conformance suite of devices, over the wire.
+//! The conformance suite of devices, run over the network protocol.
 
 use std::fs::File;
 use std::ops::Range;
@@ -47,7 +47,7 @@ impl BlockDeviceMut for Served {
     }
 }
 
-/// Over nbdkit with options before the plugin, and parameters after it.
+/// Serves a device by nbdkit with these options before the plugin, and these parameters after it.
 fn over_nbdkit(options: &[&str], parameters: &[&str], size: u64) -> Served {
     let size = size.to_string();
     let server = Server::nbdkit(&[options, &["memory", &size], parameters].concat());
@@ -77,7 +77,7 @@ fn over_nbdkit_under_tls() {
     });
 }
 
-/// Without structured replies, extents, zeroes and the rest: the oldest form of the protocol.
+/// Without structured replies, extents, zeroes and other extensions: the oldest form of the protocol.
 #[test]
 fn over_nbdkit_in_the_oldest_dialect() {
     let conformance = Conformance::new().with_sizes(&[0, 1, 4097, 300_001]);
@@ -85,7 +85,7 @@ fn over_nbdkit_in_the_oldest_dialect() {
     conformance.check_mutable(|size| over_nbdkit(&arguments, &[], size));
 }
 
-/// The server refuses everything unaligned: such reads and writes go through whole blocks.
+/// The server refuses all unaligned requests: such reads and writes use whole blocks.
 #[test]
 fn over_nbdkit_with_blocks() {
     let conformance = Conformance::new().with_sizes(&[0, 4096, 65_536, 303_104]);

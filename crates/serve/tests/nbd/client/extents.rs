@@ -21,7 +21,7 @@ fn all_extents(device: &dyn BlockDevice) -> Vec<Extent> {
     extents
 }
 
-/// 1 TiB with 10,000 islands of 4 KiB: more than one query can cover, and more than one reply is returned at a time.
+/// 1 TiB with 10,000 islands of 4 KiB: more than one query can cover, and more extents than one reply returns.
 #[test]
 fn a_large_sparse_file_is_mapped_exactly() {
     const ISLAND_COUNT: u64 = 10_000;
@@ -48,7 +48,7 @@ fn a_large_sparse_file_is_mapped_exactly() {
             );
             assert_eq!((pair[1].offset, pair[1].kind), (offset + 4096, ExtentKind::Zero));
         }
-        // From the middle of an island, in small steps, which are read ahead.
+        // Reads from the middle of an island in small steps, with read-ahead.
         let (start, end) = (STEP_BYTES * 50 + 1000, STEP_BYTES * 60 + 1000);
         let (mut at, mut data_bytes) = (start, 0);
         while at < end {
@@ -73,7 +73,7 @@ fn writes_are_seen_by_the_next_question() {
     for number in 0..64u64 {
         device.write_at(&vec![1; 32_768], number << 20).unwrap();
     }
-    // Two extents of 128: the rest is cached.
+    // The caller takes 2 of 128 extents: the rest is cached.
     let list = device.extents(0..64 << 20, 2).unwrap();
     assert_eq!(list.end(), 1 << 20);
     device.write_zeroes(1 << 20..2 << 20).unwrap();
@@ -83,7 +83,7 @@ fn writes_are_seen_by_the_next_question() {
     assert_eq!(ends, [2 << 20, (2 << 20) + 32_768, (2 << 20) + 65_536]);
 }
 
-/// A server that answers every query with a single extent.
+/// The server answers every query with a single extent.
 #[test]
 fn one_extent_at_a_time_is_enough() {
     let script = "echo $(( $4 )) 4096 $(( $4 / 4096 % 2 * 3 ))";
@@ -181,7 +181,7 @@ fn a_dirty_bitmap_of_qemu_is_read() {
     assert!(server.device().dirty_bitmap("since").is_err());
 }
 
-/// The allocation in the upper layers of a chain. Zeroes and discards count as allocated.
+/// Reads the allocation in the upper layers of a chain. Zeroes and discards count as allocated.
 #[test]
 fn the_layers_of_a_chain_are_distinguished() {
     const MIB: u64 = 1 << 20;

@@ -13,19 +13,20 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use holdfast_serve::nbd::client::{Endpoint, NbdDevice, NbdDeviceMut, NbdOptions};
 use tempfile::TempDir;
 
-/// A server on a Unix socket, which ends with the value. If it does not start, it closes the first connection.
+/// A server on a Unix socket. It is killed when the value is dropped. If it does not start, it closes the first
+/// connection.
 pub(crate) struct Server {
     child: Child,
     directory: TempDir,
 }
 
 impl Server {
-    /// nbdkit with its arguments, those of filters and plugin.
+    /// Starts nbdkit with these arguments, including filters and plugin.
     pub(crate) fn nbdkit(arguments: &[&str]) -> Self {
         Self::start(&["nbdkit", "-f", "--exit-with-parent"], arguments)
     }
 
-    /// qemu-nbd with its arguments, the image among them.
+    /// Starts qemu-nbd with these arguments, including the image.
     pub(crate) fn qemu_nbd(arguments: &[&str]) -> Self {
         Self::start(&["qemu-nbd", "--persistent", "--shared=8"], arguments)
     }
@@ -60,7 +61,7 @@ impl Server {
         NbdDeviceMut::connect(&self.endpoint(), "", NbdOptions::default()).unwrap()
     }
 
-    /// Kills the server in the middle of its work.
+    /// Kills the server while it is working.
     pub(crate) fn kill(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
@@ -69,7 +70,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // It may have ended before.
+        // The server may have ended already.
         self.child.kill().ok();
         self.child.wait().ok();
     }

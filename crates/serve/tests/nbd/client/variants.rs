@@ -1,4 +1,4 @@
-//! Every variant of the protocol that other servers implement, and their descriptions of themselves.
+//! Every variant of the protocol that other servers implement, and the descriptions of their exports.
 
 use std::time::Duration;
 
@@ -110,7 +110,7 @@ fn a_server_that_requires_tls_is_detected() {
     assert!(matches!(error, Error::TlsRequired { .. }), "{error}");
 }
 
-/// Over TCP, and over a socket that is already connected.
+/// Connects over TCP, and over a socket that is already connected.
 #[test]
 fn connections_come_from_anywhere() {
     let port = std::net::TcpListener::bind("127.0.0.1:0")
@@ -161,7 +161,7 @@ fn errors_of_the_server_are_returned_and_the_connection_continues() {
     assert_eq!(buffer, [1; 4096]);
 }
 
-/// A server may not support zeroing in the requested way, or flushing.
+/// A server may not support flushing, or a kind of zeroing.
 #[test]
 fn missing_server_features_have_a_fallback_or_an_error() {
     let server = Server::nbdkit(&["--filter=error", "memory", "1M", "error=EINVAL", "error-zero-rate=100%"]);
@@ -185,7 +185,7 @@ fn missing_server_features_have_a_fallback_or_an_error() {
     assert!(error.contains("does not offer flush"), "{error}");
 }
 
-/// A file that shrinks, and a device that reports no extents: all is data.
+/// A file that shrinks, and a device that reports no extents: everything is data.
 #[test]
 fn without_contexts_everything_is_data() {
     let server = Server::nbdkit(&["--no-sr", "memory", "1M"]);

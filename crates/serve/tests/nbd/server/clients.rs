@@ -1,4 +1,4 @@
-//! Clients of other projects, against our server.
+//! Clients of other projects with Holdfast's server.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use crate::servers::{Ours, run, text};
 
 const SIZE: u64 = (9 << 20) + 512;
 
-/// A disk with data and holes, a bitmap, and the same read-only.
+/// A disk with data, holes and a bitmap, and the same disk as a read-only export.
 fn ours() -> (Arc<MemoryDevice>, Ours) {
     let device = Arc::new(MemoryDevice::new(SIZE));
     let mut random = SeededRandom::new(5);
@@ -64,7 +64,7 @@ fn libnbd_sees_and_copies_it() {
     let file = folder.path().join("copy");
     run("nbdcopy", &[&uri, text(&file)]);
     assert!(std::fs::read(&file).unwrap() == device.to_bytes());
-    // And back: what was overwritten since is restored.
+    // Copies back: this restores the data that was overwritten since.
     let before = device.to_bytes();
     device.write_at(&vec![9; 100_000], 2 << 20).unwrap();
     run("nbdcopy", &["--flush", text(&file), &uri]);
@@ -181,7 +181,7 @@ assert h.pread(2001, 5 << 20) == bytearray(2000) + b"x"
 h.shutdown()
 "#;
     let script = script.replace("URI", &format!("{:?}", ours.uri("disk")));
-    // The system's own Python has the module; another one in the path may not.
+    // The system's Python has the module; another Python in the path may not have it.
     run("/usr/bin/python3", &["-c", &script]);
     assert_eq!(device.to_bytes()[(5 << 20) + 2000], b'x');
 }

@@ -1,4 +1,4 @@
-//! The same cases for our server and for others: this finds errors of our server and wrong cases.
+//! Runs the same cases with Holdfast's server and with others: this finds errors of the server and wrong cases.
 
 #![allow(clippy::print_stdout, reason = "it prints what it leaves out")]
 
@@ -43,14 +43,14 @@ fn qemu_nbd_answers_the_same_cases() {
     check(Some(Peer::QemuNbd), &theirs.socket());
 }
 
-/// Runs all cases. A peer may deviate as listed, or answer correctly, because releases differ.
+/// Runs all cases. A peer may deviate as listed, or answer correctly, because its releases differ.
 fn check(peer: Option<Peer>, socket: &Path) {
     let mut wrong = Vec::new();
     let mut count = 0;
     let differences = option_differences();
     for case in option_cases() {
         let mut different = differences.iter().filter(|it| Some(it.0) == peer && it.1 == case.name);
-        // Printed where the case panics.
+        // This output is shown if the case panics.
         println!("{}", case.name);
         let outcome = run_option(&case, socket);
         count += 1;
@@ -152,7 +152,7 @@ fn run_request(case: &RequestCase, socket: &Path) -> Option<Expect> {
         return Some(Expect::Closed);
     };
     if answer.error != 0 {
-        // The connection goes on.
+        // The connection must still be usable.
         return Some(if raw.header_is_answered() {
             Expect::Error(answer.error)
         } else {
@@ -179,7 +179,8 @@ fn run_request(case: &RequestCase, socket: &Path) -> Option<Expect> {
     Some(Expect::Done)
 }
 
-/// The extents begin with the range, make progress, report only zeroes as zero, and are one if one was requested.
+/// Checks the extents: they begin at the start of the range, make progress, report only zeroes as zero, and there is
+/// only one if one was requested.
 fn check_status(case: &RequestCase, chunks: &[(u16, Vec<u8>)]) {
     let of_status: Vec<_> = chunks.iter().filter(|(kind, _)| *kind == 5 || *kind == 6).collect();
     let [(kind, payload)] = of_status[..] else {

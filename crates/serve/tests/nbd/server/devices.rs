@@ -1,4 +1,5 @@
-//! Devices that are slow, fail or panic: other requests and other clients continue, and a stopping server waits for a bounded time.
+//! Devices that are slow, fail or panic: other requests and other clients continue, and stopping a server takes a
+//! bounded time.
 
 use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex};
@@ -81,7 +82,7 @@ fn slow_reads_stop_neither_their_own_connection_nor_others() {
     gate.open();
     let mut cookies = vec![1, 2, 3];
     for _ in 0..3 {
-        // Replies may be out of order, but each arrives.
+        // Replies may be out of order, but all of them arrive.
         let header = first.take(20).unwrap();
         let cookie = u64_at(&header, 8);
         assert_eq!(u32_at(&header, 16), 520);
@@ -98,7 +99,7 @@ fn a_stopping_server_answers_pending_requests_and_refuses_new_ones() {
     let mut idle = Raw::connect(&ours.socket());
     let slow = raw.header(0, 0, 7, 0, 512);
     raw.say(&slow);
-    // A reply to a later request proves that the slow one was received.
+    // A reply to a later request proves that the slow request was received.
     raw.read(8192, 512);
     let server = ours.server.take().unwrap();
     let stopping = std::thread::spawn(move || server.stop(Duration::from_secs(30)));
@@ -198,14 +199,14 @@ fn a_panic_of_the_device_fails_only_that_request() {
     ours.wait_for_event(&["RequestFailed", "panicked"]);
 }
 
-/// A long read is sent in parts once the device proved quick; the error comes after the parts that were sent.
+/// A long read is sent in parts once the device was quick; the error follows the parts that were sent.
 #[test]
 fn an_error_in_the_middle_of_a_long_read_ends_its_reply_and_nothing_else() {
     const QUICK_READS: u64 = 64;
     for style in [Style::Structured, Style::Extended] {
         let device = FaultyDevice::new(MemoryDevice::from_bytes(&vec![1; to_usize(SIZE)]));
         device.add(FaultRule::nth(RequestKind::Read, QUICK_READS + 3, Fault::Io));
-        // With a stopped clock every read is fast.
+        // With a stopped clock every read is quick.
         let clock: Arc<dyn Clock> = Arc::new(ManualClock::new());
         let ours = Ours::start_at(FixedExports::new([writable(device)]), Limits::default(), &clock);
         let mut raw = Raw::enter(&ours.socket(), "disk", style, &[]).unwrap();

@@ -1,4 +1,4 @@
-//! What a server offers: exports that are opened on demand, extents, bitmaps, and the bytes of a device.
+//! The offer of a server: exports that are opened on demand, extents, bitmaps, and the bytes of a device.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
@@ -10,7 +10,7 @@ use super::{SIZE, writable};
 use crate::raw::{Raw, Style, context_query, info_query, string, u32_at, u64_at};
 use crate::servers::Ours;
 
-/// Opens exports on demand, and counts that.
+/// Opens exports on demand, and records each open.
 #[derive(Clone, Default)]
 struct Lazy(Arc<Mutex<Vec<String>>>);
 
@@ -104,8 +104,8 @@ fn holes_and_changes_are_reported() {
     assert_eq!(raw.ask(32, 7, 0, 16, &twice).unwrap().error, 22);
 }
 
-/// Random requests over several connections, one region each, against a plain vector; with and without workers, because
-/// the first requests go to workers and later ones do not.
+/// Compares random requests over several connections, one region each, with a vector of bytes; with and without
+/// workers, because the first requests go to workers and later ones do not.
 #[test]
 fn behaves_like_a_vector_of_bytes() {
     let seed = holdfast_block::conformance::test_seed();

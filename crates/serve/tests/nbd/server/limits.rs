@@ -1,4 +1,4 @@
-//! Limits: clients that are slow, idle, too many or too greedy do not stop the others.
+//! Limits: clients that are slow, idle, too many or too greedy do not block the others.
 
 use std::io::Read as _;
 use std::net::{SocketAddr, TcpStream};
@@ -36,7 +36,7 @@ fn slow_and_idle_clients_are_disconnected() {
     half.say(&header);
     assert_eq!(half.take(1), None);
     ours.wait_for_event(&["Disconnected", "the rest of a request"]);
-    // Reads nothing of its replies: more than any socket buffers.
+    // This client reads none of its replies: they are larger than any socket buffer.
     let mut greedy = Raw::enter(&ours.socket(), "disk", Style::Simple, &[]).unwrap();
     let header = greedy.header(0, 0, 1, 0, 32 << 20);
     greedy.say(&header);
@@ -65,7 +65,7 @@ fn the_number_of_connections_is_limited() {
     Raw::connect(&ours.socket());
 }
 
-/// Idle clients in the handshake must not keep out a legitimate one.
+/// Idle clients in the handshake must not exclude a legitimate client.
 #[test]
 fn silent_clients_are_replaced_by_new_ones() {
     let limits = Limits {
@@ -83,7 +83,7 @@ fn silent_clients_are_replaced_by_new_ones() {
     drop(silent);
 }
 
-/// A connection over the network from this address of the loopback.
+/// Connects over the network from this loopback address.
 fn connect_from(from: [u8; 4], to: SocketAddr) -> TcpStream {
     let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
     rustix::net::bind(&socket, &SocketAddr::from((from, 0))).unwrap();
@@ -91,7 +91,7 @@ fn connect_from(from: [u8; 4], to: SocketAddr) -> TcpStream {
     TcpStream::from(socket)
 }
 
-/// One address cannot use up the connections of others, and local clients count for no address.
+/// One address cannot use up the connections of others. Local clients do not count for any address.
 #[test]
 fn connections_of_one_address_are_limited() {
     const GREETING_BYTES: usize = 18;

@@ -1,4 +1,4 @@
-//! TLS: other clients, with and without certificates, and clients that try without TLS.
+//! TLS: other clients with and without certificates, and clients that do not use TLS.
 
 #![allow(clippy::disallowed_methods, reason = "tests run the peers")]
 
@@ -123,7 +123,7 @@ fn a_client_without_a_certificate_is_sent_away_where_one_is_wanted() {
 fn options_before_tls_are_discarded() {
     let (_, ours) = start(TlsPolicy::Allowed(identity(ClientTrust::Anyone)));
     let mut raw = Raw::connect(&ours.socket());
-    // An option is injected after the request for TLS, to be taken for an encrypted one.
+    // An option is injected after the request for TLS. The server must not treat it as encrypted.
     let start_tls = crate::raw::option_bytes(5, &[]);
     let list = crate::raw::option_bytes(3, &[]);
     raw.say(&[3_u32.to_be_bytes().as_slice(), &start_tls, &list].concat());

@@ -65,7 +65,7 @@ impl ClientHandshake {
         self.send_option(option, &data);
     }
 
-    /// Ends the handshake; the server's answer is not awaited.
+    /// Ends the handshake without waiting for the server's answer.
     pub(super) fn send_abort(&mut self) {
         self.send_option(OptionKind::ABORT, &[]);
         self.expected = ExpectedInput::Nothing;

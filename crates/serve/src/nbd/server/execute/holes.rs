@@ -1,8 +1,9 @@
-//! Predicts where holes are, so that reads avoid useless queries.
+//! Predicts where holes are, so that reads avoid useless queries for extents.
 //!
-//! Querying a device for extents may cost nothing (a map in memory) or much more than the read itself: tmpfs scans
-//! every page of a file for the next hole. The query therefore reaches ahead, the data that it finds is remembered, and
-//! a slow query is not repeated for a while. Both are safe during writes by others: data is always a correct answer.
+//! A query for extents may cost nothing (a map in memory) or much more than the read: tmpfs scans every page of a file
+//! for the next hole. A query therefore covers more than the read, its data extents are remembered, and after a slow
+//! query there are no queries for a while. This is correct even if other clients write at the same time: reporting data
+//! is always correct.
 
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -12,15 +13,15 @@ use holdfast_block::{BlockDevice, Clock, ExtentKind};
 
 use super::super::export::Absent;
 
-/// How far ahead of a read a query reaches.
+/// Length of a query beyond the start of a read.
 const WINDOW_BYTES: u64 = 1 << 30;
-/// Shorter holes count as data: a chunk costs more than their zeroes.
+/// Shorter holes are sent as data: a chunk takes more bytes than their zeroes.
 const HOLE_BYTES_MIN: u64 = 4096;
-/// Extents of one query; what follows them counts as data.
+/// Limit of extents of one query; the rest counts as data.
 const EXTENT_COUNT_MAX: usize = 64;
-/// A query that takes longer costs more than it may save.
+/// A query that takes longer costs more time than it may save.
 const WORTHWHILE: Duration = Duration::from_micros(100);
-/// Reads without a query after a slow one; doubled after each further one.
+/// Number of reads without a query after a slow query; doubled after each further slow query.
 const SILENT_READS: u32 = 16;
 const SILENT_READS_MAX: u32 = 4096;
 
@@ -30,7 +31,7 @@ pub(super) enum Content {
     Hole,
 }
 
-/// What one connection learned about its export.
+/// Knowledge of one connection about its export.
 #[derive(Debug, Default)]
 pub(crate) struct HoleTracker {
     state: Mutex<KnownData>,
@@ -38,16 +39,17 @@ pub(crate) struct HoleTracker {
 
 #[derive(Debug, Default)]
 struct KnownData {
-    /// The data that was found last.
+    /// The data extent that was found last.
     data: Range<u64>,
-    /// Reads left without a query.
+    /// Number of remaining reads without a query.
     silent: u32,
     /// The last initial value of `silent`; 0 after a quick query.
     penalty: u32,
 }
 
 impl HoleTracker {
-    /// The contents of `range`, which is not empty, in order. A device that cannot report extents has data.
+    /// The contents of `range`, which is not empty, in order. If the device cannot report extents, the contents are
+    /// data.
     pub(super) fn contents(
         &self,
         device: &dyn BlockDevice,
@@ -129,7 +131,7 @@ mod tests {
     use super::{Content, HoleTracker};
     use crate::nbd::server::export::Absent;
 
-    /// Counts queries, each of which takes some time.
+    /// Counts queries. Each query takes some time.
     struct CountingDevice<'a> {
         device: MemoryDevice,
         questions: AtomicU32,

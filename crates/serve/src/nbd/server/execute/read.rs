@@ -1,4 +1,4 @@
-//! Reads: data, and holes where querying for them pays off.
+//! Reads: data, and holes if a query for them is worth its time.
 
 use std::ops::Range;
 
@@ -10,9 +10,9 @@ use super::holes::Content;
 use super::{Drain, Executor};
 use crate::nbd::wire::{ChunkKind, ErrorNumber, HeaderStyle, ReplyFlags};
 
-/// Shorter reads return data: a query for holes costs as much as the read.
+/// Shorter reads return data: a query for holes takes as long as the read.
 const HOLE_QUERY_BYTES_MIN: u64 = 64 << 10;
-/// Long reads are sent in parts: the peer processes one while the next is read, and a part fits into a processor's
+/// Long reads are sent in parts: the peer processes one part while the next is read, and a part fits into a processor's
 /// cache.
 const PART_BYTES: u64 = 256 << 10;
 
@@ -58,8 +58,8 @@ pub(super) fn read(
             let flags = done_at(at + length, request);
             replies.chunk(style, address, flags, ChunkKind::OFFSET_DATA, 8 + length);
             replies.put(&at.to_be_bytes());
-            // The data is read before the header is sent, so a chunk is never truncated; if a later one cannot be read,
-            // an error chunk follows.
+            // The data is read before the header is sent, so a chunk is never truncated. If the data of a later chunk
+            // cannot be read, an error chunk follows.
             device.read_at(replies.space(to_usize(length)), at)?;
             at += length;
             if let Some(drain) = &mut drain

@@ -11,9 +11,9 @@ use super::super::request::{Contexts, Extents, Request, RequestError, Terms, che
 use super::ExecuteError;
 use crate::nbd::wire::{AllocationFlags, ChunkKind, ErrorNumber, Fields, HeaderStyle, ReplyFlags};
 
-/// Extents of one chunk. The protocol allows 2^20; a client continues where the reply ends.
+/// Limit of extents of one chunk. The protocol allows 2^20; a client continues where the reply ends.
 const EXTENT_COUNT_MAX: usize = 16 << 10;
-/// Queries to the device for one chunk, in case the device answers in tiny extents.
+/// Limit of queries to the device for one chunk, in case the device reports very small extents.
 const QUERY_COUNT_MAX: usize = 64;
 /// The flag of `qemu:dirty-bitmap:NAME`.
 const DIRTY: u32 = 1;
@@ -99,7 +99,7 @@ impl Statuses {
         }
     }
 
-    /// Appends; false when there is no room for an extent that differs from its neighbour.
+    /// Appends an extent, or extends the last one. Returns false if there is no space for another extent.
     fn push(&mut self, length: u64, flags: u32) -> bool {
         let is_full = self.list.len() == self.count_max;
         match self.list.last_mut() {
@@ -155,7 +155,7 @@ fn changes(bitmap: &DirtyBitmap, range: Range<u64>, count_max: usize) -> Vec<(u6
         }
         at = dirty.end;
     }
-    // What the bitmap does not cover may have changed.
+    // The range after the end of the bitmap counts as changed.
     statuses.push(range.end - at, DIRTY);
     statuses.list
 }

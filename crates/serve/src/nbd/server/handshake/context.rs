@@ -1,13 +1,13 @@
-//! Metadata contexts: which exist, and which a client selects.
+//! Metadata contexts: the available ones, and those that a client selects.
 
 use super::super::export::{BITMAP_CONTEXT_PREFIX, Export};
 use super::option::{OptionError, Parts, option_error, reply};
 use super::{Progress, ServerHandshake, ServerState};
 use crate::nbd::wire::{HeaderStyle, OptionKind, OptionReplyKind};
 
-/// Queries of one option.
+/// Limit of queries of one option.
 const QUERY_COUNT_MAX: u32 = 1000;
-/// Contexts that one client may select: each is a chunk in every reply to a block status query.
+/// Limit of contexts that one client may select: each is a chunk in every reply to a block status query.
 const SELECTED_COUNT_MAX: usize = 32;
 
 impl ServerHandshake {
@@ -68,10 +68,10 @@ fn queries<'a>(parts: &mut Parts<'a>) -> Result<Vec<&'a str>, OptionError> {
     Ok(queries)
 }
 
-/// The contexts that match the queries of a list; all if there are none.
+/// The contexts that match the queries of a list; all contexts if there are no queries.
 ///
-/// A namespace, or a namespace and the kind of context, matches all in it. That holds for lists only: in a selection an
-/// empty leaf "SHOULD NOT select any contexts".
+/// A query with only a namespace, or only a namespace and a kind of context, matches all contexts in it. This applies
+/// to lists only: in a selection an empty leaf "SHOULD NOT select any contexts".
 fn matching(export: &Export, queries: &[&str]) -> Vec<(u32, String)> {
     let found = |context: &str| {
         queries.is_empty()

@@ -10,7 +10,7 @@ use crate::nbd::wire::{
     PAYLOAD_BYTES_MAX, STRING_BYTES_MAX,
 };
 
-/// Bytes of the reply to one `LIST`: further exports are not listed, but can be opened.
+/// Limit of bytes of the reply to one `LIST`. Further exports are not listed, but can be opened.
 const LIST_BYTES_MAX: usize = 4 << 20;
 /// Zeroes after the reply to `EXPORT_NAME`, unless the client asked to omit them.
 const EXPORT_NAME_ZEROES: usize = 124;
@@ -193,7 +193,7 @@ impl ServerHandshake {
         })
     }
 
-    /// Opens the export called `name`; one that was just opened is not opened again.
+    /// Opens the export with the name `name`; an export that was just opened is not opened again.
     pub(super) fn open(&mut self, name: &str, server: ServerState<'_>) -> Result<Arc<Export>, OptionError> {
         if let Some((opened, export)) = &self.negotiated.opened
             && opened == name

@@ -15,7 +15,7 @@ fn exports() -> FixedExports {
     FixedExports::new([disk.with_bitmap("b", bitmap)])
 }
 
-/// Bytes of "IHAVEOPT 00000003 ...": words of hexadecimal digits, and text where a word is none.
+/// The bytes of a text like "IHAVEOPT 00000003 ...": hexadecimal words become bytes; other words are text.
 fn bytes(text: &str) -> Vec<u8> {
     let mut bytes = Vec::new();
     for word in text.split_whitespace() {
@@ -30,7 +30,7 @@ fn bytes(text: &str) -> Vec<u8> {
     bytes
 }
 
-/// Sends all of `said` at once; returns the output and the last progress.
+/// Sends `said` in one piece; returns the output and the last progress.
 fn talk(mode: TlsMode, said: &str, is_stopping: bool) -> (Vec<u8>, Progress) {
     let exports = exports();
     let server = ServerState {
@@ -117,13 +117,13 @@ fn contexts_are_selected_for_the_export_that_they_were_asked_of() {
                     0003e889045565a9 0000000a 00000004 00000017 00000001 qemu:dirty-bitmap:b
                     0003e889045565a9 0000000a 00000001 00000000";
     let go = "IHAVEOPT 00000007 00000007 00000001 \"d\" 0000";
-    // The flags have DF now.
+    // The flags contain DF now.
     let went = "0003e889045565a9 00000007 00000003 0000000c 0000 0000000000001234 0583
                 0003e889045565a9 00000007 00000001 00000000";
     let agreed = session(answered(&format!("{select} {go}"), &format!("{selected} {went}")));
     assert_eq!(agreed.terms.contexts, [1]);
     assert_eq!(agreed.terms.style, HeaderStyle::Structured);
-    // The default export is the same disk under another name, which has no selection.
+    // The default export is the same disk under another name, for which no contexts are selected.
     let elsewhere = "IHAVEOPT 00000007 00000006 00000000 0000";
     let agreed = session(answered(
         &format!("{select} {elsewhere}"),
@@ -134,7 +134,7 @@ fn contexts_are_selected_for_the_export_that_they_were_asked_of() {
 
 #[test]
 fn tls_begins_with_a_clean_slate() {
-    // Structured replies agreed on before TLS do not count under it.
+    // Structured replies that were negotiated before TLS do not count after it.
     let said = "00000003 IHAVEOPT 00000008 00000000 IHAVEOPT 00000005 00000000
                 IHAVEOPT 00000005 00000000 IHAVEOPT 00000001 00000001 \"d\"";
     let (output, progress) = talk(TlsMode::Allowed, said, false);

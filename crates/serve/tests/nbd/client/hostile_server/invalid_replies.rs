@@ -1,4 +1,4 @@
-//! Replies that violate the protocol, and rare forms that do not.
+//! Replies that violate the protocol, and rare forms that are valid.
 
 use holdfast_block::{BlockDevice, to_usize};
 use holdfast_serve::nbd::client::{NbdDevice, NbdOptions};
@@ -61,7 +61,7 @@ fn invalid_replies_to_reads_end_the_connection_with_their_errors() {
     let (_, foreign_cookie) = invalid[0];
     let error = read_error(foreign_cookie);
     assert!(error.contains("not in flight"), "{error}");
-    // The connection ends after the first read has its reply: the next one finds it lost.
+    // The connection ends after the first read has its reply, so the next read fails.
     let (_, double_end) = invalid[5];
     let device = reading(move |peer| {
         let (request, _) = peer.request()?;
@@ -101,7 +101,7 @@ fn invalid_extents_end_the_connection_with_their_errors() {
     );
 }
 
-/// Interleaved chunks of many requests, small and out of order, with holes between them: all of that is legal.
+/// Interleaved chunks of many requests, small and out of order, with holes between them: all of this is valid.
 #[test]
 fn replies_in_pieces_and_out_of_order_are_put_together() {
     const COUNT: u64 = 8;
@@ -132,7 +132,7 @@ fn replies_in_pieces_and_out_of_order_are_put_together() {
     let mut buffer = vec![0; to_usize(COUNT * PIECE_BYTES)];
     device.read_at(&mut buffer, 4096).unwrap();
     assert!((4096..).zip(&buffer).all(|(offset, byte)| *byte == byte_at(offset)));
-    // The same pieces for as many threads: data of each come while another one reads.
+    // The same pieces, requested by as many threads: data for one thread arrives while another thread reads.
     std::thread::scope(|scope| {
         for number in 0..COUNT {
             let device = &device;

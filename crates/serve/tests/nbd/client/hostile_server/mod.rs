@@ -1,4 +1,4 @@
-//! A server that violates the protocol, and one that uses its rare but legal forms.
+//! A server that violates the protocol, and one that uses rare but valid forms.
 
 mod invalid_replies;
 mod silence;
@@ -17,7 +17,7 @@ const WRITE: u16 = 1;
 const DISCONNECT: u16 = 2;
 const BLOCK_STATUS: u16 = 7;
 
-/// A request as it arrived.
+/// A received request.
 #[derive(Debug, Clone, Copy)]
 struct Request {
     kind: u16,
@@ -51,7 +51,7 @@ impl Peer {
         ])
     }
 
-    /// A valid handshake: structured replies, one context of number 9.
+    /// Executes a valid handshake: structured replies, and one context with the number 9.
     fn shake_hands(&mut self) -> Option<()> {
         self.send(&[b"NBDMAGICIHAVEOPT", &[0, 3]])?;
         self.receive(4)?;
@@ -78,7 +78,7 @@ impl Peer {
         }
     }
 
-    /// The next request, with what it writes.
+    /// Receives the next request and the data that it writes.
     fn request(&mut self) -> Option<(Request, Vec<u8>)> {
         let header = self.receive(28)?;
         let number = |at: usize| u64::from_be_bytes(header[at..at + 8].try_into().unwrap());
@@ -120,12 +120,12 @@ fn byte_at(offset: u64) -> u8 {
     (offset / 512 * 31 + offset % 512).to_le_bytes()[0]
 }
 
-/// A server that completes the handshake and then runs `serve`, and its endpoint.
+/// Starts a server that completes the handshake and then runs `serve`; returns its endpoint.
 fn server(serve: impl FnOnce(&mut Peer) -> Option<()> + Send + 'static) -> (Endpoint, JoinHandle<()>) {
     let (ours, theirs) = UnixStream::pair().unwrap();
     let thread = std::thread::spawn(move || {
         let mut peer = Peer(theirs);
-        // It ends when the client is gone.
+        // The thread ends when the client has disconnected.
         peer.shake_hands().and_then(|()| serve(&mut peer));
     });
     (Endpoint::connected("wicked", ours), thread)
@@ -139,7 +139,7 @@ fn options(timeout: Duration) -> NbdOptions {
     }
 }
 
-/// A timeout that no test reaches, unless something is broken.
+/// A timeout that no test reaches unless there is a defect.
 const LONG: Duration = Duration::from_secs(100);
 const SHORT: Duration = Duration::from_millis(200);
 
@@ -147,12 +147,12 @@ fn reading(serve: impl FnOnce(&mut Peer) -> Option<()> + Send + 'static) -> NbdD
     NbdDevice::connect(&server(serve).0, "", options(LONG)).unwrap()
 }
 
-/// The errors of a read, and of a later one, for the given reply.
+/// Reads twice with a server that sends the given reply; returns both errors.
 fn read_error(reply: impl FnOnce(&mut Peer, &Request) -> Option<()> + Send + 'static) -> String {
     let device = reading(|peer| {
         let (request, _) = peer.request()?;
         reply(peer, &request);
-        // The connection stays open, so that the client ends it.
+        // The server keeps the connection open, so that the client has to close it.
         peer.request().map(|_| ())
     });
     let first = device.read_at(&mut [0; 4096], 8192).unwrap_err().to_string();

@@ -29,7 +29,7 @@ fn cancellation_does_not_wait_for_a_reply() {
     assert!(error.contains("cancelled"), "{error}");
 }
 
-/// Cancellation for a server that accepts and never greets, and for one that does not accept.
+/// A server that accepts a connection but sends no greeting, and a server that does not accept.
 #[test]
 fn cancellation_does_not_wait_for_a_greeting() {
     let folder = tempfile::tempdir().unwrap();
@@ -56,7 +56,7 @@ fn cancellation_does_not_wait_for_a_greeting() {
     drop(listener);
 }
 
-/// A server that does one thing at a time, and does not read while it writes: readers and writers must not deadlock.
+/// The server does one thing at a time, and does not read while it writes: readers and writers must not deadlock.
 #[test]
 fn readers_and_writers_do_not_deadlock_on_a_serial_server() {
     let (endpoint, thread) = server(|peer| {
@@ -134,8 +134,7 @@ fn writes_time_out_when_a_server_reads_nothing() {
     thread.join().unwrap();
 }
 
-/// An occasional byte does not keep a connection alive for ever: the time for one request is bounded by the bytes in
-/// flight.
+/// Occasional bytes do not keep a connection alive forever: the bytes in flight limit the time of one request.
 #[test]
 fn requests_time_out_when_a_server_sends_single_bytes() {
     let clock = Arc::new(ManualClock::new());
@@ -154,7 +153,7 @@ fn requests_time_out_when_a_server_sends_single_bytes() {
         for _ in 0..4000 {
             servers_clock.advance(LONG / 3);
             peer.send(&[&[7]])?;
-            // The next byte only when this one was seen: the clock must not run ahead of the reader.
+            // The next byte is sent only when this one was received: the clock must not run ahead of the reader.
             std::thread::yield_now();
         }
         None
@@ -188,7 +187,7 @@ fn connecting_times_out_when_the_listener_never_accepts() {
     let path = directory.path().join("socket");
     let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
     let filled = path.clone();
-    // Ends when the listener does.
+    // Ends when the listener is closed.
     let filler = std::thread::spawn(move || while UnixStream::connect(&filled).is_ok() {});
     let error = loop {
         match NbdDevice::connect(&Endpoint::Unix(path.clone()), "", options(SHORT)).unwrap_err() {
