@@ -67,7 +67,7 @@ fn large_direct_requests_are_whole() {
     }
 }
 
-/// procfs knows no direct I/O: the device says so and works buffered.
+/// procfs does not support direct I/O: the device reports that and uses the page cache.
 #[test]
 fn direct_io_falls_back_to_buffered_reads_with_a_reason() {
     let path = std::path::Path::new("/proc/version");
@@ -135,7 +135,7 @@ fn zeroing_and_trimming_give_space_back() {
     assert!(list.iter().all(|extent| extent.kind == ExtentKind::Zero), "{list:?}");
 }
 
-/// A file cut short underneath is an error that says so, for reads and for extents: never zeroes.
+/// If a file is truncated while it is open, reads and extents return an error, never zeroes.
 #[test]
 fn a_file_that_shrinks_is_noticed() {
     let directory = tempfile::tempdir().unwrap();
@@ -197,7 +197,7 @@ fn a_file_that_is_written_while_it_is_read_is_noticed() {
     assert!(reader.advise(0..4097, ReadHint::WillNeed).is_err());
 }
 
-/// Through the page cache and around it in turn, overlapping and adjacent.
+/// Buffered and direct requests alternate, at overlapping and adjacent ranges.
 #[test]
 fn large_and_small_requests_see_each_other() {
     let directory = tempfile::tempdir().unwrap();

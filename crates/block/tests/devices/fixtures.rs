@@ -1,4 +1,4 @@
-//! Every version of a format that was ever written stays readable: one fixture each, and none is forgotten.
+//! Every released version of a format stays readable: there is one fixture for each, and the list is complete.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -42,7 +42,7 @@ fn backing() -> MemoryDevice {
     MemoryDevice::from_bytes(&SeededRandom::new(1).bytes(10_001))
 }
 
-/// The store of an overlay with all three states, a partial cluster among them, and what is read through it.
+/// The store of an overlay with clusters in all three states and a partial cluster, and the content read through it.
 fn overlay() -> (Vec<u8>, Vec<u8>) {
     let backing = backing();
     let options = OverlayOptions {
@@ -88,7 +88,7 @@ fn version_1_of_overlays_is_read() {
     assert!(contents(&opened) == overlay().1);
 }
 
-/// What is written today is what the fixtures hold: a change of the layout without a new version is noticed.
+/// The current code writes exactly the fixtures: a change of the layout without a new version fails here.
 #[test]
 fn the_current_versions_are_written_as_they_always_were() {
     assert_eq!(
@@ -125,7 +125,7 @@ fn the_list_of_fixtures_is_complete() {
     }
 }
 
-/// Writes the fixtures of the current versions: once, when a version is new.
+/// Writes the fixtures of the current versions; run it once for a new version:
 /// `cargo test -p holdfast-block --test devices fixtures -- --ignored`
 #[test]
 #[ignore = "it writes the fixtures that the other tests read"]

@@ -1,4 +1,4 @@
-//! Overlays, and what a power cut or a failing disk leaves of them.
+//! Overlays, also after a power cut or a disk failure.
 
 use std::sync::{Arc, Mutex};
 
@@ -117,7 +117,8 @@ fn every_flipped_bit_of_header_and_map_is_noticed() {
     }
 }
 
-/// One operation on the overlay and on the model; aligned to sectors or not.
+/// Applies a random operation to the device and the model, with offsets that are multiples of `alignment`. Returns
+/// whether the device succeeded.
 fn operate(device: &dyn BlockDeviceMut, model: &mut [u8], alignment: u64, random: &mut SeededRandom) -> bool {
     let range = random.range_within(model.len() as u64, 9000);
     let end = range.end / alignment * alignment;
@@ -134,21 +135,21 @@ fn operate(device: &dyn BlockDeviceMut, model: &mut [u8], alignment: u64, random
             device.write_zeroes(range).is_ok()
         }
         _ => {
-            // The trim of an overlay zeroes whole clusters; ask for the whole device or what amounts to it.
+            // A trim of an overlay zeroes whole clusters only, so trim the whole device.
             model.fill(0);
             device.trim(0..model.len() as u64).is_ok()
         }
     }
 }
 
-/// The state after one operation: how long the log was then, the right contents, and whether it was a flush.
+/// The state after an operation: the length of the log, the expected content, and whether the operation was a flush.
 struct Moment {
     change_count: usize,
     model: Vec<u8>,
     flushed: bool,
 }
 
-/// Works on an overlay in a log, flushing now and then.
+/// Runs random operations and flushes on an overlay whose store logs its writes.
 fn history(cluster: u32, seed: u64) -> (MemoryDevice, Arc<CrashLog>, Vec<Moment>) {
     let mut random = SeededRandom::new(seed);
     let backing = pattern(40_000 + random.below(2000));
@@ -175,8 +176,8 @@ fn history(cluster: u32, seed: u64) -> (MemoryDevice, Arc<CrashLog>, Vec<Moment>
     (backing, log, moments)
 }
 
-/// The power is cut at every write and every flush of the store. What was flushed is there; every sector written later
-/// is one of the versions it had since; nothing else ever appears.
+/// Cuts the power at every write and every flush of the store. Flushed data survives; each sector that was written
+/// later has one of the contents that it had since the flush.
 #[test]
 fn a_power_cut_at_any_write_loses_nothing_that_was_flushed() {
     let seed = test_seed();
@@ -206,7 +207,7 @@ fn a_power_cut_at_any_write_loses_nothing_that_was_flushed() {
     }
 }
 
-/// A power cut while an overlay is made leaves none, or an empty one.
+/// A power cut during the creation leaves no overlay, or an empty one.
 #[test]
 fn a_power_cut_while_creating_leaves_nothing_or_an_empty_overlay() {
     let backing = pattern(40_000);
@@ -225,8 +226,9 @@ fn a_power_cut_while_creating_leaves_nothing_or_an_empty_overlay() {
     }
 }
 
-/// Every n-th request of every kind to the store fails once, some in part. What succeeded stays, a write that failed is
-/// old or new in each sector, and after the next good flush all of that survives opening again.
+/// For every kind of request and every n, the n-th request to the store fails once, completely or in part. Data of
+/// successful writes stays, each sector of a failed write is old or new, and after the next successful flush all of
+/// that survives reopening.
 #[test]
 fn a_store_that_fails_at_any_request_loses_nothing_that_succeeded() {
     let seed = test_seed();
@@ -240,7 +242,7 @@ fn a_store_that_fails_at_any_request_loses_nothing_that_succeeded() {
         (RequestKind::Read, Fault::Io),
     ];
     for (kind, fault) in faults {
-        // A history may happen to make no request of a kind; eight do not.
+        // One history may contain no request of a kind; eight histories contain all kinds.
         let mut request_count = 0;
         for history in 0..8 {
             let mut number = 1;
@@ -253,7 +255,7 @@ fn a_store_that_fails_at_any_request_loses_nothing_that_succeeded() {
     }
 }
 
-/// One run of the story above; false when there were fewer than `number` requests of the kind.
+/// Runs one history with a fault; false if it had fewer than `number` requests of the kind.
 fn fails_and_recovers(kind: RequestKind, fault: Fault, number: u64, seed: u64) -> bool {
     let mut random = SeededRandom::new(seed);
     let backing = pattern(20_480);
@@ -262,11 +264,11 @@ fn fails_and_recovers(kind: RequestKind, fault: Fault, number: u64, seed: u64) -
     faulty.add(FaultRule::nth(kind, faulty.count(kind) + number, fault));
     let before = faulty.count(kind);
     let mut model = backing.to_bytes();
-    // What each sector may hold; more than one version after a write that failed.
+    // The permitted contents of each sector: more than one after a failed write.
     let mut possible: Vec<Vec<Vec<u8>>> = model.chunks(SECTOR).map(|sector| vec![sector.to_vec()]).collect();
     for _ in 0..60 {
         if random.one_in(5) {
-            // A flush that fails promises nothing and breaks nothing.
+            // A failed flush guarantees nothing and must not do damage.
             drop(overlay.flush());
             continue;
         }
@@ -332,8 +334,8 @@ fn a_commit_moves_everything_into_the_backing_and_empties_the_overlay() {
     assert!(contents(&overlay) == model && backing.to_bytes() != model);
 }
 
-/// The power of store and backing is cut together at every request of a commit: what is read through the overlay is
-/// always right, and committing again finishes the work.
+/// Cuts the power of the store and the backing device at every request of a commit: what is read through the overlay is
+/// always correct, and a second commit completes.
 #[test]
 fn a_power_cut_during_a_commit_costs_nothing_but_doing_it_again() {
     let seed = test_seed();
@@ -382,7 +384,7 @@ fn a_power_cut_during_a_commit_costs_nothing_but_doing_it_again() {
     assert!(seen_committing);
 }
 
-/// The store fails at any request of a commit, and the program goes on: nothing is lost, also what is written then.
+/// The store fails at any request of a commit, and the program continues: no earlier or later write is lost.
 #[test]
 fn a_commit_that_fails_leaves_an_overlay_that_works() {
     let seed = test_seed();
@@ -402,7 +404,7 @@ fn a_commit_that_fails_leaves_an_overlay_that_works() {
             let outcome = overlay.commit();
             faulty.clear_rules();
             assert!(contents(&overlay) == model);
-            // In place where the overlay held data: its map sector must not have been lost with the failed commit.
+            // Overwrites data that is in the overlay: its map sector must not have been lost with the failed commit.
             written(&overlay, &mut model, seed ^ 1);
             drop(overlay);
             let mut overlay = OverlayDevice::open(&backing, &faulty, ID).unwrap();

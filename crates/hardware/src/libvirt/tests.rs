@@ -3,7 +3,7 @@ use std::collections::BTreeMap;
 use super::{DiskPlace, LibvirtOptions, read, write};
 use crate::{Bus, CardModel, Clock, Disk, DiskKind, Firmware, Machine, NetworkCard, Platform, Topology, adapt};
 
-/// A machine with one of most kinds of devices.
+/// A machine with most kinds of devices.
 pub(crate) fn specimen() -> Machine {
     let disk = |key: &str, kind, bus, position, size_bytes, boot_order| Disk {
         key: key.to_owned(),

@@ -1,4 +1,4 @@
-//! A plan finds what the job itself would find, and changes nothing.
+//! A plan reports what the operation itself would report, and changes nothing.
 
 use std::collections::BTreeMap;
 use std::fs::File;

@@ -1,4 +1,4 @@
-//! `docs/configuration.md` against the parser: every setting is there with its type and default, and no other.
+//! Compares `docs/configuration.md` with the parser: it has every setting with its type and default, and no others.
 
 use std::collections::BTreeMap;
 
@@ -30,7 +30,7 @@ fn code(text: &str) -> Vec<&str> {
 /// Whether a cell describes the form.
 fn describes(cell: &str, form: Form) -> bool {
     match form {
-        // A size is checked by the command.
+        // The command checks sizes.
         Form::Text => cell == "text" || cell == "size",
         Form::Path => cell == "path",
         Form::Flag => cell == "flag",
@@ -43,7 +43,7 @@ fn describes(cell: &str, form: Form) -> bool {
     }
 }
 
-/// The tables below these headings have exactly these settings.
+/// Asserts that the tables below these headings have exactly these settings.
 fn check(headings: &[&str], settings: impl Iterator<Item = (&'static str, Form)>) {
     let mut rows: BTreeMap<_, _> = headings.iter().flat_map(|heading| rows(heading)).collect();
     for (name, form) in settings.collect::<BTreeMap<_, _>>() {

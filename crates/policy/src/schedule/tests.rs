@@ -33,7 +33,7 @@ struct Host {
     state: JobState,
     real: i64,
     clock: Timestamp,
-    /// The runs: elapsed time, and clock time.
+    /// Elapsed time and clock time of each run.
     runs: Vec<(i64, Timestamp)>,
 }
 
@@ -106,7 +106,7 @@ fn a_clock_that_goes_back_by_an_hour_makes_no_second_run_and_no_standstill() {
     host.pass(2 * DAY, 60);
     assert_eq!(host.clocks(), ["20 02:30", "21 02:30"]);
 
-    // A job of every quarter of an hour runs meanwhile: here twenty minutes after the run before.
+    // A job that runs every quarter of an hour is not held up: here it runs twenty minutes after its previous run.
     let mut host = Host::new(timing("*:0/15"), "UTC", "2026-11-20T02:00:00Z");
     host.pass(40 * 60, 60);
     host.clock = after(host.clock, -HOUR);
@@ -116,7 +116,7 @@ fn a_clock_that_goes_back_by_an_hour_makes_no_second_run_and_no_standstill() {
         ["20 02:15", "20 02:30", "20 02:00", "20 02:15", "20 02:30"]
     );
 
-    // Two times near each other are one night.
+    // Two times close to each other count as one run.
     let mut host = Host::new(timing("02:30;02:45"), "UTC", "2026-11-20T02:00:00Z");
     host.pass(50 * 60, 60);
     host.clock = after(host.clock, -HOUR);
@@ -131,7 +131,7 @@ fn a_clock_that_was_a_year_ahead_stops_nothing_for_a_year() {
     host.check();
     host.clock = at("2026-11-20T12:01:00Z");
     host.pass(2 * DAY, 60);
-    // A day and a half after the run before: all that is known of it is that it was recent.
+    // A day and a half after the previous run: of that run only is known that it was recent.
     assert_eq!(host.clocks(), ["20 12:00", "22 00:00"]);
 }
 
@@ -165,7 +165,7 @@ fn a_job_waits_on_a_host_always_the_same_time() {
     host.timing.delay = Duration::from_secs(40 * 60);
     host.pass(3 * HOUR, 60);
     assert_eq!(host.clocks(), ["20 13:40", "20 14:40"]);
-    // At 16:20, the time of 16:00 is still to come, and that of 15:00 was missed.
+    // At 16:20 the delayed run of 16:00 is still to come, and that of 15:00 was missed.
     host.pass_unseen(50 * 60);
     host.pass(30 * 60, 60);
     assert_eq!(host.clocks()[2..], ["20 16:21", "20 16:40"]);
@@ -252,11 +252,11 @@ fn a_calendar_without_dates_is_never_due() {
 
 #[derive(Debug, Clone)]
 enum ClockEvent {
-    /// Jobs are checked every minute for so many minutes.
+    /// Jobs are checked every minute for this many minutes.
     Checked(i64),
-    /// No checks for so many minutes.
+    /// No checks for this many minutes.
     Unchecked(i64),
-    /// The clock is set by so many seconds.
+    /// The clock is set by this many seconds.
     Set(i64),
 }
 
@@ -272,7 +272,8 @@ fn clock_event() -> impl Strategy<Value = ClockEvent> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// When the clock is set, forwards or back, a job that is checked regularly neither stops nor runs more often than it should.
+    /// When the clock is set forward or back, a job that is checked regularly neither stops nor runs more often than it
+    /// should.
     #[test]
     fn no_clock_makes_a_job_stand_still_or_run_wild(
         (period, when) in prop_oneof![
@@ -296,17 +297,17 @@ proptest! {
                 }
             }
         }
-        // No more runs than elapsed periods, apart from two for each clock change: a seemingly missed time, and a time
-        // that came nearer.
+        // There are no more runs than elapsed periods, apart from two for each clock change: one for a time that seems
+        // missed, and one for a time that came nearer.
         let most = host.real / period + 1 + 2 * set_count;
         assert!(i64::try_from(host.runs.len()).unwrap() <= most, "{:?}", host.runs);
-        // From here on, it runs within a period and a half and its own delay.
+        // From now on, the job runs within one and a half periods plus its own delay.
         let before = host.runs.len();
         host.pass(period + period / 2 + 1800 + 120, 60);
         assert!(host.runs.len() > before, "{:?} {}", host.state, host.clock);
     }
 
-    /// With a correct clock, each scheduled time is one run, whenever the check happens.
+    /// With a correct clock, each scheduled time gives one run, whenever the check happens.
     #[test]
     fn each_time_is_a_run_and_no_run_is_without_a_time(
         steps in proptest::collection::vec(1..200_i64, 1..50),

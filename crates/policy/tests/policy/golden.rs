@@ -1,11 +1,11 @@
-//! Plans for known calendars, as text files in `tests/golden`: the rules, the snapshots, and what must come out.
+//! Plans for known calendars, as text files in `tests/golden`: the rules, the snapshots, and the expected plan.
 //!
 //! A file has three parts, with `---` between them:
 //! - one line each for `zone NAME`, `now TIME` and the rules (`keep-daily 7`, `keep-within 7d`, `keep-tag release`);
 //! - the snapshots: `TIME ID [protected] [tag ...]`;
 //! - the plan: `keep` or `remove`, time, id, reasons.
 //!
-//! `#` begins a comment. The plan is written by hand, or read by a person, before it is believed.
+//! `#` begins a comment. The plan is written by hand, or reviewed before it is stored.
 
 use std::fmt::Write as _;
 use std::path::Path;

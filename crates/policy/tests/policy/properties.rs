@@ -1,4 +1,4 @@
-//! What holds for every policy and every set of snapshots.
+//! Properties of every policy and every set of snapshots.
 
 use std::collections::{BTreeSet, HashSet};
 
@@ -7,7 +7,7 @@ use holdfast_policy::{
 };
 use proptest::prelude::*;
 
-/// 2026-10-24T00:00Z: the clocks of Berlin are set back in the night that follows.
+/// 2026-10-24T00:00Z: in the following night, the clocks of Berlin are set back.
 const START_SECONDS: i64 = 1_792_800_000;
 
 fn berlin() -> TimeZone {
@@ -18,7 +18,7 @@ fn at(seconds: i64) -> Timestamp {
     Timestamp::from_second(START_SECONDS + seconds).unwrap()
 }
 
-/// Times from seconds to years apart, so that every kind of period gets full and stays empty; some are equal.
+/// Times that are seconds to years apart, so that some periods get several snapshots and others none; some are equal.
 fn candidates() -> impl Strategy<Value = Vec<Candidate>> {
     let scale = prop_oneof![Just(60), Just(1800), Just(86_400), Just(86_400 * 30)];
     let one = (scale, -60_i64..20, "[a-c]", prop::bool::weighted(0.1)).prop_map(|(scale, steps, tag, protected)| {
@@ -76,7 +76,7 @@ fn kept(plan: &RetentionPlan) -> BTreeSet<Candidate> {
     plan.kept().cloned().collect()
 }
 
-/// A policy that keeps, rule by rule, what `a` or `b` keeps.
+/// A policy that keeps, for each rule, what `a` or `b` keeps.
 fn union(a: &Policy, b: &Policy) -> Policy {
     let mut policy = Policy {
         keep_last: a.keep_last.max(b.keep_last),
@@ -177,7 +177,7 @@ proptest! {
         prop_assert_eq!(&of_past, without.decisions());
     }
 
-    /// A rule keeps as many as it says, or all periods there are; one per period, and that one is the period's newest.
+    /// A rule keeps as many snapshots as it says, or one for each existing period: the newest one of the period.
     #[test]
     fn counts_are_kept_exactly(count in 1_u32..8, candidates in candidates()) {
         let policy = Policy {
@@ -195,7 +195,7 @@ proptest! {
         let last_count = reasons().filter(|reason| matches!(reason, Reason::Last { .. })).count();
         prop_assert_eq!(last_count, past.len().min(count as usize));
         for period in Period::ALL {
-            // Another way to tell periods apart than the names that the plan uses.
+            // Distinguishes periods in another way than the plan, which uses names.
             let key = |time: Timestamp| {
                 let zoned = time.to_zoned(berlin());
                 let date = zoned.date();
@@ -223,7 +223,7 @@ proptest! {
         }
     }
 
-    /// Prune after each snapshot, or once at the end: the same is left.
+    /// Pruning after each snapshot leaves the same as pruning once at the end.
     #[test]
     fn pruning_often_and_pruning_once_leave_the_same(policy in policies(), candidates in candidates()) {
         let mut history: Vec<_> = candidates.into_iter().filter(|candidate| candidate.time <= at(0)).collect();

@@ -1,5 +1,6 @@
-//! Every decision compared with that of the real sanoid: random policies and random snapshots, at random times and on the days on which clocks are
-//! set. The program is Debian's, unchanged; what it asks of `zfs`, `zpool`, `ps` and the clock is answered by stand-ins.
+//! Compares every decision with that of the real sanoid: random policies and random snapshots, at random times and on
+//! days with clock changes. The program is Debian's, unchanged; stand-ins answer for `zfs`, `zpool`, `ps` and the
+//! clock.
 
 #![allow(
     clippy::disallowed_methods,
@@ -20,7 +21,7 @@ use crate::random::Random;
 
 const SANOID: &str = "/usr/sbin/sanoid";
 const CASE_COUNT: u64 = 240;
-/// The monitor is another run of the program.
+/// The monitor is compared in one of this many cases.
 const MONITORED_EVERY: u64 = 4;
 const DATASETS: [&str; 7] = [
     "tank",
@@ -41,7 +42,7 @@ const ZONES: [&str; 7] = [
     "America/St_Johns",
 ];
 
-/// What is decided about.
+/// The input of a decision.
 struct Case {
     configuration: String,
     zone: TimeZone,
@@ -140,7 +141,7 @@ fn some_configuration(random: &mut Random) -> String {
     text
 }
 
-/// Of ages around whole periods, and exactly on them.
+/// Snapshots whose ages are around whole periods, and exact multiples of them.
 fn some_snapshots(random: &mut Random, now: Timestamp) -> Vec<(&'static str, TypedSnapshot)> {
     let mut snapshots = Vec::new();
     for dataset in DATASETS {
@@ -172,7 +173,7 @@ fn some_snapshots(random: &mut Random, now: Timestamp) -> Vec<(&'static str, Typ
     snapshots
 }
 
-/// What is done, as lines: "take tank@autosnap_..., with all below", "remove tank@...".
+/// The actions as lines: "take tank@autosnap_..., with all below", "remove tank@...".
 fn ours(case: &Case) -> BTreeSet<String> {
     let datasets = DATASETS.map(str::to_owned);
     let config = SanoidConfig::parse(&case.configuration).unwrap_or_else(|errors| panic!("{errors:?}"));
@@ -199,7 +200,7 @@ fn newest(case: &Case, dataset: &str, kind: SnapshotType) -> Option<Timestamp> {
     of_kind.map(|(_, snapshot)| snapshot.time).max()
 }
 
-/// The world in which the real program runs.
+/// The environment of the real program.
 struct World {
     folder: tempfile::TempDir,
 }
@@ -240,7 +241,7 @@ impl World {
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
     }
 
-    /// Runs the real program; its lines and its exit code.
+    /// Runs the real program; returns its output and its exit code.
     fn sanoid(&self, case: &Case, words: &[&str]) -> (String, i32) {
         for folder in ["cache", "run"] {
             fs::remove_dir_all(self.path(folder)).ok();
@@ -310,7 +311,7 @@ impl World {
     }
 }
 
-/// How many snapshots were taken, and removed, in the cases of these seeds.
+/// Compares the cases of these seeds; returns how many snapshots were taken and how many removed.
 fn compare(seeds: impl Iterator<Item = u64>) -> (usize, usize) {
     let world = World::new();
     let (mut taken_count, mut removed_count) = (0, 0);
@@ -350,7 +351,7 @@ fn every_decision_is_that_of_the_real_program() {
         (first.join().unwrap(), second.join().unwrap())
     });
     let (taken_count, removed_count) = (first.0 + second.0, first.1 + second.1);
-    // A test in which nothing happens proves nothing.
+    // The cases must contain enough actions to be meaningful.
     assert!(
         taken_count > 500 && removed_count > 500,
         "{taken_count} taken, {removed_count} removed"

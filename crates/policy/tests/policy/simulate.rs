@@ -1,8 +1,9 @@
-//! Taking and pruning in time lapse: known calendars as text files in `tests/simulations`, and what holds for all.
+//! Simulations of taking and pruning: known calendars as text files in `tests/simulations`, and properties of all
+//! simulations.
 //!
-//! A file has two parts, with `---` between them: one line each for `zone NAME`, `start TIME`, `days N`, `every CALENDAR` and the
-//! rules; and what comes out. `#` begins a comment. With HOLDFAST_UPDATE_SNAPSHOTS=1 what comes out is written; a person reads it before
-//! it is believed.
+//! A file has two parts, with `---` between them: one line each for `zone NAME`, `start TIME`, `days N`, `every
+//! CALENDAR` and the rules; and the expected result. `#` begins a comment. With HOLDFAST_UPDATE_SNAPSHOTS=1 the result
+//! is written, and must be reviewed.
 
 #![allow(clippy::disallowed_methods, reason = "a test writes its own files")]
 
@@ -160,7 +161,7 @@ fn cases() -> impl Strategy<Value = Case> {
         Just("Mon..Fri 02:30"),
         Just("*-*-1..10 00/5:15")
     ];
-    // Around both changes of the clock in Berlin.
+    // Around both clock changes in Berlin.
     let start = prop_oneof![Just("2026-03-20T12:00:00Z"), Just("2026-10-15T12:00:00Z")];
     (
         count(),
@@ -193,7 +194,7 @@ fn cases() -> impl Strategy<Value = Case> {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, cases: 64, ..ProptestConfig::default() })]
 
-    /// However often it is pruned, the same is left as of all that was ever taken.
+    /// Pruning after each snapshot or once a day leaves the same as pruning all snapshots once at the end.
     #[test]
     fn repeated_prunes_keep_the_same_as_one_final_prune(case in cases()) {
         let each = case.simulate(Pruning::AfterEach).unwrap();
@@ -213,7 +214,7 @@ proptest! {
         prop_assert_eq!(points, expected);
     }
 
-    /// Ages grow, gaps add up to them, bands hold each point once, and the days tell what the points do.
+    /// Ages grow, gaps add up to ages, bands count each point once, and the last day agrees with the points.
     #[test]
     fn the_figures_fit_together(case in cases()) {
         let simulation = case.simulate(Pruning::AfterEach).unwrap();

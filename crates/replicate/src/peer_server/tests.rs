@@ -1,4 +1,4 @@
-//! What may be asked of one that lets others add to a dataset.
+//! Requests that are permitted to a peer that may only add snapshots to a dataset.
 
 use std::sync::Arc;
 
