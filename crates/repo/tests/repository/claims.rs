@@ -1,4 +1,4 @@
-//! Exclusive work: a second process is refused, and a dead one blocks no other.
+//! Claims for exclusive work: a second process is refused, and a dead process blocks no other one.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,7 +8,7 @@ use holdfast_repo::{Environment, Error, Liveness, ProcessIdentity, Processes, Re
 
 use crate::common::{Rig, environment, init_request};
 
-/// Processes of which all are dead when a test says so.
+/// Processes that are alive until the test declares all of them dead.
 #[derive(Default)]
 struct Mortals {
     are_dead: AtomicBool,
@@ -55,7 +55,7 @@ fn only_one_claims_the_same_at_a_time() {
     drop(rig.repository.claim("a push", "template a:latest").unwrap());
 }
 
-/// Of many at once exactly one has it, every time.
+/// Of several concurrent claims exactly one succeeds, in every round.
 #[test]
 fn of_many_at_once_one_has_it() {
     let rig = Rig::new(2);

@@ -80,7 +80,8 @@ fn a_wrong_password_error_lists_the_tried_slots() {
     ));
 }
 
-/// An attacker with write access to the store could otherwise make us seal the next backup under a secret of their own.
+/// Otherwise an attacker with write access to the store could make the next backup encrypt under a secret of the
+/// attacker.
 #[test]
 fn an_open_slot_does_not_stand_in_for_a_password() {
     let (store, ids, randomness) = with(&[ALICE]);
@@ -146,7 +147,8 @@ fn a_new_password_takes_the_place_of_the_old() {
     assert_eq!(store.objects().len(), 1, "no marker is left");
 }
 
-/// Fails and crashes at every operation of a change of password; one of the two always opens.
+/// Fails and crashes at every operation of a password change: afterwards the old password or the new one opens the
+/// repository.
 #[test]
 fn a_change_of_password_that_dies_anywhere_leaves_one_that_opens() {
     for fault in [Fault::Crash, Fault::Io, Fault::NoSpace] {
@@ -203,7 +205,8 @@ fn a_damaged_slot_does_not_count_as_one_that_stays() {
     remove(&store, ids[0], Removal::KeepLast, &randomness).unwrap();
 }
 
-/// Three hosts remove three slots at once, two of them the same one, and one may crash: in any order, one slot stays.
+/// Three hosts remove three slots concurrently, two of them the same slot, and one host may crash: in any order, one
+/// slot stays.
 #[test]
 fn of_slots_that_are_removed_at_once_one_stays() {
     let mut left = BTreeSet::new();
@@ -265,8 +268,8 @@ fn there_is_an_end_to_slots() {
     ));
 }
 
-/// An attacker with write access to the store can add slots that are cheaper than the real one and do not open. Their
-/// cost is bounded, and zero if the slot is given.
+/// An attacker with write access to the store can add slots that are cheaper than the real one and do not open. The
+/// time for trying them is bounded, and zero if the slot is given.
 #[test]
 fn the_cost_of_slots_of_others_is_bounded() {
     let (store, ids, randomness) = with(&[BOB]);
@@ -281,7 +284,7 @@ fn the_cost_of_slots_of_others_is_bounded() {
         let name = ObjectName::new(ObjectKind::Key, &format!("{number:016x}")).unwrap();
         store.put(&name, &bytes).unwrap();
     }
-    // As many as there may be: the real one is the last that is tried.
+    // The maximum number of slots: the real one is the last that is tried.
     assert_eq!(unlock(&store, ALICE).unwrap().slot.id, real);
     let name = ObjectName::new(ObjectKind::Key, &format!("{SLOT_COUNT_MAX:016x}")).unwrap();
     store.put(&name, &bytes).unwrap();
@@ -293,7 +296,7 @@ fn the_cost_of_slots_of_others_is_bounded() {
     for choice in [SlotChoice::First(real), SlotChoice::Only(real)] {
         assert_eq!(unlock_chosen(&store, ALICE, choice).unwrap().slot.id, real);
     }
-    // A note of a slot that is of another password, or gone, is only a note.
+    // A remembered slot that is missing or has another password is only a hint.
     assert_eq!(
         unlock_chosen(&store, BOB, SlotChoice::First(real)).unwrap().slot.kind,
         CredentialKind::Password
