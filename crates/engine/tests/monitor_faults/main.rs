@@ -1,8 +1,8 @@
-//! A fault at each command of a backup in turn: the machine continues to run, nothing of the backup is left, and the next backup is
-//! right.
+//! A fault at each command of a backup in turn: the machine continues to run, no leftovers remain, and the next backup
+//! is correct.
 //!
-//! QEMU is a model ([`holdfast_qemu_model`]) behind a real socket; everything else is the code that users run. `holdfast doctor --fix`
-//! cleans up after each fault over its own connection.
+//! QEMU is a model ([`holdfast_qemu_model`]) behind a real socket; everything else is the code that users run.
+//! `holdfast doctor --fix` cleans up after each fault over its own connection.
 
 #![expect(clippy::unwrap_used, reason = "all of it is test")]
 

@@ -1,4 +1,4 @@
-//! Descriptions of machines by libvirt.
+//! Machines as libvirt describes them.
 
 use holdfast_host::{Decision, DiskChoice, DiskSource, Error, Hypervisor as _, Libvirt, MachineState};
 

@@ -117,7 +117,7 @@ fn a_machine_is_described_by_its_monitor() {
     assert_eq!(file("machine.json")["qemu"]["qemu"]["major"], version.major);
 }
 
-/// A firmware has two flash drives, one of which it writes.
+/// The firmware has two flash drives, and writes to one of them.
 #[test]
 fn firmware_drives_are_no_disks_and_a_pause_is_reported() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! NBD: our server with our clients and others, and our client with other servers.
+//! NBD: Holdfast's server with its own client and others, and Holdfast's client with other servers.
 
 #![allow(clippy::unwrap_used, reason = "all of it is test")]
 

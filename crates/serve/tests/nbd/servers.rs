@@ -1,4 +1,4 @@
-//! What the tests of NBD share: servers, ours and others, and a client that sends anything.
+//! Shared by the tests of NBD: servers of Holdfast and of other projects.
 
 #![allow(clippy::disallowed_methods, reason = "tests run the peers")]
 
@@ -11,7 +11,7 @@ use holdfast_block::{Clock, SystemClock};
 use holdfast_serve::nbd::{Event, Exports, Limits, Listener, Server, ServerOptions, TlsPolicy};
 use tempfile::TempDir;
 
-/// A server of ours on a Unix socket, and its events.
+/// Holdfast's server on a Unix socket, and its events.
 pub(crate) struct Ours {
     pub(crate) server: Option<Server>,
     pub(crate) events: Arc<Mutex<Vec<String>>>,
@@ -76,7 +76,7 @@ fn system_clock() -> Arc<dyn Clock> {
     Arc::new(SystemClock::new())
 }
 
-/// Waits for something that happens soon, or never.
+/// Waits until `is_there` returns true, or a timeout.
 pub(crate) fn wait_for(what: &str, mut is_there: impl FnMut() -> bool) {
     let clock = SystemClock::new();
     while !is_there() {

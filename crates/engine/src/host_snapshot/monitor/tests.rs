@@ -1,4 +1,4 @@
-//! What checks report where ZFS answers strangely, or not at all.
+//! Checks when ZFS gives invalid answers, or none.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ const ROOM: &str = "tank\t1000\t40\t960\n";
 const STATUS: &str = "  pool: tank\n state: ONLINE\nconfig:\n\n\tNAME  STATE  READ WRITE CKSUM\n\
     \ttank  ONLINE  0  0  0\n\t  sda  ONLINE  0  0  0\n\nerrors: No known data errors\n";
 
-/// A ZFS that answers with these texts, or complains.
+/// A ZFS with scripted answers or errors.
 #[derive(Clone, Copy)]
 struct World {
     datasets: Result<&'static str, &'static str>,
@@ -88,7 +88,7 @@ fn figures_are_those_of_zfs() {
     assert_eq!((hourly.count, hourly.used_bytes), (1, 7));
     assert_eq!(hourly.newest.unwrap().as_second(), 1000);
     assert_eq!(report.datasets[0].is_fresh, None);
-    // One that is not there has no fresh snapshots either; of one that does not answer nothing is known.
+    // A missing dataset has no fresh snapshot; if ZFS does not answer, freshness is unknown.
     let policy = format!("{POLICY}[gone]\n");
     let silent = World {
         snapshots: Err("no"),
@@ -99,7 +99,7 @@ fn figures_are_those_of_zfs() {
     assert_eq!(fresh, [("gone", Some(false)), ("tank/vm", None)]);
 }
 
-/// Answers that are empty, cut short, about something else, or none.
+/// Answers that are empty, truncated, unrelated or errors.
 fn strange(well: &'static str) -> Vec<Result<&'static str, &'static str>> {
     let mut answers = vec![
         Ok(""),
@@ -134,7 +134,7 @@ fn silence_and_nonsense_are_never_taken_for_well() {
         assert_not_well(World { datasets, ..WELL }, check_snapshots, datasets);
     }
     for snapshots in strange(SNAPSHOTS) {
-        // If it lists none, or something else, there are none.
+        // Without a snapshot of the right name in the answer, there is no fresh snapshot.
         let check = with(World { snapshots, ..WELL }, POLICY, 1060, check_snapshots);
         assert!(check.level >= Level::Unknown, "{snapshots:?}: {}", check.line);
     }
@@ -143,7 +143,7 @@ fn silence_and_nonsense_are_never_taken_for_well() {
         assert_not_well(World { list, ..WELL }, check_capacity, list);
     }
     for status in strange(STATUS) {
-        // What comes after the devices is for people.
+        // The text after the devices is not parsed.
         if status.is_ok_and(|status| status.contains("\n\nerrors")) && status.is_ok_and(|text| text.ends_with('\n')) {
             continue;
         }

@@ -1,4 +1,4 @@
-//! Many threads on few connections, and what they see when the server dies.
+//! Many threads on few connections, and their errors when the server dies.
 
 use std::sync::Barrier;
 
@@ -145,7 +145,7 @@ fn a_stopped_device_cancels_waiting_requests() {
     let stopper = device.stopper();
     std::thread::scope(|scope| {
         let reader = scope.spawn(|| device.read_at(&mut [0; 4096], 0));
-        // It may wait by then, or is about to send: both end.
+        // The request may be waiting, or about to be sent: it is cancelled in both cases.
         std::thread::yield_now();
         stopper.stop();
         assert!(reader.join().unwrap().is_err());

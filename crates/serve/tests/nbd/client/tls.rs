@@ -28,7 +28,7 @@ pub(crate) fn options(authorities: &[&[u8]], name: &str) -> NbdOptions {
     }
 }
 
-/// A folder of certificates as nbdkit wants it.
+/// A folder of certificates in the layout that nbdkit expects.
 fn certificates() -> String {
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/tls");
     folder.to_str().unwrap().to_owned()

@@ -1,4 +1,4 @@
-//! Every variant of the protocol that other servers implement, and their descriptions of themselves.
+//! Every variant of the protocol that other servers implement, and the properties that they report.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Clients of other projects, against our server.
+//! Clients of other projects with Holdfast's server.
 
 use std::sync::Arc;
 
@@ -64,7 +64,7 @@ fn libnbd_sees_and_copies_it() {
     let file = folder.path().join("copy");
     run("nbdcopy", &[&uri, text(&file)]);
     assert!(std::fs::read(&file).unwrap() == device.to_bytes());
-    // And back: what was overwritten since is restored.
+    // Overwritten ranges are restored from the copy.
     let before = device.to_bytes();
     device.write_at(&vec![9; 100_000], 2 << 20).unwrap();
     run("nbdcopy", &["--flush", text(&file), &uri]);
@@ -181,7 +181,7 @@ assert h.pread(2001, 5 << 20) == bytearray(2000) + b"x"
 h.shutdown()
 "#;
     let script = script.replace("URI", &format!("{:?}", ours.uri("disk")));
-    // The system's own Python has the module; another one in the path may not.
+    // The Python of the system has the module; another one in the path may not.
     run("/usr/bin/python3", &["-c", &script]);
     assert_eq!(device.to_bytes()[(5 << 20) + 2000], b'x');
 }

@@ -198,7 +198,7 @@ fn a_panic_of_the_device_fails_only_that_request() {
     ours.wait_for_event(&["RequestFailed", "panicked"]);
 }
 
-/// A long read is sent in parts once the device proved quick; the error comes after the parts that were sent.
+/// A long read is sent in parts if the device is quick; an error follows the parts that were sent.
 #[test]
 fn an_error_in_the_middle_of_a_long_read_ends_its_reply_and_nothing_else() {
     const QUICK_READS: u64 = 64;

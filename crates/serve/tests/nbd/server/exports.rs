@@ -1,4 +1,4 @@
-//! What a server offers: exports that are opened on demand, extents, bitmaps, and the bytes of a device.
+//! The exports of a server: opened on demand, with extents, bitmaps and data.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
@@ -10,7 +10,7 @@ use super::{SIZE, writable};
 use crate::raw::{Raw, Style, context_query, info_query, string, u32_at, u64_at};
 use crate::servers::Ours;
 
-/// Opens exports on demand, and counts that.
+/// Opens exports on demand, and records their names.
 #[derive(Clone, Default)]
 struct Lazy(Arc<Mutex<Vec<String>>>);
 

@@ -1,4 +1,5 @@
-//! Options of the handshake, legal or not, and what a server must answer: as data, with the known deviations of peers, and their reasons.
+//! Options of the handshake, legal or not, and the required answers: as data, with the known deviations of peers and
+//! their reasons.
 
 use crate::raw::{context_query, info_query, string};
 use crate::servers::Peer;
@@ -6,11 +7,11 @@ use crate::servers::Peer;
 /// The reaction of a server to the last option of a case.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Outcome {
-    /// Replies of these kinds, the last of which is final; the connection goes on.
+    /// Replies of these kinds, the last of which is final; the connection continues.
     Replies(Vec<u32>),
-    /// The same, and then the connection is closed.
+    /// Replies of these kinds, then the connection is closed.
     RepliesAndClose(Vec<u32>),
-    /// That many bytes, and transmission begins.
+    /// A reply of this many bytes, and transmission begins.
     Bytes(usize),
     Closed,
 }
@@ -18,7 +19,7 @@ pub(crate) enum Outcome {
 pub(crate) struct OptionCase {
     pub(crate) name: &'static str,
     pub(crate) client_flags: u32,
-    /// Options that come first, and are accepted.
+    /// Options that are sent first, and are accepted.
     pub(crate) before: Vec<(u32, Vec<u8>)>,
     pub(crate) option: u32,
     pub(crate) data: Vec<u8>,
@@ -263,7 +264,7 @@ fn context_options() -> Vec<OptionCase> {
     ]
 }
 
-/// What a peer may answer to the last option of a case instead, and why.
+/// The deviations of peers in their answer to the last option of a case, and the reasons.
 pub(crate) fn option_differences() -> Vec<(Peer, &'static str, Outcome, &'static str)> {
     use Peer::{Nbdkit, QemuNbd};
     const WHICH: &str = "it calls what is too big invalid";

@@ -1,4 +1,4 @@
-//! Requests, legal or not, and what a server must answer: as data, with the known deviations of peers, and their reasons.
+//! Requests, legal or not, and the required answers: as data, with the known deviations of peers and their reasons.
 
 use crate::raw::Style;
 use crate::servers::Peer;
@@ -10,12 +10,12 @@ pub(crate) const DATA_END: u64 = 512 << 10;
 /// The reaction of a server to a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Expect {
-    /// Success, with the bytes of the export where it is a read.
+    /// Success; a read returns the bytes of the export.
     Done,
-    /// An error, after which the connection goes on.
+    /// An error, after which the connection continues.
     Error(u32),
     Closed,
-    /// The case is skipped.
+    /// The case is not run.
     NotAsked,
 }
 
@@ -240,7 +240,7 @@ fn extended_requests() -> Vec<RequestCase> {
             Error(EOVERFLOW),
         ),
         request("an extended write", Extended, WRITE, 900_000, 5000, Done),
-        // As QEMU 10.0 sends them.
+        // QEMU 10.0 sends such requests.
         request("a payload that is not announced", Extended, WRITE, 900_000, 512, Done).flags(0),
         request(
             "an extended write past the end",
@@ -271,7 +271,7 @@ fn extended_requests() -> Vec<RequestCase> {
     ]
 }
 
-/// What a peer may answer to a request instead, and why.
+/// The deviations of peers in their answer to a request, and the reasons.
 pub(crate) const REQUEST_DIFFERENCES: &[(Peer, &str, Expect, &str)] = &[
     (Peer::Nbdkit, "a read of nothing", Expect::Error(EINVAL), "unspecified"),
     (

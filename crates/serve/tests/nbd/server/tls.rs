@@ -123,7 +123,7 @@ fn a_client_without_a_certificate_is_sent_away_where_one_is_wanted() {
 fn options_before_tls_are_discarded() {
     let (_, ours) = start(TlsPolicy::Allowed(identity(ClientTrust::Anyone)));
     let mut raw = Raw::connect(&ours.socket());
-    // An option is injected after the request for TLS, to be taken for an encrypted one.
+    // A client injects an option after its request for TLS, which the server must not treat as encrypted.
     let start_tls = crate::raw::option_bytes(5, &[]);
     let list = crate::raw::option_bytes(3, &[]);
     raw.say(&[3_u32.to_be_bytes().as_slice(), &start_tls, &list].concat());

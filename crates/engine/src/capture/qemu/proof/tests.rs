@@ -39,7 +39,7 @@ fn layer(node: &str, file: &Path, bitmaps: Vec<Bitmap>) -> Layer {
     }
 }
 
-/// An overlay, the image that had the bitmap first, and what that is based on.
+/// An overlay, the image on which the bitmap began, and the base of that image.
 struct Chain {
     _folder: tempfile::TempDir,
     layers: Vec<Layer>,
@@ -72,7 +72,7 @@ impl Chain {
         Proof::find(Some(&self.layers), SIZE_BYTES, (&self.notes, SIZE_BYTES))
     }
 
-    /// What is found when the chain has been changed.
+    /// The result for a changed chain.
     fn find_when(change: impl FnOnce(&mut Self)) -> Result<Proof, ReadAll> {
         let mut chain = Self::new();
         change(&mut chain);
@@ -85,7 +85,7 @@ fn the_lowest_layer_that_has_the_bitmap_counts_and_those_above_are_asked() {
     let proof = Chain::new().find().unwrap();
     assert_eq!((proof.below.as_deref(), proof.layer_count), (Some("image"), 1));
     assert_eq!(proof.witness, witness_of(SIZE_BYTES, 7));
-    // An overlay without a bitmap is as good.
+    // An overlay without a bitmap gives the same result.
     let proof = Chain::find_when(|chain| chain.layers[0].bitmaps.clear()).unwrap();
     assert_eq!(proof.layer_count, 1);
     let proof = Chain::find_when(|chain| drop(chain.layers.remove(0))).unwrap();
@@ -173,7 +173,7 @@ fn a_bitmap_in_another_image_of_another_qemu_proves_nothing() {
         std::fs::File::create(&copy).unwrap();
         chain.layers[1].files = Some(vec![copy]);
     };
-    // A power cycle, and what libvirt does with images while the machine runs.
+    // A power cycle, or changes of images by libvirt while the machine is running.
     assert!(Chain::find_when(other_process).is_ok());
     assert!(Chain::find_when(other_image).is_ok());
     let both = |chain: &mut Chain| {
@@ -186,7 +186,7 @@ fn a_bitmap_in_another_image_of_another_qemu_proves_nothing() {
         other_image(chain);
     };
     assert_eq!(Chain::find_when(unknown), Err(ReadAll::Moved));
-    // A copy of the image with its bitmaps.
+    // A copy of the image together with its bitmaps.
     let copied = Chain::find_when(|chain| {
         both(chain);
         chain.layers[1].stored_bitmaps = vec![NAME.to_owned()];

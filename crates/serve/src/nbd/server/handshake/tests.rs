@@ -123,7 +123,7 @@ fn contexts_are_selected_for_the_export_that_they_were_asked_of() {
     let agreed = session(answered(&format!("{select} {go}"), &format!("{selected} {went}")));
     assert_eq!(agreed.terms.contexts, [1]);
     assert_eq!(agreed.terms.style, HeaderStyle::Structured);
-    // The default export is the same disk under another name, which has no selection.
+    // The default export is the same disk under another name, for which no context is selected.
     let elsewhere = "IHAVEOPT 00000007 00000006 00000000 0000";
     let agreed = session(answered(
         &format!("{select} {elsewhere}"),

@@ -154,7 +154,7 @@ fn requests_time_out_when_a_server_sends_single_bytes() {
         for _ in 0..4000 {
             servers_clock.advance(LONG / 3);
             peer.send(&[&[7]])?;
-            // The next byte only when this one was seen: the clock must not run ahead of the reader.
+            // Advance the clock only after the client received this byte.
             std::thread::yield_now();
         }
         None
