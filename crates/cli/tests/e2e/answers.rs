@@ -1,4 +1,4 @@
-//! Answers and errors on their streams, and the exit codes that go with them.
+//! Output and errors: the streams that they are printed to, and the exit codes.
 
 use std::fs::File;
 
@@ -55,7 +55,7 @@ fn verbose_version_describes_the_build() {
     }
 }
 
-/// Programs read standard error line by line.
+/// Progress is printed to standard error as one JSON document per line.
 #[test]
 fn progress_is_events_where_a_program_shows_it() {
     let rig = Rig::new();
@@ -318,7 +318,7 @@ fn colours_are_only_for_those_who_ask() {
     );
 }
 
-/// `holdfast version | head -0`: the reader has what it wanted, and nothing is wrong.
+/// As in `holdfast version | head -0`: a closed pipe is not an error.
 #[test]
 fn a_reader_that_goes_away_ends_it_quietly() {
     for words in [&["version"][..], &["completions", "bash"], &["--help"]] {
@@ -342,7 +342,8 @@ fn a_full_disk_under_standard_output_is_an_error() {
     );
 }
 
-/// Libvirt's libraries bring fifty others, and take longer to load than most commands need. They are loaded when a machine of libvirt is asked for.
+/// libvirt's libraries load fifty others, and take longer to load than most commands need. They are only loaded for a
+/// machine of libvirt.
 #[test]
 fn the_program_starts_without_the_libraries_of_libvirt() {
     let traced = program(&[]).env("LD_TRACE_LOADED_OBJECTS", "1").output().unwrap();

@@ -1,8 +1,8 @@
-//! What a shell is offered at the cursor.
+//! Completions for a shell.
 
 use crate::rig::{Rig, noise};
 
-/// The words that are offered, and whether files are.
+/// The answer about files, and the completions.
 fn offered(rig: &Rig, words: &[&str]) -> (String, Vec<String>) {
     let line: Vec<&str> = ["complete", "--", "holdfast"].iter().chain(words).copied().collect();
     answer(&rig.ok(&line))
@@ -54,10 +54,10 @@ fn what_the_repository_has_is_offered() {
     assert_eq!(words(&rig, &["show", &id[..4]]), [&id[..8]]);
     let times = words(&rig, &["show", "web1@"]);
     assert_eq!(times[0], "web1@latest");
-    // What is offered names the snapshot.
+    // The completed time names the snapshot.
     assert_eq!(rig.report(&["show", &times[1]])["snapshot"]["id"], id.as_str());
     assert_eq!(words(&rig, &["restore", "web1:"]), ["web1:web1"]);
-    // The same in a line, as bash gives it.
+    // The same words as one line, as bash passes it.
     let line = rig.ok(&["complete", "--line", "sudo x; holdfast restore 'web1@la"]);
     assert_eq!(answer(&line).1, ["web1@latest"]);
 }

@@ -1,6 +1,6 @@
-//! Help texts, compared with stored ones: a change of the command line shows in review.
+//! Help texts, compared with stored ones: a change of the command line is visible in review.
 //!
-//! `HOLDFAST_UPDATE_SNAPSHOTS=1 cargo test -p holdfast-cli` stores them anew.
+//! `HOLDFAST_UPDATE_SNAPSHOTS=1 cargo test -p holdfast-cli` updates the stored ones.
 
 use std::fs::{File, read_dir, read_to_string};
 use std::io::Write as _;

@@ -12,7 +12,7 @@ use crate::errors::{PASSWORD_BYTES_MAX, PasswordError};
 use crate::process::environment::Environment;
 use crate::process::terminal::Prompt;
 
-/// A user that types the given lines.
+/// A user at a terminal, who types the given lines.
 struct Person(RefCell<Vec<&'static str>>);
 
 impl Prompt for Person {
@@ -79,7 +79,7 @@ fn options_beat_the_environment_which_beats_the_credential_which_beats_the_termi
     assert!(choose(&args(None, Some("c")), &all).unwrap() == PasswordSource::Command("c".into()));
 }
 
-/// What opens the one repository is never tried on the other.
+/// A password for one repository is never tried on the other.
 #[test]
 fn the_repository_that_is_copied_to_has_places_of_its_own() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Host snapshots of machines whose images are based on others, which lie elsewhere.
+//! Host snapshots of machines whose images have base images in other places.
 
 use serde_json::Value;
 
@@ -7,7 +7,7 @@ use super::host_snapshots::{OnOwn, on};
 use holdfast_test_kit::file_systems::system;
 
 impl OnOwn {
-    /// A machine `name`, shut off, whose image is based on `base`, which is made.
+    /// Defines a machine that is shut off, and creates its image with `base` as base.
     fn define_on_base(&self, name: &str, base: &str) {
         self.world.lab.define(name, &["qcow2"]);
         let image = self.world.lab.path(&format!("{name}-a"));
@@ -45,22 +45,23 @@ fn the_base_of_an_image_is_snapshotted_with_it_once() {
     let listed = on.world.rig.report(&at(&on.world.lab.uri(), &["host", "list", "web2"]));
     assert_eq!(listed["datasets"].as_array().unwrap().len(), 2);
 
-    // A named dataset is snapshotted alone, with a warning about the other one.
+    // A snapshot of a named dataset does not include the other one, which is reported as a warning.
     let of_dataset = on.report(0, &[&folder, "--name", "two"]);
     assert_eq!(of_dataset["cuts"][0]["snapshots"].as_array().unwrap().len(), 1);
     let left_out = of_dataset["cuts"][0]["left_out"].as_array().unwrap();
     let is_warned = |one: &Value| one["machine"] == "web2" && one["reason"].as_str().unwrap().contains("templates");
     assert!(left_out.iter().any(is_warned), "{of_dataset}");
-    // The machine does not write to its base: it need not be paused for a snapshot of it.
+    // The machine does not write to its base, and need not be paused for a snapshot of the base.
     let of_templates = on.report(0, &[&templates, "--name", "three"]);
     assert_eq!(of_templates["cuts"][0]["machines"], serde_json::json!([]));
-    // It goes back as before, also where the base has no snapshot of that name.
+    // A rollback is possible even if the base has no snapshot of that name.
     on.world
         .rig
         .ok(&at(&on.world.lab.uri(), &["rollback", "web2@two", "--dry-run"]));
 }
 
-/// A path from the root on leads to the base of today: it is the one in the host snapshot that is read, and compared.
+/// An absolute path in the image leads to the current base: instead, the base in the host snapshot is read and
+/// compared.
 #[test]
 fn the_base_of_an_image_is_backed_up_from_the_host_snapshot() {
     let Some(on) = on("btrfs") else { return };
@@ -86,14 +87,14 @@ fn the_base_of_an_image_is_backed_up_from_the_host_snapshot() {
     };
     back_up();
     assert_holds(1);
-    // Its base is written between two backups: the changes are found, and nothing else is read.
+    // The base is changed between two backups: only the changes are read.
     write(&base, 2);
     let second = back_up();
     assert_eq!(second["is_incremental"], true, "{second:#}");
     assert!(second["dirty_bytes"].as_u64().unwrap() < 1 << 20, "{second:#}");
     assert_holds(2);
 
-    // Where the base is elsewhere it is read as it is there, and everything is compared, with the reason.
+    // A base that is outside of the host snapshot is read in its current state, and completely, with the reason.
     let templates = on.world.lab.path("templates").to_str().unwrap().to_owned();
     system("btrfs", &["subvolume", "create", &templates]).unwrap();
     on.define_on_base("web3", &format!("{templates}/base"));
@@ -107,7 +108,7 @@ fn the_base_of_an_image_is_backed_up_from_the_host_snapshot() {
 #[test]
 fn a_base_of_which_there_can_be_no_snapshot_is_warned_of() {
     let Some(on) = on("btrfs") else { return };
-    // Not on this file system: wherever files of tests are.
+    // Outside of this file system, in the folder of the test's files.
     let base = on.world.rig.path("base");
     if !matches!(
         holdfast_host::provider::locate(on.world.rig.path("").as_path(), "test"),

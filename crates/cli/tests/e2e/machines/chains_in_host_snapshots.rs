@@ -1,10 +1,10 @@
-//! The chain of images of a disk is changed between two backups from host snapshots.
+//! The image chain of a disk changes between two backups from host snapshots.
 
 use super::host_snapshots::on;
 use super::{World, at};
 use crate::host::{system, text};
 
-/// Host snapshots hold all images of a folder: the one that a disk is on now, and the one that it was on.
+/// Host snapshots contain all images of a folder: the current image of a disk, and its previous one.
 #[test]
 fn an_image_in_a_host_snapshot_is_compared_with_that_of_its_own_disk() {
     let Some(mut on) = on("btrfs") else { return };
@@ -31,7 +31,7 @@ fn an_image_in_a_host_snapshot_is_compared_with_that_of_its_own_disk() {
     assert!(first.is_none() && second.unwrap().contains("another image"));
     assert_eq!(reasons(&on.world), [None, None]);
 
-    // Two bases that are in both snapshots: the earlier one and the present one.
+    // Both snapshots contain the previous and the current base.
     let image = on.world.top_image(0);
     let bases = ["one", "two"].map(|name| on.world.lab.path(name));
     for base in &bases {

@@ -1,4 +1,4 @@
-//! Which machines a command line means, at a real libvirt.
+//! Selection of machines by command-line arguments, with a real libvirt.
 
 use serde_json::Value;
 

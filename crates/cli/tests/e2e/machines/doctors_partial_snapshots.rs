@@ -1,4 +1,5 @@
-//! Host snapshots that a killed process left partly made: they are no points in time, and the doctor removes what is safe to remove.
+//! Host snapshots that a killed process left incomplete: they are no points in time, and the doctor removes those that
+//! are safe to remove.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -21,7 +22,7 @@ fn partly_received_snapshots_are_removed_and_unrecorded_ones_are_kept() {
     let btrfs = |words: &[&str]| system("btrfs", &[&["subvolume"], words].concat()).unwrap();
     let half = on.ours("snapshots/half");
     btrfs(&["create", half.to_str().unwrap()]);
-    // Without a receiver, the subvolume belongs to another program.
+    // Without the lock of a receiver, the subvolume belongs to another program.
     assert_eq!(found(&on.doctor(0, &["--fix"])), [""; 0]);
     write(&on.ours("receiving"), "");
     let receiving = File::open(on.ours("receiving")).unwrap();
@@ -33,7 +34,8 @@ fn partly_received_snapshots_are_removed_and_unrecorded_ones_are_kept() {
     assert_eq!(found(&on.doctor(0, &["--fix"])), ["leftover"]);
     assert!(!half.exists());
 
-    // As a kill between cut and note leaves it; and as it is in between.
+    // The state after a kill between the snapshot and its record; while the lock is held, the snapshot is still in
+    // progress.
     let cut = on.ours("snapshots/cut");
     btrfs(&["snapshot", "-r", &on.folder(), cut.to_str().unwrap()]);
     let making = File::open(on.ours("making")).unwrap();
@@ -62,7 +64,8 @@ fn partly_received_snapshots_are_removed_and_unrecorded_ones_are_kept() {
     assert_eq!(found(&on.doctor(0, &[])), [""; 0]);
 }
 
-/// A snapshot of btrfs has a hidden name until it is noted. So a process that is killed right after the cut leaves no half of one under its name.
+/// A snapshot of btrfs has a hidden name until it is recorded. So a process that is killed in between leaves no
+/// incomplete snapshot under its name.
 #[test]
 fn a_snapshot_that_has_no_name_yet_is_removed() {
     let Some(on) = on("btrfs") else { return };
@@ -75,7 +78,7 @@ fn a_snapshot_that_has_no_name_yet_is_removed() {
     cut();
     let making = File::open(on.ours("making")).unwrap();
     flock(&making, FlockOperation::LockShared).unwrap();
-    // Another process may be making it.
+    // Another process may be creating it.
     assert_eq!(found(&on.doctor(0, &["--fix"])), [""; 0]);
     let uri = on.world.lab.uri();
     let (_, said) = on.world.rig.error(1, &at(&uri, &["snapshot", "web1", "--name", "cut"]));
@@ -84,14 +87,15 @@ fn a_snapshot_that_has_no_name_yet_is_removed() {
     assert_eq!(found(&on.doctor(3, &[])), ["leftover"]);
     assert_eq!(found(&on.doctor(0, &["--fix"])), ["leftover"]);
     assert!(!hidden.exists());
-    // The next one of its name removes it, too.
+    // The next snapshot of the same name also removes it.
     cut();
     on.take(0, &["web1", "--name", "cut"]);
     assert_eq!(on.names("snapshots"), ["cut", "one"]);
     assert_eq!(found(&on.doctor(0, &[])), [""; 0]);
 }
 
-/// A host snapshot is complete once the state of its machine is stored. If its maker was killed earlier, it is removed with its partial state.
+/// A host snapshot is complete once the state of its machine is stored. If its process was killed before that, the
+/// snapshot is removed with its partial state.
 #[test]
 fn an_incomplete_snapshot_is_removed_with_its_state() {
     let Some(on) = on("btrfs") else { return };
@@ -128,19 +132,18 @@ fn an_incomplete_snapshot_is_removed_with_its_state() {
     assert_eq!(on.names("records"), ["one.json"]);
     assert_eq!(on.state_count(), 1);
     assert_eq!(found(&on.doctor(0, &[])), [""; 0]);
-    // The memory of a machine waits there before it is kept.
+    // The memory of a machine is stored there before it is kept.
     let scratch = on.world.rig.path("state/holdfast/states/scratch");
     write(&scratch.join("holdfast-memory-old/memory"), "pages");
     let long_ago = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000);
     let folder = File::open(scratch.join("holdfast-memory-old")).unwrap();
     folder.set_modified(long_ago).unwrap();
-    // No process has it open.
     drop(folder);
     assert_eq!(found(&on.doctor(0, &["--fix"])), ["leftover"]);
     assert_eq!(names(&scratch), [""; 0]);
 }
 
-/// A machine with disks in two subvolumes: the process that snapshots both may be killed between them.
+/// A machine with disks in two subvolumes: the process that snapshots both may be killed in between.
 #[test]
 fn a_set_of_snapshots_that_is_incomplete_is_no_point_in_time() {
     let Some(on) = on("btrfs") else { return };
@@ -168,14 +171,14 @@ fn a_set_of_snapshots_that_is_incomplete_is_no_point_in_time() {
             .contains("has none of that name")
     );
     cut(&other, "one");
-    // Both exist, and it is unknown whether the machine was still paused for the second.
+    // Both exist, and it is unknown whether the machine was still paused for the second one.
     let refused = back(1, "web1@one")["error"].to_string();
     assert!(refused.contains("died before all of them were made"), "{refused}");
     assert_eq!(back(0, "web1@latest")["report"]["point"], "whole");
     let report = on.doctor(3, &[]);
     assert_eq!(found(&report), ["host-snapshot"; 2], "{report:#}");
 
-    // Real kills: a snapshot listed as complete is complete.
+    // Real kills: every snapshot that is listed as complete is complete.
     on.world.lab.virsh(&["start", "web1"]);
     let mut random = SeededRandom::new(22);
     for round in 0..6 {
@@ -201,7 +204,7 @@ fn a_set_of_snapshots_that_is_incomplete_is_no_point_in_time() {
     }
 }
 
-/// Two datasets of one name, cut one by one: killed in between, the first is no sign of a fresh point in time.
+/// Two datasets are snapshotted one by one: after a kill in between, the first snapshot does not count as fresh.
 #[test]
 fn an_incomplete_set_of_zfs_snapshots_counts_for_no_check() {
     let Some(on) = on("zfs") else { return };

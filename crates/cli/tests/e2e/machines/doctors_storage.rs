@@ -1,4 +1,5 @@
-//! Leftovers of processes that were killed while they worked on host snapshots: the doctor reports them and changes nothing, `--fix` removes what is safe.
+//! Leftovers of processes that were killed while they worked on host snapshots: the doctor reports them and changes
+//! nothing, `--fix` removes what is safe to remove.
 
 use std::fs::File;
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
@@ -36,7 +37,7 @@ impl OnOwn {
         self.world.doctor(code, words)
     }
 
-    /// The hidden names beside the machine's disks, without `.holdfast`.
+    /// The hidden names beside the machine's disks, except `.holdfast`.
     pub(super) fn hidden(&self) -> Vec<String> {
         let mut names = names(self.world.lab.folder.path());
         names.retain(|name| name.starts_with('.') && name != ".holdfast");
@@ -49,7 +50,7 @@ impl OnOwn {
         names
     }
 
-    /// Starts the program, and kills it as soon as `is_time`; whether it was in time.
+    /// Starts the program, and kills it as soon as `is_time`; returns whether the kill was in time.
     pub(super) fn kill_when(&self, words: &[&str], is_time: &dyn Fn() -> bool) -> bool {
         let uri = self.world.lab.uri();
         let mut child = self.world.rig.command(&at(&uri, words)).spawn().unwrap();
@@ -92,7 +93,7 @@ pub(super) fn write(path: &Path, text: &str) {
     std::io::Write::write_all(&mut file, text.as_bytes()).unwrap();
 }
 
-/// zfs-fuse keeps a dataset busy for a moment after the last file is closed.
+/// Retries, because zfs-fuse keeps a dataset busy for a moment after the last file is closed.
 pub(super) fn destroy(dataset: &str) {
     let clock = holdfast_block::SystemClock::new();
     for _ in 0..100 {
@@ -109,7 +110,7 @@ pub(super) fn make_old(path: &Path) {
     File::open(path).unwrap().set_modified(long_ago).unwrap();
 }
 
-/// A process that is dead, as notes have it: it has our number, and began at another time.
+/// The identity of a dead process: with the number of this process, but another start time.
 pub(super) fn dead_process() -> Value {
     let mut process = this_process();
     process["started"] = json!(process["started"].as_u64().unwrap() + 1);
@@ -133,7 +134,7 @@ fn partial_snapshots_are_deleted(kind: &'static str) {
     let Some(on) = on(kind) else { return };
     on.take(0, &["web1", "--name", "one"]);
     assert_eq!(found(&on.doctor(0, &[])), [""; 0]);
-    // New files may belong to any running process of the program; this one waits for its input.
+    // New files may belong to any running process of Holdfast; this one waits for its input.
     let rig = &on.world.rig;
     let mut other = rig
         .command(&["backup", "-m", "other", "-"])
@@ -144,7 +145,7 @@ fn partial_snapshots_are_deleted(kind: &'static str) {
     write(&on.ours("snapshots/.three/web1-a"), "half");
     let living = File::open(on.ours("snapshots/.three")).unwrap();
     flock(&living, FlockOperation::LockExclusive).unwrap();
-    // The note of one that is being made is there before it has its name.
+    // The record of a snapshot exists before the snapshot has its final name.
     write(&on.ours("records/three.json"), "{}");
     write(&on.ours("records/.four.new"), "{\"sch");
     write(&on.ours("records/gone.json"), "{}");
@@ -156,7 +157,7 @@ fn partial_snapshots_are_deleted(kind: &'static str) {
         write(&probe, "H");
         make_old(&probe);
     }
-    // It may be just being made.
+    // A new file may be in use.
     write(&on.world.lab.path(".holdfast-18.probe.partial"), "H");
     let before = [
         on.names("snapshots"),
@@ -175,7 +176,7 @@ fn partial_snapshots_are_deleted(kind: &'static str) {
             on.hidden()
         ]
     );
-    // A process that removes, holds or records something has a lock: then nothing is touched.
+    // A process that removes, holds or records something has a lock: then the doctor changes nothing.
     let lock = File::options().create(true).append(true).open(on.ours("lock")).unwrap();
     flock(&lock, FlockOperation::LockExclusive).unwrap();
     let fixed = on.doctor(0, &["--fix"]);
@@ -191,7 +192,7 @@ fn partial_snapshots_are_deleted(kind: &'static str) {
     assert_eq!(found(&on.doctor(0, &["--fix"])), ["leftover"; 2]);
     assert_eq!(found(&on.doctor(0, &[])), [""; 0]);
     assert_eq!(on.listed(&["web1"]).len(), 1);
-    // A dataset is looked at by its name, without any machine.
+    // A dataset is examined by its name, without a machine.
     write(&on.ours("records/gone.json"), "{}");
     let named = format!("reflink:{}", on.folder());
     let report = on.world.rig.json(3, &["doctor", &named])["report"].clone();
@@ -240,7 +241,7 @@ fn nothing_is_left_where_a_guest_cannot_freeze() {
     assert_eq!(found(&on.doctor(0, &[])), [""; 0]);
 }
 
-/// A kill between the cut and the thaw, with the watchdog's.
+/// A snapshot is killed between the snapshot point and the thaw, together with its watchdog.
 #[test]
 fn a_guest_that_a_dead_snapshot_froze_is_thawed() {
     let Some((bare, _mounted)) = bare_on_xfs() else { return };

@@ -1,4 +1,4 @@
-//! What the doctor reports and repairs of killed rollbacks and clones.
+//! Findings and repairs of the doctor for killed rollbacks and clones.
 
 use std::time::Duration;
 
@@ -124,7 +124,7 @@ fn a_clone_on_zfs_that_is_killed_leaves_nothing() {
     a_clone_that_is_killed_leaves_nothing("zfs");
 }
 
-/// The host snapshots for a clone of the present state are removed with it, at whatever time it is killed.
+/// The host snapshots for a clone of the current state are removed with it, whenever the clone is killed.
 #[test]
 fn a_clone_of_now_that_is_killed_leaves_nothing() {
     let Some(on) = on("xfs") else { return };
@@ -164,7 +164,7 @@ fn a_clone_of_now_that_is_killed_leaves_nothing() {
     assert!(left > 0, "no clone was killed in time");
 }
 
-/// A file with other content, or that belongs to a machine, is not deleted.
+/// A file with other content, or of a machine, is not deleted.
 #[test]
 fn files_of_other_programs_under_the_names_of_a_dead_clone_are_kept() {
     let Some(on) = on("xfs") else { return };

@@ -1,5 +1,5 @@
-//! Machines that end during their backup. The message is checked against the real cause: a crash is called a crash, and no machine that is off
-//! is called running.
+//! Machines that end during their backup. The message is compared with the real cause: a crash is reported as a crash,
+//! and no machine that is off is reported as running.
 
 use std::time::Duration;
 
@@ -65,12 +65,12 @@ fn a_machine_that_ends_while_it_is_read_is_said_to_have_ended() {
         assert_eq!(output.status.code(), Some(1));
         assert_said(&crate::program::stderr(&output), expected, how);
         world.doctor(0, &[]);
-        // It is read from its images now.
+        // It is now read from its images.
         assert_eq!(world.back_up()["method"], "images");
     }
 }
 
-/// The machine ends at the instant itself, where a hook says when that is.
+/// The machine ends at the point in time itself, when a hook is called.
 #[test]
 fn a_machine_that_ends_at_its_instant_is_said_to_have_ended() {
     for (how, expected) in ENDINGS {

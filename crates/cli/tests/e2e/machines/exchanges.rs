@@ -1,4 +1,4 @@
-//! A machine goes out of libvirt as an archive of XenServer, comes back, and runs.
+//! A machine is exported from libvirt as an archive for XenServer, imported again, and runs.
 
 use super::{World, at};
 

@@ -1,4 +1,5 @@
-//! `export --now`: a machine at present, without a repository. The archive is of one point in time, and the machine is as before.
+//! `export --now`: exports the current state of a machine without a repository. The archive is of one point in time,
+//! and the machine is unchanged afterwards.
 
 use std::time::Duration;
 
@@ -19,7 +20,7 @@ impl World {
         self.rig.report(&at(&self.lab.uri(), &words))
     }
 
-    /// Asserts that an archive holds what the disks hold.
+    /// Asserts that an archive has the content of the disks.
     fn assert_archive_is_right(&self, archive: &str) {
         let rig = Rig::new();
         let path = self.rig.path(archive);
@@ -27,7 +28,7 @@ impl World {
         let shown = rig.report(&["show", "web1"]);
         let names = shown["snapshot"]["disks"].as_array().unwrap().iter();
         let mut names: Vec<&str> = names.filter_map(|disk| disk["name"].as_str()).collect();
-        // What else there is has an ending.
+        // Other files have an extension.
         names.retain(|name| !name.contains('.'));
         assert_eq!(names.len(), 2, "{archive}: {names:?}");
         for (target, bytes) in names.iter().zip(&self.disks) {
@@ -75,7 +76,7 @@ fn a_machine_that_runs_becomes_every_kind_of_archive_without_a_repository() {
     }
     world.export_now(&["web1", "folder", "--format", "dir", "--disk-format", "raw"]);
     assert_eq!(world.rig.names("folder"), ["domain.xml", "vda.raw", "vdb.raw"]);
-    // It is a machine: its configuration names these images, and not those of the one that runs.
+    // The folder is a machine: its configuration refers to these images, not to those of the running one.
     let configuration = DomainXml::parse(&String::from_utf8(world.rig.read("folder/domain.xml")).unwrap()).unwrap();
     let sources = configuration.disks.iter().map(|disk| disk.source.clone());
     let sources = sources.filter(|source| *source != DiskSource::Empty);
@@ -103,7 +104,7 @@ fn a_machine_that_runs_becomes_every_kind_of_archive_without_a_repository() {
     );
 }
 
-/// What the guest writes while it is exported is not in the archive; and backups go on from where they were.
+/// Writes of the guest during the export are not in the archive; and later backups remain incremental.
 #[test]
 fn an_archive_is_of_one_instant_and_backups_do_not_notice() {
     let mut world = World::new();
@@ -121,7 +122,7 @@ fn an_archive_is_of_one_instant_and_backups_do_not_notice() {
         );
         world.lab.clock.sleep(Duration::from_millis(5));
     }
-    // The filter is there from before the instant: it is over when the machine is read.
+    // The filter exists before the point in time; wait until the point in time has passed.
     world.lab.clock.sleep(Duration::from_millis(500));
     let before = world.disks.clone();
     world.write(0, 33, 7 << 20, 65_536);

@@ -14,7 +14,7 @@ impl OnOwn {
         self.world.rig.report(&at(&self.world.lab.uri(), &words))["machines"][0].clone()
     }
 
-    /// Asserts how the disks were compared with the snapshot before.
+    /// Asserts that every disk was compared with the previous snapshot, and how much changed.
     fn assert_incremental(&self, done: &serde_json::Value, dirty_bytes_max: u64) {
         for disk in done["disks"].as_array().unwrap() {
             let dirty_bytes = disk["dirty_bytes"].as_u64();
@@ -23,7 +23,7 @@ impl OnOwn {
         }
     }
 
-    /// Asserts that nothing was compared, for this reason.
+    /// Asserts that everything was read, for this reason.
     fn assert_everything_was_read(&self, done: &serde_json::Value, reason: &str) {
         for disk in done["disks"].as_array().unwrap() {
             let said = disk["reason"].as_str().unwrap_or_default();
@@ -63,11 +63,11 @@ pub(super) fn a_machine_is_backed_up_from_host_snapshots(kind: &'static str) {
     );
     assert_eq!(on.listed(&["web1"])[0]["hold_count"], 1);
 
-    // Nothing has changed, and next to nothing is read.
+    // Nothing has changed, and hardly anything is read.
     on.assert_incremental(&on.back_up(), 256 << 10);
     on.world.assert_snapshot_is_right("third");
 
-    // Another program has removed the parent of the next one.
+    // Another program removes the parent of the next snapshot.
     let newest = on.listed(&["web1"])[0]["name"].as_str().unwrap().to_owned();
     for name in on.full_names(&newest) {
         on.world.rig.ok(&["host", "release", &name]);
@@ -112,7 +112,7 @@ fn a_machine_on_ext4_is_not_backed_up_from_host_snapshots() {
     assert!(said.contains("snapshot: disk vda"), "{said}");
 }
 
-/// A backup that is killed leaves a host snapshot, which the next one removes; what the one before left is still there to compare with.
+/// A killed backup leaves a host snapshot, which the next one removes; the previous one is still there for comparison.
 #[test]
 fn after_a_killed_backup_the_next_one_is_still_incremental() {
     let Some(mut on) = on("btrfs") else { return };

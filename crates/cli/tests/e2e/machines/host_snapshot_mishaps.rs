@@ -1,4 +1,4 @@
-//! Host snapshots, and backups from them, on file systems where something goes wrong.
+//! Host snapshots, and backups from them, with failures of the file system.
 
 use std::fs::File;
 use std::io::{ErrorKind, Write as _};
@@ -13,7 +13,7 @@ use super::host_snapshots::{OnOwn, on};
 use holdfast_test_kit::file_systems::system;
 
 impl OnOwn {
-    /// Where the host snapshots are.
+    /// The folder of the host snapshots.
     fn snapshots(&self) -> PathBuf {
         self.world.lab.folder.path().join(".holdfast/snapshots")
     }
@@ -27,12 +27,12 @@ impl OnOwn {
         report["datasets"][0]["dataset"].as_str().unwrap().to_owned()
     }
 
-    /// The names of those that are whole, the oldest first.
+    /// The names of the complete snapshots, oldest first.
     fn whole_ones(&self) -> Vec<serde_json::Value> {
         self.listed(&["web1"]).iter().map(|one| one["name"].clone()).collect()
     }
 
-    /// Everything that is in there, hidden or not.
+    /// All entries of the folder, hidden or not.
     fn entries(&self) -> Vec<String> {
         let Ok(entries) = std::fs::read_dir(self.snapshots()) else {
             return Vec::new();
@@ -45,7 +45,8 @@ impl OnOwn {
     }
 }
 
-/// Another program removes the snapshot that a backup reads. The backup fails with the reason, and the next one succeeds.
+/// Another program removes the snapshot that a backup reads. The backup fails with the reason, and the next one
+/// succeeds.
 fn removed_while_it_is_read(kind: &'static str, remove: fn(&Path)) {
     let Some(mut on) = on(kind) else { return };
     let uri = on.world.lab.uri();
@@ -60,7 +61,7 @@ fn removed_while_it_is_read(kind: &'static str, remove: fn(&Path)) {
     remove(&on.snapshots().join(on.listed(&["web1"])[0]["name"].as_str().unwrap()));
     assert_eq!(on.entries(), [""; 0]);
     let output = child.wait_with_output().unwrap();
-    // What is open can still be read: then nothing was missed.
+    // Open files can still be read: then the backup is complete.
     if output.status.success() {
         on.world.assert_snapshot_is_right("of what was removed");
     } else {
@@ -89,11 +90,11 @@ fn a_host_snapshot_on_xfs_that_is_removed_while_a_backup_reads_it() {
     removed_while_it_is_read("xfs", |snapshot| std::fs::remove_dir_all(snapshot).unwrap());
 }
 
-/// Writes until there is no room.
+/// Writes until the file system is full.
 fn fill(folder: &Path) -> PathBuf {
     let path = folder.join("filling");
     let mut file = File::create(&path).unwrap();
-    // Each write is synced, since ZFS counts its room then: few and large ones first.
+    // Each write is synced, because ZFS allocates space only then: few and large writes first.
     for length in [8 << 20, 1 << 20, 128 << 10, 16 << 10, 4096] {
         let bytes = vec![7; length];
         let refused = (0..100_000).find_map(|_| file.write_all(&bytes).and_then(|()| file.sync_data()).err());
@@ -127,11 +128,11 @@ fn on_a_full_file_system(kind: &'static str) {
         on.entries()
     );
     on.world.assert_runs_and_is_clean();
-    // What a host snapshot refers to takes room, until it goes: that has to work where there is none.
+    // A host snapshot uses space until it is removed: that must work on a full file system.
     if output.status.success() {
         on.world.rig.ok(&["host", "remove", &format!("{}@full", on.dataset())]);
     }
-    // Once there is room again, so is everything else.
+    // With free space, everything works again.
     std::fs::remove_file(filling).unwrap();
     // btrfs frees removed data with a delay.
     let words = at(&uri, &["snapshot", "web1", "--name", "after"]);

@@ -1,4 +1,4 @@
-//! Host snapshots of machines that run, on real file systems.
+//! Host snapshots of running machines, on real file systems.
 
 use std::path::Path;
 use std::time::Duration;
@@ -11,14 +11,14 @@ use super::{World, at};
 use holdfast_test_kit::file_systems::{FileSystem, Mounted, Pool, system};
 use holdfast_test_kit::libvirt::{DISK_BYTES, LibvirtLab};
 
-/// A machine whose disks are in the root of a file system of its own.
+/// A machine whose disks are in the root of a separate file system.
 pub(super) struct OnOwn {
-    // Dropped before the file system of its files.
+    // Dropped before the file system.
     pub(super) world: World,
     pub(super) file_system: Box<dyn FileSystem>,
 }
 
-/// A machine on a file system of `kind`; none, with the reason printed, where there can be none here.
+/// A machine on a file system of `kind`; `None`, with the reason printed, if this host cannot create one.
 #[expect(clippy::print_stdout, reason = "a test that is skipped says why")]
 pub(super) fn on(kind: &'static str) -> Option<OnOwn> {
     if kind == "volumes" {
@@ -45,13 +45,13 @@ pub(super) fn on(kind: &'static str) -> Option<OnOwn> {
 }
 
 impl OnOwn {
-    /// Takes a snapshot, and returns its first cut in the report.
+    /// Takes a snapshot, and returns the first entry of `cuts` in the report.
     pub(super) fn take(&self, code: i32, words: &[&str]) -> serde_json::Value {
         let words = [&["snapshot"], words].concat();
         self.world.rig.json(code, &at(&self.world.lab.uri(), &words))["report"]["cuts"][0].clone()
     }
 
-    /// What the raw disk of the machine held, in the snapshot of this full name.
+    /// The content of the raw disk of the machine in a snapshot.
     fn disk_in(&self, full_name: &str) -> Vec<u8> {
         let snapshot = full_name.split_once(':').unwrap().1;
         let (dataset, name) = snapshot.rsplit_once('@').unwrap();
@@ -86,7 +86,7 @@ impl OnOwn {
     }
 }
 
-/// What the verbs about host snapshots answer.
+/// Reports of the verbs about host snapshots.
 pub(super) fn reports() -> Vec<(&'static str, serde_json::Value)> {
     let Some(on) = on("btrfs") else { return Vec::new() };
     let folder = on.world.lab.folder.path().to_str().unwrap().to_owned();
@@ -168,7 +168,7 @@ fn a_machine_is_snapshotted(kind: &'static str) {
     let name = cut["snapshots"][0].as_str().unwrap().to_owned();
     assert!(name.contains("@holdfast_web1_20") && name.ends_with('Z'), "{name}");
     assert_eq!(cut["snapshots"].as_array().unwrap().len(), 1);
-    // Two files are cloned one after the other: the machine is paused meanwhile.
+    // Two files are cloned one after the other, so the machine is paused meanwhile.
     let is_clones = kind == "xfs";
     assert_eq!(cut["is_one_instant"], !is_clones);
     let machine = &cut["machines"][0];
@@ -232,7 +232,7 @@ fn the_machines_in_a_dataset_are_found_and_would_be_frozen() {
     assert_eq!(on.listed(&[&folder]).len(), 0);
     let cut = on.take(0, &[&folder, "--name", "one"]);
     assert_eq!(cut["machines"][0]["name"], "web1");
-    // The machine has no agent: a required freeze is refused, and no snapshot is made.
+    // The machine has no agent: a required freeze is refused, and no snapshot is taken.
     let uri = on.world.lab.uri();
     let words = ["snapshot", &folder, "--name", "two", "--quiesce", "require"];
     let (kind, said) = on.world.rig.error(1, &at(&uri, &words));
@@ -267,7 +267,7 @@ fn a_machine_whose_disks_are_on_ext4_is_refused_with_a_reason() {
     on.world.assert_runs_and_is_clean();
 }
 
-/// A machine of a QEMU by itself, in a folder whose files can be cloned.
+/// A machine of a bare QEMU, in a folder on XFS, whose files can be cloned.
 pub(super) fn bare_on_xfs() -> Option<(Bare, Mounted)> {
     let mut mounted = None;
     let bare = Bare::prepared(&AGENT, |folder| mounted = Mounted::at("xfs", folder).ok());
@@ -292,7 +292,7 @@ fn a_guest_with_an_agent_is_frozen_and_paused_while_its_disks_are_snapshotted_on
     bare.wait_until_clean("a snapshot");
 }
 
-/// Its owner pauses it between inspection and snapshot: Holdfast does not resume it.
+/// The owner pauses the machine between inspection and snapshot: Holdfast does not resume it.
 #[test]
 fn a_machine_that_its_owner_pauses_during_a_snapshot_stays_paused() {
     let Some((bare, _mounted)) = bare_on_xfs() else { return };
@@ -318,7 +318,7 @@ fn a_snapshot_killed_at_any_moment_leaves_the_machine_running_and_thawed() {
     let clock = holdfast_block::SystemClock::new();
     let mut random = SeededRandom::new(11);
     for round in 0..12 {
-        // In every other round it is paused instead.
+        // In every second round the guest is not frozen, and the machine is only paused.
         let quiesce = if round % 2 == 0 { "off" } else { "try" };
         let words = ["snapshot", &bare.source, "--quiesce", quiesce];
         let mut child = bare.rig.command(&words).spawn().unwrap();
@@ -396,7 +396,7 @@ fn host_snapshots_are_pruned_by_rules() {
         left
     };
     assert_eq!(names(), left(&[0, 2, 3]));
-    // Of a dataset all series, each by itself.
+    // All series of a dataset, each of them separately.
     let done = prune(&[&folder, "--keep-last", "1"]);
     assert_eq!(done["series"].as_array().unwrap().len(), 2, "{done:#}");
     assert_eq!(names(), left(&[0, 3]));

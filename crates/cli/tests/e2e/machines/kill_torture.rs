@@ -1,7 +1,7 @@
-//! Kills over backup, restore, rollback, snapshot and doctor: after each, `doctor --fix` once and the next backup succeed, what is restored is
-//! what the disks hold, and nothing is left in QEMU, in folders, or among host snapshots.
+//! Kills of backups, restores, rollbacks, snapshots and the doctor: after each, one `doctor --fix` and the next backup
+//! succeed, restores have the content of the disks, and nothing is left in QEMU, in folders, or among host snapshots.
 //!
-//! `HOLDFAST_KILLS` says how many, `HOLDFAST_SEED` makes the same choices again.
+//! `HOLDFAST_KILLS` is the number of kills, `HOLDFAST_SEED` repeats the same choices.
 
 use std::process::Child;
 use std::time::Duration;
@@ -17,16 +17,16 @@ use super::at;
 use super::doctors::{found, kill_with_watchdog};
 use super::host_snapshots::{OnOwn, on};
 
-/// Kills of `make test`.
+/// Number of kills in `make test`.
 const KILLS_OF_TEST: u64 = 10;
-/// Kills without `HOLDFAST_KILLS`.
+/// Number of kills without `HOLDFAST_KILLS`.
 const KILLS_OF_TORTURE: u64 = 1000;
-/// After so many kills the count is printed.
+/// The count is printed after this many kills.
 const PROGRESS_KILLS: u64 = 50;
-/// How long a killed command may take.
+/// Maximum duration of a command.
 const WHOLE_MAX: Duration = Duration::from_secs(60);
 
-/// What is killed.
+/// The command that is killed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Victim {
     Backup,
@@ -69,11 +69,11 @@ impl Victim {
 struct Torture {
     on: OnOwn,
     random: SeededRandom,
-    /// How long each took that was not killed.
+    /// Duration of each command without a kill.
     whole_us: [u64; Victim::ALL.len()],
-    /// How many were killed, and how many had ended before.
+    /// Number of commands that were killed, and that had ended before the kill.
     counts: [[u64; 2]; Victim::ALL.len()],
-    /// What the disks held at the host snapshot to roll back to.
+    /// The content of the disks in the host snapshot for rollbacks.
     base: [Vec<u8>; 2],
 }
 
@@ -140,7 +140,7 @@ impl Torture {
         self.is_well(&what);
     }
 
-    /// A rollback that was killed is repeated, as the doctor says.
+    /// Repeats a killed rollback, as the doctor advises.
     fn end_rollback(&mut self, what: &str) {
         let uri = self.on.world.lab.uri();
         let output = self.on.world.rig.run(&at(&uri, &["rollback", "web1@base"]));
@@ -157,7 +157,8 @@ impl Torture {
         self.on.world.write(disk, byte, offset, 65_536);
     }
 
-    /// The doctor once, then a backup: both succeed, the restore is right, and nothing is left.
+    /// Runs the doctor once, then a backup, and asserts that both succeed, that the restore is correct, and that
+    /// nothing is left.
     fn is_well(&mut self, what: &str) {
         let fixed = self.on.world.doctor_answers(&["--fix"]);
         let said = String::from_utf8_lossy(&fixed.stdout).into_owned() + &String::from_utf8_lossy(&fixed.stderr);
@@ -197,7 +198,7 @@ impl Torture {
             "query-jobs",
         ] {
             let answer = ask(command);
-            // Bitmaps of backups begin with another word.
+            // Bitmaps of backups have another prefix.
             assert!(!answer.contains("\"hf-"), "{what}: {command}: {answer}; {said}");
         }
         assert!(jobs(monitor).unwrap().is_empty(), "{what}: {said}");
@@ -220,7 +221,7 @@ impl Torture {
         self.snapshots_are_whole(what, said);
     }
 
-    /// Each state has its host snapshot, and no half of one is there.
+    /// Asserts that each state has its host snapshot, and that there is no incomplete one.
     fn snapshots_are_whole(&self, what: &str, said: &str) {
         let listed = self.on.listed(&["web1"]);
         let names: Vec<&str> = listed.iter().map(|one| one["name"].as_str().unwrap()).collect();

@@ -1,4 +1,4 @@
-//! Policies of a sanoid.conf, carried out on a real ZFS with a machine on it.
+//! Policies of a sanoid.conf, executed on a real ZFS with a machine on it.
 
 use std::path::PathBuf;
 
@@ -9,13 +9,13 @@ use super::at;
 use super::host_snapshots::{OnOwn, on};
 use holdfast_test_kit::file_systems::system;
 
-/// A machine on a pool of its own, and a policy.
+/// A machine on a separate pool, and a policy.
 pub(super) struct Policed {
     pub(super) on: OnOwn,
     pub(super) pool: String,
 }
 
-/// What a policy begins with: one snapshot of each run that has not one yet, nothing else.
+/// Begins a policy: one snapshot in each run that has none yet, and nothing else.
 pub(super) const FREQUENTLY: &str =
     "frequently = 1\nhourly = 0\ndaily = 0\nmonthly = 0\nautosnap = yes\nautoprune = yes\n";
 
@@ -26,7 +26,7 @@ impl Policed {
         Some(Self { on, pool })
     }
 
-    /// The policy of the pool, from now on.
+    /// Replaces the policy of the pool.
     pub(super) fn write(&self, lines: &str) {
         let text = format!("[{}]\nuse_template = mine\n\n[template_mine]\n{lines}", self.pool);
         self.on.world.rig.write("sanoid.conf", text.as_bytes());
@@ -38,19 +38,19 @@ impl Policed {
         self.on.world.rig.json(code, &at(&uri, &words))["report"].clone()
     }
 
-    /// The snapshots of the pool's own dataset.
+    /// The snapshots of the pool's root dataset.
     pub(super) fn names(&self) -> Vec<String> {
         let provider = self.on.file_system.provider();
         let snapshots = provider.snapshots(&self.pool).unwrap();
         snapshots.into_iter().map(|snapshot| snapshot.name.name).collect()
     }
 
-    /// A snapshot of another program.
+    /// Takes a snapshot as another program would.
     pub(super) fn make(&self, name: &str) {
         zfs(&["snapshot", &format!("{}@{name}", self.pool)]);
     }
 
-    /// A script that logs its variables, and then does `then`.
+    /// Creates a script that logs its variables, and then runs `then`.
     fn script(&self, then: &str) -> (String, PathBuf) {
         let log = self.on.world.rig.path("log");
         let line =
@@ -62,7 +62,7 @@ impl Policed {
         (format!("/bin/sh {}", self.on.world.rig.path("script").display()), log)
     }
 
-    /// Times of ZFS are in seconds, so a snapshot of the same second does not count as older.
+    /// ZFS has times in seconds, so a snapshot of the same second does not count as older.
     pub(super) fn wait_until_older(&self) {
         self.on.world.lab.clock.sleep(std::time::Duration::from_millis(2100));
     }
@@ -190,7 +190,7 @@ fn scripts_get_the_variables_of_sanoid_and_their_exit_code_counts() {
     );
     assert_eq!(said, expected);
 
-    // A script that fails: the snapshot is still taken, expired ones are kept, and the script after it is not called.
+    // If a script fails, the snapshot is still taken, expired ones are kept, and the next script is not called.
     zfs(&["destroy", &format!("{pool}@{taken}")]);
     policed.make(old);
     policed.wait_until_older();
@@ -213,7 +213,7 @@ fn scripts_get_the_variables_of_sanoid_and_their_exit_code_counts() {
         ["pre", "pre-prune"]
     );
 
-    // With `no_inconsistent_snapshot` there is none; a script that hangs is killed with its children.
+    // With `no_inconsistent_snapshot` no snapshot is taken; a script that hangs is killed with its children.
     let frequent = policed
         .names()
         .into_iter()
@@ -260,7 +260,7 @@ fn two_runs_exclude_each_other_and_an_invalid_policy_is_refused() {
     );
 }
 
-/// A policy for renamed or missing datasets gives a warning, and does the rest.
+/// Renamed or missing datasets in a policy cause a warning, and the rest is executed.
 #[test]
 fn missing_datasets_are_reported() {
     let Some(policed) = Policed::new() else { return };
@@ -271,7 +271,8 @@ fn missing_datasets_are_reported() {
     assert_eq!(policed.names(), [""; 0]);
 }
 
-/// A dataset with all below it, at one instant: all of them know how it came about, and none is made where one cannot be.
+/// A dataset and all its descendants are snapshotted at one point in time: all of them get the record, and if one
+/// snapshot is impossible, none is taken.
 #[test]
 fn a_tree_is_snapshotted_atomically() {
     let Some(policed) = Policed::new() else { return };
@@ -306,7 +307,7 @@ fn a_tree_is_snapshotted_atomically() {
     policed.on.world.assert_runs_and_is_clean();
 }
 
-/// Machines come and go while a policy is executed: the report has their states at the snapshot.
+/// Machines come and go during the execution of a policy: the report has their states at the snapshot.
 #[test]
 fn a_machine_started_before_the_snapshot_is_not_called_shut_off() {
     let Some(policed) = Policed::new() else { return };
@@ -316,7 +317,7 @@ fn a_machine_started_before_the_snapshot_is_not_called_shut_off() {
     lab.virsh(&["undefine", "web2"]);
     let domain = lab.path("domain.xml");
     let virsh = format!("virsh -q -c '{}'", lab.uri());
-    // One that is known and off, and one that is unknown.
+    // web1 is known and shut off, and web2 is unknown.
     let (script, _) = policed.script(&format!("{virsh} start web1; {virsh} create {}", domain.display()));
     policed.write(&format!("{FREQUENTLY}pre_snapshot_script = {script}\n"));
     let done = policed.run(3, &[]);
@@ -335,12 +336,13 @@ fn a_machine_started_before_the_snapshot_is_not_called_shut_off() {
     policed.on.world.lab.virsh(&["destroy", "web2"]);
 }
 
-/// web1 has disks in three datasets, web2 in one of them. Of the second there can be no snapshot: web1 gets none, web2 does.
+/// web1 has disks in three datasets, web2 in one of them. A snapshot of the second dataset is impossible: web1 gets
+/// none, web2 does.
 #[test]
 fn a_dataset_without_a_snapshot_affects_only_its_own_machines() {
     let Some(policed) = Policed::new() else { return };
     let (lab, pool) = (&policed.on.world.lab, &policed.pool);
-    // With the name of a snapshot behind it, it is longer than ZFS's names are.
+    // Together with the name of a snapshot, the name exceeds the limit of ZFS.
     let long = format!("{pool}/{}", "x".repeat(250 - pool.len() - 20));
     let own = format!("{pool}/own");
     for (dataset, target) in [(&long, "vdc"), (&own, "vdd")] {

@@ -1,4 +1,4 @@
-//! Scripts for machines in existing files sanoid.conf, and the lines that replace them.
+//! Scripts for machines from existing sanoid.conf files, and the lines that replace them.
 
 use std::path::Path;
 
@@ -6,7 +6,8 @@ use serde_json::json;
 
 use super::policies::{FREQUENTLY, Policed};
 
-/// Scripts as they are found: an external snapshot with memory before, blockcommit after, and the dump removed with the snapshot.
+/// Typical scripts: an external snapshot with memory before, blockcommit after, and removal of the memory file together
+/// with the snapshot.
 fn write_scripts(policed: &Policed) -> String {
     let rig = &policed.on.world.rig;
     let virsh = format!("virsh -q -c '{}'", policed.on.world.lab.uri());
@@ -56,7 +57,8 @@ fn a_pair_of_libvirt_scripts_runs_unchanged() {
     assert_eq!(done["taken"].as_array().unwrap().len(), 1, "{done}");
     let names = policed.names();
     assert!(names.len() == 1 && names[0] != old, "{names:?}");
-    // Its memory is there, that of the one that was pruned is gone, and the machine is on its own images again.
+    // The memory of the new snapshot exists, that of the pruned one is removed, and the machine uses its own images
+    // again.
     assert_eq!(entries(&dumps), [format!("{}.ram", names[0])]);
     let disks = policed.on.world.lab.virsh(&["domblklist", "web1"]);
     assert!(disks.contains("web1-a\n") && disks.contains("web1-b"), "{disks}");
@@ -71,7 +73,7 @@ fn three_lines_replace_the_scripts() {
     assert_eq!(done["taken"][0]["machines"][0]["consistency"], "memory", "{done}");
     let listed = policed.on.listed(&["web1"]);
     assert_eq!(listed[0]["memories"], json!(["web1"]));
-    // Pruned by hand, or by another program: the next run notices it.
+    // Snapshots that another program has removed: the next run notices it.
     for name in policed.names() {
         holdfast_test_kit::file_systems::system("zfs", &["destroy", &format!("{}@{name}", policed.pool)]).unwrap();
     }

@@ -1,4 +1,4 @@
-//! Restores that are refused before the first byte, and restores that fail in the middle, which leave nothing.
+//! Restores that are refused before the first byte, and failing restores that leave nothing behind.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
@@ -12,10 +12,10 @@ use crate::host::{loop_device, small_file_system};
 use crate::rig::noise;
 use holdfast_test_kit::run;
 
-/// Bytes that nothing compresses, so that a restore takes its time.
+/// Size of incompressible data, so that a restore takes some time.
 const LARGE_BYTES: usize = 96 << 20;
 
-/// Nothing of this changes anything.
+/// No refused restore changes anything.
 #[test]
 fn restores_that_would_harm_another_machine_or_an_earlier_state_are_refused() {
     let world = World::new();
@@ -39,7 +39,7 @@ fn restores_that_would_harm_another_machine_or_an_earlier_state_are_refused() {
     let (kind, _) = world.refused(1, &["--in-place", "--name", "nobody"]);
     assert_eq!(kind, "not-found");
 
-    // A program has the image open; then a machine uses it, by itself or below an overlay.
+    // Another program has the image open; then a machine uses it, directly or below an overlay.
     for (image, format) in [(&vda, Format::Qcow2), (&vdb, Format::Raw)] {
         let options = OpenOptions {
             format: Some(format),
@@ -123,7 +123,7 @@ fn machine_options_without_a_machine_are_refused_with_the_same_message() {
     }
 }
 
-/// A file that is named for a disk stays, unless it is to be replaced; one that a machine uses stays in any case.
+/// A named target file is kept unless replacement is requested; a file that a machine uses is always kept.
 #[test]
 fn a_named_file_is_replaced_only_where_that_is_wanted() {
     let world = World::new();
@@ -153,7 +153,7 @@ fn a_machine_that_is_called_the_same_is_not_written_over() {
         .virsh(&["define", world.lab.path("domain.xml").to_str().unwrap()]);
     let (kind, text) = world.refused(1, &["--in-place"]);
     assert!(kind == "refused" && text.contains("not the one"), "{kind}: {text}");
-    // An explicit name is accepted; its configuration is still its own.
+    // An explicit name is accepted; but the configuration is not replaced, because it belongs to another machine.
     let uri = world.lab.uri();
     let words = ["restore", "web1", "--to-machine", "--in-place", "--name", "web1"];
     world.rig.json(3, &at(&uri, &words));
@@ -194,7 +194,7 @@ fn a_disk_goes_to_a_block_device_that_is_named() {
     let (kind, text) = world.refused(1, &["--disk", &place, "--force"]);
     assert!(kind == "refused" && text.contains("web1-restored"), "{kind}: {text}");
 
-    // In place it is a disk like any other.
+    // In an in-place restore it is treated like any other disk.
     world.lab.virsh(&["destroy", "web1-restored"]);
     let bytes = [9; 4096];
     let opened = File::options().write(true).open(&device.path).unwrap();
@@ -214,7 +214,7 @@ fn a_disk_goes_to_a_block_device_that_is_named() {
     world.assert_holds("web1-restored");
     world.lab.virsh(&["undefine", "web1-restored"]);
 
-    // Too small, and in use.
+    // A device that is too small, and one that is in use.
     let small = loop_device(&world.rig.path("small-loop"), 4 << 20).unwrap();
     let place = format!("vdb={}", small.path.display());
     let (kind, _) = world.refused(1, &["--disk", &place, "--force"]);
@@ -225,7 +225,7 @@ fn a_disk_goes_to_a_block_device_that_is_named() {
     assert!(kind == "io" && text.contains("in use"), "{kind}: {text}");
 }
 
-/// A single disk goes nowhere where a machine that runs has it.
+/// A single disk is not restored to a file that a running machine uses.
 #[test]
 fn the_image_of_a_machine_that_runs_is_not_written_over() {
     let world = World::new();
@@ -249,7 +249,8 @@ fn the_image_of_a_machine_that_runs_is_not_written_over() {
     world.assert_holds("web1");
 }
 
-/// libvirt gives machines private device files, whose locks are not visible: the program looks for processes that write to the device.
+/// libvirt gives machines private device nodes, whose locks are not visible: the program searches for processes that
+/// write to the device.
 #[test]
 fn a_block_device_that_another_process_writes_is_not_written_over() {
     let world = World::new();
@@ -260,7 +261,7 @@ fn a_block_device_that_another_process_writes_is_not_written_over() {
     let path = device.path.display().to_string();
     let place = format!("vdb={path}");
     let writer = File::options().write(true).open(&device.path).unwrap();
-    // A process is found by its files, and this one is another than the program.
+    // Writers are found by their open files; this test is a process other than the program.
     for words in [
         &["restore", "web1:vdb", &path, "--force"][..],
         &at(
@@ -276,7 +277,7 @@ fn a_block_device_that_another_process_writes_is_not_written_over() {
     }
     assert_eq!(world.machines(), ["web1"]);
     drop(writer);
-    // A process that only reads it, like udev, does not matter.
+    // A process that only reads the device, like udev, does not matter.
     let reader = File::open(&device.path).unwrap();
     world.rig.ok(&["restore", "web1:vdb", &path, "--force"]);
     drop(reader);
@@ -296,7 +297,7 @@ fn a_failure_in_the_middle_leaves_nothing() {
     assert_eq!((world.files(), world.machines()), (files, vec!["web1".to_owned()]));
 }
 
-/// Killed at moments that the program does not choose: no machine without its disks, and the next run clears up.
+/// Killed at random moments: no machine is defined without its disks, and the next run removes the partial files.
 #[test]
 fn killed_in_the_middle_only_partial_files_are_left_and_the_next_run_clears_them() {
     let world = large_world();
@@ -320,7 +321,7 @@ fn killed_in_the_middle_only_partial_files_are_left_and_the_next_run_clears_them
         left_count = left_count.max(left.len());
         assert_eq!(world.machines(), ["web1"]);
     }
-    // Each run has cleared what the one before had left.
+    // Each run has removed the leftovers of the previous one.
     assert_eq!(left_count, 2);
     world.restore(&[]);
     assert!(
@@ -347,7 +348,7 @@ fn killed_in_place_restoring_again_completes_it() {
             .unwrap();
         let words = at(&uri, &["restore", "web1", "--to-machine", "--in-place"]);
         let mut child = world.rig.command(&words).spawn().unwrap();
-        // The beginning is written first; by the machine's disks in their order, this one last.
+        // The start of a disk is written first, and this disk is the last one.
         let mut start = vec![0; 4096];
         while start != world.disks[1][..4096] && child.try_wait().unwrap().is_none() {
             File::open(&image).unwrap().read_exact_at(&mut start, 0).unwrap();
@@ -361,7 +362,7 @@ fn killed_in_place_restoring_again_completes_it() {
     world.assert_holds("web1");
 }
 
-/// A machine that is shut off, whose second disk takes a while.
+/// A machine that is shut off, whose second disk takes some time to restore.
 fn large_world() -> World {
     let mut world = World::new();
     world.lab.virsh(&["destroy", "web1"]);

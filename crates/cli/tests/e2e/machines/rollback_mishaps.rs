@@ -15,7 +15,7 @@ use super::host_snapshots::{OnOwn, on};
 use holdfast_test_kit::run;
 
 impl OnOwn {
-    /// Starts the program, and kills it before `within_ms` have passed.
+    /// Starts the program, and kills it within `within_ms`.
     pub(super) fn kill(&self, words: &[&str], random: &mut SeededRandom, within_ms: u64) {
         let uri = self.world.lab.uri();
         let words = at(&uri, words);
@@ -52,7 +52,7 @@ fn a_snapshot_killed_while_it_saves_memory_leaves_a_running_machine_and_nothing_
         on.kill(&["snapshot", "web1", "--with-memory"], &mut random, 700);
         on.wait_until_it_runs(&format!("round {round}"));
     }
-    // Each is complete or absent: this one succeeds, and removes states without a host snapshot.
+    // Each snapshot is complete or absent: this one succeeds, and removes states without a host snapshot.
     on.take(0, &["web1", "--with-memory", "--name", "last"]);
     let listed = on.listed(&["web1"]);
     let names: Vec<String> = listed
@@ -89,7 +89,7 @@ fn a_rollback_that_is_killed_is_done_again() {
         on.world.lab.virsh(&["destroy", "web1"]);
         on.kill(&["rollback", "web1@one"], &mut random, 350);
         let uri = on.world.lab.uri();
-        // Either the rollback is repeated, or the machine is started and its disks are written again.
+        // Either the rollback is repeated, or the machine is started and its disks are overwritten.
         if round % 2 == 0 {
             on.world.rig.ok(&at(&uri, &["rollback", "web1@one", "--start"]));
             on.world.disks.clone_from(&then);
@@ -104,7 +104,7 @@ fn a_rollback_that_is_killed_is_done_again() {
     }
 }
 
-/// Makes the first disk one that is based on another image, and starts the machine.
+/// Gives the first disk an image with a base image, and starts the machine.
 fn base(on: &OnOwn, base: &Path) {
     on.world.lab.virsh(&["destroy", "web1"]);
     let image = on.world.lab.path("web1-a");
@@ -123,7 +123,8 @@ fn the_base_of_an_image_is_read_as_of_the_host_snapshot() {
     let Some(mut on) = on("btrfs") else { return };
     base(&on, &on.world.lab.path("base.qcow2"));
     on.world.write(0, 40, 0, 65_536);
-    // Its guest has asked for no flush, so it could be lost as by a power cut: QEMU knows where it is, and has not written that yet.
+    // The guest has not flushed: QEMU has the new cluster addresses only in memory, and they would be lost by a power
+    // cut.
     on.world.lab.virsh(&["suspend", "web1"]);
     on.world.lab.virsh(&["resume", "web1"]);
     on.take(0, &["web1", "--name", "one"]);
@@ -151,7 +152,7 @@ fn a_base_that_is_not_in_the_snapshot_and_was_written_to_is_refused() {
     }
     base(&on, &elsewhere);
     on.world.write(0, 40, 0, 65_536);
-    // It says that the base is not in it.
+    // The snapshot warns that the base is not in it.
     on.take(3, &["web1", "--name", "one"]);
     let then = on.world.disks.clone();
     on.world.write(0, 99, 0, 1 << 20);
@@ -183,12 +184,12 @@ fn snapshots_removed_by_another_program_are_noticed() {
         "btrfs",
         &["subvolume", "delete", &format!("{folder}/.holdfast/snapshots/one")],
     );
-    // The same name again is another point.
+    // A new snapshot of the same name is another point in time.
     on.take(0, &["web1", "--name", "one"]);
     assert_eq!(on.state_count(), 3);
     on.world.rig.ok(&["host", "remove", &format!("btrfs:{folder}@two")]);
     assert_eq!(on.state_count(), 1);
-    // A file system that is not mounted has lost nothing.
+    // An unmounted file system does not count as a loss of its snapshots.
     let (ours, away) = (on.world.lab.path(".holdfast"), on.world.lab.path("away"));
     std::fs::create_dir(on.world.lab.path("other")).unwrap();
     on.world
@@ -262,7 +263,7 @@ fn a_machine_that_cannot_go_back_is_not_switched_off() {
     let notes = planned["restore"]["notes"].to_string();
     assert!(notes.contains("running") && notes.contains("--power-off"), "{planned}");
     assert_eq!(on.world.state_of("web1"), MachineState::Running);
-    // Another machine now uses its disk.
+    // Another machine now uses the disk.
     let xml = on.world.lab.virsh(&["dumpxml", "web1", "--inactive"]);
     let uuid = xml.split("<uuid>").nth(1).unwrap().split("</uuid>").next().unwrap();
     let other = xml
@@ -275,7 +276,7 @@ fn a_machine_that_cannot_go_back_is_not_switched_off() {
     let (_, said) = refused(&[]);
     assert!(said.contains("used by the machine db1"), "{said}");
     on.world.lab.virsh(&["undefine", "db1"]);
-    // Off, it would be gone.
+    // A transient machine would disappear when it is switched off.
     on.world.lab.virsh(&["undefine", "web1"]);
     let (_, said) = refused(&[]);
     assert!(said.contains("transient"), "{said}");

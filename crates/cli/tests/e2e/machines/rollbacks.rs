@@ -1,4 +1,4 @@
-//! Machines that go back to host snapshots, and new ones that are made of them, on real file systems.
+//! Rollbacks of machines to host snapshots, and clones from host snapshots, on real file systems.
 
 use holdfast_host::MachineState;
 use serde_json::{Value, json};
@@ -7,12 +7,12 @@ use super::at;
 use super::host_snapshots::{OnOwn, on};
 
 impl OnOwn {
-    /// What a verb about a point in time answers.
+    /// Runs a verb about a host snapshot; returns its report.
     pub(super) fn point(&self, code: i32, words: &[&str]) -> Value {
         self.world.rig.json(code, &at(&self.world.lab.uri(), words))["report"].clone()
     }
 
-    /// Why it is refused.
+    /// Asserts that the verb fails; returns the error.
     pub(super) fn point_refused(&self, words: &[&str]) -> (String, String) {
         self.world.rig.error(1, &at(&self.world.lab.uri(), words))
     }
@@ -22,14 +22,14 @@ impl OnOwn {
         self.full_names(name).remove(0)
     }
 
-    /// The names of host snapshots that go with a memory.
+    /// The names of host snapshots with stored memory.
     fn with_memories(&self) -> Vec<String> {
         let listed = self.listed(&["web1"]);
         let kept = listed.iter().filter(|one| one["memories"] == json!(["web1"]));
         kept.map(|one| one["name"].as_str().unwrap().to_owned()).collect()
     }
 
-    /// Asserts what the disks of a machine that is shut off hold.
+    /// Asserts the content of the disks of a machine that is shut off.
     pub(super) fn assert_disks(&self, disks: &[Vec<u8>; 2], what: &str) {
         self.world.rig.ok(&at(&self.world.lab.uri(), &["backup", "web1"]));
         for (target, bytes) in ["vda", "vdb"].iter().zip(disks) {
@@ -41,7 +41,8 @@ impl OnOwn {
     }
 }
 
-/// The whole of what hooks and scripts do today: a point with memory, more points, pruning, going back with memory.
+/// The complete workflow that hooks and scripts implement today: a snapshot with memory, further snapshots, pruning,
+/// and a rollback with memory.
 pub(super) fn the_recipe(kind: &'static str) {
     let Some(mut on) = on(kind) else { return };
     on.world.restart_with_memory(7);
@@ -72,7 +73,7 @@ pub(super) fn the_recipe(kind: &'static str) {
         on.take(0, &words.collect::<Vec<_>>());
     }
     assert_eq!(on.with_memories(), ["hourly", "point-0", "point-5"]);
-    // A removed snapshot is removed with its memory.
+    // A snapshot is removed together with its memory.
     let removed: Vec<String> = (0..5)
         .flat_map(|number| on.full_names(&format!("point-{number}")))
         .collect();
@@ -88,7 +89,7 @@ pub(super) fn the_recipe(kind: &'static str) {
     assert_eq!(kept, 6, "states of hourly, and of five points");
     on.world.rig.ok(&["verify", "-r", states]);
 
-    // Its disks and its memory have changed since.
+    // The disks and the memory have changed since.
     on.world.put_memory(9);
     on.world.write(0, 99, 0, 1 << 20);
     on.world.lab.virsh(&["destroy", "web1"]);
@@ -106,12 +107,12 @@ pub(super) fn the_recipe(kind: &'static str) {
         on.world.memory_of("web1")
     );
     on.world.assert_runs_and_is_clean();
-    // It continues to write, and its later writes are gone.
+    // The machine continues to write; its writes after the snapshot are gone.
     on.world.disks = then;
     on.world.write(1, 77, 512, 512);
     let resumed = on.world.disks.clone();
     on.assert_disks(&resumed, "as of the hour");
-    // Only what differs was written.
+    // Only differing ranges were written.
     let disks = report["restore"]["disks"].as_array().unwrap();
     assert!(
         disks
@@ -133,7 +134,7 @@ pub(super) fn the_recipe(kind: &'static str) {
     on.assert_disks(&newest, "a dry run changes nothing");
 }
 
-/// Goes back, and counts what the program and all that it started have read.
+/// Rolls back, and counts the bytes that the program and its children have read.
 #[expect(clippy::disallowed_methods, reason = "a test runs the system's programs")]
 fn bytes_read(on: &OnOwn, words: &[&str]) -> (u64, String) {
     let uri = on.world.lab.uri();
@@ -150,7 +151,7 @@ fn bytes_read(on: &OnOwn, words: &[&str]) -> (u64, String) {
     (count.unwrap().parse().unwrap(), said)
 }
 
-/// ZFS reports what has changed since, and the rest is not read; without a safety snapshot everything is read.
+/// ZFS reports the changes since the snapshot, and the rest is not read; without a safety snapshot everything is read.
 pub(super) fn unchanged_ranges_are_not_read(kind: &'static str) {
     let Some(mut on) = on(kind) else { return };
     on.take(0, &["web1", "--name", "one"]);
@@ -194,7 +195,7 @@ fn the_recipe_on_zfs() {
     the_recipe("zfs");
 }
 
-/// A clone runs beside its original, shares all with it, and neither sees what the other writes.
+/// A clone runs beside its original, shares all blocks with it, and neither sees the writes of the other.
 pub(super) fn a_clone_runs_beside(kind: &'static str) {
     let Some(mut on) = on(kind) else { return };
     on.world.restart_with_memory(7);
@@ -221,7 +222,7 @@ pub(super) fn a_clone_runs_beside(kind: &'static str) {
     on.world.rig.ok(&at(&on.world.lab.uri(), &["backup", "trial"]));
     on.world.rig.ok(&["restore", "trial@latest:vda", "clone.raw"]);
     assert!(on.world.rig.read("clone.raw").iter().all(|byte| *byte == 1));
-    // One of its name is not made twice, and nothing of the attempt is left.
+    // A second clone of the same name is refused, and leaves nothing.
     let before = on.world.files();
     let (error, said) = on.point_refused(&["clone", "web1@one", "trial"]);
     assert_eq!(error, "exists", "{said}");
@@ -245,8 +246,8 @@ fn a_clone_runs_beside_on_zfs() {
     a_clone_runs_beside("zfs");
 }
 
-/// A machine that runs is cloned as it is now: to two at once, and with its memory. What was made of it for that is gone afterwards, where no
-/// clone needs it.
+/// A running machine is cloned in its current state: two clones at once, and one with its memory. The host snapshots
+/// for it are removed afterwards, unless a clone needs them.
 pub(super) fn a_machine_is_cloned_as_it_is_now(kind: &'static str) {
     let Some(mut on) = on(kind) else { return };
     on.world.restart_with_memory(7);
@@ -288,7 +289,7 @@ pub(super) fn a_machine_is_cloned_as_it_is_now(kind: &'static str) {
     assert_eq!(on.unfinished(), [""; 0]);
     let left = on.listed(&["web1"]);
     assert_eq!(!left.is_empty(), needs_them, "{left:#?}");
-    // Its later writes are not in them.
+    // The clones do not have later writes.
     on.world.write(0, 99, 0, 65_536);
     on.world.rig.ok(&at(&on.world.lab.uri(), &["backup", "trial2"]));
     on.world.rig.ok(&["restore", "trial2@latest:vda", "clone.raw"]);
@@ -297,12 +298,12 @@ pub(super) fn a_machine_is_cloned_as_it_is_now(kind: &'static str) {
     on.world.put_memory(9);
     let report = on.point(3, &["clone", "web1", "twin", "--resume"]);
     assert_eq!(report["instant"]["machine"]["consistency"], "memory", "{report:#}");
-    // One that had started would have found a 9.
+    // A clone that had booted, not resumed, would have found 9.
     assert!(on.world.memory_of("twin").ends_with("0x07"));
     assert_eq!(on.world.state_of("web1"), MachineState::Running);
     assert_eq!(on.unfinished(), [""; 0]);
     on.world.lab.virsh(&["destroy", "twin"]);
-    // One that cannot be made leaves nothing of the instant either.
+    // A clone that cannot be created leaves no host snapshot either.
     let before = on.listed(&["web1"]).len();
     let (error, said) = on.point_refused(&["clone", "web1", "trial1"]);
     assert_eq!(error, "exists", "{said}");

@@ -1,4 +1,4 @@
-//! Clones of machines whose guests get identities of their own.
+//! Clones of machines whose guests get an identity of their own.
 
 use super::at;
 use super::host_snapshots::on;
@@ -16,7 +16,7 @@ fn a_clone_of_a_machine_gets_a_guest_of_its_own_before_it_starts_or_does_not_com
         (&"trial".into(), &true.into())
     );
     let words = asked(&on.world.rig);
-    // All of its disks at once, each with its format.
+    // All disks are passed at once, each with its format.
     assert!(
         words.contains("--hostname trial --format qcow2 --add ") && words.contains("--format raw --add "),
         "{words}"

@@ -23,7 +23,7 @@ struct ThinPool {
 
 impl ThinPool {
     /// # Errors
-    /// The reason why this host has none.
+    /// If this host cannot create a thin pool: the reason.
     fn new() -> Result<Self, String> {
         if !rustix::process::geteuid().is_root() || !Path::new("/dev/mapper/control").exists() {
             return Err("the kernel has no device-mapper, or it is not ours to use".to_owned());
@@ -58,7 +58,7 @@ impl ThinPool {
         format!("lvm:{}/{name}", self.group)
     }
 
-    /// What LVM says of the volumes for which something is so.
+    /// The names of the volumes that LVM selects by a condition.
     fn names_where(&self, condition: &str) -> Vec<String> {
         let words = ["--noheadings", "-o", "lv_name", "-S", condition, &self.group];
         let said = system("lvs", &words).unwrap();
@@ -74,7 +74,7 @@ impl Drop for ThinPool {
     }
 }
 
-/// Writes to a device, which is there.
+/// Writes to an existing device.
 fn put(path: &Path, bytes: &[u8]) {
     let mut device = File::options().write(true).open(path).unwrap();
     device.write_all(bytes).unwrap();
@@ -85,9 +85,9 @@ fn bytes_of(path: &Path) -> Vec<u8> {
     std::fs::read(path).unwrap()
 }
 
-/// A machine with two volumes, which runs.
+/// A running machine with two volumes.
 struct OnVolumes {
-    // Dropped before the volumes of its disks.
+    // Dropped before the volumes.
     world: World,
     pool: ThinPool,
 }
@@ -170,7 +170,7 @@ fn a_machine_in_thin_volumes_is_snapshotted_and_its_snapshots_are_looked_after()
         cut["snapshots"],
         json!([format!("{first}@at:noon"), format!("{second}@at:noon")])
     );
-    // Volumes are cut one after the other: the machine is paused meanwhile.
+    // Volumes are snapshotted one after the other, so the machine is paused meanwhile.
     assert_eq!(cut["is_one_instant"], false);
     assert!(cut["machines"][0]["paused_us"].is_u64(), "{cut}");
     on.world.assert_runs_and_is_clean();
@@ -184,7 +184,7 @@ fn a_machine_in_thin_volumes_is_snapshotted_and_its_snapshots_are_looked_after()
         );
         assert_eq!(snapshot["consistency"], "crash");
     }
-    // Its device says which it is, too.
+    // A disk can also be selected by its device.
     let device = on.pool.path("web1-a").display().to_string();
     let rig = &on.world.rig;
     let measured = rig.report(&["host", "list", &device, "--space"])["datasets"][0]["snapshots"][0].clone();
@@ -220,7 +220,7 @@ fn a_machine_in_thin_volumes_is_snapshotted_and_its_snapshots_are_looked_after()
         "it has a hold"
     );
     rig.ok(&["host", "release", &name, "--tag", "audit"]);
-    // A clone has the content of its snapshot, is writable, and its snapshot can be removed before it.
+    // A clone has the content of its snapshot, is writable, and outlives its snapshot.
     let clone = format!("{}/trial", on.pool.group);
     rig.ok(&["host", "clone", &name, &clone]);
     let trial = on.pool.path("trial");
@@ -235,7 +235,7 @@ fn a_machine_in_thin_volumes_is_snapshotted_and_its_snapshots_are_looked_after()
         on.pool.names_where("lv_tags={\"holdfast.snapshot=at:noon\"}"),
         ["web1-b+at+noon"]
     );
-    // Its origin may be removed: the snapshot remains, and restores it.
+    // The origin may be removed: the snapshot remains, and restores it.
     on.world.lab.virsh(&["destroy", "web1"]);
     let gone = format!("{}/web1-b", on.pool.group);
     system("lvremove", &["-qq", "-f", &gone]).unwrap();
@@ -263,7 +263,7 @@ fn a_machine_in_thin_volumes_is_backed_up_by_the_changes_its_pool_reports() {
     on.world.assert_snapshot_is_right("second");
     OnVolumes::assert_incremental(&on.back_up(), 0);
     on.world.assert_runs_and_is_clean();
-    // One of each volume is left, and held.
+    // One snapshot of each volume is left, with a hold.
     assert_eq!(on.pool.names_where("lv_tags={\"holdfast.held\"}").len(), 2);
     assert_eq!(on.pool.names_where("lv_tags={\"holdfast.metadata\"}"), [""; 0]);
     // Another program uses the pool's metadata: everything is read, with the reason.
@@ -274,7 +274,7 @@ fn a_machine_in_thin_volumes_is_backed_up_by_the_changes_its_pool_reports() {
     let reason = all["disks"][0]["reason"].as_str().unwrap();
     assert!(reason.contains("another process has reserved"), "{all}");
     on.world.assert_snapshot_is_right("third");
-    // A metadata snapshot of a dead process of Holdfast is taken over.
+    // Holdfast reuses a metadata snapshot that a dead process of Holdfast left.
     system(
         "lvchange",
         &[
@@ -310,7 +310,7 @@ fn a_machine_in_thin_volumes_goes_back_and_has_clones() {
         assert!(bytes_of(&path).iter().all(|found| *found == byte), "{}", path.display());
     }
     on.world.lab.virsh(&["destroy", "trial"]);
-    // One of its name is not made twice, and nothing of the attempt is left.
+    // A second clone of the same name is refused, and leaves nothing.
     let before = on.pool.names_where("lv_name!=\"\"");
     on.world
         .rig

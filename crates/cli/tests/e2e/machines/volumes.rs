@@ -1,4 +1,5 @@
-//! Machines whose disks are volumes of ZFS, and guests that go on with the memory of then. They need a ZFS in the kernel: `make test-kernel`.
+//! Machines whose disks are volumes of ZFS, and guests that resume from their memory. They need a ZFS in the kernel:
+//! `make test-kernel`.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -12,7 +13,7 @@ use super::rollbacks::{a_clone_runs_beside, the_recipe, unchanged_ranges_are_not
 use holdfast_test_kit::file_systems::{Pool, system};
 use holdfast_test_kit::libvirt::LibvirtLab;
 
-/// How long a guest may take to do something that is waited for; it may run on an emulator within another one.
+/// Timeout for a step of a guest, which may run on nested emulators.
 const PATIENCE: Duration = Duration::from_secs(1200);
 
 /// A machine whose disks are two volumes of a pool.
@@ -64,7 +65,8 @@ fn unchanged_ranges_are_not_read_on_volumes() {
     unchanged_ranges_are_not_read("volumes");
 }
 
-/// Volumes of a pool are snapshotted at one point in time without a pause, whether or not snapshots are visible as devices.
+/// Volumes of a pool are snapshotted at one point in time without a pause, whether or not snapshots are visible as
+/// devices.
 #[test]
 fn volumes_of_a_pool_are_cut_at_one_instant() {
     let Some(mut on) = on_volumes() else { return };
@@ -113,12 +115,12 @@ fn a_clone_of_volumes_without_devices_is_refused() {
     assert!(system("zfs", &["list", &clone]).is_err());
 }
 
-/// The guest of scripts/test-guest on one disk; where its files are.
+/// The folder with the guest of scripts/test-guest, which has one disk.
 fn guest() -> Option<PathBuf> {
     std::env::var_os("HOLDFAST_TEST_GUEST").map(PathBuf::from)
 }
 
-/// What a guest says of itself.
+/// The console output of a guest.
 struct Console(PathBuf);
 
 impl Console {
@@ -127,7 +129,7 @@ impl Console {
         String::from_utf8_lossy(&text).lines().map(str::to_owned).collect()
     }
 
-    /// The numbers of the blocks that it has printed, and its boot.
+    /// The numbers of blocks that the guest has printed, each with the id of the boot.
     fn blocks(&self) -> Vec<(u64, String)> {
         let words = |line: &String| {
             let words: Vec<&str> = line.split_whitespace().collect();
@@ -151,7 +153,7 @@ impl Console {
         }
     }
 
-    /// The guest has read nothing that differs from its memory.
+    /// Asserts that the guest has read nothing that differs from its memory.
     fn assert_good(&self) {
         let bad: Vec<String> = self.lines().into_iter().filter(|line| line.contains("BAD")).collect();
         assert!(bad.is_empty(), "{bad:?}");
@@ -182,7 +184,7 @@ fn a_guest_goes_on(on: Option<OnOwn>) {
     console.wait_for(&on, 20);
     let cut = on.take(0, &["web1", "--with-memory", "--name", "hourly"]);
     assert_eq!(cut["machines"][0]["consistency"], "memory", "{cut}");
-    // It has printed the last block before the point in time, or one of the few after it.
+    // The last printed block is the last one before the point in time, or one of the few after it.
     let (number, boot) = console.blocks().last().unwrap().clone();
     for point in 0..10 {
         on.take(0, &["web1", "--name", &format!("point-{point}")]);
@@ -213,7 +215,7 @@ fn a_guest_on_volumes_resumes_where_it_was() {
     a_guest_goes_on(on_volumes());
 }
 
-/// The views are the kernel's own there.
+/// With ZFS in the kernel, the files of snapshots are visible without clones.
 #[test]
 fn a_guest_on_zfs_resumes_where_it_was() {
     if guest().is_some() {
