@@ -1,4 +1,4 @@
-//! What is shipped beside the program.
+//! Files that are installed with the program.
 
 use std::path::Path;
 
@@ -13,7 +13,7 @@ fn units_are_units() {
     for entry in std::fs::read_dir(folder).unwrap() {
         let entry = entry.unwrap();
         let text = std::fs::read_to_string(entry.path()).unwrap();
-        // It is not installed here.
+        // The tested program is not in /usr/bin.
         let text = text.replace("/usr/bin/holdfast", env!("CARGO_BIN_EXE_holdfast"));
         let path = place.path().join(entry.file_name());
         std::io::Write::write_all(&mut std::fs::File::create(&path).unwrap(), text.as_bytes()).unwrap();
@@ -27,7 +27,7 @@ fn units_are_units() {
     assert_eq!(system("systemd-analyze", &words), Ok(String::new()));
 }
 
-/// The exposure of each service is bounded: a service that needs more is listed here.
+/// The exposure of each service is bounded: additional permissions of a service are listed here.
 #[test]
 fn services_are_closed_but_for_what_they_need() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/systemd");

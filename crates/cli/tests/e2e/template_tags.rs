@@ -10,7 +10,7 @@ fn a_tag_is_moved_only_on_request_and_what_it_meant_stays_under_its_digest() {
     let rig = rig();
     let first = image(&rig, "debian.raw", 1);
     let one = push(&rig, "debian:stable", "debian.raw", "anna", &[]);
-    // The same again is no other content.
+    // A second push of the same disk has the same content.
     push(&rig, "debian:stable", "debian.raw", "anna", &[]);
     let second = image(&rig, "debian.raw", 2);
     let words = ["template", "push", "debian:stable", "debian.raw", "--sign", "anna"];
@@ -37,7 +37,7 @@ fn a_tag_is_moved_only_on_request_and_what_it_meant_stays_under_its_digest() {
     let output = rig.code(2, &pull_words("debian@12", "x.raw"));
     assert!(stderr(&output).contains("8 hexadecimal digits"), "{}", stderr(&output));
 
-    // Back, as a new push.
+    // The tag returns to the earlier template by a new statement.
     let tag = [
         "template",
         "tag",
@@ -92,7 +92,7 @@ fn a_tag_is_given_only_to_a_template_with_a_trusted_signature() {
     assert_pulls(&rig, "debian:stable", &bytes);
 }
 
-/// A tag that returned to its earlier template would be an unrequested rollback.
+/// If the tag returned to its earlier template, this would be an unrequested rollback.
 #[test]
 fn removing_a_template_never_restores_the_earlier_meaning_of_a_tag() {
     let rig = rig();

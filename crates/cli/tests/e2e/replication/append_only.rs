@@ -9,7 +9,7 @@ use holdfast_test_kit::file_systems::system;
 
 const OURS: &str = env!("CARGO_BIN_EXE_holdfast");
 
-/// A sshd that admits one thing.
+/// An sshd that runs only `holdfast receive --append-only` for the folder or dataset of the copy.
 pub(super) fn admitting(world: &World) -> Option<Sshd> {
     Sshd::start(
         Program::NotFound,
@@ -24,7 +24,7 @@ pub(super) fn replicate(world: &World, sshd: &Sshd, code: i32) -> Value {
     world.rig.json(code, &words)["report"]["datasets"][0].clone()
 }
 
-/// Asks as no `holdfast` would; what it hears.
+/// Sends a request that `holdfast` never sends, and asserts that it is refused; returns the answer.
 pub(super) fn ask(sshd: &Sshd, kind: &str, ask: &Value, stream: &[u8]) -> String {
     let line = format!("{}\n", json!({ "kind": kind, "ask": ask }));
     let (code, said) = sshd.run("holdfast peer 1", &[line.as_bytes(), stream].concat());
@@ -111,7 +111,7 @@ fn a_sender_to_zfs_adds_and_does_nothing_else() {
         world.take(name);
     }
     let done = replicate(&world, &sshd, 0);
-    // One by one: a stream of several could bring more than snapshots.
+    // One stream per snapshot: a stream of several could contain more than snapshots.
     assert_eq!(
         (&done["outcome"], done["streams"].as_array().unwrap().len()),
         (&json!("sent"), 3),
@@ -125,7 +125,7 @@ fn a_sender_to_zfs_adds_and_does_nothing_else() {
     nothing_else_is_admitted(&world, &sshd, "zfs", &world.source);
     ask(&sshd, "zfs", &receiving(pool), b"");
 
-    // Streams of several, and one over what is there.
+    // Streams of several snapshots, and one over existing snapshots.
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("stream");
     for words in [
@@ -155,7 +155,7 @@ fn a_sender_to_zfs_adds_and_does_nothing_else() {
         ),
         before
     );
-    // It goes on as if nothing had been.
+    // The next replication works as before.
     world.take("d");
     assert_eq!(replicate(&world, &sshd, 0)["outcome"], "sent");
     assert_eq!(world.names(&world.target), ["a", "b", "c", "d"]);
@@ -172,12 +172,12 @@ fn a_sender_to_btrfs_adds_and_does_nothing_else() {
     assert_eq!(replicate(&world, &sshd, 0)["outcome"], "sent");
     let before = world.held(&world.target);
     nothing_else_is_admitted(&world, &sshd, "btrfs", &world.source);
-    // What was received may hold a link, and a name may lead through it.
+    // A received snapshot may contain a link, and a path may lead through it.
     let link = format!("{}/link", world.above());
     std::os::unix::fs::symlink(&world.source, &link).unwrap();
     let said = ask(&sshd, "btrfs", &receiving(&link), b"");
     assert!(said.contains("a link is on the way"), "{said}");
-    // What is noted of a snapshot stays noted: retention goes by its time.
+    // The record of a snapshot cannot be changed, because retention uses its time.
     let report = world.rig.report(&["host", "list", &format!("btrfs:{}", world.target)]);
     let shown = system(
         "btrfs",

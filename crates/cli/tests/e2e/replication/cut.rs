@@ -1,4 +1,4 @@
-//! Between two hosts, by a real ssh, and with connections that break.
+//! Replication between two hosts, with a real ssh and broken connections.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use super::{World, names_and_holds, zfs};
 use crate::rig::noise;
 use holdfast_test_kit::file_systems::system;
 
-/// How often a connection is cut, for each file system.
+/// Number of broken connections for each file system.
 const CUT_COUNT: u64 = 6;
 const DISK_BYTES: usize = 2_000_000;
 
@@ -31,7 +31,7 @@ fn zfs_goes_to_a_host_that_has_nothing_but_zfs_and_comes_back() {
     let far = format!("root@127.0.0.1:{}", world.target);
     let sent = replicate(&world, &[&world.source, &far], &sshd.options());
     assert_eq!(sent["outcome"], "sent", "{sent}");
-    // What is packed by a shell is unpacked by one.
+    // The receiving host has no Holdfast: its shell decompresses the stream.
     world.write("zeros", 1, 0);
     std::fs::File::create(world.folder.join("zeros"))
         .unwrap()
@@ -111,7 +111,7 @@ fn two_programs_of_holdfast_replicate_to_each_other() {
     }
 }
 
-/// Nothing receives any more.
+/// Waits until no receiver is running any more.
 fn wait_for_the_end_of(pattern: &str) {
     let clock = SystemClock::new();
     while system("pgrep", &["-f", pattern]).is_ok() {
@@ -120,7 +120,7 @@ fn wait_for_the_end_of(pattern: &str) {
     }
 }
 
-/// Cuts the connection again and again: what arrives is whole or not there, and in the end all of it is.
+/// Breaks the connection repeatedly: each snapshot is received completely or not at all, and finally all of them are.
 fn survives_cuts(world: &World, program: Program, receiver: &str, seed: u64) {
     let Some(sshd) = Sshd::start(program, None) else { return };
     let way = sshd.way_that_breaks();

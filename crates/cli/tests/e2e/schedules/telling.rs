@@ -1,8 +1,8 @@
-//! Notifications: to a receiver of webhooks on this host, and to a stand-in for the mail system's program.
+//! Notifications: to a webhook receiver on this host, and to a stand-in for sendmail.
 
 use super::{Host, Receiver, at_home, wait_until};
 
-/// A repository that is not there makes its job fail.
+/// The missing repository makes the job fail.
 const FAILING: &str = r#"
 [repositories.gone]
 path = "{here}/gone"
@@ -104,7 +104,7 @@ on = ["silence"]
     let jobs = host.rig.json(3, &at_home(&["jobs"]));
     assert_eq!(jobs["report"]["jobs"][0]["silent"], serde_json::json!(["never"]));
     assert_eq!(daemon.stop(), Some(0));
-    // The same as a check.
+    // The same as a check for a monitoring system.
     host.rig
         .code(2, &["monitor", "machines", "a", "never", "--within", "1d"]);
     host.rig.code(0, &["monitor", "machines", "--within", "1d"]);

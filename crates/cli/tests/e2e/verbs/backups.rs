@@ -1,4 +1,4 @@
-//! Backups of single disks: every source, size and name is restored as it was.
+//! Backups of single disks: restores return every source, size and name unchanged.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -74,7 +74,7 @@ fn a_stream_goes_in_and_comes_out() {
     assert_eq!(kind, "usage");
 }
 
-/// Restore makes a qcow2 image, backup reads it, and it is what it was.
+/// A backup of a restored qcow2 image has the same disk.
 #[test]
 fn qcow2_goes_out_and_in() {
     let rig = Rig::new();
@@ -90,7 +90,7 @@ fn qcow2_goes_out_and_in() {
     assert_eq!(report["snapshot"]["disks"][0]["new_bytes"], 0, "it was known already");
     rig.ok(&["restore", "other", "out.raw"]);
     assert!(rig.read("out.raw") == bytes);
-    // In place, into the image.
+    // An in-place restore into the image.
     bytes[3 * MIB] ^= 1;
     rig.write("web1.raw", &bytes);
     rig.ok(&["backup", "web1.raw"]);
@@ -133,7 +133,7 @@ fn two_images_of_one_name_are_not_taken_for_one_machine_in_silence() {
     assert_eq!(both["snapshot"]["disks"][1]["name"], "disk-2");
 }
 
-/// The program reads its disks in order, so the position in its standard input shows how far it is.
+/// The program reads disks in order: when it reads its standard input, it has read the file before.
 #[test]
 fn a_disk_that_is_written_while_it_is_read_gives_a_warning() {
     let rig = Rig::new();
@@ -199,7 +199,7 @@ fn diff_names_the_ranges_that_changed() {
     assert_eq!(rig.report(&["diff", "web1", "web1"])["disks"][0]["range_count"], 0);
 }
 
-/// A stream that comes slowly is what the backup waits for, and it says so.
+/// A slow stream is reported as the bottleneck.
 #[test]
 fn a_slow_source_is_the_bottleneck() {
     let rig = Rig::new();
@@ -222,7 +222,7 @@ fn a_slow_source_is_the_bottleneck() {
     assert_eq!(document["report"]["bottleneck"], "source", "{document}");
 }
 
-/// What is counted is the disk, not the block that its last byte lies in.
+/// Statistics count the bytes of the disk, not those of its last block.
 #[test]
 fn no_more_changes_than_the_disk_has_bytes() {
     let rig = Rig::new();
@@ -286,7 +286,7 @@ fn a_dry_run_says_what_would_be_read_and_stores_nothing() {
         (&(64 << 20).into(), &0.into())
     );
     assert_eq!(objects(), before);
-    // With a snapshot to compare with, it is named. What a backup refuses, a dry run refuses.
+    // With a parent, the dry run names it. A dry run refuses what a backup refuses.
     rig.ok(&["backup", "--machine", "web1", "vda=web1.raw"]);
     let id = rig.report(&["list"])["snapshots"][0]["id"].clone();
     assert_eq!(rig.report(&words)["machines"][0]["parent"], id);

@@ -1,4 +1,5 @@
-//! `clone` of images: shared where the file system can, overlays elsewhere, copies on request, each with an identity of its own.
+//! `clone` of images: shared if the file system supports it, overlays otherwise, copies on request, each with a new
+//! identity.
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -30,7 +31,7 @@ fn id(rig: &Rig, image: &str) -> serde_json::Value {
     rig.report(&["image", "identity", image])["id"].clone()
 }
 
-/// ext4 and tmpfs share nothing: what is cloned there differs from its image, and is there as fast.
+/// ext4 and tmpfs cannot share blocks: the clone is an overlay, which is created as fast.
 #[test]
 fn an_overlay_where_nothing_can_be_shared() {
     let rig = Rig::empty();
@@ -51,7 +52,7 @@ fn an_overlay_where_nothing_can_be_shared() {
     let (kind, said) = rig.error(1, &["clone", "base.vdi", "clone.vdi"]);
     assert_eq!(kind, "exists", "{said}");
     if !can_share {
-        // A raw disk has no overlay that is raw, and a machine would take qcow2 for a disk.
+        // An overlay of a raw disk cannot be raw, and a machine would read a qcow2 file as the disk.
         let (_, said) = rig.error(1, &["clone", "base.raw", "clone.raw"]);
         assert!(said.contains("--copy"), "{said}");
     }
@@ -87,7 +88,7 @@ fn many_are_named_by_a_template_and_a_dry_run_makes_none() {
         .map(|name| id(&rig, name))
         .to_vec();
     assert!(ids[0] != ids[1] && ids[1] != ids[2] && ids[0] != ids[2]);
-    // One name of many is taken: none of the others is made.
+    // If one of several names exists, no clone is created.
     let before = rig.names(".");
     let taken = [
         "clone",
@@ -118,7 +119,7 @@ fn many_are_named_by_a_template_and_a_dry_run_makes_none() {
         let output = rig.run(wrong);
         assert_eq!(output.status.code(), Some(2), "{wrong:?}");
     }
-    // No tool that knows guests is here, and no half clone is left of the attempt.
+    // virt-sysprep is not installed; no partial clone is left.
     if !Path::new("/usr/bin/virt-sysprep").exists() {
         let (_, said) = rig.error(1, &["clone", "base.qcow2", "guest.qcow2", "--sysprep"]);
         assert!(
@@ -138,7 +139,7 @@ fn a_dry_run_shows_the_kind_of_a_clone_and_a_misleading_name_is_warned_about() {
         (&plan["images"][0]["kind"], &plan["images"][0]["format"]),
         (&"overlay".into(), &"vdi".into())
     );
-    // What cannot be made is not promised.
+    // A dry run does not announce an impossible clone.
     let (_, said) = rig.error(1, &["clone", "base.raw", "new.raw", "--overlay", "--dry-run"]);
     assert!(said.contains("qcow2 image"), "{said}");
     for more in [&["--dry-run"][..], &[]] {
@@ -156,7 +157,7 @@ fn a_dry_run_shows_the_kind_of_a_clone_and_a_misleading_name_is_warned_about() {
     rig.ok(&["image", "check", "lab/a.qcow2", "--allow-file", "base.qcow2"]);
 }
 
-/// What a running machine has in memory is not in its image.
+/// An image lacks data that a running machine has in memory.
 #[test]
 fn an_image_that_is_written_to_is_refused_and_one_that_is_read_is_not() {
     struct Qemu(Child);
@@ -218,14 +219,14 @@ fn shares(kind: &'static str) {
             assert_ne!(id(&rig, &name), id(&rig, &image), "{image}");
         }
     }
-    // A file that calls itself by its name calls itself by the new one.
+    // A descriptor that contains its own file name gets the new name.
     let texts = rig.read("mount/clone.vmdk");
     let has = |name: &str| texts.windows(name.len()).any(|window| window == name.as_bytes());
     assert!(has("\"clone.vmdk\"") && !has("base.vmdk"));
-    // Each is its owner's from now on.
+    // A clone does not depend on its source.
     std::fs::remove_file(rig.path("mount/base.raw")).unwrap();
     assert!(rig.read("mount/clone.raw") == bytes);
-    // An image that names others is shared beside them, and differs from them elsewhere.
+    // A clone of an overlay shares blocks in the same folder, and is an overlay in another one.
     rig.ok(&["clone", "mount/base.qcow2", "mount/middle.qcow2", "--overlay"]);
     let beside = rig.report(&["clone", "mount/middle.qcow2", "mount/beside.qcow2"]);
     assert_eq!(beside["images"][0]["kind"], "shared");

@@ -73,7 +73,7 @@ fn the_settings_of_a_dataset_are_shown_with_their_lines() {
     );
 }
 
-/// Every verb accepts the name of a repository in a configuration, and opens it as the configuration says.
+/// Every verb accepts the name of a repository in a configuration, and opens it with the settings there.
 #[test]
 fn a_repository_of_holdfast_toml_is_called_by_its_name() {
     let rig = Rig::empty();
@@ -107,7 +107,7 @@ fn a_repository_of_holdfast_toml_is_called_by_its_name() {
         1
     );
     assert!(rig.path("vault/config").exists());
-    // What an option says counts before what the file says.
+    // Options take precedence over the file.
     rig.write("wrong", b"another one\n");
     run(1, &["list", "-r", "main", "--password-file", "wrong"]);
     run(0, &["init", "-r", "open", "--no-encryption"]);
@@ -120,7 +120,7 @@ fn a_repository_of_holdfast_toml_is_called_by_its_name() {
         1
     );
 
-    // A path that is there counts before a name.
+    // An existing path takes precedence over a name.
     run(0, &["init", "-r", "./open", "--no-encryption"]);
     assert_eq!(
         run(0, &["list", "-r", "open"])["report"]["snapshots"],

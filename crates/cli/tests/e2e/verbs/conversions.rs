@@ -1,4 +1,4 @@
-//! `image convert` where it is not simple: options that cannot be, block devices, images with more than a disk in them.
+//! Difficult cases of `image convert`: impossible options, block devices, and images that contain more than a disk.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
@@ -11,7 +11,7 @@ use crate::rig::{Rig, noise};
 
 const MIB: usize = 1 << 20;
 
-/// A disk with noise, zeroes that are written, and holes.
+/// A disk with random data, written zeroes, and holes.
 fn rig_with_disk() -> (Rig, Vec<u8>) {
     let rig = Rig::empty();
     let mut bytes = noise(8 * MIB, 11);
@@ -31,7 +31,7 @@ fn qemu_img(rig: &Rig, words: &[&str]) -> String {
     system("/bin/sh", &["-c", &line]).unwrap()
 }
 
-/// What comes by a pipe is a whole disk or nothing, and goes through all cores on its way.
+/// A disk from a pipe is converted completely or not at all, on all cores.
 #[test]
 fn disks_come_from_standard_input_and_go_to_standard_output() {
     let (rig, bytes) = rig_with_disk();
@@ -43,7 +43,7 @@ fn disks_come_from_standard_input_and_go_to_standard_output() {
         let output = rig.run(&["image", "convert", target, "-"]);
         assert!(output.status.success() && output.stdout == bytes, "{target}");
     }
-    // A file that is redirected says its own size, from where it is read on.
+    // The size of a redirected file is counted from its current position.
     let file = File::open(rig.path("disk.raw")).unwrap();
     let status = rig
         .command(&["image", "convert", "-", "b.qcow2"])
@@ -104,7 +104,7 @@ fn vmdks_for_streams_are_made_in_files_and_pipes() {
     assert_eq!(output.status.code(), Some(2));
 }
 
-/// Forgotten, they would leave a person with an image that is not what was asked for.
+/// If these options were ignored, the image would not be what the user requested.
 #[test]
 fn options_of_qcow2_are_refused_for_a_raw_image() {
     let (rig, _) = rig_with_disk();
@@ -167,7 +167,7 @@ fn a_block_device_is_written_over_and_keeps_its_end() {
         assert!(found[..bytes.len()] == bytes[..], "{source}");
         assert!(found[bytes.len()..].iter().all(|byte| *byte == 0xEE));
     }
-    // What is zero was given back to the file behind the device.
+    // Zero ranges are discarded in the file behind the device.
     let allocated = std::os::unix::fs::MetadataExt::blocks(&rig.path("device").metadata().unwrap()) * 512;
     assert!(allocated <= 7 * MIB as u64, "{allocated} bytes allocated");
 
@@ -178,7 +178,7 @@ fn a_block_device_is_written_over_and_keeps_its_end() {
     assert!(read()[..bytes.len()] == bytes[..], "too small, and nothing written");
 }
 
-/// A file system that is mounted would lose everything, and crash the machine.
+/// Overwriting a mounted file system would destroy it, and could crash the machine.
 #[test]
 fn a_block_device_in_use_is_refused() {
     let (rig, _) = rig_with_disk();
@@ -208,12 +208,12 @@ fn a_data_file_is_made_with_the_image_and_is_a_raw_disk_where_that_is_asked() {
         if kind == "raw" {
             assert!(rig.read(&data) == bytes);
         }
-        // The image is gone with its data file when a second one cannot be.
+        // If the data file exists, no image is created, and the data file is kept.
         let again = ["image", "convert", "disk.raw", "again.qcow2", "--data-file", &data];
         assert_eq!(rig.error(1, &again).0, "exists");
         assert!(!rig.path("again.qcow2").exists() && rig.path(&data).exists());
     }
-    // As in qemu-img: clusters in a data file are never compressed, and a request for it is refused.
+    // As in qemu-img: clusters in a data file cannot be compressed, and such a request is refused.
     let words = [
         "image",
         "convert",
@@ -229,7 +229,7 @@ fn a_data_file_is_made_with_the_image_and_is_a_raw_disk_where_that_is_asked() {
     assert!(!rig.path("c.qcow2").exists() && !rig.path("c.data").exists());
 }
 
-/// The disk as it was; the image's other snapshots and bitmaps stay behind, and that is said.
+/// The disk of an internal snapshot is converted; a warning names the other snapshots and bitmaps, which are dropped.
 #[test]
 fn an_internal_snapshot_is_a_disk_and_what_is_dropped_is_named() {
     let (rig, bytes) = rig_with_disk();
@@ -288,7 +288,7 @@ fn an_internal_snapshot_is_a_disk_and_what_is_dropped_is_named() {
     assert!(!rig.path("x.raw").exists());
 }
 
-/// A raw file on a file system with reflinks becomes a second one at once, without new space.
+/// A raw file on a file system with reflinks is copied at once, without new space.
 #[test]
 fn a_raw_copy_shares_its_bytes_where_the_file_system_can() {
     let (rig, bytes) = rig_with_disk();

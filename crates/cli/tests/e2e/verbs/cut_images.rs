@@ -1,4 +1,4 @@
-//! Images that are truncated, have an odd size, or are being written: never a wrong disk without a warning.
+//! Images that are truncated, have an odd size, or are being written: a wrong disk is never returned without a warning.
 
 use std::fs::File;
 use std::process::{Command, Stdio};
@@ -8,7 +8,7 @@ use crate::rig::{Rig, noise};
 
 const MIB: usize = 1 << 20;
 
-/// The missing end of a truncated disk was read as zeroes without a warning.
+/// Regression: the missing end of a truncated disk was read as zeroes without a warning.
 #[test]
 fn an_image_that_was_cut_off_is_damaged_to_all_who_read_it() {
     let rig = Rig::new();
@@ -59,7 +59,8 @@ fn an_image_that_was_cut_off_is_damaged_to_all_who_read_it() {
     assert_eq!(rig.snapshot_count(), 0);
 }
 
-/// A descriptor without its extents made a disk of no bytes, and one with fewer sectors a shorter disk.
+/// Regression: a descriptor without its extents was read as an empty disk, and one with fewer sectors as a shorter
+/// disk.
 #[test]
 fn a_vmdk_whose_descriptor_lost_its_disk_is_damaged_to_all_who_read_it() {
     let rig = Rig::new();
@@ -167,7 +168,7 @@ fn by_qemu_nbd(rig: &Rig, words: &[&str]) -> std::process::ExitStatus {
         .unwrap()
 }
 
-/// The container would have become the disk without a warning.
+/// Otherwise the container would become the disk without a warning.
 #[test]
 fn a_file_named_like_an_image_that_is_none_is_warned_about() {
     let rig = Rig::empty();
@@ -190,7 +191,7 @@ fn a_file_named_like_an_image_that_is_none_is_warned_about() {
         "disk.qcow2",
         "out.raw",
     ]);
-    // A folder of Parallels whose descriptor is damaged is no disk of text.
+    // A folder of Parallels with a damaged descriptor is not read as a raw disk.
     for text in ["", "<?xml version=\"1.0\"?><Parallels_disk_image"] {
         rig.write("disk.hdd/DiskDescriptor.xml", text.as_bytes());
         let (kind, said) = rig.error(5, &["image", "convert", "disk.hdd", "none.raw"]);
@@ -198,7 +199,7 @@ fn a_file_named_like_an_image_that_is_none_is_warned_about() {
     }
 }
 
-/// Its bytes would be those of a disk that no machine can read.
+/// Otherwise the archive would be stored as a disk that no machine can read.
 #[test]
 fn an_archive_of_a_machine_is_no_image() {
     let rig = Rig::new();
@@ -219,7 +220,7 @@ fn an_archive_of_a_machine_is_no_image() {
     rig.ok(&["image", "convert", "--format", "raw", "m.ova", "out.qcow2"]);
 }
 
-/// Bits of sectors past the end of a file were read as zeroes, and the block as one that is not there.
+/// Regression: bits of sectors past the end of the file were read as zeroes, so the block seemed to be unallocated.
 #[test]
 fn a_block_whose_bits_are_past_the_end_is_damaged_to_all_who_read_it() {
     let rig = Rig::new();
@@ -238,7 +239,7 @@ fn a_block_whose_bits_are_past_the_end_is_damaged_to_all_who_read_it() {
     }
 }
 
-/// An entry of a table led to other bytes of the image, and they were taken for those of the disk without a word.
+/// Regression: a table entry referred to wrong bytes of the image, which were returned as the disk without a warning.
 #[test]
 fn an_image_that_contradicts_itself_is_read_with_a_warning() {
     let rig = Rig::new();
@@ -278,7 +279,8 @@ fn an_image_that_contradicts_itself_is_read_with_a_warning() {
     }
 }
 
-/// An entry of a qcow2 that had lost its place read as zeroes, and a repair gave what it had led to back.
+/// Regression: an entry of a qcow2 without an offset was read as zeroes, and a repair freed the cluster that it had
+/// referred to.
 #[test]
 fn an_entry_that_has_lost_its_place_is_damage_that_keeps_a_repair_from_giving_room_back() {
     let rig = Rig::new();
@@ -315,7 +317,7 @@ fn an_entry_that_has_lost_its_place_is_damage_that_keeps_a_repair_from_giving_ro
     }
 }
 
-/// What keeps an image from being checked need not keep it from being read.
+/// Damage that prevents a check need not prevent reading.
 #[test]
 fn an_image_without_refcounts_is_read_with_a_warning_and_one_that_was_left_open_without_a_false_one() {
     let rig = Rig::new();
@@ -334,7 +336,7 @@ fn an_image_without_refcounts_is_read_with_a_warning_and_one_that_was_left_open_
         assert!(rig.read("a.raw") == disk);
         std::fs::remove_file(rig.path("a.raw")).unwrap();
     }
-    // Refcounts that are behind, as they are after a crash with lazy refcounts.
+    // Outdated refcounts, as after a crash with lazy refcounts.
     let mut bytes = whole;
     let refcounts = usize::try_from(u64::from_be_bytes(bytes[48..56].try_into().unwrap())).unwrap();
     let block = usize::try_from(u64::from_be_bytes(bytes[refcounts..refcounts + 8].try_into().unwrap())).unwrap();
@@ -350,7 +352,7 @@ fn an_image_without_refcounts_is_read_with_a_warning_and_one_that_was_left_open_
     assert!(rig.read("a.raw") == disk);
 }
 
-/// Zeroes in place of the missing end of a deflate stream can decode to other text.
+/// If the missing end of a deflate stream is replaced by zeroes, it may decode to other data.
 #[test]
 fn a_compressed_image_that_was_cut_off_is_never_other_data() {
     let rig = Rig::new();
@@ -384,7 +386,7 @@ fn a_compressed_image_that_was_cut_off_is_never_other_data() {
     }
 }
 
-/// Offsets far beyond the file were taken for those of a file that there is not.
+/// Regression: offsets far beyond the end were printed in the map.
 #[test]
 fn a_map_of_a_hostile_vdi_is_an_error() {
     let rig = Rig::new();

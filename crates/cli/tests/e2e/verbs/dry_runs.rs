@@ -1,4 +1,4 @@
-//! Dry runs: what would be done is said, and nothing is changed.
+//! Dry runs: they report what the command would do, and change nothing.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt as _;
@@ -11,7 +11,8 @@ use crate::rig::{Rig, noise};
 
 const MIB: usize = 1 << 20;
 
-/// Every file and folder of the rig with its content and the time of its last change; not what the program remembers of the host, except runs.
+/// Every file and folder of the rig with its content and the time of its last change, without the state about the host,
+/// except for runs.
 fn content(rig: &Rig) -> BTreeMap<String, (i64, i64, Vec<u8>)> {
     fn collect(folder: &Path, name: &str, found: &mut BTreeMap<String, (i64, i64, Vec<u8>)>) {
         for entry in std::fs::read_dir(folder).unwrap().map(Result::unwrap) {
@@ -36,7 +37,8 @@ fn content(rig: &Rig) -> BTreeMap<String, (i64, i64, Vec<u8>)> {
     found
 }
 
-/// Runs it with `--dry-run` and asserts that nothing changed. Returns the report, and the text printed without `--json`.
+/// Runs a command with `--dry-run`, and asserts that nothing has changed. Returns the report, and the text printed
+/// without `--json`.
 fn planned(rig: &Rig, words: &[&str]) -> (Value, String) {
     planned_with(rig, 0, words)
 }
@@ -58,7 +60,7 @@ fn planned_with(rig: &Rig, code: i32, words: &[&str]) -> (Value, String) {
     (report, text)
 }
 
-/// Does it with `--dry-run` and without: the same failure, and nothing is changed.
+/// Runs a command with and without `--dry-run`, and asserts that both fail in the same way and change nothing.
 fn refused(rig: &Rig, code: i32, words: &[&str]) {
     let before = content(rig);
     let planned = rig.error(code, &[words, &["-n"]].concat());
@@ -194,7 +196,7 @@ fn machines_are_planned_and_neither_exported_nor_imported() {
         &["-", "--format", "xva"],
         &["web1", "--format", "dir"],
     ] {
-        // Nothing is known of the hardware of an image.
+        // The hardware of a machine that was backed up from an image is unknown.
         let (report, _) = planned_with(&rig, 3, &[&["export", "web1"], target].concat());
         assert_eq!(report["disks"], json!([{"name": "web1", "size_bytes": MIB}]));
     }

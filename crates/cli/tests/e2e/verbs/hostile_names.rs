@@ -1,12 +1,12 @@
-//! Images and archives whose names and texts would move the cursor, ring the bell, or colour what follows.
+//! Images and archives whose names and texts contain control characters for the terminal.
 
 use crate::host::{system, text};
 use crate::rig::{Rig, noise};
 
-/// A colour, a line end, a bell, and a mark that turns the direction of writing.
+/// A colour, a line end, a bell, and a mark that changes the direction of writing.
 const EVIL: &[u8; 12] = b"\x1b[31m\r\x07\xe2\x80\xaeXY";
 
-/// Puts it where the file has `there`, which is as long.
+/// Replaces all occurrences of `there` in the file by [`EVIL`].
 fn spoil(rig: &Rig, name: &str, there: &[u8; 12]) {
     let mut bytes = rig.read(name);
     let places: Vec<usize> = (0..bytes.len() - there.len())

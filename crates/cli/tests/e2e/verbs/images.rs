@@ -1,4 +1,4 @@
-//! Images of other hypervisors, as a user of them meets them.
+//! Images of other hypervisors, as users handle them.
 
 use crate::host::{system, text};
 use crate::program::stderr;
@@ -16,7 +16,7 @@ fn flat_vmdk(rig: &Rig, name: &str) -> Vec<u8> {
     bytes
 }
 
-/// The bytes of such a disk are in a file beside the one that is named.
+/// The data of a flat VMDK is in another file than the named descriptor.
 #[test]
 fn an_extent_of_a_vmdk_is_not_written_over_by_its_own_conversion() {
     let rig = Rig::empty();
@@ -36,14 +36,14 @@ fn an_extent_of_a_vmdk_is_not_written_over_by_its_own_conversion() {
 fn an_extent_of_a_vmdk_that_is_written_while_it_is_read_is_warned_of() {
     let rig = Rig::new();
     flat_vmdk(&rig, "flat");
-    // Standard input comes after the image, and the backup waits for its end.
+    // Standard input is read after the image, and the backup waits for its end.
     let mut child = rig
         .command(&["backup", "--machine", "m", "flat.vmdk", "-"])
         .stdin(std::process::Stdio::piped())
         .spawn()
         .unwrap();
     let mut stdin = child.stdin.take().unwrap();
-    // More than a pipe holds: once all is taken, the image before it was read.
+    // More than a pipe buffers: once all of it is written, the image was read.
     std::io::Write::write_all(&mut stdin, &noise(4 * MIB, 22)).unwrap();
     let mut extent = rig.read("flat-flat.vmdk");
     extent[MIB] ^= 1;
@@ -58,7 +58,7 @@ fn an_extent_of_a_vmdk_that_is_written_while_it_is_read_is_warned_of() {
     );
 }
 
-/// What people patch with `dd` elsewhere: a copy that VirtualBox refuses for its UUID.
+/// VirtualBox refuses a copy with the same UUID, which users elsewhere patch with `dd`.
 #[test]
 fn a_copy_gets_an_identity_of_its_own_and_children_are_not_lost() {
     let rig = Rig::empty();
@@ -93,7 +93,7 @@ fn a_copy_gets_an_identity_of_its_own_and_children_are_not_lost() {
     let child = rig.report(&["image", "identity", "child.vdi"]);
     assert_eq!(child["parent_id"], changed["id"]);
 
-    // A copy elsewhere has no children, and the original keeps its own.
+    // A copy in another folder has no children, and those of the original are unchanged.
     std::fs::create_dir(rig.path("copies")).unwrap();
     std::fs::copy(rig.path("base.vdi"), rig.path("copies/base.vdi")).unwrap();
     rig.ok(&["image", "identity", "copies/base.vdi", "--renew"]);
@@ -106,7 +106,7 @@ fn a_copy_gets_an_identity_of_its_own_and_children_are_not_lost() {
     assert!(said.contains("backing file by path"), "{said}");
 }
 
-/// A disk of Parallels is a folder, and its snapshots are files in it.
+/// A disk of Parallels is a folder with a file for each snapshot.
 #[test]
 fn a_disk_of_parallels_is_read_at_its_snapshots() {
     let rig = Rig::empty();
@@ -181,7 +181,7 @@ fn images_are_resized_and_keep_their_content() {
     }
 }
 
-/// An image named `.hdd` is a folder for Parallels, whichever verb makes it.
+/// An image named `.hdd` is created as a folder of Parallels by every verb.
 #[test]
 fn a_disk_called_hdd_is_a_folder() {
     let rig = Rig::empty();
@@ -207,7 +207,7 @@ fn a_disk_called_hdd_is_a_folder() {
     rig.ok(&["image", "create", "empty.hdd", "5M", "--format", "parallels"]);
     assert_eq!(rig.names("empty.hdd"), ["DiskDescriptor.xml", "root.hds"]);
     rig.ok(&["image", "check", "empty.hdd"]);
-    // What is there is not replaced by a folder without being asked; a folder never.
+    // An existing file is not replaced by a folder without --force, and an existing folder never.
     for (target, force) in [("a.hdd", &[][..]), ("a.hdd", &["--force"])] {
         let (_, said) = rig.error(1, &[&["image", "convert", "disk.raw", target], force].concat());
         assert!(said.contains("not a regular file"), "{said}");
@@ -223,13 +223,13 @@ fn a_disk_called_hdd_is_a_folder() {
         assert_eq!(rig.names(&copy), ["DiskDescriptor.xml", "root.hds"]);
         rig.ok(&["image", "compare", "disk.raw", &copy]);
     }
-    // It cannot be had at once: several files are no clone of one.
+    // A folder with several files cannot be cloned by sharing blocks.
     let (_, said) = rig.error(1, &["clone", "a.hdd", "b.hdd"]);
     assert!(said.contains("parallels"), "{said}");
     assert!(rig.names(".").iter().all(|name| !name.ends_with(".partial")));
 }
 
-/// The new file has the owner, mode and place of the old one.
+/// The new file keeps the owner, mode and path of the old one.
 #[test]
 fn a_replaced_file_keeps_its_mode_and_a_link_is_followed() {
     use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown};
@@ -252,7 +252,7 @@ fn a_replaced_file_keeps_its_mode_and_a_link_is_followed() {
     rig.ok(&["image", "compare", "disk.raw", "large/web1.qcow2"]);
     let now = large.metadata().unwrap();
     assert_eq!((now.permissions().mode() & 0o777, now.uid()), (0o640, owner));
-    // A pipe is not a file that could be replaced.
+    // A pipe is no file that could be replaced.
     rustix::fs::mknodat(
         rustix::fs::CWD,
         rig.path("pipe"),

@@ -1,4 +1,4 @@
-//! Snapshots that are missing without a removal: every verb reports them, and none deletes what can restore them.
+//! Snapshots that are missing without a removal: every verb reports them, and none deletes what could restore them.
 
 use crate::rig::{Rig, noise};
 
@@ -12,7 +12,7 @@ fn rig_of_two() -> Rig {
     rig
 }
 
-/// The path of the repository's folder of snapshots, and the ids in it.
+/// Removes the files of all snapshots; returns their ids.
 fn lose_snapshots(rig: &Rig) -> Vec<String> {
     let listed = rig.report(&["list"])["snapshots"].clone();
     let ids: Vec<String> = listed
@@ -54,7 +54,7 @@ fn a_loss_is_accepted_once_and_by_name() {
     let ids = lose_snapshots(&rig);
     rig.code(2, &["gc", "--accept-loss", "everything"]);
     rig.error(1, &["gc", "--accept-loss", "00000000"]);
-    // The other one is asked about still.
+    // gc still asks about the other one.
     rig.error(5, &["gc", "--accept-loss", &ids[0][..8]]);
     let report = rig.report(&["gc", "--accept-loss", "all"]);
     assert_eq!(report["accepted"].as_array().unwrap().len(), 1, "{report}");

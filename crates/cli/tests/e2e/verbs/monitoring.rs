@@ -1,9 +1,9 @@
-//! Checks whose callers read one line of standard output and an exit code, and nothing else.
+//! Checks whose callers read only one line of standard output and the exit code.
 
 use crate::program::{stderr, stdout};
 use crate::rig::Rig;
 
-/// The line of a check that is unknown.
+/// Asserts that a check exits as unknown; returns its line.
 fn unknown(rig: &Rig, words: &[&str]) -> String {
     let line = stdout(&rig.code(3, words));
     assert!(
@@ -39,7 +39,7 @@ fn every_failure_is_a_line_for_nagios() {
     assert!(document["report"]["line"].as_str().unwrap().starts_with("UNKNOWN: "));
 }
 
-/// Code 1 would be a warning, and 0 a lie.
+/// Code 1 would mean a warning, and code 0 success.
 #[test]
 fn a_line_that_cannot_be_written_is_unknown() {
     let rig = Rig::empty();

@@ -1,4 +1,4 @@
-//! What is named and is not there is an error: a script with a slip of the finger does not succeed.
+//! Names of missing things are errors: a script with a typo does not succeed.
 
 use crate::rig::{Rig, noise};
 
@@ -64,7 +64,7 @@ fn disks_of_nothing_are_errors() {
     }
 }
 
-/// A folder that is called like a machine stands in the way of its name.
+/// A folder has the name of a machine.
 #[test]
 fn a_folder_is_no_image_and_the_error_names_the_machine() {
     let rig = rig();
@@ -104,10 +104,10 @@ fn a_name_means_the_snapshot_that_is_protected() {
         .as_str()
         .unwrap()
         .to_owned();
-    // The newest is meant where it is said, and that one is not protected.
+    // An explicit "latest" means the newest snapshot, which is not protected.
     assert_eq!(rig.error(1, &["unprotect", "web1@latest"]).0, "not-found");
     assert_eq!(rig.error(1, &["unprotect", &second]).0, "not-found");
-    // One wrong name, and nothing is changed.
+    // With one wrong name, nothing is changed.
     assert_eq!(rig.error(1, &["unprotect", "web1", &second]).0, "not-found");
     assert_eq!(rig.report(&["show", &first])["snapshot"]["is_protected"], true);
     let said = rig.ok(&["unprotect", "web1"]);

@@ -1,4 +1,4 @@
-//! Machines are restored to a pool.
+//! Restores of machines to a pool.
 
 use holdfast_xapi_server::{Fault, SrPlace};
 
@@ -18,12 +18,12 @@ fn a_machine_goes_back_to_its_pool() {
     let uuid = report["uuid"].as_str().unwrap();
     for device in ["xvda", "xvdb"] {
         let [old, new] = [&world.vm[..], uuid].map(|vm| world.pool.disk_bytes(vm, device));
-        // A pool gives room in blocks of 2 MiB.
+        // A pool allocates space in blocks of 2 MiB.
         let (same, more) = new.split_at(old.len());
         assert!(old == same && more.iter().all(|byte| *byte == 0), "{device}");
     }
     assert_eq!(world.pool.tasks(), []);
-    // The pool finds the error, and its message is printed.
+    // The pool reports the error, and the message of the pool is printed.
     world.pool.faults().once(Fault::TransferFails(vec![
         "SR_BACKEND_FAILURE_44".to_owned(),
         "full".to_owned(),
@@ -37,7 +37,7 @@ fn a_machine_goes_back_to_its_pool() {
         "{message}"
     );
 
-    // Nor does anything stay in the pool where what is stored is damaged.
+    // If the repository is damaged, nothing is left in the pool either.
     damage_largest_pack(&world.rig, "repo");
     let vms = world.pool.vms().len();
     world.fails(5, &["export", "web1", &address, "--new-identity"]);

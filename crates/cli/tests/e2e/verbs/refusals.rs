@@ -1,4 +1,4 @@
-//! Refusals: the error has the reason and the advice.
+//! Refused commands: the error has the reason and the advice.
 
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt as _;
@@ -25,7 +25,7 @@ fn a_missing_repository_is_distinguished_from_other_content() {
     assert_eq!(rig.json(0, &["list", "-r", &location])["status"], "ok");
 }
 
-/// An option that is not heeded is a danger where it says that nothing is to be changed.
+/// Ignoring an option would be dangerous if it says that nothing must be changed.
 #[test]
 fn options_about_machines_are_refused_where_a_file_is_restored() {
     let rig = Rig::new();
@@ -75,7 +75,7 @@ fn open_to_all(path: &Path) {
     }
 }
 
-/// Root may write everywhere, so a test that runs as root starts the program as the user nobody.
+/// Root can write everywhere, so a test that runs as root starts the program as the user nobody.
 #[test]
 fn from_a_repository_that_cannot_be_written_everything_can_be_read() {
     const NOBODY: u32 = 65_534;
@@ -114,7 +114,7 @@ fn from_a_repository_that_cannot_be_written_everything_can_be_read() {
     assert!(stderr(&refused).contains("not permitted"), "{}", stderr(&refused));
 }
 
-/// "No such file" alone would send a person looking for the wrong file.
+/// "No such file" without the name would mislead the user.
 #[test]
 fn a_backing_file_that_is_missing_is_named_with_its_image() {
     let rig = Rig::new();
@@ -135,7 +135,7 @@ fn a_backing_file_that_is_missing_is_named_with_its_image() {
     }
 }
 
-/// What is called like something else than an image would be stored as a disk that no machine could read.
+/// A file with the name of another type would be stored as a disk that no machine could read.
 #[test]
 fn archives_and_settings_are_no_images() {
     let rig = Rig::new();

@@ -1,4 +1,4 @@
-//! What a host remembers of a repository: it notices a replaced one, an older state, or one without a password.
+//! The state that a host remembers of a repository: it detects a replaced one, an older state, or a removed password.
 
 use std::fs::{Permissions, rename};
 use std::os::unix::fs::PermissionsExt as _;
@@ -46,13 +46,13 @@ fn an_older_state_of_a_repository_is_noticed_until_it_is_accepted() {
     let id = id.split("HOLDFAST_ACCEPT_REPOSITORY=").nth(1).unwrap()[..32].to_owned();
     run_with(&rig, ("HOLDFAST_ACCEPT_REPOSITORY", &id), 0, &["list"]);
     rig.ok(&["list"]);
-    // What is removed in the open is no surprise.
+    // A removal by this host causes no warning.
     rig.ok(&["prune", "--keep-last", "1"]);
     rig.ok(&["gc"]);
     rig.ok(&["list"]);
 }
 
-/// Another user could take the repository away there, or put another one in its place.
+/// Another user could move the repository there, or replace it.
 #[test]
 fn a_repository_in_a_folder_that_others_can_write_is_warned_of() {
     let rig = Rig::empty();
@@ -92,7 +92,7 @@ fn a_repository_that_is_made_anew_is_known() {
     }
 }
 
-/// Files are copied folder by folder while a backup goes on: the packs first, and the snapshot that needs newer ones after it.
+/// Files are copied folder by folder during a backup: first the packs, later the snapshots, which need newer packs.
 #[test]
 fn a_copy_that_was_made_while_the_repository_was_in_use_is_named_as_that() {
     const HINT: &str = "made while the repository was in use";
@@ -117,7 +117,7 @@ fn a_copy_that_was_made_while_the_repository_was_in_use_is_named_as_that() {
     }
     let said = stderr(&rig.code(5, &["verify", "-r", "copied"]));
     assert!(said.contains(HINT), "{said}");
-    // A pack that an older snapshot needs is lost otherwise.
+    // A missing pack of an older snapshot has another cause.
     for folder in rig.names("copied/packs") {
         std::fs::remove_dir_all(rig.path(&format!("copied/packs/{folder}"))).unwrap();
     }
@@ -142,13 +142,14 @@ fn another_repository_in_the_place_of_one_is_refused_until_it_is_accepted() {
     let accepted = ("HOLDFAST_ACCEPT_REPOSITORY", id.as_str());
     run_with(&rig, accepted, 0, &["backup", "a.raw", "--machine", "a"]);
     rig.ok(&["list"]);
-    // Made anew at the same place, it is known.
+    // A new repository at the same path is known.
     std::fs::remove_dir_all(rig.path("repo")).unwrap();
     rig.ok(&["init", "--no-encryption"]);
     rig.ok(&["list"]);
 }
 
-/// A copy would go to the owner of the replacing repository, and a repository made like it would deduplicate with it.
+/// A replaced target would receive the copies, and a repository that is initialized like it would have the keys of an
+/// attacker.
 #[test]
 fn the_other_repository_of_a_copy_is_remembered_as_well() {
     let rig = Rig::new();
@@ -173,7 +174,7 @@ fn the_other_repository_of_a_copy_is_remembered_as_well() {
     rename(rig.path("first"), rig.path("far")).unwrap();
     rig.ok(&copy);
     rig.ok(&like);
-    // One that is made at a place is known there, however the place was named.
+    // A new repository is known by its path, however the path was written.
     std::fs::remove_dir_all(rig.path("far")).unwrap();
     rig.ok(&["init", "--no-encryption", "-r", "far"]);
     rig.ok(&copy);
@@ -192,7 +193,8 @@ fn a_password_of_the_environment_does_not_lock_a_repository_without_one() {
         2,
         &["init", "--no-encryption", "-r", "third", "--password-file", "password"],
     );
-    // One that was encrypted is not opened as one that is not: the next backup would be in plain text.
+    // A repository that was encrypted is not opened when it is unencrypted: the next backup would be stored in plain
+    // text.
     std::fs::remove_dir_all(rig.path("other")).unwrap();
     run_with(&rig, variable, 3, &["init", "-r", "other"]);
     run_with(&rig, variable, 3, &["list", "-r", "other"]);

@@ -25,7 +25,7 @@ fn unknown_and_unreadable_machines_are_reported() {
     assert_eq!(world.refused(1, &["vbox:nobody*"]).0, "not-found");
     let (kind, said) = world.refused(1, &[&format!("vbox:{gone}")]);
     assert!(kind == "io" && said.contains("gone.vbox"), "{said}");
-    // All of them: what can be backed up is, and the others are named.
+    // A backup of all machines reports those that fail, and backs up the others.
     world.write_settings("vms/two/two.vbox", other, "lab three", &[("/nowhere.vdi", &id, "")]);
     let document = world.back_up(1, &["vbox:"]);
     assert_eq!(
@@ -37,7 +37,7 @@ fn unknown_and_unreadable_machines_are_reported() {
     assert!(document["warnings"].to_string().contains(gone), "{document}");
     let document = world.back_up(3, &["vbox:", "--exclude-machine", "lab*"]);
     assert_eq!(document["report"]["left_out_machines"].as_array().unwrap().len(), 2);
-    // Options that say nothing to VirtualBox.
+    // Options that VirtualBox does not support.
     for option in [["--quiesce", "require"], ["--method", "pause"], ["--max-latency", "20"]] {
         let words = [&["vbox:"], &option[..]].concat();
         assert_eq!(world.refused(2, &words).0, "usage", "{option:?}");
@@ -47,7 +47,7 @@ fn unknown_and_unreadable_machines_are_reported() {
     assert_eq!(empty.error(1, &["backup", "vbox:"]).0, "not-found");
 }
 
-/// Settings name files, and root opens every one: it takes the word of root alone for that.
+/// Settings name files, which root can open: so root only reads settings that belong to root.
 #[test]
 fn root_reads_no_settings_of_another_user() {
     let world = World::new();
@@ -98,7 +98,7 @@ fn settings_open_no_files_elsewhere_and_no_images_of_another_identity() {
     }
     world.holds("lab", &[("sda", &world.disks[0])]);
     let other = "11111111-2222-4333-8444-555555555555";
-    // Another image than VirtualBox knows.
+    // The image has another UUID than the settings.
     lab(&[("lab.vdi", other, "")]);
     let (kind, said) = world.refused(1, &["vbox:lab"]);
     assert!(kind == "refused" && said.contains(&id), "{said}");
@@ -107,7 +107,7 @@ fn settings_open_no_files_elsewhere_and_no_images_of_another_identity() {
     lab(&[("lab.vdi", &id, ""), ("copy.vdi", &id, "")]);
     let (kind, said) = world.refused(1, &["vbox:lab"]);
     assert!(kind == "refused" && said.contains("two images"), "{said}");
-    // Formats that are not read, images that are encrypted, and such that nothing is known of.
+    // Unsupported formats, encrypted images, and incomplete settings.
     lab(&[("lab.vdi", &id, "")]);
     let text = world.settings();
     for (from, to, kind, word) in [
@@ -130,12 +130,12 @@ fn settings_open_no_files_elsewhere_and_no_images_of_another_identity() {
     }
 }
 
-/// What cannot be read gives a warning, and the backup does not wait for it.
+/// Unreadable files cause a warning, and the backup does not wait for them.
 #[test]
 fn missing_files_and_special_files_in_settings_are_warned_about() {
     let world = World::new();
     let settings = world.settings();
-    // Memory that is gone.
+    // The file with the memory is missing.
     world.state("saved");
     let text = settings.replace(" lastStateChange", " stateFile=\"Snapshots/gone.sav\" lastStateChange");
     world.rig.write("vms/lab/lab.vbox", text.as_bytes());
@@ -160,7 +160,7 @@ fn missing_files_and_special_files_in_settings_are_warned_about() {
     assert!(document.to_string().contains("not a regular file"), "{document}");
 }
 
-/// They would be one line of snapshots, each the parent of the next.
+/// Otherwise they would have one history, each a parent of the other.
 #[test]
 fn machines_of_one_name_are_kept_apart() {
     const TWIN: &str = "9f6d1b8e-1f2a-4c3d-8e4f-5a6b7c8d9eaa";
@@ -177,7 +177,7 @@ fn machines_of_one_name_are_kept_apart() {
     world.holds("twin", &[("sda", &world.disks[1])]);
 }
 
-/// Two machines of one name would be one line of snapshots, and `restore` would give the data of the other one.
+/// Otherwise both machines would have one history, and `restore` would return the data of the other one.
 #[test]
 fn a_machine_is_not_stored_as_another_one_of_its_name() {
     const TWIN: &str = "1f6d1b8e-1f2a-4c3d-8e4f-5a6b7c8d9e0f";
@@ -194,7 +194,7 @@ fn a_machine_is_not_stored_as_another_one_of_its_name() {
     assert!(kind == "exists" && said.contains(LAB), "{said}");
     world.back_up(0, &[&twin, "--machine", "web2"]);
     world.back_up(0, &[&lab]);
-    // Where the first one is gone, the other one may be what was made of it: that has to be said.
+    // If the first one is gone, the second one may be its replacement: that needs a statement.
     world.register(&[(TWIN, "vms/two/two.vbox")]);
     assert_eq!(world.refused(1, &[&twin]).0, "exists");
     world.back_up(0, &[&twin, "--same-machine"]);
