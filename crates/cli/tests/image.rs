@@ -112,7 +112,7 @@ fn qemu_reads_converted_images() {
 }
 
 #[test]
-fn images_of_other_hypervisors_are_made_and_read() {
+fn images_of_other_hypervisors_are_written_and_read() {
     let folder = folder();
     let mut from = "disk.raw";
     // Each image is converted from the previous one.
@@ -228,7 +228,7 @@ fn images_of_qemu_are_read() {
 }
 
 #[test]
-fn a_map_covers_the_disk_and_tells_the_file() {
+fn a_map_covers_the_disk_and_names_the_files() {
     let folder = folder();
     report(&folder, &["convert", "disk.raw", "disk.qcow2"]);
     for (name, subformat) in [("flat.vmdk", "monolithicFlat"), ("split.vmdk", "twoGbMaxExtentSparse")] {
@@ -289,7 +289,7 @@ fn differences_are_found_and_counted() {
 }
 
 #[test]
-fn only_what_differs_from_the_base_is_stored() {
+fn only_differences_from_the_base_are_stored() {
     let folder = folder();
     report(&folder, &["convert", "disk.raw", "base.qcow2"]);
     let disk = File::options()
@@ -389,7 +389,7 @@ fn a_file_elsewhere_is_opened_only_if_allowed() {
 }
 
 #[test]
-fn damage_is_5_and_leaks_are_3() {
+fn damage_exits_with_5_and_leaks_with_3() {
     let folder = folder();
     report(&folder, &["convert", "disk.raw", "disk.qcow2"]);
     let image = File::options()

@@ -294,7 +294,7 @@ fn no_machines(_: &[HostSnapshotScope]) -> Vec<Description> {
 const DATASETS: (Subject<'_>, Quiesce) = (Subject::Datasets(&no_machines), Quiesce::Try);
 
 #[test]
-fn a_machine_that_is_started_meanwhile_is_not_shut_off() {
+fn a_machine_started_during_a_snapshot_is_not_recorded_as_shut_off() {
     for (before, then) in [
         (MachineState::ShutOff, MachineState::Running),
         (MachineState::ShutOff, MachineState::Paused),
@@ -333,7 +333,7 @@ fn machines_that_stay_off_are_recorded_as_shut_off() {
 }
 
 #[test]
-fn a_disk_that_is_moved_meanwhile_is_not_in_a_snapshot_of_its_machine() {
+fn a_disk_moved_during_a_snapshot_is_not_claimed() {
     let machine = [Fake::new("web1", MachineState::Running)];
     let mut round = 0;
     let mut moves = || {

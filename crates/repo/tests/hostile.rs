@@ -123,7 +123,7 @@ fn hostile_bytes_are_an_error_and_take_no_more_memory_than_they_justify() {
 
 /// Edits at random places of random objects; a fuzzer does the same for longer.
 #[test]
-fn a_ruined_object_costs_no_wrong_byte_and_nothing_that_could_be_restored() {
+fn a_damaged_object_gives_no_wrong_byte_and_loses_no_other_data() {
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let victim = Victim::new();
     let mut random = SeededRandom::new(test_seed());

@@ -270,7 +270,7 @@ fn stored_zeroes_take_no_space_and_oversized_images_are_refused() {
 }
 
 #[test]
-fn descriptors_may_be_in_utf_16() {
+fn descriptors_in_utf_16_are_read() {
     let text = descriptor(&[("d.vmdk", 5 * MIB)], STREAM);
     let text = format!("<?xml version=\"1.0\" encoding=\"UTF-16\"?>{text}");
     let bytes: Vec<u8> = "\u{feff}"

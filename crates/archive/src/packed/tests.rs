@@ -442,7 +442,7 @@ impl Write for ChannelWriter {
 
 /// When the source failed, the output got an index, as if it were complete.
 #[test]
-fn an_aborted_stream_gets_no_index() {
+fn an_aborted_stream_has_no_index() {
     let bytes = stream(2_500_000);
     for packing in [Packing::Gzip, Packing::Zstd] {
         let options = PackOptions {

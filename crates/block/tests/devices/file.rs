@@ -37,7 +37,7 @@ fn conforms_direct() {
 
 /// More than one bounce buffer, at every combination of aligned and unaligned ends.
 #[test]
-fn large_direct_requests_are_whole() {
+fn large_direct_requests_transfer_all_bytes() {
     let directory = tempfile::tempdir().unwrap();
     let size = (3 << 20) + 777;
     let pattern = Conformance::new().pattern(size);
@@ -105,7 +105,7 @@ fn a_file_that_cannot_have_its_size_is_not_left_behind() {
 }
 
 #[test]
-fn other_files_than_disks_are_refused() {
+fn directories_and_special_files_are_refused() {
     for path in ["/", "/dev/null"] {
         let error = FileDevice::open(path.as_ref(), IoMode::Buffered).unwrap_err();
         assert!(matches!(error, Error::Unsupported { .. }), "{error}");
@@ -115,7 +115,7 @@ fn other_files_than_disks_are_refused() {
 }
 
 #[test]
-fn zeroing_and_trimming_give_space_back() {
+fn zeroing_and_trimming_free_space() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("disk");
     let device = FileDeviceMut::create_new(&path, 1 << 20, IoMode::Buffered).unwrap();
@@ -137,7 +137,7 @@ fn zeroing_and_trimming_give_space_back() {
 
 /// If a file is truncated while it is open, reads and extents return an error, never zeroes.
 #[test]
-fn a_file_that_shrinks_is_noticed() {
+fn a_truncated_file_is_an_error() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("disk");
     let device = FileDeviceMut::create_new(&path, 100_000, IoMode::Buffered).unwrap();
@@ -180,7 +180,7 @@ fn a_file_that_shrinks_is_noticed() {
 }
 
 #[test]
-fn a_file_that_is_written_while_it_is_read_is_noticed() {
+fn a_write_during_reading_is_detected() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("disk");
     let file = File::create_new(&path).unwrap();
@@ -199,7 +199,7 @@ fn a_file_that_is_written_while_it_is_read_is_noticed() {
 
 /// Buffered and direct requests alternate, at overlapping and adjacent ranges.
 #[test]
-fn large_and_small_requests_see_each_other() {
+fn direct_and_buffered_requests_see_each_others_writes() {
     let directory = tempfile::tempdir().unwrap();
     let size = 2 << 20;
     let device = FileDeviceMut::create_new(&directory.path().join("disk"), size, IoMode::LargeDirect).unwrap();

@@ -90,7 +90,7 @@ fn version_1_of_overlays_is_read() {
 
 /// The current code writes exactly the fixtures: a change of the layout without a new version fails here.
 #[test]
-fn the_current_versions_are_written_as_they_always_were() {
+fn the_current_code_writes_the_fixtures() {
     assert_eq!(
         (BITMAP_VERSION, OVERLAY_VERSION),
         (1, 1),

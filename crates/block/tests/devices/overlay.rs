@@ -101,7 +101,7 @@ fn another_backing_another_size_and_a_used_store_are_refused() {
 
 /// With any damage in header or map, opening fails or gives the right content; it never panics.
 #[test]
-fn every_flipped_bit_of_header_and_map_is_noticed() {
+fn every_flipped_bit_of_header_or_map_is_detected() {
     let backing = pattern(10_000);
     let store = store(10_000, 512);
     let overlay = OverlayDevice::create(&backing, &store, options(512)).unwrap();
@@ -179,7 +179,7 @@ fn history(cluster: u32, seed: u64) -> (MemoryDevice, Arc<CrashLog>, Vec<Moment>
 /// Cuts the power at every write and every flush of the store. Flushed data survives; each sector that was written
 /// later has one of the contents that it had since the flush.
 #[test]
-fn a_power_cut_at_any_write_loses_nothing_that_was_flushed() {
+fn a_power_cut_at_any_write_loses_no_flushed_data() {
     let seed = test_seed();
     for (cluster, seed) in [(512, seed), (1024, seed ^ 1), (4096, seed ^ 2), (16_384, seed ^ 3)] {
         let (backing, log, moments) = history(cluster, seed);
@@ -230,7 +230,7 @@ fn a_power_cut_while_creating_leaves_nothing_or_an_empty_overlay() {
 /// successful writes stays, each sector of a failed write is old or new, and after the next successful flush all of
 /// that survives reopening.
 #[test]
-fn a_store_that_fails_at_any_request_loses_nothing_that_succeeded() {
+fn a_store_failure_at_any_request_loses_no_completed_write() {
     let seed = test_seed();
     let faults = [
         (RequestKind::Write, Fault::NoSpace),
@@ -337,7 +337,7 @@ fn a_commit_moves_everything_into_the_backing_and_empties_the_overlay() {
 /// Cuts the power of the store and the backing device at every request of a commit: what is read through the overlay is
 /// always correct, and a second commit completes.
 #[test]
-fn a_power_cut_during_a_commit_costs_nothing_but_doing_it_again() {
+fn a_commit_can_be_repeated_after_a_power_cut() {
     let seed = test_seed();
     let original = pattern(30_001);
     let mut model = original.to_bytes();
@@ -386,7 +386,7 @@ fn a_power_cut_during_a_commit_costs_nothing_but_doing_it_again() {
 
 /// The store fails at any request of a commit, and the program continues: no earlier or later write is lost.
 #[test]
-fn a_commit_that_fails_leaves_an_overlay_that_works() {
+fn a_failed_commit_leaves_a_working_overlay() {
     let seed = test_seed();
     for kind in [
         RequestKind::Write,

@@ -37,7 +37,7 @@ fn verbs_and_options_are_offered_and_internal_ones_are_not() {
 }
 
 #[test]
-fn what_the_repository_has_is_offered() {
+fn names_in_the_repository_are_offered() {
     let rig = Rig::new();
     rig.write("web1.raw", &noise(4096, 1));
     rig.write("db1.raw", &noise(4096, 2));
@@ -63,7 +63,7 @@ fn what_the_repository_has_is_offered() {
 }
 
 #[test]
-fn an_encrypted_repository_is_opened_only_without_a_question() {
+fn an_encrypted_repository_is_opened_only_without_a_prompt() {
     let rig = Rig::empty();
     rig.write("password", b"four horses eat soup\n");
     let private = std::os::unix::fs::PermissionsExt::from_mode(0o600);

@@ -165,7 +165,7 @@ fn reports_of_machines(reports: &mut BTreeMap<&'static str, Vec<Value>>) {
 }
 
 #[test]
-fn what_is_described_is_what_there_is() {
+fn documented_fields_match_the_reports() {
     let shared: BTreeSet<String> = sections()
         .iter()
         .filter(|(heading, _)| heading.ends_with("in reports"))

@@ -60,7 +60,7 @@ fn wait_for(stdout: &mut BufReader<ChildStdout>, wanted: &str) {
 }
 
 #[test]
-fn the_first_signal_asks_and_the_second_ends() {
+fn the_first_signal_requests_a_stop_and_the_second_kills() {
     for (signal, number) in [(Signal::INT, 2), (Signal::TERM, 15)] {
         let (mut child, mut stdout) = start("stuck");
         let id = Pid::from_child(&child);
@@ -75,7 +75,7 @@ fn the_first_signal_asks_and_the_second_ends() {
 
 /// Otherwise a loop in a shell would continue with its next iteration.
 #[test]
-fn a_job_that_obeys_ends_by_the_signal() {
+fn a_stopped_job_exits_by_the_signal() {
     for (signal, number) in [(Signal::INT, 2), (Signal::TERM, 15)] {
         let (mut child, mut stdout) = start("obedient");
         wait_for(&mut stdout, "started");
@@ -87,7 +87,7 @@ fn a_job_that_obeys_ends_by_the_signal() {
 /// The program waits minutes for a pool that does not answer, both when it checks the certificate before it asks for a
 /// password, and when it logs in. The signal ends that.
 #[test]
-fn a_pool_that_says_nothing_does_not_keep_a_command_from_stopping() {
+fn a_signal_ends_a_command_that_waits_for_a_silent_pool() {
     let rig = Rig::new();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let pool = format!("xen://root@{}", listener.local_addr().unwrap());

@@ -6,7 +6,7 @@ use crate::host::system;
 
 /// systemd accepts the units, and the timer has the documented times.
 #[test]
-fn units_are_units() {
+fn systemd_accepts_the_units() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/systemd");
     let place = tempfile::tempdir().unwrap();
     let mut words = vec!["verify".to_owned(), "--man=no".to_owned()];
@@ -29,7 +29,7 @@ fn units_are_units() {
 
 /// The exposure of each service is bounded: additional permissions of a service are listed here.
 #[test]
-fn services_are_closed_but_for_what_they_need() {
+fn the_exposure_of_services_is_bounded() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/systemd");
     for (unit, exposure_max) in [
         ("holdfast-daemon.service", "40"),

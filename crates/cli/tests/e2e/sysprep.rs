@@ -52,7 +52,7 @@ fn disk_of(rig: &Rig, image: &str) -> Vec<u8> {
 }
 
 #[test]
-fn clones_of_an_image_get_guests_of_their_own_before_they_have_their_names() {
+fn virt_sysprep_runs_before_clones_get_their_final_names() {
     let mut rig = Rig::empty();
     let bytes = noise(2 * MIB, 7);
     rig.write("base.raw", &bytes);

@@ -132,7 +132,7 @@ fn pushed_id(rig: &Rig, label: &str) -> String {
 const DIFFERS: &str = "is not what was signed";
 
 #[test]
-fn another_disk_under_a_signed_statement_is_found_while_it_is_written() {
+fn a_replaced_disk_is_detected_while_it_is_written() {
     let rig = rig();
     let id = pushed_id(&rig, "debian");
     // Only a single bit of the disk differs.
@@ -168,7 +168,7 @@ fn another_disk_under_a_signed_statement_is_found_while_it_is_written() {
 }
 
 #[test]
-fn zeroes_under_a_signed_statement_are_found_too() {
+fn a_disk_replaced_by_zeroes_is_detected() {
     let rig = rig();
     let id = pushed_id(&rig, "debian");
     Forgery::default().replace(&rig, &id);
@@ -176,7 +176,7 @@ fn zeroes_under_a_signed_statement_are_found_too() {
 }
 
 #[test]
-fn a_signed_statement_counts_for_its_own_name_and_tag_only() {
+fn a_signed_statement_is_valid_only_for_its_name_and_tag() {
     let rig = rig();
     let id = pushed_id(&rig, "debian:old");
     let elsewhere = Forgery {
@@ -242,7 +242,7 @@ fn an_older_statement_does_not_become_the_newest() {
 }
 
 #[test]
-fn another_configuration_and_another_number_of_parts_are_refused() {
+fn replaced_configurations_and_added_or_missing_parts_are_refused() {
     let rig = rig();
     image(&rig, "in/vda.raw", 1);
     image(&rig, "in/vdb.raw", 2);

@@ -6,7 +6,7 @@ use crate::program::stderr;
 use crate::templates::{assert_pulls, assert_refused, image, pull_words, push, rig};
 
 #[test]
-fn a_tag_is_moved_only_on_request_and_what_it_meant_stays_under_its_digest() {
+fn a_tag_moves_only_on_request_and_the_old_template_stays() {
     let rig = rig();
     let first = image(&rig, "debian.raw", 1);
     let one = push(&rig, "debian:stable", "debian.raw", "anna", &[]);
@@ -142,7 +142,7 @@ fn removing_a_template_never_restores_the_earlier_meaning_of_a_tag() {
 }
 
 #[test]
-fn pushes_of_one_tag_at_once_leave_one_of_them() {
+fn concurrent_pushes_of_one_tag_leave_one_template() {
     let rig = rig();
     let images: Vec<Vec<u8>> = (0..4)
         .map(|seed| image(&rig, &format!("{seed}.raw"), seed + 1))

@@ -120,7 +120,7 @@ fn a_signed_template_is_pulled_as_it_was_pushed() {
 
 /// An image in another format has the same disk, so it is the same content.
 #[test]
-fn the_content_does_not_depend_on_the_format_the_name_of_the_file_or_the_repository() {
+fn the_content_id_depends_only_on_the_disk() {
     let rig = rig();
     image(&rig, "debian.raw", 1);
     rig.ok(&["image", "convert", "debian.raw", "other-name.qcow2"]);
@@ -213,7 +213,7 @@ fn signers_come_from_the_environment_and_the_configuration_of_the_user() {
 
 /// Without a terminal, a key that asks for its passphrase would wait for ever.
 #[test]
-fn a_key_with_a_passphrase_is_an_error_without_a_terminal_and_nothing_is_left() {
+fn a_key_with_a_passphrase_is_refused_without_a_terminal() {
     let rig = rig();
     image(&rig, "debian.raw", 1);
     keygen(&rig, &["-q", "-t", "ed25519", "-N", "open sesame", "-f", "sealed"]);
@@ -229,7 +229,7 @@ fn a_key_with_a_passphrase_is_an_error_without_a_terminal_and_nothing_is_left() 
 
 /// Commands about snapshots of machines ignore templates; commands that store and check data do not.
 #[test]
-fn templates_are_no_backups_of_machines() {
+fn commands_about_machine_backups_ignore_templates() {
     let rig = rig();
     let bytes = image(&rig, "debian.raw", 1);
     rig.ok(&["backup", "debian.raw", "--time", "2026-01-01T10:00:00Z"]);
@@ -263,7 +263,7 @@ fn templates_are_no_backups_of_machines() {
 }
 
 #[test]
-fn a_machine_of_a_snapshot_becomes_another_one_in_a_folder() {
+fn a_pulled_machine_gets_a_new_identity() {
     let rig = rig();
     let (disk, data) = (image(&rig, "in/vda.raw", 1), image(&rig, "in/vdb.raw", 2));
     let xml = "<domain type='kvm'><name>web1</name><uuid>9f6d1b8e-1f2a-4c3d-8e4f-5a6b7c8d9e0f</uuid><memory unit='MiB'>512</memory>\
@@ -358,7 +358,7 @@ pub(crate) fn machine_snapshot(rig: &Rig) {
 }
 
 #[test]
-fn a_copy_in_another_repository_is_as_good_and_stays() {
+fn a_copied_template_is_valid_and_protected() {
     let rig = rig();
     let bytes = image(&rig, "debian.raw", 1);
     rig.ok(&["backup", "debian.raw"]);
@@ -394,7 +394,7 @@ fn a_copy_in_another_repository_is_as_good_and_stays() {
 
 /// A killed push leaves no template, no lock, and no data that gc would keep.
 #[test]
-fn a_push_that_is_killed_leaves_nothing_for_long() {
+fn a_killed_push_leaves_nothing() {
     let rig = rig();
     image(&rig, "debian.raw", 1);
     let fifo = rig.path("waits");

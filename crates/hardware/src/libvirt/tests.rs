@@ -409,7 +409,7 @@ fn features_of_the_hypervisor_are_listed() {
 
 /// libvirt refuses a machine with two devices at one position of the boot order.
 #[test]
-fn the_boot_order_has_no_ties() {
+fn every_device_has_its_own_boot_position() {
     let mut machine = specimen();
     for disk in &mut machine.disks {
         disk.boot_order = Some(1);

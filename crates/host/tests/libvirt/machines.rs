@@ -53,7 +53,7 @@ fn machines_are_listed_and_described() {
 }
 
 #[test]
-fn the_mark_of_a_machine_is_read() {
+fn the_metadata_of_a_machine_is_read() {
     let lab = LibvirtLab::new();
     let libvirt = lab.connect();
     lab.define("web1", &["raw", "raw"]);

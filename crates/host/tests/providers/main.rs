@@ -100,7 +100,7 @@ fn a_snapshot_does_not_change() {
 
 /// After the inspection, another process replaces the snapshot by one of the same name: that one stays.
 #[test]
-fn another_one_of_the_same_name_is_not_removed_in_its_place() {
+fn a_replacement_of_an_inspected_snapshot_is_not_removed() {
     with_each(|file_system| {
         let world = World::new(file_system);
         let looked_at = || world.provider.snapshots(&world.dataset.name).unwrap().remove(0);

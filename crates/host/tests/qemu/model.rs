@@ -231,7 +231,7 @@ fn request(monitor: &dyn Monitor, folder: &Path, number: u32, disk_count: usize)
 }
 
 #[test]
-fn the_model_goes_through_a_backup_as_qemu_does() {
+fn a_backup_has_the_same_effects_in_the_model_and_in_qemu() {
     let twins = Twins::new();
     let clock = SystemClock::new();
     for (number, disk_count, pause_policy) in [

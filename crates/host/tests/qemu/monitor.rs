@@ -54,7 +54,7 @@ fn events_are_queued_until_they_are_taken() {
 }
 
 #[test]
-fn an_end_of_qemu_is_reported_and_a_second_client_times_out() {
+fn the_exit_of_qemu_is_reported_and_a_second_client_times_out() {
     let lab = QemuLab::new(&[]);
     let second = QmpSocket::connect(&lab.path("qmp"));
     let Err(error) = second else {

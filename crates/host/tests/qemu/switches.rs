@@ -331,7 +331,7 @@ fn several_disks_are_frozen_between_two_writes_of_a_running_machine() {
 /// Another client takes a snapshot right after the point in time, before the bitmaps are copied: the next backup would
 /// miss the changes in its overlay, so this one fails.
 #[test]
-fn a_snapshot_of_another_client_during_the_freeze_is_noticed() {
+fn a_snapshot_of_another_client_during_the_freeze_is_detected() {
     let lab = QemuLab::new(&["qcow2", "qcow2"]);
     let overlay = lab.path("overlay");
     let overlay = overlay.to_str().unwrap();

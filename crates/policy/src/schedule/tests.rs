@@ -98,7 +98,7 @@ fn missed_runs_are_caught_up_once() {
 }
 
 #[test]
-fn a_clock_that_goes_back_by_an_hour_makes_no_second_run_and_no_standstill() {
+fn a_clock_set_back_by_an_hour_neither_repeats_nor_blocks_runs() {
     // At 02:40, after the run of 02:30, the clock is set to 01:40.
     let mut host = Host::new(timing("02:30"), "UTC", "2026-11-20T02:00:00Z");
     host.pass(40 * 60, 60);
@@ -125,7 +125,7 @@ fn a_clock_that_goes_back_by_an_hour_makes_no_second_run_and_no_standstill() {
 }
 
 #[test]
-fn a_clock_that_was_a_year_ahead_stops_nothing_for_a_year() {
+fn a_clock_that_was_a_year_ahead_does_not_block_runs() {
     let mut host = Host::new(timing("daily"), "UTC", "2026-11-20T12:00:00Z");
     host.clock = at("2027-11-20T12:00:00Z");
     host.check();
@@ -136,7 +136,7 @@ fn a_clock_that_was_a_year_ahead_stops_nothing_for_a_year() {
 }
 
 #[test]
-fn clocks_that_are_set_in_spring_and_autumn_are_the_calendars_business() {
+fn runs_follow_the_calendar_at_daylight_saving_changes() {
     let mut host = Host::new(timing("hourly"), "Europe/Berlin", "2026-10-25T00:30:00+02:00");
     host.pass(4 * HOUR, 60);
     assert_eq!(host.clocks(), ["25 01:00", "25 02:00", "25 02:00", "25 03:00"]);
@@ -149,7 +149,7 @@ fn clocks_that_are_set_in_spring_and_autumn_are_the_calendars_business() {
 }
 
 #[test]
-fn a_job_waits_on_a_host_always_the_same_time() {
+fn the_delay_of_a_job_is_constant_on_a_host() {
     let most = Duration::from_secs(3600);
     let delays: Vec<u64> = (0..200)
         .map(|number| own_delay(most, &format!("host{number}"), "nightly").as_secs())
@@ -172,7 +172,7 @@ fn a_job_waits_on_a_host_always_the_same_time() {
 }
 
 #[test]
-fn a_run_that_fails_is_tried_again_with_longer_and_longer_waits_and_then_given_up() {
+fn a_failed_run_is_retried_with_increasing_delays() {
     let zone = TimeZone::UTC;
     let timing = timing("daily");
     let mut now = at("2026-11-20T00:00:00Z");
@@ -220,7 +220,7 @@ fn a_run_that_fails_is_tried_again_with_longer_and_longer_waits_and_then_given_u
 }
 
 #[test]
-fn retries_go_on_when_the_next_time_comes_and_a_clock_set_back_does_not_delay_them() {
+fn retries_continue_past_the_next_time_and_a_clock_change() {
     let zone = TimeZone::UTC;
     let timing = timing("*:0/1");
     let start = at("2026-11-20T00:00:00Z");
@@ -275,7 +275,7 @@ proptest! {
     /// When the clock is set forward or back, a job that is checked regularly neither stops nor runs more often than it
     /// should.
     #[test]
-    fn no_clock_makes_a_job_stand_still_or_run_wild(
+    fn no_clock_change_stops_a_job_or_makes_it_run_too_often(
         (period, when) in prop_oneof![
             Just((15 * 60, "*:0/15")), Just((HOUR, "hourly")), Just((6 * HOUR, "0/6:00")), Just((DAY, "02:30")),
         ],
@@ -309,7 +309,7 @@ proptest! {
 
     /// With a correct clock, each scheduled time gives one run, whenever the check happens.
     #[test]
-    fn each_time_is_a_run_and_no_run_is_without_a_time(
+    fn each_scheduled_time_is_exactly_one_run(
         steps in proptest::collection::vec(1..200_i64, 1..50),
     ) {
         let mut host = Host::new(timing("hourly"), "UTC", "2026-06-20T00:00:00Z");

@@ -104,7 +104,7 @@ proptest! {
 
     /// Compares with a search minute by minute.
     #[test]
-    fn the_next_is_the_first_that_matches(model in models(), (zone, after) in places()) {
+    fn the_next_instant_is_the_first_that_matches(model in models(), (zone, after) in places()) {
         let calendar: Calendar = model.text().parse().unwrap();
         let next = calendar.next_after(after, &zone);
         prop_assert!(next.is_none_or(|next| next > after && calendar.matches(next, &zone)));
@@ -127,7 +127,7 @@ proptest! {
 
     /// Any text gives a calendar or an error, without long computation.
     #[test]
-    fn any_text_is_answered(text in "[*0-9,./:~ MonFrid-]{0,24}|.{0,40}") {
+    fn any_text_gives_a_calendar_or_an_error(text in "[*0-9,./:~ MonFrid-]{0,24}|.{0,40}") {
         if let Ok(calendar) = text.parse::<Calendar>() {
             let after = "2026-03-29T00:00:00Z".parse().unwrap();
             let next = calendar.next_after(after, &TimeZone::get("Europe/Berlin").unwrap());

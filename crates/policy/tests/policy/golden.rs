@@ -104,7 +104,7 @@ fn render(plan: &RetentionPlan, zone: &TimeZone) -> String {
 }
 
 #[test]
-fn plans_are_as_written() {
+fn plans_match_the_golden_files() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden");
     let mut case_count = 0;
     for entry in std::fs::read_dir(folder).unwrap() {

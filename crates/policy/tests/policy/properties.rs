@@ -160,7 +160,7 @@ proptest! {
     }
 
     #[test]
-    fn the_order_of_the_question_does_not_matter(
+    fn the_order_of_the_candidates_does_not_matter(
         policy in policies(),
         (candidates, shuffled) in candidates().prop_flat_map(|all| (Just(all.clone()), Just(all).prop_shuffle())),
     ) {
@@ -168,7 +168,7 @@ proptest! {
     }
 
     #[test]
-    fn the_future_takes_no_place(policy in policies(), candidates in candidates()) {
+    fn future_snapshots_do_not_affect_decisions(policy in policies(), candidates in candidates()) {
         let past: Vec<_> = candidates.iter().filter(|candidate| candidate.time <= at(0)).cloned().collect();
         let with_future = decide(&policy, &candidates);
         let of_past: Vec<_> =
@@ -225,7 +225,7 @@ proptest! {
 
     /// Pruning after each snapshot leaves the same as pruning once at the end.
     #[test]
-    fn pruning_often_and_pruning_once_leave_the_same(policy in policies(), candidates in candidates()) {
+    fn repeated_prunes_keep_the_same_as_one_final_prune(policy in policies(), candidates in candidates()) {
         let mut history: Vec<_> = candidates.into_iter().filter(|candidate| candidate.time <= at(0)).collect();
         history.sort();
         let mut store = Vec::new();

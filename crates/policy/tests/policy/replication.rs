@@ -94,7 +94,7 @@ fn a_bookmark_replaces_a_removed_snapshot() {
 }
 
 #[test]
-fn nothing_is_sent_where_something_would_be_lost() {
+fn nothing_is_sent_to_a_diverged_target() {
     let diverged =
         |source: &str, target: &str| match plan_replication(&points(source), Some(&points(target)), LINEAR).plan {
             ReplicaPlan::Diverged(divergence) => divergence,
@@ -119,7 +119,7 @@ fn nothing_is_sent_where_something_would_be_lost() {
 }
 
 #[test]
-fn names_that_clash_are_left_out_and_reported() {
+fn conflicting_names_are_left_out_and_reported() {
     let mut target = points("a b");
     target[0].name = "d".to_owned();
     let plan = plan_replication(&points("b c d e"), Some(&target), LINEAR);
@@ -131,7 +131,7 @@ fn names_that_clash_are_left_out_and_reported() {
 }
 
 #[test]
-fn where_there_are_no_identities_name_and_time_count() {
+fn without_identities_name_and_time_are_compared() {
     let without = |names: &str| {
         let mut points = points(names);
         for point in &mut points {
@@ -248,7 +248,7 @@ proptest! {
     /// After any history, the target accepts every stream of a plan, loses nothing, and then has the newest snapshot.
     /// If instead the plan reports a divergence, the target would have accepted no stream.
     #[test]
-    fn every_plan_is_taken_to_its_end(happenings in happenings(), rules in rules()) {
+    fn every_plan_is_accepted_by_the_target(happenings in happenings(), rules in rules()) {
         let mut source: Vec<ReplicaPoint> = Vec::new();
         let mut target: Option<Model> = None;
         let mut identity = 0;

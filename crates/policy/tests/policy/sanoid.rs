@@ -342,7 +342,7 @@ fn compare(seeds: impl Iterator<Item = u64>) -> (usize, usize) {
 }
 
 #[test]
-fn every_decision_is_that_of_the_real_program() {
+fn every_decision_equals_that_of_sanoid() {
     assert!(Path::new(SANOID).exists(), "sanoid is not installed: make setup");
     let half = CASE_COUNT / 2;
     let (first, second) = std::thread::scope(|scope| {

@@ -141,7 +141,7 @@ fn invalid_requests_are_refused() {
 }
 
 #[test]
-fn a_calendar_that_never_comes_leaves_nothing() {
+fn a_calendar_without_dates_takes_no_snapshot() {
     let head = "zone UTC\nstart 2026-01-01T00:00:00Z\nkeep-last 3\ndays 5\nevery *-02-30";
     let simulation = Case::parse(head).simulate(Pruning::AfterEach).unwrap();
     assert_eq!(
@@ -216,7 +216,7 @@ proptest! {
 
     /// Ages grow, gaps add up to ages, bands count each point once, and the last day agrees with the points.
     #[test]
-    fn the_figures_fit_together(case in cases()) {
+    fn the_numbers_of_a_simulation_are_consistent(case in cases()) {
         let simulation = case.simulate(Pruning::AfterEach).unwrap();
         let mut age = SignedDuration::ZERO;
         for point in &simulation.points {

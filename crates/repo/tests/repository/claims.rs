@@ -39,7 +39,7 @@ fn writer_count(store: &MemoryStore) -> usize {
 }
 
 #[test]
-fn only_one_claims_the_same_at_a_time() {
+fn a_claim_excludes_a_second_one_of_the_same_name() {
     let rig = Rig::new(1);
     let claim = rig.repository.claim("a push", "template a:latest").unwrap();
     assert!(claim.holds().unwrap());
@@ -57,7 +57,7 @@ fn only_one_claims_the_same_at_a_time() {
 
 /// Of several concurrent claims exactly one succeeds, in every round.
 #[test]
-fn of_many_at_once_one_has_it() {
+fn exactly_one_of_several_concurrent_claims_succeeds() {
     let rig = Rig::new(2);
     for round in 0..20 {
         let held: Vec<bool> = std::thread::scope(|scope| {
@@ -80,7 +80,7 @@ fn of_many_at_once_one_has_it() {
 }
 
 #[test]
-fn a_dead_process_blocks_no_one_and_holds_nothing() {
+fn a_claim_of_a_dead_process_does_not_block_another() {
     let store = MemoryStore::new();
     let processes = Arc::new(Mortals::default());
     let environment = Environment {

@@ -146,7 +146,7 @@ fn disk_of(bytes: &[u8]) -> Disk {
 }
 
 #[test]
-fn sizes_at_the_borders_of_everything() {
+fn disks_of_boundary_sizes_are_copied() {
     let from = Rig::new(1);
     let to = Rig::new(2);
     for size in [0, 1, 4096, 4097, 64 * MIB, 64 * MIB + 1] {
@@ -207,7 +207,7 @@ fn a_survey_predicts_the_bytes_that_a_copy_reads() {
 
 /// If either side fails at any step, no incomplete snapshot is committed, and the next copy is complete.
 #[test]
-fn either_side_fails_at_every_step() {
+fn a_failure_at_any_operation_commits_no_incomplete_copy() {
     let from = Rig::new(1);
     let days = two_days(&from, 3 * MIB + 5);
     let (manifest, expected) = &days[1];

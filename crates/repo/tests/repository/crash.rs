@@ -230,26 +230,26 @@ fn at_every_operation(fault: Fault, span: FaultSpan, seeds: std::ops::Range<u64>
 /// The seed decides whether the interrupted change was applied: for each operation, some seeds apply it and others do
 /// not.
 #[test]
-fn a_crash_at_every_operation() {
+fn a_crash_at_any_operation_loses_no_committed_snapshot() {
     at_every_operation(Fault::Crash, FaultSpan::Forever, 0..3);
 }
 
 #[test]
-fn a_failure_of_every_operation() {
+fn a_failed_operation_loses_no_committed_snapshot() {
     at_every_operation(Fault::Io, FaultSpan::Once, 0..3);
 }
 
 #[test]
-fn a_store_that_fails_for_good_at_every_operation() {
+fn a_permanently_failing_store_loses_no_committed_snapshot() {
     at_every_operation(Fault::Io, FaultSpan::Forever, 0..1);
 }
 
 #[test]
-fn a_store_that_is_full_for_a_moment_at_every_operation() {
+fn a_temporarily_full_store_loses_no_committed_snapshot() {
     at_every_operation(Fault::NoSpace, FaultSpan::Once, 0..1);
 }
 
 #[test]
-fn a_store_that_stays_full_from_every_operation_on() {
+fn a_permanently_full_store_loses_no_committed_snapshot() {
     at_every_operation(Fault::NoSpace, FaultSpan::Forever, 0..1);
 }

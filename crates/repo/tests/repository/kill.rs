@@ -214,14 +214,14 @@ fn kill_at_random(kills: u64) -> usize {
 }
 
 #[test]
-fn whenever_a_process_is_killed_nothing_that_was_committed_is_lost() {
+fn a_kill_at_any_moment_loses_no_committed_snapshot() {
     let committed = kill_at_random(32);
     assert!(committed >= 8, "the children came to {committed} snapshots only");
 }
 
 #[test]
 #[ignore = "hundreds of kills take a while: make torture"]
-fn hundreds_of_kills() {
+fn hundreds_of_kills_lose_no_committed_snapshot() {
     let kills = std::env::var("HOLDFAST_KILLS").map_or(500, |count| count.parse().unwrap());
     let committed = kill_at_random(kills);
     assert!(

@@ -151,7 +151,7 @@ fn gc_and_repair_keep_everything_needed_to_put_lost_files_back() {
 /// A copy of a store is interrupted after any number of objects, in the order of names or another one; the rest is
 /// copied later.
 #[test]
-fn a_repository_that_is_copied_in_part_is_left_alone() {
+fn a_partly_copied_repository_loses_nothing() {
     let full = full();
     let objects = full.rig.store.objects();
     let mut names: Vec<ObjectName> = objects.keys().cloned().collect();
@@ -192,7 +192,7 @@ fn losses(result: Result<holdfast_repo::GcReport, Error>) -> Vec<Loss> {
 /// Regression: a folder of snapshots was lost. Verify, list and statistics reported no problem, and gc deleted data
 /// that repair could have used.
 #[test]
-fn a_lost_snapshot_is_named_and_comes_back() {
+fn a_lost_snapshot_is_reported_and_can_be_repaired() {
     let full = full();
     let (id, disk) = &full.living[0];
     let repository = &full.rig.repository;
@@ -256,7 +256,7 @@ fn a_loss_that_is_accepted_is_not_asked_about_again() {
 
 /// Packs of snapshots that are not copied yet, and no maps.
 #[test]
-fn packs_that_nothing_explains_are_kept_until_that_is_accepted() {
+fn unexplained_packs_are_kept_until_their_loss_is_accepted() {
     let rig = Rig::new(72);
     let mut disk = Disk::new(1 << 20, 1);
     disk.fill(0, 1 << 20);
@@ -297,7 +297,7 @@ fn a_backup_that_is_cancelled_is_no_loss() {
 
 /// Regression: gc succeeded although snapshots needed a missing pack, and deleted data that repair could have used.
 #[test]
-fn packs_that_are_missing_are_named() {
+fn missing_packs_are_reported() {
     let full = full();
     let repository = &full.rig.repository;
     let report = repository.gc(GC).unwrap();

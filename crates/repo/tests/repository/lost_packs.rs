@@ -46,7 +46,7 @@ fn damage_records(store: &MemoryStore) -> Vec<ObjectName> {
 /// Regression: a pack was lost. Before the loss was noticed, gc removed the index entries of the pack. So repair could
 /// not report which chunks were lost, and a later backup of the same data healed nothing.
 #[test]
-fn gc_does_not_forget_which_chunks_a_lost_pack_held() {
+fn gc_keeps_the_index_of_a_lost_pack() {
     let rig = Rig::new(31);
     let mut disk = Disk::new(2 << 20, 1);
     disk.fill(0, 1 << 20);

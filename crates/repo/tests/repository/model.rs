@@ -65,7 +65,7 @@ fn concurrent_operations_are_safe_in_every_order() {
 /// back after gc had acted on it; a backup that slept for a month, and whose mark gc deleted as soon as it was put);
 /// one in which a forget and a protection both succeeded; and one whose forgotten snapshot was never removed.
 #[test]
-fn histories_that_failed_once_are_right() {
+fn histories_that_once_failed_succeed() {
     let base = Base::new();
     for seed in [560_900_000_013, 5_007_005_297, 578_434_015_216, 303_329_006_029] {
         history(&base, seed);
@@ -74,7 +74,7 @@ fn histories_that_failed_once_are_right() {
 
 #[test]
 #[ignore = "a hundred thousand schedules take a while: make torture"]
-fn a_hundred_thousand_orders_of_steps() {
+fn concurrent_operations_are_safe_in_a_hundred_thousand_orders() {
     let count = std::env::var("HOLDFAST_SCHEDULES").map_or(100_000, |count| count.parse().unwrap());
     histories(count);
 }

@@ -20,7 +20,7 @@ fn disks_of_all_sizes_are_restored_unchanged() {
 }
 
 #[test]
-fn threads_change_nothing_but_the_time() {
+fn the_number_of_threads_does_not_affect_the_result() {
     let mut disk = Disk::new(40 * 1024 * KIB, 5);
     disk.fill(0, 9 * 1024 * KIB);
     disk.scatter(60, 30_000);

@@ -41,7 +41,7 @@ fn begin(root: &Path, age: Duration) -> PathBuf {
 }
 
 #[test]
-fn old_unfinished_objects_go_with_gc_and_young_ones_stay() {
+fn gc_removes_old_unfinished_objects() {
     let folder = TempDir::new().unwrap();
     let root = folder.path().join("repository");
     let store = DirectoryStore::create(&root).unwrap();

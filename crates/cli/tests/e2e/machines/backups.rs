@@ -10,7 +10,7 @@ use super::{World, at};
 use holdfast_test_kit::run;
 
 #[test]
-fn a_running_machine_is_backed_up_and_only_its_changes_the_next_time() {
+fn a_running_machine_is_backed_up_completely_and_then_incrementally() {
     let mut world = World::new();
     let first = world.back_up();
     assert_eq!(first["method"], "filter");
@@ -72,7 +72,7 @@ fn a_running_machine_is_backed_up_and_only_its_changes_the_next_time() {
 
 /// A killed QEMU loses its bitmaps: everything is read, with the reason, and only changes are stored.
 #[test]
-fn after_a_kill_of_qemu_everything_is_read_and_the_reason_is_said() {
+fn everything_is_read_with_the_reason_after_a_kill_of_qemu() {
     let mut world = World::new();
     world.back_up();
     world.write(0, 60, 0, 4096);
@@ -124,7 +124,7 @@ fn find_pid_file(world: &World) -> std::path::PathBuf {
 /// Another process writes to the image without QEMU, so the bitmap lacks the change: the spot checks find a change of
 /// this size.
 #[test]
-fn a_bitmap_that_is_wrong_is_not_believed() {
+fn a_wrong_bitmap_is_detected_by_spot_checks() {
     let mut world = World::new();
     world.back_up();
     let image = world.lab.path("web1-b");
@@ -149,7 +149,7 @@ fn a_bitmap_that_is_wrong_is_not_believed() {
 }
 
 #[test]
-fn a_paused_machine_and_one_that_is_shut_off_are_backed_up_as_they_are() {
+fn paused_and_shut_off_machines_are_backed_up_and_keep_their_state() {
     let mut world = World::new();
     world.write(0, 5, 4096, 4096);
     world.lab.virsh(&["suspend", "web1"]);
@@ -185,7 +185,7 @@ fn a_paused_machine_and_one_that_is_shut_off_are_backed_up_as_they_are() {
 
 /// An image that is read while its machine writes it is not of one point in time: there is a warning.
 #[test]
-fn an_image_that_a_machine_has_open_is_read_with_a_warning() {
+fn an_image_in_use_by_a_machine_is_read_with_a_warning() {
     let world = World::new();
     let image = world.lab.path("web1-b").display().to_string();
     let document = world.rig.json(3, &["backup", &image, "--machine", "past"]);
@@ -197,7 +197,7 @@ fn an_image_that_a_machine_has_open_is_read_with_a_warning() {
 
 /// When a machine is switched off during its backup, the backup fails with the reason, and leaves nothing.
 #[test]
-fn a_machine_that_is_switched_off_ends_its_backup() {
+fn a_backup_fails_if_its_machine_is_switched_off() {
     let world = World::new();
     let uri = world.lab.uri();
     let words = at(&uri, &["backup", "web1", "--bwlimit", "2M", "--json"]);

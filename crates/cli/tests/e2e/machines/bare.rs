@@ -132,7 +132,7 @@ pub(super) const AGENT: [&str; 6] = [
 ];
 
 #[test]
-fn a_machine_is_backed_up_by_its_monitor_and_only_its_changes_the_next_time() {
+fn a_bare_qemu_is_backed_up_completely_and_then_incrementally() {
     let mut bare = Bare::new(&AGENT);
     let asked = play_agent(&bare.lab.path("agent"));
     let first = bare.back_up(&["--quiesce", "require"]);
@@ -321,7 +321,7 @@ fn a_missing_or_busy_monitor_is_reported() {
 
 /// The name of a QEMU is arbitrary: its UUID identifies the machine.
 #[test]
-fn a_machine_is_not_stored_as_another_one_of_its_name() {
+fn a_bare_qemu_does_not_continue_the_history_of_another_machine() {
     const UUIDS: [&str; 2] = [
         "11111111-1111-4111-8111-111111111111",
         "22222222-2222-4222-8222-222222222222",
@@ -350,7 +350,7 @@ fn a_machine_is_not_stored_as_another_one_of_its_name() {
 }
 
 #[test]
-fn a_dry_run_says_what_has_changed_and_leaves_the_machine_alone() {
+fn a_dry_run_reports_changes_without_touching_the_machine() {
     let mut bare = Bare::new(&[]);
     let planned = bare.back_up(&["--dry-run", "--hook", "/bin/false"]);
     assert_eq!(

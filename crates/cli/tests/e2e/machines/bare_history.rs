@@ -372,7 +372,7 @@ fn run(seed: u64) -> [usize; 2] {
 /// A disk moves from its node to another image, and the node keeps its bitmap; in the next QEMU the new image has the
 /// name of that node.
 #[test]
-fn a_bitmap_of_a_node_that_a_disk_has_left_is_not_believed_after_a_migration() {
+fn a_bitmap_of_a_node_that_a_disk_left_is_not_used_after_a_migration() {
     let mut history = BareHistory::new(1);
     history.bare.back_up(&[]);
     let file = history.bare.lab.path("mirror");

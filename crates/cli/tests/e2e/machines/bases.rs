@@ -106,7 +106,7 @@ fn the_base_of_an_image_is_backed_up_from_the_host_snapshot() {
 }
 
 #[test]
-fn a_base_of_which_there_can_be_no_snapshot_is_warned_of() {
+fn a_base_that_cannot_be_snapshotted_is_warned_about() {
     let Some(on) = on("btrfs") else { return };
     // Outside of this file system, in the folder of the test's files.
     let base = on.world.rig.path("base");

@@ -179,7 +179,7 @@ fn writes_before_a_snapshot_of_another_program_are_in_the_next_backup() {
 }
 
 #[test]
-fn commits_pulls_and_copies_keep_what_changed() {
+fn commits_pulls_and_copies_keep_all_changes() {
     let mut world = World::new();
     let mut places = Places(0);
     world.back_up();
@@ -231,7 +231,7 @@ fn commits_pulls_and_copies_keep_what_changed() {
 }
 
 #[test]
-fn images_exchanged_or_copied_while_the_machine_is_off_are_noticed() {
+fn images_exchanged_or_copied_while_the_machine_is_off_are_detected() {
     let mut world = World::new();
     let mut places = Places(0);
     let path = |world: &World, name: &str| world.lab.path(name);
@@ -307,7 +307,7 @@ fn images_exchanged_or_copied_while_the_machine_is_off_are_noticed() {
 }
 
 #[test]
-fn a_bitmap_changed_by_another_program_is_not_believed() {
+fn a_bitmap_changed_by_another_program_is_not_used() {
     let mut world = World::new();
     let mut places = Places(0);
     world.back_up();
@@ -359,7 +359,7 @@ fn a_bitmap_changed_by_another_program_is_not_believed() {
 
 /// The layers are inspected before the hooks are called, and the disks are frozen after that.
 #[test]
-fn a_snapshot_between_inspection_and_point_in_time_is_noticed() {
+fn a_snapshot_between_inspection_and_point_in_time_is_detected() {
     let mut world = World::new();
     let mut places = Places(0);
     let uri = world.lab.uri();
@@ -380,7 +380,7 @@ fn a_snapshot_between_inspection_and_point_in_time_is_noticed() {
 
 /// QEMU reverts to an internal snapshot only if no image has a bitmap. By then libvirt has ended the machine's QEMU.
 #[test]
-fn a_machine_goes_back_to_an_internal_snapshot_that_a_backup_saw() {
+fn a_revert_to_an_internal_snapshot_is_detected() {
     let mut world = World::defined(LibvirtLab::new(), |lab| lab.define("web1", &["qcow2", "qcow2"]));
     let mut places = Places(0);
     world.lab.virsh(&["snapshot-create-as", "web1", "before"]);
@@ -422,7 +422,7 @@ fn a_machine_goes_back_to_an_internal_snapshot_that_a_backup_saw() {
 
 /// An image of version 2 stores no bitmap, and records no writes to an overlay.
 #[test]
-fn images_of_the_old_version_are_read_in_full_where_they_must_be() {
+fn images_of_qcow2_version_2_are_read_in_full_after_an_overlay() {
     let mut world = World::new();
     let mut places = Places(0);
     world.stop();

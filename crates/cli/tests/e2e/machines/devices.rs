@@ -356,12 +356,12 @@ impl Matrix {
 }
 
 #[test]
-fn disks_of_the_main_loop_on_every_bus() {
+fn disks_in_the_main_loop_on_every_bus_are_backed_up() {
     Matrix::new(&MAIN_LOOP, &CONTROLLERS).assert_all_right();
 }
 
 #[test]
-fn disks_in_iothreads_in_every_way() {
+fn disks_in_iothreads_on_every_bus_are_backed_up() {
     let mut controllers = THREAD_CONTROLLERS.to_vec();
     if version() >= 10 {
         controllers.push(MAPPED_CONTROLLER);

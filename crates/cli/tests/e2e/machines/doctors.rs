@@ -166,7 +166,7 @@ fn filters_of_a_backup_killed_with_its_watchdog_are_removed() {
 
 /// The note of a dead backup is changed to a phase in which the backup had paused the machine.
 #[test]
-fn a_machine_paused_by_a_dead_backup_is_resumed_and_one_paused_by_its_owner_is_not() {
+fn only_a_machine_that_a_dead_backup_paused_is_resumed() {
     let world = World::new();
     world.lab.virsh(&["suspend", "web1"]);
     let report = world.doctor(0, &["--fix"]);

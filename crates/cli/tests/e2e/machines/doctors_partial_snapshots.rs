@@ -67,7 +67,7 @@ fn partly_received_snapshots_are_removed_and_unrecorded_ones_are_kept() {
 /// A snapshot of btrfs has a hidden name until it is recorded. So a process that is killed in between leaves no
 /// incomplete snapshot under its name.
 #[test]
-fn a_snapshot_that_has_no_name_yet_is_removed() {
+fn a_hidden_partial_snapshot_is_removed() {
     let Some(on) = on("btrfs") else { return };
     on.take(0, &["web1", "--name", "one"]);
     let hidden = on.ours("snapshots/.cut");
@@ -145,7 +145,7 @@ fn an_incomplete_snapshot_is_removed_with_its_state() {
 
 /// A machine with disks in two subvolumes: the process that snapshots both may be killed in between.
 #[test]
-fn a_set_of_snapshots_that_is_incomplete_is_no_point_in_time() {
+fn an_incomplete_set_of_snapshots_is_no_point_in_time() {
     let Some(on) = on("btrfs") else { return };
     on.world.lab.virsh(&["destroy", "web1"]);
     let other = on.world.lab.path("other");
@@ -206,7 +206,7 @@ fn a_set_of_snapshots_that_is_incomplete_is_no_point_in_time() {
 
 /// Two datasets are snapshotted one by one: after a kill in between, the first snapshot does not count as fresh.
 #[test]
-fn an_incomplete_set_of_zfs_snapshots_counts_for_no_check() {
+fn an_incomplete_set_of_zfs_snapshots_does_not_count_as_fresh() {
     let Some(on) = on("zfs") else { return };
     let (other, _) = on.file_system.dataset();
     let pool = other.split('/').next().unwrap().to_owned();

@@ -230,7 +230,7 @@ fn a_snapshot_killed_at_any_moment_is_cleaned_up_by_the_doctor() {
 }
 
 #[test]
-fn nothing_is_left_where_a_guest_cannot_freeze() {
+fn a_failed_freeze_leaves_no_snapshot() {
     let Some(on) = on("xfs") else { return };
     let uri = on.world.lab.uri();
     let words = ["snapshot", "web1", "--name", "one", "--quiesce", "require"];
@@ -243,7 +243,7 @@ fn nothing_is_left_where_a_guest_cannot_freeze() {
 
 /// A snapshot is killed between the snapshot point and the thaw, together with its watchdog.
 #[test]
-fn a_guest_that_a_dead_snapshot_froze_is_thawed() {
+fn a_guest_left_frozen_by_a_killed_snapshot_is_thawed() {
     let Some((bare, _mounted)) = bare_on_xfs() else { return };
     let asked = play_agent(&bare.lab.path("agent"));
     let words = ["snapshot", &bare.source, "--quiesce", "require"];

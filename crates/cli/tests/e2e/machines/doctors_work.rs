@@ -126,7 +126,7 @@ fn a_clone_on_zfs_that_is_killed_leaves_nothing() {
 
 /// The host snapshots for a clone of the current state are removed with it, whenever the clone is killed.
 #[test]
-fn a_clone_of_now_that_is_killed_leaves_nothing() {
+fn a_killed_clone_of_the_current_state_leaves_nothing() {
     let Some(on) = on("xfs") else { return };
     let mut before = on.world.files();
     before.push(".holdfast".into());
@@ -166,7 +166,7 @@ fn a_clone_of_now_that_is_killed_leaves_nothing() {
 
 /// A file with other content, or of a machine, is not deleted.
 #[test]
-fn files_of_other_programs_under_the_names_of_a_dead_clone_are_kept() {
+fn changed_files_with_the_names_of_a_killed_clone_are_kept() {
     let Some(on) = on("xfs") else { return };
     on.take(0, &["web1", "--name", "one"]);
     let path = on.world.lab.path("precious");

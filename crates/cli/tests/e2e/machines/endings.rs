@@ -48,7 +48,7 @@ fn assert_said(said: &str, expected: &str, what: &str) {
 }
 
 #[test]
-fn a_machine_that_ends_while_it_is_read_is_said_to_have_ended() {
+fn a_machine_that_ends_while_it_is_read_is_reported() {
     for (how, expected) in ENDINGS {
         let world = World::new();
         let uri = world.lab.uri();
@@ -72,7 +72,7 @@ fn a_machine_that_ends_while_it_is_read_is_said_to_have_ended() {
 
 /// The machine ends at the point in time itself, when a hook is called.
 #[test]
-fn a_machine_that_ends_at_its_instant_is_said_to_have_ended() {
+fn a_machine_that_ends_at_the_point_in_time_is_reported() {
     for (how, expected) in ENDINGS {
         let world = World::new();
         let uri = world.lab.uri();
@@ -96,7 +96,7 @@ fn a_machine_that_ends_at_its_instant_is_said_to_have_ended() {
 }
 
 #[test]
-fn a_bare_qemu_that_is_killed_is_said_to_be_gone() {
+fn a_killed_bare_qemu_is_reported() {
     let bare = Bare::new(&[]);
     let words = ["backup", &bare.source, "--bwlimit", "2M"];
     let child = bare.rig.command(&words).spawn().unwrap();

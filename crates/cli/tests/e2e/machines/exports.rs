@@ -51,7 +51,7 @@ impl World {
 }
 
 #[test]
-fn a_machine_that_runs_becomes_every_kind_of_archive_without_a_repository() {
+fn a_running_machine_is_exported_to_every_kind_of_archive() {
     let mut world = World::new();
     world.rig = Rig::empty();
     world.write(0, 7, 1 << 20, 65_536);
@@ -106,7 +106,7 @@ fn a_machine_that_runs_becomes_every_kind_of_archive_without_a_repository() {
 
 /// Writes of the guest during the export are not in the archive; and later backups remain incremental.
 #[test]
-fn an_archive_is_of_one_instant_and_backups_do_not_notice() {
+fn an_export_is_of_one_point_in_time_and_keeps_backups_incremental() {
     let mut world = World::new();
     world.back_up();
     let known = world.bitmaps();

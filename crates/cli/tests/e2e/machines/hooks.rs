@@ -122,7 +122,7 @@ fn a_hook_that_others_can_write_is_not_called() {
 
 /// A file that a QEMU of another user names is opened with that user's rights, not with root's.
 #[test]
-fn images_that_the_user_of_a_qemu_cannot_read_are_not_read_for_him() {
+fn images_are_opened_with_the_rights_of_the_user_of_qemu() {
     if !rustix::process::geteuid().is_root() {
         return;
     }

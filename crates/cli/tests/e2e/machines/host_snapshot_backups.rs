@@ -114,7 +114,7 @@ fn a_machine_on_ext4_is_not_backed_up_from_host_snapshots() {
 
 /// A killed backup leaves a host snapshot, which the next one removes; the previous one is still there for comparison.
 #[test]
-fn after_a_killed_backup_the_next_one_is_still_incremental() {
+fn the_backup_after_a_killed_one_is_incremental() {
     let Some(mut on) = on("btrfs") else { return };
     on.back_up();
     let uri = on.world.lab.uri();

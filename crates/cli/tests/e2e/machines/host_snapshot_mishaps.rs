@@ -78,7 +78,7 @@ fn removed_while_it_is_read(kind: &'static str, remove: fn(&Path)) {
 }
 
 #[test]
-fn a_host_snapshot_on_btrfs_that_is_removed_while_a_backup_reads_it() {
+fn a_host_snapshot_on_btrfs_may_be_removed_during_a_backup() {
     removed_while_it_is_read("btrfs", |snapshot| {
         system("btrfs", &["property", "set", snapshot.to_str().unwrap(), "ro", "false"]).unwrap();
         system("btrfs", &["subvolume", "delete", snapshot.to_str().unwrap()]).unwrap();
@@ -86,7 +86,7 @@ fn a_host_snapshot_on_btrfs_that_is_removed_while_a_backup_reads_it() {
 }
 
 #[test]
-fn a_host_snapshot_on_xfs_that_is_removed_while_a_backup_reads_it() {
+fn a_host_snapshot_on_xfs_may_be_removed_during_a_backup() {
     removed_while_it_is_read("xfs", |snapshot| std::fs::remove_dir_all(snapshot).unwrap());
 }
 
@@ -148,7 +148,7 @@ fn on_a_full_file_system(kind: &'static str) {
 }
 
 #[test]
-fn a_file_system_that_is_full() {
+fn a_snapshot_on_a_full_file_system_is_complete_or_absent() {
     for kind in ["btrfs", "xfs", "zfs"] {
         on_a_full_file_system(kind);
     }

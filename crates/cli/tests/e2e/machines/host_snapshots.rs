@@ -223,7 +223,7 @@ fn a_machine_on_xfs_is_snapshotted() {
 }
 
 #[test]
-fn the_machines_in_a_dataset_are_found_and_would_be_frozen() {
+fn the_machines_in_a_dataset_are_found() {
     let Some(on) = on("btrfs") else { return };
     let folder = on.world.lab.folder.path().to_str().unwrap().to_owned();
     let planned = on.take(0, &[&folder, "--dry-run", "--name", "one"]);
@@ -256,7 +256,7 @@ impl World {
 }
 
 #[test]
-fn a_machine_whose_disks_are_on_ext4_is_refused_with_a_reason() {
+fn a_machine_with_disks_on_ext4_is_refused_with_a_reason() {
     let Some(on) = on("ext4") else { return };
     let (kind, said) = on.world.rig.error(1, &at(&on.world.lab.uri(), &["snapshot", "web1"]));
     assert_eq!(kind, "unsupported");
@@ -275,7 +275,7 @@ pub(super) fn bare_on_xfs() -> Option<(Bare, Mounted)> {
 }
 
 #[test]
-fn a_guest_with_an_agent_is_frozen_and_paused_while_its_disks_are_snapshotted_one_by_one() {
+fn a_guest_is_frozen_and_paused_while_its_disks_are_snapshotted() {
     let Some((bare, _mounted)) = bare_on_xfs() else { return };
     let asked = play_agent(&bare.lab.path("agent"));
     let report = bare

@@ -125,7 +125,7 @@ pub(super) fn kill_servers(folder: &std::path::Path) {
 }
 
 #[test]
-fn a_machine_runs_at_once_and_then_on_its_own_images() {
+fn a_machine_runs_immediately_and_then_from_its_own_images() {
     let mut world = World::new();
     world.write(0, 7, 1 << 20, 65_536);
     world.back_up();
@@ -154,7 +154,7 @@ fn changes_of_the_configuration_during_a_restore_are_kept() {
 
 /// The images are reserved, although the configuration of the machine does not name them yet.
 #[test]
-fn images_that_are_being_filled_belong_to_their_machine() {
+fn images_that_are_being_filled_are_reserved() {
     let world = World::new();
     world.back_up();
     let Some(device) = loop_device(&world.rig.path("loop"), 8 << 20) else {

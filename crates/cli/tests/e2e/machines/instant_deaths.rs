@@ -36,7 +36,7 @@ fn writes_of_the_guest_survive_the_death_of_restore_and_server() {
 
 /// If writes of the guest are missing, the machine must not be filled from the snapshot again.
 #[test]
-fn a_restore_does_not_continue_without_the_writes_of_the_guest() {
+fn a_restore_is_not_resumed_without_the_writes_of_the_guest() {
     let mut world = World::new();
     world.back_up();
     let folder = world.begun();
@@ -57,7 +57,7 @@ fn a_restore_does_not_continue_without_the_writes_of_the_guest() {
 /// The firmware reads a disk whose server is dead, and gets no error: the machine is paused, and repeats the request
 /// when it is resumed.
 #[test]
-fn a_machine_whose_server_died_is_paused_and_resumed() {
+fn a_machine_is_paused_when_its_server_dies_and_can_be_resumed() {
     let world = World::new();
     world.back_up();
     let mut attempts = 0..5;
@@ -99,7 +99,7 @@ fn a_machine_whose_server_died_is_paused_and_resumed() {
 
 /// A restore whose server dies starts a new one.
 #[test]
-fn a_server_that_dies_is_started_again() {
+fn a_dead_server_is_restarted() {
     let world = World::new();
     world.back_up();
     let folder = world.lab.path(&format!(".{NAME}.holdfast"));
@@ -205,7 +205,7 @@ fn a_restore_killed_at_any_moment_can_be_resumed_or_leaves_nothing() {
 
 /// The situation after a power failure of the host.
 #[test]
-fn machine_and_server_are_killed_and_the_machine_is_started_again() {
+fn a_restore_resumes_after_machine_and_server_were_killed() {
     let mut world = World::new();
     world.back_up();
     let folder = world.begun();

@@ -237,7 +237,7 @@ fn a_machine_with_iothreads_is_backed_up_repeatedly_and_keeps_running() {
 /// With little space for scratch files, disks are copied in several small parts, whose space is freed once they were
 /// read. Most parts of a mostly empty disk are zero.
 #[test]
-fn a_disk_of_many_parts_is_read_whole_and_its_changes_alone() {
+fn a_disk_is_copied_in_several_parts_completely_and_incrementally() {
     let mut threads = Threads::new();
     let sparse = threads.lab.path("sparse");
     let image = sparse.to_str().unwrap();
@@ -354,7 +354,7 @@ fn a_bare_qemu_with_iothreads_is_backed_up_and_keeps_running() {
 
 /// QEMU exports the disks of a machine without iothreads directly, without a warning.
 #[test]
-fn what_is_in_the_main_loop_is_not_copied() {
+fn disks_in_the_main_loop_are_exported_without_a_warning() {
     let world = World::new();
     let uri = world.lab.uri();
     let output = world.rig.code(0, &at(&uri, &["backup", "web1"]));

@@ -75,7 +75,7 @@ fn a_backup_of_a_paused_machine_with_memory_leaves_nothing_behind() {
 
 /// libvirtd is killed while the machine is paused for its memory.
 #[test]
-fn libvirt_dies_while_a_machine_is_paused_for_its_memory() {
+fn a_crash_of_libvirtd_during_a_pause_leaves_nothing() {
     let mut world = World::new();
     world.back_up();
     for kills_backup in [false, true] {
@@ -176,7 +176,7 @@ fn an_instant_restore_killed_with_its_server_leaves_nothing_in_any_folder() {
 
 /// Also outside of the folders of machines.
 #[test]
-fn a_partial_file_of_a_killed_process_is_found() {
+fn a_partial_file_in_any_folder_is_found() {
     let world = World::new();
     world.back_up();
     for words in [

@@ -43,7 +43,7 @@ fn writes_counted(bare: &Bare, offset: u64, length: u64) {
 }
 
 #[test]
-fn a_machine_is_read_no_faster_than_it_may_be() {
+fn the_read_rate_of_a_machine_is_limited() {
     let bare = Bare::new(&[]);
     let start = bare.lab.clock.now();
     let report = bare.back_up(&["--bwlimit", "16M"]);
@@ -77,7 +77,7 @@ fn a_copy_that_takes_too_much_space_is_cancelled_and_the_machine_keeps_running()
 
 /// A twentieth of the file system of the scratch files stays free. Needs root to mount a small one.
 #[test]
-fn the_file_system_of_the_scratch_files_does_not_fill_up() {
+fn a_part_of_the_scratch_file_system_stays_free() {
     if !rustix::process::geteuid().is_root() {
         return;
     }

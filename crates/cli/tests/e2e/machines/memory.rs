@@ -205,7 +205,7 @@ fn a_copy_of_a_machine_resumes_with_its_memory() {
 
 /// The new machine runs beside the old one, which is not affected.
 #[test]
-fn a_new_machine_resumes_beside_the_old_one() {
+fn a_new_machine_is_resumed_beside_the_old_one() {
     let world = World::with_memory(7);
     world.lab.virsh(&["suspend", "web1"]);
     world.back_up_with_memory(&["--with-memory"]);
@@ -260,7 +260,7 @@ fn memory_is_not_resumed_without_all_disks_that_its_guest_writes() {
 }
 
 #[test]
-fn memory_that_is_not_there_is_not_resumed() {
+fn a_missing_memory_is_reported() {
     let world = World::new();
     world.back_up();
     let (kind, text) = world.refused(1, &["--resume"]);

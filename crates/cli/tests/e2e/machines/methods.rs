@@ -76,7 +76,7 @@ fn a_machine_is_backed_up_during_a_pause() {
 
 /// The disks are then not of one point in time.
 #[test]
-fn a_machine_resumed_by_another_program_during_the_pause_gives_no_snapshot() {
+fn a_machine_resumed_by_another_program_during_the_pause_is_an_error() {
     let world = World::new();
     let words = ["backup", "web1", "--method=pause", "--bwlimit=3M"];
     let child = world.rig.command(&at(&world.lab.uri(), &words)).spawn().unwrap();
@@ -152,7 +152,7 @@ fn impossible_methods_are_refused_with_a_reason() {
 
 /// The doctor detects the overlays of a killed backup, and commits them.
 #[test]
-fn a_backup_that_is_killed_over_its_overlays_is_repaired_by_the_doctor() {
+fn the_doctor_commits_the_overlays_of_a_killed_backup() {
     let mut world = World::new();
     let uri = world.lab.uri();
     let words = ["backup", "web1", "--method=overlay", "--bwlimit", "1M"];
@@ -182,7 +182,7 @@ fn a_backup_that_is_killed_over_its_overlays_is_repaired_by_the_doctor() {
 
 /// The backup is killed before the overlays exist, while they are read, or while they are committed.
 #[test]
-fn an_overlay_backup_killed_at_any_moment_is_repaired_by_the_doctor() {
+fn the_doctor_repairs_an_overlay_backup_killed_at_any_moment() {
     let mut world = World::new();
     let uri = world.lab.uri();
     let mut random = SeededRandom::new(3);

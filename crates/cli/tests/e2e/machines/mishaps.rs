@@ -49,7 +49,7 @@ impl Drop for Frozen<'_> {
 
 /// The repository hangs: writes of the guest do not.
 #[test]
-fn a_target_that_hangs_does_not_block_the_guest() {
+fn a_hanging_repository_does_not_block_the_guest() {
     let mut world = World::new();
     let Some(small) = target(&world) else { return };
     let before = world.disks.clone();
@@ -78,7 +78,7 @@ fn a_target_that_hangs_does_not_block_the_guest() {
 }
 
 #[test]
-fn a_target_that_is_full_harms_no_guest_and_the_next_run_reads_what_changed() {
+fn a_full_repository_does_not_affect_the_guest_or_the_next_backup() {
     let mut world = World::new();
     let Some(small) = target(&world) else { return };
     let uri = world.lab.uri();
@@ -106,7 +106,7 @@ fn a_target_that_is_full_harms_no_guest_and_the_next_run_reads_what_changed() {
 /// Two backups of one machine: the error of the second one names the first, and neither the first nor the machine is
 /// affected.
 #[test]
-fn a_second_backup_of_the_machine_is_refused_with_the_process() {
+fn a_second_backup_of_a_machine_is_refused() {
     let world = World::new();
     let mut first = world.begin_slowly(&[]);
     let uri = world.lab.uri();
@@ -258,7 +258,7 @@ fn leftovers_of_a_backup_stopped_while_qemu_hung_are_found() {
 
 /// Disks are resized, added, removed, and exchanged between two backups.
 #[test]
-fn disks_that_are_resized_added_removed_and_exchanged_are_backed_up_as_they_are() {
+fn resized_added_removed_and_exchanged_disks_are_backed_up() {
     let mut world = World::new();
     world.back_up();
     // A larger disk.

@@ -309,7 +309,7 @@ fn a_tree_is_snapshotted_atomically() {
 
 /// Machines come and go during the execution of a policy: the report has their states at the snapshot.
 #[test]
-fn a_machine_started_before_the_snapshot_is_not_called_shut_off() {
+fn a_machine_started_before_the_snapshot_is_not_recorded_as_shut_off() {
     let Some(policed) = Policed::new() else { return };
     let lab = &policed.on.world.lab;
     lab.virsh(&["destroy", "web1"]);

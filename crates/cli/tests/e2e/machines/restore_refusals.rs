@@ -17,7 +17,7 @@ const LARGE_BYTES: usize = 96 << 20;
 
 /// No refused restore changes anything.
 #[test]
-fn restores_that_would_harm_another_machine_or_an_earlier_state_are_refused() {
+fn restores_over_machines_or_images_in_use_are_refused() {
     let world = World::new();
     world.back_up();
     world.lab.virsh(&["destroy", "web1"]);
@@ -125,7 +125,7 @@ fn machine_options_without_a_machine_are_refused_with_the_same_message() {
 
 /// A named target file is kept unless replacement is requested; a file that a machine uses is always kept.
 #[test]
-fn a_named_file_is_replaced_only_where_that_is_wanted() {
+fn a_named_file_is_replaced_only_on_request() {
     let world = World::new();
     world.back_up();
     let path = world.rig.path("there.raw");
@@ -143,7 +143,7 @@ fn a_named_file_is_replaced_only_where_that_is_wanted() {
 }
 
 #[test]
-fn a_machine_that_is_called_the_same_is_not_written_over() {
+fn another_machine_of_the_same_name_is_not_overwritten() {
     let world = World::new();
     world.back_up();
     world.lab.virsh(&["destroy", "web1"]);
@@ -177,7 +177,7 @@ fn missing_space_is_found_before_the_first_byte() {
 
 /// A block device is overwritten only on request, and never while a machine or a file system uses it.
 #[test]
-fn a_disk_goes_to_a_block_device_that_is_named() {
+fn a_disk_is_restored_to_a_named_block_device() {
     let world = World::new();
     world.back_up();
     let Some(device) = loop_device(&world.rig.path("loop"), 8 << 20) else {
@@ -227,7 +227,7 @@ fn a_disk_goes_to_a_block_device_that_is_named() {
 
 /// A single disk is not restored to a file that a running machine uses.
 #[test]
-fn the_image_of_a_machine_that_runs_is_not_written_over() {
+fn the_image_of_a_running_machine_is_not_overwritten() {
     let world = World::new();
     world.back_up();
     let refused = |words: &[&str]| {
@@ -252,7 +252,7 @@ fn the_image_of_a_machine_that_runs_is_not_written_over() {
 /// libvirt gives machines private device nodes, whose locks are not visible: the program searches for processes that
 /// write to the device.
 #[test]
-fn a_block_device_that_another_process_writes_is_not_written_over() {
+fn a_block_device_open_for_writing_is_not_overwritten() {
     let world = World::new();
     world.back_up();
     let Some(device) = loop_device(&world.rig.path("loop"), 8 << 20) else {
@@ -285,7 +285,7 @@ fn a_block_device_that_another_process_writes_is_not_written_over() {
 
 /// Only the second disk is damaged in the repository: the first one is written, and removed again.
 #[test]
-fn a_failure_in_the_middle_leaves_nothing() {
+fn a_failed_restore_leaves_nothing() {
     let world = large_world();
     let pack = largest_pack(&world);
     let file = File::options().write(true).open(&pack).unwrap();
@@ -299,7 +299,7 @@ fn a_failure_in_the_middle_leaves_nothing() {
 
 /// Killed at random moments: no machine is defined without its disks, and the next run removes the partial files.
 #[test]
-fn killed_in_the_middle_only_partial_files_are_left_and_the_next_run_clears_them() {
+fn a_killed_restore_leaves_partial_files_that_the_next_one_removes() {
     let world = large_world();
     let (uri, files) = (world.lab.uri(), world.files());
     let mut left_count = 0;
@@ -333,7 +333,7 @@ fn killed_in_the_middle_only_partial_files_are_left_and_the_next_run_clears_them
 }
 
 #[test]
-fn killed_in_place_restoring_again_completes_it() {
+fn a_killed_in_place_restore_can_be_repeated() {
     let world = large_world();
     let image = world.image("web1", 1);
     let length = world.disks[1].len();

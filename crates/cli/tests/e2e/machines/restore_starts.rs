@@ -39,7 +39,7 @@ fn world_with_logs() -> World {
 }
 
 #[test]
-fn folders_of_logs_and_sockets_are_made() {
+fn folders_for_logs_and_sockets_are_created() {
     let world = world_with_logs();
     world.back_up();
     let report = world.restore(&["--dry-run"]);
@@ -158,7 +158,7 @@ fn missing_networks_bridges_and_drives_are_reported() {
 
 /// The steps of docs/exchange.md, on a host without KVM: the output of every step names the next one.
 #[test]
-fn an_archive_becomes_a_machine_that_runs() {
+fn an_imported_archive_becomes_a_running_machine() {
     let world = World::new();
     world.back_up();
     world.rig.report(&["export", "web1", "web1.ova"]);
@@ -192,7 +192,7 @@ fn an_archive_becomes_a_machine_that_runs() {
 
 /// A host of another distribution has its QEMU in another place.
 #[test]
-fn a_qemu_that_is_elsewhere_is_found() {
+fn a_qemu_at_another_path_is_found() {
     let world = World::new();
     world.lab.virsh(&["destroy", "web1"]);
     let xml = world.configuration("web1");

@@ -89,7 +89,7 @@ fn content(disk: &holdfast_host::MachineDisk) -> Vec<u8> {
 
 /// Both machines run at the same time, and later writes of the first one are not visible to the second.
 #[test]
-fn a_new_machine_runs_beside_the_one_that_it_was_made_from() {
+fn a_new_machine_runs_beside_the_original() {
     let mut world = World::new();
     world.write(0, 7, 1 << 20, 65_536);
     world.back_up();
@@ -133,7 +133,7 @@ fn a_new_machine_runs_beside_the_one_that_it_was_made_from() {
 }
 
 #[test]
-fn a_machine_that_is_gone_comes_back_as_the_same_one() {
+fn a_missing_machine_is_restored_with_its_identity() {
     let mut world = World::new();
     world.write(1, 9, 4096, 4096);
     world.back_up();
@@ -155,7 +155,7 @@ fn a_machine_that_is_gone_comes_back_as_the_same_one() {
 
 /// Only differing ranges are written, and the next backup does not rely on a bitmap that lacks these writes.
 #[test]
-fn in_place_only_what_differs_is_written() {
+fn an_in_place_restore_writes_only_differences() {
     let mut world = World::new();
     world.write(0, 7, 1 << 20, 65_536);
     world.back_up();
@@ -199,7 +199,7 @@ fn in_place_only_what_differs_is_written() {
 
 /// Broken and missing images are the reason for restoring: they are created anew, and existing files are kept.
 #[test]
-fn in_place_broken_and_missing_images_are_written_anew() {
+fn an_in_place_restore_replaces_broken_and_missing_images() {
     let mut world = World::new();
     world.write(0, 7, 1 << 20, 65_536);
     world.back_up();
@@ -269,7 +269,7 @@ fn in_place_broken_and_missing_images_are_written_anew() {
 }
 
 #[test]
-fn in_place_the_configuration_comes_back_where_it_is_wanted() {
+fn an_in_place_restore_restores_the_configuration_on_request() {
     let world = World::new();
     world.back_up();
     let before = world.configuration("web1");
@@ -321,7 +321,7 @@ fn a_dry_run_shows_everything_and_changes_nothing() {
 
 /// A disk that is not in the snapshot, and a missing image of a CD drive; the report lists the disks that are kept.
 #[test]
-fn disks_that_the_snapshot_does_not_have_are_kept_emptied_or_dropped() {
+fn disks_without_a_stored_image_are_kept_emptied_or_dropped() {
     let world = World::new();
     world.lab.virsh(&["destroy", "web1"]);
     let (iso, shared) = (world.lab.path("cd.iso"), world.lab.path("shared.raw"));

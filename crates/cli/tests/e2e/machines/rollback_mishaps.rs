@@ -45,7 +45,7 @@ impl OnOwn {
 }
 
 #[test]
-fn a_snapshot_killed_while_it_saves_memory_leaves_a_running_machine_and_nothing_else() {
+fn a_snapshot_killed_while_saving_memory_leaves_a_running_machine() {
     let Some(on) = on("btrfs") else { return };
     let mut random = SeededRandom::new(5);
     for round in 0..8 {
@@ -76,7 +76,7 @@ fn a_snapshot_killed_while_it_saves_memory_leaves_a_running_machine_and_nothing_
 }
 
 #[test]
-fn a_rollback_that_is_killed_is_done_again() {
+fn a_killed_rollback_can_be_repeated() {
     let Some(mut on) = on("btrfs") else { return };
     on.world.write(0, 40, 0, 1 << 20);
     on.take(0, &["web1", "--name", "one"]);
@@ -173,7 +173,7 @@ fn a_base_that_is_not_in_the_snapshot_and_was_written_to_is_refused() {
 }
 
 #[test]
-fn snapshots_removed_by_another_program_are_noticed() {
+fn snapshots_removed_by_another_program_are_detected() {
     let Some(on) = on("btrfs") else { return };
     for name in ["one", "two"] {
         on.take(0, &["web1", "--name", name]);
@@ -208,7 +208,7 @@ fn snapshots_removed_by_another_program_are_noticed() {
 }
 
 #[test]
-fn clones_of_a_host_snapshot_are_reported_before_its_removal_and_a_missing_machine_before_its_rollback() {
+fn clones_and_missing_machines_are_reported_in_advance() {
     let Some(on) = on("zfs") else { return };
     let pool = on.file_system.dataset().0.split('/').next().unwrap().to_owned();
     on.take(0, &["web1", "--name", "one"]);
@@ -238,7 +238,7 @@ fn clones_of_a_host_snapshot_are_reported_before_its_removal_and_a_missing_machi
 }
 
 #[test]
-fn a_machine_that_cannot_go_back_is_not_switched_off() {
+fn an_impossible_rollback_does_not_switch_off_the_machine() {
     let Some(on) = on("btrfs") else { return };
     on.take(0, &["web1", "--name", "one"]);
     let uri = on.world.lab.uri();
@@ -303,11 +303,11 @@ fn a_dry_run_makes_nothing(kind: &'static str) {
 }
 
 #[test]
-fn a_dry_run_on_btrfs_makes_nothing() {
+fn a_dry_run_on_btrfs_changes_nothing() {
     a_dry_run_makes_nothing("btrfs");
 }
 
 #[test]
-fn a_dry_run_on_xfs_makes_nothing() {
+fn a_dry_run_on_xfs_changes_nothing() {
     a_dry_run_makes_nothing("xfs");
 }

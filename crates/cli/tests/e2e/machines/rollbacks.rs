@@ -43,7 +43,7 @@ impl OnOwn {
 
 /// The complete workflow that hooks and scripts implement today: a snapshot with memory, further snapshots, pruning,
 /// and a rollback with memory.
-pub(super) fn the_recipe(kind: &'static str) {
+pub(super) fn snapshots_pruning_and_rollback(kind: &'static str) {
     let Some(mut on) = on(kind) else { return };
     on.world.restart_with_memory(7);
     on.world.write(0, 40, 65_536, 65_536);
@@ -181,22 +181,22 @@ fn unchanged_ranges_are_not_read_on_zfs() {
 }
 
 #[test]
-fn the_recipe_on_btrfs() {
-    the_recipe("btrfs");
+fn a_machine_is_snapshotted_pruned_and_rolled_back_on_btrfs() {
+    snapshots_pruning_and_rollback("btrfs");
 }
 
 #[test]
-fn the_recipe_on_xfs() {
-    the_recipe("xfs");
+fn a_machine_is_snapshotted_pruned_and_rolled_back_on_xfs() {
+    snapshots_pruning_and_rollback("xfs");
 }
 
 #[test]
-fn the_recipe_on_zfs() {
-    the_recipe("zfs");
+fn a_machine_is_snapshotted_pruned_and_rolled_back_on_zfs() {
+    snapshots_pruning_and_rollback("zfs");
 }
 
 /// A clone runs beside its original, shares all blocks with it, and neither sees the writes of the other.
-pub(super) fn a_clone_runs_beside(kind: &'static str) {
+pub(super) fn a_clone_runs_beside_its_original(kind: &'static str) {
     let Some(mut on) = on(kind) else { return };
     on.world.restart_with_memory(7);
     on.take(0, &["web1", "--with-memory", "--name", "one"]);
@@ -232,23 +232,23 @@ pub(super) fn a_clone_runs_beside(kind: &'static str) {
 }
 
 #[test]
-fn a_clone_runs_beside_on_btrfs() {
-    a_clone_runs_beside("btrfs");
+fn a_clone_runs_beside_its_original_on_btrfs() {
+    a_clone_runs_beside_its_original("btrfs");
 }
 
 #[test]
-fn a_clone_runs_beside_on_xfs() {
-    a_clone_runs_beside("xfs");
+fn a_clone_runs_beside_its_original_on_xfs() {
+    a_clone_runs_beside_its_original("xfs");
 }
 
 #[test]
-fn a_clone_runs_beside_on_zfs() {
-    a_clone_runs_beside("zfs");
+fn a_clone_runs_beside_its_original_on_zfs() {
+    a_clone_runs_beside_its_original("zfs");
 }
 
 /// A running machine is cloned in its current state: two clones at once, and one with its memory. The host snapshots
 /// for it are removed afterwards, unless a clone needs them.
-pub(super) fn a_machine_is_cloned_as_it_is_now(kind: &'static str) {
+pub(super) fn a_running_machine_is_cloned(kind: &'static str) {
     let Some(mut on) = on(kind) else { return };
     on.world.restart_with_memory(7);
     on.world.write(0, 55, 0, 65_536);
@@ -313,18 +313,18 @@ pub(super) fn a_machine_is_cloned_as_it_is_now(kind: &'static str) {
 }
 
 #[test]
-fn a_machine_on_btrfs_is_cloned_as_it_is_now() {
-    a_machine_is_cloned_as_it_is_now("btrfs");
+fn a_running_machine_on_btrfs_is_cloned() {
+    a_running_machine_is_cloned("btrfs");
 }
 
 #[test]
-fn a_machine_on_xfs_is_cloned_as_it_is_now() {
-    a_machine_is_cloned_as_it_is_now("xfs");
+fn a_running_machine_on_xfs_is_cloned() {
+    a_running_machine_is_cloned("xfs");
 }
 
 #[test]
-fn a_machine_on_zfs_is_cloned_as_it_is_now() {
-    a_machine_is_cloned_as_it_is_now("zfs");
+fn a_running_machine_on_zfs_is_cloned() {
+    a_running_machine_is_cloned("zfs");
 }
 
 /// On other file systems the error names an alternative.

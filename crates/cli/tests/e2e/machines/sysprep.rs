@@ -5,7 +5,7 @@ use super::host_snapshots::on;
 use crate::sysprep::{asked, fails, marked, works};
 
 #[test]
-fn a_clone_of_a_machine_gets_a_guest_of_its_own_before_it_starts_or_does_not_come_about() {
+fn virt_sysprep_runs_before_a_clone_starts_or_the_clone_fails() {
     let Some(mut on) = on("btrfs") else { return };
     let uri = on.world.lab.uri();
     works(&mut on.world.rig);

@@ -162,7 +162,7 @@ impl OnVolumes {
 }
 
 #[test]
-fn a_machine_in_thin_volumes_is_snapshotted_and_its_snapshots_are_looked_after() {
+fn a_machine_in_thin_volumes_is_snapshotted_and_pruned() {
     let Some(mut on) = OnVolumes::new() else { return };
     let cut = on.report(0, &["snapshot", "web1", "--name", "at:noon"])["cuts"][0].clone();
     let [first, second] = ["web1-a", "web1-b"].map(|name| on.pool.dataset(name));
@@ -294,7 +294,7 @@ fn a_machine_in_thin_volumes_is_backed_up_by_the_changes_its_pool_reports() {
 }
 
 #[test]
-fn a_machine_in_thin_volumes_goes_back_and_has_clones() {
+fn a_machine_in_thin_volumes_is_rolled_back_and_cloned() {
     let Some(mut on) = OnVolumes::new() else { return };
     on.report(0, &["snapshot", "web1", "--name", "one"]);
     on.world.write(0, 60, 4096, 65_536);

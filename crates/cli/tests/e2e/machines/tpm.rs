@@ -159,7 +159,7 @@ fn planned(report: &Value) -> Value {
 
 /// A hook changes both between the point in time and the end of the backup.
 #[test]
-fn firmware_variables_and_the_tpm_are_those_of_the_instant_and_come_back_to_a_new_machine() {
+fn firmware_variables_and_tpm_state_are_of_the_point_in_time() {
     let world = Sealed::running();
     let state = world.state("web3");
     let garbage = world.rig.path("garbage");
@@ -225,7 +225,7 @@ fn firmware_variables_and_the_tpm_are_those_of_the_instant_and_come_back_to_a_ne
 
 /// A copy of the snapshot in another repository has them as well, even when the first repository is gone.
 #[test]
-fn firmware_variables_and_the_tpm_come_back_from_a_copy() {
+fn firmware_variables_and_tpm_state_are_restored_from_a_copy() {
     let world = Sealed::running();
     world.lab.virsh(&["destroy", "web3"]);
     let (variables, state) = (std::fs::read(world.variables()).unwrap(), world.state("web3"));
@@ -244,7 +244,7 @@ fn firmware_variables_and_the_tpm_come_back_from_a_copy() {
 
 /// For a machine that is paused or shut off; in place, and when the machine is missing.
 #[test]
-fn the_state_of_a_tpm_takes_the_place_of_the_one_that_is_there() {
+fn the_existing_tpm_state_is_replaced() {
     let world = Sealed::running();
     world.lab.virsh(&["suspend", "web3"]);
     let paused = world.state("web3");
@@ -315,7 +315,7 @@ fn the_state_of_a_tpm_takes_the_place_of_the_one_that_is_there() {
 /// If libvirt chooses the firmware, versions before 9.2 report the path of its variables only while the machine is
 /// running.
 #[test]
-fn variables_of_a_machine_that_is_off_are_found_where_libvirt_keeps_them() {
+fn firmware_variables_of_a_machine_that_is_off_are_found() {
     if !Path::new(FIRMWARE).exists() {
         return;
     }
@@ -422,7 +422,7 @@ impl Drop for Swtpm {
 
 /// QEMU only knows a socket; the process behind it and the path of its state are found in command lines.
 #[test]
-fn the_tpm_of_a_bare_qemu_is_found_by_the_command_line_of_its_swtpm() {
+fn the_tpm_state_of_a_bare_qemu_is_found_by_its_swtpm() {
     let folder = tempfile::tempdir().unwrap();
     let channel = format!("socket,id=channel,path={}", folder.path().join("control").display());
     let words = [

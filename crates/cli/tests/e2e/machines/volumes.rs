@@ -9,7 +9,9 @@ use holdfast_block::Clock as _;
 use super::World;
 use super::host_snapshot_backups::a_machine_is_backed_up_from_host_snapshots;
 use super::host_snapshots::OnOwn;
-use super::rollbacks::{a_clone_runs_beside, the_recipe, unchanged_ranges_are_not_read};
+use super::rollbacks::{
+    a_clone_runs_beside_its_original, snapshots_pruning_and_rollback, unchanged_ranges_are_not_read,
+};
 use holdfast_test_kit::file_systems::{Pool, system};
 use holdfast_test_kit::libvirt::LibvirtLab;
 
@@ -46,13 +48,13 @@ pub(super) fn on_volumes() -> Option<OnOwn> {
 }
 
 #[test]
-fn the_recipe_on_volumes() {
-    the_recipe("volumes");
+fn a_machine_is_snapshotted_pruned_and_rolled_back_on_volumes() {
+    snapshots_pruning_and_rollback("volumes");
 }
 
 #[test]
-fn a_clone_runs_beside_on_volumes() {
-    a_clone_runs_beside("volumes");
+fn a_clone_runs_beside_its_original_on_volumes() {
+    a_clone_runs_beside_its_original("volumes");
 }
 
 #[test]
@@ -68,7 +70,7 @@ fn unchanged_ranges_are_not_read_on_volumes() {
 /// Volumes of a pool are snapshotted at one point in time without a pause, whether or not snapshots are visible as
 /// devices.
 #[test]
-fn volumes_of_a_pool_are_cut_at_one_instant() {
+fn volumes_of_a_pool_are_snapshotted_at_one_point_in_time() {
     let Some(mut on) = on_volumes() else { return };
     let pool = on.full_names("x")[0].split('/').next().unwrap().to_owned();
     let pool = pool.trim_start_matches("zfs:");
@@ -161,7 +163,7 @@ impl Console {
 }
 
 /// A writing guest is rolled back with its memory: it continues at the earlier number, and its disk matches its memory.
-fn a_guest_goes_on(on: Option<OnOwn>) {
+fn assert_guest_resumes(on: Option<OnOwn>) {
     let (Some(on), Some(guest)) = (on, guest()) else { return };
     let lab = &on.world.lab;
     lab.virsh(&["destroy", "web1"]);
@@ -212,13 +214,13 @@ fn a_guest_goes_on(on: Option<OnOwn>) {
 
 #[test]
 fn a_guest_on_volumes_resumes_where_it_was() {
-    a_guest_goes_on(on_volumes());
+    assert_guest_resumes(on_volumes());
 }
 
 /// With ZFS in the kernel, the files of snapshots are visible without clones.
 #[test]
 fn a_guest_on_zfs_resumes_where_it_was() {
     if guest().is_some() {
-        a_guest_goes_on(super::host_snapshots::on("zfs"));
+        assert_guest_resumes(super::host_snapshots::on("zfs"));
     }
 }

@@ -41,7 +41,7 @@ fn keeping(dataset: &str, tag: &str, means: &str) -> Value {
     json!({ "keep": { "dataset": dataset, "snapshot": "a", "tag": tag, "means": means } })
 }
 
-fn nothing_else_is_admitted(world: &World, sshd: &Sshd, kind: &str, outside: &str) {
+fn assert_other_requests_are_refused(world: &World, sshd: &Sshd, kind: &str, outside: &str) {
     for command in [
         "",
         "true",
@@ -102,7 +102,7 @@ fn nothing_else_is_admitted(world: &World, sshd: &Sshd, kind: &str, outside: &st
 }
 
 #[test]
-fn a_sender_to_zfs_adds_and_does_nothing_else() {
+fn an_append_only_sender_to_zfs_can_only_add() {
     let Some(world) = World::on_zfs() else { return };
     zfs(&["create", "-p", "-o", "canmount=off", &world.above()]);
     let Some(sshd) = admitting(&world) else { return };
@@ -122,7 +122,7 @@ fn a_sender_to_zfs_adds_and_does_nothing_else() {
         system("zfs", &["list", "-H", "-o", "name"]).unwrap(),
     );
     let pool = world.source.split_once('/').unwrap().0;
-    nothing_else_is_admitted(&world, &sshd, "zfs", &world.source);
+    assert_other_requests_are_refused(&world, &sshd, "zfs", &world.source);
     ask(&sshd, "zfs", &receiving(pool), b"");
 
     // Streams of several snapshots, and one over existing snapshots.
@@ -163,7 +163,7 @@ fn a_sender_to_zfs_adds_and_does_nothing_else() {
 }
 
 #[test]
-fn a_sender_to_btrfs_adds_and_does_nothing_else() {
+fn an_append_only_sender_to_btrfs_can_only_add() {
     let Some(world) = World::on_btrfs() else { return };
     let Some(sshd) = admitting(&world) else { return };
     world.write("disk", 1, 1_000_000);
@@ -171,7 +171,7 @@ fn a_sender_to_btrfs_adds_and_does_nothing_else() {
     world.take("b");
     assert_eq!(replicate(&world, &sshd, 0)["outcome"], "sent");
     let before = world.held(&world.target);
-    nothing_else_is_admitted(&world, &sshd, "btrfs", &world.source);
+    assert_other_requests_are_refused(&world, &sshd, "btrfs", &world.source);
     // A received snapshot may contain a link, and a path may lead through it.
     let link = format!("{}/link", world.above());
     std::os::unix::fs::symlink(&world.source, &link).unwrap();

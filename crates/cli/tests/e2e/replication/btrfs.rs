@@ -65,7 +65,7 @@ fn subvolumes_are_replicated_with_their_records() {
 }
 
 #[test]
-fn a_partial_stream_of_a_killed_run_is_no_snapshot_and_is_sent_again() {
+fn a_partial_stream_is_no_snapshot_and_is_sent_again() {
     let Some(world) = World::on_btrfs() else { return };
     world.write("disk", 1, 9_000_000);
     world.take("a");
@@ -125,7 +125,7 @@ fn nested_subvolumes_and_relative_paths_are_refused_with_advice() {
 
 /// The capabilities of the systemd units are sufficient to receive.
 #[test]
-fn the_capabilities_of_the_services_suffice() {
+fn the_capabilities_of_the_services_suffice_to_receive() {
     let Some(world) = World::on_btrfs() else { return };
     world.write("disk", 1, 100_000);
     world.take("a");

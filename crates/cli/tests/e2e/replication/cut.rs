@@ -21,7 +21,7 @@ fn replicate(world: &World, words: &[&str], options: &[String]) -> Value {
 }
 
 #[test]
-fn zfs_goes_to_a_host_that_has_nothing_but_zfs_and_comes_back() {
+fn zfs_is_replicated_to_and_from_a_host_without_holdfast() {
     let Some(world) = World::on_zfs() else { return };
     let Some(sshd) = Sshd::start(Program::NotFound, None) else {
         return;
@@ -77,7 +77,7 @@ fn zfs_goes_to_a_host_that_has_nothing_but_zfs_and_comes_back() {
 }
 
 #[test]
-fn two_programs_of_holdfast_replicate_to_each_other() {
+fn datasets_are_replicated_between_two_hosts_with_holdfast() {
     for world in [World::on_btrfs(), World::on_zfs()] {
         let Some(world) = world else { continue };
         let Some(sshd) = Sshd::start(Program::Found, None) else {
@@ -121,7 +121,7 @@ fn wait_for_the_end_of(pattern: &str) {
 }
 
 /// Breaks the connection repeatedly: each snapshot is received completely or not at all, and finally all of them are.
-fn survives_cuts(world: &World, program: Program, receiver: &str, seed: u64) {
+fn assert_survives_broken_connections(world: &World, program: Program, receiver: &str, seed: u64) {
     let Some(sshd) = Sshd::start(program, None) else { return };
     let way = sshd.way_that_breaks();
     let options = sshd.options_by(way.port);
@@ -164,16 +164,16 @@ fn survives_cuts(world: &World, program: Program, receiver: &str, seed: u64) {
 }
 
 #[test]
-fn a_connection_to_zfs_that_is_cut_anywhere_costs_nothing_but_time() {
+fn replication_to_zfs_survives_broken_connections() {
     let Some(world) = World::on_zfs() else { return };
     let receiver = format!("zfs receive -u {}", world.target);
-    survives_cuts(&world, Program::NotFound, &receiver, 11);
+    assert_survives_broken_connections(&world, Program::NotFound, &receiver, 11);
     let tag = zfs(&["get", "-H", "-o", "value", "userrefs", &world.full(&world.source, "b")]);
     assert_eq!(tag, "1");
 }
 
 #[test]
-fn a_connection_to_btrfs_that_is_cut_anywhere_costs_nothing_but_time() {
+fn replication_to_btrfs_survives_broken_connections() {
     let Some(world) = World::on_btrfs() else { return };
-    survives_cuts(&world, Program::Found, "btrfs receive -q -e -C", 12);
+    assert_survives_broken_connections(&world, Program::Found, "btrfs receive -q -e -C", 12);
 }

@@ -62,7 +62,7 @@ impl Drop for Victim {
 }
 
 /// Streams that access files outside of the received snapshot.
-fn streams_that_reach_out(victim: &Victim, outside: &str, old: &str) -> Vec<Vec<u8>> {
+fn streams_accessing_other_files(victim: &Victim, outside: &str, old: &str) -> Vec<Vec<u8>> {
     let device = Path::new(&victim.device);
     let new = || Forged::subvolume("new", IDENTITY);
     vec![
@@ -106,7 +106,7 @@ fn streams_that_reach_out(victim: &Victim, outside: &str, old: &str) -> Vec<Vec<
 
 /// A sender with a valid key may be compromised: it may write nothing except its snapshots.
 #[test]
-fn a_stream_that_reaches_out_of_its_snapshot_is_refused_and_nothing_is_touched() {
+fn a_stream_that_accesses_files_outside_its_snapshot_is_refused() {
     let Some(world) = World::on_btrfs() else { return };
     let Some(sshd) = admitting(&world) else { return };
     let outside = tempfile::NamedTempFile::new().unwrap();
@@ -117,7 +117,7 @@ fn a_stream_that_reaches_out_of_its_snapshot_is_refused_and_nothing_is_touched()
     assert_eq!(replicate(&world, &sshd, 0)["outcome"], "sent");
     let victim = Victim::new();
     let before = (everything(&world.target), world.held(&world.target));
-    for stream in streams_that_reach_out(&victim, &outside, &identity_of(&world.target, "a")) {
+    for stream in streams_accessing_other_files(&victim, &outside, &identity_of(&world.target, "a")) {
         let said = ask(&sshd, "btrfs", &receiving(&world.target), &stream);
         assert!(said.contains("the stream is refused"), "{said}");
         assert_eq!(world.held(&world.target), before.1);
@@ -136,7 +136,7 @@ fn a_stream_that_reaches_out_of_its_snapshot_is_refused_and_nothing_is_touched()
 
 /// Special files and set-user-ID bits are not received; everything else of a valid subvolume is.
 #[test]
-fn sockets_devices_and_set_user_id_stay_behind_and_the_next_runs_go_on() {
+fn special_files_and_set_user_id_bits_are_not_received() {
     let Some(world) = World::on_btrfs() else { return };
     world.write("disk", 1, 100_000);
     let folder = world.folder.display().to_string();
@@ -226,7 +226,7 @@ fn fetch(world: &World, sshd: &Sshd, source: &str) -> Value {
 
 /// A fetching host does not trust the sending host either.
 #[test]
-fn a_host_that_is_fetched_from_cannot_write_to_this_one() {
+fn a_malicious_sender_cannot_write_outside_the_copy() {
     let Some(world) = World::on_btrfs() else { return };
     let victim = Victim::new();
     let new = || Forged::subvolume("new", IDENTITY);
@@ -285,7 +285,7 @@ fn properties_are_not_fetched() {
 
 /// A sender may neither change records of snapshots that it has not sent, nor holds of others.
 #[test]
-fn a_sender_notes_and_releases_nothing_of_others() {
+fn a_sender_cannot_change_records_and_holds_of_others() {
     for world in [World::on_zfs(), World::on_btrfs()] {
         let Some(world) = world else { continue };
         let kind = world.file_system.name();

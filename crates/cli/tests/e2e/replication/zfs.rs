@@ -70,7 +70,7 @@ fn new_snapshots_are_replicated_and_the_newest_common_one_is_kept() {
 }
 
 #[test]
-fn a_tree_goes_with_all_that_is_wanted_of_it_and_not_into_itself() {
+fn a_tree_is_replicated_by_pattern_and_without_its_own_copies() {
     let Some(world) = World::on_zfs() else { return };
     let pool = world.source.split_once('/').unwrap().0.to_owned();
     for name in ["vms/web 1", "vms/db", "vms/empty"] {
@@ -150,7 +150,7 @@ fn snapshots_with_any_name_of_zfs_are_replicated() {
 
 /// Two snapshots with the same name, even created in the same second, are the same one only if their guids are equal.
 #[test]
-fn snapshots_of_one_name_are_not_one_snapshot() {
+fn snapshots_with_one_name_are_distinguished_by_guid() {
     let Some(world) = World::on_zfs() else { return };
     world.take("a");
     world.replicate(0, &[]);
@@ -236,7 +236,7 @@ fn a_diverged_target_is_kept_and_nothing_is_lost() {
 }
 
 #[test]
-fn a_full_target_says_so_and_takes_the_rest_later() {
+fn a_full_target_is_reported_and_receives_the_rest_later() {
     let Some(world) = World::on_zfs() else { return };
     world.write("disk", 1, 9_000_000);
     world.take("a");

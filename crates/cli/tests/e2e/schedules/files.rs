@@ -5,7 +5,7 @@ use serde_json::Value;
 use super::{Host, Receiver, at_home};
 
 #[test]
-fn a_configuration_is_checked_and_shown_with_where_everything_is_from() {
+fn a_configuration_is_shown_with_the_origin_of_every_setting() {
     let host =
         Host::new("[jobs.a]\ndo = \"gc\"\nrepository = \"main\"\nwhen = \"daily UTC\"\n[defaults]\nretries = 7\n");
     let checked = host.rig.json(3, &["config", "check", "holdfast.toml"]);
@@ -57,7 +57,7 @@ fn a_configuration_is_checked_and_shown_with_where_everything_is_from() {
 /// A password command of a configuration runs as the user of the program: a configuration that others can write is
 /// refused.
 #[test]
-fn a_configuration_that_others_can_write_is_not_obeyed() {
+fn a_configuration_that_others_can_write_is_refused() {
     let host = Host::new("[jobs.a]\ndo = \"gc\"\nrepository = \"main\"\nwhen = \"daily UTC\"\n");
     let path = host.rig.path("holdfast.toml");
     host.rig.ok(&at_home(&["jobs"]));

@@ -82,7 +82,7 @@ fn failed_jobs_are_retried_and_missed_ones_run_once() {
 }
 
 #[test]
-fn a_job_that_hangs_is_stopped_with_all_that_it_started() {
+fn a_hanging_job_is_killed_with_its_children() {
     let host = sealed("timeout = \"2s\"\nretries = 0\n");
     missed(&host);
     host.program(
@@ -102,7 +102,7 @@ fn a_job_that_hangs_is_stopped_with_all_that_it_started() {
 
 /// When the daemon is killed, its job continues, and is not started a second time.
 #[test]
-fn a_daemon_that_is_killed_loses_nothing_and_does_nothing_twice() {
+fn a_killed_daemon_loses_no_job_and_repeats_none() {
     let host = sealed("");
     missed(&host);
     host.program(
@@ -144,7 +144,7 @@ fn a_stopped_daemon_ends_its_jobs_and_runs_them_later() {
 }
 
 #[test]
-fn a_full_disk_of_the_journal_stops_no_job_and_loses_no_entry() {
+fn a_full_journal_disk_stops_no_job_and_loses_no_entry() {
     let host = Host::new(
         "[jobs.often]\ndo = \"backup\"\nrepository = \"main\"\nimages = [\"{here}/a.raw\"]\nwhen = \"*:*:0/1\"\n",
     );

@@ -2,8 +2,8 @@
 
 mod files;
 mod mishaps;
+mod notifications;
 mod running;
-mod telling;
 
 pub(crate) use files::reports_of_schedules;
 

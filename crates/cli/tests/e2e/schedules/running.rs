@@ -132,7 +132,7 @@ fn systemd_is_notified_of_the_state_of_the_service() {
 }
 
 #[test]
-fn a_configuration_is_read_again_and_a_bad_one_is_refused() {
+fn a_configuration_is_reloaded_unless_it_is_invalid() {
     let host = Host::new(OFTEN);
     let daemon = host.start(&[]);
     host.wait_for("often", &["done"]);

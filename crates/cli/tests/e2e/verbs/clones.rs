@@ -33,7 +33,7 @@ fn id(rig: &Rig, image: &str) -> serde_json::Value {
 
 /// ext4 and tmpfs cannot share blocks: the clone is an overlay, which is created as fast.
 #[test]
-fn an_overlay_where_nothing_can_be_shared() {
+fn a_clone_is_an_overlay_if_blocks_cannot_be_shared() {
     let rig = Rig::empty();
     with_images(&rig, "");
     let can_share = rig.report(&["clone", "base.raw", "probe.qcow2"])["images"][0]["kind"] == "shared";
@@ -66,7 +66,7 @@ fn an_overlay_where_nothing_can_be_shared() {
 }
 
 #[test]
-fn many_are_named_by_a_template_and_a_dry_run_makes_none() {
+fn several_clones_are_named_by_a_template() {
     let rig = Rig::empty();
     with_images(&rig, "");
     let before = rig.names(".");
@@ -159,7 +159,7 @@ fn a_dry_run_shows_the_kind_of_a_clone_and_a_misleading_name_is_warned_about() {
 
 /// An image lacks data that a running machine has in memory.
 #[test]
-fn an_image_that_is_written_to_is_refused_and_one_that_is_read_is_not() {
+fn an_image_open_for_writing_is_refused_as_source() {
     struct Qemu(Child);
     impl Drop for Qemu {
         fn drop(&mut self) {

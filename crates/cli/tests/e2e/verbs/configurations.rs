@@ -75,7 +75,7 @@ fn the_settings_of_a_dataset_are_shown_with_their_lines() {
 
 /// Every verb accepts the name of a repository in a configuration, and opens it with the settings there.
 #[test]
-fn a_repository_of_holdfast_toml_is_called_by_its_name() {
+fn a_repository_of_holdfast_toml_is_opened_by_its_name() {
     let rig = Rig::empty();
     rig.write("password", b"correct horse battery staple\n");
     let private = std::os::unix::fs::PermissionsExt::from_mode(0o600);

@@ -33,7 +33,7 @@ fn qemu_img(rig: &Rig, words: &[&str]) -> String {
 
 /// A disk from a pipe is converted completely or not at all, on all cores.
 #[test]
-fn disks_come_from_standard_input_and_go_to_standard_output() {
+fn disks_are_converted_from_and_to_pipes() {
     let (rig, bytes) = rig_with_disk();
     let size = bytes.len().to_string();
     for (target, more) in [("a.qcow2", &["--compress"][..]), ("a.vhdx", &[]), ("a.raw", &[])] {
@@ -86,7 +86,7 @@ fn disks_come_from_standard_input_and_go_to_standard_output() {
 }
 
 #[test]
-fn vmdks_for_streams_are_made_in_files_and_pipes() {
+fn streamed_vmdks_are_written_to_files_and_pipes() {
     let (rig, bytes) = rig_with_disk();
     let report = rig.report(&["image", "convert", "--compress", "--verify", "disk.raw", "a.vmdk"]);
     assert!(report["compressed_bytes"].as_u64() > Some(1 << 20), "{report}");
@@ -138,7 +138,7 @@ fn options_of_qcow2_are_refused_for_a_raw_image() {
 }
 
 #[test]
-fn a_block_device_is_written_over_and_keeps_its_end() {
+fn a_block_device_is_overwritten_except_for_its_end() {
     let (rig, bytes) = rig_with_disk();
     let backing_bytes = 9 * MIB;
     let Some(device) = loop_device(&rig.path("device"), backing_bytes as u64) else {
@@ -197,7 +197,7 @@ fn a_block_device_in_use_is_refused() {
 }
 
 #[test]
-fn a_data_file_is_made_with_the_image_and_is_a_raw_disk_where_that_is_asked() {
+fn a_data_file_is_created_with_the_image_and_is_raw_on_request() {
     let (rig, bytes) = rig_with_disk();
     for (kind, raw) in [("plain", &[][..]), ("raw", &["--data-file-raw"])] {
         let (image, data) = (format!("{kind}.qcow2"), format!("{kind}.data"));
@@ -231,7 +231,7 @@ fn a_data_file_is_made_with_the_image_and_is_a_raw_disk_where_that_is_asked() {
 
 /// The disk of an internal snapshot is converted; a warning names the other snapshots and bitmaps, which are dropped.
 #[test]
-fn an_internal_snapshot_is_a_disk_and_what_is_dropped_is_named() {
+fn an_internal_snapshot_is_converted_with_a_warning_about_losses() {
     let (rig, bytes) = rig_with_disk();
     qemu_img(&rig, &["convert", "-f", "raw", "-O", "qcow2", "disk.raw", "disk.qcow2"]);
     qemu_img(&rig, &["snapshot", "-c", "before-upgrade", "disk.qcow2"]);
@@ -290,7 +290,7 @@ fn an_internal_snapshot_is_a_disk_and_what_is_dropped_is_named() {
 
 /// A raw file on a file system with reflinks is copied at once, without new space.
 #[test]
-fn a_raw_copy_shares_its_bytes_where_the_file_system_can() {
+fn a_raw_copy_shares_blocks_if_the_file_system_supports_it() {
     let (rig, bytes) = rig_with_disk();
     let Some(_mounted) = file_system("xfs", &rig.path("mount"), 400 << 20) else {
         return;

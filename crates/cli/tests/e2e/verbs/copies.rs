@@ -53,7 +53,7 @@ fn outcomes(report: &Value) -> Vec<&str> {
 }
 
 #[test]
-fn copies_are_identical_and_made_once_and_not_back() {
+fn copies_are_identical_made_once_and_not_copied_back() {
     let (rig, images) = two_machines();
     rig.ok(&["init", "--no-encryption", "-r", "far"]);
     let all = ["copy", "--to", "far", "--all"];
@@ -151,7 +151,7 @@ fn snapshots_removed_from_the_target_are_copied_again_only_on_request() {
 }
 
 #[test]
-fn repositories_that_are_made_alike_share_what_either_stored() {
+fn repositories_initialized_alike_share_chunks() {
     let (rig, images) = two_machines();
     for (name, word) in [
         ("near-key", "four horses eat soup\n"),
@@ -244,7 +244,7 @@ fn the_status_shows_which_snapshots_are_where_and_the_lag() {
 }
 
 #[test]
-fn contradictory_command_lines_touch_nothing() {
+fn contradictory_command_lines_change_nothing() {
     let (rig, _) = two_machines();
     rig.ok(&["init", "--no-encryption", "-r", "far"]);
     for words in [

@@ -25,7 +25,7 @@ fn count(rig: &Rig) -> usize {
 }
 
 #[test]
-fn a_copy_killed_at_any_moment_is_continued_by_the_next_one() {
+fn a_killed_copy_is_completed_by_the_next_one() {
     let seed = std::env::var("HOLDFAST_SEED")
         .ok()
         .and_then(|text| text.parse().ok())
@@ -79,7 +79,7 @@ fn slow_copy(rig: &Rig) -> std::process::Child {
 }
 
 #[test]
-fn ctrl_c_ends_it_clean() {
+fn ctrl_c_stops_a_copy_and_releases_its_leases() {
     let (rig, images) = two_machines();
     rig.ok(&["init", "--no-encryption", "-r", "far"]);
     let child = slow_copy(&rig);
@@ -96,7 +96,7 @@ fn ctrl_c_ends_it_clean() {
 /// A snapshot removed while it is being copied is copied completely, because gc keeps its data; one that is removed
 /// before its turn is reported.
 #[test]
-fn forget_and_gc_here_meanwhile() {
+fn snapshots_removed_during_a_copy_arrive_or_are_reported() {
     let (rig, images) = two_machines();
     rig.ok(&["unprotect", "web1@2026-11-20"]);
     rig.ok(&["init", "--no-encryption", "-r", "far"]);
@@ -117,7 +117,7 @@ fn forget_and_gc_here_meanwhile() {
 }
 
 #[test]
-fn two_copies_at_once_leave_one_of_each() {
+fn concurrent_copies_store_each_snapshot_once() {
     let (rig, images) = two_machines();
     rig.ok(&["init", "--no-encryption", "-r", "far"]);
     for _ in 0..3 {
@@ -155,7 +155,7 @@ pub(super) fn damage_largest_pack(rig: &Rig, repository: &str) {
 
 /// A copy from the intact repository repairs the damaged one, for all snapshots with the damaged chunks.
 #[test]
-fn a_damaged_repository_is_repaired_from_the_other() {
+fn a_damaged_repository_is_repaired_by_a_copy() {
     for (like, damaged) in [(true, "far"), (true, "repo"), (false, "far")] {
         let (rig, images) = two_machines();
         let alike: &[&str] = if like { &["--like", "repo"] } else { &[] };
@@ -204,7 +204,7 @@ fn damaged_snapshots_are_named_and_the_others_are_copied() {
 }
 
 #[test]
-fn a_full_target_and_a_source_that_cannot_be_written() {
+fn a_full_target_and_a_read_only_source_are_handled() {
     let (rig, images) = two_machines();
     let Some(small) = small_file_system(&rig.path("small"), 40 << 20) else {
         return;

@@ -63,7 +63,7 @@ fn a_stream_that_ends_after_ctrl_c_is_no_snapshot() {
 }
 
 #[test]
-fn killed_at_any_moment_the_next_backup_works() {
+fn the_backup_after_a_killed_one_works() {
     let seed = std::env::var("HOLDFAST_SEED")
         .ok()
         .and_then(|text| text.parse().ok())

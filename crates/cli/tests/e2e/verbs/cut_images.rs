@@ -10,7 +10,7 @@ const MIB: usize = 1 << 20;
 
 /// Regression: the missing end of a truncated disk was read as zeroes without a warning.
 #[test]
-fn an_image_that_was_cut_off_is_damaged_to_all_who_read_it() {
+fn every_verb_reports_a_truncated_image_as_damaged() {
     let rig = Rig::new();
     rig.write("disk.raw", &noise(8 * MIB, 1));
     let images = [
@@ -62,7 +62,7 @@ fn an_image_that_was_cut_off_is_damaged_to_all_who_read_it() {
 /// Regression: a descriptor without its extents was read as an empty disk, and one with fewer sectors as a shorter
 /// disk.
 #[test]
-fn a_vmdk_whose_descriptor_lost_its_disk_is_damaged_to_all_who_read_it() {
+fn every_verb_reports_a_vmdk_descriptor_without_extents_as_damaged() {
     let rig = Rig::new();
     rig.write("disk.raw", &noise(MIB, 1));
     rig.ok(&["image", "convert", "disk.raw", "a.vmdk"]);
@@ -91,7 +91,7 @@ fn a_vmdk_whose_descriptor_lost_its_disk_is_damaged_to_all_who_read_it() {
 }
 
 #[test]
-fn a_disk_of_an_odd_size_is_whole_to_qemu_as_well() {
+fn qemu_reads_disks_of_odd_sizes_completely() {
     let rig = Rig::empty();
     for length in [1, 513, MIB + 1000] {
         let bytes = noise(length, 3);
@@ -118,7 +118,7 @@ fn a_disk_of_an_odd_size_is_whole_to_qemu_as_well() {
 }
 
 #[test]
-fn an_image_that_is_written_to_is_converted_with_a_warning() {
+fn an_image_written_during_conversion_is_warned_about() {
     let rig = Rig::empty();
     rig.write("disk.raw", &noise(MIB, 5));
     rig.ok(&["image", "convert", "disk.raw", "disk.qcow2"]);
@@ -170,7 +170,7 @@ fn by_qemu_nbd(rig: &Rig, words: &[&str]) -> std::process::ExitStatus {
 
 /// Otherwise the container would become the disk without a warning.
 #[test]
-fn a_file_named_like_an_image_that_is_none_is_warned_about() {
+fn a_misleading_image_name_is_warned_about() {
     let rig = Rig::empty();
     rig.write("disk.raw", &noise(MIB, 6));
     rig.ok(&["image", "convert", "disk.raw", "disk.qcow2"]);
@@ -201,7 +201,7 @@ fn a_file_named_like_an_image_that_is_none_is_warned_about() {
 
 /// Otherwise the archive would be stored as a disk that no machine can read.
 #[test]
-fn an_archive_of_a_machine_is_no_image() {
+fn a_machine_archive_is_refused_as_an_image() {
     let rig = Rig::new();
     for name in ["m.ova", "m.vma.zst", "m.xva", "m.xva.zstd"] {
         rig.write(name, &noise(10_240, 6));
@@ -222,7 +222,7 @@ fn an_archive_of_a_machine_is_no_image() {
 
 /// Regression: bits of sectors past the end of the file were read as zeroes, so the block seemed to be unallocated.
 #[test]
-fn a_block_whose_bits_are_past_the_end_is_damaged_to_all_who_read_it() {
+fn every_verb_reports_a_vhd_block_past_the_end_as_damaged() {
     let rig = Rig::new();
     rig.write("disk.raw", &noise(6 * MIB, 1));
     rig.ok(&["image", "convert", "disk.raw", "a.vhd"]);
@@ -241,7 +241,7 @@ fn a_block_whose_bits_are_past_the_end_is_damaged_to_all_who_read_it() {
 
 /// Regression: a table entry referred to wrong bytes of the image, which were returned as the disk without a warning.
 #[test]
-fn an_image_that_contradicts_itself_is_read_with_a_warning() {
+fn an_inconsistent_image_is_read_with_a_warning() {
     let rig = Rig::new();
     let disk = noise(4 * MIB, 1);
     rig.write("disk.raw", &disk);
@@ -282,7 +282,7 @@ fn an_image_that_contradicts_itself_is_read_with_a_warning() {
 /// Regression: an entry of a qcow2 without an offset was read as zeroes, and a repair freed the cluster that it had
 /// referred to.
 #[test]
-fn an_entry_that_has_lost_its_place_is_damage_that_keeps_a_repair_from_giving_room_back() {
+fn an_entry_without_an_offset_is_damage_and_its_cluster_is_not_freed() {
     let rig = Rig::new();
     let disk = noise(2 * MIB, 1);
     rig.write("disk.raw", &disk);
@@ -319,7 +319,7 @@ fn an_entry_that_has_lost_its_place_is_damage_that_keeps_a_repair_from_giving_ro
 
 /// Damage that prevents a check need not prevent reading.
 #[test]
-fn an_image_without_refcounts_is_read_with_a_warning_and_one_that_was_left_open_without_a_false_one() {
+fn missing_refcounts_are_warned_about_and_lazy_refcounts_are_not() {
     let rig = Rig::new();
     let disk = noise(2 * MIB, 1);
     rig.write("disk.raw", &disk);
@@ -354,7 +354,7 @@ fn an_image_without_refcounts_is_read_with_a_warning_and_one_that_was_left_open_
 
 /// If the missing end of a deflate stream is replaced by zeroes, it may decode to other data.
 #[test]
-fn a_compressed_image_that_was_cut_off_is_never_other_data() {
+fn a_truncated_compressed_image_never_reads_wrong_data() {
     let rig = Rig::new();
     let text: Vec<u8> = (0..400_000_u64)
         .flat_map(|number| format!("line {}\n", number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40).into_bytes())
@@ -388,7 +388,7 @@ fn a_compressed_image_that_was_cut_off_is_never_other_data() {
 
 /// Regression: offsets far beyond the end were printed in the map.
 #[test]
-fn a_map_of_a_hostile_vdi_is_an_error() {
+fn offsets_beyond_the_end_of_a_vdi_are_an_error() {
     let rig = Rig::new();
     rig.write("disk.raw", &noise(MIB, 5));
     rig.ok(&["image", "convert", "disk.raw", "a.vdi"]);

@@ -79,7 +79,7 @@ fn rig_with_disk() -> Rig {
 }
 
 #[test]
-fn image_resize_says_what_would_be_lost() {
+fn image_resize_reports_data_that_would_be_lost() {
     let rig = rig_with_disk();
     let shrink = ["image", "resize", "web1.qcow2", "4M", "--shrink"];
     let (report, text) = planned(&rig, &shrink);
@@ -104,7 +104,7 @@ fn image_resize_says_what_would_be_lost() {
 }
 
 #[test]
-fn images_are_planned_and_not_made() {
+fn dry_runs_create_no_image() {
     let rig = rig_with_disk();
     let (report, _) = planned(&rig, &["image", "create", "new.qcow2", "20G"]);
     assert_eq!(report["size_bytes"], 20_u64 << 30);
@@ -134,7 +134,7 @@ fn images_are_planned_and_not_made() {
 }
 
 #[test]
-fn keys_and_repositories_are_planned_and_not_made() {
+fn dry_runs_create_no_key_and_no_repository() {
     let rig = Rig::empty();
     for (name, text) in [
         ("password", "four horses eat soup\n"),
@@ -171,7 +171,7 @@ fn keys_and_repositories_are_planned_and_not_made() {
 }
 
 #[test]
-fn snapshots_stay_as_they_are() {
+fn dry_runs_change_no_snapshot() {
     let rig = Rig::new();
     rig.write("web1.raw", &noise(MIB, 1));
     rig.ok(&["backup", "web1.raw"]);
@@ -185,7 +185,7 @@ fn snapshots_stay_as_they_are() {
 }
 
 #[test]
-fn machines_are_planned_and_neither_exported_nor_imported() {
+fn dry_runs_export_and_import_no_machine() {
     let rig = Rig::new();
     rig.write("web1.raw", &noise(MIB, 1));
     rig.ok(&["backup", "web1.raw"]);
@@ -217,7 +217,7 @@ fn machines_are_planned_and_neither_exported_nor_imported() {
 }
 
 #[test]
-fn templates_are_planned_and_neither_pushed_nor_pulled() {
+fn dry_runs_push_and_pull_no_template() {
     let rig = Rig::new();
     rig.write("a.raw", &noise(MIB, 1));
     rig.write("b.raw", &noise(MIB, 2));

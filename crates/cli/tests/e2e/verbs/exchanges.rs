@@ -47,7 +47,7 @@ pub(crate) fn reports() -> Vec<(&'static str, serde_json::Value)> {
 }
 
 #[test]
-fn a_machine_goes_out_as_an_archive_that_others_read_and_comes_back() {
+fn an_exported_archive_is_readable_by_others_and_importable() {
     let (rig, disks) = rig_with_machine();
     let reader = rig.path("xva_reader.py");
     rig.write("xva_reader.py", include_bytes!("xva_reader.py"));
@@ -109,7 +109,7 @@ fn a_machine_goes_out_as_an_archive_that_others_read_and_comes_back() {
 
 /// Other programs read the exported disk, and Holdfast reads packages of other programs.
 #[test]
-fn packages_go_to_others_and_come_from_them() {
+fn packages_are_exchanged_with_qemu_and_tar() {
     let (rig, disks) = rig_with_machine();
     let report = exported(&rig, "web1.ova");
     assert_eq!(report["disks"][1]["key"], "web1-disk2.vmdk", "{report}");
@@ -167,7 +167,7 @@ fn packages_go_to_others_and_come_from_them() {
 /// Appliances may have empty disks, names with `./`, and file lengths as capacities (Oracle); some VMDKs have unordered
 /// grains.
 #[test]
-fn packages_of_others_are_read_as_they_mean_it() {
+fn packages_with_deviations_of_other_programs_are_imported() {
     let rig = Rig::new();
     let mut bytes = noise(3 * MIB, 21);
     bytes.resize(20 * MIB, 0);
@@ -220,7 +220,7 @@ fn packages_of_others_are_read_as_they_mean_it() {
 }
 
 #[test]
-fn backups_of_proxmox_are_made_and_taken_in() {
+fn backups_of_proxmox_are_exported_and_imported() {
     let (rig, disks) = rig_with_machine();
     for (number, name) in ["web1.vma", "web1.vma.zst", "web1.vma.gz"].iter().enumerate() {
         let report = exported(&rig, name);
@@ -282,7 +282,7 @@ fn an_import_from_a_silent_pipe_is_stopped_at_once() {
 
 /// The leftovers of a killed import do not block another one.
 #[test]
-fn an_import_begins_again_in_the_folder_of_a_killed_one() {
+fn an_import_can_be_repeated_after_a_kill() {
     let (rig, _) = rig_with_machine();
     exported(&rig, "web1.xva");
     rig.write("made/.sda.qcow2.0123abcd.partial", b"half");
@@ -295,7 +295,7 @@ fn an_import_begins_again_in_the_folder_of_a_killed_one() {
 
 /// A repeated import stores only the metadata of its snapshot.
 #[test]
-fn the_same_archive_again_takes_hardly_any_room() {
+fn a_repeated_import_stores_hardly_any_data() {
     let (rig, _) = rig_with_machine();
     exported(&rig, "web1.xva");
     rig.ok(&["import", "web1.xva", "--machine", "again"]);

@@ -51,7 +51,7 @@ fn id_of(rig: &Rig, machine: &str) -> String {
 
 /// The error of a failed export names the target and a remedy: for a file, a pipe, and a temporary file.
 #[test]
-fn an_export_says_what_is_full() {
+fn a_failed_export_names_the_full_target() {
     let Some((rig, _small)) = rig_on_small_file_system() else {
         return;
     };
@@ -176,7 +176,7 @@ fn gc_on_a_full_disk_frees_what_it_can_and_loses_nothing() {
 }
 
 #[test]
-fn on_a_read_only_file_system_everything_can_be_read() {
+fn a_read_only_repository_can_be_read() {
     let Some((rig, small)) = rig_on_small_file_system() else {
         return;
     };

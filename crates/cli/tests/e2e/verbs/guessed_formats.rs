@@ -125,7 +125,7 @@ fn a_format_guessed_from_the_content_is_warned_about() {
 }
 
 #[test]
-fn a_footer_in_the_last_sector_of_a_raw_disk_cuts_nothing_off() {
+fn a_vhd_footer_at_the_end_of_a_raw_disk_is_data() {
     let rig = Rig::new();
     rig.write("part.raw", &noise(MIB, 2));
     rig.ok(&["image", "convert", "part.raw", "fixed.vhd", "--fixed"]);
@@ -140,7 +140,7 @@ fn a_footer_in_the_last_sector_of_a_raw_disk_cuts_nothing_off() {
 }
 
 #[test]
-fn a_format_that_is_said_wrongly_and_a_name_that_ends_in_none_are_no_damage() {
+fn a_wrong_format_option_or_extension_is_not_reported_as_damage() {
     let rig = Rig::new();
     rig.write("disk.raw", &noise(MIB, 3));
     rig.ok(&["image", "convert", "disk.raw", "web.qcow2"]);
@@ -170,7 +170,7 @@ fn a_format_that_is_said_wrongly_and_a_name_that_ends_in_none_are_no_damage() {
 }
 
 #[test]
-fn a_descriptor_of_vmdk_is_one_however_its_first_line_is_written() {
+fn a_vmdk_descriptor_is_detected_with_any_first_line() {
     let rig = Rig::new();
     rig.write("flat.img", &noise(8 * MIB, 4));
     for first in ["# Disk Descriptor File", "#disk descriptorfile", "# by a converter\n#"] {
@@ -187,7 +187,7 @@ fn a_descriptor_of_vmdk_is_one_however_its_first_line_is_written() {
 }
 
 #[test]
-fn a_template_is_not_made_of_a_guess_that_reads_another_file() {
+fn a_template_of_a_guessed_overlay_is_refused() {
     let rig = templates::rig();
     let disk = disk_with_a_header(&rig);
     rig.ok(&["image", "convert", "other.raw", "alone.qcow2"]);

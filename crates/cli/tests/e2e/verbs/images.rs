@@ -18,7 +18,7 @@ fn flat_vmdk(rig: &Rig, name: &str) -> Vec<u8> {
 
 /// The data of a flat VMDK is in another file than the named descriptor.
 #[test]
-fn an_extent_of_a_vmdk_is_not_written_over_by_its_own_conversion() {
+fn an_extent_of_a_vmdk_is_not_overwritten_by_its_conversion() {
     let rig = Rig::empty();
     let bytes = flat_vmdk(&rig, "flat");
     let before = rig.read("flat-flat.vmdk");
@@ -33,7 +33,7 @@ fn an_extent_of_a_vmdk_is_not_written_over_by_its_own_conversion() {
 }
 
 #[test]
-fn an_extent_of_a_vmdk_that_is_written_while_it_is_read_is_warned_of() {
+fn a_vmdk_extent_written_during_reading_is_warned_about() {
     let rig = Rig::new();
     flat_vmdk(&rig, "flat");
     // Standard input is read after the image, and the backup waits for its end.
@@ -60,7 +60,7 @@ fn an_extent_of_a_vmdk_that_is_written_while_it_is_read_is_warned_of() {
 
 /// VirtualBox refuses a copy with the same UUID, which users elsewhere patch with `dd`.
 #[test]
-fn a_copy_gets_an_identity_of_its_own_and_children_are_not_lost() {
+fn a_renewed_identity_updates_the_children() {
     let rig = Rig::empty();
     rig.ok(&[
         "image",
@@ -108,7 +108,7 @@ fn a_copy_gets_an_identity_of_its_own_and_children_are_not_lost() {
 
 /// A disk of Parallels is a folder with a file for each snapshot.
 #[test]
-fn a_disk_of_parallels_is_read_at_its_snapshots() {
+fn snapshots_of_a_parallels_disk_are_read() {
     let rig = Rig::empty();
     let (old, new) = (noise(MIB, 23), noise(MIB, 24));
     rig.write("old.raw", &old);
@@ -183,7 +183,7 @@ fn images_are_resized_and_keep_their_content() {
 
 /// An image named `.hdd` is created as a folder of Parallels by every verb.
 #[test]
-fn a_disk_called_hdd_is_a_folder() {
+fn an_image_named_hdd_is_created_as_a_folder() {
     let rig = Rig::empty();
     let bytes = noise(3 * MIB, 23);
     rig.write("disk.raw", &bytes);
@@ -231,7 +231,7 @@ fn a_disk_called_hdd_is_a_folder() {
 
 /// The new file keeps the owner, mode and path of the old one.
 #[test]
-fn a_replaced_file_keeps_its_mode_and_a_link_is_followed() {
+fn a_replaced_file_keeps_its_mode_and_links_are_followed() {
     use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown};
     let rig = Rig::empty();
     let bytes = noise(MIB, 24);

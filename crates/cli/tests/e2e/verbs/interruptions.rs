@@ -48,7 +48,7 @@ fn remove(rig: &Rig, name: &str) {
 
 /// The reader of the output hangs: Ctrl-C still ends the program, and soon.
 #[test]
-fn an_interrupt_ends_a_command_whose_reader_does_not_read() {
+fn an_interrupt_ends_a_command_with_a_blocked_output() {
     let rig = Rig::new();
     rig.write("web1.raw", &noise(8 * MIB, 5));
     rig.ok(&["backup", "web1.raw", "--machine", "web1"]);
@@ -86,7 +86,7 @@ fn an_interrupt_ends_a_command_whose_reader_does_not_read() {
 
 /// Nothing is changed if the output cannot be written.
 #[test]
-fn standard_streams_that_are_closed_are_no_place_for_a_disk() {
+fn closed_standard_streams_are_refused() {
     let rig = Rig::new();
     rig.write("web1.raw", &noise(MIB, 5));
     // Returns the exit code, and standard error.
@@ -171,7 +171,7 @@ fn a_killed_import_leaves_nothing_in_the_temporary_folder() {
 }
 
 #[test]
-fn a_conversion_leaves_nothing() {
+fn an_interrupted_conversion_leaves_nothing() {
     let rig = Rig::empty();
     rig.write("disk.raw", &noise(64 * MIB, 1));
     for target in ["new.qcow2", "new.raw"] {
@@ -231,7 +231,7 @@ fn kill_when_begun(rig: &Rig, words: &[&str]) {
 }
 
 #[test]
-fn an_interrupted_restore_leaves_nothing_new_and_names_what_it_was_changing() {
+fn an_interrupted_restore_leaves_no_file_and_names_its_target() {
     let rig = Rig::new();
     rig.write("web1.raw", &noise(96 * MIB, 2));
     rig.ok(&["backup", "web1.raw"]);
@@ -272,7 +272,7 @@ fn rig_with_garbage(snapshots: u64) -> (Rig, Vec<u8>) {
 
 /// Each attempt needs a new rig, because a complete gc leaves nothing to do.
 #[test]
-fn gc_may_be_interrupted_and_the_next_one_continues() {
+fn gc_can_be_interrupted_and_repeated() {
     let clock = SystemClock::new();
     for _ in 0..ATTEMPTS {
         let (rig, bytes) = rig_with_garbage(12);
@@ -305,7 +305,7 @@ fn gc_may_be_interrupted_and_the_next_one_continues() {
 }
 
 #[test]
-fn a_backup_commits_nothing_and_the_repository_is_usable() {
+fn an_interrupted_backup_commits_nothing() {
     let rig = Rig::new();
     rig.write("web1.raw", &noise(96 * MIB, 3));
     let begun = || rig.path("repo/writers").exists() && !rig.names("repo/writers").is_empty();

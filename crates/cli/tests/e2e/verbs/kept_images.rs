@@ -92,7 +92,7 @@ fn an_image_does_not_replace_its_own_base() {
 
 /// QEMU interprets a prefix before a colon as a protocol, unless the name contains a slash before it.
 #[test]
-fn names_with_colons_are_names_of_files() {
+fn names_with_colons_are_file_names() {
     let rig = rig();
     let base = "web1-2026-11-20T10:00.qcow2";
     rig.ok(&["image", "convert", "a.raw", base]);
@@ -132,7 +132,7 @@ fn names_with_colons_are_names_of_files() {
 
 /// A check finds a truncated data file before any read beyond its end.
 #[test]
-fn a_data_file_that_is_cut_off_is_found() {
+fn a_truncated_data_file_is_found() {
     let rig = rig();
     has_data_outside(&rig, "outside.data");
     rig.ok(&["image", "check", "outside.qcow2"]);
@@ -146,7 +146,7 @@ fn a_data_file_that_is_cut_off_is_found() {
 
 /// Regression: one flipped bit, and the disk seemed to be empty, without any error.
 #[test]
-fn a_disk_without_bytes_is_damaged() {
+fn a_damaged_disk_size_entry_is_damage() {
     let rig = rig();
     rig.ok(&["image", "convert", "a.raw", "v.vhdx"]);
     let bytes = rig.read("v.vhdx");
@@ -179,7 +179,7 @@ fn put(rig: &Rig, at: usize, value: [u8; 4]) {
 
 /// If a flipped bit damages the first directory, only the second one still refers to the grain.
 #[test]
-fn a_second_directory_is_not_made_like_a_first_one_that_is_wrong() {
+fn a_wrong_first_directory_is_repaired_from_the_second() {
     let rig = rig();
     rig.ok(&["image", "convert", "a.raw", "disk.vmdk"]);
     let bytes = rig.read("disk.vmdk");
@@ -226,7 +226,7 @@ fn a_second_directory_is_not_made_like_a_first_one_that_is_wrong() {
 /// Regression: an entry of the second directory that refers to the middle of a grain counted as one that the first
 /// directory has lost.
 #[test]
-fn an_entry_into_the_middle_of_a_grain_is_not_taken_for_a_lost_one() {
+fn an_entry_into_the_middle_of_a_grain_is_not_restored() {
     let rig = rig();
     rig.write("little.raw", &noise(65_536, 3));
     system("truncate", &["-s", "64M", text(&rig.path("little.raw"))]).unwrap();
@@ -267,7 +267,7 @@ fn a_repair_does_not_hide_a_doubtful_entry() {
 /// Regression: one flipped bit made an empty entry of a qcow2 refer to a free cluster, and a repair allocated that
 /// cluster to it.
 #[test]
-fn an_entry_that_leads_to_a_free_cluster_stays_a_doubt() {
+fn an_entry_for_a_free_cluster_is_not_repaired_automatically() {
     let rig = rig();
     rig.write("little.raw", &noise(65_536, 3));
     system("truncate", &["-s", "16M", text(&rig.path("little.raw"))]).unwrap();
@@ -323,7 +323,7 @@ fn the_base_of_another_image_is_not_replaced() {
 }
 
 #[test]
-fn an_image_is_not_the_file_of_its_own_data() {
+fn an_image_cannot_be_its_own_data_file() {
     let rig = rig();
     std::fs::create_dir(rig.path("sub")).unwrap();
     rig.ok(&["image", "convert", "a.raw", "there.qcow2"]);
@@ -348,7 +348,7 @@ fn an_image_is_not_the_file_of_its_own_data() {
 
 /// The folder is the disk, with all of its deltas.
 #[test]
-fn a_folder_of_parallels_is_checked_with_all_of_its_deltas_and_keeps_its_size() {
+fn a_parallels_folder_is_checked_completely_and_not_resized() {
     let rig = rig();
     rig.ok(&["image", "convert", "a.raw", "a.hdd"]);
     rig.ok(&["clone", "a.hdd", "b.hdd", "--copy"]);

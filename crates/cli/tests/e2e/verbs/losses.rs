@@ -28,7 +28,7 @@ fn lose_snapshots(rig: &Rig) -> Vec<String> {
 }
 
 #[test]
-fn a_lost_snapshot_is_named_by_every_verb_and_gc_and_prune_refuse() {
+fn a_lost_snapshot_is_reported_by_every_verb() {
     let rig = rig_of_two();
     let ids = lose_snapshots(&rig);
     for words in [&["list"][..], &["verify"], &["stats"]] {
@@ -49,7 +49,7 @@ fn a_lost_snapshot_is_named_by_every_verb_and_gc_and_prune_refuse() {
 }
 
 #[test]
-fn a_loss_is_accepted_once_and_by_name() {
+fn a_loss_is_accepted_by_id_or_for_all() {
     let rig = rig_of_two();
     let ids = lose_snapshots(&rig);
     rig.code(2, &["gc", "--accept-loss", "everything"]);

@@ -13,7 +13,7 @@ fn rig() -> Rig {
 }
 
 #[test]
-fn names_patterns_and_tags_of_nothing_are_errors() {
+fn names_patterns_and_tags_without_matches_are_errors() {
     let rig = rig();
     for words in [
         &["list", "wbe1"][..],
@@ -52,7 +52,7 @@ fn names_patterns_and_tags_of_nothing_are_errors() {
 }
 
 #[test]
-fn disks_of_nothing_are_errors() {
+fn unknown_disks_are_errors() {
     let rig = rig();
     for verb in ["verify", "show"] {
         let (kind, said) = rig.error(1, &[verb, "web1:vda"]);
@@ -66,7 +66,7 @@ fn disks_of_nothing_are_errors() {
 
 /// A folder has the name of a machine.
 #[test]
-fn a_folder_is_no_image_and_the_error_names_the_machine() {
+fn a_folder_is_refused_as_an_image_with_a_hint_to_the_machine() {
     let rig = rig();
     std::fs::create_dir(rig.path("vm7")).unwrap();
     let (_, said) = rig.error(1, &["backup", "vm7"]);
@@ -77,7 +77,7 @@ fn a_folder_is_no_image_and_the_error_names_the_machine() {
 }
 
 #[test]
-fn patterns_mean_machines_as_in_backup() {
+fn patterns_select_machines_as_in_backup() {
     let rig = rig();
     let count = |words: &[&str]| rig.report(words)["snapshots"].as_array().unwrap().len();
     assert_eq!(count(&["list", "web*"]), 2);
@@ -92,7 +92,7 @@ fn patterns_mean_machines_as_in_backup() {
 }
 
 #[test]
-fn a_name_means_the_snapshot_that_is_protected() {
+fn unprotect_by_name_selects_the_protected_snapshot() {
     let rig = rig();
     rig.ok(&["protect", "web1"]);
     let first = rig.report(&["show", "web1"])["snapshot"]["id"]

@@ -90,7 +90,7 @@ fn a_machine_does_not_continue_the_history_of_another_one_of_its_name() {
 /// libvirt allows names with a special meaning in Holdfast: such a machine is backed up under another name, and can be
 /// restored.
 #[test]
-fn a_machine_whose_name_means_something_else_is_listed_under_another() {
+fn a_machine_with_a_reserved_name_is_stored_under_another() {
     let rig = rig();
     for name in ["web@1", "web:vda", "-x", "latest"] {
         let mut words = machine(&rig, name, A, "a.raw");
@@ -155,7 +155,7 @@ fn prune_keeps_the_newest_of_each_machine_of_a_name() {
 }
 
 #[test]
-fn the_status_of_a_copy_tells_machines_of_one_name_apart() {
+fn the_copy_status_distinguishes_machines_of_one_name() {
     let rig = mixed();
     rig.ok(&["init", "--no-encryption", "-r", "far"]);
     rig.ok(&["copy", "--to", "far", &ids(&rig)[0]]);
@@ -175,7 +175,7 @@ fn the_status_of_a_copy_tells_machines_of_one_name_apart() {
 }
 
 #[test]
-fn a_name_of_two_machines_means_neither() {
+fn an_ambiguous_name_selects_no_machine() {
     let rig = mixed();
     let all = ids(&rig);
     for name in ["web", "web@latest", "web:vda", "web@2100-01-01"] {

@@ -34,7 +34,7 @@ fn parts(packed: &[u8]) -> (Vec<&[u8]>, &[u8]) {
 
 /// Regression: each block is valid by itself, so a lost block was not detected when the stream was unpacked.
 #[test]
-fn a_packed_stream_with_blocks_that_are_not_its_own_is_damaged_to_all_who_read_it() {
+fn every_verb_reports_lost_or_foreign_blocks_as_damage() {
     let rig = Rig::empty();
     let bytes = noise(9 * MIB, 41);
     for option in ["--gzip", "--zstd"] {
@@ -68,7 +68,7 @@ fn a_packed_stream_with_blocks_that_are_not_its_own_is_damaged_to_all_who_read_i
 
 /// Regression: this verb did not exit with the code for damage, on which scripts rely.
 #[test]
-fn a_damaged_block_is_damage_to_all_verbs() {
+fn every_verb_reports_a_damaged_block_as_damage() {
     let rig = Rig::empty();
     let bytes = noise(9 * MIB, 42);
     for option in ["--gzip", "--zstd"] {

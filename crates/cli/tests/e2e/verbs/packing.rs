@@ -8,7 +8,7 @@ const MIB: usize = 1 << 20;
 
 /// As in gzip and zstd: input that is not packed is an error, and so is empty input.
 #[test]
-fn data_that_is_not_packed_is_not_unpacked() {
+fn input_that_is_not_packed_is_an_error() {
     let rig = Rig::empty();
     for (input, kind) in [
         (&b""[..], "cut off"),

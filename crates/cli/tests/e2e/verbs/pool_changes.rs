@@ -30,7 +30,7 @@ impl World {
 
 /// Regression: a backup that waited for another one used the list of disks from before.
 #[test]
-fn a_backup_that_has_waited_takes_the_machine_as_it_is_by_then() {
+fn a_backup_that_has_waited_reads_the_current_disks() {
     let world = World::new();
     let fingerprint = world.pool.fingerprint();
     let machine = world.machine();

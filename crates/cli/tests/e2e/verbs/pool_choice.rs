@@ -20,7 +20,7 @@ fn machines_with_special_characters_in_their_names_are_found() {
 }
 
 #[test]
-fn machines_are_listed_and_chosen() {
+fn machines_are_listed_and_selected() {
     let world = World::new();
     world.pool.add_vm(&NewVm {
         name: "db1".to_owned(),
@@ -63,7 +63,7 @@ fn machines_are_listed_and_chosen() {
 }
 
 #[test]
-fn machines_of_one_name_are_kept_apart() {
+fn machines_with_the_same_name_are_refused() {
     let world = World::new();
     let twin = world.pool.add_vm(&NewVm {
         name: "web1".to_owned(),

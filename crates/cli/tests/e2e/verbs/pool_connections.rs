@@ -6,7 +6,7 @@ use super::pools::World;
 use crate::program::stderr;
 
 #[test]
-fn a_pool_with_an_unknown_certificate_gets_no_password() {
+fn no_password_is_sent_to_a_pool_with_an_unknown_certificate() {
     let world = World::new();
     let machine = world.machine();
     let wrong = "00:".repeat(31) + "00";
@@ -35,7 +35,7 @@ fn a_pool_with_an_unknown_certificate_gets_no_password() {
 
 /// A restarting toolstack gives no answer for a moment.
 #[test]
-fn questions_that_change_nothing_are_asked_again() {
+fn read_only_requests_are_retried() {
     let world = World::new();
     let faults = world.pool.faults();
     faults.times(Fault::RpcStatus(503), 2);

@@ -53,7 +53,7 @@ impl World {
 }
 
 #[test]
-fn a_snapshot_that_was_left_is_found_and_removed() {
+fn a_leftover_snapshot_is_found_and_removed() {
     let world = World::new();
     assert_eq!(world.finds(0, &[]), [""; 0]);
     world.back_up_and_leave();
@@ -90,7 +90,7 @@ fn a_snapshot_that_was_left_is_found_and_removed() {
 
 /// The snapshot may belong to another user of this host, or to another host of the same name: it is reported and kept.
 #[test]
-fn a_snapshot_of_another_place_is_left_alone() {
+fn a_snapshot_of_another_host_or_user_is_kept() {
     let world = World::new();
     world.back_up_and_leave();
     let fingerprint = world.pool.fingerprint();

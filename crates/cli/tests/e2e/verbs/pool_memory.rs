@@ -110,7 +110,7 @@ fn a_suspended_machine_can_be_resumed_after_a_backup() {
 }
 
 #[test]
-fn a_machine_of_a_pool_resumes_where_it_was() {
+fn a_machine_resumes_from_its_memory_in_the_pool() {
     for read in ["nbd", "vhd"] {
         let (world, before, disks) = lost(&["--pool-read", read]);
         let report = world.report(&["export", "web1", &world.address(), "--with-memory"]);
@@ -141,7 +141,7 @@ fn a_resumed_machine_may_have_another_name() {
 }
 
 #[test]
-fn an_archive_has_the_memory_and_the_pool_takes_it_in() {
+fn an_archive_with_memory_is_imported_by_the_pool() {
     let (world, before, disks) = lost(&[]);
     let rig = &world.rig;
     let report = rig.report(&["export", "web1", "web1.xva", "--with-memory"]);
@@ -202,7 +202,7 @@ fn system_in(program: &str, arguments: &[&str]) {
 }
 
 #[test]
-fn without_its_memory_it_starts_and_the_way_to_it_is_said() {
+fn a_machine_without_its_memory_is_exported_with_a_hint() {
     let (world, ..) = lost(&[]);
     let address = world.address();
     let report = world.report(&["export", "web1", &address]);
@@ -267,7 +267,7 @@ fn an_export_that_could_not_be_resumed_is_refused() {
 }
 
 #[test]
-fn snapshots_that_lack_something_say_what() {
+fn incomplete_snapshots_name_the_missing_part() {
     let world = World::new();
     let address = world.address();
     world.back_up(&[]);

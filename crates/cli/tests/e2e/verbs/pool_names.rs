@@ -67,7 +67,7 @@ impl Named {
 }
 
 #[test]
-fn a_pool_is_called_by_its_name_and_options_win() {
+fn a_pool_is_selected_by_name_and_options_take_precedence() {
     let named = Named::new("read = \"raw\"\nkeep_nothing = true\nconnections = 1\n", "");
     let world = &named.world;
     let listed = named.report(&["machines", "xen://lab"]);

@@ -7,7 +7,7 @@ use super::pools::World;
 use crate::program::stderr;
 
 #[test]
-fn a_machine_goes_back_to_its_pool() {
+fn a_machine_is_restored_to_its_pool() {
     let world = World::on(SrPlace::OnSlave);
     world.back_up(&[]);
     let address = world.address();

@@ -230,7 +230,7 @@ fn disks_are_read_as_vhds_if_nbd_cannot_be_reached() {
 
 /// Otherwise two machines in two pools would have one history, each a parent of the other.
 #[test]
-fn a_machine_of_another_pool_is_not_stored_as_this_one() {
+fn a_machine_of_another_pool_does_not_continue_the_history() {
     let (world, other) = (World::new(), World::new());
     world.back_up(&[]);
     let machine = other.machine();

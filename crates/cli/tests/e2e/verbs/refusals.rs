@@ -27,7 +27,7 @@ fn a_missing_repository_is_distinguished_from_other_content() {
 
 /// Ignoring an option would be dangerous if it says that nothing must be changed.
 #[test]
-fn options_about_machines_are_refused_where_a_file_is_restored() {
+fn machine_options_are_refused_for_a_restore_to_a_file() {
     let rig = Rig::new();
     rig.write("a.raw", &noise(5000, 1));
     rig.ok(&["backup", "a.raw"]);
@@ -77,7 +77,7 @@ fn open_to_all(path: &Path) {
 
 /// Root can write everywhere, so a test that runs as root starts the program as the user nobody.
 #[test]
-fn from_a_repository_that_cannot_be_written_everything_can_be_read() {
+fn a_repository_without_write_permission_can_be_read() {
     const NOBODY: u32 = 65_534;
     let rig = Rig::new();
     let bytes = noise(50_000, 1);
@@ -116,7 +116,7 @@ fn from_a_repository_that_cannot_be_written_everything_can_be_read() {
 
 /// "No such file" without the name would mislead the user.
 #[test]
-fn a_backing_file_that_is_missing_is_named_with_its_image() {
+fn a_missing_backing_file_is_reported_with_its_image() {
     let rig = Rig::new();
     assert!(rig.ok(&["list"]).contains("no snapshots yet"));
     rig.ok(&["image", "create", "base.qcow2", "1M"]);
@@ -137,7 +137,7 @@ fn a_backing_file_that_is_missing_is_named_with_its_image() {
 
 /// A file with the name of another type would be stored as a disk that no machine could read.
 #[test]
-fn archives_and_settings_are_no_images() {
+fn archives_and_settings_are_refused_as_images() {
     let rig = Rig::new();
     for (name, hint) in [
         ("lab.vbox", "vbox:"),

@@ -16,7 +16,7 @@ fn rig_with_snapshot(bytes: &[u8]) -> Rig {
 }
 
 #[test]
-fn in_place_only_what_differs_is_written() {
+fn an_in_place_restore_writes_only_differences() {
     let bytes = noise(4 * MIB + 100, 1);
     let rig = rig_with_snapshot(&bytes);
     let mut other = bytes.clone();
@@ -74,7 +74,7 @@ fn a_dry_run_writes_nothing_and_counts_the_same() {
 
 /// The snapshot has the configuration beside the disk, which does not count as a disk.
 #[test]
-fn the_only_disk_of_a_machine_is_verified_and_restored_without_its_name() {
+fn a_single_disk_is_verified_and_restored_without_its_name() {
     let bytes = noise(MIB, 5);
     let rig = rig_with_snapshot(&bytes);
     rig.code(3, &["export", "web1", "web1.xva"]);
@@ -111,7 +111,7 @@ fn an_existing_target_is_kept_without_force() {
 
 /// An image without a header looks like a raw disk, and restoring into it as raw would make it useless for its machine.
 #[test]
-fn a_broken_image_is_not_restored_in_place_and_the_way_out_is_named() {
+fn a_broken_image_is_refused_as_an_in_place_target() {
     let bytes = noise(100 << 10, 4);
     let rig = rig_with_snapshot(&bytes);
     rig.ok(&["restore", "web1", "web1.qcow2"]);
@@ -148,7 +148,7 @@ fn restored_disks_are_readable_by_their_owner_only() {
 }
 
 #[test]
-fn a_larger_target_keeps_its_end_and_that_is_said() {
+fn a_larger_target_keeps_its_end_with_a_warning() {
     let bytes = noise(20_000, 3);
     let rig = rig_with_snapshot(&bytes);
     rig.write("large.raw", &vec![7; 30_000]);
@@ -159,7 +159,7 @@ fn a_larger_target_keeps_its_end_and_that_is_said() {
 }
 
 #[test]
-fn damage_is_named_and_leaves_no_half_image() {
+fn damage_is_reported_and_leaves_no_partial_image() {
     let bytes = noise(3 * MIB, 4);
     let rig = rig_with_snapshot(&bytes);
     let packs = rig.path("repo/packs");
@@ -225,7 +225,7 @@ fn an_undamaged_repository_verifies() {
 
 /// Regression: reading does not prevent the removal of a snapshot; the missing packs were then reported as damage.
 #[test]
-fn a_snapshot_that_is_removed_while_it_is_restored_is_not_damaged() {
+fn a_removal_during_a_restore_is_not_reported_as_damage() {
     let rig = rig_with_snapshot(&noise(40 * MIB, 4));
     let snapshots = rig.report(&["list"])["snapshots"].clone();
     let id = snapshots[0]["id"].as_str().unwrap();

@@ -24,7 +24,7 @@ fn tags(rig: &Rig) -> Vec<String> {
 }
 
 #[test]
-fn prune_keeps_what_the_rules_say_and_a_dry_run_keeps_everything() {
+fn prune_follows_the_rules_and_a_dry_run_removes_nothing() {
     let rig = rig_of_four_days();
     assert_eq!(rig.report(&["prune"])["removed_count"], 0, "no rule keeps all");
     let plan = rig.ok(&["prune", "--keep-daily", "2", "--dry-run"]);
@@ -77,7 +77,7 @@ fn forget_takes_exact_names_only() {
 
 /// The content is unknown: only the full id selects the snapshot.
 #[test]
-fn a_lost_snapshot_is_forgotten_by_its_whole_id() {
+fn a_lost_snapshot_is_forgotten_only_by_its_full_id() {
     let rig = rig_of_four_days();
     let report = rig.report(&["list"]);
     let id = |number: usize| report["snapshots"][number]["id"].as_str().unwrap().to_owned();

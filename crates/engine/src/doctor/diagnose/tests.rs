@@ -106,7 +106,7 @@ fn words(line: &str) -> Vec<String> {
 }
 
 #[test]
-fn what_a_run_left_goes_only_when_it_is_surely_dead() {
+fn leftovers_are_removed_only_if_their_run_is_certainly_dead() {
     let left = || machine(|machine| machine.runs.push(RUN));
     let with = |run: Option<SeenRun>, living: Option<Vec<&str>>| {
         let living = living.map(|lines| lines.into_iter().map(words).collect());
@@ -156,7 +156,7 @@ fn what_a_run_left_goes_only_when_it_is_surely_dead() {
 }
 
 #[test]
-fn a_machine_runs_on_only_where_a_dead_run_stopped_it() {
+fn only_a_machine_that_a_dead_run_paused_is_resumed() {
     let paused = |run: SeenRun| {
         let machine = machine(|machine| machine.state = MachineState::Paused);
         seen(machine, |seen| seen.runs.push(run))
@@ -186,7 +186,7 @@ fn a_machine_runs_on_only_where_a_dead_run_stopped_it() {
 }
 
 #[test]
-fn a_freeze_says_whose_it_was_and_one_of_a_living_run_is_left() {
+fn a_freeze_is_reported_with_its_owner_unless_the_run_is_alive() {
     let frozen = |run: Option<SeenRun>| {
         let machine = machine(|machine| machine.frozen = SeenFreeze::Frozen);
         seen(machine, |seen| seen.runs.extend(run))
@@ -202,7 +202,7 @@ fn a_freeze_says_whose_it_was_and_one_of_a_living_run_is_left() {
 }
 
 #[test]
-fn only_jobs_that_have_ended_are_taken_away() {
+fn only_jobs_that_have_ended_are_dismissed() {
     let with = |status: &str, id: &str, has_failed_io| {
         let job = QemuJob {
             id: id.to_owned(),
@@ -251,7 +251,7 @@ fn only_jobs_that_have_ended_are_taken_away() {
 }
 
 #[test]
-fn only_bitmaps_of_ours_go_and_none_that_is_needed_or_in_use() {
+fn only_unneeded_bitmaps_of_holdfast_are_removed() {
     let bitmap = |name: &str, is_inconsistent, is_busy| Bitmap {
         name: name.to_owned(),
         granularity_bytes: 65_536,
@@ -386,7 +386,7 @@ fn forgotten_overlays_are_committed_down_to_a_known_or_shared_image() {
 }
 
 #[test]
-fn a_complete_commit_is_ended_only_where_a_dead_doctor_began_it() {
+fn a_complete_commit_is_finished_only_for_a_dead_doctor() {
     let job = || QemuJob {
         id: "commit-vda-libvirt-2-format".to_owned(),
         kind: "commit".to_owned(),
@@ -422,7 +422,7 @@ fn a_complete_commit_is_ended_only_where_a_dead_doctor_began_it() {
 }
 
 #[test]
-fn notes_of_machines_that_are_gone_go_and_those_of_others_stay() {
+fn notes_of_missing_machines_are_removed() {
     let of = |machine: &str, uri: &str| {
         let mut run = noted(Phase::Reading, Liveness::Dead);
         run.record.machine = machine.to_owned();

@@ -65,7 +65,7 @@ fn with<T>(world: World, policy: &str, now: i64, ask: impl Fn(&MonitorRequest<'_
 }
 
 #[test]
-fn what_is_well_is_said_to_be_so() {
+fn a_good_state_is_reported_as_ok() {
     let said = |ask: fn(&MonitorRequest<'_>) -> Check| with(WELL, POLICY, 1060, ask).line;
     assert_eq!(
         said(check_snapshots),
@@ -79,7 +79,7 @@ fn what_is_well_is_said_to_be_so() {
 }
 
 #[test]
-fn figures_are_those_of_zfs() {
+fn the_report_has_the_numbers_of_zfs() {
     let report = with(WELL, POLICY, 1060, monitor);
     assert_eq!(report.pools[0].room.unwrap().allocated_bytes, 40);
     let dataset = &report.datasets[1];
@@ -120,7 +120,7 @@ fn strange(well: &'static str) -> Vec<Result<&'static str, &'static str>> {
 }
 
 #[test]
-fn silence_and_nonsense_are_never_taken_for_well() {
+fn missing_and_invalid_answers_are_never_ok() {
     let assert_not_well = |world, ask: fn(&MonitorRequest<'_>) -> Check, answer: Result<&str, &str>| {
         let check = with(world, POLICY, 1060, ask);
         assert_eq!(check.level, Level::Unknown, "{answer:?}: {}", check.line);
@@ -157,7 +157,7 @@ fn silence_and_nonsense_are_never_taken_for_well() {
 }
 
 #[test]
-fn what_is_known_is_told_beside_what_is_not() {
+fn known_problems_are_reported_beside_unknown_states() {
     let policy = format!(
         "{POLICY}[tank]\nhourly = 1\ndaily = 0\nmonthly = 0\n[gone/vm]\nprocess_children_only = yes\nrecursive = yes\n"
     );
@@ -172,7 +172,7 @@ fn what_is_known_is_told_beside_what_is_not() {
 }
 
 #[test]
-fn a_policy_about_nothing_and_a_pool_that_is_not_there_are_not_well() {
+fn an_empty_policy_and_a_missing_pool_are_not_ok() {
     for ask in [check_snapshots, check_health, check_capacity] {
         assert_eq!(with(WELL, "# nothing\n", 1060, ask).level, Level::Unknown);
     }

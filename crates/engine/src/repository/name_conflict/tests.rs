@@ -45,7 +45,7 @@ fn check(
 }
 
 #[test]
-fn a_uuid_is_the_same_in_every_spelling_and_none_where_it_is_zero() {
+fn uuids_are_normalized_and_zero_is_no_identity() {
     let plain = MachineIdentity::of_uuid(A);
     for text in [
         A.to_uppercase(),
@@ -66,7 +66,7 @@ fn a_uuid_is_the_same_in_every_spelling_and_none_where_it_is_zero() {
 }
 
 #[test]
-fn a_name_goes_on_with_the_machine_of_its_newest_snapshot() {
+fn a_name_belongs_to_the_machine_of_its_newest_snapshot() {
     let all = [
         of_machine(1, A),
         of_machine(2, &A.to_uppercase()),
@@ -97,7 +97,7 @@ fn a_name_goes_on_with_the_machine_of_its_newest_snapshot() {
 }
 
 #[test]
-fn a_name_that_is_mixed_already_compares_each_machine_with_itself() {
+fn machines_that_share_a_name_are_compared_with_their_own_snapshots() {
     let all = [
         of_machine(1, A),
         of_machine(2, B),
@@ -133,7 +133,7 @@ fn a_snapshot_from_the_future_does_not_hold_a_name() {
 }
 
 #[test]
-fn machines_without_a_uuid_are_told_apart_by_where_they_are() {
+fn machines_without_a_uuid_are_distinguished_by_their_address() {
     let [first, second] = ["none@host.1234:/run/a.qmp", "none@host.1234:/run/b.qmp"];
     let same = Continuation::SameIdentity;
     // A snapshot of an earlier version belongs to the first machine that is backed up.
@@ -161,7 +161,7 @@ fn machines_without_a_uuid_are_told_apart_by_where_they_are() {
 
 /// The statement must outlive the snapshot for which it was made.
 #[test]
-fn what_was_stated_once_holds_for_later_snapshots() {
+fn a_statement_applies_to_later_snapshots() {
     let mut all = vec![of_machine(1, A), manifest("web1", 2, &[])];
     let (own, note) = check(&all, Claimant::Machine(B), Continuation::Stated).unwrap();
     assert_eq!((own, note.as_deref()), (vec![1, 2], Some(&*format!("{A} images"))));

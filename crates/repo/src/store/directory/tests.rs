@@ -17,7 +17,7 @@ fn store() -> (TempDir, DirectoryStore) {
 }
 
 #[test]
-fn a_directory_is_a_store() {
+fn a_directory_passes_the_conformance_suite() {
     let mut folders = Vec::new();
     conformance::check(&mut || {
         let (folder, store) = store();
@@ -150,7 +150,7 @@ fn links_inside_are_not_followed() {
 }
 
 #[test]
-fn a_pipe_in_the_place_of_an_object_is_an_error_and_no_wait() {
+fn a_pipe_in_place_of_an_object_is_an_error_without_blocking() {
     let (folder, store) = store();
     store.put(&name(ObjectKind::Index, "a"), b"a").unwrap();
     let path = folder.path().join("repository/index/pipe");
@@ -192,7 +192,7 @@ fn old_temporary_files_are_removed_and_their_writers_fail() {
 
 /// The clock of the file system counts; the clock of the host may differ.
 #[test]
-fn leftovers_of_crashed_writers_are_removed_only_when_old() {
+fn only_old_leftovers_of_crashed_writers_are_removed() {
     let (folder, store) = store();
     let mut writers: Vec<_> = ["old", "young"]
         .iter()
@@ -280,7 +280,7 @@ fn folders_links_and_pipes_are_distinguished_from_objects() {
 }
 
 #[test]
-fn a_link_in_the_place_of_a_folder_is_an_error_of_its_own() {
+fn a_link_in_place_of_a_folder_is_a_distinct_error() {
     let folder = TempDir::new().unwrap();
     let store = DirectoryStore::open(folder.path()).unwrap();
     let name = ObjectName::new(ObjectKind::Pack, &"aa".repeat(16)).unwrap();

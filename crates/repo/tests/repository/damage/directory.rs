@@ -81,7 +81,7 @@ fn check(
 }
 
 #[test]
-fn every_flipped_byte_of_a_directory_or_trailer_is_survived() {
+fn a_changed_byte_of_a_directory_or_trailer_loses_nothing() {
     let (objects, snapshot, content) = small_repository();
     for name in packs(&objects) {
         let length = objects[&name].len();
@@ -101,7 +101,7 @@ fn every_flipped_byte_of_a_directory_or_trailer_is_survived() {
 }
 
 #[test]
-fn ends_that_are_overwritten_cut_off_or_grown_are_survived() {
+fn overwritten_truncated_or_extended_ends_lose_nothing() {
     let (objects, snapshot, content) = small_repository();
     for name in packs(&objects) {
         let start = directory_start(&objects[&name]);

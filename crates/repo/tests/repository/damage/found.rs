@@ -95,7 +95,7 @@ fn a_disk_is_compared_with_its_device_byte_for_byte() {
 
 /// Scrubs of a part of the repository, oldest objects first, finally read everything, and record what they have read.
 #[test]
-fn scrubs_of_some_percent_come_round() {
+fn partial_scrubs_finally_read_everything() {
     let base = base();
     let store = store_of(&base.objects);
     let (repository, _) = open(&store, 9);

@@ -36,7 +36,7 @@ fn repair_deletes_no_damaged_pack_whose_pages_are_needed() {
 
 /// Restoring the original file resolves the damage.
 #[test]
-fn a_pack_that_is_whole_again_is_used_again() {
+fn a_restored_pack_is_used_again() {
     let base = base();
     let name = base
         .objects
@@ -58,7 +58,7 @@ fn a_pack_that_is_whole_again_is_used_again() {
 
 /// The next backup of the same data restores lost chunks, also for the old snapshot.
 #[test]
-fn a_backup_repairs_chunks_that_it_stores_again() {
+fn a_backup_of_the_same_data_repairs_lost_chunks() {
     let store = MemoryStore::new();
     let shared: Arc<dyn Store> = Arc::new(store.clone());
     let repository = Repository::init(shared, &init_request(), environment(11)).unwrap();

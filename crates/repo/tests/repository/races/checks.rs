@@ -132,7 +132,7 @@ fn a_removal_that_is_older_than_its_record_is_no_loss() {
 }
 
 #[test]
-fn shared_chunks_are_lost_even_if_a_snapshot_is_removed_during_a_check() {
+fn lost_chunks_are_reported_despite_a_removal_during_a_check() {
     let is_of = |findings: &[holdfast_repo::Finding], kept| {
         let missing: Vec<_> = findings.iter().filter(|one| one.kind == FindingKind::Missing).collect();
         let mut touched = missing.iter().flat_map(|one| &one.touches);

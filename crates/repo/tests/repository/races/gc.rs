@@ -53,7 +53,7 @@ fn an_open_disk_stays_readable_while_gc_moves_its_chunks() {
 /// Regression: three of four writer threads had failed on a full disk, each holding the memory of a frame; the last
 /// decoder waited for memory, and the last writer for a frame: the restore never ended.
 #[test]
-fn a_restore_to_a_target_that_is_full_ends() {
+fn a_restore_to_a_full_target_ends() {
     let rig = Rig::new(30);
     let mut disk = Disk::new(48 << 20, 1);
     disk.fill(0, 48 << 20);
@@ -139,7 +139,7 @@ fn chunks_that_repair_a_snapshot_during_gc_are_kept() {
 /// replaced it, and deleted the pack that the first one had written and not yet recorded. The first one woke up,
 /// followed its relocations, and deleted the old packs: existing snapshots were lost.
 #[test]
-fn a_suspended_gc_that_was_replaced_does_no_harm() {
+fn a_replaced_gc_deletes_no_used_packs() {
     let kinds = [
         ObjectKind::Writer,
         ObjectKind::Condemned,

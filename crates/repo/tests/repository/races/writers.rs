@@ -15,7 +15,7 @@ use crate::common::{Disk, Hooked, PASSWORD, Rig, Watch, environment, request, so
 /// the place of its snapshot, because no writer could need the mark. Then the writer continued, and committed a
 /// snapshot that could not be read.
 #[test]
-fn a_writer_that_was_taken_for_dead_never_commits() {
+fn a_writer_considered_dead_does_not_commit() {
     let rig = Rig::new(23);
     let mut disk = Disk::new(1 << 20, 1);
     disk.fill(0, 1 << 20);
@@ -110,7 +110,7 @@ impl Read for Slow<'_> {
 /// Regression: gc on another host considered a backup dead that took longer than a week: first backups over a slow
 /// network never completed.
 #[test]
-fn a_backup_that_takes_weeks_is_not_taken_for_dead() {
+fn a_backup_that_takes_weeks_is_not_considered_dead() {
     let rig = Rig::new(27);
     let bytes = holdfast_block::SeededRandom::new(3).bytes(14 << 20);
     let gc = another(&rig, 87, Liveness::Unknown);

@@ -72,7 +72,7 @@ fn many_threads_share_several_connections() {
 
 /// Waiting and later requests fail with a lost connection, until the device reconnects.
 #[test]
-fn a_server_that_dies_takes_every_request_with_it() {
+fn all_requests_fail_when_the_server_dies() {
     let mut server = Server::nbdkit(&["--filter=delay", "pattern", "1G", "rdelay=30"]);
     let device = NbdDevice::connect(&server.endpoint(), "", options(1)).unwrap();
     let barrier = Barrier::new(9);

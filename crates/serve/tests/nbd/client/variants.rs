@@ -112,7 +112,7 @@ fn a_server_that_requires_tls_is_detected() {
 
 /// Over TCP, and over a socket that is already connected.
 #[test]
-fn connections_come_from_anywhere() {
+fn connections_over_tcp_and_connected_sockets_work() {
     let port = std::net::TcpListener::bind("127.0.0.1:0")
         .unwrap()
         .local_addr()

@@ -27,7 +27,7 @@ fn ours() -> (Arc<MemoryDevice>, Ours) {
 }
 
 #[test]
-fn libnbd_sees_and_copies_it() {
+fn libnbd_describes_and_copies_an_export() {
     let (device, ours) = ours();
     let uri = ours.uri("disk");
     let info = run("nbdinfo", &[&uri]);
@@ -72,7 +72,7 @@ fn libnbd_sees_and_copies_it() {
 }
 
 #[test]
-fn qemu_reads_compares_and_converts_it() {
+fn qemu_reads_compares_and_converts_an_export() {
     let (device, ours) = ours();
     let uri = ours.uri("disk");
     let folder = tempfile::tempdir().unwrap();
@@ -107,7 +107,7 @@ fn qemu_reads_compares_and_converts_it() {
 }
 
 #[test]
-fn qemu_writes_to_it() {
+fn qemu_writes_to_an_export() {
     let (device, ours) = ours();
     let before = device.to_bytes();
     let commands = [

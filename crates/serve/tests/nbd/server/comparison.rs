@@ -88,7 +88,7 @@ fn check(peer: Option<Peer>, socket: &Path) {
 }
 
 #[test]
-fn every_difference_is_one_of_a_case() {
+fn every_listed_difference_belongs_to_a_case() {
     let options: Vec<_> = option_cases().into_iter().map(|case| case.name).collect();
     let requests: Vec<_> = request_cases().into_iter().map(|case| case.name).collect();
     for (peer, name, ..) in option_differences() {

@@ -37,7 +37,7 @@ impl Exports for Lazy {
 }
 
 #[test]
-fn an_export_is_opened_when_it_is_asked_for_and_once_for_each_client() {
+fn an_export_is_opened_on_demand_once_for_each_client() {
     let lazy = Lazy::default();
     let ours = Ours::start(lazy.clone());
     let mut raw = Raw::connect(&ours.socket());
@@ -107,7 +107,7 @@ fn holes_and_changes_are_reported() {
 /// Random requests over several connections, one region each, against a plain vector; with and without workers, because
 /// the first requests go to workers and later ones do not.
 #[test]
-fn behaves_like_a_vector_of_bytes() {
+fn an_export_behaves_like_a_vector_of_bytes() {
     let seed = holdfast_block::conformance::test_seed();
     let ours = Ours::start(FixedExports::new([writable(MemoryDevice::new(SIZE))]));
     let socket = ours.socket();

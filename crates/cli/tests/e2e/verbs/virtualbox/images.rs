@@ -6,7 +6,7 @@ use crate::program::{stderr, stdout};
 use crate::rig::noise;
 
 #[test]
-fn a_machine_that_is_off_is_read_from_its_images_and_comes_back_as_it_was() {
+fn a_machine_that_is_off_is_backed_up_and_restored() {
     let world = World::new();
     let listed = world.json(0, &["machines", "vbox:"])["report"]["machines"][0].clone();
     assert_eq!(
@@ -135,7 +135,7 @@ fn without_vboxmanage_a_machine_is_read_if_no_process_writes_its_images() {
 }
 
 #[test]
-fn disks_that_snapshots_leave_alone_are_read_while_the_machine_is_off() {
+fn disks_excluded_from_snapshots_are_read_while_off() {
     let world = World::new();
     let ids = ["vms/lab/lab.vdi", "vms/lab/data.vdi"].map(|image| world.id(image));
     for kind in ["Writethrough", "Shareable"] {
@@ -171,7 +171,7 @@ fn disks_that_snapshots_leave_alone_are_read_while_the_machine_is_off() {
 
 /// The memory of a saved machine is in a file, which belongs to the current content of its disks.
 #[test]
-fn a_machine_that_was_saved_is_stored_with_its_memory() {
+fn a_saved_machine_is_stored_with_its_memory() {
     let world = World::new();
     world.state("saved");
     let text = world
@@ -194,7 +194,7 @@ fn a_machine_that_was_saved_is_stored_with_its_memory() {
 
 /// Machines of other hypervisors can be exported to VirtualBox.
 #[test]
-fn a_machine_of_another_hypervisor_goes_to_virtualbox() {
+fn a_machine_of_another_hypervisor_is_exported_to_virtualbox() {
     let world = World::new();
     world.rig.ok(&["backup", "--machine", "web1", "vda=a.raw", "vdb=b.raw"]);
     // Only the disks are known.
@@ -257,7 +257,7 @@ fn a_chain_of_vmdks_is_read() {
 
 /// By default VirtualBox has a CD drive on IDE before the disks: each disk keeps its name and its position.
 #[test]
-fn disks_beside_ide_stay_what_they_are() {
+fn disks_beside_ide_keep_their_names_and_positions() {
     let world = World::new();
     let drive = "<StorageController name=\"IDE\" type=\"PIIX4\" PortCount=\"2\" Bootable=\"true\">\
                  <AttachedDevice passthrough=\"false\" type=\"DVD\" hotpluggable=\"false\" port=\"0\" device=\"0\"/></StorageController>";
@@ -304,7 +304,7 @@ fn disks_beside_ide_stay_what_they_are() {
 
 /// Tape archives allow names of 100 bytes, and names of machines may be longer.
 #[test]
-fn a_machine_with_a_long_name_goes_into_an_ova() {
+fn a_machine_with_a_long_name_is_exported_to_an_ova() {
     let world = World::new();
     world.back_up(0, &["vbox:"]);
     let long = "ä".repeat(60);

@@ -49,7 +49,7 @@ fn unknown_and_unreadable_machines_are_reported() {
 
 /// Settings name files, which root can open: so root only reads settings that belong to root.
 #[test]
-fn root_reads_no_settings_of_another_user() {
+fn root_refuses_settings_of_another_user() {
     let world = World::new();
     if !rustix::process::geteuid().is_root() {
         return;
@@ -71,7 +71,7 @@ fn root_reads_no_settings_of_another_user() {
 }
 
 #[test]
-fn settings_open_no_files_elsewhere_and_no_images_of_another_identity() {
+fn settings_with_foreign_files_or_identities_are_refused() {
     let world = World::new();
     let id = world.id("vms/lab/lab.vdi");
     let lab = |images: &[(&str, &str, &str)]| world.write_settings("vms/lab/lab.vbox", LAB, "lab", images);
@@ -162,7 +162,7 @@ fn missing_files_and_special_files_in_settings_are_warned_about() {
 
 /// Otherwise they would have one history, each a parent of the other.
 #[test]
-fn machines_of_one_name_are_kept_apart() {
+fn machines_with_the_same_name_are_refused_together() {
     const TWIN: &str = "9f6d1b8e-1f2a-4c3d-8e4f-5a6b7c8d9eaa";
     let world = World::new();
     std::fs::create_dir_all(world.rig.path("vms/twin")).unwrap();
@@ -179,7 +179,7 @@ fn machines_of_one_name_are_kept_apart() {
 
 /// Otherwise both machines would have one history, and `restore` would return the data of the other one.
 #[test]
-fn a_machine_is_not_stored_as_another_one_of_its_name() {
+fn a_machine_does_not_continue_the_history_of_a_namesake() {
     const TWIN: &str = "1f6d1b8e-1f2a-4c3d-8e4f-5a6b7c8d9e0f";
     let world = World::new();
     std::fs::create_dir_all(world.rig.path("vms/two/Snapshots")).unwrap();

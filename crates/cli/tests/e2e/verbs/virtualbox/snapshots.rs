@@ -10,7 +10,7 @@ use crate::program::{stderr, stdout};
 use crate::rig::assert_code;
 
 #[test]
-fn a_machine_that_runs_is_held_by_a_snapshot_which_is_deleted_again() {
+fn a_running_machine_is_read_from_a_temporary_snapshot() {
     let world = World::new();
     world.state("running");
     let report = world.back_up(0, &["vbox:", "--with-memory"])["report"].clone();
@@ -148,7 +148,7 @@ fn the_doctor_deletes_the_snapshots_of_dead_backups() {
 
 /// Hooks are called around the snapshot, even if it fails; and the read rate is limited.
 #[test]
-fn programs_are_called_and_reading_is_as_fast_as_it_may() {
+fn hooks_are_called_and_the_read_rate_is_limited() {
     let world = World::new();
     world.rig.write_hook();
     world.back_up(0, &["vbox:", "--hook", "hook"]);

@@ -44,7 +44,7 @@ fn a_quiet_backup_prints_its_progress_on_request_and_continues() {
 }
 
 #[test]
-fn a_server_is_not_ended_by_a_question() {
+fn a_status_signal_does_not_end_a_server() {
     let rig = Rig::new();
     rig.write("web1.raw", &[7; 5000]);
     rig.ok(&["backup", "web1.raw"]);

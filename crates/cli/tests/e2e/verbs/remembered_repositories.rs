@@ -28,7 +28,7 @@ fn copy_folder(from: &Path, to: &Path) {
 }
 
 #[test]
-fn an_older_state_of_a_repository_is_noticed_until_it_is_accepted() {
+fn an_older_state_of_a_repository_is_refused_until_accepted() {
     let rig = Rig::new();
     rig.write("a.raw", &noise(200_000, 1));
     rig.ok(&["backup", "a.raw", "--machine", "a"]);
@@ -54,7 +54,7 @@ fn an_older_state_of_a_repository_is_noticed_until_it_is_accepted() {
 
 /// Another user could move the repository there, or replace it.
 #[test]
-fn a_repository_in_a_folder_that_others_can_write_is_warned_of() {
+fn a_repository_in_a_world_writable_folder_is_warned_about() {
     let rig = Rig::empty();
     for (name, mode) in [("open", 0o777), ("sticky", 0o1777), ("closed", 0o755)] {
         let folder = rig.path(name);
@@ -80,7 +80,7 @@ fn a_repository_in_a_folder_that_others_can_write_is_warned_of() {
 
 /// The host that initializes a repository remembers it, also with a relative path to a new folder.
 #[test]
-fn a_repository_that_is_made_anew_is_known() {
+fn a_new_repository_is_remembered_from_its_creation() {
     let rig = Rig::new();
     rig.ok(&["list"]);
     for _ in 0..2 {
@@ -94,7 +94,7 @@ fn a_repository_that_is_made_anew_is_known() {
 
 /// Files are copied folder by folder during a backup: first the packs, later the snapshots, which need newer packs.
 #[test]
-fn a_copy_that_was_made_while_the_repository_was_in_use_is_named_as_that() {
+fn a_file_copy_made_during_a_backup_is_recognised() {
     const HINT: &str = "made while the repository was in use";
     let rig = Rig::new();
     let back_up = |seed| {
@@ -126,7 +126,7 @@ fn a_copy_that_was_made_while_the_repository_was_in_use_is_named_as_that() {
 }
 
 #[test]
-fn another_repository_in_the_place_of_one_is_refused_until_it_is_accepted() {
+fn a_replaced_repository_is_refused_until_accepted() {
     let rig = Rig::new();
     rig.ok(&["list"]);
     rename(rig.path("repo"), rig.path("first")).unwrap();
@@ -205,7 +205,7 @@ fn a_password_of_the_environment_does_not_lock_a_repository_without_one() {
 }
 
 #[test]
-fn a_link_in_the_place_of_the_folder_of_packs_is_no_damage() {
+fn a_link_in_place_of_the_pack_folder_is_not_damage() {
     let rig = Rig::new();
     rig.write("a.raw", &noise(200_000, 1));
     rig.ok(&["backup", "a.raw", "--machine", "a"]);
@@ -228,7 +228,7 @@ fn a_link_in_the_place_of_the_folder_of_packs_is_no_damage() {
 }
 
 #[test]
-fn a_folder_in_the_place_of_a_pack_does_not_stop_the_check_of_the_rest() {
+fn a_folder_in_place_of_a_pack_does_not_stop_the_check() {
     let rig = Rig::new();
     rig.write("a.raw", &noise(200_000, 1));
     rig.ok(&["backup", "a.raw", "--machine", "a"]);
@@ -251,7 +251,7 @@ fn a_folder_in_the_place_of_a_pack_does_not_stop_the_check_of_the_rest() {
 }
 
 #[test]
-fn damage_of_a_directory_is_named_and_loses_nothing() {
+fn damage_of_a_pack_directory_is_reported_and_loses_nothing() {
     let rig = Rig::new();
     let content = noise(300_000, 1);
     rig.write("a.raw", &content);

@@ -23,7 +23,7 @@ to = ["root", "ops@example.org"]
 "#;
 
 #[test]
-fn a_failure_and_its_end_are_notified_once_each() {
+fn failure_and_recovery_are_notified_once_each() {
     let receiver = Receiver::new(1);
     let host = Host::new(&FAILING.replace("{url}", &receiver.url));
     host.rig.write("token", b"a \"secret\"\n");
@@ -113,7 +113,7 @@ on = ["silence"]
 }
 
 #[test]
-fn a_message_can_be_tried() {
+fn a_test_message_can_be_sent() {
     let receiver = Receiver::new(0);
     let host = Host::new(&FAILING.replace("{url}", &receiver.url));
     host.rig.write("token", b"x\n");
