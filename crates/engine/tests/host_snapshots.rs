@@ -342,8 +342,8 @@ fn a_disk_moved_during_a_snapshot_is_not_claimed() {
     };
     let world = World::new(ONE);
     let refused = world.take(&machine, (Subject::Machines, Quiesce::Off), &mut moves);
-    let said = refused.unwrap_err().to_string();
-    assert!(said.contains("vda was moved") && said.contains("/pond/1"), "{said}");
+    let text = refused.unwrap_err().to_string();
+    assert!(text.contains("vda was moved") && text.contains("/pond/1"), "{text}");
     assert_eq!(world.snapshot_count(), 0);
     let report = world.take(&machine, DATASETS, &mut moves).unwrap();
     assert_eq!(report.record.consistency, "crash");

@@ -310,9 +310,9 @@ impl Theirs {
             .env("PATH", format!("{}:{paths}", self.path("bin").display()))
             .output()
             .unwrap();
-        let said = String::from_utf8(output.stdout).unwrap();
+        let message = String::from_utf8(output.stdout).unwrap();
         (
-            said.strip_suffix('\n').unwrap_or(&said).to_owned(),
+            message.strip_suffix('\n').unwrap_or(&message).to_owned(),
             output.status.code().unwrap(),
         )
     }

@@ -78,10 +78,10 @@ fn virt_sysprep_runs_before_clones_get_their_final_names() {
     let before = rig.names(".");
     fails(&mut rig);
     for way in ["--overlay", "--copy"] {
-        let (_, said) = rig.error(1, &["clone", "base.qcow2", "web4.qcow2", "--sysprep", way]);
+        let (_, text) = rig.error(1, &["clone", "base.qcow2", "web4.qcow2", "--sysprep", way]);
         assert!(
-            said.contains("web4.qcow2") && said.contains("no operating systems"),
-            "{said}"
+            text.contains("web4.qcow2") && text.contains("no operating systems"),
+            "{text}"
         );
     }
     assert_eq!(rig.names("."), before);
@@ -109,8 +109,8 @@ fn a_pulled_template_gets_an_identity_of_its_own() {
     let before = rig.names(".");
     fails(&mut rig);
     for target in ["web8.qcow2", "others"] {
-        let (_, said) = rig.error(1, &sysprep(target));
-        assert!(said.contains(target) && said.contains("no operating systems"), "{said}");
+        let (_, text) = rig.error(1, &sysprep(target));
+        assert!(text.contains(target) && text.contains("no operating systems"), "{text}");
     }
     assert_eq!(rig.names("."), before);
 }

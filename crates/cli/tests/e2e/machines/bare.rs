@@ -285,8 +285,8 @@ fn a_machine_is_backed_up_with_its_memory_and_another_qemu_resumes_it() {
         std::os::unix::fs::PermissionsExt::mode(&bare.rig.path("whole/memory.qemu").metadata().unwrap().permissions());
     assert_eq!(mode & 0o777, 0o600);
     // An existing file is not overwritten.
-    let (kind, said) = bare.rig.error(1, &["restore", "web1", "whole"]);
-    assert_eq!(kind, "exists", "{said}");
+    let (kind, message) = bare.rig.error(1, &["restore", "web1", "whole"]);
+    assert_eq!(kind, "exists", "{message}");
 
     let other = QemuLab::with(&["raw", "raw"], &["-S", "-incoming", "defer"]);
     for (number, disk) in ["disk0", "disk1"].iter().enumerate() {
@@ -330,8 +330,8 @@ fn a_bare_qemu_does_not_continue_the_history_of_another_machine() {
     let unidentified = Bare::new(&[]);
     first.back_up(&[]);
     for other in [&second, &unidentified] {
-        let (kind, said) = first.rig.error(1, &["backup", &other.source]);
-        assert!(kind == "exists" && said.contains(UUIDS[0]), "{said}");
+        let (kind, message) = first.rig.error(1, &["backup", &other.source]);
+        assert!(kind == "exists" && message.contains(UUIDS[0]), "{message}");
         assert!(other.lab.is_running() && runs_in(&*other.lab.monitor).unwrap().is_empty());
     }
     first.back_up(&[]);
@@ -341,10 +341,10 @@ fn a_bare_qemu_does_not_continue_the_history_of_another_machine() {
     // A QEMU without a UUID is another machine, even under the same name.
     let other = Bare::new(&[]);
     let words = ["backup", &other.source, "--machine", "web3"];
-    let (kind, said) = first.rig.error(1, &words);
+    let (kind, message) = first.rig.error(1, &words);
     assert!(
-        kind == "exists" && said.contains("a machine without a UUID at ") && said.contains("web1.qmp"),
-        "{said}"
+        kind == "exists" && message.contains("a machine without a UUID at ") && message.contains("web1.qmp"),
+        "{message}"
     );
     first.rig.ok(&[&words[..], &["--same-machine"]].concat());
 }

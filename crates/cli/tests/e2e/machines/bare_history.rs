@@ -80,8 +80,8 @@ impl BareHistory {
 
     /// The content of a disk, read by other programs.
     fn content_of(&mut self, disk: usize) -> Vec<u8> {
-        let said = self.bare.lab.guest(disk, "flush");
-        assert!(!said.contains("failed"), "{said}");
+        let message = self.bare.lab.guest(disk, "flush");
+        assert!(!message.contains("failed"), "{message}");
         let (format, image) = self.images().swap_remove(disk);
         let raw = self.bare.lab.path("raw");
         let words = ["convert", "-U", "-f", &format, "-O", "raw", text(&image), text(&raw)];

@@ -125,8 +125,8 @@ impl World {
 
     fn assert_in_full(&self, what: &str, reason: &str) {
         let [first, _] = self.back_up_rightly(what);
-        let said = first.unwrap_or_else(|| panic!("{what}: it was not read in full"));
-        assert!(said.contains(reason), "{what}: {said}");
+        let message = first.unwrap_or_else(|| panic!("{what}: it was not read in full"));
+        assert!(message.contains(reason), "{what}: {message}");
     }
 }
 
@@ -367,10 +367,10 @@ fn a_snapshot_between_inspection_and_point_in_time_is_detected() {
     places.write(&mut world);
     let hook = world.hook("pre-freeze", "snapshot-create-as web1 now --disk-only --no-metadata");
     let words = at(&uri, &["backup", "web1", "--hook", text(&hook)]);
-    let (kind, said) = world.rig.error(4, &words);
+    let (kind, message) = world.rig.error(4, &words);
     assert!(
-        kind == "locked" && said.contains("was switched to another image"),
-        "{kind}: {said}"
+        kind == "locked" && message.contains("was switched to another image"),
+        "{kind}: {message}"
     );
     assert!(world.top_image(0).to_string_lossy().ends_with(".now"));
     places.write(&mut world);

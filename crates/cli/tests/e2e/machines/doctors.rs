@@ -18,8 +18,8 @@ use holdfast_test_kit::run;
 impl World {
     pub(super) fn doctor(&self, code: i32, words: &[&str]) -> Value {
         let output = self.doctor_answers(words);
-        let said = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.code(), Some(code), "{said}");
+        let message = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{message}");
         serde_json::from_slice::<Value>(&output.stdout).unwrap()["report"].clone()
     }
 
@@ -352,8 +352,8 @@ fn pools_of_a_configuration_are_examined() {
     let report = serde_json::from_slice::<Value>(&output.stdout).unwrap()["report"].clone();
     assert_eq!(found(&report), ["unreachable"], "{report:#}");
     assert_eq!(report["findings"][0]["machine"], "xen://away");
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(said.contains("xen://secret is not looked at"), "{said}");
+    let message = String::from_utf8_lossy(&output.stderr);
+    assert!(message.contains("xen://secret is not looked at"), "{message}");
 }
 
 #[test]

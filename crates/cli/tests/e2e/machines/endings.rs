@@ -40,10 +40,10 @@ impl World {
     }
 }
 
-fn assert_said(said: &str, expected: &str, what: &str) {
-    assert!(said.contains(expected), "{what}: {said}");
+fn assert_said(text: &str, expected: &str, what: &str) {
+    assert!(text.contains(expected), "{what}: {text}");
     for wrong in FALSE {
-        assert!(!said.contains(wrong), "{what}: {wrong}: {said}");
+        assert!(!text.contains(wrong), "{what}: {wrong}: {text}");
     }
 }
 

@@ -246,7 +246,7 @@ fn impossible_exports_are_refused_before_the_machine_is_touched() {
     world.rig.write("taken.xva", b"mine");
     world.rig.write("full/mine", b"mine");
     let uri = world.lab.uri();
-    for (code, words, said) in [
+    for (code, words, text) in [
         (1, &["web1", "taken.xva"][..], "exists"),
         (1, &["web1", "full", "--format", "dir"], "not empty"),
         (1, &["web1", "x.xva", "--exclude", "vdz"], "vdz"),
@@ -265,7 +265,7 @@ fn impossible_exports_are_refused_before_the_machine_is_touched() {
         let (_, error) = world
             .rig
             .error(code, &at(&uri, &[&["export", "--now"], words].concat()));
-        assert!(error.contains(said), "{words:?}: {error}");
+        assert!(error.contains(text), "{words:?}: {error}");
     }
     let (_, error) = world.rig.error(2, &["export", "web1", "x.xva", "--quiesce=off"]);
     assert!(error.contains("give --now"), "{error}");

@@ -103,8 +103,8 @@ fn hooks_are_called_in_order_with_their_variables() {
     };
     with_password(&["init", "-r", "sealed"]);
     let output = with_password(&hooked.words(&["-r", "sealed", "--no-progress"]));
-    let said = String::from_utf8(output.stderr).unwrap();
-    assert!(said.contains("hook post-thaw: saying post-thaw"), "{said}");
+    let message = String::from_utf8(output.stderr).unwrap();
+    assert!(message.contains("hook post-thaw: saying post-thaw"), "{message}");
     let text = String::from_utf8(hooked.bare.rig.read("log.job-start")).unwrap();
     assert!(!text.contains("soup") && !text.contains("PASSWORD"), "{text}");
 }

@@ -50,10 +50,10 @@ impl World {
     pub(super) fn memory_of(&self, name: &str) -> String {
         let machine = self.lab.connect().machine(name).unwrap();
         let line = json!({ "command-line": format!("xp /1xb {PLACE:#x}") });
-        let said = machine
+        let message = machine
             .monitor()
             .execute(&QmpCommand::new("human-monitor-command", line));
-        said.unwrap().as_str().unwrap().trim().to_owned()
+        message.unwrap().as_str().unwrap().trim().to_owned()
     }
 
     pub(super) fn state_of(&self, name: &str) -> MachineState {
@@ -159,17 +159,17 @@ fn memory_that_qemu_may_lose_is_read_while_the_machine_is_paused() {
     let world = World::with_memory(7);
     let uri = world.lab.uri();
     let output = world.rig.code(0, &at(&uri, &["backup", "web1", "--with-memory"]));
-    let said = String::from_utf8(output.stderr).unwrap();
+    let message = String::from_utf8(output.stderr).unwrap();
     assert_eq!(
-        said.contains("web1 is paused while its memory is read: QEMU "),
+        message.contains("web1 is paused while its memory is read: QEMU "),
         world.may_lose_memory(),
-        "{said}"
+        "{message}"
     );
     let output = world
         .rig
         .code(0, &at(&uri, &["backup", "web1", "--with-memory=stopped"]));
-    let said = String::from_utf8(output.stderr).unwrap();
-    assert!(!said.contains("is paused while"), "it was asked for: {said}");
+    let message = String::from_utf8(output.stderr).unwrap();
+    assert!(!message.contains("is paused while"), "it was asked for: {message}");
     world.assert_runs_and_is_clean();
 }
 

@@ -110,12 +110,12 @@ fn a_second_backup_of_a_machine_is_refused() {
     let world = World::new();
     let mut first = world.begin_slowly(&[]);
     let uri = world.lab.uri();
-    let (kind, said) = world.rig.error(4, &at(&uri, &["backup", "web1"]));
+    let (kind, message) = world.rig.error(4, &at(&uri, &["backup", "web1"]));
     let process = format!(
         "another backup of it: holdfast backup, process {}, since 20",
         first.id()
     );
-    assert!(kind == "locked" && said.contains(&process), "{said}");
+    assert!(kind == "locked" && message.contains(&process), "{message}");
     // With --wait it waits for the first one to end.
     world.rig.ok(&at(&uri, &["backup", "web1", "--wait", "60"]));
     assert_eq!(first.try_wait().unwrap().unwrap().code(), Some(0));
@@ -133,8 +133,8 @@ fn a_backup_job_of_libvirt_is_left_alone() {
         .replace("SOCKET", text(&world.lab.path("pull.sock")));
     std::io::Write::write_all(&mut std::fs::File::create(&scratch).unwrap(), text.as_bytes()).unwrap();
     world.lab.virsh(&["backup-begin", "web1", scratch.to_str().unwrap()]);
-    let (kind, said) = world.rig.error(4, &at(&world.lab.uri(), &["backup", "web1"]));
-    assert_eq!(kind, "locked", "{said}");
+    let (kind, message) = world.rig.error(4, &at(&world.lab.uri(), &["backup", "web1"]));
+    assert_eq!(kind, "locked", "{message}");
     let info = world.lab.virsh(&["domjobinfo", "web1"]);
     assert!(info.contains("Backup"), "{info}");
     world.lab.virsh(&["domjobabort", "web1"]);
@@ -157,8 +157,8 @@ fn libvirtd_may_be_restarted_during_a_backup() {
     world.lab.start_daemon();
     world.lab.connect();
     let output = child.wait_with_output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(output.status.code(), Some(0), "{said}");
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(0), "{message}");
     world.assert_runs_and_is_clean();
     world.assert_snapshot_is_right("over a restart");
     world.write(1, 91, 0, 4096);

@@ -381,8 +381,8 @@ impl Held {
             .spawn()
             .unwrap();
         let mut line = String::new();
-        let said = child.stdout.as_mut().unwrap();
-        std::io::BufRead::read_line(&mut std::io::BufReader::new(said), &mut line).unwrap();
+        let text = child.stdout.as_mut().unwrap();
+        std::io::BufRead::read_line(&mut std::io::BufReader::new(text), &mut line).unwrap();
         assert_eq!(line, "locked\n");
         Self(child)
     }

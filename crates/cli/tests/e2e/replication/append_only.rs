@@ -27,10 +27,10 @@ pub(super) fn replicate(world: &World, sshd: &Sshd, code: i32) -> Value {
 /// Sends a request that `holdfast` never sends, and asserts that it is refused; returns the answer.
 pub(super) fn ask(sshd: &Sshd, kind: &str, ask: &Value, stream: &[u8]) -> String {
     let line = format!("{}\n", json!({ "kind": kind, "ask": ask }));
-    let (code, said) = sshd.run("holdfast peer 1", &[line.as_bytes(), stream].concat());
-    let is_refused = code != Some(0) || said.contains("\"refused\"");
-    assert!(is_refused, "{ask}: {said}");
-    said
+    let (code, text) = sshd.run("holdfast peer 1", &[line.as_bytes(), stream].concat());
+    let is_refused = code != Some(0) || text.contains("\"refused\"");
+    assert!(is_refused, "{ask}: {text}");
+    text
 }
 
 pub(super) fn receiving(dataset: &str) -> Value {
@@ -51,11 +51,11 @@ fn assert_other_requests_are_refused(world: &World, sshd: &Sshd, kind: &str, out
         "holdfast host remove x",
         " holdfast peer 1",
     ] {
-        let (code, said) = sshd.run(command, b"rm -rf /\n");
-        assert!(matches!(code, Some(1 | 2)), "{command:?}: {said}");
+        let (code, text) = sshd.run(command, b"rm -rf /\n");
+        assert!(matches!(code, Some(1 | 2)), "{command:?}: {text}");
         assert!(
-            said.contains("refused") || said.contains("there is no command from ssh"),
-            "{command:?}: {said}"
+            text.contains("refused") || text.contains("there is no command from ssh"),
+            "{command:?}: {text}"
         );
     }
     let above = world.above();
@@ -76,8 +76,8 @@ fn assert_other_requests_are_refused(world: &World, sshd: &Sshd, kind: &str, out
             receiving(dataset),
             keeping(dataset, "holdfast-replicate-1", "Hold"),
         ] {
-            let said = ask(sshd, kind, &wish, b"");
-            assert!(said.contains("nothing else"), "{wish}: {said}");
+            let text = ask(sshd, kind, &wish, b"");
+            assert!(text.contains("nothing else"), "{wish}: {text}");
         }
     }
     let sending = json!({ "dataset": world.target, "base": null, "to": "a", "is_joined": false, "form": "Plain",
@@ -140,13 +140,13 @@ fn an_append_only_sender_to_zfs_can_only_add() {
         } else {
             &format!("{}/new", world.above())
         };
-        let said = ask(&sshd, "zfs", &receiving(to), &stream);
+        let text = ask(&sshd, "zfs", &receiving(to), &stream);
         let expected = if words.ends_with("@a") {
             "exists"
         } else {
             "exactly one snapshot"
         };
-        assert!(said.contains(expected), "{words}: {said}");
+        assert!(text.contains(expected), "{words}: {text}");
     }
     assert_eq!(
         (
@@ -175,8 +175,8 @@ fn an_append_only_sender_to_btrfs_can_only_add() {
     // A received snapshot may contain a link, and a path may lead through it.
     let link = format!("{}/link", world.above());
     std::os::unix::fs::symlink(&world.source, &link).unwrap();
-    let said = ask(&sshd, "btrfs", &receiving(&link), b"");
-    assert!(said.contains("a link is on the way"), "{said}");
+    let text = ask(&sshd, "btrfs", &receiving(&link), b"");
+    assert!(text.contains("a link is on the way"), "{text}");
     // The record of a snapshot cannot be changed, because retention uses its time.
     let report = world.rig.report(&["host", "list", &format!("btrfs:{}", world.target)]);
     let shown = system(
@@ -193,8 +193,8 @@ fn an_append_only_sender_to_btrfs_can_only_add() {
         json!({ "name": "a", "identity": uuid, "time_s": 1, "is_bookmark": false, "hold_count": 0, "record": "{}" });
     let wish = json!({ "settle": { "dataset": world.target, "snapshots": [forged], "is_packed": false } });
     let line = format!("{}\n", json!({ "kind": "btrfs", "ask": wish }));
-    let (code, said) = sshd.run("holdfast peer 1", line.as_bytes());
-    assert_eq!(code, Some(0), "{said}");
+    let (code, text) = sshd.run("holdfast peer 1", line.as_bytes());
+    assert_eq!(code, Some(0), "{text}");
     assert_eq!(
         world.rig.report(&["host", "list", &format!("btrfs:{}", world.target)]),
         report
@@ -208,6 +208,6 @@ fn an_append_only_sender_to_btrfs_can_only_add() {
 #[test]
 fn receive_without_ssh_explains_its_setup() {
     let rig = crate::rig::Rig::empty();
-    let (kind, said) = rig.error(2, &["receive", "--append-only", "tank/backup/web"]);
-    assert!(kind == "usage" && said.contains("authorized_keys"), "{said}");
+    let (kind, text) = rig.error(2, &["receive", "--append-only", "tank/backup/web"]);
+    assert!(kind == "usage" && text.contains("authorized_keys"), "{text}");
 }

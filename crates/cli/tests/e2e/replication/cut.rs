@@ -66,13 +66,13 @@ fn zfs_is_replicated_to_and_from_a_host_without_holdfast() {
         [""; 0],
         "the connection has ended, and left no socket"
     );
-    let (kind, said) = world.rig.error(
+    let (kind, text) = world.rig.error(
         1,
         &["replicate", &world.source, "127.0.0.1:tank/x", "--ssh-option", "Port=1"],
     );
     assert!(
-        kind == "io" && said.contains("no connection to 127.0.0.1"),
-        "{kind}: {said}"
+        kind == "io" && text.contains("no connection to 127.0.0.1"),
+        "{kind}: {text}"
     );
 }
 
@@ -143,8 +143,8 @@ fn assert_survives_broken_connections(world: &World, program: Program, receiver:
                 Some(1),
                 "seed {seed}, cut after {cut}: {output:?}"
             );
-            let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
-            assert!(said.contains("127.0.0.1"), "cut after {cut}: {said}");
+            let text = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+            assert!(text.contains("127.0.0.1"), "cut after {cut}: {text}");
             wait_for_the_end_of(receiver);
             if round > 0 || system("ls", &[&world.target]).is_ok() {
                 assert_eq!(

@@ -118,12 +118,12 @@ fn a_stream_that_accesses_files_outside_its_snapshot_is_refused() {
     let victim = Victim::new();
     let before = (everything(&world.target), world.held(&world.target));
     for stream in streams_accessing_other_files(&victim, &outside, &identity_of(&world.target, "a")) {
-        let said = ask(&sshd, "btrfs", &receiving(&world.target), &stream);
-        assert!(said.contains("the stream is refused"), "{said}");
+        let text = ask(&sshd, "btrfs", &receiving(&world.target), &stream);
+        assert!(text.contains("the stream is refused"), "{text}");
         assert_eq!(world.held(&world.target), before.1);
         assert!(
             victim.is_untouched() && std::fs::read(&outside).unwrap().is_empty(),
-            "{said}"
+            "{text}"
         );
     }
     // The next receiver removes a refused partial stream.
@@ -326,11 +326,11 @@ fn a_sender_cannot_change_records_and_holds_of_others() {
         }
         // A request for the existing hold succeeds and changes nothing; the other requests are refused.
         let wish = json!({ "keep": { "dataset": world.target, "snapshot": "a", "tag": onward, "means": "Hold" } });
-        let (code, said) = sshd.run(
+        let (code, text) = sshd.run(
             "holdfast peer 1",
             format!("{}\n", json!({ "kind": kind, "ask": wish })).as_bytes(),
         );
-        assert_eq!(code, Some(0), "{said}");
+        assert_eq!(code, Some(0), "{text}");
         assert_eq!(list(), before);
         for means in ["HoldToo", "Bookmark"] {
             let wish = json!({ "keep": { "dataset": world.target, "snapshot": "own", "tag": onward, "means": means } });

@@ -138,8 +138,8 @@ impl Sshd {
             .unwrap();
         child.stdin.take().unwrap().write_all(input).ok();
         let output = child.wait_with_output().unwrap();
-        let said = [output.stdout, output.stderr].concat();
-        (output.status.code(), String::from_utf8_lossy(&said).into_owned())
+        let message = [output.stdout, output.stderr].concat();
+        (output.status.code(), String::from_utf8_lossy(&message).into_owned())
     }
 
     /// All commands share one connection, because there are many.

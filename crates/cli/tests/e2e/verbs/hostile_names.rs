@@ -24,12 +24,12 @@ fn assert_harmless(rig: &Rig, words: &[&str]) {
     let code = output.status.code();
     assert!(matches!(code, Some(0 | 1 | 3 | 5)), "{words:?}: {output:?}");
     for stream in [output.stdout, output.stderr] {
-        let said = String::from_utf8(stream).unwrap();
+        let message = String::from_utf8(stream).unwrap();
         let turns = |character: char| matches!(character, '\u{202a}'..='\u{202e}');
-        let harm = said
+        let harm = message
             .chars()
             .find(|character| (character.is_control() && *character != '\n') || turns(*character));
-        assert_eq!(harm, None, "{words:?}: {said:?}");
+        assert_eq!(harm, None, "{words:?}: {message:?}");
     }
 }
 

@@ -299,12 +299,12 @@ fn incomplete_snapshots_name_the_missing_part() {
     // The memory refers to a disk that was left out; the warning comes at backup, when it can still be included.
     let machine = world.machine();
     let output = world.run(&["backup", &machine, "--with-memory", "--exclude", "xvdb"]);
-    let said = stderr(&output);
+    let printed = stderr(&output);
     assert!(
         output.status.code() == Some(3)
-            && said.contains("will not go on from its memory, but start")
-            && said.contains("xvdb (web1 1)"),
-        "{said}"
+            && printed.contains("will not go on from its memory, but start")
+            && printed.contains("xvdb (web1 1)"),
+        "{printed}"
     );
     let (kind, message) = world.fails(1, &["export", "web1", &address, "--with-memory"]);
     assert!(

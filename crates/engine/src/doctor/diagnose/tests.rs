@@ -147,7 +147,7 @@ fn leftovers_are_removed_only_if_their_run_is_certainly_dead() {
         let found = &findings(seen)[0];
         assert_eq!(found.kind, FindingKind::Remains);
         assert!(
-            matches!(&found.remedy, Action::Advice(said) if said.contains(advice)),
+            matches!(&found.remedy, Action::Advice(text) if text.contains(advice)),
             "{found:?}"
         );
     }

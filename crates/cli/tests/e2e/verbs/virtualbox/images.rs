@@ -114,10 +114,10 @@ fn without_vboxmanage_a_machine_is_read_if_no_process_writes_its_images() {
         .append(true)
         .open(world.rig.path("vms/lab/data.vdi"))
         .unwrap();
-    let (kind, said) = world.refused(4, &[&format!("vbox:{LAB}")]);
+    let (kind, message) = world.refused(4, &[&format!("vbox:{LAB}")]);
     assert!(
-        kind == "locked" && said.contains("is in use by process") && said.contains("is not there"),
-        "{said}"
+        kind == "locked" && message.contains("is in use by process") && message.contains("is not there"),
+        "{message}"
     );
     let listed = world.json(0, &["machines", "vbox:"])["report"]["machines"][0].clone();
     assert_eq!(listed["state"], "running");

@@ -119,8 +119,11 @@ fn the_doctor_deletes_the_snapshots_of_dead_backups() {
         (&finding["kind"], &finding["machine"]),
         (&"virtualbox-snapshot".into(), &NAME.into())
     );
-    let said = finding.to_string();
-    assert!(said.contains("-0000002a") && !said.contains("-before"), "{said}");
+    let message = finding.to_string();
+    assert!(
+        message.contains("-0000002a") && !message.contains("-before"),
+        "{message}"
+    );
     assert_eq!((report["findings"].as_array().unwrap().len(), count()), (1, 3));
 
     // VirtualBox does not manage to delete it: it is kept and reported.
@@ -192,10 +195,13 @@ fn hooks_are_called_and_the_read_rate_is_limited() {
     world.is_as_before();
     // If a hook fails before the snapshot, the machine is not changed.
     world.set("asked", "");
-    let (_, said) = world.refused(1, &["vbox:", "--hook", "/bin/false"]);
-    assert!(said.contains("job-start") && !world.asked().contains("take"), "{said}");
-    let (_, said) = world.refused(2, &["vbox:", "--max-latency", "20"]);
-    assert!(said.contains("does not apply to VirtualBox"), "{said}");
+    let (_, message) = world.refused(1, &["vbox:", "--hook", "/bin/false"]);
+    assert!(
+        message.contains("job-start") && !world.asked().contains("take"),
+        "{message}"
+    );
+    let (_, message) = world.refused(2, &["vbox:", "--max-latency", "20"]);
+    assert!(message.contains("does not apply to VirtualBox"), "{message}");
 }
 
 #[test]
@@ -205,8 +211,11 @@ fn a_snapshot_that_cannot_be_deleted_is_reported_and_deleted_later() {
     // The snapshot cannot be deleted: the backup succeeds, with a warning and a remedy.
     world.set("fail-delete", "error-delete");
     let document = world.back_up(3, &["vbox:"]);
-    let said = document["warnings"].to_string();
-    assert!(said.contains("VERR_DISK_FULL") && said.contains("delete "), "{said}");
+    let message = document["warnings"].to_string();
+    assert!(
+        message.contains("VERR_DISK_FULL") && message.contains("delete "),
+        "{message}"
+    );
     world.holds(NAME, &[("sda", &world.disks[0])]);
     assert!(world.settings().contains("name=\"holdfast-backup-"));
     let output = world.run(3, &["backup", "vbox:"]);
@@ -226,8 +235,8 @@ fn a_snapshot_that_cannot_be_deleted_is_reported_and_deleted_later() {
     ] {
         world.set("fail-delete", failure);
         let document = world.back_up(3, &["vbox:"]);
-        let said = document["warnings"].to_string();
-        assert!(said.contains(reason), "{said}");
+        let message = document["warnings"].to_string();
+        assert!(message.contains(reason), "{message}");
         world.unset("fail-delete");
         world.run(0, &["backup", "vbox:"]);
         world.is_as_before();
@@ -235,8 +244,8 @@ fn a_snapshot_that_cannot_be_deleted_is_reported_and_deleted_later() {
 
     // VBoxManage reports a failure although it has taken the snapshot.
     world.set("fail-take", "late");
-    let (kind, said) = world.refused(4, &["vbox:"]);
-    assert!(kind == "locked" && said.contains("already locked"), "{said}");
+    let (kind, message) = world.refused(4, &["vbox:"]);
+    assert!(kind == "locked" && message.contains("already locked"), "{message}");
     world.unset("fail-take");
     world.is_as_before();
     // No snapshot was taken.
@@ -259,11 +268,14 @@ fn a_snapshot_that_cannot_be_deleted_is_reported_and_deleted_later() {
     // States between on and off, unknown states, and a crashed machine, which stays so until it is powered off.
     for (state, code) in [("livesnapshotting", 4), ("gurumeditation", 1), ("dreaming", 4)] {
         world.state(state);
-        let (_, said) = world.refused(code, &["vbox:"]);
-        assert!(said.contains("is in the state") && said.contains(state), "{said}");
-        assert_eq!(said.contains("poweroff"), code == 1, "{said}");
+        let (_, message) = world.refused(code, &["vbox:"]);
+        assert!(
+            message.contains("is in the state") && message.contains(state),
+            "{message}"
+        );
+        assert_eq!(message.contains("poweroff"), code == 1, "{message}");
     } // A description that pretends it is off.
     world.state("running\"\nVMState=\"poweroff");
-    let (_, said) = world.refused(1, &["vbox:"]);
-    assert!(said.contains("different values"), "{said}");
+    let (_, message) = world.refused(1, &["vbox:"]);
+    assert!(message.contains("different values"), "{message}");
 }

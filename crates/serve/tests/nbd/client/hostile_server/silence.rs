@@ -50,8 +50,8 @@ fn cancellation_does_not_wait_for_a_greeting() {
         };
         let error = NbdDevice::connect(&endpoint, "", options).err().unwrap();
         let causes = std::iter::successors(Some(&error as &dyn std::error::Error), |error| error.source());
-        let said: Vec<String> = causes.map(ToString::to_string).collect();
-        assert!(said.join(": ").contains("cancelled"), "{said:?}");
+        let text: Vec<String> = causes.map(ToString::to_string).collect();
+        assert!(text.join(": ").contains("cancelled"), "{text:?}");
     }
     drop(listener);
 }
