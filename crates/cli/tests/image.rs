@@ -1,4 +1,4 @@
-//! `holdfast image` from outside, with QEMU as the peer: what one makes, the other reads.
+//! `holdfast image` with QEMU as the peer: each reads images of the other.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 #![expect(clippy::disallowed_methods, reason = "these tests run both programs from outside")]
@@ -23,7 +23,7 @@ fn code(folder: &TempDir, words: &[&str]) -> i32 {
     holdfast(folder, words).status.code().unwrap()
 }
 
-/// Runs it, which must succeed; gives the report of its JSON document.
+/// Runs the program, which must succeed; returns the report of its JSON document.
 fn report(folder: &TempDir, words: &[&str]) -> Value {
     let output = holdfast(folder, &[words, &["--json"]].concat());
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -51,7 +51,7 @@ fn qemu_img(folder: &TempDir, words: &[&str]) {
     );
 }
 
-/// A folder with `disk.raw`: text, noise, written zeroes, and holes.
+/// A folder with `disk.raw`: text, random data, written zeroes, and holes.
 fn folder() -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     let disk = File::create(folder.path().join("disk.raw")).unwrap();
@@ -104,7 +104,7 @@ fn qemu_reads_converted_images() {
         report(&folder, &["convert", name, "back.raw", "--force", "--verify"]);
         qemu_img(&folder, &["compare", "-f", "raw", "-F", "raw", "disk.raw", "back.raw"]);
     }
-    // The text, 400 000 bytes in seven clusters, all but vanishes; the noise stays as it is.
+    // The text, 400 000 bytes in seven clusters, compresses to almost nothing; the random data keeps its size.
     let length = |name: &str| fs::metadata(folder.path().join(name)).unwrap().len();
     let (plain, zstd) = (length("plain.qcow2"), length("zstd.qcow2"));
     assert!(zstd + 350_000 < plain, "{plain} bytes became {zstd}");
@@ -112,10 +112,10 @@ fn qemu_reads_converted_images() {
 }
 
 #[test]
-fn images_of_other_hypervisors_are_made_and_read() {
+fn images_of_other_hypervisors_are_written_and_read() {
     let folder = folder();
     let mut from = "disk.raw";
-    // Each from the one before it.
+    // Each image is converted from the previous one.
     for (name, format, options) in [
         ("a.vdi", "vdi", &["--verify"][..]),
         ("b.vhd", "vpc", &["--uuid", "7c0bd2a4-0d5e-4f0f-9d2e-5b1c6a7d8e9f"]),
@@ -162,7 +162,7 @@ fn images_of_other_hypervisors_are_made_and_read() {
         &["convert", "disk.raw", "x.vhd", "--uuid", "7c0bd2a4"],
         &["create", "x.qcow2", "--parent", "a.vdi"],
         &["convert", "disk.raw", "x.qcow2", "--size", "1G"],
-        // Two images of one chain are not one.
+        // Two images with the same identity in a chain.
         &[
             "create",
             "x.vhd",
@@ -176,7 +176,7 @@ fn images_of_other_hypervisors_are_made_and_read() {
     ] {
         assert_eq!(code(&folder, words), 2, "{words:?}");
     }
-    // A VHDX is known to its children by its last modification: they are shown, and need no change.
+    // Children identify a VHDX by its last modification: they are listed, and need no change.
     let shown = report(&folder, &["identity", "c.vhdx"]);
     assert!(
         shown["children"][0].as_str().unwrap().ends_with("child.vhdx"),
@@ -185,7 +185,7 @@ fn images_of_other_hypervisors_are_made_and_read() {
     let renewed = report(&folder, &["identity", "c.vhdx", "--renew"]);
     assert_eq!(renewed["children"].as_array().unwrap().len(), 0, "{renewed}");
     assert_eq!(code(&folder, &["compare", "disk.raw", "child.vhdx"]), 0);
-    // A size is rounded up to whole sectors, and said as it is.
+    // The size is rounded up to whole sectors, and reported.
     fs::write(folder.path().join("odd.raw"), [7; 1000]).unwrap();
     let odd = report(&folder, &["convert", "odd.raw", "odd.vhd"]);
     assert_eq!(odd["size_bytes"], 1024, "{odd}");
@@ -228,7 +228,7 @@ fn images_of_qemu_are_read() {
 }
 
 #[test]
-fn a_map_covers_the_disk_and_tells_the_file() {
+fn a_map_covers_the_disk_and_names_the_files() {
     let folder = folder();
     report(&folder, &["convert", "disk.raw", "disk.qcow2"]);
     for (name, subformat) in [("flat.vmdk", "monolithicFlat"), ("split.vmdk", "twoGbMaxExtentSparse")] {
@@ -289,7 +289,7 @@ fn differences_are_found_and_counted() {
 }
 
 #[test]
-fn only_what_differs_from_the_base_is_stored() {
+fn only_differences_from_the_base_are_stored() {
     let folder = folder();
     report(&folder, &["convert", "disk.raw", "base.qcow2"]);
     let disk = File::options()
@@ -347,7 +347,7 @@ fn nothing_is_overwritten_or_left_over() {
 fn a_full_disk_leaves_nothing() {
     let folder = folder();
     let before = names(&folder);
-    // The limit on the size of a file stands for a full disk; SIGXFSZ is ignored, so that the write fails.
+    // A limit on the file size simulates a full disk; SIGXFSZ is ignored, so that the write fails.
     let output = Command::new("/bin/sh")
         .args([
             "-c",
@@ -389,7 +389,7 @@ fn a_file_elsewhere_is_opened_only_if_allowed() {
 }
 
 #[test]
-fn damage_is_5_and_leaks_are_3() {
+fn damage_exits_with_5_and_leaks_with_3() {
     let folder = folder();
     report(&folder, &["convert", "disk.raw", "disk.qcow2"]);
     let image = File::options()

@@ -1,4 +1,5 @@
-//! What host snapshots claim of machines that change while they are made, with a hypervisor and a ZFS that are stand-ins.
+//! The consistency that host snapshots record for machines that change during the snapshot, with a fake hypervisor and
+//! a fake ZFS.
 
 #![allow(clippy::unwrap_used, reason = "all of it is test")]
 
@@ -42,7 +43,7 @@ impl Clock for Time {
     }
 }
 
-/// A ZFS that has the snapshots that were made.
+/// A ZFS that remembers the snapshots that were taken.
 #[derive(Default)]
 struct FakeZfs(Mutex<BTreeSet<String>>);
 
@@ -84,7 +85,7 @@ impl Tools for FakeZfs {
 /// How an agent answers a command.
 struct Reply {
     delay: Duration,
-    /// All agents that answer at the same time.
+    /// All agents whose answers arrive at the same time.
     together: Arc<Barrier>,
 }
 
@@ -104,13 +105,13 @@ impl Reply {
 /// A fake machine whose agent answers with a delay.
 struct Fake {
     description: Mutex<Description>,
-    /// Commands of its QEMU that change something.
+    /// The commands to its QEMU that change something.
     commands: Mutex<Vec<String>>,
     runs: Mutex<bool>,
     time: Arc<Time>,
-    /// How its agent answers the query of its status.
+    /// The reply of its agent to the status query.
     status: Reply,
-    /// How its agent answers the request to freeze.
+    /// The reply of its agent to the request to freeze.
     freeze: Reply,
 }
 
@@ -151,7 +152,7 @@ impl Fake {
         *self.runs.lock().unwrap() = state == MachineState::Running;
     }
 
-    /// Answers after a time, together with all others.
+    /// Answers after a delay, together with all others.
     fn answer(&self, reply: &Reply, deadline: Duration, answer: &Value) -> HostResult<String> {
         let start = self.time.now();
         reply.together.wait();
@@ -213,11 +214,11 @@ impl Machine for Fake {
     }
 }
 
-/// Snapshots of datasets with these machines in them, with something that happens at the instant.
+/// A host with datasets and a manual clock.
 struct World {
     zfs: Arc<FakeZfs>,
     time: Arc<Time>,
-    /// Two pools are not cut at one instant.
+    /// Snapshots in two pools are not of one point in time.
     datasets: &'static [&'static str],
 }
 
@@ -293,7 +294,7 @@ fn no_machines(_: &[HostSnapshotScope]) -> Vec<Description> {
 const DATASETS: (Subject<'_>, Quiesce) = (Subject::Datasets(&no_machines), Quiesce::Try);
 
 #[test]
-fn a_machine_that_is_started_meanwhile_is_not_shut_off() {
+fn a_machine_started_during_a_snapshot_is_not_recorded_as_shut_off() {
     for (before, then) in [
         (MachineState::ShutOff, MachineState::Running),
         (MachineState::ShutOff, MachineState::Paused),
@@ -308,7 +309,7 @@ fn a_machine_that_is_started_meanwhile_is_not_shut_off() {
         assert_eq!(report.record.consistency, "crash");
         assert_eq!(*machine[0].commands.lock().unwrap(), [""; 0], "it is its owner's");
 
-        // Cut one after the other, its disks are of no instant at all.
+        // Two snapshots, taken one after the other, have its disks at different points in time.
         machine[0].becomes(before);
         let world = World::new(TWO);
         let torn = world.take(&machine, DATASETS, &mut || machine[0].becomes(then));
@@ -332,7 +333,7 @@ fn machines_that_stay_off_are_recorded_as_shut_off() {
 }
 
 #[test]
-fn a_disk_that_is_moved_meanwhile_is_not_in_a_snapshot_of_its_machine() {
+fn a_disk_moved_during_a_snapshot_is_not_claimed() {
     let machine = [Fake::new("web1", MachineState::Running)];
     let mut round = 0;
     let mut moves = || {
@@ -341,8 +342,8 @@ fn a_disk_that_is_moved_meanwhile_is_not_in_a_snapshot_of_its_machine() {
     };
     let world = World::new(ONE);
     let refused = world.take(&machine, (Subject::Machines, Quiesce::Off), &mut moves);
-    let said = refused.unwrap_err().to_string();
-    assert!(said.contains("vda was moved") && said.contains("/pond/1"), "{said}");
+    let text = refused.unwrap_err().to_string();
+    assert!(text.contains("vda was moved") && text.contains("/pond/1"), "{text}");
     assert_eq!(world.snapshot_count(), 0);
     let report = world.take(&machine, DATASETS, &mut moves).unwrap();
     assert_eq!(report.record.consistency, "crash");
@@ -365,7 +366,7 @@ fn a_machine_that_appears_during_a_snapshot_is_in_the_record() {
 
 #[test]
 fn a_machine_paused_by_its_owner_stays_paused() {
-    // Between the look and the cut, and known before.
+    // Paused by its owner after the inspection, and before it.
     for state in [MachineState::Running, MachineState::Paused] {
         let machine = [Fake::new("web1", state)];
         *machine[0].runs.lock().unwrap() = false;
@@ -388,7 +389,7 @@ fn a_machine_switched_off_during_the_pause_is_of_one_point_in_time() {
     assert_eq!(world.snapshot_count(), 2);
 }
 
-/// Machines whose agents take so long to answer, and so long to freeze.
+/// Machines whose agents have these delays in milliseconds for their status and for the freeze.
 fn with_agents(time: &Arc<Time>, delays: &[(u64, u64)]) -> Vec<Fake> {
     // An agent that does not report its status is not asked to freeze.
     let answer_count = delays.iter().filter(|(status, _)| *status < 5000).count();
@@ -422,7 +423,8 @@ fn many_slow_agents_take_the_time_of_one() {
     assert!(report.record.frozen_ms < 5000, "{:?}", report.record);
 }
 
-/// One that does not freeze in time is as after a power cut; those that did are not kept frozen until the watchdog thaws them.
+/// A guest that does not freeze in time is recorded as crash-consistent; the frozen guests are not kept waiting until
+/// the watchdog thaws them.
 #[test]
 fn a_slow_agent_does_not_prolong_the_freeze_of_other_guests() {
     let world = World::new(ONE);
@@ -454,7 +456,7 @@ fn a_slow_agent_that_is_required_to_freeze_prevents_the_snapshot() {
     assert!(world.time.now() <= 6 * SECOND, "{:?}", world.time.now());
 }
 
-/// It has thawed by itself while the disks were cut: what had to be frozen was not.
+/// The guest thawed by itself during the snapshot, so the required freeze was not achieved.
 #[test]
 fn a_required_freeze_fails_if_the_guest_thaws_by_itself() {
     let world = World::new(ONE);

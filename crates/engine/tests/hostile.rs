@@ -1,4 +1,4 @@
-//! Hostile text for everything that is typed: names of snapshots, rules, calendars, configurations.
+//! Hostile text for everything that users type: names of snapshots, rules, calendars, configurations.
 
 #![allow(clippy::unwrap_used, reason = "all of it is test")]
 
@@ -9,7 +9,7 @@ use peak_alloc::PeakAlloc;
 #[global_allocator]
 static ALLOCATOR: PeakAlloc = PeakAlloc;
 
-/// An error quotes what was typed, and a plan has a few decisions.
+/// An error quotes the input, and a plan has a few decisions.
 const BOUND: MemoryBound = MemoryBound {
     per_byte: 40,
     constant_bytes: 1 << 20,

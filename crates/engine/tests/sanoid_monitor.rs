@@ -1,5 +1,5 @@
-//! What is said of pools beside the real sanoid's words: random pools, of every health, with devices of every state. The program is
-//! Debian's, unchanged; what it asks of `zfs`, `zpool` and `ps` is answered by stand-ins.
+//! Compares the checks of pools with the output of the real sanoid: random pools with every health, and devices in
+//! every state. The program is Debian's, unchanged; stand-ins answer for `zfs`, `zpool` and `ps`.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 #![allow(
@@ -41,7 +41,7 @@ impl Random {
     }
 }
 
-/// A pool as ZFS reports it; none if there is no pool of that name.
+/// A pool as ZFS reports it; the state is `None` if there is no pool of that name.
 #[derive(Clone)]
 struct Pool {
     name: &'static str,
@@ -85,7 +85,7 @@ impl Case {
     }
 }
 
-/// One or two for a pool: whose limits count is chance for sanoid where there are more, and none of them is the root's.
+/// One or two sections for a pool. With more, sanoid uses the limits of a random one, unless one is the root's.
 fn some_sections(pool: &str, random: &mut Random, text: &mut String) {
     let names: &[&str] = random.of(&[&[""][..], &["/a"], &["", "/a"], &["/a", ""]]);
     for name in names {
@@ -191,7 +191,7 @@ fn some_status(name: &str, health: &str, devices: Devices, random: &mut Random) 
     }
     if devices == Devices::Mixed && random.chance(30) {
         text.push_str(random.of(&["\tlogs\t\n", "\tcache\n", "\tspecial\t\n"]));
-        // Devices of these stand as deep as those of the pool.
+        // Devices in these groups have the same indentation as those of the pool.
         text.push_str(random.of(&[
             "\t  nvme0  ONLINE  0  0  0\n",
             "\t  nvme0  UNAVAIL  0  0  0  cannot open\n",
@@ -209,7 +209,7 @@ fn some_status(name: &str, health: &str, devices: Devices, random: &mut Random) 
     text
 }
 
-/// Answers as ZFS would.
+/// A fake ZFS.
 struct World(Vec<Pool>);
 
 impl Tools for World {
@@ -250,7 +250,7 @@ fn ours(case: &Case, ask: fn(&MonitorRequest<'_>) -> Check) -> (String, i32) {
     (check.line, check.level.code().into())
 }
 
-/// The world in which the real program runs.
+/// The environment of the real program.
 struct Theirs {
     folder: tempfile::TempDir,
 }
@@ -310,19 +310,19 @@ impl Theirs {
             .env("PATH", format!("{}:{paths}", self.path("bin").display()))
             .output()
             .unwrap();
-        let said = String::from_utf8(output.stdout).unwrap();
+        let message = String::from_utf8(output.stdout).unwrap();
         (
-            said.strip_suffix('\n').unwrap_or(&said).to_owned(),
+            message.strip_suffix('\n').unwrap_or(&message).to_owned(),
             output.status.code().unwrap(),
         )
     }
 }
 
-/// What is said, pool by pool: the order of sanoid's pools is chance.
+/// The text of each pool, sorted, because the order of sanoid's pools is random.
 fn by_pool(line: &str) -> Vec<String> {
     let line = line.replace(" ZPOOL ", "\u{0} ZPOOL ");
     let mut words: Vec<String> = line.split(", ").map(str::to_owned).collect();
-    // Kinds of errors are separated in the same way.
+    // Kinds of errors have the same separator as pools.
     let mut index = 1;
     while index < words.len() {
         if words[index].contains('\u{0}') {
@@ -343,7 +343,7 @@ fn by_pool(line: &str) -> Vec<String> {
     words
 }
 
-/// Levels that were seen.
+/// How often each level occurred.
 fn compare(word: &str, ask: fn(&MonitorRequest<'_>) -> Check) -> [u32; 3] {
     assert!(Path::new(SANOID).exists(), "sanoid is not installed: make setup");
     let theirs = Theirs::new();
@@ -358,7 +358,7 @@ fn compare(word: &str, ask: fn(&MonitorRequest<'_>) -> Check) -> [u32; 3] {
         );
         counts[usize::try_from(ours.1).unwrap()] += 1;
         if theirs.0.ends_with(MISSING) {
-            // It says so of one, and nothing of the others.
+            // sanoid reports one missing pool, and nothing about the others.
             assert!(
                 ours.0.contains(&theirs.0) && ours.0.starts_with("CRITICAL ZPOOL {"),
                 "seed {seed}: {}",
@@ -389,7 +389,7 @@ fn compare(word: &str, ask: fn(&MonitorRequest<'_>) -> Check) -> [u32; 3] {
 #[test]
 fn health_is_reported_as_by_sanoid() {
     let counts = compare("--monitor-health", check_health);
-    // A test in which all is well proves nothing.
+    // Every level must occur often enough.
     assert!(counts.iter().all(|count| *count >= 10), "{counts:?}");
 }
 

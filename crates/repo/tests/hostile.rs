@@ -1,4 +1,4 @@
-//! Hostile bytes for every parser of the repository, and hostile objects for all that reads them, without a fuzzer.
+//! Hostile bytes for every parser of the repository, and damaged objects for all its operations, without a fuzzer.
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "all of it is test")]
 
@@ -17,14 +17,14 @@ use peak_alloc::PeakAlloc;
 #[global_allocator]
 static ALLOCATOR: PeakAlloc = PeakAlloc;
 
-/// Memory is counted for the whole program: one test at a time.
+/// Memory is counted for the whole process: one test at a time.
 static TURN: Mutex<()> = Mutex::new(());
 
-/// What parsers may take, for the bytes, what they become, and both once more for encoding and decoding them again.
-///
-/// - A piece of a map is 1 byte in a page and 40 in memory; nothing else grows as much.
+/// Limits of memory for parsers: for the bytes, their parsed form, and both once more for encoding and decoding again.
+/// || - A piece of a map is 1 byte in a page and 40 in memory; nothing else grows as much.
 /// - A frame, a page and a manifest have limits of a few MiB of their own; an inner page always has 1024 children.
-/// - Compressors have tables of 4 MiB and windows of a frame, which has 4 MiB, and is in memory compressed and up to twice as it is.
+/// - Compressors have tables of 4 MiB and windows of a frame, which has 4 MiB, and is in memory once compressed and up
+/// to twice decompressed.
 fn bound(parser: &str) -> MemoryBound {
     let per_byte = match parser {
         "map" | "map_leaf" => 120,
@@ -40,7 +40,7 @@ fn bound(parser: &str) -> MemoryBound {
     }
 }
 
-/// Things of the fewest bytes that a format allows, as many as make a few hundred KiB.
+/// Inputs of some hundred KiB, filled with as many elements of minimal size as the format allows.
 fn expanding() -> Vec<(&'static str, Vec<u8>)> {
     const COUNT: u32 = 40_000;
     let varint = |mut value: u32| {
@@ -123,7 +123,7 @@ fn hostile_bytes_are_an_error_and_take_no_more_memory_than_they_justify() {
 
 /// Edits at random places of random objects; a fuzzer does the same for longer.
 #[test]
-fn a_ruined_object_costs_no_wrong_byte_and_nothing_that_could_be_restored() {
+fn a_damaged_object_gives_no_wrong_byte_and_loses_no_other_data() {
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let victim = Victim::new();
     let mut random = SeededRandom::new(test_seed());

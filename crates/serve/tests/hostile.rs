@@ -30,7 +30,7 @@ fn hostile_bytes_are_an_error_and_take_no_more_memory_than_they_justify() {
     .run();
 }
 
-/// A list with the maximum number of exports, all without a name.
+/// The maximum number of exports in a list, all without a name.
 fn long_list() -> Vec<u8> {
     let reply = |kind: u32, data: &[u8]| {
         let length = u32::try_from(data.len()).expect("a few bytes");

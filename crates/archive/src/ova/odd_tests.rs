@@ -146,14 +146,14 @@ fn names_may_differ_in_case_unless_an_exact_match_exists() {
             "{member}: {error}"
         );
     }
-    // The exact name is the disk; the other one is an unrelated file.
+    // The member with the exact name is the disk; the other one is an unrelated file.
     let both: [(&str, &[u8]); 3] = [
         ("w.ovf", text.as_bytes()),
         ("Disk-Ä.VMDK", &stream),
         ("disk-ä.vmdk", other),
     ];
     assert!(read(&archive(&both)).unwrap().disks[0] == devices()[0].to_bytes());
-    // Where the similar one comes first, it has been read already when the exact one comes.
+    // The member with the similar name comes first, so it is read before the exact match is found.
     let both: [(&str, &[u8]); 3] = [
         ("w.ovf", text.as_bytes()),
         ("disk-ä.vmdk", &stream),
@@ -191,7 +191,7 @@ fn a_capacity_equal_to_the_file_length_is_corrected_by_the_image() {
         };
         assert!(correction.contains("5242880 bytes by its image"), "{correction}");
     }
-    // A capacity that is neither stays an error.
+    // Any other capacity is an error.
     let text = descriptor(&[("d.vmdk", length + 2 * MIB)], STREAM);
     let error = read(&archive(&[("w.ovf", text.as_bytes()), ("d.vmdk", &stream)]))
         .map(|_| ())
@@ -270,7 +270,7 @@ fn stored_zeroes_take_no_space_and_oversized_images_are_refused() {
 }
 
 #[test]
-fn descriptors_may_be_in_utf_16() {
+fn descriptors_in_utf_16_are_read() {
     let text = descriptor(&[("d.vmdk", 5 * MIB)], STREAM);
     let text = format!("<?xml version=\"1.0\" encoding=\"UTF-16\"?>{text}");
     let bytes: Vec<u8> = "\u{feff}"

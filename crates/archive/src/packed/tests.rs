@@ -102,7 +102,7 @@ fn single_frame_streams_of_other_programs_are_unpacked() {
     assert_eq!(unpacked(&gzip).unwrap(), (Packing::Gzip, bytes.clone()));
     let zstd = zstd::stream::encode_all(&bytes[..], 1).unwrap();
     assert_eq!(unpacked(&zstd).unwrap(), (Packing::Zstd, bytes.clone()));
-    // A stream of ours, followed by one of another program.
+    // A stream of Holdfast, followed by one of another program.
     for (packing, other) in [(Packing::Gzip, gzip), (Packing::Zstd, zstd)] {
         let both = [packed(&bytes, packing), other.clone()].concat();
         assert_eq!(unpacked(&both).unwrap().1, [&bytes[..], &bytes].concat());
@@ -144,7 +144,7 @@ fn a_packed_stream_that_is_cut_off_or_changed_is_an_error() {
     }
 }
 
-/// A stream that is truncated between two blocks looks complete.
+/// Without its index, a stream that is truncated between two blocks looks complete.
 #[test]
 fn a_packed_stream_without_its_index_is_an_error() {
     let bytes = stream(9_000_000);
@@ -163,7 +163,7 @@ fn a_packed_stream_without_its_index_is_an_error() {
         [&bytes[..], &bytes].concat()
     );
 
-    // Frames of zstd have no mark of ours: only their length is suspicious.
+    // Frames of zstd have no mark of Holdfast: only their length is suspicious.
     let file = packed(&bytes, Packing::Zstd);
     let first = usize::try_from(open(&file).unwrap().index().entries()[0].packed_bytes).unwrap();
     let other = packed(&bytes[7..], Packing::Zstd);
@@ -196,7 +196,7 @@ fn parts(file: &[u8]) -> (Vec<Vec<u8>>, Vec<u8>) {
     (blocks.collect(), rest.to_vec())
 }
 
-/// Each block is valid by itself, so replaced blocks went unnoticed.
+/// Each block is valid by itself: replaced blocks were not detected.
 #[test]
 fn a_missing_duplicated_or_misplaced_block_is_damage() {
     for (packing, length) in [(Packing::Gzip, 3_300_000), (Packing::Zstd, 9_700_000)] {
@@ -328,10 +328,10 @@ fn frames_and_seek_tables_of_other_programs_are_not_damage() {
         let both = unpacked(&[&ours[..], &theirs].concat()).unwrap().1;
         assert!(both == [&bytes[..], expected].concat());
     }
-    // By chance as long as a block of ours.
+    // Has the length of a block of Holdfast by chance.
     let theirs = [frame(&bytes[7..7 + (4 << 20)]), ours.clone()].concat();
     assert!(unpacked(&theirs).unwrap().1 == [&bytes[7..7 + (4 << 20)], &bytes].concat());
-    // An empty stream of ours has no blocks.
+    // An empty stream of Holdfast has no blocks.
     let empty = packed(&[], Packing::Zstd);
     assert!(unpacked(&[&ours[..], &empty, &ours].concat()).unwrap().1 == [&bytes[..], &bytes].concat());
 }
@@ -440,9 +440,9 @@ impl Write for ChannelWriter {
     }
 }
 
-/// The output of a source that failed had an index, as if it were complete.
+/// When the source failed, the output got an index, as if it were complete.
 #[test]
-fn an_aborted_stream_gets_no_index() {
+fn an_aborted_stream_has_no_index() {
     let bytes = stream(2_500_000);
     for packing in [Packing::Gzip, Packing::Zstd] {
         let options = PackOptions {

@@ -37,7 +37,7 @@ fn conforms_direct() {
 
 /// Requests that are longer than one bounce buffer, with all combinations of aligned and unaligned ends.
 #[test]
-fn large_direct_requests_are_whole() {
+fn large_direct_requests_transfer_all_bytes() {
     let directory = tempfile::tempdir().unwrap();
     let size = (3 << 20) + 777;
     let pattern = Conformance::new().pattern(size);
@@ -105,7 +105,7 @@ fn a_file_that_cannot_have_its_size_is_not_left_behind() {
 }
 
 #[test]
-fn other_files_than_disks_are_refused() {
+fn directories_and_special_files_are_refused() {
     for path in ["/", "/dev/null"] {
         let error = FileDevice::open(path.as_ref(), IoMode::Buffered).unwrap_err();
         assert!(matches!(error, Error::Unsupported { .. }), "{error}");
@@ -115,7 +115,7 @@ fn other_files_than_disks_are_refused() {
 }
 
 #[test]
-fn zeroing_and_trimming_give_space_back() {
+fn zeroing_and_trimming_free_space() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("disk");
     let device = FileDeviceMut::create_new(&path, 1 << 20, IoMode::Buffered).unwrap();
@@ -135,10 +135,9 @@ fn zeroing_and_trimming_give_space_back() {
     assert!(list.iter().all(|extent| extent.kind == ExtentKind::Zero), "{list:?}");
 }
 
-/// Truncating a file causes an error for reads and for extents, which names the cause. The missing bytes never read as
-/// zeroes.
+/// If a file is truncated while it is open, reads and extents return an error, never zeroes.
 #[test]
-fn a_file_that_shrinks_is_noticed() {
+fn a_truncated_file_is_an_error() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("disk");
     let device = FileDeviceMut::create_new(&path, 100_000, IoMode::Buffered).unwrap();
@@ -181,7 +180,7 @@ fn a_file_that_shrinks_is_noticed() {
 }
 
 #[test]
-fn a_file_that_is_written_while_it_is_read_is_noticed() {
+fn a_write_during_reading_is_detected() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("disk");
     let file = File::create_new(&path).unwrap();
@@ -198,9 +197,9 @@ fn a_file_that_is_written_while_it_is_read_is_noticed() {
     assert!(reader.advise(0..4097, ReadHint::WillNeed).is_err());
 }
 
-/// Overlapping and adjacent requests, alternately with and without the page cache.
+/// Buffered and direct requests alternate, at overlapping and adjacent ranges.
 #[test]
-fn large_and_small_requests_see_each_other() {
+fn direct_and_buffered_requests_see_each_others_writes() {
     let directory = tempfile::tempdir().unwrap();
     let size = 2 << 20;
     let device = FileDeviceMut::create_new(&directory.path().join("disk"), size, IoMode::LargeDirect).unwrap();

@@ -1,5 +1,4 @@
-//! Every version of a format that was ever written stays readable. Each version has a fixture, and the list is
-//! complete.
+//! Every released version of a format stays readable: there is one fixture for each, and the list is complete.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -43,7 +42,7 @@ fn backing() -> MemoryDevice {
     MemoryDevice::from_bytes(&SeededRandom::new(1).bytes(10_001))
 }
 
-/// The store of an overlay with all three states and a partial cluster, and the content of the overlay.
+/// The store of an overlay with clusters in all three states and a partial cluster, and the content read through it.
 fn overlay() -> (Vec<u8>, Vec<u8>) {
     let backing = backing();
     let options = OverlayOptions {
@@ -89,10 +88,9 @@ fn version_1_of_overlays_is_read() {
     assert!(contents(&opened) == overlay().1);
 }
 
-/// The current code must write the same bytes as the fixtures: this detects a change of the layout without a new
-/// version.
+/// The current code writes exactly the fixtures: a change of the layout without a new version fails here.
 #[test]
-fn the_current_versions_are_written_as_they_always_were() {
+fn the_current_code_writes_the_fixtures() {
     assert_eq!(
         (BITMAP_VERSION, OVERLAY_VERSION),
         (1, 1),
@@ -127,7 +125,7 @@ fn the_list_of_fixtures_is_complete() {
     }
 }
 
-/// Writes the fixtures of the current versions. Run it once for each new version:
+/// Writes the fixtures of the current versions; run it once for a new version:
 /// `cargo test -p holdfast-block --test devices fixtures -- --ignored`
 #[test]
 #[ignore = "it writes the fixtures that the other tests read"]

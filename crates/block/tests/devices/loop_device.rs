@@ -1,5 +1,5 @@
-//! A real block device: a loop device over a file. Needs root and a working `losetup`; otherwise prints why it was
-//! skipped.
+//! Tests with a real block device: a loop device over a file. They need root and `losetup`; without them they print the
+//! reason and pass.
 
 #![allow(clippy::print_stdout, reason = "it prints why it did not run")]
 
@@ -24,7 +24,7 @@ fn losetup(arguments: &[&str]) -> Result<String, String> {
     }
 }
 
-/// A loop device that is detached when it is dropped.
+/// A loop device, detached on drop.
 struct Loop {
     path: PathBuf,
     _directory: tempfile::TempDir,
@@ -37,12 +37,12 @@ impl Drop for Loop {
     }
 }
 
-/// Held by each test while it has a loop device. A child process of another test has all files of this process open
-/// until it calls exec, so a loop device that was just closed may still be in use.
+/// Each test holds this lock while it has a loop device. A child process that another test starts has all files of this
+/// process open until it calls exec: until then a device that was just closed is still in use.
 static ALONE: Mutex<()> = Mutex::new(());
 
-/// Attaches a loop device of `size_bytes` with sectors of `sector_bytes`; prints the reason and returns `None` if that
-/// is not possible.
+/// A loop device of `size_bytes` with sectors of `sector_bytes`; `None`, with the reason printed, if this host cannot
+/// create one.
 fn attach(size_bytes: u64, sector_bytes: u32) -> Option<Loop> {
     if !rustix::process::geteuid().is_root() {
         println!("skipped: a loop device needs root");
@@ -91,7 +91,7 @@ fn conforms_on_a_loop_device() {
     }
 }
 
-/// The last sector of a device whose size is not a multiple of 4096, with and without the page cache.
+/// The size of the device is no multiple of 4096. Its last sector is accessed with direct and with buffered I/O.
 #[test]
 fn the_tail_of_a_device_is_read_and_written() {
     let size = (1 << 20) + 3 * 512;

@@ -1,4 +1,4 @@
-//! Devices on real files and block devices, overlays, and the formats that they store.
+//! Files and block devices as devices, overlays, and the formats that both store.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic, also outside its test functions")]
 

@@ -1,4 +1,4 @@
-//! Overlays, and their state after a power cut or a disk error.
+//! Overlays, also after a power cut or a disk failure.
 
 use std::sync::{Arc, Mutex};
 
@@ -101,7 +101,7 @@ fn another_backing_another_size_and_a_used_store_are_refused() {
 
 /// Every damaged bit in header or map is detected when the overlay is opened.
 #[test]
-fn every_flipped_bit_of_header_and_map_is_noticed() {
+fn every_flipped_bit_of_header_or_map_is_detected() {
     let backing = pattern(10_000);
     let store = store(10_000, 512);
     let overlay = OverlayDevice::create(&backing, &store, options(512)).unwrap();
@@ -117,7 +117,8 @@ fn every_flipped_bit_of_header_and_map_is_noticed() {
     }
 }
 
-/// Executes one operation on the overlay and on the model, aligned to sectors or not. Returns whether it succeeded.
+/// Applies a random operation to the device and the model, with offsets that are multiples of `alignment`. Returns
+/// whether the device succeeded.
 fn operate(device: &dyn BlockDeviceMut, model: &mut [u8], alignment: u64, random: &mut SeededRandom) -> bool {
     let range = random.range_within(model.len() as u64, 9000);
     let end = range.end / alignment * alignment;
@@ -134,21 +135,21 @@ fn operate(device: &dyn BlockDeviceMut, model: &mut [u8], alignment: u64, random
             device.write_zeroes(range).is_ok()
         }
         _ => {
-            // The trim of an overlay zeroes only whole clusters, so the whole device is trimmed.
+            // A trim of an overlay zeroes whole clusters only, so trim the whole device.
             model.fill(0);
             device.trim(0..model.len() as u64).is_ok()
         }
     }
 }
 
-/// The state after one operation: the length of the log, the expected content, and whether the operation was a flush.
+/// The state after an operation: the length of the log, the expected content, and whether the operation was a flush.
 struct Moment {
     change_count: usize,
     model: Vec<u8>,
     flushed: bool,
 }
 
-/// Executes random operations on an overlay whose store logs all changes, with occasional flushes.
+/// Runs random operations and flushes on an overlay whose store logs its writes.
 fn history(cluster: u32, seed: u64) -> (MemoryDevice, Arc<CrashLog>, Vec<Moment>) {
     let mut random = SeededRandom::new(seed);
     let backing = pattern(40_000 + random.below(2000));
@@ -175,10 +176,10 @@ fn history(cluster: u32, seed: u64) -> (MemoryDevice, Arc<CrashLog>, Vec<Moment>
     (backing, log, moments)
 }
 
-/// Cuts the power at every write and every flush of the store. All flushed data must be present. Every sector that was
-/// written later must have one of its versions since the flush, and no other content.
+/// Cuts the power at every write and every flush of the store. Flushed data survives; each sector that was written
+/// later has one of the contents that it had since the flush.
 #[test]
-fn a_power_cut_at_any_write_loses_nothing_that_was_flushed() {
+fn a_power_cut_at_any_write_loses_no_flushed_data() {
     let seed = test_seed();
     for (cluster, seed) in [(512, seed), (1024, seed ^ 1), (4096, seed ^ 2), (16_384, seed ^ 3)] {
         let (backing, log, moments) = history(cluster, seed);
@@ -206,7 +207,7 @@ fn a_power_cut_at_any_write_loses_nothing_that_was_flushed() {
     }
 }
 
-/// After a power cut during the creation of an overlay there is no overlay, or an empty one.
+/// A power cut during the creation leaves no overlay, or an empty one.
 #[test]
 fn a_power_cut_while_creating_leaves_nothing_or_an_empty_overlay() {
     let backing = pattern(40_000);
@@ -225,11 +226,11 @@ fn a_power_cut_while_creating_leaves_nothing_or_an_empty_overlay() {
     }
 }
 
-/// Every n-th request of each kind to the store fails once, some of them partly. Successful writes are kept. After a
-/// failed write each sector is old or new. After the next successful flush this content is still there when the overlay
-/// is opened again.
+/// For every kind of request and every n, the n-th request to the store fails once, completely or in part. Data of
+/// successful writes stays, each sector of a failed write is old or new, and after the next successful flush all of
+/// that survives reopening.
 #[test]
-fn a_store_that_fails_at_any_request_loses_nothing_that_succeeded() {
+fn a_store_failure_at_any_request_loses_no_completed_write() {
     let seed = test_seed();
     let faults = [
         (RequestKind::Write, Fault::NoSpace),
@@ -241,7 +242,7 @@ fn a_store_that_fails_at_any_request_loses_nothing_that_succeeded() {
         (RequestKind::Read, Fault::Io),
     ];
     for (kind, fault) in faults {
-        // A single history may have no request of this kind; eight histories have at least one.
+        // One history may contain no request of a kind; eight histories contain all kinds.
         let mut request_count = 0;
         for history in 0..8 {
             let mut number = 1;
@@ -254,7 +255,7 @@ fn a_store_that_fails_at_any_request_loses_nothing_that_succeeded() {
     }
 }
 
-/// One run of the test above; returns false if there were fewer than `number` requests of the kind.
+/// Runs one history with a fault; false if it had fewer than `number` requests of the kind.
 fn fails_and_recovers(kind: RequestKind, fault: Fault, number: u64, seed: u64) -> bool {
     let mut random = SeededRandom::new(seed);
     let backing = pattern(20_480);
@@ -263,11 +264,11 @@ fn fails_and_recovers(kind: RequestKind, fault: Fault, number: u64, seed: u64) -
     faulty.add(FaultRule::nth(kind, faulty.count(kind) + number, fault));
     let before = faulty.count(kind);
     let mut model = backing.to_bytes();
-    // The possible contents of each sector; several after a failed write.
+    // The permitted contents of each sector: more than one after a failed write.
     let mut possible: Vec<Vec<Vec<u8>>> = model.chunks(SECTOR).map(|sector| vec![sector.to_vec()]).collect();
     for _ in 0..60 {
         if random.one_in(5) {
-            // A failed flush guarantees nothing and damages nothing.
+            // A failed flush guarantees nothing and must not do damage.
             drop(overlay.flush());
             continue;
         }
@@ -333,10 +334,10 @@ fn a_commit_moves_everything_into_the_backing_and_empties_the_overlay() {
     assert!(contents(&overlay) == model && backing.to_bytes() != model);
 }
 
-/// Cuts the power of store and backing together at every request of a commit: the content of the overlay is always
-/// correct, and committing again completes the commit.
+/// Cuts the power of the store and the backing device at every request of a commit: what is read through the overlay is
+/// always correct, and a second commit completes.
 #[test]
-fn a_power_cut_during_a_commit_costs_nothing_but_doing_it_again() {
+fn a_commit_can_be_repeated_after_a_power_cut() {
     let seed = test_seed();
     let original = pattern(30_001);
     let mut model = original.to_bytes();
@@ -383,10 +384,9 @@ fn a_power_cut_during_a_commit_costs_nothing_but_doing_it_again() {
     assert!(seen_committing);
 }
 
-/// The store fails at any request of a commit, and the program continues: no data is lost, including data that is
-/// written later.
+/// The store fails at any request of a commit, and the program continues: no earlier or later write is lost.
 #[test]
-fn a_commit_that_fails_leaves_an_overlay_that_works() {
+fn a_failed_commit_leaves_a_working_overlay() {
     let seed = test_seed();
     for kind in [
         RequestKind::Write,
@@ -404,7 +404,7 @@ fn a_commit_that_fails_leaves_an_overlay_that_works() {
             let outcome = overlay.commit();
             faulty.clear_rules();
             assert!(contents(&overlay) == model);
-            // Writes to clusters that held data: their map sectors must still be valid after the failed commit.
+            // Overwrites data that is in the overlay: its map sector must not have been lost with the failed commit.
             written(&overlay, &mut model, seed ^ 1);
             drop(overlay);
             let mut overlay = OverlayDevice::open(&backing, &faulty, ID).unwrap();

@@ -1,4 +1,4 @@
-//! Answers and errors on their streams, and the exit codes that go with them.
+//! Output and errors: the streams that they are printed to, and the exit codes.
 
 use std::fs::File;
 
@@ -55,9 +55,9 @@ fn verbose_version_describes_the_build() {
     }
 }
 
-/// Programs read standard error line by line.
+/// Progress is printed to standard error as one JSON document per line.
 #[test]
-fn progress_is_events_where_a_program_shows_it() {
+fn progress_for_programs_is_printed_as_events() {
     let rig = Rig::new();
     rig.write("web.raw", &crate::rig::noise(3 << 20, 1));
     let output = rig.run(&["backup", "--machine", "web", "web.raw", "--progress", "json", "--json"]);
@@ -84,7 +84,7 @@ fn progress_is_events_where_a_program_shows_it() {
 }
 
 #[test]
-fn the_log_says_what_is_done_and_no_password() {
+fn the_log_has_the_actions_but_no_password() {
     const PASSWORD: &str = "a password of the log's test";
     let rig = Rig::empty();
     rig.write("web.raw", &crate::rig::noise(1 << 20, 1));
@@ -117,7 +117,7 @@ fn the_log_says_what_is_done_and_no_password() {
 }
 
 #[test]
-fn json_is_one_document_wherever_the_option_stands() {
+fn json_is_one_document_at_any_position_of_the_option() {
     for words in [["--json", "version"], ["version", "--json"]] {
         let answer = document(&stdout(&run(&words)));
         assert_eq!(
@@ -152,7 +152,7 @@ fn wrong_usage_is_reported_on_standard_error_with_code_2() {
 }
 
 #[test]
-fn an_unknown_command_leads_to_the_right_one() {
+fn an_unknown_command_is_answered_with_a_similar_one() {
     for (words, message, hint) in [
         (&["snapshots"][..], "unknown command 'snapshots'", "use 'holdfast list'"),
         (
@@ -166,10 +166,10 @@ fn an_unknown_command_leads_to_the_right_one() {
             "open their disks with 'holdfast serve nbd'",
         ),
     ] {
-        let said = stderr(&run(words));
+        let output_text = stderr(&run(words));
         assert!(
-            said.starts_with(&format!("holdfast: {message}\nhint: {hint}")),
-            "{said}"
+            output_text.starts_with(&format!("holdfast: {message}\nhint: {hint}")),
+            "{output_text}"
         );
         let words: Vec<&str> = words.iter().copied().chain(["--json"]).collect();
         let answer = document(&stdout(&run(&words)));
@@ -178,7 +178,7 @@ fn an_unknown_command_leads_to_the_right_one() {
 }
 
 #[test]
-fn quiet_success_prints_nothing_and_answers_are_printed() {
+fn quiet_suppresses_success_messages_but_not_answers() {
     let rig = Rig::empty();
     rig.write("web1.raw", b"web1");
     assert_eq!(rig.ok(&["init", "--no-encryption", "--quiet"]), "");
@@ -223,22 +223,25 @@ fn the_only_repository_of_a_configuration_needs_no_name() {
 }
 
 #[test]
-fn the_program_alone_prints_a_screen() {
-    let said = stderr(&run(&[]));
+fn the_program_without_arguments_prints_a_short_help() {
+    let output_text = stderr(&run(&[]));
     assert!(
-        said.contains("Common commands:") && said.contains("holdfast help"),
-        "{said}"
+        output_text.contains("Common commands:") && output_text.contains("holdfast help"),
+        "{output_text}"
     );
-    assert!(said.lines().count() <= 25, "{said}");
+    assert!(output_text.lines().count() <= 25, "{output_text}");
     let help = run(&["help", "image", "info"]);
     assert_eq!(help.status.code(), Some(0));
     assert_eq!(stdout(&help), stdout(&run(&["image", "info", "--help"])));
-    let said = stderr(&run(&["help", "image", "inof"]));
-    assert!(said.contains("did you mean 'holdfast image info'?"), "{said}");
+    let output_text = stderr(&run(&["help", "image", "inof"]));
+    assert!(
+        output_text.contains("did you mean 'holdfast image info'?"),
+        "{output_text}"
+    );
 }
 
 #[test]
-fn an_error_names_what_why_and_what_next() {
+fn an_error_has_the_action_the_cause_and_advice() {
     let folder = tempfile::tempdir().unwrap();
     let missing = folder.path().join("missing");
     let missing = missing.to_str().unwrap();
@@ -263,14 +266,14 @@ fn an_error_names_what_why_and_what_next() {
 }
 
 #[test]
-fn data_and_json_do_not_mix() {
+fn json_is_refused_when_data_goes_to_standard_output() {
     let output = run(&["completions", "bash", "--json"]);
     assert_eq!(output.status.code(), Some(2));
     assert_eq!(document(&stdout(&output))["error"]["kind"], "usage");
 }
 
 #[test]
-fn completions_are_scripts_for_each_shell() {
+fn completion_scripts_exist_for_each_shell() {
     for (shell, sign) in [
         ("bash", "complete -F"),
         ("zsh", "#compdef holdfast"),
@@ -300,7 +303,7 @@ fn the_manual_has_a_page_per_verb() {
 }
 
 #[test]
-fn colours_are_only_for_those_who_ask() {
+fn colours_are_printed_only_on_request() {
     let error = |words: &[&str], variables: &[(&str, &str)]| {
         stderr(&program(words).envs(variables.iter().copied()).output().unwrap())
     };
@@ -318,9 +321,9 @@ fn colours_are_only_for_those_who_ask() {
     );
 }
 
-/// `holdfast version | head -0`: the reader has what it wanted, and nothing is wrong.
+/// As in `holdfast version | head -0`: a closed pipe is not an error.
 #[test]
-fn a_reader_that_goes_away_ends_it_quietly() {
+fn a_closed_output_pipe_is_not_an_error() {
     for words in [&["version"][..], &["completions", "bash"], &["--help"]] {
         let (reader, writer) = std::io::pipe().unwrap();
         drop(reader);
@@ -342,7 +345,8 @@ fn a_full_disk_under_standard_output_is_an_error() {
     );
 }
 
-/// Libvirt's libraries bring fifty others, and take longer to load than most commands need. They are loaded when a machine of libvirt is asked for.
+/// libvirt's libraries load fifty others, and take longer to load than most commands need. They are only loaded for a
+/// machine of libvirt.
 #[test]
 fn the_program_starts_without_the_libraries_of_libvirt() {
     let traced = program(&[]).env("LD_TRACE_LOADED_OBJECTS", "1").output().unwrap();

@@ -1,8 +1,8 @@
-//! What a shell is offered at the cursor.
+//! Completions for a shell.
 
 use crate::rig::{Rig, noise};
 
-/// The words that are offered, and whether files are.
+/// The answer about files, and the completions.
 fn offered(rig: &Rig, words: &[&str]) -> (String, Vec<String>) {
     let line: Vec<&str> = ["complete", "--", "holdfast"].iter().chain(words).copied().collect();
     answer(&rig.ok(&line))
@@ -37,7 +37,7 @@ fn verbs_and_options_are_offered_and_internal_ones_are_not() {
 }
 
 #[test]
-fn what_the_repository_has_is_offered() {
+fn names_in_the_repository_are_offered() {
     let rig = Rig::new();
     rig.write("web1.raw", &noise(4096, 1));
     rig.write("db1.raw", &noise(4096, 2));
@@ -54,16 +54,16 @@ fn what_the_repository_has_is_offered() {
     assert_eq!(words(&rig, &["show", &id[..4]]), [&id[..8]]);
     let times = words(&rig, &["show", "web1@"]);
     assert_eq!(times[0], "web1@latest");
-    // What is offered names the snapshot.
+    // The completed time names the snapshot.
     assert_eq!(rig.report(&["show", &times[1]])["snapshot"]["id"], id.as_str());
     assert_eq!(words(&rig, &["restore", "web1:"]), ["web1:web1"]);
-    // The same in a line, as bash gives it.
+    // The same words as one line, as bash passes it.
     let line = rig.ok(&["complete", "--line", "sudo x; holdfast restore 'web1@la"]);
     assert_eq!(answer(&line).1, ["web1@latest"]);
 }
 
 #[test]
-fn an_encrypted_repository_is_opened_only_without_a_question() {
+fn an_encrypted_repository_is_opened_only_without_a_prompt() {
     let rig = Rig::empty();
     rig.write("password", b"four horses eat soup\n");
     let private = std::os::unix::fs::PermissionsExt::from_mode(0o600);

@@ -1,4 +1,4 @@
-//! `docs/json.md` against real documents: every field of every verb is described, and nothing else is.
+//! `docs/json.md` compared with real documents: every field of every verb is described, and no others.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -31,7 +31,7 @@ fn described(section: &str) -> BTreeSet<String> {
     rows.flat_map(|row| quoted(row.split('|').nth(1).unwrap())).collect()
 }
 
-/// Names of all fields at any depth; those of maps that hold anything are left out.
+/// Names of all fields at any depth, except those of maps with arbitrary keys.
 fn fields(value: &Value, found: &mut BTreeSet<String>) {
     match value {
         Value::Array(values) => values.iter().for_each(|value| fields(value, found)),
@@ -45,7 +45,7 @@ fn fields(value: &Value, found: &mut BTreeSet<String>) {
     }
 }
 
-/// A report of every verb that has one, with everything in it that is there only sometimes.
+/// Reports of every verb that has one, with all optional fields.
 fn reports() -> BTreeMap<&'static str, Vec<Value>> {
     let rig = Rig::empty();
     let mut reports: BTreeMap<&'static str, Vec<Value>> = BTreeMap::new();
@@ -165,7 +165,7 @@ fn reports_of_machines(reports: &mut BTreeMap<&'static str, Vec<Value>>) {
 }
 
 #[test]
-fn what_is_described_is_what_there_is() {
+fn documented_fields_match_the_reports() {
     let shared: BTreeSet<String> = sections()
         .iter()
         .filter(|(heading, _)| heading.ends_with("in reports"))
@@ -206,7 +206,7 @@ fn what_is_described_is_what_there_is() {
     assert!(undescribed.is_empty(), "no section for {undescribed:?}");
 }
 
-/// The schema keeps up: a field of a report that it does not know has no type that anything checks.
+/// Asserts that the schema knows every field of the reports: an unknown field would not be checked.
 fn check_schema(reports: &BTreeMap<&'static str, Vec<Value>>) {
     for (verb, samples) in reports {
         let of_verb = &schema()["$defs"][verb.replace(' ', "-")];
@@ -226,7 +226,7 @@ fn check_schema(reports: &BTreeMap<&'static str, Vec<Value>>) {
     }
 }
 
-/// Every verb needs a description in the documents.
+/// Every verb with a report has a section in the documentation.
 #[test]
 fn every_verb_has_a_section() {
     for verb in verb_paths() {

@@ -1,6 +1,6 @@
-//! Help texts, compared with stored ones: a change of the command line shows in review.
+//! Help texts, compared with stored ones: a change of the command line is visible in review.
 //!
-//! `HOLDFAST_UPDATE_SNAPSHOTS=1 cargo test -p holdfast-cli` stores them anew.
+//! `HOLDFAST_UPDATE_SNAPSHOTS=1 cargo test -p holdfast-cli` updates the stored ones.
 
 use std::fs::{File, read_dir, read_to_string};
 use std::io::Write as _;
@@ -36,7 +36,7 @@ fn name_of(path: &str) -> String {
 }
 
 #[test]
-fn help_texts_are_as_stored() {
+fn help_texts_match_the_stored_ones() {
     for (name, words) in [("help.txt", "--help"), ("help-short.txt", "-h")] {
         let output = run(&[words]);
         assert_eq!(output.status.code(), Some(0));
@@ -53,7 +53,7 @@ fn help_texts_are_as_stored() {
 }
 
 #[test]
-fn no_stored_help_is_left_over() {
+fn every_stored_help_belongs_to_a_verb() {
     let mut expected: Vec<String> = verb_paths().iter().map(|path| name_of(path)).collect();
     expected.extend(["help.txt".to_owned(), "help-short.txt".to_owned()]);
     for entry in read_dir(folder()).unwrap() {

@@ -1,15 +1,15 @@
-//! Loop devices and small file systems of this machine; they need root, and tests say so where they cannot have them.
+//! Loop devices and small file systems. They need root; without it, tests print that they are skipped.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Says why a test does not run here.
+/// Prints why a test is skipped.
 #[expect(clippy::print_stdout, reason = "a test that is skipped says why")]
 fn skipped(reason: &str) {
     println!("skipped: {reason}");
 }
 
-/// Runs a program of the system; what it printed, or why not.
+/// Runs a program of the system; returns its output, or the reason of its failure.
 #[expect(
     clippy::disallowed_methods,
     reason = "only the system's programs make loop devices and file systems"
@@ -31,7 +31,7 @@ pub(crate) fn text(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 
-/// A loop device over a file; detached when this is dropped.
+/// A loop device over a file; detached on drop.
 pub(crate) struct LoopDevice {
     pub(crate) path: PathBuf,
 }
@@ -42,12 +42,12 @@ impl Drop for LoopDevice {
     }
 }
 
-/// A loop device over a new file at `file`; none, with the reason printed, where this machine makes none.
+/// A loop device over a new file at `file`; `None`, with the reason printed, if this host cannot create one.
 pub(crate) fn loop_device(file: &Path, size_bytes: u64) -> Option<LoopDevice> {
     loop_device_of_sectors(file, size_bytes, 512)
 }
 
-/// The same, whose sectors have `sector_bytes`.
+/// A loop device with sectors of `sector_bytes`.
 pub(crate) fn loop_device_of_sectors(file: &Path, size_bytes: u64, sector_bytes: u32) -> Option<LoopDevice> {
     if !rustix::process::geteuid().is_root() {
         skipped("a loop device needs root");
@@ -64,7 +64,7 @@ pub(crate) fn loop_device_of_sectors(file: &Path, size_bytes: u64, sector_bytes:
     }
 }
 
-/// A small file system of its own; unmounted when this is dropped.
+/// A small file system; unmounted on drop.
 pub(crate) struct SmallFileSystem {
     pub(crate) path: PathBuf,
     device: LoopDevice,
@@ -77,24 +77,24 @@ impl Drop for SmallFileSystem {
 }
 
 impl SmallFileSystem {
-    /// The block device that it is on.
+    /// The block device with the file system.
     pub(crate) fn device(&self) -> &Path {
         &self.device.path
     }
 
-    /// Mounts it once more in another way.
+    /// Remounts it with these options.
     pub(crate) fn remount(&self, options: &str) {
         system("mount", &["-o", &format!("remount,{options}"), text(&self.path)]).unwrap();
     }
 }
 
-/// An ext4 file system of `size_bytes`, mounted at the new folder `mount_point`; none, with the reason printed, where
-/// this machine makes none.
+/// An ext4 file system of `size_bytes`, mounted at the new folder `mount_point`; `None`, with the reason printed, if
+/// this host cannot create one.
 pub(crate) fn small_file_system(mount_point: &Path, size_bytes: u64) -> Option<SmallFileSystem> {
     file_system("ext4", mount_point, size_bytes)
 }
 
-/// The same of another kind: `xfs` or `btrfs`, which share the blocks of clones.
+/// A file system of another kind: `xfs` or `btrfs`, which support clones with shared blocks.
 pub(crate) fn file_system(kind: &str, mount_point: &Path, size_bytes: u64) -> Option<SmallFileSystem> {
     let device = loop_device(&mount_point.with_extension(kind), size_bytes)?;
     std::fs::create_dir(mount_point).unwrap();

@@ -1,4 +1,4 @@
-//! Ctrl-C: the first signal sets the flag that a job looks at, the second ends the process.
+//! Ctrl-C: the first signal sets a flag that jobs check, the second one ends the process.
 //!
 //! The job is this test program itself, started again as a child.
 
@@ -14,11 +14,11 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::rig::Rig;
 
-/// Longer than anything here takes that works, and less than a pool is waited for.
+/// Longer than any successful step here, and less than the timeout of a pool.
 const PATIENCE: Duration = Duration::from_secs(60);
 const CHILD: &str = "HOLDFAST_TEST_INTERRUPT_CHILD";
 
-/// A job that prints its start and the request to stop; then it ends, or continues like a stuck one.
+/// A job that prints its start and the request to stop; then it ends, or continues like a hanging one.
 #[test]
 fn child() {
     if std::env::var_os(CHILD).is_none() {
@@ -60,7 +60,7 @@ fn wait_for(stdout: &mut BufReader<ChildStdout>, wanted: &str) {
 }
 
 #[test]
-fn the_first_signal_asks_and_the_second_ends() {
+fn the_first_signal_requests_a_stop_and_the_second_kills() {
     for (signal, number) in [(Signal::INT, 2), (Signal::TERM, 15)] {
         let (mut child, mut stdout) = start("stuck");
         let id = Pid::from_child(&child);
@@ -73,9 +73,9 @@ fn the_first_signal_asks_and_the_second_ends() {
     }
 }
 
-/// Else a shell would go on with the next round of its loop.
+/// Otherwise a loop in a shell would continue with its next iteration.
 #[test]
-fn a_job_that_obeys_ends_by_the_signal() {
+fn a_stopped_job_exits_by_the_signal() {
     for (signal, number) in [(Signal::INT, 2), (Signal::TERM, 15)] {
         let (mut child, mut stdout) = start("obedient");
         wait_for(&mut stdout, "started");
@@ -84,9 +84,10 @@ fn a_job_that_obeys_ends_by_the_signal() {
     }
 }
 
-/// The program waits minutes for a pool that does not answer: when it checks the certificate before it asks for a password, and when it logs in.
+/// The program waits minutes for a pool that does not answer, both when it checks the certificate before it asks for a
+/// password, and when it logs in. The signal ends that.
 #[test]
-fn a_pool_that_says_nothing_does_not_keep_a_command_from_stopping() {
+fn a_signal_ends_a_command_that_waits_for_a_silent_pool() {
     let rig = Rig::new();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let pool = format!("xen://root@{}", listener.local_addr().unwrap());

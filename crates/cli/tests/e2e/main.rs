@@ -1,4 +1,4 @@
-//! The program from outside: exit codes, streams, documents and help, as scripts and people meet them.
+//! The program as scripts and users see it: exit codes, streams, documents and help.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 

@@ -1,4 +1,4 @@
-//! What is shipped beside the program.
+//! Files that are installed with the program.
 
 use std::path::Path;
 
@@ -6,14 +6,14 @@ use crate::host::system;
 
 /// systemd accepts the units, and the timer has the documented times.
 #[test]
-fn units_are_units() {
+fn systemd_accepts_the_units() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/systemd");
     let place = tempfile::tempdir().unwrap();
     let mut words = vec!["verify".to_owned(), "--man=no".to_owned()];
     for entry in std::fs::read_dir(folder).unwrap() {
         let entry = entry.unwrap();
         let text = std::fs::read_to_string(entry.path()).unwrap();
-        // It is not installed here.
+        // The tested program is not in /usr/bin.
         let text = text.replace("/usr/bin/holdfast", env!("CARGO_BIN_EXE_holdfast"));
         let path = place.path().join(entry.file_name());
         std::io::Write::write_all(&mut std::fs::File::create(&path).unwrap(), text.as_bytes()).unwrap();
@@ -27,9 +27,9 @@ fn units_are_units() {
     assert_eq!(system("systemd-analyze", &words), Ok(String::new()));
 }
 
-/// The exposure of each service is bounded: a service that needs more is listed here.
+/// The exposure of each service is bounded: additional permissions of a service are listed here.
 #[test]
-fn services_are_closed_but_for_what_they_need() {
+fn the_exposure_of_services_is_bounded() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/systemd");
     for (unit, exposure_max) in [
         ("holdfast-daemon.service", "40"),

@@ -1,4 +1,4 @@
-//! The built program, run without anything of this machine's environment.
+//! The built program, run without the environment of the user.
 
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
@@ -11,7 +11,7 @@ pub(crate) fn program(words: &[&str]) -> Command {
     command
 }
 
-/// The same in the mount namespace of a process, in the folder `folder`.
+/// The same, in the mount namespace of a process and in the folder `folder`.
 #[expect(clippy::disallowed_methods, reason = "these tests run the program from outside")]
 pub(crate) fn program_inside(process: u32, folder: &Path, words: &[&str]) -> Command {
     let mut command = Command::new("/usr/bin/nsenter");
@@ -25,17 +25,17 @@ pub(crate) fn program_inside(process: u32, folder: &Path, words: &[&str]) -> Com
     command
 }
 
-/// Runs it to its end.
+/// Runs the program to its end.
 pub(crate) fn run(words: &[&str]) -> Output {
     program(words).output().unwrap()
 }
 
-/// What it said on standard output.
+/// Its standard output.
 pub(crate) fn stdout(output: &Output) -> String {
     String::from_utf8(output.stdout.clone()).unwrap()
 }
 
-/// What it said on standard error.
+/// Its standard error.
 pub(crate) fn stderr(output: &Output) -> String {
     String::from_utf8(output.stderr.clone()).unwrap()
 }

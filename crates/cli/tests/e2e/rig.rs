@@ -14,16 +14,16 @@ use tempfile::TempDir;
 use crate::host::{system, text};
 use crate::program::{program, program_inside, stderr, stdout};
 
-/// The folder; gone when this is dropped.
+/// Deleted on drop.
 pub(crate) struct Rig {
     folder: TempDir,
-    /// Sockets and pipes of the program, which a killed process leaves.
+    /// Sockets and pipes of the program, which remain after a kill.
     runtime: TempDir,
-    /// A process whose files the program sees, where these are others than ours.
+    /// A process whose view of the file system the program gets, if not this one's.
     sees_files_of: Option<u32>,
     /// The user's folder for configurations.
     configurations: Option<PathBuf>,
-    /// A folder whose programs are found before those of the system.
+    /// A folder of programs that take precedence over those of the system.
     programs: Option<PathBuf>,
 }
 
@@ -60,7 +60,7 @@ impl Rig {
         read(self.path(name)).unwrap()
     }
 
-    /// Names in the folder, or in one below it. What the program remembers of the host is not one of the folder's.
+    /// Names in the folder, or in one below it, without the state that the program keeps about the host.
     pub(crate) fn names(&self, folder: &str) -> Vec<String> {
         let entries = std::fs::read_dir(self.path(folder)).unwrap();
         let mut names: Vec<String> = entries
@@ -73,7 +73,7 @@ impl Rig {
         names
     }
 
-    /// Names of sockets and pipes that the program made and did not remove.
+    /// Names of sockets and pipes that the program created and did not remove.
     pub(crate) fn runtime_names(&self) -> Vec<String> {
         let entries = std::fs::read_dir(self.runtime.path()).unwrap();
         entries
@@ -81,17 +81,17 @@ impl Rig {
             .collect()
     }
 
-    /// From now on the program sees what this process sees under `/var` and elsewhere.
+    /// From now on the program sees the file system as this process does, including `/var`.
     pub(crate) fn see_files_of(&mut self, process: u32) {
         self.sees_files_of = Some(process);
     }
 
-    /// From now on the program's user has his configurations there.
+    /// Sets the user's folder for configurations.
     pub(crate) fn have_configurations_in(&mut self, folder: PathBuf) {
         self.configurations = Some(folder);
     }
 
-    /// From now on the program finds a program of this name and text before that of the system.
+    /// Adds a program with this name and text, which takes precedence over that of the system.
     pub(crate) fn have_program(&mut self, name: &str, text: &str) {
         let path = format!("programs/{name}");
         self.write(&path, text.as_bytes());
@@ -104,12 +104,12 @@ impl Rig {
     pub(crate) fn write_hook(&self) {
         let script = "#!/bin/sh\n/usr/bin/env | /usr/bin/sort | /bin/grep ^HOLDFAST_ > \"$0.$1\"\n/bin/echo \"$1\" >> \"$0.calls\"\n";
         self.write("hook.sh", script.as_bytes());
-        // A copy by another process: a file that this one has open for writing cannot be run.
+        // Installed by another process, because a file that this process has open for writing cannot be executed.
         let (from, to) = (self.path("hook.sh"), self.path("hook"));
         system("/usr/bin/install", &["-m", "755", text(&from), text(&to)]).unwrap();
     }
 
-    /// The events that the hook was called for since the last time.
+    /// The events for which the hook was called since the last query.
     pub(crate) fn take_hook_calls(&self) -> Vec<String> {
         let calls = String::from_utf8(self.read("hook.calls")).unwrap();
         std::fs::remove_file(self.path("hook.calls")).unwrap();
@@ -142,7 +142,7 @@ impl Rig {
         self.command(words).output().unwrap()
     }
 
-    /// Runs it with bytes on its standard input, which it need not read to the end.
+    /// Runs the program with this standard input, which it need not read to the end.
     pub(crate) fn run_with(&self, words: &[&str], input: &[u8]) -> Output {
         let mut child = self.command(words).stdin(Stdio::piped()).spawn().unwrap();
         match child.stdin.take().unwrap().write_all(input) {
@@ -152,19 +152,19 @@ impl Rig {
         child.wait_with_output().unwrap()
     }
 
-    /// Runs it, with this exit code; what it answered.
+    /// Runs the program, which must exit with this code.
     pub(crate) fn code(&self, code: i32, words: &[&str]) -> Output {
         let output = self.run(words);
         assert_code(&output, code, words);
         output
     }
 
-    /// Runs it to success; what it answered.
+    /// Runs the program, which must succeed; returns its standard output.
     pub(crate) fn ok(&self, words: &[&str]) -> String {
         stdout(&self.code(0, words))
     }
 
-    /// Runs it with `--json` and this exit code; the document.
+    /// Runs the program with `--json`, which must exit with this code; returns the document.
     pub(crate) fn json(&self, code: i32, words: &[&str]) -> Value {
         let words: Vec<&str> = words.iter().copied().chain(["--json"]).collect();
         let document = document_of(&stdout(&self.code(code, &words)));
@@ -172,19 +172,19 @@ impl Rig {
         document
     }
 
-    /// Runs it to success; the report.
+    /// Runs the program, which must succeed; returns the report.
     pub(crate) fn report(&self, words: &[&str]) -> Value {
         self.json(0, words)["report"].clone()
     }
 
-    /// Runs it to this failure; the kind of the error, and everything it said about it.
+    /// Runs the program, which must fail with this code; returns the kind of the error and its whole text.
     pub(crate) fn error(&self, code: i32, words: &[&str]) -> (String, String) {
         let document = self.json(code, words);
         let kind = document["error"]["kind"].as_str().unwrap().to_owned();
         (kind, document["error"].to_string())
     }
 
-    /// How many snapshots there are.
+    /// Number of snapshots in the repository.
     pub(crate) fn snapshot_count(&self) -> usize {
         self.report(&["list"])["snapshots"].as_array().unwrap().len()
     }
@@ -197,7 +197,7 @@ pub(crate) fn schema() -> &'static Value {
     &SCHEMA
 }
 
-/// The document that is printed with `--json`, which is as its schema says.
+/// Parses a document that was printed with `--json`, and checks it against the schema.
 pub(crate) fn document_of(text: &str) -> Value {
     let document: Value = serde_json::from_str(text).unwrap();
     let violations = violations(schema(), &document);
@@ -215,7 +215,7 @@ pub(crate) fn assert_code(output: &Output, code: i32, words: &[&str]) {
     );
 }
 
-/// Bytes that nothing compresses.
+/// Incompressible bytes.
 pub(crate) fn noise(length: usize, seed: u64) -> Vec<u8> {
     let mut bytes = vec![0; length];
     SeededRandom::new(seed).fill(&mut bytes);

@@ -1,13 +1,14 @@
-//! Guests with an identity of their own: how virt-sysprep is called, and its result.
+//! Guests with an identity of their own: the arguments of virt-sysprep, and its result.
 //!
-//! virt-sysprep is a stand-in: it writes a mark into the first sector of every image that it is given, by a program that locks images as QEMU does.
+//! A stand-in replaces virt-sysprep: it writes a mark into the first sector of every image, by a program that locks
+//! images like QEMU.
 
 use crate::rig::{Rig, noise};
 use crate::templates;
 
 const MIB: usize = 1 << 20;
 
-/// Marks the images; notes what it was asked.
+/// Marks the images, and logs its arguments.
 const WELL: &str = r#"#!/bin/sh
 echo "$*" >>"${0%/*}/asked"
 while [ $# -gt 0 ]; do
@@ -21,24 +22,24 @@ done
 
 const BADLY: &str = "#!/bin/sh\necho 'virt-sysprep: error: no operating systems were found' >&2\nexit 1\n";
 
-/// From now on virt-sysprep is there, and marks images.
+/// Installs a virt-sysprep that marks images.
 pub(crate) fn works(rig: &mut Rig) {
     rig.have_program("virt-sysprep", WELL);
 }
 
-/// From now on virt-sysprep is there, and finds no guest.
+/// Installs a virt-sysprep that finds no guest.
 pub(crate) fn fails(rig: &mut Rig) {
     rig.have_program("virt-sysprep", BADLY);
 }
 
-/// What it was asked since this was asked last.
+/// The arguments of virt-sysprep since the last query.
 pub(crate) fn asked(rig: &Rig) -> String {
     let asked = String::from_utf8(rig.read("programs/asked")).unwrap();
     std::fs::remove_file(rig.path("programs/asked")).unwrap();
     asked
 }
 
-/// The bytes of a disk after the mark was made.
+/// The bytes of a disk with the mark.
 pub(crate) fn marked(bytes: &[u8]) -> Vec<u8> {
     let mut marked = bytes.to_vec();
     marked[..512].fill(0xab);
@@ -51,7 +52,7 @@ fn disk_of(rig: &Rig, image: &str) -> Vec<u8> {
 }
 
 #[test]
-fn clones_of_an_image_get_guests_of_their_own_before_they_have_their_names() {
+fn virt_sysprep_runs_before_clones_get_their_final_names() {
     let mut rig = Rig::empty();
     let bytes = noise(2 * MIB, 7);
     rig.write("base.raw", &bytes);
@@ -69,7 +70,7 @@ fn clones_of_an_image_get_guests_of_their_own_before_they_have_their_names() {
             words.contains("ssh-hostkeys") && words.contains(&format!("--hostname {host} ")),
             "{words}"
         );
-        // Not under its own name.
+        // The image has a temporary name.
         assert!(words.trim_end().ends_with(".partial"), "{words}");
         assert!(disk_of(&rig, name) == marked(&bytes), "{name}");
     }
@@ -77,10 +78,10 @@ fn clones_of_an_image_get_guests_of_their_own_before_they_have_their_names() {
     let before = rig.names(".");
     fails(&mut rig);
     for way in ["--overlay", "--copy"] {
-        let (_, said) = rig.error(1, &["clone", "base.qcow2", "web4.qcow2", "--sysprep", way]);
+        let (_, text) = rig.error(1, &["clone", "base.qcow2", "web4.qcow2", "--sysprep", way]);
         assert!(
-            said.contains("web4.qcow2") && said.contains("no operating systems"),
-            "{said}"
+            text.contains("web4.qcow2") && text.contains("no operating systems"),
+            "{text}"
         );
     }
     assert_eq!(rig.names("."), before);
@@ -102,14 +103,14 @@ fn a_pulled_template_gets_an_identity_of_its_own() {
     let names = rig.names("machines");
     let image = names.iter().find(|name| name.contains(".qcow2")).unwrap();
     assert!(disk_of(&rig, &format!("machines/{image}")) == marked(&bytes));
-    // The template is as it was.
+    // The template is unchanged.
     rig.ok(&templates::pull_words("debian", "again.raw"));
     assert!(rig.read("again.raw") == bytes);
     let before = rig.names(".");
     fails(&mut rig);
     for target in ["web8.qcow2", "others"] {
-        let (_, said) = rig.error(1, &sysprep(target));
-        assert!(said.contains(target) && said.contains("no operating systems"), "{said}");
+        let (_, text) = rig.error(1, &sysprep(target));
+        assert!(text.contains(target) && text.contains("no operating systems"), "{text}");
     }
     assert_eq!(rig.names("."), before);
 }

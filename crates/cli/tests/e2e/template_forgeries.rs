@@ -26,16 +26,16 @@ impl BackupProgress for Silent {
     }
 }
 
-/// What is forged of a template.
+/// The forged parts of a template.
 #[derive(Default)]
 struct Forgery<'a> {
-    /// Another name to be listed under.
+    /// Another name.
     machine: Option<&'a str>,
-    /// Other bytes of a part; all others are zeroes of the right size.
+    /// The content of parts; all others are zeroes of the right size.
     bytes: BTreeMap<&'a str, Vec<u8>>,
-    /// A part more.
+    /// The name of an additional part.
     more: Option<&'a str>,
-    /// Changes of the statement.
+    /// A replacement in the text of the statement.
     statement: Option<(&'a str, &'a str)>,
     /// Another signature.
     signature: Option<String>,
@@ -52,14 +52,14 @@ fn open(rig: &Rig) -> Repository {
 }
 
 impl Forgery<'_> {
-    /// Adds it beside the template in the snapshot `id`.
+    /// Adds the forgery beside the template in the snapshot `id`.
     fn add(&self, rig: &Rig, id: &str) {
         let repository = open(rig);
         let original = repository.snapshot(id.parse().unwrap()).unwrap();
         self.commit(&repository, &original);
     }
 
-    /// Replaces the template in the snapshot `id`.
+    /// Replaces the template in the snapshot `id` by the forgery.
     fn replace(&self, rig: &Rig, id: &str) {
         let repository = open(rig);
         let original = repository.snapshot(id.parse().unwrap()).unwrap();
@@ -132,10 +132,10 @@ fn pushed_id(rig: &Rig, label: &str) -> String {
 const DIFFERS: &str = "is not what was signed";
 
 #[test]
-fn another_disk_under_a_signed_statement_is_found_while_it_is_written() {
+fn a_replaced_disk_is_detected_while_it_is_written() {
     let rig = rig();
     let id = pushed_id(&rig, "debian");
-    // As much as possible is right: one bit of one block is not.
+    // Only a single bit of the disk differs.
     let mut bytes = rig.read("debian.raw");
     *bytes.last_mut().unwrap() ^= 1;
     let forgery = Forgery {
@@ -146,7 +146,7 @@ fn another_disk_under_a_signed_statement_is_found_while_it_is_written() {
     for target in ["x.raw", "x.qcow2", "x.vdi", "x.vmdk", "folder"] {
         assert_refused(&rig, &pull_words("debian", target), 5, "damage", DIFFERS);
     }
-    // It is neither tagged again nor pulled without a signature.
+    // The template is neither tagged again, nor pulled without a signature.
     let tag = [
         "template",
         "tag",
@@ -160,7 +160,7 @@ fn another_disk_under_a_signed_statement_is_found_while_it_is_written() {
     assert_refused(&rig, &tag, 5, "damage", DIFFERS);
     let unsigned = [&pull_words("debian", "x.raw")[..], &["--unsigned"]].concat();
     assert_refused(&rig, &unsigned, 5, "damage", DIFFERS);
-    // What was there before under another file's name stays.
+    // An existing target file is kept.
     rig.write("there.raw", b"precious");
     let force = [&pull_words("debian", "there.raw")[..], &["--force"]].concat();
     assert_refused(&rig, &force, 5, "damage", DIFFERS);
@@ -168,7 +168,7 @@ fn another_disk_under_a_signed_statement_is_found_while_it_is_written() {
 }
 
 #[test]
-fn zeroes_under_a_signed_statement_are_found_too() {
+fn a_disk_replaced_by_zeroes_is_detected() {
     let rig = rig();
     let id = pushed_id(&rig, "debian");
     Forgery::default().replace(&rig, &id);
@@ -176,7 +176,7 @@ fn zeroes_under_a_signed_statement_are_found_too() {
 }
 
 #[test]
-fn a_signed_statement_counts_for_its_own_name_and_tag_only() {
+fn a_signed_statement_is_valid_only_for_its_name_and_tag() {
     let rig = rig();
     let id = pushed_id(&rig, "debian:old");
     let elsewhere = Forgery {
@@ -204,7 +204,7 @@ fn a_signed_statement_counts_for_its_own_name_and_tag_only() {
     }
 }
 
-/// A later time would make it what the tag means; but the time is signed.
+/// With a later time it would become the template of the tag; but the time is part of the signed statement.
 #[test]
 fn an_older_statement_does_not_become_the_newest() {
     let rig = rig();
@@ -226,7 +226,7 @@ fn an_older_statement_does_not_become_the_newest() {
         "damage",
         "is not of what it says",
     );
-    // Nor does it lead a push into the next millennium.
+    // A push does not continue from a time in the future either.
     let words = [
         "template",
         "push",
@@ -242,7 +242,7 @@ fn an_older_statement_does_not_become_the_newest() {
 }
 
 #[test]
-fn another_configuration_and_another_number_of_parts_are_refused() {
+fn replaced_configurations_and_added_or_missing_parts_are_refused() {
     let rig = rig();
     image(&rig, "in/vda.raw", 1);
     image(&rig, "in/vdb.raw", 2);

@@ -6,11 +6,11 @@ use crate::program::stderr;
 use crate::templates::{assert_pulls, assert_refused, image, pull_words, push, rig};
 
 #[test]
-fn a_tag_is_moved_only_on_request_and_what_it_meant_stays_under_its_digest() {
+fn a_tag_moves_only_on_request_and_the_old_template_stays() {
     let rig = rig();
     let first = image(&rig, "debian.raw", 1);
     let one = push(&rig, "debian:stable", "debian.raw", "anna", &[]);
-    // The same again is no other content.
+    // A second push of the same disk has the same content.
     push(&rig, "debian:stable", "debian.raw", "anna", &[]);
     let second = image(&rig, "debian.raw", 2);
     let words = ["template", "push", "debian:stable", "debian.raw", "--sign", "anna"];
@@ -37,7 +37,7 @@ fn a_tag_is_moved_only_on_request_and_what_it_meant_stays_under_its_digest() {
     let output = rig.code(2, &pull_words("debian@12", "x.raw"));
     assert!(stderr(&output).contains("8 hexadecimal digits"), "{}", stderr(&output));
 
-    // Back, as a new push.
+    // The tag returns to the earlier template by a new statement.
     let tag = [
         "template",
         "tag",
@@ -92,7 +92,7 @@ fn a_tag_is_given_only_to_a_template_with_a_trusted_signature() {
     assert_pulls(&rig, "debian:stable", &bytes);
 }
 
-/// A tag that returned to its earlier template would be an unrequested rollback.
+/// If the tag returned to its earlier template, this would be an unrequested rollback.
 #[test]
 fn removing_a_template_never_restores_the_earlier_meaning_of_a_tag() {
     let rig = rig();
@@ -142,7 +142,7 @@ fn removing_a_template_never_restores_the_earlier_meaning_of_a_tag() {
 }
 
 #[test]
-fn pushes_of_one_tag_at_once_leave_one_of_them() {
+fn concurrent_pushes_of_one_tag_leave_one_template() {
     let rig = rig();
     let images: Vec<Vec<u8>> = (0..4)
         .map(|seed| image(&rig, &format!("{seed}.raw"), seed + 1))

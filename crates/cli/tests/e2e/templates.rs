@@ -1,4 +1,4 @@
-//! Templates: shared by name and tag, signed with real SSH keys, and believed only then.
+//! Templates: shared by name and tag, signed with real SSH keys, and accepted only with a trusted signature.
 
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -26,7 +26,7 @@ fn keygen(rig: &Rig, words: &[&str]) {
     assert!(output.status.success(), "{words:?}: {}", stderr(&output));
 }
 
-/// A rig with keys of Anna and Bert, whose signatures count, and of Eve, whose do not.
+/// A rig with keys of Anna and Bert, which are trusted, and of Eve, which is not.
 pub(crate) fn rig() -> Rig {
     let rig = Rig::new();
     for (name, kind) in [("anna", "ed25519"), ("bert", "rsa"), ("eve", "ed25519")] {
@@ -40,7 +40,7 @@ pub(crate) fn rig() -> Rig {
     rig
 }
 
-/// An image with a hole, and the bytes of its disk.
+/// An image with a hole; returns the bytes of its disk.
 pub(crate) fn image(rig: &Rig, name: &str, seed: u64) -> Vec<u8> {
     let mut bytes = noise(3 * MIB + 512, seed);
     bytes.resize(9 * MIB, 0);
@@ -59,7 +59,7 @@ pub(crate) fn pull_words<'w>(template: &'w str, target: &'w str) -> Vec<&'w str>
     [&["template", "pull", template, target][..], &TRUST].concat()
 }
 
-/// Pulls, and compares with the bytes of the disk.
+/// Pulls a template, and compares it with the bytes of the disk.
 pub(crate) fn assert_pulls(rig: &Rig, template: &str, bytes: &[u8]) -> Value {
     let report = rig.report(&pull_words(template, "pulled.raw"));
     assert!(rig.read("pulled.raw") == bytes, "{template} is something else");
@@ -67,7 +67,7 @@ pub(crate) fn assert_pulls(rig: &Rig, template: &str, bytes: &[u8]) -> Value {
     report
 }
 
-/// What is refused, why, and with which code; nothing is left.
+/// Asserts that a command is refused with this code and reason, and leaves no files.
 pub(crate) fn assert_refused(rig: &Rig, words: &[&str], code: i32, kind: &str, reason: &str) {
     let before = rig.names(".");
     let (found, text) = rig.error(code, words);
@@ -106,7 +106,7 @@ fn a_signed_template_is_pulled_as_it_was_pushed() {
             "{format}"
         );
     }
-    // Two that are pulled are two.
+    // Two pulled images have different identities.
     rig.ok(&pull_words("debian12", "other.vdi"));
     let id = |name: &str| rig.report(&["image", "identity", name])["id"].to_string();
     assert_ne!(id("pulled.vdi"), id("other.vdi"));
@@ -120,7 +120,7 @@ fn a_signed_template_is_pulled_as_it_was_pushed() {
 
 /// An image in another format has the same disk, so it is the same content.
 #[test]
-fn the_content_does_not_depend_on_the_format_the_name_of_the_file_or_the_repository() {
+fn the_content_id_depends_only_on_the_disk() {
     let rig = rig();
     image(&rig, "debian.raw", 1);
     rig.ok(&["image", "convert", "debian.raw", "other-name.qcow2"]);
@@ -177,7 +177,7 @@ fn only_templates_with_a_trusted_signature_are_pulled() {
         assert!(rig.read("x.raw") == bytes);
         std::fs::remove_file(rig.path("x.raw")).unwrap();
     }
-    // For another purpose, or until yesterday.
+    // Keys that are limited to another purpose, or have expired.
     let public = String::from_utf8(rig.read("anna.pub")).unwrap();
     for options in ["namespaces=\"git\"", "valid-before=\"20200101\""] {
         rig.write("signers", format!("anna {options} {public}").as_bytes());
@@ -211,9 +211,9 @@ fn signers_come_from_the_environment_and_the_configuration_of_the_user() {
     assert_refused(&rig, &["template", "pull", "debian", "3.raw"], 1, "refused", "revoked");
 }
 
-/// A key that asks for its passphrase would wait for ever without a terminal.
+/// Without a terminal, a key that asks for its passphrase would wait for ever.
 #[test]
-fn a_key_with_a_passphrase_is_an_error_without_a_terminal_and_nothing_is_left() {
+fn a_key_with_a_passphrase_is_refused_without_a_terminal() {
     let rig = rig();
     image(&rig, "debian.raw", 1);
     keygen(&rig, &["-q", "-t", "ed25519", "-N", "open sesame", "-f", "sealed"]);
@@ -227,9 +227,9 @@ fn a_key_with_a_passphrase_is_an_error_without_a_terminal_and_nothing_is_left() 
     push(&rig, "debian", "debian.raw", "anna", &[]);
 }
 
-/// Everything that walks the snapshots of machines leaves templates alone; everything that keeps and checks bytes does not.
+/// Commands about snapshots of machines ignore templates; commands that store and check data do not.
 #[test]
-fn templates_are_no_backups_of_machines() {
+fn commands_about_machine_backups_ignore_templates() {
     let rig = rig();
     let bytes = image(&rig, "debian.raw", 1);
     rig.ok(&["backup", "debian.raw", "--time", "2026-01-01T10:00:00Z"]);
@@ -237,7 +237,7 @@ fn templates_are_no_backups_of_machines() {
     let pushed = push(&rig, "debian", "debian.raw", "anna", &[]);
     let id = pushed["snapshot"].as_str().unwrap();
     assert_eq!(rig.snapshot_count(), 2);
-    // "The newest" is that of a machine.
+    // "latest" is the newest snapshot of a machine.
     assert_eq!(rig.report(&["show", "latest"])["snapshot"]["machine"], "debian");
     for words in [
         &["show", id][..],
@@ -256,14 +256,14 @@ fn templates_are_no_backups_of_machines() {
     assert_eq!(rig.report(&["verify"])["snapshot_count"], 1);
     rig.ok(&["scrub"]);
     assert_eq!(rig.report(&["stats"])["snapshot_count"], 1);
-    // A program that does not know templates looks for this.
+    // A program without support for templates respects this protection.
     assert!(rig.names("repo/protected").contains(&id.to_owned()));
     let status = rig.report(&["template", "list"]);
     assert_eq!(status["templates"][0]["snapshot"], id);
 }
 
 #[test]
-fn a_machine_of_a_snapshot_becomes_another_one_in_a_folder() {
+fn a_pulled_machine_gets_a_new_identity() {
     let rig = rig();
     let (disk, data) = (image(&rig, "in/vda.raw", 1), image(&rig, "in/vdb.raw", 2));
     let xml = "<domain type='kvm'><name>web1</name><uuid>9f6d1b8e-1f2a-4c3d-8e4f-5a6b7c8d9e0f</uuid><memory unit='MiB'>512</memory>\
@@ -298,7 +298,7 @@ fn a_machine_of_a_snapshot_becomes_another_one_in_a_folder() {
     for old in ["9f6d1b8e", "52:54:00:11:22:33", "/secret", "raw"] {
         assert!(!text.contains(old), "{old} is in {text}");
     }
-    // What was signed lies beside it, and can be checked by hand.
+    // The signed statement is stored beside the disk, and can be verified manually.
     let statement = rig.read("web7/template.txt");
     let words = [
         "-Y",
@@ -343,7 +343,7 @@ fn verify_by_hand(rig: &Rig, words: &[&str], text: &[u8]) {
     assert!(child.wait().unwrap().success());
 }
 
-/// A snapshot of the machine `web1`, as one that was backed up under libvirt: its images, and its configuration as a stream.
+/// A snapshot of the machine `web1` as of a libvirt backup: its images, and its configuration as a stream.
 pub(crate) fn machine_snapshot(rig: &Rig) {
     let words = [
         "backup",
@@ -358,7 +358,7 @@ pub(crate) fn machine_snapshot(rig: &Rig) {
 }
 
 #[test]
-fn a_copy_in_another_repository_is_as_good_and_stays() {
+fn a_copied_template_is_valid_and_protected() {
     let rig = rig();
     let bytes = image(&rig, "debian.raw", 1);
     rig.ok(&["backup", "debian.raw"]);
@@ -374,14 +374,15 @@ fn a_copy_in_another_repository_is_as_good_and_stays() {
     assert_eq!(listed["templates"][0]["signer"], "anna@example.com");
     let id = listed["templates"][0]["snapshot"].as_str().unwrap().to_owned();
     assert!(rig.names("second/protected").contains(&id));
-    // A program that does not know templates has copied it, and not protected it: the next copy does.
+    // A program without support for templates has copied the snapshot without its protection: the next copy adds it.
     std::fs::remove_file(rig.path(&format!("second/protected/{id}"))).unwrap();
     rig.ok(&["copy", "--to", "second", "--all"]);
     assert!(rig.names("second/protected").contains(&id));
     let words = [&there[..], &pull_words("debian", "x.raw")].concat();
     rig.ok(&words);
     assert!(rig.read("x.raw") == bytes);
-    // A snapshot removed there is not copied again, as long as another one of its name is left there.
+    // A template that was removed from the target is not copied again, as long as the target has another one of that
+    // name.
     rig.ok(&["template", "tag", "debian", "debian:old", "--unsigned"]);
     rig.ok(&["copy", "--to", "second", "--all"]);
     rig.ok(&[&there[..], &["template", "remove", "debian:latest"]].concat());
@@ -391,14 +392,15 @@ fn a_copy_in_another_repository_is_as_good_and_stays() {
     assert_eq!(listed["templates"][0]["tag"], "old");
 }
 
-/// A push that is killed leaves no template, nothing that keeps others out, and nothing that stays.
+/// A killed push leaves no template, no lock, and no data that gc would keep.
 #[test]
-fn a_push_that_is_killed_leaves_nothing_for_long() {
+fn a_killed_push_leaves_nothing() {
     let rig = rig();
     image(&rig, "debian.raw", 1);
     let fifo = rig.path("waits");
     rustix::fs::mkfifoat(rustix::fs::CWD, &fifo, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR).unwrap();
-    // A reader of the key waits for a writer: the test writes once, so that it begins, and then no more.
+    // The reader of the key waits for a writer. The test opens the pipe for writing once, so that the push begins, and
+    // then no more.
     let mut child = rig
         .command(&["template", "push", "debian", "debian.raw", "--sign", "waits"])
         .spawn()

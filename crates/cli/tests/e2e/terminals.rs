@@ -1,4 +1,4 @@
-//! Output to a terminal: the program's standard error is a real terminal here.
+//! Output to a terminal: here the standard error of the program is a real terminal.
 
 use std::fs::File;
 use std::io::Read as _;
@@ -8,7 +8,7 @@ use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use crate::program::{program, stderr};
 use crate::rig::{Rig, noise};
 
-/// A terminal: the end that watches it, and the one for a program.
+/// A terminal: the controlling end, and the end for a program.
 fn terminal() -> (File, File) {
     let controller = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
     grantpt(&controller).unwrap();
@@ -18,7 +18,7 @@ fn terminal() -> (File, File) {
     (File::from(controller), terminal)
 }
 
-/// What a failing verb says on a terminal, with these variables set.
+/// The output of a failing verb on a terminal, with these variables set.
 fn error_on_terminal(variables: &[(&str, &str)]) -> String {
     let (mut controller, terminal) = terminal();
     let mut command = program(&["man", "/nonexistent/folder"]);
@@ -26,10 +26,10 @@ fn error_on_terminal(variables: &[(&str, &str)]) -> String {
     let status = command.status().unwrap();
     assert_eq!(status.code(), Some(1));
     drop(command);
-    let mut said = Vec::new();
+    let mut text = Vec::new();
     // Once the last process has closed the terminal, reading ends with an error instead of an end of file.
-    controller.read_to_end(&mut said).ok();
-    String::from_utf8(said).unwrap()
+    controller.read_to_end(&mut text).ok();
+    String::from_utf8(text).unwrap()
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! A hypervisor that keeps configurations, and fails as its fault says.
+//! A hypervisor that stores configurations, and fails as its fault says.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -11,24 +11,24 @@ use holdfast_host::{
     MachineState, MachineSummary, Result as HostResult, Resumption, Rights, TpmFile, TpmPlace, TpmStore,
 };
 
-/// What a hypervisor does wrong.
+/// A failure of the hypervisor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Fault {
     Nothing,
-    /// It does not define.
+    /// The definition is refused.
     Refuses,
-    /// It defines, and the answer is lost.
+    /// The machine is defined, and the answer is lost.
     AnswerLost,
-    /// It defines, the answer is lost, and nothing is heard of it any more.
+    /// The machine is defined, the answer is lost, and so is the connection.
     ConnectionLost,
-    /// It does not start.
+    /// The machine does not start.
     NoStart,
 }
 
-/// A hypervisor that keeps configurations.
+/// A hypervisor that stores configurations.
 pub(super) struct Fake {
     pub(super) fault: Fault,
-    /// By UUID.
+    /// Configurations by UUID.
     pub(super) machines: Mutex<BTreeMap<String, String>>,
     pub(super) is_gone: Mutex<bool>,
 }
@@ -121,7 +121,7 @@ impl HypervisorMut for Fake {
         Ok(KeptStates::default())
     }
 
-    /// By the UUID, as libvirt does; below the place of the first disk.
+    /// A folder named by the UUID, as libvirt has it, beside the first disk.
     fn tpm_place(&self, configuration: &str) -> Option<TpmPlace> {
         let xml = DomainXml::parse(configuration).unwrap();
         let Some((store, path)) = xml.tpm?.source else {

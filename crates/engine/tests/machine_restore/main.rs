@@ -1,4 +1,4 @@
-//! What a restore leaves that fails at each of its steps, against a fake hypervisor.
+//! The remains of a restore that fails at each of its steps, with a fake hypervisor.
 
 #![allow(clippy::unwrap_used, reason = "all of it is test")]
 
@@ -28,7 +28,7 @@ use fake::{Fake, Fault};
 const DISK_LENGTH: usize = 1 << 20;
 const TPM: &str = "<tpm model='tpm-crb'><backend type='emulator' version='2.0'/></tpm>";
 
-/// A repository with a machine of two disks and a firmware, and a folder to restore it to.
+/// A repository with a machine with two disks and firmware variables, and a folder to restore it to.
 struct World {
     folder: tempfile::TempDir,
     repository: Repository,
@@ -170,7 +170,7 @@ impl World {
         })
     }
 
-    /// Files, and folders with nothing in them.
+    /// All files and empty folders.
     fn files(&self) -> Vec<PathBuf> {
         let mut files = Vec::new();
         let mut folders = vec![self.folder.path().to_owned()];
@@ -198,7 +198,7 @@ fn a_restore_executes_its_plan() {
         "a plan changes nothing"
     );
     assert!(plan.files.iter().all(|file| file.way == FileWay::NewFile));
-    // The memory is no disk.
+    // The memory is not listed as a disk.
     assert!(
         plan.warnings.is_empty() && plan.notes.iter().any(|note| note.contains("memory")),
         "{plan:?}"
@@ -211,7 +211,7 @@ fn a_restore_executes_its_plan() {
     assert_eq!(world.files(), planned);
     assert_eq!(std::fs::read(&plan.files[2].to).unwrap(), b"variables");
     assert_eq!(std::fs::read(&plan.files[3].to).unwrap(), b"state");
-    // Once more, the same plan is about a machine that is there.
+    // The same plan is refused when the machine exists.
     assert!(world.execute(&fake, &plan).is_err());
     assert_eq!(world.files(), planned);
 }
@@ -229,7 +229,7 @@ fn created_files_are_removed_if_the_machine_cannot_be_defined() {
     }
 }
 
-/// It is unknown whether a machine needs them.
+/// It is unknown whether the machine was defined and needs the files.
 #[test]
 fn files_stay_when_the_connection_is_lost_with_the_answer() {
     let (world, fake) = (World::new(), Fake::new(Fault::ConnectionLost));
@@ -248,7 +248,7 @@ fn a_machine_that_does_not_start_stays() {
     assert_eq!((world.files().len(), fake.names().len()), (4, 1));
 }
 
-/// Between plan and restore, a machine of the same identity and a file at a target appear.
+/// A machine with the same identity and a file at a target are created between plan and restore.
 #[test]
 fn files_and_machines_created_after_the_plan_are_kept() {
     let (world, fake) = (World::new(), Fake::new(Fault::Nothing));
@@ -281,7 +281,7 @@ fn an_interrupted_restore_leaves_nothing() {
     assert!(world.files().is_empty() && fake.names().is_empty());
 }
 
-/// An attacker may write a snapshot whose names lead elsewhere.
+/// An attacker may write a snapshot whose names contain paths.
 #[test]
 fn names_in_a_snapshot_do_not_leave_the_target_folder() {
     let (world, fake) = (World::new(), Fake::new(Fault::Nothing));
@@ -302,7 +302,7 @@ fn names_in_a_snapshot_do_not_leave_the_target_folder() {
     assert!(world.files().is_empty());
 }
 
-/// A place that only the snapshot names may be that of anything.
+/// A path that only the snapshot names may belong to anything.
 #[test]
 fn the_state_of_a_tpm_replaces_only_that_of_its_machine() {
     let (world, fake) = (World::new(), Fake::new(Fault::Nothing));
@@ -313,7 +313,7 @@ fn the_state_of_a_tpm_replaces_only_that_of_its_machine() {
         precious.display()
     );
     world.back_up(2, &domain(world.folder.path()).replace(TPM, &source));
-    // Kept in a folder then, and in a single file there.
+    // The state is in a folder in the snapshot, and in a single file in this configuration.
     let plan = world.plan(&fake, NewMachineIdentity::New).unwrap();
     assert!(
         plan.warnings.iter().any(|warning| warning.contains("single file")),
@@ -359,7 +359,7 @@ fn a_tpm_state_that_is_not_restored_is_reported() {
     assert_eq!(warnings(NewMachineIdentity::New), "");
     let notes = world.plan(&fake, NewMachineIdentity::New).unwrap().notes.join("\n");
     assert!(notes.contains("has the keys of the machine"), "{notes}");
-    // Left behind where its hypervisor has it by the machine's UUID.
+    // A state that another machine left at the path that the hypervisor derives from the UUID.
     let plan = world.plan(&fake, NewMachineIdentity::Keep).unwrap();
     let there = &plan.files[3].to;
     std::fs::create_dir_all(there.parent().unwrap()).unwrap();

@@ -1,4 +1,4 @@
-//! A machine in a model of QEMU, a repository, and the backups and the doctor that work on both.
+//! A machine in a model of QEMU, a repository, and the backups and the doctor that use both.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -49,7 +49,7 @@ impl Tools for NoTools {
     }
 }
 
-/// Each backup counts as a process of its own; those are alive that are not over.
+/// Counts each backup as a process of its own, which is alive until the backup ends.
 #[derive(Default)]
 struct BackupProcesses(Mutex<BTreeSet<u32>>);
 
@@ -97,7 +97,7 @@ impl Lab {
             path(name)
         };
         let formats = [(ModelFormat::Qcow2, Format::Qcow2), (ModelFormat::Raw, Format::Raw)];
-        // Images are read by themselves while the machine is paused.
+        // When the machine is paused, images are read directly.
         let skipped = usize::from(scenario.method.is_some());
         let disks = formats.into_iter().skip(skipped).take(scenario.disk_count);
         let disks = disks.enumerate().map(|(number, (format, of_image))| ModelDisk {
@@ -127,7 +127,7 @@ impl Lab {
         self.folder.path().join(name)
     }
 
-    /// Numbers of runs are far from one another: bitmaps of disks are counted from them.
+    /// Numbers of runs have gaps, because the numbers of bitmaps of disks are counted from them.
     fn new_run(&self) -> u32 {
         self.runs.fetch_add(1 << 8, Ordering::Relaxed)
     }
@@ -145,7 +145,7 @@ impl Lab {
         snapshots.iter().map(|snapshot| snapshot.id).collect()
     }
 
-    /// Another repository takes the place of this one: the next backup is the first.
+    /// Replaces the repository, so that the next backup is the first.
     pub(crate) fn begin_anew(&self) {
         *self.repository.lock().unwrap() = new_repository(&self.now_ms);
     }
@@ -162,7 +162,7 @@ impl Lab {
             .collect()
     }
 
-    /// Backs the machine up; no answer of its monitor is waited for longer than `deadline`.
+    /// Backs the machine up, with a `deadline` for each answer of its monitor.
     pub(crate) fn back_up(&self, deadline: Duration) -> BackupResult {
         let run = self.new_run();
         let process = BackupProcesses::identity(run);
@@ -172,7 +172,7 @@ impl Lab {
         result
     }
 
-    /// Every running backup counts as a killed process: the kernel has released its locks.
+    /// Treats every running backup as killed: as the kernel would, it releases the locks.
     pub(crate) fn bury(&self) {
         self.processes.0.lock().unwrap().clear();
         for lock in self.files().iter().filter(|path| is_lock(path)) {
@@ -231,7 +231,7 @@ impl Lab {
         back_up_machine(&self.repository(), request, options, job)
     }
 
-    /// `holdfast doctor --fix`.
+    /// Runs the equivalent of `holdfast doctor --fix`.
     pub(crate) fn cure(&self) -> DoctorReport {
         let clock = Arc::new(ManualClock::new());
         let qemu = BareQemu::connect(&self.path("qmp"), clock.clone()).unwrap();
@@ -282,7 +282,7 @@ impl Lab {
         disks.collect()
     }
 
-    /// Files and folders, among which there are those that backups leave.
+    /// All files and folders, to find the leftovers of backups.
     pub(crate) fn files(&self) -> Vec<PathBuf> {
         walk(self.folder.path())
     }
@@ -304,7 +304,7 @@ fn new_repository(now_ms: &Arc<AtomicI64>) -> Arc<Repository> {
     Arc::new(Repository::init(Arc::new(MemoryStore::new()), &request, environment).unwrap())
 }
 
-/// Whether a file is that of a lock, which stays.
+/// Whether this is a lock file, which is not removed.
 pub(crate) fn is_lock(path: &Path) -> bool {
     path.extension().is_some_and(|end| end == "backup" || end == "instant")
 }

@@ -1,8 +1,8 @@
-//! A fault at each command of a backup in turn: the machine continues to run, nothing of the backup is left, and the next backup is
-//! right.
+//! A fault at each command of a backup in turn: the machine continues to run, no leftovers remain, and the next backup
+//! is correct.
 //!
-//! QEMU is a model ([`holdfast_qemu_model`]) behind a real socket; everything else is the code that users run. `holdfast doctor --fix`
-//! cleans up after each fault over its own connection.
+//! QEMU is a model ([`holdfast_qemu_model`]) behind a real socket; everything else is the code that users run.
+//! `holdfast doctor --fix` cleans up after each fault over its own connection.
 
 #![expect(clippy::unwrap_used, reason = "all of it is test")]
 
@@ -55,38 +55,38 @@ fn pause_method() -> Scenario {
 }
 
 #[test]
-fn first_backup_survives() {
+fn a_first_backup_survives_faults() {
     survives_some(&first_backup());
 }
 
 #[test]
-fn incremental_backup_survives() {
+fn an_incremental_backup_survives_faults() {
     survives_some(&incremental_backup());
 }
 
 #[test]
-fn one_disk_survives() {
+fn a_backup_of_one_disk_survives_faults() {
     survives_some(&one_disk());
 }
 
 #[test]
-fn firmware_variables_survives() {
+fn a_backup_of_firmware_variables_survives_faults() {
     survives_some(&firmware_variables());
 }
 
 #[test]
-fn iothreads_survives() {
+fn a_backup_of_iothreads_survives_faults() {
     survives_some(&iothreads());
 }
 
 #[test]
-fn pause_method_survives() {
+fn a_backup_with_a_pause_survives_faults() {
     survives_some(&pause_method());
 }
 
 #[test]
 #[ignore = "ten minutes: make torture"]
-fn a_fault_at_every_command() {
+fn every_backup_survives_a_fault_at_every_command() {
     survives_all(&first_backup());
     survives_all(&incremental_backup());
     survives_all(&one_disk());

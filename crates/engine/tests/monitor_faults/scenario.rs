@@ -1,4 +1,4 @@
-//! A backup with a fault at its first command, then at its second, until it has no more.
+//! Runs a backup with a fault at its first command, then at its second, and so on to its last.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -14,22 +14,22 @@ use serde_json::Value;
 
 use crate::lab::{BackupResult, DISK_BYTES, Lab, is_lock};
 
-/// Longer than a model takes for anything, on a host that is busy.
+/// More time than the model needs for any command, even on a busy host.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// How long a command that is done late is waited for, by default.
+/// The deadline of a backup whose command is answered too late.
 const LATE: Duration = Duration::from_millis(100);
-/// The same for each command of a QEMU that does nothing any more.
+/// The deadline of a backup whose QEMU stops answering.
 const HUNG: Duration = Duration::from_millis(25);
-/// Labs that share the commands of a kind that takes time.
+/// Number of labs that share the commands for a slow kind of fault.
 const SHARE_COUNT: usize = 4;
-/// How often a fault is tried that was not reached: on a busy host an answer may take longer than is waited for.
+/// How often an unreached fault is retried: on a busy host, another command may exceed the deadline first.
 const ATTEMPT_COUNT: usize = 20;
-/// One of so many commands gets a fault where not all do.
+/// One of this many commands gets a fault, unless all of them do.
 const STRIDE: usize = 12;
-/// Bytes that the guest writes at once.
+/// Bytes per write of the guest.
 const WRITE_BYTES: usize = 4096;
 
-/// Which machine is backed up, and how.
+/// The machine that is backed up, and the method.
 #[derive(Debug, Clone)]
 pub(crate) struct Scenario {
     pub(crate) disk_count: usize,
@@ -37,11 +37,11 @@ pub(crate) struct Scenario {
     pub(crate) has_nvram: bool,
     pub(crate) has_iothread: bool,
     pub(crate) method: Option<Method>,
-    /// What goes wrong.
+    /// The kinds of faults.
     pub(crate) kinds: &'static [FaultKind],
 }
 
-/// The kinds that differ most from one another, where the others are tried with another scenario.
+/// The kinds that differ most from each other; another scenario uses all kinds.
 pub(crate) const MAIN_KINDS: &[FaultKind] = &[FaultKind::Refused, FaultKind::Killed];
 
 impl Default for Scenario {
@@ -57,13 +57,13 @@ impl Default for Scenario {
     }
 }
 
-/// Puts a fault of each kind at some commands, which `HOLDFAST_SEED` chooses.
+/// Injects a fault of each kind at some commands, which `HOLDFAST_SEED` selects.
 pub(crate) fn survives_some(scenario: &Scenario) {
     let start = SeededRandom::new(test_seed()).below(STRIDE as u64);
     survives(scenario, to_usize(start), STRIDE);
 }
 
-/// Puts a fault of each kind at each command.
+/// Injects a fault of each kind at each command.
 pub(crate) fn survives_all(scenario: &Scenario) {
     survives(scenario, 0, 1);
 }
@@ -91,7 +91,7 @@ fn survives(scenario: &Scenario, start: usize, stride: usize) {
     });
 }
 
-/// The commands of a backup at which nothing goes wrong.
+/// Number of commands of a backup without a fault.
 fn count_commands(scenario: &Scenario) -> usize {
     let lab = Lab::new(scenario);
     prepare(&lab, scenario);
@@ -156,7 +156,7 @@ fn survives_one(lab: &Arc<Lab>, scenario: &Scenario, kind: FaultKind, at: usize)
     panic!("{kind:?} was not reached at command {at} of {scenario:?}");
 }
 
-/// A backup with a fault; gives what became of it in words, and whether the fault was not reached.
+/// Runs a backup with a fault; returns its result as text, and whether the fault was not reached.
 fn back_up_with(lab: &Arc<Lab>, kind: FaultKind, at: usize) -> (String, bool) {
     let (send, over) = channel();
     lab.model.arm(Some(Fault {
@@ -172,14 +172,14 @@ fn back_up_with(lab: &Arc<Lab>, kind: FaultKind, at: usize) -> (String, bool) {
     let theirs = Arc::clone(lab);
     let backup = std::thread::spawn(move || {
         let result: BackupResult = theirs.back_up(deadline);
-        // A backup that counts as killed has no receiver any more.
+        // Nothing receives the result of a backup that counts as killed.
         send.send(()).ok();
         result.map_or_else(|error| format!("{error:?}"), |_| "it succeeds".to_owned())
     });
     over.recv().unwrap();
     let (commands, is_unreached) = lab.model.disarm();
     let result = if kind == FaultKind::Killed && !is_unreached {
-        // Its thread waits for good for an answer.
+        // Its thread never gets an answer, and never ends.
         lab.bury();
         "it is dead".to_owned()
     } else {
@@ -189,7 +189,7 @@ fn back_up_with(lab: &Arc<Lab>, kind: FaultKind, at: usize) -> (String, bool) {
     (format!("{command}: {result}"), is_unreached)
 }
 
-/// What there is before a backup.
+/// The state before a backup.
 struct Before {
     inventory: Value,
     files: Vec<PathBuf>,
@@ -198,12 +198,12 @@ struct Before {
 }
 
 impl Before {
-    /// Nothing of a backup is left when the doctor has been there, and what it has committed is right.
+    /// Asserts that nothing of a backup is left after the doctor, and that committed snapshots are correct.
     fn is_there_again(&self, lab: &Lab, kind: FaultKind, case: &str) {
         assert_eq!(lab.model.aborted(), None, "{case}");
         assert!(lab.guest_bytes() == self.disks, "{case}: the guest sees other bytes");
         let report = lab.cure();
-        // What a thread that counts as killed has locked looks as if it were alive.
+        // Locks of a thread that counts as killed still look as if it were alive.
         let is_locked = |finding: &Finding| kind == FaultKind::Killed && finding.kind == FindingKind::Leftover;
         let is_cured =
             |outcome: &Outcome| matches!(outcome.result, FindingState::Repaired(_)) || is_locked(&outcome.finding);
@@ -220,7 +220,7 @@ impl Before {
                 assert_eq!(after[what], *found, "{case}: {what}, after {:?}", report.findings);
             }
         }
-        // Those of another repository are not looked at.
+        // Bitmaps for another repository are ignored.
         let ours = format!(": holdfast-{}", &lab.repository().config().id.to_string()[..8]);
         let is_ours = |bitmap: &&Value| bitmap.as_str().unwrap().contains(&ours);
         let bitmaps: Vec<&Value> = after["bitmaps"].as_array().unwrap().iter().filter(is_ours).collect();

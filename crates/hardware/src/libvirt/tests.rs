@@ -3,7 +3,7 @@ use std::collections::BTreeMap;
 use super::{DiskPlace, LibvirtOptions, read, write};
 use crate::{Bus, CardModel, Clock, Disk, DiskKind, Firmware, Machine, NetworkCard, Platform, Topology, adapt};
 
-/// A machine with one of most kinds of devices.
+/// A machine with most kinds of devices.
 pub(crate) fn specimen() -> Machine {
     let disk = |key: &str, kind, bus, position, size_bytes, boot_order| Disk {
         key: key.to_owned(),
@@ -410,7 +410,7 @@ fn features_of_the_hypervisor_are_listed() {
 
 /// libvirt refuses a machine with two devices at one position of the boot order.
 #[test]
-fn the_boot_order_has_no_ties() {
+fn every_device_has_its_own_boot_position() {
     let mut machine = specimen();
     for disk in &mut machine.disks {
         disk.boot_order = Some(1);

@@ -88,7 +88,7 @@ fn the_boot_disk_is_moved_first() {
     assert_eq!(places(&machine), [(Some(3 << 30), 0)]);
 }
 
-/// The records of the machine with fields that only XenServer has.
+/// The records of a machine as its pool exports them, with fields that no other hypervisor has.
 fn as_its_pool_has_it(machine: &Machine) -> String {
     let list = |text: &str| format!("<value><array><data><value>{text}</value></data></array></value>");
     let map =
@@ -96,7 +96,7 @@ fn as_its_pool_has_it(machine: &Machine) -> String {
     let place = |number: &str| format!("<name>userdevice</name><value>{number}</value>");
     written(machine)
         .xml
-        // A machine that moves to XenServer boots from its first disk; a machine created there need not.
+        // A machine that is converted to XenServer boots from its first disk; a machine created there need not.
         .replace(&place("0"), &place("x"))
         .replace(&place("5"), &place("0"))
         .replace(&place("x"), &place("5"))
@@ -164,7 +164,7 @@ fn a_machine_of_xenserver_is_restored_unchanged() {
         "{:?}",
         there.dropped
     );
-    // The machine moves through QEMU, where disks are named by position, and networks differ.
+    // Converted to QEMU and back: QEMU names disks by position and has other networks.
     let mut here = adapt(&there.value, Platform::Qemu).value;
     let targets = here.targets();
     assert_eq!(targets, ["sda", "sdd", "sdf"]);
@@ -257,7 +257,7 @@ fn a_missing_disk_is_noted_and_a_different_one_does_not_replace_it() {
         back(&one),
         (vec!["the disk at place 1".to_owned()], vec!["vda".to_owned()])
     );
-    // A disk of another size counts as a different disk.
+    // A disk of another size is a different disk.
     let mut other = there;
     (other.disks[1].size_bytes, other.disks[1].label) = (Some(1 << 20), "other".to_owned());
     let (told, labels) = back(&other);
@@ -411,7 +411,7 @@ fn a_checkpoint_lists_the_requirements_for_resuming() {
         .collect();
     // The medium in the drive belongs to the pool's ISO library.
     assert_eq!(disks, [("Ref:6", "xvda", "till root"), ("Ref:7", "xvdb", "till data")]);
-    // The archive also contains the disk with the memory.
+    // The archive contains the disk with the memory.
     let all = XenRecords::parse(CHECKPOINT).unwrap().disks().unwrap();
     let all: Vec<_> = all.iter().map(|disk| &disk.id[..]).collect();
     assert_eq!(all, ["Ref:10", "Ref:6", "Ref:7"]);

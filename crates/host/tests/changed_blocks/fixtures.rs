@@ -1,4 +1,4 @@
-//! Streams of real senders, kept for ever: `fixtures/README.md` says how they were made.
+//! Recorded streams of real senders; `fixtures/README.md` describes how they were made.
 
 use std::fs;
 use std::path::Path;
@@ -100,7 +100,7 @@ fn others() -> [Fixture; 4] {
         Fixture {
             name: "openzfs-2.1-volume",
             query: volume,
-            // If the older state has no blocks at all, later ones of the newer one are reported too: they are holes.
+            // If the older state has no blocks at all, the holes after the last block are reported too.
             blocks: [5, 9].into_iter().chain(16..256).collect(),
             whole: None,
         },

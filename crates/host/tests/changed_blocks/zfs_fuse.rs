@@ -176,7 +176,7 @@ fn inside(zfs: &ZfsFuse) -> String {
 
 /// A file is removed, and its object number is reused for another one of the same size.
 #[test]
-fn a_reused_object_number_is_noticed() {
+fn a_reused_object_number_is_detected() {
     let Some(zfs) = ZfsFuse::start() else { return };
     let image = zfs.path("vm/image");
     fs::write(&image, vec![1; 1 << 20]).unwrap();

@@ -1,4 +1,4 @@
-//! Defining, starting and removing machines, and the states that libvirt keeps of them.
+//! Defining, starting and removing machines, and the saved states that libvirt keeps for them.
 
 use holdfast_host::{Error, Hypervisor as _, HypervisorMut as _, KeptStates, MachineState};
 

@@ -1,4 +1,4 @@
-//! Descriptions of machines by libvirt.
+//! Machines as libvirt describes them.
 
 use holdfast_host::{Decision, DiskChoice, DiskSource, Error, Hypervisor as _, Libvirt, MachineState};
 
@@ -53,7 +53,7 @@ fn machines_are_listed_and_described() {
 }
 
 #[test]
-fn the_mark_of_a_machine_is_read() {
+fn the_metadata_of_a_machine_is_read() {
     let lab = LibvirtLab::new();
     let libvirt = lab.connect();
     lab.define("web1", &["raw", "raw"]);

@@ -1,4 +1,4 @@
-//! Providers of host snapshots on real file systems: one suite, which all of them pass.
+//! Providers of host snapshots on real file systems: one test suite, which all of them pass.
 #![expect(
     clippy::unwrap_used,
     clippy::disallowed_methods,
@@ -100,7 +100,7 @@ fn a_snapshot_does_not_change() {
 
 /// After the inspection, another process replaces the snapshot by one of the same name: that one stays.
 #[test]
-fn another_one_of_the_same_name_is_not_removed_in_its_place() {
+fn a_replacement_of_an_inspected_snapshot_is_not_removed() {
     with_each(|file_system| {
         let world = World::new(file_system);
         let looked_at = || world.provider.snapshots(&world.dataset.name).unwrap().remove(0);
@@ -150,7 +150,7 @@ fn a_prepared_snapshot_can_be_abandoned() {
         let snapshots = std::fs::read_dir(world.folder.join(".holdfast/snapshots"));
         assert_eq!(snapshots.map_or(0, std::iter::Iterator::count), 0);
         world.take("one", 100).unwrap();
-        // That of another process is not abandoned.
+        // The prepared snapshot of another process is not abandoned.
         file_system.provider().abandon(&[world.wanted()], &label);
         assert_eq!(world.names(), ["one"]);
         let noted = world.provider.noted(&world.dataset.name).unwrap();
@@ -168,7 +168,7 @@ fn clones_of_a_snapshot_are_listed() {
         assert_eq!(clones(), [""; 0]);
         let name = file_system.clone_name();
         world.provider.clone_to(&world.name("one"), &name).unwrap();
-        // The others share blocks, and do not depend on it.
+        // Clones of other providers share blocks, and do not depend on the snapshot.
         let is_needed = file_system.name() == "zfs";
         assert_eq!(clones(), if is_needed { vec![name] } else { Vec::new() });
     });
@@ -191,7 +191,7 @@ fn snapshots_are_described() {
         assert_eq!(snapshot.record.as_deref(), Some("{\"second\": \"a b\"}"));
         assert_eq!(snapshot.hold_count, 0);
         match file_system.name() {
-            // The pool's own clock.
+            // Only the clock of ZFS itself is real here.
             "zfs" => assert!(snapshot.time_s > 1_700_000_000),
             _ => assert_eq!(snapshot.time_s, 1_000_000_000),
         }
@@ -314,7 +314,7 @@ fn files_are_located_by_any_path() {
     with_each(|file_system| {
         let world = World::new(file_system);
         let expected = |path: &str| match file_system.name() {
-            // A separate folder for each.
+            // Each dataset needs a folder of its own.
             "xfs" => {
                 let path = world.folder.join(path);
                 let folder = path.parent().unwrap().to_str().unwrap().to_owned();

@@ -1,4 +1,4 @@
-//! Snapshots whose files are reflinks: what an unfinished one, a link or another process does.
+//! Snapshots whose files are reflinks: unfinished ones, links, and concurrent processes.
 
 use std::fs::{read, write};
 
@@ -24,7 +24,7 @@ fn an_uncommitted_reflink_snapshot_does_not_count() {
     world.provider.create(&[world.wanted()], &label).unwrap();
     assert_eq!(world.names(), [""; 0]);
     drop(world);
-    // Its maker is dead.
+    // Its maker is dead, so a snapshot of the same name replaces it.
     let world = World::new(&mounted);
     write(world.folder.join("disk.raw"), [3; 3]).unwrap();
     world.take("one", 5).unwrap();

@@ -5,8 +5,7 @@ use std::fs::read;
 use holdfast_host::provider::{HostSnapshotLabel, HostSnapshotName, HostSnapshotScope, Located, ProviderError, locate};
 use holdfast_test_kit::file_systems::{FileSystem as _, Pool};
 
-/// A volume is found by any path of its device. Data written to the device is in the next snapshot, also
-/// without a flush.
+/// A volume is found by any path of its device. A snapshot contains data written to the device, even without a flush.
 #[test]
 fn volumes_are_snapshotted_and_viewed() {
     if !Pool::is_in_kernel() {

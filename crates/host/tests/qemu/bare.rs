@@ -117,7 +117,7 @@ fn a_machine_is_described_by_its_monitor() {
     assert_eq!(file("machine.json")["qemu"]["qemu"]["major"], version.major);
 }
 
-/// A firmware has two flash drives, one of which it writes.
+/// The firmware has two flash drives, and writes to one of them.
 #[test]
 fn firmware_drives_are_no_disks_and_a_pause_is_reported() {
     let folder = tempfile::tempdir().unwrap();
@@ -211,7 +211,7 @@ fn the_next_client_in_the_queue_cleans_up() {
 }
 
 #[test]
-fn a_guest_without_an_agent_is_not_waited_for_longer_than_asked() {
+fn the_query_of_a_missing_agent_times_out() {
     let lab = QemuLab::with(&["raw"], &[&MONITOR[..], &AGENT].concat());
     let qemu = bare(&lab);
     let machine = qemu.only_machine();
@@ -226,7 +226,7 @@ fn a_guest_without_an_agent_is_not_waited_for_longer_than_asked() {
 
 /// A paused machine still exists; one whose process is gone has ended.
 #[test]
-fn a_qemu_whose_process_is_gone_has_ended() {
+fn a_qemu_without_a_process_counts_as_ended() {
     let lab = QemuLab::with(&["raw"], &MONITOR);
     let machine = bare(&lab).only_machine();
     assert_eq!(machine.ended(), None);

@@ -112,7 +112,7 @@ fn a_full_scratch_file_system_breaks_the_copy_and_not_the_guest() {
     run("umount", &[small.to_str().unwrap()]);
 }
 
-/// Ranges that the reader discards are not saved any more.
+/// Ranges that the reader discards are no longer saved.
 #[test]
 fn discarded_ranges_use_no_scratch_space() {
     let lab = QemuLab::new(&["raw"]);
@@ -206,7 +206,7 @@ fn one_disk_is_frozen_between_two_writes_of_a_running_machine() {
                     .unwrap();
             }
         });
-        // Also if an assertion fails: the writer would run for ever.
+        // Ends the writer even if an assertion fails: otherwise it would run for ever.
         let _over = AtTheEnd(&is_over);
         for round in 0..6 {
             let (mut request, socket) = lab.request(lab.directory.path());
@@ -229,7 +229,7 @@ fn one_disk_is_frozen_between_two_writes_of_a_running_machine() {
             );
             let held = std::fs::read(&image).unwrap();
             let held: Vec<u8> = held.chunks(64 << 10).take(64).map(|place| place[0]).collect();
-            // First those of this round, then those of the one before.
+            // The places with the number of this round come first, then those with the number of the previous one.
             let turn = held.iter().position(|byte| *byte != held[0]).unwrap_or(held.len());
             assert!(held[turn..].iter().all(|byte| *byte == held[turn.min(63)]), "{held:?}");
             assert!(turn == 64 || held[0] == held[63] + 1 || held[0] == 2, "{held:?}");

@@ -1,4 +1,5 @@
-//! A monitor that fails at each of the commands of a run: the machine keeps running, and nothing of the run is left.
+//! A monitor that fails at each of the commands of a run: the machine keeps running, and no leftovers of the run
+//! remain.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -62,7 +63,7 @@ impl Monitor for Faulty<'_> {
                 during: name(),
                 source: None,
             }),
-            // The last command of a dead process was executed.
+            // A process may die after its last command was executed.
             _ => {
                 let answer = self.inner.execute(command);
                 if left == 1 {
@@ -100,7 +101,7 @@ fn a_fault_at_any_command_is_harmless_while_memory_is_saved() {
     });
 }
 
-/// The state of the machine once the last of its memory was sent: QEMU completes that by itself.
+/// The state of the machine after the last of its memory was sent: QEMU updates it asynchronously.
 fn settled_status(lab: &QemuLab) -> String {
     loop {
         let answer = lab.execute("query-status", Value::Null);

@@ -75,7 +75,7 @@ fn request(lab: &QemuLab, folder: &Path) -> (PointInTimeRequest, std::path::Path
     (request, socket, spool)
 }
 
-/// Requests a range.
+/// Requests a range by writing zeroes to the export.
 fn mark(socket: &Path, export: &str, offset: u64, length: u64) {
     let uri = format!("nbd+unix:///{export}?socket={}", socket.display());
     run(

@@ -86,7 +86,7 @@ fn another_qemu_loads_the_memory() {
     assert!(other.is_running());
 }
 
-/// Twice, so that bitmaps are released and activated with their images the second time.
+/// Repeated, because the second time bitmaps are released and activated together with their images.
 #[test]
 fn disks_and_memory_are_of_one_point_in_time() {
     for mode in [MemoryMode::Live, MemoryMode::Stopped] {

@@ -1,5 +1,5 @@
-//! The model of QEMU that other tests put faults into answers as a real QEMU does: the same commands, one after the other, are sent to
-//! both.
+//! The model of QEMU into which other tests inject faults answers as a real QEMU does: both get the same commands in
+//! sequence.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixListener;
@@ -23,7 +23,7 @@ const DEVICE: [&str; 2] = [
     "/machine/peripheral/disk1/virtio-backend",
 ];
 
-/// The same machine twice: a disk of qcow2 and one of raw.
+/// The same machine in QEMU and in the model, with one qcow2 and one raw disk.
 struct Twins {
     lab: QemuLab,
     folder: tempfile::TempDir,
@@ -63,7 +63,7 @@ impl Twins {
         }
     }
 
-    /// Does the same to both; what they answer and what is in them then is equal.
+    /// Does the same to both, and compares their answers and their state afterwards.
     fn both(&self, step: &str, act: impl Fn(&dyn Monitor, &Path)) {
         let real = Answers::of(&*self.lab.monitor, |monitor| act(monitor, self.lab.directory.path()));
         let model = Answers::of(&self.monitor, |monitor| act(monitor, self.folder.path()));
@@ -78,7 +78,7 @@ impl Twins {
     }
 }
 
-/// Writes down each command with the kind of its answer.
+/// Records each command with the kind of its answer.
 struct Answers<'a> {
     inner: &'a dyn Monitor,
     answers: Mutex<Vec<String>>,
@@ -104,7 +104,7 @@ impl Monitor for Answers<'_> {
             Err(MonitorError::Refused { class, .. }) => class.clone(),
             Err(other) => panic!("{}: {other}", command.name),
         };
-        // Numbers of sets of files are the server's choice.
+        // QEMU chooses the numbers of fd sets.
         let arguments = match command.name {
             "remove-fd" => String::new(),
             _ => without_fd_sets(&command.arguments.to_string()),
@@ -125,7 +125,7 @@ fn without_fd_sets(text: &str) -> String {
     })
 }
 
-/// What Holdfast reads of a QEMU's disks, nodes and their order.
+/// The disks, nodes and node order of QEMU, as Holdfast reads them.
 fn what_is_read(monitor: &dyn Monitor) -> Value {
     let ask = |name, arguments: Value| monitor.execute(&QmpCommand::new(name, arguments)).unwrap();
     let list = |name, arguments| ask(name, arguments).as_array().cloned().unwrap_or_default();
@@ -187,7 +187,7 @@ fn what_is_read(monitor: &dyn Monitor) -> Value {
     })
 }
 
-/// Nodes without a name of Holdfast have a number.
+/// The name of a node if Holdfast gave it one; otherwise a number.
 fn named(name: &str) -> &str {
     if name.starts_with("#block") { "#block" } else { name }
 }
@@ -197,7 +197,7 @@ fn bitmaps(node: &Value) -> Vec<Value> {
     let mut bitmaps: Vec<Value> = bitmaps
         .into_iter()
         .flatten()
-        // Those without a name are QEMU's own, and no program reads them.
+        // Bitmaps without a name are QEMU's own, and not visible to programs.
         .filter(|bitmap| bitmap.get("name").is_some())
         .map(|bitmap| {
             let fields = ["name", "granularity", "count", "recording", "persistent", "busy"];
@@ -208,7 +208,7 @@ fn bitmaps(node: &Value) -> Vec<Value> {
     bitmaps
 }
 
-/// Freezes the disks with these devices.
+/// A request to freeze the disks with these devices.
 fn request(monitor: &dyn Monitor, folder: &Path, number: u32, disk_count: usize) -> PointInTimeRequest {
     let listener = UnixListener::bind(folder.join(format!("nbd-{number}"))).unwrap();
     let wanted = disks(monitor).unwrap().into_iter().take(disk_count);
@@ -231,7 +231,7 @@ fn request(monitor: &dyn Monitor, folder: &Path, number: u32, disk_count: usize)
 }
 
 #[test]
-fn the_model_goes_through_a_backup_as_qemu_does() {
+fn a_backup_has_the_same_effects_in_the_model_and_in_qemu() {
     let twins = Twins::new();
     let clock = SystemClock::new();
     for (number, disk_count, pause_policy) in [
@@ -254,7 +254,7 @@ fn the_model_goes_through_a_backup_as_qemu_does() {
     }
 }
 
-/// Commands that QEMU refuses between the instant and the end of a backup of two disks.
+/// Commands that QEMU refuses between the point in time and the end of a backup of two disks.
 fn refused_commands() -> Vec<(&'static str, Value)> {
     let drive = |device: &str, node: &str| ("qom-set", json!({ "path": device, "property": "drive", "value": node }));
     let node = |name: &'static str, node: &str| (name, json!({ "node-name": node }));
@@ -343,7 +343,7 @@ fn refused_commands() -> Vec<(&'static str, Value)> {
     ]
 }
 
-/// Commands at a backup's halfway point, when everything is there that can be in the way.
+/// Sends commands in the middle of a backup, when all its nodes and jobs exist and may conflict.
 #[test]
 fn the_model_refuses_what_qemu_refuses() {
     let twins = Twins::new();
@@ -374,7 +374,7 @@ fn the_model_refuses_what_qemu_refuses() {
     });
 }
 
-/// A job copies what a bitmap names from the frozen disk, and its bitmap and nodes are in use meanwhile.
+/// A job copies the marked ranges from the frozen disk; its bitmap and nodes are busy meanwhile.
 #[test]
 fn the_model_copies_parts_as_qemu_does() {
     let twins = Twins::new();

@@ -1,4 +1,4 @@
-//! The monitor itself.
+//! Tests of the monitor connection.
 
 use std::time::Duration;
 
@@ -54,7 +54,7 @@ fn events_are_queued_until_they_are_taken() {
 }
 
 #[test]
-fn an_end_of_qemu_is_reported_and_a_second_client_times_out() {
+fn the_exit_of_qemu_is_reported_and_a_second_client_times_out() {
     let lab = QemuLab::new(&[]);
     let second = QmpSocket::connect(&lab.path("qmp"));
     let Err(error) = second else {
@@ -62,7 +62,7 @@ fn an_end_of_qemu_is_reported_and_a_second_client_times_out() {
     };
     assert!(matches!(error, MonitorError::TimedOut { .. }), "{error}");
     assert!(error.to_string().contains("one client at a time"), "{error}");
-    // It may end before it answers, or after.
+    // QEMU may exit before or after it answers.
     lab.monitor.execute(&QmpCommand::new("quit", Value::Null)).ok();
     let gone = lab.monitor.execute(&QmpCommand::new("query-status", Value::Null));
     assert!(matches!(gone, Err(MonitorError::Gone { .. })), "{gone:?}");

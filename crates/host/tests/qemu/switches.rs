@@ -106,7 +106,7 @@ fn one_command_takes_the_point_in_time_of_all_disks() {
     }
 }
 
-/// A guest with frozen file systems waits during the middle stage, so slow work is done in the other two.
+/// The guest has frozen file systems only in the middle stage, so slow work is done before and after it.
 #[test]
 fn slow_work_is_done_before_and_after_the_point_in_time() {
     let lab = QemuLab::new(&["qcow2", "raw", "qcow2"]);
@@ -156,7 +156,7 @@ fn an_abandoned_preparation_leaves_nothing() {
     assert_eq!(lab.everything(), before);
 }
 
-/// If switches cannot be turned, the machine is paused, and devices are set to their filters one by one.
+/// If the switches cannot be used, the machine is paused, and devices are moved to their filters one by one.
 #[test]
 fn a_qemu_that_cannot_turn_switches_is_paused() {
     let lab = QemuLab::new(&["qcow2", "raw"]);
@@ -201,7 +201,7 @@ fn copied_disks_take_three_commands_each_during_the_pause() {
     assert_eq!(lab.everything(), before);
 }
 
-/// QEMU flushes a node that it deletes, and the guest waits: so scratch files are never flushed.
+/// QEMU flushes a node that it deletes, and the guest would wait for that: so scratch files are never flushed.
 #[test]
 fn scratch_files_are_not_flushed() {
     let lab = QemuLab::new(&["qcow2", "raw"]);
@@ -292,7 +292,7 @@ fn several_disks_are_frozen_between_two_writes_of_a_running_machine() {
                 }
             }
         });
-        // Also if an assertion fails: the writer would run for ever.
+        // Ends the writer even if an assertion fails: otherwise it would run for ever.
         let _over = AtTheEnd(&is_over);
         let mut last: Vec<Vec<u8>> = Vec::new();
         for round in 0..6 {
@@ -331,7 +331,7 @@ fn several_disks_are_frozen_between_two_writes_of_a_running_machine() {
 /// Another client takes a snapshot right after the point in time, before the bitmaps are copied: the next backup would
 /// miss the changes in its overlay, so this one fails.
 #[test]
-fn a_snapshot_of_another_client_during_the_freeze_is_noticed() {
+fn a_snapshot_of_another_client_during_the_freeze_is_detected() {
     let lab = QemuLab::new(&["qcow2", "qcow2"]);
     let overlay = lab.path("overlay");
     let overlay = overlay.to_str().unwrap();

@@ -1,4 +1,4 @@
-//! A plan finds what the job itself would find, and changes nothing.
+//! A plan reports what the operation itself would report, and changes nothing.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -44,7 +44,7 @@ fn words<T: std::fmt::Debug>(result: Result<T, Error>) -> Result<String, String>
 }
 
 #[test]
-fn a_planned_image_is_checked_and_not_made() {
+fn a_planned_image_is_checked_and_not_created() {
     for (format, extension) in FORMATS {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join(format!("disk.{extension}"));
@@ -61,7 +61,7 @@ fn a_planned_image_is_checked_and_not_made() {
 }
 
 #[test]
-fn a_planned_resize_says_what_would_be_lost() {
+fn a_planned_resize_reports_data_that_would_be_lost() {
     let options = OpenOptions::default();
     for (format, extension) in FORMATS {
         let folder = tempfile::tempdir().unwrap();

@@ -1,5 +1,4 @@
-//! Compares `docs/configuration.md` with the parser: every setting is documented with its type and default, and no
-//! others.
+//! Compares `docs/configuration.md` with the parser: it has every setting with its type and default, and no others.
 
 use std::collections::BTreeMap;
 
@@ -31,7 +30,7 @@ fn code(text: &str) -> Vec<&str> {
 /// Whether a cell describes `form`.
 fn describes(cell: &str, form: Form) -> bool {
     match form {
-        // The parser accepts any text as a size; the command checks it.
+        // The command checks sizes.
         Form::Text => cell == "text" || cell == "size",
         Form::Path => cell == "path",
         Form::Flag => cell == "flag",
@@ -44,7 +43,7 @@ fn describes(cell: &str, form: Form) -> bool {
     }
 }
 
-/// Checks that the tables below these headings have exactly these settings.
+/// Asserts that the tables below these headings have exactly these settings.
 fn check(headings: &[&str], settings: impl Iterator<Item = (&'static str, Form)>) {
     let mut rows: BTreeMap<_, _> = headings.iter().flat_map(|heading| rows(heading)).collect();
     for (name, form) in settings.collect::<BTreeMap<_, _>>() {

@@ -212,7 +212,7 @@ url = "http://localhost/x"
 
 /// Invalid input is an error, never a panic.
 #[test]
-fn any_input_is_handled() {
+fn any_input_gives_a_configuration_or_an_error() {
     use proptest::prelude::{Just, ProptestConfig, Strategy as _, any, prop_oneof, proptest};
 
     let piece = prop_oneof![
@@ -265,7 +265,7 @@ machines = "xen://10.0.0.1/web*"
 "#;
 
 #[test]
-fn a_job_has_the_options_of_the_pool_that_it_names() {
+fn a_job_gets_the_options_of_its_pool() {
     let config = Config::parse(POOLS).unwrap();
     let words = |name: &str| config.command(config.job(name).unwrap()).join(" ");
     assert_eq!(

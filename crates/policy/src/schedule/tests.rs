@@ -33,7 +33,7 @@ struct Host {
     state: JobState,
     real: i64,
     clock: Timestamp,
-    /// The runs: elapsed time, and clock time.
+    /// Elapsed time and clock time of each run.
     runs: Vec<(i64, Timestamp)>,
 }
 
@@ -98,7 +98,7 @@ fn missed_runs_are_caught_up_once() {
 }
 
 #[test]
-fn a_clock_that_goes_back_by_an_hour_makes_no_second_run_and_no_standstill() {
+fn a_clock_set_back_by_an_hour_neither_repeats_nor_blocks_runs() {
     // At 02:40, after the run of 02:30, the clock is set to 01:40.
     let mut host = Host::new(timing("02:30"), "UTC", "2026-11-20T02:00:00Z");
     host.pass(40 * 60, 60);
@@ -106,7 +106,7 @@ fn a_clock_that_goes_back_by_an_hour_makes_no_second_run_and_no_standstill() {
     host.pass(2 * DAY, 60);
     assert_eq!(host.clocks(), ["20 02:30", "21 02:30"]);
 
-    // A job that runs every 15 minutes still runs in between: here 20 minutes after the previous run.
+    // A job that runs every quarter of an hour is not held up: here it runs twenty minutes after its previous run.
     let mut host = Host::new(timing("*:0/15"), "UTC", "2026-11-20T02:00:00Z");
     host.pass(40 * 60, 60);
     host.clock = after(host.clock, -HOUR);
@@ -116,7 +116,7 @@ fn a_clock_that_goes_back_by_an_hour_makes_no_second_run_and_no_standstill() {
         ["20 02:15", "20 02:30", "20 02:00", "20 02:15", "20 02:30"]
     );
 
-    // Two times that are close together are handled as one night.
+    // Two times close to each other count as one run.
     let mut host = Host::new(timing("02:30;02:45"), "UTC", "2026-11-20T02:00:00Z");
     host.pass(50 * 60, 60);
     host.clock = after(host.clock, -HOUR);
@@ -125,18 +125,18 @@ fn a_clock_that_goes_back_by_an_hour_makes_no_second_run_and_no_standstill() {
 }
 
 #[test]
-fn a_clock_that_was_a_year_ahead_stops_nothing_for_a_year() {
+fn a_clock_that_was_a_year_ahead_does_not_block_runs() {
     let mut host = Host::new(timing("daily"), "UTC", "2026-11-20T12:00:00Z");
     host.clock = at("2027-11-20T12:00:00Z");
     host.check();
     host.clock = at("2026-11-20T12:01:00Z");
     host.pass(2 * DAY, 60);
-    // A day and a half after the previous run, the state only shows that the job ran recently.
+    // A day and a half after the previous run: of that run only is known that it was recent.
     assert_eq!(host.clocks(), ["20 12:00", "22 00:00"]);
 }
 
 #[test]
-fn clocks_that_are_set_in_spring_and_autumn_are_the_calendars_business() {
+fn runs_follow_the_calendar_at_daylight_saving_changes() {
     let mut host = Host::new(timing("hourly"), "Europe/Berlin", "2026-10-25T00:30:00+02:00");
     host.pass(4 * HOUR, 60);
     assert_eq!(host.clocks(), ["25 01:00", "25 02:00", "25 02:00", "25 03:00"]);
@@ -149,7 +149,7 @@ fn clocks_that_are_set_in_spring_and_autumn_are_the_calendars_business() {
 }
 
 #[test]
-fn a_job_waits_on_a_host_always_the_same_time() {
+fn the_delay_of_a_job_is_constant_on_a_host() {
     let most = Duration::from_secs(3600);
     let delays: Vec<u64> = (0..200)
         .map(|number| own_delay(most, &format!("host{number}"), "nightly").as_secs())
@@ -165,14 +165,14 @@ fn a_job_waits_on_a_host_always_the_same_time() {
     host.timing.delay = Duration::from_secs(40 * 60);
     host.pass(3 * HOUR, 60);
     assert_eq!(host.clocks(), ["20 13:40", "20 14:40"]);
-    // At 16:20, the time of 16:00 is still to come, and that of 15:00 was missed.
+    // At 16:20 the delayed run of 16:00 is still to come, and that of 15:00 was missed.
     host.pass_unseen(50 * 60);
     host.pass(30 * 60, 60);
     assert_eq!(host.clocks()[2..], ["20 16:21", "20 16:40"]);
 }
 
 #[test]
-fn a_run_that_fails_is_tried_again_with_longer_and_longer_waits_and_then_given_up() {
+fn a_failed_run_is_retried_with_increasing_delays() {
     let zone = TimeZone::UTC;
     let timing = timing("daily");
     let mut now = at("2026-11-20T00:00:00Z");
@@ -220,7 +220,7 @@ fn a_run_that_fails_is_tried_again_with_longer_and_longer_waits_and_then_given_u
 }
 
 #[test]
-fn retries_go_on_when_the_next_time_comes_and_a_clock_set_back_does_not_delay_them() {
+fn retries_continue_past_the_next_time_and_a_clock_change() {
     let zone = TimeZone::UTC;
     let timing = timing("*:0/1");
     let start = at("2026-11-20T00:00:00Z");
@@ -252,11 +252,11 @@ fn a_calendar_without_dates_is_never_due() {
 
 #[derive(Debug, Clone)]
 enum ClockEvent {
-    /// Jobs are checked every minute for so many minutes.
+    /// Jobs are checked every minute for this many minutes.
     Checked(i64),
-    /// No checks for so many minutes.
+    /// No checks for this many minutes.
     Unchecked(i64),
-    /// The clock is set by so many seconds.
+    /// The clock is set by this many seconds.
     Set(i64),
 }
 
@@ -272,9 +272,10 @@ fn clock_event() -> impl Strategy<Value = ClockEvent> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// When the clock is set, forwards or back, a job that is checked regularly neither stops nor runs more often than it should.
+    /// When the clock is set forward or back, a job that is checked regularly neither stops nor runs more often than it
+    /// should.
     #[test]
-    fn no_clock_makes_a_job_stand_still_or_run_wild(
+    fn no_clock_change_stops_a_job_or_makes_it_run_too_often(
         (period, when) in prop_oneof![
             Just((15 * 60, "*:0/15")), Just((HOUR, "hourly")), Just((6 * HOUR, "0/6:00")), Just((DAY, "02:30")),
         ],
@@ -296,19 +297,19 @@ proptest! {
                 }
             }
         }
-        // No more runs than elapsed periods, apart from two for each clock change: a seemingly missed time, and a time
-        // that came nearer.
+        // There are no more runs than elapsed periods, apart from two for each clock change: one for a time that seems
+        // missed, and one for a time that came nearer.
         let most = host.real / period + 1 + 2 * set_count;
         assert!(i64::try_from(host.runs.len()).unwrap() <= most, "{:?}", host.runs);
-        // From here on, it runs within a period and a half and its own delay.
+        // From now on, the job runs within one and a half periods plus its own delay.
         let before = host.runs.len();
         host.pass(period + period / 2 + 1800 + 120, 60);
         assert!(host.runs.len() > before, "{:?} {}", host.state, host.clock);
     }
 
-    /// With a correct clock, each scheduled time is one run, whenever the check happens.
+    /// With a correct clock, each scheduled time gives one run, whenever the check happens.
     #[test]
-    fn each_time_is_a_run_and_no_run_is_without_a_time(
+    fn each_scheduled_time_is_exactly_one_run(
         steps in proptest::collection::vec(1..200_i64, 1..50),
     ) {
         let mut host = Host::new(timing("hourly"), "UTC", "2026-06-20T00:00:00Z");

@@ -1,4 +1,4 @@
-//! Properties of every calendar: the next instant is later and matches, and no earlier instant matches.
+//! Properties of every calendar: the next instant is later and matches, and no earlier one matches.
 
 use holdfast_policy::{Calendar, TimeZone, Timestamp};
 use jiff::ToSpan as _;
@@ -6,10 +6,10 @@ use jiff::civil::DateTime;
 use proptest::prelude::*;
 
 const MINUTE_SECONDS: i64 = 60;
-/// A week: long enough to include the time after a clock change.
+/// A week, to include the time after a clock change.
 const MINUTE_COUNT_MAX: i64 = 7 * 24 * 60;
 
-/// Numbers as written in an expression, and the values that match.
+/// The text of some numbers, and the numbers that it matches.
 #[derive(Debug, Clone)]
 struct Numbers {
     text: String,
@@ -25,7 +25,7 @@ fn every(greatest: i8) -> BoxedStrategy<Numbers> {
     .boxed()
 }
 
-/// Any set of numbers, written as a list, a range or a step.
+/// Any set of numbers: a list, a range or a step.
 fn numbers(least: i8, greatest: i8) -> impl Strategy<Value = Numbers> {
     let list = prop::collection::vec(least..=greatest, 1..4).prop_map(|matching| {
         let words: Vec<String> = matching.iter().map(ToString::to_string).collect();
@@ -59,7 +59,7 @@ impl Model {
         format!("*-{} {}:{}", self.day.text, self.hour.text, self.minute.text)
     }
 
-    /// Whether a local time matches. `is_second_time` says that the clock shows `wall` for the second time.
+    /// Compares with the local time; `is_second_time` if the clock shows that time for the second time.
     fn matches(&self, wall: DateTime, is_second_time: bool) -> bool {
         let is_shown = self.day.matching.contains(&wall.day())
             && self.hour.matching.contains(&wall.hour())
@@ -73,7 +73,7 @@ fn models() -> impl Strategy<Value = Model> {
     (numbers(1, 31), numbers(0, 23), numbers(0, 59)).prop_map(|(day, hour, minute)| Model { day, hour, minute })
 }
 
-/// Times around clock changes, forward and back: by an hour, by half an hour, and by a whole day.
+/// Times around clock changes: forward and back, by one hour, half an hour, and a whole day.
 fn places() -> impl Strategy<Value = (TimeZone, Timestamp)> {
     let changes = prop_oneof![
         Just(("Europe/Berlin", "2026-03-29T01:00:00Z")),
@@ -104,7 +104,7 @@ proptest! {
 
     /// Compares with a search minute by minute.
     #[test]
-    fn the_next_is_the_first_that_matches(model in models(), (zone, after) in places()) {
+    fn the_next_instant_is_the_first_that_matches(model in models(), (zone, after) in places()) {
         let calendar: Calendar = model.text().parse().unwrap();
         let next = calendar.next_after(after, &zone);
         prop_assert!(next.is_none_or(|next| next > after && calendar.matches(next, &zone)));
@@ -125,9 +125,9 @@ proptest! {
         prop_assert_eq!(again, calendar);
     }
 
-    /// Any text is parsed to a calendar or an error, in a short time.
+    /// Any text gives a calendar or an error, without long computation.
     #[test]
-    fn any_text_is_answered(text in "[*0-9,./:~ MonFrid-]{0,24}|.{0,40}") {
+    fn any_text_gives_a_calendar_or_an_error(text in "[*0-9,./:~ MonFrid-]{0,24}|.{0,40}") {
         if let Ok(calendar) = text.parse::<Calendar>() {
             let after = "2026-03-29T00:00:00Z".parse().unwrap();
             let next = calendar.next_after(after, &TimeZone::get("Europe/Berlin").unwrap());

@@ -5,7 +5,7 @@
 //! - the snapshots: `TIME ID [protected] [tag ...]`;
 //! - the plan: `keep` or `remove`, time, id, reasons.
 //!
-//! `#` begins a comment. A plan must be written or reviewed by hand before it counts as expected.
+//! `#` begins a comment. The plan is written by hand, or reviewed before it is stored.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -104,7 +104,7 @@ fn render(plan: &RetentionPlan, zone: &TimeZone) -> String {
 }
 
 #[test]
-fn plans_are_as_written() {
+fn plans_match_the_golden_files() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden");
     let mut case_count = 0;
     for entry in std::fs::read_dir(folder).unwrap() {

@@ -7,7 +7,7 @@ use holdfast_policy::{
 };
 use proptest::prelude::*;
 
-/// 2026-10-24T00:00Z: the clocks in Berlin are set back in the following night.
+/// 2026-10-24T00:00Z: in the following night, the clocks of Berlin are set back.
 const START_SECONDS: i64 = 1_792_800_000;
 
 fn berlin() -> TimeZone {
@@ -18,7 +18,7 @@ fn at(seconds: i64) -> Timestamp {
     Timestamp::from_second(START_SECONDS + seconds).unwrap()
 }
 
-/// Times from seconds to years apart, so that some periods have many snapshots and others none; some times are equal.
+/// Times that are seconds to years apart, so that some periods get several snapshots and others none; some are equal.
 fn candidates() -> impl Strategy<Value = Vec<Candidate>> {
     let scale = prop_oneof![Just(60), Just(1800), Just(86_400), Just(86_400 * 30)];
     let one = (scale, -60_i64..20, "[a-c]", prop::bool::weighted(0.1)).prop_map(|(scale, steps, tag, protected)| {
@@ -160,7 +160,7 @@ proptest! {
     }
 
     #[test]
-    fn the_order_of_the_question_does_not_matter(
+    fn the_order_of_the_candidates_does_not_matter(
         policy in policies(),
         (candidates, shuffled) in candidates().prop_flat_map(|all| (Just(all.clone()), Just(all).prop_shuffle())),
     ) {
@@ -168,7 +168,7 @@ proptest! {
     }
 
     #[test]
-    fn the_future_takes_no_place(policy in policies(), candidates in candidates()) {
+    fn future_snapshots_do_not_affect_decisions(policy in policies(), candidates in candidates()) {
         let past: Vec<_> = candidates.iter().filter(|candidate| candidate.time <= at(0)).cloned().collect();
         let with_future = decide(&policy, &candidates);
         let of_past: Vec<_> =
@@ -177,8 +177,7 @@ proptest! {
         prop_assert_eq!(&of_past, without.decisions());
     }
 
-    /// A rule keeps `count` snapshots, or one for each existing period if there are fewer: always the newest of its
-    /// period.
+    /// A rule keeps as many snapshots as it says, or one for each existing period: the newest one of the period.
     #[test]
     fn counts_are_kept_exactly(count in 1_u32..8, candidates in candidates()) {
         let policy = Policy {
@@ -196,7 +195,7 @@ proptest! {
         let last_count = reasons().filter(|reason| matches!(reason, Reason::Last { .. })).count();
         prop_assert_eq!(last_count, past.len().min(count as usize));
         for period in Period::ALL {
-            // Computes periods differently from the names that the plan uses.
+            // Distinguishes periods in another way than the plan, which uses names.
             let key = |time: Timestamp| {
                 let zoned = time.to_zoned(berlin());
                 let date = zoned.date();
@@ -224,9 +223,9 @@ proptest! {
         }
     }
 
-    /// Pruning after each snapshot and pruning once at the end leave the same snapshots.
+    /// Pruning after each snapshot leaves the same as pruning once at the end.
     #[test]
-    fn pruning_often_and_pruning_once_leave_the_same(policy in policies(), candidates in candidates()) {
+    fn repeated_prunes_keep_the_same_as_one_final_prune(policy in policies(), candidates in candidates()) {
         let mut history: Vec<_> = candidates.into_iter().filter(|candidate| candidate.time <= at(0)).collect();
         history.sort();
         let mut store = Vec::new();

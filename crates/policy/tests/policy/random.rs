@@ -2,7 +2,7 @@
 
 use holdfast_policy::{TimeZone, Timestamp};
 
-/// SplitMix64.
+/// SplitMix64, so that a seed repeats all choices.
 pub(crate) struct Random(pub(crate) u64);
 
 impl Random {
@@ -26,7 +26,7 @@ impl Random {
         choices[usize::try_from(self.below(choices.len() as u64)).unwrap()]
     }
 
-    /// A time from 2024 to 2026, often within a day of a clock change.
+    /// From 2024 to 2026; often within a day of a clock change.
     pub(crate) fn time(&mut self, zone: &TimeZone) -> Timestamp {
         let beginning: Timestamp = "2024-01-01T00:00:00Z".parse().unwrap();
         let time = |second| Timestamp::from_second(second).unwrap();

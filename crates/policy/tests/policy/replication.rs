@@ -1,4 +1,4 @@
-//! Properties of every replication plan, checked against a model of a target.
+//! Properties of every replication plan, tested with a model of the streams that a target accepts.
 
 use holdfast_policy::{
     Divergence, Idle, PointKind, ReplicaPlan, ReplicaPoint, ReplicaRules, ReplicaStep, SnapshotChoice, Streams,
@@ -77,7 +77,7 @@ fn new_snapshots_are_sent_in_the_fewest_streams() {
     assert_eq!(planned("a b c d", Some("a b"), LINEAR), "b>d+1");
     assert_eq!(planned("a b c d", Some("a b"), newest), "b>d");
     assert_eq!(planned("a b c d", Some("d"), LINEAR), "Idle(UpToDate)");
-    // No stream contains an unwanted snapshot.
+    // Unwanted snapshots are in no stream.
     assert_eq!(planned("a b- c d e- f g", Some("a"), LINEAR), "a>c c>d d>f f>g");
     assert_eq!(planned("a b c d- e f g", Some("a"), LINEAR), "a>c+1 c>e e>g+1");
     assert_eq!(planned("a- b-", None, LINEAR), "Idle(NoneWanted)");
@@ -94,7 +94,7 @@ fn a_bookmark_replaces_a_removed_snapshot() {
 }
 
 #[test]
-fn nothing_is_sent_where_something_would_be_lost() {
+fn nothing_is_sent_to_a_diverged_target() {
     let diverged =
         |source: &str, target: &str| match plan_replication(&points(source), Some(&points(target)), LINEAR).plan {
             ReplicaPlan::Diverged(divergence) => divergence,
@@ -108,7 +108,7 @@ fn nothing_is_sent_where_something_would_be_lost() {
     assert_eq!(diverged("a", "a x"), went_on("a", &["x"]));
     assert_eq!(diverged("b c", "x y"), Divergence::NoCommonSnapshot);
     assert_eq!(diverged("b c", ""), Divergence::TargetIsNoReplica);
-    // Snapshots of btrfs do not depend on one another.
+    // On btrfs, snapshots are independent of each other.
     let free = ReplicaRules {
         order: TargetOrder::Free,
         ..LINEAR
@@ -119,7 +119,7 @@ fn nothing_is_sent_where_something_would_be_lost() {
 }
 
 #[test]
-fn names_that_clash_are_left_out_and_reported() {
+fn conflicting_names_are_left_out_and_reported() {
     let mut target = points("a b");
     target[0].name = "d".to_owned();
     let plan = plan_replication(&points("b c d e"), Some(&target), LINEAR);
@@ -131,7 +131,7 @@ fn names_that_clash_are_left_out_and_reported() {
 }
 
 #[test]
-fn where_there_are_no_identities_name_and_time_count() {
+fn without_identities_name_and_time_are_compared() {
     let without = |names: &str| {
         let mut points = points(names);
         for point in &mut points {
@@ -150,7 +150,7 @@ fn where_there_are_no_identities_name_and_time_count() {
     );
 }
 
-/// A model of a target with ZFS or btrfs.
+/// A target with the rules of ZFS or btrfs.
 #[derive(Debug, Clone, Default)]
 struct Model {
     is_there: bool,
@@ -158,7 +158,7 @@ struct Model {
 }
 
 impl Model {
-    /// Receives a stream; an error describes why the target refuses it.
+    /// Receives a stream, or returns why the target refuses it.
     fn receive(&mut self, source: &[ReplicaPoint], step: &ReplicaStep, order: TargetOrder) -> Result<(), String> {
         let find = |name: &str, kind| source.iter().position(|point| point.name == name && point.kind == kind);
         let to = find(&step.to, PointKind::Snapshot).ok_or("it is not there")?;
@@ -205,7 +205,7 @@ impl Model {
     }
 }
 
-/// Events at the source and its target between two runs.
+/// An event between two replications.
 #[derive(Debug, Clone)]
 enum Happening {
     Take {
@@ -216,7 +216,7 @@ enum Happening {
     LeaveBookmark(usize),
     TargetTakes,
     TargetLoses(usize),
-    /// This many streams are received.
+    /// Replicates; only this many streams arrive.
     Replicate(usize),
 }
 
@@ -245,10 +245,10 @@ fn rules() -> impl Strategy<Value = ReplicaRules> {
 }
 
 proptest! {
-    /// After any history, the target accepts every stream of a plan, loses nothing, and has the newest snapshot at the
-    /// end; or the plan reports a reason, and the target would have accepted no stream.
+    /// After any history, the target accepts every stream of a plan, loses nothing, and then has the newest snapshot.
+    /// If instead the plan reports a divergence, the target would have accepted no stream.
     #[test]
-    fn every_plan_is_taken_to_its_end(happenings in happenings(), rules in rules()) {
+    fn every_plan_is_accepted_by_the_target(happenings in happenings(), rules in rules()) {
         let mut source: Vec<ReplicaPoint> = Vec::new();
         let mut target: Option<Model> = None;
         let mut identity = 0;
@@ -262,7 +262,7 @@ proptest! {
                     }
                 }
                 Happening::Remove(at) if at < source.len() => drop(source.remove(at)),
-                // ZFS allows one bookmark of a name in a dataset.
+                // A dataset has one bookmark of each name: ZFS creates no second one.
                 Happening::LeaveBookmark(at) if at < source.len() => {
                     let name = source[at].name.clone();
                     let is_it = |point: &ReplicaPoint| point.kind == PointKind::Bookmark && point.name == name;

@@ -1,5 +1,6 @@
-//! Compares every decision with that of sanoid itself: random policies and snapshots, at random times and on days with
-//! clock changes. sanoid is the unchanged package of Debian. Test programs replace `zfs`, `zpool`, `ps` and the clock.
+//! Compares every decision with that of the real sanoid: random policies and random snapshots, at random times and on
+//! days with clock changes. The program is Debian's, unchanged; stand-ins answer for `zfs`, `zpool`, `ps` and the
+//! clock.
 
 #![allow(
     clippy::disallowed_methods,
@@ -20,7 +21,7 @@ use crate::random::Random;
 
 const SANOID: &str = "/usr/sbin/sanoid";
 const CASE_COUNT: u64 = 240;
-/// Each check with the monitor runs sanoid once more.
+/// The monitor is compared in one of this many cases.
 const MONITORED_EVERY: u64 = 4;
 const DATASETS: [&str; 7] = [
     "tank",
@@ -41,7 +42,7 @@ const ZONES: [&str; 7] = [
     "America/St_Johns",
 ];
 
-/// The input of one comparison.
+/// The input of a decision.
 struct Case {
     configuration: String,
     zone: TimeZone,
@@ -140,7 +141,7 @@ fn some_configuration(random: &mut Random) -> String {
     text
 }
 
-/// Snapshots with ages around whole periods, and of exactly whole periods.
+/// Snapshots whose ages are around whole periods, and exact multiples of them.
 fn some_snapshots(random: &mut Random, now: Timestamp) -> Vec<(&'static str, TypedSnapshot)> {
     let mut snapshots = Vec::new();
     for dataset in DATASETS {
@@ -172,7 +173,7 @@ fn some_snapshots(random: &mut Random, now: Timestamp) -> Vec<(&'static str, Typ
     snapshots
 }
 
-/// The actions that Holdfast decides on, as lines: "take tank@autosnap_..., with all below", "remove tank@...".
+/// The actions as lines: "take tank@autosnap_..., with all below", "remove tank@...".
 fn ours(case: &Case) -> BTreeSet<String> {
     let datasets = DATASETS.map(str::to_owned);
     let config = SanoidConfig::parse(&case.configuration).unwrap_or_else(|errors| panic!("{errors:?}"));
@@ -199,7 +200,7 @@ fn newest(case: &Case, dataset: &str, kind: SnapshotType) -> Option<Timestamp> {
     of_kind.map(|(_, snapshot)| snapshot.time).max()
 }
 
-/// The environment in which sanoid runs.
+/// The environment of the real program.
 struct World {
     folder: tempfile::TempDir,
 }
@@ -240,7 +241,7 @@ impl World {
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
     }
 
-    /// Runs sanoid; returns its lines and its exit code.
+    /// Runs the real program; returns its output and its exit code.
     fn sanoid(&self, case: &Case, words: &[&str]) -> (String, i32) {
         for folder in ["cache", "run"] {
             fs::remove_dir_all(self.path(folder)).ok();
@@ -283,18 +284,18 @@ impl World {
             .env("FIXED_TIME", case.now.as_second().to_string())
             .output()
             .unwrap();
-        let said = String::from_utf8(output.stdout).unwrap();
+        let message = String::from_utf8(output.stdout).unwrap();
         let code = output.status.code().unwrap();
         let complaints = String::from_utf8_lossy(&output.stderr);
-        assert!(code < 3, "{said}\n{complaints}\n{}", case.configuration);
-        (said, code)
+        assert!(code < 3, "{message}\n{complaints}\n{}", case.configuration);
+        (message, code)
     }
 
     fn theirs(&self, case: &Case) -> BTreeSet<String> {
         let words = ["--readonly", "--verbose", "--take-snapshots", "--prune-snapshots"];
-        let (said, code) = self.sanoid(case, &words);
-        assert_eq!(code, 0, "{said}");
-        let lines = said.lines().filter_map(|line| {
+        let (message, code) = self.sanoid(case, &words);
+        assert_eq!(code, 0, "{message}");
+        let lines = message.lines().filter_map(|line| {
             let taken = line.strip_prefix("taking snapshot ");
             let taken = taken.map(|taken| format!("take {}", taken.replace(" (zfs recursive)", ", with all below")));
             let removed = line
@@ -310,7 +311,7 @@ impl World {
     }
 }
 
-/// Compares the cases of these seeds. Returns how many snapshots were taken, and how many removed.
+/// Compares the cases of these seeds; returns how many snapshots were taken and how many removed.
 fn compare(seeds: impl Iterator<Item = u64>) -> (usize, usize) {
     let world = World::new();
     let (mut taken_count, mut removed_count) = (0, 0);
@@ -329,19 +330,19 @@ fn compare(seeds: impl Iterator<Item = u64>) -> (usize, usize) {
         taken_count += taken;
         removed_count += ours.len() - taken;
         if seed % MONITORED_EVERY == 0 {
-            let (said, code) = world.sanoid(&case, &["--monitor-snapshots"]);
+            let (message, code) = world.sanoid(&case, &["--monitor-snapshots"]);
             let config = SanoidConfig::parse(&case.configuration).unwrap();
             let datasets = config.resolve(&DATASETS.map(str::to_owned)).datasets;
             let ours = freshness(&datasets, |dataset, kind| newest(&case, dataset, kind), case.now);
             let ours = (ours.line.as_str(), i32::from(ours.level.code()));
-            assert_eq!(ours, (said.trim_end(), code), "seed {seed}, at {at}");
+            assert_eq!(ours, (message.trim_end(), code), "seed {seed}, at {at}");
         }
     }
     (taken_count, removed_count)
 }
 
 #[test]
-fn every_decision_is_that_of_the_real_program() {
+fn every_decision_equals_that_of_sanoid() {
     assert!(Path::new(SANOID).exists(), "sanoid is not installed: make setup");
     let half = CASE_COUNT / 2;
     let (first, second) = std::thread::scope(|scope| {
@@ -350,7 +351,7 @@ fn every_decision_is_that_of_the_real_program() {
         (first.join().unwrap(), second.join().unwrap())
     });
     let (taken_count, removed_count) = (first.0 + second.0, first.1 + second.1);
-    // Cases without any action would prove nothing.
+    // The cases must contain enough actions to be meaningful.
     assert!(
         taken_count > 500 && removed_count > 500,
         "{taken_count} taken, {removed_count} removed"

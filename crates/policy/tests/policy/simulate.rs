@@ -2,8 +2,8 @@
 //! simulations.
 //!
 //! A file has two parts, with `---` between them: one line each for `zone NAME`, `start TIME`, `days N`, `every
-//! CALENDAR` and the rules; and the expected result. `#` begins a comment. With HOLDFAST_UPDATE_SNAPSHOTS=1 the test
-//! writes the result, which must be reviewed before it is committed.
+//! CALENDAR` and the rules; and the expected result. `#` begins a comment. With HOLDFAST_UPDATE_SNAPSHOTS=1 the result
+//! is written, and must be reviewed.
 
 #![allow(clippy::disallowed_methods, reason = "a test writes its own files")]
 
@@ -141,7 +141,7 @@ fn invalid_requests_are_refused() {
 }
 
 #[test]
-fn a_calendar_that_never_comes_leaves_nothing() {
+fn a_calendar_without_dates_takes_no_snapshot() {
     let head = "zone UTC\nstart 2026-01-01T00:00:00Z\nkeep-last 3\ndays 5\nevery *-02-30";
     let simulation = Case::parse(head).simulate(Pruning::AfterEach).unwrap();
     assert_eq!(
@@ -161,7 +161,7 @@ fn cases() -> impl Strategy<Value = Case> {
         Just("Mon..Fri 02:30"),
         Just("*-*-1..10 00/5:15")
     ];
-    // Periods that include both clock changes in Berlin.
+    // Around both clock changes in Berlin.
     let start = prop_oneof![Just("2026-03-20T12:00:00Z"), Just("2026-10-15T12:00:00Z")];
     (
         count(),
@@ -194,7 +194,7 @@ fn cases() -> impl Strategy<Value = Case> {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, cases: 64, ..ProptestConfig::default() })]
 
-    /// However often snapshots are pruned, the result is the same as one prune of all snapshots at the end.
+    /// Pruning after each snapshot or once a day leaves the same as pruning all snapshots once at the end.
     #[test]
     fn repeated_prunes_keep_the_same_as_one_final_prune(case in cases()) {
         let each = case.simulate(Pruning::AfterEach).unwrap();
@@ -214,9 +214,9 @@ proptest! {
         prop_assert_eq!(points, expected);
     }
 
-    /// Ages increase, the gaps add up to the ages, each point is in one band, and the days match the points.
+    /// Ages grow, gaps add up to ages, bands count each point once, and the last day agrees with the points.
     #[test]
-    fn the_figures_fit_together(case in cases()) {
+    fn the_numbers_of_a_simulation_are_consistent(case in cases()) {
         let simulation = case.simulate(Pruning::AfterEach).unwrap();
         let mut age = SignedDuration::ZERO;
         for point in &simulation.points {

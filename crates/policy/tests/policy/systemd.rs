@@ -12,14 +12,13 @@ use crate::random::Random;
 const SYSTEMD_ANALYZE: &str = "systemd-analyze";
 const CASE_COUNT: u64 = 1000;
 const SPOILED_CASE_COUNT: u64 = 500;
-/// systemd misses matching times in two cases: after a step that leads beyond the end of the last hour, day or month of
-/// its kind, or to a time before a clock change (after 20:00 on August 31, the next time of `0/9:19` is 09:19 for
-/// systemd, not 00:19); and on days on which the hour in question is skipped (it misses all of `1,4:37` in Dublin on
-/// 2026-03-29). The times that it finds are then correct, but not complete. Such cases are rare.
+/// systemd misses instants in two cases: where a step exceeds the end of an hour, a day or a month that is the last of
+/// its kind or precedes a clock change (after 20:00 on August 31, it finds `0/9:19` next at 09:19, and not at 00:19);
+/// and on days without the hour that it looks for (it misses all of `1,4:37` in Dublin on 2026-03-29). The instants
+/// that it finds then are correct, but incomplete. This limits the number of such cases.
 const PASSED_OVER_COUNT_MAX: u64 = CASE_COUNT / 100;
 const INSTANT_COUNT: usize = 6;
-/// Zones with summer time of an hour and of half an hour, in both halves of the year, with a change at midnight, and
-/// with a skipped day.
+/// Summer time of one hour and of half an hour, in both halves of the year, at midnight, and a skipped day.
 const ZONES: [&str; 9] = [
     "UTC",
     "Europe/Berlin",
@@ -32,13 +31,13 @@ const ZONES: [&str; 9] = [
     "Asia/Kathmandu",
 ];
 
-/// The result of `systemd-analyze` for an expression.
+/// The answer of systemd-analyze about an expression.
 #[derive(Debug, PartialEq, Eq)]
 enum Answer {
     /// The expression is invalid.
     Refused,
-    /// systemd fails to find a next time: some expressions cause an endless search at the skipped hour. A timer with
-    /// such an expression never elapses.
+    /// systemd finds no next time: some expressions lead it into a loop at the skipped hour. A timer with one of them
+    /// never fires.
     GivesUp,
     Taken {
         normalized: String,
@@ -74,7 +73,7 @@ fn ask_systemd(expression: &str, after: Timestamp, zone: &str) -> Answer {
     };
     let mut times = values_of("(in UTC)");
     if times.is_empty() {
-        // If local time is UTC, the output has each time only once.
+        // In UTC, systemd prints no separate local time.
         times = values_of("Next elapse");
         times.extend(values_of("Iter. #"));
         times.retain(|time| time != "never");
@@ -89,12 +88,12 @@ fn ask_systemd(expression: &str, after: Timestamp, zone: &str) -> Answer {
     }
 }
 
-/// Whether the clock shows this local time for the second time.
+/// Whether the clock shows this time for the second time.
 fn is_second_time(instant: Timestamp, zone: &TimeZone) -> bool {
     first_time(instant, zone) < instant
 }
 
-/// The instant at which the clock showed this local time for the first time.
+/// The instant at which the clock showed this time first.
 fn first_time(instant: Timestamp, zone: &TimeZone) -> Timestamp {
     zone.to_ambiguous_timestamp(zone.to_datetime(instant))
         .earlier()
@@ -111,7 +110,7 @@ fn some_number(random: &mut Random, least: u64, greatest: u64) -> u64 {
     least + random.below(greatest - least + 1)
 }
 
-/// A component with values from `least` to `greatest`; in `every` of a hundred cases it is `*`.
+/// A component with values from `least` to `greatest`; with a probability of `every` percent it is `*`.
 fn some_component(random: &mut Random, every: u64, least: u64, greatest: u64) -> String {
     if random.chance(every) {
         return "*".to_owned();
@@ -126,7 +125,7 @@ fn some_component(random: &mut Random, every: u64, least: u64, greatest: u64) ->
                 format!("{first:0padding$}/{step}")
             }
             1 => format!("{least}/{}", some_number(random, 1, greatest - least)),
-            // Not `7..7`: systemd refuses it, but only for seconds.
+            // Without `7..7`, which systemd refuses for seconds only.
             2 if first < greatest => format!("{first}..{}", some_number(random, first + 1, greatest)),
             3 => {
                 let step = some_number(random, 1, greatest - least);
@@ -180,7 +179,7 @@ fn some_date(random: &mut Random) -> String {
 
 fn some_time(random: &mut Random) -> String {
     let hour = match random.below(4) {
-        // The hours of clock changes.
+        // Hours of clock changes.
         0 => random.of(&["0", "1", "02", "2", "3", "23", "1..3", "0/2"]).to_owned(),
         1 => "*".to_owned(),
         _ => some_component(random, 20, 0, 23),
@@ -256,7 +255,7 @@ fn expressions_have_the_same_meaning_as_in_systemd() {
         let calendar: Calendar = expression.parse().unwrap_or_else(|error| panic!("{case}: {error}"));
         let own_zone = calendar.zone().unwrap_or(&zone).clone();
         let mut after = random.time(&own_zone);
-        // A search of systemd that starts in the repeated hour also finds repeated times; other searches do not.
+        // If `after` is in the repeated hour, systemd also returns instants in that hour; otherwise it does not.
         while is_second_time(after, &own_zone) {
             after = after.checked_add(SignedDuration::from_hours(1)).unwrap();
         }
@@ -269,7 +268,7 @@ fn expressions_have_the_same_meaning_as_in_systemd() {
         let first_times = calendar
             .instants_after(after, &zone)
             .filter(|instant| !is_second_time(*instant, &own_zone));
-        // For repeated times, systemd sometimes finds the first and sometimes the second one.
+        // systemd may mean either of the two instants with the same local time.
         let theirs: Vec<Timestamp> = theirs.iter().map(|instant| first_time(*instant, &own_zone)).collect();
         let ours: Vec<Timestamp> = first_times.take(INSTANT_COUNT).collect();
         if ours == theirs {
@@ -305,8 +304,8 @@ fn the_same_expressions_are_valid_as_in_systemd() {
             .ok()
             .and_then(Calendar::zone)
             .and_then(TimeZone::iana_name);
-        // Holdfast ignores case in zone names and additional spaces, and does not accept systemd's misspelling
-        // "anually".
+        // Excluded: differences in case and white space, which systemd treats differently, and a typo that systemd
+        // accepts.
         let is_spelled_otherwise = zone.is_some_and(|name| !expression.contains(name))
             || expression.contains("  ")
             || expression.trim() != expression

@@ -1,4 +1,4 @@
-//! Which requests an append-only server accepts.
+//! Requests that are permitted to a peer that may only add snapshots to a dataset.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ fn may(root: &Dataset, line: &str) -> bool {
 }
 
 #[test]
-fn only_what_is_at_the_root_or_below_may_be_asked_for() {
+fn only_datasets_at_or_below_the_root_are_permitted() {
     let root = Dataset {
         provider: ProviderKind::Zfs,
         name: "tank/backup/web".to_owned(),
@@ -46,7 +46,7 @@ fn only_what_is_at_the_root_or_below_may_be_asked_for() {
 }
 
 #[test]
-fn a_name_has_no_meaning_of_its_own() {
+fn names_with_special_characters_are_refused() {
     for good in ["", "/a", "/a b/c-d.e:f_g"] {
         assert!(is_plain(good), "{good}");
     }
@@ -58,7 +58,7 @@ fn a_name_has_no_meaning_of_its_own() {
 }
 
 #[test]
-fn no_link_leads_out() {
+fn paths_through_links_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let root = folder.path().to_str().unwrap();
     std::fs::create_dir(folder.path().join("real")).unwrap();

@@ -1,5 +1,5 @@
-//! What the repository's tests share: a repository in memory, disks with reproducible contents, and a progress that watches
-//! nothing.
+//! Shared by the tests of the repository: a repository in memory, disks with reproducible content, and a progress that
+//! only records warnings.
 
 #![allow(
     dead_code,
@@ -23,7 +23,7 @@ use holdfast_repo::{
     RestoreRequest, SnapshotId, Source, SourceData, SystemProcesses, TargetState,
 };
 
-/// Random bytes that a seed decides.
+/// Random bytes from a seed.
 pub(crate) struct SeededBytes(std::sync::Mutex<SeededRandom>);
 
 impl SeededBytes {
@@ -39,7 +39,7 @@ impl Randomness for SeededBytes {
     }
 }
 
-/// A progress that stops nothing and keeps what it is warned of.
+/// A progress that records warnings, and cancels the job on request.
 #[derive(Default)]
 pub(crate) struct Watch {
     pub(crate) warnings: std::sync::Mutex<Vec<String>>,
@@ -64,7 +64,7 @@ impl JobProgress for Watch {
     }
 }
 
-/// A disk whose bytes are known.
+/// A disk with known content.
 #[derive(Clone)]
 pub(crate) struct Disk {
     pub(crate) bytes: Vec<u8>,
@@ -89,7 +89,7 @@ impl Disk {
         }
     }
 
-    /// Writes to random places.
+    /// Writes at random offsets.
     pub(crate) fn scatter(&mut self, count: u64, length_max: u64) {
         let size = self.bytes.len() as u64;
         for _ in 0..count.min(size) {
@@ -134,7 +134,7 @@ impl Rig {
         Self::on(MemoryStore::new(), seed)
     }
 
-    /// A repository in a store of so many bytes.
+    /// A repository in a store with a limited capacity.
     pub(crate) fn with_capacity(seed: u64, capacity_bytes: u64) -> Self {
         Self::on(MemoryStore::with_capacity(capacity_bytes), seed)
     }
@@ -152,7 +152,7 @@ impl Rig {
         }
     }
 
-    /// A repository that recognises bytes as `other` does.
+    /// A repository with the same keys for recognising chunks as `other`.
     pub(crate) fn like(seed: u64, other: &Self) -> Self {
         let (store, environment) = (MemoryStore::new(), environment(seed));
         let shared: Arc<dyn Store> = Arc::new(store.clone());
@@ -167,12 +167,12 @@ impl Rig {
         }
     }
 
-    /// The repository again, as another process would open it; it shares the clock.
+    /// Opens the repository again, as another process would; both share the clock.
     pub(crate) fn open(&self, seed: u64) -> Repository {
         self.open_on(self.store.clone(), seed)
     }
 
-    /// The same, through another store on top of the same objects.
+    /// The same, through `store`.
     pub(crate) fn open_on(&self, store: impl Store + 'static, seed: u64) -> Repository {
         let mut environment = self.environment.clone();
         environment.randomness = Arc::new(SeededBytes::new(seed));
@@ -201,7 +201,7 @@ impl Rig {
         self.repository.backup(request, &self.progress)
     }
 
-    /// The snapshot reads as `disk`, through the device and through a restore.
+    /// Asserts that the snapshot reads as `disk`, through the device and by a restore.
     pub(crate) fn assert_restores(&self, snapshot: SnapshotId, disk: &Disk) {
         assert_restores(&self.repository, snapshot, &disk.bytes);
     }
@@ -267,7 +267,7 @@ pub(crate) fn assert_restores(repository: &Repository, snapshot: SnapshotId, exp
 
 type Act = std::sync::Mutex<Option<Box<dyn FnOnce() + Send>>>;
 
-/// A store that does something else before the first object of a kind is put, and after it.
+/// A store that calls a function before the first object of a kind is put.
 pub(crate) struct Hooked {
     inner: MemoryStore,
     kind: ObjectKind,
@@ -285,7 +285,7 @@ impl Hooked {
         }
     }
 
-    /// The same store, which also does something else after that object was put in one call.
+    /// The same store, which also calls `act` after that object was put in one call.
     pub(crate) fn and_after(self, act: impl FnOnce() + Send + 'static) -> Self {
         *self.after.lock().unwrap() = Some(Box::new(act));
         self
@@ -348,7 +348,7 @@ impl Store for Hooked {
     }
 }
 
-/// One gc leaves nothing for a second one, and waits for no writer.
+/// Asserts that one gc leaves nothing for a second one, and waits for no writer.
 pub(crate) fn assert_gc_is_thorough(repository: &Repository, request: GcRequest, case: &str) {
     let first = repository.gc(request).unwrap();
     assert!(first.waiting_for.is_empty(), "{case}: {first:?}");

@@ -1,8 +1,9 @@
 //! A repository with one ruined object, and all operations of a repository on it.
 //!
-//! A bad disk, or an attacker without the keys, can ruin an object as it is stored: no read may return a wrong byte, and
-//! neither gc nor repair may make it worse. An attacker with the keys can ruin an object behind its seal. That attacker can
-//! write any snapshot, so what is read is not checked; but nothing may panic, hang or fill the memory.
+//! A bad disk, or an attacker without the keys, can damage the stored bytes of an object: then no read may return a
+//! wrong byte, and neither gc nor repair may make it worse. An attacker with the keys can change an object before it is
+//! encrypted. Such an attacker can write any snapshot, so the content that is read is not checked; but nothing may
+//! panic, hang or exhaust memory.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,17 +19,17 @@ use holdfast_repo::{
 use super::specimen::{Contents, Specimen};
 use super::{PASSWORD, Watch, environment};
 
-/// Disks that are larger are not restored: a forged manifest can ask for the work of years.
+/// Larger disks are not restored: a forged manifest can claim a size that would take years.
 const RESTORED_BYTES_MAX: u64 = 4 << 20;
 
-/// Where the bytes that ruin an object are put.
+/// Which form of the object the edits change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Place {
     Stored,
     BehindTheSeal,
 }
 
-/// A whole repository, ready to be ruined in many ways.
+/// A valid repository, of which each call damages a copy.
 pub(crate) struct Victim {
     specimen: Specimen,
     objects: BTreeMap<ObjectName, Arc<[u8]>>,
@@ -47,8 +48,9 @@ impl Victim {
         }
     }
 
-    /// Ruins an object as `input` says: u8 with bit 0: behind the seal, bit 1: no writer is at work, bits 2 to 4: no verify, no gc,
-    /// no repair; u8 number of the object; then edits of four bytes each. Then runs all operations, and panics if a promise is broken.
+    /// Damages an object as `input` says: u8 with bit 0: behind the seal, bit 1: no writer is at work, bits 2 to 4: no
+    /// verify, no gc, no repair; u8 number of the object; then edits of four bytes each. Then runs all operations, and
+    /// panics if a guarantee is violated.
     pub(crate) fn ruin(&self, input: &[u8]) {
         let Some((&[mode, number], edits)) = input.split_first_chunk() else {
             return;
@@ -72,7 +74,7 @@ impl Victim {
         live_with(&store, &self.specimen.snapshots, place, mode);
     }
 
-    /// The object after `edits`; none where there is nothing to be edited.
+    /// The object after `edits`; `None` if an object of this kind is not sealed.
     fn ruined(&self, name: &ObjectName, place: Place, edits: &[u8]) -> Option<Vec<u8>> {
         match place {
             Place::Stored => {
@@ -89,14 +91,14 @@ impl Victim {
     }
 }
 
-/// Edits of u16 place, u8 what is done, u8 with what.
+/// Applies edits of u16 offset, u8 action, u8 argument.
 fn edit(bytes: &mut Vec<u8>, edits: &[u8]) {
     for &[low, high, action, value] in edits.as_chunks().0 {
         if bytes.is_empty() {
             return;
         }
         let place = usize::from(u16::from_le_bytes([low, high]));
-        // From the end as well as from the start: packs and segments end with what says where everything is.
+        // Counted from the start or from the end, because the trailers of packs and segments are at the end.
         let at = if action & 0x80 == 0 {
             place % bytes.len()
         } else {
@@ -182,7 +184,7 @@ fn open(store: &MemoryStore) -> Option<Repository> {
     Some(opened.repository)
 }
 
-/// Which of the snapshots restore; panics when one restores as something else without an error.
+/// Which snapshots can be restored; panics if a restore succeeds with wrong content.
 fn restored(repository: &Repository, snapshots: &[Contents], place: Place) -> Vec<bool> {
     let whole = |contents: &Contents| {
         let disk = restores(repository, contents, "vda", &contents.disk, place);

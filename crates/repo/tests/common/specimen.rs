@@ -1,4 +1,4 @@
-//! A small repository that has an object of every kind: what hostile bytes are made from.
+//! A small repository with an object of every kind, as a source of hostile bytes.
 
 use std::collections::BTreeMap;
 use std::io::{Cursor, Read};
@@ -18,14 +18,14 @@ use super::{Disk, SeededBytes, Watch, environment, init_request, names_of, reque
 
 const KIB: u64 = 1024;
 
-/// A repository, and what its snapshots hold.
+/// A repository, and the content of its snapshots.
 pub(crate) struct Specimen {
     pub(crate) store: MemoryStore,
     pub(crate) repository: Repository,
     pub(crate) snapshots: Vec<Contents>,
 }
 
-/// What a snapshot holds: a disk and a stream.
+/// The content of a snapshot: a disk and a stream.
 #[derive(Clone)]
 pub(crate) struct Contents {
     pub(crate) snapshot: SnapshotId,
@@ -33,7 +33,7 @@ pub(crate) struct Contents {
     pub(crate) memory: Vec<u8>,
 }
 
-/// The master secret comes first of all that is drawn, and is a well-known one.
+/// The first random bytes are the master secret; they have a well-known value.
 struct KnownSecret {
     drawn: AtomicBool,
     rest: SeededBytes,
@@ -49,7 +49,8 @@ impl Randomness for KnownSecret {
     }
 }
 
-/// The same process on every machine, so that seeds tell nothing of the one that they were made on; it never ends.
+/// The same process on every machine, so that seeds contain nothing about the machine that generated them; it never
+/// ends.
 struct KnownProcess;
 
 impl Processes for KnownProcess {
@@ -69,7 +70,7 @@ impl Processes for KnownProcess {
     }
 }
 
-/// What a repository of tests knows of its environment, with the known secret.
+/// An environment for tests, with the known secret.
 pub(crate) fn known_surroundings() -> Environment {
     Environment {
         randomness: Arc::new(KnownSecret {
@@ -81,7 +82,7 @@ pub(crate) fn known_surroundings() -> Environment {
     }
 }
 
-/// A stream that takes a copy of its own writer's announcement.
+/// A stream that copies the marker of its own writer.
 pub(crate) struct StealMarker {
     store: MemoryStore,
     inner: Cursor<Vec<u8>>,
@@ -125,7 +126,8 @@ fn back_up(repository: &Repository, disk: &Disk, memory: &mut dyn Read, time_ms:
 }
 
 impl Specimen {
-    /// Backups, a removal, a gc that rewrites packs, one that has to wait for a writer, a scrub, and one that finds damage.
+    /// Runs backups, a removal, a gc that rewrites packs, another one that has to wait for a writer, a scrub, and one
+    /// that finds damage.
     pub(crate) fn new() -> Self {
         let store = MemoryStore::new();
         let repository = Repository::init(Arc::new(store.clone()), &init_request(), known_surroundings()).unwrap();
@@ -152,7 +154,7 @@ impl Specimen {
         repository.forget(first, "for the specimen").unwrap();
         repository.gc(repack).unwrap();
         disk.fill(60 * KIB, 12 * KIB);
-        // Calls, as machine code has them.
+        // Call instructions, as machine code has them.
         for call in disk.bytes[60 << 10..72 << 10].chunks_exact_mut(100) {
             (call[0], call[4]) = (0xE8, 0);
         }
@@ -164,7 +166,7 @@ impl Specimen {
             &memory,
         );
         repository.forget(third, "for the specimen").unwrap();
-        // A writer that never ends: what gc condemns from here on stays condemned.
+        // A writer that never ends: what gc condemns from now on stays condemned.
         let (name, bytes) = marker.stolen.unwrap();
         store.put(&name, &bytes).unwrap();
         repository.gc(repack).unwrap();
@@ -177,13 +179,13 @@ impl Specimen {
         }
     }
 
-    /// What every parser reads in it.
+    /// The decrypted input of every parser in this repository.
     pub(crate) fn plaintexts(&self) -> Vec<Plaintext> {
         plaintexts(&self.repository).unwrap()
     }
 }
 
-/// A slot of every kind besides the first, for a key file.
+/// Adds a slot of each kind other than the key file of the first slot.
 fn add_slots(repository: &Repository) {
     let parameters = KdfParameters {
         memory_kib: 8,
@@ -201,7 +203,7 @@ fn add_slots(repository: &Repository) {
     }
 }
 
-/// Scrubs whole, and again with a damaged pack, which is whole again afterwards; so there are records of both.
+/// Scrubs everything, and again with a damaged pack, which is restored afterwards: so there are records of both.
 fn find_damage(store: &MemoryStore, repository: &Repository) {
     let full = ScrubRequest {
         percent: 100,

@@ -1,4 +1,5 @@
-//! Backups with a list of the ranges that may have changed: they read only these, and the snapshot is the same as after a full read.
+//! Backups with a list of the ranges that may have changed: they read only these, and the snapshot equals that of a
+//! full read.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -12,7 +13,7 @@ use crate::common::{Disk, Rig, Watch, names_of, request, source};
 
 const KIB: u64 = 1024;
 
-/// A device that counts what is read of it, and asked about it.
+/// A device that counts the bytes that are read and the bytes whose extents are queried.
 struct Counted {
     inner: MemoryDevice,
     read_bytes: AtomicU64,
@@ -65,7 +66,7 @@ fn assert_reads_as(repository: &Repository, snapshot: SnapshotId, bytes: &[u8], 
     assert!(found == bytes, "{what}");
 }
 
-/// Writes at random places, and remembers where.
+/// Writes at random offsets, and marks the changed sectors.
 fn write_somewhere(disk: &mut Disk, changed: &mut DirtyBitmap, count: u64) {
     let before = disk.bytes.clone();
     disk.scatter(count, 20 * KIB);
@@ -90,7 +91,7 @@ fn only_possibly_changed_ranges_are_read() {
         for round in 0..6 {
             let mut changed = DirtyBitmap::new(disk.bytes.len() as u64, granularity).unwrap();
             write_somewhere(&mut disk, &mut changed, round * 2);
-            // Bits that are set for nothing do no harm.
+            // Bits of unchanged ranges do no harm.
             changed.set(4000 * KIB..4001 * KIB);
             let device = Counted::new(&disk.bytes);
             let data = SourceData::Changes {
@@ -133,7 +134,7 @@ fn without_a_parent_everything_is_read() {
     assert_reads_as(&rig.repository, report.snapshot.id, &disk.bytes, "no parent");
 }
 
-/// A disk that has grown: the backup reads what the parent does not have, also where the bitmap says that it did not change.
+/// A disk that has grown: the backup reads what the parent does not have, even if the bitmap marks it as unchanged.
 #[test]
 fn ranges_beyond_the_parent_are_read() {
     let rig = Rig::new(6);
@@ -157,10 +158,11 @@ fn ranges_beyond_the_parent_are_read() {
     assert!(device.read_bytes() >= 2690 * KIB && device.read_bytes() <= 2700 * KIB);
 }
 
-/// A byte of the first frame of a pack; its header has 64.
+/// Offset of a byte in the first frame of a pack, whose header has 64 bytes.
 const FIRST_FRAME: usize = 70;
 
-/// Packs of the parent are damaged, data or maps: what they held is read again, and both snapshots are whole or say so.
+/// Packs of the parent with data or maps are damaged or missing: the ranges in them are read again, and the new
+/// snapshot is complete.
 #[test]
 fn ranges_that_the_parent_lost_are_read() {
     let mut disk = Disk::new(9 << 20, 8);
@@ -185,7 +187,7 @@ fn ranges_that_the_parent_lost_are_read() {
                 copy.delete(&pack).unwrap();
             } else {
                 let mut bytes = copy.get(&pack, u64::MAX).unwrap();
-                // In the first frame: a damaged directory loses nothing.
+                // In the first frame, because a damaged directory loses nothing.
                 bytes[FIRST_FRAME] ^= 1;
                 copy.damage(&pack, &bytes);
             }

@@ -1,4 +1,4 @@
-//! Exclusive work: a second process is refused, and a dead one blocks no other.
+//! Claims for exclusive work: a second process is refused, and a dead process blocks no other one.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,7 +8,7 @@ use holdfast_repo::{Environment, Error, Liveness, ProcessIdentity, Processes, Re
 
 use crate::common::{Rig, environment, init_request};
 
-/// Processes of which all are dead when a test says so.
+/// Processes that are alive until the test declares all of them dead.
 #[derive(Default)]
 struct Mortals {
     are_dead: AtomicBool,
@@ -39,7 +39,7 @@ fn writer_count(store: &MemoryStore) -> usize {
 }
 
 #[test]
-fn only_one_claims_the_same_at_a_time() {
+fn a_claim_excludes_a_second_one_of_the_same_name() {
     let rig = Rig::new(1);
     let claim = rig.repository.claim("a push", "template a:latest").unwrap();
     assert!(claim.holds().unwrap());
@@ -55,9 +55,9 @@ fn only_one_claims_the_same_at_a_time() {
     drop(rig.repository.claim("a push", "template a:latest").unwrap());
 }
 
-/// Of many at once exactly one has it, every time.
+/// Of several concurrent claims exactly one succeeds, in every round.
 #[test]
-fn of_many_at_once_one_has_it() {
+fn exactly_one_of_several_concurrent_claims_succeeds() {
     let rig = Rig::new(2);
     for round in 0..20 {
         let held: Vec<bool> = std::thread::scope(|scope| {
@@ -80,7 +80,7 @@ fn of_many_at_once_one_has_it() {
 }
 
 #[test]
-fn a_dead_process_blocks_no_one_and_holds_nothing() {
+fn a_claim_of_a_dead_process_does_not_block_another() {
     let store = MemoryStore::new();
     let processes = Arc::new(Mortals::default());
     let environment = Environment {

@@ -1,5 +1,5 @@
-//! Snapshots copied from repository to repository: what arrives, what is read for it, and what happens where either of the two
-//! fails, is full, is damaged, or is cleaned up meanwhile.
+//! Snapshots copied between repositories: the result, the amount of data that is read, and cases in which one of the
+//! two fails, is full, is damaged, or is cleaned up during the copy.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -20,7 +20,7 @@ const GC: GcRequest = GcRequest {
     thread_count: 0,
 };
 
-/// Copies a snapshot; `base` is one there and its copy here.
+/// Copies a snapshot; `base` is a snapshot of the source and its copy in the target.
 fn copy(
     from: &Repository,
     to: &Repository,
@@ -51,7 +51,7 @@ fn copy(
     to.backup(request, &Watch::default())
 }
 
-/// A machine with a disk and a stream, on two days; the snapshots, and what is on the disks.
+/// Backs up a machine with a disk and a stream on two days; returns the snapshots and their content.
 fn two_days(rig: &Rig, size: u64) -> Vec<(Manifest, [Vec<u8>; 2])> {
     let mut disk = Disk::new(size, 3);
     disk.fill(0, size / 2);
@@ -70,7 +70,7 @@ fn two_days(rig: &Rig, size: u64) -> Vec<(Manifest, [Vec<u8>; 2])> {
         let request = request("m", time_ms, sources, Parent::Newest, 2);
         let report = rig.repository.backup(request, &rig.progress).unwrap();
         days.push((report.snapshot, [disk.bytes.clone(), memory.bytes.clone()]));
-        // The middle of a chunk, a block of its own, and the partial block at the end.
+        // Changes a part of a chunk, a whole block, and the partial block at the end.
         disk.fill(MIB + 8 * KIB, 12 * KIB);
         disk.fill(size / 2 + 40 * KIB, 4 * KIB);
         disk.fill(size - 100, 100);
@@ -128,12 +128,12 @@ fn copies_read_the_same_under_any_keys_and_only_differences_are_read() {
             "{again:?}"
         );
         assert_eq!(found.known_bytes, 0, "nothing comes twice");
-        // The whole disk at once, without a base: what is known by name is not read, and none is stored.
+        // All of the disk without a base: chunks that the target knows by name are not read, and none is stored.
         let whole = copy(&from.repository, &to.repository, &days[1].0, None, threads).unwrap();
         assert_reads(&to.repository, &whole.snapshot, &days[1].1);
         assert_eq!(whole.statistics.new_bytes, 0);
         assert_eq!(whole.statistics.read_bytes == 0, is_like, "{:?}", whole.statistics);
-        // What a repository of the same keys has from a copy, a backup finds.
+        // A backup into a target with the same keys finds the chunks of the copy.
         let own = to.backup("other", &disk_of(&days[0].1[0]), Parent::None);
         assert_eq!(own.statistics.new_bytes < MIB, is_like, "{:?}", own.statistics);
     }
@@ -146,7 +146,7 @@ fn disk_of(bytes: &[u8]) -> Disk {
 }
 
 #[test]
-fn sizes_at_the_borders_of_everything() {
+fn disks_of_boundary_sizes_are_copied() {
     let from = Rig::new(1);
     let to = Rig::new(2);
     for size in [0, 1, 4096, 4097, 64 * MIB, 64 * MIB + 1] {
@@ -158,7 +158,8 @@ fn sizes_at_the_borders_of_everything() {
     }
 }
 
-/// A disk that grows and shrinks: what did not change is taken from the copy of the day before, to the last whole block.
+/// A disk that grows and shrinks: unchanged ranges are taken from the copy of the previous day, up to the last whole
+/// block.
 #[test]
 fn disks_that_change_their_size_are_copied_from_their_base() {
     let from = Rig::new(1);
@@ -206,7 +207,7 @@ fn a_survey_predicts_the_bytes_that_a_copy_reads() {
 
 /// If either side fails at any step, no incomplete snapshot is committed, and the next copy is complete.
 #[test]
-fn either_side_fails_at_every_step() {
+fn a_failure_at_any_operation_commits_no_incomplete_copy() {
     let from = Rig::new(1);
     let days = two_days(&from, 3 * MIB + 5);
     let (manifest, expected) = &days[1];
@@ -222,7 +223,7 @@ fn either_side_fails_at_every_step() {
                 let case = format!("{fault:?} at {step} of source: {is_source}");
                 let failing = if is_source { &from } else { &to };
                 let faulty = |plan| FaultStore::new(Arc::new(failing.store.clone()), plan, step);
-                // The first operations open it.
+                // The first operations only open the repository.
                 let whole = faulty(None);
                 failing.open_on(whole.clone(), 50);
                 let plan = FaultPlan {
@@ -241,7 +242,7 @@ fn either_side_fails_at_every_step() {
                 match &result {
                     Ok(_) => assert_eq!(count, 1, "{case}"),
                     Err(Error::Origin { .. }) => assert!(is_source && count == 0, "{case}"),
-                    // A commit that reports an error may have happened.
+                    // A commit that reports an error may nevertheless be complete.
                     Err(_) => assert!(!is_source && count <= 1, "{case}: {result:?}"),
                 }
                 let again = copy(&from.repository, &to.repository, manifest, None, 0).unwrap();
@@ -255,8 +256,8 @@ fn either_side_fails_at_every_step() {
     }
 }
 
-/// What was stored before it was stopped is found by the next one: it is not stored again, and between repositories that recognise
-/// bytes alike it is not even read.
+/// A second copy finds the chunks that the cancelled one stored: it does not store them again, and with the same keys
+/// it does not even read them.
 #[test]
 fn a_cancelled_copy_is_continued() {
     let from = Rig::new(1);
@@ -291,7 +292,7 @@ fn a_cancelled_copy_is_continued() {
     }
 }
 
-/// The configuration is the one place that says how bytes are recognised; key slots have it too.
+/// The configuration is the only object with the keys for recognising chunks, apart from the key slots.
 #[test]
 fn a_lost_configuration_is_restored_with_its_fingerprints() {
     let from = Rig::new(1);
@@ -345,12 +346,12 @@ fn damaged_chunks_are_not_copied_unless_the_target_has_them() {
     let again = copy(&from.repository, &like.repository, &days[0].0, None, 2).unwrap();
     assert_eq!(again.statistics.read_bytes, 0);
     assert_reads(&like.repository, &again.snapshot, &days[0].1);
-    // What it shares with a base is taken from the copy of that.
+    // Data that is shared with a base is taken from the copy of the base.
     let (there, here) = (&days[0].0, &whole.snapshot);
     copy(&from.repository, &like.repository, there, Some((there, here)), 2).unwrap();
 }
 
-/// Lets `ruined` change the end of each pack; its second argument is the offset at which the directory begins.
+/// Calls `ruined` with each pack to change its end; its second argument is the offset of the directory.
 fn damage_directories(rig: &Rig, ruined: &dyn Fn(&mut [u8], usize)) {
     const TRAILER_BYTES: usize = 80;
     for name in names_of(&rig.store, ObjectKind::Pack) {
@@ -362,7 +363,7 @@ fn damage_directories(rig: &Rig, ruined: &dyn Fn(&mut [u8], usize)) {
     }
 }
 
-/// What can be restored can be copied: also where the frames are known by their table in the index alone.
+/// What can be restored can be copied, even if the frames are only known from their table in the index.
 #[test]
 fn packs_without_their_directories_are_copied() {
     type Ruin = fn(&mut [u8], usize);
@@ -397,7 +398,7 @@ fn packs_without_their_directories_are_copied() {
             let base = Some((&days[0].0, &first.snapshot));
             let second = copy(&damaged, &to.repository, &days[1].0, base, threads).unwrap();
             assert_reads(&to.repository, &second.snapshot, &days[1].1);
-            // The same pieces have the same names.
+            // The same pieces have the same names again.
             let again = copy(&damaged, &to.repository, &days[0].0, None, threads).unwrap();
             assert_reads(&to.repository, &again.snapshot, &days[0].1);
             assert_eq!(again.statistics.new_bytes, 0);
@@ -405,7 +406,7 @@ fn packs_without_their_directories_are_copied() {
     }
 }
 
-/// Between two reads gc there moves what is copied, and deletes where it was.
+/// During the copy, between two reads, gc in the source moves the chunks and deletes their old packs.
 #[test]
 fn gc_of_the_source_moves_chunks_during_a_copy() {
     let from = Rig::new(1).with_threads(0);
@@ -425,7 +426,7 @@ fn gc_of_the_source_moves_chunks_during_a_copy() {
         flag.store(true, Ordering::Relaxed);
     };
     let opened = to.open_on(Hooked::new(&to.store, ObjectKind::Writer, act), 78);
-    // The reader knows where everything was.
+    // The reader has loaded the old locations.
     let reader = from.open(79);
     reader
         .open_disk(new.id, None)

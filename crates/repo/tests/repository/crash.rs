@@ -1,8 +1,9 @@
-//! Crash, fail and fill up the store at every operation of a repository's life, and go on.
+//! Crashes, failures and a full store at every operation of a repository's life, and the state afterwards.
 //!
-//! The life is the same each time: backups of a changing disk and of a stream, forgets, gc with repacking. At the n-th
-//! operation on the store, for every n, the process dies, or the operation fails, or the store is full from then on or for a
-//! moment. For every n, committed snapshots are readable, the next backup and gc succeed, and no space is lost for good.
+//! The sequence is the same each time: backups of a changing disk and of a stream, forgets, gc with repacking. At the
+//! n-th operation on the store, for every n, the process dies, or the operation fails, or the store is full once or
+//! from then on. For every n, committed snapshots are readable, the next backup and gc succeed, and no space is lost
+//! permanently.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,7 +22,7 @@ const GC: GcRequest = GcRequest {
     thread_count: 0,
 };
 
-/// A process that considers all others dead, as they are in these tests.
+/// A process that considers all others dead, which they are in these tests.
 struct Survivor(u32);
 
 impl Processes for Survivor {
@@ -62,11 +63,11 @@ fn empty() -> MemoryStore {
     store
 }
 
-/// What one of the days of the life has on its disk and in its stream.
+/// The disk and the stream of a day.
 fn contents(day: u64) -> [Vec<u8>; 2] {
     let mut disk = SeededRandom::new(5).bytes(96 << 10);
     for part in 0..4 {
-        // Some blocks change every day, some every other day, and some stay.
+        // Some parts change every day, some every other day, and some never.
         let seed = (day / (part + 1)) << 8 | part;
         let at = holdfast_block::to_usize(part) * 6 * 4096;
         disk[at..at + 8192].copy_from_slice(&SeededRandom::new(seed).bytes(8192));
@@ -93,14 +94,14 @@ fn back_up(repository: &Repository, day: u64) -> Result<SnapshotId, Error> {
     Ok(repository.backup(request, &Watch::default())?.snapshot.id)
 }
 
-/// What was committed: the day of each snapshot. Snapshots whose removal had begun may exist or not.
+/// The committed snapshots with their days. A snapshot whose removal has begun may exist or not.
 #[derive(Default)]
 struct Committed {
     days: BTreeMap<SnapshotId, u64>,
     doubtful: Option<SnapshotId>,
 }
 
-/// Five days, two of them forgotten, and gc twice; stops at the first error.
+/// Five days, two of which are forgotten, and two runs of gc; stops at the first error.
 fn life(repository: &Repository, committed: &mut Committed) -> Result<(), Error> {
     let mut ids = Vec::new();
     for day in 1..=5 {
@@ -126,7 +127,7 @@ fn read(repository: &Repository, id: SnapshotId, disk: &str) -> Vec<u8> {
     bytes
 }
 
-/// All that was committed is there and right, and the repository works as if nothing had happened.
+/// All committed snapshots exist with their content, and the repository is fully usable.
 fn assert_sound(repository: &Repository, store: &dyn Store, committed: &Committed, case: &str) {
     let (manifests, errors) = repository.snapshots().unwrap();
     assert!(errors.is_empty(), "{case}: {errors:?}");
@@ -138,7 +139,7 @@ fn assert_sound(repository: &Repository, store: &dyn Store, committed: &Committe
     }
     let check = |repository: &Repository| {
         for manifest in repository.snapshots().unwrap().0 {
-            // One that is listed and was not reported comes from a commit that was done and failed.
+            // A listed snapshot that was not reported comes from a commit that was complete and returned an error.
             let day = u64::try_from(manifest.time_ms).unwrap();
             let known = committed.days.get(&manifest.id);
             assert!(known.is_none_or(|known| *known == day), "{case}");
@@ -163,7 +164,7 @@ fn assert_sound(repository: &Repository, store: &dyn Store, committed: &Committe
         to_usize(statistics.snapshot_count),
         repository.snapshots().unwrap().0.len()
     );
-    // When all is forgotten, all is given back.
+    // When all snapshots are forgotten, all space is freed.
     for manifest in repository.snapshots().unwrap().0 {
         repository.forget(manifest.id, "all").unwrap();
     }
@@ -181,7 +182,7 @@ fn assert_sound(repository: &Repository, store: &dyn Store, committed: &Committe
     );
 }
 
-/// Runs the life with a fault at operation `operation`; false when it came to its end before.
+/// Runs the sequence with a fault at one operation; false if the sequence has fewer operations.
 fn with_fault(base: &MemoryStore, plan: FaultPlan, seed: u64) -> bool {
     let case = format!("{plan:?}, seed {seed}");
     let store = base.duplicate();
@@ -199,7 +200,7 @@ fn with_fault(base: &MemoryStore, plan: FaultPlan, seed: u64) -> bool {
         Err(_) => None,
     };
     if let Some(repository) = survivor {
-        // The process lives on, and has let go of everything.
+        // The process is still running, and has released its leases.
         let writers = names_of(&store, ObjectKind::Writer).len();
         assert_eq!(writers, 0, "{case}: a lease was not released");
         assert_sound(&repository, &store, &committed, &case);
@@ -213,7 +214,7 @@ fn with_fault(base: &MemoryStore, plan: FaultPlan, seed: u64) -> bool {
 fn at_every_operation(fault: Fault, span: FaultSpan, seeds: std::ops::Range<u64>) {
     let base = empty();
     let mut operation = 1;
-    // Every seed is tried at every operation, independent of the result of the one before.
+    // Every seed is tried at every operation, independent of the results at the operation before.
     let strikes = |operation| {
         seeds
             .clone()
@@ -226,28 +227,29 @@ fn at_every_operation(fault: Fault, span: FaultSpan, seeds: std::ops::Range<u64>
     assert!(operation > 300, "the life has only {operation} operations");
 }
 
-/// Seeds decide whether a change that was under way happened: of these, some say so and some otherwise, at each operation.
+/// The seed decides whether the interrupted change was applied: for each operation, some seeds apply it and others do
+/// not.
 #[test]
-fn a_crash_at_every_operation() {
+fn a_crash_at_any_operation_loses_no_committed_snapshot() {
     at_every_operation(Fault::Crash, FaultSpan::Forever, 0..3);
 }
 
 #[test]
-fn a_failure_of_every_operation() {
+fn a_failed_operation_loses_no_committed_snapshot() {
     at_every_operation(Fault::Io, FaultSpan::Once, 0..3);
 }
 
 #[test]
-fn a_store_that_fails_for_good_at_every_operation() {
+fn a_permanently_failing_store_loses_no_committed_snapshot() {
     at_every_operation(Fault::Io, FaultSpan::Forever, 0..1);
 }
 
 #[test]
-fn a_store_that_is_full_for_a_moment_at_every_operation() {
+fn a_temporarily_full_store_loses_no_committed_snapshot() {
     at_every_operation(Fault::NoSpace, FaultSpan::Once, 0..1);
 }
 
 #[test]
-fn a_store_that_stays_full_from_every_operation_on() {
+fn a_permanently_full_store_loses_no_committed_snapshot() {
     at_every_operation(Fault::NoSpace, FaultSpan::Forever, 0..1);
 }

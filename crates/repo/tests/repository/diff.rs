@@ -1,4 +1,4 @@
-//! Diff says what comparing two disks byte by byte says, and no more than the blocks that differ.
+//! Diff reports the blocks that differ in a byte-by-byte comparison, and no others.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -20,7 +20,7 @@ fn diff(rig: &Rig, old: &DiskRecord, new: &DiskRecord) -> Vec<Range<u64>> {
     ranges
 }
 
-/// Blocks that differ, joined; what only one of them has differs.
+/// Differing blocks, joined; a range that only one disk has differs.
 fn expected(old: &[u8], new: &[u8]) -> Vec<Range<u64>> {
     let common = old.len().min(new.len());
     let mut ranges: Vec<Range<u64>> = Vec::new();
@@ -66,7 +66,7 @@ fn ranges_are_exactly_the_differences() {
     }
 }
 
-/// The same bytes, stored at two places: by a backup that knew nothing, and by gc that moved them.
+/// The same bytes are stored twice: by a backup without a parent, and by gc, which moved them.
 #[test]
 fn moved_chunks_are_not_differences() {
     let rig = Rig::new(32);

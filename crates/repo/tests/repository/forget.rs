@@ -1,4 +1,4 @@
-//! Removing snapshots that are not whole: by identity, and never by accident.
+//! Removal of damaged and lost snapshots: by identity, and never by accident.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -57,7 +57,7 @@ fn a_damaged_or_lost_snapshot_can_be_removed_by_id() {
             }
         }
         assert_eq!(findings(&rig), [name.to_string()], "{damage}");
-        // What chooses from the list of snapshots cannot choose it.
+        // Commands that select from the list of snapshots cannot select it.
         let (listed, _) = rig.repository.snapshots().unwrap();
         assert_eq!(listed.iter().map(|manifest| manifest.id).collect::<Vec<_>>(), [second]);
 
@@ -71,7 +71,7 @@ fn a_damaged_or_lost_snapshot_can_be_removed_by_id() {
         assert!(report.deleted_pack_count > 0, "{damage}: {report:?}");
         assert_eq!(findings(&rig), Vec::<String>::new(), "{damage}");
         rig.assert_restores(second, &disk);
-        // It is not there to be removed again.
+        // It cannot be removed twice.
         let again = rig.repository.forget(first, "again");
         assert!(
             matches!(again, Err(Error::NoSnapshot { id }) if id == first),
@@ -95,7 +95,8 @@ fn a_protected_snapshot_stays_even_when_it_cannot_be_read() {
     rig.repository.forget(first, "test").unwrap();
 }
 
-/// Several may need one snapshot for a while; each lets go by himself, and a person's protection is another thing.
+/// Several holders may need a snapshot at the same time; each one releases its own hold, independent of the protection
+/// by a user.
 #[test]
 fn a_held_snapshot_is_kept() {
     let (rig, [first, second], _) = with_snapshots(54);
@@ -111,16 +112,16 @@ fn a_held_snapshot_is_kept() {
     rig.repository.release(first, 7).unwrap();
     rig.repository.unprotect(first).unwrap();
     refused("one");
-    // Neither is a stranger, nor thrown away as long as the snapshot is there.
+    // The holds are no unknown files, and are kept as long as the snapshot exists.
     assert_eq!(findings(&rig), [""; 0]);
     rig.repository.gc(GC).unwrap();
     assert_eq!(rig.repository.holder_count(first).unwrap(), 1);
     rig.repository.release_all(first).unwrap();
     rig.repository.forget(first, "test").unwrap();
-    // What holds nothing goes with gc.
+    // gc removes holds without a snapshot.
     rig.repository.hold(second, 9).unwrap();
     rig.store.delete(&object(second)).unwrap();
-    // A snapshot that was lost may come back, and is protected then.
+    // A lost snapshot may come back, and is still protected then.
     assert!(matches!(rig.repository.gc(GC), Err(Error::Loss { .. })));
     assert_eq!(rig.repository.protected().unwrap(), [second].into());
     rig.repository
@@ -131,8 +132,8 @@ fn a_held_snapshot_is_kept() {
     assert!(rig.repository.hold(second, 9).is_err());
 }
 
-/// The record that a damaged snapshot was removed went after a day, while its packs were still held up: then the copy of its
-/// manifest passed for a lost snapshot, and repair would have brought it back.
+/// Regression: the record of the removal of a damaged snapshot was deleted after a day, while its packs were still kept
+/// for a writer: then the copy of its manifest counted as a lost snapshot, and repair would have restored it.
 #[test]
 fn a_removed_snapshot_stays_removed_while_a_copy_exists() {
     let (rig, [first, _], _) = with_snapshots(53);
@@ -142,7 +143,7 @@ fn a_removed_snapshot_stays_removed_while_a_copy_exists() {
         let names = rig.store.objects().into_keys();
         names.filter(|name| name.kind() == ObjectKind::Forgotten).count()
     };
-    // The clock of these tests goes on by a second each time that it is asked.
+    // Each read of the clock advances it by one second.
     let two_days = 2 * 24 * 3600;
     for _ in 0..two_days {
         (rig.environment.now_ms)();

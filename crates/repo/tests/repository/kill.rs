@@ -1,8 +1,8 @@
-//! A process that is killed at any moment, on a directory: what it had committed reads, and the next one goes on.
+//! A process on a directory is killed at any moment: committed snapshots are readable, and the next process continues.
 //!
-//! The test starts itself again as a child that backs up, forgets and collects on a repository in a directory until it is
-//! killed. The time of each snapshot is the seed of its content. The child keeps a durable journal of the snapshots whose
-//! commit has returned, and of those that it will forget.
+//! The test starts itself again as a child that backs up, forgets and runs gc on a repository in a directory until it
+//! is killed. The time of each snapshot is the seed of its content. The child keeps a durable journal of the snapshots
+//! whose commit has returned, and of those that it is about to forget.
 
 #![allow(
     clippy::disallowed_methods,
@@ -49,7 +49,7 @@ fn open(root: &Path) -> Repository {
     opened.repository
 }
 
-/// What the disk holds in the snapshot of a number: some parts are in many snapshots, and some in one.
+/// The content of the disk in a snapshot: some parts are in many snapshots, and some in one.
 fn content(number: u64) -> Vec<u8> {
     let mut disk = vec![0; 1 << 20];
     for (part, bytes) in (0u64..).zip(disk.chunks_mut(128 << 10)) {
@@ -72,7 +72,7 @@ fn back_up(repository: &Repository, number: u64) -> SnapshotId {
     repository.backup(request, &Watch::default()).unwrap().snapshot.id
 }
 
-/// What the child does, for ever. It is a test only so that it can be started.
+/// The child process, which never returns. It is a test only to be started by name.
 #[test]
 fn child() {
     let Some(root) = std::env::var_os(FOLDER).map(PathBuf::from) else {
@@ -108,7 +108,7 @@ struct Journal {
     next_number: u64,
 }
 
-/// What the children have written down; the last line of one may have been cut off.
+/// Parses the entries of all children; the last line of a child may be truncated.
 fn journal_of(root: &Path) -> Journal {
     let text = std::fs::read_to_string(root.join("journal")).unwrap();
     let mut journal = Journal::default();
@@ -137,7 +137,7 @@ fn start(root: &Path) -> Child {
         .unwrap()
 }
 
-/// All that was committed reads as what was backed up, and the next run does everything again.
+/// All committed snapshots have their content, and a further backup, gc and verify succeed.
 fn check(root: &Path) {
     let repository = open(root);
     let journal = journal_of(root);
@@ -158,7 +158,7 @@ fn check(root: &Path) {
         }
     };
     reads_all(&repository);
-    // Numbers behind those of the children, which they skip.
+    // A number that no child uses: children skip one.
     back_up(&repository, journal.next_number - 1);
     crate::common::assert_gc_is_thorough(&repository, GC, "after a kill");
     reads_all(&repository);
@@ -194,7 +194,7 @@ fn kill_at_random(kills: u64) -> usize {
     File::create(root.join("journal")).unwrap();
     for _ in 0..kills {
         let mut child = start(root);
-        // Half of them come to a commit first, and are killed in what comes after it.
+        // Half of the children are killed only after their next commit.
         if random.one_in(2) {
             let lines = || std::fs::read_to_string(root.join("journal")).unwrap().lines().count();
             let before = lines();
@@ -214,14 +214,14 @@ fn kill_at_random(kills: u64) -> usize {
 }
 
 #[test]
-fn whenever_a_process_is_killed_nothing_that_was_committed_is_lost() {
+fn a_kill_at_any_moment_loses_no_committed_snapshot() {
     let committed = kill_at_random(32);
     assert!(committed >= 8, "the children came to {committed} snapshots only");
 }
 
 #[test]
 #[ignore = "hundreds of kills take a while: make torture"]
-fn hundreds_of_kills() {
+fn hundreds_of_kills_lose_no_committed_snapshot() {
     let kills = std::env::var("HOLDFAST_KILLS").map_or(500, |count| count.parse().unwrap());
     let committed = kill_at_random(kills);
     assert!(

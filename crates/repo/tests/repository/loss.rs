@@ -1,4 +1,5 @@
-//! What is lost, cut off or not yet copied: gc and repair delete nothing that putting it back, or a repair, could save.
+//! Repositories with lost, truncated or not yet copied objects: gc and repair delete nothing that is needed once the
+//! objects are put back or repaired.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -19,8 +20,8 @@ const GC: GcRequest = GcRequest {
     thread_count: 0,
 };
 
-/// A repository with everything in it that one can have: relocations of a rewritten pack, a snapshot that was removed and is
-/// not given back yet, one that is protected, damage records, and snapshots of two machines.
+/// A repository with all kinds of state: relocations of a rewritten pack, a removed snapshot whose space is not freed
+/// yet, a protected one, damage records, and snapshots of two machines.
 struct Full {
     rig: Rig,
     living: Vec<(SnapshotId, Disk)>,
@@ -64,7 +65,7 @@ fn packs(store: &dyn Store) -> BTreeSet<ObjectName> {
     names_of(store, ObjectKind::Pack).into_iter().collect()
 }
 
-/// Puts everything back that is not there as it was.
+/// Puts the listed objects back in their original state.
 fn put_back(store: &MemoryStore, whole: &MemoryStore, spare: &[ObjectName]) {
     for (name, bytes) in whole.objects() {
         if spare.contains(&name) {
@@ -82,7 +83,8 @@ fn repair(repository: &Repository) -> Result<(), Error> {
     repository.repair(&plan, 0, &Watch::default()).map(drop)
 }
 
-/// Runs gc, or repair and gc, on what is left; then the lost objects come back, and every snapshot must read.
+/// Runs gc, or repair and gc, on the remaining objects; then puts the lost objects back, and asserts that every
+/// snapshot can be read.
 fn assert_nothing_is_given_up(full: &Full, left: &MemoryStore, lost: &[ObjectName], case: &str) {
     for verbs in ["gc", "repair and gc"] {
         let store = left.duplicate();
@@ -146,9 +148,10 @@ fn gc_and_repair_keep_everything_needed_to_put_lost_files_back() {
     }
 }
 
-/// A copy is interrupted after any number of objects, in the order of names or in another one; the rest is copied later.
+/// A copy of a store is interrupted after any number of objects, in the order of names or another one; the rest is
+/// copied later.
 #[test]
-fn a_repository_that_is_copied_in_part_is_left_alone() {
+fn a_partly_copied_repository_loses_nothing() {
     let full = full();
     let objects = full.rig.store.objects();
     let mut names: Vec<ObjectName> = objects.keys().cloned().collect();
@@ -186,10 +189,10 @@ fn losses(result: Result<holdfast_repo::GcReport, Error>) -> Vec<Loss> {
     }
 }
 
-/// A folder of snapshots was lost. Verify, list and figures said that all was well, and gc deleted what repair could have
-/// brought back.
+/// Regression: a folder of snapshots was lost. Verify, list and statistics reported no problem, and gc deleted data
+/// that repair could have used.
 #[test]
-fn a_lost_snapshot_is_named_and_comes_back() {
+fn a_lost_snapshot_is_reported_and_can_be_repaired() {
     let full = full();
     let (id, disk) = &full.living[0];
     let repository = &full.rig.repository;
@@ -251,9 +254,9 @@ fn a_loss_that_is_accepted_is_not_asked_about_again() {
     }
 }
 
-/// The packs of snapshots that are not copied yet, and none of the maps.
+/// Packs of snapshots that are not copied yet, and no maps.
 #[test]
-fn packs_that_nothing_explains_are_kept_until_that_is_accepted() {
+fn unexplained_packs_are_kept_until_their_loss_is_accepted() {
     let rig = Rig::new(72);
     let mut disk = Disk::new(1 << 20, 1);
     disk.fill(0, 1 << 20);
@@ -274,7 +277,7 @@ fn packs_that_nothing_explains_are_kept_until_that_is_accepted() {
     assert_eq!(names_of(&rig.store, ObjectKind::Scrub), []);
 }
 
-/// A failed backup has lost nothing, and its leftovers need no decision.
+/// A failed backup is no loss, and its leftovers need no decision of the user.
 #[test]
 fn a_backup_that_is_cancelled_is_no_loss() {
     let rig = Rig::new(73);
@@ -292,9 +295,9 @@ fn a_backup_that_is_cancelled_is_no_loss() {
     assert_eq!(packs(&rig.store), BTreeSet::new());
 }
 
-/// Gc ended well although snapshots needed a pack that did not exist, and deleted what repair would have found again there.
+/// Regression: gc succeeded although snapshots needed a missing pack, and deleted data that repair could have used.
 #[test]
-fn packs_that_are_missing_are_named() {
+fn missing_packs_are_reported() {
     let full = full();
     let repository = &full.rig.repository;
     let report = repository.gc(GC).unwrap();
@@ -411,7 +414,7 @@ fn unreadable_objects_are_not_treated_as_missing() {
     }
 }
 
-/// A folder or a link in the place of an object passed for nothing at all.
+/// Regression: a folder or a link in the place of an object counted as a missing object.
 #[test]
 fn other_file_types_are_not_treated_as_missing() {
     let full = full();
@@ -461,7 +464,7 @@ fn other_file_types_are_not_treated_as_missing() {
             } else {
                 path
             };
-            // Repair may have put the object back already.
+            // Repair may have recreated the object already.
             match std::fs::symlink_metadata(&target) {
                 Ok(found) if found.is_dir() => std::fs::remove_dir(&target).unwrap(),
                 Ok(_) => std::fs::remove_file(&target).unwrap(),

@@ -1,4 +1,5 @@
-//! Gc on a repository that has lost something: it deletes nothing that would bring it back, and forgets what does not matter.
+//! gc on a repository that has lost packs: it deletes nothing that could restore them, and removes records of packs
+//! that are not needed.
 
 use std::collections::BTreeMap;
 
@@ -26,7 +27,7 @@ fn repair(rig: &Rig) -> RepairReport {
     rig.repository.repair(&plan, 1, &rig.progress).unwrap()
 }
 
-/// The packs of chunks, which say in their 11th byte that they are such.
+/// The packs of chunks, by the type in their 11th byte.
 fn data_packs(store: &MemoryStore) -> Vec<ObjectName> {
     let objects = store.objects();
     let packs = objects
@@ -42,10 +43,10 @@ fn damage_records(store: &MemoryStore) -> Vec<ObjectName> {
         .collect()
 }
 
-/// A pack was lost. Before the loss was noticed, gc dropped what the index listed of it. So repair could not say which chunks
-/// were lost, and the backup that brought all of them again healed nothing.
+/// Regression: a pack was lost. Before the loss was noticed, gc removed the index entries of the pack. So repair could
+/// not report which chunks were lost, and a later backup of the same data healed nothing.
 #[test]
-fn gc_does_not_forget_which_chunks_a_lost_pack_held() {
+fn gc_keeps_the_index_of_a_lost_pack() {
     let rig = Rig::new(31);
     let mut disk = Disk::new(2 << 20, 1);
     disk.fill(0, 1 << 20);
@@ -61,7 +62,7 @@ fn gc_does_not_forget_which_chunks_a_lost_pack_held() {
     assert_eq!(report.lost_bytes, 1 << 20, "{report:?}");
     rig.backup("m", &disk, Parent::Newest);
     rig.assert_restores(snapshot, &disk);
-    // Unused entries are dropped from the index all the same.
+    // gc still removes unused entries from the index.
     rig.repository.forget(snapshot, "test").unwrap();
     rig.repository.gc(GC).unwrap();
     let scrubbed = rig.repository.scrub(FULL, &rig.progress).unwrap();
@@ -75,8 +76,8 @@ fn gc_does_not_forget_which_chunks_a_lost_pack_held() {
     );
 }
 
-/// What was recorded of a damaged pack stayed after gc had deleted the pack, and after it had deleted all that needed one
-/// that was lost: every later backup read it again, to repair unused chunks.
+/// Regression: the record of a damaged pack stayed after gc had deleted the pack, or all snapshots that needed a lost
+/// one: every later backup read the record, to repair unused chunks.
 #[test]
 fn gc_deletes_records_of_unused_lost_packs() {
     let rig = Rig::new(32);
@@ -97,7 +98,7 @@ fn gc_deletes_records_of_unused_lost_packs() {
     repair(&rig);
     assert_eq!(damage_records(&rig.store).len(), 2);
 
-    // While they are needed, they stay.
+    // As long as the packs are needed, the records stay.
     rig.repository.gc(GC).unwrap();
     assert_eq!(damage_records(&rig.store).len(), 2);
     rig.repository.forget(first, "test").unwrap();
@@ -115,12 +116,12 @@ fn gc_deletes_records_of_unused_lost_packs() {
     assert_eq!(scrubbed.findings, []);
 }
 
-/// The next backup of the same disk uses no damaged page of a snapshot's map, recorded or not: it takes over a page only after
-/// it has read it and compared it with its own. Damaged pages stay damaged, and are reported.
+/// The next backup of the same disk uses no damaged page of its parent's map, known or not: it reads a page and
+/// compares it with its own before it reuses the page. Damaged pages stay damaged, and are reported.
 #[test]
 fn a_backup_is_complete_with_any_page_of_its_parent_damaged() {
     let rig = Rig::new(33);
-    // Two leaves below a root.
+    // The map has two leaves below a root.
     let mut disk = Disk::new(65 << 20, 3);
     disk.fill(0, 100 << 10);
     disk.fill(64 << 20, 100 << 10);
@@ -130,7 +131,7 @@ fn a_backup_is_complete_with_any_page_of_its_parent_damaged() {
     let (name, bytes) = objects.iter().find(|(name, bytes)| is_tree(name, bytes)).unwrap();
     let length = bytes.len();
     let mut cases: Vec<Option<Vec<u8>>> = vec![None, Some(bytes[..length / 2].to_vec())];
-    // The pages lie between the header and the directory, which has a second copy.
+    // The pages are between the header and the directory, which exists twice.
     let field = bytes[length - 56..length - 48].try_into().unwrap();
     let pages_end = usize::try_from(u64::from_le_bytes(field)).unwrap();
     let pages = (64..pages_end).step_by((pages_end - 64) / 12);
@@ -159,7 +160,7 @@ fn a_backup_is_complete_with_any_page_of_its_parent_damaged() {
             };
             let backup = request("m", 9, vec![source], Parent::Newest, 0);
             let new = repository.backup(backup, &rig.progress).unwrap().snapshot.id;
-            // Another process, with nothing in its caches.
+            // Opened by another process, without caches.
             let repository = rig.open_on(store, number);
             let device = repository.open_disk(new, None).unwrap();
             let mut bytes = vec![1; disk.bytes.len()];

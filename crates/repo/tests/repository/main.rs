@@ -1,4 +1,4 @@
-//! The repository from outside: what is committed stays, under crashes, damage, loss and concurrent processes.
+//! Tests of the public interface: committed snapshots survive crashes, damage, loss and concurrent processes.
 
 #![allow(clippy::unwrap_used, reason = "all of it is test")]
 

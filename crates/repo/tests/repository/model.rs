@@ -1,9 +1,10 @@
 //! Random histories of several writers on one repository, compared with plain copies.
 //!
-//! A history is several rounds on one store. In each round two to four actors work at once - backups of machines that
-//! share data, forgets, gc with and without repacking, readers, protectors - and before every operation on the store a seed
-//! decides who goes on. Some crash at any operation, some sleep so long that gc considers them dead. After each
-//! round everything that must be there is read and compared; after each history gc must leave exactly what is needed.
+//! A history is several rounds on one store. In each round two to four actors run concurrently - backups of machines
+//! that share data, forgets, gc with and without repacking, readers, protectors - and before every operation on the
+//! store a seed selects the actor that runs. Some actors crash at any operation, some sleep so long that gc considers
+//! them dead. After each round all expected snapshots are read and compared; after each history gc must leave exactly
+//! the needed objects.
 //!
 //! `HOLDFAST_SEED` replays one history and prints its steps; `HOLDFAST_SCHEDULES` is the number of rounds of the long test.
 
@@ -60,11 +61,11 @@ fn concurrent_operations_are_safe_in_every_order() {
     histories(1500);
 }
 
-/// Histories that once ended with a snapshot whose data was deleted: a forget that slept and took its record back after gc had believed it, and
-/// a backup that slept for a month, whose mark gc deleted as soon as it was put. One in which a forget and a protection both
-/// succeeded, and one whose forgotten snapshot was never removed.
+/// Regressions: histories that ended with a snapshot whose data was deleted (a forget that slept, and took its record
+/// back after gc had acted on it; a backup that slept for a month, and whose mark gc deleted as soon as it was put);
+/// one in which a forget and a protection both succeeded; and one whose forgotten snapshot was never removed.
 #[test]
-fn histories_that_failed_once_are_right() {
+fn histories_that_once_failed_succeed() {
     let base = Base::new();
     for seed in [560_900_000_013, 5_007_005_297, 578_434_015_216, 303_329_006_029] {
         history(&base, seed);
@@ -73,12 +74,12 @@ fn histories_that_failed_once_are_right() {
 
 #[test]
 #[ignore = "a hundred thousand schedules take a while: make torture"]
-fn a_hundred_thousand_orders_of_steps() {
+fn concurrent_operations_are_safe_in_a_hundred_thousand_orders() {
     let count = std::env::var("HOLDFAST_SCHEDULES").map_or(100_000, |count| count.parse().unwrap());
     histories(count);
 }
 
-/// Without this no failure could be looked into.
+/// Otherwise a failure could not be reproduced.
 #[test]
 fn a_seed_always_gives_the_same_history() {
     let base = Base::new();

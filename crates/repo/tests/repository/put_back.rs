@@ -1,10 +1,10 @@
-//! Old states that were put back: by a partial restore of the store, an outdated copy, or an attacker.
+//! Old objects that are put back: by a partial restore of the store, an outdated copy, or an attacker.
 //!
-//! Objects never change, so a name has two old states: it was free, or it had an object that was deleted since. Only the
-//! configuration is ever written again under its name, with the same content. A protection that is repeated has the same
-//! content in another seal. The test puts back each object that the repository had before and does not have now, or has in
-//! another seal, one at a time. No living snapshot is lost, and gc deletes the old object. Only what the threat model lists
-//! is restored: a removed snapshot as far as its packs exist, an old key slot, and a protection.
+//! Objects never change, so a name has two old states: unused, or an object that was deleted since. Only the
+//! configuration is ever written again under its name, with the same content. A repeated protection has the same
+//! content in another seal. The test puts back each object that the repository had before and does not have now, or has
+//! in another seal, one at a time. No existing snapshot is lost, and gc deletes the old object. Only what the threat
+//! model lists is restored: a removed snapshot as far as its packs exist, an old key slot, and a protection.
 
 #![allow(clippy::print_stdout, reason = "it prints the case that fails")]
 
@@ -31,7 +31,7 @@ const FULL: ScrubRequest = ScrubRequest {
     thread_count: 1,
 };
 
-/// Every state of every object that was seen.
+/// Every state of every object that existed at some time.
 #[derive(Default)]
 struct Past(BTreeSet<(ObjectName, Vec<u8>)>);
 
@@ -42,7 +42,7 @@ impl Past {
     }
 }
 
-/// A stream in the middle of which something else is done.
+/// A stream that runs a function in the middle.
 struct Meanwhile<'a>(Option<Box<dyn FnOnce() + 'a>>, Cursor<Vec<u8>>);
 
 impl Read for Meanwhile<'_> {
@@ -62,7 +62,7 @@ fn source<'a>(name: &str, data: SourceData<'a>) -> Source<'a> {
     }
 }
 
-/// A key slot that comes and goes.
+/// Adds and removes a key slot.
 fn slots(rig: &Rig, past: &mut Past) {
     let before = rig.store.objects();
     let second = InitRequest {
@@ -80,7 +80,7 @@ fn slots(rig: &Rig, past: &mut Past) {
     added.for_each(|name| rig.store.delete(&name).unwrap());
 }
 
-/// Snapshots whose bytes move, and that are removed then: their relocations go.
+/// Snapshots whose chunks are relocated, and that are then removed with their relocations.
 fn moved(rig: &Rig, past: &mut Past) {
     let mut disk = Disk::new(1 << 20, 2);
     disk.fill(0, 1 << 19);
@@ -94,7 +94,7 @@ fn moved(rig: &Rig, past: &mut Past) {
     rig.repository.gc(GC).unwrap();
 }
 
-/// A pack is damaged, found, and put right again.
+/// A pack is damaged, found by scrub, and restored.
 fn damage(rig: &Rig, past: &mut Past) {
     let objects = rig.store.objects();
     let is_data = |name: &ObjectName, bytes: &[u8]| name.kind() == ObjectKind::Pack && bytes.len() > 1 << 16;
@@ -111,7 +111,7 @@ fn damage(rig: &Rig, past: &mut Past) {
     past.see(&rig.store);
 }
 
-/// A repository with a past; and the two snapshots that it has in the end.
+/// Creates the repository and records its old states; returns it with the two remaining snapshots.
 fn life(past: &mut Past) -> (Rig, BTreeMap<SnapshotId, Disk>) {
     let rig = Rig::new(71);
     slots(&rig, past);
@@ -146,14 +146,14 @@ fn life(past: &mut Past) -> (Rig, BTreeMap<SnapshotId, Disk>) {
     let short = rig.repository.backup(backup, &rig.progress).unwrap().snapshot.id;
     drop(stream);
     past.see(&rig.store);
-    // Bytes move, and move again.
+    // Chunks are relocated repeatedly.
     assert!(rig.repository.gc(GC).unwrap().rewritten_bytes > 0);
     past.see(&rig.store);
     rig.repository.forget(short, "test").unwrap();
     disk.fill(1 << 19, 1 << 18);
     let last = (rig.backup("m", &disk, Parent::Newest).snapshot.id, disk.clone());
     damage(&rig, past);
-    // Days go by, until nothing is left of what was removed.
+    // Two days later, gc deletes all remains of removed snapshots.
     for _ in 0..2 * 24 * 3600 {
         (rig.environment.now_ms)();
     }
@@ -164,12 +164,12 @@ fn life(past: &mut Past) -> (Rig, BTreeMap<SnapshotId, Disk>) {
     (rig, [kept, last].into())
 }
 
-/// Puts one object back into a copy of the store, and goes on.
+/// Puts one object back into a copy of the store, and runs backup, gc and scrub.
 fn check(rig: &Rig, living: &BTreeMap<SnapshotId, Disk>, (name, bytes): (&ObjectName, &[u8]), seed: u64) {
     println!("{name} {seed}");
     let store = rig.store.duplicate();
     store.damage(name, bytes);
-    // What is put back is young by the clock of the store.
+    // The store considers the object that was put back as new.
     store.advance_clock(Duration::from_secs(2 * 24 * 3600));
     let shared: Arc<dyn Store> = Arc::new(store.clone());
     let mut around = environment(seed);
@@ -191,13 +191,14 @@ fn check(rig: &Rig, living: &BTreeMap<SnapshotId, Disk>, (name, bytes): (&Object
         0,
     );
     let new = repository.backup(backup, &Watch::default()).unwrap().snapshot.id;
-    // A removed snapshot is in the list again. Without its packs it blocks gc until it is removed again.
+    // A removed snapshot is listed again. Without its packs it blocks gc until it is removed again.
     if let (ObjectKind::Snapshot, Ok(id)) = (name.kind(), name.name().parse())
         && !living.contains_key(&id)
     {
         repository.forget(id, "removed before").unwrap();
     }
-    // A pack with the copy of a manifest is all that is known of a snapshot whose removal is long forgotten: gc asks.
+    // A pack with the copy of a manifest is all that is left of a snapshot whose removal record has expired: gc asks
+    // for a decision.
     if name.kind() == ObjectKind::Pack
         && let Err(Error::Loss { losses }) = repository.gc(GC)
     {
@@ -215,14 +216,14 @@ fn check(rig: &Rig, living: &BTreeMap<SnapshotId, Disk>, (name, bytes): (&Object
     );
     assert_reads();
     crate::common::assert_restores(&repository, new, &disk.bytes);
-    // The first one clears away what is recorded of damage that is not there.
+    // The first scrub removes records of damage that does not exist.
     repository.scrub(FULL, &Watch::default()).unwrap();
     assert_eq!(
         repository.scrub(FULL, &Watch::default()).unwrap().findings,
         [],
         "{name}"
     );
-    // A segment of which all packs are there is as good as any; and a writer may be believed for a month.
+    // A segment whose packs all exist stays valid; and a writer may count as alive for a month.
     let stays = matches!(
         name.kind(),
         ObjectKind::Key | ObjectKind::Protected | ObjectKind::Writer | ObjectKind::Index

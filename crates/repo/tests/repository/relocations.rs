@@ -24,7 +24,7 @@ fn relocations(store: &MemoryStore) -> Vec<ObjectName> {
     names.filter(|name| name.kind() == ObjectKind::Relocation).collect()
 }
 
-/// A repository where a snapshot has its bytes, and its map, behind relocations.
+/// A repository with a snapshot whose data and map are relocated.
 fn moved(seed: u64) -> (Rig, SnapshotId, Disk) {
     let rig = Rig::new(seed);
     let mut disk = Disk::new(2 << 20, 1);
@@ -67,7 +67,7 @@ fn kinds_found(repository: &Repository) -> Vec<(String, FindingKind)> {
 }
 
 #[test]
-fn each_of_the_two_is_enough_and_repair_brings_the_other_back() {
+fn one_of_two_relocation_objects_is_sufficient() {
     let (rig, kept, disk) = moved(41);
     let names = relocations(&rig.store);
     assert!(names.len() >= 2 && names.len().is_multiple_of(2), "{names:?}");
@@ -100,9 +100,9 @@ fn each_of_the_two_is_enough_and_repair_brings_the_other_back() {
     }
 }
 
-/// The writer of a relocation died between its two objects: that needs no action.
+/// The writer of a relocation died between its two objects: no action of a user is needed.
 #[test]
-fn gc_puts_the_second_where_its_writer_died_after_the_first() {
+fn gc_adds_the_missing_second_relocation_object() {
     let (rig, kept, disk) = moved(42);
     let whole = relocations(&rig.store);
     let copies = whole
@@ -119,16 +119,16 @@ fn gc_puts_the_second_where_its_writer_died_after_the_first() {
     assert_eq!(report.deleted_pack_count, 0, "{report:?}");
     assert_eq!(relocations(&rig.store), whole);
     crate::common::assert_restores(&repository, kept, &disk.bytes);
-    // Both are deleted when they are unused.
+    // gc deletes both when they are unused.
     repository.forget(kept, "test").unwrap();
     repository.gc(GC).unwrap();
     assert_eq!(relocations(&rig.store), []);
 }
 
-/// When both objects of a relocation are damaged, what it leads to passes for dead. Gc deletes nothing then: the objects may
-/// be in a copy of the store, and what they lead to must still be there.
+/// If both objects of a relocation are damaged, the pack that they refer to seems unused. Then gc deletes nothing: the
+/// objects may exist in a copy of the store, and the pack must still exist.
 #[test]
-fn gc_deletes_nothing_where_a_relocation_cannot_be_read() {
+fn gc_deletes_nothing_if_a_relocation_is_unreadable() {
     let (rig, kept, disk) = moved(43);
     let before = rig.store.objects();
     for name in relocations(&rig.store) {

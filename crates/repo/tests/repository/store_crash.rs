@@ -1,7 +1,7 @@
-//! A process killed while it puts objects leaves whole objects and nothing else that is visible.
+//! A process that is killed while it puts objects leaves complete objects and no other visible ones.
 //!
-//! The test starts itself again as a child that puts objects without end, kills it at a moment that a seed decides, and looks at
-//! what is there. `HOLDFAST_SEED` replays.
+//! The test starts itself again as a child that puts objects without end, kills the child after a random time, and
+//! checks the store. `HOLDFAST_SEED` replays.
 #![expect(clippy::disallowed_methods, reason = "the process that is killed is a child")]
 
 use std::collections::BTreeSet;
@@ -16,7 +16,7 @@ use tempfile::TempDir;
 const FOLDER_VARIABLE: &str = "HOLDFAST_TEST_CRASH_FOLDER";
 const ROUNDS: u64 = 25;
 
-/// Each word of object `number` has the number and the length of the object.
+/// Each word of an object consists of the number and the length of the object.
 fn contents(number: u64) -> Vec<u8> {
     let words = 1 + (number * 7919) % 60_000;
     let word = (number << 32) | words;
@@ -27,7 +27,7 @@ fn name(number: u64) -> ObjectName {
     ObjectName::new(ObjectKind::Pack, &format!("{:02x}-{number}", number % 256)).unwrap()
 }
 
-/// Not a test of its own: what the child does.
+/// The child process; no test of its own.
 #[test]
 fn child_that_puts_until_it_is_killed() {
     let Ok(folder) = std::env::var(FOLDER_VARIABLE) else {
@@ -47,7 +47,7 @@ fn child_that_puts_until_it_is_killed() {
             store.put(&name(number), &bytes).unwrap()
         } else {
             let mut writer = store.create(&name(number)).unwrap();
-            // Small pieces: most of the time is spent where there is half an object.
+            // Small pieces, so that objects are incomplete most of the time.
             for piece in bytes.chunks(32) {
                 writer.append(piece).unwrap();
             }
@@ -82,7 +82,7 @@ fn every_visible_object_is_whole_after_a_kill() {
             })
             .unwrap();
         assert!(reported.is_subset(&seen), "an object that was reported as put is gone");
-        // One more may be there whose report the kill came before.
+        // There may be one more object, if the kill came before its report.
         assert!(seen.iter().copied().eq(0..seen.len() as u64));
         store
             .clean_temporary(SystemTime::UNIX_EPOCH + Duration::from_secs(1 << 40))
@@ -104,7 +104,7 @@ fn every_visible_object_is_whole_after_a_kill() {
     );
 }
 
-/// Starts the child, kills it `delay` after its first report, and returns what it said it had put.
+/// Starts the child, kills it `delay` after its first report, and returns the numbers that it reported.
 fn put_and_kill(root: &Path, delay: Duration) -> Vec<u64> {
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args([
@@ -128,7 +128,8 @@ fn put_and_kill(root: &Path, delay: Duration) -> Vec<u64> {
     std::thread::sleep(delay);
     child.kill().unwrap();
     child.wait().unwrap();
-    // The kill may cut the last line short: only whole numbers count, and a cut one is a smaller number that was put before.
+    // The kill may truncate the last line: only complete numbers count. (A truncated number is smaller, and was put
+    // before.)
     reported.extend(lines.map_while(Result::ok).filter_map(|line| number(&line)));
     reported
 }

@@ -1,10 +1,10 @@
-//! The directory store keeps its promises on common file systems.
+//! The guarantees of the directory store on common file systems.
 //!
-//! Each file system is made in a file and mounted. That needs root, and the tools to make it; without them the test prints
-//! that it is skipped, and passes.
+//! Each file system is created in a file and mounted. That needs root and the programs; without them a test prints that
+//! it is skipped, and passes.
 //!
-//! A power cut is a copy of the file in the middle of the work: it has what the file system has written so far, and lacks
-//! what the file system keeps in memory until a sync.
+//! A power cut is simulated by a copy of the file: the copy has what the file system has written so far, and lacks what
+//! is in memory until a sync.
 #![expect(
     clippy::disallowed_methods,
     reason = "file systems are made and mounted by their own programs"
@@ -28,7 +28,7 @@ struct Mount {
 }
 
 impl Mount {
-    /// Makes a file system with `program` and mounts it; says why if that cannot be.
+    /// Creates a file system with `program` and mounts it; returns the reason if that is not possible.
     fn new(program: &str, arguments: &[&str], size_bytes: u64) -> Result<Self, String> {
         let folder = Arc::new(TempDir::new().map_err(|error| error.to_string())?);
         let image = folder.path().join("image");
@@ -50,12 +50,12 @@ impl Mount {
         run(Command::new("mount").args(["-o", option]).arg(&self.point))
     }
 
-    /// The file system as it comes up after a power cut now; `busy` is what used it until then.
+    /// The file system after a power cut; `busy` has used it until then.
     fn cut_power<T>(self, busy: T) -> Result<Self, String> {
         let copy = self.folder.path().join("copy");
         run(Command::new("cp").arg("--sparse=always").arg(&self.image).arg(&copy))?;
         drop(busy);
-        // Two file systems with one identity cannot be mounted at once.
+        // Two file systems with the same identity cannot be mounted at the same time.
         let folder = Arc::clone(&self.folder);
         drop(self);
         Self::of_image(folder, copy)
@@ -115,7 +115,7 @@ fn check_on(program: &str, arguments: &[&str], size_bytes: u64) {
     check_power_cut(program, arguments, size_bytes);
 }
 
-/// What a store said before the power went is so after it is back.
+/// Everything that the store reported before the power cut is true afterwards.
 fn check_power_cut(program: &str, arguments: &[&str], size_bytes: u64) {
     let Some(mount) = mount(program, arguments, size_bytes) else {
         return;
@@ -185,7 +185,7 @@ fn btrfs() {
     check_on("mkfs.btrfs", &["-q"], 512 << 20);
 }
 
-/// No hard links: objects come to their names by a rename that does not replace.
+/// FAT has no hard links: objects get their names by a rename that does not replace.
 #[test]
 fn fat_has_no_hard_links() {
     check_on("mkfs.vfat", &[], 256 << 20);

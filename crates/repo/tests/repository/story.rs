@@ -1,4 +1,4 @@
-//! The whole story on small disks: backup, restore, change, forget, gc, and what is left.
+//! The whole life cycle on small disks: backup, restore, change, forget and gc.
 
 use holdfast_block::{BlockDevice, BlockDeviceMut, MemoryDevice, SeededRandom};
 use holdfast_repo::store::{ObjectKind, ObjectName, Store, StoreError};
@@ -20,7 +20,7 @@ fn disks_of_all_sizes_are_restored_unchanged() {
 }
 
 #[test]
-fn threads_change_nothing_but_the_time() {
+fn the_number_of_threads_does_not_affect_the_result() {
     let mut disk = Disk::new(40 * 1024 * KIB, 5);
     disk.fill(0, 9 * 1024 * KIB);
     disk.scatter(60, 30_000);
@@ -51,7 +51,7 @@ fn only_changed_data_takes_space() {
     let changed = rig.backup("db", &disk, Parent::Newest);
     assert_eq!(changed.snapshot.statistics().new_bytes, 4 * 4096);
     assert!(changed.stored_bytes < 4 * 4096 + 4096, "{}", changed.stored_bytes);
-    // Another machine with the same disk: found by content, but for the chunks around the four blocks.
+    // Another machine with the same disk: all chunks are found by content, except those around the four changed blocks.
     let other = rig.backup("copy", &disk, Parent::Newest);
     let found = other.snapshot.statistics();
     assert!(
@@ -113,7 +113,8 @@ fn restoring_in_place_writes_only_differences() {
     assert_eq!(device.size_bytes(), disk.bytes.len() as u64);
 }
 
-/// The most important test of gc: snapshots share and drop data in every way, and what is left always reads.
+/// The most important test of gc: snapshots share and release data in every way, and the remaining ones are always
+/// readable.
 #[test]
 fn gc_reclaims_exactly_the_unused_chunks() {
     let rig = Rig::new(5);
@@ -133,7 +134,7 @@ fn gc_reclaims_exactly_the_unused_chunks() {
     assert_eq!(nothing.deleted_pack_count, 0, "{nothing:?}");
     let before = rig.repository.statistics().unwrap();
     for keep in [11usize, 7, 3, 0] {
-        // All but every fourth go, step by step.
+        // All but every fourth snapshot are removed step by step.
         let doomed: Vec<_> = (0..12).filter(|day| day % 4 != 3 && *day / 4 == keep / 4).collect();
         for day in doomed {
             if rig.repository.snapshot(points[day].0).is_ok() {
@@ -155,7 +156,7 @@ fn gc_reclaims_exactly_the_unused_chunks() {
         (0, 0),
         "a second gc finds nothing: {again:?}"
     );
-    // The next backup builds on what was moved.
+    // The next backup uses relocated chunks of its parent.
     let last = &points[11].1;
     let report = rig.backup("m", last, Parent::Newest);
     assert_eq!(
@@ -174,7 +175,7 @@ fn gc_reclaims_exactly_the_unused_chunks() {
     assert_eq!((empty.pack_count, empty.snapshot_count), (0, 0));
 }
 
-/// A store that is full to the last byte: nothing that was committed suffers, and removing snapshots gives room again.
+/// A completely full store: committed snapshots stay readable, and removing snapshots frees space again.
 #[test]
 fn a_full_store_keeps_its_content_and_can_be_emptied() {
     for capacity in [1_500_000, 1_500_777, 1_640_000] {
@@ -189,7 +190,7 @@ fn a_full_store_keeps_its_content_and_can_be_emptied() {
             }
         };
         assert!(matches!(error, Error::Store(StoreError::NoSpace { .. })), "{error}");
-        // Fill what is left, so that not even a marker fits.
+        // Uses the remaining space, so that not even a marker fits.
         for length in [4096, 512, 64, 8, 1] {
             while rig.store.put(&stone(&rig), &vec![0; length]).is_ok() {}
         }
@@ -209,7 +210,7 @@ fn a_full_store_keeps_its_content_and_can_be_emptied() {
     }
 }
 
-/// The name of an object that takes space and is never read.
+/// The name of an object that only takes space.
 fn stone(rig: &Rig) -> ObjectName {
     let number = rig.store.objects().len();
     ObjectName::new(ObjectKind::Protected, &format!("stone-{number}")).expect("a name of letters and digits")

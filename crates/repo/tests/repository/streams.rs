@@ -1,11 +1,12 @@
-//! Small streams of one snapshot share a frame, and each of them is read by itself.
+//! Small streams of one snapshot share a frame, and can be read individually.
 
 use holdfast_block::{BlockDevice as _, MemoryDevice};
 use holdfast_repo::{Parent, SourceData};
 
 use crate::common::{Rig, request, source};
 
-/// A frame whose start was decoded ends with a whole block, also where the disk does not: prints are of whole blocks.
+/// The decoded start of a frame ends with a whole block, even if the disk does not, because fingerprints are of whole
+/// blocks.
 #[test]
 fn the_end_of_a_disk_within_a_block_is_read_and_checked() {
     for seed in 60..68 {
@@ -24,7 +25,7 @@ fn the_end_of_a_disk_within_a_block_is_read_and_checked() {
     }
 }
 
-/// A part of a frame was decoded, and all of its chunks were checked.
+/// Only a part of a frame is decoded, and all chunks in that part are checked.
 #[test]
 fn one_of_several_streams_is_read_and_checked() {
     let rig = Rig::new(51);

@@ -1,4 +1,4 @@
-//! What writers had begun to put when they died is given back by gc.
+//! gc frees the space of objects that dead writers had not completed.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -18,7 +18,7 @@ const GC: GcRequest = GcRequest {
 };
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// Begins an object, and lets its writer die: its file was last written `age` ago.
+/// Begins an object whose writer then dies; its file was last written `age` ago.
 fn begin(root: &Path, age: Duration) -> PathBuf {
     let store = DirectoryStore::open(root).unwrap();
     let files = || -> Vec<PathBuf> {
@@ -41,7 +41,7 @@ fn begin(root: &Path, age: Duration) -> PathBuf {
 }
 
 #[test]
-fn old_unfinished_objects_go_with_gc_and_young_ones_stay() {
+fn gc_removes_old_unfinished_objects() {
     let folder = TempDir::new().unwrap();
     let root = folder.path().join("repository");
     let store = DirectoryStore::create(&root).unwrap();
@@ -60,7 +60,7 @@ fn old_unfinished_objects_go_with_gc_and_young_ones_stay() {
     assert_eq!((report.unfinished_bytes, report.deleted_pack_count), (3000, 0));
     assert!(young.exists() && !old.exists());
 
-    // While a writer runs, files that are a few days old may be its own.
+    // While a writer is running, files that are some days old may belong to it.
     let writer = begin_writer(&repository, &root);
     let [days, weeks] = [6 * 24, 15 * 24].map(|hours| begin(&root, hours * HOUR));
     let report = repository.gc(GC).unwrap();
@@ -71,7 +71,7 @@ fn old_unfinished_objects_go_with_gc_and_young_ones_stay() {
     assert!(young.exists() && !days.exists());
 }
 
-/// Leaves the announcement of a writer that lives as long as this test: a backup of a device that copies it away.
+/// Leaves the announcement of a writer that stays alive during the test: a backup whose device copies it.
 fn begin_writer(repository: &Repository, root: &Path) -> PathBuf {
     struct Keep<'a>(&'a Path, Option<(PathBuf, Vec<u8>)>);
     impl std::io::Read for Keep<'_> {

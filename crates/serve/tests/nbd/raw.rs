@@ -5,7 +5,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
-/// Time limit of a reply: no reply is slow here, but the host may be busy.
+/// Timeout of a reply, generous for a busy host.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -15,7 +15,7 @@ pub(crate) enum Style {
     Extended,
 }
 
-/// The reply to an option: kinds of all replies, and the data of each.
+/// The replies to an option: kind and data of each.
 pub(crate) type OptionReplies = Vec<(u32, Vec<u8>)>;
 
 /// The reply to a request.
@@ -76,15 +76,15 @@ impl Raw {
         Some(())
     }
 
-    /// Sends bytes. If the peer has closed the connection, the missing answer shows it.
+    /// Sends bytes. A closed connection is detected when no reply comes.
     pub(crate) fn say(&mut self, bytes: &[u8]) {
         match self.stream.write_all(bytes) {
             Err(error) if matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset) => {}
-            said => said.unwrap(),
+            printed => printed.unwrap(),
         }
     }
 
-    /// Receives bytes; `None` if the peer has closed the connection.
+    /// Receives bytes; `None` if the peer closed the connection.
     pub(crate) fn take(&mut self, length: usize) -> Option<Vec<u8>> {
         let mut bytes = vec![0; length];
         match self.stream.read_exact(&mut bytes) {
@@ -94,7 +94,7 @@ impl Raw {
         }
     }
 
-    /// Sends an option and receives all replies to it; `None` if the peer has closed the connection.
+    /// Sends an option and receives all replies to it; `None` if the connection was closed.
     pub(crate) fn option(&mut self, option: u32, data: &[u8]) -> Option<OptionReplies> {
         self.say(&option_bytes(option, data));
         self.option_replies(option)
@@ -189,7 +189,7 @@ impl Raw {
         self.answer(cookie, offset, usize::try_from(data_length).unwrap_or(0))
     }
 
-    /// Reads bytes; the read must succeed.
+    /// Reads a range, which must succeed.
     pub(crate) fn read(&mut self, offset: u64, length: usize) -> Vec<u8> {
         let answer = self.ask(0, 0, offset, length as u64, &[]).expect("an answer");
         assert_eq!(answer.error, 0, "a read of {length} bytes at {offset}");

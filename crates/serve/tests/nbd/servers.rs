@@ -1,4 +1,4 @@
-//! Shared by the tests of NBD: Holdfast's server, other servers, and a client that sends any bytes.
+//! Shared by the tests of NBD: servers of Holdfast and of other projects.
 
 #![allow(clippy::disallowed_methods, reason = "tests run the peers")]
 
@@ -76,7 +76,7 @@ fn system_clock() -> Arc<dyn Clock> {
     Arc::new(SystemClock::new())
 }
 
-/// Waits for a condition that becomes true soon, or never.
+/// Waits until `is_there` returns true, or a timeout.
 pub(crate) fn wait_for(what: &str, mut is_there: impl FnMut() -> bool) {
     let clock = SystemClock::new();
     while !is_there() {

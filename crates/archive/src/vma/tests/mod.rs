@@ -1,4 +1,4 @@
-//! Archives that are built and parsed independently of the tested code, with the numbers of the specification.
+//! Test archives, built and parsed independently of the tested code, with the numbers of the specification.
 
 mod reading;
 mod writing;

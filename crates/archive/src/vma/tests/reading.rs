@@ -1,4 +1,4 @@
-//! Archives that are read: order of clusters, malformed headers and extents, and what is cut off.
+//! Reading of archives: order of clusters, malformed headers and extents, and truncated files.
 
 use std::num::NonZero;
 
@@ -154,7 +154,7 @@ fn malformed_extents_are_errors() {
     let mut bytes = good.clone();
     bytes[511] ^= 1;
     assert!(refusal(&[bytes]).contains("its MD5 is not the one that it carries"));
-    // A disk that ends within a block ends in it.
+    // Nothing may follow the end of a disk, even if that end is inside a block.
     let mut bytes = header(&[], &[("drive-ide0", 5000)]);
     let beyond = [[0; 8192], [1; 8192]].concat();
     bytes.extend(extent(&[(1, 0, &beyond)]));
@@ -186,7 +186,7 @@ fn malformed_headers_are_errors() {
         (changed(52, &[0xff; 4]), "place of the blobs"),
         (changed(2044, &[0xff; 4]), "place of a blob"),
         (changed(3068, &[0, 0, 0, 60]), "place of a blob"),
-        // The text of the configuration as a name.
+        // The name of the configuration refers to its text.
         (
             changed(4096 + 32, &good[3068..3072]),
             "it is no name with a zero byte at its end",

@@ -1,4 +1,4 @@
-//! Archives that are written, read by an independent parser.
+//! Writing of archives, which an independent parser then reads.
 
 use std::num::NonZero;
 use std::sync::{Arc, Mutex};

@@ -12,7 +12,7 @@ use crate::errors::{PASSWORD_BYTES_MAX, PasswordError};
 use crate::process::environment::Environment;
 use crate::process::terminal::Prompt;
 
-/// A user that types the given lines.
+/// A user at a terminal, who types the given lines.
 struct Person(RefCell<Vec<&'static str>>);
 
 impl Prompt for Person {
@@ -58,7 +58,7 @@ fn file_of(folder: &Path, bytes: &[u8], mode: u32) -> PasswordSource {
 }
 
 #[test]
-fn options_beat_the_environment_which_beats_the_credential_which_beats_the_terminal() {
+fn options_precede_environment_credential_and_terminal() {
     let folder = tempfile::tempdir().unwrap();
     let credentials = folder.path().to_str().unwrap();
     let credential = folder.path().join("holdfast.password");
@@ -79,9 +79,9 @@ fn options_beat_the_environment_which_beats_the_credential_which_beats_the_termi
     assert!(choose(&args(None, Some("c")), &all).unwrap() == PasswordSource::Command("c".into()));
 }
 
-/// What opens the one repository is never tried on the other.
+/// A password for one repository is never tried on the other.
 #[test]
-fn the_repository_that_is_copied_to_has_places_of_its_own() {
+fn a_copy_target_has_separate_password_sources() {
     let folder = tempfile::tempdir().unwrap();
     let credential = folder.path().join("holdfast.to-password");
     File::create(folder.path().join("holdfast.password")).unwrap();
@@ -111,7 +111,7 @@ fn the_repository_that_is_copied_to_has_places_of_its_own() {
 }
 
 #[test]
-fn two_places_are_one_too_many() {
+fn two_password_sources_are_refused() {
     assert!(matches!(
         choose(&args(Some("f"), Some("c")), &[]),
         Err(PasswordError::Ambiguous { .. })
@@ -129,7 +129,7 @@ fn two_places_are_one_too_many() {
 }
 
 #[test]
-fn only_the_first_line_of_a_file_counts_and_its_end_does_not() {
+fn the_first_line_of_a_file_without_its_line_end_is_the_password() {
     let folder = tempfile::tempdir().unwrap();
     for bytes in [
         &b"pass word"[..],
@@ -159,7 +159,7 @@ fn a_file_that_others_can_read_or_write_is_used_with_a_warning() {
 }
 
 #[test]
-fn an_empty_or_endless_line_is_no_password() {
+fn an_empty_or_overlong_line_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     for bytes in [&b""[..], b"\n", b"\nsecond\n", b"\r\n"] {
         let (password, _) = read(&file_of(folder.path(), bytes, 0o600));
@@ -177,7 +177,7 @@ fn an_empty_or_endless_line_is_no_password() {
 }
 
 #[test]
-fn a_command_gives_its_first_line() {
+fn the_first_line_of_a_command_is_the_password() {
     let run = |command: &str| read(&PasswordSource::Command(command.into())).0;
     assert_eq!(run("echo 'pass word'; echo more").unwrap(), b"pass word");
     assert!(matches!(
@@ -210,7 +210,7 @@ fn a_new_password_is_typed_twice() {
 }
 
 #[test]
-fn a_password_does_not_show_itself() {
+fn a_password_is_hidden_in_debug_output() {
     let password = Password::from_line(Zeroizing::new(b"secret".to_vec()), "test").unwrap();
     assert_eq!(format!("{password:?}"), "Password(..)");
 }

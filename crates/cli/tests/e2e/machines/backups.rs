@@ -1,4 +1,4 @@
-//! What a backup of a machine reads, reports and keeps.
+//! Backups of machines: the data that is read, the report, and the stored configuration.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use super::{World, at};
 use holdfast_test_kit::run;
 
 #[test]
-fn a_running_machine_is_backed_up_and_only_its_changes_the_next_time() {
+fn a_running_machine_is_backed_up_completely_and_then_incrementally() {
     let mut world = World::new();
     let first = world.back_up();
     assert_eq!(first["method"], "filter");
@@ -43,11 +43,11 @@ fn a_running_machine_is_backed_up_and_only_its_changes_the_next_time() {
             "{disk}"
         );
     }
-    // The disks' changes, and the configuration.
+    // The changes of the disks, and the configuration.
     assert!(second["read_bytes"].as_u64().unwrap() < 2 * 65_536 + 20_000, "{second}");
     world.assert_snapshot_is_right("second");
 
-    // The snapshot has the machine's configuration, and its disks are restored with it.
+    // The snapshot contains the configuration of the machine, which can be restored with the disks.
     world.rig.ok(&["restore", "web1:domain.xml", "domain.xml"]);
     assert!(
         String::from_utf8(world.rig.read("domain.xml"))
@@ -70,14 +70,14 @@ fn a_running_machine_is_backed_up_and_only_its_changes_the_next_time() {
     world.rig.ok(&["verify"]);
 }
 
-/// A killed QEMU has lost its bitmaps: everything is read, with the reason, and only changes are stored.
+/// A killed QEMU loses its bitmaps: everything is read, with the reason, and only changes are stored.
 #[test]
-fn after_a_kill_of_qemu_everything_is_read_and_the_reason_is_said() {
+fn everything_is_read_with_the_reason_after_a_kill_of_qemu() {
     let mut world = World::new();
     world.back_up();
     world.write(0, 60, 0, 4096);
     world.write(1, 61, 0, 4096);
-    // What the guest flushed is in the images; `destroy` kills QEMU without asking.
+    // Flush the writes of the guest, because a killed QEMU loses unflushed ones.
     world
         .machine()
         .monitor()
@@ -101,7 +101,7 @@ fn after_a_kill_of_qemu_everything_is_read_and_the_reason_is_said() {
     }
     assert!(report["changed_bytes"].as_u64().unwrap() < 40_000, "{report}");
     world.assert_snapshot_is_right("after the kill");
-    // From there on bitmaps are relied on again.
+    // The bitmaps of this backup are used by the next one.
     let report = world.back_up();
     assert!(
         report["disks"]
@@ -121,9 +121,10 @@ fn find_pid_file(world: &World) -> std::path::PathBuf {
     found.lines().next().unwrap().into()
 }
 
-/// Another process writes to the image without QEMU, so that the bitmap misses it: the spot checks find a change of this size.
+/// Another process writes to the image without QEMU, so the bitmap lacks the change: the spot checks find a change of
+/// this size.
 #[test]
-fn a_bitmap_that_is_wrong_is_not_believed() {
+fn a_wrong_bitmap_is_detected_by_spot_checks() {
     let mut world = World::new();
     world.back_up();
     let image = world.lab.path("web1-b");
@@ -148,7 +149,7 @@ fn a_bitmap_that_is_wrong_is_not_believed() {
 }
 
 #[test]
-fn a_paused_machine_and_one_that_is_shut_off_are_backed_up_as_they_are() {
+fn paused_and_shut_off_machines_are_backed_up_and_keep_their_state() {
     let mut world = World::new();
     world.write(0, 5, 4096, 4096);
     world.lab.virsh(&["suspend", "web1"]);
@@ -156,14 +157,15 @@ fn a_paused_machine_and_one_that_is_shut_off_are_backed_up_as_they_are() {
     assert!(report["paused_us"].is_null() && report["method"] == "filter");
     world.assert_snapshot_is_right("paused");
     assert_eq!(world.lab.virsh(&["domstate", "web1"]).trim(), "paused");
-    // Nothing is left of it, neither for the doctor nor for the next one.
+    // No leftovers: the doctor finds nothing, and the next backup is incremental.
     assert!(world.journal().is_empty());
     world.doctor(0, &[]);
     world.write(1, 6, 8192, 4096);
     assert_eq!(world.back_up()["disks"][1]["dirty_bytes"], 65_536);
     world.assert_snapshot_is_right("paused twice");
     world.lab.virsh(&["resume", "web1"]);
-    // QEMU closes the files of a paused machine only once it runs: these belong to no disk.
+    // QEMU closes the files of a backup of a paused machine only when the machine runs again: until then it has files
+    // without a disk.
     world.back_up();
     world.assert_snapshot_is_right("it runs again");
     world.assert_runs_and_is_clean();
@@ -183,7 +185,7 @@ fn a_paused_machine_and_one_that_is_shut_off_are_backed_up_as_they_are() {
 
 /// An image that is read while its machine writes it is not of one point in time: there is a warning.
 #[test]
-fn an_image_that_a_machine_has_open_is_read_with_a_warning() {
+fn an_image_in_use_by_a_machine_is_read_with_a_warning() {
     let world = World::new();
     let image = world.lab.path("web1-b").display().to_string();
     let document = world.rig.json(3, &["backup", &image, "--machine", "past"]);
@@ -193,9 +195,9 @@ fn an_image_that_a_machine_has_open_is_read_with_a_warning() {
     world.rig.ok(&["backup", &image, "--machine", "past"]);
 }
 
-/// A machine is switched off during its backup: the backup fails with the reason, and leaves nothing.
+/// When a machine is switched off during its backup, the backup fails with the reason, and leaves nothing.
 #[test]
-fn a_machine_that_is_switched_off_ends_its_backup() {
+fn a_backup_fails_if_its_machine_is_switched_off() {
     let world = World::new();
     let uri = world.lab.uri();
     let words = at(&uri, &["backup", "web1", "--bwlimit", "2M", "--json"]);
@@ -238,7 +240,7 @@ fn impossible_requests_are_refused_with_a_reason() {
     assert!(text.contains("/nonexistent"), "{kind} {text}");
     world.assert_runs_and_is_clean();
     assert_eq!(world.rig.snapshot_count(), 0);
-    // One machine that fails does not keep the others from it.
+    // One failed machine does not prevent the backup of the others.
     let document = world.rig.json(1, &at(&uri, &["backup", "nobody", "web1"]));
     assert_eq!(document["report"]["failed"][0]["machine"], "nobody");
     assert_eq!(document["report"]["machines"].as_array().unwrap().len(), 1);

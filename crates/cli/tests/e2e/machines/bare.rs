@@ -13,12 +13,12 @@ use serde_json::Value;
 use crate::rig::Rig;
 use holdfast_test_kit::qemu::{DISK_BYTES, QemuLab};
 
-/// How long the watchdog may take, which waits ten seconds for a paused machine.
+/// How long the watchdog may take, which waits ten seconds before it resumes a paused machine.
 const PATIENCE: Duration = Duration::from_secs(40);
-/// How often a backup is killed.
+/// Number of backups that are killed.
 const KILLS: usize = 12;
 
-/// A machine with two disks, what they hold, and a monitor for backups beside the one of the test.
+/// A machine with two disks, their expected content, and a second monitor for backups.
 pub(super) struct Bare {
     pub(super) lab: QemuLab,
     pub(super) rig: Rig,
@@ -31,7 +31,7 @@ impl Bare {
         Self::prepared(words, |_| ())
     }
 
-    /// One whose folder is something special: `prepare` sees to that.
+    /// A machine in a folder that `prepare` sets up.
     pub(super) fn prepared(words: &[&str], prepare: impl FnOnce(&std::path::Path)) -> Self {
         let monitor = ["-name", "web1", "-qmp", "unix:{}/web1.qmp,server=on,wait=off"];
         let lab = QemuLab::prepared(&["qcow2", "raw"], &[&monitor, words].concat(), prepare);
@@ -67,7 +67,7 @@ impl Bare {
         }
     }
 
-    /// Waits until the machine runs, with nothing of a backup in it.
+    /// Waits until the machine is running without remains of a backup.
     pub(super) fn wait_until_clean(&self, what: &str) -> Duration {
         let start = self.lab.clock.now();
         loop {
@@ -82,12 +82,12 @@ impl Bare {
     }
 }
 
-/// Plays the guest agent at its socket, and returns the commands that it gets.
+/// Plays the guest agent at its socket, and returns the commands that it receives.
 pub(super) fn play_agent(path: &std::path::Path) -> Receiver<String> {
     play_agent_that_is("thawed", path)
 }
 
-/// The same in a guest whose file systems are frozen, or not, from the start.
+/// Plays the agent of a guest whose file systems have this freeze status.
 fn play_agent_that_is(mut status: &'static str, path: &std::path::Path) -> Receiver<String> {
     std::fs::remove_file(path).unwrap();
     let listener = UnixListener::bind(path).unwrap();
@@ -111,7 +111,7 @@ fn play_agent_that_is(mut status: &'static str, path: &std::path::Path) -> Recei
                         1.into()
                     }
                 };
-                // The other end may have gone.
+                // The client may have disconnected.
                 writeln!(answers, "{}", serde_json::json!({ "return": answer })).ok();
                 if command != "guest-sync-delimited" && command != "guest-fsfreeze-status" {
                     send.send(command).ok();
@@ -132,7 +132,7 @@ pub(super) const AGENT: [&str; 6] = [
 ];
 
 #[test]
-fn a_machine_is_backed_up_by_its_monitor_and_only_its_changes_the_next_time() {
+fn a_bare_qemu_is_backed_up_completely_and_then_incrementally() {
     let mut bare = Bare::new(&AGENT);
     let asked = play_agent(&bare.lab.path("agent"));
     let first = bare.back_up(&["--quiesce", "require"]);
@@ -170,7 +170,7 @@ fn a_machine_is_backed_up_by_its_monitor_and_only_its_changes_the_next_time() {
     bare.rig.ok(&["verify"]);
 }
 
-/// Another program has frozen the guest, for a snapshot of its own: to thaw it would be to tear that.
+/// Another program has frozen the guest for its own snapshot: thawing the guest would make that snapshot inconsistent.
 #[test]
 fn a_guest_frozen_by_another_program_stays_frozen() {
     let bare = Bare::new(&AGENT);
@@ -200,7 +200,7 @@ fn a_backup_killed_at_any_moment_leaves_a_clean_running_machine() {
         kill_process(Pid::from_child(&child), Signal::KILL).unwrap();
         child.wait().unwrap();
         bare.wait_until_clean(&format!("round {round}"));
-        // Where nothing was in QEMU yet, the watchdog may still be at it.
+        // If the backup had no objects in QEMU yet, the watchdog may still be thawing the guest.
         let mut received: Vec<String> = asked.try_iter().collect();
         while received
             .iter()
@@ -219,8 +219,8 @@ fn a_backup_killed_at_any_moment_leaves_a_clean_running_machine() {
     bare.rig.ok(&["verify"]);
 }
 
-/// The file with the firmware's variables is read while the machine is paused; here the backup itself is stopped then, as one is that
-/// reads from a server that is away. The backup has the monitor, so the watchdog ends the backup.
+/// Firmware variables are read while the machine is paused. Here the backup is stopped (SIGSTOP) at that time, like one
+/// that waits for an unavailable server. The backup occupies the monitor, so the watchdog ends the backup.
 #[test]
 fn the_watchdog_ends_a_backup_that_hangs_during_a_pause() {
     let folder = tempfile::tempdir().unwrap();
@@ -230,7 +230,7 @@ fn the_watchdog_ends_a_backup_that_hangs_during_a_pause() {
     let bare = Bare::new(&["-drive", &flash]);
     let report = bare.back_up(&[]);
     assert!(report["snapshot"].to_string().contains("nvram"), "{report}");
-    // The machine is paused only briefly, and the signal may come too late.
+    // The pause is short, and the signal may come too late.
     let mut child = loop {
         let mut child = bare.rig.command(&["backup", &bare.source]).spawn().unwrap();
         while bare.lab.is_running() && child.try_wait().unwrap().is_none() {}
@@ -248,7 +248,7 @@ fn the_watchdog_ends_a_backup_that_hangs_during_a_pause() {
     assert!(!child.wait().unwrap().success());
 }
 
-/// Its memory is restored as a stream for QEMU, beside its disks; another QEMU continues with both.
+/// The memory is restored as a stream for QEMU, beside the disks; another QEMU resumes from both.
 #[test]
 fn a_machine_is_backed_up_with_its_memory_and_another_qemu_resumes_it() {
     let pattern = Rig::empty();
@@ -285,8 +285,8 @@ fn a_machine_is_backed_up_with_its_memory_and_another_qemu_resumes_it() {
         std::os::unix::fs::PermissionsExt::mode(&bare.rig.path("whole/memory.qemu").metadata().unwrap().permissions());
     assert_eq!(mode & 0o777, 0o600);
     // An existing file is not overwritten.
-    let (kind, said) = bare.rig.error(1, &["restore", "web1", "whole"]);
-    assert_eq!(kind, "exists", "{said}");
+    let (kind, message) = bare.rig.error(1, &["restore", "web1", "whole"]);
+    assert_eq!(kind, "exists", "{message}");
 
     let other = QemuLab::with(&["raw", "raw"], &["-S", "-incoming", "defer"]);
     for (number, disk) in ["disk0", "disk1"].iter().enumerate() {
@@ -321,7 +321,7 @@ fn a_missing_or_busy_monitor_is_reported() {
 
 /// The name of a QEMU is arbitrary: its UUID identifies the machine.
 #[test]
-fn a_machine_is_not_stored_as_another_one_of_its_name() {
+fn a_bare_qemu_does_not_continue_the_history_of_another_machine() {
     const UUIDS: [&str; 2] = [
         "11111111-1111-4111-8111-111111111111",
         "22222222-2222-4222-8222-222222222222",
@@ -330,8 +330,8 @@ fn a_machine_is_not_stored_as_another_one_of_its_name() {
     let unidentified = Bare::new(&[]);
     first.back_up(&[]);
     for other in [&second, &unidentified] {
-        let (kind, said) = first.rig.error(1, &["backup", &other.source]);
-        assert!(kind == "exists" && said.contains(UUIDS[0]), "{said}");
+        let (kind, message) = first.rig.error(1, &["backup", &other.source]);
+        assert!(kind == "exists" && message.contains(UUIDS[0]), "{message}");
         assert!(other.lab.is_running() && runs_in(&*other.lab.monitor).unwrap().is_empty());
     }
     first.back_up(&[]);
@@ -341,16 +341,16 @@ fn a_machine_is_not_stored_as_another_one_of_its_name() {
     // A QEMU without a UUID is another machine, even under the same name.
     let other = Bare::new(&[]);
     let words = ["backup", &other.source, "--machine", "web3"];
-    let (kind, said) = first.rig.error(1, &words);
+    let (kind, message) = first.rig.error(1, &words);
     assert!(
-        kind == "exists" && said.contains("a machine without a UUID at ") && said.contains("web1.qmp"),
-        "{said}"
+        kind == "exists" && message.contains("a machine without a UUID at ") && message.contains("web1.qmp"),
+        "{message}"
     );
     first.rig.ok(&[&words[..], &["--same-machine"]].concat());
 }
 
 #[test]
-fn a_dry_run_says_what_has_changed_and_leaves_the_machine_alone() {
+fn a_dry_run_reports_changes_without_touching_the_machine() {
     let mut bare = Bare::new(&[]);
     let planned = bare.back_up(&["--dry-run", "--hook", "/bin/false"]);
     assert_eq!(

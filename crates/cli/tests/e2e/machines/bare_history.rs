@@ -1,6 +1,6 @@
-//! Random histories of a QEMU that libvirt does not know: commands of its monitor, restarts and migrations between two backups.
+//! Random histories of a QEMU without libvirt: monitor commands, restarts and migrations between two backups.
 //!
-//! `HOLDFAST_SEED` replays one; `HOLDFAST_SECONDS` is how long the long test goes on.
+//! `HOLDFAST_SEED` repeats one history; `HOLDFAST_SECONDS` is the duration of the long test.
 
 #![expect(
     clippy::print_stdout,
@@ -17,7 +17,7 @@ use super::chain_history::{repeat_for_long, seed_asked_for};
 use crate::host::{system, text};
 use holdfast_test_kit::qemu::{Ending, Image, QemuSetup};
 
-/// The machine stays the same one in another QEMU, with another socket.
+/// The machine keeps its UUID in another QEMU with another socket.
 const UUID: &str = "11111111-1111-4111-8111-111111111111";
 const STEP_COUNT: usize = 40;
 const PIECE_BYTES: u64 = 64 << 10;
@@ -27,9 +27,9 @@ const SIZE_BYTES_MAX: u64 = 20 << 20;
 struct BareHistory {
     bare: Bare,
     random: SeededRandom,
-    /// Files, nodes and bitmaps that were made.
+    /// Number of created files, nodes and bitmaps.
     made: usize,
-    /// Disks that were read in full, and those that were not.
+    /// Number of disks that were read completely, and incrementally.
     counts: [usize; 2],
 }
 
@@ -78,10 +78,10 @@ impl BareHistory {
         [0, 1].map(image).to_vec()
     }
 
-    /// What a disk holds, by other programs.
+    /// The content of a disk, read by other programs.
     fn content_of(&mut self, disk: usize) -> Vec<u8> {
-        let said = self.bare.lab.guest(disk, "flush");
-        assert!(!said.contains("failed"), "{said}");
+        let message = self.bare.lab.guest(disk, "flush");
+        assert!(!message.contains("failed"), "{message}");
         let (format, image) = self.images().swap_remove(disk);
         let raw = self.bare.lab.path("raw");
         let words = ["convert", "-U", "-f", &format, "-O", "raw", text(&image), text(&raw)];
@@ -136,7 +136,7 @@ impl BareHistory {
         self.qmp("blockdev-snapshot-sync", words).map(drop)
     }
 
-    /// Begins a job, which may write more of the guest's before it ends.
+    /// Runs a job, during which the guest may write.
     fn job(&mut self, command: &'static str, words: Value) -> Outcome {
         println!("    {command}: {words}");
         self.qmp(command, words)?;
@@ -147,7 +147,7 @@ impl BareHistory {
         Ok(())
     }
 
-    /// The disk may be larger now, if the image that it is on then is.
+    /// Commits the top image into its backing file, whose size the disk then has.
     fn commit(&mut self) -> Outcome {
         let disk = self.disk();
         let node = self.node(disk);
@@ -249,14 +249,14 @@ impl BareHistory {
         }
     }
 
-    /// Makes a bitmap that has what another one has.
+    /// Creates a bitmap with the content of another one.
     fn merge(&self, node: &str, from: &str, to: &str) -> Outcome {
         self.qmp("block-dirty-bitmap-add", json!({ "node": node, "name": to }))?;
         let words = json!({ "node": node, "target": to, "bitmaps": [from] });
         self.qmp("block-dirty-bitmap-merge", words).map(drop)
     }
 
-    /// A bitmap is replaced by another name for a while, which records the writes meanwhile.
+    /// A copy under another name replaces the bitmap while the guest writes, and is then merged back.
     fn rename_and_back(&mut self, node: &str, ours: &str) -> Outcome {
         let name = self.new_name("kept");
         self.merge(node, ours, &name)?;
@@ -272,7 +272,7 @@ impl BareHistory {
         self.qmp("blockdev-snapshot-internal-sync", words).map(drop)
     }
 
-    /// The words for a QEMU that takes the place of this one, at whose monitor backups are made from then on.
+    /// Arguments for a new QEMU that replaces this one; from now on, backups use its monitor.
     fn words_of_next(&mut self) -> [String; 6] {
         let socket = self.new_name("web1.qmp");
         self.bare.source = format!("qmp:{}", self.bare.lab.path(&socket).display());
@@ -369,9 +369,10 @@ fn run(seed: u64) -> [usize; 2] {
     counts
 }
 
-/// The disk leaves its node for another image, and the node stays with its bitmap; in the next QEMU the new image has the node's name.
+/// A disk moves from its node to another image, and the node keeps its bitmap; in the next QEMU the new image has the
+/// name of that node.
 #[test]
-fn a_bitmap_of_a_node_that_a_disk_has_left_is_not_believed_after_a_migration() {
+fn a_bitmap_of_a_node_that_a_disk_left_is_not_used_after_a_migration() {
     let mut history = BareHistory::new(1);
     history.bare.back_up(&[]);
     let file = history.bare.lab.path("mirror");
@@ -400,7 +401,7 @@ fn a_bitmap_of_a_node_that_a_disk_has_left_is_not_believed_after_a_migration() {
     history.bare.assert_snapshot_is_right("migrated");
     let reason = report["disks"][1]["reason"].as_str().unwrap();
     assert!(reason.contains("came to another image"), "{reason}");
-    // The other disk has the same image as before.
+    // The other disk still has its image.
     assert!(report["disks"][0]["reason"].is_null(), "{report}");
 }
 

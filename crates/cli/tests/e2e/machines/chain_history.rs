@@ -1,7 +1,7 @@
-//! Random histories of a machine and its images: each backup holds what the disks held.
+//! Random histories of a machine and its images: each backup has the current content of the disks.
 //!
-//! A history is a function of its seed, as far as libvirt and QEMU are. `HOLDFAST_SEED` replays one; `HOLDFAST_SECONDS` is how long the
-//! long test goes on.
+//! A history is a function of its seed, as far as libvirt and QEMU are deterministic. `HOLDFAST_SEED` repeats one;
+//! `HOLDFAST_SECONDS` is the duration of the long test.
 
 #![expect(
     clippy::print_stdout,
@@ -24,24 +24,24 @@ const STEP_COUNT: usize = 40;
 const PIECE_BYTES: u64 = 64 << 10;
 const SIZE_BYTES_MIN: u64 = 6 << 20;
 const SIZE_BYTES_MAX: u64 = 10 << 20;
-/// How long the long test takes without `HOLDFAST_SECONDS`.
+/// Duration of the long test without `HOLDFAST_SECONDS`.
 const SECONDS: u64 = 600;
 const TARGETS: [&str; 2] = ["vda", "vdb"];
 
 struct History {
     world: World,
     random: SeededRandom,
-    /// Files that were made.
+    /// Number of created files.
     made: usize,
-    /// Copies of images from when the machine was off, with what they hold.
+    /// Copies of images, made while the machine was off: path, format and content.
     kept: Vec<(PathBuf, String, Vec<u8>)>,
     /// Checkpoints of libvirt.
     checkpoints: Vec<String>,
-    /// Internal snapshots, with what both disks held.
+    /// Internal snapshots, with the content of both disks.
     internal: Vec<(String, [Vec<u8>; 2])>,
-    /// What the newest snapshot holds.
+    /// The content of the newest snapshot.
     stored: Option<[Vec<u8>; 2]>,
-    /// Disks that were read in full, and those that were not.
+    /// Number of disks that were read completely, and incrementally.
     counts: [usize; 2],
 }
 
@@ -80,7 +80,7 @@ impl History {
         description.disks[disk].format.clone().unwrap()
     }
 
-    /// The images of a disk, the one that is written first.
+    /// The images of a disk, the top first.
     fn chain(&self, disk: usize) -> Vec<Value> {
         let (image, format) = (self.world.top_image(disk), self.format(disk));
         let words = [
@@ -95,7 +95,7 @@ impl History {
         serde_json::from_str(&system("qemu-img", &words).unwrap()).unwrap()
     }
 
-    /// What an image holds. One that QEMU has open was flushed.
+    /// The content of an image. An image that QEMU has open was flushed.
     fn content(&mut self, image: &Path, format: &str) -> Vec<u8> {
         let raw = self.new_path("raw");
         system(
@@ -131,7 +131,7 @@ impl History {
         }
     }
 
-    /// What a disk holds, by other programs.
+    /// The content of a disk, read by other programs.
     fn content_of(&mut self, disk: usize) -> Vec<u8> {
         self.world.flush(disk);
         let (image, format) = (self.world.top_image(disk), self.format(disk));
@@ -161,7 +161,7 @@ impl History {
         self.stored = Some(self.world.disks.clone());
     }
 
-    /// Something is done to the images while the machine is off.
+    /// Changes the images while the machine is off.
     fn while_off(&mut self) -> Outcome {
         self.world.stop();
         let done = self.off();
@@ -229,7 +229,7 @@ pub(super) fn seed_asked_for() -> Option<u64> {
     std::env::var("HOLDFAST_SEED").ok().map(|seed| seed.parse().unwrap())
 }
 
-/// Runs histories until the time is over; a run returns the numbers of disks read in full and by their bitmaps.
+/// Runs histories until the time has passed; a run returns how many disks were read completely and by their bitmaps.
 pub(super) fn repeat_for_long(run: fn(u64) -> [usize; 2]) {
     let seconds = std::env::var("HOLDFAST_SECONDS").map_or(SECONDS, |seconds| seconds.parse().unwrap());
     let clock = SystemClock::new();

@@ -1,4 +1,5 @@
-//! The chain of images of a disk is changed between two backups: restores are right, and a disk is read in full only if its changes are unknown.
+//! The image chain of a disk changes between two backups: restores are correct, and a disk is read completely only if
+//! its changes are unknown.
 
 use std::path::{Path, PathBuf};
 
@@ -12,12 +13,12 @@ use super::{World, at};
 use crate::host::{system, text};
 use holdfast_test_kit::libvirt::LibvirtLab;
 
-/// The reason for a bitmap that was cleared, or that began later.
+/// The reason for a bitmap that was cleared, or that was created later.
 const BEGUN_ANEW: &str = "does not go back to the snapshot before";
 pub(super) const GONE: &str = "is gone";
 
 impl World {
-    /// The image that a disk is on.
+    /// The top image of a disk.
     pub(super) fn top_image(&self, disk: usize) -> PathBuf {
         match &self.machine().describe().unwrap().disks[disk].source {
             DiskSource::File(path) => path.clone(),
@@ -30,7 +31,7 @@ impl World {
         answer.map_err(|error| error.to_string())
     }
 
-    /// The node of a disk, and its bitmaps of Holdfast.
+    /// The node of a disk, and its bitmaps that Holdfast created.
     pub(super) fn bitmaps_on(&self, disk: usize) -> (String, Vec<String>) {
         let found = disks(self.machine().monitor()).unwrap().swap_remove(disk);
         let names = found.bitmaps.into_iter().map(|bitmap| bitmap.name);
@@ -50,14 +51,14 @@ impl World {
         self.lab.virsh(&["start", "web1"]);
     }
 
-    /// The guest flushes its writes.
+    /// Flushes the writes of the guest.
     pub(super) fn flush(&self, disk: usize) {
         let line = format!("qemu-io -d /machine/peripheral/virtio-disk{disk}/virtio-backend flush");
         self.qmp("human-monitor-command", json!({ "command-line": line }))
             .unwrap();
     }
 
-    /// Kills QEMU, which saves nothing, when the guest has flushed.
+    /// Flushes the writes of the guest and kills QEMU, which saves nothing.
     pub(super) fn kill(&self) {
         for disk in 0..2 {
             self.flush(disk);
@@ -71,21 +72,21 @@ impl World {
         }
     }
 
-    /// Gives the machine, which is shut off, another image for a disk.
+    /// Gives a disk of the machine, which is shut off, another image.
     pub(super) fn put(&self, disk: usize, image: &Path, format: &str) {
         let configuration = self.lab.virsh(&["dumpxml", "web1", "--inactive"]);
         let before = format!("'{}'", self.top_image(disk).display());
         let at = configuration.find(&before).unwrap();
         let start = configuration[..at].rfind("<driver").unwrap();
         let target = at + configuration[at..].find("<target").unwrap();
-        // The new image does not have the old backing file.
+        // The backing file of the old image is removed from the configuration.
         let source = format!("<source file='{}'/>", image.display());
         let described = format!("<driver name='qemu' type='{format}'/>{source}");
         let configuration = [&configuration[..start], &described, &configuration[target..]].concat();
         self.lab.define_xml(&configuration);
     }
 
-    /// The images of a disk of a machine that runs, the one that is written first.
+    /// The images of a disk of a running machine, the top first.
     pub(super) fn images_below(&self, disk: usize) -> Vec<PathBuf> {
         let top = self.top_image(disk);
         let words = ["info", "-U", "--backing-chain", "--output=json", text(&top)];
@@ -94,7 +95,7 @@ impl World {
         files.map(|layer| layer["filename"].as_str().unwrap().into()).collect()
     }
 
-    /// Backs up, and asserts that it is right. Gives why the disks were read in full.
+    /// Backs up, and asserts that the snapshot is correct. Returns the reasons why disks were read completely.
     pub(super) fn back_up_rightly(&self, what: &str) -> [Option<String>; 2] {
         self.back_up_rightly_with(what, &[])
     }
@@ -108,7 +109,7 @@ impl World {
         reasons
     }
 
-    /// A program that has virsh do this when it is called for an event.
+    /// A hook that runs virsh with these arguments at an event.
     fn hook(&self, event: &str, words: &str) -> PathBuf {
         let uri = self.lab.uri();
         let script = format!("#!/bin/sh\n[ $1 != {event} ] || exec virsh -q -c '{uri}' {words}\n");
@@ -124,12 +125,12 @@ impl World {
 
     fn assert_in_full(&self, what: &str, reason: &str) {
         let [first, _] = self.back_up_rightly(what);
-        let said = first.unwrap_or_else(|| panic!("{what}: it was not read in full"));
-        assert!(said.contains(reason), "{what}: {said}");
+        let message = first.unwrap_or_else(|| panic!("{what}: it was not read in full"));
+        assert!(message.contains(reason), "{what}: {message}");
     }
 }
 
-/// Each write goes to a place of its own, so that one that is lost is seen.
+/// Each write has a different offset, so that any lost write is noticed.
 struct Places(usize);
 
 impl Places {
@@ -178,7 +179,7 @@ fn writes_before_a_snapshot_of_another_program_are_in_the_next_backup() {
 }
 
 #[test]
-fn commits_pulls_and_copies_keep_what_changed() {
+fn commits_pulls_and_copies_keep_all_changes() {
     let mut world = World::new();
     let mut places = Places(0);
     world.back_up();
@@ -230,7 +231,7 @@ fn commits_pulls_and_copies_keep_what_changed() {
 }
 
 #[test]
-fn images_exchanged_or_copied_while_the_machine_is_off_are_noticed() {
+fn images_exchanged_or_copied_while_the_machine_is_off_are_detected() {
     let mut world = World::new();
     let mut places = Places(0);
     let path = |world: &World, name: &str| world.lab.path(name);
@@ -292,12 +293,12 @@ fn images_exchanged_or_copied_while_the_machine_is_off_are_noticed() {
         &["rebase", "-u", "-F", "qcow2", "-b", text(&base), text(&top)],
     )
     .unwrap();
-    // libvirt keeps the old base in the configuration, unless the image is defined again.
+    // libvirt keeps the old base in the configuration until the image is defined again.
     world.put(0, &top, "qcow2");
     world.disks[0][7 << 20..(7 << 20) + 65_536].fill(99);
     world.start();
     world.assert_in_full("another base", "the base of the image");
-    // It is written, under the same name.
+    // The new base is written to, under the same name.
     world.stop();
     system("qemu-io", &["-f", "qcow2", "-c", "write -P 98 7M 64k", text(&base)]).unwrap();
     world.disks[0][7 << 20..(7 << 20) + 65_536].fill(98);
@@ -306,7 +307,7 @@ fn images_exchanged_or_copied_while_the_machine_is_off_are_noticed() {
 }
 
 #[test]
-fn a_bitmap_changed_by_another_program_is_not_believed() {
+fn a_bitmap_changed_by_another_program_is_not_used() {
     let mut world = World::new();
     let mut places = Places(0);
     world.back_up();
@@ -343,7 +344,7 @@ fn a_bitmap_changed_by_another_program_is_not_believed() {
     }
     world.disks[0][7 << 20..].fill(0);
     world.assert_in_full("smaller for a while", BEGUN_ANEW);
-    // A QEMU that is killed has not stored the bitmap of its overlay; that of the image below is stored, and enough.
+    // A killed QEMU has not stored the bitmap of its overlay; the stored one of the image below is sufficient.
     places.write(&mut world);
     world.snapshot_outside("s1", &["--no-metadata"]);
     places.write(&mut world);
@@ -356,9 +357,9 @@ fn a_bitmap_changed_by_another_program_is_not_believed() {
     world.assert_in_full("killed", "bitmap");
 }
 
-/// The layers are looked at before the administrator's programs are called, and the disks are frozen after them.
+/// The layers are inspected before the hooks are called, and the disks are frozen after that.
 #[test]
-fn a_snapshot_between_inspection_and_point_in_time_is_noticed() {
+fn a_snapshot_between_inspection_and_point_in_time_is_detected() {
     let mut world = World::new();
     let mut places = Places(0);
     let uri = world.lab.uri();
@@ -366,10 +367,10 @@ fn a_snapshot_between_inspection_and_point_in_time_is_noticed() {
     places.write(&mut world);
     let hook = world.hook("pre-freeze", "snapshot-create-as web1 now --disk-only --no-metadata");
     let words = at(&uri, &["backup", "web1", "--hook", text(&hook)]);
-    let (kind, said) = world.rig.error(4, &words);
+    let (kind, message) = world.rig.error(4, &words);
     assert!(
-        kind == "locked" && said.contains("was switched to another image"),
-        "{kind}: {said}"
+        kind == "locked" && message.contains("was switched to another image"),
+        "{kind}: {message}"
     );
     assert!(world.top_image(0).to_string_lossy().ends_with(".now"));
     places.write(&mut world);
@@ -377,9 +378,9 @@ fn a_snapshot_between_inspection_and_point_in_time_is_noticed() {
     world.assert_runs_and_is_clean();
 }
 
-/// QEMU goes back to an internal snapshot only where an image has no bitmap. libvirt has ended the machine's QEMU by then.
+/// QEMU reverts to an internal snapshot only if no image has a bitmap. By then libvirt has ended the machine's QEMU.
 #[test]
-fn a_machine_goes_back_to_an_internal_snapshot_that_a_backup_saw() {
+fn a_revert_to_an_internal_snapshot_is_detected() {
     let mut world = World::defined(LibvirtLab::new(), |lab| lab.define("web1", &["qcow2", "qcow2"]));
     let mut places = Places(0);
     world.lab.virsh(&["snapshot-create-as", "web1", "before"]);
@@ -393,7 +394,7 @@ fn a_machine_goes_back_to_an_internal_snapshot_that_a_backup_saw() {
     world.assert_in_full("gone back", GONE);
     world.lab.virsh(&["snapshot-delete", "web1", "before"]);
 
-    // The bitmap of this backup is kept in the images, and the snapshot is made after it.
+    // The bitmap of this backup is stored in the images, and the internal snapshot is created after it.
     world.back_up();
     world.lab.virsh(&["snapshot-create-as", "web1", "after"]);
     let then = world.disks.clone();
@@ -419,9 +420,9 @@ fn a_machine_goes_back_to_an_internal_snapshot_that_a_backup_saw() {
     world.assert_runs_and_is_clean();
 }
 
-/// An image of version 2 stores no bitmap, and does not record what is written to an overlay of it.
+/// An image of version 2 stores no bitmap, and records no writes to an overlay.
 #[test]
-fn images_of_the_old_version_are_read_in_full_where_they_must_be() {
+fn images_of_qcow2_version_2_are_read_in_full_after_an_overlay() {
     let mut world = World::new();
     let mut places = Places(0);
     world.stop();

@@ -1,4 +1,4 @@
-//! The chain of images of a disk of a bare QEMU is changed between two backups.
+//! The image chain of a disk of a bare QEMU changes between two backups.
 
 use serde_json::{Value, json};
 
@@ -19,7 +19,7 @@ impl Bare {
         }
     }
 
-    /// Waits until no job is left; one that waits to be completed is completed.
+    /// Waits for the end of all jobs, and completes those that are ready.
     pub(super) fn end_jobs(&self) {
         loop {
             let jobs = self.lab.execute("query-block-jobs", Value::Null);
@@ -27,7 +27,7 @@ impl Bare {
                 return;
             };
             if job["ready"] == true && job["status"] == "ready" {
-                // It may have ended since it was asked.
+                // The job may have ended since the query.
                 let words = json!({ "device": job["device"] });
                 let complete = QmpCommand::new("block-job-complete", words);
                 self.lab.monitor.execute(&complete).ok();
@@ -36,7 +36,7 @@ impl Bare {
         }
     }
 
-    /// Writes, backs up, and asserts that it is right. Gives why the disks were read in full.
+    /// Writes, backs up, and asserts that the snapshot is correct. Returns the reasons why disks were read completely.
     fn back_up_rightly(&self, what: &str) -> [Option<String>; 2] {
         let report = self.back_up(&[]);
         self.assert_snapshot_is_right(what);
@@ -67,7 +67,7 @@ fn a_qemu_without_libvirt_is_backed_up_through_all_layers() {
     bare.snapshot("three", &["two-one-format0", "two-one-format1"]);
     write(&mut bare);
     assert_eq!(bare.back_up_rightly("two snapshots"), [None, None]);
-    // The middle one is committed into the one below it; the last backup was of the top.
+    // The middle image is committed into the one below; the last backup was of the top image.
     let commit = json!({
         "job-id": "commit", "device": "three-two-one-format0", "top-node": "two-one-format0", "base-node": "one-format0",
     });
@@ -77,7 +77,7 @@ fn a_qemu_without_libvirt_is_backed_up_through_all_layers() {
     write(&mut bare);
     let [first, second] = bare.back_up_rightly("what it is based on is written by a commit");
     assert!(first.unwrap().contains("the base of the image") && second.is_none());
-    // All of it down into the first.
+    // All layers are committed into the first.
     write(&mut bare);
     let commit = json!({ "job-id": "commit", "device": "three-two-one-format0" });
     bare.lab.execute("block-commit", commit);
@@ -85,7 +85,7 @@ fn a_qemu_without_libvirt_is_backed_up_through_all_layers() {
     write(&mut bare);
     let [first, second] = bare.back_up_rightly("committed");
     assert!(first.unwrap().contains(GONE) && second.is_none());
-    // The backing file is streamed into the image.
+    // The content of the backing file is streamed into the image.
     write(&mut bare);
     bare.snapshot("four", &["format0"]);
     write(&mut bare);

@@ -1,4 +1,4 @@
-//! Which machines a command line means, at a real libvirt.
+//! Selection of machines by command-line arguments, with a real libvirt.
 
 use serde_json::Value;
 
@@ -19,7 +19,7 @@ fn names(list: &Value) -> Vec<&str> {
 }
 
 #[test]
-fn patterns_tags_and_all_mean_machines_and_their_owners_may_leave_them_out() {
+fn patterns_tags_and_all_select_machines_unless_excluded() {
     let world = World::new();
     for name in ["web2", "db1"] {
         world.lab.define(name, &["raw"]);
@@ -62,7 +62,7 @@ fn names_and_reasons(list: &Value) -> Vec<String> {
 }
 
 #[test]
-fn machines_are_listed_with_what_a_backup_would_take() {
+fn machines_are_listed_with_the_disks_that_a_backup_reads() {
     let world = World::new();
     world.lab.define("db1", &["raw"]);
     mark(&world, "db1", "tags='db' exclude='vda' enabled='no'");

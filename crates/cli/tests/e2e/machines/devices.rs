@@ -1,4 +1,4 @@
-//! Disks on every bus of QEMU, in the ways that they can be set up: all are backed up, incrementally, and restored right.
+//! Disks on every bus of QEMU, in every configuration: all are backed up, incrementally, and restored correctly.
 
 use std::path::Path;
 
@@ -13,18 +13,18 @@ const SECRET: &str = "secret,id=secret0,data=matrix";
 /// How long a backup may take to freeze the disks of a busy host.
 const PATIENCE: std::time::Duration = std::time::Duration::from_secs(60);
 
-/// A way to set a disk up.
+/// A configuration of a disk.
 struct Setup {
     /// The `id` of the device.
     id: &'static str,
     format: &'static str,
-    /// More words of its drive: options of its driver, or of a drive in the old style.
+    /// The `-blockdev` or `-drive` option of the disk.
     drive: Drive,
     /// The device without its drive and id, as JSON.
     device: &'static str,
-    /// Where the device has its drive, below it.
+    /// The backend of the device if it is a child of the device.
     backend: &'static str,
-    /// The first version of QEMU that has this, by its first number.
+    /// The first major version of QEMU that supports this.
     since: u64,
 }
 
@@ -69,7 +69,7 @@ const CONTROLLERS: [&str; 9] = [
     r#"{"driver":"usb-uas","id":"uas","bus":"usb.0"}"#,
 ];
 
-/// Disks that QEMU's main loop works at.
+/// Disks in QEMU's main loop.
 const MAIN_LOOP: [Setup; 17] = [
     setup("ide", "qcow2", r#"{"driver":"ide-hd","bus":"ide.0"}"#),
     setup("sata", "raw", r#"{"driver":"ide-hd","bus":"ahci.0"}"#),
@@ -128,7 +128,7 @@ const THREAD_CONTROLLERS: [&str; 2] = [
 const MAPPED_CONTROLLER: &str = r#"{"driver":"virtio-scsi-pci","id":"scsi3","num_queues":2,
     "iothread-vq-mapping":[{"iothread":"io1"},{"iothread":"io2"}]}"#;
 
-/// Disks in iothreads, and one that is in none.
+/// Disks in iothreads, and one in the main loop.
 const THREADS: [Setup; 9] = [
     virtio(
         "first",
@@ -167,16 +167,16 @@ const THREADS: [Setup; 9] = [
     },
 ];
 
-/// The first number of the version of the QEMU that is tested.
+/// The major version of the tested QEMU.
 fn version() -> u64 {
-    let said = run("qemu-system-x86_64", &["--version"]);
-    let number = said
+    let text = run("qemu-system-x86_64", &["--version"]);
+    let number = text
         .split_whitespace()
         .find_map(|word| word.split_once('.')?.0.parse().ok());
-    number.unwrap_or_else(|| panic!("{said}"))
+    number.unwrap_or_else(|| panic!("{text}"))
 }
 
-/// A running QEMU with these disks, and what they hold.
+/// A running QEMU with these disks, and their expected content.
 struct Matrix {
     bare: Bare,
     disks: Vec<(&'static Setup, Vec<u8>)>,
@@ -186,7 +186,7 @@ fn create(folder: &Path, setup: &Setup, byte: u8) {
     let image = folder.join(setup.id);
     let image = image.to_str().unwrap();
     if setup.format == "luks" {
-        // QEMU measures the processor first, which does not always succeed on a busy one.
+        // QEMU measures the processor first, which may fail on a busy host.
         let script = format!(
             "for attempt in 1 2 3 4 5 6 7 8; do \
              qemu-img create -q --object {SECRET} -f luks -o key-secret=secret0,iter-time=10 '{image}' 4M && exit; done; exit 1"
@@ -264,16 +264,16 @@ impl Matrix {
         }
     }
 
-    /// The guest writes to all of its disks, elsewhere each time.
+    /// The guest writes to all of its disks, at a new offset.
     fn write(&mut self, byte: u8) {
         let offset = usize::from(byte) << 16;
         for (setup, bytes) in &mut self.disks {
             let device = format!("/machine/peripheral/{}{}", setup.id, setup.backend);
-            let said = self
+            let text = self
                 .bare
                 .lab
                 .guest_at(&device, &format!("write -P {byte} {offset} 4096"));
-            assert!(said.contains("wrote 4096/4096"), "{}: {said}", setup.id);
+            assert!(text.contains("wrote 4096/4096"), "{}: {text}", setup.id);
             bytes[offset..offset + 4096].fill(byte);
         }
     }
@@ -287,7 +287,7 @@ impl Matrix {
         self.bare.wait_until_clean(what);
     }
 
-    /// Backs up, and asserts that of the disks that were there before only the changes are read.
+    /// Backs up, and asserts that every disk is read completely or incrementally, as expected.
     fn assert_backed_up(&self, what: &str, expected: Reading) {
         let report = self.bare.back_up(&[]);
         for (setup, _) in &self.disks {
@@ -309,7 +309,7 @@ impl Matrix {
         self.assert_changes_meanwhile_are_not_in_it();
     }
 
-    /// Writes, resets and hot plug while a backup reads.
+    /// Writes, resets and adds a disk during a backup.
     fn assert_changes_meanwhile_are_not_in_it(&mut self) {
         let before: Vec<Vec<u8>> = self.disks.iter().map(|(_, bytes)| bytes.clone()).collect();
         let source = self.bare.source.clone();
@@ -356,12 +356,12 @@ impl Matrix {
 }
 
 #[test]
-fn disks_of_the_main_loop_on_every_bus() {
+fn disks_in_the_main_loop_on_every_bus_are_backed_up() {
     Matrix::new(&MAIN_LOOP, &CONTROLLERS).assert_all_right();
 }
 
 #[test]
-fn disks_in_iothreads_in_every_way() {
+fn disks_in_iothreads_on_every_bus_are_backed_up() {
     let mut controllers = THREAD_CONTROLLERS.to_vec();
     if version() >= 10 {
         controllers.push(MAPPED_CONTROLLER);

@@ -1,4 +1,5 @@
-//! Real damage of every kind: the doctor reports it and changes nothing, `--fix` repairs it, and then nothing is found.
+//! Real damage of every kind: the doctor reports it and changes nothing, `--fix` repairs it, and then no finding is
+//! left.
 
 use std::process::{Child, Command, Output};
 use std::time::Duration;
@@ -17,15 +18,15 @@ use holdfast_test_kit::run;
 impl World {
     pub(super) fn doctor(&self, code: i32, words: &[&str]) -> Value {
         let output = self.doctor_answers(words);
-        let said = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.code(), Some(code), "{said}");
+        let message = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{message}");
         serde_json::from_slice::<Value>(&output.stdout).unwrap()["report"].clone()
     }
 
-    /// The output of the doctor, with a runtime directory of its own, because other tests leave sockets as well.
+    /// Runs the doctor with a runtime directory of its own, because other tests leave sockets as well.
     ///
-    /// A process of another test, of which the doctor cannot tell where it works, keeps a run from being removed. As the doctor
-    /// advises, it is asked again when that process has ended.
+    /// A process of another test, whose machine the doctor does not know, prevents the removal of a run. As the doctor
+    /// advises, it is run again when that process has ended.
     pub(super) fn doctor_answers(&self, words: &[&str]) -> Output {
         let start = self.lab.clock.now();
         loop {
@@ -49,7 +50,8 @@ impl World {
         command
     }
 
-    /// Two runs of the doctor find the same and change nothing; `--fix` repairs it; the next run finds nothing.
+    /// Asserts that two runs of the doctor find the same and change nothing, that `--fix` repairs it, and that the next
+    /// run finds nothing.
     fn is_repaired(&self, kinds: &[&str], fix: &[&str]) -> Value {
         let first = self.doctor(3, &[]);
         assert_eq!(found(&first), kinds, "{first:#}");
@@ -84,7 +86,7 @@ impl World {
             .collect()
     }
 
-    /// Kills a backup and its watchdog while its filters are in QEMU.
+    /// Kills a backup and its watchdog while its filters exist in QEMU.
     fn leave_filters(&self) {
         for _ in 0..40 {
             let mut child = self.begin_backup();
@@ -112,7 +114,7 @@ pub(super) fn found(report: &Value) -> Vec<&str> {
     findings.map(|finding| finding["kind"].as_str().unwrap()).collect()
 }
 
-/// The watchdog first, so that it does not see its backup die.
+/// Kills the watchdog first, before it can notice the death of its backup.
 pub(super) fn kill_with_watchdog(child: &mut Child) {
     let id = child.id();
     let children = std::fs::read_to_string(format!("/proc/{id}/task/{id}/children")).unwrap_or_default();
@@ -123,7 +125,7 @@ pub(super) fn kill_with_watchdog(child: &mut Child) {
     child.wait().unwrap();
 }
 
-/// What `doctor` answers of a backup that died.
+/// The report of `doctor` about a dead backup.
 pub(super) fn report_of_a_dead_backup() -> Value {
     let world = World::new();
     world.leave_filters();
@@ -162,16 +164,16 @@ fn filters_of_a_backup_killed_with_its_watchdog_are_removed() {
     world.rig.ok(&["verify"]);
 }
 
-/// The backup is stopped in its tracks, so that the moment is the right one.
+/// The note of a dead backup is changed to a phase in which the backup had paused the machine.
 #[test]
-fn a_machine_paused_by_a_dead_backup_is_resumed_and_one_paused_by_its_owner_is_not() {
+fn only_a_machine_that_a_dead_backup_paused_is_resumed() {
     let world = World::new();
     world.lab.virsh(&["suspend", "web1"]);
     let report = world.doctor(0, &["--fix"]);
     assert!(report["notes"][0].as_str().unwrap().contains("is paused"), "{report:#}");
     assert_eq!(world.machine().describe().unwrap().summary.state, MachineState::Paused);
     world.lab.virsh(&["resume", "web1"]);
-    // A note of a dead backup that had got so far, and the machine as it leaves it.
+    // A note of a backup that died in that phase, and a paused machine.
     world.leave_filters();
     let folder = world.rig.path("state/holdfast/runs");
     let note = std::fs::read_dir(&folder).unwrap().next().unwrap().unwrap().path();
@@ -239,7 +241,7 @@ fn snapshots_of_libvirt_and_templates_are_left_alone() {
     ]);
     assert_eq!(found(&world.doctor(0, &["--fix"])), [""; 0]);
     assert!(world.lab.virsh(&["dumpxml", "web1"]).contains("web1-a.kept"));
-    // Two machines on one base, one of them switched off: a template, independent of the name of the overlay.
+    // Two machines with one base, one of them shut off: a template, whatever the name of the overlay.
     world.lab.define("db1", &["qcow2"]);
     let (base, image) = (world.lab.path("web1-a"), world.lab.path("db1-a"));
     std::fs::remove_file(&image).unwrap();
@@ -264,7 +266,7 @@ fn snapshots_of_libvirt_and_templates_are_left_alone() {
 fn bitmaps_of_a_killed_qemu_and_waiting_jobs_are_reported() {
     let world = World::new();
     world.back_up();
-    // Saved once, then in use: a QEMU that is killed leaves it inconsistent.
+    // A stored bitmap is inconsistent after QEMU was killed while using it.
     world.lab.virsh(&["managedsave", "web1"]);
     world.lab.virsh(&["start", "web1"]);
     assert_eq!(found(&world.doctor(0, &[])), [""; 0]);
@@ -299,7 +301,7 @@ fn leftovers_in_folders_are_deleted_unless_they_are_in_use() {
     let bind = |folder: &str| std::os::unix::net::UnixListener::bind(world.rig.path(folder).join("nbd")).unwrap();
     drop(bind("run/holdfast-dead"));
     let _alive = bind("run/holdfast-alive");
-    // Pipes of a restore that was killed while its machine took its memory in, and of one that lives.
+    // Pipes of restores with memory: of a killed one, and of a running one.
     for folder in ["run/holdfast-pipe", "run/holdfast-pipe-alive"] {
         std::fs::create_dir_all(world.rig.path(folder)).unwrap();
         let pipe = world.rig.path(folder).join("memory");
@@ -350,8 +352,8 @@ fn pools_of_a_configuration_are_examined() {
     let report = serde_json::from_slice::<Value>(&output.stdout).unwrap()["report"].clone();
     assert_eq!(found(&report), ["unreachable"], "{report:#}");
     assert_eq!(report["findings"][0]["machine"], "xen://away");
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(said.contains("xen://secret is not looked at"), "{said}");
+    let message = String::from_utf8_lossy(&output.stderr);
+    assert!(message.contains("xen://secret is not looked at"), "{message}");
 }
 
 #[test]

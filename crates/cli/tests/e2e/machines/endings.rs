@@ -1,5 +1,5 @@
-//! Machines that end during their backup. The message is checked against the real cause: a crash is called a crash, and no machine that is off
-//! is called running.
+//! Machines that end during their backup. The message is compared with the real cause: a crash is reported as a crash,
+//! and no machine that is off is reported as running.
 
 use std::time::Duration;
 
@@ -40,15 +40,15 @@ impl World {
     }
 }
 
-fn assert_said(said: &str, expected: &str, what: &str) {
-    assert!(said.contains(expected), "{what}: {said}");
+fn assert_said(text: &str, expected: &str, what: &str) {
+    assert!(text.contains(expected), "{what}: {text}");
     for wrong in FALSE {
-        assert!(!said.contains(wrong), "{what}: {wrong}: {said}");
+        assert!(!text.contains(wrong), "{what}: {wrong}: {text}");
     }
 }
 
 #[test]
-fn a_machine_that_ends_while_it_is_read_is_said_to_have_ended() {
+fn a_machine_that_ends_while_it_is_read_is_reported() {
     for (how, expected) in ENDINGS {
         let world = World::new();
         let uri = world.lab.uri();
@@ -65,14 +65,14 @@ fn a_machine_that_ends_while_it_is_read_is_said_to_have_ended() {
         assert_eq!(output.status.code(), Some(1));
         assert_said(&crate::program::stderr(&output), expected, how);
         world.doctor(0, &[]);
-        // It is read from its images now.
+        // It is now read from its images.
         assert_eq!(world.back_up()["method"], "images");
     }
 }
 
-/// The machine ends at the instant itself, where a hook says when that is.
+/// The machine ends at the point in time itself, when a hook is called.
 #[test]
-fn a_machine_that_ends_at_its_instant_is_said_to_have_ended() {
+fn a_machine_that_ends_at_the_point_in_time_is_reported() {
     for (how, expected) in ENDINGS {
         let world = World::new();
         let uri = world.lab.uri();
@@ -96,7 +96,7 @@ fn a_machine_that_ends_at_its_instant_is_said_to_have_ended() {
 }
 
 #[test]
-fn a_bare_qemu_that_is_killed_is_said_to_be_gone() {
+fn a_killed_bare_qemu_is_reported() {
     let bare = Bare::new(&[]);
     let words = ["backup", &bare.source, "--bwlimit", "2M"];
     let child = bare.rig.command(&words).spawn().unwrap();

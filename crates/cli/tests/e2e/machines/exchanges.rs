@@ -1,9 +1,9 @@
-//! A machine goes out of libvirt as an archive of XenServer, comes back, and runs.
+//! A machine is exported from libvirt as an archive for XenServer, imported again, and runs.
 
 use super::{World, at};
 
 #[test]
-fn a_machine_that_was_imported_runs() {
+fn an_imported_machine_runs() {
     let mut world = World::new();
     world.write(0, 7, 1 << 20, 65_536);
     world.write(1, 9, 3000, 100_000);

@@ -1,4 +1,5 @@
-//! `export --now`: a machine at present, without a repository. The archive is of one point in time, and the machine is as before.
+//! `export --now`: exports the current state of a machine without a repository. The archive is of one point in time,
+//! and the machine is unchanged afterwards.
 
 use std::time::Duration;
 
@@ -19,7 +20,7 @@ impl World {
         self.rig.report(&at(&self.lab.uri(), &words))
     }
 
-    /// Asserts that an archive holds what the disks hold.
+    /// Asserts that an archive has the content of the disks.
     fn assert_archive_is_right(&self, archive: &str) {
         let rig = Rig::new();
         let path = self.rig.path(archive);
@@ -27,7 +28,7 @@ impl World {
         let shown = rig.report(&["show", "web1"]);
         let names = shown["snapshot"]["disks"].as_array().unwrap().iter();
         let mut names: Vec<&str> = names.filter_map(|disk| disk["name"].as_str()).collect();
-        // What else there is has an ending.
+        // Other files have an extension.
         names.retain(|name| !name.contains('.'));
         assert_eq!(names.len(), 2, "{archive}: {names:?}");
         for (target, bytes) in names.iter().zip(&self.disks) {
@@ -50,7 +51,7 @@ impl World {
 }
 
 #[test]
-fn a_machine_that_runs_becomes_every_kind_of_archive_without_a_repository() {
+fn a_running_machine_is_exported_to_every_kind_of_archive() {
     let mut world = World::new();
     world.rig = Rig::empty();
     world.write(0, 7, 1 << 20, 65_536);
@@ -75,7 +76,7 @@ fn a_machine_that_runs_becomes_every_kind_of_archive_without_a_repository() {
     }
     world.export_now(&["web1", "folder", "--format", "dir", "--disk-format", "raw"]);
     assert_eq!(world.rig.names("folder"), ["domain.xml", "vda.raw", "vdb.raw"]);
-    // It is a machine: its configuration names these images, and not those of the one that runs.
+    // The folder is a machine: its configuration refers to these images, not to those of the running one.
     let configuration = DomainXml::parse(&String::from_utf8(world.rig.read("folder/domain.xml")).unwrap()).unwrap();
     let sources = configuration.disks.iter().map(|disk| disk.source.clone());
     let sources = sources.filter(|source| *source != DiskSource::Empty);
@@ -103,9 +104,9 @@ fn a_machine_that_runs_becomes_every_kind_of_archive_without_a_repository() {
     );
 }
 
-/// What the guest writes while it is exported is not in the archive; and backups go on from where they were.
+/// Writes of the guest during the export are not in the archive; and later backups remain incremental.
 #[test]
-fn an_archive_is_of_one_instant_and_backups_do_not_notice() {
+fn an_export_is_of_one_point_in_time_and_keeps_backups_incremental() {
     let mut world = World::new();
     world.back_up();
     let known = world.bitmaps();
@@ -121,7 +122,7 @@ fn an_archive_is_of_one_instant_and_backups_do_not_notice() {
         );
         world.lab.clock.sleep(Duration::from_millis(5));
     }
-    // The filter is there from before the instant: it is over when the machine is read.
+    // The filter exists before the point in time; wait until the point in time has passed.
     world.lab.clock.sleep(Duration::from_millis(500));
     let before = world.disks.clone();
     world.write(0, 33, 7 << 20, 65_536);
@@ -245,7 +246,7 @@ fn impossible_exports_are_refused_before_the_machine_is_touched() {
     world.rig.write("taken.xva", b"mine");
     world.rig.write("full/mine", b"mine");
     let uri = world.lab.uri();
-    for (code, words, said) in [
+    for (code, words, text) in [
         (1, &["web1", "taken.xva"][..], "exists"),
         (1, &["web1", "full", "--format", "dir"], "not empty"),
         (1, &["web1", "x.xva", "--exclude", "vdz"], "vdz"),
@@ -264,7 +265,7 @@ fn impossible_exports_are_refused_before_the_machine_is_touched() {
         let (_, error) = world
             .rig
             .error(code, &at(&uri, &[&["export", "--now"], words].concat()));
-        assert!(error.contains(said), "{words:?}: {error}");
+        assert!(error.contains(text), "{words:?}: {error}");
     }
     let (_, error) = world.rig.error(2, &["export", "web1", "x.xva", "--quiesce=off"]);
     assert!(error.contains("give --now"), "{error}");

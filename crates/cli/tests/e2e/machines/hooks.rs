@@ -16,7 +16,7 @@ struct Hooked {
 }
 
 impl Hooked {
-    /// `does` is what the program does beside that, in the language of the shell.
+    /// `does` is a shell command that the hook runs besides logging.
     fn new(does: &str) -> Self {
         let bare = Bare::new(&[&AGENT[..], &["-uuid", "11111111-1111-4111-8111-111111111111"]].concat());
         let asked = play_agent(&bare.lab.path("agent"));
@@ -32,13 +32,13 @@ impl Hooked {
         [&["backup", &self.bare.source, "--hook", "hook"], words].concat()
     }
 
-    /// The events that it was called for.
+    /// The events for which the hook was called.
     fn called(&self) -> Vec<String> {
         let text = String::from_utf8(self.bare.rig.read("log")).unwrap();
         text.lines().map(str::to_owned).collect()
     }
 
-    /// Waits until it was called for `event`.
+    /// Waits until the hook was called for `event`.
     fn wait_for(&self, event: &str) {
         for _ in 0..400 {
             if self.bare.rig.path("log").exists() && self.called().iter().any(|called| called == event) {
@@ -56,7 +56,7 @@ impl Hooked {
             .to_owned()
     }
 
-    /// What the guest's agent was asked to do.
+    /// The commands that the guest agent received.
     fn asked(&self) -> Vec<String> {
         self.asked.try_iter().collect()
     }
@@ -89,7 +89,7 @@ fn hooks_are_called_in_order_with_their_variables() {
         .parse::<u64>()
         .unwrap();
     assert_eq!(hooked.asked(), ["guest-fsfreeze-freeze", "guest-fsfreeze-thaw"]);
-    // Their output is logged with the name of the hook; they do not get the password.
+    // The output of hooks is logged with the name of the hook; hooks do not get the password.
     let with_password = |words: &[&str]| {
         let mut command = hooked.bare.rig.command(words);
         let output = command
@@ -103,13 +103,13 @@ fn hooks_are_called_in_order_with_their_variables() {
     };
     with_password(&["init", "-r", "sealed"]);
     let output = with_password(&hooked.words(&["-r", "sealed", "--no-progress"]));
-    let said = String::from_utf8(output.stderr).unwrap();
-    assert!(said.contains("hook post-thaw: saying post-thaw"), "{said}");
+    let message = String::from_utf8(output.stderr).unwrap();
+    assert!(message.contains("hook post-thaw: saying post-thaw"), "{message}");
     let text = String::from_utf8(hooked.bare.rig.read("log.job-start")).unwrap();
     assert!(!text.contains("soup") && !text.contains("PASSWORD"), "{text}");
 }
 
-/// A user who can write a hook of root is root.
+/// A user who could change a hook of root could run commands as root.
 #[test]
 fn a_hook_that_others_can_write_is_not_called() {
     let hooked = Hooked::new("");
@@ -120,13 +120,13 @@ fn a_hook_that_others_can_write_is_not_called() {
     hooked.bare.wait_until_clean("refused");
 }
 
-/// What a QEMU of another user names is opened with that user's rights, not with root's.
+/// A file that a QEMU of another user names is opened with that user's rights, not with root's.
 #[test]
-fn images_that_the_user_of_a_qemu_cannot_read_are_not_read_for_him() {
+fn images_are_opened_with_the_rights_of_the_user_of_qemu() {
     if !rustix::process::geteuid().is_root() {
         return;
     }
-    // The option of older QEMUs is gone in 10.0.
+    // The option of older QEMUs was removed in 10.0.
     let words = match holdfast_test_kit::run("qemu-system-x86_64", &["--help"]) {
         help if help
             .lines()
@@ -144,7 +144,7 @@ fn images_that_the_user_of_a_qemu_cannot_read_are_not_read_for_him() {
     assert!(text.contains("Permission denied"), "{text}");
     assert_eq!(bare.rig.snapshot_count(), 0);
     bare.wait_until_clean("refused");
-    // QEMU itself has them open, and hands them out.
+    // QEMU itself has the images open, and passes on their file descriptors.
     bare.rig.ok(&["backup", &bare.source]);
     assert_eq!(bare.rig.snapshot_count(), 1);
 }
@@ -203,7 +203,7 @@ fn a_hook_that_hangs_is_killed_and_the_machine_was_never_frozen() {
     hooked.bare.wait_until_clean("hanging");
 }
 
-/// A hook that was called before the freeze is also called at the end, although the backup was killed.
+/// A hook that was called before the freeze is also called at the end, even if the backup was killed.
 #[test]
 fn hooks_are_called_with_job_abort_after_a_backup_is_killed() {
     for event in ["pre-freeze", "post-thaw"] {

@@ -1,4 +1,4 @@
-//! Host snapshots, and backups from them, on file systems where something goes wrong.
+//! Host snapshots, and backups from them, with failures of the file system.
 
 use std::fs::File;
 use std::io::{ErrorKind, Write as _};
@@ -9,11 +9,11 @@ use holdfast_block::Clock as _;
 use serde_json::json;
 
 use super::at;
-use super::host_snapshots::{OnOwn, on};
+use super::host_snapshots::{MachineSetup, machine_on};
 use holdfast_test_kit::file_systems::system;
 
-impl OnOwn {
-    /// Where the host snapshots are.
+impl MachineSetup {
+    /// The folder of the host snapshots.
     fn snapshots(&self) -> PathBuf {
         self.world.lab.folder.path().join(".holdfast/snapshots")
     }
@@ -27,12 +27,12 @@ impl OnOwn {
         report["datasets"][0]["dataset"].as_str().unwrap().to_owned()
     }
 
-    /// The names of those that are whole, the oldest first.
+    /// The names of the complete snapshots, oldest first.
     fn whole_ones(&self) -> Vec<serde_json::Value> {
         self.listed(&["web1"]).iter().map(|one| one["name"].clone()).collect()
     }
 
-    /// Everything that is in there, hidden or not.
+    /// All entries of the folder, hidden or not.
     fn entries(&self) -> Vec<String> {
         let Ok(entries) = std::fs::read_dir(self.snapshots()) else {
             return Vec::new();
@@ -45,39 +45,44 @@ impl OnOwn {
     }
 }
 
-/// Another program removes the snapshot that a backup reads. The backup fails with the reason, and the next one succeeds.
+/// Another program removes the snapshot that a backup reads. The backup fails with the reason, and the next one
+/// succeeds.
 fn removed_while_it_is_read(kind: &'static str, remove: fn(&Path)) {
-    let Some(mut on) = on(kind) else { return };
-    let uri = on.world.lab.uri();
-    on.world.write(0, 60, 0, 8 << 20);
+    let Some(mut setup) = machine_on(kind) else { return };
+    let uri = setup.world.lab.uri();
+    setup.world.write(0, 60, 0, 8 << 20);
     let words = at(&uri, &["backup", "web1", "--method", "snapshot", "--bwlimit", "1M"]);
-    let child = on.world.rig.command(&words).spawn().unwrap();
-    let clock = &on.world.lab.clock;
-    while on.listed(&["web1"]).is_empty() {
+    let child = setup.world.rig.command(&words).spawn().unwrap();
+    let clock = &setup.world.lab.clock;
+    while setup.listed(&["web1"]).is_empty() {
         clock.sleep(Duration::from_millis(10));
     }
     clock.sleep(Duration::from_millis(200));
-    remove(&on.snapshots().join(on.listed(&["web1"])[0]["name"].as_str().unwrap()));
-    assert_eq!(on.entries(), [""; 0]);
+    remove(
+        &setup
+            .snapshots()
+            .join(setup.listed(&["web1"])[0]["name"].as_str().unwrap()),
+    );
+    assert_eq!(setup.entries(), [""; 0]);
     let output = child.wait_with_output().unwrap();
-    // What is open can still be read: then nothing was missed.
+    // Open files can still be read: then the backup is complete.
     if output.status.success() {
-        on.world.assert_snapshot_is_right("of what was removed");
+        setup.world.assert_snapshot_is_right("of what was removed");
     } else {
-        assert_eq!(on.world.rig.snapshot_count(), 0);
+        assert_eq!(setup.world.rig.snapshot_count(), 0);
     }
-    on.world.write(1, 61, 0, 65_536);
-    let done = on
+    setup.world.write(1, 61, 0, 65_536);
+    let done = setup
         .world
         .rig
         .report(&at(&uri, &["backup", "web1", "--method", "snapshot"]));
     assert_eq!(done["machines"][0]["method"], "snapshot");
-    on.world.assert_snapshot_is_right("the next one");
-    on.world.assert_runs_and_is_clean();
+    setup.world.assert_snapshot_is_right("the next one");
+    setup.world.assert_runs_and_is_clean();
 }
 
 #[test]
-fn a_host_snapshot_on_btrfs_that_is_removed_while_a_backup_reads_it() {
+fn a_host_snapshot_on_btrfs_may_be_removed_during_a_backup() {
     removed_while_it_is_read("btrfs", |snapshot| {
         system("btrfs", &["property", "set", snapshot.to_str().unwrap(), "ro", "false"]).unwrap();
         system("btrfs", &["subvolume", "delete", snapshot.to_str().unwrap()]).unwrap();
@@ -85,15 +90,15 @@ fn a_host_snapshot_on_btrfs_that_is_removed_while_a_backup_reads_it() {
 }
 
 #[test]
-fn a_host_snapshot_on_xfs_that_is_removed_while_a_backup_reads_it() {
+fn a_host_snapshot_on_xfs_may_be_removed_during_a_backup() {
     removed_while_it_is_read("xfs", |snapshot| std::fs::remove_dir_all(snapshot).unwrap());
 }
 
-/// Writes until there is no room.
+/// Writes until the file system is full.
 fn fill(folder: &Path) -> PathBuf {
     let path = folder.join("filling");
     let mut file = File::create(&path).unwrap();
-    // Each write is synced, since ZFS counts its room then: few and large ones first.
+    // Each write is synced, because ZFS allocates space only then: few and large writes first.
     for length in [8 << 20, 1 << 20, 128 << 10, 16 << 10, 4096] {
         let bytes = vec![7; length];
         let refused = (0..100_000).find_map(|_| file.write_all(&bytes).and_then(|()| file.sync_data()).err());
@@ -104,50 +109,53 @@ fn fill(folder: &Path) -> PathBuf {
 
 /// The host snapshot is complete, or it is absent and the error says why; the machine keeps running in both cases.
 fn on_a_full_file_system(kind: &'static str) {
-    let Some(mut on) = on(kind) else { return };
-    on.world.write(0, 62, 0, 1 << 20);
-    on.take(0, &["web1", "--name", "before"]);
-    let filling = fill(on.world.lab.folder.path());
-    let uri = on.world.lab.uri();
+    let Some(mut setup) = machine_on(kind) else { return };
+    setup.world.write(0, 62, 0, 1 << 20);
+    setup.take(0, &["web1", "--name", "before"]);
+    let filling = fill(setup.world.lab.folder.path());
+    let uri = setup.world.lab.uri();
     let words = at(&uri, &["snapshot", "web1", "--name", "full", "--json"]);
-    let output = on.world.rig.run(&words);
-    let said = String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout);
+    let output = setup.world.rig.run(&words);
+    let text = String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout);
     if output.status.success() {
-        assert_eq!(on.whole_ones(), ["before", "full"], "{kind}");
+        assert_eq!(setup.whole_ones(), ["before", "full"], "{kind}");
     } else {
         assert!(
-            said.contains("no space is left") && !said.contains("/proc/"),
-            "{kind}: {said}"
+            text.contains("no space is left") && !text.contains("/proc/"),
+            "{kind}: {text}"
         );
-        assert_eq!(on.whole_ones(), ["before"], "{kind}");
+        assert_eq!(setup.whole_ones(), ["before"], "{kind}");
     }
     assert!(
-        on.entries().iter().all(|name| !name.starts_with('.')),
+        setup.entries().iter().all(|name| !name.starts_with('.')),
         "{kind}: {:?}",
-        on.entries()
+        setup.entries()
     );
-    on.world.assert_runs_and_is_clean();
-    // What a host snapshot refers to takes room, until it goes: that has to work where there is none.
+    setup.world.assert_runs_and_is_clean();
+    // A host snapshot uses space until it is removed: that must work on a full file system.
     if output.status.success() {
-        on.world.rig.ok(&["host", "remove", &format!("{}@full", on.dataset())]);
+        setup
+            .world
+            .rig
+            .ok(&["host", "remove", &format!("{}@full", setup.dataset())]);
     }
-    // Once there is room again, so is everything else.
+    // With free space, everything works again.
     std::fs::remove_file(filling).unwrap();
     // btrfs frees removed data with a delay.
     let words = at(&uri, &["snapshot", "web1", "--name", "after"]);
     let is_taken = (0..100).any(|_| {
-        on.world.lab.clock.sleep(Duration::from_millis(300));
-        on.world.rig.run(&words).status.success()
+        setup.world.lab.clock.sleep(Duration::from_millis(300));
+        setup.world.rig.run(&words).status.success()
     });
     assert!(is_taken, "{kind}");
-    assert_eq!(on.whole_ones().last(), Some(&json!("after")));
-    on.world.write(1, 63, 0, 65_536);
-    on.world.back_up();
-    on.world.assert_snapshot_is_right(kind);
+    assert_eq!(setup.whole_ones().last(), Some(&json!("after")));
+    setup.world.write(1, 63, 0, 65_536);
+    setup.world.back_up();
+    setup.world.assert_snapshot_is_right(kind);
 }
 
 #[test]
-fn a_file_system_that_is_full() {
+fn a_snapshot_on_a_full_file_system_is_complete_or_absent() {
     for kind in ["btrfs", "xfs", "zfs"] {
         on_a_full_file_system(kind);
     }

@@ -1,4 +1,4 @@
-//! Host snapshots of machines that run, on real file systems.
+//! Host snapshots of running machines, on real file systems.
 
 use std::path::Path;
 use std::time::Duration;
@@ -11,18 +11,18 @@ use super::{World, at};
 use holdfast_test_kit::file_systems::{FileSystem, Mounted, Pool, system};
 use holdfast_test_kit::libvirt::{DISK_BYTES, LibvirtLab};
 
-/// A machine whose disks are in the root of a file system of its own.
-pub(super) struct OnOwn {
-    // Dropped before the file system of its files.
+/// A machine whose disks are in the root of a separate file system.
+pub(super) struct MachineSetup {
+    // Dropped before the file system.
     pub(super) world: World,
     pub(super) file_system: Box<dyn FileSystem>,
 }
 
-/// A machine on a file system of `kind`; none, with the reason printed, where there can be none here.
+/// A machine on a file system of `kind`; `None`, with the reason printed, if this host cannot create one.
 #[expect(clippy::print_stdout, reason = "a test that is skipped says why")]
-pub(super) fn on(kind: &'static str) -> Option<OnOwn> {
+pub(super) fn machine_on(kind: &'static str) -> Option<MachineSetup> {
     if kind == "volumes" {
-        return super::volumes::on_volumes();
+        return super::volumes::machine_on_volumes();
     }
     let mut made = None;
     let lab = LibvirtLab::prepared(|folder| {
@@ -33,7 +33,7 @@ pub(super) fn on(kind: &'static str) -> Option<OnOwn> {
         made = Some(file_system);
     });
     match made? {
-        Ok(file_system) => Some(OnOwn {
+        Ok(file_system) => Some(MachineSetup {
             world: World::of(lab),
             file_system,
         }),
@@ -44,14 +44,14 @@ pub(super) fn on(kind: &'static str) -> Option<OnOwn> {
     }
 }
 
-impl OnOwn {
-    /// Takes a snapshot, and returns its first cut in the report.
+impl MachineSetup {
+    /// Takes a snapshot, and returns the first entry of `cuts` in the report.
     pub(super) fn take(&self, code: i32, words: &[&str]) -> serde_json::Value {
         let words = [&["snapshot"], words].concat();
         self.world.rig.json(code, &at(&self.world.lab.uri(), &words))["report"]["cuts"][0].clone()
     }
 
-    /// What the raw disk of the machine held, in the snapshot of this full name.
+    /// The content of the raw disk of the machine in a snapshot.
     fn disk_in(&self, full_name: &str) -> Vec<u8> {
         let snapshot = full_name.split_once(':').unwrap().1;
         let (dataset, name) = snapshot.rsplit_once('@').unwrap();
@@ -86,13 +86,15 @@ impl OnOwn {
     }
 }
 
-/// What the verbs about host snapshots answer.
+/// Reports of the verbs about host snapshots.
 pub(super) fn reports() -> Vec<(&'static str, serde_json::Value)> {
-    let Some(on) = on("btrfs") else { return Vec::new() };
-    let folder = on.world.lab.folder.path().to_str().unwrap().to_owned();
-    let uri = on.world.lab.uri();
+    let Some(setup) = machine_on("btrfs") else {
+        return Vec::new();
+    };
+    let folder = setup.world.lab.folder.path().to_str().unwrap().to_owned();
+    let uri = setup.world.lab.uri();
     let name = format!("btrfs:{folder}@one");
-    let report = |code, words: &[&str]| on.world.rig.json(code, words)["report"].clone();
+    let report = |code, words: &[&str]| setup.world.rig.json(code, words)["report"].clone();
     let connected = |code, words: &[&str]| report(code, &at(&uri, words));
     let mounted = format!("{folder}/mounted");
     std::fs::create_dir(&mounted).unwrap();
@@ -121,9 +123,9 @@ pub(super) fn reports() -> Vec<(&'static str, serde_json::Value)> {
 }
 
 /// Dry runs of `host hold` and `host release` fail like the commands, and change nothing.
-fn assert_hold_plans(on: &OnOwn, name: &str) {
-    let rig = &on.world.rig;
-    let hold_count = || on.listed(&["web1"])[0]["hold_count"].clone();
+fn assert_hold_plans(setup: &MachineSetup, name: &str) {
+    let rig = &setup.world.rig;
+    let hold_count = || setup.listed(&["web1"])[0]["hold_count"].clone();
     let lists_holds = !name.starts_with("zfs:") || Pool::is_in_kernel();
     let fails = |code: i32, change: &str, expected: &str| {
         assert_eq!(rig.error(code, &["host", change, name]).0, expected);
@@ -148,28 +150,28 @@ fn assert_hold_plans(on: &OnOwn, name: &str) {
 }
 
 fn a_machine_is_snapshotted(kind: &'static str) {
-    let Some(mut on) = on(kind) else { return };
+    let Some(mut setup) = machine_on(kind) else { return };
     // A snapshot with an existing name fails, and the existing one is kept.
-    on.take(0, &["web1", "--name", "once"]);
-    let (error, said) = on
+    setup.take(0, &["web1", "--name", "once"]);
+    let (error, text) = setup
         .world
         .rig
-        .error(1, &at(&on.world.lab.uri(), &["snapshot", "web1", "--name", "once"]));
-    assert_eq!(error, "exists", "{said}");
-    let once = on.listed(&["web1"]);
+        .error(1, &at(&setup.world.lab.uri(), &["snapshot", "web1", "--name", "once"]));
+    assert_eq!(error, "exists", "{text}");
+    let once = setup.listed(&["web1"]);
     assert_eq!(once.len(), 1);
-    let dataset = on.take(0, &["web1", "--dry-run"])["snapshots"][0]
+    let dataset = setup.take(0, &["web1", "--dry-run"])["snapshots"][0]
         .as_str()
         .unwrap()
         .to_owned();
     let dataset = dataset.rsplit_once('@').unwrap().0.to_owned();
-    on.world.rig.ok(&["host", "remove", &format!("{dataset}@once")]);
+    setup.world.rig.ok(&["host", "remove", &format!("{dataset}@once")]);
 
-    let cut = on.take(0, &["web1"]);
+    let cut = setup.take(0, &["web1"]);
     let name = cut["snapshots"][0].as_str().unwrap().to_owned();
     assert!(name.contains("@holdfast_web1_20") && name.ends_with('Z'), "{name}");
     assert_eq!(cut["snapshots"].as_array().unwrap().len(), 1);
-    // Two files are cloned one after the other: the machine is paused meanwhile.
+    // Two files are cloned one after the other, so the machine is paused meanwhile.
     let is_clones = kind == "xfs";
     assert_eq!(cut["is_one_instant"], !is_clones);
     let machine = &cut["machines"][0];
@@ -180,32 +182,32 @@ fn a_machine_is_snapshotted(kind: &'static str) {
     );
     assert_eq!(machine["not_frozen"], "it has no guest agent");
 
-    on.world.write(1, 77, 0, 65_536);
-    let now = std::fs::read(on.world.lab.path("web1-b")).unwrap();
+    setup.world.write(1, 77, 0, 65_536);
+    let now = std::fs::read(setup.world.lab.path("web1-b")).unwrap();
     assert_eq!(now[0], 77);
-    let then = on.disk_in(&name);
+    let then = setup.disk_in(&name);
     assert!(then.len() as u64 == DISK_BYTES && then.iter().all(|byte| *byte == 2));
 
-    let listed = &on.listed(&["web1"])[0];
+    let listed = &setup.listed(&["web1"])[0];
     assert!(name.ends_with(listed["name"].as_str().unwrap()));
     assert_eq!(
         (&listed["consistency"], &listed["machines"]),
         (&"crash".into(), &serde_json::json!(["web1"]))
     );
     assert!(listed["program"].as_str().unwrap().starts_with("holdfast "));
-    assert_hold_plans(&on, &name);
-    on.world.rig.ok(&["host", "hold", &name]);
-    let held = on.world.rig.json(1, &["host", "remove", &name])["report"]["snapshots"][0].clone();
+    assert_hold_plans(&setup, &name);
+    setup.world.rig.ok(&["host", "hold", &name]);
+    let held = setup.world.rig.json(1, &["host", "remove", &name])["report"]["snapshots"][0].clone();
     assert_eq!(held["obstacle"], "it has a hold");
-    on.world.rig.ok(&["host", "release", &name]);
-    let planned = on.world.rig.ok(&["host", "remove", &name, "--dry-run"]);
+    setup.world.rig.ok(&["host", "release", &name]);
+    let planned = setup.world.rig.ok(&["host", "remove", &name, "--dry-run"]);
     assert!(planned.starts_with("would remove "), "{planned}");
-    assert_eq!(on.listed(&["web1"]).len(), 1);
-    on.world.rig.ok(&["host", "remove", &name]);
-    assert_eq!(on.listed(&["web1"]).len(), 0);
-    on.world.rig.error(1, &["host", "remove", &name]);
-    on.world.assert_runs_and_is_clean();
-    assert_eq!(on.world.rig.names("state/holdfast/runs"), [""; 0]);
+    assert_eq!(setup.listed(&["web1"]).len(), 1);
+    setup.world.rig.ok(&["host", "remove", &name]);
+    assert_eq!(setup.listed(&["web1"]).len(), 0);
+    setup.world.rig.error(1, &["host", "remove", &name]);
+    setup.world.assert_runs_and_is_clean();
+    assert_eq!(setup.world.rig.names("state/holdfast/runs"), [""; 0]);
 }
 
 #[test]
@@ -224,29 +226,29 @@ fn a_machine_on_xfs_is_snapshotted() {
 }
 
 #[test]
-fn the_machines_in_a_dataset_are_found_and_would_be_frozen() {
-    let Some(on) = on("btrfs") else { return };
-    let folder = on.world.lab.folder.path().to_str().unwrap().to_owned();
-    let planned = on.take(0, &[&folder, "--dry-run", "--name", "one"]);
+fn the_machines_in_a_dataset_are_found() {
+    let Some(setup) = machine_on("btrfs") else { return };
+    let folder = setup.world.lab.folder.path().to_str().unwrap().to_owned();
+    let planned = setup.take(0, &[&folder, "--dry-run", "--name", "one"]);
     assert_eq!(planned["would_freeze"], serde_json::json!(["web1"]));
     assert_eq!(planned["snapshots"][0], format!("btrfs:{folder}@one"));
-    assert_eq!(on.listed(&[&folder]).len(), 0);
-    let cut = on.take(0, &[&folder, "--name", "one"]);
+    assert_eq!(setup.listed(&[&folder]).len(), 0);
+    let cut = setup.take(0, &[&folder, "--name", "one"]);
     assert_eq!(cut["machines"][0]["name"], "web1");
-    // The machine has no agent: a required freeze is refused, and no snapshot is made.
-    let uri = on.world.lab.uri();
+    // The machine has no agent: a required freeze is refused, and no snapshot is taken.
+    let uri = setup.world.lab.uri();
     let words = ["snapshot", &folder, "--name", "two", "--quiesce", "require"];
-    let (kind, said) = on.world.rig.error(1, &at(&uri, &words));
-    assert!(kind == "refused" && said.contains("web1"), "{said}");
-    let (kind, _) = on
+    let (kind, text) = setup.world.rig.error(1, &at(&uri, &words));
+    assert!(kind == "refused" && text.contains("web1"), "{text}");
+    let (kind, _) = setup
         .world
         .rig
         .error(1, &at(&uri, &["snapshot", &folder, "--name", "one"]));
     assert_eq!(kind, "exists");
-    let names: Vec<_> = on.listed(&[&folder]).iter().map(|one| one["name"].clone()).collect();
+    let names: Vec<_> = setup.listed(&[&folder]).iter().map(|one| one["name"].clone()).collect();
     assert_eq!(names, ["one"]);
-    on.world.virsh_off();
-    let cut = on.take(0, &["web1", "--name", "off"]);
+    setup.world.virsh_off();
+    let cut = setup.take(0, &["web1", "--name", "off"]);
     assert_eq!(cut["machines"][0]["consistency"], "shut off");
 }
 
@@ -257,18 +259,21 @@ impl World {
 }
 
 #[test]
-fn a_machine_whose_disks_are_on_ext4_is_refused_with_a_reason() {
-    let Some(on) = on("ext4") else { return };
-    let (kind, said) = on.world.rig.error(1, &at(&on.world.lab.uri(), &["snapshot", "web1"]));
+fn a_machine_with_disks_on_ext4_is_refused_with_a_reason() {
+    let Some(setup) = machine_on("ext4") else { return };
+    let (kind, text) = setup
+        .world
+        .rig
+        .error(1, &at(&setup.world.lab.uri(), &["snapshot", "web1"]));
     assert_eq!(kind, "unsupported");
     assert!(
-        said.contains("disk vda") && said.contains("ext4") && said.contains("holdfast backup"),
-        "{said}"
+        text.contains("disk vda") && text.contains("ext4") && text.contains("holdfast backup"),
+        "{text}"
     );
-    on.world.assert_runs_and_is_clean();
+    setup.world.assert_runs_and_is_clean();
 }
 
-/// A machine of a QEMU by itself, in a folder whose files can be cloned.
+/// A machine of a bare QEMU, in a folder on XFS, whose files can be cloned.
 pub(super) fn bare_on_xfs() -> Option<(Bare, Mounted)> {
     let mut mounted = None;
     let bare = Bare::prepared(&AGENT, |folder| mounted = Mounted::at("xfs", folder).ok());
@@ -276,7 +281,7 @@ pub(super) fn bare_on_xfs() -> Option<(Bare, Mounted)> {
 }
 
 #[test]
-fn a_guest_with_an_agent_is_frozen_and_paused_while_its_disks_are_snapshotted_one_by_one() {
+fn a_guest_is_frozen_and_paused_while_its_disks_are_snapshotted() {
     let Some((bare, _mounted)) = bare_on_xfs() else { return };
     let asked = play_agent(&bare.lab.path("agent"));
     let report = bare
@@ -293,7 +298,7 @@ fn a_guest_with_an_agent_is_frozen_and_paused_while_its_disks_are_snapshotted_on
     bare.wait_until_clean("a snapshot");
 }
 
-/// Its owner pauses it between inspection and snapshot: Holdfast does not resume it.
+/// The owner pauses the machine between inspection and snapshot: Holdfast does not resume it.
 #[test]
 fn a_machine_that_its_owner_pauses_during_a_snapshot_stays_paused() {
     let Some((bare, _mounted)) = bare_on_xfs() else { return };
@@ -319,7 +324,7 @@ fn a_snapshot_killed_at_any_moment_leaves_the_machine_running_and_thawed() {
     let clock = holdfast_block::SystemClock::new();
     let mut random = SeededRandom::new(11);
     for round in 0..12 {
-        // In every other round it is paused instead.
+        // In every second round the guest is not frozen, and the machine is only paused.
         let quiesce = if round % 2 == 0 { "off" } else { "try" };
         let words = ["snapshot", &bare.source, "--quiesce", quiesce];
         let mut child = bare.rig.command(&words).spawn().unwrap();
@@ -343,12 +348,12 @@ fn a_snapshot_killed_at_any_moment_leaves_the_machine_running_and_thawed() {
 /// Rules apply within a series; named and held snapshots, and those of other programs, are kept.
 #[test]
 fn host_snapshots_are_pruned_by_rules() {
-    let Some(on) = on("btrfs") else { return };
-    let folder = on.world.lab.folder.path().to_str().unwrap().to_owned();
+    let Some(setup) = machine_on("btrfs") else { return };
+    let folder = setup.world.lab.folder.path().to_str().unwrap().to_owned();
     let of_web = |second: u32| format!("holdfast_web1_2026-01-01_00:00:0{second}Z");
     let other = "holdfast_db1_2026-01-01_00:00:00Z";
     for name in (0..4).map(of_web).chain(["mine".to_owned(), other.to_owned()]) {
-        on.take(0, &["web1", "--name", &name]);
+        setup.take(0, &["web1", "--name", &name]);
     }
     system(
         "btrfs",
@@ -361,16 +366,17 @@ fn host_snapshots_are_pruned_by_rules() {
         ],
     )
     .unwrap();
-    on.world
+    setup
+        .world
         .rig
         .ok(&["host", "hold", &format!("btrfs:{folder}@{}", of_web(0))]);
-    let uri = on.world.lab.uri();
+    let uri = setup.world.lab.uri();
     let prune = |words: &[&str]| {
         let words = [&["host", "prune"], words].concat();
-        on.world.rig.report(&at(&uri, &words))
+        setup.world.rig.report(&at(&uri, &words))
     };
     let names = || {
-        let mut names: Vec<String> = on
+        let mut names: Vec<String> = setup
             .listed(&["web1"])
             .iter()
             .map(|one| one["name"].as_str().unwrap().to_owned())
@@ -397,9 +403,9 @@ fn host_snapshots_are_pruned_by_rules() {
         left
     };
     assert_eq!(names(), left(&[0, 2, 3]));
-    // Of a dataset all series, each by itself.
+    // All series of a dataset, each of them separately.
     let done = prune(&[&folder, "--keep-last", "1"]);
     assert_eq!(done["series"].as_array().unwrap().len(), 2, "{done:#}");
     assert_eq!(names(), left(&[0, 3]));
-    on.world.assert_runs_and_is_clean();
+    setup.world.assert_runs_and_is_clean();
 }

@@ -22,7 +22,8 @@ impl World {
         self.lab.connect().machine(NAME).unwrap()
     }
 
-    /// Kills a restore as soon as its machine runs; its images are not filled then. The folder of the restore.
+    /// Kills a restore as soon as its machine is running, before its images are filled. Returns the folder of the
+    /// restore.
     pub(super) fn begun(&self) -> PathBuf {
         self.begun_with(&[])
     }
@@ -46,20 +47,20 @@ impl World {
             if let Some(folder) = served_folder(&self.configuration(NAME)) {
                 return folder;
             }
-            // It was quicker.
+            // All images were filled before the kill.
             self.lab.virsh(&["destroy", NAME]);
             self.lab.virsh(&["undefine", NAME]);
         }
         panic!("it fills disks in no time");
     }
 
-    /// The guest of the restored machine writes, and its flush succeeds.
+    /// The guest of the restored machine writes and flushes successfully.
     pub(super) fn restored_writes(&mut self, disk: usize, byte: u8, offset: usize, length: usize) {
         let machine = self.restored();
         self.lab
             .guest_writes(machine.monitor(), disk, byte, offset as u64, length as u64);
-        let said = self.restored_says(disk, "flush");
-        assert!(!said.contains("failed"), "{said}");
+        let message = self.restored_says(disk, "flush");
+        assert!(!message.contains("failed"), "{message}");
         self.disks[disk][offset..offset + length].fill(byte);
     }
 
@@ -72,7 +73,7 @@ impl World {
     }
 
     pub(super) fn start_check_and_remove(&self) {
-        // Where it was killed before the start, that is the owner's.
+        // If the restore was killed before the start, the user starts the machine.
         self.lab.connect().start(NAME).ok();
         self.assert_is_whole();
         self.lab.virsh(&["undefine", NAME]);
@@ -81,7 +82,7 @@ impl World {
         }
     }
 
-    /// The machine uses its own images, which have the right content, and nothing else is left.
+    /// Asserts that the machine uses its own images, which have the right content, and that nothing else is left.
     pub(super) fn assert_is_whole(&self) {
         assert_eq!(self.lab.virsh(&["domstate", NAME]).trim(), "running");
         let before = self.configuration(NAME);
@@ -103,7 +104,7 @@ impl World {
     }
 }
 
-/// Processes that serve for the restore in a folder.
+/// The server processes of the restore in a folder.
 pub(super) fn servers(folder: &std::path::Path) -> Vec<Pid> {
     let processes = std::fs::read_dir("/proc").unwrap().flatten();
     let is_server = |entry: &std::fs::DirEntry| {
@@ -124,7 +125,7 @@ pub(super) fn kill_servers(folder: &std::path::Path) {
 }
 
 #[test]
-fn a_machine_runs_at_once_and_then_on_its_own_images() {
+fn a_machine_runs_immediately_and_then_from_its_own_images() {
     let mut world = World::new();
     world.write(0, 7, 1 << 20, 65_536);
     world.back_up();
@@ -134,7 +135,6 @@ fn a_machine_runs_at_once_and_then_on_its_own_images() {
     world.assert_is_whole();
 }
 
-/// The firmware reads a disk whose server is dead: no error reaches it. The machine is paused, and repeats the request when it is resumed.
 #[test]
 fn changes_of_the_configuration_during_a_restore_are_kept() {
     let world = World::new();
@@ -152,9 +152,9 @@ fn changes_of_the_configuration_during_a_restore_are_kept() {
     world.assert_is_whole();
 }
 
-/// Its images are reserved for it, although its configuration does not name them yet.
+/// The images are reserved, although the configuration of the machine does not name them yet.
 #[test]
-fn images_that_are_being_filled_belong_to_their_machine() {
+fn images_that_are_being_filled_are_reserved() {
     let world = World::new();
     world.back_up();
     let Some(device) = loop_device(&world.rig.path("loop"), 8 << 20) else {
@@ -172,7 +172,7 @@ fn images_that_are_being_filled_belong_to_their_machine() {
     world.assert_holds(NAME);
 }
 
-/// Ctrl-C leaves a machine that runs, and says how its disks are filled.
+/// Ctrl-C leaves a running machine, and prints how its disks are filled.
 #[test]
 fn an_interrupted_restore_leaves_the_machine_running() {
     let world = World::new();
@@ -187,14 +187,14 @@ fn an_interrupted_restore_leaves_the_machine_running() {
     let output = child.wait_with_output().unwrap();
     assert_eq!(world.lab.virsh(&["domstate", NAME]).trim(), "running");
     if output.status.code() != Some(0) {
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(said.contains("holdfast resume web1-restored"), "{said}");
+        let message = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(message.contains("holdfast resume web1-restored"), "{message}");
         world.resume();
     }
     world.assert_is_whole();
 }
 
-/// The server cannot ask for a password, and gets the key that was derived from it: it needs no slot.
+/// The server cannot ask for a password; it gets the derived key and needs no key slot.
 #[test]
 fn the_server_of_an_encrypted_repository_needs_no_password() {
     let world = World::new();
@@ -240,7 +240,7 @@ fn the_server_of_an_encrypted_repository_needs_no_password() {
     world.assert_is_whole();
 }
 
-/// The guest boots while its disks are filled: what fills them leaves it room from the first byte on.
+/// The guest boots while its disks are filled: the copy is limited from the first byte on.
 #[test]
 fn disks_are_filled_at_a_bounded_rate() {
     let world = World::new();
@@ -263,7 +263,7 @@ fn disks_are_filled_at_a_bounded_rate() {
                 .flatten()
                 .filter_map(|job| job["speed"].as_u64())
                 .collect();
-            // The rate of a copy that is under way is changed a moment after the start of the next program.
+            // The rate of a running copy changes shortly after the start of the next program.
             if rates == [rate, rate] {
                 break;
             }

@@ -1,4 +1,4 @@
-//! A restore, its server or its machine is killed while the images are filled: what the guest wrote is kept.
+//! A restore, its server or its machine is killed while the images are filled: writes of the guest are kept.
 
 use std::time::Duration;
 
@@ -34,9 +34,9 @@ fn writes_of_the_guest_survive_the_death_of_restore_and_server() {
     world.rig.ok(&["forget", &id]);
 }
 
-/// A machine that has run must not begin again from the snapshot, and that be copied over its images.
+/// If writes of the guest are missing, the machine must not be filled from the snapshot again.
 #[test]
-fn a_restore_does_not_continue_without_the_writes_of_the_guest() {
+fn a_restore_is_not_resumed_without_the_writes_of_the_guest() {
     let mut world = World::new();
     world.back_up();
     let folder = world.begun();
@@ -54,12 +54,14 @@ fn a_restore_does_not_continue_without_the_writes_of_the_guest() {
     world.assert_is_whole();
 }
 
+/// The firmware reads a disk whose server is dead, and gets no error: the machine is paused, and repeats the request
+/// when it is resumed.
 #[test]
-fn a_machine_whose_server_died_is_paused_and_resumed() {
+fn a_machine_is_paused_when_its_server_dies_and_can_be_resumed() {
     let world = World::new();
     world.back_up();
     let mut attempts = 0..5;
-    // The disk that it boots from may be on its image already.
+    // The boot disk may already be on its image.
     while attempts.next().is_some() {
         let folder = world.begun();
         kill_servers(&folder);
@@ -72,19 +74,19 @@ fn a_machine_whose_server_died_is_paused_and_resumed() {
     }
     let libvirt = world.lab.connect();
     let start = world.lab.clock.now();
-    // On a host with much to do, a firmware takes its time to come to its disk.
+    // On a busy host, the firmware needs time until it reads its disk.
     let (mut reset_after, mut patience) = (Duration::ZERO, Duration::from_secs(20));
     loop {
         let waited = world.lab.clock.now().saturating_sub(start);
         match libvirt.execution_state(NAME).unwrap() {
             ExecutionState::StoppedByDisk => break,
-            // From then on the firmware reads its disk.
+            // After a reset, the firmware reads its disk again.
             ExecutionState::Running if waited >= reset_after => {
                 world.lab.virsh(&["reset", NAME]);
                 patience *= 2;
                 reset_after = waited + patience;
             }
-            // It was paused when it was reset, and the reason is lost.
+            // The machine was paused at the reset, and the reason of the pause is lost.
             ExecutionState::Paused => drop(world.lab.virsh(&["resume", NAME])),
             ExecutionState::Running | ExecutionState::ShutOff => {}
         }
@@ -95,9 +97,9 @@ fn a_machine_whose_server_died_is_paused_and_resumed() {
     world.assert_is_whole();
 }
 
-/// A restore whose server dies starts another one.
+/// A restore whose server dies starts a new one.
 #[test]
-fn a_server_that_dies_is_started_again() {
+fn a_dead_server_is_restarted() {
     let world = World::new();
     world.back_up();
     let folder = world.lab.path(&format!(".{NAME}.holdfast"));
@@ -111,12 +113,12 @@ fn a_server_that_dies_is_started_again() {
         kill_process(server, Signal::KILL).unwrap();
     }
     let output = child.wait_with_output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(output.status.code(), Some(0), "{said}");
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(0), "{message}");
     world.assert_is_whole();
 }
 
-/// The doctor removes the files of a machine that never ran, and nothing else.
+/// The doctor removes the files of a machine that was never defined, and nothing else.
 #[test]
 fn a_restore_killed_before_its_machine_is_defined_is_cleaned_up() {
     let world = World::new();
@@ -136,7 +138,7 @@ fn a_restore_killed_before_its_machine_is_defined_is_cleaned_up() {
     assert!(!folder.join("begun").exists() && world.files().contains(&"web1-restored-a".to_owned()));
     let findings = world.doctor(3, &[])["findings"].clone();
     assert_eq!(findings[0]["kind"], "instant-restore", "{findings:#}");
-    // Its server may just be starting, and write to the folder: that is no change by the doctor.
+    // The server may be starting and write to the folder, so only this field is compared.
     assert_eq!(world.doctor(3, &[])["findings"][0]["what"], findings[0]["what"]);
     world.doctor(0, &["--fix"]);
     assert_eq!(world.doctor(0, &[])["findings"], json!([]));
@@ -153,7 +155,8 @@ fn a_restore_killed_before_its_machine_is_defined_is_cleaned_up() {
     world.assert_is_whole();
 }
 
-/// Restore and server are killed at random moments: the doctor cleans up, or `resume` continues, and then the machine is right.
+/// Restore and server are killed at random moments: the doctor cleans up, or `resume` continues, and then the machine
+/// is complete.
 #[test]
 fn a_restore_killed_at_any_moment_can_be_resumed_or_leaves_nothing() {
     let mut world = World::new();
@@ -161,7 +164,7 @@ fn a_restore_killed_at_any_moment_can_be_resumed_or_leaves_nothing() {
     world.write(0, 7, 1 << 20, 65_536);
     world.back_up();
     let folder = world.lab.path(&format!(".{NAME}.holdfast"));
-    // The first one is slower.
+    // The first run is slower.
     let mut whole_ms = u64::MAX;
     for _ in 0..2 {
         whole_ms = whole_ms.min(world.restore(&["--live"])["duration_ms"].as_u64().unwrap());
@@ -200,9 +203,9 @@ fn a_restore_killed_at_any_moment_can_be_resumed_or_leaves_nothing() {
     }
 }
 
-/// As when the host is switched off.
+/// The situation after a power failure of the host.
 #[test]
-fn machine_and_server_are_killed_and_the_machine_is_started_again() {
+fn a_restore_resumes_after_machine_and_server_were_killed() {
     let mut world = World::new();
     world.back_up();
     let folder = world.begun();

@@ -1,4 +1,5 @@
-//! Machines with disks in iothreads, on every bus that has them, and others: they keep running, and restores are right.
+//! Machines with disks in iothreads, on every bus that supports them, and others: they keep running, and restores are
+//! correct.
 
 use std::path::Path;
 
@@ -12,7 +13,7 @@ use holdfast_test_kit::libvirt::LibvirtLab;
 use holdfast_test_kit::run;
 
 const DISK_LENGTH: usize = 8 << 20;
-/// How long the watchdog may take, which waits ten seconds for a paused machine.
+/// How long the watchdog may take, which waits ten seconds before it resumes a paused machine.
 const PATIENCE: std::time::Duration = std::time::Duration::from_secs(40);
 
 /// A disk of the machine in its configuration.
@@ -20,7 +21,7 @@ const PATIENCE: std::time::Duration = std::time::Duration::from_secs(40);
 struct Attachment {
     target: &'static str,
     bus: &'static str,
-    /// The iothread of the device, or of its controller.
+    /// The iothread of the device or its controller.
     iothread: Option<u32>,
 }
 
@@ -38,7 +39,7 @@ const DISKS: [(Attachment, &str); 4] = [
     (Attachment::new("sdb", "sata", None), "sata0-0-1"),
 ];
 
-/// A running machine with those disks, and what they hold.
+/// A running machine with those disks, and their expected content.
 struct Threads {
     lab: LibvirtLab,
     rig: Rig,
@@ -54,11 +55,11 @@ fn create(image: &Path, format: &str, byte: u8) {
     );
 }
 
-/// The element of a disk in the configuration of libvirt.
+/// The XML element of a disk in libvirt's configuration.
 fn disk_element(lab: &LibvirtLab, attachment: Attachment, format: &str) -> String {
     let Attachment { target, bus, iothread } = attachment;
     let image = lab.path(target);
-    // On a SCSI bus the controller has the thread.
+    // On a SCSI bus, the controller has the iothread.
     let thread = iothread.filter(|_| bus == "virtio");
     let thread = thread.map_or(String::new(), |thread| format!(" iothread='{thread}'"));
     format!(
@@ -101,19 +102,19 @@ impl Threads {
         hmp(machine.monitor(), line)
     }
 
-    /// The guest writes to each of its disks, elsewhere each time.
+    /// The guest writes to each of its disks, at a new offset.
     fn write(&mut self, byte: u8) {
         let offset = usize::from(byte) << 16;
         for number in 0..self.disks.len() {
             let device = self.disks[number].1;
             let line = format!("qemu-io -d /machine/peripheral/{device} \"write -P {byte} {offset} 4096\"");
-            let said = self.hmp(&line);
-            assert!(!said.contains("rror"), "{said}");
+            let text = self.hmp(&line);
+            assert!(!text.contains("rror"), "{text}");
             self.disks[number].2[offset..offset + 4096].fill(byte);
         }
     }
 
-    /// Whether a backup reads the disks.
+    /// Whether a backup is reading the disks.
     fn is_read(&self) -> bool {
         let machine = holdfast_host::Hypervisor::machine(&self.lab.connect(), "web1").unwrap();
         let exports = machine
@@ -138,7 +139,7 @@ impl Threads {
         }
     }
 
-    /// A kill at the point in time leaves the machine paused until the watchdog resumes it.
+    /// Waits for the watchdog: a backup killed at the point in time leaves the machine paused.
     fn wait_until_it_runs(&self) {
         let clock = holdfast_block::SystemClock::new();
         let start = holdfast_block::Clock::now(&clock);
@@ -167,7 +168,7 @@ fn hmp(monitor: &dyn Monitor, line: &str) -> String {
     monitor.execute(&command).unwrap().as_str().unwrap().to_owned()
 }
 
-/// Asserts that of each disk only what changed was read.
+/// Asserts that only the changes of each disk were read.
 fn assert_by_bitmap(report: &Value) {
     for disk in report["disks"].as_array().unwrap() {
         assert_eq!(disk["is_incremental"], true, "{disk}");
@@ -195,7 +196,7 @@ fn a_machine_with_iothreads_is_backed_up_repeatedly_and_keeps_running() {
     assert_eq!(after_reset["consistency"], "memory");
     threads.assert_runs_and_is_clean("memory");
     threads.assert_snapshot_is_right("memory");
-    // A disk that comes while the machine runs.
+    // A disk that is attached while the machine is running.
     create(&threads.lab.path("vdc"), "qcow2", 9);
     let hot = threads.lab.path("hot.xml");
     std::io::Write::write_all(
@@ -233,10 +234,10 @@ fn a_machine_with_iothreads_is_backed_up_repeatedly_and_keeps_running() {
     }
 }
 
-/// With little room for scratch files the parts are small: there are several of each disk, and those that were read give their space back.
-/// Of a disk that is mostly empty, most parts are zero.
+/// With little space for scratch files, disks are copied in several small parts, whose space is freed once they were
+/// read. Most parts of a mostly empty disk are zero.
 #[test]
-fn a_disk_of_many_parts_is_read_whole_and_its_changes_alone() {
+fn a_disk_is_copied_in_several_parts_completely_and_incrementally() {
     let mut threads = Threads::new();
     let sparse = threads.lab.path("sparse");
     let image = sparse.to_str().unwrap();
@@ -275,7 +276,7 @@ fn a_disk_of_many_parts_is_read_whole_and_its_changes_alone() {
     threads.assert_runs_and_is_clean("parts");
 }
 
-/// libvirtd is restarted while QEMU copies, as an update of the host does.
+/// libvirtd is restarted while QEMU copies, as in an update of the host.
 #[test]
 fn libvirtd_may_be_restarted_while_disks_are_copied() {
     let mut threads = Threads::new();
@@ -342,8 +343,8 @@ fn a_bare_qemu_with_iothreads_is_backed_up_and_keeps_running() {
     };
     bare.back_up(&[]);
     restored("first", 7);
-    let said = bare.lab.guest_at("/machine/peripheral/scsi0", "write -P 8 0 8M");
-    assert!(said.contains("wrote 8388608/8388608"), "{said}");
+    let text = bare.lab.guest_at("/machine/peripheral/scsi0", "write -P 8 0 8M");
+    assert!(text.contains("wrote 8388608/8388608"), "{text}");
     let next = bare.back_up(&[]);
     assert_by_bitmap(&next);
     restored("incremental", 8);
@@ -351,17 +352,18 @@ fn a_bare_qemu_with_iothreads_is_backed_up_and_keeps_running() {
     restored("memory", 8);
 }
 
-/// The disks of a machine without iothreads are exported by QEMU, without a warning.
+/// QEMU exports the disks of a machine without iothreads directly, without a warning.
 #[test]
-fn what_is_in_the_main_loop_is_not_copied() {
+fn disks_in_the_main_loop_are_exported_without_a_warning() {
     let world = World::new();
     let uri = world.lab.uri();
     let output = world.rig.code(0, &at(&uri, &["backup", "web1"]));
-    let said = crate::program::stderr(&output);
-    assert!(!said.contains("iothread"), "{said}");
+    let text = crate::program::stderr(&output);
+    assert!(!text.contains("iothread"), "{text}");
 }
 
-/// The image of the backup before is below overlays then, which QEMU must not serve here: such disks are read in full, once.
+/// The image of the previous backup is below overlays, and QEMU must not export it here: such disks are read
+/// completely, once.
 #[test]
 fn a_snapshot_of_another_program_between_two_backups_of_iothreads_loses_nothing() {
     let mut threads = Threads::new();

@@ -1,4 +1,4 @@
-//! A backup is killed at any moment: the watchdog resumes the machine and cleans up, and the next backup is right.
+//! A backup is killed at any moment: the watchdog resumes the machine and cleans up, and the next backup is correct.
 
 use std::time::Duration;
 
@@ -47,7 +47,7 @@ fn a_backup_killed_at_any_moment_leaves_a_clean_running_machine() {
         }
     }
     world.rig.ok(&["verify"]);
-    // Bitmaps of runs that died are gone with the next run that lives.
+    // The next successful backup removes the bitmaps of killed runs.
     world.back_up();
     for disk in holdfast_host::qemu::disks(world.machine().monitor()).unwrap() {
         assert_eq!(disk.bitmaps.len(), 1, "{:?}", disk.bitmaps);

@@ -13,7 +13,7 @@ use super::doctors::{found, kill_with_watchdog};
 use super::{World, at};
 
 impl World {
-    /// The labels of files that were handed to the machine's QEMU.
+    /// The labels of files that were passed to the machine's QEMU.
     fn files_in_qemu(&self) -> Vec<String> {
         let machine = self.machine();
         let sets = machine.monitor().execute(&QmpCommand::new("query-fdsets", Value::Null));
@@ -31,7 +31,7 @@ impl World {
         self.rig.command(&at(&self.lab.uri(), words)).spawn().unwrap()
     }
 
-    /// Waits until `is_so`, with patience.
+    /// Waits until `is_so`, with a timeout.
     fn wait_until(&self, what: &str, mut is_so: impl FnMut() -> bool) {
         let start = self.lab.clock.now();
         while !is_so() {
@@ -48,7 +48,8 @@ fn names_in(folder: &str) -> Vec<String> {
     names.collect()
 }
 
-/// QEMU closes files only while the machine runs, and the state of a paused machine stays that of one that has sent its memory.
+/// QEMU closes files only while the machine is running, and a paused machine whose memory was sent keeps that migration
+/// state.
 #[test]
 fn a_backup_of_a_paused_machine_with_memory_leaves_nothing_behind() {
     let mut world = World::new();
@@ -57,9 +58,9 @@ fn a_backup_of_a_paused_machine_with_memory_leaves_nothing_behind() {
     world.rig.ok(&at(&uri, &["backup", "web1", "--with-memory"]));
     assert!(world.journal().is_empty(), "{:#?}", world.journal());
     assert_eq!(found(&world.doctor(0, &["--fix"])), [""; 0]);
-    // QEMU does not send it again: the backup is refused before it starts.
-    let (_, said) = world.rig.error(1, &at(&uri, &["backup", "web1", "--with-memory"]));
-    assert!(said.contains("let the machine run and pause it again"), "{said}");
+    // QEMU does not send the memory again: the backup is refused before it starts.
+    let (_, text) = world.rig.error(1, &at(&uri, &["backup", "web1", "--with-memory"]));
+    assert!(text.contains("let the machine run and pause it again"), "{text}");
     world.back_up();
     assert_eq!(found(&world.doctor(0, &[])), [""; 0]);
     world.lab.virsh(&["resume", "web1"]);
@@ -74,7 +75,7 @@ fn a_backup_of_a_paused_machine_with_memory_leaves_nothing_behind() {
 
 /// libvirtd is killed while the machine is paused for its memory.
 #[test]
-fn libvirt_dies_while_a_machine_is_paused_for_its_memory() {
+fn a_crash_of_libvirtd_during_a_pause_leaves_nothing() {
     let mut world = World::new();
     world.back_up();
     for kills_backup in [false, true] {
@@ -114,7 +115,7 @@ fn kill_servers(place: &str) {
     }
 }
 
-/// The host is reset while an instant restore is made, in a folder in which no machine has an image.
+/// The host is reset during an instant restore in a folder without images of machines.
 #[test]
 fn an_instant_restore_killed_with_its_server_leaves_nothing_in_any_folder() {
     const NAME: &str = "web1-restored";
@@ -173,9 +174,9 @@ fn an_instant_restore_killed_with_its_server_leaves_nothing_in_any_folder() {
     assert!(left_count > 2, "{left_count} of the kills left something");
 }
 
-/// Outside of the folders of machines, too.
+/// Also outside of the folders of machines.
 #[test]
-fn a_partial_file_of_a_killed_process_is_found() {
+fn a_partial_file_in_any_folder_is_found() {
     let world = World::new();
     world.back_up();
     for words in [

@@ -1,4 +1,4 @@
-//! What reading may cost a machine and its host.
+//! The load that reading puts on a machine and its host.
 
 use std::process::Child;
 use std::time::Duration;
@@ -35,7 +35,7 @@ fn document(child: Child) -> Value {
     serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {output:?}"))
 }
 
-/// The guest writes as one does whose writes QEMU counts.
+/// The guest writes in a way that QEMU counts in its statistics.
 fn writes_counted(bare: &Bare, offset: u64, length: u64) {
     let line = format!("qemu-io -d /machine/peripheral/disk0/virtio-backend \"aio_write -q {offset} {length}\"");
     bare.lab
@@ -43,7 +43,7 @@ fn writes_counted(bare: &Bare, offset: u64, length: u64) {
 }
 
 #[test]
-fn a_machine_is_read_no_faster_than_it_may_be() {
+fn the_read_rate_of_a_machine_is_limited() {
     let bare = Bare::new(&[]);
     let start = bare.lab.clock.now();
     let report = bare.back_up(&["--bwlimit", "16M"]);
@@ -69,15 +69,15 @@ fn a_copy_that_takes_too_much_space_is_cancelled_and_the_machine_keeps_running()
         "{document}"
     );
     bare.write(1, 71, 0, 1 << 20);
-    // The next one is right again, and nothing of the one before confuses it.
+    // The next backup is correct again, without influence of the previous one.
     let report = bare.back_up(&[]);
     assert!(report["load"]["scratch_bytes"].is_u64());
     bare.assert_snapshot_is_right("after");
 }
 
-/// The file system of the scratch files keeps a twentieth free. Only root may mount one that is small.
+/// A twentieth of the file system of the scratch files stays free. Needs root to mount a small one.
 #[test]
-fn the_file_system_of_the_scratch_files_does_not_fill_up() {
+fn a_part_of_the_scratch_file_system_stays_free() {
     if !rustix::process::geteuid().is_root() {
         return;
     }
@@ -94,9 +94,9 @@ fn the_file_system_of_the_scratch_files_does_not_fill_up() {
     };
     let (mut lowest, mut place) = (free(), 0);
     while place < 2 * DISK_BYTES && !runs_in(&*bare.lab.monitor).unwrap().is_empty() {
-        // Quickly as long as there is room; then slowly enough to be seen in time, at five looks a second.
+        // Fast at first; then slow enough to be noticed in time, at five checks a second.
         let (length, pause_ms) = if lowest > 4 * MIB { (MIB, 0) } else { (MIB / 8, 250) };
-        // From the end on, which is read last.
+        // From the end backwards, which is read last.
         let offset = usize::try_from(2 * DISK_BYTES - place - length).unwrap();
         let size = usize::try_from(DISK_BYTES).unwrap();
         bare.write(offset / size, 73, offset % size, usize::try_from(length).unwrap());
@@ -126,7 +126,7 @@ impl Drop for Mounted {
 #[test]
 fn a_machine_whose_writes_are_slow_is_read_slower_with_a_warning() {
     let bare = Bare::new(&[]);
-    // As on a slow disk: few writes each second, and those that come meanwhile wait.
+    // Simulates a slow disk: few writes per second, further ones wait.
     let device = "/machine/peripheral/disk0/virtio-backend";
     let throttle = json!({ "id": device, "bps": 0, "bps_rd": 0, "bps_wr": 0, "iops": 0, "iops_rd": 0, "iops_wr": 20 });
     bare.lab.execute("block_set_io_throttle", throttle);

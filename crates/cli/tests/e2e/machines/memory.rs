@@ -1,4 +1,4 @@
-//! Machines with their memory: a restored machine continues with the memory and the disks of one point in time.
+//! Machines with their memory: a restored machine resumes with the memory and the disks of one point in time.
 
 use holdfast_host::qemu::{Danger, QemuVersion};
 use holdfast_host::qmp::QmpCommand;
@@ -7,18 +7,18 @@ use serde_json::{Value, json};
 
 use super::{World, at};
 
-/// Where a byte of the machine's memory is that its firmware does not touch.
+/// Address in the machine's memory that its firmware does not use.
 const PLACE: u64 = 8 << 20;
 
 impl World {
-    /// A machine that finds `byte` in its memory when it starts.
+    /// A machine that starts with `byte` in its memory.
     fn with_memory(byte: u8) -> Self {
         let world = Self::new();
         world.restart_with_memory(byte);
         world
     }
 
-    /// The machine starts again, and finds `byte` in its memory.
+    /// Restarts the machine with `byte` in its memory.
     pub(super) fn restart_with_memory(&self, byte: u8) {
         let world = self;
         world.lab.virsh(&["destroy", "web1"]);
@@ -40,20 +40,20 @@ impl World {
         world.lab.virsh(&["start", "web1"]);
     }
 
-    /// What a machine that starts from now on finds in its memory.
+    /// Sets the initial memory of machines that start from now on.
     pub(super) fn put_memory(&self, byte: u8) {
         let file = std::fs::File::create(self.lab.path("pattern")).unwrap();
         std::io::Write::write_all(&mut &file, &vec![byte; 65_536]).unwrap();
     }
 
-    /// What a machine has in its memory.
+    /// The content of a machine's memory at `PLACE`.
     pub(super) fn memory_of(&self, name: &str) -> String {
         let machine = self.lab.connect().machine(name).unwrap();
         let line = json!({ "command-line": format!("xp /1xb {PLACE:#x}") });
-        let said = machine
+        let message = machine
             .monitor()
             .execute(&QmpCommand::new("human-monitor-command", line));
-        said.unwrap().as_str().unwrap().trim().to_owned()
+        message.unwrap().as_str().unwrap().trim().to_owned()
     }
 
     pub(super) fn state_of(&self, name: &str) -> MachineState {
@@ -67,7 +67,8 @@ impl World {
             .state
     }
 
-    /// Whether the QEMU that is tested may lose writes to memory that is sent while the machine runs. It is emulated here.
+    /// Whether the tested QEMU, which emulates the processor here, may lose writes to memory that is sent while the
+    /// machine is running.
     fn may_lose_memory(&self) -> bool {
         let version = QemuVersion::query(self.machine().monitor()).unwrap();
         version.defect(Danger::MemoryOfRunningTcg).is_some()
@@ -109,7 +110,7 @@ fn a_machine_resumes_with_the_memory_and_the_disks_of_one_point_in_time() {
     world.assert_snapshot_is_right("with memory");
     world.assert_runs_and_is_clean();
 
-    // The second time is incremental, and memory that has not changed is not stored again.
+    // The second backup is incremental, and unchanged memory is not stored again.
     world.write(1, 41, 0, 65_536);
     let second = world.back_up_with_memory(&["--with-memory=stopped"]);
     assert!(
@@ -152,23 +153,23 @@ fn a_machine_resumes_with_the_memory_and_the_disks_of_one_point_in_time() {
     world.rig.ok(&["verify"]);
 }
 
-/// A QEMU that emulates processors may lose writes while its memory is read: the machine is paused for it.
+/// A QEMU that emulates processors may lose writes while its memory is read, so the machine is paused for it.
 #[test]
 fn memory_that_qemu_may_lose_is_read_while_the_machine_is_paused() {
     let world = World::with_memory(7);
     let uri = world.lab.uri();
     let output = world.rig.code(0, &at(&uri, &["backup", "web1", "--with-memory"]));
-    let said = String::from_utf8(output.stderr).unwrap();
+    let message = String::from_utf8(output.stderr).unwrap();
     assert_eq!(
-        said.contains("web1 is paused while its memory is read: QEMU "),
+        message.contains("web1 is paused while its memory is read: QEMU "),
         world.may_lose_memory(),
-        "{said}"
+        "{message}"
     );
     let output = world
         .rig
         .code(0, &at(&uri, &["backup", "web1", "--with-memory=stopped"]));
-    let said = String::from_utf8(output.stderr).unwrap();
-    assert!(!said.contains("is paused while"), "it was asked for: {said}");
+    let message = String::from_utf8(output.stderr).unwrap();
+    assert!(!message.contains("is paused while"), "it was asked for: {message}");
     world.assert_runs_and_is_clean();
 }
 
@@ -202,9 +203,9 @@ fn a_copy_of_a_machine_resumes_with_its_memory() {
     world.assert_holds("web1");
 }
 
-/// The new one runs beside the old one, which does not notice.
+/// The new machine runs beside the old one, which is not affected.
 #[test]
-fn a_new_machine_resumes_beside_the_old_one() {
+fn a_new_machine_is_resumed_beside_the_old_one() {
     let world = World::with_memory(7);
     world.lab.virsh(&["suspend", "web1"]);
     world.back_up_with_memory(&["--with-memory"]);
@@ -215,7 +216,7 @@ fn a_new_machine_resumes_beside_the_old_one() {
     );
     world.lab.virsh(&["resume", "web1"]);
     world.put_memory(9);
-    // Warnings: it has arguments for QEMU of its own, and the other one may want the same.
+    // Warnings: the machine has QEMU arguments of its own, which may conflict with those of the other machine.
     let uri = world.lab.uri();
     let restore = |words: &[&str]| {
         let words = [&["restore", "web1", "--to-machine", "--resume"], words].concat();
@@ -233,7 +234,7 @@ fn a_new_machine_resumes_beside_the_old_one() {
     world.assert_holds("web1-restored");
 }
 
-/// The guest would write its cache of a disk that is not in the snapshot over the later content of that disk.
+/// The guest has an outdated cache of the disk that is not in the snapshot, and would write it over the newer content.
 #[test]
 fn memory_is_not_resumed_without_all_disks_that_its_guest_writes() {
     let world = World::with_memory(7);
@@ -259,7 +260,7 @@ fn memory_is_not_resumed_without_all_disks_that_its_guest_writes() {
 }
 
 #[test]
-fn memory_that_is_not_there_is_not_resumed() {
+fn a_missing_memory_is_reported() {
     let world = World::new();
     world.back_up();
     let (kind, text) = world.refused(1, &["--resume"]);
@@ -269,7 +270,7 @@ fn memory_that_is_not_there_is_not_resumed() {
     let words = at(&uri, &["backup", "web1", "--with-memory", "--quiesce", "require"]);
     let (_, text) = world.rig.error(2, &words);
     assert!(text.contains("do not go together"), "{text}");
-    // A folder without room for the memory: the backup fails, the machine does not.
+    // A folder without space for the memory: the backup fails, and the machine keeps running.
     let words = at(&uri, &["backup", "web1", "--with-memory", "--scratch", "/proc"]);
     let (_, text) = world.rig.error(1, &words);
     assert!(text.contains("/proc"), "{text}");

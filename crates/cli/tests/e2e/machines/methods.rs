@@ -1,4 +1,4 @@
-//! The other methods to read a running machine: their snapshots are right, and the machine is as before.
+//! Other methods to read a running machine: their snapshots are correct, and the machine is unchanged afterwards.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,7 +13,7 @@ use crate::host::{loop_device, system, text};
 use holdfast_test_kit::libvirt::LibvirtLab;
 
 impl World {
-    /// The machine is on its own images, and nothing lies beside them.
+    /// Asserts that the machine uses its own images, and that there are no other files.
     fn assert_is_as_before(&self) {
         self.assert_runs_and_is_clean();
         let sources = self.machine().describe().unwrap().disks;
@@ -43,11 +43,11 @@ fn a_machine_is_backed_up_by_overlays() {
     assert!(report["paused_us"].as_u64().unwrap() > 0);
     world.assert_is_as_before();
     world.assert_snapshot_is_right("overlay");
-    // Later writes are in the next one, by any method.
+    // A later snapshot has the later writes, by any method.
     world.write(1, 8, 1 << 20, 4096);
     assert_eq!(world.back_up()["method"], "filter");
     world.assert_snapshot_is_right("filter after overlay");
-    // With a disk left out.
+    // Without one of the disks.
     let uri = world.lab.uri();
     world
         .rig
@@ -63,20 +63,20 @@ fn a_machine_is_backed_up_during_a_pause() {
     assert!(report["paused_us"].as_u64().unwrap() > 0);
     world.assert_is_as_before();
     world.assert_snapshot_is_right("pause");
-    // One that its owner has paused stays so.
+    // A machine that its owner has paused stays paused.
     world.lab.virsh(&["suspend", "web1"]);
     assert!(world.back_up_by("pause")["paused_us"].is_null());
     let state = world.machine().describe().unwrap().summary.state;
     assert_eq!(state, MachineState::Paused);
-    let (_, said) = world
+    let (_, message) = world
         .rig
         .error(1, &at(&world.lab.uri(), &["backup", "web1", "--method=overlay"]));
-    assert!(said.contains("only while the machine runs"), "{said}");
+    assert!(message.contains("only while the machine runs"), "{message}");
 }
 
-/// What was read is not of one point in time then.
+/// The disks are then not of one point in time.
 #[test]
-fn a_machine_resumed_by_another_program_during_the_pause_gives_no_snapshot() {
+fn a_machine_resumed_by_another_program_during_the_pause_is_an_error() {
     let world = World::new();
     let words = ["backup", "web1", "--method=pause", "--bwlimit=3M"];
     let child = world.rig.command(&at(&world.lab.uri(), &words)).spawn().unwrap();
@@ -85,9 +85,9 @@ fn a_machine_resumed_by_another_program_during_the_pause_gives_no_snapshot() {
     }
     world.lab.virsh(&["resume", "web1"]);
     let output = child.wait_with_output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(output.status.code(), Some(1), "{said}");
-    assert!(said.contains("it was resumed while it was read"), "{said}");
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{message}");
+    assert!(message.contains("it was resumed while it was read"), "{message}");
     assert_eq!(world.rig.snapshot_count(), 0);
     world.assert_is_as_before();
 }
@@ -99,10 +99,10 @@ fn a_machine_is_backed_up_by_reflinks_where_the_file_system_supports_them() {
     let mut world = World::of(lab);
     if let Some(Err(reason)) = &mounted {
         println!("no XFS: {reason}");
-        let (_, said) = world
+        let (_, message) = world
             .rig
             .error(1, &at(&world.lab.uri(), &["backup", "web1", "--method=reflink"]));
-        assert!(said.contains("cannot clone files"), "{said}");
+        assert!(message.contains("cannot clone files"), "{message}");
         return;
     }
     world.write(0, 7, 65_536, 65_536);
@@ -111,7 +111,7 @@ fn a_machine_is_backed_up_by_reflinks_where_the_file_system_supports_them() {
     world.assert_snapshot_is_right("reflink");
 }
 
-/// A file system with clones of files, on a loop device; where that cannot be, the reason.
+/// A file system with clones of files, on a loop device; an error if that is not possible.
 fn xfs_at(folder: &std::path::Path) -> Result<impl Drop + use<>, String> {
     struct Mount(
         PathBuf,
@@ -135,14 +135,17 @@ fn impossible_methods_are_refused_with_a_reason() {
     let uri = world.lab.uri();
     let refused = |words: &[&str]| world.rig.error(1, &at(&uri, &[&["backup", "web1"], words].concat())).1;
     // The folder of temporary files may be on any file system.
-    let said = world.rig.run(&at(&uri, &["backup", "web1", "--method=reflink"]));
-    if said.status.code() == Some(1) {
-        let said = String::from_utf8_lossy(&said.stderr).into_owned();
-        assert!(said.contains("cannot clone files"), "{said}");
+    let message = world.rig.run(&at(&uri, &["backup", "web1", "--method=reflink"]));
+    if message.status.code() == Some(1) {
+        let message = String::from_utf8_lossy(&message.stderr).into_owned();
+        assert!(message.contains("cannot clone files"), "{message}");
     }
     for method in ["reflink", "overlay", "pause"] {
-        let said = refused(&["--with-memory", "--method", method]);
-        assert!(said.contains("memory is taken together with the filter only"), "{said}");
+        let message = refused(&["--with-memory", "--method", method]);
+        assert!(
+            message.contains("memory is taken together with the filter only"),
+            "{message}"
+        );
     }
     world
         .rig
@@ -150,9 +153,9 @@ fn impossible_methods_are_refused_with_a_reason() {
     world.assert_is_as_before();
 }
 
-/// The doctor knows what a backup that was killed has left, and brings it down.
+/// The doctor detects the overlays of a killed backup, and commits them.
 #[test]
-fn a_backup_that_is_killed_over_its_overlays_is_repaired_by_the_doctor() {
+fn the_doctor_commits_the_overlays_of_a_killed_backup() {
     let mut world = World::new();
     let uri = world.lab.uri();
     let words = ["backup", "web1", "--method=overlay", "--bwlimit", "1M"];
@@ -165,8 +168,8 @@ fn a_backup_that_is_killed_over_its_overlays_is_repaired_by_the_doctor() {
     kill_process(Pid::from_child(&child), Signal::KILL).unwrap();
     child.wait().unwrap();
     world.write(0, 9, 0, 65_536);
-    let (_, said) = world.rig.error(1, &at(&uri, &["backup", "web1", "--method=overlay"]));
-    assert!(said.contains("holdfast doctor --fix"), "{said}");
+    let (_, message) = world.rig.error(1, &at(&uri, &["backup", "web1", "--method=overlay"]));
+    assert!(message.contains("holdfast doctor --fix"), "{message}");
     let findings = world.doctor(3, &[])["findings"].clone();
     let overlays = findings
         .as_array()
@@ -180,9 +183,9 @@ fn a_backup_that_is_killed_over_its_overlays_is_repaired_by_the_doctor() {
     world.assert_snapshot_is_right("after the doctor");
 }
 
-/// At any moment: until the overlays are there, while they are read, while they are brought down.
+/// The backup is killed before the overlays exist, while they are read, or while they are committed.
 #[test]
-fn an_overlay_backup_killed_at_any_moment_is_repaired_by_the_doctor() {
+fn the_doctor_repairs_an_overlay_backup_killed_at_any_moment() {
     let mut world = World::new();
     let uri = world.lab.uri();
     let mut random = SeededRandom::new(3);
@@ -197,17 +200,17 @@ fn an_overlay_backup_killed_at_any_moment_is_repaired_by_the_doctor() {
         kill_process(Pid::from_child(&child), Signal::KILL).unwrap();
         child.wait().unwrap();
         let dead_since = world.lab.clock.now();
-        // The doctor does not disturb a watchdog that still runs, or a job that libvirt continues.
+        // The doctor leaves a running watchdog and an ongoing job of libvirt alone.
         loop {
             let fixed = world.doctor_answers(&["--fix"]);
             if fixed.status.code() == Some(0) && world.images().len() == 2 {
                 break;
             }
             let waited = world.lab.clock.now().saturating_sub(dead_since);
-            let said = String::from_utf8_lossy(&fixed.stdout).into_owned();
+            let message = String::from_utf8_lossy(&fixed.stdout).into_owned();
             assert!(
                 waited < Duration::from_secs(30),
-                "round {round}: {:?} {said}",
+                "round {round}: {:?} {message}",
                 world.images()
             );
             world.lab.clock.sleep(Duration::from_millis(100));
@@ -218,7 +221,7 @@ fn an_overlay_backup_killed_at_any_moment_is_repaired_by_the_doctor() {
     world.assert_snapshot_is_right("after eight kills");
 }
 
-/// Ctrl-C ends the reading, and the machine is put back onto its images all the same.
+/// Ctrl-C ends the reading, and the machine nevertheless gets back its images.
 #[test]
 fn an_interrupted_backup_commits_its_overlays() {
     let world = World::new();
@@ -234,7 +237,7 @@ fn an_interrupted_backup_commits_its_overlays() {
     world.assert_is_as_before();
 }
 
-/// A machine that writes faster than its overlay is committed is paused for the rest, and no write is lost.
+/// If a machine writes faster than its overlay is committed, the machine is paused for the rest, and no write is lost.
 #[test]
 fn an_overlay_that_never_converges_is_committed_during_a_pause() {
     let mut world = World::new();
@@ -257,11 +260,11 @@ fn an_overlay_that_never_converges_is_committed_during_a_pause() {
         is_over.store(true, Ordering::Relaxed);
         output
     });
-    let said = String::from_utf8_lossy(&report.stdout).into_owned();
-    assert_eq!(report.status.code(), Some(3), "{said}");
-    assert!(said.contains("was paused for"), "{said}");
+    let message = String::from_utf8_lossy(&report.stdout).into_owned();
+    assert_eq!(report.status.code(), Some(3), "{message}");
+    assert!(message.contains("was paused for"), "{message}");
     world.assert_is_as_before();
-    // What it wrote last is there.
+    // Its last write is in the next backup.
     world.write(0, 250, 0, 1 << 20);
     world.back_up();
     world.assert_snapshot_is_right("after the pause");

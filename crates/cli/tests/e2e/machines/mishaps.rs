@@ -1,4 +1,5 @@
-//! Failures around a backup: the machine is never harmed, the message names the cause, and the next snapshot is right.
+//! Failures during a backup: the machine is never harmed, the message names the cause, and the next snapshot is
+//! correct.
 
 use std::process::Child;
 use std::time::Duration;
@@ -12,11 +13,11 @@ use super::{World, at};
 use crate::host::{SmallFileSystem, small_file_system, system, text};
 use holdfast_test_kit::run;
 
-/// Longer than anything here takes that works.
+/// Longer than any successful step here.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 impl World {
-    /// Begins a backup that takes a while; it is reading when this ends.
+    /// Starts a slow backup, and waits until it is reading.
     fn begin_slowly(&self, words: &[&str]) -> Child {
         let uri = self.lab.uri();
         let words = [&["backup", "web1", "--bwlimit", "3M"], words].concat();
@@ -31,7 +32,7 @@ impl World {
     }
 }
 
-/// A folder on a file system that can be frozen and filled, with a repository; none where there is none.
+/// A folder with a repository, on a file system that can be frozen and filled; `None` if this host cannot create one.
 fn target(world: &World) -> Option<SmallFileSystem> {
     let small = small_file_system(&world.rig.path("target"), 64 << 20)?;
     world.rig.ok(&["init", "--no-encryption", "-r", "target/repo"]);
@@ -46,9 +47,9 @@ impl Drop for Frozen<'_> {
     }
 }
 
-/// The repository hangs: the guest's writes do not.
+/// The repository hangs: writes of the guest do not.
 #[test]
-fn a_target_that_hangs_does_not_block_the_guest() {
+fn a_hanging_repository_does_not_block_the_guest() {
     let mut world = World::new();
     let Some(small) = target(&world) else { return };
     let before = world.disks.clone();
@@ -77,7 +78,7 @@ fn a_target_that_hangs_does_not_block_the_guest() {
 }
 
 #[test]
-fn a_target_that_is_full_harms_no_guest_and_the_next_run_reads_what_changed() {
+fn a_full_repository_does_not_affect_the_guest_or_the_next_backup() {
     let mut world = World::new();
     let Some(small) = target(&world) else { return };
     let uri = world.lab.uri();
@@ -102,19 +103,20 @@ fn a_target_that_is_full_harms_no_guest_and_the_next_run_reads_what_changed() {
     world.assert_snapshot_in("target/repo", "after it was full");
 }
 
-/// Two backups of one machine: the second one names the first, and neither the first nor the machine is disturbed.
+/// Two backups of one machine: the error of the second one names the first, and neither the first nor the machine is
+/// affected.
 #[test]
-fn a_second_backup_of_the_machine_is_refused_with_the_process() {
+fn a_second_backup_of_a_machine_is_refused() {
     let world = World::new();
     let mut first = world.begin_slowly(&[]);
     let uri = world.lab.uri();
-    let (kind, said) = world.rig.error(4, &at(&uri, &["backup", "web1"]));
+    let (kind, message) = world.rig.error(4, &at(&uri, &["backup", "web1"]));
     let process = format!(
         "another backup of it: holdfast backup, process {}, since 20",
         first.id()
     );
-    assert!(kind == "locked" && said.contains(&process), "{said}");
-    // With --wait it waits for the first.
+    assert!(kind == "locked" && message.contains(&process), "{message}");
+    // With --wait it waits for the first one to end.
     world.rig.ok(&at(&uri, &["backup", "web1", "--wait", "60"]));
     assert_eq!(first.try_wait().unwrap().unwrap().code(), Some(0));
     assert_eq!(world.rig.snapshot_count(), 2);
@@ -122,7 +124,7 @@ fn a_second_backup_of_the_machine_is_refused_with_the_process() {
     world.assert_snapshot_is_right("the first one");
 }
 
-/// A backup job of libvirt continues, and Holdfast names it in its error.
+/// A backup job of libvirt continues, and the error of Holdfast names it.
 #[test]
 fn a_backup_job_of_libvirt_is_left_alone() {
     let world = World::new();
@@ -131,8 +133,8 @@ fn a_backup_job_of_libvirt_is_left_alone() {
         .replace("SOCKET", text(&world.lab.path("pull.sock")));
     std::io::Write::write_all(&mut std::fs::File::create(&scratch).unwrap(), text.as_bytes()).unwrap();
     world.lab.virsh(&["backup-begin", "web1", scratch.to_str().unwrap()]);
-    let (kind, said) = world.rig.error(4, &at(&world.lab.uri(), &["backup", "web1"]));
-    assert_eq!(kind, "locked", "{said}");
+    let (kind, message) = world.rig.error(4, &at(&world.lab.uri(), &["backup", "web1"]));
+    assert_eq!(kind, "locked", "{message}");
     let info = world.lab.virsh(&["domjobinfo", "web1"]);
     assert!(info.contains("Backup"), "{info}");
     world.lab.virsh(&["domjobabort", "web1"]);
@@ -141,7 +143,7 @@ fn a_backup_job_of_libvirt_is_left_alone() {
     world.assert_snapshot_is_right("after libvirt's own");
 }
 
-/// libvirtd is restarted while a machine is read, as an update of the host does.
+/// libvirtd is restarted while a machine is read, as in an update of the host.
 #[test]
 fn libvirtd_may_be_restarted_during_a_backup() {
     let mut world = World::new();
@@ -155,8 +157,8 @@ fn libvirtd_may_be_restarted_during_a_backup() {
     world.lab.start_daemon();
     world.lab.connect();
     let output = child.wait_with_output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(output.status.code(), Some(0), "{said}");
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(0), "{message}");
     world.assert_runs_and_is_clean();
     world.assert_snapshot_is_right("over a restart");
     world.write(1, 91, 0, 4096);
@@ -189,7 +191,7 @@ impl World {
         Pid::from_raw(number.trim().parse().unwrap()).unwrap()
     }
 
-    /// Asks a backup to stop while `still` hangs. It still ends, without cleaning up.
+    /// Asks a backup to stop while `still` hangs. The backup ends without cleaning up.
     fn stop_backup(&self, still: Still, child: &mut Child) {
         let signal = |pid, signal| kill_process(pid, signal).unwrap();
         let process = self.process_of(still);
@@ -209,8 +211,8 @@ impl World {
     }
 }
 
-/// A libvirtd that hangs answers no call, and its library waits for ever; a QEMU that hangs answers none of libvirtd. The program still stops
-/// at once. The watchdog cleans up when it gets answers again.
+/// A hanging libvirtd answers no call, and its library waits for ever; a hanging QEMU answers no call of libvirtd. The
+/// program nevertheless stops at once. The watchdog cleans up when it gets answers again.
 #[test]
 fn a_backup_stops_while_libvirtd_or_qemu_hangs() {
     let mut world = World::new();
@@ -231,7 +233,7 @@ fn a_backup_stops_while_libvirtd_or_qemu_hangs() {
     }
 }
 
-/// Where the watchdog dies, too, the doctor finds what is left.
+/// If the watchdog dies too, the doctor finds the leftovers.
 #[test]
 fn leftovers_of_a_backup_stopped_while_qemu_hung_are_found() {
     let mut world = World::new();
@@ -254,12 +256,12 @@ fn leftovers_of_a_backup_stopped_while_qemu_hung_are_found() {
     }
 }
 
-/// Disks grow, come, go, and change places between two backups.
+/// Disks are resized, added, removed, and exchanged between two backups.
 #[test]
-fn disks_that_are_resized_added_removed_and_exchanged_are_backed_up_as_they_are() {
+fn resized_added_removed_and_exchanged_disks_are_backed_up() {
     let mut world = World::new();
     world.back_up();
-    // Larger.
+    // A larger disk.
     world.lab.virsh(&["blockresize", "web1", "vda", "12M"]);
     world.disks[0].resize(12 << 20, 0);
     world.write(0, 90, 9 << 20, 65_536);
@@ -268,7 +270,7 @@ fn disks_that_are_resized_added_removed_and_exchanged_are_backed_up_as_they_are(
     assert!(reason.contains("8388608") && reason.contains("12582912"), "{reason}");
     assert_eq!(report["disks"][1]["is_incremental"], true);
     world.assert_snapshot_is_right("resized");
-    // One more.
+    // An additional disk.
     let third = world.lab.path("web1-c");
     run("qemu-img", &["create", "-q", "-f", "raw", text(&third), "4M"]);
     world.lab.virsh(&[
@@ -310,7 +312,7 @@ fn disks_that_are_resized_added_removed_and_exchanged_are_backed_up_as_they_are(
         world.lab.virsh(&["start", "web1"]);
     }
     assert_eq!(world.back_up()["disks"].as_array().unwrap().len(), 2);
-    // The other image, under the name of the first.
+    // Another image under the name of the first disk.
     let configuration = world.lab.virsh(&["dumpxml", "web1", "--inactive"]);
     world.lab.virsh(&["destroy", "web1"]);
     let exchanged = configuration
@@ -334,7 +336,7 @@ fn disks_that_are_resized_added_removed_and_exchanged_are_backed_up_as_they_are(
     world.assert_snapshot_is_right("exchanged");
 }
 
-/// What the guest gives back is zero then, and takes no room in the repository.
+/// Ranges that the guest discards are zero in the snapshot, and use no space in the repository.
 #[test]
 fn discarded_ranges_are_holes_in_the_snapshot() {
     let mut world = World::new();

@@ -50,7 +50,7 @@ use holdfast_test_kit::libvirt::{DISK_BYTES, LibvirtLab};
 
 use crate::rig::Rig;
 
-/// A machine with two disks, and what they hold.
+/// A machine with two disks, and their expected content.
 struct World {
     lab: LibvirtLab,
     rig: Rig,
@@ -58,7 +58,7 @@ struct World {
 }
 
 impl World {
-    /// A machine that runs, and a repository.
+    /// A running machine, and a repository.
     fn new() -> Self {
         Self::of(LibvirtLab::new())
     }
@@ -67,7 +67,7 @@ impl World {
         Self::defined(lab, |lab| lab.define("web1", &["qcow2", "raw"]))
     }
 
-    /// One whose machine is defined so, with two disks.
+    /// A machine that `define` defines, with two disks.
     fn defined(lab: LibvirtLab, define: impl FnOnce(&LibvirtLab)) -> Self {
         lab.connect();
         define(&lab);
@@ -90,7 +90,7 @@ impl World {
         self.disks[disk][offset..offset + length].fill(byte);
     }
 
-    /// Backs the machine up; the part of the report that is about it.
+    /// Backs the machine up; returns its part of the report.
     fn back_up(&self) -> serde_json::Value {
         let uri = self.lab.uri();
         let report = self.rig.report(&at(&uri, &["backup", "web1"]));
@@ -107,7 +107,7 @@ impl World {
         report
     }
 
-    /// Asserts that the newest snapshot holds what the disks hold.
+    /// Asserts that the newest snapshot has the content of the disks.
     fn assert_snapshot_is_right(&self, what: &str) {
         self.assert_snapshot_in("repo", what);
     }
@@ -138,25 +138,25 @@ impl World {
     }
 }
 
-/// What `backup` answers of machines, one of which is not there.
+/// The report of `backup` about machines, one of which is missing.
 pub(crate) fn report_of_machines() -> serde_json::Value {
     let world = World::new();
     let uri = world.lab.uri();
     world.rig.json(1, &at(&uri, &["backup", "web1", "nobody"]))["report"].clone()
 }
 
-/// What `machines` answers.
+/// The report of `machines`.
 pub(crate) fn report_of_listing() -> serde_json::Value {
     let world = World::new();
     world.rig.report(&at(&world.lab.uri(), &["machines"]))
 }
 
-/// What `doctor` answers.
+/// The report of `doctor`.
 pub(crate) fn report_of_doctor() -> serde_json::Value {
     doctors::report_of_a_dead_backup()
 }
 
-/// What `restore --to-machine` answers.
+/// Reports of `restore --to-machine`.
 pub(crate) fn reports_of_machine_restores() -> Vec<serde_json::Value> {
     let world = World::new();
     world.back_up();
@@ -167,23 +167,23 @@ pub(crate) fn reports_of_machine_restores() -> Vec<serde_json::Value> {
     ]
 }
 
-/// What `snapshot` and the verbs of `host` answer; nothing where this machine can have no btrfs.
+/// Reports of `snapshot` and the verbs of `host`; empty if this host has no btrfs.
 pub(crate) fn reports_of_host_snapshots() -> Vec<(&'static str, serde_json::Value)> {
     host_snapshots::reports()
 }
 
-/// What `cron` answers; nothing where this machine can have no ZFS.
+/// Reports of `cron`; empty if this host has no ZFS.
 pub(crate) fn reports_of_policies() -> Vec<serde_json::Value> {
     policies::reports()
 }
 
-/// What `resume` answers.
+/// The report of `resume`.
 pub(crate) fn report_of_resume() -> serde_json::Value {
     let world = World::new();
     world.rig.report(&at(&world.lab.uri(), &["resume"]))
 }
 
-/// Words of a command line about a machine at `uri`.
+/// Arguments of a command line about a machine at `uri`.
 fn at<'a>(uri: &'a str, words: &[&'a str]) -> Vec<&'a str> {
     [words, &["--connect", uri]].concat()
 }

@@ -1,17 +1,17 @@
-//! Checks of a policy and a pool, on a real ZFS.
+//! Checks of a policy and of pools, with a real ZFS.
 
 use crate::program::stdout;
 use crate::rig::Rig;
 use holdfast_test_kit::file_systems::{FileSystem as _, Pool, system};
 
-/// The value of a line of metrics that begins so.
+/// The value of the first metric whose line begins with `series`.
 fn value<'t>(metrics: &'t str, series: &str) -> &'t str {
     let mut lines = metrics.lines();
     let line = lines.find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
     line.unwrap_or_else(|| panic!("no {series} in\n{metrics}"))
 }
 
-/// sanoid cannot list snapshots of zfs-fuse; of pools it can tell.
+/// Compares with sanoid, which supports pools of zfs-fuse, but cannot list its snapshots.
 fn assert_says_as_sanoid(rig: &Rig, code: i32, check: &str, beginning: &str) {
     let line = stdout(&rig.code(code, &["monitor", check, "sanoid.conf"]));
     assert!(line.starts_with(beginning), "{line}");
@@ -102,7 +102,7 @@ fn checks_of_a_pool_print_what_sanoid_prints_and_metrics() {
         "holdfast_monitor_last_run_timestamp_seconds"
     );
 
-    // A second disk, which is removed again.
+    // A second disk, which is removed later.
     let status = system("zpool", &["status", name]).unwrap();
     let device = status
         .split_whitespace()
@@ -114,7 +114,7 @@ fn checks_of_a_pool_print_what_sanoid_prints_and_metrics() {
     system("zpool", &["offline", name, &second]).unwrap();
     assert_says_as_sanoid(&rig, 1, "health", "*** WARNING *** WARNING ZPOOL ");
 
-    // A pool that is not there.
+    // A missing pool.
     rig.write(
         "sanoid.conf",
         format!("[{dataset}]\ncapacity_warn = 0\ncapacity_crit = 0\n[{name}-x]\n").as_bytes(),

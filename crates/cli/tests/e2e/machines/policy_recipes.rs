@@ -1,4 +1,4 @@
-//! Scripts for machines in existing files sanoid.conf, and the lines that replace them.
+//! Scripts for machines from existing sanoid.conf files, and the lines that replace them.
 
 use std::path::Path;
 
@@ -6,10 +6,11 @@ use serde_json::json;
 
 use super::policies::{FREQUENTLY, Policed};
 
-/// Scripts as they are found: an external snapshot with memory before, blockcommit after, and the dump removed with the snapshot.
+/// Typical scripts: an external snapshot with memory before, blockcommit after, and removal of the memory file together
+/// with the snapshot.
 fn write_scripts(policed: &Policed) -> String {
-    let rig = &policed.on.world.rig;
-    let virsh = format!("virsh -q -c '{}'", policed.on.world.lab.uri());
+    let rig = &policed.setup.world.rig;
+    let virsh = format!("virsh -q -c '{}'", policed.setup.world.lab.uri());
     let dumps = rig.path("dumps").display().to_string();
     std::fs::create_dir_all(&dumps).unwrap();
     let pre = format!(
@@ -49,18 +50,19 @@ fn a_pair_of_libvirt_scripts_runs_unchanged() {
     policed.write(&format!("{FREQUENTLY}{scripts}"));
     let old = "autosnap_2020-01-01_00:00:00_hourly";
     policed.make(old);
-    let dumps = policed.on.world.rig.path("dumps");
-    policed.on.world.rig.write(&format!("dumps/{old}.ram"), b"old");
+    let dumps = policed.setup.world.rig.path("dumps");
+    policed.setup.world.rig.write(&format!("dumps/{old}.ram"), b"old");
     policed.wait_until_older();
     let done = policed.run(0, &["--quiesce", "off"]);
     assert_eq!(done["taken"].as_array().unwrap().len(), 1, "{done}");
     let names = policed.names();
     assert!(names.len() == 1 && names[0] != old, "{names:?}");
-    // Its memory is there, that of the one that was pruned is gone, and the machine is on its own images again.
+    // The memory of the new snapshot exists, that of the pruned one is removed, and the machine uses its own images
+    // again.
     assert_eq!(entries(&dumps), [format!("{}.ram", names[0])]);
-    let disks = policed.on.world.lab.virsh(&["domblklist", "web1"]);
+    let disks = policed.setup.world.lab.virsh(&["domblklist", "web1"]);
     assert!(disks.contains("web1-a\n") && disks.contains("web1-b"), "{disks}");
-    policed.on.world.assert_runs_and_is_clean();
+    policed.setup.world.assert_runs_and_is_clean();
 }
 
 #[test]
@@ -69,13 +71,13 @@ fn three_lines_replace_the_scripts() {
     policed.write(HOURLY);
     let done = policed.run(0, &["--with-memory"]);
     assert_eq!(done["taken"][0]["machines"][0]["consistency"], "memory", "{done}");
-    let listed = policed.on.listed(&["web1"]);
+    let listed = policed.setup.listed(&["web1"]);
     assert_eq!(listed[0]["memories"], json!(["web1"]));
-    // Pruned by hand, or by another program: the next run notices it.
+    // Snapshots that another program has removed: the next run notices it.
     for name in policed.names() {
         holdfast_test_kit::file_systems::system("zfs", &["destroy", &format!("{}@{name}", policed.pool)]).unwrap();
     }
     let done = policed.run(0, &["--prune-only"]);
     assert_eq!(done["forgotten_state_count"], 1, "{done}");
-    policed.on.world.assert_runs_and_is_clean();
+    policed.setup.world.assert_runs_and_is_clean();
 }

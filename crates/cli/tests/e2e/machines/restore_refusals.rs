@@ -1,4 +1,4 @@
-//! Restores that are refused before the first byte, and restores that fail in the middle, which leave nothing.
+//! Restores that are refused before the first byte, and failing restores that leave nothing behind.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
@@ -12,12 +12,12 @@ use crate::host::{loop_device, small_file_system};
 use crate::rig::noise;
 use holdfast_test_kit::run;
 
-/// Bytes that nothing compresses, so that a restore takes its time.
+/// Size of incompressible data, so that a restore takes some time.
 const LARGE_BYTES: usize = 96 << 20;
 
-/// Nothing of this changes anything.
+/// No refused restore changes anything.
 #[test]
-fn restores_that_would_harm_another_machine_or_an_earlier_state_are_refused() {
+fn restores_over_machines_or_images_in_use_are_refused() {
     let world = World::new();
     world.back_up();
     world.lab.virsh(&["destroy", "web1"]);
@@ -39,7 +39,7 @@ fn restores_that_would_harm_another_machine_or_an_earlier_state_are_refused() {
     let (kind, _) = world.refused(1, &["--in-place", "--name", "nobody"]);
     assert_eq!(kind, "not-found");
 
-    // A program has the image open; then a machine uses it, by itself or below an overlay.
+    // Another program has the image open; then a machine uses it, directly or below an overlay.
     for (image, format) in [(&vda, Format::Qcow2), (&vdb, Format::Raw)] {
         let options = OpenOptions {
             format: Some(format),
@@ -123,9 +123,9 @@ fn machine_options_without_a_machine_are_refused_with_the_same_message() {
     }
 }
 
-/// A file that is named for a disk stays, unless it is to be replaced; one that a machine uses stays in any case.
+/// A named target file is kept unless replacement is requested; a file that a machine uses is always kept.
 #[test]
-fn a_named_file_is_replaced_only_where_that_is_wanted() {
+fn a_named_file_is_replaced_only_on_request() {
     let world = World::new();
     world.back_up();
     let path = world.rig.path("there.raw");
@@ -143,7 +143,7 @@ fn a_named_file_is_replaced_only_where_that_is_wanted() {
 }
 
 #[test]
-fn a_machine_that_is_called_the_same_is_not_written_over() {
+fn another_machine_of_the_same_name_is_not_overwritten() {
     let world = World::new();
     world.back_up();
     world.lab.virsh(&["destroy", "web1"]);
@@ -153,7 +153,7 @@ fn a_machine_that_is_called_the_same_is_not_written_over() {
         .virsh(&["define", world.lab.path("domain.xml").to_str().unwrap()]);
     let (kind, text) = world.refused(1, &["--in-place"]);
     assert!(kind == "refused" && text.contains("not the one"), "{kind}: {text}");
-    // An explicit name is accepted; its configuration is still its own.
+    // An explicit name is accepted; but the configuration is not replaced, because it belongs to another machine.
     let uri = world.lab.uri();
     let words = ["restore", "web1", "--to-machine", "--in-place", "--name", "web1"];
     world.rig.json(3, &at(&uri, &words));
@@ -177,7 +177,7 @@ fn missing_space_is_found_before_the_first_byte() {
 
 /// A block device is overwritten only on request, and never while a machine or a file system uses it.
 #[test]
-fn a_disk_goes_to_a_block_device_that_is_named() {
+fn a_disk_is_restored_to_a_named_block_device() {
     let world = World::new();
     world.back_up();
     let Some(device) = loop_device(&world.rig.path("loop"), 8 << 20) else {
@@ -194,7 +194,7 @@ fn a_disk_goes_to_a_block_device_that_is_named() {
     let (kind, text) = world.refused(1, &["--disk", &place, "--force"]);
     assert!(kind == "refused" && text.contains("web1-restored"), "{kind}: {text}");
 
-    // In place it is a disk like any other.
+    // In an in-place restore it is treated like any other disk.
     world.lab.virsh(&["destroy", "web1-restored"]);
     let bytes = [9; 4096];
     let opened = File::options().write(true).open(&device.path).unwrap();
@@ -214,7 +214,7 @@ fn a_disk_goes_to_a_block_device_that_is_named() {
     world.assert_holds("web1-restored");
     world.lab.virsh(&["undefine", "web1-restored"]);
 
-    // Too small, and in use.
+    // A device that is too small, and one that is in use.
     let small = loop_device(&world.rig.path("small-loop"), 4 << 20).unwrap();
     let place = format!("vdb={}", small.path.display());
     let (kind, _) = world.refused(1, &["--disk", &place, "--force"]);
@@ -225,9 +225,9 @@ fn a_disk_goes_to_a_block_device_that_is_named() {
     assert!(kind == "io" && text.contains("in use"), "{kind}: {text}");
 }
 
-/// A single disk goes nowhere where a machine that runs has it.
+/// A single disk is not restored to a file that a running machine uses.
 #[test]
-fn the_image_of_a_machine_that_runs_is_not_written_over() {
+fn the_image_of_a_running_machine_is_not_overwritten() {
     let world = World::new();
     world.back_up();
     let refused = |words: &[&str]| {
@@ -249,9 +249,10 @@ fn the_image_of_a_machine_that_runs_is_not_written_over() {
     world.assert_holds("web1");
 }
 
-/// libvirt gives machines private device files, whose locks are not visible: the program looks for processes that write to the device.
+/// libvirt gives machines private device nodes, whose locks are not visible: the program searches for processes that
+/// write to the device.
 #[test]
-fn a_block_device_that_another_process_writes_is_not_written_over() {
+fn a_block_device_open_for_writing_is_not_overwritten() {
     let world = World::new();
     world.back_up();
     let Some(device) = loop_device(&world.rig.path("loop"), 8 << 20) else {
@@ -260,7 +261,7 @@ fn a_block_device_that_another_process_writes_is_not_written_over() {
     let path = device.path.display().to_string();
     let place = format!("vdb={path}");
     let writer = File::options().write(true).open(&device.path).unwrap();
-    // A process is found by its files, and this one is another than the program.
+    // Writers are found by their open files; this test is a process other than the program.
     for words in [
         &["restore", "web1:vdb", &path, "--force"][..],
         &at(
@@ -276,7 +277,7 @@ fn a_block_device_that_another_process_writes_is_not_written_over() {
     }
     assert_eq!(world.machines(), ["web1"]);
     drop(writer);
-    // A process that only reads it, like udev, does not matter.
+    // A process that only reads the device, like udev, does not matter.
     let reader = File::open(&device.path).unwrap();
     world.rig.ok(&["restore", "web1:vdb", &path, "--force"]);
     drop(reader);
@@ -284,7 +285,7 @@ fn a_block_device_that_another_process_writes_is_not_written_over() {
 
 /// Only the second disk is damaged in the repository: the first one is written, and removed again.
 #[test]
-fn a_failure_in_the_middle_leaves_nothing() {
+fn a_failed_restore_leaves_nothing() {
     let world = large_world();
     let pack = largest_pack(&world);
     let file = File::options().write(true).open(&pack).unwrap();
@@ -296,9 +297,9 @@ fn a_failure_in_the_middle_leaves_nothing() {
     assert_eq!((world.files(), world.machines()), (files, vec!["web1".to_owned()]));
 }
 
-/// Killed at moments that the program does not choose: no machine without its disks, and the next run clears up.
+/// Killed at random moments: no machine is defined without its disks, and the next run removes the partial files.
 #[test]
-fn killed_in_the_middle_only_partial_files_are_left_and_the_next_run_clears_them() {
+fn a_killed_restore_leaves_partial_files_that_the_next_one_removes() {
     let world = large_world();
     let (uri, files) = (world.lab.uri(), world.files());
     let mut left_count = 0;
@@ -320,7 +321,7 @@ fn killed_in_the_middle_only_partial_files_are_left_and_the_next_run_clears_them
         left_count = left_count.max(left.len());
         assert_eq!(world.machines(), ["web1"]);
     }
-    // Each run has cleared what the one before had left.
+    // Each run has removed the leftovers of the previous one.
     assert_eq!(left_count, 2);
     world.restore(&[]);
     assert!(
@@ -332,7 +333,7 @@ fn killed_in_the_middle_only_partial_files_are_left_and_the_next_run_clears_them
 }
 
 #[test]
-fn killed_in_place_restoring_again_completes_it() {
+fn a_killed_in_place_restore_can_be_repeated() {
     let world = large_world();
     let image = world.image("web1", 1);
     let length = world.disks[1].len();
@@ -347,7 +348,7 @@ fn killed_in_place_restoring_again_completes_it() {
             .unwrap();
         let words = at(&uri, &["restore", "web1", "--to-machine", "--in-place"]);
         let mut child = world.rig.command(&words).spawn().unwrap();
-        // The beginning is written first; by the machine's disks in their order, this one last.
+        // The start of a disk is written first, and this disk is the last one.
         let mut start = vec![0; 4096];
         while start != world.disks[1][..4096] && child.try_wait().unwrap().is_none() {
             File::open(&image).unwrap().read_exact_at(&mut start, 0).unwrap();
@@ -361,7 +362,7 @@ fn killed_in_place_restoring_again_completes_it() {
     world.assert_holds("web1");
 }
 
-/// A machine that is shut off, whose second disk takes a while.
+/// A machine that is shut off, whose second disk takes some time to restore.
 fn large_world() -> World {
     let mut world = World::new();
     world.lab.virsh(&["destroy", "web1"]);

@@ -1,4 +1,5 @@
-//! A restored machine starts: what it needs of its host exists, is made, or is reported missing before the first byte.
+//! A restored machine starts: host resources that it needs exist, are created, or are reported as missing before the
+//! first byte.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
@@ -6,7 +7,7 @@ use std::path::Path;
 use super::{World, at};
 use holdfast_test_kit::libvirt::LibvirtLab;
 
-/// A machine whose configuration has more devices, and perhaps another word in it.
+/// A machine whose configuration has additional devices.
 fn world_with(devices: impl FnOnce(&LibvirtLab) -> String) -> World {
     World::defined(LibvirtLab::new(), |lab| {
         lab.define("web1", &["qcow2", "raw"]);
@@ -19,7 +20,7 @@ fn mode(path: &Path) -> u32 {
     path.metadata().unwrap().permissions().mode() & 0o7777
 }
 
-/// A machine with its logs and a socket in folders that are called after it.
+/// A machine with logs and a socket in folders that are named after it.
 fn world_with_logs() -> World {
     world_with(|lab| {
         for folder in ["logs/web1", "sockets/web1"] {
@@ -38,7 +39,7 @@ fn world_with_logs() -> World {
 }
 
 #[test]
-fn folders_of_logs_and_sockets_are_made() {
+fn folders_for_logs_and_sockets_are_created() {
     let world = world_with_logs();
     world.back_up();
     let report = world.restore(&["--dry-run"]);
@@ -64,7 +65,7 @@ fn folders_of_logs_and_sockets_are_made() {
     assert_eq!(report["target_machine"]["is_started"], true, "{report}");
     assert!(world.lab.path("logs/quick").exists());
 
-    // On a host that has none of them.
+    // On a host without these folders.
     for name in ["web1", "web1-restored", "quick"] {
         world.lab.virsh(&["destroy", name]);
     }
@@ -75,7 +76,7 @@ fn folders_of_logs_and_sockets_are_made() {
     let report = world.restore(&["--keep-identity", "--start"]);
     assert_eq!(report["target_machine"]["is_started"], true, "{report}");
 
-    // In place as well: they may be gone with the images.
+    // In-place restores also create folders, which may have been lost with the images.
     world.lab.virsh(&["destroy", "web1"]);
     std::fs::remove_dir_all(world.lab.path("logs")).unwrap();
     let report = world.restore(&["--in-place", "--start"]);
@@ -104,7 +105,7 @@ fn missing_devices_are_reported_before_the_first_byte() {
         assert!(text.contains("without --start"), "{text}");
     }
     assert_eq!((world.files(), world.machines()), (before, vec!["web1".to_owned()]));
-    // It is restored, with a warning.
+    // Without --start it is restored, with a warning.
     let uri = world.lab.uri();
     let words = ["restore", "web1", "--to-machine"];
     for words in [[&words[..], &["--dry-run"]].concat(), words.to_vec()] {
@@ -155,9 +156,9 @@ fn missing_networks_bridges_and_drives_are_reported() {
     assert!(text.contains("a.iso") && text.contains("change-media"), "{text}");
 }
 
-/// The flow of docs/exchange.md, on a host without KVM: every step names the next one.
+/// The steps of docs/exchange.md, on a host without KVM: the output of every step names the next one.
 #[test]
-fn an_archive_becomes_a_machine_that_runs() {
+fn an_imported_archive_becomes_a_running_machine() {
     let world = World::new();
     world.back_up();
     world.rig.report(&["export", "web1", "web1.ova"]);
@@ -178,20 +179,20 @@ fn an_archive_becomes_a_machine_that_runs() {
     assert_eq!(world.rig.names(pool.to_str().unwrap()).len(), 0);
     let words = [&words[..], &["--domain-type", "qemu"]].concat();
     let output = world.rig.run(&at(&uri, &words));
-    let said = crate::program::stderr(&output) + &crate::program::stdout(&output);
-    assert!(matches!(output.status.code(), Some(0 | 3)), "{said}");
+    let message = crate::program::stderr(&output) + &crate::program::stdout(&output);
+    assert!(matches!(output.status.code(), Some(0 | 3)), "{message}");
     assert_eq!(
         world.lab.virsh(&["domstate", "o2-restored"]).trim(),
         "running",
-        "{said}"
+        "{message}"
     );
-    assert!(world.image("o2-restored", 0).starts_with(&pool), "{said}");
+    assert!(world.image("o2-restored", 0).starts_with(&pool), "{message}");
     world.assert_holds("o2-restored");
 }
 
-/// A host of another distribution has its QEMU elsewhere.
+/// A host of another distribution has its QEMU in another place.
 #[test]
-fn a_qemu_that_is_elsewhere_is_found() {
+fn a_qemu_at_another_path_is_found() {
     let world = World::new();
     world.lab.virsh(&["destroy", "web1"]);
     let xml = world.configuration("web1");

@@ -1,4 +1,4 @@
-//! Snapshots of machines become machines again: new ones, the same ones, and in place.
+//! Snapshots of machines are restored to machines: new ones, the same ones, and in place.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
@@ -13,20 +13,20 @@ use super::{World, at};
 use crate::rig::noise;
 
 impl World {
-    /// The configuration that libvirt keeps of a machine.
+    /// The configuration of a machine in libvirt.
     pub(super) fn configuration(&self, name: &str) -> String {
         let machine = self.lab.connect().machine(name).unwrap();
         String::from_utf8(machine.configuration().unwrap().swap_remove(0).1).unwrap()
     }
 
-    /// Restores to a machine; the report.
+    /// Restores to a machine; returns the report.
     pub(super) fn restore(&self, words: &[&str]) -> Value {
         let uri = self.lab.uri();
         self.rig
             .report(&at(&uri, &[&["restore", "web1", "--to-machine"], words].concat()))
     }
 
-    /// Does not; the kind of the error, and everything it said about it.
+    /// Asserts that a restore to a machine fails; returns the kind of the error and its whole text.
     pub(super) fn refused(&self, code: i32, words: &[&str]) -> (String, String) {
         let uri = self.lab.uri();
         self.rig
@@ -38,7 +38,7 @@ impl World {
         machines.into_iter().map(|machine| machine.name).collect()
     }
 
-    /// Files of machines and of what makes them.
+    /// Files in the folder of the machines.
     pub(super) fn files(&self) -> Vec<String> {
         let entries = std::fs::read_dir(self.lab.folder.path()).unwrap();
         let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
@@ -47,7 +47,7 @@ impl World {
         names
     }
 
-    /// Asserts that the disks of a machine hold what is known of them.
+    /// Asserts that the disks of a machine have their expected content.
     pub(super) fn assert_holds(&self, name: &str) {
         let xml = DomainXml::parse(&self.configuration(name)).unwrap();
         for (disk, bytes) in xml.disks.iter().zip(&self.disks) {
@@ -87,9 +87,9 @@ fn content(disk: &holdfast_host::MachineDisk) -> Vec<u8> {
     bytes
 }
 
-/// Both run side by side, and what the first writes the second does not see.
+/// Both machines run at the same time, and later writes of the first one are not visible to the second.
 #[test]
-fn a_new_machine_runs_beside_the_one_that_it_was_made_from() {
+fn a_new_machine_runs_beside_the_original() {
     let mut world = World::new();
     world.write(0, 7, 1 << 20, 65_536);
     world.back_up();
@@ -122,7 +122,7 @@ fn a_new_machine_runs_beside_the_one_that_it_was_made_from() {
     world.assert_holds("web1");
     world.assert_runs_and_is_clean();
 
-    // Another one, in another format and folder.
+    // Another machine, with another format and folder.
     std::fs::create_dir(world.lab.path("store")).unwrap();
     let store = world.lab.path("store");
     let report = world.restore(&["--storage", store.to_str().unwrap(), "--format", "raw"]);
@@ -133,7 +133,7 @@ fn a_new_machine_runs_beside_the_one_that_it_was_made_from() {
 }
 
 #[test]
-fn a_machine_that_is_gone_comes_back_as_the_same_one() {
+fn a_missing_machine_is_restored_with_its_identity() {
     let mut world = World::new();
     world.write(1, 9, 4096, 4096);
     world.back_up();
@@ -153,9 +153,9 @@ fn a_machine_that_is_gone_comes_back_as_the_same_one() {
     assert_eq!(world.lab.virsh(&["domstate", "web1"]).trim(), "running");
 }
 
-/// Only what differs is written, and the next backup does not believe a bitmap that did not see it.
+/// Only differing ranges are written, and the next backup does not rely on a bitmap that lacks these writes.
 #[test]
-fn in_place_only_what_differs_is_written() {
+fn an_in_place_restore_writes_only_differences() {
     let mut world = World::new();
     world.write(0, 7, 1 << 20, 65_536);
     world.back_up();
@@ -197,9 +197,9 @@ fn in_place_only_what_differs_is_written() {
     world.assert_snapshot_is_right("after the restore");
 }
 
-/// Broken and missing images are why a machine is restored: they are written anew, and nothing that was there is lost.
+/// Broken and missing images are the reason for restoring: they are created anew, and existing files are kept.
 #[test]
-fn in_place_broken_and_missing_images_are_written_anew() {
+fn an_in_place_restore_replaces_broken_and_missing_images() {
     let mut world = World::new();
     world.write(0, 7, 1 << 20, 65_536);
     world.back_up();
@@ -235,7 +235,7 @@ fn in_place_broken_and_missing_images_are_written_anew() {
     world.lab.virsh(&["start", "web1"]);
     world.lab.virsh(&["destroy", "web1"]);
 
-    // A raw image that was cut, and a base that is gone.
+    // A truncated raw image, and a missing base.
     File::options()
         .write(true)
         .open(&vdb)
@@ -263,13 +263,13 @@ fn in_place_broken_and_missing_images_are_written_anew() {
     ];
     assert_eq!(world.files(), names);
 
-    // If everything is in order again, nothing is kept.
+    // If everything is in order, no old files are kept.
     world.restore(&["--in-place"]);
     assert_eq!(world.files(), names);
 }
 
 #[test]
-fn in_place_the_configuration_comes_back_where_it_is_wanted() {
+fn an_in_place_restore_restores_the_configuration_on_request() {
     let world = World::new();
     world.back_up();
     let before = world.configuration("web1");
@@ -319,9 +319,9 @@ fn a_dry_run_shows_everything_and_changes_nothing() {
     world.assert_runs_and_is_clean();
 }
 
-/// A disk that is not in the snapshot, and a missing image of a CD drive; the report lists what is kept.
+/// A disk that is not in the snapshot, and a missing image of a CD drive; the report lists the disks that are kept.
 #[test]
-fn disks_that_the_snapshot_does_not_have_are_kept_emptied_or_dropped() {
+fn disks_without_a_stored_image_are_kept_emptied_or_dropped() {
     let world = World::new();
     world.lab.virsh(&["destroy", "web1"]);
     let (iso, shared) = (world.lab.path("cd.iso"), world.lab.path("shared.raw"));
@@ -376,7 +376,6 @@ fn disks_that_the_snapshot_does_not_have_are_kept_emptied_or_dropped() {
     assert_eq!(targets("no-cd")[3], ("sda".to_owned(), DiskSource::Empty));
 }
 
-/// The machine with a firmware, and what its variables hold.
 const FIRMWARE_CODE: &str = "/usr/share/OVMF/OVMF_CODE_4M.fd";
 
 #[test]

@@ -1,7 +1,8 @@
-//! Machines with a TPM and with firmware in flash: what both hold belongs to the instant, and comes back with the disks.
+//! Machines with a TPM and with firmware in flash: the state of both is part of the point in time, and is restored with
+//! the disks.
 //!
-//! swtpm, libvirt, QEMU and the firmware are real. The firmware starts the TPM, which writes its state; so a machine that starts again has
-//! another state than before.
+//! swtpm, libvirt, QEMU and the firmware are real. The firmware starts the TPM, which writes its state; so a restarted
+//! machine has another state than before.
 
 use std::fs::File;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _, PermissionsExt as _};
@@ -20,11 +21,11 @@ use holdfast_test_kit::libvirt::LibvirtLab;
 const FIRMWARE: &str = "/usr/share/OVMF/OVMF_CODE_4M.fd";
 const VARIABLES: &str = "/usr/share/OVMF/OVMF_VARS_4M.fd";
 const NAME: &str = "tpm2-00.permall";
-/// A firmware that rests has written nothing for so long; and how long it may take for that.
+/// The firmware counts as idle when it has written nothing for the first duration; the second one is the timeout.
 const REST: Duration = Duration::from_secs(8);
 const PATIENCE: Duration = Duration::from_secs(180);
 
-/// A machine with all that belongs to an instant.
+/// A machine with firmware variables and a TPM.
 struct Sealed {
     lab: LibvirtLab,
     rig: Rig,
@@ -32,7 +33,7 @@ struct Sealed {
 }
 
 impl Sealed {
-    /// A machine that is shut off and never ran; the backend of its TPM may have more in it.
+    /// A machine that is shut off and has never run; `backend` is the content of its TPM backend element.
     fn new(backend: &str) -> Self {
         let lab = LibvirtLab::new();
         lab.connect();
@@ -62,7 +63,7 @@ impl Sealed {
         Self { lab, rig, clock }
     }
 
-    /// The same, which runs, and whose firmware is through.
+    /// A running machine whose firmware has finished booting.
     fn running() -> Self {
         let world = Self::new("");
         world.start("web3");
@@ -74,7 +75,7 @@ impl Sealed {
         self.rest(name);
     }
 
-    /// Where libvirt has the state of a machine's TPM, as this process sees it.
+    /// The path of the state of a machine's TPM in libvirt, as seen by this process.
     fn place(&self, name: &str) -> PathBuf {
         let folder = if rustix::process::geteuid().is_root() {
             "libvirt/lib/swtpm"
@@ -93,7 +94,7 @@ impl Sealed {
         self.lab.path("web3_VARS.fd")
     }
 
-    /// Waits until the firmware has started the TPM, and writes no more: neither there nor to its variables.
+    /// Waits until the firmware has started the TPM, and no longer writes to its state or to its own variables.
     fn rest(&self, name: &str) {
         let start = self.clock.now();
         let written = || {
@@ -122,7 +123,7 @@ impl Sealed {
         self.rig.json(code, &at(&self.lab.uri(), words))
     }
 
-    /// Backs the machine up; the snapshot's id.
+    /// Backs the machine up; returns the id of the snapshot.
     fn back_up(&self) -> String {
         let document = self.json(0, &["backup", "web3"]);
         let snapshot = &document["report"]["machines"][0]["snapshot"];
@@ -138,7 +139,7 @@ impl Sealed {
         machine.describe().unwrap().summary.state
     }
 
-    /// What `swtpm_setup` says when libvirt has it make a TPM, which it must not where one was restored.
+    /// Whether libvirt had `swtpm_setup` create a new TPM, which must not happen if one was restored.
     fn was_made_anew(&self, name: &str) -> bool {
         let folder = if rustix::process::geteuid().is_root() {
             "libvirt/log/swtpm/libvirt/qemu"
@@ -156,9 +157,9 @@ fn planned(report: &Value) -> Value {
     its.next().unwrap_or_else(|| panic!("{report}")).clone()
 }
 
-/// Both are changed between the instant and the end of the backup: by a program that is called in between.
+/// A hook changes both between the point in time and the end of the backup.
 #[test]
-fn firmware_variables_and_the_tpm_are_those_of_the_instant_and_come_back_to_a_new_machine() {
+fn firmware_variables_and_tpm_state_are_of_the_point_in_time() {
     let world = Sealed::running();
     let state = world.state("web3");
     let garbage = world.rig.path("garbage");
@@ -206,7 +207,7 @@ fn firmware_variables_and_the_tpm_are_those_of_the_instant_and_come_back_to_a_ne
     let mode = |path: &Path| path.metadata().unwrap().permissions().mode() & 0o777;
     assert_eq!((mode(&place), mode(place.parent().unwrap())), (0o600, 0o700));
     assert!(std::fs::read(world.lab.path("web3-restored_VARS.fd")).unwrap() == variables);
-    // The TPM starts with it, and is no new one. Both machines run.
+    // The TPM is started with the machine, and is not a new one. Both machines run.
     world.start("web3-restored");
     assert!(!world.was_made_anew("web3-restored") && world.was_made_anew("web3"));
     assert_eq!(
@@ -216,15 +217,15 @@ fn firmware_variables_and_the_tpm_are_those_of_the_instant_and_come_back_to_a_ne
     assert_eq!(world.machine_state("web3-restored"), MachineState::Running);
     world.rig.ok(&["verify"]);
 
-    // At once, and from the snapshot.
+    // As an instant restore, directly from the snapshot.
     world.restore(&["--live", "--name", "web5"]);
     assert_eq!(world.machine_state("web5"), MachineState::Running);
     assert!(!world.was_made_anew("web5") && world.place("web5").exists());
 }
 
-/// The copy of a snapshot in another repository has them as well, when the first repository is gone.
+/// A copy of the snapshot in another repository has them as well, even when the first repository is gone.
 #[test]
-fn firmware_variables_and_the_tpm_come_back_from_a_copy() {
+fn firmware_variables_and_tpm_state_are_restored_from_a_copy() {
     let world = Sealed::running();
     world.lab.virsh(&["destroy", "web3"]);
     let (variables, state) = (std::fs::read(world.variables()).unwrap(), world.state("web3"));
@@ -241,9 +242,9 @@ fn firmware_variables_and_the_tpm_come_back_from_a_copy() {
     assert!(!world.was_made_anew("web3-restored"));
 }
 
-/// Paused and shut off; in place, and where the machine is gone.
+/// For a machine that is paused or shut off; in place, and when the machine is missing.
 #[test]
-fn the_state_of_a_tpm_takes_the_place_of_the_one_that_is_there() {
+fn the_existing_tpm_state_is_replaced() {
     let world = Sealed::running();
     world.lab.virsh(&["suspend", "web3"]);
     let paused = world.state("web3");
@@ -281,7 +282,7 @@ fn the_state_of_a_tpm_takes_the_place_of_the_one_that_is_there() {
     world.start("web3");
     world.lab.virsh(&["destroy", "web3"]);
 
-    // What a killed restore leaves of it is found.
+    // A partial state that a killed restore left is found.
     let half = world.place("web3").with_file_name(format!(".{NAME}.0123abcd.partial"));
     File::create(&half).unwrap();
     let found = world.json(0, &["doctor", "web3", "--fix"]);
@@ -290,7 +291,7 @@ fn the_state_of_a_tpm_takes_the_place_of_the_one_that_is_there() {
         "{found}"
     );
 
-    // An swtpm that still uses the folder would overwrite the restored state.
+    // A running swtpm would overwrite the restored state.
     let held = hold(&world.place("web3").with_file_name(".lock"));
     let refused = world.json(4, &["restore", "web3", "--to-machine", "--in-place"]);
     assert!(
@@ -299,7 +300,7 @@ fn the_state_of_a_tpm_takes_the_place_of_the_one_that_is_there() {
     );
     drop(held);
 
-    // libvirt takes the state away with the machine.
+    // libvirt removes the state together with the machine.
     let place = world.place("web3");
     world.lab.virsh(&["undefine", "web3", "--nvram"]);
     assert!(!place.exists());
@@ -311,9 +312,10 @@ fn the_state_of_a_tpm_takes_the_place_of_the_one_that_is_there() {
     assert_eq!(world.machine_state("web3"), MachineState::Running);
 }
 
-/// If libvirt chooses the firmware, versions before 9.2 report the path of its variables only while the machine runs.
+/// If libvirt chooses the firmware, versions before 9.2 report the path of its variables only while the machine is
+/// running.
 #[test]
-fn variables_of_a_machine_that_is_off_are_found_where_libvirt_keeps_them() {
+fn firmware_variables_of_a_machine_that_is_off_are_found() {
     if !Path::new(FIRMWARE).exists() {
         return;
     }
@@ -351,7 +353,7 @@ fn variables_of_a_machine_that_is_off_are_found_where_libvirt_keeps_them() {
     world.json(0, &["restore", "web4", "--to-machine", "--name", "web5"]);
     world.lab.virsh(&["start", "web5", "--paused"]);
     let restored = world.lab.connect().machine("web5").unwrap().describe().unwrap();
-    // libvirt sees its folder under another path than the program.
+    // libvirt sees the folder under another path than the program.
     let name = restored.nvram.unwrap();
     let restored = variables.with_file_name(name.file_name().unwrap());
     let beside = world.lab.path(&name.file_name().unwrap().to_string_lossy());
@@ -359,14 +361,14 @@ fn variables_of_a_machine_that_is_off_are_found_where_libvirt_keeps_them() {
     assert!(std::fs::read(restored).unwrap() == marked);
 }
 
-/// A lock that another process has, as swtpm would.
+/// A lock held by another process, as by swtpm.
 fn hold(path: &Path) -> Held {
     let script = "import fcntl, sys\nfile = open(sys.argv[1], 'w')\nfcntl.lockf(file, fcntl.LOCK_EX)\nprint('locked', flush=True)\n\
                   sys.stdin.read()";
     Held::start("python3", &["-c", script, path.to_str().unwrap()])
 }
 
-/// A program that says one line, and ends with its input.
+/// A child process that prints one line, and ends when its input is closed.
 struct Held(std::process::Child);
 
 impl Held {
@@ -379,8 +381,8 @@ impl Held {
             .spawn()
             .unwrap();
         let mut line = String::new();
-        let said = child.stdout.as_mut().unwrap();
-        std::io::BufRead::read_line(&mut std::io::BufReader::new(said), &mut line).unwrap();
+        let text = child.stdout.as_mut().unwrap();
+        std::io::BufRead::read_line(&mut std::io::BufReader::new(text), &mut line).unwrap();
         assert_eq!(line, "locked\n");
         Self(child)
     }
@@ -393,7 +395,7 @@ impl Drop for Held {
     }
 }
 
-/// An swtpm that was started by hand for a QEMU without libvirt.
+/// An swtpm that is started manually, for a QEMU without libvirt.
 fn start_swtpm(folder: &Path, options: &[(&str, &str)], by_variable: Option<&Path>) -> Swtpm {
     #[expect(clippy::disallowed_methods, reason = "these tests run programs from outside")]
     let mut command = std::process::Command::new("swtpm");
@@ -418,9 +420,9 @@ impl Drop for Swtpm {
     }
 }
 
-/// QEMU knows a channel only; where that leads, and where the state is, stands in command lines.
+/// QEMU only knows a socket; the process behind it and the path of its state are found in command lines.
 #[test]
-fn the_tpm_of_a_bare_qemu_is_found_by_the_command_line_of_its_swtpm() {
+fn the_tpm_state_of_a_bare_qemu_is_found_by_its_swtpm() {
     let folder = tempfile::tempdir().unwrap();
     let channel = format!("socket,id=channel,path={}", folder.path().join("control").display());
     let words = [
@@ -435,7 +437,7 @@ fn the_tpm_of_a_bare_qemu_is_found_by_the_command_line_of_its_swtpm() {
         let state = format!("dir={},mode=0600", folder.path().display());
         let _swtpm = start_swtpm(folder.path(), &[("--tpmstate", &state)], None);
         let bare = Bare::new(&words);
-        // Its firmware may be about to talk to the TPM.
+        // The firmware may be about to use the TPM.
         bare.lab.execute("stop", serde_json::Value::Null);
         bare.back_up(&[]);
         let state = std::fs::read(folder.path().join(NAME)).unwrap();
@@ -443,7 +445,7 @@ fn the_tpm_of_a_bare_qemu_is_found_by_the_command_line_of_its_swtpm() {
         assert!(bare.rig.read("kept") == state);
     }
     std::fs::remove_file(folder.path().join("control")).unwrap();
-    // It got the path by a variable, which only its own user can see.
+    // The path was passed in an environment variable, which only its own user can read.
     let _swtpm = start_swtpm(folder.path(), &[], Some(folder.path()));
     let bare = Bare::new(&words);
     let document = bare.rig.json(3, &["backup", &bare.source]);

@@ -9,7 +9,7 @@ use holdfast_test_kit::file_systems::system;
 
 const OURS: &str = env!("CARGO_BIN_EXE_holdfast");
 
-/// A sshd that admits one thing.
+/// An sshd that runs only `holdfast receive --append-only` for the folder or dataset of the copy.
 pub(super) fn admitting(world: &World) -> Option<Sshd> {
     Sshd::start(
         Program::NotFound,
@@ -24,13 +24,13 @@ pub(super) fn replicate(world: &World, sshd: &Sshd, code: i32) -> Value {
     world.rig.json(code, &words)["report"]["datasets"][0].clone()
 }
 
-/// Asks as no `holdfast` would; what it hears.
+/// Sends a request that `holdfast` never sends, and asserts that it is refused; returns the answer.
 pub(super) fn ask(sshd: &Sshd, kind: &str, ask: &Value, stream: &[u8]) -> String {
     let line = format!("{}\n", json!({ "kind": kind, "ask": ask }));
-    let (code, said) = sshd.run("holdfast peer 1", &[line.as_bytes(), stream].concat());
-    let is_refused = code != Some(0) || said.contains("\"refused\"");
-    assert!(is_refused, "{ask}: {said}");
-    said
+    let (code, text) = sshd.run("holdfast peer 1", &[line.as_bytes(), stream].concat());
+    let is_refused = code != Some(0) || text.contains("\"refused\"");
+    assert!(is_refused, "{ask}: {text}");
+    text
 }
 
 pub(super) fn receiving(dataset: &str) -> Value {
@@ -41,7 +41,7 @@ fn keeping(dataset: &str, tag: &str, means: &str) -> Value {
     json!({ "keep": { "dataset": dataset, "snapshot": "a", "tag": tag, "means": means } })
 }
 
-fn nothing_else_is_admitted(world: &World, sshd: &Sshd, kind: &str, outside: &str) {
+fn assert_other_requests_are_refused(world: &World, sshd: &Sshd, kind: &str, outside: &str) {
     for command in [
         "",
         "true",
@@ -51,11 +51,11 @@ fn nothing_else_is_admitted(world: &World, sshd: &Sshd, kind: &str, outside: &st
         "holdfast host remove x",
         " holdfast peer 1",
     ] {
-        let (code, said) = sshd.run(command, b"rm -rf /\n");
-        assert!(matches!(code, Some(1 | 2)), "{command:?}: {said}");
+        let (code, text) = sshd.run(command, b"rm -rf /\n");
+        assert!(matches!(code, Some(1 | 2)), "{command:?}: {text}");
         assert!(
-            said.contains("refused") || said.contains("there is no command from ssh"),
-            "{command:?}: {said}"
+            text.contains("refused") || text.contains("there is no command from ssh"),
+            "{command:?}: {text}"
         );
     }
     let above = world.above();
@@ -76,8 +76,8 @@ fn nothing_else_is_admitted(world: &World, sshd: &Sshd, kind: &str, outside: &st
             receiving(dataset),
             keeping(dataset, "holdfast-replicate-1", "Hold"),
         ] {
-            let said = ask(sshd, kind, &wish, b"");
-            assert!(said.contains("nothing else"), "{wish}: {said}");
+            let text = ask(sshd, kind, &wish, b"");
+            assert!(text.contains("nothing else"), "{wish}: {text}");
         }
     }
     let sending = json!({ "dataset": world.target, "base": null, "to": "a", "is_joined": false, "form": "Plain",
@@ -102,7 +102,7 @@ fn nothing_else_is_admitted(world: &World, sshd: &Sshd, kind: &str, outside: &st
 }
 
 #[test]
-fn a_sender_to_zfs_adds_and_does_nothing_else() {
+fn an_append_only_sender_to_zfs_can_only_add() {
     let Some(world) = World::on_zfs() else { return };
     zfs(&["create", "-p", "-o", "canmount=off", &world.above()]);
     let Some(sshd) = admitting(&world) else { return };
@@ -111,7 +111,7 @@ fn a_sender_to_zfs_adds_and_does_nothing_else() {
         world.take(name);
     }
     let done = replicate(&world, &sshd, 0);
-    // One by one: a stream of several could bring more than snapshots.
+    // One stream per snapshot: a stream of several could contain more than snapshots.
     assert_eq!(
         (&done["outcome"], done["streams"].as_array().unwrap().len()),
         (&json!("sent"), 3),
@@ -122,10 +122,10 @@ fn a_sender_to_zfs_adds_and_does_nothing_else() {
         system("zfs", &["list", "-H", "-o", "name"]).unwrap(),
     );
     let pool = world.source.split_once('/').unwrap().0;
-    nothing_else_is_admitted(&world, &sshd, "zfs", &world.source);
+    assert_other_requests_are_refused(&world, &sshd, "zfs", &world.source);
     ask(&sshd, "zfs", &receiving(pool), b"");
 
-    // Streams of several, and one over what is there.
+    // Streams of several snapshots, and one over existing snapshots.
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("stream");
     for words in [
@@ -140,13 +140,13 @@ fn a_sender_to_zfs_adds_and_does_nothing_else() {
         } else {
             &format!("{}/new", world.above())
         };
-        let said = ask(&sshd, "zfs", &receiving(to), &stream);
+        let text = ask(&sshd, "zfs", &receiving(to), &stream);
         let expected = if words.ends_with("@a") {
             "exists"
         } else {
             "exactly one snapshot"
         };
-        assert!(said.contains(expected), "{words}: {said}");
+        assert!(text.contains(expected), "{words}: {text}");
     }
     assert_eq!(
         (
@@ -155,7 +155,7 @@ fn a_sender_to_zfs_adds_and_does_nothing_else() {
         ),
         before
     );
-    // It goes on as if nothing had been.
+    // The next replication works as before.
     world.take("d");
     assert_eq!(replicate(&world, &sshd, 0)["outcome"], "sent");
     assert_eq!(world.names(&world.target), ["a", "b", "c", "d"]);
@@ -163,7 +163,7 @@ fn a_sender_to_zfs_adds_and_does_nothing_else() {
 }
 
 #[test]
-fn a_sender_to_btrfs_adds_and_does_nothing_else() {
+fn an_append_only_sender_to_btrfs_can_only_add() {
     let Some(world) = World::on_btrfs() else { return };
     let Some(sshd) = admitting(&world) else { return };
     world.write("disk", 1, 1_000_000);
@@ -171,13 +171,13 @@ fn a_sender_to_btrfs_adds_and_does_nothing_else() {
     world.take("b");
     assert_eq!(replicate(&world, &sshd, 0)["outcome"], "sent");
     let before = world.held(&world.target);
-    nothing_else_is_admitted(&world, &sshd, "btrfs", &world.source);
-    // What was received may hold a link, and a name may lead through it.
+    assert_other_requests_are_refused(&world, &sshd, "btrfs", &world.source);
+    // A received snapshot may contain a link, and a path may lead through it.
     let link = format!("{}/link", world.above());
     std::os::unix::fs::symlink(&world.source, &link).unwrap();
-    let said = ask(&sshd, "btrfs", &receiving(&link), b"");
-    assert!(said.contains("a link is on the way"), "{said}");
-    // What is noted of a snapshot stays noted: retention goes by its time.
+    let text = ask(&sshd, "btrfs", &receiving(&link), b"");
+    assert!(text.contains("a link is on the way"), "{text}");
+    // The record of a snapshot cannot be changed, because retention uses its time.
     let report = world.rig.report(&["host", "list", &format!("btrfs:{}", world.target)]);
     let shown = system(
         "btrfs",
@@ -193,8 +193,8 @@ fn a_sender_to_btrfs_adds_and_does_nothing_else() {
         json!({ "name": "a", "identity": uuid, "time_s": 1, "is_bookmark": false, "hold_count": 0, "record": "{}" });
     let wish = json!({ "settle": { "dataset": world.target, "snapshots": [forged], "is_packed": false } });
     let line = format!("{}\n", json!({ "kind": "btrfs", "ask": wish }));
-    let (code, said) = sshd.run("holdfast peer 1", line.as_bytes());
-    assert_eq!(code, Some(0), "{said}");
+    let (code, text) = sshd.run("holdfast peer 1", line.as_bytes());
+    assert_eq!(code, Some(0), "{text}");
     assert_eq!(
         world.rig.report(&["host", "list", &format!("btrfs:{}", world.target)]),
         report
@@ -208,6 +208,6 @@ fn a_sender_to_btrfs_adds_and_does_nothing_else() {
 #[test]
 fn receive_without_ssh_explains_its_setup() {
     let rig = crate::rig::Rig::empty();
-    let (kind, said) = rig.error(2, &["receive", "--append-only", "tank/backup/web"]);
-    assert!(kind == "usage" && said.contains("authorized_keys"), "{said}");
+    let (kind, text) = rig.error(2, &["receive", "--append-only", "tank/backup/web"]);
+    assert!(kind == "usage" && text.contains("authorized_keys"), "{text}");
 }

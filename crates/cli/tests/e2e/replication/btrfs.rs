@@ -1,4 +1,4 @@
-//! btrfs, on one file system.
+//! Replication between subvolumes of one btrfs file system.
 
 use std::time::Duration;
 
@@ -42,13 +42,14 @@ fn subvolumes_are_replicated_with_their_records() {
     );
     assert_eq!(world.replicate(0, &[])["outcome"], "up to date");
 
-    // A copy of the copy is based on what it has itself.
+    // A copy of the copy uses the snapshots of the copy as bases.
     let onward = format!("{}-2", world.target);
     let report = world.rig.report(&["replicate", &world.target, &onward]);
     assert_eq!(report["datasets"][0]["outcome"], "sent", "{report}");
     assert_eq!(world.names(&onward), ["a", "b", "c"]);
 
-    // What the target has lost in the middle is no harm; a name that it has given to another is.
+    // A snapshot that is missing in the middle of the target is no problem; a name that has another snapshot there is
+    // one.
     world.rig.ok(&["host", "remove", &world.full(&world.target, "a")]);
     world.take("d");
     assert_eq!(world.replicate(0, &[])["outcome"], "sent");
@@ -64,7 +65,7 @@ fn subvolumes_are_replicated_with_their_records() {
 }
 
 #[test]
-fn a_partial_stream_of_a_killed_run_is_no_snapshot_and_is_sent_again() {
+fn a_partial_stream_is_no_snapshot_and_is_sent_again() {
     let Some(world) = World::on_btrfs() else { return };
     world.write("disk", 1, 9_000_000);
     world.take("a");
@@ -93,38 +94,41 @@ fn a_partial_stream_of_a_killed_run_is_no_snapshot_and_is_sent_again() {
         "{done}"
     );
     assert!(world.received("a", "disk") == noise(9_000_000, 1));
-    let (kind, said) = world.rig.error(1, &["replicate", "-R", &world.source, &world.target]);
-    assert_eq!(kind, "refused", "{said}");
+    let (kind, message) = world.rig.error(1, &["replicate", "-R", &world.source, &world.target]);
+    assert_eq!(kind, "refused", "{message}");
 }
 
-/// What cannot be meant is refused with what can be: nothing of several subvolumes is of one instant, and a word without a dot or a slash
-/// before it is a dataset of ZFS.
+/// Impossible requests are refused with advice: several subvolumes have no common point in time, and a relative path
+/// without a leading dot or slash means a dataset of ZFS.
 #[test]
 fn nested_subvolumes_and_relative_paths_are_refused_with_advice() {
     let Some(world) = World::on_btrfs() else { return };
     world.take("a");
-    let (kind, said) = world
+    let (kind, message) = world
         .rig
         .error(1, &["replicate", "--recursive", &world.source, &world.target]);
-    assert!(kind == "refused" && said.contains("without --recursive"), "{said}");
-    let (kind, said) = world.rig.error(2, &["replicate", &world.source, "backup/web"]);
     assert!(
-        kind == "usage" && said.contains("./backup/web, or btrfs:./backup/web"),
-        "{said}"
+        kind == "refused" && message.contains("without --recursive"),
+        "{message}"
     );
-    let (_, said) = world
+    let (kind, message) = world.rig.error(2, &["replicate", &world.source, "backup/web"]);
+    assert!(
+        kind == "usage" && message.contains("./backup/web, or btrfs:./backup/web"),
+        "{message}"
+    );
+    let (_, message) = world
         .rig
         .error(2, &["replicate", &world.source, "root@backup:backup/web"]);
-    assert!(said.contains("its whole path"), "{said}");
-    // One that leads to a subvolume here means that.
+    assert!(message.contains("its whole path"), "{message}");
+    // A path that leads to an existing subvolume means that subvolume.
     std::os::unix::fs::symlink(&world.source, world.rig.path("vms")).unwrap();
     world.rig.ok(&["replicate", "vms", &world.target]);
     assert_eq!(world.status()["outcome"], "up to date");
 }
 
-/// What a service may do suffices to receive.
+/// The capabilities of the systemd units are sufficient to receive.
 #[test]
-fn the_capabilities_of_the_services_suffice() {
+fn the_capabilities_of_the_services_suffice_to_receive() {
     let Some(world) = World::on_btrfs() else { return };
     world.write("disk", 1, 100_000);
     world.take("a");
@@ -159,7 +163,7 @@ fn the_capabilities_of_the_services_suffice() {
     }
 }
 
-/// What is mounted may have come from anywhere.
+/// Received snapshots may come from untrusted hosts.
 #[test]
 fn snapshots_are_mounted_without_programs_and_devices() {
     for world in [World::on_btrfs(), World::on_zfs()] {

@@ -1,4 +1,4 @@
-//! Between two hosts, by a real ssh, and with connections that break.
+//! Replication between two hosts, with a real ssh and broken connections.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use super::{World, names_and_holds, zfs};
 use crate::rig::noise;
 use holdfast_test_kit::file_systems::system;
 
-/// How often a connection is cut, for each file system.
+/// Number of broken connections for each file system.
 const CUT_COUNT: u64 = 6;
 const DISK_BYTES: usize = 2_000_000;
 
@@ -21,7 +21,7 @@ fn replicate(world: &World, words: &[&str], options: &[String]) -> Value {
 }
 
 #[test]
-fn zfs_goes_to_a_host_that_has_nothing_but_zfs_and_comes_back() {
+fn zfs_is_replicated_to_and_from_a_host_without_holdfast() {
     let Some(world) = World::on_zfs() else { return };
     let Some(sshd) = Sshd::start(Program::NotFound, None) else {
         return;
@@ -31,7 +31,7 @@ fn zfs_goes_to_a_host_that_has_nothing_but_zfs_and_comes_back() {
     let far = format!("root@127.0.0.1:{}", world.target);
     let sent = replicate(&world, &[&world.source, &far], &sshd.options());
     assert_eq!(sent["outcome"], "sent", "{sent}");
-    // What is packed by a shell is unpacked by one.
+    // The receiving host has no Holdfast: its shell decompresses the stream.
     world.write("zeros", 1, 0);
     std::fs::File::create(world.folder.join("zeros"))
         .unwrap()
@@ -66,18 +66,18 @@ fn zfs_goes_to_a_host_that_has_nothing_but_zfs_and_comes_back() {
         [""; 0],
         "the connection has ended, and left no socket"
     );
-    let (kind, said) = world.rig.error(
+    let (kind, text) = world.rig.error(
         1,
         &["replicate", &world.source, "127.0.0.1:tank/x", "--ssh-option", "Port=1"],
     );
     assert!(
-        kind == "io" && said.contains("no connection to 127.0.0.1"),
-        "{kind}: {said}"
+        kind == "io" && text.contains("no connection to 127.0.0.1"),
+        "{kind}: {text}"
     );
 }
 
 #[test]
-fn two_programs_of_holdfast_replicate_to_each_other() {
+fn datasets_are_replicated_between_two_hosts_with_holdfast() {
     for world in [World::on_btrfs(), World::on_zfs()] {
         let Some(world) = world else { continue };
         let Some(sshd) = Sshd::start(Program::Found, None) else {
@@ -111,7 +111,7 @@ fn two_programs_of_holdfast_replicate_to_each_other() {
     }
 }
 
-/// Nothing receives any more.
+/// Waits until no receiver is running any more.
 fn wait_for_the_end_of(pattern: &str) {
     let clock = SystemClock::new();
     while system("pgrep", &["-f", pattern]).is_ok() {
@@ -120,8 +120,8 @@ fn wait_for_the_end_of(pattern: &str) {
     }
 }
 
-/// Cuts the connection again and again: what arrives is whole or not there, and in the end all of it is.
-fn survives_cuts(world: &World, program: Program, receiver: &str, seed: u64) {
+/// Breaks the connection repeatedly: each snapshot is received completely or not at all, and finally all of them are.
+fn assert_survives_broken_connections(world: &World, program: Program, receiver: &str, seed: u64) {
     let Some(sshd) = Sshd::start(program, None) else { return };
     let way = sshd.way_that_breaks();
     let options = sshd.options_by(way.port);
@@ -143,8 +143,8 @@ fn survives_cuts(world: &World, program: Program, receiver: &str, seed: u64) {
                 Some(1),
                 "seed {seed}, cut after {cut}: {output:?}"
             );
-            let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
-            assert!(said.contains("127.0.0.1"), "cut after {cut}: {said}");
+            let text = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+            assert!(text.contains("127.0.0.1"), "cut after {cut}: {text}");
             wait_for_the_end_of(receiver);
             if round > 0 || system("ls", &[&world.target]).is_ok() {
                 assert_eq!(
@@ -164,16 +164,16 @@ fn survives_cuts(world: &World, program: Program, receiver: &str, seed: u64) {
 }
 
 #[test]
-fn a_connection_to_zfs_that_is_cut_anywhere_costs_nothing_but_time() {
+fn replication_to_zfs_survives_broken_connections() {
     let Some(world) = World::on_zfs() else { return };
     let receiver = format!("zfs receive -u {}", world.target);
-    survives_cuts(&world, Program::NotFound, &receiver, 11);
+    assert_survives_broken_connections(&world, Program::NotFound, &receiver, 11);
     let tag = zfs(&["get", "-H", "-o", "value", "userrefs", &world.full(&world.source, "b")]);
     assert_eq!(tag, "1");
 }
 
 #[test]
-fn a_connection_to_btrfs_that_is_cut_anywhere_costs_nothing_but_time() {
+fn replication_to_btrfs_survives_broken_connections() {
     let Some(world) = World::on_btrfs() else { return };
-    survives_cuts(&world, Program::Found, "btrfs receive -q -e -C", 12);
+    assert_survives_broken_connections(&world, Program::Found, "btrfs receive -q -e -C", 12);
 }

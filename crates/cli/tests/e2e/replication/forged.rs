@@ -6,10 +6,10 @@ const PATH: u16 = 15;
 const PATH_TO: u16 = 16;
 const PATH_LINK: u16 = 17;
 
-/// A stream, command by command.
+/// A stream, built command by command.
 pub(super) struct Forged(Vec<u8>);
 
-/// CRC32C that begins with 0 and is not inverted.
+/// CRC32C with an initial value of 0 and without final inversion.
 fn checksum(bytes: &[u8]) -> u32 {
     bytes.iter().fold(0, |sum, byte| {
         (0..8).fold(sum ^ u32::from(*byte), |sum, _| {
@@ -18,7 +18,7 @@ fn checksum(bytes: &[u8]) -> u32 {
     })
 }
 
-/// A UUID as text, in bytes.
+/// The bytes of a UUID in text form.
 fn uuid(text: &str) -> Vec<u8> {
     let digits: Vec<u8> = text.bytes().filter(|byte| *byte != b'-').collect();
     let pair = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).unwrap(), 16).unwrap();
@@ -26,7 +26,7 @@ fn uuid(text: &str) -> Vec<u8> {
 }
 
 impl Forged {
-    /// Begins with a whole subvolume.
+    /// Begins the stream of a whole subvolume.
     pub(super) fn subvolume(name: &str, identity: &str) -> Self {
         let start = Self([&b"btrfs-stream\0"[..], &1_u32.to_le_bytes()].concat());
         start.command(
@@ -35,7 +35,7 @@ impl Forged {
         )
     }
 
-    /// Begins with what has changed since another one.
+    /// Begins the stream of changes since a parent.
     pub(super) fn since(parent: &str, name: &str, identity: &str) -> Self {
         let start = Self([&b"btrfs-stream\0"[..], &1_u32.to_le_bytes()].concat());
         let number = 7_u64.to_le_bytes();

@@ -1,4 +1,4 @@
-//! Hosts that send something else than they say: to a receiver that only takes, and to one that fetches.
+//! Hosts that send other data than they announce: to a receiver that permits only adding, and to a host that fetches.
 
 use std::path::Path;
 
@@ -17,7 +17,7 @@ fn snapshots(target: &str) -> std::path::PathBuf {
     Path::new(target).join(".holdfast/snapshots")
 }
 
-/// All that is in the folder of a copy, hidden or not.
+/// All entries in the folder of a copy, hidden or not.
 fn everything(target: &str) -> String {
     let snapshots = snapshots(target);
     system(
@@ -36,7 +36,7 @@ fn identity_of(target: &str, name: &str) -> String {
     field.unwrap().trim().to_owned()
 }
 
-/// A block device that has nothing to do with the copy.
+/// A block device that is unrelated to the copy.
 struct Victim {
     device: String,
     _file: tempfile::NamedTempFile,
@@ -61,8 +61,8 @@ impl Drop for Victim {
     }
 }
 
-/// Streams that reach out of the snapshot that they bring.
-fn streams_that_reach_out(victim: &Victim, outside: &str, old: &str) -> Vec<Vec<u8>> {
+/// Streams that access files outside of the received snapshot.
+fn streams_accessing_other_files(victim: &Victim, outside: &str, old: &str) -> Vec<Vec<u8>> {
     let device = Path::new(&victim.device);
     let new = || Forged::subvolume("new", IDENTITY);
     vec![
@@ -73,7 +73,7 @@ fn streams_that_reach_out(victim: &Victim, outside: &str, old: &str) -> Vec<Vec<
             .rename("x", "y")
             .write("y", b"WRITTEN BY THE SENDER")
             .end(),
-        // The snapshots that are there.
+        // Existing snapshots.
         new().rename("../a", "../.a").end(),
         new().rename("../a", "mine").end(),
         new().unlink("../a/disk").end(),
@@ -99,14 +99,14 @@ fn streams_that_reach_out(victim: &Victim, outside: &str, old: &str) -> Vec<Vec<
             .write("l", b"WRITTEN BY THE SENDER")
             .end(),
         Forged::since(IDENTITY, "new", "11111111-2222-3333-4444-666666666666").end(),
-        // Two, and something behind the end.
+        // Two subvolumes, and data after the end of the stream.
         [new().end(), Forged::subvolume("more", old).end()].concat(),
     ]
 }
 
-/// A sender with the key may have been broken into: it owns nothing here but the room for its snapshots.
+/// A sender with a valid key may be compromised: it may write nothing except its snapshots.
 #[test]
-fn a_stream_that_reaches_out_of_its_snapshot_is_refused_and_nothing_is_touched() {
+fn a_stream_that_accesses_files_outside_its_snapshot_is_refused() {
     let Some(world) = World::on_btrfs() else { return };
     let Some(sshd) = admitting(&world) else { return };
     let outside = tempfile::NamedTempFile::new().unwrap();
@@ -117,13 +117,13 @@ fn a_stream_that_reaches_out_of_its_snapshot_is_refused_and_nothing_is_touched()
     assert_eq!(replicate(&world, &sshd, 0)["outcome"], "sent");
     let victim = Victim::new();
     let before = (everything(&world.target), world.held(&world.target));
-    for stream in streams_that_reach_out(&victim, &outside, &identity_of(&world.target, "a")) {
-        let said = ask(&sshd, "btrfs", &receiving(&world.target), &stream);
-        assert!(said.contains("the stream is refused"), "{said}");
+    for stream in streams_accessing_other_files(&victim, &outside, &identity_of(&world.target, "a")) {
+        let text = ask(&sshd, "btrfs", &receiving(&world.target), &stream);
+        assert!(text.contains("the stream is refused"), "{text}");
         assert_eq!(world.held(&world.target), before.1);
         assert!(
             victim.is_untouched() && std::fs::read(&outside).unwrap().is_empty(),
-            "{said}"
+            "{text}"
         );
     }
     // The next receiver removes a refused partial stream.
@@ -134,9 +134,9 @@ fn a_stream_that_reaches_out_of_its_snapshot_is_refused_and_nothing_is_touched()
     assert!(world.received("b", "disk") == noise(1_000_000, 1));
 }
 
-/// What gives rights does not come with a copy, and the rest of an honest subvolume does.
+/// Special files and set-user-ID bits are not received; everything else of a valid subvolume is.
 #[test]
-fn sockets_devices_and_set_user_id_stay_behind_and_the_next_runs_go_on() {
+fn special_files_and_set_user_id_bits_are_not_received() {
     let Some(world) = World::on_btrfs() else { return };
     world.write("disk", 1, 100_000);
     let folder = world.folder.display().to_string();
@@ -165,7 +165,7 @@ fn sockets_devices_and_set_user_id_stay_behind_and_the_next_runs_go_on() {
     let noted = system("python3", &["-c", script, &at("disk").display().to_string()]);
     assert!(noted.unwrap().contains("hello"));
 
-    // What was left behind is renamed, changed and removed at the source.
+    // Files that were not received are renamed, changed and removed at the source.
     system(
         "sh",
         &[
@@ -187,7 +187,7 @@ fn sockets_devices_and_set_user_id_stay_behind_and_the_next_runs_go_on() {
     assert!(world.received("c", "disk") == noise(100_000, 1));
 }
 
-/// A `holdfast` that answers like an attacker who owns the host that is fetched from.
+/// A `holdfast` that answers like an attacker who controls the sending host.
 fn forging(stream: &[u8], name: &str, kind: &str) -> (tempfile::TempDir, String) {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("stream");
@@ -224,9 +224,9 @@ fn fetch(world: &World, sshd: &Sshd, source: &str) -> Value {
     world.rig.json(1, &words)["report"]["datasets"][0].clone()
 }
 
-/// A fetching host does not trust the host that it fetches from either.
+/// A fetching host does not trust the sending host either.
 #[test]
-fn a_host_that_is_fetched_from_cannot_write_to_this_one() {
+fn a_malicious_sender_cannot_write_outside_the_copy() {
     let Some(world) = World::on_btrfs() else { return };
     let victim = Victim::new();
     let new = || Forged::subvolume("new", IDENTITY);
@@ -251,7 +251,7 @@ fn a_host_that_is_fetched_from_cannot_write_to_this_one() {
     }
 }
 
-/// A stream with properties, several snapshots, or another name: none of it is taken in from another host.
+/// Streams with properties, with several snapshots, or with another snapshot are not received from another host.
 #[test]
 fn properties_are_not_fetched() {
     let Some(world) = World::on_zfs() else { return };
@@ -272,7 +272,7 @@ fn properties_are_not_fetched() {
     ] {
         let line = format!("zfs send {} > {file}", words.replace("SOURCE", &world.source));
         system("sh", &["-c", &line]).unwrap();
-        // Its guid is not what was announced, either.
+        // Its guid does not match the announced one either.
         let (_folder, program) = forging(&std::fs::read(&file).unwrap(), "a", "zfs");
         let Some(sshd) = Sshd::start(Program::NotFound, Some(&program)) else {
             return;
@@ -283,9 +283,9 @@ fn properties_are_not_fetched() {
     }
 }
 
-/// Snapshots that a sender has not sent, and holds of others, are none of its business.
+/// A sender may neither change records of snapshots that it has not sent, nor holds of others.
 #[test]
-fn a_sender_notes_and_releases_nothing_of_others() {
+fn a_sender_cannot_change_records_and_holds_of_others() {
     for world in [World::on_zfs(), World::on_btrfs()] {
         let Some(world) = world else { continue };
         let kind = world.file_system.name();
@@ -295,7 +295,8 @@ fn a_sender_notes_and_releases_nothing_of_others() {
         let Some(sshd) = admitting(&world) else { return };
         world.take("a");
         assert_eq!(replicate(&world, &sshd, 0)["outcome"], "sent");
-        // A snapshot of another program, which retention keeps, and the hold of a replication from here to another host.
+        // A snapshot of another program, which retention keeps, and the hold of a replication from here to another
+        // host.
         let onward = "holdfast-replicate-0123456789abcdef";
         if kind == "zfs" {
             zfs(&["snapshot", &world.full(&world.target, "own")]);
@@ -323,13 +324,13 @@ fn a_sender_notes_and_releases_nothing_of_others() {
             );
             assert_eq!(list(), before, "{identity:?}");
         }
-        // The hold of the onward replication is still there; that of the sender has moved.
+        // A request for the existing hold succeeds and changes nothing; the other requests are refused.
         let wish = json!({ "keep": { "dataset": world.target, "snapshot": "a", "tag": onward, "means": "Hold" } });
-        let (code, said) = sshd.run(
+        let (code, text) = sshd.run(
             "holdfast peer 1",
             format!("{}\n", json!({ "kind": kind, "ask": wish })).as_bytes(),
         );
-        assert_eq!(code, Some(0), "{said}");
+        assert_eq!(code, Some(0), "{text}");
         assert_eq!(list(), before);
         for means in ["HoldToo", "Bookmark"] {
             let wish = json!({ "keep": { "dataset": world.target, "snapshot": "own", "tag": onward, "means": means } });

@@ -1,4 +1,4 @@
-//! Replication on real file systems, in one place and between two by a real sshd.
+//! Replication on real file systems, on one host and between two by a real sshd.
 
 mod append_only;
 mod btrfs;
@@ -15,7 +15,7 @@ use serde_json::Value;
 use crate::rig::{Rig, noise};
 use holdfast_test_kit::file_systems::{FileSystem, Mounted, Pool, system};
 
-/// What `replicate` answers.
+/// Reports of `replicate`.
 pub(crate) fn reports() -> Vec<Value> {
     let Some(world) = World::on_btrfs() else {
         return Vec::new();
@@ -29,12 +29,12 @@ pub(crate) fn reports() -> Vec<Value> {
     vec![planned, sent]
 }
 
-/// A dataset with files, and the name of one that is to be its copy.
+/// A dataset with files, and the name for its copy.
 pub(crate) struct World {
     rig: Rig,
     source: String,
     target: String,
-    /// Where the files of the source are.
+    /// The folder with the files of the source.
     folder: PathBuf,
     file_system: Box<dyn FileSystem>,
     _place: tempfile::TempDir,
@@ -78,7 +78,7 @@ impl World {
         })
     }
 
-    /// The folder or dataset that the copy is in.
+    /// The folder or dataset above the copy.
     fn above(&self) -> String {
         self.target.rsplit_once('/').unwrap().0.to_owned()
     }
@@ -108,7 +108,7 @@ impl World {
         }
     }
 
-    /// The snapshots of a dataset, with how many hold them.
+    /// The snapshots of a dataset, with the number of their holds.
     fn held(&self, dataset: &str) -> Vec<(String, u64)> {
         let word = match self.file_system.name() {
             "zfs" => format!("zfs:{dataset}"),
@@ -130,7 +130,7 @@ impl World {
         self.held(dataset).into_iter().map(|(name, _)| name).collect()
     }
 
-    /// Replicates, and returns the report of the one dataset.
+    /// Replicates; returns the report about the dataset.
     fn replicate(&self, code: i32, words: &[&str]) -> Value {
         self.replicate_to(code, &self.target, words)
     }
@@ -146,7 +146,7 @@ impl World {
         self.replicate(0, &["--status"])
     }
 
-    /// What a file is in a snapshot of the copy.
+    /// The content of a file in a snapshot of the copy.
     fn received(&self, snapshot: &str, file: &str) -> Vec<u8> {
         if self.file_system.name() == "btrfs" {
             let folder = std::path::Path::new(&self.target)

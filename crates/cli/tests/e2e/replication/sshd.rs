@@ -1,4 +1,4 @@
-//! A sshd of one's own on the loopback, with keys of its own, and a way to it that can be cut at any byte.
+//! An sshd on the loopback interface with keys of its own, and a proxy that breaks connections at any byte.
 
 use std::io::{Read as _, Write as _};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -14,14 +14,14 @@ use holdfast_host::provider::REPLICA_TAG;
 use super::or_skip;
 use holdfast_test_kit::file_systems::system;
 
-/// Whether its users find `holdfast`.
+/// Whether its users have `holdfast` in their path.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Program {
     Found,
     NotFound,
 }
 
-/// A sshd; it ends with this.
+/// An sshd, which is stopped on drop.
 pub(super) struct Sshd {
     folder: tempfile::TempDir,
     port: u16,
@@ -38,7 +38,7 @@ impl Drop for Sshd {
 }
 
 impl Sshd {
-    /// One that lets the key in, to run anything, or `forced` alone.
+    /// Starts an sshd that accepts the key, for any command or for `forced` only.
     pub(super) fn start(program: Program, forced: Option<&str>) -> Option<Self> {
         or_skip(Self::try_start(program, forced))
     }
@@ -105,12 +105,12 @@ impl Sshd {
         Ok(sshd)
     }
 
-    /// Options for `holdfast replicate` that lead to it.
+    /// Options with which `holdfast replicate` connects to it.
     pub(super) fn options(&self) -> Vec<String> {
         self.options_by(self.port)
     }
 
-    /// The same by another port.
+    /// The same with another port.
     pub(super) fn options_by(&self, port: u16) -> Vec<String> {
         let user = self.folder.path().join("user").display().to_string();
         let options = [
@@ -126,7 +126,7 @@ impl Sshd {
             .collect()
     }
 
-    /// Runs a command there, as ssh does it, with this input; its exit code and all that it said.
+    /// Runs a command on it by ssh with this input; returns the exit code and all output.
     pub(super) fn run(&self, command: &str, input: &[u8]) -> (Option<i32>, String) {
         let mut ssh = self.ssh(&["-T", "127.0.0.1"]);
         ssh.args(Some(command).filter(|command| !command.is_empty()));
@@ -138,11 +138,11 @@ impl Sshd {
             .unwrap();
         child.stdin.take().unwrap().write_all(input).ok();
         let output = child.wait_with_output().unwrap();
-        let said = [output.stdout, output.stderr].concat();
-        (output.status.code(), String::from_utf8_lossy(&said).into_owned())
+        let message = [output.stdout, output.stderr].concat();
+        (output.status.code(), String::from_utf8_lossy(&message).into_owned())
     }
 
-    /// All of them by one connection: there are many.
+    /// All commands share one connection, because there are many.
     #[expect(clippy::disallowed_methods, reason = "a hostile sender has his own ssh")]
     fn ssh(&self, words: &[&str]) -> Command {
         let socket = format!("ControlPath={}", self.folder.path().join("socket").display());
@@ -157,7 +157,7 @@ impl Sshd {
         ssh
     }
 
-    /// A way to it that breaks after so many bytes that go there.
+    /// Starts a proxy to it, which breaks connections after a number of transferred bytes.
     pub(super) fn way_that_breaks(&self) -> BreakingWay {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
@@ -180,14 +180,14 @@ impl Sshd {
     }
 }
 
-/// A way that breaks.
+/// A proxy that breaks connections.
 pub(super) struct BreakingWay {
     pub(super) port: u16,
     left: Arc<AtomicU64>,
 }
 
 impl BreakingWay {
-    /// It breaks after so many bytes from now on, once.
+    /// Breaks the connection once, after this many bytes from now on.
     pub(super) fn break_after(&self, bytes: u64) {
         self.left.store(bytes, Ordering::SeqCst);
     }
@@ -209,7 +209,7 @@ fn forward(mut from: TcpStream, mut to: TcpStream, left: &AtomicU64) {
     to.shutdown(Shutdown::Both).ok();
 }
 
-/// The tag that a target on this host is known by.
+/// The tag of the holds for a target on this host.
 pub(super) fn tag_of(target: &str) -> String {
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap();
     let sum = format!("{}:{target}", host.trim())
@@ -220,7 +220,7 @@ pub(super) fn tag_of(target: &str) -> String {
     format!("{REPLICA_TAG}{sum:016x}")
 }
 
-/// Words as the rig takes them.
+/// Converts arguments for the rig.
 pub(super) fn texts(words: &[String]) -> Vec<&str> {
     words.iter().map(String::as_str).collect()
 }

@@ -1,4 +1,4 @@
-//! ZFS, in one pool.
+//! Replication between datasets of one pool.
 
 use std::time::Duration;
 
@@ -44,7 +44,7 @@ fn new_snapshots_are_replicated_and_the_newest_common_one_is_kept() {
     );
     assert_eq!(world.held(&world.target), names_and_holds(&[("a", 0), ("b", 1)]));
     assert_eq!(world.held(&world.source), names_and_holds(&[("a", 0), ("b", 1)]));
-    // It is not mounted and not written to.
+    // The copy is not mounted, and read-only.
     let properties = zfs(&["get", "-H", "-o", "value", "mounted,canmount,readonly", &world.target]);
     assert_eq!(properties, "no\nnoauto\non");
 
@@ -63,14 +63,14 @@ fn new_snapshots_are_replicated_and_the_newest_common_one_is_kept() {
     assert_eq!(world.replicate(0, &[])["outcome"], "up to date");
     let status = world.status();
     assert_eq!((&status["behind_count"], &status["behind_ms"]), (&json!(0), &json!(0)));
-    // The newest common snapshot is not removed on either side.
+    // The newest common snapshot cannot be removed on either side.
     assert!(system("zfs", &["destroy", &world.full(&world.source, "e")]).is_err());
     assert!(world.received("a", "disk") == noise(3_000_000, 1));
     assert!(world.received("e", "disk") == noise(3_000_000, 3));
 }
 
 #[test]
-fn a_tree_goes_with_all_that_is_wanted_of_it_and_not_into_itself() {
+fn a_tree_is_replicated_by_pattern_and_without_its_own_copies() {
     let Some(world) = World::on_zfs() else { return };
     let pool = world.source.split_once('/').unwrap().0.to_owned();
     for name in ["vms/web 1", "vms/db", "vms/empty"] {
@@ -90,14 +90,14 @@ fn a_tree_goes_with_all_that_is_wanted_of_it_and_not_into_itself() {
         (vec!["daily_1".to_owned(), "daily_2".to_owned()], names("/db"))
     );
     assert_eq!(names("/empty"), ["daily_2"]);
-    // The copies are part of the tree now, and are not copied.
+    // The copies are now below the source, and are not copied again.
     zfs(&["snapshot", "-r", &format!("{pool}/vms@daily_3")]);
     zfs(&["destroy", "-r", &format!("{target}@daily_3")]);
     let report = world.rig.report(&[&words[..], &["--newest"]].concat());
     assert_eq!(report["datasets"].as_array().unwrap().len(), 4, "{report}");
     assert_eq!(names("/db"), ["daily_1", "daily_2", "daily_3"]);
 
-    // A renamed dataset would be sent again; where ZFS reports identities, the rename is noticed.
+    // Snapshots that do not match the pattern are not replicated.
     zfs(&["snapshot", "-r", &format!("{pool}/vms@hourly_4")]);
     zfs(&["destroy", "-r", &format!("{target}@hourly_4")]);
     let report = world.rig.report(&words);
@@ -111,7 +111,7 @@ fn a_tree_goes_with_all_that_is_wanted_of_it_and_not_into_itself() {
     );
 }
 
-/// Other programs give names that we do not give.
+/// Other programs use names that Holdfast never uses.
 #[test]
 fn snapshots_with_any_name_of_zfs_are_replicated() {
     let Some(world) = World::on_zfs() else { return };
@@ -123,7 +123,7 @@ fn snapshots_with_any_name_of_zfs_are_replicated() {
         world.write("disk", seed, 100_000);
         world.take(name);
     }
-    // They come in one stream.
+    // All snapshots are in one stream.
     let done = world.replicate(0, &[]);
     assert_eq!(
         (&done["outcome"], &done["common"]),
@@ -148,9 +148,9 @@ fn snapshots_with_any_name_of_zfs_are_replicated() {
     assert!(world.received("d", "disk") == noise(100_000, 9));
 }
 
-/// Two snapshots of one name, made in the same second or not, are one only if their guids say so.
+/// Two snapshots with the same name, even created in the same second, are the same one only if their guids are equal.
 #[test]
-fn snapshots_of_one_name_are_not_one_snapshot() {
+fn snapshots_with_one_name_are_distinguished_by_guid() {
     let Some(world) = World::on_zfs() else { return };
     world.take("a");
     world.replicate(0, &[]);
@@ -188,11 +188,11 @@ fn a_diverged_target_is_kept_and_nothing_is_lost() {
         "{done}"
     );
     assert_eq!(world.names(&world.target), ["a", "own"]);
-    // The advice helps.
+    // The advice of the error works.
     zfs(&["rollback", "-r", &world.full(&world.target, "a")]);
     assert_eq!(world.replicate(0, &[])["outcome"], "sent");
 
-    // A name that the target has given to another.
+    // The name has another snapshot in the target.
     world.take("c");
     zfs(&[
         "rename",
@@ -209,7 +209,7 @@ fn a_diverged_target_is_kept_and_nothing_is_lost() {
     world.replicate(3, &[]);
     assert_eq!(world.names(&world.target), ["c", "b", "d"]);
 
-    // The last that both had is gone, by force.
+    // The last common snapshot was removed by force.
     for name in ["a", "b", "c", "d"] {
         let full = world.full(&world.source, name);
         let status = world.held(&world.source);
@@ -224,19 +224,19 @@ fn a_diverged_target_is_kept_and_nothing_is_lost() {
     assert!(done["reason"].as_str().unwrap().contains("none of which"), "{done}");
     assert_eq!(world.names(&world.target), ["c", "b", "d"]);
 
-    // What is no copy is not written over either.
+    // A dataset that is no copy is not overwritten either.
     let other = format!("{}-other", world.target);
     zfs(&["create", "-o", "canmount=off", &other]);
     let done = world.replicate_to(1, &other, &[]);
     assert!(done["reason"].as_str().unwrap().contains("no copy"), "{done}");
-    let (kind, said) = world
+    let (kind, text) = world
         .rig
         .error(1, &["replicate", &format!("{}/nobody", world.source), &world.target]);
-    assert_eq!(kind, "not-found", "{said}");
+    assert_eq!(kind, "not-found", "{text}");
 }
 
 #[test]
-fn a_full_target_says_so_and_takes_the_rest_later() {
+fn a_full_target_is_reported_and_receives_the_rest_later() {
     let Some(world) = World::on_zfs() else { return };
     world.write("disk", 1, 9_000_000);
     world.take("a");

@@ -1,11 +1,11 @@
-//! A holdfast.toml, checked and shown.
+//! Commands that check and show a holdfast.toml.
 
 use serde_json::Value;
 
 use super::{Host, Receiver, at_home};
 
 #[test]
-fn a_configuration_is_checked_and_shown_with_where_everything_is_from() {
+fn a_configuration_is_shown_with_the_origin_of_every_setting() {
     let host =
         Host::new("[jobs.a]\ndo = \"gc\"\nrepository = \"main\"\nwhen = \"daily UTC\"\n[defaults]\nretries = 7\n");
     let checked = host.rig.json(3, &["config", "check", "holdfast.toml"]);
@@ -28,7 +28,7 @@ fn a_configuration_is_checked_and_shown_with_where_everything_is_from() {
         (&of("timeout")["value"], &of("timeout")["line"]),
         (&"1d".into(), &Value::Null)
     );
-    // The path is known by the environment, too.
+    // The path may also come from the environment.
     let mut command = host.rig.command(&["config", "show"]);
     let output = command.env("HOLDFAST_CONFIG", "holdfast.toml").output().unwrap();
     assert!(
@@ -54,9 +54,10 @@ fn a_configuration_is_checked_and_shown_with_where_everything_is_from() {
     assert!(text.contains("config check"), "{text}");
 }
 
-/// A password command of a configuration runs as the user of the program: a configuration that others can write is refused.
+/// A password command of a configuration runs as the user of the program: a configuration that others can write is
+/// refused.
 #[test]
-fn a_configuration_that_others_can_write_is_not_obeyed() {
+fn a_configuration_that_others_can_write_is_refused() {
     let host = Host::new("[jobs.a]\ndo = \"gc\"\nrepository = \"main\"\nwhen = \"daily UTC\"\n");
     let path = host.rig.path("holdfast.toml");
     host.rig.ok(&at_home(&["jobs"]));
@@ -104,14 +105,14 @@ token_file = "{here}/no-token"
     ]) {
         assert!(doubt.starts_with(part), "{doubt}");
     }
-    // A sanoid.conf is known by its name, and is not held against this.
+    // A sanoid.conf is recognised by its name, and is not checked as a holdfast.toml.
     host.rig.write("sanoid.conf", b"[tank]\nhourly = 3\n");
     host.rig.code(0, &["config", "check", "sanoid.conf"]);
     host.rig
         .code(2, &["config", "show", "holdfast.toml", "--dataset", "tank"]);
 }
 
-/// A report of each verb about jobs.
+/// Reports of the verbs about jobs.
 pub(crate) fn reports_of_schedules() -> Vec<(&'static str, Value)> {
     let receiver = Receiver::new(0);
     let jobs = r#"

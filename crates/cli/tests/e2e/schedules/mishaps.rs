@@ -1,4 +1,4 @@
-//! Jobs that fail and hang, daemons that are killed, disks that are full.
+//! Jobs that fail or hang, daemons that are killed, and full disks.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use super::{Host, at_home, wait_until};
 use crate::host::small_file_system;
 use crate::rig::assert_code;
 
-/// A repository whose password is asked for by a program `password`.
+/// A repository whose password command is `password`.
 const SEALED: &str = r#"
 [repositories.sealed]
 path = "{here}/sealed"
@@ -31,7 +31,7 @@ fn sealed(more: &str) -> Host {
     host
 }
 
-/// A job that was due in January and has not run since.
+/// Sets up a job that was due in January and has not run since.
 fn missed(host: &Host) {
     let record = r#"{"schema":1,"seen":"2020-12-01T00:00:00Z","failed_count":0,"silent":{}}"#;
     host.rig.write("state/jobs/sealed.json", record.as_bytes());
@@ -76,13 +76,13 @@ fn failed_jobs_are_retried_and_missed_ones_run_once() {
     );
     assert!(runs[0]["retry_at"].is_string() && runs[2]["retry_at"].is_null());
     daemon.kill();
-    // Nothing is left to be caught up.
+    // There are no further missed runs.
     let again = host.rig.report(&at_home(&["run", "--due"]));
     assert_eq!(again["runs"].as_array().unwrap().len(), 0);
 }
 
 #[test]
-fn a_job_that_hangs_is_stopped_with_all_that_it_started() {
+fn a_hanging_job_is_killed_with_its_children() {
     let host = sealed("timeout = \"2s\"\nretries = 0\n");
     missed(&host);
     host.program(
@@ -93,16 +93,16 @@ fn a_job_that_hangs_is_stopped_with_all_that_it_started() {
     host.wait_for("sealed", &["timed-out"]);
     let hanging = String::from_utf8(host.rig.read("hanging")).unwrap();
     wait_until("its end", || !is_alive(&hanging));
-    // Others go on.
+    // Other jobs can run.
     let words = at_home(&["run", "sealed"]);
     host.program("password", "cat {here}/words");
     assert_code(&host.rig.run(&words), 0, &words);
     assert_eq!(daemon.stop(), Some(0));
 }
 
-/// The daemon is killed; the job that it has started continues, and is not started a second time.
+/// When the daemon is killed, its job continues, and is not started a second time.
 #[test]
-fn a_daemon_that_is_killed_loses_nothing_and_does_nothing_twice() {
+fn a_killed_daemon_loses_no_job_and_repeats_none() {
     let host = sealed("");
     missed(&host);
     host.program(
@@ -144,11 +144,11 @@ fn a_stopped_daemon_ends_its_jobs_and_runs_them_later() {
 }
 
 #[test]
-fn a_full_disk_of_the_journal_stops_no_job_and_loses_no_entry() {
+fn a_full_journal_disk_stops_no_job_and_loses_no_entry() {
     let host = Host::new(
         "[jobs.often]\ndo = \"backup\"\nrepository = \"main\"\nimages = [\"{here}/a.raw\"]\nwhen = \"*:*:0/1\"\n",
     );
-    // What was noted of the repository when it was made.
+    // The state that the creation of the repository left.
     std::fs::remove_dir_all(host.rig.path("state")).unwrap();
     let Some(small) = small_file_system(&host.rig.path("state"), 2 << 20) else {
         return;
@@ -156,7 +156,7 @@ fn a_full_disk_of_the_journal_stops_no_job_and_loses_no_entry() {
     let daemon = host.start(&[]);
     host.wait_for("often", &["done"]);
     let ballast = small.path.join("ballast");
-    // As long as there is a byte left.
+    // Uses all space, to the last byte.
     let mut file = std::fs::File::create(&ballast).unwrap();
     while std::io::Write::write_all(&mut file, &[1; 512]).is_ok() {}
     drop(file);

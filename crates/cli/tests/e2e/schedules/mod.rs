@@ -1,9 +1,9 @@
-//! The daemon from outside: real processes, short schedules, and a receiver of its notifications.
+//! The daemon as users see it: real processes, short schedules, and a receiver for its notifications.
 
 mod files;
 mod mishaps;
+mod notifications;
 mod running;
-mod telling;
 
 pub(crate) use files::reports_of_schedules;
 
@@ -20,10 +20,10 @@ use serde_json::Value;
 
 use crate::rig::{Rig, noise};
 
-/// Longer than anything takes here.
+/// Longer than any successful step here.
 const LONG: Duration = Duration::from_secs(120);
 
-/// Waits until something is so.
+/// Waits until `is_so`, with a timeout.
 pub(crate) fn wait_until(what: &str, is_so: impl Fn() -> bool) {
     let clock = SystemClock::new();
     while !is_so() {
@@ -49,7 +49,7 @@ impl Daemon {
         kill_process(Pid::from_child(&self.child), signal).unwrap();
     }
 
-    /// Stops it; its exit code.
+    /// Stops the daemon; returns its exit code.
     pub(crate) fn stop(mut self) -> Option<i32> {
         self.signal(Signal::TERM);
         self.child.wait().unwrap().code()
@@ -67,7 +67,7 @@ pub(crate) struct Host {
 }
 
 impl Host {
-    /// `jobs` is what follows the first lines, with `{here}` for the folder.
+    /// `jobs` is the end of holdfast.toml, in which `{here}` is replaced by the folder.
     pub(crate) fn new(jobs: &str) -> Self {
         let host = Self { rig: Rig::new() };
         host.rig.write("a.raw", &noise(20_000, 1));
@@ -86,7 +86,7 @@ impl Host {
         text.replace("{here}", self.rig.path("").to_str().unwrap().trim_end_matches('/'))
     }
 
-    /// A program of its own, in `bin`.
+    /// Creates an executable script in `bin`.
     pub(crate) fn program(&self, name: &str, script: &str) {
         let path = format!("bin/{name}");
         self.rig
@@ -95,7 +95,7 @@ impl Host {
         std::fs::set_permissions(self.rig.path(&path), mode).unwrap();
     }
 
-    /// Starts the daemon; what it says is added to the file `log`.
+    /// Starts the daemon; its output is appended to the file `log`.
     pub(crate) fn start(&self, variables: &[(&str, &str)]) -> Daemon {
         let log = File::options()
             .create(true)
@@ -113,7 +113,7 @@ impl Host {
         String::from_utf8_lossy(&self.rig.read("log")).into_owned()
     }
 
-    /// What the journal says: runs, or notices.
+    /// Entries of the journal: runs, or notices.
     pub(crate) fn journal(&self, entry: &str) -> Vec<Value> {
         let text = std::fs::read_to_string(self.rig.path("state/runs.jsonl")).unwrap_or_default();
         let values = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
@@ -142,7 +142,7 @@ impl Host {
     }
 }
 
-/// A command line that finds the files of a [`Host`].
+/// Arguments with which the program finds the files of a [`Host`].
 pub(crate) fn at_home<'w>(words: &[&'w str]) -> Vec<&'w str> {
     let more: &[&str] = match words[0] {
         "runs" => &["--state", "state"],
@@ -152,7 +152,7 @@ pub(crate) fn at_home<'w>(words: &[&'w str]) -> Vec<&'w str> {
     words.iter().chain(more).copied().collect()
 }
 
-/// A server on a port of this host that receives posts, and refuses the first few.
+/// A server on a port of this host that receives posts, and rejects the first few.
 pub(crate) struct Receiver {
     pub(crate) url: String,
     heard: Arc<Mutex<Vec<(String, String)>>>,
@@ -191,12 +191,12 @@ impl Receiver {
         Self { url, heard }
     }
 
-    /// Heads and bodies so far.
+    /// Heads and bodies of the posts so far.
     pub(crate) fn heard(&self) -> Vec<(String, String)> {
         self.heard.lock().unwrap().clone()
     }
 
-    /// The subjects of what was posted as JSON.
+    /// The subjects of the posts in JSON.
     pub(crate) fn subjects(&self) -> Vec<String> {
         let documents = self
             .heard()

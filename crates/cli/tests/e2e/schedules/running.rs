@@ -1,4 +1,4 @@
-//! The daemon, and `run` without it, where nothing fails.
+//! The daemon, and `run` without a daemon, when nothing fails.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::net::UnixDatagram;
@@ -33,7 +33,7 @@ fn jobs_run_when_they_are_due_and_are_in_the_journal() {
     host.wait_for("often", &["done", "done"]);
     host.wait_for("thin", &["done"]);
 
-    // There is one daemon in a folder.
+    // Only one daemon can run with the same state folder.
     let words = at_home(&["daemon"]);
     let second = host.rig.run(&words);
     assert_code(&second, 4, &words);
@@ -61,7 +61,7 @@ fn jobs_run_when_they_are_due_and_are_in_the_journal() {
         log.contains("often completed; snapshot ") && log.contains(" stored, took "),
         "{log}"
     );
-    // It has never run, and is known all the same.
+    // A job that has never run is also known.
     let words = at_home(&["runs", "--job", "off"]);
     let mut command = host.rig.command(&words);
     let listed = command.env("HOLDFAST_CONFIG", host.rig.path("holdfast.toml")).output();
@@ -75,7 +75,7 @@ fn jobs_run_when_they_are_due_and_are_in_the_journal() {
 #[test]
 fn a_user_or_a_timer_runs_jobs_without_a_daemon() {
     let host = Host::new(OFTEN);
-    // No daemon has run yet: the first pass only starts to count.
+    // No daemon has run yet: the first pass only records the time.
     let first = host.rig.report(&at_home(&["run", "--due"]));
     assert_eq!(first["runs"].as_array().unwrap().len(), 0);
     wait_until("a time that is due", || {
@@ -132,7 +132,7 @@ fn systemd_is_notified_of_the_state_of_the_service() {
 }
 
 #[test]
-fn a_configuration_is_read_again_and_a_bad_one_is_refused() {
+fn a_configuration_is_reloaded_unless_it_is_invalid() {
     let host = Host::new(OFTEN);
     let daemon = host.start(&[]);
     host.wait_for("often", &["done"]);

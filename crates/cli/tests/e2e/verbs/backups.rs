@@ -1,4 +1,4 @@
-//! Backups of single disks: every source, size and name is restored as it was.
+//! Backups of single disks: restores return every source, size and name unchanged.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -14,7 +14,7 @@ use crate::rig::{Rig, assert_code, noise};
 const MIB: usize = 1 << 20;
 
 #[test]
-fn disks_of_every_size_come_back() {
+fn disks_of_every_size_are_restored() {
     let rig = Rig::new();
     let sizes = [0, 1, 511, 4096, 4097, 3 * MIB + 77];
     let names: Vec<String> = sizes.iter().map(|size| format!("d{size}.raw")).collect();
@@ -39,7 +39,7 @@ fn disks_of_every_size_come_back() {
 }
 
 #[test]
-fn holes_are_not_read_and_come_back_as_holes() {
+fn holes_are_not_read_and_restored_as_holes() {
     let rig = Rig::new();
     let file = File::create(rig.path("web1.img")).unwrap();
     file.set_len(512 << 20).unwrap();
@@ -61,7 +61,7 @@ fn holes_are_not_read_and_come_back_as_holes() {
 }
 
 #[test]
-fn a_stream_goes_in_and_comes_out() {
+fn a_stream_is_backed_up_and_restored() {
     let rig = Rig::new();
     let bytes = noise(5 * MIB + 3, 2);
     assert_code(&rig.run_with(&["backup", "-m", "st", "memory=-"], &bytes), 0, &[]);
@@ -74,9 +74,9 @@ fn a_stream_goes_in_and_comes_out() {
     assert_eq!(kind, "usage");
 }
 
-/// Restore makes a qcow2 image, backup reads it, and it is what it was.
+/// A backup of a restored qcow2 image has the same disk.
 #[test]
-fn qcow2_goes_out_and_in() {
+fn a_restored_qcow2_image_can_be_backed_up() {
     let rig = Rig::new();
     let mut bytes = vec![0; 10 * MIB];
     bytes[2 * MIB..4 * MIB].copy_from_slice(&noise(2 * MIB, 3));
@@ -90,7 +90,7 @@ fn qcow2_goes_out_and_in() {
     assert_eq!(report["snapshot"]["disks"][0]["new_bytes"], 0, "it was known already");
     rig.ok(&["restore", "other", "out.raw"]);
     assert!(rig.read("out.raw") == bytes);
-    // In place, into the image.
+    // An in-place restore into the image.
     bytes[3 * MIB] ^= 1;
     rig.write("web1.raw", &bytes);
     rig.ok(&["backup", "web1.raw"]);
@@ -101,7 +101,7 @@ fn qcow2_goes_out_and_in() {
 
 /// A guest that owns a raw disk can write a qcow2 header into it that names any file of the host.
 #[test]
-fn a_raw_disk_does_not_become_an_image_by_what_its_guest_writes() {
+fn a_raw_disk_with_an_image_header_stays_raw() {
     let rig = Rig::new();
     rig.write("web1.img", &noise(MIB, 4));
     rig.ok(&["backup", "web1.img"]);
@@ -116,16 +116,16 @@ fn a_raw_disk_does_not_become_an_image_by_what_its_guest_writes() {
 }
 
 #[test]
-fn two_images_of_one_name_are_not_taken_for_one_machine_in_silence() {
+fn two_images_of_one_name_are_warned_about() {
     let rig = Rig::new();
     rig.write("a/disk.raw", &noise(9000, 5));
     rig.write("b/disk.raw", &noise(9000, 6));
     rig.ok(&["backup", "a/disk.raw"]);
     let output = rig.code(3, &["backup", "b/disk.raw"]);
-    let said = stderr(&output);
+    let message = stderr(&output);
     assert!(
-        said.contains("/a/disk.raw") && said.contains("/b/disk.raw") && said.contains("--machine"),
-        "{said}"
+        message.contains("/a/disk.raw") && message.contains("/b/disk.raw") && message.contains("--machine"),
+        "{message}"
     );
     rig.ok(&["backup", "b/disk.raw"]);
     let both = rig.report(&["backup", "--machine", "both", "a/disk.raw", "b/disk.raw"]);
@@ -133,7 +133,7 @@ fn two_images_of_one_name_are_not_taken_for_one_machine_in_silence() {
     assert_eq!(both["snapshot"]["disks"][1]["name"], "disk-2");
 }
 
-/// The program reads its disks in order, so the position in its standard input shows how far it is.
+/// The program reads disks in order: when it reads its standard input, it has read the file before.
 #[test]
 fn a_disk_that_is_written_while_it_is_read_gives_a_warning() {
     let rig = Rig::new();
@@ -156,7 +156,7 @@ fn a_disk_that_is_written_while_it_is_read_gives_a_warning() {
 }
 
 #[test]
-fn the_rest_of_a_disk_that_shrinks_while_it_is_read_is_saved() {
+fn the_remaining_data_of_a_shrinking_disk_is_stored() {
     let rig = Rig::new();
     let bytes = noise(8 * MIB, 9);
     rig.write("web1.raw", &bytes);
@@ -199,7 +199,7 @@ fn diff_names_the_ranges_that_changed() {
     assert_eq!(rig.report(&["diff", "web1", "web1"])["disks"][0]["range_count"], 0);
 }
 
-/// A stream that comes slowly is what the backup waits for, and it says so.
+/// A slow stream is reported as the bottleneck.
 #[test]
 fn a_slow_source_is_the_bottleneck() {
     let rig = Rig::new();
@@ -222,9 +222,9 @@ fn a_slow_source_is_the_bottleneck() {
     assert_eq!(document["report"]["bottleneck"], "source", "{document}");
 }
 
-/// What is counted is the disk, not the block that its last byte lies in.
+/// Statistics count the bytes of the disk, not those of its last block.
 #[test]
-fn no_more_changes_than_the_disk_has_bytes() {
+fn changed_bytes_do_not_exceed_the_size_of_the_disk() {
     let rig = Rig::new();
     for (size, old, new) in [(1_usize, 1_u8, 2_u8), (5000, 1, 2), (5000, 1, 0)] {
         let machine = format!("m{size}-{new}");
@@ -256,7 +256,7 @@ fn no_more_changes_than_the_disk_has_bytes() {
 }
 
 #[test]
-fn a_dry_run_says_what_would_be_read_and_stores_nothing() {
+fn a_dry_run_reports_the_data_to_read_and_stores_nothing() {
     let rig = Rig::new();
     rig.write("web1.raw", &noise(3 * MIB, 1));
     let sparse = File::create(rig.path("data.raw")).unwrap();
@@ -286,7 +286,7 @@ fn a_dry_run_says_what_would_be_read_and_stores_nothing() {
         (&(64 << 20).into(), &0.into())
     );
     assert_eq!(objects(), before);
-    // With a snapshot to compare with, it is named. What a backup refuses, a dry run refuses.
+    // With a parent, the dry run names it. A dry run refuses what a backup refuses.
     rig.ok(&["backup", "--machine", "web1", "vda=web1.raw"]);
     let id = rig.report(&["list"])["snapshots"][0]["id"].clone();
     assert_eq!(rig.report(&words)["machines"][0]["parent"], id);

@@ -1,4 +1,5 @@
-//! `clone` of images: shared where the file system can, overlays elsewhere, copies on request, each with an identity of its own.
+//! `clone` of images: shared if the file system supports it, overlays otherwise, copies on request, each with a new
+//! identity.
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -30,9 +31,9 @@ fn id(rig: &Rig, image: &str) -> serde_json::Value {
     rig.report(&["image", "identity", image])["id"].clone()
 }
 
-/// ext4 and tmpfs share nothing: what is cloned there differs from its image, and is there as fast.
+/// ext4 and tmpfs cannot share blocks: the clone is an overlay, which is created as fast.
 #[test]
-fn an_overlay_where_nothing_can_be_shared() {
+fn a_clone_is_an_overlay_if_blocks_cannot_be_shared() {
     let rig = Rig::empty();
     with_images(&rig, "");
     let can_share = rig.report(&["clone", "base.raw", "probe.qcow2"])["images"][0]["kind"] == "shared";
@@ -48,12 +49,12 @@ fn an_overlay_where_nothing_can_be_shared() {
             assert_ne!(id(&rig, &name), id(&rig, image), "{image}");
         }
     }
-    let (kind, said) = rig.error(1, &["clone", "base.vdi", "clone.vdi"]);
-    assert_eq!(kind, "exists", "{said}");
+    let (kind, message) = rig.error(1, &["clone", "base.vdi", "clone.vdi"]);
+    assert_eq!(kind, "exists", "{message}");
     if !can_share {
-        // A raw disk has no overlay that is raw, and a machine would take qcow2 for a disk.
-        let (_, said) = rig.error(1, &["clone", "base.raw", "clone.raw"]);
-        assert!(said.contains("--copy"), "{said}");
+        // An overlay of a raw disk cannot be raw, and a machine would read a qcow2 file as the disk.
+        let (_, message) = rig.error(1, &["clone", "base.raw", "clone.raw"]);
+        assert!(message.contains("--copy"), "{message}");
     }
     let report = rig.report(&["clone", "base.vmdk", "copy.vmdk", "--copy"]);
     assert_eq!(report["images"][0]["kind"], "copied");
@@ -65,7 +66,7 @@ fn an_overlay_where_nothing_can_be_shared() {
 }
 
 #[test]
-fn many_are_named_by_a_template_and_a_dry_run_makes_none() {
+fn several_clones_are_named_by_a_template() {
     let rig = Rig::empty();
     with_images(&rig, "");
     let before = rig.names(".");
@@ -87,7 +88,7 @@ fn many_are_named_by_a_template_and_a_dry_run_makes_none() {
         .map(|name| id(&rig, name))
         .to_vec();
     assert!(ids[0] != ids[1] && ids[1] != ids[2] && ids[0] != ids[2]);
-    // One name of many is taken: none of the others is made.
+    // If one of several names exists, no clone is created.
     let before = rig.names(".");
     let taken = [
         "clone",
@@ -100,8 +101,8 @@ fn many_are_named_by_a_template_and_a_dry_run_makes_none() {
         "11",
     ];
     for more in [&[][..], &["--dry-run"]] {
-        let (kind, said) = rig.error(1, &[&taken[..2], &["--first", "8"], &taken[2..6], more].concat());
-        assert!(kind == "exists" && said.contains("web09.vdi"), "{said}");
+        let (kind, message) = rig.error(1, &[&taken[..2], &["--first", "8"], &taken[2..6], more].concat());
+        assert!(kind == "exists" && message.contains("web09.vdi"), "{message}");
         let (kind, _) = rig.error(1, &[&taken[..], more].concat());
         assert_eq!(kind, "exists");
     }
@@ -118,12 +119,12 @@ fn many_are_named_by_a_template_and_a_dry_run_makes_none() {
         let output = rig.run(wrong);
         assert_eq!(output.status.code(), Some(2), "{wrong:?}");
     }
-    // No tool that knows guests is here, and no half clone is left of the attempt.
+    // virt-sysprep is not installed; no partial clone is left.
     if !Path::new("/usr/bin/virt-sysprep").exists() {
-        let (_, said) = rig.error(1, &["clone", "base.qcow2", "guest.qcow2", "--sysprep"]);
+        let (_, message) = rig.error(1, &["clone", "base.qcow2", "guest.qcow2", "--sysprep"]);
         assert!(
-            said.contains("virt-sysprep") && said.contains("guestfs-tools"),
-            "{said}"
+            message.contains("virt-sysprep") && message.contains("guestfs-tools"),
+            "{message}"
         );
         assert!(!rig.path("guest.qcow2").exists());
     }
@@ -138,27 +139,30 @@ fn a_dry_run_shows_the_kind_of_a_clone_and_a_misleading_name_is_warned_about() {
         (&plan["images"][0]["kind"], &plan["images"][0]["format"]),
         (&"overlay".into(), &"vdi".into())
     );
-    // What cannot be made is not promised.
-    let (_, said) = rig.error(1, &["clone", "base.raw", "new.raw", "--overlay", "--dry-run"]);
-    assert!(said.contains("qcow2 image"), "{said}");
+    // A dry run does not announce an impossible clone.
+    let (_, message) = rig.error(1, &["clone", "base.raw", "new.raw", "--overlay", "--dry-run"]);
+    assert!(message.contains("qcow2 image"), "{message}");
     for more in [&["--dry-run"][..], &[]] {
-        let said = stderr(&rig.run(&[&["clone", "base.raw", "new.qcow2", "--copy"], more].concat()));
-        assert!(said.contains("new.qcow2 is called otherwise"), "{said}");
+        let message = stderr(&rig.run(&[&["clone", "base.raw", "new.qcow2", "--copy"], more].concat()));
+        assert!(message.contains("new.qcow2 is called otherwise"), "{message}");
     }
-    let said = stderr(&rig.run(&["clone", "base.qcow2", "new.raw", "--copy"]));
-    assert!(said.contains("new.raw is called otherwise"), "{said}");
+    let message = stderr(&rig.run(&["clone", "base.qcow2", "new.raw", "--copy"]));
+    assert!(message.contains("new.raw is called otherwise"), "{message}");
     rig.ok(&["clone", "base.raw", "over.qcow2", "--overlay"]);
-    let said = stderr(&rig.run(&["clone", "base.qcow2", "over2.qcow2", "--overlay"]));
-    assert!(!said.contains("otherwise") && !said.contains("--allow-file"), "{said}");
+    let message = stderr(&rig.run(&["clone", "base.qcow2", "over2.qcow2", "--overlay"]));
+    assert!(
+        !message.contains("otherwise") && !message.contains("--allow-file"),
+        "{message}"
+    );
     std::fs::create_dir(rig.path("lab")).unwrap();
-    let said = stderr(&rig.run(&["clone", "base.qcow2", "lab/a.qcow2", "--overlay"]));
-    assert!(said.contains("--allow-file base.qcow2"), "{said}");
+    let message = stderr(&rig.run(&["clone", "base.qcow2", "lab/a.qcow2", "--overlay"]));
+    assert!(message.contains("--allow-file base.qcow2"), "{message}");
     rig.ok(&["image", "check", "lab/a.qcow2", "--allow-file", "base.qcow2"]);
 }
 
-/// What a running machine has in memory is not in its image.
+/// An image lacks data that a running machine has in memory.
 #[test]
-fn an_image_that_is_written_to_is_refused_and_one_that_is_read_is_not() {
+fn an_image_open_for_writing_is_refused_as_source() {
     struct Qemu(Child);
     impl Drop for Qemu {
         fn drop(&mut self) {
@@ -187,9 +191,9 @@ fn an_image_that_is_written_to_is_refused_and_one_that_is_read_is_not() {
         Qemu(child)
     };
     let writer = serve(&[]);
-    let (kind, said) = rig.error(4, &["clone", "base.qcow2", "clone.qcow2"]);
-    assert_eq!(kind, "locked", "{said}");
-    assert!(said.contains("MACHINE@SNAPSHOT"), "{said}");
+    let (kind, message) = rig.error(4, &["clone", "base.qcow2", "clone.qcow2"]);
+    assert_eq!(kind, "locked", "{message}");
+    assert!(message.contains("MACHINE@SNAPSHOT"), "{message}");
     drop(writer);
     std::fs::remove_file(&socket).ok();
     let _reader = serve(&["--read-only"]);
@@ -218,14 +222,14 @@ fn shares(kind: &'static str) {
             assert_ne!(id(&rig, &name), id(&rig, &image), "{image}");
         }
     }
-    // A file that calls itself by its name calls itself by the new one.
+    // A descriptor that contains its own file name gets the new name.
     let texts = rig.read("mount/clone.vmdk");
     let has = |name: &str| texts.windows(name.len()).any(|window| window == name.as_bytes());
     assert!(has("\"clone.vmdk\"") && !has("base.vmdk"));
-    // Each is its owner's from now on.
+    // A clone does not depend on its source.
     std::fs::remove_file(rig.path("mount/base.raw")).unwrap();
     assert!(rig.read("mount/clone.raw") == bytes);
-    // An image that names others is shared beside them, and differs from them elsewhere.
+    // A clone of an overlay shares blocks in the same folder, and is an overlay in another one.
     rig.ok(&["clone", "mount/base.qcow2", "mount/middle.qcow2", "--overlay"]);
     let beside = rig.report(&["clone", "mount/middle.qcow2", "mount/beside.qcow2"]);
     assert_eq!(beside["images"][0]["kind"], "shared");

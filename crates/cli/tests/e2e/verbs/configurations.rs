@@ -73,9 +73,9 @@ fn the_settings_of_a_dataset_are_shown_with_their_lines() {
     );
 }
 
-/// Every verb accepts the name of a repository in a configuration, and opens it as the configuration says.
+/// Every verb accepts the name of a repository in a configuration, and opens it with the settings there.
 #[test]
-fn a_repository_of_holdfast_toml_is_called_by_its_name() {
+fn a_repository_of_holdfast_toml_is_opened_by_its_name() {
     let rig = Rig::empty();
     rig.write("password", b"correct horse battery staple\n");
     let private = std::os::unix::fs::PermissionsExt::from_mode(0o600);
@@ -107,7 +107,7 @@ fn a_repository_of_holdfast_toml_is_called_by_its_name() {
         1
     );
     assert!(rig.path("vault/config").exists());
-    // What an option says counts before what the file says.
+    // Options take precedence over the file.
     rig.write("wrong", b"another one\n");
     run(1, &["list", "-r", "main", "--password-file", "wrong"]);
     run(0, &["init", "-r", "open", "--no-encryption"]);
@@ -120,21 +120,21 @@ fn a_repository_of_holdfast_toml_is_called_by_its_name() {
         1
     );
 
-    // A path that is there counts before a name.
+    // An existing path takes precedence over a name.
     run(0, &["init", "-r", "./open", "--no-encryption"]);
     assert_eq!(
         run(0, &["list", "-r", "open"])["report"]["snapshots"],
         serde_json::json!([])
     );
     let error = run(1, &["list", "-r", "mian"])["error"].clone();
-    let said = error.to_string();
+    let message = error.to_string();
     assert!(
-        said.contains("no folder mian here") && said.contains("holdfast.toml"),
-        "{said}"
+        message.contains("no folder mian here") && message.contains("holdfast.toml"),
+        "{message}"
     );
     // A configuration with an error is not used at all.
     rig.write("holdfast.toml", b"version = 1\n[repositories.main]\npaht = 3\n");
-    let said = run(1, &["list", "-r", "main"])["error"].to_string();
-    assert!(said.contains("line 2"), "{said}");
+    let message = run(1, &["list", "-r", "main"])["error"].to_string();
+    assert!(message.contains("line 2"), "{message}");
     run(0, &["list", "-r", "open"]);
 }

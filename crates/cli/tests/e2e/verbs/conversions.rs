@@ -1,4 +1,4 @@
-//! `image convert` where it is not simple: options that cannot be, block devices, images with more than a disk in them.
+//! Difficult cases of `image convert`: impossible options, block devices, and images that contain more than a disk.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
@@ -11,7 +11,7 @@ use crate::rig::{Rig, noise};
 
 const MIB: usize = 1 << 20;
 
-/// A disk with noise, zeroes that are written, and holes.
+/// A disk with random data, written zeroes, and holes.
 fn rig_with_disk() -> (Rig, Vec<u8>) {
     let rig = Rig::empty();
     let mut bytes = noise(8 * MIB, 11);
@@ -31,9 +31,9 @@ fn qemu_img(rig: &Rig, words: &[&str]) -> String {
     system("/bin/sh", &["-c", &line]).unwrap()
 }
 
-/// What comes by a pipe is a whole disk or nothing, and goes through all cores on its way.
+/// A disk from a pipe is converted completely or not at all, on all cores.
 #[test]
-fn disks_come_from_standard_input_and_go_to_standard_output() {
+fn disks_are_converted_from_and_to_pipes() {
     let (rig, bytes) = rig_with_disk();
     let size = bytes.len().to_string();
     for (target, more) in [("a.qcow2", &["--compress"][..]), ("a.vhdx", &[]), ("a.raw", &[])] {
@@ -43,7 +43,7 @@ fn disks_come_from_standard_input_and_go_to_standard_output() {
         let output = rig.run(&["image", "convert", target, "-"]);
         assert!(output.status.success() && output.stdout == bytes, "{target}");
     }
-    // A file that is redirected says its own size, from where it is read on.
+    // The size of a redirected file is counted from its current position.
     let file = File::open(rig.path("disk.raw")).unwrap();
     let status = rig
         .command(&["image", "convert", "-", "b.qcow2"])
@@ -86,7 +86,7 @@ fn disks_come_from_standard_input_and_go_to_standard_output() {
 }
 
 #[test]
-fn vmdks_for_streams_are_made_in_files_and_pipes() {
+fn streamed_vmdks_are_written_to_files_and_pipes() {
     let (rig, bytes) = rig_with_disk();
     let report = rig.report(&["image", "convert", "--compress", "--verify", "disk.raw", "a.vmdk"]);
     assert!(report["compressed_bytes"].as_u64() > Some(1 << 20), "{report}");
@@ -104,7 +104,7 @@ fn vmdks_for_streams_are_made_in_files_and_pipes() {
     assert_eq!(output.status.code(), Some(2));
 }
 
-/// Forgotten, they would leave a person with an image that is not what was asked for.
+/// If these options were ignored, the image would not be what the user requested.
 #[test]
 fn options_of_qcow2_are_refused_for_a_raw_image() {
     let (rig, _) = rig_with_disk();
@@ -138,7 +138,7 @@ fn options_of_qcow2_are_refused_for_a_raw_image() {
 }
 
 #[test]
-fn a_block_device_is_written_over_and_keeps_its_end() {
+fn a_block_device_is_overwritten_except_for_its_end() {
     let (rig, bytes) = rig_with_disk();
     let backing_bytes = 9 * MIB;
     let Some(device) = loop_device(&rig.path("device"), backing_bytes as u64) else {
@@ -151,12 +151,15 @@ fn a_block_device_is_written_over_and_keeps_its_end() {
     drop(held);
     let read = || std::fs::read(&device.path).unwrap();
 
-    let (kind, said) = rig.error(1, &["image", "convert", "disk.raw", target]);
+    let (kind, message) = rig.error(1, &["image", "convert", "disk.raw", target]);
     assert_eq!(kind, "exists");
-    assert!(said.contains("--force") && said.contains("block device"), "{said}");
-    let (kind, said) = rig.error(2, &["image", "convert", "disk.raw", target, "--force", "--to", "qcow2"]);
+    assert!(
+        message.contains("--force") && message.contains("block device"),
+        "{message}"
+    );
+    let (kind, message) = rig.error(2, &["image", "convert", "disk.raw", target, "--force", "--to", "qcow2"]);
     assert_eq!(kind, "usage");
-    assert!(said.contains("block device"), "{said}");
+    assert!(message.contains("block device"), "{message}");
     assert!(read() == vec![0xEE; backing_bytes], "refused, and nothing written");
 
     rig.ok(&["image", "convert", "disk.raw", "disk.qcow2", "--compress"]);
@@ -167,18 +170,18 @@ fn a_block_device_is_written_over_and_keeps_its_end() {
         assert!(found[..bytes.len()] == bytes[..], "{source}");
         assert!(found[bytes.len()..].iter().all(|byte| *byte == 0xEE));
     }
-    // What is zero was given back to the file behind the device.
+    // Zero ranges are discarded in the file behind the device.
     let allocated = std::os::unix::fs::MetadataExt::blocks(&rig.path("device").metadata().unwrap()) * 512;
     assert!(allocated <= 7 * MIB as u64, "{allocated} bytes allocated");
 
     rig.ok(&["image", "create", "large.qcow2", "10M"]);
-    let (kind, said) = rig.error(1, &["image", "convert", "large.qcow2", target, "--force"]);
+    let (kind, message) = rig.error(1, &["image", "convert", "large.qcow2", target, "--force"]);
     assert_eq!(kind, "no-space");
-    assert!(said.contains(target) && said.contains("10485760"), "{said}");
+    assert!(message.contains(target) && message.contains("10485760"), "{message}");
     assert!(read()[..bytes.len()] == bytes[..], "too small, and nothing written");
 }
 
-/// A file system that is mounted would lose everything, and crash the machine.
+/// Overwriting a mounted file system would destroy it, and could crash the machine.
 #[test]
 fn a_block_device_in_use_is_refused() {
     let (rig, _) = rig_with_disk();
@@ -188,16 +191,16 @@ fn a_block_device_in_use_is_refused() {
     let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap();
     let line = mounts.lines().find(|line| line.contains(text(&small.path))).unwrap();
     let device = line.split(' ').next().unwrap();
-    let (_, said) = rig.error(1, &["image", "convert", "disk.raw", device, "--force"]);
-    assert!(said.contains(device) && said.contains("in use"), "{said}");
+    let (_, message) = rig.error(1, &["image", "convert", "disk.raw", device, "--force"]);
+    assert!(message.contains(device) && message.contains("in use"), "{message}");
     rig.ok(&["init", "--no-encryption"]);
     rig.ok(&["backup", "disk.raw"]);
-    let (_, said) = rig.error(1, &["restore", "disk", device, "--force"]);
-    assert!(said.contains(device) && said.contains("in use"), "{said}");
+    let (_, message) = rig.error(1, &["restore", "disk", device, "--force"]);
+    assert!(message.contains(device) && message.contains("in use"), "{message}");
 }
 
 #[test]
-fn a_data_file_is_made_with_the_image_and_is_a_raw_disk_where_that_is_asked() {
+fn a_data_file_is_created_with_the_image_and_is_raw_on_request() {
     let (rig, bytes) = rig_with_disk();
     for (kind, raw) in [("plain", &[][..]), ("raw", &["--data-file-raw"])] {
         let (image, data) = (format!("{kind}.qcow2"), format!("{kind}.data"));
@@ -208,12 +211,12 @@ fn a_data_file_is_made_with_the_image_and_is_a_raw_disk_where_that_is_asked() {
         if kind == "raw" {
             assert!(rig.read(&data) == bytes);
         }
-        // The image is gone with its data file when a second one cannot be.
+        // If the data file exists, no image is created, and the data file is kept.
         let again = ["image", "convert", "disk.raw", "again.qcow2", "--data-file", &data];
         assert_eq!(rig.error(1, &again).0, "exists");
         assert!(!rig.path("again.qcow2").exists() && rig.path(&data).exists());
     }
-    // As in qemu-img: clusters in a data file are never compressed, and a request for it is refused.
+    // As in qemu-img: clusters in a data file cannot be compressed, and such a request is refused.
     let words = [
         "image",
         "convert",
@@ -223,15 +226,15 @@ fn a_data_file_is_made_with_the_image_and_is_a_raw_disk_where_that_is_asked() {
         "c.data",
         "--compress",
     ];
-    let (kind, said) = rig.error(2, &words);
+    let (kind, message) = rig.error(2, &words);
     assert_eq!(kind, "usage");
-    assert!(said.contains("data file"), "{said}");
+    assert!(message.contains("data file"), "{message}");
     assert!(!rig.path("c.qcow2").exists() && !rig.path("c.data").exists());
 }
 
-/// The disk as it was; the image's other snapshots and bitmaps stay behind, and that is said.
+/// The disk of an internal snapshot is converted; a warning names the other snapshots and bitmaps, which are dropped.
 #[test]
-fn an_internal_snapshot_is_a_disk_and_what_is_dropped_is_named() {
+fn an_internal_snapshot_is_converted_with_a_warning_about_losses() {
     let (rig, bytes) = rig_with_disk();
     qemu_img(&rig, &["convert", "-f", "raw", "-O", "qcow2", "disk.raw", "disk.qcow2"]);
     qemu_img(&rig, &["snapshot", "-c", "before-upgrade", "disk.qcow2"]);
@@ -278,8 +281,8 @@ fn an_internal_snapshot_is_a_disk_and_what_is_dropped_is_named() {
     );
     let made = rig.report(&["image", "info", "now.qcow2"])["images"][0].clone();
     assert_eq!(made["qcow2"]["bitmaps"].as_array().unwrap().len(), 0, "{made}");
-    let (kind, said) = rig.error(1, &["image", "convert", "disk.qcow2", "x.raw", "--snapshot", "nothing"]);
-    assert_eq!(kind, "not-found", "{said}");
+    let (kind, message) = rig.error(1, &["image", "convert", "disk.qcow2", "x.raw", "--snapshot", "nothing"]);
+    assert_eq!(kind, "not-found", "{message}");
     assert_eq!(
         rig.error(1, &["image", "convert", "old.raw", "x.raw", "--snapshot", "nothing"])
             .0,
@@ -288,9 +291,9 @@ fn an_internal_snapshot_is_a_disk_and_what_is_dropped_is_named() {
     assert!(!rig.path("x.raw").exists());
 }
 
-/// A raw file on a file system with reflinks becomes a second one at once, without new space.
+/// A raw file on a file system with reflinks is copied at once, without new space.
 #[test]
-fn a_raw_copy_shares_its_bytes_where_the_file_system_can() {
+fn a_raw_copy_shares_blocks_if_the_file_system_supports_it() {
     let (rig, bytes) = rig_with_disk();
     let Some(_mounted) = file_system("xfs", &rig.path("mount"), 400 << 20) else {
         return;

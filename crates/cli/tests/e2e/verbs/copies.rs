@@ -1,4 +1,4 @@
-//! Snapshots copied to a second repository: identical, copied once, with a status.
+//! Snapshots copied to a second repository: identical, copied once, and listed in its status.
 
 use std::os::unix::fs::PermissionsExt as _;
 
@@ -9,8 +9,8 @@ use crate::rig::{Rig, noise};
 
 const MIB: usize = 1 << 20;
 
-/// A rig with `web1` on two days, the first of them tagged, and `db` once, whose disk has much of the other's; and the two images
-/// of `web1`.
+/// A rig with `web1` on two days, the first of which is tagged, and `db` once, whose disk shares much data with `web1`;
+/// and the two images of `web1`.
 pub(super) fn two_machines() -> (Rig, [Vec<u8>; 2]) {
     let rig = Rig::new();
     let mut bytes = noise(12 * MIB, 1);
@@ -53,7 +53,7 @@ fn outcomes(report: &Value) -> Vec<&str> {
 }
 
 #[test]
-fn copies_are_identical_and_made_once_and_not_back() {
+fn copies_are_identical_made_once_and_not_copied_back() {
     let (rig, images) = two_machines();
     rig.ok(&["init", "--no-encryption", "-r", "far"]);
     let all = ["copy", "--to", "far", "--all"];
@@ -66,7 +66,7 @@ fn copies_are_identical_and_made_once_and_not_back() {
     assert_eq!(rig.names("repo/writers"), [""; 0]);
     let done = rig.report(&all);
     assert_eq!((outcomes(&done), &done["alike"]), (vec!["copied"; 3], &json!(false)));
-    // The second day of web1 brings what changed, and db what it has beside web1, whose frames are not read again.
+    // For the second day of web1 only changes are read, and for db the data that web1 does not have.
     let bytes = |report: &Value, number: usize| report["snapshots"][number]["read_bytes"].as_u64().unwrap();
     assert!(
         bytes(&done, 0) > 12 * MIB as u64 && bytes(&done, 1) < MIB as u64,
@@ -108,7 +108,7 @@ fn copies_are_identical_and_made_once_and_not_back() {
     assert_eq!(again["read_bytes"], 0);
     let back = rig.report(&["copy", "-r", "far", "--to", "repo", "--all"]);
     assert_eq!(outcomes(&back), ["present"; 3]);
-    // A third repository recognizes them, from either repository.
+    // A third repository recognises the copies, from either of the two.
     rig.ok(&["init", "--no-encryption", "-r", "third"]);
     rig.ok(&["copy", "-r", "far", "--to", "third", "--machine", "web1"]);
     let direct = rig.report(&["copy", "--to", "third", "--all"]);
@@ -128,7 +128,7 @@ fn snapshots_removed_from_the_target_are_copied_again_only_on_request() {
     let status = rig.report(&["copy", "--to", "far", "--status", "--machine", "web1"]);
     assert_eq!(status["machines"][0]["removed_count"], 1);
     assert_eq!(status["machines"][0]["behind_ms"], 0);
-    // Also the first repository has forgotten it: then it comes back from where it was copied to, if it is wanted.
+    // A snapshot that was also removed from the first repository is copied back on request.
     assert_eq!(
         outcomes(&rig.report(&["copy", "--to", "far", "web1@2026-11-20"])),
         ["copied"]
@@ -151,7 +151,7 @@ fn snapshots_removed_from_the_target_are_copied_again_only_on_request() {
 }
 
 #[test]
-fn repositories_that_are_made_alike_share_what_either_stored() {
+fn repositories_initialized_alike_share_chunks() {
     let (rig, images) = two_machines();
     for (name, word) in [
         ("near-key", "four horses eat soup\n"),
@@ -166,7 +166,7 @@ fn repositories_that_are_made_alike_share_what_either_stored() {
     let like = ["--like", "near", "--like-password-file", "near-key"];
     let made = rig.report(&[&["init"], &far[..], &like].concat());
     assert_eq!(made["like"].as_str().unwrap().len(), 32);
-    // Each has backups of its own, of the same disk.
+    // Each repository has backups of its own, of the same disk.
     rig.ok(&[&["backup", "web1.raw"], &near[..]].concat());
     rig.ok(&[&["backup", "-m", "other", "web1.raw"], &far[..]].concat());
     let to_far = ["--to", "far", "--to-password-file", "far-key"];
@@ -177,10 +177,10 @@ fn repositories_that_are_made_alike_share_what_either_stored() {
         "{done}"
     );
     assert_eq!(outcomes(&done), ["copied"]);
-    // Neither password opens the other.
+    // The password of one repository does not open the other.
     let (kind, _) = rig.error(1, &["list", "-r", "far", "--password-file", "near-key"]);
     assert_eq!(kind, "wrong-password");
-    // From one that is not encrypted to one that is, by the environment.
+    // From an unencrypted repository to an encrypted one, configured by the environment.
     let words = ["copy", "--all", "--json"];
     let mut command = rig.command(&words);
     command.env("HOLDFAST_TO_REPOSITORY", rig.path("far"));
@@ -244,7 +244,7 @@ fn the_status_shows_which_snapshots_are_where_and_the_lag() {
 }
 
 #[test]
-fn contradictory_command_lines_touch_nothing() {
+fn contradictory_command_lines_change_nothing() {
     let (rig, _) = two_machines();
     rig.ok(&["init", "--no-encryption", "-r", "far"]);
     for words in [

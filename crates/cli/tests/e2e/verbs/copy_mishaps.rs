@@ -1,4 +1,4 @@
-//! Copies that are stopped or killed, run out of space, or read data that is damaged or removed.
+//! Copies that are stopped or killed, run out of space, or read damaged or removed data.
 
 use std::os::unix::process::ExitStatusExt as _;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use crate::program::stderr;
 use crate::rig::{Rig, noise};
 
 const MIB: usize = 1 << 20;
-/// How often a copy is killed.
+/// Number of copies that are killed.
 const KILLS: usize = 12;
 const ALL: [&str; 4] = ["copy", "--to", "far", "--all"];
 
@@ -25,7 +25,7 @@ fn count(rig: &Rig) -> usize {
 }
 
 #[test]
-fn a_copy_killed_at_any_moment_is_continued_by_the_next_one() {
+fn a_killed_copy_is_completed_by_the_next_one() {
     let seed = std::env::var("HOLDFAST_SEED")
         .ok()
         .and_then(|text| text.parse().ok())
@@ -54,7 +54,7 @@ fn a_copy_killed_at_any_moment_is_continued_by_the_next_one() {
             assert!((committed..=3).contains(&now), "{now} after {committed}");
             committed = now;
         }
-        // The leases of killed copies do not block gc on either side.
+        // The leases of killed copies do not block gc in either repository.
         rig.ok(&["gc"]);
         let done = rig.report(&ALL);
         assert_eq!(done["copied_count"].as_u64().unwrap() + committed as u64, 3);
@@ -66,11 +66,11 @@ fn a_copy_killed_at_any_moment_is_continued_by_the_next_one() {
     }
 }
 
-/// A copy so slow that there is time to do something meanwhile.
+/// A copy that is slow enough for actions during the copy.
 fn slow_copy(rig: &Rig) -> std::process::Child {
     let child = rig.command(&[&ALL[..], &["--bwlimit", "4M"]].concat()).spawn().unwrap();
     let clock = SystemClock::new();
-    // It reads when it has announced itself there, which is after it did here.
+    // The copy is reading when its marker exists in the target, which is created after the one in the source.
     let is_there = || std::fs::read_dir(rig.path("far/writers")).is_ok_and(|mut entries| entries.next().is_some());
     while !is_there() {
         clock.sleep(Duration::from_micros(200));
@@ -79,7 +79,7 @@ fn slow_copy(rig: &Rig) -> std::process::Child {
 }
 
 #[test]
-fn ctrl_c_ends_it_clean() {
+fn ctrl_c_stops_a_copy_and_releases_its_leases() {
     let (rig, images) = two_machines();
     rig.ok(&["init", "--no-encryption", "-r", "far"]);
     let child = slow_copy(&rig);
@@ -93,10 +93,10 @@ fn ctrl_c_ends_it_clean() {
     assert_both_days(&rig, &["-r", "far"], &images);
 }
 
-/// A snapshot removed while it is copied still arrives, because gc keeps its data during a copy; one removed before its turn
-/// is reported.
+/// A snapshot removed while it is being copied is copied completely, because gc keeps its data; one that is removed
+/// before its turn is reported.
 #[test]
-fn forget_and_gc_here_meanwhile() {
+fn snapshots_removed_during_a_copy_arrive_or_are_reported() {
     let (rig, images) = two_machines();
     rig.ok(&["unprotect", "web1@2026-11-20"]);
     rig.ok(&["init", "--no-encryption", "-r", "far"]);
@@ -117,7 +117,7 @@ fn forget_and_gc_here_meanwhile() {
 }
 
 #[test]
-fn two_copies_at_once_leave_one_of_each() {
+fn concurrent_copies_store_each_snapshot_once() {
     let (rig, images) = two_machines();
     rig.ok(&["init", "--no-encryption", "-r", "far"]);
     for _ in 0..3 {
@@ -135,7 +135,7 @@ fn two_copies_at_once_leave_one_of_each() {
     }
 }
 
-/// Damages the pack of a repository that has the first day of web1.
+/// Damages the pack of a repository that contains the first day of web1.
 pub(super) fn damage_largest_pack(rig: &Rig, repository: &str) {
     let mut packs = Vec::new();
     for folder in rig.names(&format!("{repository}/packs")) {
@@ -153,9 +153,9 @@ pub(super) fn damage_largest_pack(rig: &Rig, repository: &str) {
     rig.write(&largest, &bytes);
 }
 
-/// Damage on one side is repaired from the other, for all snapshots that need it.
+/// A copy from the intact repository repairs the damaged one, for all snapshots with the damaged chunks.
 #[test]
-fn a_damaged_repository_is_repaired_from_the_other() {
+fn a_damaged_repository_is_repaired_by_a_copy() {
     for (like, damaged) in [(true, "far"), (true, "repo"), (false, "far")] {
         let (rig, images) = two_machines();
         let alike: &[&str] = if like { &["--like", "repo"] } else { &[] };
@@ -195,7 +195,7 @@ fn damaged_snapshots_are_named_and_the_others_are_copied() {
     let listed = rig.report(&["-r", "strange", "list"]);
     assert_eq!(listed["snapshots"][0]["machine"], "mail");
     rig.ok(&["-r", "strange", "verify"]);
-    // Where the good bytes are known already, the damaged ones are not needed.
+    // Damaged chunks are not needed if the target already has intact ones.
     let done = rig.report(&["copy", "--to", "far", "--machine", "db"]);
     assert_eq!(done["copied_count"], 1, "{done}");
     assert!(done["read_bytes"].as_u64().unwrap() < MIB as u64, "{done}");
@@ -204,7 +204,7 @@ fn damaged_snapshots_are_named_and_the_others_are_copied() {
 }
 
 #[test]
-fn a_full_target_and_a_source_that_cannot_be_written() {
+fn a_full_target_and_a_read_only_source_are_handled() {
     let (rig, images) = two_machines();
     let Some(small) = small_file_system(&rig.path("small"), 40 << 20) else {
         return;

@@ -1,4 +1,4 @@
-//! A backup that is stopped, or killed at any moment, leaves nothing that counts, and the next one works.
+//! A backup that is stopped, or killed at any moment, leaves no visible data, and the next one works.
 
 use std::io::Write as _;
 use std::os::unix::process::ExitStatusExt as _;
@@ -12,7 +12,7 @@ use crate::program::stderr;
 use crate::rig::{Rig, noise};
 
 const MIB: usize = 1 << 20;
-/// How often a backup is killed.
+/// Number of backups that are killed.
 const KILLS: usize = 20;
 
 #[test]
@@ -27,7 +27,7 @@ fn ctrl_c_commits_nothing_and_the_next_run_succeeds() {
     let mut stdin = child.stdin.take().unwrap();
     stdin.write_all(&bytes).unwrap();
     kill_process(Pid::from_child(&child), Signal::INT).unwrap();
-    // The stream goes on until the program stops reading it.
+    // The stream continues until the program stops reading it.
     while stdin.write_all(&bytes).is_ok() {}
     drop(stdin);
     let output = child.wait_with_output().unwrap();
@@ -40,7 +40,7 @@ fn ctrl_c_commits_nothing_and_the_next_run_succeeds() {
     rig.ok(&["verify", "web1", "--against", "web1.raw"]);
 }
 
-/// Ctrl-C reaches both ends of a pipe: where it ends is not where it should.
+/// Ctrl-C also ends the program that writes to the pipe: the end of the stream is not its real end.
 #[test]
 fn a_stream_that_ends_after_ctrl_c_is_no_snapshot() {
     let rig = Rig::new();
@@ -50,7 +50,7 @@ fn a_stream_that_ends_after_ctrl_c_is_no_snapshot() {
         .spawn()
         .unwrap();
     let mut stdin = child.stdin.take().unwrap();
-    // The announcement of a writer is there when it reads, and asks for signals.
+    // When the marker of a writer exists, the backup is reading and handles signals.
     stdin.write_all(&noise(MIB, 1)).unwrap();
     while rig.names("repo/writers") == [""; 0] {
         std::thread::yield_now();
@@ -63,7 +63,7 @@ fn a_stream_that_ends_after_ctrl_c_is_no_snapshot() {
 }
 
 #[test]
-fn killed_at_any_moment_the_next_backup_works() {
+fn the_backup_after_a_killed_one_works() {
     let seed = std::env::var("HOLDFAST_SEED")
         .ok()
         .and_then(|text| text.parse().ok())
@@ -88,7 +88,7 @@ fn killed_at_any_moment_the_next_backup_works() {
         child.kill().unwrap();
         let status = child.wait().unwrap();
         let count = rig.snapshot_count();
-        // It may have been done before it was killed; never is there half a snapshot.
+        // The backup may have ended before the kill; a snapshot is complete or absent.
         let done = usize::from(status.success());
         assert!(
             count == committed + done || (done == 0 && count == committed + 1),
@@ -105,7 +105,8 @@ fn killed_at_any_moment_the_next_backup_works() {
     assert!(rig.read("out.raw") == bytes);
 }
 
-/// A restore that is killed leaves a file of another name; the next one to the same target takes it away, and says so.
+/// A killed restore leaves a file with a temporary name; the next restore to the same target removes it, with a
+/// message.
 #[test]
 fn leftovers_of_a_killed_restore_are_removed_by_the_next_one() {
     let rig = Rig::new();

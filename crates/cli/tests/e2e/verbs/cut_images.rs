@@ -1,4 +1,4 @@
-//! Images that are truncated, have an odd size, or are being written: never a wrong disk without a warning.
+//! Images that are truncated, have an odd size, or are being written: a wrong disk is never returned without a warning.
 
 use std::fs::File;
 use std::process::{Command, Stdio};
@@ -8,9 +8,9 @@ use crate::rig::{Rig, noise};
 
 const MIB: usize = 1 << 20;
 
-/// The missing end of a truncated disk was read as zeroes without a warning.
+/// Regression: the missing end of a truncated disk was read as zeroes without a warning.
 #[test]
-fn an_image_that_was_cut_off_is_damaged_to_all_who_read_it() {
+fn every_verb_reports_a_truncated_image_as_damaged() {
     let rig = Rig::new();
     rig.write("disk.raw", &noise(8 * MIB, 1));
     let images = [
@@ -59,9 +59,10 @@ fn an_image_that_was_cut_off_is_damaged_to_all_who_read_it() {
     assert_eq!(rig.snapshot_count(), 0);
 }
 
-/// A descriptor without its extents made a disk of no bytes, and one with fewer sectors a shorter disk.
+/// Regression: a descriptor without its extents was read as an empty disk, and one with fewer sectors as a shorter
+/// disk.
 #[test]
-fn a_vmdk_whose_descriptor_lost_its_disk_is_damaged_to_all_who_read_it() {
+fn every_verb_reports_a_vmdk_descriptor_without_extents_as_damaged() {
     let rig = Rig::new();
     rig.write("disk.raw", &noise(MIB, 1));
     rig.ok(&["image", "convert", "disk.raw", "a.vmdk"]);
@@ -90,7 +91,7 @@ fn a_vmdk_whose_descriptor_lost_its_disk_is_damaged_to_all_who_read_it() {
 }
 
 #[test]
-fn a_disk_of_an_odd_size_is_whole_to_qemu_as_well() {
+fn qemu_reads_disks_of_odd_sizes_completely() {
     let rig = Rig::empty();
     for length in [1, 513, MIB + 1000] {
         let bytes = noise(length, 3);
@@ -117,7 +118,7 @@ fn a_disk_of_an_odd_size_is_whole_to_qemu_as_well() {
 }
 
 #[test]
-fn an_image_that_is_written_to_is_converted_with_a_warning() {
+fn an_image_written_during_conversion_is_warned_about() {
     let rig = Rig::empty();
     rig.write("disk.raw", &noise(MIB, 5));
     rig.ok(&["image", "convert", "disk.raw", "disk.qcow2"]);
@@ -167,9 +168,9 @@ fn by_qemu_nbd(rig: &Rig, words: &[&str]) -> std::process::ExitStatus {
         .unwrap()
 }
 
-/// The container would have become the disk without a warning.
+/// Otherwise the container would become the disk without a warning.
 #[test]
-fn a_file_named_like_an_image_that_is_none_is_warned_about() {
+fn a_misleading_image_name_is_warned_about() {
     let rig = Rig::empty();
     rig.write("disk.raw", &noise(MIB, 6));
     rig.ok(&["image", "convert", "disk.raw", "disk.qcow2"]);
@@ -190,17 +191,17 @@ fn a_file_named_like_an_image_that_is_none_is_warned_about() {
         "disk.qcow2",
         "out.raw",
     ]);
-    // A folder of Parallels whose descriptor is damaged is no disk of text.
+    // A folder of Parallels with a damaged descriptor is not read as a raw disk.
     for text in ["", "<?xml version=\"1.0\"?><Parallels_disk_image"] {
         rig.write("disk.hdd/DiskDescriptor.xml", text.as_bytes());
-        let (kind, said) = rig.error(5, &["image", "convert", "disk.hdd", "none.raw"]);
-        assert_eq!(kind, "damage", "{said}");
+        let (kind, message) = rig.error(5, &["image", "convert", "disk.hdd", "none.raw"]);
+        assert_eq!(kind, "damage", "{message}");
     }
 }
 
-/// Its bytes would be those of a disk that no machine can read.
+/// Otherwise the archive would be stored as a disk that no machine can read.
 #[test]
-fn an_archive_of_a_machine_is_no_image() {
+fn a_machine_archive_is_refused_as_an_image() {
     let rig = Rig::new();
     for name in ["m.ova", "m.vma.zst", "m.xva", "m.xva.zstd"] {
         rig.write(name, &noise(10_240, 6));
@@ -212,16 +213,19 @@ fn an_archive_of_a_machine_is_no_image() {
             &["template", "push", "t:1", name, "--unsigned"],
             &["backup", name],
         ] {
-            let (_, said) = rig.error(2, words);
-            assert!(said.contains("has the name of a machine archive"), "{words:?}: {said}");
+            let (_, message) = rig.error(2, words);
+            assert!(
+                message.contains("has the name of a machine archive"),
+                "{words:?}: {message}"
+            );
         }
     }
     rig.ok(&["image", "convert", "--format", "raw", "m.ova", "out.qcow2"]);
 }
 
-/// Bits of sectors past the end of a file were read as zeroes, and the block as one that is not there.
+/// Regression: bits of sectors past the end of the file were read as zeroes, so the block seemed to be unallocated.
 #[test]
-fn a_block_whose_bits_are_past_the_end_is_damaged_to_all_who_read_it() {
+fn every_verb_reports_a_vhd_block_past_the_end_as_damaged() {
     let rig = Rig::new();
     rig.write("disk.raw", &noise(6 * MIB, 1));
     rig.ok(&["image", "convert", "disk.raw", "a.vhd"]);
@@ -238,9 +242,9 @@ fn a_block_whose_bits_are_past_the_end_is_damaged_to_all_who_read_it() {
     }
 }
 
-/// An entry of a table led to other bytes of the image, and they were taken for those of the disk without a word.
+/// Regression: a table entry referred to wrong bytes of the image, which were returned as the disk without a warning.
 #[test]
-fn an_image_that_contradicts_itself_is_read_with_a_warning() {
+fn an_inconsistent_image_is_read_with_a_warning() {
     let rig = Rig::new();
     let disk = noise(4 * MIB, 1);
     rig.write("disk.raw", &disk);
@@ -266,10 +270,10 @@ fn an_image_that_contradicts_itself_is_read_with_a_warning() {
         .enumerate()
         {
             let output = rig.run(words);
-            let (said, code) = (String::from_utf8_lossy(&output.stderr), output.status.code());
-            assert_eq!(code, Some(if is_sound { 0 } else { 3 }), "{number}: {said}");
-            let is_told = said.contains("base.qcow2 is inconsistent") && said.contains("image check");
-            assert_eq!(is_told, !is_sound, "{number}: {said}");
+            let (message, code) = (String::from_utf8_lossy(&output.stderr), output.status.code());
+            assert_eq!(code, Some(if is_sound { 0 } else { 3 }), "{number}: {message}");
+            let is_told = message.contains("base.qcow2 is inconsistent") && message.contains("image check");
+            assert_eq!(is_told, !is_sound, "{number}: {message}");
         }
         assert_eq!(rig.read("a.raw") == disk, is_sound);
         for made in ["a.raw", "b.raw", "c.qcow2"] {
@@ -278,9 +282,10 @@ fn an_image_that_contradicts_itself_is_read_with_a_warning() {
     }
 }
 
-/// An entry of a qcow2 that had lost its place read as zeroes, and a repair gave what it had led to back.
+/// Regression: an entry of a qcow2 without an offset was read as zeroes, and a repair freed the cluster that it had
+/// referred to.
 #[test]
-fn an_entry_that_has_lost_its_place_is_damage_that_keeps_a_repair_from_giving_room_back() {
+fn an_entry_without_an_offset_is_damage_and_its_cluster_is_not_freed() {
     let rig = Rig::new();
     let disk = noise(2 * MIB, 1);
     rig.write("disk.raw", &disk);
@@ -295,8 +300,8 @@ fn an_entry_that_has_lost_its_place_is_damage_that_keeps_a_repair_from_giving_ro
         bytes[entry..entry + 8].copy_from_slice(&(1_u64 << 63).to_be_bytes());
         rig.write("a.qcow2", &bytes);
         rig.code(5, &["image", "check", "a.qcow2"]);
-        let said = rig.run(&["image", "convert", "a.qcow2", "a.raw"]);
-        assert_eq!(said.status.code(), Some(3), "{what}: {said:?}");
+        let message = rig.run(&["image", "convert", "a.qcow2", "a.raw"]);
+        assert_eq!(message.status.code(), Some(3), "{what}: {message:?}");
         assert!(rig.read("a.raw") != disk);
         std::fs::remove_file(rig.path("a.raw")).unwrap();
         rig.code(5, &["image", "check", "--repair", "a.qcow2"]);
@@ -315,9 +320,9 @@ fn an_entry_that_has_lost_its_place_is_damage_that_keeps_a_repair_from_giving_ro
     }
 }
 
-/// What keeps an image from being checked need not keep it from being read.
+/// Damage that prevents a check need not prevent reading.
 #[test]
-fn an_image_without_refcounts_is_read_with_a_warning_and_one_that_was_left_open_without_a_false_one() {
+fn missing_refcounts_are_warned_about_and_lazy_refcounts_are_not() {
     let rig = Rig::new();
     let disk = noise(2 * MIB, 1);
     rig.write("disk.raw", &disk);
@@ -328,13 +333,13 @@ fn an_image_without_refcounts_is_read_with_a_warning_and_one_that_was_left_open_
         bytes[at..at + 8].copy_from_slice(&value.to_be_bytes());
         rig.write("a.qcow2", &bytes);
         let output = rig.run(&["image", "convert", "a.qcow2", "a.raw"]);
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert_eq!(output.status.code(), Some(3), "{value}: {said}");
-        assert!(said.contains("a.qcow2 is inconsistent"), "{said}");
+        let message = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(3), "{value}: {message}");
+        assert!(message.contains("a.qcow2 is inconsistent"), "{message}");
         assert!(rig.read("a.raw") == disk);
         std::fs::remove_file(rig.path("a.raw")).unwrap();
     }
-    // Refcounts that are behind, as they are after a crash with lazy refcounts.
+    // Outdated refcounts, as after a crash with lazy refcounts.
     let mut bytes = whole;
     let refcounts = usize::try_from(u64::from_be_bytes(bytes[48..56].try_into().unwrap())).unwrap();
     let block = usize::try_from(u64::from_be_bytes(bytes[refcounts..refcounts + 8].try_into().unwrap())).unwrap();
@@ -342,17 +347,17 @@ fn an_image_without_refcounts_is_read_with_a_warning_and_one_that_was_left_open_
     bytes[79] |= 1;
     rig.write("a.qcow2", &bytes);
     let output = rig.run(&["image", "convert", "a.qcow2", "a.raw"]);
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(
-        said.contains("was not closed cleanly") && !said.contains("is inconsistent"),
-        "{said}"
+        message.contains("was not closed cleanly") && !message.contains("is inconsistent"),
+        "{message}"
     );
     assert!(rig.read("a.raw") == disk);
 }
 
-/// Zeroes in place of the missing end of a deflate stream can decode to other text.
+/// If the missing end of a deflate stream is replaced by zeroes, it may decode to other data.
 #[test]
-fn a_compressed_image_that_was_cut_off_is_never_other_data() {
+fn a_truncated_compressed_image_never_reads_wrong_data() {
     let rig = Rig::new();
     let text: Vec<u8> = (0..400_000_u64)
         .flat_map(|number| format!("line {}\n", number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40).into_bytes())
@@ -384,9 +389,9 @@ fn a_compressed_image_that_was_cut_off_is_never_other_data() {
     }
 }
 
-/// Offsets far beyond the file were taken for those of a file that there is not.
+/// Regression: offsets far beyond the end were printed in the map.
 #[test]
-fn a_map_of_a_hostile_vdi_is_an_error() {
+fn offsets_beyond_the_end_of_a_vdi_are_an_error() {
     let rig = Rig::new();
     rig.write("disk.raw", &noise(MIB, 5));
     rig.ok(&["image", "convert", "disk.raw", "a.vdi"]);

@@ -1,4 +1,4 @@
-//! Dry runs: what would be done is said, and nothing is changed.
+//! Dry runs: they report what the command would do, and change nothing.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt as _;
@@ -11,7 +11,8 @@ use crate::rig::{Rig, noise};
 
 const MIB: usize = 1 << 20;
 
-/// Every file and folder of the rig with its content and the time of its last change; not what the program remembers of the host, except runs.
+/// Every file and folder of the rig with its content and the time of its last change, without the state about the host,
+/// except for runs.
 fn content(rig: &Rig) -> BTreeMap<String, (i64, i64, Vec<u8>)> {
     fn collect(folder: &Path, name: &str, found: &mut BTreeMap<String, (i64, i64, Vec<u8>)>) {
         for entry in std::fs::read_dir(folder).unwrap().map(Result::unwrap) {
@@ -36,7 +37,8 @@ fn content(rig: &Rig) -> BTreeMap<String, (i64, i64, Vec<u8>)> {
     found
 }
 
-/// Runs it with `--dry-run` and asserts that nothing changed. Returns the report, and the text printed without `--json`.
+/// Runs a command with `--dry-run`, and asserts that nothing has changed. Returns the report, and the text printed
+/// without `--json`.
 fn planned(rig: &Rig, words: &[&str]) -> (Value, String) {
     planned_with(rig, 0, words)
 }
@@ -58,7 +60,7 @@ fn planned_with(rig: &Rig, code: i32, words: &[&str]) -> (Value, String) {
     (report, text)
 }
 
-/// Does it with `--dry-run` and without: the same failure, and nothing is changed.
+/// Runs a command with and without `--dry-run`, and asserts that both fail in the same way and change nothing.
 fn refused(rig: &Rig, code: i32, words: &[&str]) {
     let before = content(rig);
     let planned = rig.error(code, &[words, &["-n"]].concat());
@@ -77,7 +79,7 @@ fn rig_with_disk() -> Rig {
 }
 
 #[test]
-fn image_resize_says_what_would_be_lost() {
+fn image_resize_reports_data_that_would_be_lost() {
     let rig = rig_with_disk();
     let shrink = ["image", "resize", "web1.qcow2", "4M", "--shrink"];
     let (report, text) = planned(&rig, &shrink);
@@ -102,7 +104,7 @@ fn image_resize_says_what_would_be_lost() {
 }
 
 #[test]
-fn images_are_planned_and_not_made() {
+fn dry_runs_create_no_image() {
     let rig = rig_with_disk();
     let (report, _) = planned(&rig, &["image", "create", "new.qcow2", "20G"]);
     assert_eq!(report["size_bytes"], 20_u64 << 30);
@@ -132,7 +134,7 @@ fn images_are_planned_and_not_made() {
 }
 
 #[test]
-fn keys_and_repositories_are_planned_and_not_made() {
+fn dry_runs_create_no_key_and_no_repository() {
     let rig = Rig::empty();
     for (name, text) in [
         ("password", "four horses eat soup\n"),
@@ -169,7 +171,7 @@ fn keys_and_repositories_are_planned_and_not_made() {
 }
 
 #[test]
-fn snapshots_stay_as_they_are() {
+fn dry_runs_change_no_snapshot() {
     let rig = Rig::new();
     rig.write("web1.raw", &noise(MIB, 1));
     rig.ok(&["backup", "web1.raw"]);
@@ -183,7 +185,7 @@ fn snapshots_stay_as_they_are() {
 }
 
 #[test]
-fn machines_are_planned_and_neither_exported_nor_imported() {
+fn dry_runs_export_and_import_no_machine() {
     let rig = Rig::new();
     rig.write("web1.raw", &noise(MIB, 1));
     rig.ok(&["backup", "web1.raw"]);
@@ -194,7 +196,7 @@ fn machines_are_planned_and_neither_exported_nor_imported() {
         &["-", "--format", "xva"],
         &["web1", "--format", "dir"],
     ] {
-        // Nothing is known of the hardware of an image.
+        // The hardware of a machine that was backed up from an image is unknown.
         let (report, _) = planned_with(&rig, 3, &[&["export", "web1"], target].concat());
         assert_eq!(report["disks"], json!([{"name": "web1", "size_bytes": MIB}]));
     }
@@ -215,7 +217,7 @@ fn machines_are_planned_and_neither_exported_nor_imported() {
 }
 
 #[test]
-fn templates_are_planned_and_neither_pushed_nor_pulled() {
+fn dry_runs_push_and_pull_no_template() {
     let rig = Rig::new();
     rig.write("a.raw", &noise(MIB, 1));
     rig.write("b.raw", &noise(MIB, 2));

@@ -11,7 +11,7 @@ use crate::rig::{Rig, noise};
 
 const MIB: usize = 1 << 20;
 
-/// A repository with a machine of two disks: one of data and zeroes, one of an odd size with hardly anything in it.
+/// A repository with a machine with two disks: one with data and zeroes, and an almost empty one with an odd size.
 fn rig_with_machine() -> (Rig, [Vec<u8>; 2]) {
     let rig = Rig::new();
     let mut first = noise(9 * MIB, 11);
@@ -29,12 +29,12 @@ fn rig_with_machine() -> (Rig, [Vec<u8>; 2]) {
     (rig, [first, second])
 }
 
-/// Exports it, with a warning, because only the disks of the machine are known.
+/// Exports the machine, with a warning, because only its disks are known.
 fn exported(rig: &Rig, name: &str) -> serde_json::Value {
     rig.json(3, &["export", "web1", name])["report"].clone()
 }
 
-/// What `import` and its like answer.
+/// Reports of `import`, `export` and `archive`.
 pub(crate) fn reports() -> Vec<(&'static str, serde_json::Value)> {
     let (rig, _) = rig_with_machine();
     vec![
@@ -47,7 +47,7 @@ pub(crate) fn reports() -> Vec<(&'static str, serde_json::Value)> {
 }
 
 #[test]
-fn a_machine_goes_out_as_an_archive_that_others_read_and_comes_back() {
+fn an_exported_archive_is_readable_by_others_and_importable() {
     let (rig, disks) = rig_with_machine();
     let reader = rig.path("xva_reader.py");
     rig.write("xva_reader.py", include_bytes!("xva_reader.py"));
@@ -101,15 +101,15 @@ fn a_machine_goes_out_as_an_archive_that_others_read_and_comes_back() {
             ["domain.xml", "original-ova.xml", "sda.raw", "sdb.raw"]
         );
     }
-    // What is exported to a pipe is the same.
+    // An export to a pipe is identical.
     let output = rig.run(&["export", "web1", "-", "--format", "xva"]);
     let found = rig.run_with(&["archive", "check", "-"], &output.stdout);
     assert!(found.status.success(), "{}", stderr(&found));
 }
 
-/// What others make of it, and what they have made, is the same disk.
+/// Other programs read the exported disk, and Holdfast reads packages of other programs.
 #[test]
-fn packages_go_to_others_and_come_from_them() {
+fn packages_are_exchanged_with_qemu_and_tar() {
     let (rig, disks) = rig_with_machine();
     let report = exported(&rig, "web1.ova");
     assert_eq!(report["disks"][1]["key"], "web1-disk2.vmdk", "{report}");
@@ -125,7 +125,7 @@ fn packages_go_to_others_and_come_from_them() {
         );
         system("/bin/sh", &["-c", &line]).unwrap();
         for (number, bytes) in ["1.raw", "2.raw"].iter().zip(&disks) {
-            // A disk of VMware has whole sectors.
+            // A disk of VMware consists of whole sectors.
             let found = rig.read(&format!("{folder}/{number}"));
             assert!(
                 found[..bytes.len()] == *bytes && found.len() == bytes.len().next_multiple_of(512),
@@ -145,7 +145,7 @@ fn packages_go_to_others_and_come_from_them() {
             );
         }
     }
-    // The package again, with images that qemu-img has made, and without a manifest.
+    // A package with images of qemu-img, and without a manifest.
     let line = format!(
         "cd '{}' && for number in 1 2; do qemu-img convert -O vmdk -o subformat=streamOptimized $number.raw web1-disk$number.vmdk; done && \
          tar cf ../other.ova web1.ovf web1-disk1.vmdk web1-disk2.vmdk",
@@ -164,9 +164,10 @@ fn packages_go_to_others_and_come_from_them() {
     );
 }
 
-/// Appliances have disks that are empty, names with `./`, and what Oracle writes for a size; some writers of VMDKs go back.
+/// Appliances may have empty disks, names with `./`, and file lengths as capacities (Oracle); some VMDKs have unordered
+/// grains.
 #[test]
-fn packages_of_others_are_read_as_they_mean_it() {
+fn packages_with_deviations_of_other_programs_are_imported() {
     let rig = Rig::new();
     let mut bytes = noise(3 * MIB, 21);
     bytes.resize(20 * MIB, 0);
@@ -196,18 +197,18 @@ fn packages_of_others_are_read_as_they_mean_it() {
     let checked = rig.report(&["archive", "check", "blank.ova"]);
     assert_eq!(checked["disks"][1]["is_blank"], true, "{checked}");
 
-    let said = rig.code(3, &["import", "oracle.ova", "--to", "oracle", "--format", "raw"]);
+    let message = rig.code(3, &["import", "oracle.ova", "--to", "oracle", "--format", "raw"]);
     assert!(
-        stderr(&said).contains("20971520 bytes by its image"),
+        stderr(&message).contains("20971520 bytes by its image"),
         "{}",
-        stderr(&said)
+        stderr(&message)
     );
     assert!(rig.read("oracle/sda.raw") == bytes);
     rig.code(3, &["import", "oracle.ova", "--machine", "oracle"]);
     assert!(rig.run(&["restore", "oracle:sda", "-"]).stdout == bytes);
     rig.code(3, &["archive", "check", "oracle.ova"]);
 
-    // One that goes back is read a second time where it is a file, and refused where it comes from a pipe.
+    // A stream with unordered grains is read a second time from a file, and refused from a pipe.
     rig.ok(&["archive", "check", "back.ova"]);
     rig.ok(&["import", "back.ova", "--to", "back", "--format", "raw"]);
     assert!(rig.read("back/sda.raw") == bytes);
@@ -219,7 +220,7 @@ fn packages_of_others_are_read_as_they_mean_it() {
 }
 
 #[test]
-fn backups_of_proxmox_are_made_and_taken_in() {
+fn backups_of_proxmox_are_exported_and_imported() {
     let (rig, disks) = rig_with_machine();
     for (number, name) in ["web1.vma", "web1.vma.zst", "web1.vma.gz"].iter().enumerate() {
         let report = exported(&rig, name);
@@ -265,7 +266,7 @@ fn an_import_from_a_silent_pipe_is_stopped_at_once() {
             .spawn()
             .unwrap();
         let silent = child.stdin.take();
-        // The program has its handlers when the signal no longer kills it; until then that is an end, too.
+        // By now the program handles the signal; an earlier signal also ends it.
         SystemClock::new().sleep(Duration::from_millis(700));
         let pid = rustix::process::Pid::from_child(&child);
         rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
@@ -281,7 +282,7 @@ fn an_import_from_a_silent_pipe_is_stopped_at_once() {
 
 /// The leftovers of a killed import do not block another one.
 #[test]
-fn an_import_begins_again_in_the_folder_of_a_killed_one() {
+fn an_import_can_be_repeated_after_a_kill() {
     let (rig, _) = rig_with_machine();
     exported(&rig, "web1.xva");
     rig.write("made/.sda.qcow2.0123abcd.partial", b"half");
@@ -292,9 +293,9 @@ fn an_import_begins_again_in_the_folder_of_a_killed_one() {
     );
 }
 
-/// A repeated import takes no room but for what says so.
+/// A repeated import stores only the metadata of its snapshot.
 #[test]
-fn the_same_archive_again_takes_hardly_any_room() {
+fn a_repeated_import_stores_hardly_any_data() {
     let (rig, _) = rig_with_machine();
     exported(&rig, "web1.xva");
     rig.ok(&["import", "web1.xva", "--machine", "again"]);
@@ -313,7 +314,7 @@ fn a_damaged_archive_leaves_nothing() {
         let whole = rig.read(name);
         let mut changed = whole.clone();
         changed[whole.len() / 2] ^= 1;
-        // The last one lacks what is behind the disks only.
+        // The last variant only lacks bytes after the disks.
         for bytes in [&changed[..], &whole[..whole.len() / 3], &whole[..whole.len() - 700]] {
             if bytes.len() + 700 == whole.len() && name != "web1.xva" {
                 continue;

@@ -1,4 +1,4 @@
-//! A file system that is really full, or read-only: a clear error, no partial files, and no damage.
+//! A file system that is full or read-only: a clear error, no partial files, and no damage.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -11,8 +11,8 @@ use crate::rig::{Rig, noise};
 const MIB: usize = 1 << 20;
 const FILE_SYSTEM_BYTES: u64 = 64 << 20;
 
-/// A rig whose repository is on a small file system of its own, mounted at `small`. The file system comes second, so that it is
-/// unmounted before the folder goes.
+/// A rig whose repository is on a small file system, mounted at `small`. The file system is the second value, so that
+/// it is unmounted before the folder is deleted.
 fn rig_on_small_file_system() -> Option<(Rig, SmallFileSystem)> {
     let rig = Rig::empty();
     let small = small_file_system(&rig.path("small"), FILE_SYSTEM_BYTES)?;
@@ -22,7 +22,7 @@ fn rig_on_small_file_system() -> Option<(Rig, SmallFileSystem)> {
     Some((rig, small))
 }
 
-/// Takes all that is left, to the last block.
+/// Uses all free space, to the last block.
 fn fill(rig: &Rig) {
     for (name, length) in [("filler", 1 << 16), ("filler-2", 512)] {
         let mut file = File::create(rig.path("small").join(name)).unwrap();
@@ -49,9 +49,9 @@ fn id_of(rig: &Rig, machine: &str) -> String {
     report["snapshot"]["id"].as_str().unwrap().to_owned()
 }
 
-/// An archive that cannot be written says where, and what to do: in a file, in a pipe, and in between.
+/// The error of a failed export names the target and a remedy: for a file, a pipe, and a temporary file.
 #[test]
-fn an_export_says_what_is_full() {
+fn a_failed_export_names_the_full_target() {
     let Some((rig, _small)) = rig_on_small_file_system() else {
         return;
     };
@@ -76,14 +76,14 @@ fn an_export_says_what_is_full() {
             "{text}"
         );
     }
-    // A package goes to a pipe by a file in between.
+    // A package is written to a pipe by way of a temporary file.
     let mut command = rig.command(&["export", "web1", "-", "--format", "ova"]);
     let output = command.env("TMPDIR", rig.path("small/tmp")).output().unwrap();
     let text = stderr(&output);
     assert_eq!(output.status.code(), Some(1), "{text}");
     assert!(text.contains("small/tmp") && text.contains("set TMPDIR"), "{text}");
     assert!(rig.names("small/tmp").is_empty());
-    // One that is there already.
+    // An existing target.
     rig.write("web1.xva", b"");
     let (kind, text) = rig.error(1, &["export", "web1", "web1.xva"]);
     assert!(
@@ -125,7 +125,7 @@ fn a_full_disk_leaves_no_partial_file_and_damages_nothing() {
     rig.ok(&["restore", "a", "a-again.raw"]);
     assert!(rig.read("a-again.raw") == rig.read("a.raw"));
 
-    // Room is made by the repository itself.
+    // The repository itself frees space.
     rig.ok(&["forget", &id_of(&rig, "c")]);
     let report = rig.report(&["gc"]);
     assert!(
@@ -141,7 +141,7 @@ fn a_full_disk_leaves_no_partial_file_and_damages_nothing() {
     rig.ok(&["scrub"]);
 }
 
-/// Packs that are alive in part are written anew, which takes room that is not there.
+/// Partly used packs are rewritten, which needs space.
 #[test]
 fn gc_on_a_full_disk_frees_what_it_can_and_loses_nothing() {
     let Some((rig, _small)) = rig_on_small_file_system() else {
@@ -166,7 +166,7 @@ fn gc_on_a_full_disk_frees_what_it_can_and_loses_nothing() {
     rig.ok(&["gc", "--repack-below", "0"]);
     empty(&rig);
     rig.ok(&["gc"]);
-    // Segments of the index may have given way to make room; a backup writes them again.
+    // gc may have deleted segments of the index to get space; a backup writes them again.
     rig.ok(&["backup", "a.raw"]);
     rig.ok(&["scrub"]);
     let stored = rig.report(&["stats"])["stored_bytes"].as_u64().unwrap();
@@ -176,7 +176,7 @@ fn gc_on_a_full_disk_frees_what_it_can_and_loses_nothing() {
 }
 
 #[test]
-fn on_a_read_only_file_system_everything_can_be_read() {
+fn a_read_only_repository_can_be_read() {
     let Some((rig, small)) = rig_on_small_file_system() else {
         return;
     };

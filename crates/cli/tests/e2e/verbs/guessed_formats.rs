@@ -1,4 +1,5 @@
-//! Formats without an option: what a guest writes into a raw disk opens no other file, and a name is no damage.
+//! Formats without an option: data of a guest in a raw disk opens no other file, and a misleading name is not reported
+//! as damage.
 
 use crate::host::{system, text};
 use crate::rig::{Rig, noise};
@@ -6,7 +7,7 @@ use crate::templates;
 
 const MIB: usize = 1 << 20;
 
-/// The head of a qcow2 that is based on `other.raw`, in the first sectors of a raw disk.
+/// A qcow2 header with `other.raw` as backing file, in the first sectors of a raw disk.
 fn disk_with_a_header(rig: &Rig) -> Vec<u8> {
     rig.write("other.raw", &noise(MIB, 9));
     rig.ok(&[
@@ -67,11 +68,11 @@ fn data_of_a_guest_in_a_raw_disk_opens_no_other_file() {
         std::fs::remove_file(rig.path("as-image.raw")).unwrap();
     }
     assert_eq!(rig.snapshot_count(), 0);
-    // An image with the matching name is read with its backing file, as always.
+    // An image with the matching name is read with its backing file.
     assert_eq!(code(&rig, &["image", "convert", "head.qcow2", "base.raw"]), 0);
 }
 
-/// A header that names no file leads nowhere, and still the guest of a raw disk may have written it.
+/// A header without a backing file opens no other file, but the guest of a raw disk may have written it.
 #[test]
 fn a_format_guessed_from_the_content_is_warned_about() {
     let rig = Rig::new();
@@ -92,18 +93,18 @@ fn a_format_guessed_from_the_content_is_warned_about() {
         .enumerate()
         {
             for (options, expected) in [(&[][..], 3), (&["--format", "qcow2"], 0)] {
-                // A disk that was backed up as an image before is known to be one.
+                // If the parent snapshot has the disk as an image, it is known to be one.
                 let output = rig.run(&[words, options].concat());
-                let said = String::from_utf8_lossy(&output.stderr);
+                let message = String::from_utf8_lossy(&output.stderr);
                 assert_eq!(
                     output.status.code(),
                     Some(expected),
-                    "{number}: {words:?} {options:?}: {said}"
+                    "{number}: {words:?} {options:?}: {message}"
                 );
                 assert_eq!(
-                    said.contains("does not have the name of a qcow2 image"),
+                    message.contains("does not have the name of a qcow2 image"),
                     expected == 3,
-                    "{said}"
+                    "{message}"
                 );
                 for made in ["out.raw", "copy.qcow2", "over.qcow2"] {
                     std::fs::remove_file(rig.path(made)).ok();
@@ -116,7 +117,7 @@ fn a_format_guessed_from_the_content_is_warned_about() {
             "{name}: it is known now"
         );
     }
-    // The name of a clone gives its format, or none.
+    // The extension of a clone must be that of a known format.
     for way in ["--copy", "--overlay", "--dry-run"] {
         assert_eq!(code(&rig, &["clone", way, "web.qcow2", "clone.qcow"]), 2, "{way}");
         assert_eq!(code(&rig, &["clone", way, "web.qcow2", "clone.vmkd"]), 2, "{way}");
@@ -124,7 +125,7 @@ fn a_format_guessed_from_the_content_is_warned_about() {
 }
 
 #[test]
-fn a_footer_in_the_last_sector_of_a_raw_disk_cuts_nothing_off() {
+fn a_vhd_footer_at_the_end_of_a_raw_disk_is_data() {
     let rig = Rig::new();
     rig.write("part.raw", &noise(MIB, 2));
     rig.ok(&["image", "convert", "part.raw", "fixed.vhd", "--fixed"]);
@@ -139,7 +140,7 @@ fn a_footer_in_the_last_sector_of_a_raw_disk_cuts_nothing_off() {
 }
 
 #[test]
-fn a_format_that_is_said_wrongly_and_a_name_that_ends_in_none_are_no_damage() {
+fn a_wrong_format_option_or_extension_is_not_reported_as_damage() {
     let rig = Rig::new();
     rig.write("disk.raw", &noise(MIB, 3));
     rig.ok(&["image", "convert", "disk.raw", "web.qcow2"]);
@@ -169,7 +170,7 @@ fn a_format_that_is_said_wrongly_and_a_name_that_ends_in_none_are_no_damage() {
 }
 
 #[test]
-fn a_descriptor_of_vmdk_is_one_however_its_first_line_is_written() {
+fn a_vmdk_descriptor_is_detected_with_any_first_line() {
     let rig = Rig::new();
     rig.write("flat.img", &noise(8 * MIB, 4));
     for first in ["# Disk Descriptor File", "#disk descriptorfile", "# by a converter\n#"] {
@@ -186,15 +187,15 @@ fn a_descriptor_of_vmdk_is_one_however_its_first_line_is_written() {
 }
 
 #[test]
-fn a_template_is_not_made_of_a_guess_that_reads_another_file() {
+fn a_template_of_a_guessed_overlay_is_refused() {
     let rig = templates::rig();
     let disk = disk_with_a_header(&rig);
     rig.ok(&["image", "convert", "other.raw", "alone.qcow2"]);
     for name in ["guest.raw", "guest.img", "guest"] {
         rig.write(name, &disk);
         let words = ["template", "push", "base:1", name, "--sign", "anna"];
-        let (_, said) = rig.error(1, &words);
-        assert!(said.contains("--format"), "{name}: {said}");
+        let (_, message) = rig.error(1, &words);
+        assert!(message.contains("--format"), "{name}: {message}");
     }
     for name in ["alone.img", "alone"] {
         rig.write(name, &rig.read("alone.qcow2"));
@@ -211,7 +212,7 @@ fn a_template_is_not_made_of_a_guess_that_reads_another_file() {
     assert!(rig.read("pulled.raw") == disk);
 }
 
-/// A processor, memory, a controller, and a disk on it.
+/// A processor, memory, and a controller with a disk.
 const HARDWARE: &str = "<Item><r:InstanceID>1</r:InstanceID><r:ResourceType>3</r:ResourceType><r:VirtualQuantity>1</r:VirtualQuantity></Item>\
      <Item><r:AllocationUnits>byte * 2^20</r:AllocationUnits><r:InstanceID>2</r:InstanceID><r:ResourceType>4</r:ResourceType>\
      <r:VirtualQuantity>512</r:VirtualQuantity></Item>\
@@ -219,8 +220,8 @@ const HARDWARE: &str = "<Item><r:InstanceID>1</r:InstanceID><r:ResourceType>3</r
      <Item><r:AddressOnParent>0</r:AddressOnParent><r:HostResource>ovf:/disk/d</r:HostResource><r:InstanceID>4</r:InstanceID><r:Parent>3</r:Parent>\
      <r:ResourceType>17</r:ResourceType></Item>";
 
-/// The descriptor of an archive says of each disk whether it is raw. Where it does, what its guest has written is data; where it says
-/// otherwise, an image reads no file but itself.
+/// The descriptor of an archive states for each disk whether it is raw. If it is, data of its guest is not interpreted;
+/// otherwise, the image must not open other files.
 #[test]
 fn a_disk_in_an_archive_opens_no_other_file() {
     let rig = Rig::new();
@@ -259,7 +260,7 @@ fn a_disk_in_an_archive_opens_no_other_file() {
         ];
         system("tar", &words).unwrap();
         if format == "raw" {
-            // It is compared with nothing: an OVA without a manifest is a doubt.
+            // An OVA without a manifest may cause a warning.
             assert!(
                 matches!(code(&rig, &["import", "w.ova", "--machine", &machine]), 0 | 3),
                 "{name}"
@@ -268,8 +269,8 @@ fn a_disk_in_an_archive_opens_no_other_file() {
             assert!(rig.read("back.raw") == disk, "{name}");
             std::fs::remove_file(rig.path("back.raw")).unwrap();
         } else {
-            let (_, said) = rig.error(1, &["import", "w.ova"]);
-            assert!(said.contains("other.raw"), "{name}: {said}");
+            let (_, message) = rig.error(1, &["import", "w.ova"]);
+            assert!(message.contains("other.raw"), "{name}: {message}");
         }
     }
 }

@@ -1,12 +1,12 @@
-//! Images and archives whose names and texts would move the cursor, ring the bell, or colour what follows.
+//! Images and archives whose names and texts contain control characters for the terminal.
 
 use crate::host::{system, text};
 use crate::rig::{Rig, noise};
 
-/// A colour, a line end, a bell, and a mark that turns the direction of writing.
+/// A colour, a line end, a bell, and a mark that changes the direction of writing.
 const EVIL: &[u8; 12] = b"\x1b[31m\r\x07\xe2\x80\xaeXY";
 
-/// Puts it where the file has `there`, which is as long.
+/// Replaces all occurrences of `there` in the file by [`EVIL`].
 fn spoil(rig: &Rig, name: &str, there: &[u8; 12]) {
     let mut bytes = rig.read(name);
     let places: Vec<usize> = (0..bytes.len() - there.len())
@@ -24,12 +24,12 @@ fn assert_harmless(rig: &Rig, words: &[&str]) {
     let code = output.status.code();
     assert!(matches!(code, Some(0 | 1 | 3 | 5)), "{words:?}: {output:?}");
     for stream in [output.stdout, output.stderr] {
-        let said = String::from_utf8(stream).unwrap();
+        let message = String::from_utf8(stream).unwrap();
         let turns = |character: char| matches!(character, '\u{202a}'..='\u{202e}');
-        let harm = said
+        let harm = message
             .chars()
             .find(|character| (character.is_control() && *character != '\n') || turns(*character));
-        assert_eq!(harm, None, "{words:?}: {said:?}");
+        assert_eq!(harm, None, "{words:?}: {message:?}");
     }
 }
 

@@ -1,4 +1,4 @@
-//! Images of other hypervisors, as a user of them meets them.
+//! Images of other hypervisors, as users handle them.
 
 use crate::host::{system, text};
 use crate::program::stderr;
@@ -16,16 +16,16 @@ fn flat_vmdk(rig: &Rig, name: &str) -> Vec<u8> {
     bytes
 }
 
-/// The bytes of such a disk are in a file beside the one that is named.
+/// The data of a flat VMDK is in another file than the named descriptor.
 #[test]
-fn an_extent_of_a_vmdk_is_not_written_over_by_its_own_conversion() {
+fn an_extent_of_a_vmdk_is_not_overwritten_by_its_conversion() {
     let rig = Rig::empty();
     let bytes = flat_vmdk(&rig, "flat");
     let before = rig.read("flat-flat.vmdk");
     for target in ["flat.vmdk", "flat-flat.vmdk"] {
         let words = ["image", "convert", "flat.vmdk", target, "--to", "raw", "--force"];
-        let (_, said) = rig.error(1, &words);
-        assert!(said.contains(target), "{said}");
+        let (_, message) = rig.error(1, &words);
+        assert!(message.contains(target), "{message}");
         assert!(rig.read("flat-flat.vmdk") == before);
     }
     rig.ok(&["image", "convert", "flat.vmdk", "out.raw", "--verify"]);
@@ -33,17 +33,17 @@ fn an_extent_of_a_vmdk_is_not_written_over_by_its_own_conversion() {
 }
 
 #[test]
-fn an_extent_of_a_vmdk_that_is_written_while_it_is_read_is_warned_of() {
+fn a_vmdk_extent_written_during_reading_is_warned_about() {
     let rig = Rig::new();
     flat_vmdk(&rig, "flat");
-    // Standard input comes after the image, and the backup waits for its end.
+    // Standard input is read after the image, and the backup waits for its end.
     let mut child = rig
         .command(&["backup", "--machine", "m", "flat.vmdk", "-"])
         .stdin(std::process::Stdio::piped())
         .spawn()
         .unwrap();
     let mut stdin = child.stdin.take().unwrap();
-    // More than a pipe holds: once all is taken, the image before it was read.
+    // More than a pipe buffers: once all of it is written, the image was read.
     std::io::Write::write_all(&mut stdin, &noise(4 * MIB, 22)).unwrap();
     let mut extent = rig.read("flat-flat.vmdk");
     extent[MIB] ^= 1;
@@ -51,16 +51,16 @@ fn an_extent_of_a_vmdk_that_is_written_while_it_is_read_is_warned_of() {
     drop(stdin);
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(3), "{}", stderr(&output));
-    let said = stderr(&output);
+    let message = stderr(&output);
     assert!(
-        said.contains("flat-flat.vmdk") && said.contains("changed while it was read"),
-        "{said}"
+        message.contains("flat-flat.vmdk") && message.contains("changed while it was read"),
+        "{message}"
     );
 }
 
-/// What people patch with `dd` elsewhere: a copy that VirtualBox refuses for its UUID.
+/// VirtualBox refuses a copy with the same UUID, which users elsewhere patch with `dd`.
 #[test]
-fn a_copy_gets_an_identity_of_its_own_and_children_are_not_lost() {
+fn a_renewed_identity_updates_the_children() {
     let rig = Rig::empty();
     rig.ok(&[
         "image",
@@ -78,9 +78,12 @@ fn a_copy_gets_an_identity_of_its_own_and_children_are_not_lost() {
         (&false.into(), &"child.vdi".into())
     );
 
-    let (kind, said) = rig.error(1, &["image", "identity", "base.vdi", "--renew"]);
+    let (kind, message) = rig.error(1, &["image", "identity", "base.vdi", "--renew"]);
     assert_eq!(kind, "refused");
-    assert!(said.contains("child.vdi") && said.contains("--all-children"), "{said}");
+    assert!(
+        message.contains("child.vdi") && message.contains("--all-children"),
+        "{message}"
+    );
     let (kind, _) = rig.error(2, &["image", "identity", "base.vdi", "--all-children"]);
     assert_eq!(kind, "usage");
     let changed = rig.report(&["image", "identity", "base.vdi", "--renew", "--all-children"]);
@@ -93,22 +96,22 @@ fn a_copy_gets_an_identity_of_its_own_and_children_are_not_lost() {
     let child = rig.report(&["image", "identity", "child.vdi"]);
     assert_eq!(child["parent_id"], changed["id"]);
 
-    // A copy elsewhere has no children, and the original keeps its own.
+    // A copy in another folder has no children, and those of the original are unchanged.
     std::fs::create_dir(rig.path("copies")).unwrap();
     std::fs::copy(rig.path("base.vdi"), rig.path("copies/base.vdi")).unwrap();
     rig.ok(&["image", "identity", "copies/base.vdi", "--renew"]);
     rig.ok(&["image", "info", "child.vdi"]);
-    let (kind, said) = rig.error(1, &["image", "identity", "nothing.vdi"]);
-    assert_eq!(kind, "io", "{said}");
+    let (kind, message) = rig.error(1, &["image", "identity", "nothing.vdi"]);
+    assert_eq!(kind, "io", "{message}");
     rig.ok(&["image", "create", "disk.qcow2", "8M"]);
-    let (kind, said) = rig.error(1, &["image", "identity", "disk.qcow2", "--renew"]);
+    let (kind, message) = rig.error(1, &["image", "identity", "disk.qcow2", "--renew"]);
     assert_eq!(kind, "unsupported");
-    assert!(said.contains("backing file by path"), "{said}");
+    assert!(message.contains("backing file by path"), "{message}");
 }
 
-/// A disk of Parallels is a folder, and its snapshots are files in it.
+/// A disk of Parallels is a folder with a file for each snapshot.
 #[test]
-fn a_disk_of_parallels_is_read_at_its_snapshots() {
+fn snapshots_of_a_parallels_disk_are_read() {
     let rig = Rig::empty();
     let (old, new) = (noise(MIB, 23), noise(MIB, 24));
     rig.write("old.raw", &old);
@@ -152,8 +155,8 @@ fn a_disk_of_parallels_is_read_at_its_snapshots() {
     rig.ok(&["backup", "--machine", "m", "disk.hdd"]);
     rig.ok(&["restore", "m", "c.raw"]);
     assert!(rig.read("c.raw") == new);
-    let (kind, said) = rig.error(1, &["image", "convert", "disk.hdd", "disk.hdd/old.hds", "--force"]);
-    assert_eq!(kind, "refused", "{said}");
+    let (kind, message) = rig.error(1, &["image", "convert", "disk.hdd", "disk.hdd/old.hds", "--force"]);
+    assert_eq!(kind, "refused", "{message}");
 }
 
 #[test]
@@ -181,9 +184,9 @@ fn images_are_resized_and_keep_their_content() {
     }
 }
 
-/// An image named `.hdd` is a folder for Parallels, whichever verb makes it.
+/// An image named `.hdd` is created as a folder of Parallels by every verb.
 #[test]
-fn a_disk_called_hdd_is_a_folder() {
+fn an_image_named_hdd_is_created_as_a_folder() {
     let rig = Rig::empty();
     let bytes = noise(3 * MIB, 23);
     rig.write("disk.raw", &bytes);
@@ -207,10 +210,10 @@ fn a_disk_called_hdd_is_a_folder() {
     rig.ok(&["image", "create", "empty.hdd", "5M", "--format", "parallels"]);
     assert_eq!(rig.names("empty.hdd"), ["DiskDescriptor.xml", "root.hds"]);
     rig.ok(&["image", "check", "empty.hdd"]);
-    // What is there is not replaced by a folder without being asked; a folder never.
+    // An existing file is not replaced by a folder without --force, and an existing folder never.
     for (target, force) in [("a.hdd", &[][..]), ("a.hdd", &["--force"])] {
-        let (_, said) = rig.error(1, &[&["image", "convert", "disk.raw", target], force].concat());
-        assert!(said.contains("not a regular file"), "{said}");
+        let (_, message) = rig.error(1, &[&["image", "convert", "disk.raw", target], force].concat());
+        assert!(message.contains("not a regular file"), "{message}");
     }
     rig.ok(&["image", "convert", "disk.raw", "single.hds", "--to", "parallels"]);
     std::fs::rename(rig.path("single.hds"), rig.path("single.hdd")).unwrap();
@@ -223,15 +226,15 @@ fn a_disk_called_hdd_is_a_folder() {
         assert_eq!(rig.names(&copy), ["DiskDescriptor.xml", "root.hds"]);
         rig.ok(&["image", "compare", "disk.raw", &copy]);
     }
-    // It cannot be had at once: several files are no clone of one.
-    let (_, said) = rig.error(1, &["clone", "a.hdd", "b.hdd"]);
-    assert!(said.contains("parallels"), "{said}");
+    // A folder with several files cannot be cloned by sharing blocks.
+    let (_, message) = rig.error(1, &["clone", "a.hdd", "b.hdd"]);
+    assert!(message.contains("parallels"), "{message}");
     assert!(rig.names(".").iter().all(|name| !name.ends_with(".partial")));
 }
 
-/// The new file has the owner, mode and place of the old one.
+/// The new file keeps the owner, mode and path of the old one.
 #[test]
-fn a_replaced_file_keeps_its_mode_and_a_link_is_followed() {
+fn a_replaced_file_keeps_its_mode_and_links_are_followed() {
     use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown};
     let rig = Rig::empty();
     let bytes = noise(MIB, 24);
@@ -252,7 +255,7 @@ fn a_replaced_file_keeps_its_mode_and_a_link_is_followed() {
     rig.ok(&["image", "compare", "disk.raw", "large/web1.qcow2"]);
     let now = large.metadata().unwrap();
     assert_eq!((now.permissions().mode() & 0o777, now.uid()), (0o640, owner));
-    // A pipe is not a file that could be replaced.
+    // A pipe is no file that could be replaced.
     rustix::fs::mknodat(
         rustix::fs::CWD,
         rig.path("pipe"),
@@ -261,6 +264,6 @@ fn a_replaced_file_keeps_its_mode_and_a_link_is_followed() {
         0,
     )
     .unwrap();
-    let (_, said) = rig.error(1, &["image", "convert", "disk.raw", "pipe", "--force", "--to", "qcow2"]);
-    assert!(said.contains("not a regular file"), "{said}");
+    let (_, message) = rig.error(1, &["image", "convert", "disk.raw", "pipe", "--force", "--to", "qcow2"]);
+    assert!(message.contains("not a regular file"), "{message}");
 }

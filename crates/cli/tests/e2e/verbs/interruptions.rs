@@ -1,4 +1,4 @@
-//! Ctrl-C in the middle of a job: it ends by the signal, nothing half is left, and the next job works.
+//! Ctrl-C in the middle of a job: the program ends by the signal, no partial files remain, and the next job works.
 
 use std::io::Write as _;
 use std::os::unix::process::ExitStatusExt as _;
@@ -13,12 +13,11 @@ use crate::program::{stderr, stdout};
 use crate::rig::{Rig, document_of, noise};
 
 const MIB: usize = 1 << 20;
-/// A busy machine may let a job end before the signal comes, or keep it from starting.
+/// Attempts for the signal to come in the middle of a job, on a busy host.
 const ATTEMPTS: usize = 30;
 
-/// Runs the program until `has_begun`, and sends SIGINT; until that has come in the middle of the job.
-///
-/// `undo` takes back what a job that was too fast has done.
+/// Runs the program until `has_begun`, and sends SIGINT; repeats that until the signal comes in the middle of the job.
+/// || `undo` removes the result of a job that ended before the signal.
 fn interrupt(rig: &Rig, words: &[&str], has_begun: impl Fn() -> bool, undo: impl Fn()) -> Output {
     let clock = SystemClock::new();
     for _ in 0..ATTEMPTS {
@@ -49,7 +48,7 @@ fn remove(rig: &Rig, name: &str) {
 
 /// The reader of the output hangs: Ctrl-C still ends the program, and soon.
 #[test]
-fn an_interrupt_ends_a_command_whose_reader_does_not_read() {
+fn an_interrupt_ends_a_command_with_a_blocked_output() {
     let rig = Rig::new();
     rig.write("web1.raw", &noise(8 * MIB, 5));
     rig.ok(&["backup", "web1.raw", "--machine", "web1"]);
@@ -85,12 +84,12 @@ fn an_interrupt_ends_a_command_whose_reader_does_not_read() {
     }
 }
 
-/// Nothing is done if the answer cannot be delivered.
+/// Nothing is changed if the output cannot be written.
 #[test]
-fn standard_streams_that_are_closed_are_no_place_for_a_disk() {
+fn closed_standard_streams_are_refused() {
     let rig = Rig::new();
     rig.write("web1.raw", &noise(MIB, 5));
-    // The exit code, and standard error.
+    // Returns the exit code, and standard error.
     let run = |line: &str| {
         let program = rig.command(&[]).get_program().display().to_string();
         let folder = rig.path(".").display().to_string();
@@ -110,13 +109,13 @@ fn standard_streams_that_are_closed_are_no_place_for_a_disk() {
         assert!(code == "2" && text.contains("is closed"), "{line}: {code}: {text}");
     }
     assert_eq!(rig.snapshot_count(), 0);
-    // /dev/null in their place is something else, and a closed stream that is not used does not matter.
+    // /dev/null is permitted, and so is a closed stream that is not used.
     for line in ["version >/dev/null", "version <&-", "version 2>&-"] {
         assert_eq!(run(line).0, "0", "{line}");
     }
 }
 
-/// An image that waits in between has no name: nothing of it is left of a program that is killed.
+/// A temporary image has no name: nothing is left when the program is killed.
 #[test]
 fn a_killed_import_leaves_nothing_in_the_temporary_folder() {
     let rig = Rig::new();
@@ -128,7 +127,7 @@ fn a_killed_import_leaves_nothing_in_the_temporary_folder() {
     std::fs::create_dir(rig.path("tmp")).unwrap();
     let (inside, archive) = (rig.path("inside"), rig.path("web1.ova"));
     system("tar", &["xf", text(&archive), "-C", text(&inside)]).unwrap();
-    // A VMDK that is no stream has to be stored before it can be read.
+    // A VMDK that is no stream must be stored before it can be read.
     let image = rig
         .names("inside")
         .into_iter()
@@ -165,14 +164,14 @@ fn a_killed_import_leaves_nothing_in_the_temporary_folder() {
     child.kill().unwrap();
     child.wait().unwrap();
     assert!(rig.names("tmp").is_empty());
-    // The whole of it is read all the same.
+    // Without a kill, the whole image is imported.
     let output = rig.run_with(&["import", "-", "--to", "out", "--format", "raw"], &bytes);
     assert!(output.status.success(), "{}", stderr(&output));
     assert!(rig.read("out/sda.raw") == rig.read("web1.raw"));
 }
 
 #[test]
-fn a_conversion_leaves_nothing() {
+fn an_interrupted_conversion_leaves_nothing() {
     let rig = Rig::empty();
     rig.write("disk.raw", &noise(64 * MIB, 1));
     for target in ["new.qcow2", "new.raw"] {
@@ -199,11 +198,11 @@ fn a_conversion_leaves_nothing() {
             left.len() > 1 && left.iter().all(|name| name == "disk.raw" || name.ends_with(".partial")),
             "{left:?}"
         );
-        let said = stderr(&rig.code(0, &words));
+        let message = stderr(&rig.code(0, &words));
         assert_eq!(
-            said.matches("a killed program had left").count(),
+            message.matches("a killed program had left").count(),
             left.len() - 1,
-            "{said}"
+            "{message}"
         );
         assert!(!has_partial(&rig));
         for name in ["new.qcow2", "new.data"] {
@@ -232,7 +231,7 @@ fn kill_when_begun(rig: &Rig, words: &[&str]) {
 }
 
 #[test]
-fn an_interrupted_restore_leaves_nothing_new_and_names_what_it_was_changing() {
+fn an_interrupted_restore_leaves_no_file_and_names_its_target() {
     let rig = Rig::new();
     rig.write("web1.raw", &noise(96 * MIB, 2));
     rig.ok(&["backup", "web1.raw"]);
@@ -258,7 +257,7 @@ fn an_interrupted_restore_leaves_nothing_new_and_names_what_it_was_changing() {
     assert!(rig.read("out.raw") == rig.read("web1.raw"));
 }
 
-/// Enough snapshots for gc to read, and unreferenced packs.
+/// A repository with several snapshots, and unreferenced packs.
 fn rig_with_garbage(snapshots: u64) -> (Rig, Vec<u8>) {
     let rig = Rig::new();
     let mut bytes = noise(6 * MIB, 4);
@@ -271,15 +270,15 @@ fn rig_with_garbage(snapshots: u64) -> (Rig, Vec<u8>) {
     (rig, bytes)
 }
 
-/// The rig is made anew for each attempt: what gc has done is done.
+/// Each attempt needs a new rig, because a complete gc leaves nothing to do.
 #[test]
-fn gc_may_be_interrupted_and_the_next_one_continues() {
+fn gc_can_be_interrupted_and_repeated() {
     let clock = SystemClock::new();
     for _ in 0..ATTEMPTS {
         let (rig, bytes) = rig_with_garbage(12);
         let mut child = rig.command(&["gc", "--json"]).spawn().unwrap();
         let announced = || rig.path("repo/writers").exists() && !rig.names("repo/writers").is_empty();
-        // Before that it may not listen for signals yet.
+        // Before that, the program may not handle signals yet.
         while !announced() && child.try_wait().unwrap().is_none() {
             clock.sleep(Duration::from_micros(100));
         }
@@ -306,13 +305,13 @@ fn gc_may_be_interrupted_and_the_next_one_continues() {
 }
 
 #[test]
-fn a_backup_commits_nothing_and_the_repository_is_usable() {
+fn an_interrupted_backup_commits_nothing() {
     let rig = Rig::new();
     rig.write("web1.raw", &noise(96 * MIB, 3));
     let begun = || rig.path("repo/writers").exists() && !rig.names("repo/writers").is_empty();
     let machine = std::cell::Cell::new(0);
     interrupt(&rig, &["backup", "web1.raw"], begun, || {
-        // A backup of stored bytes would end at once: other bytes for the next attempt.
+        // A second backup of the same data would end at once.
         machine.set(machine.get() + 1);
         rig.write("web1.raw", &noise(96 * MIB, 100 + machine.get()));
     });

@@ -1,4 +1,5 @@
-//! The files that an image consists of or is based on are kept: they are not replaced, mistaken for others, or damaged by a repair.
+//! Files that are part of an image or its base are kept: they are not replaced, mistaken for others, or damaged by a
+//! repair.
 
 use std::fs::File;
 
@@ -14,12 +15,12 @@ fn rig() -> Rig {
     rig
 }
 
-/// Makes an image of qcow2 with its data in a file of its own.
+/// Creates a qcow2 image with an external data file.
 fn has_data_outside(rig: &Rig, data: &str) {
     rig.ok(&["image", "convert", "a.raw", "outside.qcow2", "--data-file", data]);
 }
 
-/// The file is refused as a target, and is as it was.
+/// Asserts that the file is refused as a target, and unchanged.
 fn stays(rig: &Rig, file: &str, words: &[&str]) {
     let before = rig.read(file);
     let (kind, message) = rig.error(1, words);
@@ -52,7 +53,7 @@ fn an_image_does_not_replace_its_own_base() {
             stays(&rig, &parent, &["image", "create", "--force", &parent, "--parent", of]);
         }
     }
-    // The data of an image of qcow2 may be in a file of its own.
+    // The data of a qcow2 image may be in an external file.
     has_data_outside(&rig, "outside.data");
     stays(
         &rig,
@@ -85,20 +86,20 @@ fn an_image_does_not_replace_its_own_base() {
         rig.report(&["image", "compare", "a.raw", "outside.qcow2"])["is_equal"],
         true
     );
-    // What has nothing to do with it is replaced as before.
+    // Unrelated files are replaced.
     rig.ok(&["image", "create", "--force", "mid.qcow2", "-b", "base.qcow2"]);
 }
 
-/// QEMU takes what stands before a colon for a protocol, unless a slash comes first.
+/// QEMU interprets a prefix before a colon as a protocol, unless the name contains a slash before it.
 #[test]
-fn names_with_colons_are_names_of_files() {
+fn names_with_colons_are_file_names() {
     let rig = rig();
     let base = "web1-2026-11-20T10:00.qcow2";
     rig.ok(&["image", "convert", "a.raw", base]);
     rig.ok(&["image", "create", "made.qcow2", "-b", base]);
     rig.ok(&["image", "convert", "a.raw", "converted.qcow2", "-b", base]);
     rig.ok(&["clone", base, "cloned.qcow2"]);
-    // A file that is called so, beside one that QEMU would take.
+    // The file `file:x.qcow2`, beside the file that QEMU would open for this name.
     rig.ok(&["image", "create", "x.qcow2", "3M"]);
     rig.ok(&["image", "convert", "a.raw", "./file:x.qcow2"]);
     rig.ok(&["clone", "./file:x.qcow2", "right.qcow2"]);
@@ -129,9 +130,9 @@ fn names_with_colons_are_names_of_files() {
     );
 }
 
-/// A truncated data file is found by a check, not only by the first read that goes that far.
+/// A check finds a truncated data file before any read beyond its end.
 #[test]
-fn a_data_file_that_is_cut_off_is_found() {
+fn a_truncated_data_file_is_found() {
     let rig = rig();
     has_data_outside(&rig, "outside.data");
     rig.ok(&["image", "check", "outside.qcow2"]);
@@ -143,13 +144,13 @@ fn a_data_file_that_is_cut_off_is_found() {
     }
 }
 
-/// One bit, and the disk had no bytes; all else said that all was well.
+/// Regression: one flipped bit, and the disk seemed to be empty, without any error.
 #[test]
-fn a_disk_without_bytes_is_damaged() {
+fn a_damaged_disk_size_entry_is_damage() {
     let rig = rig();
     rig.ok(&["image", "convert", "a.raw", "v.vhdx"]);
     let bytes = rig.read("v.vhdx");
-    // The entry of the size of the disk in the table of metadata.
+    // The entry for the size of the disk in the metadata table.
     let id = 0x2FA5_4224_u32.to_le_bytes();
     let entry = bytes.windows(4).position(|window| window == id).unwrap();
     let mut changed = bytes.clone();
@@ -163,10 +164,10 @@ fn a_disk_without_bytes_is_damaged() {
     }
 }
 
-/// The directories of a VMDK, by where their first entries of grains are.
+/// The offsets of the first grain tables of both directories of a VMDK.
 fn tables(bytes: &[u8]) -> [usize; 2] {
     let number = |at: usize| usize::try_from(u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap())).unwrap();
-    // The copy, and the one that is read.
+    // The second directory, and the first one, which is used for reading.
     [56, 48].map(|field| number(number(field) * 512) * 512)
 }
 
@@ -176,9 +177,9 @@ fn put(rig: &Rig, at: usize, value: [u8; 4]) {
     rig.write("disk.vmdk", &bytes);
 }
 
-/// The second directory is the only place of what a flipped bit of the first one has lost.
+/// If a flipped bit damages the first directory, only the second one still refers to the grain.
 #[test]
-fn a_second_directory_is_not_made_like_a_first_one_that_is_wrong() {
+fn a_wrong_first_directory_is_repaired_from_the_second() {
     let rig = rig();
     rig.ok(&["image", "convert", "a.raw", "disk.vmdk"]);
     let bytes = rig.read("disk.vmdk");
@@ -188,7 +189,7 @@ fn a_second_directory_is_not_made_like_a_first_one_that_is_wrong() {
             let at = first + number * 4;
             bytes[at..at + 4].try_into().unwrap()
         };
-        // It leads to the grain of another place; or to none.
+        // The entry refers to the grain of another range, or to none.
         for value in [entry(1), [0; 4]] {
             rig.write("disk.vmdk", &bytes);
             put(&rig, first, value);
@@ -202,7 +203,7 @@ fn a_second_directory_is_not_made_like_a_first_one_that_is_wrong() {
             );
             assert!(rig.read("disk.vmdk") == bytes, "{value:?}");
         }
-        // Behind all others is an unreferenced grain: either can be right.
+        // An unreferenced grain at the end: either directory may be right.
         let mut longer = bytes.clone();
         let end = u32::try_from(longer.len().next_multiple_of(65_536) / 512).unwrap();
         longer.resize(longer.len().next_multiple_of(65_536) + 65_536, 7);
@@ -222,10 +223,10 @@ fn a_second_directory_is_not_made_like_a_first_one_that_is_wrong() {
     }
 }
 
-/// A flipped bit turns a plain cluster into a compressed one; only an inconsistent flag shows it.
-/// An entry of the second directory that leads into the middle of a grain was taken for one that the first one has lost.
+/// Regression: an entry of the second directory that refers to the middle of a grain counted as one that the first
+/// directory has lost.
 #[test]
-fn an_entry_into_the_middle_of_a_grain_is_not_taken_for_a_lost_one() {
+fn an_entry_into_the_middle_of_a_grain_is_not_restored() {
     let rig = rig();
     rig.write("little.raw", &noise(65_536, 3));
     system("truncate", &["-s", "64M", text(&rig.path("little.raw"))]).unwrap();
@@ -241,7 +242,7 @@ fn an_entry_into_the_middle_of_a_grain_is_not_taken_for_a_lost_one() {
         rig.report(&["image", "compare", "little.raw", "disk.vmdk"])["is_equal"],
         true
     );
-    // In the only directory that can be read, it is damage.
+    // If both directories have the entry, it is damage.
     put(&rig, first + 400, (grain + 4).to_le_bytes());
     put(&rig, second + 400, (grain + 4).to_le_bytes());
     rig.code(5, &["image", "check", "disk.vmdk"]);
@@ -263,9 +264,10 @@ fn a_repair_does_not_hide_a_doubtful_entry() {
     rig.code(5, &["image", "check", "disk.qcow2"]);
 }
 
-/// One flipped bit made an empty entry of a qcow2 refer to a free cluster, and a repair allocated that cluster to it.
+/// Regression: one flipped bit made an empty entry of a qcow2 refer to a free cluster, and a repair allocated that
+/// cluster to it.
 #[test]
-fn an_entry_that_leads_to_a_free_cluster_stays_a_doubt() {
+fn an_entry_for_a_free_cluster_is_not_repaired_automatically() {
     let rig = rig();
     rig.write("little.raw", &noise(65_536, 3));
     system("truncate", &["-s", "16M", text(&rig.path("little.raw"))]).unwrap();
@@ -285,7 +287,7 @@ fn an_entry_that_leads_to_a_free_cluster_stays_a_doubt() {
     rig.ok(&["image", "check", "--repair=all", "disk.qcow2"]);
 }
 
-/// What is not there any more is not zero.
+/// Missing data must not be read as zeroes.
 #[test]
 fn a_source_truncated_while_it_is_read_is_reported() {
     let rig = Rig::empty();
@@ -321,7 +323,7 @@ fn the_base_of_another_image_is_not_replaced() {
 }
 
 #[test]
-fn an_image_is_not_the_file_of_its_own_data() {
+fn an_image_cannot_be_its_own_data_file() {
     let rig = rig();
     std::fs::create_dir(rig.path("sub")).unwrap();
     rig.ok(&["image", "convert", "a.raw", "there.qcow2"]);
@@ -346,7 +348,7 @@ fn an_image_is_not_the_file_of_its_own_data() {
 
 /// The folder is the disk, with all of its deltas.
 #[test]
-fn a_folder_of_parallels_is_checked_with_all_of_its_deltas_and_keeps_its_size() {
+fn a_parallels_folder_is_checked_completely_and_not_resized() {
     let rig = rig();
     rig.ok(&["image", "convert", "a.raw", "a.hdd"]);
     rig.ok(&["clone", "a.hdd", "b.hdd", "--copy"]);

@@ -17,7 +17,7 @@ fn ok(rig: &Rig, password: &str, words: &[&str]) -> String {
 }
 
 #[test]
-fn passwords_come_go_and_change_and_the_paper_key_stays() {
+fn passwords_are_added_changed_and_removed() {
     let rig = Rig::empty();
     let (first, second, third) = ("correct horse", "battery staple", "zebra violin");
     let made = ok(&rig, first, &["init", "--paper-key"]);
@@ -78,7 +78,7 @@ fn passwords_come_go_and_change_and_the_paper_key_stays() {
 }
 
 #[test]
-fn weak_passwords_protect_nothing_new() {
+fn weak_passwords_are_refused_at_init() {
     let rig = Rig::empty();
     for weak in ["short", "password", "aaaaaaaaaaaa"] {
         let output = with(&rig, weak, &["init"]);
@@ -90,7 +90,7 @@ fn weak_passwords_protect_nothing_new() {
 }
 
 #[test]
-fn a_repository_without_encryption_asks_for_nothing_and_takes_no_password_for_one() {
+fn an_unencrypted_repository_needs_and_accepts_no_password() {
     let rig = Rig::new();
     assert_eq!(rig.snapshot_count(), 0);
     // A password implies an encrypted repository: this one replaced it.

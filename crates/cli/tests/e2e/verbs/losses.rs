@@ -1,4 +1,4 @@
-//! Snapshots that are missing without a removal: every verb reports them, and none deletes what can restore them.
+//! Snapshots that are missing without a removal: every verb reports them, and none deletes what could restore them.
 
 use crate::rig::{Rig, noise};
 
@@ -12,7 +12,7 @@ fn rig_of_two() -> Rig {
     rig
 }
 
-/// The path of the repository's folder of snapshots, and the ids in it.
+/// Removes the files of all snapshots; returns their ids.
 fn lose_snapshots(rig: &Rig) -> Vec<String> {
     let listed = rig.report(&["list"])["snapshots"].clone();
     let ids: Vec<String> = listed
@@ -28,7 +28,7 @@ fn lose_snapshots(rig: &Rig) -> Vec<String> {
 }
 
 #[test]
-fn a_lost_snapshot_is_named_by_every_verb_and_gc_and_prune_refuse() {
+fn a_lost_snapshot_is_reported_by_every_verb() {
     let rig = rig_of_two();
     let ids = lose_snapshots(&rig);
     for words in [&["list"][..], &["verify"], &["stats"]] {
@@ -49,12 +49,12 @@ fn a_lost_snapshot_is_named_by_every_verb_and_gc_and_prune_refuse() {
 }
 
 #[test]
-fn a_loss_is_accepted_once_and_by_name() {
+fn a_loss_is_accepted_by_id_or_for_all() {
     let rig = rig_of_two();
     let ids = lose_snapshots(&rig);
     rig.code(2, &["gc", "--accept-loss", "everything"]);
     rig.error(1, &["gc", "--accept-loss", "00000000"]);
-    // The other one is asked about still.
+    // gc still asks about the other one.
     rig.error(5, &["gc", "--accept-loss", &ids[0][..8]]);
     let report = rig.report(&["gc", "--accept-loss", "all"]);
     assert_eq!(report["accepted"].as_array().unwrap().len(), 1, "{report}");

@@ -1,9 +1,9 @@
-//! Checks whose callers read one line of standard output and an exit code, and nothing else.
+//! Checks whose callers read only one line of standard output and the exit code.
 
 use crate::program::{stderr, stdout};
 use crate::rig::Rig;
 
-/// The line of a check that is unknown.
+/// Asserts that a check exits as unknown; returns its line.
 fn unknown(rig: &Rig, words: &[&str]) -> String {
     let line = stdout(&rig.code(3, words));
     assert!(
@@ -15,7 +15,7 @@ fn unknown(rig: &Rig, words: &[&str]) -> String {
 }
 
 #[test]
-fn every_failure_is_a_line_for_nagios() {
+fn every_failure_is_one_line_and_exits_as_unknown() {
     let rig = Rig::empty();
     rig.write("wrong.conf", b"[tank]\nhurly = 3\n");
     rig.write("empty.conf", b"");
@@ -39,9 +39,9 @@ fn every_failure_is_a_line_for_nagios() {
     assert!(document["report"]["line"].as_str().unwrap().starts_with("UNKNOWN: "));
 }
 
-/// Code 1 would be a warning, and 0 a lie.
+/// Code 1 would mean a warning, and code 0 success.
 #[test]
-fn a_line_that_cannot_be_written_is_unknown() {
+fn an_unwritable_output_exits_as_unknown() {
     let rig = Rig::empty();
     let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
     let status = rig
@@ -54,7 +54,7 @@ fn a_line_that_cannot_be_written_is_unknown() {
 }
 
 #[test]
-fn metrics_end_as_every_other_verb_does() {
+fn failing_metrics_keep_the_old_file_and_exit_as_usual() {
     let rig = Rig::empty();
     rig.write("old.prom", b"old\n");
     assert_eq!(

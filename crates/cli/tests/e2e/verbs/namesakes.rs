@@ -1,13 +1,13 @@
-//! Two machines of one name: neither is compared with the other, and neither loses its backups to the other.
+//! Two machines with one name: neither is compared with the other, and neither loses its backups to the other.
 //!
-//! libvirt's test driver knows the machines; they are shut off, so their images are read.
+//! libvirt's test driver has the machines; they are shut off, so their images are read.
 
 use crate::rig::{Rig, noise};
 
 const A: &str = "11111111-1111-4111-8111-111111111111";
 const B: &str = "22222222-2222-4222-8222-222222222222";
 
-/// Has libvirt know one machine, and gives the words to back it up.
+/// Defines a machine in libvirt's test driver; returns the arguments to back it up.
 fn machine(rig: &Rig, name: &str, uuid: &str, image: &str) -> [String; 4] {
     let image = rig.path(image).display().to_string();
     let text = format!(
@@ -42,7 +42,7 @@ fn ids(rig: &Rig) -> Vec<String> {
         .collect()
 }
 
-/// A repository whose name "web" is of two machines, as two repositories make it that are copied to one.
+/// A repository with snapshots of two machines under the name "web", copied from two repositories.
 fn mixed() -> Rig {
     let rig = rig();
     rig.ok(&words(&machine(&rig, "web", A, "a.raw")));
@@ -52,7 +52,7 @@ fn mixed() -> Rig {
     let copied = rig.json(3, &["copy", "--repository", "other", "--to", "repo", "--all"]);
     let warnings = copied["warnings"].to_string();
     assert!(warnings.contains(A) && warnings.contains(B), "{warnings}");
-    // It is said until something of it is there.
+    // The warning comes only while no snapshot of the other machine is there.
     rig.ok(&["copy", "--repository", "other", "--to", "repo", "--all"]);
     rig
 }
@@ -63,11 +63,17 @@ fn a_machine_does_not_continue_the_history_of_another_one_of_its_name() {
     let (first, second) = (machine(&rig, "web", A, "a.raw"), machine(&rig, "web", B, "b.raw"));
     rig.ok(&words(&first));
     for more in [&[][..], &["--machine", "web"]] {
-        let (kind, said) = rig.error(1, &[&words(&second)[..], more].concat());
-        assert!(kind == "exists" && said.contains(A) && said.contains(B), "{said}");
-        assert!(said.contains("--machine") && said.contains("--same-machine"), "{said}");
+        let (kind, message) = rig.error(1, &[&words(&second)[..], more].concat());
+        assert!(
+            kind == "exists" && message.contains(A) && message.contains(B),
+            "{message}"
+        );
+        assert!(
+            message.contains("--machine") && message.contains("--same-machine"),
+            "{message}"
+        );
     }
-    // Images have no UUID: they are of no machine that has one, and the reverse.
+    // Images have no UUID: they do not continue the history of a machine with a UUID, nor the reverse.
     assert_eq!(rig.error(1, &["backup", "b.raw", "--machine", "web"]).0, "exists");
     rig.ok(&["backup", "b.raw", "--machine", "images"]);
     assert_eq!(
@@ -78,25 +84,26 @@ fn a_machine_does_not_continue_the_history_of_another_one_of_its_name() {
     assert_eq!(ids(&rig).len(), 2, "what is refused stores nothing");
     rig.ok(&[&words(&second)[..], &["--machine", "web-b"]].concat());
     rig.ok(&words(&first));
-    // A UUID is the same in capital letters, and a machine that was renamed can go on under its old name.
+    // The case of a UUID does not matter, and a renamed machine can continue under its old name.
     rig.ok(&words(&machine(&rig, "web", &A.to_uppercase(), "a.raw")));
     let renamed = machine(&rig, "www", A, "a.raw");
     let output = rig.code(0, &words(&renamed));
-    let said = crate::program::stderr(&output);
-    assert!(said.contains("--machine web"), "{said}");
+    let message = crate::program::stderr(&output);
+    assert!(message.contains("--machine web"), "{message}");
     rig.ok(&[&words(&renamed)[..], &["--machine", "web"]].concat());
 }
 
-/// libvirt allows names that mean something else here: such a machine is backed up under another name, and comes back.
+/// libvirt allows names with a special meaning in Holdfast: such a machine is backed up under another name, and can be
+/// restored.
 #[test]
-fn a_machine_whose_name_means_something_else_is_listed_under_another() {
+fn a_machine_with_a_reserved_name_is_stored_under_another() {
     let rig = rig();
     for name in ["web@1", "web:vda", "-x", "latest"] {
         let mut words = machine(&rig, name, A, "a.raw");
         words[1] = format!("libvirt:{name}");
         let words = [words[0].as_str(), &words[1], "--connect", &words[3]];
-        let (kind, said) = rig.error(1, &words);
-        assert!(kind == "bad-name" && said.contains("--machine NAME"), "{said}");
+        let (kind, message) = rig.error(1, &words);
+        assert!(kind == "bad-name" && message.contains("--machine NAME"), "{message}");
         rig.ok(&[&words[..], &["--machine", "listed"]].concat());
         let storage = rig.path("new").display().to_string();
         std::fs::create_dir_all(&storage).unwrap();
@@ -110,8 +117,8 @@ fn a_machine_whose_name_means_something_else_is_listed_under_another() {
             "--storage",
             &storage,
         ];
-        let said = rig.ok(&restore);
-        assert!(said.contains("<name>listed-restored</name>"), "{said}");
+        let message = rig.ok(&restore);
+        assert!(message.contains("<name>listed-restored</name>"), "{message}");
     }
 }
 
@@ -121,15 +128,15 @@ fn an_archive_does_not_become_the_newest_snapshot_of_a_machine() {
     let live = machine(&rig, "web", A, "a.raw");
     rig.ok(&words(&live));
     rig.ok(&["export", "web", "web.ova"]);
-    let (kind, said) = rig.error(1, &["import", "web.ova"]);
-    assert!(kind == "exists" && said.contains("--machine"), "{said}");
+    let (kind, message) = rig.error(1, &["import", "web.ova"]);
+    assert!(kind == "exists" && message.contains("--machine"), "{message}");
     rig.ok(&["import", "web.ova", "--machine", "web-archive"]);
     rig.ok(&["import", "web.ova", "--machine", "web-archive"]);
     rig.ok(&["restore", "web:vda", "out.raw"]);
     let report = rig.report(&words(&live));
     let compared = report["machines"][0]["snapshot"]["parent"].as_str().map(str::to_owned);
     assert_eq!(compared, Some(ids(&rig)[0].clone()));
-    // Another machine does not go on where an archive ended either.
+    // Another machine does not continue the history of an archive either.
     let second = machine(&rig, "web", B, "b.raw");
     let other = [&words(&second)[..], &["--machine", "web-archive"]].concat();
     assert_eq!(rig.error(1, &other).0, "exists");
@@ -145,7 +152,8 @@ fn prune_keeps_the_newest_of_each_machine_of_a_name() {
     let distinctions: Vec<_> = machines.map(|machine| machine["distinction"].to_string()).collect();
     assert_eq!(distinctions, [format!("\"UUID {A}\""), format!("\"UUID {B}\"")]);
     assert_eq!(ids(&rig), before);
-    // The one that holds the name goes on, compared with itself; its older snapshots go, and the other one's stay.
+    // The machine that has the name continues its own history; of its snapshots only the newest is kept, and those of
+    // the other machine are kept.
     rig.ok(&words(&machine(&rig, "web", B, "b.raw")));
     assert_eq!(rig.report(&["prune", "--keep-last", "1"])["removed_count"], 1);
     let left = ids(&rig);
@@ -153,7 +161,7 @@ fn prune_keeps_the_newest_of_each_machine_of_a_name() {
 }
 
 #[test]
-fn the_status_of_a_copy_tells_machines_of_one_name_apart() {
+fn the_copy_status_distinguishes_machines_of_one_name() {
     let rig = mixed();
     rig.ok(&["init", "--no-encryption", "-r", "far"]);
     rig.ok(&["copy", "--to", "far", &ids(&rig)[0]]);
@@ -162,25 +170,28 @@ fn the_status_of_a_copy_tells_machines_of_one_name_apart() {
     let distinctions: Vec<_> = machines
         .map(|machine| (machine["distinction"].to_string(), machine["missing_count"].clone()))
         .collect();
-    // The newest is missing, and the other machine is not behind for that.
+    // The snapshot of the second machine is missing; the first one is up to date.
     assert_eq!(
         distinctions,
         [(format!("\"UUID {A}\""), 0.into()), (format!("\"UUID {B}\""), 1.into())],
         "{report}"
     );
-    let said = rig.ok(&["copy", "--to", "far", "--status"]);
-    assert!(said.contains(&format!("web (UUID {B})")), "{said}");
+    let message = rig.ok(&["copy", "--to", "far", "--status"]);
+    assert!(message.contains(&format!("web (UUID {B})")), "{message}");
 }
 
 #[test]
-fn a_name_of_two_machines_means_neither() {
+fn an_ambiguous_name_selects_no_machine() {
     let rig = mixed();
     let all = ids(&rig);
     for name in ["web", "web@latest", "web:vda", "web@2100-01-01"] {
-        let (kind, said) = rig.error(1, &["restore", name, "out.raw"]);
+        let (kind, message) = rig.error(1, &["restore", name, "out.raw"]);
         assert!(
-            kind == "ambiguous" && said.contains(A) && said.contains(&all[0][..12]) && said.contains(&all[1][..12]),
-            "{said}"
+            kind == "ambiguous"
+                && message.contains(A)
+                && message.contains(&all[0][..12])
+                && message.contains(&all[1][..12]),
+            "{message}"
         );
     }
     assert!(!rig.path("out.raw").exists());
@@ -194,8 +205,11 @@ fn a_name_of_two_machines_means_neither() {
     assert_eq!(rig.report(&["list"])["shared_names"][0]["machine_count"], 2);
     assert_eq!(rig.report(&["show", &all[1]])["namesake_count"], 1);
     let output = rig.code(1, &["monitor", "machines", "--within", "26h"]);
-    let said = crate::program::stdout(&output);
-    assert!(said.starts_with("WARNING: web is the name of 2 machines"), "{said}");
+    let message = crate::program::stdout(&output);
+    assert!(
+        message.starts_with("WARNING: web is the name of 2 machines"),
+        "{message}"
+    );
 }
 
 #[test]
@@ -204,7 +218,8 @@ fn a_recreated_machine_continues_its_history_only_on_request() {
     let anew = machine(&rig, "web", "33333333-3333-4333-8333-333333333333", "b.raw");
     assert_eq!(rig.error(1, &words(&anew)).0, "exists");
     rig.ok(&[&words(&anew)[..], &["--same-machine"]].concat());
-    // From then on it is one machine: also for later snapshots, and when the one that said so is gone.
+    // From now on they count as one machine: also for later snapshots, and after the snapshot with the statement is
+    // removed.
     rig.ok(&words(&anew));
     let report = rig.report(&["prune", "--keep-last", "1"]);
     assert_eq!(
@@ -213,7 +228,7 @@ fn a_recreated_machine_continues_its_history_only_on_request() {
     );
     rig.ok(&["restore", "web", "out.raw"]);
     rig.ok(&["monitor", "machines", "--within", "26h"]);
-    // The one that had the name before does not take it back unnoticed.
+    // The previous machine does not get the name back without a statement.
     let before = machine(&rig, "web", A, "a.raw");
     assert_eq!(rig.error(1, &words(&before)).0, "exists");
 }

@@ -1,4 +1,4 @@
-//! Packed streams of which something is not as it was: never a wrong stream without a word.
+//! Packed streams that were changed: a wrong stream is never returned without an error.
 
 use std::fs::File;
 use std::io::Read as _;
@@ -10,13 +10,13 @@ use crate::rig::{Rig, noise};
 
 const MIB: usize = 1 << 20;
 
-/// The blocks of what `compress` has packed, and the index behind them.
+/// The blocks of a stream that `compress` has packed, and the index after them.
 fn parts(packed: &[u8]) -> (Vec<&[u8]>, &[u8]) {
     let number = |at: usize| u32::from_le_bytes(packed[at..at + 4].try_into().unwrap()) as usize;
     let mut blocks = Vec::new();
     let mut at = 0;
     if packed.starts_with(&[0x1f, 0x8b]) {
-        // The size field of an index says that there is nothing in its member.
+        // The size field of an index member is 0.
         while number(at + 20) > 0 {
             blocks.push(&packed[at..at + number(at + 16)]);
             at += number(at + 16);
@@ -32,9 +32,9 @@ fn parts(packed: &[u8]) -> (Vec<&[u8]>, &[u8]) {
     (blocks, &packed[at..])
 }
 
-/// Each block is valid by itself: a lost block was not noticed when the stream was unpacked.
+/// Regression: each block is valid by itself, so a lost block was not detected when the stream was unpacked.
 #[test]
-fn a_packed_stream_with_blocks_that_are_not_its_own_is_damaged_to_all_who_read_it() {
+fn every_verb_reports_lost_or_foreign_blocks_as_damage() {
     let rig = Rig::empty();
     let bytes = noise(9 * MIB, 41);
     for option in ["--gzip", "--zstd"] {
@@ -56,8 +56,8 @@ fn a_packed_stream_with_blocks_that_are_not_its_own_is_damaged_to_all_who_read_i
             rig.write("changed", &file);
             let output = rig.run(&["compress", "-d", "changed"]);
             assert_eq!(output.status.code(), Some(5), "{option}: {what}: {}", stderr(&output));
-            let (kind, said) = rig.error(5, &["archive", "check", "changed"]);
-            assert_eq!(kind, "damage", "{option}: {what}: {said}");
+            let (kind, message) = rig.error(5, &["archive", "check", "changed"]);
+            assert_eq!(kind, "damage", "{option}: {what}: {message}");
         }
         rig.write("joined", &[&whole[..], &whole].concat());
         rig.ok(&["archive", "check", "joined"]);
@@ -66,9 +66,9 @@ fn a_packed_stream_with_blocks_that_are_not_its_own_is_damaged_to_all_who_read_i
     }
 }
 
-/// A script that alerts on damage did not hear of it from this verb.
+/// Regression: this verb did not exit with the code for damage, on which scripts rely.
 #[test]
-fn a_damaged_block_is_damage_to_all_verbs() {
+fn every_verb_reports_a_damaged_block_as_damage() {
     let rig = Rig::empty();
     let bytes = noise(9 * MIB, 42);
     for option in ["--gzip", "--zstd"] {
@@ -82,20 +82,21 @@ fn a_damaged_block_is_damage_to_all_verbs() {
             &["compress", "-d", "damaged"],
         ] {
             let output = rig.code(5, words);
-            let said = stderr(&output);
-            hints.extend(said.lines().find(|line| line.starts_with("hint")).map(str::to_owned));
+            let message = stderr(&output);
+            hints.extend(message.lines().find(|line| line.starts_with("hint")).map(str::to_owned));
         }
         assert!(
             hints.len() == 3 && hints.iter().all(|hint| *hint == hints[0]),
             "{hints:?}"
         );
-        // What is beside it can be read.
+        // Undamaged blocks can be read.
         let output = rig.code(0, &["archive", "read", "damaged", "--length", "2M"]);
         assert!(output.stdout == bytes[..2 * MIB], "{option}");
     }
 }
 
-/// `archive check` went by the index, and `compress -d` by the heads of the blocks: what the first called whole, the second could not unpack.
+/// Regression: `archive check` used the index, and `compress -d` the headers of the blocks: some streams passed the
+/// check and could not be unpacked.
 #[test]
 fn a_stream_that_passes_the_check_can_be_unpacked() {
     let rig = Rig::empty();
@@ -113,14 +114,14 @@ fn a_stream_that_passes_the_check_can_be_unpacked() {
         let mut changed = whole.clone();
         changed[at] ^= 4;
         rig.write("changed", &changed);
-        let (kind, said) = rig.error(5, &["archive", "check", "changed"]);
-        assert_eq!(kind, "damage", "{what}: {said}");
+        let (kind, message) = rig.error(5, &["archive", "check", "changed"]);
+        assert_eq!(kind, "damage", "{what}: {message}");
         let output = rig.run(&["compress", "-d", "changed"]);
         assert_eq!(output.status.code(), Some(5), "{what}: {}", stderr(&output));
     }
 }
 
-/// A folder that begins with a link is no archive of a machine, and its packed stream is checked all the same.
+/// A folder that begins with a link is not a machine archive, and its packed stream is checked nevertheless.
 #[test]
 fn a_packed_folder_with_links_is_checked_as_a_stream() {
     let rig = Rig::empty();
@@ -141,7 +142,7 @@ fn a_packed_folder_with_links_is_checked_as_a_stream() {
     }
 }
 
-/// A stream of zstd does not say that another block should follow; what looks truncated is unpacked with a warning.
+/// zstd does not show that another frame should follow; a stream that may be truncated is unpacked with a warning.
 #[test]
 fn every_verb_warns_of_a_zstd_stream_that_may_be_truncated() {
     let rig = Rig::empty();
@@ -165,7 +166,7 @@ fn every_verb_warns_of_a_zstd_stream_that_may_be_truncated() {
     }
 }
 
-/// What was left of a file that was cut off while it was read was packed as if it had been all of it.
+/// Regression: a file that was truncated while it was read was packed as if it were complete.
 #[test]
 fn a_file_truncated_while_it_is_packed_is_reported() {
     let rig = Rig::empty();
@@ -176,7 +177,7 @@ fn a_file_truncated_while_it_is_packed_is_reported() {
             .stdin(Stdio::null())
             .spawn()
             .unwrap();
-        // The pipe is not read any further: the program blocks before it has read all of the file.
+        // The program blocks on the full pipe before it has read all of the file.
         let mut start = [0; 100];
         child.stdout.as_mut().unwrap().read_exact(&mut start).unwrap();
         let disk = File::options().write(true).open(rig.path("disk.raw")).unwrap();

@@ -1,4 +1,4 @@
-//! Streams that `compress` packs, and the programs that read and write the same formats.
+//! Streams that `compress` packs, and programs that read and write the same formats.
 
 use crate::host::{system, text};
 use crate::program::stderr;
@@ -6,9 +6,9 @@ use crate::rig::{Rig, noise};
 
 const MIB: usize = 1 << 20;
 
-/// As gzip and zstd have it: what is not packed is not taken for what was unpacked, and least of all nothing.
+/// As in gzip and zstd: input that is not packed is an error, and so is empty input.
 #[test]
-fn data_that_is_not_packed_is_not_unpacked() {
+fn input_that_is_not_packed_is_an_error() {
     let rig = Rig::empty();
     for (input, kind) in [
         (&b""[..], "cut off"),
@@ -81,7 +81,7 @@ fn packed_streams_are_read_by_gzip_and_zstd_and_at_any_offset() {
     }
 }
 
-/// What others do to packed files: join them, pad them, cut them off; and what others pack in their own way.
+/// Packed files that other programs joined, padded, truncated, or packed in another way.
 #[test]
 fn a_packed_stream_without_an_index_is_read_to_its_end() {
     let rig = Rig::empty();
@@ -118,15 +118,15 @@ fn a_packed_stream_without_an_index_is_read_to_its_end() {
             assert!(stderr(&output).contains("has no index"), "{}", stderr(&output));
             let cut = &file[..file.len() - MIB];
             rig.write("cut", cut);
-            let (kind, said) = rig.error(5, &["archive", "check", "cut"]);
-            assert!(kind == "damage" && said.contains("cut off"), "{kind}: {said}");
+            let (kind, message) = rig.error(5, &["archive", "check", "cut"]);
+            assert!(kind == "damage" && message.contains("cut off"), "{kind}: {message}");
             let mut damaged = file.clone();
             damaged[MIB] ^= 1;
             rig.write("damaged", &damaged);
             rig.error(5, &["archive", "check", "damaged"]);
         }
     }
-    // gzip ignores zeroes behind the stream, like every program that reads from a tape.
+    // gzip ignores zeroes after the stream, like every program that reads from a tape.
     let padded = [rig.run_with(&["compress", "--gzip"], &one).stdout, vec![0; 70_000]].concat();
     rig.write("padded.gz", &padded);
     system("gzip", &["-t", text(&rig.path("padded.gz"))]).unwrap();

@@ -1,4 +1,4 @@
-//! Changes of a machine of a pool while its backup waits, and of its repository between two backups.
+//! Changes of a machine in a pool while its backup waits, and of its repository between two backups.
 
 use std::process::Stdio;
 
@@ -10,7 +10,7 @@ use super::pools::{MIB, World, with_login};
 use crate::schedules::wait_until;
 
 impl World {
-    /// Attaches another disk to the machine while it runs.
+    /// Attaches another disk to the running machine.
     fn attach(&self, place: &str, size_bytes: u64) {
         let vms = self.pool.vms();
         let vm = vms.iter().find(|vm| vm.uuid == self.vm).unwrap();
@@ -28,9 +28,9 @@ impl World {
     }
 }
 
-/// A backup that had waited for another one took the disks that the machine had had before.
+/// Regression: a backup that waited for another one used the list of disks from before.
 #[test]
-fn a_backup_that_has_waited_takes_the_machine_as_it_is_by_then() {
+fn a_backup_that_has_waited_reads_the_current_disks() {
     let world = World::new();
     let fingerprint = world.pool.fingerprint();
     let machine = world.machine();
@@ -59,7 +59,7 @@ fn a_backup_that_has_waited_takes_the_machine_as_it_is_by_then() {
     assert_eq!(disks.len(), 3, "{report:#}");
 }
 
-/// With VHDs, unchanged blocks come from the repository: if that was damaged, every further backup failed.
+/// Regression: with VHDs, unchanged blocks come from the repository: if that was damaged, every further backup failed.
 #[test]
 fn a_damaged_repository_is_repaired_by_the_next_backup() {
     let world = World::new();

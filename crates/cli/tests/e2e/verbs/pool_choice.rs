@@ -1,4 +1,4 @@
-//! Which machines of a pool are listed and chosen.
+//! Listing and selection of machines in a pool.
 
 use holdfast_xapi_server::{NewDisk, NewVm};
 
@@ -20,7 +20,7 @@ fn machines_with_special_characters_in_their_names_are_found() {
 }
 
 #[test]
-fn machines_are_listed_and_chosen() {
+fn machines_are_listed_and_selected() {
     let world = World::new();
     world.pool.add_vm(&NewVm {
         name: "db1".to_owned(),
@@ -45,7 +45,7 @@ fn machines_are_listed_and_chosen() {
         message.contains("has no machine") && message.contains("nobody"),
         "{message}"
     );
-    // What looks like a pattern is a name, where a machine has it.
+    // A name with special characters of patterns selects the machine with exactly this name.
     for name in ["db[1]", "db*"] {
         world.pool.add_vm(&NewVm {
             name: name.to_owned(),
@@ -63,7 +63,7 @@ fn machines_are_listed_and_chosen() {
 }
 
 #[test]
-fn machines_of_one_name_are_kept_apart() {
+fn machines_with_the_same_name_are_refused() {
     let world = World::new();
     let twin = world.pool.add_vm(&NewVm {
         name: "web1".to_owned(),
@@ -79,14 +79,14 @@ fn machines_of_one_name_are_kept_apart() {
     let output = world.run(&["backup", &address]);
     assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
     assert!(stderr(&output).contains(&twin), "{}", stderr(&output));
-    // The others are backed up all the same.
+    // The other machines are backed up nevertheless.
     assert_eq!(world.rig.snapshot_count(), 1);
     let by_uuid = format!("{address}/{twin}");
     world.report(&["backup", &by_uuid, "--machine", "web1-old"]);
     assert_eq!(world.rig.snapshot_count(), 2);
 }
 
-/// One that is gone, or a pool that is away, is no reason to leave the others without a backup.
+/// A missing machine or an unreachable pool does not prevent the backup of others.
 #[test]
 fn a_missing_machine_or_pool_does_not_prevent_other_backups() {
     let world = World::new();
@@ -98,7 +98,7 @@ fn a_missing_machine_or_pool_does_not_prevent_other_backups() {
         assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
         assert_eq!(world.rig.snapshot_count(), before + 1, "{}", stderr(&output));
     }
-    // Where nothing else was asked for, that is the answer.
+    // If no other machine was requested, this is the only error.
     let (kind, message) = world.fails(1, &["backup", &gone]);
     assert!(kind == "not-found" && message.contains("gone"), "{kind}: {message}");
 }

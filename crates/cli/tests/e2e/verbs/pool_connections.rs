@@ -1,4 +1,4 @@
-//! How the program connects to a pool: certificates, logins, retries and addresses.
+//! Connections to a pool: certificates, logins, retries and addresses.
 
 use holdfast_xapi_server::Fault;
 
@@ -6,7 +6,7 @@ use super::pools::World;
 use crate::program::stderr;
 
 #[test]
-fn a_pool_with_an_unknown_certificate_gets_no_password() {
+fn no_password_is_sent_to_a_pool_with_an_unknown_certificate() {
     let world = World::new();
     let machine = world.machine();
     let wrong = "00:".repeat(31) + "00";
@@ -21,7 +21,7 @@ fn a_pool_with_an_unknown_certificate_gets_no_password() {
     let (kind, message) = world.rig.error(1, &words);
     assert!(message.contains(&world.pool.fingerprint()), "{message}");
     assert_eq!(kind, "refused");
-    // Nor does the program ask for a password before the certificate of the pool is accepted.
+    // The program does not ask for a password either before the certificate of the pool is accepted.
     let (kind, message) = world.rig.error(1, &["backup", &machine]);
     assert!(message.contains(&world.pool.fingerprint()), "{message}");
     assert_eq!(kind, "refused");
@@ -33,9 +33,9 @@ fn a_pool_with_an_unknown_certificate_gets_no_password() {
     assert!(message.contains("remove the password"), "{message}");
 }
 
-/// A toolstack that is started again answers nothing for a moment, and then all.
+/// A restarting toolstack gives no answer for a moment.
 #[test]
-fn questions_that_change_nothing_are_asked_again() {
+fn read_only_requests_are_retried() {
     let world = World::new();
     let faults = world.pool.faults();
     faults.times(Fault::RpcStatus(503), 2);
@@ -43,7 +43,7 @@ fn questions_that_change_nothing_are_asked_again() {
     world.report(&["backup", &world.machine()]);
     world.assert_holds();
     world.assert_clean(2);
-    // For ever it is not asked.
+    // The number of retries is limited.
     faults.times(Fault::RpcStatus(503), 100);
     let (kind, message) = world.fails(1, &["backup", &world.machine()]);
     assert_eq!(kind, "io", "{message}");
@@ -62,9 +62,9 @@ fn an_invalid_address_is_reported_without_its_password() {
     ] {
         for words in [&["machines", word][..], &["backup", word]] {
             let output = world.run(words);
-            let said = stderr(&output);
-            assert_eq!(output.status.code(), Some(2), "{said}");
-            assert!(said.contains(expected) && !said.contains("secret"), "{said}");
+            let text = stderr(&output);
+            assert_eq!(output.status.code(), Some(2), "{text}");
+            assert!(text.contains(expected) && !text.contains("secret"), "{text}");
         }
     }
 }

@@ -1,4 +1,5 @@
-//! Copies that a user makes of the disks that backups keep in a pool belong to the user, although XAPI copies their marks.
+//! Copies that a user makes of disks that Holdfast keeps in a pool belong to the user, although XAPI copies their
+//! marks.
 
 use holdfast_xapi_server::{NbdPurpose, NewVm, VdiInfo};
 use serde_json::json;
@@ -16,7 +17,7 @@ impl World {
         self.pool.record("VDI", uuid).is_some()
     }
 
-    /// Calls, as a person does; gives the UUID of the disk that comes of it.
+    /// Calls a method as a user would; returns the reference and the UUID of the created disk.
     fn makes_disk(&self, method: &str, of: &str) -> (String, String) {
         let made = self.pool.call(method, &[json!(of), json!({})]).unwrap();
         let made = made.as_str().unwrap();
@@ -25,7 +26,7 @@ impl World {
         (vdi.reference.clone(), vdi.uuid.clone())
     }
 
-    /// A machine that a person puts the disk into.
+    /// Creates a machine with this disk, as a user would.
     fn put_into_machine(&self, name: &str, disk: &str) -> String {
         let vm = self.pool.add_vm(&NewVm {
             name: name.to_owned(),
@@ -41,7 +42,7 @@ impl World {
         vm
     }
 
-    /// The marks of all disks lose what older versions of the program did not write.
+    /// Removes marks that older versions of the program did not write.
     fn mark_as_older_versions_did(&self) {
         for vdi in self.pool.vdis() {
             let mut marks = self.pool.record("VDI", &vdi.uuid).unwrap()["other_config"].clone();
@@ -51,7 +52,7 @@ impl World {
     }
 }
 
-/// The next backup and the doctor removed clones of a kept disk.
+/// Regression: the next backup and the doctor removed clones of a kept disk.
 #[test]
 fn a_copy_that_a_user_made_of_a_kept_disk_is_kept() {
     for is_older in [false, true] {
@@ -76,7 +77,7 @@ fn a_copy_that_a_user_made_of_a_kept_disk_is_kept() {
         let marks = world.pool.record("VDI", &theirs[0]).unwrap()["other_config"].clone();
         assert!(marks["holdfast-base"].is_string(), "XAPI copies it: {marks}");
 
-        // The next backup uses the kept disks, whichever version kept them, and then removes them.
+        // The next backup uses the kept disks, whichever version created them, and then removes them.
         world.write("xvda", 9 * MIB, 512, 4);
         let next = world.back_up(&[]);
         assert_eq!(next["disks"][1]["dirty_bytes"], 0, "{next}");
@@ -85,7 +86,7 @@ fn a_copy_that_a_user_made_of_a_kept_disk_is_kept() {
         }
         assert_theirs();
 
-        // The doctor does not name them, and removes none of them.
+        // The doctor neither reports the copies nor removes them.
         assert_eq!(world.finds(0, &["--fix"]), [""; 0]);
         let snapshots = world.rig.report(&["list"])["snapshots"].clone();
         for snapshot in snapshots.as_array().unwrap() {
@@ -115,7 +116,7 @@ fn a_kept_disk_in_use_by_a_machine_is_kept() {
     let snapshot = world.pool.vms().into_iter().find(|vm| vm.is_a_snapshot).unwrap();
     let attached = world.pool.record("VM", &snapshot.uuid).unwrap()["VBDs"].clone();
     assert_ne!(attached, json!([]));
-    // One that a user made of it has its name, and is a machine.
+    // A copy of the snapshot by the user has the same name, and is a machine.
     let copy = world.pool.add_vm(&NewVm {
         name: snapshot.name.clone(),
         ..NewVm::default()

@@ -9,7 +9,8 @@ use super::pools::{World, with_login};
 use crate::program::{stderr, stdout};
 
 impl World {
-    /// The report of the doctor. While backups of other tests run, the owner of a snapshot is unknown, and the doctor is run again.
+    /// The report of the doctor. While backups of other tests are running, the owner of a snapshot is unknown, and the
+    /// doctor is run again.
     pub(super) fn doctor(&self, code: i32, words: &[&str]) -> Value {
         let fingerprint = self.pool.fingerprint();
         let address = self.address();
@@ -29,7 +30,7 @@ impl World {
         }
     }
 
-    /// The kinds of what the doctor finds.
+    /// The kinds of the doctor's findings.
     pub(super) fn finds(&self, code: i32, words: &[&str]) -> Vec<String> {
         let report = self.doctor(code, words);
         let kinds = report["findings"].as_array().unwrap().iter();
@@ -38,7 +39,7 @@ impl World {
             .collect()
     }
 
-    /// A backup whose snapshot stays.
+    /// A backup whose snapshot cannot be removed.
     pub(super) fn back_up_and_leave(&self) {
         let faults = self.pool.faults();
         faults.fail_call("VM.destroy", &["OTHER_OPERATION_IN_PROGRESS", "VM", "OpaqueRef:x"]);
@@ -52,7 +53,7 @@ impl World {
 }
 
 #[test]
-fn a_snapshot_that_was_left_is_found_and_removed() {
+fn a_leftover_snapshot_is_found_and_removed() {
     let world = World::new();
     assert_eq!(world.finds(0, &[]), [""; 0]);
     world.back_up_and_leave();
@@ -80,16 +81,16 @@ fn a_snapshot_that_was_left_is_found_and_removed() {
         report["findings"][0]["repaired"].to_string().contains("removed"),
         "{report}"
     );
-    // What the next backup is compared with stays.
+    // The disks for the next incremental backup are kept.
     world.assert_clean(2);
     let next = world.back_up(&[]);
     assert!(next["disks"].to_string().contains("\"dirty_bytes\":0"), "{next}");
     world.assert_clean(2);
 }
 
-/// Another user of this host, or another host of this name, may own the snapshot: it is reported and kept.
+/// The snapshot may belong to another user of this host, or to another host of the same name: it is reported and kept.
 #[test]
-fn a_snapshot_of_another_place_is_left_alone() {
+fn a_snapshot_of_another_host_or_user_is_kept() {
     let world = World::new();
     world.back_up_and_leave();
     let fingerprint = world.pool.fingerprint();
@@ -100,9 +101,9 @@ fn a_snapshot_of_another_place_is_left_alone() {
         .env("XDG_STATE_HOME", world.rig.path("elsewhere"))
         .output()
         .unwrap();
-    let said = stdout(&output);
-    assert_eq!(output.status.code(), Some(0), "{said}");
-    assert!(said.contains("by another host or user"), "{said}");
+    let text = stdout(&output);
+    assert_eq!(output.status.code(), Some(0), "{text}");
+    assert!(text.contains("by another host or user"), "{text}");
     assert_eq!(world.snapshot_count(), 1);
 }
 
@@ -113,7 +114,7 @@ fn disks_kept_for_a_forgotten_repository_are_found_and_removed() {
     let report = world.doctor(0, &[]);
     assert_eq!(report["notes"].as_array().unwrap().len(), 1, "it needs them: {report}");
 
-    // Another repository, of which the doctor only knows what the pool says.
+    // Another repository, which the doctor only knows from the marks in the pool.
     world.rig.ok(&["init", "-r", "other", "--no-encryption"]);
     world.back_up(&["-r", "other"]);
     world.assert_clean(4);
@@ -138,7 +139,7 @@ fn disks_kept_for_a_forgotten_repository_are_found_and_removed() {
     world.finds(0, &["--forget-repository", id, "--fix"]);
     world.assert_clean(2);
 
-    // No snapshot is there any more that could be compared with them.
+    // The snapshot that could be compared with the kept disks is removed.
     let snapshots = world.rig.report(&["list"])["snapshots"].clone();
     world.rig.ok(&["forget", snapshots[0]["id"].as_str().unwrap()]);
     assert_eq!(world.finds(3, &[]), ["pool-base"]);

@@ -1,5 +1,5 @@
-//! Machines of pools that go on where they were. The stand-in lets a machine go on only from its own memory, undamaged, and with the record that
-//! belongs to it: its image has a checksum, which that record has, too.
+//! Machines of pools that resume from their memory. The stand-in resumes a machine only from its own undamaged memory,
+//! with the matching record: the memory image has a checksum, which is also in that record.
 
 use std::process::Stdio;
 
@@ -13,7 +13,7 @@ use crate::schedules::wait_until;
 
 const DEVICES: [&str; 2] = ["xvda", "xvdb"];
 
-/// What a machine is, as far as it can be seen from outside.
+/// The properties of a machine that are visible in the pool.
 #[derive(Debug, PartialEq)]
 struct Seen {
     name: Value,
@@ -41,7 +41,8 @@ fn disks(world: &World) -> Vec<Vec<u8>> {
     DEVICES.map(|device| world.pool.disk_bytes(&world.vm, device)).to_vec()
 }
 
-/// A machine that was backed up with its memory, has gone on, and is lost. What it was at that instant.
+/// A machine that was backed up with its memory, has run further, and is lost; its properties and disks at the point in
+/// time.
 fn lost(options: &[&str]) -> (World, Seen, Vec<Vec<u8>>) {
     let world = World::new();
     world.pool.add_tag(&world.vm, "nightly");
@@ -61,7 +62,7 @@ fn memory(world: &World) -> Vec<u8> {
     world.rig.read("memory")
 }
 
-/// The machine is in the pool as it was, with its memory, and goes on.
+/// Asserts that the machine is in the pool in its old state, suspended with its memory, and can be resumed.
 fn assert_resumes(world: &World, before: &Seen, disks_before: &[Vec<u8>]) {
     assert_eq!(seen(world), *before);
     let machine = world.pool.record("VM", &world.vm).unwrap();
@@ -70,7 +71,7 @@ fn assert_resumes(world: &World, before: &Seen, disks_before: &[Vec<u8>]) {
     assert_eq!(machine["is_a_snapshot"], false);
     assert_eq!(machine["snapshot_info"], serde_json::json!({}));
     for (device, (before, after)) in DEVICES.iter().zip(disks_before.iter().zip(disks(world))) {
-        // A pool gives room in blocks of 2 MiB.
+        // A pool allocates space in blocks of 2 MiB.
         let (same, more) = after.split_at(before.len());
         assert!(before == same && more.iter().all(|byte| *byte == 0), "{device}");
     }
@@ -83,7 +84,7 @@ fn assert_resumes(world: &World, before: &Seen, disks_before: &[Vec<u8>]) {
     assert_eq!(world.pool.record("VM", &world.vm).unwrap()["power_state"], "Running");
 }
 
-/// Nothing of the machine is in the pool.
+/// Asserts that the pool has nothing of the machine.
 fn assert_not_there(world: &World) {
     assert_eq!(world.pool.vms(), []);
     let disks: Vec<_> = world.pool.vdis().into_iter().filter(|vdi| !vdi.is_a_snapshot).collect();
@@ -109,7 +110,7 @@ fn a_suspended_machine_can_be_resumed_after_a_backup() {
 }
 
 #[test]
-fn a_machine_of_a_pool_resumes_where_it_was() {
+fn a_machine_resumes_from_its_memory_in_the_pool() {
     for read in ["nbd", "vhd"] {
         let (world, before, disks) = lost(&["--pool-read", read]);
         let report = world.report(&["export", "web1", &world.address(), "--with-memory"]);
@@ -119,7 +120,7 @@ fn a_machine_of_a_pool_resumes_where_it_was() {
         assert_eq!(report["disks"].as_array().unwrap().len(), 2, "{report}");
         assert_resumes(&world, &before, &disks);
         assert_eq!(world.pool.tasks(), []);
-        // It was no visit: it is backed up as ever.
+        // Later backups of the machine work as before.
         world.back_up(&[]);
     }
 }
@@ -140,14 +141,14 @@ fn a_resumed_machine_may_have_another_name() {
 }
 
 #[test]
-fn an_archive_has_the_memory_and_the_pool_takes_it_in() {
+fn an_archive_with_memory_is_imported_by_the_pool() {
     let (world, before, disks) = lost(&[]);
     let rig = &world.rig;
     let report = rig.report(&["export", "web1", "web1.xva", "--with-memory"]);
     assert_eq!(report["memory_bytes"], memory(&world).len());
     let page = rig.ok(&["export", "web1", "web1.xva", "--with-memory", "--force"]);
     assert!(page.contains("xe vm-import preserve=true filename=web1.xva"), "{page}");
-    // A reader of another make finds the disks and the memory.
+    // An independent reader finds the disks and the memory.
     std::fs::create_dir(rig.path("found")).unwrap();
     rig.write("xva_reader.py", include_bytes!("xva_reader.py"));
     system(
@@ -160,7 +161,7 @@ fn an_archive_has_the_memory_and_the_pool_takes_it_in() {
     let found = |bytes: &[u8]| names.iter().any(|name| rig.read(&format!("found/{name}")) == bytes);
     assert!(found(&memory(&world)), "the memory");
     assert!(found(&disks[0]) && found(&disks[1]), "the disks");
-    // We ourselves read it as a machine, and say what does not come along.
+    // Holdfast itself imports it as a machine, and reports what is not imported.
     let imported = rig.report(&["import", "web1.xva", "--machine", "again"]);
     let dropped = imported["dropped"].to_string();
     assert!(
@@ -201,7 +202,7 @@ fn system_in(program: &str, arguments: &[&str]) {
 }
 
 #[test]
-fn without_its_memory_it_starts_and_the_way_to_it_is_said() {
+fn a_machine_without_its_memory_is_exported_with_a_hint() {
     let (world, ..) = lost(&[]);
     let address = world.address();
     let report = world.report(&["export", "web1", &address]);
@@ -241,7 +242,7 @@ fn an_export_that_could_not_be_resumed_is_refused() {
         let (_, message) = world.rig.error(2, &words);
         assert!(message.contains("pools and --format xva only"), "{message}");
     }
-    // Other processors: nothing is sent, for the pool would refuse hours later.
+    // With another processor, nothing is sent: the pool would refuse only after the transfer.
     world.pool.set_processors("AuthenticAMD");
     world.pool.forget_calls();
     let (kind, message) = world.fails(1, &["export", "web1", &address, "--with-memory"]);
@@ -256,9 +257,9 @@ fn an_export_that_could_not_be_resumed_is_refused() {
         world.pool.calls()
     );
     assert_not_there(&world);
-    // It starts there.
+    // A machine without its memory is created and starts.
     world.report(&["export", "web1", &address]);
-    // It is there now.
+    // The machine exists now.
     world.pool.set_processors("GenuineIntel");
     let (kind, message) = world.fails(1, &["export", "web1", &address, "--with-memory"]);
     assert!(message.contains("has this machine: web1"), "{message}");
@@ -266,7 +267,7 @@ fn an_export_that_could_not_be_resumed_is_refused() {
 }
 
 #[test]
-fn snapshots_that_lack_something_say_what() {
+fn incomplete_snapshots_name_the_missing_part() {
     let world = World::new();
     let address = world.address();
     world.back_up(&[]);
@@ -276,7 +277,7 @@ fn snapshots_that_lack_something_say_what() {
         "{message}"
     );
     assert_eq!(kind, "unsupported");
-    // One that an older version has made: the memory, and nothing of what the pool knew beside it.
+    // A snapshot of an older version: with the memory, but without the records of the pool.
     world.rig.write("a.raw", &noise(70_000, 5));
     let output = world.rig.run_with(
         &["backup", "--machine", "old", "sda=a.raw", "xen-memory=-"],
@@ -298,12 +299,12 @@ fn snapshots_that_lack_something_say_what() {
     // The memory refers to a disk that was left out; the warning comes at backup, when it can still be included.
     let machine = world.machine();
     let output = world.run(&["backup", &machine, "--with-memory", "--exclude", "xvdb"]);
-    let said = stderr(&output);
+    let printed = stderr(&output);
     assert!(
         output.status.code() == Some(3)
-            && said.contains("will not go on from its memory, but start")
-            && said.contains("xvdb (web1 1)"),
-        "{said}"
+            && printed.contains("will not go on from its memory, but start")
+            && printed.contains("xvdb (web1 1)"),
+        "{printed}"
     );
     let (kind, message) = world.fails(1, &["export", "web1", &address, "--with-memory"]);
     assert!(
@@ -343,7 +344,7 @@ fn a_failed_export_with_memory_leaves_nothing_in_the_pool() {
         wait_until(what, || world.pool.vms().is_empty());
         assert_not_there(&world);
     }
-    // Killed in the middle, and so not even able to say so.
+    // Killed during the export, without any cleanup.
     world
         .pool
         .faults()
@@ -361,7 +362,7 @@ fn a_failed_export_with_memory_leaves_nothing_in_the_pool() {
         let is_disk = |vdi: &holdfast_xapi_server::VdiInfo| !vdi.is_a_snapshot;
         world.pool.vms().is_empty() && !world.pool.vdis().iter().any(is_disk)
     });
-    // None of it is in the way of the next attempt.
+    // The remains do not block the next attempt.
     world.report(&["export", "web1", &address, "--with-memory"]);
     assert_resumes(&world, &before, &disks);
 }

@@ -1,4 +1,4 @@
-//! Pools of a holdfast.toml: its settings apply wherever a pool is named, and options override them.
+//! Pools of a holdfast.toml: their settings apply wherever a pool is named, and options override them.
 
 use std::process::Output;
 
@@ -8,13 +8,13 @@ use super::pools::{MIB, World};
 use crate::program::{stderr, stdout};
 use crate::schedules::at_home;
 
-/// A pool that is called `lab`.
+/// A pool with the name `lab` in holdfast.toml.
 struct Named {
     world: World,
 }
 
 impl Named {
-    /// `more` stands in its section, `jobs` behind it.
+    /// `more` is the end of its section, followed by `jobs`.
     fn new(more: &str, jobs: &str) -> Self {
         let named = Self { world: World::new() };
         named.configure(more, jobs);
@@ -59,7 +59,7 @@ impl Named {
         self.json(0, words)["report"].clone()
     }
 
-    /// How it was read.
+    /// The method of a backup.
     fn backed_up(&self, options: &[&str]) -> String {
         let report = self.report(&[&["backup", "xen://lab/web1"], options].concat());
         report["machines"][0]["method"].as_str().unwrap().to_owned()
@@ -67,7 +67,7 @@ impl Named {
 }
 
 #[test]
-fn a_pool_is_called_by_its_name_and_options_win() {
+fn a_pool_is_selected_by_name_and_options_take_precedence() {
     let named = Named::new("read = \"raw\"\nkeep_nothing = true\nconnections = 1\n", "");
     let world = &named.world;
     let listed = named.report(&["machines", "xen://lab"]);
@@ -103,12 +103,12 @@ fn a_pool_is_called_by_its_name_and_options_win() {
         report["target"].as_str().unwrap().starts_with(&world.address()),
         "{report}"
     );
-    // Two names of one pool are one pool.
+    // Two addresses of one pool are the same pool.
     let words = ["backup", "xen://lab/web1", "xen://root@lab/again"];
     let report = named.report(&words);
     assert_eq!(report["machines"].as_array().unwrap().len(), 2, "{report}");
 
-    // What options say counts, and not what the file says beside it.
+    // Options override the file.
     world.rig.write("wrong", b"guess\n");
     let error = named.json(1, &["machines", "xen://lab", "--pool-password-file", "wrong"]);
     assert!(error.to_string().contains("rejects the login of root"), "{error}");
@@ -117,7 +117,7 @@ fn a_pool_is_called_by_its_name_and_options_win() {
     let other = "00:".repeat(31) + "00";
     let error = named.json(1, &["machines", "xen://lab", "--pool-certificate", &other]);
     assert!(error.to_string().contains(&world.pool.fingerprint()), "{error}");
-    // A word that is no name of a pool is a host.
+    // A word that is no name of a pool is a host name.
     let address = world.address();
     let error = named.json(1, &["machines", &address, "--pool-password-file", "password"]);
     assert_eq!(error["error"]["kind"], "refused", "{error}");
@@ -164,7 +164,7 @@ fn jobs_back_up_machines_of_pools() {
     let listed = world.rig.report(&["list"]);
     assert_eq!(listed["snapshots"][0]["machine"], "web1");
     world.assert_clean(2);
-    // What changed is found again from run to run.
+    // Jobs are incremental from run to run.
     world.write("xvda", 7 * MIB, 100, 9);
     run("nightly", 0);
     assert!(world.pool.calls().iter().any(|call| call.contains("base=")));

@@ -1,4 +1,4 @@
-//! Machines of other pools and hypervisors are not stored as those that are listed under their names.
+//! Machines of other pools and hypervisors do not continue the history of a machine with the same name.
 
 use std::process::Output;
 
@@ -13,20 +13,20 @@ fn back_up_from(world: &World, other: &World, options: &[&str]) -> Output {
     world.rig.run(&[&["backup", &machine], &login[..], options].concat())
 }
 
-/// A machine that has moved, or one that is kept elsewhere for disasters: the pool cannot tell which.
+/// A machine that has moved, or a replica for disaster recovery: the pool does not know which.
 #[test]
 fn a_machine_of_the_same_uuid_in_another_pool_is_warned_about() {
     let (world, other) = (World::new(), World::new());
     other.pool.set_field("VM", &other.vm, "uuid", world.vm.clone().into());
     world.back_up(&[]);
     let output = back_up_from(&world, &other, &[]);
-    let said = stderr(&output);
-    assert_eq!(output.status.code(), Some(3), "{said}");
+    let text = stderr(&output);
+    assert_eq!(output.status.code(), Some(3), "{text}");
     assert!(
-        said.contains(&world.address().replace("xen://", "")) && said.contains("--machine NAME"),
-        "{said}"
+        text.contains(&world.address().replace("xen://", "")) && text.contains("--machine NAME"),
+        "{text}"
     );
-    // The warning comes once for a machine that has moved, and never for one under a name of its own.
+    // The warning comes once for a moved machine, and never for one that is backed up under another name.
     for options in [&[][..], &["--machine", "dr"]] {
         let output = back_up_from(&world, &other, options);
         assert_eq!(output.status.code(), Some(0), "{} {}", stdout(&output), stderr(&output));
@@ -40,19 +40,19 @@ fn a_machine_of_a_pool_does_not_continue_the_history_of_one_of_another_hyperviso
     world.back_up(&["--machine", "first"]);
     world.rig.ok(&["export", "first", "first.xva"]);
     world.rig.ok(&["import", "first.xva", "--machine", "web1"]);
-    // Another machine is called so there.
+    // Another machine has the name there.
     let other = World::new();
     let output = back_up_from(&world, &other, &[]);
-    let said = stderr(&output);
-    assert_eq!(output.status.code(), Some(1), "{said}");
+    let text = stderr(&output);
+    assert_eq!(output.status.code(), Some(1), "{text}");
     assert!(
-        said.contains("another machine") && said.contains("--same-machine"),
-        "{said}"
+        text.contains("another machine") && text.contains("--same-machine"),
+        "{text}"
     );
     let fingerprint = world.pool.fingerprint();
     let machine = world.machine();
     world.rig.ok(&with_login(&["backup", &machine], &fingerprint));
-    // The name alone does not say that they are one.
+    // The name alone does not show that they are the same machine.
     let output = back_up_from(&world, &other, &["--machine", "web1"]);
     assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
     let output = back_up_from(&world, &other, &["--machine", "web1", "--same-machine"]);

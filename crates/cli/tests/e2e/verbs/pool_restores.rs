@@ -1,4 +1,4 @@
-//! Machines are restored to a pool.
+//! Restores of machines to a pool.
 
 use holdfast_xapi_server::{Fault, SrPlace};
 
@@ -7,7 +7,7 @@ use super::pools::World;
 use crate::program::stderr;
 
 #[test]
-fn a_machine_goes_back_to_its_pool() {
+fn a_machine_is_restored_to_its_pool() {
     let world = World::on(SrPlace::OnSlave);
     world.back_up(&[]);
     let address = world.address();
@@ -18,12 +18,12 @@ fn a_machine_goes_back_to_its_pool() {
     let uuid = report["uuid"].as_str().unwrap();
     for device in ["xvda", "xvdb"] {
         let [old, new] = [&world.vm[..], uuid].map(|vm| world.pool.disk_bytes(vm, device));
-        // A pool gives room in blocks of 2 MiB.
+        // A pool allocates space in blocks of 2 MiB.
         let (same, more) = new.split_at(old.len());
         assert!(old == same && more.iter().all(|byte| *byte == 0), "{device}");
     }
     assert_eq!(world.pool.tasks(), []);
-    // The pool finds the error, and its message is printed.
+    // The pool reports the error, and the message of the pool is printed.
     world.pool.faults().once(Fault::TransferFails(vec![
         "SR_BACKEND_FAILURE_44".to_owned(),
         "full".to_owned(),
@@ -37,7 +37,7 @@ fn a_machine_goes_back_to_its_pool() {
         "{message}"
     );
 
-    // Nor does anything stay in the pool where what is stored is damaged.
+    // If the repository is damaged, nothing is left in the pool either.
     damage_largest_pack(&world.rig, "repo");
     let vms = world.pool.vms().len();
     world.fails(5, &["export", "web1", &address, "--new-identity"]);
@@ -51,16 +51,16 @@ fn a_network_card_in_another_network_is_warned_about() {
     world.back_up(&[]);
     let address = world.address();
     let export = ["export", "web1", &address, "--new-identity"];
-    let said = |world: &World| stderr(&world.run(&export));
-    assert!(!said(&world).contains("network"), "{}", said(&world));
+    let text = |world: &World| stderr(&world.run(&export));
+    assert!(!text(&world).contains("network"), "{}", text(&world));
     let network = world.pool.network();
     world.pool.set_field("network", &network, "name_label", "lan".into());
-    let by_bridge = said(&world);
+    let by_bridge = text(&world);
     assert!(
         by_bridge.contains("no network \"Pool-wide") && by_bridge.contains("card 0 is in \"lan\" now"),
         "{by_bridge}"
     );
     world.pool.set_field("network", &network, "bridge", "xenbr7".into());
-    let new = said(&world);
+    let new = text(&world);
     assert!(new.contains("has made one for network card 0"), "{new}");
 }

@@ -1,4 +1,5 @@
-//! Machines of pools of XenServer and XCP-ng. There is no XenServer here: a stand-in built from its public sources answers (`rigs/xapi-server`).
+//! Machines in pools of XenServer and XCP-ng. There is no XenServer here: a stand-in built from its public sources
+//! answers (`rigs/xapi-server`).
 
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt as _;
@@ -12,12 +13,12 @@ use crate::rig::{Rig, noise};
 
 pub(super) const MIB: u64 = 1 << 20;
 
-/// A pool with a machine of two disks.
+/// A pool with a machine with two disks.
 pub(super) struct World {
     pub(super) rig: Rig,
     pub(super) pool: Server,
     pub(super) vm: String,
-    /// Where the pool keeps its disks.
+    /// The folder in which the pool keeps its disks.
     _folder: tempfile::TempDir,
 }
 
@@ -26,7 +27,7 @@ impl World {
         Self::on(SrPlace::Shared)
     }
 
-    /// The second disk is on a storage that not every host sees.
+    /// The second disk is in a storage repository at `place`.
     pub(super) fn on(place: SrPlace) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let pool = Server::start(folder.path()).unwrap();
@@ -79,14 +80,14 @@ impl World {
         self.rig.run(&with_login(words, &fingerprint))
     }
 
-    /// Backs the machine up, and returns its report.
+    /// Backs the machine up; returns its report.
     pub(super) fn back_up(&self, options: &[&str]) -> Value {
         let machine = self.machine();
         let report = self.report(&[&["backup", &machine[..]], options].concat());
         report["machines"][0].clone()
     }
 
-    /// The newest snapshot has what the disks hold now.
+    /// Asserts that the newest snapshot has the current content of the disks.
     pub(super) fn assert_holds(&self) {
         for (disk, device) in [("sda", "xvda"), ("sdb", "xvdb")] {
             let target = format!("{disk}.raw");
@@ -99,7 +100,7 @@ impl World {
         }
     }
 
-    /// The pool holds no leftovers of backups, only `kept` disks for the next incremental backup.
+    /// Asserts that the pool has no leftovers of backups, only `kept` disks for the next incremental backup.
     pub(super) fn assert_clean(&self, kept: usize) {
         let vms: Vec<_> = self.pool.vms().into_iter().filter(|vm| vm.is_a_snapshot).collect();
         assert_eq!(vms, [], "snapshots of machines");
@@ -111,7 +112,7 @@ impl World {
     }
 }
 
-/// The words, and what it takes to log in.
+/// The arguments, with the options for the login.
 pub(super) fn with_login<'w>(words: &[&'w str], fingerprint: &'w str) -> Vec<&'w str> {
     let login = ["--pool-password-file", "password", "--pool-certificate", fingerprint];
     [words, &login].concat()
@@ -122,7 +123,7 @@ fn dirty_bytes(report: &Value) -> Vec<Option<u64>> {
     disks.iter().map(|disk| disk["dirty_bytes"].as_u64()).collect()
 }
 
-/// Reports of what is done with pools.
+/// Reports of verbs about pools.
 pub(crate) fn reports() -> Vec<(&'static str, Value)> {
     let world = World::new();
     let (address, machine) = (world.address(), world.machine());
@@ -204,13 +205,13 @@ fn changed_blocks_are_read_as_a_vhd() {
         assert_eq!(dirty_bytes(&second), [Some(4 * MIB), Some(0)], "{second}");
         world.assert_holds();
         world.assert_clean(2);
-        // All of it was compared with what the pool has.
+        // The VHD was requested relative to the kept disk.
         let calls = world.pool.calls();
         assert!(calls.iter().any(|call| call.contains("base=")), "{calls:?}");
     }
 }
 
-/// Where the port of NBD cannot be reached, there is another way.
+/// If the NBD port cannot be reached, disks are read as VHDs.
 #[test]
 fn disks_are_read_as_vhds_if_nbd_cannot_be_reached() {
     let world = World::new();
@@ -227,9 +228,9 @@ fn disks_are_read_as_vhds_if_nbd_cannot_be_reached() {
     world.assert_clean(2);
 }
 
-/// Two machines of one name in two pools would be one line of snapshots, each the parent of the next.
+/// Otherwise two machines in two pools would have one history, each a parent of the other.
 #[test]
-fn a_machine_of_another_pool_is_not_stored_as_this_one() {
+fn a_machine_of_another_pool_does_not_continue_the_history() {
     let (world, other) = (World::new(), World::new());
     world.back_up(&[]);
     let machine = other.machine();
@@ -244,7 +245,8 @@ fn a_machine_of_another_pool_is_not_stored_as_this_one() {
     world
         .rig
         .report(&[&["backup", &machine, "--machine", "web1b"], &login[..]].concat());
-    // One that was made of the other has to be said to be the same, also when the other is gone: a name is given again to other machines.
+    // A copy of the machine needs a statement to continue its history, even if the original is gone, because names are
+    // reused.
     let (address, fingerprint) = (world.address(), world.pool.fingerprint());
     let words = ["export", "web1", &address, "--new-identity"];
     let report = world.rig.json(3, &with_login(&words, &fingerprint))["report"].clone();
@@ -259,7 +261,7 @@ fn a_machine_of_another_pool_is_not_stored_as_this_one() {
     world.report(&["backup", &again]);
 }
 
-/// A copy in another pool has the UUID of the machine; so has one that has moved there.
+/// A copy in another pool has the UUID of the machine, and so has a machine that was moved there.
 #[test]
 fn a_machine_that_is_now_in_another_pool_is_warned_about() {
     let (world, other) = (World::new(), World::new());
@@ -278,7 +280,7 @@ fn a_machine_that_is_now_in_another_pool_is_warned_about() {
         warnings.contains(&world.address()) && warnings.contains("--machine"),
         "{warnings}"
     );
-    // It has said so.
+    // The warning comes once.
     world.rig.json(0, &words);
 }
 
@@ -307,7 +309,7 @@ fn redirects_between_hosts_are_followed() {
     world.pool.set_nbd_purpose(NbdPurpose::None);
     world.back_up(&[]);
     world.assert_holds();
-    // A host that is not the master answers with the address of the master.
+    // A host that is not the master returns the address of the master.
     let slave = format!("xen://{}/web1", world.pool.slave_address());
     let both = [world.pool.fingerprint(), world.pool.slave_fingerprint()];
     let words = [
@@ -365,7 +367,8 @@ fn the_pool_is_clean_after_any_fault() {
     world.assert_clean(0);
 }
 
-/// What comes after a break is a download of its own: a VHD with another identity, which may break before the place of the first break.
+/// After an interruption a new download begins: a VHD with another identity, which may break at an earlier offset than
+/// the first one.
 #[test]
 fn an_interrupted_download_of_a_disk_is_continued_at_any_offset() {
     for way in ["vhd", "raw"] {
@@ -383,7 +386,7 @@ fn an_interrupted_download_of_a_disk_is_continued_at_any_offset() {
         world.pool.set_nbd_purpose(NbdPurpose::None);
         world.pool.faults().times(Fault::CutDownloadAfter(4 * MIB), 9);
         let machine = world.machine();
-        // It is the way there that is broken, not what is stored.
+        // This is an error of the connection, not of stored data.
         let (kind, message) = world.fails(1, &["backup", &machine, "--pool-read", way]);
         assert_eq!(kind, "io", "{message}");
         assert_eq!(world.rig.snapshot_count(), 0);

@@ -1,4 +1,4 @@
-//! Refusals: the error has the reason and the advice.
+//! Refused commands: the error has the reason and the advice.
 
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt as _;
@@ -25,9 +25,9 @@ fn a_missing_repository_is_distinguished_from_other_content() {
     assert_eq!(rig.json(0, &["list", "-r", &location])["status"], "ok");
 }
 
-/// An option that is not heeded is a danger where it says that nothing is to be changed.
+/// Ignoring an option would be dangerous if it says that nothing must be changed.
 #[test]
-fn options_about_machines_are_refused_where_a_file_is_restored() {
+fn machine_options_are_refused_for_a_restore_to_a_file() {
     let rig = Rig::new();
     rig.write("a.raw", &noise(5000, 1));
     rig.ok(&["backup", "a.raw"]);
@@ -75,9 +75,9 @@ fn open_to_all(path: &Path) {
     }
 }
 
-/// Root may write everywhere, so a test that runs as root starts the program as the user nobody.
+/// Root can write everywhere, so a test that runs as root starts the program as the user nobody.
 #[test]
-fn from_a_repository_that_cannot_be_written_everything_can_be_read() {
+fn a_repository_without_write_permission_can_be_read() {
     const NOBODY: u32 = 65_534;
     let rig = Rig::new();
     let bytes = noise(50_000, 1);
@@ -114,9 +114,9 @@ fn from_a_repository_that_cannot_be_written_everything_can_be_read() {
     assert!(stderr(&refused).contains("not permitted"), "{}", stderr(&refused));
 }
 
-/// "No such file" alone would send a person looking for the wrong file.
+/// "No such file" without the name would mislead the user.
 #[test]
-fn a_backing_file_that_is_missing_is_named_with_its_image() {
+fn a_missing_backing_file_is_reported_with_its_image() {
     let rig = Rig::new();
     assert!(rig.ok(&["list"]).contains("no snapshots yet"));
     rig.ok(&["image", "create", "base.qcow2", "1M"]);
@@ -135,9 +135,9 @@ fn a_backing_file_that_is_missing_is_named_with_its_image() {
     }
 }
 
-/// What is called like something else than an image would be stored as a disk that no machine could read.
+/// A file with the name of another type would be stored as a disk that no machine could read.
 #[test]
-fn archives_and_settings_are_no_images() {
+fn archives_and_settings_are_refused_as_images() {
     let rig = Rig::new();
     for (name, hint) in [
         ("lab.vbox", "vbox:"),
@@ -146,8 +146,8 @@ fn archives_and_settings_are_no_images() {
         ("web1.vma.lzo", "holdfast import"),
     ] {
         rig.write(name, b"something");
-        let (kind, said) = rig.error(2, &["backup", name]);
-        assert!(kind == "usage" && said.contains(hint), "{said}");
+        let (kind, message) = rig.error(2, &["backup", name]);
+        assert!(kind == "usage" && message.contains(hint), "{message}");
     }
     rig.ok(&["backup", "web1.ova", "--format", "raw"]);
 }

@@ -16,7 +16,7 @@ fn rig_with_snapshot(bytes: &[u8]) -> Rig {
 }
 
 #[test]
-fn in_place_only_what_differs_is_written() {
+fn an_in_place_restore_writes_only_differences() {
     let bytes = noise(4 * MIB + 100, 1);
     let rig = rig_with_snapshot(&bytes);
     let mut other = bytes.clone();
@@ -33,7 +33,7 @@ fn in_place_only_what_differs_is_written() {
     );
 }
 
-/// A dry run counts what the restore then writes, and leaves every target as it was.
+/// A dry run reports what the restore then writes, and leaves every target unchanged.
 #[test]
 fn a_dry_run_writes_nothing_and_counts_the_same() {
     let bytes = noise(4 * MIB + 100, 3);
@@ -59,7 +59,7 @@ fn a_dry_run_writes_nothing_and_counts_the_same() {
         assert_eq!(counts(words), (false, planned), "{words:?}");
         rig.write("target.raw", &other);
     }
-    // What a restore would refuse, a dry run refuses.
+    // A dry run refuses what a restore refuses.
     assert_eq!(
         rig.error(1, &["restore", "web1", "target.raw", "--dry-run"]).0,
         "exists"
@@ -72,9 +72,9 @@ fn a_dry_run_writes_nothing_and_counts_the_same() {
     rig.code(2, &["restore", "web1", "-", "--dry-run"]);
 }
 
-/// Its configuration lies beside the disk, and is no disk.
+/// The snapshot has the configuration beside the disk, which does not count as a disk.
 #[test]
-fn the_only_disk_of_a_machine_is_verified_and_restored_without_its_name() {
+fn a_single_disk_is_verified_and_restored_without_its_name() {
     let bytes = noise(MIB, 5);
     let rig = rig_with_snapshot(&bytes);
     rig.code(3, &["export", "web1", "web1.xva"]);
@@ -103,15 +103,15 @@ fn an_existing_target_is_kept_without_force() {
     assert_eq!(rig.names("."), ["precious.raw", "repo", "web1.raw"]);
     let (kind, _) = rig.error(1, &["restore", "web1", "nothing.raw", "--in-place"]);
     assert_eq!(kind, "not-found");
-    // A folder with one of the files: nothing is written at all.
+    // One of the files exists in the folder: nothing is written.
     rig.write("many/web1.raw", b"precious");
     assert_eq!(rig.error(1, &["restore", "web1", "many"]).0, "exists");
     assert_eq!(rig.names("many"), ["web1.raw"]);
 }
 
-/// An image that has lost its header looks like a raw disk: as that it would be of no use to its machine.
+/// An image without a header looks like a raw disk, and restoring into it as raw would make it useless for its machine.
 #[test]
-fn a_broken_image_is_not_restored_in_place_and_the_way_out_is_named() {
+fn a_broken_image_is_refused_as_an_in_place_target() {
     let bytes = noise(100 << 10, 4);
     let rig = rig_with_snapshot(&bytes);
     rig.ok(&["restore", "web1", "web1.qcow2"]);
@@ -121,7 +121,7 @@ fn a_broken_image_is_not_restored_in_place_and_the_way_out_is_named() {
     rig.write("web1.qcow2", &broken);
     let (kind, text) = rig.error(1, &["restore", "web1", "web1.qcow2", "--in-place"]);
     assert!(kind == "refused" && text.contains("--force instead"), "{kind}: {text}");
-    // Marked as corrupt.
+    // An image that is marked as corrupt.
     let mut marked = whole;
     marked[79] |= 2;
     rig.write("web1.qcow2", &marked);
@@ -133,7 +133,7 @@ fn a_broken_image_is_not_restored_in_place_and_the_way_out_is_named() {
     assert!(rig.read("out.raw") == bytes);
 }
 
-/// Readers of the restored disk can read what the repository encrypted.
+/// Users who could read a restored disk could read data that the repository encrypts.
 #[test]
 fn restored_disks_are_readable_by_their_owner_only() {
     let rig = rig_with_snapshot(&noise(20_000, 7));
@@ -148,7 +148,7 @@ fn restored_disks_are_readable_by_their_owner_only() {
 }
 
 #[test]
-fn a_larger_target_keeps_its_end_and_that_is_said() {
+fn a_larger_target_keeps_its_end_with_a_warning() {
     let bytes = noise(20_000, 3);
     let rig = rig_with_snapshot(&bytes);
     rig.write("large.raw", &vec![7; 30_000]);
@@ -159,7 +159,7 @@ fn a_larger_target_keeps_its_end_and_that_is_said() {
 }
 
 #[test]
-fn damage_is_named_and_leaves_no_half_image() {
+fn damage_is_reported_and_leaves_no_partial_image() {
     let bytes = noise(3 * MIB, 4);
     let rig = rig_with_snapshot(&bytes);
     let packs = rig.path("repo/packs");
@@ -197,7 +197,7 @@ fn damage_is_named_and_leaves_no_half_image() {
     }
     assert!(rig.run(&["restore", "web1", "-"]).status.code() == Some(5));
 
-    // The data is there once more: a backup brings it, and repair puts it where it was.
+    // A backup stores the data again, and a repair restores the old snapshot.
     assert_eq!(rig.json(5, &["repair", "--dry-run"])["report"]["dry_run"], true);
     rig.json(5, &["repair"]);
     rig.run(&["backup", "web1.raw"]);
@@ -223,9 +223,9 @@ fn an_undamaged_repository_verifies() {
     assert!(figures.contains("1.0 MiB"), "{figures}");
 }
 
-/// Readers keep no snapshot from being removed; that its packs were missing then was reported as damage.
+/// Regression: reading does not prevent the removal of a snapshot; the missing packs were then reported as damage.
 #[test]
-fn a_snapshot_that_is_removed_while_it_is_restored_is_not_damaged() {
+fn a_removal_during_a_restore_is_not_reported_as_damage() {
     let rig = rig_with_snapshot(&noise(40 * MIB, 4));
     let snapshots = rig.report(&["list"])["snapshots"].clone();
     let id = snapshots[0]["id"].as_str().unwrap();
@@ -233,7 +233,7 @@ fn a_snapshot_that_is_removed_while_it_is_restored_is_not_damaged() {
     let mut command = rig.command(&words);
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut stdout = child.stdout.take().unwrap();
-    // It has begun, and waits until more is read.
+    // The restore has begun, and waits until more output is read.
     stdout.read_exact(&mut [0]).unwrap();
     rig.ok(&["forget", id]);
     rig.ok(&["gc"]);
@@ -242,9 +242,9 @@ fn a_snapshot_that_is_removed_while_it_is_restored_is_not_damaged() {
     assert!(rest.len() < 40 * MIB - 1, "it was read ahead");
     let output = child.wait_with_output().unwrap();
     assert_code(&output, 1, &words);
-    let said = stderr(&output);
+    let message = stderr(&output);
     assert!(
-        said.contains("there is no snapshot") && !said.contains("missing"),
-        "{said}"
+        message.contains("there is no snapshot") && !message.contains("missing"),
+        "{message}"
     );
 }

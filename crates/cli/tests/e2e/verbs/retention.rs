@@ -1,4 +1,4 @@
-//! Removing snapshots: planned, said why, and never more than that.
+//! Removal of snapshots: planned, with reasons, and never more than planned.
 
 use crate::rig::{Rig, noise};
 
@@ -24,7 +24,7 @@ fn tags(rig: &Rig) -> Vec<String> {
 }
 
 #[test]
-fn prune_keeps_what_the_rules_say_and_a_dry_run_keeps_everything() {
+fn prune_follows_the_rules_and_a_dry_run_removes_nothing() {
     let rig = rig_of_four_days();
     assert_eq!(rig.report(&["prune"])["removed_count"], 0, "no rule keeps all");
     let plan = rig.ok(&["prune", "--keep-daily", "2", "--dry-run"]);
@@ -58,7 +58,7 @@ fn prune_keeps_what_the_rules_say_and_a_dry_run_keeps_everything() {
     assert!(rig.read("out.raw") == rig.read("web1.raw"));
 }
 
-/// What means "the newest" means another one tomorrow: a script that forgets by it would eat the history.
+/// "Newest" means another snapshot tomorrow: a script that uses it for forget would delete the whole history.
 #[test]
 fn forget_takes_exact_names_only() {
     let rig = rig_of_four_days();
@@ -75,9 +75,9 @@ fn forget_takes_exact_names_only() {
     assert_eq!(rig.error(1, &["show", &id]).0, "not-found");
 }
 
-/// Its content is unknown: only its full id selects it.
+/// The content is unknown: only the full id selects the snapshot.
 #[test]
-fn a_lost_snapshot_is_forgotten_by_its_whole_id() {
+fn a_lost_snapshot_is_forgotten_only_by_its_full_id() {
     let rig = rig_of_four_days();
     let report = rig.report(&["list"]);
     let id = |number: usize| report["snapshots"][number]["id"].as_str().unwrap().to_owned();
@@ -89,7 +89,7 @@ fn a_lost_snapshot_is_forgotten_by_its_whole_id() {
     rig.write(&object(&damaged), &bytes);
     assert_eq!(rig.error(1, &["forget", &lost[..8]]).0, "not-found");
     assert_eq!(rig.error(1, &["forget", &"0".repeat(32)]).0, "not-found");
-    // The damaged one is warned of each time that the snapshots are read.
+    // The damaged snapshot causes a warning whenever the snapshots are read.
     let plan = rig.code(3, &["forget", "--dry-run", &lost, &damaged]);
     let plan = String::from_utf8(plan.stdout).unwrap();
     assert!(
@@ -103,7 +103,7 @@ fn a_lost_snapshot_is_forgotten_by_its_whole_id() {
     assert_eq!(tags(&rig), ["day1", "day4"]);
 }
 
-/// Rules are tried before there is a repository; one that is named, as on the line that is to become the real one, is not looked at.
+/// Rules can be simulated before a repository exists; a named repository is not opened.
 #[test]
 fn prune_simulates_without_a_repository() {
     let rules = ["prune", "--simulate", "--days", "10", "--keep-daily", "3"];
@@ -121,9 +121,9 @@ fn prune_simulates_without_a_repository() {
     assert_eq!(report["points"].as_array().unwrap().len(), 3);
     assert_eq!(report["history"].as_array().unwrap().len(), 10);
     let too_many = [&rules[..], &["--every", "*:*:*"]].concat();
-    let (kind, said) = rig.error(2, &too_many);
+    let (kind, text) = rig.error(2, &too_many);
     assert_eq!(kind, "usage");
-    assert!(said.contains("in 10 days is more than 200000 snapshots"), "{said}");
+    assert!(text.contains("in 10 days is more than 200000 snapshots"), "{text}");
     for word in ["web1", "--dry-run"] {
         let refused = rig.run(&[&rules[..], &[word]].concat());
         assert_eq!(refused.status.code(), Some(2), "{word}");

@@ -1,4 +1,5 @@
-//! Parts of a repository that this user may not read: they are no damage, and nothing is removed because of them.
+//! Parts of a repository that the user may not read: they are not reported as damage, and nothing is removed because of
+//! them.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
@@ -7,7 +8,7 @@ use std::process::Command;
 use crate::program::{stderr, stdout};
 use crate::rig::{Rig, noise};
 
-/// Runs the program in the rig as a user without the rights of root; its exit code, and what it says.
+/// Runs the program in the rig as a user without root's rights; returns its exit code and its output.
 #[expect(clippy::disallowed_methods, reason = "only the system's program takes rights away")]
 fn run_without_rights(rig: &Rig, words: &[&str]) -> (Option<i32>, String) {
     let program = rig.command(words);
@@ -38,7 +39,7 @@ fn objects(rig: &Rig) -> Vec<String> {
             if rig.path(&path).is_dir() {
                 folders.push(path);
             } else {
-                // Scrub notes what it has read.
+                // Scrub records what it has read.
                 if folder != "repo/scrub" {
                     found.push(path);
                 }
@@ -58,17 +59,18 @@ fn unreadable_files_are_not_reported_as_damage_and_nothing_is_removed() {
     }
     let all = objects(&rig);
     for kind in ["repo/packs/", "repo/index/", "repo/snapshots/"] {
-        // What scrub finds out, and what gc and repair would delete, is refused; the others may not need what cannot be read.
+        // scrub, gc and repair are refused; verify and list may succeed, because they may not need the unreadable
+        // object.
         for name in all.iter().filter(|name| name.starts_with(kind)) {
             let before: Vec<String> = objects(&rig);
             allow(&rig.path(name), 0o000);
             for words in [&["scrub"][..], &["gc"], &["repair"], &["verify"], &["list"]] {
-                let (code, said) = run_without_rights(&rig, words);
-                let is_refused = said.contains("is not permitted") || said.contains("may not be");
+                let (code, text) = run_without_rights(&rig, words);
+                let is_refused = text.contains("is not permitted") || text.contains("may not be");
                 let may_succeed = ["verify", "list"].contains(&words[0]) && code == Some(0);
                 assert!(
                     code == Some(1) && is_refused || may_succeed,
-                    "{name} {words:?}: {code:?} {said}"
+                    "{name} {words:?}: {code:?} {text}"
                 );
             }
             allow(&rig.path(name), 0o600);

@@ -1,4 +1,5 @@
-//! Sizes that a format cannot say: of sectors of 4096 bytes (the bytes are the same with others, and a guest finds nothing on them), and of disks.
+//! Sizes that a format cannot store: sectors of 4096 bytes (the same bytes with another sector size are useless to a
+//! guest), and sizes of disks.
 
 use holdfast_block::BlockDeviceMut as _;
 use holdfast_image::{BlockOptions, CreateOptions, Format, OpenOptions};
@@ -61,9 +62,9 @@ fn the_size_of_sectors_is_kept_or_its_loss_is_reported() {
         &["restore", "web:vda", "back.qcow2"],
     ] {
         let output = rig.run(words);
-        let said = stderr(&output);
-        assert_eq!(output.status.code(), Some(3), "{words:?}: {said}");
-        assert!(said.contains("sectors of 4096 bytes"), "{words:?}: {said}");
+        let message = stderr(&output);
+        assert_eq!(output.status.code(), Some(3), "{words:?}: {message}");
+        assert!(message.contains("sectors of 4096 bytes"), "{words:?}: {message}");
     }
     assert!(rig.read("back.raw") == bytes);
     let report = rig.json(3, &["export", "web", "web.ova"])["report"].clone();
@@ -73,17 +74,17 @@ fn the_size_of_sectors_is_kept_or_its_loss_is_reported() {
             .contains("sectors of 4096 bytes of disk vda"),
         "{report}"
     );
-    // Those of other images give no warning.
+    // Other images cause no warning.
     rig.ok(&["image", "convert", "back.raw", "usual.vhdx"]);
     assert_eq!(sector_of(&rig, "usual.vhdx"), 512);
 }
 
-/// Runs it, which has to warn of the size of sectors that is lost.
+/// Asserts that a command warns about the lost sector size.
 fn assert_lost(rig: &Rig, words: &[&str]) {
     let output = rig.run(words);
-    let said = stderr(&output);
-    assert_eq!(output.status.code(), Some(3), "{words:?}: {said}");
-    assert!(said.contains("sectors of 4096 bytes"), "{words:?}: {said}");
+    let message = stderr(&output);
+    assert_eq!(output.status.code(), Some(3), "{words:?}: {message}");
+    assert!(message.contains("sectors of 4096 bytes"), "{words:?}: {message}");
 }
 
 #[test]
@@ -124,7 +125,7 @@ fn the_size_of_sectors_is_kept_by_a_template_or_its_loss_is_reported() {
     }
 }
 
-/// A disk with the signature of a table of partitions at that place.
+/// A disk with the signature of a partition table at this offset.
 fn with_table(at: usize) -> Vec<u8> {
     let mut bytes = noise(3 * MIB, 3);
     bytes[at..at + 8].copy_from_slice(b"EFI PART");
@@ -169,7 +170,8 @@ fn the_size_of_the_sectors_of_a_block_device_is_kept_or_its_loss_is_reported() {
         assert_lost(&rig, words);
     }
     assert!(rig.read(other) == bytes);
-    // A machine sees sectors of 512 bytes on such a device, unless its configuration says otherwise: then its partition table is in these sectors.
+    // A machine sees sectors of 512 bytes on such a device, unless its configuration says otherwise: then its partition
+    // table has these sectors.
     for at in [512, 65_536] {
         rig.write("guest.raw", &with_table(at));
         rig.ok(&["image", "convert", "guest.raw", source, "--force"]);
@@ -179,7 +181,7 @@ fn the_size_of_the_sectors_of_a_block_device_is_kept_or_its_loss_is_reported() {
     }
 }
 
-/// The size of the disk is not part of the command line: an error about it is no usage error.
+/// The size of the disk is not part of the command line: the error is no usage error.
 #[test]
 fn a_disk_that_is_too_large_for_a_format_is_refused() {
     let rig = Rig::new();
@@ -189,9 +191,9 @@ fn a_disk_that_is_too_large_for_a_format_is_refused() {
         &["image", "convert", "large.raw", "out.vhd"][..],
         &["image", "convert", "large.raw", "out.vmdk"],
     ] {
-        let (_, said) = rig.error(1, words);
-        assert!(said.contains("3298534883328"), "{words:?}: {said}");
+        let (_, message) = rig.error(1, words);
+        assert!(message.contains("3298534883328"), "{words:?}: {message}");
     }
-    // A size that is given is an option.
+    // An explicit size is an option.
     rig.error(2, &["image", "create", "out.vhd", "3T"]);
 }

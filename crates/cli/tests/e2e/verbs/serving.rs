@@ -10,14 +10,14 @@ use crate::rig::{Rig, noise};
 
 const SIZE: usize = 3 << 20;
 
-/// A server; stopped when this is dropped.
+/// A server, stopped on drop.
 struct Serving {
     child: Child,
     uris: Vec<String>,
 }
 
 impl Serving {
-    /// Serves, and waits for the lines of so many disks.
+    /// Starts a server, and waits for the lines of `count` disks.
     fn start(rig: &Rig, words: &[&str], count: usize) -> Self {
         let socket = rig.path("sock");
         let all = [&["serve", "nbd", "--socket", text(&socket)], words].concat();
@@ -31,7 +31,7 @@ impl Serving {
         Self { child, uris }
     }
 
-    /// Stops it, as a person does; it ends well.
+    /// Stops the server as a user does; it must exit successfully.
     fn stop(mut self) {
         kill_process(Pid::from_child(&self.child), Signal::INT).unwrap();
         assert_eq!(self.child.wait().unwrap().code(), Some(0));
@@ -39,9 +39,9 @@ impl Serving {
 }
 
 fn qemu_io(command: &str, uri: &str) -> String {
-    let said = system("qemu-io", &["-f", "raw", "-c", command, uri]).unwrap();
-    assert!(!said.contains("failed"), "{said}");
-    said
+    let message = system("qemu-io", &["-f", "raw", "-c", command, uri]).unwrap();
+    assert!(!message.contains("failed"), "{message}");
+    message
 }
 
 #[test]
@@ -77,12 +77,12 @@ fn writes_of_clients_are_discarded_or_kept_and_the_snapshot_is_unchanged() {
     let serving = Serving::start(&rig, &words, 1);
     let original = system("qemu-io", &["-f", "raw", "-c", "read -P 7 1M 4k", &serving.uris[0]]);
     assert!(
-        original.map_or(true, |said| said.contains("failed")),
+        original.map_or(true, |message| message.contains("failed")),
         "it was thrown away"
     );
     qemu_io("write -P 8 2M 4k", &serving.uris[0]);
     qemu_io("flush", &serving.uris[0]);
-    // Two that write one overlay would destroy it.
+    // Two servers with the same overlay would destroy it.
     let second = [&["serve", "nbd", "--socket", "second"][..], &words].concat();
     let output = rig.code(4, &second);
     assert!(crate::program::stderr(&output).contains("served already"));
@@ -93,7 +93,7 @@ fn writes_of_clients_are_discarded_or_kept_and_the_snapshot_is_unchanged() {
     rig.ok(&["verify", "web1", "--against", "vda.raw"]);
 }
 
-/// A prune and a gc ran while a client read a snapshot. Reads failed, and the log called the repository damaged.
+/// Regression: a prune and a gc ran while a client read a snapshot. Reads failed, and the log reported damage.
 #[test]
 fn a_served_snapshot_can_be_read_after_its_removal() {
     let rig = Rig::new();

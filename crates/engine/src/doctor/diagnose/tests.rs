@@ -1,4 +1,4 @@
-//! Hard cases: which processes are alive, which run paused a machine, and which images are never written to.
+//! Difficult cases: which processes are alive, which run paused a machine, and which images must not be written to.
 
 use std::path::PathBuf;
 
@@ -106,7 +106,7 @@ fn words(line: &str) -> Vec<String> {
 }
 
 #[test]
-fn what_a_run_left_goes_only_when_it_is_surely_dead() {
+fn leftovers_are_removed_only_if_their_run_is_certainly_dead() {
     let left = || machine(|machine| machine.runs.push(RUN));
     let with = |run: Option<SeenRun>, living: Option<Vec<&str>>| {
         let living = living.map(|lines| lines.into_iter().map(words).collect());
@@ -121,7 +121,7 @@ fn what_a_run_left_goes_only_when_it_is_surely_dead() {
     assert_eq!(repairs_of(&with(dead(), Some(vec!["holdfast backup db1"]))), removed);
     assert_eq!(repairs_of(&with(dead(), None)), removed);
     assert_eq!(repairs_of(&with(None, Some(vec![]))), removed[..1]);
-    // Its watchdog is just about to do that.
+    // The watchdog is about to clean up.
     let watchdog = "holdfast watchdog --connect x --machine web1 --run 7";
     for run in [dead(), None] {
         assert_eq!(kinds(&with(run, Some(vec![watchdog]))), []);
@@ -129,7 +129,7 @@ fn what_a_run_left_goes_only_when_it_is_surely_dead() {
     let other = "holdfast watchdog --connect x --machine web1 --run 77";
     assert_eq!(repairs_of(&with(dead(), Some(vec![other]))), removed);
     assert_eq!(kinds(&with(Some(noted(Phase::Reading, Liveness::Alive)), None)), []);
-    // It is not known: there is a finding, and nothing is repaired.
+    // It is unknown whether the run is alive: it is reported, and nothing is repaired.
     let mut unattached = with(None, Some(vec!["/usr/bin/holdfast backup --all"]));
     unattached
         .unattached
@@ -147,16 +147,16 @@ fn what_a_run_left_goes_only_when_it_is_surely_dead() {
         let found = &findings(seen)[0];
         assert_eq!(found.kind, FindingKind::Remains);
         assert!(
-            matches!(&found.remedy, Action::Advice(said) if said.contains(advice)),
+            matches!(&found.remedy, Action::Advice(text) if text.contains(advice)),
             "{found:?}"
         );
     }
-    // A process that is at work elsewhere is not its owner.
+    // A process that works on another machine is not the owner.
     assert_eq!(repairs_of(&with(None, Some(vec!["holdfast backup db1"]))), removed[..1]);
 }
 
 #[test]
-fn a_machine_runs_on_only_where_a_dead_run_stopped_it() {
+fn only_a_machine_that_a_dead_run_paused_is_resumed() {
     let paused = |run: SeenRun| {
         let machine = machine(|machine| machine.state = MachineState::Paused);
         seen(machine, |seen| seen.runs.push(run))
@@ -167,7 +167,8 @@ fn a_machine_runs_on_only_where_a_dead_run_stopped_it() {
         [Repair::Resume, Repair::ForgetRun(RUN)]
     );
     assert!(findings(&paused(dead.clone()))[0].is_danger);
-    // Its owner had paused it before; it had run on; it is another machine of the name; a process works on it.
+    // Runs that did not pause it: the machine was paused before; the run had resumed it; the UUID is another one; the
+    // run is alive, or may be.
     let mut before = dead.clone();
     before.record.was_running = false;
     let mut other = dead;
@@ -185,7 +186,7 @@ fn a_machine_runs_on_only_where_a_dead_run_stopped_it() {
 }
 
 #[test]
-fn a_freeze_says_whose_it_was_and_one_of_a_living_run_is_left() {
+fn a_freeze_is_reported_with_its_owner_unless_the_run_is_alive() {
     let frozen = |run: Option<SeenRun>| {
         let machine = machine(|machine| machine.frozen = SeenFreeze::Frozen);
         seen(machine, |seen| seen.runs.extend(run))
@@ -201,7 +202,7 @@ fn a_freeze_says_whose_it_was_and_one_of_a_living_run_is_left() {
 }
 
 #[test]
-fn only_jobs_that_have_ended_are_taken_away() {
+fn only_jobs_that_have_ended_are_dismissed() {
     let with = |status: &str, id: &str, has_failed_io| {
         let job = QemuJob {
             id: id.to_owned(),
@@ -231,7 +232,7 @@ fn only_jobs_that_have_ended_are_taken_away() {
     assert_eq!(kinds(&with("running", id, false)), []);
     assert!(findings(&with("running", id, true))[0].is_danger);
     assert_eq!(kinds(&with("ready", "hf-00000007-memory", false)), []);
-    // Resuming the restore resumes it.
+    // The job belongs to an instant restore, whose resumption resumes the job.
     let mut restored = with("ready", id, false);
     restored.instants.push(SeenInstant {
         is_near: true,
@@ -250,7 +251,7 @@ fn only_jobs_that_have_ended_are_taken_away() {
 }
 
 #[test]
-fn only_bitmaps_of_holdfast_go_and_none_that_is_needed_or_in_use() {
+fn only_unneeded_bitmaps_of_holdfast_are_removed() {
     let bitmap = |name: &str, is_inconsistent, is_busy| Bitmap {
         name: name.to_owned(),
         granularity_bytes: 65_536,
@@ -297,7 +298,7 @@ fn only_bitmaps_of_holdfast_go_and_none_that_is_needed_or_in_use() {
         names(&with(repository(), vec![])),
         ["0123abcd-00000001", "99999999-00000005"]
     );
-    // The next bitmap of a run at work is in no snapshot yet.
+    // The next bitmap of a running backup is in no snapshot yet.
     let at_work = with(repository(), vec![noted(Phase::Reading, Liveness::Alive)]);
     assert_eq!(names(&at_work), [""; 0]);
     let found = findings(&with(None, vec![]));
@@ -337,7 +338,7 @@ fn forgotten_overlays_are_committed_down_to_a_known_or_shared_image() {
     let (three, two) = (["/i/a.s2", "/i/a.s1", "/i/a.qcow2"], ["/i/a.s1", "/i/a.qcow2"]);
     assert_eq!(commits(&three, |_, _| ()).1, Some(commit_of(&three[..2], three[2])));
     assert_eq!(commits(&["/i/a.qcow2"], |_, _| ()).1, None);
-    // libvirt knows the one below, or the disk itself.
+    // libvirt knows the lower overlay as a snapshot, or the image of the disk itself.
     let known = |path: &'static str| {
         commits(&three, move |machine, _| {
             machine.snapshot_files = Some(vec![path.into()]);
@@ -346,7 +347,7 @@ fn forgotten_overlays_are_committed_down_to_a_known_or_shared_image() {
     };
     assert_eq!(known("/i/a.s1"), Some(commit_of(&three[..1], three[1])));
     assert_eq!(known("/i/a.s2"), None);
-    // A machine that is switched off has the base too: nothing goes into it, nor into what is above it for others.
+    // A base that another machine has too, even one that is shut off, is not written to, nor is a shared overlay.
     let shared = |chain: &'static [&'static str], others: &'static [&'static str]| {
         commits(chain, move |_, all| {
             all.push(("db1".to_owned(), others.iter().map(PathBuf::from).collect()));
@@ -357,11 +358,12 @@ fn forgotten_overlays_are_committed_down_to_a_known_or_shared_image() {
     assert!(diagnose(&seen).1[0].contains("template"));
     let (_, commit) = shared(&["/i/a.s2", "/i/a.s1", "/i/a.qcow2"], &["/i/db1", "/i/a.qcow2"]);
     assert_eq!(commit, Some(commit_of(&three[..1], three[1])));
-    // What is below a template is never reached either.
+    // An image below a template is not written to either.
     let (_, commit) = shared(&["/i/a.s2", "/i/a.s1", "/i/a.qcow2"], &["/i/a.s1", "/i/a.qcow2"]);
     assert_eq!(commit, None);
     let is_reported = |seen: &Seen| kinds(seen) == [FindingKind::Overlay];
-    // A clone of a template of its own, a machine that is off, a job: a person decides.
+    // The names show no snapshot overlay: a clone of a template, a base in another folder, another image name. The user
+    // decides.
     for chain in [
         ["/i/web1.qcow2", "/i/debian.qcow2"],
         ["/i/a.s1", "/templates/a.qcow2"],
@@ -384,7 +386,7 @@ fn forgotten_overlays_are_committed_down_to_a_known_or_shared_image() {
 }
 
 #[test]
-fn a_complete_commit_is_ended_only_where_a_dead_doctor_began_it() {
+fn a_complete_commit_is_finished_only_for_a_dead_doctor() {
     let job = || QemuJob {
         id: "commit-vda-libvirt-2-format".to_owned(),
         kind: "commit".to_owned(),
@@ -415,12 +417,12 @@ fn a_complete_commit_is_ended_only_where_a_dead_doctor_began_it() {
         )),
         []
     );
-    // It is not complete yet: the note that it is ours stays.
+    // The commit is not complete yet: the note that Holdfast began it is kept.
     assert_eq!(repairs_of(&with(dead(), SeenCommit::OnItsWay)), []);
 }
 
 #[test]
-fn notes_of_machines_that_are_gone_go_and_those_of_others_stay() {
+fn notes_of_missing_machines_are_removed() {
     let of = |machine: &str, uri: &str| {
         let mut run = noted(Phase::Reading, Liveness::Dead);
         run.record.machine = machine.to_owned();

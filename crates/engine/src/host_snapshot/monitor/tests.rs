@@ -1,4 +1,4 @@
-//! What checks report where ZFS answers strangely, or not at all.
+//! Checks when ZFS gives invalid answers, or none.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ const ROOM: &str = "tank\t1000\t40\t960\n";
 const STATUS: &str = "  pool: tank\n state: ONLINE\nconfig:\n\n\tNAME  STATE  READ WRITE CKSUM\n\
     \ttank  ONLINE  0  0  0\n\t  sda  ONLINE  0  0  0\n\nerrors: No known data errors\n";
 
-/// A ZFS that answers with these texts, or complains.
+/// A ZFS with scripted answers or errors.
 #[derive(Clone, Copy)]
 struct World {
     datasets: Result<&'static str, &'static str>,
@@ -65,7 +65,7 @@ fn with<T>(world: World, policy: &str, now: i64, ask: impl Fn(&MonitorRequest<'_
 }
 
 #[test]
-fn what_is_well_is_said_to_be_so() {
+fn a_good_state_is_reported_as_ok() {
     let said = |ask: fn(&MonitorRequest<'_>) -> Check| with(WELL, POLICY, 1060, ask).line;
     assert_eq!(
         said(check_snapshots),
@@ -79,7 +79,7 @@ fn what_is_well_is_said_to_be_so() {
 }
 
 #[test]
-fn figures_are_those_of_zfs() {
+fn the_report_has_the_numbers_of_zfs() {
     let report = with(WELL, POLICY, 1060, monitor);
     assert_eq!(report.pools[0].room.unwrap().allocated_bytes, 40);
     let dataset = &report.datasets[1];
@@ -88,7 +88,7 @@ fn figures_are_those_of_zfs() {
     assert_eq!((hourly.count, hourly.used_bytes), (1, 7));
     assert_eq!(hourly.newest.unwrap().as_second(), 1000);
     assert_eq!(report.datasets[0].is_fresh, None);
-    // One that is not there has no fresh snapshots either; of one that does not answer nothing is known.
+    // A missing dataset has no fresh snapshot; if ZFS does not answer, freshness is unknown.
     let policy = format!("{POLICY}[gone]\n");
     let silent = World {
         snapshots: Err("no"),
@@ -99,7 +99,7 @@ fn figures_are_those_of_zfs() {
     assert_eq!(fresh, [("gone", Some(false)), ("tank/vm", None)]);
 }
 
-/// Answers that are empty, cut short, about something else, or none.
+/// Answers that are empty, truncated, unrelated or errors.
 fn strange(well: &'static str) -> Vec<Result<&'static str, &'static str>> {
     let mut answers = vec![
         Ok(""),
@@ -120,7 +120,7 @@ fn strange(well: &'static str) -> Vec<Result<&'static str, &'static str>> {
 }
 
 #[test]
-fn silence_and_nonsense_are_never_taken_for_well() {
+fn missing_and_invalid_answers_are_never_ok() {
     let assert_not_well = |world, ask: fn(&MonitorRequest<'_>) -> Check, answer: Result<&str, &str>| {
         let check = with(world, POLICY, 1060, ask);
         assert_eq!(check.level, Level::Unknown, "{answer:?}: {}", check.line);
@@ -134,7 +134,7 @@ fn silence_and_nonsense_are_never_taken_for_well() {
         assert_not_well(World { datasets, ..WELL }, check_snapshots, datasets);
     }
     for snapshots in strange(SNAPSHOTS) {
-        // If it lists none, or something else, there are none.
+        // Without a snapshot of the right name in the answer, there is no fresh snapshot.
         let check = with(World { snapshots, ..WELL }, POLICY, 1060, check_snapshots);
         assert!(check.level >= Level::Unknown, "{snapshots:?}: {}", check.line);
     }
@@ -143,7 +143,7 @@ fn silence_and_nonsense_are_never_taken_for_well() {
         assert_not_well(World { list, ..WELL }, check_capacity, list);
     }
     for status in strange(STATUS) {
-        // What comes after the devices is for people.
+        // The text after the devices is not parsed.
         if status.is_ok_and(|status| status.contains("\n\nerrors")) && status.is_ok_and(|text| text.ends_with('\n')) {
             continue;
         }
@@ -157,7 +157,7 @@ fn silence_and_nonsense_are_never_taken_for_well() {
 }
 
 #[test]
-fn what_is_known_is_told_beside_what_is_not() {
+fn known_problems_are_reported_beside_unknown_states() {
     let policy = format!(
         "{POLICY}[tank]\nhourly = 1\ndaily = 0\nmonthly = 0\n[gone/vm]\nprocess_children_only = yes\nrecursive = yes\n"
     );
@@ -172,7 +172,7 @@ fn what_is_known_is_told_beside_what_is_not() {
 }
 
 #[test]
-fn a_policy_about_nothing_and_a_pool_that_is_not_there_are_not_well() {
+fn an_empty_policy_and_a_missing_pool_are_not_ok() {
     for ask in [check_snapshots, check_health, check_capacity] {
         assert_eq!(with(WELL, "# nothing\n", 1060, ask).level, Level::Unknown);
     }

@@ -45,7 +45,7 @@ fn check(
 }
 
 #[test]
-fn a_uuid_is_the_same_in_every_spelling_and_none_where_it_is_zero() {
+fn uuids_are_normalized_and_zero_is_no_identity() {
     let plain = MachineIdentity::of_uuid(A);
     for text in [
         A.to_uppercase(),
@@ -66,7 +66,7 @@ fn a_uuid_is_the_same_in_every_spelling_and_none_where_it_is_zero() {
 }
 
 #[test]
-fn a_name_goes_on_with_the_machine_of_its_newest_snapshot() {
+fn a_name_belongs_to_the_machine_of_its_newest_snapshot() {
     let all = [
         of_machine(1, A),
         of_machine(2, &A.to_uppercase()),
@@ -81,7 +81,7 @@ fn a_name_goes_on_with_the_machine_of_its_newest_snapshot() {
         Claimant::Images,
         Claimant::Archive(Some(B)),
         Claimant::Archive(None),
-        // An older state of the machine would be the newest snapshot of its name.
+        // An older state of the machine would become the newest snapshot of this name.
         Claimant::Archive(Some(A)),
     ] {
         let refusal = check(&all, claimant, same).unwrap_err();
@@ -97,7 +97,7 @@ fn a_name_goes_on_with_the_machine_of_its_newest_snapshot() {
 }
 
 #[test]
-fn a_name_that_is_mixed_already_compares_each_machine_with_itself() {
+fn machines_that_share_a_name_are_compared_with_their_own_snapshots() {
     let all = [
         of_machine(1, A),
         of_machine(2, B),
@@ -120,11 +120,11 @@ fn a_snapshot_from_the_future_does_not_hold_a_name() {
     let mut all = vec![of_machine(future_ms, A), of_machine(1, B)];
     assert_eq!(check(&all, Claimant::Machine(B), same), Ok((vec![1], None)));
     assert!(check(&all, Claimant::Machine(A), same).unwrap_err().contains(B));
-    // The machine was replaced, which was stated once; the clock had been wrong before.
+    // The machine was replaced by request; the clock had been wrong before.
     all[1] = manifest("web1", 1, &[("uuid", B), ("method", "filter"), ("continues", A)]);
     let (own, note) = check(&all, Claimant::Machine(B), same).unwrap();
     assert_eq!((own, note.as_deref()), (vec![future_ms, 1], Some(A)));
-    // Where it is the only one, it does.
+    // If it is the only snapshot of the name, it counts.
     assert!(check(&all[..1], Claimant::Machine(B), same).is_err());
     assert_eq!(
         check(&all[..1], Claimant::Machine(A), same),
@@ -133,10 +133,10 @@ fn a_snapshot_from_the_future_does_not_hold_a_name() {
 }
 
 #[test]
-fn machines_without_a_uuid_are_told_apart_by_where_they_are() {
+fn machines_without_a_uuid_are_distinguished_by_their_address() {
     let [first, second] = ["none@host.1234:/run/a.qmp", "none@host.1234:/run/b.qmp"];
     let same = Continuation::SameIdentity;
-    // A snapshot of an earlier version goes to the first that comes.
+    // A snapshot of an earlier version belongs to the first machine that is backed up.
     let mut all = vec![of_machine(1, "00000000-0000-0000-0000-000000000000")];
     let (own, note) = check(&all, Claimant::Machine(first), same).unwrap();
     assert_eq!((own, note.as_deref()), (vec![1], Some("unidentified")));
@@ -155,13 +155,13 @@ fn machines_without_a_uuid_are_told_apart_by_where_they_are() {
     assert_eq!(MachinesByName::of(&all).count("web1"), 1);
     all.push(of_machine(3, second));
     assert_eq!(MachinesByName::of(&all).count("web1"), 2);
-    // One that got a UUID is another machine until that is stated.
+    // A machine that gets a UUID counts as another one, unless the user states otherwise.
     assert!(check(&all[..2], Claimant::Machine(A), same).is_err());
 }
 
-/// The statement has to outlive the snapshot that it was made with.
+/// The statement must outlive the snapshot for which it was made.
 #[test]
-fn what_was_stated_once_holds_for_later_snapshots() {
+fn a_statement_applies_to_later_snapshots() {
     let mut all = vec![of_machine(1, A), manifest("web1", 2, &[])];
     let (own, note) = check(&all, Claimant::Machine(B), Continuation::Stated).unwrap();
     assert_eq!((own, note.as_deref()), (vec![1, 2], Some(&*format!("{A} images"))));
@@ -172,13 +172,13 @@ fn what_was_stated_once_holds_for_later_snapshots() {
         &[("uuid", B), ("method", "filter"), ("continues", &note)],
     ));
     assert_eq!(MachinesByName::of(&all).count("web1"), 1);
-    // The next one repeats it, for the snapshots that are still there.
+    // The next snapshot repeats the statement for the remaining snapshots.
     let left = [all[0].clone(), all[2].clone()];
     let (own, note) = check(&left, Claimant::Machine(B), Continuation::SameIdentity).unwrap();
     assert_eq!((own, note.as_deref()), (vec![1, 3], Some(A)));
-    // The machine that was replaced does not take the name back unnoticed.
+    // The replaced machine does not get the name back without a statement.
     assert!(check(&all, Claimant::Machine(A), Continuation::SameIdentity).is_err());
-    // Statements join machines in any order, also through one another.
+    // Statements connect machines in any order, also indirectly.
     let joined = [
         of_machine(1, A),
         of_machine(2, B),

@@ -107,7 +107,7 @@ fn a_machine_is_described() {
     }
 }
 
-/// Otherwise a machine's description could make a running machine look shut off.
+/// Otherwise the description of a running machine could make it look shut off.
 #[test]
 fn a_description_is_not_parsed_as_a_state() {
     for (from, to) in [
@@ -122,7 +122,7 @@ fn a_description_is_not_parsed_as_a_state() {
         let error = replaying(&text).1.info(LAB).unwrap_err();
         assert!(matches!(error, Error::Configuration { .. }), "{error}");
     }
-    // The same twice is the same.
+    // A repeated value that is equal is no contradiction.
     replaying(&RUNNING.replace("laboratory\"", "laboratory\nVMState=\"running\""))
         .1
         .info(LAB)

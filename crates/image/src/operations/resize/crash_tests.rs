@@ -74,7 +74,7 @@ fn survive(case: &ResizeCase) {
                 found == before || found == after || after.len() < before.len(),
                 "{what}"
             );
-            // It can be repeated.
+            // The resize can be repeated.
             (case.resize)(&crashed, case.after_bytes).unwrap_or_else(|error| panic!("{what}: {error}"));
             assert!((case.read)(&crashed).unwrap() == after, "{what}: done again");
             let report = (case.check)(&crashed).unwrap();

@@ -75,7 +75,7 @@ fn new_identity_keeps_the_disk_in_every_format() {
             overwrite(&raw, &disk);
             let names = [path.to_str().unwrap(), raw.to_str().unwrap()];
             qemu_img(&["compare", "-f", format.qemu_name(), "-F", "raw", names[0], names[1]]);
-            // It can still be written.
+            // The image can still be written.
             work(&path, &mut disk, &mut Random(8), 5);
             assert_reads_as(&open(&path, &options).unwrap(), &disk, "written to afterwards");
             assert_eq!(id_of(&path), Some(id(2)), "{format} after a write");

@@ -139,7 +139,7 @@ fn repaired_qcow2_passes_qemu_check() {
             repair(&copy, RepairMode::All).is_empty(),
             "{name}: the peer left something"
         );
-        // It can be written again, and its snapshot is unchanged.
+        // The image can be written again, and its snapshot is unchanged.
         qemu_io_as("qcow2", &image, &["write -P 0x11 0 6M"]);
         lab.qemu_img("snapshot -a first image.qcow2");
         assert!(flatten(&image, &lab) == disk, "{name}: the snapshot");

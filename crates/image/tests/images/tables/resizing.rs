@@ -154,7 +154,7 @@ fn peer_images_grow_and_shrink() {
 
 /// The table of a VHD grows over its first block; that of a VHDX outgrows its region.
 #[test]
-fn small_disks_become_large() {
+fn small_disks_grow_beyond_their_tables() {
     let lab = Lab::new();
     for (format, size_bytes) in [
         (Format::Raw, 1 << 40),
@@ -213,7 +213,7 @@ fn refusal(path: &Path, size_bytes: u64) -> Error {
 }
 
 #[test]
-fn resize_refusals() {
+fn impossible_resizes_are_refused() {
     let lab = Lab::new();
     let image = |name: &str, format: Format| -> PathBuf {
         let path = lab.path(name);

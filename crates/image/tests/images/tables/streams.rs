@@ -1,4 +1,4 @@
-//! Streamed VMDKs, ours and those of QEMU.
+//! Streamed VMDKs, written by Holdfast and by QEMU.
 
 use std::fs::{self, File};
 use std::io::{Read, Write};

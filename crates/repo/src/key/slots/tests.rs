@@ -80,9 +80,10 @@ fn a_wrong_password_error_lists_the_tried_slots() {
     ));
 }
 
-/// An attacker with write access to the store could otherwise make us seal the next backup under a secret of their own.
+/// Otherwise an attacker with write access to the store could make the next backup encrypt under a secret of the
+/// attacker.
 #[test]
-fn an_open_slot_does_not_stand_in_for_a_password() {
+fn an_open_slot_is_not_used_instead_of_a_password() {
     let (store, ids, randomness) = with(&[ALICE]);
     let foreign = MasterSecret::from_bytes([66; 32]);
     add(&store, &new(Credential::Open), &foreign, CONFIG, &randomness).unwrap();
@@ -130,7 +131,7 @@ fn a_slot_that_cannot_be_read_is_not_a_wrong_password() {
 }
 
 #[test]
-fn a_new_password_takes_the_place_of_the_old() {
+fn a_new_password_replaces_the_old_one() {
     let (store, ids, randomness) = with(&[ALICE]);
     let unlocked = unlock(&store, ALICE).unwrap();
     let stronger = NewSlot {
@@ -146,9 +147,10 @@ fn a_new_password_takes_the_place_of_the_old() {
     assert_eq!(store.objects().len(), 1, "no marker is left");
 }
 
-/// Fails and crashes at every operation of a change of password; one of the two always opens.
+/// Fails and crashes at every operation of a password change: afterwards the old password or the new one opens the
+/// repository.
 #[test]
-fn a_change_of_password_that_dies_anywhere_leaves_one_that_opens() {
+fn an_interrupted_password_change_leaves_a_working_password() {
     for fault in [Fault::Crash, Fault::Io, Fault::NoSpace] {
         let mut struck = 0;
         for operation in 1..30 {
@@ -180,7 +182,7 @@ fn a_change_of_password_that_dies_anywhere_leaves_one_that_opens() {
 }
 
 #[test]
-fn the_last_slot_stays_unless_it_must_go() {
+fn the_last_slot_is_removed_only_by_force() {
     let (store, ids, randomness) = with(&[ALICE, BOB]);
     remove(&store, ids[0], Removal::KeepLast, &randomness).unwrap();
     let refused = remove(&store, ids[1], Removal::KeepLast, &randomness);
@@ -193,7 +195,7 @@ fn the_last_slot_stays_unless_it_must_go() {
 }
 
 #[test]
-fn a_damaged_slot_does_not_count_as_one_that_stays() {
+fn a_damaged_slot_does_not_count_as_the_last_one() {
     let (store, ids, randomness) = with(&[ALICE, BOB]);
     store.damage(&ids[0].object(), b"damaged");
     assert!(matches!(
@@ -203,9 +205,10 @@ fn a_damaged_slot_does_not_count_as_one_that_stays() {
     remove(&store, ids[0], Removal::KeepLast, &randomness).unwrap();
 }
 
-/// Three hosts remove three slots at once, two of them the same one, and one may crash: in any order, one slot stays.
+/// Three hosts remove three slots concurrently, two of them the same slot, and one host may crash: in any order, one
+/// slot stays.
 #[test]
-fn of_slots_that_are_removed_at_once_one_stays() {
+fn concurrent_removals_leave_one_slot() {
     let mut left = BTreeSet::new();
     for seed in 0..3000 {
         let (store, ids, _) = with(&[ALICE, BOB]);
@@ -238,7 +241,7 @@ fn of_slots_that_are_removed_at_once_one_stays() {
 }
 
 #[test]
-fn there_is_an_end_to_slots() {
+fn the_number_of_slots_is_limited() {
     let (store, ids, randomness) = with(&[KEY_FILE; SLOT_COUNT_MAX]);
     let refused = add(&store, &new(KEY_FILE), &master(), CONFIG, &randomness);
     assert!(matches!(refused, Err(KeyError::TooManySlots { .. })));
@@ -265,10 +268,10 @@ fn there_is_an_end_to_slots() {
     ));
 }
 
-/// An attacker with write access to the store can add slots that are cheaper than the real one and do not open. Their
-/// cost is bounded, and zero if the slot is given.
+/// An attacker with write access to the store can add slots that are cheaper than the real one and do not open. The
+/// time for trying them is bounded, and zero if the slot is given.
 #[test]
-fn the_cost_of_slots_of_others_is_bounded() {
+fn the_cost_of_foreign_slots_is_bounded() {
     let (store, ids, randomness) = with(&[BOB]);
     let parameters = KdfParameters { memory_kib: 9, ..CHEAP };
     let real = NewSlot {
@@ -281,7 +284,7 @@ fn the_cost_of_slots_of_others_is_bounded() {
         let name = ObjectName::new(ObjectKind::Key, &format!("{number:016x}")).unwrap();
         store.put(&name, &bytes).unwrap();
     }
-    // As many as there may be: the real one is the last that is tried.
+    // The maximum number of slots: the real one is the last that is tried.
     assert_eq!(unlock(&store, ALICE).unwrap().slot.id, real);
     let name = ObjectName::new(ObjectKind::Key, &format!("{SLOT_COUNT_MAX:016x}")).unwrap();
     store.put(&name, &bytes).unwrap();
@@ -293,7 +296,7 @@ fn the_cost_of_slots_of_others_is_bounded() {
     for choice in [SlotChoice::First(real), SlotChoice::Only(real)] {
         assert_eq!(unlock_chosen(&store, ALICE, choice).unwrap().slot.id, real);
     }
-    // A note of a slot that is of another password, or gone, is only a note.
+    // A remembered slot that is missing or has another password is only a hint.
     assert_eq!(
         unlock_chosen(&store, BOB, SlotChoice::First(real)).unwrap().slot.kind,
         CredentialKind::Password

@@ -17,7 +17,7 @@ fn store() -> (TempDir, DirectoryStore) {
 }
 
 #[test]
-fn a_directory_is_a_store() {
+fn a_directory_passes_the_conformance_suite() {
     let mut folders = Vec::new();
     conformance::check(&mut || {
         let (folder, store) = store();
@@ -108,7 +108,7 @@ fn foreign_files_are_reported_and_not_listed_as_objects() {
             "snapshots"
         ]
     );
-    // A list never leaves out what it cannot see.
+    // A listing never omits objects that it cannot access.
     assert!(store.list(ObjectKind::Snapshot, &mut |_, _| Ok(())).is_err());
     std::fs::remove_file(root.join("snapshots")).unwrap();
     let mut objects = Vec::new();
@@ -150,7 +150,7 @@ fn links_inside_are_not_followed() {
 }
 
 #[test]
-fn a_pipe_in_the_place_of_an_object_is_an_error_and_no_wait() {
+fn a_pipe_in_place_of_an_object_is_an_error_without_blocking() {
     let (folder, store) = store();
     store.put(&name(ObjectKind::Index, "a"), b"a").unwrap();
     let path = folder.path().join("repository/index/pipe");
@@ -158,7 +158,7 @@ fn a_pipe_in_the_place_of_an_object_is_an_error_and_no_wait() {
     assert!(store.get(&name(ObjectKind::Index, "pipe"), 10).is_err());
 }
 
-/// Two processes are two stores: one deletes, and puts again, what the other holds open.
+/// Two stores stand for two processes: one deletes and recreates an object that the other has open.
 #[test]
 fn an_open_handle_does_not_outlive_the_object() {
     let (folder, store) = store();
@@ -190,9 +190,9 @@ fn old_temporary_files_are_removed_and_their_writers_fail() {
     assert!(store.length(&name(ObjectKind::Index, "a")).unwrap_err().is_not_found());
 }
 
-/// The clock of the file system decides: that of the host may be another one.
+/// The clock of the file system counts; the clock of the host may differ.
 #[test]
-fn leftovers_of_crashed_writers_are_removed_only_when_old() {
+fn only_old_leftovers_of_crashed_writers_are_removed() {
     let (folder, store) = store();
     let mut writers: Vec<_> = ["old", "young"]
         .iter()
@@ -233,7 +233,8 @@ fn more_packs_than_handles_are_all_read() {
     }
 }
 
-/// What is no file under the name of an object stops nothing: packs are missing then, and markers say what is in their place.
+/// A folder, link or pipe under the name of an object causes no failure: packs are reported as missing, and markers
+/// report the type of the file.
 #[test]
 fn folders_links_and_pipes_are_distinguished_from_objects() {
     let folder = TempDir::new().unwrap();
@@ -279,7 +280,7 @@ fn folders_links_and_pipes_are_distinguished_from_objects() {
 }
 
 #[test]
-fn a_link_in_the_place_of_a_folder_is_an_error_of_its_own() {
+fn a_link_in_place_of_a_folder_is_a_distinct_error() {
     let folder = TempDir::new().unwrap();
     let store = DirectoryStore::open(folder.path()).unwrap();
     let name = ObjectName::new(ObjectKind::Pack, &"aa".repeat(16)).unwrap();

@@ -1,4 +1,4 @@
-//! A repository with an object of every kind, and what is done with it.
+//! A repository with an object of every kind, and operations on it.
 
 use std::collections::BTreeMap;
 use std::io::Cursor;
@@ -38,7 +38,7 @@ pub(crate) fn store_of(objects: &Objects) -> MemoryStore {
     store
 }
 
-/// What a snapshot holds: a disk and a stream.
+/// The content of a snapshot: a disk and a stream.
 #[derive(Clone)]
 pub(crate) struct Content {
     pub(crate) disk: Disk,
@@ -66,7 +66,7 @@ pub(crate) fn back_up_watching(
     Ok(repository.backup(request, &Watch::default())?.snapshot.id)
 }
 
-/// Restores a disk in both ways; panics when that gives other bytes than `expected` without an error.
+/// Restores a disk in both ways; panics if a restore succeeds with wrong content.
 pub(crate) fn restores(repository: &Repository, snapshot: SnapshotId, disk: &str, expected: &[u8]) -> bool {
     let Ok(device) = repository.open_disk(snapshot, Some(disk)) else {
         return false;
@@ -155,12 +155,12 @@ pub(crate) fn base() -> Base {
         repack_below_percent: 99,
         thread_count: 1,
     };
-    // The first snapshot's packs are half dead: what is alive moves, and relocations say where.
+    // The packs of the first snapshot are partly used: used chunks move, and relocations have their new places.
     repository.gc(repack).unwrap();
     content.disk.fill(700 * KIB, 300 * KIB);
     memory.fill(100 * KIB, 30 * KIB);
     content.memory.clone_from(&memory.bytes);
-    // Gc while a writer runs: it leaves the condemned packs and the list of writers that it waits for.
+    // With a running writer, gc leaves the condemned packs and the list of writers that it waits for.
     let other = Content {
         disk: Disk::new(0, 5),
         memory: content.memory.iter().map(|byte| byte ^ 0xff).collect(),
@@ -187,7 +187,7 @@ pub(crate) fn base() -> Base {
     }
 }
 
-/// A stream in the middle of which something else is done.
+/// A stream that runs a function in the middle.
 pub(crate) struct Meanwhile<'a> {
     inner: Cursor<Vec<u8>>,
     act: Option<Box<dyn FnOnce() + 'a>>,

@@ -1,4 +1,4 @@
-//! Directories and trailers of packs: what leads to data exists twice, so no damage to one of them loses a byte.
+//! Directories and trailers of packs: everything that locates data exists twice, so damage to one copy loses no byte.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::common::{Disk, Watch, environment, init_request};
 
 const TRAILER_BYTES: usize = 80;
 
-/// What happens to a pack.
+/// Damages a pack.
 type Ruin<'a> = &'a dyn Fn(&mut Vec<u8>);
 
 fn small_repository() -> (Objects, SnapshotId, Content) {
@@ -38,13 +38,13 @@ fn packs(objects: &Objects) -> Vec<ObjectName> {
     names.cloned().collect()
 }
 
-/// Where the directory of a pack begins, as its trailer says.
+/// The offset of the directory of a pack, from its trailer.
 fn directory_start(pack: &[u8]) -> usize {
     let at = pack.len() - TRAILER_BYTES + 24;
     usize::try_from(u64::from_le_bytes(pack[at..at + 8].try_into().unwrap())).unwrap()
 }
 
-/// Nothing is lost, the damage has a name, and repair ends it without losing anything.
+/// Asserts that nothing is lost, that the damage is reported, and that repair removes it without losing anything.
 fn check(
     objects: &Objects,
     name: &ObjectName,
@@ -73,7 +73,7 @@ fn check(
     let scrubbed = repository.scrub(FULL, &Watch::default()).unwrap();
     assert!(scrubbed.findings.is_empty(), "{:#?}", scrubbed.findings);
     assert!(verify(&repository, VerifyDepth::Full).is_clean());
-    // What repair stored again has the identities that it had: a backup of the same data finds it.
+    // Chunks that repair stores again keep their identities: a backup of the same data finds them.
     let before = objects_of(&store).len();
     back_up(&repository, content).unwrap();
     let new_packs = packs(&objects_of(&store)).len() - packs(objects).len();
@@ -81,7 +81,7 @@ fn check(
 }
 
 #[test]
-fn every_flipped_byte_of_a_directory_or_trailer_is_survived() {
+fn a_changed_byte_of_a_directory_or_trailer_loses_nothing() {
     let (objects, snapshot, content) = small_repository();
     for name in packs(&objects) {
         let length = objects[&name].len();
@@ -101,7 +101,7 @@ fn every_flipped_byte_of_a_directory_or_trailer_is_survived() {
 }
 
 #[test]
-fn ends_that_are_overwritten_cut_off_or_grown_are_survived() {
+fn overwritten_truncated_or_extended_ends_lose_nothing() {
     let (objects, snapshot, content) = small_repository();
     for name in packs(&objects) {
         let start = directory_start(&objects[&name]);
@@ -126,7 +126,7 @@ fn ends_that_are_overwritten_cut_off_or_grown_are_survived() {
     }
 }
 
-/// A backup does not build on a pack whose directory is damaged, whether that is known or not.
+/// A backup does not reuse a pack whose directory is damaged, whether or not the damage is known.
 #[test]
 fn nothing_new_refers_to_a_pack_with_a_damaged_directory() {
     let (objects, first, content) = small_repository();
@@ -148,7 +148,7 @@ fn nothing_new_refers_to_a_pack_with_a_damaged_directory() {
     }
 }
 
-/// Frames that are damaged as well are lost alone.
+/// If frames are damaged too, only these are lost.
 #[test]
 fn a_damaged_directory_does_not_hide_a_damaged_frame() {
     let (objects, snapshot, content) = small_repository();
@@ -174,7 +174,7 @@ fn a_damaged_directory_does_not_hide_a_damaged_frame() {
             .count(),
         1
     );
-    // Its chunks are known by the index: the data, stored again, heals the old snapshot.
+    // The index still knows the chunks of the frame: when a backup stores the data again, the old snapshot is healed.
     repair(&repository);
     back_up(&repository, &content).unwrap();
     repair(&repository);
@@ -202,7 +202,7 @@ fn fixture(name: &str) -> Objects {
     objects
 }
 
-/// The objects of a repository that the release before the frame tables wrote.
+/// The objects of a repository written by the last release without frame tables.
 fn old_repository() -> Objects {
     fixture("repository-v1")
 }
@@ -218,7 +218,7 @@ fn version_of(segment: &[u8]) -> u16 {
     u16::from_le_bytes([segment[8], segment[9]])
 }
 
-/// Segments of version 1 are read for ever; their packs get a second copy of their frames when the segment is written again.
+/// Segments of version 1 stay readable; when a segment is rewritten, its packs get a second copy of their frames.
 #[test]
 fn repositories_without_frame_tables_open_and_gain_them() {
     let store = store_of(&old_repository());
@@ -236,7 +236,7 @@ fn repositories_without_frame_tables_open_and_gain_them() {
         segments.map(|(_, bytes)| version_of(&bytes)).collect()
     };
     assert_eq!(versions(&store), [1]);
-    // Its entries have other bits than those of later versions.
+    // Its entries have other flags than those of later versions.
     let mut disk = Disk::new(1 << 20, 1);
     disk.bytes.clone_from(&expected);
     let content = Content {
@@ -280,7 +280,8 @@ fn repositories_without_frame_tables_open_and_gain_them() {
     assert_eq!(bytes, expected);
 }
 
-/// The disk in the fixture of packs of version 2: 5 MiB of calls, of which many have the same targets, and 1 MiB of lines.
+/// The disk in the fixture of packs of version 2: 5 MiB of call instructions, many with the same targets, and 1 MiB of
+/// text lines.
 fn disk_of_calls() -> Vec<u8> {
     let mut disk = Vec::with_capacity(6 << 20);
     for number in 0..5_i32 << 16 {
@@ -295,7 +296,8 @@ fn disk_of_calls() -> Vec<u8> {
     disk
 }
 
-/// Frames of more than 2 MiB and of machine code, as the first release that wrote them did; and chunks in them are found by others.
+/// Frames of more than 2 MiB and of machine code, written by the first release with such frames: backups still find
+/// their chunks.
 #[test]
 fn repositories_with_long_frames_and_machine_code_open() {
     let store = store_of(&fixture("repository-v2"));
@@ -307,7 +309,7 @@ fn repositories_with_long_frames_and_machine_code_open() {
     let mut disk = Disk::new(expected.len() as u64, 1);
     disk.bytes.clone_from(&expected);
     crate::common::assert_restores(&repository, snapshots[0].id, &expected);
-    // A read of a few bytes decodes the start of a frame only.
+    // A read of a few bytes decodes only the start of a frame.
     let device = repository.open_disk(snapshots[0].id, None).unwrap();
     for offset in [3 << 20, 4096, (4 << 20) - 7, (5 << 20) - 3000] {
         let mut bytes = vec![0; 6000];

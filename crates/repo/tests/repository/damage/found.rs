@@ -1,4 +1,4 @@
-//! What verify and scrub say: exactly what is damaged, and all of it.
+//! Findings of verify and scrub: they name exactly the damaged data.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use holdfast_repo::{Compare, FindingKind, Repository, ScrubRequest, Selection, V
 use super::base::{Content, FULL, back_up, base, objects_of, open, store_of, verify};
 use crate::common::{Disk, Watch, environment, init_request, names_of};
 
-/// Damage says exactly which bytes of which disk it touches: what it names cannot be read, and everything else can.
+/// The reported ranges cannot be read, and everything else can.
 #[test]
 fn a_damaged_frame_names_the_ranges_that_cannot_be_read() {
     let store = MemoryStore::new();
@@ -42,7 +42,7 @@ fn a_damaged_frame_names_the_ranges_that_cannot_be_read() {
         touched.bytes,
         touched.ranges.iter().map(|range| range.end - range.start).sum::<u64>()
     );
-    // At most what one frame holds.
+    // At most the content of one frame.
     assert!(touched.bytes > 0 && touched.bytes <= 4 << 20);
     let device = repository.open_disk(snapshot, Some("vda")).unwrap();
     let mut block = vec![0; 4096];
@@ -50,7 +50,7 @@ fn a_damaged_frame_names_the_ranges_that_cannot_be_read() {
         let is_touched = touched.ranges.iter().any(|range| range.contains(&offset));
         assert_eq!(device.read_at(&mut block, offset).is_err(), is_touched, "{offset}");
     }
-    // Structure alone does not read frames, and scrub says the same as verify.
+    // A check of the structure does not read frames, and scrub reports the same as verify.
     assert!(verify(&repository, VerifyDepth::Structure).is_clean());
     let scrubbed = repository.scrub(FULL, &Watch::default()).unwrap();
     assert_eq!(scrubbed.findings, report.findings);
@@ -77,7 +77,7 @@ fn a_disk_is_compared_with_its_device_byte_for_byte() {
     };
     let same = compare(&content.disk.bytes);
     assert!(same.is_clean() && same.compared_bytes == content.disk.bytes.len() as u64);
-    // In data, in zeroes, and in the part of a block that ends the disk.
+    // Changes in data, in zeroes, and in the partial block at the end of the disk.
     let size = content.disk.bytes.len();
     for at in [0, 5000, 1200 << 10, size - 1] {
         let mut other = content.disk.bytes.clone();
@@ -93,9 +93,9 @@ fn a_disk_is_compared_with_its_device_byte_for_byte() {
     );
 }
 
-/// A share of the repository at a time, oldest first, reads everything in the end; and what was read is remembered.
+/// Scrubs of a part of the repository, oldest objects first, finally read everything, and record what they have read.
 #[test]
-fn scrubs_of_some_percent_come_round() {
+fn partial_scrubs_finally_read_everything() {
     let base = base();
     let store = store_of(&base.objects);
     let (repository, _) = open(&store, 9);

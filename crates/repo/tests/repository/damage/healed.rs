@@ -10,8 +10,9 @@ use super::base::{Content, FULL, back_up, base, objects_of, open, repair, restor
 use super::kinds::{DAMAGES, Damage, damaged};
 use crate::common::{Disk, Watch, environment, init_request};
 
-/// A pack of maps whose header is damaged reads as well as before. Repair asked only where the bytes of disks lie whether a
-/// damaged pack is needed, found that pages of maps were unused, and deleted the pack with the map of a snapshot.
+/// Regression: packs of maps with a damaged header are still readable. Repair asked only whether the data of disks
+/// needs a damaged pack, found that the pages of maps are not such data, and deleted the pack with the map of a
+/// snapshot.
 #[test]
 fn repair_deletes_no_damaged_pack_whose_pages_are_needed() {
     let base = base();
@@ -33,9 +34,9 @@ fn repair_deletes_no_damaged_pack_whose_pages_are_needed() {
     }
 }
 
-/// A file that is put back as it was ends the matter.
+/// Restoring the original file resolves the damage.
 #[test]
-fn a_pack_that_is_whole_again_is_used_again() {
+fn a_restored_pack_is_used_again() {
     let base = base();
     let name = base
         .objects
@@ -55,9 +56,9 @@ fn a_pack_that_is_whole_again_is_used_again() {
     assert_eq!(damage_records, 0);
 }
 
-/// The next backup of the same data restores any lost chunks, for the old snapshot too.
+/// The next backup of the same data restores lost chunks, also for the old snapshot.
 #[test]
-fn a_backup_repairs_chunks_that_it_stores_again() {
+fn a_backup_of_the_same_data_repairs_lost_chunks() {
     let store = MemoryStore::new();
     let shared: Arc<dyn Store> = Arc::new(store.clone());
     let repository = Repository::init(shared, &init_request(), environment(11)).unwrap();
@@ -74,7 +75,7 @@ fn a_backup_repairs_chunks_that_it_stores_again() {
         .filter(|(name, bytes)| name.kind() == ObjectKind::Pack && bytes[10] == 1);
     for (number, (name, _)) in data_packs.enumerate() {
         for (place, damage) in DAMAGES.into_iter().enumerate() {
-            // The other pack may be the one with the map, and no backup brings that back.
+            // The other pack may be the one with the map, which no backup restores.
             let Some(damaged) = damaged(&objects, name, damage).filter(|_| damage != Damage::Swap) else {
                 continue;
             };

@@ -1,4 +1,4 @@
-//! What can happen to an object.
+//! The kinds of damage to an object.
 
 use holdfast_repo::store::ObjectName;
 
@@ -7,10 +7,10 @@ use super::base::Objects;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Damage {
     Delete,
-    /// Keeps so many 64ths.
+    /// Keeps this many 64ths of the object.
     Truncate(usize),
     LoseLastByte,
-    /// In so many 64ths of the object.
+    /// At this many 64ths of the object.
     FlipBit(usize),
     FlipInFirst(usize),
     FlipInLast(usize),
@@ -41,7 +41,7 @@ pub(crate) const DAMAGES: [Damage; 19] = [
     Damage::Swap,
 ];
 
-/// The objects after the damage; none when it does not change anything.
+/// The objects after the damage; `None` if the damage changes nothing.
 pub(crate) fn damaged(objects: &Objects, name: &ObjectName, damage: Damage) -> Option<Objects> {
     let mut changed = objects.clone();
     let bytes = changed.get_mut(name).unwrap();

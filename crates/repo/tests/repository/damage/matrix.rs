@@ -1,4 +1,4 @@
-//! Every kind of object, and everything that can happen to it.
+//! Every kind of object with every kind of damage.
 
 use holdfast_repo::store::{ObjectKind, ObjectName};
 use holdfast_repo::{Error, FindingKind, VerifyDepth};
@@ -7,10 +7,10 @@ use super::base::{Base, FULL, back_up, base, open, repair, restores_all, store_o
 use super::kinds::{DAMAGES, Damage, damaged};
 use crate::common::Watch;
 
-/// Whether a store without the object, or with the other one in its place, is as good as with it.
+/// Whether the damage cannot be detected, because the store is valid without the object or with the swapped ones.
 fn cannot_be_known(kind: ObjectKind, damage: Damage) -> bool {
     match damage {
-        // Nothing else says that there was such an object.
+        // No other object refers to it.
         Damage::Delete => matches!(
             kind,
             ObjectKind::Key
@@ -49,14 +49,14 @@ fn check_case(base: &Base, name: &ObjectName, damage: Damage, seed: u64) {
         "the damage was not found"
     );
 
-    // Back up what the snapshots held, repair, and see whether all is well.
+    // Backs up the content of the snapshots, repairs, and asserts that everything is restored.
     for (_, content) in &base.snapshots {
         match back_up(&repository, content) {
             Ok(snapshot) => assert!(
                 restores_all(&repository, snapshot, content),
                 "the backup does not restore"
             ),
-            // A byte may be damaged that says which version the object has.
+            // The damaged byte may be the format version of the object.
             Err(error) => assert!(error.is_damage() || matches!(error, Error::Key(_)), "{error}"),
         }
     }
@@ -69,10 +69,10 @@ fn check_case(base: &Base, name: &ObjectName, damage: Damage, seed: u64) {
         );
     }
     repair(&repository);
-    // Reopened, so that no cache helps.
+    // Reopened to have no caches.
     let (repository, _) = open(&store, seed + 1);
-    // Pages of maps exist once, and chunks that gc has cut are cut so by no backup. Relocations exist twice: only when the two
-    // are exchanged for one another are both damaged. What is lost is named, and can be removed.
+    // Pages of maps exist once, and a backup does not reproduce chunks that gc has cut. Relocations exist twice: both
+    // copies are damaged only if they are swapped. Lost data is reported, and the snapshot can be removed.
     let may_be_lost =
         name.kind() == ObjectKind::Pack || (name.kind(), damage) == (ObjectKind::Relocation, Damage::Swap);
     let is_lost = may_be_lost
@@ -99,7 +99,7 @@ fn check_case(base: &Base, name: &ObjectName, damage: Damage, seed: u64) {
             );
         }
     }
-    // Without the record that it was removed, a snapshot of which parts are left was lost.
+    // Without the record of its removal, a snapshot with remaining parts counts as lost.
     let is_expected = |finding: &holdfast_repo::Finding| {
         (name.kind(), damage) == (ObjectKind::Forgotten, Damage::Delete) && finding.kind == FindingKind::Missing
     };
@@ -109,7 +109,7 @@ fn check_case(base: &Base, name: &ObjectName, damage: Damage, seed: u64) {
     let left: Vec<_> = scrubbed
         .findings
         .iter()
-        // A damaged slot may still belong to a user: it is not removed automatically.
+        // A damaged slot may belong to a user: it is not removed automatically.
         .filter(|finding| !finding.object.starts_with("keys/"))
         .filter(|finding| !is_expected(finding))
         .collect();
@@ -119,7 +119,7 @@ fn check_case(base: &Base, name: &ObjectName, damage: Damage, seed: u64) {
 fn check_kind(kind: ObjectKind) {
     let mut base = base();
     if kind != ObjectKind::Writer {
-        // While a writer is at work, repair leaves some things to the next run.
+        // While a writer is at work, repair defers some changes to the next run.
         base.objects.retain(|name, _| name.kind() != ObjectKind::Writer);
     }
     let base = base;

@@ -1,9 +1,9 @@
-//! Every kind of object, damaged in every way, and what a user does next.
+//! Every kind of object, damaged in every way, followed by the steps of a user.
 //!
-//! The matrix of kinds and damages is in `matrix.rs`. Old states that are put back are in `../put_back.rs`.
+//! The matrix of kinds and damages is in `matrix.rs`. The return of old states is tested in `../put_back.rs`.
 //!
-//! For each case: open, list, restore, verify, scrub, back up again, repair, heal. Damage is always found; a restore gives exactly
-//! the right bytes or an error; and where the data existed somewhere, everything is whole in the end.
+//! For each case: open, list, restore, verify, scrub, back up again, repair, heal. Damage is always found; a restore
+//! gives exactly the right bytes or an error; and if the data exists elsewhere, everything is restored in the end.
 
 #![allow(clippy::print_stdout, reason = "it prints the case that fails")]
 

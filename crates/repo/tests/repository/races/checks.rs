@@ -1,4 +1,4 @@
-//! Snapshots that are removed while the repository is checked.
+//! Snapshots that are removed during a check of the repository.
 
 use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
@@ -12,7 +12,7 @@ use holdfast_repo::{
 use super::{REWRITE_ALL, another};
 use crate::common::{Disk, Rig};
 
-/// A watch that does something else once the job knows how much there is to do.
+/// A progress that calls a function when the job reports its total.
 struct Begun<'a> {
     act: Mutex<Option<Box<dyn FnOnce() + Send + 'a>>>,
     cancelled: AtomicBool,
@@ -42,8 +42,8 @@ impl JobProgress for Begun<'_> {
     }
 }
 
-/// Two snapshots with data of their own. The first one is removed, and gc deletes its packs, while the repository is checked; so is a pack
-/// of the second one if `loses` says so.
+/// Two snapshots with data of their own. During the check, the first one is removed, and gc deletes its packs; if
+/// `loses`, a pack of the second one is deleted too.
 fn check_while_one_is_removed<T>(
     loses: bool,
     check: impl FnOnce(&Rig, [holdfast_repo::SnapshotId; 2], &Begun<'_>) -> T,
@@ -78,7 +78,7 @@ const ALL_AT_FULL_DEPTH: VerifyRequest<'_> = VerifyRequest {
     thread_count: 2,
 };
 
-/// A prune and a gc ran while the repository was verified: the packs of the snapshots that were removed counted as lost.
+/// Regression: a prune and a gc ran during a verify, which reported the packs of the removed snapshots as lost.
 #[test]
 fn a_snapshot_removed_during_a_check_is_not_lost() {
     check_while_one_is_removed(false, |rig, _, begun| {
@@ -107,7 +107,8 @@ fn a_snapshot_removed_during_a_check_is_not_lost() {
     });
 }
 
-/// A verify took longer than the day for which the record of a removal is kept. It reported the removed snapshot as lost.
+/// Regression: a verify took longer than the day for which the record of a removal is kept, and reported the removed
+/// snapshot as lost.
 #[test]
 fn a_removal_that_is_older_than_its_record_is_no_loss() {
     let rig = Rig::new(32);
@@ -131,7 +132,7 @@ fn a_removal_that_is_older_than_its_record_is_no_loss() {
 }
 
 #[test]
-fn shared_chunks_are_lost_even_if_a_snapshot_is_removed_during_a_check() {
+fn lost_chunks_are_reported_despite_a_removal_during_a_check() {
     let is_of = |findings: &[holdfast_repo::Finding], kept| {
         let missing: Vec<_> = findings.iter().filter(|one| one.kind == FindingKind::Missing).collect();
         let mut touched = missing.iter().flat_map(|one| &one.touches);

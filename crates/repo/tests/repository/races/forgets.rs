@@ -6,8 +6,9 @@ use holdfast_repo::{Error, Liveness, Parent};
 use super::{MONTH_AND_MORE, REWRITE_ALL, WEEK_AND_MORE, another};
 use crate::common::{Disk, Hooked, Rig};
 
-/// A forget slept before it put its record, and the snapshot was protected meanwhile. Gc ran between the put and the
-/// moment in which the forget finds its announcement gone, and ended it: a protected snapshot was deleted.
+/// Regression: a forget slept before it put its record, and the snapshot was protected meanwhile. gc ran between the
+/// put and the moment in which the forget finds that its announcement is gone, and completed the forget: a protected
+/// snapshot was deleted.
 #[test]
 fn gc_does_not_complete_a_forget_after_a_later_protection() {
     let rig = Rig::new(28);
@@ -26,7 +27,7 @@ fn gc_does_not_complete_a_forget_after_a_later_protection() {
     crate::common::assert_restores(&another(&rig, 91, Liveness::Unknown), id, &disk.bytes);
 }
 
-/// The same, and the forget never woke up: the snapshot is there again after a month.
+/// The forget never woke up: after a month the snapshot is restored.
 #[test]
 fn a_protected_snapshot_is_restored_after_an_interrupted_forget() {
     let rig = Rig::new(29);

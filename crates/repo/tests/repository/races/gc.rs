@@ -1,4 +1,4 @@
-//! Races of gc with readers, with healing and with another gc; and of the threads of a restore.
+//! Races of gc with readers, with healing backups and with another gc; and of the threads of a restore.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,8 +12,8 @@ use holdfast_repo::{
 use super::{REWRITE_ALL, WEEK_AND_MORE, another, request_of_another};
 use crate::common::{Disk, Hooked, PASSWORD, Rig, Watch, environment, request, source};
 
-/// A disk was open, gc rewrote the pack under it, and the next read failed: "pack is missing". The snapshot was alive all the
-/// time, and opening it again would have helped.
+/// Regression: gc rewrote a pack of an open disk, and the next read failed with "pack is missing", although the
+/// snapshot still existed and opening it again would have helped.
 #[test]
 fn an_open_disk_stays_readable_while_gc_moves_its_chunks() {
     let rig = Rig::new(21);
@@ -50,10 +50,10 @@ fn an_open_disk_stays_readable_while_gc_moves_its_chunks() {
     assert!(target.to_bytes() == disk.bytes);
 }
 
-/// Three of four writers had failed on a full disk, each with the memory of a frame; the last decoder waited for memory, and the last writer for a
-/// frame: the restore never ended.
+/// Regression: three of four writer threads had failed on a full disk, each holding the memory of a frame; the last
+/// decoder waited for memory, and the last writer for a frame: the restore never ended.
 #[test]
-fn a_restore_to_a_target_that_is_full_ends() {
+fn a_restore_to_a_full_target_ends() {
     let rig = Rig::new(30);
     let mut disk = Disk::new(48 << 20, 1);
     disk.fill(0, 48 << 20);
@@ -76,7 +76,7 @@ fn a_restore_to_a_target_that_is_full_ends() {
     }
 }
 
-/// Gc with a limit of 100 percent rewrote packs that were alive as a whole, each time, for nothing.
+/// Regression: gc with a limit of 100 percent rewrote completely used packs in every run.
 #[test]
 fn fully_used_packs_are_not_rewritten() {
     let rig = Rig::new(22);
@@ -91,8 +91,8 @@ fn fully_used_packs_are_not_rewritten() {
     );
 }
 
-/// Gc had marked, and was about to delete a pack that no snapshot needed. A backup healed an old snapshot out of just that
-/// pack, and ended. Gc looked again, but only at snapshots that were new to it, and deleted the pack.
+/// Regression: gc had marked an unneeded pack, and was about to delete it. A backup healed an old snapshot with chunks
+/// of this pack, and completed. gc checked again, but only snapshots that it did not know, and deleted the pack.
 #[test]
 fn chunks_that_repair_a_snapshot_during_gc_are_kept() {
     let rig = Rig::new(25);
@@ -102,7 +102,7 @@ fn chunks_that_repair_a_snapshot_during_gc_are_kept() {
     let objects = rig.store.objects();
     let is_large = |bytes: &[u8]| bytes.len() > 1 << 18;
     let (damaged, bytes) = objects.iter().find(|(_, bytes)| is_large(bytes)).unwrap();
-    // A backup that does not see the pack stores the same data once more.
+    // A backup that does not find the pack stores the same data again.
     rig.store.delete(damaged).unwrap();
     let twice = rig.backup("twice", &disk, Parent::None).snapshot.id;
     let mut bytes = bytes.to_vec();
@@ -135,11 +135,11 @@ fn chunks_that_repair_a_snapshot_during_gc_are_kept() {
     crate::common::assert_restores(&another(&rig, 92, Liveness::Alive), old, &disk.bytes);
 }
 
-/// A gc slept for more than a week in the middle, on a host that no other process sees. Another gc took its place, and deleted the pack
-/// that the first had written and not yet said anything of. The first woke up, led there by relocations, and deleted the old
-/// packs: snapshots that were alive all the time were lost.
+/// Regression: a gc slept for more than a week, on a host whose processes are not visible to others. Another gc
+/// replaced it, and deleted the pack that the first one had written and not yet recorded. The first one woke up,
+/// followed its relocations, and deleted the old packs: existing snapshots were lost.
 #[test]
-fn a_suspended_gc_that_was_replaced_does_no_harm() {
+fn a_replaced_gc_deletes_no_used_packs() {
     let kinds = [
         ObjectKind::Writer,
         ObjectKind::Condemned,
@@ -167,7 +167,7 @@ fn a_suspended_gc_that_was_replaced_does_no_harm() {
                 thread_count: 0,
             };
             other.gc(request).unwrap();
-            // What was removed is stored again, of what is left of it.
+            // The removed content is stored again, reusing the chunks that are left.
             let device = MemoryDevice::from_bytes(&again);
             let sources = vec![source("vda", SourceData::Disk(&device))];
             let backup = request_of_another(sources);

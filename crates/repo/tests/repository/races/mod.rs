@@ -1,4 +1,4 @@
-//! Races that once caused damage, each replayed in full.
+//! Races that once caused damage, each replayed completely.
 
 mod checks;
 mod forgets;
@@ -22,7 +22,7 @@ const REWRITE_ALL: GcRequest = GcRequest {
     thread_count: 0,
 };
 
-/// Another process on the repository of `rig`, that sees all other processes as `others`.
+/// Another process on the repository, which sees all other processes in the given state.
 struct Other(Option<Liveness>);
 
 impl Processes for Other {
@@ -52,7 +52,7 @@ fn another(rig: &Rig, seed: u64, others: Liveness) -> Repository {
     Repository::open(store, PASSWORD, environment).unwrap().repository
 }
 
-/// A stream during which another process acts.
+/// A stream during which another process does something.
 struct Meanwhile<'a> {
     bytes: &'a [u8],
     act: Option<Box<dyn FnOnce() + 'a>>,
@@ -67,7 +67,7 @@ impl Read for Meanwhile<'_> {
     }
 }
 
-/// Backs up a disk, and a stream in the middle of which `act` happens.
+/// Backs up a disk, and a stream in the middle of which `act` is called.
 fn back_up_while(rig: &Rig, disk: &Disk, act: impl FnOnce()) -> holdfast_repo::Result<BackupReport> {
     let device = MemoryDevice::from_bytes(&disk.bytes);
     let mut stream = Meanwhile {

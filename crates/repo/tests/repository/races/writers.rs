@@ -1,4 +1,4 @@
-//! Races of writers with processes that take them for dead, or remove their announcement.
+//! Races of writers with processes that consider them dead or remove their announcement.
 
 use std::io::Read;
 use std::sync::Arc;
@@ -11,10 +11,11 @@ use holdfast_repo::{Error, Liveness, Parent, RepairRequest, Repository, SourceDa
 use super::{MONTH_AND_MORE, Other, REWRITE_ALL, another, back_up_while, request_of_another};
 use crate::common::{Disk, Hooked, PASSWORD, Rig, Watch, environment, request, source};
 
-/// A writer was wrongly taken for dead, "certainly". Gc deleted what it referred to, and the mark in the place of its
-/// snapshot as well, because no writer could need it. Then a writer came, and committed a snapshot that could not be read.
+/// Regression: gc wrongly considered a writer dead for certain. It deleted the data of the writer, and also the mark in
+/// the place of its snapshot, because no writer could need the mark. Then the writer continued, and committed a
+/// snapshot that could not be read.
 #[test]
-fn a_writer_that_was_taken_for_dead_never_commits() {
+fn a_writer_considered_dead_does_not_commit() {
     let rig = Rig::new(23);
     let mut disk = Disk::new(1 << 20, 1);
     disk.fill(0, 1 << 20);
@@ -34,8 +35,8 @@ fn a_writer_that_was_taken_for_dead_never_commits() {
     }
 }
 
-/// The same, but more than a month passed between two steps of the writer, when it had looked for its announcement: the mark was gone
-/// as well, and its snapshot was committed without its data.
+/// Regression: as above, but more than a month passed between two steps of the writer, after it had checked its
+/// announcement: the mark was deleted as well, and the snapshot was committed without its data.
 #[test]
 fn a_writer_whose_mark_was_deleted_before_its_commit_reverts_it() {
     let rig = Rig::new(27);
@@ -60,8 +61,8 @@ fn a_writer_whose_mark_was_deleted_before_its_commit_reverts_it() {
     rig.repository.gc(REWRITE_ALL).expect("nothing counts as lost");
 }
 
-/// The announcement of a writer at work was damaged, and repair removed the unreadable object. Gc knew of no writer then, and
-/// deleted what it referred to; and it committed a snapshot that could not be read.
+/// Regression: the announcement of a running writer was damaged, and repair removed the unreadable object. Then gc did
+/// not know the writer and deleted its data, and the writer committed a snapshot that could not be read.
 #[test]
 fn a_writer_whose_announcement_is_gone_does_not_commit() {
     let rig = Rig::new(24);
@@ -88,7 +89,7 @@ fn a_writer_whose_announcement_is_gone_does_not_commit() {
     assert!(rig.repository.snapshots().unwrap().0.is_empty());
 }
 
-/// A stream that takes a day for each half mebibyte of it.
+/// A stream that takes a day for each 512 KiB.
 struct Slow<'a> {
     bytes: &'a [u8],
     passed: usize,
@@ -106,10 +107,10 @@ impl Read for Slow<'_> {
     }
 }
 
-/// A backup that took longer than a week was taken for dead by a gc on another host while it wrote: first backups over a slow
-/// line never ended.
+/// Regression: gc on another host considered a backup dead that took longer than a week: first backups over a slow
+/// network never completed.
 #[test]
-fn a_backup_that_takes_weeks_is_not_taken_for_dead() {
+fn a_backup_that_takes_weeks_is_not_considered_dead() {
     let rig = Rig::new(27);
     let bytes = holdfast_block::SeededRandom::new(3).bytes(14 << 20);
     let gc = another(&rig, 87, Liveness::Unknown);
@@ -138,7 +139,7 @@ fn a_backup_that_takes_weeks_is_not_taken_for_dead() {
         .unwrap();
 }
 
-/// Gc took a writer for dead by the clocks of two hosts.
+/// Regression: gc considered a writer dead because it compared the clocks of two hosts.
 #[test]
 fn a_clock_years_ahead_does_not_expire_leases() {
     let rig = Rig::new(28);

@@ -1,4 +1,4 @@
-//! What an actor does on the store.
+//! The operations of an actor on the store.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,26 +17,26 @@ use holdfast_repo::{
 use super::cast::{self, Act, Actor, Fate, Form, Look, MACHINES, Moment, Role, Town, Way};
 use crate::common::{PASSWORD, Watch, request};
 
-/// Longer than any other actor works.
+/// Longer than the work of any other actor.
 const SLEEP_PAUSES_MAX: u32 = 20_000;
-/// Longer than an unseen writer is waited for, and than any mark or record stays.
+/// Longer than gc waits for an unseen writer, and than any mark or record is kept.
 const LONG: Duration = Duration::from_secs(40 * 24 * 3600);
-/// What an operation takes, by the clock of the store.
+/// Duration of an operation, by the clock of the store.
 const OPERATION: Duration = Duration::from_secs(1);
 
-/// What an actor works with.
+/// The context in which an actor runs.
 pub(super) struct Stage {
     pub(super) store: Arc<InterleavedStore>,
     pub(super) town: Arc<Town>,
-    /// What has the clock of the store.
+    /// The store whose clock is advanced.
     pub(super) memory: MemoryStore,
     pub(super) time: Arc<AtomicI64>,
-    /// Actors that have not ended and do not sleep.
+    /// Number of actors that have not ended and do not sleep.
     pub(super) running: Arc<AtomicUsize>,
     pub(super) seed: u64,
 }
 
-/// What came of it.
+/// The result of an actor.
 pub(super) enum Outcome {
     Backup(Result<Manifest, Error>, Vec<String>),
     Read(Result<Vec<u8>, Error>),
@@ -57,7 +57,7 @@ impl Outcome {
 }
 
 impl Actor {
-    /// Opens the repository, does what the role says, and dies.
+    /// Opens the repository, performs the role, and marks the process as dead.
     #[expect(clippy::needless_pass_by_value, reason = "a stage is played once")]
     pub(super) fn play(&self, stage: Stage) -> Outcome {
         let store: Arc<dyn Store> = Arc::new(FatefulStore {
@@ -128,7 +128,7 @@ impl Actor {
     }
 }
 
-/// Runs gc some times; where another is at work it waits a little, and tries again, but not for ever.
+/// Runs gc `times` times; while another gc is running, waits and tries again a limited number of times.
 fn collect(repository: &Repository, (percent, times): (u8, u32), turns: &InterleavedStore) -> Result<(), Error> {
     const ATTEMPT_COUNT_MAX: u32 = 20;
     const PAUSES: u32 = 40;
@@ -220,10 +220,10 @@ fn read(repository: &Repository, snapshot: SnapshotId, way: Way) -> Result<Vec<u
     }
 }
 
-/// A store by which its user meets its fate: it stalls, falls asleep until all others have ended, or dies.
+/// A store that applies the fate of its user: to stall, to sleep until all others have ended, or to crash.
 struct FatefulStore {
     fate: Fate,
-    /// Operations so far, and how many of them were such as the fate waits for.
+    /// Number of operations, and number of those that match the step of the fate.
     operations: AtomicU64,
     matches: AtomicU64,
     is_dead: AtomicBool,
@@ -236,7 +236,7 @@ struct FatefulStore {
 }
 
 impl FatefulStore {
-    /// Lets fate come before an operation; an error when it is death.
+    /// Applies the fate before an operation; an error if the process has crashed.
     fn meet(&self, act: Option<Act>, kind: Option<ObjectKind>) -> StoreResult<&InterleavedStore> {
         self.memory.advance_clock(OPERATION);
         let operation = 1 + self.operations.fetch_add(1, Ordering::Relaxed);

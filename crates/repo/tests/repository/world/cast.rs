@@ -1,4 +1,4 @@
-//! The processes of a round, and their fates.
+//! The processes of a round, and the faults that happen to them.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
@@ -14,7 +14,7 @@ use super::{RUN_COUNT, SLOT_COUNT, SeededBytes, World};
 
 pub(crate) const MACHINES: [&str; 2] = ["alpha", "beta"];
 
-/// What an actor does.
+/// The task of an actor.
 #[derive(Clone, PartialEq)]
 pub(crate) enum Role {
     Backup {
@@ -25,24 +25,24 @@ pub(crate) enum Role {
     },
     Forget(SnapshotId),
     Protect(SnapshotId),
-    /// Below how many percent alive packs are rewritten, and how often it is run, one run after the other.
+    /// Packs that are used less than this many percent are rewritten; gc is run this many times.
     Gc(u8, u32),
     Read(SnapshotId, Way),
     /// Lists snapshots and measures the repository.
     List,
     Look(Look),
-    /// Repairs what there is to repair, which in this world is nothing but what is untidy.
+    /// Repairs the repository, which has no damage here, only leftovers.
     Repair,
 }
 
-/// How the repository is looked through for damage, of which there is none.
+/// How the repository, which has no damage, is checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Look {
     Verify(VerifyDepth),
     Scrub,
 }
 
-/// What a disk is given as.
+/// The type of the source of a backup.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Form {
     Disk,
@@ -52,9 +52,7 @@ pub(crate) enum Form {
 /// How a snapshot is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Way {
-    /// Block by block, through the device.
     Device,
-    /// By a restore.
     Restore,
 }
 
@@ -77,23 +75,23 @@ impl std::fmt::Debug for Role {
     }
 }
 
-/// What becomes of an actor.
+/// What happens to an actor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fate {
     Lives,
-    /// It dies at so many operations.
+    /// Crashes at the n-th operation.
     Crashes(u64),
-    /// It dies before a certain step.
+    /// Crashes before a certain step.
     CrashesAt(Moment),
-    /// After so many operations it does nothing until all others have ended, and is taken for dead meanwhile.
+    /// After n operations it sleeps until all others have ended, and is considered dead meanwhile.
     Sleeps(u64, Liveness),
-    /// The same before a certain step.
+    /// Sleeps before a certain step.
     SleepsAt(Moment, Liveness),
-    /// It lives, but offers its turn so many times before a certain step: the others do much meanwhile.
+    /// Yields n times before a certain step, so that the others can do much meanwhile.
     Stalls(Moment, u32),
 }
 
-/// A step of an actor's work: the n-th operation of such a kind on objects of such a kind.
+/// A step of an actor: its n-th operation of this kind on objects of this kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Moment {
     pub(crate) act: Act,
@@ -108,7 +106,7 @@ pub(crate) enum Act {
     Delete,
 }
 
-/// Steps of a backup between which others may do anything.
+/// Steps of a backup at which it may be interrupted.
 const MOMENTS_OF_BACKUP: [(Act, ObjectKind); 6] = [
     (Act::List, ObjectKind::Condemned),
     (Act::List, ObjectKind::Pack),
@@ -118,7 +116,7 @@ const MOMENTS_OF_BACKUP: [(Act, ObjectKind); 6] = [
     (Act::Delete, ObjectKind::Writer),
 ];
 
-/// The same of gc.
+/// Steps of gc at which it may be interrupted.
 const MOMENTS_OF_GC: [(Act, ObjectKind); 8] = [
     (Act::List, ObjectKind::Pack),
     (Act::List, ObjectKind::Condemned),
@@ -142,7 +140,7 @@ impl Fate {
         }
     }
 
-    /// Whether others see it alive until it ends.
+    /// Whether others see the actor as alive until it ends.
     pub(crate) fn lives(self) -> bool {
         matches!(self, Self::Lives | Self::Stalls(..))
     }
@@ -155,7 +153,7 @@ pub(crate) struct Actor {
     pub(crate) process: u32,
 }
 
-/// All processes, as others see them. A process that never existed is dead.
+/// The liveness of all processes, as others see it. An unknown process is dead.
 #[derive(Default)]
 pub(crate) struct Town {
     seen: Mutex<BTreeMap<u32, Liveness>>,
@@ -167,13 +165,13 @@ impl Town {
         self.seen.lock().unwrap().insert(process, liveness);
     }
 
-    /// Whether each process has its own host, so that none sees whether another is alive.
+    /// Sets whether each process has a host of its own, so that none can see whether another is alive.
     pub(crate) fn make_strangers(&self, are_strangers: bool) {
         self.are_strangers.store(are_strangers, Ordering::Relaxed);
     }
 }
 
-/// A clock: how far it is off, how much faster it goes, and whether it jumps, decided by the number of the process.
+/// The clock of a process, which depends on its number: wrong, too fast, or jumping.
 fn clock_of(number: u32, true_ms: i64) -> i64 {
     const DAY_MS: i64 = 24 * 3600 * 1000;
     const START_MS: i64 = 1_700_000_000_000;
@@ -182,17 +180,16 @@ fn clock_of(number: u32, true_ms: i64) -> i64 {
         1 => true_ms + 30 * DAY_MS,
         2 => true_ms - 3650 * DAY_MS,
         3 => true_ms + 3650 * DAY_MS,
-        // It stands at 1970.
+        // Stopped in 1970.
         4 => 0,
-        // It drifts away.
+        // Too fast.
         5 => true_ms + (true_ms - START_MS) * 50_000,
-        // It jumps by years, forth and back.
+        // Jumps back and forth by more than a year.
         6 => true_ms + (true_ms % 7 - 3) * 400 * DAY_MS,
         _ => true_ms,
     }
 }
 
-/// A process of the town.
 pub(crate) struct Process {
     pub(crate) town: Arc<Town>,
     pub(crate) number: u32,
@@ -218,7 +215,7 @@ impl Processes for Process {
     }
 }
 
-/// The environment of a process, which has a clock of its own. Time advances when it is read.
+/// The environment of a process with its own clock. Each read of the clock advances the time.
 pub(crate) fn environment(town: &Arc<Town>, time: &Arc<AtomicI64>, number: u32, seed: u64) -> Environment {
     let time = Arc::clone(time);
     Environment {
@@ -240,7 +237,7 @@ pub(crate) fn disk_source(device: &MemoryDevice) -> Source<'_> {
 }
 
 impl World<'_> {
-    /// Draws an actor.
+    /// A random actor.
     pub(super) fn cast(&mut self) -> Actor {
         let process = self.process();
         self.town.set(process, Liveness::Alive);
@@ -291,8 +288,8 @@ impl World<'_> {
         [Liveness::Dead, Liveness::Unknown][self.index(2)]
     }
 
-    /// A gc falls asleep when it is about to delete, another one takes over its list, and just then the backup looks at the lists:
-    /// what the first is going to delete when it wakes must be on one of them all the time.
+    /// One gc falls asleep just before it deletes packs, another one takes over its list, and at that moment the backup
+    /// reads the lists: the packs that the first one deletes when it wakes must be on one of the lists all the time.
     fn succession(&mut self, backup: Role) -> [(Role, Fate); 3] {
         let at = |act, kind, number| Moment { act, kind, number };
         let pauses = |world: &mut Self, from: u64| 1 << (from + world.random.below(3));
@@ -307,14 +304,13 @@ impl World<'_> {
         ]
     }
 
-    /// The actors of a round that is about one thing: a backup needs just what gc is about to delete.
-    ///
-    /// A snapshot has been forgotten, and a backup stores the same again, slowly. Gc works at the same time, more than one of
-    /// them, one after the other, and some die or fall asleep at a step that matters.
+    /// The actors of a round in which a backup needs exactly the data that gc is about to delete.
+    /// || A snapshot has been forgotten, and a backup slowly stores the same content again. Meanwhile gc runs several
+    /// times, and some runs crash or fall asleep at a critical step.
     pub(super) fn siege(&mut self) -> Option<Vec<Actor>> {
         let snapshot = self.snapshot().filter(|id| !self.protected.contains(id))?;
         match self.check_repository().forget(snapshot, "siege") {
-            // The process could not be sure that it is protected; it is.
+            // Protected by an actor that could not report its success.
             Err(Error::Protected { .. }) => return None,
             other => other.unwrap(),
         }
@@ -360,7 +356,8 @@ impl World<'_> {
         holdfast_block::to_usize(self.random.below(count))
     }
 
-    /// A snapshot that is there before the round; mostly not a protected one, or nothing would be forgotten any more.
+    /// A snapshot from before the round; mostly an unprotected one, because otherwise no snapshot would be forgotten
+    /// any more.
     fn snapshot(&mut self) -> Option<SnapshotId> {
         let all: Vec<_> = self.expected.keys().copied().collect();
         let free: Vec<_> = all.iter().copied().filter(|id| !self.protected.contains(id)).collect();

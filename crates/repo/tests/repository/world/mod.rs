@@ -1,4 +1,4 @@
-//! The world of the model: a store, what must be in it, and actors that work on it.
+//! The world of the model: a store, its expected snapshots, and actors that work on it.
 
 #![allow(clippy::print_stdout, reason = "a failure prints its seed")]
 
@@ -18,15 +18,15 @@ use holdfast_repo::{Error, Finding, GcRequest, Manifest, Parent, Repository, Sna
 
 use crate::common::{PASSWORD, SeededBytes, Watch, init_request, request};
 
-/// Blocks of a disk: four slots, each with up to three blocks of content that other disks may have too.
+/// Number of slots of a disk: each has up to three blocks of content that other disks may have too.
 const SLOT_COUNT: usize = 4;
 const SLOT_BYTES: usize = 4 * 4096;
 const RUN_COUNT: u64 = 9;
 
-/// What is in the slots of a disk; 0 is nothing.
+/// The content of the slots of a disk; 0 is empty.
 pub(crate) type Slots = [u8; SLOT_COUNT];
 
-/// What every history begins with.
+/// The initial state of every history.
 pub(crate) struct Base {
     store: MemoryStore,
     expected: BTreeMap<SnapshotId, Vec<u8>>,
@@ -92,7 +92,7 @@ pub(crate) struct World<'a> {
     time: Arc<AtomicI64>,
     next_process: u32,
     machines: [Slots; 2],
-    /// What every snapshot must read as.
+    /// The expected content of every snapshot.
     expected: BTreeMap<SnapshotId, Vec<u8>>,
     /// Snapshots with an attempted removal: they may be gone, and otherwise must be readable.
     doubtful: BTreeSet<SnapshotId>,
@@ -101,9 +101,9 @@ pub(crate) struct World<'a> {
     committed: BTreeSet<SnapshotId>,
     /// The content of every backup, committed or not, by its process.
     attempts: BTreeMap<u32, Vec<u8>>,
-    /// What was found to be wrong in this round.
+    /// The findings of checks in this round.
     found: Vec<Finding>,
-    /// The history, for the analysis of a failure.
+    /// The steps so far, for the analysis of a failure.
     story: Vec<String>,
 }
 
@@ -141,7 +141,7 @@ impl<'a> World<'a> {
         self.next_process
     }
 
-    /// Lets some actors work at once, and looks at what is there afterwards; returns their steps.
+    /// Runs some actors concurrently, and checks the repository afterwards; returns their steps.
     pub(crate) fn round(&mut self) -> Vec<Step> {
         let mut actors = match self.random.below(4) {
             0 => self.siege().unwrap_or_default(),
@@ -208,9 +208,10 @@ impl<'a> World<'a> {
         steps
     }
 
-    /// Whether what an actor says is allowed.
+    /// Asserts that the outcome of an actor is permitted.
     fn judge(&mut self, actor: &Actor, outcome: Outcome, are_strangers: bool) {
-        // Among processes of different hosts, where a month passes in one step, each is sometimes considered dead.
+        // If the processes are on different hosts and sleeps advance the clock by a month, a living process may be
+        // considered dead.
         let is_told = matches!(
             outcome,
             Outcome::Backup(Err(Error::Revoked { .. }), _)
@@ -253,7 +254,7 @@ impl<'a> World<'a> {
             }
             (Role::Read(snapshot, _), Outcome::Read(result)) => match result {
                 Ok(bytes) => assert!(bytes == self.expected[snapshot], "{process} read something else"),
-                // Judged when it is known what was forgotten meanwhile.
+                // Checked after the round, when the forgotten snapshots are known.
                 Err(error) => self
                     .story
                     .push(format!("  {process} could not read {snapshot}: {}", chain(&error))),
@@ -265,7 +266,7 @@ impl<'a> World<'a> {
             (role @ Role::List, Outcome::Done(Err(error))) | (role @ Role::Look(_), Outcome::Look(Err(error))) => {
                 panic!("{role:?} {process}: {}", chain(&error));
             }
-            // Judged when it is known what was forgotten meanwhile.
+            // Checked after the round, when the forgotten snapshots are known.
             (Role::Look(_), Outcome::Look(Ok(findings))) => self.found.extend(findings),
             (Role::Gc(..) | Role::List | Role::Repair, Outcome::Done(Ok(()))) => {}
             (role, _) => unreachable!("{role:?} has another kind of outcome"),
@@ -277,7 +278,7 @@ impl<'a> World<'a> {
         open(&self.store, &self.town, &self.time, process)
     }
 
-    /// Everything that must be there is there, and reads as what was backed up.
+    /// Asserts that all expected snapshots exist, and have the content that was backed up.
     fn look(&mut self, actors: &[Actor]) {
         let repository = self.check_repository();
         let (manifests, errors) = repository.snapshots().unwrap();
@@ -288,8 +289,8 @@ impl<'a> World<'a> {
             if self.expected.contains_key(id) {
                 continue;
             }
-            // A writer that crashed may have committed, and what one left that came to its last step but one is as complete:
-            // repair takes it for a snapshot that was lost.
+            // A writer that crashed may have committed. If it crashed just before its last step, its data is complete
+            // too, and repair takes it for a lost snapshot.
             let author = u32::try_from(manifest.time_ms).expect("the number of a process");
             let bytes = self
                 .attempts
@@ -324,7 +325,7 @@ impl<'a> World<'a> {
         for finding in self.found.drain(..).filter(|finding| finding.kind.is_damage()) {
             let is_forgotten = |touched: &Touched| self.doubtful.contains(&touched.snapshot);
             let is_of_forgotten = !finding.touches.is_empty() && finding.touches.iter().all(is_forgotten);
-            // A lost snapshot cannot be distinguished from one that reached its last step but one.
+            // A lost snapshot cannot be distinguished from one whose writer crashed just before its last step.
             let lost: Option<SnapshotId> = finding.object.strip_prefix("snapshots/").and_then(|id| id.parse().ok());
             let is_excused = is_of_forgotten || lost.is_some_and(|id| !self.committed.contains(&id));
             assert!(is_excused, "what others do passes for damage: {finding:?}");
@@ -338,7 +339,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// When all have ended, gc leaves what is needed and nothing else.
+    /// When all actors have ended, gc leaves exactly the needed objects.
     pub(crate) fn finish(&mut self) {
         let repository = self.check_repository();
         let request = GcRequest {

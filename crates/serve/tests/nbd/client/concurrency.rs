@@ -72,7 +72,7 @@ fn many_threads_share_several_connections() {
 
 /// Waiting and later requests fail because the connection is lost, until the device reconnects.
 #[test]
-fn a_server_that_dies_takes_every_request_with_it() {
+fn all_requests_fail_when_the_server_dies() {
     let mut server = Server::nbdkit(&["--filter=delay", "pattern", "1G", "rdelay=30"]);
     let device = NbdDevice::connect(&server.endpoint(), "", options(1)).unwrap();
     let barrier = Barrier::new(9);
@@ -145,7 +145,7 @@ fn a_stopped_device_cancels_waiting_requests() {
     let stopper = device.stopper();
     std::thread::scope(|scope| {
         let reader = scope.spawn(|| device.read_at(&mut [0; 4096], 0));
-        // The thread may already wait for a reply, or be about to send: both must end.
+        // The request may be waiting, or about to be sent: it is cancelled in both cases.
         std::thread::yield_now();
         stopper.stop();
         assert!(reader.join().unwrap().is_err());

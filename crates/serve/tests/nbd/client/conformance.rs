@@ -77,7 +77,7 @@ fn over_nbdkit_under_tls() {
     });
 }
 
-/// Without structured replies, extents, zeroes and other extensions: the oldest form of the protocol.
+/// The oldest form of the protocol: without structured replies, extents and zeroing.
 #[test]
 fn over_nbdkit_in_the_oldest_dialect() {
     let conformance = Conformance::new().with_sizes(&[0, 1, 4097, 300_001]);
@@ -85,7 +85,7 @@ fn over_nbdkit_in_the_oldest_dialect() {
     conformance.check_mutable(|size| over_nbdkit(&arguments, &[], size));
 }
 
-/// The server refuses all unaligned requests: such reads and writes use whole blocks.
+/// The server refuses unaligned requests: the client converts them to whole blocks.
 #[test]
 fn over_nbdkit_with_blocks() {
     let conformance = Conformance::new().with_sizes(&[0, 4096, 65_536, 303_104]);

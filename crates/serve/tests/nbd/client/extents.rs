@@ -67,7 +67,7 @@ fn a_large_sparse_file_is_mapped_exactly() {
 
 /// The read-ahead is invalidated when the device changes.
 #[test]
-fn writes_are_seen_by_the_next_question() {
+fn writes_are_visible_to_the_next_query() {
     let server = Server::nbdkit(&["memory", "64M"]);
     let device = server.device_mut();
     for number in 0..64u64 {

@@ -1,4 +1,4 @@
-//! The client against other servers, and against a hostile one.
+//! The client with other servers, and with a hostile one.
 
 mod concurrency;
 mod conformance;

@@ -70,7 +70,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // The server may have ended already.
+        // The server may have exited before.
         self.child.kill().ok();
         self.child.wait().ok();
     }
@@ -87,7 +87,7 @@ pub(crate) fn run(program: &str, arguments: &[&str]) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// Forwards TCP connections to a Unix socket, as long as the value lives.
+/// Forwards TCP connections to a Unix socket until the value is dropped.
 pub(crate) fn relay_tcp(port: u16, socket: PathBuf) -> Relay {
     let listener = TcpListener::bind(("127.0.0.1", port)).unwrap();
     let relay = Relay {

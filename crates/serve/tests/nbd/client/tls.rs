@@ -52,7 +52,7 @@ fn a_server_with_another_identity_is_refused() {
 }
 
 #[test]
-fn without_tls_on_both_sides_there_is_nothing() {
+fn connections_without_tls_on_both_sides_are_refused() {
     let server = nbdkit(&["memory", "1M"]);
     let error = NbdDevice::connect(&server.endpoint(), "", NbdOptions::default()).unwrap_err();
     assert!(matches!(error, Error::TlsRequired { .. }), "{error:?}");

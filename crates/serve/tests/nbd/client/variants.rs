@@ -1,4 +1,4 @@
-//! Every variant of the protocol that other servers implement, and the descriptions of their exports.
+//! Every variant of the protocol that other servers implement, and the properties that they report.
 
 use std::time::Duration;
 
@@ -112,7 +112,7 @@ fn a_server_that_requires_tls_is_detected() {
 
 /// Connects over TCP, and over a socket that is already connected.
 #[test]
-fn connections_come_from_anywhere() {
+fn connections_over_tcp_and_connected_sockets_work() {
     let port = std::net::TcpListener::bind("127.0.0.1:0")
         .unwrap()
         .local_addr()

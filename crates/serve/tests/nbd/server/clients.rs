@@ -27,7 +27,7 @@ fn ours() -> (Arc<MemoryDevice>, Ours) {
 }
 
 #[test]
-fn libnbd_sees_and_copies_it() {
+fn libnbd_describes_and_copies_an_export() {
     let (device, ours) = ours();
     let uri = ours.uri("disk");
     let info = run("nbdinfo", &[&uri]);
@@ -64,7 +64,7 @@ fn libnbd_sees_and_copies_it() {
     let file = folder.path().join("copy");
     run("nbdcopy", &[&uri, text(&file)]);
     assert!(std::fs::read(&file).unwrap() == device.to_bytes());
-    // Copies back: this restores the data that was overwritten since.
+    // Overwritten ranges are restored from the copy.
     let before = device.to_bytes();
     device.write_at(&vec![9; 100_000], 2 << 20).unwrap();
     run("nbdcopy", &["--flush", text(&file), &uri]);
@@ -72,7 +72,7 @@ fn libnbd_sees_and_copies_it() {
 }
 
 #[test]
-fn qemu_reads_compares_and_converts_it() {
+fn qemu_reads_compares_and_converts_an_export() {
     let (device, ours) = ours();
     let uri = ours.uri("disk");
     let folder = tempfile::tempdir().unwrap();
@@ -107,7 +107,7 @@ fn qemu_reads_compares_and_converts_it() {
 }
 
 #[test]
-fn qemu_writes_to_it() {
+fn qemu_writes_to_an_export() {
     let (device, ours) = ours();
     let before = device.to_bytes();
     let commands = [
@@ -181,7 +181,7 @@ assert h.pread(2001, 5 << 20) == bytearray(2000) + b"x"
 h.shutdown()
 "#;
     let script = script.replace("URI", &format!("{:?}", ours.uri("disk")));
-    // The system's Python has the module; another Python in the path may not have it.
+    // The Python of the system has the module; another one in the path may not.
     run("/usr/bin/python3", &["-c", &script]);
     assert_eq!(device.to_bytes()[(5 << 20) + 2000], b'x');
 }

@@ -1,4 +1,4 @@
-//! Runs the same cases with Holdfast's server and with others: this finds errors of the server and wrong cases.
+//! Runs the same cases on Holdfast's server and on others: this finds errors of the server and wrong cases.
 
 #![allow(clippy::print_stdout, reason = "it prints what it leaves out")]
 
@@ -50,7 +50,7 @@ fn check(peer: Option<Peer>, socket: &Path) {
     let differences = option_differences();
     for case in option_cases() {
         let mut different = differences.iter().filter(|it| Some(it.0) == peer && it.1 == case.name);
-        // This output is shown if the case panics.
+        // The output of a failing test shows the case.
         println!("{}", case.name);
         let outcome = run_option(&case, socket);
         count += 1;
@@ -88,7 +88,7 @@ fn check(peer: Option<Peer>, socket: &Path) {
 }
 
 #[test]
-fn every_difference_is_one_of_a_case() {
+fn every_listed_difference_belongs_to_a_case() {
     let options: Vec<_> = option_cases().into_iter().map(|case| case.name).collect();
     let requests: Vec<_> = request_cases().into_iter().map(|case| case.name).collect();
     for (peer, name, ..) in option_differences() {
@@ -120,7 +120,7 @@ fn run_option(case: &OptionCase, socket: &Path) -> Outcome {
             return Outcome::Closed;
         };
         assert_eq!(u64_at(&bytes, 0), SIZE);
-        // The reply to a request proves that no more bytes come before it.
+        // The reply to this request proves that no more bytes precede it.
         raw.read(0, 512);
         return Outcome::Bytes(length);
     }
@@ -152,7 +152,7 @@ fn run_request(case: &RequestCase, socket: &Path) -> Option<Expect> {
         return Some(Expect::Closed);
     };
     if answer.error != 0 {
-        // The connection must still be usable.
+        // The connection continues.
         return Some(if raw.header_is_answered() {
             Expect::Error(answer.error)
         } else {
@@ -210,7 +210,7 @@ fn check_status(case: &RequestCase, chunks: &[(u16, Vec<u8>)]) {
 }
 
 impl Raw {
-    /// Whether a read is answered.
+    /// Whether the server answers a read.
     fn header_is_answered(&mut self) -> bool {
         self.ask(0, 0, 0, 512, &[]).is_some_and(|answer| answer.error == 0)
     }

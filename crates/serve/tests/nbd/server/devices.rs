@@ -69,7 +69,7 @@ fn gated() -> (Arc<Gate>, Ours) {
 }
 
 #[test]
-fn slow_reads_stop_neither_their_own_connection_nor_others() {
+fn slow_reads_block_no_other_requests() {
     let (gate, ours) = gated();
     let mut first = Raw::enter(&ours.socket(), "disk", Style::Structured, &[]).unwrap();
     for cookie in 1..=3 {
@@ -199,9 +199,9 @@ fn a_panic_of_the_device_fails_only_that_request() {
     ours.wait_for_event(&["RequestFailed", "panicked"]);
 }
 
-/// A long read is sent in parts once the device was quick; the error follows the parts that were sent.
+/// A long read is sent in parts if the device is quick; an error follows the parts that were sent.
 #[test]
-fn an_error_in_the_middle_of_a_long_read_ends_its_reply_and_nothing_else() {
+fn an_error_within_a_long_read_ends_only_its_reply() {
     const QUICK_READS: u64 = 64;
     for style in [Style::Structured, Style::Extended] {
         let device = FaultyDevice::new(MemoryDevice::from_bytes(&vec![1; to_usize(SIZE)]));

@@ -1,4 +1,4 @@
-//! The offer of a server: exports that are opened on demand, extents, bitmaps, and the bytes of a device.
+//! The exports of a server: opened on demand, with extents, bitmaps and data.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
@@ -10,7 +10,7 @@ use super::{SIZE, writable};
 use crate::raw::{Raw, Style, context_query, info_query, string, u32_at, u64_at};
 use crate::servers::Ours;
 
-/// Opens exports on demand, and records each open.
+/// Opens exports on demand, and records their names.
 #[derive(Clone, Default)]
 struct Lazy(Arc<Mutex<Vec<String>>>);
 
@@ -37,7 +37,7 @@ impl Exports for Lazy {
 }
 
 #[test]
-fn an_export_is_opened_when_it_is_asked_for_and_once_for_each_client() {
+fn an_export_is_opened_on_demand_once_for_each_client() {
     let lazy = Lazy::default();
     let ours = Ours::start(lazy.clone());
     let mut raw = Raw::connect(&ours.socket());
@@ -107,7 +107,7 @@ fn holes_and_changes_are_reported() {
 /// Compares random requests over several connections, one region each, with a vector of bytes; with and without
 /// workers, because the first requests go to workers and later ones do not.
 #[test]
-fn behaves_like_a_vector_of_bytes() {
+fn an_export_behaves_like_a_vector_of_bytes() {
     let seed = holdfast_block::conformance::test_seed();
     let ours = Ours::start(FixedExports::new([writable(MemoryDevice::new(SIZE))]));
     let socket = ours.socket();

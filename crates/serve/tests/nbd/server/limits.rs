@@ -36,7 +36,7 @@ fn slow_and_idle_clients_are_disconnected() {
     half.say(&header);
     assert_eq!(half.take(1), None);
     ours.wait_for_event(&["Disconnected", "the rest of a request"]);
-    // This client reads none of its replies: they are larger than any socket buffer.
+    // Never reads its replies, which are larger than any socket buffer.
     let mut greedy = Raw::enter(&ours.socket(), "disk", Style::Simple, &[]).unwrap();
     let header = greedy.header(0, 0, 1, 0, 32 << 20);
     greedy.say(&header);

@@ -1,4 +1,4 @@
-//! The server against clients: well-behaved ones, hostile ones, and those of other projects.
+//! The server with clients: correct ones, hostile ones, and those of other projects.
 
 use std::sync::Arc;
 

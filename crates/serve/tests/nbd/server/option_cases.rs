@@ -1,5 +1,5 @@
-//! Handshake options, valid or not, and the expected answers, as data. Includes known deviations of peers with their
-//! reasons.
+//! Options of the handshake, legal or not, and the required answers: as data, with the known deviations of peers and
+//! their reasons.
 
 use crate::raw::{context_query, info_query, string};
 use crate::servers::Peer;
@@ -7,11 +7,11 @@ use crate::servers::Peer;
 /// The reaction of a server to the last option of a case.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Outcome {
-    /// Replies of these kinds. The last one is final, and the connection continues.
+    /// Replies of these kinds, the last of which is final; the connection continues.
     Replies(Vec<u32>),
-    /// Like `Replies`, and then the server closes the connection.
+    /// Replies of these kinds, then the connection is closed.
     RepliesAndClose(Vec<u32>),
-    /// This many bytes, and the transmission phase begins.
+    /// A reply of this many bytes, and transmission begins.
     Bytes(usize),
     Closed,
 }
@@ -19,7 +19,7 @@ pub(crate) enum Outcome {
 pub(crate) struct OptionCase {
     pub(crate) name: &'static str,
     pub(crate) client_flags: u32,
-    /// Options that are sent before, and accepted.
+    /// Options that are sent first, and are accepted.
     pub(crate) before: Vec<(u32, Vec<u8>)>,
     pub(crate) option: u32,
     pub(crate) data: Vec<u8>,
@@ -264,7 +264,7 @@ fn context_options() -> Vec<OptionCase> {
     ]
 }
 
-/// The known deviations of peers in the answer to the last option of a case, with reasons.
+/// The deviations of peers in their answer to the last option of a case, and the reasons.
 pub(crate) fn option_differences() -> Vec<(Peer, &'static str, Outcome, &'static str)> {
     use Peer::{Nbdkit, QemuNbd};
     const WHICH: &str = "it calls what is too big invalid";

@@ -1,4 +1,4 @@
-//! Requests, valid or not, and the expected answers, as data. Includes known deviations of peers with their reasons.
+//! Requests, legal or not, and the required answers: as data, with the known deviations of peers and their reasons.
 
 use crate::raw::Style;
 use crate::servers::Peer;
@@ -15,7 +15,7 @@ pub(crate) enum Expect {
     /// An error, after which the connection continues.
     Error(u32),
     Closed,
-    /// The case is skipped.
+    /// The case is not run.
     NotAsked,
 }
 
@@ -240,7 +240,7 @@ fn extended_requests() -> Vec<RequestCase> {
             Error(EOVERFLOW),
         ),
         request("an extended write", Extended, WRITE, 900_000, 5000, Done),
-        // QEMU 10.0 sends such writes.
+        // QEMU 10.0 sends such requests.
         request("a payload that is not announced", Extended, WRITE, 900_000, 512, Done).flags(0),
         request(
             "an extended write past the end",
@@ -271,7 +271,7 @@ fn extended_requests() -> Vec<RequestCase> {
     ]
 }
 
-/// The known deviations of peers in the answer to a request, with reasons.
+/// The deviations of peers in their answer to a request, and the reasons.
 pub(crate) const REQUEST_DIFFERENCES: &[(Peer, &str, Expect, &str)] = &[
     (Peer::Nbdkit, "a read of nothing", Expect::Error(EINVAL), "unspecified"),
     (

@@ -95,7 +95,7 @@ fn qemu_compares_under_tls() {
 }
 
 #[test]
-fn without_tls_there_is_nothing_where_it_is_required() {
+fn options_are_refused_without_required_tls() {
     let (_, ours) = start(TlsPolicy::Required(identity(ClientTrust::Anyone)));
     assert!(fails("nbdinfo", &[&ours.uri("disk")]));
     let mut raw = Raw::connect(&ours.socket());
@@ -111,7 +111,7 @@ fn without_tls_there_is_nothing_where_it_is_required() {
 }
 
 #[test]
-fn a_client_without_a_certificate_is_sent_away_where_one_is_wanted() {
+fn a_client_without_a_required_certificate_is_refused() {
     let (_, ours) = start(TlsPolicy::Required(identity(ClientTrust::SignedBy(CA))));
     let (with, without) = (folder(true), folder(false));
     assert!(run("nbdinfo", &[&uri(&ours, with.path())]).contains("with TLS"));
@@ -123,7 +123,7 @@ fn a_client_without_a_certificate_is_sent_away_where_one_is_wanted() {
 fn options_before_tls_are_discarded() {
     let (_, ours) = start(TlsPolicy::Allowed(identity(ClientTrust::Anyone)));
     let mut raw = Raw::connect(&ours.socket());
-    // An option is injected after the request for TLS. The server must not treat it as encrypted.
+    // A client injects an option after its request for TLS, which the server must not treat as encrypted.
     let start_tls = crate::raw::option_bytes(5, &[]);
     let list = crate::raw::option_bytes(3, &[]);
     raw.say(&[3_u32.to_be_bytes().as_slice(), &start_tls, &list].concat());
@@ -133,7 +133,7 @@ fn options_before_tls_are_discarded() {
 }
 
 #[test]
-fn certificates_that_are_none_are_refused() {
+fn invalid_certificates_are_refused() {
     for (certificate, key) in [
         (&b"nonsense"[..], KEY),
         (CERTIFICATE, b"nonsense"),

@@ -1,4 +1,4 @@
-//! What happens to the images of a machine that runs.
+//! Changes to the images of a running machine.
 
 use holdfast_block::to_usize;
 use serde_json::json;
@@ -106,7 +106,7 @@ impl History {
         self.virsh(&["restore", text(&file)])
     }
 
-    /// The top layer goes into the image below it, which may be larger: the disk is then as large.
+    /// Commits the top image into the one below it, which may be larger: the disk then has that size.
     pub(super) fn commit(&mut self) -> Outcome {
         let disk = self.disk();
         let words = ["blockcommit", "web1", TARGETS[disk], "--active", "--pivot", "--wait"];
@@ -122,7 +122,7 @@ impl History {
         Ok(())
     }
 
-    /// A checkpoint of libvirt, with a bitmap of its own in each image that can keep one; or one of them goes.
+    /// Creates a checkpoint of libvirt, with a bitmap of its own in each image that supports bitmaps, or deletes one.
     pub(super) fn checkpoint(&mut self) -> Outcome {
         if self.random.one_in(3) && !self.checkpoints.is_empty() {
             let number = to_usize(self.random.below(self.checkpoints.len() as u64));
@@ -147,7 +147,7 @@ impl History {
         Ok(())
     }
 
-    /// An internal snapshot of both disks, or going back to one.
+    /// Creates an internal snapshot of both disks, or reverts to one.
     pub(super) fn internal_snapshot(&mut self) -> Outcome {
         if self.random.one_in(2) && !self.internal.is_empty() {
             let number = to_usize(self.random.below(self.internal.len() as u64));
@@ -155,7 +155,7 @@ impl History {
             let done = self.virsh(&["snapshot-revert", "web1", &name]);
             match &done {
                 Ok(()) => self.world.disks = disks,
-                // libvirt has ended the QEMU of before, and the new one may have gone back with one of the disks.
+                // libvirt has ended the old QEMU, and the new one may have reverted only one of the disks.
                 Err(_) if !self.world.is_running() => {
                     self.read_disks();
                     self.world.start();

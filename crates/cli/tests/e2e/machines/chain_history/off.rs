@@ -1,4 +1,4 @@
-//! What happens to the images of a machine that is switched off.
+//! Changes to the images of a machine that is shut off.
 
 use std::path::Path;
 
@@ -49,7 +49,7 @@ impl History {
         Ok(())
     }
 
-    /// An image of earlier, perhaps of the other disk.
+    /// Replaces the image by an earlier copy, perhaps of the other disk.
     fn put_back(&mut self, disk: usize) -> Outcome {
         if self.kept.is_empty() {
             return Err("nothing was kept".to_owned());
@@ -81,7 +81,7 @@ impl History {
         self.world.disks.swap(0, 1);
     }
 
-    /// The image gets a base that is not what it was.
+    /// The image gets another base.
     fn change_base(&mut self, disk: usize, image: &Path, format: &str) -> Outcome {
         let chain = self.chain(disk);
         let below = chain.get(1).ok_or("there is no base")?;
@@ -107,7 +107,7 @@ impl History {
         Ok(())
     }
 
-    /// An internal snapshot of one image: made, gone back to, or removed.
+    /// Creates, applies or deletes an internal snapshot of one image.
     fn snapshot_in_image(&mut self, disk: usize, image: &Path) -> Outcome {
         let name = format!("q{}", self.random.below(2));
         let option = ["-c", "-a", "-a", "-d"][to_usize(self.random.below(4))];
@@ -130,7 +130,7 @@ impl History {
             1 => &[&["--clear"]],
             2 => &[&["--disable"]],
             3 => &[&["--remove"], &["--add"]],
-            // What it had is put back later, over what it recorded since.
+            // Writes are recorded; then the old content of the bitmap is merged into it.
             4 => &[&["--clear", "--enable"]],
             _ => {
                 let words = ["bitmap", "-f", "qcow2", "--add", "--merge", ours, text(image), &copy];
@@ -153,7 +153,7 @@ impl History {
         Ok(())
     }
 
-    /// The top layer goes into the one below it and stays, empty.
+    /// Commits the top image into the one below it; the top image stays, and is empty.
     fn commit_image(&mut self, disk: usize, image: &Path, format: &str) -> Outcome {
         if self.chain(disk).len() < 2 {
             return Err("there is no base".to_owned());
@@ -163,7 +163,7 @@ impl History {
         Ok(())
     }
 
-    /// The top layer takes in what it is based on.
+    /// Merges the base into the top image.
     fn merge_base(&mut self, disk: usize, image: &Path, format: &str) -> Outcome {
         if self.chain(disk).len() < 2 {
             return Err("there is no base".to_owned());
@@ -173,7 +173,7 @@ impl History {
         Ok(())
     }
 
-    /// Both disks go back to the newest snapshot.
+    /// Restores both disks in place from the newest snapshot.
     fn restore_in_place(&mut self) -> Outcome {
         let uri = self.world.lab.uri();
         let words = at(&uri, &["restore", "web1@latest", "--to-machine", "--in-place"]);

@@ -1,4 +1,4 @@
-//! Machines that are off, read from their images, and restored or exported elsewhere.
+//! Machines that are shut off, read from their images, and restored or exported.
 
 use super::{LAB, MIB, NAME, World};
 use crate::host::{system, text};
@@ -6,7 +6,7 @@ use crate::program::{stderr, stdout};
 use crate::rig::noise;
 
 #[test]
-fn a_machine_that_is_off_is_read_from_its_images_and_comes_back_as_it_was() {
+fn a_machine_that_is_off_is_backed_up_and_restored() {
     let world = World::new();
     let listed = world.json(0, &["machines", "vbox:"])["report"]["machines"][0].clone();
     assert_eq!(
@@ -36,14 +36,14 @@ fn a_machine_that_is_off_is_read_from_its_images_and_comes_back_as_it_was() {
         ],
     );
     assert!(!world.asked().contains("take"), "{}", world.asked());
-    // It is a machine for libvirt as well.
+    // The snapshot can be restored to libvirt as well.
     let domain = world.rig.run(&["restore", &format!("{NAME}:domain.xml"), "-"]);
     assert!(
         stdout(&domain).contains("<domain") && stdout(&domain).contains("sdb"),
         "{}",
         stdout(&domain)
     );
-    // The second time, by its UUID and by its settings, nothing is new.
+    // A second backup, with the machine selected in other ways, stores nothing new.
     for word in [
         format!("vbox:{LAB}"),
         format!("vbox:{{{LAB}}}"),
@@ -59,7 +59,7 @@ fn a_machine_that_is_off_is_read_from_its_images_and_comes_back_as_it_was() {
         );
     }
 
-    // Under the identity that it had, VirtualBox takes it in where the other one is gone.
+    // With its old identity, VirtualBox registers it only if the original is gone.
     let report = world.json(3, &["export", NAME, "back", "--format", "vbox", "--register"]);
     assert!(report["warnings"].to_string().contains("already exists"), "{report}");
     world.register(&[]);
@@ -109,15 +109,15 @@ fn without_vboxmanage_a_machine_is_read_if_no_process_writes_its_images() {
     let output = world.run(0, &["backup", "vbox:"]);
     assert!(stderr(&output).contains("cannot be asked"), "{}", stderr(&output));
     world.holds(NAME, &[("sdb", &world.disks[1])]);
-    // As VirtualBox does, without a lock.
+    // A process that writes without a lock, as VirtualBox does.
     let held = std::fs::File::options()
         .append(true)
         .open(world.rig.path("vms/lab/data.vdi"))
         .unwrap();
-    let (kind, said) = world.refused(4, &[&format!("vbox:{LAB}")]);
+    let (kind, message) = world.refused(4, &[&format!("vbox:{LAB}")]);
     assert!(
-        kind == "locked" && said.contains("is in use by process") && said.contains("is not there"),
-        "{said}"
+        kind == "locked" && message.contains("is in use by process") && message.contains("is not there"),
+        "{message}"
     );
     let listed = world.json(0, &["machines", "vbox:"])["report"]["machines"][0].clone();
     assert_eq!(listed["state"], "running");
@@ -125,7 +125,7 @@ fn without_vboxmanage_a_machine_is_read_if_no_process_writes_its_images() {
     world.back_up(0, &["vbox:"]);
     let document = world.json(1, &["export", NAME, "back", "--format", "vbox", "--register"]);
     assert!(document["error"].to_string().contains("no VBoxManage"), "{document}");
-    // A copy of its folder has its UUID, and VBoxManage knows another machine by that.
+    // A copy of the folder has the same UUID, under which VBoxManage knows the original.
     world.has_manager = true;
     world.state("running");
     let (from, to) = (world.rig.path("vms/lab"), world.rig.path("vms/copy"));
@@ -135,7 +135,7 @@ fn without_vboxmanage_a_machine_is_read_if_no_process_writes_its_images() {
 }
 
 #[test]
-fn disks_that_snapshots_leave_alone_are_read_while_the_machine_is_off() {
+fn disks_excluded_from_snapshots_are_read_while_off() {
     let world = World::new();
     let ids = ["vms/lab/lab.vdi", "vms/lab/data.vdi"].map(|image| world.id(image));
     for kind in ["Writethrough", "Shareable"] {
@@ -158,7 +158,7 @@ fn disks_that_snapshots_leave_alone_are_read_while_the_machine_is_off() {
         world.back_up(0, &["vbox:", "--include", "sdb", "--machine", kind]);
         world.holds(kind, &[("sdb", &world.disks[1])]);
     }
-    // Shared ones are left out unless they are named.
+    // Shared disks are left out unless they are named.
     let report = world.back_up(0, &["vbox:"])["report"].clone();
     assert!(
         report["machines"][0]["left_out"]
@@ -169,9 +169,9 @@ fn disks_that_snapshots_leave_alone_are_read_while_the_machine_is_off() {
     assert_eq!(world.refused(1, &["vbox:", "--include", "vdz"]).0, "not-found");
 }
 
-/// A machine that was saved goes on from a file, which belongs to its disks as they are.
+/// The memory of a saved machine is in a file, which belongs to the current content of its disks.
 #[test]
-fn a_machine_that_was_saved_is_stored_with_its_memory() {
+fn a_saved_machine_is_stored_with_its_memory() {
     let world = World::new();
     world.state("saved");
     let text = world
@@ -192,12 +192,12 @@ fn a_machine_that_was_saved_is_stored_with_its_memory() {
     assert!(!written.contains("stateFile"), "{written}");
 }
 
-/// What came from elsewhere goes to VirtualBox, too.
+/// Machines of other hypervisors can be exported to VirtualBox.
 #[test]
-fn a_machine_of_another_hypervisor_goes_to_virtualbox() {
+fn a_machine_of_another_hypervisor_is_exported_to_virtualbox() {
     let world = World::new();
     world.rig.ok(&["backup", "--machine", "web1", "vda=a.raw", "vdb=b.raw"]);
-    // Only its disks are known.
+    // Only the disks are known.
     let report = world.json(3, &["export", "web1", "out", "--format", "vbox", "--register"])["report"].clone();
     assert_eq!(report["is_registered"], true, "{report}");
     assert_eq!(world.rig.names("out"), ["web1-vda.vdi", "web1-vdb.vdi", "web1.vbox"]);
@@ -212,7 +212,8 @@ fn a_machine_of_another_hypervisor_goes_to_virtualbox() {
     }
 }
 
-/// Images of VMware's format, which VirtualBox knows by their UUIDs alone: that of the disk is in another folder than its base.
+/// Images in VMware's format, whose parents VirtualBox finds by UUID only: the image of the disk is in another folder
+/// than its base.
 #[test]
 fn a_chain_of_vmdks_is_read() {
     let world = World::new();
@@ -254,15 +255,15 @@ fn a_chain_of_vmdks_is_read() {
     world.holds("lab", &[("sda", &world.disks[0])]);
 }
 
-/// A drive on IDE before a disk is what VirtualBox makes by itself: each disk comes back under its own name, and where it was.
+/// By default VirtualBox has a CD drive on IDE before the disks: each disk keeps its name and its position.
 #[test]
-fn disks_beside_ide_stay_what_they_are() {
+fn disks_beside_ide_keep_their_names_and_positions() {
     let world = World::new();
     let drive = "<StorageController name=\"IDE\" type=\"PIIX4\" PortCount=\"2\" Bootable=\"true\">\
                  <AttachedDevice passthrough=\"false\" type=\"DVD\" hotpluggable=\"false\" port=\"0\" device=\"0\"/></StorageController>";
     let settings = world.settings();
     let with_drive = settings.replace("<StorageControllers>", &format!("<StorageControllers>{drive}"));
-    // Firmware of UEFI, whose board has no IDE, with the first disk on it.
+    // A disk on IDE with UEFI firmware, whose board has no IDE.
     let with_disk = settings.replace("name=\"SATA\" type=\"AHCI\"", "name=\"IDE\" type=\"PIIX4\"");
     for (number, text) in [with_drive, with_disk].iter().enumerate() {
         world.rig.write("vms/lab/lab.vbox", text.as_bytes());
@@ -301,9 +302,9 @@ fn disks_beside_ide_stay_what_they_are() {
     }
 }
 
-/// Tape archives hold names of 100 bytes, and machines have longer ones.
+/// Tape archives allow names of 100 bytes, and names of machines may be longer.
 #[test]
-fn a_machine_with_a_long_name_goes_into_an_ova() {
+fn a_machine_with_a_long_name_is_exported_to_an_ova() {
     let world = World::new();
     world.back_up(0, &["vbox:"]);
     let long = "ä".repeat(60);

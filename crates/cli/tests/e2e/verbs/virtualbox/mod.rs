@@ -1,5 +1,5 @@
-//! Machines of VirtualBox. There is no VirtualBox here: a stand-in replays transcripts of VBoxManage, and changes the files of a machine as VirtualBox
-//! does (`vboxmanage_stand_in.py`).
+//! Machines of VirtualBox. There is no VirtualBox here: a stand-in replays transcripts of VBoxManage, and changes the
+//! files of a machine like VirtualBox (`vboxmanage_stand_in.py`).
 
 use std::process::{Command, Output};
 
@@ -23,11 +23,11 @@ macro_rules! transcripts {
     };
 }
 
-/// A user with a machine of two disks, and its VirtualBox.
+/// A user with a machine with two disks, and a stand-in for VirtualBox.
 struct World {
     rig: Rig,
     disks: [Vec<u8>; 2],
-    /// Whether VBoxManage is in the user's path.
+    /// Whether VBoxManage is in the path of the user.
     has_manager: bool,
 }
 
@@ -41,7 +41,8 @@ impl World {
         rig.write("b.raw", &second);
         rig.write("stand_in.py", include_bytes!("vboxmanage_stand_in.py"));
         std::fs::create_dir(rig.path("bin")).unwrap();
-        // A program that is open for writing in a child of another test cannot be started.
+        // Installed by another process, because a file that is open for writing, even in a child of another test,
+        // cannot be executed.
         let (from, to) = (rig.path("stand_in.py"), rig.path("bin/VBoxManage"));
         system("/usr/bin/install", &["-m", "755", text(&from), text(&to)]).unwrap();
         for (name, text) in transcripts![
@@ -75,7 +76,7 @@ impl World {
         world
     }
 
-    /// The UUID that an image has.
+    /// The UUID of an image.
     fn id(&self, image: &str) -> String {
         let info = self.rig.report(&["image", "info", image]);
         let text = info.to_string();
@@ -83,7 +84,7 @@ impl World {
         rest.split('"').next().unwrap().to_owned()
     }
 
-    /// Settings with these images: location, UUID and type.
+    /// Writes settings with these images: location, UUID and type.
     fn write_settings(&self, path: &str, uuid: &str, name: &str, images: &[(&str, &str, &str)]) {
         let name = name.replace('&', "&amp;").replace('"', "&quot;").replace('<', "&lt;");
         let media: Vec<String> = images
@@ -170,14 +171,14 @@ impl World {
         self.json(code, &[&["backup"], words].concat())
     }
 
-    /// The error of a backup that fails: its kind, and all that it says.
+    /// The error of a backup that fails: its kind and its text.
     fn refused(&self, code: i32, words: &[&str]) -> (String, String) {
         let document = self.back_up(code, words);
         let kind = document["error"]["kind"].as_str().unwrap().to_owned();
         (kind, document["error"].to_string())
     }
 
-    /// The newest snapshot has these disks.
+    /// Asserts that the newest snapshot has these disks.
     fn holds(&self, machine: &str, disks: &[(&str, &[u8])]) {
         for (disk, bytes) in disks {
             let output = self.rig.run(&["restore", &format!("{machine}:{disk}"), "-"]);
@@ -201,7 +202,7 @@ impl World {
         bytes
     }
 
-    /// Nothing is left of a snapshot, and what the machine has written since is in its image.
+    /// Asserts that no snapshot is left, and that the image contains later writes of the machine.
     fn is_as_before(&self) {
         let settings = self.settings();
         assert!(
@@ -218,7 +219,7 @@ impl World {
     }
 }
 
-/// What `backup`, `machines` and `export` answer of machines of VirtualBox.
+/// Reports of `backup`, `machines` and `export` about machines of VirtualBox.
 pub(crate) fn reports() -> Vec<(&'static str, Value)> {
     let world = World::new();
     let mut reports = vec![("machines", world.json(0, &["machines", "vbox:"])["report"].clone())];

@@ -16,16 +16,16 @@ fn unknown_and_unreadable_machines_are_reported() {
         (other, "vms/two/two.vbox"),
         (gone, "vms/gone/gone.vbox"),
     ]);
-    let (kind, said) = world.refused(1, &[&format!("vbox:{NAME}")]);
+    let (kind, message) = world.refused(1, &[&format!("vbox:{NAME}")]);
     assert!(
-        kind == "ambiguous" && said.contains(LAB) && said.contains(other),
-        "{said}"
+        kind == "ambiguous" && message.contains(LAB) && message.contains(other),
+        "{message}"
     );
     assert_eq!(world.refused(1, &["vbox:nobody"]).0, "not-found");
     assert_eq!(world.refused(1, &["vbox:nobody*"]).0, "not-found");
-    let (kind, said) = world.refused(1, &[&format!("vbox:{gone}")]);
-    assert!(kind == "io" && said.contains("gone.vbox"), "{said}");
-    // All of them: what can be backed up is, and the others are named.
+    let (kind, message) = world.refused(1, &[&format!("vbox:{gone}")]);
+    assert!(kind == "io" && message.contains("gone.vbox"), "{message}");
+    // A backup of all machines reports those that fail, and backs up the others.
     world.write_settings("vms/two/two.vbox", other, "lab three", &[("/nowhere.vdi", &id, "")]);
     let document = world.back_up(1, &["vbox:"]);
     assert_eq!(
@@ -37,7 +37,7 @@ fn unknown_and_unreadable_machines_are_reported() {
     assert!(document["warnings"].to_string().contains(gone), "{document}");
     let document = world.back_up(3, &["vbox:", "--exclude-machine", "lab*"]);
     assert_eq!(document["report"]["left_out_machines"].as_array().unwrap().len(), 2);
-    // Options that say nothing to VirtualBox.
+    // Options that VirtualBox does not support.
     for option in [["--quiesce", "require"], ["--method", "pause"], ["--max-latency", "20"]] {
         let words = [&["vbox:"], &option[..]].concat();
         assert_eq!(world.refused(2, &words).0, "usage", "{option:?}");
@@ -47,9 +47,9 @@ fn unknown_and_unreadable_machines_are_reported() {
     assert_eq!(empty.error(1, &["backup", "vbox:"]).0, "not-found");
 }
 
-/// Settings name files, and root opens every one: it takes the word of root alone for that.
+/// Settings name files, which root can open: so root only reads settings that belong to root.
 #[test]
-fn root_reads_no_settings_of_another_user() {
+fn root_refuses_settings_of_another_user() {
     let world = World::new();
     if !rustix::process::geteuid().is_root() {
         return;
@@ -60,10 +60,10 @@ fn root_reads_no_settings_of_another_user() {
     let by_path = format!("vbox:{}", settings.display());
     for (path, word) in [(&settings, &by_path), (&registry, &by_name)] {
         std::os::unix::fs::chown(path, Some(65_534), None).unwrap();
-        let (kind, said) = world.refused(1, &[word]);
+        let (kind, message) = world.refused(1, &[word]);
         assert!(
-            kind == "refused" && said.contains("belongs to user 65534"),
-            "{word}: {said}"
+            kind == "refused" && message.contains("belongs to user 65534"),
+            "{word}: {message}"
         );
         std::os::unix::fs::chown(path, Some(0), None).unwrap();
     }
@@ -71,7 +71,7 @@ fn root_reads_no_settings_of_another_user() {
 }
 
 #[test]
-fn settings_open_no_files_elsewhere_and_no_images_of_another_identity() {
+fn settings_with_foreign_files_or_identities_are_refused() {
     let world = World::new();
     let id = world.id("vms/lab/lab.vdi");
     let lab = |images: &[(&str, &str, &str)]| world.write_settings("vms/lab/lab.vbox", LAB, "lab", images);
@@ -88,8 +88,11 @@ fn settings_open_no_files_elsewhere_and_no_images_of_another_identity() {
         "/etc/passwd",
     ] {
         lab(&[(location, &secret, "")]);
-        let (kind, said) = world.refused(1, &["vbox:lab"]);
-        assert!(kind == "refused" && said.contains("--allow"), "{location}: {said}");
+        let (kind, message) = world.refused(1, &["vbox:lab"]);
+        assert!(
+            kind == "refused" && message.contains("--allow"),
+            "{location}: {message}"
+        );
     }
     // --allow trusts the file, or its folder.
     for allowed in ["elsewhere", "elsewhere/secret.vdi"] {
@@ -98,16 +101,16 @@ fn settings_open_no_files_elsewhere_and_no_images_of_another_identity() {
     }
     world.holds("lab", &[("sda", &world.disks[0])]);
     let other = "11111111-2222-4333-8444-555555555555";
-    // Another image than VirtualBox knows.
+    // The image has another UUID than the settings.
     lab(&[("lab.vdi", other, "")]);
-    let (kind, said) = world.refused(1, &["vbox:lab"]);
-    assert!(kind == "refused" && said.contains(&id), "{said}");
+    let (kind, message) = world.refused(1, &["vbox:lab"]);
+    assert!(kind == "refused" && message.contains(&id), "{message}");
     // Two files with one UUID.
     std::fs::copy(world.rig.path("vms/lab/lab.vdi"), world.rig.path("vms/lab/copy.vdi")).unwrap();
     lab(&[("lab.vdi", &id, ""), ("copy.vdi", &id, "")]);
-    let (kind, said) = world.refused(1, &["vbox:lab"]);
-    assert!(kind == "refused" && said.contains("two images"), "{said}");
-    // Formats that are not read, images that are encrypted, and such that nothing is known of.
+    let (kind, message) = world.refused(1, &["vbox:lab"]);
+    assert!(kind == "refused" && message.contains("two images"), "{message}");
+    // Unsupported formats, encrypted images, and incomplete settings.
     lab(&[("lab.vdi", &id, "")]);
     let text = world.settings();
     for (from, to, kind, word) in [
@@ -125,17 +128,17 @@ fn settings_open_no_files_elsewhere_and_no_images_of_another_identity() {
     ] {
         world.rig.write("vms/lab/lab.vbox", text.replace(from, to).as_bytes());
         let code = if kind == "damage" { 5 } else { 1 };
-        let (found, said) = world.refused(code, &["vbox:vms/lab/lab.vbox"]);
-        assert!(found == kind && said.contains(word), "{to}: {found}: {said}");
+        let (found, message) = world.refused(code, &["vbox:vms/lab/lab.vbox"]);
+        assert!(found == kind && message.contains(word), "{to}: {found}: {message}");
     }
 }
 
-/// What cannot be read gives a warning, and the backup does not wait for it.
+/// Unreadable files cause a warning, and the backup does not wait for them.
 #[test]
 fn missing_files_and_special_files_in_settings_are_warned_about() {
     let world = World::new();
     let settings = world.settings();
-    // Memory that is gone.
+    // The file with the memory is missing.
     world.state("saved");
     let text = settings.replace(" lastStateChange", " stateFile=\"Snapshots/gone.sav\" lastStateChange");
     world.rig.write("vms/lab/lab.vbox", text.as_bytes());
@@ -160,9 +163,9 @@ fn missing_files_and_special_files_in_settings_are_warned_about() {
     assert!(document.to_string().contains("not a regular file"), "{document}");
 }
 
-/// They would be one line of snapshots, each the parent of the next.
+/// Otherwise they would have one history, each a parent of the other.
 #[test]
-fn machines_of_one_name_are_kept_apart() {
+fn machines_with_the_same_name_are_refused_together() {
     const TWIN: &str = "9f6d1b8e-1f2a-4c3d-8e4f-5a6b7c8d9eaa";
     let world = World::new();
     std::fs::create_dir_all(world.rig.path("vms/twin")).unwrap();
@@ -177,9 +180,9 @@ fn machines_of_one_name_are_kept_apart() {
     world.holds("twin", &[("sda", &world.disks[1])]);
 }
 
-/// Two machines of one name would be one line of snapshots, and `restore` would give the data of the other one.
+/// Otherwise both machines would have one history, and `restore` would return the data of the other one.
 #[test]
-fn a_machine_is_not_stored_as_another_one_of_its_name() {
+fn a_machine_does_not_continue_the_history_of_a_namesake() {
     const TWIN: &str = "1f6d1b8e-1f2a-4c3d-8e4f-5a6b7c8d9e0f";
     let world = World::new();
     std::fs::create_dir_all(world.rig.path("vms/two/Snapshots")).unwrap();
@@ -190,11 +193,11 @@ fn a_machine_is_not_stored_as_another_one_of_its_name() {
     world.register(&[(LAB, "vms/lab/lab.vbox"), (TWIN, "vms/two/two.vbox")]);
     let [lab, twin] = [LAB, TWIN].map(|uuid| format!("vbox:{uuid}"));
     world.back_up(0, &[&lab]);
-    let (kind, said) = world.refused(1, &[&twin]);
-    assert!(kind == "exists" && said.contains(LAB), "{said}");
+    let (kind, message) = world.refused(1, &[&twin]);
+    assert!(kind == "exists" && message.contains(LAB), "{message}");
     world.back_up(0, &[&twin, "--machine", "web2"]);
     world.back_up(0, &[&lab]);
-    // Where the first one is gone, the other one may be what was made of it: that has to be said.
+    // If the first one is gone, the second one may be its replacement: that needs a statement.
     world.register(&[(TWIN, "vms/two/two.vbox")]);
     assert_eq!(world.refused(1, &[&twin]).0, "exists");
     world.back_up(0, &[&twin, "--same-machine"]);

@@ -1,4 +1,4 @@
-//! Machines that run, and the snapshot of VirtualBox's that holds them meanwhile.
+//! Running machines, which are backed up from a temporary snapshot of VirtualBox.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::program::{stderr, stdout};
 use crate::rig::assert_code;
 
 #[test]
-fn a_machine_that_runs_is_held_by_a_snapshot_which_is_deleted_again() {
+fn a_running_machine_is_read_from_a_temporary_snapshot() {
     let world = World::new();
     world.state("running");
     let report = world.back_up(0, &["vbox:", "--with-memory"])["report"].clone();
@@ -20,18 +20,18 @@ fn a_machine_that_runs_is_held_by_a_snapshot_which_is_deleted_again() {
         (&"virtualbox-snapshot".into(), &"memory".into())
     );
     assert!(machine["memory_bytes"].as_u64().unwrap() > 4096, "{machine}");
-    // What the machine wrote while it was read is not in the snapshot, and is not lost either.
+    // Writes of the machine during the backup are not in the snapshot, and are not lost.
     world.holds(NAME, &[("sda", &world.disks[0]), ("sdb", &world.disks[1])]);
     world.is_as_before();
     let asked = world.asked();
     assert!(asked.contains("\"--live\"") && asked.contains("\"delete\""), "{asked}");
-    // Settings are kept as they were before the snapshot.
+    // The stored settings are those before the snapshot.
     let kept = world
         .rig
         .run(&["restore", &format!("{NAME}:original-machine.vbox"), "-"]);
     assert!(!stdout(&kept).contains("<Snapshot "), "{}", stdout(&kept));
 
-    // One that is paused stays so; one that has snapshots of its owner keeps them.
+    // A paused machine stays paused; snapshots of the owner are kept.
     world.state("paused");
     world.set("asked", "");
     let machine_now = world.disk_now();
@@ -53,7 +53,7 @@ fn a_machine_that_runs_is_held_by_a_snapshot_which_is_deleted_again() {
     let mut expected = machine_now;
     expected[MIB..2 * MIB].fill(0xee);
     world.holds("deep", &[("sda", &expected)]);
-    // A machine of another identity comes of it, which VirtualBox takes in beside this one.
+    // The export has a new identity, so that VirtualBox can register it beside the original.
     let export = [
         "export",
         NAME,
@@ -74,7 +74,8 @@ fn a_machine_that_runs_is_held_by_a_snapshot_which_is_deleted_again() {
     );
 }
 
-/// A killed backup left its snapshot: the doctor finds and deletes it, and nothing else, and nothing while a backup runs.
+/// A killed backup left its snapshot: the doctor finds and deletes it, but no other snapshots, and not while a backup
+/// is running.
 #[test]
 fn the_doctor_deletes_the_snapshots_of_dead_backups() {
     let world = World::new();
@@ -90,7 +91,7 @@ fn the_doctor_deletes_the_snapshots_of_dead_backups() {
             let mut command = world.command(&words);
             let output = command.env("XDG_STATE_HOME", &state).output().unwrap();
             let report = serde_json::from_str::<Value>(&stdout(&output)).unwrap()["report"].clone();
-            // While backups of other tests run, the owner of a snapshot is unknown.
+            // While backups of other tests are running, the owner of a snapshot is unknown.
             if waited < 600 && report["notes"].to_string().contains("is not known whether") {
                 clock.sleep(Duration::from_millis(100));
                 waited += 1;
@@ -118,11 +119,14 @@ fn the_doctor_deletes_the_snapshots_of_dead_backups() {
         (&finding["kind"], &finding["machine"]),
         (&"virtualbox-snapshot".into(), &NAME.into())
     );
-    let said = finding.to_string();
-    assert!(said.contains("-0000002a") && !said.contains("-before"), "{said}");
+    let message = finding.to_string();
+    assert!(
+        message.contains("-0000002a") && !message.contains("-before"),
+        "{message}"
+    );
     assert_eq!((report["findings"].as_array().unwrap().len(), count()), (1, 3));
 
-    // VirtualBox does not manage it: it is kept and reported.
+    // VirtualBox does not manage to delete it: it is kept and reported.
     world.set("fail-delete", "error-delete");
     let report = doctor(3, &["--fix"]);
     assert!(
@@ -145,9 +149,9 @@ fn the_doctor_deletes_the_snapshots_of_dead_backups() {
     );
 }
 
-/// Programs are called around the instant, also where that fails; and reading is no faster than it may.
+/// Hooks are called around the snapshot, even if it fails; and the read rate is limited.
 #[test]
-fn programs_are_called_and_reading_is_as_fast_as_it_may() {
+fn hooks_are_called_and_the_read_rate_is_limited() {
     let world = World::new();
     world.rig.write_hook();
     world.back_up(0, &["vbox:", "--hook", "hook"]);
@@ -172,7 +176,7 @@ fn programs_are_called_and_reading_is_as_fast_as_it_may() {
     assert!(!variables.contains("PAUSED_MS"), "{variables}");
     let variables = String::from_utf8(world.rig.read("hook.job-end")).unwrap();
     assert!(variables.contains("HOLDFAST_CONSISTENCY=crash"), "{variables}");
-    // A dry run calls no program, and takes no snapshot.
+    // A dry run calls no hook, and takes no snapshot.
     world.set("asked", "");
     let planned = world.back_up(0, &["vbox:", "--hook", "hook", "--dry-run"])["report"]["machines"][0].clone();
     assert_eq!(
@@ -180,7 +184,7 @@ fn programs_are_called_and_reading_is_as_fast_as_it_may() {
         (&"virtualbox-snapshot".into(), &"running".into())
     );
     assert!(!world.asked().contains("take") && !world.rig.path("hook.calls").exists());
-    // A hook that was called before the snapshot is called with the end, although the snapshot failed.
+    // A hook that was called before the snapshot is called at the end, although the snapshot failed.
     world.set("fail-take", "error-locked");
     world.refused(4, &["vbox:", "--hook", "hook"]);
     assert_eq!(
@@ -189,28 +193,34 @@ fn programs_are_called_and_reading_is_as_fast_as_it_may() {
     );
     world.unset("fail-take");
     world.is_as_before();
-    // One that fails before that keeps the machine from being touched.
+    // If a hook fails before the snapshot, the machine is not changed.
     world.set("asked", "");
-    let (_, said) = world.refused(1, &["vbox:", "--hook", "/bin/false"]);
-    assert!(said.contains("job-start") && !world.asked().contains("take"), "{said}");
-    let (_, said) = world.refused(2, &["vbox:", "--max-latency", "20"]);
-    assert!(said.contains("does not apply to VirtualBox"), "{said}");
+    let (_, message) = world.refused(1, &["vbox:", "--hook", "/bin/false"]);
+    assert!(
+        message.contains("job-start") && !world.asked().contains("take"),
+        "{message}"
+    );
+    let (_, message) = world.refused(2, &["vbox:", "--max-latency", "20"]);
+    assert!(message.contains("does not apply to VirtualBox"), "{message}");
 }
 
 #[test]
 fn a_snapshot_that_cannot_be_deleted_is_reported_and_deleted_later() {
     let world = World::new();
     world.state("running");
-    // It cannot be deleted: the backup is good, and says what is left and what to do.
+    // The snapshot cannot be deleted: the backup succeeds, with a warning and a remedy.
     world.set("fail-delete", "error-delete");
     let document = world.back_up(3, &["vbox:"]);
-    let said = document["warnings"].to_string();
-    assert!(said.contains("VERR_DISK_FULL") && said.contains("delete "), "{said}");
+    let message = document["warnings"].to_string();
+    assert!(
+        message.contains("VERR_DISK_FULL") && message.contains("delete "),
+        "{message}"
+    );
     world.holds(NAME, &[("sda", &world.disks[0])]);
     assert!(world.settings().contains("name=\"holdfast-backup-"));
     let output = world.run(3, &["backup", "vbox:"]);
     assert!(stdout(&output).contains("still there"), "{}", stdout(&output));
-    // The next backup finds it, tries again, and says so; what the machine has written is in there then.
+    // The next backup finds it and retries, with a warning; it contains later writes of the machine.
     world.unset("fail-delete");
     let output = world.run(0, &["backup", "vbox:", "--machine", "next"]);
     assert!(stderr(&output).contains("is deleted"), "{}", stderr(&output));
@@ -225,25 +235,25 @@ fn a_snapshot_that_cannot_be_deleted_is_reported_and_deleted_later() {
     ] {
         world.set("fail-delete", failure);
         let document = world.back_up(3, &["vbox:"]);
-        let said = document["warnings"].to_string();
-        assert!(said.contains(reason), "{said}");
+        let message = document["warnings"].to_string();
+        assert!(message.contains(reason), "{message}");
         world.unset("fail-delete");
         world.run(0, &["backup", "vbox:"]);
         world.is_as_before();
     }
 
-    // VBoxManage says that it has failed, and has taken one.
+    // VBoxManage reports a failure although it has taken the snapshot.
     world.set("fail-take", "late");
-    let (kind, said) = world.refused(4, &["vbox:"]);
-    assert!(kind == "locked" && said.contains("already locked"), "{said}");
+    let (kind, message) = world.refused(4, &["vbox:"]);
+    assert!(kind == "locked" && message.contains("already locked"), "{message}");
     world.unset("fail-take");
     world.is_as_before();
-    // It has taken none.
+    // No snapshot was taken.
     world.set("fail-take", "error-locked");
     assert_eq!(world.refused(4, &["vbox:"]).0, "locked");
     world.unset("fail-take");
     world.is_as_before();
-    // The repository cannot be written: what was taken is deleted.
+    // The repository is not writable: the snapshot of VirtualBox is deleted.
     let count = world.rig.snapshot_count();
     std::fs::rename(world.rig.path("repo/tmp"), world.rig.path("gone")).unwrap();
     world.rig.write("repo/tmp", b"");
@@ -255,14 +265,17 @@ fn a_snapshot_that_cannot_be_deleted_is_reported_and_deleted_later() {
     std::fs::remove_file(world.rig.path("repo/tmp")).unwrap();
     std::fs::rename(world.rig.path("gone"), world.rig.path("repo/tmp")).unwrap();
     assert_eq!(world.rig.snapshot_count(), count);
-    // It is neither on nor off, or in an unknown state; a crashed machine stays so until it is powered off.
+    // States between on and off, unknown states, and a crashed machine, which stays so until it is powered off.
     for (state, code) in [("livesnapshotting", 4), ("gurumeditation", 1), ("dreaming", 4)] {
         world.state(state);
-        let (_, said) = world.refused(code, &["vbox:"]);
-        assert!(said.contains("is in the state") && said.contains(state), "{said}");
-        assert_eq!(said.contains("poweroff"), code == 1, "{said}");
+        let (_, message) = world.refused(code, &["vbox:"]);
+        assert!(
+            message.contains("is in the state") && message.contains(state),
+            "{message}"
+        );
+        assert_eq!(message.contains("poweroff"), code == 1, "{message}");
     } // A description that pretends it is off.
     world.state("running\"\nVMState=\"poweroff");
-    let (_, said) = world.refused(1, &["vbox:"]);
-    assert!(said.contains("different values"), "{said}");
+    let (_, message) = world.refused(1, &["vbox:"]);
+    assert!(message.contains("different values"), "{message}");
 }

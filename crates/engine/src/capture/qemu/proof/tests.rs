@@ -39,7 +39,7 @@ fn layer(node: &str, file: &Path, bitmaps: Vec<Bitmap>) -> Layer {
     }
 }
 
-/// An overlay, the image that had the bitmap first, and what that is based on.
+/// An overlay, the image on which the bitmap began, and the base of that image.
 struct Chain {
     _folder: tempfile::TempDir,
     layers: Vec<Layer>,
@@ -72,7 +72,7 @@ impl Chain {
         Proof::find(Some(&self.layers), SIZE_BYTES, &self.notes, SIZE_BYTES)
     }
 
-    /// What is found when the chain has been changed.
+    /// The result for a changed chain.
     fn find_when(change: impl FnOnce(&mut Self)) -> Result<Proof, ReadAll> {
         let mut chain = Self::new();
         change(&mut chain);
@@ -81,11 +81,11 @@ impl Chain {
 }
 
 #[test]
-fn the_lowest_layer_that_has_the_bitmap_counts_and_those_above_are_asked() {
+fn the_lowest_layer_with_the_bitmap_counts() {
     let proof = Chain::new().find().unwrap();
     assert_eq!((proof.below.as_deref(), proof.layer_count), (Some("image"), 1));
     assert_eq!(proof.witness, witness_of(SIZE_BYTES, 7));
-    // An overlay without a bitmap is as good.
+    // An overlay without a bitmap gives the same result.
     let proof = Chain::find_when(|chain| chain.layers[0].bitmaps.clear()).unwrap();
     assert_eq!(proof.layer_count, 1);
     let proof = Chain::find_when(|chain| drop(chain.layers.remove(0))).unwrap();
@@ -93,7 +93,7 @@ fn the_lowest_layer_that_has_the_bitmap_counts_and_those_above_are_asked() {
 }
 
 #[test]
-fn what_is_missing_from_the_proof_is_the_reason_to_read_everything() {
+fn the_missing_part_of_a_proof_is_the_reason_to_read_everything() {
     let reason = |change: fn(&mut Chain)| Chain::find_when(change).unwrap_err();
     let of_image = |change: fn(&mut Bitmap)| {
         let mut chain = Chain::new();
@@ -173,7 +173,7 @@ fn a_bitmap_in_another_image_of_another_qemu_proves_nothing() {
         std::fs::File::create(&copy).unwrap();
         chain.layers[1].files = Some(vec![copy]);
     };
-    // A power cycle, and what libvirt does with images while the machine runs.
+    // A power cycle, or changes of images by libvirt while the machine is running.
     assert!(Chain::find_when(other_process).is_ok());
     assert!(Chain::find_when(other_image).is_ok());
     let both = |chain: &mut Chain| {
@@ -186,7 +186,7 @@ fn a_bitmap_in_another_image_of_another_qemu_proves_nothing() {
         other_image(chain);
     };
     assert_eq!(Chain::find_when(unknown), Err(ReadAll::Moved));
-    // A copy of the image with its bitmaps.
+    // A copy of the image together with its bitmaps.
     let copied = Chain::find_when(|chain| {
         both(chain);
         chain.layers[1].stored_bitmaps = vec![NAME.to_owned()];
@@ -197,7 +197,7 @@ fn a_bitmap_in_another_image_of_another_qemu_proves_nothing() {
 }
 
 #[test]
-fn a_filter_above_a_base_is_no_other_base() {
+fn a_filter_above_a_base_does_not_change_the_base() {
     let filtered = Chain::find_when(|chain| {
         let mut filter = layer("filter", Path::new("/nonexistent"), Vec::new());
         filter.files = Some(Vec::new());
@@ -207,7 +207,7 @@ fn a_filter_above_a_base_is_no_other_base() {
 }
 
 #[test]
-fn notes_that_make_no_sense_prove_nothing() {
+fn invalid_notes_prove_nothing() {
     let many = vec!["0"; 65].join(" ");
     for note in ["", " ", "x", "0 ", "-1", "18446744073709551616", &many] {
         let found = Chain::find_when(|chain| drop(chain.notes.insert(NOTE_BITMAP_WITNESS.to_owned(), note.to_owned())));
@@ -216,7 +216,7 @@ fn notes_that_make_no_sense_prove_nothing() {
 }
 
 #[test]
-fn a_bitmap_without_one_of_the_marks_has_no_witness() {
+fn a_bitmap_without_all_marks_is_not_witnessed() {
     let proof = Chain::new().find().unwrap();
     let mut changed = DirtyBitmap::new(SIZE_BYTES, 65_536).unwrap();
     for offset in &proof.witness {
@@ -232,7 +232,7 @@ fn a_bitmap_without_one_of_the_marks_has_no_witness() {
 }
 
 #[test]
-fn a_disk_that_was_smaller_for_a_while_has_lost_a_mark() {
+fn the_last_block_of_a_disk_has_a_mark() {
     for size_bytes in [MARK_BYTES, 3 * MARK_BYTES, SIZE_BYTES, SIZE_BYTES + 4096, 1 << 44] {
         let marks = witness_of(size_bytes, 1);
         assert!(marks.len() <= 16 && marks.iter().all(|mark| mark + MARK_BYTES <= size_bytes));
@@ -246,7 +246,7 @@ fn a_disk_that_was_smaller_for_a_while_has_lost_a_mark() {
 }
 
 #[test]
-fn layers_that_are_others_now_no_longer_hold() {
+fn a_proof_does_not_hold_for_other_layers() {
     let chain = Chain::new();
     let proof = chain.find().unwrap();
     assert!(proof.still_holds(Some(&chain.layers)));

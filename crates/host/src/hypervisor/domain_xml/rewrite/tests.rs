@@ -161,7 +161,7 @@ fn a_new_identity_changes_only_what_two_machines_cannot_share() {
     assert_eq!(read.nvram.as_deref(), Some("/nvram/web1-restored_VARS.fd"));
 }
 
-/// The guest's state was rolled back, so the generation changes, and nothing else.
+/// The state of the guest was rolled back, so the generation id changes, and nothing else.
 #[test]
 fn a_kept_identity_changes_only_the_generation() {
     let request = Rewrite {

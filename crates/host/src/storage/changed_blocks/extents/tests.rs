@@ -112,7 +112,7 @@ impl ExtentMap for Moving<'_> {
 
 /// Between two queries the older file is moved away, and the newer one is moved to its old address.
 #[test]
-fn a_move_between_two_questions_is_noticed() {
+fn a_move_between_two_queries_is_detected() {
     let (here, there) = ([Extent::new(0, 0, 100, 0)], [Extent::new(0, 700, 100, 0)]);
     let moves: &[&[Extent]] = &[&here, &there];
     let before = Moving {
@@ -235,7 +235,7 @@ impl ExtentMap for Restless<'_> {
 
 /// A wrong result would need four moves between three queries.
 #[test]
-fn moves_at_any_moment_hide_no_change() {
+fn changes_are_reported_despite_concurrent_moves() {
     for seed in 0..2000 {
         let state = RefCell::new((1, 2, SeededRandom::new(test_seed() ^ seed)));
         let side = |is_first| Restless {

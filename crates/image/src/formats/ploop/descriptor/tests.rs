@@ -201,7 +201,7 @@ fn top_is_stated_or_has_the_usual_guid() {
 }
 
 #[test]
-fn errors_of_invalid_descriptors() {
+fn invalid_descriptors_are_errors() {
     let kind = "Compressed";
     let sound = tree(Some(2), &[(1, 0, kind), (2, 1, kind)]);
     parse(&sound).unwrap();

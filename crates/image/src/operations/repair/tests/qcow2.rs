@@ -108,7 +108,7 @@ fn qcow2_shared_clusters_are_copied_in_mode_all_only() {
             counted: 0,
         };
         assert!(report.problems.iter().any(|problem| problem.kind == kept), "{name}");
-        // The state that such a repair left.
+        // The state after such a repair.
         let file = memory(shared.clone());
         let plan = Repair::plan(target(Format::Qcow2, &file).unwrap(), RepairMode::Safe).unwrap();
         plan.execute().unwrap();
@@ -220,7 +220,7 @@ fn qcow2_invalid_entries_are_discarded_in_mode_all_only() {
     ] {
         let broken = damaged(&image, |image| put(image, at.entry, &entry.to_be_bytes()));
         if name == "in the l1 table" {
-            // A write now goes to another cluster.
+            // A write goes to another cluster now.
             let (actions, report) = survive(name, Format::Qcow2, &broken, RepairMode::Safe);
             assert_eq!(names(&actions), ["refcounts", "copied-flags"], "{name}");
             assert!(report.corruption_count > 0, "{name}");

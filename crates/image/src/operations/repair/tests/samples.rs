@@ -323,7 +323,7 @@ pub(super) fn names(actions: &[RepairAction]) -> Vec<&'static str> {
     actions.iter().map(RepairAction::name).collect()
 }
 
-/// Asserts that this mode repairs it, by these actions, and that it is clean then.
+/// Asserts that this mode repairs the image with these actions, and that the image is clean afterwards.
 pub(super) fn assert_repairs(name: &str, format: Format, damaged: &[u8], mode: RepairMode, expected: &[&str]) {
     let (actions, report) = survive(name, format, damaged, mode);
     assert_eq!(names(&actions), expected, "{name}: {actions:?}");

@@ -1,7 +1,7 @@
 //! Parallels and ploop disks: chains of deltas with a descriptor.
 //!
-//! No peer reads the descriptor. Therefore each delta is made by QEMU or by us, a simple model that only reads the
-//! table of a delta merges their clusters, and the result is compared with what is read through the descriptor.
+//! No peer reads the descriptor. Therefore each delta is written by QEMU or Holdfast, a simple model that only reads
+//! the table of a delta merges their clusters, and the result is compared with what is read through the descriptor.
 
 mod chains;
 mod checking;

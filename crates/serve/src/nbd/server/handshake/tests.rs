@@ -89,7 +89,7 @@ fn go_replies_with_size_flags_name_description_and_block_sizes() {
 }
 
 #[test]
-fn a_list_is_answered_one_by_one() {
+fn a_list_has_one_reply_per_export() {
     let progress = answered(
         "00000003 IHAVEOPT 00000003 00000000",
         "0003e889045565a9 00000003 00000002 00000007 00000001 \"d\" hi
@@ -99,7 +99,7 @@ fn a_list_is_answered_one_by_one() {
 }
 
 #[test]
-fn an_export_by_name_ends_with_zeroes_unless_the_client_declines_them() {
+fn the_reply_to_export_name_has_zeroes_unless_declined() {
     let progress = answered("00000003 IHAVEOPT 00000001 00000001 \"d\"", "0000000000001234 0503");
     assert_eq!(session(progress).terms.style, HeaderStyle::Simple);
     let zeroes = "00".repeat(124);
@@ -123,7 +123,7 @@ fn contexts_are_selected_for_the_export_that_they_were_asked_of() {
     let agreed = session(answered(&format!("{select} {go}"), &format!("{selected} {went}")));
     assert_eq!(agreed.terms.contexts, [1]);
     assert_eq!(agreed.terms.style, HeaderStyle::Structured);
-    // The default export is the same disk under another name, for which no contexts are selected.
+    // The default export is the same disk under another name, for which no context is selected.
     let elsewhere = "IHAVEOPT 00000007 00000006 00000000 0000";
     let agreed = session(answered(
         &format!("{select} {elsewhere}"),
@@ -133,7 +133,7 @@ fn contexts_are_selected_for_the_export_that_they_were_asked_of() {
 }
 
 #[test]
-fn tls_begins_with_a_clean_slate() {
+fn negotiated_state_is_reset_by_tls() {
     // Structured replies that were negotiated before TLS do not count after it.
     let said = "00000003 IHAVEOPT 00000008 00000000 IHAVEOPT 00000005 00000000
                 IHAVEOPT 00000005 00000000 IHAVEOPT 00000001 00000001 \"d\"";
@@ -158,7 +158,7 @@ fn a_stopping_server_refuses_with_shutdown() {
 }
 
 #[test]
-fn options_come_to_an_end() {
+fn the_number_of_options_is_limited() {
     let many = "IHAVEOPT 00000063 00000000 ".repeat(1001);
     let (_, progress) = talk(TlsMode::Off, &format!("00000003 {many}"), false);
     assert!(matches!(

@@ -103,7 +103,7 @@ fn invalid_extents_end_the_connection_with_their_errors() {
 
 /// Interleaved chunks of many requests, small and out of order, with holes between them: all of this is valid.
 #[test]
-fn replies_in_pieces_and_out_of_order_are_put_together() {
+fn fragmented_and_reordered_replies_are_assembled() {
     const COUNT: u64 = 8;
     const PIECE_BYTES: u64 = 64 << 10;
     let (endpoint, thread) = server(|peer| {

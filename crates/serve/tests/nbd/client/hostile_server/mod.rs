@@ -78,7 +78,7 @@ impl Peer {
         }
     }
 
-    /// Receives the next request and the data that it writes.
+    /// The next request, with its payload if it is a write.
     fn request(&mut self) -> Option<(Request, Vec<u8>)> {
         let header = self.receive(28)?;
         let number = |at: usize| u64::from_be_bytes(header[at..at + 8].try_into().unwrap());

@@ -50,8 +50,8 @@ fn cancellation_does_not_wait_for_a_greeting() {
         };
         let error = NbdDevice::connect(&endpoint, "", options).err().unwrap();
         let causes = std::iter::successors(Some(&error as &dyn std::error::Error), |error| error.source());
-        let said: Vec<String> = causes.map(ToString::to_string).collect();
-        assert!(said.join(": ").contains("cancelled"), "{said:?}");
+        let text: Vec<String> = causes.map(ToString::to_string).collect();
+        assert!(text.join(": ").contains("cancelled"), "{text:?}");
     }
     drop(listener);
 }
@@ -153,7 +153,7 @@ fn requests_time_out_when_a_server_sends_single_bytes() {
         for _ in 0..4000 {
             servers_clock.advance(LONG / 3);
             peer.send(&[&[7]])?;
-            // The next byte is sent only when this one was received: the clock must not run ahead of the reader.
+            // Advance the clock only after the client received this byte.
             std::thread::yield_now();
         }
         None

@@ -1,4 +1,4 @@
-//! What a host remembers of a repository: it notices a replaced one, an older state, or one without a password.
+//! The state that a host remembers of a repository: it detects a replaced one, an older state, or a removed password.
 
 use std::fs::{Permissions, rename};
 use std::os::unix::fs::PermissionsExt as _;
@@ -28,7 +28,7 @@ fn copy_folder(from: &Path, to: &Path) {
 }
 
 #[test]
-fn an_older_state_of_a_repository_is_noticed_until_it_is_accepted() {
+fn an_older_state_of_a_repository_is_refused_until_accepted() {
     let rig = Rig::new();
     rig.write("a.raw", &noise(200_000, 1));
     rig.ok(&["backup", "a.raw", "--machine", "a"]);
@@ -39,48 +39,48 @@ fn an_older_state_of_a_repository_is_noticed_until_it_is_accepted() {
     rename(rig.path("repo"), rig.path("newer")).unwrap();
     copy_folder(&rig.path("older"), &rig.path("repo"));
     for _ in 0..2 {
-        let said = stderr(&rig.code(3, &["list"]));
-        assert!(said.contains("are gone and were not removed"), "{said}");
+        let text = stderr(&rig.code(3, &["list"]));
+        assert!(text.contains("are gone and were not removed"), "{text}");
     }
     let id = rig.json(3, &["list"])["warnings"].to_string();
     let id = id.split("HOLDFAST_ACCEPT_REPOSITORY=").nth(1).unwrap()[..32].to_owned();
     run_with(&rig, ("HOLDFAST_ACCEPT_REPOSITORY", &id), 0, &["list"]);
     rig.ok(&["list"]);
-    // What is removed in the open is no surprise.
+    // A removal by this host causes no warning.
     rig.ok(&["prune", "--keep-last", "1"]);
     rig.ok(&["gc"]);
     rig.ok(&["list"]);
 }
 
-/// Another user could take the repository away there, or put another one in its place.
+/// Another user could move the repository there, or replace it.
 #[test]
-fn a_repository_in_a_folder_that_others_can_write_is_warned_of() {
+fn a_repository_in_a_world_writable_folder_is_warned_about() {
     let rig = Rig::empty();
     for (name, mode) in [("open", 0o777), ("sticky", 0o1777), ("closed", 0o755)] {
         let folder = rig.path(name);
         std::fs::create_dir(&folder).unwrap();
         std::fs::set_permissions(&folder, Permissions::from_mode(mode)).unwrap();
         let place = format!("{name}/repo");
-        let said = stderr(&rig.run(&["-r", &place, "init", "--no-encryption"]));
+        let text = stderr(&rig.run(&["-r", &place, "init", "--no-encryption"]));
         assert_eq!(
-            said.contains("other users can write it"),
+            text.contains("other users can write it"),
             name == "open",
-            "{name}: {said}"
+            "{name}: {text}"
         );
     }
     let folder = rig.path("sticky");
-    let said = stderr(&rig.run(&["-r", "sticky/repo", "list"]));
-    assert!(!said.contains("other users"), "{said}");
+    let text = stderr(&rig.run(&["-r", "sticky/repo", "list"]));
+    assert!(!text.contains("other users"), "{text}");
     std::fs::remove_dir_all(folder.join("repo")).unwrap();
     std::fs::create_dir(folder.join("repo")).unwrap();
     std::fs::set_permissions(folder.join("repo"), Permissions::from_mode(0o1777)).unwrap();
-    let said = stderr(&rig.run(&["-r", "sticky/repo", "init", "--no-encryption"]));
-    assert!(said.contains("others can change the repository"), "{said}");
+    let text = stderr(&rig.run(&["-r", "sticky/repo", "init", "--no-encryption"]));
+    assert!(text.contains("others can change the repository"), "{text}");
 }
 
 /// The host that initializes a repository remembers it, also with a relative path to a new folder.
 #[test]
-fn a_repository_that_is_made_anew_is_known() {
+fn a_new_repository_is_remembered_from_its_creation() {
     let rig = Rig::new();
     rig.ok(&["list"]);
     for _ in 0..2 {
@@ -92,9 +92,9 @@ fn a_repository_that_is_made_anew_is_known() {
     }
 }
 
-/// Files are copied folder by folder while a backup goes on: the packs first, and the snapshot that needs newer ones after it.
+/// Files are copied folder by folder during a backup: first the packs, later the snapshots, which need newer packs.
 #[test]
-fn a_copy_that_was_made_while_the_repository_was_in_use_is_named_as_that() {
+fn a_file_copy_made_during_a_backup_is_recognised() {
     const HINT: &str = "made while the repository was in use";
     let rig = Rig::new();
     let back_up = |seed| {
@@ -115,40 +115,41 @@ fn a_copy_that_was_made_while_the_repository_was_in_use_is_named_as_that() {
             copy_folder(&from, &to);
         }
     }
-    let said = stderr(&rig.code(5, &["verify", "-r", "copied"]));
-    assert!(said.contains(HINT), "{said}");
-    // A pack that an older snapshot needs is lost otherwise.
+    let text = stderr(&rig.code(5, &["verify", "-r", "copied"]));
+    assert!(text.contains(HINT), "{text}");
+    // A missing pack of an older snapshot has another cause.
     for folder in rig.names("copied/packs") {
         std::fs::remove_dir_all(rig.path(&format!("copied/packs/{folder}"))).unwrap();
     }
-    let said = stderr(&rig.code(5, &["verify", "-r", "copied"]));
-    assert!(!said.contains(HINT), "{said}");
+    let text = stderr(&rig.code(5, &["verify", "-r", "copied"]));
+    assert!(!text.contains(HINT), "{text}");
 }
 
 #[test]
-fn another_repository_in_the_place_of_one_is_refused_until_it_is_accepted() {
+fn a_replaced_repository_is_refused_until_accepted() {
     let rig = Rig::new();
     rig.ok(&["list"]);
     rename(rig.path("repo"), rig.path("first")).unwrap();
     rig.ok(&["-r", "second", "init", "--no-encryption"]);
     rename(rig.path("second"), rig.path("repo")).unwrap();
     rig.write("a.raw", &noise(200_000, 1));
-    let (kind, said) = rig.error(1, &["backup", "a.raw", "--machine", "a"]);
+    let (kind, text) = rig.error(1, &["backup", "a.raw", "--machine", "a"]);
     assert!(
-        kind == "refused" && said.contains("not the repository that was here before"),
-        "{said}"
+        kind == "refused" && text.contains("not the repository that was here before"),
+        "{text}"
     );
-    let id = said.split("it is ").nth(1).unwrap()[..32].to_owned();
+    let id = text.split("it is ").nth(1).unwrap()[..32].to_owned();
     let accepted = ("HOLDFAST_ACCEPT_REPOSITORY", id.as_str());
     run_with(&rig, accepted, 0, &["backup", "a.raw", "--machine", "a"]);
     rig.ok(&["list"]);
-    // Made anew at the same place, it is known.
+    // A new repository at the same path is known.
     std::fs::remove_dir_all(rig.path("repo")).unwrap();
     rig.ok(&["init", "--no-encryption"]);
     rig.ok(&["list"]);
 }
 
-/// A copy would go to the owner of the replacing repository, and a repository made like it would deduplicate with it.
+/// A replaced target would receive the copies, and a repository that is initialized like it would have the keys of an
+/// attacker.
 #[test]
 fn the_other_repository_of_a_copy_is_remembered_as_well() {
     let rig = Rig::new();
@@ -162,10 +163,10 @@ fn the_other_repository_of_a_copy_is_remembered_as_well() {
     rename(rig.path("other"), rig.path("far")).unwrap();
     let like = ["init", "--no-encryption", "-r", "like", "--like", "far"];
     for words in [&copy[..], &["copy", "--to", "far", "--status"], &like] {
-        let (kind, said) = rig.error(1, words);
+        let (kind, text) = rig.error(1, words);
         assert!(
-            kind == "refused" && said.contains("not the repository that was here before"),
-            "{words:?}: {said}"
+            kind == "refused" && text.contains("not the repository that was here before"),
+            "{words:?}: {text}"
         );
     }
     assert!(!rig.path("like").exists());
@@ -173,7 +174,7 @@ fn the_other_repository_of_a_copy_is_remembered_as_well() {
     rename(rig.path("first"), rig.path("far")).unwrap();
     rig.ok(&copy);
     rig.ok(&like);
-    // One that is made at a place is known there, however the place was named.
+    // A new repository is known by its path, however the path was written.
     std::fs::remove_dir_all(rig.path("far")).unwrap();
     rig.ok(&["init", "--no-encryption", "-r", "far"]);
     rig.ok(&copy);
@@ -184,15 +185,16 @@ fn a_password_of_the_environment_does_not_lock_a_repository_without_one() {
     let rig = Rig::new();
     rig.write("password", b"correct-horse-battery-staple\n");
     let variable = ("HOLDFAST_PASSWORD_FILE", "password");
-    let said = stderr(&run_with(&rig, variable, 0, &["list"]));
-    assert!(said.contains("has no password"), "{said}");
+    let text = stderr(&run_with(&rig, variable, 0, &["list"]));
+    assert!(text.contains("has no password"), "{text}");
     run_with(&rig, variable, 0, &["init", "--no-encryption", "-r", "other"]);
     rig.code(1, &["list", "--password-file", "password"]);
     rig.code(
         2,
         &["init", "--no-encryption", "-r", "third", "--password-file", "password"],
     );
-    // One that was encrypted is not opened as one that is not: the next backup would be in plain text.
+    // A repository that was encrypted is not opened when it is unencrypted: the next backup would be stored in plain
+    // text.
     std::fs::remove_dir_all(rig.path("other")).unwrap();
     run_with(&rig, variable, 3, &["init", "-r", "other"]);
     run_with(&rig, variable, 3, &["list", "-r", "other"]);
@@ -203,7 +205,7 @@ fn a_password_of_the_environment_does_not_lock_a_repository_without_one() {
 }
 
 #[test]
-fn a_link_in_the_place_of_the_folder_of_packs_is_no_damage() {
+fn a_link_in_place_of_the_pack_folder_is_not_damage() {
     let rig = Rig::new();
     rig.write("a.raw", &noise(200_000, 1));
     rig.ok(&["backup", "a.raw", "--machine", "a"]);
@@ -217,16 +219,16 @@ fn a_link_in_the_place_of_the_folder_of_packs_is_no_damage() {
         &["restore", "a", "b.raw"],
         &["backup", "a.raw", "--machine", "a"],
     ] {
-        let said = stderr(&rig.code(1, words));
+        let text = stderr(&rig.code(1, words));
         assert!(
-            said.contains("is a link, or no folder") && said.contains("no link is followed"),
-            "{words:?}: {said}"
+            text.contains("is a link, or no folder") && text.contains("no link is followed"),
+            "{words:?}: {text}"
         );
     }
 }
 
 #[test]
-fn a_folder_in_the_place_of_a_pack_does_not_stop_the_check_of_the_rest() {
+fn a_folder_in_place_of_a_pack_does_not_stop_the_check() {
     let rig = Rig::new();
     rig.write("a.raw", &noise(200_000, 1));
     rig.ok(&["backup", "a.raw", "--machine", "a"]);
@@ -243,13 +245,13 @@ fn a_folder_in_the_place_of_a_pack_does_not_stop_the_check_of_the_rest() {
     std::fs::remove_file(&largest).unwrap();
     std::fs::create_dir(&largest).unwrap();
     for words in [&["verify"][..], &["scrub"], &["repair"]] {
-        let said = stdout(&rig.code(5, words));
-        assert!(said.contains("missing"), "{words:?}: {said}");
+        let text = stdout(&rig.code(5, words));
+        assert!(text.contains("missing"), "{words:?}: {text}");
     }
 }
 
 #[test]
-fn damage_of_a_directory_is_named_and_loses_nothing() {
+fn damage_of_a_pack_directory_is_reported_and_loses_nothing() {
     let rig = Rig::new();
     let content = noise(300_000, 1);
     rig.write("a.raw", &content);
@@ -264,8 +266,8 @@ fn damage_of_a_directory_is_named_and_loses_nothing() {
             rig.write(&path, &bytes);
         }
     }
-    let said = stderr(&rig.code(3, &["restore", "a", "b.raw"]));
-    assert!(said.contains("copy of its directory in the index"), "{said}");
+    let text = stderr(&rig.code(3, &["restore", "a", "b.raw"]));
+    assert!(text.contains("copy of its directory in the index"), "{text}");
     assert_eq!(rig.read("b.raw")[..content.len()], content);
     rig.code(5, &["verify"]);
     rig.code(5, &["scrub"]);

@@ -1,4 +1,5 @@
-//! Signals that ask: SIGUSR1 is answered with where the job stands, and no such signal ends anything.
+//! Signals that request a status: SIGUSR1 prints the progress of the job, and neither SIGUSR1 nor SIGUSR2 ends the
+//! program.
 
 use std::io::{BufRead, BufReader, Write as _};
 use std::process::{Child, Stdio};
@@ -8,7 +9,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::program::{stderr, stdout};
 use crate::rig::Rig;
 
-/// Asks until a line of standard error satisfies `is_answer`.
+/// Sends signals until a line of standard error satisfies `is_answer`.
 fn ask(child: &mut Child, lines: &mut impl BufRead, is_answer: impl Fn(&str) -> bool) -> String {
     let id = Pid::from_child(child);
     kill_process(id, Signal::USR2).unwrap();
@@ -22,7 +23,7 @@ fn ask(child: &mut Child, lines: &mut impl BufRead, is_answer: impl Fn(&str) -> 
     }
 }
 
-/// The backup reads what does not come yet, so it stays where it is.
+/// The backup waits for input that does not come.
 #[test]
 fn a_quiet_backup_prints_its_progress_on_request_and_continues() {
     for options in [&[][..], &["--quiet"], &["--no-progress"]] {
@@ -31,7 +32,7 @@ fn a_quiet_backup_prints_its_progress_on_request_and_continues() {
         let mut child = rig.command(&words).stdin(Stdio::piped()).spawn().unwrap();
         let mut stdin = child.stdin.take().unwrap();
         stdin.write_all(&vec![7; 100_000]).unwrap();
-        // It has begun once its input is taken, and hears from its very beginning.
+        // The backup has begun when it reads its input, and handles the signals from its start on.
         let mut lines = BufReader::new(child.stderr.take().unwrap());
         let answer = ask(&mut child, &mut lines, |line| line.contains("backing up web1"));
         assert!(answer.starts_with("holdfast: "), "{answer}");
@@ -43,7 +44,7 @@ fn a_quiet_backup_prints_its_progress_on_request_and_continues() {
 }
 
 #[test]
-fn a_server_is_not_ended_by_a_question() {
+fn a_status_signal_does_not_end_a_server() {
     let rig = Rig::new();
     rig.write("web1.raw", &[7; 5000]);
     rig.ok(&["backup", "web1.raw"]);

@@ -1,8 +1,8 @@
-//! Notifications: to a receiver of webhooks on this host, and to a stand-in for the mail system's program.
+//! Notifications: to a webhook receiver on this host, and to a stand-in for sendmail.
 
 use super::{Host, Receiver, at_home, wait_until};
 
-/// A repository that is not there makes its job fail.
+/// The missing repository makes the job fail.
 const FAILING: &str = r#"
 [repositories.gone]
 path = "{here}/gone"
@@ -23,7 +23,7 @@ to = ["root", "ops@example.org"]
 "#;
 
 #[test]
-fn a_failure_and_its_end_are_notified_once_each() {
+fn failure_and_recovery_are_notified_once_each() {
     let receiver = Receiver::new(1);
     let host = Host::new(&FAILING.replace("{url}", &receiver.url));
     host.rig.write("token", b"a \"secret\"\n");
@@ -104,7 +104,7 @@ on = ["silence"]
     let jobs = host.rig.json(3, &at_home(&["jobs"]));
     assert_eq!(jobs["report"]["jobs"][0]["silent"], serde_json::json!(["never"]));
     assert_eq!(daemon.stop(), Some(0));
-    // The same as a check.
+    // The same as a check for a monitoring system.
     host.rig
         .code(2, &["monitor", "machines", "a", "never", "--within", "1d"]);
     host.rig.code(0, &["monitor", "machines", "--within", "1d"]);
@@ -113,7 +113,7 @@ on = ["silence"]
 }
 
 #[test]
-fn a_message_can_be_tried() {
+fn a_test_message_can_be_sent() {
     let receiver = Receiver::new(0);
     let host = Host::new(&FAILING.replace("{url}", &receiver.url));
     host.rig.write("token", b"x\n");
