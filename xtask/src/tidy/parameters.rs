@@ -19,7 +19,6 @@ pub(crate) const LEFT: &[Left] = &[
     left("engine", 78, 3),
     left("image", 17, 1),
     left("repo", 27, 0),
-    left("xapi-server", 4, 1),
 ];
 
 const fn left(crate_name: &'static str, tuples: usize, bools: usize) -> Left {

@@ -9,7 +9,7 @@ use twox_hash::XxHash64;
 
 use super::Context;
 use super::vdi::{new_vdi, remove as remove_vdi};
-use crate::database::{NULL, Record, new_uuid, text};
+use crate::database::{NULL, new_uuid, text};
 use crate::failure::{Answer, Failure};
 use crate::pool::{Pool, State};
 
@@ -73,11 +73,8 @@ pub(super) fn suspend(context: &mut Context<'_>, vm: &str) -> Answer<()> {
 }
 
 /// `VM.resume`: reads the memory of a machine back, and removes its disk.
-pub(super) fn resume(context: &mut Context<'_>, vm: &str, is_forced: bool) -> Answer<()> {
+pub(super) fn resume(context: &mut Context<'_>, vm: &str) -> Answer<()> {
     let record = context.state.database.get("VM", vm)?.clone();
-    if !is_forced {
-        refuse_other_processors(context, vm, &record)?;
-    }
     let vdi = text(&record, "suspend_VDI");
     if vdi == NULL {
         super::vm::set_power_state(context.state, vm, "Halted")?;
@@ -104,7 +101,8 @@ pub(super) fn resume(context: &mut Context<'_>, vm: &str, is_forced: bool) -> An
 }
 
 /// A machine resumes only on processors of the maker that it was started on.
-fn refuse_other_processors(context: &Context<'_>, vm: &str, record: &Record) -> Answer<()> {
+pub(super) fn refuse_other_processors(context: &Context<'_>, vm: &str) -> Answer<()> {
+    let record = context.state.database.get("VM", vm)?;
     let vendor_of = |flags: &Map<String, Value>| flags.get("vendor").and_then(Value::as_str).map(str::to_owned);
     let then = record
         .get("last_boot_CPU_flags")
