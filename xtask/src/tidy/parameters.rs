@@ -15,7 +15,6 @@ pub(crate) struct Left {
 
 pub(crate) const LEFT: &[Left] = &[
     left("archive", 1, 0),
-    left("cli", 18, 8),
     left("engine", 78, 3),
     left("image", 17, 1),
     left("repo", 27, 0),
