@@ -15,11 +15,8 @@ pub(crate) struct Left {
 
 pub(crate) const LEFT: &[Left] = &[
     left("archive", 1, 0),
-    left("cli", 18, 8),
-    left("host", 10, 5),
     left("image", 17, 1),
     left("repo", 27, 0),
-    left("xapi-server", 4, 1),
 ];
 
 const fn left(crate_name: &'static str, tuples: usize, bools: usize) -> Left {

@@ -1,6 +1,6 @@
 //! What switches of several verbs mean to the engine.
 
-use holdfast_engine::{Continuation, Execution};
+use holdfast_engine::{Continuation, Execution, Unsigned};
 
 /// A switch that was given or not.
 pub trait Switch {
@@ -9,6 +9,9 @@ pub trait Switch {
 
     /// What `--dry-run` means.
     fn execution(self) -> Execution;
+
+    /// What `--unsigned` means.
+    fn acceptance(self) -> Unsigned;
 }
 
 impl Switch for bool {
@@ -22,5 +25,9 @@ impl Switch for bool {
 
     fn execution(self) -> Execution {
         if self { Execution::DryRun } else { Execution::Execute }
+    }
+
+    fn acceptance(self) -> Unsigned {
+        if self { Unsigned::Accept } else { Unsigned::Refuse }
     }
 }

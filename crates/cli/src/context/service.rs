@@ -58,15 +58,34 @@ impl Service {
     }
 }
 
-/// A line as standard error takes it: with its weight in front where that is systemd's journal, which reads it there.
-pub fn line(severity: Severity, text: &str, is_journal: bool) -> String {
+/// What reads standard error.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LogReader {
+    /// The journal of systemd, which takes the severity from the beginning of a line.
+    Journal,
+    /// A person, or a file.
+    Plain,
+}
+
+impl LogReader {
+    /// As the environment says.
+    pub fn of(context: &Context) -> Self {
+        match context.variable(environment::JOURNAL_STREAM) {
+            Some(_) => Self::Journal,
+            None => Self::Plain,
+        }
+    }
+}
+
+/// A message as a line for its reader.
+pub fn line(severity: Severity, text: &str, reader: LogReader) -> String {
     let text = printable(text);
-    match (severity, is_journal) {
-        (Severity::Error, true) => format!("<3>{text}"),
-        (Severity::Warning, true) => format!("<4>{text}"),
-        (Severity::Info, true) => format!("<6>{text}"),
-        (Severity::Error, false) => format!("holdfast: error: {text}"),
-        (Severity::Warning, false) => format!("holdfast: warning: {text}"),
-        (Severity::Info, false) => format!("holdfast: {text}"),
+    match (severity, reader) {
+        (Severity::Error, LogReader::Journal) => format!("<3>{text}"),
+        (Severity::Warning, LogReader::Journal) => format!("<4>{text}"),
+        (Severity::Info, LogReader::Journal) => format!("<6>{text}"),
+        (Severity::Error, LogReader::Plain) => format!("holdfast: error: {text}"),
+        (Severity::Warning, LogReader::Plain) => format!("holdfast: warning: {text}"),
+        (Severity::Info, LogReader::Plain) => format!("holdfast: {text}"),
     }
 }

@@ -1,7 +1,9 @@
 //! The machines that are frozen while host snapshots are made.
 
 use holdfast_block::error_text;
-use holdfast_engine::{GuestReport, GuestRequest, MachinePlaces, Quiesce, Quiesced, machines_in, places_of};
+use holdfast_engine::{
+    GuestReport, GuestRequest, MachinePlaces, Quiesce, Quiesced, StateStore, machines_in, places_of,
+};
 use holdfast_host::provider::HostSnapshotScope;
 use holdfast_host::qemu::memory::MemoryMethod;
 use holdfast_host::{Description, DiskChoice, MachineState};
@@ -52,6 +54,22 @@ impl From<MemoryHow> for MemoryMethod {
             MemoryHow::Live => Self::Live,
             MemoryHow::Stopped => Self::Stopped,
         }
+    }
+}
+
+/// Whether the firmware variables and the TPM of a machine are kept beside its host snapshot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum GuestState {
+    /// They are.
+    Kept,
+    /// Only its disks are in it.
+    Omitted,
+}
+
+impl GuestState {
+    /// Kept where there is a place for it.
+    pub fn kept_in(store: Option<&StateStore>) -> Self {
+        store.map_or(Self::Omitted, |_| Self::Kept)
     }
 }
 
@@ -134,7 +152,7 @@ impl KnownGuest {
     pub fn request(
         &self,
         quiesce: Quiesce,
-        keeps_state: bool,
+        state: GuestState,
         context: &Context,
     ) -> holdfast_engine::Result<GuestRequest<'_>> {
         let run = runs::new_run()?;
@@ -142,7 +160,7 @@ impl KnownGuest {
         let journal = runs::journal(context, &self.found.way);
         Ok(GuestRequest {
             machine: &*self.found.machine,
-            has_to_stop: keeps_state && (description.nvram.is_some() || description.tpm.is_some()),
+            has_to_stop: state == GuestState::Kept && (description.nvram.is_some() || description.tpm.is_some()),
             description,
             quiesce,
             places,

@@ -156,7 +156,7 @@ impl ZfsDifference<'_> {
             }
             SendQuery::Volume { size_bytes }
         };
-        let changes = self.zfs.changes((self.older, self.newer), question);
+        let changes = self.zfs.changes(self.older, self.newer, question);
         changes.map_err(|error| error.to_string())
     }
 }

@@ -113,12 +113,7 @@ impl VBoxManage {
     ///
     /// # Errors
     /// A snapshot of that name may exist all the same.
-    pub fn take_snapshot(
-        &self,
-        machine: &str,
-        (name, description): (&str, &str),
-        mode: SnapshotMode,
-    ) -> Result<String> {
+    pub fn take_snapshot(&self, machine: &str, name: &str, description: &str, mode: SnapshotMode) -> Result<String> {
         let mut arguments = vec!["snapshot", machine, "take", name, "--description", description];
         if mode == SnapshotMode::Live {
             arguments.push("--live");

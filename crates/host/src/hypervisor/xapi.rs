@@ -32,5 +32,5 @@ pub use nbd::NbdAddress;
 pub use pool::{Login, Pool, check_trust};
 pub use record::{Reference, XapiRecord};
 pub use task::{Task, TaskOutcome};
-pub use transfer::{DiskForm, Download, Upload};
+pub use transfer::{DiskForm, Download, Upload, UploadIdentity};
 pub use trust::{Fingerprint, Trust};

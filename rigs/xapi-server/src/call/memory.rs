@@ -10,7 +10,7 @@ use twox_hash::XxHash64;
 
 use super::Context;
 use super::vdi::{new_vdi, remove as remove_vdi};
-use crate::database::{NULL, Record, new_uuid, text};
+use crate::database::{NULL, new_uuid, text};
 use crate::failure::{Answer, Failure};
 use crate::pool::{Pool, State};
 
@@ -74,11 +74,8 @@ pub(super) fn suspend(context: &mut Context<'_>, vm: &str) -> Answer<()> {
 }
 
 /// `VM.resume`: reads the memory of a machine, and removes its disk.
-pub(super) fn resume(context: &mut Context<'_>, vm: &str, is_forced: bool) -> Answer<()> {
+pub(super) fn resume(context: &mut Context<'_>, vm: &str) -> Answer<()> {
     let record = context.state.database.get("VM", vm)?.clone();
-    if !is_forced {
-        refuse_other_processors(context, vm, &record)?;
-    }
     let vdi = text(&record, "suspend_VDI");
     if vdi == NULL {
         super::vm::set_power_state(context.state, vm, "Halted")?;
@@ -105,7 +102,8 @@ pub(super) fn resume(context: &mut Context<'_>, vm: &str, is_forced: bool) -> An
 }
 
 /// Refuses to resume a machine on processors of another vendor than it was started on.
-fn refuse_other_processors(context: &Context<'_>, vm: &str, record: &Record) -> Answer<()> {
+pub(super) fn refuse_other_processors(context: &Context<'_>, vm: &str) -> Answer<()> {
+    let record = context.state.database.get("VM", vm)?;
     let vendor_of = |flags: &Map<String, Value>| flags.get("vendor").and_then(Value::as_str).map(str::to_owned);
     let then = record
         .get("last_boot_CPU_flags")

@@ -61,7 +61,7 @@ fn copy(context: &mut Context<'_>, kind: Kind, arguments: &[Value]) -> Answer<St
     }
     let vdis = copy_disks(context, &record, kind, &ignored)?;
     let copy = copy_record(context, vm, &record, kind, name)?;
-    copy_vbds(context.state, (&record, kind), &copy, &vdis)?;
+    copy_vbds(context.state, &record, kind, &copy, &vdis)?;
     copy_vifs(context.state, &record, &copy, kind)?;
     if kind == Kind::Checkpoint {
         add_memory(context, &record, &copy)?;
@@ -157,7 +157,8 @@ fn copy_record(
 
 fn copy_vbds(
     state: &mut State,
-    (original, kind): (&Map<String, Value>, Kind),
+    original: &Map<String, Value>,
+    kind: Kind,
     copy: &str,
     vdis: &Map<String, Value>,
 ) -> Answer<()> {

@@ -86,7 +86,13 @@ fn change_power(context: &mut Context<'_>, arguments: &[Value], from: &[&str], t
     refuse_power_state(record, vm, from)?;
     match context.method {
         "VM.suspend" => memory::suspend(context, vm)?,
-        "VM.resume" => memory::resume(context, vm, arguments.get(2) == Some(&json!(true)))?,
+        "VM.resume" => {
+            let is_forced = arguments.get(2) == Some(&json!(true));
+            if !is_forced {
+                memory::refuse_other_processors(context, vm)?;
+            }
+            memory::resume(context, vm)?;
+        }
         _ => {}
     }
     set_power_state(context.state, vm, to)?;

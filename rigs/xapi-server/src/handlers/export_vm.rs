@@ -182,7 +182,7 @@ fn write(pool: &Pool, out: &mut dyn Write, ova: &str, pieces: &[Piece]) -> io::R
     tar::write(out, "ova.xml", ova.as_bytes())?;
     for piece in pieces {
         let file = piece.disk.file()?;
-        disks::write(out, &piece.prefix, (&file, piece.disk.size_bytes), &habits, &mut spoils)?;
+        disks::write(out, &piece.prefix, &file, piece.disk.size_bytes, &habits, &mut spoils)?;
     }
     tar::write_end(out)
 }

@@ -35,11 +35,12 @@ pub(super) struct Made {
 }
 
 /// A running import.
-struct Import<'a> {
-    objects: &'a [Object],
+pub(super) struct Import<'a> {
+    pub(super) objects: &'a [Object],
+    pub(super) disks: &'a Disks,
     /// Whether the machine keeps its identity.
-    is_restore: bool,
-    task: &'a str,
+    pub(super) is_restore: bool,
+    pub(super) task: &'a str,
 }
 
 fn not_found(id: &str) -> Failure {
@@ -76,58 +77,6 @@ pub(super) fn streamed(objects: &[Object]) -> Answer<Vec<&Object>> {
         }
     }
     Ok(streamed)
-}
-
-/// Creates all objects in the records.
-pub(super) fn make(
-    pool: &Pool,
-    objects: &[Object],
-    (disks, is_restore, task): (&Disks, bool, &str),
-    made: &mut Made,
-) -> Answer<()> {
-    let mut state = pool.state();
-    let import = Import {
-        objects,
-        is_restore,
-        task,
-    };
-    if is_restore {
-        import.refuse_twins(&state)?;
-    }
-    for object in import.of("VDI") {
-        if is_medium(objects, object)? {
-            continue;
-        }
-        let vdi = match disks {
-            Disks::InArchive { sr } => {
-                // A fault for `VDI.create` applies here too: XAPI creates the disk by that call.
-                planned_failure(pool, "VDI.create").map_or(Ok(()), Err)?;
-                let size_bytes = rounded_size(number(&object.record, "virtual_size"));
-                new_vdi(pool, &mut state, sr, size_bytes, &kept_of_vdi(&object.record))?
-            }
-            Disks::InPool => match state.database.by_uuid("VDI", text(&object.record, "uuid")) {
-                Ok(vdi) => vdi,
-                Err(_) => {
-                    return Err(Failure::new(
-                        "VDI_LOCATION_MISSING",
-                        &[NULL, text(&object.record, "location")],
-                    ));
-                }
-            },
-        };
-        made.vdis.insert(object.id.clone(), vdi);
-    }
-    for object in import.of("VM") {
-        let vm = import.make_vm(&mut state, object, made)?;
-        let of_it = |device: &&Object| text(&device.record, "VM") == object.id;
-        for vbd in import.of("VBD").filter(of_it) {
-            import.make_vbd(&mut state, (&vm, object), vbd, made)?;
-        }
-        for vif in import.of("VIF").filter(of_it) {
-            import.make_vif(&mut state, &vm, vif, made)?;
-        }
-    }
-    Ok(())
 }
 
 fn kept_of_vdi(record: &Record) -> Record {
@@ -168,6 +117,48 @@ fn replace(state: &mut State, record: &Record) -> Answer<()> {
 }
 
 impl Import<'_> {
+    /// Makes all that the records tell of.
+    pub(super) fn make(&self, pool: &Pool, made: &mut Made) -> Answer<()> {
+        let mut state = pool.state();
+        if self.is_restore {
+            self.refuse_twins(&state)?;
+        }
+        for object in self.of("VDI") {
+            if is_medium(self.objects, object)? {
+                continue;
+            }
+            let vdi = match self.disks {
+                Disks::InArchive { sr } => {
+                    // It is made by that call, from within.
+                    planned_failure(pool, "VDI.create").map_or(Ok(()), Err)?;
+                    let size_bytes = rounded_size(number(&object.record, "virtual_size"));
+                    new_vdi(pool, &mut state, sr, size_bytes, &kept_of_vdi(&object.record))?
+                }
+                Disks::InPool => match state.database.by_uuid("VDI", text(&object.record, "uuid")) {
+                    Ok(vdi) => vdi,
+                    Err(_) => {
+                        return Err(Failure::new(
+                            "VDI_LOCATION_MISSING",
+                            &[NULL, text(&object.record, "location")],
+                        ));
+                    }
+                },
+            };
+            made.vdis.insert(object.id.clone(), vdi);
+        }
+        for object in self.of("VM") {
+            let vm = self.make_vm(&mut state, object, made)?;
+            let of_it = |device: &&Object| text(&device.record, "VM") == object.id;
+            for vbd in self.of("VBD").filter(of_it) {
+                self.make_vbd(&mut state, &vm, object, vbd, made)?;
+            }
+            for vif in self.of("VIF").filter(of_it) {
+                self.make_vif(&mut state, &vm, vif, made)?;
+            }
+        }
+        Ok(())
+    }
+
     fn of(&self, class: &'static str) -> impl Iterator<Item = &Object> {
         self.objects.iter().filter(move |object| object.class == class)
     }
@@ -221,7 +212,7 @@ impl Import<'_> {
         Ok(vm)
     }
 
-    fn make_vbd(&self, state: &mut State, (vm, of): (&str, &Object), vbd: &Object, made: &Made) -> Answer<()> {
+    fn make_vbd(&self, state: &mut State, vm: &str, of: &Object, vbd: &Object, made: &Made) -> Answer<()> {
         if self.is_restore && state.database.by_uuid("VBD", text(&vbd.record, "uuid")).is_ok() {
             return Ok(());
         }

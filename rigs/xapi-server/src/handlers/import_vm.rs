@@ -8,7 +8,7 @@ use flate2::read::GzDecoder;
 use serde_json::{Value, json};
 
 use super::Next;
-use super::import_objects::{Disks, Made, make, streamed};
+use super::import_objects::{Disks, Import, Made, streamed};
 use super::target::Target;
 use super::transfer::{Direction, Flow, Transfer, admit};
 use crate::call::vdi::remove as remove_vdi;
@@ -123,8 +123,13 @@ fn read(transfer: &Transfer<'_>, stream: &mut dyn Read, disks: &Disks, made: &mu
     if *disks == Disks::InPool && transfer.request.flag("dry_run") {
         return Ok(());
     }
-    let import = transfer.task.clone();
-    make(pool, &objects, (disks, transfer.request.flag("restore"), &import), made)?;
+    let import = Import {
+        objects: &objects,
+        disks,
+        is_restore: transfer.request.flag("restore"),
+        task: &transfer.task,
+    };
+    import.make(pool, made)?;
     if *disks != Disks::InPool {
         let strictness = if transfer.request.flag("force") {
             Strictness::Forced

@@ -17,7 +17,8 @@ use crate::handlers::Target;
 pub(crate) fn write(
     out: &mut dyn Write,
     prefix: &str,
-    (file, size_bytes): (&File, u64),
+    file: &File,
+    size_bytes: u64,
     habits: &Habits,
     spoils_a_checksum: &mut bool,
 ) -> io::Result<()> {

@@ -117,6 +117,7 @@ fn run(args: &CopyArgs, context: &Context) -> Result<Exit, Error> {
         let status = context.work(1, |job| copy_status(&from, &to, &wanted, job))?;
         return context.report(&Compared::new(status, to.describe(), context.zone()));
     }
+    let execution = crate::args::Switch::execution(args.dry_run);
     let request = CopyRequest {
         selection,
         removed: if args.what.again {
@@ -124,12 +125,12 @@ fn run(args: &CopyArgs, context: &Context) -> Result<Exit, Error> {
         } else {
             RemovedThere::StayAway
         },
-        execution: crate::args::Switch::execution(args.dry_run),
+        execution,
         bytes_per_second: args.bwlimit,
         zone: context.zone().clone(),
     };
     let report = context.work(args.job.thread_count(), |job| copy(&from, &to, &request, job))?;
-    context.report(&CopyDone::new(&report, args.dry_run, to.describe(), context.zone()))
+    context.report(&CopyDone::new(&report, execution, to.describe(), context.zone()))
 }
 
 /// What the names mean; a disk cannot be copied alone.

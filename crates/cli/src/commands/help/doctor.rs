@@ -235,7 +235,7 @@ impl Report for Examined {
 /// Examines machines.
 fn run(args: &DoctorArgs, context: &Context) -> Result<Exit, Error> {
     let (words, mut datasets) = targets(args)?;
-    let everything = args.targets.is_empty();
+    let everything = args.examines_everything();
     if everything {
         datasets = named::datasets(context);
     }
@@ -246,7 +246,7 @@ fn run(args: &DoctorArgs, context: &Context) -> Result<Exit, Error> {
     } = MachineWord::apart(words);
     let place = virtualbox::place(context);
     let boxes = of_virtualbox(&place, boxes, everything, context)?;
-    let pools = pools::of_pools(args, &of_pools, everything, context)?;
+    let pools = pools::of_pools(args, &of_pools, context)?;
     let is_about_libvirt = everything || words.iter().any(|word| !matches!(word, MachineWord::Qmp(_)));
     let journal = context.journal_folder();
     let hypervisors = Hypervisors::new(args.connect.as_deref(), context);
@@ -314,6 +314,11 @@ fn parse_repository(text: &str) -> Result<String, String> {
 }
 
 impl DoctorArgs {
+    /// Whether all machines are examined, since none is named.
+    fn examines_everything(&self) -> bool {
+        self.targets.is_empty()
+    }
+
     fn execution(&self) -> Execution {
         if self.fix {
             Execution::Execute

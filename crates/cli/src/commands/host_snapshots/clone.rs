@@ -17,9 +17,9 @@ use holdfast_engine::{
 use holdfast_host::{Hypervisor as _, LocalTools};
 use serde::Serialize;
 
-use crate::args::{Example, JobArgs, SharedOptions};
+use crate::args::{Example, JobArgs, SharedOptions, Switch as _};
 use crate::commands::backups::restore::done::MachineRestored;
-use crate::commands::host_snapshots::point::{OpenPoint, PointArgs, Use, When, split};
+use crate::commands::host_snapshots::point::{OpenPoint, PointArgs, When, split};
 use crate::commands::host_snapshots::rollback::tell;
 use crate::commands::verb::Verb;
 use crate::context::Context;
@@ -155,7 +155,11 @@ impl Report for Clones {
             machine.human(self.dry_run, page);
         }
         for image in &self.images {
-            image.human(self.dry_run, page);
+            if self.dry_run {
+                image.human_planned(page);
+            } else {
+                image.human(page);
+            }
         }
         let count = self.machines.len() + self.images.len();
         if count > 1 && !self.dry_run {
@@ -261,8 +265,10 @@ fn clone_images(
         ));
     }
     let sysprep = if args.sysprep { Sysprep::Yes } else { Sysprep::No };
-    let how = (context, args.job.thread_count());
-    args.image.clone_images(file, names, (sysprep, args.dry_run), how)
+    let execution = args.dry_run.execution();
+    let threads = args.job.thread_count();
+    args.image
+        .clone_images(file, names, sysprep, execution, context, threads)
 }
 
 fn clone_machines(args: &CloneArgs, names: &[String], context: &Context, clones: &mut Clones) -> Result<(), Error> {
@@ -304,23 +310,25 @@ fn clone_machines(args: &CloneArgs, names: &[String], context: &Context, clones:
         });
         return Ok(());
     }
-    let how = (context, args.job.thread_count(), Use::of(args.dry_run));
-    let made = args.point.open((&machine, when), how, |mut point, job| {
-        let instant = point.made.map(|made| CloneInstantDocument::of(made, names));
-        let mut warned = BTreeSet::new();
-        let tools = LocalTools::new(Arc::clone(context.clock()), SYSPREP_TIME_OUT);
-        let made = wishes.iter().map(|wish| {
-            let guest = args.sysprep.then(|| OwnGuest {
-                identity: GuestIdentity {
-                    host_name: Some(wish.name.to_string()),
-                    program: sysprep_program(context),
-                },
-                tools: &tools,
+    let (threads, execution) = (args.job.thread_count(), args.dry_run.execution());
+    let made = args
+        .point
+        .open(&machine, when, context, threads, execution, |mut point, job| {
+            let instant = point.made.map(|made| CloneInstantDocument::of(made, names));
+            let mut warned = BTreeSet::new();
+            let tools = LocalTools::new(Arc::clone(context.clock()), SYSPREP_TIME_OUT);
+            let made = wishes.iter().map(|wish| {
+                let guest = args.sysprep.then(|| OwnGuest {
+                    identity: GuestIdentity {
+                        host_name: Some(wish.name.to_string()),
+                        program: sysprep_program(context),
+                    },
+                    tools: &tools,
+                });
+                make(args, wish, guest.as_ref(), &mut point, &mut warned, job)
             });
-            make(args, (wish, guest.as_ref()), (&mut point, &mut warned), job)
-        });
-        Ok((instant, made.collect::<holdfast_engine::Result<_>>()?))
-    })?;
+            Ok((instant, made.collect::<holdfast_engine::Result<_>>()?))
+        })?;
     (clones.instant, clones.machines) = made;
     Ok(())
 }
@@ -375,8 +383,10 @@ impl CloneInstantDocument {
 
 fn make(
     args: &CloneArgs,
-    (wish, guest): (&CloneOptions, Option<&OwnGuest<'_>>),
-    (open, warned): (&mut OpenPoint<'_>, &mut BTreeSet<String>),
+    wish: &CloneOptions,
+    guest: Option<&OwnGuest<'_>>,
+    open: &mut OpenPoint<'_>,
+    warned: &mut BTreeSet<String>,
     job: Job<'_>,
 ) -> holdfast_engine::Result<MachineClone> {
     let OpenPoint { restore, point, .. } = open;

@@ -22,7 +22,7 @@ use crate::errors::Error;
 use crate::exit::Exit;
 use crate::machines::Hypervisors;
 use crate::machines::datasets;
-use crate::machines::guests::{GuestDocument, KnownGuest, MemoryHow, QuiesceWhen};
+use crate::machines::guests::{GuestDocument, GuestState, KnownGuest, MemoryHow, QuiesceWhen};
 use crate::machines::runs;
 use crate::machines::states::{self, StateArgs};
 use crate::output::{Page, Report, Style};
@@ -216,8 +216,7 @@ struct FoundGuests<'a> {
     context: &'a Context,
     hypervisors: Hypervisors<'a>,
     known: OnceCell<Vec<KnownGuest>>,
-    /// Whether there is a place for the states of machines.
-    keeps_states: Cell<bool>,
+    state: Cell<GuestState>,
     /// How their memory is taken, where it is wanted.
     memory: RefCell<Option<MemoryOptions>>,
 }
@@ -250,7 +249,7 @@ impl Guests for FoundGuests<'_> {
 
     fn request(&self, index: usize) -> holdfast_engine::Result<GuestRequest<'_>> {
         let guest = &self.known()[index];
-        let request = guest.request(self.args.quiesce.into(), self.keeps_states.get(), self.context)?;
+        let request = guest.request(self.args.quiesce.into(), self.state.get(), self.context)?;
         Ok(GuestRequest {
             memory: self.memory.borrow().clone(),
             ..request
@@ -275,7 +274,7 @@ fn run(args: &CronArgs, context: &Context) -> Result<Exit, Error> {
         context,
         hypervisors: Hypervisors::new(args.connect.as_deref(), context),
         known: OnceCell::new(),
-        keeps_states: Cell::new(false),
+        state: Cell::new(GuestState::Omitted),
         memory: RefCell::new(None),
     };
     let zone = context.zone().clone();
@@ -289,7 +288,7 @@ fn run(args: &CronArgs, context: &Context) -> Result<Exit, Error> {
             None => args.states.open_if_possible(context, job),
         };
         *guests.memory.borrow_mut() = states::memory_wish(args.with_memory, store.as_ref(), context);
-        guests.keeps_states.set(store.is_some());
+        guests.state.set(GuestState::kept_in(store.as_ref()));
         let request = PolicyRunRequest {
             providers: &providers,
             config: &config,

@@ -123,8 +123,8 @@ fn mount(args: &MountArgs, context: &Context) -> Result<Exit, Error> {
         ));
     }
     let (tools, providers) = (datasets::tools(context), datasets::providers(context));
-    let both = (providers.of_dataset(&snapshot.dataset), providers.zfs());
-    provider::mount(&*tools, both, &snapshot, &folder).map_err(holdfast_engine::Error::from)?;
+    let owner = providers.of_dataset(&snapshot.dataset);
+    provider::mount(&*tools, owner, providers.zfs(), &snapshot, &folder).map_err(holdfast_engine::Error::from)?;
     context.report(&Mounted {
         command: "mount",
         snapshot: Some(snapshot.to_string()),

@@ -3,7 +3,7 @@
 use std::ffi::OsStr;
 
 use holdfast_engine::{
-    GuestRequest, HostPoint, HostPointRequest, HostRestore, HostSnapshotReport, HostSnapshotRequest, Job,
+    Execution, GuestRequest, HostPoint, HostPointRequest, HostRestore, HostSnapshotReport, HostSnapshotRequest, Job,
     NamedSnapshotSet, PointName, Providers, StateStore, TemporarySnapshots, open_host_point,
 };
 use holdfast_host::Libvirt;
@@ -26,22 +26,6 @@ pub(crate) struct PointArgs {
     connect: Option<String>,
     #[command(flatten)]
     states: StateArgs,
-}
-
-/// Whether anything is changed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Use {
-    /// Nothing is, and nothing is made.
-    Look,
-    /// It may be.
-    Change,
-}
-
-impl Use {
-    /// That of a run with `--dry-run`, or without.
-    pub(crate) fn of(is_dry_run: bool) -> Self {
-        if is_dry_run { Self::Look } else { Self::Change }
-    }
 }
 
 /// Which instant of a machine.
@@ -107,8 +91,11 @@ impl PointArgs {
     /// Finds and opens a point in time of a machine, or makes it, and does `work` with it.
     pub(crate) fn open<T>(
         &self,
-        (machine, when): (&str, When),
-        (context, threads, use_of): (&Context, usize, Use),
+        machine: &str,
+        when: When,
+        context: &Context,
+        threads: usize,
+        execution: Execution,
         work: impl FnOnce(OpenPoint<'_>, Job<'_>) -> holdfast_engine::Result<T>,
     ) -> Result<T, Error> {
         let uri = libvirt_address(self.connect.as_deref(), context);
@@ -125,13 +112,10 @@ impl PointArgs {
         let providers = datasets::providers(context);
         let environment = context.environment();
         context.work(threads, |job| {
-            let states: StateStore = match use_of {
-                Use::Look => self.states.open_to_look(context, job)?,
-                Use::Change => self.states.open_for_memory(context, job)?,
-            };
+            let states = self.states(execution, context, job)?;
             let temporary = match (&when, present) {
                 (When::Now { quiesce, memory }, Some(guest)) => {
-                    let asked = held_still(guest, (*quiesce, *memory, Some(&states)), context)?;
+                    let asked = held_still(guest, *quiesce, *memory, Some(&states), context)?;
                     let request = request_now(asked, wanted, &providers, &states)?;
                     Some(TemporarySnapshots::take(&request, &states, &environment, job)?)
                 }
@@ -172,6 +156,13 @@ impl PointArgs {
             }
             done
         })
+    }
+
+    fn states(&self, execution: Execution, context: &Context, job: Job<'_>) -> holdfast_engine::Result<StateStore> {
+        match execution {
+            Execution::DryRun => self.states.open_to_look(context, job),
+            Execution::Execute => self.states.open_for_memory(context, job),
+        }
     }
 
     /// Where machines are looked for.

@@ -8,14 +8,15 @@ use holdfast_engine::{
 };
 use serde::Serialize;
 
-use crate::args::{Example, JobArgs, SharedOptions};
+use crate::args::{Example, JobArgs, SharedOptions, Switch as _};
 use crate::commands::backups::restore::done::MachineRestored;
-use crate::commands::host_snapshots::point::{OpenPoint, PointArgs, Use, When, parse};
+use crate::commands::host_snapshots::point::{OpenPoint, PointArgs, When, parse};
 use crate::commands::host_snapshots::snapshot::{default_name, request_of};
 use crate::commands::verb::Verb;
 use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
+use crate::machines::guests::GuestState;
 use crate::machines::runs;
 use crate::output::{Page, Report};
 
@@ -115,11 +116,14 @@ impl Report for RolledBack {
 
 /// Goes back.
 fn run(args: &RollbackArgs, context: &Context) -> Result<Exit, Error> {
-    let how = (context, args.job.thread_count(), Use::of(args.dry_run));
+    let (threads, execution) = (args.job.thread_count(), args.dry_run.execution());
     let (machine, name) = parse(&args.of)?;
-    let done = args.point.open((&machine, When::Then(name)), how, |point, job| {
-        roll_back(args, &point, context, job)
-    })?;
+    let when = When::Then(name);
+    let done = args
+        .point
+        .open(&machine, when, context, threads, execution, |point, job| {
+            roll_back(args, &point, context, job)
+        })?;
     context.report(&done)
 }
 
@@ -151,7 +155,7 @@ fn roll_back(
         return Ok(document(MachineRestored::new(&plan, None).without_id(), Vec::new()));
     }
     // The machine has to be shut off by then, though not yet: otherwise nothing is made.
-    let mut now = guest.request(holdfast_engine::Quiesce::Off, true, context)?;
+    let mut now = guest.request(holdfast_engine::Quiesce::Off, GuestState::Kept, context)?;
     now.description.summary.state = holdfast_host::MachineState::ShutOff;
     let set = runs::new_set()?;
     let cut = NamedSnapshotSet {

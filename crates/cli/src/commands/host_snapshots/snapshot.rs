@@ -18,7 +18,7 @@ use crate::context::Context;
 use crate::errors::{Error, Kind};
 use crate::exit::Exit;
 use crate::machines::datasets;
-use crate::machines::guests::{GuestDocument, KnownGuest, MemoryHow, QuiesceWhen};
+use crate::machines::guests::{GuestDocument, GuestState, KnownGuest, MemoryHow, QuiesceWhen};
 use crate::machines::runs;
 use crate::machines::states::{self, StateArgs};
 use crate::machines::{Hypervisors, MachineSelection, MachineWord};
@@ -366,7 +366,7 @@ fn carry_out(
     } else {
         Subject::Datasets(&newcomers)
     };
-    let report = context.work(args.job.thread_count(), |job| take((plan, subject), args, context, job))?;
+    let report = context.work(args.job.thread_count(), |job| take(plan, subject, args, context, job))?;
     cut.time = Some(report.time.to_string());
     cut.is_one_instant = Some(report.is_one_instant);
     cut.cut_us = Some(u64::try_from(report.cut.as_micros()).unwrap_or(u64::MAX));
@@ -375,7 +375,8 @@ fn carry_out(
 }
 
 fn take(
-    (plan, subject): (&Plan, Subject<'_>),
+    plan: &Plan,
+    subject: Subject<'_>,
     args: &SnapshotArgs,
     context: &Context,
     job: Job<'_>,
@@ -385,8 +386,8 @@ fn take(
         Some(_) => Some(args.states.open_for_memory(context, job)?),
         None => args.states.open_if_possible(context, job),
     };
-    let how = (args.quiesce, args.with_memory, store.as_ref());
-    let guests = plan.guests.iter().map(|guest| held_still(guest, how, context));
+    let guests = plan.guests.iter();
+    let guests = guests.map(|guest| held_still(guest, args.quiesce, args.with_memory, store.as_ref(), context));
     let guests = guests.collect::<holdfast_engine::Result<Vec<_>>>()?;
     if plan.is_of_machine {
         guests.iter().try_for_each(|guest| check_moved(guest, &plan.wanted))?;
@@ -406,12 +407,14 @@ fn take(
 /// What is asked of a machine that is to hold still, and where what is kept of it goes.
 pub(crate) fn held_still<'g>(
     guest: &'g KnownGuest,
-    (quiesce, memory, store): (QuiesceWhen, Option<MemoryHow>, Option<&StateStore>),
+    quiesce: QuiesceWhen,
+    memory: Option<MemoryHow>,
+    store: Option<&StateStore>,
     context: &Context,
 ) -> holdfast_engine::Result<GuestRequest<'g>> {
     Ok(GuestRequest {
         memory: states::memory_wish(memory, store, context),
-        ..guest.request(quiesce.into(), store.is_some(), context)?
+        ..guest.request(quiesce.into(), GuestState::kept_in(store), context)?
     })
 }
 

@@ -63,7 +63,8 @@ struct ActionDocument {
 }
 
 impl From<&(RepairAction, String)> for ActionDocument {
-    fn from((action, reason): &(RepairAction, String)) -> Self {
+    fn from(done: &(RepairAction, String)) -> Self {
+        let (action, reason) = done;
         Self {
             action: describe(action),
             reason: reason.clone(),

@@ -290,6 +290,31 @@ fn check(args: &ConfigCheckArgs, context: &Context) -> Result<Exit, Error> {
     })
 }
 
+/// Which settings are shown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum SettingsShown {
+    /// Those that a file gives.
+    Given,
+    /// The default values, too.
+    All,
+}
+
+impl SettingsShown {
+    fn has(self, origin: &Origin) -> bool {
+        self == Self::All || *origin != Origin::Default
+    }
+}
+
+impl ConfigShowArgs {
+    fn shown(&self) -> SettingsShown {
+        if self.effective {
+            SettingsShown::All
+        } else {
+            SettingsShown::Given
+        }
+    }
+}
+
 fn show(args: &ConfigShowArgs, context: &Context) -> Result<Exit, Error> {
     let path = args.file.path(context);
     let file = path.display().to_string();
@@ -301,7 +326,7 @@ fn show(args: &ConfigShowArgs, context: &Context) -> Result<Exit, Error> {
                 "leave it out",
             ));
         }
-        return jobs::show(path, args.effective, context);
+        return jobs::show(path, args.shown(), context);
     }
     let config = sanoid_file::parse(&SanoidFileArgs { file: path })?;
     let mut datasets: Vec<String> = config.datasets().map(str::to_owned).collect();
@@ -309,7 +334,7 @@ fn show(args: &ConfigShowArgs, context: &Context) -> Result<Exit, Error> {
     let resolved = config.resolve(&datasets);
     let mut doubts = words(config.warnings());
     doubts.extend(words(&resolved.warnings));
-    let document = |policy: &DatasetPolicy| document(policy, args.effective);
+    let document = |policy: &DatasetPolicy| document(policy, args.shown());
     context.report(&ConfigShown {
         file,
         datasets: resolved.datasets.iter().map(document).collect(),
@@ -321,10 +346,10 @@ fn words(warnings: &[SanoidWarning]) -> Vec<String> {
     warnings.iter().map(SanoidWarning::to_string).collect()
 }
 
-fn document(policy: &DatasetPolicy, with_defaults: bool) -> DatasetPolicyDocument {
+fn document(policy: &DatasetPolicy, shown: SettingsShown) -> DatasetPolicyDocument {
     let settings = policy
         .settings()
-        .filter(|(_, setting)| with_defaults || setting.origin != Origin::Default)
+        .filter(|(_, setting)| shown.has(&setting.origin))
         .map(|(key, setting)| SettingDocument::new(key, &setting.value, &setting.origin));
     DatasetPolicyDocument {
         name: policy.dataset.clone(),

@@ -18,7 +18,7 @@ use crate::commands::service::runs::{RunDocument, documents, run_table, summary}
 use crate::commands::verb::Verb;
 use crate::context::Context;
 use crate::context::holdfast_file::{HoldfastFileArgs, StateFileArgs};
-use crate::context::service::{self, Service};
+use crate::context::service::{self, LogReader, Service};
 use crate::errors::{Error, Kind};
 use crate::exit::Exit;
 use crate::output::{Page, Report, Style};
@@ -225,11 +225,11 @@ fn act(
 /// Logs to standard error, from any thread.
 fn log_sink(context: &Context) -> LogSink {
     let console = context.shared_console();
-    let is_journal = context.variable(environment::JOURNAL_STREAM).is_some();
+    let reader = LogReader::of(context);
     let is_quiet = context.is_quiet();
     Arc::new(move |severity, text| {
         if !(is_quiet && severity == Severity::Info) {
-            console.text(&service::line(severity, text, is_journal));
+            console.text(&service::line(severity, text, reader));
         }
     })
 }

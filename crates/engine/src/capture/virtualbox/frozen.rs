@@ -39,7 +39,7 @@ impl<'a> HoldingSnapshot<'a> {
             MachineState::Running => SnapshotMode::Live,
             _ => SnapshotMode::Paused,
         };
-        let taken = manager.take_snapshot(machine.uuid(), (&name, DESCRIPTION), meanwhile);
+        let taken = manager.take_snapshot(machine.uuid(), &name, DESCRIPTION, meanwhile);
         // It may be there although VBoxManage says otherwise, or does not say which one it is.
         let found = || {
             let snapshots = machine.read().map(|said| said.settings.snapshots);

@@ -84,7 +84,11 @@ impl<'a> PoolSnapshot<'a> {
             crate::Unit::Items,
         );
         let (start, time) = (job.clock.now(), (request.capture.now)());
-        let taken = request.pool.take_snapshot(machine, &label, request.with_memory);
+        let taken = if request.with_memory {
+            request.pool.take_checkpoint(machine, &label)
+        } else {
+            request.pool.take_snapshot(machine, &label)
+        };
         let duration = job.clock.now().saturating_sub(start);
         match taken {
             Ok(mut snapshot) => {

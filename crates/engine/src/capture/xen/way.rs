@@ -326,7 +326,7 @@ fn by_nbd(
     let pool = &request.pool;
     let changed = match base {
         Err(reason) => Err(reason),
-        Ok(base) => match pool.changed_blocks((&base.disk, &snapshot.reference), snapshot.size_bytes) {
+        Ok(base) => match pool.changed_blocks(&base.disk, &snapshot.reference, snapshot.size_bytes) {
             Ok(changed) => Ok(changed),
             Err(error @ XapiError::Refused { .. }) => Err(error.to_string()),
             Err(error) => return Err(error.into()),

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use holdfast_archive::{PackOptions, Packing};
 use holdfast_hardware::xen::SuspendedMachine;
-use holdfast_host::xapi::{Pool, Reference, Upload, XapiError, XapiRecord, XapiResult};
+use holdfast_host::xapi::{Pool, Reference, Upload, UploadIdentity, XapiError, XapiRecord, XapiResult};
 use holdfast_repo::Environment;
 use jiff::Timestamp;
 
@@ -69,7 +69,7 @@ enum Sending {
         pool: Arc<Pool>,
         /// The storage repository that gets the disks.
         storage: Reference,
-        keeps_identity: bool,
+        identity: UploadIdentity,
     },
     Begun(Box<Upload>),
     /// What the pool, or the way there, had to say.
@@ -105,10 +105,10 @@ impl Sending {
         if let Self::NotBegun {
             pool,
             storage,
-            keeps_identity,
+            identity,
         } = self
         {
-            let upload = pool.upload_machine(storage, *keeps_identity)?;
+            let upload = pool.upload_machine(storage, *identity)?;
             *self = Self::Begun(Box::new(upload));
         }
         match self {
@@ -264,8 +264,11 @@ pub fn plan_export_to_pool(request: ExportToPool<'_>, job: Job<'_>) -> Result<(E
 /// Exports a machine to a pool. Where that fails, the pool removes what it has of it.
 pub fn export_to_pool(request: ExportToPool<'_>, environment: &Environment, job: Job<'_>) -> Result<ExportedToPool> {
     let pool = Arc::clone(&request.pool);
-    let keeps_identity = request.comes != PoolReturn::AsAnother;
-    if keeps_identity {
+    let identity = match request.comes {
+        PoolReturn::Starts | PoolReturn::GoesOn => UploadIdentity::Kept,
+        PoolReturn::AsAnother => UploadIdentity::New,
+    };
+    if identity == UploadIdentity::Kept {
         refuse_twins(&pool, uuid_of(&request, job)?)?;
     }
     let storage = pool.storage(request.storage.as_deref())?;
@@ -273,7 +276,7 @@ pub fn export_to_pool(request: ExportToPool<'_>, environment: &Environment, job:
     let sender = Sender(Arc::new(Mutex::new(Sending::NotBegun {
         pool: Arc::clone(&pool),
         storage: storage.reference.clone(),
-        keeps_identity,
+        identity,
     })));
     let xva = xva_of(&request, job);
     let sent = export(

@@ -60,8 +60,11 @@ impl Blocks {
                 Err(error) if error.is_refusal() => false,
                 shared => shared? == true,
             };
-            let disk = disk(drive, device, (kind, shared), resolve);
-            blocks.add(disk);
+            let disk = disk(drive, device, kind, resolve);
+            blocks.add(MachineDisk {
+                is_shared: shared,
+                ..disk
+            });
         }
         Ok(blocks)
     }
@@ -78,7 +81,8 @@ impl Blocks {
     }
 }
 
-fn disk(drive: &Value, device: String, (kind, is_shared): (&str, bool), resolve: Resolve<'_>) -> MachineDisk {
+/// A disk that no other machine uses.
+fn disk(drive: &Value, device: String, kind: &str, resolve: Resolve<'_>) -> MachineDisk {
     let inserted = drive.get("inserted");
     // A node of our own run says nothing about the image below it.
     let shown = inserted.filter(|inserted| text(inserted, "node-name").is_none_or(|name| run_of(&name).is_none()));
@@ -89,7 +93,7 @@ fn disk(drive: &Value, device: String, (kind, is_shared): (&str, bool), resolve:
         source: inserted.map_or(DiskSource::Empty, |inserted| source(inserted, resolve)),
         format: driver.filter(|driver| !FILTERS.contains(&&driver[..])),
         is_read_only: inserted.is_some_and(|inserted| inserted["ro"] == true),
-        is_shared,
+        is_shared: false,
         alias: Some(device),
     }
 }
@@ -192,7 +196,7 @@ mod tests {
             disk(
                 &drive,
                 "/machine/peripheral/a".to_owned(),
-                ("virtio-blk-device", false),
+                "virtio-blk-device",
                 &resolve,
             )
             .format

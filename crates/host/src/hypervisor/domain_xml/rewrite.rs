@@ -17,6 +17,7 @@ use holdfast_hardware::xml::{Edits, Element};
 use roxmltree::Node;
 
 use super::{DomainXml, child, children, document_of, nvram_path};
+use conflicts::Renaming;
 pub use conflicts::with_name;
 pub use served::{ServedDisks, disk_element, overlays_document, served_folder, with_own_disks, with_served_disks};
 
@@ -225,7 +226,11 @@ impl Rewriter<'_> {
             if let Some(macs) = &new.macs {
                 self.network_cards(devices, macs)?;
             }
-            self.conflicts(domain, devices, (&old_name, &new.name));
+            let renaming = Renaming {
+                old: &old_name,
+                new: &new.name,
+            };
+            self.conflicts(domain, devices, renaming);
         }
         Ok(())
     }

@@ -132,14 +132,14 @@ fn a_description_is_not_parsed_as_a_state() {
 #[test]
 fn snapshots_are_taken_and_deleted() {
     let (replayed, manager) = replaying(include_str!("../../../tests/transcripts/virtualbox/snapshot-take.txt"));
-    let words = ("holdfast-backup-0000002a", "a b");
-    assert_eq!(manager.take_snapshot(LAB, words, SnapshotMode::Live).unwrap(), SNAPSHOT);
+    let take = |manager: &VBoxManage, mode| manager.take_snapshot(LAB, "holdfast-backup-0000002a", "a b", mode);
+    assert_eq!(take(&manager, SnapshotMode::Live).unwrap(), SNAPSHOT);
+    assert_eq!(take(&manager, SnapshotMode::Paused).unwrap(), SNAPSHOT);
+    let request = format!("vbox snapshot|{LAB}|take|holdfast-backup-0000002a|--description|a b");
     assert_eq!(
-        manager.take_snapshot(LAB, words, SnapshotMode::Paused).unwrap(),
-        SNAPSHOT
+        replayed.requests.lock().unwrap()[..],
+        [format!("{request}|--live"), request]
     );
-    let take = format!("vbox snapshot|{LAB}|take|holdfast-backup-0000002a|--description|a b");
-    assert_eq!(replayed.requests.lock().unwrap()[..], [format!("{take}|--live"), take]);
     let (replayed, manager) = replaying(include_str!(
         "../../../tests/transcripts/virtualbox/snapshot-delete.txt"
     ));
@@ -149,7 +149,7 @@ fn snapshots_are_taken_and_deleted() {
         [format!("vbox snapshot|{LAB}|delete|{SNAPSHOT}")]
     );
     // If the output has no UUID, a snapshot was taken all the same.
-    manager.take_snapshot(LAB, words, SnapshotMode::Live).unwrap_err();
+    take(&manager, SnapshotMode::Live).unwrap_err();
 }
 
 #[test]

@@ -16,7 +16,8 @@ impl Pool {
     /// The ranges of a disk of `size_bytes` that changed between two of its snapshots.
     pub fn changed_blocks(
         self: &Arc<Self>,
-        (from, to): (&Reference, &Reference),
+        from: &Reference,
+        to: &Reference,
         size_bytes: u64,
     ) -> XapiResult<DirtyBitmap> {
         const METHOD: &str = "VDI.list_changed_blocks";

@@ -109,7 +109,8 @@ enum Framing {
 impl Connection {
     /// Connects, and checks the certificate.
     pub(super) fn open(
-        (host, port): (&str, u16),
+        host: &str,
+        port: u16,
         config: &Arc<ClientConfig>,
         retry_context: &RetryContext,
     ) -> XapiResult<Self> {

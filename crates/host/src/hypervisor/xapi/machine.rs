@@ -245,14 +245,22 @@ impl Pool {
         }
     }
 
-    /// Takes a snapshot, with the memory on request.
-    pub fn take_snapshot(
+    /// Takes a snapshot of the disks.
+    pub fn take_snapshot(self: &Arc<Self>, machine: &XenMachine, label: &str) -> XapiResult<XenSnapshot> {
+        self.snapshot_by("VM.snapshot", machine, label)
+    }
+
+    /// Takes a snapshot of the disks and the memory.
+    pub fn take_checkpoint(self: &Arc<Self>, machine: &XenMachine, label: &str) -> XapiResult<XenSnapshot> {
+        self.snapshot_by("VM.checkpoint", machine, label)
+    }
+
+    fn snapshot_by(
         self: &Arc<Self>,
+        method: &'static str,
         machine: &XenMachine,
         label: &str,
-        with_memory: bool,
     ) -> XapiResult<XenSnapshot> {
-        let method = if with_memory { "VM.checkpoint" } else { "VM.snapshot" };
         let result = self.run(method, &[json!(machine.reference.0), json!(label)], &mut |_| ())?;
         let reference =
             reference_in(&result).ok_or_else(|| self.invalid_answer(method, "its result has no snapshot"))?;

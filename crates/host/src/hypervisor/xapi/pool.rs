@@ -51,7 +51,7 @@ pub fn check_trust(
         idle_timeout: CALL_IDLE_TIMEOUT,
         is_known: Arc::default(),
     };
-    Connection::open((&address.host, address.port), &trust.tls()?, &retry_context).map(drop)
+    Connection::open(&address.host, address.port, &trust.tls()?, &retry_context).map(drop)
 }
 
 /// A pool that we are logged in to. Dropping it logs out.
@@ -326,7 +326,7 @@ impl Pool {
 
     fn ask_once(&self, method: &str, words: &Value) -> XapiResult<Value> {
         let (host, port) = self.host();
-        let mut connection = Connection::open((&host, port), &self.trust().tls()?, &self.retry_context)?;
+        let mut connection = Connection::open(&host, port, &self.trust().tls()?, &self.retry_context)?;
         let content = json!({"jsonrpc": "2.0", "id": 1, "method": method, "params": words}).to_string();
         let headers = [
             "Content-Type: application/json".to_owned(),

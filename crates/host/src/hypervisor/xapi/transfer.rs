@@ -109,7 +109,7 @@ impl Pool {
     }
 
     fn get(&self, what: &DownloadSource, task: &Task) -> XapiResult<Body> {
-        let (connection, head) = self.request("GET", (what.path, &what.query, &what.label), task, &[])?;
+        let (connection, head) = self.request("GET", what.path, &what.query, &what.label, task, &[])?;
         connection.body(&head, &what.label)
     }
 
@@ -117,7 +117,9 @@ impl Pool {
     fn request(
         &self,
         method: &str,
-        (path, query, label): (&str, &[(&str, String)], &str),
+        path: &str,
+        query: &[(&str, String)],
+        label: &str,
         task: &Task,
         headers: &[String],
     ) -> XapiResult<(Connection, ResponseHead)> {
@@ -179,11 +181,10 @@ impl Pool {
 
     /// Connects to a host of the pool. The certificate of an unknown host is queried from the master.
     fn open(&self, host: &(String, u16), retry_context: &RetryContext) -> XapiResult<Connection> {
-        let place = (host.0.as_str(), host.1);
-        match Connection::open(place, &self.trust().tls()?, retry_context) {
+        match Connection::open(&host.0, host.1, &self.trust().tls()?, retry_context) {
             Err(XapiError::Untrusted { .. }) if *host != self.host() => {
                 self.fetch_certificates()?;
-                Connection::open(place, &self.trust().tls()?, retry_context)
+                Connection::open(&host.0, host.1, &self.trust().tls()?, retry_context)
             }
             other => other,
         }
@@ -327,6 +328,15 @@ impl Read for Download {
     }
 }
 
+/// Which UUID and addresses an uploaded machine has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum UploadIdentity {
+    /// Those in the archive.
+    Kept,
+    /// New ones.
+    New,
+}
+
 /// A running upload.
 pub struct Upload {
     connection: Connection,
@@ -337,16 +347,16 @@ impl Pool {
     /// Starts to send a machine in an XVA; `storage` gets its disks.
     ///
     /// No data is sent before a host has accepted the request, since it may redirect to another host.
-    pub fn upload_machine(self: &Arc<Self>, storage: &Reference, keeps_identity: bool) -> XapiResult<Upload> {
+    pub fn upload_machine(self: &Arc<Self>, storage: &Reference, identity: UploadIdentity) -> XapiResult<Upload> {
         let query = [
             ("sr_id", storage.0.clone()),
-            ("restore", keeps_identity.to_string()),
+            ("restore", (identity == UploadIdentity::Kept).to_string()),
             ("force", "false".to_owned()),
         ];
         let headers = ["Content-Type: application/octet-stream".to_owned()];
         with_valid_session(|| {
             let task = Task::new(self, "holdfast", "import of a machine")?;
-            let (connection, _) = self.request("PUT", ("/import", &query, "import of a machine"), &task, &headers)?;
+            let (connection, _) = self.request("PUT", "/import", &query, "import of a machine", &task, &headers)?;
             Ok(Upload { connection, task })
         })
     }

@@ -85,7 +85,7 @@ pub fn disassemble(input: &mut dyn Read, page_bytes: u64, make_store: &mut MakeS
     let head = parser.head.take().unwrap_or_default();
     // The byte after the first section belongs to the next one.
     let head = head[..head.len() - 1].to_vec();
-    let (has_end, tail) = parser.parts(next, (section_id, has_footers), &blocks, &mut pages)?;
+    let (has_end, tail) = parser.parts(next, section_id, has_footers, &blocks, &mut pages)?;
     pages.write_run()?;
     let state = MemoryState {
         page_bytes,
@@ -307,7 +307,8 @@ impl Parser<'_> {
     fn parts(
         &mut self,
         first: u8,
-        (id, has_footers): (u32, bool),
+        id: u32,
+        has_footers: bool,
         blocks: &[RamBlock],
         pages: &mut Pages,
     ) -> Result<(bool, Vec<u8>)> {

@@ -2,6 +2,7 @@
 
 use holdfast_block::hostile::Outcome;
 
+use super::send_stream::record::ByteOrder;
 use super::send_stream::specimen::{Field, QUERY, SendStreamWriter, SenderVersion};
 use super::send_stream::{by_send_stream, read_unchecked};
 use super::thin_delta::{ThinDeltaQuery, by_thin_delta};
@@ -49,13 +50,13 @@ pub(crate) fn thin_delta(bytes: &[u8]) -> Outcome {
 /// Streams of old and new senders, in both byte orders; and differences of thin volumes.
 pub(crate) fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
     let variants = [
-        ("old", true, SenderVersion::Old),
-        ("old_big_endian", false, SenderVersion::Old),
-        ("new", true, SenderVersion::New),
-        ("new_big_endian", false, SenderVersion::New),
+        ("old", ByteOrder::Little, SenderVersion::Old),
+        ("old_big_endian", ByteOrder::Big, SenderVersion::Old),
+        ("new", ByteOrder::Little, SenderVersion::New),
+        ("new_big_endian", ByteOrder::Big, SenderVersion::New),
     ];
-    let seed = |(name, is_little, age)| {
-        let mut writer = SendStreamWriter::new(is_little, age, 0);
+    let seed = |(name, order, age)| {
+        let mut writer = SendStreamWriter::new(order, age, 0);
         writer
             .object(8, 8192, 100_000, 50)
             .free(8, 106_496, u64::MAX)

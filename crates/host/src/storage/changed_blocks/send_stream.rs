@@ -38,7 +38,7 @@ use std::io::Read;
 use super::error::SendStreamError;
 use super::ranges::{ChangedRanges, Collector};
 use checked::{ChecksumMode, RecordReader};
-use object::look_at_object;
+use object::{LargeBlocks, look_at_object};
 use record::{BeginRecord, RecordKind, StreamRecord};
 
 type Result<T> = std::result::Result<T, SendStreamError>;
@@ -129,7 +129,11 @@ fn read(input: &mut dyn Read, query: &SendStreamQuery, sums: ChecksumMode) -> Re
     stream.skip(begin.payload_bytes.into())?;
     let mut search = StreamSearch {
         query,
-        has_large_blocks: begin.features & record::feature::LARGE_BLOCKS != 0,
+        large_blocks: if begin.features & record::feature::LARGE_BLOCKS == 0 {
+            LargeBlocks::Split
+        } else {
+            LargeBlocks::Kept
+        },
         changed: Collector::new(query.size_after_bytes),
         whole: None,
     };
@@ -191,7 +195,7 @@ fn check_beginning(begin: &BeginRecord, query: &SendStreamQuery) -> Result<()> {
 
 struct StreamSearch<'a> {
     query: &'a SendStreamQuery,
-    has_large_blocks: bool,
+    large_blocks: LargeBlocks,
     changed: Collector,
     whole: Option<WholeFileReason>,
 }
@@ -211,7 +215,7 @@ impl StreamSearch<'_> {
         match kind {
             RecordKind::Object if record.object() == number => {
                 let bonus = stream.payload(payload_bytes)?;
-                let whole = look_at_object(record, &bonus, self.query, self.has_large_blocks);
+                let whole = look_at_object(record, &bonus, self.query, self.large_blocks);
                 if let Some(whole) = whole {
                     self.all(whole);
                 }

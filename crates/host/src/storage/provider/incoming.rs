@@ -140,7 +140,8 @@ impl Incoming {
     /// A receiver behind `gate`. `finish` checks the result after the program has succeeded.
     pub(super) fn gated(
         piped: Piped,
-        (gate, notes): (Box<dyn StreamGate>, Notes),
+        gate: Box<dyn StreamGate>,
+        notes: Notes,
         finish: impl FnOnce() -> ProviderResult<()> + Send + 'static,
     ) -> Self {
         Self {

@@ -18,7 +18,8 @@ const UNMOUNT: &str = "umount";
 /// Mounts a host snapshot on a folder: read-only, with programs and devices disabled. It stays until [`unmount`].
 pub fn mount(
     tools: &dyn Tools,
-    (provider, zfs): (&dyn Provider, &Zfs),
+    provider: &dyn Provider,
+    zfs: &Zfs,
     snapshot: &HostSnapshotName,
     folder: &Path,
 ) -> ProviderResult<()> {

@@ -311,7 +311,7 @@ impl Provider for Zfs {
             match self.get(&[], "type", &full) {
                 Ok(_) => Err(ProviderError::Exists { what: full }),
                 // Most cached data is written before the machines have to wait.
-                Err(ProviderError::NotFound { .. }) => volume::write_out(&one.dataset.name, one.is_tree),
+                Err(ProviderError::NotFound { .. }) => volume::write_out(one),
                 Err(error) => Err(error),
             }
         })
@@ -326,9 +326,7 @@ impl Provider for Zfs {
         let names = group.iter().map(|one| full_name(&one.dataset.name, label.name));
         let names = names.collect::<ProviderResult<Vec<_>>>()?;
         arguments.extend(names.iter().map(|name| &name[..]));
-        group
-            .iter()
-            .try_for_each(|one| volume::write_out(&one.dataset.name, one.is_tree))?;
+        group.iter().try_for_each(volume::write_out)?;
         self.ask("create", &names.join(", "), &arguments).map(drop)
     }
 

@@ -145,7 +145,7 @@ pub(super) fn run(
     }
     for one in &boxes.chosen {
         turns.take(one.name(), || {
-            of_virtualbox::back_up((one, &boxes.chosen), args, snapshot, &repository, context)
+            of_virtualbox::back_up(one, &boxes.chosen, args, snapshot, &repository, context)
         })?;
     }
     for (said, error) in of_pools.failed {

@@ -69,6 +69,13 @@ enum How {
     Pool,
 }
 
+/// How a machine was read, the word for it, and why so.
+struct ReadingWay {
+    how: How,
+    word: &'static str,
+    reason: String,
+}
+
 /// How a disk was compared with the snapshot before.
 #[derive(Debug, Serialize)]
 struct DiskDone {
@@ -123,9 +130,12 @@ pub(super) struct LeftOut {
 }
 
 impl<R: Into<String>> From<(String, R)> for LeftOut {
-    fn from((name, reason): (String, R)) -> Self {
-        let reason = reason.into();
-        Self { name, reason }
+    fn from(left_out: (String, R)) -> Self {
+        let (name, reason) = left_out;
+        Self {
+            name,
+            reason: reason.into(),
+        }
     }
 }
 
@@ -137,13 +147,7 @@ pub(super) struct Failed {
 }
 
 impl MachineDone {
-    /// The document of a backup. `how` is a word for how the machine was read, and why.
-    fn of(
-        backup: &BackupReport,
-        (how, method, method_reason): (How, &'static str, String),
-        load: &Load,
-        left_out: Vec<(String, String)>,
-    ) -> Self {
+    fn of(backup: &BackupReport, way: ReadingWay, load: &Load, left_out: Vec<(String, String)>) -> Self {
         let statistics = backup.snapshot.statistics();
         let load = LoadDocument::new(load, backup.duration);
         let bottleneck = backup.bottleneck.map(|bottleneck| bottleneck.to_string());
@@ -151,9 +155,9 @@ impl MachineDone {
         let left_out = left_out.into_iter().map(LeftOut::from);
         Self {
             snapshot: SnapshotDocument::from(&backup.snapshot),
-            method,
-            method_reason,
-            how,
+            method: way.word,
+            method_reason: way.reason,
+            how: way.how,
             consistency: consistency.cloned().unwrap_or_default(),
             memory_bytes: None,
             taken_in: None,
@@ -190,7 +194,11 @@ impl From<MachineBackupReport<MachineReading>> for MachineDone {
             freeze_us,
             ..
         } = InstantShown::new(&reading);
-        let way = (How::Qemu(reading.method), reading.method.word(), reading.method_reason);
+        let way = ReadingWay {
+            how: How::Qemu(reading.method),
+            word: reading.method.word(),
+            reason: reading.method_reason,
+        };
         Self {
             memory_bytes: reading.memory_bytes,
             paused_us,
@@ -206,7 +214,11 @@ impl From<MachineBackupReport<MachineReading>> for MachineDone {
 impl From<MachineBackupReport<VirtualBoxReading>> for MachineDone {
     fn from(MachineBackupReport { backup, reading }: MachineBackupReport<VirtualBoxReading>) -> Self {
         let disk = |name| DiskDone::whole(name, "VirtualBox keeps no record of what a machine writes".to_owned());
-        let way = (How::VirtualBox, reading.way.word(), reading.reason);
+        let way = ReadingWay {
+            how: How::VirtualBox,
+            word: reading.way.word(),
+            reason: reading.reason,
+        };
         Self {
             memory_bytes: reading.memory_bytes,
             taken_in: match reading.way {
@@ -227,11 +239,11 @@ impl From<MachineBackupReport<XenReading>> for MachineDone {
             XenChange::Everything(reason) => DiskDone::whole(disk.name, reason),
         };
         let word = reading.disks.first().map_or("none", |disk| disk.way.name());
-        let way = (
-            How::Pool,
+        let way = ReadingWay {
+            how: How::Pool,
             word,
-            format!("its disks come from a snapshot of the pool, read by {word}"),
-        );
+            reason: format!("its disks come from a snapshot of the pool, read by {word}"),
+        };
         Self {
             memory_bytes: reading.memory_bytes,
             has_remains: reading.has_remains,

@@ -153,7 +153,7 @@ pub(super) fn choose(words: &[XenAddress], args: &BackupArgs, context: &Context)
     let mut pools: BTreeMap<String, Known> = BTreeMap::new();
     let mut choice = ChoiceOfPools::default();
     for address in words {
-        match meant(address, &mut pools, args, (context, &interrupt)) {
+        match meant(address, &mut pools, args, context, &interrupt) {
             Ok((known, machines)) => choice.add(&known, machines),
             Err(error @ Error::Interrupted(_)) => return Err(error),
             Err(error) => choice.failed.push((address.to_string(), error)),
@@ -176,7 +176,8 @@ fn meant(
     address: &XenAddress,
     pools: &mut BTreeMap<String, Known>,
     args: &BackupArgs,
-    (context, interrupt): (&Context, &Interrupt),
+    context: &Context,
+    interrupt: &Interrupt,
 ) -> Result<(Known, Vec<XenMachine>), Error> {
     let known = if let Some(known) = pools.get(&address.pool()) {
         known.clone()

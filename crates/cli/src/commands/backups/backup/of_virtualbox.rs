@@ -30,7 +30,8 @@ pub(super) fn choose<'a>(
 
 /// Backs up a machine, one of those that were chosen.
 pub(super) fn back_up(
-    (machine, chosen): (&VirtualBoxMachine<'_>, &[VirtualBoxMachine<'_>]),
+    machine: &VirtualBoxMachine<'_>,
+    chosen: &[VirtualBoxMachine<'_>],
     args: &BackupArgs,
     snapshot: &SnapshotOptions,
     repository: &Repository,

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use holdfast_block::error_text;
-use holdfast_engine::{CopiedSnapshot, CopyOutcome, CopyReport, time_of};
+use holdfast_engine::{CopiedSnapshot, CopyOutcome, CopyReport, Execution, time_of};
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
 use serde::Serialize;
@@ -109,7 +109,7 @@ impl From<&CopiedSnapshot> for SnapshotRow {
 }
 
 impl CopyDone {
-    pub(super) fn new(report: &CopyReport, dry_run: bool, to: String, zone: &TimeZone) -> Self {
+    pub(super) fn new(report: &CopyReport, execution: Execution, to: String, zone: &TimeZone) -> Self {
         let rows: Vec<SnapshotRow> = report.snapshots.iter().map(SnapshotRow::from).collect();
         let count = |outcomes: &[&str]| {
             let of_these = rows.iter().filter(|row| outcomes.contains(&row.outcome));
@@ -131,7 +131,7 @@ impl CopyDone {
             Exit::Ok
         };
         Self {
-            dry_run,
+            dry_run: execution == Execution::DryRun,
             to,
             alike: report.is_alike,
             copied_count: count(&["copied", "planned"]),

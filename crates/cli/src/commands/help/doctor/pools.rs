@@ -21,13 +21,8 @@ pub(super) struct Pools {
 ///
 /// # Errors
 /// An option is about pools, and none is meant; one that was named cannot be asked.
-pub(super) fn of_pools(
-    args: &DoctorArgs,
-    words: &[XenAddress],
-    everything: bool,
-    context: &Context,
-) -> Result<Pools, Error> {
-    if words.is_empty() && !everything {
+pub(super) fn of_pools(args: &DoctorArgs, words: &[XenAddress], context: &Context) -> Result<Pools, Error> {
+    if words.is_empty() && !args.examines_everything() {
         args.pools.refuse("what is named here")?;
         if !args.forget_repository.is_empty() {
             return Err(Error::usage(
@@ -58,8 +53,8 @@ pub(super) fn of_pools(
             }
         }
     }
-    if everything {
-        found.add_configured(args, (context, &interrupt))?;
+    if args.examines_everything() {
+        found.add_configured(args, context, &interrupt)?;
     }
     Ok(found)
 }
@@ -69,7 +64,7 @@ impl Pools {
     ///
     /// # Errors
     /// The command was interrupted.
-    fn add_configured(&mut self, args: &DoctorArgs, (context, interrupt): (&Context, &Interrupt)) -> Result<(), Error> {
+    fn add_configured(&mut self, args: &DoctorArgs, context: &Context, interrupt: &Interrupt) -> Result<(), Error> {
         let text = std::fs::read_to_string(holdfast_file::path(context)).unwrap_or_default();
         let Ok(config) = holdfast_file::parse(&text, context.command_line()) else {
             return Ok(());
@@ -84,7 +79,7 @@ impl Pools {
             }
             let way = named.parse().map_err(|error| pools::job_error(error).into());
             let way = way.and_then(|address| args.pools.way_of(configured, &address, context));
-            match way.and_then(|way| whole(way, (context, interrupt))) {
+            match way.and_then(|way| whole(way, context, interrupt)) {
                 Ok(patient) => self.patients.push(patient),
                 Err(error @ Error::Interrupted(_)) => return Err(error),
                 Err(error) => self.unreachable.push((named, error_text(&error))),
@@ -95,7 +90,7 @@ impl Pools {
 }
 
 /// All of a pool.
-fn whole(way: PoolWay, (context, interrupt): (&Context, &Interrupt)) -> Result<ExaminedPool, Error> {
+fn whole(way: PoolWay, context: &Context, interrupt: &Interrupt) -> Result<ExaminedPool, Error> {
     let pool = pools::log_in(way.login, context, interrupt)?;
     Ok(ExaminedPool {
         machines: pools::machines(&pool, &way.address, &[])?,

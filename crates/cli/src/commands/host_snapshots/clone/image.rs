@@ -4,7 +4,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_engine::{CloneImageRequest, CloneKind, CloneWay, GuestIdentity, ImageClone, ImageCloner, Job, Unit};
+use holdfast_engine::{
+    CloneImageRequest, CloneKind, CloneWay, Execution, GuestIdentity, ImageClone, ImageCloner, Job, Unit,
+};
 use holdfast_host::{LocalTools, Tools};
 use holdfast_image::{Backing, Format, OpenOptions};
 use serde::Serialize;
@@ -58,7 +60,7 @@ pub(super) struct ImageCloneDocument {
 }
 
 impl ImageCloneDocument {
-    fn planned(path: &str, (kind, format): (CloneKind, Format), size_bytes: u64) -> Self {
+    fn planned(path: &str, kind: CloneKind, format: Format, size_bytes: u64) -> Self {
         Self {
             path: path.to_owned(),
             kind: name_of(kind),
@@ -84,16 +86,18 @@ impl ImageCloneDocument {
         }
     }
 
-    pub(super) fn human(&self, dry_run: bool, page: &mut Page) {
+    pub(super) fn human_planned(&self, page: &mut Page) {
+        page.line(&format!(
+            "{}  would be made: {}, {}: {} disk",
+            self.path,
+            self.format,
+            self.kind,
+            units::bytes(self.size_bytes)
+        ));
+    }
+
+    pub(super) fn human(&self, page: &mut Page) {
         let (format, kind) = (self.format, self.kind);
-        if dry_run {
-            page.line(&format!(
-                "{}  would be made: {format}, {kind}: {} disk",
-                self.path,
-                units::bytes(self.size_bytes)
-            ));
-            return;
-        }
         let mut parts = vec![format!("{} disk", units::bytes(self.size_bytes))];
         parts.extend(
             self.own_bytes
@@ -129,8 +133,10 @@ impl ImageCloneArgs {
         &self,
         file: &Path,
         names: &[String],
-        (sysprep, dry_run): (Sysprep, bool),
-        (context, threads): (&Context, usize),
+        sysprep: Sysprep,
+        execution: Execution,
+        context: &Context,
+        threads: usize,
     ) -> Result<Vec<ImageCloneDocument>, Error> {
         let tools = LocalTools::new(Arc::clone(context.clock()), SYSPREP_TIME_OUT);
         let environment = context.environment();
@@ -140,7 +146,7 @@ impl ImageCloneArgs {
             backing: Backing::Follow,
             ..OpenOptions::default()
         };
-        let made = names.iter().filter(|_| !dry_run).map(Path::new);
+        let made = names.iter().filter(|_| execution == Execution::Execute).map(Path::new);
         let _noted = runs::note_places(made, context);
         context.work(threads, |job| {
             let mut made = Vec::new();
@@ -170,9 +176,9 @@ impl ImageCloneArgs {
                 if made.is_empty() {
                     cloner.warn_of_format(job);
                 }
-                if dry_run {
-                    let plan = cloner.plan(Path::new(name))?;
-                    made.push(ImageCloneDocument::planned(name, plan, cloner.size_bytes()));
+                if execution == Execution::DryRun {
+                    let (kind, format) = cloner.plan(Path::new(name))?;
+                    made.push(ImageCloneDocument::planned(name, kind, format, cloner.size_bytes()));
                     continue;
                 }
                 let clone = cloner

@@ -185,7 +185,7 @@ fn exit_of(corruption_count: u64, leak_count: u64) -> Exit {
     }
 }
 
-fn tell_problems(page: &mut Page, problems: &[Problem], (corruption_count, leak_count): (u64, u64)) {
+fn tell_problems(page: &mut Page, problems: &[Problem], corruption_count: u64, leak_count: u64) {
     for problem in problems {
         let style = match problem.severity {
             "leak" => Style::Warning,
@@ -236,7 +236,7 @@ impl ImageRepaired {
                 "what is left:"
             };
             page.line(word);
-            tell_problems(page, &self.problems, (self.corruption_count, self.leak_count));
+            tell_problems(page, &self.problems, self.corruption_count, self.leak_count);
         }
         if !is_mended && self.mode == "leaks" {
             page.line("--repair does more, and loses nothing either");
@@ -262,8 +262,7 @@ impl Report for ImageChecked {
     }
 
     fn human(&self, page: &mut Page) {
-        let counts = (self.corruption_count, self.leak_count);
-        tell_problems(page, &self.problems, counts);
+        tell_problems(page, &self.problems, self.corruption_count, self.leak_count);
         page.line(&format!(
             "{} of {} clusters are stored, {} of them compressed",
             units::count(self.allocated_count),
@@ -271,7 +270,7 @@ impl Report for ImageChecked {
             units::count(self.compressed_count)
         ));
         if let Some(repair) = &self.repair {
-            repair.human(page, counts == (0, 0));
+            repair.human(page, self.corruption_count + self.leak_count == 0);
         }
     }
 }

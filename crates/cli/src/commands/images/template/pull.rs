@@ -12,8 +12,8 @@ use holdfast_image::{Format, Storage};
 use serde::Serialize;
 
 use super::document::{SignedDocument, StatementDocument};
-use super::signers::{TrustArgs, signatures, unsigned};
-use crate::args::{Example, JobArgs};
+use super::signers::{TrustArgs, signatures};
+use crate::args::{Example, JobArgs, Switch as _};
 use crate::commands::host_snapshots::clone::{SYSPREP_TIME_OUT, sysprep_program};
 use crate::commands::verb::Verb;
 use crate::context::Context;
@@ -232,14 +232,14 @@ fn run(args: &PullArgs, context: &Context) -> Result<Exit, Error> {
     let request = PullRequest {
         template: args.template.clone(),
         target: target(args)?,
-        unsigned: unsigned(args.unsigned),
+        unsigned: args.unsigned.acceptance(),
         storage: if args.compress {
             Storage::Compressed { level: None }
         } else {
             Storage::Plain
         },
         created_s: u64::try_from(time::now().as_second()).unwrap_or_default(),
-        execution: crate::args::Switch::execution(args.dry_run),
+        execution: args.dry_run.execution(),
         guest: if args.sysprep {
             TemplateGuest::Renew(sysprep_program(context))
         } else {

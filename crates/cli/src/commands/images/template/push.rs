@@ -288,7 +288,7 @@ fn run(args: &PushArgs, context: &Context) -> Result<Exit, Error> {
     }
     let unsealed = context.work(threads, |job| prepare_push(&repository, request, &environment, job))?;
     let signatures = signatures(context);
-    let (published, is_signed) = publish(unsealed, key, &signatures, (context, threads))?;
+    let (published, is_signed) = publish(unsealed, key, &signatures, context, threads)?;
     let duration = context.clock().now().saturating_sub(start);
     context.report(&pushed("template push", &published, is_signed, duration))
 }
@@ -316,7 +316,7 @@ fn run_tag(args: &TagArgs, context: &Context) -> Result<Exit, Error> {
         let vouching = args.vouching(&trust);
         prepare_tag(&repository, &args.template, publication, vouching, job)
     })?;
-    let (published, is_signed) = publish(unsealed, key, &signatures, (context, threads))?;
+    let (published, is_signed) = publish(unsealed, key, &signatures, context, threads)?;
     let duration = context.clock().now().saturating_sub(start);
     context.report(&pushed("template tag", &published, is_signed, duration))
 }
@@ -325,7 +325,8 @@ fn publish(
     unsealed: Unsealed<'_>,
     key: Option<PathBuf>,
     signatures: &SshSignatures<'_>,
-    (context, threads): (&Context, usize),
+    context: &Context,
+    threads: usize,
 ) -> Result<(Published, bool), Error> {
     let signature = key
         .map(|key| SignArgs::sign(&key, &unsealed, signatures, context))

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use holdfast_engine::{TEMPLATE_NAMESPACE, TemplateError, Trust, Unsealed, Unsigned};
 use holdfast_host::{AllowedSigners, PassphraseFrom, SshSignatures};
 
+use crate::args::Switch as _;
 use crate::context::Context;
 use crate::errors::Error;
 use crate::process::environment;
@@ -72,14 +73,9 @@ pub(super) fn signatures(context: &Context) -> SshSignatures<'_> {
     SshSignatures::new(&**context.clock(), context.runtime_folder())
 }
 
-/// What `--unsigned` means.
-pub(super) fn unsigned(is_given: bool) -> Unsigned {
-    if is_given { Unsigned::Accept } else { Unsigned::Refuse }
-}
-
 impl SignArgs {
     pub(super) fn unsigned(&self) -> Unsigned {
-        unsigned(self.unsigned)
+        self.unsigned.acceptance()
     }
 
     /// The key to sign with, which is there; none where no signature is wanted.

@@ -3,10 +3,9 @@
 use std::path::PathBuf;
 
 use holdfast_policy::config::{Config, ConfigSetting, Job};
-use holdfast_policy::sanoid::Origin;
 use serde::Serialize;
 
-use super::SettingDocument;
+use super::{SettingDocument, SettingsShown};
 use crate::context::Context;
 use crate::context::holdfast_file::{self, HoldfastFileArgs};
 use crate::errors::Error;
@@ -81,22 +80,22 @@ fn settings(settings: &[SettingDocument], page: &mut Page) {
 }
 
 /// Shows.
-pub(super) fn show(path: PathBuf, with_defaults: bool, context: &Context) -> Result<Exit, Error> {
+pub(super) fn show(path: PathBuf, shown: SettingsShown, context: &Context) -> Result<Exit, Error> {
     let file = path.display().to_string();
     let config = HoldfastFileArgs { config: Some(path) }.load(context)?;
     context.report(&JobsShown {
         doubts: holdfast_file::doubts(&config, context),
         file,
-        daemon: documents(&config.daemon.settings, with_defaults),
+        daemon: documents(&config.daemon.settings, shown),
         jobs: config
             .jobs
             .iter()
-            .map(|job| document(&config, job, with_defaults, context))
+            .map(|job| document(&config, job, shown, context))
             .collect(),
     })
 }
 
-fn document(config: &Config, job: &Job, with_defaults: bool, context: &Context) -> ConfiguredJob {
+fn document(config: &Config, job: &Job, shown: SettingsShown, context: &Context) -> ConfiguredJob {
     let timing = job.timing(&crate::commands::service::daemon::host());
     let first = timing.next_after(time::now(), context.zone());
     let times = std::iter::successors(first, |last| timing.next_after(*last, context.zone())).take(NEXT_COUNT);
@@ -113,12 +112,12 @@ fn document(config: &Config, job: &Job, with_defaults: bool, context: &Context) 
             .join(" "),
         next: times.iter().map(ToString::to_string).collect(),
         next_local: times.iter().map(|time| time::local(*time, context.zone())).collect(),
-        settings: documents(&job.settings, with_defaults),
+        settings: documents(&job.settings, shown),
     }
 }
 
-fn documents(settings: &[ConfigSetting], with_defaults: bool) -> Vec<SettingDocument> {
-    let is_shown = |setting: &&ConfigSetting| with_defaults || setting.origin != Origin::Default;
+fn documents(settings: &[ConfigSetting], shown: SettingsShown) -> Vec<SettingDocument> {
+    let is_shown = |setting: &&ConfigSetting| shown.has(&setting.origin);
     let document = |setting: &ConfigSetting| SettingDocument::new(setting.key, &setting.value, &setting.origin);
     settings.iter().filter(is_shown).map(document).collect()
 }

@@ -12,16 +12,23 @@ const OWN_SOCKETS: &str = "/libvirt/qemu/channel/";
 /// Attributes of graphics that contain a port number.
 const PORTS: [&str; 3] = ["port", "tlsPort", "websocket"];
 
+/// The names of a machine and of the copy of it.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Renaming<'a> {
+    pub(super) old: &'a str,
+    pub(super) new: &'a str,
+}
+
 impl Rewriter<'_> {
     /// Changes paths that contain the machine's name, and warns of other resources that both machines would use.
-    pub(super) fn conflicts(&mut self, domain: Node<'_, '_>, devices: Node<'_, '_>, names: (&str, &str)) {
+    pub(super) fn conflicts(&mut self, domain: Node<'_, '_>, devices: Node<'_, '_>, renaming: Renaming<'_>) {
         for device in devices.children().filter(Node::is_element) {
             let kind = device.tag_name().name();
             if CHARACTER_DEVICES.contains(&kind) {
-                self.character_device(device, names);
+                self.character_device(device, renaming);
             }
             match kind {
-                "graphics" => self.graphics(device, names),
+                "graphics" => self.graphics(device, renaming),
                 "hostdev" => self.warn("a device of the host is passed through"),
                 "vsock" if is_fixed(child(device, "cid"), "auto") => self.warn("the CID of its vsock is fixed"),
                 "interface" if device.attribute("type") == Some("hostdev") => {
@@ -45,7 +52,7 @@ impl Rewriter<'_> {
         ));
     }
 
-    fn character_device(&mut self, device: Node<'_, '_>, names: (&str, &str)) {
+    fn character_device(&mut self, device: Node<'_, '_>, renaming: Renaming<'_>) {
         for source in children(device, "source") {
             let Some(path) = source.attribute("path") else {
                 continue;
@@ -60,15 +67,15 @@ impl Rewriter<'_> {
                 _ => false,
             };
             if is_own {
-                self.path(source, "path", names);
+                self.path(source, "path", renaming);
             }
         }
         for log in children(device, "log") {
-            self.path(log, "file", names);
+            self.path(log, "file", renaming);
         }
     }
 
-    fn graphics(&mut self, graphics: Node<'_, '_>, names: (&str, &str)) {
+    fn graphics(&mut self, graphics: Node<'_, '_>, renaming: Renaming<'_>) {
         let kind = graphics.attribute("type").unwrap_or_default();
         let is_automatic = graphics.attribute("autoport") == Some("yes");
         for name in PORTS {
@@ -79,7 +86,7 @@ impl Rewriter<'_> {
         }
         let sockets = children(graphics, "listen").chain([graphics]);
         for node in sockets.filter(|node| node.attribute("socket").is_some()) {
-            self.path(node, "socket", names);
+            self.path(node, "socket", renaming);
         }
     }
 
@@ -90,11 +97,11 @@ impl Rewriter<'_> {
     }
 
     /// Replaces the machine's name in a path.
-    fn path(&mut self, node: Node<'_, '_>, attribute: &str, (old, new): (&str, &str)) {
+    fn path(&mut self, node: Node<'_, '_>, attribute: &str, renaming: Renaming<'_>) {
         let Some(path) = node.attribute(attribute) else {
             return;
         };
-        let changed = with_name(path, old, new);
+        let changed = with_name(path, renaming.old, renaming.new);
         if changed == path {
             self.warn(&format!("the path {path} is fixed"));
         } else {

@@ -25,12 +25,21 @@ const MODE_REGULAR: u64 = 0o100_000;
 /// Limit on the block size in streams without large blocks.
 const BLOCK_BYTES_MAX_OLD: u64 = 128 << 10;
 
+/// How a stream sends blocks larger than 128 KiB.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum LargeBlocks {
+    /// As they are.
+    Kept,
+    /// In pieces of 128 KiB.
+    Split,
+}
+
 /// Why all of the object is changed, if it is.
 pub(super) fn look_at_object(
     record: &StreamRecord,
     bonus: &[u8],
     query: &SendStreamQuery,
-    has_large_blocks: bool,
+    large_blocks: LargeBlocks,
 ) -> Option<WholeFileReason> {
     let (object_type, bonus_type) = record.object_types();
     let StreamObject::File {
@@ -44,10 +53,9 @@ pub(super) fn look_at_object(
     if object_type != TYPE_FILE {
         return Some(WholeFileReason::Kind);
     }
-    let block_sent_bytes = if has_large_blocks {
-        block_before_bytes
-    } else {
-        block_before_bytes.min(BLOCK_BYTES_MAX_OLD)
+    let block_sent_bytes = match large_blocks {
+        LargeBlocks::Kept => block_before_bytes,
+        LargeBlocks::Split => block_before_bytes.min(BLOCK_BYTES_MAX_OLD),
     };
     if u64::from(record.block_bytes()) != block_sent_bytes {
         return Some(WholeFileReason::BlockSize);

@@ -43,9 +43,9 @@ pub(crate) const QUERY: SendStreamQuery = SendStreamQuery {
 
 impl SendStreamWriter {
     /// A stream with the begin record for [`QUERY`], and these features.
-    pub(crate) fn new(is_little: bool, age: SenderVersion, features: u64) -> Self {
+    pub(crate) fn new(order: ByteOrder, age: SenderVersion, features: u64) -> Self {
         let mut writer = Self {
-            order: if is_little { ByteOrder::Little } else { ByteOrder::Big },
+            order,
             age,
             bytes: Vec::new(),
             sum: Fletcher4::default(),
@@ -56,8 +56,8 @@ impl SendStreamWriter {
 
     /// An empty stream.
     #[cfg(test)]
-    pub(crate) fn empty(is_little: bool) -> Self {
-        let mut writer = Self::new(is_little, SenderVersion::New, 0);
+    pub(crate) fn empty(order: ByteOrder) -> Self {
+        let mut writer = Self::new(order, SenderVersion::New, 0);
         (writer.bytes, writer.sum) = (Vec::new(), Fletcher4::default());
         writer
     }

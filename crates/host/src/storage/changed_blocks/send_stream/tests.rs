@@ -1,6 +1,7 @@
 use holdfast_block::SeededRandom;
 use holdfast_block::conformance::test_seed;
 
+use super::record::ByteOrder;
 use super::specimen::{Field, QUERY, SendStreamWriter, SenderVersion};
 use super::{SendStreamQuery, StreamChanges, StreamObject, WholeFileReason, by_send_stream};
 use crate::storage::changed_blocks::SendStreamError;
@@ -13,7 +14,7 @@ fn ask(bytes: &[u8], query: &SendStreamQuery) -> Result<StreamChanges, SendStrea
 
 fn writers() -> impl Iterator<Item = SendStreamWriter> {
     let ages = [SenderVersion::Old, SenderVersion::New].into_iter();
-    ages.flat_map(|age| [true, false].map(|is_little| SendStreamWriter::new(is_little, age, 0)))
+    ages.flat_map(|age| [ByteOrder::Little, ByteOrder::Big].map(|order| SendStreamWriter::new(order, age, 0)))
 }
 
 fn file(block_before_bytes: u32, from_transaction: Option<u64>) -> SendStreamQuery {
@@ -147,7 +148,7 @@ fn the_limit_of_128_kib_is_not_another_block_size() {
         (1 << 19, 1 << 20, false),
         (1 << 19, 128 << 10, true),
     ] {
-        let mut writer = SendStreamWriter::new(true, SenderVersion::New, features);
+        let mut writer = SendStreamWriter::new(ByteOrder::Little, SenderVersion::New, features);
         writer.object(FILE, sent, 100_000, 1);
         let found = ask(&writer.end(), &file(1 << 20, Some(100))).unwrap();
         assert_eq!(found.whole, has_changed.then_some(WholeFileReason::BlockSize));
@@ -160,7 +161,11 @@ fn a_file_that_grew_is_changed_after_its_old_end() {
         size_before_bytes: 60_000,
         ..QUERY
     };
-    let found = ask(&SendStreamWriter::new(true, SenderVersion::New, 0).end(), &query).unwrap();
+    let found = ask(
+        &SendStreamWriter::new(ByteOrder::Little, SenderVersion::New, 0).end(),
+        &query,
+    )
+    .unwrap();
     assert_eq!(found.ranges.as_slice(), std::slice::from_ref(&(60_000..100_000)));
 }
 
@@ -176,16 +181,19 @@ fn streams_without_all_changes_are_refused() {
         (1 << 18, "unknown"),
         (1 << 50, "unknown"),
     ] {
-        let reason = refused(&SendStreamWriter::new(true, SenderVersion::New, features).end(), &QUERY);
+        let reason = refused(
+            &SendStreamWriter::new(ByteOrder::Little, SenderVersion::New, features).end(),
+            &QUERY,
+        );
         assert!(reason.contains(words), "{reason}");
     }
     for (version_word, words) in [(2, "several"), (3, "form"), (0, "form")] {
-        let mut writer = SendStreamWriter::empty(true);
+        let mut writer = SendStreamWriter::empty(ByteOrder::Little);
         writer.begin(version_word, &[0; 16]);
         let reason = refused(&writer.end(), &QUERY);
         assert!(reason.contains(words), "{reason}");
     }
-    let plain = SendStreamWriter::new(false, SenderVersion::Old, 0).end();
+    let plain = SendStreamWriter::new(ByteOrder::Big, SenderVersion::Old, 0).end();
     for (from_guid, to_guid) in [(0, QUERY.to_guid), (QUERY.from_guid, 1)] {
         let query = SendStreamQuery {
             from_guid,
@@ -205,7 +213,7 @@ fn streams_without_all_changes_are_refused() {
 fn records_out_of_place_are_errors() {
     let all = [0, 10, 11, u32::MAX];
     for kind in all {
-        let mut writer = SendStreamWriter::new(true, SenderVersion::Old, 0);
+        let mut writer = SendStreamWriter::new(ByteOrder::Little, SenderVersion::Old, 0);
         writer.record(kind, &[Field::Long(8, 1)], &[]);
         let result = ask(&writer.end(), &QUERY);
         assert!(
@@ -214,7 +222,7 @@ fn records_out_of_place_are_errors() {
         );
     }
     for (features, payload) in [(0, 17 << 20), (0, u64::MAX), (0, 6)] {
-        let mut writer = SendStreamWriter::new(true, SenderVersion::Old, features);
+        let mut writer = SendStreamWriter::new(ByteOrder::Little, SenderVersion::Old, features);
         writer.record(3, &[Field::Long(8, FILE), Field::Long(32, payload)], &[]);
         let result = ask(&writer.end(), &QUERY);
         assert!(
@@ -222,7 +230,7 @@ fn records_out_of_place_are_errors() {
             "{payload}: {result:?}"
         );
     }
-    let mut stream = SendStreamWriter::new(true, SenderVersion::Old, 0).end();
+    let mut stream = SendStreamWriter::new(ByteOrder::Little, SenderVersion::Old, 0).end();
     stream.push(0);
     assert!(matches!(ask(&stream, &QUERY), Err(SendStreamError::Invalid { .. })));
     assert!(matches!(ask(&[7; 312], &QUERY), Err(SendStreamError::Invalid { .. })));
@@ -269,7 +277,12 @@ fn random_streams_are_reported_exactly() {
         } else {
             SenderVersion::New
         };
-        let mut writer = SendStreamWriter::new(random.one_in(2), age, 0);
+        let order = if random.one_in(2) {
+            ByteOrder::Little
+        } else {
+            ByteOrder::Big
+        };
+        let mut writer = SendStreamWriter::new(order, age, 0);
         let mut expected = vec![false; 100_000];
         for _ in 0..random.below(60) {
             let number = 6 + random.below(4);

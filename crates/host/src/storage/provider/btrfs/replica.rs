@@ -362,7 +362,7 @@ impl ReplicaSide for BtrfsSide {
             .programs
             .start_receiver(BTRFS, &arguments, &snapshot_folder.place(""))?;
         let piped = piped.with((snapshot_folder, lock));
-        Ok(Incoming::gated(piped, (Box::new(gate), notes), || received.settle()))
+        Ok(Incoming::gated(piped, Box::new(gate), notes, || received.settle()))
     }
 
     fn settle(&self, receiving: &ReceiveRequest) -> ProviderResult<()> {

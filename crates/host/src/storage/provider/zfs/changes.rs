@@ -47,7 +47,8 @@ impl Zfs {
     /// The ranges in which a file or volume may differ between two existing, held snapshots of a dataset.
     pub fn changes(
         &self,
-        (older, newer): (&HostSnapshotName, &HostSnapshotName),
+        older: &HostSnapshotName,
+        newer: &HostSnapshotName,
         query: SendQuery<'_>,
     ) -> Result<ChangedRanges, SendError> {
         let (from, to) = (full(older)?, full(newer)?);

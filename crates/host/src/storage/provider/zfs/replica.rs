@@ -351,7 +351,7 @@ impl ReplicaSide for ZfsSide {
         });
         let (side, receiving) = (self.clone(), receiving.clone());
         let finish = move || side.finish(&receiving, &arrived);
-        Ok(Incoming::gated(piped, (Box::new(gate), Notes::default()), finish))
+        Ok(Incoming::gated(piped, Box::new(gate), Notes::default(), finish))
     }
 
     fn settle(&self, receiving: &ReceiveRequest) -> ProviderResult<()> {

@@ -5,7 +5,7 @@ use std::os::unix::fs::FileTypeExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::super::{ProviderError, ProviderResult};
+use super::super::{HostSnapshotScope, ProviderError, ProviderResult};
 use super::Zfs;
 
 /// How long udev may take to create the device node of a volume: seconds, on a busy host.
@@ -17,30 +17,43 @@ pub fn volume_device(name: &str) -> PathBuf {
     Path::new("/dev/zvol").join(name)
 }
 
-/// Flushes the kernel's block cache of a volume, and of its descendants: cached data has not reached ZFS, and would be
+/// Flushes the kernel's block cache of a volume, or of all volumes in a tree: cached data has not reached ZFS, and would be
 /// missing in a snapshot. A guest's flushes do the same, unless they are ignored (`cache=unsafe`).
-pub(super) fn write_out(name: &str, with_descendants: bool) -> ProviderResult<()> {
+pub(super) fn write_out(scope: &HostSnapshotScope) -> ProviderResult<()> {
+    if scope.is_tree {
+        write_out_tree(&scope.dataset.name)
+    } else {
+        write_out_volume(&scope.dataset.name)
+    }
+}
+
+fn write_out_tree(name: &str) -> ProviderResult<()> {
     let device = volume_device(name);
-    match device.metadata() {
-        Ok(found) if found.file_type().is_block_device() => {
-            let synced = File::open(&device).and_then(|opened| opened.sync_all());
-            synced.map_err(|source| ProviderError::File {
-                action: "write out",
-                path: device,
-                source,
-            })?;
-        }
-        Ok(found) if found.is_dir() && with_descendants => {
-            let names = device.read_dir().into_iter().flatten().flatten();
-            let names = names.map(|entry| entry.file_name().to_string_lossy().into_owned());
-            // Snapshots may have devices, too, but are never written.
-            for below in names.filter(|name| !name.contains('@')) {
-                write_out(&format!("{name}/{below}"), true)?;
-            }
-        }
-        _ => {}
+    if !device.is_dir() {
+        return write_out_volume(name);
+    }
+    let names = device.read_dir().into_iter().flatten().flatten();
+    let names = names.map(|entry| entry.file_name().to_string_lossy().into_owned());
+    // Snapshots may have devices, too, but are never written.
+    for below in names.filter(|name| !name.contains('@')) {
+        write_out_tree(&format!("{name}/{below}"))?;
     }
     Ok(())
+}
+
+/// Does nothing for a dataset that is not a volume.
+fn write_out_volume(name: &str) -> ProviderResult<()> {
+    let device = volume_device(name);
+    let is_device = device.metadata().is_ok_and(|found| found.file_type().is_block_device());
+    if !is_device {
+        return Ok(());
+    }
+    let synced = File::open(&device).and_then(|opened| opened.sync_all());
+    synced.map_err(|source| ProviderError::File {
+        action: "write out",
+        path: device,
+        source,
+    })
 }
 
 impl Zfs {

@@ -459,7 +459,7 @@ fn the_input_of_a_program_comes_with_its_gate() {
     );
     let piped = crate::StreamTools::start(&tools, "cat", &[]).unwrap();
     let (gate, _) = BtrfsGate::new(announced(None), Notes::default());
-    let mut incoming = Incoming::gated(piped, (Box::new(gate), Notes::default()), || Ok(()));
+    let mut incoming = Incoming::gated(piped, Box::new(gate), Notes::default(), || Ok(()));
     assert!(incoming.take_input().is_some());
     assert!(incoming.take_input().is_none());
 }

@@ -5,7 +5,7 @@ use std::io::{Cursor, Read as _};
 use holdfast_block::hostile::Outcome;
 
 use super::{Joining, ZfsAnnouncement, ZfsGate};
-use crate::storage::changed_blocks::send_stream::record::{BeginRecord, RECORD_LENGTH, feature};
+use crate::storage::changed_blocks::send_stream::record::{BeginRecord, ByteOrder, RECORD_LENGTH, feature};
 use crate::storage::changed_blocks::send_stream::specimen::{QUERY, SendStreamWriter, SenderVersion};
 use crate::storage::provider::incoming::StreamCheck;
 
@@ -41,14 +41,14 @@ pub(crate) fn zfs_stream(bytes: &[u8]) -> Outcome {
 
 /// Valid streams of one snapshot.
 pub(crate) fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
-    let seed = |name, is_little, age| {
-        let mut writer = SendStreamWriter::new(is_little, age, 0);
+    let seed = |name, order, age| {
+        let mut writer = SendStreamWriter::new(order, age, 0);
         writer.object(8, 8192, 100_000, 50).write(8, 0, 600).free(8, 4000, 1000);
         ("zfs_stream", name, writer.end())
     };
     vec![
-        seed("old", true, SenderVersion::Old),
-        seed("new", true, SenderVersion::New),
-        seed("new_big_endian", false, SenderVersion::New),
+        seed("old", ByteOrder::Little, SenderVersion::Old),
+        seed("new", ByteOrder::Little, SenderVersion::New),
+        seed("new_big_endian", ByteOrder::Big, SenderVersion::New),
     ]
 }

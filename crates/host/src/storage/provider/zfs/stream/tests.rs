@@ -3,7 +3,7 @@
 use std::io::{Cursor, Read as _};
 
 use super::{Joining, ZfsAnnouncement, ZfsGate};
-use crate::storage::changed_blocks::send_stream::record::{RECORD_LENGTH, feature};
+use crate::storage::changed_blocks::send_stream::record::{ByteOrder, RECORD_LENGTH, feature};
 use crate::storage::changed_blocks::send_stream::specimen::{QUERY, SendStreamWriter, SenderVersion};
 use crate::storage::provider::incoming::{StreamCheck, StreamRefusal};
 
@@ -31,8 +31,8 @@ fn pass_as(stream: &[u8], announced: ZfsAnnouncement) -> Result<GateOutput, Stri
     Ok((passed, arrived))
 }
 
-fn valid(is_little: bool, age: SenderVersion) -> Vec<u8> {
-    let mut writer = SendStreamWriter::new(is_little, age, 0);
+fn valid(order: ByteOrder, age: SenderVersion) -> Vec<u8> {
+    let mut writer = SendStreamWriter::new(order, age, 0);
     writer
         .object(8, 8192, 100_000, 50)
         .write(8, 0, 300_000)
@@ -42,13 +42,13 @@ fn valid(is_little: bool, age: SenderVersion) -> Vec<u8> {
 
 /// A stream with a changed number in its begin record.
 fn with_u64(at: usize, number: u64) -> Vec<u8> {
-    let mut stream = valid(true, SenderVersion::New);
+    let mut stream = valid(ByteOrder::Little, SenderVersion::New);
     stream[at..at + 8].copy_from_slice(&number.to_le_bytes());
     stream
 }
 
 fn with_name(name: &[u8]) -> Vec<u8> {
-    let mut stream = valid(true, SenderVersion::New);
+    let mut stream = valid(ByteOrder::Little, SenderVersion::New);
     stream[56..RECORD_LENGTH].fill(0);
     stream[56..56 + name.len()].copy_from_slice(name);
     stream
@@ -60,13 +60,13 @@ fn reason(stream: &[u8]) -> String {
 
 #[test]
 fn the_announced_snapshot_passes_unchanged() {
-    for (is_little, age) in [
-        (true, SenderVersion::Old),
-        (false, SenderVersion::Old),
-        (true, SenderVersion::New),
-        (false, SenderVersion::New),
+    for (order, age) in [
+        (ByteOrder::Little, SenderVersion::Old),
+        (ByteOrder::Big, SenderVersion::Old),
+        (ByteOrder::Little, SenderVersion::New),
+        (ByteOrder::Big, SenderVersion::New),
     ] {
-        let stream = valid(is_little, age);
+        let stream = valid(order, age);
         for announced in [announced(&["b"]), announced(&[])] {
             let (passed, arrived) = pass_as(&stream, announced).unwrap();
             assert!(passed == stream);
@@ -78,12 +78,12 @@ fn the_announced_snapshot_passes_unchanged() {
         snapshots: vec![("b".to_owned(), String::new())],
         joining: Joining::Refused,
     };
-    assert!(pass_as(&valid(true, SenderVersion::Old), nameless).is_ok());
+    assert!(pass_as(&valid(ByteOrder::Little, SenderVersion::Old), nameless).is_ok());
 }
 
 #[test]
 fn a_truncated_stream_never_reaches_its_end() {
-    let mut writer = SendStreamWriter::new(true, SenderVersion::New, 0);
+    let mut writer = SendStreamWriter::new(ByteOrder::Little, SenderVersion::New, 0);
     writer.write(8, 0, 1000).free(8, 4000, 1000);
     let stream = writer.end();
     for length in 0..stream.len() {
@@ -123,7 +123,11 @@ fn other_content_is_refused_before_the_first_record_passes() {
         let reason = reason(&stream);
         assert!(reason.contains(expected), "{expected}: {reason}");
     }
-    let twice = [valid(true, SenderVersion::New), valid(true, SenderVersion::New)].concat();
+    let twice = [
+        valid(ByteOrder::Little, SenderVersion::New),
+        valid(ByteOrder::Little, SenderVersion::New),
+    ]
+    .concat();
     assert!(reason(&twice).contains("after its end"));
     // Data of other snapshots, a second begin record, and data of any size.
     for (kind, fields) in [
@@ -138,7 +142,12 @@ fn other_content_is_refused_before_the_first_record_passes() {
         for (at, number) in fields {
             record[at..at + 8].copy_from_slice(&u64::to_le_bytes(number));
         }
-        let stream = [&valid(true, SenderVersion::Old)[..RECORD_LENGTH], &record, &[0; 1000]].concat();
+        let stream = [
+            &valid(ByteOrder::Little, SenderVersion::Old)[..RECORD_LENGTH],
+            &record,
+            &[0; 1000],
+        ]
+        .concat();
         reason(&stream);
     }
 }
@@ -155,19 +164,19 @@ fn a_resumed_stream_brings_a_missing_snapshot() {
     }
     assert!(pass_as(&rest, announced(&["a", "c"])).is_err());
     // Several announced snapshots cannot be in one plain stream.
-    assert!(pass_as(&valid(true, SenderVersion::New), announced(&["a", "b"])).is_err());
+    assert!(pass_as(&valid(ByteOrder::Little, SenderVersion::New), announced(&["a", "b"])).is_err());
 }
 
 /// Several streams in one: the list, each stream, and the common end.
 #[test]
 fn joined_streams_are_accepted_only_from_this_host_and_as_announced() {
-    let mut list = SendStreamWriter::empty(true);
+    let mut list = SendStreamWriter::empty(ByteOrder::Little);
     list.begin(2, &[1; 64]);
     let list = list.end();
     let mut end = [0; RECORD_LENGTH];
     end[0] = 5;
     let second = |name: &[u8]| {
-        let mut stream = valid(true, SenderVersion::New);
+        let mut stream = valid(ByteOrder::Little, SenderVersion::New);
         stream[56..56 + name.len()].copy_from_slice(name);
         stream
     };
