@@ -143,11 +143,10 @@ pub use restore::machine::{
 };
 pub use restore::serve::{ClientWrites, ServeAddress, ServeRequest, Served, serve};
 pub use template::{
-    Digest as TemplateDigest, Guest as TemplateGuest, KeepIdentity, ListedHistory, ListedTemplate,
-    Piece as TemplatePiece, PieceKind as TemplatePieceKind, Publication, Published, PullReport, PullRequest,
-    PullTarget, PulledDisk, PushRequest, PushSource, RemovalSelection, Replace, SignedBy,
-    Statement as TemplateStatement, TEMPLATE_NAMESPACE, TemplateHistory, TemplateLabel, TemplateListing, TemplateName,
-    TemplatePlan, TemplateReference, TemplateRemoval, TemplateTag, TemplateVersion, Trust, Unsealed, Unsigned,
-    Vouching, list_templates, plan_push, plan_tag, prepare_push, prepare_tag, pull_template, remove_templates,
-    show_template,
+    Digest as TemplateDigest, KeepIdentity, ListedHistory, ListedTemplate, Piece as TemplatePiece,
+    PieceKind as TemplatePieceKind, Publication, Published, PullReport, PullRequest, PullTarget, PulledDisk,
+    PushRequest, PushSource, RemovalSelection, Replace, SignedBy, Statement as TemplateStatement, TEMPLATE_NAMESPACE,
+    TemplateGuest, TemplateHistory, TemplateLabel, TemplateListing, TemplateName, TemplatePlan, TemplateReference,
+    TemplateRemoval, TemplateTag, TemplateVersion, Trust, Unsealed, Unsigned, Vouching, list_templates, plan_push,
+    plan_tag, prepare_push, prepare_tag, pull_template, remove_templates, show_template,
 };

@@ -13,11 +13,7 @@ pub(crate) struct Left {
     pub(crate) bools: usize,
 }
 
-pub(crate) const LEFT: &[Left] = &[
-    left("archive", 1, 0),
-    left("image", 17, 1),
-    left("repo", 27, 0),
-];
+pub(crate) const LEFT: &[Left] = &[left("archive", 1, 0), left("image", 17, 1), left("repo", 27, 0)];
 
 const fn left(crate_name: &'static str, tuples: usize, bools: usize) -> Left {
     Left {

@@ -62,11 +62,11 @@ pub(crate) struct RepositorySink<'a> {
     repository: &'a Repository,
     options: SnapshotOptions,
     job: Job<'a>,
-    begun: OnceCell<AcceptedName>,
+    start: OnceCell<BackupStart>,
     report: RefCell<Option<BackupReport>>,
 }
 
-struct AcceptedName {
+struct BackupStart {
     machine: MachineName,
     newest: Option<Manifest>,
     parent: Option<Manifest>,
@@ -82,7 +82,7 @@ impl<'a> RepositorySink<'a> {
             repository,
             options,
             job,
-            begun: OnceCell::new(),
+            start: OnceCell::new(),
             report: RefCell::new(None),
         }
     }
@@ -109,7 +109,7 @@ impl SnapshotSink for RepositorySink<'_> {
         let calendar = Calendar::new(self.repository, &self.options.zone, self.job.progress);
         let granted = claim.check(&manifests, calendar, self.job.progress)?;
         let parent = choose_parent(&self.options.parent, calendar, &manifests, &granted)?;
-        self.begun.get_or_init(|| AcceptedName {
+        self.start.get_or_init(|| BackupStart {
             machine: machine.clone(),
             newest: granted.newest(calendar).cloned(),
             parent: parent.cloned(),
@@ -120,7 +120,7 @@ impl SnapshotSink for RepositorySink<'_> {
     }
 
     fn history(&self) -> Option<History<'_>> {
-        let begun = self.begun.get();
+        let begun = self.start.get();
         Some(History {
             repository: self.repository,
             newest: begun.and_then(|begun| begun.newest.as_ref()),
@@ -129,7 +129,7 @@ impl SnapshotSink for RepositorySink<'_> {
     }
 
     fn store(&self, point: PointInTime<'_>) -> Result<()> {
-        let begun = self.begun.get().expect("begin is called before store");
+        let begun = self.start.get().expect("begin is called before store");
         let parent = begun.parent.as_ref();
         let mut notes = point.notes;
         notes.extend(begun.note.clone());

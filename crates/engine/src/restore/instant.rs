@@ -20,7 +20,7 @@ use holdfast_repo::{Environment, Repository, SnapshotId};
 
 pub use self::fill::FillOptions;
 use self::fill::{DiskFill, JobLock};
-use self::folder::{NewFolder, name_until_complete, remove_left};
+use self::folder::{NewJobFolder, name_until_complete, remove_left};
 pub(crate) use self::folder::{is_still_unfinished, unfinished_folders};
 pub use self::rate::FillRate;
 pub use self::server::serve_instantly;
@@ -175,7 +175,7 @@ fn make(
     instant: &mut InstantJob,
     environment: &Environment,
     job: Job<'_>,
-) -> Result<(MadeFiles, NewFolder, JobLock)> {
+) -> Result<(MadeFiles, NewJobFolder, JobLock)> {
     let mut noted = None;
     remove_left(&instant.folder);
     // The images of a restore that was killed must be recognised.
@@ -187,7 +187,7 @@ fn make(
         // The folder is visible only when all of this is in it.
         let place = instant.folder.clone();
         instant.folder = name_until_complete(&place, instant.hold);
-        let mut folder = NewFolder::make(&instant.folder)?;
+        let mut folder = NewJobFolder::make(&instant.folder)?;
         let lock = fill::lock(instant)?;
         instant.write()?;
         folder.rename(&place)?;

@@ -33,7 +33,7 @@ pub use label::{TemplateLabel, TemplateName, TemplateReference, TemplateTag, Tem
 pub use list::{ListedHistory, ListedTemplate, TemplateHistory, TemplateListing, list_templates, show_template};
 pub use publish::{Publication, Published, Replace, TemplatePlan, Unsealed};
 pub use pull::{PullReport, pull_template};
-pub use pull_request::{Guest, KeepIdentity, PullRequest, PullTarget, PulledDisk};
+pub use pull_request::{KeepIdentity, PullRequest, PullTarget, PulledDisk, TemplateGuest};
 pub use push::{PushRequest, PushSource, Vouching, plan_push, plan_tag, prepare_push, prepare_tag};
 pub use remove::{RemovalSelection, TemplateRemoval, remove_templates};
 pub use statement::{Piece, PieceKind, Statement};

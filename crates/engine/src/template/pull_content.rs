@@ -3,7 +3,7 @@
 use super::checked::CheckedDevice;
 use super::digest::digest_bytes;
 use super::entry::Entry;
-use super::pull_request::{Guest, PullRequest, PulledDisk};
+use super::pull_request::{PullRequest, PulledDisk, TemplateGuest};
 use super::statement::Piece;
 use crate::files::block_target::Overwrite;
 use crate::image::convert::{ConvertRequest, ConvertSource, VerifyImage, convert_and, plan_convert};
@@ -53,7 +53,7 @@ impl Pull<'_> {
 
     /// Gives the guest an identity of its own, if that is wanted.
     pub(super) fn renew_guest(&self, name: &Path, images: &[(&Path, Format)], host_name: Option<&str>) -> Result<()> {
-        let Guest::Renew(program) = &self.request.guest else {
+        let TemplateGuest::Renew(program) = &self.request.guest else {
             return Ok(());
         };
         self.job

@@ -52,7 +52,7 @@ pub enum PullTarget {
 
 /// What happens to a guest's own identity.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Guest {
+pub enum TemplateGuest {
     /// It stays as it was pushed.
     Keep,
     /// It is made anew, by the `virt-sysprep` that is there; not on a block device.
@@ -75,7 +75,7 @@ pub struct PullRequest {
     /// Whether anything is written. A plan does not read the disks.
     pub execution: Execution,
     /// Whether the guest gets an identity of its own, and the name of its machine, or of the image.
-    pub guest: Guest,
+    pub guest: TemplateGuest,
 }
 
 /// A disk that was pulled.

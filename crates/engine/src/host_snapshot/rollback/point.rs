@@ -87,7 +87,7 @@ pub fn open_host_point(request: &HostPointRequest<'_>, job: Job<'_>) -> Result<H
         .present
         .map(|(description, places)| KeptDisk::all_of(description, places))
         .unwrap_or_default();
-    let mut seen = Seen::default();
+    let mut seen = SnapshotLists::default();
     let (name, state) = seen.find(request, &states, &today)?;
     let disks = state.map_or(&today, |state| &state.disks);
     let snapshots = seen.of_disks(request, disks, &name)?;
@@ -175,11 +175,11 @@ fn set_of(snapshot: &HostSnapshot) -> Option<crate::SetId> {
 
 /// The host snapshots of datasets, each asked for once.
 #[derive(Default)]
-struct Seen {
+struct SnapshotLists {
     of: BTreeMap<Dataset, Vec<HostSnapshot>>,
 }
 
-impl Seen {
+impl SnapshotLists {
     fn of(&mut self, request: &HostPointRequest<'_>, dataset: &Dataset) -> Result<&[HostSnapshot]> {
         if !self.of.contains_key(dataset) {
             let found = request.providers.of_dataset(dataset).snapshots(&dataset.name)?;

@@ -22,13 +22,13 @@ pub(super) fn name_until_complete(place: &Path, number: u32) -> PathBuf {
 }
 
 /// A folder that goes again with all that is in it, unless it is to be kept.
-pub(super) struct NewFolder {
+pub(super) struct NewJobFolder {
     path: Option<PathBuf>,
     /// The lock of the folder around it, shared by all processes that make something there, until it has its name.
     making: Option<File>,
 }
 
-impl NewFolder {
+impl NewJobFolder {
     /// Others may pass through it, to the socket, and see nothing of it.
     pub(super) fn make(path: &Path) -> Result<Self> {
         let making = path.parent().and_then(|around| File::open(around).ok());
@@ -125,7 +125,7 @@ fn name_of_unfinished(folder: &Path) -> Option<&str> {
     (is_number && name.starts_with('.') && name.ends_with(".holdfast")).then_some(name)
 }
 
-impl Drop for NewFolder {
+impl Drop for NewJobFolder {
     fn drop(&mut self) {
         if let Some(path) = &self.path {
             // Another error brought us here, and says more than one about this.
@@ -136,14 +136,14 @@ impl Drop for NewFolder {
 
 #[cfg(test)]
 mod tests {
-    use super::{NewFolder, is_still_unfinished, name_until_complete, remove_left, unfinished_folders};
+    use super::{NewJobFolder, is_still_unfinished, name_until_complete, remove_left, unfinished_folders};
 
     #[test]
     fn a_folder_that_is_being_made_is_not_taken_for_one_that_was_left() {
         let place = tempfile::tempdir().unwrap();
         let name = place.path().join(".web1.holdfast");
         let hidden = name_until_complete(&name, 7);
-        let mut folder = NewFolder::make(&hidden).unwrap();
+        let mut folder = NewJobFolder::make(&hidden).unwrap();
         assert_eq!(unfinished_folders(place.path()), [""; 0].map(std::path::PathBuf::from));
         assert!(!is_still_unfinished(&hidden));
         remove_left(&name);
@@ -153,7 +153,7 @@ mod tests {
         assert!(name.is_dir());
 
         // As a kill leaves it.
-        NewFolder::make(&hidden).unwrap().keep();
+        NewJobFolder::make(&hidden).unwrap().keep();
         assert_eq!(unfinished_folders(place.path()), std::slice::from_ref(&hidden));
         assert!(is_still_unfinished(&hidden) && is_still_unfinished(&name));
         remove_left(&name);

@@ -84,7 +84,7 @@ pub(crate) fn restore_point(
     job: Job<'_>,
 ) -> Result<MachineRestoreReport> {
     let start = job.clock.now();
-    let execution = Execution {
+    let execution = RestoreExecution {
         repository: planner.repository,
         contents: planner.contents,
         hypervisor: planner.hypervisor,
@@ -144,7 +144,7 @@ pub(crate) fn write_companions(
     job: Job<'_>,
     before_names: &mut BeforeNames<'_>,
 ) -> Result<MadeFiles> {
-    let execution = Execution {
+    let execution = RestoreExecution {
         repository,
         contents: repository,
         hypervisor,
@@ -191,7 +191,7 @@ struct Output<'p> {
     _lock: Option<File>,
 }
 
-struct Execution<'a> {
+struct RestoreExecution<'a> {
     repository: &'a Repository,
     contents: &'a dyn StoredContents,
     hypervisor: &'a dyn HypervisorMut,
@@ -202,7 +202,7 @@ struct Execution<'a> {
     relocked: RefCell<Vec<ImageMut>>,
 }
 
-impl<'a> Execution<'a> {
+impl<'a> RestoreExecution<'a> {
     /// What a killed restore has left under these names is in the way of nothing but the room.
     fn clear_left(&self) {
         let new = self.plan.files.iter();
