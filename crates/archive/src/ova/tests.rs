@@ -268,9 +268,12 @@ fn a_manifest_at_the_end_is_checked_with_every_algorithm() {
         assert!(unverified(&archive(&members[..2])).starts_with("the archive has no manifest"));
         let other = manifest.replace("disk.img", "gone.img");
         let members = [members[0], members[1], ("a.mf", other.as_bytes())];
-        let said = unverified(&archive(&members));
-        assert!(said.contains("\"gone.img\", which the archive does not have"), "{said}");
-        assert!(said.contains("\"disk.img\" is not in the manifest"), "{said}");
+        let message = unverified(&archive(&members));
+        assert!(
+            message.contains("\"gone.img\", which the archive does not have"),
+            "{message}"
+        );
+        assert!(message.contains("\"disk.img\" is not in the manifest"), "{message}");
     }
     assert_eq!(unverified(&written(true)), "");
     // An unsupported algorithm is not damage.
@@ -280,12 +283,12 @@ fn a_manifest_at_the_end_is_checked_with_every_algorithm() {
         ("a.mf", b"BLAKE3(a.ovf)= 00\nBLAKE3(disk.img)= 00\n"),
     ];
     assert_eq!(read(&archive(&members)).unwrap()[0], content);
-    let said = unverified(&archive(&members));
+    let message = unverified(&archive(&members));
     assert!(
-        said.contains("\"disk.img\" by an algorithm that is not known"),
-        "{said}"
+        message.contains("\"disk.img\" by an algorithm that is not known"),
+        "{message}"
     );
-    assert!(!said.contains("is not in the manifest"), "{said}");
+    assert!(!message.contains("is not in the manifest"), "{message}");
     // oVirt rounds up to GiB, and the image may be smaller; bytes of the image beyond the disk must be zero.
     let counted = |count: u64, content: &[u8]| {
         let text = descriptor(&[("disk.img", count)], "raw")

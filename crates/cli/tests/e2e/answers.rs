@@ -166,10 +166,10 @@ fn an_unknown_command_is_answered_with_a_similar_one() {
             "open their disks with 'holdfast serve nbd'",
         ),
     ] {
-        let said = stderr(&run(words));
+        let output_text = stderr(&run(words));
         assert!(
-            said.starts_with(&format!("holdfast: {message}\nhint: {hint}")),
-            "{said}"
+            output_text.starts_with(&format!("holdfast: {message}\nhint: {hint}")),
+            "{output_text}"
         );
         let words: Vec<&str> = words.iter().copied().chain(["--json"]).collect();
         let answer = document(&stdout(&run(&words)));
@@ -224,17 +224,20 @@ fn the_only_repository_of_a_configuration_needs_no_name() {
 
 #[test]
 fn the_program_without_arguments_prints_a_short_help() {
-    let said = stderr(&run(&[]));
+    let output_text = stderr(&run(&[]));
     assert!(
-        said.contains("Common commands:") && said.contains("holdfast help"),
-        "{said}"
+        output_text.contains("Common commands:") && output_text.contains("holdfast help"),
+        "{output_text}"
     );
-    assert!(said.lines().count() <= 25, "{said}");
+    assert!(output_text.lines().count() <= 25, "{output_text}");
     let help = run(&["help", "image", "info"]);
     assert_eq!(help.status.code(), Some(0));
     assert_eq!(stdout(&help), stdout(&run(&["image", "info", "--help"])));
-    let said = stderr(&run(&["help", "image", "inof"]));
-    assert!(said.contains("did you mean 'holdfast image info'?"), "{said}");
+    let output_text = stderr(&run(&["help", "image", "inof"]));
+    assert!(
+        output_text.contains("did you mean 'holdfast image info'?"),
+        "{output_text}"
+    );
 }
 
 #[test]

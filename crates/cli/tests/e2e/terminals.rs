@@ -26,10 +26,10 @@ fn error_on_terminal(variables: &[(&str, &str)]) -> String {
     let status = command.status().unwrap();
     assert_eq!(status.code(), Some(1));
     drop(command);
-    let mut said = Vec::new();
+    let mut text = Vec::new();
     // Once the last process has closed the terminal, reading ends with an error instead of an end of file.
-    controller.read_to_end(&mut said).ok();
-    String::from_utf8(said).unwrap()
+    controller.read_to_end(&mut text).ok();
+    String::from_utf8(text).unwrap()
 }
 
 #[test]

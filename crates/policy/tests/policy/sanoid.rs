@@ -284,18 +284,18 @@ impl World {
             .env("FIXED_TIME", case.now.as_second().to_string())
             .output()
             .unwrap();
-        let said = String::from_utf8(output.stdout).unwrap();
+        let message = String::from_utf8(output.stdout).unwrap();
         let code = output.status.code().unwrap();
         let complaints = String::from_utf8_lossy(&output.stderr);
-        assert!(code < 3, "{said}\n{complaints}\n{}", case.configuration);
-        (said, code)
+        assert!(code < 3, "{message}\n{complaints}\n{}", case.configuration);
+        (message, code)
     }
 
     fn theirs(&self, case: &Case) -> BTreeSet<String> {
         let words = ["--readonly", "--verbose", "--take-snapshots", "--prune-snapshots"];
-        let (said, code) = self.sanoid(case, &words);
-        assert_eq!(code, 0, "{said}");
-        let lines = said.lines().filter_map(|line| {
+        let (message, code) = self.sanoid(case, &words);
+        assert_eq!(code, 0, "{message}");
+        let lines = message.lines().filter_map(|line| {
             let taken = line.strip_prefix("taking snapshot ");
             let taken = taken.map(|taken| format!("take {}", taken.replace(" (zfs recursive)", ", with all below")));
             let removed = line
@@ -330,12 +330,12 @@ fn compare(seeds: impl Iterator<Item = u64>) -> (usize, usize) {
         taken_count += taken;
         removed_count += ours.len() - taken;
         if seed % MONITORED_EVERY == 0 {
-            let (said, code) = world.sanoid(&case, &["--monitor-snapshots"]);
+            let (message, code) = world.sanoid(&case, &["--monitor-snapshots"]);
             let config = SanoidConfig::parse(&case.configuration).unwrap();
             let datasets = config.resolve(&DATASETS.map(str::to_owned)).datasets;
             let ours = freshness(&datasets, |dataset, kind| newest(&case, dataset, kind), case.now);
             let ours = (ours.line.as_str(), i32::from(ours.level.code()));
-            assert_eq!(ours, (said.trim_end(), code), "seed {seed}, at {at}");
+            assert_eq!(ours, (message.trim_end(), code), "seed {seed}, at {at}");
         }
     }
     (taken_count, removed_count)

@@ -71,7 +71,7 @@ impl Victim {
                 assert_eq!(store.put(other, object).unwrap(), Put::Created);
             }
         }
-        live_with(&store, &self.specimen.snapshots, place, mode);
+        run_all_operations(&store, &self.specimen.snapshots, place, mode);
     }
 
     /// The object after `edits`; `None` if an object of this kind is not sealed.
@@ -118,11 +118,11 @@ fn edit(bytes: &mut Vec<u8>, edits: &[u8]) {
     }
 }
 
-fn live_with(store: &MemoryStore, snapshots: &[Contents], place: Place, mode: u8) {
+fn run_all_operations(store: &MemoryStore, snapshots: &[Contents], place: Place, mode: u8) {
     let Some(repository) = open(store) else { return };
     let first = restored(&repository, snapshots, place);
     if mode & 4 == 0 {
-        look(&repository, &first, place);
+        check(&repository, &first, place);
     }
     if mode & 8 == 0 {
         let gc = GcRequest {
@@ -147,7 +147,7 @@ fn live_with(store: &MemoryStore, snapshots: &[Contents], place: Place, mode: u8
 }
 
 /// Lists, measures, verifies and scrubs.
-fn look(repository: &Repository, restored: &[bool], place: Place) {
+fn check(repository: &Repository, restored: &[bool], place: Place) {
     repository.statistics().ok();
     let verify = VerifyRequest {
         snapshots: Selection::All,

@@ -7,7 +7,7 @@ use holdfast_block::MemoryDevice;
 use holdfast_repo::store::{ObjectKind, ObjectName, Store};
 use holdfast_repo::{AcceptedLoss, Error, GcRequest, Parent, ScrubRequest, SnapshotId, Source, SourceData};
 
-use crate::common::{Disk, Hooked, Rig, request};
+use crate::common::{Disk, HookedStore, Rig, request};
 
 const GC: GcRequest = GcRequest {
     repack_below_percent: 0,
@@ -151,7 +151,7 @@ fn a_removed_snapshot_stays_removed_while_a_copy_exists() {
     rig.store.advance_clock(Duration::from_secs(two_days));
     // A running writer delays the deletion of the packs.
     let device = MemoryDevice::from_bytes(&[1; 4096]);
-    let held = Hooked::new(&rig.store, ObjectKind::Pack, {
+    let held = HookedStore::new(&rig.store, ObjectKind::Pack, {
         let gc = rig.open(54);
         move || {
             let report = gc.gc(GC).unwrap();

@@ -79,7 +79,7 @@ impl Raw {
     pub(crate) fn say(&mut self, bytes: &[u8]) {
         match self.stream.write_all(bytes) {
             Err(error) if matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset) => {}
-            said => said.unwrap(),
+            printed => printed.unwrap(),
         }
     }
 

@@ -169,11 +169,11 @@ const THREADS: [Setup; 9] = [
 
 /// The major version of the tested QEMU.
 fn version() -> u64 {
-    let said = run("qemu-system-x86_64", &["--version"]);
-    let number = said
+    let text = run("qemu-system-x86_64", &["--version"]);
+    let number = text
         .split_whitespace()
         .find_map(|word| word.split_once('.')?.0.parse().ok());
-    number.unwrap_or_else(|| panic!("{said}"))
+    number.unwrap_or_else(|| panic!("{text}"))
 }
 
 /// A running QEMU with these disks, and their expected content.
@@ -269,11 +269,11 @@ impl Matrix {
         let offset = usize::from(byte) << 16;
         for (setup, bytes) in &mut self.disks {
             let device = format!("/machine/peripheral/{}{}", setup.id, setup.backend);
-            let said = self
+            let text = self
                 .bare
                 .lab
                 .guest_at(&device, &format!("write -P {byte} {offset} 4096"));
-            assert!(said.contains("wrote 4096/4096"), "{}: {said}", setup.id);
+            assert!(text.contains("wrote 4096/4096"), "{}: {text}", setup.id);
             bytes[offset..offset + 4096].fill(byte);
         }
     }

@@ -15,22 +15,22 @@ use serde_json::{Value, json};
 use super::at;
 use super::bare::play_agent;
 use super::doctors::{found, kill_with_watchdog};
-use super::host_snapshots::{OnOwn, bare_on_xfs, on};
+use super::host_snapshots::{MachineSetup, bare_on_xfs, machine_on};
 use holdfast_test_kit::file_systems::system;
 
-impl OnOwn {
+impl MachineSetup {
     pub(super) fn folder(&self) -> String {
         self.world.lab.folder.path().to_str().unwrap().to_owned()
     }
 
     /// A path below `.holdfast` in the folder with the machine's disks.
-    pub(super) fn ours(&self, name: &str) -> PathBuf {
+    pub(super) fn own_path(&self, name: &str) -> PathBuf {
         self.world.lab.path(".holdfast").join(name)
     }
 
     /// The names in a folder below `.holdfast`.
     pub(super) fn names(&self, part: &str) -> Vec<String> {
-        names(&self.ours(part))
+        names(&self.own_path(part))
     }
 
     pub(super) fn doctor(&self, code: i32, words: &[&str]) -> Value {
@@ -131,71 +131,75 @@ pub(super) fn this_process() -> Value {
 
 /// Partial snapshots, records and holds without a snapshot, and files of a probe; and the same of a running process.
 fn partial_snapshots_are_deleted(kind: &'static str) {
-    let Some(on) = on(kind) else { return };
-    on.take(0, &["web1", "--name", "one"]);
-    assert_eq!(found(&on.doctor(0, &[])), [""; 0]);
+    let Some(setup) = machine_on(kind) else { return };
+    setup.take(0, &["web1", "--name", "one"]);
+    assert_eq!(found(&setup.doctor(0, &[])), [""; 0]);
     // New files may belong to any running process of Holdfast; this one waits for its input.
-    let rig = &on.world.rig;
+    let rig = &setup.world.rig;
     let mut other = rig
         .command(&["backup", "-m", "other", "-"])
         .stdin(Stdio::piped())
         .spawn()
         .unwrap();
-    write(&on.ours("snapshots/.two/web1-a"), "half");
-    write(&on.ours("snapshots/.three/web1-a"), "half");
-    let living = File::open(on.ours("snapshots/.three")).unwrap();
-    flock(&living, FlockOperation::LockExclusive).unwrap();
+    write(&setup.own_path("snapshots/.two/web1-a"), "half");
+    write(&setup.own_path("snapshots/.three/web1-a"), "half");
+    let running = File::open(setup.own_path("snapshots/.three")).unwrap();
+    flock(&running, FlockOperation::LockExclusive).unwrap();
     // The record of a snapshot exists before the snapshot has its final name.
-    write(&on.ours("records/three.json"), "{}");
-    write(&on.ours("records/.four.new"), "{\"sch");
-    write(&on.ours("records/gone.json"), "{}");
-    write(&on.ours("holds/gone/audit"), "");
+    write(&setup.own_path("records/three.json"), "{}");
+    write(&setup.own_path("records/.four.new"), "{\"sch");
+    write(&setup.own_path("records/gone.json"), "{}");
+    write(&setup.own_path("holds/gone/audit"), "");
     for probe in [
-        on.ours(".holdfast-two.from.partial"),
-        on.world.lab.path(".holdfast-17.probe.partial"),
+        setup.own_path(".holdfast-two.from.partial"),
+        setup.world.lab.path(".holdfast-17.probe.partial"),
     ] {
         write(&probe, "H");
         make_old(&probe);
     }
     // A new file may be in use.
-    write(&on.world.lab.path(".holdfast-18.probe.partial"), "H");
+    write(&setup.world.lab.path(".holdfast-18.probe.partial"), "H");
     let before = [
-        on.names("snapshots"),
-        on.names("records"),
-        on.names("holds"),
-        on.hidden(),
+        setup.names("snapshots"),
+        setup.names("records"),
+        setup.names("holds"),
+        setup.hidden(),
     ];
-    let report = on.doctor(3, &[]);
+    let report = setup.doctor(3, &[]);
     assert_eq!(found(&report), ["leftover"; 6], "{report:#}");
     assert_eq!(
         before,
         [
-            on.names("snapshots"),
-            on.names("records"),
-            on.names("holds"),
-            on.hidden()
+            setup.names("snapshots"),
+            setup.names("records"),
+            setup.names("holds"),
+            setup.hidden()
         ]
     );
     // A process that removes, holds or records something has a lock: then the doctor changes nothing.
-    let lock = File::options().create(true).append(true).open(on.ours("lock")).unwrap();
+    let lock = File::options()
+        .create(true)
+        .append(true)
+        .open(setup.own_path("lock"))
+        .unwrap();
     flock(&lock, FlockOperation::LockExclusive).unwrap();
-    let fixed = on.doctor(0, &["--fix"]);
+    let fixed = setup.doctor(0, &["--fix"]);
     assert_eq!(found(&fixed), ["leftover"; 2], "{fixed:#}");
     drop(lock);
-    let fixed = on.doctor(0, &["--fix"]);
+    let fixed = setup.doctor(0, &["--fix"]);
     assert_eq!(found(&fixed), ["leftover"; 4], "{fixed:#}");
-    assert_eq!(on.names("snapshots"), [".three", "one"]);
-    assert_eq!(on.names("records"), ["one.json", "three.json"]);
-    assert_eq!(on.names("holds"), [""; 0]);
-    assert_eq!(on.hidden(), [".holdfast-18.probe.partial"]);
-    drop(living);
-    assert_eq!(found(&on.doctor(0, &["--fix"])), ["leftover"; 2]);
-    assert_eq!(found(&on.doctor(0, &[])), [""; 0]);
-    assert_eq!(on.listed(&["web1"]).len(), 1);
+    assert_eq!(setup.names("snapshots"), [".three", "one"]);
+    assert_eq!(setup.names("records"), ["one.json", "three.json"]);
+    assert_eq!(setup.names("holds"), [""; 0]);
+    assert_eq!(setup.hidden(), [".holdfast-18.probe.partial"]);
+    drop(running);
+    assert_eq!(found(&setup.doctor(0, &["--fix"])), ["leftover"; 2]);
+    assert_eq!(found(&setup.doctor(0, &[])), [""; 0]);
+    assert_eq!(setup.listed(&["web1"]).len(), 1);
     // A dataset is examined by its name, without a machine.
-    write(&on.ours("records/gone.json"), "{}");
-    let named = format!("reflink:{}", on.folder());
-    let report = on.world.rig.json(3, &["doctor", &named])["report"].clone();
+    write(&setup.own_path("records/gone.json"), "{}");
+    let named = format!("reflink:{}", setup.folder());
+    let report = setup.world.rig.json(3, &["doctor", &named])["report"].clone();
     assert_eq!(
         (found(&report), &report["datasets"]),
         (vec!["leftover"], &json!([named]))
@@ -216,42 +220,44 @@ fn partial_snapshots_on_btrfs_are_deleted() {
 
 #[test]
 fn a_snapshot_killed_at_any_moment_is_cleaned_up_by_the_doctor() {
-    let Some(on) = on("xfs") else { return };
+    let Some(setup) = machine_on("xfs") else { return };
     let mut random = SeededRandom::new(21);
     for round in 0..8 {
-        on.kill(&["snapshot", "web1"], &mut random, 150);
-        on.wait_until_it_runs(&format!("round {round}"));
-        on.world.doctor_answers(&["--fix"]);
-        assert_eq!(found(&on.doctor(0, &[])), [""; 0], "round {round}");
-        let left = on.names("snapshots").into_iter().find(|name| name.starts_with('.'));
-        assert_eq!((left, on.hidden()), (None, Vec::new()));
-        assert_eq!(on.names("records").len(), on.names("snapshots").len());
+        setup.kill(&["snapshot", "web1"], &mut random, 150);
+        setup.wait_until_it_runs(&format!("round {round}"));
+        setup.world.doctor_answers(&["--fix"]);
+        assert_eq!(found(&setup.doctor(0, &[])), [""; 0], "round {round}");
+        let left = setup.names("snapshots").into_iter().find(|name| name.starts_with('.'));
+        assert_eq!((left, setup.hidden()), (None, Vec::new()));
+        assert_eq!(setup.names("records").len(), setup.names("snapshots").len());
     }
 }
 
 #[test]
 fn a_failed_freeze_leaves_no_snapshot() {
-    let Some(on) = on("xfs") else { return };
-    let uri = on.world.lab.uri();
+    let Some(setup) = machine_on("xfs") else { return };
+    let uri = setup.world.lab.uri();
     let words = ["snapshot", "web1", "--name", "one", "--quiesce", "require"];
-    let (_, said) = on.world.rig.error(1, &at(&uri, &words));
-    assert!(said.contains("web1"), "{said}");
-    assert_eq!(on.names("snapshots"), [""; 0]);
-    on.take(0, &["web1", "--name", "one"]);
-    assert_eq!(found(&on.doctor(0, &[])), [""; 0]);
+    let (_, message) = setup.world.rig.error(1, &at(&uri, &words));
+    assert!(message.contains("web1"), "{message}");
+    assert_eq!(setup.names("snapshots"), [""; 0]);
+    setup.take(0, &["web1", "--name", "one"]);
+    assert_eq!(found(&setup.doctor(0, &[])), [""; 0]);
 }
 
 /// A snapshot is killed between the snapshot point and the thaw, together with its watchdog.
 #[test]
 fn a_guest_left_frozen_by_a_killed_snapshot_is_thawed() {
     let Some((bare, _mounted)) = bare_on_xfs() else { return };
-    let asked = play_agent(&bare.lab.path("agent"));
+    let agent_commands = play_agent(&bare.lab.path("agent"));
     let words = ["snapshot", &bare.source, "--quiesce", "require"];
     for round in 0..40 {
         let mut child = bare.rig.command(&words).spawn().unwrap();
-        while asked.recv_timeout(Duration::from_secs(20)).unwrap() != "guest-fsfreeze-freeze" {}
+        while agent_commands.recv_timeout(Duration::from_secs(20)).unwrap() != "guest-fsfreeze-freeze" {}
         kill_with_watchdog(&mut child);
-        let is_thawed = asked.try_iter().any(|asked| asked == "guest-fsfreeze-thaw");
+        let is_thawed = agent_commands
+            .try_iter()
+            .any(|command| command == "guest-fsfreeze-thaw");
         if is_thawed {
             continue;
         }
@@ -265,9 +271,17 @@ fn a_guest_left_frozen_by_a_killed_snapshot_is_thawed() {
             kinds.contains(&"frozen") && kinds.contains(&"dead-run"),
             "round {round}: {report:#}"
         );
-        assert!(asked.try_iter().all(|asked| asked != "guest-fsfreeze-thaw"));
+        assert!(
+            agent_commands
+                .try_iter()
+                .all(|command| command != "guest-fsfreeze-thaw")
+        );
         doctor(0, &["--fix"]);
-        assert!(asked.try_iter().any(|asked| asked == "guest-fsfreeze-thaw"));
+        assert!(
+            agent_commands
+                .try_iter()
+                .any(|command| command == "guest-fsfreeze-thaw")
+        );
         bare.wait_until_clean("the doctor");
         assert_eq!(found(&doctor(0, &[])), [""; 0]);
         return;
@@ -277,41 +291,41 @@ fn a_guest_left_frozen_by_a_killed_snapshot_is_thawed() {
 
 #[test]
 fn states_without_host_snapshots_are_removed() {
-    let Some(on) = on("btrfs") else { return };
+    let Some(setup) = machine_on("btrfs") else { return };
     for name in ["one", "two"] {
-        on.take(0, &["web1", "--name", name]);
+        setup.take(0, &["web1", "--name", name]);
     }
-    let place = on.ours("snapshots/one");
+    let place = setup.own_path("snapshots/one");
     system("btrfs", &["subvolume", "delete", place.to_str().unwrap()]).unwrap();
-    let report = on.doctor(3, &[]);
+    let report = setup.doctor(3, &[]);
     assert_eq!(found(&report), ["leftover", "states"], "{report:#}");
-    assert_eq!(on.state_count(), 2);
-    on.doctor(0, &["--fix"]);
-    assert_eq!(on.state_count(), 1);
-    assert_eq!(found(&on.doctor(0, &[])), [""; 0]);
+    assert_eq!(setup.state_count(), 2);
+    setup.doctor(0, &["--fix"]);
+    assert_eq!(setup.state_count(), 1);
+    assert_eq!(found(&setup.doctor(0, &[])), [""; 0]);
 }
 
 #[test]
 fn zfs_clones_for_reading_are_removed_after_their_reader_died() {
-    let Some(on) = on("zfs") else { return };
-    let uri = on.world.lab.uri();
+    let Some(setup) = machine_on("zfs") else { return };
+    let uri = setup.world.lab.uri();
     let views = || {
         let listed = system("zfs", &["list", "-H", "-o", "name"]).unwrap();
         listed.lines().filter(|line| line.contains("holdfast-view-")).count()
     };
     let words = at(&uri, &["backup", "web1", "--method", "snapshot", "--bwlimit", "1M"]);
-    let mut child = on.world.rig.command(&words).spawn().unwrap();
+    let mut child = setup.world.rig.command(&words).spawn().unwrap();
     while views() == 0 {
         assert!(child.try_wait().unwrap().is_none());
     }
-    assert_eq!(found(&on.doctor(0, &["--fix"])), [""; 0], "a reader is running");
+    assert_eq!(found(&setup.doctor(0, &["--fix"])), [""; 0], "a reader is running");
     assert_eq!(views(), 1);
     kill_process(Pid::from_child(&child), Signal::KILL).unwrap();
     child.wait().unwrap();
-    let report = on.doctor(3, &[]);
+    let report = setup.doctor(3, &[]);
     assert!(found(&report).contains(&"leftover"), "{report:#}");
     assert_eq!(views(), 1);
-    on.doctor(0, &["--fix"]);
+    setup.doctor(0, &["--fix"]);
     assert_eq!(views(), 0);
-    assert_eq!(found(&on.doctor(0, &[])), [""; 0]);
+    assert_eq!(found(&setup.doctor(0, &[])), [""; 0]);
 }

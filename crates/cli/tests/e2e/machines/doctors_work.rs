@@ -8,38 +8,40 @@ use serde_json::json;
 use super::at;
 use super::doctors::found;
 use super::doctors_storage::{dead_process, destroy, make_old, this_process, write};
-use super::host_snapshots::on;
+use super::host_snapshots::machine_on;
 
 #[test]
 fn a_killed_rollback_is_reported_until_it_is_completed_or_undone() {
-    let Some(mut on) = on("btrfs") else { return };
-    on.world.write(0, 40, 0, 1 << 20);
-    on.take(0, &["web1", "--name", "one"]);
-    let then = on.world.disks.clone();
+    let Some(mut setup) = machine_on("btrfs") else { return };
+    setup.world.write(0, 40, 0, 1 << 20);
+    setup.take(0, &["web1", "--name", "one"]);
+    let earlier = setup.world.disks.clone();
     for ends in [true, false] {
         let mut round = 0;
         loop {
-            on.world.write(0, 90 + round, 0, 6 << 20);
-            on.world.write(1, 90 + round, 0, 6 << 20);
-            on.world.lab.virsh(&["destroy", "web1"]);
-            if on.kill_when(&["rollback", "web1@one"], &|| !on.unfinished().is_empty()) && !on.unfinished().is_empty() {
+            setup.world.write(0, 90 + round, 0, 6 << 20);
+            setup.world.write(1, 90 + round, 0, 6 << 20);
+            setup.world.lab.virsh(&["destroy", "web1"]);
+            if setup.kill_when(&["rollback", "web1@one"], &|| !setup.unfinished().is_empty())
+                && !setup.unfinished().is_empty()
+            {
                 break;
             }
             round += 1;
             assert!(round < 20, "no rollback was killed in time");
-            on.world.disks.clone_from(&then);
-            on.world.lab.virsh(&["start", "web1"]);
+            setup.world.disks.clone_from(&earlier);
+            setup.world.lab.virsh(&["start", "web1"]);
         }
-        let newest = on.world.disks.clone();
-        let report = on.doctor(3, &["--fix"]);
+        let newest = setup.world.disks.clone();
+        let report = setup.doctor(3, &["--fix"]);
         let finding = &report["findings"][0];
         assert_eq!(
             (found(&report), &finding["is_danger"], &finding["machine"]),
             (vec!["rollback"], &json!(true), &json!("web1")),
             "{report:#}"
         );
-        let uri = on.world.lab.uri();
-        let listed = on.world.rig.report(&at(&uri, &["host", "list", "web1"]));
+        let uri = setup.world.lab.uri();
+        let listed = setup.world.rig.report(&at(&uri, &["host", "list", "web1"]));
         let half = &listed["half_rolled_back"][0];
         assert_eq!((&half["machine"], &half["point"]), (&json!("web1"), &json!("one")));
         let safety = half["safety"][0]
@@ -55,61 +57,61 @@ fn a_killed_rollback_is_reported_until_it_is_completed_or_undone() {
             "{advice}"
         );
         if ends {
-            on.world.rig.ok(&at(&uri, &["rollback", "web1@one", "--start"]));
-            on.world.disks.clone_from(&then);
+            setup.world.rig.ok(&at(&uri, &["rollback", "web1@one", "--start"]));
+            setup.world.disks.clone_from(&earlier);
         } else {
             let point = format!("web1@{safety}");
-            on.world.rig.ok(&at(&uri, &["rollback", &point, "--start"]));
-            on.world.disks = newest;
+            setup.world.rig.ok(&at(&uri, &["rollback", &point, "--start"]));
+            setup.world.disks = newest;
         }
-        assert_eq!(on.unfinished(), [""; 0]);
-        assert_eq!(found(&on.doctor(0, &[])), [""; 0]);
-        on.world.back_up();
-        on.world.assert_snapshot_is_right("after the rollback");
+        assert_eq!(setup.unfinished(), [""; 0]);
+        assert_eq!(found(&setup.doctor(0, &[])), [""; 0]);
+        setup.world.back_up();
+        setup.world.assert_snapshot_is_right("after the rollback");
     }
 }
 
 fn a_clone_that_is_killed_leaves_nothing(kind: &'static str) {
-    let Some(on) = on(kind) else { return };
-    let cut = on.take(0, &["web1", "--name", "one"]);
+    let Some(setup) = machine_on(kind) else { return };
+    let cut = setup.take(0, &["web1", "--name", "one"]);
     // "zfs:POOL@one"
     let pool = cut["snapshots"][0]
         .as_str()
         .unwrap()
         .trim_start_matches("zfs:")
         .trim_end_matches("@one");
-    let before = on.world.files();
+    let before = setup.world.files();
     let mut random = SeededRandom::new(23);
-    let is_begun = || !on.unfinished().is_empty();
+    let is_begun = || !setup.unfinished().is_empty();
     let mut half = 0;
     for round in 0..10 {
         let wait = Duration::from_millis(random.below(25));
         let is_time = || {
             is_begun() && {
-                on.world.lab.clock.sleep(wait);
+                setup.world.lab.clock.sleep(wait);
                 true
             }
         };
-        on.kill_when(&["clone", "web1@one", "trial"], &is_time);
-        let is_defined = on.world.machines().contains(&"trial".to_owned());
+        setup.kill_when(&["clone", "web1@one", "trial"], &is_time);
+        let is_defined = setup.world.machines().contains(&"trial".to_owned());
         half += usize::from(!is_defined);
-        on.world.doctor_answers(&["--fix"]);
-        let after = on.doctor(0, &[]);
+        setup.world.doctor_answers(&["--fix"]);
+        let after = setup.doctor(0, &[]);
         assert_eq!(found(&after), [""; 0], "round {round}: {after:#}");
-        assert_eq!(on.unfinished(), [""; 0]);
+        assert_eq!(setup.unfinished(), [""; 0]);
         if is_defined {
-            on.world.lab.virsh(&["undefine", "trial"]);
+            setup.world.lab.virsh(&["undefine", "trial"]);
             if kind == "zfs" {
                 destroy(&format!("{pool}/trial"));
             } else {
                 for disk in ["trial-a", "trial-b"] {
-                    std::fs::remove_file(on.world.lab.path(disk)).ok();
+                    std::fs::remove_file(setup.world.lab.path(disk)).ok();
                 }
             }
         }
-        let mut files = on.world.files();
+        let mut files = setup.world.files();
         files.retain(|file| !before.contains(file));
-        assert_eq!((files, on.hidden()), (Vec::new(), Vec::new()), "round {round}");
+        assert_eq!((files, setup.hidden()), (Vec::new(), Vec::new()), "round {round}");
     }
     assert!(half > 0, "no clone was killed in time");
 }
@@ -127,39 +129,39 @@ fn a_clone_on_zfs_that_is_killed_leaves_nothing() {
 /// The host snapshots for a clone of the current state are removed with it, whenever the clone is killed.
 #[test]
 fn a_killed_clone_of_the_current_state_leaves_nothing() {
-    let Some(on) = on("xfs") else { return };
-    let mut before = on.world.files();
+    let Some(setup) = machine_on("xfs") else { return };
+    let mut before = setup.world.files();
     before.push(".holdfast".into());
     let mut random = SeededRandom::new(29);
     let mut left = 0;
     for round in 0..10 {
         let wait = Duration::from_millis(random.below(60));
         let is_time = || {
-            !on.unfinished().is_empty() && {
-                on.world.lab.clock.sleep(wait);
+            !setup.unfinished().is_empty() && {
+                setup.world.lab.clock.sleep(wait);
                 true
             }
         };
-        on.kill_when(&["clone", "web1", "trial"], &is_time);
-        let is_defined = on.world.machines().contains(&"trial".to_owned());
-        left += usize::from(!on.unfinished().is_empty());
-        on.world.doctor_answers(&["--fix"]);
-        let after = on.doctor(0, &[]);
+        setup.kill_when(&["clone", "web1", "trial"], &is_time);
+        let is_defined = setup.world.machines().contains(&"trial".to_owned());
+        left += usize::from(!setup.unfinished().is_empty());
+        setup.world.doctor_answers(&["--fix"]);
+        let after = setup.doctor(0, &[]);
         assert_eq!(found(&after), [""; 0], "round {round}: {after:#}");
         assert_eq!(
-            (on.unfinished(), on.listed(&["web1"])),
+            (setup.unfinished(), setup.listed(&["web1"])),
             (vec![], vec![]),
             "round {round}"
         );
         if is_defined {
-            on.world.lab.virsh(&["undefine", "trial"]);
+            setup.world.lab.virsh(&["undefine", "trial"]);
             for disk in ["trial-a", "trial-b"] {
-                std::fs::remove_file(on.world.lab.path(disk)).ok();
+                std::fs::remove_file(setup.world.lab.path(disk)).ok();
             }
         }
-        let mut files = on.world.files();
+        let mut files = setup.world.files();
         files.retain(|file| !before.contains(file));
-        assert_eq!((files, on.hidden()), (Vec::new(), Vec::new()), "round {round}");
+        assert_eq!((files, setup.hidden()), (Vec::new(), Vec::new()), "round {round}");
     }
     assert!(left > 0, "no clone was killed in time");
 }
@@ -167,36 +169,36 @@ fn a_killed_clone_of_the_current_state_leaves_nothing() {
 /// A file with other content, or of a machine, is not deleted.
 #[test]
 fn changed_files_with_the_names_of_a_killed_clone_are_kept() {
-    let Some(on) = on("xfs") else { return };
-    on.take(0, &["web1", "--name", "one"]);
-    let path = on.world.lab.path("precious");
+    let Some(setup) = machine_on("xfs") else { return };
+    setup.take(0, &["web1", "--name", "one"]);
+    let path = setup.world.lab.path("precious");
     write(&path, "precious");
-    let half = on.world.lab.path(".precious.0123abcd.partial");
+    let half = setup.world.lab.path(".precious.0123abcd.partial");
     write(&half, "half");
     let note = json!({
         "schema": 1, "kind": "clone", "machine": "trial", "uuid": "11111111-2222-3333-4444-555555555555", "of": "web1",
         "point": "one", "safety": [], "process": dead_process(), "start_ms": 1000,
         "files": [{ "path": path, "device": 1, "inode": 1 }],
     });
-    let place = on
+    let place = setup
         .world
         .rig
         .path("state/holdfast/states/unfinished/11111111-2222-3333-4444-555555555555.json");
     let mut alive = note.clone();
     alive["process"] = this_process();
     write(&place, &alive.to_string());
-    let report = on.doctor(0, &["--fix"]);
+    let report = setup.doctor(0, &["--fix"]);
     assert!(
         half.exists() && report["notes"].to_string().contains("at work on trial"),
         "{report:#}"
     );
     write(&place, &note.to_string());
-    let halves = on.world.rig.path("state/holdfast/states/unfinished/22222222.new");
+    let halves = setup.world.rig.path("state/holdfast/states/unfinished/22222222.new");
     write(&halves, "{");
     make_old(&halves);
-    let report = on.doctor(3, &[]);
+    let report = setup.doctor(3, &[]);
     assert_eq!(found(&report), ["clone", "leftover"], "{report:#}");
     assert!(half.exists() && halves.exists());
-    on.doctor(0, &["--fix"]);
+    setup.doctor(0, &["--fix"]);
     assert!(!half.exists() && path.exists() && !place.exists() && !halves.exists());
 }

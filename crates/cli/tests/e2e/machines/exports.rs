@@ -38,7 +38,7 @@ impl World {
     }
 
     /// The names in the folder, without the state of the program.
-    fn made(&self) -> Vec<String> {
+    fn created_names(&self) -> Vec<String> {
         let mut names = self.rig.names("");
         names.retain(|name| name != "state");
         names
@@ -62,7 +62,7 @@ fn a_running_machine_is_exported_to_every_kind_of_archive() {
         (&true.into(), &"filter".into()),
         "{planned}"
     );
-    assert_eq!(world.made(), [""; 0], "a dry run creates no file");
+    assert_eq!(world.created_names(), [""; 0], "a dry run creates no file");
     world.assert_runs_and_is_clean();
     for archive in ["web1.xva", "web1.xva.zst", "web1.ova", "web1.vma", "web1.vma.gz"] {
         let report = world.export_now(&["web1", archive]);
@@ -201,7 +201,7 @@ fn an_export_of_a_machine_resumed_during_the_pause_is_not_kept() {
             "{}",
             stderr(&output)
         );
-        assert!(world.made().is_empty(), "{:?}", world.made());
+        assert!(world.created_names().is_empty(), "{:?}", world.created_names());
     }
 }
 
@@ -228,7 +228,7 @@ fn a_killed_export_leaves_the_machine_running_and_no_archive() {
         clock.sleep(Duration::from_millis(50));
     }
     world.assert_runs_and_is_clean();
-    let left = world.made();
+    let left = world.created_names();
     assert!(
         left.iter()
             .all(|name| name.starts_with('.') && name.ends_with(".partial")),
@@ -236,7 +236,7 @@ fn a_killed_export_leaves_the_machine_running_and_no_archive() {
     );
     world.export_now(&["web1", "web1.xva"]);
     world.assert_archive_is_right("web1.xva");
-    assert_eq!(world.made(), ["web1.xva"]);
+    assert_eq!(world.created_names(), ["web1.xva"]);
 }
 
 #[test]
@@ -246,11 +246,11 @@ fn impossible_exports_are_refused_before_the_machine_is_touched() {
     world.rig.write("taken.xva", b"mine");
     world.rig.write("full/mine", b"mine");
     let uri = world.lab.uri();
-    for (code, words, said) in [
+    for (code, words, text) in [
         (1, &["web1", "taken.xva"][..], "exists"),
         (1, &["web1", "full", "--format", "dir"], "not empty"),
         (1, &["web1", "x.xva", "--exclude", "vdz"], "vdz"),
-        (1, &["nobody", "x.xva"], "nobody"),
+        (1, &["missing", "x.xva"], "missing"),
         (2, &["web*", "x.xva"], "may mean several"),
         (2, &["tag:x", "x.xva"], "may mean several"),
         (2, &["vbox:web1", "x.xva"], "another's"),
@@ -265,11 +265,11 @@ fn impossible_exports_are_refused_before_the_machine_is_touched() {
         let (_, error) = world
             .rig
             .error(code, &at(&uri, &[&["export", "--now"], words].concat()));
-        assert!(error.contains(said), "{words:?}: {error}");
+        assert!(error.contains(text), "{words:?}: {error}");
     }
     let (_, error) = world.rig.error(2, &["export", "web1", "x.xva", "--quiesce=off"]);
     assert!(error.contains("give --now"), "{error}");
     assert!(world.rig.read("taken.xva") == b"mine" && world.rig.names("full") == ["mine"]);
-    assert_eq!(world.made(), ["full", "taken.xva"]);
+    assert_eq!(world.created_names(), ["full", "taken.xva"]);
     world.assert_runs_and_is_clean();
 }

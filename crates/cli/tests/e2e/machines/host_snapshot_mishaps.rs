@@ -9,10 +9,10 @@ use holdfast_block::Clock as _;
 use serde_json::json;
 
 use super::at;
-use super::host_snapshots::{OnOwn, on};
+use super::host_snapshots::{MachineSetup, machine_on};
 use holdfast_test_kit::file_systems::system;
 
-impl OnOwn {
+impl MachineSetup {
     /// The folder of the host snapshots.
     fn snapshots(&self) -> PathBuf {
         self.world.lab.folder.path().join(".holdfast/snapshots")
@@ -28,7 +28,7 @@ impl OnOwn {
     }
 
     /// The names of the complete snapshots, oldest first.
-    fn whole_ones(&self) -> Vec<serde_json::Value> {
+    fn complete_names(&self) -> Vec<serde_json::Value> {
         self.listed(&["web1"]).iter().map(|one| one["name"].clone()).collect()
     }
 
@@ -48,33 +48,37 @@ impl OnOwn {
 /// Another program removes the snapshot that a backup reads. The backup fails with the reason, and the next one
 /// succeeds.
 fn removed_while_it_is_read(kind: &'static str, remove: fn(&Path)) {
-    let Some(mut on) = on(kind) else { return };
-    let uri = on.world.lab.uri();
-    on.world.write(0, 60, 0, 8 << 20);
+    let Some(mut setup) = machine_on(kind) else { return };
+    let uri = setup.world.lab.uri();
+    setup.world.write(0, 60, 0, 8 << 20);
     let words = at(&uri, &["backup", "web1", "--method", "snapshot", "--bwlimit", "1M"]);
-    let child = on.world.rig.command(&words).spawn().unwrap();
-    let clock = &on.world.lab.clock;
-    while on.listed(&["web1"]).is_empty() {
+    let child = setup.world.rig.command(&words).spawn().unwrap();
+    let clock = &setup.world.lab.clock;
+    while setup.listed(&["web1"]).is_empty() {
         clock.sleep(Duration::from_millis(10));
     }
     clock.sleep(Duration::from_millis(200));
-    remove(&on.snapshots().join(on.listed(&["web1"])[0]["name"].as_str().unwrap()));
-    assert_eq!(on.entries(), [""; 0]);
+    remove(
+        &setup
+            .snapshots()
+            .join(setup.listed(&["web1"])[0]["name"].as_str().unwrap()),
+    );
+    assert_eq!(setup.entries(), [""; 0]);
     let output = child.wait_with_output().unwrap();
     // Open files can still be read: then the backup is complete.
     if output.status.success() {
-        on.world.assert_snapshot_is_right("of what was removed");
+        setup.world.assert_snapshot_is_right("of what was removed");
     } else {
-        assert_eq!(on.world.rig.snapshot_count(), 0);
+        assert_eq!(setup.world.rig.snapshot_count(), 0);
     }
-    on.world.write(1, 61, 0, 65_536);
-    let done = on
+    setup.world.write(1, 61, 0, 65_536);
+    let done = setup
         .world
         .rig
         .report(&at(&uri, &["backup", "web1", "--method", "snapshot"]));
     assert_eq!(done["machines"][0]["method"], "snapshot");
-    on.world.assert_snapshot_is_right("the next one");
-    on.world.assert_runs_and_is_clean();
+    setup.world.assert_snapshot_is_right("the next one");
+    setup.world.assert_runs_and_is_clean();
 }
 
 #[test]
@@ -105,46 +109,49 @@ fn fill(folder: &Path) -> PathBuf {
 
 /// The host snapshot is complete, or it is absent and the error says why; the machine keeps running in both cases.
 fn on_a_full_file_system(kind: &'static str) {
-    let Some(mut on) = on(kind) else { return };
-    on.world.write(0, 62, 0, 1 << 20);
-    on.take(0, &["web1", "--name", "before"]);
-    let filling = fill(on.world.lab.folder.path());
-    let uri = on.world.lab.uri();
+    let Some(mut setup) = machine_on(kind) else { return };
+    setup.world.write(0, 62, 0, 1 << 20);
+    setup.take(0, &["web1", "--name", "before"]);
+    let filling = fill(setup.world.lab.folder.path());
+    let uri = setup.world.lab.uri();
     let words = at(&uri, &["snapshot", "web1", "--name", "full", "--json"]);
-    let output = on.world.rig.run(&words);
-    let said = String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout);
+    let output = setup.world.rig.run(&words);
+    let text = String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout);
     if output.status.success() {
-        assert_eq!(on.whole_ones(), ["before", "full"], "{kind}");
+        assert_eq!(setup.complete_names(), ["before", "full"], "{kind}");
     } else {
         assert!(
-            said.contains("no space is left") && !said.contains("/proc/"),
-            "{kind}: {said}"
+            text.contains("no space is left") && !text.contains("/proc/"),
+            "{kind}: {text}"
         );
-        assert_eq!(on.whole_ones(), ["before"], "{kind}");
+        assert_eq!(setup.complete_names(), ["before"], "{kind}");
     }
     assert!(
-        on.entries().iter().all(|name| !name.starts_with('.')),
+        setup.entries().iter().all(|name| !name.starts_with('.')),
         "{kind}: {:?}",
-        on.entries()
+        setup.entries()
     );
-    on.world.assert_runs_and_is_clean();
+    setup.world.assert_runs_and_is_clean();
     // A host snapshot uses space until it is removed: that must work on a full file system.
     if output.status.success() {
-        on.world.rig.ok(&["host", "remove", &format!("{}@full", on.dataset())]);
+        setup
+            .world
+            .rig
+            .ok(&["host", "remove", &format!("{}@full", setup.dataset())]);
     }
     // With free space, everything works again.
     std::fs::remove_file(filling).unwrap();
     // btrfs frees removed data with a delay.
     let words = at(&uri, &["snapshot", "web1", "--name", "after"]);
     let is_taken = (0..100).any(|_| {
-        on.world.lab.clock.sleep(Duration::from_millis(300));
-        on.world.rig.run(&words).status.success()
+        setup.world.lab.clock.sleep(Duration::from_millis(300));
+        setup.world.rig.run(&words).status.success()
     });
     assert!(is_taken, "{kind}");
-    assert_eq!(on.whole_ones().last(), Some(&json!("after")));
-    on.world.write(1, 63, 0, 65_536);
-    on.world.back_up();
-    on.world.assert_snapshot_is_right(kind);
+    assert_eq!(setup.complete_names().last(), Some(&json!("after")));
+    setup.world.write(1, 63, 0, 65_536);
+    setup.world.back_up();
+    setup.world.assert_snapshot_is_right(kind);
 }
 
 #[test]

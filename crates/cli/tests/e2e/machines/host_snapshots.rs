@@ -12,7 +12,7 @@ use holdfast_test_kit::file_systems::{FileSystem, Mounted, Pool, system};
 use holdfast_test_kit::libvirt::{DISK_BYTES, LibvirtLab};
 
 /// A machine whose disks are in the root of a separate file system.
-pub(super) struct OnOwn {
+pub(super) struct MachineSetup {
     // Dropped before the file system.
     pub(super) world: World,
     pub(super) file_system: Box<dyn FileSystem>,
@@ -20,9 +20,9 @@ pub(super) struct OnOwn {
 
 /// A machine on a file system of `kind`; `None`, with the reason printed, if this host cannot create one.
 #[expect(clippy::print_stdout, reason = "a test that is skipped says why")]
-pub(super) fn on(kind: &'static str) -> Option<OnOwn> {
+pub(super) fn machine_on(kind: &'static str) -> Option<MachineSetup> {
     if kind == "volumes" {
-        return super::volumes::on_volumes();
+        return super::volumes::machine_on_volumes();
     }
     let mut made = None;
     let lab = LibvirtLab::prepared(|folder| {
@@ -33,7 +33,7 @@ pub(super) fn on(kind: &'static str) -> Option<OnOwn> {
         made = Some(file_system);
     });
     match made? {
-        Ok(file_system) => Some(OnOwn {
+        Ok(file_system) => Some(MachineSetup {
             world: World::of(lab),
             file_system,
         }),
@@ -44,7 +44,7 @@ pub(super) fn on(kind: &'static str) -> Option<OnOwn> {
     }
 }
 
-impl OnOwn {
+impl MachineSetup {
     /// Takes a snapshot, and returns the first entry of `cuts` in the report.
     pub(super) fn take(&self, code: i32, words: &[&str]) -> serde_json::Value {
         let words = [&["snapshot"], words].concat();
@@ -88,15 +88,17 @@ impl OnOwn {
 
 /// Reports of the verbs about host snapshots.
 pub(super) fn reports() -> Vec<(&'static str, serde_json::Value)> {
-    let Some(on) = on("btrfs") else { return Vec::new() };
-    let folder = on.world.lab.folder.path().to_str().unwrap().to_owned();
-    let uri = on.world.lab.uri();
+    let Some(setup) = machine_on("btrfs") else {
+        return Vec::new();
+    };
+    let folder = setup.world.lab.folder.path().to_str().unwrap().to_owned();
+    let uri = setup.world.lab.uri();
     let name = format!("btrfs:{folder}@one");
-    let report = |code, words: &[&str]| on.world.rig.json(code, words)["report"].clone();
+    let report = |code, words: &[&str]| setup.world.rig.json(code, words)["report"].clone();
     let connected = |code, words: &[&str]| report(code, &at(&uri, words));
     let mounted = format!("{folder}/mounted");
     std::fs::create_dir(&mounted).unwrap();
-    let snapshot = connected(1, &["snapshot", &folder, "nobody", "--name", "one"]);
+    let snapshot = connected(1, &["snapshot", &folder, "missing", "--name", "one"]);
     let left_out = connected(0, &["snapshot", "web1", "--dry-run"]);
     let generated = "holdfast_web1_2026-01-01_00:00:00Z";
     connected(0, &["snapshot", "web1", "--name", generated]);
@@ -121,21 +123,21 @@ pub(super) fn reports() -> Vec<(&'static str, serde_json::Value)> {
 }
 
 /// Dry runs of `host hold` and `host release` fail like the commands, and change nothing.
-fn assert_hold_plans(on: &OnOwn, name: &str) {
-    let rig = &on.world.rig;
-    let hold_count = || on.listed(&["web1"])[0]["hold_count"].clone();
-    let (kind, said) = rig.error(1, &["host", "release", name, "-n"]);
+fn assert_hold_plans(setup: &MachineSetup, name: &str) {
+    let rig = &setup.world.rig;
+    let hold_count = || setup.listed(&["web1"])[0]["hold_count"].clone();
+    let (kind, text) = rig.error(1, &["host", "release", name, "-n"]);
     assert_eq!(
         (&kind[..], rig.error(1, &["host", "release", name]).0),
         ("not-found", kind.clone()),
-        "{said}"
+        "{text}"
     );
     let planned = rig.ok(&["host", "hold", name, "-n"]);
     assert!(planned.starts_with("would hold "), "{planned}");
     assert_eq!(hold_count(), 0);
     rig.ok(&["host", "hold", name]);
-    let (kind, said) = rig.error(1, &["host", "hold", name, "-n"]);
-    assert_eq!(rig.error(1, &["host", "hold", name]).0, kind, "{said}");
+    let (kind, text) = rig.error(1, &["host", "hold", name, "-n"]);
+    assert_eq!(rig.error(1, &["host", "hold", name]).0, kind, "{text}");
     let planned = rig.report(&["host", "release", name, "-n"]);
     assert_eq!(
         (&planned["dry_run"], hold_count()),
@@ -147,24 +149,24 @@ fn assert_hold_plans(on: &OnOwn, name: &str) {
 }
 
 fn a_machine_is_snapshotted(kind: &'static str) {
-    let Some(mut on) = on(kind) else { return };
+    let Some(mut setup) = machine_on(kind) else { return };
     // A snapshot with an existing name fails, and the existing one is kept.
-    on.take(0, &["web1", "--name", "once"]);
-    let (error, said) = on
+    setup.take(0, &["web1", "--name", "once"]);
+    let (error, text) = setup
         .world
         .rig
-        .error(1, &at(&on.world.lab.uri(), &["snapshot", "web1", "--name", "once"]));
-    assert_eq!(error, "exists", "{said}");
-    let once = on.listed(&["web1"]);
+        .error(1, &at(&setup.world.lab.uri(), &["snapshot", "web1", "--name", "once"]));
+    assert_eq!(error, "exists", "{text}");
+    let once = setup.listed(&["web1"]);
     assert_eq!(once.len(), 1);
-    let dataset = on.take(0, &["web1", "--dry-run"])["snapshots"][0]
+    let dataset = setup.take(0, &["web1", "--dry-run"])["snapshots"][0]
         .as_str()
         .unwrap()
         .to_owned();
     let dataset = dataset.rsplit_once('@').unwrap().0.to_owned();
-    on.world.rig.ok(&["host", "remove", &format!("{dataset}@once")]);
+    setup.world.rig.ok(&["host", "remove", &format!("{dataset}@once")]);
 
-    let cut = on.take(0, &["web1"]);
+    let cut = setup.take(0, &["web1"]);
     let name = cut["snapshots"][0].as_str().unwrap().to_owned();
     assert!(name.contains("@holdfast_web1_20") && name.ends_with('Z'), "{name}");
     assert_eq!(cut["snapshots"].as_array().unwrap().len(), 1);
@@ -179,32 +181,32 @@ fn a_machine_is_snapshotted(kind: &'static str) {
     );
     assert_eq!(machine["not_frozen"], "it has no guest agent");
 
-    on.world.write(1, 77, 0, 65_536);
-    let now = std::fs::read(on.world.lab.path("web1-b")).unwrap();
+    setup.world.write(1, 77, 0, 65_536);
+    let now = std::fs::read(setup.world.lab.path("web1-b")).unwrap();
     assert_eq!(now[0], 77);
-    let then = on.disk_in(&name);
-    assert!(then.len() as u64 == DISK_BYTES && then.iter().all(|byte| *byte == 2));
+    let earlier = setup.disk_in(&name);
+    assert!(earlier.len() as u64 == DISK_BYTES && earlier.iter().all(|byte| *byte == 2));
 
-    let listed = &on.listed(&["web1"])[0];
+    let listed = &setup.listed(&["web1"])[0];
     assert!(name.ends_with(listed["name"].as_str().unwrap()));
     assert_eq!(
         (&listed["consistency"], &listed["machines"]),
         (&"crash".into(), &serde_json::json!(["web1"]))
     );
     assert!(listed["program"].as_str().unwrap().starts_with("holdfast "));
-    assert_hold_plans(&on, &name);
-    on.world.rig.ok(&["host", "hold", &name]);
-    let held = on.world.rig.json(1, &["host", "remove", &name])["report"]["snapshots"][0].clone();
+    assert_hold_plans(&setup, &name);
+    setup.world.rig.ok(&["host", "hold", &name]);
+    let held = setup.world.rig.json(1, &["host", "remove", &name])["report"]["snapshots"][0].clone();
     assert_eq!(held["obstacle"], "it has a hold");
-    on.world.rig.ok(&["host", "release", &name]);
-    let planned = on.world.rig.ok(&["host", "remove", &name, "--dry-run"]);
+    setup.world.rig.ok(&["host", "release", &name]);
+    let planned = setup.world.rig.ok(&["host", "remove", &name, "--dry-run"]);
     assert!(planned.starts_with("would remove "), "{planned}");
-    assert_eq!(on.listed(&["web1"]).len(), 1);
-    on.world.rig.ok(&["host", "remove", &name]);
-    assert_eq!(on.listed(&["web1"]).len(), 0);
-    on.world.rig.error(1, &["host", "remove", &name]);
-    on.world.assert_runs_and_is_clean();
-    assert_eq!(on.world.rig.names("state/holdfast/runs"), [""; 0]);
+    assert_eq!(setup.listed(&["web1"]).len(), 1);
+    setup.world.rig.ok(&["host", "remove", &name]);
+    assert_eq!(setup.listed(&["web1"]).len(), 0);
+    setup.world.rig.error(1, &["host", "remove", &name]);
+    setup.world.assert_runs_and_is_clean();
+    assert_eq!(setup.world.rig.names("state/holdfast/runs"), [""; 0]);
 }
 
 #[test]
@@ -224,28 +226,28 @@ fn a_machine_on_xfs_is_snapshotted() {
 
 #[test]
 fn the_machines_in_a_dataset_are_found() {
-    let Some(on) = on("btrfs") else { return };
-    let folder = on.world.lab.folder.path().to_str().unwrap().to_owned();
-    let planned = on.take(0, &[&folder, "--dry-run", "--name", "one"]);
+    let Some(setup) = machine_on("btrfs") else { return };
+    let folder = setup.world.lab.folder.path().to_str().unwrap().to_owned();
+    let planned = setup.take(0, &[&folder, "--dry-run", "--name", "one"]);
     assert_eq!(planned["would_freeze"], serde_json::json!(["web1"]));
     assert_eq!(planned["snapshots"][0], format!("btrfs:{folder}@one"));
-    assert_eq!(on.listed(&[&folder]).len(), 0);
-    let cut = on.take(0, &[&folder, "--name", "one"]);
+    assert_eq!(setup.listed(&[&folder]).len(), 0);
+    let cut = setup.take(0, &[&folder, "--name", "one"]);
     assert_eq!(cut["machines"][0]["name"], "web1");
     // The machine has no agent: a required freeze is refused, and no snapshot is taken.
-    let uri = on.world.lab.uri();
+    let uri = setup.world.lab.uri();
     let words = ["snapshot", &folder, "--name", "two", "--quiesce", "require"];
-    let (kind, said) = on.world.rig.error(1, &at(&uri, &words));
-    assert!(kind == "refused" && said.contains("web1"), "{said}");
-    let (kind, _) = on
+    let (kind, text) = setup.world.rig.error(1, &at(&uri, &words));
+    assert!(kind == "refused" && text.contains("web1"), "{text}");
+    let (kind, _) = setup
         .world
         .rig
         .error(1, &at(&uri, &["snapshot", &folder, "--name", "one"]));
     assert_eq!(kind, "exists");
-    let names: Vec<_> = on.listed(&[&folder]).iter().map(|one| one["name"].clone()).collect();
+    let names: Vec<_> = setup.listed(&[&folder]).iter().map(|one| one["name"].clone()).collect();
     assert_eq!(names, ["one"]);
-    on.world.virsh_off();
-    let cut = on.take(0, &["web1", "--name", "off"]);
+    setup.world.virsh_off();
+    let cut = setup.take(0, &["web1", "--name", "off"]);
     assert_eq!(cut["machines"][0]["consistency"], "shut off");
 }
 
@@ -257,14 +259,17 @@ impl World {
 
 #[test]
 fn a_machine_with_disks_on_ext4_is_refused_with_a_reason() {
-    let Some(on) = on("ext4") else { return };
-    let (kind, said) = on.world.rig.error(1, &at(&on.world.lab.uri(), &["snapshot", "web1"]));
+    let Some(setup) = machine_on("ext4") else { return };
+    let (kind, text) = setup
+        .world
+        .rig
+        .error(1, &at(&setup.world.lab.uri(), &["snapshot", "web1"]));
     assert_eq!(kind, "unsupported");
     assert!(
-        said.contains("disk vda") && said.contains("ext4") && said.contains("holdfast backup"),
-        "{said}"
+        text.contains("disk vda") && text.contains("ext4") && text.contains("holdfast backup"),
+        "{text}"
     );
-    on.world.assert_runs_and_is_clean();
+    setup.world.assert_runs_and_is_clean();
 }
 
 /// A machine of a bare QEMU, in a folder on XFS, whose files can be cloned.
@@ -277,7 +282,7 @@ pub(super) fn bare_on_xfs() -> Option<(Bare, Mounted)> {
 #[test]
 fn a_guest_is_frozen_and_paused_while_its_disks_are_snapshotted() {
     let Some((bare, _mounted)) = bare_on_xfs() else { return };
-    let asked = play_agent(&bare.lab.path("agent"));
+    let agent_commands = play_agent(&bare.lab.path("agent"));
     let report = bare
         .rig
         .report(&["snapshot", &bare.source, "--quiesce", "require", "--name", "one"]);
@@ -287,8 +292,8 @@ fn a_guest_is_frozen_and_paused_while_its_disks_are_snapshotted() {
         machine["frozen_us"].as_u64().unwrap() > 0 && machine["paused_us"].is_u64(),
         "{machine}"
     );
-    let asked: Vec<String> = asked.try_iter().collect();
-    assert_eq!(asked, ["guest-fsfreeze-freeze", "guest-fsfreeze-thaw"]);
+    let agent_commands: Vec<String> = agent_commands.try_iter().collect();
+    assert_eq!(agent_commands, ["guest-fsfreeze-freeze", "guest-fsfreeze-thaw"]);
     bare.wait_until_clean("a snapshot");
 }
 
@@ -296,10 +301,10 @@ fn a_guest_is_frozen_and_paused_while_its_disks_are_snapshotted() {
 #[test]
 fn a_machine_that_its_owner_pauses_during_a_snapshot_stays_paused() {
     let Some((bare, _mounted)) = bare_on_xfs() else { return };
-    let asked = play_agent(&bare.lab.path("agent"));
+    let agent_commands = play_agent(&bare.lab.path("agent"));
     let words = ["snapshot", &bare.source, "--name", "one", "--json"];
     let child = bare.rig.command(&words).spawn().unwrap();
-    assert_eq!(asked.recv().unwrap(), "guest-fsfreeze-freeze");
+    assert_eq!(agent_commands.recv().unwrap(), "guest-fsfreeze-freeze");
     bare.lab.execute("stop", serde_json::Value::Null);
     child.wait_with_output().unwrap();
     // If it was already paused for the snapshot, Holdfast resumes it.
@@ -342,12 +347,12 @@ fn a_snapshot_killed_at_any_moment_leaves_the_machine_running_and_thawed() {
 /// Rules apply within a series; named and held snapshots, and those of other programs, are kept.
 #[test]
 fn host_snapshots_are_pruned_by_rules() {
-    let Some(on) = on("btrfs") else { return };
-    let folder = on.world.lab.folder.path().to_str().unwrap().to_owned();
+    let Some(setup) = machine_on("btrfs") else { return };
+    let folder = setup.world.lab.folder.path().to_str().unwrap().to_owned();
     let of_web = |second: u32| format!("holdfast_web1_2026-01-01_00:00:0{second}Z");
     let other = "holdfast_db1_2026-01-01_00:00:00Z";
     for name in (0..4).map(of_web).chain(["mine".to_owned(), other.to_owned()]) {
-        on.take(0, &["web1", "--name", &name]);
+        setup.take(0, &["web1", "--name", &name]);
     }
     system(
         "btrfs",
@@ -360,16 +365,17 @@ fn host_snapshots_are_pruned_by_rules() {
         ],
     )
     .unwrap();
-    on.world
+    setup
+        .world
         .rig
         .ok(&["host", "hold", &format!("btrfs:{folder}@{}", of_web(0))]);
-    let uri = on.world.lab.uri();
+    let uri = setup.world.lab.uri();
     let prune = |words: &[&str]| {
         let words = [&["host", "prune"], words].concat();
-        on.world.rig.report(&at(&uri, &words))
+        setup.world.rig.report(&at(&uri, &words))
     };
     let names = || {
-        let mut names: Vec<String> = on
+        let mut names: Vec<String> = setup
             .listed(&["web1"])
             .iter()
             .map(|one| one["name"].as_str().unwrap().to_owned())
@@ -400,5 +406,5 @@ fn host_snapshots_are_pruned_by_rules() {
     let done = prune(&[&folder, "--keep-last", "1"]);
     assert_eq!(done["series"].as_array().unwrap().len(), 2, "{done:#}");
     assert_eq!(names(), left(&[0, 3]));
-    on.world.assert_runs_and_is_clean();
+    setup.world.assert_runs_and_is_clean();
 }

@@ -59,8 +59,8 @@ impl World {
         let machine = self.restored();
         self.lab
             .guest_writes(machine.monitor(), disk, byte, offset as u64, length as u64);
-        let said = self.restored_says(disk, "flush");
-        assert!(!said.contains("failed"), "{said}");
+        let message = self.restored_says(disk, "flush");
+        assert!(!message.contains("failed"), "{message}");
         self.disks[disk][offset..offset + length].fill(byte);
     }
 
@@ -187,8 +187,8 @@ fn an_interrupted_restore_leaves_the_machine_running() {
     let output = child.wait_with_output().unwrap();
     assert_eq!(world.lab.virsh(&["domstate", NAME]).trim(), "running");
     if output.status.code() != Some(0) {
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(said.contains("holdfast resume web1-restored"), "{said}");
+        let message = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(message.contains("holdfast resume web1-restored"), "{message}");
         world.resume();
     }
     world.assert_is_whole();

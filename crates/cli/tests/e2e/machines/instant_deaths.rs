@@ -113,8 +113,8 @@ fn a_dead_server_is_restarted() {
         kill_process(server, Signal::KILL).unwrap();
     }
     let output = child.wait_with_output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(output.status.code(), Some(0), "{said}");
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(0), "{message}");
     world.assert_is_whole();
 }
 

@@ -108,8 +108,8 @@ impl Threads {
         for number in 0..self.disks.len() {
             let device = self.disks[number].1;
             let line = format!("qemu-io -d /machine/peripheral/{device} \"write -P {byte} {offset} 4096\"");
-            let said = self.hmp(&line);
-            assert!(!said.contains("rror"), "{said}");
+            let text = self.hmp(&line);
+            assert!(!text.contains("rror"), "{text}");
             self.disks[number].2[offset..offset + 4096].fill(byte);
         }
     }
@@ -343,8 +343,8 @@ fn a_bare_qemu_with_iothreads_is_backed_up_and_keeps_running() {
     };
     bare.back_up(&[]);
     restored("first", 7);
-    let said = bare.lab.guest_at("/machine/peripheral/scsi0", "write -P 8 0 8M");
-    assert!(said.contains("wrote 8388608/8388608"), "{said}");
+    let text = bare.lab.guest_at("/machine/peripheral/scsi0", "write -P 8 0 8M");
+    assert!(text.contains("wrote 8388608/8388608"), "{text}");
     let next = bare.back_up(&[]);
     assert_by_bitmap(&next);
     restored("incremental", 8);
@@ -358,8 +358,8 @@ fn disks_in_the_main_loop_are_exported_without_a_warning() {
     let world = World::new();
     let uri = world.lab.uri();
     let output = world.rig.code(0, &at(&uri, &["backup", "web1"]));
-    let said = crate::program::stderr(&output);
-    assert!(!said.contains("iothread"), "{said}");
+    let text = crate::program::stderr(&output);
+    assert!(!text.contains("iothread"), "{text}");
 }
 
 /// The image of the previous backup is below overlays, and QEMU must not export it here: such disks are read

@@ -15,7 +15,7 @@ use serde_json::Value;
 
 use super::at;
 use super::doctors::{found, kill_with_watchdog};
-use super::host_snapshots::{OnOwn, on};
+use super::host_snapshots::{MachineSetup, machine_on};
 
 /// Number of kills in `make test`.
 const KILLS_OF_TEST: u64 = 10;
@@ -67,7 +67,7 @@ impl Victim {
 }
 
 struct Torture {
-    on: OnOwn,
+    setup: MachineSetup,
     random: SeededRandom,
     /// Duration of each command without a kill.
     whole_us: [u64; Victim::ALL.len()],
@@ -78,8 +78,8 @@ struct Torture {
 }
 
 impl Torture {
-    fn new(seed: u64, on: OnOwn) -> Self {
-        let world = &on.world;
+    fn new(seed: u64, setup: MachineSetup) -> Self {
+        let world = &setup.world;
         std::fs::create_dir_all(world.rig.path("out")).unwrap();
         std::fs::create_dir_all(world.rig.path("run")).unwrap();
         std::fs::create_dir_all(world.rig.path("scratch")).unwrap();
@@ -89,7 +89,7 @@ impl Torture {
             .rig
             .ok(&at(&world.lab.uri(), &["snapshot", "web1", "--name", "base"]));
         Self {
-            on,
+            setup,
             random: SeededRandom::new(seed),
             whole_us: [1_500_000; Victim::ALL.len()],
             counts: [[0; 2]; Victim::ALL.len()],
@@ -100,10 +100,10 @@ impl Torture {
     fn begin(&self, victim: Victim, number: u64) -> Child {
         let words = victim.words(number);
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
-        let uri = self.on.world.lab.uri();
-        let mut command = self.on.world.rig.command(&at(&uri, &words));
+        let uri = self.setup.world.lab.uri();
+        let mut command = self.setup.world.rig.command(&at(&uri, &words));
         command
-            .env("XDG_RUNTIME_DIR", self.on.world.rig.path("run"))
+            .env("XDG_RUNTIME_DIR", self.setup.world.rig.path("run"))
             .spawn()
             .unwrap()
     }
@@ -113,7 +113,7 @@ impl Torture {
         let victim = Victim::ALL[index];
         self.write();
         if victim == Victim::Rollback {
-            self.on.world.lab.virsh(&["destroy", "web1"]);
+            self.setup.world.lab.virsh(&["destroy", "web1"]);
         }
         let after = Duration::from_micros(self.random.below(self.whole_us[index]));
         let with_watchdog = self.random.below(2) == 1;
@@ -135,55 +135,55 @@ impl Torture {
             self.whole_us[index] = took.min(u64::try_from(WHOLE_MAX.as_micros()).unwrap());
         }
         if victim == Victim::Rollback {
-            self.end_rollback(&what);
+            self.repeat_rollback(&what);
         }
-        self.is_well(&what);
+        self.assert_repaired(&what);
     }
 
     /// Repeats a killed rollback, as the doctor advises.
-    fn end_rollback(&mut self, what: &str) {
-        let uri = self.on.world.lab.uri();
-        let output = self.on.world.rig.run(&at(&uri, &["rollback", "web1@base"]));
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert_eq!(output.status.code(), Some(0), "{what}: {said}");
-        self.on.world.disks = self.base.clone();
-        self.on.world.lab.virsh(&["start", "web1"]);
+    fn repeat_rollback(&mut self, what: &str) {
+        let uri = self.setup.world.lab.uri();
+        let output = self.setup.world.rig.run(&at(&uri, &["rollback", "web1@base"]));
+        let message = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(0), "{what}: {message}");
+        self.setup.world.disks = self.base.clone();
+        self.setup.world.lab.virsh(&["start", "web1"]);
     }
 
     fn write(&mut self) {
         let disk = usize::try_from(self.random.below(2)).unwrap();
         let byte = u8::try_from(3 + self.random.below(250)).unwrap();
         let offset = usize::try_from(65_536 * self.random.below(100)).unwrap();
-        self.on.world.write(disk, byte, offset, 65_536);
+        self.setup.world.write(disk, byte, offset, 65_536);
     }
 
     /// Runs the doctor once, then a backup, and asserts that both succeed, that the restore is correct, and that
     /// nothing is left.
-    fn is_well(&mut self, what: &str) {
-        let fixed = self.on.world.doctor_answers(&["--fix"]);
-        let said = String::from_utf8_lossy(&fixed.stdout).into_owned() + &String::from_utf8_lossy(&fixed.stderr);
+    fn assert_repaired(&mut self, what: &str) {
+        let fixed = self.setup.world.doctor_answers(&["--fix"]);
+        let message = String::from_utf8_lossy(&fixed.stdout).into_owned() + &String::from_utf8_lossy(&fixed.stderr);
         let report: Value = serde_json::from_slice(&fixed.stdout).unwrap();
         let findings = report["report"]["findings"].as_array().unwrap().iter();
         let left: Vec<&Value> = findings.filter(|one| one["repaired"].is_null()).collect();
-        assert!(left.is_empty(), "{what}: {said}");
-        assert_eq!(fixed.status.code(), Some(0), "{what}: {said}");
-        let again = self.on.world.doctor_answers(&[]);
+        assert!(left.is_empty(), "{what}: {message}");
+        assert_eq!(fixed.status.code(), Some(0), "{what}: {message}");
+        let again = self.setup.world.doctor_answers(&[]);
         let report: Value = serde_json::from_slice(&again.stdout).unwrap();
-        assert_eq!(found(&report["report"]), [""; 0], "{what}: first {said}");
-        let state = self.on.world.machine().describe().unwrap().summary.state;
-        assert_eq!(state, MachineState::Running, "{what}: {said}");
-        self.nothing_is_left(what, &said);
+        assert_eq!(found(&report["report"]), [""; 0], "{what}: first {message}");
+        let state = self.setup.world.machine().describe().unwrap().summary.state;
+        assert_eq!(state, MachineState::Running, "{what}: {message}");
+        self.assert_nothing_left(what, &message);
         self.write();
-        let uri = self.on.world.lab.uri();
-        let output = self.on.world.rig.run(&at(&uri, &["backup", "web1"]));
+        let uri = self.setup.world.lab.uri();
+        let output = self.setup.world.rig.run(&at(&uri, &["backup", "web1"]));
         let of_backup = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert_eq!(output.status.code(), Some(0), "{what}: {of_backup}; before {said}");
-        self.on.world.assert_snapshot_is_right(what);
-        self.nothing_is_left(what, &of_backup);
+        assert_eq!(output.status.code(), Some(0), "{what}: {of_backup}; before {message}");
+        self.setup.world.assert_snapshot_is_right(what);
+        self.assert_nothing_left(what, &of_backup);
     }
 
-    fn nothing_is_left(&self, what: &str, said: &str) {
-        let machine = self.on.world.machine();
+    fn assert_nothing_left(&self, what: &str, message: &str) {
+        let machine = self.setup.world.machine();
         let monitor = machine.monitor();
         let ask = |command| {
             monitor
@@ -199,17 +199,17 @@ impl Torture {
         ] {
             let answer = ask(command);
             // Bitmaps of backups have another prefix.
-            assert!(!answer.contains("\"hf-"), "{what}: {command}: {answer}; {said}");
+            assert!(!answer.contains("\"hf-"), "{what}: {command}: {answer}; {message}");
         }
-        assert!(jobs(monitor).unwrap().is_empty(), "{what}: {said}");
+        assert!(jobs(monitor).unwrap().is_empty(), "{what}: {message}");
         let bitmaps: Vec<usize> = disks(monitor).unwrap().iter().map(|disk| disk.bitmaps.len()).collect();
         assert!(bitmaps.iter().all(|count| *count <= 2), "{what}: {bitmaps:?}");
         assert!(
-            self.on.world.journal().is_empty(),
-            "{what}: {:#?}; {said}",
-            self.on.world.journal()
+            self.setup.world.journal().is_empty(),
+            "{what}: {:#?}; {message}",
+            self.setup.world.journal()
         );
-        let rig = &self.on.world.rig;
+        let rig = &self.setup.world.rig;
         let mut left = [rig.names("run"), rig.names("scratch")].concat();
         left.extend(rig.names("out").into_iter().filter(|name| name != "vda.raw"));
         for folder in ["state/holdfast/runs", "state/holdfast/places"] {
@@ -217,30 +217,30 @@ impl Torture {
                 left.extend(rig.names(folder));
             }
         }
-        assert_eq!(left, [""; 0], "{what}: {said}");
-        self.snapshots_are_whole(what, said);
+        assert_eq!(left, [""; 0], "{what}: {message}");
+        self.assert_snapshots_complete(what, message);
     }
 
     /// Asserts that each state has its host snapshot, and that there is no incomplete one.
-    fn snapshots_are_whole(&self, what: &str, said: &str) {
-        let listed = self.on.listed(&["web1"]);
+    fn assert_snapshots_complete(&self, what: &str, message: &str) {
+        let listed = self.setup.listed(&["web1"]);
         let names: Vec<&str> = listed.iter().map(|one| one["name"].as_str().unwrap()).collect();
-        assert!(names.contains(&"base"), "{what}: {names:?}; {said}");
-        assert_eq!(self.on.state_count(), names.len(), "{what}: {names:?}; {said}");
-        let folder = self.on.world.lab.path(".holdfast/snapshots");
+        assert!(names.contains(&"base"), "{what}: {names:?}; {message}");
+        assert_eq!(self.setup.state_count(), names.len(), "{what}: {names:?}; {message}");
+        let folder = self.setup.world.lab.path(".holdfast/snapshots");
         let hidden = std::fs::read_dir(folder)
             .unwrap()
             .map(|entry| entry.unwrap().file_name());
         let hidden: Vec<_> = hidden.filter(|name| name.to_string_lossy().starts_with('.')).collect();
-        assert!(hidden.is_empty(), "{what}: {hidden:?}; {said}");
+        assert!(hidden.is_empty(), "{what}: {hidden:?}; {message}");
     }
 }
 
 #[expect(clippy::print_stdout, reason = "the seed makes the same choices again")]
 fn run(seed: u64, kills: u64) {
     println!("HOLDFAST_SEED={seed}");
-    let Some(on) = on("btrfs") else { return };
-    let mut torture = Torture::new(seed, on);
+    let Some(setup) = machine_on("btrfs") else { return };
+    let mut torture = Torture::new(seed, setup);
     for number in 0..kills {
         torture.one(number);
         if (number + 1) % PROGRESS_KILLS == 0 {

@@ -59,8 +59,8 @@ fn a_backup_of_a_paused_machine_with_memory_leaves_nothing_behind() {
     assert!(world.journal().is_empty(), "{:#?}", world.journal());
     assert_eq!(found(&world.doctor(0, &["--fix"])), [""; 0]);
     // QEMU does not send the memory again: the backup is refused before it starts.
-    let (_, said) = world.rig.error(1, &at(&uri, &["backup", "web1", "--with-memory"]));
-    assert!(said.contains("let the machine run and pause it again"), "{said}");
+    let (_, text) = world.rig.error(1, &at(&uri, &["backup", "web1", "--with-memory"]));
+    assert!(text.contains("let the machine run and pause it again"), "{text}");
     world.back_up();
     assert_eq!(found(&world.doctor(0, &[])), [""; 0]);
     world.lab.virsh(&["resume", "web1"]);

@@ -50,10 +50,10 @@ impl World {
     pub(super) fn memory_of(&self, name: &str) -> String {
         let machine = self.lab.connect().machine(name).unwrap();
         let line = json!({ "command-line": format!("xp /1xb {PLACE:#x}") });
-        let said = machine
+        let message = machine
             .monitor()
             .execute(&QmpCommand::new("human-monitor-command", line));
-        said.unwrap().as_str().unwrap().trim().to_owned()
+        message.unwrap().as_str().unwrap().trim().to_owned()
     }
 
     pub(super) fn state_of(&self, name: &str) -> MachineState {
@@ -126,7 +126,7 @@ fn a_machine_resumes_with_the_memory_and_the_disks_of_one_point_in_time() {
         "{second}"
     );
     world.assert_snapshot_is_right("with memory, again");
-    let there = world.disks.clone();
+    let earlier = world.disks.clone();
 
     // A start of the machine gives another memory; a resume gives that of the snapshot.
     world.put_memory(9);
@@ -147,7 +147,7 @@ fn a_machine_resumes_with_the_memory_and_the_disks_of_one_point_in_time() {
     );
     assert_eq!(world.state_of("web1"), MachineState::Running);
     assert!(world.memory_of("web1").ends_with("0x07"), "{}", world.memory_of("web1"));
-    world.disks = there;
+    world.disks = earlier;
     world.back_up();
     world.assert_snapshot_is_right("it goes on with its disks");
     world.rig.ok(&["verify"]);
@@ -159,17 +159,17 @@ fn memory_that_qemu_may_lose_is_read_while_the_machine_is_paused() {
     let world = World::with_memory(7);
     let uri = world.lab.uri();
     let output = world.rig.code(0, &at(&uri, &["backup", "web1", "--with-memory"]));
-    let said = String::from_utf8(output.stderr).unwrap();
+    let message = String::from_utf8(output.stderr).unwrap();
     assert_eq!(
-        said.contains("web1 is paused while its memory is read: QEMU "),
+        message.contains("web1 is paused while its memory is read: QEMU "),
         world.may_lose_memory(),
-        "{said}"
+        "{message}"
     );
     let output = world
         .rig
         .code(0, &at(&uri, &["backup", "web1", "--with-memory=stopped"]));
-    let said = String::from_utf8(output.stderr).unwrap();
-    assert!(!said.contains("is paused while"), "it was asked for: {said}");
+    let message = String::from_utf8(output.stderr).unwrap();
+    assert!(!message.contains("is paused while"), "it was asked for: {message}");
     world.assert_runs_and_is_clean();
 }
 

@@ -68,10 +68,10 @@ fn a_machine_is_backed_up_during_a_pause() {
     assert!(world.back_up_by("pause")["paused_us"].is_null());
     let state = world.machine().describe().unwrap().summary.state;
     assert_eq!(state, MachineState::Paused);
-    let (_, said) = world
+    let (_, message) = world
         .rig
         .error(1, &at(&world.lab.uri(), &["backup", "web1", "--method=overlay"]));
-    assert!(said.contains("only while the machine runs"), "{said}");
+    assert!(message.contains("only while the machine runs"), "{message}");
 }
 
 /// The disks are then not of one point in time.
@@ -85,9 +85,9 @@ fn a_machine_resumed_by_another_program_during_the_pause_is_an_error() {
     }
     world.lab.virsh(&["resume", "web1"]);
     let output = child.wait_with_output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(output.status.code(), Some(1), "{said}");
-    assert!(said.contains("it was resumed while it was read"), "{said}");
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{message}");
+    assert!(message.contains("it was resumed while it was read"), "{message}");
     assert_eq!(world.rig.snapshot_count(), 0);
     world.assert_is_as_before();
 }
@@ -99,10 +99,10 @@ fn a_machine_is_backed_up_by_reflinks_where_the_file_system_supports_them() {
     let mut world = World::of(lab);
     if let Some(Err(reason)) = &mounted {
         println!("no XFS: {reason}");
-        let (_, said) = world
+        let (_, message) = world
             .rig
             .error(1, &at(&world.lab.uri(), &["backup", "web1", "--method=reflink"]));
-        assert!(said.contains("cannot clone files"), "{said}");
+        assert!(message.contains("cannot clone files"), "{message}");
         return;
     }
     world.write(0, 7, 65_536, 65_536);
@@ -135,14 +135,17 @@ fn impossible_methods_are_refused_with_a_reason() {
     let uri = world.lab.uri();
     let refused = |words: &[&str]| world.rig.error(1, &at(&uri, &[&["backup", "web1"], words].concat())).1;
     // The folder of temporary files may be on any file system.
-    let said = world.rig.run(&at(&uri, &["backup", "web1", "--method=reflink"]));
-    if said.status.code() == Some(1) {
-        let said = String::from_utf8_lossy(&said.stderr).into_owned();
-        assert!(said.contains("cannot clone files"), "{said}");
+    let message = world.rig.run(&at(&uri, &["backup", "web1", "--method=reflink"]));
+    if message.status.code() == Some(1) {
+        let message = String::from_utf8_lossy(&message.stderr).into_owned();
+        assert!(message.contains("cannot clone files"), "{message}");
     }
     for method in ["reflink", "overlay", "pause"] {
-        let said = refused(&["--with-memory", "--method", method]);
-        assert!(said.contains("memory is taken together with the filter only"), "{said}");
+        let message = refused(&["--with-memory", "--method", method]);
+        assert!(
+            message.contains("memory is taken together with the filter only"),
+            "{message}"
+        );
     }
     world
         .rig
@@ -165,8 +168,8 @@ fn the_doctor_commits_the_overlays_of_a_killed_backup() {
     kill_process(Pid::from_child(&child), Signal::KILL).unwrap();
     child.wait().unwrap();
     world.write(0, 9, 0, 65_536);
-    let (_, said) = world.rig.error(1, &at(&uri, &["backup", "web1", "--method=overlay"]));
-    assert!(said.contains("holdfast doctor --fix"), "{said}");
+    let (_, message) = world.rig.error(1, &at(&uri, &["backup", "web1", "--method=overlay"]));
+    assert!(message.contains("holdfast doctor --fix"), "{message}");
     let findings = world.doctor(3, &[])["findings"].clone();
     let overlays = findings
         .as_array()
@@ -204,10 +207,10 @@ fn the_doctor_repairs_an_overlay_backup_killed_at_any_moment() {
                 break;
             }
             let waited = world.lab.clock.now().saturating_sub(dead_since);
-            let said = String::from_utf8_lossy(&fixed.stdout).into_owned();
+            let message = String::from_utf8_lossy(&fixed.stdout).into_owned();
             assert!(
                 waited < Duration::from_secs(30),
-                "round {round}: {:?} {said}",
+                "round {round}: {:?} {message}",
                 world.images()
             );
             world.lab.clock.sleep(Duration::from_millis(100));
@@ -257,9 +260,9 @@ fn an_overlay_that_never_converges_is_committed_during_a_pause() {
         is_over.store(true, Ordering::Relaxed);
         output
     });
-    let said = String::from_utf8_lossy(&report.stdout).into_owned();
-    assert_eq!(report.status.code(), Some(3), "{said}");
-    assert!(said.contains("was paused for"), "{said}");
+    let message = String::from_utf8_lossy(&report.stdout).into_owned();
+    assert_eq!(report.status.code(), Some(3), "{message}");
+    assert!(message.contains("was paused for"), "{message}");
     world.assert_is_as_before();
     // Its last write is in the next backup.
     world.write(0, 250, 0, 1 << 20);

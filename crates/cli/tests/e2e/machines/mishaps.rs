@@ -110,12 +110,12 @@ fn a_second_backup_of_a_machine_is_refused() {
     let world = World::new();
     let mut first = world.begin_slowly(&[]);
     let uri = world.lab.uri();
-    let (kind, said) = world.rig.error(4, &at(&uri, &["backup", "web1"]));
+    let (kind, message) = world.rig.error(4, &at(&uri, &["backup", "web1"]));
     let process = format!(
         "another backup of it: holdfast backup, process {}, since 20",
         first.id()
     );
-    assert!(kind == "locked" && said.contains(&process), "{said}");
+    assert!(kind == "locked" && message.contains(&process), "{message}");
     // With --wait it waits for the first one to end.
     world.rig.ok(&at(&uri, &["backup", "web1", "--wait", "60"]));
     assert_eq!(first.try_wait().unwrap().unwrap().code(), Some(0));
@@ -133,8 +133,8 @@ fn a_backup_job_of_libvirt_is_left_alone() {
         .replace("SOCKET", text(&world.lab.path("pull.sock")));
     std::io::Write::write_all(&mut std::fs::File::create(&scratch).unwrap(), text.as_bytes()).unwrap();
     world.lab.virsh(&["backup-begin", "web1", scratch.to_str().unwrap()]);
-    let (kind, said) = world.rig.error(4, &at(&world.lab.uri(), &["backup", "web1"]));
-    assert_eq!(kind, "locked", "{said}");
+    let (kind, message) = world.rig.error(4, &at(&world.lab.uri(), &["backup", "web1"]));
+    assert_eq!(kind, "locked", "{message}");
     let info = world.lab.virsh(&["domjobinfo", "web1"]);
     assert!(info.contains("Backup"), "{info}");
     world.lab.virsh(&["domjobabort", "web1"]);
@@ -157,8 +157,8 @@ fn libvirtd_may_be_restarted_during_a_backup() {
     world.lab.start_daemon();
     world.lab.connect();
     let output = child.wait_with_output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(output.status.code(), Some(0), "{said}");
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(0), "{message}");
     world.assert_runs_and_is_clean();
     world.assert_snapshot_is_right("over a restart");
     world.write(1, 91, 0, 4096);
@@ -176,25 +176,25 @@ fn libvirtd_may_be_restarted_during_a_backup() {
 
 /// The process that hangs while a backup is asked to stop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Still {
+enum Hanging {
     Libvirtd,
     Qemu,
 }
 
 impl World {
-    fn process_of(&self, still: Still) -> Pid {
-        let file = match still {
-            Still::Libvirtd => "libvirt/libvirtd.pid",
-            Still::Qemu => "libvirt/run/qemu/web1.pid",
+    fn process_of(&self, hanging: Hanging) -> Pid {
+        let file = match hanging {
+            Hanging::Libvirtd => "libvirt/libvirtd.pid",
+            Hanging::Qemu => "libvirt/run/qemu/web1.pid",
         };
         let number = std::fs::read_to_string(self.lab.path(file)).unwrap();
         Pid::from_raw(number.trim().parse().unwrap()).unwrap()
     }
 
     /// Asks a backup to stop while `still` hangs. The backup ends without cleaning up.
-    fn stop_backup(&self, still: Still, child: &mut Child) {
+    fn stop_backup(&self, hanging: Hanging, child: &mut Child) {
         let signal = |pid, signal| kill_process(pid, signal).unwrap();
-        let process = self.process_of(still);
+        let process = self.process_of(hanging);
         signal(process, Signal::STOP);
         signal(Pid::from_child(child), Signal::INT);
         let start = self.lab.clock.now();
@@ -206,7 +206,7 @@ impl World {
             self.lab.clock.sleep(Duration::from_millis(20));
         };
         signal(process, Signal::CONT);
-        let status = ended.unwrap_or_else(|| panic!("it ends while {still:?} hangs"));
+        let status = ended.unwrap_or_else(|| panic!("it ends while {hanging:?} hangs"));
         assert!(!status.success(), "{status}");
     }
 }
@@ -217,14 +217,17 @@ impl World {
 fn a_backup_stops_while_libvirtd_or_qemu_hangs() {
     let mut world = World::new();
     world.back_up();
-    for still in [Still::Libvirtd, Still::Qemu] {
+    for hanging in [Hanging::Libvirtd, Hanging::Qemu] {
         world.write(0, 90, 0, 65_536);
         let mut child = world.begin_slowly(&[]);
-        world.stop_backup(still, &mut child);
+        world.stop_backup(hanging, &mut child);
         let start = world.lab.clock.now();
         let machine = world.machine();
         while !runs_in(machine.monitor()).is_ok_and(|runs| runs.is_empty()) {
-            assert!(world.lab.clock.now().saturating_sub(start) < 2 * PATIENCE, "{still:?}");
+            assert!(
+                world.lab.clock.now().saturating_sub(start) < 2 * PATIENCE,
+                "{hanging:?}"
+            );
             world.lab.clock.sleep(Duration::from_millis(50));
         }
         world.assert_runs_and_is_clean();
@@ -238,7 +241,7 @@ fn a_backup_stops_while_libvirtd_or_qemu_hangs() {
 fn leftovers_of_a_backup_stopped_while_qemu_hung_are_found() {
     let mut world = World::new();
     world.back_up();
-    for still in [Still::Libvirtd, Still::Qemu] {
+    for hanging in [Hanging::Libvirtd, Hanging::Qemu] {
         world.write(0, 91, 0, 65_536);
         let mut child = world.begin_slowly(&[]);
         let id = child.id();
@@ -246,10 +249,10 @@ fn leftovers_of_a_backup_stopped_while_qemu_hung_are_found() {
         for watchdog in watchdogs.split_whitespace() {
             kill_process(Pid::from_raw(watchdog.parse().unwrap()).unwrap(), Signal::KILL).unwrap();
         }
-        world.stop_backup(still, &mut child);
+        world.stop_backup(hanging, &mut child);
         let report = world.doctor(0, &["--fix"]);
-        assert!(!found(&report).is_empty(), "{still:?}: {report:#}");
-        assert_eq!(found(&world.doctor(0, &[])), [""; 0], "{still:?}: {report:#}");
+        assert!(!found(&report).is_empty(), "{hanging:?}: {report:#}");
+        assert_eq!(found(&world.doctor(0, &[])), [""; 0], "{hanging:?}: {report:#}");
         world.assert_runs_and_is_clean();
         world.back_up();
         world.assert_snapshot_is_right("after the doctor");

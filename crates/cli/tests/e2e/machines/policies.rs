@@ -6,12 +6,12 @@ use holdfast_block::Clock as _;
 use serde_json::Value;
 
 use super::at;
-use super::host_snapshots::{OnOwn, on};
+use super::host_snapshots::{MachineSetup, machine_on};
 use holdfast_test_kit::file_systems::system;
 
 /// A machine on a separate pool, and a policy.
 pub(super) struct Policed {
-    pub(super) on: OnOwn,
+    pub(super) setup: MachineSetup,
     pub(super) pool: String,
 }
 
@@ -21,26 +21,26 @@ pub(super) const FREQUENTLY: &str =
 
 impl Policed {
     pub(super) fn new() -> Option<Self> {
-        let on = on("zfs")?;
-        let pool = on.file_system.dataset().0.split('/').next().unwrap().to_owned();
-        Some(Self { on, pool })
+        let setup = machine_on("zfs")?;
+        let pool = setup.file_system.dataset().0.split('/').next().unwrap().to_owned();
+        Some(Self { setup, pool })
     }
 
     /// Replaces the policy of the pool.
     pub(super) fn write(&self, lines: &str) {
         let text = format!("[{}]\nuse_template = mine\n\n[template_mine]\n{lines}", self.pool);
-        self.on.world.rig.write("sanoid.conf", text.as_bytes());
+        self.setup.world.rig.write("sanoid.conf", text.as_bytes());
     }
 
     pub(super) fn run(&self, code: i32, words: &[&str]) -> Value {
-        let uri = self.on.world.lab.uri();
+        let uri = self.setup.world.lab.uri();
         let words = [&["cron", "sanoid.conf"], words].concat();
-        self.on.world.rig.json(code, &at(&uri, &words))["report"].clone()
+        self.setup.world.rig.json(code, &at(&uri, &words))["report"].clone()
     }
 
     /// The snapshots of the pool's root dataset.
     pub(super) fn names(&self) -> Vec<String> {
-        let provider = self.on.file_system.provider();
+        let provider = self.setup.file_system.provider();
         let snapshots = provider.snapshots(&self.pool).unwrap();
         snapshots.into_iter().map(|snapshot| snapshot.name.name).collect()
     }
@@ -52,19 +52,22 @@ impl Policed {
 
     /// Creates a script that logs its variables, and then runs `then`.
     fn script(&self, then: &str) -> (String, PathBuf) {
-        let log = self.on.world.rig.path("log");
+        let log = self.setup.world.rig.path("log");
         let line =
             "echo $SANOID_SCRIPT $SANOID_TARGET $SANOID_SNAPNAME $SANOID_TYPES $SANOID_PRE_FAILURE $HOLDFAST_EVENT";
-        self.on
+        self.setup
             .world
             .rig
             .write("script", format!("{line} >> {}\n{then}\n", log.display()).as_bytes());
-        (format!("/bin/sh {}", self.on.world.rig.path("script").display()), log)
+        (
+            format!("/bin/sh {}", self.setup.world.rig.path("script").display()),
+            log,
+        )
     }
 
     /// ZFS has times in seconds, so a snapshot of the same second does not count as older.
     pub(super) fn wait_until_older(&self) {
-        self.on.world.lab.clock.sleep(std::time::Duration::from_millis(2100));
+        self.setup.world.lab.clock.sleep(std::time::Duration::from_millis(2100));
     }
 }
 
@@ -81,8 +84,8 @@ pub(super) fn reports() -> Vec<Value> {
     policed.make("autosnap_2020-01-01_00:00:00_hourly");
     policed.wait_until_older();
     let done = policed.run(0, &[]);
-    let text = format!("[{}]\nuse_template = nobody\n[gone]\nhourly = 1\n", policed.pool);
-    policed.on.world.rig.write("sanoid.conf", text.as_bytes());
+    let text = format!("[{}]\nuse_template = missing\n[gone]\nhourly = 1\n", policed.pool);
+    policed.setup.world.rig.write("sanoid.conf", text.as_bytes());
     vec![planned, done, policed.run(3, &["--dry-run"])]
 }
 
@@ -104,7 +107,7 @@ fn due_snapshots_are_taken_once_with_the_machines_of_the_dataset() {
         assert!(name.starts_with("autosnap_20") && name.ends_with(kind), "{name}");
     }
     let listed = policed
-        .on
+        .setup
         .world
         .rig
         .report(&["host", "list", &format!("zfs:{}", policed.pool)]);
@@ -119,7 +122,7 @@ fn due_snapshots_are_taken_once_with_the_machines_of_the_dataset() {
         (&serde_json::json!([]), &serde_json::json!([]))
     );
     assert_eq!(policed.names(), names);
-    policed.on.world.assert_runs_and_is_clean();
+    policed.setup.world.assert_runs_and_is_clean();
 }
 
 #[test]
@@ -183,12 +186,12 @@ fn scripts_get_the_variables_of_sanoid_and_their_exit_code_counts() {
     let taken = policed.names()[0].clone();
     let pool = &policed.pool;
     let old = "autosnap_2020-01-01_00:00:00_hourly";
-    let said = std::fs::read_to_string(&log).unwrap();
+    let message = std::fs::read_to_string(&log).unwrap();
     let expected = format!(
         "pre {pool} {taken} frequently pre-snapshot\npost {pool} {taken} frequently 0 post-snapshot\n\
          pre-prune {pool} {old} pre-pruning\nprune {pool} {old} pruning\n"
     );
-    assert_eq!(said, expected);
+    assert_eq!(message, expected);
 
     // If a script fails, the snapshot is still taken, expired ones are kept, and the next script is not called.
     zfs(&["destroy", &format!("{pool}@{taken}")]);
@@ -205,9 +208,10 @@ fn scripts_get_the_variables_of_sanoid_and_their_exit_code_counts() {
         "{done}"
     );
     assert_eq!(policed.names().len(), 2);
-    let said = std::fs::read_to_string(&log).unwrap();
+    let message = std::fs::read_to_string(&log).unwrap();
     assert_eq!(
-        said.lines()
+        message
+            .lines()
             .map(|line| line.split(' ').next().unwrap())
             .collect::<Vec<_>>(),
         ["pre", "pre-prune"]
@@ -231,8 +235,8 @@ fn scripts_get_the_variables_of_sanoid_and_their_exit_code_counts() {
         "{done}"
     );
     assert_eq!(policed.names(), [old]);
-    policed.on.world.assert_runs_and_is_clean();
-    policed.on.world.lab.clock.sleep(std::time::Duration::from_secs(6));
+    policed.setup.world.assert_runs_and_is_clean();
+    policed.setup.world.lab.clock.sleep(std::time::Duration::from_secs(6));
     assert!(!std::fs::read_to_string(&log).unwrap().contains("late"));
 }
 
@@ -241,22 +245,27 @@ fn two_runs_exclude_each_other_and_an_invalid_policy_is_refused() {
     let Some(policed) = Policed::new() else { return };
     let (script, log) = policed.script("sleep 3");
     policed.write(&format!("{FREQUENTLY}pre_snapshot_script = {script}\n"));
-    let uri = policed.on.world.lab.uri();
+    let uri = policed.setup.world.lab.uri();
     let words = at(&uri, &["cron", "sanoid.conf"]);
-    let first = policed.on.world.rig.command(&words).spawn().unwrap();
+    let first = policed.setup.world.rig.command(&words).spawn().unwrap();
     while !log.exists() {
-        policed.on.world.lab.clock.sleep(std::time::Duration::from_millis(10));
+        policed
+            .setup
+            .world
+            .lab
+            .clock
+            .sleep(std::time::Duration::from_millis(10));
     }
-    let (kind, said) = policed.on.world.rig.error(4, &words);
-    assert!(kind == "locked" && said.contains("another run"), "{said}");
+    let (kind, message) = policed.setup.world.rig.error(4, &words);
+    assert!(kind == "locked" && message.contains("another run"), "{message}");
     assert!(first.wait_with_output().unwrap().status.success());
     assert_eq!(policed.names().len(), 1);
 
     policed.write("hourly = 3\nhuorly = 3\n");
-    let (kind, said) = policed.on.world.rig.error(1, &words);
+    let (kind, message) = policed.setup.world.rig.error(1, &words);
     assert!(
-        kind == "refused" && said.contains("line 6") && said.contains("hourly"),
-        "{said}"
+        kind == "refused" && message.contains("line 6") && message.contains("hourly"),
+        "{message}"
     );
 }
 
@@ -265,7 +274,7 @@ fn two_runs_exclude_each_other_and_an_invalid_policy_is_refused() {
 fn missing_datasets_are_reported() {
     let Some(policed) = Policed::new() else { return };
     let text = format!("[{}/renamed]\nhourly = 1\nautosnap = yes\n", policed.pool);
-    policed.on.world.rig.write("sanoid.conf", text.as_bytes());
+    policed.setup.world.rig.write("sanoid.conf", text.as_bytes());
     let done = policed.run(3, &[]);
     assert!(done["doubts"][0].as_str().unwrap().contains("renamed"), "{done}");
     assert_eq!(policed.names(), [""; 0]);
@@ -279,7 +288,7 @@ fn a_tree_is_snapshotted_atomically() {
     let child = format!("{}/child", policed.pool);
     zfs(&["create", &child]);
     let text = format!("[{}]\nrecursive = zfs\n{FREQUENTLY}", policed.pool);
-    policed.on.world.rig.write("sanoid.conf", text.as_bytes());
+    policed.setup.world.rig.write("sanoid.conf", text.as_bytes());
     let done = policed.run(0, &[]);
     assert_eq!(done["taken"][0]["machines"][0]["name"], "web1", "{done}");
     let names = policed.names();
@@ -292,7 +301,7 @@ fn a_tree_is_snapshotted_atomically() {
     assert!(record(&child).contains("web1"));
 
     zfs(&["snapshot", &format!("{child}@keep")]);
-    let uri = policed.on.world.lab.uri();
+    let uri = policed.setup.world.lab.uri();
     let words = [
         "snapshot",
         &format!("zfs:{}", policed.pool),
@@ -300,18 +309,18 @@ fn a_tree_is_snapshotted_atomically() {
         "--name",
         "keep",
     ];
-    let (kind, said) = policed.on.world.rig.error(1, &at(&uri, &words));
-    assert_eq!(kind, "exists", "{said}");
+    let (kind, message) = policed.setup.world.rig.error(1, &at(&uri, &words));
+    assert_eq!(kind, "exists", "{message}");
     system("zfs", &["get", "-H", "type", &format!("{child}@keep")]).unwrap();
     assert_eq!(policed.names(), names);
-    policed.on.world.assert_runs_and_is_clean();
+    policed.setup.world.assert_runs_and_is_clean();
 }
 
 /// Machines come and go during the execution of a policy: the report has their states at the snapshot.
 #[test]
 fn a_machine_started_before_the_snapshot_is_not_recorded_as_shut_off() {
     let Some(policed) = Policed::new() else { return };
-    let lab = &policed.on.world.lab;
+    let lab = &policed.setup.world.lab;
     lab.virsh(&["destroy", "web1"]);
     lab.define("web2", &["raw"]);
     lab.virsh(&["undefine", "web2"]);
@@ -330,10 +339,10 @@ fn a_machine_started_before_the_snapshot_is_not_recorded_as_shut_off() {
         [("web1", "crash"), ("web2", "crash")],
         "{done}"
     );
-    let listed = &policed.on.listed(&[&format!("zfs:{}", policed.pool)])[0];
+    let listed = &policed.setup.listed(&[&format!("zfs:{}", policed.pool)])[0];
     assert_eq!(listed["consistency"], "crash", "{listed}");
     assert_eq!(listed["machines"], serde_json::json!(["web1", "web2"]));
-    policed.on.world.lab.virsh(&["destroy", "web2"]);
+    policed.setup.world.lab.virsh(&["destroy", "web2"]);
 }
 
 /// web1 has disks in three datasets, web2 in one of them. A snapshot of the second dataset is impossible: web1 gets
@@ -341,7 +350,7 @@ fn a_machine_started_before_the_snapshot_is_not_recorded_as_shut_off() {
 #[test]
 fn a_dataset_without_a_snapshot_affects_only_its_own_machines() {
     let Some(policed) = Policed::new() else { return };
-    let (lab, pool) = (&policed.on.world.lab, &policed.pool);
+    let (lab, pool) = (&policed.setup.world.lab, &policed.pool);
     // Together with the name of a snapshot, the name exceeds the limit of ZFS.
     let long = format!("{pool}/{}", "x".repeat(250 - pool.len() - 20));
     let own = format!("{pool}/own");
@@ -364,7 +373,7 @@ fn a_dataset_without_a_snapshot_affects_only_its_own_machines() {
     let text = format!(
         "[{pool}]\nuse_template = mine\n[{long}]\nuse_template = mine\n[{own}]\nuse_template = mine\n[template_mine]\n{FREQUENTLY}"
     );
-    policed.on.world.rig.write("sanoid.conf", text.as_bytes());
+    policed.setup.world.rig.write("sanoid.conf", text.as_bytes());
     let done = policed.run(1, &["--take-only"]);
     let taken = done["taken"].as_array().unwrap();
     let failure = |dataset: &str| {
@@ -386,9 +395,9 @@ fn a_dataset_without_a_snapshot_affects_only_its_own_machines() {
     assert_eq!(whole["incomplete_machines"], serde_json::json!(["web1"]));
     assert_eq!(whole["machines"].as_array().unwrap().len(), 2);
     assert_eq!(policed.names().len(), 1);
-    let provider = policed.on.file_system.provider();
+    let provider = policed.setup.file_system.provider();
     assert!(provider.snapshots(&own).unwrap().is_empty());
-    policed.on.world.assert_runs_and_is_clean();
+    policed.setup.world.assert_runs_and_is_clean();
 }
 
 /// A run that is stopped or times out reports what it has done.
@@ -396,7 +405,7 @@ fn a_dataset_without_a_snapshot_affects_only_its_own_machines() {
 fn a_stopped_run_reports_what_it_has_done() {
     use std::os::unix::process::ExitStatusExt as _;
     let Some(policed) = Policed::new() else { return };
-    let (rig, pool) = (&policed.on.world.rig, &policed.pool);
+    let (rig, pool) = (&policed.setup.world.rig, &policed.pool);
     let late = format!("{pool}/late");
     zfs(&["create", &late]);
     policed.make("autosnap_2020-01-01_00:00:00_hourly");
@@ -406,7 +415,7 @@ fn a_stopped_run_reports_what_it_has_done() {
     );
     rig.write("sanoid.conf", text.as_bytes());
     policed.wait_until_older();
-    let uri = policed.on.world.lab.uri();
+    let uri = policed.setup.world.lab.uri();
     for (json, signal) in [
         (true, rustix::process::Signal::TERM),
         (false, rustix::process::Signal::INT),
@@ -414,14 +423,19 @@ fn a_stopped_run_reports_what_it_has_done() {
         let words = [&["cron", "sanoid.conf"][..], if json { &["--json"] } else { &[] }].concat();
         let child = rig.command(&at(&uri, &words)).spawn().unwrap();
         while !log.exists() {
-            policed.on.world.lab.clock.sleep(std::time::Duration::from_millis(10));
+            policed
+                .setup
+                .world
+                .lab
+                .clock
+                .sleep(std::time::Duration::from_millis(10));
         }
         rustix::process::kill_process(rustix::process::Pid::from_child(&child), signal).unwrap();
         let output = child.wait_with_output().unwrap();
         assert_eq!(output.status.signal(), Some(signal.as_raw()), "{output:?}");
-        let said = String::from_utf8(output.stdout).unwrap();
+        let message = String::from_utf8(output.stdout).unwrap();
         if json {
-            let document: Value = serde_json::from_str(&said).unwrap();
+            let document: Value = serde_json::from_str(&message).unwrap();
             assert_eq!(document["exit_code"], 128 + signal.as_raw());
             let report = &document["report"];
             assert_eq!(report["interrupted"], true);
@@ -429,7 +443,7 @@ fn a_stopped_run_reports_what_it_has_done() {
             assert_eq!(report["taken"][1]["failure"], "interrupted", "{report}");
             assert_eq!(report["removed"], serde_json::json!([]));
         } else {
-            assert!(said.contains("it was stopped before all was done"), "{said}");
+            assert!(message.contains("it was stopped before all was done"), "{message}");
         }
         // The script after the snapshot also gets the snapshots that were due and not taken.
         let called = std::fs::read_to_string(&log).unwrap();
@@ -441,5 +455,5 @@ fn a_stopped_run_reports_what_it_has_done() {
     assert_eq!(runs["runs"][0]["outcome"], "stopped", "{runs}");
     policed.run(0, &[]);
     assert_eq!(policed.names().len(), 1);
-    assert_eq!(policed.on.file_system.provider().snapshots(&late).unwrap().len(), 1);
+    assert_eq!(policed.setup.file_system.provider().snapshots(&late).unwrap().len(), 1);
 }

@@ -9,8 +9,8 @@ use super::policies::{FREQUENTLY, Policed};
 /// Typical scripts: an external snapshot with memory before, blockcommit after, and removal of the memory file together
 /// with the snapshot.
 fn write_scripts(policed: &Policed) -> String {
-    let rig = &policed.on.world.rig;
-    let virsh = format!("virsh -q -c '{}'", policed.on.world.lab.uri());
+    let rig = &policed.setup.world.rig;
+    let virsh = format!("virsh -q -c '{}'", policed.setup.world.lab.uri());
     let dumps = rig.path("dumps").display().to_string();
     std::fs::create_dir_all(&dumps).unwrap();
     let pre = format!(
@@ -50,8 +50,8 @@ fn a_pair_of_libvirt_scripts_runs_unchanged() {
     policed.write(&format!("{FREQUENTLY}{scripts}"));
     let old = "autosnap_2020-01-01_00:00:00_hourly";
     policed.make(old);
-    let dumps = policed.on.world.rig.path("dumps");
-    policed.on.world.rig.write(&format!("dumps/{old}.ram"), b"old");
+    let dumps = policed.setup.world.rig.path("dumps");
+    policed.setup.world.rig.write(&format!("dumps/{old}.ram"), b"old");
     policed.wait_until_older();
     let done = policed.run(0, &["--quiesce", "off"]);
     assert_eq!(done["taken"].as_array().unwrap().len(), 1, "{done}");
@@ -60,9 +60,9 @@ fn a_pair_of_libvirt_scripts_runs_unchanged() {
     // The memory of the new snapshot exists, that of the pruned one is removed, and the machine uses its own images
     // again.
     assert_eq!(entries(&dumps), [format!("{}.ram", names[0])]);
-    let disks = policed.on.world.lab.virsh(&["domblklist", "web1"]);
+    let disks = policed.setup.world.lab.virsh(&["domblklist", "web1"]);
     assert!(disks.contains("web1-a\n") && disks.contains("web1-b"), "{disks}");
-    policed.on.world.assert_runs_and_is_clean();
+    policed.setup.world.assert_runs_and_is_clean();
 }
 
 #[test]
@@ -71,7 +71,7 @@ fn three_lines_replace_the_scripts() {
     policed.write(HOURLY);
     let done = policed.run(0, &["--with-memory"]);
     assert_eq!(done["taken"][0]["machines"][0]["consistency"], "memory", "{done}");
-    let listed = policed.on.listed(&["web1"]);
+    let listed = policed.setup.listed(&["web1"]);
     assert_eq!(listed[0]["memories"], json!(["web1"]));
     // Snapshots that another program has removed: the next run notices it.
     for name in policed.names() {
@@ -79,5 +79,5 @@ fn three_lines_replace_the_scripts() {
     }
     let done = policed.run(0, &["--prune-only"]);
     assert_eq!(done["forgotten_state_count"], 1, "{done}");
-    policed.on.world.assert_runs_and_is_clean();
+    policed.setup.world.assert_runs_and_is_clean();
 }

@@ -36,7 +36,7 @@ fn restores_over_machines_or_images_in_use_are_refused() {
     );
     let (kind, _) = world.refused(1, &["--name", "web1"]);
     assert_eq!(kind, "exists");
-    let (kind, _) = world.refused(1, &["--in-place", "--name", "nobody"]);
+    let (kind, _) = world.refused(1, &["--in-place", "--name", "missing"]);
     assert_eq!(kind, "not-found");
 
     // Another program has the image open; then a machine uses it, directly or below an overlay.

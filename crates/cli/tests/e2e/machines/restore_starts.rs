@@ -179,14 +179,14 @@ fn an_imported_archive_becomes_a_running_machine() {
     assert_eq!(world.rig.names(pool.to_str().unwrap()).len(), 0);
     let words = [&words[..], &["--domain-type", "qemu"]].concat();
     let output = world.rig.run(&at(&uri, &words));
-    let said = crate::program::stderr(&output) + &crate::program::stdout(&output);
-    assert!(matches!(output.status.code(), Some(0 | 3)), "{said}");
+    let message = crate::program::stderr(&output) + &crate::program::stdout(&output);
+    assert!(matches!(output.status.code(), Some(0 | 3)), "{message}");
     assert_eq!(
         world.lab.virsh(&["domstate", "o2-restored"]).trim(),
         "running",
-        "{said}"
+        "{message}"
     );
-    assert!(world.image("o2-restored", 0).starts_with(&pool), "{said}");
+    assert!(world.image("o2-restored", 0).starts_with(&pool), "{message}");
     world.assert_holds("o2-restored");
 }
 

@@ -11,10 +11,10 @@ use serde_json::json;
 
 use super::at;
 use super::doctors_storage::{destroy, names};
-use super::host_snapshots::{OnOwn, on};
+use super::host_snapshots::{MachineSetup, machine_on};
 use holdfast_test_kit::run;
 
-impl OnOwn {
+impl MachineSetup {
     /// Starts the program, and kills it within `within_ms`.
     pub(super) fn kill(&self, words: &[&str], random: &mut SeededRandom, within_ms: u64) {
         let uri = self.world.lab.uri();
@@ -46,21 +46,21 @@ impl OnOwn {
 
 #[test]
 fn a_snapshot_killed_while_saving_memory_leaves_a_running_machine() {
-    let Some(on) = on("btrfs") else { return };
+    let Some(setup) = machine_on("btrfs") else { return };
     let mut random = SeededRandom::new(5);
     for round in 0..8 {
-        on.kill(&["snapshot", "web1", "--with-memory"], &mut random, 700);
-        on.wait_until_it_runs(&format!("round {round}"));
+        setup.kill(&["snapshot", "web1", "--with-memory"], &mut random, 700);
+        setup.wait_until_it_runs(&format!("round {round}"));
     }
     // Each snapshot is complete or absent: this one succeeds, and removes states without a host snapshot.
-    on.take(0, &["web1", "--with-memory", "--name", "last"]);
-    let listed = on.listed(&["web1"]);
+    setup.take(0, &["web1", "--with-memory", "--name", "last"]);
+    let listed = setup.listed(&["web1"]);
     let names: Vec<String> = listed
         .iter()
         .map(|one| {
             format!(
                 "btrfs:{}@{}",
-                on.world.lab.folder.path().display(),
+                setup.world.lab.folder.path().display(),
                 one["name"].as_str().unwrap()
             )
         })
@@ -68,46 +68,46 @@ fn a_snapshot_killed_while_saving_memory_leaves_a_running_machine() {
     let memories = listed.iter().filter(|one| one["memories"][0] == "web1").count();
     assert!(memories >= 1 && memories <= names.len());
     for name in &names {
-        on.world.rig.ok(&["host", "remove", name]);
+        setup.world.rig.ok(&["host", "remove", name]);
     }
-    assert_eq!(on.state_count(), 0);
-    let scratch = on.world.rig.path("state/holdfast/states/scratch");
+    assert_eq!(setup.state_count(), 0);
+    let scratch = setup.world.rig.path("state/holdfast/states/scratch");
     assert_eq!(std::fs::read_dir(scratch).unwrap().count(), 0);
 }
 
 #[test]
 fn a_killed_rollback_can_be_repeated() {
-    let Some(mut on) = on("btrfs") else { return };
-    on.world.write(0, 40, 0, 1 << 20);
-    on.take(0, &["web1", "--name", "one"]);
-    let then = on.world.disks.clone();
+    let Some(mut setup) = machine_on("btrfs") else { return };
+    setup.world.write(0, 40, 0, 1 << 20);
+    setup.take(0, &["web1", "--name", "one"]);
+    let earlier = setup.world.disks.clone();
     let mut random = SeededRandom::new(6);
     for round in 0..6_u8 {
-        on.world.write(0, 90 + round, 0, 6 << 20);
-        on.world.write(1, 90 + round, 0, 6 << 20);
-        let newest = on.world.disks.clone();
-        on.world.lab.virsh(&["destroy", "web1"]);
-        on.kill(&["rollback", "web1@one"], &mut random, 350);
-        let uri = on.world.lab.uri();
+        setup.world.write(0, 90 + round, 0, 6 << 20);
+        setup.world.write(1, 90 + round, 0, 6 << 20);
+        let newest = setup.world.disks.clone();
+        setup.world.lab.virsh(&["destroy", "web1"]);
+        setup.kill(&["rollback", "web1@one"], &mut random, 350);
+        let uri = setup.world.lab.uri();
         // Either the rollback is repeated, or the machine is started and its disks are overwritten.
         if round % 2 == 0 {
-            on.world.rig.ok(&at(&uri, &["rollback", "web1@one", "--start"]));
-            on.world.disks.clone_from(&then);
+            setup.world.rig.ok(&at(&uri, &["rollback", "web1@one", "--start"]));
+            setup.world.disks.clone_from(&earlier);
         } else {
-            on.world.lab.virsh(&["start", "web1"]);
-            on.world.disks = newest;
-            on.world.write(0, 91 + round, 0, 6 << 20);
-            on.world.write(1, 91 + round, 0, 6 << 20);
+            setup.world.lab.virsh(&["start", "web1"]);
+            setup.world.disks = newest;
+            setup.world.write(0, 91 + round, 0, 6 << 20);
+            setup.world.write(1, 91 + round, 0, 6 << 20);
         }
-        on.world.back_up();
-        on.world.assert_snapshot_is_right(&format!("round {round}"));
+        setup.world.back_up();
+        setup.world.assert_snapshot_is_right(&format!("round {round}"));
     }
 }
 
 /// Gives the first disk an image with a base image, and starts the machine.
-fn base(on: &OnOwn, base: &Path) {
-    on.world.lab.virsh(&["destroy", "web1"]);
-    let image = on.world.lab.path("web1-a");
+fn base(setup: &MachineSetup, base: &Path) {
+    setup.world.lab.virsh(&["destroy", "web1"]);
+    let image = setup.world.lab.path("web1-a");
     std::fs::copy(&image, base).unwrap();
     std::fs::remove_file(&image).unwrap();
     let (image, base) = (image.to_str().unwrap(), base.to_str().unwrap());
@@ -115,190 +115,199 @@ fn base(on: &OnOwn, base: &Path) {
         "qemu-img",
         &["create", "-q", "-f", "qcow2", "-b", base, "-F", "qcow2", image],
     );
-    on.world.lab.virsh(&["start", "web1"]);
+    setup.world.lab.virsh(&["start", "web1"]);
 }
 
 #[test]
 fn the_base_of_an_image_is_read_as_of_the_host_snapshot() {
-    let Some(mut on) = on("btrfs") else { return };
-    base(&on, &on.world.lab.path("base.qcow2"));
-    on.world.write(0, 40, 0, 65_536);
+    let Some(mut setup) = machine_on("btrfs") else { return };
+    base(&setup, &setup.world.lab.path("base.qcow2"));
+    setup.world.write(0, 40, 0, 65_536);
     // The guest has not flushed: QEMU has the new cluster addresses only in memory, and they would be lost by a power
     // cut.
-    on.world.lab.virsh(&["suspend", "web1"]);
-    on.world.lab.virsh(&["resume", "web1"]);
-    on.take(0, &["web1", "--name", "one"]);
-    let then = on.world.disks.clone();
-    on.world.write(0, 99, 0, 1 << 20);
-    on.world.lab.virsh(&["destroy", "web1"]);
+    setup.world.lab.virsh(&["suspend", "web1"]);
+    setup.world.lab.virsh(&["resume", "web1"]);
+    setup.take(0, &["web1", "--name", "one"]);
+    let earlier = setup.world.disks.clone();
+    setup.world.write(0, 99, 0, 1 << 20);
+    setup.world.lab.virsh(&["destroy", "web1"]);
     run(
         "qemu-img",
-        &["commit", "-q", on.world.lab.path("web1-a").to_str().unwrap()],
+        &["commit", "-q", setup.world.lab.path("web1-a").to_str().unwrap()],
     );
-    let uri = on.world.lab.uri();
-    on.world.rig.ok(&at(&uri, &["rollback", "web1@one", "--start"]));
-    on.world.disks = then;
-    on.world.back_up();
-    on.world.assert_snapshot_is_right("with its base");
+    let uri = setup.world.lab.uri();
+    setup.world.rig.ok(&at(&uri, &["rollback", "web1@one", "--start"]));
+    setup.world.disks = earlier;
+    setup.world.back_up();
+    setup.world.assert_snapshot_is_right("with its base");
 }
 
 #[test]
 fn a_base_that_is_not_in_the_snapshot_and_was_written_to_is_refused() {
-    let Some(mut on) = on("xfs") else { return };
-    let elsewhere = on.world.rig.path("base.qcow2");
+    let Some(mut setup) = machine_on("xfs") else { return };
+    let elsewhere = setup.world.rig.path("base.qcow2");
     if holdfast_host::provider::why_no_reflink(elsewhere.parent().unwrap(), "test").is_none() {
         println!("skipped: everything here can be cloned");
         return;
     }
-    base(&on, &elsewhere);
-    on.world.write(0, 40, 0, 65_536);
+    base(&setup, &elsewhere);
+    setup.world.write(0, 40, 0, 65_536);
     // The snapshot warns that the base is not in it.
-    on.take(3, &["web1", "--name", "one"]);
-    let then = on.world.disks.clone();
-    on.world.write(0, 99, 0, 1 << 20);
-    on.world.lab.virsh(&["destroy", "web1"]);
-    let uri = on.world.lab.uri();
-    on.world.rig.ok(&at(&uri, &["rollback", "web1@one", "--start"]));
-    on.world.disks = then;
-    on.world.back_up();
-    on.world.assert_snapshot_is_right("its base was not written to");
-    on.world.lab.virsh(&["destroy", "web1"]);
+    setup.take(3, &["web1", "--name", "one"]);
+    let earlier = setup.world.disks.clone();
+    setup.world.write(0, 99, 0, 1 << 20);
+    setup.world.lab.virsh(&["destroy", "web1"]);
+    let uri = setup.world.lab.uri();
+    setup.world.rig.ok(&at(&uri, &["rollback", "web1@one", "--start"]));
+    setup.world.disks = earlier;
+    setup.world.back_up();
+    setup.world.assert_snapshot_is_right("its base was not written to");
+    setup.world.lab.virsh(&["destroy", "web1"]);
     SystemClock::new().sleep(Duration::from_millis(2100));
     run(
         "qemu-img",
-        &["commit", "-q", on.world.lab.path("web1-a").to_str().unwrap()],
+        &["commit", "-q", setup.world.lab.path("web1-a").to_str().unwrap()],
     );
-    let (error, said) = on.world.rig.error(1, &at(&uri, &["rollback", "web1@one"]));
-    assert!(error == "not-found" && said.contains("base.qcow2"), "{error}: {said}");
+    let (error, text) = setup.world.rig.error(1, &at(&uri, &["rollback", "web1@one"]));
+    assert!(error == "not-found" && text.contains("base.qcow2"), "{error}: {text}");
 }
 
 #[test]
 fn snapshots_removed_by_another_program_are_detected() {
-    let Some(on) = on("btrfs") else { return };
+    let Some(setup) = machine_on("btrfs") else { return };
     for name in ["one", "two"] {
-        on.take(0, &["web1", "--name", name]);
+        setup.take(0, &["web1", "--name", name]);
     }
-    assert_eq!(on.state_count(), 2);
-    let folder = on.world.lab.folder.path().display().to_string();
+    assert_eq!(setup.state_count(), 2);
+    let folder = setup.world.lab.folder.path().display().to_string();
     run(
         "btrfs",
         &["subvolume", "delete", &format!("{folder}/.holdfast/snapshots/one")],
     );
     // A new snapshot of the same name is another point in time.
-    on.take(0, &["web1", "--name", "one"]);
-    assert_eq!(on.state_count(), 3);
-    on.world.rig.ok(&["host", "remove", &format!("btrfs:{folder}@two")]);
-    assert_eq!(on.state_count(), 1);
+    setup.take(0, &["web1", "--name", "one"]);
+    assert_eq!(setup.state_count(), 3);
+    setup.world.rig.ok(&["host", "remove", &format!("btrfs:{folder}@two")]);
+    assert_eq!(setup.state_count(), 1);
     // An unmounted file system does not count as a loss of its snapshots.
-    let (ours, away) = (on.world.lab.path(".holdfast"), on.world.lab.path("away"));
-    std::fs::create_dir(on.world.lab.path("other")).unwrap();
-    on.world
+    let (own_path, away) = (setup.world.lab.path(".holdfast"), setup.world.lab.path("away"));
+    std::fs::create_dir(setup.world.lab.path("other")).unwrap();
+    setup
+        .world
         .rig
         .ok(&["snapshot", &format!("reflink:{folder}/other"), "--name", "empty"]);
-    std::fs::rename(&ours, &away).unwrap();
-    on.world
+    std::fs::rename(&own_path, &away).unwrap();
+    setup
+        .world
         .rig
         .ok(&["host", "remove", &format!("reflink:{folder}/other@empty")]);
-    std::fs::rename(&away, &ours).unwrap();
-    assert_eq!(on.state_count(), 1);
-    let uri = on.world.lab.uri();
-    on.world.lab.virsh(&["destroy", "web1"]);
-    let report = on.world.rig.json(0, &at(&uri, &["rollback", "web1@one", "--dry-run"]));
+    std::fs::rename(&away, &own_path).unwrap();
+    assert_eq!(setup.state_count(), 1);
+    let uri = setup.world.lab.uri();
+    setup.world.lab.virsh(&["destroy", "web1"]);
+    let report = setup
+        .world
+        .rig
+        .json(0, &at(&uri, &["rollback", "web1@one", "--dry-run"]));
     assert_eq!(report["report"]["has_state"], true, "{report}");
 }
 
 #[test]
 fn clones_and_missing_machines_are_reported_in_advance() {
-    let Some(on) = on("zfs") else { return };
-    let pool = on.file_system.dataset().0.split('/').next().unwrap().to_owned();
-    on.take(0, &["web1", "--name", "one"]);
+    let Some(setup) = machine_on("zfs") else { return };
+    let pool = setup.file_system.dataset().0.split('/').next().unwrap().to_owned();
+    setup.take(0, &["web1", "--name", "one"]);
     let (name, clone) = (format!("zfs:{pool}@one"), format!("{pool}/trial"));
-    let planned = on.world.rig.report(&["host", "clone", &name, &clone, "--dry-run"]);
+    let planned = setup.world.rig.report(&["host", "clone", &name, &clone, "--dry-run"]);
     assert_eq!(
         (&planned["dry_run"], &planned["clone"]),
         (&true.into(), &json!(null)),
         "{planned}"
     );
-    on.world.rig.ok(&["host", "remove", &name, "--dry-run"]);
-    on.world.rig.ok(&["host", "clone", &name, &clone]);
-    on.world.rig.error(1, &["host", "clone", &name, &clone, "--dry-run"]);
-    let report = on.world.rig.json(1, &["host", "remove", &name, "--dry-run"])["report"].clone();
+    setup.world.rig.ok(&["host", "remove", &name, "--dry-run"]);
+    setup.world.rig.ok(&["host", "clone", &name, &clone]);
+    setup.world.rig.error(1, &["host", "clone", &name, &clone, "--dry-run"]);
+    let report = setup.world.rig.json(1, &["host", "remove", &name, "--dry-run"])["report"].clone();
     let obstacle = report["snapshots"][0]["obstacle"].as_str().unwrap();
     assert!(obstacle.contains("clones") && obstacle.contains(&clone), "{obstacle}");
     destroy(&clone);
-    on.world.rig.ok(&["host", "remove", &name, "--dry-run"]);
-    on.world.lab.virsh(&["destroy", "web1"]);
-    on.world.lab.virsh(&["undefine", "web1"]);
-    let uri = on.world.lab.uri();
-    let (kind, said) = on.world.rig.error(1, &at(&uri, &["rollback", "web1@one"]));
+    setup.world.rig.ok(&["host", "remove", &name, "--dry-run"]);
+    setup.world.lab.virsh(&["destroy", "web1"]);
+    setup.world.lab.virsh(&["undefine", "web1"]);
+    let uri = setup.world.lab.uri();
+    let (kind, text) = setup.world.rig.error(1, &at(&uri, &["rollback", "web1@one"]));
     assert!(
-        kind == "not-found" && said.contains("holdfast clone web1@one"),
-        "{said}"
+        kind == "not-found" && text.contains("holdfast clone web1@one"),
+        "{text}"
     );
 }
 
 #[test]
 fn an_impossible_rollback_does_not_switch_off_the_machine() {
-    let Some(on) = on("btrfs") else { return };
-    on.take(0, &["web1", "--name", "one"]);
-    let uri = on.world.lab.uri();
+    let Some(setup) = machine_on("btrfs") else { return };
+    setup.take(0, &["web1", "--name", "one"]);
+    let uri = setup.world.lab.uri();
     let refused = |words: &[&str]| {
         let words = [&["rollback", "web1@one", "--power-off"], words].concat();
-        let (kind, said) = on.world.rig.error(1, &at(&uri, &words));
-        assert_eq!(on.world.state_of("web1"), MachineState::Running, "{said}");
-        assert_eq!(on.listed(&["web1"]).len(), 1);
-        (kind, said)
+        let (kind, text) = setup.world.rig.error(1, &at(&uri, &words));
+        assert_eq!(setup.world.state_of("web1"), MachineState::Running, "{text}");
+        assert_eq!(setup.listed(&["web1"]).len(), 1);
+        (kind, text)
     };
-    let (kind, said) = refused(&["--resume"]);
-    assert!(kind == "refused" && said.contains("cannot go on"), "{said}");
-    let planned = on
+    let (kind, text) = refused(&["--resume"]);
+    assert!(kind == "refused" && text.contains("cannot go on"), "{text}");
+    let planned = setup
         .world
         .rig
         .report(&at(&uri, &["rollback", "web1@one", "--power-off", "--dry-run"]));
     assert_eq!(
-        (&planned["dry_run"], on.world.state_of("web1")),
+        (&planned["dry_run"], setup.world.state_of("web1")),
         (&json!(true), MachineState::Running)
     );
-    let planned = on.world.rig.report(&at(&uri, &["rollback", "web1@one", "--dry-run"]));
+    let planned = setup
+        .world
+        .rig
+        .report(&at(&uri, &["rollback", "web1@one", "--dry-run"]));
     let notes = planned["restore"]["notes"].to_string();
     assert!(notes.contains("running") && notes.contains("--power-off"), "{planned}");
-    assert_eq!(on.world.state_of("web1"), MachineState::Running);
+    assert_eq!(setup.world.state_of("web1"), MachineState::Running);
     // Another machine now uses the disk.
-    let xml = on.world.lab.virsh(&["dumpxml", "web1", "--inactive"]);
+    let xml = setup.world.lab.virsh(&["dumpxml", "web1", "--inactive"]);
     let uuid = xml.split("<uuid>").nth(1).unwrap().split("</uuid>").next().unwrap();
     let other = xml
         .replace(uuid, "11111111-2222-3333-4444-555555555555")
         .replace("<name>web1<", "<name>db1<");
-    on.world.rig.write("db1.xml", other.as_bytes());
-    on.world
+    setup.world.rig.write("db1.xml", other.as_bytes());
+    setup
+        .world
         .lab
-        .virsh(&["define", on.world.rig.path("db1.xml").to_str().unwrap()]);
-    let (_, said) = refused(&[]);
-    assert!(said.contains("used by the machine db1"), "{said}");
-    on.world.lab.virsh(&["undefine", "db1"]);
+        .virsh(&["define", setup.world.rig.path("db1.xml").to_str().unwrap()]);
+    let (_, text) = refused(&[]);
+    assert!(text.contains("used by the machine db1"), "{text}");
+    setup.world.lab.virsh(&["undefine", "db1"]);
     // A transient machine would disappear when it is switched off.
-    on.world.lab.virsh(&["undefine", "web1"]);
-    let (_, said) = refused(&[]);
-    assert!(said.contains("transient"), "{said}");
+    setup.world.lab.virsh(&["undefine", "web1"]);
+    let (_, text) = refused(&[]);
+    assert!(text.contains("transient"), "{text}");
 }
 
 fn a_dry_run_makes_nothing(kind: &'static str) {
-    let Some(on) = on(kind) else { return };
-    on.take(0, &["web1", "--name", "one"]);
-    on.world.lab.virsh(&["destroy", "web1"]);
-    std::fs::remove_dir_all(on.world.rig.path("state")).unwrap();
-    let folder = on.world.lab.folder.path();
+    let Some(setup) = machine_on(kind) else { return };
+    setup.take(0, &["web1", "--name", "one"]);
+    setup.world.lab.virsh(&["destroy", "web1"]);
+    std::fs::remove_dir_all(setup.world.rig.path("state")).unwrap();
+    let folder = setup.world.lab.folder.path();
     let changed = || folder.metadata().unwrap().modified().unwrap();
-    let (before, was) = (on.world.files(), changed());
-    let uri = on.world.lab.uri();
-    on.world.rig.ok(&at(&uri, &["rollback", "web1@one", "--dry-run"]));
+    let (before, was) = (setup.world.files(), changed());
+    let uri = setup.world.lab.uri();
+    setup.world.rig.ok(&at(&uri, &["rollback", "web1@one", "--dry-run"]));
     let words = at(&uri, &["clone", "web1@one", "trial", "--dry-run"]);
-    on.world.rig.run(&words);
-    assert_eq!((on.world.files(), changed()), (before, was));
+    setup.world.rig.run(&words);
+    assert_eq!((setup.world.files(), changed()), (before, was));
     assert!(
-        !on.world.rig.path("state").exists(),
+        !setup.world.rig.path("state").exists(),
         "{:?}",
-        names(&on.world.rig.path("state/holdfast"))
+        names(&setup.world.rig.path("state/holdfast"))
     );
 }
 

@@ -61,8 +61,8 @@ impl ThinPool {
     /// The names of the volumes that LVM selects by a condition.
     fn names_where(&self, condition: &str) -> Vec<String> {
         let words = ["--noheadings", "-o", "lv_name", "-S", condition, &self.group];
-        let said = system("lvs", &words).unwrap();
-        said.split_whitespace().map(str::to_owned).collect()
+        let text = system("lvs", &words).unwrap();
+        text.split_whitespace().map(str::to_owned).collect()
     }
 }
 
@@ -86,7 +86,7 @@ fn bytes_of(path: &Path) -> Vec<u8> {
 }
 
 /// A running machine with two volumes.
-struct OnVolumes {
+struct ThinVolumeSetup {
     // Dropped before the volumes.
     world: World,
     pool: ThinPool,
@@ -103,7 +103,7 @@ fn thin_pool() -> Option<ThinPool> {
     }
 }
 
-impl OnVolumes {
+impl ThinVolumeSetup {
     fn new() -> Option<Self> {
         let pool = thin_pool()?;
         let lab = LibvirtLab::new();
@@ -155,7 +155,7 @@ impl OnVolumes {
     }
 
     /// Asserts that no host snapshot is active.
-    fn assert_all_sleep(&self) {
+    fn assert_all_inactive(&self) {
         let awake = "lv_active=active && lv_permissions=\"read-only\"";
         assert_eq!(self.pool.names_where(awake), [""; 0]);
     }
@@ -163,9 +163,11 @@ impl OnVolumes {
 
 #[test]
 fn a_machine_in_thin_volumes_is_snapshotted_and_pruned() {
-    let Some(mut on) = OnVolumes::new() else { return };
-    let cut = on.report(0, &["snapshot", "web1", "--name", "at:noon"])["cuts"][0].clone();
-    let [first, second] = ["web1-a", "web1-b"].map(|name| on.pool.dataset(name));
+    let Some(mut setup) = ThinVolumeSetup::new() else {
+        return;
+    };
+    let cut = setup.report(0, &["snapshot", "web1", "--name", "at:noon"])["cuts"][0].clone();
+    let [first, second] = ["web1-a", "web1-b"].map(|name| setup.pool.dataset(name));
     assert_eq!(
         cut["snapshots"],
         json!([format!("{first}@at:noon"), format!("{second}@at:noon")])
@@ -173,9 +175,9 @@ fn a_machine_in_thin_volumes_is_snapshotted_and_pruned() {
     // Volumes are snapshotted one after the other, so the machine is paused meanwhile.
     assert_eq!(cut["is_one_instant"], false);
     assert!(cut["machines"][0]["paused_us"].is_u64(), "{cut}");
-    on.world.assert_runs_and_is_clean();
-    on.world.write(0, 77, 0, 65_536);
-    let listed = on.report(0, &["host", "list", "web1"]);
+    setup.world.assert_runs_and_is_clean();
+    setup.world.write(0, 77, 0, 65_536);
+    let listed = setup.report(0, &["host", "list", "web1"]);
     for dataset in listed["datasets"].as_array().unwrap() {
         let snapshot = &dataset["snapshots"][0];
         assert_eq!(
@@ -185,8 +187,8 @@ fn a_machine_in_thin_volumes_is_snapshotted_and_pruned() {
         assert_eq!(snapshot["consistency"], "crash");
     }
     // A disk can also be selected by its device.
-    let device = on.pool.path("web1-a").display().to_string();
-    let rig = &on.world.rig;
+    let device = setup.pool.path("web1-a").display().to_string();
+    let rig = &setup.world.rig;
     let measured = rig.report(&["host", "list", &device, "--space"])["datasets"][0]["snapshots"][0].clone();
     assert_eq!(
         (&measured["referenced_bytes"], &measured["used_bytes"]),
@@ -204,7 +206,7 @@ fn a_machine_in_thin_volumes_is_snapshotted_and_pruned() {
         "{state}"
     );
     assert_eq!(
-        on.pool.names_where("lv_tags={\"holdfast.snapshot=at:noon\"}"),
+        setup.pool.names_where("lv_tags={\"holdfast.snapshot=at:noon\"}"),
         ["web1-a+at+noon", "web1-b+at+noon"]
     );
 
@@ -212,8 +214,8 @@ fn a_machine_in_thin_volumes_is_snapshotted_and_pruned() {
     let (error, _) = rig.error(1, &["snapshot", &first, "--name", "at:noon"]);
     assert_eq!(error, "exists");
     std::fs::create_dir(rig.path("mounted")).unwrap();
-    let (_, said) = rig.error(1, &["mount", &name, rig.path("mounted").to_str().unwrap()]);
-    assert!(said.contains("holdfast host clone"), "{said}");
+    let (_, text) = rig.error(1, &["mount", &name, rig.path("mounted").to_str().unwrap()]);
+    assert!(text.contains("holdfast host clone"), "{text}");
     rig.ok(&["host", "hold", &name, "--tag", "audit"]);
     assert_eq!(
         rig.json(1, &["host", "remove", &name])["report"]["snapshots"][0]["obstacle"],
@@ -221,59 +223,64 @@ fn a_machine_in_thin_volumes_is_snapshotted_and_pruned() {
     );
     rig.ok(&["host", "release", &name, "--tag", "audit"]);
     // A clone has the content of its snapshot, is writable, and outlives its snapshot.
-    let clone = format!("{}/trial", on.pool.group);
+    let clone = format!("{}/trial", setup.pool.group);
     rig.ok(&["host", "clone", &name, &clone]);
-    let trial = on.pool.path("trial");
+    let trial = setup.pool.path("trial");
     assert!(bytes_of(&trial).iter().all(|byte| *byte == 1));
     put(&trial, &[9; 4096]);
     // An active snapshot can be removed, too.
-    let own = format!("{}/web1-a+at+noon", on.pool.group);
+    let own = format!("{}/web1-a+at+noon", setup.pool.group);
     system("lvchange", &["-qq", "-y", "-ay", "-K", &own]).unwrap();
     rig.ok(&["host", "remove", &name]);
     rig.error(1, &["host", "remove", &name]);
     assert_eq!(
-        on.pool.names_where("lv_tags={\"holdfast.snapshot=at:noon\"}"),
+        setup.pool.names_where("lv_tags={\"holdfast.snapshot=at:noon\"}"),
         ["web1-b+at+noon"]
     );
     // The origin may be removed: the snapshot remains, and restores it.
-    on.world.lab.virsh(&["destroy", "web1"]);
-    let gone = format!("{}/web1-b", on.pool.group);
+    setup.world.lab.virsh(&["destroy", "web1"]);
+    let gone = format!("{}/web1-b", setup.pool.group);
     system("lvremove", &["-qq", "-f", &gone]).unwrap();
-    on.world.rig.ok(&["host", "clone", &format!("{second}@at:noon"), &gone]);
-    assert!(bytes_of(&on.pool.path("web1-b")).iter().all(|byte| *byte == 2));
+    setup
+        .world
+        .rig
+        .ok(&["host", "clone", &format!("{second}@at:noon"), &gone]);
+    assert!(bytes_of(&setup.pool.path("web1-b")).iter().all(|byte| *byte == 2));
     assert_eq!(
-        on.world.rig.report(&["host", "list", &second])["datasets"][0]["snapshots"][0]["name"],
+        setup.world.rig.report(&["host", "list", &second])["datasets"][0]["snapshots"][0]["name"],
         "at:noon"
     );
-    on.assert_all_sleep();
+    setup.assert_all_inactive();
 }
 
 #[test]
 fn a_machine_in_thin_volumes_is_backed_up_by_the_changes_its_pool_reports() {
-    let Some(mut on) = OnVolumes::new() else { return };
-    let first = on.back_up();
+    let Some(mut setup) = ThinVolumeSetup::new() else {
+        return;
+    };
+    let first = setup.back_up();
     assert_eq!(
         (&first["method"], &first["consistency"]),
         (&json!("snapshot"), &json!("crash"))
     );
-    on.world.assert_snapshot_is_right("first");
-    on.world.write(0, 50, 1 << 20, 65_536);
-    on.world.write(1, 51, 3 << 20, 4096);
-    OnVolumes::assert_incremental(&on.back_up(), 65_536);
-    on.world.assert_snapshot_is_right("second");
-    OnVolumes::assert_incremental(&on.back_up(), 0);
-    on.world.assert_runs_and_is_clean();
+    setup.world.assert_snapshot_is_right("first");
+    setup.world.write(0, 50, 1 << 20, 65_536);
+    setup.world.write(1, 51, 3 << 20, 4096);
+    ThinVolumeSetup::assert_incremental(&setup.back_up(), 65_536);
+    setup.world.assert_snapshot_is_right("second");
+    ThinVolumeSetup::assert_incremental(&setup.back_up(), 0);
+    setup.world.assert_runs_and_is_clean();
     // One snapshot of each volume is left, with a hold.
-    assert_eq!(on.pool.names_where("lv_tags={\"holdfast.held\"}").len(), 2);
-    assert_eq!(on.pool.names_where("lv_tags={\"holdfast.metadata\"}"), [""; 0]);
+    assert_eq!(setup.pool.names_where("lv_tags={\"holdfast.held\"}").len(), 2);
+    assert_eq!(setup.pool.names_where("lv_tags={\"holdfast.metadata\"}"), [""; 0]);
     // Another program uses the pool's metadata: everything is read, with the reason.
-    let target = format!("{}-pool-tpool", on.pool.group.replace('-', "--"));
+    let target = format!("{}-pool-tpool", setup.pool.group.replace('-', "--"));
     system("dmsetup", &["message", &target, "0", "reserve_metadata_snap"]).unwrap();
-    on.world.write(1, 52, 0, 65_536);
-    let all = on.back_up();
+    setup.world.write(1, 52, 0, 65_536);
+    let all = setup.back_up();
     let reason = all["disks"][0]["reason"].as_str().unwrap();
     assert!(reason.contains("another process has reserved"), "{all}");
-    on.world.assert_snapshot_is_right("third");
+    setup.world.assert_snapshot_is_right("third");
     // Holdfast reuses a metadata snapshot that a dead process of Holdfast left.
     system(
         "lvchange",
@@ -281,60 +288,66 @@ fn a_machine_in_thin_volumes_is_backed_up_by_the_changes_its_pool_reports() {
             "-qq",
             "--addtag",
             "holdfast.metadata",
-            &format!("{}/pool", on.pool.group),
+            &format!("{}/pool", setup.pool.group),
         ],
     )
     .unwrap();
-    OnVolumes::assert_incremental(&on.back_up(), 0);
-    assert_eq!(on.pool.names_where("lv_tags={\"holdfast.metadata\"}"), [""; 0]);
-    on.world.lab.virsh(&["destroy", "web1"]);
-    OnVolumes::assert_incremental(&on.back_up(), 0);
-    on.world.rig.ok(&["verify"]);
-    on.assert_all_sleep();
+    ThinVolumeSetup::assert_incremental(&setup.back_up(), 0);
+    assert_eq!(setup.pool.names_where("lv_tags={\"holdfast.metadata\"}"), [""; 0]);
+    setup.world.lab.virsh(&["destroy", "web1"]);
+    ThinVolumeSetup::assert_incremental(&setup.back_up(), 0);
+    setup.world.rig.ok(&["verify"]);
+    setup.assert_all_inactive();
 }
 
 #[test]
 fn a_machine_in_thin_volumes_is_rolled_back_and_cloned() {
-    let Some(mut on) = OnVolumes::new() else { return };
-    on.report(0, &["snapshot", "web1", "--name", "one"]);
-    on.world.write(0, 60, 4096, 65_536);
-    on.world.write(1, 61, 0, 1 << 20);
-    let changed = on.world.disks.clone();
-    let report = on.report(0, &["clone", "web1@one", "trial", "--start"]);
+    let Some(mut setup) = ThinVolumeSetup::new() else {
+        return;
+    };
+    setup.report(0, &["snapshot", "web1", "--name", "one"]);
+    setup.world.write(0, 60, 4096, 65_536);
+    setup.world.write(1, 61, 0, 1 << 20);
+    let changed = setup.world.disks.clone();
+    let report = setup.report(0, &["clone", "web1@one", "trial", "--start"]);
     for file in report["machines"][0]["restore"]["files"].as_array().unwrap() {
         assert_eq!(file["way"], "cloned", "{report}");
     }
-    assert!(on.world.lab.virsh(&["list", "--name"]).contains("trial"));
+    assert!(setup.world.lab.virsh(&["list", "--name"]).contains("trial"));
     for (letter, byte) in [("a", 1), ("b", 2)] {
-        let path = on.pool.path(&format!("trial-web1-{letter}"));
+        let path = setup.pool.path(&format!("trial-web1-{letter}"));
         assert!(bytes_of(&path).iter().all(|found| *found == byte), "{}", path.display());
     }
-    on.world.lab.virsh(&["destroy", "trial"]);
+    setup.world.lab.virsh(&["destroy", "trial"]);
     // A second clone of the same name is refused, and leaves nothing.
-    let before = on.pool.names_where("lv_name!=\"\"");
-    on.world
+    let before = setup.pool.names_where("lv_name!=\"\"");
+    setup
+        .world
         .rig
-        .error(1, &at(&on.world.lab.uri(), &["clone", "web1@one", "trial"]));
-    assert_eq!(on.pool.names_where("lv_name!=\"\""), before);
+        .error(1, &at(&setup.world.lab.uri(), &["clone", "web1@one", "trial"]));
+    assert_eq!(setup.pool.names_where("lv_name!=\"\""), before);
 
-    let report = on.report(0, &["rollback", "web1@one", "--power-off", "--start"]);
+    let report = setup.report(0, &["rollback", "web1@one", "--power-off", "--start"]);
     assert_eq!(
-        on.world.machine().describe().unwrap().summary.state,
+        setup.world.machine().describe().unwrap().summary.state,
         MachineState::Running
     );
-    on.world.lab.virsh(&["destroy", "web1"]);
+    setup.world.lab.virsh(&["destroy", "web1"]);
     for (letter, byte) in [("a", 1), ("b", 2)] {
-        let path = on.pool.path(&format!("web1-{letter}"));
+        let path = setup.pool.path(&format!("web1-{letter}"));
         assert!(bytes_of(&path).iter().all(|found| *found == byte), "{}", path.display());
     }
     // Earlier snapshots still exist.
     let safety = report["safety"][0].as_str().unwrap();
     let safety = safety.rsplit_once('@').unwrap().1;
-    on.report(0, &["rollback", &format!("web1@{safety}"), "--without-safety-snapshot"]);
+    setup.report(0, &["rollback", &format!("web1@{safety}"), "--without-safety-snapshot"]);
     for (letter, bytes) in ["a", "b"].iter().zip(&changed) {
-        assert!(bytes_of(&on.pool.path(&format!("web1-{letter}"))) == *bytes, "{letter}");
+        assert!(
+            bytes_of(&setup.pool.path(&format!("web1-{letter}"))) == *bytes,
+            "{letter}"
+        );
     }
-    on.assert_all_sleep();
+    setup.assert_all_inactive();
 }
 
 #[test]
@@ -342,17 +355,17 @@ fn a_thin_pool_that_is_nearly_full_gets_no_more_snapshots() {
     let Some(pool) = thin_pool() else { return };
     let rig = Rig::empty();
     system("lvcreate", &["-qq", "-y", "-L", "8M", "-n", "thick", &pool.group]).unwrap();
-    let (_, said) = rig.error(1, &["snapshot", &pool.dataset("thick"), "--quiesce", "off"]);
-    assert!(said.contains("not in a thin pool"), "{said}");
+    let (_, text) = rig.error(1, &["snapshot", &pool.dataset("thick"), "--quiesce", "off"]);
+    assert!(text.contains("not in a thin pool"), "{text}");
     let thick = pool.path("thick").display().to_string();
-    let (_, said) = rig.error(1, &["snapshot", &thick, "--quiesce", "off"]);
-    assert!(said.contains("not in a thin pool"), "{said}");
+    let (_, text) = rig.error(1, &["snapshot", &thick, "--quiesce", "off"]);
+    assert!(text.contains("not in a thin pool"), "{text}");
     let path = pool.volume("data", "200M");
     put(&path, &vec![7; 196 << 20]);
-    let (_, said) = rig.error(1, &["snapshot", &pool.dataset("data"), "--quiesce", "off"]);
+    let (_, text) = rig.error(1, &["snapshot", &pool.dataset("data"), "--quiesce", "off"]);
     assert!(
-        said.contains("of the data of its thin pool") && said.contains("lvextend"),
-        "{said}"
+        text.contains("of the data of its thin pool") && text.contains("lvextend"),
+        "{text}"
     );
     assert_eq!(pool.names_where("origin=data"), [""; 0]);
 }

@@ -8,7 +8,7 @@ use holdfast_block::Clock as _;
 
 use super::World;
 use super::host_snapshot_backups::a_machine_is_backed_up_from_host_snapshots;
-use super::host_snapshots::OnOwn;
+use super::host_snapshots::MachineSetup;
 use super::rollbacks::{
     a_clone_runs_beside_its_original, snapshots_pruning_and_rollback, unchanged_ranges_are_not_read,
 };
@@ -20,7 +20,7 @@ const PATIENCE: Duration = Duration::from_secs(1200);
 
 /// A machine whose disks are two volumes of a pool.
 #[expect(clippy::print_stdout, reason = "a test that is skipped says why")]
-pub(super) fn on_volumes() -> Option<OnOwn> {
+pub(super) fn machine_on_volumes() -> Option<MachineSetup> {
     if !Pool::has_volumes() {
         println!("skipped: volumes need a ZFS in the kernel: make test-kernel");
         return None;
@@ -36,7 +36,7 @@ pub(super) fn on_volumes() -> Option<OnOwn> {
         });
     });
     match made {
-        Ok((pool, images)) => Some(OnOwn {
+        Ok((pool, images)) => Some(MachineSetup {
             world: World::defined(lab, |lab| lab.define_on("web1", &images)),
             file_system: Box::new(pool),
         }),
@@ -71,49 +71,49 @@ fn unchanged_ranges_are_not_read_on_volumes() {
 /// devices.
 #[test]
 fn volumes_of_a_pool_are_snapshotted_at_one_point_in_time() {
-    let Some(mut on) = on_volumes() else { return };
-    let pool = on.full_names("x")[0].split('/').next().unwrap().to_owned();
+    let Some(mut setup) = machine_on_volumes() else { return };
+    let pool = setup.full_names("x")[0].split('/').next().unwrap().to_owned();
     let pool = pool.trim_start_matches("zfs:");
     system("zfs", &["set", "snapdev=visible", pool]).unwrap();
-    let cut = on.take(0, &["web1", "--name", "one"]);
+    let cut = setup.take(0, &["web1", "--name", "one"]);
     assert_eq!(cut["snapshots"].as_array().unwrap().len(), 2, "{cut}");
     assert_eq!(cut["is_one_instant"], true, "{cut}");
     assert!(cut["machines"][0]["paused_us"].is_null(), "{cut}");
-    let then = on.world.disks.clone();
-    on.world.write(0, 70, 0, 4 << 20);
-    on.world.write(1, 71, 0, 4 << 20);
-    on.world.lab.virsh(&["destroy", "web1"]);
-    let planned = on.point(0, &["rollback", "web1@one", "--dry-run"]);
+    let earlier = setup.world.disks.clone();
+    setup.world.write(0, 70, 0, 4 << 20);
+    setup.world.write(1, 71, 0, 4 << 20);
+    setup.world.lab.virsh(&["destroy", "web1"]);
+    let planned = setup.point(0, &["rollback", "web1@one", "--dry-run"]);
     assert_eq!(planned["safety"], serde_json::json!([]));
-    on.point(0, &["rollback", "web1@one"]);
-    on.assert_disks(&then, "without memory");
+    setup.point(0, &["rollback", "web1@one"]);
+    setup.assert_disks(&earlier, "without memory");
     // Held snapshots, and those with clones, are kept.
-    let name = &on.full_names("one")[1];
-    on.world.rig.ok(&["host", "hold", name]);
-    let held = on.world.rig.json(1, &["host", "remove", name])["report"]["snapshots"][0].clone();
+    let name = &setup.full_names("one")[1];
+    setup.world.rig.ok(&["host", "hold", name]);
+    let held = setup.world.rig.json(1, &["host", "remove", name])["report"]["snapshots"][0].clone();
     assert_eq!(held["obstacle"], "it has a hold");
-    on.world.rig.ok(&["host", "release", name]);
+    setup.world.rig.ok(&["host", "release", name]);
     let clone = format!("{pool}/trial");
-    on.world.rig.ok(&["host", "clone", name, &clone]);
+    setup.world.rig.ok(&["host", "clone", name, &clone]);
     let device = Path::new("/dev/zvol").join(&clone);
-    assert_eq!(std::fs::read(device).unwrap(), then[1]);
-    let needed = on.world.rig.json(1, &["host", "remove", name])["report"]["snapshots"][0].clone();
+    assert_eq!(std::fs::read(device).unwrap(), earlier[1]);
+    let needed = setup.world.rig.json(1, &["host", "remove", name])["report"]["snapshots"][0].clone();
     assert!(needed["obstacle"].as_str().unwrap().contains("has clones"), "{needed}");
     system("zfs", &["destroy", &clone]).unwrap();
-    on.world.rig.ok(&["host", "remove", name]);
+    setup.world.rig.ok(&["host", "remove", name]);
 }
 
 /// A volume without a device is refused, and no clone of it is left.
 #[test]
 fn a_clone_of_volumes_without_devices_is_refused() {
-    let Some(on) = on_volumes() else { return };
-    on.take(0, &["web1", "--name", "one"]);
-    let name = on.full_names("one").remove(1);
+    let Some(setup) = machine_on_volumes() else { return };
+    setup.take(0, &["web1", "--name", "one"]);
+    let name = setup.full_names("one").remove(1);
     let pool = name.trim_start_matches("zfs:").split('/').next().unwrap().to_owned();
     system("zfs", &["set", "volmode=none", &pool]).unwrap();
     let clone = format!("{pool}/trial");
-    let (_, said) = on.world.rig.error(1, &["host", "clone", &name, &clone]);
-    assert!(said.contains("volmode"), "{said}");
+    let (_, message) = setup.world.rig.error(1, &["host", "clone", &name, &clone]);
+    assert!(message.contains("volmode"), "{message}");
     assert!(system("zfs", &["list", &clone]).is_err());
 }
 
@@ -143,29 +143,31 @@ impl Console {
         self.lines().iter().filter_map(words).collect()
     }
 
-    fn wait_for(&self, on: &OnOwn, number: u64) -> (u64, String) {
-        let start = on.world.lab.clock.now();
+    fn wait_for(&self, setup: &MachineSetup, number: u64) -> (u64, String) {
+        let start = setup.world.lab.clock.now();
         loop {
             if let Some(last) = self.blocks().last().filter(|(last, _)| *last >= number) {
                 return last.clone();
             }
-            let waited = on.world.lab.clock.now().saturating_sub(start);
+            let waited = setup.world.lab.clock.now().saturating_sub(start);
             assert!(waited < PATIENCE, "it says {:?}", self.lines().last());
-            on.world.lab.clock.sleep(Duration::from_millis(300));
+            setup.world.lab.clock.sleep(Duration::from_millis(300));
         }
     }
 
     /// Asserts that the guest has read nothing that differs from its memory.
-    fn assert_good(&self) {
+    fn assert_no_mismatch(&self) {
         let bad: Vec<String> = self.lines().into_iter().filter(|line| line.contains("BAD")).collect();
         assert!(bad.is_empty(), "{bad:?}");
     }
 }
 
 /// A writing guest is rolled back with its memory: it continues at the earlier number, and its disk matches its memory.
-fn assert_guest_resumes(on: Option<OnOwn>) {
-    let (Some(on), Some(guest)) = (on, guest()) else { return };
-    let lab = &on.world.lab;
+fn assert_guest_resumes(setup: Option<MachineSetup>) {
+    let (Some(setup), Some(guest)) = (setup, guest()) else {
+        return;
+    };
+    let lab = &setup.world.lab;
     lab.virsh(&["destroy", "web1"]);
     let console = Console(lab.path("console.log"));
     let xml = lab.virsh(&["dumpxml", "--inactive", "web1"]);
@@ -183,44 +185,44 @@ fn assert_guest_resumes(on: Option<OnOwn>) {
         .replace(">16384</currentMemory>", ">196608</currentMemory>");
     lab.define_xml(&xml);
     lab.virsh(&["start", "web1"]);
-    console.wait_for(&on, 20);
-    let cut = on.take(0, &["web1", "--with-memory", "--name", "hourly"]);
+    console.wait_for(&setup, 20);
+    let cut = setup.take(0, &["web1", "--with-memory", "--name", "hourly"]);
     assert_eq!(cut["machines"][0]["consistency"], "memory", "{cut}");
     // The last printed block is the last one before the point in time, or one of the few after it.
     let (number, boot) = console.blocks().last().unwrap().clone();
     for point in 0..10 {
-        on.take(0, &["web1", "--name", &format!("point-{point}")]);
+        setup.take(0, &["web1", "--name", &format!("point-{point}")]);
     }
     for point in 0..5 {
-        let names = on.full_names(&format!("point-{point}"));
+        let names = setup.full_names(&format!("point-{point}"));
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
-        on.world.rig.ok(&[&["host", "remove"], &names[..]].concat());
+        setup.world.rig.ok(&[&["host", "remove"], &names[..]].concat());
     }
-    let (last, _) = console.wait_for(&on, number + 200);
-    console.assert_good();
+    let (last, _) = console.wait_for(&setup, number + 200);
+    console.assert_no_mismatch();
     std::fs::rename(&console.0, lab.path("console-before.log")).unwrap();
-    on.point(0, &["rollback", "web1@hourly", "--power-off", "--resume"]);
-    console.wait_for(&on, 1);
+    setup.point(0, &["rollback", "web1@hourly", "--power-off", "--resume"]);
+    console.wait_for(&setup, 1);
     let (first, same) = console.blocks()[0].clone();
     assert_eq!(same, boot, "it has booted anew");
     assert!(
         first <= number + 5 && first < last,
         "it went on at {first}, and was at {number}, then at {last}"
     );
-    console.wait_for(&on, first + 100);
-    console.assert_good();
-    on.world.assert_runs_and_is_clean();
+    console.wait_for(&setup, first + 100);
+    console.assert_no_mismatch();
+    setup.world.assert_runs_and_is_clean();
 }
 
 #[test]
 fn a_guest_on_volumes_resumes_where_it_was() {
-    assert_guest_resumes(on_volumes());
+    assert_guest_resumes(machine_on_volumes());
 }
 
 /// With ZFS in the kernel, the files of snapshots are visible without clones.
 #[test]
 fn a_guest_on_zfs_resumes_where_it_was() {
     if guest().is_some() {
-        assert_guest_resumes(super::host_snapshots::on("zfs"));
+        assert_guest_resumes(super::host_snapshots::machine_on("zfs"));
     }
 }

@@ -7,13 +7,13 @@ use super::{World, zfs};
 use crate::rig::noise;
 use holdfast_test_kit::file_systems::system;
 
-const OURS: &str = env!("CARGO_BIN_EXE_holdfast");
+const PROGRAM: &str = env!("CARGO_BIN_EXE_holdfast");
 
 /// An sshd that runs only `holdfast receive --append-only` for the folder or dataset of the copy.
-pub(super) fn admitting(world: &World) -> Option<Sshd> {
+pub(super) fn append_only_sshd(world: &World) -> Option<Sshd> {
     Sshd::start(
         Program::NotFound,
-        Some(&format!("{OURS} receive --append-only {}", world.above())),
+        Some(&format!("{PROGRAM} receive --append-only {}", world.above())),
     )
 }
 
@@ -25,12 +25,12 @@ pub(super) fn replicate(world: &World, sshd: &Sshd, code: i32) -> Value {
 }
 
 /// Sends a request that `holdfast` never sends, and asserts that it is refused; returns the answer.
-pub(super) fn ask(sshd: &Sshd, kind: &str, ask: &Value, stream: &[u8]) -> String {
-    let line = format!("{}\n", json!({ "kind": kind, "ask": ask }));
-    let (code, said) = sshd.run("holdfast peer 1", &[line.as_bytes(), stream].concat());
-    let is_refused = code != Some(0) || said.contains("\"refused\"");
-    assert!(is_refused, "{ask}: {said}");
-    said
+pub(super) fn assert_refused(sshd: &Sshd, kind: &str, request: &Value, stream: &[u8]) -> String {
+    let line = format!("{}\n", json!({ "kind": kind, "ask": request }));
+    let (code, text) = sshd.run("holdfast peer 1", &[line.as_bytes(), stream].concat());
+    let is_refused = code != Some(0) || text.contains("\"refused\"");
+    assert!(is_refused, "{request}: {text}");
+    text
 }
 
 pub(super) fn receiving(dataset: &str) -> Value {
@@ -51,11 +51,11 @@ fn assert_other_requests_are_refused(world: &World, sshd: &Sshd, kind: &str, out
         "holdfast host remove x",
         " holdfast peer 1",
     ] {
-        let (code, said) = sshd.run(command, b"rm -rf /\n");
-        assert!(matches!(code, Some(1 | 2)), "{command:?}: {said}");
+        let (code, text) = sshd.run(command, b"rm -rf /\n");
+        assert!(matches!(code, Some(1 | 2)), "{command:?}: {text}");
         assert!(
-            said.contains("refused") || said.contains("there is no command from ssh"),
-            "{command:?}: {said}"
+            text.contains("refused") || text.contains("there is no command from ssh"),
+            "{command:?}: {text}"
         );
     }
     let above = world.above();
@@ -70,19 +70,19 @@ fn assert_other_requests_are_refused(world: &World, sshd: &Sshd, kind: &str, out
         String::new(),
     ];
     for dataset in &elsewhere {
-        for wish in [
+        for request in [
             json!({ "datasets": { "name": dataset, "is_tree": true } }),
             json!({ "discard": { "dataset": dataset } }),
             receiving(dataset),
             keeping(dataset, "holdfast-replicate-1", "Hold"),
         ] {
-            let said = ask(sshd, kind, &wish, b"");
-            assert!(said.contains("nothing else"), "{wish}: {said}");
+            let text = assert_refused(sshd, kind, &request, b"");
+            assert!(text.contains("nothing else"), "{request}: {text}");
         }
     }
     let sending = json!({ "dataset": world.target, "base": null, "to": "a", "is_joined": false, "form": "Plain",
         "token": null, "packing": "Never" });
-    for wish in [
+    for request in [
         json!({ "send": sending }),
         json!({ "estimate": sending }),
         keeping(&world.target, "holdfast-replicate-1", "Bookmark"),
@@ -92,11 +92,11 @@ fn assert_other_requests_are_refused(world: &World, sshd: &Sshd, kind: &str, out
         json!({ "receive": { "dataset": world.target, "snapshots": [], "is_packed": false, "force": true } }),
         json!(7),
     ] {
-        ask(sshd, kind, &wish, b"");
+        assert_refused(sshd, kind, &request, b"");
     }
     let other_kind = if kind == "zfs" { "btrfs" } else { "zfs" };
-    ask(sshd, other_kind, &receiving(&world.target), b"");
-    ask(sshd, kind, &receiving(&format!("{above}/new")), b"no stream at all");
+    assert_refused(sshd, other_kind, &receiving(&world.target), b"");
+    assert_refused(sshd, kind, &receiving(&format!("{above}/new")), b"no stream at all");
     let (code, _) = sshd.run("holdfast peer 1", &vec![b'x'; 100_000]);
     assert_eq!(code, Some(1));
 }
@@ -105,7 +105,7 @@ fn assert_other_requests_are_refused(world: &World, sshd: &Sshd, kind: &str, out
 fn an_append_only_sender_to_zfs_can_only_add() {
     let Some(world) = World::on_zfs() else { return };
     zfs(&["create", "-p", "-o", "canmount=off", &world.above()]);
-    let Some(sshd) = admitting(&world) else { return };
+    let Some(sshd) = append_only_sshd(&world) else { return };
     world.write("disk", 1, 1_000_000);
     for name in ["a", "b", "c"] {
         world.take(name);
@@ -123,7 +123,7 @@ fn an_append_only_sender_to_zfs_can_only_add() {
     );
     let pool = world.source.split_once('/').unwrap().0;
     assert_other_requests_are_refused(&world, &sshd, "zfs", &world.source);
-    ask(&sshd, "zfs", &receiving(pool), b"");
+    assert_refused(&sshd, "zfs", &receiving(pool), b"");
 
     // Streams of several snapshots, and one over existing snapshots.
     let folder = tempfile::tempdir().unwrap();
@@ -140,13 +140,13 @@ fn an_append_only_sender_to_zfs_can_only_add() {
         } else {
             &format!("{}/new", world.above())
         };
-        let said = ask(&sshd, "zfs", &receiving(to), &stream);
+        let text = assert_refused(&sshd, "zfs", &receiving(to), &stream);
         let expected = if words.ends_with("@a") {
             "exists"
         } else {
             "exactly one snapshot"
         };
-        assert!(said.contains(expected), "{words}: {said}");
+        assert!(text.contains(expected), "{words}: {text}");
     }
     assert_eq!(
         (
@@ -165,7 +165,7 @@ fn an_append_only_sender_to_zfs_can_only_add() {
 #[test]
 fn an_append_only_sender_to_btrfs_can_only_add() {
     let Some(world) = World::on_btrfs() else { return };
-    let Some(sshd) = admitting(&world) else { return };
+    let Some(sshd) = append_only_sshd(&world) else { return };
     world.write("disk", 1, 1_000_000);
     world.take("a");
     world.take("b");
@@ -175,8 +175,8 @@ fn an_append_only_sender_to_btrfs_can_only_add() {
     // A received snapshot may contain a link, and a path may lead through it.
     let link = format!("{}/link", world.above());
     std::os::unix::fs::symlink(&world.source, &link).unwrap();
-    let said = ask(&sshd, "btrfs", &receiving(&link), b"");
-    assert!(said.contains("a link is on the way"), "{said}");
+    let text = assert_refused(&sshd, "btrfs", &receiving(&link), b"");
+    assert!(text.contains("a link is on the way"), "{text}");
     // The record of a snapshot cannot be changed, because retention uses its time.
     let report = world.rig.report(&["host", "list", &format!("btrfs:{}", world.target)]);
     let shown = system(
@@ -191,10 +191,10 @@ fn an_append_only_sender_to_btrfs_can_only_add() {
         .trim();
     let forged =
         json!({ "name": "a", "identity": uuid, "time_s": 1, "is_bookmark": false, "hold_count": 0, "record": "{}" });
-    let wish = json!({ "settle": { "dataset": world.target, "snapshots": [forged], "is_packed": false } });
-    let line = format!("{}\n", json!({ "kind": "btrfs", "ask": wish }));
-    let (code, said) = sshd.run("holdfast peer 1", line.as_bytes());
-    assert_eq!(code, Some(0), "{said}");
+    let request = json!({ "settle": { "dataset": world.target, "snapshots": [forged], "is_packed": false } });
+    let line = format!("{}\n", json!({ "kind": "btrfs", "ask": request }));
+    let (code, text) = sshd.run("holdfast peer 1", line.as_bytes());
+    assert_eq!(code, Some(0), "{text}");
     assert_eq!(
         world.rig.report(&["host", "list", &format!("btrfs:{}", world.target)]),
         report
@@ -208,6 +208,6 @@ fn an_append_only_sender_to_btrfs_can_only_add() {
 #[test]
 fn receive_without_ssh_explains_its_setup() {
     let rig = crate::rig::Rig::empty();
-    let (kind, said) = rig.error(2, &["receive", "--append-only", "tank/backup/web"]);
-    assert!(kind == "usage" && said.contains("authorized_keys"), "{said}");
+    let (kind, text) = rig.error(2, &["receive", "--append-only", "tank/backup/web"]);
+    assert!(kind == "usage" && text.contains("authorized_keys"), "{text}");
 }

@@ -94,8 +94,8 @@ fn a_partial_stream_is_no_snapshot_and_is_sent_again() {
         "{done}"
     );
     assert!(world.received("a", "disk") == noise(9_000_000, 1));
-    let (kind, said) = world.rig.error(1, &["replicate", "-R", &world.source, &world.target]);
-    assert_eq!(kind, "refused", "{said}");
+    let (kind, message) = world.rig.error(1, &["replicate", "-R", &world.source, &world.target]);
+    assert_eq!(kind, "refused", "{message}");
 }
 
 /// Impossible requests are refused with advice: several subvolumes have no common point in time, and a relative path
@@ -104,19 +104,22 @@ fn a_partial_stream_is_no_snapshot_and_is_sent_again() {
 fn nested_subvolumes_and_relative_paths_are_refused_with_advice() {
     let Some(world) = World::on_btrfs() else { return };
     world.take("a");
-    let (kind, said) = world
+    let (kind, message) = world
         .rig
         .error(1, &["replicate", "--recursive", &world.source, &world.target]);
-    assert!(kind == "refused" && said.contains("without --recursive"), "{said}");
-    let (kind, said) = world.rig.error(2, &["replicate", &world.source, "backup/web"]);
     assert!(
-        kind == "usage" && said.contains("./backup/web, or btrfs:./backup/web"),
-        "{said}"
+        kind == "refused" && message.contains("without --recursive"),
+        "{message}"
     );
-    let (_, said) = world
+    let (kind, message) = world.rig.error(2, &["replicate", &world.source, "backup/web"]);
+    assert!(
+        kind == "usage" && message.contains("./backup/web, or btrfs:./backup/web"),
+        "{message}"
+    );
+    let (_, message) = world
         .rig
         .error(2, &["replicate", &world.source, "root@backup:backup/web"]);
-    assert!(said.contains("its whole path"), "{said}");
+    assert!(message.contains("its whole path"), "{message}");
     // A path that leads to an existing subvolume means that subvolume.
     std::os::unix::fs::symlink(&world.source, world.rig.path("vms")).unwrap();
     world.rig.ok(&["replicate", "vms", &world.target]);
@@ -144,13 +147,13 @@ fn the_capabilities_of_the_services_suffice_to_receive() {
         let bound = format!("-all{}", bound.collect::<String>());
         let target = format!("{}-{unit}", world.target);
         let state = format!("XDG_STATE_HOME={}", world.rig.path("state").display());
-        let ours = env!("CARGO_BIN_EXE_holdfast");
+        let program = env!("CARGO_BIN_EXE_holdfast");
         let words = [
             "--bounding-set",
             &bound,
             "env",
             &state,
-            ours,
+            program,
             "replicate",
             &world.source,
             &target,

@@ -66,13 +66,13 @@ fn zfs_is_replicated_to_and_from_a_host_without_holdfast() {
         [""; 0],
         "the connection has ended, and left no socket"
     );
-    let (kind, said) = world.rig.error(
+    let (kind, text) = world.rig.error(
         1,
         &["replicate", &world.source, "127.0.0.1:tank/x", "--ssh-option", "Port=1"],
     );
     assert!(
-        kind == "io" && said.contains("no connection to 127.0.0.1"),
-        "{kind}: {said}"
+        kind == "io" && text.contains("no connection to 127.0.0.1"),
+        "{kind}: {text}"
     );
 }
 
@@ -123,8 +123,8 @@ fn wait_for_the_end_of(pattern: &str) {
 /// Breaks the connection repeatedly: each snapshot is received completely or not at all, and finally all of them are.
 fn assert_survives_broken_connections(world: &World, program: Program, receiver: &str, seed: u64) {
     let Some(sshd) = Sshd::start(program, None) else { return };
-    let way = sshd.way_that_breaks();
-    let options = sshd.options_by(way.port);
+    let proxy = sshd.breaking_proxy();
+    let options = sshd.options_by(proxy.port);
     let far = format!("127.0.0.1:{}", world.target);
     let words = [&["replicate", &world.source, &far][..], &texts(&options)].concat();
     let mut random = SeededRandom::new(seed);
@@ -136,15 +136,15 @@ fn assert_survives_broken_connections(world: &World, program: Program, receiver:
         for _ in 0..CUT_COUNT / 2 {
             random.fill(&mut bytes);
             let cut = u64::from_le_bytes(bytes) % (DISK_BYTES as u64 - 100_000);
-            way.break_after(cut);
+            proxy.break_after(cut);
             let output = world.rig.run(&words);
             assert_eq!(
                 output.status.code(),
                 Some(1),
                 "seed {seed}, cut after {cut}: {output:?}"
             );
-            let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
-            assert!(said.contains("127.0.0.1"), "cut after {cut}: {said}");
+            let text = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+            assert!(text.contains("127.0.0.1"), "cut after {cut}: {text}");
             wait_for_the_end_of(receiver);
             if round > 0 || system("ls", &[&world.target]).is_ok() {
                 assert_eq!(
@@ -154,7 +154,7 @@ fn assert_survives_broken_connections(world: &World, program: Program, receiver:
                 );
             }
         }
-        way.break_after(u64::MAX);
+        proxy.break_after(u64::MAX);
         let output = world.rig.run(&words);
         assert!(matches!(output.status.code(), Some(0 | 3)), "{output:?}");
         assert_eq!(world.names(&world.target), taken[..=round]);

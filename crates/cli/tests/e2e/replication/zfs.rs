@@ -229,10 +229,10 @@ fn a_diverged_target_is_kept_and_nothing_is_lost() {
     zfs(&["create", "-o", "canmount=off", &other]);
     let done = world.replicate_to(1, &other, &[]);
     assert!(done["reason"].as_str().unwrap().contains("no copy"), "{done}");
-    let (kind, said) = world
+    let (kind, text) = world
         .rig
-        .error(1, &["replicate", &format!("{}/nobody", world.source), &world.target]);
-    assert_eq!(kind, "not-found", "{said}");
+        .error(1, &["replicate", &format!("{}/missing", world.source), &world.target]);
+    assert_eq!(kind, "not-found", "{text}");
 }
 
 #[test]

@@ -122,10 +122,10 @@ fn two_images_of_one_name_are_warned_about() {
     rig.write("b/disk.raw", &noise(9000, 6));
     rig.ok(&["backup", "a/disk.raw"]);
     let output = rig.code(3, &["backup", "b/disk.raw"]);
-    let said = stderr(&output);
+    let message = stderr(&output);
     assert!(
-        said.contains("/a/disk.raw") && said.contains("/b/disk.raw") && said.contains("--machine"),
-        "{said}"
+        message.contains("/a/disk.raw") && message.contains("/b/disk.raw") && message.contains("--machine"),
+        "{message}"
     );
     rig.ok(&["backup", "b/disk.raw"]);
     let both = rig.report(&["backup", "--machine", "both", "a/disk.raw", "b/disk.raw"]);

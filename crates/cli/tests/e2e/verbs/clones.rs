@@ -49,12 +49,12 @@ fn a_clone_is_an_overlay_if_blocks_cannot_be_shared() {
             assert_ne!(id(&rig, &name), id(&rig, image), "{image}");
         }
     }
-    let (kind, said) = rig.error(1, &["clone", "base.vdi", "clone.vdi"]);
-    assert_eq!(kind, "exists", "{said}");
+    let (kind, message) = rig.error(1, &["clone", "base.vdi", "clone.vdi"]);
+    assert_eq!(kind, "exists", "{message}");
     if !can_share {
         // An overlay of a raw disk cannot be raw, and a machine would read a qcow2 file as the disk.
-        let (_, said) = rig.error(1, &["clone", "base.raw", "clone.raw"]);
-        assert!(said.contains("--copy"), "{said}");
+        let (_, message) = rig.error(1, &["clone", "base.raw", "clone.raw"]);
+        assert!(message.contains("--copy"), "{message}");
     }
     let report = rig.report(&["clone", "base.vmdk", "copy.vmdk", "--copy"]);
     assert_eq!(report["images"][0]["kind"], "copied");
@@ -101,8 +101,8 @@ fn several_clones_are_named_by_a_template() {
         "11",
     ];
     for more in [&[][..], &["--dry-run"]] {
-        let (kind, said) = rig.error(1, &[&taken[..2], &["--first", "8"], &taken[2..6], more].concat());
-        assert!(kind == "exists" && said.contains("web09.vdi"), "{said}");
+        let (kind, message) = rig.error(1, &[&taken[..2], &["--first", "8"], &taken[2..6], more].concat());
+        assert!(kind == "exists" && message.contains("web09.vdi"), "{message}");
         let (kind, _) = rig.error(1, &[&taken[..], more].concat());
         assert_eq!(kind, "exists");
     }
@@ -121,10 +121,10 @@ fn several_clones_are_named_by_a_template() {
     }
     // virt-sysprep is not installed; no partial clone is left.
     if !Path::new("/usr/bin/virt-sysprep").exists() {
-        let (_, said) = rig.error(1, &["clone", "base.qcow2", "guest.qcow2", "--sysprep"]);
+        let (_, message) = rig.error(1, &["clone", "base.qcow2", "guest.qcow2", "--sysprep"]);
         assert!(
-            said.contains("virt-sysprep") && said.contains("guestfs-tools"),
-            "{said}"
+            message.contains("virt-sysprep") && message.contains("guestfs-tools"),
+            "{message}"
         );
         assert!(!rig.path("guest.qcow2").exists());
     }
@@ -140,20 +140,23 @@ fn a_dry_run_shows_the_kind_of_a_clone_and_a_misleading_name_is_warned_about() {
         (&"overlay".into(), &"vdi".into())
     );
     // A dry run does not announce an impossible clone.
-    let (_, said) = rig.error(1, &["clone", "base.raw", "new.raw", "--overlay", "--dry-run"]);
-    assert!(said.contains("qcow2 image"), "{said}");
+    let (_, message) = rig.error(1, &["clone", "base.raw", "new.raw", "--overlay", "--dry-run"]);
+    assert!(message.contains("qcow2 image"), "{message}");
     for more in [&["--dry-run"][..], &[]] {
-        let said = stderr(&rig.run(&[&["clone", "base.raw", "new.qcow2", "--copy"], more].concat()));
-        assert!(said.contains("new.qcow2 is called otherwise"), "{said}");
+        let message = stderr(&rig.run(&[&["clone", "base.raw", "new.qcow2", "--copy"], more].concat()));
+        assert!(message.contains("new.qcow2 is called otherwise"), "{message}");
     }
-    let said = stderr(&rig.run(&["clone", "base.qcow2", "new.raw", "--copy"]));
-    assert!(said.contains("new.raw is called otherwise"), "{said}");
+    let message = stderr(&rig.run(&["clone", "base.qcow2", "new.raw", "--copy"]));
+    assert!(message.contains("new.raw is called otherwise"), "{message}");
     rig.ok(&["clone", "base.raw", "over.qcow2", "--overlay"]);
-    let said = stderr(&rig.run(&["clone", "base.qcow2", "over2.qcow2", "--overlay"]));
-    assert!(!said.contains("otherwise") && !said.contains("--allow-file"), "{said}");
+    let message = stderr(&rig.run(&["clone", "base.qcow2", "over2.qcow2", "--overlay"]));
+    assert!(
+        !message.contains("otherwise") && !message.contains("--allow-file"),
+        "{message}"
+    );
     std::fs::create_dir(rig.path("lab")).unwrap();
-    let said = stderr(&rig.run(&["clone", "base.qcow2", "lab/a.qcow2", "--overlay"]));
-    assert!(said.contains("--allow-file base.qcow2"), "{said}");
+    let message = stderr(&rig.run(&["clone", "base.qcow2", "lab/a.qcow2", "--overlay"]));
+    assert!(message.contains("--allow-file base.qcow2"), "{message}");
     rig.ok(&["image", "check", "lab/a.qcow2", "--allow-file", "base.qcow2"]);
 }
 
@@ -188,9 +191,9 @@ fn an_image_open_for_writing_is_refused_as_source() {
         Qemu(child)
     };
     let writer = serve(&[]);
-    let (kind, said) = rig.error(4, &["clone", "base.qcow2", "clone.qcow2"]);
-    assert_eq!(kind, "locked", "{said}");
-    assert!(said.contains("MACHINE@SNAPSHOT"), "{said}");
+    let (kind, message) = rig.error(4, &["clone", "base.qcow2", "clone.qcow2"]);
+    assert_eq!(kind, "locked", "{message}");
+    assert!(message.contains("MACHINE@SNAPSHOT"), "{message}");
     drop(writer);
     std::fs::remove_file(&socket).ok();
     let _reader = serve(&["--read-only"]);

@@ -127,14 +127,14 @@ fn a_repository_of_holdfast_toml_is_opened_by_its_name() {
         serde_json::json!([])
     );
     let error = run(1, &["list", "-r", "mian"])["error"].clone();
-    let said = error.to_string();
+    let message = error.to_string();
     assert!(
-        said.contains("no folder mian here") && said.contains("holdfast.toml"),
-        "{said}"
+        message.contains("no folder mian here") && message.contains("holdfast.toml"),
+        "{message}"
     );
     // A configuration with an error is not used at all.
     rig.write("holdfast.toml", b"version = 1\n[repositories.main]\npaht = 3\n");
-    let said = run(1, &["list", "-r", "main"])["error"].to_string();
-    assert!(said.contains("line 2"), "{said}");
+    let message = run(1, &["list", "-r", "main"])["error"].to_string();
+    assert!(message.contains("line 2"), "{message}");
     run(0, &["list", "-r", "open"]);
 }

@@ -151,12 +151,15 @@ fn a_block_device_is_overwritten_except_for_its_end() {
     drop(held);
     let read = || std::fs::read(&device.path).unwrap();
 
-    let (kind, said) = rig.error(1, &["image", "convert", "disk.raw", target]);
+    let (kind, message) = rig.error(1, &["image", "convert", "disk.raw", target]);
     assert_eq!(kind, "exists");
-    assert!(said.contains("--force") && said.contains("block device"), "{said}");
-    let (kind, said) = rig.error(2, &["image", "convert", "disk.raw", target, "--force", "--to", "qcow2"]);
+    assert!(
+        message.contains("--force") && message.contains("block device"),
+        "{message}"
+    );
+    let (kind, message) = rig.error(2, &["image", "convert", "disk.raw", target, "--force", "--to", "qcow2"]);
     assert_eq!(kind, "usage");
-    assert!(said.contains("block device"), "{said}");
+    assert!(message.contains("block device"), "{message}");
     assert!(read() == vec![0xEE; backing_bytes], "refused, and nothing written");
 
     rig.ok(&["image", "convert", "disk.raw", "disk.qcow2", "--compress"]);
@@ -172,9 +175,9 @@ fn a_block_device_is_overwritten_except_for_its_end() {
     assert!(allocated <= 7 * MIB as u64, "{allocated} bytes allocated");
 
     rig.ok(&["image", "create", "large.qcow2", "10M"]);
-    let (kind, said) = rig.error(1, &["image", "convert", "large.qcow2", target, "--force"]);
+    let (kind, message) = rig.error(1, &["image", "convert", "large.qcow2", target, "--force"]);
     assert_eq!(kind, "no-space");
-    assert!(said.contains(target) && said.contains("10485760"), "{said}");
+    assert!(message.contains(target) && message.contains("10485760"), "{message}");
     assert!(read()[..bytes.len()] == bytes[..], "too small, and nothing written");
 }
 
@@ -188,12 +191,12 @@ fn a_block_device_in_use_is_refused() {
     let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap();
     let line = mounts.lines().find(|line| line.contains(text(&small.path))).unwrap();
     let device = line.split(' ').next().unwrap();
-    let (_, said) = rig.error(1, &["image", "convert", "disk.raw", device, "--force"]);
-    assert!(said.contains(device) && said.contains("in use"), "{said}");
+    let (_, message) = rig.error(1, &["image", "convert", "disk.raw", device, "--force"]);
+    assert!(message.contains(device) && message.contains("in use"), "{message}");
     rig.ok(&["init", "--no-encryption"]);
     rig.ok(&["backup", "disk.raw"]);
-    let (_, said) = rig.error(1, &["restore", "disk", device, "--force"]);
-    assert!(said.contains(device) && said.contains("in use"), "{said}");
+    let (_, message) = rig.error(1, &["restore", "disk", device, "--force"]);
+    assert!(message.contains(device) && message.contains("in use"), "{message}");
 }
 
 #[test]
@@ -223,9 +226,9 @@ fn a_data_file_is_created_with_the_image_and_is_raw_on_request() {
         "c.data",
         "--compress",
     ];
-    let (kind, said) = rig.error(2, &words);
+    let (kind, message) = rig.error(2, &words);
     assert_eq!(kind, "usage");
-    assert!(said.contains("data file"), "{said}");
+    assert!(message.contains("data file"), "{message}");
     assert!(!rig.path("c.qcow2").exists() && !rig.path("c.data").exists());
 }
 
@@ -278,8 +281,8 @@ fn an_internal_snapshot_is_converted_with_a_warning_about_losses() {
     );
     let made = rig.report(&["image", "info", "now.qcow2"])["images"][0].clone();
     assert_eq!(made["qcow2"]["bitmaps"].as_array().unwrap().len(), 0, "{made}");
-    let (kind, said) = rig.error(1, &["image", "convert", "disk.qcow2", "x.raw", "--snapshot", "nothing"]);
-    assert_eq!(kind, "not-found", "{said}");
+    let (kind, message) = rig.error(1, &["image", "convert", "disk.qcow2", "x.raw", "--snapshot", "nothing"]);
+    assert_eq!(kind, "not-found", "{message}");
     assert_eq!(
         rig.error(1, &["image", "convert", "old.raw", "x.raw", "--snapshot", "nothing"])
             .0,

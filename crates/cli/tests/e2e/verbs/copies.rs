@@ -106,8 +106,8 @@ fn copies_are_identical_made_once_and_not_copied_back() {
         (vec!["present"; 3], &json!(0))
     );
     assert_eq!(again["read_bytes"], 0);
-    let back = rig.report(&["copy", "-r", "far", "--to", "repo", "--all"]);
-    assert_eq!(outcomes(&back), ["present"; 3]);
+    let copy_back = rig.report(&["copy", "-r", "far", "--to", "repo", "--all"]);
+    assert_eq!(outcomes(&copy_back), ["present"; 3]);
     // A third repository recognises the copies, from either of the two.
     rig.ok(&["init", "--no-encryption", "-r", "third"]);
     rig.ok(&["copy", "-r", "far", "--to", "third", "--machine", "web1"]);
@@ -137,9 +137,9 @@ fn snapshots_removed_from_the_target_are_copied_again_only_on_request() {
     let first = ids(&rig, &[])[0].clone();
     rig.ok(&["forget", &first]);
     rig.ok(&["gc"]);
-    let back = ["copy", "-r", "far", "--to", "repo", "--machine", "web1"];
-    assert_eq!(outcomes(&rig.report(&back)), ["removed", "present"]);
-    let wanted = rig.report(&[&back[..], &["--again"]].concat());
+    let copy_back = ["copy", "-r", "far", "--to", "repo", "--machine", "web1"];
+    assert_eq!(outcomes(&rig.report(&copy_back)), ["removed", "present"]);
+    let wanted = rig.report(&[&copy_back[..], &["--again"]].concat());
     assert_eq!(outcomes(&wanted), ["copied", "present"]);
     assert_both_days(&rig, &[], &images);
     assert_eq!(
@@ -256,7 +256,7 @@ fn contradictory_command_lines_change_nothing() {
     ] {
         assert_eq!(rig.error(2, words).0, "usage", "{words:?}");
     }
-    assert_eq!(rig.error(1, &["copy", "--to", "far", "nobody"]).0, "not-found");
+    assert_eq!(rig.error(1, &["copy", "--to", "far", "missing"]).0, "not-found");
     assert_eq!(
         rig.error(1, &["copy", "--to", "nowhere", "--all"]).0,
         "no-such-repository"

@@ -102,13 +102,13 @@ fn qemu_reads_disks_of_odd_sizes_completely() {
                 options,
             ]
             .concat());
-            let back = by_qemu(&rig, &["convert", "-O", "raw", "disk.qcow2", "back.raw"]);
-            assert!(back.success(), "{length}");
-            let back = rig.read("back.raw");
+            let converted = by_qemu(&rig, &["convert", "-O", "raw", "disk.qcow2", "back.raw"]);
+            assert!(converted.success(), "{length}");
+            let converted = rig.read("back.raw");
             assert!(
-                back.len() == length.next_multiple_of(512) && back.starts_with(&bytes),
+                converted.len() == length.next_multiple_of(512) && converted.starts_with(&bytes),
                 "{length}: {}",
-                back.len()
+                converted.len()
             );
         }
         rig.ok(&["image", "create", &format!("{length}.qcow2"), &length.to_string()]);
@@ -194,8 +194,8 @@ fn a_misleading_image_name_is_warned_about() {
     // A folder of Parallels with a damaged descriptor is not read as a raw disk.
     for text in ["", "<?xml version=\"1.0\"?><Parallels_disk_image"] {
         rig.write("disk.hdd/DiskDescriptor.xml", text.as_bytes());
-        let (kind, said) = rig.error(5, &["image", "convert", "disk.hdd", "none.raw"]);
-        assert_eq!(kind, "damage", "{said}");
+        let (kind, message) = rig.error(5, &["image", "convert", "disk.hdd", "none.raw"]);
+        assert_eq!(kind, "damage", "{message}");
     }
 }
 
@@ -213,8 +213,11 @@ fn a_machine_archive_is_refused_as_an_image() {
             &["template", "push", "t:1", name, "--unsigned"],
             &["backup", name],
         ] {
-            let (_, said) = rig.error(2, words);
-            assert!(said.contains("has the name of a machine archive"), "{words:?}: {said}");
+            let (_, message) = rig.error(2, words);
+            assert!(
+                message.contains("has the name of a machine archive"),
+                "{words:?}: {message}"
+            );
         }
     }
     rig.ok(&["image", "convert", "--format", "raw", "m.ova", "out.qcow2"]);
@@ -267,10 +270,10 @@ fn an_inconsistent_image_is_read_with_a_warning() {
         .enumerate()
         {
             let output = rig.run(words);
-            let (said, code) = (String::from_utf8_lossy(&output.stderr), output.status.code());
-            assert_eq!(code, Some(if is_sound { 0 } else { 3 }), "{number}: {said}");
-            let is_told = said.contains("base.qcow2 is inconsistent") && said.contains("image check");
-            assert_eq!(is_told, !is_sound, "{number}: {said}");
+            let (message, code) = (String::from_utf8_lossy(&output.stderr), output.status.code());
+            assert_eq!(code, Some(if is_sound { 0 } else { 3 }), "{number}: {message}");
+            let is_warned = message.contains("base.qcow2 is inconsistent") && message.contains("image check");
+            assert_eq!(is_warned, !is_sound, "{number}: {message}");
         }
         assert_eq!(rig.read("a.raw") == disk, is_sound);
         for made in ["a.raw", "b.raw", "c.qcow2"] {
@@ -297,8 +300,8 @@ fn an_entry_without_an_offset_is_damage_and_its_cluster_is_not_freed() {
         bytes[entry..entry + 8].copy_from_slice(&(1_u64 << 63).to_be_bytes());
         rig.write("a.qcow2", &bytes);
         rig.code(5, &["image", "check", "a.qcow2"]);
-        let said = rig.run(&["image", "convert", "a.qcow2", "a.raw"]);
-        assert_eq!(said.status.code(), Some(3), "{what}: {said:?}");
+        let message = rig.run(&["image", "convert", "a.qcow2", "a.raw"]);
+        assert_eq!(message.status.code(), Some(3), "{what}: {message:?}");
         assert!(rig.read("a.raw") != disk);
         std::fs::remove_file(rig.path("a.raw")).unwrap();
         rig.code(5, &["image", "check", "--repair", "a.qcow2"]);
@@ -330,9 +333,9 @@ fn missing_refcounts_are_warned_about_and_lazy_refcounts_are_not() {
         bytes[at..at + 8].copy_from_slice(&value.to_be_bytes());
         rig.write("a.qcow2", &bytes);
         let output = rig.run(&["image", "convert", "a.qcow2", "a.raw"]);
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert_eq!(output.status.code(), Some(3), "{value}: {said}");
-        assert!(said.contains("a.qcow2 is inconsistent"), "{said}");
+        let message = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(3), "{value}: {message}");
+        assert!(message.contains("a.qcow2 is inconsistent"), "{message}");
         assert!(rig.read("a.raw") == disk);
         std::fs::remove_file(rig.path("a.raw")).unwrap();
     }
@@ -344,10 +347,10 @@ fn missing_refcounts_are_warned_about_and_lazy_refcounts_are_not() {
     bytes[79] |= 1;
     rig.write("a.qcow2", &bytes);
     let output = rig.run(&["image", "convert", "a.qcow2", "a.raw"]);
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(
-        said.contains("was not closed cleanly") && !said.contains("is inconsistent"),
-        "{said}"
+        message.contains("was not closed cleanly") && !message.contains("is inconsistent"),
+        "{message}"
     );
     assert!(rig.read("a.raw") == disk);
 }

@@ -197,11 +197,11 @@ fn packages_with_deviations_of_other_programs_are_imported() {
     let checked = rig.report(&["archive", "check", "blank.ova"]);
     assert_eq!(checked["disks"][1]["is_blank"], true, "{checked}");
 
-    let said = rig.code(3, &["import", "oracle.ova", "--to", "oracle", "--format", "raw"]);
+    let message = rig.code(3, &["import", "oracle.ova", "--to", "oracle", "--format", "raw"]);
     assert!(
-        stderr(&said).contains("20971520 bytes by its image"),
+        stderr(&message).contains("20971520 bytes by its image"),
         "{}",
-        stderr(&said)
+        stderr(&message)
     );
     assert!(rig.read("oracle/sda.raw") == bytes);
     rig.code(3, &["import", "oracle.ova", "--machine", "oracle"]);

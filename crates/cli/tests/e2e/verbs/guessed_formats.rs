@@ -95,16 +95,16 @@ fn a_format_guessed_from_the_content_is_warned_about() {
             for (options, expected) in [(&[][..], 3), (&["--format", "qcow2"], 0)] {
                 // If the parent snapshot has the disk as an image, it is known to be one.
                 let output = rig.run(&[words, options].concat());
-                let said = String::from_utf8_lossy(&output.stderr);
+                let message = String::from_utf8_lossy(&output.stderr);
                 assert_eq!(
                     output.status.code(),
                     Some(expected),
-                    "{number}: {words:?} {options:?}: {said}"
+                    "{number}: {words:?} {options:?}: {message}"
                 );
                 assert_eq!(
-                    said.contains("does not have the name of a qcow2 image"),
+                    message.contains("does not have the name of a qcow2 image"),
                     expected == 3,
-                    "{said}"
+                    "{message}"
                 );
                 for made in ["out.raw", "copy.qcow2", "over.qcow2"] {
                     std::fs::remove_file(rig.path(made)).ok();
@@ -194,8 +194,8 @@ fn a_template_of_a_guessed_overlay_is_refused() {
     for name in ["guest.raw", "guest.img", "guest"] {
         rig.write(name, &disk);
         let words = ["template", "push", "base:1", name, "--sign", "anna"];
-        let (_, said) = rig.error(1, &words);
-        assert!(said.contains("--format"), "{name}: {said}");
+        let (_, message) = rig.error(1, &words);
+        assert!(message.contains("--format"), "{name}: {message}");
     }
     for name in ["alone.img", "alone"] {
         rig.write(name, &rig.read("alone.qcow2"));
@@ -269,8 +269,8 @@ fn a_disk_in_an_archive_opens_no_other_file() {
             assert!(rig.read("back.raw") == disk, "{name}");
             std::fs::remove_file(rig.path("back.raw")).unwrap();
         } else {
-            let (_, said) = rig.error(1, &["import", "w.ova"]);
-            assert!(said.contains("other.raw"), "{name}: {said}");
+            let (_, message) = rig.error(1, &["import", "w.ova"]);
+            assert!(message.contains("other.raw"), "{name}: {message}");
         }
     }
 }

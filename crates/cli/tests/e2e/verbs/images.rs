@@ -24,8 +24,8 @@ fn an_extent_of_a_vmdk_is_not_overwritten_by_its_conversion() {
     let before = rig.read("flat-flat.vmdk");
     for target in ["flat.vmdk", "flat-flat.vmdk"] {
         let words = ["image", "convert", "flat.vmdk", target, "--to", "raw", "--force"];
-        let (_, said) = rig.error(1, &words);
-        assert!(said.contains(target), "{said}");
+        let (_, message) = rig.error(1, &words);
+        assert!(message.contains(target), "{message}");
         assert!(rig.read("flat-flat.vmdk") == before);
     }
     rig.ok(&["image", "convert", "flat.vmdk", "out.raw", "--verify"]);
@@ -51,10 +51,10 @@ fn a_vmdk_extent_written_during_reading_is_warned_about() {
     drop(stdin);
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(3), "{}", stderr(&output));
-    let said = stderr(&output);
+    let message = stderr(&output);
     assert!(
-        said.contains("flat-flat.vmdk") && said.contains("changed while it was read"),
-        "{said}"
+        message.contains("flat-flat.vmdk") && message.contains("changed while it was read"),
+        "{message}"
     );
 }
 
@@ -78,9 +78,12 @@ fn a_renewed_identity_updates_the_children() {
         (&false.into(), &"child.vdi".into())
     );
 
-    let (kind, said) = rig.error(1, &["image", "identity", "base.vdi", "--renew"]);
+    let (kind, message) = rig.error(1, &["image", "identity", "base.vdi", "--renew"]);
     assert_eq!(kind, "refused");
-    assert!(said.contains("child.vdi") && said.contains("--all-children"), "{said}");
+    assert!(
+        message.contains("child.vdi") && message.contains("--all-children"),
+        "{message}"
+    );
     let (kind, _) = rig.error(2, &["image", "identity", "base.vdi", "--all-children"]);
     assert_eq!(kind, "usage");
     let changed = rig.report(&["image", "identity", "base.vdi", "--renew", "--all-children"]);
@@ -98,12 +101,12 @@ fn a_renewed_identity_updates_the_children() {
     std::fs::copy(rig.path("base.vdi"), rig.path("copies/base.vdi")).unwrap();
     rig.ok(&["image", "identity", "copies/base.vdi", "--renew"]);
     rig.ok(&["image", "info", "child.vdi"]);
-    let (kind, said) = rig.error(1, &["image", "identity", "nothing.vdi"]);
-    assert_eq!(kind, "io", "{said}");
+    let (kind, message) = rig.error(1, &["image", "identity", "nothing.vdi"]);
+    assert_eq!(kind, "io", "{message}");
     rig.ok(&["image", "create", "disk.qcow2", "8M"]);
-    let (kind, said) = rig.error(1, &["image", "identity", "disk.qcow2", "--renew"]);
+    let (kind, message) = rig.error(1, &["image", "identity", "disk.qcow2", "--renew"]);
     assert_eq!(kind, "unsupported");
-    assert!(said.contains("backing file by path"), "{said}");
+    assert!(message.contains("backing file by path"), "{message}");
 }
 
 /// A disk of Parallels is a folder with a file for each snapshot.
@@ -152,8 +155,8 @@ fn snapshots_of_a_parallels_disk_are_read() {
     rig.ok(&["backup", "--machine", "m", "disk.hdd"]);
     rig.ok(&["restore", "m", "c.raw"]);
     assert!(rig.read("c.raw") == new);
-    let (kind, said) = rig.error(1, &["image", "convert", "disk.hdd", "disk.hdd/old.hds", "--force"]);
-    assert_eq!(kind, "refused", "{said}");
+    let (kind, message) = rig.error(1, &["image", "convert", "disk.hdd", "disk.hdd/old.hds", "--force"]);
+    assert_eq!(kind, "refused", "{message}");
 }
 
 #[test]
@@ -209,8 +212,8 @@ fn an_image_named_hdd_is_created_as_a_folder() {
     rig.ok(&["image", "check", "empty.hdd"]);
     // An existing file is not replaced by a folder without --force, and an existing folder never.
     for (target, force) in [("a.hdd", &[][..]), ("a.hdd", &["--force"])] {
-        let (_, said) = rig.error(1, &[&["image", "convert", "disk.raw", target], force].concat());
-        assert!(said.contains("not a regular file"), "{said}");
+        let (_, message) = rig.error(1, &[&["image", "convert", "disk.raw", target], force].concat());
+        assert!(message.contains("not a regular file"), "{message}");
     }
     rig.ok(&["image", "convert", "disk.raw", "single.hds", "--to", "parallels"]);
     std::fs::rename(rig.path("single.hds"), rig.path("single.hdd")).unwrap();
@@ -224,8 +227,8 @@ fn an_image_named_hdd_is_created_as_a_folder() {
         rig.ok(&["image", "compare", "disk.raw", &copy]);
     }
     // A folder with several files cannot be cloned by sharing blocks.
-    let (_, said) = rig.error(1, &["clone", "a.hdd", "b.hdd"]);
-    assert!(said.contains("parallels"), "{said}");
+    let (_, message) = rig.error(1, &["clone", "a.hdd", "b.hdd"]);
+    assert!(message.contains("parallels"), "{message}");
     assert!(rig.names(".").iter().all(|name| !name.ends_with(".partial")));
 }
 
@@ -261,6 +264,6 @@ fn a_replaced_file_keeps_its_mode_and_links_are_followed() {
         0,
     )
     .unwrap();
-    let (_, said) = rig.error(1, &["image", "convert", "disk.raw", "pipe", "--force", "--to", "qcow2"]);
-    assert!(said.contains("not a regular file"), "{said}");
+    let (_, message) = rig.error(1, &["image", "convert", "disk.raw", "pipe", "--force", "--to", "qcow2"]);
+    assert!(message.contains("not a regular file"), "{message}");
 }

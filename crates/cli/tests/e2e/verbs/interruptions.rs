@@ -198,11 +198,11 @@ fn an_interrupted_conversion_leaves_nothing() {
             left.len() > 1 && left.iter().all(|name| name == "disk.raw" || name.ends_with(".partial")),
             "{left:?}"
         );
-        let said = stderr(&rig.code(0, &words));
+        let message = stderr(&rig.code(0, &words));
         assert_eq!(
-            said.matches("a killed program had left").count(),
+            message.matches("a killed program had left").count(),
             left.len() - 1,
-            "{said}"
+            "{message}"
         );
         assert!(!has_partial(&rig));
         for name in ["new.qcow2", "new.data"] {

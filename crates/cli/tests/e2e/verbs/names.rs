@@ -36,11 +36,11 @@ fn names_patterns_and_tags_without_matches_are_errors() {
         &["mount", "wbe1", "/mnt"],
         &["host", "remove", "wbe1"],
     ] {
-        let (kind, said) = rig.error(1, words);
-        assert_eq!(kind, "not-found", "{words:?}: {said}");
+        let (kind, text) = rig.error(1, words);
+        assert_eq!(kind, "not-found", "{words:?}: {text}");
         let is_of_repository = !["template", "runs", "mount", "host"].contains(&words[0]);
-        if is_of_repository && !said.contains("x*") {
-            assert!(said.contains("web1"), "{words:?}: {said}");
+        if is_of_repository && !text.contains("x*") {
+            assert!(text.contains("web1"), "{words:?}: {text}");
         }
     }
     assert_eq!(rig.snapshot_count(), 3);
@@ -55,10 +55,10 @@ fn names_patterns_and_tags_without_matches_are_errors() {
 fn unknown_disks_are_errors() {
     let rig = rig();
     for verb in ["verify", "show"] {
-        let (kind, said) = rig.error(1, &[verb, "web1:vda"]);
+        let (kind, text) = rig.error(1, &[verb, "web1:vda"]);
         assert!(
-            kind == "not-found" && said.contains("has no disk"),
-            "{verb}: {kind}: {said}"
+            kind == "not-found" && text.contains("has no disk"),
+            "{verb}: {kind}: {text}"
         );
         rig.ok(&[verb, "web1:web1"]);
     }
@@ -69,10 +69,10 @@ fn unknown_disks_are_errors() {
 fn a_folder_is_refused_as_an_image_with_a_hint_to_the_machine() {
     let rig = rig();
     std::fs::create_dir(rig.path("vm7")).unwrap();
-    let (_, said) = rig.error(1, &["backup", "vm7"]);
+    let (_, text) = rig.error(1, &["backup", "vm7"]);
     assert!(
-        said.contains("vm7 is a folder") && said.contains("libvirt:vm7"),
-        "{said}"
+        text.contains("vm7 is a folder") && text.contains("libvirt:vm7"),
+        "{text}"
     );
 }
 
@@ -110,15 +110,15 @@ fn unprotect_by_name_selects_the_protected_snapshot() {
     // With one wrong name, nothing is changed.
     assert_eq!(rig.error(1, &["unprotect", "web1", &second]).0, "not-found");
     assert_eq!(rig.report(&["show", &first])["snapshot"]["is_protected"], true);
-    let said = rig.ok(&["unprotect", "web1"]);
-    assert!(said.contains(&first[..8]), "{said}");
+    let text = rig.ok(&["unprotect", "web1"]);
+    assert!(text.contains(&first[..8]), "{text}");
     assert_eq!(rig.report(&["show", &first])["snapshot"]["is_protected"], false);
     assert_eq!(rig.error(1, &["unprotect", "web1"]).0, "not-found");
     rig.ok(&["protect", &first, &second]);
-    let (kind, said) = rig.error(1, &["unprotect", "web1"]);
+    let (kind, text) = rig.error(1, &["unprotect", "web1"]);
     assert!(
-        kind == "ambiguous" && said.contains(&first[..8]) && said.contains(&second[..8]),
-        "{said}"
+        kind == "ambiguous" && text.contains(&first[..8]) && text.contains(&second[..8]),
+        "{text}"
     );
     rig.ok(&["unprotect", &first, &second]);
 }

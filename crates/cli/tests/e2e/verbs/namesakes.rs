@@ -63,9 +63,15 @@ fn a_machine_does_not_continue_the_history_of_another_one_of_its_name() {
     let (first, second) = (machine(&rig, "web", A, "a.raw"), machine(&rig, "web", B, "b.raw"));
     rig.ok(&words(&first));
     for more in [&[][..], &["--machine", "web"]] {
-        let (kind, said) = rig.error(1, &[&words(&second)[..], more].concat());
-        assert!(kind == "exists" && said.contains(A) && said.contains(B), "{said}");
-        assert!(said.contains("--machine") && said.contains("--same-machine"), "{said}");
+        let (kind, message) = rig.error(1, &[&words(&second)[..], more].concat());
+        assert!(
+            kind == "exists" && message.contains(A) && message.contains(B),
+            "{message}"
+        );
+        assert!(
+            message.contains("--machine") && message.contains("--same-machine"),
+            "{message}"
+        );
     }
     // Images have no UUID: they do not continue the history of a machine with a UUID, nor the reverse.
     assert_eq!(rig.error(1, &["backup", "b.raw", "--machine", "web"]).0, "exists");
@@ -82,8 +88,8 @@ fn a_machine_does_not_continue_the_history_of_another_one_of_its_name() {
     rig.ok(&words(&machine(&rig, "web", &A.to_uppercase(), "a.raw")));
     let renamed = machine(&rig, "www", A, "a.raw");
     let output = rig.code(0, &words(&renamed));
-    let said = crate::program::stderr(&output);
-    assert!(said.contains("--machine web"), "{said}");
+    let message = crate::program::stderr(&output);
+    assert!(message.contains("--machine web"), "{message}");
     rig.ok(&[&words(&renamed)[..], &["--machine", "web"]].concat());
 }
 
@@ -96,8 +102,8 @@ fn a_machine_with_a_reserved_name_is_stored_under_another() {
         let mut words = machine(&rig, name, A, "a.raw");
         words[1] = format!("libvirt:{name}");
         let words = [words[0].as_str(), &words[1], "--connect", &words[3]];
-        let (kind, said) = rig.error(1, &words);
-        assert!(kind == "bad-name" && said.contains("--machine NAME"), "{said}");
+        let (kind, message) = rig.error(1, &words);
+        assert!(kind == "bad-name" && message.contains("--machine NAME"), "{message}");
         rig.ok(&[&words[..], &["--machine", "listed"]].concat());
         let storage = rig.path("new").display().to_string();
         std::fs::create_dir_all(&storage).unwrap();
@@ -111,8 +117,8 @@ fn a_machine_with_a_reserved_name_is_stored_under_another() {
             "--storage",
             &storage,
         ];
-        let said = rig.ok(&restore);
-        assert!(said.contains("<name>listed-restored</name>"), "{said}");
+        let message = rig.ok(&restore);
+        assert!(message.contains("<name>listed-restored</name>"), "{message}");
     }
 }
 
@@ -122,8 +128,8 @@ fn an_archive_does_not_become_the_newest_snapshot_of_a_machine() {
     let live = machine(&rig, "web", A, "a.raw");
     rig.ok(&words(&live));
     rig.ok(&["export", "web", "web.ova"]);
-    let (kind, said) = rig.error(1, &["import", "web.ova"]);
-    assert!(kind == "exists" && said.contains("--machine"), "{said}");
+    let (kind, message) = rig.error(1, &["import", "web.ova"]);
+    assert!(kind == "exists" && message.contains("--machine"), "{message}");
     rig.ok(&["import", "web.ova", "--machine", "web-archive"]);
     rig.ok(&["import", "web.ova", "--machine", "web-archive"]);
     rig.ok(&["restore", "web:vda", "out.raw"]);
@@ -170,8 +176,8 @@ fn the_copy_status_distinguishes_machines_of_one_name() {
         [(format!("\"UUID {A}\""), 0.into()), (format!("\"UUID {B}\""), 1.into())],
         "{report}"
     );
-    let said = rig.ok(&["copy", "--to", "far", "--status"]);
-    assert!(said.contains(&format!("web (UUID {B})")), "{said}");
+    let message = rig.ok(&["copy", "--to", "far", "--status"]);
+    assert!(message.contains(&format!("web (UUID {B})")), "{message}");
 }
 
 #[test]
@@ -179,10 +185,13 @@ fn an_ambiguous_name_selects_no_machine() {
     let rig = mixed();
     let all = ids(&rig);
     for name in ["web", "web@latest", "web:vda", "web@2100-01-01"] {
-        let (kind, said) = rig.error(1, &["restore", name, "out.raw"]);
+        let (kind, message) = rig.error(1, &["restore", name, "out.raw"]);
         assert!(
-            kind == "ambiguous" && said.contains(A) && said.contains(&all[0][..12]) && said.contains(&all[1][..12]),
-            "{said}"
+            kind == "ambiguous"
+                && message.contains(A)
+                && message.contains(&all[0][..12])
+                && message.contains(&all[1][..12]),
+            "{message}"
         );
     }
     assert!(!rig.path("out.raw").exists());
@@ -196,8 +205,11 @@ fn an_ambiguous_name_selects_no_machine() {
     assert_eq!(rig.report(&["list"])["shared_names"][0]["machine_count"], 2);
     assert_eq!(rig.report(&["show", &all[1]])["namesake_count"], 1);
     let output = rig.code(1, &["monitor", "machines", "--within", "26h"]);
-    let said = crate::program::stdout(&output);
-    assert!(said.starts_with("WARNING: web is the name of 2 machines"), "{said}");
+    let message = crate::program::stdout(&output);
+    assert!(
+        message.starts_with("WARNING: web is the name of 2 machines"),
+        "{message}"
+    );
 }
 
 #[test]

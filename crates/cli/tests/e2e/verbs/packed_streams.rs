@@ -56,8 +56,8 @@ fn every_verb_reports_lost_or_foreign_blocks_as_damage() {
             rig.write("changed", &file);
             let output = rig.run(&["compress", "-d", "changed"]);
             assert_eq!(output.status.code(), Some(5), "{option}: {what}: {}", stderr(&output));
-            let (kind, said) = rig.error(5, &["archive", "check", "changed"]);
-            assert_eq!(kind, "damage", "{option}: {what}: {said}");
+            let (kind, message) = rig.error(5, &["archive", "check", "changed"]);
+            assert_eq!(kind, "damage", "{option}: {what}: {message}");
         }
         rig.write("joined", &[&whole[..], &whole].concat());
         rig.ok(&["archive", "check", "joined"]);
@@ -82,8 +82,8 @@ fn every_verb_reports_a_damaged_block_as_damage() {
             &["compress", "-d", "damaged"],
         ] {
             let output = rig.code(5, words);
-            let said = stderr(&output);
-            hints.extend(said.lines().find(|line| line.starts_with("hint")).map(str::to_owned));
+            let message = stderr(&output);
+            hints.extend(message.lines().find(|line| line.starts_with("hint")).map(str::to_owned));
         }
         assert!(
             hints.len() == 3 && hints.iter().all(|hint| *hint == hints[0]),
@@ -114,8 +114,8 @@ fn a_stream_that_passes_the_check_can_be_unpacked() {
         let mut changed = whole.clone();
         changed[at] ^= 4;
         rig.write("changed", &changed);
-        let (kind, said) = rig.error(5, &["archive", "check", "changed"]);
-        assert_eq!(kind, "damage", "{what}: {said}");
+        let (kind, message) = rig.error(5, &["archive", "check", "changed"]);
+        assert_eq!(kind, "damage", "{what}: {message}");
         let output = rig.run(&["compress", "-d", "changed"]);
         assert_eq!(output.status.code(), Some(5), "{what}: {}", stderr(&output));
     }

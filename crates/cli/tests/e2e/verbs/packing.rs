@@ -118,8 +118,8 @@ fn a_packed_stream_without_an_index_is_read_to_its_end() {
             assert!(stderr(&output).contains("has no index"), "{}", stderr(&output));
             let cut = &file[..file.len() - MIB];
             rig.write("cut", cut);
-            let (kind, said) = rig.error(5, &["archive", "check", "cut"]);
-            assert!(kind == "damage" && said.contains("cut off"), "{kind}: {said}");
+            let (kind, message) = rig.error(5, &["archive", "check", "cut"]);
+            assert!(kind == "damage" && message.contains("cut off"), "{kind}: {message}");
             let mut damaged = file.clone();
             damaged[MIB] ^= 1;
             rig.write("damaged", &damaged);

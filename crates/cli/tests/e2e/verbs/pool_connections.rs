@@ -62,9 +62,9 @@ fn an_invalid_address_is_reported_without_its_password() {
     ] {
         for words in [&["machines", word][..], &["backup", word]] {
             let output = world.run(words);
-            let said = stderr(&output);
-            assert_eq!(output.status.code(), Some(2), "{said}");
-            assert!(said.contains(expected) && !said.contains("secret"), "{said}");
+            let text = stderr(&output);
+            assert_eq!(output.status.code(), Some(2), "{text}");
+            assert!(text.contains(expected) && !text.contains("secret"), "{text}");
         }
     }
 }

@@ -101,9 +101,9 @@ fn a_snapshot_of_another_host_or_user_is_kept() {
         .env("XDG_STATE_HOME", world.rig.path("elsewhere"))
         .output()
         .unwrap();
-    let said = stdout(&output);
-    assert_eq!(output.status.code(), Some(0), "{said}");
-    assert!(said.contains("by another host or user"), "{said}");
+    let text = stdout(&output);
+    assert_eq!(output.status.code(), Some(0), "{text}");
+    assert!(text.contains("by another host or user"), "{text}");
     assert_eq!(world.snapshot_count(), 1);
 }
 

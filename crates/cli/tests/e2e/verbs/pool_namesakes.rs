@@ -20,11 +20,11 @@ fn a_machine_of_the_same_uuid_in_another_pool_is_warned_about() {
     other.pool.set_field("VM", &other.vm, "uuid", world.vm.clone().into());
     world.back_up(&[]);
     let output = back_up_from(&world, &other, &[]);
-    let said = stderr(&output);
-    assert_eq!(output.status.code(), Some(3), "{said}");
+    let text = stderr(&output);
+    assert_eq!(output.status.code(), Some(3), "{text}");
     assert!(
-        said.contains(&world.address().replace("xen://", "")) && said.contains("--machine NAME"),
-        "{said}"
+        text.contains(&world.address().replace("xen://", "")) && text.contains("--machine NAME"),
+        "{text}"
     );
     // The warning comes once for a moved machine, and never for one that is backed up under another name.
     for options in [&[][..], &["--machine", "dr"]] {
@@ -43,11 +43,11 @@ fn a_machine_of_a_pool_does_not_continue_the_history_of_one_of_another_hyperviso
     // Another machine has the name there.
     let other = World::new();
     let output = back_up_from(&world, &other, &[]);
-    let said = stderr(&output);
-    assert_eq!(output.status.code(), Some(1), "{said}");
+    let text = stderr(&output);
+    assert_eq!(output.status.code(), Some(1), "{text}");
     assert!(
-        said.contains("another machine") && said.contains("--same-machine"),
-        "{said}"
+        text.contains("another machine") && text.contains("--same-machine"),
+        "{text}"
     );
     let fingerprint = world.pool.fingerprint();
     let machine = world.machine();

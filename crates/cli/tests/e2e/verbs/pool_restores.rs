@@ -8,7 +8,7 @@ use crate::program::stderr;
 
 #[test]
 fn a_machine_is_restored_to_its_pool() {
-    let world = World::on(SrPlace::OnSlave);
+    let world = World::with_storage_at(SrPlace::OnSlave);
     world.back_up(&[]);
     let address = world.address();
     let (kind, message) = world.fails(1, &["export", "web1", &address]);
@@ -51,16 +51,16 @@ fn a_network_card_in_another_network_is_warned_about() {
     world.back_up(&[]);
     let address = world.address();
     let export = ["export", "web1", &address, "--new-identity"];
-    let said = |world: &World| stderr(&world.run(&export));
-    assert!(!said(&world).contains("network"), "{}", said(&world));
+    let text = |world: &World| stderr(&world.run(&export));
+    assert!(!text(&world).contains("network"), "{}", text(&world));
     let network = world.pool.network();
     world.pool.set_field("network", &network, "name_label", "lan".into());
-    let by_bridge = said(&world);
+    let by_bridge = text(&world);
     assert!(
         by_bridge.contains("no network \"Pool-wide") && by_bridge.contains("card 0 is in \"lan\" now"),
         "{by_bridge}"
     );
     world.pool.set_field("network", &network, "bridge", "xenbr7".into());
-    let new = said(&world);
+    let new = text(&world);
     assert!(new.contains("has made one for network card 0"), "{new}");
 }

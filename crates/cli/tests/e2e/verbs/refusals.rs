@@ -146,8 +146,8 @@ fn archives_and_settings_are_refused_as_images() {
         ("web1.vma.lzo", "holdfast import"),
     ] {
         rig.write(name, b"something");
-        let (kind, said) = rig.error(2, &["backup", name]);
-        assert!(kind == "usage" && said.contains(hint), "{said}");
+        let (kind, message) = rig.error(2, &["backup", name]);
+        assert!(kind == "usage" && message.contains(hint), "{message}");
     }
     rig.ok(&["backup", "web1.ova", "--format", "raw"]);
 }

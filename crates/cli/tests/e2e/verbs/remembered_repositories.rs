@@ -39,8 +39,8 @@ fn an_older_state_of_a_repository_is_refused_until_accepted() {
     rename(rig.path("repo"), rig.path("newer")).unwrap();
     copy_folder(&rig.path("older"), &rig.path("repo"));
     for _ in 0..2 {
-        let said = stderr(&rig.code(3, &["list"]));
-        assert!(said.contains("are gone and were not removed"), "{said}");
+        let text = stderr(&rig.code(3, &["list"]));
+        assert!(text.contains("are gone and were not removed"), "{text}");
     }
     let id = rig.json(3, &["list"])["warnings"].to_string();
     let id = id.split("HOLDFAST_ACCEPT_REPOSITORY=").nth(1).unwrap()[..32].to_owned();
@@ -61,21 +61,21 @@ fn a_repository_in_a_world_writable_folder_is_warned_about() {
         std::fs::create_dir(&folder).unwrap();
         std::fs::set_permissions(&folder, Permissions::from_mode(mode)).unwrap();
         let place = format!("{name}/repo");
-        let said = stderr(&rig.run(&["-r", &place, "init", "--no-encryption"]));
+        let text = stderr(&rig.run(&["-r", &place, "init", "--no-encryption"]));
         assert_eq!(
-            said.contains("other users can write it"),
+            text.contains("other users can write it"),
             name == "open",
-            "{name}: {said}"
+            "{name}: {text}"
         );
     }
     let folder = rig.path("sticky");
-    let said = stderr(&rig.run(&["-r", "sticky/repo", "list"]));
-    assert!(!said.contains("other users"), "{said}");
+    let text = stderr(&rig.run(&["-r", "sticky/repo", "list"]));
+    assert!(!text.contains("other users"), "{text}");
     std::fs::remove_dir_all(folder.join("repo")).unwrap();
     std::fs::create_dir(folder.join("repo")).unwrap();
     std::fs::set_permissions(folder.join("repo"), Permissions::from_mode(0o1777)).unwrap();
-    let said = stderr(&rig.run(&["-r", "sticky/repo", "init", "--no-encryption"]));
-    assert!(said.contains("others can change the repository"), "{said}");
+    let text = stderr(&rig.run(&["-r", "sticky/repo", "init", "--no-encryption"]));
+    assert!(text.contains("others can change the repository"), "{text}");
 }
 
 /// The host that initializes a repository remembers it, also with a relative path to a new folder.
@@ -115,14 +115,14 @@ fn a_file_copy_made_during_a_backup_is_recognised() {
             copy_folder(&from, &to);
         }
     }
-    let said = stderr(&rig.code(5, &["verify", "-r", "copied"]));
-    assert!(said.contains(HINT), "{said}");
+    let text = stderr(&rig.code(5, &["verify", "-r", "copied"]));
+    assert!(text.contains(HINT), "{text}");
     // A missing pack of an older snapshot has another cause.
     for folder in rig.names("copied/packs") {
         std::fs::remove_dir_all(rig.path(&format!("copied/packs/{folder}"))).unwrap();
     }
-    let said = stderr(&rig.code(5, &["verify", "-r", "copied"]));
-    assert!(!said.contains(HINT), "{said}");
+    let text = stderr(&rig.code(5, &["verify", "-r", "copied"]));
+    assert!(!text.contains(HINT), "{text}");
 }
 
 #[test]
@@ -133,12 +133,12 @@ fn a_replaced_repository_is_refused_until_accepted() {
     rig.ok(&["-r", "second", "init", "--no-encryption"]);
     rename(rig.path("second"), rig.path("repo")).unwrap();
     rig.write("a.raw", &noise(200_000, 1));
-    let (kind, said) = rig.error(1, &["backup", "a.raw", "--machine", "a"]);
+    let (kind, text) = rig.error(1, &["backup", "a.raw", "--machine", "a"]);
     assert!(
-        kind == "refused" && said.contains("not the repository that was here before"),
-        "{said}"
+        kind == "refused" && text.contains("not the repository that was here before"),
+        "{text}"
     );
-    let id = said.split("it is ").nth(1).unwrap()[..32].to_owned();
+    let id = text.split("it is ").nth(1).unwrap()[..32].to_owned();
     let accepted = ("HOLDFAST_ACCEPT_REPOSITORY", id.as_str());
     run_with(&rig, accepted, 0, &["backup", "a.raw", "--machine", "a"]);
     rig.ok(&["list"]);
@@ -163,10 +163,10 @@ fn the_other_repository_of_a_copy_is_remembered_as_well() {
     rename(rig.path("other"), rig.path("far")).unwrap();
     let like = ["init", "--no-encryption", "-r", "like", "--like", "far"];
     for words in [&copy[..], &["copy", "--to", "far", "--status"], &like] {
-        let (kind, said) = rig.error(1, words);
+        let (kind, text) = rig.error(1, words);
         assert!(
-            kind == "refused" && said.contains("not the repository that was here before"),
-            "{words:?}: {said}"
+            kind == "refused" && text.contains("not the repository that was here before"),
+            "{words:?}: {text}"
         );
     }
     assert!(!rig.path("like").exists());
@@ -185,8 +185,8 @@ fn a_password_of_the_environment_does_not_lock_a_repository_without_one() {
     let rig = Rig::new();
     rig.write("password", b"correct-horse-battery-staple\n");
     let variable = ("HOLDFAST_PASSWORD_FILE", "password");
-    let said = stderr(&run_with(&rig, variable, 0, &["list"]));
-    assert!(said.contains("has no password"), "{said}");
+    let text = stderr(&run_with(&rig, variable, 0, &["list"]));
+    assert!(text.contains("has no password"), "{text}");
     run_with(&rig, variable, 0, &["init", "--no-encryption", "-r", "other"]);
     rig.code(1, &["list", "--password-file", "password"]);
     rig.code(
@@ -219,10 +219,10 @@ fn a_link_in_place_of_the_pack_folder_is_not_damage() {
         &["restore", "a", "b.raw"],
         &["backup", "a.raw", "--machine", "a"],
     ] {
-        let said = stderr(&rig.code(1, words));
+        let text = stderr(&rig.code(1, words));
         assert!(
-            said.contains("is a link, or no folder") && said.contains("no link is followed"),
-            "{words:?}: {said}"
+            text.contains("is a link, or no folder") && text.contains("no link is followed"),
+            "{words:?}: {text}"
         );
     }
 }
@@ -245,8 +245,8 @@ fn a_folder_in_place_of_a_pack_does_not_stop_the_check() {
     std::fs::remove_file(&largest).unwrap();
     std::fs::create_dir(&largest).unwrap();
     for words in [&["verify"][..], &["scrub"], &["repair"]] {
-        let said = stdout(&rig.code(5, words));
-        assert!(said.contains("missing"), "{words:?}: {said}");
+        let text = stdout(&rig.code(5, words));
+        assert!(text.contains("missing"), "{words:?}: {text}");
     }
 }
 
@@ -266,8 +266,8 @@ fn damage_of_a_pack_directory_is_reported_and_loses_nothing() {
             rig.write(&path, &bytes);
         }
     }
-    let said = stderr(&rig.code(3, &["restore", "a", "b.raw"]));
-    assert!(said.contains("copy of its directory in the index"), "{said}");
+    let text = stderr(&rig.code(3, &["restore", "a", "b.raw"]));
+    assert!(text.contains("copy of its directory in the index"), "{text}");
     assert_eq!(rig.read("b.raw")[..content.len()], content);
     rig.code(5, &["verify"]);
     rig.code(5, &["scrub"]);

@@ -242,9 +242,9 @@ fn a_removal_during_a_restore_is_not_reported_as_damage() {
     assert!(rest.len() < 40 * MIB - 1, "it was read ahead");
     let output = child.wait_with_output().unwrap();
     assert_code(&output, 1, &words);
-    let said = stderr(&output);
+    let message = stderr(&output);
     assert!(
-        said.contains("there is no snapshot") && !said.contains("missing"),
-        "{said}"
+        message.contains("there is no snapshot") && !message.contains("missing"),
+        "{message}"
     );
 }

@@ -121,9 +121,9 @@ fn prune_simulates_without_a_repository() {
     assert_eq!(report["points"].as_array().unwrap().len(), 3);
     assert_eq!(report["history"].as_array().unwrap().len(), 10);
     let too_many = [&rules[..], &["--every", "*:*:*"]].concat();
-    let (kind, said) = rig.error(2, &too_many);
+    let (kind, text) = rig.error(2, &too_many);
     assert_eq!(kind, "usage");
-    assert!(said.contains("in 10 days is more than 200000 snapshots"), "{said}");
+    assert!(text.contains("in 10 days is more than 200000 snapshots"), "{text}");
     for word in ["web1", "--dry-run"] {
         let refused = rig.run(&[&rules[..], &[word]].concat());
         assert_eq!(refused.status.code(), Some(2), "{word}");

@@ -65,12 +65,12 @@ fn unreadable_files_are_not_reported_as_damage_and_nothing_is_removed() {
             let before: Vec<String> = objects(&rig);
             allow(&rig.path(name), 0o000);
             for words in [&["scrub"][..], &["gc"], &["repair"], &["verify"], &["list"]] {
-                let (code, said) = run_without_rights(&rig, words);
-                let is_refused = said.contains("is not permitted") || said.contains("may not be");
+                let (code, text) = run_without_rights(&rig, words);
+                let is_refused = text.contains("is not permitted") || text.contains("may not be");
                 let may_succeed = ["verify", "list"].contains(&words[0]) && code == Some(0);
                 assert!(
                     code == Some(1) && is_refused || may_succeed,
-                    "{name} {words:?}: {code:?} {said}"
+                    "{name} {words:?}: {code:?} {text}"
                 );
             }
             allow(&rig.path(name), 0o600);

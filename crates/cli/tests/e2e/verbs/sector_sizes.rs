@@ -62,9 +62,9 @@ fn the_size_of_sectors_is_kept_or_its_loss_is_reported() {
         &["restore", "web:vda", "back.qcow2"],
     ] {
         let output = rig.run(words);
-        let said = stderr(&output);
-        assert_eq!(output.status.code(), Some(3), "{words:?}: {said}");
-        assert!(said.contains("sectors of 4096 bytes"), "{words:?}: {said}");
+        let message = stderr(&output);
+        assert_eq!(output.status.code(), Some(3), "{words:?}: {message}");
+        assert!(message.contains("sectors of 4096 bytes"), "{words:?}: {message}");
     }
     assert!(rig.read("back.raw") == bytes);
     let report = rig.json(3, &["export", "web", "web.ova"])["report"].clone();
@@ -82,9 +82,9 @@ fn the_size_of_sectors_is_kept_or_its_loss_is_reported() {
 /// Asserts that a command warns about the lost sector size.
 fn assert_lost(rig: &Rig, words: &[&str]) {
     let output = rig.run(words);
-    let said = stderr(&output);
-    assert_eq!(output.status.code(), Some(3), "{words:?}: {said}");
-    assert!(said.contains("sectors of 4096 bytes"), "{words:?}: {said}");
+    let message = stderr(&output);
+    assert_eq!(output.status.code(), Some(3), "{words:?}: {message}");
+    assert!(message.contains("sectors of 4096 bytes"), "{words:?}: {message}");
 }
 
 #[test]
@@ -191,8 +191,8 @@ fn a_disk_that_is_too_large_for_a_format_is_refused() {
         &["image", "convert", "large.raw", "out.vhd"][..],
         &["image", "convert", "large.raw", "out.vmdk"],
     ] {
-        let (_, said) = rig.error(1, words);
-        assert!(said.contains("3298534883328"), "{words:?}: {said}");
+        let (_, message) = rig.error(1, words);
+        assert!(message.contains("3298534883328"), "{words:?}: {message}");
     }
     // An explicit size is an option.
     rig.error(2, &["image", "create", "out.vhd", "3T"]);

@@ -39,9 +39,9 @@ impl Serving {
 }
 
 fn qemu_io(command: &str, uri: &str) -> String {
-    let said = system("qemu-io", &["-f", "raw", "-c", command, uri]).unwrap();
-    assert!(!said.contains("failed"), "{said}");
-    said
+    let message = system("qemu-io", &["-f", "raw", "-c", command, uri]).unwrap();
+    assert!(!message.contains("failed"), "{message}");
+    message
 }
 
 #[test]
@@ -77,7 +77,7 @@ fn writes_of_clients_are_discarded_or_kept_and_the_snapshot_is_unchanged() {
     let serving = Serving::start(&rig, &words, 1);
     let original = system("qemu-io", &["-f", "raw", "-c", "read -P 7 1M 4k", &serving.uris[0]]);
     assert!(
-        original.map_or(true, |said| said.contains("failed")),
+        original.map_or(true, |message| message.contains("failed")),
         "it was thrown away"
     );
     qemu_io("write -P 8 2M 4k", &serving.uris[0]);
@@ -128,5 +128,5 @@ fn missing_and_unknown_arguments_are_refused() {
     let output = rig.code(2, &["serve", "nbd", "a"]);
     assert!(crate::program::stderr(&output).contains("--socket"));
     assert_eq!(rig.error(2, &["serve", "nbd", "a", "--socket", "s"]).0, "usage");
-    assert_eq!(rig.code(1, &["serve", "nbd", "nobody", "--socket", "s"]).stdout, b"");
+    assert_eq!(rig.code(1, &["serve", "nbd", "missing", "--socket", "s"]).stdout, b"");
 }

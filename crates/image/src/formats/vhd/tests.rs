@@ -213,12 +213,12 @@ fn truncated_stream_is_never_complete() {
 }
 
 /// A reader that records the largest buffer it was given.
-struct Asked<'a> {
+struct BufferRecorder<'a> {
     bytes: &'a [u8],
     most: usize,
 }
 
-impl Read for Asked<'_> {
+impl Read for BufferRecorder<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
         self.most = self.most.max(buffer.len());
         self.bytes.read(buffer)
@@ -231,8 +231,8 @@ fn claimed_table_size_allocates_nothing() {
     let mut bytes = empty(ImageKind::Dynamic);
     bytes[512 + 28..512 + 32].copy_from_slice(&(12u32 << 20).to_be_bytes());
     super::seal_all(&mut bytes);
-    let mut asked = Asked { bytes: &bytes, most: 0 };
-    let error = VhdStream::open(&mut asked, "stream").err().unwrap();
+    let mut recorder = BufferRecorder { bytes: &bytes, most: 0 };
+    let error = VhdStream::open(&mut recorder, "stream").err().unwrap();
     assert!(error.to_string().contains("cut off"), "{error}");
-    assert!(asked.most <= 1 << 20, "{}", asked.most);
+    assert!(recorder.most <= 1 << 20, "{}", recorder.most);
 }

@@ -16,15 +16,15 @@ fn unknown_and_unreadable_machines_are_reported() {
         (other, "vms/two/two.vbox"),
         (gone, "vms/gone/gone.vbox"),
     ]);
-    let (kind, said) = world.refused(1, &[&format!("vbox:{NAME}")]);
+    let (kind, message) = world.refused(1, &[&format!("vbox:{NAME}")]);
     assert!(
-        kind == "ambiguous" && said.contains(LAB) && said.contains(other),
-        "{said}"
+        kind == "ambiguous" && message.contains(LAB) && message.contains(other),
+        "{message}"
     );
-    assert_eq!(world.refused(1, &["vbox:nobody"]).0, "not-found");
-    assert_eq!(world.refused(1, &["vbox:nobody*"]).0, "not-found");
-    let (kind, said) = world.refused(1, &[&format!("vbox:{gone}")]);
-    assert!(kind == "io" && said.contains("gone.vbox"), "{said}");
+    assert_eq!(world.refused(1, &["vbox:missing"]).0, "not-found");
+    assert_eq!(world.refused(1, &["vbox:missing*"]).0, "not-found");
+    let (kind, message) = world.refused(1, &[&format!("vbox:{gone}")]);
+    assert!(kind == "io" && message.contains("gone.vbox"), "{message}");
     // A backup of all machines reports those that fail, and backs up the others.
     world.write_settings("vms/two/two.vbox", other, "lab three", &[("/nowhere.vdi", &id, "")]);
     let document = world.back_up(1, &["vbox:"]);
@@ -60,10 +60,10 @@ fn root_refuses_settings_of_another_user() {
     let by_path = format!("vbox:{}", settings.display());
     for (path, word) in [(&settings, &by_path), (&registry, &by_name)] {
         std::os::unix::fs::chown(path, Some(65_534), None).unwrap();
-        let (kind, said) = world.refused(1, &[word]);
+        let (kind, message) = world.refused(1, &[word]);
         assert!(
-            kind == "refused" && said.contains("belongs to user 65534"),
-            "{word}: {said}"
+            kind == "refused" && message.contains("belongs to user 65534"),
+            "{word}: {message}"
         );
         std::os::unix::fs::chown(path, Some(0), None).unwrap();
     }
@@ -88,25 +88,28 @@ fn settings_with_foreign_files_or_identities_are_refused() {
         "/etc/passwd",
     ] {
         lab(&[(location, &secret, "")]);
-        let (kind, said) = world.refused(1, &["vbox:lab"]);
-        assert!(kind == "refused" && said.contains("--allow"), "{location}: {said}");
+        let (kind, message) = world.refused(1, &["vbox:lab"]);
+        assert!(
+            kind == "refused" && message.contains("--allow"),
+            "{location}: {message}"
+        );
     }
     // --allow trusts the file, or its folder.
     for allowed in ["elsewhere", "elsewhere/secret.vdi"] {
         lab(&[("../../elsewhere/secret.vdi", &secret, "")]);
         world.back_up(0, &["vbox:lab", "--allow", allowed]);
     }
-    world.holds("lab", &[("sda", &world.disks[0])]);
+    world.assert_holds("lab", &[("sda", &world.disks[0])]);
     let other = "11111111-2222-4333-8444-555555555555";
     // The image has another UUID than the settings.
     lab(&[("lab.vdi", other, "")]);
-    let (kind, said) = world.refused(1, &["vbox:lab"]);
-    assert!(kind == "refused" && said.contains(&id), "{said}");
+    let (kind, message) = world.refused(1, &["vbox:lab"]);
+    assert!(kind == "refused" && message.contains(&id), "{message}");
     // Two files with one UUID.
     std::fs::copy(world.rig.path("vms/lab/lab.vdi"), world.rig.path("vms/lab/copy.vdi")).unwrap();
     lab(&[("lab.vdi", &id, ""), ("copy.vdi", &id, "")]);
-    let (kind, said) = world.refused(1, &["vbox:lab"]);
-    assert!(kind == "refused" && said.contains("two images"), "{said}");
+    let (kind, message) = world.refused(1, &["vbox:lab"]);
+    assert!(kind == "refused" && message.contains("two images"), "{message}");
     // Unsupported formats, encrypted images, and incomplete settings.
     lab(&[("lab.vdi", &id, "")]);
     let text = world.settings();
@@ -125,8 +128,8 @@ fn settings_with_foreign_files_or_identities_are_refused() {
     ] {
         world.rig.write("vms/lab/lab.vbox", text.replace(from, to).as_bytes());
         let code = if kind == "damage" { 5 } else { 1 };
-        let (found, said) = world.refused(code, &["vbox:vms/lab/lab.vbox"]);
-        assert!(found == kind && said.contains(word), "{to}: {found}: {said}");
+        let (found, message) = world.refused(code, &["vbox:vms/lab/lab.vbox"]);
+        assert!(found == kind && message.contains(word), "{to}: {found}: {message}");
     }
 }
 
@@ -174,7 +177,7 @@ fn machines_with_the_same_name_are_refused_together() {
     assert!(document.to_string().contains(TWIN), "{document}");
     assert_eq!(world.rig.snapshot_count(), 0);
     world.back_up(0, &[&format!("vbox:{TWIN}"), "--machine", "twin"]);
-    world.holds("twin", &[("sda", &world.disks[1])]);
+    world.assert_holds("twin", &[("sda", &world.disks[1])]);
 }
 
 /// Otherwise both machines would have one history, and `restore` would return the data of the other one.
@@ -190,8 +193,8 @@ fn a_machine_does_not_continue_the_history_of_a_namesake() {
     world.register(&[(LAB, "vms/lab/lab.vbox"), (TWIN, "vms/two/two.vbox")]);
     let [lab, twin] = [LAB, TWIN].map(|uuid| format!("vbox:{uuid}"));
     world.back_up(0, &[&lab]);
-    let (kind, said) = world.refused(1, &[&twin]);
-    assert!(kind == "exists" && said.contains(LAB), "{said}");
+    let (kind, message) = world.refused(1, &[&twin]);
+    assert!(kind == "exists" && message.contains(LAB), "{message}");
     world.back_up(0, &[&twin, "--machine", "web2"]);
     world.back_up(0, &[&lab]);
     // If the first one is gone, the second one may be its replacement: that needs a statement.

@@ -21,10 +21,13 @@ fn a_running_machine_is_read_from_a_temporary_snapshot() {
     );
     assert!(machine["memory_bytes"].as_u64().unwrap() > 4096, "{machine}");
     // Writes of the machine during the backup are not in the snapshot, and are not lost.
-    world.holds(NAME, &[("sda", &world.disks[0]), ("sdb", &world.disks[1])]);
-    world.is_as_before();
-    let asked = world.asked();
-    assert!(asked.contains("\"--live\"") && asked.contains("\"delete\""), "{asked}");
+    world.assert_holds(NAME, &[("sda", &world.disks[0]), ("sdb", &world.disks[1])]);
+    world.assert_unchanged();
+    let requests = world.requests();
+    assert!(
+        requests.contains("\"--live\"") && requests.contains("\"delete\""),
+        "{requests}"
+    );
     // The stored settings are those before the snapshot.
     let kept = world
         .rig
@@ -36,8 +39,8 @@ fn a_running_machine_is_read_from_a_temporary_snapshot() {
     world.set("asked", "");
     let machine_now = world.disk_now();
     world.back_up(0, &["vbox:"]);
-    assert!(!world.asked().contains("--live"), "{}", world.asked());
-    world.holds(NAME, &[("sda", &machine_now)]);
+    assert!(!world.requests().contains("--live"), "{}", world.requests());
+    world.assert_holds(NAME, &[("sda", &machine_now)]);
     world.state("running");
     world.run_manager(&["snapshot", LAB, "take", "mine", "--description", "", "--live"]);
     let before = world.settings();
@@ -52,7 +55,7 @@ fn a_running_machine_is_read_from_a_temporary_snapshot() {
     );
     let mut expected = machine_now;
     expected[MIB..2 * MIB].fill(0xee);
-    world.holds("deep", &[("sda", &expected)]);
+    world.assert_holds("deep", &[("sda", &expected)]);
     // The export has a new identity, so that VirtualBox can register it beside the original.
     let export = [
         "export",
@@ -119,8 +122,11 @@ fn the_doctor_deletes_the_snapshots_of_dead_backups() {
         (&finding["kind"], &finding["machine"]),
         (&"virtualbox-snapshot".into(), &NAME.into())
     );
-    let said = finding.to_string();
-    assert!(said.contains("-0000002a") && !said.contains("-before"), "{said}");
+    let message = finding.to_string();
+    assert!(
+        message.contains("-0000002a") && !message.contains("-before"),
+        "{message}"
+    );
     assert_eq!((report["findings"].as_array().unwrap().len(), count()), (1, 3));
 
     // VirtualBox does not manage to delete it: it is kept and reported.
@@ -180,7 +186,7 @@ fn hooks_are_called_and_the_read_rate_is_limited() {
         (&planned["method"], &planned["state"]),
         (&"virtualbox-snapshot".into(), &"running".into())
     );
-    assert!(!world.asked().contains("take") && !world.rig.path("hook.calls").exists());
+    assert!(!world.requests().contains("take") && !world.rig.path("hook.calls").exists());
     // A hook that was called before the snapshot is called at the end, although the snapshot failed.
     world.set("fail-take", "error-locked");
     world.refused(4, &["vbox:", "--hook", "hook"]);
@@ -189,13 +195,16 @@ fn hooks_are_called_and_the_read_rate_is_limited() {
         ["job-start", "pre-freeze", "post-thaw", "job-abort"]
     );
     world.unset("fail-take");
-    world.is_as_before();
+    world.assert_unchanged();
     // If a hook fails before the snapshot, the machine is not changed.
     world.set("asked", "");
-    let (_, said) = world.refused(1, &["vbox:", "--hook", "/bin/false"]);
-    assert!(said.contains("job-start") && !world.asked().contains("take"), "{said}");
-    let (_, said) = world.refused(2, &["vbox:", "--max-latency", "20"]);
-    assert!(said.contains("does not apply to VirtualBox"), "{said}");
+    let (_, message) = world.refused(1, &["vbox:", "--hook", "/bin/false"]);
+    assert!(
+        message.contains("job-start") && !world.requests().contains("take"),
+        "{message}"
+    );
+    let (_, message) = world.refused(2, &["vbox:", "--max-latency", "20"]);
+    assert!(message.contains("does not apply to VirtualBox"), "{message}");
 }
 
 #[test]
@@ -205,9 +214,12 @@ fn a_snapshot_that_cannot_be_deleted_is_reported_and_deleted_later() {
     // The snapshot cannot be deleted: the backup succeeds, with a warning and a remedy.
     world.set("fail-delete", "error-delete");
     let document = world.back_up(3, &["vbox:"]);
-    let said = document["warnings"].to_string();
-    assert!(said.contains("VERR_DISK_FULL") && said.contains("delete "), "{said}");
-    world.holds(NAME, &[("sda", &world.disks[0])]);
+    let message = document["warnings"].to_string();
+    assert!(
+        message.contains("VERR_DISK_FULL") && message.contains("delete "),
+        "{message}"
+    );
+    world.assert_holds(NAME, &[("sda", &world.disks[0])]);
     assert!(world.settings().contains("name=\"holdfast-backup-"));
     let output = world.run(3, &["backup", "vbox:"]);
     assert!(stdout(&output).contains("still there"), "{}", stdout(&output));
@@ -215,10 +227,10 @@ fn a_snapshot_that_cannot_be_deleted_is_reported_and_deleted_later() {
     world.unset("fail-delete");
     let output = world.run(0, &["backup", "vbox:", "--machine", "next"]);
     assert!(stderr(&output).contains("is deleted"), "{}", stderr(&output));
-    world.is_as_before();
+    world.assert_unchanged();
     let mut expected = world.disks[0].clone();
     expected[MIB..2 * MIB].fill(0xee);
-    world.holds("next", &[("sda", &expected)]);
+    world.assert_holds("next", &[("sda", &expected)]);
 
     for (failure, reason) in [
         ("nothing", "says that it is deleted"),
@@ -226,24 +238,24 @@ fn a_snapshot_that_cannot_be_deleted_is_reported_and_deleted_later() {
     ] {
         world.set("fail-delete", failure);
         let document = world.back_up(3, &["vbox:"]);
-        let said = document["warnings"].to_string();
-        assert!(said.contains(reason), "{said}");
+        let message = document["warnings"].to_string();
+        assert!(message.contains(reason), "{message}");
         world.unset("fail-delete");
         world.run(0, &["backup", "vbox:"]);
-        world.is_as_before();
+        world.assert_unchanged();
     }
 
     // VBoxManage reports a failure although it has taken the snapshot.
     world.set("fail-take", "late");
-    let (kind, said) = world.refused(4, &["vbox:"]);
-    assert!(kind == "locked" && said.contains("already locked"), "{said}");
+    let (kind, message) = world.refused(4, &["vbox:"]);
+    assert!(kind == "locked" && message.contains("already locked"), "{message}");
     world.unset("fail-take");
-    world.is_as_before();
+    world.assert_unchanged();
     // No snapshot was taken.
     world.set("fail-take", "error-locked");
     assert_eq!(world.refused(4, &["vbox:"]).0, "locked");
     world.unset("fail-take");
-    world.is_as_before();
+    world.assert_unchanged();
     // The repository is not writable: the snapshot of VirtualBox is deleted.
     let count = world.rig.snapshot_count();
     std::fs::rename(world.rig.path("repo/tmp"), world.rig.path("gone")).unwrap();
@@ -251,19 +263,22 @@ fn a_snapshot_that_cannot_be_deleted_is_reported_and_deleted_later() {
     world.set("asked", "");
     let output = world.command(&["backup", "vbox:", "--no-parent"]).output().unwrap();
     assert!(!output.status.success(), "{}", stderr(&output));
-    assert!(world.asked().contains("\"take\""), "{}", world.asked());
-    world.is_as_before();
+    assert!(world.requests().contains("\"take\""), "{}", world.requests());
+    world.assert_unchanged();
     std::fs::remove_file(world.rig.path("repo/tmp")).unwrap();
     std::fs::rename(world.rig.path("gone"), world.rig.path("repo/tmp")).unwrap();
     assert_eq!(world.rig.snapshot_count(), count);
     // States between on and off, unknown states, and a crashed machine, which stays so until it is powered off.
     for (state, code) in [("livesnapshotting", 4), ("gurumeditation", 1), ("dreaming", 4)] {
         world.state(state);
-        let (_, said) = world.refused(code, &["vbox:"]);
-        assert!(said.contains("is in the state") && said.contains(state), "{said}");
-        assert_eq!(said.contains("poweroff"), code == 1, "{said}");
+        let (_, message) = world.refused(code, &["vbox:"]);
+        assert!(
+            message.contains("is in the state") && message.contains(state),
+            "{message}"
+        );
+        assert_eq!(message.contains("poweroff"), code == 1, "{message}");
     } // A description that pretends it is off.
     world.state("running\"\nVMState=\"poweroff");
-    let (_, said) = world.refused(1, &["vbox:"]);
-    assert!(said.contains("different values"), "{said}");
+    let (_, message) = world.refused(1, &["vbox:"]);
+    assert!(message.contains("different values"), "{message}");
 }

@@ -226,8 +226,8 @@ fn moved_disk_finds_its_deltas_by_name() {
 #[test]
 fn disk_size_is_that_of_the_top() {
     let lab = Lab::new();
-    for said in [MIB, 3 * MIB] {
-        let path = folder(&lab, said, None, &[(TOP, ImageId::NIL, "Compressed", "root.hds")]);
+    for text in [MIB, 3 * MIB] {
+        let path = folder(&lab, text, None, &[(TOP, ImageId::NIL, "Compressed", "root.hds")]);
         drop(create(
             &path.join("root.hds"),
             &CreateOptions::new(Format::Parallels, 2 * MIB),
@@ -236,7 +236,7 @@ fn disk_size_is_that_of_the_top() {
         assert_eq!(image.size_bytes(), 2 * MIB);
         let note = Note::DiskSizeDiffers {
             image: path.join("DiskDescriptor.xml"),
-            descriptor_bytes: said,
+            descriptor_bytes: text,
             size_bytes: 2 * MIB,
         };
         assert_eq!(image.notes(), [note]);
