@@ -307,7 +307,11 @@ fn a_machine_started_during_a_snapshot_is_not_recorded_as_shut_off() {
             .unwrap();
         assert_eq!(report.guests[0].consistency(), "crash");
         assert_eq!(report.record.consistency, "crash");
-        assert_eq!(*machine[0].commands.lock().unwrap(), [""; 0], "it is its owner's");
+        assert_eq!(
+            *machine[0].commands.lock().unwrap(),
+            [""; 0],
+            "Holdfast does not resume it"
+        );
 
         // Two snapshots, taken one after the other, have its disks at different points in time.
         machine[0].becomes(before);

@@ -395,14 +395,16 @@ fn every_flipped_bit_of_a_size_field_or_index_is_detected() {
             changed[at] ^= 1 << bit;
             match open(&changed) {
                 Ok(file) => {
-                    let error = file.check(THREADS.count, &mut |_| Ok(())).expect_err("it was changed");
+                    let error = file
+                        .check(THREADS.count, &mut |_| Ok(()))
+                        .expect_err("a changed file is an error");
                     assert!(matches!(error, Error::Corrupt { .. }), "{error}");
                 }
                 Err(Error::Corrupt { what: "index", .. }) => {}
                 // Without its last member the file has no index: a sequential read finds the damage.
                 Err(error) => assert!(matches!(error, Error::NoIndex), "{at}: {error}"),
             }
-            unpacked(&changed).expect_err("it was changed");
+            unpacked(&changed).expect_err("a changed file is an error");
         }
     }
 }
@@ -501,6 +503,6 @@ fn any_number_of_empty_members_is_skipped() {
         .finish()
         .unwrap();
     let mut file = empty.repeat(200_000);
-    file.extend(packed(b"behind them", Packing::Gzip));
-    assert_eq!(unpacked(&file).unwrap().1, b"behind them");
+    file.extend(packed(b"the data after the empty members", Packing::Gzip));
+    assert_eq!(unpacked(&file).unwrap().1, b"the data after the empty members");
 }

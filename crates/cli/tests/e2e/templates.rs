@@ -62,7 +62,7 @@ pub(crate) fn pull_words<'w>(template: &'w str, target: &'w str) -> Vec<&'w str>
 /// Pulls a template, and compares it with the bytes of the disk.
 pub(crate) fn assert_pulls(rig: &Rig, template: &str, bytes: &[u8]) -> Value {
     let report = rig.report(&pull_words(template, "pulled.raw"));
-    assert!(rig.read("pulled.raw") == bytes, "{template} is something else");
+    assert!(rig.read("pulled.raw") == bytes, "{template} has other content");
     std::fs::remove_file(rig.path("pulled.raw")).unwrap();
     report
 }
@@ -76,7 +76,7 @@ pub(crate) fn assert_refused(rig: &Rig, words: &[&str], code: i32, kind: &str, r
         (kind, true),
         "{words:?}: {text}"
     );
-    assert_eq!(rig.names("."), before, "{words:?} has left something");
+    assert_eq!(rig.names("."), before, "{words:?} has left files");
 }
 
 #[test]
@@ -413,7 +413,10 @@ fn a_killed_push_leaves_nothing() {
             .is_ok_and(|mut entries| entries.next().is_some())
     };
     while !is_there("repo/snapshots") || !is_there("repo/writers") {
-        assert!(clock.now() < Duration::from_secs(60), "it does not come to sign");
+        assert!(
+            clock.now() < Duration::from_secs(60),
+            "the push does not reach the signing"
+        );
         clock.sleep(Duration::from_millis(10));
     }
     child.kill().unwrap();

@@ -321,7 +321,7 @@ fn the_state_of_a_tpm_replaces_only_that_of_its_machine() {
     );
     assert!(
         plan.definition.unwrap().text.contains("path='"),
-        "it has a place of its own"
+        "the configuration has a path"
     );
     let folder = world.folder.path().join("folder");
     std::fs::create_dir(&folder).unwrap();

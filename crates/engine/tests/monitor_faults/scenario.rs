@@ -70,7 +70,7 @@ pub(crate) fn survives_all(scenario: &Scenario) {
 
 fn survives(scenario: &Scenario, start: usize, stride: usize) {
     let command_count = count_commands(scenario);
-    assert!(command_count > 20, "a backup has more than {command_count} commands");
+    assert!(command_count > 20, "a backup has only {command_count} commands");
     std::thread::scope(|scope| {
         for kind in scenario.kinds.iter().copied() {
             let share_count = match kind {
@@ -174,14 +174,14 @@ fn back_up_with(lab: &Arc<Lab>, kind: FaultKind, at: usize) -> (String, bool) {
         let result: BackupResult = shared_lab.back_up(deadline);
         // Nothing receives the result of a backup that counts as killed.
         send.send(()).ok();
-        result.map_or_else(|error| format!("{error:?}"), |_| "it succeeds".to_owned())
+        result.map_or_else(|error| format!("{error:?}"), |_| "success".to_owned())
     });
     over.recv().unwrap();
     let (commands, is_unreached) = lab.model.disarm();
     let result = if kind == FaultKind::Killed && !is_unreached {
         // Its thread never gets an answer, and never ends.
         lab.kill_running_backups();
-        "it is dead".to_owned()
+        "the backup was killed".to_owned()
     } else {
         backup.join().unwrap()
     };
@@ -235,7 +235,7 @@ impl StateBefore {
         assert!(new.is_empty() || kind == FaultKind::Killed, "{case}: files {new:?}");
         assert!(
             lab.guest_bytes() == self.disks,
-            "{case}: the guest sees other bytes when the doctor has been there"
+            "{case}: the guest sees other bytes after the doctor"
         );
         for snapshot in lab.snapshots().iter().filter(|id| !self.snapshots.contains(id)) {
             assert!(lab.stored(*snapshot) == self.disks, "{case}: the snapshot is wrong");

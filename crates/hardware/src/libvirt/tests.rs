@@ -417,7 +417,7 @@ fn every_device_has_its_own_boot_position() {
     let written = write(&machine, &options(&["vda", "sda"])).value;
     let again = read(&written).unwrap().value;
     let mut order: Vec<_> = again.disks.iter().map(|disk| disk.boot_order).collect();
-    assert_eq!(order.pop(), Some(Some(3)), "the drive is last: {written}");
+    assert_eq!(order.pop(), Some(Some(3)), "the drive is the last one: {written}");
     order.sort_unstable();
     assert_eq!(order, [Some(1), Some(2)]);
 }

@@ -184,7 +184,11 @@ fn a_machine_of_another_hypervisor_gets_compatible_devices() {
     }
     let again = read(&written.value.config).unwrap().value;
     assert_eq!(again.disks.len(), 1 + 6 + 4 + 31, "virtio, SATA, IDE and SCSI");
-    assert_eq!(written.value.disks.len(), again.disks.len() - 1, "one is a drive");
+    assert_eq!(
+        written.value.disks.len(),
+        again.disks.len() - 1,
+        "one of them is a drive"
+    );
     assert_eq!(again.memory_bytes, machine.memory_bytes);
     assert_eq!(again.cards[0].mac, machine.cards[0].mac);
     let no_room = reported

@@ -161,12 +161,12 @@ impl Model {
     /// Receives a stream, or returns why the target refuses it.
     fn receive(&mut self, source: &[ReplicaPoint], step: &ReplicaStep, order: TargetOrder) -> Result<(), String> {
         let find = |name: &str, kind| source.iter().position(|point| point.name == name && point.kind == kind);
-        let to = find(&step.to, PointKind::Snapshot).ok_or("it is not there")?;
+        let to = find(&step.to, PointKind::Snapshot).ok_or("the snapshot is missing")?;
         let first = match &step.base {
             None if order == TargetOrder::Linear && self.exists => return Err("it exists".to_owned()),
             None => to,
             Some((name, kind)) => {
-                let base = find(name, *kind).ok_or("the base is not there")?;
+                let base = find(name, *kind).ok_or("the base is missing")?;
                 let has = |point: &ReplicaPoint| point.identity == source[base].identity;
                 let fits = match order {
                     TargetOrder::Linear => self.received.last().is_some_and(has),
@@ -189,14 +189,14 @@ impl Model {
             .filter(|point| point.kind == PointKind::Snapshot)
             .collect();
         if sent.len() != step.count {
-            return Err(format!("it brings {} and not {}", sent.len(), step.count));
+            return Err(format!("the stream has {} snapshots, not {}", sent.len(), step.count));
         }
         for point in sent {
             if !point.is_wanted {
                 return Err(format!("{} is not wanted", point.name));
             }
             if self.received.iter().any(|received| received.name == point.name) {
-                return Err(format!("{} is there already", point.name));
+                return Err(format!("{} exists already", point.name));
             }
             self.received.push(point.clone());
         }
@@ -311,7 +311,7 @@ proptest! {
                                     let step = ReplicaStep { base, to: to.name.clone(), count: 1 };
                                     let taken = model.clone().receive(&source, &step, rules.order);
                                     let is_new = !model.received.iter().any(|received| received.identity == to.identity);
-                                    prop_assert!(taken.is_err() || !is_new, "{step:?} would have gone to {model:?}");
+                                    prop_assert!(taken.is_err() || !is_new, "{model:?} would have accepted {step:?}");
                                 }
                             }
                         }

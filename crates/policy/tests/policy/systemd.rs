@@ -260,7 +260,7 @@ fn expressions_have_the_same_meaning_as_in_systemd() {
             after = after.checked_add(SignedDuration::from_hours(1)).unwrap();
         }
         let (normalized, theirs) = match ask_systemd(&expression, after, zone_name) {
-            Answer::Refused => panic!("{case}: is taken for none"),
+            Answer::Refused => panic!("{case}: systemd refuses the expression"),
             Answer::GivesUp => continue,
             Answer::Taken { normalized, instants } => (normalized, instants),
         };
@@ -284,7 +284,7 @@ fn expressions_have_the_same_meaning_as_in_systemd() {
     }
     assert!(
         missed_count <= MISSED_COUNT_MAX,
-        "systemd passes over something in {missed_count} cases"
+        "systemd misses an instant in {missed_count} cases"
     );
     assert!(compared_count > 2000, "only {compared_count} instants were compared");
 }

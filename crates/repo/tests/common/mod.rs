@@ -253,7 +253,7 @@ pub(crate) fn assert_restores(repository: &Repository, snapshot: SnapshotId, exp
     assert_eq!(device.size_bytes(), expected.len() as u64);
     let mut bytes = vec![1; expected.len()];
     device.read_at(&mut bytes, 0).unwrap();
-    assert!(bytes == expected, "the device reads something else");
+    assert!(bytes == expected, "the device returns other data");
     let target = MemoryDevice::new(expected.len() as u64);
     let request = RestoreRequest {
         target: &target,
@@ -262,7 +262,7 @@ pub(crate) fn assert_restores(repository: &Repository, snapshot: SnapshotId, exp
         thread_count: 2,
     };
     repository.restore(&device, &request, &Watch::default()).unwrap();
-    assert!(target.to_bytes() == expected, "the restore wrote something else");
+    assert!(target.to_bytes() == expected, "the restore wrote other data");
 }
 
 type Act = std::sync::Mutex<Option<Box<dyn FnOnce() + Send>>>;

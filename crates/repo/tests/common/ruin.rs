@@ -160,7 +160,7 @@ fn check(repository: &Repository, restored: &[bool], place: Place) {
         let listed = repository.snapshots().unwrap().0.len();
         assert!(
             restored.iter().filter(|whole| **whole).count() >= listed,
-            "verify missed what a restore ran into"
+            "verify missed damage that a restore found"
         );
     }
     let full = ScrubRequest {
@@ -174,7 +174,7 @@ fn assert_no_worse(before: &[bool], after: &[bool], place: Place, who: &str) {
     let is_no_worse = before.iter().zip(after).all(|(before, after)| *after || !*before);
     assert!(
         is_no_worse || place == Place::BehindTheSeal,
-        "{who} took away what could be restored"
+        "{who} lost a snapshot that could be restored"
     );
 }
 
@@ -215,10 +215,10 @@ fn restores(repository: &Repository, contents: &Contents, disk: &str, expected: 
     };
     let is_restored = repository.restore(&device, &request, &Watch::default()).is_ok();
     if place == Place::Stored {
-        assert!(!is_read || bytes == expected, "the device reads something else");
+        assert!(!is_read || bytes == expected, "the device returns other data");
         assert!(
             !is_restored || target.to_bytes() == expected,
-            "the restore wrote something else"
+            "the restore wrote other data"
         );
     }
     is_read && is_restored

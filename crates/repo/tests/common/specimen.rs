@@ -65,7 +65,7 @@ impl Processes for KnownProcess {
     }
 
     fn liveness(&self, process: &ProcessIdentity) -> Liveness {
-        assert_eq!(*process, self.this(), "no other process writes here");
+        assert_eq!(*process, self.this(), "there is no other process");
         Liveness::Alive
     }
 }

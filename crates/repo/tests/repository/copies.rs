@@ -83,7 +83,7 @@ fn assert_reads(repository: &Repository, snapshot: &Manifest, expected: &[Vec<u8
         let device = repository.open_disk(snapshot.id, Some(name)).unwrap();
         let mut found = vec![1; bytes.len()];
         device.read_at(&mut found, 0).unwrap();
-        assert!(found == *bytes, "{name} is something else");
+        assert!(found == *bytes, "{name} has other content");
     }
     let request = VerifyRequest {
         snapshots: Selection::All,
@@ -116,7 +116,7 @@ fn copies_read_the_same_under_any_keys_and_only_differences_are_read() {
             assert_eq!(
                 copied.snapshot.statistics(),
                 original.statistics(),
-                "what the backup found stays"
+                "the statistics of the backup are kept"
             );
             let content = |manifest: &Manifest| manifest.disks.iter().map(|disk| disk.content).collect::<Vec<_>>();
             assert_eq!(content(&copied.snapshot), [DiskContent::Blocks, DiskContent::Stream]);
@@ -131,7 +131,7 @@ fn copies_read_the_same_under_any_keys_and_only_differences_are_read() {
             again.unchanged_bytes > 40 * MIB && again.new_bytes < 2 * MIB,
             "{again:?}"
         );
-        assert_eq!(found.known_bytes, 0, "nothing comes twice");
+        assert_eq!(found.known_bytes, 0, "no chunk is transferred twice");
         // All of the disk without a base: chunks that the target knows by name are not read, and none is stored.
         let whole = copy(&from.repository, &to.repository, &days[1].0, None, threads).unwrap();
         assert_reads(&to.repository, &whole.snapshot, &days[1].1);

@@ -134,7 +134,7 @@ fn assert_sound(repository: &Repository, store: &dyn Store, committed: &Committe
     for id in committed.days.keys() {
         assert!(
             manifests.iter().any(|manifest| manifest.id == *id),
-            "{case}: {id} is gone"
+            "{case}: {id} is missing"
         );
     }
     let check = |repository: &Repository| {
@@ -224,7 +224,7 @@ fn at_every_operation(fault: Fault, span: FaultSpan, seeds: std::ops::Range<u64>
     while reached_count(operation) > 0 {
         operation += 1;
     }
-    assert!(operation > 300, "the life has only {operation} operations");
+    assert!(operation > 300, "the sequence has only {operation} operations");
 }
 
 /// The seed decides whether the interrupted change was applied: for each operation, some seeds apply it and others do

@@ -65,7 +65,7 @@ fn a_damaged_or_lost_snapshot_can_be_removed_by_id() {
         assert_eq!(
             findings(&rig),
             Vec::<String>::new(),
-            "{damage}: it still passes for a loss"
+            "{damage}: the snapshot still counts as lost"
         );
         let report = rig.repository.gc(GC).unwrap();
         assert!(report.deleted_pack_count > 0, "{damage}: {report:?}");
@@ -171,7 +171,7 @@ fn a_removed_snapshot_stays_removed_while_a_copy_exists() {
     writer
         .backup(request("other", 1, vec![source], Parent::None, 0), &rig.progress)
         .unwrap();
-    assert_eq!(records(&rig), 1, "its packs are still there");
+    assert_eq!(records(&rig), 1, "the packs still exist");
     assert_eq!(findings(&rig), Vec::<String>::new());
     rig.repository.gc(GC).unwrap();
     assert_eq!(records(&rig), 0);

@@ -101,7 +101,7 @@ fn assert_nothing_lost_for_good(full: &FullRepository, left: &MemoryStore, lost:
                 let is_loss = matches!(done, Err(Error::Loss { .. }));
                 assert!(
                     !is_loss || planned.is_err(),
-                    "{case}: the plan does not say it: {done:?}"
+                    "{case}: the plan does not report the loss: {done:?}"
                 );
             }
         }
@@ -109,12 +109,12 @@ fn assert_nothing_lost_for_good(full: &FullRepository, left: &MemoryStore, lost:
         let repository = open(store, 501).unwrap();
         for (id, disk) in &full.existing {
             let manifest = repository.snapshot(*id);
-            assert!(manifest.is_ok(), "{case}: {id} is gone: {:?}", manifest.err());
+            assert!(manifest.is_ok(), "{case}: {id} is missing: {:?}", manifest.err());
             let device = repository.open_disk(*id, None).unwrap();
             let mut bytes = vec![1; disk.bytes.len()];
             let read = device.read_at(&mut bytes, 0);
-            assert!(read.is_ok(), "{case}: {id} does not read: {:?}", read.err());
-            assert!(bytes == disk.bytes, "{case}: {id} reads something else");
+            assert!(read.is_ok(), "{case}: {id} cannot be read: {:?}", read.err());
+            assert!(bytes == disk.bytes, "{case}: {id} has other content");
         }
     }
 }

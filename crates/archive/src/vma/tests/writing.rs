@@ -78,7 +78,7 @@ fn found(archive: &[u8]) -> ParsedVma {
                 let start = cluster * 65536 + bit * 4096;
                 let end = disk.len().min(start + 4096);
                 let block = blocks.next().unwrap();
-                assert!(block.iter().any(|byte| *byte != 0), "a block is stored that is zero");
+                assert!(block.iter().any(|byte| *byte != 0), "a zero block is stored");
                 disk[start..end].copy_from_slice(&block[..end - start]);
                 block_count += 1;
             }
@@ -249,7 +249,7 @@ fn content_beyond_the_limits_of_the_format_is_refused() {
     for (result, expected) in cases {
         let error = result.map(|_| ()).unwrap_err();
         assert!(matches!(error, Error::InvalidOption { .. }));
-        assert!(error.to_string().contains(expected), "{error}, and not {expected}");
+        assert!(error.to_string().contains(expected), "{error}; expected {expected}");
     }
     let (archive, _) = write(&config("qemu-server.conf", 65535), &disks[..254]).unwrap();
     assert_eq!(found(&archive).disks.len(), 254);

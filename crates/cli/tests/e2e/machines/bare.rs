@@ -305,7 +305,7 @@ fn a_machine_is_backed_up_with_its_memory_and_another_qemu_resumes_it() {
     let file = other.path("memory");
     let arguments = serde_json::json!({ "val": 8 << 20, "size": 2 << 20, "filename": file.to_str().unwrap() });
     other.execute("pmemsave", arguments);
-    assert!(std::fs::read(file).unwrap() == bytes, "another memory");
+    assert!(std::fs::read(file).unwrap() == bytes, "the memory differs");
 }
 
 #[test]

@@ -107,7 +107,7 @@ impl BareHistory {
             let bytes = self.content_of(disk);
             assert!(
                 bytes == self.bare.disks[disk],
-                "{step}: the test mistakes the disk {disk}"
+                "{step}: the expected content of disk {disk} is wrong"
             );
         }
         let words: &[&str] = match self.random.below(20) {

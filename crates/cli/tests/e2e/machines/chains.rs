@@ -125,7 +125,7 @@ impl World {
 
     fn assert_in_full(&self, what: &str, reason: &str) {
         let [first, _] = self.back_up_rightly(what);
-        let message = first.unwrap_or_else(|| panic!("{what}: it was not read in full"));
+        let message = first.unwrap_or_else(|| panic!("{what}: a disk was not read completely"));
         assert!(message.contains(reason), "{what}: {message}");
     }
 }

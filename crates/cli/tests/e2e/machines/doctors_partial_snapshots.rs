@@ -118,7 +118,11 @@ fn an_incomplete_snapshot_is_removed_with_its_state() {
         write(&path, &noted.to_string());
     };
     note(&|record| record["maker"] = this_process());
-    assert_eq!(found(&setup.doctor(0, &["--fix"])), [""; 0], "its maker is running");
+    assert_eq!(
+        found(&setup.doctor(0, &["--fix"])),
+        [""; 0],
+        "the process that takes it is running"
+    );
     // The record of a received copy names the original dataset.
     note(&|record| record["datasets"] = json!(["btrfs:/elsewhere"]));
     let report = setup.doctor(3, &["--fix"]);
@@ -246,7 +250,7 @@ fn an_incomplete_set_of_zfs_snapshots_does_not_count_as_fresh() {
         .unwrap();
     };
     note(&half);
-    assert_eq!(is_whole(), true, "the other one says so");
+    assert_eq!(is_whole(), true, "the record of the other dataset is complete");
     system("zfs", &["destroy", &format!("{other}@{name}")]).unwrap();
     assert_eq!(is_whole(), false);
     let policy = format!(
@@ -261,7 +265,11 @@ fn an_incomplete_set_of_zfs_snapshots_does_not_count_as_fresh() {
     assert!(what.contains(&format!("there is none of zfs:{other}")), "{what}");
     half["maker"] = this_process();
     note(&half);
-    assert_eq!(found(&setup.doctor(0, &[])), [""; 0], "its maker is running");
+    assert_eq!(
+        found(&setup.doctor(0, &[])),
+        [""; 0],
+        "the process that takes it is running"
+    );
     note(&whole);
     check(0);
     assert_eq!(found(&setup.doctor(0, &[])), [""; 0]);

@@ -102,7 +102,7 @@ pub(super) fn destroy(dataset: &str) {
         }
         clock.sleep(Duration::from_millis(50));
     }
-    panic!("{dataset} stays busy");
+    panic!("{dataset} is still busy");
 }
 
 pub(super) fn make_old(path: &Path) {

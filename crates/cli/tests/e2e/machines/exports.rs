@@ -118,7 +118,7 @@ fn an_export_is_of_one_point_in_time_and_keeps_backups_incremental() {
     while runs_in(machine.monitor()).unwrap().is_empty() {
         assert!(
             child.try_wait().unwrap().is_none(),
-            "it ended before anything was seen of it"
+            "the export ended before its filter appeared"
         );
         world.lab.clock.sleep(Duration::from_millis(5));
     }
@@ -129,7 +129,7 @@ fn an_export_is_of_one_point_in_time_and_keeps_backups_incremental() {
     world.write(1, 34, 7 << 20, 65_536);
     assert!(
         child.try_wait().unwrap().is_none(),
-        "it was read too fast for this test"
+        "the export ended too early for this test"
     );
     assert!(child.wait().unwrap().success());
     let now = std::mem::replace(&mut world.disks, before);
@@ -223,7 +223,7 @@ fn a_killed_export_leaves_the_machine_running_and_no_archive() {
         let waited = clock.now().saturating_sub(dead_since);
         assert!(
             waited < Duration::from_secs(20),
-            "the watchdog has not cleared up after {waited:?}"
+            "the watchdog has not cleaned up after {waited:?}"
         );
         clock.sleep(Duration::from_millis(50));
     }

@@ -46,7 +46,7 @@ impl Hooked {
             }
             self.bare.lab.clock.sleep(Duration::from_millis(50));
         }
-        panic!("{event} does not come: {:?}", self.called());
+        panic!("the hook was not called for {event}: {:?}", self.called());
     }
 
     fn variable(&self, event: &str, name: &str) -> String {
@@ -253,7 +253,7 @@ fn a_backup_is_stopped_while_a_hook_hangs() {
     while child.try_wait().unwrap().is_none() {
         assert!(
             clock.now().saturating_sub(start) < Duration::from_secs(60),
-            "it does not stop"
+            "the backup does not stop"
         );
         clock.sleep(Duration::from_millis(20));
     }

@@ -24,7 +24,10 @@ impl World {
         let mut child = self.rig.command(&at(&uri, &words)).spawn().unwrap();
         let start = self.lab.clock.now();
         while !self.journal().iter().any(|note| note["phase"] == "reading") {
-            assert!(child.try_wait().unwrap().is_none(), "it has ended before it read");
+            assert!(
+                child.try_wait().unwrap().is_none(),
+                "the backup ended before it was reading"
+            );
             assert!(self.lab.clock.now().saturating_sub(start) < PATIENCE);
             self.lab.clock.sleep(Duration::from_millis(5));
         }
@@ -64,7 +67,7 @@ fn a_hanging_repository_does_not_block_the_guest() {
         for round in 40..60 {
             world.write(round % 2, 91, 65_536 * round, 65_536);
         }
-        assert!(child.try_wait().unwrap().is_none(), "it waits for its target");
+        assert!(child.try_wait().unwrap().is_none(), "the backup waits for its target");
     }
     assert_eq!(child.wait().unwrap().code(), Some(0));
     world.assert_runs_and_is_clean();
@@ -206,7 +209,7 @@ impl World {
             self.lab.clock.sleep(Duration::from_millis(20));
         };
         signal(process, Signal::CONT);
-        let status = ended.unwrap_or_else(|| panic!("it ends while {hanging:?} hangs"));
+        let status = ended.unwrap_or_else(|| panic!("the backup does not end while {hanging:?} hangs"));
         assert!(!status.success(), "{status}");
     }
 }
@@ -309,7 +312,7 @@ fn resized_added_removed_and_exchanged_disks_are_backed_up() {
     {
         assert!(
             world.lab.clock.now().saturating_sub(start) < PATIENCE,
-            "the guest gives the disk back"
+            "the discarded ranges are zero"
         );
         world.lab.virsh(&["destroy", "web1"]);
         world.lab.virsh(&["start", "web1"]);

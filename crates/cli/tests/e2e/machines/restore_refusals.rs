@@ -308,10 +308,7 @@ fn a_killed_restore_leaves_partial_files_that_the_next_one_removes() {
         let mut child = world.rig.command(&words).spawn().unwrap();
         let is_partial = |name: &String| name.ends_with(".partial");
         while world.files().iter().filter(|name| is_partial(name)).count() < 2 {
-            assert!(
-                child.try_wait().unwrap().is_none(),
-                "it ended before it could be killed"
-            );
+            assert!(child.try_wait().unwrap().is_none(), "the restore ended before the kill");
             std::thread::yield_now();
         }
         kill_process(Pid::from_child(&child), Signal::KILL).unwrap();

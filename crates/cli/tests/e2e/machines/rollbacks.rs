@@ -86,7 +86,7 @@ pub(super) fn snapshots_pruning_and_rollback(kind: &'static str) {
         .as_array()
         .unwrap()
         .len();
-    assert_eq!(kept, 6, "states of hourly, and of five points");
+    assert_eq!(kept, 6, "states of the hourly snapshot and of five others");
     setup.world.rig.ok(&["verify", "-r", states]);
 
     // The disks and the memory have changed since.
@@ -354,7 +354,7 @@ fn a_host_snapshot_is_mounted(kind: &'static str) {
     assert!(std::fs::read(&image).unwrap().iter().all(|byte| *byte == 2));
     let opened = std::fs::File::options().write(true).open(&image);
     let written = opened.and_then(|mut file| std::io::Write::write_all(&mut file, b"x"));
-    assert!(written.is_err(), "it can be written to");
+    assert!(written.is_err(), "the mount is writable");
     setup.world.rig.ok(&["unmount", &folder]);
     assert!(!image.exists());
     // Nothing else is unmounted.

@@ -177,7 +177,7 @@ fn firmware_variables_and_tpm_state_are_of_the_point_in_time() {
     let hook = world.rig.path("hook");
     std::fs::set_permissions(&hook, std::fs::Permissions::from_mode(0o755)).unwrap();
     world.json(0, &["backup", "web3", "--hook", hook.to_str().unwrap()]);
-    assert_eq!(world.state("web3"), noise(600_000, 3), "the program was called");
+    assert_eq!(world.state("web3"), noise(600_000, 3), "the hook was called");
     let variables = world.rig.read("variables");
     assert_eq!(world.machine_state("web3"), MachineState::Running);
 
@@ -198,7 +198,7 @@ fn firmware_variables_and_tpm_state_are_of_the_point_in_time() {
     assert_eq!(
         std::fs::read_dir(&folders).unwrap().count(),
         1,
-        "a dry run makes nothing"
+        "a dry run creates no file"
     );
 
     world.restore(&[]);
@@ -253,7 +253,7 @@ fn the_existing_tpm_state_is_replaced() {
     world.start("web3");
     world.lab.virsh(&["destroy", "web3"]);
     let off = world.state("web3");
-    assert_ne!(paused, off, "its firmware has started the TPM once more");
+    assert_ne!(paused, off, "the firmware has started the TPM again");
     let second = world.back_up();
     for (id, state) in [(&first, &paused), (&second, &off)] {
         world.rig.ok(&["restore", "--force", &format!("{id}:tpm"), "kept"]);
@@ -274,11 +274,7 @@ fn the_existing_tpm_state_is_replaced() {
         (before.uid(), before.gid(), before.mode()),
         (after.uid(), after.gid(), after.mode())
     );
-    assert_ne!(
-        before.ino(),
-        after.ino(),
-        "a new file, that was complete before it was there"
-    );
+    assert_ne!(before.ino(), after.ino(), "the state is a new file");
     world.start("web3");
     world.lab.virsh(&["destroy", "web3"]);
 
@@ -334,7 +330,7 @@ fn firmware_variables_of_a_machine_that_is_off_are_found() {
         .lab
         .virsh(&["define", world.rig.path("web4.xml").to_str().unwrap()]);
     let names = || world.json(0, &["backup", "web4"])["report"]["machines"][0]["snapshot"].to_string();
-    assert!(!names().contains("nvram"), "it has never run");
+    assert!(!names().contains("nvram"), "the machine has never run");
     world.lab.virsh(&["start", "web4", "--paused"]);
     world.lab.virsh(&["destroy", "web4"]);
     assert!(names().contains("nvram"));
@@ -481,7 +477,10 @@ fn a_tpm_without_a_state_and_a_missing_secret_are_reported() {
     let secret = "11111111-bbbb-4ccc-8ddd-eeeeeeeeeeee";
     let world = MachineWithTpm::new(&format!("<encryption secret='{secret}'/>"));
     let report = world.json(0, &["backup", "web3"]);
-    assert!(!report["report"].to_string().contains("tpm"), "it never ran: {report}");
+    assert!(
+        !report["report"].to_string().contains("tpm"),
+        "the machine never ran: {report}"
+    );
     let document = world.json(3, &["restore", "web3", "--to-machine", "--dry-run"]);
     let warnings = document["warnings"].to_string();
     assert!(

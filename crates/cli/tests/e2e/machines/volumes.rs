@@ -150,7 +150,7 @@ impl Console {
                 return last.clone();
             }
             let waited = setup.world.lab.clock.now().saturating_sub(start);
-            assert!(waited < PATIENCE, "it says {:?}", self.lines().last());
+            assert!(waited < PATIENCE, "the console shows {:?}", self.lines().last());
             setup.world.lab.clock.sleep(Duration::from_millis(300));
         }
     }
@@ -204,10 +204,10 @@ fn assert_guest_resumes(setup: Option<MachineSetup>) {
     setup.point(0, &["rollback", "web1@hourly", "--power-off", "--resume"]);
     console.wait_for(&setup, 1);
     let (first, same) = console.blocks()[0].clone();
-    assert_eq!(same, boot, "it has booted anew");
+    assert_eq!(same, boot, "the guest has booted again");
     assert!(
         first <= number + 5 && first < last,
-        "it went on at {first}, and was at {number}, then at {last}"
+        "resumed at {first}; was at {number}, and later at {last}"
     );
     console.wait_for(&setup, first + 100);
     console.assert_no_mismatch();

@@ -82,7 +82,10 @@ fn a_partial_stream_is_no_snapshot_and_is_sent_again() {
     first.wait().unwrap();
     let receives = || system("pgrep", &["-f", "btrfs receive -q -e -C"]).is_ok();
     while receives() {
-        assert!(clock.now() < Duration::from_secs(60), "it is received without a sender");
+        assert!(
+            clock.now() < Duration::from_secs(60),
+            "the receiver continues without its sender"
+        );
         clock.sleep(Duration::from_millis(20));
     }
     assert!(part.exists());

@@ -115,7 +115,7 @@ fn datasets_are_replicated_between_two_hosts_with_holdfast() {
 fn wait_for_the_end_of(pattern: &str) {
     let clock = SystemClock::new();
     while system("pgrep", &["-f", pattern]).is_ok() {
-        assert!(clock.now() < Duration::from_secs(60), "{pattern} does not end");
+        assert!(clock.now() < Duration::from_secs(60), "{pattern} is still running");
         clock.sleep(Duration::from_millis(10));
     }
 }

@@ -31,7 +31,7 @@ pub(super) fn two_machines() -> (Rig, [Vec<u8>; 2]) {
 pub(super) fn assert_both_days(rig: &Rig, options: &[&str], images: &[Vec<u8>; 2]) {
     for (name, image) in ["web1@2026-11-20", "web1@2026-11-21"].into_iter().zip(images) {
         rig.ok(&[options, &["restore", name, "out.raw"]].concat());
-        assert!(rig.read("out.raw") == *image, "{name} is something else");
+        assert!(rig.read("out.raw") == *image, "{name} has other content");
         std::fs::remove_file(rig.path("out.raw")).unwrap();
     }
     rig.ok(&[options, &["verify"]].concat());
@@ -145,7 +145,7 @@ fn snapshots_removed_from_the_target_are_copied_again_only_on_request() {
     assert_eq!(
         outcomes(&rig.report(&all)),
         ["present"; 3],
-        "it is the same that it was"
+        "the snapshot that was copied back is the same"
     );
     assert_eq!(ids(&rig, &["-r", "far"]).len(), 3);
 }
@@ -185,7 +185,7 @@ fn repositories_initialized_alike_share_chunks() {
     let mut command = rig.command(&words);
     command.env("HOLDFAST_TO_REPOSITORY", rig.path("far"));
     let refused = command.output().unwrap();
-    assert_eq!(refused.status.code(), Some(2), "there is no terminal to ask");
+    assert_eq!(refused.status.code(), Some(2), "there is no terminal for a prompt");
     assert!(stderr(&refused).contains("--to-password-file"), "{}", stderr(&refused));
     command.env("HOLDFAST_TO_PASSWORD_FILE", rig.path("far-key"));
     assert_eq!(command.output().unwrap().status.code(), Some(0));

@@ -20,7 +20,7 @@ fn content(rig: &Rig) -> BTreeMap<String, (i64, i64, Vec<u8>)> {
             let metadata = entry.metadata().unwrap();
             if name == "./state" {
                 let runs = entry.path().join("holdfast/runs");
-                assert!(!runs.exists(), "a run was noted");
+                assert!(!runs.exists(), "a run was recorded");
                 continue;
             }
             let bytes = if metadata.is_dir() {

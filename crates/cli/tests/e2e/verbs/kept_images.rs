@@ -217,7 +217,7 @@ fn a_wrong_first_directory_is_repaired_from_the_second() {
             assert_eq!(
                 rig.read("disk.vmdk")[table..table + 4],
                 before[table..table + 4],
-                "it is left"
+                "the entry is unchanged"
             );
         }
     }

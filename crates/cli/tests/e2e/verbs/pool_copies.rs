@@ -93,7 +93,7 @@ fn a_copy_that_a_user_made_of_a_kept_disk_is_kept() {
             world.rig.ok(&["forget", snapshot["id"].as_str().unwrap()]);
         }
         assert_eq!(world.finds(0, &["--fix"]), ["pool-base"]);
-        assert_eq!(world.bases().len(), 1, "that of the clone");
+        assert_eq!(world.bases().len(), 1, "the base of the clone is kept");
         assert_user_disks_exist();
         assert_eq!(world.finds(0, &[]), [""; 0]);
     }

@@ -76,10 +76,7 @@ fn assert_resumes(world: &World, before: &MachineProperties, disks_before: &[Vec
         assert!(before == same && more.iter().all(|byte| *byte == 0), "{device}");
     }
     let kept = world.pool.memory_of(&world.vm).unwrap();
-    assert!(
-        world.pool.vdi_bytes(&kept) == memory(world),
-        "the memory is another one"
-    );
+    assert!(world.pool.vdi_bytes(&kept) == memory(world), "the memory differs");
     world.pool.resume(&world.vm).unwrap();
     assert_eq!(world.pool.record("VM", &world.vm).unwrap()["power_state"], "Running");
 }

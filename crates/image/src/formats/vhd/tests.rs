@@ -68,7 +68,7 @@ fn lost_footer_falls_back_to_its_copy() {
     bytes[0] = 0;
     assert!(
         VhdHeader::load(&MemoryFile::new(bytes), "image").is_err(),
-        "both are lost"
+        "both footers are damaged"
     );
 }
 
@@ -123,7 +123,7 @@ fn inconsistent_headers_are_refused() {
         VhdHeader::load(&MemoryFile::new(bytes), "image").is_err()
     };
     let header = |at: usize, value: u32| refused(512, 36, 1024, at, &value.to_be_bytes());
-    assert!(!header(56, 9), "another time of the parent");
+    assert!(!header(56, 9), "another modification time of the parent");
     for (what, at, value) in [
         ("cookie", 0, 1),
         ("table past the end", 20, 1 << 30),
@@ -187,7 +187,7 @@ fn stream_returns_only_stored_sectors() {
     }
     assert!(found == disk);
     assert_eq!(count, 512 + 1024 + 16_384);
-    assert!(stream.next_block().is_err(), "there is one end");
+    assert!(stream.next_block().is_err(), "the end is reported once");
 }
 
 #[test]

@@ -150,7 +150,7 @@ impl Variant {
         } else {
             assert!(
                 flatten(path, lab)[..disk.len()] == *disk,
-                "{what}: the peer reads something else"
+                "{what}: the peer reads other data"
             );
         }
     }

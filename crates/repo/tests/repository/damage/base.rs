@@ -74,7 +74,7 @@ pub(crate) fn restores(repository: &Repository, snapshot: SnapshotId, disk: &str
     assert_eq!(device.size_bytes(), expected.len() as u64);
     let mut bytes = vec![1; expected.len()];
     let read = device.read_at(&mut bytes, 0).is_ok();
-    assert!(!read || bytes == expected, "the device reads something else");
+    assert!(!read || bytes == expected, "the device returns other data");
     let target = MemoryDevice::new(expected.len() as u64);
     let request = RestoreRequest {
         target: &target,
@@ -85,7 +85,7 @@ pub(crate) fn restores(repository: &Repository, snapshot: SnapshotId, disk: &str
     let restored = repository.restore(&device, &request, &Watch::default()).is_ok();
     assert!(
         !restored || target.to_bytes() == expected,
-        "the restore wrote something else"
+        "the restore wrote other data"
     );
     read && restored
 }

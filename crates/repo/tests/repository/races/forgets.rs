@@ -46,7 +46,10 @@ fn a_protected_snapshot_is_restored_after_an_interrupted_forget() {
 
     let reader = another(&rig, 91, Liveness::Unknown);
     reader.gc(REWRITE_ALL).unwrap();
-    assert!(reader.snapshots().unwrap().0.is_empty(), "its forget may be alive");
+    assert!(
+        reader.snapshots().unwrap().0.is_empty(),
+        "the forget may still be running"
+    );
     rig.store.advance_clock(MONTH_AND_MORE);
     reader.gc(REWRITE_ALL).unwrap();
     crate::common::assert_restores(&reader, id, &disk.bytes);

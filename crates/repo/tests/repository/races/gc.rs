@@ -178,7 +178,7 @@ fn a_replaced_gc_deletes_no_used_packs() {
         let case = format!("{kind}, {percent}: {slept:?}");
         let reader = another(&rig, 89, Liveness::Unknown);
         crate::common::assert_restores(&reader, kept, &disk.bytes);
-        let new = ids.lock().unwrap().expect("the other one made a snapshot");
+        let new = ids.lock().unwrap().expect("the other process created a snapshot");
         crate::common::assert_restores(&reader, new, &removed);
         assert!(slept.is_ok() || matches!(slept, Err(Error::Revoked { .. })), "{case}");
         rig.repository.gc(REWRITE_ALL).unwrap();

@@ -26,7 +26,10 @@ fn a_writer_considered_dead_does_not_commit() {
         let report = gc.gc(REWRITE_ALL).unwrap();
         assert_eq!(report.cleared_writers.len(), 1, "{report:?}");
         let again = gc.gc(REWRITE_ALL).unwrap();
-        assert!(again.cleared_writers.is_empty(), "it was cleared once: {again:?}");
+        assert!(
+            again.cleared_writers.is_empty(),
+            "the writer was cleared twice: {again:?}"
+        );
     });
     assert!(matches!(result, Err(Error::Revoked { .. })), "{result:?}");
     assert!(rig.repository.snapshots().unwrap().0.is_empty());
@@ -48,7 +51,10 @@ fn a_writer_whose_mark_was_deleted_before_its_commit_reverts_it() {
         gc.gc(REWRITE_ALL).unwrap();
         store.advance_clock(MONTH_AND_MORE);
         let report = gc.gc(REWRITE_ALL).unwrap();
-        assert!(report.cleared_writers.is_empty(), "it was cleared before: {report:?}");
+        assert!(
+            report.cleared_writers.is_empty(),
+            "the writer was cleared twice: {report:?}"
+        );
     });
     let device = MemoryDevice::from_bytes(&disk.bytes);
     let backup = request_of_another(vec![source("vda", SourceData::Disk(&device))]);

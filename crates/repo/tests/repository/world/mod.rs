@@ -224,7 +224,7 @@ impl<'a> World<'a> {
                 self.expected.insert(manifest.id, bytes.clone());
                 assert!(
                     !survives || are_strangers || warnings.is_empty(),
-                    "process {process} is warned: {warnings:?}"
+                    "process {process} got warnings: {warnings:?}"
                 );
             }
             (Role::Backup { .. }, Outcome::Backup(Err(error), _)) => {
@@ -244,7 +244,7 @@ impl<'a> World<'a> {
                     );
                 } else {
                     let listed = self.check_repository().snapshot(*snapshot).is_ok();
-                    assert!(!listed, "{snapshot} was forgotten and is there");
+                    assert!(!listed, "{snapshot} was forgotten, and is still listed");
                 }
             }
             (Role::Protect(snapshot), Outcome::Done(result)) => {
@@ -257,7 +257,7 @@ impl<'a> World<'a> {
                 }
             }
             (Role::Read(snapshot, _), Outcome::Read(result)) => match result {
-                Ok(bytes) => assert!(bytes == self.expected[snapshot], "{process} read something else"),
+                Ok(bytes) => assert!(bytes == self.expected[snapshot], "{process} read other data"),
                 // Checked after the round, when the forgotten snapshots are known.
                 Err(error) => self
                     .log
@@ -316,14 +316,14 @@ impl<'a> World<'a> {
             .extend(self.expected.keys().filter(|id| !revived.contains(*id)));
         self.expected.retain(|id, _| {
             let must_be = protected.contains(id) || !doubtful.contains(id);
-            assert!(!must_be || listed.contains_key(id), "{id} is gone");
+            assert!(!must_be || listed.contains_key(id), "{id} is missing");
             listed.contains_key(id)
         });
         for (id, bytes) in &self.expected {
             let read = read_all(&repository, &listed[id]);
             assert!(
                 read.as_ref().is_ok_and(|read| read == bytes),
-                "{id} reads wrong: {:?}",
+                "{id} has wrong content: {:?}",
                 read.err()
             );
         }
@@ -333,7 +333,7 @@ impl<'a> World<'a> {
             // A lost snapshot cannot be distinguished from one whose writer crashed just before its last step.
             let lost: Option<SnapshotId> = finding.object.strip_prefix("snapshots/").and_then(|id| id.parse().ok());
             let is_excused = is_of_forgotten || lost.is_some_and(|id| !self.committed.contains(&id));
-            assert!(is_excused, "what others do passes for damage: {finding:?}");
+            assert!(is_excused, "concurrent changes count as damage: {finding:?}");
         }
         for line in self.log.iter().rev().take_while(|line| *line != "round:") {
             let unread = actors.iter().find_map(|actor| match &actor.role {
@@ -353,7 +353,7 @@ impl<'a> World<'a> {
         };
         let first = repository.gc(request).unwrap();
         self.log.push(format!("{first:?}"));
-        assert!(first.waiting_for.is_empty(), "gc waits for the dead: {first:?}");
+        assert!(first.waiting_for.is_empty(), "gc waits for dead processes: {first:?}");
         let second = repository.gc(request).unwrap();
         let found = (second.deleted_pack_count, second.rewritten_bytes);
         assert_eq!(found, (0, 0), "the second gc finds something to do: {second:?}");

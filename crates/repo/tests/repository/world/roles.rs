@@ -69,7 +69,7 @@ impl std::fmt::Debug for Role {
             Self::Gc(percent, times) => write!(f, "gc that rewrites below {percent} %, {times} times"),
             Self::Read(snapshot, method) => write!(f, "read {snapshot} by {method:?}"),
             Self::List => f.write_str("list"),
-            Self::Check(check) => write!(f, "look, {check:?}"),
+            Self::Check(check) => write!(f, "check, {check:?}"),
             Self::Repair => f.write_str("repair"),
         }
     }

@@ -134,7 +134,7 @@ fn run_option(case: &OptionCase, socket: &Path) -> Outcome {
     }
     match raw.option(6, &crate::raw::info_query("disk", &[])) {
         Some(replies) => {
-            assert_eq!(replies.last().unwrap().0, 1, "{}: the handshake goes on", case.name);
+            assert_eq!(replies.last().unwrap().0, 1, "{}: the handshake continues", case.name);
             Outcome::Replies(kinds)
         }
         None => Outcome::RepliesAndClose(kinds),
@@ -175,7 +175,7 @@ fn run_request(case: &RequestCase, socket: &Path) -> Option<Expect> {
         7 => check_status(case, &answer.chunks),
         _ => {}
     }
-    assert!(raw.header_is_answered(), "{}: the connection goes on", case.name);
+    assert!(raw.header_is_answered(), "{}: the connection continues", case.name);
     Some(Expect::Done)
 }
 

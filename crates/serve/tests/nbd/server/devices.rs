@@ -161,7 +161,7 @@ fn errors_of_the_device_reach_the_client_and_the_owner() {
         for action in ["read", "write", "flush"] {
             server.wait_for_event(&["RequestFailed", "disk", &format!("action: \"{action}\"")]);
         }
-        assert_eq!(raw.ask(0, 4, 0, 512, &[]).unwrap().error, 0, "the connection goes on");
+        assert_eq!(raw.ask(0, 4, 0, 512, &[]).unwrap().error, 0, "the connection continues");
     }
 }
 

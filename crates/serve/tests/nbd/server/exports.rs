@@ -130,7 +130,7 @@ fn an_export_behaves_like_a_vector_of_bytes() {
     let mut expected: Vec<u8> = threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect();
     expected.resize(to_usize(SIZE), 0);
     let mut raw = Raw::enter(&socket, "disk", Style::Structured, &[]).unwrap();
-    assert!(raw.read(0, to_usize(SIZE)) == expected, "after all of it");
+    assert!(raw.read(0, to_usize(SIZE)) == expected, "after the last byte");
 }
 
 fn exercise(mut raw: Raw, mut random: SeededRandom, region: Range<u64>) -> Vec<u8> {

@@ -55,7 +55,7 @@ fn the_number_of_connections_is_limited() {
     let _second = Raw::connect(&server.socket());
     let mut third = std::os::unix::net::UnixStream::connect(server.socket()).unwrap();
     let read = std::io::Read::read(&mut third, &mut [0; 1]);
-    assert!(matches!(read, Ok(0)), "closed without a word: {read:?}");
+    assert!(matches!(read, Ok(0)), "the connection was not closed: {read:?}");
     server.wait_for_event(&["TooMany"]);
     drop(first);
     let inner = server.inner.as_ref().unwrap();

@@ -257,7 +257,7 @@ fn disks_that_cannot_be_moved_are_refused_with_a_reason() {
     );
     assert!(rewrite(&encrypted, &request()).unwrap_err().contains("encrypted"));
     let Identity::New(mut incomplete) = new_identity() else {
-        unreachable!("it is new");
+        unreachable!("the identity is new");
     };
     incomplete.macs.as_mut().unwrap().truncate(1);
     let incomplete = Rewrite {
