@@ -192,7 +192,7 @@ fn images_of_other_hypervisors_are_written_and_read() {
     assert_eq!(
         code(&folder, &["create", "x.vhd", "1M", "--parent", "b.vhd"]),
         2,
-        "of another size"
+        "a disk of another size"
     );
     assert_eq!(code(&folder, &["create", "x.vhd", "3T"]), 2, "more than a VHD holds");
     assert!(!names(&folder).iter().any(|name| name.starts_with("x.")));

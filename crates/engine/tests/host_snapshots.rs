@@ -27,9 +27,9 @@ const SECOND: Duration = Duration::from_secs(1);
 struct Time(Mutex<Duration>);
 
 impl Time {
-    fn reach(&self, then: Duration) {
+    fn reach(&self, after: Duration) {
         let mut now = self.0.lock().unwrap();
-        *now = then.max(*now);
+        *now = after.max(*now);
     }
 }
 
@@ -295,7 +295,7 @@ const DATASETS: (Subject<'_>, Quiesce) = (Subject::Datasets(&no_machines), Quies
 
 #[test]
 fn a_machine_started_during_a_snapshot_is_not_recorded_as_shut_off() {
-    for (before, then) in [
+    for (before, after) in [
         (MachineState::ShutOff, MachineState::Running),
         (MachineState::ShutOff, MachineState::Paused),
         (MachineState::Paused, MachineState::Running),
@@ -303,18 +303,22 @@ fn a_machine_started_during_a_snapshot_is_not_recorded_as_shut_off() {
         let machine = [Fake::new("web1", before)];
         let world = World::new(ONE);
         let report = world
-            .take(&machine, DATASETS, &mut || machine[0].becomes(then))
+            .take(&machine, DATASETS, &mut || machine[0].becomes(after))
             .unwrap();
         assert_eq!(report.guests[0].consistency(), "crash");
         assert_eq!(report.record.consistency, "crash");
-        assert_eq!(*machine[0].commands.lock().unwrap(), [""; 0], "it is its owner's");
+        assert_eq!(
+            *machine[0].commands.lock().unwrap(),
+            [""; 0],
+            "Holdfast does not resume it"
+        );
 
         // Two snapshots, taken one after the other, have its disks at different points in time.
         machine[0].becomes(before);
         let world = World::new(TWO);
-        let torn = world.take(&machine, DATASETS, &mut || machine[0].becomes(then));
-        if then == MachineState::Running {
-            assert!(torn.unwrap_err().to_string().contains("nothing held it"));
+        let in_two_pools = world.take(&machine, DATASETS, &mut || machine[0].becomes(after));
+        if after == MachineState::Running {
+            assert!(in_two_pools.unwrap_err().to_string().contains("nothing held it"));
             assert_eq!(world.snapshot_count(), 0);
         }
     }

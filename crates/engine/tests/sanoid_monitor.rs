@@ -251,11 +251,11 @@ fn ours(case: &Case, ask: fn(&MonitorRequest<'_>) -> Check) -> (String, i32) {
 }
 
 /// The environment of the real program.
-struct Theirs {
+struct SanoidEnvironment {
     folder: tempfile::TempDir,
 }
 
-impl Theirs {
+impl SanoidEnvironment {
     fn new() -> Self {
         let theirs = Self {
             folder: tempfile::tempdir().unwrap(),
@@ -346,7 +346,7 @@ fn by_pool(line: &str) -> Vec<String> {
 /// How often each level occurred.
 fn compare(word: &str, ask: fn(&MonitorRequest<'_>) -> Check) -> [u32; 3] {
     assert!(Path::new(SANOID).exists(), "sanoid is not installed: make setup");
-    let theirs = Theirs::new();
+    let theirs = SanoidEnvironment::new();
     let mut counts = [0; 3];
     for seed in 0..CASE_COUNT {
         let case = Case::new(seed);

@@ -237,7 +237,7 @@ fn swapped(stream: &[u8]) -> Vec<u8> {
     let places: Vec<usize> = (third..stream.len() - 8)
         .filter(|at| stream[*at..at + 8] == old)
         .collect();
-    assert!(!places.is_empty(), "the table is behind the grains");
+    assert!(!places.is_empty(), "the table follows the grains");
     for at in places {
         swapped[at..at + 8].copy_from_slice(&[sector(behind), sector(start)].concat());
     }

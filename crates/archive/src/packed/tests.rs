@@ -279,7 +279,7 @@ fn an_incomplete_index_is_damage() {
 #[test]
 fn frames_and_seek_tables_of_other_programs_are_not_damage() {
     let bytes = stream(9_700_000);
-    let ours = packed(&bytes, Packing::Zstd);
+    let packed_here = packed(&bytes, Packing::Zstd);
     let frame = |bytes: &[u8]| zstd::bulk::compress(bytes, 1).unwrap();
     let table = |entries: &[(usize, usize)], flags: u8| {
         let mut table: Vec<u8> = Vec::new();
@@ -306,7 +306,7 @@ fn frames_and_seek_tables_of_other_programs_are_not_damage() {
     let (one, two) = (frame(&bytes[..1 << 20]), frame(&bytes[1 << 20..3 << 20]));
     let sizes = [(one.len(), 1 << 20), (two.len(), 2 << 20)];
     let with_skipped = [(one.len(), 1 << 20), (12, 0), (two.len(), 2 << 20)];
-    for theirs in [
+    for foreign in [
         [&one[..], &two].concat(),
         [&one[..], &two, &table(&sizes, 0x80)].concat(),
         [&one[..], &two, &table(&sizes, 0)].concat(),
@@ -322,18 +322,18 @@ fn frames_and_seek_tables_of_other_programs_are_not_damage() {
         .concat(),
     ] {
         let expected = &bytes[..3 << 20];
-        assert_eq!(unpacked(&theirs).unwrap().1, expected);
-        let both = unpacked(&[&theirs[..], &ours].concat()).unwrap().1;
+        assert_eq!(unpacked(&foreign).unwrap().1, expected);
+        let both = unpacked(&[&foreign[..], &packed_here].concat()).unwrap().1;
         assert!(both == [expected, &bytes].concat());
-        let both = unpacked(&[&ours[..], &theirs].concat()).unwrap().1;
+        let both = unpacked(&[&packed_here[..], &foreign].concat()).unwrap().1;
         assert!(both == [&bytes[..], expected].concat());
     }
     // Has the length of a block of Holdfast by chance.
-    let theirs = [frame(&bytes[7..7 + (4 << 20)]), ours.clone()].concat();
-    assert!(unpacked(&theirs).unwrap().1 == [&bytes[7..7 + (4 << 20)], &bytes].concat());
+    let foreign = [frame(&bytes[7..7 + (4 << 20)]), packed_here.clone()].concat();
+    assert!(unpacked(&foreign).unwrap().1 == [&bytes[7..7 + (4 << 20)], &bytes].concat());
     // An empty stream of Holdfast has no blocks.
     let empty = packed(&[], Packing::Zstd);
-    assert!(unpacked(&[&ours[..], &empty, &ours].concat()).unwrap().1 == [&bytes[..], &bytes].concat());
+    assert!(unpacked(&[&packed_here[..], &empty, &packed_here].concat()).unwrap().1 == [&bytes[..], &bytes].concat());
 }
 
 #[test]
@@ -395,14 +395,16 @@ fn every_flipped_bit_of_a_size_field_or_index_is_detected() {
             changed[at] ^= 1 << bit;
             match open(&changed) {
                 Ok(file) => {
-                    let error = file.check(THREADS.count, &mut |_| Ok(())).expect_err("it was changed");
+                    let error = file
+                        .check(THREADS.count, &mut |_| Ok(()))
+                        .expect_err("a changed file is an error");
                     assert!(matches!(error, Error::Corrupt { .. }), "{error}");
                 }
                 Err(Error::Corrupt { what: "index", .. }) => {}
                 // Without its last member the file has no index: a sequential read finds the damage.
                 Err(error) => assert!(matches!(error, Error::NoIndex), "{at}: {error}"),
             }
-            unpacked(&changed).expect_err("it was changed");
+            unpacked(&changed).expect_err("a changed file is an error");
         }
     }
 }
@@ -501,6 +503,6 @@ fn any_number_of_empty_members_is_skipped() {
         .finish()
         .unwrap();
     let mut file = empty.repeat(200_000);
-    file.extend(packed(b"behind them", Packing::Gzip));
-    assert_eq!(unpacked(&file).unwrap().1, b"behind them");
+    file.extend(packed(b"the data after the empty members", Packing::Gzip));
+    assert_eq!(unpacked(&file).unwrap().1, b"the data after the empty members");
 }

@@ -191,7 +191,10 @@ fn a_write_during_reading_is_detected() {
     reader.advise(0..4096, ReadHint::Sequential).unwrap();
     reader.read_at(&mut [0; 4096], 0).unwrap();
     reader.advise(0..4096, ReadHint::DontNeed).unwrap();
-    assert!(reader.changed_since_open().unwrap().is_empty(), "reading is no change");
+    assert!(
+        reader.changed_since_open().unwrap().is_empty(),
+        "reading does not count as a change"
+    );
     file.write_all_at(b"x", 17).unwrap();
     assert_eq!(reader.changed_since_open().unwrap(), [FileChange::Contents]);
     assert!(reader.advise(0..4097, ReadHint::WillNeed).is_err());

@@ -94,7 +94,7 @@ fn the_current_code_writes_the_fixtures() {
     assert_eq!(
         (BITMAP_VERSION, OVERLAY_VERSION),
         (1, 1),
-        "a new version needs a fixture and a test of its own"
+        "each version has a fixture and a test"
     );
     for (name, bytes) in fixtures() {
         assert!(fixture(name) == bytes, "{name}");

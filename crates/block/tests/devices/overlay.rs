@@ -289,7 +289,7 @@ fn fails_and_recovers(kind: RequestKind, fault: Fault, number: u64, seed: u64) -
     for (number, (sector, versions)) in bytes.chunks(SECTOR).zip(&possible).enumerate() {
         assert!(
             versions.iter().any(|version| version == sector),
-            "sector {number} is not a version of it"
+            "sector {number} has unexpected content"
         );
     }
     let happened = faulty.count(kind) >= before + number;

@@ -199,7 +199,7 @@ fn documented_fields_match_the_reports() {
             .collect();
         assert!(
             invented.is_empty(),
-            "{heading}: {invented:?} are described and not there"
+            "{heading}: {invented:?} are described, but are in no report"
         );
     }
     let undescribed: Vec<_> = reports.keys().filter(|verb| !seen_verbs.contains(**verb)).collect();

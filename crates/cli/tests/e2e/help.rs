@@ -58,6 +58,6 @@ fn every_stored_help_belongs_to_a_verb() {
     expected.extend(["help.txt".to_owned(), "help-short.txt".to_owned()]);
     for entry in read_dir(folder()).unwrap() {
         let name = entry.unwrap().file_name().into_string().unwrap();
-        assert!(expected.contains(&name), "{name} is the help of no verb");
+        assert!(expected.contains(&name), "{name} is not the help of a verb");
     }
 }

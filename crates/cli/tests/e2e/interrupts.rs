@@ -67,7 +67,10 @@ fn the_first_signal_requests_a_stop_and_the_second_kills() {
         wait_for(&mut stdout, "started");
         kill_process(id, signal).unwrap();
         wait_for(&mut stdout, "asked to stop");
-        assert!(child.try_wait().unwrap().is_none(), "still running after the first");
+        assert!(
+            child.try_wait().unwrap().is_none(),
+            "the job continues after the first signal"
+        );
         kill_process(id, signal).unwrap();
         assert_eq!(child.wait().unwrap().signal(), Some(number));
     }
@@ -112,7 +115,7 @@ fn a_signal_ends_a_command_that_waits_for_a_silent_pool() {
         };
         let status = ended.unwrap_or_else(|| {
             child.kill().unwrap();
-            panic!("{words:?} ends by the signal")
+            panic!("{words:?} did not end by the signal")
         });
         assert_eq!(status.signal(), Some(15), "{words:?}");
     }

@@ -9,7 +9,7 @@ use crate::templates;
 const MIB: usize = 1 << 20;
 
 /// Marks the images, and logs its arguments.
-const WELL: &str = r#"#!/bin/sh
+const WORKING: &str = r#"#!/bin/sh
 echo "$*" >>"${0%/*}/asked"
 while [ $# -gt 0 ]; do
   case $1 in
@@ -20,23 +20,23 @@ while [ $# -gt 0 ]; do
 done
 "#;
 
-const BADLY: &str = "#!/bin/sh\necho 'virt-sysprep: error: no operating systems were found' >&2\nexit 1\n";
+const FAILING: &str = "#!/bin/sh\necho 'virt-sysprep: error: no operating systems were found' >&2\nexit 1\n";
 
 /// Installs a virt-sysprep that marks images.
-pub(crate) fn works(rig: &mut Rig) {
-    rig.have_program("virt-sysprep", WELL);
+pub(crate) fn install_working(rig: &mut Rig) {
+    rig.have_program("virt-sysprep", WORKING);
 }
 
 /// Installs a virt-sysprep that finds no guest.
-pub(crate) fn fails(rig: &mut Rig) {
-    rig.have_program("virt-sysprep", BADLY);
+pub(crate) fn install_failing(rig: &mut Rig) {
+    rig.have_program("virt-sysprep", FAILING);
 }
 
 /// The arguments of virt-sysprep since the last query.
-pub(crate) fn asked(rig: &Rig) -> String {
-    let asked = String::from_utf8(rig.read("programs/asked")).unwrap();
+pub(crate) fn take_arguments(rig: &Rig) -> String {
+    let take_arguments = String::from_utf8(rig.read("programs/asked")).unwrap();
     std::fs::remove_file(rig.path("programs/asked")).unwrap();
-    asked
+    take_arguments
 }
 
 /// The bytes of a disk with the mark.
@@ -57,14 +57,14 @@ fn virt_sysprep_runs_before_clones_get_their_final_names() {
     let bytes = noise(2 * MIB, 7);
     rig.write("base.raw", &bytes);
     rig.ok(&["image", "convert", "base.raw", "base.qcow2"]);
-    works(&mut rig);
+    install_working(&mut rig);
     for (name, way) in [
         ("web1.qcow2", &[][..]),
         ("web2.qcow2", &["--overlay"]),
         ("web3.qcow2", &["--copy"]),
     ] {
         rig.ok(&[&["clone", "base.qcow2", name, "--sysprep"][..], way].concat());
-        let words = asked(&rig);
+        let words = take_arguments(&rig);
         let host = name.trim_end_matches(".qcow2");
         assert!(
             words.contains("ssh-hostkeys") && words.contains(&format!("--hostname {host} ")),
@@ -76,7 +76,7 @@ fn virt_sysprep_runs_before_clones_get_their_final_names() {
     }
     assert!(disk_of(&rig, "base.qcow2") == bytes, "the image was changed");
     let before = rig.names(".");
-    fails(&mut rig);
+    install_failing(&mut rig);
     for way in ["--overlay", "--copy"] {
         let (_, text) = rig.error(1, &["clone", "base.qcow2", "web4.qcow2", "--sysprep", way]);
         assert!(
@@ -93,12 +93,12 @@ fn a_pulled_template_gets_an_identity_of_its_own() {
     let bytes = templates::image(&rig, "base.raw", 1);
     templates::push(&rig, "debian", "base.raw", "anna", &[]);
     let sysprep = |target| [&templates::pull_words("debian", target)[..], &["--sysprep"]].concat();
-    works(&mut rig);
+    install_working(&mut rig);
     rig.ok(&sysprep("web7.qcow2"));
-    assert!(asked(&rig).contains("--hostname web7 "));
+    assert!(take_arguments(&rig).contains("--hostname web7 "));
     assert!(disk_of(&rig, "web7.qcow2") == marked(&bytes));
     rig.ok(&sysprep("machines"));
-    let words = asked(&rig);
+    let words = take_arguments(&rig);
     assert!(words.contains("--hostname machines --format qcow2 --add "), "{words}");
     let names = rig.names("machines");
     let image = names.iter().find(|name| name.contains(".qcow2")).unwrap();
@@ -107,7 +107,7 @@ fn a_pulled_template_gets_an_identity_of_its_own() {
     rig.ok(&templates::pull_words("debian", "again.raw"));
     assert!(rig.read("again.raw") == bytes);
     let before = rig.names(".");
-    fails(&mut rig);
+    install_failing(&mut rig);
     for target in ["web8.qcow2", "others"] {
         let (_, text) = rig.error(1, &sysprep(target));
         assert!(text.contains(target) && text.contains("no operating systems"), "{text}");

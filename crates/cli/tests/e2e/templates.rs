@@ -62,7 +62,7 @@ pub(crate) fn pull_words<'w>(template: &'w str, target: &'w str) -> Vec<&'w str>
 /// Pulls a template, and compares it with the bytes of the disk.
 pub(crate) fn assert_pulls(rig: &Rig, template: &str, bytes: &[u8]) -> Value {
     let report = rig.report(&pull_words(template, "pulled.raw"));
-    assert!(rig.read("pulled.raw") == bytes, "{template} is something else");
+    assert!(rig.read("pulled.raw") == bytes, "{template} has other content");
     std::fs::remove_file(rig.path("pulled.raw")).unwrap();
     report
 }
@@ -76,7 +76,7 @@ pub(crate) fn assert_refused(rig: &Rig, words: &[&str], code: i32, kind: &str, r
         (kind, true),
         "{words:?}: {text}"
     );
-    assert_eq!(rig.names("."), before, "{words:?} has left something");
+    assert_eq!(rig.names("."), before, "{words:?} has left files");
 }
 
 #[test]
@@ -157,16 +157,16 @@ fn only_templates_with_a_trusted_signature_are_pulled() {
     );
     push(&rig, "eves", "debian.raw", "eve", &[]);
     push(&rig, "annas", "debian.raw", "anna", &[]);
-    rig.ok(&["template", "push", "nobodys", "debian.raw", "--unsigned"]);
+    rig.ok(&["template", "push", "unsigned", "debian.raw", "--unsigned"]);
     assert_refused(&rig, &pull_words("eves", "x.raw"), 1, "refused", "does not count");
-    assert_refused(&rig, &pull_words("nobodys", "x.raw"), 1, "refused", "has no signature");
+    assert_refused(&rig, &pull_words("unsigned", "x.raw"), 1, "refused", "has no signature");
     let unheard = ["template", "pull", "annas", "x.raw"];
     assert_refused(&rig, &unheard, 1, "refused", "no file of allowed signers is given");
     let revoked = [&pull_words("annas", "x.raw")[..], &["--revoked-signers", "anna.pub"]].concat();
     assert_refused(&rig, &revoked, 1, "refused", "revoked");
     let missing = ["template", "pull", "annas", "x.raw", "--allowed-signers", "missing"];
     assert_refused(&rig, &missing, 1, "io", "missing");
-    for name in ["eves", "nobodys"] {
+    for name in ["eves", "unsigned"] {
         let words = [&pull_words(name, "x.raw")[..], &["--unsigned"]].concat();
         let output = rig.code(3, &words);
         assert!(
@@ -366,9 +366,9 @@ fn a_copied_template_is_valid_and_protected() {
     rig.ok(&["-r", "second", "init", "--no-encryption"]);
     rig.ok(&["copy", "--to", "second", "--all"]);
     rig.ok(&["copy", "--to", "second", "--all"]);
-    let there = ["-r", "second"];
-    rig.ok(&[&there[..], &["prune", "--keep-last", "1"]].concat());
-    let listed = rig.report(&[&there[..], &["template", "list"], &TRUST].concat());
+    let in_second = ["-r", "second"];
+    rig.ok(&[&in_second[..], &["prune", "--keep-last", "1"]].concat());
+    let listed = rig.report(&[&in_second[..], &["template", "list"], &TRUST].concat());
     assert_eq!(listed["templates"].as_array().unwrap().len(), 1);
     assert_eq!(listed["templates"][0]["content"], pushed["content"]);
     assert_eq!(listed["templates"][0]["signer"], "anna@example.com");
@@ -378,16 +378,16 @@ fn a_copied_template_is_valid_and_protected() {
     std::fs::remove_file(rig.path(&format!("second/protected/{id}"))).unwrap();
     rig.ok(&["copy", "--to", "second", "--all"]);
     assert!(rig.names("second/protected").contains(&id));
-    let words = [&there[..], &pull_words("debian", "x.raw")].concat();
+    let words = [&in_second[..], &pull_words("debian", "x.raw")].concat();
     rig.ok(&words);
     assert!(rig.read("x.raw") == bytes);
     // A template that was removed from the target is not copied again, as long as the target has another one of that
     // name.
     rig.ok(&["template", "tag", "debian", "debian:old", "--unsigned"]);
     rig.ok(&["copy", "--to", "second", "--all"]);
-    rig.ok(&[&there[..], &["template", "remove", "debian:latest"]].concat());
+    rig.ok(&[&in_second[..], &["template", "remove", "debian:latest"]].concat());
     rig.ok(&["copy", "--to", "second", "--all"]);
-    let listed = rig.report(&[&there[..], &["template", "list"]].concat());
+    let listed = rig.report(&[&in_second[..], &["template", "list"]].concat());
     assert_eq!(listed["templates"].as_array().unwrap().len(), 1);
     assert_eq!(listed["templates"][0]["tag"], "old");
 }
@@ -413,7 +413,10 @@ fn a_killed_push_leaves_nothing() {
             .is_ok_and(|mut entries| entries.next().is_some())
     };
     while !is_there("repo/snapshots") || !is_there("repo/writers") {
-        assert!(clock.now() < Duration::from_secs(60), "it does not come to sign");
+        assert!(
+            clock.now() < Duration::from_secs(60),
+            "the push does not reach the signing"
+        );
         clock.sleep(Duration::from_millis(10));
     }
     child.kill().unwrap();

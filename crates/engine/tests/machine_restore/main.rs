@@ -261,10 +261,10 @@ fn files_and_machines_created_after_the_plan_are_kept() {
     assert_eq!(*fake.machines.lock().unwrap().values().next().unwrap(), text);
 
     fake.undefine("aaaaaaaa-bbbb-4ccc-8ddd-eeeeeeeeeeee").unwrap();
-    let there = plan.files[1].to.clone();
-    std::fs::File::create(&there).unwrap();
-    assert!(matches!(world.execute(&fake, &plan), Err(Error::TargetExists { path }) if path == there));
-    assert_eq!((world.files(), there.metadata().unwrap().len()), (vec![there], 0));
+    let existing = plan.files[1].to.clone();
+    std::fs::File::create(&existing).unwrap();
+    assert!(matches!(world.execute(&fake, &plan), Err(Error::TargetExists { path }) if path == existing));
+    assert_eq!((world.files(), existing.metadata().unwrap().len()), (vec![existing], 0));
     assert!(fake.names().is_empty());
 }
 
@@ -321,7 +321,7 @@ fn the_state_of_a_tpm_replaces_only_that_of_its_machine() {
     );
     assert!(
         plan.definition.unwrap().text.contains("path='"),
-        "it has a place of its own"
+        "the configuration has a path"
     );
     let folder = world.folder.path().join("folder");
     std::fs::create_dir(&folder).unwrap();
@@ -361,9 +361,9 @@ fn a_tpm_state_that_is_not_restored_is_reported() {
     assert!(notes.contains("has the keys of the machine"), "{notes}");
     // A state that another machine left at the path that the hypervisor derives from the UUID.
     let plan = world.plan(&fake, NewMachineIdentity::Keep).unwrap();
-    let there = &plan.files[3].to;
-    std::fs::create_dir_all(there.parent().unwrap()).unwrap();
-    std::fs::File::create(there).unwrap();
+    let existing = &plan.files[3].to;
+    std::fs::create_dir_all(existing.parent().unwrap()).unwrap();
+    std::fs::File::create(existing).unwrap();
     let plan = world.plan(&fake, NewMachineIdentity::Keep).unwrap();
     assert_eq!(plan.files[3].way, FileWay::Replace);
     assert!(plan.warnings[0].contains("left by a machine of this UUID"), "{plan:?}");

@@ -146,7 +146,7 @@ impl Lab {
     }
 
     /// Replaces the repository, so that the next backup is the first.
-    pub(crate) fn begin_anew(&self) {
+    pub(crate) fn replace_repository(&self) {
         *self.repository.lock().unwrap() = new_repository(&self.now_ms);
     }
 
@@ -173,7 +173,7 @@ impl Lab {
     }
 
     /// Treats every running backup as killed: as the kernel would, it releases the locks.
-    pub(crate) fn bury(&self) {
+    pub(crate) fn kill_running_backups(&self) {
         self.processes.0.lock().unwrap().clear();
         for lock in self.files().iter().filter(|path| is_lock(path)) {
             std::fs::remove_file(lock).unwrap();
@@ -232,7 +232,7 @@ impl Lab {
     }
 
     /// Runs the equivalent of `holdfast doctor --fix`.
-    pub(crate) fn cure(&self) -> DoctorReport {
+    pub(crate) fn run_doctor_fix(&self) -> DoctorReport {
         let clock = Arc::new(ManualClock::new());
         let qemu = BareQemu::connect(&self.path("qmp"), clock.clone()).unwrap();
         let machine = qemu.only_machine();

@@ -70,7 +70,7 @@ pub(crate) fn survives_all(scenario: &Scenario) {
 
 fn survives(scenario: &Scenario, start: usize, stride: usize) {
     let command_count = count_commands(scenario);
-    assert!(command_count > 20, "a backup has more than {command_count} commands");
+    assert!(command_count > 20, "a backup has only {command_count} commands");
     std::thread::scope(|scope| {
         for kind in scenario.kinds.iter().copied() {
             let share_count = match kind {
@@ -129,10 +129,10 @@ fn write(lab: &Lab, number: usize) {
 fn survives_one(lab: &Arc<Lab>, scenario: &Scenario, kind: FaultKind, at: usize) {
     for _ in 0..ATTEMPT_COUNT {
         if scenario.is_first {
-            lab.begin_anew();
+            lab.replace_repository();
         }
         write(lab, at);
-        let before = Before {
+        let before = StateBefore {
             inventory: lab.model.inventory(),
             files: lab.files(),
             disks: lab.guest_bytes(),
@@ -140,7 +140,7 @@ fn survives_one(lab: &Arc<Lab>, scenario: &Scenario, kind: FaultKind, at: usize)
         };
         let (result, is_unreached) = back_up_with(lab, kind, at);
         let case = format!("{kind:?} at command {at} of {scenario:?}: {result}");
-        before.is_there_again(lab, kind, &case);
+        before.assert_restored(lab, kind, &case);
         write(lab, at + 1);
         let now = lab.guest_bytes();
         let next = lab.back_up(PATIENCE);
@@ -169,19 +169,19 @@ fn back_up_with(lab: &Arc<Lab>, kind: FaultKind, at: usize) -> (String, bool) {
         FaultKind::Hung => HUNG,
         _ => PATIENCE,
     };
-    let theirs = Arc::clone(lab);
+    let shared_lab = Arc::clone(lab);
     let backup = std::thread::spawn(move || {
-        let result: BackupResult = theirs.back_up(deadline);
+        let result: BackupResult = shared_lab.back_up(deadline);
         // Nothing receives the result of a backup that counts as killed.
         send.send(()).ok();
-        result.map_or_else(|error| format!("{error:?}"), |_| "it succeeds".to_owned())
+        result.map_or_else(|error| format!("{error:?}"), |_| "success".to_owned())
     });
     over.recv().unwrap();
     let (commands, is_unreached) = lab.model.disarm();
     let result = if kind == FaultKind::Killed && !is_unreached {
         // Its thread never gets an answer, and never ends.
-        lab.bury();
-        "it is dead".to_owned()
+        lab.kill_running_backups();
+        "the backup was killed".to_owned()
     } else {
         backup.join().unwrap()
     };
@@ -190,24 +190,24 @@ fn back_up_with(lab: &Arc<Lab>, kind: FaultKind, at: usize) -> (String, bool) {
 }
 
 /// The state before a backup.
-struct Before {
+struct StateBefore {
     inventory: Value,
     files: Vec<PathBuf>,
     disks: Vec<Vec<u8>>,
     snapshots: Vec<SnapshotId>,
 }
 
-impl Before {
+impl StateBefore {
     /// Asserts that nothing of a backup is left after the doctor, and that committed snapshots are correct.
-    fn is_there_again(&self, lab: &Lab, kind: FaultKind, case: &str) {
+    fn assert_restored(&self, lab: &Lab, kind: FaultKind, case: &str) {
         assert_eq!(lab.model.aborted(), None, "{case}");
         assert!(lab.guest_bytes() == self.disks, "{case}: the guest sees other bytes");
-        let report = lab.cure();
+        let report = lab.run_doctor_fix();
         // Locks of a thread that counts as killed still look as if it were alive.
         let is_locked = |finding: &Finding| kind == FaultKind::Killed && finding.kind == FindingKind::Leftover;
-        let is_cured =
+        let is_repaired =
             |outcome: &Outcome| matches!(outcome.result, FindingState::Repaired(_)) || is_locked(&outcome.finding);
-        assert!(report.findings.iter().all(is_cured), "{case}: {:?}", report.findings);
+        assert!(report.findings.iter().all(is_repaired), "{case}: {:?}", report.findings);
         assert_eq!(
             lab.model.aborted(),
             None,
@@ -221,9 +221,9 @@ impl Before {
             }
         }
         // Bitmaps for another repository are ignored.
-        let ours = format!(": holdfast-{}", &lab.repository().config().id.to_string()[..8]);
-        let is_ours = |bitmap: &&Value| bitmap.as_str().unwrap().contains(&ours);
-        let bitmaps: Vec<&Value> = after["bitmaps"].as_array().unwrap().iter().filter(is_ours).collect();
+        let own_prefix = format!(": holdfast-{}", &lab.repository().config().id.to_string()[..8]);
+        let is_own = |bitmap: &&Value| bitmap.as_str().unwrap().contains(&own_prefix);
+        let bitmaps: Vec<&Value> = after["bitmaps"].as_array().unwrap().iter().filter(is_own).collect();
         assert!(
             bitmaps.len() <= lab.disk_count(),
             "{case}: bitmaps {bitmaps:?}, after {:?}",
@@ -235,7 +235,7 @@ impl Before {
         assert!(new.is_empty() || kind == FaultKind::Killed, "{case}: files {new:?}");
         assert!(
             lab.guest_bytes() == self.disks,
-            "{case}: the guest sees other bytes when the doctor has been there"
+            "{case}: the guest sees other bytes after the doctor"
         );
         for snapshot in lab.snapshots().iter().filter(|id| !self.snapshots.contains(id)) {
             assert!(lab.stored(*snapshot) == self.disks, "{case}: the snapshot is wrong");

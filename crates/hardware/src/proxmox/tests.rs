@@ -167,7 +167,7 @@ fn a_machine_of_another_hypervisor_gets_compatible_devices() {
     let keys: Vec<String> = machine.disks.iter().map(|disk| disk.key.clone()).collect();
     let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
     let written = write(&machine, &options(&keys));
-    let told: Vec<String> = written.dropped.iter().map(ToString::to_string).collect();
+    let reported: Vec<String> = written.dropped.iter().map(ToString::to_string).collect();
     for expected in [
         "disk 2 (sda",
         "network card 1 (vmxnet3): is an e1000e now",
@@ -178,16 +178,20 @@ fn a_machine_of_another_hypervisor_gets_compatible_devices() {
         "Secure Boot",
     ] {
         assert!(
-            told.iter().any(|line| line.starts_with(expected)),
-            "{expected}: {told:#?}"
+            reported.iter().any(|line| line.starts_with(expected)),
+            "{expected}: {reported:#?}"
         );
     }
     let again = read(&written.value.config).unwrap().value;
     assert_eq!(again.disks.len(), 1 + 6 + 4 + 31, "virtio, SATA, IDE and SCSI");
-    assert_eq!(written.value.disks.len(), again.disks.len() - 1, "one is a drive");
+    assert_eq!(
+        written.value.disks.len(),
+        again.disks.len() - 1,
+        "one of them is a drive"
+    );
     assert_eq!(again.memory_bytes, machine.memory_bytes);
     assert_eq!(again.cards[0].mac, machine.cards[0].mac);
-    let no_room = told
+    let no_room = reported
         .iter()
         .filter(|line| line.ends_with("no free position on its controllers"));
     assert_eq!(no_room.count(), 62 + 1 - again.disks.len());

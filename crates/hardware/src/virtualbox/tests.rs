@@ -81,36 +81,39 @@ fn images_have_their_parents() {
 /// A snapshot refers to the images that have not changed since it was taken.
 #[test]
 fn snapshots_have_the_earlier_state_of_the_machine() {
-    let said = settings(LAB).unwrap();
-    assert_eq!((&said.name[..], &said.snapshot_folder[..]), ("lab", "Snapshots"));
-    assert_eq!(said.uuid, "9f6d1b8e-1f2a-4c3d-8e4f-5a6b7c8d9e0f");
+    let settings_read = settings(LAB).unwrap();
     assert_eq!(
-        said.state_file.as_deref(),
+        (&settings_read.name[..], &settings_read.snapshot_folder[..]),
+        ("lab", "Snapshots")
+    );
+    assert_eq!(settings_read.uuid, "9f6d1b8e-1f2a-4c3d-8e4f-5a6b7c8d9e0f");
+    assert_eq!(
+        settings_read.state_file.as_deref(),
         Some("Snapshots/2026-02-03T04-05-06-000000000Z.sav")
     );
-    assert_eq!(said.nvram.as_deref(), Some("lab.nvram"));
+    assert_eq!(settings_read.nvram.as_deref(), Some("lab.nvram"));
     let snapshot = Snapshot {
         uuid: "11111111-2222-4333-8444-555555555555".to_owned(),
         name: "before".to_owned(),
         state_file: None,
         nvram: None,
     };
-    assert_eq!(said.snapshots, [snapshot]);
-    let then = read_at(LAB, &said.snapshots[0].uuid).unwrap().value;
+    assert_eq!(settings_read.snapshots, [snapshot]);
+    let earlier = read_at(LAB, &settings_read.snapshots[0].uuid).unwrap().value;
     assert_eq!(
-        (&then.name[..], then.processor_count, then.memory_bytes),
+        (&earlier.name[..], earlier.processor_count, earlier.memory_bytes),
         ("lab", 1, 512 << 20)
     );
     let base = "5a6b2a2c-3f64-4d43-9d5e-3a7b57d1b1a1";
-    assert_eq!(layout(&then), [(base, DiskKind::Disk, Bus::Sata, 0, Some(3))]);
+    assert_eq!(layout(&earlier), [(base, DiskKind::Disk, Bus::Sata, 0, Some(3))]);
     read_at(LAB, "11111111-2222-4333-8444-555555555556").unwrap_err();
 
     // Snapshots are nested to any depth and width.
     let inner = "<Snapshots><Snapshot uuid='{22222222-2222-4333-8444-555555555555}' name='a' stateFile='x.sav'/>                 <Snapshot uuid='{33333333-2222-4333-8444-555555555555}' name='a'/></Snapshots></Snapshot>";
     let text = LAB.replacen("</Snapshot>", inner, 1);
-    let said = settings(&text).unwrap();
-    assert_eq!(said.snapshots.len(), 3);
-    assert_eq!(said.snapshots[1].state_file.as_deref(), Some("x.sav"));
+    let settings_read = settings(&text).unwrap();
+    assert_eq!(settings_read.snapshots.len(), 3);
+    assert_eq!(settings_read.snapshots[1].state_file.as_deref(), Some("x.sav"));
     settings(&text.replace("{2222", "{222")).unwrap_err();
     assert_eq!(what(&read(&text).unwrap())[4], "3 snapshots");
 }
@@ -261,7 +264,7 @@ fn a_machine_of_another_hypervisor_gets_compatible_devices() {
     let keys: Vec<String> = machine.disks.iter().map(|disk| disk.key.clone()).collect();
     let keys: Vec<&str> = keys.iter().map(String::as_str).filter(|key| !key.is_empty()).collect();
     let written = write(&machine, &options(&keys));
-    let told: Vec<String> = written.dropped.iter().map(ToString::to_string).collect();
+    let dropped: Vec<String> = written.dropped.iter().map(ToString::to_string).collect();
     for expected in [
         "disk 1 (vda) on virtio: is on SATA now",
         "network card 2 (vmxnet3): is an e1000 now",
@@ -273,8 +276,8 @@ fn a_machine_of_another_hypervisor_gets_compatible_devices() {
         "disk  on NVMe: is on SATA now",
     ] {
         assert!(
-            told.iter().any(|line| line.starts_with(expected)),
-            "{expected}: {told:#?}"
+            dropped.iter().any(|line| line.starts_with(expected)),
+            "{expected}: {dropped:#?}"
         );
     }
     let again = read(&written.value).unwrap().value;

@@ -89,7 +89,7 @@ fn the_boot_disk_is_moved_first() {
 }
 
 /// The records of a machine as its pool exports them, with fields that no other hypervisor has.
-fn as_its_pool_has_it(machine: &Machine) -> String {
+fn records_of_its_pool(machine: &Machine) -> String {
     let list = |text: &str| format!("<value><array><data><value>{text}</value></data></array></value>");
     let map =
         |text: &str| format!("<value><struct><member><name>{text}</name><value>x</value></member></struct></value>");
@@ -153,19 +153,19 @@ fn a_machine_of_xenserver_is_restored_unchanged() {
     for (disk, place) in machine.disks.iter_mut().zip(places) {
         disk.position = place;
     }
-    let original = as_its_pool_has_it(&machine);
+    let original = records_of_its_pool(&machine);
     let records = XenRecords::parse(&original).unwrap();
-    let there = read(&original).unwrap();
+    let parsed = read(&original).unwrap();
     assert!(
-        there
+        parsed
             .dropped
             .iter()
             .any(|dropped| dropped.what == "variables of the firmware"),
         "{:?}",
-        there.dropped
+        parsed.dropped
     );
     // Converted to QEMU and back: QEMU names disks by position and has other networks.
-    let mut here = adapt(&there.value, Platform::Qemu).value;
+    let mut here = adapt(&parsed.value, Platform::Qemu).value;
     let targets = here.targets();
     assert_eq!(targets, ["sda", "sdd", "sdf"]);
     for card in &mut here.cards {
@@ -177,15 +177,18 @@ fn a_machine_of_xenserver_is_restored_unchanged() {
         new_uuid: &mut || "00000000-0000-4000-8000-000000000001".to_owned(),
         original: Some(&records),
     };
-    let crate::Translated { value: back, dropped } = write(&here, &mut options);
+    let crate::Translated {
+        value: round_trip,
+        dropped,
+    } = write(&here, &mut options);
     let media: Vec<_> = dropped
         .iter()
         .filter(|dropped| dropped.what.contains("medium"))
         .collect();
     assert_eq!(media.len(), 1, "{dropped:?}");
-    let back = XenRecords::parse(&back.xml).unwrap();
+    let round_trip = XenRecords::parse(&round_trip.xml).unwrap();
     let of = |class: &str, field: &str| -> Vec<String> {
-        let mut texts: Vec<String> = back
+        let mut texts: Vec<String> = round_trip
             .records(class)
             .map(|record| record.text_of(field).to_owned())
             .collect();
@@ -204,8 +207,8 @@ fn a_machine_of_xenserver_is_restored_unchanged() {
         })
         .collect()
     };
-    assert_eq!(marked(&back), marked(&records));
-    assert!(marked(&back).contains(&("5".to_owned(), true, "RO".to_owned())));
+    assert_eq!(marked(&round_trip), marked(&records));
+    assert!(marked(&round_trip).contains(&("5".to_owned(), true, "RO".to_owned())));
     assert_eq!(of("network", "name_label"), ["dmz", "lan"]);
     assert_eq!(of("network", "bridge"), ["xenbr7", "xenbr7"]);
     assert_eq!(of("VDI", "name_label"), {
@@ -216,17 +219,17 @@ fn a_machine_of_xenserver_is_restored_unchanged() {
         labels.sort();
         labels
     });
-    let vm = back.machine_record().unwrap();
+    let vm = round_trip.machine_record().unwrap();
     assert_eq!(vm.get("tags").unwrap().as_array().len(), 1);
     assert_eq!(vm.get("NVRAM").unwrap().text_of("EFI-variables"), "x");
     assert_eq!(vm.text_of("ha_restart_priority"), "restart");
     assert_eq!(vm.get("blocked_operations").unwrap().text_of("destroy"), "x");
-    for vdi in back.records("VDI") {
+    for vdi in round_trip.records("VDI") {
         assert_eq!(vdi.get("xenstore_data").unwrap().text_of("vm-data"), "x");
     }
     assert_eq!((vm.text_of("VCPUs_max"), vm.text_of("VCPUs_at_startup")), ("8", "4"));
-    for vif in back.cards_of_machine() {
-        assert!(back.find("network", vif.text_of("network")).is_some());
+    for vif in round_trip.cards_of_machine() {
+        assert!(round_trip.find("network", vif.text_of("network")).is_some());
     }
 }
 
@@ -237,8 +240,8 @@ fn a_missing_disk_is_noted_and_a_different_one_does_not_replace_it() {
     machine.has_tpm = false;
     let original = written(&machine).xml;
     let records = XenRecords::parse(&original).unwrap();
-    let there = read(&original).unwrap().value;
-    let back = |machine: &Machine| {
+    let parsed = read(&original).unwrap().value;
+    let round_trip = |machine: &Machine| {
         let mut options = XenOptions {
             host_name: "host",
             time: "20261123T09:30:00Z",
@@ -246,22 +249,25 @@ fn a_missing_disk_is_noted_and_a_different_one_does_not_replace_it() {
             original: Some(&records),
         };
         let written = write(machine, &mut options);
-        let told: Vec<String> = written.dropped.into_iter().map(|dropped| dropped.what).collect();
+        let reported: Vec<String> = written.dropped.into_iter().map(|dropped| dropped.what).collect();
         let again = read(&written.value.xml).unwrap().value;
-        (told, again.disks.into_iter().map(|disk| disk.label).collect::<Vec<_>>())
+        (
+            reported,
+            again.disks.into_iter().map(|disk| disk.label).collect::<Vec<_>>(),
+        )
     };
-    assert_eq!(back(&there), (vec![], vec!["vda".to_owned(), "sda".to_owned()]));
-    let mut one = there.clone();
+    assert_eq!(round_trip(&parsed), (vec![], vec!["vda".to_owned(), "sda".to_owned()]));
+    let mut one = parsed.clone();
     one.disks.pop();
     assert_eq!(
-        back(&one),
+        round_trip(&one),
         (vec!["the disk at place 1".to_owned()], vec!["vda".to_owned()])
     );
     // A disk of another size is a different disk.
-    let mut other = there;
+    let mut other = parsed;
     (other.disks[1].size_bytes, other.disks[1].label) = (Some(1 << 20), "other".to_owned());
-    let (told, labels) = back(&other);
-    assert_eq!(told, ["the disk at place 1"]);
+    let (reported, labels) = round_trip(&other);
+    assert_eq!(reported, ["the disk at place 1"]);
     assert_eq!(labels, ["vda", "other"]);
 }
 

@@ -162,7 +162,7 @@ fn a_concurrent_balance_hides_no_change() {
             for range in exact.ranges.as_slice() {
                 let holds =
                     |reported: &std::ops::Range<u64>| reported.start <= range.start && range.end <= reported.end;
-                assert!(found.ranges.as_slice().iter().any(holds), "{range:?} is missed");
+                assert!(found.ranges.as_slice().iter().any(holds), "{range:?} is not reported");
             }
             count += 1;
             reported_more += u64::from(found.ranges.bytes() > tally.reported);

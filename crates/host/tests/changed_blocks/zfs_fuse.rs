@@ -26,7 +26,7 @@ impl ZfsFuse {
     fn start() -> Option<Self> {
         let missing = run(Command::new("sh").args(["-c", "command -v zfs-fuse setpriv && test -c /dev/fuse"])).err();
         if !is_root() || missing.is_some() {
-            println!("skipped: zfs-fuse takes root, the program (Debian package zfs-fuse) and /dev/fuse");
+            println!("skipped: needs root, zfs-fuse (Debian package) and /dev/fuse");
             return None;
         }
         let folder = TempDir::new().unwrap();
@@ -190,7 +190,7 @@ fn a_reused_object_number_is_detected() {
     );
     zfs.run(&line);
     let reused = fs::metadata(&image).unwrap().ino() == number;
-    println!("the number was given again: {reused}");
+    println!("the number was reused: {reused}");
     zfs.snapshot("after");
     let [before, after] = ["before", "after"].map(|name| File::open(zfs.path(name).join("image")).unwrap());
     let stream = zfs.run(&format!("zfs send -i before {POOL}/vm@after"));

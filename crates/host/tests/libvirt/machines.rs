@@ -69,9 +69,9 @@ fn the_metadata_of_a_machine_is_read() {
 fn a_missing_machine_or_daemon_is_reported() {
     let lab = LibvirtLab::new();
     let libvirt = lab.connect();
-    let error = libvirt.machine("nobody").err().unwrap();
+    let error = libvirt.machine("missing").err().unwrap();
     assert!(
-        matches!(&error, Error::NoSuchMachine { name, .. } if name == "nobody"),
+        matches!(&error, Error::NoSuchMachine { name, .. } if name == "missing"),
         "{error}"
     );
     let error = Libvirt::connect("qemu+unix:///system?socket=/nonexistent/socket")

@@ -126,8 +126,8 @@ fn a_replacement_of_an_inspected_snapshot_is_not_removed() {
         drop(view);
         world.provider.destroy_this(&second).unwrap();
         assert_eq!(world.names(), [""; 0]);
-        let gone = world.provider.destroy_this(&second).unwrap_err();
-        assert!(is_missing(&gone), "{gone}");
+        let error = world.provider.destroy_this(&second).unwrap_err();
+        assert!(is_missing(&error), "{error}");
     });
 }
 
@@ -202,8 +202,8 @@ fn snapshots_are_described() {
         let state = world.provider.dataset(&world.dataset.name).unwrap();
         assert_eq!(state.folder.as_deref(), Some(&*world.folder));
         let all = world.provider.datasets().unwrap();
-        let is_told = all.iter().any(|one| one.dataset == world.dataset);
-        assert!(is_told != (file_system.name() == "xfs"), "{all:?}");
+        let is_listed = all.iter().any(|one| one.dataset == world.dataset);
+        assert!(is_listed != (file_system.name() == "xfs"), "{all:?}");
         assert!(all.iter().all(|one| !one.dataset.name.contains(".holdfast")));
         assert!(!state.is_volume && state.available_bytes.unwrap() > 1 << 20);
     });
@@ -334,7 +334,7 @@ fn files_are_located_by_any_path() {
         let link = elsewhere.path().join("link");
         std::os::unix::fs::symlink(world.folder.join("disk.raw"), &link).unwrap();
         assert_eq!(place_of(&link), expected("disk.raw"));
-        assert!(locate(&world.folder.join("nobody"), "test").is_err());
+        assert!(locate(&world.folder.join("missing"), "test").is_err());
 
         let bound = elsewhere.path().join("bound");
         std::fs::create_dir(&bound).unwrap();

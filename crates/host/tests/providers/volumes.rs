@@ -18,7 +18,7 @@ fn volumes_are_snapshotted_and_viewed() {
     let node = device.canonicalize().unwrap();
     for path in [&device, &node] {
         let Located::In(found) = locate(path, "test").unwrap() else {
-            panic!("{} is nowhere", path.display());
+            panic!("{} is in no dataset", path.display());
         };
         assert!(found.dataset.name.ends_with("/disk") && found.path.as_os_str().is_empty());
     }

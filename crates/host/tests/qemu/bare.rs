@@ -160,7 +160,7 @@ fn a_busy_monitor_is_reported_and_serves_the_queue_in_order() {
     let qemu = bare(&lab);
     let clock = Arc::new(SystemClock::new());
     let Err(error) = BareQemu::connect(&lab.path("own"), clock.clone()) else {
-        panic!("it serves one client at a time")
+        panic!("the monitor serves one client at a time")
     };
     assert!(
         matches!(&error, Error::MonitorInUse { address, .. } if address.ends_with("own")),

@@ -22,7 +22,10 @@ fn frozen_disks_do_not_change_and_nothing_is_left() {
         was_running_within = lab.is_running();
     })
     .unwrap();
-    assert!(!was_running_within && lab.is_running(), "it was paused, and runs again");
+    assert!(
+        !was_running_within && lab.is_running(),
+        "the machine was paused and runs again"
+    );
     assert!(cut.pause.total >= cut.pause.cut && cut.pause.cut > Duration::ZERO);
     for disk in 0..3 {
         lab.guest_writes(disk, 99, 4 * MIB, 2 * MIB);
@@ -63,7 +66,7 @@ fn assert_broken_and_unharmed(lab: &QemuLab, socket: &std::path::Path, export: &
         .args(["-r", "-f", "raw", "-c", "read 8M 512", &uri])
         .output();
     let output = String::from_utf8(read.unwrap().stdout).unwrap();
-    assert!(output.contains("read failed"), "a broken copy is read: {output}");
+    assert!(output.contains("read failed"), "a broken copy can be read: {output}");
     for number in 0..16 {
         lab.guest_writes(0, 60 + u8::try_from(number).unwrap(), number * MIB, MIB);
     }

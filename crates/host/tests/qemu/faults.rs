@@ -153,7 +153,7 @@ fn assert_harmless(formats: &[&str], pause_policy: PausePolicy, memory: &TakeMem
             }
             assert_eq!(lab.everything(), before, "{case}");
             if is_over {
-                assert!(at > 7, "{case}: a run has more commands");
+                assert!(at > 7, "{case}: a run has fewer commands than expected");
                 break;
             }
         }

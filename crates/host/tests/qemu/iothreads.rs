@@ -183,7 +183,7 @@ fn ranges_of_a_disk_in_an_iothread_are_copied_as_of_the_point_in_time() {
     mark(&socket, export, 3 * MIB, MIB);
     copy().unwrap();
     assert_eq!(bytes_at(&spool, 3 * MIB), [9; 4096]);
-    assert_eq!(bytes_at(&spool, 0), [0; 4096], "that was not asked for");
+    assert_eq!(bytes_at(&spool, 0), [0; 4096], "the rest was not requested");
     mark(&socket, export, 0, 64 << 10);
     mark(&socket, export, DISK_BYTES - MIB, MIB);
     copy().unwrap();
@@ -280,7 +280,7 @@ fn a_copy_can_be_repeated_after_a_fault_at_any_command() {
             cut.release(&*lab.monitor, &lab.clock).unwrap();
             assert_eq!(lab.everything(), before, "{fault:?} at command {at}");
             if copied.is_ok() {
-                assert!(at > 4, "a copy has more commands");
+                assert!(at > 4, "a copy has fewer commands than expected");
                 break;
             }
         }

@@ -55,7 +55,7 @@ fn another_qemu_loads_the_memory() {
     request.memory = Some((pipe, MemoryMode::Live));
     let cut = PointInTime::make(&*lab.monitor, &lab.clock, request, &mut |_| ()).unwrap();
     let (state, memory) = receiving.finish().unwrap();
-    assert!(!lab.is_running(), "it was stopped, and stays so");
+    assert!(!lab.is_running(), "a paused machine stays paused");
     assert_served(&socket, &cut.exports[0], 1, 0, DISK_BYTES);
     let held = memory_of(&lab);
     cut.release(&*lab.monitor, &lab.clock).unwrap();
@@ -81,7 +81,7 @@ fn another_qemu_loads_the_memory() {
     while other.execute("query-status", Value::Null)["status"] == "inmigrate" {
         other.clock.sleep(Duration::from_millis(20));
     }
-    assert!(memory_of(&other) == held, "another memory");
+    assert!(memory_of(&other) == held, "the memory differs");
     other.execute("cont", Value::Null);
     assert!(other.is_running());
 }
@@ -127,7 +127,7 @@ fn disks_and_memory_are_of_one_point_in_time() {
             assert_eq!(state.size_bytes(), memory.size_bytes());
             cut.release(&*lab.monitor, &lab.clock).unwrap();
             let settings = lab.execute("query-migrate-parameters", Value::Null);
-            assert_eq!(settings["downtime-limit"], 300, "as it was before");
+            assert_eq!(settings["downtime-limit"], 300, "the setting is restored");
         }
         for (number, disk) in lab.disks().into_iter().enumerate() {
             let names: Vec<&str> = disk.bitmaps.iter().map(|bitmap| &bitmap.name[..]).collect();

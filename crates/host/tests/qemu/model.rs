@@ -24,14 +24,14 @@ const DEVICE: [&str; 2] = [
 ];
 
 /// The same machine in QEMU and in the model, with one qcow2 and one raw disk.
-struct Twins {
+struct RealAndModel {
     lab: QemuLab,
     folder: tempfile::TempDir,
     model: QemuModel,
     monitor: QmpSocket,
 }
 
-impl Twins {
+impl RealAndModel {
     fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let formats = [("qcow2", ModelFormat::Qcow2), ("raw", ModelFormat::Raw)];
@@ -70,7 +70,7 @@ impl Twins {
         let differs = real.iter().zip(&model).find(|(real, model)| real != model);
         assert_eq!(differs, None, "{step}: QEMU and the model");
         assert_eq!(real.len(), model.len(), "{step}");
-        let (real, model) = (what_is_read(&*self.lab.monitor), what_is_read(&self.monitor));
+        let (real, model) = (disks_and_nodes(&*self.lab.monitor), disks_and_nodes(&self.monitor));
         for (what, found) in real.as_object().unwrap() {
             assert_eq!(*found, model[what], "{what} after {step}: QEMU and the model");
         }
@@ -126,7 +126,7 @@ fn without_fd_sets(text: &str) -> String {
 }
 
 /// The disks, nodes and node order of QEMU, as Holdfast reads them.
-fn what_is_read(monitor: &dyn Monitor) -> Value {
+fn disks_and_nodes(monitor: &dyn Monitor) -> Value {
     let ask = |name, arguments: Value| monitor.execute(&QmpCommand::new(name, arguments)).unwrap();
     let list = |name, arguments| ask(name, arguments).as_array().cloned().unwrap_or_default();
     let mut nodes: Vec<Value> = list("query-named-block-nodes", json!({ "flat": true }))
@@ -232,7 +232,7 @@ fn request(monitor: &dyn Monitor, folder: &Path, number: u32, disk_count: usize)
 
 #[test]
 fn a_backup_has_the_same_effects_in_the_model_and_in_qemu() {
-    let twins = Twins::new();
+    let both_machines = RealAndModel::new();
     let clock = SystemClock::new();
     for (number, disk_count, pause_policy) in [
         (1, 2, PausePolicy::WhereNeeded),
@@ -245,8 +245,8 @@ fn a_backup_has_the_same_effects_in_the_model_and_in_qemu() {
             let cut = PointInTime::make(monitor, &clock, request, &mut |_| ()).unwrap();
             cut.begin_witness(monitor, 0).unwrap();
         };
-        twins.both(&format!("instant {number}"), of_run);
-        twins.both(&format!("end {number}"), |monitor, _| {
+        both_machines.both(&format!("instant {number}"), of_run);
+        both_machines.both(&format!("end {number}"), |monitor, _| {
             assert_eq!(runs_in(monitor).unwrap(), [RunId(number)].into());
             remove_run(monitor, &clock, RunId(number)).unwrap();
             assert!(runs_in(monitor).unwrap().is_empty());
@@ -346,14 +346,14 @@ fn refused_commands() -> Vec<(&'static str, Value)> {
 /// Sends commands in the middle of a backup, when all its nodes and jobs exist and may conflict.
 #[test]
 fn the_model_refuses_what_qemu_refuses() {
-    let twins = Twins::new();
+    let both_machines = RealAndModel::new();
     let clock = SystemClock::new();
-    twins.both("instant", |monitor, folder| {
+    both_machines.both("instant", |monitor, folder| {
         let request = request(monitor, folder, 1, 2);
         PointInTime::make(monitor, &clock, request, &mut |_| ()).unwrap();
     });
     for (name, arguments) in refused_commands() {
-        twins.both(&format!("{name} {arguments}"), |monitor, _| {
+        both_machines.both(&format!("{name} {arguments}"), |monitor, _| {
             let answer = monitor.execute(&QmpCommand::new(name, arguments.clone()));
             assert!(
                 matches!(answer, Err(MonitorError::Refused { .. })),
@@ -361,7 +361,7 @@ fn the_model_refuses_what_qemu_refuses() {
             );
         });
     }
-    twins.both("end", |monitor, _| {
+    both_machines.both("end", |monitor, _| {
         remove_run(monitor, &clock, RunId(1)).unwrap();
         let none = json!({ "id": "none", "mode": "hard" });
         for (name, arguments) in [("nbd-server-stop", Value::Null), ("block-export-del", none)] {
@@ -377,14 +377,14 @@ fn the_model_refuses_what_qemu_refuses() {
 /// A job copies the marked ranges from the frozen disk; its bitmap and nodes are busy meanwhile.
 #[test]
 fn the_model_copies_parts_as_qemu_does() {
-    let twins = Twins::new();
+    let both_machines = RealAndModel::new();
     let clock = SystemClock::new();
-    twins.both("instant", |monitor, folder| {
+    both_machines.both("instant", |monitor, folder| {
         let mut request = request(monitor, folder, 1, 2);
         for disk in &mut request.disks {
             disk.spool = Some(scratch(folder, DISK_BYTES));
         }
         PointInTime::make(monitor, &clock, request, &mut |_| ()).unwrap();
     });
-    twins.both("end", |monitor, _| remove_run(monitor, &clock, RunId(1)).unwrap());
+    both_machines.both("end", |monitor, _| remove_run(monitor, &clock, RunId(1)).unwrap());
 }

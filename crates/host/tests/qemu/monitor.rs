@@ -12,7 +12,7 @@ fn commands_are_answered_refused_and_answered_from_many_threads() {
     let lab = QemuLab::new(&["qcow2", "raw"]);
     let refused = lab
         .monitor
-        .execute(&QmpCommand::new("blockdev-del", json!({ "node-name": "nobody" })));
+        .execute(&QmpCommand::new("blockdev-del", json!({ "node-name": "missing" })));
     let Err(MonitorError::Refused {
         command, description, ..
     }) = refused
@@ -20,7 +20,7 @@ fn commands_are_answered_refused_and_answered_from_many_threads() {
         panic!("{refused:?}");
     };
     assert_eq!(command, "blockdev-del");
-    assert!(description.contains("nobody"), "{description}");
+    assert!(description.contains("missing"), "{description}");
     std::thread::scope(|scope| {
         for _ in 0..4 {
             scope.spawn(|| (0..50).for_each(|_| assert!(lab.is_running())));
@@ -64,7 +64,7 @@ fn the_exit_of_qemu_is_reported_and_a_second_client_times_out() {
     assert!(error.to_string().contains("one client at a time"), "{error}");
     // QEMU may exit before or after it answers.
     lab.monitor.execute(&QmpCommand::new("quit", Value::Null)).ok();
-    let gone = lab.monitor.execute(&QmpCommand::new("query-status", Value::Null));
-    assert!(matches!(gone, Err(MonitorError::Gone { .. })), "{gone:?}");
+    let after_exit = lab.monitor.execute(&QmpCommand::new("query-status", Value::Null));
+    assert!(matches!(after_exit, Err(MonitorError::Gone { .. })), "{after_exit:?}");
     assert!(QmpSocket::connect(&lab.path("qmp")).is_err());
 }

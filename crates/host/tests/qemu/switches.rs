@@ -310,7 +310,10 @@ fn several_disks_are_frozen_between_two_writes_of_a_running_machine() {
             let turn = sequence.iter().position(|byte| *byte != sequence[0]);
             let (turn, rest) = sequence.split_at(turn.unwrap_or(sequence.len()));
             let is_of_the_turn_before = |byte: &u8| byte + 1 == turn[0] || turn[0] == 10 && *byte < 4;
-            assert!(rest.iter().all(is_of_the_turn_before), "of one instant: {sequence:?}");
+            assert!(
+                rest.iter().all(is_of_the_turn_before),
+                "not of one point in time: {sequence:?}"
+            );
             for (disk, context) in cut.change_contexts.iter().enumerate() {
                 let Some(context) = context else { continue };
                 for place in clean_places(&socket, &cut.exports[disk], context) {

@@ -130,7 +130,7 @@ fn crash_everywhere(case: &TableCrashCase, seed: u64) {
 /// Every byte must be that of the last completed flush, or of a write after that flush began.
 fn assert_permitted(found: &[u8], done: &[LoggedWork], count: usize, what: &str) {
     let is_over = |done: &LoggedWork| matches!(&done.what, WorkKind::Flushed(_, operations) if *operations <= count);
-    let last = done.iter().rposition(is_over).expect("the image was whole at first");
+    let last = done.iter().rposition(is_over).expect("the first state is durable");
     let WorkKind::Flushed(durable, _) = &done[last].what else {
         unreachable!()
     };

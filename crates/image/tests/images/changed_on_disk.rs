@@ -100,7 +100,7 @@ impl States {
                 different += sector.len() as u64;
                 assert!(
                     changed.is_dirty(start as u64..(start + sector.len()) as u64),
-                    "{what}: a change at {start} is missed"
+                    "{what}: a change at {start} is not marked"
                 );
             }
         }

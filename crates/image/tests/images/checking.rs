@@ -125,10 +125,10 @@ fn check_agrees_with_qemu_on_damage() {
         let report = check(&image, &OpenOptions::default()).unwrap();
         let (corruptions, leaks) = qemu_check(&image);
         // QEMU counts references, but not which range of the disk they belong to.
-        let told_by_us = u64::from(what == "two entries for one cluster");
+        let extra_count = u64::from(what == "two entries for one cluster");
         assert_eq!(
             (report.corruption_count, report.leak_count),
-            (corruptions + told_by_us, leaks),
+            (corruptions + extra_count, leaks),
             "{what}: {:?}",
             report.problems
         );

@@ -79,7 +79,7 @@ fn truncated_images_are_not_written_or_resized() {
             if set_identity(&path, &options, &new).is_ok() {
                 assert_eq!(format, Format::Qcow2, "{what}");
             }
-            assert!(std::fs::read(&path).unwrap() == before, "{what}: it was changed");
+            assert!(std::fs::read(&path).unwrap() == before, "{what}: the image was changed");
             overwrite(&path, &whole);
             let image = open_mut(&path, &options).unwrap();
             image.write_at(&[7; 512], 0).unwrap();

@@ -113,7 +113,7 @@ keep_daily = -1
 when = "daily"
 [jobs.five]
 do = "snapshot"
-notify = ["nobody"]
+notify = ["missing"]
 repository = "main"
 [notify.a]
 by = "ntfy"
@@ -142,7 +142,7 @@ six = 3
             "line 27: keep_daily in [jobs.three]: it should be a whole number from 0 to 1000000",
             "line 28: [jobs.four] needs do = one of backup, snapshot, cron, host-prune, prune, gc, scrub, copy, replicate, verify, doctor, fresh, monitor-snapshots, monitor-health, monitor-capacity",
             "line 30: [jobs.five] needs machines or datasets",
-            "line 32: there is no [notify.nobody], which [jobs.five] names",
+            "line 32: there is no [notify.missing], which [jobs.five] names",
             "line 33: there is no setting \"repository\" in [jobs.five]",
             "line 36: url in [notify.a]: it should be an address that begins with https:// or http://, without spaces",
             "line 37: [notify.a]: to is not a setting of ntfy",

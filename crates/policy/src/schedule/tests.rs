@@ -181,13 +181,13 @@ fn a_failed_run_is_retried_with_increasing_delays() {
         assert_eq!(state.due(&timing, &zone, now), Due::Since(now));
         state.start(&timing, Cause::Due, now);
         assert_eq!(state.due(&timing, &zone, now), Due::Running);
-        let then = after(now, wait);
+        let next_try = after(now, wait);
         assert_eq!(
             state.end(&timing, RunEnd::Failed, Cause::Due, now),
-            Consequence::Retry(then)
+            Consequence::Retry(next_try)
         );
-        assert_eq!(state.due(&timing, &zone, now), Due::At(then));
-        now = then;
+        assert_eq!(state.due(&timing, &zone, now), Due::At(next_try));
+        now = next_try;
     }
     state.start(&timing, Cause::Due, now);
     assert_eq!(
@@ -280,14 +280,14 @@ proptest! {
             Just((15 * 60, "*:0/15")), Just((HOUR, "hourly")), Just((6 * HOUR, "0/6:00")), Just((DAY, "02:30")),
         ],
         delay in 0..1800_u64,
-        happenings in proptest::collection::vec(clock_event(), 1..12),
+        events in proptest::collection::vec(clock_event(), 1..12),
     ) {
         let mut timing = timing(when);
         timing.delay = Duration::from_secs(delay.min(u64::try_from(period).unwrap() / 2));
         let mut host = Host::new(timing, "UTC", "2026-06-20T02:00:00Z");
         let mut set_count = 0;
-        for happening in happenings {
-            match happening {
+        for event in events {
+            match event {
                 ClockEvent::Checked(minutes) => host.pass(minutes * 60, 60),
                 ClockEvent::Unchecked(minutes) => host.pass_unseen(minutes * 60),
                 ClockEvent::Set(seconds) => {

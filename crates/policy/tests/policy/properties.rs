@@ -210,9 +210,9 @@ proptest! {
                     Period::Year => i64::from(date.year()),
                 }
             };
-            let there: HashSet<_> = past.iter().map(|candidate| key(candidate.time)).collect();
+            let existing: HashSet<_> = past.iter().map(|candidate| key(candidate.time)).collect();
             let names: HashSet<_> = reasons().filter_map(period_of).filter(|(kind, _)| *kind == period).collect();
-            prop_assert_eq!(names.len(), there.len().min(count as usize), "{:?}", period);
+            prop_assert_eq!(names.len(), existing.len().min(count as usize), "{:?}", period);
             for decision in plan.decisions() {
                 if decision.reasons.iter().filter_map(period_of).any(|(kind, _)| kind == period) {
                     let own = key(decision.candidate.time);

@@ -100,12 +100,12 @@ fn nothing_is_sent_to_a_diverged_target() {
             ReplicaPlan::Diverged(divergence) => divergence,
             other => panic!("{other:?}"),
         };
-    let went_on = |common: &str, own: &[&str]| Divergence::TargetHasNewer {
+    let target_has_newer = |common: &str, own: &[&str]| Divergence::TargetHasNewer {
         common: common.to_owned(),
         own: own.iter().map(|name| (*name).to_owned()).collect(),
     };
-    assert_eq!(diverged("a b", "a x y"), went_on("a", &["x", "y"]));
-    assert_eq!(diverged("a", "a x"), went_on("a", &["x"]));
+    assert_eq!(diverged("a b", "a x y"), target_has_newer("a", &["x", "y"]));
+    assert_eq!(diverged("a", "a x"), target_has_newer("a", &["x"]));
     assert_eq!(diverged("b c", "x y"), Divergence::NoCommonSnapshot);
     assert_eq!(diverged("b c", ""), Divergence::TargetIsNoReplica);
     // On btrfs, snapshots are independent of each other.
@@ -153,7 +153,7 @@ fn without_identities_name_and_time_are_compared() {
 /// A target with the rules of ZFS or btrfs.
 #[derive(Debug, Clone, Default)]
 struct Model {
-    is_there: bool,
+    exists: bool,
     received: Vec<ReplicaPoint>,
 }
 
@@ -161,12 +161,12 @@ impl Model {
     /// Receives a stream, or returns why the target refuses it.
     fn receive(&mut self, source: &[ReplicaPoint], step: &ReplicaStep, order: TargetOrder) -> Result<(), String> {
         let find = |name: &str, kind| source.iter().position(|point| point.name == name && point.kind == kind);
-        let to = find(&step.to, PointKind::Snapshot).ok_or("it is not there")?;
+        let to = find(&step.to, PointKind::Snapshot).ok_or("the snapshot is missing")?;
         let first = match &step.base {
-            None if order == TargetOrder::Linear && self.is_there => return Err("it exists".to_owned()),
+            None if order == TargetOrder::Linear && self.exists => return Err("it exists".to_owned()),
             None => to,
             Some((name, kind)) => {
-                let base = find(name, *kind).ok_or("the base is not there")?;
+                let base = find(name, *kind).ok_or("the base is missing")?;
                 let has = |point: &ReplicaPoint| point.identity == source[base].identity;
                 let fits = match order {
                     TargetOrder::Linear => self.received.last().is_some_and(has),
@@ -189,25 +189,25 @@ impl Model {
             .filter(|point| point.kind == PointKind::Snapshot)
             .collect();
         if sent.len() != step.count {
-            return Err(format!("it brings {} and not {}", sent.len(), step.count));
+            return Err(format!("the stream has {} snapshots, not {}", sent.len(), step.count));
         }
         for point in sent {
             if !point.is_wanted {
                 return Err(format!("{} is not wanted", point.name));
             }
-            if self.received.iter().any(|there| there.name == point.name) {
-                return Err(format!("{} is there already", point.name));
+            if self.received.iter().any(|received| received.name == point.name) {
+                return Err(format!("{} exists already", point.name));
             }
             self.received.push(point.clone());
         }
-        self.is_there = true;
+        self.exists = true;
         Ok(())
     }
 }
 
 /// An event between two replications.
 #[derive(Debug, Clone)]
-enum Happening {
+enum Event {
     Take {
         wanted: bool,
         name: usize,
@@ -220,14 +220,14 @@ enum Happening {
     Replicate(usize),
 }
 
-fn happenings() -> impl Strategy<Value = Vec<Happening>> {
+fn events() -> impl Strategy<Value = Vec<Event>> {
     let one = prop_oneof![
-        5 => (prop::bool::weighted(0.8), 0_usize..40).prop_map(|(wanted, name)| Happening::Take { wanted, name }),
-        2 => (0_usize..8).prop_map(Happening::Remove),
-        1 => (0_usize..8).prop_map(Happening::LeaveBookmark),
-        1 => Just(Happening::TargetTakes),
-        1 => (0_usize..8).prop_map(Happening::TargetLoses),
-        4 => (0_usize..6).prop_map(Happening::Replicate),
+        5 => (prop::bool::weighted(0.8), 0_usize..40).prop_map(|(wanted, name)| Event::Take { wanted, name }),
+        2 => (0_usize..8).prop_map(Event::Remove),
+        1 => (0_usize..8).prop_map(Event::LeaveBookmark),
+        1 => Just(Event::TargetTakes),
+        1 => (0_usize..8).prop_map(Event::TargetLoses),
+        4 => (0_usize..6).prop_map(Event::Replicate),
     ];
     prop::collection::vec(one, 0..40)
 }
@@ -248,40 +248,40 @@ proptest! {
     /// After any history, the target accepts every stream of a plan, loses nothing, and then has the newest snapshot.
     /// If instead the plan reports a divergence, the target would have accepted no stream.
     #[test]
-    fn every_plan_is_accepted_by_the_target(happenings in happenings(), rules in rules()) {
+    fn every_plan_is_accepted_by_the_target(events in events(), rules in rules()) {
         let mut source: Vec<ReplicaPoint> = Vec::new();
         let mut target: Option<Model> = None;
         let mut identity = 0;
-        for happening in happenings {
+        for event in events {
             identity += 1;
-            match happening {
-                Happening::Take { wanted, name } => {
+            match event {
+                Event::Take { wanted, name } => {
                     let name = format!("s{name}");
                     if !source.iter().any(|point| point.name == name && point.kind == PointKind::Snapshot) {
                         source.push(ReplicaPoint { is_wanted: wanted, ..point(&name, identity) });
                     }
                 }
-                Happening::Remove(at) if at < source.len() => drop(source.remove(at)),
+                Event::Remove(at) if at < source.len() => drop(source.remove(at)),
                 // A dataset has one bookmark of each name: ZFS creates no second one.
-                Happening::LeaveBookmark(at) if at < source.len() => {
+                Event::LeaveBookmark(at) if at < source.len() => {
                     let name = source[at].name.clone();
-                    let is_it = |point: &ReplicaPoint| point.kind == PointKind::Bookmark && point.name == name;
-                    if !source.iter().any(is_it) {
+                    let is_same_bookmark = |point: &ReplicaPoint| point.kind == PointKind::Bookmark && point.name == name;
+                    if !source.iter().any(is_same_bookmark) {
                         source[at].kind = PointKind::Bookmark;
                     }
                 }
-                Happening::TargetTakes => {
+                Event::TargetTakes => {
                     if let Some(model) = &mut target {
  model.received.push(point(&format!("t{identity}"), identity));
 }
                 }
-                Happening::TargetLoses(at) => {
+                Event::TargetLoses(at) => {
                     if let Some(model) = target.as_mut().filter(|model| at < model.received.len()) {
  model.received.remove(at);
 }
                 }
-                Happening::Remove(_) | Happening::LeaveBookmark(_) => {}
-                Happening::Replicate(count) => {
+                Event::Remove(_) | Event::LeaveBookmark(_) => {}
+                Event::Replicate(count) => {
                     let before = target.clone();
                     let received = target.as_ref().map(|model| &model.received[..]);
                     let replication = plan_replication(&source, received, rules);
@@ -310,8 +310,8 @@ proptest! {
                                     let base = base.map(|base| (base.name.clone(), base.kind));
                                     let step = ReplicaStep { base, to: to.name.clone(), count: 1 };
                                     let taken = model.clone().receive(&source, &step, rules.order);
-                                    let is_new = !model.received.iter().any(|there| there.identity == to.identity);
-                                    prop_assert!(taken.is_err() || !is_new, "{step:?} would have gone to {model:?}");
+                                    let is_new = !model.received.iter().any(|received| received.identity == to.identity);
+                                    prop_assert!(taken.is_err() || !is_new, "{model:?} would have accepted {step:?}");
                                 }
                             }
                         }

@@ -11,12 +11,12 @@ use crate::random::Random;
 
 const SYSTEMD_ANALYZE: &str = "systemd-analyze";
 const CASE_COUNT: u64 = 1000;
-const SPOILED_CASE_COUNT: u64 = 500;
+const MUTATED_CASE_COUNT: u64 = 500;
 /// systemd misses instants in two cases: where a step exceeds the end of an hour, a day or a month that is the last of
 /// its kind or precedes a clock change (after 20:00 on August 31, it finds `0/9:19` next at 09:19, and not at 00:19);
 /// and on days without the hour that it looks for (it misses all of `1,4:37` in Dublin on 2026-03-29). The instants
 /// that it finds then are correct, but incomplete. This limits the number of such cases.
-const PASSED_OVER_COUNT_MAX: u64 = CASE_COUNT / 100;
+const MISSED_COUNT_MAX: u64 = CASE_COUNT / 100;
 const INSTANT_COUNT: usize = 6;
 /// Summer time of one hour and of half an hour, in both halves of the year, at midnight, and a skipped day.
 const ZONES: [&str; 9] = [
@@ -228,7 +228,7 @@ fn some_expression(random: &mut Random) -> String {
 }
 
 /// Replaces, removes or duplicates one character.
-fn spoiled(random: &mut Random, expression: &str) -> String {
+fn mutated(random: &mut Random, expression: &str) -> String {
     let mut characters: Vec<char> = expression.chars().collect();
     let index = usize::try_from(random.below(characters.len() as u64)).unwrap();
     match random.below(4) {
@@ -245,7 +245,7 @@ fn spoiled(random: &mut Random, expression: &str) -> String {
 #[test]
 fn expressions_have_the_same_meaning_as_in_systemd() {
     let mut compared_count = 0;
-    let mut passed_over_count = 0;
+    let mut missed_count = 0;
     for seed in 0..CASE_COUNT {
         let mut random = Random(seed);
         let zone_name = random.of(&ZONES);
@@ -260,7 +260,7 @@ fn expressions_have_the_same_meaning_as_in_systemd() {
             after = after.checked_add(SignedDuration::from_hours(1)).unwrap();
         }
         let (normalized, theirs) = match ask_systemd(&expression, after, zone_name) {
-            Answer::Refused => panic!("{case}: is taken for none"),
+            Answer::Refused => panic!("{case}: systemd refuses the expression"),
             Answer::GivesUp => continue,
             Answer::Taken { normalized, instants } => (normalized, instants),
         };
@@ -274,17 +274,17 @@ fn expressions_have_the_same_meaning_as_in_systemd() {
         if ours == theirs {
             compared_count += ours.len();
         } else {
-            let passed_over = ours.iter().find(|instant| !theirs.contains(instant)).unwrap();
-            let is_known = normalized.contains('/') || is_on_day_of_change(*passed_over, &own_zone);
+            let missed = ours.iter().find(|instant| !theirs.contains(instant)).unwrap();
+            let is_known = normalized.contains('/') || is_on_day_of_change(*missed, &own_zone);
             assert!(is_known, "{case} after {after}: {ours:?}, and by systemd {theirs:?}");
             let wrong = theirs.iter().find(|instant| !calendar.matches(**instant, &zone));
             assert_eq!(wrong, None, "{case} after {after}");
-            passed_over_count += 1;
+            missed_count += 1;
         }
     }
     assert!(
-        passed_over_count <= PASSED_OVER_COUNT_MAX,
-        "systemd passes over something in {passed_over_count} cases"
+        missed_count <= MISSED_COUNT_MAX,
+        "systemd misses an instant in {missed_count} cases"
     );
     assert!(compared_count > 2000, "only {compared_count} instants were compared");
 }
@@ -293,10 +293,10 @@ fn expressions_have_the_same_meaning_as_in_systemd() {
 fn the_same_expressions_are_valid_as_in_systemd() {
     let now = "2026-01-01T00:00:00Z".parse().unwrap();
     let mut refused_count = 0;
-    for seed in 0..SPOILED_CASE_COUNT {
+    for seed in 0..MUTATED_CASE_COUNT {
         let mut random = Random(seed);
         let expression = some_expression(&mut random);
-        let expression = spoiled(&mut random, &expression);
+        let expression = mutated(&mut random, &expression);
         let ours = expression.parse::<Calendar>();
         let is_sub_second = matches!(ours, Err(ParseCalendarError::SubSecond { .. }));
         let zone = ours
@@ -306,11 +306,11 @@ fn the_same_expressions_are_valid_as_in_systemd() {
             .and_then(TimeZone::iana_name);
         // Excluded: differences in case and white space, which systemd treats differently, and a typo that systemd
         // accepts.
-        let is_spelled_otherwise = zone.is_some_and(|name| !expression.contains(name))
+        let is_excluded = zone.is_some_and(|name| !expression.contains(name))
             || expression.contains("  ")
             || expression.trim() != expression
             || expression.starts_with("anually");
-        if is_sub_second || is_spelled_otherwise {
+        if is_sub_second || is_excluded {
             continue;
         }
         refused_count += u64::from(ours.is_err());

@@ -9,7 +9,7 @@ use super::{PeerServer, is_plain, is_reached_without_links};
 use crate::peer::PeerRequest;
 
 fn may(root: &Dataset, line: &str) -> bool {
-    let sides = |_| panic!("no side is asked");
+    let sides = |_| panic!("no request reaches the file systems");
     let server = PeerServer {
         sides: &sides,
         root: Some(root.clone()),

@@ -131,15 +131,15 @@ pub(crate) fn environment(seed: u64) -> Environment {
 
 impl Rig {
     pub(crate) fn new(seed: u64) -> Self {
-        Self::on(MemoryStore::new(), seed)
+        Self::in_store(MemoryStore::new(), seed)
     }
 
     /// A repository in a store with a limited capacity.
     pub(crate) fn with_capacity(seed: u64, capacity_bytes: u64) -> Self {
-        Self::on(MemoryStore::with_capacity(capacity_bytes), seed)
+        Self::in_store(MemoryStore::with_capacity(capacity_bytes), seed)
     }
 
-    fn on(store: MemoryStore, seed: u64) -> Self {
+    fn in_store(store: MemoryStore, seed: u64) -> Self {
         let environment = environment(seed);
         let shared: Arc<dyn Store> = Arc::new(store.clone());
         let repository = Repository::init(shared, &init_request(), environment.clone()).unwrap();
@@ -153,7 +153,7 @@ impl Rig {
     }
 
     /// A repository with the same keys for recognising chunks as `other`.
-    pub(crate) fn like(seed: u64, other: &Self) -> Self {
+    pub(crate) fn with_keys_of(seed: u64, other: &Self) -> Self {
         let (store, environment) = (MemoryStore::new(), environment(seed));
         let shared: Arc<dyn Store> = Arc::new(store.clone());
         let repository =
@@ -253,7 +253,7 @@ pub(crate) fn assert_restores(repository: &Repository, snapshot: SnapshotId, exp
     assert_eq!(device.size_bytes(), expected.len() as u64);
     let mut bytes = vec![1; expected.len()];
     device.read_at(&mut bytes, 0).unwrap();
-    assert!(bytes == expected, "the device reads something else");
+    assert!(bytes == expected, "the device returns other data");
     let target = MemoryDevice::new(expected.len() as u64);
     let request = RestoreRequest {
         target: &target,
@@ -262,20 +262,20 @@ pub(crate) fn assert_restores(repository: &Repository, snapshot: SnapshotId, exp
         thread_count: 2,
     };
     repository.restore(&device, &request, &Watch::default()).unwrap();
-    assert!(target.to_bytes() == expected, "the restore wrote something else");
+    assert!(target.to_bytes() == expected, "the restore wrote other data");
 }
 
 type Act = std::sync::Mutex<Option<Box<dyn FnOnce() + Send>>>;
 
 /// A store that calls a function before the first object of a kind is put.
-pub(crate) struct Hooked {
+pub(crate) struct HookedStore {
     inner: MemoryStore,
     kind: ObjectKind,
     before: Act,
     after: Act,
 }
 
-impl Hooked {
+impl HookedStore {
     pub(crate) fn new(inner: &MemoryStore, kind: ObjectKind, act: impl FnOnce() + Send + 'static) -> Self {
         Self {
             inner: inner.clone(),
@@ -301,7 +301,7 @@ impl Hooked {
     }
 }
 
-impl Store for Hooked {
+impl Store for HookedStore {
     fn put(&self, name: &ObjectName, bytes: &[u8]) -> StoreResult<Put> {
         self.act(&self.before, name);
         let put = self.inner.put(name, bytes);

@@ -71,7 +71,7 @@ impl Victim {
                 assert_eq!(store.put(other, object).unwrap(), Put::Created);
             }
         }
-        live_with(&store, &self.specimen.snapshots, place, mode);
+        run_all_operations(&store, &self.specimen.snapshots, place, mode);
     }
 
     /// The object after `edits`; `None` if an object of this kind is not sealed.
@@ -118,11 +118,11 @@ fn edit(bytes: &mut Vec<u8>, edits: &[u8]) {
     }
 }
 
-fn live_with(store: &MemoryStore, snapshots: &[Contents], place: Place, mode: u8) {
+fn run_all_operations(store: &MemoryStore, snapshots: &[Contents], place: Place, mode: u8) {
     let Some(repository) = open(store) else { return };
     let first = restored(&repository, snapshots, place);
     if mode & 4 == 0 {
-        look(&repository, &first, place);
+        check(&repository, &first, place);
     }
     if mode & 8 == 0 {
         let gc = GcRequest {
@@ -147,7 +147,7 @@ fn live_with(store: &MemoryStore, snapshots: &[Contents], place: Place, mode: u8
 }
 
 /// Lists, measures, verifies and scrubs.
-fn look(repository: &Repository, restored: &[bool], place: Place) {
+fn check(repository: &Repository, restored: &[bool], place: Place) {
     repository.statistics().ok();
     let verify = VerifyRequest {
         snapshots: Selection::All,
@@ -160,7 +160,7 @@ fn look(repository: &Repository, restored: &[bool], place: Place) {
         let listed = repository.snapshots().unwrap().0.len();
         assert!(
             restored.iter().filter(|whole| **whole).count() >= listed,
-            "verify missed what a restore ran into"
+            "verify missed damage that a restore found"
         );
     }
     let full = ScrubRequest {
@@ -174,7 +174,7 @@ fn assert_no_worse(before: &[bool], after: &[bool], place: Place, who: &str) {
     let is_no_worse = before.iter().zip(after).all(|(before, after)| *after || !*before);
     assert!(
         is_no_worse || place == Place::BehindTheSeal,
-        "{who} took away what could be restored"
+        "{who} lost a snapshot that could be restored"
     );
 }
 
@@ -215,10 +215,10 @@ fn restores(repository: &Repository, contents: &Contents, disk: &str, expected: 
     };
     let is_restored = repository.restore(&device, &request, &Watch::default()).is_ok();
     if place == Place::Stored {
-        assert!(!is_read || bytes == expected, "the device reads something else");
+        assert!(!is_read || bytes == expected, "the device returns other data");
         assert!(
             !is_restored || target.to_bytes() == expected,
-            "the restore wrote something else"
+            "the restore wrote other data"
         );
     }
     is_read && is_restored

@@ -65,13 +65,13 @@ impl Processes for KnownProcess {
     }
 
     fn liveness(&self, process: &ProcessIdentity) -> Liveness {
-        assert_eq!(*process, self.this(), "no other process writes here");
+        assert_eq!(*process, self.this(), "there is no other process");
         Liveness::Alive
     }
 }
 
 /// An environment for tests, with the known secret.
-pub(crate) fn known_surroundings() -> Environment {
+pub(crate) fn known_environment() -> Environment {
     Environment {
         randomness: Arc::new(KnownSecret {
             drawn: AtomicBool::new(false),
@@ -83,27 +83,27 @@ pub(crate) fn known_surroundings() -> Environment {
 }
 
 /// A stream that copies the marker of its own writer.
-pub(crate) struct StealMarker {
+pub(crate) struct MarkerCopier {
     store: MemoryStore,
     inner: Cursor<Vec<u8>>,
-    pub(crate) stolen: Option<(ObjectName, Vec<u8>)>,
+    pub(crate) copied: Option<(ObjectName, Vec<u8>)>,
 }
 
-impl StealMarker {
+impl MarkerCopier {
     pub(crate) fn new(store: &MemoryStore, bytes: &[u8]) -> Self {
         Self {
             store: store.clone(),
             inner: Cursor::new(bytes.to_vec()),
-            stolen: None,
+            copied: None,
         }
     }
 }
 
-impl Read for StealMarker {
+impl Read for MarkerCopier {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
         if let Some(name) = names_of(&self.store, ObjectKind::Writer).pop() {
             let bytes = self.store.get(&name, u64::MAX).unwrap();
-            self.stolen = Some((name, bytes));
+            self.copied = Some((name, bytes));
         }
         self.inner.read(buffer)
     }
@@ -130,14 +130,14 @@ impl Specimen {
     /// that finds damage.
     pub(crate) fn new() -> Self {
         let store = MemoryStore::new();
-        let repository = Repository::init(Arc::new(store.clone()), &init_request(), known_surroundings()).unwrap();
+        let repository = Repository::init(Arc::new(store.clone()), &init_request(), known_environment()).unwrap();
         add_slots(&repository);
         let mut disk = Disk::new(150 * KIB + 77, 3);
         disk.fill(0, 40 * KIB);
         disk.fill(90 * KIB, 8 * KIB);
         let mut memory = Disk::new(24 * KIB, 4);
         memory.fill(0, 18 * KIB);
-        let mut marker = StealMarker::new(&store, &memory.bytes);
+        let mut marker = MarkerCopier::new(&store, &memory.bytes);
         let first = back_up(&repository, &disk, &mut marker, 1_800_000_000_000);
         disk.fill(0, 20 * KIB);
         let second = back_up(&repository, &disk, &mut &memory.bytes[..], 1_800_000_001_000);
@@ -167,7 +167,7 @@ impl Specimen {
         );
         repository.forget(third, "for the specimen").unwrap();
         // A writer that never ends: what gc condemns from now on stays condemned.
-        let (name, bytes) = marker.stolen.unwrap();
+        let (name, bytes) = marker.copied.unwrap();
         store.put(&name, &bytes).unwrap();
         repository.gc(repack).unwrap();
         repository.protect(last.snapshot).unwrap();

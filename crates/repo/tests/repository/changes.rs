@@ -108,7 +108,7 @@ fn only_possibly_changed_ranges_are_read() {
                 device.read_bytes()
             );
             let asked = device.asked_bytes.load(Ordering::Relaxed);
-            assert!(asked < 5000 * KIB, "{what}: asked about {asked} bytes");
+            assert!(asked < 5000 * KIB, "{what}: queried {asked} bytes");
             let statistics = report.snapshot.statistics();
             let counted =
                 statistics.zero_bytes + statistics.unchanged_bytes + statistics.known_bytes + statistics.new_bytes;

@@ -10,11 +10,11 @@ use crate::common::{Rig, environment, init_request};
 
 /// Processes that are alive until the test declares all of them dead.
 #[derive(Default)]
-struct Mortals {
+struct KillableProcesses {
     are_dead: AtomicBool,
 }
 
-impl Processes for Mortals {
+impl Processes for KillableProcesses {
     fn this(&self) -> ProcessIdentity {
         SystemProcesses.this()
     }
@@ -82,21 +82,21 @@ fn exactly_one_of_several_concurrent_claims_succeeds() {
 #[test]
 fn a_claim_of_a_dead_process_does_not_block_another() {
     let store = MemoryStore::new();
-    let processes = Arc::new(Mortals::default());
+    let processes = Arc::new(KillableProcesses::default());
     let environment = Environment {
         processes: Arc::clone(&processes) as Arc<dyn Processes>,
         ..environment(3)
     };
     let shared: Arc<dyn Store> = Arc::new(store.clone());
     let repository = Repository::init(shared, &init_request(), environment).unwrap();
-    let dead = repository.claim("a push", "template a:latest").unwrap();
+    let first = repository.claim("a push", "template a:latest").unwrap();
     processes.are_dead.store(true, Ordering::Relaxed);
-    let living = repository.claim("a push", "template a:latest").unwrap();
-    assert!(!dead.holds().unwrap());
-    assert!(living.holds().unwrap());
+    let second = repository.claim("a push", "template a:latest").unwrap();
+    assert!(!first.holds().unwrap());
+    assert!(second.holds().unwrap());
     // An expired claim does not remove the claim that replaced it.
-    drop(dead);
-    assert!(living.holds().unwrap());
-    drop(living);
+    drop(first);
+    assert!(second.holds().unwrap());
+    drop(second);
     assert_eq!(writer_count(&store), 0);
 }

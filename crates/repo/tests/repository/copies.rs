@@ -11,7 +11,7 @@ use holdfast_repo::{
     Selection, SourceData, StoredDisk, VerifyDepth, VerifyRequest,
 };
 
-use crate::common::{Disk, Hooked, Rig, Watch, assert_gc_is_thorough, assert_restores, names_of, request, source};
+use crate::common::{Disk, HookedStore, Rig, Watch, assert_gc_is_thorough, assert_restores, names_of, request, source};
 
 const KIB: u64 = 1024;
 const MIB: u64 = 1 << 20;
@@ -83,7 +83,7 @@ fn assert_reads(repository: &Repository, snapshot: &Manifest, expected: &[Vec<u8
         let device = repository.open_disk(snapshot.id, Some(name)).unwrap();
         let mut found = vec![1; bytes.len()];
         device.read_at(&mut found, 0).unwrap();
-        assert!(found == *bytes, "{name} is something else");
+        assert!(found == *bytes, "{name} has other content");
     }
     let request = VerifyRequest {
         snapshots: Selection::All,
@@ -100,9 +100,13 @@ fn copies_read_the_same_under_any_keys_and_only_differences_are_read() {
     let from = Rig::new(1);
     let size = 70 * MIB + 777;
     let days = two_days(&from, size);
-    for (is_like, threads) in [(false, 0), (false, 3), (true, 0), (true, 2)] {
-        let to = if is_like { Rig::like(2, &from) } else { Rig::new(2) };
-        assert_eq!(to.repository.recognises_like(&from.repository), is_like);
+    for (has_same_keys, threads) in [(false, 0), (false, 3), (true, 0), (true, 2)] {
+        let to = if has_same_keys {
+            Rig::with_keys_of(2, &from)
+        } else {
+            Rig::new(2)
+        };
+        assert_eq!(to.repository.recognises_like(&from.repository), has_same_keys);
         let first = copy(&from.repository, &to.repository, &days[0].0, None, threads).unwrap();
         assert_reads(&to.repository, &first.snapshot, &days[0].1);
         let base = Some((&days[0].0, &first.snapshot));
@@ -112,7 +116,7 @@ fn copies_read_the_same_under_any_keys_and_only_differences_are_read() {
             assert_eq!(
                 copied.snapshot.statistics(),
                 original.statistics(),
-                "what the backup found stays"
+                "the statistics of the backup are kept"
             );
             let content = |manifest: &Manifest| manifest.disks.iter().map(|disk| disk.content).collect::<Vec<_>>();
             assert_eq!(content(&copied.snapshot), [DiskContent::Blocks, DiskContent::Stream]);
@@ -127,15 +131,20 @@ fn copies_read_the_same_under_any_keys_and_only_differences_are_read() {
             again.unchanged_bytes > 40 * MIB && again.new_bytes < 2 * MIB,
             "{again:?}"
         );
-        assert_eq!(found.known_bytes, 0, "nothing comes twice");
+        assert_eq!(found.known_bytes, 0, "no chunk is transferred twice");
         // All of the disk without a base: chunks that the target knows by name are not read, and none is stored.
         let whole = copy(&from.repository, &to.repository, &days[1].0, None, threads).unwrap();
         assert_reads(&to.repository, &whole.snapshot, &days[1].1);
         assert_eq!(whole.statistics.new_bytes, 0);
-        assert_eq!(whole.statistics.read_bytes == 0, is_like, "{:?}", whole.statistics);
+        assert_eq!(
+            whole.statistics.read_bytes == 0,
+            has_same_keys,
+            "{:?}",
+            whole.statistics
+        );
         // A backup into a target with the same keys finds the chunks of the copy.
         let own = to.backup("other", &disk_of(&days[0].1[0]), Parent::None);
-        assert_eq!(own.statistics.new_bytes < MIB, is_like, "{:?}", own.statistics);
+        assert_eq!(own.statistics.new_bytes < MIB, has_same_keys, "{:?}", own.statistics);
     }
 }
 
@@ -186,7 +195,7 @@ fn a_survey_predicts_the_bytes_that_a_copy_reads() {
     let from = Rig::new(1);
     let days = two_days(&from, 40 * MIB);
     let (pace, memory) = (|_| (), CopyMemory::default());
-    for to in [Rig::new(2), Rig::like(3, &from)] {
+    for to in [Rig::new(2), Rig::with_keys_of(3, &from)] {
         let mut surveyor = to.repository.surveyor().unwrap();
         let mut planned = 0;
         for disk in &days[0].0.disks {
@@ -219,7 +228,7 @@ fn a_failure_at_any_operation_commits_no_incomplete_copy() {
             let mut step = 0;
             loop {
                 step += 1;
-                let to = Rig::like(2, &from);
+                let to = Rig::with_keys_of(2, &from);
                 let case = format!("{fault:?} at {step} of source: {is_source}");
                 let failing = if is_source { &from } else { &to };
                 let faulty = |plan| FaultStore::new(Arc::new(failing.store.clone()), plan, step);
@@ -264,7 +273,7 @@ fn a_cancelled_copy_is_continued() {
     let mut disk = Disk::new(200 * MIB, 5);
     disk.fill(0, 200 * MIB);
     let made = from.backup("m", &disk, Parent::Newest).snapshot;
-    for to in [Rig::new(2), Rig::like(3, &from)] {
+    for to in [Rig::new(2), Rig::with_keys_of(3, &from)] {
         let watch = Watch::default();
         let (read_bytes, memory) = (AtomicU64::new(0), CopyMemory::default());
         let pace = |bytes| {
@@ -296,9 +305,9 @@ fn a_cancelled_copy_is_continued() {
 #[test]
 fn a_lost_configuration_is_restored_with_its_fingerprints() {
     let from = Rig::new(1);
-    let like = Rig::like(2, &from);
-    like.store.delete(&ObjectName::config()).unwrap();
-    let opened = like.open(5);
+    let with_keys_of = Rig::with_keys_of(2, &from);
+    with_keys_of.store.delete(&ObjectName::config()).unwrap();
+    let opened = with_keys_of.open(5);
     assert!(opened.recognises_like(&from.repository));
     let request = RepairRequest {
         thread_count: 1,
@@ -306,9 +315,9 @@ fn a_lost_configuration_is_restored_with_its_fingerprints() {
     };
     let plan = opened.plan_repair(request, &Watch::default()).unwrap();
     opened.repair(&plan, 1, &Watch::default()).unwrap();
-    let config = like.store.get(&ObjectName::config(), u64::MAX).unwrap();
+    let config = with_keys_of.store.get(&ObjectName::config(), u64::MAX).unwrap();
     assert!(!config.is_empty());
-    assert!(like.open(6).recognises_like(&from.repository));
+    assert!(with_keys_of.open(6).recognises_like(&from.repository));
 }
 
 /// Damages one byte in the middle of every data pack. Returns the number of these packs.
@@ -331,8 +340,8 @@ fn damage_data(rig: &Rig) -> usize {
 fn damaged_chunks_are_not_copied_unless_the_target_has_them() {
     let from = Rig::new(1);
     let days = two_days(&from, 6 * MIB);
-    let (strange, like) = (Rig::new(2), Rig::like(3, &from));
-    let whole = copy(&from.repository, &like.repository, &days[0].0, None, 2).unwrap();
+    let (strange, with_keys_of) = (Rig::new(2), Rig::with_keys_of(3, &from));
+    let whole = copy(&from.repository, &with_keys_of.repository, &days[0].0, None, 2).unwrap();
     assert!(damage_data(&from) > 0);
     for threads in [0, 2] {
         let error = copy(&from.repository, &strange.repository, &days[0].0, None, threads).unwrap_err();
@@ -343,12 +352,19 @@ fn damaged_chunks_are_not_copied_unless_the_target_has_them() {
         );
         assert!(strange.repository.snapshots().unwrap().0.is_empty());
     }
-    let again = copy(&from.repository, &like.repository, &days[0].0, None, 2).unwrap();
+    let again = copy(&from.repository, &with_keys_of.repository, &days[0].0, None, 2).unwrap();
     assert_eq!(again.statistics.read_bytes, 0);
-    assert_reads(&like.repository, &again.snapshot, &days[0].1);
+    assert_reads(&with_keys_of.repository, &again.snapshot, &days[0].1);
     // Data that is shared with a base is taken from the copy of the base.
     let (there, here) = (&days[0].0, &whole.snapshot);
-    copy(&from.repository, &like.repository, there, Some((there, here)), 2).unwrap();
+    copy(
+        &from.repository,
+        &with_keys_of.repository,
+        there,
+        Some((there, here)),
+        2,
+    )
+    .unwrap();
 }
 
 /// Calls `ruined` with each pack to change its end; its second argument is the offset of the directory.
@@ -374,11 +390,11 @@ fn packs_without_their_directories_are_copied() {
     for (damage, threads) in damages.into_iter().zip([0, 2]) {
         let from = Rig::new(1);
         let days = two_days(&from, 6 * MIB);
-        let (strange, like) = (Rig::new(2), Rig::like(3, &from));
+        let (strange, with_keys_of) = (Rig::new(2), Rig::with_keys_of(3, &from));
         damage_directories(&from, &damage);
         let damaged = from.open(4);
         let (pace, memory) = (|_| (), CopyMemory::default());
-        for to in [&strange, &like] {
+        for to in [&strange, &with_keys_of] {
             let mut surveyor = to.repository.surveyor().unwrap();
             let mut planned = 0;
             for disk in &days[0].0.disks {
@@ -425,7 +441,7 @@ fn gc_of_the_source_moves_chunks_during_a_copy() {
         assert!(report.rewritten_bytes > 0, "{report:?}");
         flag.store(true, Ordering::Relaxed);
     };
-    let opened = to.open_on(Hooked::new(&to.store, ObjectKind::Writer, act), 78);
+    let opened = to.open_on(HookedStore::new(&to.store, ObjectKind::Writer, act), 78);
     // The reader has loaded the old locations.
     let reader = from.open(79);
     reader

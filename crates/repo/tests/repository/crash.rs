@@ -23,9 +23,9 @@ const GC: GcRequest = GcRequest {
 };
 
 /// A process that considers all others dead, which they are in these tests.
-struct Survivor(u32);
+struct OnlyProcess(u32);
 
-impl Processes for Survivor {
+impl Processes for OnlyProcess {
     fn this(&self) -> ProcessIdentity {
         ProcessIdentity {
             host: "host".into(),
@@ -49,7 +49,7 @@ fn open(store: Arc<dyn Store>, process: u32) -> Result<Repository, Error> {
     let time = Arc::new(AtomicI64::new(1_700_000_000_000 + i64::from(process) * 1_000_000));
     let environment = Environment {
         randomness: Arc::new(SeededBytes::new(process.into())),
-        processes: Arc::new(Survivor(process)),
+        processes: Arc::new(OnlyProcess(process)),
         now_ms: Arc::new(move || time.fetch_add(1000, Ordering::Relaxed)),
     };
     Repository::open(store, PASSWORD, environment).map(|opened| opened.repository)
@@ -102,7 +102,7 @@ struct Committed {
 }
 
 /// Five days, two of which are forgotten, and two runs of gc; stops at the first error.
-fn life(repository: &Repository, committed: &mut Committed) -> Result<(), Error> {
+fn run_sequence(repository: &Repository, committed: &mut Committed) -> Result<(), Error> {
     let mut ids = Vec::new();
     for day in 1..=5 {
         let id = back_up(repository, day)?;
@@ -134,7 +134,7 @@ fn assert_sound(repository: &Repository, store: &dyn Store, committed: &Committe
     for id in committed.days.keys() {
         assert!(
             manifests.iter().any(|manifest| manifest.id == *id),
-            "{case}: {id} is gone"
+            "{case}: {id} is missing"
         );
     }
     let check = |repository: &Repository| {
@@ -190,7 +190,7 @@ fn with_fault(base: &MemoryStore, plan: FaultPlan, seed: u64) -> bool {
     let mut committed = Committed::default();
     let survivor = match open(Arc::new(faulty.clone()), 1) {
         Ok(repository) => {
-            let result = life(&repository, &mut committed);
+            let result = run_sequence(&repository, &mut committed);
             if !faulty.has_failed() {
                 result.unwrap();
                 return false;
@@ -215,16 +215,16 @@ fn at_every_operation(fault: Fault, span: FaultSpan, seeds: std::ops::Range<u64>
     let base = empty();
     let mut operation = 1;
     // Every seed is tried at every operation, independent of the results at the operation before.
-    let strikes = |operation| {
+    let reached_count = |operation| {
         seeds
             .clone()
             .filter(|seed| with_fault(&base, FaultPlan { operation, fault, span }, *seed))
             .count()
     };
-    while strikes(operation) > 0 {
+    while reached_count(operation) > 0 {
         operation += 1;
     }
-    assert!(operation > 300, "the life has only {operation} operations");
+    assert!(operation > 300, "the sequence has only {operation} operations");
 }
 
 /// The seed decides whether the interrupted change was applied: for each operation, some seeds apply it and others do

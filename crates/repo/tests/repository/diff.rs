@@ -72,12 +72,12 @@ fn moved_chunks_are_not_differences() {
     let rig = Rig::new(32);
     let mut disk = Disk::new(20 * MIB, 4);
     disk.fill(0, 12 * MIB);
-    let doomed = rig.backup("a", &disk, Parent::None).snapshot;
+    let forgotten = rig.backup("a", &disk, Parent::None).snapshot;
     disk.scatter(400, 4096);
     let first = rig.backup("a", &disk, Parent::Newest).snapshot;
     let second = rig.backup("b", &disk, Parent::None).snapshot;
     assert_eq!(diff(&rig, &first.disks[0], &second.disks[0]), []);
-    rig.repository.forget(doomed.id, "test").unwrap();
+    rig.repository.forget(forgotten.id, "test").unwrap();
     let gc = GcRequest {
         repack_below_percent: 100,
         thread_count: 0,

@@ -7,7 +7,7 @@ use holdfast_block::MemoryDevice;
 use holdfast_repo::store::{ObjectKind, ObjectName, Store};
 use holdfast_repo::{AcceptedLoss, Error, GcRequest, Parent, ScrubRequest, SnapshotId, Source, SourceData};
 
-use crate::common::{Disk, Hooked, Rig, request};
+use crate::common::{Disk, HookedStore, Rig, request};
 
 const GC: GcRequest = GcRequest {
     repack_below_percent: 0,
@@ -65,7 +65,7 @@ fn a_damaged_or_lost_snapshot_can_be_removed_by_id() {
         assert_eq!(
             findings(&rig),
             Vec::<String>::new(),
-            "{damage}: it still passes for a loss"
+            "{damage}: the snapshot still counts as lost"
         );
         let report = rig.repository.gc(GC).unwrap();
         assert!(report.deleted_pack_count > 0, "{damage}: {report:?}");
@@ -151,7 +151,7 @@ fn a_removed_snapshot_stays_removed_while_a_copy_exists() {
     rig.store.advance_clock(Duration::from_secs(two_days));
     // A running writer delays the deletion of the packs.
     let device = MemoryDevice::from_bytes(&[1; 4096]);
-    let held = Hooked::new(&rig.store, ObjectKind::Pack, {
+    let held = HookedStore::new(&rig.store, ObjectKind::Pack, {
         let gc = rig.open(54);
         move || {
             let report = gc.gc(GC).unwrap();
@@ -171,7 +171,7 @@ fn a_removed_snapshot_stays_removed_while_a_copy_exists() {
     writer
         .backup(request("other", 1, vec![source], Parent::None, 0), &rig.progress)
         .unwrap();
-    assert_eq!(records(&rig), 1, "its packs are still there");
+    assert_eq!(records(&rig), 1, "the packs still exist");
     assert_eq!(findings(&rig), Vec::<String>::new());
     rig.repository.gc(GC).unwrap();
     assert_eq!(records(&rig), 0);

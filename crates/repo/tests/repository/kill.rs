@@ -121,7 +121,7 @@ fn journal_of(root: &Path) -> Journal {
             ["forgets", id] => {
                 journal.forgotten.insert(id.parse().unwrap());
             }
-            _ => panic!("a strange line: {line}"),
+            _ => panic!("an unknown line: {line}"),
         }
     }
     journal.next_number = journal.committed.values().max().map_or(1, |last| last + 2);
@@ -145,7 +145,7 @@ fn check(root: &Path) {
     assert!(errors.is_empty(), "{errors:?}");
     let listed: BTreeSet<SnapshotId> = manifests.iter().map(|manifest| manifest.id).collect();
     for id in journal.committed.keys() {
-        assert!(listed.contains(id) || journal.forgotten.contains(id), "{id} is gone");
+        assert!(listed.contains(id) || journal.forgotten.contains(id), "{id} is missing");
     }
     let reads_all = |repository: &Repository| {
         for manifest in repository.snapshots().unwrap().0 {
@@ -154,7 +154,7 @@ fn check(root: &Path) {
             let device = repository.device(&manifest.disks[0]);
             let mut bytes = vec![1; to_usize(device.size_bytes())];
             device.read_at(&mut bytes, 0).unwrap();
-            assert!(bytes == content(number), "{} reads something else", manifest.id);
+            assert!(bytes == content(number), "{} has other content", manifest.id);
         }
     };
     reads_all(&repository);
@@ -216,7 +216,7 @@ fn kill_at_random(kills: u64) -> usize {
 #[test]
 fn a_kill_at_any_moment_loses_no_committed_snapshot() {
     let committed = kill_at_random(32);
-    assert!(committed >= 8, "the children came to {committed} snapshots only");
+    assert!(committed >= 8, "the children committed only {committed} snapshots");
 }
 
 #[test]
@@ -226,6 +226,6 @@ fn hundreds_of_kills_lose_no_committed_snapshot() {
     let committed = kill_at_random(kills);
     assert!(
         committed as u64 >= kills / 4,
-        "the children came to {committed} snapshots only"
+        "the children committed only {committed} snapshots"
     );
 }

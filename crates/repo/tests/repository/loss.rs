@@ -22,29 +22,29 @@ const GC: GcRequest = GcRequest {
 
 /// A repository with all kinds of state: relocations of a rewritten pack, a removed snapshot whose space is not freed
 /// yet, a protected one, damage records, and snapshots of two machines.
-struct Full {
+struct FullRepository {
     rig: Rig,
-    living: Vec<(SnapshotId, Disk)>,
+    existing: Vec<(SnapshotId, Disk)>,
 }
 
-fn full() -> Full {
+fn full() -> FullRepository {
     let rig = Rig::new(71);
     let mut disk = Disk::new(1 << 20, 1);
     disk.fill(0, 1 << 20);
     let old = rig.backup("a", &disk, Parent::Newest).snapshot.id;
     disk.fill(0, 600 << 10);
-    let mut living = vec![(rig.backup("a", &disk, Parent::Newest).snapshot.id, disk.clone())];
+    let mut existing = vec![(rig.backup("a", &disk, Parent::Newest).snapshot.id, disk.clone())];
     rig.repository.forget(old, "test").unwrap();
     let report = rig.repository.gc(GC).unwrap();
     assert!(report.rewritten_bytes > 0, "{report:?}");
     let mut other = Disk::new(1 << 20, 2);
     other.fill(0, 300 << 10);
-    living.push((rig.backup("b", &other, Parent::Newest).snapshot.id, other.clone()));
-    rig.repository.protect(living[1].0).unwrap();
-    let mut gone = Disk::new(1 << 20, 3);
-    gone.fill(0, 200 << 10);
-    let gone = rig.backup("c", &gone, Parent::Newest).snapshot.id;
-    rig.repository.forget(gone, "test").unwrap();
+    existing.push((rig.backup("b", &other, Parent::Newest).snapshot.id, other.clone()));
+    rig.repository.protect(existing[1].0).unwrap();
+    let mut forgotten = Disk::new(1 << 20, 3);
+    forgotten.fill(0, 200 << 10);
+    let forgotten = rig.backup("c", &forgotten, Parent::Newest).snapshot.id;
+    rig.repository.forget(forgotten, "test").unwrap();
     for kind in [
         ObjectKind::Relocation,
         ObjectKind::Forgotten,
@@ -53,7 +53,7 @@ fn full() -> Full {
     ] {
         assert!(!names_of(&rig.store, kind).is_empty(), "{kind}");
     }
-    Full { rig, living }
+    FullRepository { rig, existing }
 }
 
 fn open(store: MemoryStore, seed: u64) -> Option<Repository> {
@@ -85,7 +85,7 @@ fn repair(repository: &Repository) -> Result<(), Error> {
 
 /// Runs gc, or repair and gc, on the remaining objects; then puts the lost objects back, and asserts that every
 /// snapshot can be read.
-fn assert_nothing_is_given_up(full: &Full, left: &MemoryStore, lost: &[ObjectName], case: &str) {
+fn assert_nothing_lost_for_good(full: &FullRepository, left: &MemoryStore, lost: &[ObjectName], case: &str) {
     for verbs in ["gc", "repair and gc"] {
         let store = left.duplicate();
         let case = format!("{verbs}: {case}");
@@ -101,20 +101,20 @@ fn assert_nothing_is_given_up(full: &Full, left: &MemoryStore, lost: &[ObjectNam
                 let is_loss = matches!(done, Err(Error::Loss { .. }));
                 assert!(
                     !is_loss || planned.is_err(),
-                    "{case}: the plan does not say it: {done:?}"
+                    "{case}: the plan does not report the loss: {done:?}"
                 );
             }
         }
         put_back(&store, &full.rig.store, lost);
         let repository = open(store, 501).unwrap();
-        for (id, disk) in &full.living {
+        for (id, disk) in &full.existing {
             let manifest = repository.snapshot(*id);
-            assert!(manifest.is_ok(), "{case}: {id} is gone: {:?}", manifest.err());
+            assert!(manifest.is_ok(), "{case}: {id} is missing: {:?}", manifest.err());
             let device = repository.open_disk(*id, None).unwrap();
             let mut bytes = vec![1; disk.bytes.len()];
             let read = device.read_at(&mut bytes, 0);
-            assert!(read.is_ok(), "{case}: {id} does not read: {:?}", read.err());
-            assert!(bytes == disk.bytes, "{case}: {id} reads something else");
+            assert!(read.is_ok(), "{case}: {id} cannot be read: {:?}", read.err());
+            assert!(bytes == disk.bytes, "{case}: {id} has other content");
         }
     }
 }
@@ -137,7 +137,7 @@ fn gc_and_repair_keep_everything_needed_to_put_lost_files_back() {
                 empty.damage(name, b"");
             }
             for (left, how) in [(absent, "lost"), (cut, "cut off"), (empty, "empty")] {
-                assert_nothing_is_given_up(
+                assert_nothing_lost_for_good(
                     &full,
                     &left,
                     lost,
@@ -173,7 +173,7 @@ fn a_partly_copied_repository_loses_nothing() {
         let count = 1 + holdfast_block::to_usize(random.below(names.len() as u64 - 1));
         let store = full.rig.store.duplicate();
         names[count..].iter().for_each(|name| store.delete(name).unwrap());
-        assert_nothing_is_given_up(
+        assert_nothing_lost_for_good(
             &full,
             &store,
             &names[count..],
@@ -194,7 +194,7 @@ fn losses(result: Result<holdfast_repo::GcReport, Error>) -> Vec<Loss> {
 #[test]
 fn a_lost_snapshot_is_reported_and_can_be_repaired() {
     let full = full();
-    let (id, disk) = &full.living[0];
+    let (id, disk) = &full.existing[0];
     let repository = &full.rig.repository;
     for name in names_of(&full.rig.store, ObjectKind::Snapshot) {
         full.rig.store.delete(&name).unwrap();
@@ -229,11 +229,11 @@ fn a_lost_snapshot_is_reported_and_can_be_repaired() {
 fn a_loss_that_is_accepted_is_not_asked_about_again() {
     for accept_all in [false, true] {
         let full = full();
-        let (id, _) = &full.living[0];
+        let (id, _) = &full.existing[0];
         let name = ObjectName::new(ObjectKind::Snapshot, &id.to_string()).unwrap();
         full.rig.store.delete(&name).unwrap();
         let repository = &full.rig.repository;
-        let wrong = AcceptedLoss::Snapshots(vec![full.living[1].0]);
+        let wrong = AcceptedLoss::Snapshots(vec![full.existing[1].0]);
         assert!(matches!(
             repository.accept_loss(&wrong, &full.rig.progress),
             Err(Error::NoSnapshot { .. })
@@ -249,7 +249,7 @@ fn a_loss_that_is_accepted_is_not_asked_about_again() {
         assert!(report.deleted_pack_count > 0, "{report:?}");
         repository.gc(GC).unwrap();
         assert_eq!(repository.lost_snapshots(&[], LostSearch::Thorough).unwrap().len(), 0);
-        let (kept, disk) = &full.living[1];
+        let (kept, disk) = &full.existing[1];
         assert_restores(repository, *kept, &disk.bytes);
     }
 }
@@ -312,7 +312,7 @@ fn missing_packs_are_reported() {
         (report.deleted_pack_count, report.plan.missing_packs.is_empty()),
         (0, false)
     );
-    full.rig.repository.forget(full.living[0].0, "test").unwrap();
+    full.rig.repository.forget(full.existing[0].0, "test").unwrap();
     assert!(matches!(&losses(repository.gc(GC))[..], [Loss::Pack(_), ..]));
     repair(repository).unwrap();
     repository.gc(GC).unwrap();
@@ -406,7 +406,7 @@ fn unreadable_objects_are_not_treated_as_missing() {
                 opened.repository.gc(GC).ok();
             }
             let repository = open(inner, 601).unwrap();
-            for (id, disk) in &full.living {
+            for (id, disk) in &full.existing {
                 assert!(repository.snapshot(*id).is_ok(), "{case}");
                 assert_restores(&repository, *id, &disk.bytes);
             }
@@ -456,7 +456,7 @@ fn other_file_types_are_not_treated_as_missing() {
                 repository.gc(GC).ok();
                 if kind == ObjectKind::Protected {
                     // It is unknown which snapshots are protected, so none is removed.
-                    assert!(repository.forget(full.living[1].0, "test").is_err(), "{case}");
+                    assert!(repository.forget(full.existing[1].0, "test").is_err(), "{case}");
                 }
             }
             let target = if form == "folder of the kind" {
@@ -472,7 +472,7 @@ fn other_file_types_are_not_treated_as_missing() {
             }
             std::fs::rename(&aside, &target).unwrap();
             let repository = open(701).unwrap();
-            for (id, disk) in &full.living {
+            for (id, disk) in &full.existing {
                 assert!(repository.snapshot(*id).is_ok(), "{case}");
                 assert_restores(&repository, *id, &disk.bytes);
             }

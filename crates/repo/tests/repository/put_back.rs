@@ -33,19 +33,19 @@ const FULL: ScrubRequest = ScrubRequest {
 
 /// Every state of every object that existed at some time.
 #[derive(Default)]
-struct Past(BTreeSet<(ObjectName, Vec<u8>)>);
+struct OldStates(BTreeSet<(ObjectName, Vec<u8>)>);
 
-impl Past {
-    fn see(&mut self, store: &MemoryStore) {
+impl OldStates {
+    fn record(&mut self, store: &MemoryStore) {
         let objects = store.objects().into_iter();
         self.0.extend(objects.map(|(name, bytes)| (name, bytes.to_vec())));
     }
 }
 
 /// A stream that runs a function in the middle.
-struct Meanwhile<'a>(Option<Box<dyn FnOnce() + 'a>>, Cursor<Vec<u8>>);
+struct HookedStream<'a>(Option<Box<dyn FnOnce() + 'a>>, Cursor<Vec<u8>>);
 
-impl Read for Meanwhile<'_> {
+impl Read for HookedStream<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
         if let Some(act) = self.0.take() {
             act();
@@ -63,7 +63,7 @@ fn source<'a>(name: &str, data: SourceData<'a>) -> Source<'a> {
 }
 
 /// Adds and removes a key slot.
-fn slots(rig: &Rig, past: &mut Past) {
+fn slots(rig: &Rig, old_states: &mut OldStates) {
     let before = rig.store.objects();
     let second = InitRequest {
         credential: Credential::KeyFile(b"another key file, for a bad day!"),
@@ -71,7 +71,7 @@ fn slots(rig: &Rig, past: &mut Past) {
         ..init_request()
     };
     rig.repository.add_key(&second).unwrap();
-    past.see(&rig.store);
+    old_states.record(&rig.store);
     let added = rig
         .store
         .objects()
@@ -81,7 +81,7 @@ fn slots(rig: &Rig, past: &mut Past) {
 }
 
 /// Snapshots whose chunks are relocated, and that are then removed with their relocations.
-fn moved(rig: &Rig, past: &mut Past) {
+fn moved(rig: &Rig, old_states: &mut OldStates) {
     let mut disk = Disk::new(1 << 20, 2);
     disk.fill(0, 1 << 19);
     let first = rig.backup("o", &disk, Parent::Newest).snapshot.id;
@@ -89,13 +89,13 @@ fn moved(rig: &Rig, past: &mut Past) {
     let second = rig.backup("o", &disk, Parent::Newest).snapshot.id;
     rig.repository.forget(first, "test").unwrap();
     assert!(rig.repository.gc(GC).unwrap().rewritten_bytes > 0);
-    past.see(&rig.store);
+    old_states.record(&rig.store);
     rig.repository.forget(second, "test").unwrap();
     rig.repository.gc(GC).unwrap();
 }
 
 /// A pack is damaged, found by scrub, and restored.
-fn damage(rig: &Rig, past: &mut Past) {
+fn damage(rig: &Rig, old_states: &mut OldStates) {
     let objects = rig.store.objects();
     let is_data = |name: &ObjectName, bytes: &[u8]| name.kind() == ObjectKind::Pack && bytes.len() > 1 << 16;
     let (name, bytes) = objects.iter().find(|(name, bytes)| is_data(name, bytes)).unwrap();
@@ -105,34 +105,34 @@ fn damage(rig: &Rig, past: &mut Past) {
     assert!(rig.repository.scrub(FULL, &rig.progress).unwrap().has_damage());
     let records = rig.store.objects().into_iter();
     let records = records.filter(|(name, _)| name.kind() == ObjectKind::Scrub);
-    past.0.extend(records.map(|(name, bytes)| (name, bytes.to_vec())));
+    old_states.0.extend(records.map(|(name, bytes)| (name, bytes.to_vec())));
     rig.store.damage(name, bytes);
     assert!(!rig.repository.scrub(FULL, &rig.progress).unwrap().has_damage());
-    past.see(&rig.store);
+    old_states.record(&rig.store);
 }
 
 /// Creates the repository and records its old states; returns it with the two remaining snapshots.
-fn life(past: &mut Past) -> (Rig, BTreeMap<SnapshotId, Disk>) {
+fn create_history(old_states: &mut OldStates) -> (Rig, BTreeMap<SnapshotId, Disk>) {
     let rig = Rig::new(71);
-    slots(&rig, past);
-    moved(&rig, past);
+    slots(&rig, old_states);
+    moved(&rig, old_states);
     let mut disk = Disk::new(1 << 20, 1);
     disk.fill(0, 1 << 19);
     let first = rig.backup("m", &disk, Parent::Newest).snapshot.id;
-    past.see(&rig.store);
+    old_states.record(&rig.store);
     disk.fill(0, 1 << 18);
     let kept = (rig.backup("m", &disk, Parent::Newest).snapshot.id, disk.clone());
     rig.repository.protect(kept.0).unwrap();
-    past.see(&rig.store);
+    old_states.record(&rig.store);
     rig.repository.unprotect(kept.0).unwrap();
     rig.repository.protect(kept.0).unwrap();
     // A writer, and a gc that has to wait for it.
-    let mut stream = Meanwhile(
+    let mut stream = HookedStream(
         Some(Box::new(|| {
             rig.repository.forget(first, "test").unwrap();
-            past.see(&rig.store);
+            old_states.record(&rig.store);
             assert_eq!(rig.repository.gc(GC).unwrap().waiting_for.len(), 1);
-            past.see(&rig.store);
+            old_states.record(&rig.store);
         })),
         Cursor::new(vec![7; 5000]),
     );
@@ -145,14 +145,14 @@ fn life(past: &mut Past) -> (Rig, BTreeMap<SnapshotId, Disk>) {
     );
     let short = rig.repository.backup(backup, &rig.progress).unwrap().snapshot.id;
     drop(stream);
-    past.see(&rig.store);
+    old_states.record(&rig.store);
     // Chunks are relocated repeatedly.
     assert!(rig.repository.gc(GC).unwrap().rewritten_bytes > 0);
-    past.see(&rig.store);
+    old_states.record(&rig.store);
     rig.repository.forget(short, "test").unwrap();
     disk.fill(1 << 19, 1 << 18);
     let last = (rig.backup("m", &disk, Parent::Newest).snapshot.id, disk.clone());
-    damage(&rig, past);
+    damage(&rig, old_states);
     // Two days later, gc deletes all remains of removed snapshots.
     for _ in 0..2 * 24 * 3600 {
         (rig.environment.now_ms)();
@@ -165,23 +165,23 @@ fn life(past: &mut Past) -> (Rig, BTreeMap<SnapshotId, Disk>) {
 }
 
 /// Puts one object back into a copy of the store, and runs backup, gc and scrub.
-fn check(rig: &Rig, living: &BTreeMap<SnapshotId, Disk>, (name, bytes): (&ObjectName, &[u8]), seed: u64) {
+fn check(rig: &Rig, existing: &BTreeMap<SnapshotId, Disk>, (name, bytes): (&ObjectName, &[u8]), seed: u64) {
     println!("{name} {seed}");
     let store = rig.store.duplicate();
     store.damage(name, bytes);
     // The store considers the object that was put back as new.
     store.advance_clock(Duration::from_secs(2 * 24 * 3600));
     let shared: Arc<dyn Store> = Arc::new(store.clone());
-    let mut around = environment(seed);
-    around.now_ms = Arc::clone(&rig.environment.now_ms);
-    let repository = Repository::open(shared, PASSWORD, around).unwrap().repository;
+    let mut opening = environment(seed);
+    opening.now_ms = Arc::clone(&rig.environment.now_ms);
+    let repository = Repository::open(shared, PASSWORD, opening).unwrap().repository;
     let assert_reads = || {
-        for (id, disk) in living {
+        for (id, disk) in existing {
             crate::common::assert_restores(&repository, *id, &disk.bytes);
         }
     };
     assert_reads();
-    let disk = living.values().next().unwrap();
+    let disk = existing.values().next().unwrap();
     let device = MemoryDevice::from_bytes(&disk.bytes);
     let backup = request(
         "m",
@@ -193,7 +193,7 @@ fn check(rig: &Rig, living: &BTreeMap<SnapshotId, Disk>, (name, bytes): (&Object
     let new = repository.backup(backup, &Watch::default()).unwrap().snapshot.id;
     // A removed snapshot is listed again. Without its packs it blocks gc until it is removed again.
     if let (ObjectKind::Snapshot, Ok(id)) = (name.kind(), name.name().parse())
-        && !living.contains_key(&id)
+        && !existing.contains_key(&id)
     {
         repository.forget(id, "removed before").unwrap();
     }
@@ -234,14 +234,14 @@ fn check(rig: &Rig, living: &BTreeMap<SnapshotId, Disk>, (name, bytes): (&Object
 
 #[test]
 fn gc_deletes_any_old_object_that_is_put_back_and_no_snapshot_is_lost() {
-    let mut past = Past::default();
-    let (rig, living) = life(&mut past);
+    let mut old_states = OldStates::default();
+    let (rig, existing) = create_history(&mut old_states);
     let now = rig.store.objects();
     let mut kinds = BTreeSet::new();
-    for (seed, (name, bytes)) in (1000..).zip(&past.0) {
+    for (seed, (name, bytes)) in (1000..).zip(&old_states.0) {
         if now.get(name).is_none_or(|known| **known != bytes[..]) {
             kinds.insert(name.kind());
-            check(&rig, &living, (name, bytes), seed);
+            check(&rig, &existing, (name, bytes), seed);
         }
     }
     let all: BTreeSet<ObjectKind> = ObjectKind::ALL.into();

@@ -76,12 +76,15 @@ fn every_visible_object_is_whole_after_a_kill() {
             .list(ObjectKind::Pack, &mut |found, length| {
                 let number = found.name().split_once('-').unwrap().1.parse().unwrap();
                 assert_eq!(found, name(number));
-                assert!(store.get(&found, length)? == contents(number), "{found} is not whole");
+                assert!(store.get(&found, length)? == contents(number), "{found} is incomplete");
                 seen.insert(number);
                 Ok(())
             })
             .unwrap();
-        assert!(reported.is_subset(&seen), "an object that was reported as put is gone");
+        assert!(
+            reported.is_subset(&seen),
+            "an object that was reported as put is missing"
+        );
         // There may be one more object, if the kill came before its report.
         assert!(seen.iter().copied().eq(0..seen.len() as u64));
         store

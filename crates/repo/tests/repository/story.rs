@@ -135,8 +135,8 @@ fn gc_reclaims_exactly_the_unused_chunks() {
     let before = rig.repository.statistics().unwrap();
     for keep in [11usize, 7, 3, 0] {
         // All but every fourth snapshot are removed step by step.
-        let doomed: Vec<_> = (0..12).filter(|day| day % 4 != 3 && *day / 4 == keep / 4).collect();
-        for day in doomed {
+        let forgotten: Vec<_> = (0..12).filter(|day| day % 4 != 3 && *day / 4 == keep / 4).collect();
+        for day in forgotten {
             if rig.repository.snapshot(points[day].0).is_ok() {
                 rig.repository.forget(points[day].0, "test").unwrap();
             }
@@ -192,7 +192,7 @@ fn a_full_store_keeps_its_content_and_can_be_emptied() {
         assert!(matches!(error, Error::Store(StoreError::NoSpace { .. })), "{error}");
         // Uses the remaining space, so that not even a marker fits.
         for length in [4096, 512, 64, 8, 1] {
-            while rig.store.put(&stone(&rig), &vec![0; length]).is_ok() {}
+            while rig.store.put(&filler_object(&rig), &vec![0; length]).is_ok() {}
         }
         let (last, rest) = points.split_last().unwrap();
         for (snapshot, _) in rest {
@@ -211,7 +211,7 @@ fn a_full_store_keeps_its_content_and_can_be_emptied() {
 }
 
 /// The name of an object that only takes space.
-fn stone(rig: &Rig) -> ObjectName {
+fn filler_object(rig: &Rig) -> ObjectName {
     let number = rig.store.objects().len();
     ObjectName::new(ObjectKind::Protected, &format!("stone-{number}")).expect("a name of letters and digits")
 }

@@ -105,7 +105,7 @@ impl Raw {
         loop {
             let header = self.take(20)?;
             assert_eq!(&header[..8], &0x0003_e889_0455_65a9_u64.to_be_bytes());
-            assert_eq!(u32_at(&header, 8), option, "the reply is to what was asked");
+            assert_eq!(u32_at(&header, 8), option, "the reply is for the same option");
             let kind = u32_at(&header, 12);
             let data = self.take(u32_at(&header, 16) as usize)?;
             replies.push((kind, data));
@@ -139,7 +139,7 @@ impl Raw {
         loop {
             let magic = u32_at(&self.take(4)?, 0);
             if magic == 0x6744_6698 {
-                assert_ne!(self.style, Style::Extended, "extended headers are agreed on");
+                assert_ne!(self.style, Style::Extended, "extended headers were negotiated");
                 let header = self.take(12)?;
                 assert_eq!(u64_at(&header, 4), cookie);
                 answer.error = u32_at(&header, 0);

@@ -12,13 +12,13 @@ use holdfast_serve::nbd::{Event, Exports, Limits, Listener, Server, ServerOption
 use tempfile::TempDir;
 
 /// Holdfast's server on a Unix socket, and its events.
-pub(crate) struct Ours {
-    pub(crate) server: Option<Server>,
+pub(crate) struct OurServer {
+    pub(crate) inner: Option<Server>,
     pub(crate) events: Arc<Mutex<Vec<String>>>,
     folder: TempDir,
 }
 
-impl Ours {
+impl OurServer {
     pub(crate) fn start(exports: impl Exports + 'static) -> Self {
         Self::start_with(exports, Limits::default())
     }
@@ -49,7 +49,7 @@ impl Ours {
         let listener = Listener::unix(&folder.path().join("socket"), &**clock).unwrap();
         server.listen(listener).unwrap();
         Self {
-            server: Some(server),
+            inner: Some(server),
             events,
             folder,
         }
@@ -93,12 +93,12 @@ pub(crate) enum Peer {
 }
 
 /// A peer that serves a file as "disk" until it is dropped.
-pub(crate) struct Theirs {
+pub(crate) struct PeerServer {
     child: Child,
     folder: TempDir,
 }
 
-impl Theirs {
+impl PeerServer {
     pub(crate) fn start(peer: Peer, contents: &[u8]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let image = folder.path().join("image");
@@ -136,7 +136,7 @@ impl Theirs {
     }
 }
 
-impl Drop for Theirs {
+impl Drop for PeerServer {
     fn drop(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();

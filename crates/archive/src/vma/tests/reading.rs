@@ -149,7 +149,7 @@ fn malformed_extents_are_errors() {
         (refusal(&[[&good[..], &[0; 512]].concat()]), "an extent begins with"),
     ];
     for (found, expected) in cases {
-        assert!(found.contains(expected), "{found}, and not {expected}");
+        assert!(found.contains(expected), "{found}; expected {expected}");
     }
     let mut bytes = good.clone();
     bytes[511] ^= 1;
@@ -201,7 +201,7 @@ fn malformed_headers_are_errors() {
         ),
     ];
     for (found, expected) in cases {
-        assert!(found.contains(expected), "{found}, and not {expected}");
+        assert!(found.contains(expected), "{found}; expected {expected}");
     }
     let path = refusal(&header(&[("../qemu-server.conf", b"cores: 2\n")], &[]));
     assert!(path.contains("it is no name"), "{path}");

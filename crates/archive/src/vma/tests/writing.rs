@@ -78,7 +78,7 @@ fn found(archive: &[u8]) -> ParsedVma {
                 let start = cluster * 65536 + bit * 4096;
                 let end = disk.len().min(start + 4096);
                 let block = blocks.next().unwrap();
-                assert!(block.iter().any(|byte| *byte != 0), "a block is stored that is zero");
+                assert!(block.iter().any(|byte| *byte != 0), "a zero block is stored");
                 disk[start..end].copy_from_slice(&block[..end - start]);
                 block_count += 1;
             }
@@ -169,7 +169,7 @@ fn written_archives_are_read_by_two_readers() {
 struct RecordingDevice {
     device: MemoryDevice,
     reads: Mutex<Vec<(u64, u64)>>,
-    asked: Mutex<Vec<u64>>,
+    queried: Mutex<Vec<u64>>,
 }
 
 impl BlockDevice for RecordingDevice {
@@ -183,7 +183,7 @@ impl BlockDevice for RecordingDevice {
     }
 
     fn extents(&self, range: std::ops::Range<u64>, _: usize) -> holdfast_block::Result<ExtentList> {
-        self.asked.lock().unwrap().push(range.start);
+        self.queried.lock().unwrap().push(range.start);
         // One at a time: of each MiB, the second half is data.
         let half = range.start / (1 << 19);
         let end = ((half + 1) << 19).min(range.end);
@@ -203,7 +203,7 @@ fn extents_are_queried_once_and_only_data_is_read() {
     let device = Arc::new(RecordingDevice {
         device: MemoryDevice::from_bytes(&vec![5; 20 << 20]),
         reads: Mutex::default(),
-        asked: Mutex::default(),
+        queried: Mutex::default(),
     });
     let (archive, report) = write(&[], &[("drive-scsi0", Arc::clone(&device) as _)]).unwrap();
     assert_eq!(report.data_bytes, 10 << 20);
@@ -217,8 +217,8 @@ fn extents_are_queried_once_and_only_data_is_read() {
     reads.sort_unstable();
     assert!(reads.windows(2).all(|pair| pair[0].1 <= pair[1].0), "{reads:?}");
     assert_eq!(reads.iter().map(|(start, end)| end - start).sum::<u64>(), 10 << 20);
-    let asked = device.asked.lock().unwrap();
-    assert!(asked.windows(2).all(|pair| pair[0] < pair[1]), "{asked:?}");
+    let queried = device.queried.lock().unwrap();
+    assert!(queried.windows(2).all(|pair| pair[0] < pair[1]), "{queried:?}");
 }
 
 #[test]
@@ -249,7 +249,7 @@ fn content_beyond_the_limits_of_the_format_is_refused() {
     for (result, expected) in cases {
         let error = result.map(|_| ()).unwrap_err();
         assert!(matches!(error, Error::InvalidOption { .. }));
-        assert!(error.to_string().contains(expected), "{error}, and not {expected}");
+        assert!(error.to_string().contains(expected), "{error}; expected {expected}");
     }
     let (archive, _) = write(&config("qemu-server.conf", 65535), &disks[..254]).unwrap();
     assert_eq!(found(&archive).disks.len(), 254);

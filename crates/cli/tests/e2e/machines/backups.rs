@@ -226,8 +226,8 @@ fn impossible_requests_are_refused_with_a_reason() {
     let world = World::new();
     let uri = world.lab.uri();
     let refused = |code, words: &[&str]| world.rig.error(code, &at(&uri, words));
-    let (kind, text) = refused(1, &["backup", "nobody"]);
-    assert!(kind == "not-found" && text.contains("nobody"), "{text}");
+    let (kind, text) = refused(1, &["backup", "missing"]);
+    assert!(kind == "not-found" && text.contains("missing"), "{text}");
     let (kind, text) = refused(1, &["backup", "web1", "--exclude", "vdx"]);
     assert!(kind == "not-found" && text.contains("vda, vdb"), "{kind}: {text}");
     let (kind, text) = refused(1, &["backup", "web1", "--quiesce", "require"]);
@@ -241,7 +241,7 @@ fn impossible_requests_are_refused_with_a_reason() {
     world.assert_runs_and_is_clean();
     assert_eq!(world.rig.snapshot_count(), 0);
     // One failed machine does not prevent the backup of the others.
-    let document = world.rig.json(1, &at(&uri, &["backup", "nobody", "web1"]));
-    assert_eq!(document["report"]["failed"][0]["machine"], "nobody");
+    let document = world.rig.json(1, &at(&uri, &["backup", "missing", "web1"]));
+    assert_eq!(document["report"]["failed"][0]["machine"], "missing");
     assert_eq!(document["report"]["machines"].as_array().unwrap().len(), 1);
 }

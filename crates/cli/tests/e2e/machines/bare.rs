@@ -84,14 +84,14 @@ impl Bare {
 
 /// Plays the guest agent at its socket, and returns the commands that it receives.
 pub(super) fn play_agent(path: &std::path::Path) -> Receiver<String> {
-    play_agent_that_is("thawed", path)
+    play_agent_with_status("thawed", path)
 }
 
 /// Plays the agent of a guest whose file systems have this freeze status.
-fn play_agent_that_is(mut status: &'static str, path: &std::path::Path) -> Receiver<String> {
+fn play_agent_with_status(mut status: &'static str, path: &std::path::Path) -> Receiver<String> {
     std::fs::remove_file(path).unwrap();
     let listener = UnixListener::bind(path).unwrap();
-    let (send, asked) = channel();
+    let (send, agent_commands) = channel();
     std::thread::spawn(move || {
         for stream in listener.incoming().map_while(Result::ok) {
             let mut answers = stream.try_clone().unwrap();
@@ -119,7 +119,7 @@ fn play_agent_that_is(mut status: &'static str, path: &std::path::Path) -> Recei
             }
         }
     });
-    asked
+    agent_commands
 }
 
 pub(super) const AGENT: [&str; 6] = [
@@ -134,7 +134,7 @@ pub(super) const AGENT: [&str; 6] = [
 #[test]
 fn a_bare_qemu_is_backed_up_completely_and_then_incrementally() {
     let mut bare = Bare::new(&AGENT);
-    let asked = play_agent(&bare.lab.path("agent"));
+    let agent_commands = play_agent(&bare.lab.path("agent"));
     let first = bare.back_up(&["--quiesce", "require"]);
     assert_eq!(
         (&first["method"], &first["consistency"]),
@@ -145,8 +145,8 @@ fn a_bare_qemu_is_backed_up_completely_and_then_incrementally() {
         "{first}"
     );
     assert_eq!(first["snapshot"]["machine"], "web1");
-    let asked: Vec<String> = asked.try_iter().collect();
-    assert_eq!(asked, ["guest-fsfreeze-freeze", "guest-fsfreeze-thaw"]);
+    let agent_commands: Vec<String> = agent_commands.try_iter().collect();
+    assert_eq!(agent_commands, ["guest-fsfreeze-freeze", "guest-fsfreeze-thaw"]);
     bare.assert_snapshot_is_right("first");
     bare.wait_until_clean("first");
 
@@ -174,20 +174,20 @@ fn a_bare_qemu_is_backed_up_completely_and_then_incrementally() {
 #[test]
 fn a_guest_frozen_by_another_program_stays_frozen() {
     let bare = Bare::new(&AGENT);
-    let asked = play_agent_that_is("frozen", &bare.lab.path("agent"));
+    let agent_commands = play_agent_with_status("frozen", &bare.lab.path("agent"));
     let words = ["backup", &bare.source, "--quiesce", "require"];
     let (_, text) = bare.rig.error(1, &words);
     assert!(text.contains("another process has frozen them"), "{text}");
     let report = bare.rig.json(3, &["backup", &bare.source]);
     assert_eq!(report["report"]["machines"][0]["consistency"], "crash", "{report}");
-    assert_eq!(asked.try_iter().collect::<Vec<_>>(), Vec::<String>::new());
+    assert_eq!(agent_commands.try_iter().collect::<Vec<_>>(), Vec::<String>::new());
     bare.wait_until_clean("it was only looked at");
 }
 
 #[test]
 fn a_backup_killed_at_any_moment_leaves_a_clean_running_machine() {
     let mut bare = Bare::new(&AGENT);
-    let asked = play_agent(&bare.lab.path("agent"));
+    let agent_commands = play_agent(&bare.lab.path("agent"));
     let clock = SystemClock::new();
     let mut random = SeededRandom::new(3);
     let start = clock.now();
@@ -201,14 +201,14 @@ fn a_backup_killed_at_any_moment_leaves_a_clean_running_machine() {
         child.wait().unwrap();
         bare.wait_until_clean(&format!("round {round}"));
         // If the backup had no objects in QEMU yet, the watchdog may still be thawing the guest.
-        let mut received: Vec<String> = asked.try_iter().collect();
+        let mut received: Vec<String> = agent_commands.try_iter().collect();
         while received
             .iter()
             .rev()
             .find(|command| command.starts_with("guest-fsfreeze"))
             .is_some_and(|last| last.ends_with("freeze"))
         {
-            let next = asked.recv_timeout(PATIENCE);
+            let next = agent_commands.recv_timeout(PATIENCE);
             received.push(next.unwrap_or_else(|_| panic!("round {round}: {received:?}, and the guest stays frozen")));
         }
         if round % 4 == 3 {
@@ -243,8 +243,8 @@ fn the_watchdog_ends_a_backup_that_hangs_during_a_pause() {
             child.wait().unwrap();
         }
     };
-    let stood_still = bare.wait_until_clean("hanging");
-    assert!(stood_still > Duration::from_secs(5), "{stood_still:?}");
+    let paused = bare.wait_until_clean("hanging");
+    assert!(paused > Duration::from_secs(5), "{paused:?}");
     assert!(!child.wait().unwrap().success());
 }
 
@@ -305,7 +305,7 @@ fn a_machine_is_backed_up_with_its_memory_and_another_qemu_resumes_it() {
     let file = other.path("memory");
     let arguments = serde_json::json!({ "val": 8 << 20, "size": 2 << 20, "filename": file.to_str().unwrap() });
     other.execute("pmemsave", arguments);
-    assert!(std::fs::read(file).unwrap() == bytes, "another memory");
+    assert!(std::fs::read(file).unwrap() == bytes, "the memory differs");
 }
 
 #[test]

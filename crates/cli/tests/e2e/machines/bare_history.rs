@@ -107,7 +107,7 @@ impl BareHistory {
             let bytes = self.content_of(disk);
             assert!(
                 bytes == self.bare.disks[disk],
-                "{step}: the test mistakes the disk {disk}"
+                "{step}: the expected content of disk {disk} is wrong"
             );
         }
         let words: &[&str] = match self.random.below(20) {
@@ -153,10 +153,10 @@ impl BareHistory {
         let node = self.node(disk);
         self.job("block-commit", json!({ "job-id": "commit", "device": node }))?;
         let now = self.content_of(disk);
-        let then = &self.bare.disks[disk];
-        let shorter = now.len().min(then.len());
+        let before = &self.bare.disks[disk];
+        let shorter = now.len().min(before.len());
         assert!(
-            now[..shorter] == then[..shorter],
+            now[..shorter] == before[..shorter],
             "the commit changed what the guest sees"
         );
         self.bare.disks[disk] = now;
@@ -229,9 +229,9 @@ impl BareHistory {
         let layers = self.layers(disk);
         let layer = &layers[to_usize(self.random.below(layers.len() as u64))];
         println!("    way {kind} at {}", layer.node);
-        let ours = layer.bitmaps.iter().find(|bitmap| bitmap.name.starts_with("holdfast-"));
-        let ours = &ours.ok_or("there is no bitmap")?.name;
-        let words = json!({ "node": layer.node, "name": ours });
+        let bitmap_name = layer.bitmaps.iter().find(|bitmap| bitmap.name.starts_with("holdfast-"));
+        let bitmap_name = &bitmap_name.ok_or("there is no bitmap")?.name;
+        let words = json!({ "node": layer.node, "name": bitmap_name });
         let one = |command| self.qmp(command, words.clone()).map(drop);
         match kind {
             0 => one("block-dirty-bitmap-clear"),
@@ -241,10 +241,10 @@ impl BareHistory {
                 one("block-dirty-bitmap-remove")?;
                 one("block-dirty-bitmap-add")
             }
-            4 => self.rename_and_back(&layer.node, ours),
+            4 => self.rename_and_back(&layer.node, bitmap_name),
             _ => {
                 let name = self.new_name("others");
-                self.merge(&layer.node, ours, &name)
+                self.merge(&layer.node, bitmap_name, &name)
             }
         }
     }
@@ -257,12 +257,15 @@ impl BareHistory {
     }
 
     /// A copy under another name replaces the bitmap while the guest writes, and is then merged back.
-    fn rename_and_back(&mut self, node: &str, ours: &str) -> Outcome {
+    fn rename_and_back(&mut self, node: &str, bitmap_name: &str) -> Outcome {
         let name = self.new_name("kept");
-        self.merge(node, ours, &name)?;
-        self.qmp("block-dirty-bitmap-remove", json!({ "node": node, "name": ours }))?;
+        self.merge(node, bitmap_name, &name)?;
+        self.qmp(
+            "block-dirty-bitmap-remove",
+            json!({ "node": node, "name": bitmap_name }),
+        )?;
         self.write();
-        self.merge(node, &name, ours)
+        self.merge(node, &name, bitmap_name)
     }
 
     fn internal_snapshot(&mut self) -> Outcome {

@@ -143,7 +143,7 @@ impl History {
             let bytes = self.content_of(disk);
             assert!(
                 bytes == self.world.disks[disk],
-                "{step}: the test mistakes the disk {disk}"
+                "{step}: the expected content of disk {disk} is wrong"
             );
         }
         let words: &[&str] = match self.random.below(20) {

@@ -125,7 +125,7 @@ impl World {
 
     fn assert_in_full(&self, what: &str, reason: &str) {
         let [first, _] = self.back_up_rightly(what);
-        let message = first.unwrap_or_else(|| panic!("{what}: it was not read in full"));
+        let message = first.unwrap_or_else(|| panic!("{what}: a disk was not read completely"));
         assert!(message.contains(reason), "{what}: {message}");
     }
 }
@@ -384,20 +384,20 @@ fn a_revert_to_an_internal_snapshot_is_detected() {
     let mut world = World::defined(LibvirtLab::new(), |lab| lab.define("web1", &["qcow2", "qcow2"]));
     let mut places = Places(0);
     world.lab.virsh(&["snapshot-create-as", "web1", "before"]);
-    let then = world.disks.clone();
+    let earlier = world.disks.clone();
     places.write(&mut world);
     world.back_up();
     places.write(&mut world);
     world.assert_incremental("with an internal snapshot");
     world.lab.virsh(&["snapshot-revert", "web1", "before"]);
-    world.disks = then;
+    world.disks = earlier;
     world.assert_in_full("gone back", GONE);
     world.lab.virsh(&["snapshot-delete", "web1", "before"]);
 
     // The bitmap of this backup is stored in the images, and the internal snapshot is created after it.
     world.back_up();
     world.lab.virsh(&["snapshot-create-as", "web1", "after"]);
-    let then = world.disks.clone();
+    let earlier = world.disks.clone();
     places.write(&mut world);
     let uri = world.lab.uri();
     let revert = ["-q", "-c", &uri, "snapshot-revert", "web1", "after"];
@@ -415,7 +415,7 @@ fn a_revert_to_an_internal_snapshot_is_detected() {
         }
     }
     world.lab.virsh(&["snapshot-revert", "web1", "after"]);
-    world.disks = then;
+    world.disks = earlier;
     world.assert_in_full("gone back without the bitmaps", GONE);
     world.assert_runs_and_is_clean();
 }

@@ -44,8 +44,8 @@ fn patterns_tags_and_all_select_machines_unless_excluded() {
     );
     assert_eq!(backed_up(&["web2"]), (vec!["web2".to_owned()], vec![]));
 
-    let (kind, text) = world.rig.error(1, &at(&uri, &["backup", "nobody*"]));
-    assert!(kind == "not-found" && text.contains("nobody*"), "{text}");
+    let (kind, text) = world.rig.error(1, &at(&uri, &["backup", "missing*"]));
+    assert!(kind == "not-found" && text.contains("missing*"), "{text}");
     let (_, text) = world
         .rig
         .error(2, &at(&uri, &["backup", "web1", "--exclude-machine", "web1"]));

@@ -318,7 +318,10 @@ impl Matrix {
         let lab = &self.bare.lab;
         let start = lab.clock.now();
         while lab.execute("query-block-exports", Value::Null) == json!([]) {
-            assert!(lab.clock.now().saturating_sub(start) < PATIENCE, "nothing is served");
+            assert!(
+                lab.clock.now().saturating_sub(start) < PATIENCE,
+                "no disk is exported in time"
+            );
             assert!(backup.try_wait().unwrap().is_none(), "the backup has ended");
             lab.clock.sleep(std::time::Duration::from_millis(5));
         }

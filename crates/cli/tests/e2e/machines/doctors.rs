@@ -52,7 +52,7 @@ impl World {
 
     /// Asserts that two runs of the doctor find the same and change nothing, that `--fix` repairs it, and that the next
     /// run finds nothing.
-    fn is_repaired(&self, kinds: &[&str], fix: &[&str]) -> Value {
+    fn assert_repairs(&self, kinds: &[&str], fix: &[&str]) -> Value {
         let first = self.doctor(3, &[]);
         assert_eq!(found(&first), kinds, "{first:#}");
         assert_eq!(self.doctor(3, &[])["findings"], first["findings"]);
@@ -208,7 +208,7 @@ fn a_forgotten_overlay_is_committed_while_the_machine_runs() {
         world.write(0, 70, 1 << 20, 1 << 20);
         let overlay = world.lab.path("web1-a.old");
         assert!(overlay.exists());
-        let fixed = world.is_repaired(&["overlay"], fix);
+        let fixed = world.assert_repairs(&["overlay"], fix);
         assert!(
             fixed["findings"][0]["repaired"]
                 .as_str()
@@ -277,7 +277,7 @@ fn bitmaps_of_a_killed_qemu_and_waiting_jobs_are_reported() {
         .iter()
         .any(|disk| disk.bitmaps.iter().any(|bitmap| bitmap.is_inconsistent));
     assert!(is_bad);
-    world.is_repaired(&["bitmap"], &[]);
+    world.assert_repairs(&["bitmap"], &[]);
     let copy = world.lab.path("copy");
     let copy = copy.to_str().unwrap();
     world
@@ -307,8 +307,8 @@ fn leftovers_in_folders_are_deleted_unless_they_are_in_use() {
         let pipe = world.rig.path(folder).join("memory");
         rustix::fs::mkfifoat(rustix::fs::CWD, pipe, rustix::fs::Mode::RUSR).unwrap();
     }
-    let living = std::fs::File::open(world.rig.path("run/holdfast-pipe-alive")).unwrap();
-    flock(&living, FlockOperation::LockShared).unwrap();
+    let live_pipe = std::fs::File::open(world.rig.path("run/holdfast-pipe-alive")).unwrap();
+    flock(&live_pipe, FlockOperation::LockShared).unwrap();
     world.rig.write("scratch/holdfast-memory-old/memory", b"pages");
     world.rig.write("scratch/holdfast-memory-used/memory", b"pages");
     world.rig.write("scratch/holdfast-memory-new/memory", b"pages");
@@ -323,7 +323,7 @@ fn leftovers_in_folders_are_deleted_unless_they_are_in_use() {
     world.rig.write("state/holdfast/runs/0000000a.partial", b"{");
     let note = std::fs::File::open(world.rig.path("state/holdfast/runs/0000000a.partial")).unwrap();
     note.set_modified(long_ago).unwrap();
-    world.is_repaired(&["leftover"; 5], &[]);
+    world.assert_repairs(&["leftover"; 5], &[]);
     assert_eq!(world.rig.names("state/holdfast/runs"), [""; 0]);
     assert_eq!(
         world.rig.names("run"),
@@ -361,22 +361,22 @@ fn an_unneeded_bitmap_is_removed_unless_another_program_made_it() {
     let world = World::new();
     world.back_up();
     let disk = disks(world.machine().monitor()).unwrap().remove(0);
-    let ours = disk.bitmaps[0].name.clone();
-    let (kept, _) = ours.rsplit_once('-').unwrap();
+    let own_bitmap = disk.bitmaps[0].name.clone();
+    let (kept, _) = own_bitmap.rsplit_once('-').unwrap();
     let obsolete = format!("{kept}-00000000");
     for name in [&obsolete[..], "nightly"] {
         let arguments = json!({ "node": disk.node, "name": name });
         let command = QmpCommand::new("block-dirty-bitmap-add", arguments);
         world.machine().monitor().execute(&command).unwrap();
     }
-    world.is_repaired(&["bitmap"], &[]);
+    world.assert_repairs(&["bitmap"], &[]);
     let mut left: Vec<String> = disks(world.machine().monitor()).unwrap()[0]
         .bitmaps
         .iter()
         .map(|bitmap| bitmap.name.clone())
         .collect();
     left.sort();
-    assert_eq!(left, [ours, "nightly".to_owned()]);
+    assert_eq!(left, [own_bitmap, "nightly".to_owned()]);
 }
 
 fn kill_qemu(world: &World) {

@@ -20,12 +20,12 @@ fn partly_received_snapshots_are_removed_and_unrecorded_ones_are_kept() {
     let Some(setup) = machine_on("btrfs") else { return };
     setup.take(0, &["web1", "--name", "one"]);
     let btrfs = |words: &[&str]| system("btrfs", &[&["subvolume"], words].concat()).unwrap();
-    let half = setup.ours("snapshots/half");
+    let half = setup.own_path("snapshots/half");
     btrfs(&["create", half.to_str().unwrap()]);
     // Without the lock of a receiver, the subvolume belongs to another program.
     assert_eq!(found(&setup.doctor(0, &["--fix"])), [""; 0]);
-    write(&setup.ours("receiving"), "");
-    let receiving = File::open(setup.ours("receiving")).unwrap();
+    write(&setup.own_path("receiving"), "");
+    let receiving = File::open(setup.own_path("receiving")).unwrap();
     flock(&receiving, FlockOperation::LockExclusive).unwrap();
     assert_eq!(found(&setup.doctor(0, &["--fix"])), [""; 0]);
     drop(receiving);
@@ -36,9 +36,9 @@ fn partly_received_snapshots_are_removed_and_unrecorded_ones_are_kept() {
 
     // The state after a kill between the snapshot and its record; while the lock is held, the snapshot is still in
     // progress.
-    let cut = setup.ours("snapshots/cut");
+    let cut = setup.own_path("snapshots/cut");
     btrfs(&["snapshot", "-r", &setup.folder(), cut.to_str().unwrap()]);
-    let making = File::open(setup.ours("making")).unwrap();
+    let making = File::open(setup.own_path("making")).unwrap();
     flock(&making, FlockOperation::LockShared).unwrap();
     assert_eq!(found(&setup.doctor(0, &[])), [""; 0]);
     drop(making);
@@ -70,13 +70,13 @@ fn partly_received_snapshots_are_removed_and_unrecorded_ones_are_kept() {
 fn a_hidden_partial_snapshot_is_removed() {
     let Some(setup) = machine_on("btrfs") else { return };
     setup.take(0, &["web1", "--name", "one"]);
-    let hidden = setup.ours("snapshots/.cut");
+    let hidden = setup.own_path("snapshots/.cut");
     let cut = || {
         let words = ["subvolume", "snapshot", "-r", &setup.folder(), hidden.to_str().unwrap()];
         system("btrfs", &words).unwrap();
     };
     cut();
-    let making = File::open(setup.ours("making")).unwrap();
+    let making = File::open(setup.own_path("making")).unwrap();
     flock(&making, FlockOperation::LockShared).unwrap();
     // Another process may be creating it.
     assert_eq!(found(&setup.doctor(0, &["--fix"])), [""; 0]);
@@ -105,7 +105,7 @@ fn an_incomplete_snapshot_is_removed_with_its_state() {
     setup.take(0, &["web1", "--name", "one"]);
     setup.take(0, &["web1", "--name", "two"]);
     assert_eq!(setup.state_count(), 2);
-    let path = setup.ours("records/two.json");
+    let path = setup.own_path("records/two.json");
     let noted: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
     let whole: Value = serde_json::from_str(noted["record"].as_str().unwrap()).unwrap();
     assert_eq!((&whole["is_whole"], &whole["maker"]), (&json!(true), &Value::Null));
@@ -118,7 +118,11 @@ fn an_incomplete_snapshot_is_removed_with_its_state() {
         write(&path, &noted.to_string());
     };
     note(&|record| record["maker"] = this_process());
-    assert_eq!(found(&setup.doctor(0, &["--fix"])), [""; 0], "its maker is running");
+    assert_eq!(
+        found(&setup.doctor(0, &["--fix"])),
+        [""; 0],
+        "the process that takes it is running"
+    );
     // The record of a received copy names the original dataset.
     note(&|record| record["datasets"] = json!(["btrfs:/elsewhere"]));
     let report = setup.doctor(3, &["--fix"]);
@@ -159,7 +163,7 @@ fn an_incomplete_set_of_snapshots_is_no_point_in_time() {
     std::fs::remove_file(&image).unwrap();
     std::os::unix::fs::symlink(&moved, &image).unwrap();
     let uri = setup.world.lab.uri();
-    let back = |code: i32, point: &str| setup.world.rig.json(code, &at(&uri, &["rollback", point, "--dry-run"]));
+    let roll_back = |code: i32, point: &str| setup.world.rig.json(code, &at(&uri, &["rollback", point, "--dry-run"]));
     setup.take(0, &["web1", "--name", "whole"]);
     assert_eq!(setup.listed(&["web1"])[0]["is_whole"], true);
     let cut = |folder: &Path, name: &str| {
@@ -169,15 +173,15 @@ fn an_incomplete_set_of_snapshots_is_no_point_in_time() {
     let folder = PathBuf::from(setup.folder());
     cut(&folder, "one");
     assert!(
-        back(1, "web1@one")["error"]
+        roll_back(1, "web1@one")["error"]
             .to_string()
             .contains("has none of that name")
     );
     cut(&other, "one");
     // Both exist, and it is unknown whether the machine was still paused for the second one.
-    let refused = back(1, "web1@one")["error"].to_string();
+    let refused = roll_back(1, "web1@one")["error"].to_string();
     assert!(refused.contains("died before all of them were made"), "{refused}");
-    assert_eq!(back(0, "web1@latest")["report"]["point"], "whole");
+    assert_eq!(roll_back(0, "web1@latest")["report"]["point"], "whole");
     let report = setup.doctor(3, &[]);
     assert_eq!(found(&report), ["host-snapshot"; 2], "{report:#}");
 
@@ -203,7 +207,7 @@ fn an_incomplete_set_of_snapshots_is_no_point_in_time() {
         let are_whole: Vec<_> = datasets.iter().map(of_name).collect();
         let is_whole = are_whole == [Some(true), Some(true)];
         assert!(is_whole || !are_whole.contains(&Some(true)), "{report:#}");
-        back(i32::from(!is_whole), &format!("web1@{name}"));
+        roll_back(i32::from(!is_whole), &format!("web1@{name}"));
     }
 }
 
@@ -246,7 +250,7 @@ fn an_incomplete_set_of_zfs_snapshots_does_not_count_as_fresh() {
         .unwrap();
     };
     note(&half);
-    assert_eq!(is_whole(), true, "the other one says so");
+    assert_eq!(is_whole(), true, "the record of the other dataset is complete");
     system("zfs", &["destroy", &format!("{other}@{name}")]).unwrap();
     assert_eq!(is_whole(), false);
     let policy = format!(
@@ -261,7 +265,11 @@ fn an_incomplete_set_of_zfs_snapshots_does_not_count_as_fresh() {
     assert!(what.contains(&format!("there is none of zfs:{other}")), "{what}");
     half["maker"] = this_process();
     note(&half);
-    assert_eq!(found(&setup.doctor(0, &[])), [""; 0], "its maker is running");
+    assert_eq!(
+        found(&setup.doctor(0, &[])),
+        [""; 0],
+        "the process that takes it is running"
+    );
     note(&whole);
     check(0);
     assert_eq!(found(&setup.doctor(0, &[])), [""; 0]);

@@ -24,13 +24,13 @@ impl MachineSetup {
     }
 
     /// A path below `.holdfast` in the folder with the machine's disks.
-    pub(super) fn ours(&self, name: &str) -> PathBuf {
+    pub(super) fn own_path(&self, name: &str) -> PathBuf {
         self.world.lab.path(".holdfast").join(name)
     }
 
     /// The names in a folder below `.holdfast`.
     pub(super) fn names(&self, part: &str) -> Vec<String> {
-        names(&self.ours(part))
+        names(&self.own_path(part))
     }
 
     pub(super) fn doctor(&self, code: i32, words: &[&str]) -> Value {
@@ -102,7 +102,7 @@ pub(super) fn destroy(dataset: &str) {
         }
         clock.sleep(Duration::from_millis(50));
     }
-    panic!("{dataset} stays busy");
+    panic!("{dataset} is still busy");
 }
 
 pub(super) fn make_old(path: &Path) {
@@ -141,17 +141,17 @@ fn partial_snapshots_are_deleted(kind: &'static str) {
         .stdin(Stdio::piped())
         .spawn()
         .unwrap();
-    write(&setup.ours("snapshots/.two/web1-a"), "half");
-    write(&setup.ours("snapshots/.three/web1-a"), "half");
-    let living = File::open(setup.ours("snapshots/.three")).unwrap();
-    flock(&living, FlockOperation::LockExclusive).unwrap();
+    write(&setup.own_path("snapshots/.two/web1-a"), "half");
+    write(&setup.own_path("snapshots/.three/web1-a"), "half");
+    let running = File::open(setup.own_path("snapshots/.three")).unwrap();
+    flock(&running, FlockOperation::LockExclusive).unwrap();
     // The record of a snapshot exists before the snapshot has its final name.
-    write(&setup.ours("records/three.json"), "{}");
-    write(&setup.ours("records/.four.new"), "{\"sch");
-    write(&setup.ours("records/gone.json"), "{}");
-    write(&setup.ours("holds/gone/audit"), "");
+    write(&setup.own_path("records/three.json"), "{}");
+    write(&setup.own_path("records/.four.new"), "{\"sch");
+    write(&setup.own_path("records/gone.json"), "{}");
+    write(&setup.own_path("holds/gone/audit"), "");
     for probe in [
-        setup.ours(".holdfast-two.from.partial"),
+        setup.own_path(".holdfast-two.from.partial"),
         setup.world.lab.path(".holdfast-17.probe.partial"),
     ] {
         write(&probe, "H");
@@ -180,7 +180,7 @@ fn partial_snapshots_are_deleted(kind: &'static str) {
     let lock = File::options()
         .create(true)
         .append(true)
-        .open(setup.ours("lock"))
+        .open(setup.own_path("lock"))
         .unwrap();
     flock(&lock, FlockOperation::LockExclusive).unwrap();
     let fixed = setup.doctor(0, &["--fix"]);
@@ -192,12 +192,12 @@ fn partial_snapshots_are_deleted(kind: &'static str) {
     assert_eq!(setup.names("records"), ["one.json", "three.json"]);
     assert_eq!(setup.names("holds"), [""; 0]);
     assert_eq!(setup.hidden(), [".holdfast-18.probe.partial"]);
-    drop(living);
+    drop(running);
     assert_eq!(found(&setup.doctor(0, &["--fix"])), ["leftover"; 2]);
     assert_eq!(found(&setup.doctor(0, &[])), [""; 0]);
     assert_eq!(setup.listed(&["web1"]).len(), 1);
     // A dataset is examined by its name, without a machine.
-    write(&setup.ours("records/gone.json"), "{}");
+    write(&setup.own_path("records/gone.json"), "{}");
     let named = format!("reflink:{}", setup.folder());
     let report = setup.world.rig.json(3, &["doctor", &named])["report"].clone();
     assert_eq!(
@@ -249,13 +249,15 @@ fn a_failed_freeze_leaves_no_snapshot() {
 #[test]
 fn a_guest_left_frozen_by_a_killed_snapshot_is_thawed() {
     let Some((bare, _mounted)) = bare_on_xfs() else { return };
-    let asked = play_agent(&bare.lab.path("agent"));
+    let agent_commands = play_agent(&bare.lab.path("agent"));
     let words = ["snapshot", &bare.source, "--quiesce", "require"];
     for round in 0..40 {
         let mut child = bare.rig.command(&words).spawn().unwrap();
-        while asked.recv_timeout(Duration::from_secs(20)).unwrap() != "guest-fsfreeze-freeze" {}
+        while agent_commands.recv_timeout(Duration::from_secs(20)).unwrap() != "guest-fsfreeze-freeze" {}
         kill_with_watchdog(&mut child);
-        let is_thawed = asked.try_iter().any(|asked| asked == "guest-fsfreeze-thaw");
+        let is_thawed = agent_commands
+            .try_iter()
+            .any(|command| command == "guest-fsfreeze-thaw");
         if is_thawed {
             continue;
         }
@@ -269,9 +271,17 @@ fn a_guest_left_frozen_by_a_killed_snapshot_is_thawed() {
             kinds.contains(&"frozen") && kinds.contains(&"dead-run"),
             "round {round}: {report:#}"
         );
-        assert!(asked.try_iter().all(|asked| asked != "guest-fsfreeze-thaw"));
+        assert!(
+            agent_commands
+                .try_iter()
+                .all(|command| command != "guest-fsfreeze-thaw")
+        );
         doctor(0, &["--fix"]);
-        assert!(asked.try_iter().any(|asked| asked == "guest-fsfreeze-thaw"));
+        assert!(
+            agent_commands
+                .try_iter()
+                .any(|command| command == "guest-fsfreeze-thaw")
+        );
         bare.wait_until_clean("the doctor");
         assert_eq!(found(&doctor(0, &[])), [""; 0]);
         return;
@@ -285,7 +295,7 @@ fn states_without_host_snapshots_are_removed() {
     for name in ["one", "two"] {
         setup.take(0, &["web1", "--name", name]);
     }
-    let place = setup.ours("snapshots/one");
+    let place = setup.own_path("snapshots/one");
     system("btrfs", &["subvolume", "delete", place.to_str().unwrap()]).unwrap();
     let report = setup.doctor(3, &[]);
     assert_eq!(found(&report), ["leftover", "states"], "{report:#}");

@@ -15,7 +15,7 @@ fn a_killed_rollback_is_reported_until_it_is_completed_or_undone() {
     let Some(mut setup) = machine_on("btrfs") else { return };
     setup.world.write(0, 40, 0, 1 << 20);
     setup.take(0, &["web1", "--name", "one"]);
-    let then = setup.world.disks.clone();
+    let earlier = setup.world.disks.clone();
     for ends in [true, false] {
         let mut round = 0;
         loop {
@@ -29,7 +29,7 @@ fn a_killed_rollback_is_reported_until_it_is_completed_or_undone() {
             }
             round += 1;
             assert!(round < 20, "no rollback was killed in time");
-            setup.world.disks.clone_from(&then);
+            setup.world.disks.clone_from(&earlier);
             setup.world.lab.virsh(&["start", "web1"]);
         }
         let newest = setup.world.disks.clone();
@@ -58,7 +58,7 @@ fn a_killed_rollback_is_reported_until_it_is_completed_or_undone() {
         );
         if ends {
             setup.world.rig.ok(&at(&uri, &["rollback", "web1@one", "--start"]));
-            setup.world.disks.clone_from(&then);
+            setup.world.disks.clone_from(&earlier);
         } else {
             let point = format!("web1@{safety}");
             setup.world.rig.ok(&at(&uri, &["rollback", &point, "--start"]));

@@ -12,7 +12,7 @@ use super::bare::Bare;
 use super::{World, at};
 
 /// Texts that are wrong for a machine that has ended.
-const FALSE: [&str; 3] = ["runs", "stays in QEMU", "next backup tries again"];
+const WRONG_TEXTS: [&str; 3] = ["runs", "stays in QEMU", "next backup tries again"];
 
 /// How a machine ends, and the expected message.
 const ENDINGS: [(&str, &str); 2] = [("destroy", "was switched off"), ("crash", "has crashed")];
@@ -40,9 +40,9 @@ impl World {
     }
 }
 
-fn assert_said(text: &str, expected: &str, what: &str) {
+fn assert_message(text: &str, expected: &str, what: &str) {
     assert!(text.contains(expected), "{what}: {text}");
-    for wrong in FALSE {
+    for wrong in WRONG_TEXTS {
         assert!(!text.contains(wrong), "{what}: {wrong}: {text}");
     }
 }
@@ -63,7 +63,7 @@ fn a_machine_that_ends_while_it_is_read_is_reported() {
         world.end(how);
         let output = child.wait_with_output().unwrap();
         assert_eq!(output.status.code(), Some(1));
-        assert_said(&crate::program::stderr(&output), expected, how);
+        assert_message(&crate::program::stderr(&output), expected, how);
         world.doctor(0, &[]);
         // It is now read from its images.
         assert_eq!(world.back_up()["method"], "images");
@@ -90,7 +90,7 @@ fn a_machine_that_ends_at_the_point_in_time_is_reported() {
         let hook = world.rig.path("hook");
         let words = ["backup", "web1", "--hook", hook.to_str().unwrap()];
         let output = world.rig.code(1, &at(&uri, &words));
-        assert_said(&crate::program::stderr(&output), expected, how);
+        assert_message(&crate::program::stderr(&output), expected, how);
         world.doctor(0, &[]);
     }
 }
@@ -114,5 +114,5 @@ fn a_killed_bare_qemu_is_reported() {
     kill_process(bare.lab.process_id(), Signal::KILL).unwrap();
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(1));
-    assert_said(&crate::program::stderr(&output), "its QEMU is gone", "killed");
+    assert_message(&crate::program::stderr(&output), "its QEMU is gone", "killed");
 }

@@ -38,7 +38,7 @@ impl World {
     }
 
     /// The names in the folder, without the state of the program.
-    fn made(&self) -> Vec<String> {
+    fn created_names(&self) -> Vec<String> {
         let mut names = self.rig.names("");
         names.retain(|name| name != "state");
         names
@@ -62,7 +62,7 @@ fn a_running_machine_is_exported_to_every_kind_of_archive() {
         (&true.into(), &"filter".into()),
         "{planned}"
     );
-    assert_eq!(world.made(), [""; 0], "a dry run creates no file");
+    assert_eq!(world.created_names(), [""; 0], "a dry run creates no file");
     world.assert_runs_and_is_clean();
     for archive in ["web1.xva", "web1.xva.zst", "web1.ova", "web1.vma", "web1.vma.gz"] {
         let report = world.export_now(&["web1", archive]);
@@ -118,7 +118,7 @@ fn an_export_is_of_one_point_in_time_and_keeps_backups_incremental() {
     while runs_in(machine.monitor()).unwrap().is_empty() {
         assert!(
             child.try_wait().unwrap().is_none(),
-            "it ended before anything was seen of it"
+            "the export ended before its filter appeared"
         );
         world.lab.clock.sleep(Duration::from_millis(5));
     }
@@ -129,7 +129,7 @@ fn an_export_is_of_one_point_in_time_and_keeps_backups_incremental() {
     world.write(1, 34, 7 << 20, 65_536);
     assert!(
         child.try_wait().unwrap().is_none(),
-        "it was read too fast for this test"
+        "the export ended too early for this test"
     );
     assert!(child.wait().unwrap().success());
     let now = std::mem::replace(&mut world.disks, before);
@@ -201,7 +201,7 @@ fn an_export_of_a_machine_resumed_during_the_pause_is_not_kept() {
             "{}",
             stderr(&output)
         );
-        assert!(world.made().is_empty(), "{:?}", world.made());
+        assert!(world.created_names().is_empty(), "{:?}", world.created_names());
     }
 }
 
@@ -223,12 +223,12 @@ fn a_killed_export_leaves_the_machine_running_and_no_archive() {
         let waited = clock.now().saturating_sub(dead_since);
         assert!(
             waited < Duration::from_secs(20),
-            "the watchdog has not cleared up after {waited:?}"
+            "the watchdog has not cleaned up after {waited:?}"
         );
         clock.sleep(Duration::from_millis(50));
     }
     world.assert_runs_and_is_clean();
-    let left = world.made();
+    let left = world.created_names();
     assert!(
         left.iter()
             .all(|name| name.starts_with('.') && name.ends_with(".partial")),
@@ -236,7 +236,7 @@ fn a_killed_export_leaves_the_machine_running_and_no_archive() {
     );
     world.export_now(&["web1", "web1.xva"]);
     world.assert_archive_is_right("web1.xva");
-    assert_eq!(world.made(), ["web1.xva"]);
+    assert_eq!(world.created_names(), ["web1.xva"]);
 }
 
 #[test]
@@ -250,7 +250,7 @@ fn impossible_exports_are_refused_before_the_machine_is_touched() {
         (1, &["web1", "taken.xva"][..], "exists"),
         (1, &["web1", "full", "--format", "dir"], "not empty"),
         (1, &["web1", "x.xva", "--exclude", "vdz"], "vdz"),
-        (1, &["nobody", "x.xva"], "nobody"),
+        (1, &["missing", "x.xva"], "missing"),
         (2, &["web*", "x.xva"], "may mean several"),
         (2, &["tag:x", "x.xva"], "may mean several"),
         (2, &["vbox:web1", "x.xva"], "another's"),
@@ -270,6 +270,6 @@ fn impossible_exports_are_refused_before_the_machine_is_touched() {
     let (_, error) = world.rig.error(2, &["export", "web1", "x.xva", "--quiesce=off"]);
     assert!(error.contains("give --now"), "{error}");
     assert!(world.rig.read("taken.xva") == b"mine" && world.rig.names("full") == ["mine"]);
-    assert_eq!(world.made(), ["full", "taken.xva"]);
+    assert_eq!(world.created_names(), ["full", "taken.xva"]);
     world.assert_runs_and_is_clean();
 }

@@ -12,19 +12,19 @@ use super::bare::{AGENT, Bare, play_agent};
 /// A machine with an agent, and a hook that logs its events.
 struct Hooked {
     bare: Bare,
-    asked: Receiver<String>,
+    agent_commands: Receiver<String>,
 }
 
 impl Hooked {
     /// `does` is a shell command that the hook runs besides logging.
     fn new(does: &str) -> Self {
         let bare = Bare::new(&[&AGENT[..], &["-uuid", "11111111-1111-4111-8111-111111111111"]].concat());
-        let asked = play_agent(&bare.lab.path("agent"));
+        let agent_commands = play_agent(&bare.lab.path("agent"));
         let log = bare.rig.path("log").display().to_string();
         let script = format!("#!/bin/sh\necho \"$1\" >> {log}\nenv | grep ^HOLDFAST_ | sort > {log}.$1\n{does}\n");
         bare.rig.write("hook", script.as_bytes());
         std::fs::set_permissions(bare.rig.path("hook"), std::fs::Permissions::from_mode(0o700)).unwrap();
-        Self { bare, asked }
+        Self { bare, agent_commands }
     }
 
     /// A command line that backs the machine up.
@@ -46,7 +46,7 @@ impl Hooked {
             }
             self.bare.lab.clock.sleep(Duration::from_millis(50));
         }
-        panic!("{event} does not come: {:?}", self.called());
+        panic!("the hook was not called for {event}: {:?}", self.called());
     }
 
     fn variable(&self, event: &str, name: &str) -> String {
@@ -57,8 +57,8 @@ impl Hooked {
     }
 
     /// The commands that the guest agent received.
-    fn asked(&self) -> Vec<String> {
-        self.asked.try_iter().collect()
+    fn agent_commands(&self) -> Vec<String> {
+        self.agent_commands.try_iter().collect()
     }
 }
 
@@ -88,7 +88,10 @@ fn hooks_are_called_in_order_with_their_variables() {
         .variable("post-thaw", "HOLDFAST_PAUSED_MS")
         .parse::<u64>()
         .unwrap();
-    assert_eq!(hooked.asked(), ["guest-fsfreeze-freeze", "guest-fsfreeze-thaw"]);
+    assert_eq!(
+        hooked.agent_commands(),
+        ["guest-fsfreeze-freeze", "guest-fsfreeze-thaw"]
+    );
     // The output of hooks is logged with the name of the hook; hooks do not get the password.
     let with_password = |words: &[&str]| {
         let mut command = hooked.bare.rig.command(words);
@@ -156,7 +159,7 @@ fn a_hook_that_fails_before_the_point_in_time_stops_the_backup_or_warns() {
     assert!(kind == "refused" && text.contains("code 7"), "{text}");
     assert_eq!(hooked.called(), BADLY);
     assert!(hooked.variable("job-abort", "HOLDFAST_ERROR").contains("code 7"));
-    assert!(hooked.asked().is_empty());
+    assert!(hooked.agent_commands().is_empty());
     assert_eq!(hooked.bare.rig.snapshot_count(), 0);
     hooked.bare.wait_until_clean("refused");
 
@@ -199,7 +202,7 @@ fn a_hook_that_hangs_is_killed_and_the_machine_was_never_frozen() {
     let (_, text) = hooked.bare.rig.error(1, &hooked.words(&["--hook-timeout", "1"]));
     assert!(text.contains("exceeded its time limit"), "{text}");
     assert_eq!(hooked.called(), BADLY);
-    assert!(hooked.asked().is_empty());
+    assert!(hooked.agent_commands().is_empty());
     hooked.bare.wait_until_clean("hanging");
 }
 
@@ -219,9 +222,9 @@ fn hooks_are_called_with_job_abort_after_a_backup_is_killed() {
         assert!(called.contains(&"post-thaw".to_owned()), "{event}: {called:?}");
         assert_eq!(hooked.variable("job-abort", "HOLDFAST_ERROR"), "the backup was killed");
         assert_eq!(hooked.variable("job-abort", "HOLDFAST_MACHINE"), "web1");
-        let asked = hooked.asked();
-        let count = |what: &str| asked.iter().filter(|command| command.ends_with(what)).count();
-        assert!(count("thaw") >= count("freeze"), "{event}: {asked:?}");
+        let agent_commands = hooked.agent_commands();
+        let count = |what: &str| agent_commands.iter().filter(|command| command.ends_with(what)).count();
+        assert!(count("thaw") >= count("freeze"), "{event}: {agent_commands:?}");
     }
 }
 
@@ -250,7 +253,7 @@ fn a_backup_is_stopped_while_a_hook_hangs() {
     while child.try_wait().unwrap().is_none() {
         assert!(
             clock.now().saturating_sub(start) < Duration::from_secs(60),
-            "it does not stop"
+            "the backup does not stop"
         );
         clock.sleep(Duration::from_millis(20));
     }

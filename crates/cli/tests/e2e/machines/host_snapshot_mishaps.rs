@@ -28,7 +28,7 @@ impl MachineSetup {
     }
 
     /// The names of the complete snapshots, oldest first.
-    fn whole_ones(&self) -> Vec<serde_json::Value> {
+    fn complete_names(&self) -> Vec<serde_json::Value> {
         self.listed(&["web1"]).iter().map(|one| one["name"].clone()).collect()
     }
 
@@ -118,13 +118,13 @@ fn on_a_full_file_system(kind: &'static str) {
     let output = setup.world.rig.run(&words);
     let text = String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout);
     if output.status.success() {
-        assert_eq!(setup.whole_ones(), ["before", "full"], "{kind}");
+        assert_eq!(setup.complete_names(), ["before", "full"], "{kind}");
     } else {
         assert!(
             text.contains("no space is left") && !text.contains("/proc/"),
             "{kind}: {text}"
         );
-        assert_eq!(setup.whole_ones(), ["before"], "{kind}");
+        assert_eq!(setup.complete_names(), ["before"], "{kind}");
     }
     assert!(
         setup.entries().iter().all(|name| !name.starts_with('.')),
@@ -148,7 +148,7 @@ fn on_a_full_file_system(kind: &'static str) {
         setup.world.rig.run(&words).status.success()
     });
     assert!(is_taken, "{kind}");
-    assert_eq!(setup.whole_ones().last(), Some(&json!("after")));
+    assert_eq!(setup.complete_names().last(), Some(&json!("after")));
     setup.world.write(1, 63, 0, 65_536);
     setup.world.back_up();
     setup.world.assert_snapshot_is_right(kind);

@@ -98,7 +98,7 @@ pub(super) fn reports() -> Vec<(&'static str, serde_json::Value)> {
     let connected = |code, words: &[&str]| report(code, &at(&uri, words));
     let mounted = format!("{folder}/mounted");
     std::fs::create_dir(&mounted).unwrap();
-    let snapshot = connected(1, &["snapshot", &folder, "nobody", "--name", "one"]);
+    let snapshot = connected(1, &["snapshot", &folder, "missing", "--name", "one"]);
     let left_out = connected(0, &["snapshot", "web1", "--dry-run"]);
     let generated = "holdfast_web1_2026-01-01_00:00:00Z";
     connected(0, &["snapshot", "web1", "--name", generated]);
@@ -185,8 +185,8 @@ fn a_machine_is_snapshotted(kind: &'static str) {
     setup.world.write(1, 77, 0, 65_536);
     let now = std::fs::read(setup.world.lab.path("web1-b")).unwrap();
     assert_eq!(now[0], 77);
-    let then = setup.disk_in(&name);
-    assert!(then.len() as u64 == DISK_BYTES && then.iter().all(|byte| *byte == 2));
+    let earlier = setup.disk_in(&name);
+    assert!(earlier.len() as u64 == DISK_BYTES && earlier.iter().all(|byte| *byte == 2));
 
     let listed = &setup.listed(&["web1"])[0];
     assert!(name.ends_with(listed["name"].as_str().unwrap()));
@@ -283,7 +283,7 @@ pub(super) fn bare_on_xfs() -> Option<(Bare, Mounted)> {
 #[test]
 fn a_guest_is_frozen_and_paused_while_its_disks_are_snapshotted() {
     let Some((bare, _mounted)) = bare_on_xfs() else { return };
-    let asked = play_agent(&bare.lab.path("agent"));
+    let agent_commands = play_agent(&bare.lab.path("agent"));
     let report = bare
         .rig
         .report(&["snapshot", &bare.source, "--quiesce", "require", "--name", "one"]);
@@ -293,8 +293,8 @@ fn a_guest_is_frozen_and_paused_while_its_disks_are_snapshotted() {
         machine["frozen_us"].as_u64().unwrap() > 0 && machine["paused_us"].is_u64(),
         "{machine}"
     );
-    let asked: Vec<String> = asked.try_iter().collect();
-    assert_eq!(asked, ["guest-fsfreeze-freeze", "guest-fsfreeze-thaw"]);
+    let agent_commands: Vec<String> = agent_commands.try_iter().collect();
+    assert_eq!(agent_commands, ["guest-fsfreeze-freeze", "guest-fsfreeze-thaw"]);
     bare.wait_until_clean("a snapshot");
 }
 
@@ -302,10 +302,10 @@ fn a_guest_is_frozen_and_paused_while_its_disks_are_snapshotted() {
 #[test]
 fn a_machine_that_its_owner_pauses_during_a_snapshot_stays_paused() {
     let Some((bare, _mounted)) = bare_on_xfs() else { return };
-    let asked = play_agent(&bare.lab.path("agent"));
+    let agent_commands = play_agent(&bare.lab.path("agent"));
     let words = ["snapshot", &bare.source, "--name", "one", "--json"];
     let child = bare.rig.command(&words).spawn().unwrap();
-    assert_eq!(asked.recv().unwrap(), "guest-fsfreeze-freeze");
+    assert_eq!(agent_commands.recv().unwrap(), "guest-fsfreeze-freeze");
     bare.lab.execute("stop", serde_json::Value::Null);
     child.wait_with_output().unwrap();
     // If it was already paused for the snapshot, Holdfast resumes it.

@@ -38,7 +38,7 @@ impl World {
             while libvirt.execution_state(NAME).ok() != Some(ExecutionState::Running) {
                 assert!(
                     child.try_wait().unwrap().is_none(),
-                    "it has ended before its machine ran"
+                    "the restore ended before its machine was running"
                 );
                 self.lab.clock.sleep(Duration::from_millis(2));
             }
@@ -51,7 +51,7 @@ impl World {
             self.lab.virsh(&["destroy", NAME]);
             self.lab.virsh(&["undefine", NAME]);
         }
-        panic!("it fills disks in no time");
+        panic!("all images were filled before the kill");
     }
 
     /// The guest of the restored machine writes and flushes successfully.
@@ -252,7 +252,7 @@ fn disks_are_filled_at_a_bounded_rate() {
         loop {
             assert!(
                 child.try_wait().unwrap().is_none(),
-                "it has ended before its disks were copied"
+                "the restore ended before its disks were copied"
             );
             let machine = libvirt.machine(NAME);
             let jobs = machine.ok().and_then(|machine| machine.monitor().execute(&jobs).ok());
@@ -267,7 +267,7 @@ fn disks_are_filled_at_a_bounded_rate() {
             if rates == [rate, rate] {
                 break;
             }
-            assert!(rates.iter().all(|rate| *rate > 0), "a copy without a limit");
+            assert!(rates.iter().all(|rate| *rate > 0), "a copy has no limit");
             world.lab.clock.sleep(Duration::from_millis(2));
         }
         kill_process(Pid::from_child(&child), Signal::KILL).unwrap();

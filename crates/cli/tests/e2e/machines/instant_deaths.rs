@@ -90,7 +90,7 @@ fn a_machine_is_paused_when_its_server_dies_and_can_be_resumed() {
             ExecutionState::Paused => drop(world.lab.virsh(&["resume", NAME])),
             ExecutionState::Running | ExecutionState::ShutOff => {}
         }
-        assert!(waited < Duration::from_secs(300), "it does not read");
+        assert!(waited < Duration::from_secs(300), "the machine does not read its disk");
         world.lab.clock.sleep(Duration::from_millis(20));
     }
     world.resume();

@@ -150,7 +150,7 @@ impl Threads {
                 other => panic!("the machine is {other}"),
             }
             let waited = holdfast_block::Clock::now(&clock).saturating_sub(start);
-            assert!(waited < PATIENCE, "it is paused still, after {waited:?}");
+            assert!(waited < PATIENCE, "the machine is still paused after {waited:?}");
             holdfast_block::Clock::sleep(&clock, std::time::Duration::from_millis(50));
         }
     }

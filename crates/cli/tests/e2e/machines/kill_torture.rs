@@ -135,13 +135,13 @@ impl Torture {
             self.whole_us[index] = took.min(u64::try_from(WHOLE_MAX.as_micros()).unwrap());
         }
         if victim == Victim::Rollback {
-            self.end_rollback(&what);
+            self.repeat_rollback(&what);
         }
-        self.is_well(&what);
+        self.assert_repaired(&what);
     }
 
     /// Repeats a killed rollback, as the doctor advises.
-    fn end_rollback(&mut self, what: &str) {
+    fn repeat_rollback(&mut self, what: &str) {
         let uri = self.setup.world.lab.uri();
         let output = self.setup.world.rig.run(&at(&uri, &["rollback", "web1@base"]));
         let message = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -159,7 +159,7 @@ impl Torture {
 
     /// Runs the doctor once, then a backup, and asserts that both succeed, that the restore is correct, and that
     /// nothing is left.
-    fn is_well(&mut self, what: &str) {
+    fn assert_repaired(&mut self, what: &str) {
         let fixed = self.setup.world.doctor_answers(&["--fix"]);
         let message = String::from_utf8_lossy(&fixed.stdout).into_owned() + &String::from_utf8_lossy(&fixed.stderr);
         let report: Value = serde_json::from_slice(&fixed.stdout).unwrap();
@@ -172,17 +172,17 @@ impl Torture {
         assert_eq!(found(&report["report"]), [""; 0], "{what}: first {message}");
         let state = self.setup.world.machine().describe().unwrap().summary.state;
         assert_eq!(state, MachineState::Running, "{what}: {message}");
-        self.nothing_is_left(what, &message);
+        self.assert_nothing_left(what, &message);
         self.write();
         let uri = self.setup.world.lab.uri();
         let output = self.setup.world.rig.run(&at(&uri, &["backup", "web1"]));
         let of_backup = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!(output.status.code(), Some(0), "{what}: {of_backup}; before {message}");
         self.setup.world.assert_snapshot_is_right(what);
-        self.nothing_is_left(what, &of_backup);
+        self.assert_nothing_left(what, &of_backup);
     }
 
-    fn nothing_is_left(&self, what: &str, message: &str) {
+    fn assert_nothing_left(&self, what: &str, message: &str) {
         let machine = self.setup.world.machine();
         let monitor = machine.monitor();
         let ask = |command| {
@@ -218,11 +218,11 @@ impl Torture {
             }
         }
         assert_eq!(left, [""; 0], "{what}: {message}");
-        self.snapshots_are_whole(what, message);
+        self.assert_snapshots_complete(what, message);
     }
 
     /// Asserts that each state has its host snapshot, and that there is no incomplete one.
-    fn snapshots_are_whole(&self, what: &str, message: &str) {
+    fn assert_snapshots_complete(&self, what: &str, message: &str) {
         let listed = self.setup.listed(&["web1"]);
         let names: Vec<&str> = listed.iter().map(|one| one["name"].as_str().unwrap()).collect();
         assert!(names.contains(&"base"), "{what}: {names:?}; {message}");

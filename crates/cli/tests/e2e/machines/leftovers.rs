@@ -81,7 +81,7 @@ fn a_crash_of_libvirtd_during_a_pause_leaves_nothing() {
     for kills_backup in [false, true] {
         let mut child = world.begin(&["backup", "web1", "--with-memory=stopped"]);
         world.wait_until("it sends its memory", || {
-            assert!(child.try_wait().unwrap().is_none(), "it ended before");
+            assert!(child.try_wait().unwrap().is_none(), "the backup ended too early");
             world.journal().iter().any(|note| note["phase"] == "freezing")
                 && ["finish-migrate", "postmigrate"].contains(&&world.status()[..])
         });

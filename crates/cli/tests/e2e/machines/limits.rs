@@ -27,7 +27,7 @@ fn start(bare: &Bare, words: &[&str]) -> Child {
         bare.lab.clock.sleep(Duration::from_millis(25));
     }
     child.kill().unwrap();
-    panic!("it does not begin to read: {:?}", child.wait());
+    panic!("the backup does not begin to read: {:?}", child.wait());
 }
 
 fn document(child: Child) -> Value {

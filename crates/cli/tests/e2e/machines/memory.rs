@@ -126,7 +126,7 @@ fn a_machine_resumes_with_the_memory_and_the_disks_of_one_point_in_time() {
         "{second}"
     );
     world.assert_snapshot_is_right("with memory, again");
-    let there = world.disks.clone();
+    let earlier = world.disks.clone();
 
     // A start of the machine gives another memory; a resume gives that of the snapshot.
     world.put_memory(9);
@@ -143,11 +143,11 @@ fn a_machine_resumes_with_the_memory_and_the_disks_of_one_point_in_time() {
     );
     assert!(
         machine["clock_behind_ms"].as_u64().is_some(),
-        "its clock was not set: {machine}"
+        "the clock of the guest was not set: {machine}"
     );
     assert_eq!(world.state_of("web1"), MachineState::Running);
     assert!(world.memory_of("web1").ends_with("0x07"), "{}", world.memory_of("web1"));
-    world.disks = there;
+    world.disks = earlier;
     world.back_up();
     world.assert_snapshot_is_right("it goes on with its disks");
     world.rig.ok(&["verify"]);
@@ -169,7 +169,10 @@ fn memory_that_qemu_may_lose_is_read_while_the_machine_is_paused() {
         .rig
         .code(0, &at(&uri, &["backup", "web1", "--with-memory=stopped"]));
     let message = String::from_utf8(output.stderr).unwrap();
-    assert!(!message.contains("is paused while"), "it was asked for: {message}");
+    assert!(
+        !message.contains("is paused while"),
+        "a requested pause is reported: {message}"
+    );
     world.assert_runs_and_is_clean();
 }
 
@@ -212,7 +215,7 @@ fn a_new_machine_is_resumed_beside_the_old_one() {
     assert_eq!(
         world.state_of("web1"),
         MachineState::Paused,
-        "it was paused, and stays so"
+        "a paused machine stays paused"
     );
     world.lab.virsh(&["resume", "web1"]);
     world.put_memory(9);

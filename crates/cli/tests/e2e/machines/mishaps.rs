@@ -24,7 +24,10 @@ impl World {
         let mut child = self.rig.command(&at(&uri, &words)).spawn().unwrap();
         let start = self.lab.clock.now();
         while !self.journal().iter().any(|note| note["phase"] == "reading") {
-            assert!(child.try_wait().unwrap().is_none(), "it has ended before it read");
+            assert!(
+                child.try_wait().unwrap().is_none(),
+                "the backup ended before it was reading"
+            );
             assert!(self.lab.clock.now().saturating_sub(start) < PATIENCE);
             self.lab.clock.sleep(Duration::from_millis(5));
         }
@@ -64,7 +67,7 @@ fn a_hanging_repository_does_not_block_the_guest() {
         for round in 40..60 {
             world.write(round % 2, 91, 65_536 * round, 65_536);
         }
-        assert!(child.try_wait().unwrap().is_none(), "it waits for its target");
+        assert!(child.try_wait().unwrap().is_none(), "the backup waits for its target");
     }
     assert_eq!(child.wait().unwrap().code(), Some(0));
     world.assert_runs_and_is_clean();
@@ -176,25 +179,25 @@ fn libvirtd_may_be_restarted_during_a_backup() {
 
 /// The process that hangs while a backup is asked to stop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Still {
+enum Hanging {
     Libvirtd,
     Qemu,
 }
 
 impl World {
-    fn process_of(&self, still: Still) -> Pid {
-        let file = match still {
-            Still::Libvirtd => "libvirt/libvirtd.pid",
-            Still::Qemu => "libvirt/run/qemu/web1.pid",
+    fn process_of(&self, hanging: Hanging) -> Pid {
+        let file = match hanging {
+            Hanging::Libvirtd => "libvirt/libvirtd.pid",
+            Hanging::Qemu => "libvirt/run/qemu/web1.pid",
         };
         let number = std::fs::read_to_string(self.lab.path(file)).unwrap();
         Pid::from_raw(number.trim().parse().unwrap()).unwrap()
     }
 
     /// Asks a backup to stop while `still` hangs. The backup ends without cleaning up.
-    fn stop_backup(&self, still: Still, child: &mut Child) {
+    fn stop_backup(&self, hanging: Hanging, child: &mut Child) {
         let signal = |pid, signal| kill_process(pid, signal).unwrap();
-        let process = self.process_of(still);
+        let process = self.process_of(hanging);
         signal(process, Signal::STOP);
         signal(Pid::from_child(child), Signal::INT);
         let start = self.lab.clock.now();
@@ -206,7 +209,7 @@ impl World {
             self.lab.clock.sleep(Duration::from_millis(20));
         };
         signal(process, Signal::CONT);
-        let status = ended.unwrap_or_else(|| panic!("it ends while {still:?} hangs"));
+        let status = ended.unwrap_or_else(|| panic!("the backup does not end while {hanging:?} hangs"));
         assert!(!status.success(), "{status}");
     }
 }
@@ -217,14 +220,17 @@ impl World {
 fn a_backup_stops_while_libvirtd_or_qemu_hangs() {
     let mut world = World::new();
     world.back_up();
-    for still in [Still::Libvirtd, Still::Qemu] {
+    for hanging in [Hanging::Libvirtd, Hanging::Qemu] {
         world.write(0, 90, 0, 65_536);
         let mut child = world.begin_slowly(&[]);
-        world.stop_backup(still, &mut child);
+        world.stop_backup(hanging, &mut child);
         let start = world.lab.clock.now();
         let machine = world.machine();
         while !runs_in(machine.monitor()).is_ok_and(|runs| runs.is_empty()) {
-            assert!(world.lab.clock.now().saturating_sub(start) < 2 * PATIENCE, "{still:?}");
+            assert!(
+                world.lab.clock.now().saturating_sub(start) < 2 * PATIENCE,
+                "{hanging:?}"
+            );
             world.lab.clock.sleep(Duration::from_millis(50));
         }
         world.assert_runs_and_is_clean();
@@ -238,7 +244,7 @@ fn a_backup_stops_while_libvirtd_or_qemu_hangs() {
 fn leftovers_of_a_backup_stopped_while_qemu_hung_are_found() {
     let mut world = World::new();
     world.back_up();
-    for still in [Still::Libvirtd, Still::Qemu] {
+    for hanging in [Hanging::Libvirtd, Hanging::Qemu] {
         world.write(0, 91, 0, 65_536);
         let mut child = world.begin_slowly(&[]);
         let id = child.id();
@@ -246,10 +252,10 @@ fn leftovers_of_a_backup_stopped_while_qemu_hung_are_found() {
         for watchdog in watchdogs.split_whitespace() {
             kill_process(Pid::from_raw(watchdog.parse().unwrap()).unwrap(), Signal::KILL).unwrap();
         }
-        world.stop_backup(still, &mut child);
+        world.stop_backup(hanging, &mut child);
         let report = world.doctor(0, &["--fix"]);
-        assert!(!found(&report).is_empty(), "{still:?}: {report:#}");
-        assert_eq!(found(&world.doctor(0, &[])), [""; 0], "{still:?}: {report:#}");
+        assert!(!found(&report).is_empty(), "{hanging:?}: {report:#}");
+        assert_eq!(found(&world.doctor(0, &[])), [""; 0], "{hanging:?}: {report:#}");
         world.assert_runs_and_is_clean();
         world.back_up();
         world.assert_snapshot_is_right("after the doctor");
@@ -306,7 +312,7 @@ fn resized_added_removed_and_exchanged_disks_are_backed_up() {
     {
         assert!(
             world.lab.clock.now().saturating_sub(start) < PATIENCE,
-            "the guest gives the disk back"
+            "the discarded ranges are zero"
         );
         world.lab.virsh(&["destroy", "web1"]);
         world.lab.virsh(&["start", "web1"]);

@@ -142,7 +142,7 @@ impl World {
 pub(crate) fn report_of_machines() -> serde_json::Value {
     let world = World::new();
     let uri = world.lab.uri();
-    world.rig.json(1, &at(&uri, &["backup", "web1", "nobody"]))["report"].clone()
+    world.rig.json(1, &at(&uri, &["backup", "web1", "missing"]))["report"].clone()
 }
 
 /// The report of `machines`.

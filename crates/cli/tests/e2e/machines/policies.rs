@@ -84,7 +84,7 @@ pub(super) fn reports() -> Vec<Value> {
     policed.make("autosnap_2020-01-01_00:00:00_hourly");
     policed.wait_until_older();
     let done = policed.run(0, &[]);
-    let text = format!("[{}]\nuse_template = nobody\n[gone]\nhourly = 1\n", policed.pool);
+    let text = format!("[{}]\nuse_template = missing\n[gone]\nhourly = 1\n", policed.pool);
     policed.setup.world.rig.write("sanoid.conf", text.as_bytes());
     vec![planned, done, policed.run(3, &["--dry-run"])]
 }

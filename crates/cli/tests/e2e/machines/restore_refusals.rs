@@ -36,7 +36,7 @@ fn restores_over_machines_or_images_in_use_are_refused() {
     );
     let (kind, _) = world.refused(1, &["--name", "web1"]);
     assert_eq!(kind, "exists");
-    let (kind, _) = world.refused(1, &["--in-place", "--name", "nobody"]);
+    let (kind, _) = world.refused(1, &["--in-place", "--name", "missing"]);
     assert_eq!(kind, "not-found");
 
     // Another program has the image open; then a machine uses it, directly or below an overlay.
@@ -308,10 +308,7 @@ fn a_killed_restore_leaves_partial_files_that_the_next_one_removes() {
         let mut child = world.rig.command(&words).spawn().unwrap();
         let is_partial = |name: &String| name.ends_with(".partial");
         while world.files().iter().filter(|name| is_partial(name)).count() < 2 {
-            assert!(
-                child.try_wait().unwrap().is_none(),
-                "it ended before it could be killed"
-            );
+            assert!(child.try_wait().unwrap().is_none(), "the restore ended before the kill");
             std::thread::yield_now();
         }
         kill_process(Pid::from_child(&child), Signal::KILL).unwrap();

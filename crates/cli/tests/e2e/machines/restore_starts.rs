@@ -50,7 +50,7 @@ fn folders_for_logs_and_sockets_are_created() {
             notes.contains(path.to_str().unwrap()) && notes.contains("is made"),
             "{notes}"
         );
-        assert!(!path.exists(), "a dry run makes nothing");
+        assert!(!path.exists(), "a dry run creates no folder");
     }
     let report = world.restore(&["--start"]);
     assert_eq!(report["target_machine"]["is_started"], true, "{report}");
@@ -58,7 +58,7 @@ fn folders_for_logs_and_sockets_are_created() {
     assert_eq!(
         mode(&world.lab.path("logs/web1-restored")),
         0o2770,
-        "like the folder of the first"
+        "the same mode as the folder of the original"
     );
 
     let report = world.restore(&["--live", "--name", "quick"]);

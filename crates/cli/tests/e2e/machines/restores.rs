@@ -179,7 +179,7 @@ fn an_in_place_restore_writes_only_differences() {
     world.restore(&["--in-place", "--dry-run"]);
     assert_eq!(bitmaps(), [BitmapState::Valid]);
     let report = world.restore(&["--in-place"]);
-    assert_eq!(bitmaps(), [BitmapState::Stale], "it calls clean what was restored");
+    assert_eq!(bitmaps(), [BitmapState::Stale], "the bitmap lacks the restored ranges");
     world.lab.virsh(&["start", "web1"]);
     assert_eq!(report["target_machine"]["is_new"], false);
     assert!(report["configuration_diff"].is_null());

@@ -80,7 +80,7 @@ fn a_killed_rollback_can_be_repeated() {
     let Some(mut setup) = machine_on("btrfs") else { return };
     setup.world.write(0, 40, 0, 1 << 20);
     setup.take(0, &["web1", "--name", "one"]);
-    let then = setup.world.disks.clone();
+    let earlier = setup.world.disks.clone();
     let mut random = SeededRandom::new(6);
     for round in 0..6_u8 {
         setup.world.write(0, 90 + round, 0, 6 << 20);
@@ -92,7 +92,7 @@ fn a_killed_rollback_can_be_repeated() {
         // Either the rollback is repeated, or the machine is started and its disks are overwritten.
         if round % 2 == 0 {
             setup.world.rig.ok(&at(&uri, &["rollback", "web1@one", "--start"]));
-            setup.world.disks.clone_from(&then);
+            setup.world.disks.clone_from(&earlier);
         } else {
             setup.world.lab.virsh(&["start", "web1"]);
             setup.world.disks = newest;
@@ -128,7 +128,7 @@ fn the_base_of_an_image_is_read_as_of_the_host_snapshot() {
     setup.world.lab.virsh(&["suspend", "web1"]);
     setup.world.lab.virsh(&["resume", "web1"]);
     setup.take(0, &["web1", "--name", "one"]);
-    let then = setup.world.disks.clone();
+    let earlier = setup.world.disks.clone();
     setup.world.write(0, 99, 0, 1 << 20);
     setup.world.lab.virsh(&["destroy", "web1"]);
     run(
@@ -137,7 +137,7 @@ fn the_base_of_an_image_is_read_as_of_the_host_snapshot() {
     );
     let uri = setup.world.lab.uri();
     setup.world.rig.ok(&at(&uri, &["rollback", "web1@one", "--start"]));
-    setup.world.disks = then;
+    setup.world.disks = earlier;
     setup.world.back_up();
     setup.world.assert_snapshot_is_right("with its base");
 }
@@ -154,12 +154,12 @@ fn a_base_that_is_not_in_the_snapshot_and_was_written_to_is_refused() {
     setup.world.write(0, 40, 0, 65_536);
     // The snapshot warns that the base is not in it.
     setup.take(3, &["web1", "--name", "one"]);
-    let then = setup.world.disks.clone();
+    let earlier = setup.world.disks.clone();
     setup.world.write(0, 99, 0, 1 << 20);
     setup.world.lab.virsh(&["destroy", "web1"]);
     let uri = setup.world.lab.uri();
     setup.world.rig.ok(&at(&uri, &["rollback", "web1@one", "--start"]));
-    setup.world.disks = then;
+    setup.world.disks = earlier;
     setup.world.back_up();
     setup.world.assert_snapshot_is_right("its base was not written to");
     setup.world.lab.virsh(&["destroy", "web1"]);
@@ -190,18 +190,18 @@ fn snapshots_removed_by_another_program_are_detected() {
     setup.world.rig.ok(&["host", "remove", &format!("btrfs:{folder}@two")]);
     assert_eq!(setup.state_count(), 1);
     // An unmounted file system does not count as a loss of its snapshots.
-    let (ours, away) = (setup.world.lab.path(".holdfast"), setup.world.lab.path("away"));
+    let (own_path, away) = (setup.world.lab.path(".holdfast"), setup.world.lab.path("away"));
     std::fs::create_dir(setup.world.lab.path("other")).unwrap();
     setup
         .world
         .rig
         .ok(&["snapshot", &format!("reflink:{folder}/other"), "--name", "empty"]);
-    std::fs::rename(&ours, &away).unwrap();
+    std::fs::rename(&own_path, &away).unwrap();
     setup
         .world
         .rig
         .ok(&["host", "remove", &format!("reflink:{folder}/other@empty")]);
-    std::fs::rename(&away, &ours).unwrap();
+    std::fs::rename(&away, &own_path).unwrap();
     assert_eq!(setup.state_count(), 1);
     let uri = setup.world.lab.uri();
     setup.world.lab.virsh(&["destroy", "web1"]);

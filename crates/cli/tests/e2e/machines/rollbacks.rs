@@ -13,7 +13,7 @@ impl MachineSetup {
     }
 
     /// Asserts that the verb fails; returns the error.
-    pub(super) fn point_refused(&self, words: &[&str]) -> (String, String) {
+    pub(super) fn point_error(&self, words: &[&str]) -> (String, String) {
         self.world.rig.error(1, &at(&self.world.lab.uri(), words))
     }
 
@@ -62,7 +62,7 @@ pub(super) fn snapshots_pruning_and_rollback(kind: &'static str) {
         "{cut}"
     );
     setup.world.assert_runs_and_is_clean();
-    let then = setup.world.disks.clone();
+    let earlier = setup.world.disks.clone();
 
     for number in 0..10_u8 {
         let place = usize::from(number) * 131_072;
@@ -86,7 +86,7 @@ pub(super) fn snapshots_pruning_and_rollback(kind: &'static str) {
         .as_array()
         .unwrap()
         .len();
-    assert_eq!(kept, 6, "states of hourly, and of five points");
+    assert_eq!(kept, 6, "states of the hourly snapshot and of five others");
     setup.world.rig.ok(&["verify", "-r", states]);
 
     // The disks and the memory have changed since.
@@ -96,7 +96,7 @@ pub(super) fn snapshots_pruning_and_rollback(kind: &'static str) {
     setup.world.lab.virsh(&["start", "web1"]);
     assert!(setup.world.memory_of("web1").ends_with("0x09"));
     let newest = setup.world.disks.clone();
-    let (error, text) = setup.point_refused(&["rollback", "web1@hourly", "--resume"]);
+    let (error, text) = setup.point_error(&["rollback", "web1@hourly", "--resume"]);
     assert_eq!(error, "refused", "{text}");
     let report = setup.point(0, &["rollback", "web1@hourly", "--resume", "--power-off"]);
     assert_eq!(report["restore"]["target_machine"]["is_resumed"], true, "{report}");
@@ -108,7 +108,7 @@ pub(super) fn snapshots_pruning_and_rollback(kind: &'static str) {
     );
     setup.world.assert_runs_and_is_clean();
     // The machine continues to write; its writes after the snapshot are gone.
-    setup.world.disks = then;
+    setup.world.disks = earlier;
     setup.world.write(1, 77, 512, 512);
     let resumed = setup.world.disks.clone();
     setup.assert_disks(&resumed, "as of the hour");
@@ -155,7 +155,7 @@ fn bytes_read(setup: &MachineSetup, words: &[&str]) -> (u64, String) {
 pub(super) fn unchanged_ranges_are_not_read(kind: &'static str) {
     let Some(mut setup) = machine_on(kind) else { return };
     setup.take(0, &["web1", "--name", "one"]);
-    let then = setup.world.disks.clone();
+    let earlier = setup.world.disks.clone();
     let mut read = Vec::new();
     for option in ["--power-off", "--without-safety-snapshot"] {
         setup.world.write(0, 61, 5 << 20, 65_536);
@@ -168,8 +168,8 @@ pub(super) fn unchanged_ranges_are_not_read(kind: &'static str) {
             "{text}"
         );
         read.push(count);
-        setup.assert_disks(&then, option);
-        setup.world.disks.clone_from(&then);
+        setup.assert_disks(&earlier, option);
+        setup.world.disks.clone_from(&earlier);
         setup.world.lab.virsh(&["start", "web1"]);
     }
     assert!(read[0] + (8 << 20) < read[1], "{read:?}");
@@ -224,10 +224,10 @@ pub(super) fn a_clone_runs_beside_its_original(kind: &'static str) {
     assert!(setup.world.rig.read("clone.raw").iter().all(|byte| *byte == 1));
     // A second clone of the same name is refused, and leaves nothing.
     let before = setup.world.files();
-    let (error, text) = setup.point_refused(&["clone", "web1@one", "trial"]);
+    let (error, text) = setup.point_error(&["clone", "web1@one", "trial"]);
     assert_eq!(error, "exists", "{text}");
     assert_eq!(setup.world.files(), before);
-    let (error, text) = setup.point_refused(&["clone", "web1@never", "other"]);
+    let (error, text) = setup.point_error(&["clone", "web1@never", "other"]);
     assert!(error == "not-found" && text.contains("never"), "{error}: {text}");
 }
 
@@ -262,7 +262,7 @@ pub(super) fn a_running_machine_is_cloned(kind: &'static str) {
             "there is no folder /no/such",
         ),
     ] {
-        let (_, text) = setup.point_refused(words);
+        let (_, text) = setup.point_error(words);
         assert!(text.contains(why), "{text}");
     }
     let datasets = setup.point(0, &["clone", "web1", "trial", "--dry-run"])["instant"]["datasets"].clone();
@@ -305,11 +305,11 @@ pub(super) fn a_running_machine_is_cloned(kind: &'static str) {
     setup.world.lab.virsh(&["destroy", "twin"]);
     // A clone that cannot be created leaves no host snapshot either.
     let before = setup.listed(&["web1"]).len();
-    let (error, text) = setup.point_refused(&["clone", "web1", "trial1"]);
+    let (error, text) = setup.point_error(&["clone", "web1", "trial1"]);
     assert_eq!(error, "exists", "{text}");
     assert_eq!((setup.listed(&["web1"]).len(), setup.unfinished()), (before, vec![]));
-    let (_, text) = setup.point_refused(&["clone", "nobody", "other"]);
-    assert!(text.contains("nobody"), "{text}");
+    let (_, text) = setup.point_error(&["clone", "missing", "other"]);
+    assert!(text.contains("missing"), "{text}");
 }
 
 #[test]
@@ -354,7 +354,7 @@ fn a_host_snapshot_is_mounted(kind: &'static str) {
     assert!(std::fs::read(&image).unwrap().iter().all(|byte| *byte == 2));
     let opened = std::fs::File::options().write(true).open(&image);
     let written = opened.and_then(|mut file| std::io::Write::write_all(&mut file, b"x"));
-    assert!(written.is_err(), "it can be written to");
+    assert!(written.is_err(), "the mount is writable");
     setup.world.rig.ok(&["unmount", &folder]);
     assert!(!image.exists());
     // Nothing else is unmounted.

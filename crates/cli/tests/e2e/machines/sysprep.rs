@@ -2,20 +2,20 @@
 
 use super::at;
 use super::host_snapshots::machine_on;
-use crate::sysprep::{asked, fails, marked, works};
+use crate::sysprep::{install_failing, install_working, marked, take_arguments};
 
 #[test]
 fn virt_sysprep_runs_before_a_clone_starts_or_the_clone_fails() {
     let Some(mut setup) = machine_on("btrfs") else { return };
     let uri = setup.world.lab.uri();
-    works(&mut setup.world.rig);
+    install_working(&mut setup.world.rig);
     let report = setup.point(0, &["clone", "web1", "trial", "--sysprep", "--start"]);
     let target = &report["machines"][0]["restore"]["target_machine"];
     assert_eq!(
         (&target["name"], &target["is_started"]),
         (&"trial".into(), &true.into())
     );
-    let words = asked(&setup.world.rig);
+    let words = take_arguments(&setup.world.rig);
     // All disks are passed at once, each with its format.
     assert!(
         words.contains("--hostname trial --format qcow2 --add ") && words.contains("--format raw --add "),
@@ -34,8 +34,8 @@ fn virt_sysprep_runs_before_a_clone_starts_or_the_clone_fails() {
     setup.world.back_up();
     setup.world.assert_snapshot_is_right("the original");
     let before = setup.world.files();
-    fails(&mut setup.world.rig);
-    let (_, text) = setup.point_refused(&["clone", "web1", "other", "--sysprep", "--start"]);
+    install_failing(&mut setup.world.rig);
+    let (_, text) = setup.point_error(&["clone", "web1", "other", "--sysprep", "--start"]);
     assert!(text.contains("no operating systems"), "{text}");
     assert_eq!((setup.world.files(), setup.world.machines().len()), (before, 2));
     assert_eq!((setup.unfinished(), setup.listed(&["web1"]).len()), (vec![], 0));

@@ -155,7 +155,7 @@ impl ThinVolumeSetup {
     }
 
     /// Asserts that no host snapshot is active.
-    fn assert_all_sleep(&self) {
+    fn assert_all_inactive(&self) {
         let awake = "lv_active=active && lv_permissions=\"read-only\"";
         assert_eq!(self.pool.names_where(awake), [""; 0]);
     }
@@ -250,7 +250,7 @@ fn a_machine_in_thin_volumes_is_snapshotted_and_pruned() {
         setup.world.rig.report(&["host", "list", &second])["datasets"][0]["snapshots"][0]["name"],
         "at:noon"
     );
-    setup.assert_all_sleep();
+    setup.assert_all_inactive();
 }
 
 #[test]
@@ -297,7 +297,7 @@ fn a_machine_in_thin_volumes_is_backed_up_by_the_changes_its_pool_reports() {
     setup.world.lab.virsh(&["destroy", "web1"]);
     ThinVolumeSetup::assert_incremental(&setup.back_up(), 0);
     setup.world.rig.ok(&["verify"]);
-    setup.assert_all_sleep();
+    setup.assert_all_inactive();
 }
 
 #[test]
@@ -347,7 +347,7 @@ fn a_machine_in_thin_volumes_is_rolled_back_and_cloned() {
             "{letter}"
         );
     }
-    setup.assert_all_sleep();
+    setup.assert_all_inactive();
 }
 
 #[test]

@@ -22,17 +22,17 @@ const FIRMWARE: &str = "/usr/share/OVMF/OVMF_CODE_4M.fd";
 const VARIABLES: &str = "/usr/share/OVMF/OVMF_VARS_4M.fd";
 const NAME: &str = "tpm2-00.permall";
 /// The firmware counts as idle when it has written nothing for the first duration; the second one is the timeout.
-const REST: Duration = Duration::from_secs(8);
+const IDLE: Duration = Duration::from_secs(8);
 const PATIENCE: Duration = Duration::from_secs(180);
 
 /// A machine with firmware variables and a TPM.
-struct Sealed {
+struct MachineWithTpm {
     lab: LibvirtLab,
     rig: Rig,
     clock: SystemClock,
 }
 
-impl Sealed {
+impl MachineWithTpm {
     /// A machine that is shut off and has never run; `backend` is the content of its TPM backend element.
     fn new(backend: &str) -> Self {
         let lab = LibvirtLab::new();
@@ -72,7 +72,7 @@ impl Sealed {
 
     fn start(&self, name: &str) {
         self.lab.virsh(&["start", name]);
-        self.rest(name);
+        self.wait_until_idle(name);
     }
 
     /// The path of the state of a machine's TPM in libvirt, as seen by this process.
@@ -95,7 +95,7 @@ impl Sealed {
     }
 
     /// Waits until the firmware has started the TPM, and no longer writes to its state or to its own variables.
-    fn rest(&self, name: &str) {
+    fn wait_until_idle(&self, name: &str) {
         let start = self.clock.now();
         let written = || {
             (
@@ -109,7 +109,7 @@ impl Sealed {
             let (now, state) = (self.clock.now(), written());
             if state != last {
                 (last, since) = (state, now);
-            } else if now.saturating_sub(since) > REST && since != start {
+            } else if now.saturating_sub(since) > IDLE && since != start {
                 return;
             }
             assert!(
@@ -140,7 +140,7 @@ impl Sealed {
     }
 
     /// Whether libvirt had `swtpm_setup` create a new TPM, which must not happen if one was restored.
-    fn was_made_anew(&self, name: &str) -> bool {
+    fn was_created(&self, name: &str) -> bool {
         let folder = if rustix::process::geteuid().is_root() {
             "libvirt/log/swtpm/libvirt/qemu"
         } else {
@@ -160,7 +160,7 @@ fn planned(report: &Value) -> Value {
 /// A hook changes both between the point in time and the end of the backup.
 #[test]
 fn firmware_variables_and_tpm_state_are_of_the_point_in_time() {
-    let world = Sealed::running();
+    let world = MachineWithTpm::running();
     let state = world.state("web3");
     let garbage = world.rig.path("garbage");
     world.rig.write("garbage", &noise(600_000, 3));
@@ -177,7 +177,7 @@ fn firmware_variables_and_tpm_state_are_of_the_point_in_time() {
     let hook = world.rig.path("hook");
     std::fs::set_permissions(&hook, std::fs::Permissions::from_mode(0o755)).unwrap();
     world.json(0, &["backup", "web3", "--hook", hook.to_str().unwrap()]);
-    assert_eq!(world.state("web3"), noise(600_000, 3), "the program was called");
+    assert_eq!(world.state("web3"), noise(600_000, 3), "the hook was called");
     let variables = world.rig.read("variables");
     assert_eq!(world.machine_state("web3"), MachineState::Running);
 
@@ -198,7 +198,7 @@ fn firmware_variables_and_tpm_state_are_of_the_point_in_time() {
     assert_eq!(
         std::fs::read_dir(&folders).unwrap().count(),
         1,
-        "a dry run makes nothing"
+        "a dry run creates no file"
     );
 
     world.restore(&[]);
@@ -209,7 +209,7 @@ fn firmware_variables_and_tpm_state_are_of_the_point_in_time() {
     assert!(std::fs::read(world.lab.path("web3-restored_VARS.fd")).unwrap() == variables);
     // The TPM is started with the machine, and is not a new one. Both machines run.
     world.start("web3-restored");
-    assert!(!world.was_made_anew("web3-restored") && world.was_made_anew("web3"));
+    assert!(!world.was_created("web3-restored") && world.was_created("web3"));
     assert_eq!(
         place.metadata().unwrap().uid(),
         world.place("web3").metadata().unwrap().uid()
@@ -220,13 +220,13 @@ fn firmware_variables_and_tpm_state_are_of_the_point_in_time() {
     // As an instant restore, directly from the snapshot.
     world.restore(&["--live", "--name", "web5"]);
     assert_eq!(world.machine_state("web5"), MachineState::Running);
-    assert!(!world.was_made_anew("web5") && world.place("web5").exists());
+    assert!(!world.was_created("web5") && world.place("web5").exists());
 }
 
 /// A copy of the snapshot in another repository has them as well, even when the first repository is gone.
 #[test]
 fn firmware_variables_and_tpm_state_are_restored_from_a_copy() {
-    let world = Sealed::running();
+    let world = MachineWithTpm::running();
     world.lab.virsh(&["destroy", "web3"]);
     let (variables, state) = (std::fs::read(world.variables()).unwrap(), world.state("web3"));
     world.back_up();
@@ -239,13 +239,13 @@ fn firmware_variables_and_tpm_state_are_restored_from_a_copy() {
     assert!(world.state("web3-restored") == state);
     assert!(std::fs::read(world.lab.path("web3-restored_VARS.fd")).unwrap() == variables);
     world.start("web3-restored");
-    assert!(!world.was_made_anew("web3-restored"));
+    assert!(!world.was_created("web3-restored"));
 }
 
 /// For a machine that is paused or shut off; in place, and when the machine is missing.
 #[test]
 fn the_existing_tpm_state_is_replaced() {
-    let world = Sealed::running();
+    let world = MachineWithTpm::running();
     world.lab.virsh(&["suspend", "web3"]);
     let paused = world.state("web3");
     let first = world.back_up();
@@ -253,7 +253,7 @@ fn the_existing_tpm_state_is_replaced() {
     world.start("web3");
     world.lab.virsh(&["destroy", "web3"]);
     let off = world.state("web3");
-    assert_ne!(paused, off, "its firmware has started the TPM once more");
+    assert_ne!(paused, off, "the firmware has started the TPM again");
     let second = world.back_up();
     for (id, state) in [(&first, &paused), (&second, &off)] {
         world.rig.ok(&["restore", "--force", &format!("{id}:tpm"), "kept"]);
@@ -274,11 +274,7 @@ fn the_existing_tpm_state_is_replaced() {
         (before.uid(), before.gid(), before.mode()),
         (after.uid(), after.gid(), after.mode())
     );
-    assert_ne!(
-        before.ino(),
-        after.ino(),
-        "a new file, that was complete before it was there"
-    );
+    assert_ne!(before.ino(), after.ino(), "the state is a new file");
     world.start("web3");
     world.lab.virsh(&["destroy", "web3"]);
 
@@ -319,7 +315,7 @@ fn firmware_variables_of_a_machine_that_is_off_are_found() {
     if !Path::new(FIRMWARE).exists() {
         return;
     }
-    let world = Sealed::new("");
+    let world = MachineWithTpm::new("");
     let image = world.lab.path("web4.raw");
     File::create(&image).unwrap().set_len(1 << 20).unwrap();
     let xml = format!(
@@ -334,7 +330,7 @@ fn firmware_variables_of_a_machine_that_is_off_are_found() {
         .lab
         .virsh(&["define", world.rig.path("web4.xml").to_str().unwrap()]);
     let names = || world.json(0, &["backup", "web4"])["report"]["machines"][0]["snapshot"].to_string();
-    assert!(!names().contains("nvram"), "it has never run");
+    assert!(!names().contains("nvram"), "the machine has never run");
     world.lab.virsh(&["start", "web4", "--paused"]);
     world.lab.virsh(&["destroy", "web4"]);
     assert!(names().contains("nvram"));
@@ -459,7 +455,7 @@ fn the_tpm_state_of_a_bare_qemu_is_found_by_its_swtpm() {
 /// The stream of QEMU contains the state; the files in the folder are of the same point in time.
 #[test]
 fn a_machine_with_a_tpm_resumes_from_its_memory() {
-    let world = Sealed::running();
+    let world = MachineWithTpm::running();
     let state = world.state("web3");
     world.json(0, &["backup", "web3", "--with-memory"]);
     assert_eq!(world.machine_state("web3"), MachineState::Running);
@@ -473,15 +469,18 @@ fn a_machine_with_a_tpm_resumes_from_its_memory() {
     let report = world.restore(&["--resume", "--name", "web4"]);
     assert_eq!(report["target_machine"]["is_resumed"], true);
     assert_eq!(world.machine_state("web4"), MachineState::Running);
-    assert!(!world.was_made_anew("web4"));
+    assert!(!world.was_created("web4"));
 }
 
 #[test]
 fn a_tpm_without_a_state_and_a_missing_secret_are_reported() {
     let secret = "11111111-bbbb-4ccc-8ddd-eeeeeeeeeeee";
-    let world = Sealed::new(&format!("<encryption secret='{secret}'/>"));
+    let world = MachineWithTpm::new(&format!("<encryption secret='{secret}'/>"));
     let report = world.json(0, &["backup", "web3"]);
-    assert!(!report["report"].to_string().contains("tpm"), "it never ran: {report}");
+    assert!(
+        !report["report"].to_string().contains("tpm"),
+        "the machine never ran: {report}"
+    );
     let document = world.json(3, &["restore", "web3", "--to-machine", "--dry-run"]);
     let warnings = document["warnings"].to_string();
     assert!(

@@ -79,14 +79,14 @@ fn volumes_of_a_pool_are_snapshotted_at_one_point_in_time() {
     assert_eq!(cut["snapshots"].as_array().unwrap().len(), 2, "{cut}");
     assert_eq!(cut["is_one_instant"], true, "{cut}");
     assert!(cut["machines"][0]["paused_us"].is_null(), "{cut}");
-    let then = setup.world.disks.clone();
+    let earlier = setup.world.disks.clone();
     setup.world.write(0, 70, 0, 4 << 20);
     setup.world.write(1, 71, 0, 4 << 20);
     setup.world.lab.virsh(&["destroy", "web1"]);
     let planned = setup.point(0, &["rollback", "web1@one", "--dry-run"]);
     assert_eq!(planned["safety"], serde_json::json!([]));
     setup.point(0, &["rollback", "web1@one"]);
-    setup.assert_disks(&then, "without memory");
+    setup.assert_disks(&earlier, "without memory");
     // Held snapshots, and those with clones, are kept.
     let name = &setup.full_names("one")[1];
     setup.world.rig.ok(&["host", "hold", name]);
@@ -96,7 +96,7 @@ fn volumes_of_a_pool_are_snapshotted_at_one_point_in_time() {
     let clone = format!("{pool}/trial");
     setup.world.rig.ok(&["host", "clone", name, &clone]);
     let device = Path::new("/dev/zvol").join(&clone);
-    assert_eq!(std::fs::read(device).unwrap(), then[1]);
+    assert_eq!(std::fs::read(device).unwrap(), earlier[1]);
     let needed = setup.world.rig.json(1, &["host", "remove", name])["report"]["snapshots"][0].clone();
     assert!(needed["obstacle"].as_str().unwrap().contains("has clones"), "{needed}");
     system("zfs", &["destroy", &clone]).unwrap();
@@ -150,13 +150,13 @@ impl Console {
                 return last.clone();
             }
             let waited = setup.world.lab.clock.now().saturating_sub(start);
-            assert!(waited < PATIENCE, "it says {:?}", self.lines().last());
+            assert!(waited < PATIENCE, "the console shows {:?}", self.lines().last());
             setup.world.lab.clock.sleep(Duration::from_millis(300));
         }
     }
 
     /// Asserts that the guest has read nothing that differs from its memory.
-    fn assert_good(&self) {
+    fn assert_no_mismatch(&self) {
         let bad: Vec<String> = self.lines().into_iter().filter(|line| line.contains("BAD")).collect();
         assert!(bad.is_empty(), "{bad:?}");
     }
@@ -199,18 +199,18 @@ fn assert_guest_resumes(setup: Option<MachineSetup>) {
         setup.world.rig.ok(&[&["host", "remove"], &names[..]].concat());
     }
     let (last, _) = console.wait_for(&setup, number + 200);
-    console.assert_good();
+    console.assert_no_mismatch();
     std::fs::rename(&console.0, lab.path("console-before.log")).unwrap();
     setup.point(0, &["rollback", "web1@hourly", "--power-off", "--resume"]);
     console.wait_for(&setup, 1);
     let (first, same) = console.blocks()[0].clone();
-    assert_eq!(same, boot, "it has booted anew");
+    assert_eq!(same, boot, "the guest has booted again");
     assert!(
         first <= number + 5 && first < last,
-        "it went on at {first}, and was at {number}, then at {last}"
+        "resumed at {first}; was at {number}, and later at {last}"
     );
     console.wait_for(&setup, first + 100);
-    console.assert_good();
+    console.assert_no_mismatch();
     setup.world.assert_runs_and_is_clean();
 }
 

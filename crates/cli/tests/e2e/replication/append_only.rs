@@ -7,13 +7,13 @@ use super::{World, zfs};
 use crate::rig::noise;
 use holdfast_test_kit::file_systems::system;
 
-const OURS: &str = env!("CARGO_BIN_EXE_holdfast");
+const PROGRAM: &str = env!("CARGO_BIN_EXE_holdfast");
 
 /// An sshd that runs only `holdfast receive --append-only` for the folder or dataset of the copy.
-pub(super) fn admitting(world: &World) -> Option<Sshd> {
+pub(super) fn append_only_sshd(world: &World) -> Option<Sshd> {
     Sshd::start(
         Program::NotFound,
-        Some(&format!("{OURS} receive --append-only {}", world.above())),
+        Some(&format!("{PROGRAM} receive --append-only {}", world.above())),
     )
 }
 
@@ -25,11 +25,11 @@ pub(super) fn replicate(world: &World, sshd: &Sshd, code: i32) -> Value {
 }
 
 /// Sends a request that `holdfast` never sends, and asserts that it is refused; returns the answer.
-pub(super) fn ask(sshd: &Sshd, kind: &str, ask: &Value, stream: &[u8]) -> String {
-    let line = format!("{}\n", json!({ "kind": kind, "ask": ask }));
+pub(super) fn assert_refused(sshd: &Sshd, kind: &str, request: &Value, stream: &[u8]) -> String {
+    let line = format!("{}\n", json!({ "kind": kind, "ask": request }));
     let (code, text) = sshd.run("holdfast peer 1", &[line.as_bytes(), stream].concat());
     let is_refused = code != Some(0) || text.contains("\"refused\"");
-    assert!(is_refused, "{ask}: {text}");
+    assert!(is_refused, "{request}: {text}");
     text
 }
 
@@ -70,19 +70,19 @@ fn assert_other_requests_are_refused(world: &World, sshd: &Sshd, kind: &str, out
         String::new(),
     ];
     for dataset in &elsewhere {
-        for wish in [
+        for request in [
             json!({ "datasets": { "name": dataset, "is_tree": true } }),
             json!({ "discard": { "dataset": dataset } }),
             receiving(dataset),
             keeping(dataset, "holdfast-replicate-1", "Hold"),
         ] {
-            let text = ask(sshd, kind, &wish, b"");
-            assert!(text.contains("nothing else"), "{wish}: {text}");
+            let text = assert_refused(sshd, kind, &request, b"");
+            assert!(text.contains("nothing else"), "{request}: {text}");
         }
     }
     let sending = json!({ "dataset": world.target, "base": null, "to": "a", "is_joined": false, "form": "Plain",
         "token": null, "packing": "Never" });
-    for wish in [
+    for request in [
         json!({ "send": sending }),
         json!({ "estimate": sending }),
         keeping(&world.target, "holdfast-replicate-1", "Bookmark"),
@@ -92,11 +92,11 @@ fn assert_other_requests_are_refused(world: &World, sshd: &Sshd, kind: &str, out
         json!({ "receive": { "dataset": world.target, "snapshots": [], "is_packed": false, "force": true } }),
         json!(7),
     ] {
-        ask(sshd, kind, &wish, b"");
+        assert_refused(sshd, kind, &request, b"");
     }
     let other_kind = if kind == "zfs" { "btrfs" } else { "zfs" };
-    ask(sshd, other_kind, &receiving(&world.target), b"");
-    ask(sshd, kind, &receiving(&format!("{above}/new")), b"no stream at all");
+    assert_refused(sshd, other_kind, &receiving(&world.target), b"");
+    assert_refused(sshd, kind, &receiving(&format!("{above}/new")), b"no stream at all");
     let (code, _) = sshd.run("holdfast peer 1", &vec![b'x'; 100_000]);
     assert_eq!(code, Some(1));
 }
@@ -105,7 +105,7 @@ fn assert_other_requests_are_refused(world: &World, sshd: &Sshd, kind: &str, out
 fn an_append_only_sender_to_zfs_can_only_add() {
     let Some(world) = World::on_zfs() else { return };
     zfs(&["create", "-p", "-o", "canmount=off", &world.above()]);
-    let Some(sshd) = admitting(&world) else { return };
+    let Some(sshd) = append_only_sshd(&world) else { return };
     world.write("disk", 1, 1_000_000);
     for name in ["a", "b", "c"] {
         world.take(name);
@@ -123,7 +123,7 @@ fn an_append_only_sender_to_zfs_can_only_add() {
     );
     let pool = world.source.split_once('/').unwrap().0;
     assert_other_requests_are_refused(&world, &sshd, "zfs", &world.source);
-    ask(&sshd, "zfs", &receiving(pool), b"");
+    assert_refused(&sshd, "zfs", &receiving(pool), b"");
 
     // Streams of several snapshots, and one over existing snapshots.
     let folder = tempfile::tempdir().unwrap();
@@ -140,7 +140,7 @@ fn an_append_only_sender_to_zfs_can_only_add() {
         } else {
             &format!("{}/new", world.above())
         };
-        let text = ask(&sshd, "zfs", &receiving(to), &stream);
+        let text = assert_refused(&sshd, "zfs", &receiving(to), &stream);
         let expected = if words.ends_with("@a") {
             "exists"
         } else {
@@ -165,7 +165,7 @@ fn an_append_only_sender_to_zfs_can_only_add() {
 #[test]
 fn an_append_only_sender_to_btrfs_can_only_add() {
     let Some(world) = World::on_btrfs() else { return };
-    let Some(sshd) = admitting(&world) else { return };
+    let Some(sshd) = append_only_sshd(&world) else { return };
     world.write("disk", 1, 1_000_000);
     world.take("a");
     world.take("b");
@@ -175,7 +175,7 @@ fn an_append_only_sender_to_btrfs_can_only_add() {
     // A received snapshot may contain a link, and a path may lead through it.
     let link = format!("{}/link", world.above());
     std::os::unix::fs::symlink(&world.source, &link).unwrap();
-    let text = ask(&sshd, "btrfs", &receiving(&link), b"");
+    let text = assert_refused(&sshd, "btrfs", &receiving(&link), b"");
     assert!(text.contains("a link is on the way"), "{text}");
     // The record of a snapshot cannot be changed, because retention uses its time.
     let report = world.rig.report(&["host", "list", &format!("btrfs:{}", world.target)]);
@@ -191,8 +191,8 @@ fn an_append_only_sender_to_btrfs_can_only_add() {
         .trim();
     let forged =
         json!({ "name": "a", "identity": uuid, "time_s": 1, "is_bookmark": false, "hold_count": 0, "record": "{}" });
-    let wish = json!({ "settle": { "dataset": world.target, "snapshots": [forged], "is_packed": false } });
-    let line = format!("{}\n", json!({ "kind": "btrfs", "ask": wish }));
+    let request = json!({ "settle": { "dataset": world.target, "snapshots": [forged], "is_packed": false } });
+    let line = format!("{}\n", json!({ "kind": "btrfs", "ask": request }));
     let (code, text) = sshd.run("holdfast peer 1", line.as_bytes());
     assert_eq!(code, Some(0), "{text}");
     assert_eq!(

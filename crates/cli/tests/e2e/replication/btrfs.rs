@@ -82,7 +82,10 @@ fn a_partial_stream_is_no_snapshot_and_is_sent_again() {
     first.wait().unwrap();
     let receives = || system("pgrep", &["-f", "btrfs receive -q -e -C"]).is_ok();
     while receives() {
-        assert!(clock.now() < Duration::from_secs(60), "it is received without a sender");
+        assert!(
+            clock.now() < Duration::from_secs(60),
+            "the receiver continues without its sender"
+        );
         clock.sleep(Duration::from_millis(20));
     }
     assert!(part.exists());
@@ -147,13 +150,13 @@ fn the_capabilities_of_the_services_suffice_to_receive() {
         let bound = format!("-all{}", bound.collect::<String>());
         let target = format!("{}-{unit}", world.target);
         let state = format!("XDG_STATE_HOME={}", world.rig.path("state").display());
-        let ours = env!("CARGO_BIN_EXE_holdfast");
+        let program = env!("CARGO_BIN_EXE_holdfast");
         let words = [
             "--bounding-set",
             &bound,
             "env",
             &state,
-            ours,
+            program,
             "replicate",
             &world.source,
             &target,

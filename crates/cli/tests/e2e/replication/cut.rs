@@ -115,7 +115,7 @@ fn datasets_are_replicated_between_two_hosts_with_holdfast() {
 fn wait_for_the_end_of(pattern: &str) {
     let clock = SystemClock::new();
     while system("pgrep", &["-f", pattern]).is_ok() {
-        assert!(clock.now() < Duration::from_secs(60), "{pattern} does not end");
+        assert!(clock.now() < Duration::from_secs(60), "{pattern} is still running");
         clock.sleep(Duration::from_millis(10));
     }
 }
@@ -123,8 +123,8 @@ fn wait_for_the_end_of(pattern: &str) {
 /// Breaks the connection repeatedly: each snapshot is received completely or not at all, and finally all of them are.
 fn assert_survives_broken_connections(world: &World, program: Program, receiver: &str, seed: u64) {
     let Some(sshd) = Sshd::start(program, None) else { return };
-    let way = sshd.way_that_breaks();
-    let options = sshd.options_by(way.port);
+    let proxy = sshd.breaking_proxy();
+    let options = sshd.options_by(proxy.port);
     let far = format!("127.0.0.1:{}", world.target);
     let words = [&["replicate", &world.source, &far][..], &texts(&options)].concat();
     let mut random = SeededRandom::new(seed);
@@ -136,7 +136,7 @@ fn assert_survives_broken_connections(world: &World, program: Program, receiver:
         for _ in 0..CUT_COUNT / 2 {
             random.fill(&mut bytes);
             let cut = u64::from_le_bytes(bytes) % (DISK_BYTES as u64 - 100_000);
-            way.break_after(cut);
+            proxy.break_after(cut);
             let output = world.rig.run(&words);
             assert_eq!(
                 output.status.code(),
@@ -154,7 +154,7 @@ fn assert_survives_broken_connections(world: &World, program: Program, receiver:
                 );
             }
         }
-        way.break_after(u64::MAX);
+        proxy.break_after(u64::MAX);
         let output = world.rig.run(&words);
         assert!(matches!(output.status.code(), Some(0 | 3)), "{output:?}");
         assert_eq!(world.names(&world.target), taken[..=round]);

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use super::append_only::{admitting, ask, receiving, replicate};
+use super::append_only::{append_only_sshd, assert_refused, receiving, replicate};
 use super::forged::Forged;
 use super::sshd::{Program, Sshd, texts};
 use super::{World, zfs};
@@ -18,7 +18,7 @@ fn snapshots(target: &str) -> std::path::PathBuf {
 }
 
 /// All entries in the folder of a copy, hidden or not.
-fn everything(target: &str) -> String {
+fn all_entries(target: &str) -> String {
     let snapshots = snapshots(target);
     system(
         "ls",
@@ -108,7 +108,7 @@ fn streams_accessing_other_files(victim: &Victim, outside: &str, old: &str) -> V
 #[test]
 fn a_stream_that_accesses_files_outside_its_snapshot_is_refused() {
     let Some(world) = World::on_btrfs() else { return };
-    let Some(sshd) = admitting(&world) else { return };
+    let Some(sshd) = append_only_sshd(&world) else { return };
     let outside = tempfile::NamedTempFile::new().unwrap();
     let outside = outside.path().display().to_string();
     world.write("disk", 1, 1_000_000);
@@ -116,9 +116,9 @@ fn a_stream_that_accesses_files_outside_its_snapshot_is_refused() {
     world.take("a");
     assert_eq!(replicate(&world, &sshd, 0)["outcome"], "sent");
     let victim = Victim::new();
-    let before = (everything(&world.target), world.held(&world.target));
+    let before = (all_entries(&world.target), world.held(&world.target));
     for stream in streams_accessing_other_files(&victim, &outside, &identity_of(&world.target, "a")) {
-        let text = ask(&sshd, "btrfs", &receiving(&world.target), &stream);
+        let text = assert_refused(&sshd, "btrfs", &receiving(&world.target), &stream);
         assert!(text.contains("the stream is refused"), "{text}");
         assert_eq!(world.held(&world.target), before.1);
         assert!(
@@ -127,8 +127,8 @@ fn a_stream_that_accesses_files_outside_its_snapshot_is_refused() {
         );
     }
     // The next receiver removes a refused partial stream.
-    ask(&sshd, "btrfs", &receiving(&world.target), b"no stream");
-    assert_eq!(everything(&world.target), before.0);
+    assert_refused(&sshd, "btrfs", &receiving(&world.target), b"no stream");
+    assert_eq!(all_entries(&world.target), before.0);
     world.take("b");
     assert_eq!(replicate(&world, &sshd, 0)["outcome"], "sent");
     assert!(world.received("b", "disk") == noise(1_000_000, 1));
@@ -188,7 +188,7 @@ fn special_files_and_set_user_id_bits_are_not_received() {
 }
 
 /// A `holdfast` that answers like an attacker who controls the sending host.
-fn forging(stream: &[u8], name: &str, kind: &str) -> (tempfile::TempDir, String) {
+fn forged_peer(stream: &[u8], name: &str, kind: &str) -> (tempfile::TempDir, String) {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("stream");
     std::fs::File::create(&file)
@@ -239,7 +239,7 @@ fn a_malicious_sender_cannot_write_outside_the_copy() {
         Forged::subvolume("other", IDENTITY).end(),
         Forged::subvolume("new", "11111111-2222-3333-4444-666666666666").end(),
     ] {
-        let (_folder, program) = forging(&stream, "new", "btrfs");
+        let (_folder, program) = forged_peer(&stream, "new", "btrfs");
         let Some(sshd) = Sshd::start(Program::NotFound, Some(&program)) else {
             return;
         };
@@ -273,7 +273,7 @@ fn properties_are_not_fetched() {
         let line = format!("zfs send {} > {file}", words.replace("SOURCE", &world.source));
         system("sh", &["-c", &line]).unwrap();
         // Its guid does not match the announced one either.
-        let (_folder, program) = forging(&std::fs::read(&file).unwrap(), "a", "zfs");
+        let (_folder, program) = forged_peer(&std::fs::read(&file).unwrap(), "a", "zfs");
         let Some(sshd) = Sshd::start(Program::NotFound, Some(&program)) else {
             return;
         };
@@ -292,21 +292,21 @@ fn a_sender_cannot_change_records_and_holds_of_others() {
         if kind == "zfs" {
             zfs(&["create", "-p", "-o", "canmount=off", &world.above()]);
         }
-        let Some(sshd) = admitting(&world) else { return };
+        let Some(sshd) = append_only_sshd(&world) else { return };
         world.take("a");
         assert_eq!(replicate(&world, &sshd, 0)["outcome"], "sent");
         // A snapshot of another program, which retention keeps, and the hold of a replication from here to another
         // host.
-        let onward = "holdfast-replicate-0123456789abcdef";
+        let other_tag = "holdfast-replicate-0123456789abcdef";
         if kind == "zfs" {
             zfs(&["snapshot", &world.full(&world.target, "own")]);
-            zfs(&["hold", onward, &world.full(&world.target, "own")]);
+            zfs(&["hold", other_tag, &world.full(&world.target, "own")]);
         } else {
             let place = snapshots(&world.target).join("own").display().to_string();
             system("btrfs", &["subvolume", "snapshot", "-r", &world.target, &place]).unwrap();
             world
                 .rig
-                .ok(&["host", "hold", &world.full(&world.target, "own"), "--tag", onward]);
+                .ok(&["host", "hold", &world.full(&world.target, "own"), "--tag", other_tag]);
         }
         let list = || {
             let report = world.rig.report(&["host", "list", &format!("{kind}:{}", world.target)]);
@@ -317,24 +317,26 @@ fn a_sender_cannot_change_records_and_holds_of_others() {
         for identity in ["", "1"] {
             let forged = json!({ "name": "own", "identity": identity, "time_s": 978_307_200, "is_bookmark": false, "hold_count": 0,
                 "record": record.to_string() });
-            let wish = json!({ "settle": { "dataset": world.target, "snapshots": [forged], "is_packed": false } });
+            let request = json!({ "settle": { "dataset": world.target, "snapshots": [forged], "is_packed": false } });
             sshd.run(
                 "holdfast peer 1",
-                format!("{}\n", json!({ "kind": kind, "ask": wish })).as_bytes(),
+                format!("{}\n", json!({ "kind": kind, "ask": request })).as_bytes(),
             );
             assert_eq!(list(), before, "{identity:?}");
         }
         // A request for the existing hold succeeds and changes nothing; the other requests are refused.
-        let wish = json!({ "keep": { "dataset": world.target, "snapshot": "a", "tag": onward, "means": "Hold" } });
+        let request =
+            json!({ "keep": { "dataset": world.target, "snapshot": "a", "tag": other_tag, "means": "Hold" } });
         let (code, text) = sshd.run(
             "holdfast peer 1",
-            format!("{}\n", json!({ "kind": kind, "ask": wish })).as_bytes(),
+            format!("{}\n", json!({ "kind": kind, "ask": request })).as_bytes(),
         );
         assert_eq!(code, Some(0), "{text}");
         assert_eq!(list(), before);
         for means in ["HoldToo", "Bookmark"] {
-            let wish = json!({ "keep": { "dataset": world.target, "snapshot": "own", "tag": onward, "means": means } });
-            ask(&sshd, kind, &wish, b"");
+            let request =
+                json!({ "keep": { "dataset": world.target, "snapshot": "own", "tag": other_tag, "means": means } });
+            assert_refused(&sshd, kind, &request, b"");
         }
         assert_eq!(list(), before);
     }

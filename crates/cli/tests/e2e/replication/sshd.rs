@@ -58,9 +58,9 @@ impl Sshd {
             .map(|command| format!("restrict,command=\"{command}\" "))
             .unwrap_or_default();
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        let ours = Path::new(env!("CARGO_BIN_EXE_holdfast")).parent().unwrap().display();
+        let program_folder = Path::new(env!("CARGO_BIN_EXE_holdfast")).parent().unwrap().display();
         let path = match program {
-            Program::Found => format!("{ours}:/usr/sbin:/usr/bin:/sbin:/bin"),
+            Program::Found => format!("{program_folder}:/usr/sbin:/usr/bin:/sbin:/bin"),
             Program::NotFound => "/usr/sbin:/usr/bin:/sbin:/bin".to_owned(),
         };
         let config = format!(
@@ -158,35 +158,35 @@ impl Sshd {
     }
 
     /// Starts a proxy to it, which breaks connections after a number of transferred bytes.
-    pub(super) fn way_that_breaks(&self) -> BreakingWay {
+    pub(super) fn breaking_proxy(&self) -> BreakingProxy {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
         let left = Arc::new(AtomicU64::new(u64::MAX));
-        let (of_way, to) = (Arc::clone(&left), self.port);
+        let (proxy_left, to) = (Arc::clone(&left), self.port);
         std::thread::spawn(move || {
             for client in listener.incoming().map_while(Result::ok) {
-                let left = Arc::clone(&of_way);
+                let left = Arc::clone(&proxy_left);
                 std::thread::spawn(move || {
                     let Ok(server) = TcpStream::connect(("127.0.0.1", to)) else {
                         return;
                     };
-                    let back = (server.try_clone().unwrap(), client.try_clone().unwrap());
-                    std::thread::spawn(move || forward(back.0, back.1, &AtomicU64::new(u64::MAX)));
+                    let backward = (server.try_clone().unwrap(), client.try_clone().unwrap());
+                    std::thread::spawn(move || forward(backward.0, backward.1, &AtomicU64::new(u64::MAX)));
                     forward(client, server, &left);
                 });
             }
         });
-        BreakingWay { port, left }
+        BreakingProxy { port, left }
     }
 }
 
 /// A proxy that breaks connections.
-pub(super) struct BreakingWay {
+pub(super) struct BreakingProxy {
     pub(super) port: u16,
     left: Arc<AtomicU64>,
 }
 
-impl BreakingWay {
+impl BreakingProxy {
     /// Breaks the connection once, after this many bytes from now on.
     pub(super) fn break_after(&self, bytes: u64) {
         self.left.store(bytes, Ordering::SeqCst);

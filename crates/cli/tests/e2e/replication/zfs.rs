@@ -29,7 +29,7 @@ fn new_snapshots_are_replicated_and_the_newest_common_one_is_kept() {
     assert_eq!(planned["streams"].as_array().unwrap().len(), 2, "{planned}");
     assert!(
         system("zfs", &["list", &world.target]).is_err(),
-        "a dry run makes nothing"
+        "a dry run creates no dataset"
     );
 
     let done = world.replicate(0, &[]);
@@ -231,7 +231,7 @@ fn a_diverged_target_is_kept_and_nothing_is_lost() {
     assert!(done["reason"].as_str().unwrap().contains("no copy"), "{done}");
     let (kind, text) = world
         .rig
-        .error(1, &["replicate", &format!("{}/nobody", world.source), &world.target]);
+        .error(1, &["replicate", &format!("{}/missing", world.source), &world.target]);
     assert_eq!(kind, "not-found", "{text}");
 }
 
@@ -271,7 +271,10 @@ fn two_replications_exclude_each_other_and_a_killed_one_does_no_harm() {
     first.kill().unwrap();
     first.wait().unwrap();
     while receives() {
-        assert!(clock.now() < Duration::from_secs(60), "it is received without a sender");
+        assert!(
+            clock.now() < Duration::from_secs(60),
+            "the receiver continues without its sender"
+        );
         clock.sleep(Duration::from_millis(20));
     }
     assert_eq!(world.replicate(0, &[])["outcome"], "sent");

@@ -155,15 +155,15 @@ pub(crate) fn at_home<'w>(words: &[&'w str]) -> Vec<&'w str> {
 /// A server on a port of this host that receives posts, and rejects the first few.
 pub(crate) struct Receiver {
     pub(crate) url: String,
-    heard: Arc<Mutex<Vec<(String, String)>>>,
+    received: Arc<Mutex<Vec<(String, String)>>>,
 }
 
 impl Receiver {
     pub(crate) fn new(refused_count: usize) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("http://{}/hook", listener.local_addr().unwrap());
-        let heard = Arc::new(Mutex::new(Vec::new()));
-        let writer = Arc::clone(&heard);
+        let received = Arc::new(Mutex::new(Vec::new()));
+        let writer = Arc::clone(&received);
         std::thread::spawn(move || {
             for (index, stream) in listener.incoming().enumerate() {
                 let mut stream = BufReader::new(stream.unwrap());
@@ -188,18 +188,18 @@ impl Receiver {
                 }
             }
         });
-        Self { url, heard }
+        Self { url, received }
     }
 
     /// Heads and bodies of the posts so far.
-    pub(crate) fn heard(&self) -> Vec<(String, String)> {
-        self.heard.lock().unwrap().clone()
+    pub(crate) fn received(&self) -> Vec<(String, String)> {
+        self.received.lock().unwrap().clone()
     }
 
     /// The subjects of the posts in JSON.
     pub(crate) fn subjects(&self) -> Vec<String> {
         let documents = self
-            .heard()
+            .received()
             .into_iter()
             .map(|(_, body)| serde_json::from_str::<Value>(&body).unwrap());
         documents

@@ -30,9 +30,9 @@ fn failure_and_recovery_are_notified_once_each() {
     host.program("sendmail", "echo \"$@\" >> {here}/mails\ncat >> {here}/mails");
     let daemon = host.start(&[]);
     host.wait_for("thin", &["failed", "failed", "failed"]);
-    wait_until("the first message", || !receiver.heard().is_empty());
+    wait_until("the first message", || !receiver.received().is_empty());
     assert_eq!(receiver.subjects(), ["thin has failed"]);
-    let (head, body) = &receiver.heard()[0];
+    let (head, body) = &receiver.received()[0];
     assert!(head.contains("Authorization: Bearer a \"secret\"\r\n"), "{head}");
     assert!(body.contains("\"event\":\"failure\""), "{body}");
 
@@ -87,16 +87,16 @@ on = ["silence"]
     let host = Host::new(&jobs.replace("{url}", &receiver.url));
     host.rig.ok(&["backup", "a.raw", "--time", "2020-01-01T00:00:00Z"]);
     let daemon = host.start(&[]);
-    wait_until("two messages", || receiver.heard().len() == 2);
-    let heads: Vec<String> = receiver.heard().into_iter().map(|(head, _)| head).collect();
+    wait_until("two messages", || receiver.received().len() == 2);
+    let heads: Vec<String> = receiver.received().into_iter().map(|(head, _)| head).collect();
     assert!(
         heads.iter().any(|head| head.contains(": a has no fresh snapshot\r\n")),
         "{heads:?}"
     );
     assert!(heads.iter().all(|head| head.contains("Priority: 4\r\n")), "{heads:?}");
     host.rig.ok(&["backup", "a.raw"]);
-    wait_until("good news", || receiver.heard().len() == 3);
-    let (head, _) = &receiver.heard()[2];
+    wait_until("good news", || receiver.received().len() == 3);
+    let (head, _) = &receiver.received()[2];
     assert!(
         head.contains(": a has a fresh snapshot again\r\n") && head.contains("Priority: 2\r\n"),
         "{head}"
@@ -129,5 +129,5 @@ fn a_test_message_can_be_sent() {
         failed["report"]["error"].as_str().unwrap().contains("read the token"),
         "{failed}"
     );
-    host.rig.code(1, &at_home(&["notify", "nobody"]));
+    host.rig.code(1, &at_home(&["notify", "missing"]));
 }

@@ -87,7 +87,7 @@ fn a_restored_qcow2_image_can_be_backed_up() {
     let report = rig.report(&["backup", "--machine", "other", "web1.qcow2"]);
     assert_eq!(report["snapshot"]["disks"][0]["notes"]["format"], "qcow2");
     assert_eq!(report["snapshot"]["disks"][0]["size_bytes"], bytes.len());
-    assert_eq!(report["snapshot"]["disks"][0]["new_bytes"], 0, "it was known already");
+    assert_eq!(report["snapshot"]["disks"][0]["new_bytes"], 0, "all chunks were known");
     rig.ok(&["restore", "other", "out.raw"]);
     assert!(rig.read("out.raw") == bytes);
     // An in-place restore into the image.

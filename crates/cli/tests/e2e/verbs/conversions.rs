@@ -82,7 +82,7 @@ fn disks_are_converted_from_and_to_pipes() {
         let output = rig.run(words);
         assert!(output.status.code() == Some(2) && output.stdout.is_empty(), "{words:?}");
     }
-    assert_eq!(rig.names("."), before, "what failed left nothing");
+    assert_eq!(rig.names("."), before, "failed conversions leave no files");
 }
 
 #[test]

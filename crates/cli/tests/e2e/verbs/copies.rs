@@ -31,7 +31,7 @@ pub(super) fn two_machines() -> (Rig, [Vec<u8>; 2]) {
 pub(super) fn assert_both_days(rig: &Rig, options: &[&str], images: &[Vec<u8>; 2]) {
     for (name, image) in ["web1@2026-11-20", "web1@2026-11-21"].into_iter().zip(images) {
         rig.ok(&[options, &["restore", name, "out.raw"]].concat());
-        assert!(rig.read("out.raw") == *image, "{name} is something else");
+        assert!(rig.read("out.raw") == *image, "{name} has other content");
         std::fs::remove_file(rig.path("out.raw")).unwrap();
     }
     rig.ok(&[options, &["verify"]].concat());
@@ -106,8 +106,8 @@ fn copies_are_identical_made_once_and_not_copied_back() {
         (vec!["present"; 3], &json!(0))
     );
     assert_eq!(again["read_bytes"], 0);
-    let back = rig.report(&["copy", "-r", "far", "--to", "repo", "--all"]);
-    assert_eq!(outcomes(&back), ["present"; 3]);
+    let copy_back = rig.report(&["copy", "-r", "far", "--to", "repo", "--all"]);
+    assert_eq!(outcomes(&copy_back), ["present"; 3]);
     // A third repository recognises the copies, from either of the two.
     rig.ok(&["init", "--no-encryption", "-r", "third"]);
     rig.ok(&["copy", "-r", "far", "--to", "third", "--machine", "web1"]);
@@ -137,15 +137,15 @@ fn snapshots_removed_from_the_target_are_copied_again_only_on_request() {
     let first = ids(&rig, &[])[0].clone();
     rig.ok(&["forget", &first]);
     rig.ok(&["gc"]);
-    let back = ["copy", "-r", "far", "--to", "repo", "--machine", "web1"];
-    assert_eq!(outcomes(&rig.report(&back)), ["removed", "present"]);
-    let wanted = rig.report(&[&back[..], &["--again"]].concat());
+    let copy_back = ["copy", "-r", "far", "--to", "repo", "--machine", "web1"];
+    assert_eq!(outcomes(&rig.report(&copy_back)), ["removed", "present"]);
+    let wanted = rig.report(&[&copy_back[..], &["--again"]].concat());
     assert_eq!(outcomes(&wanted), ["copied", "present"]);
     assert_both_days(&rig, &[], &images);
     assert_eq!(
         outcomes(&rig.report(&all)),
         ["present"; 3],
-        "it is the same that it was"
+        "the snapshot that was copied back is the same"
     );
     assert_eq!(ids(&rig, &["-r", "far"]).len(), 3);
 }
@@ -185,7 +185,7 @@ fn repositories_initialized_alike_share_chunks() {
     let mut command = rig.command(&words);
     command.env("HOLDFAST_TO_REPOSITORY", rig.path("far"));
     let refused = command.output().unwrap();
-    assert_eq!(refused.status.code(), Some(2), "there is no terminal to ask");
+    assert_eq!(refused.status.code(), Some(2), "there is no terminal for a prompt");
     assert!(stderr(&refused).contains("--to-password-file"), "{}", stderr(&refused));
     command.env("HOLDFAST_TO_PASSWORD_FILE", rig.path("far-key"));
     assert_eq!(command.output().unwrap().status.code(), Some(0));
@@ -256,7 +256,7 @@ fn contradictory_command_lines_change_nothing() {
     ] {
         assert_eq!(rig.error(2, words).0, "usage", "{words:?}");
     }
-    assert_eq!(rig.error(1, &["copy", "--to", "far", "nobody"]).0, "not-found");
+    assert_eq!(rig.error(1, &["copy", "--to", "far", "missing"]).0, "not-found");
     assert_eq!(
         rig.error(1, &["copy", "--to", "nowhere", "--all"]).0,
         "no-such-repository"

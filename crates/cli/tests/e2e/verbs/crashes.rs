@@ -34,7 +34,7 @@ fn ctrl_c_commits_nothing_and_the_next_run_succeeds() {
     assert_eq!(output.status.signal(), Some(2), "{}", stderr(&output));
     assert!(stderr(&output).contains("interrupted"), "{}", stderr(&output));
     assert_eq!(rig.snapshot_count(), 0);
-    assert_eq!(rig.names("repo/writers"), [""; 0], "it took its announcement back");
+    assert_eq!(rig.names("repo/writers"), [""; 0], "the announcement was removed");
     rig.write("web1.raw", &bytes);
     rig.ok(&["backup", "web1.raw"]);
     rig.ok(&["verify", "web1", "--against", "web1.raw"]);
@@ -116,7 +116,7 @@ fn leftovers_of_a_killed_restore_are_removed_by_the_next_one() {
     let partial = || rig.names(".").into_iter().find(|name| name.ends_with(".partial"));
     for target in ["out.raw", "out.qcow2"] {
         for attempt in 0.. {
-            assert!(attempt < 30, "it was always done before it was killed");
+            assert!(attempt < 30, "every restore ended before the kill");
             let mut child = rig.command(&["restore", "web1", target]).spawn().unwrap();
             while partial().is_none() && child.try_wait().unwrap().is_none() {
                 clock.sleep(Duration::from_micros(200));

@@ -102,13 +102,13 @@ fn qemu_reads_disks_of_odd_sizes_completely() {
                 options,
             ]
             .concat());
-            let back = by_qemu(&rig, &["convert", "-O", "raw", "disk.qcow2", "back.raw"]);
-            assert!(back.success(), "{length}");
-            let back = rig.read("back.raw");
+            let converted = by_qemu(&rig, &["convert", "-O", "raw", "disk.qcow2", "back.raw"]);
+            assert!(converted.success(), "{length}");
+            let converted = rig.read("back.raw");
             assert!(
-                back.len() == length.next_multiple_of(512) && back.starts_with(&bytes),
+                converted.len() == length.next_multiple_of(512) && converted.starts_with(&bytes),
                 "{length}: {}",
-                back.len()
+                converted.len()
             );
         }
         rig.ok(&["image", "create", &format!("{length}.qcow2"), &length.to_string()]);
@@ -272,8 +272,8 @@ fn an_inconsistent_image_is_read_with_a_warning() {
             let output = rig.run(words);
             let (message, code) = (String::from_utf8_lossy(&output.stderr), output.status.code());
             assert_eq!(code, Some(if is_sound { 0 } else { 3 }), "{number}: {message}");
-            let is_told = message.contains("base.qcow2 is inconsistent") && message.contains("image check");
-            assert_eq!(is_told, !is_sound, "{number}: {message}");
+            let is_warned = message.contains("base.qcow2 is inconsistent") && message.contains("image check");
+            assert_eq!(is_warned, !is_sound, "{number}: {message}");
         }
         assert_eq!(rig.read("a.raw") == disk, is_sound);
         for made in ["a.raw", "b.raw", "c.qcow2"] {

@@ -20,7 +20,7 @@ fn content(rig: &Rig) -> BTreeMap<String, (i64, i64, Vec<u8>)> {
             let metadata = entry.metadata().unwrap();
             if name == "./state" {
                 let runs = entry.path().join("holdfast/runs");
-                assert!(!runs.exists(), "a run was noted");
+                assert!(!runs.exists(), "a run was recorded");
                 continue;
             }
             let bytes = if metadata.is_dir() {
@@ -61,7 +61,7 @@ fn planned_with(rig: &Rig, code: i32, words: &[&str]) -> (Value, String) {
 }
 
 /// Runs a command with and without `--dry-run`, and asserts that both fail in the same way and change nothing.
-fn refused(rig: &Rig, code: i32, words: &[&str]) {
+fn assert_fails_alike(rig: &Rig, code: i32, words: &[&str]) {
     let before = content(rig);
     let planned = rig.error(code, &[words, &["-n"]].concat());
     assert!(content(rig) == before, "{words:?}");
@@ -97,9 +97,9 @@ fn image_resize_reports_data_that_would_be_lost() {
         text.contains("would grow web1.qcow2 from 8.0 MiB to 16.0 MiB"),
         "{text}"
     );
-    refused(&rig, 1, &["image", "resize", "web1.qcow2", "4M"]);
-    refused(&rig, 1, &["image", "resize", "web1.qcow2", "1000001"]);
-    refused(&rig, 1, &["image", "resize", "nothing.qcow2", "4M"]);
+    assert_fails_alike(&rig, 1, &["image", "resize", "web1.qcow2", "4M"]);
+    assert_fails_alike(&rig, 1, &["image", "resize", "web1.qcow2", "1000001"]);
+    assert_fails_alike(&rig, 1, &["image", "resize", "nothing.qcow2", "4M"]);
     rig.ok(&shrink);
 }
 
@@ -108,9 +108,9 @@ fn dry_runs_create_no_image() {
     let rig = rig_with_disk();
     let (report, _) = planned(&rig, &["image", "create", "new.qcow2", "20G"]);
     assert_eq!(report["size_bytes"], 20_u64 << 30);
-    refused(&rig, 1, &["image", "create", "web1.qcow2", "20G"]);
-    refused(&rig, 1, &["image", "create", "nowhere/new.qcow2", "20G"]);
-    refused(
+    assert_fails_alike(&rig, 1, &["image", "create", "web1.qcow2", "20G"]);
+    assert_fails_alike(&rig, 1, &["image", "create", "nowhere/new.qcow2", "20G"]);
+    assert_fails_alike(
         &rig,
         2,
         &["image", "create", "new.qcow2", "1G", "--cluster-size", "1000"],
@@ -119,9 +119,9 @@ fn dry_runs_create_no_image() {
     assert_eq!(report["data_bytes"], 3 * MIB);
     assert!(text.contains("would write new.vhdx"), "{text}");
     planned(&rig, &["image", "convert", "web1.qcow2", "web1.raw", "--force"]);
-    refused(&rig, 1, &["image", "convert", "web1.qcow2", "web1.raw"]);
-    refused(&rig, 1, &["image", "convert", "web1.qcow2", "web1.qcow2", "--force"]);
-    refused(&rig, 2, &["image", "convert", "web1.qcow2", "-"]);
+    assert_fails_alike(&rig, 1, &["image", "convert", "web1.qcow2", "web1.raw"]);
+    assert_fails_alike(&rig, 1, &["image", "convert", "web1.qcow2", "web1.qcow2", "--force"]);
+    assert_fails_alike(&rig, 2, &["image", "convert", "web1.qcow2", "-"]);
     rig.ok(&["image", "create", "base.vhd", "1M"]);
     rig.ok(&["image", "create", "child.vhd", "--parent", "base.vhd"]);
     std::fs::remove_dir_all(rig.path("state")).ok();
@@ -129,8 +129,8 @@ fn dry_runs_create_no_image() {
     assert_eq!(report["changed"], false);
     assert_eq!(report["children"], json!(["child.vhd"]));
     assert!(text.contains("would become"), "{text}");
-    refused(&rig, 1, &["image", "identity", "base.vhd", "--renew"]);
-    refused(&rig, 1, &["image", "identity", "web1.raw", "--renew"]);
+    assert_fails_alike(&rig, 1, &["image", "identity", "base.vhd", "--renew"]);
+    assert_fails_alike(&rig, 1, &["image", "identity", "web1.raw", "--renew"]);
 }
 
 #[test]
@@ -148,26 +148,26 @@ fn dry_runs_create_no_key_and_no_repository() {
     let (report, text) = planned(&rig, &[&["init"][..], &sealed].concat());
     assert!(report["id"].is_null() && report["encrypted"] == true);
     assert!(text.contains("would make an encrypted repository in"), "{text}");
-    refused(&rig, 1, &["init", "--password-file", "weak"]);
-    refused(&rig, 1, &["init", "--no-encryption", "-r", "nowhere/repo"]);
-    refused(&rig, 1, &["init", "--no-encryption", "-r", "."]);
+    assert_fails_alike(&rig, 1, &["init", "--password-file", "weak"]);
+    assert_fails_alike(&rig, 1, &["init", "--no-encryption", "-r", "nowhere/repo"]);
+    assert_fails_alike(&rig, 1, &["init", "--no-encryption", "-r", "."]);
     rig.ok(&[&["init"][..], &sealed].concat());
-    refused(&rig, 1, &[&["init"][..], &sealed].concat());
+    assert_fails_alike(&rig, 1, &[&["init"][..], &sealed].concat());
     let new = [&sealed[..], &["--new-password-file", "new"]].concat();
     planned(&rig, &[&["key", "add"], &new[..]].concat());
     let (report, _) = planned(&rig, &[&["key", "rotate"], &new[..]].concat());
     let only = report["removed"].as_str().unwrap().to_owned();
-    refused(
+    assert_fails_alike(
         &rig,
         1,
         &[&["key", "add"], &sealed[..], &["--new-password-file", "weak"]].concat(),
     );
-    refused(&rig, 1, &[&["key", "remove", &only], &sealed[..]].concat());
+    assert_fails_alike(&rig, 1, &[&["key", "remove", &only], &sealed[..]].concat());
     rig.ok(&[&["key", "add"], &new[..]].concat());
     let (report, text) = planned(&rig, &[&["key", "remove", &only], &sealed[..]].concat());
     assert_eq!(report["removed"], only);
     assert!(text.contains("would remove key"), "{text}");
-    refused(&rig, 1, &[&["key", "remove", "0123456789abcdef"], &sealed[..]].concat());
+    assert_fails_alike(&rig, 1, &[&["key", "remove", "0123456789abcdef"], &sealed[..]].concat());
 }
 
 #[test]
@@ -177,8 +177,8 @@ fn dry_runs_change_no_snapshot() {
     rig.ok(&["backup", "web1.raw"]);
     std::fs::remove_dir_all(rig.path("state/holdfast/runs")).ok();
     planned(&rig, &["protect", "web1"]);
-    refused(&rig, 1, &["unprotect", "web1"]);
-    refused(&rig, 1, &["protect", "nothing"]);
+    assert_fails_alike(&rig, 1, &["unprotect", "web1"]);
+    assert_fails_alike(&rig, 1, &["protect", "nothing"]);
     rig.ok(&["protect", "web1"]);
     let (_, text) = planned(&rig, &["unprotect", "web1"]);
     assert!(text.contains("would unprotect snapshot"), "{text}");
@@ -200,10 +200,10 @@ fn dry_runs_export_and_import_no_machine() {
         let (report, _) = planned_with(&rig, 3, &[&["export", "web1"], target].concat());
         assert_eq!(report["disks"], json!([{"name": "web1", "size_bytes": MIB}]));
     }
-    refused(&rig, 1, &["export", "web1", "web1.raw", "--format", "xva"]);
-    refused(&rig, 1, &["export", "web1", "nowhere/web1.xva"]);
-    refused(&rig, 1, &["export", "nothing", "web1.xva"]);
-    refused(&rig, 1, &["export", "web1", "repo", "--format", "dir"]);
+    assert_fails_alike(&rig, 1, &["export", "web1", "web1.raw", "--format", "xva"]);
+    assert_fails_alike(&rig, 1, &["export", "web1", "nowhere/web1.xva"]);
+    assert_fails_alike(&rig, 1, &["export", "nothing", "web1.xva"]);
+    assert_fails_alike(&rig, 1, &["export", "web1", "repo", "--format", "dir"]);
     rig.code(3, &["export", "web1", "web1.xva"]);
     std::fs::remove_dir_all(rig.path("state/holdfast/runs")).ok();
     let (report, text) = planned(&rig, &["import", "web1.xva", "--machine", "web2"]);
@@ -212,8 +212,8 @@ fn dry_runs_export_and_import_no_machine() {
     let (report, _) = planned(&rig, &["import", "web1.xva", "--to", "images"]);
     let path = std::path::Path::new(report["disks"][0]["path"].as_str().unwrap());
     assert_eq!(path.extension().unwrap(), "qcow2");
-    refused(&rig, 1, &["import", "web1.xva", "--to", "repo"]);
-    refused(&rig, 1, &["import", "web1.raw"]);
+    assert_fails_alike(&rig, 1, &["import", "web1.xva", "--to", "repo"]);
+    assert_fails_alike(&rig, 1, &["import", "web1.raw"]);
 }
 
 #[test]
@@ -228,13 +228,13 @@ fn dry_runs_push_and_pull_no_template() {
     rig.ok(&push);
     std::fs::remove_dir_all(rig.path("state/holdfast/runs")).ok();
     assert_eq!(rig.report(&["template", "show", "t"])["template"]["content"], content);
-    refused(&rig, 1, &["template", "push", "t", "b.raw", "--unsigned"]);
+    assert_fails_alike(&rig, 1, &["template", "push", "t", "b.raw", "--unsigned"]);
     let (report, _) = planned(&rig, &["template", "push", "t", "b.raw", "--unsigned", "--replace"]);
     assert_eq!(report["before"], content);
     planned(&rig, &["template", "tag", "t", "t:two", "--unsigned"]);
-    refused(&rig, 1, &["template", "tag", "nothing", "t:two", "--unsigned"]);
+    assert_fails_alike(&rig, 1, &["template", "tag", "nothing", "t:two", "--unsigned"]);
     let (report, _) = planned_with(&rig, 3, &["template", "pull", "t", "out.qcow2", "--unsigned"]);
     assert_eq!(report["images"][0]["path"], "out.qcow2");
-    refused(&rig, 1, &["template", "pull", "t", "a.raw", "--unsigned"]);
-    refused(&rig, 1, &["template", "pull", "t", "out.qcow2"]);
+    assert_fails_alike(&rig, 1, &["template", "pull", "t", "a.raw", "--unsigned"]);
+    assert_fails_alike(&rig, 1, &["template", "pull", "t", "out.qcow2"]);
 }

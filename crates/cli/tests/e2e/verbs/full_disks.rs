@@ -110,13 +110,13 @@ fn a_full_disk_leaves_no_partial_file_and_damages_nothing() {
     let before = rig.names("small");
     for target in ["small/b.qcow2", "small/b.raw"] {
         assert_no_space(&rig, &["image", "convert", "b.raw", target], &[target, "make room"]);
-        assert_eq!(rig.names("small"), before, "nothing half is left of {target}");
+        assert_eq!(rig.names("small"), before, "no partial file of {target} is left");
     }
     fill(&rig);
     let before = rig.names("small");
     for target in ["small/a.raw", "small/a.qcow2"] {
         assert_no_space(&rig, &["restore", "a", target], &[target, "make room"]);
-        assert_eq!(rig.names("small"), before, "nothing half is left of {target}");
+        assert_eq!(rig.names("small"), before, "no partial file of {target} is left");
     }
     assert_no_space(&rig, &["backup", "-m", "d", "b.raw"], &["repo", "holdfast gc"]);
     assert_eq!(rig.snapshot_count(), 2);

@@ -114,7 +114,7 @@ fn a_format_guessed_from_the_content_is_warned_about() {
         assert_eq!(
             code(&rig, &["backup", "--machine", name, name]),
             0,
-            "{name}: it is known now"
+            "{name}: the format is known from the parent"
         );
     }
     // The extension of a clone must be that of a known format.

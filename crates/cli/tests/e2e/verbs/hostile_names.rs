@@ -4,17 +4,17 @@ use crate::host::{system, text};
 use crate::rig::{Rig, noise};
 
 /// A colour, a line end, a bell, and a mark that changes the direction of writing.
-const EVIL: &[u8; 12] = b"\x1b[31m\r\x07\xe2\x80\xaeXY";
+const CONTROL_CHARACTERS: &[u8; 12] = b"\x1b[31m\r\x07\xe2\x80\xaeXY";
 
 /// Replaces all occurrences of `there` in the file by [`EVIL`].
-fn spoil(rig: &Rig, name: &str, there: &[u8; 12]) {
+fn insert_control_characters(rig: &Rig, name: &str, placeholder: &[u8; 12]) {
     let mut bytes = rig.read(name);
-    let places: Vec<usize> = (0..bytes.len() - there.len())
-        .filter(|at| bytes[*at..].starts_with(there))
+    let places: Vec<usize> = (0..bytes.len() - placeholder.len())
+        .filter(|at| bytes[*at..].starts_with(placeholder))
         .collect();
     assert!(!places.is_empty(), "{name}");
     for at in places {
-        bytes[at..at + EVIL.len()].copy_from_slice(EVIL);
+        bytes[at..at + CONTROL_CHARACTERS.len()].copy_from_slice(CONTROL_CHARACTERS);
     }
     rig.write(name, &bytes);
 }
@@ -50,16 +50,16 @@ fn names_inside_an_image_are_escaped_on_the_terminal() {
         "--backing-format",
         "raw",
     ]);
-    spoil(&rig, "child.qcow2", b"aaaaaaaaaaaa");
-    spoil(&rig, "a.vdi", b"<<< Holdfast");
+    insert_control_characters(&rig, "child.qcow2", b"aaaaaaaaaaaa");
+    insert_control_characters(&rig, "a.vdi", b"<<< Holdfast");
     let vhdx: Vec<u8> = "Holdfa".encode_utf16().flat_map(u16::to_le_bytes).collect();
-    spoil(&rig, "a.vhdx", vhdx.as_slice().try_into().unwrap());
-    spoil(&rig, "a.vmdk", b"ddb.uuid.ima");
+    insert_control_characters(&rig, "a.vhdx", vhdx.as_slice().try_into().unwrap());
+    insert_control_characters(&rig, "a.vmdk", b"ddb.uuid.ima");
     rig.write(
         "b.vmdk",
         &[
             &b"# Disk DescriptorFile\nversion=1\nCID=fffffffe\nparentCID=ffffffff\ncreateType=\"monolithicFlat\"\nRW 8 FLAT \""[..],
-            EVIL,
+            CONTROL_CHARACTERS,
             b"\" 0\n",
         ]
         .concat(),
@@ -83,14 +83,14 @@ fn names_inside_an_image_are_escaped_on_the_terminal() {
 #[test]
 fn names_of_archive_members_are_escaped_on_the_terminal() {
     let rig = Rig::new();
-    let evil = String::from_utf8(EVIL.to_vec()).unwrap();
+    let inserted = String::from_utf8(CONTROL_CHARACTERS.to_vec()).unwrap();
     rig.write("disk.img", &noise(1 << 20, 6));
     for (named, member) in [
         ("disk.img", "bbbbbbbbbbbb"),
         ("other.img", "bbbbbbbbbbbb"),
         ("bbbbbbbbbbbb", "disk.img"),
     ] {
-        let named = named.replace("bbbbbbbbbbbb", &evil.replace(['\u{1b}', '\u{7}'], "&#xa;"));
+        let named = named.replace("bbbbbbbbbbbb", &inserted.replace(['\u{1b}', '\u{7}'], "&#xa;"));
         let descriptor = format!(
             "<Envelope xmlns=\"http://schemas.dmtf.org/ovf/envelope/1\" xmlns:ovf=\"http://schemas.dmtf.org/ovf/envelope/1\">\
              <References><File ovf:id=\"f\" ovf:href=\"{named}\"/></References><DiskSection><Info/>\
@@ -98,7 +98,10 @@ fn names_of_archive_members_are_escaped_on_the_terminal() {
              <VirtualSystem ovf:id=\"web1\"><Info/><VirtualHardwareSection><Info/></VirtualHardwareSection></VirtualSystem></Envelope>"
         );
         rig.write("w.ovf", descriptor.as_bytes());
-        let renamed = format!("--transform=s/^disk.img$/{}/", member.replace("bbbbbbbbbbbb", &evil));
+        let renamed = format!(
+            "--transform=s/^disk.img$/{}/",
+            member.replace("bbbbbbbbbbbb", &inserted)
+        );
         let archive = rig.path("w.ova");
         let folder = rig.path(".");
         let words = [

@@ -35,7 +35,7 @@ fn interrupt(rig: &Rig, words: &[&str], has_begun: impl Fn() -> bool, undo: impl
         assert_eq!(output.status.code(), Some(0), "{words:?}: {}", stderr(&output));
         undo();
     }
-    panic!("{words:?} was always done before the signal");
+    panic!("{words:?} always ended before the signal");
 }
 
 fn has_partial(rig: &Rig) -> bool {
@@ -160,7 +160,7 @@ fn a_killed_import_leaves_nothing_in_the_temporary_folder() {
         assert!(child.try_wait().unwrap().is_none());
         clock.sleep(Duration::from_millis(2));
     }
-    assert!(rig.names("tmp").is_empty(), "it has a name");
+    assert!(rig.names("tmp").is_empty(), "the temporary image has a name");
     child.kill().unwrap();
     child.wait().unwrap();
     assert!(rig.names("tmp").is_empty());
@@ -223,7 +223,7 @@ fn kill_when_begun(rig: &Rig, words: &[&str]) {
         .spawn()
         .unwrap();
     while !has_partial(rig) {
-        assert!(child.try_wait().unwrap().is_none(), "it was too quick");
+        assert!(child.try_wait().unwrap().is_none(), "the program ended before the kill");
         clock.sleep(Duration::from_micros(200));
     }
     child.kill().unwrap();
@@ -239,7 +239,7 @@ fn an_interrupted_restore_leaves_no_file_and_names_its_target() {
         let words = ["restore", "web1", target, "--json"];
         let output = interrupt(&rig, &words, || has_partial(&rig), || remove(&rig, target));
         let document = document_of(&stdout(&output));
-        assert_eq!(document["exit_code"], 130, "as docs/exit-codes.md has it");
+        assert_eq!(document["exit_code"], 130, "the code in docs/exit-codes.md");
         assert_eq!(document["error"]["kind"], "interrupted");
         assert_eq!(rig.names("."), ["repo", "web1.raw"]);
     }
@@ -301,7 +301,7 @@ fn gc_can_be_interrupted_and_repeated() {
             return;
         }
     }
-    panic!("gc was always done before the signal");
+    panic!("gc always ended before the signal");
 }
 
 #[test]
@@ -315,7 +315,7 @@ fn an_interrupted_backup_commits_nothing() {
         machine.set(machine.get() + 1);
         rig.write("web1.raw", &noise(96 * MIB, 100 + machine.get()));
     });
-    assert_eq!(rig.names("repo/writers"), [""; 0], "it took its announcement back");
+    assert_eq!(rig.names("repo/writers"), [""; 0], "the announcement was removed");
     let before = rig.snapshot_count();
     rig.ok(&["backup", "web1.raw"]);
     assert_eq!(rig.snapshot_count(), before + 1);

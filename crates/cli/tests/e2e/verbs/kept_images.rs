@@ -16,12 +16,12 @@ fn rig() -> Rig {
 }
 
 /// Creates a qcow2 image with an external data file.
-fn has_data_outside(rig: &Rig, data: &str) {
+fn create_with_data_file(rig: &Rig, data: &str) {
     rig.ok(&["image", "convert", "a.raw", "outside.qcow2", "--data-file", data]);
 }
 
 /// Asserts that the file is refused as a target, and unchanged.
-fn stays(rig: &Rig, file: &str, words: &[&str]) {
+fn assert_kept(rig: &Rig, file: &str, words: &[&str]) {
     let before = rig.read(file);
     let (kind, message) = rig.error(1, words);
     assert!(kind == "refused", "{words:?}: {message}");
@@ -34,12 +34,12 @@ fn an_image_does_not_replace_its_own_base() {
     rig.ok(&["image", "convert", "a.raw", "base.qcow2"]);
     rig.ok(&["image", "create", "mid.qcow2", "-b", "base.qcow2"]);
     for base in ["base.qcow2", "mid.qcow2"] {
-        stays(
+        assert_kept(
             &rig,
             "base.qcow2",
             &["image", "create", "--force", "base.qcow2", "-b", base],
         );
-        stays(
+        assert_kept(
             &rig,
             "base.qcow2",
             &["image", "convert", "--force", "a.raw", "base.qcow2", "-b", base],
@@ -50,12 +50,12 @@ fn an_image_does_not_replace_its_own_base() {
         rig.ok(&["image", "convert", "a.raw", &parent]);
         rig.ok(&["image", "create", &child, "--parent", &parent]);
         for of in [&parent, &child] {
-            stays(&rig, &parent, &["image", "create", "--force", &parent, "--parent", of]);
+            assert_kept(&rig, &parent, &["image", "create", "--force", &parent, "--parent", of]);
         }
     }
     // The data of a qcow2 image may be in an external file.
-    has_data_outside(&rig, "outside.data");
-    stays(
+    create_with_data_file(&rig, "outside.data");
+    assert_kept(
         &rig,
         "outside.data",
         &[
@@ -68,7 +68,7 @@ fn an_image_does_not_replace_its_own_base() {
             "outside.data",
         ],
     );
-    stays(
+    assert_kept(
         &rig,
         "outside.data",
         &[
@@ -123,7 +123,7 @@ fn names_with_colons_are_file_names() {
             "{format}"
         );
     }
-    has_data_outside(&rig, "da:ta");
+    create_with_data_file(&rig, "da:ta");
     assert_eq!(
         rig.report(&["image", "compare", "a.raw", "outside.qcow2"])["is_equal"],
         true
@@ -134,7 +134,7 @@ fn names_with_colons_are_file_names() {
 #[test]
 fn a_truncated_data_file_is_found() {
     let rig = rig();
-    has_data_outside(&rig, "outside.data");
+    create_with_data_file(&rig, "outside.data");
     rig.ok(&["image", "check", "outside.qcow2"]);
     let data = rig.read("outside.data");
     for cut in [1, MIB] {
@@ -217,7 +217,7 @@ fn a_wrong_first_directory_is_repaired_from_the_second() {
             assert_eq!(
                 rig.read("disk.vmdk")[table..table + 4],
                 before[table..table + 4],
-                "it is left"
+                "the entry is unchanged"
             );
         }
     }
@@ -315,7 +315,7 @@ fn the_base_of_another_image_is_not_replaced() {
             &["image", "create", "--force", &base, "1M"][..],
             &["image", "convert", "--force", "a.raw", &base],
         ] {
-            stays(&rig, &base, words);
+            assert_kept(&rig, &base, words);
         }
         std::fs::remove_file(rig.path(&child)).unwrap();
         rig.ok(&["image", "convert", "--force", "a.raw", &base]);

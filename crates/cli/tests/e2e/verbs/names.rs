@@ -85,7 +85,7 @@ fn patterns_select_machines_as_in_backup() {
     assert_eq!(
         count(&["list", "web*", "--tag", "tag-db"]),
         0,
-        "both are there, not together"
+        "both conditions must match"
     );
     assert_eq!(rig.report(&["prune", "web*", "--keep-last", "1"])["kept_count"], 2);
     assert_eq!(count(&["copy", "--to", "other", "--machine", "web*"]), 2);

@@ -40,9 +40,9 @@ fn machines_are_listed_and_selected() {
     let report = world.report(&["backup", &address, "--exclude-machine", "web*"]);
     assert_eq!(report["machines"].as_array().unwrap().len(), 1);
     assert_eq!(report["machines"][0]["consistency"], "shut off");
-    let (_, message) = world.fails(1, &["backup", &format!("{address}/nobody")]);
+    let (_, message) = world.fails(1, &["backup", &format!("{address}/missing")]);
     assert!(
-        message.contains("has no machine") && message.contains("nobody"),
+        message.contains("has no machine") && message.contains("missing"),
         "{message}"
     );
     // A name with special characters of patterns selects the machine with exactly this name.
@@ -65,7 +65,7 @@ fn machines_are_listed_and_selected() {
 #[test]
 fn machines_with_the_same_name_are_refused() {
     let world = World::new();
-    let twin = world.pool.add_vm(&NewVm {
+    let namesake = world.pool.add_vm(&NewVm {
         name: "web1".to_owned(),
         disks: vec![NewDisk::new("xvda", MIB)],
         power_state: "Halted".to_owned(),
@@ -78,10 +78,10 @@ fn machines_with_the_same_name_are_refused() {
     let address = world.address();
     let output = world.run(&["backup", &address]);
     assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
-    assert!(stderr(&output).contains(&twin), "{}", stderr(&output));
+    assert!(stderr(&output).contains(&namesake), "{}", stderr(&output));
     // The other machines are backed up nevertheless.
     assert_eq!(world.rig.snapshot_count(), 1);
-    let by_uuid = format!("{address}/{twin}");
+    let by_uuid = format!("{address}/{namesake}");
     world.report(&["backup", &by_uuid, "--machine", "web1-old"]);
     assert_eq!(world.rig.snapshot_count(), 2);
 }
@@ -90,15 +90,15 @@ fn machines_with_the_same_name_are_refused() {
 #[test]
 fn a_missing_machine_or_pool_does_not_prevent_other_backups() {
     let world = World::new();
-    let gone = format!("{}/gone", world.address());
+    let missing = format!("{}/gone", world.address());
     let machine = world.machine();
-    for words in [[&gone[..], &machine], [&machine[..], "xen://127.0.0.1:1/web9"]] {
+    for words in [[&missing[..], &machine], [&machine[..], "xen://127.0.0.1:1/web9"]] {
         let before = world.rig.snapshot_count();
         let output = world.run(&[&["backup"], &words[..]].concat());
         assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
         assert_eq!(world.rig.snapshot_count(), before + 1, "{}", stderr(&output));
     }
     // If no other machine was requested, this is the only error.
-    let (kind, message) = world.fails(1, &["backup", &gone]);
+    let (kind, message) = world.fails(1, &["backup", &missing]);
     assert!(kind == "not-found" && message.contains("gone"), "{kind}: {message}");
 }

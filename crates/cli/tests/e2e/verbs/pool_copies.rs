@@ -18,7 +18,7 @@ impl World {
     }
 
     /// Calls a method as a user would; returns the reference and the UUID of the created disk.
-    fn makes_disk(&self, method: &str, of: &str) -> (String, String) {
+    fn create_disk(&self, method: &str, of: &str) -> (String, String) {
         let made = self.pool.call(method, &[json!(of), json!({})]).unwrap();
         let made = made.as_str().unwrap();
         let vdis = self.pool.vdis();
@@ -43,7 +43,7 @@ impl World {
     }
 
     /// Removes marks that older versions of the program did not write.
-    fn mark_as_older_versions_did(&self) {
+    fn remove_newer_marks(&self) {
         for vdi in self.pool.vdis() {
             let mut marks = self.pool.record("VDI", &vdi.uuid).unwrap()["other_config"].clone();
             marks.as_object_mut().unwrap().remove("holdfast-base-of");
@@ -62,19 +62,19 @@ fn a_copy_that_a_user_made_of_a_kept_disk_is_kept() {
         let bases = world.bases();
         assert_eq!(bases.len(), 2);
         if is_older {
-            world.mark_as_older_versions_did();
+            world.remove_newer_marks();
         }
-        let (clone, clone_uuid) = world.makes_disk("VDI.clone", &bases[0].reference);
+        let (clone, clone_uuid) = world.create_disk("VDI.clone", &bases[0].reference);
         world.put_into_machine("rescue", &clone);
-        let (_, loose) = world.makes_disk("VDI.clone", &bases[1].reference);
-        let (_, of_clone) = world.makes_disk("VDI.snapshot", &clone);
-        let theirs = [clone_uuid, loose, of_clone];
-        let assert_theirs = || {
-            for uuid in &theirs {
+        let (_, loose) = world.create_disk("VDI.clone", &bases[1].reference);
+        let (_, of_clone) = world.create_disk("VDI.snapshot", &clone);
+        let user_disks = [clone_uuid, loose, of_clone];
+        let assert_user_disks_exist = || {
+            for uuid in &user_disks {
                 assert!(world.disk_is_there(uuid), "older marks: {is_older}");
             }
         };
-        let marks = world.pool.record("VDI", &theirs[0]).unwrap()["other_config"].clone();
+        let marks = world.pool.record("VDI", &user_disks[0]).unwrap()["other_config"].clone();
         assert!(marks["holdfast-base"].is_string(), "XAPI copies it: {marks}");
 
         // The next backup uses the kept disks, whichever version created them, and then removes them.
@@ -84,7 +84,7 @@ fn a_copy_that_a_user_made_of_a_kept_disk_is_kept() {
         for base in &bases {
             assert!(!world.disk_is_there(&base.uuid), "older marks: {is_older}");
         }
-        assert_theirs();
+        assert_user_disks_exist();
 
         // The doctor neither reports the copies nor removes them.
         assert_eq!(world.finds(0, &["--fix"]), [""; 0]);
@@ -93,8 +93,8 @@ fn a_copy_that_a_user_made_of_a_kept_disk_is_kept() {
             world.rig.ok(&["forget", snapshot["id"].as_str().unwrap()]);
         }
         assert_eq!(world.finds(0, &["--fix"]), ["pool-base"]);
-        assert_eq!(world.bases().len(), 1, "that of the clone");
-        assert_theirs();
+        assert_eq!(world.bases().len(), 1, "the base of the clone is kept");
+        assert_user_disks_exist();
         assert_eq!(world.finds(0, &[]), [""; 0]);
     }
 }

@@ -112,7 +112,11 @@ fn disks_kept_for_a_forgotten_repository_are_found_and_removed() {
     let world = World::new();
     world.back_up(&[]);
     let report = world.doctor(0, &[]);
-    assert_eq!(report["notes"].as_array().unwrap().len(), 1, "it needs them: {report}");
+    assert_eq!(
+        report["notes"].as_array().unwrap().len(),
+        1,
+        "the repository needs the disks: {report}"
+    );
 
     // Another repository, which the doctor only knows from the marks in the pool.
     world.rig.ok(&["init", "-r", "other", "--no-encryption"]);

@@ -15,7 +15,7 @@ const DEVICES: [&str; 2] = ["xvda", "xvdb"];
 
 /// The properties of a machine that are visible in the pool.
 #[derive(Debug, PartialEq)]
-struct Seen {
+struct MachineProperties {
     name: Value,
     uuid: Value,
     mac: Value,
@@ -24,10 +24,10 @@ struct Seen {
     tags: Value,
 }
 
-fn seen(world: &World) -> Seen {
+fn properties_of(world: &World) -> MachineProperties {
     let machine = world.pool.record("VM", &world.vm).unwrap();
     let macs = world.pool.addresses_of(&world.vm);
-    Seen {
+    MachineProperties {
         name: machine["name_label"].clone(),
         uuid: machine["uuid"].clone(),
         mac: macs.into(),
@@ -43,10 +43,10 @@ fn disks(world: &World) -> Vec<Vec<u8>> {
 
 /// A machine that was backed up with its memory, has run further, and is lost; its properties and disks at the point in
 /// time.
-fn lost(options: &[&str]) -> (World, Seen, Vec<Vec<u8>>) {
+fn backed_up_and_lost(options: &[&str]) -> (World, MachineProperties, Vec<Vec<u8>>) {
     let world = World::new();
     world.pool.add_tag(&world.vm, "nightly");
-    let before = (seen(&world), disks(&world));
+    let before = (properties_of(&world), disks(&world));
     let report = world.back_up(&[&["--with-memory"], options].concat());
     assert_eq!(report["consistency"], "memory", "{report}");
     assert!(report["memory_bytes"].as_u64().unwrap() > 0, "{report}");
@@ -63,8 +63,8 @@ fn memory(world: &World) -> Vec<u8> {
 }
 
 /// Asserts that the machine is in the pool in its old state, suspended with its memory, and can be resumed.
-fn assert_resumes(world: &World, before: &Seen, disks_before: &[Vec<u8>]) {
-    assert_eq!(seen(world), *before);
+fn assert_resumes(world: &World, before: &MachineProperties, disks_before: &[Vec<u8>]) {
+    assert_eq!(properties_of(world), *before);
     let machine = world.pool.record("VM", &world.vm).unwrap();
     assert_eq!(machine["power_state"], "Suspended");
     assert_eq!(machine["is_a_template"], false);
@@ -76,16 +76,13 @@ fn assert_resumes(world: &World, before: &Seen, disks_before: &[Vec<u8>]) {
         assert!(before == same && more.iter().all(|byte| *byte == 0), "{device}");
     }
     let kept = world.pool.memory_of(&world.vm).unwrap();
-    assert!(
-        world.pool.vdi_bytes(&kept) == memory(world),
-        "the memory is another one"
-    );
+    assert!(world.pool.vdi_bytes(&kept) == memory(world), "the memory differs");
     world.pool.resume(&world.vm).unwrap();
     assert_eq!(world.pool.record("VM", &world.vm).unwrap()["power_state"], "Running");
 }
 
 /// Asserts that the pool has nothing of the machine.
-fn assert_not_there(world: &World) {
+fn assert_pool_is_empty(world: &World) {
     assert_eq!(world.pool.vms(), []);
     let disks: Vec<_> = world.pool.vdis().into_iter().filter(|vdi| !vdi.is_a_snapshot).collect();
     assert_eq!(disks, []);
@@ -97,7 +94,7 @@ fn assert_not_there(world: &World) {
 #[test]
 fn a_suspended_machine_can_be_resumed_after_a_backup() {
     for with_memory in [false, true] {
-        let (world, before, disks) = lost(&[]);
+        let (world, before, disks) = backed_up_and_lost(&[]);
         world.report(&["export", "web1", &world.address(), "--with-memory"]);
         let report = world.back_up(if with_memory { &["--with-memory"] } else { &[] });
         assert_eq!(report["memory_bytes"].is_null(), !with_memory, "{report}");
@@ -112,7 +109,7 @@ fn a_suspended_machine_can_be_resumed_after_a_backup() {
 #[test]
 fn a_machine_resumes_from_its_memory_in_the_pool() {
     for read in ["nbd", "vhd"] {
-        let (world, before, disks) = lost(&["--pool-read", read]);
+        let (world, before, disks) = backed_up_and_lost(&["--pool-read", read]);
         let report = world.report(&["export", "web1", &world.address(), "--with-memory"]);
         assert_eq!(report["uuid"], before.uuid, "{report}");
         assert_eq!(report["memory_bytes"], memory(&world).len());
@@ -127,13 +124,13 @@ fn a_machine_resumes_from_its_memory_in_the_pool() {
 
 #[test]
 fn a_resumed_machine_may_have_another_name() {
-    let (world, before, disks) = lost(&[]);
+    let (world, before, disks) = backed_up_and_lost(&[]);
     let address = world.address();
     let output = world.run(&["export", "web1", &address, "--with-memory", "--name", "web1 <again>"]);
     let text = stdout(&output);
     assert!(text.contains("suspended with 4.0 MiB of memory"), "{text}");
     assert!(text.contains(&format!("xe vm-resume uuid={}", world.vm)), "{text}");
-    let renamed = Seen {
+    let renamed = MachineProperties {
         name: "web1 <again>".into(),
         ..before
     };
@@ -142,7 +139,7 @@ fn a_resumed_machine_may_have_another_name() {
 
 #[test]
 fn an_archive_with_memory_is_imported_by_the_pool() {
-    let (world, before, disks) = lost(&[]);
+    let (world, before, disks) = backed_up_and_lost(&[]);
     let rig = &world.rig;
     let report = rig.report(&["export", "web1", "web1.xva", "--with-memory"]);
     assert_eq!(report["memory_bytes"], memory(&world).len());
@@ -203,7 +200,7 @@ fn system_in(program: &str, arguments: &[&str]) {
 
 #[test]
 fn a_machine_without_its_memory_is_exported_with_a_hint() {
-    let (world, ..) = lost(&[]);
+    let (world, ..) = backed_up_and_lost(&[]);
     let address = world.address();
     let report = world.report(&["export", "web1", &address]);
     assert_eq!(report["memory_bytes"], Value::Null);
@@ -223,7 +220,7 @@ fn a_machine_without_its_memory_is_exported_with_a_hint() {
 
 #[test]
 fn an_export_that_could_not_be_resumed_is_refused() {
-    let (world, ..) = lost(&[]);
+    let (world, ..) = backed_up_and_lost(&[]);
     let address = world.address();
     let wrong: [(i32, &str, &[&str], &str); 4] = [
         (2, "usage", &["--new-identity"], "addresses in its memory"),
@@ -256,7 +253,7 @@ fn an_export_that_could_not_be_resumed_is_refused() {
         "{:?}",
         world.pool.calls()
     );
-    assert_not_there(&world);
+    assert_pool_is_empty(&world);
     // A machine without its memory is created and starts.
     world.report(&["export", "web1", &address]);
     // The machine exists now.
@@ -316,7 +313,7 @@ fn incomplete_snapshots_name_the_missing_part() {
 
 #[test]
 fn a_failed_export_with_memory_leaves_nothing_in_the_pool() {
-    let (world, before, disks) = lost(&[]);
+    let (world, before, disks) = backed_up_and_lost(&[]);
     let address = world.address();
     let faults: [(&str, Fault, &str); 5] = [
         ("the connection is cut", Fault::CutUploadAfter(3 * MIB + 5), ""),
@@ -342,7 +339,7 @@ fn a_failed_export_with_memory_leaves_nothing_in_the_pool() {
         assert!(message.contains(words), "{what}: {message}");
         // An interrupted program does not wait for the pool to clean up.
         wait_until(what, || world.pool.vms().is_empty());
-        assert_not_there(&world);
+        assert_pool_is_empty(&world);
     }
     // Killed during the export, without any cleanup.
     world

@@ -8,7 +8,7 @@ use crate::program::stderr;
 
 #[test]
 fn a_machine_is_restored_to_its_pool() {
-    let world = World::on(SrPlace::OnSlave);
+    let world = World::with_storage_at(SrPlace::OnSlave);
     world.back_up(&[]);
     let address = world.address();
     let (kind, message) = world.fails(1, &["export", "web1", &address]);

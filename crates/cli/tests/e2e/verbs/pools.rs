@@ -24,11 +24,11 @@ pub(super) struct World {
 
 impl World {
     pub(super) fn new() -> Self {
-        Self::on(SrPlace::Shared)
+        Self::with_storage_at(SrPlace::Shared)
     }
 
     /// The second disk is in a storage repository at `place`.
-    pub(super) fn on(place: SrPlace) -> Self {
+    pub(super) fn with_storage_at(place: SrPlace) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let pool = Server::start(folder.path()).unwrap();
         let mut second = NewDisk::new("xvdb", 5 * MIB);
@@ -305,7 +305,7 @@ fn blocks_in_another_order_and_raw_bytes_are_read_as_well() {
 
 #[test]
 fn redirects_between_hosts_are_followed() {
-    let world = World::on(SrPlace::OnSlave);
+    let world = World::with_storage_at(SrPlace::OnSlave);
     world.pool.set_nbd_purpose(NbdPurpose::None);
     world.back_up(&[]);
     world.assert_holds();

@@ -96,7 +96,7 @@ fn an_existing_target_is_kept_without_force() {
     assert!(text.contains("--in-place") && text.contains("--force"), "{text}");
     assert_eq!(rig.read("precious.raw"), b"precious");
     let (kind, _) = rig.error(1, &["restore", "web1", "precious.raw", "--in-place"]);
-    assert_eq!(kind, "no-space", "it is too small");
+    assert_eq!(kind, "no-space", "the target is too small");
     assert_eq!(rig.read("precious.raw"), b"precious");
     rig.ok(&["restore", "web1", "precious.raw", "--force"]);
     assert!(rig.read("precious.raw") == bytes);
@@ -239,7 +239,7 @@ fn a_removal_during_a_restore_is_not_reported_as_damage() {
     rig.ok(&["gc"]);
     let mut rest = Vec::new();
     stdout.read_to_end(&mut rest).unwrap();
-    assert!(rest.len() < 40 * MIB - 1, "it was read ahead");
+    assert!(rest.len() < 40 * MIB - 1, "the whole disk was read ahead");
     let output = child.wait_with_output().unwrap();
     assert_code(&output, 1, &words);
     let message = stderr(&output);

@@ -26,7 +26,7 @@ fn tags(rig: &Rig) -> Vec<String> {
 #[test]
 fn prune_follows_the_rules_and_a_dry_run_removes_nothing() {
     let rig = rig_of_four_days();
-    assert_eq!(rig.report(&["prune"])["removed_count"], 0, "no rule keeps all");
+    assert_eq!(rig.report(&["prune"])["removed_count"], 0, "without rules all are kept");
     let plan = rig.ok(&["prune", "--keep-daily", "2", "--dry-run"]);
     assert!(plan.contains("would remove 2 snapshots and keep 2"), "{plan}");
     assert_eq!(tags(&rig).len(), 4);
@@ -67,7 +67,7 @@ fn forget_takes_exact_names_only() {
     }
     let id = rig.report(&["list"])["snapshots"][1]["id"].as_str().unwrap().to_owned();
     assert_eq!(rig.error(1, &["forget", &id[..8], "web1"]).0, "refused");
-    assert_eq!(tags(&rig).len(), 4, "one wrong name, and nothing goes");
+    assert_eq!(tags(&rig).len(), 4, "with one wrong name nothing is removed");
     rig.ok(&["forget", &id[..8], "--dry-run"]);
     assert_eq!(tags(&rig).len(), 4);
     rig.ok(&["forget", &id[..8]]);

@@ -78,7 +78,7 @@ fn writes_of_clients_are_discarded_or_kept_and_the_snapshot_is_unchanged() {
     let original = system("qemu-io", &["-f", "raw", "-c", "read -P 7 1M 4k", &serving.uris[0]]);
     assert!(
         original.map_or(true, |message| message.contains("failed")),
-        "it was thrown away"
+        "the write was discarded"
     );
     qemu_io("write -P 8 2M 4k", &serving.uris[0]);
     qemu_io("flush", &serving.uris[0]);
@@ -128,5 +128,5 @@ fn missing_and_unknown_arguments_are_refused() {
     let output = rig.code(2, &["serve", "nbd", "a"]);
     assert!(crate::program::stderr(&output).contains("--socket"));
     assert_eq!(rig.error(2, &["serve", "nbd", "a", "--socket", "s"]).0, "usage");
-    assert_eq!(rig.code(1, &["serve", "nbd", "nobody", "--socket", "s"]).stdout, b"");
+    assert_eq!(rig.code(1, &["serve", "nbd", "missing", "--socket", "s"]).stdout, b"");
 }

@@ -16,7 +16,12 @@ fn ask(child: &mut Child, lines: &mut impl BufRead, is_answer: impl Fn(&str) -> 
     loop {
         kill_process(id, Signal::USR1).unwrap();
         let mut line = String::new();
-        assert_ne!(lines.read_line(&mut line).unwrap(), 0, "it ended: {:?}", child.wait());
+        assert_ne!(
+            lines.read_line(&mut line).unwrap(),
+            0,
+            "the program ended: {:?}",
+            child.wait()
+        );
         if is_answer(&line) {
             return line;
         }

@@ -36,7 +36,7 @@ fn record(phase: Phase) -> RunRecord {
     }
 }
 
-fn noted(phase: Phase, life: Liveness) -> SeenRun {
+fn noted_run(phase: Phase, life: Liveness) -> SeenRun {
     SeenRun {
         record: record(phase),
         life,
@@ -115,7 +115,7 @@ fn leftovers_are_removed_only_if_their_run_is_certainly_dead() {
             seen.living = living;
         })
     };
-    let dead = || Some(noted(Phase::Reading, Liveness::Dead));
+    let dead = || Some(noted_run(Phase::Reading, Liveness::Dead));
     let removed = [Repair::RemoveRun(RUN), Repair::ForgetRun(RUN)];
     assert_eq!(repairs_of(&with(dead(), Some(vec![]))), removed);
     assert_eq!(repairs_of(&with(dead(), Some(vec!["holdfast backup db1"]))), removed);
@@ -128,7 +128,7 @@ fn leftovers_are_removed_only_if_their_run_is_certainly_dead() {
     }
     let other = "holdfast watchdog --connect x --machine web1 --run 77";
     assert_eq!(repairs_of(&with(dead(), Some(vec![other]))), removed);
-    assert_eq!(kinds(&with(Some(noted(Phase::Reading, Liveness::Alive)), None)), []);
+    assert_eq!(kinds(&with(Some(noted_run(Phase::Reading, Liveness::Alive)), None)), []);
     // It is unknown whether the run is alive: it is reported, and nothing is repaired.
     let mut unattached = with(None, Some(vec!["/usr/bin/holdfast backup --all"]));
     unattached
@@ -136,7 +136,7 @@ fn leftovers_are_removed_only_if_their_run_is_certainly_dead() {
         .push("process 12 (holdfast backup --all)".to_owned());
     let unknown = [
         (
-            with(Some(noted(Phase::Reading, Liveness::Unknown)), Some(vec![])),
+            with(Some(noted_run(Phase::Reading, Liveness::Unknown)), Some(vec![])),
             "run the doctor there",
         ),
         (with(None, None), "run the doctor again as root"),
@@ -161,7 +161,7 @@ fn only_a_machine_that_a_dead_run_paused_is_resumed() {
         let machine = machine(|machine| machine.state = MachineState::Paused);
         seen(machine, |seen| seen.runs.push(run))
     };
-    let dead = noted(Phase::Freezing, Liveness::Dead);
+    let dead = noted_run(Phase::Freezing, Liveness::Dead);
     assert_eq!(
         repairs_of(&paused(dead.clone())),
         [Repair::Resume, Repair::ForgetRun(RUN)]
@@ -173,14 +173,14 @@ fn only_a_machine_that_a_dead_run_paused_is_resumed() {
     before.record.was_running = false;
     let mut other = dead;
     other.record.uuid = "u2".to_owned();
-    let not_ours = [
+    let other_runs = [
         before,
-        noted(Phase::Reading, Liveness::Dead),
+        noted_run(Phase::Reading, Liveness::Dead),
         other,
-        noted(Phase::Freezing, Liveness::Alive),
-        noted(Phase::Freezing, Liveness::Unknown),
+        noted_run(Phase::Freezing, Liveness::Alive),
+        noted_run(Phase::Freezing, Liveness::Unknown),
     ];
-    for run in not_ours {
+    for run in other_runs {
         assert!(!repairs_of(&paused(run)).contains(&Repair::Resume));
     }
 }
@@ -191,12 +191,12 @@ fn a_freeze_is_reported_with_its_owner_unless_the_run_is_alive() {
         let machine = machine(|machine| machine.frozen = SeenFreeze::Frozen);
         seen(machine, |seen| seen.runs.extend(run))
     };
-    let ours = findings(&frozen(Some(noted(Phase::Freezing, Liveness::Dead))));
-    assert!(ours[0].what.contains("00000007") && ours[0].since_ms == Some(5));
+    let own = findings(&frozen(Some(noted_run(Phase::Freezing, Liveness::Dead))));
+    assert!(own[0].what.contains("00000007") && own[0].since_ms == Some(5));
     let foreign = findings(&frozen(None));
     assert!(foreign[0].what.contains("no run of Holdfast froze them") && foreign[0].is_danger);
     assert!(matches!(foreign[0].remedy, Action::Repair(Repair::Thaw, _)));
-    assert_eq!(kinds(&frozen(Some(noted(Phase::Freezing, Liveness::Alive)))), []);
+    assert_eq!(kinds(&frozen(Some(noted_run(Phase::Freezing, Liveness::Alive)))), []);
     let silent = machine(|machine| machine.frozen = SeenFreeze::Silent("late".to_owned()));
     assert_eq!(repairs_of(&seen(silent, |_| ())), []);
 }
@@ -299,7 +299,7 @@ fn only_unneeded_bitmaps_of_holdfast_are_removed() {
         ["0123abcd-00000001", "99999999-00000005"]
     );
     // The next bitmap of a running backup is in no snapshot yet.
-    let at_work = with(repository(), vec![noted(Phase::Reading, Liveness::Alive)]);
+    let at_work = with(repository(), vec![noted_run(Phase::Reading, Liveness::Alive)]);
     assert_eq!(names(&at_work), [""; 0]);
     let found = findings(&with(None, vec![]));
     assert!(
@@ -403,7 +403,7 @@ fn a_complete_commit_is_finished_only_for_a_dead_doctor() {
         });
         seen(machine, |seen| seen.runs.extend(run))
     };
-    let dead = || Some(noted(Phase::Committing, Liveness::Dead));
+    let dead = || Some(noted_run(Phase::Committing, Liveness::Dead));
     let commit = commit_of(&["/i/a.s1"], "/i/a.qcow2");
     assert_eq!(
         repairs_of(&with(dead(), SeenCommit::Complete)),
@@ -412,7 +412,7 @@ fn a_complete_commit_is_finished_only_for_a_dead_doctor() {
     assert_eq!(repairs_of(&with(None, SeenCommit::Complete)), []);
     assert_eq!(
         repairs_of(&with(
-            Some(noted(Phase::Committing, Liveness::Alive)),
+            Some(noted_run(Phase::Committing, Liveness::Alive)),
             SeenCommit::Complete
         )),
         []
@@ -424,7 +424,7 @@ fn a_complete_commit_is_finished_only_for_a_dead_doctor() {
 #[test]
 fn notes_of_missing_machines_are_removed() {
     let of = |machine: &str, uri: &str| {
-        let mut run = noted(Phase::Reading, Liveness::Dead);
+        let mut run = noted_run(Phase::Reading, Liveness::Dead);
         run.record.machine = machine.to_owned();
         run.record.way[1] = uri.to_owned();
         run

@@ -27,7 +27,7 @@ struct World {
     status: Result<&'static str, &'static str>,
 }
 
-const WELL: World = World {
+const VALID: World = World {
     datasets: Ok(DATASETS),
     snapshots: Ok(SNAPSHOTS),
     list: Ok(LIST),
@@ -66,21 +66,24 @@ fn with<T>(world: World, policy: &str, now: i64, ask: impl Fn(&MonitorRequest<'_
 
 #[test]
 fn a_good_state_is_reported_as_ok() {
-    let said = |ask: fn(&MonitorRequest<'_>) -> Check| with(WELL, POLICY, 1060, ask).line;
+    let line_of = |ask: fn(&MonitorRequest<'_>) -> Check| with(VALID, POLICY, 1060, ask).line;
     assert_eq!(
-        said(check_snapshots),
+        line_of(check_snapshots),
         "OK: all monitored datasets (tank/vm/a) have fresh snapshots"
     );
-    assert_eq!(said(check_health), "OK ZPOOL tank : ONLINE {Size:1T Free:1T Cap:4%} ");
-    assert_eq!(said(check_capacity), "OK ZPOOL tank : 4%");
-    let late = with(WELL, POLICY, 1000 + 6 * 3600 + 1, check_snapshots);
+    assert_eq!(
+        line_of(check_health),
+        "OK ZPOOL tank : ONLINE {Size:1T Free:1T Cap:4%} "
+    );
+    assert_eq!(line_of(check_capacity), "OK ZPOOL tank : 4%");
+    let late = with(VALID, POLICY, 1000 + 6 * 3600 + 1, check_snapshots);
     let line = "CRIT: tank/vm/a newest hourly snapshot is 6h 0m 1s old (should be < 6h 0m 0s)";
     assert_eq!((late.level, &late.line[..]), (Level::Critical, line));
 }
 
 #[test]
 fn the_report_has_the_numbers_of_zfs() {
-    let report = with(WELL, POLICY, 1060, monitor);
+    let report = with(VALID, POLICY, 1060, monitor);
     assert_eq!(report.pools[0].room.unwrap().allocated_bytes, 40);
     let dataset = &report.datasets[1];
     assert_eq!((&dataset.dataset[..], dataset.is_fresh), ("tank/vm/a", Some(true)));
@@ -90,17 +93,17 @@ fn the_report_has_the_numbers_of_zfs() {
     assert_eq!(report.datasets[0].is_fresh, None);
     // A missing dataset has no fresh snapshot; if ZFS does not answer, freshness is unknown.
     let policy = format!("{POLICY}[gone]\n");
-    let silent = World {
+    let without_snapshots = World {
         snapshots: Err("no"),
-        ..WELL
+        ..VALID
     };
-    let datasets = with(silent, &policy, 1060, monitor).datasets;
+    let datasets = with(without_snapshots, &policy, 1060, monitor).datasets;
     let fresh: Vec<_> = datasets.iter().map(|one| (&one.dataset[..], one.is_fresh)).collect();
     assert_eq!(fresh, [("gone", Some(false)), ("tank/vm", None)]);
 }
 
 /// Answers that are empty, truncated, unrelated or errors.
-fn strange(well: &'static str) -> Vec<Result<&'static str, &'static str>> {
+fn invalid_answers(valid_answer: &'static str) -> Vec<Result<&'static str, &'static str>> {
     let mut answers = vec![
         Ok(""),
         Ok("\n"),
@@ -112,16 +115,16 @@ fn strange(well: &'static str) -> Vec<Result<&'static str, &'static str>> {
         Err(""),
     ];
     answers.extend(
-        (1..well.len())
-            .filter(|end| !well[..*end].ends_with('\n'))
-            .map(|end| Ok(&well[..end])),
+        (1..valid_answer.len())
+            .filter(|end| !valid_answer[..*end].ends_with('\n'))
+            .map(|end| Ok(&valid_answer[..end])),
     );
     answers
 }
 
 #[test]
 fn missing_and_invalid_answers_are_never_ok() {
-    let assert_not_well = |world, ask: fn(&MonitorRequest<'_>) -> Check, answer: Result<&str, &str>| {
+    let assert_unknown = |world, ask: fn(&MonitorRequest<'_>) -> Check, answer: Result<&str, &str>| {
         let check = with(world, POLICY, 1060, ask);
         assert_eq!(check.level, Level::Unknown, "{answer:?}: {}", check.line);
         assert!(
@@ -130,30 +133,30 @@ fn missing_and_invalid_answers_are_never_ok() {
             check.line
         );
     };
-    for datasets in strange(DATASETS) {
-        assert_not_well(World { datasets, ..WELL }, check_snapshots, datasets);
+    for datasets in invalid_answers(DATASETS) {
+        assert_unknown(World { datasets, ..VALID }, check_snapshots, datasets);
     }
-    for snapshots in strange(SNAPSHOTS) {
+    for snapshots in invalid_answers(SNAPSHOTS) {
         // Without a snapshot of the right name in the answer, there is no fresh snapshot.
-        let check = with(World { snapshots, ..WELL }, POLICY, 1060, check_snapshots);
+        let check = with(World { snapshots, ..VALID }, POLICY, 1060, check_snapshots);
         assert!(check.level >= Level::Unknown, "{snapshots:?}: {}", check.line);
     }
-    for list in strange(LIST) {
-        assert_not_well(World { list, ..WELL }, check_health, list);
-        assert_not_well(World { list, ..WELL }, check_capacity, list);
+    for list in invalid_answers(LIST) {
+        assert_unknown(World { list, ..VALID }, check_health, list);
+        assert_unknown(World { list, ..VALID }, check_capacity, list);
     }
-    for status in strange(STATUS) {
+    for status in invalid_answers(STATUS) {
         // The text after the devices is not parsed.
         if status.is_ok_and(|status| status.contains("\n\nerrors")) && status.is_ok_and(|text| text.ends_with('\n')) {
             continue;
         }
-        assert_not_well(World { status, ..WELL }, check_health, status);
+        assert_unknown(World { status, ..VALID }, check_health, status);
     }
-    let silent = World {
+    let without_snapshots = World {
         snapshots: Err("no"),
-        ..WELL
+        ..VALID
     };
-    assert_not_well(silent, check_snapshots, silent.snapshots);
+    assert_unknown(without_snapshots, check_snapshots, without_snapshots.snapshots);
 }
 
 #[test]
@@ -161,11 +164,11 @@ fn known_problems_are_reported_beside_unknown_states() {
     let policy = format!(
         "{POLICY}[tank]\nhourly = 1\ndaily = 0\nmonthly = 0\n[gone/vm]\nprocess_children_only = yes\nrecursive = yes\n"
     );
-    let silent = World {
+    let without_snapshots = World {
         snapshots: Err("no"),
-        ..WELL
+        ..VALID
     };
-    let check = with(silent, &policy, 1060, check_snapshots);
+    let check = with(without_snapshots, &policy, 1060, check_snapshots);
     let line = "CRIT: tank has no hourly snapshots at all!, UNKNOWN: gone/vm: there is no such dataset, and nothing below it, \
                 tank/vm/a: cannot inspect tank/vm/a: no";
     assert_eq!((check.level, &check.line[..]), (Level::Critical, line));
@@ -174,18 +177,18 @@ fn known_problems_are_reported_beside_unknown_states() {
 #[test]
 fn an_empty_policy_and_a_missing_pool_are_not_ok() {
     for ask in [check_snapshots, check_health, check_capacity] {
-        assert_eq!(with(WELL, "# nothing\n", 1060, ask).level, Level::Unknown);
+        assert_eq!(with(VALID, "# nothing\n", 1060, ask).level, Level::Unknown);
     }
     let list = Err("cannot open 'tank': no such pool");
     for ask in [check_health, check_capacity] {
-        let check = with(World { list, ..WELL }, POLICY, 1060, ask);
+        let check = with(World { list, ..VALID }, POLICY, 1060, ask);
         let line = "CRITICAL ZPOOL {tank} does not exist and/or is not responding!";
         assert_eq!((check.level, &check.line[..]), (Level::Critical, line));
     }
     let faulted = World {
         list: Ok("tank\t-\t-\tFAULTED\t-\n"),
         status: Err("no"),
-        ..WELL
+        ..VALID
     };
     let check = with(faulted, POLICY, 1060, check_health);
     let line = "*** CRITICAL *** CRITICAL ZPOOL tank : FAULTED {Size:- Free:- Cap:-} ";

@@ -86,9 +86,9 @@ fn inconsistent_headers_are_refused() {
     ] {
         assert!(refused(at, &u32::to_le_bytes(value)), "{what}");
     }
-    assert!(refused(0x170, &u64::MAX.to_le_bytes()), "a disk of all bytes there are");
+    assert!(refused(0x170, &u64::MAX.to_le_bytes()), "a disk of 2^64 - 1 bytes");
     assert!(
         VdiHeader::load(&MemoryFile::new(good[..400].to_vec()), "image").is_err(),
-        "cut off"
+        "a truncated image"
     );
 }

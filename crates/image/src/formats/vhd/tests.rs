@@ -68,7 +68,7 @@ fn lost_footer_falls_back_to_its_copy() {
     bytes[0] = 0;
     assert!(
         VhdHeader::load(&MemoryFile::new(bytes), "image").is_err(),
-        "both are lost"
+        "both footers are damaged"
     );
 }
 
@@ -123,7 +123,7 @@ fn inconsistent_headers_are_refused() {
         VhdHeader::load(&MemoryFile::new(bytes), "image").is_err()
     };
     let header = |at: usize, value: u32| refused(512, 36, 1024, at, &value.to_be_bytes());
-    assert!(!header(56, 9), "another time of the parent");
+    assert!(!header(56, 9), "another modification time of the parent");
     for (what, at, value) in [
         ("cookie", 0, 1),
         ("table past the end", 20, 1 << 30),
@@ -187,7 +187,7 @@ fn stream_returns_only_stored_sectors() {
     }
     assert!(found == disk);
     assert_eq!(count, 512 + 1024 + 16_384);
-    assert!(stream.next_block().is_err(), "there is one end");
+    assert!(stream.next_block().is_err(), "the end is reported once");
 }
 
 #[test]
@@ -213,12 +213,12 @@ fn truncated_stream_is_never_complete() {
 }
 
 /// A reader that records the largest buffer it was given.
-struct Asked<'a> {
+struct BufferRecorder<'a> {
     bytes: &'a [u8],
     most: usize,
 }
 
-impl Read for Asked<'_> {
+impl Read for BufferRecorder<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
         self.most = self.most.max(buffer.len());
         self.bytes.read(buffer)
@@ -231,8 +231,8 @@ fn claimed_table_size_allocates_nothing() {
     let mut bytes = empty(ImageKind::Dynamic);
     bytes[512 + 28..512 + 32].copy_from_slice(&(12u32 << 20).to_be_bytes());
     super::seal_all(&mut bytes);
-    let mut asked = Asked { bytes: &bytes, most: 0 };
-    let error = VhdStream::open(&mut asked, "stream").err().unwrap();
+    let mut recorder = BufferRecorder { bytes: &bytes, most: 0 };
+    let error = VhdStream::open(&mut recorder, "stream").err().unwrap();
     assert!(error.to_string().contains("cut off"), "{error}");
-    assert!(asked.most <= 1 << 20, "{}", asked.most);
+    assert!(recorder.most <= 1 << 20, "{}", recorder.most);
 }

@@ -112,7 +112,7 @@ fn log_replays_in_memory_or_in_the_file() {
     let mut found = vec![0; 8192];
     opened.file.read_at(&mut found, place).unwrap();
     assert!(opened.has_log && found[..4096] == [3; 4096] && found[4096..] == [2; 4096]);
-    assert!(bytes_of(&*file) == bytes, "the file is as it was");
+    assert!(bytes_of(&*file) == bytes, "the file is unchanged");
 
     let opened = OpenedVhdx::load(file.clone(), Access::Write, "image").unwrap();
     assert!(opened.header.log.is_nil());
@@ -120,7 +120,7 @@ fn log_replays_in_memory_or_in_the_file() {
     assert!(found[..4096] == [3; 4096] && found[4096..] == [2; 4096]);
     assert!(
         !OpenedVhdx::load(file, Access::Read, "image").unwrap().has_log,
-        "it is empty now"
+        "the log is empty"
     );
 
     // A truncated entry is ignored, entries before it count.
@@ -132,7 +132,7 @@ fn log_replays_in_memory_or_in_the_file() {
     let bytes = with_log(plain, &[(place, 1)], 100);
     assert!(
         OpenedVhdx::load(Arc::new(MemoryFile::new(bytes)), Access::Read, "image").is_err(),
-        "nothing of it is whole"
+        "no entry is complete"
     );
 }
 

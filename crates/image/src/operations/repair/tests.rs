@@ -86,11 +86,11 @@ fn repair_of_random_damage_never_makes_it_worse() {
                 assert!(after.corruption_count <= before, "{what}: {:?}", after.problems);
                 assert!(
                     !actions.is_empty() || bytes_of(&*file) == broken,
-                    "{what}: changed without a word"
+                    "{what}: changed without a reported action"
                 );
                 repaired_count += u64::from(!actions.is_empty());
                 let again = Repair::plan(target(format, &file).unwrap(), mode).unwrap();
-                assert_eq!(again.actions(), [], "{what}: once more, after {actions:?}");
+                assert_eq!(again.actions(), [], "{what}: a second repair, after {actions:?}");
                 let is_changed = |action: &RepairAction| {
                     // A restored structure may make lost data readable, and a restored footer may store another size.
                     action.loses_data() || matches!(action, RepairAction::FromTwin { .. })

@@ -76,7 +76,7 @@ fn survive(case: &ResizeCase) {
             );
             // The resize can be repeated.
             (case.resize)(&crashed, case.after_bytes).unwrap_or_else(|error| panic!("{what}: {error}"));
-            assert!((case.read)(&crashed).unwrap() == after, "{what}: done again");
+            assert!((case.read)(&crashed).unwrap() == after, "{what}: after a second resize");
             let report = (case.check)(&crashed).unwrap();
             assert_eq!(report.corruption_count, 0, "{what}: {:?}", report.problems);
         }

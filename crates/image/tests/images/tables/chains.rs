@@ -91,11 +91,11 @@ fn moved_parent_must_be_allowed() {
         std::fs::create_dir(lab.path("moved")).unwrap();
         let moved = lab.path(&format!("moved/base.{extension}"));
         std::fs::rename(&base, &moved).unwrap();
-        let gone = open(&top, &OpenOptions::default());
+        let missing = open(&top, &OpenOptions::default());
         assert!(
-            matches!(gone, Err(Error::ParentNotFound { .. })),
+            matches!(missing, Err(Error::ParentNotFound { .. })),
             "{format}: {:?}",
-            gone.err()
+            missing.err()
         );
         let options = OpenOptions {
             allow: vec![moved],

@@ -70,8 +70,8 @@ fn is_found(path: &Path, format: Format, what: &str) -> bool {
 /// Truncates the image at all lengths.
 fn try_all(lab: &Lab, path: &Path, format: Format, disk: &[u8]) {
     let name = path.file_name().unwrap().to_string_lossy().into_owned();
-    assert!(reads_whole(path, format, disk, &name), "{name} as it was made");
-    assert!(!is_found(path, format, &name), "{name} as it was made");
+    assert!(reads_whole(path, format, disk, &name), "{name} before the truncation");
+    assert!(!is_found(path, format, &name), "{name} before the truncation");
     let file_bytes = fs::metadata(path).unwrap().len();
     let cut = lab.path(&format!("cut-{name}"));
     for length in lengths(file_bytes) {
@@ -84,7 +84,10 @@ fn try_all(lab: &Lab, path: &Path, format: Format, disk: &[u8]) {
             "{what}: the check finds nothing"
         );
         if !is_whole && format == Format::Qcow2 {
-            assert!(open_mut(&cut, &options(format)).is_err(), "{what}: opened for writing");
+            assert!(
+                open_mut(&cut, &options(format)).is_err(),
+                "{what}: the image was opened for writing"
+            );
             repaired(&cut, disk, &what);
         }
     }

@@ -80,7 +80,7 @@ fn assert_peer_agrees(flavour: &Flavour, image: &Path, disk: &[u8], lab: &Lab) {
     }
     assert!(
         flatten(image, lab)[..disk.len()] == *disk,
-        "{}: the peer reads something else",
+        "{}: the peer reads other data",
         flavour.name
     );
     assert_reads_as(&open(image, &OpenOptions::default()).unwrap(), disk, flavour.name);

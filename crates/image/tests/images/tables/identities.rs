@@ -63,7 +63,7 @@ fn new_identity_keeps_the_disk_in_every_format() {
             create_options.blocks.id = Some(id(1));
             create(&path, &create_options).unwrap();
             work(&path, &mut disk, &mut Random(7), 20);
-            assert_eq!(id_of(&path), Some(id(1)), "{format} as it was made");
+            assert_eq!(id_of(&path), Some(id(1)), "{format} after its creation");
 
             let change = set_identity(&path, &options, &new(id(2), &[])).unwrap();
             assert_eq!((change.before, change.after), (Some(id(1)), Some(id(2))), "{format}");

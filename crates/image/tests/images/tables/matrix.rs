@@ -22,7 +22,7 @@ const MIB: u64 = 1 << 20;
 const TABLE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/image-matrix.md");
 
 /// A variant of a format.
-struct Form {
+struct Variant {
     name: &'static str,
     format: Format,
     kind: ImageKind,
@@ -32,52 +32,58 @@ struct Form {
     size_bytes_max: u64,
 }
 
-const FORMS: &[Form] = &[
-    form("raw", Format::Raw, ImageKind::Fixed, "", u64::MAX),
-    form("qcow2", Format::Qcow2, ImageKind::Dynamic, "", u64::MAX),
-    form("VDI, dynamic", Format::Vdi, ImageKind::Dynamic, "", u64::MAX),
-    form("VDI, fixed", Format::Vdi, ImageKind::Fixed, "-o static=on", u64::MAX),
-    form(
+const FORMS: &[Variant] = &[
+    variant("raw", Format::Raw, ImageKind::Fixed, "", u64::MAX),
+    variant("qcow2", Format::Qcow2, ImageKind::Dynamic, "", u64::MAX),
+    variant("VDI, dynamic", Format::Vdi, ImageKind::Dynamic, "", u64::MAX),
+    variant("VDI, fixed", Format::Vdi, ImageKind::Fixed, "-o static=on", u64::MAX),
+    variant(
         "VHD, dynamic",
         Format::Vhd,
         ImageKind::Dynamic,
         "-o force_size=on",
         2040 << 30,
     ),
-    form(
+    variant(
         "VHD, fixed",
         Format::Vhd,
         ImageKind::Fixed,
         "-o force_size=on,subformat=fixed",
         2040 << 30,
     ),
-    form("VHDX, dynamic", Format::Vhdx, ImageKind::Dynamic, "", u64::MAX),
-    form(
+    variant("VHDX, dynamic", Format::Vhdx, ImageKind::Dynamic, "", u64::MAX),
+    variant(
         "VHDX, fixed",
         Format::Vhdx,
         ImageKind::Fixed,
         "-o subformat=fixed",
         u64::MAX,
     ),
-    form(
+    variant(
         "VMDK, sparse",
         Format::Vmdk,
         ImageKind::Dynamic,
         "-o subformat=monolithicSparse",
         (2 << 40) - 512,
     ),
-    form(
+    variant(
         "VMDK, stream",
         Format::Vmdk,
         ImageKind::Stream,
         "-o subformat=streamOptimized",
         u64::MAX,
     ),
-    form("Parallels", Format::Parallels, ImageKind::Dynamic, "", u64::MAX),
+    variant("Parallels", Format::Parallels, ImageKind::Dynamic, "", u64::MAX),
 ];
 
-const fn form(name: &'static str, format: Format, kind: ImageKind, peer: &'static str, size_bytes_max: u64) -> Form {
-    Form {
+const fn variant(
+    name: &'static str,
+    format: Format,
+    kind: ImageKind,
+    peer: &'static str,
+    size_bytes_max: u64,
+) -> Variant {
+    Variant {
         name,
         format,
         kind,
@@ -86,7 +92,7 @@ const fn form(name: &'static str, format: Format, kind: ImageKind, peer: &'stati
     }
 }
 
-impl Form {
+impl Variant {
     fn options(&self, size_bytes: u64) -> CreateOptions {
         let kind = if self.kind == ImageKind::Stream {
             ImageKind::Dynamic
@@ -144,7 +150,7 @@ impl Form {
         } else {
             assert!(
                 flatten(path, lab)[..disk.len()] == *disk,
-                "{what}: the peer reads something else"
+                "{what}: the peer reads other data"
             );
         }
     }
@@ -197,11 +203,11 @@ impl Form {
     /// This content, written by each side and read by both.
     fn content(&self, disk: &[u8], what: &str) -> String {
         let lab = Lab::new();
-        let ours = lab.path("ours");
-        self.make(&ours, disk);
-        self.agree(&ours, disk, &lab, what);
-        let theirs = self.by_peer(&lab, disk);
-        self.agree(&theirs, disk, &lab, what);
+        let own_image = lab.path("ours");
+        self.make(&own_image, disk);
+        self.agree(&own_image, disk, &lab, what);
+        let peer_image = self.by_peer(&lab, disk);
+        self.agree(&peer_image, disk, &lab, what);
         self.with_readers("both ways", false)
     }
 
@@ -341,22 +347,22 @@ fn image_matrix_matches_the_document() {
          | form | empty | holes and data | full of noise | random writes, in turn | odd size (7 MiB + 512) | 3 TiB, sparse | chain of three |\n\
          |---|---|---|---|---|---|---|---|\n",
     );
-    for form in FORMS {
+    for variant in FORMS {
         let noise = {
             let mut bytes = vec![0; 8 << 20];
             Random(9).fill(&mut bytes);
             bytes
         };
         let cells = [
-            form.content(&vec![0; 8 << 20], "empty"),
-            form.content(&sample_disk(16 * MIB, 3), "holes and data"),
-            form.content(&noise, "full"),
-            form.random_writes(),
-            form.content(&sample_disk(7 * MIB + 512, 5), "odd size"),
-            form.large(),
-            form.chain(),
+            variant.content(&vec![0; 8 << 20], "empty"),
+            variant.content(&sample_disk(16 * MIB, 3), "holes and data"),
+            variant.content(&noise, "full"),
+            variant.random_writes(),
+            variant.content(&sample_disk(7 * MIB + 512, 5), "odd size"),
+            variant.large(),
+            variant.chain(),
         ];
-        writeln!(text, "| {} | {} |", form.name, cells.join(" | ")).unwrap();
+        writeln!(text, "| {} | {} |", variant.name, cells.join(" | ")).unwrap();
     }
     text.push_str(
         "\nFixed images are created sparse. VMDKs with several files (`twoGbMaxExtent...`, `monolithicFlat`) can be read and written, but not created; \

@@ -22,10 +22,10 @@ fn repair(image: &Path, mode: RepairMode) -> Vec<&'static str> {
     let looked = plan_repair(image, &options, mode, RepairIntent::Look).unwrap();
     let planned: Vec<_> = looked.actions().iter().map(RepairAction::name).collect();
     drop(looked);
-    assert!(fs::read(image).unwrap() == before, "a plan wrote");
+    assert!(fs::read(image).unwrap() == before, "planning changed the image");
     let plan = plan_repair(image, &options, mode, RepairIntent::Repair).unwrap();
     let actions: Vec<_> = plan.actions().iter().map(RepairAction::name).collect();
-    assert_eq!(actions, planned, "what was shown is not what is done");
+    assert_eq!(actions, planned, "the actions differ from the plan");
     let after = plan.after().clone();
     assert_eq!(plan.execute().unwrap(), after);
     actions
@@ -137,7 +137,7 @@ fn repaired_qcow2_passes_qemu_check() {
         }
         assert!(
             repair(&copy, RepairMode::All).is_empty(),
-            "{name}: the peer left something"
+            "{name}: the peer finds further damage"
         );
         // The image can be written again, and its snapshot is unchanged.
         qemu_io_as("qcow2", &image, &["write -P 0x11 0 6M"]);

@@ -57,7 +57,11 @@ fn read(stream: &[u8]) -> Result<Vec<u8>, Error> {
         end = grain.offset + grain.bytes.len() as u64;
         disk[to_usize(grain.offset)..to_usize(end)].copy_from_slice(grain.bytes);
     }
-    assert_eq!(reader.read_bytes(), stream.len() as u64, "it was read to its end");
+    assert_eq!(
+        reader.read_bytes(),
+        stream.len() as u64,
+        "the stream was read to its end"
+    );
     assert!(reader.next_grain()?.is_none());
     assert!(reader.into_inner().0.is_empty());
     Ok(disk)
@@ -109,15 +113,15 @@ fn our_streams_are_read_by_peers_and_us() {
             shown.contains("streamOptimized") && shown.contains("compressed: true"),
             "{shown}"
         );
-        assert!(flatten(&image, &lab) == disk, "{what}: the peer reads something else");
+        assert!(flatten(&image, &lab) == disk, "{what}: the peer reads other data");
         assert_clean(&image);
         let opened = open(&image, &OpenOptions::default()).unwrap();
         assert_reads_as(&opened, &disk, &what);
         let info = opened.layers()[0].blocks.clone().unwrap();
         assert_eq!((info.kind, info.id), (ImageKind::Stream, Some(ImageId([0x42; 16]))));
-        assert!(read(&bytes).unwrap() == disk, "{what}: the stream is something else");
+        assert!(read(&bytes).unwrap() == disk, "{what}: the stream has other data");
         let again = written(&MemoryDevice::from_bytes(&disk)).0;
-        assert!(again == bytes, "{what}: written again it is another stream");
+        assert!(again == bytes, "{what}: a second stream differs");
     }
 }
 
@@ -129,7 +133,7 @@ fn peer_streams_are_read() {
         assert!(read(&bytes).unwrap() == disk, "{what}");
         // Other programs write such streams with an end marker.
         let ended = [&bytes[..], &[0; SECTOR]].concat();
-        assert!(read(&ended).unwrap() == disk, "{what}, with an end");
+        assert!(read(&ended).unwrap() == disk, "{what}, with an end marker");
     }
 }
 
@@ -149,7 +153,7 @@ fn truncated_stream_is_an_error_at_any_length() {
         };
         for length in (0..whole).step_by(SECTOR).chain([1, 600, whole - 1]) {
             let Err(error) = read(&bytes[..length]) else {
-                panic!("{length} of {} bytes look whole", bytes.len());
+                panic!("{length} of {} bytes look complete", bytes.len());
             };
             assert!(error.is_corrupt(), "{length}: {error}");
             let shown = error.to_string();
@@ -209,7 +213,7 @@ impl BlockDevice for OnePass {
     /// Returns few extents at a time.
     fn extents(&self, range: Range<u64>, extent_count_max: usize) -> Result<ExtentList, BlockError> {
         let mut at = self.at.lock().unwrap();
-        assert!(range.start >= at.1, "extents are asked for in order");
+        assert!(range.start >= at.1, "extents are queried in order");
         at.1 = range.start;
         let end = range.end.min(range.start + 700_000);
         let mut list = ExtentList::new(range.start, extent_count_max);
@@ -278,7 +282,7 @@ fn large_sparse_disks_are_fast_and_small() {
     let mut sink = File::create(&image).unwrap();
     let mut reached = 0;
     let report = write_stream_optimized(&device, &mut sink, &options("large.vmdk"), &mut |offset| {
-        assert!(offset >= reached, "progress goes on");
+        assert!(offset >= reached, "progress never decreases");
         reached = offset;
         Continue::Go
     })

@@ -40,7 +40,7 @@ fn peer_vmdk_kinds_are_read_and_written() {
             work(&image, &mut disk, &mut Random(5), 60);
             assert!(
                 flatten(&image, &lab)[..disk.len()] == disk,
-                "{kind}: the peer reads something else"
+                "{kind}: the peer reads other data"
             );
             assert_reads_as(&open(&image, &OpenOptions::default()).unwrap(), &disk, kind);
         } else {

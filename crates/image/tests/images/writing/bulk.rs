@@ -94,7 +94,10 @@ fn fill_writes_data_files_and_overlays() {
     let mut writer = create_bulk_with(&image, over_base(), 2 * MIB);
     writer.append(&disk[..65_536], 0).unwrap();
     writer.append_zeroes(131_072..262_144).unwrap();
-    assert!(writer.append(&disk[..65_536], 131_072).is_err(), "offsets only go up");
+    assert!(
+        writer.append(&disk[..65_536], 131_072).is_err(),
+        "offsets only increase"
+    );
     writer.finish().unwrap();
     let mut expected = base.clone();
     expected[..65_536].copy_from_slice(&disk[..65_536]);

@@ -89,7 +89,7 @@ fn inconsistent_options_are_refused() {
     create(&lab.path("x"), &CreateOptions::qcow2(MIB)).unwrap();
     assert!(
         matches!(create(&lab.path("x"), &CreateOptions::raw(MIB)), Err(Error::Io { .. })),
-        "never over a file"
+        "an existing file is not replaced"
     );
 }
 

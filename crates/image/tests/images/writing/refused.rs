@@ -22,7 +22,7 @@ fn write_without_bitmap_support_makes_it_stale() {
     assert_eq!(state(), BitmapState::Valid, "opening changes nothing");
     let device = open_mut(&image, &OpenOptions::default()).unwrap();
     device.write_at(&[1], 0).unwrap();
-    assert_eq!(state(), BitmapState::Stale, "at once, not at the flush");
+    assert_eq!(state(), BitmapState::Stale, "at the first write, not at the flush");
     device.flush().unwrap();
     drop(device);
     let (corruptions, _) = qemu_check(&image);
@@ -59,10 +59,7 @@ fn inconsistent_images_are_not_written() {
     peer::overwrite(&image, &bytes);
     let device = open_mut(&image, &OpenOptions::default()).unwrap();
     assert!(device.write_at(&[1], 0).is_err());
-    assert!(
-        device.write_at(&[1], 512 * 1024).is_err(),
-        "nothing is written any more"
-    );
+    assert!(device.write_at(&[1], 512 * 1024).is_err(), "no further write succeeds");
     drop(device);
     assert_eq!(fs::read(&image).unwrap()[79], 2, "marked as corrupt");
 }

@@ -41,6 +41,6 @@ pub(crate) fn over_base() -> Qcow2Options {
 pub(crate) fn assert_is(image: &Path, disk: &[u8], lab: &Lab, what: &str) {
     assert_clean(image);
     assert_eq!(qemu_check(image), (0, 0), "{what}");
-    assert!(flatten(image, lab) == disk, "{what}: the peer reads something else");
+    assert!(flatten(image, lab) == disk, "{what}: the peer reads other data");
     assert_reads_as(&open(image, &OpenOptions::default()).unwrap(), disk, what);
 }

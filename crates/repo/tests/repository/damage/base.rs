@@ -13,7 +13,7 @@ use holdfast_repo::{
 };
 
 use super::KIB;
-use crate::common::specimen::StealMarker;
+use crate::common::specimen::MarkerCopier;
 use crate::common::{Disk, PASSWORD, Watch, environment, init_request, request, source};
 
 pub(crate) const SECOND_KEY: Credential<'static> = Credential::KeyFile(b"another key file, for a bad day!");
@@ -74,7 +74,7 @@ pub(crate) fn restores(repository: &Repository, snapshot: SnapshotId, disk: &str
     assert_eq!(device.size_bytes(), expected.len() as u64);
     let mut bytes = vec![1; expected.len()];
     let read = device.read_at(&mut bytes, 0).is_ok();
-    assert!(!read || bytes == expected, "the device reads something else");
+    assert!(!read || bytes == expected, "the device returns other data");
     let target = MemoryDevice::new(expected.len() as u64);
     let request = RestoreRequest {
         target: &target,
@@ -85,7 +85,7 @@ pub(crate) fn restores(repository: &Repository, snapshot: SnapshotId, disk: &str
     let restored = repository.restore(&device, &request, &Watch::default()).is_ok();
     assert!(
         !restored || target.to_bytes() == expected,
-        "the restore wrote something else"
+        "the restore wrote other data"
     );
     read && restored
 }
@@ -146,7 +146,7 @@ pub(crate) fn base() -> Base {
         disk,
         memory: memory.bytes.clone(),
     };
-    let mut marker = StealMarker::new(&store, &content.memory);
+    let mut marker = MarkerCopier::new(&store, &content.memory);
     let first = back_up_watching(&repository, &content, &mut marker).unwrap();
     content.disk.fill(0, 500 * KIB);
     let second = (back_up(&repository, &content).unwrap(), content.clone());
@@ -166,7 +166,7 @@ pub(crate) fn base() -> Base {
         memory: content.memory.iter().map(|byte| byte ^ 0xff).collect(),
     };
     let extra = back_up(&repository, &other).unwrap();
-    let mut stream = Meanwhile {
+    let mut stream = HookedStream {
         inner: Cursor::new(content.memory.clone()),
         act: Some(Box::new(|| {
             repository.forget(extra, "test").unwrap();
@@ -179,7 +179,7 @@ pub(crate) fn base() -> Base {
     let third = (third, content);
     repository.protect(third.0).unwrap();
     assert!(!repository.scrub(FULL, &Watch::default()).unwrap().has_damage());
-    let (name, bytes) = marker.stolen.unwrap();
+    let (name, bytes) = marker.copied.unwrap();
     store.put(&name, &bytes).unwrap();
     Base {
         objects: objects_of(&store),
@@ -188,12 +188,12 @@ pub(crate) fn base() -> Base {
 }
 
 /// A stream that runs a function in the middle.
-pub(crate) struct Meanwhile<'a> {
+pub(crate) struct HookedStream<'a> {
     inner: Cursor<Vec<u8>>,
     act: Option<Box<dyn FnOnce() + 'a>>,
 }
 
-impl std::io::Read for Meanwhile<'_> {
+impl std::io::Read for HookedStream<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
         if let Some(act) = self.act.take() {
             act();

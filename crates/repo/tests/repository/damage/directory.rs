@@ -142,9 +142,12 @@ fn nothing_new_refers_to_a_pack_with_a_damaged_directory() {
         let (repository, _) = open(&store, 32);
         assert!(
             restores_all(&repository, second, &content),
-            "{name}: the second hangs on it"
+            "{name}: the second snapshot depends on the damaged pack"
         );
-        assert!(!restores_all(&repository, first, &content), "{name}: it was needed");
+        assert!(
+            !restores_all(&repository, first, &content),
+            "{name}: the first snapshot does not need the pack"
+        );
     }
 }
 
@@ -179,7 +182,10 @@ fn a_damaged_directory_does_not_hide_a_damaged_frame() {
     back_up(&repository, &content).unwrap();
     repair(&repository);
     let (repository, _) = open(&store, 42);
-    assert!(restores_all(&repository, snapshot, &content), "it was not healed");
+    assert!(
+        restores_all(&repository, snapshot, &content),
+        "the snapshot was not healed"
+    );
     assert!(verify(&repository, VerifyDepth::Full).is_clean());
 }
 

@@ -40,7 +40,7 @@ fn check_case(base: &Base, name: &ObjectName, damage: Damage, seed: u64) {
     let verified = verify(&repository, VerifyDepth::Full);
     assert!(
         restored || !verified.is_clean() || name.kind() == ObjectKind::Snapshot,
-        "verify missed what a restore ran into"
+        "verify missed damage that a restore found"
     );
     let scrubbed = repository.scrub(FULL, &Watch::default()).unwrap();
     let is_found = warned || !verified.is_clean() || !scrubbed.findings.is_empty();

@@ -13,12 +13,12 @@ use super::{REWRITE_ALL, another};
 use crate::common::{Disk, Rig};
 
 /// A progress that calls a function when the job reports its total.
-struct Begun<'a> {
+struct HookedProgress<'a> {
     act: Mutex<Option<Box<dyn FnOnce() + Send + 'a>>>,
     cancelled: AtomicBool,
 }
 
-impl<'a> Begun<'a> {
+impl<'a> HookedProgress<'a> {
     fn new(act: impl FnOnce() + Send + 'a) -> Self {
         Self {
             act: Mutex::new(Some(Box::new(act))),
@@ -27,7 +27,7 @@ impl<'a> Begun<'a> {
     }
 }
 
-impl JobProgress for Begun<'_> {
+impl JobProgress for HookedProgress<'_> {
     fn advance(&self, _bytes: u64) {}
 
     fn cancelled(&self) -> &AtomicBool {
@@ -46,7 +46,7 @@ impl JobProgress for Begun<'_> {
 /// `loses`, a pack of the second one is deleted too.
 fn check_while_one_is_removed<T>(
     loses: bool,
-    check: impl FnOnce(&Rig, [holdfast_repo::SnapshotId; 2], &Begun<'_>) -> T,
+    check: impl FnOnce(&Rig, [holdfast_repo::SnapshotId; 2], &HookedProgress<'_>) -> T,
 ) -> T {
     let rig = Rig::new(31);
     let mut disk = Disk::new(1 << 20, 1);
@@ -60,7 +60,7 @@ fn check_while_one_is_removed<T>(
     disk.fill(0, 1 << 20);
     let kept = rig.backup("m", &disk, Parent::Newest).snapshot.id;
     let other = another(&rig, 85, Liveness::Alive);
-    let begun = Begun::new(|| {
+    let progress = HookedProgress::new(|| {
         other.forget(removed, "test").unwrap();
         assert!(other.gc(REWRITE_ALL).unwrap().deleted_pack_count > 0);
         if loses {
@@ -68,7 +68,7 @@ fn check_while_one_is_removed<T>(
             own.for_each(|pack| rig.store.delete(&pack).unwrap());
         }
     });
-    check(&rig, [removed, kept], &begun)
+    check(&rig, [removed, kept], &progress)
 }
 
 const ALL_AT_FULL_DEPTH: VerifyRequest<'_> = VerifyRequest {
@@ -81,28 +81,28 @@ const ALL_AT_FULL_DEPTH: VerifyRequest<'_> = VerifyRequest {
 /// Regression: a prune and a gc ran during a verify, which reported the packs of the removed snapshots as lost.
 #[test]
 fn a_snapshot_removed_during_a_check_is_not_lost() {
-    check_while_one_is_removed(false, |rig, _, begun| {
-        let report = rig.repository.verify(&ALL_AT_FULL_DEPTH, begun).unwrap();
+    check_while_one_is_removed(false, |rig, _, progress| {
+        let report = rig.repository.verify(&ALL_AT_FULL_DEPTH, progress).unwrap();
         assert!(report.is_clean(), "{:?}", report.findings);
         assert_eq!((report.snapshot_count, report.logical_bytes), (1, 1 << 20));
     });
-    check_while_one_is_removed(false, |rig, [removed, _], begun| {
+    check_while_one_is_removed(false, |rig, [removed, _], progress| {
         let request = VerifyRequest {
             snapshots: Selection::Some(vec![removed]),
             ..ALL_AT_FULL_DEPTH
         };
-        let result = rig.repository.verify(&request, begun);
+        let result = rig.repository.verify(&request, progress);
         assert!(
             matches!(result, Err(Error::NoSnapshot { id }) if id == removed),
             "{result:?}"
         );
     });
-    check_while_one_is_removed(false, |rig, _, begun| {
+    check_while_one_is_removed(false, |rig, _, progress| {
         let full = ScrubRequest {
             percent: 100,
             thread_count: 1,
         };
-        let report = rig.repository.scrub(full, begun).unwrap();
+        let report = rig.repository.scrub(full, progress).unwrap();
         assert!(!report.has_damage(), "{:?}", report.findings);
     });
 }
@@ -118,7 +118,7 @@ fn a_removal_that_is_older_than_its_record_is_no_loss() {
     disk.fill(0, 1 << 20);
     rig.backup("m", &disk, Parent::Newest);
     let other = another(&rig, 87, Liveness::Alive);
-    let begun = Begun::new(|| {
+    let progress = HookedProgress::new(|| {
         other.forget(removed, "test").unwrap();
         other.gc(REWRITE_ALL).unwrap();
         rig.store.advance_clock(Duration::from_secs(25 * 3600));
@@ -126,7 +126,7 @@ fn a_removal_that_is_older_than_its_record_is_no_loss() {
         let names = rig.store.objects().into_keys();
         assert_eq!(names.filter(|name| name.kind() == ObjectKind::Forgotten).count(), 0);
     });
-    let report = rig.repository.verify(&ALL_AT_FULL_DEPTH, &begun).unwrap();
+    let report = rig.repository.verify(&ALL_AT_FULL_DEPTH, &progress).unwrap();
     assert!(report.is_clean(), "{:?}", report.findings);
     assert_eq!(report.snapshot_count, 1);
 }
@@ -140,16 +140,16 @@ fn lost_chunks_are_reported_despite_a_removal_during_a_check() {
             && missing.iter().all(|one| !one.touches.is_empty())
             && touched.all(|one| one.snapshot == kept)
     };
-    check_while_one_is_removed(true, |rig, [_, kept], begun| {
-        let report = rig.repository.verify(&ALL_AT_FULL_DEPTH, begun).unwrap();
+    check_while_one_is_removed(true, |rig, [_, kept], progress| {
+        let report = rig.repository.verify(&ALL_AT_FULL_DEPTH, progress).unwrap();
         assert!(is_of(&report.findings, kept), "{:?}", report.findings);
     });
-    check_while_one_is_removed(true, |rig, [_, kept], begun| {
+    check_while_one_is_removed(true, |rig, [_, kept], progress| {
         let full = ScrubRequest {
             percent: 100,
             thread_count: 1,
         };
-        let report = rig.repository.scrub(full, begun).unwrap();
+        let report = rig.repository.scrub(full, progress).unwrap();
         assert!(is_of(&report.findings, kept), "{:?}", report.findings);
     });
 }

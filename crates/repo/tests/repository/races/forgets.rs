@@ -4,7 +4,7 @@ use holdfast_repo::store::ObjectKind;
 use holdfast_repo::{Error, Liveness, Parent};
 
 use super::{MONTH_AND_MORE, REWRITE_ALL, WEEK_AND_MORE, another};
-use crate::common::{Disk, Hooked, Rig};
+use crate::common::{Disk, HookedStore, Rig};
 
 /// Regression: a forget slept before it put its record, and the snapshot was protected meanwhile. gc ran between the
 /// put and the moment in which the forget finds that its announcement is gone, and completed the forget: a protected
@@ -17,7 +17,7 @@ fn gc_does_not_complete_a_forget_after_a_later_protection() {
     let id = rig.backup("m", &disk, Parent::Newest).snapshot.id;
     let (store, other) = (rig.store.clone(), another(&rig, 94, Liveness::Unknown));
     let gc = another(&rig, 93, Liveness::Unknown);
-    let hooked = Hooked::new(&rig.store, ObjectKind::Forgotten, move || {
+    let hooked = HookedStore::new(&rig.store, ObjectKind::Forgotten, move || {
         store.advance_clock(WEEK_AND_MORE);
         other.protect(id).unwrap();
     });
@@ -35,7 +35,7 @@ fn a_protected_snapshot_is_restored_after_an_interrupted_forget() {
     disk.fill(0, 1 << 20);
     let id = rig.backup("m", &disk, Parent::Newest).snapshot.id;
     let (store, other) = (rig.store.clone(), another(&rig, 94, Liveness::Unknown));
-    let hooked = Hooked::new(&rig.store, ObjectKind::Forgotten, move || {
+    let hooked = HookedStore::new(&rig.store, ObjectKind::Forgotten, move || {
         store.advance_clock(WEEK_AND_MORE);
         other.protect(id).unwrap();
     });
@@ -46,7 +46,10 @@ fn a_protected_snapshot_is_restored_after_an_interrupted_forget() {
 
     let reader = another(&rig, 91, Liveness::Unknown);
     reader.gc(REWRITE_ALL).unwrap();
-    assert!(reader.snapshots().unwrap().0.is_empty(), "its forget may be alive");
+    assert!(
+        reader.snapshots().unwrap().0.is_empty(),
+        "the forget may still be running"
+    );
     rig.store.advance_clock(MONTH_AND_MORE);
     reader.gc(REWRITE_ALL).unwrap();
     crate::common::assert_restores(&reader, id, &disk.bytes);

@@ -10,7 +10,7 @@ use holdfast_repo::{
 };
 
 use super::{REWRITE_ALL, WEEK_AND_MORE, another, request_of_another};
-use crate::common::{Disk, Hooked, PASSWORD, Rig, Watch, environment, request, source};
+use crate::common::{Disk, HookedStore, PASSWORD, Rig, Watch, environment, request, source};
 
 /// Regression: gc rewrote a pack of an open disk, and the next read failed with "pack is missing", although the
 /// snapshot still existed and opening it again would have helped.
@@ -116,8 +116,8 @@ fn chunks_that_repair_a_snapshot_during_gc_are_kept() {
     };
     assert!(rig.repository.scrub(full, &rig.progress).unwrap().has_damage());
 
-    let healer = another(&rig, 94, Liveness::Alive);
-    let hooked = Hooked::new(&rig.store, ObjectKind::Condemned, move || {
+    let other = another(&rig, 94, Liveness::Alive);
+    let hooked = HookedStore::new(&rig.store, ObjectKind::Condemned, move || {
         let device = MemoryDevice::from_bytes(&[7; 4096]);
         let source = Source {
             name: "vda".to_owned(),
@@ -125,7 +125,7 @@ fn chunks_that_repair_a_snapshot_during_gc_are_kept() {
             notes: BTreeMap::new(),
         };
         let request = request("other", 1, vec![source], Parent::None, 0);
-        healer.backup(request, &Watch::default()).unwrap();
+        other.backup(request, &Watch::default()).unwrap();
     });
     let gc = Repository::open(Arc::new(hooked), PASSWORD, environment(93))
         .unwrap()
@@ -160,7 +160,7 @@ fn a_replaced_gc_deletes_no_used_packs() {
         let store = rig.store.clone();
         let (again, ids) = (removed.clone(), Arc::new(std::sync::Mutex::new(None)));
         let new = Arc::clone(&ids);
-        let hooked = Hooked::new(&rig.store, kind, move || {
+        let hooked = HookedStore::new(&rig.store, kind, move || {
             store.advance_clock(WEEK_AND_MORE);
             let request = GcRequest {
                 repack_below_percent: percent,
@@ -178,7 +178,7 @@ fn a_replaced_gc_deletes_no_used_packs() {
         let case = format!("{kind}, {percent}: {slept:?}");
         let reader = another(&rig, 89, Liveness::Unknown);
         crate::common::assert_restores(&reader, kept, &disk.bytes);
-        let new = ids.lock().unwrap().expect("the other one made a snapshot");
+        let new = ids.lock().unwrap().expect("the other process created a snapshot");
         crate::common::assert_restores(&reader, new, &removed);
         assert!(slept.is_ok() || matches!(slept, Err(Error::Revoked { .. })), "{case}");
         rig.repository.gc(REWRITE_ALL).unwrap();

@@ -53,12 +53,12 @@ fn another(rig: &Rig, seed: u64, others: Liveness) -> Repository {
 }
 
 /// A stream during which another process does something.
-struct Meanwhile<'a> {
+struct HookedStream<'a> {
     bytes: &'a [u8],
     act: Option<Box<dyn FnOnce() + 'a>>,
 }
 
-impl Read for Meanwhile<'_> {
+impl Read for HookedStream<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
         if let Some(act) = self.act.take() {
             act();
@@ -70,7 +70,7 @@ impl Read for Meanwhile<'_> {
 /// Backs up a disk, and a stream in the middle of which `act` is called.
 fn back_up_while(rig: &Rig, disk: &Disk, act: impl FnOnce()) -> holdfast_repo::Result<BackupReport> {
     let device = MemoryDevice::from_bytes(&disk.bytes);
-    let mut stream = Meanwhile {
+    let mut stream = HookedStream {
         bytes: &disk.bytes,
         act: Some(Box::new(act)),
     };

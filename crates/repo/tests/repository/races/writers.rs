@@ -9,7 +9,7 @@ use holdfast_repo::store::{ObjectKind, Store};
 use holdfast_repo::{Error, Liveness, Parent, RepairRequest, Repository, SourceData};
 
 use super::{MONTH_AND_MORE, Other, REWRITE_ALL, another, back_up_while, request_of_another};
-use crate::common::{Disk, Hooked, PASSWORD, Rig, Watch, environment, request, source};
+use crate::common::{Disk, HookedStore, PASSWORD, Rig, Watch, environment, request, source};
 
 /// Regression: gc wrongly considered a writer dead for certain. It deleted the data of the writer, and also the mark in
 /// the place of its snapshot, because no writer could need the mark. Then the writer continued, and committed a
@@ -26,7 +26,10 @@ fn a_writer_considered_dead_does_not_commit() {
         let report = gc.gc(REWRITE_ALL).unwrap();
         assert_eq!(report.cleared_writers.len(), 1, "{report:?}");
         let again = gc.gc(REWRITE_ALL).unwrap();
-        assert!(again.cleared_writers.is_empty(), "it was cleared once: {again:?}");
+        assert!(
+            again.cleared_writers.is_empty(),
+            "the writer was cleared twice: {again:?}"
+        );
     });
     assert!(matches!(result, Err(Error::Revoked { .. })), "{result:?}");
     assert!(rig.repository.snapshots().unwrap().0.is_empty());
@@ -44,11 +47,14 @@ fn a_writer_whose_mark_was_deleted_before_its_commit_reverts_it() {
     disk.fill(0, 1 << 20);
     let gc = another(&rig, 96, Liveness::Dead);
     let store = rig.store.clone();
-    let hooked = Hooked::new(&rig.store, ObjectKind::Snapshot, move || {
+    let hooked = HookedStore::new(&rig.store, ObjectKind::Snapshot, move || {
         gc.gc(REWRITE_ALL).unwrap();
         store.advance_clock(MONTH_AND_MORE);
         let report = gc.gc(REWRITE_ALL).unwrap();
-        assert!(report.cleared_writers.is_empty(), "it was cleared before: {report:?}");
+        assert!(
+            report.cleared_writers.is_empty(),
+            "the writer was cleared twice: {report:?}"
+        );
     });
     let device = MemoryDevice::from_bytes(&disk.bytes);
     let backup = request_of_another(vec![source("vda", SourceData::Disk(&device))]);

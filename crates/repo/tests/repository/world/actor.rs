@@ -14,7 +14,7 @@ use holdfast_repo::{
     SnapshotId, Source, SourceData, TargetState, VerifyRequest,
 };
 
-use super::cast::{self, Act, Actor, Fate, Form, Look, MACHINES, Moment, Role, Town, Way};
+use super::roles::{self, Act, Actor, ActorFault, Check, Form, MACHINES, Moment, ProcessTable, ReadMethod, Role};
 use crate::common::{PASSWORD, Watch, request};
 
 /// Longer than the work of any other actor.
@@ -25,9 +25,9 @@ const LONG: Duration = Duration::from_secs(40 * 24 * 3600);
 const OPERATION: Duration = Duration::from_secs(1);
 
 /// The context in which an actor runs.
-pub(super) struct Stage {
+pub(super) struct ActorContext {
     pub(super) store: Arc<InterleavedStore>,
-    pub(super) town: Arc<Town>,
+    pub(super) process_table: Arc<ProcessTable>,
     /// The store whose clock is advanced.
     pub(super) memory: MemoryStore,
     pub(super) time: Arc<AtomicI64>,
@@ -40,7 +40,7 @@ pub(super) struct Stage {
 pub(super) enum Outcome {
     Backup(Result<Manifest, Error>, Vec<String>),
     Read(Result<Vec<u8>, Error>),
-    Look(Result<Vec<Finding>, Error>),
+    Check(Result<Vec<Finding>, Error>),
     Done(Result<(), Error>),
 }
 
@@ -48,8 +48,8 @@ impl Outcome {
     pub(super) fn summary(&self) -> String {
         match self {
             Self::Backup(Ok(manifest), _) => format!("made {}", manifest.id),
-            Self::Read(Ok(_)) | Self::Look(Ok(_)) | Self::Done(Ok(())) => "done".to_owned(),
-            Self::Backup(Err(error), _) | Self::Read(Err(error)) | Self::Look(Err(error)) | Self::Done(Err(error)) => {
+            Self::Read(Ok(_)) | Self::Check(Ok(_)) | Self::Done(Ok(())) => "done".to_owned(),
+            Self::Backup(Err(error), _) | Self::Read(Err(error)) | Self::Check(Err(error)) | Self::Done(Err(error)) => {
                 super::chain(error)
             }
         }
@@ -59,26 +59,26 @@ impl Outcome {
 impl Actor {
     /// Opens the repository, performs the role, and marks the process as dead.
     #[expect(clippy::needless_pass_by_value, reason = "a stage is played once")]
-    pub(super) fn play(&self, stage: Stage) -> Outcome {
-        let store: Arc<dyn Store> = Arc::new(FatefulStore {
-            fate: self.fate,
+    pub(super) fn run(&self, context: ActorContext) -> Outcome {
+        let store: Arc<dyn Store> = Arc::new(ActorStore {
+            actor_fault: self.actor_fault,
             operations: AtomicU64::new(0),
             matches: AtomicU64::new(0),
             is_dead: AtomicBool::new(false),
             process: self.process,
-            town: Arc::clone(&stage.town),
-            memory: stage.memory.clone(),
-            time: Arc::clone(&stage.time),
-            running: Arc::clone(&stage.running),
-            inner: Arc::clone(&stage.store),
+            process_table: Arc::clone(&context.process_table),
+            memory: context.memory.clone(),
+            time: Arc::clone(&context.time),
+            running: Arc::clone(&context.running),
+            inner: Arc::clone(&context.store),
         });
-        let environment = cast::environment(&stage.town, &stage.time, self.process, stage.seed);
+        let environment = roles::environment(&context.process_table, &context.time, self.process, context.seed);
         let outcome = match Repository::open(store, PASSWORD, environment) {
-            Ok(opened) => self.work(&opened.repository, &stage.store),
+            Ok(opened) => self.work(&opened.repository, &context.store),
             Err(error) => self.failed(error),
         };
-        stage.town.set(self.process, Liveness::Dead);
-        stage.running.fetch_sub(1, Ordering::Relaxed);
+        context.process_table.set(self.process, Liveness::Dead);
+        context.running.fetch_sub(1, Ordering::Relaxed);
         outcome
     }
 
@@ -86,7 +86,7 @@ impl Actor {
         match self.role {
             Role::Backup { .. } => Outcome::Backup(Err(error), Vec::new()),
             Role::Read(..) => Outcome::Read(Err(error)),
-            Role::Look(_) => Outcome::Look(Err(error)),
+            Role::Check(_) => Outcome::Check(Err(error)),
             _ => Outcome::Done(Err(error)),
         }
     }
@@ -102,7 +102,7 @@ impl Actor {
                 let device = MemoryDevice::from_bytes(bytes);
                 let mut stream = &bytes[..];
                 let source = match form {
-                    Form::Disk => cast::disk_source(&device),
+                    Form::Disk => roles::disk_source(&device),
                     Form::Stream => Source {
                         name: "vda".into(),
                         data: SourceData::Stream(&mut stream),
@@ -120,9 +120,9 @@ impl Actor {
             Role::Forget(snapshot) => Outcome::Done(repository.forget(*snapshot, "test")),
             Role::Protect(snapshot) => Outcome::Done(repository.protect(*snapshot)),
             Role::Gc(percent, times) => Outcome::Done(collect(repository, (*percent, *times), turns)),
-            Role::Look(look) => look_through(repository, *look),
+            Role::Check(check) => run_check(repository, *check),
             Role::Repair => Outcome::Done(repair(repository)),
-            Role::Read(snapshot, way) => Outcome::Read(read(repository, *snapshot, *way)),
+            Role::Read(snapshot, method) => Outcome::Read(read(repository, *snapshot, *method)),
             Role::List => Outcome::Done(list(repository)),
         }
     }
@@ -150,9 +150,9 @@ fn collect(repository: &Repository, (percent, times): (u8, u32), turns: &Interle
     Ok(())
 }
 
-fn look_through(repository: &Repository, look: Look) -> Outcome {
-    let found = match look {
-        Look::Scrub => {
+fn run_check(repository: &Repository, check: Check) -> Outcome {
+    let found = match check {
+        Check::Scrub => {
             let request = ScrubRequest {
                 percent: 100,
                 thread_count: 0,
@@ -161,7 +161,7 @@ fn look_through(repository: &Repository, look: Look) -> Outcome {
                 .scrub(request, &Watch::default())
                 .map(|report| report.findings)
         }
-        Look::Verify(depth) => {
+        Check::Verify(depth) => {
             let request = VerifyRequest {
                 snapshots: Selection::All,
                 depth,
@@ -173,7 +173,7 @@ fn look_through(repository: &Repository, look: Look) -> Outcome {
                 .map(|report| report.findings)
         }
     };
-    Outcome::Look(found)
+    Outcome::Check(found)
 }
 
 fn repair(repository: &Repository) -> Result<(), Error> {
@@ -191,22 +191,22 @@ fn list(repository: &Repository) -> Result<(), Error> {
     repository.statistics().map(|_| ())
 }
 
-fn read(repository: &Repository, snapshot: SnapshotId, way: Way) -> Result<Vec<u8>, Error> {
+fn read(repository: &Repository, snapshot: SnapshotId, method: ReadMethod) -> Result<Vec<u8>, Error> {
     let failed = |source| Error::Device {
         role: "source",
         name: "snapshot".into(),
         source,
     };
     let device = repository.open_disk(snapshot, None)?;
-    match way {
-        Way::Device => {
+    match method {
+        ReadMethod::Device => {
             let mut bytes = vec![1; holdfast_block::to_usize(device.size_bytes())];
             for (part, offset) in bytes.chunks_mut(8192).zip((0..).step_by(8192)) {
                 device.read_at(part, offset).map_err(failed)?;
             }
             Ok(bytes)
         }
-        Way::Restore => {
+        ReadMethod::Restore => {
             let target = MemoryDevice::new(device.size_bytes());
             let request = RestoreRequest {
                 target: &target,
@@ -221,35 +221,35 @@ fn read(repository: &Repository, snapshot: SnapshotId, way: Way) -> Result<Vec<u
 }
 
 /// A store that applies the fate of its user: to stall, to sleep until all others have ended, or to crash.
-struct FatefulStore {
-    fate: Fate,
+struct ActorStore {
+    actor_fault: ActorFault,
     /// Number of operations, and number of those that match the step of the fate.
     operations: AtomicU64,
     matches: AtomicU64,
     is_dead: AtomicBool,
     process: u32,
-    town: Arc<Town>,
+    process_table: Arc<ProcessTable>,
     memory: MemoryStore,
     time: Arc<AtomicI64>,
     running: Arc<AtomicUsize>,
     inner: Arc<InterleavedStore>,
 }
 
-impl FatefulStore {
+impl ActorStore {
     /// Applies the fate before an operation; an error if the process has crashed.
-    fn meet(&self, act: Option<Act>, kind: Option<ObjectKind>) -> StoreResult<&InterleavedStore> {
+    fn apply_fault(&self, act: Option<Act>, kind: Option<ObjectKind>) -> StoreResult<&InterleavedStore> {
         self.memory.advance_clock(OPERATION);
         let operation = 1 + self.operations.fetch_add(1, Ordering::Relaxed);
-        let is_it = |moment: Moment| {
+        let is_step = |moment: Moment| {
             act == Some(moment.act)
                 && kind == Some(moment.kind)
                 && self.matches.fetch_add(1, Ordering::Relaxed) + 1 == moment.number
         };
-        match self.fate {
-            Fate::Sleeps(after, seen) if operation == after => self.sleep(seen),
-            Fate::SleepsAt(moment, seen) if is_it(moment) => self.sleep(seen),
-            Fate::Stalls(moment, pauses) if is_it(moment) => (0..pauses).for_each(|_| self.inner.pause()),
-            Fate::CrashesAt(moment) if is_it(moment) => self.is_dead.store(true, Ordering::Relaxed),
+        match self.actor_fault {
+            ActorFault::Sleeps(after, seen) if operation == after => self.sleep(seen),
+            ActorFault::SleepsAt(moment, seen) if is_step(moment) => self.sleep(seen),
+            ActorFault::Stalls(moment, pauses) if is_step(moment) => (0..pauses).for_each(|_| self.inner.pause()),
+            ActorFault::CrashesAt(moment) if is_step(moment) => self.is_dead.store(true, Ordering::Relaxed),
             _ => {}
         }
         if self.is_dead.load(Ordering::Relaxed) {
@@ -260,7 +260,7 @@ impl FatefulStore {
     }
 
     fn sleep(&self, seen: Liveness) {
-        self.town.set(self.process, seen);
+        self.process_table.set(self.process, seen);
         self.time
             .fetch_add(i64::try_from(LONG.as_millis()).unwrap(), Ordering::Relaxed);
         self.memory.advance_clock(LONG);
@@ -275,40 +275,40 @@ impl FatefulStore {
     }
 }
 
-impl Store for FatefulStore {
+impl Store for ActorStore {
     fn put(&self, name: &ObjectName, bytes: &[u8]) -> StoreResult<Put> {
-        self.meet(Some(Act::Put), Some(name.kind()))?.put(name, bytes)
+        self.apply_fault(Some(Act::Put), Some(name.kind()))?.put(name, bytes)
     }
     fn create(&self, name: &ObjectName) -> StoreResult<Box<dyn ObjectWriter>> {
-        self.meet(Some(Act::Put), Some(name.kind()))?.create(name)
+        self.apply_fault(Some(Act::Put), Some(name.kind()))?.create(name)
     }
     fn get(&self, name: &ObjectName, length_max: u64) -> StoreResult<Vec<u8>> {
-        self.meet(None, None)?.get(name, length_max)
+        self.apply_fault(None, None)?.get(name, length_max)
     }
     fn get_range(&self, name: &ObjectName, offset: u64, buffer: &mut [u8]) -> StoreResult<()> {
-        self.meet(None, None)?.get_range(name, offset, buffer)
+        self.apply_fault(None, None)?.get_range(name, offset, buffer)
     }
     fn length(&self, name: &ObjectName) -> StoreResult<u64> {
-        self.meet(None, None)?.length(name)
+        self.apply_fault(None, None)?.length(name)
     }
     fn list(&self, kind: ObjectKind, visit: &mut dyn FnMut(ObjectName, u64) -> StoreResult<()>) -> StoreResult<()> {
-        self.meet(Some(Act::List), Some(kind))?.list(kind, visit)
+        self.apply_fault(Some(Act::List), Some(kind))?.list(kind, visit)
     }
     fn ages(
         &self,
         kind: ObjectKind,
         visit: &mut dyn FnMut(ObjectName, Option<Duration>) -> StoreResult<()>,
     ) -> StoreResult<()> {
-        self.meet(Some(Act::List), Some(kind))?.ages(kind, visit)
+        self.apply_fault(Some(Act::List), Some(kind))?.ages(kind, visit)
     }
     fn delete(&self, name: &ObjectName) -> StoreResult<()> {
-        self.meet(Some(Act::Delete), Some(name.kind()))?.delete(name)
+        self.apply_fault(Some(Act::Delete), Some(name.kind()))?.delete(name)
     }
     fn strangers(&self, visit: &mut dyn FnMut(String) -> StoreResult<()>) -> StoreResult<()> {
-        self.meet(None, None)?.strangers(visit)
+        self.apply_fault(None, None)?.strangers(visit)
     }
     fn clean(&self, age: Duration) -> StoreResult<u64> {
-        self.meet(None, None)?.clean(age)
+        self.apply_fault(None, None)?.clean(age)
     }
     fn describe(&self) -> String {
         self.inner.describe()

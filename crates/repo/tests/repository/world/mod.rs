@@ -3,18 +3,18 @@
 #![allow(clippy::print_stdout, reason = "a failure prints its seed")]
 
 mod actor;
-mod cast;
+mod roles;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicUsize};
 
-use actor::{Outcome, Stage};
-use cast::Town;
-use cast::{Actor, Fate, Role};
+use actor::{ActorContext, Outcome};
 use holdfast_block::{BlockDevice, MemoryDevice, SeededRandom};
 use holdfast_repo::store::{FaultStore, Interleaver, MemoryStore, ObjectKind, Step, Store};
 use holdfast_repo::{Error, Finding, GcRequest, Manifest, Parent, Repository, SnapshotId, Touched};
+use roles::ProcessTable;
+use roles::{Actor, ActorFault, Role};
 
 use crate::common::{PASSWORD, SeededBytes, Watch, init_request, request};
 
@@ -41,9 +41,9 @@ impl Base {
             .map(|number| random.bytes(4096 * (1 + holdfast_block::to_usize(number % 3))))
             .collect();
         let store = MemoryStore::new();
-        let town = Arc::new(Town::default());
+        let process_table = Arc::new(ProcessTable::default());
         let time = Arc::new(AtomicI64::new(1_700_000_000_000));
-        let environment = cast::environment(&town, &time, 1, 1);
+        let environment = roles::environment(&process_table, &time, 1, 1);
         Repository::init(Arc::new(store.clone()), &init_request(), environment).unwrap();
         let mut base = Self {
             store,
@@ -53,11 +53,11 @@ impl Base {
         };
         let first = [(0, [1, 2, 3, 0]), (0, [1, 2, 3, 4]), (1, [1, 2, 5, 0])];
         for (number, (machine, slots)) in (2..).zip(first) {
-            let repository = open(&base.store, &town, &time, number);
+            let repository = open(&base.store, &process_table, &time, number);
             let bytes = base.disk(slots);
             let device = MemoryDevice::from_bytes(&bytes);
-            let sources = vec![cast::disk_source(&device)];
-            let request = request(cast::MACHINES[machine], number.into(), sources, Parent::Newest, 0);
+            let sources = vec![roles::disk_source(&device)];
+            let request = request(roles::MACHINES[machine], number.into(), sources, Parent::Newest, 0);
             let report = repository.backup(request, &Watch::default()).unwrap();
             base.expected.insert(report.snapshot.id, bytes);
         }
@@ -75,8 +75,8 @@ impl Base {
     }
 }
 
-fn open(store: &MemoryStore, town: &Arc<Town>, time: &Arc<AtomicI64>, process: u32) -> Repository {
-    let environment = cast::environment(town, time, process, u64::from(process) << 20);
+fn open(store: &MemoryStore, process_table: &Arc<ProcessTable>, time: &Arc<AtomicI64>, process: u32) -> Repository {
+    let environment = roles::environment(process_table, time, process, u64::from(process) << 20);
     let opened = Repository::open(Arc::new(store.clone()), PASSWORD, environment).unwrap();
     assert!(opened.warnings.is_empty());
     opened.repository
@@ -88,7 +88,7 @@ pub(crate) struct World<'a> {
     seed: u64,
     random: SeededRandom,
     store: MemoryStore,
-    town: Arc<Town>,
+    process_table: Arc<ProcessTable>,
     time: Arc<AtomicI64>,
     next_process: u32,
     machines: [Slots; 2],
@@ -104,13 +104,13 @@ pub(crate) struct World<'a> {
     /// The findings of checks in this round.
     found: Vec<Finding>,
     /// The steps so far, for the analysis of a failure.
-    story: Vec<String>,
+    log: Vec<String>,
 }
 
 impl Drop for World<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            println!("HOLDFAST_SEED={} fails:\n{}", self.seed, self.story.join("\n"));
+            println!("HOLDFAST_SEED={} fails:\n{}", self.seed, self.log.join("\n"));
         }
     }
 }
@@ -122,7 +122,7 @@ impl<'a> World<'a> {
             seed,
             random: SeededRandom::new(!seed),
             store: base.store.duplicate(),
-            town: Arc::new(Town::default()),
+            process_table: Arc::new(ProcessTable::default()),
             time: Arc::new(AtomicI64::new(1_700_000_100_000)),
             next_process: 100,
             machines: base.machines,
@@ -132,7 +132,7 @@ impl<'a> World<'a> {
             committed: base.expected.keys().copied().collect(),
             attempts: BTreeMap::new(),
             found: Vec::new(),
-            story: Vec::new(),
+            log: Vec::new(),
         }
     }
 
@@ -144,33 +144,33 @@ impl<'a> World<'a> {
     /// Runs some actors concurrently, and checks the repository afterwards; returns their steps.
     pub(crate) fn round(&mut self) -> Vec<Step> {
         let mut actors = match self.random.below(4) {
-            0 => self.siege().unwrap_or_default(),
+            0 => self.contended_actors().unwrap_or_default(),
             _ => Vec::new(),
         };
         if actors.is_empty() || self.random.one_in(4) {
             let count = 2 + self.random.below(8) / 3;
-            actors.extend((0..count).map(|_| self.cast()));
+            actors.extend((0..count).map(|_| self.random_actor()));
         }
-        self.story.push("round:".to_owned());
-        self.story.extend(actors.iter().map(|actor| format!("  {actor:?}")));
+        self.log.push("round:".to_owned());
+        self.log.extend(actors.iter().map(|actor| format!("  {actor:?}")));
         for actor in &actors {
             if let Role::Backup { bytes, .. } = &actor.role {
                 self.attempts.insert(actor.process, bytes.clone());
             }
         }
         let are_strangers = self.random.one_in(3);
-        self.town.make_strangers(are_strangers);
-        self.story.push(format!("  strangers to each other: {are_strangers}"));
+        self.process_table.set_strangers(are_strangers);
+        self.log.push(format!("  strangers to each other: {are_strangers}"));
         let interleaver = Interleaver::new(self.random.next_u64());
         let running = Arc::new(AtomicUsize::new(actors.len()));
-        let stages: Vec<Stage> = actors
+        let contexts: Vec<ActorContext> = actors
             .iter()
             .map(|actor| {
-                let plan = actor.fate.plan();
+                let plan = actor.actor_fault.plan();
                 let fault = FaultStore::new(Arc::new(self.store.clone()), plan, self.random.next_u64());
-                Stage {
+                ActorContext {
                     store: Arc::new(interleaver.actor(Arc::new(fault))),
-                    town: Arc::clone(&self.town),
+                    process_table: Arc::clone(&self.process_table),
                     memory: self.store.clone(),
                     time: Arc::clone(&self.time),
                     running: Arc::clone(&running),
@@ -181,10 +181,10 @@ impl<'a> World<'a> {
         let mut outcomes: Vec<Option<Outcome>> = actors.iter().map(|_| None).collect();
         let acts = actors
             .iter()
-            .zip(stages)
+            .zip(contexts)
             .zip(&mut outcomes)
-            .map(|((actor, stage), outcome)| {
-                Box::new(move || *outcome = Some(actor.play(stage))) as Box<dyn FnOnce() + Send>
+            .map(|((actor, context), outcome)| {
+                Box::new(move || *outcome = Some(actor.run(context))) as Box<dyn FnOnce() + Send>
             })
             .collect();
         let panics = interleaver.run(acts);
@@ -194,80 +194,84 @@ impl<'a> World<'a> {
                 .as_ref()
                 .map(|operation| format!("  {}: {operation}", step.actor))
         };
-        self.story.extend(steps.iter().filter_map(number));
+        self.log.extend(steps.iter().filter_map(number));
         assert!(panics.iter().all(Result::is_ok), "an actor panicked");
         for (actor, outcome) in actors.iter().zip(outcomes) {
             let outcome = outcome.expect("an actor that did not panic has an outcome");
-            self.story
+            self.log
                 .push(format!("  process {}: {}", actor.process, outcome.summary()));
-            self.judge(actor, outcome, are_strangers);
+            self.check_outcome(actor, outcome, are_strangers);
         }
-        self.town.make_strangers(false);
-        self.look(&actors);
+        self.process_table.set_strangers(false);
+        self.check(&actors);
         self.doubtful.clear();
         steps
     }
 
     /// Asserts that the outcome of an actor is permitted.
-    fn judge(&mut self, actor: &Actor, outcome: Outcome, are_strangers: bool) {
+    fn check_outcome(&mut self, actor: &Actor, outcome: Outcome, are_strangers: bool) {
         // If the processes are on different hosts and sleeps advance the clock by a month, a living process may be
         // considered dead.
-        let is_told = matches!(
+        let is_revoked = matches!(
             outcome,
             Outcome::Backup(Err(Error::Revoked { .. }), _)
                 | Outcome::Done(Err(Error::Revoked { .. } | Error::Locked { .. }))
         );
-        let lives = actor.fate.lives() && !(are_strangers && is_told);
+        let survives = actor.actor_fault.survives() && !(are_strangers && is_revoked);
         let process = actor.process;
         match (&actor.role, outcome) {
             (Role::Backup { bytes, .. }, Outcome::Backup(Ok(manifest), warnings)) => {
                 self.expected.insert(manifest.id, bytes.clone());
                 assert!(
-                    !lives || are_strangers || warnings.is_empty(),
-                    "process {process} is warned: {warnings:?}"
+                    !survives || are_strangers || warnings.is_empty(),
+                    "process {process} got warnings: {warnings:?}"
                 );
             }
             (Role::Backup { .. }, Outcome::Backup(Err(error), _)) => {
-                assert!(!lives, "backup {process}: {}", chain(&error));
+                assert!(!survives, "backup {process}: {}", chain(&error));
             }
             (Role::Forget(snapshot), Outcome::Done(result)) => {
                 let protected = matches!(result, Err(Error::Protected { .. }));
-                let gone = matches!(result, Err(Error::NoSnapshot { .. }));
+                let is_missing = matches!(result, Err(Error::NoSnapshot { .. }));
                 if !protected {
                     self.doubtful.insert(*snapshot);
                 }
                 if let Err(error) = &result {
-                    assert!(!lives || protected || gone, "forget {process}: {}", chain(error));
+                    assert!(
+                        !survives || protected || is_missing,
+                        "forget {process}: {}",
+                        chain(error)
+                    );
                 } else {
                     let listed = self.check_repository().snapshot(*snapshot).is_ok();
-                    assert!(!listed, "{snapshot} was forgotten and is there");
+                    assert!(!listed, "{snapshot} was forgotten, and is still listed");
                 }
             }
             (Role::Protect(snapshot), Outcome::Done(result)) => {
-                let gone = matches!(result, Err(Error::NoSnapshot { .. } | Error::Locked { .. }));
+                let is_missing = matches!(result, Err(Error::NoSnapshot { .. } | Error::Locked { .. }));
                 match result {
                     Ok(()) => {
                         self.protected.insert(*snapshot);
                     }
-                    Err(error) => assert!(!lives || gone, "protect {process}: {}", chain(&error)),
+                    Err(error) => assert!(!survives || is_missing, "protect {process}: {}", chain(&error)),
                 }
             }
             (Role::Read(snapshot, _), Outcome::Read(result)) => match result {
-                Ok(bytes) => assert!(bytes == self.expected[snapshot], "{process} read something else"),
+                Ok(bytes) => assert!(bytes == self.expected[snapshot], "{process} read other data"),
                 // Checked after the round, when the forgotten snapshots are known.
                 Err(error) => self
-                    .story
+                    .log
                     .push(format!("  {process} could not read {snapshot}: {}", chain(&error))),
             },
             (role @ (Role::Gc(..) | Role::Repair), Outcome::Done(Err(error))) => {
                 let locked = matches!(error, Error::Locked { .. });
-                assert!(!lives || locked, "{role:?} {process}: {}", chain(&error));
+                assert!(!survives || locked, "{role:?} {process}: {}", chain(&error));
             }
-            (role @ Role::List, Outcome::Done(Err(error))) | (role @ Role::Look(_), Outcome::Look(Err(error))) => {
+            (role @ Role::List, Outcome::Done(Err(error))) | (role @ Role::Check(_), Outcome::Check(Err(error))) => {
                 panic!("{role:?} {process}: {}", chain(&error));
             }
             // Checked after the round, when the forgotten snapshots are known.
-            (Role::Look(_), Outcome::Look(Ok(findings))) => self.found.extend(findings),
+            (Role::Check(_), Outcome::Check(Ok(findings))) => self.found.extend(findings),
             (Role::Gc(..) | Role::List | Role::Repair, Outcome::Done(Ok(()))) => {}
             (role, _) => unreachable!("{role:?} has another kind of outcome"),
         }
@@ -275,11 +279,11 @@ impl<'a> World<'a> {
 
     fn check_repository(&mut self) -> Repository {
         let process = self.process();
-        open(&self.store, &self.town, &self.time, process)
+        open(&self.store, &self.process_table, &self.time, process)
     }
 
     /// Asserts that all expected snapshots exist, and have the content that was backed up.
-    fn look(&mut self, actors: &[Actor]) {
+    fn check(&mut self, actors: &[Actor]) {
         let repository = self.check_repository();
         let (manifests, errors) = repository.snapshots().unwrap();
         assert!(errors.is_empty(), "{errors:?}");
@@ -296,9 +300,10 @@ impl<'a> World<'a> {
                 .attempts
                 .get(&author)
                 .unwrap_or_else(|| panic!("no backup made {id}"));
-            let has_crashed = actors
-                .iter()
-                .any(|actor| actor.process == author && matches!(actor.fate, Fate::Crashes(_) | Fate::CrashesAt(_)));
+            let has_crashed = actors.iter().any(|actor| {
+                actor.process == author
+                    && matches!(actor.actor_fault, ActorFault::Crashes(_) | ActorFault::CrashesAt(_))
+            });
             let is_repaired = actors.iter().any(|actor| actor.role == Role::Repair);
             assert!(has_crashed || is_repaired, "{id} was made by {author}");
             if !has_crashed {
@@ -311,14 +316,14 @@ impl<'a> World<'a> {
             .extend(self.expected.keys().filter(|id| !revived.contains(*id)));
         self.expected.retain(|id, _| {
             let must_be = protected.contains(id) || !doubtful.contains(id);
-            assert!(!must_be || listed.contains_key(id), "{id} is gone");
+            assert!(!must_be || listed.contains_key(id), "{id} is missing");
             listed.contains_key(id)
         });
         for (id, bytes) in &self.expected {
             let read = read_all(&repository, &listed[id]);
             assert!(
                 read.as_ref().is_ok_and(|read| read == bytes),
-                "{id} reads wrong: {:?}",
+                "{id} has wrong content: {:?}",
                 read.err()
             );
         }
@@ -328,9 +333,9 @@ impl<'a> World<'a> {
             // A lost snapshot cannot be distinguished from one whose writer crashed just before its last step.
             let lost: Option<SnapshotId> = finding.object.strip_prefix("snapshots/").and_then(|id| id.parse().ok());
             let is_excused = is_of_forgotten || lost.is_some_and(|id| !self.committed.contains(&id));
-            assert!(is_excused, "what others do passes for damage: {finding:?}");
+            assert!(is_excused, "concurrent changes count as damage: {finding:?}");
         }
-        for line in self.story.iter().rev().take_while(|line| *line != "round:") {
+        for line in self.log.iter().rev().take_while(|line| *line != "round:") {
             let unread = actors.iter().find_map(|actor| match &actor.role {
                 Role::Read(id, _) if line.contains(&format!("{} could not read {id}", actor.process)) => Some(id),
                 _ => None,
@@ -347,8 +352,8 @@ impl<'a> World<'a> {
             thread_count: 0,
         };
         let first = repository.gc(request).unwrap();
-        self.story.push(format!("{first:?}"));
-        assert!(first.waiting_for.is_empty(), "gc waits for the dead: {first:?}");
+        self.log.push(format!("{first:?}"));
+        assert!(first.waiting_for.is_empty(), "gc waits for dead processes: {first:?}");
         let second = repository.gc(request).unwrap();
         let found = (second.deleted_pack_count, second.rewritten_bytes);
         assert_eq!(found, (0, 0), "the second gc finds something to do: {second:?}");
@@ -363,7 +368,7 @@ impl<'a> World<'a> {
             })
             .unwrap();
         assert!(left.is_empty(), "{left:?} are left");
-        self.look(&[]);
+        self.check(&[]);
     }
 }
 

@@ -39,7 +39,7 @@ fn use_concurrently(device: &NbdDeviceMut, part_bytes: u64, operation_count: u64
                     }
                     let mut buffer = vec![0xEE; part.len()];
                     device.read_at(&mut buffer, base + range.start).unwrap();
-                    assert!(buffer == part, "thread {thread} reads something else at {range:?}");
+                    assert!(buffer == part, "thread {thread} reads other data at {range:?}");
                 }
             });
         }

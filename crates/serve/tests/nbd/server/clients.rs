@@ -5,12 +5,12 @@ use std::sync::Arc;
 use holdfast_block::{BlockDeviceMut as _, DirtyBitmap, MemoryDevice, SeededRandom};
 use holdfast_serve::nbd::{Export, ExportDevice, FixedExports, ZeroSpeed};
 
-use crate::servers::{Ours, run, text};
+use crate::servers::{OurServer, run, text};
 
 const SIZE: u64 = (9 << 20) + 512;
 
 /// A disk with data, holes and a bitmap, and the same disk as a read-only export.
-fn ours() -> (Arc<MemoryDevice>, Ours) {
+fn server() -> (Arc<MemoryDevice>, OurServer) {
     let device = Arc::new(MemoryDevice::new(SIZE));
     let mut random = SeededRandom::new(5);
     for start in [0, 3 << 20, SIZE - 5000] {
@@ -23,13 +23,13 @@ fn ours() -> (Arc<MemoryDevice>, Ours) {
         .with_bitmap("monday", Arc::new(bitmap))
         .with_zero_speed(ZeroSpeed::Quick);
     let frozen = Export::new("frozen", ExportDevice::ReadOnly(Arc::clone(&device) as _));
-    (device, Ours::start(FixedExports::new([disk, frozen])))
+    (device, OurServer::start(FixedExports::new([disk, frozen])))
 }
 
 #[test]
 fn libnbd_describes_and_copies_an_export() {
-    let (device, ours) = ours();
-    let uri = ours.uri("disk");
+    let (device, server) = server();
+    let uri = server.uri("disk");
     let info = run("nbdinfo", &[&uri]);
     for line in [
         "export-size: 9437696",
@@ -43,8 +43,8 @@ fn libnbd_describes_and_copies_an_export() {
     ] {
         assert!(info.contains(line), "{line}: {info}");
     }
-    assert!(run("nbdinfo", &[&ours.uri("frozen")]).contains("is_read_only: true"));
-    let list = run("nbdinfo", &["--list", &ours.uri("")]);
+    assert!(run("nbdinfo", &[&server.uri("frozen")]).contains("is_read_only: true"));
+    let list = run("nbdinfo", &["--list", &server.uri("")]);
     assert!(
         list.contains("export=\"disk\"") && list.contains("export=\"frozen\""),
         "{list}"
@@ -73,8 +73,8 @@ fn libnbd_describes_and_copies_an_export() {
 
 #[test]
 fn qemu_reads_compares_and_converts_an_export() {
-    let (device, ours) = ours();
-    let uri = ours.uri("disk");
+    let (device, server) = server();
+    let uri = server.uri("disk");
     let folder = tempfile::tempdir().unwrap();
     let (raw, qcow2) = (folder.path().join("raw"), folder.path().join("qcow2"));
     run(
@@ -108,7 +108,7 @@ fn qemu_reads_compares_and_converts_an_export() {
 
 #[test]
 fn qemu_writes_to_an_export() {
-    let (device, ours) = ours();
+    let (device, server) = server();
     let before = device.to_bytes();
     let commands = [
         "write -P 7 1M 300k",
@@ -127,7 +127,7 @@ fn qemu_writes_to_an_export() {
     for command in commands {
         arguments.extend(["-c", command]);
     }
-    let uri = ours.uri("disk");
+    let uri = server.uri("disk");
     arguments.push(&uri);
     let printed = run("qemu-io", &arguments);
     assert!(!printed.contains("rror") && !printed.contains("ailed"), "{printed}");
@@ -144,7 +144,7 @@ fn qemu_writes_to_an_export() {
 
 #[test]
 fn libnbd_uses_every_command() {
-    let (device, ours) = ours();
+    let (device, server) = server();
     let script = r#"
 import nbd
 h = nbd.NBD()
@@ -180,7 +180,7 @@ for wrong in (lambda: h.pread(1, h.get_size()), lambda: h.pwrite(b"1", h.get_siz
 assert h.pread(2001, 5 << 20) == bytearray(2000) + b"x"
 h.shutdown()
 "#;
-    let script = script.replace("URI", &format!("{:?}", ours.uri("disk")));
+    let script = script.replace("URI", &format!("{:?}", server.uri("disk")));
     // The Python of the system has the module; another one in the path may not.
     run("/usr/bin/python3", &["-c", &script]);
     assert_eq!(device.to_bytes()[(5 << 20) + 2000], b'x');

@@ -11,7 +11,7 @@ use holdfast_serve::nbd::{Export, ExportDevice, FixedExports};
 use super::option_cases::{OptionCase, Outcome, option_cases, option_differences};
 use super::request_cases::{DATA_END, Expect, REQUEST_DIFFERENCES, RequestCase, SIZE, request_cases};
 use crate::raw::{Raw, Style, option_bytes, u32_at, u64_at};
-use crate::servers::{Ours, Peer, Theirs};
+use crate::servers::{OurServer, Peer, PeerServer};
 
 fn contents() -> Vec<u8> {
     let mut random = holdfast_block::SeededRandom::new(11);
@@ -20,27 +20,27 @@ fn contents() -> Vec<u8> {
     bytes
 }
 
-fn ours() -> Ours {
+fn server() -> OurServer {
     let device = Arc::new(MemoryDevice::from_bytes(&contents()));
-    Ours::start(FixedExports::new([Export::new("disk", ExportDevice::Writable(device))]))
+    OurServer::start(FixedExports::new([Export::new("disk", ExportDevice::Writable(device))]))
 }
 
 #[test]
 fn our_server_answers_every_case() {
-    let ours = ours();
-    check(None, &ours.socket());
+    let server = server();
+    check(None, &server.socket());
 }
 
 #[test]
 fn nbdkit_answers_the_same_cases() {
-    let theirs = Theirs::start(Peer::Nbdkit, &contents());
-    check(Some(Peer::Nbdkit), &theirs.socket());
+    let peer_server = PeerServer::start(Peer::Nbdkit, &contents());
+    check(Some(Peer::Nbdkit), &peer_server.socket());
 }
 
 #[test]
 fn qemu_nbd_answers_the_same_cases() {
-    let theirs = Theirs::start(Peer::QemuNbd, &contents());
-    check(Some(Peer::QemuNbd), &theirs.socket());
+    let peer_server = PeerServer::start(Peer::QemuNbd, &contents());
+    check(Some(Peer::QemuNbd), &peer_server.socket());
 }
 
 /// Runs all cases. A peer may deviate as listed, or answer correctly, because its releases differ.
@@ -134,7 +134,7 @@ fn run_option(case: &OptionCase, socket: &Path) -> Outcome {
     }
     match raw.option(6, &crate::raw::info_query("disk", &[])) {
         Some(replies) => {
-            assert_eq!(replies.last().unwrap().0, 1, "{}: the handshake goes on", case.name);
+            assert_eq!(replies.last().unwrap().0, 1, "{}: the handshake continues", case.name);
             Outcome::Replies(kinds)
         }
         None => Outcome::RepliesAndClose(kinds),
@@ -175,7 +175,7 @@ fn run_request(case: &RequestCase, socket: &Path) -> Option<Expect> {
         7 => check_status(case, &answer.chunks),
         _ => {}
     }
-    assert!(raw.header_is_answered(), "{}: the connection goes on", case.name);
+    assert!(raw.header_is_answered(), "{}: the connection continues", case.name);
     Some(Expect::Done)
 }
 

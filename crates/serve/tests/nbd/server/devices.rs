@@ -13,7 +13,7 @@ use holdfast_serve::nbd::{Export, ExportDevice, FixedExports, Limits};
 
 use super::{SIZE, writable};
 use crate::raw::{Raw, Style, u32_at, u64_at};
-use crate::servers::{Ours, wait_for};
+use crate::servers::{OurServer, wait_for};
 
 const EIO: u32 = 5;
 const ESHUTDOWN: u32 = 108;
@@ -58,26 +58,26 @@ impl BlockDevice for Gated {
     }
 }
 
-fn gated() -> (Arc<Gate>, Ours) {
+fn gated() -> (Arc<Gate>, OurServer) {
     let gate = Arc::new(Gate::default());
     let device = Gated {
         gate: Arc::clone(&gate),
         slow: 0..4096,
     };
     let export = Export::new("disk", ExportDevice::ReadOnly(Arc::new(device)));
-    (gate, Ours::start(FixedExports::new([export])))
+    (gate, OurServer::start(FixedExports::new([export])))
 }
 
 #[test]
 fn slow_reads_block_no_other_requests() {
-    let (gate, ours) = gated();
-    let mut first = Raw::enter(&ours.socket(), "disk", Style::Structured, &[]).unwrap();
+    let (gate, server) = gated();
+    let mut first = Raw::enter(&server.socket(), "disk", Style::Structured, &[]).unwrap();
     for cookie in 1..=3 {
         let slow = first.header(0, 0, cookie, 0, 512);
         first.say(&slow);
     }
     assert_eq!(first.read(8192, 4096), vec![0x5a; 4096]);
-    let mut second = Raw::enter(&ours.socket(), "disk", Style::Simple, &[]).unwrap();
+    let mut second = Raw::enter(&server.socket(), "disk", Style::Simple, &[]).unwrap();
     assert_eq!(second.read(8192, 4096), vec![0x5a; 4096]);
     gate.open();
     let mut cookies = vec![1, 2, 3];
@@ -94,15 +94,15 @@ fn slow_reads_block_no_other_requests() {
 
 #[test]
 fn a_stopping_server_answers_pending_requests_and_refuses_new_ones() {
-    let (gate, mut ours) = gated();
-    let mut raw = Raw::enter(&ours.socket(), "disk", Style::Structured, &[]).unwrap();
-    let mut idle = Raw::connect(&ours.socket());
+    let (gate, mut server) = gated();
+    let mut raw = Raw::enter(&server.socket(), "disk", Style::Structured, &[]).unwrap();
+    let mut idle = Raw::connect(&server.socket());
     let slow = raw.header(0, 0, 7, 0, 512);
     raw.say(&slow);
     // A reply to a later request proves that the slow request was received.
     raw.read(8192, 512);
-    let server = ours.server.take().unwrap();
-    let stopping = std::thread::spawn(move || server.stop(Duration::from_secs(30)));
+    let inner = server.inner.take().unwrap();
+    let stopping = std::thread::spawn(move || inner.stop(Duration::from_secs(30)));
     assert_eq!(idle.take(1), None, "a client in the handshake is disconnected");
     let refused = raw.ask(0, 0, 8192, 512, &[]).unwrap();
     assert_eq!(refused.error, ESHUTDOWN);
@@ -112,17 +112,17 @@ fn a_stopping_server_answers_pending_requests_and_refuses_new_ones() {
     assert_eq!(answer.data(0, 512), vec![0x5a; 512]);
     assert_eq!(raw.take(1), None);
     assert_eq!(stopping.join().unwrap().abandoned_connection_count, 0);
-    assert!(!ours.socket().exists());
+    assert!(!server.socket().exists());
 }
 
 #[test]
 fn a_stopping_server_waits_for_a_device_for_a_bounded_time() {
-    let (gate, mut ours) = gated();
-    let mut raw = Raw::enter(&ours.socket(), "disk", Style::Structured, &[]).unwrap();
+    let (gate, mut server) = gated();
+    let mut raw = Raw::enter(&server.socket(), "disk", Style::Structured, &[]).unwrap();
     let slow = raw.header(0, 0, 7, 0, 512);
     raw.say(&slow);
     raw.read(8192, 512);
-    let report = ours.server.take().unwrap().stop(Duration::from_millis(20));
+    let report = server.inner.take().unwrap().stop(Duration::from_millis(20));
     assert_eq!(report.abandoned_connection_count, 1);
     assert_eq!(raw.take(1), None);
     gate.open();
@@ -130,20 +130,20 @@ fn a_stopping_server_waits_for_a_device_for_a_bounded_time() {
 
 #[test]
 fn a_client_that_disconnects_leaves_no_connection() {
-    let (gate, ours) = gated();
+    let (gate, server) = gated();
     for _ in 0..20 {
-        let mut raw = Raw::enter(&ours.socket(), "disk", Style::Simple, &[]).unwrap();
+        let mut raw = Raw::enter(&server.socket(), "disk", Style::Simple, &[]).unwrap();
         let half = raw.header(0, 1, 1, 0, 4096);
         raw.say(&half);
     }
-    let mut raw = Raw::enter(&ours.socket(), "disk", Style::Simple, &[]).unwrap();
+    let mut raw = Raw::enter(&server.socket(), "disk", Style::Simple, &[]).unwrap();
     let slow = raw.header(0, 0, 7, 0, 512);
     raw.say(&slow);
     raw.read(8192, 512);
     drop(raw);
     gate.open();
-    let server = ours.server.as_ref().unwrap();
-    wait_for("all connections to end", || server.connection_count() == 0);
+    let inner = server.inner.as_ref().unwrap();
+    wait_for("all connections to end", || inner.connection_count() == 0);
 }
 
 #[test]
@@ -153,16 +153,16 @@ fn errors_of_the_device_reach_the_client_and_the_owner() {
         for kind in [RequestKind::Read, RequestKind::Write, RequestKind::Flush] {
             device.add(FaultRule::every(kind, Fault::Io));
         }
-        let ours = Ours::start(FixedExports::new([writable(device)]));
-        let mut raw = Raw::enter(&ours.socket(), "disk", style, &[]).unwrap();
+        let server = OurServer::start(FixedExports::new([writable(device)]));
+        let mut raw = Raw::enter(&server.socket(), "disk", style, &[]).unwrap();
         let with_payload = if style == Style::Extended { 32 } else { 0 };
         assert_eq!(raw.ask(0, 0, 0, 900_000, &[]).unwrap().error, EIO);
         assert_eq!(raw.ask(with_payload, 1, 512, 512, &[1; 512]).unwrap().error, EIO);
         assert_eq!(raw.ask(0, 3, 0, 0, &[]).unwrap().error, EIO);
         for action in ["read", "write", "flush"] {
-            ours.wait_for_event(&["RequestFailed", "disk", &format!("action: \"{action}\"")]);
+            server.wait_for_event(&["RequestFailed", "disk", &format!("action: \"{action}\"")]);
         }
-        assert_eq!(raw.ask(0, 4, 0, 512, &[]).unwrap().error, 0, "the connection goes on");
+        assert_eq!(raw.ask(0, 4, 0, 512, &[]).unwrap().error, 0, "the connection continues");
     }
 }
 
@@ -183,11 +183,11 @@ impl BlockDevice for Broken {
 
 #[test]
 fn a_panic_of_the_device_fails_only_that_request() {
-    let ours = Ours::start(FixedExports::new([Export::new(
+    let server = OurServer::start(FixedExports::new([Export::new(
         "disk",
         ExportDevice::ReadOnly(Arc::new(Broken)),
     )]));
-    let mut raw = Raw::enter(&ours.socket(), "disk", Style::Structured, &["base:allocation"]).unwrap();
+    let mut raw = Raw::enter(&server.socket(), "disk", Style::Structured, &["base:allocation"]).unwrap();
     for _ in 0..40 {
         assert_eq!(raw.ask(0, 0, 0, 512, &[]).unwrap().error, EIO);
     }
@@ -196,7 +196,7 @@ fn a_panic_of_the_device_fails_only_that_request() {
         EIO,
         "extents that make no progress"
     );
-    ours.wait_for_event(&["RequestFailed", "panicked"]);
+    server.wait_for_event(&["RequestFailed", "panicked"]);
 }
 
 /// A long read is sent in parts if the device is quick; an error follows the parts that were sent.
@@ -208,8 +208,8 @@ fn an_error_within_a_long_read_ends_only_its_reply() {
         device.add(FaultRule::nth(RequestKind::Read, QUICK_READS + 3, Fault::Io));
         // With a stopped clock every read is quick.
         let clock: Arc<dyn Clock> = Arc::new(ManualClock::new());
-        let ours = Ours::start_at(FixedExports::new([writable(device)]), Limits::default(), &clock);
-        let mut raw = Raw::enter(&ours.socket(), "disk", style, &[]).unwrap();
+        let server = OurServer::start_at(FixedExports::new([writable(device)]), Limits::default(), &clock);
+        let mut raw = Raw::enter(&server.socket(), "disk", style, &[]).unwrap();
         for number in 0..QUICK_READS {
             assert_eq!(raw.read(number * 512, 512), [1; 512]);
         }

@@ -8,7 +8,7 @@ use holdfast_serve::nbd::{Export, ExportDevice, ExportEntry, Exports, FixedExpor
 
 use super::{SIZE, writable};
 use crate::raw::{Raw, Style, context_query, info_query, string, u32_at, u64_at};
-use crate::servers::Ours;
+use crate::servers::OurServer;
 
 /// Opens exports on demand, and records their names.
 #[derive(Clone, Default)]
@@ -39,15 +39,15 @@ impl Exports for Lazy {
 #[test]
 fn an_export_is_opened_on_demand_once_for_each_client() {
     let lazy = Lazy::default();
-    let ours = Ours::start(lazy.clone());
-    let mut raw = Raw::connect(&ours.socket());
+    let server = OurServer::start(lazy.clone());
+    let mut raw = Raw::connect(&server.socket());
     raw.say(&3_u32.to_be_bytes());
     let list = raw.option(3, &[]).unwrap();
     assert_eq!(list[0], (2, [string("monday/disk"), b"a snapshot".to_vec()].concat()));
     assert_eq!(list.len(), 3);
     assert!(lazy.0.lock().unwrap().is_empty(), "a list opens nothing");
     assert_eq!(raw.option(6, &info_query("broken", &[])).unwrap()[0].0, 0x8000_0006);
-    ours.wait_for_event(&["OpenFailed", "broken", "lost"]);
+    server.wait_for_event(&["OpenFailed", "broken", "lost"]);
     raw.agree_on(Style::Structured).unwrap();
     for option in [6, 10, 7] {
         let data = match option {
@@ -72,10 +72,10 @@ fn holes_and_changes_are_reported() {
     bitmap.set(0..1);
     bitmap.set(200_000..200_001);
     let export = writable(device).with_bitmap("since-monday", Arc::new(bitmap));
-    let ours = Ours::start(FixedExports::new([export]));
+    let server = OurServer::start(FixedExports::new([export]));
     let contexts = ["base:allocation", "qemu:dirty-bitmap:since-monday"];
     for style in [Style::Structured, Style::Extended] {
-        let mut raw = Raw::enter(&ours.socket(), "disk", style, &contexts).unwrap();
+        let mut raw = Raw::enter(&server.socket(), "disk", style, &contexts).unwrap();
         let answer = raw.ask(0, 0, 0, 1 << 20, &[]).unwrap();
         let kinds: Vec<u16> = answer.chunks.iter().map(|(kind, _)| *kind).collect();
         assert_eq!(kinds, [2, 1, 2], "hole, data, hole");
@@ -93,7 +93,7 @@ fn holes_and_changes_are_reported() {
         assert_eq!(extents(1), [(65_536, 1), (131_072, 0), (65_536, 1), (786_432, 0)]);
         assert_eq!(answer.chunks.len(), 2);
     }
-    let mut raw = Raw::enter(&ours.socket(), "disk", Style::Extended, &contexts).unwrap();
+    let mut raw = Raw::enter(&server.socket(), "disk", Style::Extended, &contexts).unwrap();
     let only_second = [(1_u64 << 20).to_be_bytes().as_slice(), &1_u32.to_be_bytes()].concat();
     let answer = raw.ask(32, 7, 0, 12, &only_second).unwrap();
     assert_eq!(
@@ -109,8 +109,8 @@ fn holes_and_changes_are_reported() {
 #[test]
 fn an_export_behaves_like_a_vector_of_bytes() {
     let seed = holdfast_block::conformance::test_seed();
-    let ours = Ours::start(FixedExports::new([writable(MemoryDevice::new(SIZE))]));
-    let socket = ours.socket();
+    let server = OurServer::start(FixedExports::new([writable(MemoryDevice::new(SIZE))]));
+    let socket = server.socket();
     let styles = [Style::Simple, Style::Structured, Style::Extended];
     let part = SIZE / 3;
     let threads: Vec<_> = (0_u64..)
@@ -130,7 +130,7 @@ fn an_export_behaves_like_a_vector_of_bytes() {
     let mut expected: Vec<u8> = threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect();
     expected.resize(to_usize(SIZE), 0);
     let mut raw = Raw::enter(&socket, "disk", Style::Structured, &[]).unwrap();
-    assert!(raw.read(0, to_usize(SIZE)) == expected, "after all of it");
+    assert!(raw.read(0, to_usize(SIZE)) == expected, "after the last byte");
 }
 
 fn exercise(mut raw: Raw, mut random: SeededRandom, region: Range<u64>) -> Vec<u8> {

@@ -10,7 +10,7 @@ use rustix::net::{AddressFamily, SocketType};
 
 use super::{SIZE, writable};
 use crate::raw::{Raw, Style};
-use crate::servers::{Ours, wait_for};
+use crate::servers::{OurServer, wait_for};
 
 fn impatient() -> Limits {
     Limits {
@@ -24,26 +24,24 @@ fn impatient() -> Limits {
 
 #[test]
 fn slow_and_idle_clients_are_disconnected() {
-    let ours = Ours::start_with(FixedExports::new([writable(MemoryDevice::new(64 << 20))]), impatient());
-    let mut silent = Raw::connect(&ours.socket());
+    let server = OurServer::start_with(FixedExports::new([writable(MemoryDevice::new(64 << 20))]), impatient());
+    let mut silent = Raw::connect(&server.socket());
     assert_eq!(silent.take(1), None);
-    ours.wait_for_event(&["Disconnected", "the handshake took too long"]);
-    let mut idle = Raw::enter(&ours.socket(), "disk", Style::Simple, &[]).unwrap();
+    server.wait_for_event(&["Disconnected", "the handshake took too long"]);
+    let mut idle = Raw::enter(&server.socket(), "disk", Style::Simple, &[]).unwrap();
     assert_eq!(idle.take(1), None);
-    ours.wait_for_event(&["Disconnected", "idle for too long"]);
-    let mut half = Raw::enter(&ours.socket(), "disk", Style::Simple, &[]).unwrap();
+    server.wait_for_event(&["Disconnected", "idle for too long"]);
+    let mut half = Raw::enter(&server.socket(), "disk", Style::Simple, &[]).unwrap();
     let header = half.header(0, 1, 1, 0, 4096);
     half.say(&header);
     assert_eq!(half.take(1), None);
-    ours.wait_for_event(&["Disconnected", "the rest of a request"]);
+    server.wait_for_event(&["Disconnected", "the rest of a request"]);
     // Never reads its replies, which are larger than any socket buffer.
-    let mut greedy = Raw::enter(&ours.socket(), "disk", Style::Simple, &[]).unwrap();
+    let mut greedy = Raw::enter(&server.socket(), "disk", Style::Simple, &[]).unwrap();
     let header = greedy.header(0, 0, 1, 0, 32 << 20);
     greedy.say(&header);
-    let server = ours.server.as_ref().unwrap();
-    wait_for("the greedy client to be disconnected", || {
-        server.connection_count() == 0
-    });
+    let inner = server.inner.as_ref().unwrap();
+    wait_for("the greedy client to be disconnected", || inner.connection_count() == 0);
 }
 
 #[test]
@@ -52,17 +50,17 @@ fn the_number_of_connections_is_limited() {
         connection_count_max: 2,
         ..Limits::default()
     };
-    let ours = Ours::start_with(FixedExports::new([writable(MemoryDevice::new(SIZE))]), limits);
-    let first = Raw::connect(&ours.socket());
-    let _second = Raw::connect(&ours.socket());
-    let mut third = std::os::unix::net::UnixStream::connect(ours.socket()).unwrap();
+    let server = OurServer::start_with(FixedExports::new([writable(MemoryDevice::new(SIZE))]), limits);
+    let first = Raw::connect(&server.socket());
+    let _second = Raw::connect(&server.socket());
+    let mut third = std::os::unix::net::UnixStream::connect(server.socket()).unwrap();
     let read = std::io::Read::read(&mut third, &mut [0; 1]);
-    assert!(matches!(read, Ok(0)), "closed without a word: {read:?}");
-    ours.wait_for_event(&["TooMany"]);
+    assert!(matches!(read, Ok(0)), "the connection was not closed: {read:?}");
+    server.wait_for_event(&["TooMany"]);
     drop(first);
-    let server = ours.server.as_ref().unwrap();
-    wait_for("a place", || server.connection_count() < 2);
-    Raw::connect(&ours.socket());
+    let inner = server.inner.as_ref().unwrap();
+    wait_for("a place", || inner.connection_count() < 2);
+    Raw::connect(&server.socket());
 }
 
 /// Idle clients in the handshake must not exclude a legitimate client.
@@ -73,12 +71,12 @@ fn silent_clients_are_replaced_by_new_ones() {
         handshake_count_max: 4,
         ..Limits::default()
     };
-    let ours = Ours::start_with(FixedExports::new([writable(MemoryDevice::new(SIZE))]), limits);
+    let server = OurServer::start_with(FixedExports::new([writable(MemoryDevice::new(SIZE))]), limits);
     let silent: Vec<_> = (0..20)
-        .map(|_| std::os::unix::net::UnixStream::connect(ours.socket()).unwrap())
+        .map(|_| std::os::unix::net::UnixStream::connect(server.socket()).unwrap())
         .collect();
     let _honest: Vec<_> = (0..4)
-        .map(|_| Raw::enter(&ours.socket(), "disk", Style::Simple, &[]).unwrap())
+        .map(|_| Raw::enter(&server.socket(), "disk", Style::Simple, &[]).unwrap())
         .collect();
     drop(silent);
 }
@@ -100,10 +98,10 @@ fn connections_of_one_address_are_limited() {
         address_connection_count_max: 2,
         ..Limits::default()
     };
-    let mut ours = Ours::start_with(FixedExports::new([writable(MemoryDevice::new(SIZE))]), limits);
+    let mut server = OurServer::start_with(FixedExports::new([writable(MemoryDevice::new(SIZE))]), limits);
     let listener = Listener::tcp(SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
     let place = listener.tcp_address().unwrap();
-    ours.server.as_mut().unwrap().listen(listener).unwrap();
+    server.inner.as_mut().unwrap().listen(listener).unwrap();
     let greet = |from| {
         let mut client = connect_from(from, place);
         let greeted = client.read_exact(&mut [0; GREETING_BYTES]);
@@ -112,12 +110,12 @@ fn connections_of_one_address_are_limited() {
     let (greedy, other) = ([127, 0, 0, 1], [127, 0, 0, 2]);
     let first: Vec<_> = (0..2).map(|_| greet(greedy).unwrap()).collect();
     assert!(greet(greedy).is_none());
-    ours.wait_for_event(&["TooMany"]);
+    server.wait_for_event(&["TooMany"]);
     let _others: Vec<_> = (0..2).map(|_| greet(other).unwrap()).collect();
-    Raw::connect(&ours.socket());
+    Raw::connect(&server.socket());
     drop(first);
-    let server = ours.server.as_ref().unwrap();
-    wait_for("a place", || server.connection_count() <= 2);
+    let inner = server.inner.as_ref().unwrap();
+    wait_for("a place", || inner.connection_count() <= 2);
     assert!(greet(greedy).is_some());
 }
 
@@ -129,10 +127,10 @@ fn the_memory_of_all_clients_together_is_bounded() {
         ..Limits::default()
     };
     let size = 64 << 20;
-    let ours = Ours::start_with(FixedExports::new([writable(MemoryDevice::new(size))]), limits);
+    let server = OurServer::start_with(FixedExports::new([writable(MemoryDevice::new(size))]), limits);
     let _greedy: Vec<_> = (0..8)
         .map(|_| {
-            let mut greedy = Raw::enter(&ours.socket(), "disk", Style::Simple, &[]).unwrap();
+            let mut greedy = Raw::enter(&server.socket(), "disk", Style::Simple, &[]).unwrap();
             for cookie in 0..8 {
                 let header = greedy.header(0, 0, cookie, 0, 4 << 20);
                 greedy.say(&header);
@@ -141,6 +139,6 @@ fn the_memory_of_all_clients_together_is_bounded() {
         })
         .collect();
     // A small request does not depend on the shared budget.
-    let mut modest = Raw::enter(&ours.socket(), "disk", Style::Simple, &[]).unwrap();
+    let mut modest = Raw::enter(&server.socket(), "disk", Style::Simple, &[]).unwrap();
     assert_eq!(modest.read(0, 4096).len(), 4096);
 }

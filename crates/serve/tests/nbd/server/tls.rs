@@ -10,7 +10,7 @@ use holdfast_block::{MemoryDevice, SeededRandom};
 use holdfast_serve::nbd::{ClientTrust, Export, ExportDevice, FixedExports, TlsPolicy, TlsServer};
 
 use crate::raw::{Raw, info_query};
-use crate::servers::{Ours, run, text};
+use crate::servers::{OurServer, run, text};
 
 const CA: &[u8] = include_bytes!("../../tls/ca-cert.pem");
 const CERTIFICATE: &[u8] = include_bytes!("../../tls/server-cert.pem");
@@ -21,11 +21,11 @@ fn identity(clients: ClientTrust<'_>) -> TlsServer {
     TlsServer::from_pem(CERTIFICATE, KEY, clients).unwrap()
 }
 
-fn start(tls: TlsPolicy) -> (Arc<MemoryDevice>, Ours) {
+fn start(tls: TlsPolicy) -> (Arc<MemoryDevice>, OurServer) {
     let bytes = SeededRandom::new(3).bytes(5_000_001);
     let device = Arc::new(MemoryDevice::from_bytes(&bytes));
     let export = Export::new("disk", ExportDevice::Writable(Arc::clone(&device) as _));
-    (device, Ours::start_tls(FixedExports::new([export]), tls))
+    (device, OurServer::start_tls(FixedExports::new([export]), tls))
 }
 
 /// A folder of certificates in the layout of GnuTLS, with or without a client certificate.
@@ -43,8 +43,8 @@ fn folder(with_client: bool) -> tempfile::TempDir {
     folder
 }
 
-fn uri(ours: &Ours, certificates: &Path) -> String {
-    let socket = ours.socket();
+fn uri(server: &OurServer, certificates: &Path) -> String {
+    let socket = server.socket();
     format!(
         "nbds+unix://localhost/disk?socket={}&tls-certificates={}",
         socket.display(),
@@ -60,8 +60,8 @@ fn fails(program: &str, arguments: &[&str]) -> bool {
 fn libnbd_copies_both_ways_under_tls() {
     let certificates = folder(false);
     for tls in [TlsPolicy::Allowed, TlsPolicy::Required] {
-        let (device, ours) = start(tls(identity(ClientTrust::Anyone)));
-        let uri = uri(&ours, certificates.path());
+        let (device, server) = start(tls(identity(ClientTrust::Anyone)));
+        let uri = uri(&server, certificates.path());
         assert!(run("nbdinfo", &[&uri]).contains("with TLS"));
         let target = tempfile::tempdir().unwrap();
         let file = target.path().join("copy");
@@ -77,7 +77,7 @@ fn libnbd_copies_both_ways_under_tls() {
 #[test]
 fn qemu_compares_under_tls() {
     let certificates = folder(true);
-    let (device, ours) = start(TlsPolicy::Required(identity(ClientTrust::SignedBy(CA))));
+    let (device, server) = start(TlsPolicy::Required(identity(ClientTrust::SignedBy(CA))));
     let target = tempfile::tempdir().unwrap();
     let file = target.path().join("copy");
     std::fs::write(&file, device.to_bytes()).unwrap();
@@ -87,7 +87,7 @@ fn qemu_compares_under_tls() {
     );
     let image = format!(
         "driver=nbd,server.type=unix,server.path={},export=disk,tls-creds=t,tls-hostname=localhost",
-        ours.socket().display()
+        server.socket().display()
     );
     let file = format!("driver=raw,file.driver=file,file.filename={}", file.display());
     let arguments = ["compare", "--object", &credentials, "--image-opts", &image, &file];
@@ -96,40 +96,40 @@ fn qemu_compares_under_tls() {
 
 #[test]
 fn options_are_refused_without_required_tls() {
-    let (_, ours) = start(TlsPolicy::Required(identity(ClientTrust::Anyone)));
-    assert!(fails("nbdinfo", &[&ours.uri("disk")]));
-    let mut raw = Raw::connect(&ours.socket());
+    let (_, server) = start(TlsPolicy::Required(identity(ClientTrust::Anyone)));
+    assert!(fails("nbdinfo", &[&server.uri("disk")]));
+    let mut raw = Raw::connect(&server.socket());
     raw.say(&3_u32.to_be_bytes());
     for (option, data) in [(3, vec![]), (6, info_query("disk", &[])), (8, vec![]), (99, vec![1])] {
         let kinds: Vec<u32> = raw.option(option, &data).unwrap().iter().map(|reply| reply.0).collect();
         assert_eq!(kinds, [TLS_REQUIRED], "option {option}");
     }
     assert_eq!(raw.option(2, &[]).unwrap()[0].0, 1, "goodbye is always possible");
-    let mut by_name = Raw::connect(&ours.socket());
+    let mut by_name = Raw::connect(&server.socket());
     by_name.say(&3_u32.to_be_bytes());
     assert_eq!(by_name.option(1, b"disk"), None);
 }
 
 #[test]
 fn a_client_without_a_required_certificate_is_refused() {
-    let (_, ours) = start(TlsPolicy::Required(identity(ClientTrust::SignedBy(CA))));
+    let (_, server) = start(TlsPolicy::Required(identity(ClientTrust::SignedBy(CA))));
     let (with, without) = (folder(true), folder(false));
-    assert!(run("nbdinfo", &[&uri(&ours, with.path())]).contains("with TLS"));
-    assert!(fails("nbdinfo", &[&uri(&ours, without.path())]));
-    ours.wait_for_event(&["Disconnected", "InvalidData"]);
+    assert!(run("nbdinfo", &[&uri(&server, with.path())]).contains("with TLS"));
+    assert!(fails("nbdinfo", &[&uri(&server, without.path())]));
+    server.wait_for_event(&["Disconnected", "InvalidData"]);
 }
 
 #[test]
 fn options_before_tls_are_discarded() {
-    let (_, ours) = start(TlsPolicy::Allowed(identity(ClientTrust::Anyone)));
-    let mut raw = Raw::connect(&ours.socket());
+    let (_, server) = start(TlsPolicy::Allowed(identity(ClientTrust::Anyone)));
+    let mut raw = Raw::connect(&server.socket());
     // A client injects an option after its request for TLS, which the server must not treat as encrypted.
     let start_tls = crate::raw::option_bytes(5, &[]);
     let list = crate::raw::option_bytes(3, &[]);
     raw.say(&[3_u32.to_be_bytes().as_slice(), &start_tls, &list].concat());
     assert_eq!(raw.option_replies(5).unwrap()[0].0, 1);
     assert_eq!(raw.take(1), None);
-    ours.wait_for_event(&["Disconnected", "plain bytes"]);
+    server.wait_for_event(&["Disconnected", "plain bytes"]);
 }
 
 #[test]

@@ -112,10 +112,10 @@ impl History {
         let words = ["blockcommit", "web1", TARGETS[disk], "--active", "--pivot", "--wait"];
         self.virsh(&words)?;
         let now = self.content_of(disk);
-        let then = &self.world.disks[disk];
-        let shorter = now.len().min(then.len());
+        let before = &self.world.disks[disk];
+        let shorter = now.len().min(before.len());
         assert!(
-            now[..shorter] == then[..shorter],
+            now[..shorter] == before[..shorter],
             "the commit changed what the guest sees"
         );
         self.world.disks[disk] = now;

@@ -121,8 +121,8 @@ impl History {
         let bitmaps = &chain[0]["format-specific"]["data"]["bitmaps"];
         let names = bitmaps.as_array().into_iter().flatten();
         let names: Vec<&str> = names.filter_map(|bitmap| bitmap["name"].as_str()).collect();
-        let ours = names.iter().find(|name| name.starts_with("holdfast-"));
-        let ours = *ours.ok_or("there is no bitmap")?;
+        let bitmap_name = names.iter().find(|name| name.starts_with("holdfast-"));
+        let bitmap_name = *bitmap_name.ok_or("there is no bitmap")?;
         self.made += 1;
         let copy = format!("copy{}", self.made);
         let steps: &[&[&str]] = match self.random.below(6) {
@@ -133,12 +133,21 @@ impl History {
             // Writes are recorded; then the old content of the bitmap is merged into it.
             4 => &[&["--clear", "--enable"]],
             _ => {
-                let words = ["bitmap", "-f", "qcow2", "--add", "--merge", ours, text(image), &copy];
+                let words = [
+                    "bitmap",
+                    "-f",
+                    "qcow2",
+                    "--add",
+                    "--merge",
+                    bitmap_name,
+                    text(image),
+                    &copy,
+                ];
                 return system("qemu-img", &words).map(drop);
             }
         };
         for words in steps {
-            let words = [&["bitmap", "-f", "qcow2"], *words, &[text(image), ours]].concat();
+            let words = [&["bitmap", "-f", "qcow2"], *words, &[text(image), bitmap_name]].concat();
             system("qemu-img", &words)?;
         }
         Ok(())

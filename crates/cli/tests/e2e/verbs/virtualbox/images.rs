@@ -27,15 +27,15 @@ fn a_machine_that_is_off_is_backed_up_and_restored() {
         (&"images".into(), &"shut off".into())
     );
     let disks = [("sda", &world.disks[0][..]), ("sdb", &world.disks[1][..])];
-    world.holds(NAME, &disks);
-    world.holds(
+    world.assert_holds(NAME, &disks);
+    world.assert_holds(
         NAME,
         &[
             ("virtualbox.nvram", b"variables"),
             ("original-machine.vbox", &world.rig.read("vms/lab/lab.vbox")),
         ],
     );
-    assert!(!world.asked().contains("take"), "{}", world.asked());
+    assert!(!world.requests().contains("take"), "{}", world.requests());
     // The snapshot can be restored to libvirt as well.
     let domain = world.rig.run(&["restore", &format!("{NAME}:domain.xml"), "-"]);
     assert!(
@@ -99,7 +99,7 @@ fn a_machine_that_is_off_is_backed_up_and_restored() {
         );
     }
     world.back_up(0, &[&format!("vbox:{NAME}"), "--machine", "again"]);
-    world.holds("again", &disks);
+    world.assert_holds("again", &disks);
 }
 
 #[test]
@@ -108,7 +108,7 @@ fn without_vboxmanage_a_machine_is_read_if_no_process_writes_its_images() {
     world.has_manager = false;
     let output = world.run(0, &["backup", "vbox:"]);
     assert!(stderr(&output).contains("cannot be asked"), "{}", stderr(&output));
-    world.holds(NAME, &[("sdb", &world.disks[1])]);
+    world.assert_holds(NAME, &[("sdb", &world.disks[1])]);
     // A process that writes without a lock, as VirtualBox does.
     let held = std::fs::File::options()
         .append(true)
@@ -156,7 +156,7 @@ fn disks_excluded_from_snapshots_are_read_while_off() {
         assert_eq!(world.refused(1, &["vbox:", "--include", "sdb"]).0, "refused");
         world.state("poweroff");
         world.back_up(0, &["vbox:", "--include", "sdb", "--machine", kind]);
-        world.holds(kind, &[("sdb", &world.disks[1])]);
+        world.assert_holds(kind, &[("sdb", &world.disks[1])]);
     }
     // Shared disks are left out unless they are named.
     let report = world.back_up(0, &["vbox:"])["report"].clone();
@@ -185,7 +185,7 @@ fn a_saved_machine_is_stored_with_its_memory() {
         (&machine["consistency"], &machine["memory_bytes"]),
         (&"memory".into(), &100_000.into())
     );
-    world.holds(NAME, &[("saved-state.sav", &noise(100_000, 5))]);
+    world.assert_holds(NAME, &[("saved-state.sav", &noise(100_000, 5))]);
     let report = world.json(0, &["export", NAME, "back", "--format", "vbox"])["report"].clone();
     assert!(report["dropped"].to_string().contains("adoptstate"), "{report}");
     let written = String::from_utf8(world.rig.read("back/lab 'one' _x_.vbox")).unwrap();
@@ -202,7 +202,7 @@ fn a_machine_of_another_hypervisor_is_exported_to_virtualbox() {
     assert_eq!(report["is_registered"], true, "{report}");
     assert_eq!(world.rig.names("out"), ["web1-vda.vdi", "web1-vdb.vdi", "web1.vbox"]);
     world.back_up(0, &["vbox:web1", "--machine", "back"]);
-    world.holds("back", &[("sda", &world.disks[0]), ("sdb", &world.disks[1])]);
+    world.assert_holds("back", &[("sda", &world.disks[0]), ("sdb", &world.disks[1])]);
     for words in [
         &["export", "web1", "x.xva", "--register"][..],
         &["export", "web1", "-", "--format", "vbox"],
@@ -252,7 +252,7 @@ fn a_chain_of_vmdks_is_read() {
         .replace(&format!("<Image uuid=\"{{{base}}}\"/>"), &format!("<Image uuid=\"{{{top}}}\"/>"));
     world.rig.write("vms/lab/lab.vbox", settings.as_bytes());
     world.back_up(0, &["vbox:lab"]);
-    world.holds("lab", &[("sda", &world.disks[0])]);
+    world.assert_holds("lab", &[("sda", &world.disks[0])]);
 }
 
 /// By default VirtualBox has a CD drive on IDE before the disks: each disk keeps its name and its position.
@@ -273,7 +273,7 @@ fn disks_beside_ide_keep_their_names_and_positions() {
         let xml = stdout(&world.rig.run(&["restore", &format!("{name}:domain.xml"), "-"]));
         for (disk, bytes) in disks.iter().zip(&world.disks) {
             let target = disk["name"].as_str().or(disk.as_str()).unwrap();
-            world.holds(&name, &[(target, bytes)]);
+            world.assert_holds(&name, &[(target, bytes)]);
             let (before, _) = xml.split_once(&format!("<target dev='{target}'")).unwrap();
             assert!(
                 before.rsplit("<disk ").next().unwrap().contains("device='disk'"),

@@ -179,7 +179,7 @@ impl World {
     }
 
     /// Asserts that the newest snapshot has these disks.
-    fn holds(&self, machine: &str, disks: &[(&str, &[u8])]) {
+    fn assert_holds(&self, machine: &str, disks: &[(&str, &[u8])]) {
         for (disk, bytes) in disks {
             let output = self.rig.run(&["restore", &format!("{machine}:{disk}"), "-"]);
             assert!(
@@ -203,7 +203,7 @@ impl World {
     }
 
     /// Asserts that no snapshot is left, and that the image contains later writes of the machine.
-    fn is_as_before(&self) {
+    fn assert_unchanged(&self) {
         let settings = self.settings();
         assert!(
             !settings.contains("<Snapshot ") && !settings.contains("currentSnapshot"),
@@ -214,7 +214,7 @@ impl World {
         assert!(now[MIB..2 * MIB] == vec![0xee; MIB] && now[..MIB] == self.disks[0][..MIB]);
     }
 
-    fn asked(&self) -> String {
+    fn requests(&self) -> String {
         String::from_utf8(self.rig.read("home/asked")).unwrap_or_default()
     }
 }

@@ -21,8 +21,8 @@ fn unknown_and_unreadable_machines_are_reported() {
         kind == "ambiguous" && message.contains(LAB) && message.contains(other),
         "{message}"
     );
-    assert_eq!(world.refused(1, &["vbox:nobody"]).0, "not-found");
-    assert_eq!(world.refused(1, &["vbox:nobody*"]).0, "not-found");
+    assert_eq!(world.refused(1, &["vbox:missing"]).0, "not-found");
+    assert_eq!(world.refused(1, &["vbox:missing*"]).0, "not-found");
     let (kind, message) = world.refused(1, &[&format!("vbox:{gone}")]);
     assert!(kind == "io" && message.contains("gone.vbox"), "{message}");
     // A backup of all machines reports those that fail, and backs up the others.
@@ -99,7 +99,7 @@ fn settings_with_foreign_files_or_identities_are_refused() {
         lab(&[("../../elsewhere/secret.vdi", &secret, "")]);
         world.back_up(0, &["vbox:lab", "--allow", allowed]);
     }
-    world.holds("lab", &[("sda", &world.disks[0])]);
+    world.assert_holds("lab", &[("sda", &world.disks[0])]);
     let other = "11111111-2222-4333-8444-555555555555";
     // The image has another UUID than the settings.
     lab(&[("lab.vdi", other, "")]);
@@ -177,7 +177,7 @@ fn machines_with_the_same_name_are_refused_together() {
     assert!(document.to_string().contains(TWIN), "{document}");
     assert_eq!(world.rig.snapshot_count(), 0);
     world.back_up(0, &[&format!("vbox:{TWIN}"), "--machine", "twin"]);
-    world.holds("twin", &[("sda", &world.disks[1])]);
+    world.assert_holds("twin", &[("sda", &world.disks[1])]);
 }
 
 /// Otherwise both machines would have one history, and `restore` would return the data of the other one.

@@ -21,10 +21,13 @@ fn a_running_machine_is_read_from_a_temporary_snapshot() {
     );
     assert!(machine["memory_bytes"].as_u64().unwrap() > 4096, "{machine}");
     // Writes of the machine during the backup are not in the snapshot, and are not lost.
-    world.holds(NAME, &[("sda", &world.disks[0]), ("sdb", &world.disks[1])]);
-    world.is_as_before();
-    let asked = world.asked();
-    assert!(asked.contains("\"--live\"") && asked.contains("\"delete\""), "{asked}");
+    world.assert_holds(NAME, &[("sda", &world.disks[0]), ("sdb", &world.disks[1])]);
+    world.assert_unchanged();
+    let requests = world.requests();
+    assert!(
+        requests.contains("\"--live\"") && requests.contains("\"delete\""),
+        "{requests}"
+    );
     // The stored settings are those before the snapshot.
     let kept = world
         .rig
@@ -36,8 +39,8 @@ fn a_running_machine_is_read_from_a_temporary_snapshot() {
     world.set("asked", "");
     let machine_now = world.disk_now();
     world.back_up(0, &["vbox:"]);
-    assert!(!world.asked().contains("--live"), "{}", world.asked());
-    world.holds(NAME, &[("sda", &machine_now)]);
+    assert!(!world.requests().contains("--live"), "{}", world.requests());
+    world.assert_holds(NAME, &[("sda", &machine_now)]);
     world.state("running");
     world.run_manager(&["snapshot", LAB, "take", "mine", "--description", "", "--live"]);
     let before = world.settings();
@@ -52,7 +55,7 @@ fn a_running_machine_is_read_from_a_temporary_snapshot() {
     );
     let mut expected = machine_now;
     expected[MIB..2 * MIB].fill(0xee);
-    world.holds("deep", &[("sda", &expected)]);
+    world.assert_holds("deep", &[("sda", &expected)]);
     // The export has a new identity, so that VirtualBox can register it beside the original.
     let export = [
         "export",
@@ -183,7 +186,7 @@ fn hooks_are_called_and_the_read_rate_is_limited() {
         (&planned["method"], &planned["state"]),
         (&"virtualbox-snapshot".into(), &"running".into())
     );
-    assert!(!world.asked().contains("take") && !world.rig.path("hook.calls").exists());
+    assert!(!world.requests().contains("take") && !world.rig.path("hook.calls").exists());
     // A hook that was called before the snapshot is called at the end, although the snapshot failed.
     world.set("fail-take", "error-locked");
     world.refused(4, &["vbox:", "--hook", "hook"]);
@@ -192,12 +195,12 @@ fn hooks_are_called_and_the_read_rate_is_limited() {
         ["job-start", "pre-freeze", "post-thaw", "job-abort"]
     );
     world.unset("fail-take");
-    world.is_as_before();
+    world.assert_unchanged();
     // If a hook fails before the snapshot, the machine is not changed.
     world.set("asked", "");
     let (_, message) = world.refused(1, &["vbox:", "--hook", "/bin/false"]);
     assert!(
-        message.contains("job-start") && !world.asked().contains("take"),
+        message.contains("job-start") && !world.requests().contains("take"),
         "{message}"
     );
     let (_, message) = world.refused(2, &["vbox:", "--max-latency", "20"]);
@@ -216,7 +219,7 @@ fn a_snapshot_that_cannot_be_deleted_is_reported_and_deleted_later() {
         message.contains("VERR_DISK_FULL") && message.contains("delete "),
         "{message}"
     );
-    world.holds(NAME, &[("sda", &world.disks[0])]);
+    world.assert_holds(NAME, &[("sda", &world.disks[0])]);
     assert!(world.settings().contains("name=\"holdfast-backup-"));
     let output = world.run(3, &["backup", "vbox:"]);
     assert!(stdout(&output).contains("still there"), "{}", stdout(&output));
@@ -224,10 +227,10 @@ fn a_snapshot_that_cannot_be_deleted_is_reported_and_deleted_later() {
     world.unset("fail-delete");
     let output = world.run(0, &["backup", "vbox:", "--machine", "next"]);
     assert!(stderr(&output).contains("is deleted"), "{}", stderr(&output));
-    world.is_as_before();
+    world.assert_unchanged();
     let mut expected = world.disks[0].clone();
     expected[MIB..2 * MIB].fill(0xee);
-    world.holds("next", &[("sda", &expected)]);
+    world.assert_holds("next", &[("sda", &expected)]);
 
     for (failure, reason) in [
         ("nothing", "says that it is deleted"),
@@ -239,7 +242,7 @@ fn a_snapshot_that_cannot_be_deleted_is_reported_and_deleted_later() {
         assert!(message.contains(reason), "{message}");
         world.unset("fail-delete");
         world.run(0, &["backup", "vbox:"]);
-        world.is_as_before();
+        world.assert_unchanged();
     }
 
     // VBoxManage reports a failure although it has taken the snapshot.
@@ -247,12 +250,12 @@ fn a_snapshot_that_cannot_be_deleted_is_reported_and_deleted_later() {
     let (kind, message) = world.refused(4, &["vbox:"]);
     assert!(kind == "locked" && message.contains("already locked"), "{message}");
     world.unset("fail-take");
-    world.is_as_before();
+    world.assert_unchanged();
     // No snapshot was taken.
     world.set("fail-take", "error-locked");
     assert_eq!(world.refused(4, &["vbox:"]).0, "locked");
     world.unset("fail-take");
-    world.is_as_before();
+    world.assert_unchanged();
     // The repository is not writable: the snapshot of VirtualBox is deleted.
     let count = world.rig.snapshot_count();
     std::fs::rename(world.rig.path("repo/tmp"), world.rig.path("gone")).unwrap();
@@ -260,8 +263,8 @@ fn a_snapshot_that_cannot_be_deleted_is_reported_and_deleted_later() {
     world.set("asked", "");
     let output = world.command(&["backup", "vbox:", "--no-parent"]).output().unwrap();
     assert!(!output.status.success(), "{}", stderr(&output));
-    assert!(world.asked().contains("\"take\""), "{}", world.asked());
-    world.is_as_before();
+    assert!(world.requests().contains("\"take\""), "{}", world.requests());
+    world.assert_unchanged();
     std::fs::remove_file(world.rig.path("repo/tmp")).unwrap();
     std::fs::rename(world.rig.path("gone"), world.rig.path("repo/tmp")).unwrap();
     assert_eq!(world.rig.snapshot_count(), count);

@@ -145,9 +145,9 @@ fn a_new_identity_changes_only_what_two_machines_cannot_share() {
             "<source type='dir' path='/tpm/web1-restored'/></backend></tpm>",
         ]
     );
-    let gone = only_in(HARD, &text);
-    assert!(gone.contains(&"<backingStore type='file'>") && gone.iter().any(|line| line.contains("dev='vdd'")));
-    assert!(gone.iter().any(|line| line.contains("channel/target")));
+    let removed = only_in(HARD, &text);
+    assert!(removed.contains(&"<backingStore type='file'>") && removed.iter().any(|line| line.contains("dev='vdd'")));
+    assert!(removed.iter().any(|line| line.contains("channel/target")));
     assert!(text.contains("web12.sock") && text.contains("web1.peer"));
     assert_eq!(notes.len(), 2, "{notes:?}");
     for what in ["5901", "/run/web12.sock", "web1-net", "arguments for QEMU"] {
@@ -256,15 +256,15 @@ fn disks_that_cannot_be_moved_are_refused_with_a_reason() {
         "<encryption format='luks'><secret type='passphrase' uuid='x'/></encryption>",
     );
     assert!(rewrite(&encrypted, &request()).unwrap_err().contains("encrypted"));
-    let Identity::New(mut poor) = new_identity() else {
-        unreachable!("it is new");
+    let Identity::New(mut incomplete) = new_identity() else {
+        unreachable!("the identity is new");
     };
-    poor.macs.as_mut().unwrap().truncate(1);
-    let poor = Rewrite {
-        identity: Identity::New(poor),
+    incomplete.macs.as_mut().unwrap().truncate(1);
+    let incomplete = Rewrite {
+        identity: Identity::New(incomplete),
         ..request()
     };
-    assert!(rewrite(HARD, &poor).unwrap_err().contains("network cards"));
+    assert!(rewrite(HARD, &incomplete).unwrap_err().contains("network cards"));
     assert!(rewrite("<domain>", &request()).is_err());
 }
 
@@ -318,9 +318,9 @@ fn foreign_lines_stay_byte_for_byte() {
             text.push_str(line);
             text.push('\n');
             // A foreign line inside a removed element is removed with it.
-            let goes_on =
+            let continues_inside =
                 line.contains("backingStore") || line.contains("<format") || line.contains("<channel type='unix'>");
-            if !goes_on && random.below(5) == 0 && line != "</domain>" {
+            if !continues_inside && random.below(5) == 0 && line != "</domain>" {
                 text.push_str(strangers[usize::try_from(random.below(4)).unwrap()]);
                 text.push('\n');
                 count += 1;

@@ -84,7 +84,10 @@ impl World {
 
     /// The requests, without those for the list of volumes.
     fn requests(&self) -> Vec<String> {
-        assert!(self.scripted.answers.lock().unwrap().is_empty(), "all was asked for");
+        assert!(
+            self.scripted.answers.lock().unwrap().is_empty(),
+            "an answer was not requested"
+        );
         let all = self.scripted.requests.lock().unwrap();
         all.iter().filter(|words| !words.starts_with("lvs ")).cloned().collect()
     }

@@ -19,7 +19,7 @@ fn read(bytes: &[u8]) -> Result<Vec<u8>> {
         match (&found, read_on(bytes, threads)) {
             (Ok(disk), Ok(again)) => assert!(*disk == again, "{threads} threads"),
             (Err(error), Err(again)) => assert_eq!(error.to_string(), again.to_string(), "{threads} threads"),
-            _ => panic!("{threads} threads come to another end"),
+            _ => panic!("{threads} threads give another result"),
         }
     }
     found

@@ -120,10 +120,7 @@ fn qcow2_shared_clusters_are_copied_in_mode_all_only() {
             let before = sectors(Format::Qcow2, &file);
             let plan = Repair::plan(target(Format::Qcow2, &file).unwrap(), RepairMode::All).unwrap();
             plan.execute().unwrap();
-            assert!(
-                sectors(Format::Qcow2, &file) == before,
-                "{name}: it reads as another disk"
-            );
+            assert!(sectors(Format::Qcow2, &file) == before, "{name}: the disk differs");
         }
     }
 }

@@ -272,10 +272,10 @@ pub(super) fn survive(
     let recording = Arc::new(RecordingFile::new(damaged.to_vec(), None).with_zero_holes());
     let file = Arc::clone(&recording) as Arc<dyn ImageFile>;
     let plan = Repair::plan(target(format, &file).unwrap(), mode).unwrap();
-    assert_eq!(recording.operation_count(), 0, "{name}: a plan wrote");
+    assert_eq!(recording.operation_count(), 0, "{name}: planning changed the image");
     let (before, after, actions) = (plan.before().clone(), plan.after().clone(), plan.actions().to_vec());
     let report = plan.execute().unwrap();
-    assert_eq!(report, after, "{name}: the plan was not what happened");
+    assert_eq!(report, after, "{name}: the actions differ from the plan");
     let finds = |action: &RepairAction| matches!(action, RepairAction::FromTwin { .. });
     let loses = actions.iter().any(|action| action.loses_data() || finds(action));
     let check_sectors = |file: &Arc<dyn ImageFile>, what: &str| {
@@ -337,8 +337,8 @@ pub(super) fn assert_not_repairable(name: &str, format: Format, damaged: &[u8], 
     assert_eq!(plan.actions(), [], "{name}");
     assert_eq!(plan.before(), plan.after(), "{name}");
     let report = plan.execute().unwrap();
-    assert!(!report.is_clean(), "{name}: it was not damaged");
-    assert!(bytes_of(&*file) == damaged, "{name}: it was touched");
+    assert!(!report.is_clean(), "{name}: the damage was not found");
+    assert!(bytes_of(&*file) == damaged, "{name}: the image was changed");
 }
 
 pub(super) fn be64(bytes: &[u8], at: usize) -> u64 {
@@ -399,7 +399,7 @@ pub(super) fn repair(format: Format, damaged: &[u8], mode: RepairMode) -> (Vec<R
     let sound = memory(sample(format));
     assert!(
         sectors(format, &file) == sectors(format, &sound),
-        "something is still lost"
+        "data is still missing"
     );
     (actions, report)
 }

@@ -20,11 +20,7 @@ fn chain_reads_merged_deltas() {
     let path = grown(&lab);
     let (mut root, below) = (Vec::new(), files(&path, &["root.hds", "middle.hds", "branch.hds"]));
     overlay(&mut root, &path.join("root.hds"));
-    assert_eq!(
-        root,
-        fs::read(lab.path("disk.raw")).unwrap(),
-        "the model knows what a delta is"
-    );
+    assert_eq!(root, fs::read(lab.path("disk.raw")).unwrap(), "the model reads a delta");
     let mut middle = root.clone();
     overlay(&mut middle, &path.join("middle.hds"));
     let mut branch = middle.clone();
@@ -35,7 +31,7 @@ fn chain_reads_merged_deltas() {
     let read = |disk: &[u8]| {
         let mut model = middle.clone();
         overlay(&mut model, &path.join("top.hds"));
-        assert!(model == disk, "the model of the top says something else");
+        assert!(model == disk, "the content differs from the model");
         for place in [path.clone(), path.join("DiskDescriptor.xml")] {
             assert_eq!(detect(&place).unwrap(), Format::Parallels);
             let image = open(&place, &OpenOptions::default()).unwrap();
@@ -61,7 +57,7 @@ fn chain_reads_merged_deltas() {
     }
     assert!(
         files(&path, &["root.hds", "middle.hds", "branch.hds"]) == below,
-        "only the top is written to"
+        "only the top is written"
     );
     assert_clean(&path);
     qemu_img(&["check", "-f", "parallels", path_text(&path.join("top.hds"))]);
@@ -147,7 +143,7 @@ fn new_parallels_folder_is_readable_by_qemu() {
         let mut disk = vec![0; usize::try_from(size).unwrap()];
         work(&path, &mut disk, &mut Random(7), 60);
         let peer = flatten(&path.join("root.hds"), &lab);
-        assert!(peer[..disk.len()] == disk, "{name}: the peer reads something else");
+        assert!(peer[..disk.len()] == disk, "{name}: the peer reads other data");
         let whole = lab.path("renamed.hdd");
         fs::rename(&path, &whole).unwrap();
         let image = open(&whole, &OpenOptions::default()).unwrap();

@@ -30,15 +30,15 @@ fn bytes(text: &str) -> Vec<u8> {
     bytes
 }
 
-/// Sends `said` in one piece; returns the output and the last progress.
-fn talk(mode: TlsMode, said: &str, is_stopping: bool) -> (Vec<u8>, Progress) {
+/// Sends all of `input_text` at once; returns the output and the last progress.
+fn talk(mode: TlsMode, input_text: &str, is_stopping: bool) -> (Vec<u8>, Progress) {
     let exports = exports();
     let server = ServerState {
         exports: &exports,
         is_stopping,
         on_error: &|name, error| unreachable!("{name}: {error}"),
     };
-    let input = bytes(said);
+    let input = bytes(input_text);
     let mut handshake = ServerHandshake::new(mode);
     let (mut output, mut start) = (Vec::new(), 0);
     loop {
@@ -52,9 +52,9 @@ fn talk(mode: TlsMode, said: &str, is_stopping: bool) -> (Vec<u8>, Progress) {
     }
 }
 
-fn answered(said: &str, expected: &str) -> Progress {
-    let (output, progress) = talk(TlsMode::Off, said, false);
-    assert_eq!(output, bytes(expected), "{said}");
+fn answered(input_text: &str, expected: &str) -> Progress {
+    let (output, progress) = talk(TlsMode::Off, input_text, false);
+    assert_eq!(output, bytes(expected), "{input_text}");
     progress
 }
 
@@ -118,16 +118,16 @@ fn contexts_are_selected_for_the_export_that_they_were_asked_of() {
                     0003e889045565a9 0000000a 00000001 00000000";
     let go = "IHAVEOPT 00000007 00000007 00000001 \"d\" 0000";
     // The flags contain DF now.
-    let went = "0003e889045565a9 00000007 00000003 0000000c 0000 0000000000001234 0583
+    let expected = "0003e889045565a9 00000007 00000003 0000000c 0000 0000000000001234 0583
                 0003e889045565a9 00000007 00000001 00000000";
-    let agreed = session(answered(&format!("{select} {go}"), &format!("{selected} {went}")));
+    let agreed = session(answered(&format!("{select} {go}"), &format!("{selected} {expected}")));
     assert_eq!(agreed.terms.contexts, [1]);
     assert_eq!(agreed.terms.style, HeaderStyle::Structured);
     // The default export is the same disk under another name, for which no context is selected.
     let elsewhere = "IHAVEOPT 00000007 00000006 00000000 0000";
     let agreed = session(answered(
         &format!("{select} {elsewhere}"),
-        &format!("{selected} {went}"),
+        &format!("{selected} {expected}"),
     ));
     assert_eq!(agreed.terms.contexts, []);
 }
@@ -135,9 +135,9 @@ fn contexts_are_selected_for_the_export_that_they_were_asked_of() {
 #[test]
 fn negotiated_state_is_reset_by_tls() {
     // Structured replies that were negotiated before TLS do not count after it.
-    let said = "00000003 IHAVEOPT 00000008 00000000 IHAVEOPT 00000005 00000000
+    let input_text = "00000003 IHAVEOPT 00000008 00000000 IHAVEOPT 00000005 00000000
                 IHAVEOPT 00000005 00000000 IHAVEOPT 00000001 00000001 \"d\"";
-    let (output, progress) = talk(TlsMode::Allowed, said, false);
+    let (output, progress) = talk(TlsMode::Allowed, input_text, false);
     let twice = "TLS has already started".as_bytes();
     let expected = [
         bytes("0003e889045565a9 00000008 00000001 00000000 0003e889045565a9 00000005 00000001 00000000"),

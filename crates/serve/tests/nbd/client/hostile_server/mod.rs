@@ -122,13 +122,13 @@ fn byte_at(offset: u64) -> u8 {
 
 /// Starts a server that completes the handshake and then runs `serve`; returns its endpoint.
 fn server(serve: impl FnOnce(&mut Peer) -> Option<()> + Send + 'static) -> (Endpoint, JoinHandle<()>) {
-    let (ours, theirs) = UnixStream::pair().unwrap();
+    let (client_end, server_end) = UnixStream::pair().unwrap();
     let thread = std::thread::spawn(move || {
-        let mut peer = Peer(theirs);
+        let mut peer = Peer(server_end);
         // The thread ends when the client has disconnected.
         peer.shake_hands().and_then(|()| serve(&mut peer));
     });
-    (Endpoint::connected("wicked", ours), thread)
+    (Endpoint::connected("wicked", client_end), thread)
 }
 
 fn options(timeout: Duration) -> NbdOptions {

@@ -168,13 +168,13 @@ fn requests_time_out_when_a_server_sends_single_bytes() {
 
 #[test]
 fn servers_that_are_silent_closed_or_missing_are_errors() {
-    let (ours, theirs) = UnixStream::pair().unwrap();
-    let error = NbdDevice::connect(&Endpoint::connected("mute", ours), "", options(SHORT)).unwrap_err();
+    let (client_end, server_end) = UnixStream::pair().unwrap();
+    let error = NbdDevice::connect(&Endpoint::connected("mute", client_end), "", options(SHORT)).unwrap_err();
     assert!(matches!(error, Error::HandshakeTimeout { .. }), "{error}");
-    drop(theirs);
-    let (ours, theirs) = UnixStream::pair().unwrap();
-    drop(theirs);
-    let error = NbdDevice::connect(&Endpoint::connected("gone", ours), "", options(LONG)).unwrap_err();
+    drop(server_end);
+    let (client_end, server_end) = UnixStream::pair().unwrap();
+    drop(server_end);
+    let error = NbdDevice::connect(&Endpoint::connected("gone", client_end), "", options(LONG)).unwrap_err();
     assert!(matches!(error, Error::Handshake { .. }), "{error}");
     let error = NbdDevice::connect(&Endpoint::Unix("/nonexistent/socket".into()), "", options(LONG)).unwrap_err();
     assert!(matches!(error, Error::Connect { .. }), "{error}");
@@ -201,7 +201,7 @@ fn connecting_times_out_when_the_listener_never_accepts() {
 }
 
 #[test]
-fn shutdown_of_the_server_ends_the_connection() {
+fn shutdown_of_the_client_ends_the_connection() {
     let device = reading(|peer| {
         let (request, _) = peer.request()?;
         peer.chunk(1, 0x8001, request.cookie, &[0, 0, 0, 108, 0, 3, b'b', b'y', b'e'])?;

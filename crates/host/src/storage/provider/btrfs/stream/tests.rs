@@ -112,7 +112,7 @@ fn pass_as(stream: &[u8], announced: BtrfsAnnouncement) -> Result<GateOutput, (S
 fn reason(stream: &[u8]) -> String {
     let parent = parent();
     match pass(stream, Some(parent.path())) {
-        Ok(passed) => panic!("{:?} has passed", passed.verbs()),
+        Ok(passed) => panic!("{:?} has passed the gate", passed.verbs()),
         Err(reason) => reason,
     }
 }
@@ -187,7 +187,7 @@ fn a_flipped_bit_is_refused_or_has_no_effect() {
         let mut changed = stream.clone();
         changed[at] ^= 1 << (at % 8);
         if let Ok(passed) = pass(&changed, None) {
-            assert!(passed.arrived.is_none(), "{at}: it came to its end");
+            assert!(passed.arrived.is_none(), "{at}: a truncated stream has reached its end");
         }
     }
 }
@@ -230,8 +230,8 @@ fn only_one_subvolume_as_announced_is_received() {
     assert!(pass_as(&StreamWriter::full().end(), unannounced()).is_ok());
     for name in ["daily-0", "..", ".x", "a/b", "", "../daily-9", "/daily-9", "-x", "a\0b"] {
         let stream = StreamWriter::empty().subvolume(name, IDENTITY).end();
-        let (_, before) = pass_as(&stream, unannounced()).err().expect("it is refused");
-        assert!(before.is_empty(), "{name}: something has passed");
+        let (_, before) = pass_as(&stream, unannounced()).err().expect("the stream is refused");
+        assert!(before.is_empty(), "{name}: commands have passed the gate");
     }
     let parent = parent();
     let twice = BtrfsAnnouncement {

@@ -55,13 +55,13 @@ fn only_our_own_leftover_metadata_snapshot_is_released() {
     let error = changes(&world).unwrap_err().to_string();
     assert!(error.contains("another process has reserved"), "{error}");
     assert_eq!(world.requests(), ["dmsetup status vg0-pool-tpool"]);
-    let ours = VOLUMES.replace(
+    let with_own_metadata = VOLUMES.replace(
         "\"lv_time\":\"1795387129\", \"lv_tags\":\"\"",
         "\"lv_time\":\"1795387129\", \"lv_tags\":\"holdfast.metadata\"",
     );
     let mut answers = vec![
         Says(VOLUMES),
-        Owned(ours),
+        Owned(with_own_metadata),
         Says(STATUS_KEPT),
         Says(""),
         Says(""),

@@ -63,7 +63,7 @@ impl Tools for ScriptedReplica {
             .lock()
             .unwrap()
             .pop_front()
-            .expect("more is asked than is answered");
+            .expect("there is an answer for each request");
         let (output, stderr) = match &answer {
             Ok(output) => (output.clone(), String::new()),
             Err(stderr) => (String::new(), stderr.clone()),

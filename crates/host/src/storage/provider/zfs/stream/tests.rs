@@ -55,7 +55,7 @@ fn with_name(name: &[u8]) -> Vec<u8> {
 }
 
 fn reason(stream: &[u8]) -> String {
-    pass_as(stream, announced(&["b"])).expect_err("it is refused")
+    pass_as(stream, announced(&["b"])).expect_err("the stream is refused")
 }
 
 #[test]

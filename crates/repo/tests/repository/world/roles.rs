@@ -27,17 +27,17 @@ pub(crate) enum Role {
     Protect(SnapshotId),
     /// Packs that are used less than this many percent are rewritten; gc is run this many times.
     Gc(u8, u32),
-    Read(SnapshotId, Way),
+    Read(SnapshotId, ReadMethod),
     /// Lists snapshots and measures the repository.
     List,
-    Look(Look),
+    Check(Check),
     /// Repairs the repository, which has no damage here, only leftovers.
     Repair,
 }
 
 /// How the repository, which has no damage, is checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Look {
+pub(crate) enum Check {
     Verify(VerifyDepth),
     Scrub,
 }
@@ -51,7 +51,7 @@ pub(crate) enum Form {
 
 /// How a snapshot is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Way {
+pub(crate) enum ReadMethod {
     Device,
     Restore,
 }
@@ -67,9 +67,9 @@ impl std::fmt::Debug for Role {
             Self::Forget(snapshot) => write!(f, "forget {snapshot}"),
             Self::Protect(snapshot) => write!(f, "protect {snapshot}"),
             Self::Gc(percent, times) => write!(f, "gc that rewrites below {percent} %, {times} times"),
-            Self::Read(snapshot, way) => write!(f, "read {snapshot} by {way:?}"),
+            Self::Read(snapshot, method) => write!(f, "read {snapshot} by {method:?}"),
             Self::List => f.write_str("list"),
-            Self::Look(look) => write!(f, "look, {look:?}"),
+            Self::Check(check) => write!(f, "check, {check:?}"),
             Self::Repair => f.write_str("repair"),
         }
     }
@@ -77,8 +77,8 @@ impl std::fmt::Debug for Role {
 
 /// What happens to an actor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Fate {
-    Lives,
+pub(crate) enum ActorFault {
+    Survives,
     /// Crashes at the n-th operation.
     Crashes(u64),
     /// Crashes before a certain step.
@@ -128,7 +128,7 @@ const MOMENTS_OF_GC: [(Act, ObjectKind); 8] = [
     (Act::Delete, ObjectKind::Pack),
 ];
 
-impl Fate {
+impl ActorFault {
     pub(super) fn plan(self) -> Option<FaultPlan> {
         match self {
             Self::Crashes(operation) => Some(FaultPlan {
@@ -141,32 +141,32 @@ impl Fate {
     }
 
     /// Whether others see the actor as alive until it ends.
-    pub(crate) fn lives(self) -> bool {
-        matches!(self, Self::Lives | Self::Stalls(..))
+    pub(crate) fn survives(self) -> bool {
+        matches!(self, Self::Survives | Self::Stalls(..))
     }
 }
 
 #[derive(Debug, Clone)]
 pub(crate) struct Actor {
     pub(crate) role: Role,
-    pub(crate) fate: Fate,
+    pub(crate) actor_fault: ActorFault,
     pub(crate) process: u32,
 }
 
 /// The liveness of all processes, as others see it. An unknown process is dead.
 #[derive(Default)]
-pub(crate) struct Town {
+pub(crate) struct ProcessTable {
     seen: Mutex<BTreeMap<u32, Liveness>>,
     are_strangers: AtomicBool,
 }
 
-impl Town {
+impl ProcessTable {
     pub(crate) fn set(&self, process: u32, liveness: Liveness) {
         self.seen.lock().unwrap().insert(process, liveness);
     }
 
     /// Sets whether each process has a host of its own, so that none can see whether another is alive.
-    pub(crate) fn make_strangers(&self, are_strangers: bool) {
+    pub(crate) fn set_strangers(&self, are_strangers: bool) {
         self.are_strangers.store(are_strangers, Ordering::Relaxed);
     }
 }
@@ -191,7 +191,7 @@ fn clock_of(number: u32, true_ms: i64) -> i64 {
 }
 
 pub(crate) struct Process {
-    pub(crate) town: Arc<Town>,
+    pub(crate) process_table: Arc<ProcessTable>,
     pub(crate) number: u32,
 }
 
@@ -207,21 +207,26 @@ impl Processes for Process {
     }
 
     fn liveness(&self, process: &ProcessIdentity) -> Liveness {
-        if process.process != self.number && self.town.are_strangers.load(Ordering::Relaxed) {
+        if process.process != self.number && self.process_table.are_strangers.load(Ordering::Relaxed) {
             return Liveness::Unknown;
         }
-        let known = self.town.seen.lock().unwrap().get(&process.process).copied();
+        let known = self.process_table.seen.lock().unwrap().get(&process.process).copied();
         known.unwrap_or(Liveness::Dead)
     }
 }
 
 /// The environment of a process with its own clock. Each read of the clock advances the time.
-pub(crate) fn environment(town: &Arc<Town>, time: &Arc<AtomicI64>, number: u32, seed: u64) -> Environment {
+pub(crate) fn environment(
+    process_table: &Arc<ProcessTable>,
+    time: &Arc<AtomicI64>,
+    number: u32,
+    seed: u64,
+) -> Environment {
     let time = Arc::clone(time);
     Environment {
         randomness: Arc::new(SeededBytes::new(seed)),
         processes: Arc::new(Process {
-            town: Arc::clone(town),
+            process_table: Arc::clone(process_table),
             number,
         }),
         now_ms: Arc::new(move || clock_of(number, time.fetch_add(1, Ordering::Relaxed))),
@@ -238,41 +243,46 @@ pub(crate) fn disk_source(device: &MemoryDevice) -> Source<'_> {
 
 impl World<'_> {
     /// A random actor.
-    pub(super) fn cast(&mut self) -> Actor {
+    pub(super) fn random_actor(&mut self) -> Actor {
         let process = self.process();
-        self.town.set(process, Liveness::Alive);
+        self.process_table.set(process, Liveness::Alive);
         let role = match self.random.below(100) {
             0..40 => self.backup(),
             40..66 => Role::Gc([0, 30, 60, 100][self.index(4)], 1),
             66..80 => self.snapshot().map_or(Role::List, Role::Forget),
             80..84 => self.snapshot().map_or(Role::List, Role::Protect),
             84..92 => {
-                let way = [Way::Device, Way::Restore][self.index(2)];
-                self.snapshot().map_or(Role::List, |snapshot| Role::Read(snapshot, way))
+                let method = [ReadMethod::Device, ReadMethod::Restore][self.index(2)];
+                self.snapshot()
+                    .map_or(Role::List, |snapshot| Role::Read(snapshot, method))
             }
             92..96 => {
                 let depth = [VerifyDepth::Structure, VerifyDepth::Full][self.index(2)];
-                Role::Look([Look::Scrub, Look::Verify(depth)][self.index(2)])
+                Role::Check([Check::Scrub, Check::Verify(depth)][self.index(2)])
             }
             96..98 => Role::Repair,
             _ => Role::List,
         };
-        let fate = match (&role, self.random.below(100)) {
-            (Role::Read(..) | Role::List | Role::Look(_), _) | (_, 0..65) => Fate::Lives,
+        let actor_fault = match (&role, self.random.below(100)) {
+            (Role::Read(..) | Role::List | Role::Check(_), _) | (_, 0..65) => ActorFault::Survives,
             (Role::Backup { .. }, 65..75) => self.stalls(&MOMENTS_OF_BACKUP),
             (Role::Gc(..), 65..75) => self.stalls(&MOMENTS_OF_GC),
             (_, 75..92) => {
                 let seen = self.seen();
-                Fate::Sleeps(1 + self.random.below(90), seen)
+                ActorFault::Sleeps(1 + self.random.below(90), seen)
             }
-            _ => Fate::Crashes(4 + self.random.below(90)),
+            _ => ActorFault::Crashes(4 + self.random.below(90)),
         };
-        Actor { role, fate, process }
+        Actor {
+            role,
+            actor_fault,
+            process,
+        }
     }
 
-    fn stalls(&mut self, moments: &[(Act, ObjectKind)]) -> Fate {
+    fn stalls(&mut self, moments: &[(Act, ObjectKind)]) -> ActorFault {
         let moment = self.moment(moments);
-        Fate::Stalls(moment, 1 << (3 + self.random.below(7)))
+        ActorFault::Stalls(moment, 1 << (3 + self.random.below(7)))
     }
 
     fn moment(&mut self, moments: &[(Act, ObjectKind)]) -> Moment {
@@ -290,16 +300,16 @@ impl World<'_> {
 
     /// One gc falls asleep just before it deletes packs, another one takes over its list, and at that moment the backup
     /// reads the lists: the packs that the first one deletes when it wakes must be on one of the lists all the time.
-    fn succession(&mut self, backup: Role) -> [(Role, Fate); 3] {
+    fn replaced_gc(&mut self, backup: Role) -> [(Role, ActorFault); 3] {
         let at = |act, kind, number| Moment { act, kind, number };
         let pauses = |world: &mut Self, from: u64| 1 << (from + world.random.below(3));
         let seen = self.seen();
         let asleep = at(Act::Delete, ObjectKind::Pack, 1);
-        let looks = Fate::Stalls(at(Act::List, ObjectKind::Condemned, 1), pauses(self, 6));
-        let takes_over = Fate::Stalls(at(Act::Put, ObjectKind::Condemned, 1), pauses(self, 7));
+        let looks = ActorFault::Stalls(at(Act::List, ObjectKind::Condemned, 1), pauses(self, 6));
+        let takes_over = ActorFault::Stalls(at(Act::Put, ObjectKind::Condemned, 1), pauses(self, 7));
         [
             (backup, looks),
-            (Role::Gc(0, 1), Fate::SleepsAt(asleep, seen)),
+            (Role::Gc(0, 1), ActorFault::SleepsAt(asleep, seen)),
             (Role::Gc(0, 2), takes_over),
         ]
     }
@@ -307,14 +317,14 @@ impl World<'_> {
     /// The actors of a round in which a backup needs exactly the data that gc is about to delete.
     /// || A snapshot has been forgotten, and a backup slowly stores the same content again. Meanwhile gc runs several
     /// times, and some runs crash or fall asleep at a critical step.
-    pub(super) fn siege(&mut self) -> Option<Vec<Actor>> {
+    pub(super) fn contended_actors(&mut self) -> Option<Vec<Actor>> {
         let snapshot = self.snapshot().filter(|id| !self.protected.contains(id))?;
         match self.check_repository().forget(snapshot, "siege") {
             // Protected by an actor that could not report its success.
             Err(Error::Protected { .. }) => return None,
             other => other.unwrap(),
         }
-        self.story.push(format!("{snapshot} is forgotten"));
+        self.log.push(format!("{snapshot} is forgotten"));
         let bytes = self.expected.remove(&snapshot)?;
         let backup = Role::Backup {
             machine: self.index(2),
@@ -324,30 +334,34 @@ impl World<'_> {
         };
         let backup = (backup, self.stalls(&MOMENTS_OF_BACKUP));
         let percent = [0, 0, 60][self.index(3)];
-        let fate = match self.random.below(4) {
-            0 => Fate::Lives,
+        let actor_fault = match self.random.below(4) {
+            0 => ActorFault::Survives,
             1 => self.stalls(&MOMENTS_OF_GC),
             2 => {
                 let seen = self.seen();
-                Fate::SleepsAt(self.moment(&MOMENTS_OF_GC), seen)
+                ActorFault::SleepsAt(self.moment(&MOMENTS_OF_GC), seen)
             }
-            _ => Fate::CrashesAt(self.moment(&MOMENTS_OF_GC)),
+            _ => ActorFault::CrashesAt(self.moment(&MOMENTS_OF_GC)),
         };
-        let first = (Role::Gc(percent, 1), fate);
-        let fate = match self.random.below(2) {
-            0 => Fate::Lives,
+        let first = (Role::Gc(percent, 1), actor_fault);
+        let actor_fault = match self.random.below(2) {
+            0 => ActorFault::Survives,
             _ => self.stalls(&MOMENTS_OF_GC),
         };
-        let second = (Role::Gc([0, 60][self.index(2)], 2), fate);
-        let cast = if self.random.one_in(3) {
-            self.succession(backup.0)
+        let second = (Role::Gc([0, 60][self.index(2)], 2), actor_fault);
+        let roles = if self.random.one_in(3) {
+            self.replaced_gc(backup.0)
         } else {
             [backup, first, second]
         };
-        let actors = cast.map(|(role, fate)| {
+        let actors = roles.map(|(role, actor_fault)| {
             let process = self.process();
-            self.town.set(process, Liveness::Alive);
-            Actor { role, fate, process }
+            self.process_table.set(process, Liveness::Alive);
+            Actor {
+                role,
+                actor_fault,
+                process,
+            }
         });
         Some(actors.into())
     }
