@@ -101,7 +101,7 @@ fn package() -> Vec<u8> {
         time: 0,
     };
     let output = OvaOutput::Pipe(Box::new(ChannelWriter(sender)), std::env::temp_dir());
-    write_ova(output, ("web1", text), &[disk], options, &mut |_| Ok(()))
+    write_ova(output, "web1", text, &[disk], options, &mut |_| Ok(()))
         .expect("memory and a folder for temporary files");
     receiver.into_iter().flatten().collect()
 }

@@ -14,7 +14,6 @@ pub(crate) struct Left {
 }
 
 pub(crate) const LEFT: &[Left] = &[
-    left("archive", 1, 0),
     left("cli", 18, 8),
     left("engine", 78, 3),
     left("host", 10, 5),
