@@ -328,12 +328,7 @@ pub fn create_bulk(path: &Path, options: &CreateOptions) -> Result<BulkWriter> {
     }
     let file: Arc<dyn ImageFile> = Arc::new(HostFile::create_new(path)?.written_once());
     let data_file = create_data_file(path, options)?;
-    let is_raw = options
-        .qcow2
-        .data_file
-        .as_ref()
-        .is_some_and(|data| data.kind == DataFileKind::Raw);
-    BulkWriter::new(file, data_file, header, is_raw, Some(path.to_owned()))
+    BulkWriter::new(file, data_file, header, Some(path.to_owned()))
 }
 
 /// The backing file must exist: a mistyped name found later would read as zeroes.
