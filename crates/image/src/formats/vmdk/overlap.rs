@@ -106,7 +106,7 @@ impl MetadataOverlaps {
         let mut looks_like_one = Vec::new();
         for (own, place) in tables.places.clone().into_iter().enumerate() {
             let (mut is_used, mut is_sound) = (false, true);
-            for_each_entry(file, (place, extent.table_entries), |_, entry| {
+            for_each_entry(file, place, extent.table_entries, |_, entry| {
                 let sector = u32::from_le_bytes(entry);
                 if sector == 0 || sector == 1 && extent.has_zero_grains {
                     return;
@@ -181,7 +181,7 @@ pub(super) fn is_first_lost(file: &dyn ImageFile, extent: &SparseExtent) -> Resu
 fn has_grain(file: &dyn ImageFile, extent: &SparseExtent, tables: &[u64]) -> Result<bool> {
     for place in tables.iter().filter(|place| **place != 0) {
         let mut is_used = false;
-        for_each_entry(file, (*place, extent.table_entries), |_, entry| {
+        for_each_entry(file, *place, extent.table_entries, |_, entry| {
             is_used |= u32::from_le_bytes(entry) != 0;
         })?;
         if is_used {

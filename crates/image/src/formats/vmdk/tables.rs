@@ -392,7 +392,7 @@ impl AllocationTable for VmdkTables {
                 if table + extent.table_entries * 4 > file_bytes {
                     return Ok(true);
                 }
-                for_each_entry(file, (table, extent.table_entries), |index, entry| {
+                for_each_entry(file, table, extent.table_entries, |index, entry| {
                     let sector = u32::from_le_bytes(entry);
                     if sector > ZERO_GRAIN || sector == ZERO_GRAIN && !extent.has_zero_grains {
                         let grain = number * extent.table_entries + index;
