@@ -5,7 +5,7 @@ use std::ops::Range;
 use holdfast_block::{BlockDevice, DirtyBitmap};
 
 use super::Session;
-use super::parent::{ParentCursor, ParentExtent};
+use super::parent::{ParentCursor, ParentExtent, ParentMap};
 use super::windows::{SourceItem, SourceReader, WINDOW_BYTES, Window};
 use crate::error::{Error, Result};
 use crate::format::chunker::Chunker;
@@ -25,15 +25,17 @@ pub(crate) struct DiskResult {
 /// Backs up `device`, compared with the disk that `parent` maps; where `changed` is clean, without a look at the device.
 pub(crate) fn back_up_disk(
     session: &mut Session<'_>,
-    (name, device, changed): (&str, &dyn BlockDevice, Option<&DirtyBitmap>),
-    parent: Option<(Option<PageRef>, u64)>,
+    name: &str,
+    device: &dyn BlockDevice,
+    changed: Option<&DirtyBitmap>,
+    parent: Option<ParentMap>,
 ) -> Result<DiskResult> {
     let packs = std::sync::Arc::clone(&session.packs);
     let keys = session.keys.clone();
-    let open_parent = || parent.map(|(root, size)| MapReader::new(&*packs, root, size, Unit::Block));
+    let open_parent = || parent.map(|parent| parent.reader(&packs, Unit::Block));
     let (reader_count, timer) = (session.thread_count, session.progress.timer());
     std::thread::scope(|scope| {
-        let mut source = SourceReader::new(scope, (device, changed), (&keys, timer), reader_count);
+        let mut source = SourceReader::new(scope, device, changed, &keys, timer, reader_count);
         let mut disk = DiskBackup {
             session,
             cursor: open_parent().map(|map| ParentCursor::new(map, &packs)),

@@ -17,7 +17,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::Session;
-use super::parent::{ParentCursor, ParentExtent};
+use super::parent::{ParentCursor, ParentExtent, ParentMap};
 use super::request::StoredDisk;
 use crate::backup::copy_memory::{CopyMemory, Places, place_at};
 use crate::backup::from_repository::frames::{FetchedFrame, FrameFetcher, FrameQueue, FrameRequest, WantedChunk};
@@ -41,15 +41,15 @@ pub(crate) fn copy_disk(
     session: &mut Session<'_>,
     name: &str,
     stored: StoredDisk<'_>,
-    parent: Option<(Option<PageRef>, u64)>,
+    parent: Option<ParentMap>,
 ) -> Result<(Option<PageRef>, DiskStatistics)> {
     let packs = Arc::clone(&session.packs);
     let unit = stored.disk.content.unit();
-    let open_parent = || parent.map(|(root, size)| MapReader::new(&*packs, root, size, unit));
+    let open_parent = || parent.map(|parent| parent.reader(&packs, unit));
     // A parent of another size cannot be a copy of the base, even if the request names it.
     let is_same_size = stored
         .base
-        .is_some_and(|base| parent.is_some_and(|(_, size)| size == base.size_bytes));
+        .is_some_and(|base| parent.is_some_and(|parent| parent.size_bytes == base.size_bytes));
     let base = stored.base.filter(|_| is_same_size);
     let stored = StoredDisk { base, ..stored };
     let keys = stored.repository.vault.fingerprint_keys();

@@ -44,6 +44,7 @@ use crate::repository::packs::Packs;
 use crate::repository::pending_deletes::condemned_packs;
 use crate::writers::lease::{Lease, Work};
 pub use copy_memory::CopyMemory;
+use parent::ParentMap;
 use request::newest_before;
 pub use request::{BackupProgress, BackupReport, BackupRequest, Parent, Source, SourceData, StoredDisk};
 pub use survey::{CopySurvey, Surveyor};
@@ -258,7 +259,7 @@ impl<'a> Session<'a> {
             .collect()
     }
 
-    fn disk(&mut self, source: &mut Source<'_>, parent: Option<(Option<PageRef>, u64)>) -> Result<DiskRecord> {
+    fn disk(&mut self, source: &mut Source<'_>, parent: Option<ParentMap>) -> Result<DiskRecord> {
         let (root, size_bytes, content, statistics) = match &mut source.data {
             SourceData::Disk(_) | SourceData::Changes { .. } => {
                 let (device, changed): (&dyn BlockDevice, _) = match &source.data {
@@ -267,7 +268,7 @@ impl<'a> Session<'a> {
                     SourceData::Changes { device, changed } => (*device, parent.is_some().then_some(*changed)),
                     SourceData::Stream(_) | SourceData::Stored(_) => unreachable!("the arm is for devices"),
                 };
-                let disk = disk::back_up_disk(self, (&source.name, device, changed), parent)?;
+                let disk = disk::back_up_disk(self, &source.name, device, changed, parent)?;
                 if disk.unreadable_count > 0 {
                     let message = "parts of the parent snapshot cannot be read; they were backed up as if all new";
                     self.progress
@@ -276,7 +277,7 @@ impl<'a> Session<'a> {
                 (disk.root, device.size_bytes(), DiskContent::Blocks, disk.statistics)
             }
             SourceData::Stream(stream) => {
-                let stream = stream::back_up_stream(self, (&source.name, *stream), parent)?;
+                let stream = stream::back_up_stream(self, &source.name, *stream, parent)?;
                 (stream.root, stream.size_bytes, DiskContent::Stream, stream.statistics)
             }
             SourceData::Stored(stored) => {
@@ -397,7 +398,7 @@ fn keep_or_drop(
 }
 
 /// The parent's disk that `source` is compared with: the one of its name, or the only one where there is only one.
-fn parent_disk(parent: &Manifest, source: &Source<'_>, source_count: usize) -> Option<(Option<PageRef>, u64)> {
+fn parent_disk(parent: &Manifest, source: &Source<'_>, source_count: usize) -> Option<ParentMap> {
     let content = match &source.data {
         SourceData::Disk(_) | SourceData::Changes { .. } => DiskContent::Blocks,
         SourceData::Stream(_) => DiskContent::Stream,
@@ -411,7 +412,10 @@ fn parent_disk(parent: &Manifest, source: &Source<'_>, source_count: usize) -> O
     named
         .or(only)
         .filter(|disk| disk.content == content)
-        .map(|disk| (disk.root, disk.size_bytes))
+        .map(|disk| ParentMap {
+            root: disk.root,
+            size_bytes: disk.size_bytes,
+        })
 }
 
 /// Where the pages of a map go: the frames for pages.
