@@ -17,7 +17,6 @@ pub(crate) const LEFT: &[Left] = &[
     left("cli", 18, 8),
     left("engine", 78, 3),
     left("host", 10, 5),
-    left("repo", 27, 0),
     left("xapi-server", 4, 1),
 ];
 

@@ -60,8 +60,8 @@ impl Repository {
     pub fn backup(&self, request: BackupRequest<'_>, progress: &dyn BackupProgress) -> Result<BackupReport> {
         let snapshot = SnapshotId::from_bytes(self.vault.environment.draw()?);
         let lease = Lease::take(&self.vault, Work::Backup, Some(snapshot))?;
-        let copy = Cell::new(None);
-        let result = self.backup_under((&lease, &copy), snapshot, request, progress);
+        let tree_pack = Cell::new(None);
+        let result = self.backup_under(&lease, snapshot, &tree_pack, request, progress);
         if result.is_ok() {
             // The snapshot is committed, even if the healing of other snapshots fails.
             match self.heal(&lease) {
@@ -75,7 +75,7 @@ impl Repository {
         match &result {
             // Nothing of ours is referred to, and nothing will be: gc need not wait for us.
             Err(_) => {
-                if self.close_unfinished(&lease, snapshot, copy.get()) {
+                if self.close_unfinished(&lease, snapshot, tree_pack.get()) {
                     drop(lease.release());
                 }
             }
@@ -89,10 +89,12 @@ impl Repository {
         result
     }
 
+    /// Backs up under a lease. `tree_pack` is set to the pack that gets the copy of the manifest, even if the backup fails.
     fn backup_under(
         &self,
-        (lease, copy): (&Lease<'_>, &Cell<Option<PackId>>),
+        lease: &Lease<'_>,
         snapshot: SnapshotId,
+        tree_pack: &Cell<Option<PackId>>,
         mut request: BackupRequest<'_>,
         progress: &dyn BackupProgress,
     ) -> Result<BackupReport> {
@@ -100,13 +102,19 @@ impl Repository {
         let draw = DrawIds(self);
         let draw_pack = || draw.pack();
         let (manifest, statistics, mut stored_bytes, pack_count) = std::thread::scope(|scope| {
-            let store = (Arc::clone(&self.vault.store), progress.timer());
+            let store = Arc::clone(&self.vault.store);
             let frames = |content| FrameStream::new(Arc::clone(&self.packs), &draw_pack, content);
             let mut session = Session {
                 packs: Arc::clone(&self.packs),
                 keys: self.vault.fingerprint_keys(),
                 index: view.index,
-                output: PackOutput::new(scope, store, lease.record.writer, request.thread_count),
+                output: PackOutput::new(
+                    scope,
+                    store,
+                    progress.timer(),
+                    lease.record.writer,
+                    request.thread_count,
+                ),
                 data: frames(FrameContent::Blocks),
                 stream: frames(FrameContent::Stream),
                 tree: frames(FrameContent::Tree),
@@ -118,9 +126,9 @@ impl Repository {
                 stored_bytes: 0,
                 pack_count: 0,
             };
-            copy.set(Some(session.tree.pack()));
+            tree_pack.set(Some(session.tree.pack()));
             let disks = session.disks(&mut request.sources, view.parent.as_ref())?;
-            copy.set(Some(session.tree.pack()));
+            tree_pack.set(Some(session.tree.pack()));
             let mut manifest = Manifest::new(snapshot, request.machine, request.time_ms, session.tree.pack());
             manifest.tags = request.tags;
             manifest.parent = view.parent.map(|parent| parent.id);

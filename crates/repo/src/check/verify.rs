@@ -304,7 +304,7 @@ impl<'a> VerifyJob<'a> {
         } = buffers;
         let read = packs.prints(pack, frame).and_then(|prints| {
             packs.frame(pack, frame, frame_buffers, raw)?;
-            check_frame(&self.keys, &reader, frame, (raw, &prints), Depth::Identities)
+            check_frame(&self.keys, &reader, frame, raw, &prints, Depth::Identities)
         });
         self.frame_count.fetch_add(1, Ordering::Relaxed);
         match read {

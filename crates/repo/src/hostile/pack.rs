@@ -164,7 +164,7 @@ pub fn pack(bytes: &[u8]) -> Outcome {
             .fetch(&store, number, &mut sealed)
             .and_then(|()| reader.unseal(number, &mut sealed, &mut decompressor, &mut raw))
             .and_then(|()| reader.prints(&store, number))
-            .and_then(|prints| check_frame(&keys, &reader, number, (&raw, &prints), Depth::Identities));
+            .and_then(|prints| check_frame(&keys, &reader, number, &raw, &prints, Depth::Identities));
         if read.is_err() {
             outcome = Outcome::Refused;
         }

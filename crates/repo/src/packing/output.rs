@@ -216,7 +216,8 @@ impl<'a> PackOutput<'a> {
     /// An output with `sealer_count` sealers in `scope`; with none, everything is done by the caller.
     pub(crate) fn new<'scope>(
         scope: &'scope Scope<'scope, 'a>,
-        (store, timer): (Arc<dyn Store>, &'a dyn StageTimer),
+        store: Arc<dyn Store>,
+        timer: &'a dyn StageTimer,
         writer: WriterId,
         sealer_count: usize,
     ) -> Self {
@@ -235,7 +236,7 @@ impl<'a> PackOutput<'a> {
                 finished: Vec::new(),
             }
         } else {
-            spawn(scope, appender, (sealer_count, timer))
+            spawn(scope, appender, sealer_count, timer)
         };
         Self {
             mode,
@@ -326,7 +327,8 @@ fn first_error(finished: &Receiver<Result<FinishedPack>>) -> Error {
 fn spawn<'scope, 'a>(
     scope: &'scope Scope<'scope, 'a>,
     mut appender: Appender,
-    (sealer_count, timer): (usize, &'a dyn StageTimer),
+    sealer_count: usize,
+    timer: &'a dyn StageTimer,
 ) -> OutputMode {
     let room = Arc::clone(&appender.room);
     let (jobs, job_queue) = bounded::<FrameJob>(1);

@@ -341,7 +341,7 @@ impl RestoreJob<'_> {
         self.counters
             .decoded
             .fetch_add(scratch.raw.len() as u64, Ordering::Relaxed);
-        check_frame(&self.keys, &reader, frame, (&scratch.raw, &prints), Depth::Prints)?;
+        check_frame(&self.keys, &reader, frame, &scratch.raw, &prints, Depth::Prints)?;
         for piece in &wanted {
             let (start, length) = (piece.frame_offset as usize, piece.length as usize);
             if start + length > scratch.raw.len() {

@@ -10,7 +10,7 @@ use crate::format::pack::Location;
 use crate::format::relocation::{Move, RelocationTable};
 use crate::id::PackId;
 use crate::repository::Repository;
-use crate::repository::damage_records::{DamageRecord, damage_names, place_of, read_damage};
+use crate::repository::damage_records::{DamageRecord, damage_names, read_damage};
 use crate::writers::lease::Lease;
 
 impl Repository {
@@ -56,9 +56,9 @@ impl Repository {
     /// The parts of the recorded chunks of `pack` that no relocation leads away from: place, length, and which chunk.
     pub(crate) fn unmoved(&self, pack: PackId, record: &DamageRecord) -> Result<Vec<Unmoved>> {
         let mut unmoved = Vec::new();
-        for (chunk, (length, _)) in &record.chunks {
-            for (place, length) in self.unmoved_parts(place_of(pack, *chunk), *length)? {
-                unmoved.push((place, length, *chunk));
+        for (&(frame, offset), (length, _)) in &record.chunks {
+            for (place, length) in self.unmoved_parts(Location { pack, frame, offset }, *length)? {
+                unmoved.push((place, length, (frame, offset)));
             }
         }
         Ok(unmoved)

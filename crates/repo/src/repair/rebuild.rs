@@ -35,11 +35,11 @@ pub(super) fn rebuild(
     for (number, frame) in (0u32..).zip(reader.directory.frames()) {
         let read = packs.prints(reader.pack, number).and_then(|prints| {
             packs.frame(reader.pack, number, &mut buffers, &mut raw)?;
-            check_frame(keys, reader, number, (&raw, &prints), Depth::Identities)
+            check_frame(keys, reader, number, &raw, &prints, Depth::Identities)
         });
         let chunks = match read {
             Ok(()) if reader.has_chunks() => reader.directory.chunks(frame).to_vec(),
-            Ok(()) => chunks_of(keys, (number, frame), &raw, record),
+            Ok(()) => chunks_of(keys, number, frame, &raw, record),
             Err(error @ Error::MissingPack { .. }) => return Err(error),
             Err(error) if error.is_about_one_object() || error.is_unreadable() => {
                 damaged.insert(number);
@@ -67,7 +67,8 @@ pub(super) fn rebuild(
 /// The chunks of a frame with these bytes.
 fn chunks_of(
     keys: &FingerprintKeys,
-    (number, frame): (u32, &FrameEntry),
+    number: u32,
+    frame: &FrameEntry,
     raw: &[u8],
     record: &DamageRecord,
 ) -> Vec<ChunkEntry> {

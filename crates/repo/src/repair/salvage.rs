@@ -42,7 +42,7 @@ impl Repository {
             if !ranges.is_empty() {
                 let old = HashMap::from([(*pack, ranges)]);
                 let readers = HashMap::from([(*pack, Arc::clone(&reader))]);
-                let repacked = repack(self, lease.record.writer, (&old, &readers), thread_count)?;
+                let repacked = repack(self, lease.record.writer, &old, &readers, thread_count)?;
                 self.write_index(&repacked.packs)?;
                 self.commit_moves(lease, repacked.tables)?;
                 self.refresh()?;

@@ -33,7 +33,7 @@ use crate::error::{Error, Result};
 use crate::format::chunker::CHUNK_BYTES_MAX;
 use crate::format::codec::FRAME_BYTES_MAX;
 use crate::format::index::{IndexEntry, PREFIX_LENGTH, Prefix, prefix_of};
-use crate::format::pack::{Directory, FRAME_COUNT_MAX, Location};
+use crate::format::pack::{Directory, FRAME_COUNT_MAX};
 use crate::id::{ChunkId, PackId};
 use crate::repository::Repository;
 use crate::store::{ObjectKind, ObjectName, StoreError};
@@ -204,11 +204,6 @@ impl DamageRecord {
 
 fn small(value: u64) -> u32 {
     u32::try_from(value).expect("the limit of the field is below 2^32")
-}
-
-/// Where a chunk of a damaged pack was.
-pub(crate) fn place_of(pack: PackId, (frame, offset): (u32, u32)) -> Location {
-    Location { pack, frame, offset }
 }
 
 /// The pack that a damage record is about, from its name.

@@ -268,7 +268,8 @@ impl Packs {
     /// As [`frame`](Self::frame), but at least the first `wanted` bytes only; `raw` gets as long as what was decompressed.
     pub(crate) fn frame_start(
         &self,
-        (pack, frame): (PackId, u32),
+        pack: PackId,
+        frame: u32,
         wanted: usize,
         buffers: &mut FrameBuffers,
         raw: &mut Vec<u8>,

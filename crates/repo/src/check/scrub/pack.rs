@@ -223,5 +223,5 @@ fn check_sections(
         own.extend_from_slice(&prints[at..at + frame.prints_length()]);
         reader.unseal_prints(number, &mut own)?;
     }
-    check_frame(keys, reader, number, (raw, &own), Depth::Identities)
+    check_frame(keys, reader, number, raw, &own, Depth::Identities)
 }
