@@ -1,7 +1,7 @@
-//! Streams that are packed where the link is slower than the packing.
+//! Compression of streams while the link is slower than the compression.
 //!
-//! What is packed is a row of zstd frames, which any program that knows zstd unpacks. A frame is stored as it is as long as the link takes
-//! what it gets at once; where chunks wait for the link there is time to pack the next one. So nothing has to be measured first, and a
+//! A compressed stream is a row of zstd frames, which any program that knows zstd decompresses. A frame is stored as it is as long as the link takes
+//! what it gets at once; where chunks wait for the link there is time to compress the next one. So nothing has to be measured first, and a
 //! link that gets slower in the middle is noticed.
 
 use std::io;
@@ -11,7 +11,7 @@ use zstd::bulk::Compressor;
 /// Bytes of a chunk, at most.
 pub(super) const CHUNK_BYTES: usize = 1 << 20;
 const LEVEL: i32 = 3;
-/// Frames that are not tried after one that did not get smaller: data that is encrypted, or packed already.
+/// Frames that are not tried after one that did not get smaller: data that is encrypted, or compressed already.
 const SKIP_COUNT: u32 = 7;
 /// RFC 8878, 3.1.1.2: a block has 128 KiB at most.
 const BLOCK_BYTES_MAX: usize = 128 << 10;
@@ -19,7 +19,7 @@ const MAGIC: u32 = 0xFD2F_B528;
 /// One segment, whose size has four bytes.
 const DESCRIPTOR: u8 = 0b1010_0000;
 
-/// Whether a chunk is packed.
+/// Whether a chunk is compressed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Compression {
     /// It is stored as it is.
@@ -31,12 +31,12 @@ pub(super) enum Compression {
 }
 
 /// Makes frames of chunks.
-pub(super) struct Packer {
+pub(super) struct FrameCompressor {
     compressor: Compressor<'static>,
     skip: u32,
 }
 
-impl Packer {
+impl FrameCompressor {
     pub(super) fn new() -> io::Result<Self> {
         Ok(Self {
             compressor: Compressor::new(LEVEL)?,
@@ -89,7 +89,7 @@ mod tests {
 
     use holdfast_block::SeededRandom;
 
-    use super::{CHUNK_BYTES, Compression, Packer, SKIP_COUNT};
+    use super::{CHUNK_BYTES, Compression, FrameCompressor, SKIP_COUNT};
 
     fn noise(length: usize) -> Vec<u8> {
         let mut bytes = vec![0; length];
@@ -99,7 +99,7 @@ mod tests {
 
     #[test]
     fn frames_of_any_kind_in_a_row_are_read_back() {
-        let mut packer = Packer::new().unwrap();
+        let mut compressor = FrameCompressor::new().unwrap();
         let mut expected = Vec::new();
         let mut packed = Vec::new();
         for (round, length) in [0, 1, 131_071, 131_072, 131_073, CHUNK_BYTES - 1, CHUNK_BYTES]
@@ -108,7 +108,7 @@ mod tests {
         {
             for chunk in [noise(length), vec![7; length]] {
                 packed.extend(
-                    packer
+                    compressor
                         .frame(
                             &chunk,
                             if round % 2 == 0 {
@@ -132,12 +132,12 @@ mod tests {
 
     #[test]
     fn what_does_not_get_smaller_is_not_tried_for_a_while() {
-        let mut packer = Packer::new().unwrap();
+        let mut compressor = FrameCompressor::new().unwrap();
         let zeros = vec![0; CHUNK_BYTES];
-        assert!(packer.frame(&zeros, Compression::Try).unwrap().len() < 1000);
-        assert!(packer.frame(&zeros, Compression::None).unwrap().len() > CHUNK_BYTES);
-        assert!(packer.frame(&noise(CHUNK_BYTES), Compression::Try).unwrap().len() > CHUNK_BYTES);
-        let tries = (0..=SKIP_COUNT).map(|_| packer.frame(&zeros, Compression::Try).unwrap().len());
+        assert!(compressor.frame(&zeros, Compression::Try).unwrap().len() < 1000);
+        assert!(compressor.frame(&zeros, Compression::None).unwrap().len() > CHUNK_BYTES);
+        assert!(compressor.frame(&noise(CHUNK_BYTES), Compression::Try).unwrap().len() > CHUNK_BYTES);
+        let tries = (0..=SKIP_COUNT).map(|_| compressor.frame(&zeros, Compression::Try).unwrap().len());
         let packed: Vec<bool> = tries.map(|length| length < 1000).collect();
         assert_eq!(packed.iter().filter(|is_packed| **is_packed).count(), 1);
         assert!(packed[SKIP_COUNT as usize]);
