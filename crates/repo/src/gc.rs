@@ -110,8 +110,8 @@ impl Repository {
     }
 
     /// The same with those that are being forgotten. A forget may take its record back, so the data of a snapshot stays as long as its object.
-    fn standing_snapshots(&self) -> Result<Vec<Manifest>> {
-        let (snapshots, errors) = self.standing_snapshots_except(&HashSet::new())?;
+    fn stored_snapshots(&self) -> Result<Vec<Manifest>> {
+        let (snapshots, errors) = self.stored_snapshots_except(&HashSet::new())?;
         all_readable(snapshots, errors)
     }
 

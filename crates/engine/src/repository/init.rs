@@ -107,7 +107,7 @@ fn credential(protection: NewProtection<'_>) -> Result<Credential<'_>> {
 /// A repository among other files is easily deleted with them.
 fn refuse_strangers(store: &dyn Store) -> Result<()> {
     let mut first = None;
-    store.strangers(&mut |path| {
+    store.foreign_files(&mut |path| {
         first.get_or_insert(path);
         Ok(())
     })?;

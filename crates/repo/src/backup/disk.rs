@@ -43,7 +43,7 @@ pub(crate) fn back_up_disk(
             map: MapWriter::new(Unit::Block),
             cutter: Chunker::default(),
             statistics: DiskStatistics::default(),
-            last: Kind::Zero,
+            last: BlockClass::Zero,
         };
         let failed = |source| Error::Device {
             role: "source",
@@ -93,7 +93,7 @@ struct DiskBackup<'a, 'session, 'packs> {
     map: MapWriter,
     cutter: Chunker,
     statistics: DiskStatistics,
-    last: Kind,
+    last: BlockClass,
 }
 
 /// How far a range of the parent was taken over.
@@ -106,7 +106,7 @@ enum CarriedOver {
 
 /// What the last block of a disk was counted as.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum BlockClass {
     Zero,
     Unchanged,
     Known,
@@ -124,7 +124,7 @@ impl DiskBackup<'_, '_, '_> {
                     Some(location) => {
                         self.statistics.unchanged_bytes += BLOCK_BYTES;
                         self.place(BLOCK_BYTES, PieceContent::Data(location))?;
-                        self.last = Kind::Unchanged;
+                        self.last = BlockClass::Unchanged;
                     }
                     None => self.changed(block, hash)?,
                 },
@@ -146,7 +146,7 @@ impl DiskBackup<'_, '_, '_> {
             ParentExtent::Data(location, length) => {
                 self.statistics.unchanged_bytes += length;
                 self.place(length, PieceContent::Data(location))?;
-                self.last = Kind::Unchanged;
+                self.last = BlockClass::Unchanged;
                 Ok(CarriedOver::Until(range.start + length))
             }
             ParentExtent::Unknown(length) => {
@@ -166,7 +166,7 @@ impl DiskBackup<'_, '_, '_> {
     fn zero(&mut self, length: u64) -> Result<()> {
         self.statistics.zero_bytes += length;
         self.place(length, PieceContent::Zero)?;
-        self.last = Kind::Zero;
+        self.last = BlockClass::Zero;
         Ok(())
     }
 
@@ -207,9 +207,9 @@ impl DiskBackup<'_, '_, '_> {
         let known_before = self.statistics.known_bytes;
         let location = self.session.store_chunk(entry, &mut self.statistics)?;
         self.last = if self.statistics.known_bytes > known_before {
-            Kind::Known
+            BlockClass::Known
         } else {
-            Kind::New
+            BlockClass::New
         };
         self.put(Piece {
             length: length as u64,
@@ -222,10 +222,10 @@ impl DiskBackup<'_, '_, '_> {
         let behind = self.map.position() - size_bytes;
         let statistics = &mut self.statistics;
         match self.last {
-            Kind::Zero => statistics.zero_bytes -= behind,
-            Kind::Unchanged => statistics.unchanged_bytes -= behind,
-            Kind::Known => statistics.known_bytes -= behind,
-            Kind::New => statistics.new_bytes -= behind,
+            BlockClass::Zero => statistics.zero_bytes -= behind,
+            BlockClass::Unchanged => statistics.unchanged_bytes -= behind,
+            BlockClass::Known => statistics.known_bytes -= behind,
+            BlockClass::New => statistics.new_bytes -= behind,
         }
     }
 

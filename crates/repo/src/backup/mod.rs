@@ -50,7 +50,7 @@ pub use request::{BackupProgress, BackupReport, BackupRequest, Parent, Source, S
 pub use survey::{CopySurvey, Surveyor};
 
 /// What the repository has, as a backup sees it.
-struct View {
+struct RepositoryView {
     index: ChunkIndex,
     parent: Option<Manifest>,
 }
@@ -99,7 +99,7 @@ impl Repository {
         progress: &dyn BackupProgress,
     ) -> Result<BackupReport> {
         let view = self.view(&request, progress)?;
-        let draw = DrawIds(self);
+        let draw = RandomIds(self);
         let draw_pack = || draw.pack();
         let (manifest, statistics, mut stored_bytes, pack_count) = std::thread::scope(|scope| {
             let store = Arc::clone(&self.vault.store);
@@ -154,10 +154,10 @@ impl Repository {
     }
 
     /// Learns what the repository has. The writer's announcement must be there already.
-    fn view(&self, request: &BackupRequest<'_>, progress: &dyn BackupProgress) -> Result<View> {
+    fn view(&self, request: &BackupRequest<'_>, progress: &dyn BackupProgress) -> Result<RepositoryView> {
         self.refresh()?;
         let index = self.usable_index(&mut |warning| progress.warn(warning))?;
-        Ok(View {
+        Ok(RepositoryView {
             index,
             parent: self.parent(request, progress)?,
         })
@@ -188,7 +188,7 @@ impl Repository {
             match self.packs.reader(*pack) {
                 Ok(reader) => {
                     if index.adopt(*pack, &reader.directory) {
-                        index.write_segment(DrawIds(self).segment())?;
+                        index.write_segment(RandomIds(self).segment())?;
                     }
                 }
                 Err(error) if error.is_about_one_object() => warn(format!("{error}; it is not used")),
@@ -215,9 +215,9 @@ impl Repository {
 }
 
 /// Draws identities; a source of randomness that fails is found when the backup starts.
-struct DrawIds<'a>(&'a Repository);
+struct RandomIds<'a>(&'a Repository);
 
-impl DrawIds<'_> {
+impl RandomIds<'_> {
     fn bytes(&self) -> [u8; 16] {
         self.0
             .vault
@@ -247,7 +247,7 @@ pub(crate) struct Session<'a> {
     tree: FrameStream<'a>,
     thread_count: usize,
     progress: &'a dyn BackupProgress,
-    draw: &'a DrawIds<'a>,
+    draw: &'a RandomIds<'a>,
     lease: &'a Lease<'a>,
     /// What was found on all disks until now.
     found: DiskStatistics,
@@ -313,14 +313,14 @@ impl<'a> Session<'a> {
 
     /// Where the chunk that was gathered in `data` is, stored now if the repository does not have it.
     fn store_chunk(&mut self, entry: ChunkEntry, statistics: &mut DiskStatistics) -> Result<Location> {
-        let location = keep_or_drop(&mut self.data, &mut self.index, entry, statistics);
+        let location = deduplicate(&mut self.data, &mut self.index, entry, statistics);
         self.collect()?;
         Ok(location)
     }
 
     /// The same for a chunk that was gathered in `stream`.
     fn store_stream_chunk(&mut self, entry: ChunkEntry, statistics: &mut DiskStatistics) -> Result<Location> {
-        let location = keep_or_drop(&mut self.stream, &mut self.index, entry, statistics);
+        let location = deduplicate(&mut self.stream, &mut self.index, entry, statistics);
         self.collect()?;
         Ok(location)
     }
@@ -387,7 +387,7 @@ impl<'a> Session<'a> {
 }
 
 /// Keeps the chunk that `frames` gathered if the repository does not have it, and drops it if it does; says where it is.
-fn keep_or_drop(
+fn deduplicate(
     frames: &mut FrameStream<'_>,
     index: &mut ChunkIndex,
     entry: ChunkEntry,

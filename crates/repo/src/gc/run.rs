@@ -96,7 +96,7 @@ impl GcRun<'_> {
     fn collect(&mut self, leftovers: &AuxiliaryObjects) -> Result<()> {
         let (repository, lease) = (self.repository, self.lease);
         let vault = &repository.vault;
-        let snapshots = repository.standing_snapshots()?;
+        let snapshots = repository.stored_snapshots()?;
         let mut marks = repository.mark(&snapshots, self.progress)?;
         let mut chosen = repository.choose(self.request, &self.sizes, &marks)?;
         self.report.plan = plan_of(&self.sizes, &chosen);
@@ -182,13 +182,13 @@ impl GcRun<'_> {
     /// A backup may also have healed: then snapshots that were marked long ago are found to need other packs than before.
     fn mark_again(&self, marks: &mut Marks) -> Result<Vec<Manifest>> {
         let packs = &self.repository.packs;
-        let snapshots = self.repository.standing_snapshots()?;
+        let snapshots = self.repository.stored_snapshots()?;
         let refreshed = packs.refresh()?;
         if let Some(error) = refreshed.errors.into_iter().next() {
             return Err(error);
         }
-        if refreshed.has_news {
-            marks.begin_again();
+        if refreshed.has_changes {
+            marks.revisit_snapshots();
         }
         snapshots
             .iter()
@@ -269,7 +269,7 @@ impl GcRun<'_> {
         let moved: Vec<PackId> = repacked.tables.keys().copied().collect();
         repository.commit_moves(self.lease, repacked.tables)?;
         for pack in moved {
-            marks.moved_out_of(pack);
+            marks.mark_relocated(pack);
         }
         let failed: HashSet<PackId> = repacked.failed.iter().map(|(pack, _)| *pack).collect();
         Ok(batch.iter().copied().filter(|pack| !failed.contains(pack)).collect())

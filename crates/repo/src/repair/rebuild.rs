@@ -9,7 +9,7 @@ use crate::format::fingerprint::FingerprintKeys;
 use crate::format::pack::{ChunkEntry, Directory, FrameContent, FrameEntry, PackReader};
 use crate::id::ChunkId;
 use crate::read::frame_check::{Depth, check_frame};
-use crate::repository::damage_records::{DamageRecord, Extent, KnownIdentity};
+use crate::repository::damage_records::{DamageExtent, DamageRecord, KnownIdentity};
 use crate::repository::packs::{FrameBuffers, Packs};
 
 /// A pack whose frames were all tried.
@@ -57,7 +57,7 @@ pub(super) fn rebuild(
     }
     directory.finish();
     let record = DamageRecord {
-        extent: Extent::Frames(damaged),
+        extent: DamageExtent::Frames(damaged),
         chunks: record.chunks.clone(),
     };
     let reader = Arc::new(reader.with_directory(directory, packs.key(reader.pack)));

@@ -20,7 +20,7 @@ const GC: GcRequest = GcRequest {
     thread_count: 0,
 };
 
-/// Copies a snapshot; `base` is one there and its copy here.
+/// ManifestCopies a snapshot; `base` is one there and its copy here.
 fn copy(
     from: &Repository,
     to: &Repository,
@@ -102,7 +102,7 @@ fn copies_read_the_same_under_any_keys_and_only_differences_are_read() {
     let days = two_days(&from, size);
     for (is_like, threads) in [(false, 0), (false, 3), (true, 0), (true, 2)] {
         let to = if is_like { Rig::like(2, &from) } else { Rig::new(2) };
-        assert_eq!(to.repository.recognises_like(&from.repository), is_like);
+        assert_eq!(to.repository.has_same_fingerprints(&from.repository), is_like);
         let first = copy(&from.repository, &to.repository, &days[0].0, None, threads).unwrap();
         assert_reads(&to.repository, &first.snapshot, &days[0].1);
         let base = Some((&days[0].0, &first.snapshot));
@@ -196,7 +196,7 @@ fn a_survey_predicts_the_bytes_that_a_copy_reads() {
                 pace: &pace,
                 memory: &memory,
             };
-            planned += surveyor.look_at(&stored).unwrap().read_bytes;
+            planned += surveyor.survey_disk(&stored).unwrap().read_bytes;
         }
         drop(surveyor);
         let copied = copy(&from.repository, &to.repository, &days[0].0, None, 2).unwrap();
@@ -284,7 +284,7 @@ fn a_cancelled_copy_is_continued() {
         let whole = copy(&from.repository, &to.repository, &made, None, 2).unwrap();
         let found = whole.statistics;
         assert!(found.known_bytes > 40 * MIB && found.new_bytes < 160 * MIB, "{found:?}");
-        let is_alike = to.repository.recognises_like(&from.repository);
+        let is_alike = to.repository.has_same_fingerprints(&from.repository);
         assert_eq!(found.read_bytes < 90 * MIB, is_alike, "{found:?}");
         assert_restores(&to.repository, whole.snapshot.id, &disk.bytes);
         assert_gc_is_thorough(&to.repository, GC, "went on");
@@ -298,7 +298,7 @@ fn a_lost_configuration_is_restored_with_its_fingerprints() {
     let like = Rig::like(2, &from);
     like.store.delete(&ObjectName::config()).unwrap();
     let opened = like.open(5);
-    assert!(opened.recognises_like(&from.repository));
+    assert!(opened.has_same_fingerprints(&from.repository));
     let request = RepairRequest {
         thread_count: 1,
         percent: 100,
@@ -307,7 +307,7 @@ fn a_lost_configuration_is_restored_with_its_fingerprints() {
     opened.repair(&plan, 1, &Watch::default()).unwrap();
     let config = like.store.get(&ObjectName::config(), u64::MAX).unwrap();
     assert!(!config.is_empty());
-    assert!(like.open(6).recognises_like(&from.repository));
+    assert!(like.open(6).has_same_fingerprints(&from.repository));
 }
 
 /// Damages one byte in the middle of every data pack. Returns the number of these packs.
@@ -388,7 +388,7 @@ fn packs_without_their_directories_are_copied() {
                     pace: &pace,
                     memory: &memory,
                 };
-                planned += surveyor.look_at(&stored).unwrap().read_bytes;
+                planned += surveyor.survey_disk(&stored).unwrap().read_bytes;
             }
             drop(surveyor);
             let first = copy(&damaged, &to.repository, &days[0].0, None, threads).unwrap();

@@ -22,14 +22,14 @@ pub(crate) enum DirectoryState {
     /// Where the trailer says, and whole.
     Whole,
     /// It is whole, and the trailer that leads to it is not.
-    TrailerDamaged(Flaw),
+    TrailerDamaged(DirectoryFlaw),
     /// It is lost. The frames are known from the index, the chunks in them are not.
-    Lost(Flaw),
+    Lost(DirectoryFlaw),
 }
 
 /// What is wrong with the end of a pack.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Flaw {
+pub(crate) struct DirectoryFlaw {
     offset: u64,
     detail: String,
 }
@@ -154,11 +154,11 @@ pub(crate) fn read_around(
         return Ok(None);
     }
     let flaw = match error {
-        Error::Damaged { offset, detail, .. } => Flaw {
+        Error::Damaged { offset, detail, .. } => DirectoryFlaw {
             offset: *offset,
             detail: detail.clone(),
         },
-        other => Flaw {
+        other => DirectoryFlaw {
             offset: length,
             detail: format!("its directory cannot be read: {other}"),
         },

@@ -304,8 +304,8 @@ impl Store for FatefulStore {
     fn delete(&self, name: &ObjectName) -> StoreResult<()> {
         self.meet(Some(Act::Delete), Some(name.kind()))?.delete(name)
     }
-    fn strangers(&self, visit: &mut dyn FnMut(String) -> StoreResult<()>) -> StoreResult<()> {
-        self.meet(None, None)?.strangers(visit)
+    fn foreign_files(&self, visit: &mut dyn FnMut(String) -> StoreResult<()>) -> StoreResult<()> {
+        self.meet(None, None)?.foreign_files(visit)
     }
     fn clean(&self, age: Duration) -> StoreResult<u64> {
         self.meet(None, None)?.clean(age)

@@ -14,7 +14,7 @@ use cast::Town;
 use cast::{Actor, Fate, Role};
 use holdfast_block::{BlockDevice, MemoryDevice, SeededRandom};
 use holdfast_repo::store::{FaultStore, Interleaver, MemoryStore, ObjectKind, Step, Store};
-use holdfast_repo::{Error, Finding, GcRequest, Manifest, Parent, Repository, SnapshotId, Touched};
+use holdfast_repo::{Error, Finding, GcRequest, Manifest, Parent, Repository, SnapshotId, TouchedDisk};
 
 use crate::common::{PASSWORD, SeededBytes, Watch, init_request, request};
 
@@ -160,7 +160,8 @@ impl<'a> World<'a> {
         }
         let are_strangers = self.random.one_in(3);
         self.town.make_strangers(are_strangers);
-        self.story.push(format!("  strangers to each other: {are_strangers}"));
+        self.story
+            .push(format!("  foreign_files to each other: {are_strangers}"));
         let interleaver = Interleaver::new(self.random.next_u64());
         let running = Arc::new(AtomicUsize::new(actors.len()));
         let stages: Vec<Stage> = actors
@@ -322,7 +323,7 @@ impl<'a> World<'a> {
             );
         }
         for finding in self.found.drain(..).filter(|finding| finding.kind.is_damage()) {
-            let is_forgotten = |touched: &Touched| self.doubtful.contains(&touched.snapshot);
+            let is_forgotten = |touched: &TouchedDisk| self.doubtful.contains(&touched.snapshot);
             let is_of_forgotten = !finding.touches.is_empty() && finding.touches.iter().all(is_forgotten);
             // A lost snapshot cannot be distinguished from one that reached its last step but one.
             let lost: Option<SnapshotId> = finding.object.strip_prefix("snapshots/").and_then(|id| id.parse().ok());
