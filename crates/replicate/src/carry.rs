@@ -109,7 +109,7 @@ impl LinkRateLimit {
     fn pass(&self, bytes: usize) {
         let clock = &self.options.clock;
         self.counts.link.fetch_add(bytes as u64, Ordering::Relaxed);
-        let mut left = self.throttle.book(bytes as u64, clock.now());
+        let mut left = self.throttle.reserve(bytes as u64, clock.now());
         while !left.is_zero() && !self.counts.is_over.load(Ordering::Relaxed) {
             let piece = left.min(PIECE);
             clock.sleep(piece);

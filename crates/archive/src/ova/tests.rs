@@ -15,7 +15,7 @@ use crate::{Error, Result};
 pub(super) const MIB: u64 = 1 << 20;
 pub(super) const THREADS: NonZero<usize> = NonZero::new(2).unwrap();
 pub(super) const READING: ImageReading = ImageReading {
-    images: StreamImages::AsTheyCome,
+    images: StreamImages::Streamed,
     threads: THREADS,
 };
 

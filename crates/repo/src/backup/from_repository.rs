@@ -1,4 +1,4 @@
-//! ManifestCopies a disk of a snapshot from another repository.
+//! Copies a disk of a snapshot from another repository.
 //!
 //! The maps of the disk and of its base, of which the parent's disk is a copy, are walked together, in batches. What
 //! the two share is taken from the parent, as far as it is usable. The other chunks are looked up: if both repositories
@@ -36,7 +36,7 @@ const PIECE_BYTES: u32 = 64 << 10;
 /// Bytes of the disk that are gathered to be looked for: about 32,000 chunks, which take 3 MiB; 40 MiB where each is a single block.
 const BATCH_BYTES: u64 = 2 << 30;
 
-/// ManifestCopies a disk; returns where its map is, and what was found.
+/// Copies a disk; returns where its map is, and what was found.
 pub(crate) fn copy_disk(
     session: &mut Session<'_>,
     name: &str,
@@ -137,7 +137,7 @@ impl DiskCopy<'_, '_, '_> {
         self.copy(&batch.parts)
     }
 
-    /// Adds a extent to the batch: as pieces of this repository, or as what has to be copied.
+    /// Adds an extent to the batch: as pieces of this repository, or as what has to be copied.
     fn gather(&mut self, position: u64, extent: StoredExtent, batch: &mut CopyBatch) {
         let (length, there) = match extent.content {
             StoredExtentContent::Zero => return batch.push_present(extent.length, PieceContent::Zero),

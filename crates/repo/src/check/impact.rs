@@ -140,6 +140,6 @@ impl Visitor for Impact<'_> {
             }
         };
         self.ranges.entry(place).or_default().push(range);
-        Ok(Verdict::TouchedDisk)
+        Ok(Verdict::Touched)
     }
 }

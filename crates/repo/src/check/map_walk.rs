@@ -36,12 +36,12 @@ pub(crate) enum MapItem {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Verdict {
     Clean,
-    TouchedDisk,
+    Touched,
 }
 
 /// Takes what a walk comes across.
 pub(crate) trait Visitor {
-    /// The next thing; [`Verdict::TouchedDisk`] keeps the pages above it from being skipped later.
+    /// The next thing; [`Verdict::Touched`] keeps the pages above it from being skipped later.
     fn visit(&mut self, visit: MapItem) -> Result<Verdict>;
 }
 
@@ -97,7 +97,7 @@ impl Walk<'_> {
         let seen = match self.packs.resolve(page.location, page.length.into()) {
             Ok((place, _)) => self.visitor.visit(MapItem::Page { place })?,
             // It cannot be read either, which is reported below.
-            Err(_) => Verdict::TouchedDisk,
+            Err(_) => Verdict::Touched,
         };
         let below = if level == 0 {
             self.leaf(page, number, span)?
@@ -121,8 +121,8 @@ impl Walk<'_> {
         };
         let mut verdict = Verdict::Clean;
         for (child, page) in (number * FANOUT..).zip(children.iter()) {
-            if self.page(*page, level - 1, child)? == Verdict::TouchedDisk {
-                verdict = Verdict::TouchedDisk;
+            if self.page(*page, level - 1, child)? == Verdict::Touched {
+                verdict = Verdict::Touched;
             }
         }
         Ok(verdict)
@@ -142,8 +142,8 @@ impl Walk<'_> {
                 PieceContent::Zero => self.visitor.visit(MapItem::Zero(position..end))?,
                 PieceContent::Data(location) => self.data(location, position..end)?,
             };
-            if seen == Verdict::TouchedDisk {
-                verdict = Verdict::TouchedDisk;
+            if seen == Verdict::Touched {
+                verdict = Verdict::Touched;
             }
             position = end;
         }
@@ -172,8 +172,8 @@ impl Walk<'_> {
                     self.visitor.visit(MapItem::Unreadable { range, place, error })?
                 }
             };
-            if seen == Verdict::TouchedDisk {
-                verdict = Verdict::TouchedDisk;
+            if seen == Verdict::Touched {
+                verdict = Verdict::Touched;
             }
         }
         Ok(verdict)

@@ -25,7 +25,7 @@ type FrameBits = Box<[u64; FRAME_WORD_COUNT]>;
 /// Which parts of a pack are alive.
 #[derive(Debug, Default)]
 pub(crate) struct LivePack {
-    /// By frame: which of its blocks; none where the bound did not allow to record them, and all count as alive.
+    /// By frame: which of its blocks; none where the bound did not allow to note them, and all count as alive.
     frames: HashMap<u32, Option<FrameBits>>,
 }
 
@@ -57,7 +57,7 @@ pub(crate) struct Marks {
 }
 
 impl Marks {
-    /// LiveRecorder everything that `manifest` refers to, unless it was noted before.
+    /// Notes everything that `manifest` refers to, unless it was noted before.
     pub(crate) fn snapshot(&mut self, packs: &Packs, manifest: &Manifest) -> Result<()> {
         if !self.snapshots.insert(manifest.id) {
             return Ok(());
@@ -82,7 +82,7 @@ impl Marks {
         self.walker = Walker::default();
     }
 
-    /// LiveRecorder that everything that was alive in `pack` is behind relocations now.
+    /// Notes that everything that was alive in `pack` is behind relocations now.
     pub(crate) fn mark_relocated(&mut self, pack: PackId) {
         self.live.remove(&pack);
         self.relocated.insert(pack);

@@ -74,7 +74,7 @@ impl Repository {
 /// Written bytes after which the target begins to make them durable, while more are written: at the end little is left.
 const FLUSH_BYTES: u64 = 64 << 20;
 
-/// WriterQueue for each decoding thread. They mostly wait for the target, and do nothing else, so that decoding does not
+/// Writers for each decoding thread. They mostly wait for the target, and do nothing else, so that decoding does not
 /// wait.
 const WRITERS_PER_THREAD: usize = 2;
 

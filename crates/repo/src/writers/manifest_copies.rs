@@ -17,7 +17,7 @@ use crate::vault::{Vault, exists};
 use crate::writers::forget::forgotten_name;
 use crate::writers::lease::writer_name;
 
-/// ManifestCopies of manifests, by the snapshot that they are of.
+/// Copies of manifests, by the snapshot that they are of.
 #[derive(Default, Clone)]
 pub(crate) struct ManifestCopies {
     found: BTreeMap<SnapshotId, (PackId, WriterId)>,

@@ -20,7 +20,7 @@ const GC: GcRequest = GcRequest {
     thread_count: 0,
 };
 
-/// ManifestCopies a snapshot; `base` is one there and its copy here.
+/// Copies a snapshot; `base` is one there and its copy here.
 fn copy(
     from: &Repository,
     to: &Repository,

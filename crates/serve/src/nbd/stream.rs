@@ -147,9 +147,9 @@ impl SocketStream {
     }
 
     /// Announces the end to the peer, if TLS is used, and closes both directions.
-    pub(crate) fn say_goodbye(&self) {
+    pub(crate) fn close_gracefully(&self) {
         if let Some(tls) = self.tls.get() {
-            tls.say_goodbye();
+            tls.send_close_notify();
             // A closed peer needs no announcement, and one that does not read does not get it.
             self.flush(Wait::Not).unwrap_or_default();
         }

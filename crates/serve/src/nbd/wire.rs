@@ -39,7 +39,7 @@ macro_rules! flags {
             }
 
             /// What is set and not in `known`.
-            pub(crate) fn beyond(self, known: Self) -> Self {
+            pub(crate) fn without(self, known: Self) -> Self {
                 Self(self.0 & !known.0)
             }
 

@@ -1,6 +1,6 @@
 //! The fixed parts of a pack: header and trailer.
 //!
-//! PackHeader, 64 bytes:
+//! Header, 64 bytes:
 //!
 //! | offset | size | field |
 //! |---|---|---|
@@ -13,7 +13,7 @@
 //! | 48 | 12 | zero |
 //! | 60 | 4 | CRC-32C of bytes 0 to 59 |
 //!
-//! PackTrailer, the last 80 bytes:
+//! Trailer, the last 80 bytes:
 //!
 //! | offset | size | field |
 //! |---|---|---|

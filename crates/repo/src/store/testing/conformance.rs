@@ -147,7 +147,7 @@ fn objects_of_all_kinds_are_apart(store: &Arc<dyn Store>) {
     };
     store
         .foreign_files(&mut visit)
-        .expect("the store looks for foreign_files");
+        .expect("the store looks for foreign files");
     assert!(foreign_files.is_empty(), "{foreign_files:?}");
 }
 

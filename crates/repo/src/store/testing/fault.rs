@@ -192,7 +192,7 @@ impl Store for FaultStore {
     }
 
     fn foreign_files(&self, visit: &mut dyn FnMut(String) -> Result<()>) -> Result<()> {
-        self.call(Operation::Strangers, || self.inner.foreign_files(visit))
+        self.call(Operation::ForeignFiles, || self.inner.foreign_files(visit))
     }
 
     fn clean(&self, age: Duration) -> Result<u64> {

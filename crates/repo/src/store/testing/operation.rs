@@ -26,7 +26,7 @@ pub enum Operation {
     /// `delete`.
     Delete(ObjectName),
     /// `foreign_files`.
-    Strangers,
+    ForeignFiles,
     /// `clean`.
     Clean,
 }
@@ -58,7 +58,7 @@ impl fmt::Display for Operation {
             Self::Length(name) => write!(f, "length of {name}"),
             Self::List(kind) => write!(f, "list {kind}"),
             Self::Delete(name) => write!(f, "delete {name}"),
-            Self::Strangers => f.write_str("look for foreign_files"),
+            Self::ForeignFiles => f.write_str("look for foreign files"),
             Self::Clean => f.write_str("clean"),
         }
     }

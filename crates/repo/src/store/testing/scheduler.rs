@@ -301,7 +301,7 @@ impl Store for InterleavedStore {
     }
 
     fn foreign_files(&self, visit: &mut dyn FnMut(String) -> Result<()>) -> Result<()> {
-        self.turn(&Operation::Strangers);
+        self.turn(&Operation::ForeignFiles);
         self.inner.foreign_files(visit)
     }
 

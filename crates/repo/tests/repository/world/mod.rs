@@ -160,8 +160,7 @@ impl<'a> World<'a> {
         }
         let are_strangers = self.random.one_in(3);
         self.town.make_strangers(are_strangers);
-        self.story
-            .push(format!("  foreign_files to each other: {are_strangers}"));
+        self.story.push(format!("  strangers to each other: {are_strangers}"));
         let interleaver = Interleaver::new(self.random.next_u64());
         let running = Arc::new(AtomicUsize::new(actors.len()));
         let stages: Vec<Stage> = actors

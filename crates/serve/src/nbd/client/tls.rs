@@ -52,8 +52,8 @@ impl TlsStream {
     }
 
     /// One step of the TLS handshake; returns 0 only if the server has closed.
-    pub(super) fn shake_hands(&self) -> io::Result<usize> {
-        self.tls.shake_hands(
+    pub(super) fn handshake_step(&self) -> io::Result<usize> {
+        self.tls.handshake_step(
             |buffer| self.read_encrypted(buffer),
             |bytes| self.write_encrypted(bytes),
         )
@@ -95,7 +95,7 @@ impl Stream for TlsStream {
     }
 
     fn shutdown(&self) -> io::Result<()> {
-        self.tls.say_goodbye();
+        self.tls.send_close_notify();
         // A server that has closed needs no close message.
         drop(self.tls.flush_if_free(|bytes| self.write_encrypted(bytes)));
         self.inner.shutdown()

@@ -157,7 +157,7 @@ impl Outbox {
     }
 
     /// Ends the connection, because the reply to a request will never come.
-    pub(crate) fn break_off(self: &Arc<Self>, cost: RequestCost) {
+    pub(crate) fn abort(self: &Arc<Self>, cost: RequestCost) {
         self.stream.shut_down(Shutdown::Both);
         self.lock().is_dead = true;
         self.deliver(ReplyBuffer::default(), cost);
@@ -181,7 +181,7 @@ impl Outbox {
                     let spawned = thread.spawn(move || {
                         let batch = theirs.lock().unwrap_or_else(PoisonError::into_inner).take();
                         if let Some(batch) = batch {
-                            outbox.send_patiently(batch);
+                            outbox.send_blocking(batch);
                         }
                     });
                     if let Err(error) = spawned
@@ -199,7 +199,7 @@ impl Outbox {
         }
     }
 
-    fn send_patiently(&self, mut batch: Batch) {
+    fn send_blocking(&self, mut batch: Batch) {
         loop {
             let sent = batch.send(&mut &[][..], &self.stream, Wait::ForPeer);
             match self.finish(&batch, sent.err().as_ref()) {
