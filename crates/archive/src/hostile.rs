@@ -101,7 +101,7 @@ fn package() -> Vec<u8> {
         time: 0,
     };
     let output = OvaOutput::Pipe(Box::new(ChannelWriter(sender)), std::env::temp_dir());
-    write_ova(output, ("web1", text), &[disk], options, &mut |_| Ok(()))
+    write_ova(output, "web1", text, &[disk], options, &mut |_| Ok(()))
         .expect("memory and a folder for temporary files");
     receiver.into_iter().flatten().collect()
 }
@@ -151,8 +151,8 @@ pub fn xva(bytes: &[u8]) -> Outcome {
 /// A tape archive with a package.
 pub fn ova(bytes: &[u8]) -> Outcome {
     // Images that are stored first are read by other code.
-    read_ova(bytes, StreamImages::StoredFirst);
-    read_ova(bytes, StreamImages::AsTheyCome)
+    read_ova(bytes, StreamImages::Spooled);
+    read_ova(bytes, StreamImages::Streamed)
 }
 
 fn read_ova(bytes: &[u8], images: StreamImages) -> Outcome {

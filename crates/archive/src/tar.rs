@@ -38,14 +38,14 @@ pub(crate) struct TarReader<R> {
     /// Bytes between the member's end and the next header.
     padding: u64,
     /// Whether the end was read.
-    is_over: bool,
+    is_finished: bool,
     /// The folder that names are relative to, with a trailing slash.
     folder: String,
 }
 
 impl<R: Read> TarReader<R> {
     /// From now on, names of members in `folder`, which ends with a slash, are relative to it.
-    pub(crate) fn enter(&mut self, folder: &str) {
+    pub(crate) fn set_base_folder(&mut self, folder: &str) {
         folder.clone_into(&mut self.folder);
     }
 
@@ -63,13 +63,13 @@ impl<R: Read> TarReader<R> {
             at: 0,
             left: 0,
             padding: 0,
-            is_over: false,
+            is_finished: false,
             folder: String::new(),
         }
     }
 
     /// Unread bytes of the member.
-    pub(crate) fn left_bytes(&self) -> u64 {
+    pub(crate) fn remaining_bytes(&self) -> u64 {
         self.left
     }
 
@@ -81,7 +81,7 @@ impl<R: Read> TarReader<R> {
     /// The next file, or `None` at the end, after which the stream is read to its end. Skips unread bytes of the previous file.
     pub(crate) fn next(&mut self) -> Result<Option<Member>> {
         let (mut long_name, mut long_size) = (None, None);
-        if self.is_over {
+        if self.is_finished {
             return Ok(None);
         }
         loop {
@@ -91,7 +91,7 @@ impl<R: Read> TarReader<R> {
             let mut header = [0; BLOCK_BYTES];
             self.fill(&mut header, "the header of a member")?;
             if header.iter().all(|byte| *byte == 0) {
-                self.is_over = true;
+                self.is_finished = true;
                 // An archive that begins with the end marker is empty, even if data follows.
                 if offset > 0 {
                     self.read_to_end()?;

@@ -30,7 +30,7 @@ struct Schedule {
 }
 
 /// Reserves time for `units`; returns when it begins.
-fn book(
+fn reserve(
     free_at: &mut Duration,
     now: Duration,
     burst: Duration,
@@ -52,8 +52,8 @@ impl Schedule {
     fn wait(&mut self, now: Duration, bytes: u64) -> Duration {
         let limits = self.limits;
         let burst = Duration::from_millis(limits.burst_ms.into());
-        let bytes_begin = book(&mut self.bytes_free_at, now, burst, bytes, limits.bytes_per_second);
-        let operation_begin = book(
+        let bytes_begin = reserve(&mut self.bytes_free_at, now, burst, bytes, limits.bytes_per_second);
+        let operation_begin = reserve(
             &mut self.operations_free_at,
             now,
             burst,
@@ -81,7 +81,7 @@ impl Throttle {
     }
 
     /// Reserves time for one request of `bytes`; returns how long to wait before it may begin.
-    pub fn book(&self, bytes: u64, now: Duration) -> Duration {
+    pub fn reserve(&self, bytes: u64, now: Duration) -> Duration {
         let mut schedule = self.schedule.lock().unwrap_or_else(PoisonError::into_inner);
         schedule.wait(now, bytes)
     }
@@ -113,7 +113,7 @@ impl<D: BlockDevice, C: Clock> ThrottledDevice<D, C> {
     }
 
     fn pass(&self, bytes: u64) {
-        let wait = self.throttle.book(bytes, self.clock.now());
+        let wait = self.throttle.reserve(bytes, self.clock.now());
         if !wait.is_zero() {
             self.clock.sleep(wait);
         }

@@ -324,7 +324,7 @@ impl Opener {
         };
         let file: Arc<dyn ImageFile> = Arc::new(file);
         format.require_supported(&name)?;
-        let content = self.content_of(&file, path, (format, access), data_file)?;
+        let content = self.content_of(&file, path, format, access, data_file)?;
         let file_bytes = file.length_bytes()?;
         let info = LayerInfo {
             path: path.to_owned(),
@@ -378,7 +378,8 @@ impl Opener {
         &mut self,
         file: &Arc<dyn ImageFile>,
         path: &Path,
-        (format, access): (Format, Access),
+        format: Format,
+        access: Access,
         data_file: Option<&Path>,
     ) -> Result<Content> {
         let name = path.display().to_string();

@@ -1,8 +1,7 @@
 //! Transfers a stream from the sending to the receiving program.
 //!
-//! One thread reads, one compresses if necessary, and one writes, with short queues of chunks between them. The thread
-//! that started them watches both programs. It kills a program if the other one has ended, so that no thread waits
-//! forever.
+//! One thread reads, one compresses where that is wanted, one writes, with a few chunks between them. The thread that started them watches
+//! both programs, and kills the one whose other end is gone: so no thread waits for ever.
 
 use std::io::{self, BufReader, Read, Write};
 use std::num::NonZeroU64;
@@ -17,7 +16,7 @@ use holdfast_host::provider::{Incoming, StreamCheck, StreamRefusal};
 use holdfast_host::{Piped, PipedEnd};
 use zstd::stream::read::Decoder;
 
-use super::packing::{CHUNK_BYTES, Compression, Packer};
+use super::compression::{CHUNK_BYTES, Compression, FrameCompressor};
 use holdfast_engine::Interrupted;
 
 /// Limit of chunks that wait between two threads.
@@ -35,21 +34,18 @@ const GRACE: Duration = Duration::from_secs(10);
 
 /// How a stream is compressed during the transfer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Packing {
-    /// Not compressed.
-    Leave,
-    /// Compressed while the link is slower than compression.
-    WhereSlow,
-    /// Always compressed.
-    Always,
-    /// Received compressed, and decompressed here.
-    Unpack,
+pub(super) enum LinkFilter {
+    None,
+    /// It is compressed while the link is slower than that.
+    CompressAdaptively,
+    Compress,
+    Decompress,
 }
 
 /// Options of a transfer.
 #[derive(Clone)]
 pub(super) struct TransferOptions {
-    pub(super) packing: Packing,
+    pub(super) filter: LinkFilter,
     /// Maximum rate over the link, in bytes per second.
     pub(super) limit: Option<NonZeroU64>,
     pub(super) clock: Arc<dyn Clock>,
@@ -90,30 +86,30 @@ impl TransferCounters {
 
 struct LinkRateLimit {
     throttle: Throttle,
-    carriage: TransferOptions,
+    options: TransferOptions,
     counts: Arc<TransferCounters>,
 }
 
 impl LinkRateLimit {
-    fn new(carriage: &TransferOptions, counts: &Arc<TransferCounters>) -> Self {
+    fn new(options: &TransferOptions, counts: &Arc<TransferCounters>) -> Self {
         let throttle = Throttle::default();
         let limits = ThrottleLimits {
-            bytes_per_second: carriage.limit,
+            bytes_per_second: options.limit,
             operations_per_second: None,
             burst_ms: BURST_MS,
         };
-        throttle.set_limits(limits, carriage.clock.now());
+        throttle.set_limits(limits, options.clock.now());
         Self {
             throttle,
-            carriage: carriage.clone(),
+            options: options.clone(),
             counts: Arc::clone(counts),
         }
     }
 
     fn pass(&self, bytes: usize) {
-        let clock = &self.carriage.clock;
+        let clock = &self.options.clock;
         self.counts.link.fetch_add(bytes as u64, Ordering::Relaxed);
-        let mut left = self.throttle.book(bytes as u64, clock.now());
+        let mut left = self.throttle.reserve(bytes as u64, clock.now());
         while !left.is_zero() && !self.counts.is_over.load(Ordering::Relaxed) {
             let piece = left.min(PIECE);
             clock.sleep(piece);
@@ -175,29 +171,32 @@ impl TransferOptions {
         };
         let (send, chunks) = sync_channel(QUEUE_LENGTH);
         let pace = LinkRateLimit::new(self, &counts);
-        let (from, pace): (Box<dyn Read + Send>, _) = if self.packing == Packing::Unpack {
+        let (from, pace): (Box<dyn Read + Send>, _) = if self.filter == LinkFilter::Decompress {
             (Box::new(Decoder::new(LinkReader { from, pace })?), None)
         } else {
             (Box::new(from), Some(pace))
         };
-        // The check needs the uncompressed stream: it is applied after decompression, and before compression.
+        // The stream itself is checked: after it was decompressed, and before it is compressed.
         let from = check(from);
         let of_reader = Arc::clone(&counts);
         spawn("reading", Box::new(move || read(from, &send, &of_reader)))?;
-        let chunks = match self.packing {
-            Packing::Leave | Packing::Unpack => chunks,
-            packing => {
-                let (send, packed) = sync_channel(QUEUE_LENGTH);
-                let of_packer = Arc::clone(&counts);
-                spawn("packing", Box::new(move || pack(&chunks, &send, packing, &of_packer)))?;
-                packed
+        let chunks = match self.filter {
+            LinkFilter::None | LinkFilter::Decompress => chunks,
+            filter => {
+                let (send, compressed) = sync_channel(QUEUE_LENGTH);
+                let of_compressor = Arc::clone(&counts);
+                spawn(
+                    "packing",
+                    Box::new(move || compress(&chunks, &send, filter, &of_compressor)),
+                )?;
+                compressed
             }
         };
         let of_writer = Arc::clone(&counts);
-        let is_packed = matches!(self.packing, Packing::WhereSlow | Packing::Always);
+        let is_compressed = matches!(self.filter, LinkFilter::CompressAdaptively | LinkFilter::Compress);
         let write = move || {
             for chunk in chunks {
-                if is_packed {
+                if is_compressed {
                     of_writer.waiting.fetch_sub(1, Ordering::Relaxed);
                 }
                 if let Some(pace) = &pace {
@@ -241,9 +240,9 @@ fn read(mut from: Box<dyn Read + Send>, send: &SyncSender<Vec<u8>>, counts: &Tra
 }
 
 /// Compresses chunks to frames. Short chunks that are already available are combined.
-fn pack(chunks: &Receiver<Vec<u8>>, send: &SyncSender<Vec<u8>>, packing: Packing, counts: &TransferCounters) {
-    let mut packer = match Packer::new() {
-        Ok(packer) => packer,
+fn compress(chunks: &Receiver<Vec<u8>>, send: &SyncSender<Vec<u8>>, filter: LinkFilter, counts: &TransferCounters) {
+    let mut compressor = match FrameCompressor::new() {
+        Ok(compressor) => compressor,
         Err(error) => return counts.fail("pack", &error),
     };
     while let Ok(mut chunk) = chunks.recv() {
@@ -251,12 +250,12 @@ fn pack(chunks: &Receiver<Vec<u8>>, send: &SyncSender<Vec<u8>>, packing: Packing
             let Ok(more) = chunks.try_recv() else { break };
             chunk.extend(more);
         }
-        let effort = match packing {
-            Packing::Always => Compression::Full,
+        let effort = match filter {
+            LinkFilter::Compress => Compression::Full,
             _ if counts.waiting.load(Ordering::Relaxed) >= QUEUE_LENGTH / 2 => Compression::Try,
             _ => Compression::None,
         };
-        let frame = match packer.frame(&chunk, effort) {
+        let frame = match compressor.frame(&chunk, effort) {
             Ok(frame) => frame,
             Err(error) => return counts.fail("pack", &error),
         };
@@ -332,7 +331,7 @@ impl From<io::Error> for WatchError {
 
 /// Waits until both programs have ended. Calls `step` at short intervals with the transfer so far.
 pub(super) fn watch(
-    carrying: &Transfer,
+    transfer: &Transfer,
     sender: &mut Piped,
     receiver: &mut Incoming,
     clock: &dyn Clock,
@@ -341,7 +340,7 @@ pub(super) fn watch(
     let mut receiver_was_first = false;
     let mut grace_until = None;
     loop {
-        step(carrying)?;
+        step(transfer)?;
         let (sent, received) = (sender.try_end()?, receiver.try_end()?);
         match (sent, received) {
             (Some(sender), Some(receiver)) => {
@@ -375,25 +374,25 @@ mod tests {
 
     use holdfast_host::provider::Incoming;
 
-    use super::{Packing, TransferEnds, TransferOptions, watch};
+    use super::{LinkFilter, TransferEnds, TransferOptions, watch};
 
     fn start(script: &str) -> Piped {
         let tools = LocalTools::new(Arc::new(SystemClock::new()), Duration::from_secs(60));
         tools.start("sh", &["-c", script]).unwrap()
     }
 
-    fn carry(from: &str, to: &str, packing: Packing, limit: Option<u64>) -> (TransferEnds, u64, u64) {
+    fn carry(from: &str, to: &str, filter: LinkFilter, limit: Option<u64>) -> (TransferEnds, u64, u64) {
         let clock = Arc::new(SystemClock::new());
-        let carriage = TransferOptions {
-            packing,
+        let options = TransferOptions {
+            filter,
             limit: limit.and_then(NonZeroU64::new),
             clock: clock.clone(),
         };
         let (mut sender, mut receiver) = (start(from), Incoming::checked_elsewhere(start(to)));
         let (to, check) = receiver.take_input().unwrap();
-        let carrying = carriage.start_into(sender.take_output().unwrap(), to, check).unwrap();
-        let ends = watch(&carrying, &mut sender, &mut receiver, &*clock, |_| Ok(()));
-        (ends.unwrap(), carrying.stream_bytes(), carrying.link_bytes())
+        let transfer = options.start_into(sender.take_output().unwrap(), to, check).unwrap();
+        let ends = watch(&transfer, &mut sender, &mut receiver, &*clock, |_| Ok(()));
+        (ends.unwrap(), transfer.stream_bytes(), transfer.link_bytes())
     }
 
     const MANY: &str = "head -c 20000000 /dev/zero";
@@ -401,23 +400,27 @@ mod tests {
 
     #[test]
     fn all_of_it_arrives_packed_or_not() {
-        for (from, to, packing) in [
-            (MANY.to_owned(), COUNTED.to_owned(), Packing::Leave),
-            (MANY.to_owned(), format!("zstd -dc | {COUNTED}"), Packing::Always),
-            (MANY.to_owned(), format!("zstd -dc | {COUNTED}"), Packing::WhereSlow),
-            (format!("{MANY} | zstd -c"), COUNTED.to_owned(), Packing::Unpack),
+        for (from, to, filter) in [
+            (MANY.to_owned(), COUNTED.to_owned(), LinkFilter::None),
+            (MANY.to_owned(), format!("zstd -dc | {COUNTED}"), LinkFilter::Compress),
+            (
+                MANY.to_owned(),
+                format!("zstd -dc | {COUNTED}"),
+                LinkFilter::CompressAdaptively,
+            ),
+            (format!("{MANY} | zstd -c"), COUNTED.to_owned(), LinkFilter::Decompress),
         ] {
-            let (ends, stream, link) = carry(&from, &to, packing, None);
+            let (ends, stream, link) = carry(&from, &to, filter, None);
             assert!(
                 ends.sender.is_success() && ends.receiver.is_success(),
-                "{packing:?}: {}",
+                "{filter:?}: {}",
                 ends.receiver.reason()
             );
-            assert_eq!(stream, 20_000_000, "{packing:?}");
-            match packing {
-                Packing::Leave => assert_eq!(link, stream),
-                Packing::WhereSlow => assert!(link < stream + 10_000, "{link}"),
-                _ => assert!(link < 100_000, "{packing:?}: {link}"),
+            assert_eq!(stream, 20_000_000, "{filter:?}");
+            match filter {
+                LinkFilter::None => assert_eq!(link, stream),
+                LinkFilter::CompressAdaptively => assert!(link < stream + 10_000, "{link}"),
+                _ => assert!(link < 100_000, "{filter:?}: {link}"),
             }
         }
     }
@@ -425,13 +428,18 @@ mod tests {
     #[test]
     fn a_slow_link_gets_packed_chunks_and_a_limit_is_kept() {
         let clock = SystemClock::new();
-        let (ends, stream, link) = carry(MANY, "zstd -dc >/dev/null", Packing::WhereSlow, Some(4_000_000));
+        let (ends, stream, link) = carry(
+            MANY,
+            "zstd -dc >/dev/null",
+            LinkFilter::CompressAdaptively,
+            Some(4_000_000),
+        );
         assert!(ends.receiver.is_success() && stream == 20_000_000);
         assert!(link < 10_000_000, "{link}");
         let (_, _, link) = carry(
             "head -c 1000000 /dev/zero",
             "cat >/dev/null",
-            Packing::Leave,
+            LinkFilter::None,
             Some(1_000_000),
         );
         assert!(link == 1_000_000 && clock.now() > Duration::from_millis(900));
@@ -443,20 +451,20 @@ mod tests {
         let (ends, ..) = carry(
             "cat /dev/zero",
             "head -c 100000 >/dev/null; echo full >&2; exit 7",
-            Packing::Leave,
+            LinkFilter::None,
             None,
         );
         assert_eq!((ends.receiver.code, &ends.receiver.reason()[..]), (Some(7), "full"));
-        let (ends, ..) = carry("sleep 600", "exit 1", Packing::Leave, None);
+        let (ends, ..) = carry("sleep 600", "exit 1", LinkFilter::None, None);
         assert!(ends.receiver_was_first && ends.sender.code.is_none());
         let (ends, stream, _) = carry(
             "head -c 1000 /dev/zero; exit 3",
             "cat >/dev/null; exit 1",
-            Packing::Leave,
+            LinkFilter::None,
             None,
         );
         assert_eq!((ends.sender.code, ends.receiver.code, stream), (Some(3), Some(1), 1000));
-        let (ends, ..) = carry("printf rubbish", "cat >/dev/null; exit 1", Packing::Unpack, None);
+        let (ends, ..) = carry("printf rubbish", "cat >/dev/null; exit 1", LinkFilter::Decompress, None);
         assert!(ends.receiver.code == Some(1));
         assert!(clock.now() < Duration::from_secs(60));
     }

@@ -12,7 +12,7 @@ use holdfast_host::provider::{
 use holdfast_policy::{ReplicaPlan, ReplicaStep, Replication};
 use rustix::fs::{FlockOperation, flock};
 
-use super::carry::{Packing, Transfer, TransferOptions, WatchError, watch};
+use super::carry::{LinkFilter, Transfer, TransferOptions, WatchError, watch};
 use super::peer_server::notes_in;
 use super::{ReplicaOutcome, ReplicatedDataset, ReplicatedStream, ReplicationSides, fingerprint, tag};
 use holdfast_engine::Execution;
@@ -34,7 +34,7 @@ pub(super) fn replicate(
     let plan = sides.plan(source, there.as_ref());
     let mut done = sides.described(source, target, there.as_ref(), &plan);
     if sides.request.execution == Execution::DryRun {
-        sides.tell_plan(source, there.as_ref(), &plan, &mut done);
+        sides.add_planned_streams(source, there.as_ref(), &plan, &mut done);
         return Ok(done);
     }
     let Some(_lock) = lock(sides, target)? else {
@@ -49,38 +49,38 @@ pub(super) fn replicate(
     };
     match run.all(there, &mut done) {
         Ok(outcome) => done.outcome = outcome,
-        Err(DatasetFailure::Failed(reason)) => done.outcome = ReplicaOutcome::Failed(reason),
-        Err(DatasetFailure::Error(error)) => return Err(error),
+        Err(DatasetFailure::Dataset(reason)) => done.outcome = ReplicaOutcome::Failed(reason),
+        Err(DatasetFailure::Run(error)) => return Err(error),
     }
     Ok(done)
 }
 
 /// Why a dataset was not replicated to the end.
 enum DatasetFailure {
-    /// Other datasets can still be replicated.
-    Failed(String),
-    /// No dataset can be replicated.
-    Error(Error),
+    /// The others are replicated all the same.
+    Dataset(String),
+    /// The run ends.
+    Run(Error),
 }
 
 impl From<String> for DatasetFailure {
     fn from(reason: String) -> Self {
-        Self::Failed(reason)
+        Self::Dataset(reason)
     }
 }
 
 impl From<WatchError> for DatasetFailure {
     fn from(error: WatchError) -> Self {
         match error {
-            WatchError::Interrupted(interrupted) => Self::Error(interrupted.into()),
-            WatchError::Io(error) => Self::Failed(error.to_string()),
+            WatchError::Interrupted(interrupted) => Self::Run(interrupted.into()),
+            WatchError::Io(error) => Self::Dataset(error.to_string()),
         }
     }
 }
 
 impl From<ProviderError> for DatasetFailure {
     fn from(error: ProviderError) -> Self {
-        Self::Failed(error.to_string())
+        Self::Dataset(error.to_string())
     }
 }
 
@@ -140,9 +140,9 @@ impl DatasetReplication<'_> {
     ) -> std::result::Result<ReplicaOutcome, DatasetFailure> {
         let mut there = there;
         if let Some(partial) = there.as_ref().and_then(|there| there.partial.clone()) {
-            self.go_on(&partial, there.as_ref(), done)?;
+            self.resume_partial(&partial, there.as_ref(), done)?;
             there = self.target_side().datasets(self.target, false)?.pop();
-            self.note_what_came(there.as_ref(), done)?;
+            self.identify_resumed(there.as_ref(), done)?;
         }
         let mut plan = self.sides.plan(self.source, there.as_ref());
         let is_sent = match &plan.plan {
@@ -171,7 +171,7 @@ impl DatasetReplication<'_> {
     }
 
     /// Resumes an interrupted stream, or discards the received part.
-    fn go_on(
+    fn resume_partial(
         &self,
         partial: &PartialReceive,
         there: Option<&ReplicaDataset>,
@@ -179,7 +179,7 @@ impl DatasetReplication<'_> {
     ) -> std::result::Result<(), DatasetFailure> {
         let token = match partial {
             PartialReceive::Token(token) => token,
-            PartialReceive::Remains(name) => {
+            PartialReceive::NotResumable(name) => {
                 let note = format!("{name} was received in part, and is received from its beginning");
                 done.notes.push(note);
                 return Ok(self.target_side().discard(self.target)?);
@@ -189,10 +189,10 @@ impl DatasetReplication<'_> {
             dataset: self.source.name.clone(),
             base: None,
             to: String::new(),
-            is_joined: false,
+            has_intermediates: false,
             form: StreamForm::Plain,
             token: Some(token.clone()),
-            packing: self.sides.sender_packs,
+            compression: self.sides.sender_compression,
         };
         let size = match self.source_side().estimate(&sending) {
             Ok(size) => size,
@@ -205,7 +205,7 @@ impl DatasetReplication<'_> {
         let receiving = ReceiveRequest {
             dataset: self.target.to_owned(),
             snapshots: self.missing(there),
-            is_packed: false,
+            is_compressed: false,
         };
         let stream = ReplicatedStream {
             base: None,
@@ -231,7 +231,7 @@ impl DatasetReplication<'_> {
     }
 
     /// A resumed stream does not name its snapshot. Finds the snapshot at the target, and settles it.
-    fn note_what_came(
+    fn identify_resumed(
         &self,
         there: Option<&ReplicaDataset>,
         done: &mut ReplicatedDataset,
@@ -246,7 +246,7 @@ impl DatasetReplication<'_> {
         Ok(self.target_side().settle(&ReceiveRequest {
             dataset: self.target.to_owned(),
             snapshots: vec![sent.clone()],
-            is_packed: false,
+            is_compressed: false,
         })?)
     }
 
@@ -261,7 +261,7 @@ impl DatasetReplication<'_> {
         // The snapshot is held until it was received, so that prune does not remove it.
         let held = self
             .source_side()
-            .keep(&self.keeping(&self.source.name, &step.to, KeepMethod::HoldToo));
+            .keep(&self.keeping(&self.source.name, &step.to, KeepMethod::AddHold));
         if let Err(error) = held {
             done.notes
                 .push(format!("{} is not held while it is sent: {error}", step.to));
@@ -280,7 +280,7 @@ impl DatasetReplication<'_> {
                 .skip(until - step.count.min(until))
                 .cloned()
                 .collect(),
-            is_packed: false,
+            is_compressed: false,
         };
         let stream = ReplicatedStream {
             base: step.base.as_ref().map(|(name, _)| name.clone()),
@@ -293,12 +293,12 @@ impl DatasetReplication<'_> {
         self.carry(&sending, receiving, size, stream, done)
     }
 
-    fn keeping(&self, dataset: &str, snapshot: &str, means: KeepMethod) -> KeepRequest {
+    fn keeping(&self, dataset: &str, snapshot: &str, method: KeepMethod) -> KeepRequest {
         KeepRequest {
             dataset: dataset.to_owned(),
             snapshot: snapshot.to_owned(),
             tag: self.tag.clone(),
-            means,
+            method,
         }
     }
 
@@ -311,7 +311,7 @@ impl DatasetReplication<'_> {
         mut stream: ReplicatedStream,
         done: &mut ReplicatedDataset,
     ) -> std::result::Result<(), DatasetFailure> {
-        receiving.is_packed = matches!(self.sides.packing, Packing::Always | Packing::WhereSlow);
+        receiving.is_compressed = matches!(self.sides.filter, LinkFilter::Compress | LinkFilter::CompressAdaptively);
         let job = self.sides.job;
         let what = match &stream.to {
             Some(to) => format!("{}@{to}", self.source.name),
@@ -321,9 +321,9 @@ impl DatasetReplication<'_> {
         if let Some(size) = size {
             job.progress.total(size);
         }
-        let (carrying, notes) = self.pump(sending, &receiving, &what)?;
-        stream.stream_bytes = Some(carrying.stream_bytes());
-        stream.link_bytes = Some(carrying.link_bytes());
+        let (transfer, notes) = self.pump(sending, &receiving, &what)?;
+        stream.stream_bytes = Some(transfer.stream_bytes());
+        stream.link_bytes = Some(transfer.link_bytes());
         done.notes
             .extend(notes.into_iter().map(|note| format!("{what}: {note}")));
         if stream.is_resumed {
@@ -352,8 +352,8 @@ impl DatasetReplication<'_> {
     ) -> std::result::Result<(Transfer, Vec<String>), DatasetFailure> {
         let request = self.sides.request;
         let job = self.sides.job;
-        let carriage = TransferOptions {
-            packing: self.sides.packing,
+        let options = TransferOptions {
+            filter: self.sides.filter,
             limit: request.limit,
             clock: Arc::clone(&request.clock),
         };
@@ -361,17 +361,15 @@ impl DatasetReplication<'_> {
         let mut sender = self.source_side().send(sending)?;
         let ends = sender.take_output().zip(receiver.take_input());
         let (from, (to, check)) = ends.ok_or_else(|| "a program has no ends".to_owned())?;
-        let carrying = carriage
-            .start_into(from, to, check)
-            .map_err(|error| error.to_string())?;
+        let transfer = options.start_into(from, to, check).map_err(|error| error.to_string())?;
         let mut reported = 0;
-        let ends = watch(&carrying, &mut sender, &mut receiver, job.clock, |carrying| {
-            let bytes = carrying.stream_bytes();
+        let ends = watch(&transfer, &mut sender, &mut receiver, job.clock, |transfer| {
+            let bytes = transfer.stream_bytes();
             job.progress.advance(bytes - reported);
             reported = bytes;
             job.interrupt.check()
         })?;
-        if let Some(refusal) = carrying.refusal() {
+        if let Some(refusal) = transfer.refusal() {
             let error = ProviderError::Refused {
                 action: "receive",
                 what: self.target.to_owned(),
@@ -383,7 +381,7 @@ impl DatasetReplication<'_> {
             // The receiver has read the stream to its end; now check that it has received the right snapshots.
             let mut notes = notes_in(&ends.receiver.stderr);
             notes.extend(receiver.finish()?);
-            return Ok((carrying, notes));
+            return Ok((transfer, notes));
         }
         let target = failure_reason(self.target_side(), "receive", self.target, &ends.receiver);
         // A sender without a receiver reports only the broken pipe.
@@ -393,7 +391,7 @@ impl DatasetReplication<'_> {
             let source = failure_reason(self.source_side(), "send", what, &ends.sender);
             format!("{source}; {target}")
         };
-        Err(DatasetFailure::Failed(match carrying.failure() {
+        Err(DatasetFailure::Dataset(match transfer.failure() {
             Some(failure) if ends.sender.is_success() && !ends.receiver_was_first => format!("{failure}; {why}"),
             _ => why,
         }))
@@ -419,7 +417,7 @@ impl DatasetReplication<'_> {
         if is_new || copy.hold_count == 0 {
             let kept = self
                 .target_side()
-                .keep(&self.keeping(self.target, common, KeepMethod::Hold));
+                .keep(&self.keeping(self.target, common, KeepMethod::ReplaceHolds));
             failures.extend(
                 kept.err()
                     .map(|error| format!("{common} is not held at the target: {error}")),
@@ -435,14 +433,14 @@ impl DatasetReplication<'_> {
         };
         // Release nothing at the source until the target holds the snapshot.
         if let Some(here) = here.filter(|here| failures.is_empty() && (is_new || !is_kept(here))) {
-            let means = if bookmarks {
+            let method = if bookmarks {
                 KeepMethod::Bookmark
             } else {
-                KeepMethod::Hold
+                KeepMethod::ReplaceHolds
             };
             let kept = self
                 .source_side()
-                .keep(&self.keeping(&self.source.name, &here.name, means));
+                .keep(&self.keeping(&self.source.name, &here.name, method));
             failures.extend(
                 kept.err()
                     .map(|error| format!("{common} is not kept at the source: {error}")),

@@ -14,11 +14,11 @@
 //! report gives commands to choose from.
 
 mod carry;
+mod compression;
 mod dataset;
 #[cfg(feature = "hostile")]
 #[doc(hidden)]
 pub mod hostile;
-mod packing;
 mod peer;
 mod peer_server;
 mod plan;
@@ -28,7 +28,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use holdfast_block::Clock;
-use holdfast_host::provider::{PackWhen, REPLICA_TAG, ReplicaAbilities, ReplicaDataset, ReplicaSide};
+use holdfast_host::provider::{REPLICA_TAG, ReplicaAbilities, ReplicaDataset, ReplicaSide, StreamCompression};
 use holdfast_policy::SnapshotChoice;
 
 use holdfast_engine::Execution;
@@ -50,8 +50,8 @@ pub struct ReplicateRequest<'a> {
     pub choice: SnapshotChoice,
     /// Whether encrypted blocks are sent as they are stored.
     pub raw: RawChoice,
-    /// Whether streams are compressed during the transfer.
-    pub packing: PackChoice,
+    /// Whether streams are compressed on their way.
+    pub compression: CompressionChoice,
     /// Maximum rate over the link, in bytes per second.
     pub limit: Option<NonZeroU64>,
     /// Dry run, or execution.
@@ -84,10 +84,10 @@ pub enum RawChoice {
     Plain,
 }
 
-/// Whether streams are compressed during the transfer to another host.
+/// Whether streams are compressed on their way to another host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum PackChoice {
-    /// While the link is slower than compression.
+pub enum CompressionChoice {
+    /// While the link is slower than the compression.
     Auto,
     /// Always.
     On,
@@ -175,8 +175,8 @@ struct ReplicationSides<'a> {
     request: &'a ReplicateRequest<'a>,
     source: ReplicaAbilities,
     target: ReplicaAbilities,
-    packing: carry::Packing,
-    sender_packs: PackWhen,
+    filter: carry::LinkFilter,
+    sender_compression: StreamCompression,
     job: Job<'a>,
 }
 
@@ -202,13 +202,13 @@ pub fn replicate(request: &ReplicateRequest<'_>, job: Job<'_>) -> Result<Replica
         let target = request.target.dataset;
         found.retain(|one| !is_below(&one.name, target));
     }
-    let (packing, sender_packs) = packing(request);
+    let (filter, sender_compression) = compression(request);
     let sides = ReplicationSides {
         request,
         source: side.abilities()?,
         target: request.target.side.abilities()?,
-        packing,
-        sender_packs,
+        filter,
+        sender_compression,
         job,
     };
     let mut report = ReplicateReport::default();
@@ -218,7 +218,7 @@ pub fn replicate(request: &ReplicateRequest<'_>, job: Job<'_>) -> Result<Replica
         let target = target_name(request, &one.name);
         let there = received.iter().find(|there| there.name == target);
         let done = match there {
-            None => renamed(one, &found, &received, request).map(|was| sides.left_for_its_name(one, &target, &was)),
+            None => renamed(one, &found, &received, request).map(|was| sides.diverged_by_rename(one, &target, &was)),
             Some(_) => None,
         };
         let done = match done {
@@ -260,21 +260,21 @@ fn renamed(
 }
 
 /// Which side compresses, and when. Streams are only compressed if one side is another host that supports it.
-fn packing(request: &ReplicateRequest<'_>) -> (carry::Packing, PackWhen) {
-    use carry::Packing;
+fn compression(request: &ReplicateRequest<'_>) -> (carry::LinkFilter, StreamCompression) {
+    use carry::LinkFilter;
     let (source, target) = (request.source.side, request.target.side);
-    let (here, there) = match request.packing {
-        PackChoice::Off => return (Packing::Leave, PackWhen::Never),
-        PackChoice::Auto => (Packing::WhereSlow, PackWhen::WhereSlow),
-        PackChoice::On => (Packing::Always, PackWhen::Always),
+    let (here, there) = match request.compression {
+        CompressionChoice::Off => return (LinkFilter::None, StreamCompression::Never),
+        CompressionChoice::Auto => (LinkFilter::CompressAdaptively, StreamCompression::Adaptive),
+        CompressionChoice::On => (LinkFilter::Compress, StreamCompression::Always),
     };
-    if target.host().is_some() && target.can_unpack() {
-        return (here, PackWhen::Never);
+    if target.host().is_some() && target.can_decompress() {
+        return (here, StreamCompression::Never);
     }
-    if source.host().is_some() && source.can_pack(there) {
-        return (Packing::Unpack, there);
+    if source.host().is_some() && source.can_compress(there) {
+        return (LinkFilter::Decompress, there);
     }
-    (Packing::Leave, PackWhen::Never)
+    (LinkFilter::None, StreamCompression::Never)
 }
 
 /// The tag that the common snapshot is kept with; it depends on the target.

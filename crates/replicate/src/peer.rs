@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use holdfast_block::Clock;
 use holdfast_host::provider::{
-    Incoming, KeepRequest, PackWhen, ProviderError, ProviderKind, ProviderResult, ReceiveRequest, ReplicaAbilities,
-    ReplicaDataset, ReplicaSide, SendRequest, SenderTrust,
+    Incoming, KeepRequest, ProviderError, ProviderKind, ProviderResult, ReceiveRequest, ReplicaAbilities,
+    ReplicaDataset, ReplicaSide, SendRequest, SenderTrust, StreamCompression,
 };
 use holdfast_host::{Piped, StreamTools, ToolError};
 use serde::de::DeserializeOwned;
@@ -131,7 +131,7 @@ impl PeerSide {
 
     fn start(&self, ask: PeerQuestion) -> ProviderResult<Piped> {
         let request = PeerRequest { kind: self.kind, ask };
-        let mut line = serde_json::to_vec(&request).map_err(|error| self.senseless(&error.to_string()))?;
+        let mut line = serde_json::to_vec(&request).map_err(|error| self.invalid_answer(&error.to_string()))?;
         line.push(b'\n');
         let mut piped = self.programs.start(PROGRAM, &["peer", PEER_PROTOCOL])?;
         // If the peer ends at once, its error is read later.
@@ -139,7 +139,7 @@ impl PeerSide {
         Ok(piped)
     }
 
-    fn senseless(&self, detail: &str) -> ProviderError {
+    fn invalid_answer(&self, detail: &str) -> ProviderError {
         ProviderError::Invalid {
             program: PROGRAM,
             detail: format!("at {}: {detail}", self.host),
@@ -173,10 +173,11 @@ impl PeerSide {
                 reason: ended.reason(),
             });
         }
-        let answer: PeerAnswer = serde_json::from_slice(&output).map_err(|error| self.senseless(&error.to_string()))?;
+        let answer: PeerAnswer =
+            serde_json::from_slice(&output).map_err(|error| self.invalid_answer(&error.to_string()))?;
         match answer {
             PeerAnswer::Done(value) => {
-                serde_json::from_value(value).map_err(|error| self.senseless(&error.to_string()))
+                serde_json::from_value(value).map_err(|error| self.invalid_answer(&error.to_string()))
             }
             PeerAnswer::Refused(refusal) => {
                 let what = format!("{what} at {}", self.host);
@@ -255,11 +256,11 @@ impl ReplicaSide for PeerSide {
         ProviderError::Refused { action, what, reason }
     }
 
-    fn can_pack(&self, _when: PackWhen) -> bool {
+    fn can_compress(&self, _compression: StreamCompression) -> bool {
         true
     }
 
-    fn can_unpack(&self) -> bool {
+    fn can_decompress(&self) -> bool {
         true
     }
 }

@@ -17,12 +17,12 @@ use std::sync::Arc;
 
 use holdfast_block::Clock;
 use holdfast_host::provider::{
-    Dataset, KeepMethod, KeepRequest, PackWhen, ProviderError, ProviderKind, ProviderResult, REPLICA_TAG,
-    ReceiveRequest, ReplicaAbilities, ReplicaSide, SendRequest, SenderTrust,
+    Dataset, KeepMethod, KeepRequest, ProviderError, ProviderKind, ProviderResult, REPLICA_TAG, ReceiveRequest,
+    ReplicaAbilities, ReplicaSide, SendRequest, SenderTrust, StreamCompression,
 };
 use serde::Serialize;
 
-use super::carry::{Packing, Transfer, TransferOptions};
+use super::carry::{LinkFilter, Transfer, TransferOptions};
 use super::peer::{PeerAnswer, PeerQuestion, PeerRefusal, PeerRequest};
 use super::{fingerprint, is_below};
 use holdfast_engine::{Error, Result};
@@ -76,13 +76,13 @@ pub fn serve_peer(
         (PeerQuestion::Send(sending), Ok(())) => server.send(&*side, sending, output),
         (PeerQuestion::Receive(receiving), Ok(())) => return server.receive(&*side, receiving, input),
         (PeerQuestion::Send(_) | PeerQuestion::Receive(_), Err(error)) => Err(error.into()),
-        (_, Err(error)) => tell(&mut output, Err::<(), _>(error)),
-        (PeerQuestion::Abilities, _) => tell(&mut output, server.abilities(&*side)),
-        (PeerQuestion::Datasets { name, is_tree }, _) => tell(&mut output, side.datasets(&name, is_tree)),
-        (PeerQuestion::Estimate(sending), _) => tell(&mut output, side.estimate(&sending)),
-        (PeerQuestion::Settle(receiving), _) => tell(&mut output, side.settle(&server.settled(receiving))),
-        (PeerQuestion::Discard { dataset }, _) => tell(&mut output, side.discard(&dataset)),
-        (PeerQuestion::Keep(keeping), _) => tell(&mut output, side.keep(&server.kept(keeping))),
+        (_, Err(error)) => write_answer(&mut output, Err::<(), _>(error)),
+        (PeerQuestion::Abilities, _) => write_answer(&mut output, server.abilities(&*side)),
+        (PeerQuestion::Datasets { name, is_tree }, _) => write_answer(&mut output, side.datasets(&name, is_tree)),
+        (PeerQuestion::Estimate(sending), _) => write_answer(&mut output, side.estimate(&sending)),
+        (PeerQuestion::Settle(receiving), _) => write_answer(&mut output, side.settle(&server.settled(receiving))),
+        (PeerQuestion::Discard { dataset }, _) => write_answer(&mut output, side.discard(&dataset)),
+        (PeerQuestion::Keep(keeping), _) => write_answer(&mut output, side.keep(&server.kept(keeping))),
     };
     answered.map(|()| Vec::new())
 }
@@ -115,7 +115,7 @@ pub(crate) fn hostile_request(bytes: &[u8]) -> holdfast_block::hostile::Outcome 
     Outcome::Decoded
 }
 
-fn tell<T: Serialize>(output: &mut impl Write, answer: ProviderResult<T>) -> Result<()> {
+fn write_answer<T: Serialize>(output: &mut impl Write, answer: ProviderResult<T>) -> Result<()> {
     let answer = match answer.map(|value| serde_json::to_value(value)) {
         Ok(Ok(value)) => PeerAnswer::Done(value),
         Ok(Err(error)) => {
@@ -138,7 +138,7 @@ fn tell<T: Serialize>(output: &mut impl Write, answer: ProviderResult<T>) -> Res
 impl PeerServer<'_> {
     fn abilities(&self, side: &dyn ReplicaSide) -> ProviderResult<ReplicaAbilities> {
         let mut abilities = side.abilities()?;
-        abilities.joins &= self.root.is_none();
+        abilities.sends_intermediates &= self.root.is_none();
         Ok(abilities)
     }
 
@@ -155,7 +155,7 @@ impl PeerServer<'_> {
             PeerQuestion::Estimate(_) | PeerQuestion::Send(_) => {
                 return Err(refused(dataset, "nothing is sent from here"));
             }
-            PeerQuestion::Keep(keeping) if keeping.means != KeepMethod::Hold => {
+            PeerQuestion::Keep(keeping) if keeping.method != KeepMethod::ReplaceHolds => {
                 return Err(refused(dataset, "no bookmark and no second hold is made here"));
             }
             PeerQuestion::Keep(keeping) if !is_tag(&keeping.tag) => {
@@ -178,18 +178,18 @@ impl PeerServer<'_> {
         mut sending: SendRequest,
         output: impl Write + Send + 'static,
     ) -> Result<()> {
-        let packing = match std::mem::replace(&mut sending.packing, PackWhen::Never) {
-            PackWhen::Never => Packing::Leave,
-            PackWhen::WhereSlow => Packing::WhereSlow,
-            PackWhen::Always => Packing::Always,
+        let filter = match std::mem::replace(&mut sending.compression, StreamCompression::Never) {
+            StreamCompression::Never => LinkFilter::None,
+            StreamCompression::Adaptive => LinkFilter::CompressAdaptively,
+            StreamCompression::Always => LinkFilter::Compress,
         };
         let mut sender = side.send(&sending)?;
-        let from = sender.take_output().ok_or_else(no_ends)?;
-        let carrying = self.carriage(packing).start(from, output).map_err(Error::Stream)?;
-        while !carrying.is_over() {
+        let from = sender.take_output().ok_or_else(missing_pipe)?;
+        let transfer = self.options(filter).start(from, output).map_err(Error::Stream)?;
+        while !transfer.is_over() {
             self.clock.sleep(LOOK_INTERVAL);
         }
-        if let Some(failure) = carrying.failure() {
+        if let Some(failure) = transfer.failure() {
             return Err(Error::Peer { reason: failure });
         }
         loop {
@@ -229,16 +229,20 @@ impl PeerServer<'_> {
         mut receiving: ReceiveRequest,
         input: impl Read + Send + 'static,
     ) -> Result<Vec<String>> {
-        let is_packed = std::mem::replace(&mut receiving.is_packed, false);
-        let packing = if is_packed { Packing::Unpack } else { Packing::Leave };
+        let is_compressed = std::mem::replace(&mut receiving.is_compressed, false);
+        let filter = if is_compressed {
+            LinkFilter::Decompress
+        } else {
+            LinkFilter::None
+        };
         let trust = match self.root {
             None => SenderTrust::Full,
             Some(_) => SenderTrust::AddOnly,
         };
         let mut receiver = side.receive(&receiving, trust)?;
-        let (to, check) = receiver.take_input().ok_or_else(no_ends)?;
-        let carrying = self
-            .carriage(packing)
+        let (to, check) = receiver.take_input().ok_or_else(missing_pipe)?;
+        let transfer = self
+            .options(filter)
             .start_into(input, to, check)
             .map_err(Error::Stream)?;
         let ended = loop {
@@ -247,27 +251,27 @@ impl PeerServer<'_> {
             }
             self.clock.sleep(LOOK_INTERVAL);
         };
-        received(&carrying, side, &receiving.dataset, &ended)?;
+        received(&transfer, side, &receiving.dataset, &ended)?;
         Ok(receiver.finish()?)
     }
 
-    fn carriage(&self, packing: Packing) -> TransferOptions {
+    fn options(&self, filter: LinkFilter) -> TransferOptions {
         TransferOptions {
-            packing,
+            filter,
             limit: None,
             clock: Arc::clone(&self.clock),
         }
     }
 }
 
-fn no_ends() -> Error {
+fn missing_pipe() -> Error {
     Error::Peer {
         reason: "a program has no ends".to_owned(),
     }
 }
 
-fn received(carrying: &Transfer, side: &dyn ReplicaSide, dataset: &str, ended: &holdfast_host::PipedEnd) -> Result<()> {
-    if let Some(refusal) = carrying.refusal() {
+fn received(transfer: &Transfer, side: &dyn ReplicaSide, dataset: &str, ended: &holdfast_host::PipedEnd) -> Result<()> {
+    if let Some(refusal) = transfer.refusal() {
         let error = ProviderError::Refused {
             action: "receive",
             what: dataset.to_owned(),
@@ -279,7 +283,7 @@ fn received(carrying: &Transfer, side: &dyn ReplicaSide, dataset: &str, ended: &
         return Ok(());
     }
     // After a broken pipe, the receiver's error names the cause.
-    let failure = carrying.failure().filter(|failure| !failure.contains("roken pipe"));
+    let failure = transfer.failure().filter(|failure| !failure.contains("roken pipe"));
     match failure {
         Some(failure) => Err(Error::Peer {
             reason: format!("{failure}; {}", ended.reason()),

@@ -41,7 +41,10 @@ impl ReplicationSides<'_> {
             },
             choice: self.request.choice,
             // A stream of several snapshots contains properties, which are not accepted from another host.
-            streams: if self.source.joins && self.target.joins && self.request.source.side.host().is_none() {
+            streams: if self.source.sends_intermediates
+                && self.target.sends_intermediates
+                && self.request.source.side.host().is_none()
+            {
                 Streams::Many
             } else {
                 Streams::One
@@ -127,7 +130,7 @@ impl ReplicationSides<'_> {
     }
 
     /// The report for a dataset whose replica has another name at the target.
-    pub(super) fn left_for_its_name(&self, source: &ReplicaDataset, target: &str, was: &str) -> ReplicatedDataset {
+    pub(super) fn diverged_by_rename(&self, source: &ReplicaDataset, target: &str, was: &str) -> ReplicatedDataset {
         let plan = self.plan(source, None);
         let mut done = self.described(source, target, None, &plan);
         let at = self
@@ -145,7 +148,7 @@ impl ReplicationSides<'_> {
     }
 
     /// Adds the streams that would be sent.
-    pub(super) fn tell_plan(
+    pub(super) fn add_planned_streams(
         &self,
         source: &ReplicaDataset,
         there: Option<&ReplicaDataset>,
@@ -185,14 +188,14 @@ impl ReplicationSides<'_> {
                 is_bookmark: *kind == PointKind::Bookmark,
             }),
             to: step.to.clone(),
-            is_joined: step.count > 1,
+            has_intermediates: step.count > 1,
             form: match () {
                 () if is_raw => StreamForm::Raw,
                 () if self.source.sends_as_stored && self.target.sends_as_stored => StreamForm::AsStored,
                 () => StreamForm::Plain,
             },
             token: None,
-            packing: self.sender_packs,
+            compression: self.sender_compression,
         }
     }
 }

@@ -67,7 +67,7 @@ fn exists(process: u32) -> bool {
 
 /// What is known of a process that started at tick `recorded`, where now a process of its number exists or not, and started at
 /// tick `found` if that can be seen.
-fn judge(recorded: u64, exists: bool, found: Option<u64>) -> Liveness {
+fn liveness_of(recorded: u64, exists: bool, found: Option<u64>) -> Liveness {
     match (exists, found) {
         (_, Some(found)) if found == recorded => Liveness::Alive,
         (_, Some(_)) | (false, None) => Liveness::Dead,
@@ -98,7 +98,7 @@ impl Processes for SystemProcesses {
         if process.boot != this.boot || process.namespace != this.namespace {
             return Liveness::Unknown;
         }
-        judge(
+        liveness_of(
             process.started,
             exists(process.process),
             started(&process.process.to_string()),
@@ -128,7 +128,7 @@ impl Environment {
 
 #[cfg(test)]
 mod tests {
-    use super::{Liveness, Processes, SystemProcesses, exists, judge};
+    use super::{Liveness, Processes, SystemProcesses, exists, liveness_of};
 
     /// With `hidepid=2` the processes of other users are not in `/proc`; a backup of theirs must not be taken for dead.
     #[test]
@@ -136,10 +136,14 @@ mod tests {
         assert!(exists(std::process::id()) && exists(1));
         // Numbers end at 2^22 (PID_MAX_LIMIT of the kernel).
         assert!(!exists(1 << 22) && !exists(0) && !exists(u32::MAX));
-        assert_eq!(judge(7, true, Some(7)), Liveness::Alive);
-        assert_eq!(judge(7, true, Some(8)), Liveness::Dead, "its number was used again");
-        assert_eq!(judge(7, false, None), Liveness::Dead);
-        assert_eq!(judge(7, true, None), Liveness::Unknown);
+        assert_eq!(liveness_of(7, true, Some(7)), Liveness::Alive);
+        assert_eq!(
+            liveness_of(7, true, Some(8)),
+            Liveness::Dead,
+            "its number was used again"
+        );
+        assert_eq!(liveness_of(7, false, None), Liveness::Dead);
+        assert_eq!(liveness_of(7, true, None), Liveness::Unknown);
     }
 
     #[test]

@@ -21,52 +21,33 @@ pub(crate) mod loss;
 pub(crate) mod mark;
 pub(crate) mod repack;
 pub(crate) mod request;
+mod run;
 pub(crate) mod statistics;
 
-use std::collections::{BTreeSet, HashMap, HashSet};
-use std::time::Duration;
+use std::collections::{BTreeSet, HashSet};
 
-use serde::{Deserialize, Serialize};
-
-use crate::check::scrub::exists;
 use crate::error::{Error, Result};
 use crate::format::index::write_segment;
 use crate::format::manifest::Manifest;
-use crate::format::pack::{Directory, pack_name};
-use crate::gc::auxiliary::AuxiliaryObjects;
+use crate::format::pack::Directory;
 use crate::gc::loss::Evidence;
-use crate::gc::mark::{Marks, live_ranges};
-use crate::gc::repack::repack;
+use crate::gc::mark::Marks;
 use crate::gc::request::{GcPlan, GcReport, GcRequest, Sizes};
-use crate::id::{PackId, SegmentId, WriterId};
+#[cfg(feature = "hostile")]
+pub(crate) use crate::gc::run::Waits;
+use crate::id::{PackId, SegmentId};
 use crate::progress::job::{JobProgress, NoProgress, check_cancelled};
 use crate::repository::Repository;
-use crate::repository::pending_deletes::{condemned_name, encode_condemned, waits_name};
-use crate::store::{ObjectKind, StoreError};
+use crate::store::ObjectKind;
 use crate::writers::emergency_space::with_room;
 use crate::writers::lease;
 use crate::writers::lease::{Lease, Work, WriterRecord};
-use crate::writers::moves::move_of;
 
-/// Packs whose living bytes are moved at once; bounds the memory for their ranges.
-const REPACK_BATCH_COUNT: usize = 64;
-/// Packs that are deleted before gc looks again whether it was taken for dead.
-const DELETE_BATCH_COUNT: usize = 32;
-const WAITS_BYTES_MAX: u64 = 1 << 20;
-/// Unfinished objects are removed after a day if no writer is active: an active writer would have been announced
-/// before. With active writers they are kept for a week, because a backup that finds nothing new for days adds nothing
-/// to its pack.
-const UNFINISHED_AGE: Duration = Duration::from_secs(24 * 3600);
-const UNFINISHED_BESIDE_WRITERS_AGE: Duration = Duration::from_secs(7 * 24 * 3600);
-
-/// Writers that a gc run had to leave packs to.
-#[derive(Serialize, Deserialize)]
-pub(crate) struct Waits {
-    pub(crate) writers: Vec<WriterId>,
-}
-
+/// The packs that gc is going to delete.
 struct Chosen {
+    /// Packs without any live data.
     dead: BTreeSet<PackId>,
+    /// Packs that are mostly dead: their live data is moved first.
     sparse: BTreeSet<PackId>,
 }
 
@@ -122,115 +103,16 @@ impl Repository {
         result
     }
 
-    fn gc_under(&self, lease: &Lease<'_>, request: GcRequest, progress: &dyn JobProgress) -> Result<GcReport> {
-        let mut report = GcReport::default();
-        let dead_writers = self.revoke_dead_writers(lease, &mut report)?;
-        // First of all, because it makes room.
-        let age = match &self.other_writers(lease, &dead_writers)?[..] {
-            [] => UNFINISHED_AGE,
-            _ => UNFINISHED_BESIDE_WRITERS_AGE,
-        };
-        report.unfinished_bytes = self.vault.store.clean(age)?;
-        self.finish_forgetting()?;
-        // Listed before they are read: the mark knows all listed objects, and later ones are not for this run to delete.
-        let leftovers = AuxiliaryObjects::list(&self.vault)?;
-        // Without a relocation, what it leads to passes for dead.
-        if let Some(error) = self.packs.refresh()?.errors.into_iter().next() {
-            return Err(error);
-        }
-
-        // Listed before the mark: a pack that appears later is not considered.
-        let sizes = self.pack_sizes()?;
-        let snapshots = self.standing_snapshots()?;
-        let mut marks = self.mark(&snapshots, progress)?;
-        let mut chosen = self.choose(request, &sizes, &marks)?;
-        report.plan = plan_of(&sizes, &chosen);
-        let losses = self.losses(&Evidence {
-            sizes: &sizes,
-            marks: &marks,
-            doomed: &chosen.doomed(),
-            has_snapshots: !snapshots.is_empty(),
-            has_writers: !dead_writers.is_empty() || !self.other_writers(lease, &dead_writers)?.is_empty(),
-        })?;
-        let copies = losses.copies.clone();
-        report.plan.missing_packs = losses.accepted()?;
-        let freed_before = self.carry_over(&mut chosen, &mut marks, (lease, &dead_writers))?;
-        self.delete_packs(&freed_before, lease, &sizes, (&mut report, progress))?;
-
-        // What is deleted already stays on a list until the index does not list it any more.
-        let condemned: Vec<PackId> = chosen.doomed().union(&freed_before).copied().collect();
-        let own = condemned_name(lease.record.writer);
-        if !condemned.is_empty() {
-            let list = encode_condemned(&condemned);
-            with_room(&self.vault, || self.vault.put_sealed(&own, &list))?;
-        }
-        self.forget_old_condemnations(lease)?;
-
-        let others = self.other_writers(lease, &dead_writers)?;
-        if !others.is_empty() && !condemned.is_empty() {
-            let writers = others.iter().map(|record| record.writer).collect();
-            let bytes = serde_json::to_vec(&Waits { writers }).expect("a list of identities");
-            self.vault.put_sealed(&waits_name(lease.record.writer), &bytes)?;
-            report.waiting_for = others.iter().map(WriterRecord::describe).collect();
-        } else {
-            self.sweep(lease, request, &sizes, (&mut marks, chosen), (&mut report, progress))?;
-        }
-        lease.check()?;
-        self.clear_writers(&dead_writers, &copies)?;
-        self.tidy_up(&marks, &leftovers)?;
-        if report.waiting_for.is_empty() {
-            self.vault.store.delete(&own)?;
-        }
-        Ok(report)
-    }
-
-    /// Steps 5 to 7, when no writer is at work that began before the packs were condemned.
-    fn sweep(
-        &self,
-        lease: &Lease<'_>,
-        request: GcRequest,
-        sizes: &Sizes,
-        (marks, mut chosen): (&mut Marks, Chosen),
-        (report, progress): (&mut GcReport, &dyn JobProgress),
-    ) -> Result<()> {
-        let snapshots = self.mark_again(marks)?;
-        self.check_condemned(lease, &chosen)?;
-        chosen.dead.retain(|pack| !marks.is_live(*pack));
-        let sparse: Vec<PackId> = chosen.sparse.iter().copied().collect();
-        // What is dead goes first: moving what is alive takes room.
-        self.delete_packs(&chosen.dead, lease, sizes, (report, progress))?;
-        progress.items("rewriting packs", sparse.len() as u64);
-        for batch in sparse.chunks(REPACK_BATCH_COUNT) {
-            check_cancelled(progress)?;
-            let moved = self.move_living(lease, request, (batch, &snapshots), marks, report)?;
-            self.refresh()?;
-            // What was moved is deleted in any case, or it would be there twice.
-            self.delete_packs(&moved, lease, sizes, (report, &NoProgress::default()))?;
-            progress.advance(batch.len() as u64);
-        }
-        Ok(())
-    }
-
-    /// An error when another run has taken our place, or our list is gone: a writer may use what was on it.
-    fn check_condemned(&self, lease: &Lease<'_>, chosen: &Chosen) -> Result<()> {
-        lease.renew()?;
-        lease.check()?;
-        if chosen.doomed().is_empty() || exists(&self.vault, &condemned_name(lease.record.writer))? {
-            return Ok(());
-        }
-        Err(Error::Revoked {
-            writer: lease.record.writer,
-        })
-    }
-
     /// All snapshots that are not forgotten. One that cannot be read keeps gc from deleting anything.
     pub(crate) fn all_snapshots(&self) -> Result<Vec<Manifest>> {
-        none_unreadable(self.snapshots()?)
+        let (snapshots, errors) = self.snapshots()?;
+        all_readable(snapshots, errors)
     }
 
     /// The same with those that are being forgotten. A forget may take its record back, so the data of a snapshot stays as long as its object.
-    fn standing_snapshots(&self) -> Result<Vec<Manifest>> {
-        none_unreadable(self.standing_snapshots_except(&HashSet::new())?)
+    fn stored_snapshots(&self) -> Result<Vec<Manifest>> {
+        let (snapshots, errors) = self.stored_snapshots_except(&HashSet::new())?;
+        all_readable(snapshots, errors)
     }
 
     pub(crate) fn mark(&self, snapshots: &[Manifest], progress: &dyn JobProgress) -> Result<Marks> {
@@ -242,24 +124,6 @@ impl Repository {
             progress.advance(1);
         }
         Ok(marks)
-    }
-
-    /// Marks what came since; returns all snapshots.
-    ///
-    /// A backup may also have healed: then snapshots that were marked long ago are found to need other packs than before.
-    fn mark_again(&self, marks: &mut Marks) -> Result<Vec<Manifest>> {
-        let snapshots = self.standing_snapshots()?;
-        let refreshed = self.packs.refresh()?;
-        if let Some(error) = refreshed.errors.into_iter().next() {
-            return Err(error);
-        }
-        if refreshed.has_news {
-            marks.begin_again();
-        }
-        snapshots
-            .iter()
-            .try_for_each(|manifest| marks.snapshot(&self.packs, manifest))?;
-        Ok(snapshots)
     }
 
     pub(crate) fn pack_sizes(&self) -> Result<Sizes> {
@@ -308,94 +172,6 @@ impl Repository {
         Ok(chosen)
     }
 
-    /// Packs that an earlier run condemned and that no active writer can refer to any more.
-    ///
-    /// They can be deleted even while writers are active, because those began after the packs were condemned.
-    fn carry_over(
-        &self,
-        chosen: &mut Chosen,
-        marks: &mut Marks,
-        (lease, dead_writers): (&Lease<'_>, &[WriterRecord]),
-    ) -> Result<BTreeSet<PackId>> {
-        let others = self.other_writers(lease, dead_writers)?;
-        let active: HashSet<WriterId> = others.into_iter().map(|record| record.writer).collect();
-        let mut free = BTreeSet::new();
-        for (gc, packs) in crate::repository::pending_deletes::condemnations(&self.vault)? {
-            if gc == lease.record.writer {
-                continue;
-            }
-            let waits: Waits = match self.vault.get_sealed(&waits_name(gc), WAITS_BYTES_MAX) {
-                // That run died before it looked for active writers.
-                Err(Error::Store(StoreError::NotFound { .. })) => continue,
-                other => {
-                    let bytes = other?;
-                    serde_json::from_slice(&bytes)
-                        .map_err(|error| Error::damaged(&waits_name(gc), 0, error.to_string()))?
-                }
-            };
-            if waits.writers.iter().all(|writer| !active.contains(writer)) {
-                free.extend(packs);
-            }
-        }
-        if !free.is_empty() {
-            // The writers that were waited for may have committed after we marked.
-            self.mark_again(marks)?;
-            // What is dead now and condemned stays dead, as long as we were not taken for dead before we looked.
-            lease.check()?;
-        }
-        free.retain(|pack| chosen.dead.contains(pack) && !marks.is_live(*pack));
-        chosen.dead.retain(|pack| !free.contains(pack));
-        Ok(free)
-    }
-
-    /// Drops the lists of earlier runs: what they named and is still dead is in ours.
-    fn forget_old_condemnations(&self, lease: &Lease<'_>) -> Result<()> {
-        let own = condemned_name(lease.record.writer);
-        let names = self.vault.names(ObjectKind::Condemned)?;
-        // Another gc that considers us dead puts a list later, which is not among these.
-        lease.check()?;
-        for name in names {
-            if name != own && move_of(&name).is_none() {
-                self.vault.store.delete(&name)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Stores what is alive of some packs elsewhere; returns the packs that are needed no more.
-    fn move_living(
-        &self,
-        lease: &Lease<'_>,
-        request: GcRequest,
-        (batch, snapshots): (&[PackId], &[Manifest]),
-        marks: &mut Marks,
-        report: &mut GcReport,
-    ) -> Result<BTreeSet<PackId>> {
-        let chosen: HashSet<PackId> = batch.iter().copied().collect();
-        let ranges = live_ranges(&self.packs, snapshots, &chosen)?;
-        let repacked = repack(
-            self,
-            lease.record.writer,
-            (&ranges, &HashMap::new()),
-            request.thread_count,
-        )?;
-        report.rewritten_bytes += repacked.stored_bytes;
-        report.damaged.extend(
-            repacked
-                .failed
-                .iter()
-                .map(|(pack, error)| format!("pack {pack}: {error}")),
-        );
-        self.write_index(&repacked.packs)?;
-        let moved: Vec<PackId> = repacked.tables.keys().copied().collect();
-        self.commit_moves(lease, repacked.tables)?;
-        for pack in moved {
-            marks.moved_out_of(pack);
-        }
-        let failed: HashSet<PackId> = repacked.failed.iter().map(|(pack, _)| *pack).collect();
-        Ok(batch.iter().copied().filter(|pack| !failed.contains(pack)).collect())
-    }
-
     /// Writes a segment about `packs`.
     pub(crate) fn write_index(&self, packs: &[(PackId, Directory)]) -> Result<()> {
         if packs.is_empty() {
@@ -405,33 +181,10 @@ impl Repository {
         write_segment(&*self.vault.store, &self.vault.segment_keys(), segment, packs)?;
         Ok(())
     }
-
-    fn delete_packs(
-        &self,
-        doomed: &BTreeSet<PackId>,
-        lease: &Lease<'_>,
-        sizes: &Sizes,
-        (report, progress): (&mut GcReport, &dyn JobProgress),
-    ) -> Result<()> {
-        progress.items("deleting packs", doomed.len() as u64);
-        for (number, pack) in doomed.iter().enumerate() {
-            check_cancelled(progress)?;
-            lease.renew()?;
-            // A host that slept for long, and was taken for dead meanwhile, wakes up to an error.
-            if number.is_multiple_of(DELETE_BATCH_COUNT) {
-                lease.check()?;
-            }
-            self.vault.store.delete(&pack_name(*pack))?;
-            self.packs.forget(*pack);
-            report.deleted_pack_count += 1;
-            report.freed_bytes += sizes.get(pack).copied().unwrap_or_default();
-            progress.advance(1);
-        }
-        Ok(())
-    }
 }
 
-fn none_unreadable((manifests, errors): (Vec<Manifest>, Vec<Error>)) -> Result<Vec<Manifest>> {
+/// The snapshots that were read; an error if any could not be.
+fn all_readable(manifests: Vec<Manifest>, errors: Vec<Error>) -> Result<Vec<Manifest>> {
     errors.into_iter().next().map_or(Ok(manifests), Err)
 }
 

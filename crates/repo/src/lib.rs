@@ -26,7 +26,7 @@ pub use backup::{
     BackupProgress, BackupReport, BackupRequest, CopyMemory, CopySurvey, Parent, Source, SourceData, StoredDisk,
     Surveyor,
 };
-pub use check::finding::{Finding, FindingKind, Touched};
+pub use check::finding::{Finding, FindingKind, TouchedDisk};
 pub use check::scrub::{ScrubReport, ScrubRequest};
 pub use check::verify::{Compare, Selection, VerifyDepth, VerifyReport, VerifyRequest};
 pub use environment::{Environment, Liveness, ProcessIdentity, Processes, SystemProcesses};
@@ -45,5 +45,5 @@ pub use read::device::SnapshotDevice;
 pub use read::restore::{RestoreReport, RestoreRequest, TargetState};
 pub use repair::{RepairAction, RepairPlan, RepairReport, RepairRequest};
 pub use repository::Repository;
-pub use repository::init::{InitRequest, Opened};
+pub use repository::init::{InitRequest, OpenedRepository};
 pub use writers::claim::{Claim, GcPause};

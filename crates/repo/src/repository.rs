@@ -81,7 +81,7 @@ impl Repository {
 
     /// Leaves out the snapshots that were removed after `manifests` were read, and returns their ids. Gc may have deleted their packs, so
     /// what is missing of them is not lost.
-    pub(crate) fn leave_out_removed(&self, manifests: &mut Vec<Manifest>) -> Result<Vec<SnapshotId>> {
+    pub(crate) fn exclude_removed(&self, manifests: &mut Vec<Manifest>) -> Result<Vec<SnapshotId>> {
         // In this order: a record comes before its snapshot goes.
         let present: HashSet<SnapshotId> = self.vault.identities(ObjectKind::Snapshot)?.into_iter().collect();
         let records: HashSet<SnapshotId> = self.vault.identities(ObjectKind::Forgotten)?.into_iter().collect();
@@ -114,11 +114,11 @@ impl Repository {
     pub fn snapshots_except(&self, known: &HashSet<SnapshotId>) -> Result<(Vec<Manifest>, Vec<Error>)> {
         let mut left_out: HashSet<SnapshotId> = self.vault.identities(ObjectKind::Forgotten)?.into_iter().collect();
         left_out.extend(known);
-        self.standing_snapshots_except(&left_out)
+        self.stored_snapshots_except(&left_out)
     }
 
     /// Those whose objects exist, also while they are being forgotten.
-    pub(crate) fn standing_snapshots_except(
+    pub(crate) fn stored_snapshots_except(
         &self,
         left_out: &HashSet<SnapshotId>,
     ) -> Result<(Vec<Manifest>, Vec<Error>)> {

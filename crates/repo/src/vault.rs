@@ -99,15 +99,15 @@ impl Vault {
         }
     }
 
-    /// Writes what `segments` say of the packs in `living` as one segment.
-    pub(crate) fn merge(&self, segments: &[SegmentReader], living: &HashSet<PackId>) -> Result<SegmentId> {
+    /// Writes what `segments` say of the packs in `existing` as one segment.
+    pub(crate) fn merge(&self, segments: &[SegmentReader], existing: &HashSet<PackId>) -> Result<SegmentId> {
         let merged = SegmentId::from_bytes(self.environment.draw()?);
         let directory_of = |pack| self.directory(pack);
         merge_segments(
             &*self.store,
             &self.segment_keys(),
             segments,
-            living,
+            existing,
             merged,
             &directory_of,
         )

@@ -124,7 +124,7 @@ pub(crate) fn check(root: &Path) -> Result<Vec<Finding>, String> {
     findings.extend(directions::check_crates(&tree, directions::LEVELS, directions::RIGS));
     findings.extend(directions::check_modules(&sources, directions::MODULE_RULES));
     findings.extend(order::check(&sources, order::ORDERS));
-    findings.extend(parameters::check(&sources, parameters::LEFT));
+    findings.extend(parameters::check(&sources));
     findings.extend(banned::check(&sources, banned::BANS, banned::ALLOWED));
     findings.extend(lengths::check(&sources, lengths::RATCHET));
     findings.extend(foreign_bytes::check(&sources, foreign_bytes::EXCEPTIONS));

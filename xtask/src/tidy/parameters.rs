@@ -1,76 +1,14 @@
 //! Parameters must be names: no tuple pattern, which hides the number of parameters. Functions that other modules call
 //! must not have `bool` parameters, whose meaning is not visible in a call.
 
-use std::collections::BTreeMap;
-
 use super::Finding;
 use super::rust_text::RustFile;
 
-/// The number of parameters of a crate that still violate the rule. The numbers may only decrease.
-pub(crate) struct Left {
-    pub(crate) crate_name: &'static str,
-    pub(crate) tuples: usize,
-    pub(crate) bools: usize,
+pub(crate) fn check(sources: &[RustFile]) -> Vec<Finding> {
+    sources.iter().flat_map(flaws).collect()
 }
 
-pub(crate) const LEFT: &[Left] = &[left("archive", 1, 0), left("image", 17, 1), left("repo", 27, 0)];
-
-const fn left(crate_name: &'static str, tuples: usize, bools: usize) -> Left {
-    Left {
-        crate_name,
-        tuples,
-        bools,
-    }
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Flaw {
-    Tuple,
-    Bool,
-}
-
-pub(crate) fn check(sources: &[RustFile], left: &[Left]) -> Vec<Finding> {
-    let mut found: BTreeMap<&str, Vec<(Flaw, Finding)>> = BTreeMap::new();
-    for file in sources {
-        let crate_name = match file.path.split('/').collect::<Vec<_>>()[..] {
-            ["crates" | "rigs", name, "src", ..] => name,
-            ["xtask", ..] => "xtask",
-            _ => continue,
-        };
-        found.entry(crate_name).or_default().extend(flaws(file));
-    }
-    let mut findings = Vec::new();
-    for (name, flaws) in found {
-        let allowed = left.iter().find(|left| left.crate_name == name);
-        let (tuples, bools): (Vec<_>, Vec<_>) = flaws.into_iter().partition(|(flaw, _)| *flaw == Flaw::Tuple);
-        let known = allowed.map_or([0, 0], |left| [left.tuples, left.bools]);
-        for (flaws, known) in [tuples, bools].into_iter().zip(known) {
-            if flaws.len() > known {
-                let advice = |finding: &Finding| {
-                    format!(
-                        "{}; {known} such parameters of {name} are known, and there are {}",
-                        finding.advice,
-                        flaws.len()
-                    )
-                };
-                let all = flaws.iter().map(|(_, finding)| Finding {
-                    advice: advice(finding),
-                    ..finding.clone()
-                });
-                findings.extend(all);
-            } else if flaws.len() < known {
-                let advice = format!(
-                    "{name} has only {} such parameters left, not {known}: lower the number",
-                    flaws.len()
-                );
-                findings.push(Finding::new("xtask/src/tidy/parameters.rs", 0, "parameters", advice));
-            }
-        }
-    }
-    findings
-}
-
-fn flaws(file: &RustFile) -> Vec<(Flaw, Finding)> {
+fn flaws(file: &RustFile) -> Vec<Finding> {
     let mut found = Vec::new();
     for (name, range) in file.functions() {
         let line = file.line_of(range.start);
@@ -81,20 +19,14 @@ fn flaws(file: &RustFile) -> Vec<(Flaw, Finding)> {
         let is_public = file.code[line_start..range.start].trim_start().starts_with("pub");
         for parameter in parameters(&file.code[range]) {
             let (pattern, kind) = parameter.split_once(':').unwrap_or((parameter, ""));
-            let (flaw, advice) = if pattern.trim_start().starts_with('(') {
-                (
-                    Flaw::Tuple,
-                    format!("{name} takes a tuple apart in its parameters: give each its name, or a struct"),
-                )
+            let advice = if pattern.trim_start().starts_with('(') {
+                format!("{name} takes a tuple apart in its parameters: give each its name, or a struct")
             } else if is_public && kind.trim() == "bool" {
-                (
-                    Flaw::Bool,
-                    format!("{name} takes a bool, which says nothing where it is called: use an enum of two"),
-                )
+                format!("{name} takes a bool, which says nothing where it is called: use an enum of two")
             } else {
                 continue;
             };
-            found.push((flaw, Finding::new(&file.path, line, "parameters", advice)));
+            found.push(Finding::new(&file.path, line, "parameters", advice));
         }
     }
     found
@@ -148,7 +80,7 @@ fn opening(function: &str) -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use super::super::rust_text::{Purpose, RustFile};
-    use super::{Left, check, left, parameters};
+    use super::{check, parameters};
 
     #[test]
     fn parameters_are_split_where_they_end() {
@@ -163,10 +95,7 @@ mod tests {
         let text = "fn a((x, y): (u8, u8)) {}\npub(crate) fn b(is_x: bool) {}\nfn c(is_x: bool) { let d = |(x, y): (u8, u8)| x; }\n\
                     #[cfg(test)]\nmod tests {\n    fn e((x, y): (u8, u8)) {}\n}\n";
         let sources = [RustFile::new("crates/r/src/a.rs", text, Purpose::Production)];
-        let lines =
-            |left: &[Left]| -> Vec<usize> { check(&sources, left).iter().map(|finding| finding.line).collect() };
-        assert_eq!(lines(&[]), [1, 2]);
-        assert_eq!(lines(&[left("r", 1, 1)]), [0; 0]);
-        assert_eq!(lines(&[left("r", 2, 1)]), [0], "the number is stale");
+        let lines: Vec<usize> = check(&sources).iter().map(|finding| finding.line).collect();
+        assert_eq!(lines, [1, 2]);
     }
 }

@@ -81,8 +81,8 @@ impl<R: Read> DiskMember<R> {
             && (directory == AT_END || directory < overhead)
     }
 
-    fn left_bytes(&self) -> u64 {
-        self.tar.left_bytes() + (self.head.len() - self.at) as u64
+    fn remaining_bytes(&self) -> u64 {
+        self.tar.remaining_bytes() + (self.head.len() - self.at) as u64
     }
 
     /// Reads `length` bytes of it into `buffer`.
@@ -134,7 +134,7 @@ fn store<R: Read>(mut member: DiskMember<R>, said: &MemberImage<'_>) -> Result<(
     let (mut at, mut data_bytes) = (0, 0);
     let mut buffer = Vec::new();
     loop {
-        let length = PIECE_BYTES.min(member.left_bytes());
+        let length = PIECE_BYTES.min(member.remaining_bytes());
         if length == 0 {
             break;
         }
@@ -192,14 +192,14 @@ impl<R: Read + Send> OvaImage<R> {
     pub(super) fn open(member: DiskMember<R>, said: MemberImage<'_>, reading: ImageReading) -> Result<Self> {
         let name = said.name;
         if said.is_raw {
-            let size_bytes = member.left_bytes();
+            let size_bytes = member.remaining_bytes();
             return Ok(Self::Raw {
                 member: Box::new(member),
                 size_bytes,
                 at: 0,
             });
         }
-        if member.is_stream() && reading.images == StreamImages::AsTheyCome {
+        if member.is_stream() && reading.images == StreamImages::Streamed {
             let stream = StreamReader::open(member, name)?.with_threads(reading.threads);
             return Ok(Self::Stream(Box::new(stream)));
         }
@@ -285,7 +285,7 @@ impl<R: Read + Send> OvaImage<R> {
 pub enum StreamImages {
     /// As streams. If grains are out of order, reading fails with [`ImageError::NotInOrder`](holdfast_image::Error::NotInOrder), perhaps after some
     /// pieces.
-    AsTheyCome,
+    Streamed,
     /// Each is stored in an unnamed temporary file first.
-    StoredFirst,
+    Spooled,
 }

@@ -144,7 +144,7 @@ impl Manifest {
     /// The manifest's name of the file `name`: the same, or else the only name that differs just in case.
     pub(super) fn name_of<'a>(&'a self, name: &'a str) -> &'a str {
         let names = self.names();
-        let mut others = names.iter().filter(|other| is_same_but_for_case(other, name));
+        let mut others = names.iter().filter(|other| equals_ignoring_case(other, name));
         match (names.contains(name), others.next(), others.next()) {
             (false, Some(other), None) => other,
             _ => name,
@@ -180,7 +180,7 @@ impl Manifest {
 }
 
 /// Whether two names differ at most in case: on Windows they name one file.
-pub(super) fn is_same_but_for_case(one: &str, other: &str) -> bool {
+pub(super) fn equals_ignoring_case(one: &str, other: &str) -> bool {
     one.chars()
         .flat_map(char::to_lowercase)
         .eq(other.chars().flat_map(char::to_lowercase))

@@ -211,7 +211,7 @@ fn streams_with_unordered_grains_are_read_from_a_stored_file() {
     let error = read(&bytes).map(|_| ()).unwrap_err();
     assert!(matches!(error, Error::Image(ImageError::NotInOrder { .. })), "{error}");
     let reading = ImageReading {
-        images: StreamImages::StoredFirst,
+        images: StreamImages::Spooled,
         ..READING
     };
     let found = read_by(&bytes, reading).unwrap();

@@ -11,7 +11,7 @@ use holdfast_hardware::xml_text;
 
 use super::described::{DescribedFile, described_disks};
 use super::disk::{DiskMember, ImageReading, MemberImage, OvaImage};
-use super::manifest::{Digested, Digests, Manifest, is_same_but_for_case};
+use super::manifest::{Digested, Digests, Manifest, equals_ignoring_case};
 use crate::reader::{ArchiveDisk, ArchiveReader, DiskContent, Document, DocumentKind, Piece};
 use crate::tar::{Member, TarReader, corrupt, split_folder};
 use crate::{Error, Result};
@@ -41,14 +41,14 @@ enum OvaReadState<R> {
     Between(TarReader<R>, Option<Member>),
     /// Within the image of a disk.
     Disk(usize, OvaImage<R>),
-    Over,
+    Finished,
 }
 
 impl<R: Read + Send> OvaReader<R> {
     /// Opens a package whose first member is the descriptor; names of the others are relative to its folder.
     pub(crate) fn open_at_descriptor(mut tar: TarReader<R>, first: &Member, reading: ImageReading) -> Result<Self> {
         let (folder, descriptor) = split_folder(&first.name);
-        tar.enter(folder);
+        tar.set_base_folder(folder);
         let content = tar.read_whole(TEXT_BYTES_MAX)?;
         let text = xml_text(&content)
             .ok_or_else(|| corrupt("descriptor", first.offset, "it is not in the encoding that it says"))?;
@@ -57,7 +57,7 @@ impl<R: Read + Send> OvaReader<R> {
         digests.update(&content);
         let (disks, files) = described_disks(package)?;
         let mut reader = Self {
-            state: OvaReadState::Over,
+            state: OvaReadState::Finished,
             documents: vec![Document {
                 name: descriptor.to_owned(),
                 kind: DocumentKind::Ovf,
@@ -103,14 +103,14 @@ impl<R: Read + Send> OvaReader<R> {
                     digests.update(buffer.get(..count).unwrap_or_default());
                 }
                 tar.check_read()?;
-                self.take_in(digests.finish(), member.offset)?;
+                self.compare_with_manifest(digests.finish(), member.offset)?;
             }
         }
         Ok(None)
     }
 
     /// Compares a file with the manifest, now or when the manifest has been read.
-    fn take_in(&mut self, file: Digested, offset: u64) -> Result<()> {
+    fn compare_with_manifest(&mut self, file: Digested, offset: u64) -> Result<()> {
         if self.names.len() == FILE_COUNT_MAX {
             let detail = format!("it has more than {FILE_COUNT_MAX} files");
             return Err(corrupt("archive", offset, detail));
@@ -127,7 +127,7 @@ impl<R: Read + Send> OvaReader<R> {
     /// file.
     fn disk_of(&self, member: &Member) -> Result<Option<(usize, &DescribedFile)>> {
         let is_exact = |file: &DescribedFile| file.names.contains(&member.name);
-        let is_similar = |file: &DescribedFile| file.names.iter().any(|name| is_same_but_for_case(name, &member.name));
+        let is_similar = |file: &DescribedFile| file.names.iter().any(|name| equals_ignoring_case(name, &member.name));
         let exact: Vec<_> = self
             .files
             .iter()
@@ -245,7 +245,7 @@ impl<R: Read + Send> OvaReader<R> {
 enum Step {
     Data(usize, u64),
     End(usize),
-    Over,
+    Finished,
 }
 
 impl<R: Read + Send> OvaReader<R> {
@@ -257,11 +257,11 @@ impl<R: Read + Send> OvaReader<R> {
 
     fn step(&mut self) -> Result<Step> {
         loop {
-            match std::mem::replace(&mut self.state, OvaReadState::Over) {
-                OvaReadState::Over => return Ok(Step::Over),
+            match std::mem::replace(&mut self.state, OvaReadState::Finished) {
+                OvaReadState::Finished => return Ok(Step::Finished),
                 OvaReadState::Between(tar, None) => {
                     let Some(disk) = self.ended.iter().position(|has_ended| !has_ended) else {
-                        return Ok(Step::Over);
+                        return Ok(Step::Finished);
                     };
                     if self
                         .disks
@@ -300,7 +300,7 @@ impl<R: Read + Send> OvaReader<R> {
                         return Ok(Step::Data(disk, offset));
                     }
                     let (mut tar, digested) = image.finish()?;
-                    self.take_in(digested, tar.offset())?;
+                    self.compare_with_manifest(digested, tar.offset())?;
                     self.end(disk);
                     let next = self.texts(&mut tar)?;
                     self.state = OvaReadState::Between(tar, next);
@@ -361,7 +361,7 @@ impl<R: Read + Send> ArchiveReader for OvaReader<R> {
                 bytes: &self.buffer,
             }),
             Step::End(disk) => Some(Piece::End { disk }),
-            Step::Over => None,
+            Step::Finished => None,
         })
     }
 

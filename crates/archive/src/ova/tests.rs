@@ -15,7 +15,7 @@ use crate::{Error, Result};
 pub(super) const MIB: u64 = 1 << 20;
 pub(super) const THREADS: NonZero<usize> = NonZero::new(2).unwrap();
 pub(super) const READING: ImageReading = ImageReading {
-    images: StreamImages::AsTheyCome,
+    images: StreamImages::Streamed,
     threads: THREADS,
 };
 
@@ -78,7 +78,7 @@ fn written(is_file: bool) -> Vec<u8> {
         time: 1,
     };
     let mut reported = 0;
-    let report = write_ova(output, ("web1", &text), &disks, options, &mut |done| {
+    let report = write_ova(output, "web1", &text, &disks, options, &mut |done| {
         reported = done;
         Ok(())
     });
@@ -331,7 +331,7 @@ fn missing_and_surplus_members_are_errors() {
         time: 1,
     };
     let output = OvaOutput::File(file.try_clone().unwrap());
-    write_ova(output, ("web1", &text), &[disk], options, &mut |_| Ok(())).unwrap();
+    write_ova(output, "web1", &text, &[disk], options, &mut |_| Ok(())).unwrap();
     std::io::Write::flush(&mut file).unwrap();
     let error = read(&std::fs::read(folder.path().join("a")).unwrap()).unwrap_err();
     assert!(matches!(error, Error::Corrupt { what: "disk", .. }), "{error}");

@@ -51,7 +51,7 @@ pub struct OvaWritten {
     pub bytes: u64,
 }
 
-/// Writes an archive: the descriptor, which is `NAME.ovf`, the disks in the order in which it names them, and a manifest.
+/// Writes an archive: the descriptor of the machine, which becomes `NAME.ovf`, the disks in the order in which it names them, and a manifest.
 ///
 /// Images are stream-optimized VMDKs, compressed on all cores. `progress` gets the number of disk bytes that are done, and can abort with an error.
 ///
@@ -59,7 +59,8 @@ pub struct OvaWritten {
 /// Reading the disks, writing, errors of `progress`. The output is then incomplete.
 pub fn write_ova(
     output: OvaOutput,
-    (name, descriptor): (&str, &str),
+    name: &str,
+    descriptor: &str,
     disks: &[OvaDisk<'_>],
     options: OvaWriteOptions,
     progress: &mut dyn FnMut(u64) -> std::io::Result<()>,

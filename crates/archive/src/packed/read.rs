@@ -14,7 +14,7 @@ use holdfast_block::{
 
 use super::gzip;
 use super::index::{IndexEntry, PackedIndex};
-use super::write::low;
+use super::write::low_half;
 use crate::checksum::xxh64;
 use crate::packed::frame::Packing;
 use crate::packed::unpack::Unpacked;
@@ -165,7 +165,7 @@ impl Inner {
         let unpacked = unpacked.map_err(|error| damaged(entry, error.to_string()))?;
         let checksum = match self.packing {
             Packing::Gzip => libdeflater::crc32(&unpacked),
-            Packing::Zstd | Packing::None => low(xxh64(&unpacked)),
+            Packing::Zstd | Packing::None => low_half(xxh64(&unpacked)),
         };
         if unpacked.len() != length {
             let detail = format!("it holds {} bytes; the index says {length}", unpacked.len());

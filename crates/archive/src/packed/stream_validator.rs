@@ -51,7 +51,7 @@ impl BlockSummary {
     }
 
     /// Whether it matches an entry, as far as both have the fields.
-    fn agrees_with(&self, entry: &Self) -> bool {
+    fn matches_entry(&self, entry: &Self) -> bool {
         (self.packed_bytes, self.bytes) == (entry.packed_bytes, entry.bytes)
             && (self.checksum.is_none() || self.checksum == entry.checksum)
     }
@@ -72,14 +72,14 @@ impl GzipValidator {
     /// It is an index member that contradicts the blocks, or an index member was expected.
     pub(crate) fn member(&mut self, member: &[u8], unpacked_bytes: usize) -> io::Result<()> {
         if let Some(content) = gzip::index_of(member) {
-            gzip::check_index(member).map_err(differs)?;
+            gzip::check_index(member).map_err(index_mismatch)?;
             return match gzip_footer(content) {
                 Some((count, length)) => self.end(count, length),
                 None => self.entries(content, member.len() as u64),
             };
         }
-        let is_over = self.run.last().is_some_and(|last| !last.is_full(GZIP_BLOCK_BYTES));
-        if is_over || self.index.is_some() || self.run.len() as u64 == ENTRY_COUNT_MAX {
+        let is_finished = self.run.last().is_some_and(|last| !last.is_full(GZIP_BLOCK_BYTES));
+        if is_finished || self.index.is_some() || self.run.len() as u64 == ENTRY_COUNT_MAX {
             return Err(without_index());
         }
         let checksum = gzip::checksum_of(member);
@@ -91,7 +91,7 @@ impl GzipValidator {
     ///
     /// # Errors
     /// The index is missing.
-    pub(crate) fn check_over(&self) -> io::Result<()> {
+    pub(crate) fn check_end(&self) -> io::Result<()> {
         if self.run.is_empty() && self.index.is_none() {
             Ok(())
         } else {
@@ -102,12 +102,12 @@ impl GzipValidator {
     fn entries(&mut self, content: &[u8], member_bytes: u64) -> io::Result<()> {
         let (mut number, length) = self.index.unwrap_or_default();
         if !content.len().is_multiple_of(ENTRY_BYTES) {
-            return Err(differs("a part of it is cut off"));
+            return Err(index_mismatch("a part of it is cut off"));
         }
         for entry in content.as_chunks().0 {
             let came = self.run.get(number);
-            if !came.is_some_and(|block| block.agrees_with(&BlockSummary::of_entry(entry))) {
-                return Err(differs(&at_place(number)));
+            if !came.is_some_and(|block| block.matches_entry(&BlockSummary::of_entry(entry))) {
+                return Err(index_mismatch(&at_place(number)));
             }
             number += 1;
         }
@@ -119,10 +119,10 @@ impl GzipValidator {
         let (named, named_bytes) = self.index.unwrap_or_default();
         let came = self.run.len();
         if count != came as u64 {
-            return Err(differs(&at_number(count, came)));
+            return Err(index_mismatch(&at_number(count, came)));
         }
         if (named, named_bytes) != (came, length) {
-            return Err(differs("a part of it is missing"));
+            return Err(index_mismatch("a part of it is missing"));
         }
         *self = Self::default();
         Ok(())
@@ -142,8 +142,8 @@ pub(crate) struct ZstdValidator {
 impl ZstdValidator {
     /// Adds a frame, which holds `unpacked_bytes`.
     pub(crate) fn frame(&mut self, frame: &[u8], unpacked_bytes: usize) {
-        let is_over = self.run.last().is_some_and(|last| !last.is_full(ZSTD_BLOCK_BYTES));
-        if is_over || self.run.len() as u64 == ENTRY_COUNT_MAX {
+        let is_finished = self.run.last().is_some_and(|last| !last.is_full(ZSTD_BLOCK_BYTES));
+        if is_finished || self.run.len() as u64 == ENTRY_COUNT_MAX {
             self.run.clear();
             self.has_others = true;
         }
@@ -165,7 +165,7 @@ impl ZstdValidator {
         let length = usize::try_from(length).unwrap_or(usize::MAX);
         let table_bytes = length.saturating_sub(ZSTD_FOOTER_BYTES);
         let count = table_bytes / ENTRY_BYTES;
-        let mut table = Table::new(&self.run, count);
+        let mut table = SeekTable::new(&self.run, count);
         let mut bytes = Vec::new();
         let mut left = count;
         while left > 0 {
@@ -186,14 +186,14 @@ impl ZstdValidator {
         }
         if let Some(number) = table.difference {
             let came = self.run.len();
-            return Err(differs(&if count > came {
+            return Err(index_mismatch(&if count > came {
                 at_number(count as u64, came)
             } else {
                 at_place(number)
             }));
         }
         if table.is_doubled {
-            return Err(differs("its first block came twice"));
+            return Err(index_mismatch("its first block came twice"));
         }
         self.has_surplus |= count < self.run.len() && !self.has_others;
         self.run.clear();
@@ -203,7 +203,7 @@ impl ZstdValidator {
 }
 
 /// A seek table, compared with the preceding run while it is read.
-struct Table<'a> {
+struct SeekTable<'a> {
     run: &'a [BlockSummary],
     count: usize,
     number: usize,
@@ -217,7 +217,7 @@ struct Table<'a> {
     is_of_run: bool,
 }
 
-impl<'a> Table<'a> {
+impl<'a> SeekTable<'a> {
     fn new(run: &'a [BlockSummary], count: usize) -> Self {
         Self {
             run,
@@ -233,7 +233,7 @@ impl<'a> Table<'a> {
     fn entry(&mut self, entry: BlockSummary) {
         let before = self.run.len().checked_sub(self.count);
         let came = before.and_then(|before| self.run.get(before + self.number));
-        if self.difference.is_none() && !came.is_some_and(|block| block.agrees_with(&entry)) {
+        if self.difference.is_none() && !came.is_some_and(|block| block.matches_entry(&entry)) {
             self.difference = Some(self.number);
         }
         if self.number == 0 {
@@ -253,7 +253,7 @@ fn without_index() -> io::Error {
     )
 }
 
-fn differs(detail: &str) -> io::Error {
+fn index_mismatch(detail: &str) -> io::Error {
     io::Error::new(
         io::ErrorKind::InvalidData,
         format!("the packed stream is damaged: it contradicts its index: {detail}"),

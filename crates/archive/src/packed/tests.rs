@@ -270,7 +270,7 @@ fn an_incomplete_index_is_damage() {
             tally.member(block, 1 << 20).unwrap();
         }
         let mut held = order.iter().map(|number| tally.member(members[*number], 0));
-        let held = held.try_for_each(|held| held).and_then(|()| tally.check_over());
+        let held = held.try_for_each(|held| held).and_then(|()| tally.check_end());
         assert_eq!(held.is_ok(), is_whole, "{order:?}");
     }
 }

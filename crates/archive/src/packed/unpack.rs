@@ -37,7 +37,7 @@ enum Source {
         chunks: OrderedResults<io::Result<Vec<u8>>>,
         chunk: Vec<u8>,
         at: usize,
-        is_over: bool,
+        is_finished: bool,
     },
 }
 
@@ -79,7 +79,7 @@ impl Unpacked {
                 chunks: blocks,
                 chunk: Vec::new(),
                 at: 0,
-                is_over: false,
+                is_finished: false,
             },
             read: Arc::default(),
             may_be_cut: Arc::default(),
@@ -111,15 +111,15 @@ impl Read for Unpacked {
                 chunks,
                 chunk,
                 at,
-                is_over,
+                is_finished,
             } => {
                 while *at == chunk.len() {
-                    if *is_over || buffer.is_empty() {
+                    if *is_finished || buffer.is_empty() {
                         return Ok(0);
                     }
                     match chunks.next()? {
                         Some(next) => (*chunk, *at) = (next?, 0),
-                        None => *is_over = true,
+                        None => *is_finished = true,
                     }
                 }
                 let count = buffer.len().min(chunk.len() - *at);
@@ -137,10 +137,10 @@ impl Source {
     fn chunks(mut unpacking: Unpacking, threads: Threads) -> Self {
         let make_worker = || {
             let mut workers = (libdeflater::Decompressor::new(), zstd::bulk::Decompressor::new());
-            move |part: Part| match part {
-                Part::Ready(result) => result,
-                Part::Gzip { bytes, unpacked_bytes } => gzip::unpack(&mut workers.0, &bytes, unpacked_bytes),
-                Part::Zstd { bytes, unpacked_bytes } => match &mut workers.1 {
+            move |part: UnpackTask| match part {
+                UnpackTask::Ready(result) => result,
+                UnpackTask::Gzip { bytes, unpacked_bytes } => gzip::unpack(&mut workers.0, &bytes, unpacked_bytes),
+                UnpackTask::Zstd { bytes, unpacked_bytes } => match &mut workers.1 {
                     Ok(decompressor) => decompressor.decompress(&bytes, unpacked_bytes).map_err(damaged),
                     Err(error) => Err(io::Error::new(error.kind(), error.to_string())),
                 },
@@ -150,7 +150,7 @@ impl Source {
             chunks: OrderedResults::start(threads, move || unpacking.next(), make_worker),
             chunk: Vec::new(),
             at: 0,
-            is_over: false,
+            is_finished: false,
         }
     }
 }
@@ -175,7 +175,7 @@ fn damaged(error: io::Error) -> io::Error {
 }
 
 /// Work that the reading thread passes to the others.
-enum Part {
+enum UnpackTask {
     Ready(io::Result<Vec<u8>>),
     Gzip { bytes: Vec<u8>, unpacked_bytes: usize },
     Zstd { bytes: Vec<u8>, unpacked_bytes: usize },
@@ -196,7 +196,7 @@ enum UnpackState {
     Member(Box<GzDecoder<BufReader<Input>>>),
     /// The rest of a zstd stream, unpacked in pieces.
     Stream(Box<dyn Read + Send>),
-    Over,
+    Finished,
 }
 
 impl Unpacking {
@@ -209,9 +209,9 @@ impl Unpacking {
         }
     }
 
-    fn next(&mut self) -> Option<Part> {
-        let (part, state) = match std::mem::replace(&mut self.state, UnpackState::Over) {
-            UnpackState::Over => return None,
+    fn next(&mut self) -> Option<UnpackTask> {
+        let (part, state) = match std::mem::replace(&mut self.state, UnpackState::Finished) {
+            UnpackState::Finished => return None,
             UnpackState::Frames(input, packing) => self.frame(input, packing),
             UnpackState::Member(member) => Self::part_of(member),
             UnpackState::Stream(stream) => Self::chunk(stream),
@@ -220,7 +220,7 @@ impl Unpacking {
         part
     }
 
-    fn frame(&mut self, mut input: Input, packing: Packing) -> (Option<Part>, UnpackState) {
+    fn frame(&mut self, mut input: Input, packing: Packing) -> (Option<UnpackTask>, UnpackState) {
         let frame = match packing {
             Packing::Gzip => gzip::read_member(&mut input),
             Packing::Zstd | Packing::None => zstd_read::read_frame(&mut input, &mut self.zstd),
@@ -228,7 +228,7 @@ impl Unpacking {
         // Each block of ours is a separate member: without validation, a truncated stream or a missing block would go unnoticed.
         let frame = frame.and_then(|frame| {
             match &frame {
-                Frame::End | Frame::Long { .. } => self.gzip.check_over()?,
+                Frame::End | Frame::Long { .. } => self.gzip.check_end()?,
                 Frame::Whole { bytes, unpacked_bytes } if packing == Packing::Gzip => {
                     self.gzip.member(bytes, *unpacked_bytes)?;
                 }
@@ -237,41 +237,41 @@ impl Unpacking {
             Ok(frame)
         });
         match frame {
-            Err(error) => (Some(Part::Ready(Err(error))), UnpackState::Over),
+            Err(error) => (Some(UnpackTask::Ready(Err(error))), UnpackState::Finished),
             Ok(Frame::End) => {
                 self.may_be_cut.store(self.zstd.may_be_cut(), Ordering::Relaxed);
-                (None, UnpackState::Over)
+                (None, UnpackState::Finished)
             }
             Ok(Frame::Whole { bytes, unpacked_bytes }) => {
                 let part = match packing {
-                    Packing::Gzip => Part::Gzip { bytes, unpacked_bytes },
-                    Packing::Zstd | Packing::None => Part::Zstd { bytes, unpacked_bytes },
+                    Packing::Gzip => UnpackTask::Gzip { bytes, unpacked_bytes },
+                    Packing::Zstd | Packing::None => UnpackTask::Zstd { bytes, unpacked_bytes },
                 };
                 (Some(part), UnpackState::Frames(input, packing))
             }
             Ok(Frame::Long { start }) => {
                 input.give_back(start);
-                Self::piecemeal(input, packing)
+                Self::unframed(input, packing)
             }
         }
     }
 
-    fn piecemeal(input: Input, packing: Packing) -> (Option<Part>, UnpackState) {
+    fn unframed(input: Input, packing: Packing) -> (Option<UnpackTask>, UnpackState) {
         if packing == Packing::Gzip {
             return Self::part_of(Box::new(GzDecoder::new(BufReader::with_capacity(AHEAD_BYTES, input))));
         }
         match zstd::stream::read::Decoder::new(input) {
             Ok(stream) => Self::chunk(Box::new(stream)),
-            Err(error) => (Some(Part::Ready(Err(error))), UnpackState::Over),
+            Err(error) => (Some(UnpackTask::Ready(Err(error))), UnpackState::Finished),
         }
     }
 
     /// Unpacks a part of a gzip member. After its end, another one may follow.
-    fn part_of(mut member: Box<GzDecoder<BufReader<Input>>>) -> (Option<Part>, UnpackState) {
+    fn part_of(mut member: Box<GzDecoder<BufReader<Input>>>) -> (Option<UnpackTask>, UnpackState) {
         let mut chunk = Vec::with_capacity(CHUNK_BYTES);
         let read = member.by_ref().take(CHUNK_BYTES as u64).read_to_end(&mut chunk);
         match read {
-            Err(error) => (Some(Part::Ready(Err(damaged(error)))), UnpackState::Over),
+            Err(error) => (Some(UnpackTask::Ready(Err(damaged(error)))), UnpackState::Finished),
             Ok(0) => {
                 let reader = member.into_inner();
                 let ahead = reader.buffer().to_vec();
@@ -279,20 +279,20 @@ impl Unpacking {
                 input.give_back(ahead);
                 // The next call reads the next member, without recursion: a stream may have any number of empty members.
                 (
-                    Some(Part::Ready(Ok(Vec::new()))),
+                    Some(UnpackTask::Ready(Ok(Vec::new()))),
                     UnpackState::Frames(input, Packing::Gzip),
                 )
             }
-            Ok(_) => (Some(Part::Ready(Ok(chunk))), UnpackState::Member(member)),
+            Ok(_) => (Some(UnpackTask::Ready(Ok(chunk))), UnpackState::Member(member)),
         }
     }
 
-    fn chunk(mut stream: Box<dyn Read + Send>) -> (Option<Part>, UnpackState) {
+    fn chunk(mut stream: Box<dyn Read + Send>) -> (Option<UnpackTask>, UnpackState) {
         let mut chunk = Vec::with_capacity(CHUNK_BYTES);
         match stream.by_ref().take(CHUNK_BYTES as u64).read_to_end(&mut chunk) {
-            Err(error) => (Some(Part::Ready(Err(damaged(error)))), UnpackState::Over),
-            Ok(0) => (None, UnpackState::Over),
-            Ok(_) => (Some(Part::Ready(Ok(chunk))), UnpackState::Stream(stream)),
+            Err(error) => (Some(UnpackTask::Ready(Err(damaged(error)))), UnpackState::Finished),
+            Ok(0) => (None, UnpackState::Finished),
+            Ok(_) => (Some(UnpackTask::Ready(Ok(chunk))), UnpackState::Stream(stream)),
         }
     }
 }

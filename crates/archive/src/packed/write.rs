@@ -237,7 +237,7 @@ fn worker(
                 compressor.compress_to_buffer(&bytes, &mut packed)?;
                 // The index repeats the checksum at the end of the frame.
                 let checksum = zstd_frame::checksum_of(&packed);
-                (checksum.unwrap_or_else(|| low(xxh64(&bytes))), packed)
+                (checksum.unwrap_or_else(|| low_half(xxh64(&bytes))), packed)
             }
             (Packing::Zstd, Some(Err(error))) => return Err(io::Error::other(error.to_string())),
             (Packing::Zstd | Packing::None, _) => {
@@ -267,7 +267,7 @@ fn zstd_compressor(level: i32) -> io::Result<zstd::bulk::Compressor<'static>> {
 
 /// The lower half of a hash, as in seek tables of zstd.
 #[expect(clippy::cast_possible_truncation, reason = "the half that is wanted")]
-pub(super) fn low(hash: u64) -> u32 {
+pub(super) fn low_half(hash: u64) -> u32 {
     hash as u32
 }
 

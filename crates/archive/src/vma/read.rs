@@ -36,7 +36,7 @@ pub struct VmaReader<R> {
     blocks: Vec<u8>,
     /// The disk whose last cluster this is.
     ending: Option<usize>,
-    is_over: bool,
+    is_finished: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -78,7 +78,7 @@ impl<R: Read> VmaReader<R> {
             cluster: None,
             blocks: Vec::new(),
             ending: None,
-            is_over: false,
+            is_finished: false,
         };
         let mut header = vec![0; HEADER_BYTES];
         reader.fill(&mut header, "the header")?;
@@ -267,7 +267,7 @@ impl<R: Read + Send> ArchiveReader for VmaReader<R> {
     }
 
     fn next(&mut self) -> Result<Option<Piece<'_>>> {
-        while !self.is_over {
+        while !self.is_finished {
             if let Some(cluster) = &mut self.cluster {
                 let disk = cluster.disk;
                 match cluster.next(self.disks.get(disk).map_or(0, |disk| disk.size_bytes)) {
@@ -286,7 +286,7 @@ impl<R: Read + Send> ArchiveReader for VmaReader<R> {
                 self.read_cluster(info)?;
             } else if !self.read_extent()? {
                 self.check_whole()?;
-                self.is_over = true;
+                self.is_finished = true;
             }
         }
         Ok(None)

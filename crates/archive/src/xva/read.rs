@@ -33,7 +33,7 @@ pub struct XvaReader<R> {
     ahead: Option<Member>,
     /// Whether each disk has ended.
     ended: Vec<bool>,
-    is_over: bool,
+    is_finished: bool,
 }
 
 /// The progress of reading a disk.
@@ -90,7 +90,7 @@ impl<R: Read> XvaReader<R> {
             current: None,
             block: Vec::new(),
             ahead: None,
-            is_over: false,
+            is_finished: false,
         })
     }
 
@@ -280,7 +280,7 @@ impl<R: Read + Send> ArchiveReader for XvaReader<R> {
     }
 
     fn next(&mut self) -> Result<Option<Piece<'_>>> {
-        if self.is_over {
+        if self.is_finished {
             return Ok(None);
         }
         if let Some((disk, offset)) = self.next_block()? {
@@ -291,7 +291,7 @@ impl<R: Read + Send> ArchiveReader for XvaReader<R> {
             }));
         }
         let ended = self.end_disk()?;
-        self.is_over = ended.is_none();
+        self.is_finished = ended.is_none();
         Ok(ended.map(|disk| Piece::End { disk }))
     }
 

@@ -1,6 +1,6 @@
 //! What is wrong with a repository, as answers show it.
 
-use holdfast_repo::{Finding, FindingKind, Touched};
+use holdfast_repo::{Finding, FindingKind, TouchedDisk};
 use jiff::Timestamp;
 use serde::Serialize;
 
@@ -52,8 +52,8 @@ impl From<&Finding> for MonitorFinding {
     }
 }
 
-impl From<&Touched> for TouchedDocument {
-    fn from(touched: &Touched) -> Self {
+impl From<&TouchedDisk> for TouchedDocument {
+    fn from(touched: &TouchedDisk) -> Self {
         let time = Timestamp::from_millisecond(touched.time_ms).unwrap_or(Timestamp::MIN);
         Self {
             id: touched.snapshot.to_string(),

@@ -302,7 +302,7 @@ impl<'a> ImageCloner<'a> {
                     parent: Some(source),
                     ..BlockOptions::default()
                 },
-                ..CreateOptions::new(format, size_bytes).to_be_at(target)
+                ..CreateOptions::new(format, size_bytes).with_final_path(target)
             }),
             format => Err(no(&format!("no single {format} image differs from another one"))),
         }

@@ -74,7 +74,7 @@ impl<'a> RateLimit<'a> {
     /// Waits until so many more bytes may be read.
     pub(crate) fn pass(&self, bytes: u64) {
         let clock = self.job.clock;
-        let mut left = self.throttle.book(bytes, clock.now());
+        let mut left = self.throttle.reserve(bytes, clock.now());
         self.read_bytes.fetch_add(bytes, Ordering::Relaxed);
         self.waited_us
             .fetch_add(u64::try_from(left.as_micros()).unwrap_or(u64::MAX), Ordering::Relaxed);

@@ -177,7 +177,7 @@ pub fn copy(from: &Repository, to: &Repository, request: &CopyRequest, job: Job<
     });
     Ok(CopyReport {
         snapshots: outcomes.collect(),
-        is_alike: to.recognises_like(from),
+        is_alike: to.has_same_fingerprints(from),
         damaged,
         duration: job.clock.now().saturating_sub(start),
     })
@@ -303,7 +303,7 @@ impl<'a> RepositoryCopy<'a> {
         let mut sum = CopySurvey::default();
         for disk in &manifest.disks {
             let stored = self.stored(disk, base);
-            match surveyor.look_at(&stored) {
+            match surveyor.survey_disk(&stored) {
                 Ok(found) => {
                     sum.read_bytes += found.read_bytes;
                     sum.new_bytes += found.new_bytes;

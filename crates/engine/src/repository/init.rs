@@ -50,7 +50,7 @@ pub struct InitReport {
 pub fn init(request: &InitRequest<'_>, environment: &Environment) -> Result<InitReport> {
     let credential = credential(request.protection)?;
     let store = request.location.create_store()?;
-    refuse_strangers(&*store)?;
+    refuse_foreign_files(&*store)?;
     let new = holdfast_repo::InitRequest {
         credential,
         label: request.label,
@@ -88,7 +88,7 @@ pub fn plan_init(request: &InitRequest<'_>) -> Result<()> {
         };
     }
     let store = request.location.open_store()?;
-    refuse_strangers(&*store)?;
+    refuse_foreign_files(&*store)?;
     Repository::check_new(&*store)?;
     check_folder(path, path)
 }
@@ -105,9 +105,9 @@ fn credential(protection: NewProtection<'_>) -> Result<Credential<'_>> {
 }
 
 /// A repository among other files is easily deleted with them.
-fn refuse_strangers(store: &dyn Store) -> Result<()> {
+fn refuse_foreign_files(store: &dyn Store) -> Result<()> {
     let mut first = None;
-    store.strangers(&mut |path| {
+    store.foreign_files(&mut |path| {
         first.get_or_insert(path);
         Ok(())
     })?;

@@ -245,7 +245,7 @@ pub fn open(
     Ok(warned(opened, progress))
 }
 
-fn warned(opened: holdfast_repo::Opened, progress: &dyn Progress) -> Repository {
+fn warned(opened: holdfast_repo::OpenedRepository, progress: &dyn Progress) -> Repository {
     for warning in &opened.warnings {
         progress.warning(&warning.to_string());
     }

@@ -370,7 +370,7 @@ impl Restorer<'_> {
                 let file = NewFile::begin(path, existing, self.environment)?;
                 file.report_cleared(self.job.progress);
                 let mut options = CreateOptions::new(format, disk.size_bytes)
-                    .to_be_at(path)
+                    .with_final_path(path)
                     .of_whole_sectors();
                 let sector_bytes = noted_sector(&disk.notes);
                 options.blocks.sector_bytes =

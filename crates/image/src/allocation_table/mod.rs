@@ -158,7 +158,8 @@ impl Layered for TableLayer {
 /// Calls `visit` for each of `count` entries of `N` bytes, from `offset` on.
 pub(crate) fn for_each_entry<const N: usize>(
     file: &dyn ImageFile,
-    (offset, count): (u64, u64),
+    offset: u64,
+    count: u64,
     mut visit: impl FnMut(u64, [u8; N]),
 ) -> Result<()> {
     const BYTES_AT_ONCE: u64 = 256 << 10;
@@ -178,7 +179,8 @@ pub(crate) fn for_each_entry<const N: usize>(
 /// Writes `count` entries of `N` bytes from `offset` on.
 pub(crate) fn write_entries<const N: usize>(
     file: &dyn ImageFile,
-    (offset, count): (u64, u64),
+    offset: u64,
+    count: u64,
     entry: impl Fn(u64) -> [u8; N],
 ) -> Result<()> {
     const COUNT_AT_ONCE: u64 = 64 << 10;

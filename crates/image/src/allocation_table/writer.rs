@@ -51,7 +51,7 @@ impl TableMut {
     }
 
     /// Runs a change of the tables with exclusive access.
-    fn alone<T>(&self, change: impl FnOnce(&mut TableState) -> Result<T>) -> Result<T> {
+    fn with_tables<T>(&self, change: impl FnOnce(&mut TableState) -> Result<T>) -> Result<T> {
         let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
         state.check_health()?;
         if !state.is_started {
@@ -85,7 +85,7 @@ impl TableMut {
         while done < data.len() {
             let (rest, at) = (&data[done..], offset + done as u64);
             done += match self.overwrite(rest, at)? {
-                0 => self.alone(|state| state.extend(rest, at))?,
+                0 => self.with_tables(|state| state.extend(rest, at))?,
                 count => count,
             };
         }
@@ -112,10 +112,10 @@ impl TableMut {
         let mut at = range.start;
         while at < range.end {
             at = match self.punch(&(at..range.end))? {
-                None => self.alone(|_| Ok(at))?,
+                None => self.with_tables(|_| Ok(at))?,
                 Some(run) => match run.kind {
                     MappedKind::Absent | MappedKind::Compressed(_) if must => {
-                        self.alone(|state| state.zero_absent(at..at + run.length))?
+                        self.with_tables(|state| state.zero_absent(at..at + run.length))?
                     }
                     _ => at + run.length,
                 },

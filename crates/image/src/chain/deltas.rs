@@ -79,7 +79,7 @@ impl Opener {
             if depth == 0 {
                 opened.info.format_source = format_source;
                 opened.info.extent_files.push(tree.path.clone());
-                self.notes.extend(tree.note_of_size(opened.info.size_bytes));
+                self.notes.extend(tree.size_difference_note(opened.info.size_bytes));
             }
             self.notes.extend(notes_of(&opened.info));
             files.push(opened);
@@ -185,7 +185,7 @@ impl DeltaTree {
     }
 
     /// When ploop grows a disk, it resizes the top delta first, and that size counts.
-    fn note_of_size(&self, delta_bytes: u64) -> Option<Note> {
+    fn size_difference_note(&self, delta_bytes: u64) -> Option<Note> {
         let descriptor_bytes = self.descriptor.disk_bytes();
         (descriptor_bytes != delta_bytes).then(|| Note::DiskSizeDiffers {
             image: self.path.clone(),

@@ -164,7 +164,7 @@ impl Opener {
                     extent: own.take().expect("it is some"),
                 },
                 NamedExtentKind::Sparse { file } => {
-                    let (window, file) = self.extent_file((&mut files, &mut extent_files), path, file, access)?;
+                    let (window, file) = self.extent_file(&mut files, &mut extent_files, path, file, access)?;
                     VmdkExtentKind::Sparse {
                         window,
                         extent: SparseExtent::load(&*file, &image)?,
@@ -174,7 +174,7 @@ impl Opener {
                     // One file may contain several extents, one after the other.
                     let name = self.keeper.admit(path, file)?;
                     if !flats.iter().any(|flat| flat.path == name) {
-                        let (window, opened) = self.extent_file((&mut files, &mut extent_files), path, file, access)?;
+                        let (window, opened) = self.extent_file(&mut files, &mut extent_files, path, file, access)?;
                         flats.push(FlatFile {
                             path: name.clone(),
                             window,
@@ -213,10 +213,11 @@ impl Opener {
         })
     }
 
-    /// Opens an extent of the image at `path`; returns its start in the concatenation, too.
+    /// Opens an extent of the image at `path` and adds it to `files` and `paths`; returns its start in the concatenation, too.
     fn extent_file(
         &mut self,
-        (files, paths): (&mut Vec<Arc<dyn ImageFile>>, &mut Vec<PathBuf>),
+        files: &mut Vec<Arc<dyn ImageFile>>,
+        paths: &mut Vec<PathBuf>,
         path: &Path,
         name: &str,
         access: Access,

@@ -156,7 +156,7 @@ fn write(options: &Qcow2Options, start: Option<u64>) -> Vec<u8> {
     let file = Arc::new(MemoryFile::default());
     let shared = Arc::clone(&file) as Arc<dyn ImageFile>;
     let mut compressor = ClusterCompressor::new(options.compression, None).expect("the default level");
-    let mut writer = BulkWriter::new(shared, None, header(options, start), false, None).expect("memory can be written");
+    let mut writer = BulkWriter::new(shared, None, header(options, start), None).expect("memory can be written");
     for number in 0..DISK_BYTES.div_ceil(cluster_bytes) {
         let offset = number * cluster_bytes;
         let length = cluster_bytes.min(DISK_BYTES - offset);

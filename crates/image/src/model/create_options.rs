@@ -37,7 +37,7 @@ impl CreateOptions {
 
     /// Sets the final path of an image that is created under another name.
     #[must_use]
-    pub fn to_be_at(self, path: &Path) -> Self {
+    pub fn with_final_path(self, path: &Path) -> Self {
         let name = path.file_name().map(OsStr::to_owned);
         Self { name, ..self }
     }

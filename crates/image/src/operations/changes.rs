@@ -43,7 +43,7 @@ pub fn changed_on_disk(
         let infos = before.layers().iter().zip(after.layers());
         let layers = old.iter().zip(new);
         let all = layers.zip(infos).zip(files);
-        all.map(|((layers, infos), file)| UnchangedFile::new(layers, infos, file))
+        all.map(|(((old, new), (old_info, new_info)), file)| UnchangedFile::new(old, new, old_info, new_info, file))
             .collect()
     } else {
         None
@@ -77,8 +77,10 @@ struct UnchangedFile<'a> {
 impl<'a> UnchangedFile<'a> {
     /// None if offsets of the two states cannot be compared.
     fn new(
-        (old, new): (&ChainLayer, &ChainLayer),
-        (old_info, new_info): (&'a LayerInfo, &'a LayerInfo),
+        old: &ChainLayer,
+        new: &ChainLayer,
+        old_info: &'a LayerInfo,
+        new_info: &'a LayerInfo,
         changed: &'a DirtyBitmap,
     ) -> Option<Self> {
         // A descriptor may refer to different files in the two states.

@@ -26,7 +26,7 @@ const ROOT_DELTA: &str = "root.hds";
 /// `root.hds`, as in ploop and Virtuozzo; otherwise it is a single delta. The folder is readable by its owner only.
 /// Its [`id`](BlockOptions::id) is that of the disk: the delta has the GUID that every top has.
 pub fn create(path: &Path, options: &CreateOptions) -> Result<()> {
-    create_with(path, options, Making::Files)?;
+    create_with(path, options, Creation::Files)?;
     HostFile::sync_directory(path)
 }
 
@@ -35,19 +35,19 @@ pub fn create(path: &Path, options: &CreateOptions) -> Result<()> {
 /// # Errors
 /// Those of [`create`].
 pub fn plan_create(path: &Path, options: &CreateOptions) -> Result<()> {
-    create_with(path, options, Making::Nothing)
+    create_with(path, options, Creation::Nothing)
 }
 
 /// What becomes of the files of a new image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Making {
+enum Creation {
     /// They are made.
     Files,
     /// What would be written to them is dropped.
     Nothing,
 }
 
-impl Making {
+impl Creation {
     /// A file that must not exist yet.
     fn create_new(self, path: &Path) -> Result<Arc<dyn ImageFile>> {
         Ok(match self {
@@ -57,7 +57,7 @@ impl Making {
     }
 }
 
-fn create_with(path: &Path, options: &CreateOptions, making: Making) -> Result<()> {
+fn create_with(path: &Path, options: &CreateOptions, creation: Creation) -> Result<()> {
     if options.blocks.kind == ImageKind::Stream {
         return Err(Error::InvalidOption {
             option: "kind",
@@ -66,19 +66,19 @@ fn create_with(path: &Path, options: &CreateOptions, making: Making) -> Result<(
     }
     match options.format {
         Format::Raw => {
-            let file = making.create_new(path)?;
+            let file = creation.create_new(path)?;
             file.set_length(options.size_bytes)?;
             file.sync()?;
         }
-        Format::Qcow2 => create_qcow2(path, options, making)?,
-        Format::Vdi => create_vdi(path, options, making)?,
-        Format::Vhd => create_vhd(path, options, making)?,
-        Format::Vhdx => create_vhdx(path, options, making)?,
+        Format::Qcow2 => create_qcow2(path, options, creation)?,
+        Format::Vdi => create_vdi(path, options, creation)?,
+        Format::Vhd => create_vhd(path, options, creation)?,
+        Format::Vhdx => create_vhdx(path, options, creation)?,
         Format::Parallels if is_folder_name(options.name.as_deref().map_or(path, Path::new)) => {
-            create_parallels_folder(path, options, making)?;
+            create_parallels_folder(path, options, creation)?;
         }
-        Format::Parallels => create_ploop(path, options, making)?,
-        Format::Vmdk => create_vmdk(path, options, making)?,
+        Format::Parallels => create_ploop(path, options, creation)?,
+        Format::Vmdk => create_vmdk(path, options, creation)?,
         other => {
             return Err(Error::InvalidOption {
                 option: "format",
@@ -100,7 +100,7 @@ fn check_size(size_bytes: u64, parent_bytes: Option<u64>) -> Result<()> {
     }
 }
 
-fn create_vhd(path: &Path, options: &CreateOptions, making: Making) -> Result<()> {
+fn create_vhd(path: &Path, options: &CreateOptions, creation: Creation) -> Result<()> {
     let blocks = &options.blocks;
     let size_bytes = round_up(options.size_bytes, 512);
     let parent = blocks.parent(|file, name| vhd::header::VhdHeader::load(&file, name))?;
@@ -118,10 +118,10 @@ fn create_vhd(path: &Path, options: &CreateOptions, making: Making) -> Result<()
         created_s: blocks.created_s,
         parent,
     };
-    vhd::create::write_empty(&*making.create_new(path)?, &new)
+    vhd::create::write_empty(&*creation.create_new(path)?, &new)
 }
 
-fn create_vhdx(path: &Path, options: &CreateOptions, making: Making) -> Result<()> {
+fn create_vhdx(path: &Path, options: &CreateOptions, creation: Creation) -> Result<()> {
     let blocks = &options.blocks;
     let size_bytes = round_up(options.size_bytes, 512);
     refuse_empty(size_bytes, "VHDX")?;
@@ -155,10 +155,10 @@ fn create_vhdx(path: &Path, options: &CreateOptions, making: Making) -> Result<(
         id,
         parent,
     };
-    vhdx::create::write_empty(&*making.create_new(path)?, &new)
+    vhdx::create::write_empty(&*creation.create_new(path)?, &new)
 }
 
-fn create_vmdk(path: &Path, options: &CreateOptions, making: Making) -> Result<()> {
+fn create_vmdk(path: &Path, options: &CreateOptions, creation: Creation) -> Result<()> {
     let blocks = &options.blocks;
     if blocks.kind == ImageKind::Fixed {
         return Err(Error::InvalidOption {
@@ -188,7 +188,7 @@ fn create_vmdk(path: &Path, options: &CreateOptions, making: Making) -> Result<(
         id,
         parent,
     };
-    vmdk::create::write_empty(&*making.create_new(path)?, &new)
+    vmdk::create::write_empty(&*creation.create_new(path)?, &new)
 }
 
 /// Other programs do not open an empty disk.
@@ -203,14 +203,14 @@ fn refuse_empty(size_bytes: u64, what: &str) -> Result<()> {
 }
 
 /// Leaves nothing behind after an error.
-fn create_parallels_folder(path: &Path, options: &CreateOptions, making: Making) -> Result<()> {
+fn create_parallels_folder(path: &Path, options: &CreateOptions, creation: Creation) -> Result<()> {
     let size_bytes = round_up(options.size_bytes, 512);
     refuse_empty(size_bytes, "disk of Parallels")?;
     let mut delta = options.clone();
     let id = delta.blocks.id.take().map_or_else(ImageId::random, Ok)?;
     let descriptor = DiskDescriptor::of_new(size_bytes, ploop::create::CLUSTER_BYTES, ROOT_DELTA, id)?;
-    if making == Making::Nothing {
-        return create_ploop(&path.join(ROOT_DELTA), &delta, making);
+    if creation == Creation::Nothing {
+        return create_ploop(&path.join(ROOT_DELTA), &delta, creation);
     }
     DirBuilder::new()
         .mode(0o700)
@@ -218,7 +218,7 @@ fn create_parallels_folder(path: &Path, options: &CreateOptions, making: Making)
         .map_err(|source| Error::io("create", path, source))?;
     let root = path.join(ROOT_DELTA);
     // The descriptor comes last: it makes the folder a disk, so the files it refers to must exist.
-    let made = create_ploop(&root, &delta, making).and_then(|()| descriptor.store(path));
+    let made = create_ploop(&root, &delta, creation).and_then(|()| descriptor.store(path));
     if made.is_err() {
         // Remove only files of this call; a folder with other files remains.
         std::fs::remove_file(&root).ok();
@@ -234,7 +234,7 @@ fn is_folder_name(path: &Path) -> bool {
         .is_some_and(|extension| extension.eq_ignore_ascii_case("hdd"))
 }
 
-fn create_ploop(path: &Path, options: &CreateOptions, making: Making) -> Result<()> {
+fn create_ploop(path: &Path, options: &CreateOptions, creation: Creation) -> Result<()> {
     let blocks = &options.blocks;
     if blocks.kind != ImageKind::Dynamic || blocks.id.is_some() || blocks.parent.is_some() {
         return Err(Error::InvalidOption {
@@ -244,7 +244,7 @@ fn create_ploop(path: &Path, options: &CreateOptions, making: Making) -> Result<
         });
     }
     let size_bytes = round_up(options.size_bytes, 512);
-    let file = making.create_new(path)?;
+    let file = creation.create_new(path)?;
     ploop::create::write_empty(&*file, size_bytes, ploop::create::CLUSTER_BYTES)
 }
 
@@ -260,7 +260,7 @@ fn name_from(path: &Path, other: &Path) -> Result<String> {
     })
 }
 
-fn create_vdi(path: &Path, options: &CreateOptions, making: Making) -> Result<()> {
+fn create_vdi(path: &Path, options: &CreateOptions, creation: Creation) -> Result<()> {
     let parent = options
         .blocks
         .parent(|file, name| vdi::header::VdiHeader::load(&file, name))?;
@@ -279,14 +279,14 @@ fn create_vdi(path: &Path, options: &CreateOptions, making: Making) -> Result<()
         parent: parent.as_ref().map_or(ImageId::NIL, |parent| parent.id),
         parent_modification: parent.as_ref().map_or(ImageId::NIL, |parent| parent.modification),
     };
-    vdi::create::write_empty(&*making.create_new(path)?, &new)
+    vdi::create::write_empty(&*creation.create_new(path)?, &new)
 }
 
-fn create_qcow2(path: &Path, options: &CreateOptions, making: Making) -> Result<()> {
+fn create_qcow2(path: &Path, options: &CreateOptions, creation: Creation) -> Result<()> {
     let header = new_header(options)?;
     check_backing(path, &options.qcow2)?;
-    let file = making.create_new(path)?;
-    if making == Making::Nothing {
+    let file = creation.create_new(path)?;
+    if creation == Creation::Nothing {
         return write_empty(&*file, header);
     }
     let data_file = create_data_file(path, options)?;
@@ -328,12 +328,7 @@ pub fn create_bulk(path: &Path, options: &CreateOptions) -> Result<BulkWriter> {
     }
     let file: Arc<dyn ImageFile> = Arc::new(HostFile::create_new(path)?.written_once());
     let data_file = create_data_file(path, options)?;
-    let is_raw = options
-        .qcow2
-        .data_file
-        .as_ref()
-        .is_some_and(|data| data.kind == DataFileKind::Raw);
-    BulkWriter::new(file, data_file, header, is_raw, Some(path.to_owned()))
+    BulkWriter::new(file, data_file, header, Some(path.to_owned()))
 }
 
 /// The backing file must exist: a mistyped name found later would read as zeroes.

@@ -139,9 +139,9 @@ fn fill_from(
         for part in &sorted.parts {
             store.part(part, &sorted.piece, &mut writes)?;
         }
-        go_on(progress, sorted, writes)
+        report_progress(progress, sorted, writes)
     })?;
-    store.hide_backing(disk_end)?;
+    store.zero_over_backing(disk_end)?;
     let stored_bytes = store.report.plain_bytes + store.report.compressed_bytes;
     Ok(FillReport {
         zero_bytes: source.size_bytes().saturating_sub(stored_bytes),
@@ -162,7 +162,7 @@ impl CompressedFill<'_> {
     fn part(&mut self, part: &BufferPart, piece: &Piece, writes: &mut Vec<PlacedWrite>) -> Result<()> {
         match part {
             BufferPart::Plain(range) => {
-                self.hide_backing(piece.offset + range.start)?;
+                self.zero_over_backing(piece.offset + range.start)?;
                 let (start, length) = (to_usize(range.start), to_usize(range.end - range.start));
                 let placed = self.writer.place(length, piece.offset + range.start)?;
                 writes.extend(placed.into_iter().map(|placed| PlacedWrite {
@@ -173,11 +173,11 @@ impl CompressedFill<'_> {
                 self.stored_end = piece.offset + range.end;
             }
             BufferPart::SameAsBacking(range) => {
-                self.hide_backing(piece.offset + range.start)?;
+                self.zero_over_backing(piece.offset + range.start)?;
                 self.stored_end = piece.offset + range.end;
             }
             BufferPart::Compressed { at, bytes } => {
-                self.hide_backing(piece.offset + at)?;
+                self.zero_over_backing(piece.offset + at)?;
                 self.writer.append_compressed(bytes, piece.offset + at)?;
                 let held = self.writer.cluster_bytes().min(piece.length - at);
                 self.report.compressed_bytes += held;
@@ -189,7 +189,7 @@ impl CompressedFill<'_> {
     }
 
     /// In an overlay, marks clusters that were left out before `end` as zero.
-    fn hide_backing(&mut self, end: u64) -> Result<()> {
+    fn zero_over_backing(&mut self, end: u64) -> Result<()> {
         if self.writer.has_backing() && self.stored_end < end {
             self.writer.append_zeroes(self.stored_end..end)?;
         }
@@ -198,7 +198,7 @@ impl CompressedFill<'_> {
 }
 
 /// Reports progress, and returns the pending writes.
-fn go_on(
+fn report_progress(
     progress: &mut dyn FnMut(u64) -> Continue,
     sorted: ClassifiedBuffer,
     writes: Vec<PlacedWrite>,
@@ -267,7 +267,7 @@ pub fn fill_device(
             }
         }
         gaps.zero_up_to(sorted.piece.offset + sorted.piece.length, progress)?;
-        go_on(progress, sorted, writes)
+        report_progress(progress, sorted, writes)
     })?;
     gaps.zero_up_to(source.size_bytes(), progress)?;
     target.flush()?;

@@ -100,7 +100,7 @@ pub fn plan_resize(path: &Path, options: &OpenOptions, new_size_bytes: u64, shri
     let lost = if cut.is_empty() {
         None
     } else {
-        data_in(&open(path, &following(options))?, cut)?
+        data_in(&open(path, &with_backing_followed(options))?, cut)?
     };
     Ok(ResizePlan { report, lost })
 }
@@ -122,7 +122,7 @@ fn data_in(device: &dyn BlockDevice, mut range: Range<u64>) -> Result<Option<Los
     Ok(lost)
 }
 
-fn following(options: &OpenOptions) -> OpenOptions {
+fn with_backing_followed(options: &OpenOptions) -> OpenOptions {
     OpenOptions {
         backing: Backing::Follow,
         ..options.clone()
@@ -143,7 +143,7 @@ impl ResizeTarget {
         // Before taking any lock: closing any descriptor of a file releases it.
         refuse_cut_off(path, options)?;
         let children: Vec<PathBuf> = dependents_in_folder(path, options)?;
-        let mut chain = open_chain(path, &following(options), access)?;
+        let mut chain = open_chain(path, &with_backing_followed(options), access)?;
         // A descriptor in the folder of a delta stores the size, too.
         let descriptor = directory_of(path).join(FILE_NAME);
         let is_delta = chain.files[0].info.format == Format::Parallels && descriptor.exists();

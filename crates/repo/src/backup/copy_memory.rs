@@ -13,12 +13,12 @@ const MEMORY_BYTES: usize = 32 << 20;
 const FRAME_BYTES: usize = 128;
 
 /// Chunks of a frame there, and where they are here: where each begins there, its length, its place; in their order.
-pub(crate) type Places = Vec<(u32, u32, Location)>;
+pub(crate) type ChunkPlaces = Vec<(u32, u32, Location)>;
 
 /// What copies from one repository to another learnt on the way, within bounds; so what two machines share is read once.
 ///
 /// It is for one such pair, and for one process: what it says is used only if the pack that it names is still there.
-pub struct CopyMemory(Mutex<LruCache<(PackId, u32), Arc<Places>>>);
+pub struct CopyMemory(Mutex<LruCache<(PackId, u32), Arc<ChunkPlaces>>>);
 
 impl Default for CopyMemory {
     fn default() -> Self {
@@ -28,7 +28,7 @@ impl Default for CopyMemory {
 
 impl CopyMemory {
     /// What is known of a frame there.
-    pub(crate) fn places(&self, pack: PackId, frame: u32) -> Option<Arc<Places>> {
+    pub(crate) fn places(&self, pack: PackId, frame: u32) -> Option<Arc<ChunkPlaces>> {
         self.0
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
@@ -36,7 +36,7 @@ impl CopyMemory {
     }
 
     /// Learns where chunks of a frame are, beside what is known of it.
-    pub(crate) fn learn(&self, pack: PackId, frame: u32, new: &Places) {
+    pub(crate) fn learn(&self, pack: PackId, frame: u32, new: &ChunkPlaces) {
         let mut places = new.clone();
         if let Some(known) = self.places(pack, frame) {
             let is_new = |start: u32| new.iter().any(|(other, ..)| *other == start);
@@ -50,7 +50,7 @@ impl CopyMemory {
 }
 
 /// The place of the chunk that begins at `start`.
-pub(crate) fn place_at(places: &Places, start: u32) -> Option<Location> {
+pub(crate) fn location_at(places: &ChunkPlaces, start: u32) -> Option<Location> {
     let index = places.binary_search_by_key(&start, |(start, ..)| *start).ok()?;
     Some(places[index].2)
 }

@@ -5,7 +5,7 @@ use std::ops::Range;
 use holdfast_block::{BlockDevice, DirtyBitmap};
 
 use super::Session;
-use super::parent::{ParentCursor, ParentExtent};
+use super::parent::{ParentCursor, ParentExtent, ParentMap};
 use super::windows::{SourceItem, SourceReader, WINDOW_BYTES, Window};
 use crate::error::{Error, Result};
 use crate::format::chunker::Chunker;
@@ -25,15 +25,17 @@ pub(crate) struct DiskResult {
 /// Backs up `device`, compared with the disk that `parent` maps; where `changed` is clean, without a look at the device.
 pub(crate) fn back_up_disk(
     session: &mut Session<'_>,
-    (name, device, changed): (&str, &dyn BlockDevice, Option<&DirtyBitmap>),
-    parent: Option<(Option<PageRef>, u64)>,
+    name: &str,
+    device: &dyn BlockDevice,
+    changed: Option<&DirtyBitmap>,
+    parent: Option<ParentMap>,
 ) -> Result<DiskResult> {
     let packs = std::sync::Arc::clone(&session.packs);
     let keys = session.keys.clone();
-    let open_parent = || parent.map(|(root, size)| MapReader::new(&*packs, root, size, Unit::Block));
+    let open_parent = || parent.map(|parent| parent.reader(&packs, Unit::Block));
     let (reader_count, timer) = (session.thread_count, session.progress.timer());
     std::thread::scope(|scope| {
-        let mut source = SourceReader::new(scope, (device, changed), (&keys, timer), reader_count);
+        let mut source = SourceReader::new(scope, device, changed, &keys, timer, reader_count);
         let mut disk = DiskBackup {
             session,
             cursor: open_parent().map(|map| ParentCursor::new(map, &packs)),
@@ -41,7 +43,7 @@ pub(crate) fn back_up_disk(
             map: MapWriter::new(Unit::Block),
             cutter: Chunker::default(),
             statistics: DiskStatistics::default(),
-            last: Kind::Zero,
+            last: BlockClass::Zero,
         };
         let failed = |source| Error::Device {
             role: "source",
@@ -91,7 +93,7 @@ struct DiskBackup<'a, 'session, 'packs> {
     map: MapWriter,
     cutter: Chunker,
     statistics: DiskStatistics,
-    last: Kind,
+    last: BlockClass,
 }
 
 /// How far a range of the parent was taken over.
@@ -104,7 +106,7 @@ enum CarriedOver {
 
 /// What the last block of a disk was counted as.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum BlockClass {
     Zero,
     Unchanged,
     Known,
@@ -122,7 +124,7 @@ impl DiskBackup<'_, '_, '_> {
                     Some(location) => {
                         self.statistics.unchanged_bytes += BLOCK_BYTES;
                         self.place(BLOCK_BYTES, PieceContent::Data(location))?;
-                        self.last = Kind::Unchanged;
+                        self.last = BlockClass::Unchanged;
                     }
                     None => self.changed(block, hash)?,
                 },
@@ -144,7 +146,7 @@ impl DiskBackup<'_, '_, '_> {
             ParentExtent::Data(location, length) => {
                 self.statistics.unchanged_bytes += length;
                 self.place(length, PieceContent::Data(location))?;
-                self.last = Kind::Unchanged;
+                self.last = BlockClass::Unchanged;
                 Ok(CarriedOver::Until(range.start + length))
             }
             ParentExtent::Unknown(length) => {
@@ -164,7 +166,7 @@ impl DiskBackup<'_, '_, '_> {
     fn zero(&mut self, length: u64) -> Result<()> {
         self.statistics.zero_bytes += length;
         self.place(length, PieceContent::Zero)?;
-        self.last = Kind::Zero;
+        self.last = BlockClass::Zero;
         Ok(())
     }
 
@@ -205,9 +207,9 @@ impl DiskBackup<'_, '_, '_> {
         let known_before = self.statistics.known_bytes;
         let location = self.session.store_chunk(entry, &mut self.statistics)?;
         self.last = if self.statistics.known_bytes > known_before {
-            Kind::Known
+            BlockClass::Known
         } else {
-            Kind::New
+            BlockClass::New
         };
         self.put(Piece {
             length: length as u64,
@@ -220,10 +222,10 @@ impl DiskBackup<'_, '_, '_> {
         let behind = self.map.position() - size_bytes;
         let statistics = &mut self.statistics;
         match self.last {
-            Kind::Zero => statistics.zero_bytes -= behind,
-            Kind::Unchanged => statistics.unchanged_bytes -= behind,
-            Kind::Known => statistics.known_bytes -= behind,
-            Kind::New => statistics.new_bytes -= behind,
+            BlockClass::Zero => statistics.zero_bytes -= behind,
+            BlockClass::Unchanged => statistics.unchanged_bytes -= behind,
+            BlockClass::Known => statistics.known_bytes -= behind,
+            BlockClass::New => statistics.new_bytes -= behind,
         }
     }
 

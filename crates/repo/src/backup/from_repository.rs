@@ -17,11 +17,11 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::Session;
-use super::parent::{ParentCursor, ParentExtent};
+use super::parent::{ParentCursor, ParentExtent, ParentMap};
 use super::request::StoredDisk;
-use crate::backup::copy_memory::{CopyMemory, Places, place_at};
+use crate::backup::copy_memory::{ChunkPlaces, CopyMemory, location_at};
 use crate::backup::from_repository::frames::{FetchedFrame, FrameFetcher, FrameQueue, FrameRequest, WantedChunk};
-use crate::backup::from_repository::walk::{StoredWalk, Stretch, StretchContent};
+use crate::backup::from_repository::walk::{StoredExtent, StoredExtentContent, StoredWalk};
 use crate::error::{Error, Result};
 use crate::format::manifest::{DiskContent, DiskStatistics};
 use crate::format::map::{MapReader, MapWriter, PageRef, Piece, PieceContent};
@@ -41,19 +41,19 @@ pub(crate) fn copy_disk(
     session: &mut Session<'_>,
     name: &str,
     stored: StoredDisk<'_>,
-    parent: Option<(Option<PageRef>, u64)>,
+    parent: Option<ParentMap>,
 ) -> Result<(Option<PageRef>, DiskStatistics)> {
     let packs = Arc::clone(&session.packs);
     let unit = stored.disk.content.unit();
-    let open_parent = || parent.map(|(root, size)| MapReader::new(&*packs, root, size, unit));
+    let open_parent = || parent.map(|parent| parent.reader(&packs, unit));
     // A parent of another size cannot be a copy of the base, even if the request names it.
     let is_same_size = stored
         .base
-        .is_some_and(|base| parent.is_some_and(|(_, size)| size == base.size_bytes));
+        .is_some_and(|base| parent.is_some_and(|parent| parent.size_bytes == base.size_bytes));
     let base = stored.base.filter(|_| is_same_size);
     let stored = StoredDisk { base, ..stored };
     let keys = stored.repository.vault.fingerprint_keys();
-    let is_alike = session.draw.0.recognises_like(stored.repository);
+    let is_alike = session.draw.0.has_same_fingerprints(stored.repository);
     let fetcher = FrameFetcher {
         packs: Arc::clone(&stored.repository.packs),
         target_keys: (!is_alike).then(|| session.keys.clone()),
@@ -123,13 +123,13 @@ impl DiskCopy<'_, '_, '_> {
     fn run(&mut self, mut walk: StoredWalk<'_>) -> Result<()> {
         let mut batch = CopyBatch::default();
         let mut position = 0;
-        while let Some(stretches) = walk.next().map_err(|error| self.origin.error(error))? {
+        while let Some(extents) = walk.next().map_err(|error| self.origin.error(error))? {
             self.session.check_cancelled()?;
-            for stretch in stretches {
-                self.gather(position, stretch, &mut batch);
-                position += stretch.length;
+            for extent in extents {
+                self.gather(position, extent, &mut batch);
+                position += extent.length;
             }
-            if batch.parts.len() >= BATCH_PIECE_COUNT || batch.there_bytes >= BATCH_BYTES {
+            if batch.parts.len() >= BATCH_PIECE_COUNT || batch.bytes_to_copy >= BATCH_BYTES {
                 self.copy(&batch.parts)?;
                 batch = CopyBatch::default();
             }
@@ -137,29 +137,29 @@ impl DiskCopy<'_, '_, '_> {
         self.copy(&batch.parts)
     }
 
-    /// Adds a stretch to the batch: as pieces of this repository, or as what has to be copied.
-    fn gather(&mut self, position: u64, stretch: Stretch, batch: &mut CopyBatch) {
-        let (length, there) = match stretch.content {
-            StretchContent::Zero => return batch.push_here(stretch.length, PieceContent::Zero),
-            StretchContent::Data(there) => (stretch.length, there),
-            StretchContent::Same(there) => {
+    /// Adds an extent to the batch: as pieces of this repository, or as what has to be copied.
+    fn gather(&mut self, position: u64, extent: StoredExtent, batch: &mut CopyBatch) {
+        let (length, there) = match extent.content {
+            StoredExtentContent::Zero => return batch.push_present(extent.length, PieceContent::Zero),
+            StoredExtentContent::Data(there) => (extent.length, there),
+            StoredExtentContent::Same(there) => {
                 let mut done = 0;
-                while done < stretch.length {
-                    let range = position + done..position + stretch.length;
+                while done < extent.length {
+                    let range = position + done..position + extent.length;
                     let index = &self.session.index;
                     let carried = match &mut self.cursor {
                         Some(cursor) => cursor.carried(range, |pack| index.is_usable(pack)),
-                        None => ParentExtent::Unknown(stretch.length - done),
+                        None => ParentExtent::Unknown(extent.length - done),
                     };
                     done += match carried {
                         ParentExtent::Data(here, length) => {
                             self.statistics.unchanged_bytes += length;
-                            batch.push_here(length, PieceContent::Data(here));
+                            batch.push_present(length, PieceContent::Data(here));
                             length
                         }
                         // A block of zeroes has no place: where the base has one, its copy has no zeroes.
                         ParentExtent::Unknown(length) | ParentExtent::Zero(length) => {
-                            batch.push_there(length, there.advance(done));
+                            batch.push_to_copy(length, there.advance(done));
                             length
                         }
                     };
@@ -167,7 +167,7 @@ impl DiskCopy<'_, '_, '_> {
                 return;
             }
         };
-        batch.push_there(length, there);
+        batch.push_to_copy(length, there);
     }
 
     /// Brings over what a batch needs, and writes its part of the map.
@@ -177,7 +177,7 @@ impl DiskCopy<'_, '_, '_> {
         let packs = self.origin.packs;
         let copied = packs.follow(|| {
             let resolved = resolve(packs, batch)?;
-            let places = self.bring_over(&resolved)?;
+            let places = self.copy_chunks(&resolved)?;
             Ok((resolved, places))
         });
         // What is still missing is lost.
@@ -187,11 +187,11 @@ impl DiskCopy<'_, '_, '_> {
         })?;
         for part in &resolved {
             match *part {
-                ResolvedPart::Here(piece) => {
+                ResolvedPart::Present(piece) => {
                     self.put(piece)?;
                     self.session.advance(piece.length);
                 }
-                ResolvedPart::There { length, there } => {
+                ResolvedPart::ToCopy { length, there } => {
                     let mut done = 0;
                     while done < length {
                         let piece = place_of(&places, there.advance(done), length - done);
@@ -213,19 +213,19 @@ impl DiskCopy<'_, '_, '_> {
     }
 
     /// Makes sure that all chunks that are needed are here, and says where.
-    fn bring_over(&mut self, resolved: &[ResolvedPart]) -> Result<HashMap<(PackId, u32), Places>> {
+    fn copy_chunks(&mut self, resolved: &[ResolvedPart]) -> Result<HashMap<(PackId, u32), ChunkPlaces>> {
         let mut needed: BTreeMap<(PackId, u32), Vec<Range<u32>>> = BTreeMap::new();
         for part in resolved {
-            if let ResolvedPart::There { length, there } = part {
+            if let ResolvedPart::ToCopy { length, there } = part {
                 let length = u32::try_from(*length).expect("a piece lies in one frame");
                 let ranges = needed.entry((there.pack, there.frame)).or_default();
                 ranges.push(there.offset..there.offset.saturating_add(length));
             }
         }
-        let mut places: HashMap<(PackId, u32), Places> = HashMap::new();
+        let mut places: HashMap<(PackId, u32), ChunkPlaces> = HashMap::new();
         let mut wishes = Vec::new();
         for ((pack, frame), ranges) in needed {
-            let (known, wish) = self.look_up(pack, frame, ranges)?;
+            let (known, wish) = self.locate_chunks(pack, frame, ranges)?;
             places.insert((pack, frame), known);
             wishes.extend(wish);
         }
@@ -267,12 +267,12 @@ impl DiskCopy<'_, '_, '_> {
     }
 
     /// Where the chunks of a frame are that lie in `ranges`, as far as that is known without reading it; and which are to be read.
-    fn look_up(
+    fn locate_chunks(
         &mut self,
         pack: PackId,
         frame: u32,
         mut ranges: Vec<Range<u32>>,
-    ) -> Result<(Places, Option<FrameRequest>)> {
+    ) -> Result<(ChunkPlaces, Option<FrameRequest>)> {
         let reader = self
             .origin
             .packs
@@ -293,14 +293,14 @@ impl DiskCopy<'_, '_, '_> {
         ranges.sort_unstable_by_key(|range| range.start);
         let mut ranges = ranges.into_iter().peekable();
         let learnt = self.origin.memory.places(pack, frame);
-        let (mut places, mut chunks) = (Places::new(), Vec::new());
+        let (mut places, mut chunks) = (ChunkPlaces::new(), Vec::new());
         let mut start = 0;
         for (length, id) in chunks_of(&reader, entry) {
             let end = start + length;
             while ranges.next_if(|range| range.end <= start).is_some() {}
             if ranges.peek().is_some_and(|range| range.start < end) {
                 let chunk = WantedChunk { start, length, id };
-                match self.find(chunk, learnt.as_deref().and_then(|places| place_at(places, start))) {
+                match self.find(chunk, learnt.as_deref().and_then(|places| location_at(places, start))) {
                     Some(here) => places.push((start, length, here)),
                     None => chunks.push(chunk),
                 }
@@ -357,18 +357,18 @@ fn with_origin(origin: &Origin<'_>, error: Error) -> Error {
 /// What a batch is made of.
 #[derive(Debug, Clone, Copy)]
 enum CopyPart {
-    /// What is here already, or zero.
-    Here(Piece),
-    /// What the map there says is stored there.
-    There { length: u64, there: Location },
+    /// What this repository has already, or zero.
+    Present(Piece),
+    /// What is stored in the other repository, at the location in its map.
+    ToCopy { length: u64, there: Location },
 }
 
 /// The same, by where the bytes are now.
 #[derive(Debug, Clone, Copy)]
 enum ResolvedPart {
-    Here(Piece),
+    Present(Piece),
     /// Bytes that lie together in a frame.
-    There {
+    ToCopy {
         length: u64,
         there: Location,
     },
@@ -379,21 +379,21 @@ enum ResolvedPart {
 struct CopyBatch {
     parts: Vec<CopyPart>,
     /// Bytes of those that are stored there.
-    there_bytes: u64,
+    bytes_to_copy: u64,
 }
 
 impl CopyBatch {
-    fn push_here(&mut self, length: u64, content: PieceContent) {
+    fn push_present(&mut self, length: u64, content: PieceContent) {
         let piece = Piece { length, content };
         match self.parts.last_mut() {
-            Some(CopyPart::Here(last)) if let Some(joined) = last.join(piece) => *last = joined,
-            _ => self.parts.push(CopyPart::Here(piece)),
+            Some(CopyPart::Present(last)) if let Some(joined) = last.join(piece) => *last = joined,
+            _ => self.parts.push(CopyPart::Present(piece)),
         }
     }
 
-    fn push_there(&mut self, length: u64, there: Location) {
-        self.there_bytes += length;
-        self.parts.push(CopyPart::There { length, there });
+    fn push_to_copy(&mut self, length: u64, there: Location) {
+        self.bytes_to_copy += length;
+        self.parts.push(CopyPart::ToCopy { length, there });
     }
 }
 
@@ -402,12 +402,12 @@ fn resolve(packs: &Packs, batch: &[CopyPart]) -> Result<Vec<ResolvedPart>> {
     let mut resolved = Vec::with_capacity(batch.len());
     for part in batch {
         match *part {
-            CopyPart::Here(piece) => resolved.push(ResolvedPart::Here(piece)),
-            CopyPart::There { length, there } => {
+            CopyPart::Present(piece) => resolved.push(ResolvedPart::Present(piece)),
+            CopyPart::ToCopy { length, there } => {
                 let mut done = 0;
                 while done < length {
                     let (there, together) = packs.resolve(there.advance(done), length - done)?;
-                    resolved.push(ResolvedPart::There {
+                    resolved.push(ResolvedPart::ToCopy {
                         length: together,
                         there,
                     });
@@ -420,7 +420,7 @@ fn resolve(packs: &Packs, batch: &[CopyPart]) -> Result<Vec<ResolvedPart>> {
 }
 
 /// The piece of this repository that begins with what is at `there`, of at most `length` bytes: of one chunk.
-fn place_of(places: &HashMap<(PackId, u32), Places>, there: Location, length: u64) -> Piece {
+fn place_of(places: &HashMap<(PackId, u32), ChunkPlaces>, there: Location, length: u64) -> Piece {
     let chunks = &places[&(there.pack, there.frame)];
     let behind = chunks.partition_point(|(start, ..)| *start <= there.offset);
     let (start, chunk_length, here) = chunks[behind - 1];
@@ -432,10 +432,10 @@ fn place_of(places: &HashMap<(PackId, u32), Places>, there: Location, length: u6
 }
 
 /// Stores the chunks of a frame that were wanted, as far as they are not here under their names here; says where each is.
-fn store(session: &mut Session<'_>, statistics: &mut DiskStatistics, frame: &FetchedFrame) -> Result<Places> {
+fn store(session: &mut Session<'_>, statistics: &mut DiskStatistics, frame: &FetchedFrame) -> Result<ChunkPlaces> {
     session.check_cancelled()?;
     statistics.read_bytes += frame.wish.stored_bytes;
-    let mut places = Places::new();
+    let mut places = ChunkPlaces::new();
     for (&WantedChunk { start, length, .. }, (entry, prints)) in frame.wish.chunks.iter().zip(&frame.named) {
         let bytes = &frame.raw[start as usize..][..length as usize];
         let here = if prints.is_empty() {

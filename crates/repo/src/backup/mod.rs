@@ -44,12 +44,13 @@ use crate::repository::packs::Packs;
 use crate::repository::pending_deletes::condemned_packs;
 use crate::writers::lease::{Lease, Work};
 pub use copy_memory::CopyMemory;
+use parent::ParentMap;
 use request::newest_before;
 pub use request::{BackupProgress, BackupReport, BackupRequest, Parent, Source, SourceData, StoredDisk};
 pub use survey::{CopySurvey, Surveyor};
 
 /// What the repository has, as a backup sees it.
-struct View {
+struct RepositoryView {
     index: ChunkIndex,
     parent: Option<Manifest>,
 }
@@ -59,8 +60,8 @@ impl Repository {
     pub fn backup(&self, request: BackupRequest<'_>, progress: &dyn BackupProgress) -> Result<BackupReport> {
         let snapshot = SnapshotId::from_bytes(self.vault.environment.draw()?);
         let lease = Lease::take(&self.vault, Work::Backup, Some(snapshot))?;
-        let copy = Cell::new(None);
-        let result = self.backup_under((&lease, &copy), snapshot, request, progress);
+        let tree_pack = Cell::new(None);
+        let result = self.backup_under(&lease, snapshot, &tree_pack, request, progress);
         if result.is_ok() {
             // The snapshot is committed, even if the healing of other snapshots fails.
             match self.heal(&lease) {
@@ -74,7 +75,7 @@ impl Repository {
         match &result {
             // Nothing of ours is referred to, and nothing will be: gc need not wait for us.
             Err(_) => {
-                if self.close_unfinished(&lease, snapshot, copy.get()) {
+                if self.close_unfinished(&lease, snapshot, tree_pack.get()) {
                     drop(lease.release());
                 }
             }
@@ -88,24 +89,32 @@ impl Repository {
         result
     }
 
+    /// Backs up under a lease. `tree_pack` is set to the pack that gets the copy of the manifest, even if the backup fails.
     fn backup_under(
         &self,
-        (lease, copy): (&Lease<'_>, &Cell<Option<PackId>>),
+        lease: &Lease<'_>,
         snapshot: SnapshotId,
+        tree_pack: &Cell<Option<PackId>>,
         mut request: BackupRequest<'_>,
         progress: &dyn BackupProgress,
     ) -> Result<BackupReport> {
         let view = self.view(&request, progress)?;
-        let draw = DrawIds(self);
+        let draw = RandomIds(self);
         let draw_pack = || draw.pack();
         let (manifest, statistics, mut stored_bytes, pack_count) = std::thread::scope(|scope| {
-            let store = (Arc::clone(&self.vault.store), progress.timer());
+            let store = Arc::clone(&self.vault.store);
             let frames = |content| FrameStream::new(Arc::clone(&self.packs), &draw_pack, content);
             let mut session = Session {
                 packs: Arc::clone(&self.packs),
                 keys: self.vault.fingerprint_keys(),
                 index: view.index,
-                output: PackOutput::new(scope, store, lease.record.writer, request.thread_count),
+                output: PackOutput::new(
+                    scope,
+                    store,
+                    progress.timer(),
+                    lease.record.writer,
+                    request.thread_count,
+                ),
                 data: frames(FrameContent::Blocks),
                 stream: frames(FrameContent::Stream),
                 tree: frames(FrameContent::Tree),
@@ -117,9 +126,9 @@ impl Repository {
                 stored_bytes: 0,
                 pack_count: 0,
             };
-            copy.set(Some(session.tree.pack()));
+            tree_pack.set(Some(session.tree.pack()));
             let disks = session.disks(&mut request.sources, view.parent.as_ref())?;
-            copy.set(Some(session.tree.pack()));
+            tree_pack.set(Some(session.tree.pack()));
             let mut manifest = Manifest::new(snapshot, request.machine, request.time_ms, session.tree.pack());
             manifest.tags = request.tags;
             manifest.parent = view.parent.map(|parent| parent.id);
@@ -145,10 +154,10 @@ impl Repository {
     }
 
     /// Learns what the repository has. The writer's announcement must be there already.
-    fn view(&self, request: &BackupRequest<'_>, progress: &dyn BackupProgress) -> Result<View> {
+    fn view(&self, request: &BackupRequest<'_>, progress: &dyn BackupProgress) -> Result<RepositoryView> {
         self.refresh()?;
         let index = self.usable_index(&mut |warning| progress.warn(warning))?;
-        Ok(View {
+        Ok(RepositoryView {
             index,
             parent: self.parent(request, progress)?,
         })
@@ -179,7 +188,7 @@ impl Repository {
             match self.packs.reader(*pack) {
                 Ok(reader) => {
                     if index.adopt(*pack, &reader.directory) {
-                        index.write_segment(DrawIds(self).segment())?;
+                        index.write_segment(RandomIds(self).segment())?;
                     }
                 }
                 Err(error) if error.is_about_one_object() => warn(format!("{error}; it is not used")),
@@ -206,9 +215,9 @@ impl Repository {
 }
 
 /// Draws identities; a source of randomness that fails is found when the backup starts.
-struct DrawIds<'a>(&'a Repository);
+struct RandomIds<'a>(&'a Repository);
 
-impl DrawIds<'_> {
+impl RandomIds<'_> {
     fn bytes(&self) -> [u8; 16] {
         self.0
             .vault
@@ -238,7 +247,7 @@ pub(crate) struct Session<'a> {
     tree: FrameStream<'a>,
     thread_count: usize,
     progress: &'a dyn BackupProgress,
-    draw: &'a DrawIds<'a>,
+    draw: &'a RandomIds<'a>,
     lease: &'a Lease<'a>,
     /// What was found on all disks until now.
     found: DiskStatistics,
@@ -258,7 +267,7 @@ impl<'a> Session<'a> {
             .collect()
     }
 
-    fn disk(&mut self, source: &mut Source<'_>, parent: Option<(Option<PageRef>, u64)>) -> Result<DiskRecord> {
+    fn disk(&mut self, source: &mut Source<'_>, parent: Option<ParentMap>) -> Result<DiskRecord> {
         let (root, size_bytes, content, statistics) = match &mut source.data {
             SourceData::Disk(_) | SourceData::Changes { .. } => {
                 let (device, changed): (&dyn BlockDevice, _) = match &source.data {
@@ -267,7 +276,7 @@ impl<'a> Session<'a> {
                     SourceData::Changes { device, changed } => (*device, parent.is_some().then_some(*changed)),
                     SourceData::Stream(_) | SourceData::Stored(_) => unreachable!("the arm is for devices"),
                 };
-                let disk = disk::back_up_disk(self, (&source.name, device, changed), parent)?;
+                let disk = disk::back_up_disk(self, &source.name, device, changed, parent)?;
                 if disk.unreadable_count > 0 {
                     let message = "parts of the parent snapshot cannot be read; they were backed up as if all new";
                     self.progress
@@ -276,7 +285,7 @@ impl<'a> Session<'a> {
                 (disk.root, device.size_bytes(), DiskContent::Blocks, disk.statistics)
             }
             SourceData::Stream(stream) => {
-                let stream = stream::back_up_stream(self, (&source.name, *stream), parent)?;
+                let stream = stream::back_up_stream(self, &source.name, *stream, parent)?;
                 (stream.root, stream.size_bytes, DiskContent::Stream, stream.statistics)
             }
             SourceData::Stored(stored) => {
@@ -304,14 +313,14 @@ impl<'a> Session<'a> {
 
     /// Where the chunk that was gathered in `data` is, stored now if the repository does not have it.
     fn store_chunk(&mut self, entry: ChunkEntry, statistics: &mut DiskStatistics) -> Result<Location> {
-        let location = keep_or_drop(&mut self.data, &mut self.index, entry, statistics);
+        let location = deduplicate(&mut self.data, &mut self.index, entry, statistics);
         self.collect()?;
         Ok(location)
     }
 
     /// The same for a chunk that was gathered in `stream`.
     fn store_stream_chunk(&mut self, entry: ChunkEntry, statistics: &mut DiskStatistics) -> Result<Location> {
-        let location = keep_or_drop(&mut self.stream, &mut self.index, entry, statistics);
+        let location = deduplicate(&mut self.stream, &mut self.index, entry, statistics);
         self.collect()?;
         Ok(location)
     }
@@ -378,7 +387,7 @@ impl<'a> Session<'a> {
 }
 
 /// Keeps the chunk that `frames` gathered if the repository does not have it, and drops it if it does; says where it is.
-fn keep_or_drop(
+fn deduplicate(
     frames: &mut FrameStream<'_>,
     index: &mut ChunkIndex,
     entry: ChunkEntry,
@@ -397,7 +406,7 @@ fn keep_or_drop(
 }
 
 /// The parent's disk that `source` is compared with: the one of its name, or the only one where there is only one.
-fn parent_disk(parent: &Manifest, source: &Source<'_>, source_count: usize) -> Option<(Option<PageRef>, u64)> {
+fn parent_disk(parent: &Manifest, source: &Source<'_>, source_count: usize) -> Option<ParentMap> {
     let content = match &source.data {
         SourceData::Disk(_) | SourceData::Changes { .. } => DiskContent::Blocks,
         SourceData::Stream(_) => DiskContent::Stream,
@@ -411,7 +420,10 @@ fn parent_disk(parent: &Manifest, source: &Source<'_>, source_count: usize) -> O
     named
         .or(only)
         .filter(|disk| disk.content == content)
-        .map(|disk| (disk.root, disk.size_bytes))
+        .map(|disk| ParentMap {
+            root: disk.root,
+            size_bytes: disk.size_bytes,
+        })
 }
 
 /// Where the pages of a map go: the frames for pages.

@@ -5,10 +5,23 @@ use std::sync::Arc;
 
 use crate::error::Result;
 use crate::format::fingerprint::{BLOCK_BYTES, BlockHash, PRINT_LENGTH, print_of};
-use crate::format::map::{LEAF_BYTES, MapReader, Piece, PieceContent};
+use crate::format::map::{LEAF_BYTES, MapReader, PageRef, Piece, PieceContent, Unit};
 use crate::format::pack::Location;
 use crate::id::PackId;
 use crate::repository::packs::Packs;
+
+/// The map of the parent's disk.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ParentMap {
+    pub(crate) root: Option<PageRef>,
+    pub(crate) size_bytes: u64,
+}
+
+impl ParentMap {
+    pub(crate) fn reader(self, packs: &Packs, unit: Unit) -> MapReader<'_> {
+        MapReader::new(packs, self.root, self.size_bytes, unit)
+    }
+}
 
 /// Walks the parent's map beside the disk that is backed up.
 pub(crate) struct ParentCursor<'a> {

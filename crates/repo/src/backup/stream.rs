@@ -8,11 +8,12 @@ use std::io::Read;
 use fastcdc::v2020::{FastCDC, Normalization};
 
 use super::Session;
+use super::parent::ParentMap;
 use crate::error::{Error, Result};
 use crate::format::chunker::CHUNK_BYTES_MAX;
 use crate::format::fingerprint::is_zero;
 use crate::format::manifest::DiskStatistics;
-use crate::format::map::{MapReader, MapWriter, PageRef, Piece, PieceContent, Unit};
+use crate::format::map::{MapWriter, PageRef, Piece, PieceContent, Unit};
 use crate::format::pack::ChunkEntry;
 
 const CHUNK_BYTES_MIN: usize = 16 << 10;
@@ -29,11 +30,12 @@ pub(crate) struct StreamResult {
 /// Backs up everything that `stream` has.
 pub(crate) fn back_up_stream(
     session: &mut Session<'_>,
-    (name, stream): (&str, &mut dyn Read),
-    parent: Option<(Option<PageRef>, u64)>,
+    name: &str,
+    stream: &mut dyn Read,
+    parent: Option<ParentMap>,
 ) -> Result<StreamResult> {
     let packs = std::sync::Arc::clone(&session.packs);
-    let mut shared_pages = parent.map(|(root, size)| MapReader::new(&*packs, root, size, Unit::Byte));
+    let mut shared_pages = parent.map(|parent| parent.reader(&packs, Unit::Byte));
     let mut map = MapWriter::new(Unit::Byte);
     let mut statistics = DiskStatistics::default();
     let mut buffer = StreamBuffer::new(session.keys.cut_seed());

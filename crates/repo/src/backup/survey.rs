@@ -2,7 +2,7 @@
 
 use super::request::StoredDisk;
 use crate::backup::from_repository::chunks_of;
-use crate::backup::from_repository::walk::{StoredWalk, StretchContent};
+use crate::backup::from_repository::walk::{StoredExtentContent, StoredWalk};
 use crate::error::Result;
 use crate::id::ChunkId;
 use crate::read::frame_set::FrameSet;
@@ -45,19 +45,19 @@ impl Repository {
 
 impl Surveyor<'_> {
     /// Counts what copying `stored` would bring over.
-    pub fn look_at(&mut self, stored: &StoredDisk<'_>) -> Result<CopySurvey> {
+    pub fn survey_disk(&mut self, stored: &StoredDisk<'_>) -> Result<CopySurvey> {
         let packs = &stored.repository.packs;
-        let is_alike = self.target.recognises_like(stored.repository);
+        let is_alike = self.target.has_same_fingerprints(stored.repository);
         let mut survey = CopySurvey::default();
         let mut walk = StoredWalk::new(stored);
-        while let Some(stretches) = walk.next()? {
-            for stretch in stretches {
-                let StretchContent::Data(there) = stretch.content else {
+        while let Some(extents) = walk.next()? {
+            for extent in extents {
+                let StoredExtentContent::Data(there) = extent.content else {
                     continue;
                 };
                 let mut done = 0;
-                while done < stretch.length {
-                    let (place, together) = packs.resolve(there.advance(done), stretch.length - done)?;
+                while done < extent.length {
+                    let (place, together) = packs.resolve(there.advance(done), extent.length - done)?;
                     done += together;
                     if !self.seen.insert(place.pack, place.frame) {
                         continue;

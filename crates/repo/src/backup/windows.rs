@@ -47,10 +47,9 @@ pub(crate) struct Window {
 enum Plan {
     Zero(u64),
     Unchanged(Range<u64>),
-    /// A window and the ranges in it that hold data.
+    /// A window, whole blocks, and the ranges in it that hold data.
     Read {
-        offset: u64,
-        length: u64,
+        window: Range<u64>,
         data: Vec<Range<u64>>,
     },
 }
@@ -67,7 +66,7 @@ struct Planner<'a> {
 }
 
 impl<'a> Planner<'a> {
-    fn new((device, changed): (&'a dyn BlockDevice, Option<&'a DirtyBitmap>)) -> Self {
+    fn new(device: &'a dyn BlockDevice, changed: Option<&'a DirtyBitmap>) -> Self {
         Self {
             device,
             changed,
@@ -167,40 +166,53 @@ impl<'a> Planner<'a> {
             }
         }
         self.position = window_end;
-        Ok(Some(Plan::Read {
-            offset,
-            length: window_end - offset,
-            data,
-        }))
+        let window = offset..window_end;
+        Ok(Some(Plan::Read { window, data }))
     }
 }
 
-/// Reads and hashes a window.
-fn read_window(
-    device: &dyn BlockDevice,
-    keys: &FingerprintKeys,
-    (offset, length, ranges): (u64, u64, &[Range<u64>]),
-    mut data: Vec<u8>,
-) -> Result<Window, DeviceError> {
-    data.resize(to_usize(length), 0);
-    let mut hashes: Vec<HashedBlock> = vec![None; to_usize(length / BLOCK_BYTES)];
-    let mut read_bytes = 0;
-    for range in ranges {
-        let inside = to_usize(range.start - offset)..to_usize(range.end - offset);
-        let available = range.end.min(device.size_bytes()) - range.start;
-        let (read, padding) = data[inside.clone()].split_at_mut(to_usize(available));
-        device.read_at(read, range.start)?;
-        padding.fill(0);
-        read_bytes += available;
-        let first = inside.start / BLOCK_LENGTH;
-        hash_data(keys, data[inside].as_chunks().0, &mut hashes[first..]);
+/// Reads and hashes windows of a device.
+#[derive(Clone)]
+struct WindowReader<'a> {
+    device: &'a dyn BlockDevice,
+    keys: &'a FingerprintKeys,
+    pool: BufferPool,
+}
+
+impl WindowReader<'_> {
+    fn execute(&self, plan: Plan) -> Result<SourceItem, DeviceError> {
+        match plan {
+            Plan::Zero(length) => Ok(SourceItem::Zero(length)),
+            Plan::Unchanged(range) => Ok(SourceItem::Unchanged(range)),
+            Plan::Read { window, data } => self.read(window, &data).map(SourceItem::Window),
+        }
     }
-    Ok(Window {
-        offset,
-        data,
-        hashes,
-        read_bytes,
-    })
+
+    /// Reads those ranges of a window that hold data.
+    fn read(&self, window: Range<u64>, ranges: &[Range<u64>]) -> Result<Window, DeviceError> {
+        let offset = window.start;
+        let length = window.end - offset;
+        let mut data = self.pool.take();
+        data.resize(to_usize(length), 0);
+        let mut hashes: Vec<HashedBlock> = vec![None; to_usize(length / BLOCK_BYTES)];
+        let mut read_bytes = 0;
+        for range in ranges {
+            let inside = to_usize(range.start - offset)..to_usize(range.end - offset);
+            let available = range.end.min(self.device.size_bytes()) - range.start;
+            let (read, padding) = data[inside.clone()].split_at_mut(to_usize(available));
+            self.device.read_at(read, range.start)?;
+            padding.fill(0);
+            read_bytes += available;
+            let first = inside.start / BLOCK_LENGTH;
+            hash_data(self.keys, data[inside].as_chunks().0, &mut hashes[first..]);
+        }
+        Ok(Window {
+            offset,
+            data,
+            hashes,
+            read_bytes,
+        })
+    }
 }
 
 /// Hashes the blocks that are not zero, many side by side.
@@ -229,7 +241,7 @@ type Read = (u64, Result<SourceItem, DeviceError>);
 /// The state shared by readers: the next window, and how far ahead they may read.
 struct ReaderShared<'a> {
     planner: Mutex<PlannerState<'a>>,
-    may_go_on: Condvar,
+    may_read_ahead: Condvar,
     look_ahead: u64,
 }
 
@@ -252,7 +264,7 @@ impl ReaderShared<'_> {
             if state.issued < state.taken + self.look_ahead {
                 break;
             }
-            state = self.may_go_on.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = self.may_read_ahead.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
         let plan = state.planner.next().transpose();
         state.done = !matches!(plan, Some(Ok(_)));
@@ -263,22 +275,20 @@ impl ReaderShared<'_> {
 
     fn take_one(&self) {
         self.planner.lock().unwrap_or_else(PoisonError::into_inner).taken += 1;
-        self.may_go_on.notify_one();
+        self.may_read_ahead.notify_one();
     }
 
     fn stop(&self) {
         self.planner.lock().unwrap_or_else(PoisonError::into_inner).done = true;
-        self.may_go_on.notify_all();
+        self.may_read_ahead.notify_all();
     }
 }
 
 /// A source, as the coordinator sees it.
 pub(crate) struct SourceReader<'a> {
     mode: ReadMode<'a>,
-    device: &'a dyn BlockDevice,
-    keys: &'a FingerprintKeys,
+    windows: WindowReader<'a>,
     timer: &'a dyn StageTimer,
-    pool: BufferPool,
 }
 
 enum ReadMode<'a> {
@@ -295,21 +305,24 @@ impl<'a> SourceReader<'a> {
     /// A reader with `reader_count` threads in `scope`; with none, the caller reads.
     pub(crate) fn new<'scope>(
         scope: &'scope Scope<'scope, 'a>,
-        source: (&'a dyn BlockDevice, Option<&'a DirtyBitmap>),
-        (keys, timer): (&'a FingerprintKeys, &'a dyn StageTimer),
+        device: &'a dyn BlockDevice,
+        changed: Option<&'a DirtyBitmap>,
+        keys: &'a FingerprintKeys,
+        timer: &'a dyn StageTimer,
         reader_count: usize,
     ) -> Self {
-        let device = source.0;
         let look_ahead = reader_count + 2;
-        let pool = BufferPool::keeping(look_ahead);
-        let planner = Planner::new(source);
+        let windows = WindowReader {
+            device,
+            keys,
+            pool: BufferPool::keeping(look_ahead),
+        };
+        let planner = Planner::new(device, changed);
         if reader_count == 0 {
             return Self {
                 mode: ReadMode::Inline(planner),
-                device,
-                keys,
+                windows,
                 timer,
-                pool,
             };
         }
         let shared = std::sync::Arc::new(ReaderShared {
@@ -319,13 +332,13 @@ impl<'a> SourceReader<'a> {
                 taken: 0,
                 done: false,
             }),
-            may_go_on: Condvar::new(),
+            may_read_ahead: Condvar::new(),
             look_ahead: look_ahead as u64,
         });
         let (send, reads) = unbounded();
         for _ in 0..reader_count {
-            let (shared, send, pool) = (std::sync::Arc::clone(&shared), send.clone(), pool.clone());
-            scope.spawn(move || read_ahead(&shared, device, (keys, timer), &send, &pool));
+            let (shared, send, windows) = (std::sync::Arc::clone(&shared), send.clone(), windows.clone());
+            scope.spawn(move || read_ahead(&shared, &windows, timer, &send));
         }
         Self {
             mode: ReadMode::Threads {
@@ -334,10 +347,8 @@ impl<'a> SourceReader<'a> {
                 early: BTreeMap::new(),
                 next: 0,
             },
-            device,
-            keys,
+            windows,
             timer,
-            pool,
         }
     }
 
@@ -346,7 +357,7 @@ impl<'a> SourceReader<'a> {
         match &mut self.mode {
             ReadMode::Inline(planner) => match planner.next()? {
                 None => Ok(None),
-                Some(plan) => execute(plan, self.device, self.keys, &self.pool).map(Some),
+                Some(plan) => self.windows.execute(plan).map(Some),
             },
             ReadMode::Threads {
                 shared,
@@ -370,14 +381,12 @@ impl<'a> SourceReader<'a> {
 
     /// Reads blocks that were not to be read, `range` within one window.
     pub(crate) fn read(&self, range: Range<u64>) -> Result<Window, DeviceError> {
-        let length = range.end - range.start;
-        let data = self.pool.take();
-        read_window(self.device, self.keys, (range.start, length, &[range]), data)
+        self.windows.read(range.clone(), &[range])
     }
 
     /// Gives a window's memory back.
     pub(crate) fn recycle(&self, window: Window) {
-        self.pool.give(window.data);
+        self.windows.pool.give(window.data);
     }
 }
 
@@ -389,31 +398,10 @@ impl Drop for SourceReader<'_> {
     }
 }
 
-fn execute(
-    plan: Plan,
-    device: &dyn BlockDevice,
-    keys: &FingerprintKeys,
-    pool: &BufferPool,
-) -> Result<SourceItem, DeviceError> {
-    match plan {
-        Plan::Zero(length) => Ok(SourceItem::Zero(length)),
-        Plan::Unchanged(range) => Ok(SourceItem::Unchanged(range)),
-        Plan::Read { offset, length, data } => {
-            read_window(device, keys, (offset, length, &data), pool.take()).map(SourceItem::Window)
-        }
-    }
-}
-
-fn read_ahead(
-    shared: &ReaderShared<'_>,
-    device: &dyn BlockDevice,
-    (keys, timer): (&FingerprintKeys, &dyn StageTimer),
-    send: &Sender<Read>,
-    pool: &BufferPool,
-) {
+fn read_ahead(shared: &ReaderShared<'_>, windows: &WindowReader<'_>, timer: &dyn StageTimer, send: &Sender<Read>) {
     while let Some((number, plan)) = shared.next() {
         let item = timed(timer, Stage::ReadAndHash, || {
-            plan.and_then(|plan| execute(plan, device, keys, pool))
+            plan.and_then(|plan| windows.execute(plan))
         });
         if send.send((number, item)).is_err() {
             return;
@@ -456,7 +444,7 @@ mod tests {
             let mut bytes = Vec::new();
             let mut read_bytes = 0;
             std::thread::scope(|scope| {
-                let mut reader = SourceReader::new(scope, (&device, None), (&keys, &NoStageTimer), reader_count);
+                let mut reader = SourceReader::new(scope, &device, None, &keys, &NoStageTimer, reader_count);
                 while let Some(item) = reader.next().unwrap() {
                     match item {
                         SourceItem::Zero(length) => bytes.resize(bytes.len() + to_usize(length), 0),
@@ -487,7 +475,7 @@ mod tests {
         let device = MemoryDevice::from_bytes(&vec![1; 20 << 20]);
         let keys = keys();
         std::thread::scope(|scope| {
-            let mut reader = SourceReader::new(scope, (&device, None), (&keys, &NoStageTimer), 2);
+            let mut reader = SourceReader::new(scope, &device, None, &keys, &NoStageTimer, 2);
             assert!(reader.next().unwrap().is_some());
         });
     }

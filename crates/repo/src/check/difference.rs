@@ -52,7 +52,7 @@ pub(crate) fn report_differing(
         differing.ranges.sort_unstable_by_key(|range| range.start);
         let mut ranges = RangeList::default();
         differing.ranges.into_iter().for_each(|range| ranges.push(range));
-        let mut touched = ranges.into_touched(manifest, &disk.name);
+        let mut touched = ranges.into_touched_disk(manifest, &disk.name);
         touched.bytes += differing.unlisted_bytes;
         let detail = format!("disk {} differs from the device in {} bytes", disk.name, touched.bytes);
         findings.push(&name, None, FindingKind::Differs, detail);

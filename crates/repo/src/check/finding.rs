@@ -59,7 +59,7 @@ impl FindingKind {
 
 /// Bytes of a disk of a snapshot that a finding touches.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Touched {
+pub struct TouchedDisk {
     /// The snapshot.
     pub snapshot: SnapshotId,
     /// Its machine.
@@ -88,7 +88,7 @@ pub struct Finding {
     /// What does not hold.
     pub detail: String,
     /// The disks that need these bytes. Filled only for damage.
-    pub touches: Vec<Touched>,
+    pub touches: Vec<TouchedDisk>,
 }
 
 /// A part of a pack that cannot be trusted.
@@ -255,7 +255,7 @@ impl Findings {
     }
 
     /// Adds what a place means for the disks.
-    pub(crate) fn touch(&mut self, place: DamagedPart, touched: Vec<Touched>) {
+    pub(crate) fn touch(&mut self, place: DamagedPart, touched: Vec<TouchedDisk>) {
         let index = self.places.get(&place).map(|known| known.index);
         if let Some(finding) = index.and_then(|index| self.list.get_mut(index)) {
             finding.touches.extend(touched);
@@ -263,7 +263,7 @@ impl Findings {
     }
 
     /// Adds the touched snapshot to the last finding.
-    pub(crate) fn touch_last(&mut self, touched: Touched) {
+    pub(crate) fn touch_last(&mut self, touched: TouchedDisk) {
         if let Some(finding) = self.list.last_mut() {
             finding.touches.push(touched);
         }
@@ -295,18 +295,18 @@ impl RangeList {
         }
     }
 
-    pub(crate) fn into_touched(self, manifest: &crate::format::manifest::Manifest, disk: &str) -> Touched {
-        Touched {
+    pub(crate) fn into_touched_disk(self, manifest: &crate::format::manifest::Manifest, disk: &str) -> TouchedDisk {
+        TouchedDisk {
             disk: disk.to_owned(),
             ranges: self.ranges,
             unlisted_range_count: self.unlisted_count,
             bytes: self.bytes,
-            ..Touched::whole(manifest)
+            ..TouchedDisk::whole(manifest)
         }
     }
 }
 
-impl Touched {
+impl TouchedDisk {
     /// A snapshot as a whole.
     pub(crate) fn whole(manifest: &crate::format::manifest::Manifest) -> Self {
         Self {
@@ -360,7 +360,7 @@ impl FromIterator<DamagedPart> for PlaceSet {
 
 #[cfg(test)]
 mod tests {
-    use super::{DamagedPart, FINDING_COUNT_MAX, FindingKind, Findings, PlaceSet, RangeList, Touched};
+    use super::{DamagedPart, FINDING_COUNT_MAX, FindingKind, Findings, PlaceSet, RangeList, TouchedDisk};
     use crate::error::Error;
     use crate::format::pack::pack_name;
     use crate::id::{PackId, SnapshotId};
@@ -408,7 +408,7 @@ mod tests {
 
         findings.retract_missing(&[DamagedPart::Pack(pack(2))].into());
         for place in [DamagedPart::Pack(pack(2)), DamagedPart::Frame(pack(4), 0)] {
-            let touched = Touched {
+            let touched = TouchedDisk {
                 snapshot: SnapshotId::from_bytes([1; 16]),
                 machine: String::new(),
                 time_ms: 0,

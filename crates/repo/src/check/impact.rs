@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 
-use crate::check::finding::{DamagedPart, Findings, PlaceSet, RangeList, Touched};
+use crate::check::finding::{DamagedPart, Findings, PlaceSet, RangeList, TouchedDisk};
 use crate::check::map_walk::{MapItem, Verdict, Visitor, walk_disk};
 use crate::error::Result;
 use crate::format::manifest::{DiskRecord, Manifest};
@@ -18,13 +18,13 @@ pub(crate) fn impact(
     packs: &Packs,
     manifests: &[Manifest],
     is_wanted: &dyn Fn(PackId, u32) -> Option<DamagedPart>,
-    mut found: impl FnMut(DamagedPart, Touched),
+    mut found: impl FnMut(DamagedPart, TouchedDisk),
 ) -> Result<()> {
     let mut known = PageSet::default();
     for manifest in manifests {
         for disk in &manifest.disks {
             for (place, ranges) in disk_impact(packs, disk, is_wanted, &mut known)? {
-                found(place, ranges.into_touched(manifest, &disk.name));
+                found(place, ranges.into_touched_disk(manifest, &disk.name));
             }
         }
     }
@@ -76,7 +76,7 @@ pub(crate) fn needed_packs(
     manifests: &[Manifest],
     is_suspect: &dyn Fn(PackId) -> bool,
 ) -> Result<HashSet<PackId>> {
-    let mut needs = Needs {
+    let mut needs = NeededPacks {
         is_suspect,
         packs: HashSet::new(),
     };
@@ -87,12 +87,12 @@ pub(crate) fn needed_packs(
     Ok(needs.packs)
 }
 
-struct Needs<'a> {
+struct NeededPacks<'a> {
     is_suspect: &'a dyn Fn(PackId) -> bool,
     packs: HashSet<PackId>,
 }
 
-impl Visitor for Needs<'_> {
+impl Visitor for NeededPacks<'_> {
     /// What was seen once need not be seen again: the verdict is always clean.
     fn visit(&mut self, visit: MapItem) -> Result<Verdict> {
         match visit {

@@ -79,7 +79,7 @@ impl Repository {
         }
         let mut removed = Vec::new();
         if findings.has_missing_places() {
-            removed = self.leave_out_removed(&mut manifests)?;
+            removed = self.exclude_removed(&mut manifests)?;
             report.count(&manifests);
         }
         if let (Selection::Some(_), Some(id)) = (&request.snapshots, removed.first()) {
@@ -146,15 +146,15 @@ struct VerifyJob<'a> {
 }
 
 /// Pieces of one disk that lie in one frame.
-struct Group<'a> {
+struct FrameGroup<'a> {
     pieces: Vec<PlannedPiece>,
     content: DiskContent,
     device: Option<&'a dyn BlockDevice>,
 }
 
 /// What a worker does next.
-enum Task<'a> {
-    Frame(Group<'a>),
+enum VerifyTask<'a> {
+    Frame(FrameGroup<'a>),
     /// A range that is zero on the disk, to be compared with a device.
     Zero(Range<u64>, &'a dyn BlockDevice),
 }
@@ -178,29 +178,29 @@ impl Buffers {
 }
 
 /// The threads that process tasks.
-enum Workers<'a> {
+enum VerifyWorkers<'a> {
     Caller(Buffers),
-    Threads(Sender<Task<'a>>),
+    Threads(Sender<VerifyTask<'a>>),
 }
 
 impl<'a> VerifyJob<'a> {
     fn run(&self, manifests: &[Manifest], request: &VerifyRequest<'a>) -> Result<()> {
         if request.thread_count == 0 {
-            return self.walk(manifests, request, &mut Workers::Caller(Buffers::new()));
+            return self.walk(manifests, request, &mut VerifyWorkers::Caller(Buffers::new()));
         }
         std::thread::scope(|scope| {
-            let (send, tasks) = bounded::<Task<'a>>(request.thread_count * 4);
+            let (send, tasks) = bounded::<VerifyTask<'a>>(request.thread_count * 4);
             for _ in 0..request.thread_count {
                 let tasks = tasks.clone();
                 scope.spawn(move || self.work(&tasks));
             }
             drop(tasks);
-            self.walk(manifests, request, &mut Workers::Threads(send))
+            self.walk(manifests, request, &mut VerifyWorkers::Threads(send))
         })?;
         lock(&self.failure).take().map_or(Ok(()), Err)
     }
 
-    fn walk(&self, manifests: &[Manifest], request: &VerifyRequest<'a>, workers: &mut Workers<'a>) -> Result<()> {
+    fn walk(&self, manifests: &[Manifest], request: &VerifyRequest<'a>, workers: &mut VerifyWorkers<'a>) -> Result<()> {
         let mut known = PageSet::default();
         for manifest in manifests {
             for disk in &manifest.disks {
@@ -221,7 +221,7 @@ impl<'a> VerifyJob<'a> {
         Ok(())
     }
 
-    fn work(&self, tasks: &Receiver<Task<'a>>) {
+    fn work(&self, tasks: &Receiver<VerifyTask<'a>>) {
         let mut buffers = Buffers::new();
         for task in tasks {
             if lock(&self.failure).is_some() {
@@ -234,22 +234,22 @@ impl<'a> VerifyJob<'a> {
         }
     }
 
-    fn task(&self, task: Task<'a>, buffers: &mut Buffers) -> Result<()> {
+    fn task(&self, task: VerifyTask<'a>, buffers: &mut Buffers) -> Result<()> {
         let bytes = match &task {
-            Task::Frame(group) => group.pieces.iter().map(|piece| u64::from(piece.length)).sum(),
-            Task::Zero(range, _) => range.end - range.start,
+            VerifyTask::Frame(group) => group.pieces.iter().map(|piece| u64::from(piece.length)).sum(),
+            VerifyTask::Zero(range, _) => range.end - range.start,
         };
         match task {
-            Task::Frame(group) => self.frame(&group, buffers)?,
-            Task::Zero(range, device) => self.compare_zero(range, device, &mut buffers.other)?,
+            VerifyTask::Frame(group) => self.frame(&group, buffers)?,
+            VerifyTask::Zero(range, device) => self.compare_zero(range, device, &mut buffers.other)?,
         }
         self.progress.advance(bytes);
         Ok(())
     }
 
     /// Checks the frames of a group, and looks for them where gc has moved them meanwhile.
-    fn frame(&self, group: &Group<'a>, buffers: &mut Buffers) -> Result<()> {
-        match self.frame_where_it_was(group, buffers) {
+    fn frame(&self, group: &FrameGroup<'a>, buffers: &mut Buffers) -> Result<()> {
+        match self.check_group(group, buffers) {
             Err(Error::MissingPack { pack }) => {
                 self.repository.packs.refresh()?;
                 let pieces = moved_pieces(&self.repository.packs, &group.pieces)?;
@@ -259,7 +259,7 @@ impl<'a> VerifyJob<'a> {
                         lock(&self.findings).place(DamagedPart::Pack(pack), Error::MissingPack { pack })?;
                     } else {
                         let pieces = pieces.to_vec();
-                        self.frame(&Group { pieces, ..*group }, buffers)?;
+                        self.frame(&FrameGroup { pieces, ..*group }, buffers)?;
                     }
                 }
                 Ok(())
@@ -269,7 +269,7 @@ impl<'a> VerifyJob<'a> {
     }
 
     /// Checks the frame of a group, and that all pieces of the group lie in it; an error when the pack is missing.
-    fn frame_where_it_was(&self, group: &Group<'a>, buffers: &mut Buffers) -> Result<()> {
+    fn check_group(&self, group: &FrameGroup<'a>, buffers: &mut Buffers) -> Result<()> {
         let PlannedPiece { pack, frame, .. } = group.pieces[0];
         let packs = &self.repository.packs;
         let reader = match packs.frame_reader(pack) {
@@ -304,7 +304,7 @@ impl<'a> VerifyJob<'a> {
         } = buffers;
         let read = packs.prints(pack, frame).and_then(|prints| {
             packs.frame(pack, frame, frame_buffers, raw)?;
-            check_frame(&self.keys, &reader, frame, (raw, &prints), Depth::Identities)
+            check_frame(&self.keys, &reader, frame, raw, &prints, Depth::Identities)
         });
         self.frame_count.fetch_add(1, Ordering::Relaxed);
         match read {
@@ -388,7 +388,7 @@ fn compared_device<'a>(
 /// Gathers pieces of one disk, and hands them to the workers by frame.
 struct Batcher<'job, 'a> {
     job: &'job VerifyJob<'a>,
-    workers: &'job mut Workers<'a>,
+    workers: &'job mut VerifyWorkers<'a>,
     device: Option<&'a dyn BlockDevice>,
     content: DiskContent,
     pieces: Vec<PlannedPiece>,
@@ -399,7 +399,7 @@ impl<'a> Batcher<'_, 'a> {
         self.pieces.sort_unstable();
         let pieces = std::mem::take(&mut self.pieces);
         for group in pieces.chunk_by(|a, b| (a.pack, a.frame) == (b.pack, b.frame)) {
-            self.give(Task::Frame(Group {
+            self.dispatch(VerifyTask::Frame(FrameGroup {
                 pieces: group.to_vec(),
                 content: self.content,
                 device: self.device,
@@ -408,12 +408,12 @@ impl<'a> Batcher<'_, 'a> {
         Ok(())
     }
 
-    fn give(&mut self, task: Task<'a>) -> Result<()> {
+    fn dispatch(&mut self, task: VerifyTask<'a>) -> Result<()> {
         self.job.check_cancelled()?;
         match self.workers {
-            Workers::Caller(buffers) => self.job.task(task, buffers),
+            VerifyWorkers::Caller(buffers) => self.job.task(task, buffers),
             // No receiver: all workers have stopped, and one of them has said why.
-            Workers::Threads(send) => send
+            VerifyWorkers::Threads(send) => send
                 .send(task)
                 .map_err(|_| lock(&self.job.failure).take().unwrap_or(Error::Cancelled)),
         }
@@ -426,7 +426,7 @@ impl Visitor for Batcher<'_, '_> {
             // One that cannot be read is unreadable.
             MapItem::Page { .. } => {}
             MapItem::Zero(range) => match self.device {
-                Some(device) => self.give(Task::Zero(range, device))?,
+                Some(device) => self.dispatch(VerifyTask::Zero(range, device))?,
                 None => self.job.progress.advance(range.end - range.start),
             },
             MapItem::Known(range) => self.job.progress.advance(range.end - range.start),

@@ -129,6 +129,26 @@ impl Compressor {
 /// Stored bytes that are decoded at once where only the start of a frame is wanted.
 const START_STEP_LENGTH: usize = 32 << 10;
 
+/// The bytes of a frame as its pack stores them, after the seal was opened.
+pub(crate) struct StoredFrame<'a> {
+    pub(crate) codec: Codec,
+    pub(crate) bytes: &'a [u8],
+    /// The pack and the offset in it, for errors.
+    pub(crate) object: &'a ObjectName,
+    pub(crate) offset: u64,
+}
+
+impl StoredFrame<'_> {
+    fn damaged(&self, detail: String) -> Error {
+        Error::damaged(self.object, self.offset, detail)
+    }
+
+    fn not_decompressed(&self, code: usize) -> Error {
+        let why = zstd::zstd_safe::get_error_name(code);
+        self.damaged(format!("frame does not decompress: {why}"))
+    }
+}
+
 /// Brings a stored frame back.
 pub(crate) struct Decompressor(DCtx<'static>);
 
@@ -137,31 +157,25 @@ impl Decompressor {
         Self(DCtx::create())
     }
 
-    /// Fills `raw` from the stored bytes of the frame at `offset` of `object`.
-    pub(crate) fn decompress(
-        &mut self,
-        codec: Codec,
-        stored: &[u8],
-        raw: &mut [u8],
-        (object, offset): (&ObjectName, u64),
-    ) -> Result<()> {
-        let length = match codec {
+    /// Fills `raw` from a stored frame.
+    pub(crate) fn decompress(&mut self, frame: &StoredFrame<'_>, raw: &mut [u8]) -> Result<()> {
+        let length = match frame.codec {
             Codec::Raw => {
-                if stored.len() == raw.len() {
-                    raw.copy_from_slice(stored);
+                if frame.bytes.len() == raw.len() {
+                    raw.copy_from_slice(frame.bytes);
                 }
-                stored.len()
+                frame.bytes.len()
             }
             Codec::Zstd | Codec::ZstdMachineCode => {
-                let done = self.0.decompress(raw, stored);
-                done.map_err(|code| not_decompressed(code, object, offset))?
+                let done = self.0.decompress(raw, frame.bytes);
+                done.map_err(|code| frame.not_decompressed(code))?
             }
         };
         if length != raw.len() {
             let detail = format!("frame has {length} bytes, its directory has {}", raw.len());
-            return Err(Error::damaged(object, offset, detail));
+            return Err(frame.damaged(detail));
         }
-        if codec == Codec::ZstdMachineCode {
+        if frame.codec == Codec::ZstdMachineCode {
             unfilter(raw);
         }
         Ok(())
@@ -173,12 +187,13 @@ impl Decompressor {
     /// That the rest of the frame is as it should be is for the frame's seal to say.
     pub(crate) fn decompress_start(
         &mut self,
-        codec: Codec,
-        stored: &[u8],
-        (raw, raw_length, wanted): (&mut Vec<u8>, usize, usize),
-        (object, offset): (&ObjectName, u64),
+        frame: &StoredFrame<'_>,
+        raw_length: usize,
+        wanted: usize,
+        raw: &mut Vec<u8>,
     ) -> Result<()> {
-        let look_ahead = if codec == Codec::ZstdMachineCode {
+        let stored = frame.bytes;
+        let look_ahead = if frame.codec == Codec::ZstdMachineCode {
             LOOK_AHEAD_LENGTH
         } else {
             0
@@ -190,14 +205,14 @@ impl Decompressor {
         // Near the end it is cheaper to go on than to decode in steps.
         if wanted >= raw_length / 8 * 7 {
             raw.resize(raw_length, 0);
-            return self.decompress(codec, stored, raw, (object, offset));
+            return self.decompress(frame, raw);
         }
         raw.resize(wanted, 0);
-        if codec == Codec::Raw {
+        if frame.codec == Codec::Raw {
             let stored = stored.get(..raw_length).filter(|start| start.len() == stored.len());
             let Some(stored) = stored else {
                 let detail = format!("frame does not have the {raw_length} bytes of its directory entry");
-                return Err(Error::damaged(object, offset, detail));
+                return Err(frame.damaged(detail));
             };
             raw.copy_from_slice(&stored[..wanted]);
             return Ok(());
@@ -209,7 +224,7 @@ impl Decompressor {
             if input.pos() == given {
                 if given == stored.len() {
                     let detail = format!("frame has {} bytes, {wanted} of it are referred to", output.pos());
-                    return Err(Error::damaged(object, offset, detail));
+                    return Err(frame.damaged(detail));
                 }
                 let used = given;
                 given = stored.len().min(given + START_STEP_LENGTH);
@@ -218,22 +233,17 @@ impl Decompressor {
             }
             self.0
                 .decompress_stream(&mut output, &mut input)
-                .map_err(|code| not_decompressed(code, object, offset))?;
+                .map_err(|code| frame.not_decompressed(code))?;
         }
         self.0
             .reset(ResetDirective::SessionOnly)
-            .map_err(|code| not_decompressed(code, object, offset))?;
-        if codec == Codec::ZstdMachineCode {
+            .map_err(|code| frame.not_decompressed(code))?;
+        if frame.codec == Codec::ZstdMachineCode {
             unfilter(raw);
             raw.truncate(wanted - look_ahead);
         }
         Ok(())
     }
-}
-
-fn not_decompressed(code: usize, object: &ObjectName, offset: u64) -> Error {
-    let why = zstd::zstd_safe::get_error_name(code);
-    Error::damaged(object, offset, format!("frame does not decompress: {why}"))
 }
 
 /// Memory that frames are decoded into, one after the other.
@@ -264,13 +274,27 @@ impl FrameMemory for AlignedBuffer {
 mod tests {
     use holdfast_block::AlignedBuffer;
 
-    use super::{Codec, Compressor, Decompressor, FRAME_BYTES_MAX, FrameMemory};
+    use super::{Codec, Compressor, Decompressor, FRAME_BYTES_MAX, FrameMemory, StoredFrame};
+    use crate::error::Result;
     use crate::store::ObjectName;
 
     fn noise(length: usize) -> Vec<u8> {
         let mut bytes = vec![0; length];
         blake3::Hasher::new().finalize_xof().fill(&mut bytes);
         bytes
+    }
+
+    fn decompress(decompressor: &mut Decompressor, codec: Codec, bytes: &[u8], raw: &mut [u8]) -> Result<()> {
+        decompressor.decompress(&stored_frame(codec, bytes, &ObjectName::config()), raw)
+    }
+
+    fn stored_frame<'a>(codec: Codec, bytes: &'a [u8], object: &'a ObjectName) -> StoredFrame<'a> {
+        StoredFrame {
+            codec,
+            bytes,
+            object,
+            offset: 0,
+        }
     }
 
     #[test]
@@ -293,10 +317,9 @@ mod tests {
                 stored.extend_from_slice(&raw);
             }
             assert!(stored.len() <= raw.len());
-            let place = (&ObjectName::config(), 0);
             let back = |stored: &[u8], length| {
                 let mut back = vec![1; length];
-                let done = Decompressor::new().decompress(codec, stored, &mut back, place);
+                let done = decompress(&mut Decompressor::new(), codec, stored, &mut back);
                 done.map(|()| back)
             };
             assert_eq!(back(&stored, raw.len()).unwrap(), raw);
@@ -321,7 +344,6 @@ mod tests {
 
     #[test]
     fn machine_code_is_filtered_and_comes_back() {
-        let place = (&ObjectName::config(), 0);
         let raw = code(FRAME_BYTES_MAX, 10);
         let mut stored = Vec::new();
         let mut compressor = Compressor::new();
@@ -330,13 +352,10 @@ mod tests {
             Codec::ZstdMachineCode
         );
         let mut back = vec![1; raw.len()];
-        Decompressor::new()
-            .decompress(Codec::ZstdMachineCode, &stored, &mut back, place)
-            .unwrap();
+        let mut decompressor = Decompressor::new();
+        decompress(&mut decompressor, Codec::ZstdMachineCode, &stored, &mut back).unwrap();
         assert!(back == raw);
-        Decompressor::new()
-            .decompress(Codec::Zstd, &stored, &mut back, place)
-            .unwrap();
+        decompress(&mut decompressor, Codec::Zstd, &stored, &mut back).unwrap();
         assert!(back != raw, "it was filtered");
         // What looks like code and does not compress is kept as it is.
         let mut raw = noise(200_000);
@@ -360,11 +379,12 @@ mod tests {
 
     #[test]
     fn the_start_of_a_frame_that_is_stored_as_it_is_is_copied() {
-        let place = (&ObjectName::config(), 0);
+        let object = ObjectName::config();
         let raw = noise(100_000);
         let mut start = Vec::new();
         let mut decode = |length, wanted| {
-            let done = Decompressor::new().decompress_start(Codec::Raw, &raw, (&mut start, length, wanted), place);
+            let frame = stored_frame(Codec::Raw, &raw, &object);
+            let done = Decompressor::new().decompress_start(&frame, length, wanted, &mut start);
             done.map(|()| start.clone())
         };
         assert!(decode(raw.len(), 5000).unwrap() == raw[..5000]);
@@ -375,30 +395,31 @@ mod tests {
     }
 
     fn start_is_that_of_the_whole(raw: &[u8], expected: Codec) {
-        let place = (&ObjectName::config(), 0);
+        let object = ObjectName::config();
         let mut stored = Vec::new();
         let codec = Compressor::new().compress(&mut raw.to_vec(), &mut stored);
         assert_eq!(codec, expected);
+        let frame = stored_frame(codec, &stored, &object);
         // One after the other with the same decompressor, which must forget what it left undone.
         let (mut decompressor, mut start) = (Decompressor::new(), vec![1; 10]);
         for wanted in [0, 1, 4096, 1_400_000, 1_500_000, raw.len() - 1, raw.len(), 5] {
             decompressor
-                .decompress_start(codec, &stored, (&mut start, raw.len(), wanted), place)
+                .decompress_start(&frame, raw.len(), wanted, &mut start)
                 .unwrap();
             assert!((wanted..=raw.len()).contains(&start.len()));
             assert!(start == raw[..start.len()]);
             assert_eq!(start.len() == raw.len(), wanted > raw.len() / 8 * 7);
             assert!(start.capacity() >= raw.len());
         }
-        let cut_off = &stored[..stored.len() / 4];
+        let cut_off = stored_frame(codec, &stored[..stored.len() / 4], &object);
         let wanted = raw.len() / 8 * 7 - 1000;
         assert!(
             decompressor
-                .decompress_start(codec, cut_off, (&mut start, raw.len(), wanted), place)
+                .decompress_start(&cut_off, raw.len(), wanted, &mut start)
                 .is_err()
         );
         start.resize(raw.len(), 0);
-        assert!(decompressor.decompress(codec, &stored, &mut start, place).is_ok());
+        assert!(decompressor.decompress(&frame, &mut start).is_ok());
         assert!(start == raw);
     }
 

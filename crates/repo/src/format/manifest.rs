@@ -141,7 +141,7 @@ pub(crate) fn encode_revoked() -> &'static [u8] {
 
 impl DiskRecord {
     /// The record of a disk that is stored outside of a repository; the caller knows where.
-    pub fn elsewhere(name: String, size_bytes: u64, notes: BTreeMap<String, String>) -> Self {
+    pub fn external(name: String, size_bytes: u64, notes: BTreeMap<String, String>) -> Self {
         Self {
             name,
             size_bytes,
@@ -154,8 +154,8 @@ impl DiskRecord {
 }
 
 impl Manifest {
-    /// What is known of a point in time that is in no repository. All of it that has bytes is [elsewhere](DiskRecord::elsewhere).
-    pub fn elsewhere(machine: String, time_ms: i64) -> Self {
+    /// What is known of a point in time that is in no repository. All of it that has bytes is [external](DiskRecord::external).
+    pub fn external(machine: String, time_ms: i64) -> Self {
         Self::new(
             SnapshotId::from_bytes([0; 16]),
             machine,

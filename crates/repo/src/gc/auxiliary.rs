@@ -39,23 +39,23 @@ impl AuxiliaryObjects {
 impl Repository {
     /// Deletes what only served packs that are gone.
     pub(crate) fn tidy_up(&self, marks: &Marks, leftovers: &AuxiliaryObjects) -> Result<()> {
-        let living = compact_index(&self.vault, Compaction::Thorough(marks))?;
+        let existing = compact_index(&self.vault, Compaction::Thorough(marks))?;
         for (id, twins) in &leftovers.relocations {
-            if !marks.relocated.contains(&id.pack) && !living.contains(&id.pack) {
+            if !marks.relocated.contains(&id.pack) && !existing.contains(&id.pack) {
                 delete_relocation(&*self.vault.store, id)?;
             } else if twins.len() == 1 {
                 self.complete(id, twins)?;
             }
         }
         // Of a pack that is gone, and lost because it is needed, the record is what it is healed by.
-        let served = |pack: &PackId| living.contains(pack) || marks.is_live(*pack);
+        let served = |pack: &PackId| existing.contains(pack) || marks.is_live(*pack);
         let useless = leftovers.damage.iter().filter(|(pack, _)| !served(pack));
         for name in useless.flat_map(|(_, names)| names) {
             self.vault.store.delete(name)?;
         }
-        self.drop_old_acceptances(&living, marks)?;
-        self.forget_old_removals(&living)?;
-        self.drop_protections_of_nothing()?;
+        self.drop_old_acceptances(&existing, marks)?;
+        self.delete_old_removal_records(&existing)?;
+        self.delete_orphaned_protections()?;
         clear_intents(&self.vault)
     }
 
@@ -75,7 +75,7 @@ impl Repository {
     }
 
     /// Deletes records of forgotten snapshots of which nothing is left.
-    fn forget_old_removals(&self, living: &HashSet<PackId>) -> Result<()> {
+    fn delete_old_removal_records(&self, existing: &HashSet<PackId>) -> Result<()> {
         let mut old = HashSet::new();
         self.vault.store.ages(ObjectKind::Forgotten, &mut |name, age| {
             if age.is_some_and(|age| age > FORGOTTEN_AGE) {
@@ -84,7 +84,7 @@ impl Repository {
             Ok(())
         })?;
         for ForgottenRecord { snapshot, copy, .. } in forgotten(&self.vault)? {
-            let gone = copy.is_none_or(|copy| !living.contains(&copy));
+            let gone = copy.is_none_or(|copy| !existing.contains(&copy));
             let name = forgotten_name(snapshot);
             if gone && old.contains(&name) {
                 self.vault.store.delete(&name)?;
@@ -93,7 +93,7 @@ impl Repository {
         Ok(())
     }
 
-    fn drop_protections_of_nothing(&self) -> Result<()> {
+    fn delete_orphaned_protections(&self) -> Result<()> {
         // Protections are listed first: only a snapshot that is there is protected, so what is missing then is gone for good.
         let mut protections = self.vault.names(ObjectKind::Protected)?;
         protections.sort_unstable();

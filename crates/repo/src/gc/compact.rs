@@ -31,11 +31,11 @@ pub(crate) enum Compaction<'a> {
 pub(crate) fn compact_index(vault: &Vault, compaction: Compaction<'_>) -> Result<HashSet<PackId>> {
     // Packs come before the segments that name them, so of every segment that is seen, the packs are seen as well.
     let (mut segments, _) = vault.segments()?;
-    let living = vault.pack_ids()?;
+    let existing = vault.pack_ids()?;
     let is_kept = |pack: &PackId| match compaction {
         // Without a mark it is unknown whether a missing pack was deleted by gc, or lost.
         Compaction::Small => true,
-        Compaction::Thorough(marks) => living.contains(pack) || marks.is_live(*pack),
+        Compaction::Thorough(marks) => existing.contains(pack) || marks.is_live(*pack),
     };
     if segments.iter().flat_map(SegmentReader::packs).all(is_kept) {
         segments.sort_by_key(|segment| segment.length);
@@ -43,7 +43,7 @@ pub(crate) fn compact_index(vault: &Vault, compaction: Compaction<'_>) -> Result
         segments.truncate(small);
     }
     if segments.is_empty() {
-        return Ok(living);
+        return Ok(existing);
     }
     let named = segments.iter().flat_map(SegmentReader::packs).copied();
     let kept: HashSet<PackId> = named.filter(is_kept).collect();
@@ -56,7 +56,7 @@ pub(crate) fn compact_index(vault: &Vault, compaction: Compaction<'_>) -> Result
         Err(error) if error.is_damage() => {}
         Err(error) => return Err(error),
     }
-    Ok(living)
+    Ok(existing)
 }
 
 /// How many of the smallest segments, given their lengths from the smallest up, are to be merged.

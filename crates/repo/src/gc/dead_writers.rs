@@ -1,6 +1,6 @@
 //! Dead writers: gc prevents them from committing, and forgets them when nothing of theirs is left.
 
-use crate::check::scrub::Copies;
+use crate::check::scrub::ManifestCopies;
 use crate::error::Result;
 use crate::format::manifest::snapshot_name;
 use crate::gc::request::GcReport;
@@ -33,7 +33,7 @@ impl Repository {
             }
         }
         self.settle_moves(lease.record.writer, &dead)?;
-        lease::drop_orphaned_beats(&self.vault)?;
+        lease::delete_orphaned_heartbeats(&self.vault)?;
         Ok(dead)
     }
 
@@ -61,7 +61,7 @@ impl Repository {
     /// Forgets dead writers, and the marks in place of their snapshots that no writer can claim any more.
     ///
     /// If a pack still has the copy of such a snapshot, a record replaces the mark.
-    pub(crate) fn clear_writers(&self, dead: &[WriterRecord], copies: &Copies) -> Result<()> {
+    pub(crate) fn clear_writers(&self, dead: &[WriterRecord], copies: &ManifestCopies) -> Result<()> {
         if dead.is_empty() {
             return Ok(());
         }

@@ -16,7 +16,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
-use crate::check::scrub::{Copies, copied_manifest, exists};
+use crate::check::scrub::{ManifestCopies, copied_manifest, exists};
 use crate::error::{Error, Result};
 use crate::format::index::SegmentReader;
 use crate::format::manifest::Manifest;
@@ -72,7 +72,7 @@ pub(crate) struct Evidence<'a> {
 pub(crate) struct Losses {
     pub(crate) list: Vec<Loss>,
     /// The copies of manifests in the packs that gc is about to delete.
-    pub(crate) copies: Copies,
+    pub(crate) copies: ManifestCopies,
     /// Packs that snapshots need and that do not exist, accepted or not.
     pub(crate) missing: Vec<PackId>,
 }
@@ -94,7 +94,7 @@ impl Repository {
         let accepted = accepted_packs(&self.vault)?;
         let mut known = None;
         let mut list = Vec::new();
-        let mut copies = Copies::default();
+        let mut copies = ManifestCopies::default();
         for pack in evidence.doomed {
             match self.add_copy(*pack, &mut copies) {
                 Ok(()) => {}
@@ -111,7 +111,7 @@ impl Repository {
                 Err(error) => return Err(error),
             }
         }
-        let lost = self.lost_among(&copies)?;
+        let lost = self.lost_snapshots_of(&copies)?;
         list.splice(0..0, lost.into_iter().map(Loss::Snapshot));
         if !evidence.doomed.is_empty() && !exists(&self.vault, &ObjectName::config())? {
             list.push(Loss::Config);
@@ -144,7 +144,7 @@ impl Repository {
     }
 
     /// Takes in the copy of a manifest that a pack carries. Only the headers of packs of chunks are read.
-    fn add_copy(&self, pack: PackId, copies: &mut Copies) -> Result<()> {
+    fn add_copy(&self, pack: PackId, copies: &mut ManifestCopies) -> Result<()> {
         match read_kind(&*self.vault.store, pack) {
             Ok(PackKind::Data) | Err(Error::MissingPack { .. }) => return Ok(()),
             // The directory says it as well.
@@ -161,13 +161,13 @@ impl Repository {
 
     /// Whether a pack can be deleted without losing the copy of a manifest that nothing else explains.
     pub(crate) fn is_free_of_lost_copies(&self, pack: PackId) -> Result<bool> {
-        let mut copies = Copies::default();
+        let mut copies = ManifestCopies::default();
         match self.add_copy(pack, &mut copies) {
             Ok(()) => Ok(copies.lost(&self.vault)?.is_empty()),
             Err(error) if error.is_about_one_object() || error.is_unreadable() => {
                 Ok(self.known_packs()?.contains(&pack)
                     || accepted_packs(&self.vault)?.contains(&pack)
-                    || self.explains_itself(pack)?)
+                    || self.cannot_hold_lost_copy(pack)?)
             }
             Err(error) => Err(error),
         }
@@ -175,11 +175,11 @@ impl Repository {
 
     /// Whether the bytes under the name of a pack that cannot be read have no copy of a lost manifest, so that deleting them takes
     /// nothing away: they are too few for one, or those of another pack, which can be read.
-    fn explains_itself(&self, pack: PackId) -> Result<bool> {
+    fn cannot_hold_lost_copy(&self, pack: PackId) -> Result<bool> {
         if self.vault.store.length(&pack_name(pack))? < PACK_BYTES_MIN {
             return Ok(true);
         }
-        let mut copies = Copies::default();
+        let mut copies = ManifestCopies::default();
         match read_displaced_directory(&*self.vault.store, pack, |other| self.packs.key(other)) {
             Ok(Some(reader)) => copies.add(pack, &reader.directory),
             Ok(None) => return Ok(false),
@@ -199,7 +199,7 @@ impl Repository {
         Ok(known)
     }
 
-    fn lost_among(&self, copies: &Copies) -> Result<Vec<LostSnapshot>> {
+    fn lost_snapshots_of(&self, copies: &ManifestCopies) -> Result<Vec<LostSnapshot>> {
         let mut lost = Vec::new();
         for (id, copy) in copies.lost(&self.vault)? {
             let manifest = match self.packs.reader(copy) {
@@ -262,10 +262,10 @@ impl Repository {
 
     /// Snapshots that are missing without a record of their removal; `manifests` are all that exist.
     pub fn lost_snapshots(&self, manifests: &[Manifest], search: LostSearch) -> Result<Vec<LostSnapshot>> {
-        let living: HashSet<PackId> = manifests.iter().map(|manifest| manifest.copy).collect();
-        let mut copies = Copies::default();
+        let live_copies: HashSet<PackId> = manifests.iter().map(|manifest| manifest.copy).collect();
+        let mut copies = ManifestCopies::default();
         for (pack, length) in self.pack_sizes()? {
-            if living.contains(&pack) || search == LostSearch::Likely && length > LIKELY_BYTES_MAX {
+            if live_copies.contains(&pack) || search == LostSearch::Likely && length > LIKELY_BYTES_MAX {
                 continue;
             }
             match self.add_copy(pack, &mut copies) {
@@ -274,7 +274,7 @@ impl Repository {
                 other => other?,
             }
         }
-        self.lost_among(&copies)
+        self.lost_snapshots_of(&copies)
     }
 
     /// Records that losses are accepted, so that gc gives back the space of what is left of them; returns what was accepted.
@@ -306,7 +306,7 @@ impl Repository {
                     .into_iter()
                     .map(Loss::Snapshot)
                     .collect();
-                let others = self.losses_of_gc(progress)?;
+                let others = self.current_losses(progress)?;
                 found.extend(others.into_iter().filter(|loss| !matches!(loss, Loss::Snapshot(_))));
                 self.record_acceptance(&found)?;
                 Ok(found)
@@ -315,7 +315,7 @@ impl Repository {
     }
 
     /// What gc would find lost now.
-    fn losses_of_gc(&self, progress: &dyn JobProgress) -> Result<Vec<Loss>> {
+    fn current_losses(&self, progress: &dyn JobProgress) -> Result<Vec<Loss>> {
         let has_writers = !lease::writers(&self.vault)?.is_empty();
         self.with_all_snapshots(|snapshots| {
             let sizes = self.pack_sizes()?;
@@ -367,14 +367,17 @@ impl Repository {
     }
 
     /// Deletes lists of accepted losses that name nothing that still exists or is still needed.
-    pub(crate) fn drop_old_acceptances(&self, living: &HashSet<PackId>, marks: &Marks) -> Result<()> {
+    pub(crate) fn drop_old_acceptances(&self, existing: &HashSet<PackId>, marks: &Marks) -> Result<()> {
         for name in self.vault.names(ObjectKind::Scrub)? {
             if !is_accepted_record(&name) {
                 continue;
             }
             match read_accepted(&self.vault, &name) {
                 Ok(packs) => {
-                    if packs.iter().all(|pack| !living.contains(pack) && !marks.is_live(*pack)) {
+                    if packs
+                        .iter()
+                        .all(|pack| !existing.contains(pack) && !marks.is_live(*pack))
+                    {
                         self.vault.store.delete(&name)?;
                     }
                 }

@@ -64,26 +64,26 @@ impl Marks {
         }
         self.live.entry(manifest.copy).or_default();
         self.copies.insert(manifest.copy);
-        let mut notes = Notes {
+        let mut recorder = LiveRecorder {
             live: &mut self.live,
             bitmap_bytes: &mut self.bitmap_bytes,
         };
         let relocated = &mut self.relocated;
         self.walker.snapshot(packs, manifest, &mut |location, length| {
             for_each_place(packs, location, length, relocated, |place, together| {
-                notes.note(place, together);
+                recorder.record(place, together);
             })
         })
     }
 
     /// Lets all snapshots be noted again, beside what was noted.
-    pub(crate) fn begin_again(&mut self) {
+    pub(crate) fn revisit_snapshots(&mut self) {
         self.snapshots.clear();
         self.walker = Walker::default();
     }
 
     /// Notes that everything that was alive in `pack` is behind relocations now.
-    pub(crate) fn moved_out_of(&mut self, pack: PackId) {
+    pub(crate) fn mark_relocated(&mut self, pack: PackId) {
         self.live.remove(&pack);
         self.relocated.insert(pack);
     }
@@ -124,13 +124,13 @@ fn for_each_place(
     Ok(())
 }
 
-struct Notes<'a> {
+struct LiveRecorder<'a> {
     live: &'a mut HashMap<PackId, LivePack>,
     bitmap_bytes: &'a mut usize,
 }
 
-impl Notes<'_> {
-    fn note(&mut self, place: Location, length: u64) {
+impl LiveRecorder<'_> {
+    fn record(&mut self, place: Location, length: u64) {
         let pack = self.live.entry(place.pack).or_default();
         let bitmap_bytes = &mut *self.bitmap_bytes;
         let bits = pack.frames.entry(place.frame).or_insert_with(|| {

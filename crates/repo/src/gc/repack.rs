@@ -31,14 +31,15 @@ pub(crate) struct Repacked {
     pub(crate) failed: Vec<(PackId, Error)>,
 }
 
-/// Packs whose directory is not to be read, with the one to be used.
+/// Readers of packs by pack.
 pub(crate) type KnownReaders = HashMap<PackId, Arc<PackReader>>;
 
-/// Stores the living ranges of `old` packs again.
+/// Stores the live ranges of `old` packs again; `readers` are for packs whose directory is not to be read.
 pub(crate) fn repack(
     repository: &Repository,
     writer: WriterId,
-    (old, readers): (&HashMap<PackId, Vec<LiveRange>>, &KnownReaders),
+    old: &HashMap<PackId, Vec<LiveRange>>,
+    readers: &KnownReaders,
     sealer_count: usize,
 ) -> Result<Repacked> {
     let draw = || {
@@ -58,7 +59,8 @@ pub(crate) fn repack(
             keys: repository.vault.fingerprint_keys(),
             output: PackOutput::new(
                 scope,
-                (Arc::clone(&repository.vault.store), &NoStageTimer),
+                Arc::clone(&repository.vault.store),
+                &NoStageTimer,
                 writer,
                 sealer_count,
             ),
@@ -135,7 +137,7 @@ impl Repacker<'_> {
         let packs = &self.repository.packs;
         packs.frame(reader.pack, frame, &mut self.buffers, &mut self.raw)?;
         let prints = packs.prints(reader.pack, frame)?;
-        check_frame(&self.keys, reader, frame, (&self.raw, &prints), Depth::Prints)?;
+        check_frame(&self.keys, reader, frame, &self.raw, &prints, Depth::Prints)?;
         Ok(prints)
     }
 
@@ -181,17 +183,12 @@ impl Repacker<'_> {
                 .collect();
             let whole = frame.content == FrameContent::Stream && !parts.is_empty() || parts[..] == [(start, end)];
             if whole {
-                self.store(group[0].frame, (start, end), prints, *chunk, table)?;
+                self.store(group[0].frame, start, prints, *chunk, table)?;
             } else {
                 for (from, to) in parts {
                     let id = self.keys.chunk_of_blocks(&self.hashes(from, to));
-                    self.store(
-                        group[0].frame,
-                        (from, to),
-                        prints,
-                        ChunkEntry { id, length: to - from },
-                        table,
-                    )?;
+                    let entry = ChunkEntry { id, length: to - from };
+                    self.store(group[0].frame, from, prints, entry, table)?;
                 }
             }
             start = end;
@@ -206,15 +203,17 @@ impl Repacker<'_> {
         hashes
     }
 
+    /// Stores the chunk `entry`, whose bytes begin at `from` of `frame`.
     fn store(
         &mut self,
         frame: u32,
-        (from, to): (u32, u32),
+        from: u32,
         prints: &[u8],
         entry: ChunkEntry,
         table: &mut RelocationTable,
     ) -> Result<()> {
-        debug_assert!(u64::from(to - from) <= CHUNK_BYTES_MAX);
+        debug_assert!(u64::from(entry.length) <= CHUNK_BYTES_MAX);
+        let to = from + entry.length;
         let bytes = &self.raw[from as usize..to as usize];
         let stream = if prints.is_empty() {
             &mut self.stream

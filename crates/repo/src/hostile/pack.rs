@@ -4,7 +4,7 @@ use holdfast_block::hostile::Outcome;
 
 use super::keyring;
 use crate::error::Result;
-use crate::format::codec::{Codec, Compressor, Decompressor, FRAME_BYTES_MAX};
+use crate::format::codec::{Codec, Compressor, Decompressor, FRAME_BYTES_MAX, StoredFrame};
 use crate::format::fingerprint::FingerprintKeys;
 use crate::format::machine_code::{filter, unfilter};
 use crate::format::pack::{
@@ -99,14 +99,19 @@ pub fn frame(bytes: &[u8]) -> Outcome {
         return Outcome::Refused;
     };
     let raw_length = u32::from_le_bytes([l0, l1, l2, l3]) as usize % (FRAME_BYTES_MAX + 1);
-    let place = (&ObjectName::config(), 0);
+    let object = ObjectName::config();
+    let frame = |codec, bytes| StoredFrame {
+        codec,
+        bytes,
+        object: &object,
+        offset: 0,
+    };
     let mut raw = vec![0; raw_length];
     let mut decompressor = Decompressor::new();
     // What decodes in steps may be cut off or damaged behind what was wanted, and never before.
     let mut start = Vec::new();
-    let wanted = (&mut start, raw_length, raw_length / 2);
-    let started = decompressor.decompress_start(codec, stored, wanted, place);
-    if decompressor.decompress(codec, stored, &mut raw, place).is_err() {
+    let started = decompressor.decompress_start(&frame(codec, stored), raw_length, raw_length / 2, &mut start);
+    if decompressor.decompress(&frame(codec, stored), &mut raw).is_err() {
         return Outcome::Refused;
     }
     started.expect("the start of what decompresses does so, too");
@@ -127,7 +132,7 @@ pub fn frame(bytes: &[u8]) -> Outcome {
     }
     back.fill(0);
     decompressor
-        .decompress(codec, &packed, &mut back, place)
+        .decompress(&frame(codec, &packed), &mut back)
         .expect("what was compressed decompresses");
     assert!(back == raw, "it reads as something else");
     Outcome::Decoded
@@ -159,7 +164,7 @@ pub fn pack(bytes: &[u8]) -> Outcome {
             .fetch(&store, number, &mut sealed)
             .and_then(|()| reader.unseal(number, &mut sealed, &mut decompressor, &mut raw))
             .and_then(|()| reader.prints(&store, number))
-            .and_then(|prints| check_frame(&keys, &reader, number, (&raw, &prints), Depth::Identities));
+            .and_then(|prints| check_frame(&keys, &reader, number, &raw, &prints, Depth::Identities));
         if read.is_err() {
             outcome = Outcome::Refused;
         }

@@ -99,7 +99,7 @@ pub enum KeyError {
         store: String,
     },
     /// There are slots, but none that takes what was given.
-    #[error("no key slot of {store} opens {}; there are: {}", opens(*kind), describe(present))]
+    #[error("no key slot of {store} opens {}; there are: {}", with_credential(*kind), describe(present))]
     NoSlotFor {
         /// The store.
         store: String,
@@ -109,7 +109,7 @@ pub enum KeyError {
         present: Vec<SlotInfo>,
     },
     /// None of the slots that take what was given opened.
-    #[error("none of the key slots of {store} opens {}; tried: {}{}", opens_with_this(*kind), describe(tried), describe_damaged(damaged))]
+    #[error("none of the key slots of {store} opens {}; tried: {}{}", with_this_credential(*kind), describe(tried), describe_damaged(damaged))]
     WrongCredential {
         /// The store.
         store: String,
@@ -205,7 +205,7 @@ pub enum KeyError {
     PaperKeyMixed,
 }
 
-fn opens(kind: CredentialKind) -> &'static str {
+fn with_credential(kind: CredentialKind) -> &'static str {
     match kind {
         CredentialKind::Password => "with a password",
         CredentialKind::KeyFile => "with a key file",
@@ -213,11 +213,11 @@ fn opens(kind: CredentialKind) -> &'static str {
     }
 }
 
-fn opens_with_this(kind: CredentialKind) -> &'static str {
+fn with_this_credential(kind: CredentialKind) -> &'static str {
     match kind {
         CredentialKind::Password => "with this password",
         CredentialKind::KeyFile => "with this key file",
-        CredentialKind::Open => opens(kind),
+        CredentialKind::Open => with_credential(kind),
     }
 }
 

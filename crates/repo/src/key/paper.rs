@@ -63,7 +63,7 @@ impl PaperKey {
                 detail: "it is far too long",
             });
         }
-        let typed = Typed::new(text)?;
+        let typed = TypedSymbols::new(text)?;
         let mut symbols = Zeroizing::new([0; GROUPS * GROUP_SYMBOLS]);
         let groups = typed
             .symbols
@@ -98,11 +98,11 @@ impl fmt::Debug for PaperKey {
 }
 
 /// What was typed after `HF1`, as symbols.
-struct Typed {
+struct TypedSymbols {
     symbols: Zeroizing<Vec<u8>>,
 }
 
-impl Typed {
+impl TypedSymbols {
     fn new(text: &str) -> Result<Self> {
         let is_separator =
             |character: char| character.is_whitespace() || matches!(character, '-' | '\u{2010}'..='\u{2015}');
@@ -369,7 +369,7 @@ mod tests {
         #[test]
         fn two_wrong_characters_are_found(a in 0..70usize, b in 0..70usize, x in 1..32u8, y in 1..32u8) {
             prop_assume!(a != b);
-            let mut typed = Typed::new(&text(5)).unwrap().symbols.to_vec();
+            let mut typed = TypedSymbols::new(&text(5)).unwrap().symbols.to_vec();
             typed[a] ^= x;
             typed[b] ^= y;
             let typed: String = typed.iter().map(|symbol| char::from(ALPHABET[usize::from(*symbol)])).collect();

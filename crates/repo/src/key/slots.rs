@@ -58,7 +58,7 @@ pub struct SlotListing {
     /// Slots that are whole, oldest first.
     pub slots: Vec<SlotInfo>,
     /// Slots of these whose removal has begun and not ended.
-    pub leaving: BTreeSet<SlotId>,
+    pub being_removed: BTreeSet<SlotId>,
     /// What is no slot, or a damaged one, and why.
     pub damaged: Vec<(ObjectName, KeyError)>,
 }
@@ -81,7 +81,7 @@ pub enum Removal {
     /// Refuse to remove it.
     KeepLast,
     /// Remove it: from then on only a paper key opens the repository.
-    EvenTheLast,
+    AllowLast,
 }
 
 /// Adds a slot that holds `master` and `config`, and opens it once before saying that it is there.
@@ -92,7 +92,7 @@ pub fn add(
     config: &[u8],
     randomness: &dyn Randomness,
 ) -> Result<SlotId> {
-    if Loaded::new(store)?.slots.len() >= SLOT_COUNT_MAX {
+    if LoadedSlots::new(store)?.slots.len() >= SLOT_COUNT_MAX {
         return Err(KeyError::TooManySlots {
             store: store.describe(),
             count_max: SLOT_COUNT_MAX,
@@ -165,7 +165,7 @@ fn unlock_one(store: &dyn Store, id: SlotId, credential: Credential<'_>) -> Resu
             config,
             slot: slot.info,
             // It opened, so what is wrong with others only deserves a warning, and a list that cannot be had none.
-            damaged: Loaded::new(store).map_or_else(|_| Vec::new(), |loaded| loaded.damaged),
+            damaged: LoadedSlots::new(store).map_or_else(|_| Vec::new(), |loaded| loaded.damaged),
         }),
         None => Err(KeyError::WrongCredential {
             store: store.describe(),
@@ -177,12 +177,12 @@ fn unlock_one(store: &dyn Store, id: SlotId, credential: Credential<'_>) -> Resu
 }
 
 fn unlock_any(store: &dyn Store, credential: Credential<'_>) -> Result<Unlocked> {
-    let Loaded {
+    let LoadedSlots {
         mut slots,
         mut damaged,
         is_cut_off,
         ..
-    } = Loaded::tolerant(store)?;
+    } = LoadedSlots::load_bounded(store)?;
     if slots.is_empty() && damaged.is_empty() {
         return Err(KeyError::NoSlots {
             store: store.describe(),
@@ -220,7 +220,7 @@ fn unlock_any(store: &dyn Store, credential: Credential<'_>) -> Result<Unlocked>
         });
     }
     // A slot that could not be read may be the one that would have opened.
-    if let Some(at) = damaged.iter().position(|(_, error)| is_unread(error)) {
+    if let Some(at) = damaged.iter().position(|(_, error)| is_store_failure(error)) {
         return Err(damaged.swap_remove(at).1);
     }
     if tried.is_empty() && damaged.is_empty() {
@@ -248,14 +248,14 @@ fn is_enough(tried_count: usize, spent: u64) -> bool {
 
 /// All slots, without opening any.
 pub fn list(store: &dyn Store) -> Result<SlotListing> {
-    let loaded = Loaded::new(store)?;
+    let loaded = LoadedSlots::new(store)?;
     let mut slots: Vec<_> = loaded.slots.into_iter().map(|slot| slot.info).collect();
     slots.sort_by_key(|slot| (slot.created_unix_seconds, slot.id));
     Ok(SlotListing {
-        leaving: slots
+        being_removed: slots
             .iter()
             .map(|slot| slot.id)
-            .filter(|id| loaded.leaving.contains(id))
+            .filter(|id| loaded.being_removed.contains(id))
             .collect(),
         slots,
         damaged: loaded.damaged,
@@ -281,7 +281,7 @@ pub fn remove(store: &dyn Store, id: SlotId, removal: Removal, randomness: &dyn 
     };
     if removal == Removal::KeepLast {
         let marker = put_marker(store, id, randomness)?;
-        let others = staying_count(store, id);
+        let others = remaining_slot_count(store, id);
         if !matches!(others, Ok(1..)) {
             store.delete(&marker)?;
             others?;
@@ -303,16 +303,16 @@ pub fn check_removal(store: &dyn Store, id: SlotId) -> Result<()> {
         Err(StoreError::NotFound { .. }) => return Err(KeyError::NoSuchSlot { id }),
         other => other?,
     };
-    match staying_count(store, id)? {
+    match remaining_slot_count(store, id)? {
         0 => Err(KeyError::LastSlot { id }),
         _ => Ok(()),
     }
 }
 
 /// How many slots other than `id` are there, and not about to be removed.
-fn staying_count(store: &dyn Store, id: SlotId) -> Result<usize> {
-    let loaded = Loaded::new(store)?;
-    let stays = |slot: &&Slot| slot.info.id != id && !loaded.leaving.contains(&slot.info.id);
+fn remaining_slot_count(store: &dyn Store, id: SlotId) -> Result<usize> {
+    let loaded = LoadedSlots::new(store)?;
+    let stays = |slot: &&Slot| slot.info.id != id && !loaded.being_removed.contains(&slot.info.id);
     Ok(loaded.slots.iter().filter(stays).count())
 }
 
@@ -366,21 +366,21 @@ fn some_names(store: &dyn Store) -> Result<Vec<ObjectName>> {
 }
 
 /// All that there is under `keys`.
-struct Loaded {
+struct LoadedSlots {
     slots: Vec<Slot>,
-    leaving: BTreeSet<SlotId>,
+    being_removed: BTreeSet<SlotId>,
     damaged: Vec<(ObjectName, KeyError)>,
     /// Whether there are more objects than may be, so that others may be among those that were not looked at.
     is_cut_off: bool,
 }
 
-impl Loaded {
+impl LoadedSlots {
     fn new(store: &dyn Store) -> Result<Self> {
         Ok(Self::of(store, names(store)?))
     }
 
     /// The same, of as many as may be where there are more.
-    fn tolerant(store: &dyn Store) -> Result<Self> {
+    fn load_bounded(store: &dyn Store) -> Result<Self> {
         let mut names = some_names(store)?;
         let is_cut_off = names.len() > OBJECT_COUNT_MAX;
         names.truncate(OBJECT_COUNT_MAX);
@@ -393,13 +393,13 @@ impl Loaded {
     fn of(store: &dyn Store, names: Vec<ObjectName>) -> Self {
         let mut loaded = Self {
             slots: Vec::new(),
-            leaving: BTreeSet::new(),
+            being_removed: BTreeSet::new(),
             damaged: Vec::new(),
             is_cut_off: false,
         };
         for name in names {
             if let Some(id) = marked_slot(&name) {
-                loaded.leaving.insert(id);
+                loaded.being_removed.insert(id);
                 continue;
             }
             match load(store, &name) {
@@ -422,7 +422,7 @@ fn load(store: &dyn Store, name: &ObjectName) -> Result<Slot> {
 }
 
 /// Whether the store failed rather than the slot.
-fn is_unread(error: &KeyError) -> bool {
+fn is_store_failure(error: &KeyError) -> bool {
     match error {
         KeyError::Store(error) => !matches!(error, StoreError::TooLarge { .. }),
         KeyError::NoMemory { .. } => true,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::output::{FrameJob, OpenPack, PackOutput};
 use crate::error::Result;
 use crate::format::codec::WRITTEN_FRAME_BYTES_MAX;
-use crate::format::pack::{ChunkEntry, FRAME_COUNT_MAX, FrameContent, Location, PackKind};
+use crate::format::pack::{ChunkEntry, FRAME_COUNT_MAX, FrameContent, Location, PackKind, UnsealedFrame};
 use crate::id::PackId;
 use crate::repository::packs::Packs;
 
@@ -163,22 +163,20 @@ impl<'a> FrameStream<'a> {
         if self.raw.is_empty() {
             return Ok(());
         }
-        let content = self.content;
-        let (raw, prints) = (std::mem::take(&mut self.raw), std::mem::take(&mut self.prints));
-        let chunks = std::mem::take(&mut self.chunks);
+        let raw_bytes = self.raw.len() as u64;
         let current = self.current();
         let number = current.frame_count;
         current.frame_count += 1;
-        current.raw_bytes += raw.len() as u64;
+        current.raw_bytes += raw_bytes;
         let pack = Arc::clone(&current.pack);
-        output.frame(FrameJob {
-            pack,
+        let frame = UnsealedFrame {
             number,
-            raw,
-            content,
-            prints,
-            chunks,
-        })
+            raw: std::mem::take(&mut self.raw),
+            content: self.content,
+            prints: std::mem::take(&mut self.prints),
+            chunks: std::mem::take(&mut self.chunks),
+        };
+        output.frame(FrameJob { pack, frame })
     }
 
     /// Ends the pack if that is full.

@@ -15,9 +15,7 @@ use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 use super::frame_room::FrameRoom;
 use crate::error::{Error, Result};
 use crate::format::codec::{Compressor, WRITTEN_FRAME_BYTES_MAX};
-use crate::format::pack::{
-    ChunkEntry, Directory, FrameContent, PackKey, PackKind, PackWriter, SealedFrame, seal_frame,
-};
+use crate::format::pack::{Directory, FrameContent, PackKey, PackKind, PackWriter, SealedFrame, UnsealedFrame};
 use crate::id::{PackId, WriterId};
 use crate::progress::stage::{Stage, StageTimer, timed};
 use crate::store::Store;
@@ -46,14 +44,10 @@ impl OpenPack {
     }
 }
 
-/// A full frame.
+/// A frame to be sealed, and the pack that it belongs to.
 pub(crate) struct FrameJob {
     pub(crate) pack: Arc<OpenPack>,
-    pub(crate) number: u32,
-    pub(crate) raw: Vec<u8>,
-    pub(crate) content: FrameContent,
-    pub(crate) prints: Vec<u8>,
-    pub(crate) chunks: Vec<ChunkEntry>,
+    pub(crate) frame: UnsealedFrame,
 }
 
 /// The end of a pack.
@@ -188,9 +182,8 @@ fn commit(writer: PackWriter, end: PackCompletion) -> Result<FinishedPack> {
 }
 
 fn seal(job: FrameJob, compressor: &mut Compressor, raw_buffers: &BufferPool) -> (Arc<OpenPack>, SealedFrame) {
-    let raw = (job.raw, job.content);
-    let (frame, free) = seal_frame(compressor, &job.pack.key, job.number, raw, job.prints, job.chunks);
-    if job.content != FrameContent::Tree {
+    let (frame, free) = job.frame.seal(compressor, &job.pack.key);
+    if frame.content != FrameContent::Tree {
         raw_buffers.give(free);
     }
     (job.pack, frame)
@@ -223,7 +216,8 @@ impl<'a> PackOutput<'a> {
     /// An output with `sealer_count` sealers in `scope`; with none, everything is done by the caller.
     pub(crate) fn new<'scope>(
         scope: &'scope Scope<'scope, 'a>,
-        (store, timer): (Arc<dyn Store>, &'a dyn StageTimer),
+        store: Arc<dyn Store>,
+        timer: &'a dyn StageTimer,
         writer: WriterId,
         sealer_count: usize,
     ) -> Self {
@@ -242,7 +236,7 @@ impl<'a> PackOutput<'a> {
                 finished: Vec::new(),
             }
         } else {
-            spawn(scope, appender, (sealer_count, timer))
+            spawn(scope, appender, sealer_count, timer)
         };
         Self {
             mode,
@@ -267,7 +261,7 @@ impl<'a> PackOutput<'a> {
             OutputMode::Threads {
                 room, jobs, finished, ..
             } => timed(self.timer, Stage::AwaitSealers, || {
-                room.take(job.raw.len()) && jobs.send(job).is_ok()
+                room.take(job.frame.raw.len()) && jobs.send(job).is_ok()
             })
             .then_some(())
             .ok_or_else(|| first_error(finished)),
@@ -333,7 +327,8 @@ fn first_error(finished: &Receiver<Result<FinishedPack>>) -> Error {
 fn spawn<'scope, 'a>(
     scope: &'scope Scope<'scope, 'a>,
     mut appender: Appender,
-    (sealer_count, timer): (usize, &'a dyn StageTimer),
+    sealer_count: usize,
+    timer: &'a dyn StageTimer,
 ) -> OutputMode {
     let room = Arc::clone(&appender.room);
     let (jobs, job_queue) = bounded::<FrameJob>(1);
@@ -346,7 +341,7 @@ fn spawn<'scope, 'a>(
         scope.spawn(move || {
             let mut compressor = Compressor::new();
             for job in job_queue {
-                let raw_bytes = job.raw.len();
+                let raw_bytes = job.frame.raw.len();
                 let (pack, frame) = timed(timer, Stage::Seal, || seal(job, &mut compressor, &raw_buffers));
                 room.give_back(raw_bytes - frame.held_bytes());
                 let frame = ToAppender::Frame(pack, frame);

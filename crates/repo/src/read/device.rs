@@ -131,7 +131,7 @@ impl SnapshotDevice {
     /// The bytes of a frame, at least the first `wanted`, or as many as there are.
     ///
     /// The first read of a frame may be the only one, and decodes only its start. A second read decodes it entirely.
-    fn frame(&self, (pack, frame): (PackId, u32), wanted: usize, part: DecodedPart) -> Result<Arc<Vec<u8>>> {
+    fn frame(&self, pack: PackId, frame: u32, wanted: usize, part: DecodedPart) -> Result<Arc<Vec<u8>>> {
         // Prints are of whole blocks, and a disk may end within one.
         let wanted = match (&self.print_keys, self.unit) {
             (Some(_), Unit::Block) => wanted.next_multiple_of(BLOCK_LENGTH),
@@ -151,13 +151,13 @@ impl SnapshotDevice {
         let mut raw = forgotten.and_then(Arc::into_inner).unwrap_or_default();
         match part {
             DecodedPart::Whole => self.packs.frame(pack, frame, &mut buffers, &mut raw)?,
-            DecodedPart::Start => self.packs.frame_start((pack, frame), wanted, &mut buffers, &mut raw)?,
+            DecodedPart::Start => self.packs.frame_start(pack, frame, wanted, &mut buffers, &mut raw)?,
         }
         lock(&self.spare).push(buffers);
         if let Some(keys) = &self.print_keys {
             let reader = self.packs.frame_reader(pack)?;
             let prints = self.packs.prints(pack, frame)?;
-            check_frame(keys, &reader, frame, (&raw, &prints), Depth::Prints)?;
+            check_frame(keys, &reader, frame, &raw, &prints, Depth::Prints)?;
         }
         let raw = Arc::new(raw);
         lock(&self.frames).insert((pack, frame), Arc::clone(&raw), raw.capacity());
@@ -191,15 +191,15 @@ impl SnapshotDevice {
             }
             at += together;
         }
-        let Some(((key, wanted), others)) = missing.split_first() else {
+        let Some((&((pack, frame), wanted), others)) = missing.split_first() else {
             return Ok(());
         };
         // Errors here recur, and are reported or repaired, when the bytes are copied.
         std::thread::scope(|scope| {
-            for &(key, wanted) in others {
-                scope.spawn(move || self.frame(key, wanted, part).is_ok());
+            for &((pack, frame), wanted) in others {
+                scope.spawn(move || self.frame(pack, frame, wanted, part).is_ok());
             }
-            self.frame(*key, *wanted, part).ok();
+            self.frame(pack, frame, wanted, part).ok();
         });
         Ok(())
     }
@@ -216,7 +216,7 @@ impl SnapshotDevice {
                 let (location, together, raw) = self.packs.follow(|| {
                     let (location, together) = self.packs.resolve(location, piece.length)?;
                     let wanted = location.offset as usize + to_usize(together);
-                    let raw = self.frame((location.pack, location.frame), wanted, DecodedPart::Whole)?;
+                    let raw = self.frame(location.pack, location.frame, wanted, DecodedPart::Whole)?;
                     Ok((location, together, raw))
                 })?;
                 let start = location.offset as usize;

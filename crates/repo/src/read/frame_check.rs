@@ -24,7 +24,8 @@ pub(crate) fn check_frame(
     keys: &FingerprintKeys,
     reader: &PackReader,
     number: u32,
-    (raw, prints): (&[u8], &[u8]),
+    raw: &[u8],
+    prints: &[u8],
     depth: Depth,
 ) -> Result<()> {
     let frame = reader.frame(number)?;

@@ -71,7 +71,7 @@ impl<'a> FramePlan<'a> {
                 match piece.content {
                     PieceContent::Zero => batch.push_zero(self.position, length),
                     PieceContent::Data(location) => {
-                        plan_piece(self.packs, (location, length), self.position, &mut batch.pieces)?;
+                        plan_piece(self.packs, location, length, self.position, &mut batch.pieces)?;
                     }
                 }
                 self.position += length;
@@ -86,7 +86,8 @@ impl<'a> FramePlan<'a> {
 /// Plans `length` bytes of the disk at `disk_offset`, whose map says that they are at `location`.
 fn plan_piece(
     packs: &Packs,
-    (location, length): (Location, u64),
+    location: Location,
+    length: u64,
     disk_offset: u64,
     pieces: &mut Vec<PlannedPiece>,
 ) -> Result<()> {
@@ -117,7 +118,7 @@ pub(crate) fn plan_again(map: &mut MapReader<'_>, packs: &Packs, moved: &[Planne
             if let PieceContent::Data(location) = piece.content
                 && from < to
             {
-                plan_piece(packs, (location.advance(from - at), to - from), from, &mut pieces)?;
+                plan_piece(packs, location.advance(from - at), to - from, from, &mut pieces)?;
             }
             at += piece.length;
         }
@@ -135,7 +136,7 @@ pub(crate) fn moved_pieces(packs: &Packs, planned: &[PlannedPiece]) -> Result<Ve
             frame: piece.frame,
             offset: piece.frame_offset,
         };
-        plan_piece(packs, (location, piece.length.into()), piece.disk_offset, &mut pieces)?;
+        plan_piece(packs, location, piece.length.into(), piece.disk_offset, &mut pieces)?;
     }
     pieces.sort_unstable();
     Ok(pieces)

@@ -89,7 +89,7 @@ struct Decoded {
 
 /// The way of decoded frames to the writers, and of their memory back.
 #[derive(Clone)]
-struct Writers {
+struct WriterQueue {
     decoded: Sender<Decoded>,
     free: Receiver<AlignedBuffer>,
 }
@@ -125,11 +125,11 @@ struct Scratch {
     target: Vec<u8>,
     hashes: Vec<BlockHash>,
     /// The writer threads, unless the worker writes itself.
-    writers: Option<Writers>,
+    writers: Option<WriterQueue>,
 }
 
 impl Scratch {
-    fn new(writers: Option<Writers>) -> Self {
+    fn new(writers: Option<WriterQueue>) -> Self {
         Self {
             writers,
             buffers: FrameBuffers::new(),
@@ -147,7 +147,7 @@ impl RestoreJob<'_> {
         }
         let done = AtomicBool::new(false);
         std::thread::scope(|scope| {
-            scope.spawn(|| self.flush_now_and_then(flushes, &done));
+            scope.spawn(|| self.flush_on_request(flushes, &done));
             let _stop = StopFlusher {
                 done: &done,
                 flush: &self.flush,
@@ -163,7 +163,7 @@ impl RestoreJob<'_> {
                 let (decoded, give_back) = (decoded.clone(), give_back.clone());
                 scope.spawn(move || self.write_decoded(&decoded, &give_back));
             }
-            let writers = Writers {
+            let writers = WriterQueue {
                 decoded: send_decoded,
                 free,
             };
@@ -191,7 +191,7 @@ impl RestoreJob<'_> {
     }
 
     /// Makes what was written durable whenever it is asked to.
-    fn flush_now_and_then(&self, flushes: &Receiver<()>, done: &AtomicBool) {
+    fn flush_on_request(&self, flushes: &Receiver<()>, done: &AtomicBool) {
         while flushes.recv().is_ok() && !done.load(Ordering::Acquire) {
             if let Err(source) = self.request.target.flush() {
                 self.fail(self.target_error(source));
@@ -262,7 +262,7 @@ impl RestoreJob<'_> {
     }
 
     /// A decoder's life.
-    fn work(&self, groups: &Receiver<Vec<PlannedPiece>>, writers: Writers) {
+    fn work(&self, groups: &Receiver<Vec<PlannedPiece>>, writers: WriterQueue) {
         let mut scratch = Scratch::new(Some(writers));
         for group in groups {
             if self.failure().is_some() {
@@ -341,7 +341,7 @@ impl RestoreJob<'_> {
         self.counters
             .decoded
             .fetch_add(scratch.raw.len() as u64, Ordering::Relaxed);
-        check_frame(&self.keys, &reader, frame, (&scratch.raw, &prints), Depth::Prints)?;
+        check_frame(&self.keys, &reader, frame, &scratch.raw, &prints, Depth::Prints)?;
         for piece in &wanted {
             let (start, length) = (piece.frame_offset as usize, piece.length as usize);
             if start + length > scratch.raw.len() {

@@ -25,7 +25,7 @@ impl Repository {
     ) -> Result<()> {
         match action {
             RepairAction::RestoreConfig => self.repair_config().map(|_| ()),
-            RepairAction::RestoreSnapshot { snapshot, copy } => self.bring_back(*snapshot, *copy),
+            RepairAction::RestoreSnapshot { snapshot, copy } => self.restore_manifest(*snapshot, *copy),
             RepairAction::RestoreRelocation { object } => {
                 match RelocationId::of(&object.parse().map_err(StoreError::from)?) {
                     Some((id, twin)) => self.restore_replica(&id, twin),
@@ -65,7 +65,7 @@ impl Repository {
     }
 
     /// Puts the manifest of a snapshot back from the copy in a pack.
-    fn bring_back(&self, snapshot: SnapshotId, copy: PackId) -> Result<()> {
+    fn restore_manifest(&self, snapshot: SnapshotId, copy: PackId) -> Result<()> {
         let reader = self.packs.reader(copy)?;
         let Some(manifest) = copied_manifest(&reader.directory).filter(|manifest| manifest.id == snapshot) else {
             let detail = format!("it carries no copy of the manifest of snapshot {snapshot}");

@@ -10,7 +10,7 @@ use crate::format::pack::Location;
 use crate::format::relocation::{Move, RelocationTable};
 use crate::id::PackId;
 use crate::repository::Repository;
-use crate::repository::damage_records::{DamageRecord, damage_names, place_of, read_damage};
+use crate::repository::damage_records::{DamageRecord, damage_names, read_damage};
 use crate::writers::lease::Lease;
 
 impl Repository {
@@ -32,17 +32,18 @@ impl Repository {
                 continue;
             };
             let mut table = RelocationTable::default();
-            for (place, length, chunk) in self.unmoved(*pack, &record)? {
-                let identity = &record.chunks[&chunk].1;
-                let (chunk_length, skip) = (record.chunks[&chunk].0, place.offset - chunk.1);
-                if let Some(found) = index.find_known(identity, chunk_length) {
+            for part in self.unrelocated_chunks(*pack, &record)? {
+                let (frame, chunk_offset) = part.chunk;
+                let (chunk_length, identity) = &record.chunks[&(frame, chunk_offset)];
+                if let Some(found) = index.find_known(identity, *chunk_length) {
+                    let skip = part.location.offset - chunk_offset;
                     table.add(Move {
-                        frame: place.frame,
-                        offset: place.offset,
-                        length,
+                        frame: part.location.frame,
+                        offset: part.location.offset,
+                        length: part.length,
                         to: found.advance(skip.into()),
                     });
-                    healed_bytes += u64::from(length);
+                    healed_bytes += u64::from(part.length);
                 }
             }
             self.commit_moves(lease, [(*pack, table)].into())?;
@@ -53,19 +54,23 @@ impl Repository {
         Ok(healed_bytes)
     }
 
-    /// The parts of the recorded chunks of `pack` that no relocation leads away from: place, length, and which chunk.
-    pub(crate) fn unmoved(&self, pack: PackId, record: &DamageRecord) -> Result<Vec<Unmoved>> {
-        let mut unmoved = Vec::new();
-        for (chunk, (length, _)) in &record.chunks {
-            for (place, length) in self.unmoved_parts(place_of(pack, *chunk), *length)? {
-                unmoved.push((place, length, *chunk));
+    /// The parts of the recorded chunks of `pack` that no relocation leads away from.
+    pub(crate) fn unrelocated_chunks(&self, pack: PackId, record: &DamageRecord) -> Result<Vec<UnrelocatedPart>> {
+        let mut parts = Vec::new();
+        for (&(frame, offset), (length, _)) in &record.chunks {
+            for (location, length) in self.unrelocated_parts(Location { pack, frame, offset }, *length)? {
+                parts.push(UnrelocatedPart {
+                    location,
+                    length,
+                    chunk: (frame, offset),
+                });
             }
         }
-        Ok(unmoved)
+        Ok(parts)
     }
 
     /// The parts of the `length` bytes at `location` that no relocation leads away from.
-    pub(crate) fn unmoved_parts(&self, location: Location, length: u32) -> Result<Vec<(Location, u32)>> {
+    pub(crate) fn unrelocated_parts(&self, location: Location, length: u32) -> Result<Vec<(Location, u32)>> {
         let mut parts = Vec::new();
         let mut done = 0;
         while done < length {
@@ -81,8 +86,13 @@ impl Repository {
     }
 }
 
-/// A part of a chunk: where it was, its length, and frame and offset of the chunk.
-type Unmoved = (Location, u32, (u32, u32));
+/// A part of a chunk of a damaged pack that is still where it was stored.
+pub(crate) struct UnrelocatedPart {
+    pub(crate) location: Location,
+    pub(crate) length: u32,
+    /// Frame and offset of the chunk.
+    pub(crate) chunk: (u32, u32),
+}
 
 /// Packs that are damaged, and what is known of each.
 pub(crate) type Damaged = BTreeMap<PackId, DamageRecord>;

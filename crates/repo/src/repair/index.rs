@@ -8,7 +8,7 @@ use crate::format::index::{SegmentReader, segment_name};
 use crate::id::{PackId, SegmentId};
 use crate::repository::Repository;
 use crate::repository::chunk_index::ChunkIndex;
-use crate::repository::damage_records::{DamageRecord, Extent, damage_names, put_damage};
+use crate::repository::damage_records::{DamageExtent, DamageRecord, damage_names, put_damage};
 use crate::store::ObjectName;
 
 /// Missing packs whose entries are gathered in one reading of the index: bounds the memory.
@@ -53,10 +53,10 @@ impl Repository {
     }
 
     /// How much of a pack is lost whose directory is lost, or all of it.
-    fn extent(&self, pack: PackId) -> Extent {
+    fn extent(&self, pack: PackId) -> DamageExtent {
         match self.packs.frame_reader(pack) {
-            Ok(_) => Extent::Frames(BTreeSet::new()),
-            Err(_) => Extent::Whole,
+            Ok(_) => DamageExtent::Frames(BTreeSet::new()),
+            Err(_) => DamageExtent::Whole,
         }
     }
 
@@ -101,11 +101,11 @@ impl Repository {
             write(&mut index)?;
         }
         bad.into_iter().try_for_each(|name| self.vault.store.delete(name))?;
-        self.drop_dangling(&good_ids, &existing)
+        self.remove_dangling_entries(&good_ids, &existing)
     }
 
     /// Writes those of `segments` that list packs which do not exist again, as one, without them.
-    fn drop_dangling(&self, segments: &[SegmentId], existing: &HashSet<PackId>) -> Result<()> {
+    fn remove_dangling_entries(&self, segments: &[SegmentId], existing: &HashSet<PackId>) -> Result<()> {
         let keys = self.vault.segment_keys();
         let mut stale = Vec::new();
         for id in segments {
@@ -119,9 +119,9 @@ impl Repository {
         if stale.is_empty() {
             return Ok(());
         }
-        let mut living = existing.clone();
-        living.extend(self.vault.pack_ids()?);
-        self.vault.merge(&stale, &living)?;
+        let mut listed = existing.clone();
+        listed.extend(self.vault.pack_ids()?);
+        self.vault.merge(&stale, &listed)?;
         for segment in &stale {
             self.vault
                 .store

@@ -161,14 +161,14 @@ impl Repository {
         };
         self.supersede(lease)?;
         // Packs are deleted as by gc: the damage was recorded durably, and all writers that began before have ended.
-        let is_alone = lease::is_alone(&self.vault, lease.record.writer)?;
+        let is_only_writer = lease::is_only_writer(&self.vault, lease.record.writer)?;
         let survey = self.survey_all(request, progress)?;
         let planned: BTreeSet<&RepairAction> = plan.actions.iter().map(|(action, _)| action).collect();
         let mut report = RepairReport::default();
         let mut losses = BTreeSet::new();
         for (action, reason) in self.actions(&survey)? {
             let is_due = match &action {
-                RepairAction::DeletePack { .. } => is_alone,
+                RepairAction::DeletePack { .. } => is_only_writer,
                 _ => true,
             };
             if !planned.contains(&action) || !is_due {

@@ -9,7 +9,7 @@ use crate::format::fingerprint::FingerprintKeys;
 use crate::format::pack::{ChunkEntry, Directory, FrameContent, FrameEntry, PackReader};
 use crate::id::ChunkId;
 use crate::read::frame_check::{Depth, check_frame};
-use crate::repository::damage_records::{DamageRecord, Extent, KnownIdentity};
+use crate::repository::damage_records::{DamageExtent, DamageRecord, KnownIdentity};
 use crate::repository::packs::{FrameBuffers, Packs};
 
 /// A pack whose frames were all tried.
@@ -35,11 +35,11 @@ pub(super) fn rebuild(
     for (number, frame) in (0u32..).zip(reader.directory.frames()) {
         let read = packs.prints(reader.pack, number).and_then(|prints| {
             packs.frame(reader.pack, number, &mut buffers, &mut raw)?;
-            check_frame(keys, reader, number, (&raw, &prints), Depth::Identities)
+            check_frame(keys, reader, number, &raw, &prints, Depth::Identities)
         });
         let chunks = match read {
             Ok(()) if reader.has_chunks() => reader.directory.chunks(frame).to_vec(),
-            Ok(()) => chunks_of(keys, (number, frame), &raw, record),
+            Ok(()) => chunks_of(keys, number, frame, &raw, record),
             Err(error @ Error::MissingPack { .. }) => return Err(error),
             Err(error) if error.is_about_one_object() || error.is_unreadable() => {
                 damaged.insert(number);
@@ -57,7 +57,7 @@ pub(super) fn rebuild(
     }
     directory.finish();
     let record = DamageRecord {
-        extent: Extent::Frames(damaged),
+        extent: DamageExtent::Frames(damaged),
         chunks: record.chunks.clone(),
     };
     let reader = Arc::new(reader.with_directory(directory, packs.key(reader.pack)));
@@ -67,7 +67,8 @@ pub(super) fn rebuild(
 /// The chunks of a frame with these bytes.
 fn chunks_of(
     keys: &FingerprintKeys,
-    (number, frame): (u32, &FrameEntry),
+    number: u32,
+    frame: &FrameEntry,
     raw: &[u8],
     record: &DamageRecord,
 ) -> Vec<ChunkEntry> {

@@ -11,7 +11,7 @@ use crate::gc::mark::LiveRange;
 use crate::gc::repack::repack;
 use crate::id::PackId;
 use crate::repository::Repository;
-use crate::repository::damage_records::{DamageRecord, Extent, clear_damage};
+use crate::repository::damage_records::{DamageExtent, DamageRecord, clear_damage};
 use crate::writers::lease::Lease;
 
 impl Repository {
@@ -27,7 +27,7 @@ impl Repository {
                 Err(error) if error.is_about_one_object() => continue,
                 Err(error) => return Err(error),
             };
-            let is_doubtful = found.flaw().is_some() || record.extent == Extent::Whole;
+            let is_doubtful = found.flaw().is_some() || record.extent == DamageExtent::Whole;
             let Rebuilt { reader, record } = if is_doubtful {
                 let keys = self.vault.fingerprint_keys();
                 match rebuild(&self.packs, &keys, &found, record) {
@@ -42,12 +42,12 @@ impl Repository {
             if !ranges.is_empty() {
                 let old = HashMap::from([(*pack, ranges)]);
                 let readers = HashMap::from([(*pack, Arc::clone(&reader))]);
-                let repacked = repack(self, lease.record.writer, (&old, &readers), thread_count)?;
+                let repacked = repack(self, lease.record.writer, &old, &readers, thread_count)?;
                 self.write_index(&repacked.packs)?;
                 self.commit_moves(lease, repacked.tables)?;
                 self.refresh()?;
             }
-            if self.is_emptied(*pack, &reader.directory)? {
+            if self.is_fully_relocated(*pack, &reader.directory)? {
                 lease.check()?;
                 self.vault.store.delete(&pack_name(*pack))?;
                 self.packs.forget(*pack);
@@ -65,7 +65,7 @@ impl Repository {
             if record.covers(number) {
                 continue;
             }
-            for (place, length) in self.unmoved_parts(frame_start(reader.pack, number), entry.raw_length)? {
+            for (place, length) in self.unrelocated_parts(frame_start(reader.pack, number), entry.raw_length)? {
                 ranges.push(LiveRange {
                     frame: number,
                     offset: place.offset,
@@ -77,10 +77,10 @@ impl Repository {
     }
 
     /// Whether every byte of the pack is relocated.
-    fn is_emptied(&self, pack: PackId, directory: &Directory) -> Result<bool> {
+    fn is_fully_relocated(&self, pack: PackId, directory: &Directory) -> Result<bool> {
         for (number, entry) in (0u32..).zip(directory.frames()) {
             if !self
-                .unmoved_parts(frame_start(pack, number), entry.raw_length)?
+                .unrelocated_parts(frame_start(pack, number), entry.raw_length)?
                 .is_empty()
             {
                 return Ok(false);
@@ -98,11 +98,11 @@ fn frame_start(pack: PackId, frame: u32) -> Location {
 pub(super) fn lost_bytes(repository: &Repository, damaged: &Damaged) -> Result<BTreeMap<PackId, u64>> {
     let mut lost = BTreeMap::new();
     for (pack, record) in damaged {
-        let parts = repository.unmoved(*pack, record)?;
+        let parts = repository.unrelocated_chunks(*pack, record)?;
         let bytes = parts
             .iter()
-            .filter(|(place, _, _)| record.covers(place.frame))
-            .map(|(_, length, _)| u64::from(*length))
+            .filter(|part| record.covers(part.location.frame))
+            .map(|part| u64::from(part.length))
             .sum();
         lost.insert(*pack, bytes);
     }

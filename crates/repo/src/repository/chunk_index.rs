@@ -108,7 +108,7 @@ impl ChunkIndex {
                 }
                 other => other.unwrap_or_default(),
             };
-            if let Some(entry) = entries.iter().find(|entry| self.confirms(entry, length, is_it)) {
+            if let Some(entry) = entries.iter().find(|entry| self.has_chunk(entry, length, is_it)) {
                 return Some(entry.location);
             }
         }
@@ -136,7 +136,7 @@ impl ChunkIndex {
     }
 
     /// Whether the pack of `entry` may be used and has a chunk there that `is_it` knows by its whole identity.
-    fn confirms(&self, entry: &IndexEntry, length: u32, is_it: &dyn Fn(&ChunkId) -> bool) -> bool {
+    fn has_chunk(&self, entry: &IndexEntry, length: u32, is_it: &dyn Fn(&ChunkId) -> bool) -> bool {
         let Location { pack, frame, offset } = entry.location;
         if entry.length != length || !self.is_usable(pack) {
             return false;

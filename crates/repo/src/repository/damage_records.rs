@@ -33,7 +33,7 @@ use crate::error::{Error, Result};
 use crate::format::chunker::CHUNK_BYTES_MAX;
 use crate::format::codec::FRAME_BYTES_MAX;
 use crate::format::index::{IndexEntry, PREFIX_LENGTH, Prefix, prefix_of};
-use crate::format::pack::{Directory, FRAME_COUNT_MAX, Location};
+use crate::format::pack::{Directory, FRAME_COUNT_MAX};
 use crate::id::{ChunkId, PackId};
 use crate::repository::Repository;
 use crate::store::{ObjectKind, ObjectName, StoreError};
@@ -73,7 +73,7 @@ impl KnownIdentity {
 
 /// How much of a pack is damaged.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Extent {
+pub(crate) enum DamageExtent {
     /// It is missing, or nothing of it can be read.
     Whole,
     /// These frames, or their prints; with none, only its header or trailer.
@@ -83,13 +83,13 @@ pub(crate) enum Extent {
 /// What is known of a damaged pack.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct DamageRecord {
-    pub(crate) extent: Extent,
+    pub(crate) extent: DamageExtent,
     /// The chunks of the pack, by frame and offset: length and identity.
     pub(crate) chunks: BTreeMap<(u32, u32), (u32, KnownIdentity)>,
 }
 
 impl DamageRecord {
-    pub(crate) fn new(extent: Extent) -> Self {
+    pub(crate) fn new(extent: DamageExtent) -> Self {
         Self {
             extent,
             chunks: BTreeMap::new(),
@@ -118,16 +118,16 @@ impl DamageRecord {
     /// Whether `frame` is damaged.
     pub(crate) fn covers(&self, frame: u32) -> bool {
         match &self.extent {
-            Extent::Whole => true,
-            Extent::Frames(frames) => frames.contains(&frame),
+            DamageExtent::Whole => true,
+            DamageExtent::Frames(frames) => frames.contains(&frame),
         }
     }
 
     /// Merges another record of the same pack.
     pub(crate) fn merge(&mut self, other: Self) {
         match (&mut self.extent, other.extent) {
-            (Extent::Frames(frames), Extent::Frames(more)) => frames.extend(more),
-            (extent, _) => *extent = Extent::Whole,
+            (DamageExtent::Frames(frames), DamageExtent::Frames(more)) => frames.extend(more),
+            (extent, _) => *extent = DamageExtent::Whole,
         }
         for (place, chunk) in other.chunks {
             let known = self.chunks.entry(place).or_insert(chunk);
@@ -140,8 +140,8 @@ impl DamageRecord {
     pub(crate) fn encode(&self) -> Vec<u8> {
         let none = BTreeSet::new();
         let (partial, frames) = match &self.extent {
-            Extent::Whole => (0, &none),
-            Extent::Frames(frames) => (1, frames),
+            DamageExtent::Whole => (0, &none),
+            DamageExtent::Frames(frames) => (1, frames),
         };
         let mut bytes = vec![FORMAT_VERSION, partial];
         put_varint(&mut bytes, frames.len() as u64);
@@ -180,13 +180,17 @@ impl DamageRecord {
         let frame_limit = FRAME_COUNT_MAX as u64;
         let mut frames = BTreeSet::new();
         for _ in 0..decoder.count(1)? {
-            frames.insert(small(decoder.varint_at_most(frame_limit)?));
+            frames.insert(bounded_u32(decoder.varint_at_most(frame_limit)?));
         }
-        let mut record = Self::new(if partial { Extent::Frames(frames) } else { Extent::Whole });
+        let mut record = Self::new(if partial {
+            DamageExtent::Frames(frames)
+        } else {
+            DamageExtent::Whole
+        });
         for _ in 0..decoder.count(4 + PREFIX_LENGTH)? {
-            let frame = small(decoder.varint_at_most(frame_limit)?);
-            let offset = small(decoder.varint_at_most(FRAME_BYTES_MAX as u64)?);
-            let length = small(decoder.varint_at_most(CHUNK_BYTES_MAX)?);
+            let frame = bounded_u32(decoder.varint_at_most(frame_limit)?);
+            let offset = bounded_u32(decoder.varint_at_most(FRAME_BYTES_MAX as u64)?);
+            let length = bounded_u32(decoder.varint_at_most(CHUNK_BYTES_MAX)?);
             if (offset + length) as usize > FRAME_BYTES_MAX {
                 return decoder.fail("has a chunk that reaches past the end of a frame");
             }
@@ -202,13 +206,8 @@ impl DamageRecord {
     }
 }
 
-fn small(value: u64) -> u32 {
+fn bounded_u32(value: u64) -> u32 {
     u32::try_from(value).expect("the limit of the field is below 2^32")
-}
-
-/// Where a chunk of a damaged pack was.
-pub(crate) fn place_of(pack: PackId, (frame, offset): (u32, u32)) -> Location {
-    Location { pack, frame, offset }
 }
 
 /// The pack that a damage record is about, from its name.
@@ -275,7 +274,7 @@ pub(crate) fn read_damage(vault: &Vault, names: &[ObjectName]) -> Result<(Option
             Err(Error::Store(StoreError::NotFound { .. })) => continue,
             Err(error) if error.is_about_one_object() => {
                 errors.push(error);
-                DamageRecord::new(Extent::Whole)
+                DamageRecord::new(DamageExtent::Whole)
             }
             Err(error) => return Err(error),
         };
@@ -291,11 +290,11 @@ pub(crate) fn read_damage(vault: &Vault, names: &[ObjectName]) -> Result<(Option
 mod tests {
     use proptest::prelude::{any, prop_assert_eq, proptest};
 
-    use super::{DamageRecord, Extent, KnownIdentity};
+    use super::{DamageExtent, DamageRecord, KnownIdentity};
     use crate::id::ChunkId;
 
     fn record(frames: &[u32], chunks: &[(u8, u8, bool)]) -> DamageRecord {
-        let mut record = DamageRecord::new(Extent::Frames(frames.iter().copied().collect()));
+        let mut record = DamageRecord::new(DamageExtent::Frames(frames.iter().copied().collect()));
         for &(frame, id, whole) in chunks {
             let identity = if whole {
                 KnownIdentity::Whole(ChunkId::from_bytes([id; 32]))
@@ -315,7 +314,7 @@ mod tests {
         merged.merge(record(&[3], &[(1, 7, true), (2, 8, false), (9, 9, false)]));
         assert_eq!(merged, record(&[1, 2, 3], &[(1, 7, true), (2, 8, true), (9, 9, false)]));
         assert!(merged.covers(3) && !merged.covers(4));
-        merged.merge(DamageRecord::new(Extent::Whole));
+        merged.merge(DamageRecord::new(DamageExtent::Whole));
         assert!(merged.covers(4));
         merged.merge(record(&[1], &[]));
         assert!(merged.covers(4));

@@ -28,7 +28,7 @@ pub struct InitRequest<'a> {
 }
 
 /// A repository that was opened, and what was noticed on the way.
-pub struct Opened {
+pub struct OpenedRepository {
     /// The repository.
     pub repository: Repository,
     /// Damage that did not keep it from opening.
@@ -37,7 +37,7 @@ pub struct Opened {
     pub slot: SlotId,
 }
 
-fn already(store: &dyn Store) -> Error {
+fn already_a_repository(store: &dyn Store) -> Error {
     Error::AlreadyARepository {
         store: store.describe(),
     }
@@ -95,7 +95,7 @@ impl Repository {
         )?;
         if store.put(&name, &sealed)? == Put::AlreadyExists {
             store.delete(&slot_id.object())?;
-            return Err(already(&*store));
+            return Err(already_a_repository(&*store));
         }
         if !exists(&*store, &slot_id.object())? {
             // Another process that created a repository at the same moment removed our slot as a leftover, and lost.
@@ -107,7 +107,7 @@ impl Repository {
     /// Checks that there is no repository on a store, nor a part of one.
     pub fn check_new(store: &dyn Store) -> Result<()> {
         if exists(store, &ObjectName::config())? {
-            return Err(already(store));
+            return Err(already_a_repository(store));
         }
         for kind in ObjectKind::ALL.into_iter().filter(|kind| *kind != ObjectKind::Key) {
             store
@@ -117,13 +117,17 @@ impl Repository {
                         reason: "it belongs to a repository without config",
                     }))
                 })
-                .map_err(|_| already(store))?;
+                .map_err(|_| already_a_repository(store))?;
         }
         Ok(())
     }
 
     /// Opens the repository on a store with what opens one of its key slots.
-    pub fn open(store: Arc<dyn Store>, credential: Credential<'_>, environment: Environment) -> Result<Opened> {
+    pub fn open(
+        store: Arc<dyn Store>,
+        credential: Credential<'_>,
+        environment: Environment,
+    ) -> Result<OpenedRepository> {
         Self::open_by(store, credential, SlotChoice::Any, environment)
     }
 
@@ -133,7 +137,7 @@ impl Repository {
         credential: Credential<'_>,
         choice: SlotChoice,
         environment: Environment,
-    ) -> Result<Opened> {
+    ) -> Result<OpenedRepository> {
         let unlocked = match key::unlock_chosen(&*store, credential, choice) {
             Err(key::KeyError::NoSlots { store: name }) if !exists(&*store, &ObjectName::config())? => {
                 return Err(Error::NotARepository { store: name });
@@ -153,7 +157,7 @@ impl Repository {
             Err(error) => return Err(error),
         };
         let repository = Self::with_master(store, unlocked.master, config, environment)?;
-        Ok(Opened {
+        Ok(OpenedRepository {
             repository,
             warnings,
             slot,
@@ -196,7 +200,7 @@ impl Repository {
     }
 
     /// Whether the two cut and name bytes alike.
-    pub fn recognises_like(&self, other: &Self) -> bool {
+    pub fn has_same_fingerprints(&self, other: &Self) -> bool {
         self.vault.keyring.fingerprints() == other.vault.keyring.fingerprints()
     }
 

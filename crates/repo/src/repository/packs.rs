@@ -44,13 +44,13 @@ impl FrameBuffers {
 /// What came of loading the relocations.
 pub(crate) struct Refreshed {
     /// Whether bytes are found in other places than before.
-    pub(crate) has_news: bool,
+    pub(crate) has_changes: bool,
     /// The errors of relocations that cannot be read.
     pub(crate) errors: Vec<Error>,
 }
 
 /// Hears of damage that is worked around.
-type Warn = Box<dyn Fn(&str) + Send + Sync>;
+type DamageWarning = Box<dyn Fn(&str) + Send + Sync>;
 
 /// The packs of a repository.
 pub(crate) struct Packs {
@@ -64,7 +64,7 @@ pub(crate) struct Packs {
     hopeless: Mutex<HashSet<PackId>>,
     /// What is wrong with the packs that were read so: where, and what.
     flaws: Mutex<BTreeMap<PackId, (u64, String)>>,
-    warn: OnceLock<Warn>,
+    warn: OnceLock<DamageWarning>,
     tree_frames: Mutex<LruCache<FrameKey, Arc<Vec<u8>>>>,
     prints: Mutex<LruCache<FrameKey, Arc<Vec<u8>>>>,
     relocations: Mutex<RelocationTables>,
@@ -153,7 +153,7 @@ impl Packs {
     }
 
     /// Receives warnings about damage that is worked around; the first one is kept.
-    pub(crate) fn set_warn(&self, warn: Warn) {
+    pub(crate) fn set_warn(&self, warn: DamageWarning) {
         self.warn.set(warn).ok();
     }
 
@@ -184,11 +184,11 @@ impl Packs {
         let turn = lock(&self.refreshing);
         let (tables, errors) = load_relocations(&*self.store, &self.keyring)?;
         let mut known = lock(&self.relocations);
-        let has_news = *known != tables;
+        let has_changes = *known != tables;
         *known = tables;
         drop(known);
         drop(turn);
-        Ok(Refreshed { has_news, errors })
+        Ok(Refreshed { has_changes, errors })
     }
 
     /// Does `read`, and does it again when a pack was missing that gc has rewritten meanwhile.
@@ -268,7 +268,8 @@ impl Packs {
     /// As [`frame`](Self::frame), but at least the first `wanted` bytes only; `raw` gets as long as what was decompressed.
     pub(crate) fn frame_start(
         &self,
-        (pack, frame): (PackId, u32),
+        pack: PackId,
+        frame: u32,
         wanted: usize,
         buffers: &mut FrameBuffers,
         raw: &mut Vec<u8>,
@@ -303,12 +304,12 @@ fn missing_pack(pack: PackId, error: Error) -> Error {
 
 impl PageCache for Packs {
     fn page(&self, page: PageRef) -> Result<Vec<u8>> {
-        self.follow(|| self.page_where_it_is(page))
+        self.follow(|| self.read_page(page))
     }
 }
 
 impl Packs {
-    fn page_where_it_is(&self, page: PageRef) -> Result<Vec<u8>> {
+    fn read_page(&self, page: PageRef) -> Result<Vec<u8>> {
         if page.length as usize > PAGE_BYTES_MAX {
             let detail = format!("a page of {} bytes; at most {PAGE_BYTES_MAX} are read", page.length);
             let name = crate::format::pack::pack_name(page.location.pack);

@@ -189,7 +189,7 @@ impl Store for MemoryStore {
         Ok(())
     }
 
-    fn strangers(&self, _visit: &mut dyn FnMut(String) -> Result<()>) -> Result<()> {
+    fn foreign_files(&self, _visit: &mut dyn FnMut(String) -> Result<()>) -> Result<()> {
         Ok(())
     }
 

@@ -95,7 +95,7 @@ pub trait Store: Send + Sync {
     fn delete(&self, name: &ObjectName) -> Result<()>;
 
     /// Calls `visit` with the path of everything in the store that is no object and has no business there.
-    fn strangers(&self, visit: &mut dyn FnMut(String) -> Result<()>) -> Result<()>;
+    fn foreign_files(&self, visit: &mut dyn FnMut(String) -> Result<()>) -> Result<()>;
 
     /// Removes unfinished objects to which nothing was added for `age`; returns the number of bytes freed.
     ///
@@ -151,8 +151,8 @@ macro_rules! forward_store {
             fn delete(&self, name: &ObjectName) -> Result<()> {
                 (**self).delete(name)
             }
-            fn strangers(&self, visit: &mut dyn FnMut(String) -> Result<()>) -> Result<()> {
-                (**self).strangers(visit)
+            fn foreign_files(&self, visit: &mut dyn FnMut(String) -> Result<()>) -> Result<()> {
+                (**self).foreign_files(visit)
             }
             fn clean(&self, age: Duration) -> Result<u64> {
                 (**self).clean(age)

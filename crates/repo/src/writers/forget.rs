@@ -104,7 +104,7 @@ fn intents(vault: &Vault) -> Result<Vec<(ObjectName, WriterRecord)>> {
         };
         let record: WriterRecord =
             serde_json::from_slice(&bytes).map_err(|error| Error::damaged(&name, 0, error.to_string()))?;
-        intents.push((name, record.put_ago(age)));
+        intents.push((name, record.silent_for(age)));
     }
     Ok(intents)
 }

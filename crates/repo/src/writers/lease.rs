@@ -34,10 +34,10 @@ const UNRENEWED_AGE: Duration = Duration::from_secs(30 * 24 * 3600);
 const MARK_AGE: Duration = Duration::from_secs(30 * 24 * 3600);
 
 /// How often a writer says that it is at work: each half an hour, by its own clock.
-const BEAT_MS: u64 = 30 * 60 * 1000;
+const HEARTBEAT_MS: u64 = 30 * 60 * 1000;
 
 /// So many beats of a writer are there at once: a list that is made while one comes and one goes always has another.
-const BEAT_COUNT: u64 = 2;
+const HEARTBEAT_COUNT: u64 = 2;
 
 /// What a writer does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -109,7 +109,7 @@ impl WriterRecord {
     }
 
     /// The record as it was put so long ago.
-    pub(crate) fn put_ago(mut self, silent: Option<Duration>) -> Self {
+    pub(crate) fn silent_for(mut self, silent: Option<Duration>) -> Self {
         self.silent = silent;
         self
     }
@@ -129,16 +129,16 @@ pub(crate) fn writer_name(writer: WriterId) -> ObjectName {
     ObjectName::new(ObjectKind::Writer, &writer.to_string()).expect("hex digits are a name")
 }
 
-fn beat_name(writer: WriterId, number: u64) -> ObjectName {
+fn heartbeat_name(writer: WriterId, number: u64) -> ObjectName {
     ObjectName::new(ObjectKind::Writer, &format!("{writer}.{number:016x}")).expect("hex digits and a dot are a name")
 }
 
 /// The writer that an object is a beat of.
-pub(crate) fn beat_of(name: &ObjectName) -> Option<WriterId> {
+pub(crate) fn heartbeat_writer(name: &ObjectName) -> Option<WriterId> {
     let (writer, number) = name.name().split_once('.')?;
     let writer: WriterId = writer.parse().ok()?;
     let number = u64::from_str_radix(number, 16).ok()?;
-    (beat_name(writer, number) == *name).then_some(writer)
+    (heartbeat_name(writer, number) == *name).then_some(writer)
 }
 
 /// A writer's object, while it works.
@@ -148,16 +148,16 @@ pub(crate) struct Lease<'a> {
     pub(crate) vault: &'a Vault,
     pub(crate) record: WriterRecord,
     /// When the last beat was put, by our own clock.
-    beaten_ms: AtomicI64,
-    beat_count: AtomicU64,
+    heartbeat_ms: AtomicI64,
+    heartbeat_count: AtomicU64,
 }
 
 impl<'a> Lease<'a> {
     pub(crate) fn new(vault: &'a Vault, record: WriterRecord) -> Self {
         Self {
             vault,
-            beaten_ms: AtomicI64::new(record.time_ms),
-            beat_count: AtomicU64::new(0),
+            heartbeat_ms: AtomicI64::new(record.time_ms),
+            heartbeat_count: AtomicU64::new(0),
             record,
         }
     }
@@ -226,16 +226,16 @@ impl<'a> Lease<'a> {
     /// A beat that cannot be put is put later. [`Error::Revoked`] when the writer was taken for dead meanwhile.
     pub(crate) fn renew(&self) -> Result<()> {
         let now_ms = (self.vault.environment.now_ms)();
-        if now_ms.abs_diff(self.beaten_ms.load(Ordering::Relaxed)) < BEAT_MS {
+        if now_ms.abs_diff(self.heartbeat_ms.load(Ordering::Relaxed)) < HEARTBEAT_MS {
             return Ok(());
         }
-        self.beaten_ms.store(now_ms, Ordering::Relaxed);
+        self.heartbeat_ms.store(now_ms, Ordering::Relaxed);
         match self.check() {
             Err(error @ Error::Revoked { .. }) => return Err(error),
             Err(_) => return Ok(()),
             Ok(()) => {}
         }
-        let number = self.beat_count.load(Ordering::Relaxed);
+        let number = self.heartbeat_count.load(Ordering::Relaxed);
         let record = WriterRecord {
             time_ms: now_ms,
             ..self.record.clone()
@@ -243,13 +243,13 @@ impl<'a> Lease<'a> {
         let bytes = serde_json::to_vec(&record).expect("a record is made of strings and numbers");
         if self
             .vault
-            .put_sealed(&beat_name(self.record.writer, number), &bytes)
+            .put_sealed(&heartbeat_name(self.record.writer, number), &bytes)
             .is_ok()
         {
-            self.beat_count.store(number + 1, Ordering::Relaxed);
-            if let Some(old) = number.checked_sub(BEAT_COUNT) {
+            self.heartbeat_count.store(number + 1, Ordering::Relaxed);
+            if let Some(old) = number.checked_sub(HEARTBEAT_COUNT) {
                 // What stays goes with the announcement.
-                self.vault.store.delete(&beat_name(self.record.writer, old)).ok();
+                self.vault.store.delete(&heartbeat_name(self.record.writer, old)).ok();
             }
         }
         Ok(())
@@ -260,10 +260,10 @@ impl<'a> Lease<'a> {
     /// Gc waits for a writer whose object stays for as long as its process lives, so this tries twice.
     pub(crate) fn release(self) -> Result<()> {
         let (store, name) = (&self.vault.store, writer_name(self.record.writer));
-        let count = self.beat_count.load(Ordering::Relaxed);
-        for number in count.saturating_sub(BEAT_COUNT)..count {
+        let count = self.heartbeat_count.load(Ordering::Relaxed);
+        for number in count.saturating_sub(HEARTBEAT_COUNT)..count {
             // One that stays is cleared away by gc.
-            store.delete(&beat_name(self.record.writer, number)).ok();
+            store.delete(&heartbeat_name(self.record.writer, number)).ok();
         }
         Ok(store.delete(&name).or_else(|_| store.delete(&name))?)
     }
@@ -279,7 +279,7 @@ pub(crate) fn writers(vault: &Vault) -> Result<Vec<WriterRecord>> {
 pub(crate) fn readable_writers(vault: &Vault) -> Result<(Vec<WriterRecord>, Vec<Error>)> {
     let (mut names, mut beats) = (Vec::new(), HashMap::<WriterId, Duration>::new());
     vault.store.ages(ObjectKind::Writer, &mut |name, age| {
-        match (beat_of(&name), age) {
+        match (heartbeat_writer(&name), age) {
             (None, _) => names.push((name, age)),
             (Some(writer), Some(age)) => {
                 let latest = beats.entry(writer).or_insert(age);
@@ -300,7 +300,7 @@ pub(crate) fn readable_writers(vault: &Vault) -> Result<(Vec<WriterRecord>, Vec<
                 let record: WriterRecord = record;
                 let beat = beats.get(&record.writer).copied();
                 let silent = age.map(|age| beat.map_or(age, |beat| beat.min(age)));
-                records.push(record.put_ago(silent));
+                records.push(record.silent_for(silent));
             }
             // It ended while we looked.
             Err(Error::Store(StoreError::NotFound { .. })) => {}
@@ -312,7 +312,7 @@ pub(crate) fn readable_writers(vault: &Vault) -> Result<(Vec<WriterRecord>, Vec<
 }
 
 /// Whether no writer but `writer` is active, as far as announcements can be read.
-pub(crate) fn is_alone(vault: &Vault, writer: WriterId) -> Result<bool> {
+pub(crate) fn is_only_writer(vault: &Vault, writer: WriterId) -> Result<bool> {
     let (records, errors) = readable_writers(vault)?;
     Ok(errors.is_empty() && records.iter().all(|record| record.writer == writer))
 }
@@ -379,12 +379,12 @@ pub(crate) fn revoke(vault: &Vault, record: &WriterRecord) -> Result<Put> {
 /// Forgets a writer that was revoked, or has committed.
 pub(crate) fn forget_writer(vault: &Vault, record: &WriterRecord) -> Result<()> {
     vault.store.delete(&writer_name(record.writer))?;
-    drop_beats(vault, |writer| Ok(writer == record.writer))
+    delete_heartbeats(vault, |writer| Ok(writer == record.writer))
 }
 
 /// Deletes the beats of writers that have no announcement.
-pub(crate) fn drop_orphaned_beats(vault: &Vault) -> Result<()> {
-    drop_beats(vault, |writer| {
+pub(crate) fn delete_orphaned_heartbeats(vault: &Vault) -> Result<()> {
+    delete_heartbeats(vault, |writer| {
         let name = writer_name(writer);
         match vault.store.length(&name) {
             Ok(_) => Ok(false),
@@ -394,9 +394,9 @@ pub(crate) fn drop_orphaned_beats(vault: &Vault) -> Result<()> {
     })
 }
 
-fn drop_beats(vault: &Vault, is_meant: impl Fn(WriterId) -> Result<bool>) -> Result<()> {
+fn delete_heartbeats(vault: &Vault, is_meant: impl Fn(WriterId) -> Result<bool>) -> Result<()> {
     for name in vault.names(ObjectKind::Writer)? {
-        if let Some(writer) = beat_of(&name)
+        if let Some(writer) = heartbeat_writer(&name)
             && is_meant(writer)?
         {
             vault.store.delete(&name)?;

@@ -19,11 +19,11 @@ use crate::writers::lease::writer_name;
 
 /// Copies of manifests, by the snapshot that they are of.
 #[derive(Default, Clone)]
-pub(crate) struct Copies {
+pub(crate) struct ManifestCopies {
     found: BTreeMap<SnapshotId, (PackId, WriterId)>,
 }
 
-impl Copies {
+impl ManifestCopies {
     /// Takes in the copy that a pack carries, if it carries one.
     pub(crate) fn add(&mut self, pack: PackId, directory: &Directory) {
         if let Some(id) = copied_snapshot(&directory.attachment) {
@@ -57,8 +57,8 @@ impl Copies {
 
 impl Repository {
     /// The copies of manifests in all packs whose directory can be read; reads all of these directories.
-    pub(crate) fn copies(&self) -> Result<Copies> {
-        let mut copies = Copies::default();
+    pub(crate) fn copies(&self) -> Result<ManifestCopies> {
+        let mut copies = ManifestCopies::default();
         for pack in self.vault.pack_ids()? {
             match self.packs.reader(pack) {
                 Ok(reader) => copies.add(pack, &reader.directory),
@@ -81,9 +81,9 @@ pub(crate) fn copied_manifest(directory: &Directory) -> Option<Manifest> {
 
 fn copied_snapshot(attachment: &[u8]) -> Option<SnapshotId> {
     #[derive(Deserialize)]
-    struct Identity {
+    struct ManifestIdentity {
         id: SnapshotId,
     }
-    let identity: Identity = serde_json::from_slice(attachment).ok()?;
+    let identity: ManifestIdentity = serde_json::from_slice(attachment).ok()?;
     Some(identity.id)
 }

@@ -131,13 +131,13 @@ impl Repository {
         let dead: HashSet<WriterId> = dead.iter().map(|record| record.writer).collect();
         // An unreadable announcement may be that of any active writer.
         let (writers, unread) = lease::readable_writers(&self.vault)?;
-        let living: HashSet<WriterId> = writers.into_iter().map(|record| record.writer).collect();
+        let active: HashSet<WriterId> = writers.into_iter().map(|record| record.writer).collect();
         let condemned = condemned_packs(&self.vault)?;
         for name in &names {
             let Some((writer, number)) = move_of(name).filter(|(writer, _)| *writer != own) else {
                 continue;
             };
-            let is_at_work = !dead.contains(&writer) && (living.contains(&writer) || !unread.is_empty());
+            let is_at_work = !dead.contains(&writer) && (active.contains(&writer) || !unread.is_empty());
             if is_at_work {
                 continue;
             }

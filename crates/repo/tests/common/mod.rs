@@ -334,8 +334,8 @@ impl Store for HookedStore {
     fn delete(&self, name: &ObjectName) -> StoreResult<()> {
         self.inner.delete(name)
     }
-    fn strangers(&self, visit: &mut dyn FnMut(String) -> StoreResult<()>) -> StoreResult<()> {
-        self.inner.strangers(visit)
+    fn foreign_files(&self, visit: &mut dyn FnMut(String) -> StoreResult<()>) -> StoreResult<()> {
+        self.inner.foreign_files(visit)
     }
     fn clean(&self, age: Duration) -> StoreResult<u64> {
         self.inner.clean(age)

@@ -106,7 +106,7 @@ fn copies_read_the_same_under_any_keys_and_only_differences_are_read() {
         } else {
             Rig::new(2)
         };
-        assert_eq!(to.repository.recognises_like(&from.repository), has_same_keys);
+        assert_eq!(to.repository.has_same_fingerprints(&from.repository), has_same_keys);
         let first = copy(&from.repository, &to.repository, &days[0].0, None, threads).unwrap();
         assert_reads(&to.repository, &first.snapshot, &days[0].1);
         let base = Some((&days[0].0, &first.snapshot));
@@ -206,7 +206,7 @@ fn a_survey_predicts_the_bytes_that_a_copy_reads() {
                 pace: &pace,
                 memory: &memory,
             };
-            planned += surveyor.look_at(&stored).unwrap().read_bytes;
+            planned += surveyor.survey_disk(&stored).unwrap().read_bytes;
         }
         drop(surveyor);
         let copied = copy(&from.repository, &to.repository, &days[0].0, None, 2).unwrap();
@@ -294,7 +294,7 @@ fn a_cancelled_copy_is_continued() {
         let whole = copy(&from.repository, &to.repository, &made, None, 2).unwrap();
         let found = whole.statistics;
         assert!(found.known_bytes > 40 * MIB && found.new_bytes < 160 * MIB, "{found:?}");
-        let is_alike = to.repository.recognises_like(&from.repository);
+        let is_alike = to.repository.has_same_fingerprints(&from.repository);
         assert_eq!(found.read_bytes < 90 * MIB, is_alike, "{found:?}");
         assert_restores(&to.repository, whole.snapshot.id, &disk.bytes);
         assert_gc_is_thorough(&to.repository, GC, "went on");
@@ -308,7 +308,7 @@ fn a_lost_configuration_is_restored_with_its_fingerprints() {
     let with_keys_of = Rig::with_keys_of(2, &from);
     with_keys_of.store.delete(&ObjectName::config()).unwrap();
     let opened = with_keys_of.open(5);
-    assert!(opened.recognises_like(&from.repository));
+    assert!(opened.has_same_fingerprints(&from.repository));
     let request = RepairRequest {
         thread_count: 1,
         percent: 100,
@@ -317,7 +317,7 @@ fn a_lost_configuration_is_restored_with_its_fingerprints() {
     opened.repair(&plan, 1, &Watch::default()).unwrap();
     let config = with_keys_of.store.get(&ObjectName::config(), u64::MAX).unwrap();
     assert!(!config.is_empty());
-    assert!(with_keys_of.open(6).recognises_like(&from.repository));
+    assert!(with_keys_of.open(6).has_same_fingerprints(&from.repository));
 }
 
 /// Damages one byte in the middle of every data pack. Returns the number of these packs.
@@ -405,7 +405,7 @@ fn packs_without_their_directories_are_copied() {
                     pace: &pace,
                     memory: &memory,
                 };
-                planned += surveyor.look_at(&stored).unwrap().read_bytes;
+                planned += surveyor.survey_disk(&stored).unwrap().read_bytes;
             }
             drop(surveyor);
             let first = copy(&damaged, &to.repository, &days[0].0, None, threads).unwrap();

@@ -172,14 +172,14 @@ fn check(root: &Path) {
     assert!(verified.is_clean(), "{:?}", verified.findings);
     let store = DirectoryStore::open(&root.join("repository")).unwrap();
     assert_eq!(names_of(&store, ObjectKind::Condemned).len(), 0);
-    let mut strangers = Vec::new();
+    let mut foreign_files = Vec::new();
     store
-        .strangers(&mut |path| {
-            strangers.push(path);
+        .foreign_files(&mut |path| {
+            foreign_files.push(path);
             Ok(())
         })
         .unwrap();
-    assert_eq!(strangers, Vec::<String>::new());
+    assert_eq!(foreign_files, Vec::<String>::new());
 }
 
 /// Starts and kills `kills` children; returns how many snapshots they had committed.

@@ -374,8 +374,8 @@ impl Store for Refusing {
     fn delete(&self, name: &ObjectName) -> StoreResult<()> {
         self.inner.delete(name)
     }
-    fn strangers(&self, visit: &mut dyn FnMut(String) -> StoreResult<()>) -> StoreResult<()> {
-        self.inner.strangers(visit)
+    fn foreign_files(&self, visit: &mut dyn FnMut(String) -> StoreResult<()>) -> StoreResult<()> {
+        self.inner.foreign_files(visit)
     }
     fn clean(&self, age: std::time::Duration) -> StoreResult<u64> {
         self.inner.clean(age)

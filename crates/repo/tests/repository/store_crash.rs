@@ -91,14 +91,14 @@ fn every_visible_object_is_whole_after_a_kill() {
             .clean_temporary(SystemTime::UNIX_EPOCH + Duration::from_secs(1 << 40))
             .unwrap();
         assert_eq!(std::fs::read_dir(root.join("tmp")).unwrap().count(), 0);
-        let mut strangers = 0;
+        let mut foreign_files = 0;
         store
-            .strangers(&mut |_| {
-                strangers += 1;
+            .foreign_files(&mut |_| {
+                foreign_files += 1;
                 Ok(())
             })
             .unwrap();
-        assert_eq!(strangers, 0);
+        assert_eq!(foreign_files, 0);
     }
     println!("{} objects, {left_behind} temporary files left behind", reported.len());
     assert!(

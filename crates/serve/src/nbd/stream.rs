@@ -148,9 +148,9 @@ impl SocketStream {
     }
 
     /// Announces the end of the connection to the peer, if TLS is used, and closes both directions.
-    pub(crate) fn say_goodbye(&self) {
+    pub(crate) fn close_gracefully(&self) {
         if let Some(tls) = self.tls.get() {
-            tls.say_goodbye();
+            tls.send_close_notify();
             // A closed peer needs no announcement, and a peer that does not read cannot get it.
             self.flush(Wait::Not).unwrap_or_default();
         }

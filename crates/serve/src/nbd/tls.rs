@@ -222,7 +222,7 @@ impl TlsLayer {
 
     /// Executes one step of the TLS handshake: sends pending messages, and receives; returns 0 when the peer has closed
     /// the connection.
-    pub(crate) fn shake_hands(
+    pub(crate) fn handshake_step(
         &self,
         mut receive: impl FnMut(&mut [u8]) -> io::Result<usize>,
         mut send: impl FnMut(&[u8]) -> io::Result<usize>,
@@ -246,7 +246,7 @@ impl TlsLayer {
     }
 
     /// Encrypts a close message, which the next flush sends.
-    pub(crate) fn say_goodbye(&self) {
+    pub(crate) fn send_close_notify(&self) {
         lock(&self.connection).send_close_notify();
     }
 }

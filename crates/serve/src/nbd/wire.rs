@@ -40,7 +40,7 @@ macro_rules! flags {
             }
 
             /// The flags that are set but not in `known`.
-            pub(crate) fn beyond(self, known: Self) -> Self {
+            pub(crate) fn without(self, known: Self) -> Self {
                 Self(self.0 & !known.0)
             }
 

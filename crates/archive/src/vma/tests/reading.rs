@@ -233,7 +233,7 @@ fn a_vma_is_detected_by_its_first_bytes_packed_or_not() {
             count: NonZero::<usize>::MIN,
             load_max: None,
         },
-        images: StreamImages::AsTheyCome,
+        images: StreamImages::Streamed,
     };
     let bytes = archive(&[vec![5; 70_000]], 59, |_| {});
     let packed = zstd::bulk::compress(&bytes, 1).unwrap();

@@ -6,7 +6,7 @@ mod far;
 use std::num::NonZeroU64;
 
 use holdfast_policy::SnapshotChoice;
-use holdfast_replicate::{PackChoice, RawChoice, ReplicateRequest, ReplicationPlace, replicate};
+use holdfast_replicate::{CompressionChoice, RawChoice, ReplicateRequest, ReplicationPlace, replicate};
 
 use crate::args::{Example, SharedOptions};
 use crate::commands::verb::Verb;
@@ -153,10 +153,10 @@ fn run(args: &ReplicateArgs, context: &Context) -> Result<Exit, Error> {
             (_, true) => RawChoice::Plain,
             _ => RawChoice::Auto,
         },
-        packing: match args.link.compress {
-            Compress::Auto => PackChoice::Auto,
-            Compress::On => PackChoice::On,
-            Compress::Off => PackChoice::Off,
+        compression: match args.link.compress {
+            Compress::Auto => CompressionChoice::Auto,
+            Compress::On => CompressionChoice::On,
+            Compress::Off => CompressionChoice::Off,
         },
         limit: args.link.bwlimit,
         execution: crate::args::Switch::execution(args.dry_run || args.status),

@@ -289,8 +289,8 @@ fn check(args: &ArchiveCheckArgs, context: &Context) -> Result<Exit, Error> {
 fn check_indexed(file: &PackedFile, job: Job<'_>) -> holdfast_engine::Result<Option<CheckedArchive>> {
     let threads = compress::threads(job.thread_count, None).count;
     let attempt = |images| check_archive(Box::new(file.stream(threads)), images, job);
-    let checked = match attempt(StreamImages::AsTheyCome) {
-        Err(error) if wants_stored_images(&error) => attempt(StreamImages::StoredFirst),
+    let checked = match attempt(StreamImages::Streamed) {
+        Err(error) if wants_stored_images(&error) => attempt(StreamImages::Spooled),
         checked => checked,
     };
     match checked {
@@ -305,10 +305,10 @@ fn check_unindexed(
     again: Option<Box<dyn Read + Send>>,
     job: Job<'_>,
 ) -> holdfast_engine::Result<(Packing, Option<CheckedArchive>)> {
-    match check_archive(stream, StreamImages::AsTheyCome, job) {
+    match check_archive(stream, StreamImages::Streamed, job) {
         Err(error) if wants_stored_images(&error) => {
             let Some(again) = again else { return Err(error) };
-            let checked = check_archive(again, StreamImages::StoredFirst, job)?;
+            let checked = check_archive(again, StreamImages::Spooled, job)?;
             Ok((checked.packing, Some(checked)))
         }
         Err(error) if is_no_archive(&error) => match again.map(|stream| check_stream(stream, job)).transpose()? {

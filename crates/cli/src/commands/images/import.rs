@@ -306,13 +306,13 @@ pub(crate) fn read_archive<T>(
     let again = path.is_file().then(|| compress::input(Some(path), context));
     let again = again.transpose()?;
     context.work(thread_count, |job| {
-        match (attempt(stream, StreamImages::AsTheyCome, job), again) {
+        match (attempt(stream, StreamImages::Streamed, job), again) {
             (Err(error), Some(again)) if wants_stored_images(&error) => {
                 job.progress.note(&format!(
                     "an image of the archive cannot be read as it comes, and is kept in {} first",
                     std::env::temp_dir().display()
                 ));
-                attempt(again, StreamImages::StoredFirst, job)
+                attempt(again, StreamImages::Spooled, job)
             }
             (done, _) => done,
         }

@@ -257,7 +257,7 @@ impl Exported<'_> {
             level,
             time: seconds(time),
         };
-        let written = write_ova(output, (&name, &value), &disks, options, progress)?;
+        let written = write_ova(output, &name, &value, &disks, options, progress)?;
         Ok(Packed {
             unpacked_bytes: disks.iter().map(|disk| disk.device.size_bytes()).sum(),
             written_bytes: written.bytes,

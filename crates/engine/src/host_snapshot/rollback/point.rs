@@ -124,7 +124,7 @@ pub fn open_host_point(request: &HostPointRequest<'_>, job: Job<'_>) -> Result<H
     };
     let mut manifest = match state {
         Some(state) => state.manifest.clone(),
-        None => Manifest::elsewhere(request.machine.to_owned(), time_ms),
+        None => Manifest::external(request.machine.to_owned(), time_ms),
     };
     manifest.notes.entry(NOTE_UUID.to_owned()).or_insert(uuid.clone());
     manifest.disks.extend(contents.disks.values().map(record_of));
@@ -166,7 +166,7 @@ fn record_of(disk: &HostDisk) -> DiskRecord {
     if let Some(format) = &disk.kept.format {
         notes.insert(NOTE_FORMAT.to_owned(), format.clone());
     }
-    DiskRecord::elsewhere(disk.kept.target.clone(), disk.source.device.size_bytes(), notes)
+    DiskRecord::external(disk.kept.target.clone(), disk.source.device.size_bytes(), notes)
 }
 
 fn set_of(snapshot: &HostSnapshot) -> Option<crate::SetId> {

@@ -20,8 +20,9 @@ pub struct ReplicaAbilities {
     pub bookmarks: bool,
     /// Sending blocks as they are stored: compressed, large, and encrypted.
     pub sends_as_stored: bool,
-    /// Several snapshots in one stream.
-    pub joins: bool,
+    /// All snapshots between two in one stream, as `zfs send -I` does.
+    #[serde(rename = "joins")]
+    pub sends_intermediates: bool,
 }
 
 /// A host snapshot or bookmark in a replication.
@@ -61,8 +62,9 @@ pub struct ReplicaDataset {
 pub enum PartialReceive {
     /// The token from which the sender resumes.
     Token(String),
-    /// The snapshot from which the sender has to start again.
-    Remains(String),
+    /// It cannot be resumed: the snapshot that has to be sent again from its beginning.
+    #[serde(rename = "Remains")]
+    NotResumable(String),
 }
 
 /// A stream to send.
@@ -76,22 +78,25 @@ pub struct SendRequest {
     /// The snapshot to send.
     pub to: String,
     /// Whether all snapshots in between are included.
-    pub is_joined: bool,
+    #[serde(rename = "is_joined")]
+    pub has_intermediates: bool,
     /// The form of the blocks.
     pub form: StreamForm,
     /// Resumes a partial receive; then all other fields but the dataset are ignored.
     pub token: Option<String>,
     /// Whether it is compressed by zstd.
-    pub packing: PackWhen,
+    #[serde(rename = "packing")]
+    pub compression: StreamCompression,
 }
 
-/// When a stream is compressed.
+/// When the sender compresses a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum PackWhen {
+pub enum StreamCompression {
     /// Never.
     Never,
-    /// If the link is slower than the compression.
-    WhereSlow,
+    /// While the link is slower than the compression.
+    #[serde(rename = "WhereSlow")]
+    Adaptive,
     /// Always.
     Always,
 }
@@ -126,7 +131,8 @@ pub struct ReceiveRequest {
     /// The announced snapshots, the oldest first. A resumed stream brings one of them; empty if unknown.
     pub snapshots: Vec<ReplicaSnapshot>,
     /// Whether it is compressed by zstd.
-    pub is_packed: bool,
+    #[serde(rename = "is_packed")]
+    pub is_compressed: bool,
 }
 
 /// A hold or bookmark of the common snapshot.
@@ -140,16 +146,19 @@ pub struct KeepRequest {
     /// The name of the hold or bookmark.
     pub tag: String,
     /// The method.
-    pub means: KeepMethod,
+    #[serde(rename = "means")]
+    pub method: KeepMethod,
 }
 
 /// How the common snapshot is kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum KeepMethod {
     /// Holds it, in addition to existing holds.
-    HoldToo,
+    #[serde(rename = "HoldToo")]
+    AddHold,
     /// Holds it, and releases all others.
-    Hold,
+    #[serde(rename = "Hold")]
+    ReplaceHolds,
     /// Creates a bookmark of it, and releases all holds.
     Bookmark,
 }
@@ -203,10 +212,10 @@ pub trait ReplicaSide: Send + Sync {
     fn refusal(&self, action: &'static str, what: &str, stderr: &str) -> ProviderError;
 
     /// Whether it can compress streams in this case before it sends them.
-    fn can_pack(&self, when: PackWhen) -> bool;
+    fn can_compress(&self, compression: StreamCompression) -> bool;
 
     /// Whether it can decompress streams before it receives them.
-    fn can_unpack(&self) -> bool;
+    fn can_decompress(&self) -> bool;
 }
 
 /// Refuses tags that are not those of our holds.
@@ -218,4 +227,57 @@ pub(super) fn check_tag(tag: &str) -> ProviderResult<()> {
         name: tag.to_owned(),
         reason: "it is not the tag of a replication",
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::{KeepMethod, KeepRequest, PartialReceive, ReceiveRequest, ReplicaAbilities, SendRequest};
+    use super::{StreamCompression, StreamForm};
+
+    /// Both ends of a replication may be of different releases: the names in requests and answers never change.
+    #[test]
+    fn names_of_the_protocol_never_change() {
+        let sending = SendRequest {
+            dataset: "tank/a".to_owned(),
+            base: None,
+            to: "b".to_owned(),
+            has_intermediates: true,
+            form: StreamForm::AsStored,
+            token: None,
+            compression: StreamCompression::Adaptive,
+        };
+        let expected = json!({ "dataset": "tank/a", "base": null, "to": "b", "is_joined": true, "form": "AsStored",
+            "token": null, "packing": "WhereSlow" });
+        assert_eq!(json!(sending), expected);
+        let receiving = ReceiveRequest {
+            dataset: "tank/a".to_owned(),
+            snapshots: Vec::new(),
+            is_compressed: true,
+        };
+        assert_eq!(
+            json!(receiving),
+            json!({ "dataset": "tank/a", "snapshots": [], "is_packed": true })
+        );
+        let keeping = KeepRequest {
+            dataset: "tank/a".to_owned(),
+            snapshot: "b".to_owned(),
+            tag: "t".to_owned(),
+            method: KeepMethod::AddHold,
+        };
+        let expected = json!({ "dataset": "tank/a", "snapshot": "b", "tag": "t", "means": "HoldToo" });
+        assert_eq!(json!(keeping), expected);
+        assert_eq!(
+            json!([KeepMethod::ReplaceHolds, KeepMethod::Bookmark]),
+            json!(["Hold", "Bookmark"])
+        );
+        let abilities = json!({ "bookmarks": false, "sends_as_stored": false, "joins": false });
+        assert_eq!(json!(ReplicaAbilities::default()), abilities);
+        let partial = [
+            PartialReceive::NotResumable("b".to_owned()),
+            PartialReceive::Token("t".to_owned()),
+        ];
+        assert_eq!(json!(partial), json!([{ "Remains": "b" }, { "Token": "t" }]));
+    }
 }

@@ -20,7 +20,7 @@ pub(crate) fn repair(
 ) -> Result<()> {
     let header = PloopHeader::load(file, image)?;
     if mode == RepairMode::All {
-        give_up_and_separate(file, &header, image, actions)?;
+        discard_and_separate(file, &header, image, actions)?;
     }
     truncate_unused(file, &header, actions)?;
     // The lock proves that no process has it open: the mark is a leftover of a process that did not close it.
@@ -36,7 +36,7 @@ pub(crate) fn repair(
     Ok(())
 }
 
-fn give_up_and_separate(
+fn discard_and_separate(
     file: &dyn ImageFile,
     header: &PloopHeader,
     image: &str,

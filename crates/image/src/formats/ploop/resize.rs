@@ -64,7 +64,7 @@ pub(crate) fn resize(file: &Arc<dyn ImageFile>, image: &str, after_bytes: u64) -
 }
 
 fn grow_table(file: &dyn ImageFile, from: u64, to: u64) -> Result<()> {
-    write_entries(file, (HEADER_BYTES + from * 4, to - from), |_| [0; 4])?;
+    write_entries(file, HEADER_BYTES + from * 4, to - from, |_| [0; 4])?;
     file.sync()?;
     let count = u32::try_from(to).unwrap_or(u32::MAX);
     file.write_at(&count.to_le_bytes(), AT_ENTRIES)?;

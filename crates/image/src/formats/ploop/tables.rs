@@ -59,7 +59,7 @@ pub(super) fn for_each_cluster(
     header: &PloopHeader,
     mut visit: impl FnMut(u64, u64),
 ) -> Result<()> {
-    for_each_entry(file, (HEADER_BYTES, header.entry_count), |index, entry| {
+    for_each_entry(file, HEADER_BYTES, header.entry_count, |index, entry| {
         let entry = u32::from_le_bytes(entry);
         if entry != 0 {
             visit(index, header.host(entry));

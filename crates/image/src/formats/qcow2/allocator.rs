@@ -156,7 +156,7 @@ impl Allocator {
             too_short.push(found);
         };
         for found in too_short {
-            self.give_back(found)?;
+            self.free_unreferenced(found)?;
         }
         Ok(row)
     }
@@ -184,7 +184,7 @@ impl Allocator {
     }
 
     /// Frees clusters at once that no reference exists to, in memory or stored: a write into them failed.
-    pub(crate) fn give_back(&mut self, offsets: Range<u64>) -> Result<()> {
+    pub(crate) fn free_unreferenced(&mut self, offsets: Range<u64>) -> Result<()> {
         for cluster in self.geometry.cluster_of(offsets.start)..self.geometry.cluster_of(offsets.end) {
             self.release(cluster)?;
         }

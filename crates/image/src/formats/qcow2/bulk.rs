@@ -34,7 +34,6 @@ pub struct BulkWriter {
     stream: AppendedFile,
     data_file: Option<Arc<dyn ImageFile>>,
     header: Qcow2Header,
-    is_data_file_raw: bool,
     path: Option<PathBuf>,
     l1: Vec<u64>,
     current: Option<(u64, L2Table)>,
@@ -64,7 +63,6 @@ impl BulkWriter {
         file: Arc<dyn ImageFile>,
         data_file: Option<Arc<dyn ImageFile>>,
         header: Qcow2Header,
-        is_data_file_raw: bool,
         path: Option<PathBuf>,
     ) -> Result<Self> {
         let geometry = header.geometry;
@@ -76,7 +74,6 @@ impl BulkWriter {
                 length: 0,
             },
             data_file,
-            is_data_file_raw,
             path,
             l1: vec![0; to_usize(header.l1.entries)],
             current: None,
@@ -209,7 +206,7 @@ impl BulkWriter {
                 detail: "version 2 does not support zero clusters".to_owned(),
             });
         }
-        if self.is_data_file_raw {
+        if self.header.is_data_file_raw() {
             // The file reads as zero there; the gap is filled before the next data, or at the end.
             return Ok(());
         }
@@ -298,7 +295,7 @@ impl BulkWriter {
 
     /// With a raw data file, every entry must refer to it, also those of ranges that were left out.
     fn fill_gap(&mut self, end: u64) -> Result<()> {
-        if !self.is_data_file_raw {
+        if !self.header.is_data_file_raw() {
             return Ok(());
         }
         // The data file is as long as the disk, and reads as zero there.

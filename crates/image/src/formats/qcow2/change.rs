@@ -53,7 +53,7 @@ fn write_many(state: &mut Qcow2State, data: &[u8], cluster: u64, count_max: u64)
     let hosts = state.allocator.allocate(count_max)?;
     let length = to_usize(hosts.end - hosts.start);
     if let Err(error) = state.layer.data.write_at(&data[..length], hosts.start) {
-        state.allocator.give_back(hosts)?;
+        state.allocator.free_unreferenced(hosts)?;
         return Err(error.into());
     }
     for (number, host) in hosts.step_by(to_usize(geometry.cluster_bytes())).enumerate() {
@@ -99,7 +99,7 @@ fn write_cluster(state: &mut Qcow2State, cluster: u64, within: u64, data: &[u8])
         if reused.is_none() {
             state
                 .allocator
-                .give_back(host..host + state.geometry().cluster_bytes())?;
+                .free_unreferenced(host..host + state.geometry().cluster_bytes())?;
         }
         return Err(error.into());
     }

@@ -360,7 +360,7 @@ impl<'a> Checker<'a> {
             let disk_offset = self.geometry.offset_of(used.index * entries + index);
             self.check_reserved(entry.reserved(self.geometry), "l2 table", disk_offset);
             self.check_entry(entry, used, used.is_active.then_some(disk_offset))?;
-            self.check_data_end(entry, table_offset, (index, disk_offset), used)?;
+            self.check_data_end(entry, table_offset, index, disk_offset, used)?;
         }
         Ok(())
     }

@@ -33,8 +33,8 @@ pub(super) fn discard_invalid(file: &dyn ImageFile, image: &str, actions: &mut V
     let tables = l1_tables(file, &header, image)?;
     let uses = count_uses(file, &header, image)?;
     let mut lost = InvalidEntries::default();
-    for (number, table) in tables.into_iter().enumerate() {
-        drop_tables(file, &header, &uses, (table, number == 0), &mut lost)?;
+    for table in tables {
+        drop_tables(file, &header, &uses, table, &mut lost)?;
     }
     file.sync()?;
     actions.extend(lost.action("tables of clusters", header.geometry.l2_coverage_bytes()));
@@ -76,14 +76,28 @@ fn discard_truncated(
     Ok(())
 }
 
+/// The L1 table of the disk or of an internal snapshot.
+#[derive(Clone, Copy)]
+pub(super) struct L1Table {
+    pub(super) location: TableLocation,
+    /// Whether it is that of the disk.
+    pub(super) is_active: bool,
+}
+
 /// The L1 tables of all disk states, the active one first.
-pub(super) fn l1_tables(file: &dyn ImageFile, header: &Qcow2Header, image: &str) -> Result<Vec<TableLocation>> {
+pub(super) fn l1_tables(file: &dyn ImageFile, header: &Qcow2Header, image: &str) -> Result<Vec<L1Table>> {
     let (snapshots, _) = snapshot::load(file, header, image)?;
-    let mut tables = vec![header.l1];
-    tables.extend(snapshots.iter().map(|snapshot| snapshot.l1));
+    let table = |location, is_active| L1Table { location, is_active };
+    let mut tables = vec![table(header.l1, true)];
+    tables.extend(snapshots.iter().map(|snapshot| table(snapshot.l1, false)));
     // The same limit as in the check, which reads all of them, too.
     let file_end = file.length_bytes()?.next_multiple_of(header.geometry.cluster_bytes());
-    if tables.iter().map(|table| table.entries * POINTER_BYTES).sum::<u64>() > file_end {
+    if tables
+        .iter()
+        .map(|table| table.location.entries * POINTER_BYTES)
+        .sum::<u64>()
+        > file_end
+    {
         return Err(corrupt(image, "l1 table", header.l1.offset, "tables overlap"));
     }
     Ok(tables)
@@ -120,12 +134,13 @@ fn drop_tables(
     file: &dyn ImageFile,
     header: &Qcow2Header,
     uses: &Checker<'_>,
-    (table, is_active): (TableLocation, bool),
+    table: L1Table,
     lost: &mut InvalidEntries,
 ) -> Result<()> {
     let geometry = header.geometry;
-    let mut bytes = vec![0; to_usize(table.entries * POINTER_BYTES)];
-    file.read_at(&mut bytes, table.offset)?;
+    let L1Table { location, is_active } = table;
+    let mut bytes = vec![0; to_usize(location.entries * POINTER_BYTES)];
+    file.read_at(&mut bytes, location.offset)?;
     for (index, word) in (0..).zip(to_words(&bytes)) {
         let offset = word & OFFSET_MASK;
         let kind = uses.metadata.get(&geometry.cluster_of(offset));
@@ -133,7 +148,7 @@ fn drop_tables(
         if word & (OFFSET_MASK | COPIED) == 0 || offset != 0 && is_table {
             continue;
         }
-        file.write_at(&[0; 8], table.offset + index * POINTER_BYTES)?;
+        file.write_at(&[0; 8], location.offset + index * POINTER_BYTES)?;
         lost.add(is_active.then(|| index * geometry.l2_coverage_bytes()));
     }
     Ok(())

@@ -62,7 +62,7 @@ fn compressed(options: Qcow2Options, disk: &[u8]) -> Vec<u8> {
         ..CreateOptions::qcow2(DISK_BYTES)
     };
     let header = new_header(&options).unwrap();
-    let mut writer = BulkWriter::new(Arc::clone(&file) as Arc<dyn ImageFile>, None, header, false, None).unwrap();
+    let mut writer = BulkWriter::new(Arc::clone(&file) as Arc<dyn ImageFile>, None, header, None).unwrap();
     let mut compressor = ClusterCompressor::new(compression, None).unwrap();
     for (number, cluster) in disk.chunks(cluster_bytes).enumerate() {
         let offset = (number * cluster_bytes) as u64;
@@ -355,7 +355,7 @@ fn crash_during_fill_leaves_complete_or_no_image() {
     };
     let file = Arc::new(RecordingFile::new(Vec::new(), None));
     let header = new_header(&options).unwrap();
-    let mut writer = BulkWriter::new(Arc::clone(&file) as Arc<dyn ImageFile>, None, header, false, None).unwrap();
+    let mut writer = BulkWriter::new(Arc::clone(&file) as Arc<dyn ImageFile>, None, header, None).unwrap();
     for (number, piece) in disk.chunks(512 * 100).enumerate() {
         writer.append(piece, number as u64 * 512 * 100).unwrap();
     }

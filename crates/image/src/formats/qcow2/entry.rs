@@ -105,7 +105,7 @@ impl ClusterKind {
     /// The host offset, if it is invalid: in a data file every cluster must have the offset that it has on the disk,
     /// according to the specification of external data files. QEMU refuses others, and no refcount would show that two
     /// entries share one.
-    pub(crate) fn misplaced(self, place: DataLocation, disk_offset: u64) -> Option<u64> {
+    pub(crate) fn invalid_host_offset(self, place: DataLocation, disk_offset: u64) -> Option<u64> {
         let host = self.host().filter(|_| place == DataLocation::External)?;
         (host.offset != disk_offset).then_some(host.offset)
     }

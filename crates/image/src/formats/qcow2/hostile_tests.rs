@@ -73,7 +73,7 @@ fn seed(qcow2: Qcow2Options) -> Vec<u8> {
         });
     }
     let file = Arc::new(MemoryFile::default());
-    let mut writer = BulkWriter::new(Arc::clone(&file) as Arc<dyn ImageFile>, None, header, false, None).unwrap();
+    let mut writer = BulkWriter::new(Arc::clone(&file) as Arc<dyn ImageFile>, None, header, None).unwrap();
     for number in 0..DISK_BYTES / cluster_bytes {
         let cluster = vec![u8::try_from(number % 251).unwrap(); to_usize(cluster_bytes)];
         match number % 3 {

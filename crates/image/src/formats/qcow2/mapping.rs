@@ -114,7 +114,7 @@ impl Mapping {
         if matches!(meaning, ClusterKind::Zero { .. }) && !self.zero_clusters {
             return Err(damaged("zero cluster in a version 2 image".to_owned()));
         }
-        match meaning.misplaced(self.place, self.geometry.offset_of(cluster)) {
+        match meaning.invalid_host_offset(self.place, self.geometry.offset_of(cluster)) {
             Some(host) => Err(damaged(format!(
                 "it refers to {host} of the data file, which belongs to another cluster"
             ))),

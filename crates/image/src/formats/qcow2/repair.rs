@@ -62,7 +62,7 @@ pub(crate) fn repair(
     match StoredRefcounts::load(file, &header, image) {
         Ok(stored) if repairer.is_sound(&stored, &uses) => repairer.in_place(&stored, &mut uses, mode, actions)?,
         Ok(_) | Err(Error::Corrupt { .. }) if mode >= RepairMode::Safe && repairer.is_whole => {
-            repairer.anew(&mut uses, actions)?;
+            repairer.rebuild_refcounts(&mut uses, actions)?;
         }
         Ok(_) | Err(Error::Corrupt { .. }) => {}
         Err(error) => return Err(error),
@@ -92,7 +92,7 @@ fn unshare(file: &dyn ImageFile, image: &str, actions: &mut Vec<RepairAction>) -
             repairer.change_counts(&copies.counts, |_, before, counted| before.max(counted))?;
             file.sync()?;
         }
-        Ok(_) | Err(Error::Corrupt { .. }) if repairer.is_whole => repairer.anew(&mut uses, actions)?,
+        Ok(_) | Err(Error::Corrupt { .. }) if repairer.is_whole => repairer.rebuild_refcounts(&mut uses, actions)?,
         Ok(_) | Err(Error::Corrupt { .. }) => return Ok(false),
         Err(error) => return Err(error),
     }
@@ -378,7 +378,7 @@ impl Repairer<'_> {
     }
 
     /// Writes all refcounts anew.
-    fn anew(&self, uses: &mut Checker<'_>, actions: &mut Vec<RepairAction>) -> Result<()> {
+    fn rebuild_refcounts(&self, uses: &mut Checker<'_>, actions: &mut Vec<RepairAction>) -> Result<()> {
         let flag_count = self.repair_flags(uses, RepairedFlags::Wrong { with_ambiguous: false }, |cluster| {
             Ok(uses.counts.of(cluster))
         })?;

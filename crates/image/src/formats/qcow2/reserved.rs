@@ -3,7 +3,7 @@
 use holdfast_block::to_usize;
 
 use super::check::Checker;
-use super::clear_invalid::l1_tables;
+use super::clear_invalid::{L1Table, l1_tables};
 use super::entry::L1_RESERVED;
 use super::geometry::POINTER_BYTES;
 use super::header::Qcow2Header;
@@ -31,11 +31,11 @@ pub(super) fn clear(
         }
         Ok(())
     };
-    for table in l1_tables(file, header, image)? {
-        let mut bytes = vec![0; to_usize(table.entries * POINTER_BYTES)];
-        file.read_at(&mut bytes, table.offset)?;
+    for L1Table { location, .. } in l1_tables(file, header, image)? {
+        let mut bytes = vec![0; to_usize(location.entries * POINTER_BYTES)];
+        file.read_at(&mut bytes, location.offset)?;
         for (index, word) in (0..).zip(to_words(&bytes)) {
-            clear(word, word & L1_RESERVED, table.offset + index * POINTER_BYTES)?;
+            clear(word, word & L1_RESERVED, location.offset + index * POINTER_BYTES)?;
         }
     }
     let known = KnownLength::default();

@@ -7,7 +7,7 @@
 use holdfast_block::to_usize;
 
 use super::check::Checker;
-use super::clear_invalid::l1_tables;
+use super::clear_invalid::{L1Table, l1_tables};
 use super::entry::{COPIED, ClusterKind, DataLocation};
 use super::geometry::{OFFSET_MASK, POINTER_BYTES, Qcow2Geometry};
 use super::header::Qcow2Header;
@@ -17,7 +17,6 @@ use crate::Result;
 use crate::file::ImageFile;
 use crate::model::bytes::{from_words, to_words};
 use crate::model::mapped_extent::KnownLength;
-use crate::model::qcow2_info::TableLocation;
 use crate::model::repair_action::RepairAction;
 
 /// Copies without references yet.
@@ -52,8 +51,8 @@ impl<'a> ClusterCopies<'a> {
             first_disk_offset: u64::MAX,
             end: geometry.offset_of(geometry.clusters_for(file.length_bytes()?)),
         };
-        for (number, table) in l1_tables(file, header, image)?.into_iter().enumerate() {
-            copies.copy_tables(table, number == 0, uses, image)?;
+        for table in l1_tables(file, header, image)? {
+            copies.copy_tables(table, uses, image)?;
         }
         if copies.changes.is_empty() {
             copies.unit_bytes = geometry.cluster_bytes();
@@ -80,9 +79,10 @@ impl<'a> ClusterCopies<'a> {
         })
     }
 
-    fn copy_tables(&mut self, l1: TableLocation, is_active: bool, uses: &mut Checker<'_>, image: &str) -> Result<()> {
-        let mut bytes = vec![0; to_usize(l1.entries * POINTER_BYTES)];
-        self.file.read_at(&mut bytes, l1.offset)?;
+    fn copy_tables(&mut self, l1: L1Table, uses: &mut Checker<'_>, image: &str) -> Result<()> {
+        let L1Table { location, is_active } = l1;
+        let mut bytes = vec![0; to_usize(location.entries * POINTER_BYTES)];
+        self.file.read_at(&mut bytes, location.offset)?;
         for (index, word) in (0..).zip(to_words(&bytes)) {
             let offset = word & OFFSET_MASK;
             if uses.l2_tables.get(&offset).is_none_or(|used| used.index == index) {
@@ -91,11 +91,10 @@ impl<'a> ClusterCopies<'a> {
             let mut table = read_l2_as_is(self.file, &KnownLength::default(), self.geometry, offset, image)?;
             self.clear_copied(&mut table, uses);
             let copied = if is_active { COPIED } else { 0 };
-            let change = (
-                l1.offset + index * POINTER_BYTES,
-                (word & !OFFSET_MASK & !COPIED) | copied,
-            );
-            self.put(&from_words(&table), change, index * self.geometry.l2_coverage_bytes())?;
+            let place = location.offset + index * POINTER_BYTES;
+            let word = (word & !OFFSET_MASK & !COPIED) | copied;
+            let disk_offset = index * self.geometry.l2_coverage_bytes();
+            self.put(&from_words(&table), place, word, disk_offset)?;
             let cluster = self.geometry.cluster_of(self.end) - 1;
             self.counts.add(cluster, 1, image)?;
             uses.counts.add(cluster, 1, image)?;
@@ -125,7 +124,7 @@ impl<'a> ClusterCopies<'a> {
             self.file.read_at(&mut data, cross_linked.host)?;
             let copied = if used.is_active && used.count == 1 { COPIED } else { 0 };
             let word = (cross_linked.word & !OFFSET_MASK & !COPIED) | copied;
-            self.put(&data, (cross_linked.entry_offset, word), cross_linked.disk_offset)?;
+            self.put(&data, cross_linked.entry_offset, word, cross_linked.disk_offset)?;
             moved.push((geometry.cluster_of(cross_linked.host), used.count));
             self.counts.add(geometry.cluster_of(self.end) - 1, used.count, image)
         })?;
@@ -138,7 +137,7 @@ impl<'a> ClusterCopies<'a> {
     }
 
     /// Appends a copy of a cluster. `word` at `place` is the reference to redirect, without its offset.
-    fn put(&mut self, cluster: &[u8], (place, word): (u64, u64), disk_offset: u64) -> Result<()> {
+    fn put(&mut self, cluster: &[u8], place: u64, word: u64, disk_offset: u64) -> Result<()> {
         self.file.write_at(cluster, self.end)?;
         self.changes.push((place, word | self.end));
         self.first_disk_offset = self.first_disk_offset.min(disk_offset);

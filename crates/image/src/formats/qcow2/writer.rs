@@ -184,7 +184,7 @@ impl Qcow2Mut {
                 if state.place() == DataLocation::Inside {
                     state
                         .allocator
-                        .give_back(hosts.start + geometry.offset_of(count)..hosts.end)?;
+                        .free_unreferenced(hosts.start + geometry.offset_of(count)..hosts.end)?;
                 }
                 Ok(cluster + count)
             })?;

@@ -47,7 +47,7 @@ pub(crate) fn check(file: &dyn ImageFile, header: &VdiHeader) -> Result<CheckRep
         }
     })?;
     let room = file_bytes.saturating_sub(header.data_offset) / header.stride();
-    check_count(header, (next, room), &mut report);
+    check_count(header, next, room, &mut report);
     report.add_unreferenced(
         "blocks",
         room.min(header.block_count).saturating_sub(owners.len() as u64),
@@ -56,7 +56,7 @@ pub(crate) fn check(file: &dyn ImageFile, header: &VdiHeader) -> Result<CheckRep
 }
 
 /// Checks the stored block count against the last block number in use, and against the room in the file.
-fn check_count(header: &VdiHeader, (next, room): (u32, u64), report: &mut CheckReport) {
+fn check_count(header: &VdiHeader, next: u32, room: u64, report: &mut CheckReport) {
     let count = u64::from(header.stored_count);
     let mut add = |severity, detail: String| {
         let detail = format!("the header counts {count} stored blocks, but {detail}");

@@ -57,7 +57,7 @@ pub(crate) fn write_empty(file: &dyn ImageFile, new: &NewVdi) -> Result<()> {
         creator: String::new(),
     };
     file.set_length(data_offset + u64::from(stored_count) * block_bytes)?;
-    write_entries(file, (map_offset, block_count), |number| {
+    write_entries(file, map_offset, block_count, |number| {
         let entry = match new.kind {
             VdiKind::Fixed => u32::try_from(number).unwrap_or(FREE),
             VdiKind::Dynamic | VdiKind::Differencing => FREE,

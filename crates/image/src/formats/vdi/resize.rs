@@ -62,7 +62,7 @@ fn grow_map(file: &dyn ImageFile, image: &str, header: &VdiHeader, after_bytes: 
         });
     }
     let added = needed - header.block_count;
-    let entries = (header.entry_offset(header.block_count), added);
+    let first_entry_at = header.entry_offset(header.block_count);
     let mut stored_count = header.stored_count;
     if header.kind == VdiKind::Fixed {
         let mut next = 0;
@@ -76,9 +76,9 @@ fn grow_map(file: &dyn ImageFile, image: &str, header: &VdiHeader, after_bytes: 
         stored_count = number(added);
         let end = |number: u32| header.host(number).saturating_sub(header.extra_bytes);
         clear_room(file, end(next)..end(stored_count))?;
-        write_entries(file, entries, |index| number(index).to_le_bytes())?;
+        write_entries(file, first_entry_at, added, |index| number(index).to_le_bytes())?;
     } else {
-        write_entries(file, entries, |_| FREE.to_le_bytes())?;
+        write_entries(file, first_entry_at, added, |_| FREE.to_le_bytes())?;
     }
     file.sync()?;
     // Both numbers are adjacent in one sector.

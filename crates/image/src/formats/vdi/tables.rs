@@ -60,8 +60,9 @@ impl VdiTables {
 }
 
 pub(super) fn for_each_number(file: &dyn ImageFile, header: &VdiHeader, mut visit: impl FnMut(u64, u32)) -> Result<()> {
-    let table = (header.map_offset, header.block_count);
-    for_each_entry(file, table, |index, entry| visit(index, u32::from_le_bytes(entry)))
+    for_each_entry(file, header.map_offset, header.block_count, |index, entry| {
+        visit(index, u32::from_le_bytes(entry));
+    })
 }
 
 impl AllocationTable for VdiTables {

@@ -15,7 +15,7 @@ use crate::model::identity::ImageId;
 /// Sets the UUID of the image, durably.
 pub(crate) fn set(file: &dyn ImageFile, header: &VhdHeader, id: ImageId) -> Result<()> {
     let mut footer = *header.footer_bytes;
-    put_id(&mut footer, (AT_ID, AT_CHECKSUM), id);
+    put_id(&mut footer, AT_ID, AT_CHECKSUM, id);
     // The copy first: a valid footer at the end has precedence.
     if header.sparse.is_some() {
         file.write_at(&footer, 0)?;
@@ -32,12 +32,12 @@ pub(crate) fn set(file: &dyn ImageFile, header: &VhdHeader, id: ImageId) -> Resu
 pub(crate) fn set_parent(file: &dyn ImageFile, offset: u64, id: ImageId) -> Result<()> {
     let mut bytes = vec![0; to_usize(HEADER_BYTES)];
     file.read_at(&mut bytes, offset)?;
-    put_id(&mut bytes, (sparse::AT_PARENT, sparse::AT_CHECKSUM), id);
+    put_id(&mut bytes, sparse::AT_PARENT, sparse::AT_CHECKSUM, id);
     file.write_at(&bytes, offset)?;
     Ok(file.sync()?)
 }
 
-fn put_id(bytes: &mut [u8], (at, checksum_at): (usize, usize), id: ImageId) {
+fn put_id(bytes: &mut [u8], at: usize, checksum_at: usize, id: ImageId) {
     put(bytes, at, &id.0);
     let sum = checksum(bytes, checksum_at);
     put(bytes, checksum_at, &sum.to_be_bytes());

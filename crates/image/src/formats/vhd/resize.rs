@@ -2,6 +2,7 @@
 //!
 //! The table grows in place; blocks in its way are moved to the end first.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use holdfast_block::{Record, to_usize};
@@ -128,7 +129,7 @@ fn store_footers(file: &dyn ImageFile, image: &str, footer: &[u8]) -> Result<()>
 fn grow_table(file: &dyn ImageFile, image: &str, header: &VhdHeader, sparse: &SparseHeader, needed: u64) -> Result<()> {
     let old_end = sparse.table_offset + sparse.entry_count * 4;
     let new_end = (sparse.table_offset + needed * 4).next_multiple_of(SECTOR_BYTES);
-    require_room(image, sparse, (old_end, new_end))?;
+    require_room(image, sparse, old_end..new_end)?;
     // While the footer is not at the end, its copy counts.
     file.write_at(&*header.footer_bytes, 0)?;
     file.sync()?;
@@ -159,11 +160,11 @@ fn grow_table(file: &dyn ImageFile, image: &str, header: &VhdHeader, sparse: &Sp
     Ok(file.sync()?)
 }
 
-/// Fails if anything but blocks is in the way of the table.
-fn require_room(image: &str, sparse: &SparseHeader, (from, to): (u64, u64)) -> Result<()> {
-    let what = if sparse.tables_end > from {
+/// Fails if anything but blocks is in `room`, into which the table grows.
+fn require_room(image: &str, sparse: &SparseHeader, room: Range<u64>) -> Result<()> {
+    let what = if sparse.tables_end > room.start {
         "the block map of XenServer"
-    } else if sparse.offset < to && sparse.offset + HEADER_BYTES > from {
+    } else if sparse.offset < room.end && sparse.offset + HEADER_BYTES > room.start {
         "the header"
     } else {
         return Ok(());

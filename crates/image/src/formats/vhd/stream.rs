@@ -97,7 +97,7 @@ impl<R: Read> VhdStream<R> {
             let detail = format!("a block has {} bytes", header.block_bytes);
             return Err(corrupt(image, "header", footer.header_offset + 32, detail));
         }
-        let table = rows::<4>(head.up_to(header.tables_end)?, to_usize(header.table_offset));
+        let table = rows::<4>(head.bytes_before(header.tables_end)?, to_usize(header.table_offset));
         let mut blocks = Vec::new();
         for (index, sector) in (0..size_bytes.div_ceil(header.block_bytes)).zip(table) {
             match u32::from_be_bytes(*sector) {
@@ -227,13 +227,13 @@ impl<R: Read> TableReader<R> {
     /// The `N` bytes at `start`.
     fn at<const N: usize>(&mut self, start: u64) -> Result<&[u8; N]> {
         let cut_off = self.source.cut_off("tables");
-        let bytes = self.up_to(start.saturating_add(N as u64))?;
+        let bytes = self.bytes_before(start.saturating_add(N as u64))?;
         let found = bytes.get(to_usize(start)..).and_then(|rest| rest.first_chunk());
         found.ok_or(cut_off)
     }
 
     /// All bytes before `end`.
-    fn up_to(&mut self, end: u64) -> Result<&[u8]> {
+    fn bytes_before(&mut self, end: u64) -> Result<&[u8]> {
         if end > HEAD_BYTES_MAX {
             return Err(self.source.not_in_order(format!("its tables end at {end}")));
         }

@@ -203,8 +203,9 @@ impl SparseTables {
 }
 
 pub(super) fn for_each_sector(file: &dyn ImageFile, header: &SparseHeader, mut visit: impl FnMut(u32)) -> Result<()> {
-    let table = (header.table_offset, header.entry_count);
-    for_each_entry(file, table, |_, entry| visit(u32::from_be_bytes(entry)))
+    for_each_entry(file, header.table_offset, header.entry_count, |_, entry| {
+        visit(u32::from_be_bytes(entry));
+    })
 }
 
 impl AllocationTable for SparseTables {

@@ -3,7 +3,7 @@
 use super::MIB;
 use super::header::{RedundantStructure, broken_copies};
 use super::opened::OpenedVhdx;
-use super::tables::{BatEntry, bits_end, block_end, block_of, for_each_block, is_of_bits, state};
+use super::tables::{bits_end, block_end, block_of, for_each_block, is_of_bits, state};
 use crate::{CheckReport, ProblemKind, Result, Severity};
 
 pub(crate) fn check(opened: &OpenedVhdx) -> Result<CheckReport> {
@@ -55,15 +55,15 @@ pub(crate) fn check(opened: &OpenedVhdx) -> Result<CheckReport> {
                     cut_off.push(("a block", entry.offset()));
                 }
                 if entry.state() == state::PARTIAL {
-                    partial.push((number, entry));
+                    partial.push(number);
                 }
             }
             state::NOT_PRESENT | state::UNDEFINED | state::ZERO | state::UNMAPPED => {}
             other => wrong(format!("its state is {other}")),
         }
     })?;
-    for (number, entry) in partial {
-        check_partial(opened, (number, entry), &bits, &mut report);
+    for number in partial {
+        check_partial(opened, number, &bits, &mut report);
     }
     for (what, offset) in cut_off {
         report.add(Severity::Corruption, ProblemKind::Pointer { what, offset });
@@ -76,7 +76,8 @@ pub(super) fn disk_offset(opened: &OpenedVhdx, number: u64) -> u64 {
     block_of(&opened.metadata, number) * opened.metadata.block_bytes
 }
 
-fn check_partial(opened: &OpenedVhdx, (number, entry): (u64, BatEntry), bits: &[u64], report: &mut CheckReport) {
+/// Checks block `number`, which is partially present; `bits` are the sector bitmaps that are stored.
+fn check_partial(opened: &OpenedVhdx, number: u64, bits: &[u64], report: &mut CheckReport) {
     let chunk = opened.metadata.chunk_blocks() + 1;
     let of_bits = number / chunk * chunk + chunk - 1;
     let detail = if !opened.metadata.has_parent {
@@ -86,7 +87,6 @@ fn check_partial(opened: &OpenedVhdx, (number, entry): (u64, BatEntry), bits: &[
     } else {
         return;
     };
-    debug_assert_eq!(entry.state(), state::PARTIAL);
     report.add(
         Severity::Corruption,
         ProblemKind::Entry {

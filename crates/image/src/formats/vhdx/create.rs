@@ -58,7 +58,7 @@ pub(crate) fn write_empty(file: &dyn ImageFile, new: &NewVhdx) -> Result<()> {
     let blocks = bat.offset + bat.length_bytes;
     if metadata.is_fixed {
         file.set_length(blocks + metadata.block_count() * new.block_bytes)?;
-        write_entries(file, (bat.offset, metadata.entry_count()), |number| {
+        write_entries(file, bat.offset, metadata.entry_count(), |number| {
             let chunk = metadata.chunk_blocks() + 1;
             let entry = if is_of_bits(&metadata, number) {
                 BatEntry(0)
@@ -86,5 +86,5 @@ pub(crate) fn write_empty(file: &dyn ImageFile, new: &NewVhdx) -> Result<()> {
         let (offset, bytes) = header.to_bytes();
         file.write_at(&bytes, offset)?;
     }
-    write_start(file, (bat, of_metadata))
+    write_start(file, bat, of_metadata)
 }

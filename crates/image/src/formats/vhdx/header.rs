@@ -268,7 +268,7 @@ pub(super) fn move_region(file: &dyn ImageFile, id: ImageId, region: Region) -> 
 }
 
 /// Writes the file identifier and both region tables of a new image.
-pub(super) fn write_start(file: &dyn ImageFile, (bat, metadata): (Region, Region)) -> Result<()> {
+pub(super) fn write_start(file: &dyn ImageFile, bat: Region, metadata: Region) -> Result<()> {
     let mut start = SIGNATURE.to_vec();
     start.extend("Holdfast".encode_utf16().flat_map(u16::to_le_bytes));
     let mut bytes = vec![0; to_usize(REGION_TABLE_BYTES)];

@@ -90,7 +90,7 @@ fn grow_table(file: &dyn ImageFile, opened: &OpenedVhdx, after_bytes: u64) -> Re
         bat
     };
     let first = before.block_count();
-    write_new_entries(file, bat, (before, &after), end)?;
+    write_new_entries(file, bat, before, &after, end)?;
     if after.is_fixed {
         clear_room(file, end..end + (after.block_count() - first) * after.block_bytes)?;
     }
@@ -102,12 +102,7 @@ fn grow_table(file: &dyn ImageFile, opened: &OpenedVhdx, after_bytes: u64) -> Re
 }
 
 /// Writes entries for the new part of the disk: of blocks from `place` on in a fixed image, else of absent ones.
-fn write_new_entries(
-    file: &dyn ImageFile,
-    bat: Region,
-    (before, after): (&Metadata, &Metadata),
-    place: u64,
-) -> Result<()> {
+fn write_new_entries(file: &dyn ImageFile, bat: Region, before: &Metadata, after: &Metadata, place: u64) -> Result<()> {
     const COUNT_AT_ONCE: u64 = 64 << 10;
     let first = before.block_count();
     let mut number = before.entry_count();

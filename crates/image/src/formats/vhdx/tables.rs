@@ -227,8 +227,7 @@ pub(super) fn for_each_block(
     metadata: &Metadata,
     mut visit: impl FnMut(u64, BatEntry),
 ) -> Result<()> {
-    let table = (bat.offset, metadata.entry_count());
-    for_each_entry(file, table, |number, entry| {
+    for_each_entry(file, bat.offset, metadata.entry_count(), |number, entry| {
         visit(number, BatEntry(u64::from_le_bytes(entry)));
     })
 }

@@ -58,7 +58,7 @@ pub(super) fn check_sparse(
         });
     }
     let mut tables = Vec::new();
-    for_each_entry(file, (extent.directory, extent.table_count()), |number, entry| {
+    for_each_entry(file, extent.directory, extent.table_count(), |number, entry| {
         let place = u64::from(u32::from_le_bytes(entry)) * SECTOR_BYTES;
         if place != 0 {
             tables.push((number, place));
@@ -71,7 +71,7 @@ pub(super) fn check_sparse(
         }
         let first = start + number * extent.table_coverage();
         let mut entries = Vec::new();
-        for_each_entry(file, (place, extent.table_entries), |index, entry| {
+        for_each_entry(file, place, extent.table_entries, |index, entry| {
             entries.push((u32::from_le_bytes(entry), first + index * extent.grain_bytes));
         })?;
         for (sector, disk_offset) in entries {

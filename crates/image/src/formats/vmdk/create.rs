@@ -58,7 +58,7 @@ pub(crate) fn write_empty(file: &dyn ImageFile, new: &NewVmdk) -> Result<()> {
     };
     file.set_length(overhead * SECTOR_BYTES)?;
     for start in [second, first] {
-        write_entries(file, (start * SECTOR_BYTES, table_count), |index| {
+        write_entries(file, start * SECTOR_BYTES, table_count, |index| {
             let sector = start + directory_sectors + index * table_sectors;
             u32::try_from(sector).unwrap_or(u32::MAX).to_le_bytes()
         })?;
@@ -68,7 +68,8 @@ pub(crate) fn write_empty(file: &dyn ImageFile, new: &NewVmdk) -> Result<()> {
     let text = Descriptor::text(
         &new.name,
         new.size_bytes / SECTOR_BYTES,
-        (new.id, content_id),
+        new.id,
+        content_id,
         new.parent.as_ref(),
     );
     if text.len() > to_usize(DESCRIPTOR_SECTORS * SECTOR_BYTES) {

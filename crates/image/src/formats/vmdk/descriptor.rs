@@ -131,12 +131,7 @@ impl Descriptor {
     }
 
     /// The text of a new image with one extent in the file `name`.
-    pub(super) fn text(
-        name: &str,
-        sectors: u64,
-        (id, content_id): (ImageId, u32),
-        parent: Option<&VmdkParent>,
-    ) -> String {
+    pub(super) fn text(name: &str, sectors: u64, id: ImageId, content_id: u32, parent: Option<&VmdkParent>) -> String {
         let parent_id = parent.map_or(NO_PARENT, |parent| parent.content_id);
         let hint = parent.map_or(String::new(), |parent| {
             format!("parentFileNameHint=\"{}\"\n", parent.name)

@@ -175,7 +175,7 @@ impl SparseExtent {
     /// The offsets of the tables in a directory; 0 for none.
     pub(super) fn tables_of(&self, file: &dyn ImageFile, directory: u64) -> Result<Vec<u64>> {
         let mut places = Vec::new();
-        for_each_entry(file, (directory, self.table_count()), |_, entry| {
+        for_each_entry(file, directory, self.table_count(), |_, entry| {
             places.push(u64::from(u32::from_le_bytes(entry)) * SECTOR_BYTES);
         })?;
         Ok(places)
@@ -200,7 +200,7 @@ impl SparseExtent {
         }
         let table_bytes = self.table_entries * 4;
         for directory in [Some(self.directory), self.second_directory].into_iter().flatten() {
-            for_each_entry(file, (directory, self.table_count()), |_, entry| {
+            for_each_entry(file, directory, self.table_count(), |_, entry| {
                 let table = u64::from(u32::from_le_bytes(entry)) * SECTOR_BYTES;
                 if table != 0 {
                     ranges.push(table..table + table_bytes);

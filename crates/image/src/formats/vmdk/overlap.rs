@@ -106,7 +106,7 @@ impl MetadataOverlaps {
         let mut looks_like_one = Vec::new();
         for (own, place) in tables.places.clone().into_iter().enumerate() {
             let (mut is_used, mut is_sound) = (false, true);
-            for_each_entry(file, (place, extent.table_entries), |_, entry| {
+            for_each_entry(file, place, extent.table_entries, |_, entry| {
                 let sector = u32::from_le_bytes(entry);
                 if sector == 0 || sector == 1 && extent.has_zero_grains {
                     return;
@@ -125,7 +125,7 @@ impl MetadataOverlaps {
             looks_like_one.push(is_used && is_sound);
         }
         let mut found = Self {
-            first_directory: is_first_overlaid && !leads_to_tables(first, is_inside),
+            first_directory: is_first_overlaid && !has_plausible_entries(first, is_inside),
             ..Self::default()
         };
         let looks = tables.is_overlaid.iter().zip(&looks_like_one);
@@ -143,7 +143,7 @@ impl MetadataOverlaps {
         }
         if let Some((_, places)) = second.filter(|_| is_second_overlaid) {
             let is_table = |place: &u64| is_inside(place) && !found.invalid_tables.contains(place);
-            found.is_second_uncertain = leads_to_tables(places, is_table);
+            found.is_second_uncertain = has_plausible_entries(places, is_table);
             found.second_directory = !found.is_second_uncertain;
         }
         Ok(found)
@@ -153,7 +153,7 @@ impl MetadataOverlaps {
 /// Whether the first directory of an extent is invalid, judged without reading all tables, and the second one can be
 /// read instead: the header's pointer leads into the grains and not to tables, or to zeroes while the second one has
 /// tables with grains.
-pub(super) fn is_first_lost(file: &dyn ImageFile, extent: &SparseExtent) -> Result<bool> {
+pub(super) fn is_first_directory_invalid(file: &dyn ImageFile, extent: &SparseExtent) -> Result<bool> {
     let directory_bytes = extent.table_count() * 4;
     let Some(second) = extent.second_directory.filter(|_| !extent.is_compressed) else {
         return Ok(false);
@@ -166,11 +166,11 @@ pub(super) fn is_first_lost(file: &dyn ImageFile, extent: &SparseExtent) -> Resu
     let is_inside = |place: &u64| *place >= HEADER_BYTES && place.saturating_add(table_bytes) <= file_bytes;
     let first_tables = extent.tables_of(file, extent.directory)?;
     let is_zero = first_tables.iter().all(|place| *place == 0);
-    if !is_zero && (!is_among_grains(extent.directory) || leads_to_tables(&first_tables, is_inside)) {
+    if !is_zero && (!is_among_grains(extent.directory) || has_plausible_entries(&first_tables, is_inside)) {
         return Ok(false);
     }
     let second_tables = extent.tables_of(file, second)?;
-    if !leads_to_tables(&second_tables, is_inside) {
+    if !has_plausible_entries(&second_tables, is_inside) {
         return Ok(false);
     }
     // If no table has a grain, zeroes are right.
@@ -181,7 +181,7 @@ pub(super) fn is_first_lost(file: &dyn ImageFile, extent: &SparseExtent) -> Resu
 fn has_grain(file: &dyn ImageFile, extent: &SparseExtent, tables: &[u64]) -> Result<bool> {
     for place in tables.iter().filter(|place| **place != 0) {
         let mut is_used = false;
-        for_each_entry(file, (*place, extent.table_entries), |_, entry| {
+        for_each_entry(file, *place, extent.table_entries, |_, entry| {
             is_used |= u32::from_le_bytes(entry) != 0;
         })?;
         if is_used {
@@ -192,7 +192,7 @@ fn has_grain(file: &dyn ImageFile, extent: &SparseExtent, tables: &[u64]) -> Res
 }
 
 /// Whether a directory has plausible entries.
-fn leads_to_tables(places: &[u64], is_inside: impl Fn(&u64) -> bool) -> bool {
+fn has_plausible_entries(places: &[u64], is_inside: impl Fn(&u64) -> bool) -> bool {
     let mut used = places.iter().filter(|place| **place != 0).peekable();
     used.peek().is_some() && used.all(is_inside)
 }

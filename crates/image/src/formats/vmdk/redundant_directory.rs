@@ -176,10 +176,10 @@ impl<'a> DirectoryPair<'a> {
                 .and_then(|second| second.get(to_usize(number)).copied());
             match (self.can_be_table(first), second) {
                 (true, Some(second)) if second != first && self.can_be_table(second) => {
-                    self.compare(number, (first, Some(second)), &used, &mut visit)?;
+                    self.compare(number, first, Some(second), &used, &mut visit)?;
                 }
                 (true, _) => {
-                    self.compare(number, (first, None), &used, &mut visit)?;
+                    self.compare(number, first, None, &used, &mut visit)?;
                     if second.is_some() {
                         let side = DirectorySide::Second;
                         let from = first;
@@ -191,7 +191,7 @@ impl<'a> DirectoryPair<'a> {
                     }
                 }
                 (false, Some(second)) if self.can_be_table(second) => {
-                    self.compare(number, (second, None), &used, &mut visit)?;
+                    self.compare(number, second, None, &used, &mut visit)?;
                     let side = DirectorySide::First;
                     visit(DirectoryFinding::Table {
                         side,
@@ -211,7 +211,7 @@ impl<'a> DirectoryPair<'a> {
 
     fn table(&self, place: u64) -> Result<Vec<u32>> {
         let mut table = Vec::new();
-        for_each_entry(self.file, (place, self.extent.table_entries), |_, entry| {
+        for_each_entry(self.file, place, self.extent.table_entries, |_, entry| {
             table.push(u32::from_le_bytes(entry));
         })?;
         Ok(table)
@@ -268,7 +268,8 @@ impl<'a> DirectoryPair<'a> {
     fn compare(
         &self,
         number: u64,
-        (place, other_place): (u64, Option<u64>),
+        place: u64,
+        other_place: Option<u64>,
         used: &HashSet<u32>,
         visit: &mut impl FnMut(DirectoryFinding) -> Result<()>,
     ) -> Result<()> {

@@ -7,7 +7,7 @@ use holdfast_block::to_usize;
 
 use super::concatenated::{Concatenated, WINDOW_BYTES};
 use super::extent::SparseExtent;
-use super::overlap::is_first_lost;
+use super::overlap::is_first_directory_invalid;
 use super::stream::{GRAIN_MARKER_BYTES, check_stored, grain_marker, inflate};
 use crate::allocation_table::pages::Pages;
 use crate::allocation_table::{AllocationTable, clear_room, end_of_block, for_each_entry};
@@ -91,7 +91,7 @@ impl VmdkTables {
         let mut is_second_read = false;
         for part in &mut opened.parts {
             if let VmdkExtentKind::Sparse { window, extent } = &mut part.kind
-                && is_first_lost(&**opened.files.at(*window)?, extent)?
+                && is_first_directory_invalid(&**opened.files.at(*window)?, extent)?
             {
                 extent.directory = extent.second_directory.take().unwrap_or(extent.directory);
                 is_second_read = true;
@@ -392,7 +392,7 @@ impl AllocationTable for VmdkTables {
                 if table + extent.table_entries * 4 > file_bytes {
                     return Ok(true);
                 }
-                for_each_entry(file, (table, extent.table_entries), |index, entry| {
+                for_each_entry(file, table, extent.table_entries, |index, entry| {
                     let sector = u32::from_le_bytes(entry);
                     if sector > ZERO_GRAIN || sector == ZERO_GRAIN && !extent.has_zero_grains {
                         let grain = number * extent.table_entries + index;

@@ -65,7 +65,7 @@ impl FrameFetcher<'_> {
         let reader = self.packs.frame_reader(pack)?;
         let prints = self.packs.prints(pack, frame)?;
         self.packs.frame(pack, frame, buffers, &mut raw)?;
-        check_frame(&self.keys, &reader, frame, (&raw, &prints), Depth::Identities)?;
+        check_frame(&self.keys, &reader, frame, &raw, &prints, Depth::Identities)?;
         let is_blocks = reader.frame(frame)?.content == FrameContent::Blocks;
         let named = wish.chunks.iter().map(|&WantedChunk { start, length, id }| {
             let range = start as usize..start as usize + length as usize;

@@ -9,14 +9,14 @@ use crate::repository::packs::Packs;
 
 /// Bytes of a stored disk, in its order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Stretch {
+pub(crate) struct StoredExtent {
     /// Bytes, a multiple of the map's unit.
     pub(crate) length: u64,
-    pub(crate) content: StretchContent,
+    pub(crate) content: StoredExtentContent,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum StretchContent {
+pub(crate) enum StoredExtentContent {
     Zero,
     /// What the base has at the same place; stored there.
     Same(Location),
@@ -44,8 +44,8 @@ impl<'a> StoredWalk<'a> {
         }
     }
 
-    /// The stretches of the next leaf, or those of all leaves of zeroes up to it; none at the end of the disk.
-    pub(crate) fn next(&mut self) -> Result<Option<Vec<Stretch>>> {
+    /// The extents of the next leaf, or those of all leaves of zeroes up to it; none at the end of the disk.
+    pub(crate) fn next(&mut self) -> Result<Option<Vec<StoredExtent>>> {
         let number = self.next_leaf;
         if number >= self.map.leaf_count() {
             return Ok(None);
@@ -53,9 +53,9 @@ impl<'a> StoredWalk<'a> {
         let leaf = self.map.next_leaf(number)?.unwrap_or(self.map.leaf_count());
         if leaf > number {
             self.next_leaf = leaf;
-            return Ok(Some(vec![Stretch {
+            return Ok(Some(vec![StoredExtent {
                 length: self.bytes_between(number, leaf),
-                content: StretchContent::Zero,
+                content: StoredExtentContent::Zero,
             }]));
         }
         self.next_leaf = number + 1;
@@ -68,23 +68,23 @@ impl<'a> StoredWalk<'a> {
         end.saturating_mul(LEAF_BYTES).min(size) - number * LEAF_BYTES
     }
 
-    fn leaf(&mut self, number: u64) -> Result<Vec<Stretch>> {
+    fn leaf(&mut self, number: u64) -> Result<Vec<StoredExtent>> {
         let ours = self.map.leaf(number)?.unwrap_or_default();
         let Some(base) = self.base.as_mut().filter(|base| number < base.leaf_count()) else {
-            return Ok(ours.into_iter().map(|piece| stretch(piece, false)).collect());
+            return Ok(ours.into_iter().map(|piece| extent(piece, false)).collect());
         };
         // A base that cannot be read has nothing in common with anything.
         let theirs = base.leaf(number).unwrap_or_default().unwrap_or_default();
         let mut theirs = theirs.into_iter();
         let mut other = theirs.next();
-        let mut stretches = Vec::new();
+        let mut extents = Vec::new();
         for mut piece in ours {
             while piece.length > 0 {
                 let (length, is_same) = match other {
                     None => (piece.length, false),
                     Some(other) => (piece.length.min(other.length), piece.content == other.content),
                 };
-                stretches.push(stretch(piece.part(0, length), is_same));
+                extents.push(extent(piece.part(0, length), is_same));
                 other = match other {
                     Some(other) if other.length > length => Some(other.part(length, u64::MAX)),
                     _ => theirs.next(),
@@ -95,17 +95,17 @@ impl<'a> StoredWalk<'a> {
                 piece = piece.part(length, u64::MAX);
             }
         }
-        Ok(stretches)
+        Ok(extents)
     }
 }
 
-fn stretch(piece: Piece, is_same: bool) -> Stretch {
+fn extent(piece: Piece, is_same: bool) -> StoredExtent {
     let content = match piece.content {
-        PieceContent::Zero => StretchContent::Zero,
-        PieceContent::Data(location) if is_same => StretchContent::Same(location),
-        PieceContent::Data(location) => StretchContent::Data(location),
+        PieceContent::Zero => StoredExtentContent::Zero,
+        PieceContent::Data(location) if is_same => StoredExtentContent::Same(location),
+        PieceContent::Data(location) => StoredExtentContent::Data(location),
     };
-    Stretch {
+    StoredExtent {
         length: piece.length,
         content,
     }

@@ -16,7 +16,7 @@ use crate::vault::Vault;
 
 /// What the entries of one pack add up to.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-struct Sum {
+struct PackTotals {
     count: u64,
     mixed: u64,
     /// The start of the hash of the frame table; none where the segment has none.
@@ -28,7 +28,7 @@ fn table_sum(table: &[u8]) -> u64 {
     u64::from_le_bytes(hash.as_bytes()[..8].try_into().expect("eight bytes"))
 }
 
-impl Sum {
+impl PackTotals {
     fn add(&mut self, entry: &IndexEntry) {
         let half = |at: usize| u64::from_le_bytes(entry.prefix[at..at + 8].try_into().expect("eight bytes"));
         let place =
@@ -45,7 +45,7 @@ impl Sum {
 /// A summary of the index per pack: 60 bytes of memory for each.
 #[derive(Default)]
 pub(crate) struct IndexSurvey {
-    sums: HashMap<PackId, Vec<(SegmentId, Sum)>>,
+    sums: HashMap<PackId, Vec<(SegmentId, PackTotals)>>,
     /// Segments that cannot be read, or not all of them.
     damaged: Vec<ObjectName>,
     /// Segments that say of a pack what its directory does not.
@@ -78,7 +78,11 @@ impl IndexSurvey {
     }
 
     fn segment(&mut self, vault: &Vault, segment: &SegmentReader) -> Result<()> {
-        let mut sums: HashMap<PackId, Sum> = segment.packs().iter().map(|pack| (*pack, Sum::default())).collect();
+        let mut sums: HashMap<PackId, PackTotals> = segment
+            .packs()
+            .iter()
+            .map(|pack| (*pack, PackTotals::default()))
+            .collect();
         for (pack, sum) in &mut sums {
             sum.table = segment.frame_table(&*vault.store, *pack)?.as_deref().map(table_sum);
         }
@@ -131,7 +135,7 @@ impl IndexSurvey {
     /// Compares the index entries of `pack` with its directory.
     pub(crate) fn compare(&mut self, pack: PackId, directory: &Directory, findings: &mut Findings) {
         let Some(sums) = self.sums.get(&pack) else { return };
-        let mut expected = Sum::default();
+        let mut expected = PackTotals::default();
         entries_of(pack, directory).for_each(|entry| expected.add(&entry));
         let table = table_sum(&encode_frame_table(directory));
         for (segment, sum) in sums {

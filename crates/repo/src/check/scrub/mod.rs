@@ -25,7 +25,7 @@ use self::pack::{PackOutcome, PackScratch, scrub_pack};
 use self::record::{read_records, replace_records};
 pub(crate) use self::small::check_relocations;
 use self::small::check_small_objects;
-use crate::check::finding::{DamagedPart, Finding, FindingKind, Findings, Touched};
+use crate::check::finding::{DamagedPart, Finding, FindingKind, Findings, TouchedDisk};
 use crate::check::impact::{add_impact, needed_packs};
 use crate::error::{Error, Result};
 use crate::format::manifest::{Manifest, snapshot_name};
@@ -37,7 +37,7 @@ use crate::repository::damage_records::{DamageRecord, clear_damage, damage_names
 use crate::store::StoreError;
 pub(crate) use crate::vault::exists;
 use crate::writers::lease::writer_name;
-pub(crate) use crate::writers::manifest_copies::{Copies, copied_manifest};
+pub(crate) use crate::writers::manifest_copies::{ManifestCopies, copied_manifest};
 
 /// How to scrub.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -86,7 +86,7 @@ pub(crate) struct Survey {
     /// All packs that there were at the start, with their lengths.
     pub(crate) packs: BTreeMap<PackId, u64>,
     pub(crate) index: IndexSurvey,
-    pub(crate) copies: Copies,
+    pub(crate) copies: ManifestCopies,
     /// Packs that this run found damaged, or knew to be.
     pub(crate) damage: BTreeMap<PackId, DamageRecord>,
     /// Packs that do not exist and are listed in the index, or known to be missing.
@@ -160,7 +160,7 @@ impl Repository {
             manifests,
             lost: Vec::new(),
             index,
-            copies: Copies::default(),
+            copies: ManifestCopies::default(),
             damage: BTreeMap::new(),
             absent: HashSet::new(),
             needed: HashSet::new(),
@@ -350,7 +350,11 @@ impl Repository {
             return Ok(true);
         };
         survey.report.damaged_pack_count += 1;
-        let is_news = !known.contains(&pack) || survey.damage.get(&pack).is_none_or(|known| says_more(&damage, known));
+        let is_news = !known.contains(&pack)
+            || survey
+                .damage
+                .get(&pack)
+                .is_none_or(|known| has_further_damage(&damage, known));
         let has_reader = outcome.reader.is_some();
         for (frame, error) in outcome.errors {
             match frame {
@@ -436,7 +440,7 @@ impl Repository {
             // Gc may have moved what was needed of a pack while we walked. A relocation is there before its pack goes: what is
             // missing still when all relocations are known, is lost, unless the snapshot that needed it was removed.
             let is_settled = missing.is_empty() || missing == before;
-            if is_settled && (missing.is_empty() || self.leave_out_removed(&mut survey.manifests)?.is_empty()) {
+            if is_settled && (missing.is_empty() || self.exclude_removed(&mut survey.manifests)?.is_empty()) {
                 // What a lost snapshot misses as well is named when the snapshot is back.
                 needed.extend(needed_packs(&self.packs, &survey.lost, &is_suspect)?);
                 return Ok((needed, missing));
@@ -466,7 +470,7 @@ impl Repository {
                 .ok()
                 .and_then(|reader| copied_manifest(&reader.directory))
             {
-                survey.findings.touch_last(Touched::whole(&manifest));
+                survey.findings.touch_last(TouchedDisk::whole(&manifest));
                 survey.lost.push(manifest);
             }
         }
@@ -475,7 +479,7 @@ impl Repository {
 }
 
 /// Whether `found` has damage that `known` does not have.
-fn says_more(found: &DamageRecord, known: &DamageRecord) -> bool {
+fn has_further_damage(found: &DamageRecord, known: &DamageRecord) -> bool {
     let mut merged = known.clone();
     merged.merge(found.clone());
     merged != *known

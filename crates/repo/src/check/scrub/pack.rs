@@ -10,7 +10,7 @@ use crate::format::fingerprint::FingerprintKeys;
 use crate::format::pack::{FrameContent, HEADER_LENGTH, PackReader, read_directory};
 use crate::id::PackId;
 use crate::read::frame_check::{Depth, check_frame};
-use crate::repository::damage_records::{DamageRecord, Extent};
+use crate::repository::damage_records::{DamageExtent, DamageRecord};
 use crate::repository::packs::Packs;
 use crate::store::{Store, StoreError};
 
@@ -51,10 +51,10 @@ impl PackOutcome {
             return None;
         }
         let Some(reader) = &self.reader else {
-            return Some(DamageRecord::new(Extent::Whole));
+            return Some(DamageRecord::new(DamageExtent::Whole));
         };
         let frames: BTreeSet<u32> = self.errors.iter().filter_map(|(frame, _)| *frame).collect();
-        let mut record = DamageRecord::new(Extent::Frames(frames));
+        let mut record = DamageRecord::new(DamageExtent::Frames(frames));
         record.add_directory(&reader.directory);
         Some(record)
     }
@@ -223,5 +223,5 @@ fn check_sections(
         own.extend_from_slice(&prints[at..at + frame.prints_length()]);
         reader.unseal_prints(number, &mut own)?;
     }
-    check_frame(keys, reader, number, (raw, &own), Depth::Identities)
+    check_frame(keys, reader, number, raw, &own, Depth::Identities)
 }

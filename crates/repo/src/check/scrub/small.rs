@@ -15,7 +15,7 @@ use crate::repository::relocations::{RelocationId, read_replica};
 use crate::store::{ObjectKind, ObjectName, StoreError};
 use crate::vault::Vault;
 use crate::writers::forget::{ForgottenRecord, is_announcement, protected_by};
-use crate::writers::lease::{WriterRecord, beat_of};
+use crate::writers::lease::{WriterRecord, heartbeat_writer};
 use crate::writers::moves::{missing_replicas, move_of};
 
 const MARKER_BYTES_MAX: u64 = 1 << 20;
@@ -36,8 +36,8 @@ pub(crate) fn check_small_objects(vault: &Vault, findings: &mut Findings) -> Res
             check_one(vault, &name, findings)?;
         }
     }
-    check_twins(vault, findings)?;
-    vault.store.strangers(&mut |path| {
+    check_relocation_replicas(vault, findings)?;
+    vault.store.foreign_files(&mut |path| {
         let detail = "it is no object of a repository".to_owned();
         findings.push_path(path, None, FindingKind::Stranger, detail);
         Ok(())
@@ -50,10 +50,10 @@ pub(crate) fn check_relocations(vault: &Vault, findings: &mut Findings) -> Resul
     for name in vault.names(ObjectKind::Relocation)? {
         check_one(vault, &name, findings)?;
     }
-    check_twins(vault, findings)
+    check_relocation_replicas(vault, findings)
 }
 
-fn check_twins(vault: &Vault, findings: &mut Findings) -> Result<()> {
+fn check_relocation_replicas(vault: &Vault, findings: &mut Findings) -> Result<()> {
     for name in missing_replicas(vault)? {
         let detail = "it is missing; its replica exists".to_owned();
         findings.push(&name, None, FindingKind::Single, detail);
@@ -95,7 +95,7 @@ fn is_ours(name: &ObjectName) -> bool {
         ObjectKind::Index => text.parse::<SegmentId>().is_ok(),
         ObjectKind::Snapshot | ObjectKind::Forgotten => text.parse::<SnapshotId>().is_ok(),
         ObjectKind::Protected => protected_by(name).is_some() || is_announcement(name),
-        ObjectKind::Writer => text.parse::<WriterId>().is_ok() || beat_of(name).is_some(),
+        ObjectKind::Writer => text.parse::<WriterId>().is_ok() || heartbeat_writer(name).is_some(),
         ObjectKind::Condemned if move_of(name).is_some() => true,
         ObjectKind::Condemned => text.strip_suffix(".waits").unwrap_or(text).parse::<WriterId>().is_ok(),
         ObjectKind::Relocation => RelocationId::of(name).is_some(),
@@ -114,7 +114,7 @@ fn check_object(vault: &Vault, name: &ObjectName) -> Result<()> {
         }
         ObjectKind::Writer => {
             let record: WriterRecord = decode_json(vault, name)?;
-            match beat_of(name) {
+            match heartbeat_writer(name) {
                 Some(writer) if writer == record.writer => Ok(()),
                 _ => check_name(name, &record.writer.to_string()),
             }

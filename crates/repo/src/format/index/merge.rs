@@ -32,21 +32,21 @@ impl Cursor<'_> {
     }
 }
 
-/// Writes what `segments` say of the packs in `living` as one segment; what they say of other packs is dropped.
+/// Writes what `segments` say of the packs in `existing` as one segment; what they say of other packs is dropped.
 ///
 /// Packs whose frames no segment has, as in segments of earlier releases, are asked for their directory.
 pub(crate) fn merge_segments(
     store: &dyn Store,
     keys: &SegmentKeys,
     segments: &[SegmentReader],
-    living: &HashSet<PackId>,
+    existing: &HashSet<PackId>,
     merged: SegmentId,
     directory_of: &dyn Fn(PackId) -> Result<Option<Directory>>,
 ) -> Result<SegmentId> {
     let mut packs: Vec<_> = segments
         .iter()
         .flat_map(SegmentReader::packs)
-        .filter(|pack| living.contains(pack))
+        .filter(|pack| existing.contains(pack))
         .copied()
         .collect();
     packs.sort_unstable();
@@ -67,7 +67,7 @@ pub(crate) fn merge_segments(
     let mut last = None;
     while let Some(Reverse((entry, number))) = heap.pop() {
         heap.extend(cursors[number].next(store)?.map(|entry| Reverse((entry, number))));
-        if last != Some(entry) && living.contains(&entry.location.pack) {
+        if last != Some(entry) && existing.contains(&entry.location.pack) {
             writer.push(&entry)?;
         }
         last = Some(entry);

@@ -265,8 +265,8 @@ impl Directory {
     /// Decodes what comes before the chunks of a frame.
     pub(super) fn decode_frame_start(decoder: &mut Decoder<'_>) -> Result<FrameStart, Malformed> {
         let limit = (FRAME_BYTES_MAX + TAG_LENGTH) as u64;
-        let stored_length = small(decoder.varint_at_most(limit)?);
-        let raw_length = small(decoder.varint_at_most(FRAME_BYTES_MAX as u64)?);
+        let stored_length = bounded_u32(decoder.varint_at_most(limit)?);
+        let raw_length = bounded_u32(decoder.varint_at_most(FRAME_BYTES_MAX as u64)?);
         let Some(codec) = Codec::from_wire(decoder.u8()?) else {
             return decoder.fail("names an unknown codec");
         };
@@ -304,7 +304,7 @@ impl Directory {
             total += length;
             chunks.push(ChunkEntry {
                 id,
-                length: small(length),
+                length: bounded_u32(length),
             });
         }
         let complete = match content {
@@ -325,7 +325,7 @@ impl Directory {
 }
 
 /// A number that was checked against a limit of a few MiB.
-fn small(value: u64) -> u32 {
+fn bounded_u32(value: u64) -> u32 {
     u32::try_from(value).expect("the limit of the field is below 2^32")
 }
 

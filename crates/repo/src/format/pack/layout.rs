@@ -84,7 +84,7 @@ pub(crate) fn encode_header(pack: PackId, kind: PackKind, writer: WriterId) -> [
 
 /// What a checked header says.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Header {
+pub(crate) struct PackHeader {
     pub(crate) kind: PackKind,
     pub(crate) writer: WriterId,
 }
@@ -97,7 +97,7 @@ pub(crate) fn header_pack(header: &[u8; HEADER_LENGTH]) -> Option<PackId> {
 }
 
 /// Checks the header of the pack named `pack`.
-pub(crate) fn decode_header(header: &[u8; HEADER_LENGTH], pack: PackId) -> Result<Header> {
+pub(crate) fn decode_header(header: &[u8; HEADER_LENGTH], pack: PackId) -> Result<PackHeader> {
     let object = pack_name(pack);
     let wrong = |at: usize, detail: &str| Err(Error::damaged(&object, at as u64, detail));
     if &header[..HEADER_VERSION_AT] != HEADER_MAGIC {
@@ -124,7 +124,7 @@ pub(crate) fn decode_header(header: &[u8; HEADER_LENGTH], pack: PackId) -> Resul
     };
     let mut writer = [0; WriterId::LENGTH];
     writer.copy_from_slice(&header[HEADER_WRITER_AT..HEADER_WRITER_AT + WriterId::LENGTH]);
-    Ok(Header {
+    Ok(PackHeader {
         kind,
         writer: WriterId::from_bytes(writer),
     })
@@ -149,7 +149,7 @@ pub(crate) fn encode_trailer(
 
 /// What a checked trailer says.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Trailer {
+pub(crate) struct PackTrailer {
     pub(crate) directory_offset: u64,
     pub(crate) directory_length: u64,
     pub(crate) hash: [u8; 32],
@@ -159,7 +159,7 @@ pub(crate) struct Trailer {
 ///
 /// The checksum identifies the bit: no two trailers that differ in two bits have the same, and the identity and the
 /// position of the directory must match as well.
-pub(crate) fn correct_trailer(trailer: &[u8; TRAILER_LENGTH], pack: PackId, pack_length: u64) -> Option<Trailer> {
+pub(crate) fn correct_trailer(trailer: &[u8; TRAILER_LENGTH], pack: PackId, pack_length: u64) -> Option<PackTrailer> {
     (0..TRAILER_LENGTH * 8).find_map(|bit| {
         let mut trial = *trailer;
         trial[bit / 8] ^= 1 << (bit % 8);
@@ -168,7 +168,7 @@ pub(crate) fn correct_trailer(trailer: &[u8; TRAILER_LENGTH], pack: PackId, pack
 }
 
 /// Checks the trailer of the pack named `pack`, which is `pack_length` bytes long.
-pub(crate) fn decode_trailer(trailer: &[u8; TRAILER_LENGTH], pack: PackId, pack_length: u64) -> Result<Trailer> {
+pub(crate) fn decode_trailer(trailer: &[u8; TRAILER_LENGTH], pack: PackId, pack_length: u64) -> Result<PackTrailer> {
     let object = pack_name(pack);
     let start = pack_length - TRAILER_LENGTH as u64;
     let wrong = |at: usize, detail: &str| Err(Error::damaged(&object, start + at as u64, detail));
@@ -184,7 +184,7 @@ pub(crate) fn decode_trailer(trailer: &[u8; TRAILER_LENGTH], pack: PackId, pack_
     let number = |at: usize| u64::from_le_bytes(trailer[at..at + 8].try_into().expect("eight bytes"));
     let mut hash = [0; 32];
     hash.copy_from_slice(&trailer[TRAILER_HASH_AT..TRAILER_HASH_AT + 32]);
-    let trailer = Trailer {
+    let trailer = PackTrailer {
         directory_offset: number(TRAILER_OFFSET_AT),
         directory_length: number(TRAILER_DIRECTORY_LENGTH_AT),
         hash,

@@ -20,7 +20,7 @@ pub(crate) use layout::{HEADER_LENGTH, PackKind, TRAILER_LENGTH, pack_name};
 #[cfg(feature = "hostile")]
 pub(crate) use layout::{decode_header, decode_trailer, encode_header, encode_trailer};
 pub(crate) use reader::{PACK_BYTES_MIN, PackReader, read_around, read_directory, read_displaced_directory, read_kind};
-pub(crate) use writer::{PackWriter, SealedFrame, seal_frame};
+pub(crate) use writer::{PackWriter, SealedFrame, UnsealedFrame};
 
 use crate::id::PackId;
 

@@ -6,7 +6,7 @@ use super::layout::{
     HEADER_LENGTH, PackKind, TRAILER_LENGTH, correct_trailer, decode_header, decode_trailer, header_pack, pack_name,
 };
 use crate::error::{Error, Result};
-use crate::format::codec::{Decompressor, FrameMemory};
+use crate::format::codec::{Decompressor, FrameMemory, StoredFrame};
 use crate::id::PackId;
 use crate::store::{ObjectName, Store, StoreError};
 
@@ -22,14 +22,14 @@ pub(crate) enum DirectoryState {
     /// Where the trailer says, and whole.
     Whole,
     /// It is whole, and the trailer that leads to it is not.
-    TrailerDamaged(Flaw),
+    TrailerDamaged(DirectoryFlaw),
     /// It is lost. The frames are known from the index, the chunks in them are not.
-    Lost(Flaw),
+    Lost(DirectoryFlaw),
 }
 
 /// What is wrong with the end of a pack.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Flaw {
+pub(crate) struct DirectoryFlaw {
     offset: u64,
     detail: String,
 }
@@ -154,11 +154,11 @@ pub(crate) fn read_around(
         return Ok(None);
     }
     let flaw = match error {
-        Error::Damaged { offset, detail, .. } => Flaw {
+        Error::Damaged { offset, detail, .. } => DirectoryFlaw {
             offset: *offset,
             detail: detail.clone(),
         },
-        other => Flaw {
+        other => DirectoryFlaw {
             offset: length,
             detail: format!("its directory cannot be read: {other}"),
         },
@@ -273,7 +273,7 @@ impl PackReader {
     ) -> Result<()> {
         let frame = self.open(number, sealed)?;
         let raw = raw.of_length(frame.raw_length as usize);
-        decompressor.decompress(frame.codec, sealed, raw, (&self.name, frame.offset))
+        decompressor.decompress(&self.stored(frame, sealed), raw)
     }
 
     /// As [`unseal`](Self::unseal), but at least the first `wanted` bytes only; `raw` gets as long as what was decompressed.
@@ -288,8 +288,16 @@ impl PackReader {
         let frame = self.open(number, sealed)?;
         let raw_length = frame.raw_length as usize;
         let wanted = wanted.min(raw_length);
-        let place = (&self.name, frame.offset);
-        decompressor.decompress_start(frame.codec, sealed, (raw, raw_length, wanted), place)
+        decompressor.decompress_start(&self.stored(frame, sealed), raw_length, wanted, raw)
+    }
+
+    fn stored<'a>(&'a self, frame: &FrameEntry, bytes: &'a [u8]) -> StoredFrame<'a> {
+        StoredFrame {
+            codec: frame.codec,
+            bytes,
+            object: &self.name,
+            offset: frame.offset,
+        }
     }
 
     /// Opens the sealed bytes of frame `number` in place.

@@ -43,39 +43,43 @@ impl SealedFrame {
     }
 }
 
-/// Compresses and seals frame `number`: the expensive step, done by any thread, in any order.
-///
-/// `prints` are those of the blocks of the frame, or empty. The memory of the frame before compression comes back unless it is sealed where
-/// it is, because it does not compress.
-pub(crate) fn seal_frame(
-    compressor: &mut Compressor,
-    key: &PackKey,
-    number: u32,
-    (mut raw, content): (Vec<u8>, FrameContent),
-    mut prints: Vec<u8>,
-    chunks: Vec<ChunkEntry>,
-) -> (SealedFrame, Vec<u8>) {
-    let mut compressed = Vec::new();
-    let codec = compressor.compress(&mut raw, &mut compressed);
-    let raw_length = u32::try_from(raw.len()).expect("a frame is far smaller than 4 GiB");
-    let (mut payload, free) = match codec {
-        Codec::Raw => (raw, Vec::new()),
-        Codec::Zstd | Codec::ZstdMachineCode => (compressed, raw),
-    };
-    key.seal(PackSection::Frame(number), &mut payload);
-    if content == FrameContent::Blocks {
-        key.seal(PackSection::Prints(number), &mut prints);
+/// A full frame that is neither compressed nor sealed.
+pub(crate) struct UnsealedFrame {
+    pub(crate) number: u32,
+    pub(crate) raw: Vec<u8>,
+    pub(crate) content: FrameContent,
+    /// The prints of the blocks of the frame; empty where it holds no blocks.
+    pub(crate) prints: Vec<u8>,
+    pub(crate) chunks: Vec<ChunkEntry>,
+}
+
+impl UnsealedFrame {
+    /// Compresses and seals the frame: the expensive step, done by any thread, in any order.
+    ///
+    /// The memory of the frame before compression comes back unless it is sealed where it is, because it does not compress.
+    pub(crate) fn seal(mut self, compressor: &mut Compressor, key: &PackKey) -> (SealedFrame, Vec<u8>) {
+        let mut compressed = Vec::new();
+        let codec = compressor.compress(&mut self.raw, &mut compressed);
+        let raw_length = u32::try_from(self.raw.len()).expect("a frame is far smaller than 4 GiB");
+        let (mut payload, free) = match codec {
+            Codec::Raw => (self.raw, Vec::new()),
+            Codec::Zstd | Codec::ZstdMachineCode => (compressed, self.raw),
+        };
+        key.seal(PackSection::Frame(self.number), &mut payload);
+        if self.content == FrameContent::Blocks {
+            key.seal(PackSection::Prints(self.number), &mut self.prints);
+        }
+        let frame = SealedFrame {
+            number: self.number,
+            payload,
+            prints: self.prints,
+            raw_length,
+            codec,
+            content: self.content,
+            chunks: self.chunks,
+        };
+        (frame, free)
     }
-    let frame = SealedFrame {
-        number,
-        payload,
-        prints,
-        raw_length,
-        codec,
-        content,
-        chunks,
-    };
-    (frame, free)
 }
 
 /// A pack that is being written.

@@ -48,7 +48,7 @@ fn each_credential_opens_its_own_slot_to_the_same_secret() {
     }
     let listing = list(&store).unwrap();
     assert_eq!(listing.slots.len(), 3);
-    assert!(listing.leaving.is_empty() && listing.damaged.is_empty());
+    assert!(listing.being_removed.is_empty() && listing.damaged.is_empty());
 }
 
 #[test]
@@ -190,7 +190,7 @@ fn the_last_slot_is_removed_only_by_force() {
     assert_eq!(store.objects().len(), 1, "the marker of the refused removal is gone");
     let refused = remove(&store, ids[0], Removal::KeepLast, &randomness);
     assert!(matches!(refused, Err(KeyError::NoSuchSlot { .. })));
-    remove(&store, ids[1], Removal::EvenTheLast, &randomness).unwrap();
+    remove(&store, ids[1], Removal::AllowLast, &randomness).unwrap();
     assert!(store.objects().is_empty());
 }
 

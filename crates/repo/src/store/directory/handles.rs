@@ -9,11 +9,11 @@ const HANDLE_COUNT_MAX: usize = 32;
 
 /// The files read last, the latest at the end.
 #[derive(Debug, Default)]
-pub(super) struct Handles {
+pub(super) struct FileHandles {
     files: Mutex<Vec<(ObjectName, Arc<File>)>>,
 }
 
-impl Handles {
+impl FileHandles {
     pub(super) fn find(&self, name: &ObjectName) -> Option<Arc<File>> {
         let mut files = self.lock();
         let at = files.iter().rposition(|(known, _)| known == name)?;
@@ -50,7 +50,7 @@ mod tests {
 
     #[test]
     fn the_handle_used_longest_ago_goes_first() {
-        let handles = Handles::default();
+        let handles = FileHandles::default();
         let file = Arc::new(tempfile::tempfile().unwrap());
         for number in 0..HANDLE_COUNT_MAX {
             handles.keep(&name(number), &file);

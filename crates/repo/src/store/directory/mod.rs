@@ -35,9 +35,9 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
-use self::handles::Handles;
-use self::temporary::Temporary;
-use self::tree::{FolderEntry, Tree};
+use self::handles::FileHandles;
+use self::temporary::TemporaryFile;
+use self::tree::{FolderEntry, FolderTree};
 use super::name::is_fan_out;
 use super::{ObjectKind, ObjectName, ObjectWriter, Put, Result, Store, StoreError};
 
@@ -50,22 +50,22 @@ const TEMPORARY_FOLDER: &str = "tmp";
 /// nothing but regular files is an object. Folders are made for their owner alone (0700, objects 0600), less what the umask forbids.
 #[derive(Debug)]
 pub struct DirectoryStore {
-    tree: Arc<Tree>,
-    handles: Handles,
+    tree: Arc<FolderTree>,
+    handles: FileHandles,
 }
 
 impl DirectoryStore {
     /// The store in the directory at `path`; [`StoreError::NoStore`] if there is none.
     pub fn open(path: &Path) -> Result<Self> {
         Ok(Self {
-            tree: Arc::new(Tree::open(path)?),
-            handles: Handles::default(),
+            tree: Arc::new(FolderTree::open(path)?),
+            handles: FileHandles::default(),
         })
     }
 
     /// The store in the directory at `path`, which is made, durably, if it does not exist; the directory above it must.
     pub fn create(path: &Path) -> Result<Self> {
-        Tree::create(path)?;
+        FolderTree::create(path)?;
         Self::open(path)
     }
 
@@ -131,13 +131,13 @@ impl DirectoryStore {
                 regular if regular.is_file() => Ok(file),
                 _ => Err(IoError::from(Errno::LOOP)),
             });
-        file.map_err(|source| self.found_instead("open", name, source))
+        file.map_err(|source| self.unusual_object_error("open", name, source))
     }
 
     /// The error for what the operating system says about the object `name`, when something else may have its name.
     ///
     /// A pack, a segment or a key in whose place is no file does not exist, as in a list.
-    fn found_instead(&self, action: &'static str, name: &ObjectName, source: IoError) -> StoreError {
+    fn unusual_object_error(&self, action: &'static str, name: &ObjectName, source: IoError) -> StoreError {
         let folder = self.tree.open_folder(&tree::folders(name)).ok();
         let stat = folder.and_then(|folder| statat(folder, name.name(), AtFlags::SYMLINK_NOFOLLOW).ok());
         let what = match stat.map(|stat| FileType::from_raw_mode(stat.st_mode)) {
@@ -192,7 +192,7 @@ impl DirectoryStore {
             })
     }
 
-    fn strangers_in(
+    fn foreign_files_in(
         &self,
         kind: ObjectKind,
         folders: &[&str],
@@ -207,7 +207,7 @@ impl DirectoryStore {
         self.tree.walk(&folder, &path, &mut |entry| {
             let name = entry.name.to_string_lossy();
             if kind == ObjectKind::Pack && folders.len() == 1 && is_fan_out_folder(entry) {
-                self.strangers_in(kind, &[kind.folder(), &name], visit)
+                self.foreign_files_in(kind, &[kind.folder(), &name], visit)
             } else if object(kind, folders, entry).is_none() {
                 visit(format!("{path}/{name}"))
             } else {
@@ -253,14 +253,14 @@ impl Store for DirectoryStore {
             return Ok(Put::AlreadyExists);
         }
         log::debug!("writes {name}: {} bytes", bytes.len());
-        let mut temporary = Temporary::create(&self.tree, name)?;
+        let mut temporary = TemporaryFile::create(&self.tree, name)?;
         temporary.append(bytes)?;
         temporary.publish()
     }
 
     fn create(&self, name: &ObjectName) -> Result<Box<dyn ObjectWriter>> {
         log::debug!("writes {name}");
-        Ok(Box::new(Temporary::create(&self.tree, name)?))
+        Ok(Box::new(TemporaryFile::create(&self.tree, name)?))
     }
 
     fn get(&self, name: &ObjectName, length_max: u64) -> Result<Vec<u8>> {
@@ -310,7 +310,7 @@ impl Store for DirectoryStore {
                 FileType::RegularFile => Ok(stat),
                 _ => Err(IoError::from(Errno::LOOP)),
             })
-            .map_err(|source| self.found_instead("look up", name, source))?;
+            .map_err(|source| self.unusual_object_error("look up", name, source))?;
         Ok(stat.st_size.cast_unsigned())
     }
 
@@ -365,11 +365,12 @@ impl Store for DirectoryStore {
         if times.is_empty() {
             return Ok(());
         }
-        let now = match Temporary::create(&self.tree, &ObjectName::config()).and_then(Temporary::written_now) {
-            Ok(now) => Some(now),
-            Err(StoreError::ReadOnly { .. } | StoreError::Permission { .. } | StoreError::NoSpace { .. }) => None,
-            Err(error) => return Err(error),
-        };
+        let now =
+            match TemporaryFile::create(&self.tree, &ObjectName::config()).and_then(TemporaryFile::modification_time) {
+                Ok(now) => Some(now),
+                Err(StoreError::ReadOnly { .. } | StoreError::Permission { .. } | StoreError::NoSpace { .. }) => None,
+                Err(error) => return Err(error),
+            };
         let age = |time| now.map(|now: SystemTime| now.duration_since(time).unwrap_or_default());
         times.into_iter().try_for_each(|(name, time)| visit(name, age(time)))
     }
@@ -390,7 +391,7 @@ impl Store for DirectoryStore {
         }
     }
 
-    fn strangers(&self, visit: &mut dyn FnMut(String) -> Result<()>) -> Result<()> {
+    fn foreign_files(&self, visit: &mut dyn FnMut(String) -> Result<()>) -> Result<()> {
         let kinds = ObjectKind::ALL.into_iter().filter(|kind| *kind != ObjectKind::Config);
         let folder = self
             .tree
@@ -410,7 +411,7 @@ impl Store for DirectoryStore {
         })?;
         kinds
             .clone()
-            .try_for_each(|kind| self.strangers_in(kind, &[kind.folder()], visit))
+            .try_for_each(|kind| self.foreign_files_in(kind, &[kind.folder()], visit))
     }
 
     fn clean(&self, age: Duration) -> Result<u64> {

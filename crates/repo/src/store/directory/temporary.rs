@@ -11,7 +11,7 @@ use rustix::fs::{Advice, AtFlags, Mode, OFlags, RenameFlags, fadvise, linkat, op
 use rustix::io::Errno;
 
 use super::TEMPORARY_FOLDER;
-use super::tree::{Tree, folders, sync};
+use super::tree::{FolderTree, folders, sync};
 use crate::store::{ObjectName, ObjectWriter, Put, Result, StoreError};
 
 /// Bytes after which the kernel is asked to start writing, so that the sync at the end of a pack finds little left to do.
@@ -19,8 +19,8 @@ const WRITE_BEHIND_BYTES: u64 = 8 << 20;
 
 /// A file in the folder of temporary files, removed when dropped.
 #[derive(Debug)]
-pub(super) struct Temporary {
-    tree: Arc<Tree>,
+pub(super) struct TemporaryFile {
+    tree: Arc<FolderTree>,
     object: ObjectName,
     folder: File,
     file: File,
@@ -29,8 +29,8 @@ pub(super) struct Temporary {
     started: u64,
 }
 
-impl Temporary {
-    pub(super) fn create(tree: &Arc<Tree>, name: &ObjectName) -> Result<Self> {
+impl TemporaryFile {
+    pub(super) fn create(tree: &Arc<FolderTree>, name: &ObjectName) -> Result<Self> {
         let source_name = unique_name();
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let created = tree.make_folder(&[TEMPORARY_FOLDER]).and_then(|folder| {
@@ -50,7 +50,7 @@ impl Temporary {
     }
 
     /// What time it is by the clock that gives files their times, which may be another host's. The file goes again.
-    pub(super) fn written_now(mut self) -> Result<SystemTime> {
+    pub(super) fn modification_time(mut self) -> Result<SystemTime> {
         let found = self.write(b"now").and_then(|()| self.file.sync_all()).and_then(|()| {
             let found = self.file.metadata()?;
             found.modified()
@@ -63,8 +63,8 @@ impl Temporary {
         let object = self.object.to_string();
         let answer = self.sync_and_link();
         answer.map_err(|failure| match failure {
-            Failure::Io(action, source) => self.tree.error(action, &object, source),
-            Failure::NoExclusiveLink => StoreError::Unsupported {
+            PublishFailure::Io(action, source) => self.tree.error(action, &object, source),
+            PublishFailure::NoExclusiveLink => StoreError::Unsupported {
                 store: self.tree.describe(),
                 detail: "its file system has neither hard links nor a rename that does not replace, so two writers could overwrite \
                          each other's objects",
@@ -72,44 +72,46 @@ impl Temporary {
         })
     }
 
-    fn sync_and_link(&mut self) -> std::result::Result<Put, Failure> {
-        self.file.sync_all().map_err(|source| Failure::Io("sync", source))?;
+    fn sync_and_link(&mut self) -> std::result::Result<Put, PublishFailure> {
+        self.file
+            .sync_all()
+            .map_err(|source| PublishFailure::Io("sync", source))?;
         let target = self
             .tree
             .make_folder(&folders(&self.object))
-            .map_err(|source| Failure::Io("create the folder", source))?;
+            .map_err(|source| PublishFailure::Io("create the folder", source))?;
         let put = self.link(&target)?;
-        sync(&target).map_err(|source| Failure::Io("sync the folder", source))?;
+        sync(&target).map_err(|source| PublishFailure::Io("sync the folder", source))?;
         Ok(put)
     }
 
     /// Gives the file its name, unless the name is taken.
-    fn link(&self, target: &File) -> std::result::Result<Put, Failure> {
+    fn link(&self, target: &File) -> std::result::Result<Put, PublishFailure> {
         let (from, to) = (self.source_name.as_str(), self.object.name());
         match linkat(&self.folder, from, target, to, AtFlags::empty()) {
             Ok(()) => Ok(Put::Created),
             // A server may have linked the file, lost its reply, and refused the retransmission. No other process links
             // our file.
             Err(Errno::EXIST) => {
-                let stat = rustix::fs::fstat(&self.file).map_err(|errno| Failure::Io("link", errno.into()))?;
+                let stat = rustix::fs::fstat(&self.file).map_err(|errno| PublishFailure::Io("link", errno.into()))?;
                 Ok(match stat.st_nlink {
                     2.. => Put::Created,
                     _ => Put::AlreadyExists,
                 })
             }
             Err(Errno::PERM | Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL | Errno::MLINK) => self.rename(target),
-            Err(errno) => Err(Failure::Io("link", errno.into())),
+            Err(errno) => Err(PublishFailure::Io("link", errno.into())),
         }
     }
 
     /// Does the same where there are no hard links: FAT, some of FUSE and SMB.
-    fn rename(&self, target: &File) -> std::result::Result<Put, Failure> {
+    fn rename(&self, target: &File) -> std::result::Result<Put, PublishFailure> {
         let (from, to) = (self.source_name.as_str(), self.object.name());
         match renameat_with(&self.folder, from, target, to, RenameFlags::NOREPLACE) {
             Ok(()) => Ok(Put::Created),
             Err(Errno::EXIST) => Ok(Put::AlreadyExists),
-            Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => Err(Failure::NoExclusiveLink),
-            Err(errno) => Err(Failure::Io("rename", errno.into())),
+            Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => Err(PublishFailure::NoExclusiveLink),
+            Err(errno) => Err(PublishFailure::Io("rename", errno.into())),
         }
     }
 
@@ -128,12 +130,12 @@ impl Temporary {
     }
 }
 
-enum Failure {
+enum PublishFailure {
     Io(&'static str, IoError),
     NoExclusiveLink,
 }
 
-impl ObjectWriter for Temporary {
+impl ObjectWriter for TemporaryFile {
     fn append(&mut self, bytes: &[u8]) -> Result<()> {
         self.write(bytes)
             .map_err(|source| self.tree.error("write", &self.object.to_string(), source))
@@ -144,7 +146,7 @@ impl ObjectWriter for Temporary {
     }
 }
 
-impl Drop for Temporary {
+impl Drop for TemporaryFile {
     fn drop(&mut self) {
         // After a rename there is nothing to remove; what cannot be removed now is cleaned by age.
         unlinkat(&self.folder, &self.source_name, AtFlags::empty()).ok();
@@ -168,11 +170,11 @@ mod tests {
     #[test]
     fn without_hard_links_the_first_rename_wins() {
         let folder = tempfile::TempDir::new().unwrap();
-        let tree = Arc::new(Tree::open(folder.path()).unwrap());
+        let tree = Arc::new(FolderTree::open(folder.path()).unwrap());
         let name = ObjectName::new(ObjectKind::Index, "a").unwrap();
         let target = tree.make_folder(&folders(&name)).unwrap();
         for (bytes, expected) in [(b"first", Put::Created), (b"other", Put::AlreadyExists)] {
-            let mut temporary = Temporary::create(&tree, &name).unwrap();
+            let mut temporary = TemporaryFile::create(&tree, &name).unwrap();
             temporary.append(bytes).unwrap();
             assert!(matches!(temporary.rename(&target), Ok(put) if put == expected));
         }

@@ -84,16 +84,16 @@ fn foreign_files_are_reported_and_not_listed_as_objects() {
     symlink(&outside, root.join("snapshots")).unwrap();
     symlink(&outside, root.join("packs/ee")).unwrap();
 
-    let mut strangers = Vec::new();
+    let mut foreign_files = Vec::new();
     store
-        .strangers(&mut |path| {
-            strangers.push(path);
+        .foreign_files(&mut |path| {
+            foreign_files.push(path);
             Ok(())
         })
         .unwrap();
-    strangers.sort();
+    foreign_files.sort();
     assert_eq!(
-        strangers,
+        foreign_files,
         [
             "index/.hidden",
             "index/UPPER",

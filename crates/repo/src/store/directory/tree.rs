@@ -22,7 +22,7 @@ const FOLDER_FLAGS: OFlags = OFlags::RDONLY
 
 /// The folders of a store.
 #[derive(Debug)]
-pub(super) struct Tree {
+pub(super) struct FolderTree {
     path: PathBuf,
     root: File,
     /// Folders whose entry in the parent folder was synced by this process. An existing folder is not enough: its
@@ -66,7 +66,7 @@ pub(super) fn sync(folder: impl AsFd) -> IoResult<()> {
     Ok(())
 }
 
-impl Tree {
+impl FolderTree {
     pub(super) fn open(path: &Path) -> Result<Self> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         match openat(CWD, path, flags, Mode::empty()) {

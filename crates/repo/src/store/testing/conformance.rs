@@ -140,13 +140,15 @@ fn objects_of_all_kinds_are_apart(store: &Arc<dyn Store>) {
         assert_eq!(store.get(&name, 100).expect("get"), name.to_string().as_bytes());
         assert_eq!(listing(store, name.kind()).into_keys().collect::<Vec<_>>(), [name]);
     }
-    let mut strangers = Vec::new();
+    let mut foreign_files = Vec::new();
     let mut visit = |path| {
-        strangers.push(path);
+        foreign_files.push(path);
         Ok(())
     };
-    store.strangers(&mut visit).expect("the store looks for strangers");
-    assert!(strangers.is_empty(), "{strangers:?}");
+    store
+        .foreign_files(&mut visit)
+        .expect("the store looks for foreign files");
+    assert!(foreign_files.is_empty(), "{foreign_files:?}");
 }
 
 fn the_first_put_of_a_name_stays(store: &Arc<dyn Store>) {

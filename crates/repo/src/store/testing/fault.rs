@@ -191,8 +191,8 @@ impl Store for FaultStore {
         self.call(Operation::Delete(name.clone()), || self.inner.delete(name))
     }
 
-    fn strangers(&self, visit: &mut dyn FnMut(String) -> Result<()>) -> Result<()> {
-        self.call(Operation::Strangers, || self.inner.strangers(visit))
+    fn foreign_files(&self, visit: &mut dyn FnMut(String) -> Result<()>) -> Result<()> {
+        self.call(Operation::ForeignFiles, || self.inner.foreign_files(visit))
     }
 
     fn clean(&self, age: Duration) -> Result<u64> {

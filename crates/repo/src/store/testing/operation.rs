@@ -25,8 +25,8 @@ pub enum Operation {
     List(ObjectKind),
     /// `delete`.
     Delete(ObjectName),
-    /// `strangers`.
-    Strangers,
+    /// `foreign_files`.
+    ForeignFiles,
     /// `clean`.
     Clean,
 }
@@ -58,7 +58,7 @@ impl fmt::Display for Operation {
             Self::Length(name) => write!(f, "length of {name}"),
             Self::List(kind) => write!(f, "list {kind}"),
             Self::Delete(name) => write!(f, "delete {name}"),
-            Self::Strangers => f.write_str("look for strangers"),
+            Self::ForeignFiles => f.write_str("look for foreign files"),
             Self::Clean => f.write_str("clean"),
         }
     }

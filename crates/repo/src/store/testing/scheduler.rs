@@ -300,9 +300,9 @@ impl Store for InterleavedStore {
         self.inner.delete(name)
     }
 
-    fn strangers(&self, visit: &mut dyn FnMut(String) -> Result<()>) -> Result<()> {
-        self.turn(&Operation::Strangers);
-        self.inner.strangers(visit)
+    fn foreign_files(&self, visit: &mut dyn FnMut(String) -> Result<()>) -> Result<()> {
+        self.turn(&Operation::ForeignFiles);
+        self.inner.foreign_files(visit)
     }
 
     fn clean(&self, age: Duration) -> Result<u64> {

@@ -304,8 +304,8 @@ impl Store for ActorStore {
     fn delete(&self, name: &ObjectName) -> StoreResult<()> {
         self.apply_fault(Some(Act::Delete), Some(name.kind()))?.delete(name)
     }
-    fn strangers(&self, visit: &mut dyn FnMut(String) -> StoreResult<()>) -> StoreResult<()> {
-        self.apply_fault(None, None)?.strangers(visit)
+    fn foreign_files(&self, visit: &mut dyn FnMut(String) -> StoreResult<()>) -> StoreResult<()> {
+        self.apply_fault(None, None)?.foreign_files(visit)
     }
     fn clean(&self, age: Duration) -> StoreResult<u64> {
         self.apply_fault(None, None)?.clean(age)

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicI64, AtomicUsize};
 use actor::{ActorContext, Outcome};
 use holdfast_block::{BlockDevice, MemoryDevice, SeededRandom};
 use holdfast_repo::store::{FaultStore, Interleaver, MemoryStore, ObjectKind, Step, Store};
-use holdfast_repo::{Error, Finding, GcRequest, Manifest, Parent, Repository, SnapshotId, Touched};
+use holdfast_repo::{Error, Finding, GcRequest, Manifest, Parent, Repository, SnapshotId, TouchedDisk};
 use roles::ProcessTable;
 use roles::{Actor, ActorFault, Role};
 
@@ -328,7 +328,7 @@ impl<'a> World<'a> {
             );
         }
         for finding in self.found.drain(..).filter(|finding| finding.kind.is_damage()) {
-            let is_forgotten = |touched: &Touched| self.doubtful.contains(&touched.snapshot);
+            let is_forgotten = |touched: &TouchedDisk| self.doubtful.contains(&touched.snapshot);
             let is_of_forgotten = !finding.touches.is_empty() && finding.touches.iter().all(is_forgotten);
             // A lost snapshot cannot be distinguished from one whose writer crashed just before its last step.
             let lost: Option<SnapshotId> = finding.object.strip_prefix("snapshots/").and_then(|id| id.parse().ok());

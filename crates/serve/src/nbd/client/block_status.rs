@@ -6,7 +6,7 @@ use holdfast_block::{BlockDevice, DirtyBitmap, ExtentKind, ExtentList, Request, 
 
 use super::call::{Call, CommandWithData};
 use super::command::ClientCommand;
-use super::read_ahead::{BorrowedStretches, Visit, WINDOW_MAX};
+use super::read_ahead::{BorrowedStatuses, Visit, WINDOW_MAX};
 use super::status::Descriptor;
 use super::violation::Violation;
 use super::{ALLOCATION, ALLOCATION_DEPTH, DIRTY_BITMAP, Error, NbdDevice, Result};
@@ -136,7 +136,7 @@ impl NbdDevice {
         let mut at = range.start;
         let mut was_asked = false;
         loop {
-            let (stopped, visit) = borrowed.stretches.visit_known(at, range.end, take);
+            let (stopped, visit) = borrowed.statuses.visit_known(at, range.end, take);
             was_asked &= stopped == at;
             at = stopped;
             if at >= range.end || visit != Visit::Continue {
@@ -157,7 +157,7 @@ impl NbdDevice {
     }
 
     /// Queries the server about the unknown parts from `at` on.
-    fn ask(&self, context: &str, borrowed: &mut BorrowedStretches, at: u64, end: u64) -> Result<()> {
+    fn ask(&self, context: &str, borrowed: &mut BorrowedStatuses, at: u64, end: u64) -> Result<()> {
         let connection = self.least_busy();
         let length_max = match connection.style() {
             HeaderStyle::Simple | HeaderStyle::Structured => QUERY_BYTES_MAX,
@@ -167,7 +167,7 @@ impl NbdDevice {
             1 => end,
             window => end.max((at + AHEAD_BYTES * window as u64).min(self.size_bytes())),
         };
-        let gaps = borrowed.stretches.gaps(at, end, length_max, borrowed.window);
+        let gaps = borrowed.statuses.gaps(at, end, length_max, borrowed.window);
         let sendings = gaps.iter().map(|gap| -> CommandWithData<'static> {
             let blocks = self.blocks_around(gap);
             let request = Request::new(RequestKind::Extents, blocks.start, blocks.end - blocks.start);
@@ -182,7 +182,7 @@ impl NbdDevice {
         for (request, statuses) in answers {
             let wanted = statuses.into_iter().find(|status| Some(status.context_id) == id);
             if let Some(status) = wanted {
-                borrowed.stretches.add(request.offset, status.descriptors);
+                borrowed.statuses.add(request.offset, status.descriptors);
             }
         }
         Ok(())

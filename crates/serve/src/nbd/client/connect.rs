@@ -74,7 +74,7 @@ impl std::fmt::Debug for NbdOptions {
 
 /// Lists the exports of a server, in the server's order.
 pub fn list_exports(endpoint: &Endpoint, options: &NbdOptions) -> Result<Vec<ListedExport>, Error> {
-    let (_, outcome) = shake_hands(endpoint, "", Goal::List, options, options.connect_timeout)?;
+    let (_, outcome) = run_handshake(endpoint, "", Goal::List, options, options.connect_timeout)?;
     Ok(outcome.exports)
 }
 
@@ -84,7 +84,7 @@ pub fn describe_export(
     export: &str,
     options: &NbdOptions,
 ) -> Result<(ExportInfo, Vec<String>), Error> {
-    let (_, outcome) = shake_hands(endpoint, export, Goal::Describe, options, options.connect_timeout)?;
+    let (_, outcome) = run_handshake(endpoint, export, Goal::Describe, options, options.connect_timeout)?;
     let names = outcome.contexts.into_iter().map(|context| context.name).collect();
     Ok((described(endpoint, outcome.export)?, names))
 }
@@ -103,7 +103,7 @@ pub(super) fn open(
         }
     }
     let goal = Goal::Transmit { contexts };
-    let (stream, outcome) = shake_hands(endpoint, export, goal, options, connect_timeout)?;
+    let (stream, outcome) = run_handshake(endpoint, export, goal, options, connect_timeout)?;
     let is_granted = |name: &&String| outcome.contexts.iter().any(|context| context.name == **name);
     if let Some(missing) = options.contexts.iter().find(|name| !is_granted(name)) {
         return Err(Error::ContextMissing {
@@ -138,7 +138,7 @@ fn described(endpoint: &Endpoint, export: Option<ExportInfo>) -> Result<ExportIn
     })
 }
 
-fn shake_hands(
+fn run_handshake(
     endpoint: &Endpoint,
     export: &str,
     goal: Goal,
@@ -252,7 +252,7 @@ impl Driver<'_> {
         let Some(tls) = self.tls else { return Ok(()) };
         let tls = TlsStream::new(Arc::clone(&self.stream), tls).map_err(|source| self.ended(source))?;
         while tls.is_shaking_hands() {
-            self.retry(|| tls.shake_hands())?;
+            self.retry(|| tls.handshake_step())?;
         }
         self.stream = Arc::new(tls);
         Ok(())

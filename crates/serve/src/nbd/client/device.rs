@@ -265,7 +265,7 @@ impl NbdDevice {
     }
 
     /// Reads any range of the export.
-    pub(super) fn read_anything(&self, buffer: &mut [u8], offset: u64) -> Result<()> {
+    pub(super) fn read_unaligned(&self, buffer: &mut [u8], offset: u64) -> Result<()> {
         let end = offset + buffer.len() as u64;
         let blocks = self.blocks_around(&(offset..end));
         if blocks == (offset..end) {
@@ -286,10 +286,10 @@ impl NbdDevice {
         let (middle, tail) = rest.split_at_mut(holdfast_block::to_usize(last - first));
         self.read_blocks(middle, first)?;
         if !head.is_empty() {
-            self.read_anything(head, offset)?;
+            self.read_unaligned(head, offset)?;
         }
         if !tail.is_empty() {
-            self.read_anything(tail, last)?;
+            self.read_unaligned(tail, last)?;
         }
         Ok(())
     }
@@ -319,7 +319,7 @@ impl BlockDevice for NbdDevice {
         if buffer.is_empty() {
             return Ok(());
         }
-        Ok(self.read_anything(buffer, offset)?)
+        Ok(self.read_unaligned(buffer, offset)?)
     }
 
     fn extents(&self, range: Range<u64>, extent_count_max: usize) -> holdfast_block::Result<ExtentList> {

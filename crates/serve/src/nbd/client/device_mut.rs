@@ -83,7 +83,7 @@ impl NbdDeviceMut {
         result
     }
 
-    fn write_anything(&self, data: &[u8], offset: u64) -> Result<()> {
+    fn write_unaligned(&self, data: &[u8], offset: u64) -> Result<()> {
         let range = offset..offset + data.len() as u64;
         let [head, middle, tail] = self.split(&range);
         let part = |part: &Range<u64>| &data[to_usize(part.start - offset)..to_usize(part.end - offset)];
@@ -188,7 +188,7 @@ impl BlockDeviceMut for NbdDeviceMut {
         if data.is_empty() {
             return Ok(());
         }
-        Ok(self.change(|| self.write_anything(data, offset))?)
+        Ok(self.change(|| self.write_unaligned(data, offset))?)
     }
 
     fn write_zeroes(&self, range: Range<u64>) -> holdfast_block::Result<()> {

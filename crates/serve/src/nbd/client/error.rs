@@ -121,7 +121,7 @@ pub enum Error {
         context: String,
     },
     /// The server replied to a request with an error. The connection is still usable.
-    #[error("{server} cannot do the {}: {}{}", Described(request), name_of(*number), Suffix(message))]
+    #[error("{server} cannot do the {}: {}{}", RequestText(request), name_of(*number), Suffix(message))]
     Server {
         /// The server.
         server: Arc<str>,
@@ -190,7 +190,7 @@ pub enum Loss {
     #[error("the server breaks the NBD protocol: {0}")]
     Violation(Violation),
     /// The server did not answer a request in time.
-    #[error("the server did not answer a {} for {waited_ms} ms", Described(request))]
+    #[error("the server did not answer a {} for {waited_ms} ms", RequestText(request))]
     TimedOut {
         /// The oldest unanswered request.
         request: Request,
@@ -198,7 +198,7 @@ pub enum Loss {
         waited_ms: u64,
     },
     /// The server stopped accepting data.
-    #[error("the server accepted no byte of a {} for {waited_ms} ms", Described(request))]
+    #[error("the server accepted no byte of a {} for {waited_ms} ms", RequestText(request))]
     SendTimedOut {
         /// The request that was being sent.
         request: Request,
@@ -242,9 +242,9 @@ impl fmt::Display for Suffix<'_> {
 }
 
 /// Formats a request for messages.
-struct Described<'a>(&'a Request);
+struct RequestText<'a>(&'a Request);
 
-impl fmt::Display for Described<'_> {
+impl fmt::Display for RequestText<'_> {
     fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Request { kind, offset, length } = self.0;
         match kind {

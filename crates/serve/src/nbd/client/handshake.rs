@@ -258,7 +258,7 @@ impl ClientHandshake {
         }
         self.reply_count += 1;
         if self.reply_count > REPLY_COUNT_MAX {
-            return self.too_much(
+            return self.size_violation(
                 "the number of its replies to one option",
                 self.reply_count,
                 "at most 20000",
@@ -266,7 +266,7 @@ impl ClientHandshake {
         }
         self.text_bytes += length_bytes;
         if self.text_bytes > TEXT_BYTES_MAX {
-            return self.too_much(
+            return self.size_violation(
                 "the length of all its replies to one option",
                 self.text_bytes,
                 "at most 8 MiB",
@@ -282,7 +282,7 @@ impl ClientHandshake {
         Ok(())
     }
 
-    fn too_much(&self, what: &'static str, found: usize, allowed: &'static str) -> Result<(), Error> {
+    fn size_violation(&self, what: &'static str, found: usize, allowed: &'static str) -> Result<(), Error> {
         self.broken(Violation::Size {
             what,
             found: found as u64,
@@ -295,7 +295,7 @@ impl ClientHandshake {
             return self.refused(kind, printable(data));
         }
         if kind == OptionReplyKind::ACK && !data.is_empty() {
-            return self.too_much("the length of an acknowledgement", data.len(), "0");
+            return self.size_violation("the length of an acknowledgement", data.len(), "0");
         }
         match (self.option, kind) {
             (OptionKind::STARTTLS, OptionReplyKind::ACK) => {
@@ -354,12 +354,12 @@ impl ClientHandshake {
 
     fn info(&mut self, data: &[u8]) -> Result<(), Error> {
         let Some((kind, rest)) = data.split_first_chunk() else {
-            return self.too_much("the length of its information on the export", data.len(), "at least 2");
+            return self.size_violation("the length of its information on the export", data.len(), "at least 2");
         };
         match InfoKind(u16::from_be_bytes(*kind)) {
             InfoKind::EXPORT => {
                 if rest.len() != EXPORT_REPLY_BYTES {
-                    return self.too_much("the length of its information on the export", data.len(), "12");
+                    return self.size_violation("the length of its information on the export", data.len(), "12");
                 }
                 if self.size_and_flags.is_some() {
                     let what = "the size of the export";

@@ -8,7 +8,7 @@ use holdfast_block::{Request, RequestKind};
 use super::command::ClientCommand;
 use super::export::MetaContext;
 use super::handshake::{ClientHandshake, Goal};
-use super::read_ahead::{Stretches, Visit};
+use super::read_ahead::{StatusCache, Visit};
 use super::transmission::{ChunkPosition, ReplyEvent, Ticket, TransmissionState};
 use super::{NbdUri, status::Status};
 use crate::nbd::wire::{
@@ -131,10 +131,10 @@ pub fn replies(bytes: &[u8]) -> Outcome {
 /// Reads the statuses of a reply in the same way as the device.
 fn use_statuses(statuses: Vec<Status>) {
     for status in statuses {
-        let mut stretches = Stretches::default();
-        stretches.add(OFFSET, status.descriptors);
+        let mut cache = StatusCache::default();
+        cache.add(OFFSET, status.descriptors);
         let mut end = OFFSET;
-        let (stopped, _) = stretches.visit_known(OFFSET, SIZE_BYTES, &mut |offset, descriptor| {
+        let (stopped, _) = cache.visit_known(OFFSET, SIZE_BYTES, &mut |offset, descriptor| {
             assert!(offset == end && descriptor.length > 0, "extents have a gap");
             end += descriptor.length;
             Visit::Continue

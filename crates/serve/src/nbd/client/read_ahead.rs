@@ -12,22 +12,22 @@ use super::status::Descriptor;
 
 /// Limit of cached descriptors, of 16 bytes each.
 const DESCRIPTOR_COUNT_MAX: usize = 1 << 18;
-/// Limit of cached stretches.
-const STRETCH_COUNT_MAX: usize = 256;
+/// Cached runs.
+const RUN_COUNT_MAX: usize = 256;
 /// Limit of queries in flight for a sequential caller.
 pub(super) const WINDOW_MAX: usize = 16;
 
 /// Consecutive descriptors from an offset on.
 #[derive(Debug, Clone)]
-struct Stretch {
+struct StatusRun {
     end: u64,
     descriptors: VecDeque<Descriptor>,
 }
 
-/// Stretches of block status by start offset; they do not overlap.
+/// Runs of block status by start offset; they do not overlap.
 #[derive(Debug, Default)]
-pub(super) struct Stretches {
-    by_start: BTreeMap<u64, Stretch>,
+pub(super) struct StatusCache {
+    by_start: BTreeMap<u64, StatusRun>,
 }
 
 /// What a visitor did with a descriptor.
@@ -41,7 +41,7 @@ pub(super) enum Visit {
     NotTaken,
 }
 
-impl Stretches {
+impl StatusCache {
     /// Adds descriptors from `start` on, where nothing is cached yet.
     pub(super) fn add(&mut self, start: u64, descriptors: Vec<Descriptor>) {
         let mut descriptors = VecDeque::from(descriptors);
@@ -49,7 +49,7 @@ impl Stretches {
         let mut end = descriptors
             .iter()
             .fold(start, |end, one| end.saturating_add(one.length));
-        // The last descriptor may reach beyond the query, into a cached stretch.
+        // The last descriptor may reach past the query, into a known run.
         while end > limit {
             let Some(last) = descriptors.back_mut() else { return };
             let excess = end - limit;
@@ -61,9 +61,9 @@ impl Stretches {
                 descriptors.pop_back();
             }
         }
-        // The first descriptor may begin before the query, inside a cached stretch that ends between two blocks.
+        // The first one may begin before the query, inside a known run that ends between two blocks.
         let before = self.by_start.range(..=start).next_back();
-        let known_end = before.map_or(start, |(_, stretch)| stretch.end.max(start));
+        let known_end = before.map_or(start, |(_, run)| run.end.max(start));
         let mut start = start;
         while start < known_end {
             let Some(first) = descriptors.front_mut() else { return };
@@ -77,12 +77,12 @@ impl Stretches {
             }
         }
         if end > start {
-            self.by_start.insert(start, Stretch { end, descriptors });
+            self.by_start.insert(start, StatusRun { end, descriptors });
         }
     }
 
-    /// Visits the cached descriptors from `at` to `end`, in order, until there is a gap or the visitor stops. Removes
-    /// the visited descriptors, and those before them in the same stretch. Returns where it stopped, and the visitor's
+    /// Visits what is known of the bytes from `at` to `end`, in order, until there is a gap or the visitor stops, and
+    /// removes what was taken and what lies before it in the same run. Returns where it stopped, and the visitor's
     /// last result.
     pub(super) fn visit_known(
         &mut self,
@@ -92,18 +92,18 @@ impl Stretches {
     ) -> (u64, Visit) {
         let mut at = at;
         while at < end {
-            let Some((&start, stretch)) = self.by_start.range(..=at).next_back() else {
+            let Some((&start, run)) = self.by_start.range(..=at).next_back() else {
                 break;
             };
-            if stretch.end <= at {
+            if run.end <= at {
                 break;
             }
-            let Some(mut stretch) = self.by_start.remove(&start) else {
+            let Some(mut run) = self.by_start.remove(&start) else {
                 break;
             };
             let mut position = start;
             let mut visit = Visit::Continue;
-            while let Some(first) = stretch.descriptors.front_mut().filter(|_| position < end) {
+            while let Some(first) = run.descriptors.front_mut().filter(|_| position < end) {
                 let descriptor_end = position + first.length;
                 if descriptor_end > at {
                     let length = descriptor_end.min(end) - at;
@@ -119,13 +119,13 @@ impl Stretches {
                     }
                 }
                 position = descriptor_end;
-                stretch.descriptors.pop_front();
+                run.descriptors.pop_front();
                 if visit != Visit::Continue {
                     break;
                 }
             }
-            if position < stretch.end {
-                self.by_start.insert(position, stretch);
+            if position < run.end {
+                self.by_start.insert(position, run);
             }
             if visit != Visit::Continue {
                 return (at, visit);
@@ -140,8 +140,8 @@ impl Stretches {
         let mut at = at;
         while at < end && gaps.len() < count {
             let before = self.by_start.range(..=at).next_back();
-            if let Some((_, stretch)) = before.filter(|(_, stretch)| stretch.end > at) {
-                at = stretch.end;
+            if let Some((_, run)) = before.filter(|(_, run)| run.end > at) {
+                at = run.end;
                 continue;
             }
             let next = self
@@ -156,12 +156,10 @@ impl Stretches {
         gaps
     }
 
-    /// Removes and returns the stretches that intersect `range`.
+    /// Removes and returns the statuses that intersect `range`.
     fn split_off(&mut self, range: &Range<u64>) -> Self {
         let before = self.by_start.range(..range.start).next_back();
-        let before = before
-            .filter(|(_, stretch)| stretch.end > range.start)
-            .map(|(start, _)| *start);
+        let before = before.filter(|(_, run)| run.end > range.start).map(|(start, _)| *start);
         let starts = before
             .into_iter()
             .chain(self.by_start.range(range.clone()).map(|(start, _)| *start));
@@ -174,25 +172,25 @@ impl Stretches {
         }
     }
 
-    /// Merges other stretches, and enforces the bounds.
+    /// Merges other statuses, and enforces the bounds.
     fn merge(&mut self, other: Self) {
         let mut left = DESCRIPTOR_COUNT_MAX;
-        for (start, stretch) in other.by_start {
+        for (start, run) in other.by_start {
             let overlaps = self
                 .by_start
-                .range(..stretch.end)
+                .range(..run.end)
                 .next_back()
                 .is_some_and(|(_, known)| known.end > start);
             if !overlaps {
-                self.by_start.insert(start, stretch);
+                self.by_start.insert(start, run);
             }
         }
         let mut count = 0;
-        self.by_start.retain(|_, stretch| {
+        self.by_start.retain(|_, run| {
             count += 1;
-            let fits = stretch.descriptors.len() <= left && count <= STRETCH_COUNT_MAX;
+            let fits = run.descriptors.len() <= left && count <= RUN_COUNT_MAX;
             if fits {
-                left -= stretch.descriptors.len();
+                left -= run.descriptors.len();
             }
             fits
         });
@@ -207,7 +205,7 @@ pub(super) struct ReadAhead {
 
 #[derive(Debug)]
 struct ReadAheadState {
-    stretches: Stretches,
+    statuses: StatusCache,
     /// Incremented by every write: results of earlier queries are outdated.
     generation: u64,
     /// The offset at which the last caller stopped. A caller that continues there is sequential.
@@ -218,7 +216,7 @@ struct ReadAheadState {
 impl Default for ReadAheadState {
     fn default() -> Self {
         Self {
-            stretches: Stretches::default(),
+            statuses: StatusCache::default(),
             generation: 0,
             next: u64::MAX,
             window: 1,
@@ -228,8 +226,8 @@ impl Default for ReadAheadState {
 
 /// The part of the cache that one caller uses.
 #[derive(Debug)]
-pub(super) struct BorrowedStretches {
-    pub(super) stretches: Stretches,
+pub(super) struct BorrowedStatuses {
+    pub(super) statuses: StatusCache,
     /// Queries in flight at a time: one for random access, increasing for sequential access.
     pub(super) window: usize,
     generation: u64,
@@ -241,26 +239,26 @@ impl ReadAhead {
     }
 
     /// Takes the cached status of `range`, for exclusive use by one caller.
-    pub(super) fn borrow(&self, range: &Range<u64>) -> BorrowedStretches {
+    pub(super) fn borrow(&self, range: &Range<u64>) -> BorrowedStatuses {
         let mut state = self.lock();
         state.window = if range.start == state.next {
             (state.window * 2).min(WINDOW_MAX)
         } else {
             1
         };
-        BorrowedStretches {
-            stretches: state.stretches.split_off(range),
+        BorrowedStatuses {
+            statuses: state.statuses.split_off(range),
             window: state.window,
             generation: state.generation,
         }
     }
 
     /// Returns the status that the caller, which stopped at `end`, did not use, unless it is outdated.
-    pub(super) fn put_back(&self, borrowed: BorrowedStretches, end: u64) {
+    pub(super) fn put_back(&self, borrowed: BorrowedStatuses, end: u64) {
         let mut state = self.lock();
         state.next = end;
         if state.generation == borrowed.generation {
-            state.stretches.merge(borrowed.stretches);
+            state.statuses.merge(borrowed.statuses);
         }
     }
 
@@ -268,7 +266,7 @@ impl ReadAhead {
     pub(super) fn invalidate(&self) {
         let mut state = self.lock();
         state.generation += 1;
-        state.stretches = Stretches::default();
+        state.statuses = StatusCache::default();
     }
 }
 
@@ -279,7 +277,7 @@ mod tests {
     use holdfast_block::to_usize;
 
     use super::super::status::Descriptor;
-    use super::{DESCRIPTOR_COUNT_MAX, ReadAhead, Stretches, Visit};
+    use super::{DESCRIPTOR_COUNT_MAX, ReadAhead, StatusCache, Visit};
 
     const END: u64 = 60;
 
@@ -293,7 +291,7 @@ mod tests {
     fn every_known_byte_is_returned_once() {
         let mut random = SeededRandom::new(test_seed());
         for _ in 0..300 {
-            let mut stretches = Stretches::default();
+            let mut statuses = StatusCache::default();
             let mut known = [false; to_usize(END)];
             for _ in 0..40 {
                 let range = random.range_within(END, 12);
@@ -304,9 +302,9 @@ mod tests {
                         length: 1,
                         flags: flags_at(at),
                     });
-                    stretches.add(range.start, descriptors.collect());
-                    // The bytes after a cached stretch are unknown: a gap is queried, never guessed.
-                    let gaps = stretches.gaps(0, END, 100, 100);
+                    statuses.add(range.start, descriptors.collect());
+                    // What follows a known run stays unknown: a gap is queried, never guessed.
+                    let gaps = statuses.gaps(0, END, 100, 100);
                     for at in 0..END {
                         let is_gap = gaps.iter().any(|gap| gap.contains(&at));
                         assert!(!is_gap || !before[to_usize(at)], "byte {at} was forgotten");
@@ -316,7 +314,7 @@ mod tests {
                 }
                 let mut at = range.start;
                 let mut left = random.below(6);
-                let (stopped, visit) = stretches.visit_known(range.start, range.end, &mut |offset, descriptor| {
+                let (stopped, visit) = statuses.visit_known(range.start, range.end, &mut |offset, descriptor| {
                     if left == 0 {
                         return Visit::NotTaken;
                     }
@@ -336,7 +334,7 @@ mod tests {
                     visit != Visit::Continue || at == range.end || !known[to_usize(at)],
                     "it stopped early"
                 );
-                let gaps = stretches.gaps(0, END, 100, 100);
+                let gaps = statuses.gaps(0, END, 100, 100);
                 for byte in 0..END {
                     let is_gap = gaps.iter().any(|gap| gap.contains(&byte));
                     assert!(
@@ -357,23 +355,23 @@ mod tests {
         for number in 0..10 {
             let start = number << 40;
             let mut borrowed = read_ahead.borrow(&(start..start + 1));
-            borrowed.stretches.add(start, vec![one; DESCRIPTOR_COUNT_MAX / 3]);
+            borrowed.statuses.add(start, vec![one; DESCRIPTOR_COUNT_MAX / 3]);
             read_ahead.put_back(borrowed, start);
         }
         let kept = |read_ahead: &ReadAhead| {
             let borrowed = read_ahead.borrow(&(0..u64::MAX));
             let count = borrowed
-                .stretches
+                .statuses
                 .by_start
                 .values()
-                .map(|stretch| stretch.descriptors.len())
+                .map(|run| run.descriptors.len())
                 .sum::<usize>();
             read_ahead.put_back(borrowed, 0);
             count
         };
         assert_eq!(kept(&read_ahead), DESCRIPTOR_COUNT_MAX / 3 * 3);
         let mut borrowed = read_ahead.borrow(&(1 << 60..(1 << 60) + 1));
-        borrowed.stretches.add(1 << 60, vec![one]);
+        borrowed.statuses.add(1 << 60, vec![one]);
         read_ahead.invalidate();
         read_ahead.put_back(borrowed, 0);
         assert_eq!(kept(&read_ahead), 0, "what was asked before a write is out of date");

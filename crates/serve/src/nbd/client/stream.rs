@@ -53,7 +53,7 @@ macro_rules! socket_stream {
             }
             fn shutdown(&self) -> io::Result<()> {
                 <$socket>::shutdown(self, Shutdown::Both)?;
-                throw_away(self);
+                discard_input(self);
                 Ok(())
             }
         }
@@ -67,7 +67,7 @@ socket_stream!(UnixStream, TcpStream);
 /// QEMU treats a socket that hung up as readable, not as writable (`aio_dispatch_handler`). While the queue is full,
 /// QEMU's server waits for space. Until then it blocks everything that waits for the end of the server's requests, in
 /// an event loop that the guest needs as well.
-fn throw_away(socket: impl AsFd) {
+fn discard_input(socket: impl AsFd) {
     let mut bytes = vec![0; 1 << 16];
     while let Ok((_, 1..)) | Err(Errno::INTR) = recv(&socket, &mut bytes[..], RecvFlags::DONTWAIT) {}
 }

@@ -54,8 +54,8 @@ impl TlsStream {
     }
 
     /// Executes one step of the TLS handshake; returns 0 only if the server has closed the connection.
-    pub(super) fn shake_hands(&self) -> io::Result<usize> {
-        self.tls.shake_hands(
+    pub(super) fn handshake_step(&self) -> io::Result<usize> {
+        self.tls.handshake_step(
             |buffer| self.read_encrypted(buffer),
             |bytes| self.write_encrypted(bytes),
         )
@@ -97,7 +97,7 @@ impl Stream for TlsStream {
     }
 
     fn shutdown(&self) -> io::Result<()> {
-        self.tls.say_goodbye();
+        self.tls.send_close_notify();
         // If the server has closed the connection, it needs no close message.
         drop(self.tls.flush_if_free(|bytes| self.write_encrypted(bytes)));
         self.inner.shutdown()

@@ -18,7 +18,7 @@ use super::limits::Limits;
 use super::outbox::{Outbox, RequestCost, WorkerQuota};
 use super::receive::{Receiver, Waiting};
 use super::reply::{ReplyBuffer, ReplyTarget};
-use super::request::{Request, RequestCommand, RequestError, Verdict, judge, payload_bytes};
+use super::request::{Request, RequestCommand, RequestError, Verdict, payload_bytes, validate};
 use super::tls_policy::TlsPolicy;
 use super::workers::Workers;
 use crate::nbd::stream::SocketStream;
@@ -67,7 +67,7 @@ pub(crate) fn serve(shared: &Arc<ServerShared>, client: &Client) {
     } = client;
     shared.events.event(&Event::Connected { peer });
     let mut receiver = Receiver::new(Arc::clone(stream), Arc::clone(&shared.clock));
-    let reason = match shake_hands(shared, stream, &mut receiver, peer) {
+    let reason = match run_handshake(shared, stream, &mut receiver, peer) {
         Ok(session) => {
             client.has_entered.store(true, Ordering::Relaxed);
             transmit(shared, receiver, outbox, peer, session)
@@ -82,7 +82,7 @@ pub(crate) fn serve(shared: &Arc<ServerShared>, client: &Client) {
     // send more requests.
     // advantage.
     outbox.wait_until_empty();
-    stream.say_goodbye();
+    stream.close_gracefully();
     let event = Event::Disconnected { peer, reason: &reason };
     shared.events.event(&event);
 }
@@ -95,7 +95,7 @@ pub(crate) fn outbox(limits: &Limits, stream: &Arc<SocketStream>) -> Arc<Outbox>
     Arc::new(Outbox::new(Arc::clone(stream), quota))
 }
 
-fn shake_hands(
+fn run_handshake(
     shared: &ServerShared,
     stream: &SocketStream,
     receiver: &mut Receiver,
@@ -289,9 +289,9 @@ impl Transmission {
         let terms = &self.context.executor.session.terms;
         let payload_length = payload_bytes(header, terms.style);
         let verdict = if self.shared.is_stopping() {
-            refuse_for_stop(judge(header, terms))
+            refuse_for_stop(validate(header, terms))
         } else {
-            judge(header, terms)
+            validate(header, terms)
         };
         match verdict {
             Verdict::Accept(request) => self.execute_or_submit(&request, payload_length),
@@ -382,7 +382,7 @@ impl Transmission {
         };
         let cost = RequestCost { bytes, lease };
         if let Err(reason) = received {
-            self.outbox.break_off(cost);
+            self.outbox.abort(cost);
             return Err(reason);
         }
         let context = Arc::clone(&self.context);
@@ -439,7 +439,7 @@ struct PendingReply {
 impl Drop for PendingReply {
     fn drop(&mut self) {
         if let Some(cost) = self.cost.take() {
-            self.outbox.break_off(cost);
+            self.outbox.abort(cost);
         }
     }
 }

@@ -170,7 +170,7 @@ impl ServerHandshake {
         self.phase = Phase::Options;
         // "the server MUST drop the TCP connection if the client sets an unknown flag"
         let known = ClientFlags::FIXED_NEWSTYLE | ClientFlags::NO_ZEROES;
-        if !self.client.beyond(known).is_empty() {
+        if !self.client.without(known).is_empty() {
             return (4, Progress::End(HandshakeEnd::Malformed("unknown client flags")));
         }
         (4, Progress::Continue)

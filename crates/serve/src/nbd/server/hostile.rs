@@ -9,7 +9,7 @@ use super::execute::Executor;
 use super::export::{Export, ExportDevice, FixedExports};
 use super::handshake::{Progress, ServerHandshake, ServerState, Session, TlsMode};
 use super::reply::{ReplyBuffer, ReplyTarget};
-use super::request::{RequestError, Terms, Verdict, judge, payload_bytes};
+use super::request::{RequestError, Terms, Verdict, payload_bytes, validate};
 use crate::nbd::wire::{
     ChunkHeader, ChunkKind, CommandFlags, CommandKind, Fields, HeaderStyle, OPTION_MAGIC, OptionKind, ReplyFlags,
     RequestHeader, SIMPLE_REPLY_BYTES, SIMPLE_REPLY_MAGIC,
@@ -106,7 +106,7 @@ pub(crate) fn requests(bytes: &[u8]) -> Outcome {
         };
         bytes = rest;
         replies.clear();
-        match judge(&header, &terms) {
+        match validate(&header, &terms) {
             Verdict::Accept(request) => {
                 let done = executor.execute(&request, payload, &mut replies, None);
                 assert!(

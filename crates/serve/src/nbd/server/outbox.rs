@@ -158,7 +158,7 @@ impl Outbox {
     }
 
     /// Closes the connection, because a request will have no reply.
-    pub(crate) fn break_off(self: &Arc<Self>, cost: RequestCost) {
+    pub(crate) fn abort(self: &Arc<Self>, cost: RequestCost) {
         self.stream.shut_down(Shutdown::Both);
         self.lock().is_dead = true;
         self.deliver(ReplyBuffer::default(), cost);
@@ -182,7 +182,7 @@ impl Outbox {
                     let spawned = thread.spawn(move || {
                         let batch = theirs.lock().unwrap_or_else(PoisonError::into_inner).take();
                         if let Some(batch) = batch {
-                            outbox.send_patiently(batch);
+                            outbox.send_blocking(batch);
                         }
                     });
                     if let Err(error) = spawned
@@ -200,7 +200,7 @@ impl Outbox {
         }
     }
 
-    fn send_patiently(&self, mut batch: Batch) {
+    fn send_blocking(&self, mut batch: Batch) {
         loop {
             let sent = batch.send(&mut &[][..], &self.stream, Wait::ForPeer);
             match self.finish(&batch, sent.err().as_ref()) {

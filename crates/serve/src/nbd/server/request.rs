@@ -124,7 +124,7 @@ pub(crate) fn payload_bytes(header: &RequestHeader, style: HeaderStyle) -> u64 {
 }
 
 /// Validates a header.
-pub(crate) fn judge(header: &RequestHeader, terms: &Terms) -> Verdict {
+pub(crate) fn validate(header: &RequestHeader, terms: &Terms) -> Verdict {
     if header.kind == CommandKind::DISCONNECT {
         return Verdict::Disconnect;
     }
@@ -198,7 +198,7 @@ fn command(header: &RequestHeader, terms: &Terms) -> Result<RequestCommand, Requ
         CommandKind::BLOCK_STATUS => block_status(flags, terms)?,
         _ => return refuse(ErrorNumber::EINVAL, "the command is unknown"),
     };
-    if flags.beyond(known_flags(command, terms)).is_empty() {
+    if flags.without(known_flags(command, terms)).is_empty() {
         Ok(command)
     } else {
         refuse(ErrorNumber::EINVAL, "the command does not know these flags")
@@ -301,7 +301,7 @@ pub(crate) fn check_range(request: &Request, terms: &Terms) -> Result<(), Reques
 #[cfg(test)]
 mod tests {
     use super::{
-        Durability, Fragments, Request, RequestCommand, RequestError, Terms, Verdict, Zeroes, judge, payload_bytes,
+        Durability, Fragments, Request, RequestCommand, RequestError, Terms, Verdict, Zeroes, payload_bytes, validate,
     };
     use crate::nbd::wire::{CommandFlags, CommandKind, ErrorNumber, ExportFlags, HeaderStyle, RequestHeader};
 
@@ -338,7 +338,7 @@ mod tests {
         for kind in [CommandKind::WRITE, CommandKind::TRIM, CommandKind::WRITE_ZEROES] {
             // The command is checked before the range: the client does not learn whether the range is valid.
             for length in [512, 1 << 40] {
-                let verdict = judge(&header(kind, none, 0, length), &read_only);
+                let verdict = validate(&header(kind, none, 0, length), &read_only);
                 assert_eq!(error(verdict), Some(ErrorNumber::EPERM), "{kind:?}");
             }
         }
@@ -349,11 +349,11 @@ mod tests {
             CommandKind::CACHE,
             CommandKind::BLOCK_STATUS,
         ] {
-            let verdict = judge(&header(kind, none, 0, 0), &plain);
+            let verdict = validate(&header(kind, none, 0, 0), &plain);
             assert_eq!(error(verdict), Some(ErrorNumber::EINVAL), "{kind:?}");
         }
         let durable = header(CommandKind::WRITE, CommandFlags::FUA, 0, 512);
-        assert_eq!(error(judge(&durable, &plain)), Some(ErrorNumber::EINVAL));
+        assert_eq!(error(validate(&durable, &plain)), Some(ErrorNumber::EINVAL));
     }
 
     #[test]
@@ -372,13 +372,16 @@ mod tests {
             command: RequestCommand::WriteZeroes(Zeroes::Provisioned),
             durability: Durability::BeforeReply,
         };
-        assert_eq!(judge(&zeroes, &terms(offers)), Verdict::Accept(request));
+        assert_eq!(validate(&zeroes, &terms(offers)), Verdict::Accept(request));
         let read = header(CommandKind::READ, CommandFlags::DONT_FRAGMENT, 0, 1);
-        let Verdict::Accept(request) = judge(&read, &terms(offers)) else {
+        let Verdict::Accept(request) = validate(&read, &terms(offers)) else {
             unreachable!("it is offered");
         };
         assert_eq!(request.command, RequestCommand::Read(Fragments::One));
-        assert_eq!(error(judge(&read, &terms(ExportFlags::FUA))), Some(ErrorNumber::EINVAL));
+        assert_eq!(
+            error(validate(&read, &terms(ExportFlags::FUA))),
+            Some(ErrorNumber::EINVAL)
+        );
     }
 
     #[test]
@@ -396,9 +399,9 @@ mod tests {
         };
         for flags in [none, CommandFlags::PAYLOAD_LENGTH] {
             let write = header(CommandKind::WRITE, flags, 0, 77);
-            assert!(matches!(judge(&write, &extended), Verdict::Accept(_)), "{flags:?}");
+            assert!(matches!(validate(&write, &extended), Verdict::Accept(_)), "{flags:?}");
             let absurd = header(CommandKind::WRITE, flags, 0, u64::MAX);
-            assert!(matches!(judge(&absurd, &extended), Verdict::End(_)), "{flags:?}");
+            assert!(matches!(validate(&absurd, &extended), Verdict::End(_)), "{flags:?}");
         }
     }
 }

@@ -16,8 +16,8 @@ use rustix::fs::{FlockOperation, Mode, OFlags, flock, open};
 use super::super::folder::{SnapshotFolder, check_name, file_error};
 use super::super::incoming::{Incoming, Notes};
 use super::super::replica::{
-    KeepMethod, KeepRequest, PackWhen, PartialReceive, ReceiveRequest, ReplicaAbilities, ReplicaDataset, ReplicaSide,
-    ReplicaSnapshot, SendRequest, SenderTrust, check_tag,
+    KeepMethod, KeepRequest, PartialReceive, ReceiveRequest, ReplicaAbilities, ReplicaDataset, ReplicaSide,
+    ReplicaSnapshot, SendRequest, SenderTrust, StreamCompression, check_tag,
 };
 use super::super::{HostSnapshotLabel, HostSnapshotName, Provider as _, ProviderError, ProviderKind, ProviderResult};
 use super::stream::{Arrival, BtrfsAnnouncement, BtrfsGate, ParentSnapshot};
@@ -281,7 +281,7 @@ impl ReplicaSide for BtrfsSide {
         let snapshot_folder = Btrfs::folder(name)?;
         let mut snapshots = Vec::new();
         let hidden = incoming(&snapshot_folder)?.into_iter().next();
-        let shown_name = |hidden: &String| PartialReceive::Remains(hidden[INCOMING.len()..].to_owned());
+        let shown_name = |hidden: &String| PartialReceive::NotResumable(hidden[INCOMING.len()..].to_owned());
         let mut partial = hidden.as_ref().map(shown_name);
         for snapshot in snapshot_folder.names()? {
             if !is_subvolume(&snapshot_folder.place(&snapshot)) {
@@ -289,7 +289,7 @@ impl ReplicaSide for BtrfsSide {
             }
             let info = self.inspect(&snapshot_folder, &snapshot)?;
             if is_partial(&info) {
-                partial = Some(PartialReceive::Remains(snapshot));
+                partial = Some(PartialReceive::NotResumable(snapshot));
                 continue;
             }
             let noted = snapshot_folder.noted(&snapshot);
@@ -409,7 +409,7 @@ impl ReplicaSide for BtrfsSide {
             Err(ProviderError::Held { .. }) => {}
             other => other?,
         }
-        if keeping.means == KeepMethod::HoldToo {
+        if keeping.method == KeepMethod::AddHold {
             return Ok(());
         }
         for name in Btrfs::folder(&keeping.dataset)?.names()? {
@@ -428,11 +428,11 @@ impl ReplicaSide for BtrfsSide {
         Btrfs::refusal(action, what, stderr)
     }
 
-    fn can_pack(&self, when: PackWhen) -> bool {
-        when == PackWhen::Never
+    fn can_compress(&self, compression: StreamCompression) -> bool {
+        compression == StreamCompression::Never
     }
 
-    fn can_unpack(&self) -> bool {
+    fn can_decompress(&self) -> bool {
         false
     }
 }

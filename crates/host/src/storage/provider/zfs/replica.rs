@@ -15,8 +15,8 @@ use holdfast_block::Clock;
 
 use super::super::incoming::{Incoming, Notes};
 use super::super::replica::{
-    KeepMethod, KeepRequest, PackWhen, PartialReceive, ReceiveRequest, ReplicaAbilities, ReplicaDataset, ReplicaSide,
-    ReplicaSnapshot, SendRequest, SenderTrust, StreamForm, check_tag,
+    KeepMethod, KeepRequest, PartialReceive, ReceiveRequest, ReplicaAbilities, ReplicaDataset, ReplicaSide,
+    ReplicaSnapshot, SendRequest, SenderTrust, StreamCompression, StreamForm, check_tag,
 };
 use super::super::{Dataset, HostSnapshotName, Provider as _, ProviderError, ProviderKind, ProviderResult};
 use super::error_messages::refusal;
@@ -88,7 +88,7 @@ impl ZfsSide {
         };
         let mut arguments: Vec<String> = form.iter().map(|word| (*word).to_owned()).collect();
         if let Some(base) = &sending.base {
-            arguments.push(if sending.is_joined { "-I" } else { "-i" }.to_owned());
+            arguments.push(if sending.has_intermediates { "-I" } else { "-i" }.to_owned());
             let full = any_full_name(&sending.dataset, &base.name)?;
             arguments.push(if base.is_bookmark { full.replace('@', "#") } else { full });
         }
@@ -98,12 +98,12 @@ impl ZfsSide {
 
     /// Starts a program, with zstd before or after it if requested. The stream has passed the gate before it was
     /// compressed for the other host.
-    fn start(&self, arguments: &[&str], packer: Option<Packer>) -> ProviderResult<Piped> {
+    fn start(&self, arguments: &[&str], filter: Option<ZstdFilter>) -> ProviderResult<Piped> {
         let line = shell_line([ZFS].into_iter().chain(arguments.iter().copied()));
-        let line = match packer {
+        let line = match filter {
             None => return Ok(self.programs.start(ZFS, arguments)?),
-            Some(Packer::Unpack) => format!("zstd -qdc | {line}"),
-            Some(Packer::Pack) => format!("{line} | zstd -qc"),
+            Some(ZstdFilter::Decompress) => format!("zstd -qdc | {line}"),
+            Some(ZstdFilter::Compress) => format!("{line} | zstd -qc"),
         };
         Ok(self.programs.start("sh", &["-c", &line])?)
     }
@@ -196,9 +196,9 @@ impl ZfsSide {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Packer {
-    Pack,
-    Unpack,
+enum ZstdFilter {
+    Compress,
+    Decompress,
 }
 
 /// The token comes from the other side, and becomes an argument.
@@ -292,7 +292,7 @@ impl ReplicaSide for ZfsSide {
         Ok(ReplicaAbilities {
             bookmarks: is_newer,
             sends_as_stored: is_newer,
-            joins: true,
+            sends_intermediates: true,
         })
     }
 
@@ -329,7 +329,10 @@ impl ReplicaSide for ZfsSide {
         let mut arguments = vec!["send".to_owned()];
         arguments.extend(Self::send_arguments(sending)?);
         let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-        self.start(&arguments, (sending.packing != PackWhen::Never).then_some(Packer::Pack))
+        self.start(
+            &arguments,
+            (sending.compression != StreamCompression::Never).then_some(ZstdFilter::Compress),
+        )
     }
 
     fn receive(&self, receiving: &ReceiveRequest, trust: SenderTrust) -> ProviderResult<Incoming> {
@@ -340,7 +343,7 @@ impl ReplicaSide for ZfsSide {
             arguments.push("-s");
         }
         arguments.push(&receiving.dataset);
-        let piped = self.start(&arguments, receiving.is_packed.then_some(Packer::Unpack))?;
+        let piped = self.start(&arguments, receiving.is_compressed.then_some(ZstdFilter::Decompress))?;
         let announced = |one: &ReplicaSnapshot| (one.name.clone(), one.identity.clone());
         let (gate, arrived) = ZfsGate::new(ZfsAnnouncement {
             snapshots: receiving.snapshots.iter().map(announced).collect(),
@@ -377,14 +380,14 @@ impl ReplicaSide for ZfsSide {
 
     fn keep(&self, keeping: &KeepRequest) -> ProviderResult<()> {
         check_tag(&keeping.tag)?;
-        if keeping.means == KeepMethod::HoldToo {
+        if keeping.method == KeepMethod::AddHold {
             return self.hold(keeping);
         }
         let target = self.datasets(&keeping.dataset, false)?.pop();
         let target = target.ok_or_else(|| ProviderError::NotFound {
             what: keeping.dataset.clone(),
         })?;
-        if keeping.means == KeepMethod::Bookmark {
+        if keeping.method == KeepMethod::Bookmark {
             self.bookmark(keeping, &target)?;
             return self.release(keeping, &target, None);
         }
@@ -413,16 +416,16 @@ impl ReplicaSide for ZfsSide {
         }
     }
 
-    fn can_pack(&self, when: PackWhen) -> bool {
-        match when {
-            PackWhen::Never => true,
+    fn can_compress(&self, compression: StreamCompression) -> bool {
+        match compression {
+            StreamCompression::Never => true,
             // A shell does not know the speed of the link.
-            PackWhen::WhereSlow => false,
-            PackWhen::Always => self.can_unpack(),
+            StreamCompression::Adaptive => false,
+            StreamCompression::Always => self.can_decompress(),
         }
     }
 
-    fn can_unpack(&self) -> bool {
+    fn can_decompress(&self) -> bool {
         let answer = self.programs.ask("zstd", &["-V"]);
         answer.is_ok_and(|answer| answer.is_success)
     }

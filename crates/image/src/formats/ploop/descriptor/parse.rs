@@ -66,7 +66,7 @@ impl DescriptorReader<'_> {
         }
         let parameters = self.needed(root, "Disk_Parameters")?;
         let disk_bytes = self.disk_bytes(parameters)?;
-        self.refuse_what_is_not_read(parameters)?;
+        self.refuse_unsupported_parameters(parameters)?;
         let id = match self.child(parameters, "UID")? {
             // The identity is optional: an invalid one is ignored.
             Some(node) => self.id(node).ok().filter(|id| !id.is_nil()),
@@ -165,7 +165,7 @@ impl DescriptorReader<'_> {
             .ok_or_else(|| self.wrong(node, format!("the disk has {sectors} sectors")))
     }
 
-    fn refuse_what_is_not_read(&self, parameters: Node<'_, '_>) -> Result<()> {
+    fn refuse_unsupported_parameters(&self, parameters: Node<'_, '_>) -> Result<()> {
         if let Some(padding) = self.child(parameters, "Padding")?
             && self.number(padding)? != 0
         {
@@ -308,7 +308,7 @@ impl DescriptorReader<'_> {
         if deltas.is_empty() {
             return Err(self.wrong(root, "it lists no image"));
         }
-        match in_a_loop(&deltas, &parents) {
+        match own_ancestor(&deltas, &parents) {
             None => Ok(deltas),
             Some(id) => Err(self.wrong(root, format!("{{{id}}} is its own ancestor"))),
         }
@@ -333,7 +333,7 @@ impl DescriptorReader<'_> {
 }
 
 /// A delta that is its own ancestor, if there is one: every delta must descend from the only root.
-fn in_a_loop(deltas: &[Delta], parents: &HashMap<ImageId, Option<ImageId>>) -> Option<ImageId> {
+fn own_ancestor(deltas: &[Delta], parents: &HashMap<ImageId, Option<ImageId>>) -> Option<ImageId> {
     let mut is_sound = HashSet::new();
     for delta in deltas {
         let mut path = HashSet::new();

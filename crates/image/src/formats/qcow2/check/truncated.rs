@@ -78,7 +78,8 @@ impl Checker<'_> {
         &mut self,
         entry: L2Entry,
         table_offset: u64,
-        (index, disk_offset): (u64, u64),
+        index: u64,
+        disk_offset: u64,
         used: L2Use,
     ) -> Result<()> {
         if self.place() == DataLocation::External {

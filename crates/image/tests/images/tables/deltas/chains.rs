@@ -136,7 +136,7 @@ fn new_parallels_folder_is_readable_by_qemu() {
         },
         ..CreateOptions::new(Format::Parallels, size)
     };
-    let late = options.clone().to_be_at(Path::new("web1.hdd"));
+    let late = options.clone().with_final_path(Path::new("web1.hdd"));
     for (name, options) in [("web1.hdd", &options), (".web1.hdd.0123abcd.partial", &late)] {
         let path = lab.path(name);
         create(&path, options).unwrap();

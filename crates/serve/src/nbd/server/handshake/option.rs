@@ -221,7 +221,7 @@ impl ServerHandshake {
         let mut flags = export.flags(style);
         // "SHOULD NOT advertise this bit ... if the client does not negotiate metacontexts"
         if contexts.is_empty() {
-            flags = flags.beyond(ExportFlags::BLOCK_STATUS_PAYLOAD);
+            flags = flags.without(ExportFlags::BLOCK_STATUS_PAYLOAD);
         }
         let terms = Terms {
             style,

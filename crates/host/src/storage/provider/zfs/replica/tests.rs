@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex};
 use holdfast_block::SystemClock;
 
 use super::super::super::replica::{
-    KeepMethod, KeepRequest, PackWhen, PartialReceive, ReceiveRequest, ReplicaBase, ReplicaSide as _, SendRequest,
-    SenderTrust, StreamForm,
+    KeepMethod, KeepRequest, PartialReceive, ReceiveRequest, ReplicaBase, ReplicaSide as _, SendRequest, SenderTrust,
+    StreamCompression, StreamForm,
 };
 use super::super::super::{ProviderError, ProviderKind};
 use super::{ZfsSide, size_in};
@@ -113,10 +113,10 @@ fn sending() -> SendRequest {
         dataset: "tank/src".to_owned(),
         base: None,
         to: "c".to_owned(),
-        is_joined: false,
+        has_intermediates: false,
         form: StreamForm::AsStored,
         token: None,
-        packing: PackWhen::Never,
+        compression: StreamCompression::Never,
     }
 }
 
@@ -199,7 +199,7 @@ fn each_kind_of_stream_has_its_arguments() {
     let joined = SendRequest {
         form: StreamForm::Plain,
         base: base("a", false),
-        is_joined: true,
+        has_intermediates: true,
         ..sending()
     };
     assert_command(joined.clone(), "zfs send -I tank/src@a tank/src@c");
@@ -219,7 +219,7 @@ fn each_kind_of_stream_has_its_arguments() {
     );
     assert_command(
         SendRequest {
-            packing: PackWhen::Always,
+            compression: StreamCompression::Always,
             dataset: "tank/a b".to_owned(),
             ..sending()
         },
@@ -253,18 +253,18 @@ fn each_kind_of_stream_has_its_arguments() {
 
 #[test]
 fn the_new_hold_precedes_the_release_of_our_others() {
-    let keeping = |means, tag: &str| KeepRequest {
+    let keeping = |method, tag: &str| KeepRequest {
         dataset: "tank/backup/src".to_owned(),
         snapshot: "a".to_owned(),
         tag: tag.to_owned(),
-        means,
+        method,
     };
     let tag = "holdfast-replicate-ebaa5a9db85489cb";
     let exists = "cannot hold snapshot 'tank/backup/src@a': tag already exists on this dataset\n";
     let none = "cannot release hold from snapshot 'tank/backup/src@b': no such tag on this dataset\n";
     let get = GET.replace("TOKEN", "-");
     let (kept, scripted) = side(&[Ok("zfs-2.1.11"), Ok(&get), Ok(""), Err(exists), Err(none)]);
-    kept.keep(&keeping(KeepMethod::Hold, tag)).unwrap();
+    kept.keep(&keeping(KeepMethod::ReplaceHolds, tag)).unwrap();
     let requests = scripted.requests.lock().unwrap();
     let last: Vec<&str> = requests[3..].iter().map(String::as_str).collect();
     let expected = [
@@ -290,7 +290,7 @@ fn the_new_hold_precedes_the_release_of_our_others() {
     assert_eq!(requests[5], format!("zfs release {tag} tank/backup/src@b"));
     let (kept, _) = side(&[]);
     assert!(matches!(
-        kept.keep(&keeping(KeepMethod::Hold, "audit")),
+        kept.keep(&keeping(KeepMethod::ReplaceHolds, "audit")),
         Err(ProviderError::Name { .. })
     ));
 }
@@ -315,7 +315,7 @@ fn missing_parents_are_created_and_never_mounted() {
     let receiving = ReceiveRequest {
         dataset: "tank/b/c/d".to_owned(),
         snapshots: Vec::new(),
-        is_packed: true,
+        is_compressed: true,
     };
     assert!(receiver.receive(&receiving, SenderTrust::Full).is_err());
     let requests = scripted.requests.lock().unwrap();

@@ -1,8 +1,8 @@
-//! Compresses streams while the link is slower than the compression.
+//! Compression of streams while the link is slower than the compression.
 //!
-//! The output is a sequence of zstd frames, which any zstd program can decompress. A frame is stored uncompressed as
-//! long as the link accepts frames at once. If frames wait for the link, there is time to compress the next one. So the
-//! speed of the link need not be measured, and a change during the transfer takes effect.
+//! A compressed stream is a row of zstd frames, which any program that knows zstd decompresses. A frame is stored as it is as long as the link takes
+//! what it gets at once; where chunks wait for the link there is time to compress the next one. So nothing has to be measured first, and a
+//! link that gets slower in the middle is noticed.
 
 use std::io;
 
@@ -11,8 +11,7 @@ use zstd::bulk::Compressor;
 /// Maximum length of a chunk in bytes.
 pub(super) const CHUNK_BYTES: usize = 1 << 20;
 const LEVEL: i32 = 3;
-/// Number of frames that are stored uncompressed after one that did not get smaller, because the data is encrypted or
-/// already compressed.
+/// Frames that are not tried after one that did not get smaller: data that is encrypted, or compressed already.
 const SKIP_COUNT: u32 = 7;
 /// RFC 8878, 3.1.1.2: a block has at most 128 KiB.
 const BLOCK_BYTES_MAX: usize = 128 << 10;
@@ -32,12 +31,12 @@ pub(super) enum Compression {
 }
 
 /// Makes a frame of each chunk.
-pub(super) struct Packer {
+pub(super) struct FrameCompressor {
     compressor: Compressor<'static>,
     skip: u32,
 }
 
-impl Packer {
+impl FrameCompressor {
     pub(super) fn new() -> io::Result<Self> {
         Ok(Self {
             compressor: Compressor::new(LEVEL)?,
@@ -89,7 +88,7 @@ mod tests {
 
     use holdfast_block::SeededRandom;
 
-    use super::{CHUNK_BYTES, Compression, Packer, SKIP_COUNT};
+    use super::{CHUNK_BYTES, Compression, FrameCompressor, SKIP_COUNT};
 
     fn noise(length: usize) -> Vec<u8> {
         let mut bytes = vec![0; length];
@@ -99,7 +98,7 @@ mod tests {
 
     #[test]
     fn frames_of_any_kind_in_a_row_are_read_back() {
-        let mut packer = Packer::new().unwrap();
+        let mut compressor = FrameCompressor::new().unwrap();
         let mut expected = Vec::new();
         let mut packed = Vec::new();
         for (round, length) in [0, 1, 131_071, 131_072, 131_073, CHUNK_BYTES - 1, CHUNK_BYTES]
@@ -108,7 +107,7 @@ mod tests {
         {
             for chunk in [noise(length), vec![7; length]] {
                 packed.extend(
-                    packer
+                    compressor
                         .frame(
                             &chunk,
                             if round % 2 == 0 {
@@ -132,12 +131,12 @@ mod tests {
 
     #[test]
     fn what_does_not_get_smaller_is_not_tried_for_a_while() {
-        let mut packer = Packer::new().unwrap();
+        let mut compressor = FrameCompressor::new().unwrap();
         let zeros = vec![0; CHUNK_BYTES];
-        assert!(packer.frame(&zeros, Compression::Try).unwrap().len() < 1000);
-        assert!(packer.frame(&zeros, Compression::None).unwrap().len() > CHUNK_BYTES);
-        assert!(packer.frame(&noise(CHUNK_BYTES), Compression::Try).unwrap().len() > CHUNK_BYTES);
-        let tries = (0..=SKIP_COUNT).map(|_| packer.frame(&zeros, Compression::Try).unwrap().len());
+        assert!(compressor.frame(&zeros, Compression::Try).unwrap().len() < 1000);
+        assert!(compressor.frame(&zeros, Compression::None).unwrap().len() > CHUNK_BYTES);
+        assert!(compressor.frame(&noise(CHUNK_BYTES), Compression::Try).unwrap().len() > CHUNK_BYTES);
+        let tries = (0..=SKIP_COUNT).map(|_| compressor.frame(&zeros, Compression::Try).unwrap().len());
         let packed: Vec<bool> = tries.map(|length| length < 1000).collect();
         assert_eq!(packed.iter().filter(|is_packed| **is_packed).count(), 1);
         assert!(packed[SKIP_COUNT as usize]);
