@@ -73,7 +73,10 @@ fn sections_have_exactly_the_settings_of_the_reference() {
         .iter()
         .flat_map(|kind| kind.options)
         .filter(|option| !KEEP.contains(option));
-    check(&["### Targets of a job", "### Options of a job"], options.map(of_option));
+    check(
+        &["### Targets of a job", "### Options of a job"],
+        options.map(of_option),
+    );
 }
 
 #[test]
