@@ -125,23 +125,32 @@ impl QemuLab {
             loop {
                 let state = ask(&self.monitor, "query-migrate", &Value::Null)?;
                 match state["status"].as_str() {
-                    Some("completed") => return Ok(()),
+                    Some("completed") => break,
                     Some("failed" | "cancelled") => return Err(state.to_string()),
                     _ => self.clock.sleep(Duration::from_millis(20)),
                 }
             }
+            // QEMU 10.0 has been seen to remain in the state "inmigrate" after a migration from the status "completed".
+            for _ in 0..500 {
+                if ask(&monitor, "query-status", &Value::Null)?["running"] == true {
+                    return Ok(());
+                }
+                self.clock.sleep(Duration::from_millis(20));
+            }
+            Err("the destination does not start".to_owned())
         };
         if let Err(error) = migrate() {
             process.kill().unwrap();
             process.wait().unwrap();
+            // After a completed migration the source is paused.
+            if !self.is_running() {
+                self.execute("cont", Value::Null);
+            }
             return Err(error);
         }
         self.execute("quit", Value::Null);
         self.process.wait().unwrap();
         (self.process, self.monitor) = (process, monitor);
-        while !self.is_running() {
-            self.clock.sleep(Duration::from_millis(20));
-        }
         Ok(())
     }
 

@@ -48,15 +48,18 @@ impl RealAndModel {
                 iothread: None,
             }
         });
+        let lab = QemuLab::new(&["qcow2", "raw"]);
+        let reported = lab.execute("query-version", Value::Null)["qemu"].clone();
         let socket = folder.path().join("qmp");
         let machine = ModelMachine {
-            version: [7, 2, 22],
+            // The commands depend on it.
+            version: ["major", "minor", "micro"].map(|part| reported[part].as_u64().unwrap()),
             disks: disks.to_vec(),
             nvram: None,
         };
         let model = QemuModel::start(&socket, &machine).unwrap();
         Self {
-            lab: QemuLab::new(&["qcow2", "raw"]),
+            lab,
             monitor: QmpSocket::connect(&socket).unwrap(),
             folder,
             model,
