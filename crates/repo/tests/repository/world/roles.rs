@@ -320,7 +320,7 @@ impl World<'_> {
     /// times, and some runs crash or fall asleep at a critical step.
     pub(super) fn contended_actors(&mut self) -> Option<Vec<Actor>> {
         let snapshot = self.snapshot().filter(|id| !self.protected.contains(id))?;
-        match self.check_repository().forget(snapshot, "siege") {
+        match self.check_repository().forget(snapshot, "contended") {
             // Protected by an actor that could not report its success.
             Err(Error::Protected { .. }) => return None,
             other => other.unwrap(),
