@@ -21,10 +21,11 @@ static ALLOCATOR: PeakAlloc = PeakAlloc;
 static TURN: Mutex<()> = Mutex::new(());
 
 /// Limits of memory for parsers: for the bytes, their parsed form, and both once more for encoding and decoding again.
-/// || - A piece of a map is 1 byte in a page and 40 in memory; nothing else grows as much.
+///
+/// - A piece of a map is 1 byte in a page and 40 in memory; nothing else grows as much.
 /// - A frame, a page and a manifest have limits of a few MiB of their own; an inner page always has 1024 children.
 /// - Compressors have tables of 4 MiB and windows of a frame, which has 4 MiB, and is in memory once compressed and up
-/// to twice decompressed.
+///   to twice decompressed.
 fn bound(parser: &str) -> MemoryBound {
     let per_byte = match parser {
         "map" | "map_leaf" => 120,

@@ -17,7 +17,8 @@ const MIB: usize = 1 << 20;
 const ATTEMPTS: usize = 30;
 
 /// Runs the program until `has_begun`, and sends SIGINT; repeats that until the signal comes in the middle of the job.
-/// || `undo` removes the result of a job that ended before the signal.
+///
+/// `undo` removes the result of a job that ended before the signal.
 fn interrupt(rig: &Rig, words: &[&str], has_begun: impl Fn() -> bool, undo: impl Fn()) -> Output {
     let clock = SystemClock::new();
     for _ in 0..ATTEMPTS {

@@ -61,7 +61,7 @@ impl Actor {
     #[expect(clippy::needless_pass_by_value, reason = "a stage is played once")]
     pub(super) fn run(&self, context: ActorContext) -> Outcome {
         let store: Arc<dyn Store> = Arc::new(ActorStore {
-            actor_fault: self.actor_fault,
+            planned_fault: self.planned_fault,
             operations: AtomicU64::new(0),
             matches: AtomicU64::new(0),
             is_dead: AtomicBool::new(false),
@@ -222,7 +222,7 @@ fn read(repository: &Repository, snapshot: SnapshotId, method: ReadMethod) -> Re
 
 /// A store that applies the fate of its user: to stall, to sleep until all others have ended, or to crash.
 struct ActorStore {
-    actor_fault: ActorFault,
+    planned_fault: ActorFault,
     /// Number of operations, and number of those that match the step of the fate.
     operations: AtomicU64,
     matches: AtomicU64,
@@ -245,7 +245,7 @@ impl ActorStore {
                 && kind == Some(moment.kind)
                 && self.matches.fetch_add(1, Ordering::Relaxed) + 1 == moment.number
         };
-        match self.actor_fault {
+        match self.planned_fault {
             ActorFault::Sleeps(after, seen) if operation == after => self.sleep(seen),
             ActorFault::SleepsAt(moment, seen) if is_step(moment) => self.sleep(seen),
             ActorFault::Stalls(moment, pauses) if is_step(moment) => (0..pauses).for_each(|_| self.inner.pause()),

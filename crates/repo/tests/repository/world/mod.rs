@@ -166,7 +166,7 @@ impl<'a> World<'a> {
         let contexts: Vec<ActorContext> = actors
             .iter()
             .map(|actor| {
-                let plan = actor.actor_fault.plan();
+                let plan = actor.planned_fault.plan();
                 let fault = FaultStore::new(Arc::new(self.store.clone()), plan, self.random.next_u64());
                 ActorContext {
                     store: Arc::new(interleaver.actor(Arc::new(fault))),
@@ -217,7 +217,7 @@ impl<'a> World<'a> {
             Outcome::Backup(Err(Error::Revoked { .. }), _)
                 | Outcome::Done(Err(Error::Revoked { .. } | Error::Locked { .. }))
         );
-        let survives = actor.actor_fault.survives() && !(are_strangers && is_revoked);
+        let survives = actor.planned_fault.survives() && !(are_strangers && is_revoked);
         let process = actor.process;
         match (&actor.role, outcome) {
             (Role::Backup { bytes, .. }, Outcome::Backup(Ok(manifest), warnings)) => {
@@ -302,7 +302,7 @@ impl<'a> World<'a> {
                 .unwrap_or_else(|| panic!("no backup made {id}"));
             let has_crashed = actors.iter().any(|actor| {
                 actor.process == author
-                    && matches!(actor.actor_fault, ActorFault::Crashes(_) | ActorFault::CrashesAt(_))
+                    && matches!(actor.planned_fault, ActorFault::Crashes(_) | ActorFault::CrashesAt(_))
             });
             let is_repaired = actors.iter().any(|actor| actor.role == Role::Repair);
             assert!(has_crashed || is_repaired, "{id} was made by {author}");

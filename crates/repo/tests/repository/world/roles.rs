@@ -149,7 +149,7 @@ impl ActorFault {
 #[derive(Debug, Clone)]
 pub(crate) struct Actor {
     pub(crate) role: Role,
-    pub(crate) actor_fault: ActorFault,
+    pub(crate) planned_fault: ActorFault,
     pub(crate) process: u32,
 }
 
@@ -263,7 +263,7 @@ impl World<'_> {
             96..98 => Role::Repair,
             _ => Role::List,
         };
-        let actor_fault = match (&role, self.random.below(100)) {
+        let planned_fault = match (&role, self.random.below(100)) {
             (Role::Read(..) | Role::List | Role::Check(_), _) | (_, 0..65) => ActorFault::Survives,
             (Role::Backup { .. }, 65..75) => self.stalls(&MOMENTS_OF_BACKUP),
             (Role::Gc(..), 65..75) => self.stalls(&MOMENTS_OF_GC),
@@ -275,7 +275,7 @@ impl World<'_> {
         };
         Actor {
             role,
-            actor_fault,
+            planned_fault,
             process,
         }
     }
@@ -315,11 +315,12 @@ impl World<'_> {
     }
 
     /// The actors of a round in which a backup needs exactly the data that gc is about to delete.
-    /// || A snapshot has been forgotten, and a backup slowly stores the same content again. Meanwhile gc runs several
+    ///
+    /// A snapshot has been forgotten, and a backup slowly stores the same content again. Meanwhile gc runs several
     /// times, and some runs crash or fall asleep at a critical step.
     pub(super) fn contended_actors(&mut self) -> Option<Vec<Actor>> {
         let snapshot = self.snapshot().filter(|id| !self.protected.contains(id))?;
-        match self.check_repository().forget(snapshot, "siege") {
+        match self.check_repository().forget(snapshot, "contended") {
             // Protected by an actor that could not report its success.
             Err(Error::Protected { .. }) => return None,
             other => other.unwrap(),
@@ -334,7 +335,7 @@ impl World<'_> {
         };
         let backup = (backup, self.stalls(&MOMENTS_OF_BACKUP));
         let percent = [0, 0, 60][self.index(3)];
-        let actor_fault = match self.random.below(4) {
+        let planned_fault = match self.random.below(4) {
             0 => ActorFault::Survives,
             1 => self.stalls(&MOMENTS_OF_GC),
             2 => {
@@ -343,23 +344,23 @@ impl World<'_> {
             }
             _ => ActorFault::CrashesAt(self.moment(&MOMENTS_OF_GC)),
         };
-        let first = (Role::Gc(percent, 1), actor_fault);
-        let actor_fault = match self.random.below(2) {
+        let first = (Role::Gc(percent, 1), planned_fault);
+        let planned_fault = match self.random.below(2) {
             0 => ActorFault::Survives,
             _ => self.stalls(&MOMENTS_OF_GC),
         };
-        let second = (Role::Gc([0, 60][self.index(2)], 2), actor_fault);
+        let second = (Role::Gc([0, 60][self.index(2)], 2), planned_fault);
         let roles = if self.random.one_in(3) {
             self.replaced_gc(backup.0)
         } else {
             [backup, first, second]
         };
-        let actors = roles.map(|(role, actor_fault)| {
+        let actors = roles.map(|(role, planned_fault)| {
             let process = self.process();
             self.process_table.set(process, Liveness::Alive);
             Actor {
                 role,
-                actor_fault,
+                planned_fault,
                 process,
             }
         });
