@@ -5,6 +5,7 @@
 //! is in a folder beside the images, which the machine's own configuration names; if the process dies in between, [`resume_instantly`]
 //! goes on. See `docs/design/0006-instant-restore.md`.
 
+mod attempts;
 mod fill;
 mod folder;
 mod rate;

@@ -11,6 +11,7 @@ use std::time::Duration;
 use holdfast_host::domain_xml::with_own_disks;
 use holdfast_host::{DiskSource, ExecutionState, LiveDisks, MachineDisk};
 
+use super::attempts::{Attempt, Attempts};
 use super::rate::FillRate;
 use super::{InstantReport, ServerLauncher, pause, server};
 use crate::job::error::InstantError;
@@ -20,11 +21,6 @@ use crate::restore::instant_job::{InstantDisk, InstantJob};
 
 /// The lock file of the process that makes the machine and fills its disks.
 pub(super) const LOCK: &str = "filling";
-/// How often a copy of a disk is begun, and how often the machine is let run, for each start of the server. The first request of each
-/// disk fails, by which QEMU learns that its server is gone; so do those until its new connection stands, which it makes beside
-/// them. A machine that is paused sends one request each time it is let run.
-const ATTEMPT_COUNT_MAX: u32 = 10;
-const LET_RUN_COUNT_MAX: u32 = 30;
 /// How often a server that dies is started again.
 const LAUNCH_COUNT_MAX: u32 = 5;
 
@@ -46,11 +42,11 @@ pub(super) struct DiskFill<'a> {
     disk_rate: Option<NonZeroU64>,
     /// How often the server was started.
     launch_count: u32,
-    /// How often the machine was let run since the server was started last.
-    let_run_count: u32,
+    /// Attempts to unpause the machine since the last start of the server.
+    unpausing: Attempts,
     was_started: bool,
-    /// How often the copy of each disk was begun since the server was started last.
-    begun: BTreeMap<&'a str, u32>,
+    /// Attempts to copy each disk since the last start of the server.
+    copying: BTreeMap<&'a str, Attempts>,
 }
 
 /// The lock of a job: no other process works on it.
@@ -88,9 +84,9 @@ impl<'a> DiskFill<'a> {
             start: job.clock.now(),
             disk_rate: None,
             launch_count: 0,
-            let_run_count: 0,
+            unpausing: Attempts::default(),
             was_started: false,
-            begun: BTreeMap::new(),
+            copying: BTreeMap::new(),
         }
     }
 
@@ -195,21 +191,21 @@ impl<'a> DiskFill<'a> {
                 return Err(self.stopped("its server dies again and again"));
             }
             self.launch_count += 1;
-            self.let_run_count = 0;
-            self.begun.clear();
+            self.unpausing = Attempts::default();
+            self.copying.clear();
             (self.options.launch)(self.instant)?;
         }
         match self.hypervisor.execution_state(uuid)? {
             ExecutionState::Running | ExecutionState::Paused => Ok(()),
-            ExecutionState::StoppedByDisk if self.let_run_count == LET_RUN_COUNT_MAX => Err(self.stopped(
-                "it is paused, since its disks cannot be read from the repository, or there is no room for \
-                    what it writes",
-            )),
-            ExecutionState::StoppedByDisk => {
-                self.let_run_count += 1;
-                Ok(self.hypervisor.unpause(uuid)?)
-            }
-            ExecutionState::ShutOff if self.was_started || !self.begun.is_empty() => {
+            ExecutionState::StoppedByDisk => match self.unpausing.next(self.job.clock.now()) {
+                Attempt::Now => Ok(self.hypervisor.unpause(uuid)?),
+                Attempt::Later => Ok(()),
+                Attempt::Exhausted => Err(self.stopped(
+                    "it is paused, since its disks cannot be read from the repository, or there is no room for \
+                        what it writes",
+                )),
+            },
+            ExecutionState::ShutOff if self.was_started || !self.copying.is_empty() => {
                 Err(self.stopped("it was shut off"))
             }
             ExecutionState::ShutOff => {
@@ -238,13 +234,16 @@ impl<'a> DiskFill<'a> {
             None => {}
         }
         // A copy that has gone has failed, as it does when its server dies; then the next look brings that back.
-        let attempt_count = self.begun.get(&disk.name[..]).copied().unwrap_or_default();
-        if attempt_count < ATTEMPT_COUNT_MAX {
-            self.hypervisor.begin_copy(uuid, &disk.name, &disk.place(), rate)?;
-            self.begun.insert(&disk.name, attempt_count + 1);
-        } else if self.hypervisor.execution_state(uuid)? != ExecutionState::ShutOff && server::lives(self.instant)? {
-            let name = &disk.name;
-            return Err(self.stopped(&format!("the hypervisor could not copy disk {name} to its end")));
+        match self.copying.entry(&disk.name).or_default().next(self.job.clock.now()) {
+            Attempt::Now => self.hypervisor.begin_copy(uuid, &disk.name, &disk.place(), rate)?,
+            Attempt::Exhausted
+                if self.hypervisor.execution_state(uuid)? != ExecutionState::ShutOff
+                    && server::lives(self.instant)? =>
+            {
+                let name = &disk.name;
+                return Err(self.stopped(&format!("the hypervisor could not copy disk {name} to its end")));
+            }
+            Attempt::Later | Attempt::Exhausted => {}
         }
         Ok(Step::Copying { done_bytes: 0 })
     }
