@@ -105,7 +105,7 @@ fn store(folder: &Path, size_bytes: u64) -> holdfast_block::Result<Box<dyn Block
         source,
     })?;
     let file = FileDeviceMut::create_new(&made.path().join(STREAM_MEMORY), size_bytes, IoMode::Buffered)?;
-    // The pipe stays open although its name is removed with the folder: nothing is left, however the process ends.
+    // The file stays open although its name is removed with the folder: nothing is left, however the process ends.
     drop(made);
     Ok(Box::new(file))
 }
