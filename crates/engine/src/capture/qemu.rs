@@ -5,7 +5,7 @@
 //! 2. A machine that is shut off is read from its images. One that runs, or is paused, is frozen: see
 //!    `docs/design/0004-live-machines.md`.
 //! 3. The changes since the previous snapshot come from QEMU's dirty bitmap, if it can be trusted ([`changes`]);
-//! otherwise everything is read, and the reason is reported.
+//!    otherwise everything is read, and the reason is reported.
 //! 4. The snapshot is committed; only then does the new bitmap replace the old one.
 
 mod at_rest;

@@ -7,10 +7,10 @@
 //! anyone else that the machine is off is an assumption, and a warning says so.
 //!
 //! 1. A machine that is off is read from its images ([`chain`]). If one of them changes meanwhile, or the machine
-//! starts, no snapshot is created.
+//!    starts, no snapshot is created.
 //! 2. A machine that runs or is paused gets a VirtualBox snapshot ([`frozen`]). The images that it used until then are
-//! no longer written, and are read. The VirtualBox snapshot is always deleted; that of a killed backup is deleted by
-//! the next one.
+//!    no longer written, and are read. The VirtualBox snapshot is always deleted; that of a killed backup is deleted by
+//!    the next one.
 //!
 //! VirtualBox keeps no record of a machine's writes: everything is read, and compared with the previous snapshot.
 //!

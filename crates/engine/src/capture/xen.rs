@@ -3,7 +3,7 @@
 //! 1. Leftover snapshots of killed backups are removed.
 //! 2. The pool takes a snapshot, which is removed in any case ([`instant`]).
 //! 3. The changes of each disk since the previous snapshot are known from changed-block tracking, or from a disk that
-//! the pool has kept ([`way`]).
+//!    the pool has kept ([`way`]).
 //! 4. The disks are read by NBD or as streams ([`streams`]), and stored like those of any other machine.
 //! 5. Only then are the disks that this run was compared with released, and those for the next run marked.
 

@@ -9,8 +9,8 @@ use crate::job::Result;
 
 /// The format of `disk`, whose image is at `path`; raw if the configuration names none, as for libvirt.
 ///
+/// # Errors
 /// The format is not supported.
-/// It is one that is not read here.
 pub(super) fn format_of(disk: &MachineDisk, path: &Path) -> Result<Format> {
     let Some(name) = disk.format.as_deref() else {
         return Ok(Format::Raw);

@@ -5,14 +5,15 @@
 //!
 //! - Its name is unique to one disk of one run, because the images of two disks can be exchanged.
 //! - It has a witness: places that the run marked in it after reading the disk. A bitmap of the same name that was
-//! started later, as libvirt does in each overlay, lacks these marks, and so does one that was cleared. Merging bitmaps
-//! keeps them.
+//!   started later, as libvirt does in each overlay, lacks these marks, and so does one that was cleared. Merging
+//!   bitmaps keeps them.
 //! - If several layers have the bitmap, the lowest counts. What was written to the layers above it is where these
-//! layers have their own clusters.
+//!   layers have their own clusters.
 //! - The files below that layer must be the ones that were below the disk's node at the time, and unwritten.
 //! - It is where it was started: in the same image, or in the same process of QEMU, where libvirt merges it when it
-//! changes the layers. Or it is stored in its image, as in a copy made by `qemu-img`. A migration transfers bitmaps by
-//! the names of nodes, also from a node that the disk no longer uses, to an image whose writes they did not record.
+//!   changes the layers. Or it is stored in its image, as in a copy made by `qemu-img`. A migration transfers bitmaps
+//!   by the names of nodes, also from a node that the disk no longer uses, to an image whose writes they did not
+//!   record.
 //!
 //! If one of these conditions is not met, everything is read.
 

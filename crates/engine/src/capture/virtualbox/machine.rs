@@ -150,7 +150,7 @@ impl<'a> VirtualBoxMachine<'a> {
         Ok(read_at(&said.text, snapshot).map_err(said_by(&self.path))?.value)
     }
 
-    /// What it is doing.
+    /// The state of the machine.
     pub(super) fn condition(&self, said: &LoadedSettings) -> Result<Condition> {
         if let Some(info) = self.reported()? {
             return Ok(Condition::Reported(info.state));
@@ -181,7 +181,7 @@ impl<'a> VirtualBoxMachine<'a> {
         }
     }
 
-    /// What it is at this moment.
+    /// The current description of the machine.
     pub fn describe(&self) -> Result<Description> {
         let said = self.read()?;
         let condition = self.condition(&said)?;

@@ -154,7 +154,7 @@ impl VirtualBoxCapture<'_> {
 }
 
 fn notes_of(disk: &ChosenDisk) -> BTreeMap<String, String> {
-    // The state after a restore, as in `domain.xml`.
+    // The format of the image after a restore, as in `domain.xml`.
     BTreeMap::from([
         (NOTE_FORMAT.to_owned(), Format::Qcow2.name().to_owned()),
         (NOTE_PATH.to_owned(), disk.source.canonical.display().to_string()),

@@ -18,8 +18,8 @@ use crate::notes::{NOTE_PATH, NOTE_TPM_STORE, NOTE_TPM_VERSION};
 
 /// The maximum size of a state in bytes. The state of a TPM 2.0 has some ten KiB; its guest can fill 128 KiB.
 const STATE_BYTES_MAX: u64 = 16 << 20;
-/// The header of a file in a folder: version and least version (1 byte each), its own size and flags (2 each), bytes of the whole
-/// file (4); big-endian. Source: `blobheader` in swtpm's `swtpm_nvstore.c`.
+/// The header of a file in a folder: version and minimum version (1 byte each), its own size and flags (2 each), size
+/// of the whole file in bytes (4); big-endian. Source: `blobheader` in swtpm's `swtpm_nvstore.c`.
 const HEADER_BYTES: usize = 10;
 /// How often a file that is being written is read again, and the interval: the machine is paused meanwhile.
 const ATTEMPT_COUNT: u32 = 20;
