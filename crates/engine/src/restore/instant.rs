@@ -63,7 +63,8 @@ pub struct InstantReport {
     pub machine: String,
     /// Its UUID.
     pub uuid: String,
-    /// The time from the request until the machine ran; none if it already ran, or was started by an earlier process.
+    /// The time from the request until the machine ran; none if it already ran, or an interrupted process was to
+    /// start it.
     pub runs_after: Option<Duration>,
     /// The size of all its disks in bytes.
     pub size_bytes: u64,

@@ -257,8 +257,8 @@ impl QemuCapture<'_> {
             let root = cut.root_of(disk).unwrap_or(&path);
             let mut options = options_in_view(Some(format), root, cut.today_of(disk));
             options.allow.extend_from_slice(&self.request.capture.allowed);
-            // The machine reads the base images. If the configured format is not qcow2, the guest writes all bytes of
-            // the image, so they could name any file as a base.
+            // These bases are allowed because the machine itself reads them. If the configured format is not qcow2, the
+            // guest writes all bytes of the image, so they could name any file as a base.
             if disk.format.as_deref() == Some("qcow2") {
                 let bases = chain_of(image_path(disk), disk.format.as_deref()).into_iter().skip(1);
                 options.allow.extend(bases.filter(|base| base.exists()));

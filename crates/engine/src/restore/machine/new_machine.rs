@@ -335,7 +335,8 @@ impl NewMachine<'_> {
             .filter(|folder| folder.is_dir())
     }
 
-    /// The original file name with the machine's new name in it; none if the result would be the same name.
+    /// The original file name with the machine's new name in it; none if that does not distinguish the new
+    /// machine's file from the original one.
     fn file_name(&self, path: &Path, name: &str) -> Option<String> {
         let before = path.file_name()?.to_str()?;
         let after = with_name(before, self.stored.name(), name);
