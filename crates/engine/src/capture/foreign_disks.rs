@@ -1,8 +1,9 @@
 //! Disks of an archive as devices that are read once, in order.
 //!
-//! Readers ask for what comes next before they read it, and read on several threads. Pieces that were asked for wait in memory until they
-//! are read, so a reader that asks far ahead of what it reads would hold all of it: that is refused. Pieces of another disk than the one
-//! that is read, in an archive whose disks come in an order of their own, wait in a file without a name.
+//! Readers announce a range before they read it, and read on several threads. Announced pieces stay in memory until
+//! they are read. A reader that announces too far ahead of its reads would fill the memory, so that is refused. If the
+//! disks of an archive are interleaved, pieces of other disks than the one that is read are buffered in an unnamed
+//! file.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -17,9 +18,9 @@ use holdfast_block::{BlockDevice, Error as DeviceError, ExtentKind, ExtentList, 
 use crate::job::Result;
 use crate::job::error::ExchangeError;
 
-/// Bytes that wait to be read in memory, at most.
+/// The maximum number of bytes that are buffered in memory.
 const HELD_BYTES_MAX: u64 = 1 << 30;
-/// Bytes of other disks that wait in memory before more of them are put into files.
+/// The maximum number of bytes of other disks in memory before more of them are written to files.
 const OTHERS_BYTES_MAX: u64 = 64 << 20;
 
 /// An archive whose disks are being read.
@@ -39,23 +40,23 @@ struct ArchiveState {
 
 #[derive(Default)]
 struct DiskState {
-    /// It is read; what is not wanted is skipped.
+    /// Whether it is read; other disks are skipped.
     is_wanted: bool,
     pieces: VecDeque<HeldPiece>,
-    /// What lies before is known: in a piece, read, or zero.
+    /// The end of the range whose content is known: buffered, read before, or zero.
     known_end: u64,
-    /// Data that was read, and is gone: in order, not touching.
+    /// Ranges of data that were read and dropped: in order, not touching.
     gone: Vec<Range<u64>>,
-    /// Data that waits in a file, at the place that it has on the disk.
+    /// Ranges of data in the file, at the same offsets as on the disk.
     spooled: Vec<Range<u64>>,
     spool: Option<File>,
 }
 
-/// Bytes that wait to be read.
+/// Bytes that are buffered until they are read.
 struct HeldPiece {
     offset: u64,
     bytes: Vec<u8>,
-    /// How many of them were not read yet.
+    /// How many of them are unread.
     left: usize,
 }
 
@@ -66,7 +67,7 @@ impl HeldPiece {
 }
 
 impl ArchiveDisks {
-    /// The disks of an archive; those whose numbers are in `wanted` are kept.
+    /// Reads the disks of an archive with the numbers in `wanted`.
     pub(crate) fn new(reader: Box<dyn ArchiveReader>, wanted: &[usize]) -> Self {
         let disk = |number| DiskState {
             is_wanted: wanted.contains(&number),
@@ -92,7 +93,7 @@ impl ArchiveDisks {
         }
     }
 
-    /// Reads what is left of the archive, and makes sure that all that was wanted was read.
+    /// Reads the rest of the archive, and checks that all wanted data was read.
     pub(crate) fn finish(&self) -> Result<()> {
         let mut state = self.lock();
         while !state.is_over {
@@ -111,12 +112,12 @@ impl ArchiveDisks {
         }
     }
 
-    /// What the documents say and the disks are not, when all of it was read.
+    /// Contradictions between the archive's documents and its disks; call this when everything was read.
     pub(crate) fn corrections(&self) -> Vec<String> {
         self.lock().reader.corrections()
     }
 
-    /// What nothing in the archive vouches for, when all of it was read.
+    /// The parts of the archive without a checksum; call this when everything was read.
     pub(crate) fn unverified(&self) -> Vec<String> {
         self.lock().reader.unverified()
     }
@@ -127,7 +128,7 @@ impl ArchiveDisks {
 }
 
 impl ArchiveState {
-    /// Takes in the next piece, while the disk `reading` is read.
+    /// Reads the next piece, while the disk `reading` is read.
     fn pull(&mut self, reading: usize) -> DeviceResult<()> {
         let failed = |offset, error: Box<dyn std::error::Error + Send + Sync>| {
             Err(DeviceError::io("read", offset, std::io::Error::other(error)))
@@ -157,7 +158,7 @@ impl ArchiveState {
                 }
                 disk.known_end = offset + bytes.len() as u64;
                 if is_zero {
-                    // What no piece covers is zero.
+                    // A range without a piece is zero.
                 } else if disk.is_wanted && is_other && self.held_bytes > OTHERS_BYTES_MAX {
                     disk.put_aside(offset, bytes)?;
                 } else if disk.is_wanted {
@@ -180,7 +181,7 @@ impl ArchiveState {
         Ok(())
     }
 
-    /// The size of a disk; what it is by its image, where a document may be wrong.
+    /// The size of a disk; that of its image, if a document may be wrong.
     fn size_bytes(&mut self, number: usize) -> u64 {
         while !self.reader.is_size_certain(number) && !self.is_over && !self.has_failed {
             if let Err(error) = self.pull(number) {
@@ -199,7 +200,7 @@ impl ArchiveState {
 }
 
 impl DiskState {
-    /// Puts a piece into the file.
+    /// Writes a piece to the file.
     fn put_aside(&mut self, offset: u64, bytes: &[u8]) -> DeviceResult<()> {
         let folder = std::env::temp_dir();
         let failed = |source| DeviceError::layer(ArchiveError::Spool { folder, source });
@@ -213,7 +214,7 @@ impl DiskState {
         Ok(())
     }
 
-    /// Reads what waits in the file of the bytes from `offset` on.
+    /// Reads the buffered bytes from `offset` on from the file.
     fn take_from_file(&mut self, buffer: &mut [u8], offset: u64) -> DeviceResult<()> {
         let end = offset + buffer.len() as u64;
         let Some(file) = &self.spool else { return Ok(()) };
@@ -229,7 +230,7 @@ impl DiskState {
         Ok(())
     }
 
-    /// Copies what there is of `offset` and on to `buffer`, which is zero; how many bytes of those in memory.
+    /// Copies buffered bytes from `offset` on to the zeroed `buffer`; returns how many of them were in memory.
     fn take(&mut self, buffer: &mut [u8], offset: u64) -> u64 {
         let end = offset + buffer.len() as u64;
         let mut taken = 0;
@@ -249,7 +250,7 @@ impl DiskState {
     }
 }
 
-/// Adds a range to ranges that are in order and do not touch.
+/// Adds a range to ordered ranges that do not touch.
 fn add(ranges: &mut Vec<Range<u64>>, new: Range<u64>) {
     let start = ranges.partition_point(|range| range.end < new.start);
     let end = ranges.partition_point(|range| range.start <= new.end);
@@ -259,7 +260,7 @@ fn add(ranges: &mut Vec<Range<u64>>, new: Range<u64>) {
     ranges.splice(start..end, std::iter::once(first..last));
 }
 
-/// Takes a range out of ranges that are in order.
+/// Removes a range from ordered ranges.
 fn remove(ranges: &mut Vec<Range<u64>>, cut: &Range<u64>) {
     let parts = |range: Range<u64>| {
         let before = range.start..range.end.min(cut.start);
@@ -276,7 +277,7 @@ pub(crate) struct ArchiveDevice {
 }
 
 impl ArchiveDevice {
-    /// Its size as far as that is known without reading on.
+    /// Its size as far as it is known without reading more of the archive.
     pub(crate) fn known_size_bytes(&self) -> u64 {
         self.disks.lock().reader.disks()[self.number].size_bytes
     }
@@ -315,7 +316,7 @@ impl BlockDevice for ArchiveDevice {
         state.learn(self.number, range.start + 1)?;
         let disk = &state.disks[self.number];
         let end = disk.known_end.min(range.end);
-        // What was read holds data, too: a second read is refused, and does not return zeroes.
+        // Data that was read before is still data: a second read fails instead of returning zeroes.
         let before = disk.gone.partition_point(|gone| gone.end <= range.start);
         let mut data: Vec<Range<u64>> = disk.gone[before..].to_vec();
         let waiting = disk.spooled.iter().filter(|spooled| spooled.end > range.start);
@@ -335,8 +336,8 @@ impl BlockDevice for ArchiveDevice {
     }
 }
 
-/// Bytes that come after the disks: the first of them is given when the archive was read to its end, so that no snapshot is committed of one
-/// that is damaged behind its disks.
+/// A stream that is stored after the disks. Its first byte is returned only when the archive was read to its end, so
+/// that no snapshot is committed of an archive that is damaged behind its disks.
 pub(crate) struct StreamAfterDisks<'a> {
     disks: &'a ArchiveDisks,
     bytes: Cursor<Vec<u8>>,
@@ -372,7 +373,7 @@ mod tests {
 
     use super::{ArchiveDisks, add};
 
-    /// An archive whose pieces are these: disk, offset, bytes.
+    /// An archive with these pieces: disk, offset, bytes.
     struct Pieces {
         disks: Vec<ArchiveDisk>,
         rest: std::vec::IntoIter<(usize, u64, Vec<u8>)>,
@@ -469,7 +470,7 @@ mod tests {
         disks.finish().unwrap();
     }
 
-    /// What waits for another disk waits in a file when it is much.
+    /// Many bytes of another disk are buffered in a file.
     #[test]
     fn disks_in_another_order_are_read_all_the_same() {
         let size = 100_u64 << 20;

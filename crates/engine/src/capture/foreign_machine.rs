@@ -1,4 +1,4 @@
-//! What a machine in an archive consists of, and how libvirt writes it down.
+//! The machine in an archive, and its libvirt configuration.
 
 use std::collections::BTreeMap;
 
@@ -13,25 +13,25 @@ use holdfast_image::Format;
 use crate::job::error::ExchangeError;
 use crate::job::{Job, Result};
 
-/// How libvirt is to have the machine.
+/// Options for the libvirt configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Domain {
-    /// `kvm`, or `qemu` where processors are emulated.
+    /// `kvm`, or `qemu` for emulated processors.
     pub domain_type: String,
-    /// The network that its cards are plugged into.
+    /// The network that its network cards are connected to.
     pub network: String,
 }
 
-/// The default folder of libvirt's images.
+/// libvirt's default folder for images.
 const IMAGES: &str = "/var/lib/libvirt/images";
-/// What a machine is given where its hardware is not known.
+/// The memory of a machine whose hardware is not known.
 const UNKNOWN_MEMORY_BYTES: u64 = 2 << 30;
 
 /// A machine that an archive describes.
 pub(crate) struct DescribedMachine {
     pub(crate) machine: Machine,
     pub(crate) dropped: Vec<Untranslated>,
-    /// What the archive calls the disk with its memory, where it is suspended.
+    /// The archive's name of the disk with its memory, if it is suspended.
     memory: Option<String>,
 }
 
@@ -75,22 +75,22 @@ pub(crate) fn describe(reader: &dyn ArchiveReader) -> Result<DescribedMachine> {
     })
 }
 
-/// A disk of an archive that the machine has.
+/// A disk of the archive that belongs to the machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct AttachedDisk {
     /// Its number in the archive.
     pub(crate) number: usize,
-    /// What it is called in the machine from now on: `vda`.
+    /// Its name in the new configuration: `vda`.
     pub(crate) target: String,
-    /// What the archive calls it.
+    /// Its key in the archive.
     pub(crate) key: String,
-    /// What its owner calls it.
+    /// The name that its owner gave it.
     pub(crate) label: String,
-    /// The archive describes it as empty, and has nothing of it.
+    /// Whether the archive describes it as empty and has no data of it.
     pub(crate) is_blank: bool,
 }
 
-/// The disks of the archive that the machine has, in the order of the archive; adds a warning about each other one.
+/// The machine's disks in the archive, in the archive's order; adds a warning about each other disk.
 pub(crate) fn attach(reader: &dyn ArchiveReader, described: &mut DescribedMachine) -> Vec<AttachedDisk> {
     let there = adapt(&described.machine, Platform::Qemu).value;
     let targets = there.targets();
@@ -108,7 +108,7 @@ pub(crate) fn attach(reader: &dyn ArchiveReader, described: &mut DescribedMachin
                 label: there.disks[place].label.clone(),
                 is_blank: disk.content == DiskContent::Blank,
             }),
-            // That it stays behind is said already.
+            // A warning about this disk was added before.
             None if described.memory.as_ref() == Some(&disk.key) => {}
             None => described.dropped.push(Untranslated {
                 what: format!("disk {} of the archive", disk.key),
@@ -119,12 +119,12 @@ pub(crate) fn attach(reader: &dyn ArchiveReader, described: &mut DescribedMachin
     attached
 }
 
-/// How libvirt is to have the machine.
+/// Options for the libvirt configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct DomainOptions<'a> {
     /// `kvm` or `qemu`.
     pub(crate) domain_type: &'a str,
-    /// The network that its cards are plugged into.
+    /// The network that its network cards are connected to.
     pub(crate) network: &'a str,
     /// The folder of its images.
     pub(crate) folder: Option<&'a str>,
@@ -132,7 +132,7 @@ pub(crate) struct DomainOptions<'a> {
     pub(crate) format: Format,
 }
 
-/// Warns where libvirt has no word for the format of a machine's images.
+/// Warns if libvirt does not support the format of a machine's images.
 pub(crate) fn warn_of_format(format: Format, job: Job<'_>) {
     if matches!(format, Format::Vhdx | Format::Parallels) {
         job.progress.warning(&format!(
@@ -141,7 +141,7 @@ pub(crate) fn warn_of_format(format: Format, job: Job<'_>) {
     }
 }
 
-/// Its domain XML.
+/// The machine's domain XML.
 pub(crate) fn domain_xml(machine: &Machine, attached: &[AttachedDisk], wish: &DomainOptions<'_>) -> Translated<String> {
     let place = |disk: &AttachedDisk| {
         let file = match wish.folder {
@@ -165,7 +165,7 @@ pub(crate) fn domain_xml(machine: &Machine, attached: &[AttachedDisk], wish: &Do
     )
 }
 
-/// A name that leads into no other folder.
+/// A file name that does not lead into another folder.
 pub(crate) fn file_name(name: &str) -> String {
     name.chars()
         .map(|character| {
@@ -178,13 +178,13 @@ pub(crate) fn file_name(name: &str) -> String {
         .collect()
 }
 
-/// A name for the copy of a document that is kept beside the disks.
+/// A file name for the copy of a document that is kept beside the disks.
 pub(crate) fn kept_name(document: &Document) -> String {
     let name = document.name.rsplit('/').next().unwrap_or_default();
     format!("original-{}", file_name(name))
 }
 
-/// A machine of which only the disks are known.
+/// A machine whose hardware is not known, only its disks.
 pub(crate) fn unknown(name: &str) -> Machine {
     Machine {
         name: name.to_owned(),

@@ -1,4 +1,4 @@
-//! `backup`: from images to a snapshot.
+//! `backup` of images.
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -27,15 +27,15 @@ use crate::repository::open::snapshots;
 pub struct BackupRequest<'a> {
     /// The disks of one machine.
     pub sources: Vec<SourceName>,
-    /// The machine's name; without one, that of the first file.
+    /// The machine's name; by default that of the first file.
     pub machine: Option<MachineName>,
-    /// The format of all images, where their content is not to decide.
+    /// The format of all images; by default it is detected from their content.
     pub format: Option<Format>,
-    /// Files that images may be based on although they lie elsewhere.
+    /// Files outside the images' folders that may be base images.
     pub allowed: Vec<PathBuf>,
     /// How the snapshot is made.
     pub snapshot: SnapshotOptions,
-    /// The instant that the images are of.
+    /// The point in time of the images.
     pub time: Timestamp,
     /// Standard input.
     pub stdin: &'a mut dyn Read,
@@ -43,7 +43,8 @@ pub struct BackupRequest<'a> {
 
 /// Backs up disks of one machine as one snapshot.
 ///
-/// A source that changes, or shrinks, while it is read is a warning: the snapshot is there, and may not be of one instant.
+/// A source that changes or shrinks while it is read causes a warning: the snapshot is created, but may be
+/// inconsistent.
 pub fn backup(repository: &Repository, request: BackupRequest<'_>, job: Job<'_>) -> Result<BackupReport> {
     let machine = machine_name(&request)?;
     let manifests = snapshots(repository, job.progress)?;
@@ -93,17 +94,17 @@ pub fn plan_backup(repository: &Repository, request: &BackupRequest<'_>, job: Jo
     })
 }
 
-/// What disks are stored under.
+/// How a snapshot of disks is listed.
 pub(crate) struct ImageListing<'m> {
     /// The name that the snapshot is listed under.
     pub(crate) machine: String,
-    /// What to keep with the snapshot.
+    /// Notes for the snapshot.
     pub(crate) notes: BTreeMap<String, String>,
-    /// What it is compared with.
+    /// The snapshot to compare with.
     pub(crate) parent: Option<&'m Manifest>,
 }
 
-/// Stores disks as one snapshot, which is listed as is said; what the request says of that does not count.
+/// Stores disks as one snapshot with the given listing, which overrides the request's.
 pub(crate) fn store_disks(
     repository: &Repository,
     request: BackupRequest<'_>,
@@ -189,7 +190,7 @@ fn named_sources<'a>(
     Ok(sources)
 }
 
-/// Why a backup ended: a stream reports an interruption as an error of its own.
+/// The reason why a backup failed: a stream reports an interruption as an error of its own.
 fn interrupted_or(error: holdfast_repo::Error, job: Job<'_>) -> Error {
     job.interrupt.check().err().map_or_else(|| error.into(), Error::from)
 }
@@ -246,7 +247,7 @@ fn open_sources(
     Ok(opened)
 }
 
-/// Two machines whose images have one name would follow each other under it, so there is a warning.
+/// Warns if the name has snapshots of other images: two machines whose images have the same name would be mixed.
 fn warn_of_other_origins(
     opened: &[Option<OpenSource>],
     names: &[String],
@@ -273,7 +274,7 @@ fn warn_of_other_origins(
     }
 }
 
-/// Says how much there is to read, where that is known.
+/// Reports how many bytes there are to read, if that is known.
 fn report_total(opened: &[Option<OpenSource>], machine: &str, job: Job<'_>) -> Result<()> {
     job.progress.phase(&format!("backing up {machine}"), Unit::Bytes);
     let mut total = 0;

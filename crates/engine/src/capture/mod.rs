@@ -1,7 +1,7 @@
-//! A machine becomes a snapshot in a repository.
+//! Captures a machine as a snapshot in a repository.
 //!
-//! All hypervisors follow the same steps, which [`capture`] takes in their order: find the machine, lock it, choose its disks, freeze it,
-//! read it, and release it. What a step means is the business of each [`Capture`]:
+//! All hypervisors follow the same steps, in the order of [`capture`]: find the machine, lock it, choose its disks,
+//! freeze it, read it, and release it. Each [`Capture`] implements the steps for its hypervisor:
 //!
 //! | step | libvirt and QEMU | XenServer | VirtualBox | off |
 //! |---|---|---|---|---|
@@ -42,13 +42,13 @@ pub struct CaptureOptions<'a> {
     pub name: MachineName,
     /// Which disks are read.
     pub choice: DiskChoice,
-    /// Files and folders that images and settings may refer to although they lie elsewhere.
+    /// Files and folders elsewhere that images and settings may refer to.
     pub allowed: Vec<PathBuf>,
-    /// The time of day; called at the point in time.
+    /// The current time; called at the point in time.
     pub now: &'a (dyn Fn() -> Timestamp + Sync),
-    /// The host that reads the machine.
+    /// The name of the host that reads the machine.
     pub host: String,
-    /// The program that reads it.
+    /// The name of the program that reads it.
     pub program: String,
     /// Where locks and notes of runs are; none if the run is not noted.
     pub journal: Option<JournalPlace>,
@@ -56,7 +56,7 @@ pub struct CaptureOptions<'a> {
     pub patience: Duration,
     /// Programs to call.
     pub hooks: Hooks,
-    /// A random number, which names what is made at the hypervisor.
+    /// A random number, used in the names of objects created at the hypervisor.
     pub run: u32,
 }
 
@@ -87,8 +87,8 @@ pub(crate) trait Capture {
 
     fn summary(found: &Self::Found) -> &MachineSummary;
 
-    /// Removes what killed backups left, if the machine is locked; chooses the disks, and checks what can be checked before the machine is
-    /// disturbed.
+    /// Removes leftovers of killed backups, if the machine is locked; chooses the disks, and checks everything that can
+    /// be checked before the machine is disturbed.
     fn prepare<'c>(self, found: Self::Found, steps: Steps<'c>) -> Result<Self::Prepared<'c>>
     where
         Self: 'c;
@@ -115,16 +115,17 @@ pub(crate) trait PreparedMachine {
     /// What a backup would read, and how. Nothing is changed.
     fn plan(&self) -> Result<PlannedCapture>;
 
-    /// Holds a point in time. If this fails, nothing is left at the hypervisor.
+    /// Freezes the machine at a point in time. If this fails, nothing is left at the hypervisor.
     fn freeze(&self) -> Result<Self::Held<'_>>;
 
-    /// Reads what is held, and stores it.
+    /// Reads the frozen machine, and stores it.
     fn read<'h>(&'h self, held: &mut Self::Held<'h>) -> Result<Self::Reading>;
 
-    /// Releases the point in time, also where reading failed. What the next backup is compared with is kept if `read` is good.
+    /// Releases the point in time, even if reading failed. If `read` is good, what the next backup is compared with is
+    /// kept.
     fn release<'h>(&'h self, held: Self::Held<'h>, read: Result<Self::Reading>) -> Result<Self::Reading>;
 
-    /// The error of a step, with what the hypervisor says about the machine by now.
+    /// The error of a step, extended by the hypervisor's current information about the machine.
     fn explain(&self, error: Error) -> Error;
 
     /// The consistency of what was read, for hooks.
@@ -189,7 +190,7 @@ pub(crate) fn plan_capture<C: Capture>(
     plan_capture_into(&RepositorySink::new(repository, snapshot, job), machine, job)
 }
 
-/// The same for what is stored in `sink`.
+/// Plans a capture into `sink`.
 pub(crate) fn plan_capture_into<C: Capture>(sink: &dyn SnapshotSink, machine: C, job: Job<'_>) -> Result<BackupPlan> {
     let found = machine.find()?;
     let summary = C::summary(&found).clone();

@@ -1,16 +1,16 @@
-//! What a backup would do, found out without changing anything.
+//! Plans of backups; making one changes nothing.
 
 use holdfast_host::MachineState;
 use holdfast_repo::Manifest;
 
 use crate::job::MachineName;
 
-/// A backup that is not made.
+/// The plan of a backup.
 #[derive(Debug)]
 pub struct BackupPlan {
     /// The name that the snapshot would be listed under.
     pub name: MachineName,
-    /// What the machine is doing; none of images.
+    /// The state of the machine; none for images.
     pub state: Option<MachineState>,
     /// The snapshot that it would be compared with.
     pub parent: Option<Manifest>,
@@ -22,12 +22,12 @@ pub struct BackupPlan {
     pub left_out: Vec<(String, String)>,
 }
 
-/// A method, and why it would be used.
+/// A method, and the reason for it.
 #[derive(Debug)]
 pub struct PlannedMethod {
-    /// A word for scripts.
+    /// The keyword in machine-readable output.
     pub word: &'static str,
-    /// The reason, in words.
+    /// The reason as text.
     pub reason: String,
 }
 
@@ -36,15 +36,15 @@ pub struct PlannedMethod {
 pub struct PlannedRead {
     /// Its name in the snapshot.
     pub name: String,
-    /// Its size; none of a stream.
+    /// Its size; none for a stream.
     pub size_bytes: Option<u64>,
-    /// Bytes that would be read, about; none where only the backup finds out.
+    /// Approximate number of bytes that would be read; none if that is known only during the backup.
     pub read_bytes: Option<u64>,
-    /// Why all of it would be read; none where only changes would be.
+    /// Why the whole disk would be read; none if only changes would be.
     pub reason: Option<String>,
 }
 
-/// What a machine with its disks chosen would be read as.
+/// What would be read of a machine with chosen disks.
 pub(crate) struct PlannedCapture {
     pub(crate) method: PlannedMethod,
     pub(crate) disks: Vec<PlannedRead>,

@@ -1,12 +1,12 @@
-//! `backup` of a machine: one instant of all its disks, with its configuration, its firmware's variables and
+//! `backup` of a QEMU machine: all its disks at one point in time, with its configuration, its firmware variables and
 //! the state of its TPM.
 //!
-//! 1. The hypervisor says what the machine is; what is left out is said, with the reason.
+//! 1. The hypervisor describes the machine; each disk that is left out is reported with the reason.
 //! 2. A machine that is shut off is read from its images. One that runs, or is paused, is frozen: see
 //!    `docs/design/0004-live-machines.md`.
-//! 3. What changed since the snapshot before comes from QEMU's dirty bitmap, if it can be believed ([`changes`]); otherwise
-//!    everything is read, and the reason is said.
-//! 4. The snapshot is committed; only then does the bitmap of the next run take the place of the old one.
+//! 3. The changes since the previous snapshot come from QEMU's dirty bitmap, if it can be trusted ([`changes`]);
+//!    otherwise everything is read, and the reason is reported.
+//! 4. The snapshot is committed; only then does the new bitmap replace the old one.
 
 mod at_rest;
 mod changes;
@@ -67,33 +67,33 @@ pub(crate) use method::{overlay_of, run_of_overlay};
 use notes::notes_of;
 pub use supervisor::{Limits, Load};
 
-/// Which machine is read, and how.
+/// The machine to read, and how.
 pub struct MachineReadRequest<'a> {
     /// The machine at its hypervisor.
     pub machine: &'a dyn Machine,
-    /// What all hypervisors need.
+    /// Options that all hypervisors share.
     pub capture: CaptureOptions<'a>,
-    /// The way to bring overlays down into their bases, where its hypervisor has one.
+    /// The interface that commits overlays into their bases, if the hypervisor has one.
     pub overlays: Option<&'a dyn Overlays>,
-    /// How its disks are read; by default the best way that it offers.
+    /// The method; by default the best one that the machine offers.
     pub method: Option<Method>,
-    /// The providers that make host snapshots of its disks.
+    /// The providers for host snapshots of its disks.
     pub providers: &'a Providers,
-    /// Where what the guest overwrites meanwhile is kept.
+    /// The folder for data that the guest overwrites meanwhile.
     pub scratch: PathBuf,
-    /// Where the socket between QEMU and us is: a short path that QEMU's user can reach.
+    /// The folder of the socket between QEMU and this process: a short path that QEMU's user can access.
     pub runtime: PathBuf,
-    /// How long a write of the guest may wait for its copy, before the copy is given up.
+    /// How long a write of the guest may wait for its copy before the copy is aborted.
     pub write_deadline: Duration,
-    /// Whether the guest's file systems are frozen for the instant.
+    /// Whether the guest's file systems are frozen for the point in time.
     pub quiesce: Quiesce,
-    /// Whether its memory is wanted, and how it is taken.
+    /// How the memory is captured; none if it is not.
     pub memory: Option<MemoryMethod>,
     /// The command that starts the watchdog of this run: see [`watch_over`](crate::watch_over).
     pub watchdog: Option<Vec<std::ffi::OsString>>,
-    /// What reading may cost the machine and its host.
+    /// Limits on the load that reading may cause.
     pub limits: Limits,
-    /// Finds out which processes are alive: another backup of the machine may be.
+    /// Determines which processes are alive, to find other backups of the machine.
     pub processes: &'a dyn Processes,
 }
 
@@ -102,21 +102,21 @@ pub struct MachineReadRequest<'a> {
 pub struct MachineReading {
     /// How the disks were read.
     pub method: Method,
-    /// Why so, in words.
+    /// The reason for the method, as text.
     pub method_reason: String,
-    /// Of what kind the instant is.
+    /// The consistency of the point in time.
     pub consistency: String,
-    /// How long the machine was paused; none where it was not running.
+    /// How long the machine was paused; none if it was not running.
     pub pause: Option<Pause>,
-    /// What happened to freezing the guest's file systems.
+    /// The result of freezing the guest's file systems.
     pub quiesced: Quiesced,
-    /// Bytes of its memory, where that was taken.
+    /// The size of its memory in bytes, if it was captured.
     pub memory_bytes: Option<u64>,
-    /// What reading did to it.
+    /// The load that reading caused.
     pub load: Load,
     /// Disks that were left out, and why.
     pub left_out: Vec<(String, String)>,
-    /// How each disk was compared with the snapshot before, in the order of the snapshot.
+    /// How each disk was compared with the previous snapshot, in the order of the snapshot.
     pub compared: Vec<(String, Compared)>,
 }
 
@@ -179,7 +179,7 @@ impl Capture for MachineReadRequest<'_> {
         let (taken, left_out) = decide(&description, &self.capture.choice);
         check_choice(&description, &taken, self.memory, steps.job)?;
         Ok(QemuCapture {
-            // Read before anything is put into QEMU, which would be in it.
+            // The configuration is read before objects are added to QEMU, so that it does not contain them.
             configuration: self.machine.configuration()?,
             request: self,
             description,
@@ -204,7 +204,7 @@ pub(crate) struct QemuCapture<'a> {
     job: Job<'a>,
 }
 
-/// A machine while its point in time is held, by each method.
+/// A machine held at a point in time, by each method.
 pub(crate) enum HeldMachine<'h> {
     AtRest(HeldAtRest),
     Filter(Box<HeldByFilters<'h>>),
@@ -351,7 +351,8 @@ impl QemuCapture<'_> {
         FirmwareState::read(&self.description, &self.request.machine.rights(), self.job.clock)
     }
 
-    /// Reconnects to the monitor: what is between us and QEMU may have been restarted while its disks were read.
+    /// Reconnects to the monitor: a proxy between this process and QEMU may have been restarted while the disks were
+    /// read.
     fn wake(&self) {
         if let Err(error) = wake_with_retries(self.request.machine.monitor(), self.job.clock) {
             self.job
@@ -360,7 +361,7 @@ impl QemuCapture<'_> {
         }
     }
 
-    /// A reading of a machine that was not paused.
+    /// The report of a machine that was not paused.
     fn reading(&self, method: Method, method_reason: &str, consistency: &str) -> MachineReading {
         MachineReading {
             method,
@@ -375,7 +376,7 @@ impl QemuCapture<'_> {
         }
     }
 
-    /// The pause; none for a machine that was paused before.
+    /// The pause; none if the machine was paused before.
     fn pause_of_running(&self, pause: Pause) -> Option<Pause> {
         (self.description.summary.state == MachineState::Running).then_some(pause)
     }

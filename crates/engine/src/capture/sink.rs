@@ -1,4 +1,5 @@
-//! Where a captured machine goes: into a repository as a snapshot, or to another consumer, such as an export of a running machine.
+//! The target of a captured machine: a snapshot in a repository, or another consumer, such as an export of a running
+//! machine.
 
 use std::cell::{OnceCell, RefCell};
 use std::collections::BTreeMap;
@@ -25,10 +26,11 @@ pub(crate) trait SnapshotSink {
     /// The name belongs to another machine.
     fn begin(&self, machine: &MachineName, claimant: Claimant<'_>) -> Result<()>;
 
-    /// Earlier snapshots of the machine; none where nothing is kept that a later backup could be compared with.
+    /// Earlier snapshots of the machine; none if nothing is kept that a later backup could be compared with.
     fn history(&self) -> Option<History<'_>>;
 
-    /// Stores the point in time, once. Each disk must be read once, from beginning to end: scratch space of what was read is freed.
+    /// Stores the point in time, once. Each disk must be read once, from start to end: the scratch space of ranges that
+    /// were read is freed.
     fn store(&self, point: PointInTime<'_>) -> Result<()>;
 
     /// Removes what was stored, because it is of no single point in time.

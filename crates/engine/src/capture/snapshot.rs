@@ -11,10 +11,10 @@ use crate::repository::name_conflict::{Continuation, GrantedName};
 use crate::repository::open::find_in;
 use crate::repository::snapshot_name::SnapshotReference;
 
-/// How a snapshot is made, for all kinds of machines.
+/// Options for a snapshot, for all kinds of machines.
 #[derive(Debug, Clone)]
 pub struct SnapshotOptions {
-    /// Which snapshot to compare with.
+    /// The snapshot to compare with.
     pub parent: ParentChoice,
     /// Whether snapshots under the name may be of another machine.
     pub continuation: Continuation,
@@ -28,27 +28,27 @@ pub struct SnapshotOptions {
     pub zone: TimeZone,
 }
 
-/// Which snapshot a backup is compared with.
+/// The snapshot that a backup is compared with.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ParentChoice {
     /// The newest of the same machine.
     Newest,
-    /// The one that a person names.
+    /// The one that the user names.
     Named(SnapshotReference),
-    /// None: everything is looked up.
+    /// None: every chunk is looked up.
     None,
 }
 
-/// A backup that was made.
+/// The result of a backup.
 #[derive(Debug, Clone)]
 pub struct BackupReport {
     /// The snapshot.
     pub snapshot: Manifest,
-    /// Bytes that the repository has grown by.
+    /// The growth of the repository in bytes.
     pub stored_bytes: u64,
     /// How long it took.
     pub duration: Duration,
-    /// What it waited for most, where that is clear.
+    /// The slowest stage, if that is clear.
     pub bottleneck: Option<Bottleneck>,
 }
 

@@ -33,7 +33,7 @@ pub(crate) struct DiskToStore<'a> {
     pub(crate) name: String,
     /// Its content, which does not change during the backup.
     pub(crate) device: &'a dyn BlockDevice,
-    /// Where it may differ from the disk of this name in the parent; none where that is not known.
+    /// Where it may differ from the disk of this name in the parent; none if that is not known.
     pub(crate) changed: Option<&'a DirtyBitmap>,
     /// Notes of the disk.
     pub(crate) notes: BTreeMap<String, String>,
@@ -49,7 +49,7 @@ pub(crate) struct OtherToStore<'a> {
 pub(crate) enum OtherContent<'a> {
     /// Memory, in pages.
     Pages(&'a dyn BlockDevice),
-    /// A stream, which is read to its end when all before it was read.
+    /// A stream, which is read to its end after everything before it.
     Stream(Box<dyn Read + 'a>),
 }
 
@@ -121,7 +121,7 @@ pub(crate) fn store_machine(
     Ok(job.clock.now().saturating_sub(start))
 }
 
-/// An error that a stream carries is of its origin, and not of the text that was being stored.
+/// An error that a stream passes on is reported as the original error, not as one of the stream.
 fn of_stream(error: Error) -> Error {
     match error {
         Error::Repository(holdfast_repo::Error::Stream { source, name }) => match source.downcast::<Error>() {

@@ -1,18 +1,21 @@
 //! Machines of VirtualBox: where they are, and how they are backed up.
 //!
-//! What a machine consists of stands in its settings, a `.vbox` file, and its disks are images beside it: both are read as they are, by any user who may read
-//! them. The files do not show whether it runs: VirtualBox locks nothing. `VBoxManage` knows it of the machines of its user; without it, or
-//! of a machine that it does not know, no process may have one of the images open for writing. Those of other users can be seen by root
-//! alone, so that is an assumption, and a warning says so.
+//! The settings of a machine, a `.vbox` file, describe it, and its disks are images beside it. Both are read as they
+//! are, by any user who may read them. The files do not show whether the machine runs: VirtualBox locks nothing.
+//! `VBoxManage` knows the state of its user's machines. Without it, or for a machine that it does not know, Holdfast
+//! checks that no process has one of the images open for writing. Only root can see the processes of other users; for
+//! anyone else that the machine is off is an assumption, and a warning says so.
 //!
-//! 1. A machine that is off is read from its images ([`chain`]). If one of them changes meanwhile, or the machine starts, there is no snapshot.
-//! 2. One that runs, or is paused, gets a snapshot of VirtualBox's ([`frozen`]): what was its image until then is not written any more, and is read. The
-//!    snapshot is deleted in any case; that of a backup that was killed is deleted by the next one.
+//! 1. A machine that is off is read from its images ([`chain`]). If one of them changes meanwhile, or the machine
+//!    starts, no snapshot is created.
+//! 2. A machine that runs or is paused gets a VirtualBox snapshot ([`frozen`]). The images that it used until then are
+//!    no longer written, and are read. The VirtualBox snapshot is always deleted; that of a killed backup is deleted by
+//!    the next one.
 //!
-//! VirtualBox keeps no record of what a machine writes: everything is read, and compared with the snapshot before.
+//! VirtualBox keeps no record of a machine's writes: everything is read, and compared with the previous snapshot.
 //!
-//! Settings come from the machine's maker, and may name any file of the host. Only those in the machine's own folder are opened, or that a
-//! person has allowed.
+//! The author of the machine controls its settings, which may name any file of the host. Only files in the machine's
+//! own folder, or that the user has allowed, are opened.
 
 mod backup;
 mod chain;
@@ -36,7 +39,7 @@ pub use request::{VirtualBoxBackup, VirtualBoxMemory, VirtualBoxMethod, VirtualB
 use crate::job::Error;
 use crate::job::error::{ExchangeError, VirtualBoxError};
 
-/// An error of a machine, as one of a job.
+/// Wraps an error of a machine as one of a job.
 fn of(error: VirtualBoxError) -> Error {
     ExchangeError::VirtualBox(error).into()
 }

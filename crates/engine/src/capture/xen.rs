@@ -1,10 +1,11 @@
-//! `backup` of a machine of XenServer or XCP-ng: one instant of all its disks, by a snapshot that its pool takes.
+//! `backup` of a machine of XenServer or XCP-ng: all its disks at one point in time, by a snapshot of its pool.
 //!
-//! 1. Snapshots that a killed backup has left are removed.
-//! 2. The pool takes a snapshot. From here on it is removed in any case ([`instant`]).
-//! 3. For each disk: what changed since the snapshot before is known from changed-block tracking, or from a disk that the pool has kept since ([`way`]).
-//! 4. The disks are read by NBD, or come as streams ([`streams`]), and are stored as those of any other machine.
-//! 5. Only then is what this run compared with let go, and what the next one compares with marked.
+//! 1. Leftover snapshots of killed backups are removed.
+//! 2. The pool takes a snapshot, which is removed in any case ([`instant`]).
+//! 3. The changes of each disk since the previous snapshot are known from changed-block tracking, or from a disk that
+//!    the pool has kept ([`way`]).
+//! 4. The disks are read by NBD or as streams ([`streams`]), and stored like those of any other machine.
+//! 5. Only then are the disks that this run was compared with released, and those for the next run marked.
 
 mod instant;
 mod memory;
@@ -51,12 +52,12 @@ pub use transfer_mode::XenTransfer;
 pub use way::XenChange;
 use way::{OpenedXenDisks, open_disks};
 
-/// What disks are kept for that belong to backups of a machine to a repository.
+/// The mark of disks that are kept for backups of a machine to a repository.
 fn purpose(repository: &str, machine: &str) -> String {
     format!("{repository}/{machine}")
 }
 
-/// The repository and the machine that disks are kept for.
+/// The repository and the machine in such a mark.
 pub(crate) fn purpose_of(text: &str) -> Option<(&str, &str)> {
     text.split_once('/')
 }
@@ -65,42 +66,42 @@ pub(crate) fn purpose_of(text: &str) -> Option<(&str, &str)> {
 pub struct XenBackupRequest<'a> {
     /// The pool.
     pub pool: Arc<Pool>,
-    /// The name or UUID of the machine there.
+    /// The name or UUID of the machine in the pool.
     pub machine: String,
     /// Options that all hypervisors share.
     pub capture: CaptureOptions<'a>,
-    /// How its disks are read; none for the best way that the pool offers.
+    /// The method; none for the best one that the pool supports.
     pub way: Option<XenTransfer>,
     /// Whether the pool keeps what the next backup is compared with.
     pub keeps_base: bool,
     /// Whether its memory is stored.
     pub with_memory: bool,
-    /// How libvirt is to have the machine.
+    /// Options for the libvirt configuration.
     pub domain: Domain,
-    /// Bytes that are read each second, at most.
+    /// The maximum rate of reading, in bytes per second.
     pub bytes_per_second: Option<NonZeroU64>,
-    /// Connections to one disk at a time, at most: what the host that serves them has to bear.
+    /// The maximum number of simultaneous connections to one disk: a load on the host that serves it.
     pub connection_count_max: usize,
 }
 
 /// How a machine of a pool was read.
 #[derive(Debug)]
 pub struct XenReading {
-    /// Each disk: how it was read.
+    /// How each disk was read.
     pub disks: Vec<XenDiskReport>,
     /// Disks that were left out, and why.
     pub left_out: Vec<(String, String)>,
-    /// What has no meaning for libvirt.
+    /// Settings that libvirt cannot express.
     pub dropped: Vec<Untranslated>,
     /// How long the pool took for its snapshot. The machine is paused for a part of that.
     pub snapshot_duration: Duration,
-    /// Bytes of its memory in the snapshot.
+    /// The size of its memory in the snapshot, in bytes.
     pub memory_bytes: Option<u64>,
     /// "memory", "crash" or "shut off".
     pub consistency: &'static str,
-    /// How long reading waited for the limit of its rate.
+    /// How long reading waited for the rate limit.
     pub waited: Duration,
-    /// Whether the pool still has its snapshot.
+    /// Whether the pool's snapshot could not be removed.
     pub has_remains: bool,
 }
 
@@ -109,13 +110,13 @@ pub struct XenReading {
 pub struct XenDiskReport {
     /// Its name in the snapshot.
     pub name: String,
-    /// What it is called in the machine.
+    /// Its device name in the machine.
     pub device: String,
-    /// What its owner calls it.
+    /// The name that its owner gave it.
     pub label: String,
-    /// How it came.
+    /// The method.
     pub way: XenTransfer,
-    /// What of it.
+    /// Which part of it was read.
     pub change: XenChange,
 }
 
@@ -212,7 +213,7 @@ impl Capture for XenBackupRequest<'_> {
     }
 }
 
-/// The disks that are backed up, and the others with the reason.
+/// The chosen disks, and the others with the reason.
 #[expect(clippy::type_complexity, reason = "two lists")]
 fn decide(machine: &XenMachine, choice: &DiskChoice) -> Result<(Vec<VirtualDisk>, Vec<(String, String)>)> {
     let is_called = |disk: &VirtualDisk, name: &String| [&disk.device, &disk.uuid, &disk.label].contains(&name);
@@ -256,7 +257,7 @@ fn decide(machine: &XenMachine, choice: &DiskChoice) -> Result<(Vec<VirtualDisk>
     Ok((taken, left_out))
 }
 
-/// The machine, as the records in an archive without disks describe it; and these records.
+/// The machine, as described by the records in an archive without disks; also returns these records.
 fn described(archive: &[u8]) -> Result<(Vec<u8>, Translated<Machine>)> {
     let records = records_in(archive)?;
     let machine = xen::read(&String::from_utf8_lossy(&records))?;
@@ -270,7 +271,7 @@ fn records_in(archive: &[u8]) -> Result<Vec<u8>> {
     Ok(records.unwrap_or_default())
 }
 
-/// Names for the disks in the snapshot, and where the machine has them.
+/// The disks' names in the snapshot, and their positions in the machine.
 fn attach(machine: &Machine, disks: Vec<VirtualDisk>) -> (Vec<ChosenXenDisk>, Vec<AttachedDisk>) {
     let there = adapt(machine, Platform::Qemu).value;
     let targets = there.targets();
@@ -295,7 +296,7 @@ fn attach(machine: &Machine, disks: Vec<VirtualDisk>) -> (Vec<ChosenXenDisk>, Ve
     (taken, attached)
 }
 
-/// A machine that is held by a snapshot of its pool.
+/// A machine held by a snapshot of its pool.
 pub(crate) struct HeldXen<'h> {
     instant: PoolSnapshot<'h>,
     way: XenTransfer,
@@ -349,7 +350,7 @@ impl PreparedMachine for XenCapture<'_> {
         Ok(reading)
     }
 
-    /// Errors of requests that an interruption has stopped say less than the interruption.
+    /// After an interruption, errors of requests are less useful than the interruption itself.
     fn explain(&self, error: Error) -> Error {
         self.job.interrupt.check().err().map_or(error, Error::from)
     }
@@ -360,7 +361,7 @@ impl PreparedMachine for XenCapture<'_> {
 }
 
 impl XenCapture<'_> {
-    /// What the pool said of the machine has to be what it has taken a snapshot of.
+    /// Fails if the machine has changed between its description and the snapshot.
     fn refuse_changed(&self, instant: &PoolSnapshot<'_>) -> Result<()> {
         match instant.disk_beside(&self.machine.disks) {
             None => Ok(()),
@@ -372,14 +373,14 @@ impl XenCapture<'_> {
         }
     }
 
-    /// What disks that are kept for this repository and machine are marked with.
+    /// The mark of disks that are kept for this repository and machine.
     fn mark(&self) -> String {
         let history = self.sink.history();
         let repository = history.map(|history| history.repository.config().id.to_string());
         purpose(&repository.unwrap_or_default(), &self.machine.summary.uuid)
     }
 
-    /// What the next backup of a disk is compared with. By way of NBD that is of use only where changes are tracked.
+    /// The base for the next backup of a disk. With NBD it is useful only if changes are tracked.
     fn base<'i>(
         &self,
         taken: &ChosenXenDisk,
@@ -412,7 +413,7 @@ impl XenCapture<'_> {
         });
         let (memory, memory_bytes) = instant.memory().unzip();
         let xml = self.translated.value.clone().into_bytes();
-        // The first of them is given when all disks have come to their ends.
+        // Its first byte is returned only when all disks were read to their ends.
         let domain = OtherToStore::stream(STREAM_DOMAIN, streams.behind(xml));
         let records = OtherToStore::stream(STREAM_XEN_RECORDS, Cursor::new(self.records.clone()));
         let suspended =

@@ -1,9 +1,9 @@
-//! Programs of the administrator's own, which a backup of a machine calls on its way.
+//! The administrator's hook programs, which a backup of a machine calls.
 //!
-//! Each is called with the event as its only argument, and with variables that tell the rest. They are called one after another, none
-//! of them while the machine's file systems are frozen: `pre-freeze` comes before, `post-thaw` after. A program that was called for an event
-//! that begins something is also called for the one that ends it, after errors too; where the backup is killed, its watchdog
-//! does it ([`Hooks::owed`]).
+//! Each is called with the event as its only argument; environment variables hold the details. They are called one
+//! after another, and never while the machine's file systems are frozen: `pre-freeze` comes before, `post-thaw` after.
+//! A program that was called for the event that begins something is also called for the event that ends it, even after
+//! errors. If the backup is killed, its watchdog makes that call ([`Hooks::owed`]).
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -13,39 +13,39 @@ use holdfast_host::{Call, MachineState, MachineSummary, ProcessOutcome, why_untr
 
 use crate::job::{Error, Job, Result};
 
-/// Programs to call, and how.
+/// The programs to call, and how.
 #[derive(Debug, Clone)]
 pub struct Hooks {
-    /// The programs, in their order.
+    /// The programs, in the order of their calls.
     pub programs: Vec<PathBuf>,
-    /// How long each call may take.
+    /// The timeout of each call.
     pub time_out: Duration,
-    /// What a call that fails means.
+    /// The effect of a failed call.
     pub on_failure: HookFailure,
-    /// Variables of the environment that hooks do not get.
+    /// Environment variables that hooks must not receive.
     pub withheld: Vec<String>,
-    /// Where the machine is, for [`VARIABLES`].
+    /// The hypervisor of the machine, for [`VARIABLES`].
     pub hypervisor: String,
 }
 
-/// What a failing call means before anything has happened to the machine; later ones only warn.
+/// The effect of a failed call before anything was done to the machine. Later failures only cause warnings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum HookFailure {
-    /// The backup of the machine is given up.
+    /// The backup of the machine is aborted.
     #[default]
     Abort,
-    /// It goes on, with a warning.
+    /// The backup continues, with a warning.
     Warn,
 }
 
-/// When programs are called.
+/// The events that programs are called for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum HookEvent {
     /// Before anything else.
     JobStart,
-    /// Before the file systems of a running machine are frozen, and it is stopped.
+    /// Before the file systems of a running machine are frozen and the machine is paused.
     PreFreeze,
-    /// The machine runs on.
+    /// The machine runs again.
     PostThaw,
     /// The snapshot is committed.
     JobEnd,
@@ -53,7 +53,7 @@ pub enum HookEvent {
     JobAbort,
 }
 
-/// The variables that calls may get, with what is in them.
+/// The environment variables of calls, and their meaning.
 pub const VARIABLES: [(&str, &str); 11] = [
     (MACHINE, "the name that the snapshot is listed under"),
     (NAME, "the machine's name at its hypervisor"),
@@ -90,7 +90,7 @@ const CONSISTENCY: &str = "HOLDFAST_CONSISTENCY";
 const ERROR: &str = "HOLDFAST_ERROR";
 
 impl HookEvent {
-    /// All of them, in the order in which they come.
+    /// All events, in their order.
     pub const ALL: [Self; 5] = [
         Self::JobStart,
         Self::PreFreeze,
@@ -110,23 +110,23 @@ impl HookEvent {
         }
     }
 
-    /// Whether nothing has happened to the machine yet.
+    /// Whether the event comes before anything was done to the machine.
     fn may_abort(self) -> bool {
         matches!(self, Self::JobStart | Self::PreFreeze)
     }
 }
 
-/// Variables of a call.
+/// Environment variables of a call.
 type Variables = Vec<(&'static str, String)>;
 
-/// The calls of one backup of a machine.
+/// The hook calls of one machine's backup.
 pub(crate) struct HookCalls<'a> {
     hooks: &'a Hooks,
     job: Job<'a>,
     common: Variables,
 }
 
-/// How long a machine was held up.
+/// How long a machine was paused or its file systems frozen.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Downtime {
     pub(crate) frozen: Duration,
@@ -150,8 +150,8 @@ impl<'a> HookCalls<'a> {
         }
     }
 
-    /// Does the job between the calls for its start and its end. `result_of` gives what the call for the end gets: the snapshot, where one
-    /// was made, and its consistency.
+    /// Runs the job between the calls for its start and its end. `result_of` returns the arguments of the last call:
+    /// the snapshot, if one was created, and its consistency.
     pub(crate) fn around<T>(
         &self,
         work: impl FnOnce() -> Result<T>,
@@ -173,7 +173,7 @@ impl<'a> HookCalls<'a> {
         result
     }
 
-    /// The instant is near. Only a running machine has one that can be prepared for.
+    /// Called before the point in time. Only a running machine can be prepared for it.
     pub(crate) fn pre_freeze(&self, state: MachineState) -> Result<()> {
         match state {
             MachineState::Running => self.call(HookEvent::PreFreeze, Vec::new()),
@@ -181,7 +181,7 @@ impl<'a> HookCalls<'a> {
         }
     }
 
-    /// The instant is over. `held_up` is none where it is not known.
+    /// Called after the point in time. `held_up` is none if the duration is not known.
     pub(crate) fn post_thaw(&self, state: MachineState, held_up: Option<Downtime>) {
         if state == MachineState::Running {
             let millis = |duration: Duration| duration.as_millis().to_string();
@@ -191,7 +191,8 @@ impl<'a> HookCalls<'a> {
         }
     }
 
-    /// Calls all programs; the first that fails ends it where that matters, and the others are called where it does not.
+    /// Calls all programs. If a failure aborts the backup at this event, the first failure ends the calls; otherwise
+    /// all are called.
     fn call(&self, event: HookEvent, mut variables: Variables) -> Result<()> {
         variables.extend(self.common.iter().cloned());
         for program in &self.hooks.programs {
@@ -213,7 +214,7 @@ impl<'a> HookCalls<'a> {
 }
 
 impl Hooks {
-    /// None.
+    /// No hook programs.
     pub fn none() -> Self {
         Self {
             programs: Vec::new(),
@@ -224,7 +225,7 @@ impl Hooks {
         }
     }
 
-    /// Calls the programs for what a backup that was killed owes them. What goes wrong is only said.
+    /// Makes the calls that a killed backup has left out. Failures are only reported.
     pub fn owed(&self, listed: &str, machine: &MachineSummary, run: u32, events: &[HookEvent], job: Job<'_>) {
         let calls = HookCalls::new(self, listed, machine, run, job);
         for event in events {
@@ -236,7 +237,7 @@ impl Hooks {
         }
     }
 
-    /// Calls one program; what is wrong with it, in words.
+    /// Calls one program; returns a failure as text.
     fn call_one(
         &self,
         program: &Path,
@@ -255,7 +256,7 @@ impl Hooks {
             withheld: &self.withheld,
             input: &[],
             time_out: self.time_out,
-            // What is called after the request undoes what was called before, and needs its time.
+            // A call after a request to stop undoes an earlier call, and gets its full time.
             is_stopped: &|| !was_stopped && job.interrupt.is_requested(),
         };
         let called = call.run(job.clock).map_err(|error| error.to_string())?;

@@ -1,12 +1,13 @@
-//! Locks on a machine: there is one backup of it at a time, and one instant.
+//! Locks on a machine: one backup of it at a time, and one point in time.
 //!
 //! | file, beside the journal of runs | locked (flock) by |
 //! |---|---|
 //! | `machines/UUID.backup` | a backup, from its beginning to its end |
-//! | `machines/UUID.instant` | a process that freezes or pauses the machine, for as long as that |
+//! | `machines/UUID.instant` | a process that freezes or pauses the machine, while it does |
 //!
-//! So host snapshots are made while a backup reads, and no process freezes what another one has frozen. A lock ends with its process,
-//! even if that is killed. The content of the file names the holder for users; nothing is decided by it.
+//! So host snapshots can be made while a backup reads, and no process freezes what another one has frozen. A lock ends
+//! with its process, even if that is killed. The content of the file names the holder for users; no decision depends on
+//! it.
 
 use std::fs::File;
 use std::io::{Read as _, Write as _};
@@ -22,21 +23,21 @@ use serde_json::{Value, json};
 use super::run_journal::JournalPlace;
 use crate::job::{Error, Job, Result};
 
-/// Where the locks are, beside the folder of the journal.
+/// The folder of the locks, beside the folder of the journal.
 const FOLDER: &str = "machines";
-/// Bytes of what stands in a lock, at most.
+/// The maximum size of a lock file's content in bytes.
 const BYTES_MAX: u64 = 4096;
-/// How long to wait for the pause of another process, which takes milliseconds.
+/// How long to wait until another process ends its pause, which takes milliseconds.
 pub(crate) const INSTANT_PATIENCE: Duration = Duration::from_secs(30);
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
-/// The UUID of a QEMU that was given none.
+/// The UUID of a QEMU that was started without one.
 const NO_UUID: &str = "00000000-0000-0000-0000-000000000000";
 
-/// Eight digits that stand for the folder of locks on this host: what hypervisors keep for backups has them in its name. A process that has
-/// locked a machine there knows that no other process works on objects with the same digits. It does not know that of another host of the
-/// same name, or of another user.
+/// Eight digits that identify the folder of locks on this host; the names of snapshots created for backups at
+/// hypervisors contain them. A process that has locked a machine there knows that no other process works on objects
+/// with the same digits. The lock excludes no process of another host with the same name, or of another user.
 pub(crate) fn place_digits(place: Option<&JournalPlace>) -> String {
-    // Not every host has one; the folder is there in any case.
+    // Not every host has a machine id; the path of the folder is always known.
     let machine_id = std::fs::read("/etc/machine-id").unwrap_or_default();
     let folder = place.map(|place| place.folder.as_os_str()).unwrap_or_default();
     digits_of(&machine_id, folder.as_encoded_bytes())
@@ -49,27 +50,27 @@ fn digits_of(machine_id: &[u8], folder: &[u8]) -> String {
     hasher.finalize().to_hex()[..8].to_owned()
 }
 
-/// What is done with a machine.
+/// The work that a lock protects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Work {
-    /// It is backed up.
+    /// A backup of the machine.
     Backup,
-    /// It is frozen, or stopped.
+    /// Freezing or pausing the machine.
     Instant,
 }
 
-/// A machine on which no other process does the same, until this is dropped.
+/// The lock on a machine: until this is dropped, no other process does the same work on it.
 #[derive(Debug)]
 pub(crate) struct MachineLock {
     _file: File,
 }
 
 impl MachineLock {
-    /// Locks a machine, and waits for another holder for as long as `patience`. There is none where nothing is noted of runs, or where the
-    /// lock cannot be made: a full disk must not cost a backup.
+    /// Locks a machine, and waits up to `patience` for another holder. Returns none if runs are not noted, or if the
+    /// lock cannot be created: a full disk must not prevent a backup.
     ///
     /// # Errors
-    /// [`holdfast_host::Error::Busy`]: another process has it; the error names it.
+    /// [`holdfast_host::Error::Busy`]: another process holds the lock; the error names it.
     pub(crate) fn take(
         place: Option<&JournalPlace>,
         summary: &MachineSummary,
@@ -110,22 +111,22 @@ impl MachineLock {
             job.interrupt.check()?;
             job.clock.sleep(LOOK_INTERVAL);
         }
-        // For people: a lock that says nothing is one all the same.
+        // The note is only for users: the lock is valid without it.
         note(&mut file, now).ok();
         Ok(Some(Self { _file: file }))
     }
 
-    /// Whether a process has locked a machine at this moment. Nothing is created.
+    /// Whether a process holds the lock on a machine now. Nothing is created.
     pub(crate) fn is_held(place: &JournalPlace, summary: &MachineSummary, work: Work) -> bool {
         let Some(Ok(file)) = path(place, summary, work).map(File::open) else {
             return false;
         };
-        // Gone when the file is closed, which is at once.
+        // This lock is released at once, when the file is closed.
         flock(&file, FlockOperation::NonBlockingLockShared).is_err()
     }
 
-    /// Locks the instants of all machines that are not shut off. All processes lock them in the same order, so that no two wait for each
-    /// other.
+    /// Locks the point in time of all machines that are not shut off. All processes lock them in the same order, so
+    /// that no two wait for each other.
     pub(crate) fn instants<'m>(
         machines: impl Iterator<Item = (Option<&'m JournalPlace>, &'m MachineSummary)>,
         now: Timestamp,
@@ -146,7 +147,7 @@ impl MachineLock {
 fn path(place: &JournalPlace, summary: &MachineSummary, work: Work) -> Option<PathBuf> {
     let safe = |letter: char| if letter.is_ascii_alphanumeric() { letter } else { '-' };
     let name: String = if summary.uuid.is_empty() || summary.uuid == NO_UUID {
-        // Known by the way to it, then.
+        // Without a UUID, the machine is identified by its connection.
         place.way.join(" ").chars().map(safe).take(200).collect()
     } else {
         summary.uuid.chars().map(safe).take(200).collect()
@@ -174,7 +175,7 @@ fn note(file: &mut File, now: Timestamp) -> std::io::Result<()> {
     file.write_all(text.to_string().as_bytes())
 }
 
-/// The holder, in words.
+/// The holder, as text.
 fn holder(file: &mut File, work: Work) -> String {
     let mut text = String::new();
     let read = std::io::Seek::rewind(file).and_then(|()| file.take(BYTES_MAX).read_to_string(&mut text));
@@ -261,12 +262,12 @@ mod tests {
         drop(first);
         assert!(!is_held("a", Work::Backup));
         assert!(take("a", Work::Backup, Duration::ZERO).unwrap().is_some());
-        // One that waits can be stopped.
+        // Waiting can be interrupted.
         let _held = take("a", Work::Instant, INSTANT_PATIENCE).unwrap();
         interrupt.request();
         let stopped = take("a", Work::Instant, INSTANT_PATIENCE);
         assert!(matches!(stopped, Err(crate::Error::Interrupted(_))), "{stopped:?}");
-        // Without a place for locks, there is none.
+        // Without a folder for locks there is no lock.
         let nowhere = MachineLock::take(
             None,
             &machine("a"),

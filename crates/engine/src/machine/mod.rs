@@ -1,4 +1,4 @@
-//! What all rooms above do to a machine that runs.
+//! Operations on a running machine that all jobs share.
 
 pub(crate) mod hooks;
 pub(crate) mod lock;

@@ -1,7 +1,7 @@
-//! Bringing an overlay down into its base while the machine runs, and watching it to its end.
+//! Commits an overlay into its base while the machine runs, and supervises the commit.
 //!
-//! libvirt does it, and knows of it at every moment. It can be interrupted anywhere: until the machine goes over to the base, it is on
-//! its overlay as before.
+//! libvirt does the commit and knows its state at every moment. It can be interrupted at any time: until the machine is
+//! switched to the base, it stays on its overlay.
 
 use std::num::NonZeroU64;
 use std::path::Path;
@@ -16,52 +16,52 @@ use super::watchdog::Guard;
 use crate::job::{Job, Unit};
 
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
-/// The same while the machine is paused.
+/// The polling interval while the machine is paused.
 const QUICK_INTERVAL: Duration = Duration::from_millis(5);
-/// How often going over to the base is tried: the guest may write just then.
+/// How often switching to the base is tried: it fails if the guest is writing at that moment.
 const PIVOT_COUNT: u32 = 50;
-/// As long as less is left from time to time, it goes on. When nothing has come nearer for so long, it does not converge.
+/// If the remaining bytes do not decrease for so long, the commit does not converge.
 const STALL: Duration = Duration::from_secs(5);
-/// How long the machine may be paused to commit the rest.
+/// The maximum pause of the machine for committing the rest.
 const PAUSE_MAX: Duration = Duration::from_secs(5);
-/// How often it is paused for that.
+/// How often the machine is paused for that.
 const PAUSE_COUNT_MAX: u32 = 3;
-/// After so long without coming nearer it is given up where the machine must not be paused.
+/// If the machine must not be paused, the commit is aborted after so long without progress.
 const PATIENCE: Duration = Duration::from_secs(600);
 
-/// How long the hypervisor may not answer.
+/// How long the hypervisor may be unreachable.
 const UNREACHABLE_MAX: Duration = Duration::from_secs(60);
 
 type TextResult<T> = Result<T, String>;
 
-/// What to do about a machine that writes faster than its overlay can be brought down.
+/// What to do about a machine that writes faster than its overlay can be committed.
 pub(crate) enum SlowCommit<'g> {
     /// It stays on its overlay.
     GiveUp,
-    /// It is paused for the rest, for some seconds at most, watched by the watchdog.
+    /// It is paused for some seconds at most to commit the rest, supervised by the watchdog.
     Pause(&'g dyn Monitor, &'g mut Guard),
 }
 
-/// A commit of one disk.
+/// The commit of one disk's overlay.
 pub(crate) struct OverlayCommit<'a> {
     pub(crate) overlays: &'a dyn Overlays,
     /// The machine's UUID.
     pub(crate) machine: &'a str,
     pub(crate) disk: &'a str,
-    /// Bytes each second, at most, as long as the machine runs.
+    /// The maximum rate in bytes per second while the machine runs.
     pub(crate) rate: Option<NonZeroU64>,
     pub(crate) job: Job<'a>,
 }
 
-/// How a commit comes nearer to its end.
+/// The progress of a commit.
 struct CommitProgress {
     least_left_bytes: u64,
-    /// When that was, and what was done by then.
+    /// When the remaining bytes decreased last, and how many bytes were committed then.
     since: (Duration, u64),
 }
 
 impl CommitProgress {
-    /// How long nothing came nearer, and how fast it is, in bytes each second.
+    /// Returns how long there was no progress, and the rate in bytes per second.
     fn look(&mut self, now: Duration, done_bytes: u64, left_bytes: u64) -> (Duration, u64) {
         if left_bytes < self.least_left_bytes {
             (self.least_left_bytes, self.since) = (left_bytes, (now, done_bytes));
@@ -77,10 +77,10 @@ impl CommitProgress {
 }
 
 impl OverlayCommit<'_> {
-    /// Goes on until the machine is on `base`. Gives how long it was paused for that.
+    /// Commits until the machine is on `base`. Returns how long it was paused for that.
     ///
     /// # Errors
-    /// In words. The machine is on its overlay as before, and runs if it ran.
+    /// The reason as text. The machine is on its overlay as before, and runs if it ran.
     pub(crate) fn to_the_end(&self, base: &Path, mut persistence: SlowCommit<'_>) -> TextResult<Duration> {
         let words = |error: holdfast_host::Error| error.to_string();
         let progress = || self.overlays.commit_progress(self.machine, self.disk).map_err(words);
@@ -101,7 +101,7 @@ impl OverlayCommit<'_> {
         };
         loop {
             let now = match progress() {
-                // libvirt may be restarted meanwhile; QEMU goes on.
+                // libvirt may be restarted meanwhile; QEMU continues.
                 Err(_) if self.job.clock.now().saturating_sub(answered) < UNREACHABLE_MAX => {
                     self.job.clock.sleep(LOOK_INTERVAL);
                     continue;
@@ -151,8 +151,8 @@ impl OverlayCommit<'_> {
         }
     }
 
-    /// Stops the machine for the rest. Gives whether it is on its base then, and how long it was paused: the rest may take longer
-    /// than was thought.
+    /// Pauses the machine to commit the rest. Returns whether it is on its base then, and how long it was paused: the
+    /// rest may take longer than expected.
     fn pause_and_commit(
         &self,
         monitor: &dyn Monitor,
@@ -164,7 +164,7 @@ impl OverlayCommit<'_> {
             .about_to_pause(at_most + PAUSE_MAX)
             .map_err(|error| self.give_up(&error.to_string()))?;
         let start = self.job.clock.now();
-        // A limit is there for the sake of the machine, which waits now.
+        // The rate limit protects the running machine, which is paused now.
         self.overlays.unthrottle_commit(self.machine, self.disk).ok();
         let stopped = monitor.execute(&QmpCommand::new("stop", Value::Null));
         let elapsed = || self.job.clock.now().saturating_sub(start);
@@ -179,13 +179,13 @@ impl OverlayCommit<'_> {
         let paused = elapsed();
         match runs {
             Ok(()) => guard.runs().ok(),
-            // The watchdog lets it run on.
+            // The watchdog resumes the machine.
             Err(_) => None,
         };
         Ok((is_on_base, paused))
     }
 
-    /// The machine stays on its overlay, and no job is left.
+    /// Aborts the commit: the machine stays on its overlay, and no job is left.
     fn give_up(&self, why: &str) -> String {
         match self.overlays.abandon_commit(self.machine, self.disk) {
             Ok(()) => format!("{why}; the machine is on its overlay as before"),
@@ -209,7 +209,7 @@ mod tests {
         };
         assert_eq!(approach.look(second, 10, 90), (Duration::ZERO, 0));
         assert_eq!(approach.look(2 * second, 20, 80), (Duration::ZERO, 0));
-        // The machine writes as fast as that goes.
+        // The machine writes as fast as the commit proceeds.
         assert_eq!(approach.look(4 * second, 220, 80), (2 * second, 100));
         assert_eq!(approach.look(7 * second, 520, 85), (5 * second, 100));
         assert_eq!(approach.look(8 * second, 530, 79), (Duration::ZERO, 0));

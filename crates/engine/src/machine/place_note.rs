@@ -1,7 +1,8 @@
-//! Notes of the folders in which a process is making something: images, archives, the folder of an instant restore.
+//! Notes of the folders in which a process creates files: images, archives, the folder of an instant restore.
 //!
-//! What a killed process leaves beside the images of machines is found there. Elsewhere nothing leads to it but its note. Each process that makes
-//! something has a file `NUMBER.json` in a folder of its user, from before the first change until it has ended.
+//! Leftovers of a killed process beside the images of machines are found there. Elsewhere, only the note leads to them.
+//! Each process that creates files has a note `NUMBER.json` in a folder of its user, from before the first change until
+//! the process has finished.
 
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
@@ -18,20 +19,20 @@ const SCHEMA: u64 = 1;
 /// Where places are noted, and for which process.
 #[derive(Debug, Clone)]
 pub struct PlaceJournal {
-    /// The folder with the notes.
+    /// The folder of the notes.
     pub folder: PathBuf,
-    /// The process that makes something there.
+    /// The process that creates files.
     pub process: ProcessIdentity,
 }
 
-/// What is noted of a place.
+/// The content of a note.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct PlaceRecord {
-    /// Its number.
+    /// The number in the note's name.
     pub(crate) number: u32,
-    /// The folder in which something is made.
+    /// The folder in which files are created.
     pub(crate) place: PathBuf,
-    /// The process that makes it.
+    /// The process that creates them.
     pub(crate) process: ProcessIdentity,
     /// The snapshot that is held meanwhile.
     pub(crate) held: Option<HeldSnapshotNote>,
@@ -40,13 +41,13 @@ pub(crate) struct PlaceRecord {
 /// A snapshot that is held for an instant restore.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct HeldSnapshotNote {
-    /// The id of its repository.
+    /// The id of the repository.
     pub(crate) repository: String,
-    /// Its id.
+    /// The id of the snapshot.
     pub(crate) snapshot: String,
-    /// For whom: the number in the name of the hold.
+    /// The holder's number in the name of the hold.
     pub(crate) holder: u32,
-    /// The folder of the instant restore. Where it is there, the hold is the restore's.
+    /// The folder of the instant restore. If it exists, the hold belongs to that restore.
     pub(crate) folder: PathBuf,
 }
 
@@ -92,12 +93,12 @@ impl PlaceRecord {
     }
 }
 
-/// A place that is noted until this is dropped.
+/// The note of a place. Dropping it removes the note.
 #[derive(Debug)]
 pub struct PlaceNote(PathBuf);
 
 impl PlaceNote {
-    /// Notes, durably, that something is made in the folder `place`.
+    /// Notes, durably, that files are created in the folder `place`.
     ///
     /// # Errors
     /// The note cannot be written.
@@ -133,7 +134,7 @@ impl PlaceNote {
 
 impl Drop for PlaceNote {
     fn drop(&mut self) {
-        // One that stays says that its process is dead, and doctor finds nothing in the place.
+        // If the note stays, it names a dead process, and doctor finds nothing in the place.
         drop(forget_note(&self.0));
     }
 }
@@ -142,7 +143,7 @@ fn path_of(folder: &Path, number: u32) -> PathBuf {
     folder.join(format!("{number:08x}.json"))
 }
 
-/// The places that are noted; other files are skipped.
+/// All notes; other files are skipped.
 pub(crate) fn noted_places(folder: &Path) -> Result<Vec<PlaceRecord>> {
     let notes = read_notes(folder)?;
     let mut records: Vec<PlaceRecord> = notes.iter().filter_map(|note| PlaceRecord::parse(note)).collect();
@@ -150,7 +151,7 @@ pub(crate) fn noted_places(folder: &Path) -> Result<Vec<PlaceRecord>> {
     Ok(records)
 }
 
-/// Deletes the note of a place; one that is gone is no error.
+/// Deletes the note of a place; a missing note is no error.
 pub(crate) fn forget_place(folder: &Path, number: u32) -> Result<()> {
     forget_note(&path_of(folder, number))
 }
@@ -179,7 +180,7 @@ mod tests {
             holder: 7,
             folder: OsStr::from_bytes(b"/srv/\xfe/.web1.holdfast").into(),
         };
-        // Not every path is UTF-8, and what a kill leaves is found in this one all the same.
+        // The path is not UTF-8; leftovers of a kill are found there all the same.
         let place = Path::new(OsStr::from_bytes(b"/srv/\xff"));
         let notes = [None, Some(held.clone())].map(|held| {
             let number = u32::from(held.is_some());

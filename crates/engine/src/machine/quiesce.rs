@@ -1,4 +1,4 @@
-//! Freezing the guest's file systems around the instant, through the guest agent.
+//! Freezes the guest's file systems for the point in time, by the guest agent.
 
 use std::time::Duration;
 
@@ -7,44 +7,44 @@ use holdfast_host::{Description, Machine, MachineState, agent};
 use super::watchdog::Guard;
 use crate::job::{Error, Job, Result};
 
-/// How long the guest may take to answer, and to freeze: Windows thaws by itself after ten seconds. All guests of an instant have it
-/// together, since the first one waits for the last.
+/// How long the guest may take to answer, and to freeze: Windows thaws by itself after ten seconds. Guests that are
+/// frozen together share this time, since the first one waits for the last.
 pub(crate) const FREEZE_DEADLINE: Duration = Duration::from_secs(5);
 const THAW_DEADLINE: Duration = Duration::from_secs(5);
-/// After this the watchdog thaws the guest: time to freeze, the instant, time to thaw.
+/// The watchdog thaws the guest after this: time to freeze, the point in time, time to thaw.
 const FROZEN_DEADLINE: Duration = Duration::from_secs(15);
 
-/// Whether the guest's file systems are frozen for the instant.
+/// Whether the guest's file systems are frozen for the point in time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Quiesce {
-    /// If that works; otherwise the snapshot is of a machine as after a power cut, and says so.
+    /// Freeze them if possible; otherwise the snapshot is as after a power cut, and says so.
     #[default]
     Try,
-    /// It must work.
+    /// Fail if they cannot be frozen.
     Require,
-    /// No.
+    /// Do not freeze them.
     Off,
 }
 
-/// What happened to it.
+/// The result of freezing the guest's file systems.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Quiesced {
     /// The file systems were frozen.
     Yes {
-        /// How many.
+        /// How many were frozen.
         file_system_count: u64,
         /// How long the guest took to freeze.
         freeze: Duration,
-        /// From the freeze until it was thawed.
+        /// The time from the freeze until they were thawed.
         frozen: Duration,
     },
     /// The machine has no guest agent.
     NoAgent,
-    /// The agent cannot, or did not in time; why, in words.
+    /// The agent cannot freeze, or did not in time; the reason as text.
     Failed(String),
     /// It was not requested.
     Off,
-    /// The machine does not run: there is nothing to freeze.
+    /// The machine does not run, so nothing has to be frozen.
     NotNeeded,
 }
 
@@ -57,7 +57,7 @@ impl Quiesced {
         }
     }
 
-    /// What the snapshot says of its instant.
+    /// The consistency that the snapshot records.
     pub(crate) fn consistency(&self) -> &'static str {
         match self {
             Self::Yes { .. } => "file system",
@@ -66,11 +66,11 @@ impl Quiesced {
     }
 }
 
-/// The guest that is to be quiet.
+/// The guest that is to be frozen.
 #[derive(Clone, Copy)]
 pub(crate) struct Guest<'a> {
     pub(crate) machine: &'a dyn Machine,
-    /// What it is called where it is spoken of.
+    /// Its name in messages.
     pub(crate) shown: &'a dyn std::fmt::Display,
     pub(crate) quiesce: Quiesce,
 }
@@ -120,11 +120,11 @@ pub(crate) enum FreezeState {
         start: Duration,
     },
     Not(Quiesced),
-    /// It may be frozen in part, though it was to be thawed again.
+    /// Freezing failed and the thaw after it may have failed, too: some file systems may be frozen.
     HalfFrozen(Quiesced),
 }
 
-/// What is known of a guest before it is frozen.
+/// The state of a guest before it is frozen.
 pub(crate) enum AgentCheck {
     /// It is not to be frozen, or need not be.
     Not(Quiesced),
@@ -135,7 +135,7 @@ pub(crate) enum AgentCheck {
 }
 
 impl AgentCheck {
-    /// Asks the guest, if it is to be frozen. Nothing is changed: agents may take their time to answer that.
+    /// Asks the agent, if the guest is to be frozen. Nothing is changed: agents may take long to answer.
     pub(crate) fn of(guest: Guest<'_>, agent: AgentAccess) -> Result<Self> {
         match (guest.quiesce, agent) {
             (Quiesce::Off, _) => return Ok(Self::Not(Quiesced::Off)),
@@ -149,7 +149,7 @@ impl AgentCheck {
             }
             (Quiesce::Try | Quiesce::Require, AgentAccess::Usable) => {}
         }
-        // What another process has frozen is not ours to thaw.
+        // File systems that another process has frozen must not be thawed by this one.
         Ok(match agent::is_frozen(guest.machine, FREEZE_DEADLINE) {
             Ok(false) => Self::Thawed,
             Ok(true) => Self::Unfit(holdfast_host::Error::Refused {
@@ -161,9 +161,10 @@ impl AgentCheck {
         })
     }
 
-    /// Freezes the guest, where that can be done, until `until`: others that are frozen already wait for this one.
+    /// Freezes the guest, if possible, until `until`: guests that are already frozen wait for this one.
     ///
-    /// A guest that fails may be frozen in part. Waiting for it would keep others frozen, so it is thawed by [`FreezeState::end`].
+    /// If that fails, the guest may be partly frozen. Waiting for it would keep others frozen, so it is thawed by
+    /// [`FreezeState::end`].
     pub(crate) fn freeze(
         self,
         guest: Guest<'_>,
@@ -221,13 +222,13 @@ fn too_late(machine: &str) -> holdfast_host::Error {
 }
 
 impl FreezeState {
-    /// Freezes the guest, if it is to be and can be.
+    /// Freezes the guest, if it is to be frozen and can be.
     pub(crate) fn begin(guest: Guest<'_>, access: AgentAccess, guard: &mut Guard, job: Job<'_>) -> Result<Self> {
         let asked = AgentCheck::of(guest, access)?;
         let until = job.clock.now() + FREEZE_DEADLINE;
         let (quiescence, error) = asked.freeze(guest, until, guard, job);
         let quiescence = match quiescence {
-            // It may be done in part, and no process waits for it.
+            // Some file systems may be frozen, and no other guest waits.
             Self::HalfFrozen(failed) if thaw(guest, job).is_some() => {
                 guard.runs()?;
                 Self::Not(failed)
@@ -240,10 +241,10 @@ impl FreezeState {
         }
     }
 
-    /// Thaws the guest. Where its machine is still paused, the watchdog waits until it runs.
+    /// Thaws the guest. If its machine is still paused, the watchdog waits until it runs.
     pub(crate) fn end(self, guest: Guest<'_>, guard: &mut Guard, state: RunState, job: Job<'_>) -> Quiesced {
         if state == RunState::Restored && matches!(self, Self::Frozen { .. } | Self::HalfFrozen(_)) {
-            // Its processors are no worry any more, only its file systems.
+            // The watchdog no longer has to resume the machine, only to thaw its file systems.
             guard.runs().and_then(|()| guard.about_to_freeze(FROZEN_DEADLINE)).ok();
         }
         let (quiesced, is_thawed) = match self {
@@ -266,18 +267,18 @@ impl FreezeState {
                 "{} does not say that it has thawed; the watchdog tries on",
                 guest.shown
             ));
-            // It may take long: as long as its owner keeps it paused.
+            // The machine may stay paused for long, if its owner paused it.
             guard.leave_the_rest();
         } else if state == RunState::Restored {
-            // A watchdog that does not receive this is dead, and cannot do harm.
+            // If the watchdog does not receive this, it has died and cannot do harm.
             guard.runs().ok();
         }
         quiesced
     }
 }
 
-/// What happened to file systems that were frozen: as many as were thawed have been so all the time. A guest may thaw by itself, as
-/// Windows does after ten seconds, and the watchdog thaws one that is frozen for too long.
+/// The result for frozen file systems: those that are thawed now were frozen all the time. A guest may thaw by itself,
+/// as Windows does after ten seconds, and the watchdog thaws a guest that is frozen for too long.
 fn end_of_frozen(frozen_count: u64, thawed_count: u64, freeze: Duration, frozen: Duration) -> Quiesced {
     if frozen_count == 0 {
         return Quiesced::Failed("it has no file system that can be frozen".to_owned());
@@ -296,7 +297,7 @@ fn end_of_frozen(frozen_count: u64, thawed_count: u64, freeze: Duration, frozen:
     }
 }
 
-/// How many file systems were frozen until now; none where the guest does not answer.
+/// Thaws the guest. Returns how many file systems were frozen until now; none if the guest does not answer.
 fn thaw(guest: Guest<'_>, job: Job<'_>) -> Option<u64> {
     match agent::thaw(guest.machine, THAW_DEADLINE) {
         Ok(count) => Some(count),

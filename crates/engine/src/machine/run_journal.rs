@@ -1,8 +1,9 @@
-//! The journal of runs: a process that is about to change something in a machine's QEMU notes it first, in a small file that is gone
-//! when nothing of it is left.
+//! The journal of runs. A process that is about to change a machine's QEMU first writes a small note, which is removed
+//! when none of its changes is left.
 //!
-//! The note of a dead process says what may be wrong with which machine. Each run has a file `RUN.json`: an object with the
-//! fields of [`RunRecord`]. It is written under another name, made durable, and renamed, so that there is never half a note.
+//! The note of a dead process says what may be wrong with which machine. Each run has a file `RUN.json`: an object with
+//! the fields of [`RunRecord`]. It is written under a temporary name, made durable, and renamed, so that no incomplete
+//! note exists.
 
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
@@ -15,30 +16,31 @@ use crate::files::state_file::{forget_note, note_of_schema, read_notes, read_pat
 use crate::job::{Error, Result};
 
 const SCHEMA: u64 = 1;
-/// The end of a note's name.
+/// The extension of a note.
 const ENDING: &str = ".json";
-/// The end of its name as long as it is being written.
+/// The extension of a note while it is written.
 pub(crate) const HALF: &str = "partial";
 
-/// How far a run is.
+/// The phase of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Phase {
-    /// Nothing is changed yet.
+    /// Nothing was changed yet.
     Preparing,
-    /// From the first change to QEMU until the machine runs on: it may be paused, and its file systems may be frozen.
+    /// From the first change to QEMU until the machine runs again: it may be paused, and its file systems may be
+    /// frozen.
     Freezing,
-    /// The machine runs, and what was frozen is read.
+    /// The machine runs, and the frozen disks are read.
     Reading,
     /// What was read is being stored.
     Storing,
-    /// What was put into QEMU is taken out.
+    /// The run's objects in QEMU are removed.
     ClearingUp,
-    /// An overlay is brought down into its base.
+    /// An overlay is committed into its base.
     Committing,
 }
 
 impl Phase {
-    /// All of them.
+    /// All phases.
     pub const ALL: [Self; 6] = [
         Self::Preparing,
         Self::Freezing,
@@ -48,7 +50,7 @@ impl Phase {
         Self::Committing,
     ];
 
-    /// The word for it.
+    /// The keyword of the phase in notes.
     pub fn word(self) -> &'static str {
         match self {
             Self::Preparing => "preparing",
@@ -61,7 +63,7 @@ impl Phase {
     }
 }
 
-/// What is noted of a run.
+/// The note of a run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RunRecord {
     /// Its number.
@@ -70,17 +72,17 @@ pub struct RunRecord {
     pub machine: String,
     /// The machine's UUID.
     pub uuid: String,
-    /// The words by which another process finds the machine: `--connect`, its address...
+    /// The arguments by which another process connects to the machine: `--connect`, its address...
     pub way: Vec<String>,
-    /// The process that does it.
+    /// The process of the run.
     pub process: ProcessIdentity,
-    /// When it began, in milliseconds since 1970-01-01 UTC.
+    /// The start, in milliseconds since 1970-01-01 UTC.
     pub start_ms: i64,
     /// How far it is.
     pub phase: Phase,
-    /// Whether the machine was running: one that was paused before is to stay so.
+    /// Whether the machine was running: one that was paused before must stay paused.
     pub was_running: bool,
-    /// The folder with its scratch files.
+    /// The folder of its scratch files.
     pub scratch: PathBuf,
 }
 
@@ -91,7 +93,7 @@ impl RunRecord {
         self.way.get(place + 1).map(String::as_str)
     }
 
-    /// Whether it runs.
+    /// Whether the process of the run is alive.
     pub fn liveness(&self, processes: &dyn Processes) -> Liveness {
         liveness_of(&self.process, processes)
     }
@@ -113,7 +115,7 @@ impl RunRecord {
         format!("{value:#}\n").into_bytes()
     }
 
-    /// A note as it was written; none where it is not one.
+    /// Parses a note; none if it is not valid.
     fn parse(bytes: &[u8]) -> Option<Self> {
         let value = note_of_schema(bytes, SCHEMA)?;
         let text = |value: &Value, key: &str| Some(value.get(key)?.as_str()?.to_owned());
@@ -135,7 +137,7 @@ impl RunRecord {
     }
 }
 
-/// A process as notes have it.
+/// The form of a process in notes.
 pub(crate) fn written_process(process: &ProcessIdentity) -> Value {
     json!({
         "host": process.host,
@@ -146,7 +148,7 @@ pub(crate) fn written_process(process: &ProcessIdentity) -> Value {
     })
 }
 
-/// A process as it was noted.
+/// Parses a process in a note.
 pub(crate) fn read_process(value: &Value) -> Option<ProcessIdentity> {
     let text = |key: &str| Some(value.get(key)?.as_str()?.to_owned());
     Some(ProcessIdentity {
@@ -158,7 +160,7 @@ pub(crate) fn read_process(value: &Value) -> Option<ProcessIdentity> {
     })
 }
 
-/// Whether a process that was noted on this host runs: one of an earlier start of the host is dead.
+/// Whether a process that was noted on this host is alive: one from before the last boot is dead.
 pub(crate) fn liveness_of(process: &ProcessIdentity, processes: &dyn Processes) -> Liveness {
     let this = processes.this();
     let is_of_this_host = !this.host.is_empty() && this.host == process.host;
@@ -171,20 +173,20 @@ pub(crate) fn liveness_of(process: &ProcessIdentity, processes: &dyn Processes) 
 /// Where a run is noted, and for which process.
 #[derive(Debug, Clone)]
 pub struct JournalPlace {
-    /// The folder.
+    /// The folder of the notes.
     pub folder: PathBuf,
-    /// The words by which another process finds the machine.
+    /// The arguments by which another process connects to the machine.
     pub way: Vec<String>,
-    /// The process that does it.
+    /// The process of the run.
     pub process: ProcessIdentity,
 }
 
-/// The file of a run.
+/// The path of a run's note.
 pub fn note_path(folder: &Path, run: RunId) -> PathBuf {
     folder.join(format!("{run}{ENDING}"))
 }
 
-/// A run that is noted. Dropped, the note stays: what it says may be true.
+/// The note of a run. Dropping it keeps the note, since what it says may be true.
 #[derive(Debug)]
 pub(crate) struct RunNote {
     folder: PathBuf,
@@ -192,7 +194,7 @@ pub(crate) struct RunNote {
 }
 
 impl RunNote {
-    /// Notes a run, durably.
+    /// Writes the note of a new run, durably.
     pub(crate) fn begin(folder: &Path, record: RunRecord) -> Result<Self> {
         let failed = |source| Error::File {
             action: "create the folder of the journal,",
@@ -209,13 +211,13 @@ impl RunNote {
         Ok(note)
     }
 
-    /// The run is in this phase from now on.
+    /// Notes that the run enters this phase.
     pub(crate) fn phase(&mut self, phase: Phase) -> Result<()> {
         self.record.phase = phase;
         self.write()
     }
 
-    /// Nothing of the run is left.
+    /// Removes the note because nothing of the run is left.
     pub(crate) fn close(self) -> Result<()> {
         forget_run(&self.folder, self.record.run)
     }
@@ -231,15 +233,15 @@ impl RunNote {
     }
 }
 
-/// Takes the note of a run away; one that is gone is no error.
+/// Deletes the note of a run; a missing note is no error.
 pub fn forget_run(folder: &Path, run: RunId) -> Result<()> {
     forget_note(&note_path(folder, run))
 }
 
-/// The runs that are noted; other files are skipped.
+/// All noted runs; other files are skipped.
 ///
 /// # Errors
-/// The folder is there, and cannot be read.
+/// The folder exists and cannot be read.
 pub fn noted_runs(folder: &Path) -> Result<Vec<RunRecord>> {
     let notes = read_notes(folder)?;
     let mut records: Vec<RunRecord> = notes.iter().filter_map(|note| RunRecord::parse(note)).collect();

@@ -1,8 +1,8 @@
-//! The watchdog of a backup: a process of its own that lets a machine run on when the one that stopped it has died.
+//! The watchdog of a backup: a separate process that resumes a machine if the backup that paused it has died.
 //!
-//! It is connected to the hypervisor before anything is stopped. The backup announces to it, line by line, what it is about to do and how
-//! long that may take; the end of the lines without `done` means that the backup is dead. Then, or when a time is over, the
-//! watchdog thaws the guest, lets the machine run on, and takes what the run has put into QEMU out again.
+//! It connects to the hypervisor before anything is paused. The backup announces each step and its maximum duration,
+//! one per line. If the lines end without `done`, the backup has died. Then, or when a step takes too long, the
+//! watchdog thaws the guest, resumes the machine, and removes the run's objects from QEMU.
 
 use std::ffi::OsString;
 use std::io::BufRead;
@@ -20,25 +20,25 @@ use crate::job::{Error, Result};
 
 const READY: &str = "ready";
 const DONE: &str = "done";
-/// The run has ended, and what it has put into QEMU is still there.
+/// The run has ended, and its objects are still in QEMU.
 const CLEAR: &str = "clear";
 const OWES: &str = "owes";
-/// How long the watchdog may take to be ready: it has to connect.
+/// How long the watchdog may take to connect and become ready.
 const READY_DEADLINE: Duration = Duration::from_secs(20);
-/// For each attempt to thaw.
+/// The timeout of each attempt to thaw.
 const THAW_DEADLINE: Duration = Duration::from_secs(5);
 const ATTEMPT_COUNT: u32 = 30;
 const ATTEMPT_INTERVAL: Duration = Duration::from_secs(1);
-/// How long a guest that is frozen is waited for while its machine is paused: its owner may have paused it meanwhile.
+/// How long to wait for a frozen guest whose machine is paused: its owner may have paused it meanwhile.
 const PAUSE_MAX: Duration = Duration::from_secs(24 * 3600);
 
-/// Whether a process with these words is the watchdog of a run.
+/// Whether a process with these arguments is the watchdog of a run.
 pub(crate) fn is_watchdog_of(words: &[String], run: RunId) -> bool {
     let number = run.0.to_string();
     words.iter().any(|word| word == "watchdog") && words.windows(2).any(|pair| pair[0] == "--run" && pair[1] == number)
 }
 
-/// What may be the matter with a machine.
+/// A state of the machine that the watchdog must end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum WatchdogState {
     /// Its file systems are frozen.
@@ -58,15 +58,15 @@ impl WatchdogState {
     }
 }
 
-/// The backup's end of the line.
+/// The backup's end of the connection to its watchdog.
 pub(crate) struct Guard {
     process: Option<LineProcess>,
-    /// Whether no process waits for its end.
+    /// Whether the watchdog finishes the cleanup by itself, so that this process does not wait for it.
     has_the_rest: bool,
 }
 
 impl Guard {
-    /// Starts the watchdog, and waits until it is ready. Without a command there is none: tests run without.
+    /// Starts the watchdog, and waits until it is ready. Without a command there is none, as in tests.
     pub(crate) fn start(command: Option<&[OsString]>) -> Result<Self> {
         let Some((program, arguments)) = command.and_then(<[OsString]>::split_first) else {
             return Ok(Self::absent());
@@ -82,7 +82,7 @@ impl Guard {
         }
     }
 
-    /// No watchdog, for machines that are not touched.
+    /// No watchdog, for machines that are not changed.
     pub(crate) fn absent() -> Self {
         Self {
             process: None,
@@ -99,44 +99,44 @@ impl Guard {
         }
     }
 
-    /// The machine's file systems are about to be frozen, for at most so long.
+    /// Announces that the machine's file systems will be frozen, for at most this long.
     pub(crate) fn about_to_freeze(&mut self, at_most: Duration) -> Result<()> {
         self.tell(&format!("{} {}", WatchdogState::Frozen.word(), at_most.as_millis()))
     }
 
-    /// The machine is about to be stopped, for at most so long.
+    /// Announces that the machine will be paused, for at most this long.
     pub(crate) fn about_to_pause(&mut self, at_most: Duration) -> Result<()> {
         self.tell(&format!("{} {}", WatchdogState::Paused.word(), at_most.as_millis()))
     }
 
-    /// The machine runs, and is thawed.
+    /// Announces that the machine runs and is thawed.
     pub(crate) fn runs(&mut self) -> Result<()> {
         self.tell("runs")
     }
 
-    /// The administrator's programs have to be called for these, should we die.
+    /// Announces the events for which hooks must be called if this process dies.
     pub(crate) fn owes(&mut self, events: &[HookEvent]) -> Result<()> {
         let words: Vec<&str> = events.iter().map(|event| event.word()).collect();
         self.tell(&format!("{OWES} {}", words.join(" ")))
     }
 
-    /// What is not repaired by now is left to the watchdog when this ends, without waiting for it.
+    /// Leaves the remaining cleanup to the watchdog, without waiting for it.
     pub(crate) fn leave_the_rest(&mut self) {
         self.has_the_rest = true;
     }
 
-    /// Whether something is left to it.
+    /// Whether cleanup is left to the watchdog.
     pub(crate) fn has_the_rest(&self) -> bool {
         self.has_the_rest
     }
 
-    /// The watchdog lets the machine run and takes out of QEMU what is left of the run. The caller does not wait: the watchdog may need the
-    /// monitor that the caller still has.
+    /// Has the watchdog resume the machine and remove what is left of the run from QEMU. The caller does not wait: the
+    /// watchdog may need the monitor that the caller still uses.
     pub(crate) fn hand_over(mut self) {
         self.tell(CLEAR).ok();
     }
 
-    /// Nothing of the run is left.
+    /// Announces that nothing of the run is left.
     pub(crate) fn done(mut self) {
         self.tell(DONE).ok();
         if let Some(process) = self.process.take().filter(|_| !self.has_the_rest) {
@@ -145,17 +145,18 @@ impl Guard {
     }
 }
 
-/// What a watchdog can do beside asking the hypervisor.
+/// What a watchdog can do besides requests to the hypervisor.
 pub struct WatchdogTools<'a> {
-    /// Takes away from the backup what is needed to let the machine run on; done where it is paused for longer than was announced.
+    /// Takes the connections that are needed to resume the machine away from the backup; called if the pause is longer
+    /// than announced.
     pub evict: &'a dyn Fn(),
-    /// Calls the administrator's programs for what a backup that is dead owes them.
+    /// Calls the hooks that a dead backup has not called.
     pub call: &'a dyn Fn(&[HookEvent]),
 }
 
-/// Watches over a machine until the backup says that it is done, or is dead. Returns what it repaired, as text.
+/// Watches a machine until the backup is done or has died. Returns its repairs as text.
 ///
-/// `lines` are the backup's; `ready` is called when the watchdog watches.
+/// `lines` are the backup's announcements; `ready` is called when the watchdog is watching.
 pub fn watch_over(
     machine: &dyn Machine,
     run: u32,
@@ -165,7 +166,7 @@ pub fn watch_over(
     ready: impl FnOnce(&str),
 ) -> Vec<String> {
     let (send, received) = channel();
-    // It ends with its input; the process ends without it.
+    // The thread ends when its input ends; the process does not wait for it.
     std::thread::spawn(move || {
         for line in lines.lines().map_while(std::io::Result::ok) {
             if send.send(line).is_err() {
@@ -190,7 +191,7 @@ pub fn watch_over(
         };
         match line {
             Ok(line) if line == DONE => {
-                // What the backup itself could not undo it has left to us.
+                // Repair what the backup could not undo itself.
                 watch.repair();
                 return watch.repaired;
             }
@@ -220,10 +221,10 @@ struct WatchedMachine<'a> {
     machine: &'a dyn Machine,
     clock: &'a dyn Clock,
     run: RunId,
-    /// When what the machine is in has lasted too long.
+    /// When the present state has lasted too long.
     until: Option<Duration>,
     states: Vec<WatchdogState>,
-    /// What the administrator's programs have to be called for if the backup dies.
+    /// The events for which hooks must be called if the backup dies.
     owed: Vec<HookEvent>,
     repaired: Vec<String>,
 }
@@ -246,7 +247,8 @@ impl WatchedMachine<'_> {
             Some(state) => {
                 let at_most = Duration::from_millis(time.parse().unwrap_or_default());
                 let until = self.clock.now() + at_most;
-                // Said again, it begins anew; what is said of something else ends no earlier for that.
+                // Repeating an announcement restarts its time; another announcement does not shorten the time of
+                // earlier ones.
                 let is_only_one = self.states.iter().all(|known| *known == state);
                 let others = self.until.filter(|_| !is_only_one);
                 self.until = Some(others.map_or(until, |earlier| earlier.min(until)));
@@ -257,14 +259,14 @@ impl WatchedMachine<'_> {
         }
     }
 
-    /// Lets the machine run: first the processors, without which no agent answers.
+    /// Resumes the machine. The processors come first: without them no agent answers.
     fn repair(&mut self) {
         self.until = None;
         let states = std::mem::take(&mut self.states);
         if states.contains(&WatchdogState::Paused) {
             let (clock, run) = (self.clock, self.run);
             let resume = || {
-                // A machine that does not answer cannot be resumed either.
+                // A machine that does not respond cannot be resumed either.
                 end_sending(self.machine.monitor(), clock, run).map_err(|error| error.to_string())?;
                 let command = QmpCommand::new("cont", serde_json::Value::Null);
                 self.machine
@@ -286,7 +288,8 @@ impl WatchedMachine<'_> {
         }
     }
 
-    /// The guest agent of a paused machine does not answer. A machine that its owner has paused is not resumed here; it is thawed when it runs again.
+    /// The guest agent of a paused machine does not respond. A machine that its owner has paused is not resumed here;
+    /// it is thawed when it runs again.
     fn wait_until_it_runs(&self) {
         let until = self.clock.now() + PAUSE_MAX;
         let status = QmpCommand::new("query-status", serde_json::Value::Null);
@@ -301,7 +304,7 @@ impl WatchedMachine<'_> {
         }
     }
 
-    /// Takes out what the run has put into QEMU.
+    /// Removes the run's objects from QEMU.
     fn clear(&mut self) {
         let (machine, clock, run) = (self.machine, self.clock, self.run);
         let clear = || remove_run(machine.monitor(), clock, run).map_err(|error| error.to_string());
@@ -311,7 +314,8 @@ impl WatchedMachine<'_> {
     fn attempt(&mut self, what: &str, act: impl Fn() -> std::result::Result<(), String>) {
         let mut last = String::new();
         for _ in 0..ATTEMPT_COUNT {
-            // Its way may have been closed while nothing was to be done; then what is tried fails, and says more.
+            // The connection may have been closed while idle. If this fails, the next step fails, too, with a more
+            // useful error.
             self.machine.monitor().wake().ok();
             match act() {
                 Ok(()) => {
@@ -320,7 +324,7 @@ impl WatchedMachine<'_> {
                 }
                 Err(error) => last = error,
             }
-            // All that the run had put into its QEMU has ended with it, and no processor and no file system waits.
+            // The run's objects in QEMU have ended with it, and nothing is paused or frozen.
             if self.machine.ended().is_some() {
                 return;
             }
@@ -388,8 +392,8 @@ mod tests {
         }
     }
 
-    /// The watchdog has the standard error of the backup open. A minute of attempts would delay every program that reads it to its
-    /// end.
+    /// The watchdog holds the standard error of the backup open. A minute of retries would delay every program that
+    /// reads it to the end.
     #[test]
     fn ends_at_once_when_the_machine_has_ended() {
         for lines in [

@@ -1,4 +1,4 @@
-//! Restores that write nothing: snapshot and target are read, and what would be written is counted.
+//! Restore dry runs: read the snapshot and the target, and count what would be written.
 
 use std::io::Write;
 use std::ops::Range;
@@ -9,7 +9,7 @@ use holdfast_image::OpenOptions;
 
 use crate::job::Result;
 
-/// A target that drops what is written to it.
+/// A target that discards writes.
 pub(super) struct UnwrittenTarget(Held);
 
 /// What the target holds before the restore.

@@ -1,4 +1,4 @@
-//! `restore`: from a snapshot to files, block devices or a stream.
+//! `restore`: restores disks of a snapshot to files, block devices or a stream.
 
 use std::io::Write;
 use std::os::unix::fs::FileTypeExt as _;
@@ -26,57 +26,57 @@ use crate::repository::forget::Execution;
 use crate::repository::only_disk::only_disk;
 use crate::repository::open::find_snapshot;
 
-/// What to restore, and where to.
+/// What to restore, and the target.
 pub struct RestoreRequest<'a> {
-    /// The snapshot, and perhaps one of its disks.
+    /// The snapshot, or one of its disks.
     pub name: SnapshotName,
-    /// Where to.
+    /// The target.
     pub target: RestoreTarget<'a>,
-    /// What to do about what is there.
+    /// How existing content at the target is treated.
     pub mode: RestoreMode,
-    /// Whether something is written; a dry run reads the snapshot and the target.
+    /// Whether data is written. A dry run only reads the snapshot and the target.
     pub execution: Execution,
-    /// The format of the target; without one, new files are what their names say, and others what their content says.
+    /// The format of the target. By default the file name decides for new files, and the content for existing ones.
     pub format: Option<Format>,
-    /// In which times of the snapshot's name are meant.
+    /// The time zone of times in the snapshot's name.
     pub zone: TimeZone,
 }
 
-/// Where to restore to.
+/// The target of a restore.
 pub enum RestoreTarget<'a> {
-    /// A file, a block device, or a folder that gets one file per disk.
+    /// A file, a block device, or a folder that receives one file per disk.
     Path(PathBuf),
-    /// A stream that gets the bytes of one disk.
+    /// A stream that receives the bytes of one disk.
     Stream(&'a mut dyn Write),
 }
 
-/// What to do about what is at the target.
+/// How existing content at the target is treated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum RestoreMode {
-    /// Refuse it: only new files are made.
+    /// Fail if the target exists: only new files are created.
     #[default]
     New,
-    /// Replace a file when the new one is complete; write all of a block device.
+    /// Replace an existing file once the new one is complete; overwrite a whole block device.
     Replace,
-    /// Change it where it differs.
+    /// Write only the ranges that differ.
     InPlace,
 }
 
 /// What was restored.
 #[derive(Debug, Clone)]
 pub struct RestoreReport {
-    /// The snapshot.
+    /// The snapshot that was restored.
     pub snapshot: Manifest,
-    /// Each disk.
+    /// The restored disks.
     pub disks: Vec<RestoredDisk>,
-    /// How long it took.
+    /// How long the restore took.
     pub duration: Duration,
 }
 
-/// Restores disks of a snapshot; all of it is durable when this returns.
+/// Restores disks of a snapshot; all data is durable when this returns.
 ///
-/// A new file gets its name when it is complete; one that is changed in place is a mixture until then, and restoring again
-/// completes it.
+/// A new file gets its final name when it is complete. A target that is changed in place holds a mixture of old and new
+/// content until then; repeating the restore completes it.
 pub fn restore(
     repository: &Repository,
     request: RestoreRequest<'_>,
@@ -129,15 +129,15 @@ fn chosen_disks<'m>(snapshot: &'m Manifest, disk: Option<&DiskName>) -> Result<V
     }
 }
 
-/// Where each disk goes: to `path` itself, or as `DISK.FORMAT` into the folder `path`, which must exist. A file that was
-/// stored beside the disks keeps its name.
+/// The target of each disk: `path` itself, or `DISK.FORMAT` in the existing folder `path`. A file that was stored
+/// beside the disks keeps its name.
 fn placed<'m>(disks: &[&'m DiskRecord], path: &Path, format: Option<Format>) -> Result<Vec<(&'m DiskRecord, PathBuf)>> {
     let extension = format.unwrap_or(Format::Raw);
     if !path.is_dir() {
         return Ok(vec![(only_disk(disks)?, path.to_owned())]);
     }
     let place = |disk: &&'m DiskRecord| {
-        // The writer of the snapshot chose the name: it must not lead out of the folder.
+        // The snapshot's writer chose the name: it must not point outside the folder.
         let name = DiskName::new(disk.name.as_str())?;
         Ok((
             *disk,
@@ -151,12 +151,12 @@ fn placed<'m>(disks: &[&'m DiskRecord], path: &Path, format: Option<Format>) -> 
     disks.iter().map(place).collect()
 }
 
-/// Whether this is not a disk, but a file that belongs to the machine: `domain.xml`.
+/// Whether the record is a file of the machine and not a disk: `domain.xml`.
 fn is_file(disk: &DiskRecord) -> bool {
     disk.content == DiskContent::Stream && disk.name.contains('.')
 }
 
-/// Writes a disk to a stream from its start to its end.
+/// Writes a disk to a stream, from start to end.
 fn to_stream(repository: &Repository, disk: &DiskRecord, stream: &mut dyn Write, job: Job<'_>) -> Result<RestoredDisk> {
     let device = repository.device_checking_prints(disk);
     write_to_stream(&device, stream, job)?;
@@ -170,15 +170,15 @@ fn to_stream(repository: &Repository, disk: &DiskRecord, stream: &mut dyn Write,
     })
 }
 
-/// The format that the name of a file says.
+/// The format that the extension of a file names.
 fn named_format(path: &Path) -> Option<Format> {
     let extension = path.extension().and_then(std::ffi::OsStr::to_str)?;
     Format::from_name(&extension.to_ascii_lowercase())
 }
 
-/// The format of the file that is changed in place, by its content and name. What has lost its header would be taken for a raw disk, and no
-/// machine would start with that. A disk that was raw when it was backed up is not taken for anything else: its guest may have written
-/// what it looks like.
+/// The format of a file that is changed in place, by its content and name. An image whose header is lost would be taken
+/// for a raw disk, and no machine would start from the result. A disk that was raw when it was backed up stays raw: its
+/// guest may have written a header of another format.
 fn format_in_place(disk: &DiskRecord, path: &Path) -> Result<Format> {
     let found = holdfast_image::detect(path).map_err(|error| damaged(path, error))?;
     let named = named_format(path);
@@ -223,9 +223,9 @@ fn image_of(format: Format) -> OpenOptions {
 enum DiskPlace {
     /// To a new file.
     NewFile(Existing, Format),
-    /// Into the file that is there.
+    /// Into the existing file.
     File(Format),
-    /// To the block device that is there.
+    /// To the existing block device.
     BlockDevice(TargetState),
 }
 
@@ -239,7 +239,7 @@ struct Restorer<'a> {
 }
 
 impl Restorer<'_> {
-    /// Restores disks to a file, a block device or into a folder, and the memory into that folder.
+    /// Restores disks to a file, to a block device or into a folder, and the memory into that folder.
     fn to_paths(
         &self,
         mut disks: Vec<&DiskRecord>,
@@ -283,7 +283,7 @@ impl Restorer<'_> {
         Ok(restored)
     }
 
-    /// Decides how to write to `path`, and refuses what would lose data without a request to overwrite it.
+    /// Decides how to write to `path`; refuses to overwrite data without a request.
     fn place(&self, disk: &DiskRecord, path: &Path) -> Result<DiskPlace> {
         let found = match std::fs::metadata(path) {
             Err(source) if source.kind() == std::io::ErrorKind::NotFound => None,
@@ -322,7 +322,7 @@ impl Restorer<'_> {
         }
     }
 
-    /// The format of a new file: by default that of its name. A raw disk called .qcow2 would not start.
+    /// The format of a new file; by default the one its name says. A raw disk in a file named .qcow2 would not start.
     fn new_format(&self, disk: &DiskRecord, path: &Path) -> Result<Format> {
         match self.format {
             _ if is_file(disk) => Ok(Format::Raw),
@@ -331,7 +331,8 @@ impl Restorer<'_> {
         }
     }
 
-    /// How the image that is there is opened: one whose format is taken from its content opens no other files.
+    /// The options for opening an existing image. If its format is detected from its content, no other files are
+    /// opened.
     fn image_at(&self, path: &Path, format: Format) -> OpenOptions {
         match self.format {
             None if path.is_file() => OpenOptions::default(),
@@ -424,7 +425,7 @@ impl Restorer<'_> {
     }
 }
 
-/// A size that a format has not is no mistake of the command line: it is that of the disk.
+/// Reports a disk size that the format does not support as an error of the disk, not of the command line.
 fn does_not_fit(error: ImageError, disk: &DiskRecord, format: Format) -> Error {
     match error {
         ImageError::InvalidOption { option: "size", detail } => Error::DiskDoesNotFit {

@@ -1,9 +1,9 @@
-//! A machine that runs from a snapshot at once, and whose images are filled while it runs.
+//! Instant restore: a machine runs from a snapshot while its images are filled.
 //!
-//! A server of our own gives its disks: the snapshot, and over it, in files that last, what the guest writes. The hypervisor
-//! copies each disk to its image, has the machine go over to it, and then nothing of the instant restore is left. What is to be known of it
-//! is in a folder beside the images, which the machine's own configuration names; if the process dies in between, [`resume_instantly`]
-//! goes on. See `docs/design/0006-instant-restore.md`.
+//! A server of Holdfast provides the disks: the snapshot, with the guest's writes in persistent overlay files on top.
+//! The hypervisor copies each disk to its image and switches the machine to the image; after that, nothing of the
+//! instant restore remains. The state of the job is in a folder beside the images, which the machine's configuration
+//! names. If the process dies, [`resume_instantly`] continues the job. See `docs/design/0006-instant-restore.md`.
 
 mod attempts;
 mod fill;
@@ -33,27 +33,27 @@ use crate::job::error::Refusal;
 use crate::job::{Error, Job, Result};
 use crate::machine::place_note::{HeldSnapshotNote, PlaceJournal, PlaceNote};
 
-/// How long requests of a machine wait for a server that is gone, before it is paused.
+/// How long requests of a machine wait for a server that has died, before the machine is paused.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Starts a server for a job, as a process that outlives this one, and waits until clients can connect.
+/// Starts the server of a job as a process that outlives this one, and waits until clients can connect.
 pub type ServerLauncher<'a> = dyn Fn(&InstantJob) -> Result<()> + 'a;
 
-/// What is to be restored, and from where.
+/// What to restore, and from where.
 pub struct InstantRestore<'a> {
     /// The repository.
     pub repository: &'a Repository,
-    /// Where it is, from the root on.
+    /// The absolute path of the repository.
     pub location: &'a Path,
-    /// What is to be done; of a new machine.
+    /// The plan; it must be one for a new machine.
     pub plan: &'a MachineRestorePlan,
-    /// Where what the guest writes is kept for the time being; beside its images otherwise.
+    /// The folder for overlays with the guest's writes; by default beside the images.
     pub storage: Option<&'a Path>,
     /// How its disks are filled.
     pub fill: &'a FillOptions<'a>,
-    /// When the person asked, on the job's clock.
+    /// When the user requested the restore, on the job's clock.
     pub since: Duration,
-    /// Where the places are noted in which it makes something.
+    /// The journal of the folders in which files are created.
     pub places: Option<PlaceJournal>,
 }
 
@@ -64,18 +64,20 @@ pub struct InstantReport {
     pub machine: String,
     /// Its UUID.
     pub uuid: String,
-    /// How long it took until it ran; none where it ran already, or was to run before.
+    /// The time from the request until the machine ran; none if it already ran, or an interrupted process was to
+    /// start it.
     pub runs_after: Option<Duration>,
-    /// Bytes of its disks.
+    /// The size of all its disks in bytes.
     pub size_bytes: u64,
-    /// How long it took to fill them, this time.
+    /// How long this process took to fill them.
     pub fill_duration: Duration,
 }
 
 /// Starts the machine of a plan from the snapshot, and fills its disks.
 ///
 /// # Errors
-/// Before it runs, what was made is taken away again. After that, nothing is: [`resume_instantly`] goes on.
+/// If this fails before the machine runs, everything that was created is removed. Later failures remove nothing:
+/// [`resume_instantly`] continues the job.
 pub fn restore_instantly(
     request: &InstantRestore<'_>,
     hypervisor: &dyn LiveDisks,
@@ -87,14 +89,15 @@ pub fn restore_instantly(
     let definition = &definition.expect("the plan is of a new machine").text;
     let mut instant = job_of(request, hypervisor, environment, definition)?;
     let served = served(&instant, definition)?;
-    // The machine runs from the snapshot: it must not be removed meanwhile.
+    // The machine runs from the snapshot, so the snapshot must not be removed meanwhile.
     let noted = note_place(request, &instant, job);
     let hold = SnapshotHold::take(request.repository, plan.snapshot.id, instant.hold)?;
     let (mut made, folder, lock) = make(request, hypervisor, &mut instant, environment, job)?;
     let instant = instant;
     let begin = || -> Result<()> {
         (request.fill.launch)(&instant)?;
-        // Killed before this, the machine is unknown and never ran; killed after it, its configuration names the folder.
+        // Before this step a killed process leaves a machine that the hypervisor does not know and that never ran.
+        // After it, the machine's configuration names the folder.
         hypervisor.define(&served)?;
         let begun = instant.begin();
         let started = begun.and_then(|()| Ok(hypervisor.start(&instant.uuid)?));
@@ -112,7 +115,7 @@ pub fn restore_instantly(
     };
     if let Err(error) = begin() {
         if may_run(hypervisor, &instant) {
-            // Only the answer was lost.
+            // The machine is defined; only the reply was lost.
             made.keep();
             folder.keep();
             hold.keep();
@@ -140,7 +143,8 @@ pub fn restore_instantly(
     })
 }
 
-/// Notes where the folder and the images are made, and what is held, until the machine's configuration names the folder.
+/// Notes where the folder and the images are created and which snapshot is held, until the machine's configuration
+/// names the folder.
 fn note_place(request: &InstantRestore<'_>, instant: &InstantJob, job: Job<'_>) -> Vec<PlaceNote> {
     let Some(journal) = &request.places else {
         return Vec::new();
@@ -169,7 +173,7 @@ fn note_place(request: &InstantRestore<'_>, instant: &InstantJob, job: Job<'_>) 
     noted
 }
 
-/// Makes the images, with nothing in them, and what is noted of the job.
+/// Creates empty images and the job's folder.
 fn make(
     request: &InstantRestore<'_>,
     hypervisor: &dyn LiveDisks,
@@ -179,13 +183,13 @@ fn make(
 ) -> Result<(MadeFiles, NewJobFolder, JobLock)> {
     let mut noted = None;
     remove_left(&instant.folder);
-    // The images of a restore that was killed must be recognised.
+    // A later cleanup must recognise the images of a killed restore.
     let mut note = |files: &[(&Path, &Path)]| {
         let made = files
             .iter()
             .filter_map(|(name, partial)| Some(MadeFile::at(partial)?.called(name)));
         instant.made = made.collect();
-        // The folder is visible only when all of this is in it.
+        // The folder gets its final name only when it is complete.
         let place = instant.folder.clone();
         instant.folder = name_until_complete(&place, instant.hold);
         let mut folder = NewJobFolder::make(&instant.folder)?;
@@ -208,7 +212,7 @@ fn make(
     Ok((made, folder, lock))
 }
 
-/// The job, before anything is made for it.
+/// Builds the job before anything is created for it.
 fn job_of(
     request: &InstantRestore<'_>,
     hypervisor: &dyn LiveDisks,
@@ -237,10 +241,10 @@ fn job_of(
 /// Machines whose job cannot be read, and why.
 pub type UnreadableJobs = Vec<(String, Error)>;
 
-/// The machines whose disks are not filled yet, of this name, or all.
+/// The machines whose disks are not filled yet: the one of this name, or all.
 ///
 /// # Errors
-/// The machine that is named has no such job, or one that cannot be read.
+/// The named machine has no such job, or its job cannot be read.
 pub fn instant_jobs(hypervisor: &dyn LiveDisks, machine: Option<&str>) -> Result<(Vec<InstantJob>, UnreadableJobs)> {
     let names = if let Some(name) = machine {
         vec![(name.to_owned(), name.to_owned())]
@@ -251,7 +255,7 @@ pub fn instant_jobs(hypervisor: &dyn LiveDisks, machine: Option<&str>) -> Result
     let (mut jobs, mut unreadable) = (Vec::new(), Vec::new());
     for (id, name) in names {
         let configuration = match hypervisor.machine(&id).and_then(|machine| machine.configuration()) {
-            // It has ended while we looked.
+            // The machine ended meanwhile.
             Err(holdfast_host::Error::NoSuchMachine { .. }) if machine.is_none() => continue,
             other => other?,
         };
@@ -260,7 +264,8 @@ pub fn instant_jobs(hypervisor: &dyn LiveDisks, machine: Option<&str>) -> Result
             served_folder(text)
         });
         let folders: Vec<Option<PathBuf>> = folders.collect();
-        // The first is how it will start the next time. That it runs with the folder's name means nothing once that is gone.
+        // The first configuration is the persistent one. If only the running configuration names the folder, the folder
+        // is no longer needed.
         let is_needed = folders.first().is_some_and(Option::is_some);
         match folders
             .into_iter()
@@ -279,7 +284,7 @@ pub fn instant_jobs(hypervisor: &dyn LiveDisks, machine: Option<&str>) -> Result
     Ok((jobs, unreadable))
 }
 
-/// Brings the server of an instant restore back, and lets its machine run; its disks are to be filled later.
+/// Restarts the server of an instant restore and resumes its machine; the disks are filled later.
 pub fn revive_instantly(
     hypervisor: &dyn LiveDisks,
     instant: &InstantJob,
@@ -291,7 +296,7 @@ pub fn revive_instantly(
     DiskFill::new(hypervisor, instant, options, job).revive()
 }
 
-/// Goes on where an instant restore was left: brings its server back, lets its machine run, and fills its disks.
+/// Continues an interrupted instant restore: restarts its server, resumes its machine, and fills its disks.
 pub fn resume_instantly(
     hypervisor: &dyn LiveDisks,
     instant: &InstantJob,
@@ -303,9 +308,9 @@ pub fn resume_instantly(
     DiskFill::new(hypervisor, instant, options, job).run(lock)
 }
 
-/// Releases the snapshot of a machine that does not run from it any more.
+/// Releases the snapshot of a machine that no longer runs from it.
 ///
-/// Where that fails the snapshot stays protected, and a warning says so; the job itself has succeeded.
+/// If that fails, the snapshot stays protected and a warning says so; the job itself has succeeded.
 pub fn release_snapshot(repository: &Repository, instant: &InstantJob, job: Job<'_>) {
     let released = match instant.snapshot.parse() {
         Ok(snapshot) => repository.release(snapshot, instant.hold),
@@ -319,7 +324,7 @@ pub fn release_snapshot(repository: &Repository, instant: &InstantJob, job: Job<
     }
 }
 
-/// A snapshot that is held for a job, and not any more when this goes, unless it is kept.
+/// Holds a snapshot for a job. Dropping it releases the hold, unless it was kept.
 struct SnapshotHold<'r>(Option<(&'r Repository, SnapshotId, u32)>);
 
 impl<'r> SnapshotHold<'r> {
@@ -336,25 +341,25 @@ impl<'r> SnapshotHold<'r> {
 impl Drop for SnapshotHold<'_> {
     fn drop(&mut self) {
         if let Some((repository, snapshot, holder)) = self.0 {
-            // Another error brought us here; a snapshot that stays protected is no loss.
+            // This runs after another error; a snapshot that stays protected loses no data.
             drop(repository.release(snapshot, holder));
         }
     }
 }
 
-/// How an instant restore is, by what is in its folder.
+/// The state of an instant restore, read from its folder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct InstantState {
-    /// A process creates it, or fills its disks.
+    /// A process is creating it or filling its disks.
     pub(crate) is_attended: bool,
-    /// Its server serves.
+    /// Its server is running.
     pub(crate) has_server: bool,
     /// Its machine may have run.
     pub(crate) has_begun: bool,
 }
 
 impl InstantJob {
-    /// How it is. Nothing is changed.
+    /// Reads the state. Nothing is changed.
     pub(crate) fn state(&self) -> Result<InstantState> {
         Ok(InstantState {
             is_attended: self.is_locked(fill::LOCK)?,
@@ -363,10 +368,10 @@ impl InstantJob {
         })
     }
 
-    /// Takes away all that was made for a machine that never ran; but for files that `is_used` by another.
+    /// Removes everything that was created for a machine that never ran, except files that `is_used` reports as in use.
     pub(crate) fn abandon(&self, is_used: &dyn Fn(&Path) -> bool, clock: &dyn Clock) -> Result<()> {
         server::stop(self, clock);
-        // Another file may have come there since.
+        // Another file may have taken the path since.
         let unused = self.made.iter().filter(|made| made.is_there() && !is_used(&made.path));
         let files = unused.map(|made| (&made.path, std::fs::remove_file(&made.path)));
         let folder = std::iter::once_with(|| (&self.folder, std::fs::remove_dir_all(&self.folder)));
@@ -385,7 +390,7 @@ impl InstantJob {
     }
 }
 
-/// The disks of a plan, and where they go.
+/// The disks of a plan, and their targets.
 fn disks(plan: &MachineRestorePlan) -> Vec<InstantDisk> {
     let disks = plan.files.iter().filter_map(|file| match &file.content {
         FileContent::Disk(name) => Some(InstantDisk {
@@ -400,7 +405,7 @@ fn disks(plan: &MachineRestorePlan) -> Vec<InstantDisk> {
     disks.collect()
 }
 
-/// Whether the machine of a job runs, or that is not known.
+/// Whether the machine of a job runs or may run.
 fn may_run(hypervisor: &dyn LiveDisks, instant: &InstantJob) -> bool {
     !matches!(
         hypervisor.execution_state(&instant.uuid),
@@ -420,7 +425,7 @@ fn medium(way: FileWay) -> Medium {
     }
 }
 
-/// A folder of the machine's own, in the one that was chosen or beside its first image.
+/// A folder for this machine, in the chosen folder or beside its first image.
 fn folder(request: &InstantRestore<'_>) -> Result<PathBuf> {
     let is_file = |file: &&crate::PlannedFile| matches!(file.way, FileWay::NewFile | FileWay::Replace);
     let mut files = request.plan.files.iter().filter(is_file);
@@ -442,7 +447,7 @@ fn folder(request: &InstantRestore<'_>) -> Result<PathBuf> {
     Ok(storage.join(format!(".{}.holdfast", request.plan.machine.name)))
 }
 
-/// The configuration of the machine as long as its disks come from the server.
+/// The configuration of the machine while the server provides its disks.
 fn served(instant: &InstantJob, definition: &str) -> Result<String> {
     let exports = instant
         .disks
@@ -461,7 +466,7 @@ fn served(instant: &InstantJob, definition: &str) -> Result<String> {
     Ok(text)
 }
 
-/// How often is looked how far things are.
+/// The interval between two checks of the progress.
 const LOOK_INTERVAL: Duration = Duration::from_millis(200);
 
 fn pause(clock: &dyn Clock) {

@@ -1,4 +1,4 @@
-//! What has to be known to go on with an instant restore: a file in the folder of its machine.
+//! The state of an instant restore that is needed to continue it: a file in the folder of its machine.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -18,47 +18,46 @@ const VERSION: u32 = 1;
 const JOB: &str = "job.json";
 const SOCKET: &str = "nbd";
 const OVERLAYS: &str = "written";
-/// An empty file: the machine may have run, and what it wrote is in the overlays.
+/// An empty file: the machine may have run, and its writes are in the overlays.
 const BEGUN: &str = "begun";
-/// Bytes of a file, at most: most of it is the machine's configuration.
+/// The maximum size of the job's file in bytes; most of it is the machine's configuration.
 const JOB_BYTES_MAX: u64 = 16 << 20;
 
-/// An instant restore. No password is in it.
+/// An instant restore. It contains no password.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InstantJob {
-    /// Where the repository is, from the root on.
+    /// The absolute path of the repository.
     pub repository: PathBuf,
     /// The snapshot's id.
     pub snapshot: String,
-    /// What the snapshot is listed under.
+    /// The name that the snapshot is listed under.
     pub listed: String,
-    /// The machine.
+    /// The machine's name.
     pub machine: String,
-    /// Its UUID.
+    /// The machine's UUID.
     pub uuid: String,
-    /// Its configuration when all is done.
+    /// The machine's configuration after the restore.
     pub definition: String,
     /// Its disks.
     pub disks: Vec<InstantDisk>,
-    /// As whom its QEMU connects to the server.
+    /// The user and group as which QEMU connects to the server.
     pub user_of_machines: Option<(u32, u32)>,
-    /// The files that were made for it, besides those in its folder.
+    /// The files that were created for it outside its folder.
     pub(crate) made: Vec<MadeFile>,
-    /// By which number the snapshot is held for it.
+    /// The number of the hold on the snapshot.
     pub hold: u32,
-    /// The folder with everything of it.
+    /// The folder with all files of the job.
     #[serde(skip)]
     pub folder: PathBuf,
 }
 
-/// A file that was made, known by more than its name.
+/// A file that was created, identified by more than its name.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct MadeFile {
-    /// Where it is.
     pub(crate) path: PathBuf,
     /// The number of its device.
     device: u64,
-    /// Its number there.
+    /// Its inode number.
     inode: u64,
 }
 
@@ -72,13 +71,13 @@ impl MadeFile {
         })
     }
 
-    /// The same file under the name that it will have.
+    /// The same file under its final name.
     pub(crate) fn called(self, name: &Path) -> Self {
         let path = name.to_owned();
         Self { path, ..self }
     }
 
-    /// Whether it is this one that has its name.
+    /// Whether the path still leads to this file.
     pub(crate) fn is_there(&self) -> bool {
         Self::at(&self.path).as_ref() == Some(self)
     }
@@ -87,11 +86,11 @@ impl MadeFile {
 /// A disk that is being filled.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InstantDisk {
-    /// Its name in the machine and in the snapshot.
+    /// Its name, both in the machine and in the snapshot.
     pub name: String,
-    /// The image or block device that it will be on.
+    /// The image or block device that is filled.
     pub target: PathBuf,
-    /// How that holds it.
+    /// The format of the target.
     pub format: String,
     /// Whether it is a block device.
     pub is_block_device: bool,
@@ -100,7 +99,7 @@ pub struct InstantDisk {
 }
 
 impl InstantDisk {
-    /// Where it will be.
+    /// The place of the disk after the restore.
     pub(crate) fn place(&self) -> DiskPlace {
         DiskPlace {
             path: self.target.clone(),
@@ -114,7 +113,7 @@ impl InstantDisk {
     }
 }
 
-/// Why a folder is not believed: what it says is done with our rights.
+/// Why a folder is not trusted: its content is acted on with the rights of this process.
 fn strange(folder: &Path) -> Option<&'static str> {
     match folder.symlink_metadata() {
         Err(_) => Some("its folder is not there"),
@@ -128,7 +127,7 @@ fn is_ours_alone(found: &std::fs::Metadata) -> bool {
     found.uid() == rustix::process::geteuid().as_raw() && found.mode() & 0o022 == 0
 }
 
-/// The file, of any version.
+/// The job's file, of any version.
 #[derive(Serialize, Deserialize)]
 struct VersionedJob {
     version: u32,
@@ -173,13 +172,13 @@ impl InstantJob {
         })
     }
 
-    /// Writes it, durably; it is new.
+    /// Writes the new job's file, durably.
     pub(crate) fn write(&self) -> Result<()> {
         let path = self.folder.join(JOB);
         let write = || -> std::io::Result<()> {
             let job = serde_json::to_value(self)?;
             let bytes = serde_json::to_vec_pretty(&VersionedJob { version: VERSION, job })?;
-            // Only the owner may read it: the configuration may hold passwords of screens.
+            // Only the owner may read it: the configuration may hold passwords of displays.
             replace_file(&path, &self.folder.join("job.json.partial"), &bytes, None)?;
             sync_folder_of(&self.folder)
         };
@@ -195,17 +194,17 @@ impl InstantJob {
         self.folder.join(SOCKET)
     }
 
-    /// The folder with what the guest has written; only ours.
+    /// The folder with the guest's writes; private to this user.
     pub(crate) fn overlays(&self) -> PathBuf {
         self.folder.join(OVERLAYS)
     }
 
-    /// The server's name of a disk.
+    /// The export name of a disk.
     pub(crate) fn export(&self, disk: &InstantDisk) -> String {
         format!("{}/{}", self.listed, disk.name)
     }
 
-    /// Says how its disks are filled, if not by us.
+    /// Warns how its disks can be filled if this process does not fill them.
     pub(crate) fn warn_of_resume(&self, job: Job<'_>) {
         let machine = &self.machine;
         job.progress.warning(&format!(
@@ -213,7 +212,7 @@ impl InstantJob {
         ));
     }
 
-    /// The folders in which its images are made.
+    /// The folders in which its images are created.
     pub(crate) fn made_files_folders(&self) -> BTreeSet<PathBuf> {
         let images = self.disks.iter().filter(|disk| !disk.is_block_device);
         images
@@ -222,7 +221,7 @@ impl InstantJob {
             .collect()
     }
 
-    /// Notes, durably, that the machine may run from now on.
+    /// Notes durably that the machine may run from now on.
     pub(crate) fn begin(&self) -> Result<()> {
         let path = self.folder.join(BEGUN);
         if self.has_begun() {
@@ -238,11 +237,11 @@ impl InstantJob {
 
     /// Whether the machine may have run.
     pub(crate) fn has_begun(&self) -> bool {
-        // What cannot be seen may be there.
+        // If this cannot be determined, assume that the machine has run.
         !matches!(self.folder.join(BEGUN).try_exists(), Ok(false))
     }
 
-    /// Whether a process has a lock of the folder. Nothing is changed.
+    /// Whether a process holds a lock in the folder. Nothing is changed.
     pub(crate) fn is_locked(&self, name: &str) -> Result<bool> {
         let path = self.folder.join(name);
         let failed = |source| Error::File {
@@ -261,7 +260,7 @@ impl InstantJob {
         }
     }
 
-    /// Locks a file of the folder; none where another process has it.
+    /// Locks a file of the folder; none if another process holds the lock.
     pub(crate) fn lock(&self, name: &str) -> Result<Option<File>> {
         let path = self.folder.join(name);
         let failed = |source| Error::File {

@@ -1,12 +1,12 @@
-//! `restore` of a machine: its disks, its firmware's variables, the state of its TPM and its configuration, brought back to a hypervisor.
+//! `restore` of a machine: its disks, firmware variables, TPM state and configuration.
 //!
-//! [`plan_machine_restore`] looks at everything and changes nothing: its [`MachineRestorePlan`] is a value that says what will be
-//! written where, and what will be defined. [`restore_machine`] does what the plan says. What could go wrong is found by the
-//! plan, before the first byte is written: a machine that runs, files that others use, too little room, a configuration that the
+//! [`plan_machine_restore`] examines everything and changes nothing. Its [`MachineRestorePlan`] says which files will
+//! be written and what will be defined. [`restore_machine`] executes the plan. Problems are found by the plan, before
+//! the first byte is written: a running machine, files in use by others, too little space, a configuration that the
 //! hypervisor does not accept.
 //!
-//! The order of the second part is what makes a crash harmless: files under names of their own, durable; then their real
-//! names; then the definition; then the start. See `docs/design/0005-machine-restore.md`.
+//! The order of execution makes a crash harmless: files are written under temporary names and made durable, then
+//! renamed; then the machine is defined; then it is started. See `docs/design/0005-machine-restore.md`.
 
 mod draft;
 mod execute;

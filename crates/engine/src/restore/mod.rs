@@ -1,4 +1,4 @@
-//! A snapshot becomes files, a machine, or a device.
+//! Restores a snapshot to files, to a machine, or as a device.
 
 mod dry_run;
 pub(crate) mod files;

@@ -28,32 +28,33 @@ use crate::repository::calendar::time_of;
 use crate::repository::open::find_snapshot;
 use crate::repository::removed::keep_readable;
 
-/// How long requests that are on their way may take once the end has come.
+/// How long pending requests may take after a request to stop.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How often it is looked whether the end has come.
+/// The interval between two checks for a request to stop.
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// What to serve, and where.
+/// What to serve, and at which addresses.
 pub struct ServeRequest {
     /// Snapshots, or single disks of them.
     pub names: Vec<SnapshotName>,
-    /// In which their times are meant.
+    /// The time zone of times in these names.
     pub zone: TimeZone,
-    /// Where clients connect.
+    /// The addresses at which clients connect.
     pub doors: Vec<ServeAddress>,
-    /// What happens to what clients write.
+    /// How writes of clients are treated.
     pub writes: ClientWrites,
     /// Whether connections are encrypted.
     pub tls: TlsPolicy,
-    /// Connections at once; none for as many as a server has by default.
+    /// The maximum number of simultaneous connections; none for the server's default.
     pub connection_count_max: Option<NonZero<usize>>,
-    /// Receives events about what clients do.
+    /// Receives events about clients.
     pub events: Arc<dyn EventSink>,
     /// The clock, shared with the server's threads.
     pub clock: Arc<dyn Clock>,
 }
 
-/// What a server grants that takes so many connections. Clients of one address get half of them at most, and leave the rest to others.
+/// The server's limits for this number of connections. Clients of one address get at most half of them, so that the
+/// rest is left for others.
 fn limits(connection_count_max: Option<NonZero<usize>>) -> Limits {
     let default = Limits::default();
     match connection_count_max.map(NonZero::get) {
@@ -67,40 +68,42 @@ fn limits(connection_count_max: Option<NonZero<usize>>) -> Limits {
     }
 }
 
-/// Where clients connect.
+/// An address at which clients connect.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ServeAddress {
-    /// A Unix socket, for the user only.
+    /// A Unix socket, accessible only to the current user.
     Unix(PathBuf),
     /// An address and a port.
     Tcp(SocketAddr),
 }
 
-/// What happens to what clients write.
+/// How writes of clients are treated.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ClientWrites {
-    /// They cannot.
+    /// They are refused.
     Refuse,
-    /// It is kept in files in this folder while the server runs, and gone with it.
+    /// They are kept in files in this folder while the server runs, and deleted when it ends.
     ThrowAway(PathBuf),
-    /// It is kept in files in this folder, and there again the next time the same snapshot is served.
+    /// They are kept in files in this folder, and used again the next time the same snapshot is served.
     Keep(PathBuf),
 }
 
-/// A disk that is served.
+/// A served disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Served {
-    /// Its name at the server.
+    /// Its export name.
     pub export: String,
-    /// What it is, for people.
+    /// A description for users.
     pub description: String,
     /// Its size in bytes.
     pub size_bytes: u64,
 }
 
-/// Serves disks of snapshots until the job is interrupted, which is how it ends well. `ready` is called when clients can connect.
+/// Serves disks of snapshots until the job is interrupted, which is the normal end. `ready` is called when clients can
+/// connect.
 ///
-/// Gc is paused for as long, so that clients can read a snapshot that is removed while it is served.
+/// Garbage collection is paused meanwhile, so that clients can still read a snapshot that is removed while it is
+/// served.
 pub fn serve(
     repository: &Repository,
     request: ServeRequest,
@@ -138,7 +141,7 @@ pub fn serve(
     Ok(())
 }
 
-/// The disks of a request, opened.
+/// The opened disks of a request.
 struct OpenDisks {
     served: Vec<Served>,
     exports: Vec<Export>,
@@ -158,7 +161,7 @@ fn open_disks(repository: &Repository, request: &ServeRequest, job: Job<'_>) -> 
     for (manifest, disk) in &manifests {
         let disks: Vec<&DiskRecord> = match disk {
             Some(name) => vec![manifest.disk(Some(name.as_str()))?],
-            // Memory, configuration and keys of a machine are served only where they are named.
+            // Memory, configuration and keys of a machine are served only if they are named.
             None => manifest
                 .disks
                 .iter()
@@ -190,13 +193,13 @@ fn open_disks(repository: &Repository, request: &ServeRequest, job: Job<'_>) -> 
     })
 }
 
-/// Whether a record is a disk; of a snapshot that has none, everything is.
+/// Whether a record is a disk; if a snapshot has no disks, every record counts as one.
 fn is_disk(record: &DiskRecord, manifest: &Manifest) -> bool {
     let is_one = |record: &DiskRecord| record.content == DiskContent::Blocks && !is_memory(record);
     is_one(record) || !manifest.disks.iter().any(is_one)
 }
 
-/// `MACHINE/DISK`, and `MACHINE@ID/DISK` where several snapshots of a machine are served.
+/// `MACHINE/DISK`, or `MACHINE@ID/DISK` if several snapshots of a machine are served.
 fn export_name(manifest: &Manifest, disk: &DiskRecord, all: &[(Manifest, Option<DiskName>)]) -> String {
     let same_machine = |other: &Manifest| other.machine == manifest.machine && other.id != manifest.id;
     if all.iter().any(|(other, _)| same_machine(other)) {
@@ -206,12 +209,12 @@ fn export_name(manifest: &Manifest, disk: &DiskRecord, all: &[(Manifest, Option<
     }
 }
 
-/// Where what is written to a disk of a snapshot is kept.
+/// The path of the overlay of a disk.
 pub(crate) fn overlay_path(folder: &Path, snapshot: &str, disk: &DiskName) -> PathBuf {
     folder.join(format!("{snapshot}-{disk}.overlay"))
 }
 
-/// Keeps others from serving an overlay: two that write one would destroy it.
+/// Locks an overlay: two servers that write to one would destroy it.
 fn lock_overlay(path: &Path) -> Result<File> {
     let failed = |source: std::io::Error| Error::File {
         action: "lock",
@@ -221,13 +224,13 @@ fn lock_overlay(path: &Path) -> Result<File> {
     let file = File::open(path).map_err(failed)?;
     match flock(&file, FlockOperation::NonBlockingLockExclusive) {
         Err(Errno::WOULDBLOCK) => Err(Error::OverlayInUse { path: path.to_owned() }),
-        // File systems without locks cannot protect it.
+        // A file system without locks cannot protect the overlay.
         Ok(()) | Err(Errno::NOLCK | Errno::OPNOTSUPP | Errno::NOSYS) => Ok(file),
         Err(errno) => Err(failed(errno.into())),
     }
 }
 
-/// `locks` gets what has to stay open as long as the device is used.
+/// Opens a disk. `locks` receives files that must stay open while the device is used.
 fn device(
     repository: &Repository,
     manifest: &Manifest,
@@ -249,12 +252,13 @@ fn device(
                 source,
             })?;
             let store = FileDeviceMut::create_new(&folder.path().join("overlay"), store_bytes, IoMode::Buffered)?;
-            // The open file stays, its name goes with the folder: nothing is left, however we end.
+            // The overlay stays open although its name is removed with the folder: nothing is left, however the process
+            // ends.
             drop(folder);
             Arc::new(OverlayLayer(OverlayDevice::create(frozen, store, options)?))
         }
         ClientWrites::Keep(folder) => {
-            // The writer of the snapshot chose the name: it must not lead out of the folder.
+            // The snapshot's writer chose the name: it must not point outside the folder.
             let name = DiskName::new(disk.name.as_str())?;
             let path: &Path = &overlay_path(folder, &manifest.id.to_string(), &name);
             let is_new = !path.exists();

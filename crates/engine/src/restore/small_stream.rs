@@ -1,4 +1,4 @@
-//! Streams that are read into memory as a whole.
+//! Reads small streams into memory as a whole.
 
 use holdfast_block::{BlockDevice as _, to_usize};
 use holdfast_repo::{DiskRecord, Repository};
@@ -7,12 +7,12 @@ use crate::job::Result;
 use crate::job::error::Refusal;
 use crate::notes::STREAM_MEMORY_STATE;
 
-/// Bytes of a stream that is read into memory, at most: configurations, firmware variables, the state of a TPM.
+/// The maximum size of a stream that is read into memory: configurations, firmware variables, TPM state.
 const STREAM_BYTES_MAX: u64 = 64 << 20;
-/// The same of the devices beside a memory's pages: what a backup takes of their state, with what belongs to it.
+/// The same for the device state beside the memory pages: what a backup accepts, with overhead.
 const MEMORY_STATE_BYTES_MAX: u64 = 576 << 20;
 
-/// A small stream, whole; every byte of it is checked.
+/// Reads a small stream; its whole content is verified.
 pub(crate) fn bytes_of(repository: &Repository, record: &DiskRecord) -> Result<Vec<u8>> {
     let size_bytes_max = if record.name == STREAM_MEMORY_STATE {
         MEMORY_STATE_BYTES_MAX

@@ -1,4 +1,4 @@
-//! Where the bytes of disks come from that are restored: a repository, or host snapshots.
+//! Where the content of restored disks comes from: a repository, or host snapshots.
 
 use std::path::Path;
 
@@ -10,13 +10,13 @@ use crate::job::{Job, Result};
 
 /// The disks of a point in time.
 pub(crate) trait StoredContents: Sync {
-    /// A disk, to be read.
+    /// Opens a disk for reading.
     fn device(&self, record: &DiskRecord) -> Result<Box<dyn BlockDevice + '_>>;
 
     /// Writes a disk to a target; all of it is durable when this returns.
     fn write(&self, record: &DiskRecord, target: &DiskTarget<'_>, job: Job<'_>) -> Result<RestoredDisk>;
 
-    /// Where a disk will be in a clone of its dataset, by the time when it is needed.
+    /// The path of a disk in a clone of its dataset, which exists when it is needed.
     fn cloned(&self, _record: &DiskRecord) -> Option<&Path> {
         None
     }
@@ -26,7 +26,7 @@ pub(crate) trait StoredContents: Sync {
         false
     }
 
-    /// Makes a new file that does.
+    /// Creates a new file that shares the blocks of a disk.
     fn share(&self, _record: &DiskRecord, _path: &Path) -> Result<()> {
         unreachable!("only what can be shared is planned to be")
     }

@@ -1,4 +1,4 @@
-//! The memory in a snapshot, as QEMU takes it in.
+//! The memory in a snapshot, in the form that QEMU reads.
 
 use std::io::{BufWriter, Write};
 use std::path::Path;
@@ -14,18 +14,18 @@ use crate::files::atomic_file::{Existing, NewFile};
 use crate::job::{Error, Job, Result};
 use crate::notes::{STREAM_MEMORY, STREAM_MEMORY_STATE, is_memory};
 
-/// What it is called beside disks that were restored to a folder.
+/// The file name of the memory beside disks that were restored to a folder.
 pub(crate) const MEMORY_STREAM: &str = "memory.qemu";
 const BUFFER_BYTES: usize = 1 << 20;
 
-/// The pages and the devices of a machine.
+/// The memory pages and the device state of a machine.
 pub(crate) struct StoredMemory<'r> {
     state: MemoryState,
     pages: Box<dyn BlockDevice + 'r>,
 }
 
 impl<'r> StoredMemory<'r> {
-    /// That of a snapshot; none where it has none, or its pages only.
+    /// The memory of a snapshot; none if the snapshot has no memory, or only its pages.
     pub(crate) fn open(repository: &'r Repository, snapshot: &Manifest) -> Result<Option<Self>> {
         let record = |name| snapshot.disks.iter().find(|record| record.name == name);
         let (Some(pages), Some(state)) = (
@@ -44,7 +44,7 @@ impl<'r> StoredMemory<'r> {
         }))
     }
 
-    /// Writes what QEMU takes in with `-incoming`.
+    /// Writes the stream that QEMU reads with `-incoming`.
     pub(crate) fn write(&self, output: &mut dyn Write) -> std::io::Result<()> {
         assemble(&self.state, &*self.pages, output).map_err(|error| match error {
             AssembleError::Output(source) => source,
@@ -52,7 +52,7 @@ impl<'r> StoredMemory<'r> {
         })
     }
 
-    /// Writes it to a file, which has its name when it is complete and durable.
+    /// Writes the stream to a file, which gets its final name when it is complete and durable.
     pub(crate) fn to_file(
         &self,
         path: &Path,
@@ -63,7 +63,7 @@ impl<'r> StoredMemory<'r> {
         let new = NewFile::begin(path, existing, environment)?;
         new.report_cleared(job.progress);
         let write = || -> std::io::Result<u64> {
-            // The memory of a machine is private.
+            // Memory may contain secrets: only the owner may read the file.
             let file = new.create_private()?;
             let mut output = BufWriter::with_capacity(BUFFER_BYTES, &file);
             self.write(&mut output)?;

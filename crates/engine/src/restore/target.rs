@@ -1,4 +1,4 @@
-//! What a disk is written to.
+//! The target that a disk is written to.
 
 use std::path::{Path, PathBuf};
 
@@ -13,35 +13,35 @@ use crate::job::{Counting, Error, Job, Result};
 pub struct RestoredDisk {
     /// Its name.
     pub name: String,
-    /// Where it is now; none for a stream.
+    /// The target path; none for a stream.
     pub target: Option<PathBuf>,
     /// Its size in bytes.
     pub size_bytes: u64,
     /// Bytes written.
     pub written_bytes: u64,
-    /// Bytes that the target had already.
+    /// Bytes that the target already had.
     pub equal_bytes: u64,
-    /// Bytes of zero, written or not.
+    /// Zero bytes, written or not.
     pub zero_bytes: u64,
 }
 
-/// What a disk is written to.
+/// The target that a disk is written to.
 pub(crate) struct DiskTarget<'a> {
-    /// Where it is.
+    /// The path of the target.
     pub(crate) path: &'a Path,
-    /// The same, open.
+    /// The opened target.
     pub(crate) device: &'a dyn BlockDeviceMut,
-    /// What it holds before.
+    /// The target's content before the restore.
     pub(crate) state: TargetState,
-    /// How it holds it, where it is an image.
+    /// The format, if it is an image.
     pub(crate) format: Option<Format>,
-    /// Takes its lock once more, where it can have been lost.
+    /// Takes the lock on the target again if it may have been lost.
     pub(crate) relock: Option<&'a dyn Fn() -> Result<()>>,
 }
 
 impl DiskTarget<'_> {
-    /// Takes the lock once more, after this process has opened and closed it, which ends locks. Another process may have come in
-    /// between: then nothing is written.
+    /// Takes the lock again after this process has opened and closed the file, which releases its locks. Fails if
+    /// another process has locked it in between; then nothing is written.
     pub(crate) fn lock_again(&self) -> Result<()> {
         self.relock.map_or(Ok(()), |relock| relock())
     }
@@ -56,7 +56,7 @@ impl DiskTarget<'_> {
         Ok(restored)
     }
 
-    /// Counts what [`DiskTarget::write`] would write, with a device that drops it.
+    /// Counts what [`DiskTarget::write`] would write, with a device that discards writes.
     pub(crate) fn count(&self, repository: &Repository, disk: &DiskRecord, job: Job<'_>) -> Result<RestoredDisk> {
         self.check_size(disk)?;
         self.transfer(repository, disk, job)
@@ -80,7 +80,7 @@ impl DiskTarget<'_> {
         })
     }
 
-    /// A target that is too small gets nothing.
+    /// Refuses a target that is too small, before anything is written.
     pub(crate) fn check_size(&self, disk: &DiskRecord) -> Result<()> {
         let target_bytes = self.device.size_bytes();
         if target_bytes >= disk.size_bytes {
@@ -93,10 +93,10 @@ impl DiskTarget<'_> {
         })
     }
 
-    /// What is behind the end of the disk is not what it was on any.
+    /// Warns that bytes behind the end of the disk do not belong to it.
     pub(crate) fn warn_of_spare(&self, disk: &DiskRecord, job: Job<'_>) {
         let spare_bytes = self.device.size_bytes().saturating_sub(disk.size_bytes);
-        // A new image holds whole sectors, the last of which ends with zeroes.
+        // A new image has whole sectors; its last one is padded with zeroes.
         if spare_bytes > 0 && self.state != TargetState::Zeroed {
             job.progress.warning(&format!(
                 "{} is larger than disk {}: its last {spare_bytes} bytes were left as they were",
@@ -106,7 +106,8 @@ impl DiskTarget<'_> {
         }
     }
 
-    /// A new file that is not complete is gone; what was there before is neither what it was nor what it should be.
+    /// Warns about an incomplete restore in place: an incomplete new file was deleted, but an existing target now has
+    /// neither its old nor its new content.
     pub(crate) fn warn_of_mixture(&self, job: Job<'_>) {
         if self.state != TargetState::Zeroed {
             job.progress.warning(&format!(

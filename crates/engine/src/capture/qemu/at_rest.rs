@@ -1,4 +1,4 @@
-//! A machine that is shut off, read from its images.
+//! Reads a machine that is shut off from its images.
 
 use holdfast_host::MachineState;
 use jiff::Timestamp;
@@ -10,7 +10,7 @@ use crate::image::source::OpenSource;
 use crate::job::Result;
 use crate::machine::state::streams::FirmwareState;
 
-/// Images of a machine that is shut off, open.
+/// The opened images of a machine that is shut off.
 pub(crate) struct HeldAtRest {
     opened: Vec<OpenSource>,
     beside: FirmwareState,
@@ -57,7 +57,7 @@ impl QemuCapture<'_> {
         })
     }
 
-    /// A machine that was started during the backup has written to what was read, even if it is shut off again.
+    /// Warns if the machine was started during the backup: it has written to the images, even if it is shut off again.
     fn warn_if_started(&self, opened: &[OpenSource]) -> Result<()> {
         let now = self.request.machine.describe()?;
         let mut has_changed = now.summary.state != MachineState::ShutOff;

@@ -1,9 +1,8 @@
-//! Whether QEMU's dirty bitmap can be believed, disk by disk.
+//! Decides for each disk whether QEMU's dirty bitmap can be trusted.
 //!
-//! A bitmap is named after the repository and a random number, which the snapshot keeps with each disk: the bitmap of the newest
-//! snapshot has begun at exactly its instant. Whether it has recorded all that was written since has to be proven: see
-//! [`proof`](super::proof). What is left is an image that is written past QEMU, with a bitmap that does not know: that is what the spot
-//! checks are for.
+//! The name of a bitmap contains the repository and a random number, which the snapshot notes for each disk: the bitmap
+//! of the newest snapshot started exactly at its point in time. That it recorded all writes since must be proven: see
+//! [`proof`](super::proof). The proof cannot detect writes to an image that bypass QEMU; the spot checks are for these.
 
 use std::fmt;
 
@@ -11,98 +10,98 @@ use holdfast_block::{BlockDevice, DirtyBitmap, SeededRandom, to_usize};
 
 use super::method::Method;
 
-/// What the names of our bitmaps begin with.
+/// The prefix of Holdfast's bitmaps.
 const PREFIX: &str = "holdfast-";
-/// Clean places of a disk that are compared with the snapshot before.
+/// The number of places without changes that are compared with the previous snapshot.
 const SPOT_COUNT: u64 = 16;
 const SPOT_BYTES: u64 = 4096;
 const SPOT_LENGTH: usize = to_usize(SPOT_BYTES);
 
-/// How a disk was compared with the snapshot before.
+/// How a disk was compared with the previous snapshot.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Compared {
-    /// By its bitmap: so many bytes may have changed, and only they were read.
+    /// By its bitmap: only the bytes that may have changed were read.
     ByBitmap {
-        /// Bytes that the bitmap names.
+        /// Bytes marked in the bitmap.
         dirty_bytes: u64,
     },
-    /// By where its image lies in two host snapshots: so many bytes may have changed, and only they were read.
+    /// By the location of its image in two host snapshots: only the bytes that may have changed were read.
     ByHostSnapshots {
-        /// Bytes that lie elsewhere.
+        /// Bytes that are at another location.
         dirty_bytes: u64,
     },
     /// By its content: everything was read, for this reason.
     ByContent(ReadAll),
 }
 
-/// Where a disk may have changed since the snapshot before.
+/// Where a disk may have changed since the previous snapshot.
 #[derive(Debug, Clone)]
 pub(super) enum Changes {
-    /// Only there.
+    /// Only in the ranges that QEMU's bitmap marks.
     Only(DirtyBitmap),
-    /// Only there, as the file system says of two host snapshots.
+    /// Only in the ranges that differ between two host snapshots, according to the file system.
     Between(DirtyBitmap),
-    /// It is not known.
+    /// Not known.
     Unknown(ReadAll),
 }
 
-/// Why everything of a disk is read.
+/// Why a whole disk is read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ReadAll {
     /// There is no snapshot of the machine to compare with.
     NoParent,
-    /// The snapshot before has no such disk.
+    /// The previous snapshot has no such disk.
     NewDisk,
-    /// The snapshot before was not made in a way that leaves a bitmap.
+    /// The method of the previous snapshot leaves no bitmap.
     NoBitmapThen,
-    /// No layer of the disk has the bitmap: QEMU was killed or restarted, or the image is another one.
+    /// No layer of the disk has the bitmap: QEMU was killed or restarted, or the image was replaced.
     BitmapGone,
-    /// QEMU says that the bitmap is not to be relied on.
+    /// QEMU reports the bitmap as inconsistent.
     Inconsistent,
-    /// The bitmap was switched off, or a job uses it.
+    /// The bitmap was disabled, or a job uses it.
     NotRecording,
-    /// The disk has another size now.
+    /// The size of the disk has changed.
     Resized {
-        /// Size in the snapshot before, in bytes.
+        /// Size in the previous snapshot, in bytes.
         before_bytes: u64,
-        /// Size now.
+        /// Current size in bytes.
         now_bytes: u64,
     },
-    /// The snapshot before was made by a version that left nothing by which its bitmap could be proven.
+    /// The previous snapshot was made by a version that stored nothing to prove its bitmap.
     NoWitnessThen,
-    /// The bitmap has lost what was recorded first.
+    /// The bitmap lacks the marks that were recorded first.
     BegunAnew,
-    /// The disk has layers above the bitmap, or filters between them, and QEMU does not report what was written to those.
+    /// The disk has layers above the bitmap, or filters between them, and QEMU does not report writes to those.
     LayersUnknown,
     /// It is not known whether the image still has the same base.
     BasesUnknown,
-    /// The image is based on something else now, or that was written.
+    /// The image has another base image now, or its base image was written.
     BasesChanged,
-    /// The bitmap is in another image and another QEMU than it was begun in.
+    /// The bitmap is in another image and another QEMU process than at its start.
     Moved,
-    /// QEMU does not answer what has changed; its words.
+    /// QEMU does not report the changes; its error.
     NotTold(String),
     /// The layers of the disk were changed while it was frozen.
     LayersChanged,
-    /// A place that the bitmap calls unchanged has changed.
+    /// A place that the bitmap marks as unchanged has changed.
     SpotCheck {
-        /// Where, in bytes.
+        /// Its offset in bytes.
         offset: u64,
     },
     /// The machine is shut off, and its images were read.
     ShutOff,
-    /// The snapshot before was not read from a host snapshot.
+    /// The previous snapshot was not read from a host snapshot.
     NoHostSnapshotThen,
-    /// The host snapshot that the snapshot before was read from is gone, or another one has its name.
+    /// The host snapshot of the previous snapshot is missing, or another one has its name.
     HostSnapshotGone {
         /// Its full name.
         name: String,
     },
-    /// The disk was on another image then.
+    /// The disk was on another image at that time.
     OtherImage,
-    /// The file system does not tell; why not.
+    /// The file system does not report the changes; the reason.
     NotComparable(String),
-    /// It was read in a way that has no bitmaps.
+    /// The method has no bitmaps.
     NoBitmapNow(Method),
 }
 
@@ -181,7 +180,7 @@ impl Changes {
         }
     }
 
-    /// About how much of `device` will be read.
+    /// Approximate number of bytes of `device` that will be read.
     pub(super) fn bytes_to_read(&self, device: &dyn BlockDevice) -> u64 {
         match self {
             Self::Only(changed) | Self::Between(changed) => changed.dirty_bytes(),
@@ -190,7 +189,7 @@ impl Changes {
     }
 }
 
-/// The names of the bitmaps that we make for a repository.
+/// The names of Holdfast's bitmaps for a repository.
 #[derive(Debug, Clone)]
 pub(super) struct BitmapNames {
     prefix: String,
@@ -206,7 +205,8 @@ impl BitmapNames {
         }
     }
 
-    /// The bitmap that this run begins for the disk of this number. Each disk has a name of its own: their images can be exchanged.
+    /// The name of the bitmap that this run starts for the disk with this number. Each disk has its own name, since
+    /// images can be exchanged.
     pub(super) fn next(&self, number: u32) -> String {
         format!("{}{:08x}", self.prefix, self.run.wrapping_add(number))
     }
@@ -225,16 +225,16 @@ pub(crate) fn is_holdfast_bitmap(name: &str) -> bool {
         .is_some_and(|(repository, run)| is_number(repository) && is_number(run))
 }
 
-/// Whether a bitmap was made for the repository of this id.
+/// Whether a bitmap was made for the repository with this id.
 pub(crate) fn is_bitmap_of(name: &str, repository: &str) -> bool {
     BitmapNames::new(repository, 0).is_ours(name)
 }
 
-/// Compares some places that `changed` calls unchanged with the snapshot before.
-/// What cannot be read is not proven wrong: it is found when it is used.
+/// Compares some places that `changed` marks as unchanged with the previous snapshot. An unreadable place is not proof
+/// of an error: it is reported when it is used.
 ///
 /// # Errors
-/// The first of them that differs.
+/// The first place that differs.
 pub(super) fn check_spots(
     device: &dyn BlockDevice,
     changed: &DirtyBitmap,
@@ -265,7 +265,7 @@ mod tests {
 
     const BLOCK_COUNT: u8 = 64;
 
-    /// A disk whose blocks are full of their numbers, or of others from `changed_from` on.
+    /// A disk whose blocks contain their number, and other values from `changed_from` on.
     fn device(changed_from: u8) -> MemoryDevice {
         let byte = |block: u8| if block < changed_from { block } else { block + 100 };
         let blocks = (0..BLOCK_COUNT).flat_map(|block| [byte(block); SPOT_LENGTH]);

@@ -1,11 +1,11 @@
-//! Which disks of a machine are backed up.
+//! Chooses the disks of a machine that are backed up.
 
 use holdfast_host::qemu::memory::MemoryMethod;
 use holdfast_host::{Decision, Description, DiskChoice, DiskKind, DiskSource, Machine, MachineDisk};
 
 use crate::job::{Error, Job, Result};
 
-/// What is taken is worth a snapshot; a warning says where a machine could not resume from its memory.
+/// Checks that the choice is worth a snapshot; warns if a machine could not resume from its memory with it.
 ///
 /// # Errors
 /// All disks are left out.
@@ -26,13 +26,13 @@ pub(super) fn check_choice(
     Ok(())
 }
 
-/// Whether a machine has nothing but drives: it may boot from the network.
+/// Whether a machine has only removable drives: it may boot from the network.
 fn is_without_disks(description: &Description) -> bool {
     let is_drive = |disk: &MachineDisk| matches!(disk.kind, DiskKind::Cdrom | DiskKind::Floppy);
     description.disks.iter().all(is_drive)
 }
 
-/// Memory is of use only with every disk that the guest writes to.
+/// Warns about missing disks: memory is useful only with every disk that the guest writes to.
 fn warn_of_missing_disks(description: &Description, taken: &[MachineDisk], job: Job<'_>) {
     let is_missing = |disk: &&MachineDisk| {
         let is_written = !disk.is_read_only && matches!(disk.kind, DiskKind::Disk | DiskKind::Lun);
@@ -48,7 +48,7 @@ fn warn_of_missing_disks(description: &Description, taken: &[MachineDisk], job: 
     }
 }
 
-/// The disks that are backed up, and those that are not, with the reason.
+/// The chosen disks, and the others with the reason.
 pub(super) fn decide(description: &Description, choice: &DiskChoice) -> (Vec<MachineDisk>, Vec<(String, String)>) {
     let (mut taken, mut left_out) = (Vec::new(), Vec::new());
     for (disk, decision) in description.disks.iter().zip(description.decide(choice)) {
@@ -60,8 +60,8 @@ pub(super) fn decide(description: &Description, choice: &DiskChoice) -> (Vec<Mac
     (taken, left_out)
 }
 
-/// Why nothing is made beside the images; none where it can be. Files of root's in a folder of another user are of no use to that user's
-/// QEMU, and the user could put others into their place.
+/// Why no files are created beside the images; none if they can be. In a folder of another user, that user's QEMU could
+/// not use files owned by root, and the user could replace them.
 pub(super) fn not_beside(machine: &dyn Machine) -> Option<String> {
     let user = machine.rights().other_user()?;
     Some(format!(

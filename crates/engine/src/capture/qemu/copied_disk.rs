@@ -1,7 +1,7 @@
-//! A frozen disk that QEMU must not serve: QEMU copies it, part by part, into a scratch file, from which it is read.
+//! A frozen disk that QEMU must not serve: QEMU copies it part by part into a scratch file, which is read.
 //!
-//! A part is copied when it is asked for first. The two newest are kept, since several threads read near one another; older ones give
-//! their space back. So the file never takes more than two parts, however large the disk is.
+//! A part is copied when it is first requested. The two newest parts are kept, since several threads read near one
+//! another; the space of older ones is freed. So the file never takes more than two parts, however large the disk is.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::fs::File;
@@ -20,19 +20,19 @@ use rustix::fs::{FallocateFlags, SeekFrom};
 
 use crate::job::{Interrupt, Interrupted};
 
-/// What QEMU copies at once.
+/// The unit in which QEMU copies.
 const UNIT_BYTES: u64 = 64 << 10;
-/// Bytes of a part, where there is room.
+/// The maximum size of a part, if there is enough space.
 const PART_BYTES_MAX: u64 = 256 << 20;
 const PART_BYTES_MIN: u64 = 1 << 20;
-/// Parts of all disks together take at most one part of so many of the room that there is.
+/// The parts of all disks together take at most this fraction of the available space.
 const ROOM_SHARE: u64 = 8;
-/// How often a part is tried while the way to QEMU is lost.
+/// How often copying a part is tried while the connection to QEMU is lost.
 const ATTEMPT_COUNT: u32 = 5;
-/// Parts that are kept.
+/// The number of parts that are kept.
 const PART_COUNT: usize = 2;
 
-/// The way to QEMU.
+/// The connection to QEMU.
 #[derive(Clone, Copy)]
 pub(super) struct CopyContext<'a> {
     pub(super) monitor: &'a dyn Monitor,
@@ -40,20 +40,20 @@ pub(super) struct CopyContext<'a> {
     pub(super) interrupt: &'a Interrupt,
 }
 
-/// Which bytes of a part are copied when one of them is asked for.
+/// The bytes of a part that are copied when one of them is requested.
 #[derive(Debug)]
 enum PartRange {
-    /// None but those that are asked for.
+    /// Only the requested bytes.
     Asked,
-    /// All.
+    /// All bytes.
     All,
-    /// Those that may have changed.
+    /// Bytes that may have changed.
     Only(DirtyBitmap),
 }
 
 /// A frozen disk that is copied in parts.
 pub(super) struct CopiedDisk<'a> {
-    /// The node at which is said what is to be copied.
+    /// The node at which the ranges to copy are marked.
     pub(super) marks: NbdDeviceMut,
     copier: PartCopier,
     spool: File,
@@ -67,11 +67,11 @@ pub(super) struct CopiedDisk<'a> {
 struct CopiedParts {
     /// Numbers of the parts that are in the file, the newest last.
     kept: VecDeque<u64>,
-    /// Parts that turned out to be zero as a whole.
+    /// Parts that are entirely zero.
     zero: BTreeSet<u64>,
 }
 
-/// Bytes of a part where the scratch files of `disk_count` disks may take `room_bytes`.
+/// The size of a part if the scratch files of `disk_count` disks may take `room_bytes`.
 pub(super) fn part_bytes(room_bytes: u64, disk_count: usize) -> u64 {
     let share = room_bytes / ROOM_SHARE / (PART_COUNT * disk_count.max(1)) as u64;
     share.clamp(PART_BYTES_MIN, PART_BYTES_MAX) / PART_BYTES_MIN * PART_BYTES_MIN
@@ -96,7 +96,7 @@ impl<'a> CopiedDisk<'a> {
         }
     }
 
-    /// From now on it is read in order: all of it, or only what may have changed.
+    /// Prepares for reading in order: the whole disk, or only what may have changed.
     pub(super) fn read_in_order(&mut self, changed: Option<&DirtyBitmap>) {
         self.wanted = changed.map_or(PartRange::All, |changed| PartRange::Only(changed.clone()));
     }
@@ -105,7 +105,7 @@ impl<'a> CopiedDisk<'a> {
         self.marks.as_read().stopper()
     }
 
-    /// The bytes of part `number` that are copied with it.
+    /// The ranges of part `number` that are copied together.
     fn ranges_of(&self, number: u64) -> Vec<Range<u64>> {
         let part = self.part(number);
         match &self.wanted {
@@ -122,7 +122,8 @@ impl<'a> CopiedDisk<'a> {
 
     /// Has QEMU copy these ranges into the file.
     ///
-    /// What stands between us and QEMU may be restarted meanwhile, and an answer be lost: then the job is ended, and all of it is done again.
+    /// If a proxy to QEMU is restarted meanwhile, a reply may be lost: then the job is ended, and everything is copied
+    /// again.
     fn copy(&self, ranges: &[Range<u64>]) -> Result<()> {
         let CopyContext {
             monitor,
@@ -149,7 +150,7 @@ impl<'a> CopiedDisk<'a> {
         Ok(())
     }
 
-    /// Sees to it that `piece`, which lies in part `number`, is in the file; gives whether it is zero without being there.
+    /// Makes sure that `piece` of part `number` is in the file; returns whether it is zero without having been copied.
     fn provide(&self, parts: &mut CopiedParts, number: u64, piece: &Range<u64>) -> Result<bool> {
         if parts.zero.contains(&number) {
             return Ok(true);
@@ -159,7 +160,7 @@ impl<'a> CopiedDisk<'a> {
             .iter()
             .any(|range| range.start <= piece.start && piece.end <= range.end)
         {
-            // A read out of order.
+            // This read is out of order.
             let size_bytes = self.size_bytes();
             let end = piece.end.next_multiple_of(UNIT_BYTES).min(size_bytes);
             self.copy(std::slice::from_ref(&(piece.start / UNIT_BYTES * UNIT_BYTES..end)))?;
@@ -184,25 +185,25 @@ impl<'a> CopiedDisk<'a> {
         Ok(false)
     }
 
-    /// Gives the space of a part back. Where the file system cannot, the scratch limit ends the backup in time.
+    /// Frees the space of a part. If the file system cannot do that, the scratch limit ends the backup in time.
     fn drop_part(&self, number: u64) {
         let part = self.part(number);
         let how = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         rustix::fs::fallocate(&self.spool, how, part.start, part.end - part.start).ok();
     }
 
-    /// Where the next data of the file begins.
+    /// The offset of the next data in the file.
     fn data_from(&self, offset: u64) -> Result<Option<u64>> {
         match rustix::fs::seek(&self.spool, SeekFrom::Data(offset)) {
             Ok(data) => Ok(Some(data)),
             Err(rustix::io::Errno::NXIO) => Ok(None),
-            // A file system that does not say has data everywhere.
+            // If the file system does not report holes, everything counts as data.
             Err(rustix::io::Errno::INVAL) => Ok(Some(offset)),
             Err(error) => Err(failed("look for data in the scratch file", offset, error.into())),
         }
     }
 
-    /// Where the next hole of the file begins.
+    /// The offset of the next hole in the file.
     fn hole_from(&self, offset: u64) -> u64 {
         rustix::fs::seek(&self.spool, SeekFrom::Hole(offset)).unwrap_or(u64::MAX)
     }
@@ -215,7 +216,7 @@ impl BlockDevice for CopiedDisk<'_> {
 
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> Result<()> {
         self.check_bounds(offset, buffer.len() as u64)?;
-        // One part at a time: what is in the file must stay there until it has been read.
+        // One part at a time: the content of the file must not change until it has been read.
         let mut parts = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
         let (mut at, mut rest) = (offset, buffer);
         while !rest.is_empty() {

@@ -1,4 +1,4 @@
-//! The format of a machine's disk: what the machine says, and never what the content looks like, which its guest writes.
+//! The format of a machine's disk: from the configuration, never from the content, which the guest writes.
 
 use std::path::Path;
 
@@ -7,10 +7,10 @@ use holdfast_image::Format;
 
 use crate::job::Result;
 
-/// The format of `disk`, whose image is at `path`; raw where the machine says none, as libvirt takes it.
+/// The format of `disk`, whose image is at `path`; raw if the configuration names none, as for libvirt.
 ///
 /// # Errors
-/// It is one that is not read here.
+/// The format is not supported.
 pub(super) fn format_of(disk: &MachineDisk, path: &Path) -> Result<Format> {
     let Some(name) = disk.format.as_deref() else {
         return Ok(Format::Raw);

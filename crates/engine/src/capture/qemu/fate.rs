@@ -1,4 +1,4 @@
-//! What has become of a machine while it was backed up. Nothing is said about a machine that was not asked.
+//! The state of a machine whose backup failed. Nothing is reported about a machine that could not be asked.
 
 use std::time::Duration;
 
@@ -8,11 +8,11 @@ use serde_json::Value;
 
 use crate::job::{Error, Job};
 
-/// A hypervisor takes a moment to see that a QEMU has ended.
+/// A hypervisor needs a moment to notice that a QEMU has ended.
 const ATTEMPT_COUNT: u32 = 20;
 const ATTEMPT_INTERVAL: Duration = Duration::from_millis(100);
 
-/// What has become of a machine.
+/// The state of a machine after a failure.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Fate {
     /// It has ended.
@@ -21,7 +21,7 @@ pub(super) enum Fate {
     Runs,
     /// Its QEMU answers, and its processors are paused.
     StandsStill,
-    /// Neither its hypervisor nor its QEMU says.
+    /// Neither its hypervisor nor its QEMU answers.
     Unknown,
 }
 
@@ -38,7 +38,7 @@ impl Fate {
                 Ok(_) => return Self::StandsStill,
                 Err(_) => job.clock.sleep(ATTEMPT_INTERVAL),
             }
-            // What stands between us and QEMU may have been restarted. Where it has not, the next question fails like this one.
+            // A proxy to QEMU may have been restarted. If not, the next request fails like this one.
             machine.monitor().wake().ok();
         }
         Self::Unknown
@@ -56,7 +56,7 @@ impl std::fmt::Display for Fate {
     }
 }
 
-/// The error of a failed backup; that the machine has ended where that is the reason.
+/// The error of a failed backup, or that the machine has ended if that is the cause.
 pub(super) fn explained(error: Error, machine: &dyn Machine, name: &str, job: Job<'_>) -> Error {
     if matches!(error, Error::MachineEnded { .. } | Error::Interrupted(_)) {
         return error;
@@ -72,7 +72,7 @@ pub(super) fn explained(error: Error, machine: &dyn Machine, name: &str, job: Jo
     error
 }
 
-/// Whether an error may come of a machine that has ended.
+/// Whether the end of the machine may be the cause of an error.
 fn is_of_machine(error: &Error) -> bool {
     match error {
         Error::Repository(holdfast_repo::Error::Device { role, .. }) => *role == "source",

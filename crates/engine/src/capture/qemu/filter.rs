@@ -1,4 +1,4 @@
-//! A running machine, read from copy-before-write filters in its QEMU.
+//! Reads a running machine from copy-before-write filters in its QEMU.
 
 use std::fs::File;
 
@@ -22,7 +22,7 @@ pub(crate) struct HeldByFilters<'h> {
     reason: String,
     time: Timestamp,
     beside: Result<FirmwareState>,
-    /// Scratch files, open until QEMU has closed them.
+    /// Scratch files, kept open until QEMU has closed them.
     scratch: Vec<File>,
 }
 
@@ -38,7 +38,7 @@ impl QemuCapture<'_> {
         let state = self.description.summary.state;
         let mut agent = AgentAccess::of(&self.description);
         if self.request.memory.is_some() {
-            // Memory holds what the file systems have not written yet.
+            // The memory contains data that the file systems have not written yet.
             agent = agent.denied();
         }
         let (frozen, note) = note.freezing(|| {

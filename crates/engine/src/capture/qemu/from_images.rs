@@ -1,6 +1,6 @@
-//! Reading a machine that has a QEMU from its images: from clones of them, from below overlays, or while it is paused.
+//! Reads a machine that has a QEMU from its images: from clones, from the bases of overlays, or while it is paused.
 //!
-//! None of these has bitmaps: everything is read, and what did not change is found by its content.
+//! None of these methods has bitmaps: everything is read, and unchanged data is found by its content.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -32,16 +32,17 @@ use crate::machine::state::streams::FirmwareState;
 use crate::machine::watchdog::Guard;
 use crate::restore::machine::{chain_of, is_same};
 
-/// A machine that is paused while it is read may be so for this long; the watchdog ends it earlier if we die.
+/// The maximum pause of a machine that is read while it is paused; the watchdog ends the pause earlier if this process
+/// dies.
 const READ_DEADLINE: Duration = Duration::from_secs(24 * 3600);
 
-/// What is made of the images at the instant.
+/// What holds the content of the images at the point in time.
 enum ImageHold<'a> {
     /// Clones that share their blocks; each has a name only until it is open.
     Clones(Vec<NewFile>),
-    /// Overlays, to which the machine writes from then on.
+    /// Overlays, which receive the machine's writes from then on.
     Overlays(&'a dyn Overlays, Vec<PathBuf>),
-    /// Nothing: they are read while the machine is paused.
+    /// Nothing: the images are read while the machine is paused.
     Nothing,
 }
 
@@ -55,16 +56,16 @@ pub(crate) struct HeldByImages<'h> {
     quiesced: Quiesced,
     pause: Pause,
     pace: RateLimit<'h>,
-    /// The devices of QEMU that are watched.
+    /// QEMU's names of the devices that are watched.
     devices: Vec<String>,
-    /// Of a machine that runs on.
+    /// The point in time of a machine that continues to run.
     point: Option<(Timestamp, Result<FirmwareState>)>,
-    /// Of a machine that was paused until all of it was read.
+    /// The result for a machine that was paused until everything was read.
     stored: Option<Result<StoredDisks>>,
 }
 
 impl QemuCapture<'_> {
-    /// The files that the disks are on.
+    /// The image files of the disks.
     pub(super) fn images(&self) -> Result<Vec<&Path>> {
         fn image(disk: &MachineDisk) -> std::result::Result<&Path, String> {
             match &disk.source {
@@ -83,7 +84,7 @@ impl QemuCapture<'_> {
         self.taken.iter().map(named).collect()
     }
 
-    /// The images, open. One that is read while the machine is paused may be a device.
+    /// Opens the images. One that is read while the machine is paused may be a device.
     pub(super) fn open_images(&self, clones: &[NewFile]) -> Result<Vec<OpenSource>> {
         let open = |(index, disk): (usize, &MachineDisk)| match (&disk.source, clones.get(index)) {
             (_, Some(clone)) => self.open_image(disk, clone.partial()),
@@ -97,7 +98,7 @@ impl QemuCapture<'_> {
         self.taken.iter().enumerate().map(open).collect()
     }
 
-    /// The same, of a machine that is shut off: they do not change.
+    /// Opens the images of a machine that is shut off: they do not change.
     pub(super) fn open_at_rest(&self) -> Result<Vec<OpenSource>> {
         let opened = self.open_images(&[])?;
         let progress = self.job.progress;
@@ -155,7 +156,7 @@ impl QemuCapture<'_> {
             Err(error) => {
                 self.wake();
                 self.undo(cut, Guard::start(self.request.watchdog.as_deref()).ok());
-                // What went wrong in the middle says more.
+                // An error of reading is more useful than this one.
                 return Err(stored.and_then(Result::err).unwrap_or(error));
             }
         };
@@ -234,16 +235,17 @@ impl QemuCapture<'_> {
         }
     }
 
-    /// What is read after the instant.
+    /// Opens what is read after the point in time.
     fn open_cut(&self, cut: &mut ImageHold<'_>) -> Result<Vec<OpenSource>> {
         match cut {
-            // Their names go; they are there as long as they are open.
+            // The clones lose their names; they exist as long as they are open.
             ImageHold::Clones(clones) => self.open_images(&std::mem::take(clones)),
             _ => self.open_images(&[]),
         }
     }
 
-    /// A machine that was resumed while it was read: the snapshot is of no single point in time, and is removed.
+    /// Fails if the machine was resumed while it was read: then the snapshot is of no single point in time, and is
+    /// removed.
     fn check_still_paused(&self) -> Result<()> {
         let monitor = self.request.machine.monitor();
         let command = QmpCommand::new("query-status", serde_json::Value::Null);
@@ -262,7 +264,7 @@ impl QemuCapture<'_> {
         }))
     }
 
-    /// Freezes; `within` is called at the point in time.
+    /// Freezes the machine; `within` is called at the point in time.
     fn freeze_with<'s>(
         &'s self,
         freezer: &Freezer<'s>,
@@ -279,7 +281,7 @@ impl QemuCapture<'_> {
         noted.freezing(|| freezer.freeze(&[], state, agent, within))
     }
 
-    /// Says what a read error of something that was given up means.
+    /// Explains a read error that was caused by giving up the copy.
     fn explain_given_up(&self, error: Error, given_up: Option<GivenUp>) -> Error {
         let Some(why) = given_up else { return error };
         let images = self.images().unwrap_or_default();
@@ -291,7 +293,7 @@ impl QemuCapture<'_> {
         }
     }
 
-    /// Gets ready what is made at the instant.
+    /// Prepares the images before the point in time.
     fn prepare_images(&self, method: Method) -> Result<ImageHold<'_>> {
         let run = self.request.capture.run;
         match (method, self.request.overlays) {
@@ -309,9 +311,9 @@ impl QemuCapture<'_> {
         }
     }
 
-    /// The instant.
+    /// Creates the clones or overlays at the point in time.
     fn make(&self, cut: &mut ImageHold<'_>) -> Result<()> {
-        // A snapshot may have been taken since the machine was described first: then other images are written.
+        // A snapshot may have been taken since the machine was described: then other images are written.
         let now = self.request.machine.describe()?;
         let is_there = |disk: &&MachineDisk| {
             let now = now.disks.iter().find(|now| now.target == disk.target);
@@ -349,7 +351,7 @@ impl QemuCapture<'_> {
         }
     }
 
-    /// Stores what is open, all of it.
+    /// Stores the whole content of the opened images.
     fn store_images(
         &self,
         opened: &[OpenSource],
@@ -398,7 +400,7 @@ impl QemuCapture<'_> {
         }
     }
 
-    /// Removes what was made at the instant; warns where something is left, and returns false.
+    /// Removes the clones or overlays; if something is left, warns and returns false.
     fn undo(&self, cut: ImageHold<'_>, guard: Option<Guard>) -> bool {
         let ImageHold::Overlays(overlays, files) = cut else {
             guard.into_iter().for_each(Guard::done);
@@ -453,7 +455,7 @@ impl QemuCapture<'_> {
         let source = now.disks.into_iter().find(|now| now.target == disk.target);
         match source.map(|disk| disk.source) {
             Some(DiskSource::File(path)) if path == overlay => {}
-            // It never came so far.
+            // The overlay was never used.
             Some(DiskSource::File(path)) if path == *base => return Ok(Duration::ZERO),
             Some(DiskSource::File(path)) => {
                 return Err(format!(
@@ -480,7 +482,7 @@ impl QemuCapture<'_> {
             None => SlowCommit::GiveUp,
         };
         let paused = commit.to_the_end(base, persistence).or_else(|error| {
-            // The answer to the last step may be lost.
+            // The reply to the last step may be lost.
             let now = self.request.machine.describe().map_err(|_| error.clone())?;
             let is_on_base = now
                 .disks

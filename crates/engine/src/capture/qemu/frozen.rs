@@ -1,4 +1,4 @@
-//! The disks of a running machine, frozen: what is made before, read meanwhile, and taken away after.
+//! Freezes the disks of a running machine: what is created before, read meanwhile, and removed afterwards.
 
 mod bitmaps;
 mod ending;
@@ -32,57 +32,55 @@ use crate::machine::state::memory::{LIVE_MEMORY_DEADLINE, MEMORY_DEADLINE, not_k
 use crate::machine::state::scratch::{Scratch, listen};
 use crate::machine::watchdog::Guard;
 
-/// A pause takes milliseconds; after this the watchdog ends it.
+/// A pause takes milliseconds; after this time the watchdog ends it.
 const PAUSE_DEADLINE: Duration = Duration::from_secs(10);
 
-/// Freezes disks, and clears up.
+/// Freezes disks, and cleans up.
 pub(super) struct Freezer<'a> {
     before: Option<History<'a>>,
     request: &'a MachineReadRequest<'a>,
     machine: String,
-    /// None where no next backup asks for one.
+    /// None if no later backup uses a bitmap.
     names: Option<BitmapNames>,
     hooks: &'a HookCalls<'a>,
     job: Job<'a>,
     /// How long the machine may be paused.
     pub(super) pause_deadline: Duration,
-    /// Whether it has to be.
+    /// Whether it must be paused.
     pub(super) pause_policy: PausePolicy,
 }
 
-/// What is lent to QEMU for an instant.
+/// Files that QEMU uses for a point in time.
 #[derive(Default)]
 struct LentFiles {
     disk_requests: Vec<DiskRequest>,
     /// The files that grow while the disks are read.
     watched: Vec<File>,
-    /// The file of each disk that is copied, as it is read.
+    /// The file of each disk that is copied while it is read.
     spools: Vec<Option<File>>,
 }
 
-/// What is known of the bitmap of a disk, before the instant.
+/// What is known of a disk's bitmap before the point in time.
 type BitmapProof = std::result::Result<Proof, ReadAll>;
 
-/// Frozen disks.
 pub(super) struct FrozenMachine<'a> {
     cut: PointInTime,
     quiesced: Quiesced,
     guard: Guard,
     disks: Vec<FrozenDisk<'a>>,
     memory: Option<Memory>,
-    /// The devices of QEMU that they are.
+    /// QEMU's names of the disks' devices.
     devices: Vec<String>,
-    /// Where what the guest overwrites goes; QEMU has these files too.
+    /// Scratch files for data that the guest overwrites; QEMU has these files open, too.
     scratch: Vec<File>,
-    /// Bitmaps of Holdfast that were there before, with their nodes.
+    /// Holdfast's earlier bitmaps, with their nodes.
     old_bitmaps: Vec<(String, String)>,
 }
 
-/// A frozen disk.
 pub(super) struct FrozenDisk<'a> {
     pub(super) device: FrozenDevice<'a>,
     pub(super) changes: Changes,
-    /// The bitmap that has begun at this instant.
+    /// The bitmap that started at this point in time.
     pub(super) next: Option<NextBitmap>,
     node: String,
 }
@@ -155,7 +153,7 @@ impl<'a> Freezer<'a> {
         })
     }
 
-    /// Freezes; `within` is called while the machine is paused.
+    /// Freezes the disks; `within` is called while the machine is paused.
     ///
     /// A machine that is not running need not be watched, and one without an agent cannot be quiesced.
     pub(super) fn freeze(
@@ -190,7 +188,7 @@ impl<'a> Freezer<'a> {
         let (cut, quiesced) = match made {
             Ok(made) => made,
             Err(error) => {
-                // What went wrong with the memory says more than what QEMU makes of it.
+                // An error of the memory is more useful than QEMU's error about it.
                 let error = match memory {
                     Some(Err(of_memory @ Error::MemoryNotKept { .. })) => of_memory,
                     _ => error,
@@ -216,7 +214,7 @@ impl<'a> Freezer<'a> {
                 old_bitmaps,
             }),
             Err(error) => {
-                // A lost connection may be the reason: what is to be taken out needs another.
+                // A lost connection may be the cause, and the cleanup needs a new one.
                 wake_with_retries(self.request.machine.monitor(), self.job.clock).ok();
                 self.release(cut);
                 let begun = wanted.iter().enumerate();
@@ -229,7 +227,7 @@ impl<'a> Freezer<'a> {
         }
     }
 
-    /// Begins to take in the memory, where it is wanted.
+    /// Starts to receive the memory, if it is wanted.
     fn begin_memory(&self) -> Result<Option<((MemoryPipe, MemoryMode), MemoryReceiver)>> {
         let Some(way) = self.request.memory else {
             return Ok(None);
@@ -238,7 +236,7 @@ impl<'a> Freezer<'a> {
         crate::machine::state::memory::begin(way, monitor, &self.machine, &self.request.scratch, self.job).map(Some)
     }
 
-    /// What is frozen, with new scratch files for each.
+    /// The disks to freeze, with new scratch files for each.
     fn lend(&self, wanted: &[(String, QemuDisk)], usable: &[BitmapProof]) -> Result<LentFiles> {
         let disks: Vec<&QemuDisk> = wanted.iter().map(|(_, disk)| disk).collect();
         let not_served = NotServed::query(self.request.machine.monitor(), &disks);
@@ -287,8 +285,8 @@ impl<'a> Freezer<'a> {
         })
     }
 
-    /// Ends what has failed. The machine may still be paused, if even that failed: the watchdog sees to it. One that was paused
-    /// before stays so.
+    /// Cleans up after a failure. If even that failed the machine may still be paused: then the watchdog resumes it. A
+    /// machine that was paused before stays paused.
     fn leave(&self, mut guard: Guard, state: MachineState) {
         if state == MachineState::Running && !self.runs() {
             guard.about_to_pause(PAUSE_DEADLINE).ok();
@@ -298,7 +296,7 @@ impl<'a> Freezer<'a> {
         }
     }
 
-    /// The instant, with the administrator's programs before it and after it.
+    /// Takes the point in time, with the hook programs before and after it.
     fn cut(
         &self,
         request: PointInTimeRequest,
@@ -341,7 +339,7 @@ impl<'a> Freezer<'a> {
             shown: &self.request.capture.name,
             quiesce: self.request.quiesce,
         };
-        // The guest's file systems are frozen only while they have to be: what takes time is done before and after.
+        // The guest's file systems are frozen as briefly as possible: slow steps are done before and after.
         let monitor = self.request.machine.monitor();
         let with_memory = request.memory.as_ref().map(|(_, mode)| *mode);
         let prepared = PointInTime::prepare(monitor, self.job.clock, request).map_err(|error| self.failed(error))?;
@@ -361,7 +359,7 @@ impl<'a> Freezer<'a> {
         let taken = match announced {
             Ok(()) => {
                 let tell = &mut |moment| match moment {
-                    // A watchdog that is gone cannot be notified; the pause is over before it matters.
+                    // A watchdog that has died cannot be notified; the pause ends before that matters.
                     PointInTimeEvent::Stopped if is_running => drop(guard.about_to_pause(self.pause_deadline)),
                     PointInTimeEvent::Running if is_running => drop(guard.about_to_pause(LIVE_MEMORY_DEADLINE)),
                     PointInTimeEvent::Stopped | PointInTimeEvent::Running => {}
@@ -391,7 +389,7 @@ impl<'a> Freezer<'a> {
         status.is_ok_and(|status| status["running"] == true)
     }
 
-    /// The devices of QEMU that these disks are.
+    /// QEMU's devices of these disks.
     pub(super) fn devices(&self, taken: &[MachineDisk]) -> Result<Vec<(String, QemuDisk)>> {
         let present = disks(self.request.machine.monitor()).map_err(|error| self.failed(error))?;
         let device = |disk: &MachineDisk| match device_of(disk, &present) {
@@ -404,7 +402,7 @@ impl<'a> Freezer<'a> {
         taken.iter().map(device).collect()
     }
 
-    /// What QEMU calls the devices of these disks.
+    /// QEMU's names of the devices of these disks.
     pub(super) fn devices_of(&self, taken: &[MachineDisk]) -> Result<Vec<String>> {
         let devices = self.devices(taken)?;
         Ok(devices.into_iter().map(|(_, disk)| disk.device).collect())
@@ -484,7 +482,7 @@ impl<'a> Freezer<'a> {
     }
 }
 
-/// The device of QEMU that is this disk of the machine.
+/// QEMU's device of this disk.
 fn device_of<'q>(disk: &MachineDisk, devices: &'q [QemuDisk]) -> Option<&'q QemuDisk> {
     let alias = disk.alias.as_deref()?;
     devices.iter().find(|device| device.is_called(alias))

@@ -1,4 +1,4 @@
-//! A frozen disk, as it is read.
+//! Reading a frozen disk.
 
 use std::ops::Range;
 
@@ -7,12 +7,13 @@ use holdfast_serve::nbd::client::{NbdDevice, NbdDeviceMut, NbdStopper};
 
 use super::copied_disk::CopiedDisk;
 
-/// What QEMU's filter copies at once: a smaller piece that was read cannot be given back.
+/// The unit in which QEMU's filter copies: smaller pieces cannot be discarded after reading.
 const CLUSTER_BYTES: u64 = 64 << 10;
 
 /// A frozen disk.
 pub(super) enum FrozenDevice<'a> {
-    /// At QEMU's server. What was read is given back, so that it is no longer saved before it is overwritten.
+    /// Served by QEMU's NBD server. Ranges are discarded after reading, so that the filter no longer copies them before
+    /// they are overwritten.
     Served(Box<NbdDeviceMut>),
     /// Copied by QEMU, part by part.
     Copied(Box<CopiedDisk<'a>>),
@@ -26,7 +27,7 @@ impl FrozenDevice<'_> {
         }
     }
 
-    /// Where QEMU serves what has changed.
+    /// The connection on which QEMU serves the changes.
     pub(super) fn bitmaps(&self) -> &NbdDevice {
         match self {
             Self::Served(device) => device.as_read(),
@@ -34,7 +35,7 @@ impl FrozenDevice<'_> {
         }
     }
 
-    /// Reads without giving back what was read.
+    /// Reads without discarding the range.
     pub(super) fn look_at(&self, buffer: &mut [u8], offset: u64) -> holdfast_block::Result<()> {
         match self {
             Self::Served(device) => device.read_at(buffer, offset),
@@ -42,7 +43,7 @@ impl FrozenDevice<'_> {
         }
     }
 
-    /// Marks a range in QEMU, so that a bitmap of the node that serves the disk notes it. The range must not be read after this.
+    /// Marks a range in a bitmap of the node that serves the disk. The range must not be read after this.
     pub(super) fn touch(&self, range: Range<u64>) -> holdfast_block::Result<()> {
         match self {
             Self::Served(device) => device.trim(range),
@@ -50,7 +51,7 @@ impl FrozenDevice<'_> {
         }
     }
 
-    /// From now on it is read in order: all of it, or only what may have changed.
+    /// Prepares for reading in order: the whole disk, or only what may have changed.
     pub(super) fn read_in_order(&mut self, changed: Option<&DirtyBitmap>) {
         match self {
             Self::Served(_) => {}

@@ -1,9 +1,9 @@
-//! A machine read from host snapshots of its disks: it holds still for the cut, and nothing is put into its QEMU.
+//! Reads a machine from host snapshots of its disks: it is paused while they are created, and its QEMU is not changed.
 //!
-//! The host snapshots stay, held, until the next backup has been committed that compares itself with them. Which bytes of an image
-//! changed is then known from the file system, without a bitmap of the hypervisor's: the same place in two living host snapshots holds the
-//! same bytes (`holdfast_host::changed_blocks`). A host snapshot is bound to its snapshot in the repository by its name and identity,
-//! which that one notes with each disk.
+//! The host snapshots are kept, with a hold, until the next backup that is compared with them has been committed. The
+//! file system then knows which bytes of an image have changed, without a bitmap of the hypervisor: the same location
+//! in two existing host snapshots holds the same bytes (`holdfast_host::changed_blocks`). The repository's snapshot
+//! notes the name and identity of the host snapshot for each disk.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -33,7 +33,7 @@ use crate::machine::watchdog::Guard;
 use crate::notes::{NOTE_FORMAT, NOTE_HOST_SNAPSHOT, NOTE_HOST_SNAPSHOT_IDENTITY, NOTE_HOST_SNAPSHOT_PATH};
 use crate::restore::machine::chain_of;
 
-/// In whose name host snapshots are held.
+/// The tag of holds on host snapshots.
 const TAG: &str = "holdfast";
 
 /// Host snapshots that are read, and the places of the disks in them.
@@ -44,7 +44,7 @@ struct HeldSnapshots {
     /// One for each dataset.
     snapshots: Vec<HostSnapshot>,
     views: Vec<View>,
-    /// The folders of today; none of volumes.
+    /// The live folders of the datasets; none for volumes.
     today: Vec<Option<PathBuf>>,
 }
 
@@ -58,20 +58,20 @@ pub(crate) struct HeldByHostSnapshots {
     reason: String,
 }
 
-/// What became of a backup from host snapshots.
+/// The outcome of a backup from host snapshots.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum BackupOutcome {
     Stored,
     Failed,
 }
 
-/// Why there can be no host snapshots of all disks of a machine; none where there can.
+/// Why host snapshots of all disks of a machine are not possible; none if they are.
 pub(super) fn no_host_snapshot(description: &Description, taken: &[MachineDisk], run: u32) -> Option<String> {
     let places = places_of(description, &chosen(taken), run);
     if let Some((disk, why)) = places.nowhere.first() {
         return Some(format!("disk {disk}: {why}"));
     }
-    // Clones are made of the image alone, and what it is based on is looked for beside it.
+    // Only the image itself is cloned, and its base images are looked for beside it.
     let is_cloned = |disk: &&MachineDisk| {
         let place = places.disks.iter().find(|(target, _)| *target == disk.target);
         place.is_some_and(|(_, place)| place.dataset.provider == ProviderKind::Reflink)
@@ -171,26 +171,27 @@ impl QemuCapture<'_> {
         held.guard.done();
     }
 
-    /// A watchdog that calls the administrator's programs, where there are any.
+    /// A watchdog that calls the hooks, if there are any.
     fn hooks_guard(&self) -> Result<Guard> {
         let command = self.request.watchdog.as_deref();
         Guard::start(command.filter(|_| !self.request.capture.hooks.programs.is_empty()))
     }
 
-    /// What host snapshots of this machine for this repository are called, up to the number of the run.
+    /// The prefix of the names of this machine's host snapshots for this repository: everything before the run's
+    /// number.
     fn prefix(&self) -> String {
         let kept_in = self
             .sink
             .history()
             .map(|before| before.repository.config().id.to_string());
-        // A reading without history uses a number that no repository has.
+        // Without history, a number is used that no repository has.
         let repository = kept_in.unwrap_or_else(|| "00000000".to_owned());
         let uuid = &self.description.summary.uuid;
         let digits = |text: &str| -> String { text.chars().filter(char::is_ascii_hexdigit).take(8).collect() };
         format!("holdfast-backup-{}-{}-", digits(&repository), digits(uuid))
     }
 
-    /// Makes the host snapshots; `within` is called at the instant.
+    /// Creates the host snapshots; `within` is called at the point in time.
     fn cut(&self, within: &mut dyn FnMut()) -> Result<(HeldSnapshots, HostSnapshotReport)> {
         let providers = self.request.providers;
         let places = places_of(&self.description, &chosen(&self.taken), self.request.capture.run);
@@ -256,7 +257,8 @@ impl QemuCapture<'_> {
             let root = cut.root_of(disk).unwrap_or(&path);
             let mut options = options_in_view(Some(format), root, cut.today_of(disk));
             options.allow.extend_from_slice(&self.request.capture.allowed);
-            // The machine reads them. The guest writes all bytes of an image that is not qcow2 by its configuration, so these bytes could name any file.
+            // These bases are allowed because the machine itself reads them. If the configured format is not qcow2, the
+            // guest writes all bytes of the image, so they could name any file as a base.
             if disk.format.as_deref() == Some("qcow2") {
                 let bases = chain_of(image_path(disk), disk.format.as_deref()).into_iter().skip(1);
                 options.allow.extend(bases.filter(|base| base.exists()));
@@ -266,12 +268,12 @@ impl QemuCapture<'_> {
         self.taken.iter().map(open).collect()
     }
 
-    /// What changed since the snapshot before, if the file system can tell, and it stands a test.
+    /// The changes since the previous snapshot, if the file system reports them and they pass the spot checks.
     fn changes_since_parent(&self, disk: &MachineDisk, now: &OpenSource, cut: &HeldSnapshots) -> Changes {
         let changed = self.changed_between(disk, now, cut).and_then(|changed| {
             let (repository, parent) = self.parent()?;
             let seed = u64::from(self.request.capture.run);
-            // A parent that cannot be read is found while it is used.
+            // A parent that cannot be read is reported when it is used.
             let Ok(before) = repository.open_disk(parent.id, Some(&disk.target)) else {
                 return Ok(changed);
             };
@@ -305,7 +307,7 @@ impl QemuCapture<'_> {
             });
         }
         let place = cut.places.get(&disk.target).ok_or(ReadAll::NoHostSnapshotThen)?;
-        // Another image may be in both host snapshots, too.
+        // The host snapshots may contain another image, too.
         let was_on = Path::new(note(NOTE_HOST_SNAPSHOT_PATH)?);
         if was_on != place.path || before.notes.get(NOTE_FORMAT) != disk.format.as_ref() {
             return Err(ReadAll::OtherImage);
@@ -357,15 +359,16 @@ impl QemuCapture<'_> {
         changed.map_err(ReadAll::NotComparable)
     }
 
-    /// The snapshot to compare with, and where it is.
+    /// The snapshot to compare with, and its repository.
     fn parent(&self) -> std::result::Result<(&Repository, &Manifest), ReadAll> {
         let history = self.sink.history().ok_or(ReadAll::NoParent)?;
         Ok((history.repository, history.parent.ok_or(ReadAll::NoParent)?))
     }
 
-    /// What a backup leaves: the host snapshots of the newest snapshot. What cannot be removed now is removed by the next one.
+    /// Cleans up: only the host snapshots of the newest snapshot are kept. What cannot be removed now is removed by the
+    /// next backup.
     fn clear_up(&self, mut cut: HeldSnapshots, outcome: BackupOutcome) {
-        // What is looked into cannot be removed.
+        // A host snapshot with an open view cannot be removed.
         cut.views.clear();
         let (prefix, has_history) = (self.prefix(), self.sink.history().is_some());
         for place in cut.places.values() {
@@ -376,7 +379,8 @@ impl QemuCapture<'_> {
                 .filter(|snapshot| snapshot.name.name.starts_with(&prefix));
             for snapshot in ours {
                 let is_new = snapshot.name.name == cut.name;
-                // What no later backup is compared with is not kept, and what a failed backup was to be compared with is.
+                // Host snapshots are kept only if a later backup is compared with them. After a failed backup these are
+                // the previous ones.
                 let is_compared_next = match outcome {
                     BackupOutcome::Stored => is_new,
                     BackupOutcome::Failed => !is_new,
@@ -390,7 +394,7 @@ impl QemuCapture<'_> {
 
     fn remove(&self, provider: &dyn Provider, snapshot: &HostSnapshot) {
         if snapshot.hold_count > 0 {
-            // A hold of another program makes the next step fail, with its reason.
+            // If another program holds the snapshot, the next step fails and reports that.
             provider.release(&snapshot.name, TAG).ok();
         }
         if let Err(error) = provider.destroy_this(snapshot) {
@@ -423,7 +427,7 @@ impl HeldSnapshots {
         Some(below(self.root_of(disk)?, &self.places.get(&disk.target)?.path))
     }
 
-    /// The host snapshot that a disk is in.
+    /// The host snapshot that contains a disk.
     fn snapshot_of(&self, disk: &MachineDisk) -> Option<&HostSnapshot> {
         self.snapshots.get(self.index_of(disk)?)
     }

@@ -1,4 +1,4 @@
-//! How the disks of a machine are read, and which way is taken.
+//! The methods for reading a machine's disks, and the choice among them.
 
 use std::path::Path;
 
@@ -11,9 +11,9 @@ use crate::job::{Error, Result};
 pub enum Method {
     /// From a copy-before-write filter in the running QEMU.
     Filter,
-    /// From clones of its images, which share their blocks: its file system can do that.
+    /// From clones of its images that share their blocks, if the file system supports that.
     Reflink,
-    /// From its images, while the machine wrote to overlays, which were brought down into them afterwards.
+    /// From its images, while the machine wrote to overlays, which were committed afterwards.
     Overlay,
     /// From its images, while it was paused.
     Pause,
@@ -24,10 +24,10 @@ pub enum Method {
 }
 
 impl Method {
-    /// Those that a person can ask for.
+    /// The methods that a user can request.
     pub const WAYS: [Self; 5] = [Self::Filter, Self::Reflink, Self::Overlay, Self::Pause, Self::Snapshot];
 
-    /// A word for scripts.
+    /// The keyword in machine-readable output.
     pub fn word(self) -> &'static str {
         match self {
             Self::Filter => "filter",
@@ -40,26 +40,26 @@ impl Method {
     }
 }
 
-/// What a machine that has a QEMU offers.
+/// The methods that a machine with a QEMU supports.
 #[derive(Debug, Clone)]
 pub(super) struct Offer {
     pub(super) machine: String,
     pub(super) qemu: QemuVersion,
-    /// Why no filter may be put on its disks, but for QEMU's version; none where one may.
+    /// Why filters cannot be used, apart from QEMU's version; none if they can.
     pub(super) no_filter: Option<String>,
-    /// Why its images cannot be cloned; none where they can.
+    /// Why its images cannot be cloned; none if they can.
     pub(super) no_reflink: Option<String>,
-    /// Why it cannot be put on overlays; none where it can.
+    /// Why overlays cannot be used; none if they can.
     pub(super) no_overlay: Option<String>,
-    /// Why there can be no host snapshots of its disks; none where there can, or they were not requested.
+    /// Why host snapshots are not possible; none if they are, or were not requested.
     pub(super) no_snapshot: Option<String>,
     pub(super) with_memory: bool,
 }
 
-/// The way that is taken, and why.
+/// The method that is used, and the reason.
 ///
 /// # Errors
-/// [`Error::NoMethod`]: what a person asked for is not possible here; or nothing is that leaves the machine running.
+/// [`Error::NoMethod`]: the requested method is not possible; or no method leaves the machine running.
 pub(super) fn choose(wish: Option<Method>, offer: &Offer) -> Result<(Method, String)> {
     let refused = |reason: String| Error::NoMethod {
         machine: offer.machine.clone(),
@@ -107,13 +107,13 @@ fn no_filter(offer: &Offer) -> Option<String> {
 /// The part of an overlay's name between the name of its image and the number of its run.
 const OVERLAY: &str = ".holdfast-";
 
-/// The overlay of an image for a run: beside it, with its name as prefix.
+/// The path of a run's overlay of an image: beside the image, with its name as prefix.
 pub(crate) fn overlay_of(image: &Path, run: u32) -> std::path::PathBuf {
     let name = image.file_name().unwrap_or_default().to_string_lossy();
     image.with_file_name(format!("{name}{OVERLAY}{run:08x}"))
 }
 
-/// The run whose overlay a file is, by its name.
+/// The run that created an overlay, by the file's name.
 pub(crate) fn run_of_overlay(file: &Path) -> Option<u32> {
     let name = file.file_name()?.to_string_lossy();
     let (_, digits) = name.rsplit_once(OVERLAY)?;

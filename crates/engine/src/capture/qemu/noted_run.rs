@@ -1,4 +1,4 @@
-//! The note of a backup in the journal of runs, from before the first change to QEMU until nothing is left.
+//! The note of a backup in the journal of runs, from before the first change to QEMU until none is left.
 
 use holdfast_host::qemu::{RunId, runs_in};
 use holdfast_host::qmp::QmpCommand;
@@ -8,7 +8,8 @@ use super::MachineReadRequest;
 use crate::job::Job;
 use crate::machine::run_journal::{Phase, RunNote, RunRecord};
 
-/// A backup that may be noted. Where it cannot be, the watchdog alone watches over the machine, and it is said.
+/// A backup with its note. If the note cannot be written, a warning says so, and only the watchdog protects the
+/// machine.
 pub(super) struct NotedRun<'a> {
     request: &'a MachineReadRequest<'a>,
     job: Job<'a>,
@@ -42,7 +43,7 @@ impl<'a> NotedRun<'a> {
         noted
     }
 
-    /// Freezes; what is frozen is to be read then.
+    /// Freezes the machine; the frozen disks are read next.
     pub(super) fn freezing<T>(mut self, freeze: impl FnOnce() -> crate::Result<T>) -> crate::Result<(T, Self)> {
         self.phase(Phase::Freezing);
         match freeze() {
@@ -57,13 +58,14 @@ impl<'a> NotedRun<'a> {
         }
     }
 
-    /// The backup is in this phase from now on.
+    /// Notes that the backup enters this phase.
     pub(super) fn phase(&mut self, phase: Phase) {
         let written = self.note.as_mut().map(|note| note.phase(phase));
         self.heed(written.unwrap_or(Ok(())));
     }
 
-    /// The backup has ended, well or not. The note stays where something is left, or the machine is paused because of us.
+    /// Ends the backup, successful or not. The note is kept if something is left, or if the machine is still paused by
+    /// Holdfast.
     pub(super) fn end(mut self) {
         let Some(note) = self.note.take() else { return };
         if self.is_clean() {
@@ -72,7 +74,7 @@ impl<'a> NotedRun<'a> {
     }
 
     fn is_clean(&self) -> bool {
-        // What was in a QEMU has ended with it.
+        // The run's objects in QEMU have ended with it.
         if is_off(self.request.machine) {
             return true;
         }
@@ -93,7 +95,7 @@ impl<'a> NotedRun<'a> {
     }
 }
 
-/// Whether a machine was switched off meanwhile, has crashed, or is not there any more.
+/// Whether a machine was switched off, has crashed, or no longer exists.
 pub(super) fn is_off(machine: &dyn Machine) -> bool {
     machine.ended().is_some()
 }

@@ -1,4 +1,4 @@
-//! What a snapshot of a machine says of itself, and of each of its disks.
+//! The notes of a machine's snapshot and of its disks.
 
 use crate::notes::{NOTE_CONSISTENCY, NOTE_FORMAT, NOTE_METHOD, NOTE_PATH, NOTE_UUID};
 use std::collections::BTreeMap;
@@ -8,7 +8,7 @@ use holdfast_host::{DiskSource, MachineDisk};
 use super::{Method, QemuCapture};
 
 impl QemuCapture<'_> {
-    /// What the snapshot says of itself.
+    /// The notes of the snapshot.
     pub(super) fn notes(&self, method: Method, consistency: &str) -> BTreeMap<String, String> {
         let uuid = &self.description.summary.uuid;
         let notes = [
@@ -23,7 +23,7 @@ impl QemuCapture<'_> {
     }
 }
 
-/// What is known of where a disk is.
+/// The notes about the place of a disk.
 pub(super) fn notes_of(disk: &MachineDisk) -> BTreeMap<String, String> {
     let mut notes = BTreeMap::new();
     if let DiskSource::File(path) | DiskSource::Device(path) = &disk.source {

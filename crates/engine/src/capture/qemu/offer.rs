@@ -1,4 +1,4 @@
-//! Which methods a machine offers, and why not the others.
+//! Determines which methods a machine supports, and why others are not possible.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -14,7 +14,7 @@ use super::method::{Method, Offer, run_of_overlay};
 use crate::job::{Error, Result};
 
 impl QemuCapture<'_> {
-    /// What this machine offers.
+    /// The methods that this machine supports.
     pub(super) fn offer(&self) -> Result<Offer> {
         let failed = |source| {
             Error::from(holdfast_host::Error::Monitor {
@@ -50,7 +50,7 @@ impl QemuCapture<'_> {
         })
     }
 
-    /// Why there can be no host snapshots, where they were requested.
+    /// Why host snapshots are not possible, if they were requested.
     pub(super) fn no_snapshot(&self) -> Option<String> {
         let is_asked = self.request.method == Some(Method::Snapshot);
         let why = || no_host_snapshot(&self.description, &self.taken, self.request.capture.run);
@@ -69,7 +69,7 @@ impl QemuCapture<'_> {
     }
 }
 
-/// Why images cannot be cloned; none where they can.
+/// Why images cannot be cloned; none if they can.
 fn no_reflink(images: &[&Path], run: u32) -> Option<String> {
     let folders: BTreeSet<&Path> = images.iter().filter_map(|image| image.parent()).collect();
     folders

@@ -1,4 +1,4 @@
-//! Other backups of the same machine: one that is alive is not disturbed, and what a dead one has left is taken out.
+//! Other backups of the same machine: a running one is not disturbed, and leftovers of a dead one are removed.
 
 use std::time::Duration;
 
@@ -13,16 +13,16 @@ use crate::machine::lock::{INSTANT_PATIENCE, MachineLock, Work};
 use crate::machine::run_journal::{Phase, RunRecord, forget_run, noted_runs};
 use crate::machine::watchdog::is_watchdog_of;
 
-/// The watchdog of a run that has just died may be at it.
+/// How long to wait for the watchdog of a run that has just died, which may be cleaning up.
 const WATCHDOG_PATIENCE: Duration = Duration::from_secs(5);
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Sees to it that no other backup is at work on the machine, and that nothing of a dead one is left.
+/// Makes sure that no other backup is working on the machine, and that no leftovers of a dead one remain.
 ///
 /// # Errors
-/// [`holdfast_host::Error::Busy`] where one is, or where that is not known.
+/// [`holdfast_host::Error::Busy`] if another backup is working on it, or if that cannot be determined.
 pub(super) fn make_way(request: &MachineReadRequest<'_>, summary: &MachineSummary, job: Job<'_>) -> Result<()> {
-    // A backup that freezes the machine at this moment is not one of those that are in the way.
+    // A backup that freezes the machine now is not an obstacle.
     let (journal, now) = (request.capture.journal.as_ref(), (request.capture.now)());
     let _lock = MachineLock::take(journal, summary, Work::Instant, INSTANT_PATIENCE, now, job)?;
     let machine = request.machine.name();
@@ -46,7 +46,7 @@ pub(super) fn make_way(request: &MachineReadRequest<'_>, summary: &MachineSummar
                 note.run, note.process.process
             ));
         }
-        // Its server may run, though nothing with its name is in QEMU any more.
+        // The run's server may exist even if QEMU has no object with the run's name.
         remove_run(monitor, job.clock, note.run).map_err(failed)?;
         let is_needed = note.phase == Phase::Committing || (note.was_running && summary.state == MachineState::Paused);
         if let Some(place) = request.capture.journal.as_ref().filter(|_| !is_needed) {
@@ -73,7 +73,7 @@ fn dead_notes(request: &MachineReadRequest<'_>, uuid: &str) -> Result<Vec<RunRec
     Ok(noted.filter(is_dead).collect())
 }
 
-/// The note of a run that is at work on the machine: it may have nothing in QEMU, and overlays on its disks.
+/// The note of a live run on the machine: it may have nothing in QEMU, but overlays on its disks.
 fn living_note(request: &MachineReadRequest<'_>, uuid: &str) -> Result<Option<RunRecord>> {
     let Some(place) = &request.capture.journal else {
         return Ok(None);
@@ -104,7 +104,7 @@ fn holder(run: RunId, note: Option<&RunRecord>) -> String {
     }
 }
 
-/// Whether something of a dead run is there still, when its watchdog has had time.
+/// Whether leftovers of a dead run remain after its watchdog had time to remove them.
 fn is_still_there(monitor: &dyn Monitor, run: RunId, job: Job<'_>) -> std::result::Result<bool, MonitorError> {
     let start = job.clock.now();
     while has_watchdog(run) && job.clock.now().saturating_sub(start) < WATCHDOG_PATIENCE {
@@ -119,6 +119,6 @@ fn is_still_there(monitor: &dyn Monitor, run: RunId, job: Job<'_>) -> std::resul
 /// Whether the watchdog of a run may be alive.
 fn has_watchdog(run: RunId) -> bool {
     let is_one = |process: &ProcessInfo| is_watchdog_of(&process.arguments, run);
-    // Where processes of other users cannot be seen, it may be.
+    // If processes of other users are hidden, it may be alive.
     processes_named("holdfast").is_none_or(|processes_named| processes_named.iter().any(is_one))
 }

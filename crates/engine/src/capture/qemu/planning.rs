@@ -1,4 +1,4 @@
-//! What a backup of a machine of QEMU would read.
+//! Plans what a backup of a QEMU machine would read.
 
 use holdfast_host::MachineState;
 
@@ -51,7 +51,7 @@ impl QemuCapture<'_> {
         Ok((method, reason.to_owned(), disks.collect::<Result<_>>()?))
     }
 
-    /// Disks of a machine that has a QEMU, and what its bitmaps say.
+    /// The reads of the disks of a machine that has a QEMU, by its bitmaps.
     fn plan_disks(&self, method: Method) -> Result<Vec<PlannedRead>> {
         let freezer = self.freezer();
         let devices = freezer.devices(&self.taken)?;
@@ -64,7 +64,7 @@ impl QemuCapture<'_> {
                     (bitmap.map(|bitmap| bitmap.dirty_bytes), None)
                 }
                 (Method::Filter, Err(why)) => (Some(disk.size_bytes), Some(why.to_string())),
-                // Two host snapshots are compared when the second is there.
+                // Host snapshots can be compared only when the second one exists.
                 (Method::Snapshot, _) => (None, None),
                 _ => (Some(disk.size_bytes), Some(ReadAll::NoBitmapNow(method).to_string())),
             };

@@ -1,19 +1,21 @@
-//! Which bitmap of QEMU is proven to name all that changed on a disk since the snapshot before.
+//! Proves that a bitmap of QEMU names all changes of a disk since the previous snapshot.
 //!
-//! A bitmap records what is written through one node. So it is looked for in all layers of the disk, and what it proves depends on where
-//! it is found:
+//! A bitmap records writes through one node. So it is looked for in all layers of the disk, and what it proves depends
+//! on where it is found:
 //!
-//! - Its own name is of one disk of one run: the images of two disks can be exchanged.
-//! - It has a witness: places that the run marked in it when it had been read. A bitmap of the same name that was begun later, as libvirt
-//!   begins one in each overlay, lacks them, and so does one that was cleared. Merging bitmaps keeps them.
-//! - Of the layers that have it the lowest counts. What was written since to the layers above is where these layers have clusters of
-//!   their own.
-//! - What is below that layer has to be what was below the disk's node then: the same files, unwritten.
-//! - It is where it was begun: in the same image, or in the same process of QEMU, where libvirt merges it when it changes the layers.
-//!   Or its image has it stored, as a copy made by `qemu-img` has. A migration takes bitmaps along by the names of nodes, also from a
-//!   node that the disk has left before, to an image whose writes they have not recorded.
+//! - Its name is unique to one disk of one run, because the images of two disks can be exchanged.
+//! - It has a witness: places that the run marked in it after reading the disk. A bitmap of the same name that was
+//!   started later, as libvirt does in each overlay, lacks these marks, and so does one that was cleared. Merging
+//!   bitmaps keeps them.
+//! - If several layers have the bitmap, the lowest counts. What was written to the layers above it is where these
+//!   layers have their own clusters.
+//! - The files below that layer must be the ones that were below the disk's node at the time, and unwritten.
+//! - It is where it was started: in the same image, or in the same process of QEMU, where libvirt merges it when it
+//!   changes the layers. Or it is stored in its image, as in a copy made by `qemu-img`. A migration transfers bitmaps
+//!   by the names of nodes, also from a node that the disk no longer uses, to an image whose writes they did not
+//!   record.
 //!
-//! Where one of these is missing, everything is read.
+//! If one of these conditions is not met, everything is read.
 
 use crate::notes::{NOTE_BITMAP, NOTE_BITMAP_BASES, NOTE_BITMAP_PLACE, NOTE_BITMAP_WITNESS};
 use std::collections::{BTreeMap, BTreeSet};
@@ -25,36 +27,36 @@ use holdfast_host::stamp_of;
 
 use super::changes::ReadAll;
 
-/// What is not known of a place.
+/// The note of an unknown place.
 const UNKNOWN: &str = "-";
-/// The note of an image that is based on nothing.
+/// The note of an image without base images.
 const NO_BASES: &str = "none";
 
-/// Bytes of a mark: the largest granularity that QEMU chooses for a bitmap by default.
+/// The size of a mark in bytes: the largest default granularity of a QEMU bitmap.
 pub(super) const MARK_BYTES: u64 = 64 << 10;
 /// Marks at random places.
 const RANDOM_COUNT: u64 = 8;
-/// Marks at the end, each twice as far from it as the one before: an image that was made smaller meanwhile has lost them.
+/// Marks near the end, each twice as far from it as the one before: an image that was shrunk meanwhile has lost them.
 const END_COUNT: u32 = 8;
-/// Marks of one bitmap, of any version.
+/// The maximum number of marks of one bitmap, in any version.
 const MARK_COUNT_MAX: usize = 64;
 
-/// A bitmap that may be believed, if its witness is there.
+/// A bitmap that can be trusted if it has its witness.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Proof {
     pub(super) bitmap: String,
-    /// The node that has it, where it is below the disk's own.
+    /// The node that has it, if that is below the disk's own node.
     pub(super) below: Option<String>,
-    /// Layers above that node.
+    /// The number of layers above that node.
     pub(super) layer_count: u64,
-    /// Where the marks are.
+    /// The offsets of the marks.
     pub(super) witness: Vec<u64>,
     /// All nodes of the disk.
     nodes: Vec<String>,
 }
 
 impl Proof {
-    /// Finds it by the notes of the disk in the snapshot before, and its size then.
+    /// Finds the bitmap by the notes of the disk in the previous snapshot, and the disk's size at that time.
     pub(super) fn find(
         layers: Option<&[Layer]>,
         size_bytes: u64,
@@ -95,20 +97,20 @@ impl Proof {
         })
     }
 
-    /// Whether a bitmap has the marks of the witness.
+    /// Whether a bitmap has all marks of the witness.
     pub(super) fn is_witnessed(&self, changed: &DirtyBitmap) -> bool {
         self.witness
             .iter()
             .all(|offset| changed.is_dirty(*offset..offset.saturating_add(1)))
     }
 
-    /// Whether the disk is made of these layers still.
+    /// Whether the disk still has these layers.
     pub(super) fn still_holds(&self, layers: Option<&[Layer]>) -> bool {
         layers.is_some_and(|layers| nodes_of(layers) == self.nodes)
     }
 }
 
-/// A bitmap that begins at an instant, with what proves later that it did.
+/// A bitmap that starts at a point in time, with what later proves that it did.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct NextBitmap {
     pub(super) name: String,
@@ -138,7 +140,7 @@ impl NextBitmap {
     }
 }
 
-/// The marks that a note names.
+/// The marks in a note.
 fn marks_in(note: &str) -> Option<Vec<u64>> {
     let marks = note.split(' ').map(|offset| offset.parse().ok());
     let marks = marks.take(MARK_COUNT_MAX + 1).collect::<Option<Vec<u64>>>()?;
@@ -155,7 +157,7 @@ fn check_state(bitmap: &Bitmap) -> Result<(), ReadAll> {
     Ok(())
 }
 
-/// Checks that the clusters of each layer but the last show what was written to it.
+/// Checks that the clusters of each layer but the last show all writes to it.
 fn check_layers(layers: &[Layer], size_bytes: u64) -> Result<(), ReadAll> {
     let Some((_, above)) = layers.split_last() else {
         return Ok(());
@@ -173,7 +175,7 @@ fn check_layers(layers: &[Layer], size_bytes: u64) -> Result<(), ReadAll> {
     }
 }
 
-/// Where a bitmap of a layer is.
+/// The place of a layer's bitmap.
 fn place_of(layer: Option<&Layer>) -> String {
     let known = |word: Option<String>| word.unwrap_or_else(|| UNKNOWN.to_owned());
     let process = layer.and_then(|layer| layer.process.clone());
@@ -192,7 +194,7 @@ fn image_of(layer: &Layer) -> Option<String> {
     stamp_of(file)
 }
 
-/// Whether a bitmap is where it was begun, or came from there with all that it had recorded.
+/// Whether a bitmap is where it was started, or came from there with everything it had recorded.
 fn is_at_place(layer: &Layer, name: &str, place: &str) -> bool {
     let here = place_of(Some(layer));
     let mut words = place.split(' ').zip(here.split(' '));
@@ -203,7 +205,7 @@ fn nodes_of(layers: &[Layer]) -> Vec<String> {
     layers.iter().map(|layer| layer.node.clone()).collect()
 }
 
-/// What an image is based on; none where that is not known.
+/// The base images of an image; none if they are not known.
 fn bases_of(layers: &[Layer]) -> Option<String> {
     let mut words = Vec::new();
     for layer in layers {
@@ -221,7 +223,7 @@ fn bases_of(layers: &[Layer]) -> Option<String> {
     })
 }
 
-/// Where a bitmap of a disk gets marks.
+/// The places where a disk's bitmap gets marks.
 fn witness_of(size_bytes: u64, seed: u64) -> Vec<u64> {
     let count = size_bytes / MARK_BYTES;
     if count == 0 {

@@ -1,8 +1,9 @@
-//! Looks after a machine while its frozen disks are read: how full the scratch files are, and how long the guest's writes take.
+//! Supervises a machine while its frozen disks are read: the size of the scratch files, and the latency of the guest's
+//! writes.
 //!
-//! What the guest overwrites goes to files without names, which grow from nothing. A file system that is full breaks the copy and
-//! not the guest; but the host has other programs that need it. So the copy is given up before: the run is taken out of QEMU at
-//! once, which gives the space back, though the reader may be busy with something else.
+//! Data that the guest overwrites goes to unnamed files, which grow from nothing. A full file system breaks the copy
+//! and not the guest, but other programs on the host need the space. So the copy is aborted before: the run is removed
+//! from QEMU at once, which frees the space even if the reader is busy.
 
 use std::fs::File;
 use std::os::unix::fs::MetadataExt as _;
@@ -17,51 +18,52 @@ use crate::job::Job;
 use crate::job::error::GivenUp;
 use crate::job::rate_limit::{LatencyGovernor, RateChange, RateLimit};
 
-/// How often scratch files are looked at.
+/// The interval between two checks of the scratch files.
 const LOOK_INTERVAL: Duration = Duration::from_millis(200);
-/// Looks between two questions how long writes take.
+/// The number of these checks per measurement of the latency.
 const LOOKS_PER_QUESTION: u32 = 5;
-/// Of the file system that holds the scratch files as much stays free, at most.
+/// The maximum space that is kept free on the scratch files' file system.
 const RESERVE_BYTES_MAX: u64 = 1 << 30;
-/// That is, where it is small, one part of so many.
+/// On a small file system, this fraction is kept free instead.
 const RESERVE_PARTS: u64 = 20;
-/// A file's `st_blocks` count blocks of this size on every file system.
+/// The unit of a file's `st_blocks` on every file system.
 const STAT_BLOCK_BYTES: u64 = 512;
 
-/// What reading a running machine may cost it and its host.
+/// Limits on the load that reading a running machine may cause.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Limits {
-    /// Bytes read from the machine each second, at most.
+    /// The maximum rate of reading, in bytes per second.
     pub bytes_per_second: Option<std::num::NonZeroU64>,
-    /// Bytes that all its scratch files together may take.
+    /// The maximum size of all its scratch files together, in bytes.
     pub scratch_bytes_max: Option<u64>,
-    /// How long a write of the guest may take, on average over a second; where it takes longer, the machine is read slower.
+    /// The maximum average latency of the guest's writes over a second; above it, the machine is read slower.
     pub write_latency_max: Option<Duration>,
 }
 
-/// What reading a machine did to it, as far as is known.
+/// The load that reading a machine caused, as far as it is known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Load {
-    /// How long a write of the guest took on average, from the machine's start until its instant.
+    /// Average latency of the guest's writes from the machine's start to its point in time.
     pub latency_before: Option<Duration>,
-    /// How long one took on average while the machine was read.
+    /// Average latency while the machine was read.
     pub latency_meanwhile: Option<Duration>,
     /// The highest average over a second.
     pub latency_highest: Option<Duration>,
-    /// How often reading was slowed down for that.
+    /// How often reading was slowed down because of the latency.
     pub slowed_count: u32,
-    /// How long reading waited, for one limit or the other.
+    /// How long reading waited because of limits.
     pub waited: Duration,
-    /// The most that was seen in scratch files.
+    /// The largest size of the scratch files that was seen.
     pub scratch_bytes: u64,
 }
 
-/// How what the guest overwrites takes room.
+/// How data that the guest overwrites takes space.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum CopySpace {
     /// In scratch files.
     InScratch,
-    /// In blocks that were shared before: of the file system so many bytes were free then, once that is known.
+    /// In blocks that were shared before. The value is the free space of the file system at that time, once it is
+    /// known.
     Shared(Option<u64>),
 }
 
@@ -71,15 +73,15 @@ impl CopySpace {
     }
 }
 
-/// Looks after one machine.
+/// Supervises one machine.
 pub(super) struct Supervisor<'a> {
     pub(super) machine: &'a dyn Machine,
     pub(super) run: RunId,
-    /// The devices that are read, as QEMU calls them.
+    /// QEMU's names of the devices that are read.
     pub(super) devices: Vec<String>,
     /// The files that grow as the guest writes.
     pub(super) scratch: Vec<File>,
-    /// How they do.
+    /// How these files take space.
     pub(super) kept: CopySpace,
     /// Stops the readers, which may be waiting for QEMU.
     pub(super) readers: Vec<NbdStopper>,
@@ -88,23 +90,23 @@ pub(super) struct Supervisor<'a> {
     pub(super) job: Job<'a>,
 }
 
-/// What a warden saw.
+/// The report of a supervisor.
 #[derive(Debug, Default)]
 pub(super) struct SupervisorReport {
     pub(super) load: Load,
     pub(super) given_up: Option<GivenUp>,
-    /// The files that grew, to be kept open until QEMU has closed them: the process that closes one last waits until its space is freed, and a guest
-    /// would wait with its QEMU.
+    /// The files that grew. They must stay open until QEMU has closed them: the process that closes a file last waits
+    /// until its space is freed, and the guest would wait with its QEMU.
     pub(super) scratch: Vec<File>,
 }
 
 impl Supervisor<'_> {
-    /// Does `work`, and looks after the machine meanwhile.
+    /// Runs `work`, and supervises the machine meanwhile.
     pub(super) fn watch<T>(self, work: impl FnOnce() -> T) -> (T, SupervisorReport) {
         let (pace, clock) = (self.pace, self.job.clock);
         let start = clock.now();
         let (result, mut watched) = std::thread::scope(|scope| {
-            // The end of the channel is the end of the work, even where it panics.
+            // The channel closes when the work ends, even by a panic.
             let (working, over) = channel();
             let watcher = scope.spawn(move || self.look_until(&over));
             let result = work();
@@ -151,22 +153,22 @@ impl Supervisor<'_> {
         metadata.map(|metadata| metadata.blocks() * STAT_BLOCK_BYTES).sum()
     }
 
-    /// Bytes that are free where the files are, and all there are.
+    /// The free and the total space of the files' file system, in bytes.
     fn room(&self) -> Option<(u64, u64)> {
         let file_system = rustix::fs::fstatvfs(self.scratch.first()?).ok()?;
         let bytes = |blocks: u64| blocks.saturating_mul(file_system.f_frsize);
         Some((bytes(file_system.f_bavail), bytes(file_system.f_blocks)))
     }
 
-    /// Why the copy has to be given up, if it has to.
+    /// Why the copy must be aborted, if it must.
     fn too_much(&self, used_bytes: u64) -> Option<GivenUp> {
         let (free_bytes, whole_bytes) = self.room()?;
         too_much(used_bytes, self.limits.scratch_bytes_max, free_bytes, whole_bytes)
     }
 
-    /// Takes the copy away from its readers. The guest does not notice.
+    /// Aborts the copy. The guest does not notice.
     fn give_up(&mut self) {
-        // Readers first: they must not wait for an answer that never comes.
+        // Readers first: they must not wait for a reply that never comes.
         self.pace.end();
         self.readers.iter().for_each(NbdStopper::stop);
         self.machine.monitor().wake().ok();
@@ -184,7 +186,7 @@ fn too_much(used_bytes: u64, max_bytes: Option<u64>, free_bytes: u64, whole_byte
         return Some(GivenUp::ScratchMax { used_bytes, max_bytes });
     }
     let reserve_bytes = RESERVE_BYTES_MAX.min(whole_bytes / RESERVE_PARTS);
-    // Where other programs fill it, and we have nothing in it, giving up frees nothing.
+    // If the copy takes no space, aborting it frees none, whatever other programs use.
     (used_bytes > 0 && free_bytes < reserve_bytes).then_some(GivenUp::NearlyFull {
         used_bytes,
         free_bytes,
@@ -192,7 +194,7 @@ fn too_much(used_bytes: u64, max_bytes: Option<u64>, free_bytes: u64, whole_byte
     })
 }
 
-/// The guest's writes, and what follows from them.
+/// The latency of the guest's writes, and the reactions to it.
 struct WriteLatency {
     first: WriteCounters,
     last: WriteCounters,
@@ -215,7 +217,7 @@ impl WriteLatency {
     }
 
     fn look(&mut self, supervisor: &Supervisor<'_>, load: &mut Load) {
-        // A question that is not answered is no reason to change anything.
+        // A request without an answer is no reason to change anything.
         let Some(counters) = supervisor.counters() else {
             supervisor.machine.monitor().wake().ok();
             return;
@@ -238,7 +240,7 @@ impl WriteLatency {
         }
     }
 
-    /// The end, in the middle of a second: what came since the last look counts, too.
+    /// Counts the last, incomplete second, too.
     fn end(&self, supervisor: &Supervisor<'_>, load: &mut Load) {
         let Some(counters) = supervisor.counters() else { return };
         load.latency_highest = load.latency_highest.max(counters.since(&self.last).average());
@@ -267,9 +269,9 @@ mod tests {
         ));
         let nearly = |used, free, whole| too_much(used, None, free, whole).is_some();
         assert!(nearly(1, RESERVE_BYTES_MAX - 1, 200 * GIB) && !nearly(1, RESERVE_BYTES_MAX, 200 * GIB));
-        // Others have filled it.
+        // Other programs have filled it.
         assert!(!nearly(0, 0, 200 * GIB));
-        // A small one keeps a twentieth.
+        // On a small file system a twentieth is kept free.
         assert!(nearly(1, GIB / 20 - 1, GIB) && !nearly(1, GIB / 20, GIB));
     }
 }

@@ -1,4 +1,4 @@
-//! `backup` of a machine of VirtualBox, as a story.
+//! `backup` of a VirtualBox machine.
 
 use std::time::Duration;
 
@@ -26,15 +26,15 @@ use crate::job::error::VirtualBoxError;
 use crate::job::{Error, Job, Result, Unit};
 use crate::machine::lock::place_digits;
 
-/// Why all of a disk is read.
+/// Why a whole disk is read.
 const NO_RECORD: &str = "VirtualBox keeps no record of what a machine writes";
 /// Why a disk of a running machine is left out if snapshots do not redirect its writes.
 const NO_INSTANT: &str = "a snapshot of VirtualBox leaves such a disk alone, and the machine runs";
 
-/// Backs up a machine of VirtualBox.
+/// Backs up a VirtualBox machine.
 ///
 /// # Errors
-/// After any error a machine that was running still runs, and a snapshot of VirtualBox's that was taken is deleted.
+/// After any error a machine that was running still runs, and the VirtualBox snapshot is deleted.
 pub fn back_up_virtualbox(
     repository: &Repository,
     request: VirtualBoxBackup<'_>,
@@ -44,7 +44,7 @@ pub fn back_up_virtualbox(
     capture_into(repository, request, snapshot, job)
 }
 
-/// Plans a backup of a machine of VirtualBox.
+/// Plans a backup of a VirtualBox machine.
 pub fn plan_virtualbox_backup(
     repository: &Repository,
     request: VirtualBoxBackup<'_>,
@@ -88,7 +88,7 @@ impl Capture for VirtualBoxBackup<'_> {
         {
             said = machine.read()?;
         }
-        // A disk among it is not backed up.
+        // A disk at an unknown controller is not backed up.
         let disks = |dropped: &&Untranslated| dropped.what.starts_with(UNKNOWN_CONTROLLER);
         for dropped in said.dropped.iter().filter(disks) {
             let message = format!("{}: {} is left out: {}", machine.name(), dropped.what, dropped.why);
@@ -109,7 +109,7 @@ impl Capture for VirtualBoxBackup<'_> {
 pub(crate) enum HeldVirtualBox<'h> {
     /// It is off.
     Off,
-    /// It runs, and a snapshot of VirtualBox holds what is read.
+    /// It runs, and a VirtualBox snapshot holds what is read.
     Frozen {
         frozen: HoldingSnapshot<'h>,
         time: Timestamp,
@@ -169,13 +169,13 @@ impl PreparedMachine for VirtualBoxCapture<'_> {
     fn release<'h>(&'h self, held: HeldVirtualBox<'h>, read: Result<VirtualBoxReading>) -> Result<VirtualBoxReading> {
         let remains = match held {
             HeldVirtualBox::Off => None,
-            // A snapshot that stays is a warning: what was read is good all the same.
+            // A snapshot that could not be deleted causes a warning: what was read is valid all the same.
             HeldVirtualBox::Frozen { frozen, .. } => frozen.end(),
         };
         read.map(|reading| VirtualBoxReading { remains, ..reading })
     }
 
-    /// Errors of streams that an interruption has stopped say less than the interruption.
+    /// After an interruption, errors of streams are less useful than the interruption itself.
     fn explain(&self, error: Error) -> Error {
         self.job.interrupt.check().err().map_or(error, Error::from)
     }
@@ -196,7 +196,7 @@ impl VirtualBoxCapture<'_> {
     /// Whether the machine is off.
     ///
     /// # Errors
-    /// It neither is off, nor can VirtualBox take a snapshot of it.
+    /// The machine is not off, and VirtualBox cannot take a snapshot of it.
     fn is_off(&self) -> Result<bool> {
         let machine = self.request.machine;
         match (self.condition.state(), &self.condition) {
@@ -221,7 +221,7 @@ impl VirtualBoxCapture<'_> {
         }
     }
 
-    /// Why the machine is read as it is.
+    /// The reason for the method.
     fn reason(&self) -> String {
         match self.condition.state() {
             MachineState::ShutOff if self.said.settings.state_file.is_some() => "it is saved".to_owned(),
@@ -229,7 +229,7 @@ impl VirtualBoxCapture<'_> {
         }
     }
 
-    /// A machine that is off: as long as nothing changes, its images are of one instant.
+    /// Reads a machine that is off: as long as nothing changes, its images are of one point in time.
     fn read_images(&self) -> Result<VirtualBoxReading> {
         let (machine, said) = (self.request.machine, &self.said);
         if let Condition::Unused { is_certain } = self.condition {
@@ -260,7 +260,7 @@ impl VirtualBoxCapture<'_> {
         self.store(instant, &opened, check)
     }
 
-    /// The file with the memory of a machine that is saved. Without it the machine starts from its disks, as after a crash.
+    /// The file with the memory of a saved machine. Without it the machine starts from its disks, as after a crash.
     fn saved_memory<'s>(&self, said: &'s LoadedSettings) -> Result<Option<&'s str>> {
         let machine = self.request.machine;
         let Some(file) = said.settings.state_file.as_deref() else {
@@ -278,7 +278,7 @@ impl VirtualBoxCapture<'_> {
         Ok(None)
     }
 
-    /// Takes a snapshot of a machine that runs, or is paused.
+    /// Takes a snapshot of a machine that runs or is paused.
     fn freeze_active(&self) -> Result<HeldVirtualBox<'_>> {
         let machine = self.request.machine;
         let manager = machine.place().manager().ok_or_else(|| {
@@ -286,7 +286,7 @@ impl VirtualBoxCapture<'_> {
                 what: "a machine that runs",
             })
         })?;
-        // What cannot be read at all is found out before the machine is disturbed.
+        // Unreadable disks are found before the machine is disturbed.
         drop(self.open(&self.said.machine, &self.said)?);
         let state = self.condition.state();
         let start = self.job.clock.now();
@@ -346,7 +346,7 @@ impl VirtualBoxCapture<'_> {
         self.store(instant, &opened, check)
     }
 
-    /// Opens the disks that are wanted, with the images that `machine` has; why others are left out.
+    /// Opens the chosen disks, with the images of `machine`; also returns why others are left out.
     fn open(&self, machine: &Machine, said: &LoadedSettings) -> Result<OpenedDisks> {
         let owner = self.request.machine;
         let description = owner.description(machine, said, &self.condition);
@@ -400,7 +400,7 @@ impl VirtualBoxCapture<'_> {
     fn why_not(&self, decision: Decision, said: &LoadedSettings, key: &str) -> Option<String> {
         match decision {
             Decision::Leave(why) => Some(why),
-            // Naming it does not make what is written meanwhile consistent.
+            // A disk that snapshots do not cover is inconsistent, even if the user names it.
             Decision::Take if self.condition.state() != MachineState::ShutOff => chain_of(&said.media, key)
                 .last()
                 .filter(|base| !base.kind.has_snapshots())
@@ -409,7 +409,7 @@ impl VirtualBoxCapture<'_> {
         }
     }
 
-    /// The machine was not started, and its images were not written.
+    /// Checks that the machine was not started and its images were not written.
     fn check_unchanged(&self, taken: &[ChosenDisk]) -> Result<()> {
         self.check_files(taken)?;
         let machine = self.request.machine;

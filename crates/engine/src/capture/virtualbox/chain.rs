@@ -1,7 +1,7 @@
-//! The images of a disk: the one that is attached, and what it differs from, down to its base.
+//! The image chain of a disk: the attached image and its parents, down to the base.
 //!
-//! The settings say which file is which image, and every image has its own UUID. Both have to agree: a file that was replaced would
-//! be read as another disk.
+//! The settings assign files to images, and every image contains its own UUID. Both must agree: otherwise a replaced
+//! file would be read as another disk.
 
 use std::path::{Path, PathBuf};
 
@@ -15,11 +15,11 @@ use crate::image::source::OpenSource;
 use crate::job::error::VirtualBoxError;
 use crate::job::{Error, Result};
 
-/// What of the host's files may be opened.
+/// The files of the host that may be opened.
 pub(super) struct Admission<'a> {
-    /// The machine's own folder, without links.
+    /// The machine's own folder, with links resolved.
     folder: PathBuf,
-    /// Files and folders that a person has allowed.
+    /// Files and folders that the user has allowed.
     allowed: &'a [PathBuf],
 }
 
@@ -31,10 +31,10 @@ impl<'a> Admission<'a> {
         }
     }
 
-    /// The path of a file that the settings name, without links.
+    /// The path of a file that the settings name, with links resolved.
     ///
     /// # Errors
-    /// It lies elsewhere, and was not allowed. The error does not say whether such a file exists.
+    /// The file is elsewhere, and was not allowed. The error does not reveal whether the file exists.
     pub(super) fn admit(&self, path: &Path) -> Result<PathBuf> {
         let outside = || {
             of(VirtualBoxError::Outside {
@@ -42,7 +42,7 @@ impl<'a> Admission<'a> {
                 folder: self.folder.clone(),
             })
         };
-        // Where folders are missing, the file is, too: what there is of the way to it is looked at.
+        // If folders are missing the file is missing, too: the existing part of its path is checked.
         let folder = path.ancestors().skip(1).find_map(|folder| folder.canonicalize().ok());
         if !folder.is_some_and(|folder| self.admits(&folder)) && !self.admits_file(path) {
             return Err(outside());
@@ -71,7 +71,7 @@ impl<'a> Admission<'a> {
     }
 }
 
-/// Opens the disk that has the image `uuid`, with all that it differs from.
+/// Opens the disk with the image `uuid`, including all parent images.
 pub(super) fn open_disk(
     machine: &VirtualBoxMachine<'_>,
     said: &LoadedSettings,
@@ -107,7 +107,7 @@ pub(super) fn open_disk(
     OpenSource::open_with(&files[0], &options)
 }
 
-/// The error of a medium whose format is not read: nothing is taken from its content instead.
+/// The error of a medium whose format is not supported; its format is not guessed from the content.
 fn unknown_format(path: &Path, name: &str) -> Error {
     holdfast_image::Error::UnsupportedFeature {
         image: path.display().to_string(),
@@ -150,7 +150,7 @@ fn file_of(
     admission.admit(&machine.file(&location))
 }
 
-/// Compares what images say of themselves with what the settings say of them.
+/// Compares the UUIDs in the images with those in the settings.
 fn compare(disk: &str, chain: &[&Medium], files: &[PathBuf], options: &OpenOptions) -> Result<()> {
     let other = |file: &Path, detail: String| {
         Err(of(VirtualBoxError::OtherImage {

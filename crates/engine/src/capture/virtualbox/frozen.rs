@@ -1,8 +1,9 @@
-//! A machine that runs, held by a snapshot of VirtualBox's: what was its image until then is not written any more.
+//! A running machine held by a VirtualBox snapshot: the images that it used until then are no longer written.
 //!
-//! The snapshot is called `holdfast-backup-PLACE-RUN`, by where the lock of its backup is and the number of its run. It is deleted when what it
-//! holds is dropped, after errors too; only a program that is killed leaves it, and then the next backup from that place finds it by
-//! its name. VirtualBox brings down what the machine has written since, while it runs on.
+//! The snapshot is named `holdfast-backup-PLACE-RUN`, after the folder of its backup's lock and the number of its run.
+//! It is deleted when the holder is dropped, even after errors. Only a killed program leaves it behind; then the next
+//! backup with the same lock folder finds it by its name. VirtualBox merges what the machine has written since, while
+//! it runs.
 
 use holdfast_hardware::virtualbox::Snapshot;
 use holdfast_host::MachineState;
@@ -11,7 +12,7 @@ use holdfast_host::virtualbox::{SnapshotMode, VBoxManage};
 use super::machine::VirtualBoxMachine;
 use crate::job::{Progress, Result};
 
-/// What its name begins with.
+/// The prefix of the snapshots' names.
 const PREFIX: &str = "holdfast-backup-";
 /// Its description, for users who find it.
 const DESCRIPTION: &str = "made by holdfast backup, which deletes it when it has read the machine; if it is still there, the next backup does";
@@ -25,7 +26,7 @@ pub(crate) struct HoldingSnapshot<'a> {
 }
 
 impl<'a> HoldingSnapshot<'a> {
-    /// Takes a snapshot of a machine that runs, or is paused.
+    /// Takes a snapshot of a machine that runs or is paused.
     pub(super) fn take(
         manager: &'a VBoxManage,
         machine: &'a VirtualBoxMachine<'a>,
@@ -40,7 +41,7 @@ impl<'a> HoldingSnapshot<'a> {
             _ => SnapshotMode::Paused,
         };
         let taken = manager.take_snapshot(machine.uuid(), &name, DESCRIPTION, meanwhile);
-        // It may be there although VBoxManage says otherwise, or does not say which one it is.
+        // The snapshot may exist although VBoxManage reports a failure, or does not report its UUID.
         let found = || {
             let snapshots = machine.read().map(|said| said.settings.snapshots);
             let found = snapshots.into_iter().flatten().find(|snapshot| snapshot.name == name);
@@ -57,7 +58,7 @@ impl<'a> HoldingSnapshot<'a> {
             snapshot,
         };
         match error {
-            // One that was taken by a version that does not tell its UUID is as good.
+            // Some versions of VBoxManage do not report the UUID; the snapshot is valid all the same.
             Some(holdfast_host::Error::Configuration { .. }) if frozen.snapshot.is_some() => Ok(frozen),
             Some(error) => Err(error.into()),
             None => Ok(frozen),
@@ -69,7 +70,7 @@ impl<'a> HoldingSnapshot<'a> {
         self.snapshot.as_deref().unwrap_or_default()
     }
 
-    /// Deletes the snapshot; why it is still there, where it is.
+    /// Deletes the snapshot; if that fails, returns why.
     pub(super) fn end(mut self) -> Option<String> {
         self.delete()
     }
@@ -86,7 +87,7 @@ impl Drop for HoldingSnapshot<'_> {
     }
 }
 
-/// A snapshot of VirtualBox's that a backup has made.
+/// A VirtualBox snapshot that a backup has created.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct LeftSnapshot {
     pub(crate) uuid: String,
@@ -94,7 +95,7 @@ pub(crate) struct LeftSnapshot {
 }
 
 impl VirtualBoxMachine<'_> {
-    /// The snapshots that backups have made, the oldest first: of one that is at work, or left by one that was killed.
+    /// The snapshots that backups have created, the oldest first: of a running backup, or left by a killed one.
     pub(crate) fn left_snapshots(&self) -> Result<Vec<LeftSnapshot>> {
         let snapshots = self.read()?.settings.snapshots.into_iter();
         let ours = snapshots.filter(|snapshot| is_ours(&snapshot.name));
@@ -102,10 +103,10 @@ impl VirtualBoxMachine<'_> {
         Ok(ours.map(left).collect())
     }
 
-    /// Deletes the snapshots that killed backups have left, and returns the names of the deleted ones. Without `VBoxManage` none is
+    /// Deletes the snapshots that killed backups have left, and returns their names. Without `VBoxManage` none is
     /// deleted.
     ///
-    /// The caller has made sure that no backup of the machine is running.
+    /// The caller must make sure that no backup of the machine is running.
     pub(crate) fn delete_left(&self, progress: &dyn Progress) -> Result<Vec<String>> {
         let snapshots = self.read()?.settings.snapshots;
         Ok(self.manager().map_or_else(Vec::new, |manager| {
@@ -119,9 +120,9 @@ impl VirtualBoxMachine<'_> {
     }
 }
 
-/// Deletes the snapshots that backups have left which were killed, those of one place or of all: those that are gone now.
+/// Deletes the snapshots that killed backups have left, from one place or from all; returns the deleted ones.
 ///
-/// The caller has made sure that no other backup of the machine from there is running.
+/// The caller must make sure that no other backup of the machine from that place is running.
 pub(super) fn delete_left(
     manager: &VBoxManage,
     machine: &VirtualBoxMachine<'_>,
@@ -129,7 +130,7 @@ pub(super) fn delete_left(
     place: Option<&str>,
     progress: &dyn Progress,
 ) -> Vec<String> {
-    // From the youngest on: each is brought down into the one before.
+    // From the newest on: each is merged into the one before it.
     let is_meant =
         |snapshot: &&Snapshot| is_ours(&snapshot.name) && place.is_none_or(|place| is_from(&snapshot.name, place));
     let left = snapshots.iter().rev().filter(is_meant);
@@ -147,20 +148,20 @@ pub(super) fn delete_left(
     deleted
 }
 
-/// Whether a backup has made the snapshot of that name.
+/// Whether a backup has created the snapshot of that name.
 pub(super) fn is_ours(name: &str) -> bool {
     let is_number = |digits: &str| digits.len() == 8 && digits.bytes().all(|byte| byte.is_ascii_hexdigit());
     let numbers = name.strip_prefix(PREFIX);
     numbers.is_some_and(|numbers| numbers.split('-').count() <= 2 && numbers.split('-').all(is_number))
 }
 
-/// Whether a backup from `place` may have made it: names of old do not say from where.
+/// Whether a backup from `place` may have created it: names of old versions contain no place.
 fn is_from(name: &str, place: &str) -> bool {
     let numbers = name.strip_prefix(PREFIX).unwrap_or_default();
     numbers.split_once('-').is_none_or(|(there, _)| there == place)
 }
 
-/// Deletes a snapshot. Where it is still there, warns, and returns why.
+/// Deletes a snapshot. If it still exists, warns and returns why.
 fn delete(
     manager: &VBoxManage,
     machine: &VirtualBoxMachine<'_>,
@@ -168,7 +169,7 @@ fn delete(
     progress: &dyn Progress,
 ) -> Option<String> {
     let deleted = manager.delete_snapshot(machine.uuid(), snapshot);
-    // The answer does not count: it may be lost although the snapshot is gone, or say yes although the snapshot is there.
+    // The result is not trusted: it may be lost although the snapshot is deleted, or report success although it is not.
     let is_there = machine.read().map_or(true, |said| {
         said.settings.snapshots.iter().any(|there| there.uuid == snapshot)
     });
@@ -212,7 +213,7 @@ mod tests {
         }
     }
 
-    /// They may be at work.
+    /// Backups from there may be running.
     #[test]
     fn snapshots_of_other_places_are_left() {
         let name = "holdfast-backup-0123abcd-0000002a";

@@ -1,4 +1,4 @@
-//! A machine of VirtualBox: what its settings say, and what it is doing.
+//! A VirtualBox machine: its settings and its state.
 
 use std::fs::File;
 use std::io::{ErrorKind, Read as _};
@@ -21,16 +21,16 @@ use super::of;
 use crate::job::error::VirtualBoxError;
 use crate::job::{Error, Result};
 
-/// VirtualBox, as one user has it.
+/// VirtualBox as one user has configured it.
 pub struct VirtualBox {
     pub(super) home: Option<PathBuf>,
     pub(super) manager: Option<VBoxManage>,
 }
 
-/// Bytes of settings, at most.
+/// The maximum size of a settings file in bytes.
 const TEXT_BYTES_MAX: u64 = 64 << 20;
 
-/// A machine, by its settings.
+/// A machine, given by its settings.
 pub struct VirtualBoxMachine<'a> {
     place: &'a VirtualBox,
     path: PathBuf,
@@ -38,13 +38,13 @@ pub struct VirtualBoxMachine<'a> {
     uuid: String,
 }
 
-/// What the settings of a machine say at one moment.
+/// The settings of a machine at one moment.
 pub(super) struct LoadedSettings {
     /// The settings as they are.
     pub(super) text: String,
-    /// What only VirtualBox has.
+    /// The parts that only VirtualBox has.
     pub(super) settings: Settings,
-    /// What all hypervisors have: the key of a disk is the UUID of its image.
+    /// The parts that all hypervisors have: the key of a disk is the UUID of its image.
     pub(super) machine: Machine,
     /// Settings that other hypervisors cannot express.
     pub(super) dropped: Vec<Untranslated>,
@@ -52,22 +52,22 @@ pub(super) struct LoadedSettings {
     pub(super) media: Vec<Medium>,
 }
 
-/// What a machine is doing, and how that is known.
+/// The state of a machine, and its source.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Condition {
-    /// VirtualBox says it.
+    /// Reported by VirtualBox.
     Reported(VirtualBoxState),
-    /// VBoxManage cannot be asked, and no process is seen that writes its images.
+    /// VBoxManage cannot be asked, and no visible process writes to its images.
     Unused {
-        /// Whether all processes can be seen.
+        /// Whether all processes are visible.
         is_certain: bool,
     },
-    /// VBoxManage cannot be asked, and this process writes its images.
+    /// VBoxManage cannot be asked, and this process writes to its images.
     UsedBy(ProcessInfo),
 }
 
 impl Condition {
-    /// In the terms of all hypervisors.
+    /// The state in the terms of all hypervisors.
     pub(super) fn state(&self) -> MachineState {
         match self {
             Self::Reported(state) => state.state(),
@@ -114,7 +114,7 @@ impl<'a> VirtualBoxMachine<'a> {
         self.place
     }
 
-    /// Its UUID, and where it is.
+    /// Its UUID and path, for messages.
     pub(super) fn said(&self) -> String {
         format!("{} ({})", self.uuid, self.path.display())
     }
@@ -124,7 +124,7 @@ impl<'a> VirtualBoxMachine<'a> {
         self.path.parent().unwrap_or(Path::new("/"))
     }
 
-    /// A path as the settings have it.
+    /// Resolves a path of the settings.
     pub(super) fn file(&self, said: &str) -> PathBuf {
         self.folder().join(said)
     }
@@ -145,12 +145,12 @@ impl<'a> VirtualBoxMachine<'a> {
         })
     }
 
-    /// The machine as it was at a snapshot of VirtualBox's.
+    /// The machine as it was at a VirtualBox snapshot.
     pub(super) fn read_at(&self, said: &LoadedSettings, snapshot: &str) -> Result<Machine> {
         Ok(read_at(&said.text, snapshot).map_err(said_by(&self.path))?.value)
     }
 
-    /// What it is doing.
+    /// The state of the machine.
     pub(super) fn condition(&self, said: &LoadedSettings) -> Result<Condition> {
         if let Some(info) = self.reported()? {
             return Ok(Condition::Reported(info.state));
@@ -165,14 +165,14 @@ impl<'a> VirtualBoxMachine<'a> {
         })
     }
 
-    /// What VirtualBox says of it; nothing where it cannot be asked, or has another machine of this UUID.
+    /// VirtualBox's report; none if it cannot be asked, or has another machine with this UUID.
     fn reported(&self) -> Result<Option<MachineInfo>> {
         let Some(manager) = self.place.manager() else {
             return Ok(None);
         };
         match manager.info(&self.uuid) {
             Ok(info) => {
-                // A folder that was copied has the UUID of the machine that it is a copy of.
+                // A copied folder has the UUID of the original machine.
                 let is_this = info.settings.canonicalize().is_ok_and(|path| path == self.path);
                 Ok(is_this.then_some(info))
             }
@@ -181,14 +181,14 @@ impl<'a> VirtualBoxMachine<'a> {
         }
     }
 
-    /// What it is at this moment.
+    /// The current description of the machine.
     pub fn describe(&self) -> Result<Description> {
         let said = self.read()?;
         let condition = self.condition(&said)?;
         Ok(self.description(&said.machine, &said, &condition))
     }
 
-    /// What a machine of these settings is, whose disks have the images that `machine` says.
+    /// The description of a machine with these settings, whose disks have the images in `machine`.
     pub(super) fn description(&self, machine: &Machine, said: &LoadedSettings, condition: &Condition) -> Description {
         let targets = targets(machine);
         let disks = machine.disks.iter().zip(targets);
@@ -246,12 +246,12 @@ impl<'a> VirtualBoxMachine<'a> {
     }
 }
 
-/// What the disks of a machine are called from now on, in their order: as libvirt would call them.
+/// The disks' names in snapshots, in order: those that libvirt would use.
 pub(crate) fn targets(machine: &Machine) -> Vec<String> {
     adapt(machine, Platform::Qemu).value.targets()
 }
 
-/// Opens a file that settings name: any user may have written them, and opening a pipe waits for its other end.
+/// Opens a file that settings name. Any user may have written the settings, and opening a pipe would block.
 pub(super) fn open_regular(path: &Path) -> std::io::Result<File> {
     let flags = OFlags::NONBLOCK.bits().cast_signed();
     let file = File::options().read(true).custom_flags(flags).open(path)?;
@@ -265,7 +265,7 @@ pub(super) fn open_regular(path: &Path) -> std::io::Result<File> {
 /// Reads a file of VirtualBox.
 ///
 /// # Errors
-/// Another user has written it, and we are root: it names files that are opened with our rights.
+/// Another user has written it and this process is root: the file names others that are opened with root's rights.
 pub(super) fn read_text(path: &Path) -> Result<String> {
     let mut bytes = Vec::new();
     let failed = |source| Error::File {
@@ -285,7 +285,7 @@ pub(super) fn read_text(path: &Path) -> Result<String> {
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// Says which file it is that makes no sense.
+/// Adds the path of the invalid file to an error.
 pub(super) fn said_by(path: &Path) -> impl Fn(holdfast_hardware::Error) -> Error + '_ {
     |source| {
         of(VirtualBoxError::Settings {

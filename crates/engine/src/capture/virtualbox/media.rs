@@ -3,12 +3,12 @@
 use holdfast_hardware::virtualbox::Medium;
 use holdfast_image::Format;
 
-/// The images of a disk, the one that is attached first; none where nothing says where that is.
+/// The images of a disk, starting with the attached one; empty if the settings do not contain it.
 pub(super) fn chain_of<'m>(media: &'m [Medium], uuid: &str) -> Vec<&'m Medium> {
     let find = |uuid: &str| media.iter().find(|medium| medium.uuid == uuid);
     let mut chain: Vec<&Medium> = find(uuid).into_iter().collect();
     while let Some(parent) = chain.last().and_then(|medium| find(medium.parent.as_deref()?)) {
-        // Parents stand around their children in the text, so only a UUID that comes twice can lead in a circle.
+        // Parents enclose their children in the text, so only a duplicate UUID can cause a cycle.
         if chain.iter().any(|medium| medium.uuid == parent.uuid) {
             break;
         }
@@ -17,7 +17,7 @@ pub(super) fn chain_of<'m>(media: &'m [Medium], uuid: &str) -> Vec<&'m Medium> {
     chain
 }
 
-/// The format that VirtualBox calls so.
+/// The format with this name in VirtualBox.
 pub(super) fn format_of(name: &str) -> Option<Format> {
     let format = Format::from_name(&name.to_lowercase())?;
     let is_read = matches!(

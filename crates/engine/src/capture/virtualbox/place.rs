@@ -1,4 +1,4 @@
-//! Where machines are: those that VirtualBox lists for its user, and those that are named by their settings.
+//! Finds machines: those that VirtualBox lists for its user, and those given by their settings.
 
 use std::path::{Path, PathBuf};
 
@@ -11,36 +11,37 @@ use super::of;
 use crate::job::error::VirtualBoxError;
 use crate::job::{Error, Result};
 
-/// The file that lists them.
+/// The file with VirtualBox's list of machines.
 const REGISTRY: &str = "VirtualBox.xml";
 /// The folder of a user without a configured one.
 const HOME_UNKNOWN: &str = "/nonexistent";
 /// The ending of settings.
 const EXTENSION: &str = "vbox";
 
-/// A machine that VirtualBox lists, and that cannot be read.
+/// A listed machine that cannot be read.
 #[derive(Debug)]
 pub struct InaccessibleMachine {
     /// Its UUID.
     pub uuid: String,
     /// Where its settings should be.
     pub settings: PathBuf,
-    /// What is wrong.
+    /// Why it cannot be read.
     pub error: Error,
 }
 
 impl VirtualBox {
-    /// `home` is the folder in which VirtualBox has what belongs to the user, and `manager` its own program, where there is one.
+    /// `home` is the folder of the user's VirtualBox configuration, and `manager` is VirtualBox's command-line program,
+    /// if installed.
     pub fn new(home: Option<PathBuf>, manager: Option<VBoxManage>) -> Self {
         Self { home, manager }
     }
 
-    /// Its own program.
+    /// VirtualBox's command-line program.
     pub fn manager(&self) -> Option<&VBoxManage> {
         self.manager.as_ref()
     }
 
-    /// Where it lists the user's machines.
+    /// The file with the list of the user's machines.
     pub fn registry_file(&self) -> PathBuf {
         self.home.as_deref().unwrap_or(Path::new(HOME_UNKNOWN)).join(REGISTRY)
     }
@@ -70,10 +71,10 @@ impl VirtualBox {
         Ok((machines, inaccessible))
     }
 
-    /// The machine that a word means: the path of its settings, its UUID, or its name.
+    /// Finds a machine by the path of its settings, its UUID, or its name.
     ///
     /// # Errors
-    /// There is none, or more than one; or its settings cannot be read.
+    /// None or several match, or the settings cannot be read.
     pub fn find(&self, word: &str) -> Result<VirtualBoxMachine<'_>> {
         let path = Path::new(word);
         if path.extension().is_some_and(|extension| extension == EXTENSION) && (word.contains('/') || path.is_file()) {
@@ -84,7 +85,7 @@ impl VirtualBox {
         if let Some(machine) = inaccessible.into_iter().find(|machine| machine.uuid == uuid) {
             return Err(machine.error);
         }
-        // A machine whose name is the UUID of another one is not meant.
+        // A UUID takes precedence over a machine whose name is that UUID.
         let is_uuid = machines.iter().any(|machine| machine.uuid() == uuid);
         let is_meant = |machine: &VirtualBoxMachine<'_>| {
             if is_uuid {
@@ -107,7 +108,7 @@ impl VirtualBox {
         }
     }
 
-    /// What the user has; nothing where there is no such file.
+    /// The user's registry; empty if the file does not exist.
     fn registry(&self) -> Result<Registry> {
         let path = self.registry_file();
         if !path.exists() {
@@ -116,7 +117,7 @@ impl VirtualBox {
         registry(&read_text(&path)?).map_err(said_by(&path))
     }
 
-    /// Images that machines of old have in common, with whole paths.
+    /// Images that machines of old versions share, with absolute paths.
     pub(super) fn common_media(&self) -> Result<Vec<Medium>> {
         let mut media = self.registry()?.media;
         for medium in &mut media {

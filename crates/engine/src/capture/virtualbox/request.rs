@@ -1,4 +1,4 @@
-//! What is asked of a backup of a machine of VirtualBox, and what it answers.
+//! The request for a backup of a VirtualBox machine, and its report.
 
 use std::num::NonZeroU64;
 use std::time::Duration;
@@ -12,13 +12,13 @@ pub struct VirtualBoxBackup<'a> {
     pub machine: &'a VirtualBoxMachine<'a>,
     /// Options that all hypervisors share.
     pub capture: CaptureOptions<'a>,
-    /// Whether the memory of a machine that runs is stored, too.
+    /// Whether the memory of a running machine is stored, too.
     pub memory: VirtualBoxMemory,
-    /// Bytes read each second, at most.
+    /// The maximum rate of reading, in bytes per second.
     pub bytes_per_second: Option<NonZeroU64>,
 }
 
-/// What is done about the memory of a machine that runs, which is in VirtualBox's snapshot in any case.
+/// What happens to the memory of a running machine, which is in VirtualBox's snapshot in any case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum VirtualBoxMemory {
     /// It is stored.
@@ -32,15 +32,15 @@ pub enum VirtualBoxMemory {
 pub enum VirtualBoxMethod {
     /// From its images: it was off.
     Images,
-    /// From what a snapshot of VirtualBox's kept, while it ran on, or was paused as before.
+    /// From images that a VirtualBox snapshot kept unchanged, while the machine ran, or was paused as before.
     Snapshot {
-        /// How long it took to take the snapshot. VirtualBox does not report how long the machine was paused at the end of that.
+        /// How long taking the snapshot took. VirtualBox does not report how long the machine was paused at its end.
         taken_in: Duration,
     },
 }
 
 impl VirtualBoxMethod {
-    /// A word for scripts.
+    /// The keyword in machine-readable output.
     pub fn word(self) -> &'static str {
         match self {
             Self::Images => "images",
@@ -49,23 +49,23 @@ impl VirtualBoxMethod {
     }
 }
 
-/// How a machine of VirtualBox was read.
+/// How a VirtualBox machine was read.
 #[derive(Debug)]
 pub struct VirtualBoxReading {
     /// How its disks were read.
     pub way: VirtualBoxMethod,
-    /// Why so, in words.
+    /// The reason for the method, as text.
     pub reason: String,
     /// Its disks, by name.
     pub disks: Vec<String>,
     /// "memory", "crash" or "shut off".
     pub consistency: &'static str,
-    /// Bytes of its memory, where that was stored.
+    /// The size of its memory in bytes, if it was stored.
     pub memory_bytes: Option<u64>,
     /// Disks that were left out, and why.
     pub left_out: Vec<(String, String)>,
-    /// How long reading waited for the limit of its rate.
+    /// How long reading waited for the rate limit.
     pub waited: Duration,
-    /// Why VirtualBox still has the snapshot that was taken for it, where it does.
+    /// Why the VirtualBox snapshot still exists, if it does.
     pub remains: Option<String>,
 }

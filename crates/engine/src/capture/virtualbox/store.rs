@@ -1,5 +1,5 @@
-//! What is stored of a machine of VirtualBox: its disks, its settings as they were and as libvirt has them, the variables of its firmware, and its
-//! memory.
+//! Stores a VirtualBox machine: its disks, its settings in their original form and for libvirt, its firmware variables,
+//! and its memory.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -22,13 +22,13 @@ use crate::notes::{
     STREAM_VIRTUALBOX_NVRAM, STREAM_VIRTUALBOX_SAVED, STREAM_VIRTUALBOX_SETTINGS,
 };
 
-/// What a snapshot says of its machine's hypervisor.
+/// The name of the hypervisor in snapshots.
 pub(super) const HYPERVISOR: &str = "VirtualBox";
-/// Bytes of a file with firmware variables, at most.
+/// The maximum size of a file with firmware variables in bytes.
 const NVRAM_BYTES_MAX: u64 = 64 << 20;
 
 impl VirtualBoxCapture<'_> {
-    /// Stores what is open; the snapshot is committed if `check` finds nothing when all disks are read.
+    /// Stores the opened disks; the snapshot is committed only if `check` succeeds after all disks were read.
     pub(super) fn store(
         &self,
         instant: VirtualBoxPoint<'_>,
@@ -108,7 +108,7 @@ impl VirtualBoxCapture<'_> {
         notes.map(|(key, value)| (key.to_owned(), value.to_owned())).into()
     }
 
-    /// The variables of its firmware.
+    /// The firmware variables.
     fn nvram(&self, instant: &VirtualBoxPoint<'_>, admission: &Admission<'_>) -> Result<Option<File>> {
         let file = self.beside(instant.nvram, admission)?;
         let length = file
@@ -134,7 +134,7 @@ impl VirtualBoxCapture<'_> {
         })
     }
 
-    /// A file beside the disks that the settings name; one that is not there yet is none.
+    /// A file that the settings name besides the disks; none if it does not exist yet.
     pub(super) fn beside(&self, said: Option<&str>, admission: &Admission<'_>) -> Result<Option<File>> {
         let Some(said) = said else { return Ok(None) };
         let path = self.request.machine.file(said);
@@ -154,7 +154,7 @@ impl VirtualBoxCapture<'_> {
 }
 
 fn notes_of(disk: &ChosenDisk) -> BTreeMap<String, String> {
-    // What it becomes when it is restored, as `domain.xml` says.
+    // The format of the image after a restore, as in `domain.xml`.
     BTreeMap::from([
         (NOTE_FORMAT.to_owned(), Format::Qcow2.name().to_owned()),
         (NOTE_PATH.to_owned(), disk.source.canonical.display().to_string()),

@@ -1,11 +1,11 @@
-//! What is stored behind the disks: the first byte of it is given when nothing has changed meanwhile, so that no snapshot is committed of a machine
-//! that was started while it was read.
+//! A stream that is stored after the disks. Its first byte is returned only if nothing has changed meanwhile, so that
+//! no snapshot is committed of a machine that was started while it was read.
 
 use std::io::{Cursor, Read};
 
 use crate::job::Result;
 
-/// Looks whether all is as it was.
+/// Checks that nothing has changed.
 pub(super) type ChangeCheck<'a> = Box<dyn FnOnce() -> Result<()> + 'a>;
 
 /// Bytes that come after a check.

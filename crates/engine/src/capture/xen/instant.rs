@@ -1,8 +1,8 @@
-//! The pool's snapshot: taken, and removed in any case.
+//! The pool's snapshot, which is removed in any case.
 //!
-//! It is called `holdfast HOST PLACE RUN`. PLACE stands for the folder of locks on this host: our lock there keeps other backups of the
-//! machine away, so what is called so when one begins was left by one that was killed. Other hosts of this name, and other users, have
-//! another one.
+//! Its name is `holdfast HOST PLACE RUN`. PLACE identifies the folder of locks on this host. The lock there excludes
+//! other backups of the machine, so an existing snapshot with the same HOST and PLACE was left by a killed backup.
+//! Other hosts of the same name, and other users, have another PLACE.
 
 use std::io::Read;
 use std::sync::Arc;
@@ -16,25 +16,25 @@ use super::{XenBackupRequest, XenTransfer};
 use crate::job::{Job, Result};
 use crate::machine::lock::place_digits;
 
-/// What the names of our snapshots begin with, and a space.
+/// The prefix of Holdfast's snapshots, followed by a space.
 pub(crate) const LABEL: &str = "holdfast";
 
 fn prefix_of(request: &XenBackupRequest<'_>) -> String {
     prefix(&request.capture.host, &place_digits(request.capture.journal.as_ref()))
 }
 
-/// What all names of snapshots begin with that backups of this host make whose locks are at `place`.
+/// The prefix of snapshots created by backups of this host whose locks are at `place`.
 pub(crate) fn prefix(host: &str, place: &str) -> String {
     format!("{LABEL} {host} {place} ")
 }
 
-/// Whether a name is that of a snapshot of this program: a user may choose a similar name.
+/// Whether Holdfast created the snapshot of this name: a user may choose a similar name.
 pub(crate) fn is_of_run(label: &str, prefix: &str) -> bool {
     let run = label.strip_prefix(prefix).unwrap_or_default();
     run.len() == 8 && run.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }
 
-/// Removes what a killed backup of this host has left of the machine's snapshots. The machine is locked.
+/// Removes the machine's snapshots that a killed backup of this host has left. The machine must be locked.
 pub(super) fn clear_up(request: &XenBackupRequest<'_>, machine: &XenMachine, job: Job<'_>) -> Result<()> {
     let prefix = prefix_of(request);
     for snapshot in request.pool.snapshots_labelled(machine, &prefix)? {
@@ -55,7 +55,8 @@ pub(super) fn clear_up(request: &XenBackupRequest<'_>, machine: &XenMachine, job
     Ok(())
 }
 
-/// Removes a snapshot that was left. Those of its disks that are kept by now stay: the backup had come so far, and the next one is compared with them.
+/// Removes a leftover snapshot. Its disks that are already marked to be kept stay: the backup had finished, and the
+/// next one is compared with them.
 pub(crate) fn remove_left(pool: &Arc<Pool>, snapshot: &XenSnapshot) -> XapiResult<()> {
     let kept: Vec<Reference> = pool.base_disks()?.into_iter().map(|disk| disk.reference).collect();
     pool.remove_snapshot(snapshot, &kept)
@@ -76,7 +77,7 @@ pub(super) struct PoolSnapshot<'a> {
 }
 
 impl<'a> PoolSnapshot<'a> {
-    /// Takes it. Where that fails in the middle, what is there of it is removed.
+    /// Takes the snapshot. If this fails halfway, the incomplete snapshot is removed.
     pub(super) fn take(request: &XenBackupRequest<'a>, machine: &'a XenMachine, job: Job<'_>) -> Result<Self> {
         let label = format!("{}{:08x}", prefix_of(request), request.capture.run);
         job.progress.phase(
@@ -92,7 +93,7 @@ impl<'a> PoolSnapshot<'a> {
         let duration = job.clock.now().saturating_sub(start);
         match taken {
             Ok(mut snapshot) => {
-                // A machine that is suspended has memory, which is its own.
+                // The memory of a suspended machine is its own.
                 snapshot.memory = snapshot.memory.filter(|_| request.with_memory);
                 Ok(Self {
                     pool: Arc::clone(&request.pool),
@@ -121,12 +122,12 @@ impl<'a> PoolSnapshot<'a> {
         self.duration
     }
 
-    /// Whether it could not be removed; a warning said so.
+    /// Whether it could not be removed, which a warning has reported.
     pub(super) fn has_remains(&self) -> bool {
         self.has_remains
     }
 
-    /// The first of its disks that is of none of `known`, or has another size than that.
+    /// The first of its disks that is a snapshot of none of `known`, or has another size.
     pub(super) fn disk_beside(&self, known: &[VirtualDisk]) -> Option<&VirtualDisk> {
         let is_known = |disk: &VirtualDisk| {
             let is_of = |live: &VirtualDisk| live.reference == disk.snapshot_of && live.size_bytes == disk.size_bytes;
@@ -141,12 +142,12 @@ impl<'a> PoolSnapshot<'a> {
         disks.find(|of| of.snapshot_of == disk.reference)
     }
 
-    /// What its pool says of it, as an archive without disks.
+    /// The pool's records of it, as an archive without disks.
     pub(super) fn records(&self) -> Result<Vec<u8>> {
         Ok(self.pool.metadata(&self.snapshot.reference)?)
     }
 
-    /// Its memory, where it has that, and how many bytes it has.
+    /// Its memory and the size in bytes, if it has memory.
     pub(super) fn memory(&self) -> Option<(Box<dyn Read + Send>, u64)> {
         let memory = self.snapshot.memory.as_ref()?;
         let reader = PoolMemory {
@@ -158,9 +159,9 @@ impl<'a> PoolSnapshot<'a> {
         Some((Box::new(reader), memory.size_bytes))
     }
 
-    /// Keeps its disks for the next backup to compare with: by way of NBD only what they are compared by.
+    /// Keeps its disks for the next backup to compare with; with NBD only the metadata of their changes.
     ///
-    /// Gives whether all are kept.
+    /// Returns whether all are kept.
     pub(super) fn keep(&mut self, bases: &[Reference], way: XenTransfer, mark: &str, job: Job<'_>) -> bool {
         let pool = Arc::clone(&self.cleaner);
         for base in bases {
@@ -189,7 +190,7 @@ impl<'a> PoolSnapshot<'a> {
         true
     }
 
-    /// Removes what was kept before this run.
+    /// Removes the disks that earlier runs kept.
     pub(super) fn let_go_of_older(&self, mark: &str, job: Job<'_>) {
         if let Err(error) = self.remove_older(mark) {
             job.progress.warning(&format!(
@@ -207,7 +208,7 @@ impl<'a> PoolSnapshot<'a> {
         Ok(())
     }
 
-    /// Removes it, and warns where that is impossible.
+    /// Removes the snapshot; warns if that fails.
     pub(super) fn remove(&mut self, job: Job<'_>) {
         if self.is_removed {
             return;
@@ -238,7 +239,7 @@ impl Drop for PoolSnapshot<'_> {
     }
 }
 
-/// Removes a snapshot of which the answer was lost, or that was made in part.
+/// Removes a snapshot whose reply was lost, or that is incomplete.
 fn remove_labelled(pool: &Arc<Pool>, machine: &XenMachine, label: &str, job: Job<'_>) {
     let pool = Arc::new(pool.for_cleanup());
     let removed = pool.snapshots_labelled(machine, label).and_then(|snapshots| {
@@ -254,7 +255,7 @@ fn remove_labelled(pool: &Arc<Pool>, machine: &XenMachine, label: &str, job: Job
     }
 }
 
-/// The memory of a snapshot, which is downloaded when it is read first.
+/// The memory of a snapshot, which is downloaded on the first read.
 struct PoolMemory {
     pool: Arc<Pool>,
     disk: Reference,
@@ -287,7 +288,7 @@ impl Read for PoolMemory {
 mod tests {
     use super::{is_of_run, prefix};
 
-    /// A snapshot that its owner had called "holdfast vm before upgrade" was removed.
+    /// Regression test: a user's snapshot named "holdfast vm before upgrade" was removed.
     #[test]
     fn what_a_person_has_named_is_not_ours() {
         let place = prefix("vm", "01234567");
@@ -295,7 +296,7 @@ mod tests {
         for run in ["before upgrade", "", "0123ABCD", "0123abcd ", "0123abcde"] {
             assert!(!is_of_run(&format!("{place}{run}"), &place), "{run}");
         }
-        // Nor is that of another host of this name, or of another user of this host: its run may be alive.
+        // Snapshots of another host of this name, or of another user, are kept, too: their backups may be running.
         for other in [
             prefix("vm", "01234568"),
             prefix("vm2", "01234567"),

@@ -1,6 +1,7 @@
-//! What is kept beside the memory of a machine, so that it can go on from it: the records that its pool has of it as it was suspended.
+//! The records that are stored with a machine's memory, so that it can resume: those of the suspended snapshot.
 //!
-//! Those of the machine itself will not do: it runs, and they say nothing of its memory, nor what the hypervisor wants to know beside that.
+//! The records of the machine itself are not sufficient: it runs, so they describe neither its memory nor what the
+//! hypervisor needs to load it.
 
 use holdfast_hardware::xen::SuspendedMachine;
 
@@ -9,7 +10,8 @@ use super::{XenCapture, records_in};
 use crate::job::Result;
 
 impl XenCapture<'_> {
-    /// The records of the instant, where memory is taken. What is missing in them is reported now, while it can be corrected.
+    /// The records of the point in time, if memory is captured. Missing parts are reported now, while they can be
+    /// corrected.
     pub(super) fn suspended(&self, instant: &PoolSnapshot<'_>) -> Result<Option<Vec<u8>>> {
         if !self.request.with_memory {
             return Ok(None);

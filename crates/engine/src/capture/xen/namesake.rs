@@ -1,4 +1,4 @@
-//! A machine of the same UUID in another pool is pointed out.
+//! Warns about a machine with the same UUID in another pool.
 
 use holdfast_repo::Manifest;
 
@@ -7,8 +7,8 @@ use crate::notes::{NOTE_POOL, NOTE_XEN_DISK, note};
 use crate::repository::name_conflict::MachineIdentity;
 
 impl XenCapture<'_> {
-    /// A machine that has moved to another pool keeps its UUID, and so does a copy of it that is kept there for disasters. Its disks are others there: the
-    /// same ones are those of this pool, by another of its addresses.
+    /// A machine that was moved to another pool keeps its UUID, and so does a copy for disaster recovery. Its disks
+    /// have other UUIDs there. If they have the same ones, it is this pool under another address.
     pub(super) fn warn_of_another_pool(&self, newest: &Manifest) {
         if MachineIdentity::of(newest) != MachineIdentity::of_uuid(&self.machine.summary.uuid) {
             return;

@@ -1,4 +1,4 @@
-//! What a backup of a machine of a pool would read.
+//! Plans what a backup of a machine of a pool would read.
 
 use super::{XenCapture, way};
 use crate::capture::plan::{PlannedCapture, PlannedMethod, PlannedRead};

@@ -1,22 +1,22 @@
-//! A disk of which only what has changed comes, over what it was before.
+//! A disk of which only the changes are transferred, over its previous content.
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use holdfast_block::{BlockDevice, DirtyBitmap, ExtentList, Result, to_usize};
 
-/// A disk: what has changed of it is read from a stream, and the rest from the snapshot before.
+/// A disk: changes are read from a stream, and the rest from the previous snapshot.
 pub(super) struct SinceDevice {
-    /// What has changed.
+    /// The changes.
     pub(super) stream: Arc<dyn BlockDevice>,
-    /// What it was before; of the same size.
+    /// The previous content, of the same size.
     pub(super) base: Arc<dyn BlockDevice>,
-    /// Where the stream has something.
+    /// The ranges that the stream contains.
     pub(super) changed: DirtyBitmap,
 }
 
 impl SinceDevice {
-    /// The beginning of a range that is either all from the stream, or all from before.
+    /// The first part of a range that comes from one source, and that source.
     fn part(&self, range: &Range<u64>) -> (Range<u64>, &dyn BlockDevice) {
         match self
             .changed

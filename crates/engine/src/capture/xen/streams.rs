@@ -1,4 +1,4 @@
-//! Disks that come as streams, one after another.
+//! Disks that are transferred as streams, one after another.
 //!
 //! They are read like those of an archive, once and in order: see [`ArchiveDisks`].
 
@@ -15,23 +15,23 @@ use holdfast_image::VhdStream;
 
 use crate::capture::foreign_disks::{ArchiveDisks, StreamAfterDisks};
 
-/// Raw bytes come in such pieces.
+/// The size of a piece of a raw stream.
 const RAW_PIECE_BYTES: u64 = 1 << 20;
 
-/// A disk that is to come as a stream.
+/// A disk that will be transferred as a stream.
 pub(super) struct PlannedStream {
-    /// What errors call it.
+    /// Its name in errors.
     pub(super) label: String,
     pub(super) disk: Reference,
     pub(super) size_bytes: u64,
     pub(super) form: Form,
 }
 
-/// How it comes.
+/// The format of the stream.
 pub(super) enum Form {
     Raw,
     Vhd,
-    /// Only what has changed since this disk of the pool, which had this content.
+    /// Only the changes since this disk of the pool, which had this content.
     Since(Reference, Arc<dyn BlockDevice>),
 }
 
@@ -61,24 +61,24 @@ impl Streams {
         }
     }
 
-    /// A disk, by its place among those that were planned.
+    /// A disk, by its number among the planned ones.
     pub(super) fn device(&self, number: usize) -> Arc<dyn BlockDevice> {
         Arc::new(self.disks.device(number))
     }
 
-    /// A text that is given when all streams have come to their ends.
+    /// A text that is returned only when all streams were read to their ends.
     pub(super) fn behind(&self, text: Vec<u8>) -> StreamAfterDisks<'_> {
         StreamAfterDisks::new(&self.disks, Cursor::new(text))
     }
 }
 
-/// What a download is read as.
+/// The reader of the current download.
 enum CurrentDownload {
     Raw { download: Box<Download>, at: u64 },
     Vhd(Box<VhdStream<Download>>),
 }
 
-/// The streams as an archive without texts.
+/// The streams in the form of an archive without documents.
 struct Reader {
     disks: Vec<ArchiveDisk>,
     pool: Arc<Pool>,
@@ -115,7 +115,7 @@ impl Reader {
         Ok(CurrentDownload::Vhd(Box::new(stream)))
     }
 
-    /// Takes the next piece of the current disk into `self.piece`, and gives its place; none at the end.
+    /// Reads the next piece of the current disk into `self.piece`, and returns its offset; none at the end.
     fn next_piece(&mut self) -> ArchiveResult<Option<u64>> {
         let planned = &self.planned[self.next];
         let mut current = match self.current.take() {
@@ -140,7 +140,7 @@ impl Reader {
 }
 
 fn check_size<R: Read>(stream: &VhdStream<R>, planned: &PlannedStream) -> ArchiveResult<()> {
-    // A VHD has whole sectors, and XenServer's have whole blocks.
+    // A VHD has whole sectors, and one of XenServer whole blocks.
     if stream.size_bytes() >= planned.size_bytes {
         return Ok(());
     }

@@ -1,20 +1,20 @@
-//! The ways in which disks of a pool can be read.
+//! The methods for reading disks of a pool.
 
 use std::fmt;
 
 /// How disks of a pool are read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum XenTransfer {
-    /// At any place, by NBD; changed blocks are tracked by the pool.
+    /// Random access by NBD; the pool tracks changed blocks.
     Nbd,
-    /// As VHDs: only what has content, or has changed since a disk that the pool keeps.
+    /// VHD streams: only data, or only changes since a disk that the pool keeps.
     Vhd,
-    /// All of their bytes.
+    /// Raw streams of the whole disk.
     Raw,
 }
 
 impl XenTransfer {
-    /// As it is called by people.
+    /// The name in messages.
     pub fn name(self) -> &'static str {
         match self {
             Self::Nbd => "nbd",

@@ -1,4 +1,4 @@
-//! How disks of a pool are read, and what of them has to be.
+//! Chooses how disks of a pool are read, and which parts.
 
 use std::sync::Arc;
 
@@ -17,27 +17,27 @@ use crate::job::error::XenBackupError;
 use crate::job::{Job, Result};
 use crate::notes::{NOTE_XEN_BASE, NOTE_XEN_DISK, note};
 
-/// Reasons to read all of a disk.
+/// Reasons to read a whole disk.
 const NO_PARENT: &str = "there is no earlier snapshot to compare with";
 const RAW_IS_WHOLE: &str = "raw bytes are read as a whole";
 
-/// What changed since is known in blocks of this size, which is that of a VHD.
+/// The granularity of known changes, which is the block size of a VHD.
 const BLOCK_BYTES: u64 = 2 << 20;
 
-/// What of a disk was read.
+/// The part of a disk that was read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum XenChange {
-    /// What had changed since the snapshot before: so many bytes at most.
+    /// The changes since the previous snapshot.
     Since {
-        /// Bytes of the blocks in which something had changed.
+        /// The size of the blocks with changes, in bytes.
         changed_bytes: u64,
     },
-    /// Everything, for this reason.
+    /// The whole disk; the reason.
     Everything(String),
 }
 
 impl XenChange {
-    /// Bytes that are read of a disk of this size.
+    /// The number of bytes that are read of a disk of this size.
     pub(super) fn read_bytes(&self, size_bytes: u64) -> u64 {
         match self {
             Self::Since { changed_bytes } => *changed_bytes,
@@ -46,7 +46,7 @@ impl XenChange {
     }
 }
 
-/// The way for all disks of a machine.
+/// Chooses the method for all disks of a machine.
 pub(super) fn choose(request: &XenBackupRequest<'_>, taken: &[ChosenXenDisk], job: Job<'_>) -> Result<XenTransfer> {
     let pool = &request.pool;
     let way = match request.way {
@@ -74,7 +74,7 @@ pub(super) fn choose(request: &XenBackupRequest<'_>, taken: &[ChosenXenDisk], jo
     Ok(way)
 }
 
-/// Has the pool track changes from now on, where the next backup can use that.
+/// Enables changed-block tracking in the pool, if the next backup can use it.
 pub(super) fn track_changes(
     request: &XenBackupRequest<'_>,
     taken: &[ChosenXenDisk],
@@ -99,7 +99,7 @@ pub(super) fn track_changes(
     Ok(())
 }
 
-/// Why all of a disk would be read; none where only changes would be.
+/// Why a whole disk would be read; none if only changes would be.
 pub(super) fn why_everything(
     history: Option<History<'_>>,
     request: &XenBackupRequest<'_>,
@@ -113,7 +113,7 @@ pub(super) fn why_everything(
     }
 }
 
-/// Why disks cannot be read by NBD; none where they can.
+/// Why disks cannot be read by NBD; none if they can.
 fn why_no_nbd(pool: &Pool, taken: &[ChosenXenDisk]) -> Result<Option<String>> {
     let mut is_reached = false;
     for disk in taken {
@@ -125,7 +125,7 @@ fn why_no_nbd(pool: &Pool, taken: &[ChosenXenDisk]) -> Result<Option<String>> {
                 ));
             }
             Ok(_) if is_reached => {}
-            // All disks are served by the same program.
+            // All disks are served by the same program, so one is tested.
             Ok(places) => match unreached(pool, &places) {
                 None => is_reached = true,
                 reason => return Ok(reason),
@@ -137,7 +137,7 @@ fn why_no_nbd(pool: &Pool, taken: &[ChosenXenDisk]) -> Result<Option<String>> {
     Ok(None)
 }
 
-/// Why none of these places can be connected to; none where one can.
+/// Why none of these addresses can be reached; none if one can.
 fn unreached(pool: &Pool, places: &[NbdAddress]) -> Option<String> {
     let mut reason = None;
     for place in places {
@@ -159,32 +159,32 @@ fn unreached(pool: &Pool, places: &[NbdAddress]) -> Option<String> {
 /// A disk, ready to be read.
 pub(super) struct OpenDisk {
     pub(super) device: Arc<dyn BlockDevice>,
-    /// Where it may differ from the snapshot before, where that is known.
+    /// Where it may differ from the previous snapshot, if that is known.
     pub(super) changed: Option<DirtyBitmap>,
     pub(super) way: XenTransfer,
     pub(super) change: XenChange,
 }
 
-/// All disks, in their order, and the streams that some of them come from.
+/// All disks in order, and the streams that some of them come from.
 pub(super) struct OpenedXenDisks {
     pub(super) disks: Vec<OpenDisk>,
     pub(super) streams: Streams,
 }
 
-/// What a disk can be compared with.
+/// The base that a disk can be compared with.
 struct Base {
-    /// As the pool has it.
+    /// The pool's disk.
     disk: Reference,
-    /// Whether the pool has its content, too.
+    /// Whether the pool still has its content, too.
     has_data: bool,
-    /// As the snapshot before has it.
+    /// The disk in the previous snapshot.
     device: Arc<dyn BlockDevice>,
 }
 
-/// A disk before all streams are known.
+/// A disk before all streams are planned.
 enum PlannedDisk {
     Whole(OpenDisk),
-    /// By its number among the streams.
+    /// Given by its number among the streams.
     Stream {
         number: usize,
         way: XenTransfer,
@@ -193,7 +193,7 @@ enum PlannedDisk {
     },
 }
 
-/// Opens the disks of an instant.
+/// Opens the disks of a point in time.
 pub(super) fn open_disks(
     history: Option<History<'_>>,
     request: &XenBackupRequest<'_>,
@@ -220,7 +220,7 @@ pub(super) fn open_disks(
         };
         let base = match parent {
             None => Err(NO_PARENT.to_owned()),
-            // What has not changed would come from there.
+            // Unchanged ranges would be taken from the doubted base.
             Some(_) if is_doubted => {
                 Err("the repository has known damage, which a full read repairs where it can".to_owned())
             }
@@ -274,7 +274,7 @@ impl PlannedDisk {
     }
 }
 
-/// What a disk can be compared with, or why with nothing.
+/// The base for comparing a disk, or why there is none.
 fn base_of(
     repository: &Repository,
     request: &XenBackupRequest<'_>,
@@ -301,7 +301,7 @@ fn base_of(
         ));
     };
     Ok(match request.pool.disk_of_uuid(uuid)? {
-        // What can be written to may be anything by now.
+        // A writable disk may have changed.
         Some(record) if !record.is("is_a_snapshot") => {
             Err("the pool does not have the snapshot any more that the earlier one could be compared by".to_owned())
         }
@@ -348,7 +348,7 @@ fn by_nbd(
     })
 }
 
-/// Connects to the first place that serves a disk and can be reached.
+/// Connects to the first reachable address that serves a disk.
 fn connect(request: &XenBackupRequest<'_>, disk: &VirtualDisk) -> Result<NbdDevice> {
     let places = request.pool.nbd_addresses(&disk.reference)?;
     let mut reason = "no place serves it any more".to_owned();
@@ -369,7 +369,7 @@ fn connect(request: &XenBackupRequest<'_>, disk: &VirtualDisk) -> Result<NbdDevi
             is_stopped: Some(request.pool.is_stopped()),
             ..NbdOptions::default()
         };
-        // The name of the export has the session in it: it must not be said.
+        // The export name contains the session, so it must not appear in messages.
         let endpoint = Endpoint::Tcp(place.address.clone(), place.port);
         match NbdDevice::connect(&endpoint, &place.export, options) {
             Ok(device) if device.size_bytes() == disk.size_bytes => return Ok(device),
@@ -445,13 +445,13 @@ fn stream(planned: &mut Vec<PlannedStream>, snapshot: &VirtualDisk, form: Form, 
     }
 }
 
-/// Whether the blocks of a disk come in its order, by the table of the VHD, which comes first.
+/// Whether the blocks of a disk are streamed in order, according to the VHD's table, which comes first.
 fn is_in_order(pool: &Arc<Pool>, disk: &VirtualDisk) -> Result<bool> {
     let download = pool.download_disk(&disk.reference, &DiskForm::Vhd)?;
     Ok(VhdStream::open(download, &disk.device)?.is_in_order())
 }
 
-/// Where a disk has changed since another one, by the table of a differencing VHD, which comes first.
+/// The changes of a disk since another one, according to the table of a differencing VHD, which comes first.
 fn changed_in_vhd(
     pool: &Arc<Pool>,
     disk: &VirtualDisk,

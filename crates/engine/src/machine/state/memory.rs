@@ -1,4 +1,5 @@
-//! The memory of a machine in its snapshot: the pages as a device, deduplicated like a disk, and a stream with the rest.
+//! The memory of a machine in a snapshot: the pages as a device, deduplicated like a disk, and a stream with the device
+//! state.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -13,23 +14,24 @@ use serde_json::Value;
 use crate::job::{Error, Job, Result};
 use crate::notes::STREAM_MEMORY;
 
-/// How the memory of a machine is taken.
+/// How the memory of a machine is captured.
 #[derive(Debug, Clone)]
 pub struct MemoryOptions {
-    /// While the machine runs, or not.
+    /// Whether the machine runs meanwhile.
     pub way: MemoryMethod,
     /// A folder for sockets, which QEMU's user can reach.
     pub runtime: PathBuf,
-    /// Where the memory is until it is kept.
+    /// The folder in which the memory is buffered until it is stored.
     pub scratch: PathBuf,
 }
 
-/// Time after which the watchdog lets a machine run whose memory is sent while it is stopped.
+/// If memory is sent while the machine is paused, the watchdog resumes the machine after this time.
 pub(crate) const MEMORY_DEADLINE: Duration = Duration::from_secs(3600);
-/// The same where the memory is sent while the machine runs: for the last part, from when the machine was last seen running.
+/// If memory is sent while the machine runs, the watchdog resumes it after this time in the final pause, counted from
+/// when the machine was last seen running.
 pub(crate) const LIVE_MEMORY_DEADLINE: Duration = Duration::from_secs(60);
 
-/// How the memory of a machine is taken; warns where that differs from the request, or where the request is unwise.
+/// How the memory of a machine is captured; warns if that differs from the request, or if the request is unwise.
 fn mode(way: MemoryMethod, monitor: &dyn Monitor, machine: &str, job: Job<'_>) -> Result<MemoryMode> {
     let chosen = way.mode(monitor);
     let (mode, flaw) = chosen.map_err(|source| holdfast_host::Error::Monitor {
@@ -50,7 +52,7 @@ fn mode(way: MemoryMethod, monitor: &dyn Monitor, machine: &str, job: Job<'_>) -
     Ok(mode)
 }
 
-/// Begins to take in the memory of a machine, into a file without a name in `folder`; also how it is taken.
+/// Starts to receive the memory of a machine, into an unnamed file in `folder`. Also returns how it is captured.
 pub(crate) fn begin(
     way: MemoryMethod,
     monitor: &dyn Monitor,
@@ -79,7 +81,7 @@ pub(crate) fn begin(
     Ok(((pipe, mode), receiving))
 }
 
-/// Why the memory of a machine was not kept in `folder`.
+/// The error if the memory of a machine could not be kept in `folder`.
 pub(crate) fn not_kept(machine: &str, folder: &Path, source: MemoryStreamError) -> Error {
     let machine = machine.to_owned();
     match source {
@@ -103,7 +105,7 @@ fn store(folder: &Path, size_bytes: u64) -> holdfast_block::Result<Box<dyn Block
         source,
     })?;
     let file = FileDeviceMut::create_new(&made.path().join(STREAM_MEMORY), size_bytes, IoMode::Buffered)?;
-    // The open file stays, its name goes with the folder: nothing is left, however we end.
+    // The file stays open although its name is removed with the folder: nothing is left, however the process ends.
     drop(made);
     Ok(Box::new(file))
 }

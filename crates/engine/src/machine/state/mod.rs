@@ -1,4 +1,4 @@
-//! What belongs to an instant of a machine beside its disks.
+//! The state of a machine at a point in time, besides its disks.
 
 pub(crate) mod memory;
 pub(crate) mod nvram;

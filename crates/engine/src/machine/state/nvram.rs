@@ -1,4 +1,4 @@
-//! The firmware's variables, which belong to the instant.
+//! The firmware variables at the point in time.
 
 use std::io::Read as _;
 
@@ -6,10 +6,10 @@ use holdfast_host::{Description, FileKind, Links, Rights};
 
 use crate::job::{Error, Result};
 
-/// Bytes of a file with firmware variables, at most.
+/// The maximum size of a file with firmware variables in bytes.
 const NVRAM_BYTES_MAX: u64 = 64 << 20;
 
-/// The variables of a machine's firmware, where it has any, read with the rights of the user that names the file.
+/// The firmware variables of a machine, if it has any, read with the rights of the user who controls the path.
 pub(crate) fn read(description: &Description, rights: &Rights) -> Result<Option<Vec<u8>>> {
     let Some(path) = &description.nvram else {
         return Ok(None);
@@ -20,7 +20,7 @@ pub(crate) fn read(description: &Description, rights: &Rights) -> Result<Option<
         source,
     };
     let file = match rights.open(path, FileKind::RegularOrBlockDevice, Links::Follow) {
-        // A machine that never ran has none yet.
+        // A machine that never ran has no variables yet.
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
         other => other.map_err(failed)?,
     };
@@ -56,7 +56,8 @@ mod tests {
         }
     }
 
-    /// The owner of a hypervisor names a pipe, or a file that only root can read: neither may hold the backup up or get into it.
+    /// The hypervisor's owner may name a pipe, which must not block the backup, or a file that only root can read,
+    /// which must not be stored.
     #[test]
     fn only_a_file_that_the_owner_of_the_machine_can_read_is_read() {
         let folder = tempfile::tempdir().unwrap();

@@ -1,4 +1,5 @@
-//! What is lent to QEMU while it is read: files without names, for what a guest overwrites, and the socket at which it serves.
+//! Files that QEMU uses during a backup: unnamed scratch files for data that a guest overwrites, and the socket of its
+//! NBD server.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -11,21 +12,21 @@ use tempfile::TempDir;
 
 use crate::job::{Error, Result};
 
-/// How the names of folders in the runtime folder begin.
+/// The prefix of folders in the runtime folder.
 pub(crate) const RUNTIME_FOLDERS: &str = "holdfast-";
-/// The socket in such a folder.
+/// The name of the socket in such a folder.
 pub(crate) const SOCKET: &str = "nbd";
 
-/// Such a file. It is deleted when the last process that has it open closes it.
+/// An unnamed scratch file. It is deleted when the last process closes it.
 pub(crate) struct Scratch {
-    /// For QEMU.
+    /// The descriptor for QEMU.
     pub(crate) given: OwnedFd,
-    /// For us, to see how much is in it.
+    /// The descriptor for this process, to check the file's size.
     pub(crate) watched: File,
 }
 
 impl Scratch {
-    /// Makes one of `size_bytes` in `folder`, with nothing in it.
+    /// Creates an empty file of `size_bytes` in `folder`.
     pub(crate) fn create(folder: &Path, size_bytes: u64) -> Result<Self> {
         let failed = |source| Error::File {
             action: "create a scratch file in",
@@ -40,7 +41,7 @@ impl Scratch {
             .mode(0o600)
             .open(folder);
         let file = match opened {
-            // Not every file system knows files without names.
+            // Not every file system supports unnamed files.
             Err(error) if error.raw_os_error() == Some(rustix::io::Errno::OPNOTSUPP.raw_os_error()) => {
                 tempfile::tempfile_in(folder).map_err(failed)?
             }
@@ -54,18 +55,18 @@ impl Scratch {
     }
 }
 
-/// A folder of our own in the runtime folder, for sockets and pipes. It is locked as long as it is needed: what is not locked was left by a process that
-/// was killed.
+/// A private folder in the runtime folder, for sockets and pipes. It is locked while it is used: an unlocked one is a
+/// leftover of a killed process.
 pub(crate) struct RuntimeFolder {
     folder: TempDir,
     _lock: Option<File>,
 }
 
-/// Attempts to make the folder: one that is not locked yet may be taken for one that was left.
+/// How often creating the folder is tried: until it is locked, a cleanup may take it for a leftover.
 const ATTEMPT_COUNT: u32 = 5;
 
 impl RuntimeFolder {
-    /// Makes one in `runtime`, which only we can reach.
+    /// Creates one in `runtime` that only the current user can access.
     pub(crate) fn make(runtime: &Path) -> Result<Self> {
         let failed = |source| Error::File {
             action: "create a folder in",
@@ -77,7 +78,7 @@ impl RuntimeFolder {
             let folder = tempfile::Builder::new().prefix(RUNTIME_FOLDERS).tempdir_in(runtime);
             let folder = folder.map_err(failed)?;
             let lock = lock_of_new(folder.path());
-            // Where files cannot be locked it is made all the same.
+            // If the file system has no locks, the folder is used without one.
             if lock.is_some() || attempt == ATTEMPT_COUNT && folder.path().is_dir() {
                 return Ok(Self { folder, _lock: lock });
             }
@@ -93,7 +94,7 @@ impl RuntimeFolder {
     }
 }
 
-/// The lock of a new folder; none where another process had it first, which may have deleted the folder by then.
+/// Locks a new folder; none if another process locked it first, which may have deleted the folder since.
 fn lock_of_new(folder: &Path) -> Option<File> {
     let lock = File::open(folder).ok()?;
     flock(&lock, FlockOperation::NonBlockingLockShared).ok()?;
@@ -101,7 +102,7 @@ fn lock_of_new(folder: &Path) -> Option<File> {
     ((locked.dev(), locked.ino()) == (named.dev(), named.ino())).then_some(lock)
 }
 
-/// A socket in a folder of its own in `runtime`, which only we can reach.
+/// Listens on a socket in a new folder in `runtime` that only the current user can access.
 pub(crate) fn listen(runtime: &Path) -> Result<(RuntimeFolder, OwnedFd)> {
     let folder = RuntimeFolder::make(runtime)?;
     let path = folder.path().join(SOCKET);
@@ -115,7 +116,7 @@ pub(crate) fn listen(runtime: &Path) -> Result<(RuntimeFolder, OwnedFd)> {
     }
 }
 
-/// The lock of a folder that is not needed any more; none where another process has it. It has to be held while the folder is deleted.
+/// Locks an unused folder; none if another process holds the lock. The lock must be held while the folder is deleted.
 pub(crate) fn lock_unneeded(folder: &Path) -> Option<File> {
     let lock = File::open(folder).ok()?;
     flock(&lock, FlockOperation::NonBlockingLockExclusive).ok()?;
@@ -132,14 +133,14 @@ mod tests {
         let folder = RuntimeFolder::make(runtime.path()).unwrap();
         let path = folder.path().to_owned();
         assert!(lock_unneeded(&path).is_none());
-        // As a kill leaves it.
+        // The state after a kill.
         let RuntimeFolder { folder, _lock: lock } = folder;
         std::mem::forget(folder);
         drop(lock);
         assert!(lock_unneeded(&path).is_some());
     }
 
-    /// A cleanup may have looked between the creation and the lock.
+    /// A cleanup may run between the creation and the lock.
     #[test]
     fn a_folder_that_was_deleted_before_it_was_locked_is_none() {
         let runtime = tempfile::tempdir().unwrap();

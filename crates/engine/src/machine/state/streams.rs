@@ -1,4 +1,4 @@
-//! What belongs to an instant besides the disks, and becomes streams of the snapshot.
+//! The parts of a point in time besides the disks, which become streams of the snapshot.
 
 use std::collections::BTreeMap;
 
@@ -12,14 +12,14 @@ use crate::job::{Progress, Result};
 use crate::notes::{NOTE_KIND, STREAM_MEMORY, STREAM_MEMORY_STATE, STREAM_NVRAM, STREAM_TPM};
 use holdfast_repo::{Source, SourceData};
 
-/// What belongs to the instant besides the disks.
+/// The parts of a point in time besides the disks.
 pub(crate) struct SavedState<'a> {
     nvram: Option<Vec<u8>>,
     tpm: Option<TpmState>,
     pub(crate) memory: Option<&'a Memory>,
 }
 
-/// What is read of files while the machine is paused.
+/// The files that are read while the machine is paused.
 #[derive(Default)]
 pub(crate) struct FirmwareState {
     nvram: Option<Vec<u8>>,
@@ -27,7 +27,7 @@ pub(crate) struct FirmwareState {
 }
 
 impl FirmwareState {
-    /// Reads them with the rights of the user that names them.
+    /// Reads them with the rights of the user who controls their paths.
     pub(crate) fn read(description: &Description, rights: &Rights, clock: &dyn Clock) -> Result<Self> {
         Ok(Self {
             nvram: nvram::read(description, rights)?,
@@ -35,7 +35,7 @@ impl FirmwareState {
         })
     }
 
-    /// With the memory of the same instant; warns of what was not found.
+    /// Adds the memory of the same point in time; warns about missing parts.
     pub(crate) fn rest<'m>(self, memory: Option<&'m Memory>, progress: &dyn Progress) -> SavedState<'m> {
         SavedState {
             nvram: self.nvram,
@@ -45,7 +45,7 @@ impl FirmwareState {
     }
 }
 
-/// A small thing that is stored whole.
+/// A small stream that is stored as a whole.
 pub(crate) struct Stream {
     pub(crate) name: String,
     pub(crate) bytes: Vec<u8>,
@@ -63,7 +63,7 @@ impl Stream {
 }
 
 impl SavedState<'_> {
-    /// The streams, after those of the machine's configuration.
+    /// All streams; those of the machine's configuration come first.
     pub(crate) fn streams(self, configuration: &[(String, Vec<u8>)]) -> Vec<Stream> {
         let configuration = configuration.iter();
         let mut streams: Vec<Stream> = configuration
@@ -82,7 +82,7 @@ impl SavedState<'_> {
     }
 }
 
-/// Memory and streams as the repository takes them.
+/// Memory and streams in the form that the repository stores.
 pub(crate) fn sources_of<'s, D: BlockDevice>(
     memory: Option<&'s D>,
     streams: &'s [Stream],

@@ -1,9 +1,9 @@
-//! The state of an emulated TPM, which belongs to the instant.
+//! The state of an emulated TPM at the point in time.
 //!
-//! It is read from swtpm's file, and swtpm is not asked: a machine that is paused has nothing more to say to it, and what it has
-//! answered is in the file. swtpm puts a new file into the place of the old one; configured to keep a backup of it (`--tpmstate ...,backup`,
-//! swtpm 0.11), or to have a single file, it writes into the file itself. So the bytes are believed only when they are whole: as long as
-//! their header says, or twice the same.
+//! It is read from swtpm's file without asking swtpm: a paused machine sends no more requests, and the results of all
+//! earlier ones are in the file. swtpm replaces the file with a new one. If it is configured to keep a backup
+//! (`--tpmstate ...,backup`, swtpm 0.11), or to use a single file, it writes into the file itself. So the content is
+//! accepted only if it is complete: it has the length in its header, or two reads returned the same.
 
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
@@ -16,30 +16,30 @@ use holdfast_host::{Description, Links, MachineState, Rights, TpmFile, TpmPlace,
 use crate::job::Progress;
 use crate::notes::{NOTE_PATH, NOTE_TPM_STORE, NOTE_TPM_VERSION};
 
-/// Bytes of a state, at most. That of a TPM 2.0 is some ten KiB, of which its guest can fill 128.
+/// The maximum size of a state in bytes. The state of a TPM 2.0 has some ten KiB; its guest can fill 128 KiB.
 const STATE_BYTES_MAX: u64 = 16 << 20;
-/// The header of a file in a folder: version and least version (1 byte each), its own size and flags (2 each), bytes of the whole
-/// file (4); big-endian. Source: `blobheader` in swtpm's `swtpm_nvstore.c`.
+/// The header of a file in a folder: version and minimum version (1 byte each), its own size and flags (2 each), size
+/// of the whole file in bytes (4); big-endian. Source: `blobheader` in swtpm's `swtpm_nvstore.c`.
 const HEADER_BYTES: usize = 10;
-/// How often a file is read that is just being written, and how long is waited in between: the machine is paused meanwhile.
+/// How often a file that is being written is read again, and the interval: the machine is paused meanwhile.
 const ATTEMPT_COUNT: u32 = 20;
 const ATTEMPT_INTERVAL: Duration = Duration::from_millis(2);
 
-/// What was found of a TPM's state.
+/// The result of reading a TPM's state.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) enum TpmFound {
     /// The machine has no emulated TPM.
     #[default]
     NoTpm,
-    /// This.
+    /// The state.
     State(TpmState),
-    /// Nothing yet, in words: a machine that never ran has none.
+    /// There is no state yet, for example because the machine never ran; the reason as text.
     NotYet(String),
-    /// Nothing that could be kept, and why.
+    /// The state could not be read; the reason as text.
     NotKept(String),
 }
 
-/// The state of a TPM, as swtpm keeps it.
+/// The state of a TPM, as swtpm stores it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct TpmState {
     pub(crate) bytes: Vec<u8>,
@@ -47,7 +47,7 @@ pub(crate) struct TpmState {
 }
 
 impl TpmFound {
-    /// The state; warns where it was not found.
+    /// Returns the state; warns if it is missing.
     pub(crate) fn or_warn(self, progress: &dyn Progress) -> Option<TpmState> {
         match self {
             Self::State(state) => return Some(state),
@@ -59,15 +59,16 @@ impl TpmFound {
     }
 }
 
-/// Why there are no bytes.
+/// Why the state could not be read.
 enum Missing {
     NoFile,
     Unfit(String),
 }
 
-/// The state of a machine's TPM, while the machine is paused.
+/// Reads the state of a machine's TPM, while the machine is paused.
 ///
-/// Where the machine is another user's, that user's rights count. Otherwise they are those of the swtpm that has named the file.
+/// If the machine belongs to another user, the file is read with that user's rights, otherwise with those of the user
+/// of the swtpm that named the file.
 pub(crate) fn read(description: &Description, rights: &Rights, clock: &dyn Clock) -> TpmFound {
     let Some(tpm) = &description.tpm else {
         return TpmFound::NoTpm;
@@ -113,7 +114,7 @@ fn read_whole(file: &TpmFile, rights: &Rights, clock: &dyn Clock) -> Result<Vec<
             Ok(bytes) if file.store == TpmStore::Folder && is_whole(&bytes) => return Ok(bytes),
             Ok(bytes) if file.store == TpmStore::Single && before.as_ref() == Some(&bytes) => return Ok(bytes),
             Ok(bytes) => before = Some(bytes),
-            // It has another name for a moment where swtpm keeps a backup of it.
+            // swtpm renames the file for a moment if it keeps a backup.
             Err(Missing::NoFile) if backup_of(file).exists() => {}
             Err(error) => return Err(error),
         }
@@ -136,7 +137,7 @@ fn read_once(file: &TpmFile, rights: &Rights) -> Result<Vec<u8>, Missing> {
     })
 }
 
-/// Whether a file of a folder is as long as it says of itself.
+/// Whether a file of a folder has the length in its header.
 pub(crate) fn is_whole(bytes: &[u8]) -> bool {
     let Some(header) = bytes.first_chunk::<HEADER_BYTES>() else {
         return false;
@@ -179,7 +180,7 @@ mod tests {
         }
     }
 
-    /// A file as swtpm writes it.
+    /// A file in swtpm's format.
     fn state(length: u32) -> Vec<u8> {
         let mut bytes = vec![2, 1, 0, 10, 0, 0];
         bytes.extend(length.to_be_bytes());
@@ -218,7 +219,7 @@ mod tests {
         }
     }
 
-    /// What is not the whole state is none: a snapshot must not bring back half of one.
+    /// An incomplete state is not stored: a snapshot must not restore half of one.
     #[test]
     fn what_is_no_whole_state_is_not_kept_and_nothing_is_waited_for_forever() {
         let folder = tempfile::tempdir().unwrap();
@@ -262,7 +263,7 @@ mod tests {
         assert!(why(read(&without, &Rights::Own, &ManualClock::new())).ends_with("not kept: because"));
     }
 
-    /// An swtpm that keeps a backup writes into the file itself: its clock is that of a writer here.
+    /// An swtpm that keeps a backup writes into the file itself: here the clock simulates such a writer.
     #[test]
     fn a_state_that_is_just_being_written_is_waited_for() {
         struct Writer<'p>(&'p Path, std::sync::Mutex<u32>);

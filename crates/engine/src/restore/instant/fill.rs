@@ -1,7 +1,7 @@
-//! Filling the disks of a machine that runs.
+//! Fills the disks of a running machine.
 //!
-//! Where each disk is at this moment, the hypervisor is asked again and again: nothing about it is written down, so nothing can be
-//! wrong about it after a crash.
+//! The hypervisor is asked again and again where each disk is. That is not written down, so it cannot be wrong after a
+//! crash.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -19,16 +19,16 @@ use crate::job::error::Refusal;
 use crate::job::{Error, Job, Result, Unit};
 use crate::restore::instant_job::{InstantDisk, InstantJob};
 
-/// The lock file of the process that makes the machine and fills its disks.
+/// The lock file of the process that creates the machine and fills its disks.
 pub(super) const LOCK: &str = "filling";
-/// How often a server that dies is started again.
+/// How often a server that dies is restarted.
 const LAUNCH_COUNT_MAX: u32 = 5;
 
 /// How the disks of a machine are filled.
 pub struct FillOptions<'a> {
-    /// How a server is started.
+    /// Starts a server.
     pub launch: &'a ServerLauncher<'a>,
-    /// How fast.
+    /// The rate of all copies.
     pub rate: FillRate,
 }
 
@@ -38,24 +38,24 @@ pub(super) struct DiskFill<'a> {
     options: &'a FillOptions<'a>,
     job: Job<'a>,
     start: Duration,
-    /// The rate that the copies of disks have, if it was set.
+    /// The rate that was set for the copy of each disk.
     disk_rate: Option<NonZeroU64>,
     /// How often the server was started.
     launch_count: u32,
-    /// Attempts to unpause the machine since the last start of the server.
+    /// How often the machine was resumed since the last start of the server.
     unpausing: Attempts,
     was_started: bool,
-    /// Attempts to copy each disk since the last start of the server.
+    /// How often the copy of each disk was started since the last start of the server.
     copying: BTreeMap<&'a str, Attempts>,
 }
 
-/// The lock of a job: no other process works on it.
+/// The lock of a job: while it is held, no other process works on the job.
 pub(super) struct JobLock(#[expect(dead_code, reason = "it is a lock as long as it is open")] File);
 
-/// Keeps other processes from working at a job.
+/// Locks a job against other processes.
 ///
 /// # Errors
-/// [`InstantError::Busy`] where another process does.
+/// [`InstantError::Busy`] if another process has locked it.
 pub(super) fn lock(instant: &InstantJob) -> Result<JobLock> {
     let lock = instant.lock(LOCK)?.ok_or_else(|| InstantError::Busy {
         machine: instant.machine.clone(),
@@ -63,7 +63,7 @@ pub(super) fn lock(instant: &InstantJob) -> Result<JobLock> {
     Ok(JobLock(lock))
 }
 
-/// How far a disk is.
+/// The progress of a disk.
 enum Step {
     Done,
     Copying { done_bytes: u64 },
@@ -90,13 +90,13 @@ impl<'a> DiskFill<'a> {
         }
     }
 
-    /// Fills all disks, and deletes what the instant restore made beside them.
+    /// Fills all disks, then deletes the files of the instant restore.
     pub(super) fn run(self, _lock: JobLock) -> Result<InstantReport> {
         let (instant, job) = (self.instant, self.job);
         self.fill().inspect_err(|_| instant.warn_of_resume(job))
     }
 
-    /// Sees to it that the machine runs, if its disks are not filled yet.
+    /// Makes sure that the machine runs, unless its disks are filled.
     pub(super) fn revive(mut self) -> Result<()> {
         let machine = self.hypervisor.machine(&self.instant.uuid)?;
         let present = machine.describe()?.disks;
@@ -124,7 +124,8 @@ impl<'a> DiskFill<'a> {
             }
             pause(self.job.clock);
         }
-        // It may be paused for a request that failed before its disks were there, and goes on with that.
+        // The machine may be paused because a request failed before its disks were available; it continues with that
+        // request.
         if self.hypervisor.execution_state(&instant.uuid)? == ExecutionState::StoppedByDisk {
             self.hypervisor.unpause(&instant.uuid)?;
         }
@@ -146,7 +147,7 @@ impl<'a> DiskFill<'a> {
         .into()
     }
 
-    /// Bytes that are where they are to be, and whether these are all.
+    /// Returns the number of bytes that are in their images, and whether all disks are complete.
     fn step(&mut self) -> Result<(u64, bool)> {
         let machine = self.hypervisor.machine(&self.instant.uuid)?;
         let present = machine.describe()?.disks;
@@ -166,7 +167,7 @@ impl<'a> DiskFill<'a> {
         Ok((bytes, false))
     }
 
-    /// Gives the disks that are being copied the rate that is due now.
+    /// Sets the current rate for the disks that are being copied.
     fn set_rate(&mut self, present: &[MachineDisk]) -> NonZeroU64 {
         let disks = &self.instant.disks;
         let unfilled: Vec<_> = disks.iter().filter(|disk| !is_there(present, disk)).collect();
@@ -177,13 +178,13 @@ impl<'a> DiskFill<'a> {
         }
         self.disk_rate = Some(rate);
         for disk in unfilled {
-            // A copy that was not begun yet, or has just ended, has no rate; the next one begins with the right one.
+            // A copy that has not started or has just ended has no rate; the next one starts with the right one.
             self.hypervisor.set_copy_rate(&self.instant.uuid, &disk.name, rate).ok();
         }
         rate
     }
 
-    /// Sees to it that the server serves and the machine runs.
+    /// Makes sure that the server and the machine run.
     fn tend(&mut self) -> Result<()> {
         let uuid = &self.instant.uuid;
         if !server::lives(self.instant)? {
@@ -226,14 +227,15 @@ impl<'a> DiskFill<'a> {
                 return Ok(Step::Done);
             }
             Some(copy) => {
-                // One that another process began may be about to fail, if its server died: that does not count as a failure of this fill.
+                // A copy that another process started may be about to fail because its server died. That does not count
+                // as a failure of this process.
                 return Ok(Step::Copying {
                     done_bytes: copy.done_bytes,
                 });
             }
             None => {}
         }
-        // A copy that has gone has failed, as it does when its server dies; then the next look brings that back.
+        // A copy that is missing has failed, for example because its server died; the next check restarts the server.
         match self.copying.entry(&disk.name).or_default().next(self.job.clock.now()) {
             Attempt::Now => self.hypervisor.begin_copy(uuid, &disk.name, &disk.place(), rate)?,
             Attempt::Exhausted
@@ -248,9 +250,9 @@ impl<'a> DiskFill<'a> {
         Ok(Step::Copying { done_bytes: 0 })
     }
 
-    /// Takes away all that was there for the time being.
+    /// Removes everything temporary.
     ///
-    /// The job's file goes last: as long as the configuration names its folder, it is there.
+    /// The job's file is removed last: it must exist as long as the configuration names its folder.
     fn clear(&self) -> Result<()> {
         let instant = self.instant;
         server::stop(instant, self.job.clock);
@@ -263,18 +265,20 @@ impl<'a> DiskFill<'a> {
             _ => Ok(()),
         };
         self.hypervisor.define(&self.definition()?)?;
-        // What the guest wrote must not go before it is durable, wherever the hypervisor keeps that, that it is not needed.
+        // The overlays hold the guest's writes. They are removed only after the hypervisor's configuration, wherever it
+        // is stored, durably no longer names them.
         rustix::fs::sync();
         let overlays = instant.overlays();
         removed(&overlays, std::fs::remove_dir_all(&overlays))?;
         removed(&instant.folder, std::fs::remove_dir_all(&instant.folder))
     }
 
-    /// The machine's configuration as it is, but for what was there for the time being; it may have been changed meanwhile.
+    /// The machine's current configuration without the temporary parts. It may have been changed since the restore
+    /// started.
     fn definition(&self) -> Result<String> {
         let instant = self.instant;
         let files = self.hypervisor.machine(&instant.uuid)?.configuration()?;
-        // The first is how it will start the next time.
+        // The first configuration is the persistent one.
         let present = files
             .into_iter()
             .next()
@@ -288,7 +292,7 @@ impl<'a> DiskFill<'a> {
     }
 }
 
-/// Whether the machine uses the image of a disk already.
+/// Whether the machine already uses the image of a disk.
 fn is_there(present: &[MachineDisk], disk: &InstantDisk) -> bool {
     let found = present.iter().find(|found| found.target == disk.name);
     found.is_some_and(|found| match &found.source {

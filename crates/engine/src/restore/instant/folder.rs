@@ -1,4 +1,4 @@
-//! The folder of a job, which is there with everything in it, or not at all.
+//! The folder of a job. It either exists with its full content, or not under its final name.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -11,25 +11,26 @@ use super::fill;
 use crate::job::{Error, Result};
 use crate::machine::state::scratch::lock_unneeded;
 
-/// How the folder of a job is called at its end, as long as not all is in it.
+/// The suffix of a job's folder that is not complete yet.
 const NEW: &str = "new";
 
-/// Where the folder is as long as not all is in it.
+/// The path of the folder until it is complete.
 pub(super) fn name_until_complete(place: &Path, number: u32) -> PathBuf {
     let mut name = place.as_os_str().to_owned();
     name.push(format!(".{number:08x}.{NEW}"));
     name.into()
 }
 
-/// A folder that goes again with all that is in it, unless it is to be kept.
+/// A new folder. Dropping it removes the folder with its content, unless it was kept.
 pub(super) struct NewJobFolder {
     path: Option<PathBuf>,
-    /// The lock of the folder around it, shared by all processes that make something there, until it has its name.
+    /// The lock on the parent folder, shared by all processes that create a job there, held until the folder has its
+    /// final name.
     making: Option<File>,
 }
 
 impl NewJobFolder {
-    /// Others may pass through it, to the socket, and see nothing of it.
+    /// Creates the folder. Other users may pass through it to the socket, but cannot list it.
     pub(super) fn make(path: &Path) -> Result<Self> {
         let making = path.parent().and_then(|around| File::open(around).ok());
         let making = making.filter(|making| flock(making, FlockOperation::NonBlockingLockShared).is_ok());
@@ -46,7 +47,7 @@ impl NewJobFolder {
             path: Some(path.to_owned()),
             making,
         };
-        // The umask of this process does not count here.
+        // The umask of this process does not apply here.
         let opened = std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o711));
         opened.map_err(|source| Error::File {
             action: "open the folder to the machine's user,",
@@ -56,7 +57,7 @@ impl NewJobFolder {
         Ok(folder)
     }
 
-    /// Gives it another name, durably.
+    /// Renames the folder, durably.
     pub(super) fn rename(&mut self, name: &Path) -> Result<()> {
         let before = self.path.as_deref().expect("it is not kept yet");
         let failed = |source: std::io::Error| match source.kind() {
@@ -79,21 +80,21 @@ impl NewJobFolder {
     }
 }
 
-/// Removes folders in which a process that was killed had just begun. It has to come before this process makes anything there.
+/// Removes incomplete folders of killed processes. Call this before this process creates anything in `place`.
 pub(super) fn remove_left(place: &Path) {
     let (Some(folder), Some(name)) = (place.parent(), place.file_name().and_then(OsStr::to_str)) else {
         return;
     };
     for unfinished in unfinished_folders(folder) {
         if name_of_unfinished(&unfinished) == Some(name) {
-            // It does no harm if it cannot be removed.
+            // A leftover that cannot be removed does no harm.
             drop(std::fs::remove_dir_all(unfinished));
         }
     }
 }
 
-/// The folders of jobs in `place` that were not made to their end by a process that was killed: none has a lock in them. Nothing where a process may be
-/// at work in `place`: a folder exists before the lock in it does.
+/// The incomplete folders in `place` that killed processes left: none of them holds a lock. Returns nothing if a
+/// process may be working in `place`, since a folder exists before its lock does.
 pub(crate) fn unfinished_folders(place: &Path) -> Vec<PathBuf> {
     let Some(_alone) = lock_unneeded(place) else {
         return Vec::new();
@@ -109,7 +110,7 @@ pub(crate) fn unfinished_folders(place: &Path) -> Vec<PathBuf> {
     left.collect()
 }
 
-/// Whether a folder may be deleted, as one of a job that was not made to its end or as one of another kind.
+/// Whether a folder may be deleted as an incomplete one: of a job, or of another kind.
 pub(crate) fn is_still_unfinished(folder: &Path) -> bool {
     name_of_unfinished(folder).is_none()
         || folder
@@ -117,7 +118,7 @@ pub(crate) fn is_still_unfinished(folder: &Path) -> bool {
             .is_some_and(|place| unfinished_folders(place).iter().any(|left| left == folder))
 }
 
-/// The name that such a folder was to have.
+/// The final name of an incomplete folder.
 fn name_of_unfinished(folder: &Path) -> Option<&str> {
     let rest = folder.file_name()?.to_str()?.strip_suffix(NEW)?.strip_suffix('.')?;
     let (name, number) = rest.rsplit_once('.')?;
@@ -128,7 +129,7 @@ fn name_of_unfinished(folder: &Path) -> Option<&str> {
 impl Drop for NewJobFolder {
     fn drop(&mut self) {
         if let Some(path) = &self.path {
-            // Another error brought us here, and says more than one about this.
+            // This runs after another error, which is more useful than one about the cleanup.
             drop(std::fs::remove_dir_all(path));
         }
     }
@@ -152,7 +153,7 @@ mod tests {
         folder.keep();
         assert!(name.is_dir());
 
-        // As a kill leaves it.
+        // The state after a kill.
         NewJobFolder::make(&hidden).unwrap().keep();
         assert_eq!(unfinished_folders(place.path()), std::slice::from_ref(&hidden));
         assert!(is_still_unfinished(&hidden) && is_still_unfinished(&name));

@@ -1,26 +1,27 @@
-//! How fast the disks of a machine that runs are filled.
+//! The rate at which the disks of a running machine are filled.
 
 use std::num::NonZeroU64;
 use std::time::Duration;
 
-/// Bytes each second in the first minute, in which the guest boots and needs the processors and the repository most.
+/// Bytes per second in the first minute, in which the guest boots and needs the processors and the repository most.
 const FIRST_RATE: NonZeroU64 = NonZeroU64::new(64 << 20).expect("it is not zero");
-/// After so long the rate doubles: a guest that writes as fast as its disks are filled cannot keep them from becoming complete.
+/// The interval after which the rate doubles. Otherwise a guest that writes as fast as its disks are filled would keep
+/// them from becoming complete.
 const DOUBLING: Duration = Duration::from_secs(60);
 const DOUBLING_COUNT_MAX: u32 = 10;
 
-/// Bytes that are filled each second, of all disks together.
+/// Bytes per second for all disks together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum FillRate {
-    /// 64 MiB at first, twice as much after each minute.
+    /// 64 MiB at first, doubled every minute.
     #[default]
     Rising,
-    /// So many, until all is filled.
+    /// A constant rate.
     Fixed(NonZeroU64),
 }
 
 impl FillRate {
-    /// The rate with this limit, where there is one.
+    /// A constant rate if a limit is given, else a rising one.
     pub fn at_most(limit: Option<NonZeroU64>) -> Self {
         limit.map_or_else(Self::default, Self::Fixed)
     }

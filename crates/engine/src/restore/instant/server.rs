@@ -1,4 +1,4 @@
-//! The server of a machine whose disks are being filled: a process of its own that runs detached.
+//! The server of a machine whose disks are being filled: a separate, detached process.
 
 use std::fs::DirBuilder;
 use std::io::Write as _;
@@ -20,9 +20,9 @@ use crate::job::{DiskName, Error, Job, Result};
 use crate::restore::instant_job::InstantJob;
 use crate::restore::serve::{ClientWrites, ServeAddress, ServeRequest, overlay_path, serve};
 
-/// Held by the server, with its process number in it.
+/// The lock file of the server, which contains its process id.
 const LOCK: &str = "server";
-/// How long a server may take to end; after that it is killed.
+/// How long a server may take to end before it is killed.
 const END_DEADLINE: Duration = Duration::from_secs(15);
 
 /// Serves the disks of the job in a folder until the job is interrupted. `ready` is called when clients can connect.
@@ -36,7 +36,7 @@ pub fn serve_instantly(
 ) -> Result<()> {
     let instant = InstantJob::read(folder)?;
     let lock = instant.lock(LOCK)?;
-    // Two that write one overlay would destroy it.
+    // Two servers that write to one overlay would destroy it.
     let mut lock = lock.ok_or_else(|| failed(&instant, "there is one already"))?;
     let number = std::process::id().to_string();
     lock.set_len(0)
@@ -68,7 +68,7 @@ pub fn serve_instantly(
         if let Some((user, group)) = instant.user_of_machines
             && let Err(error) = chown(instant.socket(), Some(user), Some(group))
         {
-            // Where we are the user of machines, nothing has to be given away.
+            // If this process already runs as the user of the machines, no ownership has to change.
             job.progress.warning(&format!(
                 "{} stays ours, which is right only where machines run as this user: {error}",
                 instant.socket().display()
@@ -78,7 +78,7 @@ pub fn serve_instantly(
     })
 }
 
-/// A machine that has run must not start from the snapshot as if it had written nothing.
+/// Refuses to start a machine from the snapshot alone if it has run and its writes are missing.
 fn refuse_lost_writes(instant: &InstantJob) -> Result<()> {
     for disk in &instant.disks {
         let overlay = overlay_path(&instant.overlays(), &instant.snapshot, &DiskName::new(&*disk.name)?);
@@ -104,16 +104,16 @@ fn failed(instant: &InstantJob, reason: &str) -> Error {
     .into()
 }
 
-/// Whether the server of a job lives.
+/// Whether the server of a job is running.
 pub(super) fn lives(instant: &InstantJob) -> Result<bool> {
     instant.is_locked(LOCK)
 }
 
-/// Ends the server of a job, if there is one.
+/// Stops the server of a job, if there is one.
 pub(super) fn stop(instant: &InstantJob, clock: &dyn Clock) {
     let start = clock.now();
     while lives(instant).unwrap_or(false) {
-        // Where it is another host's, or a container's, its number means another process here.
+        // If the server runs on another host or in a container, its process id means another process here.
         let number = std::fs::read_to_string(instant.folder.join(LOCK)).unwrap_or_default();
         let waited = clock.now().saturating_sub(start);
         if waited > 2 * END_DEADLINE {
@@ -128,14 +128,14 @@ pub(super) fn stop(instant: &InstantJob, clock: &dyn Clock) {
                 kill_process(process, if is_late { Signal::KILL } else { Signal::TERM }).ok();
             }
             Ok(_) => return,
-            // It has just begun, and its number comes.
+            // The server has just started and has not written its process id yet.
             Err(_) => {}
         }
         pause(clock);
     }
 }
 
-/// Whether a process is the server of a job, by its words.
+/// Whether a process is the server of a job, by its arguments.
 fn serves(process: u32, instant: &InstantJob) -> bool {
     let folder = instant.folder.canonicalize().ok();
     let words = holdfast_host::command_line_of(process);

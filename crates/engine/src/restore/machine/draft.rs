@@ -1,4 +1,4 @@
-//! What both kinds of plans need, and a plan on its way.
+//! A plan under construction, and what plans of both kinds need.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -14,31 +14,32 @@ use crate::job::error::Refusal;
 use crate::job::{Error, Result};
 use crate::restore::source::StoredContents;
 
-/// A machine that will be there.
+/// The machine that results from a restore.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PlannedMachine {
     /// Its name.
     pub name: String,
     /// Its UUID.
     pub uuid: String,
-    /// Whether it is there already.
+    /// Whether the machine does not exist yet.
     pub is_new: bool,
 }
 
-/// A configuration that will be defined.
+/// The configuration that will be defined.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Definition {
-    /// What it is compared with: the snapshot's configuration for a new machine, in place that of today.
+    /// The text to compare it with: the snapshot's configuration for a new machine, the current one for a restore in
+    /// place.
     pub before: String,
     /// What will be defined.
     pub text: String,
 }
 
-/// What both kinds of plans need.
+/// What plans of both kinds need.
 pub(crate) struct Planner<'a> {
-    /// The places of everything that is not a disk.
+    /// The source of everything that is not a disk.
     pub(crate) repository: &'a Repository,
-    /// The disks.
+    /// The source of the disks.
     pub(crate) contents: &'a dyn StoredContents,
     pub(crate) hypervisor: &'a dyn HypervisorMut,
     pub(crate) environment: &'a Environment,
@@ -56,17 +57,17 @@ impl Planner<'_> {
     }
 }
 
-/// A plan on its way.
+/// A plan under construction.
 pub(super) struct Draft {
     pub(super) machine: PlannedMachine,
     /// Its identity, relative to the snapshot's configuration.
     pub(super) identity: Identity,
     pub(super) definition: Option<Definition>,
-    /// The configuration that it will have, also where that stays as it is.
+    /// The configuration that it will have, even if that does not change.
     pub(super) configuration: Option<String>,
-    /// The one in the snapshot.
+    /// The configuration in the snapshot.
     pub(super) before: Option<String>,
-    /// Where the state of its TPM goes, where its configuration says so.
+    /// The path of its TPM's state, if the configuration names one.
     pub(super) tpm: Option<PathBuf>,
     pub(super) files: Vec<PlannedFile>,
     pub(super) notes: Vec<String>,
@@ -88,7 +89,7 @@ impl Draft {
         }
     }
 
-    /// Decides about the disks of a configuration that the snapshot does not have.
+    /// Decides about the disks of a configuration that the snapshot does not contain.
     pub(super) fn disks_left_out(
         &mut self,
         stored: &StoredMachine<'_>,
@@ -120,7 +121,7 @@ impl Draft {
     }
 }
 
-/// What happens to a disk that the snapshot does not have.
+/// What happens to a disk that the snapshot does not contain.
 enum LeftOut {
     AsItIs,
     Kept(String),
@@ -130,7 +131,7 @@ enum LeftOut {
 
 fn decide(disk: &MachineDisk, neighbours: &Neighbours) -> LeftOut {
     let is_removable = matches!(disk.kind, DiskKind::Cdrom | DiskKind::Floppy);
-    // A disk that several machines may have open, or that is read only, may be used by another one as well.
+    // A disk that is shared or read-only may be used by another machine as well.
     let is_common = disk.is_shared || disk.is_read_only || is_removable;
     let (place, is_there, user) = match &disk.source {
         DiskSource::Empty => return LeftOut::AsItIs,
@@ -147,7 +148,7 @@ fn decide(disk: &MachineDisk, neighbours: &Neighbours) -> LeftOut {
     }
 }
 
-/// The configuration cannot be changed so.
+/// The error of a configuration that cannot be changed as needed.
 pub(super) fn unfit(machine: &str, detail: String) -> Error {
     Refusal::Configuration {
         machine: machine.to_owned(),

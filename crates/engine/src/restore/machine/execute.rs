@@ -1,4 +1,4 @@
-//! Doing what the plan says.
+//! Executes a restore plan.
 
 use std::cell::RefCell;
 use std::fs::File;
@@ -31,34 +31,35 @@ use crate::restore::small_stream::bytes_of;
 use crate::restore::source::StoredContents;
 use crate::restore::target::{DiskTarget, RestoredDisk};
 
-/// A machine that was restored.
+/// The result of a machine's restore.
 #[derive(Debug, Clone)]
 pub struct MachineRestoreReport {
-    /// Each disk.
+    /// The restored disks.
     pub disks: Vec<RestoredDisk>,
-    /// Whether it runs.
+    /// Whether the machine runs.
     pub started: Started,
-    /// How long it took.
+    /// How long the restore took.
     pub duration: Duration,
 }
 
 /// Whether a restored machine runs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Started {
-    /// It was not requested.
+    /// The start was not requested.
     NotAsked,
-    /// It does.
+    /// It runs.
     Yes,
-    /// It goes on where it was.
+    /// It resumed from its memory.
     Resumed(Resumed),
-    /// It was restored, and does not start; why, in words.
+    /// It was restored but does not start; the reason as text.
     Failed(String),
 }
 
-/// Does what a plan says.
+/// Executes a plan.
 ///
-/// What this makes is taken away again when it fails: files, and the definition. What it changes in place cannot be: restoring
-/// again completes it, and a warning says so. A machine that is restored and does not start is no failure: it stays.
+/// If this fails, the files and the definition that it created are removed. What it changed in place cannot be undone:
+/// repeating the restore completes it, and a warning says so. A machine that was restored but does not start is not a
+/// failure: it is kept.
 pub fn restore_machine(
     repository: &Repository,
     hypervisor: &dyn HypervisorMut,
@@ -76,7 +77,7 @@ pub fn restore_machine(
         .map_err(|error| error.unless_removed(repository, plan.snapshot.id))
 }
 
-/// The same for any point in time.
+/// Executes the plan for any point in time.
 pub(crate) fn restore_point(
     planner: &Planner<'_>,
     plan: &MachineRestorePlan,
@@ -95,14 +96,14 @@ pub(crate) fn restore_point(
     };
     execution.clear_left();
     let outputs = execution.open()?;
-    // What is open here is locked: from now on no QEMU can start with it.
+    // Files that are open here are locked: from now on no QEMU can start with them.
     execution.check_machine()?;
     observer.about_to_write()?;
     let disks = execution.write(&outputs)?;
     execution.check_alone(&outputs)?;
     observer.about_to_name(&new_files(&outputs))?;
     let mut made = MadeFiles::with(HostFolders::make(&plan.folders)?);
-    // Until everything is of one instant, the machine must not start with some of it.
+    // Until all files are of one point in time, the machine must not start with some of them.
     let mut locked = Vec::new();
     for output in outputs {
         let to_lock = execution.new_disk_in_place(&output);
@@ -112,11 +113,11 @@ pub(crate) fn restore_point(
         }
     }
     if plan.machine.is_new {
-        // Its hypervisor does not know of it yet, so that nothing starts with them.
+        // The hypervisor does not know the machine yet, so nothing can start with these files.
         locked.clear();
         observer.has_files()?;
     } else {
-        // They belong to an existing machine, even if its configuration cannot be changed.
+        // These files belong to an existing machine, even if its configuration cannot be changed.
         made.keep();
     }
     execution.define(&mut made)?;
@@ -130,12 +131,12 @@ pub(crate) fn restore_point(
     })
 }
 
-/// Hears of new files: the name that each will have, and where it is as long as it has none.
+/// A callback for new files. It receives the final path and the temporary path of each.
 pub(crate) type BeforeNames<'a> = dyn FnMut(&[(&Path, &Path)]) -> Result<()> + 'a;
 
-/// Writes what a new machine has beside its disks, and makes its disks with nothing in them. What is made is deleted when the answer
-/// is dropped, unless [`keep`](Made::keep) was called. `before_names` gets all new files
-/// before the first has its name.
+/// Writes a new machine's files other than disks, and creates its disks empty. Dropping the result deletes the created
+/// files, unless [`keep`](Made::keep) was called. `before_names` receives all new files before the first of them gets
+/// its final name.
 pub(crate) fn write_companions(
     repository: &Repository,
     hypervisor: &dyn HypervisorMut,
@@ -170,7 +171,7 @@ pub(crate) fn write_companions(
     Ok(made)
 }
 
-/// The files that were not there before: the name of each, and where it is until it has that.
+/// The files that did not exist before: the final and the temporary path of each.
 fn new_files<'o>(outputs: &'o [Output<'_>]) -> Vec<(&'o Path, &'o Path)> {
     let is_new = |output: &&Output<'_>| matches!(output.file.way, FileWay::NewFile | FileWay::Shared);
     let new = outputs.iter().filter(is_new);
@@ -182,12 +183,12 @@ fn new_files<'o>(outputs: &'o [Output<'_>]) -> Vec<(&'o Path, &'o Path)> {
 struct Output<'p> {
     file: &'p PlannedFile,
     record: &'p DiskRecord,
-    /// The file on its way to its name.
+    /// The file under its temporary name.
     new: Option<NewFile>,
-    /// Those that were made for it.
+    /// The folders that were created for it.
     folders: MadeFolders,
     device: Option<OutputDevice>,
-    /// Keeps others from working with what it takes the place of.
+    /// Prevents others from using the file that this one replaces.
     _lock: Option<File>,
 }
 
@@ -198,12 +199,12 @@ struct RestoreExecution<'a> {
     plan: &'a MachineRestorePlan,
     environment: &'a Environment,
     job: Job<'a>,
-    /// Images that were locked once more: to close them before the others would end the locks of these.
+    /// Images that were locked again. They must stay open: closing one would release the locks of the others.
     relocked: RefCell<Vec<ImageMut>>,
 }
 
 impl<'a> RestoreExecution<'a> {
-    /// What a killed restore has left under these names is in the way of nothing but the room.
+    /// Removes leftovers of a killed restore under these names; they only take up space.
     fn clear_left(&self) {
         let new = self.plan.files.iter();
         let new = new.filter(|file| {
@@ -216,7 +217,7 @@ impl<'a> RestoreExecution<'a> {
         clear_left(&paths, self.job.progress);
     }
 
-    /// Opens or makes everything: what cannot be is known before the first byte is written.
+    /// Opens or creates all files, so that errors are found before the first byte is written.
     fn open(&self) -> Result<Vec<Output<'a>>> {
         let open = |file| self.open_one(file);
         self.plan.files.iter().map(open).collect()
@@ -273,14 +274,14 @@ impl<'a> RestoreExecution<'a> {
         })
     }
 
-    /// The place of a disk that is a new file of a machine that is there: it could start with it.
+    /// The path of a disk that is a new file of an existing machine, which could start with it.
     fn new_disk_in_place(&self, output: &Output<'a>) -> Option<&'a Path> {
         let is_new = matches!(output.file.way, FileWay::NewFile | FileWay::SetAside);
         let is_disk = matches!(output.file.content, FileContent::Disk(_));
         (is_new && is_disk && !self.plan.machine.is_new).then_some(&*output.file.to)
     }
 
-    /// The machine is as the plan found it.
+    /// Checks that the machine is as the plan found it.
     fn check_machine(&self) -> Result<()> {
         let machine = &self.plan.machine;
         let changed = || {
@@ -302,8 +303,8 @@ impl<'a> RestoreExecution<'a> {
         }
     }
 
-    /// No process has begun to use what was written. Locks keep machines from files, and from devices only those that have the same
-    /// device file.
+    /// Checks that no process has begun to use the files. Locks keep machines away from files, but from devices only if
+    /// they open the same device file.
     fn check_alone(&self, outputs: &[Output<'_>]) -> Result<()> {
         let devices = outputs.iter().filter_map(|output| match &output.device {
             Some(OutputDevice::BlockDevice(device)) => Some(device),
@@ -364,7 +365,7 @@ impl<'a> RestoreExecution<'a> {
         written.map_err(|error| error.on(&output.file.to))
     }
 
-    /// Writes a small file whole; one that takes another's place gets its owner and mode.
+    /// Writes a small file as a whole; if it replaces another file, it gets that file's owner and mode.
     fn write_bytes(&self, output: &Output<'_>) -> Result<()> {
         let new = output.new.as_ref().expect("only disks are written in place");
         let bytes = bytes_of(self.repository, output.record)?;
@@ -383,7 +384,7 @@ impl<'a> RestoreExecution<'a> {
         Ok(())
     }
 
-    /// Disks that are complete make no machine where others are not.
+    /// Warns that complete disks do not make a usable machine if other disks are incomplete.
     fn warn_of_mixture(&self, restored: &[RestoredDisk]) {
         if !self.plan.machine.is_new && !restored.is_empty() {
             let names: Vec<&str> = restored.iter().map(|disk| &disk.name[..]).collect();
@@ -400,7 +401,7 @@ impl<'a> RestoreExecution<'a> {
         let Some(definition) = &self.plan.definition else {
             return Ok(());
         };
-        // Another process may have come first; to define would change its machine.
+        // Another process may have defined the machine first; defining it again would change that machine.
         if machine.is_new {
             self.check_machine()?;
         }
@@ -414,7 +415,7 @@ impl<'a> RestoreExecution<'a> {
             ));
             return Err(error.into());
         }
-        // The answer may have been lost, and the machine be there.
+        // The reply may have been lost although the machine was defined.
         match self.hypervisor.machine(&machine.uuid) {
             Err(HostError::NoSuchMachine { .. }) => {}
             Ok(_) if self.hypervisor.undefine(&machine.uuid).is_ok() => {}
@@ -464,7 +465,7 @@ impl<'a> RestoreExecution<'a> {
     }
 }
 
-/// A disk of which nothing had to be written.
+/// The report of a disk for which nothing had to be written.
 fn shared(output: &Output<'_>) -> RestoredDisk {
     RestoredDisk {
         name: output.record.name.clone(),
@@ -476,7 +477,7 @@ fn shared(output: &Output<'_>) -> RestoredDisk {
     }
 }
 
-/// Gives a file its name. What was there before stays locked as long as the answer is there.
+/// Gives a file its final name. The replaced file stays locked until the result is dropped.
 fn finish(output: Output<'_>, made: &mut MadeFiles) -> Result<Option<OutputDevice>> {
     made.folders.push(output.folders);
     let Some(new) = output.new else {

@@ -1,7 +1,7 @@
-//! What is at the place where a machine has the image of a disk: one to write into, none, or one that cannot be used.
+//! Examines the path where a machine has the image of a disk: an image to write into, nothing, or an unusable file.
 //!
-//! A machine is restored because something is wrong with its images. So an image that is missing or broken is no reason to refuse: it is
-//! written anew. A broken one is kept beside it, because the restore cannot know whether its owner still needs something of it.
+//! A machine is often restored because its images are damaged. So a missing or broken image is no reason to refuse: it
+//! is written anew. A broken one is kept beside the new one, because its owner may still need data in it.
 
 use std::ffi::OsString;
 use std::io::ErrorKind;
@@ -17,28 +17,29 @@ use super::request::Presence;
 use crate::files::block_target::is_block_device;
 use crate::job::{Error, Result};
 
-/// Symbolic links that are followed to a file that is missing.
+/// The maximum number of symbolic links that are followed to a missing file.
 const LINK_COUNT_MAX: usize = 40;
 
-/// What is at the place of an image.
+/// What exists at the path of an image.
 #[derive(Debug)]
 pub(super) enum ExistingImage {
-    /// An image that can be written into, with this many bytes as its machine sees it.
+    /// An image that can be written into.
     Usable {
-        /// Its size as the machine sees it.
+        /// Its virtual size in bytes.
         size_bytes: u64,
     },
-    /// Nothing.
+    /// No file.
     Missing,
-    /// A file that is not an image of the format, or is an inconsistent one; why, in words.
+    /// A file that is not an image of the format, or an inconsistent one; the reason as text.
     Unusable(String),
 }
 
 impl ExistingImage {
-    /// Looks at `path`, which a machine has an image of `format` at.
+    /// Examines `path`, at which a machine has an image of `format`.
     ///
     /// # Errors
-    /// Nothing can be written there, or something else than the content of a file is the reason: a lock, missing rights, a feature.
+    /// The path cannot be written, or the problem is not the content of the file: a lock, missing permissions, an
+    /// unsupported feature.
     pub(super) fn at(path: &Path, format: Format, presence: Presence) -> Result<Self> {
         if is_block_device(path) || path.starts_with("/dev") {
             return Ok(Self::Usable {
@@ -47,11 +48,11 @@ impl ExistingImage {
         }
         match path.metadata() {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Self::Missing),
-            // A folder may be a disk of Parallels.
+            // A folder may be a Parallels disk.
             Ok(_) | Err(_) => {}
         }
         let looked = size(path, format, presence).and_then(|size_bytes| {
-            // An image that QEMU still writes looks inconsistent.
+            // An image that QEMU is writing looks inconsistent.
             let contradiction = match presence {
                 Presence::ShutOff => contradiction(path, format)?,
                 Presence::SwitchedOffFirst => None,
@@ -74,7 +75,8 @@ fn size(path: &Path, format: Format, presence: Presence) -> Result<u64> {
     }
 }
 
-/// Damage in the metadata of an image or of what it is based on: writing into it would destroy more, or end in the middle.
+/// Damage in the metadata of an image or of its base images: writing into it would destroy more data, or fail in the
+/// middle.
 fn contradiction(path: &Path, format: Format) -> Result<Option<String>> {
     let options = OpenOptions {
         format: Some(format),
@@ -93,10 +95,10 @@ fn contradiction(path: &Path, format: Format) -> Result<Option<String>> {
     Ok(first)
 }
 
-/// Whether an error is about the content of the file at `path`, so that a new file there does not have it.
+/// Whether an error is caused by the content of the file at `path`, so that a new file would not have it.
 fn is_about_content(error: &Error, path: &Path) -> bool {
     match error {
-        // What an image is based on and does not find.
+        // A missing base image.
         Error::Image(ImageError::Io {
             path: other, source, ..
         }) => other != path && source.kind() == ErrorKind::NotFound,
@@ -117,16 +119,17 @@ fn is_about_content(error: &Error, path: &Path) -> bool {
     }
 }
 
-/// Whether a medium does not give its bytes.
+/// Whether a medium has unreadable bytes.
 fn is_unreadable(error: &DeviceError) -> bool {
     let DeviceError::Io { source, .. } = error else {
         return false;
     };
-    // An image that ends too early has no bytes where its header says that there are some.
+    // In a truncated image, bytes are missing that its header refers to.
     source.kind() == ErrorKind::UnexpectedEof || source.raw_os_error() == Some(rustix::io::Errno::IO.raw_os_error())
 }
 
-/// Where a path leads through symbolic links, also where the last one leads to nothing: a new file belongs there, and the links stay.
+/// Resolves symbolic links, even if the last one points to a missing file: a new file is created there, and the links
+/// are kept.
 pub(super) fn followed(path: &Path) -> PathBuf {
     let mut path = path.to_owned();
     for _ in 0..LINK_COUNT_MAX {
@@ -136,7 +139,7 @@ pub(super) fn followed(path: &Path) -> PathBuf {
     path
 }
 
-/// A name beside `path` that is free: `web1.qcow2.broken`, `web1.qcow2.broken-2`.
+/// A free name beside `path`: `web1.qcow2.broken`, `web1.qcow2.broken-2`.
 pub(super) fn name_to_keep(path: &Path) -> PathBuf {
     let named = |number: u64| {
         let mut name: OsString = path.file_name().unwrap_or_default().to_owned();
@@ -177,7 +180,7 @@ mod tests {
         let whole = std::fs::read(&path).unwrap();
         let file = File::options().write(true).open(&path).unwrap();
         let is_unusable = || matches!(look(&path, Format::Qcow2), ExistingImage::Unusable(_));
-        // No magic number; marked as corrupt; cut in its header, and cut to nothing.
+        // No magic number; marked as corrupt; truncated within its header; empty.
         file.write_all_at(&[0xEE; 512], 0).unwrap();
         assert!(is_unusable());
         file.write_all_at(&whole, 0).unwrap();
@@ -190,7 +193,7 @@ mod tests {
         }
     }
 
-    /// It opens, and a restore would stop in its middle.
+    /// The image opens, but a restore would fail in the middle.
     #[test]
     fn a_table_that_leads_nowhere_is_found_before_the_first_byte() {
         let folder = tempfile::tempdir().unwrap();

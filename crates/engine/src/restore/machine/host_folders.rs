@@ -1,4 +1,4 @@
-//! Folders of the host that are made for a machine's logs and sockets.
+//! Creates folders on the host for a machine's logs and sockets.
 
 use std::fs::{DirBuilder, File, Permissions};
 use std::io::ErrorKind;
@@ -10,19 +10,19 @@ use rustix::fs::OFlags;
 use super::host_needs::PlannedFolder;
 use crate::job::{Error, Result};
 
-/// What a folder takes of the mode of one above it, which may be open to every user.
+/// The mode bits that a folder copies from a parent folder, which may be writable by every user.
 const MODE_BELOW: u32 = 0o755;
-/// What a folder takes of the mode of its counterpart.
+/// The mode bits that a folder copies from its counterpart.
 const MODE_LIKE: u32 = 0o2777;
-/// Of a folder until it has its owner.
+/// The mode of a folder until its owner is set.
 const MODE_FIRST: u32 = 0o700;
 
-/// Folders that were made; they go again where nothing is in them, unless they are to be kept.
+/// Folders that were created. Dropping this removes those that are empty, unless they were kept.
 #[derive(Debug, Default)]
 pub(super) struct HostFolders(Vec<PathBuf>);
 
 impl HostFolders {
-    /// Makes folders, and those above them.
+    /// Creates folders and their missing parents.
     pub(super) fn make(planned: &[PlannedFolder]) -> Result<Self> {
         let mut made = Self::default();
         for folder in planned {
@@ -45,7 +45,7 @@ impl HostFolders {
 
     fn make_one(&mut self, path: &Path, user: u32, group: u32, mode: u32) -> std::io::Result<()> {
         match DirBuilder::new().mode(MODE_FIRST).create(path) {
-            // Another machine of the same folder may have come first.
+            // Another process may have created the same folder first.
             Err(error) if error.kind() == ErrorKind::AlreadyExists && path.is_dir() => return Ok(()),
             other => other?,
         }
@@ -55,7 +55,7 @@ impl HostFolders {
         let opened = File::options().read(true).custom_flags(flags).open(path)?;
         let own = opened.metadata()?;
         if (own.uid(), own.gid()) != (user, group) {
-            // Only root may change the owner of a folder: without that it belongs to the restoring user, as the images do.
+            // Only root may change the owner of a folder. Otherwise it belongs to the restoring user, as the images do.
             drop(fchown(&opened, Some(user), Some(group)));
         }
         opened.set_permissions(Permissions::from_mode(mode))?;
@@ -70,7 +70,7 @@ impl HostFolders {
 impl Drop for HostFolders {
     fn drop(&mut self) {
         for path in self.0.iter().rev() {
-            // Another error brought us here, and says more than one about this.
+            // This runs after another error, which is more useful than one about the cleanup.
             drop(std::fs::remove_dir(path));
         }
     }
@@ -102,7 +102,7 @@ mod tests {
         made.keep();
         drop(made);
         assert_eq!(path.metadata().unwrap().permissions().mode() & 0o7777, 0o770);
-        // Nothing of what is there already goes, and nothing that another program has put there.
+        // Existing folders, and files of other programs, are kept.
         drop(HostFolders::make(&planned).unwrap());
         assert!(path.exists());
         std::fs::remove_dir(&path).unwrap();

@@ -1,7 +1,8 @@
-//! What a restored machine needs of its host to start: looked at by the plan, so that a machine that could not start is known before the first byte.
+//! What a restored machine needs on its host to start. The plan checks this, so that missing parts are known before the
+//! first byte is written.
 //!
-//! Folders of logs and sockets are made: a machine that is called otherwise has them below another name, and one that comes to another host has
-//! none. Everything else is said, and refused where the machine is to be started.
+//! Folders for logs and sockets are created: a renamed machine has them under another name, and another host does not
+//! have them. Anything else that is missing is reported, and is an error if the machine is to be started.
 
 use std::path::{Path, PathBuf};
 
@@ -12,25 +13,25 @@ use rustix::fs::{Access, access};
 use super::planned_file::PlannedFile;
 use super::planned_file::nearest_folder;
 
-/// Where the kernel shows network devices.
+/// The folder in which the kernel lists network devices.
 const LINKS: &str = "/sys/class/net";
-/// Where the kernel shows PCI devices.
+/// The folder in which the kernel lists PCI devices.
 const PCI_DEVICES: &str = "/sys/bus/pci/devices";
 
-/// A folder that will be made, with those above it.
+/// A folder that will be created, with its missing parents.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PlannedFolder {
     /// The folder.
     pub path: PathBuf,
-    /// The file or socket that the machine makes in it.
+    /// The file or socket that the machine creates in it.
     pub of: PathBuf,
-    /// The folder whose owner and mode it gets.
+    /// The folder whose owner and mode it copies.
     pub like: PathBuf,
-    /// Whether that is the folder of the same file as the snapshot names it, and not only one above.
+    /// Whether `like` contained the same file in the snapshot's configuration; otherwise it is only a parent folder.
     pub is_counterpart: bool,
 }
 
-/// What is to be done so that the machine can start, and what cannot be done.
+/// What has to be prepared before the machine can start, and what cannot be.
 #[derive(Debug, Default)]
 pub(super) struct HostPreparations {
     pub(super) folders: Vec<PlannedFolder>,
@@ -38,9 +39,9 @@ pub(super) struct HostPreparations {
 }
 
 impl HostPreparations {
-    /// Looks at what the configuration `text` wants. `before` is the same configuration with the paths that it had.
+    /// Checks what the configuration `text` needs. `before` is the same configuration with its original paths.
     pub(super) fn add(&mut self, text: &str, before: &str, hypervisor: &dyn HypervisorMut, files: &[PlannedFile]) {
-        // What cannot be read was refused.
+        // A configuration that cannot be parsed was refused before.
         let (Ok(needs), Ok(had)) = (HostNeeds::of(text), HostNeeds::of(before)) else {
             return;
         };
@@ -128,7 +129,7 @@ mod tests {
         found.folder(&root.path().join("other/c.log"), Some(&root.path().join("gone")));
         assert_eq!(found.folders[1].like, root.path());
         assert!(!found.folders[1].is_counterpart && found.unmet.is_empty());
-        // A file where a folder would have to be.
+        // A file in the place of a folder.
         std::fs::File::create(root.path().join("file")).unwrap();
         found.folder(&root.path().join("file/x/c.log"), None);
         assert!(found.unmet[0].contains("cannot be made") && found.folders.len() == 2);

@@ -1,4 +1,4 @@
-//! A machine that is there goes back in time.
+//! Plans the restore of an existing machine in place.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -76,7 +76,7 @@ fn find(planner: &Planner<'_>, snapshot: &Manifest, wish: &InPlaceOptions) -> Re
     let machine = planner.hypervisor.machine(&snapshot.machine)?;
     match uuid {
         None => Ok(machine),
-        // The same name, and another machine: overwriting it was not requested.
+        // Another machine has the same name; overwriting it was not requested.
         Some(uuid) => Err(Refusal::AnotherMachine {
             machine: snapshot.machine.clone(),
             uuid: machine.describe()?.summary.uuid,
@@ -86,7 +86,7 @@ fn find(planner: &Planner<'_>, snapshot: &Manifest, wish: &InPlaceOptions) -> Re
     }
 }
 
-/// Snapshots and saved memory of the hypervisor refer to what is on the disks now.
+/// Refuses a machine with snapshots or saved memory at its hypervisor: they depend on the current content of the disks.
 fn refuse_kept_states(planner: &Planner<'_>, name: &str, uuid: &str, state: MachineState) -> Result<()> {
     let KeptStates {
         snapshot_count,
@@ -117,7 +117,7 @@ fn refuse_kept_states(planner: &Planner<'_>, name: &str, uuid: &str, state: Mach
     .into())
 }
 
-/// The configuration that the hypervisor keeps of a machine.
+/// The configuration that the hypervisor stores for a machine.
 fn configuration_of(machine: &dyn Machine) -> Result<String> {
     let mut files = machine.configuration()?;
     let (_, bytes) = files.swap_remove(0);
@@ -163,7 +163,7 @@ impl InPlace<'_> {
             };
             let file = self.disk(record, disk, path.clone(), draft)?;
             let place = DiskPlace {
-                // A link that the configuration names stays in it.
+                // A symbolic link that the configuration names is kept.
                 path,
                 medium: file.medium(),
                 format: file.format.qemu_name().to_owned(),
@@ -190,7 +190,8 @@ impl InPlace<'_> {
             }
             .into());
         }
-        // The content of a raw disk is its guest's: what says nothing is raw, as it is for libvirt.
+        // The guest writes the content of a raw disk. Without a format in the configuration the disk is raw, as for
+        // libvirt.
         let name = disk.format.as_deref().unwrap_or("raw");
         let format = Format::from_name(name).filter(|format| Format::SUPPORTED.contains(format));
         let format = format.ok_or_else(|| Error::TargetFormat {
@@ -236,20 +237,21 @@ impl InPlace<'_> {
         }
     }
 
-    /// Where libvirt keeps the variables of a machine whose configuration does not say: only the configuration of the running one has the path.
+    /// Where libvirt keeps the variables of a machine whose configuration does not name a path: only the configuration
+    /// of the running machine does.
     fn own_nvram(&self) -> Option<PathBuf> {
         let stored = StoredMachine::read(self.planner.repository, self.snapshot).ok()?;
         let path = stored.nvram_path?;
         (is_called_by_libvirt(&path, self.name) && path.is_file()).then_some(path)
     }
 
-    /// Where the machine's configuration of today wants the state of its TPM.
+    /// The path of its TPM's state in the machine's current configuration.
     fn own_tpm(&self) -> Option<&PathBuf> {
         let source = self.present.tpm.as_ref()?.source.as_ref();
         source.map(|(_, path)| path)
     }
 
-    /// The firmware's variables, to `path`; gives it back where they are in the snapshot.
+    /// Plans the firmware variables for `path`; returns the path if the snapshot contains them.
     fn nvram(&self, draft: &mut Draft, path: Option<PathBuf>) -> Result<Option<PathBuf>> {
         let Some(record) = stored::nvram(self.snapshot) else {
             if let Some(path) = &path {
@@ -284,7 +286,7 @@ impl InPlace<'_> {
                 FileWay::NewFile
             },
             kept_at: None,
-            // What takes the place of a link would not be where the link leads.
+            // Replacing a symbolic link would not change the file that it points to.
             to: path.canonicalize().unwrap_or_else(|_| path.clone()),
             format: Format::Raw,
             size_bytes: record.size_bytes,
@@ -293,7 +295,7 @@ impl InPlace<'_> {
         Ok(Some(path))
     }
 
-    /// Changes only the generation ID, which tells the guest that it has gone back in time.
+    /// Changes only the generation ID, which informs the guest that it was rolled back.
     fn keep_configuration(&self, draft: &mut Draft, text: String) -> Result<()> {
         let wish = Rewrite::new(Identity::Keep, self.planner.uuid()?);
         let done = rewrite(&text, &wish).map_err(|detail| unfit(self.name, detail))?;
@@ -315,7 +317,7 @@ impl InPlace<'_> {
         Ok(())
     }
 
-    /// The snapshot's configuration, with the images where they are.
+    /// The snapshot's configuration, with the current paths of the images.
     fn restore_configuration(
         &self,
         draft: &mut Draft,
@@ -325,7 +327,7 @@ impl InPlace<'_> {
     ) -> Result<()> {
         let stored = StoredMachine::read(self.planner.repository, self.snapshot)?;
         let snapshot_uuid = stored.xml.uuid.clone().unwrap_or_default();
-        // With it would come the addresses of another machine's network cards.
+        // It would bring the network addresses of another machine.
         if !snapshot_uuid.eq_ignore_ascii_case(uuid) {
             return Err(Refusal::AnotherMachine {
                 machine: self.name.to_owned(),
@@ -336,7 +338,7 @@ impl InPlace<'_> {
         }
         let path = self.present.nvram.as_ref().map(PathBuf::from);
         let path = match (path, stored.nvram_path.clone()) {
-            // What is there may be anything: the snapshot only says that it was the machine's.
+            // An existing file may be anything: only the snapshot says that it belonged to the machine.
             (None, Some(path)) if path.symlink_metadata().is_ok() && !is_called_by_libvirt(&path, self.name) => {
                 return Err(Refusal::PathTaken { path }.into());
             }
@@ -362,7 +364,7 @@ impl InPlace<'_> {
             generation: self.planner.uuid()?,
             disks,
             nvram,
-            // Where the machine has it today; where it has none today, as it was.
+            // The machine's current path if it has one, else the one in the snapshot.
             tpm: self.own_tpm().cloned(),
             domain_type: None,
             emulator: Emulator::Keep,
@@ -382,12 +384,12 @@ impl InPlace<'_> {
     }
 }
 
-/// Whether libvirt itself would keep the variables of the machine `name` there.
+/// Whether this is the path at which libvirt itself keeps the variables of the machine `name`.
 fn is_called_by_libvirt(path: &Path, name: &str) -> bool {
     path.file_name().and_then(OsStr::to_str) == Some(&format!("{name}_VARS.fd"))
 }
 
-/// The image is written as a new file, because there is none, or for the reason why the one that is there is of no use.
+/// Plans the image as a new file, because it is missing, or because the existing one is unusable for `reason`.
 fn anew(planned: PlannedFile, reason: Option<String>, draft: &mut Draft) -> Result<PlannedFile> {
     let to = followed(&planned.to);
     folder_of(&to)?;

@@ -1,11 +1,11 @@
-//! What a restore has made, until it is to be kept.
+//! The files that a restore created, until they are kept.
 
 use std::path::PathBuf;
 
 use super::host_folders::HostFolders;
 use super::tpm::MadeFolders;
 
-/// Files that have their names; they lose them again unless they are to be kept.
+/// Files with their final names. Dropping this removes them, unless they were kept.
 pub(crate) struct MadeFiles {
     pub(super) files: Vec<PathBuf>,
     pub(super) folders: Vec<MadeFolders>,
@@ -31,7 +31,7 @@ impl MadeFiles {
 impl Drop for MadeFiles {
     fn drop(&mut self) {
         for path in &self.files {
-            // Another error brought us here, and says more than one about this.
+            // This runs after another error, which is more useful than one about the cleanup.
             drop(std::fs::remove_file(path));
         }
     }

@@ -1,4 +1,4 @@
-//! The machines that a hypervisor has already, and what is theirs.
+//! The existing machines of a hypervisor, and the files they use.
 
 use std::collections::HashSet;
 use std::os::unix::fs::MetadataExt as _;
@@ -11,16 +11,16 @@ use holdfast_image::{Backing, Format, OpenOptions};
 use crate::job::Result;
 use crate::restore::instant_job::InstantJob;
 
-/// Images below an image that are looked at; QEMU takes 200.
+/// The maximum number of base images of an image; QEMU allows 200.
 const CHAIN_LENGTH_MAX: usize = 200;
 
-/// A machine of the hypervisor.
+/// An existing machine of the hypervisor.
 pub(super) struct Neighbour {
     pub(super) name: String,
     pub(super) uuid: String,
-    /// Its configurations: the one that is kept, and where it runs that of today.
+    /// Its configurations: the persistent one, and the current one if it runs.
     configurations: Vec<DomainXml>,
-    /// Images that it will use when they are filled: it runs from a snapshot until then.
+    /// Images of an instant restore, which the machine will use when they are filled.
     awaited: Vec<PathBuf>,
 }
 
@@ -35,7 +35,7 @@ impl Neighbours {
                 .machine(&summary.uuid)
                 .and_then(|machine| machine.configuration());
             let files = match configuration {
-                // A transient machine may end while we look.
+                // A transient machine may end meanwhile.
                 Err(HostError::NoSuchMachine { .. }) => continue,
                 other => other?,
             };
@@ -46,7 +46,7 @@ impl Neighbours {
             let folders = texts.iter().filter_map(|text| served_folder(text));
             let jobs = folders.filter_map(|folder| InstantJob::read(&folder).ok());
             found.push(Neighbour {
-                // Nothing is known of what a machine with an unreadable configuration uses.
+                // If a machine's configuration cannot be parsed, the files it uses are unknown.
                 configurations: texts.iter().filter_map(|text| DomainXml::parse(text).ok()).collect(),
                 awaited: jobs.flat_map(|job| job.disks).map(|disk| disk.target).collect(),
                 name: summary.name,
@@ -56,7 +56,7 @@ impl Neighbours {
         Ok(Self(found))
     }
 
-    /// The same without one of them.
+    /// All machines but one.
     pub(super) fn without(mut self, uuid: &str) -> Self {
         self.0.retain(|neighbour| !neighbour.uuid.eq_ignore_ascii_case(uuid));
         self
@@ -72,7 +72,7 @@ impl Neighbours {
             .find(|neighbour| neighbour.uuid.eq_ignore_ascii_case(uuid))
     }
 
-    /// Addresses of network cards, in small letters.
+    /// MAC addresses of network cards, in lower case.
     pub(super) fn macs(&self) -> HashSet<String> {
         let configurations = self.0.iter().flat_map(|neighbour| &neighbour.configurations);
         configurations
@@ -81,7 +81,7 @@ impl Neighbours {
             .collect()
     }
 
-    /// The machine that has a disk, something that a disk is based on, its firmware's variables or the state of its TPM there.
+    /// The machine that uses the file as a disk, as a base image, for firmware variables or for the state of its TPM.
     pub(super) fn user_of(&self, path: &Path) -> Option<&str> {
         let wanted = Identity::of(path);
         let uses = |neighbour: &&Neighbour| neighbour.files().any(|file| Identity::of(&file) == wanted);
@@ -118,9 +118,9 @@ impl Neighbour {
     }
 }
 
-/// An image and the files that it is based on, as far as they can be read. Nothing of them is changed.
+/// An image and its base images, as far as they can be read. No file is changed.
 ///
-/// Without a given format it is raw, as for libvirt: what the content looks like, a guest may have written.
+/// Without a given format the image is raw, as for libvirt: a guest may have written any header into it.
 pub(crate) fn chain_of(path: &Path, format: Option<&str>) -> Vec<PathBuf> {
     let mut chain = vec![path.to_owned()];
     let mut format = format.and_then(Format::from_name);
@@ -149,12 +149,12 @@ pub(crate) fn chain_of(path: &Path, format: Option<&str>) -> Vec<PathBuf> {
     chain
 }
 
-/// Whether two paths mean one file.
+/// Whether two paths lead to the same file.
 pub(crate) fn is_same(left: &Path, right: &Path) -> bool {
     left == right || Identity::of(left) == Identity::of(right)
 }
 
-/// Which file it is, however it is named.
+/// The identity of a file, whatever path leads to it.
 #[derive(PartialEq, Eq)]
 enum Identity {
     File {
@@ -162,7 +162,7 @@ enum Identity {
         inode: u64,
     },
     BlockDevice(u64),
-    /// There is none.
+    /// The file does not exist.
     Name(PathBuf),
 }
 

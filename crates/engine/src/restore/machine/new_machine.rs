@@ -1,4 +1,4 @@
-//! A snapshot becomes a machine that is not there.
+//! Plans a new machine from a snapshot.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -24,9 +24,9 @@ use crate::job::error::Refusal;
 use crate::job::{DiskName, Error, MachineName, Result};
 use crate::notes::NOTE_FORMAT;
 
-/// What the name of a restored machine ends with.
+/// The suffix of a restored machine's name.
 const SUFFIX: &str = "restored";
-/// Where libvirt keeps the variables of firmware.
+/// Where libvirt keeps firmware variables.
 const NVRAM_FOLDER: &str = "/var/lib/libvirt/qemu/nvram";
 
 /// Where libvirt keeps images.
@@ -94,8 +94,8 @@ struct NewMachine<'a> {
 }
 
 impl NewMachine<'_> {
-    /// The configuration for its new place. Where it does not start because of a QEMU that is not at its path, as on a host of another
-    /// distribution, it gets the one that the hypervisor has.
+    /// The configuration for its new place. If the path of its QEMU does not exist, as on a host of another
+    /// distribution, it gets the QEMU of this hypervisor.
     fn rewritten(&self, wish: &mut Rewrite) -> Result<Rewritten> {
         let unfit = |detail| unfit(self.stored.name(), detail);
         let done = rewrite(&self.stored.text, wish).map_err(unfit)?;
@@ -144,10 +144,10 @@ impl NewMachine<'_> {
         }
     }
 
-    /// The name that was asked for, or one that no machine has.
+    /// The requested name, or one that no machine has.
     fn name(&self) -> Result<String> {
         let old = self.stored.name();
-        // Files are called after it.
+        // File names contain the machine's name.
         if old.contains('/') {
             return Err(unfit(old, format!("no machine can be called {old:?}")));
         }
@@ -155,8 +155,8 @@ impl NewMachine<'_> {
             (Some(name), _) => name.as_str(),
             (None, NewMachineIdentity::Keep) => old,
             (None, NewMachineIdentity::New) => {
-                // What its owner calls it in the repository, which may be another name than that in its configuration. What libvirt allows and
-                // snapshots cannot be listed under is no name for a machine that is to be backed up.
+                // The name in the repository, which may differ from the one in the configuration. libvirt allows names
+                // under which a snapshot cannot be listed; such a name would prevent backups of the new machine.
                 let listed = [&self.stored.snapshot.machine[..], old];
                 let fit = listed.into_iter().find_map(|name| MachineName::new(name).ok());
                 let base = fit.unwrap_or_else(|| MachineName::near(old));
@@ -167,7 +167,7 @@ impl NewMachine<'_> {
                 return Ok(MachineName::new(name)?.to_string());
             }
         };
-        // Files are called after it.
+        // File names contain the machine's name.
         if wanted.contains('/') {
             return Err(unfit(old, format!("no machine can be called {wanted:?}")));
         }
@@ -190,7 +190,7 @@ impl NewMachine<'_> {
             .into());
         }
         let mut changes = BTreeMap::new();
-        // Places that a person chose come first: those that are found must not be in their way.
+        // Places that the user chose come first, so that automatically chosen ones do not conflict with them.
         let is_named = |record: &&&DiskRecord| self.wish.places.contains_key(&record.name);
         let named = records.iter().filter(is_named);
         for record in named.chain(records.iter().filter(|record| !is_named(record))) {
@@ -237,7 +237,7 @@ impl NewMachine<'_> {
         })
     }
 
-    /// The format of a new file: what was asked for, that of the original, or one that can be written.
+    /// The format of a new file: the requested one, the original one, or one that can be written.
     fn format(&self, record: &DiskRecord) -> Format {
         let before = record.notes.get(NOTE_FORMAT).and_then(|name| Format::from_name(name));
         match (self.wish.format, before) {
@@ -248,7 +248,7 @@ impl NewMachine<'_> {
         }
     }
 
-    /// A file or block device that a person chose.
+    /// A file or block device that the user chose.
     fn named_place(&self, record: &DiskRecord, path: &Path, paths: &mut Paths<'_>) -> Result<PlannedFile> {
         if !is_block_device(path) {
             folder_of(path)?;
@@ -308,7 +308,7 @@ impl NewMachine<'_> {
                 .into());
             }
         };
-        // The writer of the snapshot chose the name: it must not lead out of the folder.
+        // The snapshot's writer chose the name: it must not point outside the folder.
         let disk = DiskName::new(record.name.as_str())?;
         let name = draft.machine.name.clone();
         let own_name = format!("{name}-{disk}.{format}");
@@ -326,7 +326,8 @@ impl NewMachine<'_> {
         self.planned(record, free, format, way)
     }
 
-    /// Where a hypervisor has images that were at no place before: of machines that come from an archive or from another hypervisor.
+    /// The hypervisor's default folder for images without an original path: those of machines from an archive or from
+    /// another hypervisor.
     fn default_folder(&self) -> Option<PathBuf> {
         let folder = self.planner.hypervisor.image_folder();
         folder
@@ -334,7 +335,8 @@ impl NewMachine<'_> {
             .filter(|folder| folder.is_dir())
     }
 
-    /// The name of a file as it was, with the machine's new name in it; none where that does not tell the two apart.
+    /// The original file name with the machine's new name in it; none if that does not distinguish the new
+    /// machine's file from the original one.
     fn file_name(&self, path: &Path, name: &str) -> Option<String> {
         let before = path.file_name()?.to_str()?;
         let after = with_name(before, self.stored.name(), name);
@@ -342,7 +344,7 @@ impl NewMachine<'_> {
         is_own.then_some(after)
     }
 
-    /// Where the firmware's variables go; none where the machine has none.
+    /// The path of the firmware variables; none if the machine has none.
     fn nvram(&self, draft: &mut Draft, paths: &mut Paths<'_>) -> Result<Option<PathBuf>> {
         let record = stored::nvram(self.stored.snapshot);
         let name = draft.machine.name.clone();
@@ -382,7 +384,7 @@ impl NewMachine<'_> {
         Ok(Some(path))
     }
 
-    /// Where the state of its TPM goes, where its configuration says where; otherwise its hypervisor has a place for each UUID.
+    /// The path of its TPM's state, if its configuration names one; otherwise its hypervisor has a path for each UUID.
     fn tpm(&self, identity: &Identity, draft: &mut Draft, paths: &mut Paths<'_>) -> Result<Option<PathBuf>> {
         let source = self.stored.xml.tpm.as_ref().and_then(|tpm| tpm.source.as_ref());
         let Some((_, before)) = source else {
@@ -405,7 +407,7 @@ impl NewMachine<'_> {
         Ok(Some(path))
     }
 
-    /// A machine that keeps its addresses may meet another one that has them.
+    /// Warns if a machine keeps its MAC addresses and another machine has the same.
     fn warn_of_duplicate_addresses(&self, draft: &mut Draft) {
         let taken = self.neighbours.macs();
         for mac in &self.stored.xml.macs {
@@ -436,7 +438,7 @@ fn report_other_path(draft: &mut Draft, wanted: &Path, free: &Path) {
     }
 }
 
-/// Where a path leads from the root on: libvirt's folder is not ours.
+/// The absolute path: libvirt does not share the working directory of this process.
 fn absolute(path: &Path) -> Result<PathBuf> {
     std::path::absolute(path).map_err(|source| Error::File {
         action: "find",

@@ -1,28 +1,29 @@
-//! Events of a running restore, and how it ended.
+//! Events during a restore.
 
 use std::path::Path;
 
 use crate::job::Result;
 
-/// Is notified of the steps of a restore, to note them for the cleanup after a kill.
+/// Receives the steps of a restore, to note them for the cleanup after a kill.
 pub(crate) trait RestoreObserver {
-    /// The first byte is about to be written into something that is there.
+    /// Called before the first byte is written into an existing file or device.
     fn about_to_write(&mut self) -> Result<()> {
         Ok(())
     }
 
-    /// New files are about to get their names: the name of each, and where it is as long as it has none.
+    /// Called before new files get their final names, with the final and the temporary path of each.
     fn about_to_name(&mut self, _new: &[(&Path, &Path)]) -> Result<()> {
         Ok(())
     }
 
-    /// The files of a new machine are there and not open here any more, and it is not defined yet. Where this fails they go again.
+    /// Called when the files of a new machine exist and are closed, and before the machine is defined. If this fails
+    /// the files are removed.
     fn has_files(&mut self) -> Result<()> {
         Ok(())
     }
 }
 
-/// Notes nothing.
+/// An observer that does nothing.
 pub(super) struct NoObserver;
 
 impl RestoreObserver for NoObserver {}

@@ -1,4 +1,4 @@
-//! What a disk or a small file is written to.
+//! The targets that disks and small files are written to.
 
 use std::io::Write as _;
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, fchown};
@@ -13,7 +13,7 @@ use super::present_image::open_image;
 use crate::files::block_target::{LockedDevice, is_block_device};
 use crate::job::{Error, Result};
 
-/// What a disk is written to.
+/// The target of a disk.
 pub(super) enum OutputDevice {
     Plain(FileDeviceMut),
     Image(ImageMut),
@@ -30,7 +30,7 @@ impl OutputDevice {
     }
 }
 
-/// Opens what is there, with a lock.
+/// Opens an existing target, with a lock.
 pub(super) fn open_present(file: &PlannedFile, record: &DiskRecord) -> Result<OutputDevice> {
     let opened = if is_block_device(&file.to) {
         OutputDevice::BlockDevice(LockedDevice::open(&file.to, IoMode::LargeDirect)?)
@@ -48,7 +48,7 @@ pub(super) fn open_present(file: &PlannedFile, record: &DiskRecord) -> Result<Ou
     Ok(opened)
 }
 
-/// Writes a small file as a new one, with the owner and the mode of the one at `path` whose place it will take.
+/// Writes a small file as a new one, with the owner and the mode of the file at `path` that it will replace.
 pub(super) fn write_whole(partial: &Path, bytes: &[u8], path: &Path) -> std::io::Result<()> {
     let mut file = std::fs::File::options()
         .write(true)

@@ -1,4 +1,4 @@
-//! Where new files go, and whether there is room for them.
+//! Chooses paths for new files, and checks the free space.
 
 use std::ffi::OsString;
 use std::os::unix::fs::MetadataExt as _;
@@ -15,23 +15,23 @@ use crate::job::error::Refusal;
 use crate::job::{Error, Result};
 use crate::restore::source::StoredContents;
 
-/// What a file system has to hold.
+/// The space that is needed on a file system.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SpaceNeeded {
-    /// A folder of it.
+    /// A folder on the file system.
     pub folder: PathBuf,
     /// Bytes that will be written, at least.
     pub needed_bytes: u64,
-    /// Bytes that are free.
+    /// Free bytes.
     pub free_bytes: u64,
 }
 
-/// What images and file systems allocate at once, about: bytes of data are counted in such pieces.
+/// Approximate allocation unit of images and file systems: data is rounded up to it.
 const PIECE_BYTES: u64 = 64 << 10;
-/// For what a file system and an image write about a file, beside its bytes.
+/// The estimated metadata of a file in its image and file system.
 const OVERHEAD_BYTES: u64 = 1 << 20;
 
-/// Chooses paths that neither a file nor a machine nor this plan has.
+/// Chooses paths that are not used by a file, a machine or this plan.
 pub(super) struct Paths<'a> {
     neighbours: &'a Neighbours,
     taken: Vec<PathBuf>,
@@ -45,7 +45,7 @@ impl<'a> Paths<'a> {
         }
     }
 
-    /// `path`, or the next like it that is free: `a-2.qcow2`.
+    /// `path`, or the next free variant of it: `a-2.qcow2`.
     pub(super) fn free(&mut self, path: &Path) -> PathBuf {
         let stem = path.file_stem().unwrap_or_default().to_owned();
         let numbered = |number: u64| {
@@ -63,7 +63,7 @@ impl<'a> Paths<'a> {
         chosen
     }
 
-    /// Exactly this path, for a new file.
+    /// Reserves exactly this path, for a new file.
     pub(super) fn exactly(&mut self, path: &Path) -> Result<()> {
         if path.symlink_metadata().is_ok() {
             return Err(Refusal::PathTaken { path: path.to_owned() }.into());
@@ -71,7 +71,7 @@ impl<'a> Paths<'a> {
         self.replaced(path)
     }
 
-    /// Exactly this path, for a file that may take the place of another one.
+    /// Reserves exactly this path, for a file that may replace an existing one.
     pub(super) fn replaced(&mut self, path: &Path) -> Result<()> {
         if self.taken.iter().any(|taken| taken == path) {
             return Err(Refusal::PathTaken { path: path.to_owned() }.into());
@@ -81,7 +81,7 @@ impl<'a> Paths<'a> {
         Ok(())
     }
 
-    /// Refuses what a machine uses.
+    /// Refuses a path that a machine uses.
     pub(super) fn unused(&self, path: &Path) -> Result<()> {
         match self.neighbours.user_of(path) {
             None => Ok(()),
@@ -100,7 +100,7 @@ impl<'a> Paths<'a> {
     }
 }
 
-/// The folder of a path, which must be there.
+/// The folder of a path, which must exist.
 pub(super) fn folder_of(path: &Path) -> Result<&Path> {
     let folder = path.parent().filter(|folder| *folder != Path::new(""));
     let folder = folder.unwrap_or(Path::new("."));
@@ -113,7 +113,7 @@ pub(super) fn folder_of(path: &Path) -> Result<&Path> {
     .into())
 }
 
-/// A file name for an image of `format`: one that says another format gets this one.
+/// A file name for an image of `format`: an extension of another format is replaced.
 pub(super) fn with_extension(path: &Path, format: Format) -> PathBuf {
     let extension = path.extension().and_then(std::ffi::OsStr::to_str);
     let named = extension.and_then(|extension| Format::from_name(&extension.to_ascii_lowercase()));
@@ -138,12 +138,12 @@ pub(super) fn data_bytes(contents: &dyn StoredContents, record: &DiskRecord) -> 
     Ok((pieces * PIECE_BYTES).min(record.size_bytes.next_multiple_of(PIECE_BYTES)))
 }
 
-/// What the files need on each file system that gets some, and what is free there.
+/// The space that the files need on each file system, and the free space there.
 ///
-/// What is written into an image that is there may need less room than this says, and never needs less than the difference
-/// between the snapshot's data and what the image takes already.
+/// For a target that is an existing image, this is an estimate: the difference between the snapshot's data and the
+/// space that the image already takes is the minimum.
 ///
-/// `memory` is a folder for a file with the machine's memory, and its size.
+/// `memory` is the folder and the size of a file with the machine's memory.
 pub(super) fn rooms(files: &[PlannedFile], memory: Option<(&Path, u64)>) -> Result<Vec<SpaceNeeded>> {
     let mut rooms: Vec<(u64, SpaceNeeded)> = Vec::new();
     for file in files {
@@ -153,7 +153,7 @@ pub(super) fn rooms(files: &[PlannedFile], memory: Option<(&Path, u64)>) -> Resu
                 Ok(found) if found.is_file() => file.data_bytes.saturating_sub(found.blocks() * 512),
                 _ => 0,
             },
-            // What is shared takes no room.
+            // Shared blocks take no space.
             FileWay::BlockDevice | FileWay::Shared | FileWay::Cloned => 0,
         };
         if needed_bytes == 0 {
@@ -192,7 +192,7 @@ fn add_room(rooms: &mut Vec<(u64, SpaceNeeded)>, folder: &Path, needed_bytes: u6
     Ok(())
 }
 
-/// Refuses a plan that does not fit.
+/// Refuses a plan for which there is not enough space.
 pub(super) fn check_rooms(rooms: &[SpaceNeeded]) -> Result<()> {
     match rooms.iter().find(|room| room.needed_bytes > room.free_bytes) {
         None => Ok(()),

@@ -1,4 +1,4 @@
-//! What a restore of a machine will do: a value that changes nothing.
+//! The plan of a machine's restore; making it changes nothing.
 
 use std::path::Path;
 
@@ -20,40 +20,40 @@ use crate::job::{Job, Result, Unit};
 use crate::notes::STREAM_VIRTUALBOX_NVRAM;
 use crate::repository::open::find_snapshot;
 
-/// The domain type that every host can have.
+/// The domain type that every host supports.
 const EMULATED: &str = "qemu";
 
-/// What will be done.
+/// What a restore will do.
 #[derive(Debug, Clone)]
 pub struct MachineRestorePlan {
-    /// The snapshot.
+    /// The snapshot to restore.
     pub snapshot: Manifest,
-    /// The machine.
+    /// The resulting machine.
     pub machine: PlannedMachine,
-    /// What will be defined; none where the configuration stays as it is.
+    /// The configuration that will be defined; none if it stays unchanged.
     pub definition: Option<Definition>,
-    /// What will be written: disks, and everything else that a machine keeps in files.
+    /// The files that will be written: disks, and everything else that a machine keeps in files.
     pub files: Vec<PlannedFile>,
-    /// Folders that will be made, for logs and sockets.
+    /// Folders that will be created, for logs and sockets.
     pub folders: Vec<PlannedFolder>,
-    /// The room that they need.
+    /// The space that the files need.
     pub rooms: Vec<SpaceNeeded>,
-    /// What a person may want to know.
+    /// Notes for the user.
     pub notes: Vec<String>,
-    /// What a person should look at.
+    /// Warnings for the user.
     pub warnings: Vec<String>,
-    /// What keeps the machine from starting as things are now, in words; each is a warning too.
+    /// Why the machine could not start at present, as text; each is a warning, too.
     pub unmet: Vec<String>,
-    /// What comes after.
+    /// What happens after the restore.
     pub after: AfterRestore,
-    /// What it goes on from, where it does.
+    /// The memory that the machine resumes from, if it does.
     pub resumption: Option<PlannedResumption>,
 }
 
-/// Examines everything, and plans what a restore would do.
+/// Plans a restore, and checks everything it needs.
 ///
 /// # Errors
-/// Why it cannot be done: mostly a [`Refusal`].
+/// The restore is impossible; usually a [`Refusal`].
 pub fn plan_machine_restore(
     repository: &Repository,
     hypervisor: &dyn HypervisorMut,
@@ -79,7 +79,7 @@ pub fn plan_machine_restore(
     )
 }
 
-/// Refuses a hypervisor whose files cannot be written: they are on another host, or another user names them.
+/// Refuses a hypervisor whose files cannot be written: they are on another host, or another user controls their paths.
 fn refuse_foreign(hypervisor: &dyn HypervisorMut) -> Result<()> {
     if hypervisor.is_of_this_host() {
         return match hypervisor.rights().other_user() {
@@ -97,7 +97,7 @@ fn refuse_foreign(hypervisor: &dyn HypervisorMut) -> Result<()> {
     .into())
 }
 
-/// The same for any point in time. Its disks are the planner's contents, all else of it is in the repository.
+/// Plans the restore of any point in time. Its disks are the planner's contents; the rest is in the repository.
 pub(crate) fn plan_point(
     planner: &Planner<'_>,
     snapshot: Manifest,
@@ -162,7 +162,7 @@ pub(crate) fn plan_point(
     Ok(plan.with_unmet_as_warnings())
 }
 
-/// What of a snapshot is left out of the restored machine.
+/// The parts of a snapshot that are not restored.
 fn not_restored(snapshot: &Manifest, resumption: Option<&PlannedResumption>) -> Vec<String> {
     let mut notes = Vec::new();
     if resumption.is_none() && super::stored::has_memory(snapshot) {
@@ -179,10 +179,10 @@ fn not_restored(snapshot: &Manifest, resumption: Option<&PlannedResumption>) -> 
 }
 
 impl MachineRestorePlan {
-    /// Refuses a machine that is to be started, and could not be.
+    /// Refuses a machine that is to be started but could not be.
     ///
     /// # Errors
-    /// Why it could not.
+    /// The reason why it could not start.
     pub fn refuse_unmet(&self) -> Result<()> {
         if self.unmet.is_empty() {
             return Ok(());
@@ -205,7 +205,8 @@ impl MachineRestorePlan {
 }
 
 impl Planner<'_> {
-    /// What would keep the machine from starting now. One that is refused for what accelerates it only has a way out.
+    /// Why the hypervisor would not start the machine now. If only the acceleration is missing, the error names an
+    /// alternative.
     fn accepts(&self, text: &str, machine: &PlannedMachine) -> Result<Option<String>> {
         let error = match self.hypervisor.check(text) {
             Ok(reason) => return Ok(reason),

@@ -11,26 +11,26 @@ use crate::files::block_target::is_block_device;
 /// A file or block device that will be written.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PlannedFile {
-    /// What it holds.
+    /// Its content.
     pub content: FileContent,
-    /// Where that was when it was backed up.
+    /// The path at the time of the backup.
     pub from: Option<PathBuf>,
-    /// Where it will be.
+    /// The target path.
     pub to: PathBuf,
-    /// How it holds it.
+    /// The format of the target.
     pub format: Format,
     /// How it is written.
     pub way: FileWay,
-    /// Where the file that is there now is kept, with [`FileWay::SetAside`].
+    /// The path to which the existing file is moved, with [`FileWay::SetAside`].
     pub kept_at: Option<PathBuf>,
-    /// Its size as the machine sees it, in bytes.
+    /// Its virtual size in bytes.
     pub size_bytes: u64,
-    /// Bytes of that which are not zero, about.
+    /// Approximate number of bytes that are not zero.
     pub data_bytes: u64,
 }
 
 impl PlannedFile {
-    /// What it will be. The device of a volume that will be cloned is not there yet.
+    /// The medium that results. The device of a volume that will be cloned does not exist yet.
     pub(crate) fn medium(&self) -> Medium {
         let is_device = self.way == FileWay::BlockDevice
             || is_block_device(&self.to)
@@ -39,38 +39,38 @@ impl PlannedFile {
     }
 }
 
-/// What a file of a machine holds.
+/// The content of a machine's file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum FileContent {
     /// A disk, by its name.
     Disk(String),
     /// The firmware's variables.
     FirmwareVariables,
-    /// The permanent state of its TPM.
+    /// The persistent state of its TPM.
     TpmState(TpmStore),
 }
 
 /// How a file is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum FileWay {
-    /// It is new.
+    /// As a new file.
     NewFile,
-    /// What is on the block device is written over.
+    /// Over the content of the block device.
     BlockDevice,
-    /// What differs is written into what is there.
+    /// Into the existing file, where it differs.
     InPlace,
-    /// It takes the place of the one that is there, which stays until then.
+    /// As a new file that replaces the existing one when it is complete.
     Replace,
-    /// It is new; the file that is there, which cannot be used, is kept under another name.
+    /// As a new file; the existing one is unusable and kept under another name.
     SetAside,
-    /// It is new, and shares its blocks with a host snapshot: nothing is written.
+    /// As a new file that shares its blocks with a host snapshot: no data is written.
     Shared,
-    /// It is in a clone of its dataset, which is made before: nothing is written.
+    /// In a clone of its dataset, which is created first: no data is written.
     Cloned,
 }
 
 impl FileWay {
-    /// A word for scripts.
+    /// The keyword in machine-readable output.
     pub fn word(self) -> &'static str {
         match self {
             Self::NewFile => "new",
@@ -84,7 +84,7 @@ impl FileWay {
     }
 }
 
-/// The nearest folder of a path that is there: those below it will be made.
+/// The nearest existing folder of a path: those below it will be created.
 pub(super) fn nearest_folder(path: &Path) -> &Path {
     let mut above = path.ancestors().skip(1);
     above.find(|folder| folder.is_dir()).unwrap_or(Path::new("/"))

@@ -1,4 +1,4 @@
-//! Images that are there, and are to be written.
+//! Existing images that are to be written.
 
 use std::path::Path;
 
@@ -11,18 +11,18 @@ use crate::files::block_target::is_block_device;
 use crate::image::source::OpenSource;
 use crate::job::{Error, Result};
 
-/// Opens an image that is there for writing, with a lock that no QEMU takes at the same time.
+/// Opens an existing image for writing, with a lock that excludes QEMU.
 pub(super) fn open_image(path: &Path, format: Format) -> Result<ImageMut> {
     let options = OpenOptions {
         format: Some(format),
-        // QEMU opens them as well, by the same words of the image.
+        // QEMU opens the same files, as the image names them.
         allow: chain_of(path, Some(format.name())),
         ..OpenOptions::default()
     };
     holdfast_image::open_mut(path, &options).map_err(|error| Error::from(error).on(path))
 }
 
-/// The size of what is at a path, in bytes as a machine sees it; it can be written when the machine that writes it now is off.
+/// The virtual size of an existing image in bytes, if it can be written once the machine that uses it now is off.
 pub(super) fn size_if_writable_then(path: &Path, format: Format) -> Result<u64> {
     let failed = |error: rustix::io::Errno| Error::File {
         action: "write to",
@@ -39,7 +39,7 @@ pub(super) fn size_if_writable_then(path: &Path, format: Format) -> Result<u64> 
     Ok(source.device.size_bytes())
 }
 
-/// The size of what is at a path, in bytes as a machine sees it; it can be written, and no other process writes it.
+/// The virtual size of an existing image in bytes, if it can be written now and no other process writes it.
 pub(super) fn size_if_writable(path: &Path, format: Format) -> Result<u64> {
     if is_block_device(path) && format != Format::Raw {
         return Err(Error::DeviceFormat {
@@ -48,7 +48,7 @@ pub(super) fn size_if_writable(path: &Path, format: Format) -> Result<u64> {
         });
     }
     if is_block_device(path) {
-        // Refused by the operating system where a file system or an array uses it.
+        // The operating system refuses this if a file system or an array uses the device.
         drop(FileDeviceMut::open(path, IoMode::Buffered)?);
     }
     Ok(open_image(path, format)?.size_bytes())

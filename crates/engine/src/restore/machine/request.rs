@@ -1,4 +1,4 @@
-//! What a restore of a machine is asked for.
+//! The request for a machine's restore.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -15,58 +15,58 @@ use crate::job::MachineName;
 pub struct MachineRestoreRequest {
     /// The snapshot.
     pub name: SnapshotName,
-    /// As what.
+    /// The resulting machine.
     pub restore_as: RestoreAs,
-    /// What comes after.
+    /// What happens after the restore.
     pub after: AfterRestore,
-    /// A folder for the pipe through which a hypervisor gets memory.
+    /// A folder for the pipe through which a hypervisor receives memory.
     pub runtime: PathBuf,
-    /// In which times of the snapshot's name are meant.
+    /// The time zone of times in the snapshot's name.
     pub zone: TimeZone,
 }
 
-/// What a snapshot becomes.
+/// What a snapshot is restored as.
 #[derive(Debug, Clone)]
 pub enum RestoreAs {
-    /// A machine that is not there.
+    /// A machine that does not exist yet.
     NewMachine(NewMachineOptions),
-    /// The machine that is there goes back in time.
+    /// The existing machine, which is rolled back.
     InPlace(InPlaceOptions),
 }
 
-/// How a new machine is to be.
+/// Options for a new machine.
 #[derive(Debug, Clone)]
 pub struct NewMachineOptions {
-    /// What it is called; otherwise a name is made from that in the snapshot.
+    /// Its name; by default one is derived from the name in the snapshot.
     pub name: Option<MachineName>,
     /// Its identity.
     pub identity: NewMachineIdentity,
-    /// The folder for its images; otherwise they go beside the originals.
+    /// The folder for its images; by default that of the originals.
     pub storage: Option<PathBuf>,
-    /// The format of its new images; otherwise that of the originals.
+    /// The format of its new images; by default that of the originals.
     pub format: Option<Format>,
-    /// New files or block devices for single disks.
+    /// New files or block devices for single disks, by the disk's name.
     pub places: BTreeMap<String, PathBuf>,
-    /// What accelerates it ("kvm", "qemu"); otherwise what did.
+    /// The domain type ("kvm", "qemu"); by default that in the snapshot.
     pub domain_type: Option<String>,
-    /// Whether what is in these files and on these block devices may be lost.
+    /// Whether existing content of these files and block devices may be overwritten.
     pub overwrite: Overwrite,
 }
 
 /// The identity of a new machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum NewMachineIdentity {
-    /// Another one: new UUID, new addresses of network cards, so that both can run.
+    /// A new one: new UUID and new MAC addresses, so that both machines can run.
     #[default]
     New,
-    /// The one in the snapshot, which must not be there.
+    /// The one in the snapshot, which no existing machine may have.
     Keep,
 }
 
-/// What is to be done to a machine that is there.
+/// Options for a restore of an existing machine.
 #[derive(Debug, Clone)]
 pub struct InPlaceOptions {
-    /// The machine; otherwise the one that the snapshot is of.
+    /// The machine; by default the one that the snapshot is of.
     pub machine: Option<String>,
     /// What happens to its configuration.
     pub configuration: ConfigurationChoice,
@@ -84,17 +84,17 @@ pub enum Presence {
     SwitchedOffFirst,
 }
 
-/// What happens to the configuration of a machine that is there.
+/// What happens to the configuration of an existing machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ConfigurationChoice {
-    /// It stays as it is.
+    /// It stays unchanged.
     #[default]
     Keep,
-    /// The snapshot's takes its place.
+    /// It is replaced by the one in the snapshot.
     Restore,
 }
 
-/// What comes after a restore.
+/// What happens after a restore.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum AfterRestore {
     /// The machine stays shut off.
@@ -102,6 +102,6 @@ pub enum AfterRestore {
     LeaveOff,
     /// It is started.
     Start,
-    /// It goes on from the memory in the snapshot.
+    /// It resumes from the memory in the snapshot.
     Resume,
 }

@@ -1,8 +1,9 @@
 //! A restored machine resumes from the memory in its snapshot.
 //!
-//! The memory belongs to the disks of the same snapshot: both come from one manifest, so that they cannot be mixed with those of
-//! another. The guest keeps what it knows, including the addresses of its network cards, even if its configuration has others. A machine
-//! with a new identity resumes with its network links down, so that no address is on a network twice.
+//! The memory belongs to the disks of the same snapshot. Both come from one manifest, so that they cannot be mixed with
+//! those of another snapshot. The guest keeps its state, including the MAC addresses of its network cards, even if its
+//! configuration has others. A machine with a new identity resumes with its network links down, so that no address
+//! appears twice on a network.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -25,39 +26,39 @@ use crate::machine::state::scratch::RuntimeFolder;
 use crate::notes::is_memory;
 use crate::restore::stored_memory::StoredMemory;
 
-/// The configuration that goes with the memory.
+/// The configuration that belongs to the memory.
 const CONFIGURATION: &str = "domain-migratable.xml";
-/// The configuration of the machine as it ran.
+/// The configuration of the running machine.
 const LIVE_CONFIGURATION: &str = "domain-live.xml";
-/// For the guest to set its clock.
+/// How long the guest may take to set its clock.
 const CLOCK_DEADLINE: Duration = Duration::from_secs(5);
 
-/// What a machine will go on from.
+/// The plan for resuming a machine from its memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PlannedResumption {
-    /// The configuration of the running machine, as it will be.
+    /// The configuration that the resumed machine will have.
     pub configuration: String,
-    /// The configuration of the machine as it ran.
+    /// The configuration of the machine when it was backed up.
     then: String,
     runtime: PathBuf,
-    /// The file of the machine beside which its memory is written, where it has to be in a file.
+    /// A file of the machine; if the hypervisor needs the memory in a file, that file is written beside this one.
     beside: PathBuf,
-    /// Bytes of its memory that are not zero, about.
+    /// Approximate number of bytes of its memory that are not zero.
     data_bytes: u64,
-    /// Bytes of its memory.
+    /// The size of its memory in bytes.
     pub memory_bytes: u64,
-    /// Whether its network cards are taken off their networks.
+    /// Whether its network links are set down.
     pub has_links_down: bool,
 }
 
-/// A machine that has gone on.
+/// A machine that was resumed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Resumed {
-    /// How far its clock is behind; none where its agent has set it.
+    /// How far its clock is behind; none if its agent has set it.
     pub clock_behind: Option<Duration>,
 }
 
-/// Looks whether the machine of a plan can go on from its memory.
+/// Checks whether the machine of a plan can resume from its memory.
 pub(super) fn plan(
     planner: &Planner<'_>,
     snapshot: &Manifest,
@@ -75,7 +76,7 @@ pub(super) fn plan(
         Ok(text.ok_or_else(|| refused("the snapshot has no configuration that goes with its memory"))?)
     };
     let (configuration, then) = (text(CONFIGURATION)?, text(LIVE_CONFIGURATION)?);
-    // What it cannot go on from has to be known before anything is changed.
+    // Unusable memory must be found before anything is changed.
     stored_memory(planner.repository, snapshot)?;
     let is_same = stored::uuid(snapshot).is_some_and(|uuid| uuid.eq_ignore_ascii_case(&draft.machine.uuid));
     if !draft.machine.is_new && !is_same {
@@ -122,21 +123,22 @@ pub(super) fn plan(
     })
 }
 
-/// The identity of a machine that goes on from its memory.
+/// The identity of a machine that resumes from its memory.
 fn identity_with_memory(draft: &Draft) -> Identity {
     match &draft.identity {
-        // The guest knows its addresses.
+        // The guest's memory contains its MAC addresses.
         Identity::New(new) => Identity::New(holdfast_host::domain_xml::NewIdentity {
             macs: None,
             ..new.clone()
         }),
-        // Renamed since, it keeps its name.
+        // The machine was renamed since the backup; it keeps its new name.
         _ if !draft.machine.is_new => Identity::Named(draft.machine.name.clone()),
         other => other.clone(),
     }
 }
 
-/// A file of the machine that is in a folder: what is left beside it of a killed restore is found, and deleted by the next one.
+/// A file of the machine whose folder holds the memory: leftovers of a killed restore beside it are found and deleted
+/// by the next one.
 fn beside(planner: &Planner<'_>, draft: &Draft, runtime: &Path) -> PathBuf {
     let mut files = draft.files.iter().filter(|file| file.medium() == Medium::File);
     let folder = || planner.hypervisor.image_folder().filter(|folder| folder.is_dir());
@@ -147,7 +149,7 @@ fn beside(planner: &Planner<'_>, draft: &Draft, runtime: &Path) -> PathBuf {
 }
 
 impl PlannedResumption {
-    /// Where the hypervisor wants the memory in a file: its folder, and the bytes that it needs at most.
+    /// If the hypervisor needs the memory in a file: its folder, and the maximum number of bytes.
     pub(super) fn room(&self, hypervisor: &dyn HypervisorMut) -> Option<(&Path, u64)> {
         let folder = self.beside.parent().filter(|_| hypervisor.wants_memory_in_file());
         Some((folder?, self.data_bytes))
@@ -167,7 +169,8 @@ impl PlannedResumption {
         let folder = RuntimeFolder::make(&self.runtime)?;
         let mut random = [0; 4];
         environment.randomness.fill(&mut random)?;
-        // It never gets a name: it goes with this value, and what a killed restore leaves is known by its name.
+        // The file never gets its final name: it is deleted when this value is dropped, and a leftover of a killed
+        // restore is recognised by its temporary name.
         let file = NewFile::begin_as(&self.beside, Existing::Replace, u32::from_be_bytes(random))?;
         hypervisor.resume(&Resumption {
             file: file.partial(),
@@ -187,7 +190,7 @@ impl PlannedResumption {
     }
 }
 
-/// The memory of a snapshot, with its devices.
+/// The memory of a snapshot, with the state of its devices.
 fn stored_memory<'r>(repository: &'r Repository, snapshot: &Manifest) -> Result<StoredMemory<'r>> {
     let memory = StoredMemory::open(repository, snapshot)?;
     Ok(memory.ok_or_else(|| Refusal::CannotResume {
@@ -201,8 +204,8 @@ fn is_in(snapshot: &Manifest, disk: &MachineDisk) -> bool {
     stored::disks(snapshot).any(|record| record.name == disk.target)
 }
 
-/// What happens to a disk that the snapshot does not have, or why the memory cannot do with it: what the guest remembers of a disk
-/// that was written since would be written over it.
+/// What happens to a disk that the snapshot does not contain, or why the memory cannot be used without it: the guest
+/// would write its cached content over a disk that was written since.
 fn without_record(disk: &MachineDisk) -> std::result::Result<Option<DiskChange>, &'static str> {
     let is_removable = matches!(disk.kind, DiskKind::Cdrom | DiskKind::Floppy);
     match &disk.source {
@@ -218,7 +221,7 @@ fn without_record(disk: &MachineDisk) -> std::result::Result<Option<DiskChange>,
     }
 }
 
-/// Where the disks of a plan will be.
+/// The future paths of the disks of a plan.
 fn places(draft: &Draft) -> BTreeMap<String, DiskChange> {
     let places = draft.files.iter().filter_map(|file| match &file.content {
         FileContent::Disk(name) => Some((

@@ -1,4 +1,4 @@
-//! What a snapshot holds of a machine.
+//! The parts of a machine in a snapshot.
 
 use std::path::PathBuf;
 
@@ -10,23 +10,23 @@ use crate::job::error::Refusal;
 use crate::notes::{NOTE_PATH, NOTE_UUID, STREAM_NVRAM, STREAM_TPM, is_memory};
 use crate::restore::small_stream::bytes_of;
 
-/// The configuration that the hypervisor keeps.
+/// The persistent configuration.
 const CONFIGURATION: &str = "domain.xml";
-/// The one of the running machine, which may say more.
+/// The configuration of the running machine, which may contain more.
 const LIVE_CONFIGURATION: &str = "domain-live.xml";
 
 /// A machine in a snapshot.
 pub(super) struct StoredMachine<'m> {
     pub(super) snapshot: &'m Manifest,
-    /// Its configuration.
+    /// Its persistent configuration.
     pub(super) text: String,
     pub(super) xml: DomainXml,
-    /// Where its firmware's variables were, as far as any configuration says.
+    /// Where its firmware variables were, if any configuration names the path.
     pub(super) nvram_path: Option<PathBuf>,
 }
 
 impl<'m> StoredMachine<'m> {
-    /// Reads what `snapshot` has; an error where it is of images only.
+    /// Reads the machine of `snapshot`; an error if the snapshot is of images only.
     pub(super) fn read(repository: &Repository, snapshot: &'m Manifest) -> Result<Self> {
         let Some(text) = text_of(repository, snapshot, CONFIGURATION)? else {
             return Err(Refusal::NoConfiguration {
@@ -36,7 +36,7 @@ impl<'m> StoredMachine<'m> {
         };
         let xml = parsed(&text, snapshot)?;
         let mut nvram_path = xml.nvram.clone();
-        // libvirt chooses a path when the machine starts, and does not always keep it.
+        // libvirt chooses a path when the machine starts, and does not always store it.
         if nvram_path.is_none()
             && let Some(live) = text_of(repository, snapshot, LIVE_CONFIGURATION)?
         {
@@ -50,13 +50,13 @@ impl<'m> StoredMachine<'m> {
         })
     }
 
-    /// Its name at its hypervisor then.
+    /// Its name at its hypervisor at the time of the backup.
     pub(super) fn name(&self) -> &str {
         self.xml.name.as_deref().unwrap_or(&self.snapshot.machine)
     }
 }
 
-/// The disks of a snapshot, without its memory and the files that were stored beside them.
+/// The disks of a snapshot, without its memory and without the files stored beside them.
 pub(super) fn disks(snapshot: &Manifest) -> impl Iterator<Item = &DiskRecord> {
     snapshot
         .disks
@@ -64,17 +64,14 @@ pub(super) fn disks(snapshot: &Manifest) -> impl Iterator<Item = &DiskRecord> {
         .filter(|record| record.content == DiskContent::Blocks && !is_memory(record))
 }
 
-/// Whether the snapshot has the memory of the machine.
 pub(super) fn has_memory(snapshot: &Manifest) -> bool {
     snapshot.disks.iter().any(is_memory)
 }
 
-/// The firmware's variables.
 pub(super) fn nvram(snapshot: &Manifest) -> Option<&DiskRecord> {
     stream(snapshot, STREAM_NVRAM)
 }
 
-/// The state of its TPM.
 pub(super) fn tpm(snapshot: &Manifest) -> Option<&DiskRecord> {
     stream(snapshot, STREAM_TPM)
 }
@@ -91,7 +88,7 @@ pub(super) fn uuid(snapshot: &Manifest) -> Option<&str> {
     snapshot.notes.get(NOTE_UUID).map(String::as_str)
 }
 
-/// Where the image of a disk was.
+/// The original path of a disk's image.
 pub(super) fn path_of(record: &DiskRecord) -> Option<PathBuf> {
     record.notes.get(NOTE_PATH).map(PathBuf::from)
 }

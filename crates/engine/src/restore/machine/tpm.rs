@@ -1,10 +1,12 @@
-//! The state of a TPM comes back.
+//! Restores the state of a TPM.
 //!
-//! Its file is new, in the place of the old one where there is one; swtpm itself is not asked. libvirt gives the folder and what is in it
-//! to the user of swtpm when the machine starts, and makes a state of its own only where there is no folder. So the folders are made as
-//! libvirt makes them: every user may pass through the machine's own, and only that user may look into the one in it.
+//! Its file is a new one that replaces an existing one; swtpm is not involved. When the machine starts, libvirt gives
+//! the folder and its content to the user of swtpm, and creates a new state only if the folder is missing. So the
+//! folders are created with the modes that libvirt uses: every user may pass through the machine's folder, and only the
+//! user of swtpm may list the folder in it.
 //!
-//! A machine that goes on from its memory gets its TPM's state from QEMU's stream, which is of the same instant.
+//! A machine that resumes from its memory receives its TPM's state in QEMU's stream, which is of the same point in
+//! time.
 
 use std::fs::File;
 use std::io::{ErrorKind, Write as _};
@@ -27,17 +29,18 @@ use crate::job::error::Refusal;
 use crate::job::{Error, Result};
 use crate::notes::{NOTE_TPM_STORE, NOTE_TPM_VERSION, STREAM_TPM};
 
-/// Every user may pass through, to its own files.
+/// The mode of a folder that every user may pass through.
 const PASSED_THROUGH: u32 = 0o711;
-/// For the user of swtpm alone.
+/// The mode of a folder for the user of swtpm only.
 const OWN: u32 = 0o700;
-/// Of the file: it is full of secrets.
+/// The mode of the file, which contains secrets.
 const FILE_MODE: u32 = 0o600;
 
-/// Plans the state of the TPM of a machine that will have this configuration; warns of what is not restored.
+/// Plans the TPM state of a machine with this configuration; warns about what is not restored.
 ///
-/// What is there already is replaced only where it is the machine's: in its hypervisor's own folder for it, or at the place `own` that the
-/// machine as it is now has chosen. A place that only the snapshot names may be anything.
+/// An existing file is replaced only if it belongs to the machine: it is in the hypervisor's own folder for the
+/// machine, or at the path `own` of the machine's current configuration. At a path that only the snapshot names there
+/// may be any file.
 pub(super) fn plan(
     planner: &Planner<'_>,
     snapshot: &Manifest,
@@ -90,7 +93,7 @@ pub(super) fn plan(
     Ok(())
 }
 
-/// Where the state goes; otherwise why it cannot, in words.
+/// The path of the state, or why it cannot be restored, as text.
 fn place(
     planner: &Planner<'_>,
     record: &DiskRecord,
@@ -152,7 +155,7 @@ fn planned(record: &DiskRecord, file: TpmFile, draft: &mut Draft) -> Result<Plan
     })
 }
 
-/// What a person should know of a TPM that comes back.
+/// Adds notes about a restored TPM to the draft.
 fn report_restored(tpm: &DomainTpm, draft: &mut Draft) {
     if let Some(secret) = &tpm.secret {
         draft.notes.push(format!(
@@ -167,12 +170,12 @@ fn report_restored(tpm: &DomainTpm, draft: &mut Draft) {
     }
 }
 
-/// Folders that were made; they go again, with all that is in them, unless they are to be kept.
+/// Folders that were created. Dropping this removes them with all content, unless they were kept.
 #[derive(Debug, Default)]
 pub(super) struct MadeFolders(Option<PathBuf>);
 
 impl MadeFolders {
-    /// Makes the folders of the file `path` that are not there, durably.
+    /// Creates the missing folders of the file `path`, durably.
     pub(super) fn make(path: &Path) -> Result<Self> {
         let nearest = nearest_folder(path);
         let below: Vec<&Path> = path
@@ -195,7 +198,7 @@ impl MadeFolders {
     fn make_one(&mut self, folder: &Path, mode: u32) -> std::io::Result<()> {
         std::fs::DirBuilder::new().mode(mode).create(folder)?;
         self.0.get_or_insert_with(|| folder.to_owned());
-        // The umask of this process does not count here.
+        // The umask of this process does not apply here.
         std::fs::set_permissions(folder, std::fs::Permissions::from_mode(mode))?;
         File::open(folder.parent().unwrap_or(folder))?.sync_all()
     }
@@ -208,16 +211,16 @@ impl MadeFolders {
 impl Drop for MadeFolders {
     fn drop(&mut self) {
         if let Some(folder) = &self.0 {
-            // Another error brought us here, and says more than one about this.
+            // This runs after another error, which is more useful than one about the cleanup.
             drop(std::fs::remove_dir_all(folder));
         }
     }
 }
 
-/// Keeps an swtpm from beginning to work with a state that is there; none where nothing can be locked.
+/// Prevents an swtpm from starting to use an existing state; none if there is nothing to lock.
 ///
 /// # Errors
-/// One is at work with it.
+/// An swtpm is using the state.
 pub(super) fn lock(path: &Path, store: TpmStore) -> Result<Option<File>> {
     let file = TpmFile {
         path: path.to_owned(),
@@ -244,8 +247,8 @@ pub(super) fn lock(path: &Path, store: TpmStore) -> Result<Option<File>> {
     }
 }
 
-/// Writes a state durably under its name on the way, with the owner and the mode of the one that it will take the place of; where there is
-/// none, for the owner of its folder alone.
+/// Writes a state durably under its temporary name, with the owner and the mode of the file it will replace; if there
+/// is none, only the owner of its folder can read it.
 pub(super) fn write(partial: &Path, bytes: &[u8], path: &Path) -> std::io::Result<()> {
     let mut file = File::options()
         .write(true)
@@ -253,7 +256,7 @@ pub(super) fn write(partial: &Path, bytes: &[u8], path: &Path) -> std::io::Resul
         .mode(FILE_MODE)
         .open(partial)?;
     file.write_all(bytes)?;
-    // A link is not looked through: its folder belongs to another user than ours.
+    // Symbolic links are not followed: the folder belongs to another user.
     let before = path.symlink_metadata().ok().filter(std::fs::Metadata::is_file);
     let mode = before.as_ref().map_or(FILE_MODE, |before| before.mode() & 0o777);
     let owner = match before {
@@ -323,7 +326,8 @@ mod tests {
         assert_eq!(mode(&partial), 0o640);
     }
 
-    /// As swtpm locks it: `fcntl`, for writing. Locks of one process do not meet one another, so another one has it.
+    /// Locks with `fcntl` for writing, as swtpm does. Locks of one process do not conflict with one another, so another
+    /// process takes it.
     #[test]
     fn a_state_that_an_swtpm_works_with_is_refused() {
         let folder = tempfile::tempdir().unwrap();

@@ -1,13 +1,14 @@
-//! An overlay as one device: where it holds nothing itself, it says what is below it.
+//! An overlay and the device below it as one device: ranges that the overlay does not contain are reported as the
+//! device below reports them.
 //!
-//! An overlay calls *absent* what it does not hold itself. Reported to a client as a hole, it would take the bytes of
-//! the snapshot for zero; reported as data, it would read every hole of the snapshot.
+//! An overlay reports such ranges as *absent*. Reported to a client as a hole, the client would take the snapshot's
+//! data there for zeroes; reported as data, it would read every hole of the snapshot.
 
 use std::ops::Range;
 
 use holdfast_block::{BlockDevice, BlockDeviceMut, ExtentKind, ExtentList, FileDeviceMut, OverlayDevice, Result};
 
-/// An overlay in a file, over a device below which there is nothing.
+/// An overlay in a file, over a base that has no further layers below it.
 pub(super) struct OverlayLayer<B>(pub(super) OverlayDevice<B, FileDeviceMut>);
 
 impl<B: BlockDevice> BlockDevice for OverlayLayer<B> {
@@ -80,7 +81,7 @@ mod tests {
 
     const SIZE_BYTES: u64 = 4 << 20;
 
-    /// What the snapshot holds is data, also where the overlay holds nothing.
+    /// Data of the snapshot is reported as data where the overlay has none.
     #[test]
     fn the_layers_below_are_reported() {
         let below = MemoryDevice::new(SIZE_BYTES);

@@ -1,4 +1,5 @@
-//! The bitmaps of frozen disks: that of the snapshot before, which says what has changed, and that of this one, which begins.
+//! The bitmaps of frozen disks: that of the previous snapshot, which names the changes, and that of this one, which
+//! starts.
 
 use holdfast_block::{BlockDevice, DirtyBitmap, to_usize};
 use holdfast_host::qemu::{Layer, Layers, PointInTime, QemuDisk};
@@ -11,11 +12,11 @@ use crate::capture::qemu::proof::{MARK_BYTES, NextBitmap, Proof};
 use crate::capture::sink::History;
 use crate::job::{Job, Result};
 
-/// What was changed, or why that is not known.
+/// What has changed, or why that is not known.
 type BitmapResult<T> = std::result::Result<T, ReadAll>;
 
 impl<'a> Freezer<'a> {
-    /// The layers of all disks, where the next backup asks for a bitmap.
+    /// The layers of all disks, if a later backup uses a bitmap.
     pub(super) fn layers(&self, wanted: &[(String, QemuDisk)]) -> Result<Option<Layers>> {
         if self.names.is_none() || wanted.is_empty() {
             return Ok(None);
@@ -24,7 +25,7 @@ impl<'a> Freezer<'a> {
         layers.map(Some).map_err(|error| self.failed(error))
     }
 
-    /// The bitmap of each disk that may tell what changed since the snapshot before.
+    /// The bitmap of each disk that may name the changes since the previous snapshot.
     pub(in crate::capture::qemu) fn proofs(&self, wanted: &[(String, QemuDisk)]) -> Result<Vec<BitmapProof>> {
         let layers = self.layers(wanted)?;
         let proof = |(target, disk): &(String, QemuDisk)| {
@@ -36,13 +37,13 @@ impl<'a> Freezer<'a> {
         Ok(wanted.iter().map(proof).collect())
     }
 
-    /// The name of the bitmap that this run begins for a disk.
+    /// The name of the bitmap that this run starts for a disk.
     pub(super) fn next_bitmap(&self, number: usize) -> Option<String> {
         let number = u32::try_from(number).expect("a machine has fewer disks");
         self.names.as_ref().map(|names| names.next(number))
     }
 
-    /// The bitmap that this run has begun for a disk.
+    /// The bitmap that this run has started for a disk.
     pub(super) fn next(&self, number: usize, layers: Option<&[Layer]>, disk: &QemuDisk) -> Option<NextBitmap> {
         let seed = u64::from(self.request.capture.run) << 32 | number as u64;
         Some(NextBitmap::new(
@@ -64,7 +65,8 @@ impl<'a> Freezer<'a> {
         old_bitmaps
     }
 
-    /// What has changed on a disk, if the bitmap has its witness and stands a test. `above` serves the map of the layers above the bitmap.
+    /// The changes of a disk, if the bitmap has its witness and passes the spot checks. `above` serves the map of the
+    /// layers above the bitmap.
     pub(super) fn changes(
         &self,
         device: &FrozenDevice<'_>,
@@ -89,7 +91,7 @@ impl<'a> Freezer<'a> {
         if !proof.is_witnessed(&changed) {
             return Err(ReadAll::BegunAnew);
         }
-        // A parent that cannot be read is found while it is used.
+        // A parent that cannot be read is reported when it is used.
         let before = repository.open_disk(parent.id, Some(target)).ok();
         let before = before.as_ref().map(|before| before as &dyn BlockDevice);
         if let Some(before) = before {
@@ -107,7 +109,7 @@ impl<'a> Freezer<'a> {
         Ok(changed)
     }
 
-    /// Marks the witness of each bitmap that has begun. All has been read: what is touched is not needed any more.
+    /// Marks the witness of each new bitmap. All disks have been read, so the marked ranges are not needed any more.
     pub(super) fn keep_witnesses(&self, cut: &PointInTime, disks: &[FrozenDisk<'a>]) {
         for (number, disk) in disks.iter().enumerate() {
             let Some(next) = &disk.next else { continue };
@@ -138,7 +140,7 @@ impl<'a> Freezer<'a> {
     }
 }
 
-/// Takes marks off a bitmap where nothing has changed: they were made for the witness.
+/// Clears marks of a bitmap where nothing has changed: they were made for the witness.
 fn unmark(changed: &mut DirtyBitmap, device: &FrozenDevice<'_>, before: &dyn BlockDevice, witness: &[u64]) {
     let (mut now, mut then) = (vec![0; to_usize(MARK_BYTES)], vec![0; to_usize(MARK_BYTES)]);
     for offset in witness {
@@ -152,7 +154,7 @@ fn unmark(changed: &mut DirtyBitmap, device: &FrozenDevice<'_>, before: &dyn Blo
     }
 }
 
-/// Where the layers above a bitmap have clusters of their own.
+/// The ranges for which the layers above a bitmap have their own clusters.
 fn written_above(endpoint: &Endpoint, export: &str, layer_count: u64, job: Job<'_>) -> BitmapResult<DirtyBitmap> {
     let options = NbdOptions {
         contexts: vec![ALLOCATION_DEPTH.to_owned()],

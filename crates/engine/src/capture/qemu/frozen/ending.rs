@@ -1,4 +1,4 @@
-//! The end of an instant: what was put into QEMU is taken out, and what went wrong is said.
+//! The end of a point in time: removes the run's objects from QEMU, and reports failures.
 
 use holdfast_host::MachineEnd;
 use holdfast_host::qemu::{Layers, Pause, PointInTime, remove_bitmap};
@@ -11,7 +11,8 @@ use crate::machine::quiesce::Quiesced;
 use crate::machine::watchdog::Guard;
 
 impl Freezer<'_> {
-    /// Takes everything away; the bitmap of this instant stays if the snapshot does, the older ones if not.
+    /// Removes everything. The bitmap of this point in time is kept if its snapshot was stored, otherwise the older
+    /// ones are.
     pub(in crate::capture::qemu) fn finish<T>(&self, frozen: FrozenMachine<'_>, stored: &Result<T>) {
         let FrozenMachine {
             cut,
@@ -27,7 +28,7 @@ impl Freezer<'_> {
             .iter()
             .filter_map(|disk| Some((disk.node.clone(), disk.next.as_ref()?.name.clone())));
         let begun: Vec<(String, String)> = begun.collect();
-        // What cannot be written out now is flushed by QEMU.
+        // QEMU flushes what cannot be written out now.
         if let Ok(layers) = Layers::query(self.request.machine.monitor()) {
             let nodes = disks.iter().map(|disk| &disk.node[..]);
             self.write_out_nodes(&layers, nodes).ok();
@@ -43,7 +44,7 @@ impl Freezer<'_> {
         guard.done();
     }
 
-    /// Takes out of QEMU what was needed for the instant alone; the watchdog watches on.
+    /// Removes from QEMU what was needed only for the point in time; the watchdog keeps watching.
     pub(in crate::capture::qemu) fn let_go(&self, frozen: FrozenMachine) -> (Guard, Quiesced, Pause) {
         let pause = frozen.pause();
         self.release(frozen.cut);
@@ -57,7 +58,7 @@ impl Freezer<'_> {
         };
         let progress = self.job.progress;
         match Fate::of(machine, self.job) {
-            // What was in a QEMU has ended with it.
+            // The run's objects in QEMU have ended with it.
             Fate::Ended(MachineEnd::SwitchedOff) => progress.note(&format!("{} was switched off", self.machine)),
             Fate::Ended(how) => progress.warning(&format!("{} {how}", self.machine)),
             fate => progress.warning(&format!(
@@ -82,7 +83,7 @@ impl Freezer<'_> {
         }
     }
 
-    /// Says what a read error of a frozen disk means.
+    /// Explains a read error of a frozen disk.
     pub(in crate::capture::qemu) fn explain(&self, error: Error, given_up: Option<GivenUp>) -> Error {
         if let Some(why) = given_up {
             return Error::ScratchLimit {

@@ -1,8 +1,8 @@
-//! Has the host write out the images of a machine before its instant, and before its filters are taken out.
+//! Has the host write out the images of a machine before its point in time, and before its filters are removed.
 //!
-//! QEMU flushes disks where it moves several of them onto filters at once, where it stops a machine, and where it deletes a filter, and
-//! does nothing else for the machine until that is done. What the host still has to write of their images is written before, beside the
-//! machine.
+//! QEMU flushes disks when it moves several of them onto filters at once, when it stops a machine, and when it deletes
+//! a filter. Until the flush is done it does nothing else for the machine. So dirty data in the host's page cache is
+//! written out before, while the machine runs.
 
 use std::fs::File;
 use std::path::PathBuf;
@@ -16,17 +16,18 @@ use holdfast_host::{FileKind, Links, MachineState};
 use super::Freezer;
 use crate::job::{Job, Result};
 
-/// A machine that writes faster than its storage takes is not waited for.
+/// If a machine writes faster than its storage, writing out ends after this time.
 const PATIENCE: Duration = Duration::from_secs(10);
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 
 impl Freezer<'_> {
-    /// Has what the host keeps of the images of these disks written out, before the instant. What cannot be opened is left to QEMU.
+    /// Writes out the host's cached data of these disks' images before the point in time. An image that cannot be
+    /// opened is left to QEMU.
     pub(super) fn write_out(&self, wanted: &[(String, QemuDisk)], state: MachineState) -> Result<()> {
         let is_alone =
             wanted.len() == 1 && self.pause_policy == PausePolicy::WhereNeeded && self.request.memory.is_none();
         if wanted.is_empty() || is_alone || state != MachineState::Running {
-            // QEMU puts one disk onto its filter without a flush.
+            // QEMU moves a single disk onto its filter without a flush.
             return Ok(());
         }
         let layers = query_with_retries(self.request.machine.monitor(), self.job.clock, &Layers::query);
@@ -34,7 +35,7 @@ impl Freezer<'_> {
         self.write_out_nodes(&layers, wanted.iter().map(|(_, disk)| &disk.node[..]))
     }
 
-    /// The same for the disks at these nodes.
+    /// Does the same for the disks at these nodes.
     pub(super) fn write_out_nodes<'n>(&self, layers: &Layers, nodes: impl Iterator<Item = &'n str>) -> Result<()> {
         let rights = self.request.machine.rights();
         let paths = nodes.flat_map(|node| layers.written_files(node));
@@ -43,13 +44,13 @@ impl Freezer<'_> {
         if files.is_empty() {
             return Ok(());
         }
-        // What the storage does not take is an error for QEMU, which has the files open for writing.
+        // A write error of the storage is reported to QEMU, which has the files open for writing.
         let flush = move || files.iter().for_each(|file| drop(file.sync_data()));
         wait_for(flush, self.job)
     }
 }
 
-/// Does `work` on a thread of its own, which ends by itself where it is no longer waited for: no signal ends a flush.
+/// Runs `work` in a thread, which ends by itself if it is no longer waited for: a flush cannot be interrupted.
 fn wait_for(work: impl FnOnce() + Send + 'static, job: Job<'_>) -> Result<()> {
     let (working, is_over) = channel::<()>();
     let work = move || {
@@ -86,7 +87,7 @@ mod tests {
     use super::{PATIENCE, wait_for};
     use crate::job::{Interrupt, Job, NoProgress};
 
-    /// A clock that a look at it moves by a second.
+    /// A clock that advances by a second each time it is read.
     #[derive(Default)]
     struct Looks(AtomicU32);
 
