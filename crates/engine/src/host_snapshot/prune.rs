@@ -42,7 +42,7 @@ pub struct HostPruneRequest<'a> {
     pub execution: Execution,
 }
 
-/// What was decided for a series in a dataset.
+/// Decisions for a series of a dataset.
 #[derive(Debug, Clone)]
 pub struct PrunedSeries {
     /// The dataset.
