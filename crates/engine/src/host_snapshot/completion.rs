@@ -119,7 +119,7 @@ pub(super) fn configurations(request: &HostSnapshotRequest<'_>, job: Job<'_>) ->
     asked.map(ask).collect()
 }
 
-/// Keeps the states of the machines; `ids` gets them. Without its memory, where that was wanted, the whole is of no use; without the rest it is.
+/// Stores the states of the machines, and adds their ids to `ids`. Only a missing memory that was requested is an error.
 fn keep_states(
     request: &HostSnapshotRequest<'_>,
     of: KeptStates<'_>,

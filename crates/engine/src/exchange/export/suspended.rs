@@ -25,10 +25,10 @@ pub(super) struct Suspended {
 }
 
 impl Suspended {
-    /// Reads it; the machine is called `name` from now on, or as it was.
-    /// The snapshot lacks something that the machine needs to resume, or a needed part is excluded.
+    /// Reads memory and records; the machine gets the name `name`, if given.
+    ///
     /// # Errors
-    /// The snapshot has not all that the machine needs to go on, or something of it is to be left out.
+    /// The snapshot lacks something that the machine needs to resume, or a needed part is excluded.
     pub(super) fn read(
         repository: &Repository,
         snapshot: &Manifest,
