@@ -7,8 +7,7 @@
 //! - `files`: files that appear complete or not at all, block devices as targets, streams in order
 //! - `image`: verbs about images ([`convert()`], [`compare()`], [`create_image()`], [`ImageCloner`])
 //! - `repository`: verbs about a repository ([`init()`], [`list()`], [`prune()`], [`gc()`], [`copy()`], [`verify()`],
-//!   [`repair()`]), and names
-//!   of snapshots ([`SnapshotName`], [`resolve`])
+//!   [`repair()`]), and names of snapshots ([`SnapshotName`], [`resolve`])
 //! - `machine`: locks, journals, hooks, freezing and the watchdog of machines, and their state beside disks
 //! - `restore`: from a snapshot to files, a machine, a machine that runs at once, or a server ([`restore()`], [`plan_machine_restore`], [`restore_instantly`], [`serve`])
 //! - `host_snapshot`: snapshots of file systems, their policy, rollback, monitoring ([`take_host_snapshots`], [`run_policy`], [`HostRestore`], [`monitor()`])

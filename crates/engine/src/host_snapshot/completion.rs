@@ -1,7 +1,7 @@
 //! Turns cut host snapshots into complete ones.
 //!
 //! 1. Snapshots that get their name only when they are settled are settled, with a record that names their maker and
-//! marks them incomplete.
+//!    marks them incomplete.
 //! 2. The states of the machines are stored.
 //! 3. All records are marked complete.
 //!

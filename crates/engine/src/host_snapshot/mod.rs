@@ -4,11 +4,11 @@
 //! 2. The guests freeze their file systems, all at once. If the snapshots cannot be made at one point in time, guests that cannot freeze
 //!    are paused.
 //! 3. The providers make the snapshots.
-//! 4. The machines run on, and thaw.
+//! 4. The machines are resumed and thawed.
 //! 5. The snapshots are made durable, and the states of the machines are stored.
 //! 6. The record of each snapshot is marked complete.
 //!
-//! After any error the machines run on; the host snapshots that were made before the error are removed again.
+//! After any error the machines are resumed, and the host snapshots that were made before the error are removed.
 
 pub(crate) mod compare_images;
 mod completeness;

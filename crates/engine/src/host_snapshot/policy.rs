@@ -1,8 +1,8 @@
 //! `cron`: runs a policy once. Takes snapshots that are due, and removes those that have expired.
 //!
 //! `holdfast_policy::sanoid` decides what is due and what has expired, and is pure; here this is carried out. Datasets
-//! with disks of the same
-//! machine are snapshotted together, so that the machine is frozen once, and all its disks are of one point in time.
+//! with disks of the same machine are snapshotted together, so that the machine is frozen once, and all its disks are
+//! of one point in time.
 //!
 //! A dataset that fails does not stop the others: errors are reported at the end.
 

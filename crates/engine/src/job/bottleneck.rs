@@ -1,9 +1,9 @@
 //! Finds the bottleneck of a backup: measures where its threads wait for each other.
 //!
 //! All data of a backup passes through one thread, the coordinator. When the coordinator waits for readers, they either
-//! wait for the source or
-//! hash. When it waits for sealers, they either compress or wait for the repository. The times of these threads divide the waits of the
-//! coordinator. When the coordinator does not wait, it works, which counts as processor time.
+//! wait for the source or hash. When it waits for sealers, they either compress or wait for the repository. The times
+//! of these threads divide the waits of the coordinator. When the coordinator does not wait, it works, which counts as
+//! processor time.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};

@@ -43,8 +43,7 @@ impl<'a> Job<'a> {
     }
 
     /// Calls `work` on all threads. Each thread takes items by `next`, which returns none when no items are left, and
-    /// an error when the job has to
-    /// stop. Returns the first error.
+    /// an error when the job has to stop. Returns the first error.
     pub(crate) fn share<'i, T: Sync>(
         &self,
         items: &'i [T],

@@ -1,10 +1,8 @@
 //! Valid names of machines and disks.
 //!
 //! Users give machines names in any script, with spaces and punctuation, and Holdfast keeps them unchanged. A name is
-//! refused only if it could
-//! not be typed back: the characters that separate the parts of a snapshot's name (`@`, `:`), the one that separates
-//! folders (`/`), control
-//! characters, and names that already have another meaning.
+//! refused only if it could not be typed back: the characters that separate the parts of a snapshot's name (`@`, `:`),
+//! the one that separates folders (`/`), control characters, and names that already have another meaning.
 
 use std::fmt;
 

@@ -66,8 +66,7 @@ pub trait Progress: Send + Sync {
     fn advance(&self, amount: u64);
 
     /// The following phases are about one of several machines, disks or snapshots: number `number` of `count`, from 1.
-    /// A `count` of 1 means
-    /// that they are about the whole job.
+    /// A `count` of 1 means that they are about the whole job.
     fn part(&self, _number: usize, _count: usize) {}
 
     /// Reports information for the user: why a full read was necessary, which method was chosen.

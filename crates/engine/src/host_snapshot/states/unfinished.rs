@@ -191,7 +191,7 @@ impl StateStore {
     }
 }
 
-/// Path of the note of a machine. Checks the UUID, which comes from a hypervisor and becomes a part of the path.
+/// Path of the note of a machine. The UUID comes from a hypervisor: characters that are unsafe in a path are removed.
 fn note_of(folder: &Path, uuid: &str) -> PathBuf {
     let is_safe = |letter: &char| letter.is_ascii_alphanumeric() || *letter == '-';
     let name: String = uuid.chars().filter(is_safe).collect();
