@@ -247,7 +247,7 @@ pub(super) struct SeenSnapshots {
 /// Owner of a snapshot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum SnapshotOwner {
-    /// A backup of this host, with the same state folder.
+    /// A backup of this host with the same journal folder.
     Ours(Liveness),
     /// Another host or user.
     Another,
