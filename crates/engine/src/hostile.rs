@@ -1,4 +1,4 @@
-//! What people type, laid open to hostile text: see [`holdfast_block::hostile`].
+//! Fuzzing entry points for text that users type: see [`holdfast_block::hostile`].
 
 mod configured;
 
@@ -9,7 +9,7 @@ use crate::repository::resolve::resolve;
 use crate::{Candidate, SnapshotName};
 pub use configured::{calendar, holdfast_toml, host_snapshot_record, sanoid_conf};
 
-/// The parsers of this crate, and of the policy that it asks.
+/// The parsers of this crate, and those of the `policy` crate that it uses.
 pub const PARSERS: &[Parser] = &[
     Parser {
         name: "calendar",
@@ -86,12 +86,12 @@ pub fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
     seeds
 }
 
-/// What a template says that it is.
+/// Parses the statement of a template.
 pub fn template_statement(bytes: &[u8]) -> Outcome {
     crate::template::hostile_statement(bytes)
 }
 
-/// The times at which clocks and calendars end, and some between.
+/// The limits of clocks and calendars, and some times between.
 const TIMES: [i64; 5] = [-377_705_023_201, -1, 0, 1_795_000_000, 253_402_207_200];
 
 fn times() -> impl Iterator<Item = Timestamp> {
@@ -100,7 +100,7 @@ fn times() -> impl Iterator<Item = Timestamp> {
         .map(|second| Timestamp::from_second(second).expect("a time of the calendar"))
 }
 
-/// A span of time, and what retention makes of it, from one end of the calendar to the other.
+/// Parses a duration and applies retention with it, at both limits of the calendar.
 pub fn retention(bytes: &[u8]) -> Outcome {
     let Ok(span) = String::from_utf8_lossy(bytes).parse::<Span>() else {
         return Outcome::Refused;
@@ -130,7 +130,7 @@ pub fn retention(bytes: &[u8]) -> Outcome {
     Outcome::Decoded
 }
 
-/// The name of a snapshot, and the search for it.
+/// Parses the name of a snapshot and resolves it.
 pub fn snapshot_name(bytes: &[u8]) -> Outcome {
     let Ok(name) = String::from_utf8_lossy(bytes).parse::<SnapshotName>() else {
         return Outcome::Refused;

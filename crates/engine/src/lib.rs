@@ -1,13 +1,13 @@
-//! The jobs of Holdfast. A job takes everything it needs (the repository, paths, times, randomness) as parameters and answers with a report.
+//! The jobs of Holdfast. A job gets everything it needs (the repository, paths, times, randomness) as parameters and returns a report.
 //!
-//! The folders are in one order: each uses only those above it in this list. `cargo xtask tidy` checks that.
+//! The folders are in dependency order: each uses only those above it in this list. `cargo xtask tidy` checks that.
 //!
 //! - `notes`: keys of notes and names of streams in snapshots
 //! - `job`: what every job gets, and the errors of all jobs ([`Job`], [`Progress`], [`Interrupt`], [`Error`])
-//! - `files`: files that are there whole or not at all, block devices as targets, streams in order
+//! - `files`: files that appear complete or not at all, block devices as targets, streams in order
 //! - `image`: verbs about images ([`convert()`], [`compare()`], [`create_image()`], [`ImageCloner`])
-//! - `repository`: verbs about a repository ([`init()`], [`list()`], [`prune()`], [`gc()`], [`copy()`], [`verify()`], [`repair()`]), and how people name
-//!   what is in it ([`SnapshotName`], [`resolve`])
+//! - `repository`: verbs about a repository ([`init()`], [`list()`], [`prune()`], [`gc()`], [`copy()`], [`verify()`],
+//!   [`repair()`]), and names of snapshots ([`SnapshotName`], [`resolve`])
 //! - `machine`: locks, journals, hooks, freezing and the watchdog of machines, and their state beside disks
 //! - `restore`: from a snapshot to files, a machine, a machine that runs at once, or a server ([`restore()`], [`plan_machine_restore`], [`restore_instantly`], [`serve`])
 //! - `host_snapshot`: snapshots of file systems, their policy, rollback, monitoring ([`take_host_snapshots`], [`run_policy`], [`HostRestore`], [`monitor()`])

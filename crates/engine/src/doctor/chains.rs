@@ -1,4 +1,4 @@
-//! What images are based on.
+//! Backing chains of images.
 
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
@@ -11,11 +11,11 @@ use super::DoctorRequest;
 
 use crate::restore::machine::{chain_of, is_same};
 
-/// Files that one image is followed through: a chain that comes back to itself has no end.
+/// Most files in a chain: a chain with a loop has no end.
 const FILE_COUNT_MAX: usize = 1000;
 
-/// The chain of each disk of a machine that is a file or a device, with its target, as far as it can be read with the rights of the user who
-/// names the files.
+/// The backing chain of each disk of a machine that is a file or a device, with its target name, as far as it can be
+/// read with the rights of the user who names the files.
 pub(super) fn chains_of(description: &Description, rights: &Rights) -> Vec<(String, Vec<PathBuf>)> {
     rights.exercise(|| chains(description)).unwrap_or_default()
 }
@@ -30,7 +30,7 @@ fn chains(description: &Description) -> Vec<(String, Vec<PathBuf>)> {
     disks.collect()
 }
 
-/// Every image that a machine of the same hypervisor has: now, when it starts the next time, or in a snapshot.
+/// All images of the machines of the same hypervisor: present ones, those of the next start, and those in snapshots.
 pub(super) fn used_images(request: &DoctorRequest<'_>) -> Result<Vec<PathBuf>, String> {
     let words = |error: holdfast_host::Error| error.to_string();
     let hypervisor = request.neighbours.ok_or("it is not known which machines use it")?;
@@ -54,20 +54,20 @@ pub(super) fn used_images(request: &DoctorRequest<'_>) -> Result<Vec<PathBuf>, S
     Ok(used)
 }
 
-/// Whether an image is one of `used`, or below one of them.
+/// Whether an image is one of `used`, or a backing image of one.
 pub(super) fn is_used(used: &[PathBuf], path: &Path) -> bool {
     let is_or_has = |other: &PathBuf| may_be_based_on(other).iter().any(|below| is_same(below, path));
     used.iter().any(is_or_has)
 }
 
-/// An image and all that it is based on if its content is what it looks like, where no format was given. What a guest wrote can add files:
-/// that keeps them from being deleted, and does no other harm.
+/// An image and its backing chain, with detected formats if none was given. A guest could add files by writing a
+/// header: that only prevents their deletion.
 fn may_be_based_on(image: &Path) -> Vec<PathBuf> {
     let mut files = vec![image.to_owned()];
     while files.len() < FILE_COUNT_MAX
         && let Some(last) = files.last()
     {
-        // Only a qcow2 has a chain here. Any other file is its end.
+        // Only a qcow2 can have a backing image here. Any other file ends the chain.
         let below = chain_of(last, Some(Format::Qcow2.name())).split_off(1);
         if below.is_empty() {
             break;
@@ -77,7 +77,7 @@ fn may_be_based_on(image: &Path) -> Vec<PathBuf> {
     files
 }
 
-/// Whether a file is read-only for every user, by its permissions.
+/// Whether the permissions make a file read-only for every user.
 pub(super) fn is_write_protected(path: &Path) -> bool {
     path.metadata().is_ok_and(|found| found.mode() & 0o222 == 0)
 }

@@ -1,6 +1,6 @@
-//! Bringing forgotten overlays down into their base while the machine runs.
+//! Commits orphaned overlays into their base while the machine runs.
 //!
-//! A commit that is complete, whose doctor died, is noted in the journal, and the next doctor ends it.
+//! If a doctor process dies when a commit is complete, the journal records that, and the next doctor finishes the commit.
 
 use std::path::{Path, PathBuf};
 
@@ -27,7 +27,7 @@ pub(super) fn commit(
     let overlays = request.overlays.ok_or("libvirt does not manage it")?;
     let description = patient.machine.describe().map_err(|error| error.to_string())?;
     let uuid = &description.summary.uuid;
-    // What was planned may be old: nothing is brought down from or into another chain.
+    // The plan may be outdated: nothing is committed from or into another chain.
     let chain = chains_of(&description, &patient.machine.rights())
         .into_iter()
         .find(|(target, _)| target == disk);
@@ -51,8 +51,8 @@ pub(super) fn commit(
         note.close().map_err(|error| error.to_string())?;
     }
     let mut words = format!("brought disk {disk} down into {}", base.display());
-    // An overlay of a backup is of no use now, and the guest's next write makes it differ from its base: nothing would show that it
-    // was brought down.
+    // The overlay of a backup is useless now, and the guest's next write makes its base newer: nothing would show that
+    // the overlay was committed.
     let is_deleted = |path: &&PathBuf| request.emptied == EmptiedOverlays::Delete || run_of_overlay(path).is_some();
     let doomed: Vec<&PathBuf> = images.iter().filter(is_deleted).collect();
     let deleted = delete_unused(request, patient, &doomed)?;
@@ -88,7 +88,7 @@ fn note(request: &DoctorRequest<'_>, patient: &ExaminedMachine<'_>, uuid: &str) 
         .map_err(|error| error.to_string())
 }
 
-/// Deletes what no machine has in any chain, as it is now.
+/// Deletes files that no machine has in any present chain.
 fn delete_unused(
     request: &DoctorRequest<'_>,
     patient: &ExaminedMachine<'_>,

@@ -1,4 +1,4 @@
-//! From what was seen to findings: a pure function.
+//! Derives findings from the observations: a pure function.
 
 use holdfast_host::MachineState;
 use holdfast_host::qemu::{QemuJob, RunId};
@@ -11,7 +11,7 @@ use super::{diagnose_disks, diagnose_host, emptied, instants, places, pool, virt
 use crate::machine::run_journal::Phase;
 use crate::machine::watchdog::is_watchdog_of;
 
-/// What is wrong, the most urgent first; and what is worth knowing.
+/// The findings, most urgent first, and remarks.
 pub(super) fn diagnose(seen: &Seen) -> (Vec<Finding>, Vec<String>) {
     let mut diagnosis = Diagnosis {
         seen,
@@ -68,7 +68,7 @@ pub(super) fn diagnose(seen: &Seen) -> (Vec<Finding>, Vec<String>) {
     (diagnosis.findings, diagnosis.notes)
 }
 
-/// QEMU's word for jobs that copy a disk.
+/// QEMU's name for jobs that copy a disk.
 const COPY: &str = "mirror";
 
 impl Diagnosis<'_> {
@@ -80,7 +80,7 @@ impl Diagnosis<'_> {
         self.seen.runs.iter().find(|noted| noted.record.run == run)
     }
 
-    /// Whether the process of a run is alive, by the journal and by the processes that can be seen.
+    /// Whether the process of a run is alive, according to the journal and the visible processes.
     pub(super) fn owner(&self, run: RunId) -> Owner {
         let watches = |words: &Vec<String>| is_watchdog_of(words, run);
         let living = self.seen.living.as_ref();
@@ -90,19 +90,19 @@ impl Diagnosis<'_> {
         match (self.note_of(run).map(|noted| noted.life), living) {
             (Some(Liveness::Alive), _) => Owner::Alive,
             (Some(Liveness::Unknown), _) | (None, None) => Owner::Unknown,
-            // A run that could not be noted: any process that is tied to no other run may be its owner.
+            // A run without a note: any process that belongs to no other run may be its owner.
             (None, Some(_)) if !self.seen.unattached.is_empty() => Owner::Unknown,
             (Some(Liveness::Dead), _) | (None, Some(_)) => Owner::Dead,
         }
     }
 
-    /// The runs that are noted for a machine.
+    /// The noted runs on a machine.
     fn noted(&self, machine: &SeenMachine) -> Vec<&SeenRun> {
         let is_its = |noted: &&SeenRun| noted.record.uuid == machine.uuid && noted.record.machine == machine.name;
         self.seen.runs.iter().filter(is_its).collect()
     }
 
-    /// Whether a run of this program works on a machine, or may.
+    /// Whether a run of Holdfast is working on a machine, or may be.
     pub(super) fn is_at_work(&self, machine: &SeenMachine) -> bool {
         let noted = self.noted(machine);
         let mut runs = machine
@@ -124,7 +124,7 @@ impl Diagnosis<'_> {
         diagnose_disks::overlays(self, machine);
     }
 
-    /// The dead run that was freezing a machine.
+    /// The dead run that froze a machine.
     fn dead_freeze(&self, machine: &SeenMachine) -> Option<SeenRun> {
         let noted = self.noted(machine).into_iter();
         let mut freezing =
@@ -231,7 +231,7 @@ impl Diagnosis<'_> {
         }
     }
 
-    /// What the user can do to learn whether the process of a run is alive.
+    /// How the user can find out whether the process of a run is alive.
     fn liveness_advice(&self, run: RunId) -> String {
         match (self.note_of(run), &self.seen.living) {
             (Some(noted), _) => format!(
@@ -342,7 +342,7 @@ impl Diagnosis<'_> {
         }
     }
 
-    /// Reports the notes of dead runs last: the leftovers that they list are repaired before.
+    /// Reports the notes of dead runs last: the leftovers that they list are repaired first.
     fn dead_runs(&mut self) {
         for SeenRun { record, life } in &self.seen.runs {
             let examined = self
@@ -356,7 +356,7 @@ impl Diagnosis<'_> {
             }
             let address = record.address().unwrap_or_default();
             let is_unreachable = self.seen.unreachable.iter().any(|(name, _)| *name == record.machine);
-            // Its address was examined, and it is not there: its QEMU has ended, with everything that was in it.
+            // Its address was examined, and its machine was not found: its QEMU has ended, with everything in it.
             let is_gone = self.seen.everything && (address == self.seen.address || address.starts_with("qmp:"));
             let is_seen = examined.is_some() || is_gone;
             let is_on_its_way = |disk: &SeenDisk| disk.commit == SeenCommit::OnItsWay;

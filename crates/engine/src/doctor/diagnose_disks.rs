@@ -1,4 +1,4 @@
-//! What is wrong with the disks of a machine: useless bitmaps, orphaned overlays.
+//! Problems with the disks of a machine: useless bitmaps, orphaned overlays.
 
 use std::path::PathBuf;
 
@@ -11,7 +11,7 @@ use crate::capture::qemu::{is_bitmap_of, is_holdfast_bitmap};
 use crate::machine::run_journal::Phase;
 use crate::restore::machine::is_same;
 
-/// Bitmaps that are inconsistent, or that no snapshot needs any more.
+/// Finds bitmaps that are inconsistent, or that no snapshot needs any more.
 pub(super) fn bitmaps(diagnosis: &mut Diagnosis<'_>, machine: &SeenMachine) {
     let is_at_work = diagnosis.is_at_work(machine);
     for disk in &machine.disks {
@@ -58,17 +58,17 @@ pub(super) fn bitmaps(diagnosis: &mut Diagnosis<'_>, machine: &SeenMachine) {
     }
 }
 
-/// The orphaned overlays of a disk, and the image that they can be brought down into.
+/// The orphaned overlays of a disk, and the image that they can be committed to.
 struct Forgotten {
     overlays: Vec<PathBuf>,
     base: PathBuf,
 }
 
-/// What a disk's chain is.
+/// State of a disk's chain.
 enum Chain {
-    /// As it should be.
+    /// No problem.
     Sound,
-    /// The image right below belongs to several machines.
+    /// The backing image is shared by several machines.
     Template(PathBuf),
     Forgotten(Forgotten),
 }
@@ -89,7 +89,7 @@ fn chain_of(diagnosis: &Diagnosis<'_>, machine: &SeenMachine, disk: &SeenDisk) -
     if is_shared(below) || is_shared(active) {
         return Chain::Template(below.clone());
     }
-    // Down to an image that libvirt knows, but not into one that other machines use.
+    // Follows the chain down to an image that libvirt knows, but not to one that other machines use.
     let mut depth = 1;
     while depth + 1 < disk.chain.len() && !is_known(&disk.chain[depth]) && !is_shared(&disk.chain[depth + 1]) {
         depth += 1;
@@ -100,9 +100,9 @@ fn chain_of(diagnosis: &Diagnosis<'_>, machine: &SeenMachine, disk: &SeenDisk) -
     })
 }
 
-/// Whether an overlay has a name like a snapshot of its base: in the same folder, with the beginning of its name.
+/// Whether an overlay is named like a snapshot of its base: in the same folder, with the same prefix.
 ///
-/// A clone of a template that has only one clone looks the same otherwise, and its template must not be written.
+/// A single clone of a template looks the same in all other respects, and its template must not be written.
 fn is_called_like_a_snapshot(overlay: &std::path::Path, base: &std::path::Path) -> bool {
     let stem = |path: &std::path::Path| path.file_stem().map(|stem| stem.to_string_lossy().into_owned());
     let (Some(name), Some(stem)) = (overlay.file_name(), stem(base)) else {
@@ -113,7 +113,7 @@ fn is_called_like_a_snapshot(overlay: &std::path::Path, base: &std::path::Path) 
     overlay.parent() == base.parent() && rest.is_some_and(|rest| rest.starts_with(['.', '-', '_']))
 }
 
-/// Whether a complete commit of this disk was begun by a doctor process that died, so that this one may end it.
+/// Whether a doctor process that died has started a complete commit of this disk, so that this process may finish it.
 pub(super) fn is_resumed(diagnosis: &Diagnosis<'_>, machine: &SeenMachine, disk: &SeenDisk) -> bool {
     disk.commit == SeenCommit::Complete
         && diagnosis.seen.runs.iter().any(|noted| {
@@ -124,7 +124,7 @@ pub(super) fn is_resumed(diagnosis: &Diagnosis<'_>, machine: &SeenMachine, disk:
         })
 }
 
-/// Disks on overlays.
+/// Finds disks on orphaned overlays.
 pub(super) fn overlays(diagnosis: &mut Diagnosis<'_>, machine: &SeenMachine) {
     for disk in &machine.disks {
         match chain_of(diagnosis, machine, disk) {
@@ -143,7 +143,7 @@ pub(super) fn overlays(diagnosis: &mut Diagnosis<'_>, machine: &SeenMachine) {
 fn overlay(diagnosis: &mut Diagnosis<'_>, machine: &SeenMachine, disk: &SeenDisk, forgotten: Forgotten) {
     let Forgotten { overlays, base } = forgotten;
     if disk.write_protected.contains(&base) {
-        // A template says so.
+        // A template is explained in a remark.
         diagnosis.notes.push(format!(
             "disk {} of {} is based on {}, which is write-protected, as templates are: nothing is written into it",
             disk.target,

@@ -1,4 +1,4 @@
-//! From what was seen of host snapshots to findings: a pure function.
+//! Derives findings from the observations of host snapshots: a pure function.
 
 use holdfast_repo::Liveness;
 
@@ -7,10 +7,10 @@ use super::seen::{IncompleteSet, SeenClone, SeenHost, SeenWork};
 use super::{Action, Finding};
 use crate::host_snapshot::states::UnfinishedKind;
 
-/// What is wrong; `notes` gets what is worth knowing.
+/// The findings; remarks are added to `notes`.
 pub(super) fn diagnose(seen: &Seen, notes: &mut Vec<String>) -> Vec<Finding> {
     let host = &seen.host;
-    // What was made of an instant goes before it.
+    // Clones of a temporary host snapshot are removed before it.
     let is_instant = |work: &&SeenWork| work.work.kind == UnfinishedKind::Instant;
     let (instants, works): (Vec<_>, Vec<_>) = host.works.iter().partition(is_instant);
     let mut findings: Vec<Finding> = works.iter().filter_map(|work| of_work(work, notes)).collect();
@@ -158,7 +158,7 @@ fn of_cut(cut: &IncompleteSet) -> Finding {
             Repair::RemoveCut(cut.there.clone(), set),
             format!("remove {it}, with the states of machines that belong to {it}"),
         ),
-        // Nothing says for certain that it was a process of this program.
+        // It is not certain that the process belonged to Holdfast.
         None => Action::Advice(format!(
             "holdfast host remove {}, unless you need what is in {it}: each by itself is as after a power cut",
             names.join(" ")
@@ -192,7 +192,7 @@ fn of_clone(seen: &SeenClone, all: &Seen) -> Option<Finding> {
             format!("remove the mark: {user} has its disks there"),
         ),
         (Some(user), None) => Action::Advice(format!("{user} has disks there: look what it is")),
-        // Only a look at all machines shows which of them have disks in it.
+        // Only an examination of all machines shows which of them have disks in it.
         (None, Some(_)) if !all.everything => by_hand(),
         (None, _) => Action::Repair(
             Repair::DestroyClone(seen.clone.clone()),

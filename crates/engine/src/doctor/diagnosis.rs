@@ -1,16 +1,16 @@
-//! A diagnosis on its way.
+//! State of a diagnosis in progress.
 
 use super::Finding;
 use super::seen::Seen;
 
-/// What is known of a run's process.
+/// State of a run's process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Owner {
-    /// It is at work, or its watchdog is.
+    /// The process or its watchdog is alive.
     Alive,
-    /// It is dead, and so is its watchdog.
+    /// The process and its watchdog are dead.
     Dead,
-    /// It is not known.
+    /// Unknown.
     Unknown,
 }
 

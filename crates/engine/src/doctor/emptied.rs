@@ -1,4 +1,4 @@
-//! Overlays of backups that died after their machines had gone back to the images below: files that no machine has.
+//! Overlays of backups that died after their machines had returned to the base images: no machine uses these files.
 
 use std::path::{Path, PathBuf};
 
@@ -13,10 +13,10 @@ use super::{Action, DoctorRequest, Finding};
 use crate::capture::qemu::{overlay_of, run_of_overlay};
 use crate::restore::machine::is_same;
 
-/// Bytes that are compared at once.
+/// Bytes per comparison step.
 const WINDOW_BYTES: u64 = 1 << 20;
 
-/// Overlays of backups beside the images of machines, which no machine has in its chain.
+/// Overlays of backups beside the images of machines that are in no machine's chain.
 pub(super) fn emptied(images: &[&PathBuf], chains: &[(String, Vec<PathBuf>)]) -> Vec<SeenOverlay> {
     let is_used = |path: &Path| {
         chains
@@ -48,7 +48,7 @@ pub(super) fn emptied(images: &[&PathBuf], chains: &[(String, Vec<PathBuf>)]) ->
     found
 }
 
-/// Whether everything that an overlay holds is in the image below it; what cannot be read is not.
+/// Whether the base image contains everything in the overlay; false if it cannot be read.
 fn is_in_image(overlay: &Path, image: &Path) -> bool {
     let compared = || compare(overlay, image);
     compared().unwrap_or_default()
@@ -135,7 +135,7 @@ pub(super) fn of_unknown_owner(seen: &SeenOverlay, advice: String) -> Finding {
     }
 }
 
-/// Deletes an overlay that no machine has, if all of it is in the image.
+/// Deletes an overlay that no machine uses, if its whole content is in the base image.
 pub(super) fn delete(request: &DoctorRequest<'_>, overlay: &Path, image: &Path) -> Result<String, String> {
     if is_used(&used_images(request)?, overlay) || !is_in_image(overlay, image) {
         return Err("it has changed since it was found".to_owned());
@@ -177,7 +177,7 @@ mod tests {
         base.write_at(&[7; 4096], 65_536).unwrap();
         base.flush().unwrap();
         assert!(is_in_image(&overlay, &image));
-        // What the overlay does not hold may be anything.
+        // Blocks that the overlay does not hold may differ.
         base.write_at(&[9; 4096], 8 * 65_536).unwrap();
         assert!(is_in_image(&overlay, &image));
         base.write_at(&[9; 4096], 3 * 65_536).unwrap();

@@ -1,4 +1,4 @@
-//! Leftovers of processes that were killed while they worked on host snapshots. This module only looks, and changes nothing.
+//! Finds leftovers of processes that were killed while they worked on host snapshots. Only examines, and changes nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -20,17 +20,17 @@ use crate::job::{Job, Result};
 use crate::machine::run_journal::{liveness_of, read_process};
 use crate::repository::forget::Execution;
 
-/// Where host snapshots are looked for.
+/// Where to look for host snapshots.
 pub struct DoctorStorage<'a> {
     /// The providers of this host.
     pub providers: &'a Providers,
-    /// Datasets that were named, or that configurations name; those with disks of the machines are looked at in any case.
+    /// Datasets that were named by the user or by configurations; those with disks of the machines are always examined.
     pub datasets: Vec<Dataset>,
-    /// Where states of machines are kept; none where there is no such place yet.
+    /// The store for states of machines; none if it does not exist yet.
     pub states: Option<&'a StateStore>,
 }
 
-/// Looks at the datasets that `descriptions` have disks in, and at those that were named.
+/// Examines the datasets with disks of `descriptions`, and the named ones.
 pub(super) fn look(request: &DoctorRequest<'_>, descriptions: &[Description], job: Job<'_>) -> Result<SeenHost> {
     let Some(storage) = &request.storage else {
         return Ok(SeenHost::default());
@@ -81,7 +81,7 @@ pub(super) fn look(request: &DoctorRequest<'_>, descriptions: &[Description], jo
     Ok(seen)
 }
 
-/// Whether this only says that there is nothing to be looked at.
+/// Whether the error only says that the dataset does not exist.
 fn is_gone(error: &ProviderError) -> bool {
     matches!(
         error,
@@ -91,7 +91,7 @@ fn is_gone(error: &ProviderError) -> bool {
     )
 }
 
-/// The machines that have disks in datasets, by dataset.
+/// For each dataset, the machines with disks in it.
 fn users(request: &DoctorRequest<'_>, descriptions: &[Description]) -> BTreeMap<Dataset, String> {
     let mut users = BTreeMap::new();
     for description in descriptions {
@@ -116,7 +116,7 @@ fn datasets(
         let disks = states.iter().flat_map(|state| &state.disks);
         datasets.extend(disks.map(|disk| disk.place.dataset.clone()));
     }
-    // A folder that is a subvolume is looked at as one.
+    // A folder that is a subvolume is examined as a subvolume.
     let is_twice = |dataset: &Dataset| {
         dataset.provider == ProviderKind::Reflink
             && storage.providers.of(ProviderKind::Btrfs).noted(&dataset.name).is_ok()
@@ -132,7 +132,7 @@ fn datasets(
     datasets
 }
 
-/// By what belongs together: the set, or the dataset where nothing is noted; and the name.
+/// Key of a group: the set, or the dataset if no record exists; and the name.
 type SnapshotSets = BTreeMap<(std::result::Result<SetId, Dataset>, String), IncompleteSet>;
 
 fn look_at(
@@ -143,7 +143,7 @@ fn look_at(
     cuts: &mut SnapshotSets,
 ) -> std::result::Result<Vec<ProviderLeftover>, ProviderError> {
     let provider = storage.providers.of_dataset(dataset);
-    // The living processes come first: host snapshots that one of them has made by then are not leftovers.
+    // Running processes are listed first: host snapshots that one of them has made by then are not leftovers.
     let is_making = provider.is_making(&dataset.name);
     for noted in provider.noted(&dataset.name)? {
         if completeness.of(&noted.name, noted.record.as_deref()) != Some(false) {
@@ -177,8 +177,8 @@ fn look_at(
     provider.leftovers(&dataset.name)
 }
 
-/// The set of a host snapshot that is not whole, where its record says that a process of this host that is dead cut it, and cut it of this dataset: a
-/// copy that was received elsewhere has the record of its original, and belongs to the replication.
+/// The set of an incomplete host snapshot, if its record says that a dead process of this host made it, of this
+/// dataset. A copy that was received elsewhere has the record of its original, and belongs to the replication.
 pub(super) fn cut_by_dead(
     request: &DoctorRequest<'_>,
     name: &HostSnapshotName,
@@ -189,12 +189,12 @@ pub(super) fn cut_by_dead(
     record.set.filter(|_| was_cut_here && is_dead && !record.is_whole)
 }
 
-/// Of a process that is not noted it is not known whether it runs.
+/// Whether the process is alive; unknown if the record names none.
 fn life_of(request: &DoctorRequest<'_>, process: Option<&ProcessIdentity>) -> Liveness {
     process.map_or(Liveness::Unknown, |process| liveness_of(process, request.processes))
 }
 
-/// The pools that the datasets of ZFS are in.
+/// The ZFS pools of the datasets.
 fn pools(datasets: &BTreeSet<Dataset>) -> BTreeSet<&str> {
     let zfs = datasets.iter().filter(|dataset| dataset.provider == ProviderKind::Zfs);
     zfs.filter_map(|dataset| dataset.name.split('/').next()).collect()
@@ -257,7 +257,7 @@ fn works(request: &DoctorRequest<'_>, store: &StateStore, descriptions: &[Descri
     Ok(works)
 }
 
-/// The files of a clone that are there: under the names of those on their way, or their own where they are the ones that were made.
+/// The existing files of an unfinished clone: temporary files, and files with final names whose identity matches the note.
 pub(super) fn left_files(work: &Unfinished) -> Vec<PathBuf> {
     use std::os::unix::fs::MetadataExt as _;
     let mut left = Vec::new();
@@ -286,7 +286,7 @@ fn look_at_states(storage: &DoctorStorage<'_>, store: &StateStore, seen: &mut Se
 }
 
 impl SeenClone {
-    /// Whether it was made for a machine.
+    /// The machine that the clone was made for, if any.
     pub(super) fn machine(&self) -> Option<&str> {
         match &self.clone.kind {
             TemporaryCloneKind::View => None,

@@ -1,4 +1,4 @@
-//! Instant restores that were abandoned: machines that run from a snapshot, and folders of machines that never ran.
+//! Abandoned instant restores: machines that run from a snapshot, and folders of machines that never ran.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -13,25 +13,26 @@ use super::seen::{FindingKind, Repair, SeenInstant};
 use super::{Action, DoctorRequest, Finding};
 use crate::restore::instant_job::InstantJob;
 
-/// The names of their folders begin with a dot, and end so.
+/// File name suffix of their folders, which start with a dot.
 const ENDING: &str = ".holdfast";
-/// The command whose processes serve them, and the option that names the folder.
+/// The command of their server processes, and the option with the folder.
 const SERVER: [&str; 2] = ["live-server", "--folder"];
 
-/// The folder that a machine will start with the next time.
+/// The folder of the instant restore with which a machine will start next time.
 fn folder_of(machine: &dyn Machine) -> Option<PathBuf> {
     let configuration = machine.configuration().ok()?;
     let (_, kept) = configuration.first()?;
     served_folder(std::str::from_utf8(kept).ok()?).map(canonical)
 }
 
-/// A folder by the path that the kernel has for it, where it is there: people's paths lead over links.
+/// The canonical path of a folder, if it exists: paths given by users may contain links.
 fn canonical(folder: PathBuf) -> PathBuf {
     folder.canonicalize().unwrap_or(folder)
 }
 
-/// The instant restores of the machines that are examined; where all are, those of no machine too, beside `images` and in the folders that
-/// dead processes have `noted`.
+/// The instant restores of the examined machines. If all machines are examined, also those without a machine, beside
+/// `images` and in the folders
+/// `noted` by dead processes.
 pub(super) fn look(
     request: &DoctorRequest<'_>,
     images: &[&PathBuf],
@@ -71,7 +72,7 @@ pub(super) fn look(
     seen.collect()
 }
 
-/// Adds the folders of all machines of a hypervisor; false where not all could be asked.
+/// Adds the folders of all machines of a hypervisor; false if some could not be queried.
 fn has_all(hypervisor: &dyn Hypervisor, owners: &mut BTreeMap<PathBuf, String>) -> bool {
     let Ok(machines) = hypervisor.machines() else {
         return false;
@@ -85,7 +86,7 @@ fn has_all(hypervisor: &dyn Hypervisor, owners: &mut BTreeMap<PathBuf, String>) 
     })
 }
 
-/// The folder that a process of this program serves.
+/// The folder that a Holdfast process serves.
 fn served_by(words: &[String]) -> Option<PathBuf> {
     let [_, command, option, folder, ..] = words else {
         return None;
@@ -93,7 +94,7 @@ fn served_by(words: &[String]) -> Option<PathBuf> {
     (SERVER == [command, option]).then(|| canonical(folder.into()))
 }
 
-/// What is wrong with it.
+/// The finding about an instant restore, if there is one.
 pub(super) fn diagnose(seen: &SeenInstant) -> Option<Finding> {
     let folder = seen.folder.display();
     let finding = |what: String, is_danger, remedy| Finding {
@@ -123,7 +124,7 @@ pub(super) fn diagnose(seen: &SeenInstant) -> Option<Finding> {
             true,
             Action::Advice("restore its file job.json; until then the job cannot be resumed".to_owned()),
         )),
-        // Found by a running server: the machine is of another libvirt of this host, whose own examination reports it.
+        // Found through a running server: the machine belongs to another libvirt of this host, whose own examination reports it.
         (None, Some(_), Some(state)) if state.has_begun && !seen.is_near => None,
         (None, Some(machine), Some(state)) if state.has_begun => Some(finding(
             format!("{folder} holds what {machine} wrote, which this hypervisor does not know"),
@@ -156,12 +157,12 @@ pub(super) fn diagnose(seen: &SeenInstant) -> Option<Finding> {
                 ),
             ))
         }
-        // What cannot be read belongs to another user, or is just being made.
+        // An unreadable folder belongs to another user, or is just being created.
         (None, ..) => None,
     }
 }
 
-/// Deletes what was made for a machine that never ran.
+/// Deletes the files of an instant restore whose machine never ran.
 pub(super) fn abandon(request: &DoctorRequest<'_>, folder: &Path, clock: &dyn Clock) -> Result<String, String> {
     let words = |error: crate::Error| error.to_string();
     let job = InstantJob::read(folder).map_err(words)?;

@@ -1,4 +1,4 @@
-//! Files and folders that a run left which was killed.
+//! Files and folders of killed runs.
 
 use std::collections::BTreeSet;
 use std::os::unix::fs::MetadataExt as _;
@@ -16,14 +16,14 @@ use crate::host_snapshot::states::StateStore;
 use crate::machine::run_journal::HALF;
 use crate::machine::state::scratch::{RUNTIME_FOLDERS, SOCKET, lock_unneeded};
 
-/// What is younger may be just being made.
+/// A younger file may still be in use by its creator.
 pub(super) const AGE_MIN_MS: i64 = 60_000;
-/// The names of folders for scratch files begin so.
+/// Prefixes of folders for scratch files.
 const SCRATCH: [&str; 2] = ["holdfast-memory-", "holdfast-overlay-"];
 
-/// What is left; `files` are those that machines have, `snapshot_folders` those with host snapshots.
+/// Finds leftovers. `files` are the files of machines, `snapshot_folders` the folders with host snapshots.
 ///
-/// `living` are the other processes of the program, where these are known: without any, no file is just being made.
+/// `living` are the other Holdfast processes, if known: if there are none, no file can be in use by its creator.
 pub(super) fn leftovers(
     request: &DoctorRequest<'_>,
     files: &BTreeSet<&PathBuf>,
@@ -41,7 +41,7 @@ pub(super) fn leftovers(
         for folder in folders(&request.runtime, &[RUNTIME_FOLDERS]) {
             let is_left = match names(&folder).as_deref() {
                 Some([]) => lock_unneeded(&folder).is_some(),
-                // QEMU may serve at it still.
+                // QEMU may still serve there.
                 Some([name]) if name == SOCKET => is_deserted(&folder.join(SOCKET)),
                 Some([name]) if name == MEMORY_PIPE => lock_unneeded(&folder).is_some(),
                 _ => false,
@@ -52,7 +52,7 @@ pub(super) fn leftovers(
         let scratch = states.map(StateStore::scratch).into_iter();
         let scratch = scratch.chain([request.scratch.clone()]);
         for folder in scratch.flat_map(|place| folders(&place, &SCRATCH)) {
-            // A machine may have a disk in it, even if another program made it.
+            // A machine may have a disk in it, even if another program created it.
             let is_image = files.iter().any(|file| file.starts_with(&folder));
             if is_old(&folder) && !is_image && open_below(&folder) == Some(false) {
                 found.push(leftover(folder, LeftoverKind::Scratch));
@@ -73,7 +73,7 @@ pub(super) fn leftovers(
     found
 }
 
-/// Files in a folder by which a process tested whether files can be cloned.
+/// Files in a folder with which a process tested whether files can be cloned.
 fn probes(folder: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     let probes = entries.filter(|entry| {
@@ -95,7 +95,7 @@ pub(super) fn changed_ms(path: &Path) -> Option<i64> {
     Some(path.symlink_metadata().ok()?.mtime() * 1000)
 }
 
-/// Folders of this user in `place` with one of these prefixes; by the paths that the kernel has for them.
+/// Folders of this user in `place` with one of these prefixes, as canonical paths.
 pub(super) fn folders(place: &Path, beginnings: &[&str]) -> Vec<PathBuf> {
     let Ok(place) = place.canonicalize() else {
         return Vec::new();
@@ -122,7 +122,7 @@ fn names(folder: &Path) -> Option<Vec<String>> {
     )
 }
 
-/// Whether a socket has no listener: neither the backup, nor QEMU, which got it from the backup.
+/// Whether a socket has no listener: neither the backup, nor QEMU, to which the backup has passed it.
 fn is_deserted(socket: &Path) -> bool {
     let refused = |error: std::io::Error| error.kind() == std::io::ErrorKind::ConnectionRefused;
     UnixStream::connect(socket).is_err_and(refused)

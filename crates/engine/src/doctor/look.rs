@@ -1,4 +1,4 @@
-//! Seeing what there is. Nothing is changed.
+//! Examines machines and host. Changes nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -23,9 +23,9 @@ use crate::repository::calendar::Calendar;
 use crate::repository::name_conflict::MachineIdentity;
 use crate::repository::open::snapshots;
 
-/// The verbs that put something into a QEMU.
+/// The commands that change a QEMU.
 const CHANGING_VERBS: [&str; 7] = ["backup", "restore", "export", "snapshot", "rollback", "clone", "cron"];
-/// How long the guest's agent may take to say whether file systems are frozen.
+/// Timeout of the guest agent for the state of its file systems.
 const AGENT_DEADLINE: Duration = Duration::from_secs(5);
 
 pub(super) fn look(request: &DoctorRequest<'_>, job: Job<'_>) -> Result<Seen> {
@@ -40,7 +40,7 @@ pub(super) fn look(request: &DoctorRequest<'_>, job: Job<'_>) -> Result<Seen> {
 
 /// Examines the machines of libvirt and QEMU, and the host.
 fn look_at_machines(request: &DoctorRequest<'_>, job: Job<'_>) -> Result<Seen> {
-    // The living processes come first: what one of them has made by then is not a leftover.
+    // Running processes are listed first: files that one of them has created by then are not leftovers.
     let found = processes_named(request.program);
     let noted = match &request.journal {
         Some(folder) => noted_runs(folder)?,
@@ -84,7 +84,7 @@ fn look_at_machines(request: &DoctorRequest<'_>, job: Job<'_>) -> Result<Seen> {
         let tpm = description.tpm.as_ref().and_then(|tpm| tpm.place.file());
         description.nvram.iter().chain(tpm.map(|file| &file.path))
     });
-    // A machine that is examined is one of the neighbours, too.
+    // An examined machine is also one of the neighbours.
     let files: BTreeSet<&PathBuf> = images.iter().copied().chain(beside).collect();
     seen.host = host_work::look(request, &descriptions, job)?;
     let leftovers = leftovers(request, &files, &seen.host.folders, seen.living.as_deref());
@@ -102,9 +102,9 @@ fn look_at_machines(request: &DoctorRequest<'_>, job: Job<'_>) -> Result<Seen> {
     Ok(seen)
 }
 
-/// Processes that may be at work on a machine, and that no note and no watchdog ties to a run.
+/// Processes that may be working on a machine, but have no note and no watchdog of a run.
 ///
-/// A run has its watchdog from before its first change to a QEMU until after its last one.
+/// A run has its watchdog from before its first change to a QEMU until after its last.
 fn unattached(living: &[ProcessInfo], runs: &[SeenRun], request: &DoctorRequest<'_>) -> Vec<String> {
     let watchdogs = living
         .iter()
@@ -128,7 +128,7 @@ fn unattached(living: &[ProcessInfo], runs: &[SeenRun], request: &DoctorRequest<
         .collect()
 }
 
-/// The address of a hypervisor that a process was given.
+/// The hypervisor address in the arguments of a process.
 fn address_in(words: &[String]) -> Option<&str> {
     let mut words = words.iter();
     words
@@ -146,7 +146,7 @@ fn address_in(words: &[String]) -> Option<&str> {
         })
 }
 
-/// The machines that are examined, and their neighbours, as far as we look at their files: not those that another user names.
+/// The examined machines, and their neighbours whose files may be read: not those whose files another user names.
 fn descriptions(request: &DoctorRequest<'_>, seen: &mut Seen, job: Job<'_>) -> Result<Vec<Description>> {
     let mut descriptions = Vec::new();
     for patient in &request.patients {
@@ -179,9 +179,10 @@ fn descriptions(request: &DoctorRequest<'_>, seen: &mut Seen, job: Job<'_>) -> R
     Ok(descriptions)
 }
 
-/// Which bitmaps the newest snapshot of each machine needs, also where several machines have one name, and what pools are to keep.
+/// The bitmaps that the newest snapshot of each machine needs, also if several machines have the same name, and the
+/// disks that pools must keep.
 ///
-/// The next backup passes over a snapshot from the future, so that does not take the place of the newest one of the past.
+/// The next backup ignores a snapshot in the future, so such a snapshot does not replace the newest one of the past.
 fn look_into(repository: &Repository, job: Job<'_>) -> Result<SeenRepository> {
     let (mut newest, mut bases) = (BTreeMap::new(), BTreeSet::new());
     let zone = TimeZone::UTC;
@@ -272,7 +273,7 @@ fn freeze(patient: &ExaminedMachine<'_>) -> SeenFreeze {
     match agent::is_frozen(patient.machine, AGENT_DEADLINE) {
         Ok(true) => SeenFreeze::Frozen,
         Ok(false) => SeenFreeze::Thawed,
-        // Most machines have a channel, and many no agent at its other end.
+        // Most machines have an agent channel, and many have no agent connected to it.
         Err(error) => match agent::is_connected(patient.machine.monitor()) {
             Ok(true) => SeenFreeze::Silent(error.to_string()),
             _ => SeenFreeze::NotAsked,

@@ -1,8 +1,8 @@
-//! `doctor`: what is wrong with machines after a process died that worked on them, and how it is repaired.
+//! `doctor`: finds and repairs what killed processes left behind on machines and hosts.
 //!
-//! 1. [`look`] sees what there is; nothing is changed.
-//! 2. [`diagnose`] makes findings of it, a pure function: each in words, with what would repair it, or what an administrator can do.
-//! 3. Each finding is repaired by itself ([`repair`]). As one may have hidden another, it is looked again then, a few times at most.
+//! 1. [`look`] examines the machines and the host; nothing is changed.
+//! 2. [`diagnose`] derives findings, as a pure function: each has a description, and a repair or advice for the administrator.
+//! 3. Each finding is repaired separately ([`repair`]). Since one may have hidden another, the examination is then repeated a few times.
 
 mod chains;
 mod commit;
@@ -37,137 +37,137 @@ use diagnose::diagnose;
 use look::look;
 use repair::repair;
 
-/// How often the examination is repeated: what was repaired may have hidden another finding.
+/// Most rounds of examination: a repair may reveal another finding.
 const ROUND_COUNT: usize = 6;
-/// How long the watchdog of a dead run may take.
+/// How long to wait for the watchdog of a dead run.
 const WATCHDOG_PATIENCE: Duration = Duration::from_secs(10);
 const WATCHDOG_INTERVAL: Duration = Duration::from_millis(100);
 
-/// What is examined, and by what means.
+/// What to examine, and with which tools.
 pub struct DoctorRequest<'a> {
-    /// The machines.
+    /// The libvirt and QEMU machines.
     pub patients: Vec<ExaminedMachine<'a>>,
-    /// The machines of VirtualBox.
+    /// The VirtualBox machines.
     pub virtualbox: Vec<VirtualBoxMachine<'a>>,
-    /// Pools of XenServer.
+    /// The XenServer pools.
     pub pools: Vec<ExaminedPool>,
-    /// The ids of repositories that are gone: pools need not keep anything for them.
+    /// Ids of repositories that no longer exist: pools need not keep disks for them.
     pub forgotten_repositories: Vec<String>,
     /// Machines that could not be reached, and why.
     pub unreachable: Vec<(String, String)>,
-    /// The address at which libvirt is examined.
+    /// The libvirt address that is examined.
     pub address: String,
-    /// All machines of the same hypervisor: what they have is never taken from them.
+    /// All machines of the same hypervisor: their files are never deleted.
     pub neighbours: Option<&'a dyn Hypervisor>,
-    /// The way to bring overlays down into their bases.
+    /// Commits overlays into their bases.
     pub overlays: Option<&'a dyn Overlays>,
-    /// Whether all machines are examined: what belongs to no machine is looked for then.
+    /// Whether all machines are examined; only then leftovers without a machine are searched.
     pub everything: bool,
     /// The folder of the journal of runs.
     pub journal: Option<PathBuf>,
-    /// The folder with the notes of places in which something is made.
+    /// The folder with the notes of folders in which files are being created.
     pub places: Option<PathBuf>,
     /// Finds out which processes are alive.
     pub processes: &'a dyn Processes,
     /// This process.
     pub process: ProcessIdentity,
-    /// The name of the program, by which its processes are found.
+    /// The program name of Holdfast's processes.
     pub program: &'a str,
-    /// Where sockets of backups are.
+    /// The folder with the sockets of backups.
     pub runtime: PathBuf,
-    /// Where scratch files of backups are.
+    /// The folder with the scratch files of backups.
     pub scratch: PathBuf,
     /// The repository whose snapshots need bitmaps.
     pub repository: Option<&'a Repository>,
     /// The time, in milliseconds since 1970-01-01 UTC.
     pub now_ms: &'a dyn Fn() -> i64,
-    /// Gives numbers of runs.
+    /// Generates run numbers.
     pub new_run: &'a dyn Fn() -> u32,
-    /// What happens to an overlay whose content is in its base.
+    /// What to do with an overlay whose content is in its base.
     pub emptied: EmptiedOverlays,
-    /// Where host snapshots are looked for; none where they are not.
+    /// Where to look for host snapshots; none if they are not examined.
     pub storage: Option<DoctorStorage<'a>>,
 }
 
-/// What happens to an overlay whose content is in its base.
+/// What to do with an overlay whose content is in its base.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EmptiedOverlays {
-    /// It stays.
+    /// It is kept.
     Keep,
-    /// It is deleted, where no machine has it.
+    /// It is deleted if no machine uses it.
     Delete,
 }
 
-/// A machine to be examined.
+/// A machine to examine.
 pub struct ExaminedMachine<'a> {
     /// The machine.
     pub machine: &'a dyn Machine,
     /// The address of its hypervisor.
     pub address: String,
-    /// The words by which another process finds it.
+    /// The arguments with which another process finds the machine.
     pub way: Vec<String>,
 }
 
-/// What was found, and what happened to it.
+/// Result of an examination.
 #[derive(Debug, Default)]
 pub struct DoctorReport {
-    /// What is wrong, or was.
+    /// The findings.
     pub findings: Vec<Outcome>,
-    /// What is worth knowing, and is as it should be.
+    /// Remarks that are not problems.
     pub notes: Vec<String>,
 }
 
-/// A finding, and what happened to it.
+/// A finding and its result.
 #[derive(Debug, Clone)]
 pub struct Outcome {
-    /// What is wrong, or was.
+    /// The finding.
     pub finding: Finding,
-    /// What happened to it.
+    /// The result.
     pub result: FindingState,
 }
 
-/// What happened to a finding.
+/// Result of a finding.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum FindingState {
     /// Nothing was done.
     Left,
-    /// It is repaired, in these words.
+    /// It was repaired, as described.
     Repaired(String),
-    /// Mending it failed, in these words.
+    /// The repair failed, for this reason.
     Failed(String),
 }
 
 impl DoctorReport {
-    /// How many findings are left.
+    /// Number of findings that were not repaired.
     pub fn left_count(&self) -> usize {
         let is_repaired = |outcome: &&Outcome| matches!(outcome.result, FindingState::Repaired(_));
         self.findings.len() - self.findings.iter().filter(is_repaired).count()
     }
 }
 
-/// Something that is wrong.
+/// A problem that was found.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
-    /// The machine, where it is about one.
+    /// The machine, if the finding is about one.
     pub machine: Option<String>,
-    /// Of what kind it is.
+    /// Its kind.
     pub kind: FindingKind,
-    /// What is wrong, in words.
+    /// A description of the problem.
     pub what: String,
-    /// Since when, where that is known, in milliseconds since 1970-01-01 UTC.
+    /// Since when, if known, in milliseconds since 1970-01-01 UTC.
     pub since_ms: Option<i64>,
     /// Whether the machine or its data are in danger.
     pub is_danger: bool,
-    /// What is to be done.
+    /// The repair or advice.
     pub remedy: Action,
 }
 
-/// What is to be done about a finding.
+/// What to do about a finding.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Action {
-    /// This, in these words.
+    /// This repair, with its description.
     Repair(Repair, String),
-    /// Something that only a person can decide.
+    /// Advice, if only the user can decide.
     Advice(String),
 }
 
@@ -178,7 +178,7 @@ pub use seen::{FindingKind, Repair};
 /// Examines machines, and repairs what can be repaired.
 ///
 /// # Errors
-/// The journal or the repository cannot be read. What is wrong with one machine is a finding.
+/// The journal or the repository cannot be read. A problem with one machine is a finding.
 pub fn doctor(request: &DoctorRequest<'_>, execution: Execution, job: Job<'_>) -> Result<DoctorReport> {
     let mut report = DoctorReport::default();
     if execution == Execution::Execute {
@@ -212,7 +212,7 @@ pub fn doctor(request: &DoctorRequest<'_>, execution: Execution, job: Job<'_>) -
             .collect();
         for finding in curable {
             job.interrupt.check()?;
-            // A note stays until another look finds nothing else of its machine: a repair may reveal more of the same run.
+            // A note is kept until a later round finds nothing else of its machine: a repair may reveal more leftovers of the same run.
             if finding.kind == FindingKind::DeadRun && repaired.contains(&finding.machine) {
                 continue;
             }
@@ -223,7 +223,7 @@ pub fn doctor(request: &DoctorRequest<'_>, execution: Execution, job: Job<'_>) -
     Ok(report)
 }
 
-/// Gives the watchdogs of dead runs time to finish: they are at the same work.
+/// Gives the watchdogs of dead runs time to finish, since they clean up too.
 fn wait_for_watchdogs(request: &DoctorRequest<'_>, job: Job<'_>) -> Result<()> {
     let Some(folder) = &request.journal else {
         return Ok(());

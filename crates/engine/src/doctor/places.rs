@@ -1,4 +1,4 @@
-//! Folders in which a process was making something when it was killed.
+//! Folders in which a process was creating files when it was killed.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -14,7 +14,7 @@ use crate::machine::place_note::{PlaceRecord, forget_place, noted_places};
 use crate::machine::run_journal::liveness_of;
 use crate::restore::instant::unfinished_folders;
 
-/// The places of dead processes.
+/// The noted folders of dead processes.
 pub(super) fn look(request: &DoctorRequest<'_>) -> crate::Result<Vec<SeenPlace>> {
     let Some(folder) = &request.places else {
         return Ok(Vec::new());
@@ -32,12 +32,12 @@ pub(super) fn look(request: &DoctorRequest<'_>) -> crate::Result<Vec<SeenPlace>>
     Ok(seen.collect())
 }
 
-/// The folders in which something may have been left.
+/// The folders that may contain leftovers.
 pub(super) fn folders(places: &[SeenPlace]) -> BTreeSet<&Path> {
     places.iter().map(|place| place.place.as_path()).collect()
 }
 
-/// Files and folders in these places that were not made to their end.
+/// Incomplete files and folders in these places.
 pub(super) fn leftovers(places: &[SeenPlace]) -> Vec<Leftover> {
     let folders = folders(places);
     let files = folders.iter().flat_map(|folder| left_in(folder));
@@ -48,11 +48,11 @@ pub(super) fn leftovers(places: &[SeenPlace]) -> Vec<Leftover> {
         .collect()
 }
 
-/// The notes themselves, which go when nothing else is found.
+/// Findings for the notes themselves, once nothing else is found.
 pub(super) fn diagnose(seen: &Seen) -> Vec<Finding> {
     let findings = seen.places.iter().filter_map(|place| {
         if place.has_folder {
-            // The folder knows what is held for it, and is found by this note alone.
+            // The folder's own state names the hold on its snapshot, but only this note leads to the folder.
             return None;
         }
         let held = place.held.as_ref();
@@ -85,7 +85,7 @@ pub(super) fn diagnose(seen: &Seen) -> Vec<Finding> {
     findings.collect()
 }
 
-/// Deletes the note of a place, and ends the protection of its snapshot.
+/// Deletes the note of a place, and releases the hold on its snapshot.
 pub(super) fn forget(request: &DoctorRequest<'_>, number: u32, held: Option<&(String, u32)>) -> Result<String, String> {
     let mut words = String::new();
     if let Some((snapshot, holder)) = held {

@@ -1,5 +1,5 @@
-//! What backups have left in pools of XenServer and XCP-ng: snapshots of those that were killed, and disks that are kept for backups that will
-//! never come.
+//! Leftovers of backups in XenServer and XCP-ng pools: snapshots of killed backups, and disks that are kept for backups
+//! that will never run.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -18,13 +18,13 @@ use crate::job::{Job, Result};
 use crate::machine::lock::{MachineLock, Work, place_digits};
 use crate::machine::run_journal::JournalPlace;
 
-/// A pool that is examined.
+/// A pool to examine.
 pub struct ExaminedPool {
     /// The pool.
     pub pool: Arc<Pool>,
-    /// Those of its machines that are meant.
+    /// The machines to examine.
     pub machines: Vec<XenMachine>,
-    /// Whether all of the pool is meant: what belongs to no machine any more is looked for then.
+    /// Whether the whole pool is examined; only then leftovers without a machine are searched.
     pub is_whole: bool,
 }
 
@@ -34,7 +34,7 @@ impl ExaminedPool {
     }
 }
 
-/// Looks at the pools. Repositories have to be looked at behind it: what a backup has stored by now is in them then.
+/// Examines the pools. Repositories must be examined afterwards: they then contain everything that a backup has stored by now.
 pub(super) fn look(request: &DoctorRequest<'_>) -> (Vec<SeenPool>, Vec<(String, String)>) {
     let (mut seen, mut unreachable) = (Vec::new(), Vec::new());
     for patient in &request.pools {
@@ -77,7 +77,7 @@ fn kept(patient: &ExaminedPool) -> Result<Vec<SeenKept>> {
     Ok(kept.into_values().collect())
 }
 
-/// The snapshots of the machines that are meant which backups have made, by the machine and whose they are.
+/// The snapshots made by backups of the examined machines, grouped by machine and owner.
 fn snapshots(request: &DoctorRequest<'_>, patient: &ExaminedPool) -> Result<Vec<SeenSnapshots>> {
     let named = |patient: &ExaminedPool| patient.pool.all_snapshots_labelled(&format!("{LABEL} "));
     let first = named(patient)?;
@@ -93,7 +93,7 @@ fn snapshots(request: &DoctorRequest<'_>, patient: &ExaminedPool) -> Result<Vec<
         .iter()
         .map(|one| whose(one, &prefix, || life(owner(patient, one))))
         .collect();
-    // What a backup had made that has ended by now is gone.
+    // A backup that has ended meanwhile has removed its snapshots.
     let still: BTreeSet<String> = named(patient)?.into_iter().map(|one| one.snapshot.uuid).collect();
     let mut seen: Vec<SeenSnapshots> = Vec::new();
     for (one, whose) in first.into_iter().zip(lives) {
@@ -123,7 +123,7 @@ fn snapshots(request: &DoctorRequest<'_>, patient: &ExaminedPool) -> Result<Vec<
     Ok(seen)
 }
 
-/// The machine that a snapshot is of, if it is meant.
+/// The machine of a snapshot, if it is examined.
 fn owner<'p>(patient: &'p ExaminedPool, snapshot: &ListedSnapshot) -> Option<&'p XenMachine> {
     let mut machines = patient.machines.iter();
     machines.find(|machine| machine.reference == snapshot.machine)
@@ -137,7 +137,7 @@ fn whose(snapshot: &ListedSnapshot, prefix: &str, life: impl Fn() -> Liveness) -
     }
 }
 
-/// Whether a name is one that a backup of any host gives: `holdfast HOST PLACE RUN`. A user may choose a similar name.
+/// Whether a name has the form that a backup of any host uses: `holdfast HOST PLACE RUN`. A user may choose a similar name.
 fn is_of_any(label: &str) -> bool {
     let words: Vec<&str> = label.split(' ').collect();
     match words[..] {
@@ -146,14 +146,14 @@ fn is_of_any(label: &str) -> bool {
     }
 }
 
-/// The time in the words of a pool, in milliseconds since 1970-01-01 UTC.
+/// Parses a time of the pool, in milliseconds since 1970-01-01 UTC.
 fn time_ms(text: &str) -> Option<i64> {
     let digits: String = text.chars().filter(|letter| !"-:".contains(*letter)).collect();
     let time: Timestamp = digits.parse().ok()?;
     Some(time.as_millisecond()).filter(|ms| *ms > 0)
 }
 
-/// Whether a backup of the machine is at work. One that could not lock it may be any that is about pools.
+/// Whether a backup of the machine is running. If its lock cannot be checked, any backup of pools may be the one.
 fn life(request: &DoctorRequest<'_>, machine: Option<&XenMachine>, living: Option<&[Vec<String>]>) -> Liveness {
     let Some(place) = place(request) else {
         return Liveness::Unknown;
@@ -167,7 +167,7 @@ fn life(request: &DoctorRequest<'_>, machine: Option<&XenMachine>, living: Optio
     }
 }
 
-/// Whether a command line is that of a backup of machines of pools.
+/// Whether a command line is a backup of machines in pools.
 fn backs_up_pools(words: &[String]) -> bool {
     words.iter().any(|word| word == "backup") && words.iter().any(|word| word.starts_with("xen://"))
 }
@@ -184,7 +184,7 @@ fn prefix(request: &DoctorRequest<'_>) -> String {
     snapshot_prefix(&request.process.host, &place_digits(place(request).as_ref()))
 }
 
-/// What is wrong; `notes` gets what is worth knowing.
+/// The findings; remarks are added to `notes`.
 pub(super) fn diagnose(seen: &Seen, pool: &SeenPool, notes: &mut Vec<String>) -> Vec<Finding> {
     let of_snapshots = pool
         .snapshots
@@ -290,7 +290,7 @@ fn diagnose_kept(seen: &Seen, title: &str, kept: &SeenKept, notes: &mut Vec<Stri
     })
 }
 
-/// Whether an id, or the beginning of it that people are shown, is among those to be forgotten.
+/// Whether an id, or the displayed prefix of it, is among the forgotten repositories.
 fn is_forgotten(seen: &Seen, repository: &str) -> bool {
     let mut forgotten = seen.forgotten_repositories.iter();
     forgotten.any(|id| repository.starts_with(id.as_str()))
@@ -303,7 +303,7 @@ fn counted(disks: usize) -> String {
     }
 }
 
-/// Removes snapshots that dead backups have left, unless another one has begun on their machine.
+/// Removes snapshots of dead backups, unless another backup of their machine has started.
 pub(super) fn remove_snapshots(
     request: &DoctorRequest<'_>,
     title: &str,
@@ -326,7 +326,7 @@ pub(super) fn remove_snapshots(
                 let lock = MachineLock::take(place.as_ref(), &machine.summary, Work::Backup, Duration::ZERO, now, job);
                 Some(lock.map_err(words)?.ok_or("backups of it cannot be kept away")?)
             }
-            // What is gone cannot be backed up.
+            // A machine that no longer exists cannot be backed up.
             None => None,
         };
         let done = remove_left(&patient.pool, &one.snapshot);

@@ -1,4 +1,4 @@
-//! Mending one finding.
+//! Repairs one finding.
 
 use std::path::Path;
 use std::time::Duration;
@@ -19,7 +19,7 @@ use crate::machine::run_journal::forget_run;
 use crate::machine::state::scratch::lock_unneeded;
 use crate::restore::instant::is_still_unfinished;
 
-/// For thawing: guests with much to write take a while.
+/// Timeout for thawing: guests with many pending writes need time.
 const THAW_DEADLINE: Duration = Duration::from_secs(20);
 
 pub(super) fn repair(request: &DoctorRequest<'_>, finding: &Finding, job: Job<'_>) -> FindingState {
@@ -68,8 +68,8 @@ pub(super) fn repair(request: &DoctorRequest<'_>, finding: &Finding, job: Job<'_
     }
 }
 
-/// Deletes the note of a run, after a last attempt to take the run out of the machine's QEMU: files of a paused machine are seen only when it
-/// runs again, and nothing would say whose they are by then.
+/// Deletes the note of a run, after a last attempt to remove the run from the machine's QEMU: files of a paused machine
+/// are visible only when it runs again, and without the note their owner would be unknown.
 fn forget(request: &DoctorRequest<'_>, finding: &Finding, run: RunId, job: Job<'_>) -> Result<String, String> {
     let name = finding.machine.as_deref().unwrap_or_default();
     let patients = request.patients.iter();

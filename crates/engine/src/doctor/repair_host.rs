@@ -1,4 +1,4 @@
-//! Repairs what processes left that were killed while they worked on host snapshots.
+//! Repairs leftovers of processes that were killed while they worked on host snapshots.
 
 use std::path::Path;
 
@@ -50,7 +50,7 @@ pub(super) fn forget_work(request: &DoctorRequest<'_>, uuid: &str) -> RepairResu
     Ok("took its note away".to_owned())
 }
 
-/// Destroys a clone that was left; of one that was made for a machine it is looked once more whether any has it.
+/// Destroys a leftover clone. For a clone that was made for a machine, first checks again that no machine uses it.
 pub(super) fn destroy_clone(request: &DoctorRequest<'_>, clone: &TemporaryClone) -> RepairResult {
     let zfs = storage(request)?.providers.zfs();
     if let TemporaryCloneKind::Machine(_) = clone.kind {
@@ -74,7 +74,7 @@ pub(super) fn finish_clone(request: &DoctorRequest<'_>, clone: &TemporaryClone) 
     Ok(format!("{} is a dataset like any other now", clone.name))
 }
 
-/// Deletes the files of a clone whose machine is not there, as far as no other machine has them.
+/// Deletes the files of a clone whose machine does not exist, unless another machine uses them.
 pub(super) fn remove_half_clone(request: &DoctorRequest<'_>, uuid: &str) -> RepairResult {
     let states = states(request)?;
     let used = used_images(request)?;
@@ -107,7 +107,7 @@ pub(super) fn remove_half_clone(request: &DoctorRequest<'_>, uuid: &str) -> Repa
     })
 }
 
-/// Removes host snapshots that were not finished, with the states that belong to them. All are looked at once more before the first goes.
+/// Removes unfinished host snapshots and their states. All are examined again before the first is removed.
 pub(super) fn remove_cut(
     request: &DoctorRequest<'_>,
     names: &[HostSnapshotName],
@@ -141,7 +141,7 @@ pub(super) fn remove_cut(
     Ok(if names.len() == 1 { "removed it" } else { "removed them" }.to_owned())
 }
 
-/// Removes host snapshots that were there until clones of them were made, as far as no clone needs them.
+/// Removes temporary host snapshots for clones, unless a clone needs them.
 pub(super) fn remove_instant(request: &DoctorRequest<'_>, set: &str, job: Job<'_>) -> RepairResult {
     let (storage, states) = (storage(request)?, states(request)?);
     let work = states.unfinished_on(set).map_err(|error| error.to_string())?;
@@ -152,7 +152,7 @@ pub(super) fn remove_instant(request: &DoctorRequest<'_>, set: &str, job: Job<'_
         kept.extend(removed.map(|clones| format!("{name}, from which {} came", clones.join(", "))));
     }
     states.forget_unfinished(set).map_err(|error| error.to_string())?;
-    // The state of its machine is not needed any more either.
+    // The state of its machine is no longer needed either.
     let swept = sweep_states(states, storage.providers, Execution::Execute, job);
     swept.map_err(|error| error.to_string())?;
     Ok(match &kept[..] {

@@ -1,4 +1,4 @@
-//! What a doctor sees, before anything is made of it.
+//! Observations of the doctor, before they are diagnosed.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -15,56 +15,56 @@ use crate::machine::place_note::HeldSnapshotNote;
 use crate::machine::run_journal::RunRecord;
 use crate::restore::instant::InstantState;
 
-/// Everything that was looked at.
+/// All observations.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Seen {
     pub(super) machines: Vec<SeenMachine>,
-    /// Machines that could not be looked at, and why.
+    /// Machines that could not be examined, and why.
     pub(super) unreachable: Vec<(String, String)>,
     pub(super) runs: Vec<SeenRun>,
-    /// The command lines of other processes of the program; none where they cannot be seen.
+    /// The command lines of other Holdfast processes; none if they cannot be listed.
     pub(super) living: Option<Vec<Vec<String>>>,
-    /// Processes of the program that may have put something into a QEMU, and that neither a note nor a watchdog ties to a run; in words.
+    /// Descriptions of Holdfast processes that may have changed a QEMU, but have no note and no watchdog of a run.
     pub(super) unattached: Vec<String>,
-    /// The images of all machines: of each disk itself and all below it, with the name of the machine.
+    /// The chains of the disks of all machines, each with the name of the machine.
     pub(super) chains: Vec<(String, Vec<PathBuf>)>,
     pub(super) leftovers: Vec<Leftover>,
     pub(super) instants: Vec<SeenInstant>,
     pub(super) places: Vec<SeenPlace>,
     pub(super) emptied: Vec<SeenOverlay>,
-    /// The repository, where one was given.
+    /// The repository, if one was given.
     pub(super) repository: Option<SeenRepository>,
-    /// What was left of work on host snapshots.
+    /// Leftovers of work on host snapshots.
     pub(super) host: SeenHost,
     /// Machines of VirtualBox with snapshots created by Holdfast.
     pub(super) boxes: Vec<SeenBox>,
-    /// What backups have left in pools of XenServer.
+    /// Leftovers of backups in XenServer pools.
     pub(super) pools: Vec<SeenPool>,
-    /// Repositories that are gone, as a person says.
+    /// Repositories that no longer exist, according to the user.
     pub(super) forgotten_repositories: Vec<String>,
     pub(super) everything: bool,
     /// The address at which libvirt was examined.
     pub(super) address: String,
 }
 
-/// What of a repository matters here.
+/// The parts of a repository that matter for the diagnosis.
 #[derive(Debug, Clone, Default)]
 pub(super) struct SeenRepository {
     pub(super) id: String,
     /// The bitmaps that the newest snapshots of machines need.
     pub(super) needed: Vec<String>,
-    /// The disks of pools that snapshots can be compared with, by their UUIDs.
+    /// UUIDs of the pools' disks that snapshots are based on.
     pub(super) bases: BTreeSet<String>,
 }
 
-/// A run that is noted.
+/// A noted run.
 #[derive(Debug, Clone)]
 pub(super) struct SeenRun {
     pub(super) record: RunRecord,
     pub(super) life: Liveness,
 }
 
-/// A machine.
+/// An examined machine.
 #[derive(Debug, Clone)]
 pub(super) struct SeenMachine {
     pub(super) name: String,
@@ -76,18 +76,18 @@ pub(super) struct SeenMachine {
     pub(super) frozen: SeenFreeze,
     pub(super) jobs: Vec<QemuJob>,
     pub(super) disks: Vec<SeenDisk>,
-    /// Files that snapshots of libvirt's own name; none where libvirt could not be asked.
+    /// Files of libvirt's own snapshots; none if libvirt could not be queried.
     pub(super) snapshot_files: Option<Vec<PathBuf>>,
 }
 
-/// What the guest's agent says.
+/// Answer of the guest agent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum SeenFreeze {
-    /// There is no guest agent, or it does not answer.
+    /// There is no guest agent, or it was not connected.
     NotAsked,
     Thawed,
     Frozen,
-    /// It is there, and does not answer.
+    /// The agent is connected, but does not answer.
     Silent(String),
 }
 
@@ -98,15 +98,15 @@ pub(super) struct SeenDisk {
     /// Its node in QEMU.
     pub(super) node: Option<String>,
     pub(super) bitmaps: Vec<Bitmap>,
-    /// Its image, and what that is based on.
+    /// Its image and backing images.
     pub(super) chain: Vec<PathBuf>,
-    /// Which of the chain cannot be written, by their own permissions.
+    /// The images of the chain that are read-only by their permissions.
     pub(super) write_protected: Vec<PathBuf>,
-    /// Whether a commit of it is complete or on its way.
+    /// Whether a commit of it is complete or running.
     pub(super) commit: SeenCommit,
 }
 
-/// What libvirt says of commits of a disk.
+/// State of commits of a disk, according to libvirt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum SeenCommit {
     None,
@@ -114,14 +114,14 @@ pub(super) enum SeenCommit {
     Complete,
 }
 
-/// An overlay of a backup that no machine has.
+/// An overlay of a backup that no machine uses.
 #[derive(Debug, Clone)]
 pub(super) struct SeenOverlay {
     pub(super) overlay: PathBuf,
     pub(super) run: RunId,
-    /// The image that it was made for.
+    /// Its base image.
     pub(super) image: PathBuf,
-    /// Whether that holds everything that is in it.
+    /// Whether the base image contains its whole content.
     pub(super) is_in_image: bool,
     pub(super) since_ms: Option<i64>,
 }
@@ -129,14 +129,14 @@ pub(super) struct SeenOverlay {
 /// The folder of an instant restore.
 #[derive(Debug, Clone)]
 pub(super) struct SeenInstant {
-    /// It is beside images of the machines that are examined, or one of them names it; else it is known by its server alone.
+    /// Whether it is beside images of the examined machines, or used by one of them; otherwise only its server was found.
     pub(super) is_near: bool,
     pub(super) folder: PathBuf,
-    /// The machine that it is to be; none where that cannot be read.
+    /// The name of its machine; none if that cannot be read.
     pub(super) machine: Option<String>,
     /// The snapshot that is held for it.
     pub(super) snapshot: Option<String>,
-    /// The machine that will start with it the next time.
+    /// The machine that will start from it next time.
     pub(super) owner: Option<String>,
     pub(super) since_ms: Option<i64>,
     pub(super) state: Option<InstantState>,
@@ -156,34 +156,34 @@ pub(super) enum LeftoverKind {
     Socket,
     /// A folder with scratch files that no process has open.
     Scratch,
-    /// Half of a file that was being restored.
+    /// An incomplete file of a restore.
     Partial,
-    /// A file by which a process tested whether files can be cloned.
+    /// A file with which a process tested whether files can be cloned.
     Probe,
-    /// The folder of an instant restore that was being made.
+    /// The folder of an instant restore that was not completed.
     UnfinishedFolder,
-    /// A note in the journal of runs that was not written to its end.
+    /// An incomplete note in the journal of runs.
     HalfNote,
 }
 
-/// What was seen of host snapshots.
+/// Observations of host snapshots.
 #[derive(Debug, Clone, Default)]
 pub(super) struct SeenHost {
     pub(super) remains: Vec<ProviderLeftover>,
     pub(super) clones: Vec<SeenClone>,
     pub(super) cuts: Vec<IncompleteSet>,
     pub(super) works: Vec<SeenWork>,
-    /// Halves of notes of such work, with the time of their last change.
+    /// Incomplete notes of such work, with the time of their last change.
     pub(super) half_notes: Vec<(PathBuf, Option<i64>)>,
-    /// The machines whose states belong to host snapshots that are gone, one name for each state.
+    /// The machines with states of missing host snapshots, one name for each state.
     pub(super) states: Vec<String>,
-    /// What could not be looked at, in words.
+    /// Descriptions of what could not be examined.
     pub(super) unknown: Vec<String>,
-    /// Folders of Holdfast in the datasets.
+    /// Folders that Holdfast has created in the datasets.
     pub(super) folders: Vec<PathBuf>,
 }
 
-/// A clone of a dataset that was made for a while.
+/// A temporary clone of a dataset.
 #[derive(Debug, Clone)]
 pub(super) struct SeenClone {
     pub(super) clone: TemporaryClone,
@@ -192,40 +192,40 @@ pub(super) struct SeenClone {
     pub(super) user: Option<String>,
 }
 
-/// Host snapshots of one name of which not all were made that were to be.
+/// An incomplete set of host snapshots of one name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct IncompleteSet {
     pub(super) there: Vec<HostSnapshotName>,
-    /// Datasets that have none, as far as they are known.
+    /// Known datasets without a snapshot of the set.
     pub(super) missing: Vec<String>,
     pub(super) since_ms: Option<i64>,
-    /// The set that their records name, where all of them say that a process of this host that is dead cut them where they are now.
+    /// The set in their records, if all of them say that a dead process of this host made them where they are now.
     pub(super) of_dead: Option<SetId>,
 }
 
-/// Work on a machine that has begun and not ended.
+/// Unfinished work on a machine.
 #[derive(Debug, Clone)]
 pub(super) struct SeenWork {
     pub(super) work: Unfinished,
     pub(super) life: Liveness,
-    /// Whether the hypervisor knows the machine; none where that cannot be found out.
+    /// Whether the hypervisor knows the machine; none if unknown.
     pub(super) is_defined: Option<bool>,
-    /// Files of it that are there.
+    /// Its existing files.
     pub(super) files: Vec<PathBuf>,
 }
 
-/// A place that a dead process has noted.
+/// A folder noted by a dead process.
 #[derive(Debug, Clone)]
 pub(super) struct SeenPlace {
     pub(super) number: u32,
     pub(super) place: PathBuf,
     pub(super) process: u32,
     pub(super) held: Option<HeldSnapshotNote>,
-    /// The folder of the instant restore is there.
+    /// Whether the folder of the instant restore exists.
     pub(super) has_folder: bool,
 }
 
-/// What was seen in a pool.
+/// Observations of a pool.
 #[derive(Debug, Clone, Default)]
 pub(super) struct SeenPool {
     pub(super) title: String,
@@ -236,31 +236,31 @@ pub(super) struct SeenPool {
 /// Snapshots of a machine that backups have made.
 #[derive(Debug, Clone)]
 pub(super) struct SeenSnapshots {
-    /// Its name; none where it is gone.
+    /// Name of the machine; none if it no longer exists.
     pub(super) machine: Option<String>,
-    /// The UUID and the name of each of them.
+    /// UUID and name of each snapshot.
     pub(super) snapshots: Vec<(String, String)>,
     pub(super) since_ms: Option<i64>,
     pub(super) whose: SnapshotOwner,
 }
 
-/// Whose a snapshot is.
+/// Owner of a snapshot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum SnapshotOwner {
-    /// A backup of this host has made it, from where we look.
+    /// A backup of this host with the same journal folder.
     Ours(Liveness),
-    /// Another host or user has.
+    /// Another host or user.
     Another,
 }
 
-/// Disks that are kept for backups of one machine into one repository.
+/// Disks that are kept for backups of one machine to one repository.
 #[derive(Debug, Clone)]
 pub(super) struct SeenKept {
     pub(super) purpose: String,
     pub(super) repository: String,
-    /// The name of the machine; none where the pool does not have it any more.
+    /// Name of the machine; none if the pool no longer has it.
     pub(super) machine: Option<String>,
-    /// The UUIDs of these disks.
+    /// The UUIDs of the disks.
     pub(super) disks: Vec<String>,
     pub(super) used_bytes: u64,
 }
@@ -271,18 +271,18 @@ pub(super) struct SeenBox {
     pub(super) name: String,
     pub(super) uuid: String,
     pub(super) snapshots: Vec<LeftSnapshot>,
-    /// Whether the backup lives that has made them.
+    /// Whether the backup that made them is alive.
     pub(super) life: Liveness,
-    /// The program that could delete them.
+    /// The program that can delete them.
     pub(super) manager: Option<String>,
 }
 
-/// Of what kind a finding is.
+/// Kind of a finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum FindingKind {
     /// A run has died.
     DeadRun,
-    /// Something of a run is in QEMU.
+    /// QEMU contains leftovers of a run.
     Remains,
     /// A dead run left the machine paused.
     Paused,
@@ -290,36 +290,36 @@ pub enum FindingKind {
     Frozen,
     /// The guest's agent does not answer.
     AgentSilent,
-    /// A job of QEMU is stuck.
+    /// A QEMU job is stuck.
     Job,
-    /// A bitmap is of no use.
+    /// A bitmap is useless.
     Bitmap,
     /// A disk is on an orphaned overlay.
     Overlay,
-    /// Disks of a machine that runs from a snapshot are not filled.
+    /// The disks of a machine that runs from a snapshot are not being filled.
     InstantRestore,
-    /// A file or folder was left.
+    /// A leftover file or folder.
     Leftover,
-    /// A rollback was killed while it wrote.
+    /// A rollback was killed while it was writing.
     Rollback,
-    /// A clone was killed before its machine was there.
+    /// A clone was killed before its machine existed.
     Clone,
-    /// Not all host snapshots were made that were to be made together.
+    /// A set of host snapshots is incomplete.
     HostSnapshot,
-    /// States of machines are kept whose host snapshots are gone.
+    /// States of missing host snapshots.
     States,
-    /// A snapshot of VirtualBox's was left.
+    /// A leftover VirtualBox snapshot.
     VirtualBoxSnapshot,
-    /// A snapshot was left in a pool of XenServer.
+    /// A leftover snapshot in a XenServer pool.
     PoolSnapshot,
-    /// A pool of XenServer keeps disks for backups that will never come.
+    /// A XenServer pool keeps disks for backups that will never run.
     PoolBase,
     /// A machine cannot be examined.
     Unreachable,
 }
 
 impl FindingKind {
-    /// The word for it in documents: it never changes.
+    /// The word for it in machine-readable output; it never changes.
     pub fn word(self) -> &'static str {
         match self {
             Self::DeadRun => "dead-run",
@@ -344,17 +344,17 @@ impl FindingKind {
     }
 }
 
-/// A repair. Machines are named as at their hypervisor.
+/// A repair. Machines have their names at the hypervisor.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Repair {
-    /// Let the machine run on.
+    /// Resume the machine.
     Resume,
     /// Thaw its file systems.
     Thaw,
-    /// Take what a run has put into QEMU out.
+    /// Remove the leftovers of a run from QEMU.
     RemoveRun(RunId),
-    /// Take away what is left of a job.
+    /// Dismiss a finished job.
     DismissJob(String),
     /// Remove a bitmap from a node.
     RemoveBitmap {
@@ -363,73 +363,73 @@ pub enum Repair {
         /// The bitmap.
         name: String,
     },
-    /// Bring overlays down into their base.
+    /// Commit overlays into their base.
     Commit {
         /// The disk.
         disk: String,
-        /// The overlays, the uppermost first.
+        /// The overlays, topmost first.
         overlays: Vec<PathBuf>,
-        /// What they are based on.
+        /// Their base.
         base: PathBuf,
     },
-    /// Take the note of a run away.
+    /// Delete the note of a run.
     ForgetRun(RunId),
-    /// Take the note of a place away, and end the protection of a snapshot: its id, and the number of the hold.
+    /// Delete the note of a place, and release the hold on a snapshot.
     ForgetPlace {
         /// The number of the note.
         number: u32,
-        /// The hold.
+        /// The hold: the id of the snapshot, and the number of the hold.
         held: Option<(String, u32)>,
     },
-    /// Delete a folder that was left.
+    /// Delete a leftover folder.
     DeleteFolder(PathBuf),
-    /// Delete an overlay of a backup that no machine has, if all of it is in the image that it was made for.
+    /// Delete an overlay of a backup that no machine uses, if its whole content is in its base image.
     DeleteEmptied {
         /// The overlay.
         overlay: PathBuf,
-        /// The image.
+        /// The base image.
         image: PathBuf,
     },
-    /// Delete what was made for an instant restore whose machine never ran; its folder.
+    /// Delete the folder of an instant restore whose machine never ran.
     Abandon(PathBuf),
-    /// Delete what was left of an image that was being restored.
+    /// Delete the incomplete image of a restore.
     DeletePartial(PathBuf),
-    /// Delete a note that was not written to its end.
+    /// Delete an incomplete note.
     DeleteHalfNote(PathBuf),
-    /// Delete a small file that was left.
+    /// Delete a small leftover file.
     DeleteFile(PathBuf),
-    /// Delete what was left of a host snapshot.
+    /// Delete the leftovers of a host snapshot.
     ClearRemain(ProviderLeftover),
-    /// Destroy a clone of a dataset that was left.
+    /// Destroy a leftover clone of a dataset.
     DestroyClone(TemporaryClone),
-    /// Remove the mark of a clone of a dataset whose machine is there.
+    /// Remove the mark of a dataset clone whose machine exists.
     FinishClone(TemporaryClone),
-    /// Delete the files of a clone whose machine is not there; its UUID.
+    /// Delete the files of a clone whose machine does not exist; identified by its UUID.
     RemoveHalfClone(String),
-    /// Remove host snapshots of this set that a dead process did not finish.
+    /// Remove host snapshots of this set, which a dead process did not finish.
     RemoveCut(Vec<HostSnapshotName>, SetId),
-    /// Remove host snapshots that were there for clones only; their set.
+    /// Remove temporary host snapshots for clones; identified by their set.
     RemoveInstant(String),
-    /// Take the note of work on a machine away; its UUID.
+    /// Delete the note of work on a machine; identified by its UUID.
     ForgetWork(String),
-    /// Delete the snapshots that Holdfast has created of a machine of VirtualBox; its UUID.
+    /// Delete the snapshots that Holdfast has created of a VirtualBox machine; identified by its UUID.
     DeleteSnapshots(String),
-    /// Remove snapshots that backups have left in a pool of XenServer.
+    /// Remove snapshots of backups from a XenServer pool.
     RemovePoolSnapshots {
         /// The pool.
         pool: String,
         /// The UUIDs of the snapshots.
         uuids: Vec<String>,
     },
-    /// Remove disks that a pool of XenServer keeps and no backup needs.
+    /// Remove disks that a XenServer pool keeps but no backup needs.
     LetGoOfKept {
         /// The pool.
         pool: String,
-        /// What they are kept for.
+        /// The purpose for which they were kept.
         purpose: String,
         /// Their UUIDs.
         uuids: Vec<String>,
     },
-    /// Forget the states whose host snapshots are gone.
+    /// Remove states whose host snapshots no longer exist.
     ForgetStates,
 }

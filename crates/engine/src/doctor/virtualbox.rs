@@ -1,4 +1,4 @@
-//! Snapshots of VirtualBox's that backups have left which were killed: until they are gone, their machines write to images that only grow.
+//! VirtualBox snapshots of killed backups: until they are deleted, their machines write to growing difference images.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::job::{Job, Result};
 use crate::machine::lock::{MachineLock, Work};
 use crate::machine::run_journal::JournalPlace;
 
-/// Looks at the machines.
+/// Examines the machines.
 pub(super) fn look(request: &DoctorRequest<'_>, seen: &mut Seen) {
     for machine in &request.virtualbox {
         match look_at(request, machine, seen.living.as_deref()) {
@@ -33,7 +33,7 @@ fn look_at(
         return Ok(None);
     }
     let life = life(request, machine, living);
-    // What a backup had made that has ended by now is gone.
+    // A backup that has ended meanwhile has deleted its snapshots.
     let snapshots = machine.left_snapshots()?;
     Ok((!snapshots.is_empty()).then(|| SeenBox {
         name: machine.name().to_owned(),
@@ -44,7 +44,7 @@ fn look_at(
     }))
 }
 
-/// Whether a backup of the machine is at work. One that does not note itself where we look may be any that is about VirtualBox.
+/// Whether a backup of the machine is running. If it has no note here, any backup of VirtualBox machines may be the one.
 fn life(request: &DoctorRequest<'_>, machine: &VirtualBoxMachine<'_>, living: Option<&[Vec<String>]>) -> Liveness {
     let Some(place) = place(request) else {
         return Liveness::Unknown;
@@ -58,7 +58,7 @@ fn life(request: &DoctorRequest<'_>, machine: &VirtualBoxMachine<'_>, living: Op
     }
 }
 
-/// Whether a command line is that of a backup of machines of VirtualBox.
+/// Whether a command line is a backup of VirtualBox machines.
 fn backs_up_virtualbox(words: &[String]) -> bool {
     words.iter().any(|word| word == "backup") && words.iter().any(|word| word.starts_with("vbox:"))
 }
@@ -71,7 +71,7 @@ fn place(request: &DoctorRequest<'_>) -> Option<JournalPlace> {
     })
 }
 
-/// The machine as locks know it.
+/// The machine in the form that locks use.
 fn summary(machine: &VirtualBoxMachine<'_>) -> MachineSummary {
     MachineSummary {
         name: machine.name().to_owned(),
@@ -80,7 +80,7 @@ fn summary(machine: &VirtualBoxMachine<'_>) -> MachineSummary {
     }
 }
 
-/// What is wrong; `notes` gets what is worth knowing.
+/// The finding; remarks are added to `notes`.
 pub(super) fn diagnose(seen: &SeenBox, notes: &mut Vec<String>) -> Option<Finding> {
     match seen.life {
         Liveness::Alive => {
@@ -121,7 +121,7 @@ pub(super) fn diagnose(seen: &SeenBox, notes: &mut Vec<String>) -> Option<Findin
     })
 }
 
-/// Deletes the snapshots of a machine, unless a backup of it has begun.
+/// Deletes the snapshots of a machine, unless a backup of it has started.
 pub(super) fn delete(request: &DoctorRequest<'_>, uuid: &str, job: Job<'_>) -> std::result::Result<String, String> {
     let words = |error: crate::Error| error.to_string();
     let machine = request.virtualbox.iter().find(|machine| machine.uuid() == uuid);

@@ -1,4 +1,4 @@
-//! An archive, read to its end and compared with all checksums that it carries.
+//! Reads an archive to its end and verifies all checksums in it.
 
 use std::io::Read;
 use std::path::Path;
@@ -13,39 +13,39 @@ use holdfast_block::{BlockDevice as _, FileDevice, IoMode};
 use super::import::{note_unverified, open_options, threads, warn_of_corrections};
 use crate::job::{Job, Result, Unit};
 
-/// What is said of a packed stream of zstd that nothing shows to be whole, though its frames could be ours.
+/// Remark on a zstd stream that may be truncated: its frames could be those of Holdfast, but nothing shows that it is complete.
 pub const MAY_BE_CUT: &str = "frames as long as those of holdfast compress stand where no index lists them: if they are its own, a part is missing or came twice";
 
-/// What was found good.
+/// An archive without errors.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CheckedArchive {
-    /// What it is.
+    /// Its kind.
     pub kind: ArchiveKind,
-    /// How it is packed.
+    /// Its compression.
     pub packing: Packing,
-    /// Bytes of the archive, as they came.
+    /// Bytes of the archive as read.
     pub read_bytes: u64,
     /// Its disks, in the order of the archive.
     pub disks: Vec<CheckedDisk>,
 }
 
-/// A disk that was found good.
+/// A disk without errors.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CheckedDisk {
-    /// What the archive calls it.
+    /// Its name in the archive.
     pub key: String,
     /// Its size.
     pub size_bytes: u64,
-    /// Bytes of it that are in the archive.
+    /// Bytes of it that are stored in the archive.
     pub data_bytes: u64,
-    /// Whether the archive describes it as empty, and has no file for it.
+    /// Whether the archive describes it as empty, without a file for it.
     pub is_blank: bool,
 }
 
-/// Reads an archive to its end.
+/// Reads and checks an archive to its end.
 ///
 /// # Errors
-/// The first thing in it that is not as it should be.
+/// The first error in the archive.
 pub fn check_archive(stream: Box<dyn Read + Send>, images: StreamImages, job: Job<'_>) -> Result<CheckedArchive> {
     let mut archive = open(stream, open_options(images, job))?;
     job.progress.phase("checking the archive", Unit::Bytes);
@@ -77,17 +77,16 @@ pub fn check_archive(stream: Box<dyn Read + Send>, images: StreamImages, job: Jo
     })
 }
 
-/// Opens a file with an index behind it.
+/// Opens a packed file that has an index at its end.
 pub fn open_packed(path: &Path) -> Result<PackedFile> {
     let file = FileDevice::open(path, IoMode::Buffered).map_err(|error| crate::Error::from(error).on(path))?;
     PackedFile::open(Arc::new(file)).map_err(|error| crate::Error::from(error).on(path))
 }
 
-/// Reads a packed stream to its end: every gzip and zstd checksum on the way is compared. How it is packed; none where
-/// it is not.
+/// Reads a packed stream to its end and verifies every gzip and zstd checksum. Returns its compression; none if it is not packed.
 ///
 /// # Errors
-/// It is damaged, or was cut off.
+/// It is damaged or truncated.
 pub fn check_stream(stream: Box<dyn Read + Send>, job: Job<'_>) -> Result<Option<Packing>> {
     let read_error = |offset| {
         move |source: std::io::Error| match source.kind() {
@@ -120,10 +119,10 @@ pub fn check_stream(stream: Box<dyn Read + Send>, job: Job<'_>) -> Result<Option
     Ok(Some(stream.packing()))
 }
 
-/// Unpacks every block that the index of a file names, on all threads, and compares it; gives how many there are.
+/// Unpacks and verifies every block in the index of a file, on all threads; returns the number of blocks.
 ///
 /// # Errors
-/// The first that is damaged.
+/// The first damaged block.
 pub fn check_packed(file: &PackedFile, job: Job<'_>) -> Result<u64> {
     job.progress.phase("checking the packed blocks", Unit::Bytes);
     job.progress.total(file.index().packed_bytes());
@@ -137,7 +136,7 @@ pub fn check_packed(file: &PackedFile, job: Job<'_>) -> Result<u64> {
     Ok(report?.block_count)
 }
 
-/// The part of a packed stream that lies between two places, to `write`.
+/// Writes a range of a packed stream to `write`.
 pub fn read_packed(
     file: &PackedFile,
     range: std::ops::Range<u64>,

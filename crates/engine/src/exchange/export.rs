@@ -1,4 +1,4 @@
-//! `export`: a machine, in a snapshot or as it is now, becomes an archive that another hypervisor takes in, or a folder of images.
+//! `export`: writes a machine, from a snapshot or in its present state, as an archive for another hypervisor, or as a folder of images.
 
 mod archives;
 mod content;
@@ -43,43 +43,43 @@ use crate::job::error::ExchangeError;
 use crate::job::{Error, Job, Result, Unit};
 use crate::repository::open::find_snapshot;
 
-/// What is exported.
+/// The source of an export.
 pub enum ExportFrom<'a> {
     /// The machine in a snapshot.
     Snapshot {
-        /// Where the snapshot is.
+        /// The repository with the snapshot.
         repository: &'a Repository,
-        /// Which one.
+        /// The snapshot.
         reference: SnapshotReference,
-        /// In which times of its name are meant.
+        /// Time zone of times in its name.
         zone: TimeZone,
-        /// Disks that are left out, by name.
+        /// Disks to exclude, by name.
         left_out: Vec<String>,
     },
-    /// A machine as it is now, read from its hypervisor.
+    /// A machine in its present state, read from its hypervisor.
     Now(Box<MachineReadRequest<'a>>),
 }
 
-/// Where to, and how.
+/// Target and options of an export.
 pub struct ExportRequest {
-    /// Where to.
+    /// The target.
     pub target: ExportTarget,
-    /// What the machine is called there; as here where not given.
+    /// Name of the machine in the export; unchanged if not given.
     pub name: Option<String>,
     /// The host that exports.
     pub host: String,
-    /// Now.
+    /// The current time.
     pub time: Timestamp,
 }
 
-/// What is made of a machine.
+/// Format of an archive.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum ExportFormat {
     /// An archive of XenServer and XCP-ng.
     Xva(XvaExport),
-    /// A package of VMware, VirtualBox and others, whose images are compressed.
+    /// A package for VMware, VirtualBox and others, with compressed images.
     Ova {
-        /// How hard: 1 to 12; a good default where not given.
+        /// Compression level, 1 to 12; a good default if not given.
         level: Option<u32>,
     },
     /// A backup of Proxmox VE.
@@ -89,45 +89,45 @@ pub enum ExportFormat {
 /// An archive of XenServer and XCP-ng.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct XvaExport {
-    /// How it is packed.
+    /// Its compression.
     pub packing: PackOptions,
-    /// Whether the machine goes on from its memory, which then comes along, instead of starting.
+    /// Whether the memory is included, so that the machine resumes from it instead of booting.
     pub goes_on: bool,
 }
 
-/// Where an export goes.
+/// The target of an export.
 pub enum ExportTarget {
     /// An archive as a stream.
     Stream(Box<dyn Write + Send>, ExportFormat),
     /// An archive in a file.
     File {
-        /// Where.
+        /// Its path.
         path: PathBuf,
-        /// What to do about a file that is there.
+        /// What to do if the file exists.
         overwrite: Overwrite,
-        /// What it is.
+        /// Its format.
         format: ExportFormat,
     },
-    /// Images in a folder, with the configuration of libvirt.
+    /// A folder with images and a libvirt configuration.
     Folder {
-        /// Where.
+        /// Its path.
         path: PathBuf,
         /// The format of the images.
         format: Format,
         /// Whether they are compressed.
         storage: Storage,
     },
-    /// A folder of VirtualBox's: settings, and images.
+    /// A VirtualBox folder: settings and images.
     VirtualBox {
-        /// Where.
+        /// Its path.
         path: PathBuf,
-        /// The identity of the machine there.
+        /// The identity of the machine in VirtualBox.
         identity: VirtualBoxIdentity,
     },
 }
 
 impl ExportTarget {
-    /// The archive of XenServer, where it is one.
+    /// The options of an XVA, if the target is one.
     fn xva(&self) -> Option<XvaExport> {
         match self {
             Self::Stream(_, ExportFormat::Xva(xva))
@@ -140,45 +140,45 @@ impl ExportTarget {
     }
 }
 
-/// The identity of a machine at VirtualBox.
+/// The identity of a machine in VirtualBox.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum VirtualBoxIdentity {
-    /// The one that it was: VirtualBox takes it in where that is gone.
+    /// The original identity: VirtualBox accepts it only if the original is not registered.
     Same,
-    /// Another one, with another UUID and other addresses.
+    /// A new one, with a new UUID and new addresses.
     New,
 }
 
-/// What was exported.
+/// Result of an export.
 #[derive(Debug)]
 pub struct ExportReport {
-    /// The snapshot; none of a machine as it was.
+    /// The snapshot; none for a machine in its present state.
     pub snapshot: Option<Manifest>,
-    /// How the machine was read; none of a snapshot.
+    /// How the machine was read; none for a snapshot.
     pub reading: Option<MachineReading>,
-    /// What the machine is called here.
+    /// The original name of the machine.
     pub machine: String,
-    /// What the machine is called there.
+    /// The name of the machine in the export.
     pub name: String,
-    /// Each disk: its name, what it is called there, and its size.
+    /// Each disk: its name, its name in the export, and its size.
     pub disks: Vec<(String, String, u64)>,
-    /// Bytes of the archive, or of the disks in a folder.
+    /// Bytes of the archive, or of the disks in the folder.
     pub written_bytes: u64,
-    /// Bytes of the archive before it was packed.
+    /// Bytes of the archive before compression.
     pub unpacked_bytes: u64,
-    /// What has no meaning there, and what took its place.
+    /// Settings that the target does not support, and their replacements.
     pub dropped: Vec<Untranslated>,
     /// How long it took.
     pub duration: Duration,
-    /// The settings of a machine of VirtualBox.
+    /// The VirtualBox settings file.
     pub settings_file: Option<PathBuf>,
-    /// Bytes of the memory that it goes on from; none where it starts.
+    /// Bytes of the memory from which the machine resumes; none if it boots.
     pub memory_bytes: Option<u64>,
-    /// The network that the records of an XVA ask for, for each network card.
+    /// For each network card, the network named in the records of an XVA.
     pub(crate) networks: Vec<String>,
 }
 
-/// Exports a machine. A file or folder is there whole, or not at all; of a folder, the configuration comes last.
+/// Exports a machine. A file or folder appears complete or not at all; in a folder, the configuration is written last.
 pub fn export(
     from: ExportFrom<'_>,
     request: ExportRequest,
@@ -186,7 +186,7 @@ pub fn export(
     job: Job<'_>,
 ) -> Result<ExportReport> {
     let start = job.clock.now();
-    // What cannot be written is found before a machine is disturbed.
+    // Errors of the target are detected before a machine is disturbed.
     let xva = request.target.xva();
     let target = ExportDestination::open(request.target, environment, job)?;
     let of = ExportContext {
@@ -225,7 +225,7 @@ pub fn export(
     })
 }
 
-/// Where an export goes, begun.
+/// An opened target of an export.
 enum ExportDestination {
     Stream(Box<dyn Write + Send>, ExportFormat),
     File(NewFile, PathBuf, ExportFormat),
@@ -252,7 +252,7 @@ impl ExportDestination {
             }
             ExportTarget::Folder { path, format, storage } => Self::Folder(NewFolder::make(&path)?, format, storage),
             ExportTarget::VirtualBox { path, identity } => {
-                // VBoxManage looks for it from another folder.
+                // VBoxManage resolves the path relative to another folder.
                 let absolute = std::path::absolute(&path).map_err(|source| Error::File {
                     action: "find",
                     path,
@@ -264,7 +264,7 @@ impl ExportDestination {
     }
 }
 
-/// What an export has made: it goes again if it is dropped.
+/// The output of an export; it is removed if this is dropped.
 enum ExportOutput {
     Stream,
     File(NewFile),
@@ -272,7 +272,7 @@ enum ExportOutput {
 }
 
 impl ExportOutput {
-    /// All is well.
+    /// Keeps the output.
     fn finish(self) -> Result<()> {
         match self {
             Self::Stream => Ok(()),
@@ -285,7 +285,7 @@ impl ExportOutput {
     }
 }
 
-/// How a machine is exported.
+/// Parameters of a running export.
 struct ExportContext<'a> {
     name: Option<String>,
     host: String,
@@ -302,7 +302,7 @@ impl ExportContext<'_> {
         let memory_bytes = exported.suspended.as_ref().map(Suspended::memory_bytes);
         let disks_bytes: u64 = exported.disks.iter().map(|disk| disk.device.size_bytes()).sum();
         job.progress.total(disks_bytes + memory_bytes.unwrap_or_default());
-        // A folder has the configuration as it was.
+        // A folder gets the original configuration.
         if !matches!(target, ExportDestination::Folder(..)) {
             exported.dropped.splice(0..0, std::mem::take(&mut exported.lost));
         }
@@ -354,7 +354,7 @@ impl ExportContext<'_> {
     }
 }
 
-/// An error with what it is that could not be written, where it is about that.
+/// Converts an error of the output stream to one that names the output.
 fn not_written(error: Error, target: impl FnOnce(std::io::Error) -> Error) -> Error {
     match error {
         Error::Archive(holdfast_archive::Error::Write { source, .. }) => target(source),
@@ -362,7 +362,7 @@ fn not_written(error: Error, target: impl FnOnce(std::io::Error) -> Error) -> Er
     }
 }
 
-/// An archive is never written into what is there.
+/// Converts an error about an existing file: an archive never overwrites an existing file.
 fn taken(error: Error) -> Error {
     match error {
         Error::TargetExists { path } => ExchangeError::FileTaken { path }.into(),
@@ -370,15 +370,15 @@ fn taken(error: Error) -> Error {
     }
 }
 
-/// A machine on its way.
+/// A machine that is being exported.
 struct Exported<'m> {
     machine: Machine,
     disks: Vec<ContentDisk<'m>>,
     /// How often its disks can be read.
     reads: DiskReads,
-    /// The configuration as it was, where it is known.
+    /// The original configuration, if known.
     text: Option<String>,
-    /// The variables of its firmware, where it is one of QEMU.
+    /// The variables of its firmware, if it is a QEMU machine.
     variables: Option<Vec<u8>>,
     names: Vec<(String, String, u64)>,
     networks: Vec<String>,
@@ -388,7 +388,7 @@ struct Exported<'m> {
     of_virtualbox: VirtualBoxStreams,
     of_xen: Option<XenRecords>,
     settings_file: Option<PathBuf>,
-    /// What it goes on from, where it does not start.
+    /// Memory and records to resume from; none if the machine boots.
     suspended: Option<Suspended>,
 }
 
@@ -427,7 +427,7 @@ impl<'m> Exported<'m> {
         exported.attach();
         if let Some(suspended) = &exported.suspended {
             exported.machine.name.clone_from(&suspended.machine().name);
-            // Its pool gets its own records back: nothing was translated.
+            // The pool gets its own records back: nothing was translated.
             exported.dropped.clear();
             exported.lost.clear();
         }
@@ -435,7 +435,7 @@ impl<'m> Exported<'m> {
         Ok(exported)
     }
 
-    /// The machine has the disks that are exported, and no others.
+    /// Gives the machine exactly the disks that are exported.
     fn attach(&mut self) {
         for disk in &mut self.machine.disks {
             let exported = self.disks.iter().find(|exported| exported.name == disk.key);

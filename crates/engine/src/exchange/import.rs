@@ -1,4 +1,4 @@
-//! `import`: the machine in an archive becomes a snapshot, or images in a folder.
+//! `import`: stores the machine of an archive as a snapshot, or as images in a folder.
 
 use std::collections::BTreeMap;
 use std::io::{Cursor, Read};
@@ -31,7 +31,7 @@ use crate::job::{Error, Job, MachineName, Result, Unit};
 use crate::notes::{NOTE_FORMAT, NOTE_HYPERVISOR, NOTE_LABEL, NOTE_UUID, STREAM_DOMAIN};
 use crate::repository::name_conflict::Claimant;
 
-/// An archive that was opened: all is known that stands before its first disk.
+/// An open archive: everything before its first disk is known.
 pub struct Importing {
     kind: ArchiveKind,
     packing: Packing,
@@ -43,41 +43,41 @@ pub struct Importing {
     domain: Domain,
 }
 
-/// A machine that was imported.
+/// An imported machine.
 #[derive(Debug)]
 pub struct Imported {
-    /// What the archive was.
+    /// Kind of the archive.
     pub kind: ArchiveKind,
-    /// How it was packed.
+    /// Compression of the archive.
     pub packing: Packing,
-    /// Bytes of the archive, as they came.
+    /// Bytes of the archive as read.
     pub read_bytes: u64,
-    /// What the machine consists of.
+    /// The configuration of the machine.
     pub machine: Machine,
     /// Its disks, in the order of the archive.
     pub disks: Vec<ImportedDisk>,
-    /// What has no meaning here, and what took its place.
+    /// Settings that are not supported here, and their replacements.
     pub dropped: Vec<Untranslated>,
 }
 
-/// A disk that was imported.
+/// An imported disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ImportedDisk {
-    /// What it is called now.
+    /// Its name here.
     pub name: String,
-    /// What the archive calls it.
+    /// Its name in the archive.
     pub key: String,
-    /// What its owner calls it.
+    /// Its label, set by its owner.
     pub label: String,
     /// Its size.
     pub size_bytes: u64,
-    /// Whether the archive describes it as empty: it is made of zeroes.
+    /// Whether the archive describes it as empty: it consists of zeroes.
     pub is_blank: bool,
-    /// Its image, where it became one.
+    /// Its image, if imported into a folder.
     pub path: Option<PathBuf>,
 }
 
-/// What happened to an import into a repository.
+/// Result of an import into a repository.
 #[derive(Debug)]
 pub struct ImportReport {
     /// The snapshot.
@@ -86,20 +86,20 @@ pub struct ImportReport {
     pub imported: Imported,
 }
 
-/// How a machine is imported into a repository.
+/// Options of an import into a repository.
 #[derive(Clone)]
 pub struct ImportRepository {
-    /// What its snapshots are listed under; its own name where not given.
+    /// The name for its snapshots; its own name if not given.
     pub machine: Option<MachineName>,
-    /// How the snapshot is made.
+    /// Options of the snapshot.
     pub snapshot: SnapshotOptions,
-    /// The point in time that the archive is of.
+    /// The point in time of the archive.
     pub time: Timestamp,
 }
 
-/// How a machine is imported into a folder.
+/// Options of an import into a folder.
 pub struct ImportFolder {
-    /// The folder, which is made; it may be there, empty.
+    /// The folder to create; it may exist if it is empty.
     pub folder: PathBuf,
     /// The format of its images.
     pub format: Format,
@@ -110,7 +110,7 @@ pub struct ImportFolder {
 /// Opens an archive.
 ///
 /// # Errors
-/// It is none, or does not say what the machine consists of.
+/// It is not an archive, or does not describe the machine.
 pub fn open_import(
     stream: Box<dyn Read + Send>,
     images: StreamImages,
@@ -144,7 +144,7 @@ pub fn open_import(
     })
 }
 
-/// As many as the job has.
+/// As many threads as the job may use.
 pub(super) fn threads(job: Job<'_>) -> Threads {
     Threads {
         count: NonZero::new(job.thread_count).unwrap_or(NonZero::<usize>::MIN),
@@ -160,7 +160,7 @@ pub(super) fn open_options(images: StreamImages, job: Job<'_>) -> OpenArchiveOpt
 }
 
 impl Importing {
-    /// What is known of it before its disks are read; they are not.
+    /// What is known of the machine before its disks are read.
     pub fn look(mut self) -> Imported {
         self.domain_xml(None, Format::Qcow2);
         self.imported(&[])
@@ -171,7 +171,7 @@ impl Importing {
         &self.described.machine.name
     }
 
-    /// The default name of its snapshots.
+    /// The default name for its snapshots.
     fn listed_name(&self) -> Result<MachineName> {
         let name = MachineName::new(self.name()).map_err(|source| ExchangeError::Name {
             name: self.name().to_owned(),
@@ -184,7 +184,7 @@ impl Importing {
         self.disks.device(disk.number)
     }
 
-    /// Its domain XML; what libvirt has no word for is added to what is dropped.
+    /// Its domain XML; settings that libvirt does not support are added to the dropped ones.
     fn domain_xml(&mut self, folder: Option<&str>, format: Format) -> String {
         let wish = DomainOptions {
             domain_type: &self.domain.domain_type,
@@ -218,10 +218,10 @@ impl Importing {
         }
     }
 
-    /// Imports it as a snapshot, with its configuration as libvirt has it and as the archive has it.
+    /// Imports the machine as a snapshot, with its configuration both for libvirt and as in the archive.
     ///
     /// # Errors
-    /// An archive that is damaged or cut off leaves no snapshot.
+    /// The archive is damaged or truncated; no snapshot is created.
     pub fn into_repository(
         mut self,
         repository: &Repository,
@@ -267,8 +267,8 @@ impl Importing {
         })
     }
 
-    /// Checks that it could be imported as a snapshot, as far as that is known before its disks are read; changes nothing. What it would be, and
-    /// the name of the snapshots.
+    /// Plans an import as a snapshot: checks what is known before the disks are read, and changes nothing. Returns the
+    /// machine and the name of the snapshots.
     ///
     /// # Errors
     /// The name belongs to another machine.
@@ -287,10 +287,10 @@ impl Importing {
         Ok((self.look(), name))
     }
 
-    /// Checks that it could be imported into a folder, as far as that is known before its disks are read; makes nothing.
+    /// Plans an import into a folder: checks what is known before the disks are read, and creates nothing.
     ///
     /// # Errors
-    /// The folder is there, or cannot be made.
+    /// The folder exists and is not empty, or cannot be created.
     pub fn plan_into_folder(mut self, request: &ImportFolder, job: Job<'_>) -> Result<Imported> {
         let folder = absolute(&request.folder)?;
         NewFolder::check(&folder)?;
@@ -303,10 +303,10 @@ impl Importing {
         Ok(self.imported(&paths))
     }
 
-    /// Imports it as images in a folder of their own, with its configuration, which comes last: where that is, all is.
+    /// Imports the machine as images in a new folder. Its configuration is written last: if it exists, the folder is complete.
     ///
     /// # Errors
-    /// Of an archive that is damaged or cut off, nothing is left.
+    /// The archive is damaged or truncated; nothing is left.
     pub fn into_folder(mut self, request: &ImportFolder, environment: &Environment, job: Job<'_>) -> Result<Imported> {
         let folder = absolute(&request.folder)?;
         let mut made = NewFolder::make(&folder)?;

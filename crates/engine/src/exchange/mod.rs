@@ -1,7 +1,8 @@
 //! `import` and `export`: machines in archives of other hypervisors, from and to a repository or a folder.
 //!
-//! An archive comes once, from its start to its end, and may be a pipe. So its disks are devices that are read in order
-//! ([`disks`]): a backup, a conversion and a writer of archives read them as they read any other, and no byte of them is stored in between.
+//! An archive is read once, from start to end, and may be a pipe. So its disks are devices that are read in order
+//! ([`disks`]): backups, conversions and archive writers read them like any other device, and nothing is stored in
+//! between.
 
 mod check;
 mod export;

@@ -1,4 +1,4 @@
-//! Archives with an image that cannot be read as it comes.
+//! Archives with an image that cannot be read in the order of the stream.
 
 use std::error::Error as StdError;
 use std::io;
@@ -9,7 +9,7 @@ use holdfast_image::Error as ImageError;
 
 use crate::job::Error;
 
-/// Whether an archive has an image that can be read when it was stored first: see [`StreamImages`](holdfast_archive::StreamImages).
+/// Whether an archive has an image that must be stored before it can be read: see [`StreamImages`](holdfast_archive::StreamImages).
 pub fn wants_stored_images(error: &(dyn StdError + 'static)) -> bool {
     error
         .downcast_ref::<ImageError>()
@@ -17,7 +17,7 @@ pub fn wants_stored_images(error: &(dyn StdError + 'static)) -> bool {
         || made_of(error).is_some_and(wants_stored_images)
 }
 
-/// The error that another one is made of. Those that are transparent, and those of I/O, do not name it as their source.
+/// The cause of an error. Transparent errors and I/O errors do not return it as their source.
 fn made_of<'e>(error: &'e (dyn StdError + 'static)) -> Option<&'e (dyn StdError + 'static)> {
     if let Some(error) = error.downcast_ref::<io::Error>() {
         let held = error.get_ref();

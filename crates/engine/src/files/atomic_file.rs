@@ -1,10 +1,11 @@
-//! A file, or a disk of Parallels that is a folder, that is there complete, or not at all.
+//! A file, or the folder of a Parallels disk, that appears complete or not at all.
 //!
-//! It is written under another name in the folder where it will be, and gets its own when it is complete and durable. What a
-//! killed program leaves is called `.NAME.RANDOM.partial`; the next one that makes the same file deletes it.
+//! It is written under a temporary name in its final folder, and renamed when it is complete and durable. A killed
+//! program leaves a file `.NAME.RANDOM.partial`; the next program that creates the same file deletes it.
 //!
-//! Locks on the folder (flock(2)) show which processes are alive, since they end with their process: a process that writes a partial file
-//! has a shared one, and only the holder of an exclusive one deletes what others left. Where folders cannot be locked, nothing is deleted.
+//! Locks on the folder (flock(2)) show which processes are alive, since they end with their process: a process that
+//! writes a partial file holds a shared lock, and only the holder of an exclusive lock deletes leftovers. If folders
+//! cannot be locked, nothing is deleted.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{DirEntry, File, FileType};
@@ -21,31 +22,31 @@ use rustix::fs::{Access, CWD, FlockOperation, RenameFlags, flock, renameat_with}
 use super::block_target;
 use crate::job::{Error, Progress, Result};
 
-/// What to do about a file that is there already.
+/// What to do with an existing file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Existing {
-    /// It stays, and the new one is refused.
+    /// Keep it, and refuse the new one.
     Keep,
-    /// The new one takes its place.
+    /// Replace it.
     Replace,
 }
 
-/// A file on its way; dropped before [`finish`](Self::finish), it was never there.
+/// A file that is being written; if it is dropped before [`finish`](Self::finish), it is removed.
 pub(crate) struct NewFile {
     path: PathBuf,
     partial: PathBuf,
     existing: Existing,
     is_finished: bool,
-    /// What killed programs had left of this file.
+    /// Partial files of killed programs that were deleted.
     cleared: Vec<PathBuf>,
-    /// Keeps others from taking the partial file for one that was left.
+    /// Prevents others from treating the partial file as a leftover.
     _lock: Option<File>,
-    /// Keeps machines from using the file that it takes the place of: they would write to a file without a name.
+    /// Prevents machines from using the file that is replaced: they would write to an unnamed file.
     _replaced: Option<ImageMut>,
 }
 
-/// Refuses a link that another user has put into the place of the target: what it leads to is not what was meant. The kernel does not follow
-/// such links in sticky folders (`fs.protected_symlinks`), but a path that is resolved here is no link any more.
+/// Refuses a symbolic link of another user at the target: it may lead to another file than intended. The kernel does
+/// not follow such links in sticky folders (`fs.protected_symlinks`), but it does not see a link that is resolved here.
 fn refuse_link_of_others(path: &Path) -> Result<()> {
     let Ok(found) = path.symlink_metadata() else {
         return Ok(());
@@ -68,10 +69,10 @@ fn refuse_link_of_others(path: &Path) -> Result<()> {
 }
 
 impl NewFile {
-    /// Chooses a name to write under; there is nothing at it yet.
+    /// Chooses a temporary name, at which nothing exists yet.
     ///
     /// # Errors
-    /// What is there is no file, or a machine uses the one that is to be replaced.
+    /// The existing object is not a file, or a machine uses the file to replace.
     pub(crate) fn begin(path: &Path, existing: Existing, environment: &Environment) -> Result<Self> {
         let path = &Self::place(path, existing)?;
         let mut random = [0; 4];
@@ -80,7 +81,7 @@ impl NewFile {
         Self::begin_with(path, existing, u32::from_be_bytes(random), replaced)
     }
 
-    /// Checks that a file could be made; makes nothing, and deletes nothing.
+    /// Checks that a file could be created; creates and deletes nothing.
     ///
     /// # Errors
     /// Those of [`begin`](Self::begin), and that the folder is missing or cannot be written.
@@ -91,7 +92,7 @@ impl NewFile {
         check_folder(folder_of(&place), path)
     }
 
-    /// Where the file will be. A link stays, and the file that it leads to is replaced: it may have been moved to a larger medium.
+    /// The final path. A symbolic link is kept, and the file that it leads to is replaced: it may have been moved to larger storage.
     fn place(path: &Path, existing: Existing) -> Result<PathBuf> {
         if path.metadata().is_ok_and(|metadata| !metadata.is_file()) {
             return Err(Error::NotAFile { path: path.to_owned() });
@@ -110,13 +111,13 @@ impl NewFile {
             Existing::Keep => Ok(None),
             Existing::Replace => match block_target::lock(path) {
                 Err(error @ Error::Image(holdfast_image::Error::Locked { .. })) => Err(error),
-                // It is not there, or nothing that a machine could use.
+                // It does not exist, or cannot be used by a machine.
                 other => Ok(other.ok()),
             },
         }
     }
 
-    /// The same with a given random number; the existing file may be in use.
+    /// Like [`begin`](Self::begin), with a given random number; the existing file may be in use.
     pub(crate) fn begin_as(path: &Path, existing: Existing, random: u32) -> Result<Self> {
         Self::begin_with(path, existing, random, None)
     }
@@ -138,22 +139,22 @@ impl NewFile {
         })
     }
 
-    /// Says what was deleted of what killed programs had left.
+    /// Reports the leftovers that were deleted.
     pub(crate) fn report_cleared(&self, progress: &dyn Progress) {
         report_cleared(&self.cleared, progress);
     }
 
-    /// Where to write it.
+    /// The temporary path.
     pub(crate) fn partial(&self) -> &Path {
         &self.partial
     }
 
-    /// Where it will be.
+    /// The final path.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Makes it an empty file that no other user may read.
+    /// Creates it as an empty file that no other user may read.
     pub(crate) fn create_private(&self) -> std::io::Result<File> {
         File::options()
             .write(true)
@@ -162,8 +163,8 @@ impl NewFile {
             .open(&self.partial)
     }
 
-    /// Makes it a sparse file of this size. It is written past the page cache: it may be larger than memory, and the process that
-    /// uses it next is not this program.
+    /// Creates it as a sparse file of this size. Writes bypass the page cache: the file may be larger than memory, and
+    /// this process does not read it again.
     pub(crate) fn create_sparse(&self, size_bytes: u64) -> Result<FileDeviceMut> {
         Ok(FileDeviceMut::create_new(
             &self.partial,
@@ -172,7 +173,7 @@ impl NewFile {
         )?)
     }
 
-    /// Gives it its name, durably. What is in it must be durable already.
+    /// Renames the file to its final name, durably. Its content must be durable already.
     ///
     /// A file that replaces another one gets its owner and mode, so that the same users can use it.
     pub(crate) fn finish(mut self) -> Result<()> {
@@ -190,8 +191,8 @@ impl NewFile {
         Ok(())
     }
 
-    /// The same for a file that takes the place of another one, which is kept as `kept_at`. Where this ends in the middle, the old file has
-    /// that name, and there is none in its place.
+    /// Like [`finish`](Self::finish), but keeps the replaced file as `kept_at`. If this is interrupted, the old file
+    /// has that name, and its place is empty.
     pub(crate) fn finish_beside(mut self, kept_at: &Path) -> Result<()> {
         let failed = |action, path: &Path| {
             let path = path.to_owned();
@@ -203,7 +204,7 @@ impl NewFile {
         }
         rename_to_free(&self.path, kept_at)?;
         if let Err(error) = rename_to_free(&self.partial, &self.path) {
-            // Another error is on its way, and says more than one about this.
+            // The original error is more helpful than one about this cleanup.
             drop(rename_to_free(kept_at, &self.path));
             return Err(error);
         }
@@ -214,7 +215,7 @@ impl NewFile {
 
     /// Gives the new file the owner and the mode of the old one.
     fn take_access_of(&self, old: &std::fs::Metadata) -> std::io::Result<()> {
-        // Only root may change the owner of a file: without that the mode applies to the owner of the new one.
+        // Only root may change the owner of a file; otherwise the mode applies to the new owner.
         std::os::unix::fs::chown(&self.partial, Some(old.uid()), Some(old.gid())).ok();
         std::fs::set_permissions(&self.partial, old.permissions())
     }
@@ -225,7 +226,7 @@ impl NewFile {
             && old.is_file()
         {
             if is_folder {
-                // A folder cannot take the place of a file, but change it with it.
+                // A folder cannot replace a file by renaming, but both can be exchanged.
                 renameat_with(CWD, &self.partial, CWD, &self.path, RenameFlags::EXCHANGE)?;
                 return std::fs::remove_file(&self.partial);
             }
@@ -247,7 +248,7 @@ fn refuse_taken(path: &Path, existing: Existing) -> Result<&OsStr> {
     })
 }
 
-/// Fails where `made` cannot be made in `folder`.
+/// Fails if `made` cannot be created in `folder`.
 pub(crate) fn check_folder(folder: &Path, made: &Path) -> Result<()> {
     let failed = |source: std::io::Error| Error::File {
         action: "create",
@@ -260,7 +261,7 @@ pub(crate) fn check_folder(folder: &Path, made: &Path) -> Result<()> {
     rustix::fs::access(folder, Access::WRITE_OK | Access::EXEC_OK).map_err(|errno| failed(errno.into()))
 }
 
-/// Renames a file to a name that nothing has.
+/// Renames a file to an unused name.
 fn rename_to_free(from: &Path, to: &Path) -> Result<()> {
     let taken = || Error::TargetExists { path: to.to_owned() };
     let failed = |source| Error::File {
@@ -271,7 +272,7 @@ fn rename_to_free(from: &Path, to: &Path) -> Result<()> {
     match renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
         Ok(()) => Ok(()),
         Err(rustix::io::Errno::EXIST) => Err(taken()),
-        // Some file systems cannot do both in one step.
+        // Some file systems do not support this in one step.
         Err(rustix::io::Errno::INVAL | rustix::io::Errno::NOSYS) => {
             if to.symlink_metadata().is_ok() {
                 return Err(taken());
@@ -289,9 +290,9 @@ pub(crate) fn folder_of(path: &Path) -> &Path {
     }
 }
 
-/// Locks the folder of `path`, and deletes what killed programs left of the file `name` if no other process works in it.
+/// Locks the folder of `path`, and deletes leftovers of the file `name` if no other process works in the folder.
 ///
-/// Nothing here is an error: without a lock a new file can be made all the same, and what was left stays.
+/// Errors are ignored: without a lock a new file can still be created, and leftovers stay.
 fn lock_folder(path: &Path, name: &OsStr) -> (Option<File>, Vec<PathBuf>) {
     let folder = folder_of(path);
     let Ok(lock) = File::open(folder) else {
@@ -309,20 +310,20 @@ fn lock_folder(path: &Path, name: &OsStr) -> (Option<File>, Vec<PathBuf>) {
     (is_locked.then_some(lock), cleared)
 }
 
-/// Deletes what killed programs left of files that are about to be made together: each that is begun keeps what was left of the
-/// others from being deleted.
+/// Deletes the leftovers of files that are about to be created together: once the first is started, its lock prevents
+/// the deletion of the others' leftovers.
 pub(crate) fn clear_left(paths: &[&Path], progress: &dyn Progress) {
     for path in paths {
         report_cleared(&clear(path), progress);
     }
 }
 
-/// Deletes what killed programs left of the file `path`, if no other process works in its folder; returns what that was.
+/// Deletes leftovers of the file `path` if no other process works in its folder; returns their paths.
 pub(crate) fn clear(path: &Path) -> Vec<PathBuf> {
     path.file_name().map_or_else(Vec::new, |name| lock_folder(path, name).1)
 }
 
-/// What killed programs left of the file `path`; nothing where a process may work in its folder.
+/// Leftovers of the file `path`; empty if a process may work in its folder.
 pub(crate) fn left_of(path: &Path) -> Vec<PathBuf> {
     let (Some(name), Ok(lock)) = (path.file_name(), File::open(folder_of(path))) else {
         return Vec::new();
@@ -335,7 +336,7 @@ pub(crate) fn left_of(path: &Path) -> Vec<PathBuf> {
     left.map(|entry| entry.path()).collect()
 }
 
-/// What killed programs left in a folder; nothing where a process may work in it.
+/// Leftovers in a folder; empty if a process may work in it.
 pub(crate) fn left_in(folder: &Path) -> Vec<PathBuf> {
     let Ok(lock) = File::open(folder) else {
         return Vec::new();
@@ -360,21 +361,21 @@ pub(crate) fn left_in(folder: &Path) -> Vec<PathBuf> {
     left.map(|entry| entry.path()).collect()
 }
 
-/// Deletes one of them, unless a process works in its folder by now.
+/// Deletes a leftover, unless a process now works in its folder.
 pub(crate) fn delete_left(partial: &Path) -> std::io::Result<()> {
     let lock = File::open(folder_of(partial))?;
     flock(&lock, FlockOperation::NonBlockingLockExclusive)?;
     remove_partial(partial)
 }
 
-/// Says what was deleted of what killed programs had left.
+/// Reports the leftovers that were deleted.
 pub(crate) fn report_cleared(cleared: &[PathBuf], progress: &dyn Progress) {
     for path in cleared {
         progress.note(&format!("deleted {}, which a killed program had left", path.display()));
     }
 }
 
-/// Deletes a file or folder that was on its way.
+/// Deletes a partial file or folder.
 fn remove_partial(partial: &Path) -> std::io::Result<()> {
     if partial.symlink_metadata()?.is_dir() {
         std::fs::remove_dir_all(partial)
@@ -402,7 +403,7 @@ fn is_partial_of(entry: &DirEntry, name: &OsStr) -> bool {
 impl Drop for NewFile {
     fn drop(&mut self) {
         if !self.is_finished {
-            // It may not exist yet, or no longer; an error that brought us here says more than one about this.
+            // It may not exist; the original error is more helpful than one about this cleanup.
             drop(remove_partial(&self.partial));
         }
     }
@@ -446,7 +447,7 @@ mod tests {
         assert_eq!(read_dir(folder.path()).unwrap().count(), 1);
     }
 
-    /// In a folder that all may write, any user can put a link in place of a target.
+    /// In a folder that all users may write to, any user can put a link in place of a target.
     #[test]
     fn a_link_of_another_user_is_not_followed() {
         let folder = tempfile::tempdir().unwrap();
@@ -463,7 +464,7 @@ mod tests {
         assert_eq!(read(&target).unwrap(), b"theirs");
     }
 
-    /// Also where it came between the beginning and the end.
+    /// Also if the file appeared between begin and finish.
     #[test]
     fn a_file_that_exists_isreplaced_only_where_that_is_wanted() {
         let folder = tempfile::tempdir().unwrap();
@@ -484,7 +485,7 @@ mod tests {
         assert_eq!(read_dir(folder.path()).unwrap().count(), 1);
     }
 
-    /// Files of programs that were killed go; those of programs at work, and what only looks similar, stay.
+    /// Partial files of killed programs are deleted; those of running programs, and files with similar names, are kept.
     #[test]
     fn what_killed_programs_left_is_deleted_when_no_process_writes() {
         let folder = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! A block device, or a raw file, that a disk is written to: it is there already, keeps its size, and its content may be needed.
+//! A block device or raw file as the target of a disk: it exists already, keeps its size, and its content may be needed.
 
 use std::ops::Deref;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
@@ -10,38 +10,38 @@ use holdfast_image::{Format, ImageMut, OpenOptions};
 
 use crate::job::{Error, Result};
 
-/// What to do about a file that is where the new image is to be.
+/// What to do if the target exists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Overwrite {
-    /// It stays, and the job is refused.
+    /// Keep it, and refuse the job.
     Refuse,
-    /// The new image takes its place, when it is complete.
+    /// Replace it when the new image is complete.
     Replace,
 }
 
-/// Whether there is a block device at `path`, perhaps behind symbolic links as those of LVM.
+/// Whether `path` is a block device, possibly behind symbolic links like those of LVM.
 pub fn is_block_device(path: &Path) -> bool {
     path.metadata()
         .is_ok_and(|metadata| metadata.file_type().is_block_device())
 }
 
-/// A block device, or a raw file, that no other process uses while this is there.
+/// A block device or raw file that is locked against other processes until this is dropped.
 ///
-/// A file system or an array on a device is refused by the operating system. A QEMU is kept out of a file by a lock; of a device only where
-/// it has the same device file, and libvirt gives its machines others. So its writers are looked for, here and by
-/// [`check_alone`](Self::check_alone).
+/// The operating system refuses a device with a mounted file system or an array. A lock keeps QEMU away from a file,
+/// but from a device only if QEMU uses the same device node, and libvirt gives its machines separate nodes. So writers
+/// of the device are searched for, here and in [`check_alone`](Self::check_alone).
 pub(crate) struct LockedDevice {
-    // Before the device: closing either of the two ends the lock.
+    // Before the device: closing either of the two releases the lock.
     _lock: ImageMut,
     device: FileDeviceMut,
     path: PathBuf,
 }
 
 impl LockedDevice {
-    /// Opens what is at `path` for writing.
+    /// Opens `path` for writing.
     pub(crate) fn open(path: &Path, mode: IoMode) -> Result<Self> {
         let device = FileDeviceMut::open(path, mode)?;
-        // To open and close the file again would end the lock, so it comes last.
+        // Opening and closing the file again would release the lock, so this comes last.
         let lock = lock(path)?;
         let locked = Self {
             _lock: lock,
@@ -52,7 +52,7 @@ impl LockedDevice {
         Ok(locked)
     }
 
-    /// Looks that no other process has the device open for writing.
+    /// Checks that no other process has the device open for writing.
     pub(crate) fn check_alone(&self) -> Result<()> {
         let Ok(found) = self.path.metadata() else {
             return Ok(());
@@ -79,7 +79,7 @@ impl Deref for LockedDevice {
     }
 }
 
-/// Keeps machines from using a file of any format until the answer is dropped.
+/// Locks a file of any format against machines until the result is dropped.
 pub(crate) fn lock(path: &Path) -> Result<ImageMut> {
     let options = OpenOptions {
         format: Some(Format::Raw),
@@ -88,9 +88,9 @@ pub(crate) fn lock(path: &Path) -> Result<ImageMut> {
     holdfast_image::open_mut(path, &options).map_err(|error| Error::from(error).on(path))
 }
 
-/// Opens the block device at `path` for a disk of `disk_bytes`, where that is allowed and fits.
+/// Opens the block device at `path` for a disk of `disk_bytes`, if overwriting is allowed and the disk fits.
 ///
-/// One that the system uses (a mounted file system, a member of an array) is refused by the operating system.
+/// The operating system refuses a device in use (a mounted file system, a member of an array).
 pub(crate) fn open_block_target(path: &Path, overwrite: Overwrite, disk_bytes: u64) -> Result<LockedDevice> {
     if overwrite == Overwrite::Refuse {
         return Err(Error::DeviceExists { path: path.to_owned() });

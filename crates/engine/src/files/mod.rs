@@ -1,4 +1,4 @@
-//! Files that are there whole or not at all, and streams in order.
+//! Files that appear complete or not at all, and streams in order.
 
 pub(crate) mod atomic_file;
 pub(crate) mod block_target;

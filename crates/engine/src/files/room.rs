@@ -1,4 +1,4 @@
-//! Whether new files have room on their file systems: for plans.
+//! Checks for plans whether new files fit on their file systems.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt as _;
@@ -7,7 +7,7 @@ use std::path::Path;
 use super::atomic_file::folder_of;
 use crate::job::Progress;
 
-/// Warns of each file system that has less room than new files would take. `job` is what would write them: "the restore".
+/// Warns of each file system that has less free space than new files need. `job` names their writer: "the restore".
 pub(crate) fn warn_of_missing_room<'p>(
     files: impl IntoIterator<Item = (&'p Path, u64)>,
     job: &str,
@@ -15,7 +15,7 @@ pub(crate) fn warn_of_missing_room<'p>(
 ) {
     let mut needed_by_device: BTreeMap<u64, (u64, &Path)> = BTreeMap::new();
     for (path, needed_bytes) in files {
-        // What is a block device has its room.
+        // A block device needs no free space.
         if path.exists() && !path.is_file() {
             continue;
         }

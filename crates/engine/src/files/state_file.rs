@@ -14,18 +14,18 @@ use serde_json::{Value, json};
 
 use crate::job::{Error, Result};
 
-/// How the names of notes end.
+/// File name extension of notes.
 const ENDING: &str = "json";
-/// Bytes of a note, at most.
+/// Largest note in bytes.
 const BYTES_MAX: u64 = 1 << 20;
 
-/// What stands in a note of this version; none where it is no note, or one of another version.
+/// The content of a note of this version; none if it is not a note, or of another version.
 pub(crate) fn note_of_schema(bytes: &[u8], schema: u64) -> Option<Value> {
     let value: Value = serde_json::from_slice(bytes).ok()?;
     (value.get("schema")?.as_u64()? == schema).then_some(value)
 }
 
-/// A path as notes have it: text, or its bytes where it is not UTF-8.
+/// A path for a note: text, or its bytes if it is not UTF-8.
 pub(crate) fn written_path(path: &Path) -> Value {
     match path.to_str() {
         Some(text) => json!(text),
@@ -33,7 +33,7 @@ pub(crate) fn written_path(path: &Path) -> Value {
     }
 }
 
-/// A path as it was noted.
+/// Parses a path in a note.
 pub(crate) fn read_path(value: &Value) -> Option<PathBuf> {
     if let Some(text) = value.as_str() {
         return Some(text.into());
@@ -44,7 +44,7 @@ pub(crate) fn read_path(value: &Value) -> Option<PathBuf> {
     Some(OsString::from_vec(bytes).into())
 }
 
-/// Writes a file with state, which only its owner can read. Until it is complete, it is at `half`, in the same folder.
+/// Writes a state file that only its owner can read. Until it is complete, it is at `half`, in the same folder.
 pub fn write_note(path: &Path, half: &Path, bytes: &[u8]) -> std::io::Result<()> {
     let mut file = lock_half(half)?;
     file.set_len(0)?;
@@ -53,7 +53,7 @@ pub fn write_note(path: &Path, half: &Path, bytes: &[u8]) -> std::io::Result<()>
     rename_durably(half, path)
 }
 
-/// The half note, locked: it is being written as long as a process has this lock.
+/// Locks the incomplete note: a process that holds this lock is still writing it.
 fn lock_half(half: &Path) -> std::io::Result<File> {
     loop {
         let mut options = File::options();
@@ -64,10 +64,10 @@ fn lock_half(half: &Path) -> std::io::Result<File> {
             .mode(0o600)
             .open(half)?;
         let _wait = Wait::for_answer(LOCK_HOLDER);
-        // Where files cannot be locked, nothing is deleted.
+        // If files cannot be locked, nothing is deleted.
         flock(&file, FlockOperation::LockExclusive).ok();
         let (opened, named) = (file.metadata()?, half.symlink_metadata());
-        // Deleted between opening and locking: what is written into it would have no name.
+        // If it was deleted between opening and locking, the written file would have no name.
         if named.is_ok_and(|named| (named.dev(), named.ino()) == (opened.dev(), opened.ino())) {
             return Ok(file);
         }
@@ -82,7 +82,7 @@ pub(crate) fn half_notes(folder: &Path, ending: &str) -> Vec<PathBuf> {
     paths.filter(is_half).collect()
 }
 
-/// Deletes an incomplete note, unless a process writes it by now.
+/// Deletes an incomplete note, unless a process is writing it now.
 pub(crate) fn delete_half_note(path: &Path) -> std::io::Result<()> {
     match lock_left(path) {
         Some(_lock) => std::fs::remove_file(path),
@@ -96,10 +96,10 @@ fn lock_left(path: &Path) -> Option<File> {
     Some(file)
 }
 
-/// What the notes in a folder say, whether that makes sense or not; nothing where there is no folder.
+/// The content of all notes in a folder, valid or not; empty if the folder does not exist.
 ///
 /// # Errors
-/// The folder is there, and cannot be read.
+/// The folder exists, and cannot be read.
 pub(crate) fn read_notes(folder: &Path) -> Result<Vec<Vec<u8>>> {
     let failed = |source| Error::File {
         action: "read the notes in",
@@ -118,7 +118,7 @@ pub(crate) fn read_notes(folder: &Path) -> Result<Vec<Vec<u8>>> {
         }
         let mut bytes = Vec::new();
         let read = File::open(&path).and_then(|file| file.take(BYTES_MAX).read_to_end(&mut bytes));
-        // It may go while we look.
+        // The file may be removed meanwhile.
         if read.is_ok() {
             notes.push(bytes);
         }
@@ -126,7 +126,7 @@ pub(crate) fn read_notes(folder: &Path) -> Result<Vec<Vec<u8>>> {
     Ok(notes)
 }
 
-/// Takes a note away; one that is gone is no error.
+/// Removes a note; a missing note is not an error.
 pub(crate) fn forget_note(path: &Path) -> Result<()> {
     match std::fs::remove_file(path) {
         Err(error) if error.kind() != ErrorKind::NotFound => Err(Error::File {

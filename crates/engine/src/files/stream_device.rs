@@ -1,7 +1,7 @@
 //! A stream of known length as a device that is read once, from its start to its end.
 //!
-//! Copies read pieces on several threads, and hand them out in order. So each thread waits until those before it have taken theirs,
-//! and what one computes of its piece runs beside the reading of the next.
+//! A copy reads pieces on several threads, in order. So each thread waits until the threads before it have read their
+//! pieces, and processes its piece while the next one is read.
 
 use std::io::Read;
 use std::ops::Range;
@@ -11,7 +11,7 @@ use holdfast_block::{BlockDevice, Error as DeviceError, ExtentKind, ExtentList, 
 
 use crate::job::{Error, Result};
 
-/// The device; every byte of it is to be read exactly once.
+/// The device; every byte of it must be read exactly once.
 pub(crate) struct StreamDevice<'a> {
     size_bytes: u64,
     state: Mutex<StreamState<'a>>,
@@ -20,7 +20,7 @@ pub(crate) struct StreamDevice<'a> {
 
 struct StreamState<'a> {
     stream: &'a mut (dyn Read + Send),
-    /// How far it was read.
+    /// Offset of the next byte.
     at: u64,
     /// All later reads fail.
     has_failed: bool,
@@ -40,10 +40,10 @@ impl<'a> StreamDevice<'a> {
         }
     }
 
-    /// Whether the stream ends where it should.
+    /// Checks that the stream ends at the declared size.
     ///
     /// # Errors
-    /// There is more, which the disk would lack.
+    /// The stream is longer, and the disk would lack the rest.
     pub(crate) fn check_end(&self) -> Result<()> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let read = read_up_to(state.stream, &mut [0]).map_err(|source| DeviceError::io("read", state.at, source))?;
@@ -98,7 +98,7 @@ impl BlockDevice for StreamDevice<'_> {
     }
 }
 
-/// Reads until `buffer` is full or the stream ends; how many bytes came.
+/// Reads until `buffer` is full or the stream ends; returns the number of bytes.
 fn read_up_to(stream: &mut dyn Read, buffer: &mut [u8]) -> std::io::Result<usize> {
     let mut count = 0;
     while count < buffer.len() {

@@ -1,5 +1,5 @@
-//! Where an image in one host snapshot differs from what it is in another: known from the file system, for the files of which it is made, and
-//! by the image itself for the disk.
+//! Where an image in one host snapshot differs from the same image in another: the file system reports the changed
+//! ranges of its files, and the image maps them to ranges of the disk.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -11,32 +11,32 @@ use holdfast_image::{Format, Image, OpenOptions, changed_on_disk};
 
 use crate::image::source::OpenSource;
 
-/// What is called changed comes in pieces of so many bytes, at least.
+/// Smallest granularity of changes, in bytes.
 const GRANULARITY_BYTES_MIN: u64 = 4096;
-/// Pieces of a disk, at most: 8 MiB of bits.
+/// Most pieces of a disk: 8 MiB of bits.
 const PIECE_COUNT_MAX: u64 = 1 << 26;
 
-/// An answer, or why there is none.
+/// An answer, or the reason why there is none.
 pub(crate) type Answered<T> = std::result::Result<T, String>;
 
-/// Where a file may differ between two states of it.
+/// Query for the ranges in which a file may differ between two states.
 type RangeQuery<'a> = dyn Fn(&Path, &Path) -> Answered<holdfast_host::changed_blocks::ChangedRanges> + 'a;
 
-/// An image in two states of what it is in: two host snapshots, or one and what is there today.
+/// An image in two states of its dataset: two host snapshots, or a host snapshot and the present state.
 pub(crate) struct TwoStates<'a> {
     pub(crate) format: Option<&'a str>,
     /// Both images, the older one first.
     pub(crate) images: (&'a Path, &'a Path),
-    /// The folders of the two states; of a volume its devices.
+    /// The root folders of the two states; for a volume its devices.
     pub(crate) roots: (&'a Path, &'a Path),
-    /// The folder of today: images name what they are based on by paths in it. None of a volume.
+    /// The present folder of the dataset: images name their backing files by paths in it. None for a volume.
     pub(crate) today: Option<&'a Path>,
-    /// Of the disk.
+    /// Size of the disk in bytes.
     pub(crate) size_bytes: u64,
 }
 
 impl TwoStates<'_> {
-    /// Where the disk may differ, by where the image lies.
+    /// Ranges in which the disk may differ, from the storage that holds the image.
     pub(crate) fn changed(&self) -> Answered<DirtyBitmap> {
         self.changed_by(&|old: &Path, new: &Path| {
             let open = |path: &Path| File::open(path).map_err(|error| error.to_string());
@@ -45,7 +45,7 @@ impl TwoStates<'_> {
         })
     }
 
-    /// The same, by `ask`.
+    /// Like [`changed`](Self::changed), with `ask` as the query.
     pub(crate) fn changed_by(&self, ask: &RangeQuery<'_>) -> Answered<DirtyBitmap> {
         let pieces = (self.size_bytes / PIECE_COUNT_MAX).next_power_of_two();
         let granularity_bytes = pieces.max(GRANULARITY_BYTES_MIN);
@@ -61,7 +61,7 @@ impl TwoStates<'_> {
         let (before, after) = (self.open(format, old, roots.0)?, self.open(format, new, roots.1)?);
         let mut files = Vec::new();
         for layer in after.layers() {
-            // What lies outside of the host snapshots may have been written in between.
+            // A file outside the host snapshots may have been written in between.
             let inside = layer.path.strip_prefix(roots.1);
             let inside = inside.map_err(|_| outside(&layer.path.display()))?;
             files.push(ranges(&below(roots.0, inside), &layer.path)?);
@@ -69,7 +69,7 @@ impl TwoStates<'_> {
         for (layer, today) in before.layers().iter().zip(after.layers()) {
             let inside = layer.path.strip_prefix(roots.0);
             let inside = inside.map_err(|_| outside(&layer.path.display()))?;
-            // Both may be in both states, and what each of them kept says nothing of the other.
+            // Both files may exist in both states, so a comparison of each with itself proves nothing.
             if below(roots.1, inside) != today.path {
                 return Err(format!(
                     "the disk was on {} there, and is on {} now",
@@ -94,7 +94,8 @@ fn outside(base: &dyn std::fmt::Display) -> String {
     format!("it is based on {base}, which is not in the host snapshot")
 }
 
-/// How an image in a view is opened. It names what it is based on by paths of today, and that is in the view, too, or else where it is today.
+/// Options to open an image in a view. The image names its backing files by present paths: they are looked up in the
+/// view first, and then at their present paths.
 pub(crate) fn options_in_view(format: Option<Format>, root: &Path, today: Option<&Path>) -> OpenOptions {
     let pair = |from: &Path, to: &Path| (from.to_owned(), to.to_owned());
     let today = today.filter(|today| *today != root);
@@ -106,7 +107,7 @@ pub(crate) fn options_in_view(format: Option<Format>, root: &Path, today: Option
     }
 }
 
-/// A file below the root of a host snapshot; of a volume's, which has no files, the volume.
+/// A file below the root of a host snapshot; for a volume, which has no files, the volume itself.
 pub(crate) fn below(root: &Path, inside: &Path) -> PathBuf {
     if inside.as_os_str().is_empty() {
         root.to_owned()
@@ -115,7 +116,7 @@ pub(crate) fn below(root: &Path, inside: &Path) -> PathBuf {
     }
 }
 
-/// Two snapshots of a dataset of ZFS: what changed is what would have to be sent.
+/// Two ZFS snapshots of a dataset: the changes are what would be sent.
 pub(crate) struct ZfsDifference<'a> {
     pub(crate) zfs: &'a Zfs,
     pub(crate) older: &'a HostSnapshotName,
@@ -123,7 +124,7 @@ pub(crate) struct ZfsDifference<'a> {
 }
 
 impl ZfsDifference<'_> {
-    /// A stream holds the changes of all files of the dataset: to read one file may be less.
+    /// A stream holds the changes of all files of the dataset: reading the one file may be less work.
     pub(crate) fn is_worth_it(&self, disk: &OpenSource) -> Answered<()> {
         let data_bytes = disk.allocated_bytes().map_err(|error| error.to_string())?;
         match self.zfs.written_between(self.older, self.newer) {
@@ -134,7 +135,7 @@ impl ZfsDifference<'_> {
         }
     }
 
-    /// Where a file, or the volume, may differ.
+    /// The ranges in which a file, or the volume, may differ.
     pub(crate) fn ranges(&self, old: &Path, new: &Path) -> Answered<holdfast_host::changed_blocks::ChangedRanges> {
         let look = |path: &Path| path.metadata().map_err(|error| error.to_string());
         let (before, after) = (look(old)?, look(new)?);

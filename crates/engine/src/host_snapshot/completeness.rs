@@ -1,7 +1,7 @@
-//! Whether all of what was to be cut together was cut: a process that makes host snapshots of several datasets may be killed between two of them.
+//! Whether a set of host snapshots is complete: a process that snapshots several datasets may be killed between two of them.
 //!
-//! The record of each says so, once everything is there. Where it does not, others of the same instant may: the last thing that is done is
-//! to write that into all of them. What none of them says is believed of none.
+//! The record of each snapshot says so once all of them exist. Writing this into all records is the last step, so if
+//! one record does not say it, another record of the same set may. If no record says it, the set counts as incomplete.
 
 use std::collections::BTreeMap;
 
@@ -9,25 +9,24 @@ use holdfast_host::provider::{Dataset, HostSnapshot, HostSnapshotName, NotedSnap
 
 use super::{HostSnapshotRecord, Providers};
 
-/// What is known of host snapshots, each dataset asked once.
+/// Known host snapshots; each dataset is queried once.
 pub struct SetCompleteness<'a> {
     providers: &'a Providers,
     noted: BTreeMap<Dataset, Vec<NotedSnapshot>>,
 }
 
-/// What is known of host snapshots of one name of several datasets.
+/// What is known about host snapshots of one name of several datasets.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum SetState {
-    /// They are of one instant.
+    /// They are of one point in time.
     Yes,
-    /// It is not known, for this reason.
+    /// Unknown, for this reason.
     Unknown(String),
-    /// They are not, for this reason.
+    /// They are not of one point in time, for this reason.
     No(String),
 }
 
 impl<'a> SetCompleteness<'a> {
-    /// Nothing has been asked yet.
     pub fn new(providers: &'a Providers) -> Self {
         Self {
             providers,
@@ -35,17 +34,17 @@ impl<'a> SetCompleteness<'a> {
         }
     }
 
-    /// Whether everything that was to be cut with a host snapshot was, by its record; none where another program made it.
+    /// Whether the set of a host snapshot is complete, according to its record; none if another program made it.
     pub fn of(&mut self, name: &HostSnapshotName, record: Option<&str>) -> Option<bool> {
         let Some(text) = record else {
-            // Host snapshots in a folder of Holdfast get a record: this one was cut, and no more.
+            // Host snapshots in a folder of Holdfast always get a record: without one, only the cut itself was done.
             return name.dataset.provider.has_folders().then_some(false);
         };
         let record = HostSnapshotRecord::parse(text)?;
         Some(record.is_whole || self.is_whole_elsewhere(name, &record))
     }
 
-    /// Whether one that was cut with it says so.
+    /// Whether another snapshot of the set records that the set is complete.
     fn is_whole_elsewhere(&mut self, name: &HostSnapshotName, record: &HostSnapshotRecord) -> bool {
         let others = self.others(name, record);
         others.iter().any(|(_, found)| {
@@ -54,14 +53,14 @@ impl<'a> SetCompleteness<'a> {
         })
     }
 
-    /// The datasets that were to be cut with it and have no host snapshot of that instant, by their names.
+    /// The datasets of the set that have no host snapshot of that point in time, by name.
     pub(crate) fn missing(&mut self, name: &HostSnapshotName, record: &HostSnapshotRecord) -> Vec<String> {
         let others = self.others(name, record).into_iter();
         let missing = others.filter(|(_, found)| found.is_none());
         missing.map(|(dataset, _)| dataset.to_string()).collect()
     }
 
-    /// The other datasets that were to be cut with it, and what is noted of those of its instant.
+    /// The other datasets of the set, and their noted snapshots of the same point in time.
     fn others(
         &mut self,
         name: &HostSnapshotName,
@@ -82,16 +81,16 @@ impl<'a> SetCompleteness<'a> {
         others
     }
 
-    /// What cannot be asked has none.
+    /// The noted snapshots of a dataset; empty if it cannot be queried.
     fn noted(&mut self, dataset: &Dataset) -> &[NotedSnapshot] {
         let provider = self.providers.of_dataset(dataset);
         let ask = || provider.noted(&dataset.name).unwrap_or_default();
         self.noted.entry(dataset.clone()).or_insert_with(ask)
     }
 
-    /// Whether host snapshots of several datasets, with the disks of one machine, are of one instant.
+    /// Whether host snapshots of several datasets, with the disks of one machine, are of one point in time.
     pub(crate) fn together(&mut self, snapshots: &[&HostSnapshot]) -> SetState {
-        // What is cut of one dataset is of one instant.
+        // A snapshot of one dataset is always of one point in time.
         if snapshots.len() < 2 {
             return SetState::Yes;
         }

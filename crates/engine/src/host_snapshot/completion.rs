@@ -1,10 +1,12 @@
-//! From what was cut to host snapshots that are whole.
+//! Turns cut host snapshots into complete ones.
 //!
-//! 1. What has its name only by being settled is settled, with a record that names its maker and does not say that it is whole.
-//! 2. The states of the machines are kept.
-//! 3. All records say that everything exists.
+//! 1. Snapshots that get their name only when they are settled are settled, with a record that names their maker and
+//!    marks them incomplete.
+//! 2. The states of the machines are stored.
+//! 3. All records are marked complete.
 //!
-//! A host snapshot whose maker was killed before 3 is known by its record, and `doctor` removes it with its states. What fails is taken back here.
+//! If the maker is killed before step 3, the record shows it, and `doctor` removes the host snapshot and its states.
+//! After an error they are removed here.
 
 use holdfast_host::provider::{Dataset, HostSnapshotName, HostSnapshotScope};
 use holdfast_repo::{ProcessIdentity, SnapshotId};
@@ -16,10 +18,10 @@ use super::{Group, HostSnapshotRecord, HostSnapshotRequest, NamedSnapshotSet, ta
 use crate::job::{Job, Result};
 use crate::machine::state::streams::FirmwareState;
 
-/// The configuration of a machine: names of files, and what is in them.
+/// The configuration of a machine: file names and contents.
 pub(super) type Configuration = Vec<(String, Vec<u8>)>;
 
-/// What the states of machines are made of.
+/// Parameters for storing the states of machines.
 pub(super) struct KeptStates<'a> {
     pub(super) held: &'a FrozenGuests,
     pub(super) time: Timestamp,
@@ -27,10 +29,10 @@ pub(super) struct KeptStates<'a> {
     pub(super) besides: Vec<Result<FirmwareState>>,
 }
 
-/// Completes what was cut.
+/// Completes the host snapshots that were cut.
 ///
 /// # Errors
-/// Nothing of it exists then.
+/// All of them were removed.
 pub(super) fn complete(
     request: &HostSnapshotRequest<'_>,
     groups: &[Group<'_>],
@@ -44,13 +46,13 @@ pub(super) fn complete(
         .and_then(|()| keep_states(request, kept, &mut ids, job))
         .and_then(|()| record_all(groups, record, job));
     done.inspect_err(|_| {
-        // A state is forgotten after its host snapshots: what a kill leaves in between is found as a state without them.
+        // States are removed after their host snapshots: if a kill comes in between, the states are found as orphans.
         take_back(groups, job);
         forget(request.states, &ids, job);
     })
 }
 
-/// Gives names to what has none before it is settled, where more has to follow before it is whole.
+/// Gives names to snapshots that have none before they are settled, if further steps have to follow before they are complete.
 fn name_all(
     request: &HostSnapshotRequest<'_>,
     groups: &[Group<'_>],
@@ -68,7 +70,7 @@ fn name_all(
     Ok(())
 }
 
-/// Writes the whole record of all host snapshots.
+/// Writes the complete record to all host snapshots.
 fn record_all(groups: &[Group<'_>], record: &HostSnapshotRecord, job: Job<'_>) -> Result<()> {
     let exists_since_cut = |group: &&Group<'_>| !group.provider.kind().has_folders();
     let (others, without_name): (Vec<_>, Vec<_>) = groups.iter().partition(exists_since_cut);
@@ -76,7 +78,7 @@ fn record_all(groups: &[Group<'_>], record: &HostSnapshotRecord, job: Job<'_>) -
         let text = record.of_cut(group.cut).encode();
         let settled = group.provider.commit(&group.wanted, &group.label(record.time, &text));
         match settled {
-            // Its first record says already that it is whole.
+            // Its first record already marks it complete.
             Err(error) if group.is_whole_at_cut && !group.provider.kind().has_folders() => {
                 let name = &group.cut.name;
                 let message = format!("what is noted of {name} is what was known at its instant: {error}");
@@ -99,9 +101,10 @@ fn forget(states: Option<&StateStore>, ids: &[SnapshotId], job: Job<'_>) {
     }
 }
 
-/// Those of the machines, as far as their states are kept. Asked before the instant: they take time.
+/// The configurations of the machines whose states are stored. Queried before the point in time, since this takes time.
 ///
-/// A machine that is gone by now must not cost all others their point in time; one whose memory is wanted needs its configuration.
+/// A machine that has disappeared must not prevent the point in time of the others. A machine whose memory is wanted
+/// needs its configuration.
 pub(super) fn configurations(request: &HostSnapshotRequest<'_>, job: Job<'_>) -> Result<Vec<Configuration>> {
     let ask = |guest: &GuestRequest<'_>| match guest.machine.configuration() {
         Err(error) if guest.memory.is_none() => {
@@ -116,7 +119,7 @@ pub(super) fn configurations(request: &HostSnapshotRequest<'_>, job: Job<'_>) ->
     asked.map(ask).collect()
 }
 
-/// Keeps the states of the machines; `ids` gets them. Without its memory, where that was wanted, the whole is of no use; without the rest it is.
+/// Stores the states of the machines, and adds their ids to `ids`. Only a missing memory that was requested is an error.
 fn keep_states(
     request: &HostSnapshotRequest<'_>,
     of: KeptStates<'_>,
@@ -161,7 +164,7 @@ fn keep_states(
     Ok(())
 }
 
-/// Whether a dataset that was named has another one in it: cut as a tree, or as a folder of clones.
+/// Whether a named dataset contains another one: as part of a recursive snapshot, or of a folder of clones.
 fn holds(named: &Dataset, inner: &Dataset) -> bool {
     let prefix = format!("{}/", named.name.trim_end_matches('/'));
     named.provider == inner.provider && inner.name.starts_with(&prefix)

@@ -13,18 +13,18 @@ pub struct GuestReport {
     pub name: String,
     /// Its UUID.
     pub uuid: String,
-    /// What it was doing.
+    /// Its state.
     pub state: MachineState,
-    /// What happened to freezing its file systems.
+    /// The result of freezing its file systems.
     pub quiesced: Quiesced,
-    /// How long it was paused; none where it did not have to.
+    /// How long it was paused; none if no pause was needed.
     pub paused: Option<Duration>,
-    /// Bytes of its memory, where that was taken.
+    /// Bytes of its memory, if that was captured.
     pub memory_bytes: Option<u64>,
 }
 
 impl GuestReport {
-    /// What is in the snapshot of it, with what is kept beside it: "memory", "file system", "crash", or "shut off".
+    /// The consistency of the snapshot together with the stored state: "memory", "file system", "crash", or "shut off".
     pub fn consistency(&self) -> &'static str {
         match self.memory_bytes {
             Some(_) => "memory",
@@ -32,7 +32,7 @@ impl GuestReport {
         }
     }
 
-    /// What the disks alone are worth.
+    /// The consistency of the disks alone.
     pub(super) fn consistency_of_disks(&self) -> &'static str {
         match self.state {
             MachineState::ShutOff => "shut off",

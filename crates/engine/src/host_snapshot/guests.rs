@@ -1,4 +1,4 @@
-//! The machines that hold still while host snapshots are cut, each with a watchdog of its own.
+//! The machines that are frozen or paused while host snapshots are cut, each with its own watchdog.
 
 use std::ffi::OsString;
 use std::sync::{Mutex, PoisonError};
@@ -23,41 +23,41 @@ use crate::machine::run_journal::{JournalPlace, Phase, RunNote, RunRecord};
 use crate::machine::state::memory::MemoryOptions;
 use crate::machine::watchdog::Guard;
 
-/// A pause takes milliseconds; after this the watchdog ends it.
+/// A pause takes milliseconds; after this time the watchdog ends it.
 pub(super) const PAUSE_DEADLINE: Duration = Duration::from_secs(10);
 /// Machines that are frozen or paused at the same time.
 const AT_ONCE: usize = 64;
 
-/// A machine that is to hold still.
+/// A machine to freeze or pause.
 pub struct GuestRequest<'a> {
-    /// It, at its hypervisor.
+    /// The machine, at its hypervisor.
     pub machine: &'a dyn Machine,
-    /// What it is.
+    /// Its description.
     pub description: Description,
     /// Whether its file systems are frozen.
     pub quiesce: Quiesce,
     /// Where its disks are.
     pub places: MachinePlaces,
-    /// Whether it is paused in any case: more belongs to its instant than disks.
+    /// Whether it is paused in any case, because more than its disks belongs to the point in time.
     pub has_to_stop: bool,
-    /// Whether its memory belongs to the instant, and how it is taken. Only one machine's can.
+    /// How its memory is captured; none if it is not. Only one machine's memory can be captured.
     pub memory: Option<MemoryOptions>,
     /// The command that starts the watchdog of its run.
     pub watchdog: Option<Vec<OsString>>,
-    /// Where its run is noted for the cleanup after a kill; none where it is not.
+    /// Where its run is noted for the cleanup after a kill; none if it is not noted.
     pub journal: Option<JournalPlace>,
-    /// A random number, which names the run.
+    /// A random number that identifies the run.
     pub run: u32,
 }
 
-/// When the providers cut, and how long that took.
+/// When the providers made the snapshots, and how long that took.
 #[derive(Default)]
 pub(super) struct GuestPoint {
     pub(super) time: Timestamp,
     pub(super) cut: Duration,
 }
 
-/// The machines of a request, watched over.
+/// The machines of a request, each with a watchdog.
 pub(super) struct Sessions<'a> {
     all: Vec<Session<'a>>,
     mode: CutMode,
@@ -65,17 +65,17 @@ pub(super) struct Sessions<'a> {
     job: Job<'a>,
 }
 
-/// What came of an instant.
+/// Result of a point in time.
 pub(super) struct FrozenGuests {
-    /// What the providers made of it.
+    /// Result of the providers.
     pub(super) made: ProviderResult<()>,
-    /// What happened to the machines, in their order.
+    /// What happened to the machines, in the order of the request.
     pub(super) guests: Vec<GuestReport>,
-    /// The memory of one, where it was wanted.
+    /// The memory of one machine, if requested.
     pub(super) memory: Option<Memory>,
 }
 
-/// A machine, watched over.
+/// A machine with its watchdog.
 pub(super) struct Session<'a> {
     pub(super) guest: &'a GuestRequest<'a>,
     pub(super) guard: Guard,
@@ -85,12 +85,12 @@ pub(super) struct Session<'a> {
     pub(super) stopped: Option<Duration>,
     pub(super) report: GuestReport,
     failure: Option<crate::Error>,
-    /// It runs, and has a watchdog: nothing else is frozen or stopped.
+    /// It runs and has a watchdog: only such a machine is frozen or paused.
     is_watched: bool,
 }
 
 impl<'a> Sessions<'a> {
-    /// Starts watchdogs, and notes the runs; nothing is changed yet.
+    /// Starts watchdogs and notes the runs; nothing is changed yet.
     pub(super) fn begin(
         guests: &'a [GuestRequest<'a>],
         time: Timestamp,
@@ -100,7 +100,7 @@ impl<'a> Sessions<'a> {
     ) -> Result<Self> {
         let mut all = Vec::new();
         for chunk in guests.chunks(AT_ONCE) {
-            // A watchdog has to connect before it is ready.
+            // Each watchdog has to connect before it is ready.
             let begun: Vec<Result<Session<'a>>> = std::thread::scope(|scope| {
                 let begun: Vec<_> = chunk
                     .iter()
@@ -118,7 +118,7 @@ impl<'a> Sessions<'a> {
                     && guest.memory.is_none();
                 all.push(match one {
                     Ok(session) => session,
-                    // One that cannot be asked must not cost all others their point in time.
+                    // A machine that cannot be queried must not prevent the point in time of the others.
                     Err(error) if can_do_without => Session::left_alone(guest, &error, job),
                     Err(error) => return Err(error),
                 });
@@ -132,9 +132,9 @@ impl<'a> Sessions<'a> {
         })
     }
 
-    /// Has the machines hold still, and calls `cut` with what is known of them; then lets them go on.
+    /// Freezes or pauses the machines, calls `cut` with their expected reports, then resumes and thaws them.
     ///
-    /// A machine whose memory is wanted is paused at the end of it; the others hold still only then.
+    /// A machine whose memory is captured pauses at the end of the capture; the others are frozen or paused only then.
     pub(super) fn hold_still(
         mut self,
         cut: &mut dyn FnMut(&[GuestReport]) -> ProviderResult<()>,
@@ -177,12 +177,12 @@ impl<'a> Sessions<'a> {
         }
     }
 
-    /// Freezes and stops, cuts if that has worked, and lets go on.
+    /// Freezes and pauses, cuts if that succeeded, then resumes.
     fn cut_still(&mut self, cut: &mut dyn FnMut(&[GuestReport]) -> ProviderResult<()>) -> Option<ProviderResult<()>> {
         let (job, mode) = (self.job, self.mode);
         self.at_once(Session::ask);
         if !self.has_failed() {
-            // All of them share this time: the first frozen machine waits for the last.
+            // The machines share this time: the first frozen machine waits for the last.
             let until = job.clock.now() + FREEZE_DEADLINE;
             self.at_once(|session| session.freeze(until, job));
         }
@@ -266,7 +266,7 @@ impl<'a> Session<'a> {
         })
     }
 
-    /// One that is neither frozen nor stopped, since it could have no watchdog.
+    /// A machine that is neither frozen nor paused, because it has no watchdog.
     fn left_alone(guest: &'a GuestRequest<'a>, error: &crate::Error, job: Job<'a>) -> Self {
         let summary = &guest.description.summary;
         job.progress.warning(&format!(
@@ -301,7 +301,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// How its memory is to be taken; one that is shut off has none.
+    /// How its memory is to be captured; none for a machine that is shut off.
     fn wishes_memory(&self) -> Option<&MemoryOptions> {
         let has_memory = matches!(self.report.state, MachineState::Running | MachineState::Paused);
         self.guest.memory.as_ref().filter(|_| has_memory)
@@ -311,7 +311,7 @@ impl<'a> Session<'a> {
         self.report.state == MachineState::Running
     }
 
-    /// Asks whether it can be frozen.
+    /// Asks the guest agent whether the file systems can be frozen.
     fn ask(&mut self) {
         if !self.is_watched {
             return;
@@ -330,8 +330,8 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Stops it where it has to. Frozen file systems are not all that a guest writes to: there are swap, databases on disks of their
-    /// own, the partition that it boots from. One that another process has paused is left alone.
+    /// Pauses the machine if required. Frozen file systems do not cover everything that a guest writes to: swap,
+    /// databases on raw disks, the boot partition. A machine that another process has paused is left alone.
     fn stop(&mut self, mode: CutMode, job: Job<'a>) {
         let has_to_stop = self.guest.has_to_stop || mode == CutMode::InTurn;
         if !self.is_watched || !has_to_stop {
@@ -340,7 +340,7 @@ impl<'a> Session<'a> {
         match self.execute("query-status") {
             Ok(status) if status["running"] == true => {}
             Ok(_) => return,
-            // Whether it runs is not known, so its disks could be of several instants.
+            // Its state is unknown, so its disks could be of several points in time.
             Err(error) => {
                 self.failure = Some(error);
                 return;
@@ -363,7 +363,7 @@ impl<'a> Session<'a> {
         })?)
     }
 
-    /// What is known of it while it holds still.
+    /// The report for a machine while it is frozen or paused.
     fn expected_report(&self) -> GuestReport {
         let quiesced = match &self.quiescence {
             Some(FreezeState::Frozen {
@@ -384,7 +384,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Lets it run on, and thaws it.
+    /// Resumes and thaws the machine.
     fn go_on(&mut self, job: Job<'a>) {
         if let Some(stopped) = self.stopped {
             if self.failure.is_none() && self.is_running() {
@@ -416,7 +416,7 @@ impl<'a> Session<'a> {
             if let (true, Quiesce::Require, Quiesced::Failed(reason)) =
                 (was_frozen, self.guest.quiesce, &self.report.quiesced)
             {
-                // Nothing is to be made of a guest that was not frozen to the end.
+                // A guest that did not stay frozen until the end has no usable snapshot.
                 let reason = reason.clone();
                 self.fail(&reason);
             }
@@ -427,13 +427,13 @@ impl<'a> Session<'a> {
         self.failure.is_some()
     }
 
-    /// There is no instant of it.
+    /// Marks the machine as failed: it has no point in time.
     pub(super) fn fail(&mut self, why: &str) {
         let failure = self.was_torn(why);
         self.failure.get_or_insert(failure);
     }
 
-    /// Its disks are of several instants, or not what is wanted.
+    /// The error for disks that are of several points in time, or not what was requested.
     fn was_torn(&self, why: &str) -> crate::Error {
         crate::Error::from(holdfast_host::Error::Refused {
             action: "make one instant of",
@@ -442,7 +442,7 @@ impl<'a> Session<'a> {
         })
     }
 
-    /// Whether it was switched off, or has crashed: its disks are of one instant all the same.
+    /// Whether it was switched off or has crashed: its disks are still of one point in time.
     fn is_off(&self) -> bool {
         self.guest.machine.ended().is_some()
     }
@@ -452,13 +452,13 @@ impl<'a> Session<'a> {
             .is_ok_and(|status| status["running"] == true)
     }
 
-    /// Nothing of it is left; where it is paused, the rest is the watchdog's.
+    /// Ends the session and removes its traces; the watchdog resumes the machine if it is still paused.
     fn end(mut self) -> (GuestReport, Option<crate::Error>) {
         if self.stopped.is_some() && !self.is_running() && !self.is_off() {
             self.guard.about_to_pause(PAUSE_DEADLINE).ok();
             self.guard.hand_over();
         } else if self.guard.has_the_rest() {
-            // Frozen still, as far as is known: the note stays for holdfast doctor.
+            // The guest may still be frozen: the note stays for `holdfast doctor`.
             self.guard.done();
         } else {
             self.guard.done();

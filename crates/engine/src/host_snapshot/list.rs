@@ -1,18 +1,18 @@
-//! Host snapshots that are there.
+//! Lists existing host snapshots.
 
 use holdfast_host::provider::{Dataset, HostSnapshot};
 
 use super::{HostSnapshotRecord, Providers, SetCompleteness};
 use crate::job::Result;
 
-/// A host snapshot, and what is noted of it.
+/// A host snapshot and its record.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostSnapshotState {
-    /// It.
+    /// The host snapshot.
     pub snapshot: HostSnapshot,
-    /// Our record of it, where it is one that we know.
+    /// Its record, if Holdfast made it and the version is known.
     pub record: Option<HostSnapshotRecord>,
-    /// Whether all that was to be made with it was; none where that is not known, since another program made it.
+    /// Whether its set is complete; none if unknown because another program made it.
     pub is_whole: Option<bool>,
 }
 
@@ -25,12 +25,12 @@ pub struct HostSnapshotList {
     pub snapshots: Vec<HostSnapshotState>,
 }
 
-/// Whether the sizes of host snapshots are found out.
+/// Whether the sizes of host snapshots are measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SnapshotSizes {
-    /// They are, which takes long.
+    /// They are measured, which takes long.
     Measured,
-    /// They are not.
+    /// They are not measured.
     Unknown,
 }
 

@@ -1,8 +1,9 @@
-//! The state at the instant, as far as it can be found out afterwards.
+//! Verifies the state at the point in time afterwards, as far as possible.
 //!
-//! Machines are looked at before an instant, which takes its time, and one may be started, stopped or resumed, or its disks moved, before
-//! the providers cut. So they are looked at again when all run on, which pauses none of them: what has changed may have
-//! changed before the cut, and the snapshot claims no more than holds in either case.
+//! Machines are examined before the point in time, and a machine may be started, stopped or resumed, or its disks
+//! moved, before the providers make the snapshots. So they are examined again when all are running again, which pauses
+//! no machine. A change may have happened before the snapshot, and the snapshot then claims only what holds in either
+//! case.
 
 use holdfast_host::{DiskKind, DiskSource, MachineDisk, MachineState};
 
@@ -14,7 +15,7 @@ use crate::job::Job;
 use crate::machine::quiesce::Quiesced;
 
 impl Session<'_> {
-    /// Looks at the machine once more, and takes back what its snapshot cannot claim.
+    /// Examines the machine again, and lowers the consistency of its snapshot if it changed.
     pub(super) fn look_again(&mut self, mode: CutMode, coverage: DiskCoverage, job: Job<'_>) {
         if self.has_failed() {
             return;
@@ -22,7 +23,7 @@ impl Session<'_> {
         let now = match self.guest.machine.describe() {
             Ok(now) => now,
             Err(error) => {
-                // One that has ended is not there any more, which is no news of one that was running or shut off.
+                // A transient machine that has ended no longer exists, which is expected if it was running or shut off.
                 let is_gone = matches!(error, holdfast_host::Error::NoSuchMachine { .. });
                 if !is_gone && self.report.state != MachineState::Running {
                     self.doubt(&format!("it could not be looked at once more: {error}"), job);
@@ -55,7 +56,7 @@ impl Session<'_> {
         }
     }
 
-    /// What is in the snapshot of it is as after a power cut, at best.
+    /// Lowers the consistency to that after a power cut, at best.
     fn doubt(&mut self, reason: &str, job: Job<'_>) {
         let machine = &self.report.name;
         job.progress
@@ -67,10 +68,10 @@ impl Session<'_> {
     }
 }
 
-/// What has become of disks between two looks, where it is not the same: a disk is elsewhere, is gone, or is new.
+/// Describes how the disks changed between two examinations, if they did: a disk is elsewhere, missing or new.
 fn moved(then: &[MachineDisk], now: &[MachineDisk]) -> Option<String> {
     let of = |disks: &[MachineDisk], target: &str| {
-        // A CD that is changed is no news.
+        // A changed CD does not count.
         let is_it = |disk: &&MachineDisk| {
             disk.target == target && !disk.is_read_only && matches!(disk.kind, DiskKind::Disk | DiskKind::Lun)
         };
@@ -103,7 +104,7 @@ fn shown(source: &DiskSource) -> String {
 }
 
 impl FrozenGuests {
-    /// With the machines that run in what was cut by now, and were not known: they were not frozen.
+    /// Adds machines that now run on the snapshotted datasets and were unknown before: they were not frozen.
     pub(super) fn with_newcomers(mut self, request: &HostSnapshotRequest<'_>, job: Job<'_>) -> Self {
         let Subject::Datasets(find) = request.subject else {
             return self;

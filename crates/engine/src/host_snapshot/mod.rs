@@ -1,14 +1,14 @@
-//! `snapshot`: host snapshots of datasets, at an instant at which the machines in them hold still.
+//! `snapshot`: host snapshots of datasets, at a point in time at which the machines on them are frozen or paused.
 //!
-//! 1. What can be done before is: names are looked at, folders made, watchdogs started, runs noted.
-//! 2. The guests freeze their file systems, all at once. Where what is wanted cannot be cut at one instant, those that cannot freeze
+//! 1. Preparation: names are checked, folders created, watchdogs started, runs noted.
+//! 2. The guests freeze their file systems, all at once. If the snapshots cannot be made at one point in time, guests that cannot freeze
 //!    are paused.
-//! 3. The providers cut.
-//! 4. The machines run on, and thaw.
-//! 5. What was cut is made durable, and the states of the machines are kept.
-//! 6. The record of each says that all of it exists.
+//! 3. The providers make the snapshots.
+//! 4. The machines are resumed and thawed.
+//! 5. The snapshots are made durable, and the states of the machines are stored.
+//! 6. The record of each snapshot is marked complete.
 //!
-//! After any error the machines run on; the host snapshots that were made before the error are removed again.
+//! After any error the machines are resumed, and the host snapshots that were made before the error are removed.
 
 pub(crate) mod compare_images;
 mod completeness;
@@ -63,23 +63,23 @@ use states::StateStore;
 use subject::CutMode;
 pub use subject::Subject;
 
-/// What host snapshots are to be made of, and how.
+/// Which host snapshots to make, and how.
 pub struct HostSnapshotRequest<'a> {
     /// The providers of this host.
     pub providers: &'a Providers,
-    /// What is made, all while the machines hold still.
+    /// The snapshots to make, all during the same pause.
     pub cuts: Vec<NamedSnapshotSet>,
-    /// The machines that hold still meanwhile.
+    /// The machines to freeze or pause meanwhile.
     pub guests: Vec<GuestRequest<'a>>,
-    /// Whether it is about machines, or about datasets with everything in them.
+    /// Whether the request is for machines, or for datasets with everything in them.
     pub subject: Subject<'a>,
-    /// The clock; read at the instant.
+    /// The clock; read at the point in time.
     pub now: &'a dyn Fn() -> Timestamp,
-    /// The program that does it.
+    /// The program that makes the snapshots.
     pub program: String,
-    /// What all of them have in common: a random number.
+    /// The random number that all snapshots of the set share.
     pub set: SetId,
-    /// Where the states of the machines are kept; none where they are not.
+    /// Where the states of the machines are stored; none if they are not.
     pub states: Option<&'a StateStore>,
 }
 
@@ -88,40 +88,40 @@ pub struct HostSnapshotRequest<'a> {
 pub struct NamedSnapshotSet {
     /// The name.
     pub name: String,
-    /// Of what.
+    /// The datasets.
     pub wanted: Vec<HostSnapshotScope>,
 }
 
 /// Host snapshots that were made.
 #[derive(Debug)]
 pub struct HostSnapshotReport {
-    /// What was made, in the order of what was wanted, name by name.
+    /// The snapshots, in the order of the request, name by name.
     pub snapshots: Vec<HostSnapshotName>,
-    /// Their instant.
+    /// Their point in time.
     pub time: Timestamp,
-    /// Whether all of a name are of one instant, without relying on the guests being stopped.
+    /// Whether all snapshots of a name are of one point in time even if the guests were not stopped.
     pub is_one_instant: bool,
     /// How long the providers took.
     pub cut: Duration,
     /// What happened to the machines.
     pub guests: Vec<GuestReport>,
-    /// What is noted of them.
+    /// The record of the snapshots.
     pub record: HostSnapshotRecord,
 }
 
-/// What one provider cuts at one instant.
+/// Datasets that one provider snapshots at one point in time.
 struct Group<'a> {
     provider: &'a dyn Provider,
     cut: &'a NamedSnapshotSet,
     wanted: Vec<HostSnapshotScope>,
-    /// Whether all that belongs together exists once this is cut: nothing else has its name, and no states of machines are kept with it.
+    /// Whether the set is complete with this snapshot: no other has its name, and no states of machines are stored with it.
     is_whole_at_cut: bool,
 }
 
-/// Makes host snapshots; `within` is called while the machines hold still.
+/// Makes host snapshots; `within` is called while the machines are frozen or paused.
 ///
 /// # Errors
-/// None is there then, and every machine runs that ran before.
+/// No snapshot exists, and every machine that ran before runs.
 pub fn take_host_snapshots(
     request: &HostSnapshotRequest<'_>,
     within: &mut dyn FnMut(),
@@ -130,21 +130,21 @@ pub fn take_host_snapshots(
     Ok(try_host_snapshots(request, within, job)?)
 }
 
-/// The same; an error names the datasets that have no host snapshot, where it is about these.
+/// Like [`take_host_snapshots`]; an error also names the datasets that cannot be snapshotted, if it is about them.
 ///
 /// # Errors
-/// As there.
+/// Those of [`take_host_snapshots`].
 pub(crate) fn try_host_snapshots(
     request: &HostSnapshotRequest<'_>,
     within: &mut dyn FnMut(),
     job: Job<'_>,
 ) -> std::result::Result<HostSnapshotReport, NotTaken> {
     let (groups, mode) = all_groups(request)?;
-    // What was got ready goes, wherever it ended.
+    // The preparations are removed wherever the error occurred.
     make(request, &groups, mode, within, job).inspect_err(|_| abandon(&groups))
 }
 
-/// Looks whether host snapshots can be made, as far as that is known without making them.
+/// Checks whether host snapshots can be made, as far as that is known without making them.
 pub(crate) fn check_host_snapshots(request: &HostSnapshotRequest<'_>) -> Result<()> {
     let (groups, _) = all_groups(request)?;
     let prepared = prepare(request, &groups, (request.now)());
@@ -152,7 +152,7 @@ pub(crate) fn check_host_snapshots(request: &HostSnapshotRequest<'_>) -> Result<
     Ok(prepared?)
 }
 
-/// What is cut, in its order.
+/// All groups, in the order in which they are cut.
 fn all_groups<'a>(request: &'a HostSnapshotRequest<'a>) -> Result<(Vec<Group<'a>>, CutMode)> {
     let (mut groups, mut mode) = (Vec::new(), CutMode::AtOnce);
     for cut in &request.cuts {
@@ -222,7 +222,7 @@ fn make(
         within();
         made
     });
-    // What of this name was there before is not ours: only what was cut is taken back, and when all machines run.
+    // An existing snapshot of this name belongs to another owner: only new snapshots are removed, after all machines run.
     let made = &groups[..cut_count];
     let held = held.map_err(NotTaken::from).and_then(|held| match held.made {
         Ok(()) => Ok(held),
@@ -254,7 +254,7 @@ fn make(
     })
 }
 
-/// What was cut, and is not worth anything, goes.
+/// Removes snapshots that were cut but are unusable.
 fn take_back(groups: &[Group<'_>], job: Job<'_>) {
     for reason in groups.iter().flat_map(Group::destroy) {
         job.progress.note(&format!("taking back what was made: {reason}"));
@@ -262,7 +262,7 @@ fn take_back(groups: &[Group<'_>], job: Job<'_>) {
 }
 
 impl HostSnapshotRequest<'_> {
-    /// Whether states of machines are kept with the host snapshots.
+    /// Whether states of machines are stored with the host snapshots.
     fn keeps_states(&self) -> bool {
         self.states.is_some() && !self.guests.is_empty()
     }
@@ -278,7 +278,7 @@ impl NamedSnapshotSet {
     }
 }
 
-/// The wanted host snapshots of one name, grouped by what can make them at one instant.
+/// The host snapshots of one name, grouped by what one provider can make at one point in time.
 fn groups_of<'a>(cut: &'a NamedSnapshotSet, providers: &'a Providers) -> Result<Vec<Group<'a>>> {
     let mut by_provider: BTreeMap<ProviderKind, Vec<HostSnapshotScope>> = BTreeMap::new();
     for one in &cut.wanted {
@@ -306,7 +306,7 @@ fn is_cut_at_once(groups: &[Group<'_>]) -> bool {
     }
 }
 
-/// The instant: the frozen time passes here. Counts what is cut.
+/// Makes the snapshots while the machines are frozen: this is the frozen time. Counts the groups that were cut.
 fn cut_all(
     groups: &[Group<'_>],
     record: &HostSnapshotRecord,
@@ -330,7 +330,7 @@ impl Group<'_> {
         }
     }
 
-    /// Takes back what was cut; what stays, in words.
+    /// Removes the snapshots that were cut; returns errors about those that remain.
     fn destroy(&self) -> Vec<String> {
         let failed = self
             .wanted
@@ -349,7 +349,7 @@ impl Group<'_> {
         failed.collect()
     }
 
-    /// A dataset, and where it was cut with them those below it.
+    /// A dataset, and its descendants if they were cut with it.
     fn with_below(&self, one: &HostSnapshotScope) -> Vec<Dataset> {
         let all = if one.is_tree {
             self.provider.datasets().unwrap_or_default()

@@ -1,7 +1,7 @@
-//! `monitor`: whether a policy is met, and how its pools are, for programs that watch over hosts.
+//! `monitor`: whether a policy is met, and whether its pools are healthy, for monitoring programs.
 //!
-//! What a check says is decided by `holdfast_policy::sanoid`, which is pure; here ZFS is asked. A missing answer is never taken for
-//! OK: such a dataset or pool is unknown, and what is known of the others is still reported.
+//! `holdfast_policy::sanoid` decides the result of a check, and is pure; here ZFS is queried. A missing answer never counts as
+//! OK: such a dataset or pool is unknown, and the others are still reported.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ use jiff::Timestamp;
 
 use super::{Providers, SetCompleteness};
 
-/// What is watched over.
+/// What to monitor.
 pub struct MonitorRequest<'a> {
     /// The providers of this host.
     pub providers: &'a Providers,
@@ -25,35 +25,35 @@ pub struct MonitorRequest<'a> {
     pub now: Timestamp,
 }
 
-/// All that is known of what is watched over.
+/// Results of all checks, with figures.
 #[derive(Debug)]
 pub struct MonitorReport {
     /// Whether the snapshots are fresh.
     pub snapshots: Check,
     /// Whether the pools are healthy.
     pub health: Check,
-    /// Whether the pools have room.
+    /// Whether the pools have free space.
     pub capacity: Check,
-    /// The datasets of the policy, without those that could not be looked at.
+    /// The datasets of the policy that could be examined.
     pub datasets: Vec<DatasetFigures>,
-    /// The pools of the policy that could be looked at.
+    /// The pools of the policy that could be examined.
     pub pools: Vec<PoolFigures>,
 }
 
-/// A dataset in figures.
+/// Figures of a dataset.
 #[derive(Debug)]
 pub struct DatasetFigures {
     /// Its name.
     pub dataset: String,
-    /// The room that it takes; none where there is no such dataset.
+    /// Its used and free space; none if the dataset does not exist.
     pub state: Option<DatasetState>,
-    /// Its snapshots by their type, of types that the policy keeps, or that are there all the same.
+    /// Its snapshots by type: types that the policy keeps, and other types that exist.
     pub types: Vec<TypeFigures>,
-    /// Whether its snapshots are as fresh as the policy says; none where the policy does not monitor them.
+    /// Whether its snapshots are as fresh as the policy demands; none if the policy does not monitor them.
     pub is_fresh: Option<bool>,
 }
 
-/// The snapshots of one type in figures.
+/// Figures of the snapshots of one type.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TypeFigures {
     /// The type.
@@ -62,16 +62,16 @@ pub struct TypeFigures {
     pub count: u64,
     /// When the newest was taken.
     pub newest: Option<Timestamp>,
-    /// Bytes that are each snapshot's alone, added up.
+    /// Bytes used by each snapshot alone, added up.
     pub used_bytes: u64,
 }
 
-/// A pool in figures.
+/// Figures of a pool.
 #[derive(Debug)]
 pub struct PoolFigures {
-    /// How it is.
+    /// Its state.
     pub state: PoolState,
-    /// The room in it; none where that is not known.
+    /// Its space; none if unknown.
     pub room: Option<PoolRoom>,
 }
 
@@ -107,7 +107,7 @@ pub fn check_capacity(request: &MonitorRequest<'_>) -> Check {
     capacity(&answers.collect())
 }
 
-/// Does all of these checks, and reports their figures too.
+/// Runs all checks, and also reports their figures.
 pub fn monitor(request: &MonitorRequest<'_>) -> MonitorReport {
     let (snapshots, datasets) = match MonitoredDatasets::find(request) {
         Ok(watched) => (watched.check(request.now), watched.figures(request.now)),
@@ -133,7 +133,7 @@ pub fn monitor(request: &MonitorRequest<'_>) -> MonitorReport {
 const NO_DATASET: &str = "the policy is about no dataset";
 
 impl MonitorRequest<'_> {
-    /// The policy for datasets that have a section: pools are known without asking for what is in them.
+    /// The policy for datasets with their own section: their pools are known without listing datasets.
     fn of_sections(&self) -> ResolvedDatasets {
         let datasets: Vec<String> = self.config.datasets().map(str::to_owned).collect();
         self.config.resolve(&datasets)
@@ -157,7 +157,7 @@ impl MonitorRequest<'_> {
                 });
                 answer(Ok(state), devices.collect())
             }
-            // A pool that is not open is worse than unknown.
+            // A pool that is not open is worse than an unknown state.
             Err(_) if !state.is_open() => answer(Ok(state), Vec::new()),
             Err(error) => answer(Err(error), Vec::new()),
         }
@@ -183,7 +183,7 @@ struct MonitoredDatasets {
     policies: Vec<DatasetPolicy>,
     states: BTreeMap<String, DatasetState>,
     types: BTreeMap<String, BTreeMap<SnapshotType, TypeFigures>>,
-    /// What could not be looked at, with why.
+    /// Datasets that could not be examined, with the reasons.
     unknown: BTreeMap<String, String>,
 }
 
@@ -221,14 +221,14 @@ impl MonitoredDatasets {
             }
             match zfs.snapshots(dataset) {
                 Ok(snapshots) => {
-                    // Of what was to be cut together not all was: that is no point in time for a rollback.
+                    // An incomplete set is not a point in time for a rollback.
                     let is_whole = |snapshot: &&HostSnapshot| {
                         completeness.of(&snapshot.name, snapshot.record.as_deref()) != Some(false)
                     };
                     let whole = snapshots.iter().filter(is_whole);
                     let typed = whole.filter_map(|snapshot| {
                         let time = Timestamp::from_second(snapshot.time_s).ok()?;
-                        // A clock that was wrong once must not pass for fresh snapshots.
+                        // A snapshot in the future, from a wrong clock, must not count as fresh.
                         if time.as_millisecond() > request.now.as_millisecond().saturating_add(crate::SKEW_MS) {
                             return None;
                         }

@@ -1,22 +1,22 @@
-//! Why there are no host snapshots, and of which datasets there can be none: others may be cut without these.
+//! Why host snapshots failed, and for which datasets: the others may be snapshotted without them.
 
 use holdfast_host::provider::{Dataset, ProviderError};
 
 use super::Group;
 use crate::job::Error;
 
-/// Why there are no host snapshots.
+/// Why host snapshots failed.
 #[derive(Debug)]
 pub(crate) struct NotTaken {
     /// What went wrong.
     pub(crate) error: Box<Error>,
-    /// The datasets that cannot be cut; none where it has nothing to do with one of them.
+    /// The datasets that cannot be snapshotted; empty if the error is not about datasets.
     pub(crate) culprits: Vec<Dataset>,
 }
 
 impl NotTaken {
-    /// A provider could not cut a group. Of several that are cut at one instant its words name those at fault; where they name none,
-    /// it may be any.
+    /// A provider could not cut a group. If the group has several datasets, the error message shows which failed; if it
+    /// names none, any of them may have.
     pub(super) fn of_group(group: &Group<'_>, error: ProviderError) -> Self {
         let all = || group.wanted.iter().map(|one| one.dataset.clone());
         let said = error.to_string();
@@ -29,7 +29,7 @@ impl NotTaken {
     }
 }
 
-/// Whether a text has the full name of a host snapshot in it, and not as a part of a longer one.
+/// Whether a text contains the full name of a host snapshot, and not as a part of a longer name.
 fn names(text: &str, full_name: &str) -> bool {
     let is_of_name = |letter: char| letter.is_ascii_alphanumeric() || "_.-/@".contains(letter);
     text.match_indices(full_name).any(|(place, _)| {

@@ -1,4 +1,4 @@
-//! Where the disks of machines really live.
+//! Finds the datasets that hold the disks of machines.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -15,27 +15,27 @@ pub struct MachinePlaces {
     pub disks: Vec<(String, DatasetPath)>,
     /// Disks without a provider of host snapshots, and why.
     pub nowhere: Vec<(String, String)>,
-    /// Disks that are not the machine's own, and why.
+    /// Disks that are excluded, and why.
     pub left_out: Vec<(String, String)>,
-    /// The images that disks are based on, each with the name of the disk. The machine does not write to them.
+    /// The backing images of disks, each with the name of the disk. The machine does not write to them.
     pub bases: Vec<(String, DatasetPath)>,
-    /// Such images without a provider of host snapshots, and why.
+    /// Backing images without a provider of host snapshots, and why.
     pub bases_nowhere: Vec<(String, String)>,
 }
 
 impl MachinePlaces {
-    /// What holds the disks of the machine themselves.
+    /// The datasets that hold the disks of the machine.
     pub fn wanted(&self) -> Vec<HostSnapshotScope> {
         wanted_of(self.disks.iter().map(|(_, place)| place))
     }
 
-    /// The same, with what these are based on: all that it takes to read them. What several are based on is in it once.
+    /// The datasets with the disks and their backing images: everything needed to read the disks. Shared datasets occur once.
     pub fn wanted_with_bases(&self) -> Vec<HostSnapshotScope> {
         let places = self.disks.iter().chain(&self.bases);
         wanted_of(places.map(|(_, place)| place))
     }
 
-    /// Whether any disk is in a dataset, or below it where that is a folder or has others below it.
+    /// Whether any disk is in the dataset, or below it if it is a folder or has descendants.
     fn is_in(&self, wanted: &HostSnapshotScope) -> bool {
         self.disks.iter().any(|(_, place)| is_in(place, wanted))
     }
@@ -57,7 +57,7 @@ fn wanted_of<'p>(places: impl Iterator<Item = &'p DatasetPath>) -> Vec<HostSnaps
 fn is_in(place: &DatasetPath, wanted: &HostSnapshotScope) -> bool {
     let (dataset, of) = (&wanted.dataset, &place.dataset);
     let is_below = match dataset.provider {
-        // A folder of clones holds all below it.
+        // A folder of clones contains everything below it.
         ProviderKind::Reflink => Path::new(&of.name).starts_with(&dataset.name),
         ProviderKind::Zfs if wanted.is_tree => {
             let below = of.name.strip_prefix(&dataset.name);
@@ -66,14 +66,14 @@ fn is_in(place: &DatasetPath, wanted: &HostSnapshotScope) -> bool {
         _ => false,
     };
     let is_of_it = dataset.provider == of.provider && (dataset.name == of.name || is_below);
-    // The same folder may be looked at as a subvolume, and as one of clones.
+    // The same folder may be both a subvolume and a folder of clones.
     let are_folders = dataset.provider.has_folders() && of.provider.has_folders();
-    // btrfs leaves a subvolume within another out of the snapshots of that one, and so do clones of a folder.
+    // A btrfs snapshot does not include nested subvolumes, and neither do clones of a folder.
     let is_nested = of.provider == ProviderKind::Btrfs && !Path::new(&dataset.name).starts_with(&of.name);
     is_of_it || are_folders && !is_nested && Path::new(&of.name).join(&place.path).starts_with(&dataset.name)
 }
 
-/// Where the image of a disk is; empty where it has no path.
+/// Path of the image of a disk; empty if it has none.
 pub(crate) fn image_path(disk: &MachineDisk) -> &Path {
     match &disk.source {
         holdfast_host::DiskSource::File(path) | holdfast_host::DiskSource::Device(path) => path,
@@ -81,7 +81,7 @@ pub(crate) fn image_path(disk: &MachineDisk) -> &Path {
     }
 }
 
-/// Where the disks of a machine are that it can write.
+/// The datasets of the disks that a machine can write.
 pub fn places_of(description: &Description, choice: &DiskChoice, run: u32) -> MachinePlaces {
     let label = format!("{run:08x}");
     let mut places = MachinePlaces::default();
@@ -95,7 +95,7 @@ pub fn places_of(description: &Description, choice: &DiskChoice, run: u32) -> Ma
                     places.add_bases(disk, path, &label);
                 }
                 Ok(Located::Nowhere(why)) => places.nowhere.push((disk.target.clone(), why)),
-                // One whose file is gone is no reason to know nothing of the others.
+                // A missing file must not hide the other disks.
                 Err(error) => places.nowhere.push((disk.target.clone(), error.to_string())),
             },
         }
@@ -104,9 +104,9 @@ pub fn places_of(description: &Description, choice: &DiskChoice, run: u32) -> Ma
 }
 
 impl MachinePlaces {
-    /// Adds what a disk is based on, as far as that can be read.
+    /// Adds the backing images of a disk, as far as they can be read.
     fn add_bases(&mut self, disk: &MachineDisk, path: &Path, label: &str) {
-        // The guest writes all bytes of an image that is not qcow2 by its configuration: it may look like one, and name any file.
+        // A guest can write any bytes to a raw image: it may look like qcow2 and name any file.
         if disk.format.as_deref() != Some("qcow2") {
             return;
         }
@@ -130,7 +130,7 @@ impl MachinePlaces {
     }
 }
 
-/// Whether nothing can be made where the dataset's files are; others make host snapshots elsewhere.
+/// Whether nothing can be written beside the files of the dataset; only some providers need that.
 fn is_read_only(place: &DatasetPath) -> bool {
     let is_so = || {
         let found = rustix::fs::statvfs(&place.dataset.name);
@@ -147,7 +147,7 @@ fn path_of(disk: &MachineDisk) -> std::result::Result<&Path, String> {
     }
 }
 
-/// Those of `machines` that have disks in what is wanted, by their places.
+/// Indexes of the machines that have disks in `wanted`.
 pub fn machines_in<'m>(
     machines: impl IntoIterator<Item = &'m MachinePlaces>,
     wanted: &[HostSnapshotScope],
@@ -196,7 +196,7 @@ mod tests {
         assert_eq!(wanted[1].files, ["b", "d"].map(std::path::PathBuf::from));
     }
 
-    /// Fifty disks may have one base: it is cut once.
+    /// Fifty disks may share one backing image: it is cut once.
     #[test]
     fn what_disks_are_based_on_is_wanted_once_and_does_not_make_a_machine_be_there() {
         let base = place(ProviderKind::Zfs, "t/templates", "debian.qcow2");

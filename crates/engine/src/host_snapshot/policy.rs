@@ -1,9 +1,10 @@
-//! `cron`: a policy carried out once. Snapshots that are due are taken, those that have served their time are removed.
+//! `cron`: runs a policy once. Takes snapshots that are due, and removes those that have expired.
 //!
-//! What is due and what has expired is decided by `holdfast_policy::sanoid`, which is pure; here it is done. Datasets that hold disks of one
-//! machine are cut together, so that the machine holds still once, and all its disks are of one instant.
+//! `holdfast_policy::sanoid` decides what is due and what has expired, and is pure; here this is carried out. Datasets
+//! with disks of the same machine are snapshotted together, so that the machine is frozen once, and all its disks are
+//! of one point in time.
 //!
-//! A dataset that fails does not keep the others: errors are reported at the end.
+//! A dataset that fails does not stop the others: errors are reported at the end.
 
 mod hooks;
 mod prune;
@@ -30,20 +31,20 @@ use crate::repository::forget::Execution;
 
 /// The machines of a host, found when they are needed.
 pub trait Guests {
-    /// Where the disks of all of them are.
+    /// The places of the disks of all machines.
     fn places(&self) -> Vec<&MachinePlaces>;
 
-    /// What is asked of one of them, by its place in that list.
+    /// The request for one machine, by its index in that list.
     fn request(&self, index: usize) -> Result<GuestRequest<'_>>;
 
-    /// Machines that run, and have disks in what was wanted, by now: those that came while it was cut among them.
+    /// Running machines that now have disks in `wanted`: those that appeared while the snapshots were made are among them.
     fn newcomers(&self, wanted: &[HostSnapshotScope]) -> Vec<Description>;
 
-    /// A number that no set of host snapshots has.
+    /// A new number for a set of host snapshots.
     fn new_set(&self) -> Result<SetId>;
 }
 
-/// A policy, and how it is carried out.
+/// A policy, and how to run it.
 pub struct PolicyRunRequest<'a> {
     /// The providers of this host.
     pub providers: &'a Providers,
@@ -51,74 +52,74 @@ pub struct PolicyRunRequest<'a> {
     pub config: &'a SanoidConfig,
     /// Whether snapshots that are due are taken.
     pub takes: bool,
-    /// Whether those that have served their time are removed.
+    /// Whether expired snapshots are removed.
     pub prunes: bool,
-    /// Whether anything is changed.
+    /// Whether anything is changed, or only planned.
     pub execution: Execution,
     /// The machines of this host.
     pub guests: &'a dyn Guests,
-    /// The clock, in the zone whose hours and days are meant.
+    /// The clock, in the time zone of the policy.
     pub now: &'a dyn Fn() -> Zoned,
-    /// Where the states of the machines are kept; none where they are not.
+    /// Where the states of the machines are stored; none if they are not.
     pub states: Option<&'a StateStore>,
-    /// The program that does it.
+    /// The program that runs the policy.
     pub program: String,
-    /// A file that is locked meanwhile: two runs at once would take everything twice.
+    /// A lock file: two runs at once would take every snapshot twice.
     pub lock: PathBuf,
-    /// Variables of the environment that hooks do not get.
+    /// Environment variables that are not passed to hooks.
     pub withheld: Vec<String>,
 }
 
-/// What was done.
+/// Result of a policy run.
 #[derive(Debug, Default)]
 pub struct PolicyRunReport {
-    /// Snapshots that were taken, or would be: by what was cut together.
+    /// Snapshots that were taken, or would be, grouped by sets.
     pub taken: Vec<TakenSnapshotSet>,
     /// Snapshots that were removed, or would be.
     pub removed: Vec<RemovedByPolicy>,
-    /// States of machines that were forgotten, since no host snapshot needs them.
+    /// Number of states of machines that were removed because no host snapshot needs them.
     pub forgotten_states: usize,
-    /// What is hardly meant in the policy.
+    /// Settings of the policy that are probably mistakes.
     pub doubts: Vec<String>,
-    /// Datasets that could not be looked at: each with why.
+    /// Datasets that could not be examined, each with the reason.
     pub unreadable: Vec<(String, String)>,
-    /// Whether it was interrupted before all was done; what is reported was done.
+    /// Whether the run was interrupted; the report lists what was done before.
     pub is_interrupted: bool,
 }
 
-/// Datasets that were cut together.
+/// Datasets that were snapshotted together.
 #[derive(Debug, Default)]
 pub struct TakenSnapshotSet {
     /// The snapshots, by their full names.
     pub snapshots: Vec<HostSnapshotName>,
-    /// Machines that hold still, by name, in a dry run.
+    /// In a dry run: indexes of the machines that would be frozen or paused.
     pub would_freeze: Vec<usize>,
     /// What happened to the machines.
     pub guests: Vec<GuestReport>,
-    /// Machines of which there is no whole snapshot, since other datasets with disks of theirs could not be cut: by their places.
+    /// Indexes of machines without a complete snapshot, because other datasets with their disks could not be snapshotted.
     pub incomplete: Vec<usize>,
-    /// Why there is none.
+    /// Why the snapshots failed.
     pub failure: Option<String>,
 }
 
-/// A snapshot that has served its time.
+/// An expired snapshot.
 #[derive(Debug)]
 pub struct RemovedByPolicy {
-    /// It.
+    /// The snapshot.
     pub snapshot: HostSnapshotName,
     /// Why.
     pub reason: String,
-    /// Bytes that were free without it.
+    /// Bytes that its removal frees.
     pub used_bytes: Option<u64>,
-    /// Why it stays all the same.
+    /// Why it is kept nevertheless.
     pub obstacle: Option<String>,
 }
 
-/// Carries out a policy once.
+/// Runs a policy once.
 ///
 /// # Errors
-/// Another run is under way, or nothing can be asked at all. What goes wrong with a dataset is in the report, and so is what was done
-/// until it was interrupted.
+/// Another run is active, or no dataset can be queried at all. Errors of single datasets are in the report, and so is
+/// what was done before an interruption.
 pub fn run_policy(request: &PolicyRunRequest<'_>, job: Job<'_>) -> Result<PolicyRunReport> {
     let _lock = lock(request)?;
     let found = request.providers.zfs().datasets()?;
@@ -143,9 +144,9 @@ pub fn run_policy(request: &PolicyRunRequest<'_>, job: Job<'_>) -> Result<Policy
         let snapshots = run.snapshots(policies.iter().filter(|policy| policy.takes()), &mut report);
         take::take(&run, &policies, &snapshots, &mut report);
     }
-    // An interrupted run reports what was done, which an error would not.
+    // An interrupted run reports what was done; an error would not.
     if request.prunes && !report.is_interrupted {
-        // Those that were just taken count.
+        // Includes the snapshots that were just taken.
         let snapshots = run.snapshots(policies.iter().filter(|policy| policy.prunes()), &mut report);
         prune::prune(&run, &policies, &snapshots, &mut report);
         report.forgotten_states = if report.is_interrupted { 0 } else { run.sweep() };
@@ -163,7 +164,7 @@ struct PolicyRun<'a> {
 }
 
 impl PolicyRun<'_> {
-    /// Forgets the states of which no host snapshot is left, however they were removed.
+    /// Removes states without a host snapshot, however the host snapshots were removed.
     fn sweep(&self) -> usize {
         let Some(store) = self
             .request
@@ -198,7 +199,7 @@ impl PolicyRun<'_> {
     }
 }
 
-/// What the policy knows of a snapshot; none where another program made it.
+/// Type and time of a snapshot for the policy; none if another program made it.
 fn typed(snapshot: &HostSnapshot) -> Option<TypedSnapshot> {
     TypedSnapshot::new(&snapshot.name.name, Timestamp::from_second(snapshot.time_s).ok()?)
 }
@@ -210,7 +211,7 @@ fn dataset(name: &str) -> Dataset {
     }
 }
 
-/// Locked until it is dropped.
+/// Takes the lock, which is held until the returned file is dropped.
 fn lock(request: &PolicyRunRequest<'_>) -> Result<Option<File>> {
     if request.execution == Execution::DryRun {
         return Ok(None);

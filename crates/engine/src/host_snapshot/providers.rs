@@ -16,15 +16,15 @@ pub struct Providers {
     btrfs: Btrfs,
     reflink: Reflink,
     lvm: Lvm,
-    /// The process that makes host snapshots with them.
+    /// The process that makes host snapshots with these providers.
     pub(super) maker: Option<ProcessIdentity>,
 }
 
-/// Where this host's users of LVM lock each other out. It is not theirs to choose: all have to have the same.
+/// Folder of the locks between users of LVM on this host. It is fixed because all of them must use the same.
 const LVM_LOCKS: &str = "/run/holdfast";
 
 impl Providers {
-    /// Those that `tools` reach. What is mounted to look into snapshots is mounted below `views`.
+    /// The providers that use `tools`. Snapshots are mounted below `views` for reading.
     pub fn new(tools: &Arc<dyn Tools>, views: PathBuf, clock: Arc<dyn Clock>) -> Self {
         Self {
             zfs: Zfs::new(Arc::clone(tools), views, Arc::clone(&clock)),
@@ -35,7 +35,7 @@ impl Providers {
         }
     }
 
-    /// The same, for a process that says of what it makes that it is at work on it: should it be killed, that is known.
+    /// Records the process that makes snapshots, so that they are recognized as incomplete if it is killed.
     #[must_use]
     pub fn made_by(self, maker: ProcessIdentity) -> Self {
         Self {
@@ -45,7 +45,7 @@ impl Providers {
         }
     }
 
-    /// One of them.
+    /// The provider of this kind.
     pub fn of(&self, kind: ProviderKind) -> &dyn Provider {
         match kind {
             ProviderKind::Zfs => &self.zfs,

@@ -1,8 +1,8 @@
-//! Host snapshots by the rules of retention: plan, then remove.
+//! Prunes host snapshots by the rules of retention: plan, then remove.
 //!
-//! Pruned is what Holdfast made and called after its instant. What has a given name is removed by its owner, what others made is
-//! theirs, and so is what a policy of sanoid has made; what is held stays. Of an incomplete set it is not known what it is
-//! worth: it takes no place in the rules, and is the doctor's.
+//! Only snapshots that Holdfast made and named after their point in time are pruned. Snapshots with a name given by the
+//! user, those of other programs and those of a sanoid policy are not; held snapshots are kept. It is unknown whether
+//! an incomplete set is usable: it does not count for the rules, and `doctor` handles it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,12 +17,12 @@ use super::{HostSnapshotState, Providers, SnapshotSizes, list_host_snapshots};
 use crate::job::{Job, Result};
 use crate::repository::forget::Execution;
 
-/// Host snapshots that are pruned.
+/// Host snapshots to prune.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostPruneTarget {
     /// Of this dataset.
     pub dataset: Dataset,
-    /// Of this series; of each of them where none is named.
+    /// Only this series; all series if none.
     pub series: Option<String>,
 }
 
@@ -32,26 +32,26 @@ pub struct HostPruneRequest<'a> {
     pub providers: &'a Providers,
     /// Which host snapshots.
     pub targets: Vec<HostPruneTarget>,
-    /// What to keep of each series; without a rule, everything.
+    /// What to keep of each series; without a rule, everything is kept.
     pub policy: Policy,
-    /// The time.
+    /// The current time.
     pub now: Timestamp,
-    /// Whose calendar has the days, weeks, months and years.
+    /// Time zone that defines days, weeks, months and years.
     pub zone: TimeZone,
     /// Whether the plan is carried out.
     pub execution: Execution,
 }
 
-/// What was decided for a series in a dataset.
+/// Decisions for a series of a dataset.
 #[derive(Debug, Clone)]
 pub struct PrunedSeries {
     /// The dataset.
     pub dataset: Dataset,
     /// The series.
     pub series: String,
-    /// A decision for each of its host snapshots, by their names; the newest first.
+    /// A decision for each of its host snapshots, by name; newest first.
     pub plan: RetentionPlan,
-    /// Of those that no rule keeps the ones that stay all the same, by their names, and why.
+    /// Snapshots that no rule keeps but that cannot be removed, by name, and why.
     pub obstacles: BTreeMap<String, String>,
 }
 
@@ -60,11 +60,11 @@ pub struct PrunedSeries {
 pub struct HostPruneReport {
     /// Each series, by dataset and name.
     pub series: Vec<PrunedSeries>,
-    /// Host snapshots that are gone, or would be.
+    /// Host snapshots that were removed, or would be.
     pub removed_count: u64,
 }
 
-/// Plans for each series, then removes what no rule keeps, the oldest first. One that cannot go does not keep the others.
+/// Plans for each series, then removes what no rule keeps, oldest first. An obstacle to one removal does not stop the others.
 pub fn prune_host_snapshots(request: &HostPruneRequest<'_>, job: Job<'_>) -> Result<HostPruneReport> {
     let mut report = HostPruneReport::default();
     for ((dataset, series), snapshots) in all_series(request)? {
@@ -92,7 +92,7 @@ pub fn prune_host_snapshots(request: &HostPruneRequest<'_>, job: Job<'_>) -> Res
     Ok(report)
 }
 
-/// Host snapshots, each with what the rules are asked about it, by dataset and series.
+/// Host snapshots with their retention candidates, by dataset and series.
 type AllSeries = BTreeMap<(Dataset, String), Vec<(Candidate, HostSnapshot)>>;
 
 fn all_series(request: &HostPruneRequest<'_>) -> Result<AllSeries> {
@@ -122,7 +122,7 @@ fn candidate(state: &HostSnapshotState) -> Option<(String, Candidate)> {
     let name = &state.snapshot.name.name;
     let series = series_of(name)?.to_owned();
     let candidate = Candidate {
-        // All that is of one instant is decided alike, whenever its provider has made it.
+        // Snapshots of one point in time get the same decision, even if the providers made them at different times.
         time: record.time,
         id: name.clone(),
         tags: Vec::new(),

@@ -1,6 +1,6 @@
-//! What is noted of a host snapshot, with the snapshot itself.
+//! The record that is stored with a host snapshot.
 //!
-//! One line of JSON, of at most [`BYTES_MAX`] bytes, since ZFS keeps no more: `docs/format/host-snapshot-record.md`.
+//! One line of JSON of at most [`BYTES_MAX`] bytes, the limit of ZFS: `docs/format/host-snapshot-record.md`.
 
 use std::fmt;
 
@@ -12,7 +12,7 @@ use super::guest_report::GuestReport;
 use super::{Group, HostSnapshotRequest, NamedSnapshotSet};
 use crate::machine::run_journal::{read_process, written_process};
 
-/// What host snapshots of one instant, and the states of machines in them, have in common.
+/// Identifies a set: the host snapshots of one point in time, and the states of their machines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SetId(pub u64);
 
@@ -23,14 +23,14 @@ impl fmt::Display for SetId {
 }
 
 impl SetId {
-    /// A set as it is written: 16 digits.
+    /// Parses a set id: 16 digits.
     pub fn parse(text: &str) -> Option<Self> {
         let is_written = text.len() == 16 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
         is_written.then(|| u64::from_str_radix(text, 16).ok().map(Self))?
     }
 }
 
-/// What every ZFS can keep.
+/// The largest record that every ZFS can store, in bytes.
 pub(super) const BYTES_MAX: usize = 1000;
 const SCHEMA: u64 = 1;
 
@@ -39,28 +39,28 @@ const SCHEMA: u64 = 1;
 pub struct HostSnapshotRecord {
     /// The program that made it.
     pub program: String,
-    /// Its instant.
+    /// Its point in time.
     pub time: Timestamp,
-    /// "file system" where all running machines in it were frozen, "crash" where one was not, "shut off" where none was running;
-    /// empty where no machine was asked.
+    /// "file system" if all running machines in it were frozen, "crash" if one was not, "shut off" if none was running;
+    /// empty if no machine was considered.
     pub consistency: String,
-    /// How many machines are in it.
+    /// Number of machines in it.
     pub machine_count: u64,
-    /// Their names; not all where there is no room for them.
+    /// Their names; incomplete if there is no room for all.
     pub machines: Vec<String>,
-    /// What it has in common with others of its instant, and with the states of its machines; none before version 0.1.
+    /// The set that it belongs to; none before version 0.1.
     pub set: Option<SetId>,
-    /// Whether all that was to be cut under its name was cut, while the machines held still.
+    /// Whether the set is complete, and the machines were frozen or paused meanwhile.
     pub is_whole: bool,
-    /// How many datasets were to be cut under its name.
+    /// Number of datasets in the set.
     pub dataset_count: u64,
-    /// They; not all where there is no room for them.
+    /// Their names; incomplete if there is no room for all.
     pub datasets: Vec<String>,
-    /// The process that makes it, until it is known how that ended.
+    /// The process that makes it, until its result is known.
     pub maker: Option<ProcessIdentity>,
-    /// The longest that file systems of one were frozen, in milliseconds.
+    /// Longest time for which file systems of a machine were frozen, in milliseconds.
     pub frozen_ms: u64,
-    /// The longest that one was paused, in milliseconds.
+    /// Longest pause of a machine, in milliseconds.
     pub paused_ms: u64,
 }
 
@@ -84,8 +84,8 @@ impl Default for HostSnapshotRecord {
 }
 
 impl HostSnapshotRecord {
-    /// What is known at the instant: it is not confirmed yet that what was frozen stays so until the end of it, and whether it comes to its end
-    /// at all is open.
+    /// The record at the point in time: not yet confirmed that the guests stayed frozen until the end, and that the set
+    /// will be completed.
     pub(super) fn unconfirmed(&self, group: &Group<'_>, maker: Option<&ProcessIdentity>) -> Self {
         let consistency = match &self.consistency[..] {
             "file system" => "crash",
@@ -99,7 +99,7 @@ impl HostSnapshotRecord {
         }
     }
 
-    /// The record of one name.
+    /// The record for one name.
     pub(super) fn of_cut(&self, cut: &NamedSnapshotSet) -> Self {
         Self {
             dataset_count: cut.wanted.len() as u64,
@@ -112,7 +112,7 @@ impl HostSnapshotRecord {
         let millis = |duration: std::time::Duration| u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
         let frozen = guests.iter().map(|guest| guest.quiesced.frozen()).max();
         let paused = guests.iter().filter_map(|guest| guest.paused).max();
-        // The worst of them.
+        // The weakest consistency of all machines.
         let words = ["crash", "file system", "shut off"].into_iter();
         let consistency = words
             .into_iter()
@@ -130,7 +130,7 @@ impl HostSnapshotRecord {
         }
     }
 
-    /// As it is kept. Names that have no room are left out, those of machines first.
+    /// The record as it is stored. Names without room are left out, those of machines first.
     pub fn encode(&self) -> String {
         let (mut machines, mut datasets) = (self.machines.clone(), self.datasets.clone());
         loop {
@@ -158,7 +158,7 @@ impl HostSnapshotRecord {
         }
     }
 
-    /// A record as it was kept; none where it is not one, or of a version that is not known.
+    /// Parses a stored record; none if it is not a record, or of an unknown version.
     pub fn parse(text: &str) -> Option<Self> {
         let value: Value = serde_json::from_str(text).ok()?;
         if value.get("schema")?.as_u64()? != SCHEMA {
@@ -181,7 +181,7 @@ impl HostSnapshotRecord {
             machines: machines
                 .map(|name| name.as_str().map(str::to_owned))
                 .collect::<Option<_>>()?,
-            // Those of the first programs were noted when all was done.
+            // The first versions wrote the record only at the end.
             is_whole: value.get("is_whole").and_then(Value::as_bool).unwrap_or(true),
             dataset_count: number("dataset_count"),
             datasets: datasets.map(str::to_owned).collect(),

@@ -1,4 +1,4 @@
-//! Removing host snapshots: plan, then execute.
+//! Removes host snapshots: plan, then execute.
 
 use holdfast_host::provider::{HostSnapshot, HostSnapshotName, ProviderError};
 
@@ -6,36 +6,36 @@ use super::Providers;
 use crate::job::{Job, Result};
 use crate::repository::forget::Execution;
 
-/// Which host snapshots are to go.
+/// Which host snapshots to remove.
 pub struct HostRemovalRequest<'a> {
     /// The providers of this host.
     pub providers: &'a Providers,
-    /// They, each by its full name.
+    /// The snapshots, by their full names.
     pub snapshots: Vec<HostSnapshotName>,
-    /// Whether they really go.
+    /// Whether they are removed, or only the plan is made.
     pub execution: Execution,
 }
 
-/// A host snapshot that goes, or would.
+/// A host snapshot that was removed, or would be.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PlannedRemoval {
-    /// It.
+    /// The snapshot.
     pub snapshot: HostSnapshot,
-    /// Why it stays; none where it goes.
+    /// Why it is kept; none if it is removed.
     pub obstacle: Option<String>,
 }
 
 /// What was removed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostRemovalReport {
-    /// Each, in the order in which they were named.
+    /// The snapshots, in the order of the request.
     pub removals: Vec<PlannedRemoval>,
 }
 
-/// Removes host snapshots. One that cannot go does not keep the others.
+/// Removes host snapshots. An obstacle to one removal does not stop the others.
 ///
 /// # Errors
-/// One is not there: then all stay, since the name is a mistake.
+/// A snapshot does not exist: then none is removed, since the name is a mistake.
 pub fn remove_host_snapshots(request: &HostRemovalRequest<'_>, job: Job<'_>) -> Result<HostRemovalReport> {
     let mut planned = Vec::new();
     for name in &request.snapshots {
@@ -50,7 +50,7 @@ pub fn remove_host_snapshots(request: &HostRemovalRequest<'_>, job: Job<'_>) -> 
     Ok(HostRemovalReport { removals })
 }
 
-/// Removes these host snapshots, and not others that have been given their names since.
+/// Removes these host snapshots, but not others that have been given the same names since.
 pub(super) fn remove_looked_at(
     providers: &Providers,
     snapshots: Vec<HostSnapshot>,

@@ -1,8 +1,8 @@
-//! `rollback` and `clone`: a machine goes back to host snapshots of its disks, or another one is made of them.
+//! `rollback` and `clone`: return a machine to host snapshots of its disks, or make another machine from them.
 //!
-//! What is not in the host snapshots comes from the [state store](crate::StateStore). Both together are a point in time like a snapshot in
-//! a repository, and are restored by the same means: `restore::machine`. A rollback writes what differs into the images that the
-//! machine has today; nothing that is newer has to be destroyed for that, and it works for all kinds of disks that the machine has now.
+//! Everything but the disks comes from the [state store](crate::StateStore). Both together form a point in time like a
+//! snapshot in a repository, and are restored by the same code: `restore::machine`. A rollback writes the differences
+//! into the present images of the machine; no newer snapshot has to be destroyed, and it works for all kinds of disks.
 
 mod contents;
 mod notes;
@@ -32,39 +32,39 @@ pub use point::{HostPoint, HostPointRequest, PointName, open_host_point};
 pub use temporary::TemporarySnapshots;
 pub(crate) use temporary::remove_unless_needed;
 
-/// What a job on a point in time needs.
+/// Parameters of a job on a point in time.
 pub struct HostRestore<'a> {
     /// The providers of this host.
     pub providers: &'a Providers,
-    /// Where the states of machines are kept.
+    /// Where the states of machines are stored.
     pub states: &'a StateStore,
-    /// Whose the machine is.
+    /// The hypervisor of the machine.
     pub hypervisor: &'a dyn HypervisorMut,
-    /// What the store needs from the world.
+    /// The environment for the state store.
     pub environment: &'a Environment,
-    /// A folder for the pipe through which a hypervisor gets memory.
+    /// A folder for the pipe through which a hypervisor receives memory.
     pub runtime: PathBuf,
 }
 
-/// How a machine goes back.
+/// How to roll back a machine.
 pub struct RollbackOptions<'a> {
     /// What happens to its configuration.
     pub configuration: ConfigurationChoice,
-    /// What comes after.
+    /// What to do afterwards.
     pub after: AfterRestore,
-    /// Whether it is switched off, if it is not.
+    /// Whether a running machine is switched off.
     pub powers_off: bool,
-    /// The host snapshot of what is there now, which is taken first; none where it was not requested. Its machine is the one that goes back.
+    /// The host snapshot of the present state, which is taken first; none if not requested. It is of the same machine.
     pub safety: Option<&'a HostSnapshotRequest<'a>>,
 }
 
-/// A machine that has gone back.
+/// A machine that was rolled back.
 pub struct RollbackReport {
-    /// What was done.
+    /// The plan that was executed.
     pub plan: MachineRestorePlan,
-    /// How it went.
+    /// The result of the restore.
     pub restore: MachineRestoreReport,
-    /// What was there before.
+    /// The safety snapshot of the state before.
     pub safety: Vec<HostSnapshotName>,
 }
 
@@ -78,7 +78,7 @@ impl HostRestore<'_> {
         }
     }
 
-    /// What a rollback would do. The machine is shut off, or is to be switched off first.
+    /// Plans a rollback. The machine is shut off, or will be switched off first.
     pub fn plan_rollback(
         &self,
         point: &HostPoint,
@@ -116,18 +116,18 @@ impl HostRestore<'_> {
         Ok(point.with_warnings(plan))
     }
 
-    /// Takes a machine back.
+    /// Rolls a machine back.
     ///
     /// # Errors
-    /// Before anything is written, or with a warning that says what is. The safety snapshot stays. Where the machine has to be switched off,
-    /// it is only after everything has been looked at.
+    /// Before anything is written, or later with a warning that says what was written. The safety snapshot is kept. A
+    /// machine that has to be switched off is switched off only after all checks.
     pub fn roll_back(&self, point: &HostPoint, wish: &RollbackOptions<'_>, job: Job<'_>) -> Result<RollbackReport> {
         if wish.powers_off {
             self.plan_rollback(point, wish, job)?;
             wish.safety.map_or(Ok(()), check_host_snapshots)?;
             self.power_off(&point.uuid)?;
         }
-        // What has changed meanwhile is seen.
+        // Detects changes since the plan.
         let plan = self.plan_with(point, wish, Presence::ShutOff, job)?;
         let safety = match wish.safety {
             Some(request) => take_host_snapshots(request, &mut || (), job)?.snapshots,
@@ -155,7 +155,7 @@ impl HostRestore<'_> {
         Ok(RollbackReport { plan, restore, safety })
     }
 
-    /// What was noted of the work goes.
+    /// Removes the note of the work.
     fn has_ended(&self, uuid: &str, job: Job<'_>) {
         if let Err(error) = self.states.forget_unfinished(uuid) {
             let message = format!("it is done, and still noted as unfinished: {error}; holdfast doctor reports it");
@@ -172,29 +172,29 @@ impl HostRestore<'_> {
     }
 }
 
-/// How a clone is to be.
+/// Parameters of a clone.
 #[derive(Debug, Clone)]
 pub struct CloneOptions {
-    /// What it is called.
+    /// Its name.
     pub name: MachineName,
-    /// The folder for its images, where they are not to be beside the originals; on ZFS its files are in clones of the datasets.
+    /// The folder for its images; beside the originals if none. On ZFS its files are in clones of the datasets.
     pub storage: Option<PathBuf>,
-    /// What comes after.
+    /// What to do afterwards.
     pub after: AfterRestore,
 }
 
 /// A dataset that is cloned for a new machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PlannedClone {
-    /// Of what.
+    /// The snapshot to clone.
     pub snapshot: HostSnapshotName,
-    /// As what.
+    /// The new dataset.
     pub to: Dataset,
-    /// Where its files will be, or its device.
+    /// The folder of its files, or its device.
     pub folder: PathBuf,
 }
 
-/// What will be done for a clone.
+/// Plan of a clone.
 pub struct ClonePlan {
     /// Datasets that are cloned first.
     pub clones: Vec<PlannedClone>,
@@ -203,7 +203,7 @@ pub struct ClonePlan {
 }
 
 impl HostRestore<'_> {
-    /// What a clone of a machine would be.
+    /// Plans a clone of a machine.
     pub fn plan_clone(&self, point: &mut HostPoint, wish: &CloneOptions, job: Job<'_>) -> Result<ClonePlan> {
         let clones = self.clones(point, wish)?;
         point.contents.clone_datasets(&clones);
@@ -230,7 +230,8 @@ impl HostRestore<'_> {
         })
     }
 
-    /// Makes it, and gives its guest an identity of its own, where that is wanted, before it starts. What was cloned goes again where that fails.
+    /// Makes the clone, and gives its guest a new identity if requested, before it starts. After an error the cloned
+    /// datasets are removed.
     pub fn make_clone(
         &self,
         point: &HostPoint,
@@ -273,7 +274,7 @@ impl HostRestore<'_> {
         }
     }
 
-    /// A clone of LVM needs nothing of its original, and is a volume like others from its beginning.
+    /// An LVM clone does not depend on its original, and is an ordinary volume from the start.
     fn finish_clone(&self, clone: &PlannedClone) -> ProviderResult<()> {
         match clone.to.provider {
             ProviderKind::Lvm => Ok(()),
@@ -303,7 +304,7 @@ impl HostRestore<'_> {
         Ok(())
     }
 
-    /// The datasets of ZFS and LVM that have to be cloned: what is in them cannot share blocks with files elsewhere.
+    /// The ZFS and LVM datasets that have to be cloned: their blocks cannot be shared with files elsewhere.
     fn clones(&self, point: &HostPoint, wish: &CloneOptions) -> Result<Vec<PlannedClone>> {
         let mut clones: Vec<PlannedClone> = Vec::new();
         let cloned = point
@@ -327,7 +328,7 @@ impl HostRestore<'_> {
             let last = name.rsplit('/').next().unwrap_or_default();
             let folder = match &state.folder {
                 _ if state.is_volume => volume_device(provider, &name),
-                // The place of a clone of it is not known.
+                // The path of its clone is unknown.
                 None => {
                     return Err(Error::from(ProviderError::Refused {
                         action: "clone",
@@ -348,7 +349,7 @@ impl HostRestore<'_> {
     }
 }
 
-/// Where the device of a volume is.
+/// Path of the device of a volume.
 fn volume_device(provider: ProviderKind, name: &str) -> PathBuf {
     let folder = match provider {
         ProviderKind::Lvm => "/dev",

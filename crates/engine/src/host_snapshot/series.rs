@@ -1,17 +1,18 @@
-//! The default names of host snapshots: after their series and their instant.
+//! The default names of host snapshots: their series and their point in time.
 //!
-//! `holdfast_web1_2026-11-22_16:45:10Z` is of the series `holdfast_web1`, those of one machine; `holdfast_2026-11-22_16:45:10Z` of the series
-//! `holdfast`, those of a dataset. Retention counts within a series.
+//! `holdfast_web1_2026-11-22_16:45:10Z` belongs to the series `holdfast_web1` of one machine;
+//! `holdfast_2026-11-22_16:45:10Z` belongs to the series
+//! `holdfast` of a dataset. Retention counts within a series.
 
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
 
-/// How the names of all series begin.
+/// Prefix of the names of all series.
 const BEGINNING: &str = "holdfast";
-/// The shape of an instant: each 0 is a digit.
+/// The format of the time: each 0 is a digit.
 const INSTANT: &[u8] = b"_0000-00-00_00:00:00Z";
 
-/// The series of a machine's host snapshots, or of those that are of datasets.
+/// The series of a machine's host snapshots, or of those of datasets.
 pub fn series_name(machine: Option<&str>) -> String {
     let is_allowed = |letter: char| letter.is_ascii_alphanumeric() || "_.:-".contains(letter);
     match machine {
@@ -25,13 +26,13 @@ pub fn series_name(machine: Option<&str>) -> String {
     }
 }
 
-/// What a host snapshot of this instant is called; in UTC, since names are to sort and to be read elsewhere.
+/// The name of a host snapshot of this time; in UTC, so that names can be sorted and read on other hosts.
 pub fn name_of_instant(machine: Option<&str>, instant: Timestamp) -> String {
     let time = instant.to_zoned(TimeZone::UTC);
     format!("{}_{}", series_name(machine), time.strftime("%Y-%m-%d_%H:%M:%SZ"))
 }
 
-/// The series of a host snapshot; none where it was given a name.
+/// The series of a host snapshot; none if the user chose its name.
 pub(super) fn series_of(name: &str) -> Option<&str> {
     let (series, instant) = name.split_at_checked(name.len().checked_sub(INSTANT.len())?)?;
     let is_instant = instant.bytes().zip(INSTANT).all(|(byte, shape)| match shape {

@@ -1,9 +1,9 @@
-//! What belongs to machines in host snapshots beside their disks: configuration, variables of the firmware, state of the TPM, memory.
+//! The state of machines in host snapshots beside their disks: configuration, variables of the firmware, state of the TPM, memory.
 //!
-//! It is kept in a repository of its own, the *state store*, where it is deduplicated, compressed and checked like everything else. A
-//! state is a snapshot there without disks. Its notes say which host snapshots it belongs to, and where the disks of the machine
-//! are in them: `docs/format/host-snapshot-record.md`. Host snapshots that were made at one instant, and the states of the machines in
-//! them, are a *set*, and have its number. When the last host snapshot of a set is gone, its states are forgotten.
+//! It is stored in a separate repository, the *state store*, which deduplicates, compresses and checks it. A state is a
+//! snapshot there without disks. Its notes name the host snapshots that it belongs to, and the paths of the machine's
+//! disks in them: `docs/format/host-snapshot-record.md`. The host snapshots of one point in time, and the states of
+//! their machines, form a *set* with a number. When the last host snapshot of a set is removed, its states are removed.
 
 mod kept;
 mod sweep;
@@ -27,15 +27,15 @@ pub use kept::{KeptDisk, KeptState};
 pub use sweep::{SweepReport, sweep_states};
 pub use unfinished::{Unfinished, UnfinishedFile, UnfinishedKind};
 
-/// The repository, in the folder of the store.
+/// Name of the repository in the folder of the store.
 const REPOSITORY: &str = "repository";
-/// Where the memory of a machine is before it is in the repository.
+/// Folder for the memory of a machine before it is stored in the repository.
 const SCRATCH: &str = "scratch";
 const LOCK: &str = "lock";
-/// How often it is looked whether the store is free.
+/// Interval between attempts to lock the store.
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 
-/// How the repository is made.
+/// Parameters of the new repository.
 fn new_repository() -> InitRequest<'static> {
     InitRequest {
         credential: Credential::Open,
@@ -45,16 +45,16 @@ fn new_repository() -> InitRequest<'static> {
     }
 }
 
-/// Where states of machines are kept.
+/// The store for states of machines.
 pub struct StateStore {
     folder: PathBuf,
     repository: Repository,
 }
 
 impl StateStore {
-    /// The store in `folder`, made where there is none.
+    /// Opens the store in `folder`, and creates it if it does not exist.
     ///
-    /// It is as readable as the folder: what is in it is no more secret than the disks in their host snapshots.
+    /// It is as readable as the folder: its content is no more secret than the disks in their host snapshots.
     pub fn open_or_create(folder: &Path, environment: &Environment, job: Job<'_>) -> Result<Self> {
         if let Some(store) = Self::open(folder, environment, job)? {
             return Ok(store);
@@ -69,7 +69,7 @@ impl StateStore {
         }
         let made = DirectoryStore::create(&folder.join(REPOSITORY))?;
         match Repository::init(Arc::new(made), &new_repository(), environment.clone()) {
-            // Another process may have made it at the same time.
+            // Another process may have created it at the same time.
             Ok(_) | Err(holdfast_repo::Error::AlreadyARepository { .. }) => {}
             Err(error) => return Err(error.into()),
         }
@@ -81,7 +81,7 @@ impl StateStore {
         })
     }
 
-    /// The store in `folder`; where there is none, one in memory without any states, for readers: nothing is created.
+    /// Opens the store in `folder` for reading; if it does not exist, an empty store in memory. Nothing is created.
     pub fn open_to_look(folder: Option<&Path>, environment: &Environment, job: Job<'_>) -> Result<Self> {
         let open = |folder| Self::open(folder, environment, job);
         if let Some(store) = folder.map(open).transpose()?.flatten() {
@@ -93,7 +93,7 @@ impl StateStore {
         })
     }
 
-    /// The store in `folder`; none where there is none.
+    /// Opens the store in `folder`; none if it does not exist.
     pub fn open(folder: &Path, environment: &Environment, job: Job<'_>) -> Result<Option<Self>> {
         let path = folder.join(REPOSITORY);
         let is_there = match DirectoryStore::open(&path) {
@@ -114,7 +114,7 @@ impl StateStore {
         }))
     }
 
-    /// The repository that it is.
+    /// The repository of the store.
     pub fn repository(&self) -> &Repository {
         &self.repository
     }
@@ -124,25 +124,25 @@ impl StateStore {
         self.folder.join(SCRATCH)
     }
 
-    /// All states, those of a machine by time. Other objects are skipped.
+    /// All states, those of a machine ordered by time. Other objects are skipped.
     pub fn states(&self, job: Job<'_>) -> Result<Vec<KeptState>> {
         let manifests = snapshots(&self.repository, job.progress)?;
         Ok(manifests.into_iter().filter_map(KeptState::of).collect())
     }
 
-    /// Processes that store states share the store, and wait for one that forgets some.
+    /// Takes a shared lock, for processes that store states; waits for a process that removes states.
     fn share(&self, job: Job<'_>) -> Result<File> {
         loop {
             if let Some(lock) = self.try_lock(FlockOperation::NonBlockingLockShared)? {
                 return Ok(lock);
             }
-            // Much is forgotten at once, and its room is given back: that may take minutes.
+            // Removing many states and reclaiming their space may take minutes.
             job.interrupt.check()?;
             job.clock.sleep(LOOK_INTERVAL);
         }
     }
 
-    /// A process that forgets states has the store exclusively; none where another process has it. `operation` does not wait.
+    /// Takes an exclusive lock, for a process that removes states; none if another process has a lock. `operation` must not wait.
     fn try_lock(&self, operation: FlockOperation) -> Result<Option<File>> {
         let path = self.folder.join(LOCK);
         let failed = |source| Error::File {

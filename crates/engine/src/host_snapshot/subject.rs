@@ -3,12 +3,12 @@
 use holdfast_host::Description;
 use holdfast_host::provider::HostSnapshotScope;
 
-/// What host snapshots are about.
+/// What a request for host snapshots is about.
 #[derive(Clone, Copy)]
 pub enum Subject<'a> {
-    /// Machines, each with all of its disks: where one has others by now, there is no snapshot.
+    /// Machines, each with all of its disks: if a machine has other disks by now, the snapshot fails.
     Machines,
-    /// Datasets, with the machines in them: these come and go. The function finds those that run and have disks in what was wanted.
+    /// Datasets, with the machines in them, which may change. The function finds running machines with disks in the given datasets.
     Datasets(&'a dyn Fn(&[HostSnapshotScope]) -> Vec<Description>),
 }
 
@@ -28,7 +28,7 @@ impl Subject<'_> {
     }
 }
 
-/// How the host snapshots of a name come about.
+/// How the host snapshots of a name are made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum CutMode {
     /// All are of one point in time, whatever the guests write.

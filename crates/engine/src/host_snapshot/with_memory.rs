@@ -1,7 +1,7 @@
-//! The memory of a machine, taken while it runs, with the host snapshots of its disks at the end of it.
+//! Captures the memory of a running machine, and makes the host snapshots of its disks at the end of the capture.
 //!
-//! QEMU sends the memory as for a migration, and has stopped the machine when all is sent; at that moment the disks are cut. No
-//! overlay is needed, which would have to be brought down again.
+//! QEMU sends the memory as for a migration, and has stopped the machine when everything is sent; at that moment the
+//! disks are cut. No overlay is needed, which would have to be committed again.
 
 use std::time::Duration;
 
@@ -15,11 +15,11 @@ use crate::machine::state::memory::MemoryOptions;
 use crate::machine::state::memory::{LIVE_MEMORY_DEADLINE, MEMORY_DEADLINE, begin, not_kept};
 use crate::machine::state::scratch::listen;
 
-/// QEMU has no disks to serve here, and takes whole seconds.
+/// QEMU serves no disks here, and accepts only whole seconds.
 const NO_WRITES: Duration = Duration::from_secs(1);
 
 impl Session<'_> {
-    /// Takes the memory; `within` is called when it is complete and the machine is paused.
+    /// Captures the memory; `within` is called when it is complete and the machine is paused.
     pub(super) fn send_memory(
         &mut self,
         wish: &MemoryOptions,
@@ -37,7 +37,7 @@ impl Session<'_> {
                 MemoryMode::Live => LIVE_MEMORY_DEADLINE,
                 MemoryMode::Stopped => MEMORY_DEADLINE,
             })?;
-            // From here on it may be paused.
+            // From here on the machine may be paused.
             self.stopped = Some(job.clock.now());
         }
         let request = PointInTimeRequest {
@@ -50,7 +50,7 @@ impl Session<'_> {
         };
         let guard = &mut self.guard;
         let tell = &mut |moment| match moment {
-            // A watchdog that is gone cannot be notified; the pause is over before it matters.
+            // A watchdog that has died cannot be notified; the pause ends before that matters.
             PointInTimeEvent::Stopped if is_running => drop(guard.about_to_pause(PAUSE_DEADLINE)),
             PointInTimeEvent::Running if is_running => drop(guard.about_to_pause(LIVE_MEMORY_DEADLINE)),
             PointInTimeEvent::Stopped | PointInTimeEvent::Running => {}
@@ -78,7 +78,7 @@ impl Session<'_> {
                 self.report.memory_bytes = Some(memory.0.size_bytes());
                 Ok(memory)
             }
-            // What went wrong with the memory says more than what QEMU makes of it.
+            // The error of the memory capture is more helpful than QEMU's error.
             (Err(_), Err(of_memory @ Error::MemoryNotKept { .. })) => Err(of_memory),
             (Err(MonitorError::Busy { with: holder }), _) => Err(holdfast_host::Error::Busy { machine, holder }.into()),
             (Err(source), _) => Err(holdfast_host::Error::Monitor { machine, source }.into()),

@@ -1,6 +1,6 @@
-//! A disk becomes like another one: what differs is written, and nothing else.
+//! Makes a disk equal to another one by writing only the differences.
 //!
-//! Where neither has data nothing is read; where a bitmap says that both are equal neither.
+//! Ranges without data on both disks are not read, nor are ranges that a bitmap reports as equal.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,23 +11,23 @@ use holdfast_repo::TargetState;
 use super::compare::{BLOCK_BYTES, WINDOW_BYTES, WINDOWS_PER_BATCH, Windows};
 use crate::job::{Job, Result};
 
-/// A disk that is to become like another one.
+/// A disk that is made equal to another one.
 pub(crate) struct Differences<'a> {
-    /// What it is to hold.
+    /// The wanted content.
     pub(crate) from: &'a dyn BlockDevice,
-    /// It, at least as large.
+    /// The disk to change; at least as large.
     pub(crate) onto: &'a dyn BlockDeviceMut,
-    /// What it holds before.
+    /// Its content before.
     pub(crate) state: TargetState,
-    /// Where the two may differ, if that is known.
+    /// Ranges in which the two may differ, if known.
     pub(crate) places: Option<&'a DirtyBitmap>,
 }
 
-/// What happened to it, in bytes.
+/// Result, in bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Written {
     pub(crate) written_bytes: u64,
-    /// Of these: zeroes.
+    /// Zero bytes among the written ones.
     pub(crate) zero_bytes: u64,
 }
 
@@ -38,7 +38,7 @@ struct Counters {
 }
 
 impl Differences<'_> {
-    /// Writes what differs; all of it is durable when this returns.
+    /// Writes the differences; everything is durable when this returns.
     pub(crate) fn write(&self, job: Job<'_>) -> Result<Written> {
         let size_bytes = self.from.size_bytes();
         let counters = Counters::default();
@@ -82,7 +82,7 @@ impl Differences<'_> {
         })
     }
 
-    /// Writes runs of blocks that differ, those of zeroes apart from the others.
+    /// Writes runs of blocks that differ, zero blocks separately from others.
     fn write_window(&self, start: u64, wanted: &[u8], present: &[u8], counters: &Counters) -> Result<()> {
         let block = to_usize(BLOCK_BYTES);
         let mut runs: Vec<(Range<usize>, bool)> = Vec::new();
@@ -112,7 +112,7 @@ impl Differences<'_> {
     }
 }
 
-/// The next windows that are marked, from `at` on.
+/// The next marked windows, from offset `at` on.
 fn marked(places: &DirtyBitmap, mut at: u64, size_bytes: u64) -> Vec<Range<u64>> {
     let mut batch = Vec::new();
     while batch.len() < WINDOWS_PER_BATCH {
@@ -175,7 +175,7 @@ mod tests {
         let (bytes, written) = become_like(&wanted, &present, None);
         assert!(bytes == wanted);
         assert_eq!((written.written_bytes, written.zero_bytes), (4096 + 4096 + 512, 4096));
-        // What is longer stays as it is behind the end.
+        // The part behind the end of the wanted content is not changed.
         present.resize(SIZE + 4096, 7);
         let (bytes, _) = become_like(&wanted, &present, None);
         assert!(bytes[..SIZE] == wanted[..] && bytes[SIZE..].iter().all(|byte| *byte == 7));

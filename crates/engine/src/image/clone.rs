@@ -1,4 +1,4 @@
-//! A writable copy of an image, at once: the file system shares its bytes, or the copy is one that differs from the image.
+//! Clones an image quickly: the file system shares its blocks, or the clone is an overlay on the image.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -28,63 +28,63 @@ pub struct CloneImageRequest<'a> {
     pub source: PathBuf,
     /// How to open it.
     pub open: OpenOptions,
-    /// How its bytes come to the clone.
+    /// How the clone gets its content.
     pub way: CloneWay,
-    /// When the clones are made, in seconds since 1970; a VHD says it.
+    /// Time of creation, in seconds since 1970, for formats that store it (VHD).
     pub created_s: u64,
-    /// What is to be made anew in the guest, and the programs that can do that.
+    /// The new identity for the guest, and the programs that can set it.
     pub guest: Option<(GuestIdentity, &'a dyn Tools)>,
 }
 
-/// How the bytes of an image come to its clone.
+/// How a clone gets its content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CloneWay {
-    /// The file system shares them; where it cannot, the clone differs from the image.
+    /// Blocks shared by the file system; if that is impossible, an overlay.
     Quick,
-    /// The clone differs from the image, which must not be written to from then on.
+    /// An overlay on the image, which must not be written to from then on.
     Overlay,
-    /// They are copied.
+    /// A full copy.
     Copy,
 }
 
-/// What a clone is.
+/// Kind of a clone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CloneKind {
-    /// A file that shares its bytes with the image until one of both is written to.
+    /// A file that shares its blocks with the image until one of them is written to.
     Shared,
-    /// An image that differs from the image, and needs it.
+    /// An overlay that needs the image.
     Overlay,
-    /// A copy.
+    /// A full copy.
     Copied,
 }
 
-/// A clone that was made.
+/// A finished clone.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ImageClone {
-    /// Where.
+    /// Its path.
     pub path: PathBuf,
-    /// What it is.
+    /// Its kind.
     pub kind: CloneKind,
     /// Its format.
     pub format: Format,
     /// Size of the disk.
     pub size_bytes: u64,
-    /// Its identity, where its format has one.
+    /// Its identity, if its format has one.
     pub id: Option<ImageId>,
-    /// What it takes by itself, where that is known.
+    /// Bytes that it uses alone, if known.
     pub own_bytes: Option<u64>,
-    /// What it shares with others, where that is known.
+    /// Bytes that it shares with other files, if known.
     pub shared_bytes: Option<u64>,
     /// How long it took.
     pub duration: Duration,
 }
 
-/// An image that can be cloned, any number of times.
+/// An open image that can be cloned any number of times.
 pub struct ImageCloner<'a> {
     request: &'a CloneImageRequest<'a>,
     environment: &'a Environment,
     image: Image,
-    /// Its folder, without links.
+    /// Its folder, with symbolic links resolved.
     folder: PathBuf,
 }
 
@@ -92,10 +92,10 @@ impl<'a> ImageCloner<'a> {
     /// Opens the image.
     ///
     /// # Errors
-    /// A machine may write to it, or to what it is based on.
+    /// A machine may write to the image or to one of its backing images.
     pub fn open(request: &'a CloneImageRequest<'a>, environment: &'a Environment) -> Result<Self> {
         let image = open(&request.source, &request.open)?;
-        // The clone says the format of what it is based on: that has to be known.
+        // The clone records the format of its backing image, so the format must be known.
         require_known_format(&image)?;
         for layer in image.layers() {
             if let Some(path) = layer.files().into_iter().find(|path| is_written_by_others(path)) {
@@ -111,7 +111,7 @@ impl<'a> ImageCloner<'a> {
         })
     }
 
-    /// Warns where its format was not given, and is known by its content only.
+    /// Warns if its format was not given, but detected from its content.
     pub fn warn_of_format(&self, job: Job<'_>) {
         let is_guess = |note: &&Note| matches!(note, Note::FormatGuessed { .. });
         for note in self.image.notes().iter().filter(is_guess) {
@@ -124,7 +124,7 @@ impl<'a> ImageCloner<'a> {
         self.image.size_bytes()
     }
 
-    /// Makes a clone at `target`, where nothing may be; it is there whole and durable when this returns, or not at all.
+    /// Makes a clone at `target`, which must not exist; the clone is complete and durable when this returns, or does not exist.
     pub fn clone_to(&self, target: &Path, job: Job<'_>) -> Result<ImageClone> {
         let start = job.clock.now();
         job.interrupt.check()?;
@@ -142,10 +142,10 @@ impl<'a> ImageCloner<'a> {
         self.report(target, kind, job, start)
     }
 
-    /// What a clone at `target` would be, and its format. Nothing is made.
+    /// Kind and format of a clone at `target`. Nothing is created.
     ///
     /// # Errors
-    /// None can be made there.
+    /// No clone can be made there.
     pub fn plan(&self, target: &Path) -> Result<(CloneKind, Format)> {
         let format = self.top().format;
         Ok(match self.request.way {
@@ -157,7 +157,7 @@ impl<'a> ImageCloner<'a> {
         })
     }
 
-    /// Whether the file system could make a clone of the file: tried with one that has no name.
+    /// Whether the file system can clone the file: tried with an unnamed file.
     fn can_share(&self, target: &Path) -> bool {
         let nameless = || {
             let folder = folder_of(target).ok()?;
@@ -173,7 +173,7 @@ impl<'a> ImageCloner<'a> {
         &self.image.layers()[0]
     }
 
-    /// Why one file, copied by its file system, would not be the whole image.
+    /// Why a clone of the one file by the file system would not be the whole image.
     fn reason_not_to_share(&self, target: &Path) -> Result<Option<&'static str>> {
         let top = self.top();
         let names_others =
@@ -189,7 +189,7 @@ impl<'a> ImageCloner<'a> {
         })
     }
 
-    /// Whether the file system made a clone of the file.
+    /// Clones the file by the file system; returns whether that was possible.
     fn share(&self, target: &Path, job: Job<'_>) -> Result<bool> {
         let file = NewFile::begin(target, Existing::Keep, self.environment)?;
         file.report_cleared(job.progress);
@@ -232,7 +232,7 @@ impl<'a> ImageCloner<'a> {
         Ok(true)
     }
 
-    /// How a file is opened that was this image a moment ago.
+    /// Options to open a file that is known to be this image.
     fn reopen(&self) -> OpenOptions {
         OpenOptions {
             format: Some(self.top().format),
@@ -240,7 +240,7 @@ impl<'a> ImageCloner<'a> {
         }
     }
 
-    /// An image that differs from this one.
+    /// Makes an overlay on this image.
     fn overlay(&self, target: &Path, job: Job<'_>) -> Result<CloneKind> {
         let options = self.overlay_options(target)?;
         let file = NewFile::begin(target, Existing::Keep, self.environment)?;
@@ -335,7 +335,7 @@ impl<'a> ImageCloner<'a> {
         convert_and(source, &request, &change, self.environment, job).map(drop)
     }
 
-    /// Makes anew in the guest what is to be its own: of the clone that is to be at `target`, and lies at `path`.
+    /// Gives the guest a new identity, in the clone for `target` that is now at `path`.
     fn renew(&self, target: &Path, path: &Path, format: Format) -> Result<()> {
         match &self.request.guest {
             Some((identity, tools)) => renew_guest(target, &[(path, format)], identity, *tools),
@@ -354,7 +354,7 @@ impl<'a> ImageCloner<'a> {
         };
         let image = open(target, &alone)?;
         let top = &image.layers()[0];
-        // A disk of Parallels is a folder.
+        // A Parallels disk is a folder.
         let file = File::open(target).ok().filter(|_| target.is_file());
         let sharing = file.and_then(|file| sharing_of(&file).ok());
         let own_bytes = match sharing {
@@ -378,7 +378,7 @@ impl<'a> ImageCloner<'a> {
     }
 }
 
-/// Refuses an image that has the name of a raw disk and does not look like one, where its format was not given.
+/// Refuses an image whose name says raw but whose content looks different, unless its format was given.
 fn require_known_format(image: &Image) -> Result<()> {
     let doubt = image.notes().iter().find_map(|note| match note {
         Note::CalledRaw { image, looks_like, .. } => Some((image, looks_like)),
@@ -395,7 +395,7 @@ fn require_known_format(image: &Image) -> Result<()> {
     }
 }
 
-/// The folder of a file that may not be there yet, without links.
+/// The folder of a file that may not exist yet, with symbolic links resolved.
 fn folder_of(path: &Path) -> Result<PathBuf> {
     let folder = match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,

@@ -1,7 +1,7 @@
-//! Whether two disks are equal, and where not.
+//! Compares two disks, and reports the differences.
 //!
-//! Where neither disk has data nothing is read. Workers compare windows; after each batch of them the results are put
-//! together in order, so that memory does not grow with the disks.
+//! Ranges without data on both disks are not read. Workers compare windows; after each batch the results are merged in
+//! order, so that memory does not grow with the size of the disks.
 
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
@@ -11,37 +11,37 @@ use holdfast_block::{BlockDevice, EitherData, ExtentKind, to_usize};
 
 use crate::job::{Job, Result, Unit};
 
-/// Bytes that a worker compares at once.
+/// Bytes that a worker compares in one step.
 pub(crate) const WINDOW_BYTES: u64 = 1 << 20;
 /// Windows between two checks for an interruption.
 pub(crate) const WINDOWS_PER_BATCH: usize = 64;
 /// Differences are reported in blocks of this size.
 pub(crate) const BLOCK_BYTES: u64 = 4096;
 const EXTENT_COUNT_MAX: usize = 256;
-/// Ranges that are kept; the others are only counted.
+/// Most ranges that are reported; further ranges are only counted.
 pub const DIFFERENT_RANGE_COUNT_MAX: usize = 1000;
 
-/// How two disks differ.
+/// Differences between two disks.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct CompareReport {
-    /// Sizes of both disks; where they differ, what is missing of the shorter one counts as zero.
+    /// Sizes of both disks; the missing part of the shorter one counts as zero.
     pub size_bytes: [u64; 2],
-    /// The first byte that differs.
+    /// Offset of the first byte that differs.
     pub first_difference: Option<u64>,
     /// Bytes that differ.
     pub different_bytes: u64,
-    /// Ranges of whole blocks in which bytes differ.
+    /// Number of ranges of whole blocks with differences.
     pub different_range_count: u64,
     /// The first of them, at most [`DIFFERENT_RANGE_COUNT_MAX`].
     pub different_ranges: Vec<Range<u64>>,
-    /// Bytes that were read of each disk; the others are known to be zero in both.
+    /// Bytes read from each disk; the rest is known to be zero in both.
     pub compared_bytes: u64,
     /// How long it took.
     pub duration: Duration,
 }
 
 impl CompareReport {
-    /// Whether both disks hold the same bytes; of what one has more than the other, all must be zero.
+    /// Whether both disks hold the same bytes; additional bytes of the larger disk must be zero.
     pub fn is_equal(&self) -> bool {
         self.first_difference.is_none()
     }
@@ -98,7 +98,7 @@ pub fn compare(first: &dyn BlockDevice, second: &dyn BlockDevice, job: Job<'_>) 
     Ok(report)
 }
 
-/// Hands out the windows in which one of the disks has data.
+/// Iterates over the windows in which one of the disks has data.
 pub(crate) struct Windows<'a> {
     either: EitherData<'a>,
     at: u64,
@@ -127,7 +127,7 @@ impl<'a> Windows<'a> {
             }
             let list = self.either.extents(self.at..size_bytes, EXTENT_COUNT_MAX)?;
             match list.iter().find(|extent| extent.kind == ExtentKind::Data) {
-                // Blocks are reported as a whole, so they are compared as a whole.
+                // Whole blocks are reported, so whole blocks are compared.
                 Some(data) => {
                     self.at = self.at.max(data.offset / BLOCK_BYTES * BLOCK_BYTES);
                     self.data_end = data.end().next_multiple_of(BLOCK_BYTES).min(size_bytes);
@@ -139,7 +139,7 @@ impl<'a> Windows<'a> {
     }
 }
 
-/// What differs in one window.
+/// Differences in one window.
 struct Window {
     range: Range<u64>,
     first_difference: Option<u64>,

@@ -1,7 +1,7 @@
 //! Images with inconsistent metadata are read with a warning.
 //!
-//! An entry of a table that was damaged may lead to other bytes of the same image: they can be read, and nothing but a check knows that they are not those of
-//! the disk.
+//! A damaged table entry may point to other data of the same image. Reads then succeed but return wrong data, and only
+//! a check of the metadata detects that.
 
 use std::path::{Path, PathBuf};
 
@@ -10,14 +10,15 @@ use holdfast_image::{CheckedLayer, OpenOptions, Problem, ProblemKind, Severity, 
 
 use crate::job::{Progress, Result};
 
-/// Warns of inconsistent metadata in the image at `path`, opened with `options`, and in its backing images; `files` are all that is read.
+/// Warns of inconsistent metadata in the image at `path`, opened with `options`, and in its backing images; `files` are
+/// all files of the chain.
 pub(crate) fn warn_of_inconsistencies(
     path: &Path,
     options: &OpenOptions,
     files: &[PathBuf],
     progress: &dyn Progress,
 ) -> Result<()> {
-    // An image that is written meanwhile looks inconsistent.
+    // An image that is being written looks inconsistent.
     if files.iter().any(|path| is_written_by_others(path)) {
         return Ok(());
     }
@@ -47,9 +48,9 @@ pub(crate) fn warn_of_inconsistencies(
 fn is_reported(problem: &Problem, layer: &CheckedLayer) -> bool {
     match problem.kind {
         ProblemKind::Copies { .. } => true,
-        // That is how they are until it is repaired.
+        // Refcounts are expected to be wrong until the image is repaired.
         ProblemKind::Refcount { .. } | ProblemKind::CopiedFlag { .. } if layer.has_old_refcounts => false,
-        // Unused clusters do no harm.
+        // Leaked clusters are harmless.
         _ => problem.severity == Severity::Corruption,
     }
 }

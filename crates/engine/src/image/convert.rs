@@ -1,4 +1,4 @@
-//! An image becomes an image of another format, or of other options.
+//! Converts an image to another format, or to other options.
 
 mod device;
 mod plan;
@@ -37,40 +37,40 @@ use source::{Source, device_of, files_of, report_dropped, warn_of_writers, warn_
 pub enum ConvertSource<'a> {
     /// An image.
     Image {
-        /// Where it is.
+        /// Its path.
         path: PathBuf,
-        /// Read the disk as it was when this internal snapshot was taken, not as it is.
+        /// Read the disk from this internal snapshot instead of its present state.
         snapshot: Option<String>,
     },
-    /// A raw disk that comes as a stream.
+    /// A raw disk that is read from a stream.
     Stream {
-        /// What brings it.
+        /// The stream.
         stream: &'a mut (dyn Read + Send),
         /// Its size.
         size_bytes: u64,
     },
-    /// Any other disk, which is read once, from its start to its end.
+    /// Any other disk; it is read once, from start to end.
     Device(&'a dyn BlockDevice),
-    /// The same, with a check after all was read, before the new image gets its name: an error ends the conversion.
+    /// The same, with a check at the end, before the new image gets its name: an error aborts the conversion.
     Checked(&'a dyn BlockDevice, &'a dyn Fn() -> Result<()>),
 }
 
-/// What to make of it.
+/// The target of a conversion.
 #[derive(Debug, Clone)]
 pub struct ConvertRequest {
     /// How to open images.
     pub open: OpenOptions,
-    /// The image to make, or the block device to write over.
+    /// The image to create, or the block device to overwrite.
     pub target: PathBuf,
     /// Its format.
     pub format: Format,
-    /// What only qcow2 has.
+    /// Options for qcow2.
     pub qcow2: Qcow2Options,
-    /// What the other formats but raw have.
+    /// Options for the other formats except raw.
     pub blocks: BlockOptions,
     /// Whether clusters are compressed.
     pub storage: Storage,
-    /// What to do about a file that is at the target already.
+    /// What to do if the target exists.
     pub overwrite: Overwrite,
     /// Whether the new image is read back before it gets its name.
     pub verify: VerifyImage,
@@ -79,34 +79,34 @@ pub struct ConvertRequest {
 /// Whether a new image is read back and compared with its source before it gets its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum VerifyImage {
-    /// It is.
+    /// It is read back.
     Yes,
-    /// It is not.
+    /// It is not read back.
     No,
 }
 
-/// What a conversion did.
+/// Result of a conversion.
 #[derive(Debug, Clone)]
 pub struct ConvertReport {
-    /// Size of the new disk, which some formats round up; of what was written to a block device.
+    /// Size of the new disk, which some formats round up; for a block device, the bytes written.
     pub size_bytes: u64,
-    /// What happened to its bytes; none where the file system shares them with the source.
+    /// How the image was filled; none if the file system shares the blocks with the source.
     pub filled: Option<FillReport>,
-    /// What the new file takes on its medium; none for a block device.
+    /// Bytes that the new file uses on its storage; none for a block device.
     pub allocated_bytes: Option<u64>,
     /// Whether it was read back.
     pub verify: VerifyImage,
     /// How long it took.
     pub duration: Duration,
-    /// What a person should know about the source.
+    /// Remarks about the source.
     pub notes: Vec<Note>,
 }
 
 /// Converts an image.
 ///
-/// The new image is written under another name, made durable, compared with the source if that is wanted, and only then
-/// gets its name: there is never half an image at the target. Stopped or failed, nothing is left. Only a block device is
-/// written as it is, and is a mixture until this returns.
+/// The new image is written under a temporary name, made durable, compared with the source if requested, and only then
+/// renamed: the target is never incomplete. After an interruption or an error nothing is left. Only a block device is
+/// written directly, and has mixed content until this returns.
 pub fn convert(
     source: ConvertSource<'_>,
     request: &ConvertRequest,
@@ -116,7 +116,8 @@ pub fn convert(
     convert_and(source, request, &|_| Ok(()), environment, job)
 }
 
-/// The same, and has the new file changed before it gets its name, by a function that makes that durable. A block device is not changed.
+/// Like [`convert`], and calls `change` on the new file before it gets its name; the function makes its changes
+/// durable. Not called for a block device.
 pub(crate) fn convert_and(
     source: ConvertSource<'_>,
     request: &ConvertRequest,
@@ -147,7 +148,7 @@ pub(crate) fn convert_and(
     })
 }
 
-/// Opens what is converted, and warns of what is not as it should be.
+/// Opens the source, and warns of problems with it.
 fn open_source<'a>(source: ConvertSource<'a>, request: &ConvertRequest, job: Job<'_>) -> Result<Source<'a>> {
     Ok(match source {
         ConvertSource::Image { path, snapshot } => {
@@ -171,14 +172,14 @@ fn open_source<'a>(source: ConvertSource<'a>, request: &ConvertRequest, job: Job
     })
 }
 
-/// What a disk is as a stream.
+/// Format of a disk in a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StreamForm {
-    /// Its bytes.
+    /// Its raw bytes.
     Raw,
     /// A VMDK of compressed grains.
     Vmdk {
-        /// How hard: 1 to 12; a good default where not given.
+        /// Compression level, 1 to 12; a good default if not given.
         level: Option<u32>,
     },
 }
@@ -211,14 +212,13 @@ pub fn convert_to_stream(
     Ok(image.notes().to_vec())
 }
 
-/// What was made: as in [`ConvertReport`].
+/// Result, as in [`ConvertReport`].
 struct ConvertedImage {
     filled: Option<FillReport>,
     allocated_bytes: Option<u64>,
     size_bytes: u64,
 }
 
-/// Makes a new file.
 fn to_file(
     request: &ConvertRequest,
     source: &Source<'_>,
@@ -272,7 +272,7 @@ fn to_file(
     })
 }
 
-/// The options of the new file.
+/// Options to create the new file.
 fn create_options(request: &ConvertRequest, source: &Source<'_>, job: Job<'_>) -> CreateOptions {
     let device = source.device();
     CreateOptions {
@@ -294,7 +294,7 @@ fn create_options(request: &ConvertRequest, source: &Source<'_>, job: Job<'_>) -
     .of_whole_sectors()
 }
 
-/// The backing file of the new image, which is not what the new image replaces.
+/// The backing file of the new image; it must not be the file that the new image replaces.
 fn base_of(request: &ConvertRequest) -> Result<Option<Image>> {
     let base = open_base(request)?;
     if let Some(base) = &base {
@@ -303,7 +303,7 @@ fn base_of(request: &ConvertRequest) -> Result<Option<Image>> {
     Ok(base)
 }
 
-/// Says which of the two files an error is about: devices below know only offsets.
+/// Adds the path of the file to an error of a device: devices know only offsets.
 fn with_medium(error: Error, source: &Source<'_>, request: &ConvertRequest) -> Error {
     let is_read = match &error {
         Error::Device(DeviceError::Io { action, .. })
@@ -315,15 +315,15 @@ fn with_medium(error: Error, source: &Source<'_>, request: &ConvertRequest) -> E
     match source {
         Source::Image { path, .. } if is_read => error.on(path),
         Source::Stream(_) if is_read => error.on(Path::new("-")),
-        // It knows better where its bytes come from.
+        // The device itself knows the origin of its bytes.
         Source::Device(_) | Source::Checked(..) if is_read => error,
-        // It is about what was read, not about the image.
+        // The error is about the data, not about the image.
         Source::Checked(..) if matches!(error, Error::Template(_)) => error,
         _ => error.on(&request.target),
     }
 }
 
-/// The backing file of the new image, which decides what the new image need not hold.
+/// The backing file of the new image; equal data need not be stored in the new image.
 fn open_base(request: &ConvertRequest) -> Result<Option<Image>> {
     let Some(backing) = &request.qcow2.backing else {
         return Ok(None);
@@ -360,7 +360,7 @@ fn fill_bulk(
     Ok(filled)
 }
 
-/// An empty image on its way, to be filled as a device.
+/// Starts an empty image, to be filled as a device.
 fn begin_empty(
     request: &ConvertRequest,
     options: &CreateOptions,
@@ -408,7 +408,7 @@ fn convert_to_raw(
     Ok((new, Some(filled)))
 }
 
-/// Makes an image whose blocks come about as they are written.
+/// Creates an image that is filled by writes to its device.
 fn convert_to_blocks(
     request: &ConvertRequest,
     device: &dyn BlockDevice,
@@ -424,7 +424,7 @@ fn convert_to_blocks(
     Ok((image, Some(filled)))
 }
 
-/// Whether the file system made `target` a clone of the file `source`, durably; many cannot.
+/// Clones the file `source` to `target` by the file system, durably; returns whether that was possible.
 fn is_cloned(source: &Path, target: &Path) -> Result<bool> {
     let failed = |source| Error::File {
         action: "clone",
@@ -455,7 +455,7 @@ fn verify(device: &dyn BlockDevice, written: &dyn BlockDevice, request: &Convert
     }
 }
 
-/// How to open the new image, whose other files the user has named; its data file may not have its name yet.
+/// Options to open the new image, whose other files were named by the user; its data file may still have its temporary name.
 fn reopen(request: &ConvertRequest, partial_data: Option<&Path>) -> OpenOptions {
     let mut allow = request.open.allow.clone();
     let folder = request.target.with_file_name("");
@@ -491,7 +491,7 @@ fn steps<'a>(device: &dyn BlockDevice, job: Job<'a>) -> impl FnMut(u64) -> Conti
     }
 }
 
-/// The copy ends with an error of its own when it is stopped.
+/// Converts the error of a stopped copy to that of an interruption.
 fn unless_interrupted<T>(result: holdfast_image::Result<T>, job: Job<'_>) -> Result<T> {
     match result {
         Err(_) if job.interrupt.is_requested() => Err(Interrupted.into()),

@@ -1,4 +1,4 @@
-//! A new, empty image.
+//! Creates a new, empty image.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -12,29 +12,29 @@ use super::new_image::NewImage;
 use crate::files::block_target::Overwrite;
 use crate::job::{Error, Result};
 
-/// Which image to make.
+/// The image to create.
 #[derive(Debug, Clone)]
 pub struct CreateImageRequest {
-    /// Where.
+    /// Its path.
     pub path: PathBuf,
-    /// Any that can be made.
+    /// Its format; any that can be written.
     pub format: Format,
-    /// Size of the disk; that of the backing file where it is not given.
+    /// Size of the disk; that of the backing file if none.
     pub size_bytes: Option<u64>,
-    /// What only qcow2 has.
+    /// Options for qcow2.
     pub qcow2: Qcow2Options,
-    /// What the other formats but raw have.
+    /// Options for the other formats except raw.
     pub blocks: BlockOptions,
-    /// What to do about a file that is there already.
+    /// What to do if the file exists.
     pub overwrite: Overwrite,
-    /// How to open the backing file, whose size and existence count.
+    /// Options to open the backing file, which must exist and may determine the size.
     pub backing: OpenOptions,
 }
 
-/// The image that was made.
+/// The created image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CreateImageReport {
-    /// Where.
+    /// Its path.
     pub path: PathBuf,
     /// Its format.
     pub format: Format,
@@ -42,7 +42,7 @@ pub struct CreateImageReport {
     pub size_bytes: u64,
 }
 
-/// Makes an empty image; it is durable when this returns.
+/// Creates an empty image; it is durable when this returns.
 pub fn create_image(request: &CreateImageRequest, environment: &Environment) -> Result<CreateImageReport> {
     let options = create_options(request)?;
     let (image, ()) = NewImage::begin(
@@ -57,7 +57,7 @@ pub fn create_image(request: &CreateImageRequest, environment: &Environment) -> 
     Ok(report(request, &options))
 }
 
-/// Plans the same: everything is checked, and nothing is made.
+/// Plans the creation: everything is checked, and nothing is created.
 pub fn plan_image(request: &CreateImageRequest) -> Result<CreateImageReport> {
     let options = create_options(request)?;
     NewImage::check(&request.path, request.overwrite, &options).map_err(|error| error.on(&request.path))?;
@@ -72,7 +72,7 @@ fn report(request: &CreateImageRequest, options: &CreateOptions) -> CreateImageR
     }
 }
 
-/// The options, with a size. What the new image is based on is opened.
+/// The options with a size. Opens the backing file.
 fn create_options(request: &CreateImageRequest) -> Result<CreateOptions> {
     let size_bytes = match (request.size_bytes, &request.qcow2.backing, &request.blocks.parent) {
         (Some(size_bytes), _, _) => size_bytes,
@@ -107,7 +107,7 @@ fn create_options(request: &CreateImageRequest) -> Result<CreateOptions> {
     .of_whole_sectors())
 }
 
-/// What the new image is based on must not be what it replaces, nor be based on that.
+/// Refuses a backing file that the new image would replace, or that is based on the replaced file.
 fn refuse_to_replace_base(request: &CreateImageRequest) -> Result<()> {
     let base = match (&request.qcow2.backing, &request.blocks.parent) {
         (_, Some(parent)) => (parent.clone(), Some(request.format)),
@@ -117,7 +117,7 @@ fn refuse_to_replace_base(request: &CreateImageRequest) -> Result<()> {
         ),
         (None, None) => return Ok(()),
     };
-    // Where everything that it is based on cannot be opened, it is not based on this.
+    // If its chain cannot be opened completely, it is not based on this file.
     let options = OpenOptions {
         format: base.1,
         ..request.backing.clone()

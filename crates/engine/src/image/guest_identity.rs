@@ -1,7 +1,8 @@
-//! What a guest believes itself to be: its name, and the keys and numbers that it made when it was first started.
+//! The identity of a guest: its host name, and the keys and ids that it created at its first start.
 //!
-//! Two machines with one `/etc/machine-id` get one address by DHCP, and two with one SSH host key cannot be distinguished. virt-sysprep knows
-//! the systems and their files; it starts a small machine of its own for that, and has to be on this host.
+//! Two machines with one `/etc/machine-id` get the same address by DHCP, and two with one SSH host key cannot be
+//! distinguished. virt-sysprep knows the operating systems and their files; it starts a small virtual machine for that,
+//! and must be installed on this host.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -12,29 +13,30 @@ use holdfast_image::Format;
 use crate::job::error::CloneError;
 use crate::job::{Error, Result};
 
-/// What is made anew.
+/// The parts of the identity to renew.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GuestIdentity {
-    /// What the guest is to call itself; none where it keeps its name.
+    /// The new host name; none to keep the present one.
     pub host_name: Option<String>,
-    /// The path of virt-sysprep; its name where that is not known.
+    /// Path of virt-sysprep; its name if the path is unknown.
     pub program: PathBuf,
 }
 
-/// The program that knows guests.
+/// The program that modifies guests.
 pub const SYSPREP: &str = "virt-sysprep";
-/// What identifies a guest, and nothing else of all that virt-sysprep can do: no accounts, no logs, no configuration. `customize` gives it
-/// its name, and a random seed of its own.
+/// The operations of virt-sysprep that concern the identity, and no others: accounts, logs and configuration stay.
+/// `customize` sets the host name, and a new random seed.
 const OPERATIONS: &str = "machine-id,ssh-hostkeys,net-hwaddr,udev-persistent-net,dhcp-client-state,customize";
 
-/// What is done in the guest when its keys are gone: Debian and its like make no new ones by themselves, and sshd does not start without. Where others
-/// do, ours would have the wrong labels for SELinux.
+/// Creates SSH host keys in the guest after the old ones were removed: Debian and its derivatives do not create new
+/// ones by themselves, and sshd does not start without them. On other systems, keys created here would have the wrong
+/// SELinux labels.
 const NEW_KEYS: &str = "if [ -e /etc/debian_version ] && command -v ssh-keygen >/dev/null; then ssh-keygen -A; fi";
 
-/// Has virt-sysprep make a guest's identity anew, in its images, which no process uses; durably. Errors call it `name`.
+/// Renews a guest's identity in its images by virt-sysprep, durably. No process may use the images. Errors contain `name`.
 ///
 /// # Errors
-/// virt-sysprep is not on this host, finds no system that it knows in the images, or does not get to its end.
+/// virt-sysprep is not installed, finds no known operating system in the images, or fails.
 pub(crate) fn renew_guest(
     name: &Path,
     images: &[(&Path, Format)],
@@ -60,7 +62,7 @@ pub(crate) fn renew_guest(
     let program = identity.program.to_str().unwrap_or(SYSPREP);
     let reason = match tools.ask(program, &words) {
         Ok(answer) if answer.is_success => return sync(images),
-        // What comes after an empty line is how to report bugs.
+        // The text after an empty line only explains how to report bugs.
         Ok(answer) => answer.stderr.trim().split("\n\n").next().unwrap_or_default().to_owned(),
         Err(ToolError::NotFound { .. }) => format!("there is no {SYSPREP} on this host"),
         Err(error) => error.to_string(),
@@ -90,7 +92,7 @@ mod tests {
 
     use super::{GuestIdentity, SYSPREP, renew_guest};
 
-    /// Records each call, and gives the prepared answers.
+    /// Records each call, and returns prepared answers.
     struct Scribe {
         asked: Mutex<Vec<String>>,
         answer: fn() -> Result<Answer, ToolError>,
@@ -116,7 +118,7 @@ mod tests {
             asked: Mutex::default(),
             answer,
         };
-        // Files that are there, since they are synced; nothing writes to them.
+        // Existing files, since they are synced; nothing writes to them.
         let (system, data) = (Path::new("Cargo.toml"), Path::new("src/lib.rs"));
         let images = [(system, Format::Qcow2), (data, Format::Raw)];
         let outcome = renew_guest(Path::new("web2"), &images, identity, &scribe);

@@ -1,4 +1,4 @@
-//! A folder on its way: it is there whole, or as it was before.
+//! A folder that appears complete, or is left as it was before.
 
 use std::collections::BTreeMap;
 use std::io::Write as _;
@@ -15,10 +15,11 @@ use crate::files::atomic_file::{Existing, NewFile, check_folder, folder_of};
 use crate::job::error::ExchangeError;
 use crate::job::{Error, Result};
 
-/// A folder on its way; dropped before [`keep`](Self::keep), it is empty, or gone, as it was before.
+/// A folder that is being filled. If it is dropped before [`keep`](Self::keep), it is emptied or removed, as it was before.
 ///
-/// Names may lead elsewhere by then: another user may have moved the folder or a file and put something else in its place. So what was
-/// made is held open, which keeps its number from being given to anything else, and only what is still that is removed.
+/// Another user may have moved the folder or a file meanwhile, and put something else in its place. So the created
+/// files are held open, which prevents the reuse of their inode numbers, and a file is removed only if it is still the
+/// same.
 pub(crate) struct NewFolder {
     path: PathBuf,
     folder: OwnedFd,
@@ -27,10 +28,10 @@ pub(crate) struct NewFolder {
 }
 
 impl NewFolder {
-    /// Checks that it could be made; makes nothing.
+    /// Checks that the folder could be created; creates nothing.
     ///
     /// # Errors
-    /// Those of [`make`](Self::make), and that the folder around it cannot be written.
+    /// Those of [`make`](Self::make), and that the parent folder cannot be written.
     pub(crate) fn check(path: &Path) -> Result<()> {
         match std::fs::read_dir(path) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => check_folder(folder_of(path), path),
@@ -48,7 +49,7 @@ impl NewFolder {
         }
     }
 
-    /// Makes it. It may be there if nothing is in it.
+    /// Creates the folder. It may exist if it is empty.
     pub(crate) fn make(path: &Path) -> Result<Self> {
         let failed = |source| Error::File {
             action: "create",
@@ -77,10 +78,10 @@ impl NewFolder {
         })
     }
 
-    /// Has a file of it made, which goes with it. One that `make` fails to make it takes away itself.
+    /// Creates a file in it by `make`; the file is removed with the folder. If `make` fails, it removes its own file.
     pub(crate) fn file<T>(&mut self, name: &str, make: impl FnOnce(&Path) -> Result<T>) -> Result<T> {
         let made = make(&self.path.join(name))?;
-        // One that cannot be found is not there any more, or the folder is another one: nothing of that is ours.
+        // A missing file was removed, or the folder was replaced: then nothing in it belongs to this process.
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         if let Ok(file) = openat(&self.folder, name, flags, Mode::empty()) {
             self.files.push((name.to_owned(), file));
@@ -97,7 +98,7 @@ impl NewFolder {
         })
     }
 
-    /// It is whole.
+    /// Keeps the complete folder.
     pub(crate) fn keep(mut self) {
         self.files.clear();
         self.was_there = true;
@@ -106,7 +107,7 @@ impl NewFolder {
 
 impl Drop for NewFolder {
     fn drop(&mut self) {
-        // An error that brought us here says more than one about this. What others have put there stays.
+        // The original error is more helpful than one about this cleanup. Files of others are kept.
         for (name, file) in &self.files {
             let found = statat(&self.folder, name, AtFlags::SYMLINK_NOFOLLOW);
             if is_same(fstat(file), found) {
@@ -120,18 +121,18 @@ impl Drop for NewFolder {
     }
 }
 
-/// What the image of a disk is called in a folder.
+/// File name of a disk image in a folder.
 pub(crate) fn image_name(disk: &str, format: Format) -> String {
     format!("{disk}.{format}")
 }
 
-/// What the file with the variables of a machine's firmware is called in a folder.
+/// File name of a machine's firmware variables in a folder.
 pub(crate) fn variables_name(machine: &str) -> String {
     format!("{machine}_VARS.fd")
 }
 
-/// What happens to the disks of a configuration where the images of those that the folder `has` are there, and nothing else: drives are empty,
-/// and of other disks, which the machine does not have any more, `left_out` learns.
+/// How to change the disks of a configuration for a folder that contains only the images of `has`: drives become empty;
+/// other disks are removed from the machine and reported to `left_out`.
 pub(crate) fn disks_in(
     folder: &Path,
     format: Format,
@@ -161,12 +162,12 @@ pub(crate) fn disks_in(
     changes
 }
 
-/// Whether both are there, and one file.
+/// Whether both exist and are the same file.
 fn is_same(left: rustix::io::Result<Stat>, right: rustix::io::Result<Stat>) -> bool {
     matches!((left, right), (Ok(left), Ok(right)) if (left.st_dev, left.st_ino) == (right.st_dev, right.st_ino))
 }
 
-/// Whether it is what a killed program has left of a file that was to be there: the next program that makes that file deletes it.
+/// Whether it is the partial file of a killed program; the next program that creates the same file deletes it.
 fn is_left(entry: std::io::Result<std::fs::DirEntry>) -> bool {
     entry.is_ok_and(|entry| {
         let name = entry.file_name();
@@ -198,7 +199,7 @@ mod tests {
 
     use super::NewFolder;
 
-    /// A folder that was made with two files in it.
+    /// A new folder with two files in it.
     fn made(path: &Path) -> NewFolder {
         let mut made = NewFolder::make(path).unwrap();
         for name in ["a", "b"] {
@@ -227,12 +228,12 @@ mod tests {
         assert_eq!(names(&path), ["a", "b"]);
     }
 
-    /// Another user moves what was made away, and puts something else under its names.
+    /// Another user moves the created files away, and puts other files in their place.
     #[test]
     fn what_is_not_its_own_is_never_removed() {
         let folder = tempfile::tempdir().unwrap();
         let (path, away) = (folder.path().join("new"), folder.path().join("away"));
-        // A file.
+        // A file is replaced.
         let new = made(&path);
         remove_file(path.join("a")).unwrap();
         File::create_new(path.join("a")).unwrap();
@@ -240,7 +241,7 @@ mod tests {
         drop(new);
         assert_eq!(names(&path), ["a", "c"]);
         std::fs::remove_dir_all(&path).unwrap();
-        // The folder, to one with files of the same names; its own go where they are now.
+        // The folder is replaced by one with files of the same names; the created files stay in the moved folder.
         let new = made(&path);
         rename(&path, &away).unwrap();
         made(&path).keep();
@@ -251,13 +252,13 @@ mod tests {
         );
         std::fs::remove_dir_all(&path).unwrap();
         std::fs::remove_dir_all(&away).unwrap();
-        // The folder, to an empty one.
+        // The folder is replaced by an empty one.
         let new = made(&path);
         rename(&path, &away).unwrap();
         create_dir(&path).unwrap();
         drop(new);
         assert!(path.exists());
-        // One that was swapped before a file was made in it: that belongs to another user now.
+        // The folder is replaced before a file is created in it: the file then belongs to another user.
         std::fs::remove_dir_all(&path).unwrap();
         std::fs::remove_dir_all(&away).unwrap();
         let mut new = NewFolder::make(&path).unwrap();

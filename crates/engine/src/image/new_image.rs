@@ -1,4 +1,4 @@
-//! An image that is there complete, with its data file, or not at all.
+//! A new image that appears complete, with its data file, or not at all.
 
 use std::path::{Path, PathBuf};
 
@@ -9,19 +9,19 @@ use crate::files::atomic_file::{Existing, NewFile, clear, report_cleared};
 use crate::files::block_target::Overwrite;
 use crate::job::{Error, Progress, Result};
 
-/// An image on its way; dropped before [`finish`](Self::finish), neither it nor its data file was ever there.
+/// An image that is being written; if it is dropped before [`finish`](Self::finish), it and its data file are removed.
 pub(crate) struct NewImage {
     file: NewFile,
-    /// The external data file; none where the image holds its data itself.
+    /// The external data file; none if the image holds its data itself.
     data_file: Option<NewFile>,
-    /// What killed programs had left of the data file.
+    /// Partial data files of killed programs that were deleted.
     cleared: Vec<PathBuf>,
 }
 
 impl NewImage {
-    /// Chooses a name to write under, and has `create` make the image there, with the options as they are then.
+    /// Chooses a temporary name, and creates the image there by `create`, with options for the temporary names.
     ///
-    /// A data file is not replaced in any case.
+    /// A data file is never replaced.
     pub(crate) fn begin<T>(
         path: &Path,
         overwrite: Overwrite,
@@ -31,7 +31,7 @@ impl NewImage {
     ) -> Result<(Self, T)> {
         let existing = existing(overwrite);
         let data_file = check_places(path, existing, options)?;
-        // As long as the image itself is incomplete, its writer may be alive.
+        // If the image itself is still incomplete, its writer may be alive.
         let cleared = data_file.as_deref().map(clear).unwrap_or_default();
         let mut options = options.clone();
         let file = NewFile::begin(path, existing, environment)?;
@@ -49,7 +49,7 @@ impl NewImage {
         Ok((new, made))
     }
 
-    /// Checks that an image of these options could be made; makes nothing.
+    /// Checks that an image with these options could be created; creates nothing.
     pub(crate) fn check(path: &Path, overwrite: Overwrite, options: &CreateOptions) -> Result<()> {
         let existing = existing(overwrite);
         let data_file = check_places(path, existing, options)?;
@@ -66,24 +66,24 @@ impl NewImage {
         report_cleared(&self.cleared, progress);
     }
 
-    /// Where it is being written.
+    /// Temporary path of the image.
     pub(crate) fn partial(&self) -> &Path {
         self.file.partial()
     }
 
-    /// Where its data is being written, if that is another file.
+    /// Temporary path of the data file, if there is one.
     pub(crate) fn partial_data(&self) -> Option<&Path> {
         self.data_file.as_ref().map(NewFile::partial)
     }
 
-    /// Gives it its name, durably. What is in it must be durable already.
+    /// Gives the image its name, durably. Its content must be durable already.
     pub(crate) fn finish(self) -> Result<()> {
-        // An image without its data would be none; data without an image is whole all the same, and can be removed.
+        // An image without its data file is useless; a data file alone is harmless and can be removed.
         let data_path = self.data_file.as_ref().map(|data| data.path().to_owned());
         self.data_file.map_or(Ok(()), NewFile::finish).map_err(of_data_file)?;
         self.file.finish().inspect_err(|_| {
             if let Some(path) = data_path {
-                // The error says more than one about this.
+                // The original error is more helpful than one about this cleanup.
                 drop(std::fs::remove_file(path));
             }
         })
@@ -97,10 +97,10 @@ fn existing(overwrite: Overwrite) -> Existing {
     }
 }
 
-/// Where the data file is to be, if there is to be one.
+/// Path of the data file, if there is one.
 ///
 /// # Errors
-/// It is the image itself, or others are based on the image that is to be replaced.
+/// It is the image itself, or other images are based on the image to replace.
 fn check_places(path: &Path, existing: Existing, options: &CreateOptions) -> Result<Option<PathBuf>> {
     if existing == Existing::Replace {
         refuse_base(path)?;
@@ -119,13 +119,13 @@ fn check_places(path: &Path, existing: Existing, options: &CreateOptions) -> Res
     Ok(Some(place))
 }
 
-/// An image that is replaced takes from those that are based on it what they have of it.
+/// Refuses to replace an image that others are based on: they would lose their data.
 fn refuse_base(path: &Path) -> Result<()> {
     let options = OpenOptions {
         backing: Backing::Ignore,
         ..OpenOptions::default()
     };
-    // An image that cannot be read is no base.
+    // An image that cannot be read is not a base.
     let dependents = dependents_in_folder(path, &options).unwrap_or_default();
     if dependents.is_empty() {
         return Ok(());
@@ -137,7 +137,7 @@ fn refuse_base(path: &Path) -> Result<()> {
     .into())
 }
 
-/// Whether two files, which need not be there, are to be in one place.
+/// Whether two paths, which need not exist, are the same file.
 fn is_same_place(one: &Path, other: &Path) -> bool {
     let place = |path: &Path| {
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
@@ -147,7 +147,7 @@ fn is_same_place(one: &Path, other: &Path) -> bool {
     place(one).is_some_and(|place_of_one| place(other) == Some(place_of_one))
 }
 
-/// The same for what is in the way of a data file.
+/// Converts errors about an existing file to errors about the data file.
 fn of_data_file(error: Error) -> Error {
     match error {
         Error::TargetExists { path } | Error::NotAFile { path } => Error::DataFileExists { path },

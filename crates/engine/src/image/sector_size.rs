@@ -1,8 +1,9 @@
-//! The size of a disk's sectors, by which its guest finds partitions and file systems.
+//! The sector size of a disk, which its guest needs to find partitions and file systems.
 //!
-//! A disk of 4096-byte sectors that is shown with sectors of 512 bytes has the same bytes, and its guest finds nothing on it. Only a VHDX says the size; of a
-//! VDI it is read. A block device has a size too, and it is that of its disk where the table of partitions was written for it: a machine may well have a volume
-//! of 4096-byte sectors, and see sectors of 512 bytes.
+//! A disk with 4096-byte sectors that is shown with 512-byte sectors has the same bytes, but its guest finds nothing on
+//! it. Only a VHDX stores the size; for a VDI it is detected. A block device has a sector size too. It is the size of
+//! the guest's disk only if the partition table was written for it: a machine may use a volume with 4096-byte sectors,
+//! and see sectors of 512 bytes.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -14,10 +15,10 @@ use crate::files::block_target::is_block_device;
 use crate::job::{Progress, Result};
 use crate::notes::{NOTE_SECTOR_BYTES, note};
 
-/// What a table of partitions (GPT) begins with, in its second sector.
+/// Signature of a GPT partition table, in the second sector.
 const TABLE_SIGNATURE: &[u8; 8] = b"EFI PART";
 
-/// The size of the sectors that the disk in an image at `path` has.
+/// The sector size of the disk in an image at `path`.
 pub(crate) fn sector_of_image(path: &Path, image: &Image) -> Result<u64> {
     let is_raw = image.layers().first().is_some_and(|layer| layer.format == Format::Raw);
     if is_raw && is_block_device(path) {
@@ -26,7 +27,7 @@ pub(crate) fn sector_of_image(path: &Path, image: &Image) -> Result<u64> {
     Ok(image.sector_bytes())
 }
 
-/// The size of the sectors that the disk on a block device has: that of the device, where there is a table of partitions for sectors of that size.
+/// The sector size of the disk on a block device: that of the device, if it has a partition table for sectors of that size.
 pub(crate) fn sector_of_block_device(device: &FileDevice) -> Result<u64> {
     let sector_bytes = u64::from(device.block_size_bytes());
     if sector_bytes == USUAL_SECTOR_BYTES {
@@ -43,21 +44,21 @@ pub(crate) fn sector_of_block_device(device: &FileDevice) -> Result<u64> {
     Ok(if is_of_device { sector_bytes } else { USUAL_SECTOR_BYTES })
 }
 
-/// Warns where a disk whose sectors have `sector_bytes` is written to a block device that has others.
+/// Warns if a disk with sectors of `sector_bytes` is written to a block device with another sector size.
 pub(crate) fn warn_of_other_sectors(target: &dyn BlockDevice, sector_bytes: u64, what: &str, progress: &dyn Progress) {
     if u64::from(target.block_size_bytes()) != sector_bytes {
         warn_of_lost_sector(sector_bytes, what, progress);
     }
 }
 
-/// What the notes of a disk say.
+/// The sector size in the notes of a disk.
 pub(crate) fn noted_sector(notes: &BTreeMap<String, String>) -> u64 {
     let noted = note(notes, NOTE_SECTOR_BYTES).and_then(|text| text.parse().ok());
     noted.filter(|bytes| *bytes == 4096).unwrap_or(USUAL_SECTOR_BYTES)
 }
 
-/// The size of the sectors that an image of `format` gets for a disk of `size_bytes`, called `what`, whose sectors have `sector_bytes`. Warns where
-/// it is not the same.
+/// The sector size that an image of `format` gets for a disk of `size_bytes`, called `what`, whose sectors have
+/// `sector_bytes`. Warns if it differs.
 pub(crate) fn kept_sector(
     format: Format,
     size_bytes: u64,
@@ -72,7 +73,7 @@ pub(crate) fn kept_sector(
     USUAL_SECTOR_BYTES
 }
 
-/// Warns that a target does not say the size of the sectors.
+/// Warns that the target does not store the sector size.
 pub(crate) fn warn_of_lost_sector(sector_bytes: u64, what: &str, progress: &dyn Progress) {
     if sector_bytes != USUAL_SECTOR_BYTES {
         progress.warning(&format!(

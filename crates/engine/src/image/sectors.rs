@@ -1,4 +1,4 @@
-//! A disk of whole sectors, for archives that count in them.
+//! A disk padded to whole sectors, for archives that count in sectors.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use holdfast_block::{BlockDevice, ExtentKind, ExtentList, Result, to_usize};
 
 const SECTOR_BYTES: u64 = 512;
 
-/// A disk, with zeroes up to the end of its last sector.
+/// A disk, padded with zeroes to the end of its last sector.
 pub(crate) struct WholeSectors<'d>(pub(crate) Arc<dyn BlockDevice + 'd>);
 
 impl BlockDevice for WholeSectors<'_> {

@@ -1,4 +1,4 @@
-//! What is backed up: images, block devices and standard input, by the names that people give.
+//! Sources of a backup: images, block devices and standard input, as users name them.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
@@ -13,33 +13,33 @@ use super::consistency::warn_of_inconsistencies;
 use super::sector_size::sector_of_block_device;
 use crate::job::{DiskName, Error, Progress, Result};
 
-/// Ends of file names that say of what kind the file is, and are no part of a disk's name.
+/// File name extensions that show the kind of the file; they are not a part of a disk's name.
 const EXTENSIONS: [&str; 14] = [
     "raw", "img", "qcow2", "qcow", "qed", "vdi", "vhd", "vhdx", "vmdk", "iso", "bin", "dd", "hds", "hdd",
 ];
-/// What the disk on standard input is called.
+/// Default name of the disk on standard input.
 const STANDARD_INPUT: &str = "stdin";
 
-/// A disk to back up: where its bytes are, and what to call it.
+/// A disk to back up: its source and its name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SourceName {
-    /// Its name, where one is given.
+    /// Its name, if given.
     pub disk: Option<DiskName>,
-    /// Where its bytes come from.
+    /// Its source.
     pub origin: DiskOrigin,
 }
 
-/// Where the bytes of a disk come from.
+/// Source of a disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DiskOrigin {
     /// An image or a block device.
     Path(PathBuf),
-    /// Standard input, to its end.
+    /// Standard input, read to its end.
     StandardInput,
 }
 
 impl SourceName {
-    /// Reads `PATH`, `NAME=PATH`, `-` or `NAME=-`. For a path with `=` before its first `/` write `./a=b`.
+    /// Parses `PATH`, `NAME=PATH`, `-` or `NAME=-`. For a path with `=` before its first `/` write `./a=b`.
     pub fn parse(text: &OsStr) -> Result<Self> {
         let bytes = text.as_bytes();
         let folder = bytes.iter().position(|byte| *byte == b'/').unwrap_or(bytes.len());
@@ -58,13 +58,13 @@ impl SourceName {
         Ok(Self { disk, origin })
     }
 
-    /// Whether a file of this name can only be an image, by the end of its name.
+    /// Whether the extension of a file name can only be that of an image.
     pub fn is_called_like_an_image(name: &OsStr) -> bool {
         let extension = Path::new(name).extension();
         extension.is_some_and(|extension| EXTENSIONS.iter().any(|known| extension.eq_ignore_ascii_case(known)))
     }
 
-    /// The name that its file has without what says of what kind it is; none for standard input.
+    /// Name of its file without the extension; none for standard input.
     pub(crate) fn base_name(&self) -> Option<String> {
         let DiskOrigin::Path(path) = &self.origin else {
             return None;
@@ -79,7 +79,7 @@ impl SourceName {
     }
 }
 
-/// A name for every disk, all different: those given, then those of the files, with a number where one comes twice.
+/// Unique names for all disks: the given ones, or those of the files, with a number added to duplicates.
 pub(crate) fn disk_names(sources: &[SourceName], progress: &dyn Progress) -> Result<Vec<String>> {
     let mut names: Vec<Option<String>> = sources
         .iter()
@@ -120,23 +120,23 @@ pub(crate) fn disk_names(sources: &[SourceName], progress: &dyn Progress) -> Res
 pub(crate) struct OpenSource {
     pub(crate) device: Arc<dyn BlockDevice>,
     pub(crate) format: Format,
-    /// Size of its sectors, as its guest sees them.
+    /// Sector size as its guest sees it.
     pub(crate) sector_bytes: u64,
-    /// The path without links and dots: which file it is, however it was named.
+    /// The canonical path, which identifies the file.
     pub(crate) canonical: PathBuf,
-    /// Every file that is read, to see whether it changes meanwhile.
+    /// All files that are read, to detect changes meanwhile.
     files: Vec<(PathBuf, Arc<FileDevice>)>,
-    /// How it was opened, and by which path.
+    /// The path and options it was opened with.
     opened: (PathBuf, OpenOptions),
-    /// What is doubtful about its format, and about those of what it is based on.
+    /// Doubts about its format, and about the formats of its backing images.
     format_notes: Vec<Note>,
 }
 
 impl OpenSource {
-    /// Opens the image at `path` with what it is based on.
+    /// Opens the image at `path` and its backing images.
     ///
-    /// Without `format` a file is what its content says, and a block device is raw: the bytes of a raw disk are its guest's,
-    /// and could claim to be an image that reads other files.
+    /// Without `format`, the format of a file is detected from its content, and a block device is raw: a guest controls
+    /// the bytes of a raw disk, and could write an image header there that names other files.
     pub(crate) fn open(path: &Path, format: Option<Format>, allowed: &[PathBuf]) -> Result<Self> {
         let options = OpenOptions {
             format,
@@ -146,7 +146,7 @@ impl OpenSource {
         Self::open_with(path, &options)
     }
 
-    /// The same, with more to say about what it is based on.
+    /// Like [`open`](Self::open), with options for the backing images.
     pub(crate) fn open_with(path: &Path, options: &OpenOptions) -> Result<Self> {
         let failed = |source| Error::File {
             action: "open",
@@ -203,8 +203,7 @@ impl OpenSource {
         })
     }
 
-    /// Warns where no format was given, and something speaks against what it was taken for, or nothing for it. `before` is the format that
-    /// it had at another time.
+    /// Warns if no format was given and the detected one is doubtful. `before` is the format that it had at another time.
     pub(crate) fn warn_of_format(&self, before: Option<&str>, progress: &dyn Progress) {
         for note in &self.format_notes {
             let is_known = matches!(note, Note::FormatGuessed { format, .. } if before == Some(format.name()));
@@ -214,7 +213,7 @@ impl OpenSource {
         }
     }
 
-    /// Warns of inconsistent metadata in it. For images that no process has open.
+    /// Warns of inconsistent metadata. For images that no process has open.
     pub(crate) fn warn_of_inconsistencies(&self, progress: &dyn Progress) -> Result<()> {
         if self.format == Format::Raw {
             return Ok(());
@@ -229,7 +228,7 @@ impl OpenSource {
         self.files.iter().map(|(path, _)| path.as_path())
     }
 
-    /// Bytes that hold data according to the image: what a backup has to read.
+    /// Bytes that the image stores as data: a backup has to read them.
     pub(crate) fn allocated_bytes(&self) -> Result<u64> {
         let mut bytes = 0;
         for_each_extent(&*self.device, 0..self.device.size_bytes(), |extent| {
@@ -241,7 +240,7 @@ impl OpenSource {
         Ok(bytes)
     }
 
-    /// What changed about its files since it was opened; a change of owner or mode does not count.
+    /// Changes of its files since it was opened; a change of owner or mode does not count.
     pub(crate) fn changes(&self) -> Result<Vec<(PathBuf, FileChange)>> {
         let mut found = Vec::new();
         for (path, file) in &self.files {

@@ -1,8 +1,9 @@
-//! What holds a backup up: measured where its threads wait for each other.
+//! Finds the bottleneck of a backup: measures where its threads wait for each other.
 //!
-//! The coordinator of a backup is the one thread through which everything passes. When it waits for readers, they either wait
-//! for the source or hash; when it waits for sealers, they either compress or wait for the repository: their own times divide
-//! its waits. When it does not wait, it works, and that is the processor's time as well.
+//! All data of a backup passes through one thread, the coordinator. When the coordinator waits for readers, they either
+//! wait for the source or hash. When it waits for sealers, they either compress or wait for the repository. The times
+//! of these threads divide the waits of the coordinator. When the coordinator does not wait, it works, which counts as
+//! processor time.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -13,9 +14,9 @@ use holdfast_repo::{Stage, StageTimer};
 
 use crate::{Bottleneck, Progress};
 
-/// Share of the time, in percent, that one of them must have for it to be what holds the backup up.
+/// Smallest share of the time, in percent, that makes a stage the bottleneck.
 const CLEAR_PERCENT: u128 = 50;
-/// How often the listeners of a job hear of it; of less time nothing is said.
+/// Interval between reports to the listeners; shorter periods are not reported.
 const REPORT_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Times of the threads of a backup, in nanoseconds.
@@ -49,7 +50,7 @@ impl Times {
         }
     }
 
-    /// What had most of the time, if that is clear.
+    /// The stage with most of the time, if its share is large enough.
     fn bottleneck(&self) -> Option<Bottleneck> {
         let source = share(self.await_readers, self.read, self.read_and_hash) + u128::from(self.stream);
         let stuck = self.seal.saturating_add(self.await_store);
@@ -67,7 +68,7 @@ impl Times {
     }
 }
 
-/// `part` of `whole`, as a part of `time`.
+/// `time` scaled by `part / whole`.
 fn share(time: u64, part: u64, whole: u64) -> u128 {
     match u128::from(whole) {
         0 => 0,
@@ -88,7 +89,6 @@ pub(crate) struct Stages<'a> {
 }
 
 impl<'a> Stages<'a> {
-    /// Begins to measure.
     pub(crate) fn new(clock: &'a dyn Clock, progress: &'a dyn Progress) -> Self {
         Self {
             clock,
@@ -101,19 +101,19 @@ impl<'a> Stages<'a> {
         }
     }
 
-    /// Does `read`, by which a reader waits for the source.
+    /// Calls `read` and counts its time as a reader's wait for the source.
     pub(crate) fn read<T>(&self, read: impl FnOnce() -> T) -> T {
         self.timed(&self.read, read)
     }
 
-    /// Does `read`, by which the coordinator waits for the source.
+    /// Calls `read` and counts its time as the coordinator's wait for the source.
     pub(crate) fn read_stream<T>(&self, read: impl FnOnce() -> T) -> T {
         let result = self.timed(&self.stream, read);
         self.report_periodically();
         result
     }
 
-    /// What held the backup up until now, if that is clear; one that took no time was not held up.
+    /// The bottleneck of the whole backup so far, if there is a clear one.
     pub(crate) fn bottleneck(&self) -> Option<Bottleneck> {
         let times = self.times();
         (u128::from(times.wall) >= REPORT_INTERVAL.as_nanos())
@@ -202,7 +202,7 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    /// The verdict after a second in which the coordinator and the others spent their time so.
+    /// The bottleneck after one second with these times.
     fn verdict(read_ms: u64, spent: &[(Stage, u64)]) -> Option<Bottleneck> {
         let (clock, heard) = (ManualClock::new(), Heard::default());
         let stages = Stages::new(&clock, &heard);
@@ -216,10 +216,10 @@ mod tests {
 
     #[test]
     fn what_the_threads_wait_for_decides() {
-        // The readers had nothing to do but wait for the disk.
+        // The readers only waited for the disk.
         let slow_disk = [(Stage::ReadAndHash, 950), (Stage::AwaitReaders, 800)];
         assert_eq!(verdict(900, &slow_disk), Some(Bottleneck::Source));
-        // The coordinator waits for readers just as long, and they hash.
+        // The coordinator waits for readers just as long, but they hash.
         assert_eq!(verdict(100, &slow_disk), Some(Bottleneck::Cpu));
         let slow_store = [(Stage::Seal, 100), (Stage::AwaitStore, 900), (Stage::AwaitSealers, 800)];
         assert_eq!(verdict(10, &slow_store), Some(Bottleneck::Repository));
@@ -236,7 +236,7 @@ mod tests {
         assert_eq!(verdict(400, &mixed), None, "40, 30 and 30 percent");
     }
 
-    /// The bottleneck of the last second is reported, not that of the average hour.
+    /// The bottleneck of the last second is reported, not the average since the start.
     #[test]
     fn listeners_hear_of_the_last_second() {
         let (clock, heard) = (ManualClock::new(), Heard::default());

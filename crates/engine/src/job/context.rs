@@ -1,4 +1,4 @@
-//! What every job is given, and how the repository's jobs report through it.
+//! The parameters that every job gets, and how jobs of the repository report through them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -10,21 +10,21 @@ use super::bottleneck::Stages;
 use super::error::Result;
 use crate::{Interrupt, Interrupted, Progress, Unit};
 
-/// The environment of a job: progress, interruption, the time, and how much of the machine it may use.
+/// The environment of a job: progress, interruption, the clock, and how many threads it may use.
 #[derive(Clone, Copy)]
 pub struct Job<'a> {
-    /// Receives its progress and warnings.
+    /// Receives progress and warnings of the job.
     pub progress: &'a dyn Progress,
-    /// A request to stop it.
+    /// A request to stop the job.
     pub interrupt: &'a Interrupt,
-    /// To measure how long things take.
+    /// Measures durations.
     pub clock: &'a dyn Clock,
     /// Threads for each kind of work; at least 1.
     pub thread_count: usize,
 }
 
 impl<'a> Job<'a> {
-    /// The job as the repository sees it.
+    /// The job as the repository crate expects it.
     pub(crate) fn watch(&self, counting: Counting) -> Watch<'a> {
         Watch {
             progress: self.progress,
@@ -34,7 +34,7 @@ impl<'a> Job<'a> {
         }
     }
 
-    /// The same, measured.
+    /// Like [`watch`](Self::watch), and also measures the stages of a backup.
     pub(crate) fn watch_stages(&self, counting: Counting, stages: &'a Stages<'a>) -> Watch<'a> {
         Watch {
             stages: Some(stages),
@@ -42,8 +42,8 @@ impl<'a> Job<'a> {
         }
     }
 
-    /// Does `work` on all threads; each takes of `items` by `next`, which gives none when all are taken, and an error where the
-    /// job is to stop. The first error is the answer.
+    /// Calls `work` on all threads. Each thread takes items by `next`, which returns none when no items are left, and
+    /// an error when the job has to stop. Returns the first error.
     pub(crate) fn share<'i, T: Sync>(
         &self,
         items: &'i [T],
@@ -67,16 +67,15 @@ impl<'a> Job<'a> {
     }
 }
 
-/// Whether the repository's count of bytes done is the progress of the job.
+/// Who counts the progress of the job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Counting {
-    /// It is.
+    /// The repository: its count of bytes done is the progress.
     Bytes,
-    /// The job counts by itself.
+    /// The job itself.
     Elsewhere,
 }
 
-/// A job as the repository sees it.
 pub(crate) struct Watch<'a> {
     progress: &'a dyn Progress,
     cancelled: Arc<AtomicBool>,

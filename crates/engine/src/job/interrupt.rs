@@ -1,4 +1,4 @@
-//! How a person stops a job: a flag that long jobs look at between two steps.
+//! How a user stops a job: a flag that long jobs check between two steps.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,7 +11,7 @@ pub struct Interrupt {
     requested: Arc<AtomicBool>,
 }
 
-/// The job stopped because it was asked to; everything committed before stays.
+/// The job stopped on request; everything committed before stays.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("interrupted")]
 pub struct Interrupted;
@@ -43,7 +43,7 @@ impl Interrupt {
         Arc::new(move || interrupt.is_requested())
     }
 
-    /// The flag itself, for a signal handler that can do no more than store `true`.
+    /// The flag itself, for a signal handler that can only store `true`.
     pub fn flag(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.requested)
     }

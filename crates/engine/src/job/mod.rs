@@ -1,4 +1,4 @@
-//! What every job gets: its context, progress, interruption, names and errors; and what measures or limits how it reads.
+//! What every job gets: its context, progress, interruption, names and errors; also measuring and limiting of reads.
 
 pub(crate) mod bottleneck;
 mod context;

@@ -1,12 +1,12 @@
-//! What machines and disks may be called.
+//! Valid names of machines and disks.
 //!
-//! People give machines names in any script, with spaces and punctuation, and Holdfast keeps them as they are. Only what
-//! would make a name impossible to type back is refused: the characters that separate the parts of a snapshot's name
-//! (`@`, `:`), the one that separates folders (`/`), control characters, and names that already mean something else.
+//! Users give machines names in any script, with spaces and punctuation, and Holdfast keeps them unchanged. A name is
+//! refused only if it could not be typed back: the characters that separate the parts of a snapshot's name (`@`, `:`),
+//! the one that separates folders (`/`), control characters, and names that already have another meaning.
 
 use std::fmt;
 
-/// Longest name of a machine or a disk, in bytes of UTF-8: what a file name may have on every Linux file system.
+/// Longest name of a machine or a disk, in bytes of UTF-8: the limit for file names on every Linux file system.
 const NAME_BYTES_MAX: usize = 255;
 
 /// Hexadecimal digits of a whole snapshot id (16 bytes).
@@ -19,16 +19,16 @@ pub(crate) const LATEST: &str = "latest";
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NameError {
-    /// There is nothing in it.
+    /// The name is empty.
     #[error("a name cannot be empty")]
     Empty,
-    /// More bytes than allowed.
+    /// The name is too long.
     #[error("the name has {length_bytes} bytes, more than the {NAME_BYTES_MAX} allowed")]
     TooLong {
         /// Bytes of UTF-8 in the name.
         length_bytes: usize,
     },
-    /// A character that separates parts of a name, or cannot be typed.
+    /// The name has a character that separates parts of a name, or that cannot be typed.
     #[error("the name {name:?} contains {character:?}; names contain no '@', ':', '/' and no control characters")]
     Character {
         /// The name as given.
@@ -36,7 +36,7 @@ pub enum NameError {
         /// The first character that is refused.
         character: char,
     },
-    /// White space at an end, which is invisible.
+    /// The name starts or ends with white space, which is invisible.
     #[error("the name {name:?} starts or ends with white space")]
     WhiteSpace {
         /// The name as given.
@@ -48,15 +48,15 @@ pub enum NameError {
         /// The name as given.
         name: String,
     },
-    /// The name means something else already.
+    /// The name already has another meaning.
     #[error("the name {name:?} is reserved: it means {meaning}")]
     Reserved {
         /// The name as given.
         name: String,
-        /// What it means.
+        /// That meaning.
         meaning: &'static str,
     },
-    /// What follows the `@` is no time.
+    /// The text after the `@` is not a time.
     #[error(
         "{text:?} is no time; give {LATEST}, a date (2026-11-20) or a time (2026-11-20T10:00, 2026-11-20T10:00:00+01:00)"
     )]
@@ -91,7 +91,7 @@ impl MachineName {
         Ok(Self(name))
     }
 
-    /// A name like `name`: the same where that follows the rules, else one without what they refuse.
+    /// A valid name similar to `name`: unchanged if it is valid, otherwise without the refused characters.
     pub fn near(name: &str) -> Self {
         if let Ok(same) = Self::new(name) {
             return same;
@@ -112,7 +112,7 @@ impl MachineName {
     }
 }
 
-/// What makes a name of a word that is reserved.
+/// Prefix that makes a valid name from a reserved word.
 const NEAR_PREFIX: &str = "machine-";
 
 /// Name of a disk within its machine: `vda`, `system`.
@@ -152,7 +152,7 @@ macro_rules! text_of_name {
 
 text_of_name!(MachineName, DiskName);
 
-/// The rules that every name follows.
+/// Rules for all names.
 fn check_shape(name: &str) -> Result<(), NameError> {
     let given = || name.to_owned();
     if name.is_empty() {
@@ -184,8 +184,8 @@ fn check_shape(name: &str) -> Result<(), NameError> {
     Ok(())
 }
 
-/// Separators, control characters, and the invisible characters that turn the direction of text around: a name that
-/// shows as something else than it is would be approved by mistake.
+/// Separators, control characters, and invisible characters that change the direction of text: with them a name can
+/// look like another name.
 fn is_refused(character: char) -> bool {
     matches!(character, '@' | ':' | '/')
         || character.is_control()

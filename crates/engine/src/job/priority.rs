@@ -1,16 +1,18 @@
-//! How work in bulk gives way to the machines that run on this host.
+//! How bulk work yields to the machines that run on this host.
 //!
-//! A backup that reads, hashes and compresses on all processors at the priority of a guest makes the guest wait tens of milliseconds for its
-//! turn, longer than the point in time itself takes. At a lower priority it gets the same processors whenever a guest does not need them.
+//! A backup that reads, hashes and compresses on all processors at the priority of a guest delays the guest by tens of
+//! milliseconds, which is longer than the pause at the point in time. At a lower priority the backup uses the same
+//! processors whenever no guest needs them.
 
 use rustix::process::{getpriority_process, setpriority_process};
 
-/// Of -20 to 19, where 0 is usual: a thread with this gets a tenth of a processor that one with 0 wants whole.
+/// Niceness, from -20 to 19, default 0: a thread with 10 gets about a tenth of a processor that a thread with 0 competes for.
 const BULK_NICE: i32 = 10;
 
-/// The calling thread, and the threads that it starts, have a lower priority until this is dropped.
+/// Lowers the priority of the calling thread, and of the threads that it starts, until this is dropped.
 ///
-/// A process without `CAP_SYS_NICE` and with a low limit of niceness cannot go back: its thread stays as it is.
+/// A process without `CAP_SYS_NICE` and with a low niceness limit cannot raise its priority again: its thread keeps the
+/// priority that it has.
 #[must_use = "the priority is low only as long as this lives"]
 pub(crate) struct BulkPriority {
     nice_before: Option<i32>,
@@ -18,7 +20,7 @@ pub(crate) struct BulkPriority {
 
 impl BulkPriority {
     pub(crate) fn begin() -> Self {
-        // Linux takes "this process" for the calling thread here.
+        // On Linux "this process" means the calling thread here.
         let nice_before = getpriority_process(None).ok().filter(|nice| *nice < BULK_NICE);
         let nice_before = nice_before.filter(|_| setpriority_process(None, BULK_NICE).is_ok());
         Self { nice_before }
@@ -33,7 +35,7 @@ impl Drop for BulkPriority {
     }
 }
 
-/// Gives the calling thread, and all that it starts from now on, the priority of work in bulk. For commands that do nothing else.
+/// Lowers the priority of the calling thread, and of all threads that it starts from now on. For commands that only do bulk work.
 pub fn lower_priority() {
     std::mem::forget(BulkPriority::begin());
 }

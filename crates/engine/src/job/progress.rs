@@ -1,6 +1,6 @@
 //! How a job reports its progress.
 //!
-//! A job is a sequence of phases; each phase counts up bytes or items, to a total that may become known late. The job
+//! A job is a sequence of phases. Each phase counts bytes or items up to a total that may become known late. The job
 //! reports events; the listener decides what to draw, log or ignore.
 
 use std::fmt;
@@ -10,7 +10,7 @@ use std::fmt;
 pub enum Unit {
     /// Bytes.
     Bytes,
-    /// Things: packs, chunks, snapshots.
+    /// Items: packs, chunks, snapshots.
     Items,
 }
 
@@ -19,16 +19,16 @@ pub enum Unit {
 pub enum Bottleneck {
     /// Reading: the disk or image that bytes come from.
     Source,
-    /// Hashing, compressing, encrypting.
+    /// Hashing, compression and encryption.
     Cpu,
-    /// The repository, which takes bytes or gives them.
+    /// Reading from or writing to the repository.
     Repository,
     /// Writing: the image or disk that bytes go to.
     Target,
 }
 
 impl Bottleneck {
-    /// The word for it in documents: it never changes.
+    /// The word for it in machine-readable output; it never changes.
     pub const fn word(self) -> &'static str {
         match self {
             Self::Source => "source",
@@ -52,30 +52,30 @@ impl fmt::Display for Bottleneck {
 
 /// Listens to the events of a job.
 ///
-/// Jobs call from any number of threads. [`advance`](Self::advance) is called for every step of a few kilobytes:
-/// implementers make it cheap, and never block a job to draw something. Messages are complete sentences in the style of
+/// Jobs call these methods from any number of threads. [`advance`](Self::advance) is called for every step of a few kilobytes:
+/// implementations must be fast and must not block a job for drawing. Messages are complete sentences in the style of
 /// errors (lower case, no full stop).
 pub trait Progress: Send + Sync {
-    /// A phase called `name` ("reading vda", "checking packs") starts at 0 of an unknown total; the one before has ended.
+    /// A phase called `name` ("reading vda", "checking packs") starts at 0 of an unknown total; the previous phase has ended.
     fn phase(&self, name: &str, unit: Unit);
 
-    /// The current phase will count up to `total`; it may be called again when more is known.
+    /// The current phase will count up to `total`. May be called again when a better total is known.
     fn total(&self, total: u64);
 
     /// The current phase has done `amount` more.
     fn advance(&self, amount: u64);
 
-    /// The phases from now on are about one of several machines, disks or snapshots: the `number`-th, from 1, of `count`. With
-    /// a `count` of 1 they are about all of it.
+    /// The following phases are about one of several machines, disks or snapshots: number `number` of `count`, from 1.
+    /// A `count` of 1 means that they are about the whole job.
     fn part(&self, _number: usize, _count: usize) {}
 
-    /// Something a person may want to know: why a full read was necessary, which way was chosen.
+    /// Reports information for the user: why a full read was necessary, which method was chosen.
     fn note(&self, message: &str);
 
-    /// Something a person should act on, though the job goes on; it makes the job "finished with warnings".
+    /// Reports a problem that the user should act on although the job continues. The job then ends as "finished with warnings".
     fn warning(&self, message: &str);
 
-    /// What the job has waited for most, lately.
+    /// Reports what the job has recently waited for most.
     fn bottleneck(&self, bottleneck: Bottleneck);
 }
 

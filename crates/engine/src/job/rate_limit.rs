@@ -1,4 +1,4 @@
-//! How fast a machine is read: as fast as it goes, at most as fast as a person says, and slower where the guest's writes suffer.
+//! Limits how fast a machine is read: without limit, at a limit set by the user, or slower when the guest's writes take too long.
 
 use std::io::Read;
 use std::num::NonZeroU64;
@@ -10,18 +10,18 @@ use holdfast_block::{BlockDevice, ExtentList, Throttle, ThrottleLimits};
 
 use super::context::Job;
 
-/// Below this nothing is slowed down: what is frozen must not stay so for ever.
+/// Lowest rate in bytes per second. Reading slower would keep frozen disks for too long.
 const RATE_MIN: u64 = 1 << 20;
-/// Time that was not used may be made up for.
+/// Unused time that may be made up for, in milliseconds.
 const BURST_MS: u32 = 50;
-/// A pause is a series of sleeps of at most this length, so that an interrupted job ends soon.
+/// A wait is a series of sleeps of at most this length, so that an interrupted job ends soon.
 const PIECE: Duration = Duration::from_millis(100);
 
-/// The pace of one backup of a machine, for all its disks together.
+/// The read rate of one backup of a machine, shared by all its disks.
 pub(crate) struct RateLimit<'a> {
     job: Job<'a>,
     throttle: Throttle,
-    /// What a person says.
+    /// The limit set by the user.
     ceiling: Option<NonZeroU64>,
     read_bytes: AtomicU64,
     waited_us: AtomicU64,
@@ -46,7 +46,7 @@ impl<'a> RateLimit<'a> {
         self.ceiling
     }
 
-    /// Changes the rate, in bytes each second.
+    /// Changes the rate, in bytes per second.
     pub(crate) fn set(&self, rate: Option<NonZeroU64>) {
         let limits = ThrottleLimits {
             bytes_per_second: rate,
@@ -56,22 +56,22 @@ impl<'a> RateLimit<'a> {
         self.throttle.set_limits(limits, self.job.clock.now());
     }
 
-    /// Ends all waiting: what is read is gone.
+    /// Ends all waits: the source no longer exists.
     pub(crate) fn end(&self) {
         self.is_over.store(true, Ordering::Relaxed);
     }
 
-    /// Bytes read until now.
+    /// Bytes read so far.
     pub(crate) fn read_bytes(&self) -> u64 {
         self.read_bytes.load(Ordering::Relaxed)
     }
 
-    /// How long readers have waited, of `elapsed`; readers that wait at once are counted once.
+    /// How long readers have waited within `elapsed`; simultaneous waits count once.
     pub(crate) fn waited(&self, elapsed: Duration) -> Duration {
         Duration::from_micros(self.waited_us.load(Ordering::Relaxed)).min(elapsed)
     }
 
-    /// Waits until so many more bytes may be read.
+    /// Waits until this many more bytes may be read.
     pub(crate) fn pass(&self, bytes: u64) {
         let clock = self.job.clock;
         let mut left = self.throttle.reserve(bytes, clock.now());
@@ -86,7 +86,7 @@ impl<'a> RateLimit<'a> {
     }
 }
 
-/// A device that is read at a pace. Questions for extents pass freely.
+/// A device with a limited read rate. Queries for extents are not limited.
 pub(crate) struct RateLimitedDevice<'a, D> {
     pub(crate) inner: D,
     pub(crate) pace: &'a RateLimit<'a>,
@@ -117,7 +117,7 @@ impl<D: BlockDevice> BlockDevice for RateLimitedDevice<'_, D> {
     }
 }
 
-/// A stream that is read at a pace.
+/// A stream with a limited read rate.
 pub(crate) struct RateLimitedReader<'a, R> {
     pub(crate) inner: R,
     pub(crate) pace: &'a RateLimit<'a>,
@@ -131,7 +131,7 @@ impl<R: Read> Read for RateLimitedReader<'_, R> {
     }
 }
 
-/// Finds the rate at which the guest's writes take no longer than they may.
+/// Adjusts the rate so that the guest's writes stay within their latency limit.
 #[derive(Debug)]
 pub(crate) struct LatencyGovernor {
     latency_max: Duration,
@@ -139,14 +139,14 @@ pub(crate) struct LatencyGovernor {
     rate: Option<NonZeroU64>,
 }
 
-/// What a look at the guest's writes leads to.
+/// Decision of the governor after one interval.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RateChange {
-    /// The rate stays as it is.
+    /// Keep the rate.
     Stay,
-    /// It is half of what it was.
+    /// Halve the rate.
     Slower(NonZeroU64),
-    /// It is a quarter more; none is as fast as it goes.
+    /// Raise the rate by a quarter; none means without limit.
     Faster(Option<NonZeroU64>),
 }
 
@@ -159,9 +159,9 @@ impl LatencyGovernor {
         }
     }
 
-    /// What to do after a while in which a write took `latency`, and was read at `now_rate` bytes each second.
+    /// Decides after an interval in which a write of the guest took `latency`, and the disks were read at `now_rate` bytes per second.
     ///
-    /// A guest that writes nothing cannot suffer.
+    /// A guest that does not write cannot be slowed down.
     pub(crate) fn look(&mut self, latency: Option<Duration>, now_rate: u64) -> RateChange {
         if latency.is_some_and(|latency| latency > self.latency_max) {
             let rate = self.rate.map_or(now_rate, |rate| rate.get().min(now_rate));
@@ -176,7 +176,7 @@ impl LatencyGovernor {
             return RateChange::Stay;
         };
         let more = rate.saturating_add(rate.get() / 4);
-        // A rate that was not reached is no limit any more.
+        // A limit that was not reached is no longer needed.
         let is_enough = rate.get() / 2 > now_rate;
         self.rate = match self.ceiling {
             Some(ceiling) if more >= ceiling => Some(ceiling),
@@ -208,7 +208,7 @@ mod tests {
         assert_eq!(governor.look(QUICK, 64 * MIB), RateChange::Stay);
         assert_eq!(governor.look(SLOW, 64 * MIB), RateChange::Slower(rate(32)));
         assert_eq!(governor.look(SLOW, 32 * MIB), RateChange::Slower(rate(16)));
-        // What was read was less than allowed: that is what is halved.
+        // The actual rate was below the limit: the actual rate is halved.
         assert_eq!(governor.look(SLOW, 2 * MIB), RateChange::Slower(rate(1)));
         assert_eq!(governor.look(SLOW, 0), RateChange::Stay);
         assert_eq!(governor.rate.unwrap().get(), RATE_MIN);

@@ -1,4 +1,4 @@
-//! Layers that watch how a job reads: how much, and whether the source shrinks meanwhile.
+//! Measures how a job reads: how many bytes, and whether the source shrinks meanwhile.
 
 use std::io::Read;
 use std::ops::Range;
@@ -10,11 +10,11 @@ use super::bottleneck::Stages;
 use super::interrupt::{Interrupt, Interrupted};
 use crate::Progress;
 
-/// What was seen of the reading of one disk.
+/// Measurements of the reads of one disk.
 #[derive(Debug)]
 pub(crate) struct Meter {
     bytes: AtomicU64,
-    /// Where the source ended, when it was smaller than at first; `u64::MAX` when it never was.
+    /// Smallest size seen if the source became smaller; otherwise `u64::MAX`.
     end: AtomicU64,
 }
 
@@ -26,7 +26,7 @@ impl Meter {
         }
     }
 
-    /// Bytes that are left of the source, where it has shrunk.
+    /// Remaining bytes of the source, if it has shrunk.
     pub(crate) fn shrunk_to(&self) -> Option<u64> {
         Some(self.end.load(Ordering::Relaxed)).filter(|end| *end != u64::MAX)
     }
@@ -37,9 +37,9 @@ impl Meter {
     }
 }
 
-/// A disk whose reading is watched.
+/// A disk whose reads are measured.
 ///
-/// Of one that shrinks while it is read, what is gone reads as zero: the copy is marked, and what is left is saved.
+/// If the disk shrinks while it is read, the missing part reads as zero: the rest is saved, and the copy is marked.
 pub(crate) struct MeteredDevice<'a> {
     pub(crate) inner: &'a dyn BlockDevice,
     pub(crate) meter: &'a Meter,
@@ -55,7 +55,7 @@ impl BlockDevice for MeteredDevice<'_> {
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> holdfast_block::Result<()> {
         let mut end = None;
         let mut result = self.stages.read(|| self.inner.read_at(buffer, offset));
-        // It may go on shrinking while we read what is left.
+        // The disk may shrink again while the rest is read.
         while let Err(DeviceError::Shrunk { actual_size_bytes, .. }) = result {
             let left = to_usize(actual_size_bytes.saturating_sub(offset).min(buffer.len() as u64));
             if end.is_some_and(|end| actual_size_bytes >= end) {
@@ -98,7 +98,7 @@ impl BlockDevice for MeteredDevice<'_> {
     }
 }
 
-/// A stream whose reading is watched.
+/// A stream whose reads are measured.
 pub(crate) struct MeteredStream<'a> {
     pub(crate) inner: &'a mut dyn Read,
     pub(crate) meter: &'a Meter,
@@ -111,7 +111,7 @@ impl Read for MeteredStream<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
         let inner = &mut self.inner;
         let count = self.stages.read_stream(|| inner.read(buffer))?;
-        // Ctrl-C ends the writer of a pipe as well: its end is no end of what was to be backed up.
+        // Ctrl-C also stops the writer of a pipe: this end of the stream is not the end of the data to back up.
         if count == 0 && self.interrupt.is_requested() {
             return Err(std::io::Error::other(Interrupted));
         }
@@ -131,7 +131,7 @@ mod tests {
     use crate::NoProgress;
     use crate::job::bottleneck::Stages;
 
-    /// A disk that loses 1000 bytes at its end with every read that fails.
+    /// A disk that loses 1000 bytes at its end with each failed read.
     struct Shrinking {
         inner: MemoryDevice,
         size_bytes: AtomicU64,

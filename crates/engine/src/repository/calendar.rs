@@ -1,7 +1,8 @@
-//! Times of snapshots, against the clock of this host.
+//! Times of snapshots, compared with the clock of this host.
 //!
-//! A clock that was wrong once leaves snapshots in the future. They are newer than all that come after them, for years: so what
-//! looks for the newest snapshot passes over them and says so, as prune does. Where a machine has no others, they are used.
+//! A clock that was once wrong leaves snapshots in the future, which would be the newest ones for years. A search for
+//! the newest snapshot therefore skips them and warns, as prune does. If a machine has only such snapshots, they are
+//! used.
 
 use holdfast_repo::{Manifest, Repository};
 use jiff::Timestamp;
@@ -9,16 +10,16 @@ use jiff::tz::TimeZone;
 
 use crate::job::Progress;
 
-/// The instant that a snapshot holds.
+/// The point in time of a snapshot.
 pub fn time_of(manifest: &Manifest) -> Timestamp {
-    // What is out of jiff's range (the year 9999) was not written by this program.
+    // A time outside jiff's range (up to the year 9999) was not written by this program.
     Timestamp::from_millisecond(manifest.time_ms).unwrap_or(Timestamp::MIN)
 }
 
-/// How far the clocks of hosts that share a repository may differ before a snapshot counts as one of the future.
+/// Largest clock difference between hosts that share a repository; a later snapshot counts as a snapshot of the future.
 pub const SKEW_MS: i64 = 10 * 60 * 1000;
 
-/// How times in names of snapshots are read, and what is later than now.
+/// Current time and time zone: how times in names are read, and which snapshots are in the future.
 #[derive(Clone, Copy)]
 pub(crate) struct Calendar<'c> {
     pub(crate) zone: &'c TimeZone,
@@ -40,12 +41,12 @@ impl<'c> Calendar<'c> {
         Self { zone, now_ms, progress }
     }
 
-    /// Whether the clock was wrong when the snapshot was made, or is wrong now.
+    /// Whether the snapshot is in the future: the clock was wrong when it was made, or is wrong now.
     pub(crate) fn is_future(&self, manifest: &Manifest) -> bool {
         manifest.time_ms > self.now_ms.saturating_add(SKEW_MS)
     }
 
-    /// Of the newest snapshot, and the newest one that is not in the future: the one to use.
+    /// The snapshot to use: the newest one that is not in the future, or else the newest.
     pub(crate) fn choose<'m>(&self, newest: &'m Manifest, past: Option<&'m Manifest>) -> &'m Manifest {
         let is_future = self.is_future(newest);
         match past {
@@ -110,7 +111,7 @@ mod tests {
         for text in ["latest", "web", "web@latest"] {
             assert_eq!(found(&all, text), 2, "{text}");
         }
-        // Asked for by its id or its time it is found, and so is the only one of a machine.
+        // A snapshot of the future is found by its id or time, and if it is the only one of its machine.
         assert_eq!(found(&all, "a2a2a2a2"), 1);
         assert_eq!(found(&all, "web@2033-12-01"), 1);
         assert_eq!(found(&all, "other@latest"), 3);

@@ -1,7 +1,7 @@
-//! `copy`: snapshots go to another repository, as they are.
+//! `copy`: copies snapshots to another repository, unchanged.
 //!
-//! Each is brought over by itself, the oldest first, as a backup of the disks that it has: committed whole or not at all. What an
-//! interrupted copy stored is found by the next one. Protection and retention are matters of each repository.
+//! Each snapshot is copied separately, oldest first, like a backup of its disks: it is committed completely or not at
+//! all. The next copy reuses what an interrupted copy has stored. Each repository has its own protection and retention.
 
 mod origin;
 mod status;
@@ -33,16 +33,16 @@ pub use status::{CopyStatus, MachineCopyStatus, copy_status};
 /// Which snapshots are copied.
 #[derive(Debug, Clone)]
 pub enum CopySelection {
-    /// These, also if they were there before and were removed.
+    /// These, even if they existed in the target and were removed there.
     Named(Vec<SnapshotReference>),
-    /// All of these machines and tags.
+    /// All snapshots of these machines and tags.
     Matching(ListRequest),
 }
 
-/// What happens to snapshots that were there before and were removed there.
+/// What to do with snapshots that existed in the target and were removed there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RemovedThere {
-    /// They stay away.
+    /// They are not copied.
     StayAway,
     /// They are copied again.
     ComeBack,
@@ -51,61 +51,61 @@ pub enum RemovedThere {
 /// What to copy, and how.
 #[derive(Debug, Clone)]
 pub struct CopyRequest {
-    /// Which snapshots.
+    /// The snapshots to copy.
     pub selection: CopySelection,
-    /// What happens to those that were removed there.
+    /// What to do with snapshots that were removed from the target.
     pub removed: RemovedThere,
     /// Whether anything is copied, or only planned.
     pub execution: Execution,
-    /// Stored bytes read each second, at most.
+    /// Limit of stored bytes that are read per second.
     pub bytes_per_second: Option<NonZeroU64>,
-    /// In which times of names are meant.
+    /// Time zone of times in names.
     pub zone: TimeZone,
 }
 
 /// What happened to a snapshot.
 #[derive(Debug)]
 pub enum CopyOutcome {
-    /// It is there now.
+    /// It was copied.
     Copied {
-        /// Under this id.
+        /// Its id in the target.
         id: SnapshotId,
-        /// Stored bytes that were read for it.
+        /// Stored bytes that were read to copy it.
         read_bytes: u64,
-        /// Bytes of disks that were new there.
+        /// Bytes of disks that were new in the target.
         new_bytes: u64,
-        /// Bytes that the repository there has grown by.
+        /// Bytes by which the target has grown.
         stored_bytes: u64,
     },
     /// It would be copied.
     Planned(CopySurvey),
-    /// It was there already, under this id.
+    /// The target had it already, under this id.
     Present(SnapshotId),
-    /// It was there, and was removed there.
+    /// The target had it, and it was removed there.
     Removed,
-    /// It was removed here while it was to be copied.
+    /// It was removed from the source before it was copied.
     Gone,
-    /// It cannot be read here.
+    /// It cannot be read from the source.
     Failed(RepositoryError),
 }
 
 /// A snapshot that was to be copied.
 #[derive(Debug)]
 pub struct CopiedSnapshot {
-    /// The snapshot here.
+    /// The snapshot in the source.
     pub snapshot: Manifest,
     /// What happened to it.
     pub outcome: CopyOutcome,
 }
 
-/// What was copied.
+/// Result of a copy.
 #[derive(Debug)]
 pub struct CopyReport {
     /// All snapshots that were chosen, oldest first.
     pub snapshots: Vec<CopiedSnapshot>,
-    /// Why other snapshots here cannot be read at all: they may be of any machine.
+    /// Errors of other snapshots in the source that cannot be read: they may be of any machine.
     pub damaged: Vec<RepositoryError>,
-    /// Whether the two repositories recognise bytes alike.
+    /// Whether the two repositories deduplicate alike, so that common data is stored once.
     pub is_alike: bool,
     /// How long it took.
     pub duration: Duration,
@@ -117,17 +117,17 @@ pub fn is_same_place(first: &Location, second: &Location) -> bool {
     real(first).is_some_and(|first| Some(first) == real(second))
 }
 
-/// Copies snapshots from one repository to another. One that cannot be read is listed in the report, and the others are copied; where
-/// the other repository fails, all ends.
+/// Copies snapshots from one repository to another. A snapshot that cannot be read is listed in the report, and the
+/// others are copied. An error of the target ends the copy.
 pub fn copy(from: &Repository, to: &Repository, request: &CopyRequest, job: Job<'_>) -> Result<CopyReport> {
     let start = job.clock.now();
-    // Before anything is looked at: what is seen then stays readable.
+    // First of all, so that every snapshot that is listed stays readable.
     let pause = match request.execution {
         Execution::Execute => keep_readable(from, job.progress),
         Execution::DryRun => None,
     };
     let (mut all, damaged) = from.snapshots()?;
-    // What a push has not finished is nothing yet.
+    // An unfinished push is not a template yet.
     all.retain(|manifest| !is_template_draft(manifest));
     let there = all_snapshots(to, job.progress)?;
     let calendar = Calendar::new(from, &request.zone, job.progress);
@@ -143,7 +143,7 @@ pub fn copy(from: &Repository, to: &Repository, request: &CopyRequest, job: Job<
         holdings,
         planned: HashSet::new(),
         pace: &|bytes| {
-            // A copy may take longer than a silent reader is waited for.
+            // A copy may take longer than the time after which gc ignores a silent reader.
             pause.iter().for_each(GcPause::renew);
             pace.pass(bytes);
         },
@@ -183,7 +183,8 @@ pub fn copy(from: &Repository, to: &Repository, request: &CopyRequest, job: Job<
     })
 }
 
-/// Says which names stand for other machines there: a copy keeps its name. It is said as long as nothing of the machine is there.
+/// Warns about names that belong to other machines in the target: a copy keeps its name. Only warns while the target
+/// has no snapshot of the machine.
 fn warn_of_namesakes<'m>(chosen: impl Iterator<Item = &'m Manifest>, there: &[Manifest], progress: &dyn Progress) {
     let new: BTreeSet<(&str, MachineIdentity)> = chosen
         .map(|manifest| (manifest.machine.as_str(), MachineIdentity::of(manifest)))
@@ -202,7 +203,7 @@ fn warn_of_namesakes<'m>(chosen: impl Iterator<Item = &'m Manifest>, there: &[Ma
     }
 }
 
-/// The places of the chosen snapshots in `all`, ascending, each once; and what happens to those that were removed there.
+/// Sorted indexes of the chosen snapshots in `all`, without duplicates; and what to do with those that were removed from the target.
 fn choose(all: &[Manifest], request: &CopyRequest, calendar: Calendar<'_>) -> Result<(Vec<usize>, RemovedThere)> {
     let (mut chosen, removed): (Vec<usize>, _) = match &request.selection {
         CopySelection::Named(references) => {
@@ -224,7 +225,7 @@ fn choose(all: &[Manifest], request: &CopyRequest, calendar: Calendar<'_>) -> Re
     Ok((chosen, removed))
 }
 
-/// Of what means the newest snapshot, that of a machine; a template is meant where its id is given.
+/// Finds a named snapshot. A name for the newest snapshot means one of a machine; a template must be named by its id.
 fn find_named(all: &[Manifest], reference: &SnapshotReference, calendar: Calendar<'_>) -> Result<usize> {
     match find_of_machines(all, reference, calendar) {
         Err(Error::Template(_)) => find_in(all, reference, calendar),
@@ -235,13 +236,13 @@ fn find_named(all: &[Manifest], reference: &SnapshotReference, calendar: Calenda
 struct RepositoryCopy<'a> {
     from: &'a Repository,
     to: &'a Repository,
-    /// All snapshots here, oldest first.
+    /// All snapshots of the source, oldest first.
     all: &'a [Manifest],
-    /// The machines here.
+    /// The machines of the source.
     named: MachinesByName,
-    /// What is there.
+    /// The snapshots of the target.
     holdings: TargetHoldings,
-    /// What would be there by now.
+    /// Snapshots that a dry run would have copied so far.
     planned: HashSet<SnapshotId>,
     pace: &'a (dyn Fn(u64) + Sync),
     memory: CopyMemory,
@@ -258,7 +259,7 @@ impl<'a> RepositoryCopy<'a> {
         self.job.progress.total(manifest.logical_bytes());
     }
 
-    /// The snapshot here that shares most with `manifest`, of those that are there: what it was compared with, or its neighbour.
+    /// The snapshot of the source that shares most data with `manifest` and that the target has: its parent, or a neighbour.
     fn base(&self, manifest: &Manifest, is_there: &dyn Fn(&Manifest) -> bool) -> Option<&'a Manifest> {
         let usable = || {
             let of_machine = self.all.iter().filter(|other| self.named.is_same(other, manifest));
@@ -271,7 +272,7 @@ impl<'a> RepositoryCopy<'a> {
             .or_else(|| usable().next())
     }
 
-    /// What happens to a snapshot that need not be copied; none for one that is to be.
+    /// The outcome of a snapshot that need not be copied; none if it has to be copied.
     fn without_copying(
         &self,
         manifest: &Manifest,
@@ -288,7 +289,7 @@ impl<'a> RepositoryCopy<'a> {
         })
     }
 
-    /// Templates are protected in every repository, from programs that do not know them; also one that such a program has copied.
+    /// Protects a template in the target against programs that do not know templates, even if such a program has copied it.
     fn keep_template(&self, manifest: &Manifest, execution: Execution) -> Result<()> {
         match self.holdings.counterpart(manifest) {
             Some(there) if is_template(there) && execution == Execution::Execute => Ok(self.to.protect(there.id)?),
@@ -327,12 +328,11 @@ impl<'a> RepositoryCopy<'a> {
         }
     }
 
-    /// Copies a snapshot.
     fn bring(&mut self, manifest: &Manifest) -> Result<CopyOutcome> {
         if self.is_gone(manifest) {
             return Ok(CopyOutcome::Gone);
         }
-        // Another process may have been faster.
+        // Another process may have copied it meanwhile.
         let (new, _) = self.to.snapshots_except(self.holdings.known())?;
         for other in new {
             self.holdings.add(other);
@@ -342,7 +342,7 @@ impl<'a> RepositoryCopy<'a> {
         }
         let base = self.base(manifest, &|other| self.holdings.counterpart(other).is_some());
         let report = match self.store(manifest, base) {
-            // The snapshot there that was to be built on was removed meanwhile.
+            // The base in the target was removed meanwhile.
             Err(RepositoryError::NoSnapshot { .. }) if let Some(base) = base => {
                 self.holdings.remove(base);
                 self.store(manifest, None)
@@ -388,8 +388,8 @@ impl<'a> RepositoryCopy<'a> {
         self.to.backup(request, &self.job.watch(Counting::Bytes))
     }
 
-    /// Another process may have copied the same. A process that sees two keeps the one with the smallest id, which is the same for
-    /// all; and each looks after it has committed, so at least one sees both.
+    /// Removes a duplicate if another process has copied the same snapshot. Every process keeps the copy with the
+    /// smallest id. Each process checks after its commit, so at least one of them sees both copies.
     fn settle(&mut self, manifest: &Manifest, copy: Manifest) -> Result<SnapshotId> {
         let ours = copy.id;
         let (new, _) = self.to.snapshots_except(self.holdings.known())?;
@@ -426,7 +426,7 @@ impl<'a> RepositoryCopy<'a> {
         matches!(self.from.snapshot(manifest.id), Err(RepositoryError::NoSnapshot { .. }))
     }
 
-    /// What to make of a snapshot that cannot be read here.
+    /// The outcome of a snapshot that cannot be read from the source.
     fn unreadable(&self, manifest: &Manifest, error: RepositoryError) -> Result<CopyOutcome> {
         self.job.interrupt.check()?;
         if self.is_gone(manifest) {

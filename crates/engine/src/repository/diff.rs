@@ -13,45 +13,45 @@ use crate::job::{Job, Result, Unit};
 /// What to compare.
 #[derive(Debug, Clone)]
 pub struct DiffRequest {
-    /// The earlier snapshot, and perhaps one of its disks.
+    /// The earlier snapshot, optionally one of its disks.
     pub old: SnapshotName,
-    /// The later one, and perhaps one of its disks.
+    /// The later snapshot, optionally one of its disks.
     pub new: SnapshotName,
-    /// In which times of their names are meant.
+    /// Time zone of times in their names.
     pub zone: TimeZone,
-    /// Ranges of each disk that are listed; the others are counted.
+    /// Most ranges listed per disk; further ranges are only counted.
     pub range_count_max: usize,
 }
 
-/// What differs.
+/// Differences between two snapshots.
 #[derive(Debug, Clone)]
 pub struct DiffReport {
     /// The earlier snapshot.
     pub old: Manifest,
     /// The later one.
     pub new: Manifest,
-    /// Each disk that either of them has.
+    /// Each disk of either snapshot.
     pub disks: Vec<DiskDiff>,
 }
 
-/// What differs of one disk.
+/// Differences of one disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DiskDiff {
     /// Its name.
     pub name: String,
-    /// Its size in the earlier snapshot; none where that has no such disk.
+    /// Its size in the earlier snapshot; none if that does not have the disk.
     pub old_bytes: Option<u64>,
-    /// Its size in the later snapshot; none where that has no such disk.
+    /// Its size in the later snapshot; none if that does not have the disk.
     pub new_bytes: Option<u64>,
     /// Bytes that differ, in whole blocks of 4096 bytes.
     pub changed_bytes: u64,
-    /// How many ranges they are.
+    /// Number of ranges with differences.
     pub range_count: u64,
     /// The first of those ranges.
     pub ranges: Vec<Range<u64>>,
 }
 
-/// Compares two snapshots disk by disk, or one disk with another; reads only what distinguishes changes from moves.
+/// Compares two snapshots disk by disk, or one disk with another. Reads data only to distinguish changed blocks from moved ones.
 pub fn diff(repository: &Repository, request: &DiffRequest, job: Job<'_>) -> Result<DiffReport> {
     let manifests = snapshots(repository, job.progress)?;
     let calendar = Calendar::new(repository, &request.zone, job.progress);
@@ -76,7 +76,7 @@ pub fn diff(repository: &Repository, request: &DiffRequest, job: Job<'_>) -> Res
 
 type Pair<'m> = (String, Option<&'m DiskRecord>, Option<&'m DiskRecord>);
 
-/// The disks that belong together: by name, or the ones that were named.
+/// The disks to compare: of equal names, or the named ones.
 fn pairs<'m>(request: &DiffRequest, old: &'m Manifest, new: &'m Manifest) -> Result<Vec<Pair<'m>>> {
     let before = request.old.disk.as_ref().or(request.new.disk.as_ref());
     let after = request.new.disk.as_ref().or(before);

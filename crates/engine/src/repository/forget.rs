@@ -21,20 +21,19 @@ pub enum Execution {
     Execute,
 }
 
-/// What `forget` removed, or would.
+/// Snapshots that `forget` removed or would remove.
 #[derive(Debug, Clone, Default)]
 pub struct ForgetReport {
-    /// Snapshots with what is known of them.
+    /// Snapshots that could be read.
     pub snapshots: Vec<Manifest>,
     /// Snapshots that are lost or cannot be read.
     pub unreadable: Vec<SnapshotId>,
 }
 
 /// Removes single snapshots, each named exactly: by its id, or by machine and time. All names are resolved before the
-/// first snapshot goes.
+/// first snapshot is removed.
 ///
-/// A snapshot that is lost or cannot be read is in no list; all 32 digits of its id name it. Space is given back by the
-/// next gc.
+/// A snapshot that is lost or cannot be read is in no list; all 32 digits of its id name it. The next gc reclaims the space.
 pub fn forget(
     repository: &Repository,
     references: &[SnapshotReference],
@@ -86,7 +85,7 @@ pub fn forget(
     Ok(report)
 }
 
-/// The id that is given with all its digits.
+/// The id, if all its digits are given.
 fn whole_id(reference: &SnapshotReference) -> Option<SnapshotId> {
     match reference {
         SnapshotReference::Word(word) => word.parse().ok(),
@@ -94,23 +93,23 @@ fn whole_id(reference: &SnapshotReference) -> Option<SnapshotId> {
     }
 }
 
-/// Whether retention and `forget` may remove a snapshot.
+/// Changes whether retention and `forget` may remove a snapshot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProtectionChange {
-    /// They may not, from now on.
+    /// They may not remove it.
     Protect,
-    /// They may, from now on, unless a machine runs from it.
+    /// They may remove it, unless a machine runs from it.
     Unprotect,
-    /// They may be removed from now on, unless another holder needs them.
+    /// They may remove it, unless another holder needs it.
     UnprotectHeld,
 }
 
-/// Protects snapshots from being removed, or lets them be removed again. All names are resolved before anything is changed.
+/// Protects snapshots from removal, or ends the protection. All names are resolved before anything is changed.
 ///
-/// The name of a machine alone means its newest snapshot where one is protected, and the protected one where it is unprotected.
+/// The name of a machine alone means its newest snapshot when protecting, and its protected snapshot when unprotecting.
 ///
 /// # Errors
-/// A snapshot that is to be unprotected is not protected; or the name is of several that are.
+/// A snapshot to unprotect is not protected, or the name matches several protected snapshots.
 pub fn change_protection(
     repository: &Repository,
     references: &[SnapshotReference],
@@ -191,7 +190,7 @@ fn choose_protected(
     Ok(chosen)
 }
 
-/// The one protected snapshot of the machine of this name; none where `reference` is no name of a machine.
+/// The only protected snapshot of the machine; none if `reference` is not the name of a machine.
 fn protected_of_machine<'m>(
     manifests: &'m [Manifest],
     protected: &HashSet<SnapshotId>,
@@ -204,7 +203,7 @@ fn protected_of_machine<'m>(
         .iter()
         .filter(|manifest| manifest.machine == *word && !is_template(manifest));
     let newest = of_machine.clone().next_back()?;
-    // It could be the start of an id as well: then the user has to say which is meant.
+    // The word may also be the start of an id: then the user has to say which is meant.
     if manifests
         .iter()
         .any(|manifest| manifest.id.to_string().starts_with(&word.to_ascii_lowercase()))
@@ -229,7 +228,7 @@ fn protected_of_machine<'m>(
     })
 }
 
-/// Whether a name means this snapshot today and tomorrow: what means "the newest" moves on with every backup.
+/// Whether the name always means this snapshot: a name for "the newest" means another one after each backup.
 fn is_exact(reference: &SnapshotReference, manifest: &Manifest) -> bool {
     match reference {
         SnapshotReference::Latest => false,

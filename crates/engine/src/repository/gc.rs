@@ -1,4 +1,4 @@
-//! `gc` and `stats`: how much space there is to give back, and giving it back.
+//! `gc` and `stats`: reclaim space, and measure it.
 
 use holdfast_repo::{
     AcceptedLoss, GcPlan, GcReport, GcRequest, LostSearch, LostSnapshot, Repository, SnapshotId, Statistics,
@@ -13,11 +13,11 @@ use crate::job::{Counting, Job, Result};
 pub enum GcOutcome {
     /// A dry run.
     Planned(GcPlan),
-    /// It was done.
+    /// Result of a run.
     Done(GcReport),
 }
 
-/// Gives back the space of what no snapshot needs. Packs of which at most `repack_below_percent` is needed are rewritten.
+/// Reclaims the space of unreferenced data. Packs of which at most `repack_below_percent` is used are rewritten.
 pub fn gc(repository: &Repository, repack_below_percent: u8, execution: Execution, job: Job<'_>) -> Result<GcOutcome> {
     job.interrupt.check()?;
     let request = GcRequest {
@@ -38,16 +38,16 @@ pub fn gc(repository: &Repository, repack_below_percent: u8, execution: Executio
     })
 }
 
-/// A loss that a person accepts.
+/// A loss that the user accepts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum AcceptedName {
     /// Everything that gc finds lost now.
     All,
-    /// The lost snapshot whose id begins so.
+    /// The lost snapshot whose id starts with these digits.
     Snapshot(String),
 }
 
-/// Records that losses are accepted; returns what each of them is, for people.
+/// Records that losses are accepted; returns a description of each.
 pub fn accept_loss(repository: &Repository, names: &[AcceptedName], job: Job<'_>) -> Result<Vec<String>> {
     job.interrupt.check()?;
     let accepted = if names.contains(&AcceptedName::All) {

@@ -1,4 +1,4 @@
-//! `init`: how a repository comes to be.
+//! `init`: creates a repository.
 
 use holdfast_repo::key::{Cipher, Credential, KdfParameters, PaperKey};
 use holdfast_repo::store::Store;
@@ -19,34 +19,34 @@ pub enum NewProtection<'a> {
     Nothing,
 }
 
-/// How to make a repository.
+/// Parameters of a new repository.
 pub struct InitRequest<'a> {
-    /// Where.
+    /// Its location.
     pub location: &'a Location,
-    /// What protects it.
+    /// Its protection.
     pub protection: NewProtection<'a>,
-    /// What to call its first key slot.
+    /// The label of its first key slot.
     pub label: &'a str,
-    /// What everything in it is sealed with.
+    /// The cipher for all its content.
     pub cipher: Cipher,
-    /// The repository that it is to recognise bytes like, so that what is copied between them is stored once.
+    /// A repository to deduplicate alike with, so that data copied between the two is stored once.
     pub like: Option<&'a Repository>,
 }
 
-/// A repository that was made.
+/// A repository that was created.
 #[derive(Debug)]
 pub struct InitReport {
     /// Its identity.
     pub id: RepositoryId,
     /// The store, as it describes itself.
     pub store: String,
-    /// What everything in it is sealed with.
+    /// The cipher for all its content.
     pub cipher: Cipher,
-    /// Its secret for paper.
+    /// Its secret, to be printed on paper.
     pub paper_key: PaperKey,
 }
 
-/// Makes a repository: the directory where it does not exist, one key slot, and the configuration.
+/// Creates a repository: the directory if it does not exist, one key slot, and the configuration.
 pub fn init(request: &InitRequest<'_>, environment: &Environment) -> Result<InitReport> {
     let credential = credential(request.protection)?;
     let store = request.location.create_store()?;
@@ -75,7 +75,7 @@ pub fn init(request: &InitRequest<'_>, environment: &Environment) -> Result<Init
     })
 }
 
-/// Checks that a repository could be made; makes nothing. The directory above it must exist.
+/// Checks that a repository could be created, and creates nothing. The parent directory must exist.
 pub fn plan_init(request: &InitRequest<'_>) -> Result<()> {
     credential(request.protection)?;
     let path = request.location.path();
@@ -93,7 +93,7 @@ pub fn plan_init(request: &InitRequest<'_>) -> Result<()> {
     check_folder(path, path)
 }
 
-/// What is to open it.
+/// The credential for the first key slot.
 fn credential(protection: NewProtection<'_>) -> Result<Credential<'_>> {
     match protection {
         NewProtection::Password(password) => {
@@ -104,7 +104,7 @@ fn credential(protection: NewProtection<'_>) -> Result<Credential<'_>> {
     }
 }
 
-/// A repository among other files is easily deleted with them.
+/// Refuses a directory with other files: a repository among them is easily deleted together with them.
 fn refuse_foreign_files(store: &dyn Store) -> Result<()> {
     let mut first = None;
     store.foreign_files(&mut |path| {

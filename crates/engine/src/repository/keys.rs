@@ -12,7 +12,7 @@ use crate::{Location, Unlock};
 const PASSWORD_BYTES_MIN: usize = 8;
 /// Least different characters of a new password.
 const PASSWORD_CHARACTERS_MIN: usize = 4;
-/// What every list of common passwords starts with, as far as the other rules let it pass.
+/// Common passwords that the other rules accept.
 const COMMON: [&str; 12] = [
     "password",
     "passw0rd",
@@ -28,7 +28,7 @@ const COMMON: [&str; 12] = [
     "changeme",
 ];
 
-/// Refuses a password that a guesser finds at once: what is in the repository is meant to be safe from its store.
+/// Refuses a password that is easily guessed: the data must stay secret even from the operator of the store.
 pub fn check_password(password: &[u8]) -> Result<()> {
     let weak = |reason| Err(Error::WeakPassword { reason });
     if password.is_empty() {
@@ -57,7 +57,7 @@ pub fn list_keys(location: &Location) -> Result<SlotListing> {
     Ok(key::list(&*location.open_store()?)?)
 }
 
-/// Adds a password to a repository; the others stay.
+/// Adds a password to a repository; existing passwords stay valid.
 pub fn add_key(repository: &Repository, password: &[u8], label: &str) -> Result<SlotId> {
     check_password(password)?;
     Ok(repository.add_key(&InitRequest {
@@ -81,18 +81,18 @@ pub fn plan_key_removal(location: &Location, slot: SlotId) -> Result<()> {
     Ok(key::check_removal(&*location.open_store()?, slot)?)
 }
 
-/// The old slot and the new one that took its place.
+/// The replaced slot and its replacement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RotateReport {
-    /// The slot that is gone.
+    /// The removed slot.
     pub old: SlotId,
-    /// The slot that is there now.
+    /// The new slot.
     pub new: SlotId,
 }
 
-/// Puts a new password in the place of the one that opens the repository; nothing else is written.
+/// Replaces the password that opens the repository with a new one; nothing else is written.
 ///
-/// The new slot is durable and has been opened once before the old one goes.
+/// The new slot is durable and has been opened once before the old slot is removed.
 pub fn rotate_key(
     location: &Location,
     unlock: Unlock<'_>,

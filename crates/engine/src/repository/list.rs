@@ -1,4 +1,4 @@
-//! `list` and `show`: what there is.
+//! `list` and `show`: snapshots of a repository.
 
 use std::collections::HashSet;
 
@@ -16,10 +16,10 @@ use crate::job::error::ResolveError;
 use crate::job::{DiskName, Progress, Result};
 use crate::notes::{is_memory, is_template};
 
-/// Which snapshots are wanted; without any wish, all.
+/// Which snapshots to list; all if nothing is set.
 #[derive(Debug, Clone, Default)]
 pub struct ListRequest {
-    /// Of these machines only: names, or patterns.
+    /// Only of these machines: names or patterns.
     pub machines: Vec<Glob>,
     /// With all of these tags.
     pub tags: Vec<String>,
@@ -28,13 +28,13 @@ pub struct ListRequest {
 /// The snapshots of a repository.
 #[derive(Debug)]
 pub struct ListReport {
-    /// Those that are wanted, oldest first.
+    /// The matching snapshots, oldest first.
     pub snapshots: Vec<Manifest>,
-    /// Those of all that are kept from being removed.
+    /// All snapshots that are protected from removal.
     pub protected: HashSet<SnapshotId>,
-    /// Why others could not be read: they may be of any machine.
+    /// Errors of snapshots that could not be read: they may be of any machine.
     pub damaged: Vec<holdfast_repo::Error>,
-    /// Snapshots that are gone although they were not removed.
+    /// Snapshots that are missing although they were not removed.
     pub lost: Vec<LostSnapshot>,
     /// The machines of all snapshots.
     pub named: MachinesByName,
@@ -43,12 +43,12 @@ pub struct ListReport {
 /// Lists snapshots of machines; templates are [elsewhere](crate::list_templates).
 ///
 /// # Errors
-/// No snapshot is of a machine, or has a tag, that is asked for; but not where some cannot be read: those may be.
+/// No snapshot is of a requested machine, or has a requested tag. Not an error if some snapshots cannot be read: these may match.
 pub fn list(repository: &Repository, request: &ListRequest) -> Result<ListReport> {
     let (mut snapshots, damaged) = repository.snapshots()?;
     let mut lost = repository.lost_snapshots(&snapshots, LostSearch::Likely)?;
     snapshots.retain(|snapshot| !is_template(snapshot));
-    // Those that cannot be read may be of any machine, and so may the lost ones.
+    // Snapshots that cannot be read or are lost may be of any machine.
     if damaged.is_empty() && lost.is_empty() {
         check_known(&snapshots, request)?;
     }
@@ -64,13 +64,13 @@ pub fn list(repository: &Repository, request: &ListRequest) -> Result<ListReport
     })
 }
 
-/// Whether a machine is one of those that are asked for. A name with the characters of a pattern also means itself.
+/// Whether a machine matches. A name with the characters of a pattern also matches itself.
 pub(crate) fn is_named(machine: &str, wanted: &[Glob]) -> bool {
     let means = |glob: &Glob| glob.matches(machine) || glob.to_string() == machine;
     wanted.is_empty() || wanted.iter().any(means)
 }
 
-/// Refuses what no snapshot is of: it is misspelt, or meant for another repository.
+/// Refuses machines and tags without a snapshot: they are misspelt, or meant for another repository.
 pub(crate) fn check_known(snapshots: &[Manifest], request: &ListRequest) -> Result<()> {
     let machines = || snapshots.iter().map(|snapshot| snapshot.machine.as_str());
     check_machines(&request.machines, &machines)?;
@@ -87,7 +87,7 @@ pub(crate) fn check_known(snapshots: &[Manifest], request: &ListRequest) -> Resu
     Ok(())
 }
 
-/// Refuses names and patterns that none of the machines has.
+/// Refuses names and patterns that match no machine.
 pub(crate) fn check_machines<'n, N: Iterator<Item = &'n str>>(wanted: &[Glob], machines: &dyn Fn() -> N) -> Result<()> {
     let is_unknown = |glob: &&Glob| !machines().any(|machine| is_named(machine, std::slice::from_ref(*glob)));
     let Some(unknown) = wanted.iter().find(is_unknown) else {
@@ -105,27 +105,27 @@ pub(crate) fn check_machines<'n, N: Iterator<Item = &'n str>>(wanted: &[Glob], m
     .into())
 }
 
-/// Whether a snapshot is one of those that are wanted.
+/// Whether a snapshot matches the request.
 pub(crate) fn is_wanted(snapshot: &Manifest, request: &ListRequest) -> bool {
     is_named(&snapshot.machine, &request.machines) && request.tags.iter().all(|tag| snapshot.tags.contains(tag))
 }
 
-/// One snapshot, and the disk of it that was named.
+/// One snapshot, and its disk that was named.
 #[derive(Debug)]
 pub struct ShowReport {
     /// The snapshot.
     pub snapshot: Manifest,
-    /// Whether it is kept from being removed.
+    /// Whether it is protected from removal.
     pub is_protected: bool,
-    /// What its machine is known by.
+    /// The identity of its machine.
     pub identity: MachineIdentity,
-    /// How many other machines have the name of its machine.
+    /// Number of other machines with the same name.
     pub namesake_count: usize,
-    /// The disk, where one was named: it is there.
+    /// The disk, if one was named; it exists.
     pub disk: Option<DiskName>,
 }
 
-/// Finds a snapshot, with everything that is known of it.
+/// Finds a snapshot and its details.
 pub fn show(
     repository: &Repository,
     name: &SnapshotName,
@@ -148,7 +148,7 @@ pub fn show(
     })
 }
 
-/// How many disks a snapshot has; where it has none, how many streams. What else belongs to a machine does not count.
+/// Number of disks of a snapshot; if it has none, the number of streams. Other files of a machine do not count.
 pub fn disk_count(snapshot: &Manifest) -> u64 {
     let disks = snapshot.disks.iter();
     let disks = disks.filter(|record| record.content == DiskContent::Blocks && !is_memory(record));

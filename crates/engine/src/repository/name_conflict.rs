@@ -1,7 +1,8 @@
-//! Which machine the snapshots of a name are of.
+//! Which machine the snapshots of a name belong to.
 //!
-//! Names are used again: on another host, by a machine that was created anew, by an archive. What is compared with one another,
-//! and what retention counts together, are the snapshots of one name *and* one machine. A machine is known by its UUID.
+//! Names are reused: on another host, by a machine that was created anew, by an archive. Snapshots are compared with
+//! one another, and counted together by retention, only if they have the same name *and* the same machine. A machine is
+//! identified by its UUID.
 //!
 //! A backup under a name whose newest snapshot is of another machine is refused, unless the user states that it is the same
 //! one. Such a statement is kept as a note of the snapshot ([`NOTE_CONTINUES`]), and later snapshots repeat it.
@@ -22,13 +23,13 @@ const WORD_IMAGES: &str = "images";
 const WORD_UNIDENTIFIED: &str = "unidentified";
 const UUID_DIGITS: usize = 32;
 
-/// What a machine is known by.
+/// The identity of a machine.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum MachineIdentity {
-    /// Its UUID: lower case, with hyphens. A QEMU that was given none has a word of its host and its socket in the place of it
-    /// ([`WITHOUT_UUID`]).
+    /// Its UUID: lower case, with hyphens. A QEMU without a UUID is identified by a word made of its host and socket
+    /// instead ([`WITHOUT_UUID`]).
     Uuid(String),
-    /// It is a machine, and has no UUID.
+    /// A machine without a UUID.
     Unidentified,
     /// It was backed up as images, which have no UUID.
     Images,
@@ -47,7 +48,7 @@ impl MachineIdentity {
         Self::Images
     }
 
-    /// The identity of a machine with this UUID, in any of the usual spellings. QEMU gives one of zeroes where none was set.
+    /// The identity of a machine with this UUID, in any of the usual spellings. QEMU reports a UUID of zeroes if none was set.
     pub(crate) fn of_uuid(text: &str) -> Self {
         let text = text.trim().to_ascii_lowercase();
         let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();
@@ -76,7 +77,7 @@ impl MachineIdentity {
         ))
     }
 
-    /// Whether it is a place of a machine that has no UUID.
+    /// Whether this is the host and socket of a machine without a UUID.
     fn is_without_uuid(&self) -> bool {
         matches!(self, Self::Uuid(word) if word.starts_with(WITHOUT_UUID))
     }
@@ -111,21 +112,21 @@ impl fmt::Display for MachineIdentity {
     }
 }
 
-/// The identities that a snapshot says are of the same machine as its own.
+/// The identities that the snapshot notes as the same machine as its own.
 fn continued(manifest: &Manifest) -> impl Iterator<Item = MachineIdentity> {
     let words = manifest.notes.get(NOTE_CONTINUES).map_or("", String::as_str);
     words.split_whitespace().map(MachineIdentity::of_word)
 }
 
-/// The machines that the names of snapshots stand for.
+/// The machines behind each name.
 #[derive(Debug, Clone, Default)]
 pub struct MachinesByName {
-    /// For each name its machines, in the order of their first snapshots; each with all identities that it had.
+    /// The machines of each name, in the order of their first snapshots; each with all its identities.
     machines: BTreeMap<String, Vec<BTreeSet<MachineIdentity>>>,
 }
 
 impl MachinesByName {
-    /// The machines of these snapshots.
+    /// Collects the machines of these snapshots.
     pub fn of<'m>(manifests: impl IntoIterator<Item = &'m Manifest>) -> Self {
         let mut all = Self::default();
         for manifest in manifests {
@@ -150,7 +151,7 @@ impl MachinesByName {
         self.machines.get(name).map_or(0, Vec::len)
     }
 
-    /// Which of the machines of its name a snapshot is of.
+    /// Index of the snapshot's machine among the machines of its name.
     pub fn place(&self, manifest: &Manifest) -> Option<usize> {
         let identity = MachineIdentity::of(manifest);
         let machines = self.machines.get(&manifest.machine)?;
@@ -162,12 +163,12 @@ impl MachinesByName {
         first.machine == second.machine && self.place(first) == self.place(second)
     }
 
-    /// The identity to tell the machine of a snapshot by; none where its name is of this machine alone.
+    /// The identity that distinguishes the machine of a snapshot from others of its name; none if its name is unique.
     pub fn distinction(&self, manifest: &Manifest) -> Option<MachineIdentity> {
         (self.count(&manifest.machine) > 1).then(|| MachineIdentity::of(manifest))
     }
 
-    /// For each name that several machines have, the words to tell them by, each at its place.
+    /// For each name of several machines, the words that distinguish them, by index.
     pub(crate) fn distinctions(&self) -> BTreeMap<String, Vec<String>> {
         let shared = self.machines.iter().filter(|(_, machines)| machines.len() > 1);
         let words = |machine: &BTreeSet<MachineIdentity>| {
@@ -189,22 +190,22 @@ impl MachinesByName {
     }
 }
 
-/// Whether the snapshots that a name has may be of another machine.
+/// Whether the existing snapshots of a name may be of another machine.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Continuation {
-    /// They have to be of the same machine.
+    /// They must be of the same machine.
     #[default]
     SameIdentity,
-    /// The user states that they all are of the same machine, which got another UUID.
+    /// The user states that they are of the same machine, which got another UUID.
     Stated,
 }
 
 /// Where a new snapshot comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Claimant<'c> {
-    /// A machine at its hypervisor, which has this UUID.
+    /// A machine at its hypervisor, with this UUID.
     Machine(&'c str),
-    /// An archive of a machine, which has this UUID where it has one.
+    /// An archive of a machine, with its UUID if it has one.
     Archive(Option<&'c str>),
     /// Images.
     Images,
@@ -220,7 +221,7 @@ impl Claimant<'_> {
     }
 }
 
-/// A new snapshot that is to be listed under a name.
+/// A new snapshot, before it is stored under a name.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct NameClaim<'c> {
     pub(crate) name: &'c str,
@@ -228,12 +229,12 @@ pub(crate) struct NameClaim<'c> {
     pub(crate) continuation: Continuation,
 }
 
-/// A name that a new snapshot may have.
+/// Permission to use a name for a new snapshot.
 #[derive(Debug)]
 pub(crate) struct GrantedName<'m> {
     /// The snapshots of the same machine under this name.
     pub(crate) own: Vec<&'m Manifest>,
-    /// The note to keep with the new snapshot, by its name.
+    /// The note to store with the new snapshot: key and value.
     pub(crate) note: Option<(String, String)>,
 }
 
@@ -251,10 +252,10 @@ impl<'m> GrantedName<'m> {
 }
 
 impl NameClaim<'_> {
-    /// Grants the name, if it is unused or of the same machine. A snapshot from the future holds a name only where it has no others.
+    /// Allows the name if it is unused or belongs to the same machine. A snapshot in the future counts only if the name has no others.
     ///
     /// # Errors
-    /// Its newest snapshot is of another machine; or this is an archive, and that one is of the machine itself.
+    /// Its newest snapshot is of another machine; or the new snapshot is an archive, and the existing one is of the machine itself.
     pub(crate) fn check<'m>(
         &self,
         manifests: &'m [Manifest],
@@ -273,7 +274,7 @@ impl NameClaim<'_> {
         };
         let is_beside = matches!(self.claimant, Claimant::Archive(_)) && !is_imported(holder);
         let theirs = MachineIdentity::of(holder);
-        // Earlier versions kept nothing of a machine without a UUID.
+        // Earlier versions stored no identity for a machine without a UUID.
         let is_earlier = theirs == MachineIdentity::Unidentified && identity.is_without_uuid();
         let is_same = (theirs == identity || is_earlier) && !is_beside;
         let mut others: BTreeSet<MachineIdentity> = of_name().map(MachineIdentity::of).collect();
@@ -323,7 +324,7 @@ impl NameClaim<'_> {
         }
     }
 
-    /// A machine that got another name starts anew under it; its user may want to go on under the old one.
+    /// Notes other names of the same machine: a renamed machine starts anew, but its user may want to continue under the old name.
     fn note_other_names(&self, identity: &MachineIdentity, manifests: &[Manifest], progress: &dyn Progress) {
         let (Claimant::Machine(_), MachineIdentity::Uuid(uuid)) = (self.claimant, identity) else {
             return;
@@ -341,7 +342,7 @@ impl NameClaim<'_> {
     }
 }
 
-/// Whether a snapshot comes from an archive, and not from the machine.
+/// Whether a snapshot comes from an archive rather than from the machine.
 fn is_imported(manifest: &Manifest) -> bool {
     note(&manifest.notes, NOTE_HYPERVISOR).is_some() && !manifest.notes.contains_key(NOTE_METHOD)
 }

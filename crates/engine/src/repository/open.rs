@@ -1,4 +1,4 @@
-//! Finding a repository and opening it.
+//! Finds and opens a repository.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{DirBuilder, File};
@@ -22,7 +22,7 @@ use crate::job::{Error, Progress, Result};
 use crate::notes::{is_template, template_label};
 use crate::{Candidate, SnapshotMoment, SnapshotReference};
 
-/// Where a repository is: the path of a directory, which may be written `file:PATH`.
+/// Location of a repository: the path of a directory, optionally written `file:PATH`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Location {
     path: PathBuf,
@@ -30,12 +30,11 @@ pub struct Location {
     slot_memory: Option<PathBuf>,
 }
 
-/// Bytes of a note of the slot that opened, at most.
+/// Largest note of the key slot, in bytes.
 const SLOT_NOTE_BYTES_MAX: u64 = 64;
 
 impl Location {
-    /// Reads a location. A word and a colon at its start are a kind of repository: for a directory with such a name,
-    /// write `./a:b`.
+    /// Parses a location. A word and a colon at its start name a kind of repository: for a directory with such a name, write `./a:b`.
     pub fn parse(text: &OsStr) -> Result<Self> {
         let bytes = text.as_bytes();
         let Some(scheme) = scheme(bytes) else {
@@ -44,7 +43,7 @@ impl Location {
         let rest = &bytes[scheme.len() + 1..];
         match scheme {
             b"file" => {
-                // file:///path is the form that other programs know.
+                // Other programs write `file:///path`.
                 let path = rest
                     .strip_prefix(b"//")
                     .filter(|rest| rest.starts_with(b"/"))
@@ -66,14 +65,14 @@ impl Location {
         }
     }
 
-    /// The same, opened by this key slot and no other.
+    /// The same location, but only this key slot is tried.
     #[must_use]
     pub fn with_key_slot(self, key_slot: Option<SlotId>) -> Self {
         Self { key_slot, ..self }
     }
 
-    /// The same, with a folder in which it is noted which key slot opened: it is tried first the next time, so that slots which others put
-    /// into the store cost nothing.
+    /// The same location, with a folder that remembers which key slot opened it. That slot is tried first the next
+    /// time, so that slots added to the store by others cost no time.
     #[must_use]
     pub fn with_slot_memory(self, folder: Option<&Path>) -> Self {
         let whole = whole_path(&self.path);
@@ -98,7 +97,7 @@ impl Location {
         }
     }
 
-    /// Notes which key slot opened. It only saves time, so a note that cannot be written is none.
+    /// Remembers which key slot opened. This only saves time, so a write error is ignored.
     fn note_slot(&self, slot: SlotId) {
         let Some(path) = &self.slot_memory else { return };
         if matches!(self.slot_choice(), SlotChoice::First(noted) if noted == slot) {
@@ -114,7 +113,7 @@ impl Location {
             .ok();
     }
 
-    /// Where it is noted what was seen of the repository here.
+    /// Path of the file that records what this host has seen of the repository.
     pub(crate) fn sighting_path(&self) -> Option<PathBuf> {
         let slot = self.slot_memory.as_ref()?;
         Some(slot.parent()?.parent()?.join("repositories").join(slot.file_name()?))
@@ -130,13 +129,13 @@ impl Location {
         Ok(Arc::new(DirectoryStore::open(&self.path)?))
     }
 
-    /// The store there, made if it does not exist.
+    /// Opens the store, and creates it if it does not exist.
     pub(crate) fn create_store(&self) -> Result<Arc<dyn Store>> {
         Ok(Arc::new(DirectoryStore::create(&self.path)?))
     }
 }
 
-/// A path as the kernel has it. Of one that does not exist yet, what exists of it: it has to be the same when it has been made.
+/// The canonical path. If the path does not exist, its existing part is resolved, so that the result is the same after its creation.
 fn whole_path(path: &Path) -> PathBuf {
     let mut existing = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     let mut missing = Vec::new();
@@ -152,7 +151,7 @@ fn whole_path(path: &Path) -> PathBuf {
     }
 }
 
-/// The letters before the first colon, where they look like those of a URL (RFC 3986, 3.1).
+/// The letters before the first colon, if they have the form of a URL scheme (RFC 3986, 3.1).
 fn scheme(location: &[u8]) -> Option<&[u8]> {
     let end = location.iter().position(|byte| *byte == b':')?;
     let scheme = &location[..end];
@@ -163,7 +162,7 @@ fn scheme(location: &[u8]) -> Option<&[u8]> {
     is_scheme.then_some(scheme)
 }
 
-/// What opens a repository.
+/// The secret that opens a repository.
 #[derive(Clone, Copy)]
 pub enum Unlock<'a> {
     /// A password, or the text of a paper key.
@@ -182,20 +181,20 @@ impl<'a> Unlock<'a> {
     }
 }
 
-/// Whether a repository asks for a password.
+/// Whether a repository requires a password.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Protection {
-    /// It does.
+    /// It requires a password.
     Encrypted,
-    /// It opens without.
+    /// It opens without a password.
     Open,
 }
 
-/// Whether the repository at `location` asks for a password; an error where there is no repository.
+/// Whether the repository at `location` requires a password; an error if there is no repository.
 pub fn protection(location: &Location) -> Result<Protection> {
     let store = location.open_store()?;
     let listing = match key::list(&*store) {
-        // They were put there on purpose; a given password takes precedence.
+        // An attacker may have added the slots; a given password takes precedence.
         Err(KeyError::TooManySlots { .. }) => return Ok(Protection::Encrypted),
         other => other?,
     };
@@ -217,7 +216,7 @@ pub fn protection(location: &Location) -> Result<Protection> {
     })
 }
 
-/// Opens the repository at `location`; damage that did not keep it from opening becomes warnings.
+/// Opens the repository at `location`; damage that does not prevent this becomes warnings.
 pub fn open(
     location: &Location,
     unlock: Unlock<'_>,
@@ -231,7 +230,7 @@ pub fn open(
     {
         return match PaperKey::decode(text) {
             Ok(master) => Ok(Repository::open_with_secret(store, master, environment.clone())?),
-            // A password may look like one; where it opens nothing, what is wrong with the paper key says more.
+            // A password may look like a paper key. If it opens nothing, the error about the paper key is more helpful.
             Err(paper) => match Repository::open_by(store, unlock.credential(), choice, environment.clone()) {
                 Err(holdfast_repo::Error::Key(_)) => Err(paper.into()),
                 other => Ok(warned(other?, progress)),
@@ -252,7 +251,7 @@ fn warned(opened: holdfast_repo::OpenedRepository, progress: &dyn Progress) -> R
     opened.repository
 }
 
-/// The password as text, where it can be a paper key.
+/// The password as text, if it can be a paper key.
 pub(crate) fn paper_key_text(password: &[u8]) -> Option<&str> {
     let text = std::str::from_utf8(password).ok()?;
     let start = text.trim_start().get(..3)?;
@@ -266,7 +265,7 @@ pub(crate) fn snapshots(repository: &Repository, progress: &dyn Progress) -> Res
     Ok(manifests)
 }
 
-/// The same with templates.
+/// All snapshots including templates, oldest first; those that cannot be read become warnings.
 pub(crate) fn all_snapshots(repository: &Repository, progress: &dyn Progress) -> Result<Vec<Manifest>> {
     let (manifests, errors) = repository.snapshots()?;
     for error in errors {
@@ -275,7 +274,7 @@ pub(crate) fn all_snapshots(repository: &Repository, progress: &dyn Progress) ->
     Ok(manifests)
 }
 
-/// The snapshot that a person means.
+/// Finds the snapshot that the user named.
 pub fn find_snapshot(
     repository: &Repository,
     reference: &SnapshotReference,
@@ -288,10 +287,10 @@ pub fn find_snapshot(
     Ok(manifests.swap_remove(index))
 }
 
-/// The place in `manifests`, where templates are too, of the snapshot that a person means.
+/// Index in `manifests`, which include templates, of the snapshot that the user named.
 ///
 /// # Errors
-/// It means a template: for those there are verbs that look at signatures.
+/// The name selects a template: other verbs, which check signatures, handle templates.
 pub(crate) fn find_of_machines(
     manifests: &[Manifest],
     reference: &SnapshotReference,
@@ -313,7 +312,7 @@ pub(crate) fn find_of_machines(
     }
 }
 
-/// The place in `manifests` of the snapshot that a person means.
+/// Index in `manifests` of the snapshot that the user named.
 pub(crate) fn find_in(manifests: &[Manifest], reference: &SnapshotReference, calendar: Calendar<'_>) -> Result<usize> {
     find_among(manifests, reference, calendar, |_| true)
 }
@@ -359,7 +358,7 @@ fn find_among(
     })
 }
 
-/// Whether the newest snapshot was asked for, and not one of a certain time or id.
+/// Whether the newest snapshot was requested, rather than one of a certain time or id.
 fn is_newest_wanted(reference: &SnapshotReference, found: &Candidate<'_>) -> bool {
     match reference {
         SnapshotReference::Latest => true,

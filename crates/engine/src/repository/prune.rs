@@ -1,4 +1,4 @@
-//! `prune`: remove the snapshots that the rules of retention do not keep.
+//! `prune`: removes the snapshots that no retention rule keeps.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -17,32 +17,32 @@ use crate::job::{Job, Result, Unit};
 /// What to prune, and by which rules.
 #[derive(Debug, Clone)]
 pub struct PruneRequest {
-    /// What to keep; without a rule, everything.
+    /// Rules for what to keep; without a rule, everything is kept.
     pub policy: Policy,
-    /// These machines only, by names or patterns; without any, all.
+    /// Only these machines, by name or pattern; all if empty.
     pub machines: Vec<Glob>,
-    /// The time.
+    /// The current time.
     pub now: Timestamp,
-    /// Whose calendar has the days, weeks, months and years.
+    /// Time zone that defines days, weeks, months and years.
     pub zone: TimeZone,
     /// Whether the plan is carried out.
     pub execution: Execution,
-    /// What is done where the newest snapshot is long after the next.
+    /// What to do if the newest snapshot is much newer than the one before it.
     pub gaps: Gaps,
 }
 
-/// What is done with a machine whose newest snapshot is more than a year after the one before it, where all before it would go because
-/// of its age. A backup on a host whose clock is ahead looks like that.
+/// What to do with a machine whose newest snapshot is more than a year newer than the one before it, if all earlier
+/// ones would be removed because of their age. A backup on a host with a wrong clock looks like that.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Gaps {
-    /// Its snapshots stay, with a warning.
+    /// Keep its snapshots, with a warning.
     #[default]
     Keep,
-    /// The user says that the times are right.
+    /// The user confirms that the times are right.
     Accept,
 }
 
-/// Longest time between the two newest snapshots that is taken as it is.
+/// Longest plausible time between the two newest snapshots, in milliseconds.
 const GAP_MS: i64 = 365 * 24 * 60 * 60 * 1000;
 
 /// What prune decided for one machine.
@@ -50,27 +50,28 @@ const GAP_MS: i64 = 365 * 24 * 60 * 60 * 1000;
 pub struct MachinePlan {
     /// The machine.
     pub machine: String,
-    /// Distinguishes it from others of its name; none where it is the only one.
+    /// Distinguishes it from other machines of its name; none if its name is unique.
     pub distinction: Option<MachineIdentity>,
-    /// A decision for each of its snapshots, the newest first.
+    /// A decision for each of its snapshots, newest first.
     pub plan: RetentionPlan,
 }
 
 /// What prune decided, and did unless it was a dry run.
 #[derive(Debug, Clone)]
 pub struct PruneReport {
-    /// Each machine, by name; machines of one name stand beside one another, each with rules of its own.
+    /// Each machine, sorted by name. Machines of the same name are separate entries.
     pub machines: Vec<MachinePlan>,
-    /// Snapshots that are gone, or would be.
+    /// Snapshots that were removed, or would be.
     pub removed_count: u64,
 }
 
-/// Plans for each machine by itself, also where several have one name, then removes what no rule keeps. Space is given back by the next gc.
+/// Plans for each machine separately, also if several have the same name, then removes what no rule keeps. The next gc
+/// reclaims the space.
 ///
-/// Snapshots that cannot be read are not counted, and stay.
+/// Snapshots that cannot be read are not counted, and are kept.
 ///
 /// # Errors
-/// A name or pattern is of no machine; then nothing is removed.
+/// A name or pattern matches no machine; nothing is removed.
 pub fn prune(repository: &Repository, request: &PruneRequest, job: Job<'_>) -> Result<PruneReport> {
     refuse_losses(repository, request.execution, job)?;
     let protected = repository.protected()?;
@@ -103,7 +104,7 @@ pub fn prune(repository: &Repository, request: &PruneRequest, job: Job<'_>) -> R
             continue;
         }
         let goes: HashSet<&str> = plan.removed().map(|candidate| candidate.id.as_str()).collect();
-        // Oldest first: when this is interrupted, the newest stay.
+        // Oldest first: an interruption keeps the newest.
         removed.extend(
             manifests
                 .iter()
@@ -131,7 +132,7 @@ pub fn prune(repository: &Repository, request: &PruneRequest, job: Job<'_>) -> R
     })
 }
 
-/// Where snapshots were lost, the rules do not see what they are about: nothing is removed until the loss is explained.
+/// Refuses to remove anything after a loss until the loss is accepted: the rules do not see the lost snapshots.
 fn refuse_losses(repository: &Repository, execution: Execution, job: Job<'_>) -> Result<()> {
     let (manifests, _) = repository.snapshots()?;
     let lost = repository.lost_snapshots(&manifests, LostSearch::Likely)?;
@@ -148,7 +149,7 @@ fn refuse_losses(repository: &Repository, execution: Execution, job: Job<'_>) ->
     Err(holdfast_repo::Error::Loss { losses }.into())
 }
 
-/// Whether snapshots go by their age alone, seen from a newest one that may be of a wrong clock.
+/// Whether snapshots would be removed because of their age alone, relative to a newest one that may be of a wrong clock.
 fn hides_history(request: &PruneRequest, candidates: &[Candidate], plan: &RetentionPlan) -> bool {
     if request.policy.keep_within.is_none() {
         return false;

@@ -1,7 +1,7 @@
 //! Snapshots that are removed while a job reads them.
 //!
-//! Most readers do not keep a snapshot from being removed. Once gc has deleted its packs they are missing, which is damage only where the
-//! snapshot still exists. Jobs that read for a long time pause gc instead.
+//! Most readers do not prevent the removal of a snapshot. Once gc has deleted its packs they are missing, which is
+//! damage only if the snapshot still exists. Long jobs pause gc instead.
 
 use holdfast_block::Error as DeviceError;
 use holdfast_image::Error as ImageError;
@@ -9,8 +9,8 @@ use holdfast_repo::{Error as RepositoryError, GcPause, Repository, SnapshotId};
 
 use crate::job::{Error, Progress};
 
-/// Keeps gc from deleting the data of snapshots that are removed from now on. None where the repository cannot be written: no gc can
-/// run there from this host.
+/// Prevents gc from deleting the data of snapshots that are removed from now on. None if the repository is read-only:
+/// then no gc can run on it from this host.
 pub(crate) fn keep_readable<'a>(repository: &'a Repository, progress: &dyn Progress) -> Option<GcPause<'a>> {
     repository
         .pause_gc()
@@ -23,7 +23,7 @@ pub(crate) fn keep_readable<'a>(repository: &'a Repository, progress: &dyn Progr
 }
 
 impl Error {
-    /// This error of a job that read `snapshot`; that there is no such snapshot where it was removed meanwhile.
+    /// Returns this error of a job that read `snapshot`, or "no such snapshot" if the snapshot was removed meanwhile.
     pub(crate) fn unless_removed(self, repository: &Repository, snapshot: SnapshotId) -> Self {
         if !self.is_missing_pack() {
             return self;

@@ -1,20 +1,20 @@
-//! `repair`: repair what can be repaired, and name what is lost.
+//! `repair`: repairs what can be repaired, and reports what is lost.
 
 use holdfast_repo::{RepairPlan, RepairReport, RepairRequest, Repository};
 
 use super::forget::Execution;
 use crate::job::{Counting, Job, Result, Unit};
 
-/// What repair did, or would do.
+/// Result of a repair or of its dry run.
 #[derive(Debug, Clone)]
 pub enum RepairOutcome {
     /// A dry run.
     Planned(RepairPlan),
-    /// It was done.
+    /// The repair was done.
     Done(RepairReport),
 }
 
-/// Reads `percent` of the repository, plans, and does what the plan says.
+/// Reads `percent` of the repository, plans the repair, and executes the plan.
 pub fn repair(repository: &Repository, percent: u8, execution: Execution, job: Job<'_>) -> Result<RepairOutcome> {
     job.progress.phase("looking for damage", Unit::Bytes);
     let request = RepairRequest {

@@ -1,7 +1,7 @@
-//! Finding the snapshot that a person means in the list of those that exist.
+//! Finds the snapshot that a user named among the existing ones.
 //!
-//! A guess that is wrong restores the wrong machine. So a name that could mean two snapshots is an error that names both, and
-//! the error for a name that means none lists similar ones.
+//! A wrong guess restores the wrong machine. So a name that matches several snapshots is an error that lists them, and
+//! the error for a name without a match suggests similar names.
 
 use std::collections::BTreeSet;
 
@@ -12,32 +12,32 @@ use crate::job::error::{PREFIX_DIGITS_MIN, ResolveError};
 use crate::job::name::LATEST;
 use crate::{SnapshotMoment, SnapshotReference};
 
-/// Candidates that an error lists.
+/// Most candidates that an error lists.
 const LISTED_MAX: usize = 10;
-/// Digits of an id that an error lists where none were given.
+/// Digits of an id in an error if the user gave none.
 const LISTED_DIGITS: usize = 12;
-/// Machine names that an error suggests.
+/// Most machine names that an error suggests.
 const SUGGESTED_MAX: usize = 5;
 
-/// A snapshot that exists.
+/// An existing snapshot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Candidate<'a> {
     /// All digits of its id, lower case.
     pub id: &'a str,
     /// Name of its machine.
     pub machine: &'a str,
-    /// The instant that it holds.
+    /// Its point in time.
     pub time: Timestamp,
-    /// Which machine it is of, where several have its name.
+    /// Distinguishes its machine from others of the same name.
     pub distinction: Option<&'a str>,
 }
 
-/// Finds the snapshot that `reference` means; the answer is its index in `candidates`.
+/// Finds the snapshot that `reference` names; returns its index in `candidates`.
 ///
-/// Local times are those of `zone`; where a clock is put back and a local time comes twice, the later one counts, and
-/// where it is put forward the time that was skipped counts as the moment after. A time without a fraction of a second
-/// includes all of its second, so that a time copied from a list finds the snapshot it stood beside. Of several
-/// snapshots of one instant the one with the greatest id is the newest.
+/// Local times are those of `zone`. If a clock is set back and a local time occurs twice, the later one counts; if it
+/// is set forward, a skipped time counts as the moment after the change. A time without a fraction of a second includes
+/// its whole second, so that a time copied from a list finds its snapshot. Of several snapshots of the same time the
+/// one with the greatest id is the newest.
 pub fn resolve(
     reference: &SnapshotReference,
     candidates: &[Candidate<'_>],
@@ -104,14 +104,14 @@ fn resolve_word(word: &str, candidates: &[Candidate<'_>]) -> Result<usize, Resol
     }
 }
 
-/// Index of the newest candidate that is `wanted`.
+/// Index of the newest candidate that fulfils `wanted`.
 fn newest(candidates: &[Candidate<'_>], wanted: impl Fn(&Candidate<'_>) -> bool) -> Option<usize> {
     (0..candidates.len())
         .filter(|&index| wanted(&candidates[index]))
         .max_by_key(|&index| (candidates[index].time, candidates[index].id))
 }
 
-/// Index of the newest candidate that is `meant`, of the one machine that has such candidates.
+/// Index of the newest candidate that fulfils `meant`; all such candidates must be of one machine.
 fn newest_of_machine(
     machine: &str,
     candidates: &[Candidate<'_>],
@@ -140,7 +140,7 @@ fn newest_of_machine(
     })
 }
 
-/// The last instant that belongs to `moment`; none where every instant does.
+/// The last timestamp that belongs to `moment`; none if there is no limit.
 fn last_instant(moment: SnapshotMoment, zone: &TimeZone) -> Result<Option<Timestamp>, jiff::Error> {
     let nanosecond = SignedDuration::from_nanos(1);
     Ok(Some(match moment {
@@ -158,7 +158,7 @@ fn last_instant(moment: SnapshotMoment, zone: &TimeZone) -> Result<Option<Timest
     }))
 }
 
-/// The last instant of the second that starts at `time`; `time` itself where it has a fraction.
+/// The last timestamp of the second that starts at `time`; `time` itself if it has a fraction.
 fn end_of_second(time: Timestamp) -> Result<Timestamp, jiff::Error> {
     if time.subsec_nanosecond() == 0 {
         time.checked_add(SignedDuration::from_nanos(999_999_999))
@@ -167,7 +167,7 @@ fn end_of_second(time: Timestamp) -> Result<Timestamp, jiff::Error> {
     }
 }
 
-/// Says why `machine` has no snapshot up to `limit`.
+/// The error for a `machine` without a snapshot up to `limit`.
 fn nothing_found(machine: &str, limit: Option<Timestamp>, candidates: &[Candidate<'_>]) -> ResolveError {
     let oldest = candidates
         .iter()
@@ -188,7 +188,7 @@ fn nothing_found(machine: &str, limit: Option<Timestamp>, candidates: &[Candidat
     }
 }
 
-/// A candidate in words, by the first `digits` of its id.
+/// A description of a candidate, with the first `digits` of its id.
 fn described(candidate: &Candidate<'_>, digits: usize) -> String {
     let id: String = candidate.id.chars().take(digits).collect();
     let distinction = candidate.distinction.map(|text| format!(", {text}"));
@@ -200,12 +200,12 @@ fn described(candidate: &Candidate<'_>, digits: usize) -> String {
     )
 }
 
-/// The machines whose names are most like `word`, best first.
+/// The machines with the most similar names, best first.
 fn nearest_machines(word: &str, candidates: &[Candidate<'_>]) -> Vec<String> {
     nearest_names(word, candidates.iter().map(|candidate| candidate.machine))
 }
 
-/// Those of `names` that are most like `word`, best first, each once.
+/// The most similar of `names`, best first, without duplicates.
 pub(crate) fn nearest_names<'n>(word: &str, names: impl Iterator<Item = &'n str>) -> Vec<String> {
     let wanted: Vec<char> = word.to_lowercase().chars().collect();
     let distance_max = (wanted.len() / 3).max(1);
@@ -226,8 +226,7 @@ pub(crate) fn nearest_names<'n>(word: &str, names: impl Iterator<Item = &'n str>
         .collect()
 }
 
-/// Fewest insertions, deletions, replacements and swaps of neighbours that make `left` into `right` (optimal string
-/// alignment).
+/// Number of insertions, deletions, replacements and swaps of neighbours that turn `left` into `right` (optimal string alignment).
 fn edit_distance(left: &[char], right: &[char]) -> usize {
     let mut before_last: Vec<usize> = Vec::new();
     let mut last: Vec<usize> = (0..=right.len()).collect();
@@ -319,7 +318,7 @@ mod tests {
         assert_eq!(find_in(&behind, "web1@2026-11-18"), Ok(A1));
     }
 
-    /// Berlin puts its clock back on 2026-10-25: 02:30 comes at 00:30Z and again at 01:30Z.
+    /// Berlin sets its clock back on 2026-10-25: 02:30 occurs at 00:30Z and again at 01:30Z.
     #[test]
     fn a_local_time_that_comes_twice_is_the_later_one() {
         let zone = TimeZone::posix("CET-1CEST,M3.5.0,M10.5.0/3").unwrap();
@@ -358,7 +357,7 @@ mod tests {
         );
     }
 
-    /// Two machines of one name: a guess would restore the wrong one.
+    /// Two machines of the same name: a guess could restore the wrong one.
     #[test]
     fn a_name_of_two_machines_means_a_snapshot_only_where_one_has_it() {
         let mut candidates = candidates();

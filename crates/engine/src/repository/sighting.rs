@@ -1,8 +1,9 @@
-//! What this host has seen of a repository, so that another one in its place, or an older state of it, is noticed.
+//! Records what this host has seen of a repository, to detect its replacement or an older state of it.
 //!
-//! An attacker with write access to the storage can put an old copy of a repository there, or another one that the same password opens, or one
-//! without a password, to which the next backup would give everything in plain text. Nothing inside can tell. So the identity of
-//! the repository at each place, whether it has a password, and the ids of its snapshots are kept in the state folder of the user:
+//! An attacker with write access to the storage can put an old copy of a repository there, or another one that the same
+//! password opens, or one without a password, to which the next backup would write everything in plain text. The
+//! repository itself cannot show this. So the identity of the repository at each location, whether it has a password,
+//! and the ids of its snapshots are kept in the state folder of the user:
 //!
 //! ```text
 //! holdfast-sighting 1
@@ -10,9 +11,9 @@
 //! <id of a snapshot>, one a line
 //! ```
 //!
-//! There is a file for each repository that was seen at a place: disks that take turns there are accepted once each.
+//! Each repository seen at a location has its own file: disks that are mounted there in turn are accepted once each.
 //!
-//! It is an aid, not a part of the repository: where it cannot be read or written, nothing is noticed and nothing fails.
+//! This is an aid, not a part of the repository: if it cannot be read or written, nothing is detected and nothing fails.
 
 use std::collections::{BTreeSet, HashSet};
 use std::fs::{DirBuilder, File};
@@ -28,11 +29,11 @@ use crate::job::{Progress, Result};
 use crate::{Location, Protection};
 
 const FIRST_LINE: &str = "holdfast-sighting 1";
-/// Snapshots that are remembered.
+/// Most snapshots recorded.
 const SNAPSHOT_COUNT_MAX: usize = 1 << 16;
 const NOTE_BYTES_MAX: u64 = (SNAPSHOT_COUNT_MAX as u64 + 2) * 80;
 
-/// What was seen of a repository.
+/// What was recorded of a repository.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Sighting {
     identity: String,
@@ -90,10 +91,11 @@ impl Sighting {
     }
 }
 
-/// Compares a repository that was opened with what was seen at its place before, and remembers what it is now.
+/// Compares an opened repository with what was recorded for its location, and records its present state.
 ///
-/// Snapshots that are gone without having been removed are a warning, each time until `accepted` is the identity of the repository.
-/// They are not looked for where snapshots have come since: others may have removed some, and gc the records of that.
+/// Warns about snapshots that are missing without a removal, each time until `accepted` is the identity of the
+/// repository. Missing snapshots are not checked if new snapshots exist: another host may have removed some, and gc the
+/// records of their removal.
 ///
 /// # Errors
 /// It is another repository, and `accepted` is not its identity.
@@ -126,7 +128,7 @@ pub fn check_sighting(
             .into());
         }
     }
-    // A repository that cannot be listed says so where it is used.
+    // The error is reported by the job that uses the repository.
     let Ok((there, removed)) = repository.snapshot_ids() else {
         return Ok(());
     };
@@ -160,12 +162,12 @@ pub fn check_sighting(
     Ok(())
 }
 
-/// The file for a repository at a place.
+/// Path of the record for a repository at a location.
 fn file_of(place: &Path, identity: &str) -> PathBuf {
     place.with_extension(identity)
 }
 
-/// What was seen of any repository at a place.
+/// The record of any repository at a location.
 fn other_sighting(place: &Path) -> Option<Sighting> {
     let entries = std::fs::read_dir(place.parent()?).ok()?;
     let mut paths: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
@@ -174,8 +176,8 @@ fn other_sighting(place: &Path) -> Option<Sighting> {
     paths.iter().find_map(|path| Sighting::read(path))
 }
 
-/// Those of `gone` of which nothing is left in the repository. What is left of the others says that they are lost, and every verb that
-/// looks for losses says so.
+/// The snapshots of `gone` without any trace in the repository. Those with a trace are known to be lost, and every verb
+/// that looks for losses reports them.
 fn without_lost(repository: &Repository, mut gone: Vec<SnapshotId>) -> Vec<SnapshotId> {
     if gone.is_empty() {
         return gone;
@@ -188,7 +190,7 @@ fn without_lost(repository: &Repository, mut gone: Vec<SnapshotId>) -> Vec<Snaps
     gone
 }
 
-/// Remembers a repository that was just made.
+/// Records a repository that was just created.
 pub(crate) fn note_new(location: &Location, repository: &Repository, protection: Protection) {
     if let Some(path) = location.sighting_path() {
         let new = Sighting {

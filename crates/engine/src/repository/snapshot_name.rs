@@ -1,8 +1,8 @@
-//! How people name a snapshot, read without looking at any repository.
+//! Parses the names that users give to snapshots, without access to a repository.
 //!
 //! | text | means |
 //! |---|---|
-//! | `3fa2c1` | the snapshot whose id starts so (at least 4 digits), or the newest of the machine called so |
+//! | `3fa2c1` | the snapshot whose id starts with these digits (at least 4), or the newest of the machine of this name |
 //! | `latest` | the newest snapshot of all |
 //! | `web1` | the newest snapshot of the machine |
 //! | `web1@latest` | the same, also where the name alone could be read in another way |
@@ -21,12 +21,12 @@ use jiff::civil::{Date, DateTime};
 use crate::job::name::LATEST;
 use crate::job::{DiskName, MachineName, NameError};
 
-/// A snapshot as a person names it, and perhaps one of its disks.
+/// A snapshot as named by a user, optionally with one of its disks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SnapshotName {
     /// Which snapshot.
     pub snapshot: SnapshotReference,
-    /// Which of its disks, when one is named.
+    /// Which of its disks, if one is named.
     pub disk: Option<DiskName>,
 }
 
@@ -35,7 +35,7 @@ pub struct SnapshotName {
 pub enum SnapshotReference {
     /// The newest of all.
     Latest,
-    /// An id, the start of one, or the name of a machine: only the list can tell.
+    /// An id, the start of one, or the name of a machine: only the list of snapshots can tell.
     Word(String),
     /// One of a machine's snapshots.
     Machine {
@@ -86,12 +86,12 @@ impl FromStr for SnapshotName {
     }
 }
 
-/// Whether `word` is a whole snapshot id, which no machine may be called.
+/// Whether `word` is a whole snapshot id, which is not a valid machine name.
 fn is_snapshot_id(word: &str) -> bool {
     word.len() == crate::job::name::SNAPSHOT_ID_DIGITS && word.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
-/// Splits what follows the `@`; the time takes as much as it can.
+/// Splits the text after the `@`; the time takes as much as it can.
 fn moment_and_disk(text: &str) -> Result<(SnapshotMoment, Option<DiskName>), NameError> {
     if let Some(moment) = parse_moment(text) {
         return Ok((moment, None));
@@ -104,8 +104,8 @@ fn moment_and_disk(text: &str) -> Result<(SnapshotMoment, Option<DiskName>), Nam
     Err(NameError::Time { text: text.to_owned() })
 }
 
-/// Reads `latest`, a date, or a time at least to the minute; other forms that ISO 8601 allows are left out, since some of
-/// them cannot be distinguished from a time and a disk (`T10:00` is also hour 10 and the disk `00`).
+/// Parses `latest`, a date, or a time at least to the minute. Other forms of ISO 8601 are refused, since some of them
+/// cannot be distinguished from a time and a disk (`T10:00` is also hour 10 and the disk `00`).
 fn parse_moment(text: &str) -> Option<SnapshotMoment> {
     if text == LATEST {
         return Some(SnapshotMoment::Latest);
@@ -135,7 +135,7 @@ fn parse_moment(text: &str) -> Option<SnapshotMoment> {
     }
 }
 
-/// Whether `text` has the characters of `shape`, in which `d` stands for a digit.
+/// Whether `text` matches `shape`, in which `d` stands for a digit.
 fn has_shape(text: &str, shape: &str) -> bool {
     text.len() == shape.len()
         && text.bytes().zip(shape.bytes()).all(|(byte, wanted)| {

@@ -1,4 +1,4 @@
-//! `verify` and `scrub`: whether what was stored can be read, and is what was stored.
+//! `verify` and `scrub`: check that stored data can be read and is correct.
 
 use std::path::PathBuf;
 
@@ -19,13 +19,13 @@ use crate::job::{Counting, Error, Job, Result, Unit};
 /// What to verify.
 #[derive(Debug, Clone)]
 pub struct VerifyRequest {
-    /// These snapshots; without any, all.
+    /// These snapshots; all if empty.
     pub names: Vec<SnapshotName>,
-    /// How deep.
+    /// How thorough.
     pub depth: VerifyDepth,
-    /// An image that the disk of the only snapshot named must equal.
+    /// An image that must equal the disk of the only named snapshot.
     pub against: Option<VerifyImageAgainst>,
-    /// In which times of the names are meant.
+    /// Time zone of times in names.
     pub zone: TimeZone,
 }
 
@@ -34,11 +34,11 @@ pub struct VerifyRequest {
 pub struct VerifyImageAgainst {
     /// The image or block device.
     pub path: PathBuf,
-    /// Its format, where its content is not to decide.
+    /// Its format, if it is not to be detected.
     pub format: Option<Format>,
 }
 
-/// Reads snapshots as a restore would, and checks every byte. Damage is in the report.
+/// Reads snapshots like a restore, and checks every byte. Damage is in the report.
 pub fn verify(repository: &Repository, request: &VerifyRequest, job: Job<'_>) -> Result<VerifyReport> {
     let manifests = snapshots(repository, job.progress)?;
     let calendar = Calendar::new(repository, &request.zone, job.progress);
@@ -89,7 +89,7 @@ pub fn verify(repository: &Repository, request: &VerifyRequest, job: Job<'_>) ->
     Ok(repository.verify(&request, &job.watch(Counting::Bytes))?)
 }
 
-/// Reads everything at rest, or the share of it that was not read for longest. Damage is in the report.
+/// Reads all stored data, or the given share that was not read for longest. Damage is in the report.
 pub fn scrub(repository: &Repository, percent: u8, job: Job<'_>) -> Result<ScrubReport> {
     job.progress.phase("scrubbing", Unit::Bytes);
     let request = ScrubRequest {

@@ -1,8 +1,9 @@
-//! A device whose digest is taken while it is read.
+//! A device that computes its digest while it is read.
 //!
-//! The copying job reads blocks in about the order in which they lie, on several threads, and passes over what the device says to be
-//! zero. Each block is hashed by the thread that reads it; the hashes are put together in order. At the end everything must have been read
-//! or said to be zero, and the digest must be the one that is expected: then what was copied is what was signed.
+//! The copying job reads blocks roughly in order, on several threads, and skips ranges that the device reports as zero.
+//! Each block is hashed by the thread that reads it; the hashes are combined in order. At the end everything must have
+//! been read or reported as zero, and the digest must be the expected one: then the copied content is the signed
+//! content.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -15,7 +16,7 @@ use super::statement::Piece;
 use crate::job::Result;
 use crate::job::error::TemplateError;
 
-/// A device that is read once, and checked meanwhile.
+/// A device that is read once and checked meanwhile.
 pub(super) struct CheckedDevice<'a> {
     inner: &'a dyn BlockDevice,
     state: Mutex<DigestState>,
@@ -23,9 +24,9 @@ pub(super) struct CheckedDevice<'a> {
 
 struct DigestState {
     digester: DiskDigester,
-    /// Hashes of blocks that were read before one that lies before them.
+    /// Hashes of blocks that were read before earlier blocks.
     read: BTreeMap<u64, Digest>,
-    /// Blocks that were said to be zero: starts and ends of ranges.
+    /// Blocks that were reported as zero: start and end of each range.
     zero: BTreeMap<u64, u64>,
 }
 
@@ -41,7 +42,7 @@ impl<'a> CheckedDevice<'a> {
         }
     }
 
-    /// Once it was copied: whether that was what is expected.
+    /// Checks after the copy that its content was the expected one.
     pub(super) fn check_end(&self, expected: &Piece) -> Result<()> {
         let size_bytes = self.inner.size_bytes();
         let mut state = self.lock();
@@ -59,11 +60,11 @@ impl<'a> CheckedDevice<'a> {
     }
 
     fn lock(&self) -> MutexGuard<'_, DigestState> {
-        // What panicked ends the copy; the digest is not used then.
+        // A panic ends the copy; the digest is not used then.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes the blocks that were read, which begin with block `first`.
+    /// Adds blocks that were read, starting with block `first`.
     fn take(&self, bytes: &[u8], first: u64) -> DeviceResult<()> {
         let hashes: Vec<Digest> = bytes.chunks(to_usize(BLOCK_BYTES)).map(hash_block).collect();
         let mut state = self.lock();
@@ -72,8 +73,8 @@ impl<'a> CheckedDevice<'a> {
             if !is_known {
                 state.read.insert(block, hash);
             } else if hash != state.digester.zero() {
-                // Of a block that is read again it is not known which of the two was copied. Zeroes may be read where they were said to
-                // be: copies round to clusters.
+                // If a block is read twice, it is unknown which content was copied. Zeroes may be read in a range that
+                // was reported as zero: copies round to clusters.
                 return Err(DeviceError::io(
                     "read again",
                     block * BLOCK_BYTES,
@@ -92,7 +93,7 @@ impl DigestState {
         before.is_some_and(|(_, end)| block < *end)
     }
 
-    /// Puts together what there is without a gap.
+    /// Combines all hashes without gaps.
     fn fold(&mut self) {
         loop {
             let at = self.digester.count();
@@ -103,7 +104,7 @@ impl DigestState {
             let Some((&start, &end)) = self.zero.range(..=at).next_back().filter(|(_, end)| at < **end) else {
                 return;
             };
-            // What was read before it was said to be zero counts as it was read.
+            // A block that was read before it was reported as zero counts as read.
             let end_now = self.read.range(at..end).next().map_or(end, |(block, _)| *block);
             self.digester.push_zeroes(end_now - at);
             // Kept: a block of it may still be read.
@@ -138,7 +139,7 @@ impl BlockDevice for CheckedDevice<'_> {
         self.take(&whole, first)
     }
 
-    /// Data is rounded to whole blocks.
+    /// Rounds data to whole blocks.
     fn extents(&self, range: Range<u64>, extent_count_max: usize) -> DeviceResult<ExtentList> {
         let size_bytes = self.size_bytes();
         self.check_bounds(range.start, range.end.saturating_sub(range.start))?;
@@ -150,7 +151,7 @@ impl BlockDevice for CheckedDevice<'_> {
         let end = range.end.next_multiple_of(BLOCK_BYTES).min(size_bytes);
         let asked = self.inner.extents(start..end, extent_count_max.max(16))?;
         let mut state = self.lock();
-        // Each step: a run of whole blocks of one kind.
+        // Each step handles a run of whole blocks of one kind.
         let mut at = start;
         for extent in asked.as_slice() {
             let kind = match extent.kind {
@@ -159,7 +160,7 @@ impl BlockDevice for CheckedDevice<'_> {
             };
             let border = match kind {
                 ExtentKind::Data => extent.end().next_multiple_of(BLOCK_BYTES).min(size_bytes),
-                // A block that is zero at its start may go on otherwise.
+                // A block may start with zeroes and contain data behind them.
                 _ if extent.end() == size_bytes => size_bytes,
                 _ => extent.end() / BLOCK_BYTES * BLOCK_BYTES,
             };
@@ -177,7 +178,7 @@ impl BlockDevice for CheckedDevice<'_> {
             at = border;
         }
         if at == start {
-            // One block, of which only the start is known: it has to be read.
+            // A block of which only the start is known has to be read.
             list.push((start + BLOCK_BYTES).min(range.end) - range.start, ExtentKind::Data);
         }
         Ok(list)
@@ -236,7 +237,7 @@ mod tests {
         }
     }
 
-    /// Reads as a copy does: what is said to be data, in steps.
+    /// Reads like a copy: only data extents, in steps.
     fn read_all(device: &dyn BlockDevice, step: u64) -> Vec<u8> {
         let mut bytes = vec![0; to_usize(device.size_bytes())];
         let mut at = 0;
@@ -305,7 +306,7 @@ mod tests {
         );
     }
 
-    /// The holder of the repository could give the right bytes to be hashed, and others to be copied.
+    /// An attacker with the repository could return the right bytes for hashing, and others for copying.
     #[test]
     fn what_is_read_again_is_an_error_unless_it_is_zero() {
         let (inner, _) = disk(20, SOME);

@@ -1,7 +1,7 @@
-//! The digest of a disk: a hash over what a machine sees, the same in every repository and for every format of image.
+//! The digest of a disk: a hash of its content as a machine sees it, independent of repository and image format.
 //!
-//! It is a tree over fixed blocks, so that blocks can be hashed in any order and on several threads, and so that runs of zeroes cost nothing:
-//! a subtree of zeroes has a hash that is known. `docs/format/template.md` has it byte by byte.
+//! It is a hash tree over fixed blocks, so that blocks can be hashed in any order and on several threads, and runs of
+//! zeroes cost nothing: the hash of a subtree of zeroes is known. `docs/format/template.md` defines it byte by byte.
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,11 +10,11 @@ use holdfast_block::{AlignedBuffer, BlockDevice, Extent, ExtentKind, for_each_ex
 
 use crate::job::{Job, Result};
 
-/// Bytes of a block. The last one of a disk is filled up with zeroes.
+/// Bytes of a block. The last block of a disk is padded with zeroes.
 pub(super) const BLOCK_BYTES: u64 = 64 << 10;
-/// Levels of a tree over the largest disk there can be, its blocks included.
+/// Levels of a tree over the largest possible disk, including the level of its blocks.
 const LEVEL_COUNT: usize = 49;
-/// Bytes that are read at once: whole blocks.
+/// Bytes per read: whole blocks.
 const READ_BYTES: u64 = 2 << 20;
 const _: () = assert!(BLOCK_BYTES == 64 << 10 && READ_BYTES.is_multiple_of(BLOCK_BYTES));
 
@@ -35,7 +35,7 @@ impl Digest {
         Self(*hasher.finalize().as_bytes())
     }
 
-    /// Its first digits, for people.
+    /// Its first digits, for display.
     pub fn short(&self) -> String {
         let mut text = self.to_string();
         text.truncate(12);
@@ -58,7 +58,7 @@ impl fmt::Debug for Digest {
 impl FromStr for Digest {
     type Err = ();
 
-    /// Takes 64 lower-case hexadecimal digits.
+    /// Parses 64 lower-case hexadecimal digits.
     fn from_str(text: &str) -> std::result::Result<Self, ()> {
         let is_digit = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
         if text.len() != 64 || !text.bytes().all(is_digit) {
@@ -72,7 +72,7 @@ impl FromStr for Digest {
     }
 }
 
-/// The hash of a block, whose last bytes may be left out where they are zero.
+/// The hash of a block, whose trailing zeroes may be omitted.
 pub(super) fn hash_block(bytes: &[u8]) -> Digest {
     static ZEROES: [u8; 64 << 10] = [0; 64 << 10];
     let missing = to_usize(BLOCK_BYTES).saturating_sub(bytes.len());
@@ -83,24 +83,23 @@ fn hash_node(left: &Digest, right: &Digest) -> Digest {
     Digest::of(NODE_CONTEXT, &[&left.0, &right.0])
 }
 
-/// How many blocks a disk has.
+/// The number of blocks of a disk.
 pub(super) fn block_count(size_bytes: u64) -> u64 {
     size_bytes.div_ceil(BLOCK_BYTES)
 }
 
-/// Takes the hashes of blocks in order, and gives the digest of the disk.
+/// Computes the digest of a disk from the hashes of its blocks, in order.
 ///
-/// What it holds does not grow with the disk.
+/// Its memory does not grow with the disk.
 pub(super) struct DiskDigester {
-    /// The hash of a subtree of zeroes, by level; that of a block of zeroes is the first.
+    /// Hashes of subtrees of zeroes by level; the first is that of a zero block.
     zeroes: Vec<Digest>,
-    /// Left halves that wait for their right ones, by level.
+    /// Left subtrees that wait for their right siblings, by level.
     waiting: [Option<Digest>; LEVEL_COUNT],
     count: u64,
 }
 
 impl DiskDigester {
-    /// Nothing was taken yet.
     pub(super) fn new() -> Self {
         let mut zeroes = vec![hash_block(&[])];
         while zeroes.len() < LEVEL_COUNT {
@@ -114,7 +113,7 @@ impl DiskDigester {
         }
     }
 
-    /// Blocks that were taken.
+    /// Number of blocks so far.
     pub(super) fn count(&self) -> u64 {
         self.count
     }
@@ -124,16 +123,16 @@ impl DiskDigester {
         self.zeroes[0]
     }
 
-    /// Takes the next block.
+    /// Adds the next block.
     pub(super) fn push(&mut self, block: Digest) {
         self.push_subtree(0, block);
     }
 
-    /// Takes `count` blocks of zeroes.
+    /// Adds `count` blocks of zeroes.
     pub(super) fn push_zeroes(&mut self, count: u64) {
         let mut left = count;
         while left > 0 {
-            // The largest subtree that begins here and is all zero.
+            // The largest subtree of zeroes that starts here.
             let level = self.count.trailing_zeros().min(left.ilog2());
             let level_index = to_usize(level.into()).min(LEVEL_COUNT - 1);
             self.push_subtree(level_index, self.zeroes[level_index]);
@@ -152,7 +151,7 @@ impl DiskDigester {
         self.waiting[level] = Some(hash);
     }
 
-    /// The digest of a disk of `size_bytes`, all of whose blocks were taken.
+    /// The digest of a disk of `size_bytes`, after all its blocks were added.
     pub(super) fn finish(mut self, size_bytes: u64) -> Digest {
         assert_eq!(self.count, block_count(size_bytes), "a digest is over the whole disk");
         let whole = self.count.max(1).next_power_of_two();
@@ -178,7 +177,7 @@ pub(super) fn digest_bytes(bytes: &[u8]) -> Digest {
     digester.finish(bytes.len() as u64)
 }
 
-/// Reads all of a device, and gives its digest. What the device says to be zero is not read.
+/// Reads a whole device and returns its digest. Ranges that the device reports as zero are not read.
 pub(super) fn digest_device(device: &dyn BlockDevice, job: Job<'_>) -> Result<Digest> {
     let size_bytes = device.size_bytes();
     let mut digester = DiskDigester::new();
@@ -226,7 +225,7 @@ mod tests {
         hash_block,
     };
 
-    /// The definition in `docs/format/template.md`, word by word, without anything that makes it quick.
+    /// The definition in `docs/format/template.md`, implemented literally and without optimizations.
     fn defined(bytes: &[u8]) -> Digest {
         let block = to_usize(BLOCK_BYTES);
         let count = bytes.len().div_ceil(block).max(1).next_power_of_two();
@@ -289,7 +288,7 @@ mod tests {
         }
     }
 
-    /// The largest disk there can be is all zero in no time.
+    /// The largest possible disk of zeroes is hashed quickly.
     #[test]
     fn a_huge_disk_of_zeroes_is_quick() {
         let size_bytes = i64::MAX.cast_unsigned();
@@ -309,7 +308,7 @@ mod tests {
         assert_ne!(digest(0), digest(1));
     }
 
-    /// Templates of the first version are there for ever.
+    /// Templates of the first version must stay valid.
     #[test]
     fn digests_never_change() {
         assert_eq!(

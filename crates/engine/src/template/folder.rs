@@ -1,4 +1,4 @@
-//! A template as a folder: its images, and the configuration of its machine as that of another one.
+//! Writes a template as a folder: its images, and the configuration of a new machine.
 
 use std::path::{Path, PathBuf};
 
@@ -16,14 +16,14 @@ use crate::job::{Error, MachineName, Result};
 use crate::notes::{STREAM_DOMAIN, STREAM_NVRAM};
 use crate::repository::forget::Execution;
 
-/// What the statement and its signature are called in a folder: `ssh-keygen -Y verify` checks the one with the other.
+/// Name of the file with the statement, beside its signature: `ssh-keygen -Y verify` can check them.
 const STATEMENT: &str = "template.txt";
 const SIGNATURE: &str = "template.txt.sig";
 
-/// What was written: the disks, and the configuration with the name of its machine.
+/// The written disks, and the configuration with the name of its machine.
 type Written = (Vec<PulledDisk>, Option<(PathBuf, String)>);
 
-/// Writes a template into a new folder. What it was comes last: where that is, all is.
+/// Writes a template into a new folder. The statement is last: if it exists, the folder is complete.
 pub(super) fn write_folder(
     pull: &Pull<'_>,
     path: &Path,
@@ -57,7 +57,7 @@ pub(super) fn write_folder(
         disks.push(disk);
     }
     pull.job.progress.part(1, 1);
-    // A guest may have its system on one disk, and what identifies it on another.
+    // A guest may have its system on one disk, and its identity on another.
     let images: Vec<(&Path, Format)> = disks.iter().map(|disk| (&*disk.path, format)).collect();
     let host_name = match &machine {
         Some(machine) => Some(machine.name.clone()),
@@ -88,7 +88,7 @@ pub(super) fn write_folder(
     Ok((disks, configuration))
 }
 
-/// What would be written.
+/// The result that a pull would have.
 fn planned(pull: &Pull<'_>, folder: &Path, format: Format, machine: Option<Configured>) -> Written {
     let disks = pull.entry.statement.disks().map(|piece| PulledDisk {
         name: piece.name.to_string(),
@@ -99,7 +99,7 @@ fn planned(pull: &Pull<'_>, folder: &Path, format: Format, machine: Option<Confi
     (disks.collect(), configuration)
 }
 
-/// The configuration for its new place.
+/// The configuration for the new folder.
 struct Configured {
     name: String,
     text: String,
@@ -127,7 +127,7 @@ impl Configured {
             (None, KeepIdentity::Yes) => old_name.clone(),
             (None, KeepIdentity::No) => of_folder().unwrap_or_default(),
         };
-        // Files are called after it.
+        // The names of files contain it.
         let name = MachineName::new(name)?.to_string();
         let identity = match identity {
             KeepIdentity::Yes if name == old_name => Identity::Keep,

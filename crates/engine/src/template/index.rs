@@ -1,4 +1,4 @@
-//! All templates of a repository, and which of them a person means.
+//! Lists the templates of a repository, and finds the one that a user named.
 
 use std::cmp::Reverse;
 
@@ -14,24 +14,24 @@ use crate::job::error::TemplateError;
 use crate::job::{Progress, Result};
 use crate::notes::{NOTE_TEMPLATE, NOTE_TEMPLATE_DRAFT, TEMPLATE_MACHINE_PREFIX, is_template, is_template_draft};
 
-/// A push that cannot be seen from here is taken for dead after this long: a week, as any other writer.
+/// A push whose process cannot be seen from this host counts as dead after this time: a week, as for any other writer.
 const UNSEEN_AGE_MS: i64 = 7 * 24 * 3600 * 1000;
-/// Names that are suggested, at most.
+/// Most names that are suggested.
 const SUGGESTED_COUNT_MAX: usize = 5;
 
-/// What a repository has of templates.
+/// The templates of a repository.
 pub(super) struct TemplateIndex {
-    /// By time, the oldest first.
+    /// Ordered by time, oldest first.
     pub(super) entries: Vec<Entry>,
-    /// Those that make no sense, and why.
+    /// Invalid templates, with the error.
     pub(super) unreadable: Vec<(Manifest, TemplateError)>,
-    /// What pushes are at, or were when they were killed.
+    /// Drafts of running or killed pushes.
     drafts: Vec<Manifest>,
-    /// Why snapshots could not be read: they may be templates.
+    /// Errors of snapshots that could not be read: they may be templates.
     pub(super) damaged: Vec<RepositoryError>,
 }
 
-/// What a template says that it is.
+/// Parses the statement of a template.
 fn statement_of(manifest: &Manifest) -> std::result::Result<Statement, TemplateError> {
     let text = manifest
         .notes
@@ -48,7 +48,7 @@ fn statement_of(manifest: &Manifest) -> std::result::Result<Statement, TemplateE
     }
 }
 
-/// What the statement says otherwise than the snapshot; digests are checked when the bytes are read.
+/// How the statement contradicts the snapshot, if it does; digests are checked when the data is read.
 fn contradiction(manifest: &Manifest, statement: &Statement) -> Option<String> {
     if manifest.disks.len() != statement.pieces.len() {
         return Some("it has another number of disks and files".to_owned());
@@ -88,7 +88,7 @@ impl TemplateIndex {
         Ok(shelf)
     }
 
-    /// Reports what cannot be read, in a search for one template among the others.
+    /// Warns about unreadable templates, in a search for one template.
     pub(super) fn warn_of_unreadable(&self, progress: &dyn Progress) {
         for error in &self.damaged {
             progress.warning(&error.to_string());
@@ -98,7 +98,7 @@ impl TemplateIndex {
         }
     }
 
-    /// All that were pushed under this name and tag, the oldest first; the last is what the tag means now.
+    /// All templates that were pushed with this name and tag, oldest first; the tag refers to the last.
     pub(super) fn history(&self, label: &TemplateLabel) -> Vec<&Entry> {
         let mut entries: Vec<&Entry> = self
             .entries
@@ -118,8 +118,8 @@ impl TemplateIndex {
         current.is_some_and(|current| current.manifest.id == entry.manifest.id)
     }
 
-    /// The template that a person means. Of several that have signed one content, it is that of a trusted signer, if there is any: another
-    /// signature of the same content does not hide it.
+    /// Finds the template that a user named. If several signers have signed the same content, one of a trusted signer
+    /// is preferred: another signature of the same content must not hide it.
     pub(super) fn find(&self, reference: &TemplateReference, trust: Option<&Trust<'_>>) -> Result<&Entry> {
         let unknown = || TemplateError::Unknown {
             wanted: reference.to_string(),
@@ -154,7 +154,7 @@ impl TemplateIndex {
         Ok(found.ok_or_else(unknown)?)
     }
 
-    /// The tags of the name, or else other names.
+    /// The tags of the name, or else similar names.
     fn similar(&self, reference: &TemplateReference) -> Vec<String> {
         let labels = |is_wanted: &dyn Fn(&TemplateLabel) -> bool| {
             let mut newest: Vec<&Entry> = self
@@ -177,7 +177,7 @@ impl TemplateIndex {
         if of_name.is_empty() { labels(&|_| true) } else { of_name }
     }
 
-    /// Removes what pushes have left that were killed.
+    /// Removes drafts of killed pushes.
     pub(super) fn clear_dead_drafts(
         &self,
         repository: &Repository,

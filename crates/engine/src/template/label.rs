@@ -1,4 +1,4 @@
-//! What templates are called: `NAME`, `NAME:TAG`, `NAME@DIGEST`.
+//! Names of templates: `NAME`, `NAME:TAG`, `NAME@DIGEST`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,10 +7,10 @@ use crate::job::error::TemplateError;
 
 const NAME_BYTES_MAX: usize = 128;
 const TAG_BYTES_MAX: usize = 128;
-/// Digits of a digest, at least: fewer are mistyped into another one.
+/// Fewest digits of a digest: with fewer, a typing error may select another one.
 const DIGEST_DIGITS_MIN: usize = 8;
 const DIGEST_DIGITS: usize = 64;
-/// The tag of a template whose tag is not given.
+/// The default tag.
 const LATEST: &str = "latest";
 
 /// Name of a template: words of ASCII letters, digits, `.`, `_` and `-`, with `/` between them.
@@ -21,7 +21,7 @@ pub struct TemplateName(String);
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TemplateTag(String);
 
-/// Whether a word begins with a letter or digit, and goes on with these, `.`, `_` and `-`.
+/// Whether a word starts with a letter or digit, and continues with these, `.`, `_` and `-`.
 fn is_word(text: &str) -> bool {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric();
     text.bytes().next().is_some_and(is_plain) && text.bytes().all(|byte| is_plain(byte) || b"._-".contains(&byte))
@@ -60,7 +60,6 @@ impl TemplateTag {
 }
 
 impl Default for TemplateTag {
-    /// `latest`.
     fn default() -> Self {
         Self(LATEST.to_owned())
     }
@@ -78,7 +77,7 @@ impl fmt::Display for TemplateTag {
     }
 }
 
-/// A name and a tag: what is pushed.
+/// A name and a tag, for a push.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TemplateLabel {
     /// The name.
@@ -96,7 +95,7 @@ impl fmt::Display for TemplateLabel {
 impl FromStr for TemplateLabel {
     type Err = TemplateError;
 
-    /// Reads `NAME`, which means `NAME:latest`, or `NAME:TAG`.
+    /// Parses `NAME`, which means `NAME:latest`, or `NAME:TAG`.
     fn from_str(text: &str) -> Result<Self, TemplateError> {
         let (name, tag) = match text.split_once(':') {
             Some((name, tag)) => (name, TemplateTag::new(tag)?),
@@ -107,21 +106,21 @@ impl FromStr for TemplateLabel {
     }
 }
 
-/// Which of the templates of one name.
+/// Selects one of the templates of a name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TemplateVersion {
-    /// What the tag means now.
+    /// The template that the tag refers to now.
     Tag(TemplateTag),
-    /// The one whose content has a digest that begins so, in lower case.
+    /// The template whose digest starts with these lower-case digits.
     Digest(String),
 }
 
-/// A template that is there: what is pulled, shown or removed.
+/// Names an existing template, to pull, show or remove it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TemplateReference {
     /// The name.
     pub name: TemplateName,
-    /// Which of them.
+    /// Which template of the name.
     pub version: TemplateVersion,
 }
 
@@ -137,7 +136,7 @@ impl fmt::Display for TemplateReference {
 impl FromStr for TemplateReference {
     type Err = TemplateError;
 
-    /// Reads `NAME`, `NAME:TAG`, or `NAME@DIGEST` with the first 8 digits of the digest at least.
+    /// Parses `NAME`, `NAME:TAG`, or `NAME@DIGEST` with at least the first 8 digits of the digest.
     fn from_str(text: &str) -> Result<Self, TemplateError> {
         let Some((name, digest)) = text.split_once('@') else {
             let TemplateLabel { name, tag } = text.parse()?;
@@ -175,7 +174,7 @@ mod tests {
         assert!("debian@0a1b2c3d".parse::<TemplateLabel>().is_err());
     }
 
-    /// Names become names of files and words in a signed text.
+    /// Names are used as file names and as words in a signed text.
     #[test]
     fn what_could_mean_something_else_is_refused() {
         let long = "a".repeat(129);

@@ -11,51 +11,51 @@ use crate::job::error::TemplateError;
 use crate::job::{Progress, Result};
 use crate::notes::NOTE_TEMPLATE_OWN_BYTES;
 
-/// A template, and what its signature is worth.
+/// A template, and the result of the check of its signature.
 #[derive(Debug, Clone)]
 pub struct ListedTemplate {
-    /// The snapshot that it is.
+    /// Its snapshot.
     pub snapshot: Manifest,
-    /// What it is.
+    /// Its statement.
     pub statement: Statement,
     /// Its signer.
     pub signed: SignedBy,
-    /// Whether this is what its tag means now.
+    /// Whether its tag refers to it now.
     pub is_current: bool,
     /// Bytes of its disks that are not zero.
     pub data_bytes: u64,
-    /// How many of them were new to the repository when it was pushed; none where that is not known.
+    /// Bytes of these that were new to the repository when it was pushed; none if unknown.
     pub own_bytes: Option<u64>,
 }
 
-/// Which of what tags meant is listed.
+/// Which templates of a tag are listed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ListedHistory {
-    /// What they mean now.
+    /// The current ones.
     Current,
-    /// Also what they meant before.
+    /// Also earlier ones.
     All,
 }
 
 /// The templates of a repository.
 #[derive(Debug)]
 pub struct TemplateListing {
-    /// By name and tag, then by time.
+    /// Ordered by name and tag, then by time.
     pub templates: Vec<ListedTemplate>,
-    /// Those that make no sense, and why.
+    /// Invalid templates, with the error.
     pub unreadable: Vec<(Manifest, TemplateError)>,
-    /// Why snapshots could not be read: they may be templates.
+    /// Errors of snapshots that could not be read: they may be templates.
     pub damaged: Vec<holdfast_repo::Error>,
 }
 
-/// Everything about one template.
+/// A template and its history.
 #[derive(Debug)]
 pub struct TemplateHistory {
     /// The template.
     pub template: ListedTemplate,
-    /// What its tag meant at other times, the newest first.
+    /// Other templates of its tag, newest first.
     pub history: Vec<ListedTemplate>,
-    /// The same content under other tags of the name, and as it was signed at other times, the newest first.
+    /// The same content under other tags of the name, or signed at other times, newest first.
     pub same_content: Vec<ListedTemplate>,
 }
 
@@ -105,7 +105,7 @@ pub fn list_templates(
     })
 }
 
-/// Shows everything about one template.
+/// Shows one template and its history.
 pub fn show_template(
     repository: &Repository,
     reference: &TemplateReference,

@@ -1,13 +1,14 @@
-//! Templates: prepared disks, and the configuration of their machine, that colleagues share through a repository by name and tag, signed.
+//! Templates: prepared disks with a machine configuration, shared through a repository by name and tag, and signed.
 //!
-//! A template is a snapshot of a kind of its own: a [`Statement`] of what it is stands in its notes, with the signature of the signer that vouches
-//! for it. Everything with bytes is that of any snapshot, so that copies, checks, repairs and gc need to know nothing of templates. What
-//! walks the snapshots of machines does not see templates ([`is_template`](crate::notes::is_template)); and each is protected, so that programs that do not know
-//! templates remove none.
+//! A template is a snapshot of a separate kind: its notes contain a [`Statement`] that describes it, and the signature
+//! of the signer. The data is stored as in any snapshot, so that copies, checks, repairs and gc need no knowledge of
+//! templates. Jobs that list the snapshots of machines skip templates ([`is_template`](crate::notes::is_template)).
+//! Each template is protected, so that programs that do not know templates do not remove it.
 //!
-//! Trust: a holder of the repository's keys can write anything into it. So nothing of a template counts before its signature
-//! was judged over the statement, and nothing of its content has a name before it was found to have the digests of the statement. The whole
-//! argument is in `docs/design/0013-templates.md`, and every byte in `docs/format/template.md`.
+//! Trust: an attacker with the keys of the repository can write anything into it. So a template is not used before the
+//! signature of its statement was verified, and its content is not renamed to its final name before it matches the
+//! digests of the statement. The whole argument is in `docs/design/0013-templates.md`, and the format in
+//! `docs/format/template.md`.
 
 mod checked;
 mod digest;
@@ -39,15 +40,15 @@ pub use remove::{RemovalSelection, TemplateRemoval, remove_templates};
 pub use statement::{Piece, PieceKind, Statement};
 pub use trust::{SignedBy, Trust, Unsigned};
 
-/// What templates are signed for: the namespace of their signatures.
+/// The namespace of signatures of templates.
 pub const TEMPLATE_NAMESPACE: &str = "holdfast-template";
 
-/// Keeps a template from being removed by programs that take it for a snapshot of a machine.
+/// Protects a template from removal by programs that treat it as a snapshot of a machine.
 pub(crate) fn protect(repository: &Repository, manifest: &Manifest) -> Result<()> {
     Ok(repository.protect(manifest.id)?)
 }
 
-/// A statement, laid open to hostile text.
+/// Fuzzing entry point: parses a statement.
 #[cfg(feature = "hostile")]
 pub(crate) fn hostile_statement(bytes: &[u8]) -> holdfast_block::hostile::Outcome {
     use holdfast_block::hostile::Outcome;

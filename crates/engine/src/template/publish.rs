@@ -1,8 +1,8 @@
-//! From what is stored to a template: the statement is made, signed by the requested key, and committed with the content.
+//! Publishes stored content as a template: the statement is made, signed with the requested key, and committed with the content.
 //!
-//! The content is a snapshot already: of a machine, of another template, or a draft that a push has stored. The template is a second one
-//! that shares all of it. So its statement is about bytes that are in the repository, even if the image has changed meanwhile, and the
-//! template is there whole, or not at all.
+//! The content is already a snapshot: of a machine, of another template, or a draft stored by a push. The template is a
+//! second snapshot that shares all its data. So its statement describes bytes that are in the repository, even if the
+//! image has changed meanwhile, and the template appears complete or not at all.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -27,28 +27,28 @@ use crate::notes::{
     TEMPLATE_MACHINE_PREFIX, note,
 };
 
-/// A template that says that it was pushed so much after now is not of a clock that is a little late.
+/// A template with a time later than this in the future is not explained by a clock that is slightly wrong.
 const AHEAD_MAX: SignedDuration = SignedDuration::from_hours(24);
 
-/// What happens to a tag that is there with other content.
+/// What to do if the tag exists with other content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Replace {
     /// The push is refused.
     Refuse,
-    /// The tag means the new content from now on; the old one stays, under its digest.
+    /// The tag refers to the new content from now on; the old content stays available by its digest.
     Replace,
 }
 
-/// What a template is to be called, and what is said of it.
+/// Name and description of a new template.
 #[derive(Debug, Clone)]
 pub struct Publication {
     /// Name and tag.
     pub label: TemplateLabel,
-    /// What is to be known of it, in one line; may be empty.
+    /// A description in one line; may be empty.
     pub description: String,
-    /// What happens to a tag that is there.
+    /// What to do if the tag exists.
     pub replace: Replace,
-    /// Now.
+    /// The current time.
     pub time: Timestamp,
     /// The host that pushes.
     pub host: String,
@@ -56,39 +56,39 @@ pub struct Publication {
     pub program: String,
 }
 
-/// A template that lacks its signature only.
+/// A template that is complete except for its signature.
 ///
-/// As long as there is one, no other process pushes to its tag. Dropped, nothing is left of it.
+/// As long as it exists, no other process can push to its tag. Dropping it removes its draft.
 pub struct Unsealed<'r> {
     repository: &'r Repository,
     claim: Claim<'r>,
     statement: Statement,
     source: Manifest,
-    /// What goes when this does.
+    /// Removed when this is dropped.
     _draft: Option<TemplateDraft<'r>>,
     publication: Publication,
     own_bytes: u64,
     before: Option<Digest>,
 }
 
-/// A template that was pushed.
+/// A published template.
 #[derive(Debug, Clone)]
 pub struct Published {
-    /// The snapshot that it is.
+    /// Its snapshot.
     pub snapshot: SnapshotId,
-    /// What it is.
+    /// Its statement.
     pub statement: Statement,
     /// Bytes that were new to the repository.
     pub own_bytes: u64,
     /// Bytes of its disks that are not zero.
     pub data_bytes: u64,
-    /// The content that the tag meant before; none where there was no such tag.
+    /// The content that the tag referred to before; none for a new tag.
     pub before: Option<Digest>,
-    /// How long it took to commit it.
+    /// Duration of the commit.
     pub duration: Duration,
 }
 
-/// What a push has stored on its way; gone when this is dropped.
+/// Content that a push has stored; removed when this is dropped.
 pub(super) struct TemplateDraft<'r> {
     pub(super) repository: &'r Repository,
     pub(super) snapshot: SnapshotId,
@@ -96,12 +96,12 @@ pub(super) struct TemplateDraft<'r> {
 
 impl Drop for TemplateDraft<'_> {
     fn drop(&mut self) {
-        // Where it stays, the next push takes it away.
+        // If it is not removed, the next push removes it.
         self.repository.forget(self.snapshot, "template push: it is over").ok();
     }
 }
 
-/// Content that is in the repository, with its digests.
+/// Content in the repository, with its digests.
 pub(super) struct DigestedContent<'r> {
     pub(super) source: Manifest,
     pub(super) pieces: Vec<Piece>,
@@ -109,10 +109,10 @@ pub(super) struct DigestedContent<'r> {
     pub(super) draft: Option<TemplateDraft<'r>>,
 }
 
-/// Makes a statement about content.
+/// Makes the statement for content.
 ///
 /// # Errors
-/// The tag is there with other content, or another process is pushing to it.
+/// The tag exists with other content, or another process is pushing to it.
 pub(super) fn unseal<'r>(
     repository: &'r Repository,
     content: DigestedContent<'r>,
@@ -135,19 +135,19 @@ pub(super) fn unseal<'r>(
     })
 }
 
-/// What a push would make.
+/// Plan of a push.
 #[derive(Debug, Clone)]
 pub struct TemplatePlan {
     /// The template.
     pub statement: Statement,
-    /// The content that the tag means now; none where there is no such tag.
+    /// The content that the tag refers to now; none for a new tag.
     pub before: Option<Digest>,
 }
 
-/// The statement about content.
+/// Makes the statement for content, for a plan.
 ///
 /// # Errors
-/// The tag is there with other content.
+/// The tag exists with other content.
 pub(super) fn planned(shelf: &TemplateIndex, pieces: Vec<Piece>, publication: &Publication) -> Result<TemplatePlan> {
     let current = shelf.current(&publication.label);
     let newest = current.map(|entry| entry.statement.time);
@@ -167,7 +167,7 @@ pub(super) fn planned(shelf: &TemplateIndex, pieces: Vec<Piece>, publication: &P
     Ok(TemplatePlan { statement, before })
 }
 
-/// The time of a push, which is after that of the one before: what a tag means is what was pushed last.
+/// The time of a push, after that of the previous push: a tag refers to its newest template.
 fn time_after(now: Timestamp, newest: Option<Timestamp>, label: &TemplateLabel) -> Result<Timestamp> {
     let now = Timestamp::from_millisecond(now.as_millisecond()).unwrap_or(now);
     let Some(newest) = newest.filter(|newest| *newest >= now) else {
@@ -190,15 +190,15 @@ impl Unsealed<'_> {
         self.statement.encode()
     }
 
-    /// What it is.
+    /// The statement.
     pub fn statement(&self) -> &Statement {
         &self.statement
     }
 
-    /// Commits it, with its signature if it has one.
+    /// Commits the template, with its signature if it has one.
     ///
     /// # Errors
-    /// The signature is not one of the text.
+    /// The signature does not match the text.
     pub fn publish(self, signature: Option<(String, &SshSignatures<'_>)>, job: Job<'_>) -> Result<Published> {
         let start = job.clock.now();
         let text = self.statement.encode();
@@ -220,8 +220,8 @@ impl Unsealed<'_> {
             return Err(TemplateError::LostClaim.into());
         }
         let manifest = self.commit(notes, job)?;
-        // Programs that do not know templates may see it from the commit on. This comes right behind it; should this process be killed in
-        // between, the next push protects it.
+        // Programs that do not know templates may see it from the commit on, so it is protected immediately. If this
+        // process is killed in between, the next push protects it.
         protect(self.repository, &manifest)?;
         let statistics = manifest.statistics();
         Ok(Published {
@@ -276,7 +276,7 @@ impl Unsealed<'_> {
     }
 }
 
-/// Protects templates that a push has committed and was killed before it could, or that an earlier program has copied.
+/// Protects templates whose push was killed before it could, or that an earlier version has copied.
 pub(super) fn protect_all(repository: &Repository, shelf: &TemplateIndex, progress: &dyn Progress) -> Result<()> {
     let protected = repository.protected()?;
     for entry in shelf

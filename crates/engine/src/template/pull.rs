@@ -1,7 +1,8 @@
-//! `template pull`: a template becomes an image, or a folder of a machine.
+//! `template pull`: writes a template as an image, or as a folder of a machine.
 //!
-//! The statement counts only after its signature was judged, and the content only after it was found to have the digests of the statement:
-//! the bytes that are written are those that were hashed, and nothing has its name before the last of them was.
+//! The statement is used only after its signature was verified, and the content only after it matches the digests of
+//! the statement: the written bytes are those that were hashed, and no file gets its final name before the last byte
+//! was checked.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -22,12 +23,12 @@ use crate::job::{Job, Result};
 use crate::repository::forget::Execution;
 use crate::repository::removed::keep_readable;
 
-/// A template that was pulled.
+/// A pulled template.
 #[derive(Debug, Clone)]
 pub struct PullReport {
-    /// The snapshot that it is.
+    /// Its snapshot.
     pub snapshot: SnapshotId,
-    /// What it is.
+    /// Its statement.
     pub statement: Statement,
     /// Its signer.
     pub signed: SignedBy,
@@ -44,7 +45,7 @@ pub struct PullReport {
 /// Pulls a template, or plans that.
 ///
 /// # Errors
-/// It has no trusted signature, or its content is not what was signed: then nothing is left.
+/// It has no trusted signature, or its content differs from the signed one; nothing is left.
 pub fn pull_template(
     repository: &Repository,
     request: &PullRequest,
@@ -54,7 +55,7 @@ pub fn pull_template(
     job: Job<'_>,
 ) -> Result<PullReport> {
     let start = job.clock.now();
-    // Before anything is looked up: what is found then stays readable.
+    // First of all, so that every template that is found stays readable.
     let is_written = request.execution == Execution::Execute;
     let _pause = is_written.then(|| keep_readable(repository, job.progress));
     let shelf = TemplateIndex::read(repository)?;
@@ -102,7 +103,7 @@ pub fn pull_template(
     })
 }
 
-/// The signer of a template, or none where unsigned ones are accepted.
+/// The signer of a template, or none if unsigned templates are accepted.
 fn vouched(entry: &Entry, trust: &Trust<'_>, unsigned: Unsigned, job: Job<'_>) -> Result<SignedBy> {
     if unsigned == Unsigned::Refuse {
         return trust.demand(entry).map(SignedBy::Signed);

@@ -1,4 +1,4 @@
-//! Disks and files of a template, checked while they are written.
+//! Writes disks and files of a template, and checks them meanwhile.
 
 use super::checked::CheckedDevice;
 use super::digest::digest_bytes;
@@ -18,7 +18,7 @@ use holdfast_image::{BlockOptions, Format, OpenOptions, Qcow2Options};
 use holdfast_repo::{Environment, Repository};
 use std::path::{Path, PathBuf};
 
-/// A template on its way out.
+/// A template that is being pulled.
 pub(super) struct Pull<'a> {
     pub(super) repository: &'a Repository,
     pub(super) entry: &'a Entry,
@@ -51,7 +51,7 @@ impl Pull<'_> {
         Ok(vec![self.disk(only, &path, format, overwrite, &renew)?])
     }
 
-    /// Gives the guest an identity of its own, if that is wanted.
+    /// Gives the guest a new identity, if requested.
     pub(super) fn renew_guest(&self, name: &Path, images: &[(&Path, Format)], host_name: Option<&str>) -> Result<()> {
         let TemplateGuest::Renew(program) = &self.request.guest else {
             return Ok(());
@@ -66,7 +66,7 @@ impl Pull<'_> {
         renew_guest(name, images, &identity, self.tools)
     }
 
-    /// Writes a disk, which gets its name when all of it was found to be what was signed, and then was changed.
+    /// Writes a disk, which gets its name only after its content was checked, and the changes to it were made.
     pub(super) fn disk(
         &self,
         piece: &Piece,
@@ -105,7 +105,7 @@ impl Pull<'_> {
         })
     }
 
-    /// A small file of the template, found to be what was signed; none where it has none of this name.
+    /// A small file of the template, with checked content; none if the template does not have it.
     pub(super) fn file(&self, name: &str) -> Result<Option<Vec<u8>>> {
         let Some(piece) = self.entry.statement.file(name) else {
             return Ok(None);

@@ -1,4 +1,4 @@
-//! What is pulled, and to where.
+//! What to pull, and to which target.
 
 use super::label::TemplateReference;
 use super::trust::Unsigned;
@@ -7,83 +7,83 @@ use crate::repository::forget::Execution;
 use holdfast_image::{Format, Storage};
 use std::path::PathBuf;
 
-/// Whether the machine becomes another one.
+/// Whether the machine keeps its identity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KeepIdentity {
-    /// It gets a name, a UUID and network addresses of its own.
+    /// It gets a new name, a new UUID and new network addresses.
     No,
-    /// It is the one that was pushed.
+    /// It keeps those of the pushed machine.
     Yes,
 }
 
-/// Where a template goes.
+/// The target of a pull.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PullTarget {
-    /// An image, or a block device: of a template with one disk.
+    /// An image or a block device, for a template with one disk.
     Image {
-        /// Where.
+        /// Its path.
         path: PathBuf,
         /// Its format.
         format: Format,
-        /// What to do about what is there.
+        /// What to do if it exists.
         overwrite: Overwrite,
     },
-    /// A new folder: images, and the configuration of libvirt where there is one.
+    /// A new folder: images, and a libvirt configuration if the template has one.
     Folder {
-        /// Where.
+        /// Its path.
         path: PathBuf,
         /// The format of the images.
         format: Format,
-        /// What the machine is to be called; like the folder where not given.
+        /// Name of the machine; the name of the folder if not given.
         name: Option<String>,
-        /// Whether it becomes another one.
+        /// Whether the machine keeps its identity.
         identity: KeepIdentity,
     },
-    /// The first of the two where there is one disk and no configuration, or else the second.
+    /// An image for a template with one disk and no configuration, otherwise a folder.
     Fitting {
-        /// Where.
+        /// Its path.
         path: PathBuf,
         /// The format of the images.
         format: Format,
-        /// Whether the machine becomes another one.
+        /// Whether the machine keeps its identity.
         identity: KeepIdentity,
     },
 }
 
-/// What happens to a guest's own identity.
+/// What to do with the identity of the guest.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TemplateGuest {
     /// It stays as it was pushed.
     Keep,
-    /// It is made anew, by the `virt-sysprep` that is there; not on a block device.
+    /// It is renewed by the `virt-sysprep` at this path; not possible on a block device.
     Renew(PathBuf),
 }
 
-/// What to pull.
+/// Parameters of a pull.
 #[derive(Debug, Clone)]
 pub struct PullRequest {
     /// The template.
     pub template: TemplateReference,
-    /// Where to.
+    /// The target.
     pub target: PullTarget,
-    /// What happens to an unsigned one.
+    /// What to do with an unsigned template.
     pub unsigned: Unsigned,
     /// Whether clusters are compressed.
     pub storage: Storage,
-    /// When the images are made, in seconds since 1970; a VHD says it.
+    /// Time of creation of the images, in seconds since 1970, for formats that store it (VHD).
     pub created_s: u64,
     /// Whether anything is written. A plan does not read the disks.
     pub execution: Execution,
-    /// Whether the guest gets an identity of its own, and the name of its machine, or of the image.
+    /// Whether the guest gets a new identity, with the name of its machine or image.
     pub guest: TemplateGuest,
 }
 
-/// A disk that was pulled.
+/// A pulled disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PulledDisk {
     /// Its name in the template.
     pub name: String,
-    /// Where it is.
+    /// Its path.
     pub path: PathBuf,
     /// Its size in bytes.
     pub size_bytes: u64,

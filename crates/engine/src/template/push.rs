@@ -1,4 +1,4 @@
-//! `template push` and `template tag`: what is to be a template is stored, if it is not there yet, and read for its digests.
+//! `template push` and `template tag`: stores the content of a template, if it is not stored yet, and computes its digests.
 
 use std::collections::BTreeMap;
 use std::io::empty;
@@ -27,40 +27,40 @@ use crate::repository::open::find_snapshot;
 use crate::restore::small_stream::bytes_of;
 use crate::{Continuation, SnapshotReference};
 
-/// What the only disk of a template is called by default: its content has the same digest under every file name.
+/// Default name of the only disk of a template, so that equal content has the same digest under every file name.
 const ONLY_DISK: &str = "disk";
 
-/// What a template is made of.
+/// The source of a template.
 #[derive(Debug, Clone)]
 pub enum PushSource {
     /// Images.
     Images {
         /// The images, each a disk.
         disks: Vec<SourceName>,
-        /// The format of all, where their content is not to decide.
+        /// The format of all images, if it is not to be detected.
         format: Option<Format>,
-        /// Files that they may be based on although they lie elsewhere.
+        /// Backing files that are allowed although they are in other folders.
         allowed: Vec<PathBuf>,
     },
     /// A snapshot of a machine: its disks, its configuration and the variables of its firmware.
     Snapshot(SnapshotReference),
 }
 
-/// What to push.
+/// Parameters of a push.
 #[derive(Debug, Clone)]
 pub struct PushRequest {
-    /// What it is made of.
+    /// The source.
     pub source: PushSource,
-    /// What it is to be called.
+    /// Name and description.
     pub publication: Publication,
-    /// In which times of a snapshot's name are meant.
+    /// Time zone of times in a snapshot's name.
     pub zone: TimeZone,
 }
 
-/// Brings what is to be a template to where it lacks its signature only.
+/// Prepares a template up to its signature.
 ///
 /// # Errors
-/// The tag is there with other content, and its replacement was not requested.
+/// The tag exists with other content, and its replacement was not requested.
 pub fn prepare_push<'r>(
     repository: &'r Repository,
     request: PushRequest,
@@ -89,7 +89,7 @@ pub fn prepare_push<'r>(
     unseal(repository, content, request.publication, job.progress)
 }
 
-/// Plans a push: what would be stored is read for its digests, and nothing is stored.
+/// Plans a push: the content is read for its digests, and nothing is stored.
 ///
 /// # Errors
 /// Those of [`prepare_push`].
@@ -129,17 +129,17 @@ fn digested_images(
     Ok(pieces)
 }
 
-/// Who vouches for a template that is to have another tag.
+/// How to verify the template that gets another tag.
 #[derive(Clone, Copy)]
 pub struct Vouching<'a> {
-    /// The signers that count.
+    /// The trusted signers.
     pub trust: &'a Trust<'a>,
-    /// What becomes of a template that none of them has signed.
+    /// What to do if none of them has signed it.
     pub unsigned: Unsigned,
 }
 
-/// Another name or tag for a template: brings it to where it lacks its signature only. The signer vouches for the content, so the template
-/// has to be vouched for, and its content is read.
+/// Prepares another name or tag for a template, up to its signature. The signer vouches for the content, so the
+/// signature of the template is verified, and its content is read.
 pub fn prepare_tag<'r>(
     repository: &'r Repository,
     of: &TemplateReference,
@@ -169,7 +169,7 @@ pub fn plan_tag(
     planned(&shelf, content.pieces, &publication)
 }
 
-/// The content of a template that is to have another tag, and what is said of it there.
+/// The content of a template that gets another tag, and its new description.
 fn tagged<'r>(
     repository: &'r Repository,
     shelf: &TemplateIndex,
@@ -214,7 +214,7 @@ fn tagged<'r>(
     Ok((content, publication))
 }
 
-/// A name for the only disk that has none.
+/// Gives the only disk a default name, if it has none.
 fn named(mut disks: Vec<SourceName>) -> Result<Vec<SourceName>> {
     if disks.iter().any(|disk| disk.origin == DiskOrigin::StandardInput) {
         return Err(TemplateError::NoStream.into());
@@ -235,7 +235,7 @@ struct Images<'a> {
 }
 
 impl Images<'_> {
-    /// What would be refused in the end is refused before anything is stored of it.
+    /// Detects a refusal before anything is stored.
     fn refuse_taken(&self, shelf: &TemplateIndex, job: Job<'_>) -> Result<()> {
         let current = shelf.current(&self.publication.label);
         let Some(current) = current.filter(|_| self.publication.replace == Replace::Refuse) else {
@@ -309,7 +309,7 @@ impl Images<'_> {
     }
 }
 
-/// What a snapshot of a machine gives to a template.
+/// The content of a machine's snapshot for a template.
 fn stored<'r>(repository: &'r Repository, snapshot: Manifest, job: Job<'_>) -> Result<DigestedContent<'r>> {
     let is_disk = |record: &&DiskRecord| record.content == DiskContent::Blocks && !is_memory(record);
     let has_file = |name: &str| snapshot.disks.iter().find(|record| record.name == name);

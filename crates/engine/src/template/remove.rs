@@ -11,28 +11,28 @@ use crate::job::{Job, Result};
 use crate::notes::TEMPLATE_MACHINE_PREFIX;
 use crate::repository::forget::Execution;
 
-/// Which templates go.
+/// Which templates to remove.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RemovalSelection {
-    /// A tag with all that it has meant, or a content under all tags of its name.
+    /// A tag with its whole history, or a content under all tags of its name.
     One(TemplateReference),
-    /// Everything under a name, also what makes no sense.
+    /// Everything under a name, including invalid templates.
     Name(TemplateName),
 }
 
-/// What was removed, or would be.
+/// Removed templates, or those that would be.
 #[derive(Debug)]
 pub struct TemplateRemoval {
-    /// Templates, the oldest first.
+    /// Templates, oldest first.
     pub templates: Vec<(Manifest, Statement)>,
-    /// Snapshots that are templates, and make no sense.
+    /// Snapshots that are invalid templates.
     pub unreadable: Vec<Manifest>,
 }
 
-/// Removes templates. Space is given back by the next gc.
+/// Removes templates. The next gc reclaims the space.
 ///
 /// # Errors
-/// There is none, or what is to go is what a tag means now, and the tag would go back to what it meant before.
+/// There is no such template, or it is the current one of a tag, and the tag would refer to an earlier one again.
 pub fn remove_templates(
     repository: &Repository,
     selection: &RemovalSelection,
@@ -63,13 +63,13 @@ pub fn remove_templates(
     }
     if execution == Execution::Execute {
         shelf.clear_dead_drafts(repository, environment, job.progress);
-        // The oldest first: when this is interrupted, a tag still does not mean an older template.
+        // Oldest first: after an interruption a tag never refers to an older template.
         let readable = chosen.iter().map(|entry| entry.manifest.id);
         for id in readable.chain(unreadable.iter().map(|manifest| manifest.id)) {
             job.interrupt.check()?;
             repository.unprotect(id)?;
             match repository.forget(id, "template remove: by hand") {
-                // Another process was faster.
+                // Another process has removed it.
                 Ok(()) | Err(RepositoryError::NoSnapshot { .. }) => {}
                 Err(error) => return Err(error.into()),
             }
@@ -84,7 +84,7 @@ pub fn remove_templates(
     })
 }
 
-/// What goes, the oldest first.
+/// The templates to remove, oldest first.
 fn choose<'s>(shelf: &'s TemplateIndex, selection: &RemovalSelection) -> Result<Vec<&'s Entry>> {
     let all = || shelf.entries.iter();
     match selection {

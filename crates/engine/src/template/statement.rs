@@ -1,7 +1,7 @@
-//! What is signed: a small text that says everything about a template that counts.
+//! The signed text: it contains everything about a template that matters.
 //!
-//! There is one way only to write a statement down, so that a signature is of what was understood: a text that would be written otherwise is
-//! refused. `docs/format/template.md` has it byte by byte.
+//! Each statement has exactly one text form, so that a signature matches what was parsed: any other text is refused.
+//! `docs/format/template.md` defines it byte by byte.
 
 use std::fmt::Write as _;
 
@@ -14,29 +14,29 @@ use crate::job::error::TemplateError;
 
 const HEADING: &str = "holdfast-template";
 const VERSION: &str = "1";
-/// Bytes of a statement, at most.
+/// Largest statement in bytes.
 pub(super) const STATEMENT_BYTES_MAX: usize = 64 << 10;
 const DESCRIPTION_BYTES_MAX: usize = 1024;
 const PIECE_COUNT_MAX: usize = 128;
 const CONTENT_CONTEXT: &str = "holdfast template 1 content";
 
-/// What a template is, as its signer states.
+/// The description of a template by its signer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Statement {
     /// Name and tag.
     pub label: TemplateLabel,
     /// When it was pushed, to the millisecond.
     pub time: Timestamp,
-    /// What is to be known of it: one line, or nothing.
+    /// A description: one line, or empty.
     pub description: String,
-    /// The disks, in order, and then what else belongs to the machine.
+    /// The disks, in order, then the other files of the machine.
     pub pieces: Vec<Piece>,
 }
 
 /// A part of the content.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Piece {
-    /// What it is.
+    /// Its kind.
     pub kind: PieceKind,
     /// Its size in bytes.
     pub size_bytes: u64,
@@ -46,7 +46,7 @@ pub struct Piece {
     pub name: DiskName,
 }
 
-/// What a part of the content is.
+/// Kind of a part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum PieceKind {
     /// A disk.
@@ -69,10 +69,10 @@ fn is_plain_line(text: &str) -> bool {
 }
 
 impl Statement {
-    /// Says what a template is.
+    /// Makes a statement.
     ///
     /// # Errors
-    /// What cannot be said: a description that is not one line, too many pieces, none, or two of one name.
+    /// The description is not one line; there are no pieces, too many, or two of the same name.
     pub fn new(
         label: TemplateLabel,
         time: Timestamp,
@@ -138,7 +138,7 @@ impl Statement {
         text
     }
 
-    /// The digest of the content: that of the lines about disks and files. It is the same under every name and tag.
+    /// The digest of the content: the hash of the lines about disks and files. It is the same under every name and tag.
     pub fn content(&self) -> Digest {
         Digest::of(CONTENT_CONTEXT, &[self.content_text().as_bytes()])
     }
@@ -154,15 +154,15 @@ impl Statement {
         files.find(|piece| piece.name.as_str() == name)
     }
 
-    /// Bytes of all disks together; what does not fit into a number is the largest one.
+    /// Bytes of all disks together; saturates at the largest number.
     pub fn size_bytes(&self) -> u64 {
         self.disks().map(|piece| piece.size_bytes).fold(0, u64::saturating_add)
     }
 
-    /// Reads a statement.
+    /// Parses a statement.
     ///
     /// # Errors
-    /// A later version, or a text that is not as this program would write it.
+    /// A later version, or a text that this program would write differently.
     pub fn decode(text: &str) -> Result<Self, TemplateError> {
         let wrong = |reason| TemplateError::Statement { reason };
         if text.len() > STATEMENT_BYTES_MAX {
@@ -271,7 +271,7 @@ mod tests {
         assert_eq!(Statement::decode(&plain.encode()).unwrap(), plain);
     }
 
-    /// Two texts of one meaning would be two signatures of one template, or one of two.
+    /// If two texts had the same meaning, one template could have two signatures, or one signature could match two templates.
     #[test]
     fn there_is_one_way_only_to_write_it() {
         let text = statement().encode();

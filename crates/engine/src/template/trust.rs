@@ -1,4 +1,4 @@
-//! Whose templates count.
+//! Which signers are trusted.
 
 use holdfast_host::{AllowedSigners, Signed, SshSignatures, Verdict};
 use jiff::Timestamp;
@@ -8,11 +8,11 @@ use super::entry::Entry;
 use crate::job::Result;
 use crate::job::error::TemplateError;
 
-/// The verifier of signatures, and the trusted signers.
+/// The signature verifier and the trusted signers.
 pub struct Trust<'a> {
     /// Verifies signatures.
     pub signatures: &'a SshSignatures<'a>,
-    /// Whose signatures count; none where no list was given: then none does.
+    /// The trusted signers; if no list was given, no signature is trusted.
     pub allowed: Option<AllowedSigners>,
 }
 
@@ -21,16 +21,16 @@ pub struct Trust<'a> {
 pub enum SignedBy {
     /// It has no signature.
     Unsigned,
-    /// It has one, with this result.
+    /// It has a signature, with this result.
     Signed(Verdict),
 }
 
-/// What happens to an unsigned template.
+/// What to do with an unsigned template.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unsigned {
     /// It is refused.
     Refuse,
-    /// It is taken all the same; its content must still be what it says of itself.
+    /// It is accepted; its content must still match its statement.
     Accept,
 }
 
@@ -39,17 +39,17 @@ impl Trust<'_> {
         let Some(signature) = &entry.signature else {
             return Ok(SignedBy::Unsigned);
         };
-        // What was decoded is what was written, byte for byte: a statement has one form only.
+        // Encoding returns the original text: a statement has exactly one form.
         let text = entry.statement.encode();
         let signed = signed(&text, signature, entry.statement.time);
         let verdict = self.signatures.verify(&signed, self.allowed.as_ref());
         Ok(SignedBy::Signed(verdict.map_err(TemplateError::from)?))
     }
 
-    /// The verdict on the signature of a trusted signer.
+    /// Verifies that a trusted signer has signed the template.
     ///
     /// # Errors
-    /// No trusted signer.
+    /// The signer is not trusted.
     pub(super) fn demand(&self, entry: &Entry) -> Result<Verdict> {
         let label = entry.statement.label.to_string();
         let refused = match self.judge(entry)? {

@@ -129,7 +129,7 @@ fn leftovers_are_removed_only_if_their_run_is_certainly_dead() {
     let other = "holdfast watchdog --connect x --machine web1 --run 77";
     assert_eq!(repairs_of(&with(dead(), Some(vec![other]))), removed);
     assert_eq!(kinds(&with(Some(noted_run(Phase::Reading, Liveness::Alive)), None)), []);
-    // It is unknown whether the run is alive: it is reported, and nothing is repaired.
+    // It is unknown whether the run is alive: the finding is reported, and nothing is repaired.
     let mut unattached = with(None, Some(vec!["/usr/bin/holdfast backup --all"]));
     unattached
         .unattached
@@ -232,7 +232,7 @@ fn only_jobs_that_have_ended_are_dismissed() {
     assert_eq!(kinds(&with("running", id, false)), []);
     assert!(findings(&with("running", id, true))[0].is_danger);
     assert_eq!(kinds(&with("ready", "hf-00000007-memory", false)), []);
-    // The job belongs to an instant restore, whose resumption resumes the job.
+    // The job belongs to an instant restore; resuming the restore resumes the job.
     let mut restored = with("ready", id, false);
     restored.instants.push(SeenInstant {
         is_near: true,
@@ -298,7 +298,7 @@ fn only_unneeded_bitmaps_of_holdfast_are_removed() {
         names(&with(repository(), vec![])),
         ["0123abcd-00000001", "99999999-00000005"]
     );
-    // The next bitmap of a running backup is in no snapshot yet.
+    // The next bitmap of a running backup is not in a snapshot yet.
     let at_work = with(repository(), vec![noted_run(Phase::Reading, Liveness::Alive)]);
     assert_eq!(names(&at_work), [""; 0]);
     let found = findings(&with(None, vec![]));
@@ -338,7 +338,7 @@ fn forgotten_overlays_are_committed_down_to_a_known_or_shared_image() {
     let (three, two) = (["/i/a.s2", "/i/a.s1", "/i/a.qcow2"], ["/i/a.s1", "/i/a.qcow2"]);
     assert_eq!(commits(&three, |_, _| ()).1, Some(commit_of(&three[..2], three[2])));
     assert_eq!(commits(&["/i/a.qcow2"], |_, _| ()).1, None);
-    // libvirt knows the lower overlay as a snapshot, or the image of the disk itself.
+    // libvirt knows the lower overlay as a snapshot, or as the image of the disk itself.
     let known = |path: &'static str| {
         commits(&three, move |machine, _| {
             machine.snapshot_files = Some(vec![path.into()]);
@@ -347,7 +347,7 @@ fn forgotten_overlays_are_committed_down_to_a_known_or_shared_image() {
     };
     assert_eq!(known("/i/a.s1"), Some(commit_of(&three[..1], three[1])));
     assert_eq!(known("/i/a.s2"), None);
-    // A base that another machine has too, even one that is shut off, is not written to, nor is a shared overlay.
+    // A base that another machine uses, even one that is shut off, is not written to; neither is a shared overlay.
     let shared = |chain: &'static [&'static str], others: &'static [&'static str]| {
         commits(chain, move |_, all| {
             all.push(("db1".to_owned(), others.iter().map(PathBuf::from).collect()));
@@ -362,8 +362,7 @@ fn forgotten_overlays_are_committed_down_to_a_known_or_shared_image() {
     let (_, commit) = shared(&["/i/a.s2", "/i/a.s1", "/i/a.qcow2"], &["/i/a.s1", "/i/a.qcow2"]);
     assert_eq!(commit, None);
     let is_reported = |seen: &Seen| kinds(seen) == [FindingKind::Overlay];
-    // The names show no snapshot overlay: a clone of a template, a base in another folder, another image name. The user
-    // decides.
+    // The names do not show a snapshot overlay: a clone of a template, a base in another folder, another image name. The user decides.
     for chain in [
         ["/i/web1.qcow2", "/i/debian.qcow2"],
         ["/i/a.s1", "/templates/a.qcow2"],

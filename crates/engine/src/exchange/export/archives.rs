@@ -1,4 +1,4 @@
-//! A machine as an archive.
+//! Writes a machine as an archive.
 
 use std::fs::File;
 use std::io::Write;
@@ -22,11 +22,11 @@ use crate::exchange::import::threads;
 use crate::image::sectors::WholeSectors;
 use crate::job::{Job, Result};
 
-/// Bytes of the name that all members of a package share: behind it stand `-disk123.vmdk`, and a tape archive has room for 100.
+/// Longest prefix, in bytes, that all members of a package share: `-disk123.vmdk` follows, and a tar archive has room for 100 bytes.
 const MEMBER_NAME_BYTES_MAX: usize = 80;
 
-/// What Proxmox calls the first machine, its first storage and bridge, by the defaults of its installer. The user of a restore says where
-/// to.
+/// Defaults of the Proxmox installer: number of the first machine, first storage and first bridge. The user of a
+/// restore can choose others.
 const PROXMOX_NUMBER: u32 = 100;
 const PROXMOX_STORAGE: &str = "local-lvm";
 const PROXMOX_BRIDGE: &str = "vmbr0";
@@ -46,7 +46,7 @@ impl ArchiveSink {
     }
 }
 
-/// Called with the progress; an error ends the writing.
+/// Called with the progress; an error stops the writer.
 type WriteCallback<'t> = dyn FnMut(u64) -> std::io::Result<()> + 't;
 
 fn seconds(time: Timestamp) -> u64 {
@@ -135,7 +135,7 @@ impl Exported<'_> {
         Ok(packer.finish()?)
     }
 
-    /// The records as their pool had them, and the memory among the disks.
+    /// Writes the records of the pool, with the memory among the disks.
     fn write_suspended(
         &mut self,
         sink: ArchiveSink,
@@ -228,7 +228,7 @@ impl Exported<'_> {
                 continue;
             };
             let href = format!("{name}-disk{}.vmdk", disks.len() + 1);
-            // A disk of VMware has whole sectors.
+            // A VMware disk consists of whole sectors.
             let capacity_bytes = disk.device.size_bytes().next_multiple_of(512);
             wish.disks.insert(
                 key.clone(),
@@ -265,7 +265,7 @@ impl Exported<'_> {
     }
 }
 
-/// What the members of a package are called: like the machine, but as long as a tape archive of any age holds it with what stands behind.
+/// Name prefix of the members of a package: the name of the machine, shortened to fit any tar archive together with the suffix.
 fn member_name(machine: &str) -> String {
     let mut name = file_name(machine);
     while name.len() > MEMBER_NAME_BYTES_MAX {

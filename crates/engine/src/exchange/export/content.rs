@@ -1,4 +1,4 @@
-//! What there is of a machine to export.
+//! The content of a machine to export.
 
 use std::sync::Arc;
 
@@ -21,29 +21,29 @@ use crate::notes::{
 };
 use crate::restore::small_stream::bytes_of;
 
-/// What stays behind where a machine goes to another hypervisor.
+/// Description of firmware variables that are dropped for another hypervisor.
 pub(super) const VARIABLES: &str = "variables of the firmware";
-/// Why memory stays behind.
+/// Why the memory is dropped.
 const ELSEWHERE: &str = "another hypervisor cannot resume from it: the machine starts";
 
-/// What there is of a machine.
+/// The content of a machine.
 pub(super) struct MachineContent<'m> {
-    /// What it is called here.
+    /// Its original name.
     pub(super) machine: String,
     pub(super) disks: Vec<ContentDisk<'m>>,
     pub(super) reads: DiskReads,
-    /// Its configuration as libvirt writes it, where it is known.
+    /// Its configuration as libvirt writes it, if known.
     pub(super) text: Option<String>,
-    /// The variables of its firmware, where it is one of QEMU.
+    /// The variables of its firmware, if it is a QEMU machine.
     pub(super) variables: Option<Vec<u8>>,
-    /// Why it is not, where it is not.
+    /// Why the configuration is unknown, if it is.
     pub(super) why_unknown: &'static str,
-    /// What is never carried over.
+    /// Content that is never exported.
     pub(super) dropped: Vec<Untranslated>,
     pub(super) of_virtualbox: VirtualBoxStreams,
-    /// What its pool said of it, if it is of XenServer.
+    /// The records of its pool, if it is a XenServer machine.
     pub(super) of_xen: Option<XenRecords>,
-    /// What it goes on from, where it does not start.
+    /// Memory and records to resume from; none if the machine boots.
     pub(super) suspended: Option<Suspended>,
 }
 
@@ -53,7 +53,7 @@ pub(super) struct ContentDisk<'m> {
     pub(super) device: Arc<dyn BlockDevice + 'm>,
 }
 
-/// The machine in a snapshot, without the disks that are to be left out.
+/// The machine in a snapshot, without the excluded disks.
 pub(super) fn of_snapshot<'m>(
     repository: &Repository,
     snapshot: &Manifest,
@@ -120,7 +120,7 @@ pub(super) fn of_snapshot<'m>(
     })
 }
 
-/// The sector size of the backed-up image, which other hypervisors do not get.
+/// Reports the sector size of the image, which other hypervisors do not get.
 fn lost_sectors(record: &DiskRecord) -> Untranslated {
     Untranslated {
         what: format!(
@@ -132,14 +132,14 @@ fn lost_sectors(record: &DiskRecord) -> Untranslated {
     }
 }
 
-/// What the pool said of the machine in a snapshot. Where that is not understood, the machine is what its other configuration says.
+/// The pool's records of the machine in a snapshot. If they cannot be parsed, the other configuration of the machine is used.
 fn of_xen(repository: &Repository, snapshot: &Manifest) -> Result<Option<XenRecords>> {
     let record = snapshot.disks.iter().find(|record| record.name == STREAM_XEN_RECORDS);
     let bytes = record.map(|record| bytes_of(repository, record)).transpose()?;
     Ok(bytes.and_then(|bytes| XenRecords::parse(&String::from_utf8_lossy(&bytes)).ok()))
 }
 
-/// What of a snapshot is left behind by a machine that starts.
+/// Content of a snapshot that is dropped because the machine boots.
 fn left_of(snapshot: &Manifest, xva: Option<XvaExport>) -> Vec<Untranslated> {
     let mut dropped = left_behind(snapshot.disks.iter().map(|record| &record.name[..]));
     let has = |name: &str| snapshot.disks.iter().any(|record| record.name == name);
@@ -161,7 +161,7 @@ fn left_of(snapshot: &Manifest, xva: Option<XvaExport>) -> Vec<Untranslated> {
     dropped
 }
 
-/// What belongs to a machine by these names, and means nothing to another hypervisor.
+/// Content with these names that is useless for another hypervisor.
 pub(super) fn left_behind<'n>(names: impl Iterator<Item = &'n str>) -> Vec<Untranslated> {
     let what = |name| match name {
         STREAM_NVRAM | STREAM_VIRTUALBOX_NVRAM => Some(VARIABLES),

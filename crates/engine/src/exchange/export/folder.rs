@@ -1,4 +1,4 @@
-//! A machine as a folder: its images, the variables of its firmware, and a configuration for libvirt that names them there.
+//! Writes a machine as a folder: images, the variables of its firmware, and a libvirt configuration with their paths.
 
 use std::path::Path;
 
@@ -19,7 +19,7 @@ use crate::job::{Error, Job, Result};
 use crate::notes::STREAM_DOMAIN;
 
 impl Exported<'_> {
-    /// Writes the folder; the configuration comes last: where that is, all is.
+    /// Writes the folder. The configuration is last: if it exists, the folder is complete.
     pub(super) fn write_folder(
         &mut self,
         made: &mut NewFolder,
@@ -68,7 +68,7 @@ impl Exported<'_> {
             made.file(&variables_name(&self.machine.name), |path| {
                 write_file(path, bytes, environment)
             })?;
-            // The only hypervisor that knows them gets them.
+            // A folder for libvirt keeps the variables.
             self.dropped.retain(|dropped| dropped.what != VARIABLES);
         }
         if let Some(text) = configuration {
@@ -77,7 +77,7 @@ impl Exported<'_> {
         Ok(written)
     }
 
-    /// Warns of what a user has to know before a machine is started from the folder.
+    /// Warns of what the user has to check before starting a machine from the folder.
     fn report_host_parts(&self, format: Format, job: Job<'_>) {
         for lost in self.lost.iter().filter(|lost| lost.why == OF_ITS_HOST) {
             job.progress.note(&format!(
@@ -88,7 +88,7 @@ impl Exported<'_> {
         warn_of_format(format, job);
     }
 
-    /// The configuration as it was, with the images in the folder: what lies elsewhere belongs to the machine that was exported.
+    /// The original configuration with the images in the folder: disks elsewhere belong to the original machine.
     fn configuration(
         &self,
         text: &str,
@@ -114,9 +114,9 @@ impl Exported<'_> {
                 _ => Identity::Keep,
             },
             generation: Uuid::from_random(random),
-            // A warning named those that are left out.
+            // A warning named the excluded disks.
             disks: disks_in(folder, format, &xml, has, &mut |_| ()),
-            // That of the machine that it was must not be written to by another one.
+            // Another machine must not write to the variables of the original one.
             nvram: (self.variables.is_some() || xml.nvram.is_some()).then(|| folder.join(variables_name(name))),
             tpm: None,
             domain_type: None,

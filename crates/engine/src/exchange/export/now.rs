@@ -1,4 +1,4 @@
-//! A machine as it is now: what is read of it at its instant is exported as it comes, and stored nowhere in between.
+//! Exports a machine in its present state: the data of its point in time is exported directly, without a copy in between.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use crate::job::{Bottleneck, Job, MachineName, Progress, Result, Unit};
 use crate::notes::{STREAM_DOMAIN, STREAM_NVRAM};
 use crate::repository::name_conflict::Claimant;
 
-/// Reads a machine, and exports what is read.
+/// Reads a machine, and exports it.
 pub(super) fn export(
     request: MachineReadRequest<'_>,
     of: ExportContext<'_>,
@@ -37,7 +37,7 @@ pub(super) fn export(
         ..job
     };
     let reading = capture(request, &sink, job)?;
-    // The report of an export does not have them.
+    // The report of an export does not contain them.
     for (target, why) in &reading.left_out {
         job.progress
             .note(&format!("disk {target} of {} is left out: {why}", sink.machine));
@@ -47,7 +47,7 @@ pub(super) fn export(
     Ok((report, reading))
 }
 
-/// Plans the same: the machine is looked at, and neither locked nor read.
+/// Plans the export: the machine is examined, and neither locked nor read.
 pub(super) fn plan(request: MachineReadRequest<'_>, name: Option<String>, job: Job<'_>) -> Result<ExportPlan> {
     let machine = request.capture.name.to_string();
     let sink = Exporter {
@@ -78,7 +78,7 @@ pub(super) fn plan(request: MachineReadRequest<'_>, name: Option<String>, job: J
     })
 }
 
-/// Exports what is read.
+/// Receives the content of the machine and exports it.
 struct Exporter<'a> {
     machine: String,
     job: Job<'a>,
@@ -153,7 +153,7 @@ impl SnapshotSink for Exporter<'_> {
     }
 }
 
-/// The writer reports the progress of an export; if the reader did too, it would be counted twice.
+/// The writer reports the progress of an export; progress of the reader would count the bytes twice.
 struct Counted<'a>(&'a dyn Progress);
 
 impl Progress for Counted<'_> {

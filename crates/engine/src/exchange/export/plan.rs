@@ -1,4 +1,4 @@
-//! What an export would make: everything is checked that is known before the disks are read, and nothing is written.
+//! Plans an export: everything that is known before the disks are read is checked, and nothing is written.
 
 use std::path::PathBuf;
 
@@ -14,7 +14,7 @@ use crate::repository::open::find_snapshot;
 /// Plans an export.
 ///
 /// # Errors
-/// Those that [`export`](super::export) would have before it reads a disk.
+/// Those of [`export`](super::export) before it reads a disk.
 pub fn plan_export(from: ExportFrom<'_>, request: ExportRequest, job: Job<'_>) -> Result<ExportPlan> {
     let xva = request.target.xva();
     let is_folder = matches!(request.target, ExportTarget::Folder { .. });

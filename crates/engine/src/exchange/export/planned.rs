@@ -1,30 +1,30 @@
-//! What an export would make.
+//! The plan of an export.
 
 use holdfast_hardware::Untranslated;
 use holdfast_repo::Manifest;
 
 use crate::capture::plan::BackupPlan;
 
-/// What an export would make.
+/// Plan of an export.
 #[derive(Debug)]
 pub struct ExportPlan {
-    /// The snapshot; none of a machine as it is now.
+    /// The snapshot; none for a machine in its present state.
     pub snapshot: Option<Manifest>,
-    /// How the machine would be read; none of a snapshot.
+    /// How the machine would be read; none for a snapshot.
     pub reading: Option<BackupPlan>,
-    /// What the machine is called here.
+    /// The original name of the machine.
     pub machine: String,
-    /// What it would be called there.
+    /// The name of the machine in the export.
     pub name: String,
     /// Its disks.
     pub disks: Vec<PlannedExportDisk>,
-    /// What has no meaning there; of a machine as it is now that is known only when it is read.
+    /// Settings that the target does not support; for a machine in its present state they are known only when it is read.
     pub dropped: Vec<Untranslated>,
-    /// Bytes of the memory that it would go on from; none where it would start.
+    /// Bytes of the memory from which the machine would resume; none if it would boot.
     pub memory_bytes: Option<u64>,
 }
 
-/// A disk that would be exported.
+/// A disk in the plan.
 #[derive(Debug)]
 pub struct PlannedExportDisk {
     /// Its name.

@@ -5,6 +5,6 @@
 pub(super) enum DiskReads {
     /// Any number of times.
     Any,
-    /// From the beginning to the end, once.
+    /// Once, from start to end.
     Once,
 }

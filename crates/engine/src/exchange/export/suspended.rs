@@ -1,4 +1,4 @@
-//! A machine of a pool that goes on where it was: its memory, and the records that its pool had of it at that instant.
+//! A machine of a pool that resumes where it was: its memory, and the pool's records of that point in time.
 
 use std::sync::Arc;
 
@@ -14,21 +14,21 @@ use crate::notes::{
 };
 use crate::restore::small_stream::bytes_of;
 
-/// What a machine goes on from.
+/// The memory and records from which a machine resumes.
 pub(super) struct Suspended {
-    /// As its pool had them, but for what makes it the machine again.
+    /// The records of the pool, without the identity of the original machine.
     records: String,
     machine: SuspendedMachine,
     memory: Arc<dyn BlockDevice>,
-    /// The id of each disk in the records, and its name in the snapshot.
+    /// For each disk, its id in the records and its name in the snapshot.
     disks: Vec<(String, String)>,
 }
 
 impl Suspended {
-    /// Reads it; the machine is called `name` from now on, or as it was.
+    /// Reads memory and records; the machine gets the name `name`, if given.
     ///
     /// # Errors
-    /// The snapshot has not all that the machine needs to go on, or something of it is to be left out.
+    /// The snapshot lacks something that the machine needs to resume, or a needed part is excluded.
     pub(super) fn read(
         repository: &Repository,
         snapshot: &Manifest,
@@ -75,12 +75,12 @@ impl Suspended {
         })
     }
 
-    /// The text that begins the archive.
+    /// The XML text at the start of the archive.
     pub(super) fn records(&self) -> &str {
         &self.records
     }
 
-    /// What it is called, and needs.
+    /// Name and requirements of the machine.
     pub(super) fn machine(&self) -> &SuspendedMachine {
         &self.machine
     }
@@ -97,13 +97,13 @@ impl Suspended {
         }
     }
 
-    /// The id of each of its disks, and the name of that in the snapshot.
+    /// For each disk, its id in the records and its name in the snapshot.
     pub(super) fn disks(&self) -> &[(String, String)] {
         &self.disks
     }
 }
 
-/// A disk of another size than the records say would be read beyond its end, or not to it.
+/// Refuses a disk whose size differs from the records: it would be read beyond its end, or not completely.
 fn check_size(said_bytes: u64, record: &DiskRecord) -> Result<()> {
     if said_bytes == record.size_bytes {
         return Ok(());

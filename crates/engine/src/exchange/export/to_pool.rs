@@ -1,4 +1,4 @@
-//! `export` to a pool of XenServer or XCP-ng: a machine in a snapshot becomes a machine there, by an XVA that is stored nowhere in between.
+//! `export` to a XenServer or XCP-ng pool: sends a machine to the pool as an XVA, without storing the XVA in between.
 
 use std::io::Write;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -23,63 +23,63 @@ use crate::repository::open::find_snapshot;
 pub struct ExportToPool<'a> {
     /// The pool.
     pub pool: Arc<Pool>,
-    /// The storage repository that gets the disks, by name or UUID; the pool's default where not given.
+    /// The storage repository for the disks, by name or UUID; the pool's default if not given.
     pub storage: Option<String>,
-    /// As what the machine comes.
+    /// Identity and state of the machine in the pool.
     pub comes: PoolReturn,
-    /// What is exported.
+    /// The source of the export.
     pub from: ExportFrom<'a>,
-    /// What the machine is called there; as here where not given.
+    /// Name of the machine in the pool; unchanged if not given.
     pub name: Option<String>,
     /// The host that exports.
     pub host: String,
-    /// Now.
+    /// The current time.
     pub time: Timestamp,
 }
 
-/// As what a machine comes to a pool.
+/// Identity and state of a machine in the pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PoolReturn {
-    /// As the one that it was, with its UUID and the addresses of its network cards. It starts.
+    /// The original machine, with its UUID and the addresses of its network cards. It boots.
     Starts,
-    /// The same, and it goes on from its memory. What is in its memory knows these addresses, so it cannot have others.
+    /// The original machine, resumed from its memory. Its memory contains these addresses, so they cannot change.
     GoesOn,
-    /// As another one, with others.
+    /// A new machine, with a new UUID and new addresses.
     AsAnother,
 }
 
-/// A machine that is in a pool now.
+/// A machine that was sent to a pool.
 #[derive(Debug)]
 pub struct ExportedToPool {
-    /// What was sent.
+    /// Report of the export.
     pub export: ExportReport,
-    /// Its UUID there.
+    /// Its UUID in the pool.
     pub uuid: String,
-    /// The storage repository that its disks are in.
+    /// The storage repository with its disks.
     pub storage: String,
 }
 
-/// What a writer of archives writes to: the upload begins with the first byte, when all that could be refused here was looked at.
+/// Output of the archive writer: the upload starts with the first byte, after all local checks.
 #[derive(Clone)]
 struct Sender(Arc<Mutex<Sending>>);
 
-/// What has the pool is gone when it is over: a thread that still writes must not keep a session.
+/// The connection to the pool is closed at the end: a writer thread that is still running must not keep a session.
 enum Sending {
     NotBegun {
         pool: Arc<Pool>,
-        /// The storage repository that gets the disks.
+        /// The storage repository for the disks.
         storage: Reference,
         identity: UploadIdentity,
     },
     Begun(Box<Upload>),
-    /// What the pool, or the way there, had to say.
+    /// The error of the pool or of the connection.
     Failed(XapiError),
-    /// The reader is gone.
+    /// The reader has finished.
     Over,
 }
 
 impl Sender {
-    /// What was sent, and the upload that it was sent by; or why that is not so. Then it is given up.
+    /// The report and the upload, or the error; after an error the upload is aborted.
     fn ended(&self, sent: Result<ExportReport>, job: Job<'_>) -> Result<(ExportReport, Upload)> {
         let mut sending = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let state = std::mem::replace(&mut *sending, Sending::Over);
@@ -91,16 +91,16 @@ impl Sender {
             }
             (Sending::Failed(error), _) => error.into(),
             (_, Err(error)) => error,
-            // An archive has a beginning, at the least.
+            // An archive has at least a header.
             (_, Ok(_)) => unreachable!("an archive was written, and nothing was sent"),
         };
-        // An interruption says more than the error that it caused.
+        // An interruption is more helpful than the error that it caused.
         Err(job.interrupt.check().err().map_or(error, Error::from))
     }
 }
 
 impl Sending {
-    /// Sends bytes; false where it is over.
+    /// Sends bytes; false if the upload has ended.
     fn send(&mut self, bytes: &[u8]) -> XapiResult<bool> {
         if let Self::NotBegun {
             pool,
@@ -124,7 +124,7 @@ impl Write for Sender {
         match sending.send(bytes) {
             Ok(true) => return Ok(bytes.len()),
             Ok(false) => {}
-            // It is kept for the caller that asks how it ended: an error of writing has no room for it.
+            // Kept for the caller that asks for the result: an I/O error cannot carry it.
             Err(error) => {
                 let state = std::mem::replace(&mut *sending, Sending::Failed(error));
                 if let Sending::Begun(upload) = state {
@@ -140,7 +140,7 @@ impl Write for Sender {
     }
 }
 
-/// The UUID of the machine that is exported. One that is to go on is refused here where it cannot.
+/// The UUID of the exported machine. Refuses a machine that is to be resumed but cannot be.
 fn uuid_of(request: &ExportToPool<'_>, job: Job<'_>) -> Result<Option<String>> {
     match &request.from {
         ExportFrom::Snapshot {
@@ -160,7 +160,7 @@ fn uuid_of(request: &ExportToPool<'_>, job: Job<'_>) -> Result<Option<String>> {
     }
 }
 
-/// Two machines with the same addresses of their network cards would disturb each other.
+/// Refuses a second machine with the same addresses of network cards: they would disturb each other.
 fn refuse_twins(pool: &Pool, uuid: Option<String>) -> Result<()> {
     let Some(uuid) = uuid else { return Ok(()) };
     match pool.machine(&uuid) {
@@ -175,7 +175,7 @@ fn refuse_twins(pool: &Pool, uuid: Option<String>) -> Result<()> {
     }
 }
 
-/// Backups by a name that two machines have are refused, those of the older one among them.
+/// Warns about machines of the same name: backups by a name that several machines have are refused.
 fn warn_of_namesakes(pool: &Pool, name: &str, job: Job<'_>) {
     if let Err(XapiError::SeveralMachines { uuids, .. }) = pool.machine(name) {
         job.progress.warning(&format!(
@@ -186,8 +186,8 @@ fn warn_of_namesakes(pool: &Pool, name: &str, job: Job<'_>) {
     }
 }
 
-/// A pool plugs a network card into the network of its name, else into the one whose bridge is called the same, else into one that it makes: a user who
-/// starts the machine has to know.
+/// Warns about networks. A pool connects a network card to the network of the same name, or else to the one with the
+/// same bridge, or else to a new network: a user who starts the machine has to know.
 fn warn_of_networks(pool: &Pool, known: &[XapiRecord], machine: &XapiRecord, asked: &[String], job: Job<'_>) {
     let cards = machine.references("VIFs");
     let Ok(mut cards) = cards
@@ -214,7 +214,7 @@ fn warn_of_networks(pool: &Pool, known: &[XapiRecord], machine: &XapiRecord, ask
     }
 }
 
-/// A machine goes on only on processors of the maker that it was started on: its pool would take it in for hours, and then refuse.
+/// Refuses a pool with processors of another vendor: the machine could not resume, and the pool would refuse only after a long upload.
 fn refuse_other_processors(pool: &Pool, machine: &SuspendedMachine) -> Result<()> {
     let pools = pool.records("pool")?;
     let there = pools.first().and_then(|record| record.entry("cpu_info", "vendor"));
@@ -229,7 +229,7 @@ fn refuse_other_processors(pool: &Pool, machine: &SuspendedMachine) -> Result<()
     }
 }
 
-/// The archive that is sent.
+/// Options of the archive that is sent.
 fn xva_of(request: &ExportToPool<'_>, job: Job<'_>) -> XvaExport {
     XvaExport {
         packing: PackOptions {
@@ -241,7 +241,7 @@ fn xva_of(request: &ExportToPool<'_>, job: Job<'_>) -> XvaExport {
     }
 }
 
-/// Plans an export to a pool: the pool is asked, and nothing is sent. The plan, and the storage repository that would get the disks.
+/// Plans an export to a pool: the pool is queried, and nothing is sent. Returns the plan, and the storage repository for the disks.
 pub fn plan_export_to_pool(request: ExportToPool<'_>, job: Job<'_>) -> Result<(ExportPlan, String)> {
     if request.comes != PoolReturn::AsAnother {
         refuse_twins(&request.pool, uuid_of(&request, job)?)?;
@@ -261,7 +261,7 @@ pub fn plan_export_to_pool(request: ExportToPool<'_>, job: Job<'_>) -> Result<(E
     Ok((plan, storage.text("name_label").to_owned()))
 }
 
-/// Exports a machine to a pool. Where that fails, the pool removes what it has of it.
+/// Exports a machine to a pool. After an error the pool removes the partial machine.
 pub fn export_to_pool(request: ExportToPool<'_>, environment: &Environment, job: Job<'_>) -> Result<ExportedToPool> {
     let pool = Arc::clone(&request.pool);
     let identity = match request.comes {
@@ -296,7 +296,7 @@ pub fn export_to_pool(request: ExportToPool<'_>, environment: &Environment, job:
         .finish(&mut |_| ())
         .and_then(|machine| pool.record("VM", &machine))
         .map_err(|error| match error {
-            // The pool itself says that it is not there.
+            // The pool reported that the machine does not exist.
             XapiError::Refused { .. } | XapiError::Interrupted => error.into(),
             source => Error::from(ExchangeError::Outcome {
                 pool: pool.title(),

@@ -1,7 +1,8 @@
-//! A machine as a folder of VirtualBox's: settings, and images beside them.
+//! Writes a machine as a VirtualBox folder: settings, and images beside them.
 //!
-//! A machine that came from VirtualBox gets its own settings back, with what no other hypervisor has a word for; any other one gets settings that say what is
-//! known of it. Images are new, so their UUIDs are too: VirtualBox refuses two images with one UUID.
+//! A machine that came from VirtualBox gets its own settings back, including those that no other hypervisor knows. Any
+//! other machine gets new settings from what is known of it. The images and their UUIDs are new: VirtualBox refuses two
+//! images with one UUID.
 
 use std::collections::BTreeMap;
 
@@ -25,22 +26,21 @@ use crate::job::{Job, Result};
 use crate::notes::{STREAM_VIRTUALBOX_NVRAM, STREAM_VIRTUALBOX_SAVED, STREAM_VIRTUALBOX_SETTINGS};
 use crate::restore::small_stream::bytes_of;
 
-/// Letters of a file's name, at most: four bytes each, with an ending, are what file systems take.
+/// Most characters of a file name: with four bytes each, and an extension, they fit the limit of file systems.
 const NAME_LENGTH_MAX: usize = 60;
 
-/// What of a machine that came from VirtualBox is in its snapshot beside its disks.
+/// The VirtualBox streams in a snapshot of a machine.
 #[derive(Default)]
 pub(super) struct VirtualBoxStreams {
-    /// Its settings as they were.
+    /// The original settings.
     pub(super) settings: Option<String>,
     /// The variables of its firmware.
     pub(super) nvram: Option<Vec<u8>>,
-    /// Whether its memory is there.
+    /// Whether the memory is in the snapshot.
     pub(super) has_memory: bool,
 }
 
 impl VirtualBoxStreams {
-    /// Reads it.
     pub(super) fn read(repository: &Repository, snapshot: &Manifest) -> Result<Self> {
         let stream = |name: &str| snapshot.disks.iter().find(|record| record.name == name);
         let bytes = |name| stream(name).map(|record| bytes_of(repository, record)).transpose();
@@ -53,7 +53,8 @@ impl VirtualBoxStreams {
 }
 
 impl Exported<'_> {
-    /// Writes the folder; the settings come last: where they are, all is. Every image is read back and compared, where that is possible.
+    /// Writes the folder. The settings are last: if they exist, the folder is complete. Every image is read back and
+    /// compared, if possible.
     pub(super) fn write_virtualbox(
         &mut self,
         made: &mut NewFolder,
@@ -115,7 +116,7 @@ impl Exported<'_> {
         Ok(written)
     }
 
-    /// The settings of a machine whose disks, by name, have these images.
+    /// The settings of a machine with these images, by disk name.
     fn settings(
         &mut self,
         images: BTreeMap<String, Image>,
@@ -137,7 +138,7 @@ impl Exported<'_> {
             self.dropped.extend(dropped);
             return Ok(value);
         };
-        // The settings know a disk by the image that it had, and the snapshot by the name that libvirt would have for it.
+        // The settings identify a disk by its original image, and the snapshot by the name that libvirt would use.
         let then = read(text)?.value;
         let named = then.disks.iter().zip(targets(&then));
         let disks = named
@@ -154,7 +155,7 @@ impl Exported<'_> {
             nvram: self.of_virtualbox.nvram.as_ref().map(|_| format!("{base}.nvram")),
         };
         let Translated { value, dropped } = restored(text, &wish)?;
-        // What the translation for others has lost is not lost here.
+        // Settings lost in the translation for other hypervisors are not lost here.
         self.dropped = dropped;
         if self.of_virtualbox.has_memory {
             self.dropped.push(Untranslated {
@@ -166,7 +167,7 @@ impl Exported<'_> {
     }
 }
 
-/// What the files of a machine are called: like it, but for what a file system of any host refuses, or takes for a folder.
+/// File name prefix of a machine: its name without characters that a file system refuses or that separate folders.
 fn base_name(name: &str) -> String {
     let is_refused = |character: char| character.is_control() || "/\\:*?\"<>|".contains(character);
     let safe = |character| if is_refused(character) { '_' } else { character };

@@ -1,4 +1,4 @@
-//! The scripts of a policy: called by the shell, as sanoid calls them, with sanoid's variables beside ours.
+//! The scripts of a policy: run by the shell like sanoid does, with sanoid's variables and those of Holdfast.
 
 use std::path::Path;
 use std::time::Duration;
@@ -9,10 +9,10 @@ use holdfast_policy::sanoid::DatasetPolicy;
 use super::PolicyRun;
 
 const SHELL: &str = "/bin/sh";
-/// For a script without a limit of its own: a wait must end.
+/// Timeout of a script without its own limit.
 const DEADLINE_MAX: Duration = Duration::from_secs(24 * 3600);
 
-/// When a script is called.
+/// The event for which a script is called.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Event {
     PreSnapshot,
@@ -33,16 +33,16 @@ impl Event {
     }
 }
 
-/// What a script gets in its environment.
+/// Values for the environment of a script.
 #[derive(Debug, Clone, Default)]
 pub(super) struct ScriptCall {
     /// Names of snapshots, without the dataset.
     pub(super) snapshots: Vec<String>,
     /// Their types.
     pub(super) types: Vec<String>,
-    /// After snapshots were taken: whether the script before them has failed.
+    /// After the snapshots: whether the script before them failed.
     pub(super) has_pre_failed: Option<bool>,
-    /// Why there is no snapshot.
+    /// Why the snapshot failed.
     pub(super) error: Option<String>,
 }
 
@@ -75,7 +75,7 @@ impl ScriptCall {
 }
 
 impl PolicyRun<'_> {
-    /// Calls a script of a dataset, where there is one; why it failed.
+    /// Calls a script of a dataset, if it has one; returns why it failed.
     pub(super) fn call(
         &self,
         policy: &DatasetPolicy,
@@ -100,7 +100,7 @@ impl PolicyRun<'_> {
             withheld: &self.request.withheld,
             input: &[],
             time_out: hooks.deadline.unwrap_or(DEADLINE_MAX),
-            // What is called after the request undoes what was called before, and needs its time.
+            // A script that runs after the stop request undoes what an earlier script did, and must not be stopped.
             is_stopped: &|| !was_stopped && self.job.interrupt.is_requested(),
         };
         let failed = match call.run(self.job.clock) {

@@ -1,4 +1,4 @@
-//! Removing what has served its time.
+//! Removes expired snapshots.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use super::hooks::{Event, ScriptCall};
 use super::{PolicyRun, PolicyRunReport, RemovedByPolicy, Snapshots, dataset, typed};
 use crate::repository::forget::Execution;
 
-/// Removes what no count of the policy keeps, of all datasets.
+/// Removes the snapshots that no count of the policy keeps, of all datasets.
 pub(super) fn prune(
     run: &PolicyRun<'_>,
     policies: &[&DatasetPolicy],
@@ -27,9 +27,9 @@ pub(super) fn prune(
             used.map_err(|error| report.unreadable.push((pool, error.to_string())))
                 .ok()
         });
-        // How full it is decides whether anything goes where pruning waits for that.
+        // The used space decides whether anything is removed, if pruning depends on it.
         let Some(used_percent) = used_percent else { continue };
-        // As sanoid has it: what is being sent may be the last that both sides have.
+        // As in sanoid: a snapshot that is being sent may be the last one that both sides share.
         let in_transfer = is_in_transfer(&policy.dataset);
         let ours: Vec<TypedSnapshot> = present.iter().filter_map(typed).collect();
         for expired in policy.expired(&ours, used_percent, run.now.timestamp()) {
@@ -48,7 +48,7 @@ pub(super) fn prune(
                 }
                 Execution::DryRun => None,
                 Execution::Execute => match held(known) {
-                    // Scripts are not called for nothing.
+                    // Scripts are not called for a snapshot that is kept.
                     Some(reason) => Some(reason),
                     None => remove(run, policy, known, &name).err(),
                 },
@@ -63,14 +63,15 @@ pub(super) fn prune(
     }
 }
 
-/// A dry run finds what is held.
+/// Why a snapshot is held; for dry runs.
 fn held(snapshot: Option<&HostSnapshot>) -> Option<String> {
     snapshot
         .filter(|snapshot| snapshot.hold_count > 0)
         .map(|_| "it has a hold".to_owned())
 }
 
-/// Removes one, with its scripts before and after; why it stays. A script may take its time, so what goes is what was looked at.
+/// Removes one snapshot, with its scripts before and after; returns why it was kept. Only the examined snapshot is
+/// removed, since a script may take long.
 fn remove(
     run: &PolicyRun<'_>,
     policy: &DatasetPolicy,
@@ -88,7 +89,7 @@ fn remove(
         run.job.progress.warning(&reason);
         reason
     })?;
-    // The script's failure was reported; the snapshot is gone.
+    // A failure of the script was reported; the snapshot is removed.
     run.call(policy, Event::Pruning, &occasion).ok();
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Taking what is due.
+//! Takes the snapshots that are due.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,21 +15,21 @@ use crate::host_snapshot::{
 use crate::job::{Error, Result};
 use crate::repository::forget::Execution;
 
-/// A dataset of which snapshots are due.
+/// A dataset with snapshots that are due.
 #[derive(Clone)]
 struct DueDataset<'p> {
     policy: &'p DatasetPolicy,
     wanted: HostSnapshotScope,
-    /// Each with the name of its snapshot.
+    /// Each type with the name of its snapshot.
     types: Vec<(SnapshotType, String)>,
-    /// The machines with disks in it, by their places.
+    /// Indexes of the machines with disks in the dataset.
     machines: BTreeSet<usize>,
     has_pre_failed: bool,
-    /// The script before was under way when the job was asked to stop.
+    /// The pre-snapshot script was running when the job was asked to stop.
     is_pre_cut_off: bool,
 }
 
-/// Takes snapshots of all datasets where some are due.
+/// Takes the due snapshots of all datasets.
 pub(super) fn take(
     run: &PolicyRun<'_>,
     policies: &[&DatasetPolicy],
@@ -43,7 +43,7 @@ pub(super) fn take(
         let Some(present) = snapshots.get(&policy.dataset) else {
             continue;
         };
-        // One of which not all was made is made again.
+        // An incomplete set is taken again.
         let whole: Vec<_> = present
             .iter()
             .filter(|snapshot| completeness.of(&snapshot.name, snapshot.record.as_deref()) != Some(false))
@@ -57,7 +57,7 @@ pub(super) fn take(
         };
         let name = |kind: SnapshotType| {
             let name = snapshot_name(&run.now, kind);
-            // The hour that the end of summer time repeats has the names of the one before.
+            // The hour that is repeated at the end of summer time has the same names as the hour before.
             let is_there = present.iter().any(|snapshot| snapshot.name.name == name);
             if is_there {
                 repeated_hour_name(&run.now, kind)
@@ -95,11 +95,11 @@ pub(super) fn take(
         }
         report.taken.extend(take_together(run, together));
     }
-    // The last of them may not have been begun.
+    // The last snapshots may not have been started.
     report.is_interrupted = run.job.interrupt.is_requested();
 }
 
-/// Datasets that share a machine are cut together, and so are those that share one with one of these.
+/// Groups datasets that share a machine, directly or through other datasets.
 fn cut_together(due: Vec<DueDataset<'_>>) -> Vec<Vec<DueDataset<'_>>> {
     let mut sets: Vec<Vec<DueDataset<'_>>> = Vec::new();
     for one in due {
@@ -113,7 +113,7 @@ fn cut_together(due: Vec<DueDataset<'_>>) -> Vec<Vec<DueDataset<'_>>> {
     sets
 }
 
-/// What happened to datasets that are cut together; each one that is left out has a result of its own.
+/// Results for datasets that are snapshotted together; each excluded dataset has its own result.
 fn take_together(run: &PolicyRun<'_>, mut due: Vec<DueDataset<'_>>) -> Vec<TakenSnapshotSet> {
     if run.request.execution == Execution::DryRun {
         let machines: BTreeSet<usize> = due.iter().flat_map(|one| one.machines.iter().copied()).collect();
@@ -126,7 +126,7 @@ fn take_together(run: &PolicyRun<'_>, mut due: Vec<DueDataset<'_>>) -> Vec<Taken
     let (mut taken, mut incomplete) = (Vec::new(), BTreeSet::new());
     let unprepared = prepare(run, &mut due);
     for (dataset, reason) in unprepared {
-        // Its scripts are not called again: it was not begun.
+        // The scripts are not called again: its snapshot was not started.
         taken.extend(leave_out(&mut due, &mut incomplete, &[dataset], &reason));
     }
     while !due.is_empty() {
@@ -156,7 +156,7 @@ fn take_together(run: &PolicyRun<'_>, mut due: Vec<DueDataset<'_>>) -> Vec<Taken
     taken
 }
 
-/// Calls the scripts before; gives the datasets that are not cut without them, where they fail.
+/// Calls the pre-snapshot scripts; returns the datasets that must not be snapshotted because their script failed.
 fn prepare(run: &PolicyRun<'_>, due: &mut [DueDataset<'_>]) -> Vec<(Dataset, String)> {
     let mut unprepared = Vec::new();
     for one in due {
@@ -172,26 +172,27 @@ fn prepare(run: &PolicyRun<'_>, due: &mut [DueDataset<'_>]) -> Vec<(Dataset, Str
     unprepared
 }
 
-/// Calls the scripts after.
+/// Calls the post-snapshot scripts.
 fn end(run: &PolicyRun<'_>, due: &[DueDataset<'_>], error: Option<&str>) {
     for one in due {
         let hooks = one.policy.hooks();
-        // One that was cut off by the request to stop may have done a part, which the script after it undoes.
+        // A script that was stopped on request may have done a part of its work, which the post script undoes.
         if !one.has_pre_failed || one.is_pre_cut_off || hooks.always_post_snapshot {
             let occasion = ScriptCall {
                 has_pre_failed: Some(one.has_pre_failed),
                 error: error.map(str::to_owned),
                 ..one.occasion()
             };
-            // The script's failure was reported; the snapshots are there.
+            // A failure of the script was reported; the snapshots exist.
             run.call(one.policy, Event::PostSnapshot, &occasion).ok();
         }
     }
 }
 
-/// Takes out of `due` the datasets that cannot be cut, and with them all in which there are no machines but those that have disks in
-/// these: a point of half a machine is worse than none. What others have disks in too is cut for the sake of these.
+/// Removes from `due` the datasets that cannot be snapshotted, and also the datasets that are used only by machines
+/// with disks in these: half a machine is useless. A dataset that other machines use too is kept.
 ///
+/// Returns results for the removed datasets; machines that are no longer complete are added to `incomplete`.
 /// Returns results for what is left out; machines that are not whole any more are added to `incomplete`.
 fn leave_out(
     due: &mut Vec<DueDataset<'_>>,
@@ -242,7 +243,7 @@ fn cut(
     let machines: BTreeSet<usize> = due.iter().flat_map(|one| one.machines.iter().copied()).collect();
     let guest = |index: &usize| {
         let guest = run.request.guests.request(*index)?;
-        // Nothing goes on from memory without all disks.
+        // A machine cannot resume from memory without all its disks.
         let memory = guest.memory.clone().filter(|_| !incomplete.contains(index));
         Ok(GuestRequest { memory, ..guest })
     };
@@ -263,7 +264,7 @@ fn cut(
     Ok(try_host_snapshots(&request, &mut || (), run.job)?.guests)
 }
 
-/// The memory of one machine ends at the instant; that of several does not end at one.
+/// Excludes the memory if several machines request it: captures of several memories do not end at one point in time.
 fn leave_out_memories(guests: &mut [crate::GuestRequest<'_>], job: crate::Job<'_>) {
     let runs = |guest: &&crate::GuestRequest<'_>| {
         guest.memory.is_some() && guest.description.summary.state == MachineState::Running
@@ -284,7 +285,7 @@ fn leave_out_memories(guests: &mut [crate::GuestRequest<'_>], job: crate::Job<'_
     }
 }
 
-/// What is made of each name.
+/// The datasets for each snapshot name.
 fn cuts_of(due: &[DueDataset<'_>]) -> Vec<NamedSnapshotSet> {
     let mut by_name: BTreeMap<&str, Vec<HostSnapshotScope>> = BTreeMap::new();
     for one in due {

@@ -19,33 +19,33 @@ use crate::restore::machine::is_same;
 use crate::restore::source::StoredContents;
 use crate::restore::target::{DiskTarget, RestoredDisk};
 
-/// A point in time, and the host snapshots of what was there before it is gone back to.
+/// A point in time, and the host snapshots of the state before the rollback.
 pub(super) struct EarlierState<'a> {
     pub(super) point: &'a HostContents,
     pub(super) providers: &'a Providers,
     pub(super) safety: &'a [HostSnapshotName],
-    /// Names what has to be made to look into them.
+    /// Names the temporary views of the snapshots.
     pub(super) run: u32,
 }
 
-/// Places of a disk that are compared although they are said to be equal, and their size.
+/// Number of samples that are compared in ranges reported as equal.
 const SPOT_COUNT: u64 = 64;
 const SPOT_BYTES: u64 = 64 << 10;
 
-/// A disk in a host snapshot, open.
+/// An open disk in a host snapshot.
 pub(super) struct HostDisk {
     pub(super) kept: KeptDisk,
-    /// Which snapshot.
+    /// The snapshot.
     pub(super) snapshot: HostSnapshotName,
     pub(super) source: OpenSource,
     /// The image in the view of the snapshot, and the folder of the view.
     pub(super) path: PathBuf,
     pub(super) root: PathBuf,
-    /// The folder of the dataset as it is now; none for a volume.
+    /// The present folder of the dataset; none for a volume.
     pub(super) present_root: Option<PathBuf>,
     /// Whether the image is based on another one.
     pub(super) is_based: bool,
-    /// Where it will be in a clone of its dataset.
+    /// Its path in a clone of its dataset.
     pub(super) cloned: Option<PathBuf>,
 }
 
@@ -64,7 +64,7 @@ impl HostContents {
         })
     }
 
-    /// Writes a disk to a target, by what is known of what has changed since.
+    /// Writes a disk to a target, using what is known of the changes since.
     pub(super) fn write_since(
         &self,
         record: &DiskRecord,
@@ -78,7 +78,7 @@ impl HostContents {
             let name = &record.name;
             job.progress.note(&format!("disk {name}: all of it is compared: {why}"));
         }
-        // Looking at the image itself has closed it again, and that has ended all locks that this process had on it.
+        // Examining the image closed it again, which released all locks of this process on it.
         target.lock_again()?;
         target.check_size(record)?;
         let differences = Differences {
@@ -99,7 +99,7 @@ impl HostContents {
         })
     }
 
-    /// The disks in these datasets will be in the clones.
+    /// Sets the paths of the disks that will be in clones of these datasets.
     pub(super) fn clone_datasets(&mut self, clones: &[PlannedClone]) {
         for disk in self.disks.values_mut() {
             let clone = clones.iter().find(|clone| clone.snapshot == disk.snapshot);
@@ -110,11 +110,11 @@ impl HostContents {
 
 impl HostDisk {
     fn format(&self) -> Option<Format> {
-        // What says nothing is raw for libvirt.
+        // libvirt treats a disk without a format as raw.
         Format::from_name(self.kept.format.as_deref().unwrap_or("raw"))
     }
 
-    /// Where the image that is there may differ from the one in the snapshot, as far as the file system can tell.
+    /// Ranges in which the present image may differ from the one in the snapshot, as far as the file system can tell.
     fn places(&self, target: &DiskTarget<'_>, since: Option<&EarlierState<'_>>) -> Answered<DirtyBitmap> {
         if target.state != TargetState::Similar {
             return Err("the target is another image".to_owned());
@@ -152,7 +152,7 @@ impl HostDisk {
         }
     }
 
-    /// Some of what is said to be equal is compared all the same.
+    /// Compares samples of the ranges that are reported as equal; returns the offset of a difference.
     fn spot_that_differs(&self, target: &DiskTarget<'_>, places: &DirtyBitmap) -> Option<u64> {
         let (size_bytes, length) = (self.source.device.size_bytes(), to_usize(SPOT_BYTES));
         let (mut then, mut now) = (vec![0; length], vec![0; length]);
@@ -179,7 +179,7 @@ impl StoredContents for HostContents {
         self.disks.get(&record.name)?.cloned.as_deref()
     }
 
-    /// Tries it: there is no other way to know whether a file system can clone to another place.
+    /// Whether blocks can be shared with the folder. Only a trial shows whether a file system can clone to another place.
     fn can_share(&self, record: &DiskRecord, folder: &Path) -> bool {
         let Ok(disk) = self.disk(record) else { return false };
         if disk.is_based || !disk.path.is_file() {

@@ -1,4 +1,4 @@
-//! What is noted of a rollback and of a clone while they are at work, so that one that is killed is known.
+//! Notes of a running rollback or clone, so that a killed one is detected.
 
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
@@ -13,14 +13,14 @@ use crate::image::guest_identity::{GuestIdentity, renew_guest};
 use crate::job::{Job, Result, Unit};
 use crate::restore::machine::{FileContent, FileWay, MachineRestorePlan, RestoreObserver};
 
-/// Of a rollback, from its first byte on.
+/// Note of a rollback, from its first written byte on.
 pub(super) struct RollbackNote<'a> {
     states: &'a StateStore,
     work: Unfinished,
 }
 
 impl<'a> RollbackNote<'a> {
-    /// Nothing is noted yet. What was there before a rollback that did not end stays the oldest of what was there before this one.
+    /// Prepares the note; nothing is written yet. After an unfinished rollback, its safety snapshot stays the oldest in the list.
     pub(super) fn new(
         restore: &HostRestore<'a>,
         point: &HostPoint,
@@ -46,7 +46,7 @@ impl RestoreObserver for RollbackNote<'_> {
     }
 }
 
-/// Of a clone, from before its first file on.
+/// Note of a clone, from before its first file on.
 pub(super) struct CloneNote<'a> {
     states: &'a StateStore,
     work: Unfinished,
@@ -55,9 +55,9 @@ pub(super) struct CloneNote<'a> {
     job: Job<'a>,
 }
 
-/// A guest that is to have an identity of its own, and the programs that can give it one.
+/// A new identity for the guest of a clone.
 pub struct OwnGuest<'a> {
-    /// What is made anew.
+    /// What is renewed.
     pub identity: GuestIdentity,
     /// The programs of this host.
     pub tools: &'a dyn Tools,
@@ -93,7 +93,8 @@ impl<'a> CloneNote<'a> {
 }
 
 impl RestoreObserver for CloneNote<'_> {
-    /// From now on the files may have their names: their identity is noted, which distinguishes them from others of these names.
+    /// From now on the files may get their names: the note records their device and inode, which distinguish them from
+    /// other files of these names.
     fn about_to_name(&mut self, new: &[(&Path, &Path)]) -> Result<()> {
         for file in &mut self.work.files {
             let partial = new.iter().find(|(path, _)| *path == file.path);

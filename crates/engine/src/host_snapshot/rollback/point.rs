@@ -1,4 +1,4 @@
-//! Finding a point in time of a machine: host snapshots of all its disks, and its state.
+//! Finds a point in time of a machine: host snapshots of all its disks, and its state.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -33,39 +33,39 @@ pub enum PointName {
 pub struct HostPointRequest<'a> {
     /// The providers of this host.
     pub providers: &'a Providers,
-    /// Where the states of machines are kept.
+    /// Where the states of machines are stored.
     pub states: &'a StateStore,
-    /// What the machine is called.
+    /// Name of the machine.
     pub machine: &'a str,
-    /// The machine as it is today; none where it is not there any more.
+    /// The present machine; none if it no longer exists.
     pub present: Option<(&'a Description, &'a MachinePlaces)>,
     /// Which point.
     pub name: PointName,
-    /// A random number, which names what has to be made to look into the snapshots.
+    /// A random number that names the temporary views of the snapshots.
     pub run: u32,
 }
 
-/// A point in time of a machine, open.
+/// An open point in time of a machine.
 pub struct HostPoint {
     /// The name of its host snapshots.
     pub name: String,
     /// The host snapshots with its disks.
     pub snapshots: Vec<HostSnapshotName>,
-    /// Whether its configuration, and all else that is no disk, is kept.
+    /// Whether its configuration and other state beside the disks is stored.
     pub has_state: bool,
     /// Its UUID at its hypervisor.
     pub uuid: String,
     pub(super) manifest: Manifest,
-    // Closed before the views go.
+    // Closed before the views are removed.
     pub(super) contents: HostContents,
     warnings: Vec<String>,
-    /// A random number, which names what has to be made to look into host snapshots.
+    /// A random number that names the temporary views of the snapshots.
     pub(super) run: u32,
     _views: Vec<View>,
 }
 
 impl HostPoint {
-    /// What is known of it, as of a snapshot in a repository.
+    /// The description of the point, in the form of a snapshot in a repository.
     pub fn manifest(&self) -> &Manifest {
         &self.manifest
     }
@@ -150,7 +150,7 @@ fn refusal(request: &HostPointRequest<'_>, name: &str, reason: String, present: 
     }
 }
 
-/// The states of the machine.
+/// The stored states of the machine.
 fn states_of(request: &HostPointRequest<'_>, job: Job<'_>) -> Result<Vec<KeptState>> {
     let mut states = request.states.states(job)?;
     let uuid = request.present.map(|(description, _)| &description.summary.uuid);
@@ -173,7 +173,7 @@ fn set_of(snapshot: &HostSnapshot) -> Option<crate::SetId> {
     HostSnapshotRecord::parse(snapshot.record.as_deref()?)?.set
 }
 
-/// The host snapshots of datasets, each asked for once.
+/// The host snapshots of datasets; each dataset is queried once.
 #[derive(Default)]
 struct SnapshotLists {
     of: BTreeMap<Dataset, Vec<HostSnapshot>>,
@@ -188,7 +188,7 @@ impl SnapshotLists {
         Ok(&self.of[dataset])
     }
 
-    /// The name of the point, and the state that belongs to it: the one of its set.
+    /// The name of the point, and its state: the one of the same set.
     fn find<'s>(
         &mut self,
         request: &HostPointRequest<'_>,
@@ -203,7 +203,7 @@ impl SnapshotLists {
         for state in states.iter().rev() {
             let mut of_it = state.snapshots.iter().filter(|snapshot| snapshot.name == name);
             let Some(first) = of_it.next() else { continue };
-            // Another one may have got the name since.
+            // Another snapshot may have the name now.
             let there = self.of(request, &first.dataset).unwrap_or_default();
             let is_of_set = |snapshot: &HostSnapshot| snapshot.name == *first && set_of(snapshot) == Some(state.set);
             if !there.iter().any(is_of_set) {
@@ -233,7 +233,7 @@ impl SnapshotLists {
         Ok((name, None))
     }
 
-    /// The newest name that the datasets of all disks have, with host snapshots that can be of one instant.
+    /// The newest name that the datasets of all disks have, whose host snapshots can be of one point in time.
     fn latest(&mut self, request: &HostPointRequest<'_>, disks: &[KeptDisk]) -> Result<String> {
         let datasets: BTreeSet<&Dataset> = disks.iter().map(|disk| &disk.place.dataset).collect();
         for dataset in &datasets {
@@ -265,7 +265,7 @@ impl SnapshotLists {
         })?)
     }
 
-    /// The snapshots of this name of the datasets of all disks.
+    /// The snapshots of this name for the datasets of all disks.
     fn of_disks(
         &mut self,
         request: &HostPointRequest<'_>,
@@ -295,7 +295,7 @@ impl SnapshotLists {
     }
 }
 
-/// The newest names, without doubles.
+/// The newest names, without duplicates.
 fn names<'n>(snapshots: impl Iterator<Item = &'n HostSnapshotName>) -> Vec<String> {
     const COUNT: usize = 5;
     let mut names: Vec<String> = Vec::new();
@@ -353,7 +353,7 @@ fn open_disk(
     })
 }
 
-/// Whether a file was written to after an instant; also where that is not known.
+/// Whether a file was modified after a point in time; also true if that is unknown.
 fn is_newer(path: &Path, time_s: i64) -> bool {
     let then = UNIX_EPOCH + Duration::from_secs(u64::try_from(time_s).unwrap_or_default() + 1);
     let written = path.metadata().and_then(|metadata| metadata.modified());

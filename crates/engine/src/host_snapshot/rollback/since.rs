@@ -1,8 +1,8 @@
-//! What has become of a machine's disks on ZFS since the point that it goes back to.
+//! How a machine's disks on ZFS changed since the point in time of a rollback.
 //!
-//! Between that point and the safety snapshot `zfs send -i` shows what changed. So what was written after the safety snapshot must be
-//! nothing: files are as they are in it, by number, size and times, and to a volume nothing was written. If anything differs,
-//! the disk is compared as a whole.
+//! `zfs send -i` shows the changes between that point and the safety snapshot. After the safety snapshot nothing may have been
+//! written: files must have the same inode, size and times as in it, and a volume must be unchanged. If anything
+//! differs, the whole disk is compared.
 
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
@@ -18,7 +18,7 @@ use crate::restore::source::StoredContents;
 use crate::restore::target::{DiskTarget, RestoredDisk};
 
 impl EarlierState<'_> {
-    /// Where an image of today, in the folder `present` or a volume with that device, may differ from a disk of the point.
+    /// Ranges in which a present image, in the folder `present` or a volume with that device, may differ from a disk of the point.
     pub(super) fn places(&self, disk: &HostDisk, target: &DiskTarget<'_>, present: &Path) -> Answered<DirtyBitmap> {
         let dataset = &disk.kept.place.dataset;
         let newer = self.safety.iter().find(|snapshot| snapshot.dataset == *dataset);
@@ -31,7 +31,7 @@ impl EarlierState<'_> {
         };
         sent.is_worth_it(&disk.source)?;
         let compare = |ask: &dyn Fn(&Path, &Path) -> _| {
-            // The same image as the target's, by the name that it has below the folder.
+            // The same image as the target's, by its path below the folder.
             let now = below(present, &disk.kept.place.path);
             let states = TwoStates {
                 format: disk.kept.format.as_deref(),
@@ -61,7 +61,7 @@ impl EarlierState<'_> {
     }
 }
 
-/// Nothing was done to a file since a host snapshot in which it is at `then`.
+/// Checks that a file is unchanged since a host snapshot, in which its path is `then`.
 fn is_as_in(then: &Path, now: &Path) -> Answered<()> {
     let state = |path: &Path| {
         let found = path.metadata().map_err(|error| error.to_string())?;

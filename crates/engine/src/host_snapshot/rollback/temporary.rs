@@ -1,7 +1,7 @@
-//! Host snapshots that are there for a while: of a machine as it is now, for clones of it.
+//! Temporary host snapshots: of a machine in its present state, for making clones.
 //!
-//! They are noted before they are made, and the note goes when they have gone: so after a kill in between it is known which they
-//! are. What needs its host snapshot for ever, as a clone on ZFS does, keeps it.
+//! They are noted before they are made, and the note is removed after them, so after a kill they can be identified. A
+//! clone that needs its host snapshot permanently, as on ZFS, keeps it.
 
 use holdfast_host::provider::{HostSnapshotName, ProviderError};
 use holdfast_repo::Environment;
@@ -10,7 +10,7 @@ use crate::host_snapshot::states::{StateStore, Unfinished, UnfinishedKind};
 use crate::host_snapshot::{HostSnapshotReport, HostSnapshotRequest, NamedSnapshotSet, Providers, take_host_snapshots};
 use crate::job::{Job, Result};
 
-/// Host snapshots of a machine as it is now, which go again.
+/// Temporary host snapshots of the present state of a machine.
 pub struct TemporarySnapshots<'a> {
     providers: &'a Providers,
     states: &'a StateStore,
@@ -19,10 +19,10 @@ pub struct TemporarySnapshots<'a> {
 }
 
 impl<'a> TemporarySnapshots<'a> {
-    /// Takes them, of the one machine and under the one name of `request`.
+    /// Takes them, for the one machine and with the one name of `request`.
     ///
     /// # Errors
-    /// None is there then.
+    /// No snapshot exists then.
     pub fn take(
         request: &HostSnapshotRequest<'a>,
         states: &'a StateStore,
@@ -46,7 +46,7 @@ impl<'a> TemporarySnapshots<'a> {
         states.note_unfinished(&work)?;
         let taken = take_host_snapshots(request, &mut || (), job);
         let report = taken.inspect_err(|_| {
-            // Where the note stays, it is found that nothing of it is there.
+            // If the note remains, a later examination finds that its snapshots do not exist.
             states.forget_unfinished(&work.uuid).ok();
         })?;
         Ok(Self {
@@ -57,17 +57,17 @@ impl<'a> TemporarySnapshots<'a> {
         })
     }
 
-    /// What they are called.
+    /// Their name.
     pub fn name(&self) -> &str {
         &self.work.point
     }
 
-    /// How they came about.
+    /// The report of their creation.
     pub fn report(&self) -> &HostSnapshotReport {
         &self.report
     }
 
-    /// Removes those that nothing needs, and returns those that stay. Warns of errors.
+    /// Removes the snapshots that nothing needs, and returns the others. Errors become warnings.
     pub fn remove(self, job: Job<'_>) -> Vec<HostSnapshotName> {
         let mut needed = Vec::new();
         for name in &self.report.snapshots {
@@ -95,7 +95,7 @@ impl<'a> TemporarySnapshots<'a> {
     }
 }
 
-/// Removes a host snapshot that nothing needs. What does need it, where something does; one that is not there is no error.
+/// Removes a host snapshot unless something needs it; returns what needs it. A missing snapshot is not an error.
 pub(crate) fn remove_unless_needed(
     providers: &Providers,
     name: &HostSnapshotName,

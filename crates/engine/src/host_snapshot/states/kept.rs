@@ -1,4 +1,4 @@
-//! A state: what is kept of it, and where its machine's disks are.
+//! A stored state, and the places of its machine's disks.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -21,7 +21,7 @@ use crate::notes::{
     is_memory,
 };
 
-/// What is to be kept.
+/// A state to store.
 pub(crate) struct StateToKeep<'a> {
     pub(crate) set: SetId,
     pub(crate) snapshots: &'a [HostSnapshotName],
@@ -35,16 +35,16 @@ pub(crate) struct StateToKeep<'a> {
     pub(crate) program: &'a str,
 }
 
-/// A state that is kept.
+/// A stored state.
 #[derive(Debug, Clone)]
 pub struct KeptState {
-    /// What is in the store.
+    /// Its snapshot in the store.
     pub manifest: Manifest,
     /// The set that it belongs to.
     pub set: SetId,
     /// The host snapshots that it belongs to.
     pub snapshots: Vec<HostSnapshotName>,
-    /// Where the disks of the machine are in them.
+    /// The places of the machine's disks in them.
     pub disks: Vec<KeptDisk>,
 }
 
@@ -53,9 +53,9 @@ pub struct KeptState {
 pub struct KeptDisk {
     /// Its name in the machine.
     pub target: String,
-    /// In which dataset, and where in it.
+    /// Its dataset, and its path in it.
     pub place: DatasetPath,
-    /// Where the machine had it.
+    /// Its path in the machine's configuration.
     pub file: PathBuf,
     /// The format of its image.
     pub format: Option<String>,
@@ -79,7 +79,7 @@ struct DiskNote {
 }
 
 impl KeptDisk {
-    /// Those of a machine.
+    /// The disks of a machine.
     pub(crate) fn all_of(description: &Description, places: &MachinePlaces) -> Vec<Self> {
         let kept = |(target, place): &(String, DatasetPath)| {
             let disk = description.disks.iter().find(|disk| disk.target == *target)?;
@@ -95,7 +95,7 @@ impl KeptDisk {
 }
 
 impl KeptState {
-    /// The state that a snapshot in the store is.
+    /// The state of a snapshot in the store; none if it is not a state.
     pub(super) fn of(manifest: Manifest) -> Option<Self> {
         let set = SetId::parse(manifest.notes.get(NOTE_HOST_SNAPSHOT_SET)?)?;
         let snapshots: Vec<SnapshotNote> = serde_json::from_str(manifest.notes.get(NOTE_HOST_SNAPSHOTS)?).ok()?;
@@ -129,7 +129,7 @@ impl KeptState {
         })
     }
 
-    /// Whether the machine can go on from it.
+    /// Whether the machine can be resumed from it.
     pub fn has_memory(&self) -> bool {
         self.manifest.disks.iter().any(is_memory)
     }
@@ -158,7 +158,7 @@ impl StateToKeep<'_> {
         });
         let written = "text and paths that are text can be written";
         let snapshots = serde_json::to_string(&snapshots.collect::<Vec<_>>()).expect(written);
-        // A path that is not UTF-8 cannot be found again by its note.
+        // A path that is not UTF-8 cannot be found again through its note.
         let disks = serde_json::to_string(&disks.collect::<Vec<_>>()).unwrap_or_else(|_| "[]".to_owned());
         let notes = [
             (NOTE_HOST_SNAPSHOT_SET, self.set.to_string()),
@@ -172,7 +172,7 @@ impl StateToKeep<'_> {
 }
 
 impl StateStore {
-    /// Keeps a state.
+    /// Stores a state.
     pub(crate) fn keep(&self, state: StateToKeep<'_>, job: Job<'_>) -> Result<SnapshotId> {
         let _shared = self.share(job)?;
         let notes = state.notes();
@@ -186,7 +186,7 @@ impl StateStore {
         let request = BackupRequest {
             machine: state.description.summary.name.clone(),
             time_ms: state.time.as_millisecond(),
-            // Memory is large, and may be kept for fewer points than all the rest: so prune can select it.
+            // Memory is large, and may be kept for fewer points in time than the rest: the tag lets prune select it.
             tags: pages.iter().map(|_| STREAM_MEMORY.to_owned()).collect(),
             parent: Parent::None,
             host: String::new(),

@@ -1,4 +1,4 @@
-//! States whose host snapshots are gone are forgotten.
+//! Removes states whose host snapshots no longer exist.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -13,26 +13,26 @@ use crate::job::{Job, Result};
 use crate::repository::forget::Execution;
 use crate::repository::gc::gc;
 
-/// Packs of which at most so much is needed are rewritten: memory is large, and its place may be small.
+/// Packs of which at most this share is used are rewritten: memory is large, and its storage may be small.
 const REPACK_BELOW_PERCENT: u8 = 50;
 
 /// What happened to the states.
 #[derive(Debug, Default)]
 pub struct SweepReport {
-    /// Those that were forgotten, or would be.
+    /// States that were removed, or would be.
     pub forgotten: Vec<KeptState>,
-    /// Those whose host snapshots may or may not exist: a pool is not imported, a file system not mounted.
+    /// States whose host snapshots may or may not exist: a pool is not imported, or a file system not mounted.
     pub unknown: Vec<(KeptState, String)>,
-    /// How many stay.
+    /// Number of states that are kept.
     pub kept_count: usize,
     /// Whether states were being stored: then nothing was examined.
     pub was_busy: bool,
 }
 
-/// Forgets states whose host snapshots are all gone, however they were removed.
+/// Removes states whose host snapshots no longer exist, however they were removed.
 ///
 /// # Errors
-/// Of the store. Where a provider cannot be asked, the states stay.
+/// Errors of the store. If a provider cannot be queried, the states are kept.
 pub fn sweep_states(
     store: &StateStore,
     providers: &Providers,
@@ -66,12 +66,12 @@ pub fn sweep_states(
     Ok(report)
 }
 
-/// The sets that have host snapshots.
+/// The sets that still have host snapshots.
 struct Sets<'a> {
     providers: &'a Providers,
-    /// By dataset; or why that is not known, or that the dataset is gone.
+    /// By dataset; or why this is unknown, or that the dataset no longer exists.
     of: BTreeMap<Dataset, DatasetSets>,
-    /// Those of all datasets of a provider: one may have been renamed.
+    /// The sets of all datasets of a provider: a dataset may have been renamed.
     everywhere: BTreeMap<ProviderKind, std::result::Result<BTreeSet<SetId>, String>>,
 }
 
@@ -83,7 +83,7 @@ enum DatasetSets {
 }
 
 impl Sets<'_> {
-    /// Whether a host snapshot of a state is there.
+    /// Whether a host snapshot of a state exists.
     fn lives(&mut self, state: &KeptState) -> std::result::Result<bool, String> {
         let mut unknown = None;
         let datasets: BTreeSet<&Dataset> = state.snapshots.iter().map(|name| &name.dataset).collect();
@@ -113,7 +113,7 @@ impl Sets<'_> {
 
     fn ask(&self, dataset: &Dataset) -> DatasetSets {
         let provider = self.providers.of_dataset(dataset);
-        // An empty folder where a file system is mounted at other times has no host snapshots, and says nothing of those that are there.
+        // The empty mount point of an unmounted file system shows no host snapshots, which says nothing about the existing ones.
         if dataset.provider.has_folders() && !Path::new(&dataset.name).join(OURS).is_dir() {
             return DatasetSets::Unknown(format!(
                 "{dataset} has no host snapshots of Holdfast: it may not be mounted"
@@ -126,7 +126,7 @@ impl Sets<'_> {
         }
     }
 
-    /// A dataset is known to be gone only where its pool, or its volume group, answers. What is not mounted is not gone.
+    /// A dataset counts as missing only if its pool or volume group can be queried. An unmounted dataset is not missing.
     fn is_group_there(&self, dataset: &Dataset) -> bool {
         let pool = dataset.name.split('/').next().unwrap_or_default();
         match dataset.provider {

@@ -1,8 +1,8 @@
-//! Work on machines that has begun and not ended: rollbacks that write to their disks, clones that are not there yet, and host snapshots that
-//! are there only for these.
+//! Unfinished work on machines: rollbacks that write to their disks, clones that do not exist yet, and temporary host
+//! snapshots for clones.
 //!
-//! Each is noted in `STORE/unfinished/UUID.json`, durably, before the first byte is changed, and the note goes when all is done. So what a
-//! killed one has left is known, and whose it was.
+//! Each is noted in `STORE/unfinished/UUID.json`, durably, before the first byte is changed, and the note is removed at
+//! the end. So the leftovers of a killed process, and their machine, are known.
 
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
@@ -18,17 +18,17 @@ use crate::machine::run_journal::{read_process, written_process};
 const SCHEMA: u64 = 1;
 const FOLDER: &str = "unfinished";
 const ENDING: &str = ".json";
-/// How the name of a note ends that is being written.
+/// File name extension of a note that is being written.
 const HALF: &str = "new";
 
-/// What is done to a machine.
+/// Kind of work on a machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum UnfinishedKind {
-    /// It goes back to a point in time: its disks are written.
+    /// A rollback to a point in time: the disks of the machine are written.
     Rollback,
-    /// It is made, of host snapshots of another one.
+    /// A clone of the machine is made from host snapshots of another one.
     Clone,
-    /// Host snapshots of it are there until clones of them are made. What counts as its UUID is the set of these.
+    /// Temporary host snapshots, until clones of them are made. The id of their set takes the place of the UUID.
     Instant,
 }
 
@@ -45,40 +45,41 @@ impl UnfinishedKind {
     }
 }
 
-/// Work that has begun.
+/// Unfinished work.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Unfinished {
-    /// What it is.
+    /// Its kind.
     pub kind: UnfinishedKind,
-    /// The machine that is changed, or made.
+    /// The machine that is changed or created.
     pub machine: String,
     /// Its UUID.
     pub uuid: String,
-    /// The machine that the point in time is of.
+    /// The machine of the point in time.
     pub of: String,
     /// The name of the point in time.
     pub point: String,
-    /// Host snapshots: of what was there before, the oldest first, as a rollback may have been begun several times; those of an instant.
+    /// Host snapshots: those of the states before a rollback, oldest first, since a rollback may be started several
+    /// times; or the temporary ones.
     pub safety: Vec<String>,
     /// New files.
     pub files: Vec<UnfinishedFile>,
-    /// The process that does it.
+    /// The process that does the work.
     pub process: ProcessIdentity,
-    /// When it began, in milliseconds since 1970-01-01 UTC.
+    /// When it started, in milliseconds since 1970-01-01 UTC.
     pub start_ms: i64,
 }
 
-/// A file that is made.
+/// A file that is being created.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UnfinishedFile {
-    /// Where it will be.
+    /// Its final path.
     pub path: PathBuf,
-    /// Device and inode, from the moment on at which it is about to get its name.
+    /// Device and inode, noted just before the file gets its name.
     pub identity: Option<(u64, u64)>,
 }
 
 impl Unfinished {
-    /// The name of the host snapshots of what was there before all of it.
+    /// The name of the host snapshots of the state before the first attempt.
     pub fn safety_name(&self) -> Option<&str> {
         self.safety.first()?.rsplit_once('@').map(|(_, name)| name)
     }
@@ -106,7 +107,7 @@ impl Unfinished {
         format!("{value:#}\n").into_bytes()
     }
 
-    /// A note as it was written; none where it is not one.
+    /// Parses a note; none if it is not one.
     fn parse(bytes: &[u8]) -> Option<Self> {
         let value = note_of_schema(bytes, SCHEMA)?;
         let text = |key: &str| Some(value.get(key)?.as_str()?.to_owned());
@@ -141,7 +142,7 @@ impl Unfinished {
 }
 
 impl StateStore {
-    /// The work that has begun and not ended, whether or not its process is alive, the oldest first; other files are skipped.
+    /// The unfinished work, whether or not its process is alive, oldest first; other files are skipped.
     pub fn unfinished(&self) -> Result<Vec<Unfinished>> {
         let notes = read_notes(&self.unfinished_folder())?;
         let mut found: Vec<Unfinished> = notes.iter().filter_map(|note| Unfinished::parse(note)).collect();
@@ -149,7 +150,7 @@ impl StateStore {
         Ok(found)
     }
 
-    /// Notes that are being written, or were left incomplete.
+    /// Incomplete notes: still being written, or abandoned.
     pub(crate) fn half_notes(&self) -> Vec<PathBuf> {
         let entries = std::fs::read_dir(self.unfinished_folder())
             .into_iter()
@@ -161,12 +162,12 @@ impl StateStore {
             .collect()
     }
 
-    /// What has begun on a machine and not ended.
+    /// The unfinished work on a machine.
     pub fn unfinished_on(&self, uuid: &str) -> Result<Option<Unfinished>> {
         Ok(self.unfinished()?.into_iter().find(|one| one.uuid == uuid))
     }
 
-    /// Notes it, durably; there is one note of a machine.
+    /// Writes the note durably; there is one note per machine.
     pub(crate) fn note_unfinished(&self, work: &Unfinished) -> Result<()> {
         let folder = self.unfinished_folder();
         let path = note_of(&folder, &work.uuid);
@@ -180,7 +181,7 @@ impl StateStore {
         })
     }
 
-    /// It has ended; one of which nothing is noted is no error.
+    /// Removes the note; a missing note is not an error.
     pub fn forget_unfinished(&self, uuid: &str) -> Result<()> {
         forget_note(&note_of(&self.unfinished_folder(), uuid))
     }
@@ -190,7 +191,7 @@ impl StateStore {
     }
 }
 
-/// The note of a machine: its UUID comes from a hypervisor, and becomes a part of a path.
+/// Path of the note of a machine. The UUID comes from a hypervisor: characters that are unsafe in a path are removed.
 fn note_of(folder: &Path, uuid: &str) -> PathBuf {
     let is_safe = |letter: &char| letter.is_ascii_alphanumeric() || *letter == '-';
     let name: String = uuid.chars().filter(is_safe).collect();

@@ -1,4 +1,4 @@
-//! A disk is written over a block device.
+//! Writes a disk over a block device.
 
 use holdfast_block::{BlockDevice as _, SliceDevice};
 use holdfast_image::{FillReport, Format, TargetContent, fill_device};
@@ -9,7 +9,7 @@ use crate::files::block_target::{LockedDevice, open_block_target};
 use crate::image::sector_size::warn_of_other_sectors;
 use crate::job::{Error, Job, Result};
 
-/// Opens the target, where it may be written over; nothing is written.
+/// Opens the target and checks that it may be overwritten; nothing is written.
 pub(super) fn check_block_device(request: &ConvertRequest, source: &Source<'_>) -> Result<LockedDevice> {
     let path = &request.target;
     if request.format != Format::Raw {

@@ -1,4 +1,4 @@
-//! What a conversion would do: everything is checked, and nothing is written.
+//! Plans a conversion: everything is checked, and nothing is written.
 
 use holdfast_block::{BlockDevice, ExtentKind};
 use holdfast_image::{Format, Note, Storage};
@@ -11,26 +11,26 @@ use crate::files::room::warn_of_missing_room;
 use crate::image::new_image::NewImage;
 use crate::job::{Job, Result};
 
-/// Extents that are asked for at once.
+/// Extents per query.
 const EXTENT_COUNT_MAX: usize = 1024;
 
-/// What a conversion would do.
+/// Plan of a conversion.
 #[derive(Debug, Clone)]
 pub struct ConvertPlan {
     /// The format of the target.
     pub format: Format,
     /// Size of the new disk.
     pub size_bytes: u64,
-    /// How much of it is stored in the source as data; none of a stream, which is not read.
+    /// Bytes stored as data in the source; none for a stream, which is not read.
     pub data_bytes: Option<u64>,
-    /// What a person should know about the source.
+    /// Remarks about the source.
     pub notes: Vec<Note>,
 }
 
 /// Plans a conversion. A stream is not read.
 ///
 /// # Errors
-/// Those that [`convert`](super::convert) would have before it writes.
+/// Those of [`convert`](super::convert) before it writes.
 pub fn plan_convert(source: ConvertSource<'_>, request: &ConvertRequest, job: Job<'_>) -> Result<ConvertPlan> {
     let source = open_source(source, request, job)?;
     job.interrupt.check()?;
@@ -50,7 +50,7 @@ pub fn plan_convert(source: ConvertSource<'_>, request: &ConvertRequest, job: Jo
     })
 }
 
-/// The size of the new disk, where the target can be written.
+/// Checks that the target can be written; returns the size of the new disk.
 fn check_target(request: &ConvertRequest, source: &Source<'_>, job: Job<'_>) -> Result<u64> {
     if is_block_device(&request.target) {
         check_block_device(request, source)?;

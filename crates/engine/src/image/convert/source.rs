@@ -1,4 +1,4 @@
-//! What is converted.
+//! The source of a conversion.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -24,7 +24,7 @@ pub(super) fn files_of(image: &Image) -> Vec<PathBuf> {
     image.layers().iter().flat_map(LayerInfo::files).collect()
 }
 
-/// What is converted, opened.
+/// An open source.
 pub(super) enum Source<'a> {
     Image {
         path: PathBuf,
@@ -46,7 +46,7 @@ impl Source<'_> {
         }
     }
 
-    /// What a person should know about it.
+    /// Remarks about the source.
     pub(super) fn notes(&self) -> Vec<Note> {
         match self {
             Self::Image { image, .. } => image.notes().to_vec(),
@@ -62,7 +62,7 @@ impl Source<'_> {
         }
     }
 
-    /// What warnings call it.
+    /// Its name in warnings.
     pub(super) fn name(&self, target: &Path) -> String {
         match self {
             Self::Image { path, .. } => path.display().to_string(),
@@ -70,7 +70,7 @@ impl Source<'_> {
         }
     }
 
-    /// A size that a format has not is a mistake of the option that gave it, and no mistake where it is that of the disk.
+    /// Converts an error about the disk size: a size given by an option is a wrong option, the size of a source disk is not.
     pub(super) fn of_size(&self, error: Error, format: Format) -> Error {
         match (error, self) {
             (
@@ -81,7 +81,7 @@ impl Source<'_> {
         }
     }
 
-    /// Once all was read: whether that was all.
+    /// At the end of the read: checks that nothing follows.
     pub(super) fn check_end(&self) -> Result<()> {
         match self {
             Self::Image { .. } | Self::Device(_) => Ok(()),
@@ -99,7 +99,7 @@ fn does_not_fit(size_bytes: u64, format: Format, detail: String) -> Error {
     }
 }
 
-/// Warns of a file that has the extension of a format but not its content: its header is damaged, or its name is wrong.
+/// Warns of a file with the extension of a format but other content: its header is damaged, or its name is wrong.
 pub(super) fn warn_of_wrong_name(source: &Image, job: Job<'_>) {
     let top = &source.layers()[0];
     let extension = top.path.extension().and_then(OsStr::to_str).and_then(Format::from_name);
@@ -123,7 +123,7 @@ pub(super) fn warn_of_writers(source: &Image, job: Job<'_>) {
     }
 }
 
-/// A disk is converted, not what else an image holds: so a warning says what is left out.
+/// Only the disk is converted: a warning lists what else the image holds.
 pub(super) fn report_dropped(source: &Image, job: Job<'_>) {
     const NAME_COUNT_MAX: usize = 8;
     let top = &source.layers()[0];
@@ -151,7 +151,7 @@ pub(super) fn report_dropped(source: &Image, job: Job<'_>) {
     }
 }
 
-/// Replacing a file that an image is read from would break the other images that are based on it.
+/// Refuses to replace a file that the image is read from: other images may be based on it.
 pub(crate) fn refuse_to_replace_source(source: &Image, target: &Path) -> Result<()> {
     let Ok(target) = target.canonicalize() else {
         return Ok(());

@@ -1,4 +1,4 @@
-//! A disk becomes a VMDK of compressed grains: into a file, or into a pipe.
+//! Writes a disk as a VMDK with compressed grains, to a file or a pipe.
 
 use std::fs::File;
 use std::io::Write;
@@ -17,7 +17,6 @@ use crate::job::{Error, Job, Result};
 
 const GRAIN_BYTES: u64 = 65_536;
 
-/// Makes a new file.
 pub(super) fn to_file(
     request: &ConvertRequest,
     device: &dyn BlockDevice,
@@ -50,7 +49,6 @@ pub(super) fn to_file(
     Ok((image, Some(filled)))
 }
 
-/// Writes it to a pipe.
 pub(super) fn to_stream(
     device: &dyn BlockDevice,
     origin: &Path,
@@ -88,7 +86,7 @@ fn write(
     unless_interrupted(written, job)
 }
 
-/// What the image calls itself: its descriptor is a text of lines.
+/// The name of the image in its descriptor, which is a text of lines.
 fn name_of(path: &Path) -> String {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     name.replace(|character: char| character.is_control() || character == '"', "_")

@@ -2,11 +2,11 @@
 
 use holdfast_repo::SnapshotId;
 
-/// Why a name does not say which snapshot is to be removed or unprotected.
+/// Why a name does not select a snapshot to remove or unprotect.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SnapshotChoiceError {
-    /// A snapshot that is to be removed must be named so that the name means it tomorrow as well.
+    /// A snapshot to remove must be named so that the name means the same snapshot later.
     #[error("this name means the newest snapshot of {machine}, which is {id} today")]
     NotExact {
         /// The snapshot.
@@ -14,7 +14,7 @@ pub enum SnapshotChoiceError {
         /// Its machine.
         machine: String,
     },
-    /// A snapshot that is to be unprotected is not protected.
+    /// A snapshot to unprotect is not protected.
     #[error("snapshot {id} of {machine} is not protected")]
     NotProtected {
         /// The snapshot.
@@ -33,7 +33,7 @@ pub enum SnapshotChoiceError {
     SeveralProtected {
         /// The machine.
         machine: String,
-        /// The starts of their ids.
+        /// The first digits of their ids.
         ids: Vec<String>,
     },
 }

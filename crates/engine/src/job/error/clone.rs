@@ -6,7 +6,7 @@ use std::path::PathBuf;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CloneError {
-    /// An image cannot be cloned at once.
+    /// The file system cannot clone the image.
     #[error("{} cannot be cloned without copying it: {reason}", path.display())]
     NoClone {
         /// The image.
@@ -14,13 +14,13 @@ pub enum CloneError {
         /// Why not.
         reason: String,
     },
-    /// An image that a machine writes to is not of one instant.
+    /// A machine writes to the image, so the clone would not be of one point in time.
     #[error("{} is in use: a machine may write to it", path.display())]
     Written {
         /// The image.
         path: PathBuf,
     },
-    /// What a guest believes itself to be cannot be made anew.
+    /// The guest cannot be given a new identity.
     #[error("the guest in {} cannot be given an identity of its own: {reason}", path.display())]
     GuestIdentity {
         /// The image.

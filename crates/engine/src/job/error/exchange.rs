@@ -1,4 +1,4 @@
-//! What can be wrong with an exchange of machines.
+//! Errors of import and export.
 
 use super::Error;
 
@@ -6,72 +6,72 @@ use super::Error;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ExchangeError {
-    /// The archive has no text that describes a machine, or several machines.
+    /// The archive describes no machine, or several machines.
     #[error("the archive does not say what the machine consists of: {detail}")]
     NoMachine {
-        /// What is there instead.
+        /// What was found instead.
         detail: String,
     },
-    /// A disk that an export is to have.
+    /// The machine or snapshot has no disk to export.
     #[error("{machine} has no disk")]
     NoDisk {
         /// The machine, or its snapshot.
         machine: String,
     },
-    /// A disk that an export is to leave out.
+    /// The snapshot does not have a disk that is to be excluded.
     #[error("{snapshot} has no disk {name}; it has {}", present.join(", "))]
     NoSuchDisk {
         /// The snapshot.
         snapshot: String,
         /// The disk.
         name: String,
-        /// Those that there are.
+        /// The disks of the snapshot.
         present: Vec<String>,
     },
-    /// A machine that is called in a way in which no machine is called here.
+    /// The name of the machine is not a valid name here.
     #[error("the machine in the archive is called {name:?}, and cannot be listed so")]
     Name {
-        /// Its name.
+        /// The name.
         name: String,
-        /// Why.
+        /// Why it is not valid.
         source: crate::NameError,
     },
-    /// Data of an archive that was not requested.
+    /// An import reads data of the archive that it did not request.
     #[error("a part of {disk} was not read: this is a mistake of this program, and what was made is not whole")]
     NotRead {
         /// The disk.
         disk: String,
     },
-    /// A machine of VirtualBox.
+    /// An error of a VirtualBox machine.
     #[error(transparent)]
     VirtualBox(super::virtualbox::VirtualBoxError),
-    /// A machine that is there would get a twin with the same addresses.
+    /// The import would create a second machine with the same addresses as an existing one.
     #[error("the pool {pool} has this machine: {name} ({uuid})")]
     Twin {
         /// The pool.
         pool: String,
-        /// What it is called there.
+        /// Name of the existing machine in the pool.
         name: String,
         /// Its UUID.
         uuid: String,
     },
-    /// All of a machine was sent, and what became of it is not known.
+    /// The whole machine was sent, but the result of the import is unknown.
     #[error("the machine was sent to {pool}, and whether that has taken it in is not known")]
     Outcome {
         /// The pool.
         pool: String,
-        /// Why it cannot be asked.
+        /// Why the pool cannot be queried.
         source: holdfast_host::xapi::XapiError,
     },
-    /// A machine is to go on from memory that the snapshot does not have.
+    /// The machine is to be resumed from memory that the snapshot does not have.
     #[error("{snapshot} has no memory that a pool could go on from{}", if *is_of_qemu { ": it is of QEMU" } else { "" })]
     NoMemory {
         /// The snapshot.
         snapshot: String,
-        /// Whether it has the memory of a machine of QEMU.
+        /// Whether the snapshot has the memory of a QEMU machine.
         is_of_qemu: bool,
     },
-    /// The memory is there, and what the pool knew beside it is not: older versions did not keep that.
+    /// The memory exists, but the pool's records of that point in time do not: older versions did not store them.
     #[error(
         "{snapshot} has the memory of the machine, but not what its pool knew of it at that instant, without which it does not go on"
     )]
@@ -79,41 +79,41 @@ pub enum ExchangeError {
         /// The snapshot.
         snapshot: String,
     },
-    /// A machine that goes on knows all of its disks.
+    /// A machine that resumes from memory needs all of its disks.
     #[error("the machine cannot go on without the disk {disk}, which {}", if *is_left_out { "is to be left out" } else { "is not in the snapshot" })]
     DiskOfMemory {
         /// The disk.
         disk: String,
-        /// Whether it is there, and excluded.
+        /// Whether the disk exists but is excluded.
         is_left_out: bool,
     },
-    /// What the pool knew of a disk, and what is stored, do not belong together.
+    /// The size in the pool's records differs from the stored size.
     #[error("{name} has {size_bytes} bytes, and the records of the machine say {said_bytes}")]
     SizeOfMemory {
         /// The disk, or the memory.
         name: String,
-        /// By the records.
+        /// Size in the records.
         said_bytes: u64,
-        /// As stored.
+        /// Stored size.
         size_bytes: u64,
     },
-    /// A machine does not go on on processors of another make.
+    /// A machine cannot resume on processors of another vendor.
     #[error("the machine was started on processors of {vendor}, and {pool} has those of {there}")]
     Processors {
         /// The pool.
         pool: String,
-        /// Whose processors it has.
+        /// Vendor of the pool's processors.
         there: String,
-        /// Whose processors the machine knows.
+        /// Vendor of the processors on which the machine ran.
         vendor: String,
     },
-    /// The archive that is to be made is there already.
+    /// The archive to create exists already.
     #[error("{} is there already", path.display())]
     FileTaken {
         /// The file.
         path: std::path::PathBuf,
     },
-    /// The folder that is to be made is there already.
+    /// The folder to create exists already.
     #[error("{} is there already, and is not empty", path.display())]
     FolderTaken {
         /// The folder.

@@ -1,4 +1,4 @@
-//! Errors of the crates below, as errors of a job.
+//! Converts errors of lower crates to errors of a job.
 
 use holdfast_host::provider::ProviderError;
 use holdfast_repo::key::KeyError;

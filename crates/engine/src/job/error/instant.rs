@@ -1,12 +1,12 @@
-//! What can go wrong with a restore that lets the machine run while its disks are filled.
+//! Errors of a restore that lets the machine run while its disks are filled.
 
 use std::path::PathBuf;
 
-/// Why the disks of a running machine are not filled.
+/// Why the disks of a running machine cannot be filled.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum InstantError {
-    /// No restore of this kind is known of the machine.
+    /// No instant restore of the machine is known.
     #[error("the disks of the machine {machine} are not being filled")]
     NotFilled {
         /// The machine.
@@ -20,13 +20,13 @@ pub enum InstantError {
         /// What is wrong with it.
         reason: String,
     },
-    /// Another process fills the disks of the machine.
+    /// Another process is already filling the disks of the machine.
     #[error("another process is filling the disks of {machine}")]
     Busy {
         /// The machine.
         machine: String,
     },
-    /// The server of a machine whose disks are being filled does not start.
+    /// The server for a machine whose disks are being filled does not start.
     #[error("the server of the disks of {machine} does not start: {reason}")]
     Server {
         /// The machine.
@@ -34,7 +34,7 @@ pub enum InstantError {
         /// Why.
         reason: String,
     },
-    /// The disks are not filled yet, and no process fills them.
+    /// The disks are not complete, and no process fills them.
     #[error("the disks of {machine} are not filled yet: {reason}; nothing is lost")]
     Stopped {
         /// The machine.

@@ -1,20 +1,20 @@
-//! Why a machine is not restored: nothing was written.
+//! Why a restore of a machine is refused before anything is written.
 
 use std::path::PathBuf;
 
 use holdfast_host::MachineState;
 
-/// A reason not to begin.
+/// Why a restore is refused.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {
-    /// The hypervisor has its files on another host.
+    /// The files of the hypervisor are on another host.
     #[error("{hypervisor} has the files of its machines on another host")]
     OtherHost {
         /// The hypervisor.
         hypervisor: String,
     },
-    /// The hypervisor runs as another user, whose files are not written with our rights.
+    /// The hypervisor runs as another user, whose files this process may not write.
     #[error("{hypervisor} belongs to user {user}: root does not write files that another user has named")]
     OtherUser {
         /// The hypervisor.
@@ -28,19 +28,19 @@ pub enum Refusal {
         /// The snapshot.
         snapshot: String,
     },
-    /// A machine cannot go to a point in time.
+    /// The machine has no such point in time.
     #[error("{machine} has no point in time {name}: {reason}")]
     NoPoint {
         /// The machine.
         machine: String,
-        /// What was asked for.
+        /// The requested point.
         name: String,
         /// Why there is none.
         reason: String,
-        /// Some that are there, the newest first.
+        /// Some existing points, newest first.
         present: Vec<String>,
     },
-    /// The machine cannot go on from its memory.
+    /// The machine cannot be resumed from its memory.
     #[error("{machine} cannot go on where it was: {reason}")]
     CannotResume {
         /// The machine.
@@ -48,7 +48,7 @@ pub enum Refusal {
         /// Why not.
         reason: String,
     },
-    /// There is a machine of this name or UUID.
+    /// A machine of this name or UUID exists.
     #[error("there is a machine {name} already ({uuid})")]
     MachineExists {
         /// Its name.
@@ -56,21 +56,21 @@ pub enum Refusal {
         /// Its UUID.
         uuid: String,
     },
-    /// The machine that is to be written over is not shut off.
+    /// The machine to overwrite is not shut off.
     #[error("the machine {machine} is {state}")]
     NotShutOff {
         /// The machine.
         machine: String,
-        /// What it is doing.
+        /// Its state.
         state: MachineState,
     },
-    /// A machine that is to be switched off would be gone.
+    /// A transient machine would disappear when it is switched off.
     #[error("the machine {machine} is transient: once it is off, its hypervisor does not know it any more")]
     Transient {
         /// The machine.
         machine: String,
     },
-    /// A machine that is to go back is not there any more.
+    /// The machine to roll back no longer exists.
     #[error("there is no machine {machine} any more that could go back to {point}")]
     MachineGone {
         /// The machine.
@@ -78,7 +78,7 @@ pub enum Refusal {
         /// The name of the point.
         point: String,
     },
-    /// The machine of this name is another one than the snapshot's.
+    /// The machine of this name is not the machine of the snapshot.
     #[error("the machine {machine} ({uuid}) is not the one that the snapshot is of ({snapshot_uuid})")]
     AnotherMachine {
         /// The machine.
@@ -88,12 +88,12 @@ pub enum Refusal {
         /// The UUID in the snapshot.
         snapshot_uuid: String,
     },
-    /// The hypervisor keeps something that belongs to the disks as they are now.
+    /// The hypervisor keeps states that belong to the current disks.
     #[error("{hypervisor} keeps {what} of {machine}, which would be wrong with other disks")]
     KeptStates {
         /// The hypervisor.
         hypervisor: String,
-        /// What, in words.
+        /// A description of these states.
         what: String,
         /// The machine.
         machine: String,
@@ -108,31 +108,31 @@ pub enum Refusal {
         /// The disks that it has.
         present: Vec<String>,
     },
-    /// The machine has a disk on a block device that does not exist.
+    /// A disk of the machine is on a block device that does not exist.
     #[error("disk {disk} is on {}, which is not there", path.display())]
     NoDevice {
         /// The disk.
         disk: String,
         /// The block device.
         path: PathBuf,
-        /// Bytes that it needs.
+        /// Bytes that the disk needs.
         size_bytes: u64,
     },
-    /// No place was given for a disk, and it cannot go beside where it was.
+    /// No path was given for a disk, and it cannot be restored beside its original path.
     #[error("disk {disk} was at {place}, and nothing says where it is to go")]
     NoPlace {
         /// The disk.
         disk: String,
-        /// Where it was.
+        /// Its original path.
         place: String,
     },
-    /// There is no such folder.
+    /// The folder does not exist.
     #[error("there is no folder {}", folder.display())]
     NoFolder {
         /// The folder.
         folder: PathBuf,
     },
-    /// A place is given for a disk that the snapshot does not have.
+    /// A path is given for a disk that the snapshot does not have.
     #[error("the snapshot has no disk {disk}; it has {}", present.join(", "))]
     UnknownDisk {
         /// The disk.
@@ -140,23 +140,23 @@ pub enum Refusal {
         /// The disks that it has.
         present: Vec<String>,
     },
-    /// There is something where a person wants a new file.
+    /// Something exists at a path where a new file is to be created.
     #[error("{} exists", path.display())]
     PathTaken {
         /// The path.
         path: PathBuf,
     },
-    /// A stream of a machine that is larger than any such thing.
+    /// A stream of the machine is larger than its kind allows.
     #[error("{name} of the snapshot has {size_bytes} bytes, more than the {size_bytes_max} that such a thing may have")]
     TooLarge {
         /// The stream.
         name: String,
         /// Its size in bytes.
         size_bytes: u64,
-        /// What is allowed.
+        /// Largest size allowed, in bytes.
         size_bytes_max: u64,
     },
-    /// A file or block device belongs to a machine.
+    /// A file or block device is used by a machine.
     #[error("{} is used by the machine {machine}", path.display())]
     InUse {
         /// The file or block device.
@@ -164,13 +164,13 @@ pub enum Refusal {
         /// The machine.
         machine: String,
     },
-    /// The state of a TPM that is to be replaced is at work.
+    /// The TPM state to replace is in use.
     #[error("an swtpm is at work with {}", path.display())]
     TpmInUse {
         /// The state.
         path: PathBuf,
     },
-    /// A machine that is to be started, and could not be.
+    /// The machine is to be started, but cannot be.
     #[error("{machine} would not start as things are now: {}", reasons.join("; "))]
     WouldNotStart {
         /// The machine.
@@ -178,7 +178,7 @@ pub enum Refusal {
         /// What is missing.
         reasons: Vec<String>,
     },
-    /// The host does not have what accelerates the machine.
+    /// The host does not support the acceleration of the machine.
     #[error("this host cannot accelerate {machine} as its configuration wants: {reason}")]
     DomainType {
         /// The machine.
@@ -186,17 +186,17 @@ pub enum Refusal {
         /// What the hypervisor says.
         reason: String,
     },
-    /// There is too little room.
+    /// There is not enough free space.
     #[error("{} has room for {free_bytes} bytes, and {needed_bytes} are needed", folder.display())]
     NoRoom {
         /// The folder.
         folder: PathBuf,
-        /// Bytes that are free for us.
+        /// Bytes that are free for this process.
         free_bytes: u64,
         /// Bytes that will be written.
         needed_bytes: u64,
     },
-    /// The configuration of the snapshot cannot be made to fit.
+    /// The configuration in the snapshot cannot be adapted.
     #[error("the configuration of {machine}: {detail}")]
     Configuration {
         /// The machine.
@@ -204,7 +204,7 @@ pub enum Refusal {
         /// Why not.
         detail: String,
     },
-    /// A machine that was not there when the plan was made, or has changed since.
+    /// The machine changed, or was created, after the plan was made.
     #[error("the machine {machine} has changed since the plan was made")]
     Changed {
         /// The machine.

@@ -1,4 +1,4 @@
-//! What can go wrong with a job.
+//! Errors of jobs.
 
 mod choice;
 mod clone;
@@ -41,7 +41,7 @@ pub type Result<T> = std::result::Result<T, Error>;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The repository, its store or its keys.
+    /// An error of the repository, its store or its keys.
     #[error(transparent)]
     Repository(holdfast_repo::Error),
     /// An image.
@@ -50,7 +50,7 @@ pub enum Error {
     /// A machine archive, or a packed stream.
     #[error(transparent)]
     Archive(holdfast_archive::Error),
-    /// What a machine consists of, as another hypervisor says it.
+    /// A machine configuration cannot be read or converted.
     #[error(transparent)]
     Hardware(#[from] holdfast_hardware::Error),
     /// An import or an export.
@@ -68,41 +68,41 @@ pub enum Error {
     /// A machine or disk cannot have this name.
     #[error(transparent)]
     Name(#[from] NameError),
-    /// A name means no snapshot, or more than one.
+    /// A name matches no snapshot, or more than one.
     #[error(transparent)]
     Resolve(#[from] ResolveError),
     /// The job was interrupted.
     #[error(transparent)]
     Interrupted(#[from] Interrupted),
-    /// A repository cannot be kept there.
+    /// This kind of location cannot hold a repository.
     #[error("{location}: repositories of the kind \"{scheme}:\" are not supported, only directories")]
     Scheme {
         /// The location as given.
         location: String,
-        /// What stands before the colon.
+        /// The text before the colon.
         scheme: String,
     },
-    /// A directory in which a repository is to be made holds something else.
+    /// The directory for a new repository is not empty.
     #[error("{store} is not empty: it holds {stranger}")]
     NotEmpty {
         /// The store, as it describes itself.
         store: String,
-        /// The first thing in it that is no part of a repository.
+        /// The first entry in it that does not belong to a repository.
         stranger: String,
     },
-    /// A new password that a guesser finds at once.
+    /// A new password is easy to guess.
     #[error("the password is too weak: {reason}")]
     WeakPassword {
         /// What is wrong with it.
         reason: &'static str,
     },
-    /// A paper key opens the repository, but no key slot, so there is none that could be replaced.
+    /// The repository was opened with a paper key, so there is no key slot to replace.
     #[error("the repository was opened with its paper key: no key slot was used that could be replaced")]
     NoSlotUsed,
-    /// No machine name can be made of what is backed up.
+    /// No machine name can be derived from what is backed up.
     #[error("the machine needs a name")]
     NoMachineName,
-    /// Two disks of one snapshot with one name.
+    /// Two disks of one snapshot have the same name.
     #[error("two disks are called {name:?}")]
     DuplicateDisk {
         /// The name.
@@ -111,26 +111,26 @@ pub enum Error {
     /// An image cannot be cloned.
     #[error(transparent)]
     Clone(#[from] CloneError),
-    /// A stream has more than the disk that it was said to be.
+    /// A stream is longer than the declared size of the disk.
     #[error("the stream has more than the {size_bytes} bytes of the disk")]
     StreamLonger {
-        /// Size of the disk.
+        /// Declared size of the disk in bytes.
         size_bytes: u64,
     },
     /// Standard input was given twice.
     #[error("standard input can be only one of the disks")]
     StandardInputTwice,
-    /// A disk is larger than an image of a format can be.
+    /// The disk is too large for the image format.
     #[error("the disk of {size_bytes} bytes does not become a {format} image: {detail}")]
     DiskDoesNotFit {
         /// Its size.
         size_bytes: u64,
         /// The format.
         format: String,
-        /// What the format has.
+        /// The limit of the format.
         detail: String,
     },
-    /// A disk that was raw looks like an image of another format now, which its guest may have brought about.
+    /// A disk that was raw now looks like an image of another format, which its guest may have written.
     #[error(
         "{} was backed up as {before} and now looks like {now}: its guest may have written that to have other files read",
         path.display()
@@ -138,41 +138,41 @@ pub enum Error {
     FormatChanged {
         /// The image.
         path: PathBuf,
-        /// The format in the snapshot before.
+        /// The format in the previous snapshot.
         before: String,
-        /// The format that its content shows now.
+        /// The format detected now.
         now: String,
     },
-    /// A name does not say which snapshot is to be removed or unprotected.
+    /// A name does not select a snapshot to remove or unprotect.
     #[error(transparent)]
     Choice(#[from] SnapshotChoiceError),
-    /// A name is taken by another machine.
+    /// The name is in use for another machine.
     #[error(transparent)]
     NameTaken(#[from] NameTaken),
-    /// Another repository is where one was known.
+    /// Another repository was found at a known location.
     #[error(transparent)]
     Exchanged(#[from] Exchanged),
-    /// An image is compared with one disk.
+    /// Only one disk can be compared with an image.
     #[error("an image is compared with the disk of one snapshot")]
     CompareOne,
-    /// There is something at the target, which would be lost.
+    /// The target exists, and would be overwritten.
     #[error("{} exists", path.display())]
     TargetExists {
         /// The target.
         path: PathBuf,
     },
-    /// There is a block device at the target, and overwriting it was not requested.
+    /// The target is a block device, and overwriting it was not requested.
     #[error("{} is a block device: what is on it would be lost", path.display())]
     DeviceExists {
         /// The target.
         path: PathBuf,
     },
-    /// A block device that is to hold an image of a format with files of its own.
+    /// A block device cannot hold an image of a format that consists of several files.
     #[error("{} is a block device, which holds a raw disk, not a {format} image", path.display())]
     DeviceFormat {
         /// The target.
         path: PathBuf,
-        /// The format asked for.
+        /// The requested format.
         format: String,
     },
     /// A disk does not fit on its target.
@@ -185,29 +185,29 @@ pub enum Error {
         /// Size of the disk in bytes.
         disk_bytes: u64,
     },
-    /// Another process serves what is written to a disk of a snapshot.
+    /// Another process serves the overlay with the writes to a disk of a snapshot.
     #[error("{} is in use: it is served already", path.display())]
     OverlayInUse {
         /// The file.
         path: PathBuf,
     },
-    /// Another process writes to a device that a disk is restored to.
+    /// Another process writes to a device that is the target of a restore.
     #[error("{} is in use: process {process} ({program}) has it open for writing", path.display())]
     DeviceInUse {
         /// The device.
         path: PathBuf,
-        /// The number of the process.
+        /// The process id.
         process: u32,
         /// Its program.
         program: String,
     },
-    /// There is nothing at a target that was to be changed in place.
+    /// The target to change in place does not exist.
     #[error("{} does not exist, so nothing can be restored in place", path.display())]
     NoTarget {
         /// The target.
         path: PathBuf,
     },
-    /// An image that was to be changed in place, and is damaged.
+    /// The image to change in place is damaged.
     #[error("{} cannot be restored in place: {source}", path.display())]
     TargetDamaged {
         /// The target.
@@ -215,15 +215,15 @@ pub enum Error {
         /// What is wrong with it.
         source: Box<holdfast_image::Error>,
     },
-    /// A target whose name says one format, and whose content is no image of any.
+    /// The name of the target stands for a format, but its content is not an image of any format.
     #[error("{} has the name of a {format} image, but its content is not one", path.display())]
     TargetNotAnImage {
         /// The target.
         path: PathBuf,
-        /// What its name says.
+        /// The format that its name stands for.
         format: Format,
     },
-    /// A target of a format that cannot be written.
+    /// The format of the target cannot be written.
     #[error("{}: {format} images cannot be written there", path.display())]
     TargetFormat {
         /// The target.
@@ -231,7 +231,7 @@ pub enum Error {
         /// Its format.
         format: String,
     },
-    /// Several disks, and a target that holds one.
+    /// The target holds one disk, but several are to be written.
     #[error("the snapshot has {} disks: {}", disks.len(), disks.join(", "))]
     SeveralDisks {
         /// Their names.
@@ -243,29 +243,29 @@ pub enum Error {
         /// The target.
         path: PathBuf,
     },
-    /// There is something where the external data file of a new image is to be.
+    /// Something exists at the path of the external data file of a new image.
     #[error("the data file {} exists", path.display())]
     DataFileExists {
         /// The data file.
         path: PathBuf,
     },
-    /// A new image would replace a file that it is made from.
+    /// A new image would replace a file that it is created from.
     #[error("{} is part of what is read", path.display())]
     TargetIsSource {
         /// The target.
         path: PathBuf,
     },
-    /// A new image has no size, and no backing file to take it from.
+    /// A new image has neither a size nor a backing file to take the size from.
     #[error("the size of the new disk is missing")]
     NoSize,
-    /// What was written reads back otherwise.
+    /// Data reads back differently from what was written.
     #[error("{} was written wrong: {different_bytes} bytes differ, the first at offset {offset}", path.display())]
     WrittenWrong {
         /// The new image.
         path: PathBuf,
         /// The first byte that differs.
         offset: u64,
-        /// Bytes that differ.
+        /// How many bytes differ.
         different_bytes: u64,
     },
     /// A file or device could not be read or written.
@@ -273,54 +273,54 @@ pub enum Error {
     Medium {
         /// Which one.
         path: PathBuf,
-        /// What was tried, where, and the operating system's reason.
+        /// The operation, the offset, and the operating system's reason.
         source: holdfast_block::Error,
     },
     /// A file could not be read, written, renamed or removed.
     #[error("{action} {}", path.display())]
     File {
-        /// What was tried.
+        /// The operation.
         action: &'static str,
         /// The file.
         path: PathBuf,
         /// The operating system's reason.
         source: std::io::Error,
     },
-    /// A hypervisor, or a machine of it.
+    /// An error of a hypervisor or of a machine.
     #[error(transparent)]
     Host(Box<holdfast_host::Error>),
-    /// Another run of a policy is under way on this host.
+    /// Another policy run is active on this host.
     #[error("another run of a policy is under way: it has locked {}", .lock.display())]
     PolicyBusy {
-        /// What it has locked.
+        /// The lock file that it holds.
         lock: PathBuf,
     },
-    /// Another scheduler is at work in the same folder.
+    /// Another scheduler is active in the same folder.
     #[error("another holdfast daemon is at work: it has locked {}", .lock.display())]
     DaemonBusy {
-        /// What it has locked.
+        /// The lock file that it holds.
         lock: PathBuf,
     },
     /// A provider of host snapshots failed.
     #[error(transparent)]
     Provider(Box<ProviderError>),
-    /// A machine has no such disks.
+    /// The machine does not have these disks.
     #[error("the machine {machine} has no disk {}; it has {}", disks.join(", "), present.join(", "))]
     NoSuchDisk {
         /// The machine.
         machine: String,
-        /// The disks that were asked for.
+        /// The requested disks.
         disks: Vec<String>,
         /// The disks that it has.
         present: Vec<String>,
     },
-    /// A machine is neither running nor paused nor shut off.
+    /// The machine is in transition: neither running nor paused nor shut off.
     #[error("the machine {machine} is on its way from one state to another")]
     MachineBetween {
         /// The machine.
         machine: String,
     },
-    /// A disk of a machine that is shut off lies where it cannot be read.
+    /// A disk of a machine that is shut off cannot be read from this host.
     #[error("disk {disk} is at {place}, where it can be read only while the machine runs")]
     Unreachable {
         /// The disk.
@@ -336,7 +336,7 @@ pub enum Error {
         /// The disk.
         disk: String,
     },
-    /// A machine that runs cannot be read as was asked for, or in any way that leaves it running.
+    /// A running machine cannot be read in the requested way, or in any way that keeps it running.
     #[error("the disks of {machine} cannot be read while it runs: {reason}")]
     NoMethod {
         /// The machine.
@@ -344,7 +344,7 @@ pub enum Error {
         /// Why, for each way.
         reason: String,
     },
-    /// A disk that is on no image file.
+    /// The disk is not an image file.
     #[error("disk {disk} is on no image file, but on {place}")]
     NoImageFile {
         /// The disk.
@@ -352,50 +352,50 @@ pub enum Error {
         /// Where it is.
         place: String,
     },
-    /// The process that watches over the machine does not start, or is gone: nothing is stopped without it.
+    /// The watchdog process of the machine does not start, or has ended: no machine is paused without it.
     #[error("the watchdog, without which no machine is stopped, does not answer")]
     NoWatchdog {
-        /// The operating system's reason, where it gave one.
+        /// The operating system's reason, if known.
         source: Option<std::io::Error>,
     },
-    /// A program of the administrator's own fails, and the backup depends on it.
+    /// A hook of the administrator failed, and the backup depends on it.
     #[error("the hook {} fails at {event}: {reason}", program.display())]
     Hook {
         /// The program.
         program: PathBuf,
-        /// What it was called for.
+        /// The event that it was called for.
         event: &'static str,
         /// How it ended.
         reason: String,
     },
-    /// What the guest has overwritten took too much room.
+    /// The scratch files with blocks that the guest has overwritten became too large.
     #[error("the copy of {machine} was given up, to spare the room in {}, where what it overwrites is kept: {why}", scratch.display())]
     ScratchLimit {
         /// The machine.
         machine: String,
         /// The folder.
         scratch: PathBuf,
-        /// How much room.
+        /// The limit that was exceeded.
         why: crate::GivenUp,
     },
-    /// The guest cannot be frozen, and was to be.
+    /// The guest cannot be frozen although this was required.
     #[error("the file systems of {machine} cannot be frozen")]
     NotQuiesced {
         /// The machine.
         machine: String,
-        /// Why; none where it has no guest agent.
+        /// Why; none if it has no guest agent.
         source: Option<Box<holdfast_host::Error>>,
     },
-    /// A machine is not restored: nothing was written.
+    /// The restore of a machine is refused: nothing was written.
     #[error(transparent)]
     MachineRestore(#[from] Refusal),
-    /// A restore that lets the machine run from the start.
+    /// An error of an instant restore.
     #[error(transparent)]
     Instant(#[from] InstantError),
     /// A server does not start.
     #[error(transparent)]
     Serve(holdfast_serve::Error),
-    /// QEMU does not serve what it has frozen.
+    /// QEMU does not serve the frozen disks.
     #[error("QEMU does not serve the frozen disks of {machine}")]
     Frozen {
         /// The machine.
@@ -403,7 +403,7 @@ pub enum Error {
         /// Why.
         source: Box<holdfast_serve::nbd::client::Error>,
     },
-    /// All disks of a machine are left out.
+    /// All disks of the machine are excluded.
     #[error("all disks of {machine} are left out, and a snapshot without disks is none")]
     NoDisks {
         /// The machine.
@@ -417,7 +417,7 @@ pub enum Error {
         /// How it ended.
         how: holdfast_host::MachineEnd,
     },
-    /// The frozen copy of a disk broke while it was read.
+    /// The frozen copy of a disk failed while it was read.
     #[error("the frozen copy of disk {disk} of {machine} broke: what the guest overwrote did not fit into {}, or was not saved in time", scratch.display())]
     FrozenBroken {
         /// The machine.
@@ -426,10 +426,10 @@ pub enum Error {
         disk: String,
         /// The folder with the scratch files.
         scratch: PathBuf,
-        /// What the read of the frozen disk answered.
+        /// The error of the read.
         source: Box<holdfast_block::Error>,
     },
-    /// The memory of a machine cannot be kept.
+    /// The memory of the machine cannot be stored.
     #[error("the memory of {machine} cannot be kept; it goes by way of {}", folder.display())]
     MemoryNotKept {
         /// The machine.
@@ -439,7 +439,7 @@ pub enum Error {
         /// Why.
         source: Box<holdfast_host::qemu::memory::MemoryStreamError>,
     },
-    /// What a snapshot holds of a machine's memory makes no sense.
+    /// The memory state in a snapshot is invalid.
     #[error("the state of the memory of {machine} in the snapshot")]
     MemoryState {
         /// The machine.
@@ -447,7 +447,7 @@ pub enum Error {
         /// What is wrong.
         source: holdfast_host::qemu::memory::StateError,
     },
-    /// The memory of a machine did not come.
+    /// The memory of the machine was not received.
     #[error("the memory of {machine} was not sent to its end")]
     MemoryNotSent {
         /// The machine.
@@ -455,16 +455,16 @@ pub enum Error {
         /// Why.
         source: Box<holdfast_host::qemu::memory::MemoryStreamError>,
     },
-    /// QEMU does not send the memory of a machine that is paused since it was sent before.
+    /// QEMU does not send the memory again of a machine that has been paused since the memory was sent.
     #[error("QEMU sent the memory of {machine} before, and sends it again only after the machine has run")]
     MemorySentBefore {
         /// The machine.
         machine: String,
     },
-    /// A stream from one host to another, or what goes with it.
+    /// A stream between two hosts failed.
     #[error("the stream breaks")]
     Stream(#[source] std::io::Error),
-    /// What a program on another host asks for cannot be done.
+    /// A request of a program on another host cannot be fulfilled.
     #[error("{reason}")]
     Peer {
         /// Why.
@@ -476,7 +476,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// The same error with the name of the file that it is about, which devices do not know.
+    /// Adds the path of the file to an error of a device: devices do not know their path.
     pub(crate) fn on(self, path: &std::path::Path) -> Self {
         match self {
             Self::Device(source @ holdfast_block::Error::Io { .. })

@@ -2,7 +2,8 @@
 
 use holdfast_repo::SnapshotId;
 
-/// The snapshots of a name are of another machine: they would be compared with one another, and retention would keep those of one.
+/// The snapshots of a name are of another machine. Mixed, they would be compared with one another, and retention would
+/// remove those of one machine.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("the snapshots listed as {name} (newest: {newest}) are of {theirs}, and {ours}")]
 pub struct NameTaken {
@@ -10,7 +11,7 @@ pub struct NameTaken {
     pub name: String,
     /// Its newest snapshot.
     pub newest: SnapshotId,
-    /// What the snapshots are of.
+    /// What the existing snapshots are of.
     pub theirs: String,
     /// What was to be stored, as the end of a sentence.
     pub ours: String,

@@ -4,10 +4,10 @@ use std::fmt::Write as _;
 
 use jiff::Timestamp;
 
-/// Fewest digits of an id that stand for it.
+/// Fewest digits of an id that select a snapshot.
 pub(crate) const PREFIX_DIGITS_MIN: usize = 4;
 
-/// Why no snapshot, or no single one, is meant.
+/// Why a name selects no snapshot, or not a single one.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ResolveError {
@@ -19,12 +19,12 @@ pub enum ResolveError {
     Ambiguous {
         /// The word as given.
         word: String,
-        /// What it could be, newest first, one line each; at most 10.
+        /// The possible snapshots, newest first, one line each; at most 10.
         matches: Vec<String>,
-        /// How many there are in all.
+        /// Number of possible snapshots in all.
         match_count: usize,
     },
-    /// No machine and no id has this name.
+    /// No machine has this name, and no id starts with it.
     #[error("no snapshot and no machine is called {word:?}{}", suggested(nearest))]
     Unknown {
         /// The word as given.
@@ -32,17 +32,17 @@ pub enum ResolveError {
         /// The most similar names of machines; may be empty.
         nearest: Vec<String>,
     },
-    /// The name is of several machines, and more than one has a snapshot that could be meant.
+    /// Several machines have this name, and more than one has a matching snapshot.
     #[error("{machine:?} is the name of several machines: it could be {}", listed(matches, *match_count))]
     SeveralMachines {
         /// The name as given.
         machine: String,
-        /// The newest snapshot of each that could be meant, newest first, one line each; at most 10.
+        /// The newest matching snapshot of each machine, newest first, one line each; at most 10.
         matches: Vec<String>,
-        /// How many there are in all.
+        /// Number of matching machines in all.
         match_count: usize,
     },
-    /// An id is given by at least 4 of its digits.
+    /// The id has fewer than 4 digits.
     #[error("{word:?} names no machine and is too short for an id: give at least {PREFIX_DIGITS_MIN} digits")]
     PrefixTooShort {
         /// The word as given.
@@ -70,19 +70,19 @@ pub enum ResolveError {
         /// The most similar tags; may be empty.
         nearest: Vec<String>,
     },
-    /// All snapshots of the machine are younger.
+    /// All snapshots of the machine are newer.
     #[error("{machine:?} has no snapshot at or before {limit}; its oldest is {oldest_id} of {oldest_time}")]
     NothingBefore {
         /// The machine.
         machine: String,
-        /// The time asked for.
+        /// The requested time.
         limit: Timestamp,
         /// Id of the machine's oldest snapshot.
         oldest_id: String,
         /// Time of the machine's oldest snapshot.
         oldest_time: Timestamp,
     },
-    /// The time lies outside of the years -9999 to 9999.
+    /// The time is outside the years -9999 to 9999.
     #[error("the time asked of {machine:?} is out of range")]
     TimeOutOfRange {
         /// The machine.

@@ -1,22 +1,22 @@
-//! Why the copy of a running machine is given up: the room for what its guest overwrites.
+//! Why the copy of a running machine was stopped: the scratch files for overwritten blocks became too large.
 
-/// Why a copy was given up.
+/// Why the copy was stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GivenUp {
-    /// The scratch files took more than they may.
+    /// The scratch files exceeded their limit.
     ScratchMax {
-        /// What they took, in bytes.
+        /// Their size in bytes.
         used_bytes: u64,
-        /// What they may.
+        /// Their limit in bytes.
         max_bytes: u64,
     },
     /// Their file system was nearly full.
     NearlyFull {
-        /// What they took, in bytes.
+        /// Size of the scratch files in bytes.
         used_bytes: u64,
-        /// What was free.
+        /// Free bytes of the file system.
         free_bytes: u64,
-        /// What has to stay free.
+        /// Bytes that must stay free.
         reserve_bytes: u64,
     },
 }

@@ -1,4 +1,4 @@
-//! What can be wrong with templates.
+//! Errors of templates.
 
 use holdfast_host::SshSignatureError;
 use holdfast_repo::SnapshotId;
@@ -6,47 +6,47 @@ use jiff::Timestamp;
 
 use super::Error;
 
-/// Why something is not done with a template.
+/// Why an operation on a template fails.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TemplateError {
-    /// No template can have this name.
+    /// The name is not a valid name of a template.
     #[error("{name:?} is no name of a template: words of letters, digits, '.', '_' and '-', with '/' between them")]
     Name {
         /// The name as given.
         name: String,
     },
-    /// No tag can have this name.
+    /// The tag is not valid.
     #[error("{tag:?} is no tag: letters, digits, '.', '_' and '-'")]
     Tag {
         /// The tag as given.
         tag: String,
     },
-    /// What follows the `@` is no digest.
+    /// The text after the `@` is not a digest.
     #[error("{digest:?} is no digest: give 8 hexadecimal digits of it at least")]
     Digest {
         /// The text after the `@`.
         digest: String,
     },
-    /// What a template is cannot be written down.
+    /// The statement of the template cannot be written.
     #[error("the template cannot be pushed: {reason}")]
     Unsayable {
         /// Why not.
         reason: &'static str,
     },
-    /// The text in a template that says what it is makes no sense.
+    /// The statement of a template is invalid.
     #[error("the statement of the template makes no sense: {reason}")]
     Statement {
         /// What is wrong.
         reason: &'static str,
     },
-    /// A later program has pushed it.
+    /// A later version of Holdfast pushed the template.
     #[error("the template has a statement of version {version}, and this program knows version 1")]
     FutureVersion {
         /// The version.
         version: String,
     },
-    /// What the statement says is not what the snapshot has.
+    /// The statement contradicts the snapshot.
     #[error("snapshot {id} is not what the statement of its template says: {reason}")]
     Contradiction {
         /// The snapshot.
@@ -54,23 +54,23 @@ pub enum TemplateError {
         /// What differs.
         reason: String,
     },
-    /// There is no such template.
+    /// The template does not exist.
     #[error("there is no template {wanted}{}", suggestion(similar))]
     Unknown {
-        /// What was asked for.
+        /// The requested template.
         wanted: String,
-        /// Names and tags that are there.
+        /// Similar names and tags.
         similar: Vec<String>,
     },
-    /// A digest begins as was asked for of several.
+    /// Several digests start with the requested digits.
     #[error("{wanted} is ambiguous: it could be {}", contents.join(" or "))]
     Ambiguous {
-        /// What was asked for.
+        /// The requested digits.
         wanted: String,
-        /// The digests.
+        /// The matching digests.
         contents: Vec<String>,
     },
-    /// A snapshot was named that is a template.
+    /// The named snapshot is a template.
     #[error("snapshot {id} is the template {name}")]
     IsTemplate {
         /// The snapshot.
@@ -78,39 +78,39 @@ pub enum TemplateError {
         /// The template's name.
         name: String,
     },
-    /// A tag is there with other content.
+    /// The tag exists with other content.
     #[error("{label} is there already, with other content, of {time}")]
     TagTaken {
         /// Name and tag.
         label: String,
-        /// When that was pushed.
+        /// When the existing content was pushed.
         time: Timestamp,
     },
-    /// What is there was pushed after now.
+    /// The existing template was pushed in the future.
     #[error("{label} was pushed at {time}, which is still to come: the clock here is wrong, or was wrong there")]
     FromTheFuture {
         /// Name and tag.
         label: String,
-        /// When it says that it was pushed.
+        /// The time of the push in its statement.
         time: Timestamp,
     },
-    /// What was removed would bring back what a tag meant before.
+    /// Removing the template would make the tag refer to older content again.
     #[error("{content} is what {label} means now: without it, the tag would go back to what it meant before")]
     IsCurrent {
         /// Name and tag.
         label: String,
-        /// The content.
+        /// The digest of the content.
         content: String,
     },
-    /// A push was taken for dead while it worked.
+    /// A push was considered dead while it was running.
     #[error(
         "the push was taken for dead while it ran, and another process may push to the tag by now: nothing was pushed"
     )]
     LostClaim,
-    /// A template is pushed of disks, not of a stream.
+    /// A template is pushed from disks, not from a stream.
     #[error("a template is made of images, not of standard input")]
     NoStream,
-    /// A machine's snapshot has disks whose bytes came as a stream.
+    /// The snapshot has disks that were read from a stream.
     #[error("{name} of snapshot {id} was backed up as a stream, and is not a disk")]
     StreamDisk {
         /// The snapshot.
@@ -118,21 +118,21 @@ pub enum TemplateError {
         /// Its name.
         name: String,
     },
-    /// It has no signature.
+    /// The template has no signature.
     #[error("{label} has no signature")]
     Unsigned {
         /// Name and tag.
         label: String,
     },
-    /// There is no file that lists the trusted signers.
+    /// The file with the trusted signers does not exist.
     #[error("{label} is signed by {key}, and no file of allowed signers is given")]
     NoSigners {
         /// Name and tag.
         label: String,
-        /// The key.
+        /// The signing key.
         key: String,
     },
-    /// It is signed by a key that does not count.
+    /// The template is signed by a key that is not trusted.
     #[error("{label} is signed by {key}, which does not count: {reason}")]
     NotAllowed {
         /// Name and tag.
@@ -142,7 +142,7 @@ pub enum TemplateError {
         /// Why not.
         reason: String,
     },
-    /// It is signed by a key that was revoked.
+    /// The template is signed by a revoked key.
     #[error("{label} is signed by {key}, which was revoked")]
     Revoked {
         /// Name and tag.
@@ -150,37 +150,37 @@ pub enum TemplateError {
         /// The key.
         key: String,
     },
-    /// The signature is not of the statement.
+    /// The signature does not match the statement.
     #[error("the signature of {label} is not of what it says: {reason}")]
     BadSignature {
         /// Name and tag.
         label: String,
-        /// What ssh-keygen says.
+        /// The message of ssh-keygen.
         reason: String,
     },
-    /// The content is not what was stated.
+    /// The content does not match the statement.
     #[error("{name} is not what was signed: its content has another digest, and was not kept")]
     OtherContent {
         /// The disk or file.
         name: String,
     },
-    /// A signature that was made does not fit the statement.
+    /// A signature that was just made does not match the statement.
     #[error("what ssh-keygen has signed does not verify: {reason}")]
     SignedWrong {
-        /// What ssh-keygen says.
+        /// The message of ssh-keygen.
         reason: String,
     },
-    /// A template of several disks, or with a configuration, where one image was asked for.
+    /// The template has several disks or a configuration, but the target is one image.
     #[error("{label} has {disk_count} disks, and {} holds one", target.display())]
     SeveralDisks {
         /// Name and tag.
         label: String,
-        /// How many disks.
+        /// Number of disks.
         disk_count: usize,
         /// The image.
         target: std::path::PathBuf,
     },
-    /// The configuration cannot be changed for its new place.
+    /// The configuration cannot be adapted to its new place.
     #[error("the configuration in {label} cannot be used: {reason}")]
     Configuration {
         /// Name and tag.
@@ -188,7 +188,7 @@ pub enum TemplateError {
         /// Why not.
         reason: String,
     },
-    /// ssh-keygen gave no answer.
+    /// ssh-keygen failed.
     #[error(transparent)]
     Signatures(#[from] SshSignatureError),
 }

@@ -1,18 +1,18 @@
-//! What can be wrong with a machine of VirtualBox.
+//! Errors of VirtualBox machines.
 
 use std::path::PathBuf;
 
-/// Why a machine of VirtualBox cannot be read.
+/// Why a VirtualBox machine cannot be read.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum VirtualBoxError {
-    /// VirtualBox has nothing here that belongs to the user.
+    /// The user has no VirtualBox machines on this host.
     #[error("VirtualBox has no machines of this user: there is no {}", registry.display())]
     NoRegistry {
-        /// The file that would list them.
+        /// The missing file that lists the machines.
         registry: PathBuf,
     },
-    /// Several machines could be meant.
+    /// Several machines have this name.
     #[error("{} machines are called {name:?}: {}", uuids.len(), uuids.join(", "))]
     Ambiguous {
         /// The name.
@@ -20,7 +20,7 @@ pub enum VirtualBoxError {
         /// Their UUIDs.
         uuids: Vec<String>,
     },
-    /// A file of VirtualBox makes no sense.
+    /// A file of VirtualBox is invalid.
     #[error("{}", path.display())]
     Settings {
         /// The file.
@@ -28,21 +28,21 @@ pub enum VirtualBoxError {
         /// What is wrong with it.
         source: holdfast_hardware::Error,
     },
-    /// It runs, and there is no VBoxManage that could take a snapshot of it.
+    /// The machine is running, and there is no VBoxManage to take a snapshot of it.
     #[error(
         "{machine} is in use by process {process} ({program}), and VBoxManage, which could take a snapshot of it, {why_not}"
     )]
     InUse {
         /// The machine.
         machine: String,
-        /// The process.
+        /// The process id.
         process: u32,
         /// Its program.
         program: String,
-        /// Why there is no snapshot.
+        /// Why no snapshot can be taken.
         why_not: &'static str,
     },
-    /// It was started, or its images were written, while they were read.
+    /// The machine was started, or its images were written, while they were read.
     #[error("{machine} changed while it was read: {detail}; nothing was kept")]
     Changed {
         /// The machine.
@@ -58,17 +58,17 @@ pub enum VirtualBoxError {
         /// The UUID of the image.
         uuid: String,
     },
-    /// Two images with one UUID.
+    /// Two images have the same UUID.
     #[error("the settings have two images with the UUID {uuid}: {} and {}", first, second)]
     SameUuid {
         /// The UUID.
         uuid: String,
-        /// Where one is.
+        /// Path of the first image.
         first: String,
-        /// Where the other one is.
+        /// Path of the second image.
         second: String,
     },
-    /// A file that the settings name lies elsewhere.
+    /// A file that the settings name is outside the folder of the machine.
     #[error("{} is not in the machine's own folder {}", file.display(), folder.display())]
     Outside {
         /// The file.
@@ -76,15 +76,15 @@ pub enum VirtualBoxError {
         /// The folder.
         folder: PathBuf,
     },
-    /// Root reads no settings of another user.
+    /// A process of root does not read settings of another user.
     #[error("{} belongs to user {user}, and names files that root would open", path.display())]
     OtherUser {
         /// The settings, or the list of machines.
         path: PathBuf,
-        /// The user.
+        /// The user id.
         user: u32,
     },
-    /// VirtualBox has encrypted an image.
+    /// The image is encrypted by VirtualBox.
     #[error("disk {disk}: {location} is encrypted by VirtualBox")]
     Encrypted {
         /// The disk.
@@ -92,7 +92,7 @@ pub enum VirtualBoxError {
         /// The image.
         location: String,
     },
-    /// An image of a format that cannot be read.
+    /// The format of the image cannot be read.
     #[error("disk {disk}: {location} is of the format {format:?}, which is not read")]
     Format {
         /// The disk.
@@ -102,7 +102,7 @@ pub enum VirtualBoxError {
         /// Its format.
         format: String,
     },
-    /// The file is another image than the settings say.
+    /// The file is not the image that the settings name.
     #[error("disk {disk}: {} is not the image that VirtualBox knows: {detail}", file.display())]
     OtherImage {
         /// The disk.
@@ -112,24 +112,24 @@ pub enum VirtualBoxError {
         /// How they differ.
         detail: String,
     },
-    /// A machine that neither runs nor is off.
+    /// The machine is neither running nor off.
     #[error("VirtualBox says that {machine} is in the state {word:?}, in which it cannot be read")]
     State {
         /// The machine.
         machine: String,
-        /// Its state, in the word of VirtualBox.
+        /// Its state, in VirtualBox's own word.
         word: String,
     },
-    /// A snapshot keeps none of its disks as they were.
+    /// The snapshot does not preserve any disk of the machine.
     #[error("{machine} runs, and a snapshot of it keeps none of its disks as they were")]
     NoInstant {
         /// The machine.
         machine: String,
     },
-    /// `VBoxManage` is wanted, and not there.
+    /// `VBoxManage` is required but missing.
     #[error("there is no VBoxManage on this host, and {what} needs it")]
     NoManager {
-        /// What was wanted.
+        /// The operation that requires it.
         what: &'static str,
     },
 }

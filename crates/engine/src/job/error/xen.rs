@@ -1,4 +1,4 @@
-//! What can be wrong with a backup of a machine of a pool.
+//! Errors of a backup of a machine in a XenServer pool.
 
 use holdfast_host::xapi::XapiError;
 
@@ -8,28 +8,28 @@ use super::Error;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum XenBackupError {
-    /// What the pool says.
+    /// An error of the pool.
     #[error(transparent)]
     Pool(#[from] XapiError),
-    /// A machine that is called in a way in which no machine is called here.
+    /// The name of the machine is not a valid name here.
     #[error("the machine is called {name:?}, and cannot be listed so")]
     Name {
         /// Its name.
         name: String,
-        /// Why.
+        /// Why it is not valid.
         source: crate::NameError,
     },
-    /// The disks cannot be read in the way that was asked for.
+    /// The disks cannot be read in the requested way.
     #[error("the disks of {machine} cannot be read by {way}: {reason}")]
     NoWay {
         /// The machine.
         machine: String,
-        /// The way.
+        /// The requested way.
         way: &'static str,
         /// Why not.
         reason: String,
     },
-    /// The snapshot has not what the machine has.
+    /// The snapshot lacks a disk of the machine.
     #[error("the snapshot that the pool has taken of {machine} lacks the disk {device}")]
     DiskMissing {
         /// The machine.
@@ -37,7 +37,7 @@ pub enum XenBackupError {
         /// The disk.
         device: String,
     },
-    /// The machine was given another disk, or another size of one, between what the pool said of it and its snapshot.
+    /// A disk was added or resized between the query of the pool and the snapshot.
     #[error("the disk {device} of {machine} has changed while the pool took its snapshot")]
     DiskChanged {
         /// The machine.
@@ -62,7 +62,7 @@ impl From<XapiError> for Error {
     }
 }
 
-/// What breaks a disk that comes from a pool is about the pool, and not about an archive, as which it is read.
+/// The archive reader also reads disks from a pool. Its errors then concern the pool, not an archive.
 impl From<holdfast_archive::Error> for Error {
     fn from(error: holdfast_archive::Error) -> Self {
         match error {

@@ -1,26 +1,26 @@
-//! Which snapshot of one repository is which of another.
+//! Finds which snapshots of two repositories are the same.
 //!
-//! A copy notes the snapshot that it is a copy of, and the first repository that it was in; a copy of a copy notes the same. So two
-//! snapshots are the same if their origins are, through any chain of copies. What was removed on one side is not to come back with
-//! the next copy: each copy also notes which snapshots of its machine have been copied before, so that what is in this list and not
-//! there any more is known to have been removed.
+//! A copy notes the original snapshot and its repository; a copy of a copy notes the same original. So two snapshots
+//! are the same if their origins are equal, through any chain of copies. A snapshot that was removed on one side must
+//! not be copied again: each copy therefore also notes which snapshots of its machine were copied before. A snapshot
+//! that is listed there but missing was removed.
 
 use crate::notes::{NOTE_COPIED, NOTE_ORIGIN};
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use holdfast_repo::{Manifest, RepositoryId, SnapshotId};
 
-/// Snapshots that a note lists, the newest: far more than are kept of one machine.
+/// Most snapshots that a note lists, the newest first: far more than are kept of one machine.
 const LISTED_COUNT_MAX: usize = 4096;
 
-/// What a snapshot is a copy of.
+/// The original of a copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct CopyOrigin {
     pub(super) repository: RepositoryId,
     pub(super) snapshot: SnapshotId,
 }
 
-/// What a snapshot says that it is a copy of; none where it is none.
+/// The noted origin of a snapshot; none if it is not a copy.
 pub(super) fn noted_origin(manifest: &Manifest) -> Option<CopyOrigin> {
     let (repository, snapshot) = manifest.notes.get(NOTE_ORIGIN)?.split_once('/')?;
     Some(CopyOrigin {
@@ -29,36 +29,36 @@ pub(super) fn noted_origin(manifest: &Manifest) -> Option<CopyOrigin> {
     })
 }
 
-/// What is the same for a snapshot and all its copies: the id of the first.
+/// The id of the original: the same for a snapshot and all its copies.
 pub(super) fn identity(manifest: &Manifest) -> SnapshotId {
     noted_origin(manifest).map_or(manifest.id, |origin| origin.snapshot)
 }
 
-/// The start of an id, as a list has it.
+/// The first digits of an id, as used in the note.
 fn start_of(id: SnapshotId) -> String {
     let mut text = id.to_string();
     text.truncate(16);
     text
 }
 
-/// What a repository has, and had, of what may be copied to it.
+/// The snapshots that a repository has or had, among those that may be copied to it.
 pub(super) struct TargetHoldings {
     repository: RepositoryId,
-    /// By what they are the same with.
+    /// By the id of their originals.
     present: HashMap<SnapshotId, Manifest>,
-    /// All that is known, by their own ids.
+    /// The ids of all known snapshots.
     known: HashSet<SnapshotId>,
     copied: HashSet<String>,
 }
 
-/// Where a snapshot stands in the other repository.
+/// Whether the target has a snapshot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum CopyPresence {
-    /// It is there, under this id.
+    /// The target has it, under this id.
     Present(SnapshotId),
-    /// It was there, and was removed.
+    /// The target had it, and it was removed.
     Removed,
-    /// It was never there, as far as is known.
+    /// The target never had it, as far as is known.
     Missing,
 }
 
@@ -76,7 +76,7 @@ impl TargetHoldings {
         holdings
     }
 
-    /// Takes in a snapshot.
+    /// Adds a snapshot.
     pub(super) fn add(&mut self, manifest: Manifest) {
         if let Some(list) = manifest.notes.get(NOTE_COPIED) {
             self.copied.extend(list.split_whitespace().map(str::to_owned));
@@ -85,17 +85,17 @@ impl TargetHoldings {
         self.present.insert(identity(&manifest), manifest);
     }
 
-    /// The snapshots that are known, by their own ids.
+    /// The ids of all known snapshots.
     pub(super) fn known(&self) -> &HashSet<SnapshotId> {
         &self.known
     }
 
-    /// The same as `manifest`, where it is there.
+    /// The snapshot with the same original as `manifest`, if there is one.
     pub(super) fn counterpart(&self, manifest: &Manifest) -> Option<&Manifest> {
         self.present.get(&identity(manifest))
     }
 
-    /// A counterpart that turned out to be gone.
+    /// Removes the counterpart of a snapshot, which turned out to be missing.
     pub(super) fn remove(&mut self, manifest: &Manifest) {
         self.present.remove(&identity(manifest));
     }
@@ -113,7 +113,7 @@ impl TargetHoldings {
         }
     }
 
-    /// The notes of a copy of `manifest`, which is in the repository `from` beside `others`, oldest first.
+    /// The notes for a copy of `manifest` from the repository `from`; `others` are its other snapshots, oldest first.
     pub(super) fn notes_of_copy(
         &self,
         manifest: &Manifest,
@@ -167,7 +167,7 @@ mod tests {
         serde_json::from_value(value).unwrap()
     }
 
-    /// What arrives under a new id.
+    /// The copy of a snapshot, under a new id.
     fn arrived(number: u16, original: &Manifest, notes: std::collections::BTreeMap<String, String>) -> Manifest {
         let mut manifest = snapshot(number, &original.machine, &[]);
         manifest.notes = notes;
@@ -186,7 +186,7 @@ mod tests {
             assert_eq!(noted_origin(copy).unwrap().repository, HERE);
             let holdings = TargetHoldings::new(THERE, vec![copy.clone()]);
             assert_eq!(holdings.standing(&original), CopyPresence::Present(copy.id));
-            // Back where it was first, it is there, or it was removed.
+            // In its original repository the snapshot is present, or was removed.
             assert_eq!(
                 TargetHoldings::new(HERE, vec![original.clone()]).standing(copy),
                 CopyPresence::Present(original.id)
@@ -203,7 +203,7 @@ mod tests {
         let all: Vec<Manifest> = (1..5).map(|number| snapshot(number, "m", &[])).collect();
         let mut there = TargetHoldings::new(THERE, Vec::new());
         let mut copies = Vec::new();
-        // The second cannot be read, and is left out.
+        // The second snapshot cannot be read, and is not copied.
         for number in [0, 2, 3] {
             let copy = arrived(10 + number, &all[usize::from(number)], {
                 there.notes_of_copy(&all[usize::from(number)], HERE, &all)
@@ -223,7 +223,7 @@ mod tests {
                 newest_copy
             ]
         );
-        // With the last copy everything that was known of them is gone.
+        // When the last copy is removed, the list of copied snapshots is lost with it.
         assert_eq!(
             TargetHoldings::new(THERE, Vec::new()).standing(&all[0]),
             CopyPresence::Missing

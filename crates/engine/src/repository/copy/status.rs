@@ -1,4 +1,4 @@
-//! What is where, and how far behind.
+//! Compares two repositories: which snapshots each has, and how far the target is behind.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -19,26 +19,26 @@ use crate::repository::open::all_snapshots;
 pub struct MachineCopyStatus {
     /// The machine.
     pub machine: String,
-    /// What to tell it by; none where its name is of this machine alone in both repositories.
+    /// Distinguishes the machine from others of its name; none if its name is unique in both repositories.
     pub distinction: Option<MachineIdentity>,
-    /// Its snapshots here.
+    /// Number of its snapshots in the source.
     pub here_count: u64,
-    /// Its snapshots there, from wherever they are.
+    /// Number of its snapshots in the target, from any source.
     pub there_count: u64,
-    /// The instant of its newest snapshot here.
+    /// Time of its newest snapshot in the source.
     pub newest_here: Option<Timestamp>,
-    /// The instant of its newest snapshot there.
+    /// Time of its newest snapshot in the target.
     pub newest_there: Option<Timestamp>,
-    /// The instant of the newest snapshot here that is also there.
+    /// Time of the newest snapshot that both have.
     pub newest_common: Option<Timestamp>,
-    /// Snapshots here that were never there.
+    /// Snapshots of the source that the target never had.
     pub missing_count: u64,
-    /// Snapshots here that were there and were removed.
+    /// Snapshots of the source that were removed from the target.
     pub removed_count: u64,
 }
 
 impl MachineCopyStatus {
-    /// From the newest snapshot that is in both to the newest here; none where none is in both.
+    /// Time from the newest common snapshot to the newest in the source; none if there is no common snapshot.
     pub fn behind(&self) -> Option<Duration> {
         let (here, common) = (self.newest_here?, self.newest_common?);
         Some(Duration::try_from(here.duration_since(common)).unwrap_or_default())
@@ -48,11 +48,11 @@ impl MachineCopyStatus {
 /// Two repositories, compared.
 #[derive(Debug, Clone)]
 pub struct CopyStatus {
-    /// Each machine, in the order of names. Machines of one name are apart.
+    /// Each machine, sorted by name. Machines of the same name are listed separately.
     pub machines: Vec<MachineCopyStatus>,
 }
 
-/// Compares what two repositories have of the machines and tags that are wanted. What cannot be read becomes a warning.
+/// Compares which snapshots of the wanted machines and tags two repositories have. Snapshots that cannot be read become warnings.
 pub fn copy_status(from: &Repository, to: &Repository, wanted: &ListRequest, job: Job<'_>) -> Result<CopyStatus> {
     let mut here = all_snapshots(from, job.progress)?;
     let mut there = all_snapshots(to, job.progress)?;
@@ -66,7 +66,7 @@ pub fn copy_status(from: &Repository, to: &Repository, wanted: &ListRequest, job
     })
 }
 
-/// Snapshots come oldest first.
+/// Expects snapshots oldest first.
 fn compare(
     here: &[Manifest],
     there: &[Manifest],
@@ -93,7 +93,7 @@ fn compare(
     machines.into_values().collect()
 }
 
-/// The status of the machine that a snapshot is of.
+/// The status of the machine of a snapshot.
 fn of_machine<'s, 'm>(
     machines: &'s mut BTreeMap<(&'m str, Option<usize>), MachineCopyStatus>,
     manifest: &'m Manifest,
