@@ -68,7 +68,7 @@ pub fn disks(monitor: &dyn Monitor) -> Result<Vec<QemuDisk>> {
 }
 
 impl QemuDisk {
-    /// Whether the hypervisor's name `alias` means this device: the QOM path, or the id in it.
+    /// Whether the hypervisor's name `alias` refers to this device: the QOM path, or the id in it.
     pub fn is_called(&self, alias: &str) -> bool {
         self.device == alias || self.device.split('/').any(|part| part == alias)
     }

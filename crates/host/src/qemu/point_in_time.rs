@@ -1,8 +1,9 @@
 //! All disks of a running machine at one point in time.
 //!
-//! Slow work comes first: the scratch files, the filters, which are not yet in the path of any request, and the NBD server. Then the
-//! filters are inserted under all devices at once, between two requests of the guest: [`switches`]. The machine is paused only if
-//! something else has to be of the same point in time: [`paused`]. Afterwards the frozen disks are served.
+//! The slow work is done first: the scratch files, the filters, which no request passes yet, and the NBD server. Then
+//! the filters are inserted under all devices at the same time, between two requests of the guest: [`switches`]. The
+//! machine is paused only if something besides the disks must belong to the same point in time: [`paused`].
+//! Afterwards the frozen disks are served.
 
 mod bitmaps;
 mod export;
@@ -27,11 +28,11 @@ use super::{QemuDisk, disks};
 use crate::qemu::names::changes_name;
 use crate::qemu::qmp::{Monitor, MonitorError, QmpCommand, Result};
 
-/// A filter never delays a write longer. Linux resets a controller that has not answered for 30 seconds, and a reset
-/// with a write in flight may destroy a disk ([`Danger::IdeResetWritesFirstSector`](super::Danger)).
+/// A filter never delays a write for longer. Linux resets a controller that has not answered for 30 seconds, and a
+/// reset with a write in flight may destroy a disk ([`Danger::IdeResetWritesFirstSector`](super::Danger)).
 ///
-/// Source: Linux, `SD_TIMEOUT` in `drivers/scsi/sd.h`, for SCSI disks, including IDE, SATA and USB. virtio-blk
-/// has none, and virtio-scsi restarts it. Windows waits for 60 seconds (`TimeOutValue` of its service Disk).
+/// Source: Linux, `SD_TIMEOUT` in `drivers/scsi/sd.h`, for SCSI disks, including IDE, SATA and USB. virtio-blk has no
+/// such timeout, and virtio-scsi restarts it. Windows waits for 60 seconds (`TimeOutValue` of its service Disk).
 const WRITE_DELAY_MAX: Duration = Duration::from_secs(10);
 
 /// The disks to freeze, and the options.
@@ -40,13 +41,14 @@ pub struct PointInTimeRequest {
     pub run: RunId,
     /// The disks.
     pub disks: Vec<DiskRequest>,
-    /// How long a write of the guest may wait for its copy, before the copy is given up. Whole seconds, from one to ten.
+    /// How long a write of the guest may wait for its copy before the copy is abandoned. Whole seconds, from one to
+    /// ten.
     pub write_deadline: Duration,
-    /// A socket that listens: QEMU answers NBD clients on it.
+    /// A listening socket, on which QEMU answers NBD clients.
     pub listener: OwnedFd,
     /// The target of the machine's memory, if it is to be saved, and the mode.
     pub memory: Option<(MemoryPipe, MemoryMode)>,
-    /// Whether the machine is paused for the instant.
+    /// When the machine is paused for the point in time.
     pub pause_policy: PausePolicy,
 }
 
@@ -57,7 +59,7 @@ pub enum PausePolicy {
     /// between two requests.
     #[default]
     WhereNeeded,
-    /// Always, since something else has to be of the same point in time.
+    /// Always, since something besides the disks must belong to the same point in time.
     Always,
 }
 
@@ -68,7 +70,7 @@ pub enum PointInTimeEvent {
     Running,
     /// The machine is paused.
     Stopped,
-    /// The point in time is reached: quick work that belongs to it is done now.
+    /// The point in time is reached. Quick work that belongs to it must be done now.
     Reached,
 }
 
@@ -76,7 +78,7 @@ pub enum PointInTimeEvent {
 pub struct DiskRequest {
     /// The disk.
     pub disk: QemuDisk,
-    /// An empty file of the disk's size, in which the filter saves what is about to be overwritten.
+    /// An empty file of the disk's size, in which the filter saves data before it is overwritten.
     pub scratch: OwnedFd,
     /// An empty file of the disk's size, into which parts of the frozen disk are copied; none where QEMU serves the disk itself.
     pub spool: Option<OwnedFd>,
@@ -84,14 +86,14 @@ pub struct DiskRequest {
     pub next_bitmap: Option<String>,
     /// The name of a bitmap with the changes until this point in time. A copy of it is served with the disk.
     pub changes: Option<String>,
-    /// The node with that bitmap, if it is below the disk's own. Writes to the layers above it are served, too.
+    /// The node with that bitmap, if it is below the disk's own node. Writes to the layers above it are served, too.
     pub changes_below: Option<String>,
 }
 
 /// How long the machine was paused, and for what.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Pause {
-    /// From the request to stop until the filters were in place, without `others`.
+    /// From the request to stop until the filters were in place, without the time in `others`.
     pub cut: Duration,
     /// Time that the caller's own work took within the pause.
     pub others: Duration,
@@ -114,7 +116,8 @@ pub struct PointInTime {
     pub copiers: Vec<Option<PartCopier>>,
     /// The metadata context with the changes of each disk for which a bitmap was named.
     pub change_contexts: Vec<Option<String>>,
-    /// The export of each disk whose bitmap belongs to a node below: it reports which layer holds each byte, and continues to change.
+    /// The export of each disk whose bitmap belongs to a node below. It reports which layer holds each byte, and
+    /// continues to change.
     pub layer_exports: Vec<Option<String>>,
 }
 
@@ -147,11 +150,11 @@ enum TakeMethod {
 }
 
 impl PointInTime {
-    /// Prepares, takes and serves in one call, where nothing else has to be done in between. `report` is called as in
-    /// [`PreparedPointInTime::take`].
+    /// Prepares, takes and serves the point in time in one call, if the caller has no work in between. `report` is
+    /// called as in [`PreparedPointInTime::take`].
     ///
     /// # Errors
-    /// Those of [`prepare`](Self::prepare).
+    /// See [`prepare`](Self::prepare).
     pub fn make(
         monitor: &dyn Monitor,
         clock: &dyn Clock,
@@ -164,8 +167,8 @@ impl PointInTime {
     /// Does the slow work before the point in time. The guest's file systems need not be frozen yet.
     ///
     /// # Errors
-    /// After a failure in any stage, the machine continues to run if it was running, and nothing of the run is left in QEMU. If the
-    /// cleanup fails too, the error reports that.
+    /// After a failure in any stage, the machine continues to run if it was running before, and QEMU has no objects
+    /// of the run. If the cleanup fails too, the error reports that.
     pub fn prepare<'a>(
         monitor: &'a dyn Monitor,
         clock: &'a dyn Clock,
@@ -249,7 +252,7 @@ impl SnapshotBuilder<'_> {
         self.monitor.execute(&QmpCommand::new(name, arguments))
     }
 
-    /// Removes from QEMU what a failed attempt has added.
+    /// Removes from QEMU the objects of a failed attempt.
     fn remove_after(&self, error: MonitorError) -> MonitorError {
         match remove_run(self.monitor, self.clock, self.run) {
             Ok(()) => error,
@@ -337,7 +340,8 @@ impl SnapshotBuilder<'_> {
         })
     }
 
-    /// If another client took a snapshot since, a disk has another node: the filter would revert it to the old one.
+    /// If another client took a snapshot in the meantime, a disk has another node, and the filter would revert the
+    /// disk to the old one.
     fn check_nodes(&self, named: &[QemuDisk]) -> Result<()> {
         if named.is_empty() {
             return Ok(());
@@ -353,9 +357,8 @@ impl SnapshotBuilder<'_> {
             .map_or(Ok(()), |disk| Err(moved(&disk.device)))
     }
 
-    /// Passes a scratch file to QEMU, and returns the id of its fdset.
     fn pass_file(&self, file: OwnedFd) -> Result<u64> {
-        // The label identifies the file after the run has died.
+        // The label identifies the file after the run was killed.
         let label = self.run.thing("scratch");
         let added = QmpCommand::new("add-fd", json!({ "opaque": label })).with_file(file);
         let answer = self.monitor.execute(&added)?;
@@ -383,8 +386,8 @@ impl SnapshotBuilder<'_> {
         self.execute("blockdev-add", arguments).map(drop)
     }
 
-    /// Adds the node of a file that is not needed after the run. It is never flushed: QEMU flushes a node that it
-    /// deletes, and the guest would wait for all cached data.
+    /// Adds the node of a file that is not needed after the run. It is never flushed: QEMU flushes a node when it
+    /// deletes it, and the guest would wait until all cached data is written.
     fn add_file(&self, node: &str, set: u64) -> Result<()> {
         let cache = json!({ "no-flush": true });
         let arguments = json!({
@@ -413,7 +416,7 @@ impl SnapshotBuilder<'_> {
         })
     }
 
-    /// The other user of QEMU's only NBD server.
+    /// Describes the client that uses QEMU's only NBD server.
     fn server_of_others(&self) -> String {
         let jobs = jobs(self.monitor).unwrap_or_default();
         match jobs.into_iter().find(|job| job.kind == "backup") {
@@ -437,15 +440,15 @@ impl SnapshotBuilder<'_> {
         self.check_nodes(&named)
     }
 
-    /// Adds the bitmaps of the next run a moment before the point in time: they record a few earlier changes as well.
+    /// Adds the bitmaps of the next run a moment before the point in time. They record a few earlier changes as well.
     fn add_next_bitmaps(&self, disks: &[PreparedDisk]) -> Result<()> {
         let actions: Vec<Value> = disks.iter().filter_map(next_actions).collect();
         self.transact(&actions)
     }
 
-    /// Copies the bitmaps of the last run a moment after the point in time: they contain all earlier changes, and a few
-    /// later ones. Fails if another client took a snapshot in between: its images would have changes that no bitmap
-    /// records.
+    /// Copies the bitmaps of the last run a moment after the point in time. They contain all earlier changes, and a
+    /// few later ones. Fails if another client took a snapshot in between: its images would have changes that no
+    /// bitmap records.
     fn copy_changes(&self, disks: &[PreparedDisk]) -> Result<()> {
         let actions: Vec<Value> = disks.iter().flat_map(|disk| changes_actions(self.run, disk)).collect();
         self.transact(&actions)?;
