@@ -27,6 +27,7 @@ pub enum Danger {
     SameNodeAgain,
 }
 
+/// A known defect of QEMU.
 #[derive(Debug)]
 pub struct Defect {
     /// The consequence.

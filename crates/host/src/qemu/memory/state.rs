@@ -75,6 +75,7 @@ impl MemoryState {
         self.blocks.iter().map(|block| block.size_bytes).sum()
     }
 
+    /// Encodes the state in the format of `docs/format/memory-state.md`.
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = MAGIC.to_vec();
         let number = |bytes: &mut Vec<u8>, number: u32| bytes.extend(number.to_le_bytes());
@@ -101,6 +102,7 @@ impl MemoryState {
         bytes
     }
 
+    /// Decodes a state that [`encode`](Self::encode) has written.
     pub fn decode(bytes: &[u8]) -> Result<Self, StateError> {
         let mut rest = ByteReader(bytes);
         if rest.take(MAGIC.len())? != MAGIC {
