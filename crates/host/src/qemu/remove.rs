@@ -164,8 +164,8 @@ impl Removal<'_> {
         let is_ours = |disk: &QemuDisk| self.is_ours(&disk.node) && role_of(&disk.node) == Some(role);
         let on_ours: Vec<QemuDisk> = disks(self.monitor)?.into_iter().filter(is_ours).collect();
         for disk in on_ours {
-            // The node under which Holdfast's node was inserted may have been replaced by a snapshot since, so the
-            // current graph is used.
+            // A snapshot may have replaced the node that was below Holdfast's node when it was inserted, so the current
+            // graph is used.
             let graph = Graph::query(self.monitor)?;
             let Some(below) = graph.child(&disk.node, "file") else {
                 self.note(MonitorError::Invalid {
