@@ -1,8 +1,8 @@
 //! Detection of standard streams that were closed when this program started.
 //!
 //! Rust opens `/dev/null` in their place before `main`, so that no other file gets their numbers. Output is then lost
-//! and input is empty, without an error. So the check runs earlier, in a constructor, which the dynamic loader and
-//! static programs call.
+//! and input is empty, without an error. So the check runs earlier, in a constructor, which the dynamic loader (or,
+//! in static programs, the startup code) calls.
 #![expect(
     unsafe_code,
     reason = "a function that is called before main, and one of the C library; the contract stands beside each"
@@ -37,7 +37,7 @@ extern "C" fn check_streams() {
 }
 
 impl StandardStream {
-    /// Whether it was closed when the program started.
+    /// Whether the stream was closed when the program started.
     pub fn was_closed(self) -> bool {
         CLOSED.load(Ordering::Relaxed) & 1 << self as u8 != 0
     }
