@@ -3,7 +3,6 @@
 //! Such a socket serves one client at a time. The backup uses it while it works. Its watchdog is next in the queue
 //! ([`QueuedSocket`]), with a [stand-in](BareQemu::stand_in) that has only the data about the machine that the backup
 //! passed to it.
-//! given.
 
 mod block;
 mod tpm;

@@ -12,7 +12,7 @@ pub enum Error {
     /// The hypervisor cannot be reached.
     #[error("cannot reach the hypervisor at {address}")]
     Unreachable {
-        /// Its address.
+        /// The address.
         address: String,
         /// The reason.
         source: Box<dyn std::error::Error + Send + Sync>,

@@ -84,7 +84,7 @@ impl Libvirt {
         // By default the library prints every error itself.
         virt::error::clear_error_callback();
         let (connection, rights) = peer::open(uri)?;
-        // The given URI may be an alias.
+        // The configured URI may be an alias.
         let whole_uri = connection.uri().unwrap_or_default();
         Ok(Self {
             connection: RwLock::new(connection),

@@ -120,7 +120,7 @@ pub struct KeptStates {
 
 /// A machine of a hypervisor.
 pub trait Machine: Send + Sync {
-    /// Its name.
+    /// The name.
     fn name(&self) -> &str;
 
     /// The rights for opening files that the machine names.

@@ -31,7 +31,7 @@ pub struct QemuDisk {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[expect(clippy::struct_excessive_bools, reason = "QEMU's own flags, each on its own")]
 pub struct Bitmap {
-    /// Its name.
+    /// The name.
     pub name: String,
     /// Bytes per bit.
     pub granularity_bytes: u64,

@@ -30,7 +30,7 @@ const LAYER_COUNT_MAX: usize = 1000;
 pub struct Layer {
     /// The name of its node.
     pub node: String,
-    /// Its driver: "qcow2", "raw"...
+    /// The driver: "qcow2", "raw"...
     pub driver: String,
     /// QEMU's name of its image.
     pub image: String,
@@ -41,7 +41,7 @@ pub struct Layer {
     pub keeps_bitmaps: bool,
     /// Whether the next layer is its direct backing image, without a filter in between.
     pub is_on_backing: bool,
-    /// Its bitmaps.
+    /// The bitmaps.
     pub bitmaps: Vec<Bitmap>,
     /// The names of the bitmaps in its image, which QEMU found when it opened the image.
     pub stored_bitmaps: Vec<String>,

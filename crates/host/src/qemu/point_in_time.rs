@@ -141,7 +141,7 @@ pub struct UnservedPointInTime<'a> {
 enum TakeMethod {
     /// Under one device, between two requests.
     Put,
-    /// Under all devices at once: [`switches`].
+    /// Under all devices at the same time: [`switches`].
     Switched(PausePolicy),
     /// While the machine is paused.
     Stopped,

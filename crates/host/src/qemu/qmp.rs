@@ -76,9 +76,9 @@ pub fn query_with_retries<T>(
 /// A command.
 #[derive(Debug)]
 pub struct QmpCommand {
-    /// Its name: "query-block".
+    /// The name: "query-block".
     pub name: &'static str,
-    /// Its arguments, an object; [`Value::Null`] if it has none.
+    /// The arguments, an object; [`Value::Null`] if it has none.
     pub arguments: Value,
     /// Open files to pass to QEMU.
     pub files: Vec<OwnedFd>,

@@ -1,6 +1,6 @@
 //! Providers of host snapshots: views of a file system, or of a volume, at one point in time.
 //!
-//! | provider | dataset | one instant for several datasets | place of a snapshot |
+//! | provider | dataset | one point in time for several datasets | place of a snapshot |
 //! |---|---|---|---|
 //! | [`Zfs`] | a file system or volume of a pool, by its name | of one pool, since ZFS 0.8; before, a dataset with its descendants | in the pool |
 //! | [`Btrfs`] | a subvolume, by its folder | no | a read-only subvolume in `.holdfast/snapshots` of the dataset |
@@ -126,9 +126,9 @@ impl fmt::Display for Dataset {
 /// The full name of a host snapshot.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct HostSnapshotName {
-    /// Its dataset.
+    /// The dataset.
     pub dataset: Dataset,
-    /// Its name in the dataset.
+    /// The name in the dataset.
     pub name: String,
 }
 
@@ -153,9 +153,9 @@ impl fmt::Display for HostSnapshotName {
 /// A host snapshot.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostSnapshot {
-    /// Its name.
+    /// The name.
     pub name: HostSnapshotName,
-    /// Its creation time, in seconds since 1970-01-01 UTC.
+    /// The creation time, in seconds since 1970-01-01 UTC.
     pub time_s: i64,
     /// An identity that a later snapshot of the same name does not have: ZFS's GUID, or a UUID. Empty if only the
     /// creation time distinguishes them.
@@ -187,7 +187,7 @@ impl HostSnapshot {
 /// The name and the record of a host snapshot.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NotedSnapshot {
-    /// Its name.
+    /// The name.
     pub name: HostSnapshotName,
     /// Holdfast's record of the snapshot.
     pub record: Option<String>,
@@ -252,7 +252,7 @@ impl HostSnapshotScope {
 pub struct HostSnapshotLabel<'a> {
     /// The name of all of them.
     pub name: &'a str,
-    /// Their point in time, in seconds since 1970-01-01 UTC.
+    /// The point in time of all of them, in seconds since 1970-01-01 UTC.
     pub time_s: i64,
     /// The record.
     pub record: &'a str,

@@ -10,7 +10,7 @@ use rustix::process::Pid;
 /// A process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProcessInfo {
-    /// Its process id.
+    /// The process id.
     pub pid: u32,
     /// The command line.
     pub arguments: Vec<String>,

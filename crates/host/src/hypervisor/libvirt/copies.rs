@@ -81,7 +81,8 @@ impl LiveDisks for Libvirt {
             cur: 0,
             end: 0,
         };
-        // SAFETY: the domain lives as long as its reference; the name ends in zero and outlives the call; `info` is ours.
+        // SAFETY: the domain lives as long as its reference; the name ends in zero and outlives the call; `info` is a
+        // local variable.
         let code = unsafe { sys::virDomainGetBlockJobInfo(machine.domain().as_ptr(), disk.as_ptr(), &raw mut info, 0) };
         done(code).map_err(|error| machine.refused("query a copy of a disk of", &error))?;
         if code == 0 {
@@ -153,7 +154,7 @@ fn user_in(capabilities: &str) -> Option<(u32, u32)> {
     Some((number(user)?, number(group)?))
 }
 
-/// Whether the configuration of a running machine says that a disk is being copied to `path`.
+/// Whether the configuration of a running machine contains a copy of a disk to `path`.
 ///
 /// `<disk><mirror type='file' job='copy'><source file='/i'/></mirror><target dev='vda'/></disk>`
 fn is_copied_to(configuration: &str, disk: &str, path: &Path) -> bool {

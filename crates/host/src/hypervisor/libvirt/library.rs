@@ -41,7 +41,8 @@ fn library(part: Part) -> &'static Loaded {
         Part::Main => (&LOADED_MAIN, MAIN),
         Part::Qemu => (&LOADED_QEMU, QEMU),
     };
-    // SAFETY: initialising libvirt's libraries has no other condition than that the names are theirs. They stay loaded.
+    // SAFETY: initialising libvirt's libraries has no other condition than that these are their names. They are never
+    // unloaded.
     loaded.get_or_init(|| unsafe { Library::new(name) })
 }
 

@@ -108,7 +108,7 @@ pub enum XapiError {
         pool: String,
         /// The name.
         name: String,
-        /// Their UUIDs.
+        /// The UUIDs of these machines.
         uuids: Vec<String>,
     },
     /// There is no storage repository of this name.

@@ -233,7 +233,8 @@ impl Pool {
 
     /// The records of the objects with this name or UUID.
     ///
-    /// It uses separate requests: a name in the pool's filter expressions cannot contain a quote (`db_filter_lex.mll`).
+    /// Each query is a separate request: a name in the pool's filter expressions cannot contain a quote
+    /// (`db_filter_lex.mll`).
     pub fn records_named(&self, class: &'static str, name: &str) -> XapiResult<Vec<XapiRecord>> {
         let method = format!("{class}.get_by_name_label");
         let answer = self.call(&method, &[json!(name)])?;

@@ -13,7 +13,7 @@ const TYPE_BYTES_MAX: u32 = 1024;
 const HEAD_BYTES_MAX: usize = 16 << 20;
 /// Limit on the state of all devices.
 const TAIL_BYTES_MAX: u64 = 512 << 20;
-/// Limit on the consecutive pages that are written at once.
+/// Limit on the consecutive pages that are written in one write.
 const RUN_BYTES_MAX: usize = 1 << 20;
 
 /// Why a memory stream cannot be parsed.

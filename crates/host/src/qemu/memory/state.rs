@@ -17,9 +17,9 @@ const PAGE_BYTES_RANGE: std::ops::RangeInclusive<u64> = 1024..=1 << 20;
 /// A block of a machine's memory: "pc.ram", "vga.vram", "/rom@etc/acpi/tables".
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RamBlock {
-    /// Its name in QEMU.
+    /// The name in QEMU.
     pub name: String,
-    /// Its size in bytes.
+    /// The size in bytes.
     pub size_bytes: u64,
 }
 

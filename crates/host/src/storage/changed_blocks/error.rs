@@ -12,7 +12,7 @@ pub enum ExtentError {
     /// The file system is not one of those whose extents are known to be reliable.
     #[error("extents are not reliable on this file system (type {magic:#x}): only XFS and btrfs are supported")]
     FileSystem {
-        /// Its type in `statfs`.
+        /// The type in `statfs`.
         magic: u64,
     },
     /// The two files are not related, or not regular files.

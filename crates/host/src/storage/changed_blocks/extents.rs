@@ -23,7 +23,7 @@
 //! | moved during the comparison (balance, defragmentation) | one file is queried before, the other after the move, and the old address is in use again | each window is queried in the order before, after, before; if the first and third answer differ, it is repeated, and finally changed |
 //! | moved earlier, deduplicated | other addresses, or shared ones | nothing special: other addresses are changed, shared ones are equal |
 //! | blocks reused after the removal of a snapshot | | impossible: both files are open, and keep their blocks |
-//! | overwritten in place (nodatacow; a reflink whose clone is gone) | | impossible: blocks shared by two files are never written in place; the live file must not be passed |
+//! | overwritten in place (nodatacow; a reflink whose clone was removed) | | impossible: blocks shared by two files are never written in place; the live file must not be passed |
 //! | several devices | btrfs has one address space over all of them; XFS begins at 0 again on its realtime device | files of the realtime device are refused |
 //! | other file systems | | refused, by their type: they were not examined |
 //!

@@ -28,7 +28,7 @@ pub struct ThinDeltaQuery {
 pub struct ThinDeltaError {
     /// The line number, from 1 on.
     pub line: usize,
-    /// What is wrong with it.
+    /// What is wrong with the line.
     pub detail: &'static str,
 }
 

@@ -89,7 +89,7 @@ pub enum ProviderError {
     Invalid {
         /// The program.
         program: &'static str,
-        /// What is wrong with it.
+        /// What is wrong with the output.
         detail: String,
     },
     /// A program could not be run.

@@ -37,7 +37,7 @@ impl From<StreamRefusal> for io::Error {
     }
 }
 
-/// What follows a piece of a stream.
+/// Whether a stream continues after a piece of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Flow {
     /// There may be more data.

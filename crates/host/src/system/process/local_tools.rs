@@ -97,7 +97,8 @@ impl StreamTools for LocalTools {
 impl LocalTools {
     /// Waits for a program, and returns its exit status and output; none if it exceeded the timeout and was killed.
     ///
-    /// It waits for the end of the output instead of polling, since file systems may be frozen in the meantime.
+    /// Waits for the end of the output instead of polling the process, since file systems may be frozen in the
+    /// meantime.
     fn wait(&self, child: &mut Child, output: &Receiver<Vec<u8>>) -> std::io::Result<Option<(ExitStatus, Vec<u8>)>> {
         let until = self.clock.now() + self.time_out;
         let (mut received, mut is_killed) = (None, false);

@@ -38,7 +38,7 @@ pub enum SendQuery<'a> {
     },
     /// A volume.
     Volume {
-        /// Its size in both snapshots.
+        /// The size in both snapshots.
         size_bytes: u64,
     },
 }

@@ -34,9 +34,9 @@ const ATTEMPT_INTERVAL: Duration = Duration::from_millis(50);
 /// An existing temporary clone.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TemporaryClone {
-    /// Its name.
+    /// The name.
     pub name: String,
-    /// Its purpose.
+    /// The purpose.
     pub kind: TemporaryCloneKind,
     /// The recorded creator; empty if none is recorded.
     pub maker: String,

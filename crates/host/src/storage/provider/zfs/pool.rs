@@ -13,11 +13,11 @@ use super::{ZPOOL, Zfs, full_name};
 /// A pool, with values as ZFS prints them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PoolState {
-    /// Its name.
+    /// The name.
     pub name: String,
     /// `ONLINE`, `DEGRADED`, `FAULTED` and the like.
     pub health: String,
-    /// Its size: `3.62T`. This and the following values are `-` for a pool that cannot be opened.
+    /// The size: `3.62T`. This and the following values are `-` for a pool that cannot be opened.
     pub size: String,
     /// Free space.
     pub free: String,

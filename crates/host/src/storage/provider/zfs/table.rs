@@ -11,7 +11,7 @@ use super::super::{ProviderError, ProviderResult};
 /// The properties of a dataset, or of a snapshot.
 #[derive(Debug, Default)]
 pub(super) struct Properties {
-    /// Its index in the answer: snapshots of a dataset are listed in the order of their creation.
+    /// The index in the answer: snapshots of a dataset are listed in the order of their creation.
     pub(super) number_in_answer: usize,
     values: BTreeMap<String, String>,
     sources: BTreeMap<String, String>,

@@ -27,7 +27,7 @@ const NAMES_MAX: usize = 3;
 
 /// A read-only host snapshot of the dataset that a stream may be based on.
 pub(in super::super) struct ParentSnapshot {
-    /// Its UUID on this host.
+    /// The UUID on this host.
     pub(in super::super) uuid: Uuid,
     pub(in super::super) folder: OwnedFd,
 }
@@ -49,7 +49,7 @@ pub(in super::super) struct BtrfsAnnouncement {
 /// The content of a stream that was received completely.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in super::super) struct Arrival {
-    /// Its final name.
+    /// The final name.
     pub(in super::super) name: String,
     /// The UUID of the sent subvolume.
     pub(in super::super) identity: Uuid,
