@@ -1,5 +1,6 @@
 //! A QEMU without a management layer, reached by its own monitor socket (`-qmp unix:PATH`): a hypervisor of one
 //! machine.
+//!
 //! Such a socket serves one client at a time. The backup uses it while it works. Its watchdog is next in the queue
 //! ([`QueuedSocket`]), with a [stand-in](BareQemu::stand_in) that has only the data about the machine that the backup
 //! passed to it.
@@ -349,8 +350,8 @@ fn name(monitor: &dyn Monitor, path: &Path) -> std::result::Result<String, Monit
 }
 
 /// The state of a machine, from QEMU's status.
+///
 /// During a migration, its disks may belong to another host. In every other state but `running`, they do not change.
-/// During a migration its disks may belong to another host; in every other state but `running` they do not change.
 fn state(word: &str) -> MachineState {
     match word {
         "running" => MachineState::Running,

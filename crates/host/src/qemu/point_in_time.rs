@@ -55,8 +55,8 @@ pub struct PointInTimeRequest {
 /// When the machine is paused for the point in time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum PausePolicy {
-    /// Only to save its memory, and for disks in iothreads where this QEMU cannot insert a filter otherwise. Other disks get their filters
-    /// between two requests.
+    /// Only to save its memory, and for disks in iothreads where this QEMU cannot insert a filter otherwise. Other
+    /// disks get their filters between two requests.
     #[default]
     WhereNeeded,
     /// Always, since something besides the disks must belong to the same point in time.
@@ -80,7 +80,8 @@ pub struct DiskRequest {
     pub disk: QemuDisk,
     /// An empty file of the disk's size, in which the filter saves data before it is overwritten.
     pub scratch: OwnedFd,
-    /// An empty file of the disk's size, into which parts of the frozen disk are copied; none where QEMU serves the disk itself.
+    /// An empty file of the disk's size, into which parts of the frozen disk are copied; none where QEMU serves the
+    /// disk itself.
     pub spool: Option<OwnedFd>,
     /// The name of a new bitmap that records changes from this point in time on.
     pub next_bitmap: Option<String>,
@@ -109,8 +110,8 @@ pub struct PointInTime {
     pub pause: Pause,
     /// Whether the machine was left paused, because another client had paused it in the meantime.
     pub is_left_paused: bool,
-    /// The names of the NBD exports, in the order of the request. The export of a copied disk holds no data: writing zeroes to a range
-    /// requests its copy.
+    /// The names of the NBD exports, in the order of the request. The export of a copied disk holds no data: writing
+    /// zeroes to a range requests its copy.
     pub exports: Vec<String>,
     /// The copiers of the disks that are not served.
     pub copiers: Vec<Option<PartCopier>>,
@@ -188,7 +189,8 @@ impl PointInTime {
 }
 
 impl<'a> PreparedPointInTime<'a> {
-    /// Freezes the disks, and reports the steps to `report`. After this returns, the guest's file systems can be thawed.
+    /// Freezes the disks, and reports the steps to `report`. After this returns, the guest's file systems can be
+    /// thawed.
     pub fn take(self, report: &mut dyn FnMut(PointInTimeEvent)) -> Result<UnservedPointInTime<'a>> {
         let Self { builder, disks, way } = self;
         let has_switches = matches!(way, TakeMethod::Switched(_));

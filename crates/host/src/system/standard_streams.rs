@@ -22,7 +22,8 @@ pub enum StandardStream {
 /// One bit per closed stream.
 static CLOSED: AtomicU8 = AtomicU8::new(0);
 
-// SAFETY: the section holds pointers to functions of the C calling convention, which are called once, on one thread, before main.
+// SAFETY: the section holds pointers to functions of the C calling convention, which are called once, on one thread,
+// before main.
 #[used]
 #[unsafe(link_section = ".init_array")]
 static CONSTRUCTOR: extern "C" fn() = check_streams;

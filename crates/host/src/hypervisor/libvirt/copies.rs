@@ -48,7 +48,8 @@ impl LiveDisks for Libvirt {
         // libvirt requires a flag that confirms this.
         let flags = sys::VIR_DOMAIN_BLOCK_COPY_REUSE_EXT | sys::VIR_DOMAIN_BLOCK_COPY_TRANSIENT_JOB;
         let mut limit = bandwidth(rate);
-        // SAFETY: the domain lives as long as its reference; both texts end in zero, and they and the one parameter outlive the call.
+        // SAFETY: the domain lives as long as its reference; both texts end in zero, and they and the one parameter
+        // outlive the call.
         let code = unsafe {
             sys::virDomainBlockCopy(
                 machine.domain().as_ptr(),

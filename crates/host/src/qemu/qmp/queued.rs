@@ -19,7 +19,8 @@ use crate::system::waits::Wait;
 /// How long a command waits for its turn before it fails because another client uses the monitor.
 const TURN_DEADLINE: Duration = Duration::from_secs(5);
 
-/// A place in the queue of a monitor's clients. A command waits until QEMU accepts the connection, which then stays open.
+/// A place in the queue of a monitor's clients. A command waits until QEMU accepts the connection, which then stays
+/// open.
 pub struct QueuedSocket {
     path: PathBuf,
     connection: Mutex<Option<QueuedConnection>>,
