@@ -15,7 +15,7 @@ pub struct QemuJob {
     pub status: String,
     /// The error message of a failed job.
     pub error: Option<String>,
-    /// Whether it is stopped because of a failed read or write.
+    /// Whether the job is stopped because of a failed read or write.
     pub has_failed_io: bool,
 }
 

@@ -41,8 +41,7 @@ pub struct PointInTimeRequest {
     pub run: RunId,
     /// The disks.
     pub disks: Vec<DiskRequest>,
-    /// How long a write of the guest may wait for its copy before the copy is abandoned. Whole seconds, from one to
-    /// ten.
+    /// How long a write of the guest waits for its copy before the copy is abandoned: one to ten whole seconds.
     pub write_deadline: Duration,
     /// A listening socket, on which QEMU answers NBD clients.
     pub listener: OwnedFd,
@@ -80,8 +79,7 @@ pub struct DiskRequest {
     pub disk: QemuDisk,
     /// An empty file of the disk's size, in which the filter saves data before it is overwritten.
     pub scratch: OwnedFd,
-    /// An empty file of the disk's size, into which parts of the frozen disk are copied; none where QEMU serves the
-    /// disk itself.
+    /// An empty file of the disk's size for copies of the frozen disk; none if QEMU serves the disk itself.
     pub spool: Option<OwnedFd>,
     /// The name of a new bitmap that records changes from this point in time on.
     pub next_bitmap: Option<String>,
@@ -117,8 +115,7 @@ pub struct PointInTime {
     pub copiers: Vec<Option<PartCopier>>,
     /// The metadata context with the changes of each disk for which a bitmap was named.
     pub change_contexts: Vec<Option<String>>,
-    /// The export of each disk whose bitmap belongs to a node below. It reports which layer holds each byte, and
-    /// continues to change.
+    /// The live export of each disk whose bitmap belongs to a node below: it reports which layer holds each byte.
     pub layer_exports: Vec<Option<String>>,
 }
 
@@ -151,8 +148,7 @@ enum TakeMethod {
 }
 
 impl PointInTime {
-    /// Prepares, takes and serves the point in time in one call, if the caller has no work in between. `report` is
-    /// called as in [`PreparedPointInTime::take`].
+    /// Prepares, takes and serves the point in time. `report` is called as in [`PreparedPointInTime::take`].
     ///
     /// # Errors
     /// See [`prepare`](Self::prepare).
@@ -189,8 +185,7 @@ impl PointInTime {
 }
 
 impl<'a> PreparedPointInTime<'a> {
-    /// Freezes the disks, and reports the steps to `report`. After this returns, the guest's file systems can be
-    /// thawed.
+    /// Freezes the disks, and reports the steps to `report`. Afterwards the guest's file systems can be thawed.
     pub fn take(self, report: &mut dyn FnMut(PointInTimeEvent)) -> Result<UnservedPointInTime<'a>> {
         let Self { builder, disks, way } = self;
         let has_switches = matches!(way, TakeMethod::Switched(_));
@@ -342,8 +337,7 @@ impl SnapshotBuilder<'_> {
         })
     }
 
-    /// If another client took a snapshot in the meantime, a disk has another node, and the filter would revert the
-    /// disk to the old one.
+    /// A snapshot by another client replaces the nodes of its disks: the filter would revert them to the old nodes.
     fn check_nodes(&self, named: &[QemuDisk]) -> Result<()> {
         if named.is_empty() {
             return Ok(());

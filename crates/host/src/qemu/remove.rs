@@ -63,7 +63,7 @@ pub fn drop_idle_files(monitor: &dyn Monitor, clock: &dyn Clock) -> Result<()> {
 /// Removes all objects of `run` from this QEMU, without effect on the guest.
 ///
 /// # Errors
-/// The first removal that failed; all others were done.
+/// The first removal that failed. All other removals were tried.
 pub fn remove_run(monitor: &dyn Monitor, clock: &dyn Clock, run: RunId) -> Result<()> {
     let mut removal = Removal {
         monitor,
