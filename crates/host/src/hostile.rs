@@ -1,4 +1,4 @@
-//! Fuzz targets for answers of hypervisors: see [`holdfast_block::hostile`].
+//! Fuzz targets for data that this crate parses: see [`holdfast_block::hostile`].
 
 use std::collections::BTreeMap;
 
@@ -125,12 +125,13 @@ pub fn thin_delta(bytes: &[u8]) -> Outcome {
     changed_blocks::thin_delta(bytes)
 }
 
-/// The output of `VBoxManage`: owners of machines choose names and descriptions.
+/// The output of `VBoxManage`. Owners of machines choose names and descriptions in it.
 pub fn vboxmanage(bytes: &[u8]) -> Outcome {
     virtualbox::answer(bytes)
 }
 
-/// LVM's report: users who may name and tag volumes chose parts of it. A host snapshot must not be a dataset.
+/// LVM's report. Users who may name and tag volumes choose parts of it. A host snapshot must never be listed as a
+/// dataset.
 pub fn lvm_report(bytes: &[u8]) -> Outcome {
     match lvm_volumes(&String::from_utf8_lossy(bytes)) {
         Ok((datasets, snapshots)) => {

@@ -1,4 +1,5 @@
-//! The outside world that owns disks: hypervisors, their machines, and the agents in them.
+//! Access to the outside world that owns disks: hypervisors, their machines, the agents in them, and the storage of
+//! the host.
 
 #[cfg(feature = "hostile")]
 #[doc(hidden)]

@@ -1,12 +1,13 @@
 //! Operations on a running QEMU through its monitor, with or without a management layer.
 //!
-//! A point in time of a machine's disks is made like this: a copy-before-write filter is inserted under each device,
-//! which saves data that the guest is about to overwrite to our scratch file; a node on top of the filter shows the
-//! frozen disk; QEMU exports that node over NBD. If the scratch file is full or slow, the filter breaks the *copy*,
-//! never the guest's write (`on-cbw-error=break-snapshot`, `cbw-timeout`). `docs/design/0004-live-machines.md` has the
-//! evidence.
+//! A point in time of a machine's disks is created as follows. A copy-before-write filter is inserted under each
+//! device. It saves data that the guest is about to overwrite to Holdfast's scratch file. A node on top of the filter
+//! shows the frozen disk, and QEMU exports that node over NBD. If the scratch file is full or slow, the filter breaks
+//! the *copy*, never the guest's write (`on-cbw-error=break-snapshot`, `cbw-timeout`).
+//! `docs/design/0004-live-machines.md` has the evidence.
 //!
-//! Some versions of QEMU have defects by which this would harm the guest: [`DEFECTS`] lists them, and the alternatives.
+//! Some versions of QEMU have defects with which this would harm the guest: [`DEFECTS`] lists them and the
+//! alternatives.
 
 mod context;
 mod copy;

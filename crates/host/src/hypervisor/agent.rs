@@ -1,7 +1,7 @@
 //! The QEMU guest agent: freezing and thawing the guest's file systems.
 //!
-//! Source: QEMU's `qga/qapi-schema.json`. The guest's own hooks (`fsfreeze-hook`) run with it: a hook that fails makes the
-//! freeze fail.
+//! Source: QEMU's `qga/qapi-schema.json`. The guest's own hooks (`fsfreeze-hook`) run as part of a freeze: if a hook
+//! fails, the freeze fails.
 
 pub(crate) mod socket;
 
@@ -16,12 +16,13 @@ use crate::qemu::qmp::{Monitor, QmpCommand};
 /// Freezes the file systems of the guest, and returns their number.
 ///
 /// # Errors
-/// The agent does not answer in time, or reports an error. The guest may be frozen all the same: thaw it.
+/// The agent does not answer in time, or reports an error. The guest may be frozen nevertheless, so the caller must
+/// thaw it.
 pub fn freeze(machine: &dyn Machine, deadline: Duration) -> Result<u64> {
     count(machine, "guest-fsfreeze-freeze", deadline)
 }
 
-/// Thaws the file systems of the guest, and returns how many were frozen. A guest that is not frozen is no error.
+/// Thaws the file systems of the guest, and returns how many were frozen. It is not an error if none is frozen.
 pub fn thaw(machine: &dyn Machine, deadline: Duration) -> Result<u64> {
     count(machine, "guest-fsfreeze-thaw", deadline)
 }
@@ -51,7 +52,7 @@ pub fn is_frozen(machine: &dyn Machine, deadline: Duration) -> Result<bool> {
     }
 }
 
-/// Whether a process in the guest has the agent's channel open. The agent may hang all the same.
+/// Whether a process in the guest has the agent's channel open. The agent may be unresponsive nevertheless.
 pub fn is_connected(monitor: &dyn Monitor) -> crate::qemu::qmp::Result<bool> {
     let Some(label) = crate::hypervisor::qom::agent_channel(monitor)? else {
         return Ok(false);

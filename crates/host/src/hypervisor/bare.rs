@@ -1,9 +1,9 @@
 //! A QEMU without a management layer, reached by its own monitor socket (`-qmp unix:PATH`): a hypervisor of one
 //! machine.
 //!
-//! Such a socket serves one client at a time. The backup uses it while it works; its watchdog waits next in the queue
-//! ([`QueuedSocket`]), with a [stand-in](BareQemu::stand_in) that has only the data about the machine that it was
-//! given.
+//! Such a socket serves one client at a time. The backup uses it while it works. Its watchdog is next in the queue
+//! ([`QueuedSocket`]), with a [stand-in](BareQemu::stand_in) that has only the data about the machine that the backup
+//! passed to it.
 
 mod block;
 mod tpm;
@@ -38,7 +38,8 @@ pub const WITHOUT_UUID: &str = "none@";
 /// Hex digits of the host's id in that identifier, which distinguish hosts of the same name.
 const HOST_DIGITS: usize = 8;
 
-/// One QEMU, and the connection to its monitor. Its machine shares the connection, which closes with the last user.
+/// One QEMU, and the connection to its monitor. The machine shares the connection, which is closed with its last
+/// user.
 pub struct BareQemu {
     title: String,
     machine: Arc<BareConnection>,
@@ -46,7 +47,7 @@ pub struct BareQemu {
 
 struct BareConnection {
     name: String,
-    /// The identifier if QEMU was given no UUID.
+    /// The identifier of the machine if QEMU has no UUID.
     identifier: String,
     monitor: Box<dyn Monitor>,
     process: Option<Process>,
@@ -68,7 +69,8 @@ impl BareQemu {
         Self::connect_with_deadline(path, Duration::MAX, clock)
     }
 
-    /// The same; afterwards no answer is waited for longer than `deadline`, whatever a command allows.
+    /// Connects like [`connect`](Self::connect). Afterwards no answer takes longer than `deadline`, whatever a
+    /// command allows.
     pub fn connect_with_deadline(path: &Path, deadline: Duration, clock: Arc<dyn Clock>) -> Result<Self> {
         let unreachable = |source: MonitorError| Error::Unreachable {
             address: path.display().to_string(),
@@ -105,7 +107,8 @@ impl BareQemu {
         })
     }
 
-    /// The machine `name` at `path`, for a client that waits until the monitor is free. The socket of the guest agent is a parameter.
+    /// The machine `name` at `path`, for a client that waits until the monitor is free. `agent` is the socket of the
+    /// guest agent.
     ///
     /// # Errors
     /// No process listens at `path`.
@@ -141,7 +144,7 @@ impl BareQemu {
     }
 }
 
-/// The first request id: it differs between processes, so that an answer to another process is not taken for ours.
+/// The first request id. It differs between processes, so that an answer to another process is not accepted.
 fn first_id(clock: &dyn Clock) -> AtomicU32 {
     AtomicU32::new(std::process::id().rotate_left(12) ^ clock.now().subsec_nanos())
 }
@@ -204,7 +207,7 @@ impl BareConnection {
         Blocks::query(&*self.monitor, &resolve).map_err(|error| self.failed(error))
     }
 
-    /// QEMU's description of its machine, for reading and for a rebuild.
+    /// QEMU's description of its machine, for users and for rebuilding the machine.
     fn query_description(&self) -> Result<Value> {
         let mut description = Map::new();
         description.insert("name".to_owned(), self.name.clone().into());
@@ -227,7 +230,7 @@ impl BareConnection {
         for (key, command, arguments) in queries {
             let answer = self.monitor.execute(&QmpCommand::new(command, arguments));
             let answer = match answer {
-                // Not every machine has every device, nor every QEMU every query.
+                // Not every machine has every device, and not every QEMU supports every query.
                 Err(error) if error.is_refusal() => Value::Null,
                 other => other.map_err(|error| self.failed(error))?,
             };
@@ -272,7 +275,7 @@ impl Machine for BareMachine {
             self.0.monitor.execute(&QmpCommand::new("query-status", Value::Null)),
             Err(MonitorError::Gone { .. })
         );
-        // A connection may be lost while QEMU still runs.
+        // A connection may be lost while QEMU is still running.
         let is_dead = self.0.process.as_ref().is_some_and(Process::has_ended);
         (is_gone && is_dead).then_some(MachineEnd::Gone)
     }
@@ -308,12 +311,12 @@ impl Machine for BareMachine {
     }
 }
 
-/// Whether QEMU has a UUID: it answers zeroes if it was given none.
+/// Whether QEMU has a UUID. It returns only zeroes if none is configured.
 fn is_set(uuid: &str) -> bool {
     uuid.chars().any(|character| !matches!(character, '0' | '-'))
 }
 
-/// The identifier of a machine without a UUID: its host, and the socket of its monitor, as one word of lower case.
+/// The identifier of a machine without a UUID: its host, and the socket of its monitor, as one word in lower case.
 fn identifier_of(socket: &Path) -> String {
     let content = |file: &str| std::fs::read_to_string(file).unwrap_or_default();
     let (host, machine_id) = (content("/proc/sys/kernel/hostname"), content("/etc/machine-id"));
@@ -348,7 +351,7 @@ fn name(monitor: &dyn Monitor, path: &Path) -> std::result::Result<String, Monit
 
 /// The state of a machine, from QEMU's status.
 ///
-/// During a migration its disks may belong to another host; in every other state but `running` they do not change.
+/// During a migration, its disks may belong to another host. In every other state but `running`, they do not change.
 fn state(word: &str) -> MachineState {
     match word {
         "running" => MachineState::Running,

@@ -1,7 +1,7 @@
 //! libvirt's description of a machine.
 //!
-//! Source: <https://libvirt.org/formatdomain.html>. Unknown elements and attributes are left alone: the text is stored
-//! as it is.
+//! Source: <https://libvirt.org/formatdomain.html>. Unknown elements and attributes are ignored: the text is stored
+//! unchanged.
 
 mod needs;
 mod rewrite;
@@ -25,26 +25,26 @@ const AGENT_CHANNEL: &str = "org.qemu.guest_agent.0";
 /// Limit on the nodes of a document. A machine with hundreds of devices has some thousands.
 const NODE_COUNT_MAX: u32 = 1 << 20;
 
-/// The description of a machine in the XML.
+/// The parts of a machine's XML that Holdfast uses.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DomainXml {
-    /// Its name.
+    /// The name.
     pub name: Option<String>,
-    /// Its UUID, as text.
+    /// The UUID, as text.
     pub uuid: Option<String>,
-    /// Addresses of its network cards.
+    /// The addresses of the network cards.
     pub macs: Vec<String>,
-    /// Its disks, in their order.
+    /// The disks, in their order.
     pub disks: Vec<MachineDisk>,
     /// The configured emulator binary.
     pub emulator: Option<PathBuf>,
     /// The file with the firmware's variables.
     pub nvram: Option<String>,
-    /// Whether its firmware stores variables.
+    /// Whether the firmware stores variables.
     pub has_variables: bool,
-    /// Its emulated TPM.
+    /// The emulated TPM.
     pub tpm: Option<DomainTpm>,
-    /// Whether it has a channel for the guest agent.
+    /// Whether the machine has a channel for the guest agent.
     pub has_agent_channel: bool,
     /// The settings about backups.
     pub mark: BackupMark,
@@ -53,9 +53,9 @@ pub struct DomainXml {
 /// The description of an emulated TPM in the XML.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct DomainTpm {
-    /// Its version; libvirt always writes it.
+    /// The version, which libvirt always writes.
     pub version: Option<TpmVersion>,
-    /// The folder or file of its state, if configured (libvirt 10.10 and later).
+    /// The folder or file of the state, if configured (libvirt 10.10 and later).
     pub source: Option<(TpmStore, PathBuf)>,
     /// The socket of the swtpm, if libvirt does not start it itself.
     pub socket: Option<PathBuf>,
@@ -150,8 +150,8 @@ fn disk(node: Node<'_, '_>) -> Result<MachineDisk, String> {
     Ok(MachineDisk {
         source: source(node),
         kind,
-        // libvirt takes a missing format as raw. The format is never probed: the guest of a raw disk could write a fake
-        // header.
+        // libvirt treats a missing format as raw. The format is never probed: the guest of a raw disk could write a
+        // fake header.
         format: Some(attribute(child(node, "driver"), "type").unwrap_or_else(|| "raw".to_owned())),
         is_read_only: child(node, "readonly").is_some(),
         is_shared: child(node, "shareable").is_some(),

@@ -12,12 +12,12 @@ pub enum Error {
     /// The hypervisor cannot be reached.
     #[error("cannot reach the hypervisor at {address}")]
     Unreachable {
-        /// Its address.
+        /// The address.
         address: String,
         /// The reason.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// A monitor does not answer: it serves one client at a time, and another one is connected.
+    /// A monitor does not answer. It serves one client at a time, and another client is connected.
     #[error("QEMU does not answer at {address}: it serves one client at a time, and another one is connected")]
     MonitorInUse {
         /// Address of its monitor.
@@ -33,7 +33,7 @@ pub enum Error {
         /// The name.
         name: String,
     },
-    /// An operation of another client on the machine excludes this one.
+    /// An operation of another client on the machine excludes this operation.
     #[error("the machine {machine} is busy: {holder}")]
     Busy {
         /// The machine.
@@ -41,7 +41,7 @@ pub enum Error {
         /// The other client, as the hypervisor reports it.
         holder: String,
     },
-    /// The hypervisor refuses an action, or fails.
+    /// The hypervisor refuses an action, or the action fails.
     #[error("cannot {action} the machine {machine}: {reason}")]
     Refused {
         /// The action: "describe", "resume"...

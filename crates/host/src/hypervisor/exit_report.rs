@@ -1,4 +1,4 @@
-//! Why a machine ended that ran a moment ago, according to the log of its QEMU.
+//! Why a machine that was running has ended, according to the log of its QEMU.
 
 use std::fmt;
 use std::fs::File;
@@ -8,7 +8,7 @@ use std::path::Path;
 
 use rustix::fs::OFlags;
 
-/// How many bytes at the end of a log are read.
+/// Number of bytes at the end of a log that are read.
 const LOG_BYTES: u64 = 16 << 10;
 /// Limits on the lines that are shown, and on the characters of each.
 const LINE_COUNT: usize = 3;
@@ -21,14 +21,14 @@ const ENDS: &str = ": shutting down, reason=";
 /// How a machine ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum MachineEnd {
-    /// The guest or a user shut it down.
+    /// The guest or a user has shut the machine down.
     SwitchedOff,
-    /// Its QEMU crashed.
+    /// QEMU crashed.
     Crashed {
         /// The last lines of QEMU's log, if it can be read.
         last_log_lines: Option<String>,
     },
-    /// Its QEMU is gone, for an unknown reason.
+    /// QEMU has ended for an unknown reason.
     Gone,
 }
 
@@ -45,7 +45,7 @@ impl fmt::Display for MachineEnd {
     }
 }
 
-/// The last lines that a QEMU wrote to its log at `path`, if there is one that we may read.
+/// The last lines that a QEMU wrote to its log at `path`; none if the log does not exist or is not readable.
 pub(crate) fn last_log_lines(path: &Path) -> Option<String> {
     let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
     let mut file = File::options()
@@ -64,7 +64,7 @@ pub(crate) fn last_log_lines(path: &Path) -> Option<String> {
     lines_of_qemu(&String::from_utf8_lossy(&bytes))
 }
 
-/// The last lines of QEMU itself since its last start.
+/// The last lines that QEMU itself has written since its last start.
 fn lines_of_qemu(text: &str) -> Option<String> {
     let since_start = text.rfind(STARTS).map_or(text, |at| &text[at..]);
     let is_said =

@@ -1,4 +1,4 @@
-//! Machines under libvirt, by its own bindings.
+//! Machines under libvirt, through its own bindings.
 
 mod change;
 mod checkpoints;
@@ -38,8 +38,8 @@ use tpm::{Activity, TpmFolders, TpmOwner};
 /// The name of libvirt in errors and notes about waits.
 const LIBVIRT: &str = "libvirt";
 
-/// A connection or a domain during a call. libvirt's library waits for the daemon without a timeout, and signals do not
-/// interrupt it, so the wait is noted.
+/// A connection or a domain during a call. libvirt's library waits for the daemon without a timeout, and signals do
+/// not interrupt it, so the wait is registered.
 struct CallGuard<T> {
     handle: T,
     _wait: Wait,
@@ -84,7 +84,7 @@ impl Libvirt {
         // By default the library prints every error itself.
         virt::error::clear_error_callback();
         let (connection, rights) = peer::open(uri)?;
-        // The given URI may be an alias.
+        // The configured URI may be an alias.
         let whole_uri = connection.uri().unwrap_or_default();
         Ok(Self {
             connection: RwLock::new(connection),
@@ -95,7 +95,7 @@ impl Libvirt {
         })
     }
 
-    /// Sets the configuration folder of our user: a session daemon stores the TPM states of its machines there, and
+    /// Sets the configuration folder of this user. A session daemon stores the TPM states of its machines there, and
     /// does not report the path.
     #[must_use]
     pub fn with_configurations(self, folder: &Path) -> Self {
@@ -221,14 +221,14 @@ impl LibvirtMachine {
         CallGuard::for_work(self.domain.read().unwrap_or_else(PoisonError::into_inner).clone())
     }
 
-    /// Looks the machine up through a new connection, after the old one was lost.
+    /// Finds the machine again through a new connection, after the old one was lost.
     fn reconnect(&self) -> std::result::Result<(), Box<dyn std::error::Error + Send + Sync>> {
         let domain = self.domain();
         match domain.is_active() {
             Err(error) if !is_code(&error, ErrorNumber::NoDomain) => {}
             other => return Ok(other.map(drop)?),
         }
-        // The library has the UUID without a call to the daemon.
+        // The library returns the UUID without a call to the daemon.
         let uuid = domain.uuid_string()?;
         let connection = peer::open_again(&self.uri, &self.rights)?;
         let _wait = Wait::for_answer(LIBVIRT);
@@ -335,7 +335,7 @@ impl Machine for LibvirtMachine {
             .map_err(|error| self.refused("describe", &error))?
         {
             files.push(("domain-live.xml".to_owned(), self.xml(0)?.into_bytes()));
-            // The configuration as a migration target gets it: the saved memory fits only this one.
+            // The configuration as a migration target gets it: the saved memory is compatible only with this one.
             let migratable = self.xml(sys::VIR_DOMAIN_XML_MIGRATABLE)?;
             files.push(("domain-migratable.xml".to_owned(), migratable.into_bytes()));
         }
@@ -347,7 +347,7 @@ impl Machine for LibvirtMachine {
     }
 
     fn ask_agent(&self, command: &str, deadline: Duration) -> Result<String> {
-        // libvirt counts whole seconds; 0 would mean no wait at all.
+        // libvirt counts whole seconds, and 0 means no wait.
         let seconds = i32::try_from(deadline.as_secs().max(1)).unwrap_or(i32::MAX);
         let answer = self.domain_at_work().qemu_agent_command(command, seconds, 0);
         answer.map_err(|error| self.refused("ask the guest agent of", &error))

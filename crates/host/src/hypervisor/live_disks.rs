@@ -1,4 +1,4 @@
-//! Copies of the disks of running machines, and the switch to the copy.
+//! Copies of the disks of running machines, and the switch of a machine to a copy.
 
 use std::num::NonZeroU64;
 
@@ -10,14 +10,15 @@ use crate::hypervisor::traits::HypervisorMut;
 ///
 /// Machines are given by name or UUID, disks by target: "vda".
 pub trait LiveDisks: HypervisorMut {
-    /// Whether a machine runs, and if not, why.
+    /// Whether a machine is running, and the reason if it is not.
     fn execution_state(&self, machine: &str) -> Result<ExecutionState>;
 
     /// Resumes a paused machine, whatever the reason of the pause.
     fn unpause(&self, machine: &str) -> Result<()>;
 
-    /// Starts to copy a disk to an existing image at `to` that is large enough, limited to `rate` bytes per second from
-    /// the start. New writes are copied as well. The job belongs to the hypervisor, and continues without this process.
+    /// Starts to copy a disk to an existing image at `to` that is large enough, limited to `rate` bytes per second
+    /// from the start. New writes are copied as well. The job belongs to the hypervisor, and continues when this
+    /// process ends.
     fn begin_copy(&self, machine: &str, disk: &str, to: &DiskPlace, rate: NonZeroU64) -> Result<()>;
 
     /// Changes the rate of a running copy.
@@ -35,20 +36,20 @@ pub trait LiveDisks: HypervisorMut {
     /// Nothing was changed, for example because the copy is not complete.
     fn finish_copy(&self, machine: &str, disk: &str) -> Result<()>;
 
-    /// The user and group that its machines run as, if not the hypervisor's own.
+    /// The user and group under which the machines run; none if they are those of the hypervisor.
     fn user_of_machines(&self) -> Result<Option<(u32, u32)>>;
 }
 
 /// Whether a machine runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ExecutionState {
-    /// Its processors run.
+    /// The processors are running.
     Running,
-    /// It is paused because of an I/O error of a disk.
+    /// The machine is paused because of an I/O error of a disk.
     StoppedByDisk,
-    /// It is paused for another reason.
+    /// The machine is paused for another reason.
     Paused,
-    /// It is shut off.
+    /// The machine is shut off.
     ShutOff,
 }
 
@@ -57,8 +58,8 @@ pub enum ExecutionState {
 pub struct CopyState {
     /// Bytes copied.
     pub done_bytes: u64,
-    /// Bytes to copy in total; grows while the machine writes.
+    /// Bytes to copy in total. The number grows while the machine writes.
     pub total_bytes: u64,
-    /// Whether the copy equals the disk.
+    /// Whether the copy is equal to the disk.
     pub is_complete: bool,
 }

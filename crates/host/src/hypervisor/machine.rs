@@ -1,4 +1,4 @@
-//! Descriptions of machines: state, disks, and other parts.
+//! Descriptions of machines: their states, disks and other parts.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -8,13 +8,13 @@ use crate::hypervisor::tpm::Tpm;
 /// The state of a machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum MachineState {
-    /// Its processors run.
+    /// The processors are running.
     Running,
-    /// It is paused, and its memory exists.
+    /// The machine is paused, and its memory exists.
     Paused,
-    /// It is shut off.
+    /// The machine is shut off.
     ShutOff,
-    /// It has crashed, is suspended, or changes from one state to another.
+    /// The machine has crashed, is suspended, or is changing from one state to another.
     Between,
 }
 
@@ -32,28 +32,28 @@ impl fmt::Display for MachineState {
 /// A machine in a list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MachineSummary {
-    /// Its name at its hypervisor.
+    /// The name at the hypervisor.
     pub name: String,
-    /// Its UUID, as text.
+    /// The UUID, as text.
     pub uuid: String,
-    /// Its state.
+    /// The state.
     pub state: MachineState,
 }
 
 /// The properties of a machine that matter for a backup of its disks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Description {
-    /// Its name, UUID and state.
+    /// Name, UUID and state.
     pub summary: MachineSummary,
-    /// Its disks, in the order of its configuration.
+    /// The disks, in the order of the configuration.
     pub disks: Vec<MachineDisk>,
-    /// The file with the firmware's variables, if it has one.
+    /// The file with the firmware's variables, if the machine has one.
     pub nvram: Option<PathBuf>,
-    /// Its emulated TPM, if it has one.
+    /// The emulated TPM, if the machine has one.
     pub tpm: Option<Tpm>,
-    /// Whether it has a channel for the QEMU guest agent. The guest need not run the agent.
+    /// Whether the machine has a channel for the QEMU guest agent. The agent need not run in the guest.
     pub has_agent_channel: bool,
-    /// The settings about backups in its configuration.
+    /// The settings about backups in the configuration.
     pub mark: BackupMark,
 }
 
@@ -71,19 +71,19 @@ pub struct BackupMark {
 /// A disk of a machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MachineDisk {
-    /// Its name in the machine: "vda".
+    /// The name in the machine: "vda".
     pub target: String,
     /// The kind of device.
     pub kind: DiskKind,
-    /// Where its bytes are.
+    /// The location of the disk's bytes.
     pub source: DiskSource,
-    /// The format of its image, if configured.
+    /// The format of the image, if configured.
     pub format: Option<String>,
-    /// Whether the machine cannot write it.
+    /// Whether the machine cannot write the disk.
     pub is_read_only: bool,
-    /// Whether other machines may have it open at the same time.
+    /// Whether other machines may have the disk open at the same time.
     pub is_shared: bool,
-    /// QEMU's name of the device while the machine runs: its id, "virtio-disk0", or its QOM path.
+    /// QEMU's name of the device while the machine is running: its id, "virtio-disk0", or its QOM path.
     pub alias: Option<String>,
 }
 
@@ -92,7 +92,7 @@ pub struct MachineDisk {
 pub enum DiskKind {
     /// A disk.
     Disk,
-    /// A disk of the host that the guest sends SCSI commands to.
+    /// A disk of the host to which the guest sends SCSI commands.
     Lun,
     /// A CD or DVD.
     Cdrom,
@@ -100,32 +100,32 @@ pub enum DiskKind {
     Floppy,
 }
 
-/// Where the bytes of a disk are.
+/// The location of a disk's bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DiskSource {
-    /// In a file.
+    /// A file.
     File(PathBuf),
-    /// On a block device.
+    /// A block device.
     Device(PathBuf),
-    /// Elsewhere, as the text describes.
+    /// Another location, as the text describes.
     Other(String),
-    /// Nowhere: the drive is empty.
+    /// None: the drive is empty.
     Empty,
 }
 
 /// Whether a disk is backed up.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Decision {
-    /// It is backed up.
+    /// The disk is backed up.
     Take,
-    /// It is not, for this reason.
+    /// The disk is not backed up, for this reason.
     Leave(String),
 }
 
 /// The user's selection of disks.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct DiskChoice {
-    /// Only these, by target; all if empty.
+    /// Only these disks, by target; all disks if empty.
     pub include: Vec<String>,
     /// Excluded disks, by target.
     pub exclude: Vec<String>,

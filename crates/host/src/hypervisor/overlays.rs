@@ -5,19 +5,21 @@ use std::path::{Path, PathBuf};
 
 use crate::hypervisor::error::Result;
 
-/// A hypervisor that tracks the backing chains of its machines' disks, and must make changes to them itself.
+/// A hypervisor that tracks the backing chains of its machines' disks, so that all changes of them must be made
+/// through it.
 ///
 /// Machines are given by name or UUID, disks by target.
 pub trait Overlays: Send + Sync {
     /// The overlays that belong to snapshots of the hypervisor.
     fn snapshot_files(&self, machine: &str) -> Result<Vec<PathBuf>>;
 
-    /// Puts each named disk on a new overlay, all at one instant; the image below is not written any more. The overlays
-    /// are known only from the machine's configuration. `others` are the disks of the machine that stay as they are.
+    /// Creates a new overlay on each named disk, all at one point in time. The image below is no longer written. The
+    /// overlays are recorded only in the machine's configuration. `others` are the disks of the machine that are
+    /// unchanged.
     fn begin_overlays(&self, machine: &str, overlays: &[(String, PathBuf)], others: &[String]) -> Result<()>;
 
-    /// Starts to commit everything above `base` into it, limited to `rate` bytes per second. The machine keeps running,
-    /// and its writes go to both.
+    /// Starts to commit everything above `base` into it, limited to `rate` bytes per second. The machine continues to
+    /// run, and its writes go to both images.
     fn begin_commit(&self, machine: &str, disk: &str, base: &Path, rate: Option<NonZeroU64>) -> Result<()>;
 
     /// Removes the rate limit of a commit.
@@ -29,7 +31,7 @@ pub trait Overlays: Send + Sync {
     /// Switches the machine to the base, after a complete commit.
     fn pivot(&self, machine: &str, disk: &str) -> Result<()>;
 
-    /// Cancels a commit: the machine stays on its overlay.
+    /// Cancels a commit. The machine continues to use its overlay.
     fn abandon_commit(&self, machine: &str, disk: &str) -> Result<()>;
 }
 
@@ -38,12 +40,12 @@ pub trait Overlays: Send + Sync {
 pub struct CommitProgress {
     /// Bytes committed.
     pub done_bytes: u64,
-    /// Bytes to commit in total; grows while the machine writes.
+    /// Bytes to commit in total. The number grows while the machine writes.
     pub total_bytes: u64,
 }
 
 impl CommitProgress {
-    /// Whether the base has everything, so that the machine can switch to it.
+    /// Whether the base contains all data, so that the machine can be switched to it.
     pub fn is_complete(self) -> bool {
         self.total_bytes > 0 && self.done_bytes == self.total_bytes
     }

@@ -1,8 +1,8 @@
-//! A running swtpm: its command line names its socket and the path of its state.
+//! A running swtpm. Its command line has its socket and the path of its state.
 //!
-//! Its control socket is not used: it serves one client, which is QEMU. A command line is no proof, since any user can
-//! start a program with any arguments. So a process counts only if the kernel reports that it runs a program called
-//! swtpm and holds the socket, and its state is opened with the rights of its user.
+//! The control socket is not used: it serves one client, which is QEMU. A command line proves nothing, since any user
+//! can start a program with any arguments. So a process counts only if the kernel reports that it runs a program
+//! named swtpm and has the socket open. Its state is opened with the rights of its user.
 
 use std::path::{Path, PathBuf};
 
@@ -27,8 +27,8 @@ pub(crate) fn at_socket(socket: &Path) -> Option<(TpmVersion, TpmPlace)> {
 }
 
 #[cfg(feature = "libvirt")]
-/// The TPM of the libvirt machine with this UUID. A session daemon starts swtpm as its user; the system daemon has the
-/// sockets in a folder that only root can write.
+/// The TPM of the libvirt machine with this UUID. A session daemon starts swtpm as its own user. The system daemon
+/// has the sockets in a folder that only root can write.
 pub(crate) fn of_machine(uuid: &str, libvirt: &Rights) -> Option<(TpmVersion, TpmPlace)> {
     find_only(|swtpm, rights| {
         let is_of_system = swtpm
@@ -44,14 +44,15 @@ pub(crate) fn of_machine(uuid: &str, libvirt: &Rights) -> Option<(TpmVersion, Tp
 const SYSTEM_SOCKETS: [&str; 2] = ["/run/libvirt", "/var/run/libvirt"];
 
 #[cfg(any(feature = "libvirt", test))]
-/// libvirt names a folder by the machine's UUID, and the folder inside by the TPM's version.
+/// Whether the path belongs to this machine. libvirt names a folder by the machine's UUID, and the folder inside by
+/// the TPM's version.
 fn is_of_machine(swtpm: &Swtpm, uuid: &str) -> bool {
     let above = swtpm.path.parent().and_then(Path::file_name);
     let is_called_so = above.and_then(|name| name.to_str()).is_some_and(|name| name == uuid);
     swtpm.store == TpmStore::Folder && is_called_so && swtpm.path.ends_with(swtpm.version.folder())
 }
 
-/// The only matching swtpm. None if there are several: all but one are leftovers, and it is unknown which.
+/// The only matching swtpm. None if there are several: all but one are leftovers, and it is unknown which ones.
 fn find_only(is_wanted: impl Fn(&Swtpm, &Rights) -> bool) -> Option<(TpmVersion, TpmPlace)> {
     let bound = bound_sockets();
     let all = Process::all().filter_map(|process| {
@@ -79,12 +80,12 @@ fn find_only(is_wanted: impl Fn(&Swtpm, &Rights) -> bool) -> Option<(TpmVersion,
     Some((swtpm.version, place))
 }
 
-/// Whether a process runs a program called swtpm and holds the socket that its command line names; none if we may not
-/// see that.
+/// Whether a process runs a program named swtpm and has the socket open that its command line names; none if this
+/// cannot be inspected.
 fn is_running(process: &Process, reported: &Swtpm, bound: &[(PathBuf, u64)]) -> Option<bool> {
     let program = process.program()?;
     let name = program.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-    // The kernel appends this when an update replaced the program's file.
+    // The kernel appends this suffix after an update has replaced the program's file.
     if name.strip_suffix(" (deleted)").unwrap_or(name) != "swtpm" {
         return Some(false);
     }
@@ -103,7 +104,7 @@ fn resolved(swtpm: Swtpm, process: &Process) -> Swtpm {
     }
 }
 
-/// Parses a command line; none for another program, or if the arguments are not on the command line.
+/// Parses a command line; none if the program is not swtpm, or the command line lacks the arguments.
 fn parse(arguments: &[String]) -> Option<Swtpm> {
     let (program, arguments) = arguments.split_first()?;
     if Path::new(program).file_name()? != "swtpm" {
@@ -160,7 +161,7 @@ mod tests {
         parse(&line.split(' ').map(str::to_owned).collect::<Vec<_>>())
     }
 
-    /// As libvirt 9.0 starts it, as later versions do, and by hand.
+    /// Command lines as libvirt 9.0 writes them, as later versions do, and as started by hand.
     #[test]
     fn machine_and_state_are_read_from_the_command_line() {
         let folder = "/var/lib/libvirt/swtpm/7219d2ac-133f-465f-897f-011cd0b714f1/tpm2";

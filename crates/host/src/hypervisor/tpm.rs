@@ -1,11 +1,11 @@
 //! Emulated TPMs: the place of swtpm's state.
 //!
 //! swtpm has up to three kinds of state. A machine that is shut off has only the permanent state: keys, counters and
-//! everything else that the guest stored in the TPM, including what `TPM2_Shutdown` writes for the next start. It is
-//! one file. swtpm replaces it atomically (it writes a new file, then renames it) before it answers the command that
-//! changed it. The other two exist for a machine that runs (`volatilestate`), or is suspended with a TPM 1.2
-//! (`savestate`): QEMU makes swtpm discard the first when a machine starts, a restarted TPM discards the second, and
-//! both are in QEMU's own stream of a machine's memory. `.lock` is only a lock file.
+//! everything else that the guest stored in the TPM, including what `TPM2_Shutdown` writes for the next start. This
+//! state is one file. swtpm replaces it atomically (it writes a new file, then renames it) before it answers the
+//! command that changed the state. The other two kinds exist for a machine that is running (`volatilestate`), or is
+//! suspended with a TPM 1.2 (`savestate`). QEMU makes swtpm discard the first when a machine starts, a restarted TPM
+//! discards the second, and both are part of QEMU's stream of a machine's memory. `.lock` is only a lock file.
 //!
 //! Source: swtpm 0.7.1 and 0.10, `src/swtpm/swtpm_nvstore*.c`; libvirt 9.0, `src/qemu/qemu_tpm.c`.
 
@@ -17,9 +17,9 @@ use crate::system::rights::Rights;
 /// An emulated TPM of a machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Tpm {
-    /// Its version, if known.
+    /// The version, if known.
     pub version: Option<TpmVersion>,
-    /// Where its state is.
+    /// The location of the state.
     pub place: TpmPlace,
 }
 
@@ -32,10 +32,10 @@ pub enum TpmVersion {
     V2,
 }
 
-/// Where the state of a TPM is.
+/// The location of the state of a TPM.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TpmPlace {
-    /// In a file of this host. It may not exist yet: swtpm creates it when the machine starts.
+    /// A file of this host. It may not exist yet: swtpm creates it when the machine starts.
     At(TpmFile),
     /// Unknown, with the reason.
     Unknown(String),
@@ -114,7 +114,7 @@ impl TpmStore {
 }
 
 impl TpmPlace {
-    /// The place of a state that is stored at `path`.
+    /// The location of a state that is stored at `path`.
     pub(crate) fn of(store: TpmStore, path: &Path, version: Option<TpmVersion>) -> Self {
         let path = match (store, version) {
             (TpmStore::Single, _) => path.to_owned(),
@@ -147,7 +147,7 @@ impl TpmPlace {
 
 impl TpmFile {
     /// The file that swtpm locks while it runs (`fcntl`, the whole file, for writing). None for a single file: only
-    /// later versions lock it, and only if an option asks for it.
+    /// later versions lock it, and only if an option requests this.
     pub fn lock(&self) -> Option<PathBuf> {
         match self.store {
             TpmStore::Folder => Some(self.path.with_file_name(".lock")),

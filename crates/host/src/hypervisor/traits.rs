@@ -15,15 +15,15 @@ use crate::system::rights::Rights;
 
 /// A connection to a hypervisor.
 pub trait Hypervisor: Send + Sync {
-    /// Its kind and address, for users: "libvirt at qemu:///system".
+    /// The kind and address, for users: "libvirt at qemu:///system".
     fn title(&self) -> &str;
 
-    /// The rights for opening files that its machines name: those of the user it runs as.
+    /// The rights for opening files that the machines name: those of the user under which the hypervisor runs.
     fn rights(&self) -> Rights {
         Rights::Own
     }
 
-    /// Its machines, by name.
+    /// The machines, by name.
     fn machines(&self) -> Result<Vec<MachineSummary>>;
 
     /// Finds a machine by name or UUID.
@@ -34,17 +34,17 @@ pub trait Hypervisor: Send + Sync {
 ///
 /// Machines are given by name or UUID.
 pub trait HypervisorMut: Hypervisor {
-    /// Whether its machines use files of this host.
+    /// Whether the machines use files of this host.
     fn is_of_this_host(&self) -> bool;
 
-    /// Checks whether it accepts a configuration; changes nothing. Returns what would currently prevent the machine
-    /// from starting, if anything.
+    /// Checks whether the hypervisor accepts a configuration. Changes nothing. Returns what would currently prevent
+    /// the machine from starting, if anything.
     ///
     /// # Errors
-    /// It can never accept the configuration.
+    /// The hypervisor can never accept the configuration.
     fn check(&self, configuration: &str) -> Result<Option<String>>;
 
-    /// The needed networks and storage pools that it lacks, each as a description.
+    /// Descriptions of the needed networks and storage pools that the hypervisor lacks.
     fn missing_resources(&self, _needs: &HostNeeds) -> Vec<String> {
         Vec::new()
     }
@@ -54,16 +54,16 @@ pub trait HypervisorMut: Hypervisor {
         None
     }
 
-    /// The earlier states of a machine that it keeps.
+    /// The earlier states of a machine that the hypervisor keeps.
     fn kept_states(&self, machine: &str) -> Result<KeptStates>;
 
-    /// The place of the TPM's state of a machine that is shut off; none if the configuration has no emulated TPM.
+    /// The location of the TPM's state of a machine that is shut off; none if the configuration has no emulated TPM.
     fn tpm_place(&self, configuration: &str) -> Option<TpmPlace>;
 
     /// Defines a machine. An existing machine with the same UUID gets the new configuration.
     fn define(&self, configuration: &str) -> Result<()>;
 
-    /// Removes the definition of a machine that is shut off. Its files stay.
+    /// Removes the definition of a machine that is shut off. Its files are kept.
     fn undefine(&self, machine: &str) -> Result<()>;
 
     /// Stops a machine without a guest shutdown.
@@ -72,7 +72,7 @@ pub trait HypervisorMut: Hypervisor {
     /// Starts a machine.
     fn start(&self, machine: &str) -> Result<()>;
 
-    /// Whether it needs the saved memory in a file, because it cannot read a pipe.
+    /// Whether the hypervisor needs the saved memory in a file, because it cannot read a pipe.
     fn wants_memory_in_file(&self) -> bool {
         false
     }
@@ -80,7 +80,7 @@ pub trait HypervisorMut: Hypervisor {
     /// Starts a machine from its saved memory.
     ///
     /// # Errors
-    /// The machine is shut off, as before.
+    /// The machine is shut off, as before the call.
     fn resume(&self, resumption: &Resumption<'_>) -> Result<()>;
 }
 
@@ -97,44 +97,44 @@ pub struct Resumption<'a> {
     pub clock: &'a dyn Clock,
     /// A folder for a pipe to the hypervisor.
     pub folder: &'a Path,
-    /// A free path for a file with the whole memory, for a hypervisor that cannot read a pipe. The caller deletes the
-    /// file.
+    /// An unused path for a file with the whole memory, for a hypervisor that cannot read a pipe. The caller deletes
+    /// the file.
     pub file: &'a Path,
     /// Writes the memory in the format of QEMU.
     pub write: &'a (dyn Fn(&mut dyn Write) -> std::io::Result<()> + Sync),
 }
 
-/// Earlier states of a machine that its hypervisor can return to, or counts changes from. They depend on the current
-/// content of the disks, and are wrong for any other content.
+/// Earlier states of a machine to which its hypervisor can return, or from which it counts changes. They depend on
+/// the current content of the disks, and are invalid for any other content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct KeptStates {
     /// Snapshots of the hypervisor.
     pub snapshot_count: u32,
     /// Checkpoints from which changes are tracked.
     pub checkpoint_count: u32,
-    /// Whether its memory was saved, to continue from at the next start.
+    /// Whether the memory was saved, so that the next start resumes the machine.
     pub has_saved_memory: bool,
-    /// Whether its definition disappears when it stops.
+    /// Whether the definition is removed when the machine stops.
     pub is_transient: bool,
 }
 
 /// A machine of a hypervisor.
 pub trait Machine: Send + Sync {
-    /// Its name.
+    /// The name.
     fn name(&self) -> &str;
 
-    /// The rights for opening files that it names.
+    /// The rights for opening files that the machine names.
     fn rights(&self) -> Rights {
         Rights::Own
     }
 
-    /// Its current description.
+    /// The current description.
     fn describe(&self) -> Result<Description>;
 
     /// The size of a disk in the machine, in bytes, if known.
     fn size_of(&self, disk: &MachineDisk) -> Option<u64>;
 
-    /// How it ended; none while it runs, or if unknown.
+    /// How the machine ended; none while it is running, or if unknown.
     fn ended(&self) -> Option<MachineEnd> {
         match self.describe() {
             Ok(description) if description.summary.state == MachineState::ShutOff => Some(MachineEnd::SwitchedOff),
@@ -143,10 +143,10 @@ pub trait Machine: Send + Sync {
         }
     }
 
-    /// Its complete configuration as the hypervisor stores it: file names and contents.
+    /// The complete configuration as the hypervisor stores it: file names and contents.
     fn configuration(&self) -> Result<Vec<(String, Vec<u8>)>>;
 
-    /// The monitor of its QEMU, while it runs.
+    /// The monitor of the machine's QEMU, while it is running.
     fn monitor(&self) -> &dyn Monitor;
 
     /// Sends a command to the guest agent, and returns the answer.

@@ -1,11 +1,12 @@
-//! VirtualBox, by `VBoxManage`: machines, their states and their snapshots.
+//! VirtualBox, through `VBoxManage`: machines, their states and their snapshots.
 //!
-//! Machines of VirtualBox belong to a user, and the user's `VBoxManage` lists them. Their configuration is in settings
-//! files, which [`holdfast_hardware::virtualbox`] reads; this module has only what is not in files. Parts of the output
-//! of `VBoxManage` are chosen by the owners of machines: names and descriptions may contain quotes and line ends. So a
-//! line that could be such a part is not trusted (`answers.rs`).
+//! Machines of VirtualBox belong to a user, and the user's `VBoxManage` lists them. Their configuration is in
+//! settings files, which [`holdfast_hardware::virtualbox`] reads. This module handles only information that is not in
+//! files. Owners of machines choose parts of the output of `VBoxManage`: names and descriptions may contain quotes
+//! and line ends. So a line that could be such a part is not trusted (`answers.rs`).
 //!
-//! An interrupted program lets a running `VBoxManage` finish: a half-deleted snapshot is worse than a leftover one.
+//! When Holdfast is interrupted, a running `VBoxManage` is allowed to finish: a half-deleted snapshot is worse than a
+//! leftover one.
 
 mod answers;
 #[cfg(feature = "hostile")]
@@ -31,19 +32,20 @@ pub const PROGRAM: &str = "VBoxManage";
 pub const HOME_VARIABLE: &str = "VBOX_USER_HOME";
 /// Timeout of a query. The first query starts a service.
 const SHORT_TIME_OUT: Duration = Duration::from_secs(120);
-/// Timeout of a snapshot, which writes memory or merges images. VirtualBox continues with it after the timeout.
+/// Timeout for taking or deleting a snapshot, which writes memory or merges images. After the timeout, VirtualBox
+/// continues the operation.
 const LONG_TIME_OUT: Duration = Duration::from_secs(24 * 3600);
 
 /// What the machine's processors do while a snapshot is taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SnapshotMode {
-    /// They continue to run.
+    /// The processors continue to run.
     Live,
-    /// They are paused. A machine that is already paused or off stays so.
+    /// The processors are paused. A machine that is already paused or off remains so.
     Paused,
 }
 
-/// VirtualBox, by its `VBoxManage`.
+/// VirtualBox, through its `VBoxManage`.
 pub struct VBoxManage {
     program: String,
     short_calls: Arc<dyn Tools>,
@@ -51,7 +53,7 @@ pub struct VBoxManage {
 }
 
 impl VBoxManage {
-    /// The program at a path. `home` is the user's VirtualBox folder, if it is not the default one.
+    /// Uses the program at a path. `home` is the user's VirtualBox folder, if it is not the default folder.
     pub fn new(program: &Path, home: Option<&Path>, clock: &Arc<dyn Clock>) -> Self {
         let tools = |time_out| {
             let tools = LocalTools::new(Arc::clone(clock), time_out);
@@ -67,7 +69,7 @@ impl VBoxManage {
         }
     }
 
-    /// The same with other tools, for tests.
+    /// Uses other tools, for tests.
     pub fn with_tools(program: &str, tools: &Arc<dyn Tools>) -> Self {
         Self {
             program: program.to_owned(),
@@ -112,7 +114,7 @@ impl VBoxManage {
     /// Takes a snapshot of a machine, and returns its UUID.
     ///
     /// # Errors
-    /// A snapshot of that name may exist all the same.
+    /// VirtualBox reports a failure. A snapshot of that name may exist nevertheless.
     pub fn take_snapshot(&self, machine: &str, name: &str, description: &str, mode: SnapshotMode) -> Result<String> {
         let mut arguments = vec!["snapshot", machine, "take", name, "--description", description];
         if mode == SnapshotMode::Live {
@@ -125,7 +127,7 @@ impl VBoxManage {
         })
     }
 
-    /// Deletes a snapshot by UUID: VirtualBox merges the later writes into the image below.
+    /// Deletes a snapshot by UUID. VirtualBox merges the later writes into the image below.
     pub fn delete_snapshot(&self, machine: &str, snapshot: &str) -> Result<()> {
         let arguments = ["snapshot", machine, "delete", snapshot];
         let action = "delete a snapshot of";
@@ -139,7 +141,7 @@ impl VBoxManage {
             .map(drop)
     }
 
-    /// Removes a machine from the user's list. Its files stay.
+    /// Removes a machine from the user's list. Its files are kept.
     pub fn unregister(&self, machine: &str) -> Result<()> {
         self.ask(&*self.short_calls, machine, "unregister", &["unregistervm", machine])
             .map(drop)
@@ -181,14 +183,14 @@ impl VBoxManage {
     }
 }
 
-/// The user's VirtualBox folder: the configured one, or the first existing default.
+/// The user's VirtualBox folder: the configured folder, or the first default folder that exists.
 ///
 /// `configurations` is the user's configuration folder, `home` the home folder.
 pub fn home_folder(configured: Option<&Path>, home: Option<&Path>, configurations: Option<&Path>) -> Option<PathBuf> {
     if let Some(configured) = configured {
         return Some(configured.to_owned());
     }
-    // Versions before 4.3 used this folder, and later ones still do if it exists.
+    // Versions before 4.3 used this folder, and later versions still use it if it exists.
     let old = home
         .map(|home| home.join(".VirtualBox"))
         .filter(|folder| folder.is_dir());

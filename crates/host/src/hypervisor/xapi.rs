@@ -1,7 +1,7 @@
-//! XenServer and XCP-ng, by the XenAPI of a pool.
+//! XenServer and XCP-ng, through the XenAPI of a pool.
 //!
-//! Sources: the XenAPI reference and its note on the wire protocol; for the handlers of HTTP `export_raw_vdi.ml`, `import_raw_vdi.ml` and
-//! `importexport.ml` of xen-api.
+//! Sources: the XenAPI reference and its note on the wire protocol; for the HTTP handlers, `export_raw_vdi.ml`,
+//! `import_raw_vdi.ml` and `importexport.ml` of xen-api.
 //!
 //! - [`Pool`] logs in at the pool master and calls its methods ([`call`](Pool::call)); expired sessions are renewed.
 //! - Long operations are [`Task`]s, and only the task reports success: the HTTP status precedes the transfer.

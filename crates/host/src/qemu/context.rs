@@ -7,15 +7,15 @@ use crate::qemu::qmp::{Monitor, QmpCommand, Result};
 
 /// The thread in which a guest device runs its node.
 ///
-/// This is the configuration of the device, not the current state of the node: while a guest resets the device, or does
-/// not use it yet, the node is in the main loop.
+/// This is the configuration of the device, not the current state of the node. While a guest resets the device or
+/// does not use it yet, the node is in the main loop.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DiskContext {
     /// QEMU's main loop.
     MainLoop,
     /// An iothread, by its QOM path.
     Iothread(String),
-    /// QEMU does not report it.
+    /// QEMU does not report the thread.
     Unknown,
 }
 
@@ -23,7 +23,7 @@ impl DiskContext {
     /// Queries the context of the device at the QOM path `device`.
     ///
     /// # Errors
-    /// The connection to the monitor is gone. If QEMU refuses the query, the context is [`DiskContext::Unknown`].
+    /// The connection to the monitor is lost. If QEMU refuses the query, the context is [`DiskContext::Unknown`].
     pub fn query(monitor: &dyn Monitor, device: &str) -> Result<Self> {
         let answer = ContextQuery { monitor }.ask(device);
         match answer {
@@ -63,7 +63,7 @@ impl ContextQuery<'_> {
         Ok(self.context(controller, &properties)?.unwrap_or(DiskContext::MainLoop))
     }
 
-    /// The context from a device's own properties; none if it has no such property.
+    /// The context from a device's own properties; none if the device has no such property.
     fn context(&self, device: &str, properties: &[String]) -> Result<Option<DiskContext>> {
         let has = |wanted: &str| properties.iter().any(|name| name == wanted);
         if has("iothread-vq-mapping") {

@@ -1,10 +1,10 @@
 //! Copies ranges of a frozen disk into a file, by QEMU's backup jobs.
 //!
-//! This is how a disk is read that QEMU's NBD server must not export ([`Danger::NbdClientOfIothread`](super::Danger)).
-//! QEMU exports a node without data instead. The reader requests ranges by writing zeroes to that node, whose bitmap
-//! records them. A job then copies the recorded ranges from the frozen disk into the file. The job waits for local
-//! files only, so no failure of the reader can block the guest, not even when QEMU has to wait for the job (a reset, a
-//! pause).
+//! This is how Holdfast reads a disk that QEMU's NBD server must not export
+//! ([`Danger::NbdClientOfIothread`](super::Danger)). QEMU exports a node without data instead. The reader requests
+//! ranges by writing zeroes to that node, whose bitmap records them. A job then copies the recorded ranges from the
+//! frozen disk into the file. The job waits for local files only, so no failure of the reader can block the guest,
+//! not even when QEMU has to wait for the job (a reset, a pause).
 
 use std::time::Duration;
 
@@ -65,8 +65,8 @@ impl PartCopier {
     /// Copies the ranges that were requested since the last call into the file, and returns when they are complete.
     ///
     /// # Errors
-    /// The job failed or disappeared because the copy of the disk is broken or was given up, or `is_wanted` returned
-    /// false.
+    /// The job failed, or disappeared because the copy of the disk is broken or was abandoned, or `is_wanted`
+    /// returned false.
     pub fn copy(&self, monitor: &dyn Monitor, clock: &dyn Clock, is_wanted: &dyn Fn() -> bool) -> Result<()> {
         let clear =
             |node: &str| json!({ "type": "block-dirty-bitmap-clear", "data": { "node": node, "name": self.bitmap } });
@@ -139,7 +139,7 @@ pub(super) fn end_jobs(monitor: &dyn Monitor, clock: &dyn Clock, is_one: &dyn Fn
                 _ => cancel(monitor, &job.id),
             };
             match done {
-                // Its reader has dismissed it.
+                // The reader has dismissed the job.
                 Err(error) if !error.is_refusal() => return Err(error),
                 _ => {}
             }
@@ -153,7 +153,6 @@ pub(super) fn end_jobs(monitor: &dyn Monitor, clock: &dyn Clock, is_one: &dyn Fn
     })
 }
 
-/// Cancels a job.
 fn cancel(monitor: &dyn Monitor, id: &str) -> Result<()> {
     match monitor.execute(&QmpCommand::new("job-cancel", json!({ "id": id }))) {
         // The job has ended by itself.

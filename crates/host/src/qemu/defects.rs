@@ -1,8 +1,8 @@
 //! Known defects of QEMU that can harm a guest or its data, by version.
 //!
-//! This is the only module that decides by version what must not be done to a QEMU. Each entry has the versions, the
-//! trigger, the alternative, and the source. Distributions fix some defects without a new version; such a QEMU is
-//! treated as if it had the defect, which costs speed and never safety.
+//! This is the only module that decides by QEMU's version which operations are unsafe. Each entry has the affected
+//! versions, the trigger, the alternative, and the source. Distributions fix some defects without a new version. Such
+//! a QEMU is treated as if it had the defect, which costs speed and never safety.
 
 use super::QemuVersion;
 
@@ -19,15 +19,15 @@ pub enum Danger {
     OverlappingReads,
     /// The NBD server waits for a reader that disconnected, and QEMU's main loop waits for the server.
     ServerWaitsForReader,
-    /// Memory of a machine with TCG is sent without some of the writes that were made in the meantime.
+    /// The memory of a machine with TCG is sent without some of the writes that the guest makes while it is sent.
     MemoryOfRunningTcg,
     /// A reset of an IDE or SATA controller overwrites the first sector of its disk.
     IdeResetWritesFirstSector,
-    /// QEMU aborts when a device is set to the node that it already has.
+    /// QEMU aborts when a device is set to the node that it already uses.
     SameNodeAgain,
 }
 
-/// A known defect.
+/// A known defect of QEMU.
 #[derive(Debug)]
 pub struct Defect {
     /// The consequence.
@@ -37,7 +37,7 @@ pub struct Defect {
     /// The first fixed version of each stable branch, in order. From the last one on, all versions are fixed. Empty if
     /// no version is known to be fixed.
     fixed: &'static [QemuVersion],
-    /// What triggers it.
+    /// What triggers the defect.
     pub trigger: &'static str,
     /// The alternative for an affected QEMU.
     pub instead: &'static str,

@@ -17,7 +17,7 @@ pub struct QemuDisk {
     pub filename: String,
     /// Size of the disk in bytes.
     pub size_bytes: u64,
-    /// Whether it is read-only for the guest.
+    /// Whether the guest cannot write the disk.
     pub is_read_only: bool,
     /// Whether bitmaps can be stored in the image when QEMU ends, which needs a qcow2 of version 3. An image with
     /// internal snapshots must not store any, because QEMU cannot revert to an internal snapshot of an image with a
@@ -31,19 +31,19 @@ pub struct QemuDisk {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[expect(clippy::struct_excessive_bools, reason = "QEMU's own flags, each on its own")]
 pub struct Bitmap {
-    /// Its name.
+    /// The name.
     pub name: String,
     /// Bytes per bit.
     pub granularity_bytes: u64,
-    /// Bytes that are marked as dirty.
+    /// Number of bytes that are marked as dirty.
     pub dirty_bytes: u64,
     /// Whether writes are recorded.
     pub is_recording: bool,
-    /// Whether it is stored in the image when QEMU ends.
+    /// Whether the bitmap is stored in the image when QEMU ends.
     pub is_persistent: bool,
-    /// Whether QEMU reports it as inconsistent: the image was not closed properly.
+    /// Whether QEMU reports the bitmap as inconsistent: the image was not closed properly.
     pub is_inconsistent: bool,
-    /// Whether a job uses it.
+    /// Whether a job uses the bitmap.
     pub is_busy: bool,
 }
 
@@ -68,7 +68,7 @@ pub fn disks(monitor: &dyn Monitor) -> Result<Vec<QemuDisk>> {
 }
 
 impl QemuDisk {
-    /// Whether the hypervisor's name `alias` means this device: the QOM path, or the id in it.
+    /// Whether the hypervisor's name `alias` refers to this device: the QOM path, or the id in it.
     pub fn is_called(&self, alias: &str) -> bool {
         self.device == alias || self.device.split('/').any(|part| part == alias)
     }

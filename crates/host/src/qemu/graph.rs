@@ -15,7 +15,7 @@ pub(crate) struct Graph {
 const COMMAND: &str = "x-debug-query-block-graph";
 
 impl Graph {
-    /// Queries the graph. No other command, in any version up to 10, reports the children of a node; this one exists
+    /// Queries the graph. No other command of QEMU up to version 10 reports the children of a node. This one exists
     /// since 4.0.
     pub(crate) fn query(monitor: &dyn Monitor) -> Result<Self> {
         let answer = monitor.execute(&QmpCommand::new(COMMAND, Value::Null))?;

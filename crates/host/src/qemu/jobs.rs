@@ -7,15 +7,15 @@ use crate::qemu::qmp::{Monitor, MonitorError, QmpCommand, Result};
 /// A job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct QemuJob {
-    /// Its id: "commit-vda-libvirt-2-format".
+    /// The id: "commit-vda-libvirt-2-format".
     pub id: String,
-    /// Its type: "commit", "mirror", "backup".
+    /// The type: "commit", "mirror", "backup".
     pub kind: String,
-    /// Its status in QEMU's terms.
+    /// The status in QEMU's terms.
     pub status: String,
     /// The error message of a failed job.
     pub error: Option<String>,
-    /// Whether it is stopped because of a failed read or write.
+    /// Whether the job is stopped because of a failed read or write.
     pub has_failed_io: bool,
 }
 

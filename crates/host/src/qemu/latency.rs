@@ -17,7 +17,7 @@ pub struct WriteCounters {
 }
 
 impl WriteCounters {
-    /// The average time of a write; none without writes.
+    /// The average time of a write; none if there were no writes.
     pub fn average(&self) -> Option<Duration> {
         let count = u32::try_from(self.operation_count.max(1)).unwrap_or(u32::MAX);
         (self.operation_count > 0).then(|| self.time / count)

@@ -30,24 +30,24 @@ const LAYER_COUNT_MAX: usize = 1000;
 pub struct Layer {
     /// The name of its node.
     pub node: String,
-    /// Its driver: "qcow2", "raw"...
+    /// The driver: "qcow2", "raw"...
     pub driver: String,
     /// QEMU's name of its image.
     pub image: String,
     /// Size of the virtual disk in bytes.
     pub size_bytes: u64,
-    /// Whether its image can store bitmaps. Such an image (qcow2, version 3) also records for each cluster whether it
+    /// Whether the image can store bitmaps. Such an image (qcow2, version 3) also records for each cluster whether it
     /// was written.
     pub keeps_bitmaps: bool,
     /// Whether the next layer is its direct backing image, without a filter in between.
     pub is_on_backing: bool,
-    /// Its bitmaps.
+    /// The bitmaps.
     pub bitmaps: Vec<Bitmap>,
     /// The names of the bitmaps in its image, which QEMU found when it opened the image.
     pub stored_bitmaps: Vec<String>,
     /// An identifier of the QEMU process that is unique on this host; none if unknown.
     pub process: Option<String>,
-    /// The files and devices with its content; none if one of them is not on this host.
+    /// The files and devices with the layer's content; none if one of them is not on this host.
     pub files: Option<Vec<PathBuf>>,
 }
 
@@ -74,7 +74,7 @@ impl Layers {
         })
     }
 
-    /// The layers below the node `top`, including it; none if QEMU does not describe all of them.
+    /// The layers from the node `top` down, including `top`; none if QEMU does not describe all of them.
     pub fn of(&self, top: &str) -> Option<Vec<Layer>> {
         let mut layers = Vec::new();
         let mut next = Some(top);

@@ -1,7 +1,7 @@
 //! Saves and restores the memory of a running machine, by QEMU's migration.
 //!
-//! QEMU sends memory as a stream: pages in the order in which it finds them, some several times, and the state of the
-//! devices at the end. Streams of two points in time share few chunks. So the stream is parsed while it arrives
+//! QEMU sends memory as a stream: pages in the order in which QEMU finds them, some several times, and the state of
+//! the devices at the end. Streams of two points in time share few chunks. So the stream is parsed while it arrives
 //! ([`disassemble`]): pages are written to their offsets in a device, which is deduplicated like a disk, and the rest
 //! is a small [`MemoryState`]. [`assemble`] creates a stream from both for QEMU's `-incoming`.
 //!
@@ -71,5 +71,4 @@ pub fn page_bytes(monitor: &dyn Monitor) -> crate::qemu::qmp::Result<u64> {
     })
 }
 
-/// The name of the memory's section.
 const RAM: &str = "ram";

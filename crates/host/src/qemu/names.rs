@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// Prefix of all our names.
+/// Prefix of the names of all objects that Holdfast creates.
 const PREFIX: &str = "hf-";
 
 /// The number of a run: eight hexadecimal digits in the names of all its objects.
@@ -15,7 +15,7 @@ impl fmt::Display for RunId {
     }
 }
 
-/// The purpose of one of our nodes.
+/// The purpose of a node that Holdfast created.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Role {
     /// Receives the data that the filter saves before it is overwritten.
@@ -70,14 +70,14 @@ impl RunId {
     }
 }
 
-/// The run that created the object of this name; none if it is not ours.
+/// The run that created the object of this name; none if Holdfast did not create it.
 pub(crate) fn run_of(name: &str) -> Option<RunId> {
     let (digits, _) = name.strip_prefix(PREFIX)?.split_once('-')?;
     let is_number = digits.len() == 8 && digits.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
     is_number.then(|| u32::from_str_radix(digits, 16).ok().map(RunId))?
 }
 
-/// The role of the node of this name; none if it is not ours.
+/// The role of the node of this name; none if Holdfast did not create it.
 pub(crate) fn role_of(name: &str) -> Option<Role> {
     run_of(name)?;
     Role::ALL.into_iter().find(|role| name.ends_with(role.word()))

@@ -1,8 +1,9 @@
 //! All disks of a running machine at one point in time.
 //!
-//! Slow work comes first: the scratch files, the filters, which are not yet in the path of any request, and the NBD server. Then the
-//! filters are inserted under all devices at once, between two requests of the guest: [`switches`]. The machine is paused only if
-//! something else has to be of the same point in time: [`paused`]. Afterwards the frozen disks are served.
+//! The slow work is done first: the scratch files, the filters, which no request passes yet, and the NBD server. Then
+//! the filters are inserted under all devices at the same time, between two requests of the guest: [`switches`]. The
+//! machine is paused only if something besides the disks must belong to the same point in time: [`paused`].
+//! Afterwards the frozen disks are served.
 
 mod bitmaps;
 mod export;
@@ -27,11 +28,11 @@ use super::{QemuDisk, disks};
 use crate::qemu::names::changes_name;
 use crate::qemu::qmp::{Monitor, MonitorError, QmpCommand, Result};
 
-/// A filter never delays a write longer. Linux resets a controller that has not answered for 30 seconds, and a reset
-/// with a write in flight may destroy a disk ([`Danger::IdeResetWritesFirstSector`](super::Danger)).
+/// A filter never delays a write for longer. Linux resets a controller that has not answered for 30 seconds, and a
+/// reset with a write in flight may destroy a disk ([`Danger::IdeResetWritesFirstSector`](super::Danger)).
 ///
-/// Source: Linux, `SD_TIMEOUT` in `drivers/scsi/sd.h`, for SCSI disks, including IDE, SATA and USB. virtio-blk
-/// has none, and virtio-scsi restarts it. Windows waits for 60 seconds (`TimeOutValue` of its service Disk).
+/// Source: Linux, `SD_TIMEOUT` in `drivers/scsi/sd.h`, for SCSI disks, including IDE, SATA and USB. virtio-blk has no
+/// such timeout, and virtio-scsi restarts it. Windows waits for 60 seconds (`TimeOutValue` of its service Disk).
 const WRITE_DELAY_MAX: Duration = Duration::from_secs(10);
 
 /// The disks to freeze, and the options.
@@ -40,24 +41,24 @@ pub struct PointInTimeRequest {
     pub run: RunId,
     /// The disks.
     pub disks: Vec<DiskRequest>,
-    /// How long a write of the guest may wait for its copy, before the copy is given up. Whole seconds, from one to ten.
+    /// How long a write of the guest waits for its copy before the copy is abandoned: one to ten whole seconds.
     pub write_deadline: Duration,
-    /// A socket that listens: QEMU answers NBD clients on it.
+    /// A listening socket, on which QEMU answers NBD clients.
     pub listener: OwnedFd,
     /// The target of the machine's memory, if it is to be saved, and the mode.
     pub memory: Option<(MemoryPipe, MemoryMode)>,
-    /// Whether the machine is paused for the instant.
+    /// When the machine is paused for the point in time.
     pub pause_policy: PausePolicy,
 }
 
 /// When the machine is paused for the point in time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum PausePolicy {
-    /// Only to save its memory, and for disks in iothreads where this QEMU cannot insert a filter otherwise. Other disks get their filters
-    /// between two requests.
+    /// Only to save its memory, and for disks in iothreads where this QEMU cannot insert a filter otherwise. Other
+    /// disks get their filters between two requests.
     #[default]
     WhereNeeded,
-    /// Always, since something else has to be of the same point in time.
+    /// Always, since something besides the disks must belong to the same point in time.
     Always,
 }
 
@@ -68,7 +69,7 @@ pub enum PointInTimeEvent {
     Running,
     /// The machine is paused.
     Stopped,
-    /// The point in time is reached: quick work that belongs to it is done now.
+    /// The point in time is reached. Quick work that belongs to it must be done now.
     Reached,
 }
 
@@ -76,22 +77,22 @@ pub enum PointInTimeEvent {
 pub struct DiskRequest {
     /// The disk.
     pub disk: QemuDisk,
-    /// An empty file of the disk's size, in which the filter saves what is about to be overwritten.
+    /// An empty file of the disk's size, in which the filter saves data before it is overwritten.
     pub scratch: OwnedFd,
-    /// An empty file of the disk's size, into which parts of the frozen disk are copied; none where QEMU serves the disk itself.
+    /// An empty file of the disk's size for copies of the frozen disk; none if QEMU serves the disk itself.
     pub spool: Option<OwnedFd>,
     /// The name of a new bitmap that records changes from this point in time on.
     pub next_bitmap: Option<String>,
     /// The name of a bitmap with the changes until this point in time. A copy of it is served with the disk.
     pub changes: Option<String>,
-    /// The node with that bitmap, if it is below the disk's own. Writes to the layers above it are served, too.
+    /// The node with that bitmap, if it is below the disk's own node. Writes to the layers above it are served, too.
     pub changes_below: Option<String>,
 }
 
 /// How long the machine was paused, and for what.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Pause {
-    /// From the request to stop until the filters were in place, without `others`.
+    /// From the request to stop until the filters were in place, without the time in `others`.
     pub cut: Duration,
     /// Time that the caller's own work took within the pause.
     pub others: Duration,
@@ -107,14 +108,14 @@ pub struct PointInTime {
     pub pause: Pause,
     /// Whether the machine was left paused, because another client had paused it in the meantime.
     pub is_left_paused: bool,
-    /// The names of the NBD exports, in the order of the request. The export of a copied disk holds no data: writing zeroes to a range
-    /// requests its copy.
+    /// The names of the NBD exports, in the order of the request. The export of a copied disk holds no data: writing
+    /// zeroes to a range requests its copy.
     pub exports: Vec<String>,
     /// The copiers of the disks that are not served.
     pub copiers: Vec<Option<PartCopier>>,
     /// The metadata context with the changes of each disk for which a bitmap was named.
     pub change_contexts: Vec<Option<String>>,
-    /// The export of each disk whose bitmap belongs to a node below: it reports which layer holds each byte, and continues to change.
+    /// The live export of each disk whose bitmap belongs to a node below: it reports which layer holds each byte.
     pub layer_exports: Vec<Option<String>>,
 }
 
@@ -138,7 +139,7 @@ pub struct UnservedPointInTime<'a> {
 enum TakeMethod {
     /// Under one device, between two requests.
     Put,
-    /// Under all devices at once: [`switches`].
+    /// Under all devices at the same time: [`switches`].
     Switched(PausePolicy),
     /// While the machine is paused.
     Stopped,
@@ -147,11 +148,10 @@ enum TakeMethod {
 }
 
 impl PointInTime {
-    /// Prepares, takes and serves in one call, where nothing else has to be done in between. `report` is called as in
-    /// [`PreparedPointInTime::take`].
+    /// Prepares, takes and serves the point in time. `report` is called as in [`PreparedPointInTime::take`].
     ///
     /// # Errors
-    /// Those of [`prepare`](Self::prepare).
+    /// See [`prepare`](Self::prepare).
     pub fn make(
         monitor: &dyn Monitor,
         clock: &dyn Clock,
@@ -164,8 +164,8 @@ impl PointInTime {
     /// Does the slow work before the point in time. The guest's file systems need not be frozen yet.
     ///
     /// # Errors
-    /// After a failure in any stage, the machine continues to run if it was running, and nothing of the run is left in QEMU. If the
-    /// cleanup fails too, the error reports that.
+    /// After a failure in any stage, the machine continues to run if it was running before, and QEMU has no objects
+    /// of the run. If the cleanup fails too, the error reports that.
     pub fn prepare<'a>(
         monitor: &'a dyn Monitor,
         clock: &'a dyn Clock,
@@ -185,7 +185,7 @@ impl PointInTime {
 }
 
 impl<'a> PreparedPointInTime<'a> {
-    /// Freezes the disks, and reports the steps to `report`. After this returns, the guest's file systems can be thawed.
+    /// Freezes the disks, and reports the steps to `report`. Afterwards the guest's file systems can be thawed.
     pub fn take(self, report: &mut dyn FnMut(PointInTimeEvent)) -> Result<UnservedPointInTime<'a>> {
         let Self { builder, disks, way } = self;
         let has_switches = matches!(way, TakeMethod::Switched(_));
@@ -249,7 +249,7 @@ impl SnapshotBuilder<'_> {
         self.monitor.execute(&QmpCommand::new(name, arguments))
     }
 
-    /// Removes from QEMU what a failed attempt has added.
+    /// Removes from QEMU the objects of a failed attempt.
     fn remove_after(&self, error: MonitorError) -> MonitorError {
         match remove_run(self.monitor, self.clock, self.run) {
             Ok(()) => error,
@@ -337,7 +337,7 @@ impl SnapshotBuilder<'_> {
         })
     }
 
-    /// If another client took a snapshot since, a disk has another node: the filter would revert it to the old one.
+    /// A snapshot by another client replaces the nodes of its disks: the filter would revert them to the old nodes.
     fn check_nodes(&self, named: &[QemuDisk]) -> Result<()> {
         if named.is_empty() {
             return Ok(());
@@ -353,9 +353,8 @@ impl SnapshotBuilder<'_> {
             .map_or(Ok(()), |disk| Err(moved(&disk.device)))
     }
 
-    /// Passes a scratch file to QEMU, and returns the id of its fdset.
     fn pass_file(&self, file: OwnedFd) -> Result<u64> {
-        // The label identifies the file after the run has died.
+        // The label identifies the file after the run was killed.
         let label = self.run.thing("scratch");
         let added = QmpCommand::new("add-fd", json!({ "opaque": label })).with_file(file);
         let answer = self.monitor.execute(&added)?;
@@ -383,8 +382,8 @@ impl SnapshotBuilder<'_> {
         self.execute("blockdev-add", arguments).map(drop)
     }
 
-    /// Adds the node of a file that is not needed after the run. It is never flushed: QEMU flushes a node that it
-    /// deletes, and the guest would wait for all cached data.
+    /// Adds the node of a file that is not needed after the run. It is never flushed: QEMU flushes a node when it
+    /// deletes it, and the guest would wait until all cached data is written.
     fn add_file(&self, node: &str, set: u64) -> Result<()> {
         let cache = json!({ "no-flush": true });
         let arguments = json!({
@@ -413,7 +412,7 @@ impl SnapshotBuilder<'_> {
         })
     }
 
-    /// The other user of QEMU's only NBD server.
+    /// Describes the client that uses QEMU's only NBD server.
     fn server_of_others(&self) -> String {
         let jobs = jobs(self.monitor).unwrap_or_default();
         match jobs.into_iter().find(|job| job.kind == "backup") {
@@ -437,15 +436,15 @@ impl SnapshotBuilder<'_> {
         self.check_nodes(&named)
     }
 
-    /// Adds the bitmaps of the next run a moment before the point in time: they record a few earlier changes as well.
+    /// Adds the bitmaps of the next run a moment before the point in time. They record a few earlier changes as well.
     fn add_next_bitmaps(&self, disks: &[PreparedDisk]) -> Result<()> {
         let actions: Vec<Value> = disks.iter().filter_map(next_actions).collect();
         self.transact(&actions)
     }
 
-    /// Copies the bitmaps of the last run a moment after the point in time: they contain all earlier changes, and a few
-    /// later ones. Fails if another client took a snapshot in between: its images would have changes that no bitmap
-    /// records.
+    /// Copies the bitmaps of the last run a moment after the point in time. They contain all earlier changes, and a
+    /// few later ones. Fails if another client took a snapshot in between: its images would have changes that no
+    /// bitmap records.
     fn copy_changes(&self, disks: &[PreparedDisk]) -> Result<()> {
         let actions: Vec<Value> = disks.iter().flat_map(|disk| changes_actions(self.run, disk)).collect();
         self.transact(&actions)?;

@@ -1,6 +1,6 @@
 //! The QEMU machine protocol: commands to a running QEMU, and its events.
 //!
-//! Source: QEMU's `docs/interop/qmp-spec.rst`. A [`Monitor`] transports the commands: a socket of our own
+//! Source: QEMU's `docs/interop/qmp-spec.rst`. A [`Monitor`] transports the commands: a socket of Holdfast
 //! ([`QmpSocket`]), or libvirt, which has QEMU's socket open.
 
 mod logged;
@@ -30,14 +30,14 @@ pub trait Monitor: Send + Sync {
     /// Executes a command, and waits for the answer.
     fn execute(&self, command: &QmpCommand) -> Result<Value>;
 
-    /// Restores the connection if a daemon in between may have been restarted. Commands never do that themselves: if
-    /// the answer is lost, the command may have been executed.
+    /// Restores the connection if a daemon in between may have been restarted. Commands never reconnect themselves:
+    /// if the answer is lost, the command may have been executed.
     fn wake(&self) -> Result<()> {
         Ok(())
     }
 }
 
-/// Wakes a monitor, with retries while a daemon in between restarts.
+/// Restores the connection of a monitor, with retries while a daemon in between restarts.
 ///
 /// # Errors
 /// The last error, after half a minute.
@@ -51,10 +51,11 @@ pub fn wake_with_retries(monitor: &dyn Monitor, clock: &dyn Clock) -> Result<()>
     }
 }
 
-/// Repeats a query until there is an answer, across restarts of a daemon in between. `ask` must be idempotent: it is repeated if an answer is lost.
+/// Repeats a query until there is an answer, also while a daemon in between restarts. `ask` must be idempotent: it is
+/// repeated if an answer is lost.
 ///
 /// # Errors
-/// QEMU's refusal at once; a lost connection after half a minute.
+/// A refusal by QEMU is returned immediately, a lost connection after half a minute.
 pub fn query_with_retries<T>(
     monitor: &dyn Monitor,
     clock: &dyn Clock,
@@ -75,9 +76,9 @@ pub fn query_with_retries<T>(
 /// A command.
 #[derive(Debug)]
 pub struct QmpCommand {
-    /// Its name: "query-block".
+    /// The name: "query-block".
     pub name: &'static str,
-    /// Its arguments, an object; [`Value::Null`] if it has none.
+    /// The arguments, an object; [`Value::Null`] if it has none.
     pub arguments: Value,
     /// Open files to pass to QEMU.
     pub files: Vec<OwnedFd>,
@@ -85,7 +86,7 @@ pub struct QmpCommand {
     pub deadline: Duration,
 }
 
-/// QEMU answers most commands within milliseconds; while it waits for a slow disk it answers none.
+/// QEMU answers most commands within milliseconds. While it waits for a slow disk, it answers none.
 const DEADLINE: Duration = Duration::from_secs(30);
 const WAKE_INTERVAL: Duration = Duration::from_millis(200);
 
@@ -100,7 +101,7 @@ impl QmpCommand {
         }
     }
 
-    /// The same with a file.
+    /// Adds an open file to the command.
     #[must_use]
     pub fn with_file(mut self, file: OwnedFd) -> Self {
         self.files.push(file);
@@ -112,7 +113,7 @@ impl QmpCommand {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MonitorError {
-    /// QEMU refuses.
+    /// QEMU refused the command.
     #[error("QEMU refuses {command}: {description}")]
     Refused {
         /// The command.
@@ -144,7 +145,7 @@ pub enum MonitorError {
         /// The timeout.
         after: Duration,
     },
-    /// The connection is gone: QEMU has ended, or the daemon in between.
+    /// The connection is lost: QEMU has ended, or the daemon in between.
     #[error("the connection to QEMU's monitor is gone ({during})")]
     Gone {
         /// The action.
@@ -160,7 +161,7 @@ pub enum MonitorError {
         /// What is missing or wrong.
         detail: String,
     },
-    /// An action failed, and its cleanup in QEMU failed, too.
+    /// An action failed, and the cleanup in QEMU failed, too.
     #[error("{because}; the cleanup in QEMU failed, too: {left}")]
     Left {
         /// The first error.

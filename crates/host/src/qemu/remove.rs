@@ -1,4 +1,4 @@
-//! Removes the objects of a run from QEMU, by their names alone, whatever state the run was in.
+//! Removes the objects of a run from QEMU, identified by their names, whatever state the run was in.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use crate::qemu::jobs::list;
 use crate::qemu::names::changes_name;
 use crate::qemu::qmp::{Monitor, MonitorError, QmpCommand, Result};
 
-/// A closing export releases its node when its last request has ended.
+/// A closing export releases its node when its last request has completed.
 const ATTEMPT_COUNT: u32 = 40;
 const ATTEMPT_INTERVAL: Duration = Duration::from_millis(50);
 /// Part of QEMU's message if its NBD server does not run.
@@ -25,9 +25,8 @@ const SERVER_STOPPED: &str = "not running";
 
 /// The runs with objects in this QEMU.
 ///
-/// Files of a paused machine do not count, unless the machine sends its memory at this moment: QEMU closes removed
-/// files only while the machine runs. A machine that has sent its memory stays in the same state as long as it is
-/// paused.
+/// Files of a paused machine do not count, unless the machine is sending its memory: QEMU closes removed files only
+/// while the machine runs. A machine that has sent its memory remains in that state as long as it is paused.
 pub fn runs_in(monitor: &dyn Monitor) -> Result<BTreeSet<RunId>> {
     let mut runs: BTreeSet<RunId> = node_names(monitor)?.iter().filter_map(|name| run_of(name)).collect();
     runs.extend(export_ids(monitor)?.iter().filter_map(|id| run_of(id)));
@@ -42,9 +41,9 @@ pub fn runs_in(monitor: &dyn Monitor) -> Result<BTreeSet<RunId>> {
     Ok(runs)
 }
 
-/// Removes runs that have only files in this QEMU, and an NBD server without exports: those of a run that read the
-/// machine while it was paused, or that ended before its point in time. A run that sends the machine's memory at this
-/// moment is not touched.
+/// Removes runs that have only files in this QEMU, and an NBD server without exports. These belong to a run that read
+/// the machine while it was paused, or that ended before its point in time. A run that is sending the machine's
+/// memory is not removed.
 pub fn drop_idle_files(monitor: &dyn Monitor, clock: &dyn Clock) -> Result<()> {
     let status = monitor.execute(&QmpCommand::new("query-status", Value::Null))?;
     if status["status"] == "finish-migrate" {
@@ -64,7 +63,7 @@ pub fn drop_idle_files(monitor: &dyn Monitor, clock: &dyn Clock) -> Result<()> {
 /// Removes all objects of `run` from this QEMU, without effect on the guest.
 ///
 /// # Errors
-/// The first removal that failed; all others were done.
+/// The first removal that failed. All other removals were tried.
 pub fn remove_run(monitor: &dyn Monitor, clock: &dyn Clock, run: RunId) -> Result<()> {
     let mut removal = Removal {
         monitor,
@@ -77,16 +76,18 @@ pub fn remove_run(monitor: &dyn Monitor, clock: &dyn Clock, run: RunId) -> Resul
     let is_stopped = server.is_ok();
     results.extend([
         server,
-        // While a reader uses the filter, QEMU forbids writes that bypass it.
+        // While a reader uses the filter, QEMU forbids writes that bypass the filter.
         removal.nodes(&[Role::Frozen]),
         removal.detach_from_devices(Role::Switch),
-        // A switch above a filter forbids all other writers of the disk, also when no device uses it any more.
+        // A switch above a filter forbids all other writers of the disk, even when no device uses the switch any
+        // more.
         removal.nodes(&[Role::Switch]),
         removal.detach_from_devices(Role::Filter),
         removal.nodes(&[Role::Filter, Role::Spool, Role::Marks]),
         removal.bitmaps(),
     ]);
-    // A server without exports has no name. While these remain, the next attempt recognizes it as ours.
+    // A server without exports has no name. While these objects remain, the next attempt recognizes the server as
+    // Holdfast's own.
     if is_stopped {
         results.extend([removal.nodes(&[Role::Scratch]), removal.files()]);
     }
@@ -123,15 +124,15 @@ impl Removal<'_> {
         }
     }
 
-    /// Ends the jobs that copy ranges of disks.
+    /// Cancels the jobs that copy ranges of disks.
     fn jobs(&self) -> Result<()> {
         end_jobs(self.monitor, self.clock, &|id| self.is_ours(id))
     }
 
-    /// Ends the exports and the server.
+    /// Removes the exports and stops the server.
     ///
     /// # Errors
-    /// The server may run on.
+    /// The server may still be running.
     fn exports(&mut self) -> Result<()> {
         let ids = export_ids(self.monitor)?;
         let ours: Vec<&String> = ids.iter().filter(|id| self.is_ours(id)).collect();
@@ -139,15 +140,15 @@ impl Removal<'_> {
             let arguments = json!({ "id": id, "mode": "hard" });
             match self.monitor.execute(&QmpCommand::new("block-export-del", arguments)) {
                 Ok(_) => {}
-                // It is closing already.
+                // The export is already closing.
                 Err(error) if error.is_refusal() => {}
                 Err(error) => self.note(error),
             }
         }
         let has_nodes = node_names(self.monitor)?.iter().any(|name| self.is_ours(name));
         let has_files = fd_sets(self.monitor)?.iter().any(|(_, label)| self.is_ours(label));
-        // QEMU has one server. Another client could not have started a second one, and has exports if the server is its
-        // own.
+        // QEMU has one NBD server. Another client could not have started a second one, and has exports if the server
+        // is its own.
         if ours.len() == ids.len() && (has_nodes || has_files || !ours.is_empty()) {
             match self.monitor.execute(&QmpCommand::new("nbd-server-stop", Value::Null)) {
                 Ok(_) => {}
@@ -158,12 +159,13 @@ impl Removal<'_> {
         Ok(())
     }
 
-    /// Sets devices on one of our nodes of this role back to the node below it.
+    /// Sets devices that use a Holdfast node of this role back to the node below it.
     fn detach_from_devices(&mut self, role: Role) -> Result<()> {
         let is_ours = |disk: &QemuDisk| self.is_ours(&disk.node) && role_of(&disk.node) == Some(role);
         let on_ours: Vec<QemuDisk> = disks(self.monitor)?.into_iter().filter(is_ours).collect();
         for disk in on_ours {
-            // Not the node on which ours was inserted: a snapshot may have put another one there in the meantime.
+            // A snapshot may have replaced the node that was below Holdfast's node when it was inserted, so the current
+            // graph is used.
             let graph = Graph::query(self.monitor)?;
             let Some(below) = graph.child(&disk.node, "file") else {
                 self.note(MonitorError::Invalid {
@@ -213,7 +215,7 @@ impl Removal<'_> {
     }
 
     fn files(&mut self) -> Result<()> {
-        // QEMU closes files only while the machine runs, and not always at once after a resume. Files of a paused
+        // QEMU closes files only while the machine runs, and not always immediately after a resume. Files of a paused
         // machine are removed by a later call.
         for _ in 0..ATTEMPT_COUNT {
             let sets = fd_sets(self.monitor)?;
@@ -231,7 +233,7 @@ impl Removal<'_> {
                     .execute(&QmpCommand::new("remove-fd", json!({ "fdset-id": set })))
                 {
                     Ok(_) => {}
-                    // QEMU removed it with the last node that used it.
+                    // QEMU removed the file with the last node that used it.
                     Err(error) if error.is_refusal() => {}
                     Err(error) => self.note(error),
                 }
@@ -244,7 +246,7 @@ impl Removal<'_> {
             }
             self.clock.sleep(ATTEMPT_INTERVAL);
         }
-        // A listening socket that the server has not taken, or a pipe that no migration has used.
+        // A listening socket that the server has not taken over, or a pipe that no migration has used.
         for name in ["nbd", "memory"] {
             let unused = json!({ "fdname": self.run.thing(name) });
             match self.monitor.execute(&QmpCommand::new("closefd", unused)) {

@@ -6,7 +6,7 @@ use super::{Danger, DiskContext, QemuDisk, QemuVersion};
 use crate::qemu::jobs::list;
 use crate::qemu::qmp::{Monitor, Result};
 
-/// Drivers whose nodes QEMU always has to wait for when a node is inserted above them, even without requests.
+/// Drivers of nodes that QEMU always has to wait for when another node is inserted above them, even without requests.
 const WAITED_FOR: [&str; 2] = ["throttle", "qed"];
 
 /// Why a disk must not be exported.
@@ -34,7 +34,7 @@ impl NotServed {
     }
 }
 
-/// Why no node may be inserted above these disks in a running QEMU; none if it may.
+/// Why no node may be inserted above these disks in a running QEMU; none if insertion is safe.
 pub fn no_filter(monitor: &dyn Monitor, disks: &[&QemuDisk]) -> Result<Option<String>> {
     let version = QemuVersion::query(monitor)?;
     if version.defect(Danger::NodeOnBusyIothread).is_none() {
@@ -42,7 +42,7 @@ pub fn no_filter(monitor: &dyn Monitor, disks: &[&QemuDisk]) -> Result<Option<St
     }
     let nodes = list(monitor, "query-named-block-nodes", json!({ "flat": true }))?;
     let driver = |node: &Value| node.get("drv").and_then(Value::as_str).map(str::to_owned);
-    // It does not matter which disk is above such a node: one is enough.
+    // It does not matter which disk is above such a node: one such node is enough.
     let mut drivers = nodes.iter().filter_map(driver);
     let Some(driver) = drivers.find(|driver| WAITED_FOR.contains(&&driver[..])) else {
         return Ok(None);

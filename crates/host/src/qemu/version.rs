@@ -36,7 +36,6 @@ impl QemuVersion {
         }
     }
 
-    /// Whether both belong to one stable branch.
     pub(super) fn is_of_branch(self, other: Self) -> bool {
         (self.major, self.minor) == (other.major, other.minor)
     }

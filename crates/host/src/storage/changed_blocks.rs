@@ -8,11 +8,11 @@
 //! - [`by_thin_delta`]: the shared blocks of two volumes in a pool (LVM).
 //!
 //! All return [`ChangedRanges`]. Bytes outside of the ranges are equal in both states; bytes inside *may* differ.
-//! Everything uncertain is inside, so a mistake costs a read, never a lost change. If nothing is certain the result is
+//! Uncertain bytes are inside, so a mistake costs a read, never a lost change. If nothing is certain, the result is
 //! an error, and the caller reads everything.
 //!
-//! Terms: *before* and *after* are the two states, the older one first. Sizes and offsets are bytes of the file, which
-//! equal those of the disk if the image is raw; other formats need `holdfast_image::changed_on_disk` as well.
+//! Terms: *before* and *after* are the two states, the older one first. Sizes and offsets are bytes of the file. They
+//! equal those of the disk if the image is raw; other formats also need `holdfast_image::changed_on_disk`.
 
 mod error;
 mod extents;

@@ -11,7 +11,7 @@ use rustix::fs::{StatFs, ioctl_ficlone};
 pub(crate) const XFS: u64 = 0x5846_5342;
 pub(crate) const BTRFS: u64 = 0x9123_683e;
 
-/// The type of a file system. Its field is a signed integer, of which 32 bits count.
+/// The type of a file system. The field is a signed integer, of which only 32 bits are used.
 pub(crate) fn number_of(found: &StatFs) -> u64 {
     u64::try_from(found.f_type & 0xffff_ffff).unwrap_or_default()
 }
@@ -23,7 +23,7 @@ pub(crate) fn is_on(path: &Path, numbers: &[u64]) -> bool {
 
 /// Clones a file to a new file, which must not exist.
 pub fn clone_file(from: &Path, to: &Path) -> std::io::Result<()> {
-    // Until its permissions are set, it is as confidential as the original.
+    // Until its permissions are set, the clone is as confidential as the original.
     let clone = File::options().write(true).create_new(true).mode(0o600).open(to)?;
     Ok(ioctl_ficlone(clone, File::open(from)?)?)
 }

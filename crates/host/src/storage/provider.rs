@@ -1,6 +1,6 @@
-//! Providers of host snapshots: views of a file system, or of a volume, at one instant.
+//! Providers of host snapshots: views of a file system, or of a volume, at one point in time.
 //!
-//! | provider | dataset | one instant for several datasets | place of a snapshot |
+//! | provider | dataset | one point in time for several datasets | place of a snapshot |
 //! |---|---|---|---|
 //! | [`Zfs`] | a file system or volume of a pool, by its name | of one pool, since ZFS 0.8; before, a dataset with its descendants | in the pool |
 //! | [`Btrfs`] | a subvolume, by its folder | no | a read-only subvolume in `.holdfast/snapshots` of the dataset |
@@ -8,8 +8,8 @@
 //! | [`Reflink`] | a folder on XFS or btrfs | no: one file after the other | a folder of clones in `.holdfast/snapshots` of the dataset |
 //!
 //! A snapshot has a *record*: a small text of Holdfast. ZFS stores it as a property of the snapshot, which is set at
-//! creation, and LVM in tags; for the others it is a file next to the snapshot. Snapshots of other programs have none,
-//! and are listed all the same.
+//! creation, and LVM in tags. For the other providers it is a file next to the snapshot. Snapshots of other programs
+//! have no record, but are listed, too.
 
 pub(crate) mod btrfs;
 mod error;
@@ -96,12 +96,12 @@ impl ProviderKind {
     }
 }
 
-/// The unit of which host snapshots are made.
+/// The unit of host snapshots.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Dataset {
-    /// Its provider.
+    /// The provider.
     pub provider: ProviderKind,
-    /// Its name at the provider: `tank/vm`, `vg0/web1`, or the path of its folder.
+    /// The name at the provider: `tank/vm`, `vg0/web1`, or the path of the folder.
     pub name: String,
 }
 
@@ -126,9 +126,9 @@ impl fmt::Display for Dataset {
 /// The full name of a host snapshot.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct HostSnapshotName {
-    /// Its dataset.
+    /// The dataset.
     pub dataset: Dataset,
-    /// Its name in the dataset.
+    /// The name in the dataset.
     pub name: String,
 }
 
@@ -153,25 +153,25 @@ impl fmt::Display for HostSnapshotName {
 /// A host snapshot.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostSnapshot {
-    /// Its name.
+    /// The name.
     pub name: HostSnapshotName,
-    /// Its creation time, in seconds since 1970-01-01 UTC.
+    /// The creation time, in seconds since 1970-01-01 UTC.
     pub time_s: i64,
-    /// An identity that a later one of the same name does not have: ZFS's GUID, a UUID. Empty if only the time
-    /// distinguishes them.
+    /// An identity that a later snapshot of the same name does not have: ZFS's GUID, or a UUID. Empty if only the
+    /// creation time distinguishes them.
     pub identity: String,
-    /// Bytes that its removal would free; none if that is expensive to determine.
+    /// Bytes that the removal would free; none if that is expensive to determine.
     pub used_bytes: Option<u64>,
-    /// Bytes that it refers to.
+    /// Bytes that the snapshot refers to.
     pub referenced_bytes: Option<u64>,
-    /// Number of holds: it cannot be removed before all are released.
+    /// Number of holds. The snapshot can be removed only after all are released.
     pub hold_count: u64,
-    /// Our record of it.
+    /// Holdfast's record of the snapshot.
     pub record: Option<String>,
 }
 
 impl HostSnapshot {
-    /// Whether `other`, of the same name, is the same snapshot, and not a later one.
+    /// Whether `other`, of the same name, is the same snapshot and not a later one.
     pub fn is_still(&self, other: &Self) -> bool {
         self.identity == other.identity && (!self.identity.is_empty() || self.time_s == other.time_s)
     }
@@ -187,9 +187,9 @@ impl HostSnapshot {
 /// The name and the record of a host snapshot.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NotedSnapshot {
-    /// Its name.
+    /// The name.
     pub name: HostSnapshotName,
-    /// Our record of it.
+    /// Holdfast's record of the snapshot.
     pub record: Option<String>,
 }
 
@@ -207,21 +207,21 @@ impl NotedSnapshot {
 pub struct DatasetState {
     /// The dataset.
     pub dataset: Dataset,
-    /// Its folder; none for a volume, or if it is not mounted.
+    /// The folder; none for a volume, or if the dataset is not mounted.
     pub folder: Option<PathBuf>,
-    /// Whether it is a volume, with a device.
+    /// Whether the dataset is a volume, with a device.
     pub is_volume: bool,
     /// Used bytes, including snapshots and descendants.
     pub used_bytes: Option<u64>,
     /// Referenced bytes.
     pub referenced_bytes: Option<u64>,
-    /// Bytes that are used by its snapshots only.
+    /// Bytes that only the snapshots use.
     pub snapshots_bytes: Option<u64>,
     /// Compression ratio in percent: 150 for 1.5 to 1.
     pub compression_percent: Option<u64>,
-    /// Bytes available to it.
+    /// Bytes available to the dataset.
     pub available_bytes: Option<u64>,
-    /// The snapshot that it was cloned from.
+    /// The snapshot from which the dataset was cloned.
     pub origin: Option<String>,
 }
 
@@ -232,7 +232,7 @@ pub struct HostSnapshotScope {
     pub dataset: Dataset,
     /// Whether all datasets below it are included, at the same point in time.
     pub is_tree: bool,
-    /// Only these files below the dataset's folder, where the provider supports that; all files if empty.
+    /// Only these files below the dataset's folder, if the provider supports a selection; all files if empty.
     pub files: Vec<PathBuf>,
 }
 
@@ -252,13 +252,13 @@ impl HostSnapshotScope {
 pub struct HostSnapshotLabel<'a> {
     /// The name of all of them.
     pub name: &'a str,
-    /// Their point in time, in seconds since 1970-01-01 UTC.
+    /// The point in time of all of them, in seconds since 1970-01-01 UTC.
     pub time_s: i64,
     /// The record.
     pub record: &'a str,
 }
 
-/// The contents of a host snapshot, mounted or activated for reading. Dropping it undoes that.
+/// The contents of a host snapshot, mounted or activated for reading. Dropping the view unmounts or deactivates it.
 pub struct View {
     folder: PathBuf,
     cleanup: Option<Box<dyn FnOnce() + Send>>,
@@ -269,7 +269,7 @@ impl View {
         Self { folder, cleanup: None }
     }
 
-    /// The folder with its files; for a volume its device.
+    /// The folder with the files; for a volume, the device.
     pub fn path(&self) -> &Path {
         &self.folder
     }
@@ -288,7 +288,7 @@ pub trait Provider: Send + Sync {
     /// The kind of provider.
     fn kind(&self) -> ProviderKind;
 
-    /// All datasets that the provider can list, by name. It cannot list folders.
+    /// All datasets that the provider can list, by name. Datasets that are folders cannot be listed.
     fn datasets(&self) -> ProviderResult<Vec<DatasetState>>;
 
     /// The state of a dataset.
@@ -297,7 +297,7 @@ pub trait Provider: Send + Sync {
     /// The host snapshots of a dataset, the oldest first.
     fn snapshots(&self, dataset: &str) -> ProviderResult<Vec<HostSnapshot>>;
 
-    /// Adds the space of snapshots, if that takes long to determine.
+    /// Adds the used space of snapshots, which may take long to determine.
     fn measure(&self, _snapshots: &mut [HostSnapshot]) -> ProviderResult<()> {
         Ok(())
     }
@@ -305,40 +305,40 @@ pub trait Provider: Send + Sync {
     /// Divides `wanted` into as few groups as possible, each of which can be created at one point in time.
     fn groups(&self, wanted: &[HostSnapshotScope]) -> ProviderResult<Vec<Vec<HostSnapshotScope>>>;
 
-    /// Does the work that can be done before the point in time, and checks that creation is possible.
+    /// Does the work that is possible before the point in time, and checks that the snapshots can be created.
     fn prepare(&self, wanted: &[HostSnapshotScope], label: &HostSnapshotLabel<'_>) -> ProviderResult<()>;
 
-    /// Creates the host snapshots of a group at one point in time: all of them, or none.
+    /// Creates the host snapshots of a group at one point in time: either all of them, or none.
     fn create(&self, group: &[HostSnapshotScope], label: &HostSnapshotLabel<'_>) -> ProviderResult<()>;
 
     /// Makes created host snapshots durable, with this record.
     fn commit(&self, group: &[HostSnapshotScope], label: &HostSnapshotLabel<'_>) -> ProviderResult<()>;
 
-    /// Undoes `prepare`, and `create` if it was not committed and has no final name yet.
+    /// Undoes `prepare`, and `create` if the snapshots were not committed and have no final name yet.
     fn abandon(&self, _wanted: &[HostSnapshotScope], _cut: &HostSnapshotLabel<'_>) {}
 
-    /// The host snapshots of a dataset with their records, quickly. ZFS omits those without a record, which other
-    /// programs created.
+    /// Lists the host snapshots of a dataset with their records, quickly. ZFS omits snapshots without a record, which
+    /// other programs created.
     fn noted(&self, dataset: &str) -> ProviderResult<Vec<NotedSnapshot>>;
 
-    /// Whether another process may be creating host snapshots of a dataset, which have no record before the commit.
+    /// Whether another process may be creating host snapshots of a dataset. They have no record before the commit.
     fn is_making(&self, _dataset: &str) -> bool {
         false
     }
 
-    /// Lists what killed processes left in a dataset. Changes nothing.
+    /// Lists the leftovers of killed processes in a dataset. Changes nothing.
     fn leftovers(&self, _dataset: &str) -> ProviderResult<Vec<ProviderLeftover>> {
         Ok(Vec::new())
     }
 
-    /// Removes a leftover, if it still is one.
+    /// Removes a leftover, if it still is a leftover.
     fn remove_leftover(&self, leftover: &ProviderLeftover) -> ProviderResult<()> {
         Err(ProviderError::NotFound {
             what: leftover.place.display().to_string(),
         })
     }
 
-    /// The names of a host snapshot's clones, which need it.
+    /// The names of the clones of a host snapshot, which depend on it.
     fn clones(&self, _snapshot: &HostSnapshotName) -> ProviderResult<Vec<String>> {
         Ok(Vec::new())
     }
@@ -346,8 +346,8 @@ pub trait Provider: Send + Sync {
     /// Removes the host snapshot with this name.
     fn destroy(&self, snapshot: &HostSnapshotName) -> ProviderResult<()>;
 
-    /// Removes this host snapshot, and not a later one with the same name: the identity is compared directly before the
-    /// removal.
+    /// Removes this host snapshot, but not a later one with the same name: the identity is compared immediately
+    /// before the removal.
     fn destroy_this(&self, snapshot: &HostSnapshot) -> ProviderResult<()> {
         let present = self.snapshots(&snapshot.name.dataset.name)?;
         let present = present.into_iter().find(|one| one.name == snapshot.name);
@@ -363,13 +363,14 @@ pub trait Provider: Send + Sync {
     /// Holds a host snapshot: it cannot be removed until the hold `tag` is released.
     fn hold(&self, snapshot: &HostSnapshotName, tag: &str) -> ProviderResult<()>;
 
-    /// The tags of its holds; none where the file system counts holds but cannot list them (zfs-fuse).
+    /// The tags of the holds of a host snapshot; none if the file system counts holds but cannot list them
+    /// (zfs-fuse).
     fn hold_tags(&self, snapshot: &HostSnapshotName) -> ProviderResult<Option<Vec<String>>>;
 
     /// Releases a hold.
     fn release(&self, snapshot: &HostSnapshotName, tag: &str) -> ProviderResult<()>;
 
-    /// Makes the contents of a host snapshot readable. Objects that are created for that are named after `label`.
+    /// Makes the contents of a host snapshot readable. Objects that are created for this are named after `label`.
     fn view(&self, snapshot: &HostSnapshotName, label: &str) -> ProviderResult<View>;
 
     /// Clones a host snapshot to a writable dataset.

@@ -1,4 +1,4 @@
-//! How the C library's allocator returns freed memory to the system.
+//! How the C library's allocator returns freed memory to the operating system.
 #![expect(
     unsafe_code,
     reason = "a function of the C library; its contract stands beside the call"
@@ -8,16 +8,16 @@
 #[cfg(target_env = "gnu")]
 const MAPPED_BYTES_MIN: libc::c_int = 1 << 20;
 
-/// Makes large buffers return to the system when they are freed.
+/// Makes the allocator return large buffers to the operating system when they are freed.
 ///
-/// glibc raises its threshold for mappings to the largest buffer that was ever freed. The memory of a key derivation
-/// (32 MiB) would raise it above all others, and frames would fragment the heaps of several threads: up to 35 MiB more
-/// in a backup.
+/// glibc raises its threshold for mappings to the size of the largest buffer that was ever freed. The memory of a key
+/// derivation (32 MiB) would raise it above all other buffers, and frames would fragment the heaps of several
+/// threads. This would cost up to 35 MiB more in a backup.
 ///
 /// Must be called before other threads exist.
 pub fn map_large_buffers() {
     #[cfg(target_env = "gnu")]
-    // SAFETY: it takes no pointers, and no other thread allocates yet. If it fails, the default stays.
+    // SAFETY: the call takes no pointers, and no other thread allocates yet. If it fails, the default is kept.
     unsafe {
         libc::mallopt(libc::M_MMAP_THRESHOLD, MAPPED_BYTES_MIN);
     }

@@ -3,8 +3,8 @@
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::Path;
 
-/// A stamp that stays the same until a file is replaced or written; for a volume, until it is replaced. None if the
-/// file system provides nothing suitable.
+/// A stamp that is the same until a file is replaced or written; for a volume, until the volume is replaced. None if
+/// the file system provides no suitable data.
 ///
 /// The file may be moved or mounted elsewhere: the stamp consists of inode, size and modification time.
 pub fn stamp_of(path: &Path) -> Option<String> {
@@ -54,7 +54,7 @@ mod tests {
         write(&other, "two", 2);
         std::fs::rename(&other, &path).unwrap();
         assert_ne!(stamp_of(&path).unwrap(), written);
-        // The name is no part of the stamp.
+        // The name is not part of the stamp.
         let replaced = stamp_of(&path).unwrap();
         std::fs::rename(&path, &other).unwrap();
         assert_eq!(stamp_of(&other), Some(replaced));

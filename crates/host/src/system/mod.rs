@@ -1,4 +1,4 @@
-//! The operating system: processes, rights, files that this program trusts, and programs that it calls.
+//! The operating system: processes, rights, trusted files, and programs that are called.
 
 pub(crate) mod allocator;
 pub(crate) mod file_stamp;

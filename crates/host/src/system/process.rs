@@ -37,7 +37,7 @@ pub struct LineProcess {
 }
 
 impl LineProcess {
-    /// Starts a program. It inherits standard error.
+    /// Starts a program, which inherits standard error.
     pub fn start(program: &OsString, arguments: &[OsString]) -> std::io::Result<Self> {
         let mut child = command(program)
             .args(arguments)
@@ -58,7 +58,7 @@ impl LineProcess {
         Ok(Self { child, input, lines })
     }
 
-    /// Writes a line to its standard input.
+    /// Writes a line to the standard input of the child.
     pub fn send_line(&mut self, line: &str) -> std::io::Result<()> {
         let gone = || std::io::Error::new(std::io::ErrorKind::BrokenPipe, "its standard input is closed");
         let input = self.input.as_mut().ok_or_else(gone)?;
@@ -66,12 +66,12 @@ impl LineProcess {
         input.flush()
     }
 
-    /// The next line of its standard output; none after the deadline, or when the output is closed.
+    /// The next line of the child's standard output; none after the deadline, or when the output is closed.
     pub fn receive_line(&self, deadline: Duration) -> Option<String> {
         self.lines.recv_timeout(deadline).ok()
     }
 
-    /// Closes its standard input and waits for it to exit.
+    /// Closes the standard input of the child, and waits for it to exit.
     pub fn close(mut self) -> std::io::Result<()> {
         drop(self.input.take());
         self.child.wait().map(drop)
@@ -82,41 +82,41 @@ impl LineProcess {
 pub struct Call<'a> {
     /// The program.
     pub program: &'a Path,
-    /// Its arguments.
+    /// The arguments.
     pub arguments: &'a [&'a str],
     /// Additional environment variables.
     pub variables: &'a [(&'static str, String)],
-    /// Environment variables to remove, besides those of passwords.
+    /// Environment variables to remove, in addition to those with passwords.
     pub withheld: &'a [String],
-    /// Its standard input.
+    /// The standard input.
     pub input: &'a [u8],
-    /// The timeout, after which it is killed with its child processes.
+    /// The timeout, after which the program is killed with its child processes.
     pub time_out: Duration,
-    /// Whether the job was asked to stop after the call began: the program is then killed, too.
+    /// Whether the job was asked to stop after the call began. If so, the program is killed, too.
     pub is_stopped: &'a dyn Fn() -> bool,
 }
 
 /// How a call ended, and its output.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CallOutput {
-    /// How it ended.
+    /// How the call ended.
     pub outcome: ProcessOutcome,
-    /// What it wrote on standard output and standard error, by the line.
+    /// The lines that the program wrote on standard output and standard error.
     pub lines: Vec<String>,
 }
 
 /// How a call ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProcessOutcome {
-    /// It exited with code 0.
+    /// The program exited with code 0.
     Success,
-    /// It ended with this code.
+    /// The program exited with this code.
     ExitCode(i32),
-    /// It was killed by this signal.
+    /// The program was killed by this signal.
     Signal(i32),
-    /// It exceeded the timeout, and was killed.
+    /// The program exceeded the timeout, and was killed.
     TimedOut,
-    /// The job was asked to stop, and the call did not end soon after that; it was killed.
+    /// The job was asked to stop. The program did not end soon after that, and was killed.
     Stopped,
 }
 
@@ -124,7 +124,8 @@ pub enum ProcessOutcome {
 const OUTPUT_BYTES_MAX: u64 = 64 << 10;
 /// How often a call is polled for its exit.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
-/// How long to wait for the rest of the output after the exit: a process that it left running may keep the pipe open.
+/// How long to wait for the rest of the output after the exit: a child process that is still running may keep the
+/// pipe open.
 const OUTPUT_GRACE: Duration = Duration::from_millis(200);
 /// How long the program may continue after the job was asked to stop.
 const STOP_GRACE: Duration = Duration::from_millis(500);
@@ -132,13 +133,13 @@ const STOP_GRACE: Duration = Duration::from_millis(500);
 impl Call<'_> {
     /// Runs the program, and waits until it has ended.
     ///
-    /// It gets a new process group: it can be killed with its child processes, and Ctrl-C on the terminal does not
-    /// reach it.
+    /// The program gets a new process group, so it can be killed with its child processes, and Ctrl-C on the terminal
+    /// does not reach it.
     ///
     /// # Errors
-    /// It cannot be started.
+    /// The program cannot be started.
     pub fn run(&self, clock: &dyn Clock) -> std::io::Result<CallOutput> {
-        // Without its arguments: an administrator may have put a secret there.
+        // The arguments are not logged: an administrator may have put a secret there.
         log::debug!("runs {}", self.program.display());
         let (reader, writer) = std::io::pipe()?;
         let mut command = command(self.program);
@@ -157,7 +158,7 @@ impl Call<'_> {
             .stderr(writer)
             .process_group(0);
         let mut child = command.spawn()?;
-        // The command holds our ends of the pipes.
+        // The command holds this process's ends of the pipes.
         drop(command);
         if let Some(mut stdin) = child.stdin.take() {
             let input = self.input.to_vec();
@@ -172,7 +173,7 @@ impl Call<'_> {
                 send.send(String::from_utf8_lossy(&line).into_owned()).ok();
             }
             drop(send);
-            // Read the rest: a program that writes to a closed pipe is killed by SIGPIPE.
+            // Reads the rest: a program that writes to a closed pipe is killed by SIGPIPE.
             std::io::copy(&mut reader, &mut std::io::sink()).ok();
         });
         let outcome = self.wait(&mut child, clock)?;
@@ -194,7 +195,7 @@ impl Call<'_> {
             }
             let now = clock.now();
             if now >= until {
-                // It is not yet waited for, so its process id is still valid.
+                // The process was not waited for yet, so its process id is still valid.
                 kill_process_group(Pid::from_child(child), Signal::KILL)?;
                 child.wait()?;
                 return Ok(too_late);
@@ -237,7 +238,8 @@ mod tests {
 
     use super::{Call, CallOutput, ProcessOutcome};
 
-    /// A program that a child of another test has open for writing cannot be started, so these tests run one at a time.
+    /// A program that a child process of another test has open for writing cannot be started, so these tests run one
+    /// at a time.
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
     fn call(script: &str, time_out: Duration) -> CallOutput {
@@ -265,7 +267,7 @@ mod tests {
 
     const LONG: Duration = Duration::from_secs(30);
 
-    /// The program has a short grace period to end by itself.
+    /// The program has a short grace period in which it can end by itself.
     #[test]
     fn a_stop_request_kills_a_running_call() {
         let outcome = |script: &str| {

@@ -10,13 +10,13 @@ use rustix::process::Pid;
 /// A process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProcessInfo {
-    /// Its process id.
+    /// The process id.
     pub pid: u32,
-    /// Its command line.
+    /// The command line.
     pub arguments: Vec<String>,
 }
 
-/// The running processes of the program `name`, except for this one; none if processes of other users are hidden.
+/// The running processes of the program `name`, except for this process; none if processes of other users are hidden.
 pub fn processes_named(name: &str) -> Option<Vec<ProcessInfo>> {
     let mut found = Vec::new();
     for (process, folder) in processes()? {
@@ -35,13 +35,13 @@ pub fn processes_named(name: &str) -> Option<Vec<ProcessInfo>> {
     Some(found)
 }
 
-/// The command line of a process; empty if there is no such process, or it is not readable.
+/// The command line of a process; empty if the process does not exist or the command line is not readable.
 pub fn command_line_of(process: u32) -> Vec<String> {
     let bytes = std::fs::read(format!("/proc/{process}/cmdline"));
     split_arguments(&bytes.unwrap_or_default())
 }
 
-/// The parent of a process; none if it has ended.
+/// The parent of a process; none if the process has ended.
 pub fn parent_of(process: u32) -> Option<u32> {
     let status = std::fs::read_to_string(format!("/proc/{process}/status")).ok()?;
     parent_in(&status)
@@ -58,7 +58,7 @@ pub fn open_below(folder: &Path) -> Option<bool> {
     for (_, process) in processes()? {
         let files = match std::fs::read_dir(process.join("fd")) {
             Ok(files) => files,
-            // It has ended.
+            // The process has ended.
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
             Err(_) => {
                 is_complete = false;
@@ -73,8 +73,9 @@ pub fn open_below(folder: &Path) -> Option<bool> {
     is_complete.then_some(false)
 }
 
-/// The processes, except for this one, that have a block device open for writing, as far as they can be inspected. They
-/// may use another path for it: libvirt's machines have device nodes of their own, so locks on our node show nothing.
+/// The processes, except for this process, that have a block device open for writing, as far as they can be
+/// inspected. They may use another path for it: libvirt's machines have separate device nodes, so locks on the host's
+/// node show nothing.
 ///
 /// `device` is the device number of stat(2).
 pub fn writers_of_device(device: u64) -> Vec<ProcessInfo> {
@@ -101,14 +102,14 @@ pub fn writers_of_device(device: u64) -> Vec<ProcessInfo> {
 /// Processes that have files open for writing.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Writers {
-    /// The processes found.
+    /// The processes.
     pub found: Vec<ProcessInfo>,
-    /// Whether the list is complete: only root can inspect processes of other users.
+    /// Whether the list is complete. Only root can inspect processes of other users.
     pub is_complete: bool,
 }
 
-/// The processes, except for this one, that have one of these files open for writing. For programs that take no locks,
-/// such as VirtualBox.
+/// The processes, except for this process, that have one of these files open for writing. Intended for programs that
+/// take no locks, such as VirtualBox.
 pub fn writers_of_files(paths: &[PathBuf]) -> Writers {
     let identity = |path: &Path| path.metadata().ok().map(|file| (file.dev(), file.ino()));
     let files: Vec<(u64, u64)> = paths.iter().filter_map(|path| identity(path)).collect();
@@ -125,7 +126,7 @@ pub fn writers_of_files(paths: &[PathBuf]) -> Writers {
         }
         let opened = match std::fs::read_dir(folder.join("fd")) {
             Ok(opened) => opened,
-            // It has ended.
+            // The process has ended.
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
             Err(_) => {
                 writers.is_complete = false;
@@ -148,14 +149,14 @@ pub fn writers_of_files(paths: &[PathBuf]) -> Writers {
 
 /// Whether another process locks a file, as QEMU does with every image that it uses; false if unknown.
 ///
-/// No lock is taken to find out: it would make the start of a machine at this moment fail.
+/// The check takes no lock: a lock would make the start of a machine at this moment fail.
 pub fn is_locked_by_others(path: &Path) -> bool {
     has_lock(path, is_of_image)
 }
 
 /// Whether another process locks a file for writing, as QEMU does with every image that it may write; false if unknown.
 ///
-/// Locks for reading, as on a base image that machines share, do not count.
+/// Locks for reading, as on a base image that several machines share, do not count.
 pub fn is_written_by_others(path: &Path) -> bool {
     has_lock(path, is_of_writer)
 }
@@ -174,17 +175,18 @@ fn has_lock(path: &Path, is_wanted: fn(&str, &str) -> bool) -> bool {
     locks.lines().any(|line| is_wanted(line, &file))
 }
 
-/// `1: OFDLCK ADVISORY  READ -1 fd:00:1234 100 101`. Not flock locks, which programs use for other purposes.
+/// Whether a line describes a lock on this file that QEMU may hold: `1: OFDLCK ADVISORY  READ -1 fd:00:1234 100 101`.
+/// Locks by flock do not count, since programs use them for other purposes.
 fn is_of_image(line: &str, file: &str) -> bool {
     let words: Vec<&str> = line.split_whitespace().collect();
     matches!(words[..], [_, "OFDLCK" | "POSIX", _, _, _, locked, ..] if locked == file)
 }
 
-/// The byte that QEMU locks to announce that it may write: base of the permissions plus the bit of this one
-/// (`block/file-posix.c`).
+/// The byte that QEMU locks to announce that it may write: the base of the permissions plus the bit of this
+/// permission (`block/file-posix.c`).
 const WRITER_BYTE: u64 = 101;
 
-/// Whether it is the lock of a writer: an exclusive lock, or the shared lock on QEMU's writer byte.
+/// Whether a line describes the lock of a writer: an exclusive lock, or a shared lock on QEMU's writer byte.
 fn is_of_writer(line: &str, file: &str) -> bool {
     let words: Vec<&str> = line.split_whitespace().collect();
     let [_, _, _, kind, _, _, start, end] = words[..] else {
@@ -204,7 +206,7 @@ fn is_for_writing(info: &str) -> bool {
     flags.is_some_and(|flags| flags & 0o3 != 0)
 }
 
-/// Splits the kernel's form of a command line into arguments.
+/// Splits a command line as the kernel provides it into arguments.
 fn split_arguments(bytes: &[u8]) -> Vec<String> {
     let words = bytes.split(|byte| *byte == 0).filter(|word| !word.is_empty());
     words.map(|word| String::from_utf8_lossy(word).into_owned()).collect()
@@ -212,7 +214,7 @@ fn split_arguments(bytes: &[u8]) -> Vec<String> {
 
 /// All processes, with their /proc folders.
 fn processes() -> Option<Vec<(u32, PathBuf)>> {
-    // If /proc hides processes of other users, it hides process 1.
+    // If /proc hides processes of other users, process 1 is hidden.
     if !rustix::process::geteuid().is_root() && !Path::new("/proc/1/cmdline").exists() {
         return None;
     }
@@ -224,7 +226,7 @@ fn processes() -> Option<Vec<(u32, PathBuf)>> {
     Some(numbered.collect())
 }
 
-/// A user with the groups that count for access checks.
+/// A user with the groups that are relevant for access checks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UserIdentity {
     /// The user.
@@ -260,8 +262,8 @@ impl Process {
         }
     }
 
-    /// Whether its paths may refer to other files than ours: it has another root directory or mount namespace, or that
-    /// is unknown.
+    /// Whether the paths of the process may refer to other files than in this process: it has another root directory
+    /// or mount namespace, or this is unknown.
     pub(crate) fn sees_other_files(&self) -> bool {
         ["ns/mnt", "root"].iter().any(|name| {
             let target = |folder: &Path| std::fs::read_link(folder.join(name)).ok();
@@ -269,19 +271,19 @@ impl Process {
         })
     }
 
-    /// Its user and groups, for access checks. For a set-user-id program the user who started it counts, since that
-    /// user chose the arguments.
+    /// The user and groups of the process, for access checks. For a set-user-id program, the user who started it is
+    /// returned, since that user chose the arguments.
     pub(crate) fn identity(&self) -> Option<UserIdentity> {
         let status = std::fs::read_to_string(self.folder.join("status")).ok()?;
         identity(&status)
     }
 
-    /// The executable, according to the kernel; none if we may not see it.
+    /// The executable, as the kernel reports it; none if it cannot be inspected.
     pub(crate) fn program(&self) -> Option<PathBuf> {
         std::fs::read_link(self.folder.join("exe")).ok()
     }
 
-    /// Whether it has one of these sockets open; none if we may not see it.
+    /// Whether the process has one of these sockets open; none if this cannot be inspected.
     pub(crate) fn has_socket(&self, inodes: &[u64]) -> Option<bool> {
         let mut entries = std::fs::read_dir(self.folder.join("fd")).ok()?.flatten();
         Some(entries.any(|entry| {
@@ -294,10 +296,10 @@ impl Process {
         }))
     }
 
-    /// The process with this id if it runs a QEMU: a socket may have been created by any program.
+    /// The process with this id, if it runs a QEMU: any program may have created a socket.
     pub(crate) fn of_qemu(pid: Pid) -> Option<Self> {
         let process = Self::of_number(pid);
-        // Only a process with the right to trace it can see the executable.
+        // Only a process with the right to trace it can read the executable.
         let program = process
             .program()
             .or_else(|| Some(process.command_line()?.first()?.into()))?;
@@ -305,7 +307,7 @@ impl Process {
         (name.contains("qemu") || name == "kvm").then_some(process)
     }
 
-    /// Whether it has ended; a zombie counts as ended.
+    /// Whether the process has ended. A zombie counts as ended.
     pub(crate) fn has_ended(&self) -> bool {
         match std::fs::read_to_string(self.folder.join("stat")) {
             // The state follows the name in parentheses, which may contain any character.
@@ -316,7 +318,7 @@ impl Process {
         }
     }
 
-    /// Its command line, if we may see it.
+    /// The command line, if it can be inspected.
     pub(crate) fn command_line(&self) -> Option<Vec<String>> {
         let bytes = std::fs::read(self.folder.join("cmdline")).ok()?;
         if bytes.is_empty() || bytes.len() > COMMAND_LINE_BYTES_MAX {

@@ -1,13 +1,13 @@
-//! The rights with which a file is opened whose path was given by another user.
+//! The rights for opening a file whose path was provided by another user.
 //!
 //! A machine's configuration contains paths: disks, firmware variables, the state of a TPM. If the hypervisor runs as
-//! another user, that user chose the paths. Root must not open with its own rights a file that this user cannot open,
-//! or a machine becomes a way to read `/etc/shadow`. So these files are opened on a thread that has the user's identity
-//! for access checks, and nothing else.
+//! another user, that user chose the paths. Root must not open a file with its own rights if this user cannot open
+//! it. Otherwise a machine could be used to read `/etc/shadow`. So these files are opened on a thread that has the
+//! user's identity for access checks, and nothing else.
 //!
-//! The real and the saved user of that thread stay root: the user may neither signal nor trace it. Credentials belong
-//! to a thread, not to the process, and end with it. Source: credentials(7), capabilities(7) ("Effect of user ID
-//! changes on capabilities"), unix(7).
+//! The real and the saved user of that thread remain root, so that the user can neither signal nor trace it.
+//! Credentials belong to a thread, not to the process, and end with the thread. Source: credentials(7),
+//! capabilities(7) ("Effect of user ID changes on capabilities"), unix(7).
 
 use std::fs::File;
 use std::io::{Error as IoError, ErrorKind, Read as _, Result as IoResult};
@@ -24,10 +24,10 @@ use crate::system::processes::{Process, UserIdentity};
 /// The identity whose rights decide which files may be opened.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum Rights {
-    /// Those of this process: the path was given by root, or by the user of this process.
+    /// The rights of this process: root or the user of this process provided the path.
     #[default]
     Own,
-    /// Those of another user.
+    /// The rights of another user.
     Of(UserIdentity),
 }
 
@@ -43,9 +43,9 @@ pub enum FileKind {
 /// Whether the last component of a path may be a symbolic link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Links {
-    /// It may be.
+    /// A symbolic link is followed.
     Follow,
-    /// It must not be: the folder belongs to a user with fewer rights.
+    /// A symbolic link is refused, since the folder belongs to a user with fewer rights.
     Refuse,
 }
 
@@ -53,7 +53,7 @@ impl Rights {
     /// The rights of the process at the other end of a UNIX socket.
     ///
     /// The kernel records the process that called listen. A process that later gave up rights, as QEMU does with
-    /// `-runas`, has its current ones: of both identities, the one that is not root counts.
+    /// `-runas`, now has other rights. If one of both identities is not root, that identity is used.
     pub fn of_peer(socket: &impl AsFd) -> IoResult<Self> {
         let peer = rustix::net::sockopt::socket_peercred(socket)?;
         let now = Process::of_number(peer.pid).identity();
@@ -88,7 +88,7 @@ impl Rights {
     /// Runs `work` with these rights, on a separate thread unless they are those of this process.
     ///
     /// # Errors
-    /// The thread cannot assume the rights: only root can.
+    /// The thread cannot assume the rights. Only root can.
     pub fn exercise<T: Send>(&self, work: impl FnOnce() -> T + Send) -> IoResult<T> {
         let Self::Of(identity) = self else {
             return Ok(work());
@@ -106,7 +106,7 @@ impl Rights {
     /// Opens the file at `path` for reading. A FIFO does not block.
     ///
     /// # Errors
-    /// It does not exist, these rights do not permit it, or it is of another kind.
+    /// The file does not exist, is of another kind, or these rights do not permit opening it.
     pub fn open(&self, path: &Path, kind: FileKind, links: Links) -> IoResult<File> {
         self.exercise(|| open_checked(path, kind, links))?
     }
@@ -150,7 +150,8 @@ fn open_checked(path: &Path, kind: FileKind, links: Links) -> IoResult<File> {
 }
 
 impl UserIdentity {
-    /// Changes the identity of this thread to the user. The capabilities of root are dropped with the effective user.
+    /// Changes the identity of this thread to the user. The capabilities of root are dropped together with the
+    /// effective user.
     fn assume_identity(&self) -> IoResult<()> {
         let failed = |errno: rustix::io::Errno| {
             IoError::new(

@@ -1,8 +1,8 @@
-//! Programs on another host, by the system's `ssh` with its user configuration.
+//! Programs on another host, through the system's `ssh` with the user's configuration.
 //!
-//! All programs share one connection (`ControlMaster`). Its socket is in a separate folder that only our user can
-//! access. ssh never prompts for a password: without a usable key it fails. If this process is killed, the connection
-//! ends one minute after the last program.
+//! All programs share one connection (`ControlMaster`). Its socket is in a separate folder that only this user can
+//! access. ssh never prompts for a password: without a usable key, it fails. If this process is killed, the
+//! connection is closed one minute after the last program has ended.
 //!
 //! Source: ssh(1), ssh_config(5); OpenSSH 9.2.
 
@@ -18,7 +18,7 @@ use crate::system::process::{Answer, LocalTools, PROGRAM_PATH, Piped, StreamTool
 const SSH: &str = "ssh";
 /// The exit code of ssh for its own failures.
 const CODE_OF_SSH: i32 = 255;
-/// Our own program on the other host. A server that admits nothing else must be able to recognize its command line, so
+/// Holdfast on the other host. A server that permits only this program must be able to recognize its command line, so
 /// it is called without `env`.
 const OURS: &str = "holdfast";
 
@@ -71,7 +71,7 @@ impl Ssh {
 
     fn words(&self, more: &[&str]) -> Vec<String> {
         let socket = format!("ControlPath={}", self.folder.join("socket").display());
-        // Of a repeated option, ssh uses the first.
+        // If an option is repeated, ssh uses the first value.
         let ours = ["BatchMode=yes", &socket].into_iter().chain(more.iter().copied());
         let theirs = self.address.options.iter().map(String::as_str);
         let defaults = ["ServerAliveInterval=15", "ServerAliveCountMax=4", "LogLevel=ERROR"];
@@ -117,7 +117,7 @@ impl StreamTools for Ssh {
     }
 
     fn start_receiver(&self, program: &str, _arguments: &[&str], _folder: &Path) -> Result<Piped, ToolError> {
-        // A holdfast on the other host receives streams instead.
+        // On another host, a holdfast receives streams instead.
         Err(ToolError::NotFound {
             program: format!("{program} by way of a shell"),
         })

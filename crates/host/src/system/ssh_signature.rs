@@ -1,10 +1,10 @@
 //! Signatures with SSH keys, made and verified by the system's `ssh-keygen`.
 //!
-//! Administrators have such keys in files, in agents and on hardware tokens, and files of allowed signers, as for git.
-//! The exit code of `ssh-keygen` decides whether a signature is valid; its output is only shown.
+//! Administrators have such keys in files, in agents and on hardware tokens, and files of allowed signers, as for
+//! git. The exit code of `ssh-keygen` decides whether a signature is valid. Its output is only shown to the user.
 //!
-//! Untrusted text never becomes an argument: a signature and the signed text are passed in a private file and on
-//! standard input, and names come from our own file of allowed signers.
+//! Untrusted text never becomes an argument. A signature and the signed text are passed in a private file and on
+//! standard input, and names come from the user's own file of allowed signers.
 //!
 //! Source: ssh-keygen(1), ALLOWED SIGNERS; OpenSSH PROTOCOL.sshsig; OpenSSH 9.2.
 
@@ -35,13 +35,13 @@ const SIGN_TIME_OUT: Duration = Duration::from_secs(120);
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SshSignatureError {
-    /// The program does not exist.
+    /// `ssh-keygen` does not exist.
     #[error("there is no program ssh-keygen on this host")]
     NoProgram,
-    /// It cannot be run, or a file for it cannot be written.
+    /// `ssh-keygen` cannot be run, or a file for it cannot be written.
     #[error("cannot run ssh-keygen")]
     Io(#[source] std::io::Error),
-    /// It did not sign.
+    /// `ssh-keygen` did not sign.
     #[error("cannot sign with {}: {reason}", key.display())]
     NotSigned {
         /// The key.
@@ -88,39 +88,39 @@ pub struct AllowedSigners {
 /// A text and its signature, both untrusted.
 #[derive(Debug, Clone, Copy)]
 pub struct Signed<'a> {
-    /// The purpose of the signature: the same key may sign for other purposes.
+    /// The purpose of the signature, since the same key may sign for other purposes.
     pub namespace: &'a str,
     /// The text.
     pub text: &'a [u8],
     /// The signature.
     pub signature: &'a str,
-    /// The claimed time of the signature, in seconds since 1970: keys may be valid for a limited time.
+    /// The claimed time of the signature, in seconds since 1970. Keys may be valid only for a limited time.
     pub time_s: i64,
 }
 
 /// The result of a verification.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
-    /// It is valid, and made by an allowed signer.
+    /// The signature is valid, and was made by an allowed signer.
     Good {
         /// The name in the file of allowed signers.
         signer: String,
         /// The fingerprint of the key.
         key: String,
     },
-    /// It fits the text, but its signer is not allowed.
+    /// The signature is valid for the text, but its signer is not allowed.
     NotAllowed {
         /// The fingerprint of the key.
         key: String,
         /// The reason.
         reason: String,
     },
-    /// Its key was revoked.
+    /// The key was revoked.
     Revoked {
         /// The fingerprint of the key.
         key: String,
     },
-    /// It is not a signature of this text.
+    /// The text does not have this signature.
     Bad {
         /// The message of ssh-keygen.
         reason: String,
@@ -139,10 +139,10 @@ impl<'a> SshSignatures<'a> {
         Self { clock, folder }
     }
 
-    /// Signs `text` with the key at `key`: a private key, or the public one of a key in an agent.
+    /// Signs `text` with the key at `key`: a private key, or the public key of a key in an agent.
     ///
     /// # Errors
-    /// The key does not exist, or does not sign.
+    /// The key does not exist, or cannot be used to sign.
     pub fn sign(&self, key: &Path, namespace: &str, text: &[u8], passphrase: PassphraseFrom) -> Result<String> {
         let path = path_argument(key)?;
         let arguments = ["-Y", "sign", "-f", &path, "-n", namespace];
@@ -208,7 +208,7 @@ impl<'a> SshSignatures<'a> {
         allowed: &AllowedSigners,
         key: String,
     ) -> Result<Verdict> {
-        // With an unreadable file, the answer would look like a verdict on the signature.
+        // If a file cannot be read, the answer would look like a verdict on the signature.
         let signers = readable(&allowed.signers)?;
         let revoked = allowed.revoked.as_deref().map(readable).transpose()?;
         let time = format!("verify-time={}", keygen_time(signed.time_s));
@@ -265,7 +265,7 @@ impl<'a> SshSignatures<'a> {
             ("LC_ALL", "C".to_owned()),
             // Times are passed without a zone, as its earlier versions require.
             ("TZ", "UTC".to_owned()),
-            // The program for passphrase prompts returns none, so no prompt appears on a terminal or screen.
+            // The program for passphrase prompts returns no passphrase, so no prompt appears on a terminal or screen.
             ("SSH_ASKPASS", "/bin/false".to_owned()),
             ("SSH_ASKPASS_REQUIRE", "force".to_owned()),
         ];
@@ -301,7 +301,7 @@ fn not_signed(key: &Path, called: &CallOutput) -> SshSignatureError {
     }
 }
 
-/// A path as an argument that cannot be taken for an option.
+/// Converts a path to an argument that cannot be interpreted as an option.
 fn path_argument(path: &Path) -> Result<String> {
     let whole = std::path::absolute(path).map_err(SshSignatureError::Io)?;
     let text = whole
@@ -342,7 +342,7 @@ fn keygen_time(time_s: i64) -> String {
     format!("{year:04}{month:02}{day:02}{hour:02}{minute:02}{:02}", second % 60)
 }
 
-/// The signature in the output; none if there is none.
+/// The signature in the output; none if the output contains no signature.
 fn armoured(lines: &[String]) -> Option<String> {
     let start = lines.iter().position(|line| line.trim_end() == BEGIN)?;
     let length = lines[start..].iter().position(|line| line.trim_end() == END)?;
@@ -351,7 +351,7 @@ fn armoured(lines: &[String]) -> Option<String> {
     is_armoured(&text).then_some(text)
 }
 
-/// Whether it has the form of a signature: first and last line, base64 between them, and limited in size.
+/// Whether a text has the form of a signature: first and last line, base64 between them, and limited in size.
 fn is_armoured(text: &str) -> bool {
     let body = text
         .strip_prefix(BEGIN)
@@ -506,8 +506,8 @@ mod tests {
         }
     }
 
-    /// A missing file must not look like a verdict on the signature, nor a missing list of revoked keys like an empty
-    /// one.
+    /// A missing file must not look like a verdict on the signature, and a missing list of revoked keys must not look
+    /// like an empty list.
     #[test]
     fn missing_files_of_signers_are_errors() {
         let keys = Keys::new();

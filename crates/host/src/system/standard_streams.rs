@@ -1,8 +1,8 @@
 //! Detection of standard streams that were closed when this program started.
 //!
 //! Rust opens `/dev/null` in their place before `main`, so that no other file gets their numbers. Output is then lost
-//! and input is empty, without an error. So the check runs earlier, in a constructor, which the dynamic loader and
-//! static programs call.
+//! and input is empty, without an error. So the check runs earlier, in a constructor, which the dynamic loader (or,
+//! in static programs, the startup code) calls.
 #![expect(
     unsafe_code,
     reason = "a function that is called before main, and one of the C library; the contract stands beside each"
@@ -22,7 +22,8 @@ pub enum StandardStream {
 /// One bit per closed stream.
 static CLOSED: AtomicU8 = AtomicU8::new(0);
 
-// SAFETY: the section holds pointers to functions of the C calling convention, which are called once, on one thread, before main.
+// SAFETY: the section holds pointers to functions of the C calling convention, which are called once, on one thread,
+// before main.
 #[used]
 #[unsafe(link_section = ".init_array")]
 static CONSTRUCTOR: extern "C" fn() = check_streams;
@@ -37,7 +38,7 @@ extern "C" fn check_streams() {
 }
 
 impl StandardStream {
-    /// Whether it was closed when the program started.
+    /// Whether the stream was closed when the program started.
     pub fn was_closed(self) -> bool {
         CLOSED.load(Ordering::Relaxed) & 1 << self as u8 != 0
     }

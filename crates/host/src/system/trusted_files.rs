@@ -1,8 +1,8 @@
 //! Files that control what this program does: configurations, programs that it calls, keys that verify signatures.
 //!
-//! A user who can write or replace such a file can do everything that this program may do. So sudo, cron and sshd
-//! refuse files that users other than root can write, and so does this program. Every folder and symbolic link of the
-//! path is checked.
+//! A user who can write or replace such a file can do everything that Holdfast may do. So sudo, cron and sshd refuse
+//! files that users other than root can write. Holdfast does the same, and checks every folder and symbolic link of
+//! the path.
 
 use std::fs::Metadata;
 use std::io::Result as IoResult;
@@ -17,7 +17,7 @@ const STICKY: u32 = 0o1000;
 
 /// Why the file at `path` is not trusted; none if no other user can change it.
 ///
-/// A pipe that the caller opened (`/dev/fd/3`) has no path to check, and belongs to the caller.
+/// A pipe that the caller has opened (`/dev/fd/3`) has no path to check, and belongs to the caller.
 pub fn why_untrusted(path: &Path) -> IoResult<Option<String>> {
     let whole = std::path::absolute(path)?;
     if whole.starts_with("/dev/fd") || whole.starts_with("/proc/self/fd") || whole == Path::new("/dev/stdin") {
@@ -52,7 +52,7 @@ pub fn why_not_private(folder: &Path) -> IoResult<Option<String>> {
     let target = existing.canonicalize()?;
     for path in existing.ancestors().chain(target.ancestors()) {
         let found = path.symlink_metadata()?;
-        // In a sticky folder, users cannot remove files of others, but everyone may add files.
+        // In a sticky folder, users cannot remove files of other users, but all users may add files.
         let may_add = found.is_dir() && found.mode() & OTHERS_WRITE != 0;
         let why = match why_not(&found, user) {
             None if may_add && (path == whole || path == target && existing == whole) => Some(of_mode(&found)),
@@ -69,12 +69,12 @@ fn of_mode(found: &Metadata) -> String {
     format!("other users can write it (mode {:03o})", found.mode() & 0o7777)
 }
 
-/// The same for one file, folder or link, with `user` as the trusted user.
+/// Why one file, folder or link is not trusted, if `user` is the trusted user; none if it is trusted.
 fn why_not(found: &Metadata, user: u32) -> Option<String> {
     if found.uid() != 0 && found.uid() != user {
         return Some(format!("it belongs to user {}", found.uid()));
     }
-    // The mode of a link has no meaning, and in a sticky folder users cannot remove files of others.
+    // The mode of a link has no meaning, and in a sticky folder users cannot remove files of other users.
     if found.is_symlink() || found.is_dir() && found.mode() & STICKY != 0 {
         return None;
     }
@@ -99,7 +99,7 @@ mod tests {
         let mode = |path: &std::path::Path, mode| std::fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
         let folder = around.path().join("repository");
         let why = || why_not_private(&folder).unwrap();
-        // In a sticky folder, users cannot remove files of others.
+        // In a sticky folder, users cannot remove files of other users.
         for fine in [0o700, 0o755, 0o1777] {
             mode(around.path(), fine);
             assert_eq!(why(), None, "{fine:o}");

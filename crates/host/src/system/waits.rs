@@ -1,9 +1,9 @@
 //! Waits that lower layers cannot interrupt: a call of libvirt's library, a QEMU command, a lock, a program of the
 //! system.
 //!
-//! A job checks for a stop request between its steps. A step that waits for a process that does not answer would delay
-//! the check. So each such wait is registered here while it lasts, and the program, which receives the stop request,
-//! can exit in the middle of one.
+//! A job checks for a stop request between its steps. A step that waits for a process that does not answer would
+//! delay this check. So each such wait is registered here while it lasts. The program, which receives the stop
+//! request, can then exit during such a wait.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,16 +17,16 @@ static UNDER_WAY: Mutex<BTreeMap<u64, NotedWait>> = Mutex::new(BTreeMap::new());
 pub struct NotedWait {
     /// The process that does not answer: "libvirt", "QEMU's monitor".
     pub peer: &'static str,
-    /// What an interruption would lose.
+    /// What would be lost by an interruption.
     pub kind: WaitKind,
 }
 
-/// What the interruption of a wait would lose.
+/// What would be lost if a wait is interrupted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WaitKind {
-    /// An answer, which usually arrives at once.
+    /// An answer, which usually arrives immediately.
     Answer,
-    /// A piece of work, which may take some seconds, and should be completed.
+    /// Work that may take some seconds and should be completed.
     Work,
 }
 

@@ -42,10 +42,8 @@ pub(super) struct DiskFill<'a> {
     disk_rate: Option<NonZeroU64>,
     /// How often the server was started.
     launch_count: u32,
-    /// How often the machine was resumed since the last start of the server.
     unpausing: Attempts,
     was_started: bool,
-    /// How often the copy of each disk was started since the last start of the server.
     copying: BTreeMap<&'a str, Attempts>,
 }
 

@@ -1,8 +1,9 @@
 //! The host's end of the guest agent's socket, for a QEMU without a management layer.
 //!
-//! The channel is a serial line without a notion of clients: an answer that an earlier client did not wait for is read
-//! by the next. So every request begins with `guest-sync-delimited`: the agent answers it with a byte that no JSON has,
-//! and with our own number, and everything before is discarded. Source: QEMU's `qga/qapi-schema.json`.
+//! The channel is a serial line without connections: an answer that an earlier client did not wait for is read by the
+//! next client. So every request begins with `guest-sync-delimited`. The agent answers it with a byte that no JSON
+//! contains and with the number of the request, and everything before is discarded. Source: QEMU's
+//! `qga/qapi-schema.json`.
 
 use std::io::{Read as _, Write as _};
 use std::os::unix::net::UnixStream;
@@ -15,8 +16,8 @@ use serde_json::{Value, json};
 use crate::system::rights::Rights;
 use crate::system::waits::Wait;
 
-/// A byte that no JSON text has: before a request it ends an incomplete one, and in an answer it precedes the valid
-/// part.
+/// A byte that no JSON text contains. Before a request, it ends an incomplete request; in an answer, it precedes the
+/// valid part.
 const DELIMITER: u8 = 0xff;
 /// Limit on the bytes that are read for one request.
 const ANSWER_BYTES_MAX: usize = 4 << 20;
@@ -24,7 +25,7 @@ const ANSWER_BYTES_MAX: usize = 4 << 20;
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum AgentError {
-    /// No process listens, or the connection broke.
+    /// No process listens, or the connection is lost.
     #[error("cannot use its socket {path}: {source}")]
     Socket {
         /// Path of the socket.
@@ -46,7 +47,7 @@ pub(crate) struct AgentSocket<'a> {
     pub(crate) rights: &'a Rights,
 }
 
-/// Sends a request to the agent, and returns the line that it answers.
+/// Sends a request to the agent, and returns the line of the answer.
 ///
 /// `number` must be unique among the clients. The whole exchange takes no longer than `deadline`.
 pub(crate) fn ask(
@@ -78,7 +79,7 @@ pub(crate) fn ask(
     let mut message = vec![DELIMITER];
     message.extend(format!("{sync}\n").into_bytes());
     line.send(&message)?;
-    // An earlier client may have synchronized and left: its answer precedes ours.
+    // An earlier client may have synchronized and disconnected. Its answer then precedes that of this request.
     loop {
         line.read_to(DELIMITER)?;
         let answer = line.read_to(b'\n')?;
@@ -190,7 +191,7 @@ mod tests {
             let mut line = String::new();
             reader.read_line(&mut line).unwrap();
             stream.write_all(answer).unwrap();
-            // Until the other end closes.
+            // Reads until the other end closes.
             reader.read_line(&mut line).ok();
         });
         path
@@ -220,7 +221,7 @@ mod tests {
         let answer = ask(&own(&path), "{}", 5, SECOND / 4, &clock);
         assert!(matches!(answer, Err(AgentError::TimedOut(_))), "{answer:?}");
         assert!(clock.now().saturating_sub(start) < 5 * SECOND);
-        // A socket that listens and does not accept: QEMU has another client.
+        // A socket that listens but does not accept, as if QEMU had another client.
         let queue = folder.path().join("queue");
         let _listener = UnixListener::bind(&queue).unwrap();
         let answer = ask(&own(&queue), "{}", 5, SECOND / 4, &clock);

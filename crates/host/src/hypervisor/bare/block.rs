@@ -9,7 +9,7 @@ use crate::hypervisor::qom::{property, text};
 use crate::qemu::qmp::{Monitor, MonitorError, QmpCommand, Result};
 use crate::qemu::{device_path, run_of};
 
-/// Filter nodes: they show another node's bytes, and their driver is no image format.
+/// Filter nodes, which show the bytes of another node. Their driver is not an image format.
 const FILTERS: [&str; 6] = [
     "copy-before-write",
     "copy-on-read",
@@ -46,7 +46,7 @@ impl Blocks {
             let Some(device) = text(drive, "qdev").map(|qdev| device_path(&qdev)) else {
                 continue;
             };
-            // Every object has a type. A drive of the firmware without one would be taken for a disk.
+            // Every object has a type. Without the type, a drive of the firmware would be treated as a disk.
             let kind = property(monitor, &device, "type")?;
             let kind = kind.as_str().unwrap_or_default();
             if kind.starts_with("cfi.pflash") {
@@ -81,10 +81,10 @@ impl Blocks {
     }
 }
 
-/// A disk that no other machine uses.
+/// Describes a disk that no other machine uses.
 fn disk(drive: &Value, device: String, kind: &str, resolve: Resolve<'_>) -> MachineDisk {
     let inserted = drive.get("inserted");
-    // A node of our own run says nothing about the image below it.
+    // A node that this or another run has inserted does not describe the image below it.
     let shown = inserted.filter(|inserted| text(inserted, "node-name").is_none_or(|name| run_of(&name).is_none()));
     let driver = shown.and_then(|inserted| text(inserted, "drv"));
     MachineDisk {

@@ -1,7 +1,7 @@
 //! The emulated TPM of a QEMU without a management layer.
 //!
-//! QEMU reports only the name of a channel. Its command line has the socket of the channel; the command line of the
-//! swtpm at the other end has the path of the state.
+//! QEMU reports only the name of a channel. QEMU's command line has the socket of the channel, and the command line
+//! of the swtpm at the other end has the path of the state.
 
 use std::path::PathBuf;
 
@@ -59,7 +59,7 @@ fn socket_of(arguments: &[String], channel: &str) -> Option<PathBuf> {
     })
 }
 
-/// Splits an option of QEMU into its key and value pairs, and undoubles commas.
+/// Splits an option of QEMU into its key and value pairs, and replaces doubled commas by single ones.
 fn parts(text: &str) -> Vec<(String, String)> {
     // An option cannot contain a zero byte.
     let text = text.replace(",,", "\0");

@@ -1,5 +1,5 @@
-//! The resources that a host must provide before a machine can start: networks, devices, files. Disks of the snapshot,
-//! and files that libvirt creates itself, are not among them.
+//! The resources that a host must provide before a machine can start: networks, devices, files. They do not include
+//! disks of the snapshot, and files that libvirt creates itself.
 
 use std::path::{Path, PathBuf};
 
@@ -127,7 +127,7 @@ impl HostNeeds {
 
     fn disk(&mut self, disk: Node<'_, '_>, source: Option<Node<'_, '_>>) {
         let Some(source) = source else { return };
-        // With this startup policy the machine starts without the medium.
+        // With this startup policy, the machine starts even without the medium.
         if matches!(source.attribute("startupPolicy"), Some("optional" | "requisite")) {
             return;
         }
@@ -153,7 +153,7 @@ impl HostNeeds {
         }
     }
 
-    /// QEMU opens a pair of pipes, `PATH.in` and `PATH.out`, or a single one.
+    /// Adds a pipe. QEMU opens a pair of pipes, `PATH.in` and `PATH.out`, or a single pipe.
     fn pipe(&mut self, path: Option<&str>) {
         let is_pair = path.is_some_and(|path| Path::new(&format!("{path}.in")).exists());
         self.file("pipe", path.filter(|_| !is_pair));

@@ -1,7 +1,7 @@
-//! Adapts a configuration to the place that a machine is restored or moved to: from text to text.
+//! Adapts a configuration for the place to which a machine is restored or moved: from text to text.
 //!
-//! The minimum is changed. Everything else stays byte for byte, also what this program does not know: comments,
-//! metadata, elements of later versions of libvirt, arguments of QEMU.
+//! Only the necessary parts are changed. Everything else is preserved byte for byte, including parts that Holdfast
+//! does not know: comments, metadata, elements of later versions of libvirt, arguments of QEMU.
 
 mod conflicts;
 mod disks;
@@ -28,9 +28,9 @@ use crate::system::identity::{MacAddress, Uuid};
 pub struct Rewrite {
     /// The identity of the machine.
     pub identity: Identity,
-    /// The new generation ID: it tells a guest that supports it that its state was rolled back.
+    /// The new generation ID, which informs a guest that supports it that its state was rolled back.
     pub generation: Uuid,
-    /// Changes of disks, by target; other disks stay as they are.
+    /// Changes of disks, by target. Other disks are unchanged.
     pub disks: BTreeMap<String, DiskChange>,
     /// The new path of the firmware's variables; none to keep the current one.
     pub nvram: Option<PathBuf>,
@@ -38,12 +38,12 @@ pub struct Rewrite {
     pub tpm: Option<PathBuf>,
     /// The new domain type, "kvm" or "qemu"; none to keep the current one.
     pub domain_type: Option<String>,
-    /// The emulator that runs it.
+    /// The emulator that runs the machine.
     pub emulator: Emulator,
 }
 
 impl Rewrite {
-    /// Sets the identity and a new generation, and keeps everything else.
+    /// Changes the identity and the generation ID, and keeps everything else.
     pub fn new(identity: Identity, generation: Uuid) -> Self {
         Self {
             identity,
@@ -81,15 +81,15 @@ pub enum Identity {
 /// The identifiers of a new machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NewIdentity {
-    /// Its name.
+    /// The name.
     pub name: String,
-    /// Its UUID.
+    /// The UUID.
     pub uuid: Uuid,
-    /// MAC addresses, at least as many as it has network cards; none to keep the current ones.
+    /// MAC addresses, at least one for each network card; none to keep the current addresses.
     pub macs: Option<Vec<MacAddress>>,
 }
 
-/// The change of a disk.
+/// The change of a disk in a configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DiskChange {
     /// The disk is at this place, without a backing file.
@@ -255,7 +255,7 @@ impl Rewriter<'_> {
                 let new = macs.next().ok_or("there are more network cards than addresses")?;
                 self.edits.set_attribute(mac, "address", &new.to_string());
             }
-            // Open vSwitch identifies ports by it; libvirt generates a new one.
+            // Open vSwitch identifies ports by this id. libvirt generates a new one.
             if let Some(port) = child(card, "virtualport")
                 && port.attribute("type") == Some("openvswitch")
                 && let Some(parameters) = child(port, "parameters")
@@ -281,7 +281,8 @@ impl Rewriter<'_> {
         Ok(())
     }
 
-    /// Changes the path only if the configuration has one; otherwise libvirt derives it from the machine's UUID.
+    /// Changes the path only if the configuration contains one. Otherwise libvirt derives the path from the machine's
+    /// UUID.
     fn tpm(&mut self, devices: Node<'_, '_>, path: &str) {
         let backends = children(devices, "tpm").filter_map(|tpm| child(tpm, "backend"));
         let emulated = backends.filter(|backend| backend.attribute("type") == Some("emulator"));

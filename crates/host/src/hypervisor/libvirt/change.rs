@@ -29,8 +29,8 @@ impl HypervisorMut for Libvirt {
         self.connection().uri().is_ok_and(|uri| is_local(&uri))
     }
 
-    /// libvirt has no call for this. The call that converts a configuration to QEMU's command line reads and checks it
-    /// as for a start, and opens no image.
+    /// libvirt has no call for such a check. The call that converts a configuration to QEMU's command line reads and
+    /// checks the configuration as for a start, and opens no image.
     fn check(&self, configuration: &str) -> Result<Option<String>> {
         match self.connection().domain_xml_to_native(COMMAND_LINE, configuration, 0) {
             Ok(_) => Ok(self.missing_secret(configuration)),
@@ -99,7 +99,7 @@ impl HypervisorMut for Libvirt {
         let keep_all = sys::VIR_DOMAIN_UNDEFINE_KEEP_NVRAM | sys::VIR_DOMAIN_UNDEFINE_KEEP_TPM;
         let domain = machine.domain();
         let undefined = match domain.undefine_flags(keep_all) {
-            // libvirt can keep TPM states since 8.9 only.
+            // libvirt can keep TPM states only since 8.9.
             Err(error) if is_code(&error, ErrorNumber::InvalidArg) => {
                 domain.undefine_flags(sys::VIR_DOMAIN_UNDEFINE_KEEP_NVRAM)
             }

@@ -18,7 +18,8 @@ impl LiveDisks for Libvirt {
     fn execution_state(&self, machine: &str) -> Result<ExecutionState> {
         let machine = self.find(machine)?;
         let (mut state, mut reason) = (0, 0);
-        // SAFETY: the domain lives as long as its reference; both places are ours and written on success only.
+        // SAFETY: the domain lives as long as its reference; both places are variables of this function and written
+        // on success only.
         let code = unsafe { sys::virDomainGetState(machine.domain().as_ptr(), &raw mut state, &raw mut reason, 0) };
         done(code).map_err(|error| machine.refused("describe", &error))?;
         let (state, reason) = (u32::try_from(state), u32::try_from(reason));
@@ -43,11 +44,12 @@ impl LiveDisks for Libvirt {
             detail,
         })?;
         let (disk, xml) = (text(disk), text(&element.to_string()));
-        // The definition of a persistent machine names the disk, and would not know of the job after a restart: libvirt
-        // requires a flag that confirms this.
+        // The definition of a persistent machine names the disk, and does not include the job after a restart.
+        // libvirt requires a flag that confirms this.
         let flags = sys::VIR_DOMAIN_BLOCK_COPY_REUSE_EXT | sys::VIR_DOMAIN_BLOCK_COPY_TRANSIENT_JOB;
         let mut limit = bandwidth(rate);
-        // SAFETY: the domain lives as long as its reference; both texts end in zero, and they and the one parameter outlive the call.
+        // SAFETY: the domain lives as long as its reference; both texts end in zero, and they and the one parameter
+        // outlive the call.
         let code = unsafe {
             sys::virDomainBlockCopy(
                 machine.domain().as_ptr(),
@@ -80,7 +82,8 @@ impl LiveDisks for Libvirt {
             cur: 0,
             end: 0,
         };
-        // SAFETY: the domain lives as long as its reference; the name ends in zero and outlives the call; `info` is ours.
+        // SAFETY: the domain lives as long as its reference; the name ends in zero and outlives the call; `info` is a
+        // local variable.
         let code = unsafe { sys::virDomainGetBlockJobInfo(machine.domain().as_ptr(), disk.as_ptr(), &raw mut info, 0) };
         done(code).map_err(|error| machine.refused("query a copy of a disk of", &error))?;
         if code == 0 {
@@ -103,7 +106,7 @@ impl LiveDisks for Libvirt {
         Ok(Some(CopyState {
             done_bytes: info.cur,
             total_bytes: info.end,
-            // libvirt reports different values until QEMU says that the copy is complete.
+            // libvirt reports different values until QEMU reports that the copy is complete.
             is_complete: info.end > 0 && info.cur == info.end,
         }))
     }
@@ -152,7 +155,7 @@ fn user_in(capabilities: &str) -> Option<(u32, u32)> {
     Some((number(user)?, number(group)?))
 }
 
-/// Whether the configuration of a running machine says that a disk is being copied to `path`.
+/// Whether the configuration of a running machine contains a copy of a disk to `path`.
 ///
 /// `<disk><mirror type='file' job='copy'><source file='/i'/></mirror><target dev='vda'/></disk>`
 fn is_copied_to(configuration: &str, disk: &str, path: &Path) -> bool {

@@ -14,8 +14,9 @@ pub(super) fn monitor_command(domain: &Domain, line: &str, files: &[OwnedFd]) ->
     let mut numbers: Vec<i32> = files.iter().map(rustix::fd::AsRawFd::as_raw_fd).collect();
     let count = u32::try_from(numbers.len()).expect("a handful of files");
     let mut answer: *mut c_char = std::ptr::null_mut();
-    // SAFETY: the domain lives as long as its reference; `numbers` holds `count` open files, which the library copies and does
-    // not close; it wants no files back, so both places for them may be null; `answer` is written on success only.
+    // SAFETY: the domain lives as long as its reference; `numbers` holds `count` open files, which the library copies
+    // and does not close; no files are requested in return, so both places for them may be null; `answer` is written
+    // on success only.
     let code = unsafe {
         sys::virDomainQemuMonitorCommandWithFiles(
             domain.as_ptr(),
@@ -31,7 +32,7 @@ pub(super) fn monitor_command(domain: &Domain, line: &str, files: &[OwnedFd]) ->
     if code < 0 || answer.is_null() {
         return Err(Error::last_error());
     }
-    // SAFETY: on success `answer` is a string that ends in zero, made by malloc, and ours.
+    // SAFETY: on success `answer` is a string that ends in zero, allocated by malloc, and owned by this function.
     unsafe {
         let text = CStr::from_ptr(answer).to_string_lossy().into_owned();
         libc::free(answer.cast());

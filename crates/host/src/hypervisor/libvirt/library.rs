@@ -1,12 +1,13 @@
 //! libvirt's libraries, loaded when the first connection is opened.
 //!
-//! A program that is linked with libvirt loads some fifty libraries at each start, which takes longer than most
-//! commands do, and it does not start where they are missing. So every libvirt function that this program calls is
-//! defined here, with its name and its type in `virt::sys`: the linker resolves the calls to these, and omits the
-//! libraries. Each looks up the real function at its first call. `-Wl,--as-needed` is the default of rustc.
+//! A program that is linked with libvirt loads some fifty libraries at each start. This takes longer than most
+//! commands, and the program does not start if a library is missing. So every libvirt function that this program
+//! calls is defined here, with its name and its type in `virt::sys`. The linker resolves the calls to these
+//! definitions, and omits the libraries. Each definition looks up the real function at its first call.
+//! `-Wl,--as-needed` is the default of rustc.
 //!
-//! A function that is called and is missing here links the program with libvirt as usual. A test of the program detects
-//! that.
+//! If the program calls a function that is not defined here, it is linked with libvirt as usual. A test of the
+//! program detects this.
 
 #![expect(unsafe_code, reason = "foreign functions: what they are called with is passed on")]
 
@@ -40,16 +41,17 @@ fn library(part: Part) -> &'static Loaded {
         Part::Main => (&LOADED_MAIN, MAIN),
         Part::Qemu => (&LOADED_QEMU, QEMU),
     };
-    // SAFETY: initialising libvirt's libraries has no other condition than that the names are theirs. They stay loaded.
+    // SAFETY: initialising libvirt's libraries has no other condition than that these are their names. They are never
+    // unloaded.
     loaded.get_or_init(|| unsafe { Library::new(name) })
 }
 
-/// Loads the library that all connections need, or says why it cannot be loaded.
+/// Loads the library that all connections need. Returns why it cannot be loaded.
 pub(super) fn load() -> Result<(), &'static libloading::Error> {
     library(Part::Main).as_ref().map(drop)
 }
 
-/// Looks up a function; none if the library or the function is missing, as in an old release.
+/// Looks up a function; none if the library or the function is missing, as in an old release of libvirt.
 ///
 /// # Safety
 /// `F` is the type of the function with this name.

@@ -54,7 +54,7 @@ impl Overlays for Libvirt {
             machine.word(disk.as_bytes())?,
             machine.word(base.as_os_str().as_bytes())?,
         );
-        // SAFETY: the domain lives as long as its reference; both texts end in zero and live until the call is over; no top
+        // SAFETY: the domain lives as long as its reference; both texts end in zero and outlive the call; no top
         // means the active image.
         let code = unsafe {
             sys::virDomainBlockCommit(
@@ -72,7 +72,7 @@ impl Overlays for Libvirt {
     fn unthrottle_commit(&self, machine: &str, disk: &str) -> Result<()> {
         let machine = self.find(machine)?;
         let disk = machine.word(disk.as_bytes())?;
-        // SAFETY: the domain lives as long as its reference; `disk` ends in zero and lives until the call is over; no rate means
+        // SAFETY: the domain lives as long as its reference; `disk` ends in zero and outlives the call; no rate means
         // no limit.
         let code = unsafe { sys::virDomainBlockJobSetSpeed(machine.domain().as_ptr(), disk.as_ptr(), 0, 0) };
         machine.outcome(code).map(drop)
@@ -113,7 +113,7 @@ impl Overlays for Libvirt {
 impl LibvirtMachine {
     fn end_job(&self, disk: &str, flags: u32) -> Result<()> {
         let disk = self.word(disk.as_bytes())?;
-        // SAFETY: the domain lives as long as its reference; `disk` ends in zero and lives until the call is over.
+        // SAFETY: the domain lives as long as its reference; `disk` ends in zero and outlives the call.
         let code = unsafe { sys::virDomainBlockJobAbort(self.domain().as_ptr(), disk.as_ptr(), flags) };
         self.outcome(code).map(drop)
     }

@@ -16,9 +16,9 @@ use crate::hypervisor::error::{Error, Result};
 use crate::system::rights::Rights;
 use crate::system::waits::Wait;
 
-/// Connects to `uri`. On this host the rights are those of the daemon that answers: the address is not enough, since
-/// any user can create a socket. A connection to another host has our own rights, since that host does not open files
-/// of this one.
+/// Connects to `uri`. On this host, the rights are those of the daemon that answers. The address is not sufficient,
+/// since any user can create a socket. A connection to another host has the rights of this process, since that host
+/// does not open files of this host.
 pub(super) fn open(uri: &str) -> Result<(Connect, Rights)> {
     let _wait = Wait::for_answer(super::LIBVIRT);
     library::load().map_err(|reason| Error::Unreachable {
@@ -35,13 +35,13 @@ pub(super) fn open(uri: &str) -> Result<(Connect, Rights)> {
     })?;
     let now = sockets();
     let peers = now.difference(&before).filter_map(|(number, _)| peer(*number));
-    // Sockets that other threads opened in the meantime can only reduce the rights.
+    // Sockets that other threads have opened in the meantime can only reduce the rights.
     let rights = peers.max_by_key(|rights| rights.other_user().is_some());
     Ok((connection, rights.unwrap_or_default()))
 }
 
-/// Connects to `uri` again. The daemon must belong to the same user as before: files that its machines name are opened
-/// with `rights`, which were determined at the first connection.
+/// Connects to `uri` again. The daemon must belong to the same user as before: files that its machines name are
+/// opened with `rights`, which were determined at the first connection.
 pub(super) fn open_again(uri: &str, rights: &Rights) -> Result<Connect> {
     let (connection, now) = open(uri)?;
     if is_of_same_user(&now, rights) {
@@ -70,8 +70,8 @@ fn sockets() -> BTreeSet<(RawFd, String)> {
 }
 
 fn peer(number: RawFd) -> Option<Rights> {
-    // SAFETY: the kernel is only queried about the socket of this number. If the number is closed in the meantime the
-    // answer is an error, and no memory is touched.
+    // SAFETY: the kernel is only queried about the socket of this number. If the number is closed in the meantime,
+    // the answer is an error, and no memory is accessed.
     let socket = unsafe { BorrowedFd::borrow_raw(number) };
     let is_local = socket_domain(socket).ok()? == AddressFamily::UNIX;
     is_local.then(|| Rights::of_peer(&socket).ok())?
@@ -91,7 +91,7 @@ mod tests {
     use crate::system::processes::UserIdentity;
     use crate::system::rights::Rights;
 
-    /// libvirt's own test driver runs in this process, so its rights are ours.
+    /// libvirt's own test driver runs in this process, so its rights are those of this process.
     #[test]
     fn a_reconnect_to_the_libvirt_of_another_user_is_refused() {
         let uri = "test:///default";

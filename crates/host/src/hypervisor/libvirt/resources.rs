@@ -12,7 +12,7 @@ use crate::hypervisor::domain_xml::{HostNeeds, child};
 const DEFAULT_POOL: &str = "default";
 
 impl Libvirt {
-    /// A resource that cannot be queried is taken as present: the start of the machine will report it.
+    /// A resource that cannot be queried counts as present. If it is missing, the start of the machine reports that.
     pub(super) fn find_missing(&self, needs: &HostNeeds) -> Vec<String> {
         let mut missing = Vec::new();
         for name in &needs.networks {

@@ -1,9 +1,9 @@
 //! Starts a machine from its saved memory.
 //!
-//! libvirt reads the format that `virsh save` writes: a header, the machine's configuration, and QEMU's stream. It gets
-//! the same from us through a named pipe, so that the memory is stored nowhere; a libvirt that cannot read a pipe gets
-//! a file. Source: libvirt's `src/qemu/qemu_saveimage.h`, version 2 of the format, the same since 0.9.2; the cookie is
-//! of 3.1.
+//! libvirt reads the format that `virsh save` writes: a header, the machine's configuration, and QEMU's stream.
+//! Holdfast writes this format to a named pipe, so that the memory is not stored. A libvirt that cannot read a pipe
+//! gets a file. Source: libvirt's `src/qemu/qemu_saveimage.h`, version 2 of the format, unchanged since 0.9.2; the
+//! cookie exists since 3.1.
 
 use std::fs::File;
 use std::io::Write;
@@ -36,7 +36,7 @@ impl Libvirt {
         self.version().is_some_and(|version| version >= READS_TWICE)
     }
 
-    /// Uses a pipe if libvirt reads it once. If the pipe is not read to its end for whatever reason (libvirt opens it
+    /// Uses a pipe if libvirt reads it only once. If the pipe is not read to its end for any reason (libvirt opens it
     /// twice, or its mount namespace hides the folder), uses a file in the folder of the machine's images.
     pub(super) fn start_from_memory(&self, resumption: &Resumption<'_>) -> Result<()> {
         let name = super::change::name_in(resumption.configuration);
@@ -83,7 +83,7 @@ impl Libvirt {
         match (restored, written) {
             (Ok(()), _) => Ok(()),
             (Err(_), Err(error)) if error.kind() == std::io::ErrorKind::BrokenPipe => Err(PipeFailure::NotRead),
-            // If the memory could not be read, QEMU's message about the end of the stream says nothing new.
+            // If the memory could not be read, QEMU's message about the end of the stream adds no information.
             (Err(_), Err(error)) => Err(PipeFailure::Final(error.to_string())),
             (Err(reason), Ok(())) => Err(PipeFailure::Final(reason)),
         }
@@ -94,11 +94,11 @@ impl Libvirt {
 enum PipeFailure {
     /// The pipe was not read to its end: a file may work.
     NotRead,
-    /// It cannot start, neither through a file.
+    /// The machine cannot start. A file would not help.
     Final(String),
 }
 
-/// Writes everything to a new file with permissions for our user and libvirt only.
+/// Writes everything to a new file with permissions only for this user and libvirt.
 fn write_to_file(head: &[u8], resumption: &Resumption<'_>) -> std::io::Result<()> {
     let options = File::options().write(true).create_new(true).mode(0o600).to_owned();
     let mut file = options.open(resumption.file)?;
@@ -112,7 +112,7 @@ fn write_to_pipe(pipe: &Path, head: &[u8], resumption: &Resumption<'_>, is_over:
     let mut opened = loop {
         match File::options().write(true).custom_flags(flags).open(pipe) {
             Ok(opened) => break opened,
-            // There is no reader yet, or there never will be one.
+            // There is no reader yet, or there will never be a reader.
             Err(error) if error.raw_os_error() == Some(rustix::io::Errno::NXIO.raw_os_error()) => {
                 if is_over.load(Ordering::Relaxed) {
                     return Err(std::io::ErrorKind::BrokenPipe.into());
@@ -134,7 +134,7 @@ fn head(configuration: &str, original: &str) -> std::result::Result<Vec<u8>, Str
     let length: usize = texts.iter().map(|text| text.len() + 1).sum();
     let number = |number: usize| u32::try_from(number).map_err(|_| "its configuration is too long".to_owned());
     let mut head = MAGIC.to_vec();
-    // Version; length of the texts; whether it ran; no compression; offset of the cookie.
+    // Version; length of the texts; whether the machine was running; no compression; offset of the cookie.
     let numbers = [VERSION, number(length)?, 1, 0, number(configuration.len() + 1)?];
     for number in numbers.into_iter().chain([0; UNUSED]) {
         head.extend(number.to_ne_bytes());
@@ -146,7 +146,7 @@ fn head(configuration: &str, original: &str) -> std::result::Result<Vec<u8>, Str
     Ok(head)
 }
 
-/// The cookie: the processor as it was, which the configuration may describe differently.
+/// The cookie: the original processor, which the configuration may describe differently.
 fn cookie(original: &str) -> std::result::Result<String, String> {
     let document = Document::parse(original).map_err(|error| error.to_string())?;
     let cpu = crate::hypervisor::domain_xml::child(document.root_element(), "cpu");

@@ -1,9 +1,9 @@
 //! The folders of libvirt for states of emulated TPMs and for firmware variables.
 //!
 //! libvirt reports the place of a TPM's state only if it is configured. Otherwise each machine has a folder that is
-//! named by its UUID, in libvirt's own folder: for the system daemon a path that is fixed at build time, for a session
-//! daemon a path below its user's configuration folder. For a running machine the command line of its swtpm takes
-//! precedence.
+//! named by its UUID, in a folder of libvirt. For the system daemon, this is a path that is fixed at build time; for
+//! a session daemon, a path below its user's configuration folder. For a running machine, the command line of its
+//! swtpm takes precedence.
 //!
 //! For a machine with `<os firmware='efi'>`, libvirt before 9.2 reports the file of the variables only while the
 //! machine runs. Its name is `NAME_VARS.fd` (`qemuDomainNVRAMPathFormat` in libvirt's `qemu_domain.c`).
@@ -18,7 +18,7 @@ use crate::system::rights::Rights;
 
 /// Folders of the system daemon: states of TPMs, and firmware variables.
 const SYSTEM_FOLDERS: [&str; 2] = ["/var/lib/libvirt/swtpm", "/var/lib/libvirt/qemu/nvram"];
-/// The folder of QEMU's logs. A session daemon has them in its user's cache.
+/// The folder of QEMU's logs of the system daemon. The logs of a session daemon are in its user's cache folder.
 const SYSTEM_LOGS: &str = "/var/log/libvirt/qemu";
 /// Folders of a session daemon, below its user's configuration folder.
 const SESSION_FOLDERS: [&str; 2] = ["libvirt/qemu/swtpm", "libvirt/qemu/nvram"];
@@ -37,9 +37,9 @@ pub(super) enum TpmFolders {
         /// The folder of the files with firmware variables.
         variables: PathBuf,
     },
-    /// They are on this host, but their path is unknown, for this reason.
+    /// The folders are on this host, but their path is unknown, for this reason.
     Unknown(String),
-    /// They are on another host.
+    /// The folders are on another host.
     OtherHost,
 }
 
@@ -59,7 +59,7 @@ pub(super) struct TpmOwner<'a> {
 }
 
 impl TpmFolders {
-    /// The folders of the libvirt at `uri`; `configuration` is our user's configuration folder.
+    /// The folders of the libvirt at `uri`. `configuration` is the configuration folder of this user.
     pub(super) fn of(uri: &str, configuration: Option<&Path>) -> Self {
         if !is_local(uri) {
             return Self::OtherHost;
@@ -97,7 +97,7 @@ impl TpmFolders {
             return None;
         };
         let mut paths = VARIABLES.iter().map(|ending| variables.join(format!("{name}{ending}")));
-        // A file that cannot be accessed is not taken as missing: the later read reports why.
+        // A file that cannot be accessed is not treated as missing. The later read reports the reason.
         paths.find(|path| path.try_exists().unwrap_or(true))
     }
 

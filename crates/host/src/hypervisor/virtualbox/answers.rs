@@ -1,7 +1,7 @@
 //! Parsers of the output of `VBoxManage`. Pure.
 //!
 //! Formats: VirtualBox, `src/VBox/Frontends/VBoxManage/VBoxManageInfo.cpp` and `VBoxManageList.cpp`, versions 4.0 to
-//! 7.1. A value is between quotes; quotes inside it are escaped by a backslash or not, depending on version and key.
+//! 7.1. A value is between quotes. Quotes inside it are escaped by a backslash or not, depending on version and key.
 //! Line ends are not escaped.
 
 use std::path::PathBuf;
@@ -16,13 +16,13 @@ const INACCESSIBLE: &str = "<inaccessible>";
 /// A machine in a list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ListedMachine {
-    /// Its name; none if VirtualBox cannot read its settings.
+    /// The name; none if VirtualBox cannot read the settings.
     pub name: Option<String>,
-    /// Its UUID, in lower case.
+    /// The UUID, in lower case.
     pub uuid: String,
 }
 
-/// The state of a machine, as VirtualBox names it.
+/// The state of a machine, by VirtualBox's keyword.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VirtualBoxState(String);
 
@@ -37,7 +37,7 @@ impl VirtualBoxState {
         &self.0
     }
 
-    /// The state in common terms. An unknown state is neither on nor off.
+    /// The state in the terms of all hypervisors. An unknown state counts as [`MachineState::Between`].
     pub fn state(&self) -> MachineState {
         match &self.0[..] {
             "poweroff" | "saved" | "aborted" | "aborted-saved" | "teleported" => MachineState::ShutOff,
@@ -47,7 +47,7 @@ impl VirtualBoxState {
         }
     }
 
-    /// Whether its memory is saved in a file.
+    /// Whether the memory is saved in a file.
     pub fn is_saved(&self) -> bool {
         matches!(&self.0[..], "saved" | "aborted-saved")
     }
@@ -56,18 +56,18 @@ impl VirtualBoxState {
 /// A machine of VirtualBox.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MachineInfo {
-    /// Its UUID, in lower case.
+    /// The UUID, in lower case.
     pub uuid: String,
-    /// Its state.
+    /// The state.
     pub state: VirtualBoxState,
-    /// The file with its settings.
+    /// The file with the settings.
     pub settings: PathBuf,
 }
 
 /// Parses the output of `list vms`: `"name" {uuid}`. A name may contain quotes and line ends.
 pub(super) fn machines_of(text: &str) -> Result<Vec<ListedMachine>, String> {
     let mut machines = Vec::new();
-    // The begin of a name that continues on the next line.
+    // The beginning of a name that continues on the next line.
     let mut begun: Option<String> = None;
     for line in text.lines() {
         // Warnings precede the list, and do not begin like a line of a machine.
@@ -125,7 +125,7 @@ fn only_value(text: &str, key: &str) -> Result<String, String> {
     Ok(unescape(first))
 }
 
-/// Removes the backslashes before quotes and backslashes. A version that does not escape has neither of them in a path.
+/// Removes the backslashes before quotes and backslashes. In a version that does not escape, a path contains neither.
 fn unescape(value: &str) -> String {
     let mut plain = String::with_capacity(value.len());
     let mut characters = value.chars().peekable();
@@ -198,12 +198,12 @@ impl ErrorMessage {
         }
     }
 
-    /// There is no such machine or snapshot.
+    /// Whether the machine or snapshot does not exist.
     pub(super) fn is_not_found(&self) -> bool {
         self.code.as_deref() == Some("VBOX_E_OBJECT_NOT_FOUND")
     }
 
-    /// The machine is locked, or its state does not permit the action.
+    /// Whether the machine is locked, or its state does not permit the action.
     pub(super) fn is_busy(&self) -> bool {
         matches!(
             self.code.as_deref(),

@@ -122,7 +122,7 @@ fn a_description_is_not_parsed_as_a_state() {
         let error = replaying(&text).1.info(LAB).unwrap_err();
         assert!(matches!(error, Error::Configuration { .. }), "{error}");
     }
-    // A repeated value that is equal is no contradiction.
+    // Equal repeated values are accepted.
     replaying(&RUNNING.replace("laboratory\"", "laboratory\nVMState=\"running\""))
         .1
         .info(LAB)
@@ -148,7 +148,7 @@ fn snapshots_are_taken_and_deleted() {
         replayed.requests.lock().unwrap()[..],
         [format!("vbox snapshot|{LAB}|delete|{SNAPSHOT}")]
     );
-    // If the output has no UUID, a snapshot was taken all the same.
+    // If the output has no UUID, a snapshot was taken nevertheless.
     take(&manager, SnapshotMode::Live).unwrap_err();
 }
 
@@ -171,7 +171,7 @@ fn error_messages_are_classified() {
     );
     let error = manager(NOT_FOUND).info("lab one").unwrap_err();
     assert!(matches!(&error, Error::NoSuchMachine { name, .. } if name == "lab one"));
-    // A missing snapshot is not a missing machine.
+    // A missing snapshot must not be reported as a missing machine.
     let error = manager(NOT_FOUND).delete_snapshot(LAB, SNAPSHOT).unwrap_err();
     assert!(matches!(error, Error::Refused { .. }));
     let error = manager(REGISTERED)

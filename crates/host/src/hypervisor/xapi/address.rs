@@ -16,7 +16,7 @@ const PORT: u16 = 443;
 pub struct XenAddress {
     /// The user name, if given.
     pub user: Option<String>,
-    /// The master of the pool, or any host of it: a name or an address.
+    /// The master or any other host of the pool: a name or an address.
     pub host: String,
     /// The HTTPS port.
     pub port: u16,
@@ -25,7 +25,7 @@ pub struct XenAddress {
 }
 
 impl XenAddress {
-    /// Whether a text has the prefix of a pool's address.
+    /// Whether a text begins with the scheme of a pool's address.
     pub fn has_scheme(text: &str) -> bool {
         text.starts_with(SCHEME)
     }
@@ -120,7 +120,7 @@ impl FromStr for XenAddress {
     }
 }
 
-/// The text for messages, with the password replaced by dots if it has one.
+/// The text for messages. A password in it is replaced by dots.
 fn without_password(text: &str) -> String {
     let hidden = text.rsplit_once('@').and_then(|(before, host)| {
         let (scheme, user) = before.split_once("://")?;

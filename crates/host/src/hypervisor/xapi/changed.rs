@@ -9,7 +9,7 @@ use serde_json::json;
 
 use super::{Pool, Reference, XapiResult};
 
-/// Bytes per bit, which the XenAPI defines.
+/// Bytes per bit, as defined by the XenAPI.
 const BLOCK_BYTES: u64 = 64 << 10;
 
 impl Pool {
@@ -30,12 +30,12 @@ impl Pool {
 /// Parses a list of changed blocks: base64 of one bit for each 64 KiB, the first in the highest bit of the first byte.
 ///
 /// # Errors
-/// It is not base64, or its length does not fit the disk.
+/// The text is not base64, or its length does not fit the disk.
 pub fn changed_blocks(text: &str, size_bytes: u64) -> Result<DirtyBitmap, String> {
     let digits: Vec<u8> = text.bytes().filter(|byte| !byte.is_ascii_whitespace()).collect();
     let bytes = STANDARD.decode(digits).map_err(|error| error.to_string())?;
     let block_count = size_bytes.div_ceil(BLOCK_BYTES);
-    // A snapshot may have another size than the disk; the state of blocks that are missing in the list is unknown.
+    // A snapshot may have another size than the disk. The state of blocks that the list does not contain is unknown.
     if (bytes.len() as u64) != block_count.div_ceil(8) {
         return Err(format!(
             "it has {} bytes, but the disk has {block_count} blocks of 64 KiB",

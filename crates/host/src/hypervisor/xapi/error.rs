@@ -12,7 +12,7 @@ pub enum XapiError {
     Address {
         /// The text.
         text: String,
-        /// What is wrong with it.
+        /// What is wrong with the text.
         detail: &'static str,
     },
     /// A fingerprint or a file of certificates is unusable.
@@ -20,7 +20,7 @@ pub enum XapiError {
     Trust {
         /// The value.
         what: String,
-        /// What is wrong with it.
+        /// What is wrong with the value.
         detail: String,
     },
     /// A connection could not be opened.
@@ -41,7 +41,7 @@ pub enum XapiError {
         /// Why the trusted authorities reject it: ` (...)`; empty if there are none.
         reason: String,
     },
-    /// A connection broke, or made no progress for too long.
+    /// The connection was lost, or made no progress for too long.
     #[error("cannot {action} {host}")]
     Broken {
         /// The action: "send a request to", "read from".
@@ -58,7 +58,7 @@ pub enum XapiError {
         host: String,
         /// The request.
         request: String,
-        /// What is wrong with it.
+        /// What is wrong with the answer.
         detail: String,
     },
     /// The user or the password is wrong, or the user lacks the permission.
@@ -71,7 +71,7 @@ pub enum XapiError {
         /// The host's message.
         detail: String,
     },
-    /// The pool refuses a request, or fails.
+    /// The pool refuses a request, or the request fails.
     #[error("{request}: {}", words(code, details))]
     Refused {
         /// The method: `VM.snapshot`.
@@ -108,7 +108,7 @@ pub enum XapiError {
         pool: String,
         /// The name.
         name: String,
-        /// Their UUIDs.
+        /// The UUIDs of these machines.
         uuids: Vec<String>,
     },
     /// There is no storage repository of this name.
@@ -150,8 +150,8 @@ impl XapiError {
         }
     }
 
-    /// Whether a retry may help: a broken connection, or a host that is too busy to answer. A silent host was already
-    /// waited for.
+    /// Whether a retry may help: the connection was lost, or the host is too busy to answer. A timeout is not
+    /// retried, since the host was already waited for.
     pub(super) fn is_transient(&self) -> bool {
         match self {
             Self::Broken { source, .. } => source.kind() != std::io::ErrorKind::TimedOut,

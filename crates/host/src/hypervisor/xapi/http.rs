@@ -1,8 +1,8 @@
 //! The part of HTTP that XAPI needs, over TLS: one request per connection.
 //!
-//! XAPI has peculiarities that general HTTP clients do not support: it answers an upload before it reads the body, so
-//! the client must wait for the answer before it sends the first byte; a download may have no length, and end with the
-//! connection.
+//! XAPI has peculiarities that general HTTP clients do not support. It answers an upload before it reads the body, so
+//! the client must wait for the answer before it sends the first byte. A download may have no length, and then ends
+//! with the connection.
 //!
 //! Bounds: [`HEAD_BYTES_MAX`] for the header block of an answer, [`HEADER_COUNT_MAX`] headers.
 
@@ -264,7 +264,7 @@ impl Connection {
         })
     }
 
-    /// Reads the next bytes; 0 if the host has closed the connection, with or without a close_notify.
+    /// Reads the next bytes. Returns 0 if the host has closed the connection, with or without a close_notify.
     fn read_some(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         if !self.ahead.is_empty() {
             let count = self.ahead.len().min(buffer.len());
@@ -382,11 +382,11 @@ fn stopped_or(error: io::Error, other: impl FnOnce(io::Error) -> XapiError) -> X
     }
 }
 
-/// Connects to a host. A requested stop does not wait for a host that does not answer.
+/// Connects to a host. A requested stop is handled even if the host does not answer.
 pub(super) fn connect(host: &str, port: u16, is_stopped: &dyn Fn() -> bool) -> io::Result<TcpStream> {
     let (sender, receiver) = mpsc::channel();
     let place = host.to_owned();
-    // The thread ends by itself, also after the receiver is gone.
+    // The thread ends by itself, even after the receiver has been dropped.
     std::thread::spawn(move || sender.send(connect_to_any(&place, port)));
     loop {
         match receiver.recv_timeout(TICK) {

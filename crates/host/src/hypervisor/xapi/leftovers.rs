@@ -1,8 +1,8 @@
 //! Objects that backups leave in a pool: base disks for the next backups, and snapshots of killed runs.
 //!
-//! A base disk is marked in its `other_config`, which XAPI copies to every clone, copy and snapshot of it
-//! (`xapi_vdi.ml`). So the mark contains the disk's own UUID as well: a disk with the mark of another disk belongs to a
-//! user and is left alone.
+//! A base disk is marked in its `other_config`, which XAPI copies to every clone, copy and snapshot of the disk
+//! (`xapi_vdi.ml`). So the mark also contains the disk's own UUID. A disk with the mark of another disk belongs to a
+//! user and is not changed.
 
 use std::collections::{HashMap, HashSet};
 
@@ -22,7 +22,7 @@ const KEPT_SELF: &str = "holdfast-base-of";
 pub struct ListedSnapshot {
     /// The snapshot.
     pub snapshot: XenSnapshot,
-    /// The machine; the null reference if it is gone.
+    /// The machine; the null reference if the machine was removed.
     pub machine: Reference,
     /// The time of the snapshot in the pool's format: `20260102T03:04:05Z`.
     pub time: String,
@@ -33,11 +33,11 @@ pub struct ListedSnapshot {
 pub struct BaseDisk {
     /// The virtual disk image.
     pub reference: Reference,
-    /// Its UUID.
+    /// The UUID.
     pub uuid: String,
-    /// The purpose that it is kept for.
+    /// The purpose for which the disk is kept.
     pub purpose: String,
-    /// Bytes that it uses in its storage repository, if the repository reports them.
+    /// Bytes that the disk uses in its storage repository, if the repository reports them.
     pub used_bytes: u64,
 }
 
@@ -70,16 +70,16 @@ struct PoolRecords<'a> {
 }
 
 impl PoolRecords<'_> {
-    /// Whether a marked disk is the one that was marked, and not a clone or copy of it.
+    /// Whether a marked disk is the disk that was marked, and not a clone or copy of it.
     fn has_own_mark(&self, record: &XapiRecord) -> bool {
         if let Some(uuid) = record.entry("other_config", KEPT_SELF) {
             return uuid == record.text("uuid");
         }
-        // The active disk of a machine was never marked; a copy by a user has the mark, and so has a snapshot of that
-        // copy.
+        // The active disk of a machine is never marked by Holdfast. A user's copy of a base disk has the mark, and so
+        // has a snapshot of that copy.
         let origin = self.disks.get(&record.reference("snapshot_of"));
         let purpose = |record: &XapiRecord| record.entry("other_config", KEPT).map(str::to_owned);
-        // If the origin is gone, it is unknown.
+        // If the origin was removed, this cannot be determined.
         origin.is_some_and(|origin| purpose(origin) != purpose(record))
     }
 
@@ -115,14 +115,14 @@ impl Pool {
             // An existing key cannot be added again.
             drop(self.call("VDI.remove_from_other_config", &[json!(disk.0), json!(key)]));
         }
-        // The disk's own UUID comes first: a mark without it is treated as one of an older version.
+        // The disk's own UUID is set first: a mark without it is treated as the mark of an older version.
         for (key, value) in [(KEPT_SELF, uuid.as_str()), (KEPT, purpose)] {
             self.call("VDI.add_to_other_config", &[json!(disk.0), json!(key), json!(value)])?;
         }
         Ok(())
     }
 
-    /// All base disks that are not used otherwise.
+    /// All base disks that are not used for another purpose.
     pub fn base_disks(&self) -> XapiResult<Vec<BaseDisk>> {
         let records = self.records("VDI")?;
         if !records
@@ -141,8 +141,8 @@ impl Pool {
             .collect())
     }
 
-    /// The disks of machines and snapshots that are not ours, running or not. The control domains of hosts
-    /// (`is_control_domain`) have disks that they serve to readers, and do not count.
+    /// The disks of machines, and of snapshots that Holdfast did not create, running or not. The control domains of
+    /// hosts (`is_control_domain`) have disks that they serve to readers, and do not count.
     pub(super) fn disks_in_use(&self) -> XapiResult<HashSet<Reference>> {
         let is_ours = |record: &XapiRecord| record.is("is_a_snapshot") && is_name_of_run(record.text("name_label"));
         let machines = self.records("VM")?;

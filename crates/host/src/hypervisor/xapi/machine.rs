@@ -22,18 +22,18 @@ const METADATA_BYTES_MAX: u64 = 64 << 20;
 /// A machine of a pool.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct XenMachine {
-    /// The pool's reference of it, which is valid while the pool runs.
+    /// The pool's reference to the machine, which is valid while the pool is running.
     pub reference: Reference,
     /// Name, UUID and state.
     pub summary: MachineSummary,
-    /// Its disks, by position.
+    /// The disks, by position.
     pub disks: Vec<VirtualDisk>,
-    /// Its tags.
+    /// The tags.
     pub tags: Vec<String>,
 }
 
 impl XenMachine {
-    /// Its description for a backup.
+    /// The description for a backup.
     pub fn describe(&self) -> Description {
         let disk = |disk: &VirtualDisk| MachineDisk {
             target: disk.device.clone(),
@@ -63,23 +63,23 @@ impl XenMachine {
 pub struct VirtualDisk {
     /// The virtual disk image.
     pub reference: Reference,
-    /// Its UUID.
+    /// The UUID.
     pub uuid: String,
-    /// Its device name in the machine: `xvda`.
+    /// The device name in the machine: `xvda`.
     pub device: String,
-    /// Its position among the disks of the machine.
+    /// The position among the disks of the machine.
     pub position: u32,
-    /// The user's name of it.
+    /// The name that the user has given to the disk.
     pub label: String,
-    /// Its size.
+    /// The size in bytes.
     pub size_bytes: u64,
-    /// Whether its changed blocks are tracked.
+    /// Whether changed blocks are tracked.
     pub tracking: Tracking,
-    /// The disk that it is a snapshot of.
+    /// The disk of which this is a snapshot.
     pub snapshot_of: Reference,
-    /// Whether the machine cannot write it.
+    /// Whether the machine cannot write the disk.
     pub is_read_only: bool,
-    /// Whether other machines may write it at the same time.
+    /// Whether other machines may write the disk at the same time.
     pub is_shared: bool,
 }
 
@@ -90,7 +90,7 @@ pub enum Tracking {
     On,
     /// Changes are not tracked, but could be.
     Off,
-    /// Its storage repository does not support tracking.
+    /// The storage repository does not support tracking.
     Impossible,
 }
 
@@ -99,13 +99,13 @@ pub enum Tracking {
 pub struct XenSnapshot {
     /// The snapshot.
     pub reference: Reference,
-    /// Its UUID.
+    /// The UUID.
     pub uuid: String,
-    /// Its name.
+    /// The name.
     pub label: String,
-    /// Its disks.
+    /// The disks.
     pub disks: Vec<VirtualDisk>,
-    /// Its memory, if it was saved.
+    /// The memory, if it was saved.
     pub memory: Option<VirtualDisk>,
 }
 
@@ -194,7 +194,7 @@ fn position_of(vbd: &XapiRecord) -> u32 {
     vbd.text("userdevice").parse().unwrap_or(u32::MAX)
 }
 
-/// The device name of a disk; without one (the machine does not run) it follows from the position.
+/// The device name of a disk. If the machine is not running, it is derived from the position.
 fn device_name(vbd: &XapiRecord) -> String {
     let device = vbd.text("device");
     if !device.is_empty() {
@@ -206,7 +206,7 @@ fn device_name(vbd: &XapiRecord) -> String {
     }
 }
 
-/// Whether it is a machine of a user: no template, no snapshot, no control domain.
+/// Whether a record is a machine of a user: not a template, a snapshot or a control domain.
 fn is_machine(record: &XapiRecord) -> bool {
     !record.is("is_a_template") && !record.is("is_a_snapshot") && !record.is("is_control_domain")
 }
@@ -281,11 +281,11 @@ impl Pool {
         let mut found = Vec::new();
         for reference in record.references("snapshots") {
             let record = match self.record("VM", &reference) {
-                // It was removed in the meantime.
+                // The snapshot was removed in the meantime.
                 Err(error) if error.is_refusal("HANDLE_INVALID") => continue,
                 other => other?,
             };
-            // A machine that was created from a snapshot may have its name.
+            // A machine that was created from a snapshot may have the snapshot's name.
             if record.is("is_a_snapshot") && record.text("name_label").starts_with(prefix) {
                 found.push(inventory.snapshot(&record)?);
             }
@@ -293,14 +293,14 @@ impl Pool {
         Ok(found)
     }
 
-    /// Removes a snapshot, its memory, and its disks except those in `kept`. The disks go first: as long as one exists,
-    /// the snapshot refers to it and it can be found.
+    /// Removes a snapshot, its memory, and its disks except those in `kept`. The disks are removed first: as long as
+    /// one exists, the snapshot refers to it, and it can be found.
     ///
     /// # Errors
-    /// A disk cannot be removed: the others were tried all the same, and the snapshot stays.
+    /// A disk cannot be removed. The removal of the other disks was tried, and the snapshot is kept.
     pub fn remove_snapshot(self: &Arc<Self>, snapshot: &XenSnapshot, kept: &[Reference]) -> XapiResult<()> {
-        // A disk that is not a snapshot belongs to a user, whatever refers to it. So do snapshot disks that a user
-        // attached to a machine, and memory that a machine uses.
+        // A disk that is not a snapshot belongs to a user, whatever refers to it. The same is true for snapshot disks
+        // that a user attached to a machine, and for memory that a machine uses.
         let used = self.disks_in_use()?;
         let is_ours = |disk: &&VirtualDisk| !disk.snapshot_of.is_null() && !used.contains(&disk.reference);
         let of_disks = snapshot.disks.iter().filter(is_ours);
@@ -324,7 +324,7 @@ impl Pool {
     }
 
     /// Removes a disk that may still be in use for a moment: the host that served it needs some time after the last
-    /// reader has left.
+    /// reader has disconnected.
     fn remove_disk_when_free(self: &Arc<Self>, disk: &Reference) -> XapiResult<()> {
         for _ in 0..BUSY_COUNT {
             match self.remove_disk(disk) {
@@ -347,7 +347,7 @@ impl Pool {
         self.run("VDI.enable_cbt", &[json!(disk.0)], &mut |_| ()).map(drop)
     }
 
-    /// Deletes the data of a snapshot disk. Its tracking metadata stays.
+    /// Deletes the data of a snapshot disk. Its tracking metadata is kept.
     pub fn remove_data(self: &Arc<Self>, disk: &Reference) -> XapiResult<()> {
         self.run("VDI.data_destroy", &[json!(disk.0)], &mut |_| ()).map(drop)
     }
@@ -409,7 +409,7 @@ impl Inventory {
     }
 }
 
-/// Takes "does not exist any more" as success.
+/// Treats "does not exist any more" as success.
 fn gone(result: XapiResult<String>) -> XapiResult<()> {
     match result {
         Err(error) if error.is_refusal("HANDLE_INVALID") => Ok(()),

@@ -1,4 +1,4 @@
-//! NBD servers of disks.
+//! The NBD servers of a pool's disks.
 
 use serde_json::json;
 
@@ -17,7 +17,7 @@ pub struct NbdAddress {
     pub export: String,
     /// The server name in its certificate.
     pub name: String,
-    /// The certificate that it must have; none without TLS.
+    /// The expected certificate; none without TLS.
     pub fingerprint: Option<Fingerprint>,
 }
 
@@ -28,7 +28,7 @@ impl std::fmt::Debug for NbdAddress {
 }
 
 impl NbdAddress {
-    /// The certificates to trust at this server.
+    /// The certificates to trust for this server.
     pub fn trust(&self) -> Option<Trust> {
         self.fingerprint.map(|fingerprint| Trust {
             fingerprints: vec![fingerprint],
@@ -41,12 +41,12 @@ impl Pool {
     /// Checks that a server listens at an NBD address.
     ///
     /// # Errors
-    /// No server listens, or a firewall is in between.
+    /// No server listens, or a firewall blocks the connection.
     pub fn reach_nbd(&self, place: &NbdAddress) -> std::io::Result<()> {
         connect(&place.address, place.port, &*self.retry_context.is_stopped).map(drop)
     }
 
-    /// The NBD servers of a disk; none if no network of the pool has the NBD purpose.
+    /// The NBD servers of a disk; empty if no network of the pool has the NBD purpose.
     pub fn nbd_addresses(&self, disk: &Reference) -> XapiResult<Vec<NbdAddress>> {
         const METHOD: &str = "VDI.get_nbd_info";
         let answer = self.call(METHOD, &[json!(disk.0)])?;

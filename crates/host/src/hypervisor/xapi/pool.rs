@@ -18,9 +18,9 @@ use super::{XapiError, XapiResult, XenAddress};
 const ANSWER_BYTES_MAX: u64 = 256 << 20;
 /// How long a host may be silent during a call.
 const CALL_IDLE_TIMEOUT: Duration = Duration::from_secs(120);
-/// The same for cleanup, which delays a requested stop.
+/// How long a host may be silent during cleanup, which delays a requested stop.
 const CLEANUP_IDLE_TIMEOUT: Duration = Duration::from_secs(30);
-/// The originator of our sessions in the logs of the pool.
+/// The originator of Holdfast's sessions in the logs of the pool.
 const ORIGINATOR: &str = "holdfast";
 
 /// The address and user of a pool, the password and the trusted certificates.
@@ -34,11 +34,11 @@ pub struct Login {
     pub trust: Trust,
 }
 
-/// Connects to a host and checks its certificate, without a login: the password is asked for only if the host is trusted. `is_stopped`
-/// returns whether a stop was requested.
+/// Connects to a host and checks its certificate, without a login: the password is requested only if the host is
+/// trusted. `is_stopped` returns whether a stop was requested.
 ///
 /// # Errors
-/// It cannot be reached, or is not trusted.
+/// The host cannot be reached, or is not trusted.
 pub fn check_trust(
     address: &XenAddress,
     trust: &Trust,
@@ -54,7 +54,7 @@ pub fn check_trust(
     Connection::open(&address.host, address.port, &trust.tls()?, &retry_context).map(drop)
 }
 
-/// A pool that we are logged in to. Dropping it logs out.
+/// A pool with an open session. Dropping the pool logs out.
 pub struct Pool {
     login: Login,
     state: Mutex<PoolSession>,
@@ -67,12 +67,12 @@ struct PoolSession {
     session: Option<String>,
     /// Certificates of the other hosts of the pool, from the master.
     others: Vec<Fingerprint>,
-    /// A request has timed out: later cleanup does not wait again.
+    /// Whether a request has timed out. If so, later cleanup does not wait again.
     has_timed_out_before: bool,
 }
 
 impl Pool {
-    /// Logs in; `is_stopped` returns whether a stop was requested.
+    /// Logs in. `is_stopped` returns whether a stop was requested.
     pub fn log_in(
         login: Login,
         clock: Arc<dyn Clock>,
@@ -106,8 +106,8 @@ impl Pool {
         }
     }
 
-    /// Another session for cleanup, which a stop does not interrupt. It has a shorter timeout, and waits only once for
-    /// a silent pool.
+    /// Opens another session for cleanup, which a stop does not interrupt. It has a shorter timeout, and waits only
+    /// once for a silent pool.
     #[must_use]
     pub fn for_cleanup(&self) -> Self {
         let retry_context = RetryContext {
@@ -126,7 +126,7 @@ impl Pool {
         Arc::clone(&self.retry_context.is_stopped)
     }
 
-    /// Its address, for users.
+    /// The address, for users.
     pub fn title(&self) -> String {
         self.login.address.pool()
     }
@@ -135,17 +135,17 @@ impl Pool {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The master, and its port.
+    /// Host name and port of the master.
     pub(super) fn host(&self) -> (String, u16) {
         self.lock().host.clone()
     }
 
-    /// The trusted certificates, including those of hosts that the master vouched for.
+    /// The trusted certificates, including those of hosts that the master has confirmed.
     pub(super) fn trust(&self) -> Trust {
         self.login.trust.and(self.lock().others.iter().copied())
     }
 
-    /// The session; logs in if there is none.
+    /// The session. Logs in if there is none.
     pub(super) fn session(&self) -> XapiResult<String> {
         if let Some(session) = &self.lock().session {
             return Ok(session.clone());
@@ -190,7 +190,7 @@ impl Pool {
     pub fn call(&self, method: &str, arguments: &[Value]) -> XapiResult<Value> {
         let mut is_second = false;
         loop {
-            // Without the arguments: the first is the session.
+            // The arguments are not logged: the first one is the session.
             log::debug!("asks the pool: {method}");
             let session = self.session()?;
             let words: Vec<Value> = [json!(session)].into_iter().chain(arguments.iter().cloned()).collect();
@@ -233,7 +233,8 @@ impl Pool {
 
     /// The records of the objects with this name or UUID.
     ///
-    /// It uses separate requests: a name in the pool's filter expressions cannot contain a quote (`db_filter_lex.mll`).
+    /// Each query is a separate request: a name in the pool's filter expressions cannot contain a quote
+    /// (`db_filter_lex.mll`).
     pub fn records_named(&self, class: &'static str, name: &str) -> XapiResult<Vec<XapiRecord>> {
         let method = format!("{class}.get_by_name_label");
         let answer = self.call(&method, &[json!(name)])?;
@@ -254,7 +255,7 @@ impl Pool {
         let mut records = Vec::new();
         for reference in found {
             match self.record(class, &reference) {
-                // It was removed in the meantime.
+                // The object was removed in the meantime.
                 Err(error) if error.is_refusal("HANDLE_INVALID") => {}
                 other => records.push(other?),
             }
@@ -278,7 +279,7 @@ impl Pool {
         let mut others = Vec::new();
         for host in self.records("host")? {
             let certificate = self.call("host.get_server_certificate", &[json!(host.reference.0)]);
-            // A host that is offline cannot present one.
+            // A host that is offline cannot present a certificate.
             let pem = certificate.ok().and_then(|pem| pem.as_str().map(str::to_owned));
             others.extend(pem.as_deref().and_then(Fingerprint::of_pem));
         }
@@ -299,7 +300,7 @@ impl Pool {
         }
     }
 
-    /// Sends one request to the master. A request that changes nothing is repeated after a broken connection.
+    /// Sends one request to the master. A request that changes nothing is repeated if the connection is lost.
     fn ask(&self, method: &str, words: &Value) -> XapiResult<Value> {
         if self.lock().has_timed_out_before {
             return Err(XapiError::Broken {
@@ -365,12 +366,13 @@ fn changes_nothing(method: &str) -> bool {
     verb.starts_with("get_") || ["login_with_password", "list_changed_blocks"].contains(&verb)
 }
 
-/// Whether a request may be omitted: tasks and sessions expire by themselves, so an unreachable pool is not waited for.
+/// Whether a request may be omitted. Tasks and sessions expire by themselves, so these requests do not wait for an
+/// unreachable pool.
 fn is_optional(method: &str) -> bool {
     ["task.cancel", "task.destroy", "session.logout"].contains(&method)
 }
 
-/// Converts a JSON-RPC error.
+/// Converts a JSON-RPC error to an error of a pool.
 pub(super) fn refusal(request: &str, error: &Value) -> XapiError {
     let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
     XapiError::Refused {

@@ -14,7 +14,7 @@ const NULL: &str = "OpaqueRef:NULL";
 pub struct Reference(pub String);
 
 impl Reference {
-    /// Whether it is the null reference.
+    /// Whether this is the null reference.
     pub fn is_null(&self) -> bool {
         self.0.is_empty() || self.0 == NULL
     }
@@ -30,7 +30,7 @@ impl fmt::Display for Reference {
 #[derive(Debug, Clone, PartialEq)]
 pub struct XapiRecord {
     class: &'static str,
-    /// The object.
+    /// The reference to the object.
     pub reference: Reference,
     value: Value,
 }
@@ -44,7 +44,7 @@ impl XapiRecord {
         }
     }
 
-    /// The string in a field; empty if there is none.
+    /// The string in a field; empty if the field is missing.
     pub fn text(&self, field: &str) -> &str {
         self.value.get(field).and_then(Value::as_str).unwrap_or_default()
     }
@@ -77,7 +77,7 @@ impl XapiRecord {
         })
     }
 
-    /// The fraction in a field; 0 if there is none.
+    /// The fraction in a field; 0 if the field is missing.
     pub(super) fn fraction(&self, field: &str) -> f64 {
         let value = self.value.get(field);
         let number = value.and_then(|value| value.as_f64().or_else(|| value.as_str()?.parse().ok()));

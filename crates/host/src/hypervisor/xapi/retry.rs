@@ -27,18 +27,18 @@ pub(super) struct RetryContext {
     pub(super) is_stopped: Arc<dyn Fn() -> bool + Send + Sync>,
     /// How long a host may make no progress, in either direction.
     pub(super) idle_timeout: Duration,
-    /// Whether a login has succeeded before: if the pool then refuses a connection, its toolstack is restarting.
+    /// Whether a login has succeeded before. If the pool then refuses a connection, its toolstack is restarting.
     pub(super) is_known: Arc<AtomicBool>,
 }
 
 impl RetryContext {
-    /// Repeats a request until it succeeds or the retries are used up: a busy host, or a restarting toolstack, may
+    /// Repeats a request until it succeeds or the retries are used up: a busy host or a restarting toolstack may
     /// recover.
     pub(super) fn retry<T>(&self, attempt: impl FnMut() -> XapiResult<T>) -> XapiResult<T> {
         self.retry_if(XapiError::is_transient, attempt)
     }
 
-    /// Repeats a request that must be executed only once: only if it was not sent.
+    /// Repeats a request that must be executed only once. It is repeated only if it was not sent.
     pub(super) fn retry_if_not_sent<T>(&self, attempt: impl FnMut() -> XapiResult<T>) -> XapiResult<T> {
         self.retry_if(|_| false, attempt)
     }
@@ -62,7 +62,7 @@ impl RetryContext {
         error.is_transient() || self.is_restarting(error)
     }
 
-    /// Whether a pool with an earlier login refuses connections now.
+    /// Whether a pool refuses connections to which a login has succeeded before.
     fn is_restarting(&self, error: &XapiError) -> bool {
         error.is_connection_refused() && self.is_known.load(Ordering::Relaxed)
     }

@@ -14,9 +14,9 @@ const POLL_INTERVAL: Duration = Duration::from_millis(300);
 /// The state of a task.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TaskOutcome {
-    /// It succeeded, with this result.
+    /// The task succeeded, with this result.
     Success(String),
-    /// It is running, with this progress in thousandths.
+    /// The task is running, with this progress in thousandths.
     Pending(u16),
 }
 
@@ -52,10 +52,10 @@ impl Task {
         &self.reference
     }
 
-    /// Queries the state.
+    /// Queries the state of the task.
     ///
     /// # Errors
-    /// It has failed, or was cancelled.
+    /// The task has failed, or was cancelled.
     pub fn poll(&self) -> XapiResult<TaskOutcome> {
         let record = self.pool.record("task", &self.reference)?;
         match record.text("status") {
@@ -86,10 +86,10 @@ impl Task {
         }
     }
 
-    /// Waits for its end; `progress` receives thousandths.
+    /// Waits for the end of the task. `progress` receives thousandths.
     ///
     /// # Errors
-    /// It failed, or it was cancelled because a stop was requested.
+    /// The task failed, or was cancelled because a stop was requested.
     pub fn wait(&self, progress: &mut dyn FnMut(u16)) -> XapiResult<String> {
         loop {
             match self.poll()? {
@@ -108,9 +108,8 @@ impl Task {
         self.pool.invalid_answer(&self.request, detail)
     }
 
-    /// Asks the pool to cancel the task.
     pub(super) fn cancel(&self) {
-        // A task that cannot be cancelled ends by itself.
+        // If the task cannot be cancelled, it ends by itself.
         drop(self.pool.call("task.cancel", &[json!(self.reference.0)]));
     }
 }

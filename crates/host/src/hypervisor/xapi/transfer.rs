@@ -1,8 +1,8 @@
 //! Transfers of data from and to a pool.
 //!
-//! A host that has no access to the storage redirects to one that has (302); its certificate is then queried from the
-//! master, unless it is known. The HTTP status precedes the transfer, so only the task of a transfer reports its
-//! success.
+//! A host that has no access to the storage redirects to a host that has access (302). Its certificate is then
+//! queried from the master, unless it is known. The HTTP status precedes the transfer, so only the task of a transfer
+//! reports its success.
 
 use std::io;
 use std::io::Read;
@@ -22,7 +22,7 @@ const SESSION_INVALID: &str = "SESSION_INVALID";
 const HOP_COUNT_MAX: usize = 4;
 /// Limit on the restarts of a broken download.
 const RETRY_COUNT_MAX: u32 = 5;
-/// How long a transfer may make no progress: storage can be busy otherwise for minutes.
+/// How long a transfer may make no progress: storage may be busy for minutes.
 const TRANSFER_IDLE_TIMEOUT: Duration = Duration::from_secs(300);
 const DISCARD_BYTES: usize = 256 << 10;
 
@@ -42,14 +42,14 @@ pub enum DiskForm {
 struct DownloadSource {
     path: &'static str,
     query: Vec<(&'static str, String)>,
-    /// For tasks and errors: `export of web1`.
+    /// The label for tasks and errors: `export of web1`.
     label: String,
 }
 
 /// A running download.
 ///
-/// Its source does not change, so a broken download is restarted from the beginning, and the bytes that were already
-/// read are skipped: XAPI cannot start at an offset.
+/// The source does not change. So a broken download is restarted from the beginning, and the bytes that were already
+/// read are skipped, since XAPI cannot start at an offset.
 pub struct Download {
     pool: Arc<Pool>,
     what: DownloadSource,
@@ -171,7 +171,7 @@ impl Pool {
         Err(self.invalid_answer(label, "too many redirects"))
     }
 
-    /// Whether a session has expired; an expired one is discarded.
+    /// Whether a session has expired. An expired session is discarded.
     fn is_expired(&self, session: &str) -> bool {
         // A call renews an expired session.
         drop(self.call("session.get_this_host", &[]));
@@ -191,7 +191,7 @@ impl Pool {
     }
 }
 
-/// Starts a transfer; once more if the session expired after the task was created.
+/// Starts a transfer. If the session expired after the task was created, starts it once more.
 fn with_valid_session<T>(begin: impl Fn() -> XapiResult<T>) -> XapiResult<T> {
     match begin() {
         Err(error) if error.is_refusal(SESSION_INVALID) => begin(),
@@ -288,7 +288,7 @@ impl Download {
         Ok(())
     }
 
-    /// The reason of an early end: the error of the task, if it has one.
+    /// The reason of an early end: the error of the task, if the task has failed.
     fn end_reason(&self) -> io::Error {
         match self.task.poll() {
             Err(error @ XapiError::Refused { .. }) => io::Error::other(error),
@@ -321,7 +321,7 @@ impl Download {
 }
 
 impl Read for Download {
-    /// Fills the whole buffer: the caller knows the size.
+    /// Fills the whole buffer, since the caller knows the size.
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         self.fill(buffer)?;
         Ok(buffer.len())
@@ -331,9 +331,9 @@ impl Read for Download {
 /// Which UUID and addresses an uploaded machine has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum UploadIdentity {
-    /// Those in the archive.
+    /// The UUID and addresses in the archive.
     Kept,
-    /// New ones.
+    /// New UUID and addresses.
     New,
 }
 
@@ -344,9 +344,9 @@ pub struct Upload {
 }
 
 impl Pool {
-    /// Starts to send a machine in an XVA; `storage` gets its disks.
+    /// Starts to send a machine in an XVA. Its disks are created in `storage`.
     ///
-    /// No data is sent before a host has accepted the request, since it may redirect to another host.
+    /// No data is sent before a host has accepted the request, since a host may redirect to another host.
     pub fn upload_machine(self: &Arc<Self>, storage: &Reference, identity: UploadIdentity) -> XapiResult<Upload> {
         let query = [
             ("sr_id", storage.0.clone()),
@@ -372,19 +372,19 @@ impl Upload {
     /// Waits for the task after all data was sent, and returns the machine.
     pub fn finish(mut self, progress: &mut dyn FnMut(u16)) -> XapiResult<Reference> {
         let ended = self.connection.end_sending();
-        // The pool's error says more than that the connection broke.
+        // The pool's error has more details than the error of the broken connection.
         let result = self.task.wait(progress)?;
         ended?;
         reference_in(&result).ok_or_else(|| self.task.invalid_answer("its result has no machine"))
     }
 
-    /// Cancels the upload: the pool removes the incomplete machine.
+    /// Cancels the upload. The pool removes the incomplete machine.
     pub fn cancel(self) {
         drop(self.connection);
         self.task.cancel();
     }
 
-    /// The reason of a failed write: the error of the task, if it has one.
+    /// The reason of a failed write: the error of the task, if the task has failed.
     fn reason(&self, error: XapiError) -> XapiError {
         match self.task.poll() {
             Err(reason @ XapiError::Refused { .. }) => reason,

@@ -1,5 +1,5 @@
-//! Trusted certificates: the hosts of a pool have self-signed certificates, so they are identified by fingerprints, as
-//! in ssh.
+//! Trusted certificates. The hosts of a pool have self-signed certificates, so they are identified by fingerprints,
+//! as in ssh.
 
 use std::fmt;
 use std::str::FromStr;
@@ -84,7 +84,7 @@ pub struct Trust {
 }
 
 impl Trust {
-    /// The same with additional trusted certificates.
+    /// Adds trusted certificates.
     #[must_use]
     pub fn and(&self, fingerprints: impl IntoIterator<Item = Fingerprint>) -> Self {
         let mut trust = self.clone();
@@ -92,7 +92,7 @@ impl Trust {
         trust
     }
 
-    /// The TLS configuration; for XenServer's NBD as well.
+    /// The TLS configuration, which is also used for XenServer's NBD.
     pub fn tls(&self) -> XapiResult<Arc<ClientConfig>> {
         let provider = Arc::new(aws_lc_rs::default_provider());
         let signed = self
@@ -137,7 +137,7 @@ fn verifier(pem: &str, provider: &Arc<CryptoProvider>) -> XapiResult<Arc<WebPkiS
         .map_err(|error| wrong(error.to_string()))
 }
 
-/// Compares certificates with known ones. The proof of the private key is checked as usual.
+/// Compares certificates with known ones. The proof of the private key is verified as usual.
 #[derive(Debug)]
 struct PinnedVerifier {
     fingerprints: Vec<Fingerprint>,
@@ -205,7 +205,8 @@ struct UnknownCertificate {
     reason: String,
 }
 
-/// The fingerprint of the untrusted certificate in an error of a connection, and why the authorities reject it.
+/// The fingerprint of the untrusted certificate in an error of a connection, and why the authorities reject the
+/// certificate.
 pub(super) fn unknown_certificate(error: &std::io::Error) -> Option<(String, String)> {
     let error = error.get_ref()?.downcast_ref::<Error>()?;
     match error {

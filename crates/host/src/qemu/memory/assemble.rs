@@ -13,7 +13,7 @@ const PIECE_BYTES: u64 = 1 << 20;
 /// Writes the stream of a memory: each page once, in the order of the addresses.
 ///
 /// # Errors
-/// Those of `memory`, which must have the size of the state, and those of `output`.
+/// Errors of `memory`, which must have the size in the state, and of `output`.
 pub fn assemble(state: &MemoryState, memory: &dyn BlockDevice, output: &mut dyn Write) -> Result<(), AssembleError> {
     let size_bytes = state.size_bytes();
     if memory.size_bytes() != size_bytes {
@@ -102,7 +102,7 @@ impl MigrationStreamWriter<'_> {
         for page in bytes.chunks(to_usize(self.state.page_bytes)) {
             let is_zero = page.iter().all(|byte| *byte == 0);
             let kind = if is_zero { record::FILL } else { record::PAGE };
-            // Each piece names its block, so no state is needed between them.
+            // Each piece names its block, so the pieces are independent of each other.
             let is_first = records.is_empty();
             let flags = kind | if is_first { 0 } else { record::SAME_BLOCK };
             records.extend((address | flags).to_be_bytes());

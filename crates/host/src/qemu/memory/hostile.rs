@@ -30,7 +30,7 @@ pub(crate) fn state(bytes: &[u8]) -> Outcome {
     }
 }
 
-/// Parses a stream of QEMU: a stream that is created from its parts has the same parts.
+/// Parses a stream of QEMU, and checks that a stream that is assembled from its parts has the same parts.
 pub(crate) fn stream(bytes: &[u8]) -> Outcome {
     let Ok((state, memory)) = disassemble(&mut &bytes[..], PAGE_BYTES, &mut make_store) else {
         return Outcome::Refused;
@@ -105,7 +105,7 @@ mod tests {
     use super::{PAGE_BYTES, example, make_store};
     use crate::qemu::memory::disassemble;
 
-    /// With two blocks of one name, pages of the second would be taken for those of the first.
+    /// If two blocks had the same name, pages of the second would be assigned to the first.
     #[test]
     fn blocks_of_one_name_are_refused() {
         let stream = example(true);

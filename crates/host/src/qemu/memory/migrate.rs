@@ -1,9 +1,9 @@
 //! Makes QEMU send its memory as for a migration, and stop at the end.
 //!
-//! Only QEMU knows of this migration: libvirt ignores one that it has not started, and sees a machine that is paused
-//! and resumed. When everything is sent, QEMU has stopped the machine and released its images ("inactive"), as for a
-//! host that takes over. They are activated one by one, by a short NBD export of each: the only way that works in all
-//! versions while the machine is paused.
+//! libvirt does not know of this migration: it ignores a migration that it has not started, and sees a machine that
+//! is paused and resumed. When everything is sent, QEMU has stopped the machine and released its images ("inactive"),
+//! as for a migration to another host. The images are activated one by one, by a short NBD export of each. This is
+//! the only method that works in all versions while the machine is paused.
 
 use std::time::Duration;
 
@@ -28,7 +28,7 @@ pub enum MemoryMode {
 /// The requested method of saving memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum MemoryMethod {
-    /// Live, unless this QEMU may then send incomplete memory.
+    /// Live, unless this version of QEMU may then send incomplete memory.
     #[default]
     Auto,
     /// Live, whatever the version of QEMU.
@@ -64,8 +64,8 @@ fn is_accelerated(monitor: &dyn Monitor) -> Result<bool> {
     })
 }
 
-/// Practically no limit, in bytes per second: the reader of the pipe sets the pace. The run's number is added, which
-/// identifies the migration as that of the run.
+/// Practically no limit, in bytes per second: the reader of the pipe limits the rate. The run's number is added,
+/// which identifies the migration as that of the run.
 const BANDWIDTH: u64 = 64 << 30;
 /// QEMU's defaults since version 5.2, restored when the previous values are unknown.
 const BANDWIDTH_OF_QEMU: u64 = 128 << 20;
@@ -92,11 +92,11 @@ pub(crate) struct Settings {
     parameters: Value,
 }
 
-/// The result: the machine is stopped, and its memory is complete.
+/// The result of a complete transfer: the machine is stopped, and all of its memory was sent.
 pub(crate) struct Sent {
-    /// How long it had been paused by then.
+    /// How long the machine had been paused by the end of the transfer.
     pub(crate) paused_for: Duration,
-    /// Whether another client had paused it before: it then stays paused.
+    /// Whether another client had paused the machine before. If so, it stays paused.
     pub(crate) is_paused_by_others: bool,
     pub(crate) settings: Settings,
 }
@@ -116,10 +116,11 @@ impl MemorySender<'_> {
         self.monitor.execute(&QmpCommand::new(name, arguments))
     }
 
-    /// Sends the memory, and leaves the machine stopped. `runs` is called while it still runs.
+    /// Sends the memory, and leaves the machine stopped. Calls `runs` while the machine is still running.
     ///
     /// # Errors
-    /// After every error no migration of ours is in progress; the caller must check whether the machine runs.
+    /// After every error, no migration that Holdfast started is in progress. The caller must check whether the
+    /// machine runs.
     pub(crate) fn send(&self, pipe: MemoryPipe, mode: MemoryMode, runs: &mut OnRunning<'_>) -> Result<Sent> {
         let status = self.execute(STATUS, Value::Null)?;
         if !is_over(&status) {
@@ -148,14 +149,14 @@ impl MemorySender<'_> {
         }
     }
 
-    /// Restores the previous settings; a failure does not harm the machine.
+    /// Restores the previous settings. A failure does not harm the machine.
     pub(crate) fn reset(&self, settings: &Settings) {
         let capabilities = json!({ "capabilities": settings.capabilities });
         self.execute("migrate-set-capabilities", capabilities).ok();
         self.execute("migrate-set-parameters", settings.parameters.clone()).ok();
     }
 
-    /// Switches off capabilities that change the format of the stream, and the limits.
+    /// Switches off capabilities that change the format of the stream, and sets the limits.
     fn set(&self) -> Result<Settings> {
         let found = self.execute("query-migrate-capabilities", Value::Null)?;
         let on = found.as_array().into_iter().flatten().filter(|capability| {
@@ -195,13 +196,14 @@ impl MemorySender<'_> {
         }
         let begun = self.execute("migrate", json!({ "uri": format!("fd:{name}") }));
         if begun.as_ref().is_err_and(|error| !error.is_refusal()) {
-            // It may have started. After a refusal, a running migration belongs to another client.
+            // The migration may have started. After a refusal, a running migration belongs to another client.
             self.cancel();
         }
         begun.map(|_| ended)
     }
 
-    /// Waits for the end; returns how long the machine was stopped, and whether another client had paused it.
+    /// Waits for the end of the migration. Returns how long the machine was stopped, and whether another client had
+    /// paused it.
     fn follow(&self, ended: &StreamEnd, mode: MemoryMode, runs: &mut OnRunning<'_>) -> Result<(Duration, bool)> {
         let mut downtime_ms = DOWNTIME_MS;
         let mut next_look = PASS_COUNT_PATIENT;
@@ -214,13 +216,13 @@ impl MemorySender<'_> {
                 return Err(error);
             }
             if !is_stopped {
-                // QEMU reports the stop for the last pass, and `runs` is not called any more. A pause by another client
-                // is not part of our downtime.
+                // QEMU reports the stop for the last pass, and `runs` is no longer called. A pause by another client
+                // is not part of Holdfast's downtime.
                 let state = self.execute("query-status", Value::Null)?;
                 let is_paused = state["status"] == "paused";
                 let is_success = state["running"] == true || is_paused;
                 if is_success {
-                    // In any other state QEMU is finishing, and the earlier value is valid.
+                    // In any other state, QEMU is completing the migration, and the earlier value is valid.
                     is_paused_by_others = is_paused;
                 }
                 if is_success && self.clock.now().saturating_sub(last_report) > REPORT_INTERVAL {
@@ -259,16 +261,16 @@ impl MemorySender<'_> {
         }
     }
 
-    /// Cancels our migration.
+    /// Cancels the migration that Holdfast started.
     fn cancel(&self) {
         cancel(self.monitor, self.clock).ok();
     }
 }
 
-/// Cancels the migration that `run` started, if it is still in progress: it would stop the machine at its end. Must be
-/// called before a machine is resumed after a run that died.
+/// Cancels the migration that `run` started, if it is still in progress: at its end it would stop the machine. Must
+/// be called before a machine is resumed after a run that was killed.
 ///
-/// A migration of another client is left alone. The bandwidth limit tells them apart: libvirt sets its own.
+/// A migration of another client is not cancelled. The bandwidth limit distinguishes them: libvirt sets its own.
 pub fn end_sending(monitor: &dyn Monitor, clock: &dyn Clock, run: RunId) -> Result<()> {
     let parameters = monitor.execute(&QmpCommand::new("query-migrate-parameters", Value::Null))?;
     if parameters["max-bandwidth"] != bandwidth(run) {

@@ -9,32 +9,32 @@ use super::{RAM, STREAM_MAGIC, STREAM_VERSION, record, section};
 
 /// Limit on the length of a machine type.
 const TYPE_BYTES_MAX: u32 = 1024;
-/// Limit on the data before the first page, which has a few KiB.
+/// Limit on the data before the first page, which usually has a few KiB.
 const HEAD_BYTES_MAX: usize = 16 << 20;
 /// Limit on the state of all devices.
 const TAIL_BYTES_MAX: u64 = 512 << 20;
-/// Limit on the consecutive pages that are written at once.
+/// Limit on the consecutive pages that are written in one write.
 const RUN_BYTES_MAX: usize = 1 << 20;
 
 /// Why a memory stream cannot be parsed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MemoryStreamError {
-    /// It cannot be read.
+    /// The stream cannot be read.
     #[error("cannot read the memory stream at byte {offset}")]
     Input {
-        /// Bytes that were read.
+        /// Number of bytes that were read.
         offset: u64,
         /// The reason.
         source: std::io::Error,
     },
-    /// It ends early: the migration failed.
+    /// The stream ends early: the migration failed.
     #[error("the memory stream ends early, at byte {offset}")]
     Short {
         /// The length of the stream.
         offset: u64,
     },
-    /// It does not have the expected format.
+    /// The stream does not have the expected format.
     #[error("the memory stream is invalid at byte {offset}: {detail}")]
     Invalid {
         /// Offset in the stream.
@@ -74,7 +74,7 @@ pub fn disassemble(input: &mut dyn Read, page_bytes: u64, make_store: &mut MakeS
     let blocks = parser.sizes()?;
     let size_bytes = blocks.iter().map(|block| block.size_bytes).sum();
     let mut pages = Pages {
-        // Without a device, no list of pages is needed.
+        // If the device cannot be created, no list of pages is needed.
         store: make_store(size_bytes).map_err(MemoryStreamError::Store)?,
         written: DirtyBitmap::new(size_bytes, page_bytes).map_err(MemoryStreamError::Store)?,
         run_start: 0,
@@ -286,7 +286,8 @@ impl Parser<'_> {
         Err(self.invalid(format!("a page of an unknown block {name:?}")))
     }
 
-    /// Reads whether the first section has a footer, as all others then do, and the type of the next section.
+    /// Determines whether the first section has a footer, as all others then have, and reads the type of the next
+    /// section.
     fn first_footer(&mut self, id: u32) -> Result<(bool, u8)> {
         let kind = self.u8()?;
         if kind != section::FOOTER {

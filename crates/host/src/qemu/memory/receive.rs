@@ -23,8 +23,8 @@ pub struct MemoryPipe {
 pub(crate) struct StreamEnd(Receiver<()>);
 
 impl MemoryPipe {
-    /// The end for QEMU, and the signal. The stream ends when QEMU closes its end, so no other process may have it
-    /// open.
+    /// Returns the end for QEMU, and the signal. The stream ends when QEMU closes its end of the pipe, so no other
+    /// process may have that end open.
     pub(crate) fn split(self) -> (OwnedFd, StreamEnd) {
         (self.writer, self.ended)
     }
@@ -33,7 +33,7 @@ impl MemoryPipe {
 impl StreamEnd {
     /// Waits until the receiver has read everything or failed; false if `deadline` passes before.
     pub(crate) fn wait(&self, deadline: Duration) -> bool {
-        // The receiver sends nothing, and disconnects at its end.
+        // The receiver sends no message. It disconnects when it ends.
         self.0.recv_timeout(deadline) == Err(RecvTimeoutError::Disconnected)
     }
 }
@@ -44,7 +44,7 @@ pub struct MemoryReceiver {
     thread: JoinHandle<Result<Memory, MemoryStreamError>>,
 }
 
-/// Starts to receive a memory stream. If receiving fails, QEMU's migration fails, and the machine keeps running.
+/// Starts to receive a memory stream. If receiving fails, QEMU's migration fails, and the machine continues to run.
 ///
 /// # Errors
 /// The system provides no pipe or no thread.

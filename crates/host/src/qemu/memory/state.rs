@@ -17,9 +17,9 @@ const PAGE_BYTES_RANGE: std::ops::RangeInclusive<u64> = 1024..=1 << 20;
 /// A block of a machine's memory: "pc.ram", "vga.vram", "/rom@etc/acpi/tables".
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RamBlock {
-    /// Its name in QEMU.
+    /// The name in QEMU.
     pub name: String,
-    /// Its size in bytes.
+    /// The size in bytes.
     pub size_bytes: u64,
 }
 
@@ -46,10 +46,10 @@ pub struct MemoryState {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum StateError {
-    /// It has another format.
+    /// The data has another format.
     #[error("it is not a memory state")]
     Foreign,
-    /// It was written by a later version of this program.
+    /// The data was written by a later version of this program.
     #[error("it has version {found}, but this program reads version {VERSION}")]
     Version {
         /// The version found.
@@ -61,10 +61,10 @@ pub enum StateError {
         /// The field.
         field: &'static str,
     },
-    /// It ends early.
+    /// The data ends early.
     #[error("it is truncated")]
     Short,
-    /// More data follows.
+    /// There is extra data after the state.
     #[error("it is followed by more data")]
     Long,
 }
@@ -75,7 +75,7 @@ impl MemoryState {
         self.blocks.iter().map(|block| block.size_bytes).sum()
     }
 
-    /// Encodes the state.
+    /// Encodes the state in the format of `docs/format/memory-state.md`.
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = MAGIC.to_vec();
         let number = |bytes: &mut Vec<u8>, number: u32| bytes.extend(number.to_le_bytes());
@@ -102,7 +102,7 @@ impl MemoryState {
         bytes
     }
 
-    /// Decodes a state.
+    /// Decodes a state that [`encode`](Self::encode) has written.
     pub fn decode(bytes: &[u8]) -> Result<Self, StateError> {
         let mut rest = ByteReader(bytes);
         if rest.take(MAGIC.len())? != MAGIC {

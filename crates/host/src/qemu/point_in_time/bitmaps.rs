@@ -28,7 +28,7 @@ pub(super) fn changes_actions(run: RunId, disk: &PreparedDisk) -> Vec<Value> {
 /// The action that adds the bitmap of the next run.
 pub(super) fn next_actions(disk: &PreparedDisk) -> Option<Value> {
     let next = disk.next_bitmap.as_ref()?;
-    // A bitmap of an image that cannot store it lives as long as QEMU.
+    // A bitmap of an image that cannot store bitmaps exists only as long as the QEMU process.
     let is_kept = disk.disk.keeps_bitmaps;
     Some(json!({
         "type": "block-dirty-bitmap-add",
@@ -37,7 +37,7 @@ pub(super) fn next_actions(disk: &PreparedDisk) -> Option<Value> {
 }
 
 impl PointInTime {
-    /// Starts to record which ranges of the disk `number` are discarded or requested by the reader. See
+    /// Starts to record which ranges of the disk `number` the reader discards or requests. See
     /// [`keep_witness`](Self::keep_witness).
     pub fn begin_witness(&self, monitor: &dyn Monitor, number: usize) -> Result<()> {
         let arguments = json!({ "node": self.witness_node(number), "name": self.witness_name() });
@@ -47,7 +47,7 @@ impl PointInTime {
     }
 
     /// Merges the ranges recorded since [`begin_witness`](Self::begin_witness) into the bitmap `bitmap` of `node`. If
-    /// the bitmap later contains them, it was not replaced by a newer one.
+    /// the bitmap later contains these ranges, it was not replaced by a newer one.
     pub fn keep_witness(&self, monitor: &dyn Monitor, number: usize, node: &str, bitmap: &str) -> Result<()> {
         let (noted_at, name) = (self.witness_node(number), self.witness_name());
         let noted = json!([{ "node": noted_at, "name": name }]);
@@ -63,7 +63,7 @@ impl PointInTime {
         self.run.thing("witness")
     }
 
-    /// The node of the disk to which its reader can write.
+    /// The node of the disk that the disk's reader can write to.
     fn witness_node(&self, number: usize) -> String {
         let is_copied = self.copiers.get(number).is_some_and(Option::is_some);
         self.run

@@ -10,7 +10,8 @@ use crate::qemu::qmp::Result;
 impl SnapshotBuilder<'_> {
     /// Adds the node that shows the frozen disk.
     pub(super) fn add_frozen(&self, number: usize) -> Result<()> {
-        // Ranges that the reader discards are no longer copied before they are overwritten: `discard` passes that on.
+        // Ranges that the reader discards are no longer copied before they are overwritten. `discard` passes the
+        // discards on to the filter.
         let arguments = json!({
             "driver": "snapshot-access",
             "node-name": self.run.node(number, Role::Frozen),
@@ -29,7 +30,7 @@ impl SnapshotBuilder<'_> {
         Ok(())
     }
 
-    /// The same for the nodes that show the frozen disks.
+    /// Adds the nodes that show the frozen disks, for the same reason while the machine is paused.
     pub(super) fn add_frozen_of_copied(&self, disks: &[PreparedDisk]) -> Result<()> {
         for (number, _) in disks.iter().enumerate().filter(|(_, disk)| disk.spool_set.is_some()) {
             self.add_frozen(number)?;

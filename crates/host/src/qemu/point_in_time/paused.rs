@@ -11,13 +11,13 @@ use crate::qemu::memory::{MemoryMode, MemoryPipe, MemorySender, Sent};
 use crate::qemu::names::Role;
 use crate::qemu::qmp::{MonitorError, Result};
 
-/// The watchdog resumes a machine after ten seconds, so during a long pause the machine may have run.
+/// The watchdog resumes a machine after ten seconds, so during a longer pause the machine may have run.
 const LONG: Duration = Duration::from_secs(3);
 
 type MemoryTarget = (MemoryPipe, MemoryMode);
 
 impl SnapshotBuilder<'_> {
-    /// Takes the point in time of disks of which some must not get a filter while the machine runs.
+    /// Takes the point in time of disks if some of them must not get a filter while the machine runs.
     pub(super) fn take_paused(
         &self,
         disks: &[PreparedDisk],
@@ -38,7 +38,7 @@ impl SnapshotBuilder<'_> {
         Ok(pause)
     }
 
-    /// Takes the point in time at which all memory is sent.
+    /// Takes the point in time when all memory has been sent.
     pub(super) fn take_with_memory(
         &self,
         disks: &[PreparedDisk],
@@ -52,7 +52,8 @@ impl SnapshotBuilder<'_> {
             }
             self.check_prepared(disks)?;
             self.set_filters(disks)?;
-            // Sending takes long, and bitmaps that were added before would contain all writes of the guest since.
+            // Sending takes long. Bitmaps that were added before it would contain all writes of the guest during that
+            // time.
             let actions = disks.iter().flat_map(|disk| {
                 let mut actions = changes_actions(self.run, disk);
                 actions.extend(next_actions(disk));
@@ -75,7 +76,7 @@ impl SnapshotBuilder<'_> {
         let status = self.execute("query-status", Value::Null)?;
         let was_running = status.get("running").and_then(Value::as_bool).unwrap_or_default();
         let stopped = self.stop(was_running, memory, report);
-        // A late answer may mean that the machine is stopped all the same.
+        // If the answer is late, the machine may be stopped nevertheless.
         let (start, sent) = stopped.inspect_err(|_| {
             if was_running {
                 self.try_resume();
@@ -112,7 +113,7 @@ impl SnapshotBuilder<'_> {
         Ok((pause, is_left_paused))
     }
 
-    /// After a long pause, the watchdog or another client may have resumed the machine in the middle of it.
+    /// During a long pause, the watchdog or another client may have resumed the machine.
     fn check_still_paused(&self) -> Result<()> {
         if self.execute("query-status", Value::Null)?["running"] == true {
             return Err(MonitorError::Refused {
@@ -132,7 +133,7 @@ impl SnapshotBuilder<'_> {
         }
     }
 
-    /// Stops the machine, with its memory sent if requested, and returns since when it is stopped.
+    /// Stops the machine, after sending its memory if requested, and returns the time of the stop.
     fn stop(
         &self,
         was_running: bool,
@@ -165,7 +166,8 @@ impl SnapshotBuilder<'_> {
         Ok(())
     }
 
-    /// A second attempt: the first may have failed for a temporary reason. The watchdog is the last resort.
+    /// Tries again to resume the machine: the first attempt may have failed for a temporary reason. If this fails,
+    /// the watchdog resumes the machine.
     fn try_resume(&self) {
         self.monitor.wake().ok();
         self.execute("cont", Value::Null).ok();

@@ -1,11 +1,11 @@
-//! The last check whether this QEMU has a defect that the request would trigger.
+//! The last check whether the request would trigger a defect of this QEMU.
 
 use super::{DiskRequest, QemuDisk, SnapshotBuilder};
 use crate::qemu::qmp::{MonitorError, Result};
 use crate::qemu::{NotServed, no_filter};
 
 impl SnapshotBuilder<'_> {
-    /// The caller must choose which disks are not exported. This is the last check before it would be too late.
+    /// The caller must choose which disks are not exported. This check refuses a wrong choice before QEMU is changed.
     pub(super) fn check_exported(&self, disks: &[DiskRequest]) -> Result<()> {
         let all: Vec<&QemuDisk> = disks.iter().map(|disk| &disk.disk).collect();
         if let (Some(first), Some(why)) = (all.first(), no_filter(self.monitor, &all)?) {

@@ -1,12 +1,12 @@
-//! One point in time of several disks without a pause: each device gets a switch, a node that passes all requests to
-//! its disk, and one command turns all switches to the filters.
+//! One point in time of several disks without a pause. Each device gets a switch, a node that passes all requests to
+//! its disk, and one command redirects all switches to the filters.
 //!
 //! `qom-set` sets the node of one device, and no transaction has such an action, so several devices would get their
-//! filters one after the other. `blockdev-reopen` takes a list of nodes. QEMU first drains all of them: all requests of
-//! the guest have ended, and no new ones begin. Then it changes the children of all nodes, or of none, and continues
-//! with the requests. Every write that was reported to the guest as completed is below all filters, and every write
-//! that depends on it passes one. QEMU drains and changes within one command of its main loop, also for disks in
-//! several iothreads.
+//! filters one after the other. `blockdev-reopen` takes a list of nodes. QEMU first drains all of them: all requests
+//! of the guest have completed, and no new ones begin. Then QEMU changes the children of all nodes, or of none, and
+//! accepts requests again. So every write that was reported to the guest as completed is below all filters, and every
+//! write that depends on it passes a filter. QEMU drains and changes the nodes within one command of its main loop,
+//! also for disks in several iothreads.
 
 use serde_json::{Value, json};
 
@@ -18,7 +18,7 @@ use crate::qemu::names::Role;
 use crate::qemu::qmp::Result;
 
 impl SnapshotBuilder<'_> {
-    /// Takes the point in time of disks that can all be exported, and have switches.
+    /// Takes the point in time of disks that all have switches and can all be exported.
     pub(super) fn take_switched(
         &self,
         disks: &[PreparedDisk],
@@ -46,7 +46,7 @@ impl SnapshotBuilder<'_> {
         for (number, disk) in disks.iter().enumerate() {
             self.execute("blockdev-add", self.switch(number, &disk.disk.node))?;
         }
-        // The overlay of a later snapshot by another client will be below the switch and the filter as well.
+        // If another client takes a snapshot later, its overlay will be below the switch and the filter as well.
         self.check_prepared(disks)?;
         for (number, disk) in disks.iter().enumerate() {
             set_drive(self.monitor, &disk.disk.device, &self.run.node(number, Role::Switch))?;
@@ -70,7 +70,7 @@ impl SnapshotBuilder<'_> {
         self.execute("blockdev-reopen", arguments).map(drop)
     }
 
-    /// The fallback if one command fails: several commands, while the machine is paused.
+    /// If the single command fails, redirects the switches with several commands while the machine is paused.
     fn turn_switches_or_set(&self, disks: &[PreparedDisk]) -> Result<()> {
         match self.turn_switches(disks) {
             Err(error) if error.is_refusal() => self.set_filters(disks),
@@ -78,8 +78,8 @@ impl SnapshotBuilder<'_> {
         }
     }
 
-    /// Removes the switches, so that the filters are directly under the devices. Devices that could not be switched
-    /// have their filters already.
+    /// Removes the switches, so that the filters are directly under the devices. Devices whose switch could not be
+    /// redirected have their filters already.
     pub(super) fn remove_switches(&self, disks: &[PreparedDisk]) -> Result<()> {
         let present = qemu_disks(self.monitor)?;
         for (number, disk) in disks.iter().enumerate() {

@@ -30,9 +30,9 @@ pub(crate) struct Refusal {
 pub struct Event {
     /// "STOP", "BLOCK_JOB_COMPLETED"...
     pub name: String,
-    /// Its data; an object, or null.
+    /// The data; an object, or null.
     pub data: Value,
-    /// Its time in microseconds since 1970, by the clock of QEMU's host.
+    /// The time in microseconds since 1970, by the clock of QEMU's host.
     pub time_us: u64,
 }
 

@@ -1,8 +1,9 @@
 //! A connection that waits in the queue of a monitor that serves one client at a time.
 //!
-//! QEMU accepts the next client of a `-qmp unix:` socket when the current one has disconnected; until then the kernel
-//! queues connections. So a watchdog connects while the backup uses the monitor, is next in the queue, and gets the
-//! monitor as soon as the backup disconnects: by itself, or because the kernel closes the files of a dead process.
+//! QEMU accepts the next client of a `-qmp unix:` socket when the current one has disconnected. Until then, the
+//! kernel queues connections. So a watchdog connects while the backup uses the monitor, is next in the queue, and
+//! gets the monitor when the backup disconnects: either regularly, or because the kernel closes the files of a killed
+//! process.
 
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -18,7 +19,8 @@ use crate::system::waits::Wait;
 /// How long a command waits for its turn before it fails because another client uses the monitor.
 const TURN_DEADLINE: Duration = Duration::from_secs(5);
 
-/// A place in the queue of a monitor's clients. A command waits until QEMU accepts the connection, which then stays open.
+/// A place in the queue of a monitor's clients. A command waits until QEMU accepts the connection, which then stays
+/// open.
 pub struct QueuedSocket {
     path: PathBuf,
     connection: Mutex<Option<QueuedConnection>>,
@@ -73,7 +75,7 @@ impl Monitor for QueuedSocket {
             match connection.socket.greet(TURN_DEADLINE) {
                 Ok(()) => connection.is_greeted = true,
                 Err(error) => {
-                    // After a timeout the connection keeps its place in the queue.
+                    // After a timeout, the connection keeps its position in the queue.
                     *held = matches!(error, MonitorError::TimedOut { .. }).then_some(connection);
                     return Err(error);
                 }

@@ -1,4 +1,4 @@
-//! A monitor socket of our own: QEMU's `-qmp unix:PATH`.
+//! A connection to QEMU's monitor socket: `-qmp unix:PATH`.
 
 use std::collections::{HashMap, VecDeque};
 use std::io::{BufRead as _, BufReader, IoSlice, Read as _};
@@ -19,17 +19,17 @@ use crate::system::waits::Wait;
 
 /// Limit on the queued events; the oldest are dropped first.
 const EVENT_COUNT_MAX: usize = 1000;
-/// Limit on the files of one command: none of ours needs more than one.
+/// Limit on the files of one command: Holdfast's commands need at most one.
 const FILE_COUNT_MAX: usize = 4;
 /// Timeout of QEMU's greeting, which is its first message unless another client uses the monitor.
 const GREETING_DEADLINE: Duration = Duration::from_secs(5);
 const GREETING: &str = "greeting";
 
-/// A connection to a QEMU's own monitor socket. It can be shared between threads.
+/// A connection to the monitor socket of a QEMU. It can be shared between threads.
 pub struct QmpSocket {
     writer: Mutex<CommandWriter>,
     shared: Arc<Shared>,
-    /// No answer is waited for longer, whatever a command allows.
+    /// Limit on the timeout of an answer, whatever a command allows.
     answer_deadline_max: Duration,
 }
 
@@ -46,11 +46,11 @@ struct Shared {
 
 #[derive(Default)]
 struct ConnectionState {
-    /// Answers that have arrived; a command that is waited for has an entry from the start.
+    /// Received answers. A command that waits for its answer has an entry from the start.
     answers: HashMap<u64, Option<std::result::Result<Value, Refusal>>>,
     events: VecDeque<Event>,
     is_greeted: bool,
-    /// Why the connection is gone.
+    /// Why the connection is lost.
     end: Option<String>,
 }
 
@@ -96,7 +96,7 @@ impl QmpSocket {
         })
     }
 
-    /// Waits for no answer longer than `deadline`, whatever a command allows.
+    /// Limits the timeout of every answer to `deadline`, whatever a command allows.
     pub(crate) fn limit_deadlines(&mut self, deadline: Duration) {
         self.answer_deadline_max = deadline;
     }
@@ -148,7 +148,7 @@ impl QmpSocket {
             .map(drop)
     }
 
-    /// The process at the other end according to the kernel: the one that called listen.
+    /// The process at the other end, as the kernel reports it: the process that called listen.
     pub(crate) fn peer(&self) -> Option<rustix::process::Pid> {
         let writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
         let peer = rustix::net::sockopt::socket_peercred(&writer.stream).ok()?;
@@ -166,8 +166,8 @@ impl QmpSocket {
         self.shared.lock().events.drain(..).collect()
     }
 
-    /// Waits for an event that `wanted` selects; earlier ones are dropped. None if the timeout expires, or QEMU is
-    /// gone.
+    /// Waits for an event that `wanted` selects, and drops earlier ones. None if the timeout expires or the
+    /// connection is lost.
     pub fn wait_event(&self, deadline: Duration, wanted: impl Fn(&Event) -> bool) -> Option<Event> {
         self.shared
             .wait(deadline, |state| {
@@ -245,7 +245,7 @@ impl Drop for QmpSocket {
     }
 }
 
-/// Sends all of `bytes`, with the files attached to the first of them.
+/// Sends all of `bytes`, with the files attached to the first part.
 fn send_with_files(stream: &UnixStream, bytes: &[u8], files: &[OwnedFd]) -> std::io::Result<()> {
     let mut rest = bytes;
     if !files.is_empty() {

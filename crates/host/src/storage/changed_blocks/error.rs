@@ -12,7 +12,7 @@ pub enum ExtentError {
     /// The file system is not one of those whose extents are known to be reliable.
     #[error("extents are not reliable on this file system (type {magic:#x}): only XFS and btrfs are supported")]
     FileSystem {
-        /// Its type in `statfs`.
+        /// The type in `statfs`.
         magic: u64,
     },
     /// The two files are not related, or not regular files.
@@ -55,7 +55,7 @@ pub enum SendStreamError {
         /// Offset in the stream.
         offset: u64,
     },
-    /// It cannot be read.
+    /// The stream cannot be read.
     #[error("cannot read the stream at offset {offset}")]
     Input {
         /// Offset in the stream.
@@ -63,13 +63,13 @@ pub enum SendStreamError {
         /// The reason.
         source: io::Error,
     },
-    /// It was damaged in transit.
+    /// The stream was damaged in transit.
     #[error("the stream is damaged: its checksum at offset {offset} is wrong")]
     Damaged {
         /// Offset in the stream.
         offset: u64,
     },
-    /// It has invalid content.
+    /// The stream has invalid content.
     #[error("the stream is invalid at offset {offset}: {detail}")]
     Invalid {
         /// Offset in the stream.
@@ -77,7 +77,7 @@ pub enum SendStreamError {
         /// What is wrong.
         detail: String,
     },
-    /// It is valid, but unusable: it does not contain all differences, or may not.
+    /// The stream is valid, but unusable: it does not contain all differences, or may not contain all of them.
     #[error("the stream does not contain the changes: {reason}")]
     Unusable {
         /// The reason.

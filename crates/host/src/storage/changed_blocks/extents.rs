@@ -2,12 +2,12 @@
 //!
 //! # Correctness
 //!
-//! At one moment, a block of the file system has one content. If both files map the same byte to the same address *at
-//! one moment*, that byte is equal in both; and as both are snapshots, which are never written, it stays equal. Nothing
-//! else is concluded. The two files need not have a common history.
+//! At one point in time, a block of the file system has one content. If both files map the same byte to the same
+//! address *at one point in time*, that byte is equal in both. Both files are snapshots, which are never written, so
+//! it stays equal. Nothing else is concluded. The two files need not have a common history.
 //!
 //! So a byte counts as unchanged only if it is a hole in both files (or allocated and never written, which reads as
-//! zero), or if both map it to the same address in a form in which the address determines the content.
+//! zero), or if both files map it to the same address in a form in which the address determines the content.
 //!
 //! # When addresses mislead
 //!
@@ -23,7 +23,7 @@
 //! | moved during the comparison (balance, defragmentation) | one file is queried before, the other after the move, and the old address is in use again | each window is queried in the order before, after, before; if the first and third answer differ, it is repeated, and finally changed |
 //! | moved earlier, deduplicated | other addresses, or shared ones | nothing special: other addresses are changed, shared ones are equal |
 //! | blocks reused after the removal of a snapshot | | impossible: both files are open, and keep their blocks |
-//! | overwritten in place (nodatacow; a reflink whose clone is gone) | | impossible: blocks shared by two files are never written in place; the live file must not be passed |
+//! | overwritten in place (nodatacow; a reflink whose clone was removed) | | impossible: blocks shared by two files are never written in place; the live file must not be passed |
 //! | several devices | btrfs has one address space over all of them; XFS begins at 0 again on its realtime device | files of the realtime device are refused |
 //! | other file systems | | refused, by their type: they were not examined |
 //!
@@ -54,7 +54,7 @@ const TRY_COUNT: usize = 4;
 pub struct ExtentChanges {
     /// The ranges in which the files may differ.
     pub ranges: ChangedRanges,
-    /// Bytes of the newer file that are neither holes nor unwritten.
+    /// Bytes of the newer file that are neither holes nor unwritten extents.
     pub mapped_bytes: u64,
     /// Bytes of either file whose address does not determine the content, mainly compressed ones; they count as
     /// changed.
@@ -63,8 +63,8 @@ pub struct ExtentChanges {
 
 /// Compares the extents of two snapshots of a file, `before` being the older one.
 ///
-/// Both must be snapshots that are never written, on one file system, and must stay open and unmodified until this
-/// returns.
+/// Both must be snapshots that are never written, on one file system, and must stay open and unmodified until the
+/// function returns.
 pub fn by_extents(before: &File, after: &File) -> Result<ExtentChanges> {
     check_comparable(before, after)?;
     let stamps = (stamp(before)?, stamp(after)?);
@@ -159,7 +159,8 @@ fn stamp(file: &File) -> Result<FileTimes> {
 
 /// A source of extents.
 trait ExtentMap {
-    /// The first extents that end after `start`, at most [`EXTENT_COUNT_MAX`]; if there are fewer, they are all.
+    /// The first extents that end after `start`, at most [`EXTENT_COUNT_MAX`]. If fewer are returned, there are no
+    /// more.
     fn extents(&self, start: u64) -> Result<Vec<Extent>>;
 }
 
@@ -172,9 +173,9 @@ impl ExtentMap for &File {
 /// The address of a run of bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ExtentAddress {
-    /// None: it reads as zero.
+    /// No address: the run reads as zero.
     Zero,
-    /// The address of its first byte.
+    /// The address of the first byte.
     At(u64),
     /// An address that does not determine the content.
     Ambiguous,
@@ -324,7 +325,7 @@ impl Window {
         let (Some(end), Some(_)) = sums else {
             return Err(invalid(extent.logical, "an extent without an end"));
         };
-        // Only the first may begin before the queried range.
+        // Only the first extent may begin before the queried range.
         if extent.logical < at && !self.runs.is_empty() && at < limit {
             return Err(invalid(extent.logical, "overlapping extents"));
         }

@@ -13,7 +13,7 @@ pub(super) const EXTENT_COUNT_MAX: usize = 256;
 const FLAG_SYNC: u32 = 1;
 
 pub(super) const FLAG_LAST: u32 = 1;
-/// Other files share it.
+/// Other files share the extent.
 pub(super) const FLAG_SHARED: u32 = 0x2000;
 
 /// `struct fiemap_extent` of linux/fiemap.h.
@@ -123,7 +123,7 @@ pub(super) fn is_realtime(file: &File) -> Result<bool, Errno> {
     Ok(attributes.flags & ATTRIBUTE_REALTIME != 0)
 }
 
-/// The UUID of the btrfs that has `file`: by other means its subvolumes look like different file systems.
+/// The UUID of the btrfs that contains `file`. Other identifiers differ between subvolumes of one file system.
 pub(super) fn btrfs_id(file: &File) -> Result<[u8; 16], Errno> {
     let mut info = BtrfsInfo {
         max_id: 0,

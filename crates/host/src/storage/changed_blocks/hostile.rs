@@ -7,7 +7,7 @@ use super::send_stream::specimen::{Field, QUERY, SendStreamWriter, SenderVersion
 use super::send_stream::{by_send_stream, read_unchecked};
 use super::thin_delta::{ThinDeltaQuery, by_thin_delta};
 
-/// A stream of differences. Checksums are ignored at first: a fuzzer could hardly get past them.
+/// A stream of differences. At first, checksums are ignored, since a fuzzer rarely produces correct ones.
 pub(crate) fn send_stream(bytes: &[u8]) -> Outcome {
     if let Ok(found) = read_unchecked(&mut &bytes[..], &QUERY) {
         assert!(found.stream_bytes == bytes.len() as u64, "it was read to its end");

@@ -4,7 +4,8 @@ use std::ops::Range;
 
 use holdfast_block::DirtyBitmap;
 
-/// Limit on the number of ranges: 4 MiB. More are merged across the gaps between them, which costs unnecessary reads.
+/// Limit on the number of ranges, which use 4 MiB. More ranges are merged across the gaps between them, which costs
+/// unnecessary reads.
 const RANGE_COUNT_MAX: usize = 1 << 18;
 /// The first size of gaps that are merged if there are too many ranges: a block.
 const GAP_BYTES_INITIAL: u64 = 4096;
@@ -17,7 +18,7 @@ pub struct ChangedRanges {
 }
 
 impl ChangedRanges {
-    /// Size of the newer file in bytes; all ranges are inside.
+    /// Size of the newer file in bytes. All ranges are within it.
     pub fn size_bytes(&self) -> u64 {
         self.size_bytes
     }
@@ -32,7 +33,7 @@ impl ChangedRanges {
         self.ranges.iter().map(|range| range.end - range.start).sum()
     }
 
-    /// The same as a bitmap, rounded outwards.
+    /// The ranges as a bitmap, rounded outwards.
     pub fn to_bitmap(&self, granularity_bytes: u64) -> holdfast_block::Result<DirtyBitmap> {
         let mut bitmap = DirtyBitmap::new(self.size_bytes, granularity_bytes)?;
         for range in &self.ranges {
@@ -80,7 +81,7 @@ impl Collector {
         }
         if self.ranges.len() >= self.range_count_max {
             self.join();
-            // Half of the capacity is freed, so that the next ranges do not each cause a sort.
+            // Half of the capacity is freed, so that not each of the next ranges causes a sort.
             while self.ranges.len() > self.range_count_max / 2 {
                 self.gap_bytes = (self.gap_bytes.saturating_mul(2)).max(GAP_BYTES_INITIAL);
                 self.join();
@@ -134,7 +135,7 @@ mod tests {
         assert_eq!(bitmap.dirty_bytes(), 100);
     }
 
-    /// Many small ranges, in any order, are merged to few: none is lost, and the limit is kept.
+    /// Many small ranges, in any order, are merged to few: no range is lost, and the limit is kept.
     #[test]
     fn too_many_ranges_are_merged() {
         let mut random = SeededRandom::new(test_seed());

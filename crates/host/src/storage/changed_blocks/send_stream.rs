@@ -2,10 +2,10 @@
 //!
 //! # Correctness
 //!
-//! A receiver of such a stream turns the older snapshot into the newer one: data that no record touches is equal in
-//! both. So the ranges in records are all that may have changed, if the stream is complete and belongs to these two
-//! snapshots. Both are checked: the begin record has the GUIDs of both snapshots, and the end record has a checksum of
-//! everything. An incomplete stream is an error, never a smaller set of changes.
+//! A receiver of such a stream turns the older snapshot into the newer one: data that no record covers is equal in
+//! both. So only the ranges in records may have changed, if the stream is complete and belongs to these two
+//! snapshots. Both conditions are checked: the begin record has the GUIDs of both snapshots, and the end record has a
+//! checksum of everything. An incomplete stream is an error, never a smaller set of changes.
 //!
 //! Only records are parsed; data is skipped in pieces of 64 KiB, whatever size a record claims. The layout is in
 //! `docs/format/zfs-send-stream.md`.
@@ -55,9 +55,9 @@ pub struct SendStreamQuery {
     pub to_guid: u64,
     /// The object.
     pub object: StreamObject,
-    /// Its size in the older snapshot, in bytes.
+    /// The size of the object in the older snapshot, in bytes.
     pub size_before_bytes: u64,
-    /// Its size in the newer snapshot, in bytes.
+    /// The size of the object in the newer snapshot, in bytes.
     pub size_after_bytes: u64,
 }
 
@@ -66,12 +66,12 @@ pub struct SendStreamQuery {
 pub enum StreamObject {
     /// A file, which has the same object number in both snapshots.
     File {
-        /// Its object number (`st_ino`).
+        /// The object number (`st_ino`).
         number: u64,
-        /// Its block size in the older snapshot (`st_blksize`).
+        /// The block size in the older snapshot (`st_blksize`).
         block_before_bytes: u64,
-        /// The transaction of the older snapshot (`createtxg`). [`None`] if unknown: then any change of the file means
-        /// that all of it is changed.
+        /// The transaction of the older snapshot (`createtxg`); [`None`] if unknown. Without it, any change of the
+        /// file means that all of the file is changed.
         from_transaction: Option<u64>,
     },
     /// The content of a volume.
@@ -83,7 +83,7 @@ pub enum StreamObject {
 pub struct StreamChanges {
     /// The ranges in which the two states may differ.
     pub ranges: ChangedRanges,
-    /// Why all of the object is changed, if more is than its records say.
+    /// Why all of the object is changed, if the records do not limit the changes.
     pub whole: Option<WholeFileReason>,
     /// Number of records.
     pub record_count: u64,
@@ -94,15 +94,15 @@ pub struct StreamChanges {
 /// Why all of a file is changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WholeFileReason {
-    /// Its object number was freed.
+    /// The object number was freed.
     Freed,
-    /// It is younger than the older snapshot: the object number was reused.
+    /// The file is younger than the older snapshot: the object number was reused.
     Replaced,
-    /// Its block size changed.
+    /// The block size changed.
     BlockSize,
-    /// Its type changed.
+    /// The type changed.
     Kind,
-    /// The record does not contain its age.
+    /// The record does not contain the age of the file.
     AgeUnknown,
 }
 
@@ -111,13 +111,13 @@ pub fn by_send_stream(input: &mut dyn Read, query: &SendStreamQuery) -> Result<S
     read(input, query, ChecksumMode::Held)
 }
 
-/// The GUID of the snapshot that a stream leads to, from its begin record; the rest is not read.
+/// The GUID of the target snapshot of a stream, from its begin record. The rest of the stream is not read.
 pub fn guid_of_stream(input: &mut dyn Read) -> Result<u64> {
     let (_, begin) = RecordReader::begin(input, ChecksumMode::Held)?;
     Ok(begin.to_guid)
 }
 
-/// The same without checking checksums.
+/// Like [`by_send_stream`], but does not verify checksums.
 #[cfg(feature = "hostile")]
 pub(super) fn read_unchecked(input: &mut dyn Read, query: &SendStreamQuery) -> Result<StreamChanges> {
     read(input, query, ChecksumMode::Ignored)

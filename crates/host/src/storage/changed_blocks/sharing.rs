@@ -11,7 +11,8 @@ use super::fiemap::{EXTENT_COUNT_MAX, FLAG_LAST, FLAG_SHARED, extents};
 pub struct Sharing {
     /// Mapped bytes.
     pub mapped_bytes: u64,
-    /// Mapped bytes that are shared with other files or host snapshots: the space is freed with the last of them.
+    /// Mapped bytes that are shared with other files or host snapshots. Their space is freed when the last of these
+    /// is removed.
     pub shared_bytes: u64,
 }
 

@@ -1,8 +1,8 @@
 //! Parses the output of `thin_delta` for two volumes of a thin pool: the blocks that both map to the same address.
 //!
 //! A pool never overwrites a block that two volumes share, and the mapping of a read-only volume does not change. So
-//! where two read-only snapshots have the same block, they have equal content. Blocks that neither maps are zero in
-//! both.
+//! where two read-only snapshots map the same block, they have equal content. Blocks that neither snapshot maps are
+//! zero in both.
 //!
 //! Source: thin_delta(8); thin-provisioning-tools 0.9.0.
 
@@ -28,7 +28,7 @@ pub struct ThinDeltaQuery {
 pub struct ThinDeltaError {
     /// The line number, from 1 on.
     pub line: usize,
-    /// What is wrong with it.
+    /// What is wrong with the line.
     pub detail: &'static str,
 }
 

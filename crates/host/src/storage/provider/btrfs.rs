@@ -1,7 +1,8 @@
 //! btrfs: subvolumes, by its own program.
 //!
-//! A dataset is the folder of a subvolume: the root of each has inode 256. Its read-only snapshots are in its
-//! `.holdfast/snapshots`. btrfs excludes nested subvolumes from a snapshot, so snapshots do not contain each other.
+//! A dataset is the folder of a subvolume: the root of each subvolume has inode 256. The read-only snapshots are in
+//! its `.holdfast/snapshots`. btrfs excludes nested subvolumes from a snapshot, so snapshots do not contain each
+//! other.
 //!
 //! Source: btrfs-subvolume(8), btrfs-filesystem(8); btrfs-progs 6.2.
 
@@ -54,7 +55,7 @@ fn dataset(name: &str) -> Dataset {
 }
 
 impl Btrfs {
-    /// btrfs by way of `tools`.
+    /// Uses btrfs through `tools`.
     pub fn new(tools: Arc<dyn Tools>) -> Self {
         Self {
             tools,
@@ -106,7 +107,7 @@ impl Btrfs {
         let mut arguments = vec!["filesystem", "du", "-s", "--raw", "--"];
         arguments.extend(folders);
         let answer = self.ask("measure", &folders.join(", "), &arguments)?;
-        // Columns: total, exclusive, set shared, name; headings above.
+        // Columns: total, exclusive, set shared, name; headings in the first line.
         let rows = answer.lines().filter_map(|line| {
             let mut fields = line.split_whitespace();
             let (total, own) = (fields.next()?.parse().ok()?, fields.next()?.parse().ok()?);
@@ -121,12 +122,12 @@ impl Btrfs {
         Ok(rows.collect())
     }
 
-    /// The subvolumes that are visible below a mount, by their folders, without our snapshots.
+    /// The subvolumes that are visible below a mount, by their folders, without Holdfast's snapshots.
     fn subvolumes_below(&self, mount: &Mount) -> ProviderResult<Vec<String>> {
         let point = mount.point.to_string_lossy();
         let answer = self.ask("inspect", &point, &["subvolume", "list", "--", &point])?;
-        // "ID 257 gen 9 top level 5 path @vms/web": relative to the root of the file system, of which only a part may
-        // be mounted.
+        // "ID 257 gen 9 top level 5 path @vms/web": the path is relative to the root of the file system, of which
+        // only a part may be mounted.
         let paths = answer.lines().filter_map(|line| line.split_once(" path "));
         let seen = paths.filter_map(|(_, path)| {
             let path = Path::new("/").join(path);
@@ -159,9 +160,9 @@ impl Btrfs {
 struct SubvolumeInfo {
     made_s: Option<i64>,
     uuid: Option<String>,
-    /// The UUID of the sent snapshot, once it has been received completely.
+    /// The UUID of the sent snapshot, once the snapshot has been received completely.
     received_uuid: Option<String>,
-    /// The UUID of the subvolume that it is a snapshot of.
+    /// The UUID of the subvolume from which the snapshot was created.
     parent_uuid: Option<String>,
     is_read_only: bool,
 }
@@ -172,8 +173,8 @@ impl SubvolumeInfo {
         self.received_uuid.as_deref().or(self.uuid.as_deref())
     }
 
-    /// The record of a completely received snapshot without a note: empty, which distinguishes it from one whose maker
-    /// was killed before it wrote the note.
+    /// The record of a completely received snapshot without a note. It is empty, which distinguishes the snapshot
+    /// from one whose process was killed before it wrote the note.
     fn received_record(&self) -> Option<String> {
         self.received_uuid.as_ref().map(|_| String::new())
     }
@@ -245,7 +246,7 @@ impl Provider for Btrfs {
             let noted = snapshot_folder.noted(&snapshot);
             let info = self.inspect(&place.to_string_lossy())?;
             if !info.is_read_only {
-                // It is being received, or was received partially.
+                // The snapshot is being received, or was received partially.
                 continue;
             }
             let time_s = noted.as_ref().map(|noted| noted.time_s).or(info.made_s);
@@ -440,7 +441,7 @@ impl Provider for Btrfs {
         snapshot_folder.check_exists(snapshot)?;
         let place = snapshot_folder.place(&snapshot.name);
         if Path::new(name).symlink_metadata().is_ok() {
-            // btrfs would create the clone inside an existing folder.
+            // If the folder exists, btrfs would create the clone inside it.
             return Err(ProviderError::Exists { what: name.to_owned() });
         }
         let arguments = ["subvolume", "snapshot", "--", &place.to_string_lossy(), name];

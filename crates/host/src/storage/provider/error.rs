@@ -8,12 +8,12 @@ use crate::system::process::ToolError;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ProviderError {
-    /// Its program exists, but its kernel module or service does not run.
+    /// The program exists, but its kernel module or service does not run.
     #[error("{provider} does not answer on this host: {reason}")]
     NoService {
         /// The provider.
         provider: &'static str,
-        /// Its message.
+        /// The message of the program.
         reason: String,
     },
     /// There is no such dataset or host snapshot.
@@ -28,13 +28,13 @@ pub enum ProviderError {
         /// The existing object.
         what: String,
     },
-    /// Another object got its name after it was inspected.
+    /// Another object got the name after the object was inspected.
     #[error("{what} is not the one that was inspected: it was replaced since by another one of the same name")]
     Replaced {
         /// The object.
         what: String,
     },
-    /// It has holds.
+    /// The object has holds.
     #[error("{what} is held: {reason}")]
     Held {
         /// The object.
@@ -42,7 +42,7 @@ pub enum ProviderError {
         /// The holders, if known.
         reason: String,
     },
-    /// It has clones, which need it.
+    /// The object has clones, which depend on it.
     #[error("{what} has clones, which need it: {clones}")]
     HasClones {
         /// The object.
@@ -89,7 +89,7 @@ pub enum ProviderError {
     Invalid {
         /// The program.
         program: &'static str,
-        /// What is wrong with it.
+        /// What is wrong with the output.
         detail: String,
     },
     /// A program could not be run.
@@ -100,7 +100,7 @@ pub enum ProviderError {
     File {
         /// The action.
         action: &'static str,
-        /// With what.
+        /// The file or folder.
         path: PathBuf,
         /// The reason.
         source: std::io::Error,

@@ -1,4 +1,4 @@
-//! The folder of host snapshots inside a dataset, for providers without a place of their own.
+//! The folder of host snapshots inside a dataset, for providers that do not store snapshots themselves.
 //!
 //! ```text
 //! DATASET/.holdfast/snapshots/NAME      the snapshot; a leading dot marks one that is being created or removed
@@ -27,7 +27,8 @@ use serde_json::{Value, json};
 use super::{HostSnapshotLabel, HostSnapshotName, ProviderError, ProviderResult};
 use crate::system::waits::{LOCK_HOLDER, Wait};
 
-/// The name of our folder in a dataset that is a folder. It stays when the last host snapshot is removed.
+/// The name of Holdfast's folder in a dataset that is a folder. The folder is kept when the last host snapshot is
+/// removed.
 pub const OURS: &str = ".holdfast";
 /// Limit on the bytes of a record's file.
 const RECORD_BYTES_MAX: u64 = 1 << 20;
@@ -53,16 +54,16 @@ pub(super) fn check_name(name: &str) -> ProviderResult<()> {
 
 /// The host snapshots of a dataset that is a folder.
 ///
-/// The owner of the dataset may replace `.holdfast`, for example by a link, and this process may be root. So the folder
-/// is opened once, without following a link, is trusted only if other users have no access, and all changes use the
-/// open file descriptor.
+/// The owner of the dataset may replace `.holdfast`, for example by a link, and this process may be root. So the
+/// folder is opened only once, without following a link. It is trusted only if other users have no access, and all
+/// changes use the open file descriptor.
 pub(super) struct SnapshotFolder {
     path: PathBuf,
     open: Option<OwnedFd>,
 }
 
-/// A path by the open file descriptor of a [`SnapshotFolder`]. It is invalid once that is closed, so it cannot outlive
-/// it.
+/// A path by the open file descriptor of a [`SnapshotFolder`]. It is invalid once the descriptor is closed, so it
+/// cannot outlive the folder.
 pub(super) struct HeldPath<'a> {
     path: PathBuf,
     _holder: &'a SnapshotFolder,
@@ -84,7 +85,7 @@ impl AsRef<Path> for HeldPath<'_> {
 
 /// The result of an attempt to lock the folder.
 pub(super) enum LockAttempt {
-    /// Locked, until this is dropped. No file if the folder has no lock file yet.
+    /// Locked until this value is dropped. No file if the folder has no lock file yet.
     Acquired(Option<File>),
     /// Another process has the lock.
     Busy,
@@ -122,7 +123,7 @@ impl SnapshotFolder {
         Ok(Self { path, open: Some(open) })
     }
 
-    /// The same, created if necessary.
+    /// Opens the folder of a dataset, and creates it if necessary.
     pub(super) fn make(dataset: &Path) -> ProviderResult<Self> {
         let mut builder = std::fs::DirBuilder::new();
         let path = dataset.join(OURS);
@@ -139,7 +140,7 @@ impl SnapshotFolder {
         Ok(made)
     }
 
-    /// Its path for this process and for programs that it starts.
+    /// The path of the folder for this process and for programs that it starts.
     fn ours(&self) -> PathBuf {
         match &self.open {
             Some(open) => open_here().join(open.as_raw_fd().to_string()),
@@ -179,7 +180,7 @@ impl SnapshotFolder {
         Ok(names.into_iter().filter(|name| check_name(name).is_ok()).collect())
     }
 
-    /// The note of a host snapshot; none if there is none, or it is invalid.
+    /// The note of a host snapshot; none if it is missing or invalid.
     pub(super) fn noted(&self, name: &str) -> Option<HostSnapshotNote> {
         let mut bytes = Vec::new();
         let file = File::open(self.record_place(name)).ok()?;
@@ -197,8 +198,8 @@ impl SnapshotFolder {
         self.write_note(label)
     }
 
-    /// Renames a received snapshot from its hidden name to its own, which must be free. Its note is written before, and
-    /// replaces a leftover note of another snapshot.
+    /// Renames a received snapshot from its hidden name to its final name, which must be free. Its note is written
+    /// before the rename, and replaces a leftover note of another snapshot.
     pub(super) fn adopt(
         &self,
         hidden: &str,
@@ -224,7 +225,7 @@ impl SnapshotFolder {
             .map_err(|source| file_error("write", &path, source))
     }
 
-    /// The tags of its holds.
+    /// The tags of the holds of a host snapshot.
     pub(super) fn hold_tags(&self, name: &str) -> ProviderResult<Vec<String>> {
         check_name(name)?;
         names_in(&self.holds_place(name))
@@ -263,7 +264,7 @@ impl SnapshotFolder {
         })
     }
 
-    /// Removes a host snapshot without holds: calls `destroy`, then removes its note.
+    /// Removes a host snapshot without holds: calls `destroy`, then removes the note.
     pub(super) fn remove(
         &self,
         snapshot: &HostSnapshotName,
@@ -289,7 +290,7 @@ impl SnapshotFolder {
         Ok(())
     }
 
-    /// The name must be free.
+    /// Checks that no host snapshot has this name.
     pub(super) fn check_free(&self, name: &str, shown: &str) -> ProviderResult<()> {
         check_name(name)?;
         match self.place(name).symlink_metadata() {
@@ -307,7 +308,7 @@ impl SnapshotFolder {
         })
     }
 
-    /// The lock file of receivers.
+    /// The path of the lock file of receivers.
     pub(super) fn receiving_place(&self) -> PathBuf {
         self.ours().join("receiving")
     }
@@ -317,17 +318,17 @@ impl SnapshotFolder {
         all_names_in(&self.in_ours(part))
     }
 
-    /// The path of a subfolder, valid as long as this is open.
+    /// The path of a subfolder, valid while this folder is open.
     pub(super) fn in_ours(&self, part: &str) -> PathBuf {
         self.ours().join(part)
     }
 
-    /// The same for messages.
+    /// The path of a subfolder, for messages.
     pub(super) fn shown(&self, part: &str) -> PathBuf {
         self.path.join(part)
     }
 
-    /// Takes the shared lock for creating snapshots, for providers that cannot lock the snapshot itself.
+    /// Takes the shared lock for creating snapshots. For providers that cannot lock the snapshot itself.
     pub(super) fn lock_making(&self) -> ProviderResult<File> {
         let path = self.ours().join("making");
         let file = open_lock(&path)?;
@@ -336,7 +337,7 @@ impl SnapshotFolder {
         Ok(file)
     }
 
-    /// Whether a process has that lock.
+    /// Whether a process holds the lock for creating snapshots.
     pub(super) fn is_making(&self) -> bool {
         let Ok(file) = File::open(self.ours().join("making")) else {
             return false;
@@ -344,7 +345,7 @@ impl SnapshotFolder {
         flock(&file, FlockOperation::NonBlockingLockExclusive).is_err()
     }
 
-    /// Tries to take the lock. Does not create the lock file: without one there is nothing to lock.
+    /// Tries to take the lock. Does not create the lock file: without a lock file, there is nothing to lock.
     pub(super) fn try_lock(&self) -> ProviderResult<LockAttempt> {
         let path = self.ours().join("lock");
         let file = match File::open(&path) {
@@ -384,7 +385,7 @@ pub(super) fn file_error(action: &'static str, path: &Path, source: std::io::Err
     }
 }
 
-/// The path for messages of a path by our file descriptor; other paths are unchanged.
+/// Converts a path by Holdfast's file descriptor to a path for messages; other paths are unchanged.
 fn shown(path: &Path) -> PathBuf {
     let descriptors = open_here();
     let Ok(inside) = path.strip_prefix(&descriptors) else {
@@ -396,7 +397,7 @@ fn shown(path: &Path) -> PathBuf {
     folder.map_or_else(|| path.to_owned(), |folder| folder.components().chain(parts).collect())
 }
 
-/// Replaces paths by our file descriptor in the message of a program.
+/// Replaces paths by Holdfast's file descriptor in the message of a program.
 pub(super) fn shown_words(words: &str) -> String {
     let descriptors = format!("{}/", open_here().display());
     let mut shown_words = String::new();
@@ -415,12 +416,12 @@ pub(super) fn shown_words(words: &str) -> String {
     shown_words + rest
 }
 
-/// The folder of the file descriptors of this process.
+/// The folder with the file descriptors of this process.
 fn open_here() -> PathBuf {
     format!("/proc/{}/fd", std::process::id()).into()
 }
 
-/// Creates a folder with access for its owner only, and its parents.
+/// Creates a folder and its parents, with access for the owner only.
 pub(super) fn make_folder(folder: &Path) -> ProviderResult<()> {
     let mut builder = std::fs::DirBuilder::new();
     let made = builder.recursive(true).mode(0o700).create(folder);
@@ -433,7 +434,7 @@ pub(super) fn sync_folder(folder: &Path) -> ProviderResult<()> {
     synced.map_err(|source| file_error("sync", folder, source))
 }
 
-/// The names in a folder that do not begin with a dot, in order; none if it does not exist.
+/// The names in a folder that do not begin with a dot, in order; empty if the folder does not exist.
 fn names_in(folder: &Path) -> ProviderResult<Vec<String>> {
     let mut names = all_names_in(folder)?;
     names.retain(|name| !name.starts_with('.'));

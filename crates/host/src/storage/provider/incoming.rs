@@ -1,8 +1,8 @@
 //! Gated streams from another host into programs that execute them: `btrfs receive`, `zfs receive`.
 //!
-//! Such a program runs as root and executes the commands of the stream. So every stream passes a [`StreamGate`] first,
-//! which reads it command by command and passes on only harmless commands that fit the announcement. A receiving
-//! program is accessible only by [`Incoming`], which returns its input together with the gate.
+//! Such a program runs as root and executes the commands of the stream. So every stream first passes a
+//! [`StreamGate`], which reads it command by command and passes on only harmless commands that fit the announcement.
+//! A receiving program is accessible only through [`Incoming`], which returns its input together with the gate.
 
 use std::io;
 use std::io::Read;
@@ -16,7 +16,7 @@ use crate::system::process::{Piped, PipedEnd};
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("the stream is refused: {reason}")]
 pub struct StreamRefusal {
-    /// The content that is not accepted, and why.
+    /// What was refused, and why.
     pub reason: String,
 }
 
@@ -25,7 +25,7 @@ impl StreamRefusal {
         Self { reason: reason.into() }
     }
 
-    /// The refusal that an error of a gated stream carries, if it is one.
+    /// The refusal in an error of a gated stream, if there is one.
     pub fn of(error: &io::Error) -> Option<&Self> {
         error.get_ref()?.downcast_ref()
     }
@@ -37,12 +37,12 @@ impl From<StreamRefusal> for io::Error {
     }
 }
 
-/// What follows a piece of a stream.
+/// Whether a stream continues after a piece of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Flow {
-    /// Perhaps more.
+    /// There may be more data.
     More,
-    /// Nothing: the stream has ended, or was truncated.
+    /// No more data: the stream has ended, or was truncated.
     End,
 }
 
@@ -51,8 +51,8 @@ pub(super) trait StreamGate: Send {
     /// Reads the next piece of `from`, of bounded size, and appends the accepted part to `passed`.
     ///
     /// # Errors
-    /// A [`StreamRefusal`], or `from` cannot be read. A truncated stream is no error here: no end is passed on, and the
-    /// receiving program reports it.
+    /// A [`StreamRefusal`], or `from` cannot be read. A truncated stream is not an error here: no end is passed on,
+    /// and the receiving program reports the missing end.
     fn pass(&mut self, from: &mut dyn Read, passed: &mut Vec<u8>) -> io::Result<Flow>;
 }
 
@@ -99,7 +99,7 @@ impl StreamCheck {
         Self(Some(gate))
     }
 
-    /// The accepted part of `from`. It is read in small pieces, so `from` should be buffered.
+    /// The accepted part of `from`. The stream is read in small pieces, so `from` should be buffered.
     pub fn guard(self, from: Box<dyn Read + Send>) -> Box<dyn Read + Send> {
         match self.0 {
             None => from,
@@ -157,7 +157,7 @@ impl Incoming {
         &mut self.piped
     }
 
-    /// The input of the program, with the check of everything that is written to it; once.
+    /// The input of the program, with the check of everything that is written to it. Available once.
     pub fn take_input(&mut self) -> Option<(ChildStdin, StreamCheck)> {
         Some((self.piped.take_input()?, StreamCheck(self.gate.take())))
     }
@@ -166,7 +166,7 @@ impl Incoming {
     /// must have succeeded.
     ///
     /// # Errors
-    /// They do not fit the announcement. No host snapshot was added.
+    /// The snapshots do not fit the announcement. No host snapshot was added.
     pub fn finish(mut self) -> ProviderResult<Vec<String>> {
         if let Some(finish) = self.finish.take() {
             finish()?;

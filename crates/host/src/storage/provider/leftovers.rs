@@ -1,8 +1,9 @@
 //! Leftovers of killed processes in a dataset whose host snapshots are in its `.holdfast` folder.
 //!
-//! Locks (flock) show which processes are active, since a lock ends with its process. A process that creates a folder
-//! of clones locks it, one that creates a btrfs snapshot locks `making`, one that receives locks `receiving`, and one
-//! that writes notes, holds or removes locks `lock`. Everything without a lock is a leftover.
+//! Locks (flock) show which processes are active, since the kernel releases a lock when its process ends. A process
+//! that creates a folder of clones locks it. A process that creates a btrfs snapshot locks `making`, one that
+//! receives locks `receiving`, and one that writes notes, holds or removes locks `lock`. Everything without a lock is
+//! a leftover.
 
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
@@ -17,13 +18,13 @@ use super::{Dataset, ProviderError, ProviderResult};
 pub struct ProviderLeftover {
     /// The dataset.
     pub dataset: Dataset,
-    /// What it is.
+    /// The kind of the leftover.
     pub kind: ProviderLeftoverKind,
-    /// The name of its host snapshot.
+    /// The name of the host snapshot.
     pub name: String,
-    /// Its path.
+    /// The path.
     pub place: std::path::PathBuf,
-    /// Its last modification, in seconds since 1970-01-01 UTC.
+    /// The last modification, in seconds since 1970-01-01 UTC.
     pub since_s: Option<i64>,
 }
 
@@ -43,7 +44,7 @@ pub enum ProviderLeftoverKind {
 }
 
 impl ProviderLeftoverKind {
-    /// Its description.
+    /// A description of the kind, for messages.
     pub const fn description(self) -> &'static str {
         match self {
             Self::HalfSnapshot => "an incomplete host snapshot of a process that was killed",
@@ -64,7 +65,7 @@ pub(super) fn leftovers(dataset: &Dataset) -> ProviderResult<Vec<ProviderLeftove
     }
 }
 
-/// The same while the lock is held.
+/// Finds the leftovers while the lock is held.
 fn find(snapshot_folder: &SnapshotFolder, dataset: &Dataset) -> ProviderResult<Vec<ProviderLeftover>> {
     let mut found = Vec::new();
     let mut add = |kind, name: &str, (place, shown): (&Path, std::path::PathBuf)| {
@@ -81,7 +82,7 @@ fn find(snapshot_folder: &SnapshotFolder, dataset: &Dataset) -> ProviderResult<V
             continue;
         };
         let place = snapshot_folder.hidden_place(name);
-        // A btrfs snapshot cannot be locked before it exists: its maker holds `making`.
+        // A btrfs snapshot cannot be locked before it exists, so its creator locks `making`.
         if !is_locked(&place) && !snapshot_folder.is_making() {
             add(
                 ProviderLeftoverKind::HalfSnapshot,
@@ -92,7 +93,7 @@ fn find(snapshot_folder: &SnapshotFolder, dataset: &Dataset) -> ProviderResult<V
     }
     let exists = |name: &str| {
         let is_one = |place: &Path| place.symlink_metadata().is_ok();
-        // Its note is written before it has its name.
+        // The note is written before the snapshot gets its name.
         is_one(&snapshot_folder.place(name))
             || is_one(&snapshot_folder.hidden_place(name)) && is_locked(&snapshot_folder.hidden_place(name))
     };

@@ -16,7 +16,7 @@ use crate::storage::file_system;
 const VOLUMES: &str = "/dev/zvol";
 /// The mount point of sysfs.
 const SYSTEM: &str = "/sys";
-/// Limit on the depth of folders below that: ZFS permits no deeper nesting of datasets.
+/// Limit on the depth of folders below `/dev/zvol`: ZFS permits no deeper nesting of datasets.
 const DEPTH_MAX: u32 = 50;
 
 /// A file in a dataset, or a volume.
@@ -31,14 +31,14 @@ pub struct DatasetPath {
 /// The dataset of a file or a device, if it has one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Located {
-    /// In a dataset.
+    /// The file or device is in a dataset.
     In(DatasetPath),
-    /// In no dataset, for this reason.
+    /// The file or device is in no dataset, for this reason.
     Nowhere(String),
 }
 
-/// Finds the dataset of a file, folder or device. Symbolic links and bind mounts are resolved. A trial determines
-/// whether files can be cloned; if it needs named files, their names contain `label`.
+/// Finds the dataset of a file, folder or device. Symbolic links and bind mounts are resolved. Whether files can be
+/// cloned is determined by trying it. If the trial needs named files, their names contain `label`.
 pub fn locate(path: &Path, label: &str) -> ProviderResult<Located> {
     let failed = |source| ProviderError::File {
         action: "inspect",
@@ -87,8 +87,8 @@ pub fn locate(path: &Path, label: &str) -> ProviderResult<Located> {
     })
 }
 
-/// The subvolume of a file, if its root is accessible and is not the root of the whole system: a snapshot of that would
-/// keep everything because of one disk.
+/// The subvolume of a file, if its root is accessible and is not the root of the whole system. A snapshot of the
+/// system's root would keep all of its data because of one disk.
 fn subvolume_of(whole: &Path, mount_point: &Path) -> Option<(String, PathBuf)> {
     let inside = |folder: &&Path| folder.starts_with(mount_point);
     let root = whole

@@ -1,10 +1,12 @@
 //! LVM: volumes in thin pools, by its own programs.
 //!
 //! A host snapshot is a read-only thin snapshot, which is activated only while it is read. Its tags, which are set at
-//! its creation, say what it is, and contain our record. LVM has no type for snapshots: a read-only thin volume with an
-//! origin counts as one, whichever program made it; so does a writable one of another program, while it is inactive.
+//! its creation, identify it and contain Holdfast's record. LVM has no type for snapshots: a read-only thin volume
+//! with an origin counts as a snapshot, whichever program created it. So does a writable volume of another program
+//! while it is inactive.
 //!
-//! A snapshot does not need its origin: it stays when the origin is removed, and is found by the origin's name.
+//! A snapshot does not depend on its origin: it is kept when the origin is removed, and is found by the origin's
+//! name.
 //!
 //! Source: lvmthin(7), lvcreate(8), lvmreport(7); lvm2 2.03.16.
 
@@ -41,7 +43,7 @@ use volumes::{Snapshot, Volumes, dataset, found, names_of, unknown};
 const LVCREATE: &str = "lvcreate";
 const LVCHANGE: &str = "lvchange";
 const LVREMOVE: &str = "lvremove";
-/// Attempts of actions that udev, or a process that scans new devices, may block for a moment.
+/// Number of attempts for actions that udev, or a process that scans new devices, may block for a moment.
 const ATTEMPT_COUNT: u32 = 40;
 const ATTEMPT_INTERVAL: Duration = Duration::from_millis(50);
 
@@ -51,12 +53,14 @@ pub struct Lvm {
     /// The folder of the locks for viewing a snapshot, and for reading the metadata of a pool.
     locks: PathBuf,
     clock: Arc<dyn Clock>,
-    /// The UUIDs of prepared volumes, by their full names: they are not queried while machines are paused.
+    /// The UUIDs of prepared volumes, by their full names, so that they need not be queried while machines are
+    /// paused.
     prepared: Mutex<BTreeMap<String, String>>,
 }
 
 impl Lvm {
-    /// LVM by way of `tools`. Locks are in the folder `locks`, which must be the same for all processes of this host.
+    /// Uses LVM through `tools`. Locks are in the folder `locks`, which must be the same for all processes of this
+    /// host.
     pub fn new(tools: Arc<dyn Tools>, locks: PathBuf, clock: Arc<dyn Clock>) -> Self {
         Self {
             tools,
@@ -66,7 +70,7 @@ impl Lvm {
         }
     }
 
-    /// Runs a command; a refusal becomes an error with the action and its object.
+    /// Runs a command. A refusal becomes an error with the action and its object.
     fn ask(&self, action: &'static str, what: &str, program: &str, arguments: &[&str]) -> ProviderResult<String> {
         let answer = self.tools.ask(program, arguments)?;
         if answer.is_success {
@@ -91,7 +95,7 @@ impl Lvm {
         names::is_name(name) && self.volumes(Some(name)).is_ok()
     }
 
-    /// Removes a volume if it is still the inspected one, and has no holds.
+    /// Removes a volume if it is still the inspected volume and has no holds.
     fn remove(&self, volume: &Volume, shown: &str) -> ProviderResult<()> {
         // LVM evaluates the selection while it has locked the group.
         let selection = format!("lv_uuid=\"{}\" && lv_tags!={{\"{HELD}\"}}", volume.uuid);
@@ -104,7 +108,7 @@ impl Lvm {
         )?;
         let left = self.volumes(Some(&volume.group));
         match left {
-            // It was the last of its group, or another volume has its name now.
+            // The volume was the last of its group, or another volume has its name now.
             Ok(left) if left.0.iter().all(|one| one.uuid != volume.uuid) => Ok(()),
             Ok(_) => Err(ProviderError::Held {
                 what: shown.to_owned(),
@@ -131,10 +135,10 @@ impl Lvm {
         self.remove(volume, name)
     }
 
-    /// Removes what a failed creation may have left, and resumes a suspended volume.
+    /// Removes the leftovers of a failed creation, and resumes a suspended volume.
     fn clean_up_after(&self, one: &HostSnapshotScope, label: &HostSnapshotLabel<'_>, error: &ProviderError) {
         if matches!(error, ProviderError::Tool(ToolError::TimedOut { .. })) {
-            // A killed program may have left the volume suspended: this resumes it.
+            // A killed program may have left the volume suspended. This call resumes it.
             drop(self.tools.ask(LVCHANGE, &["-qq", "--refresh", &one.dataset.name]));
         }
         let snapshot = HostSnapshotName {
@@ -204,7 +208,7 @@ impl Provider for Lvm {
         for volume in volumes.0.iter().filter(|one| one.kind == VolumeKind::Thin) {
             states.push(match volumes.as_snapshot(volume) {
                 None => volumes.state(volume),
-                // Its origin may be gone.
+                // The origin may have been removed.
                 Some(snapshot) if volumes.named(&volume.group, snapshot.of).is_none() => {
                     unknown(&volume.group, snapshot.of)
                 }

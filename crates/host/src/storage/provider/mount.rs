@@ -1,4 +1,4 @@
-//! Permanent mounts of host snapshots on a folder of the user's choice.
+//! Permanent mounts of host snapshots on a folder that the user chooses.
 //!
 //! The method depends on the file system: a read-only bind mount of the snapshot's folder, `mount -t zfs` of a
 //! snapshot, or a read-only clone if ZFS has no kernel module (zfs-fuse).
@@ -11,11 +11,12 @@ use super::{HostSnapshotName, Mounts, Provider, ProviderError, ProviderKind, Pro
 use crate::system::process::Tools;
 
 const MOUNT: &str = "mount";
-/// The content may have come from another host: its programs and devices are disabled.
+/// Mount options. The content may have come from another host, so its programs and devices are disabled.
 const OPTIONS: &str = "ro,nosuid,nodev,noexec";
 const UNMOUNT: &str = "umount";
 
-/// Mounts a host snapshot on a folder: read-only, with programs and devices disabled. It stays until [`unmount`].
+/// Mounts a host snapshot on a folder: read-only, with programs and devices disabled. The mount is kept until
+/// [`unmount`].
 pub fn mount(
     tools: &dyn Tools,
     provider: &dyn Provider,
@@ -37,7 +38,7 @@ pub fn mount(
         let has_module = Path::new("/sys/module/zfs").exists();
         if !has_module {
             zfs.mount_clone(&full, folder)?;
-            // zfs-fuse permits writes in spite of the property.
+            // zfs-fuse permits writes although the property is set.
             return ask(
                 tools,
                 "mount",
@@ -61,7 +62,7 @@ pub fn mount(
             "it is the snapshot of a volume; holdfast host clone makes a device of it",
         ));
     }
-    // For these providers the view is just the folder of the snapshot.
+    // For these providers, the view is the folder of the snapshot itself.
     let view = provider.view(snapshot, "mount")?;
     let from = view.path().display().to_string();
     ask(tools, "mount", &shown, MOUNT, &["--bind", "-o", OPTIONS, &from, &point])

@@ -10,7 +10,7 @@ use super::{ProviderError, ProviderResult};
 
 const MOUNTS: &str = "/proc/self/mountinfo";
 
-/// The mounts of this process's namespace, in order: a later one hides an earlier one at the same place.
+/// The mounts in the namespace of this process, in order: a later mount hides an earlier one at the same mount point.
 #[derive(Debug, Default)]
 pub struct Mounts {
     mounts: Vec<Mount>,
@@ -47,7 +47,7 @@ impl Mounts {
         Ok(Self::parse(&text))
     }
 
-    /// Invalid lines are skipped; the kernel writes none.
+    /// Skips invalid lines. The kernel writes none.
     fn parse(text: &[u8]) -> Self {
         let mounts = text.split(|byte| *byte == b'\n').filter_map(parse_line);
         Self {
@@ -65,7 +65,7 @@ impl Mounts {
     pub(super) fn of_zfs(&self, dataset: &str) -> Option<&Path> {
         let is_wanted = |mount: &&Mount| mount.is_zfs() && mount.source == dataset && mount.root == Path::new("/");
         let mount = self.mounts.iter().find(is_wanted)?;
-        // Another mount may hide it.
+        // Another mount may hide the mount.
         (self.of_path(&mount.point) == Some(mount)).then_some(&mount.point)
     }
 

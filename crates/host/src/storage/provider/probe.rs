@@ -1,7 +1,7 @@
 //! Determines whether files can be cloned by trying it: no query reports this reliably.
 //!
-//! The trial uses files without names, so that it is invisible, and a killed process leaves nothing. A file system
-//! without such files gets small named ones.
+//! The trial uses files without names, so that it is invisible, and a killed process leaves no files. On a file
+//! system without such files, small named files are used.
 
 use std::fs::File;
 use std::io::{ErrorKind, Write as _};
@@ -32,15 +32,15 @@ fn named(folder: &Path, label: &str, ending: &str) -> PathBuf {
     folder.join(format!("{PREFIX}{label}{ending}"))
 }
 
-/// Why files in a folder cannot be cloned; none if they can. If the trial needs named files, their names contain
-/// `label`; if there is no space for them, the type of the file system decides.
+/// Why files in a folder cannot be cloned; none if they can be cloned. If the trial needs named files, their names
+/// contain `label`. If there is no space for them, the type of the file system decides.
 pub fn why_not(folder: &Path, label: &str) -> Option<String> {
     let reason = match try_in(folder, label) {
         Ok(()) => return None,
         Err(error) if error.raw_os_error() == Some(Errno::OPNOTSUPP.raw_os_error()) => {
             "its file system cannot clone files (XFS and btrfs can)".to_owned()
         }
-        // Existing snapshots must be found on a full file system, too; creating one reports the lack of space.
+        // Existing snapshots must be found on a full file system, too. Creating a snapshot reports the lack of space.
         Err(error) if error.kind() == ErrorKind::StorageFull && is_on(folder, &[XFS, BTRFS]) => return None,
         Err(error) => error.to_string(),
     };
@@ -94,7 +94,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("file");
         std::io::Write::write_all(&mut std::fs::File::create(&file).unwrap(), b"x").unwrap();
-        // The result depends on the file system: both methods agree.
+        // The result depends on the file system. Both methods must return the same result.
         let is_possible = why_not(folder.path(), "a").is_none();
         assert_eq!(can_clone_to(&file, folder.path(), "a"), is_possible);
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);

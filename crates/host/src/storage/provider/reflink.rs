@@ -1,8 +1,8 @@
-//! Clones of files, which share their blocks until one of them is written: XFS with `reflink=1`, btrfs, and other file
-//! systems with clones.
+//! Clones of files, which share their blocks until one of the files is written: XFS with `reflink=1`, btrfs, and
+//! other file systems with clones.
 //!
-//! Each clone is of one instant of its file; several files are of one instant only if they are not written in the
-//! meantime.
+//! Each clone is of one point in time of its file. Several clones are of one point in time only if their files are
+//! not written in the meantime.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -31,7 +31,7 @@ pub struct Reflink {
     making: Mutex<BTreeMap<PathBuf, File>>,
 }
 
-/// Clones a file below a folder. The owner of the folder may put links anywhere, so none is followed.
+/// Clones a file below a folder. The owner of the folder may create links anywhere, so no link is followed.
 fn clone_below(folder: &File, file: &Path, to: &Path) -> std::io::Result<()> {
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
@@ -41,7 +41,7 @@ fn clone_below(folder: &File, file: &Path, to: &Path) -> std::io::Result<()> {
     }
     let clone = File::options().write(true).create_new(true).mode(0o600).open(to)?;
     ioctl_ficlone(&clone, &from)?;
-    // It gets the owner and mode of the original; our folder limits the access to it.
+    // The clone gets the owner and mode of the original. Holdfast's folder limits the access to it.
     let metadata = from.metadata()?;
     fchown(&clone, Some(metadata.uid()), Some(metadata.gid()))?;
     clone.set_permissions(std::fs::Permissions::from_mode(metadata.mode() & 0o777))
@@ -54,7 +54,7 @@ fn dataset(name: &str) -> Dataset {
     }
 }
 
-/// The regular files below a folder, on its own file system, by relative path.
+/// The regular files below a folder, on the same file system, by relative path.
 fn files_below(folder: &Path) -> ProviderResult<Vec<PathBuf>> {
     let device = folder
         .metadata()
@@ -111,11 +111,11 @@ impl Reflink {
         self.making.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Creates an exclusive folder for clones, and removes the leftover of a killed process.
+    /// Creates a locked folder for clones, and removes the leftover of a killed process.
     fn begin(&self, snapshot_folder: &SnapshotFolder, name: &str, shown: &str) -> ProviderResult<()> {
-        // The lock keeps other processes from taking the folder for a leftover before it is locked.
+        // The lock prevents other processes from treating the folder as a leftover before it is locked.
         let _lock = snapshot_folder.lock()?;
-        // Another process may have taken this name since it was checked.
+        // Another process may have used this name since it was checked.
         snapshot_folder.check_free(name, shown)?;
         let place = snapshot_folder.hidden_place(name);
         let failed = |action| {
@@ -138,7 +138,7 @@ impl Reflink {
         Ok(())
     }
 
-    /// Removes a folder that was begun or filled, and has no name yet.
+    /// Removes a folder that was created or filled, and has no final name yet. Returns whether there was one.
     fn revert_pending(&self, snapshot_folder: &SnapshotFolder, name: &str) -> bool {
         let lock = self.making().remove(&snapshot_folder.shown_place(name));
         if lock.is_some() {
@@ -250,7 +250,7 @@ impl Provider for Reflink {
     fn create(&self, group: &[HostSnapshotScope], label: &HostSnapshotLabel<'_>) -> ProviderResult<()> {
         let done = group.iter().try_for_each(|one| {
             let folder = Path::new(&one.dataset.name);
-            // Its paths use its open file descriptor.
+            // The paths use the open file descriptor of the folder.
             let snapshot_folder = SnapshotFolder::of(folder)?;
             Self::clone_files(folder, &snapshot_folder.hidden_place(label.name), &Self::files_of(one)?)
         });
@@ -282,7 +282,7 @@ impl Provider for Reflink {
                 std::fs::rename(&hidden, &place).map_err(|source| file_error("rename", &hidden, source))?;
                 sync_folder(&place.with_file_name(""))?;
             } else {
-                // An already committed one gets another record.
+                // A snapshot that was already committed gets another record.
                 snapshot_folder.check_exists(&HostSnapshotName {
                     dataset: one.dataset.clone(),
                     name: label.name.to_owned(),
@@ -337,7 +337,7 @@ impl Provider for Reflink {
         let snapshot_folder = SnapshotFolder::of(Path::new(&snapshot.name.dataset.name))?;
         snapshot_folder.remove(&snapshot.name, || {
             hide(&snapshot_folder, name)?;
-            // It is hidden now: the inspected folder is the one that is removed.
+            // The snapshot is hidden now, so the inspected folder is the folder that is removed.
             let hidden_path = snapshot_folder.hidden_place(name);
             let metadata = hidden_path
                 .metadata()

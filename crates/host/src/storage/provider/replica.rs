@@ -1,7 +1,7 @@
 //! Replication of host snapshots: the operations of each side.
 //!
-//! A side never removes a snapshot, and changes the content of a dataset only by receiving. It discards only partially
-//! received snapshots.
+//! A side never removes a snapshot, and changes the content of a dataset only by receiving. It discards only
+//! partially received snapshots.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,7 +9,7 @@ use super::incoming::Incoming;
 use super::{ProviderError, ProviderKind, ProviderResult};
 use crate::system::process::Piped;
 
-/// Prefix of the tags of our holds, and of the names of our bookmarks.
+/// Prefix of the tags of Holdfast's holds, and of the names of its bookmarks.
 pub const REPLICA_TAG: &str = "holdfast-replicate-";
 
 /// The features of a side.
@@ -29,17 +29,17 @@ pub struct ReplicaAbilities {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ReplicaSnapshot {
-    /// Its name in the dataset.
+    /// The name in the dataset.
     pub name: String,
-    /// The identity that it shares with its copies; empty if unknown.
+    /// The identity that a snapshot shares with its copies; empty if unknown.
     pub identity: String,
-    /// Its creation time, in seconds since 1970-01-01 UTC.
+    /// The creation time, in seconds since 1970-01-01 UTC.
     pub time_s: i64,
     /// Whether it is a bookmark.
     pub is_bookmark: bool,
-    /// Number of its holds.
+    /// Number of holds.
     pub hold_count: u64,
-    /// Our record of it.
+    /// Holdfast's record of the snapshot.
     pub record: Option<String>,
 }
 
@@ -47,13 +47,13 @@ pub struct ReplicaSnapshot {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ReplicaDataset {
-    /// Its name.
+    /// The name.
     pub name: String,
-    /// Its snapshots and bookmarks, the oldest first.
+    /// The snapshots and bookmarks, the oldest first.
     pub snapshots: Vec<ReplicaSnapshot>,
-    /// The state of a partial receive.
+    /// The state of a partial receive, if there is one.
     pub partial: Option<PartialReceive>,
-    /// Whether its file system encrypts it.
+    /// Whether the file system encrypts the dataset.
     pub is_encrypted: bool,
 }
 
@@ -73,7 +73,7 @@ pub enum PartialReceive {
 pub struct SendRequest {
     /// The dataset.
     pub dataset: String,
-    /// A snapshot or bookmark that the other side has. None to send everything.
+    /// A snapshot or bookmark that the other side has; none to send everything.
     pub base: Option<ReplicaBase>,
     /// The snapshot to send.
     pub to: String,
@@ -82,9 +82,9 @@ pub struct SendRequest {
     pub has_intermediates: bool,
     /// The form of the blocks.
     pub form: StreamForm,
-    /// Resumes a partial receive; then all other fields but the dataset are ignored.
+    /// Resumes a partial receive. If set, all other fields but the dataset are ignored.
     pub token: Option<String>,
-    /// Whether it is compressed by zstd.
+    /// When the stream is compressed by zstd.
     #[serde(rename = "packing")]
     pub compression: StreamCompression,
 }
@@ -105,7 +105,7 @@ pub enum StreamCompression {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ReplicaBase {
-    /// Its name.
+    /// The name.
     pub name: String,
     /// Whether it is a bookmark at the sender.
     pub is_bookmark: bool,
@@ -114,7 +114,7 @@ pub struct ReplicaBase {
 /// The form of the blocks in a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum StreamForm {
-    /// As a program would read them.
+    /// Uncompressed and decrypted, as a program reads them.
     Plain,
     /// Compressed and large blocks as they are stored.
     AsStored,
@@ -128,9 +128,9 @@ pub enum StreamForm {
 pub struct ReceiveRequest {
     /// The dataset.
     pub dataset: String,
-    /// The announced snapshots, the oldest first. A resumed stream brings one of them; empty if unknown.
+    /// The announced snapshots, the oldest first; empty if unknown. A resumed stream contains one of them.
     pub snapshots: Vec<ReplicaSnapshot>,
-    /// Whether it is compressed by zstd.
+    /// Whether the stream is compressed by zstd.
     #[serde(rename = "is_packed")]
     pub is_compressed: bool,
 }
@@ -153,53 +153,53 @@ pub struct KeepRequest {
 /// How the common snapshot is kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum KeepMethod {
-    /// Holds it, in addition to existing holds.
+    /// Adds a hold, and keeps existing holds.
     #[serde(rename = "HoldToo")]
     AddHold,
-    /// Holds it, and releases all others.
+    /// Adds a hold, and releases all others.
     #[serde(rename = "Hold")]
     ReplaceHolds,
     /// Creates a bookmark of it, and releases all holds.
     Bookmark,
 }
 
-/// The trust in the sending host.
+/// How far the sending host is trusted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SenderTrust {
-    /// It is this host, or one that may run any command here.
+    /// The sender is this host, or a host that may run any command on this host.
     Full,
-    /// It may add the announced snapshots, and nothing else.
+    /// The sender may add the announced snapshots, and nothing else.
     AddOnly,
 }
 
 /// One side of a replication.
 pub trait ReplicaSide: Send + Sync {
-    /// The provider of its datasets.
+    /// The provider of the datasets.
     fn kind(&self) -> ProviderKind;
 
-    /// The host; none for this one.
+    /// The host; none for this host.
     fn host(&self) -> Option<&str>;
 
-    /// Its features.
+    /// The features of this side.
     fn abilities(&self) -> ProviderResult<ReplicaAbilities>;
 
-    /// A dataset, with its descendants on request; empty if it does not exist.
+    /// A dataset, with its descendants on request; empty if the dataset does not exist.
     fn datasets(&self, name: &str, is_tree: bool) -> ProviderResult<Vec<ReplicaDataset>>;
 
     /// The size of a stream in bytes; none if unknown.
     ///
     /// # Errors
-    /// It cannot be sent.
+    /// The stream cannot be sent.
     fn estimate(&self, sending: &SendRequest) -> ProviderResult<Option<u64>>;
 
-    /// Starts to send: the stream is on the standard output.
+    /// Starts to send. The stream is on the standard output of the program.
     fn send(&self, sending: &SendRequest) -> ProviderResult<Piped>;
 
-    /// Starts to receive a stream, through the gate of the result. Missing parents of the dataset are created; nothing
-    /// is mounted.
+    /// Starts to receive a stream, through the gate in the result. Missing parents of the dataset are created.
+    /// Nothing is mounted.
     fn receive(&self, receiving: &ReceiveRequest, trust: SenderTrust) -> ProviderResult<Incoming>;
 
-    /// Checks that the snapshots exist with their identities, and writes the records of those that have none.
+    /// Checks that the snapshots exist with their identities, and writes the records of snapshots that have none.
     fn settle(&self, receiving: &ReceiveRequest) -> ProviderResult<()>;
 
     /// Discards a partial receive.
@@ -208,17 +208,17 @@ pub trait ReplicaSide: Send + Sync {
     /// Keeps the common snapshot by a hold or bookmark.
     fn keep(&self, keeping: &KeepRequest) -> ProviderResult<()>;
 
-    /// The error for a message of a program.
+    /// Converts a message of a program to an error.
     fn refusal(&self, action: &'static str, what: &str, stderr: &str) -> ProviderError;
 
-    /// Whether it can compress streams in this case before it sends them.
+    /// Whether this side can compress streams in this case before it sends them.
     fn can_compress(&self, compression: StreamCompression) -> bool;
 
-    /// Whether it can decompress streams before it receives them.
+    /// Whether this side can decompress streams before it receives them.
     fn can_decompress(&self) -> bool;
 }
 
-/// Refuses tags that are not those of our holds.
+/// Refuses tags that do not belong to Holdfast's holds.
 pub(super) fn check_tag(tag: &str) -> ProviderResult<()> {
     if tag.starts_with(REPLICA_TAG) {
         return super::folder::check_name(tag);

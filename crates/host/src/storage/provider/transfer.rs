@@ -4,7 +4,7 @@ use std::path::Path;
 
 use crate::system::processes::Process;
 
-/// Whether a `zfs send` or `zfs receive` of this host works on a dataset.
+/// Whether a `zfs send` or `zfs receive` on this host uses a dataset.
 pub fn is_in_transfer(dataset: &str) -> bool {
     Process::all()
         .filter_map(|process| process.command_line())

@@ -1,8 +1,8 @@
 //! ZFS, by its own program: OpenZFS, and its predecessors.
 //!
-//! `zfs get -Hp` prints exact numbers in every version; `zfs list` does not before 0.8. A ZFS that does not know `zfs
-//! version`, which is ZFS before 0.8 and zfs-fuse, creates host snapshots of one dataset at a time, or of one with all
-//! its descendants.
+//! `zfs get -Hp` prints exact numbers in every version; `zfs list` does not before 0.8. A version that does not
+//! support `zfs version` (ZFS before 0.8, and zfs-fuse) creates host snapshots of only one dataset at a time, or of
+//! one dataset with all its descendants.
 //!
 //! Source: zfs(8), zfsprops(7); OpenZFS 2.1, zfs-fuse 0.7.0.
 
@@ -37,17 +37,18 @@ pub use volume::volume_device;
 
 const ZFS: &str = "zfs";
 const ZPOOL: &str = "zpool";
-/// The property of a snapshot with our record.
+/// The property of a snapshot that contains Holdfast's record.
 const RECORD: &str = "holdfast:record";
 /// Limit on the bytes of a user property: 8 KiB since ZFS 0.6, and 1 KiB before.
 const RECORD_BYTES_MAX: usize = 1000;
 /// Limit on the bytes of a name with its dataset.
 const NAME_BYTES_MAX: usize = 255;
 
-// No property that a user can set to any value: a line feed in it would look like another line of the answer.
+// Contains no property that a user can set to any value: a line feed in such a value would look like another line of
+// the answer.
 const DATASET_PROPERTIES: &str = "type,used,referenced,usedbysnapshots,compressratio,available,origin";
 const SNAPSHOT_PROPERTIES: &str = "type,creation,used,referenced,userrefs";
-/// With the properties that only newer versions have: the order of creation, and the identity.
+/// Includes properties that only newer versions have: the order of creation, and the identity.
 const NEWER_PROPERTIES: &str = "type,creation,used,referenced,userrefs,createtxg,guid";
 
 /// ZFS on this host.
@@ -63,7 +64,7 @@ pub struct Zfs {
 }
 
 impl Zfs {
-    /// ZFS by way of `tools`; views are mounted below `views`.
+    /// Uses ZFS through `tools`. Views are mounted below `views`.
     pub fn new(tools: Arc<dyn Tools>, views: PathBuf, clock: Arc<dyn Clock>) -> Self {
         Self {
             tools,
@@ -74,7 +75,7 @@ impl Zfs {
         }
     }
 
-    /// Sets the maker that is recorded in clones: one line without tabs.
+    /// Sets the creator that is recorded in clones: one line without tabs.
     #[must_use]
     pub fn made_by(self, maker: String) -> Self {
         Self {
@@ -83,7 +84,7 @@ impl Zfs {
         }
     }
 
-    /// Whether it is 0.8 or later.
+    /// Whether ZFS is 0.8 or later.
     fn is_newer(&self) -> ProviderResult<bool> {
         if let Some(known) = self.is_newer.get() {
             return Ok(*known);
@@ -92,7 +93,7 @@ impl Zfs {
         Ok(*self.is_newer.get_or_init(|| is_newer))
     }
 
-    /// Runs a command; a refusal becomes an error with the action and its object.
+    /// Runs a command. A refusal becomes an error with the action and its object.
     fn ask(&self, action: &'static str, what: &str, arguments: &[&str]) -> ProviderResult<String> {
         let answer = self.tools.ask(ZFS, arguments)?;
         if answer.is_success {
@@ -101,8 +102,8 @@ impl Zfs {
         Err(refusal(action, what, &answer.stderr))
     }
 
-    /// Our records, by the full names of snapshots. They may contain any text, also by other users, and are requested
-    /// separately: they cannot change the meaning of other properties.
+    /// Holdfast's records, by the full names of snapshots. Records may contain any text, also of other users. They
+    /// are requested separately, so that they cannot change the meaning of other properties.
     fn records(&self, filter: &[&str], what: &str) -> ProviderResult<BTreeMap<String, String>> {
         let mut arguments = vec!["get", "-Hp", "-o", "name,value,source"];
         arguments.extend(filter);
@@ -159,14 +160,15 @@ fn is_snapshot_name(name: &str) -> bool {
     !name.is_empty() && name.bytes().all(is_allowed)
 }
 
-/// The full name of a snapshot. It can never be the name of a dataset, which would be destroyed with all its content.
+/// The full name of a snapshot. It contains `@`, so it can never be the name of a dataset, whose whole content would
+/// be destroyed.
 fn full_name(dataset: &str, name: &str) -> ProviderResult<String> {
     check_name(name)?;
     any_full_name(dataset, name)
 }
 
-/// The same for a snapshot that another program may have made, with a name that we do not use: it is sent, received and
-/// held, never destroyed.
+/// The full name of a snapshot that another program may have created, with a name that Holdfast does not use. Such a
+/// snapshot is sent, received and held, but never destroyed.
 fn any_full_name(dataset: &str, name: &str) -> ProviderResult<String> {
     if !is_snapshot_name(name) {
         return Err(ProviderError::Name {
@@ -213,7 +215,7 @@ impl Provider for Zfs {
         let filter: &[&str] = if self.is_newer()? {
             &["-r", "-t", "filesystem,volume"]
         } else {
-            // Snapshots are listed with them, and skipped.
+            // Snapshots are listed with the datasets, and skipped.
             &["-r"]
         };
         let mounts = Mounts::read()?;
@@ -310,7 +312,7 @@ impl Provider for Zfs {
             let full = full_name(&one.dataset.name, label.name)?;
             match self.get(&[], "type", &full) {
                 Ok(_) => Err(ProviderError::Exists { what: full }),
-                // Most cached data is written before the machines have to wait.
+                // Most cached data is written now, before the machines have to wait.
                 Err(ProviderError::NotFound { .. }) => volume::write_out(one),
                 Err(error) => Err(error),
             }
@@ -336,7 +338,7 @@ impl Provider for Zfs {
             for name in self.with_descendants(one)? {
                 let full = full_name(&name, label.name)?;
                 match self.ask("write the record of", &full, &["set", &record, &full]) {
-                    // It was created since.
+                    // The dataset was created after the query.
                     Err(ProviderError::NotFound { .. }) if name != one.dataset.name => {}
                     other => drop(other?),
                 }
@@ -369,7 +371,7 @@ impl Provider for Zfs {
         self.ask("remove", &full, &["destroy", &full]).map(drop)
     }
 
-    /// Queries one snapshot, not all of the dataset, to keep the time between the check and the removal short.
+    /// Queries only this snapshot, not all of the dataset, to keep the time between the check and the removal short.
     fn destroy_this(&self, snapshot: &HostSnapshot) -> ProviderResult<()> {
         let full = full(&snapshot.name)?;
         let found = self.get(&[], "creation,guid", &full)?;
@@ -377,7 +379,7 @@ impl Provider for Zfs {
             .get(&full)
             .ok_or_else(|| ProviderError::NotFound { what: full.clone() })?;
         let time_s = found.number("creation").and_then(|time_s| i64::try_from(time_s).ok());
-        // If the list has no GUID, only the creation time identifies it.
+        // If the list has no GUID, only the creation time identifies the snapshot.
         let has_its_guid = snapshot.identity.is_empty() || found.value("guid") == Some(&snapshot.identity);
         if time_s != Some(snapshot.time_s) || !has_its_guid {
             return Err(snapshot.replaced());
@@ -395,7 +397,7 @@ impl Provider for Zfs {
         let full = any_full_name(&snapshot.dataset.name, &snapshot.name)?;
         match self.ask("list the holds of", &full, &["holds", &full]) {
             Ok(listed) => Ok(Some(parse_hold_tags(&full, &listed))),
-            // That is how zfs-fuse fails.
+            // zfs-fuse fails with an empty message.
             Err(ProviderError::Refused { reason, .. }) if reason.is_empty() => Ok(None),
             Err(error) => Err(error),
         }
@@ -418,7 +420,7 @@ impl Provider for Zfs {
         let full = full(snapshot)?;
         let mounted = Mounts::read()?.of_zfs(&snapshot.dataset.name).map(Path::to_owned);
         let inside = mounted.map(|folder| folder.join(".zfs/snapshot").join(&snapshot.name));
-        // Without an automatic mount by the kernel the folder exists, but is empty.
+        // Without an automatic mount by the kernel, the folder exists but is empty.
         if let Some(folder) =
             inside.filter(|folder| std::fs::read_dir(folder).is_ok_and(|mut entries| entries.next().is_some()))
         {
@@ -436,7 +438,8 @@ impl Provider for Zfs {
 }
 
 mod error_messages;
-/// The tags in what `zfs holds` prints for the snapshot `full`: a heading, then a line per hold. Older versions have no `-H`.
+/// The tags in the output of `zfs holds` for the snapshot `full`: a heading, then a line for each hold. Older
+/// versions have no `-H`.
 fn parse_hold_tags(full: &str, listed: &str) -> Vec<String> {
     let held = listed.lines().filter_map(|line| line.strip_prefix(full));
     held.filter_map(|rest| rest.split_whitespace().next().map(str::to_owned))

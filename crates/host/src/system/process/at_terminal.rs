@@ -5,23 +5,23 @@ use std::io::{Read as _, Write as _};
 use super::tool::command_in_foreground;
 use crate::system::waits::Wait;
 
-/// Their name in notes of waits.
+/// The name of such programs in registered waits.
 const PROGRAM: &str = "a program that asks at the terminal";
 
 /// Limit on the bytes of an answer.
 const ANSWER_BYTES_MAX: u64 = 64 << 10;
 
-/// Runs a program in the foreground with `input`, and returns its output; none if it reports a failure, whose message
-/// the user has already seen on the terminal.
+/// Runs a program in the foreground with `input`, and returns its output; none if it fails, in which case the user
+/// has already seen its message on the terminal.
 ///
-/// It stays in our process group: the terminal stops a background process that reads. So Ctrl-C ends it, too, and it
-/// cannot hang for ever.
+/// The program is in the process group of this process: the terminal stops a background process that reads. So Ctrl-C
+/// also ends the program, and it cannot hang for ever.
 pub(crate) fn ask_at_terminal(program: &str, arguments: &[&str], input: &[u8]) -> std::io::Result<Option<String>> {
     // A signal to this process alone does not end the program, which waits for the user.
     let _wait = Wait::for_answer(PROGRAM);
     let mut child = command_in_foreground(program, arguments).spawn()?;
     if let Some(mut stdin) = child.stdin.take() {
-        // The input is small, and fits into the pipe. A program that does not read all of it reports so by its exit
+        // The input is small, and fits into the pipe. A program that does not read all of it reports this by its exit
         // code.
         drop(stdin.write_all(input));
     }

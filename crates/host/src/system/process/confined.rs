@@ -1,15 +1,15 @@
 //! Programs that run with fewer rights than this process.
 //!
-//! Capabilities belong to threads, and a process inherits those of the thread that starts it. So a thread drops the
-//! capabilities that the program does not need, starts it, and ends.
+//! Capabilities belong to threads, and a process inherits those of the thread that starts it. So a separate thread
+//! drops the capabilities that the program does not need, starts the program, and ends.
 
 use std::io;
 
 use rustix::io::Errno;
 use rustix::thread::{CapabilitySet, capability_is_in_bounding_set, remove_capability_from_bounding_set};
 
-/// Capabilities for receiving a btrfs stream: subvolumes, files of any owner, their modes, and chroot. Among others it
-/// lacks the capabilities to make devices, to set file capabilities, and to access other processes.
+/// Capabilities for receiving a btrfs stream: subvolumes, files of any owner, their modes, and chroot. Not included
+/// are, among others, the capabilities to create devices, to set file capabilities, and to access other processes.
 pub(super) const FOR_RECEIVING: CapabilitySet = CapabilitySet::SYS_ADMIN
     .union(CapabilitySet::CHOWN)
     .union(CapabilitySet::DAC_OVERRIDE)
@@ -18,7 +18,8 @@ pub(super) const FOR_RECEIVING: CapabilitySet = CapabilitySet::SYS_ADMIN
     .union(CapabilitySet::FSETID)
     .union(CapabilitySet::SYS_CHROOT);
 
-/// Starts processes that have at most the capabilities `kept`. A user other than root has none that could be dropped.
+/// Starts processes that have at most the capabilities `kept`. For a user other than root, there are no capabilities
+/// to drop.
 pub(super) fn start_with<T: Send>(kept: CapabilitySet, start: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
     std::thread::scope(|scope| {
         let thread = std::thread::Builder::new().name("confined".to_owned());

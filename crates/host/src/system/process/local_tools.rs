@@ -27,7 +27,7 @@ pub struct LocalTools {
 }
 
 impl LocalTools {
-    /// `time_out` limits each program: a suspended pool makes them hang, and they cannot even be killed.
+    /// `time_out` limits each program: with a suspended pool, programs hang and cannot even be killed.
     pub fn new(clock: Arc<dyn Clock>, time_out: Duration) -> Self {
         Self {
             clock,
@@ -95,25 +95,26 @@ impl StreamTools for LocalTools {
 }
 
 impl LocalTools {
-    /// Its exit status and output; none if it exceeded the timeout, and was killed.
+    /// Waits for a program, and returns its exit status and output; none if it exceeded the timeout and was killed.
     ///
-    /// The wait is for the end of its output, without polling: file systems may be frozen meanwhile.
+    /// Waits for the end of the output instead of polling the process, since file systems may be frozen in the
+    /// meantime.
     fn wait(&self, child: &mut Child, output: &Receiver<Vec<u8>>) -> std::io::Result<Option<(ExitStatus, Vec<u8>)>> {
         let until = self.clock.now() + self.time_out;
         let (mut received, mut is_killed) = (None, false);
         loop {
             if let Some(status) = child.try_wait()? {
-                // Output that was not read to its end is no answer.
+                // Output that was not read to its end is not an answer.
                 let received = received.or_else(|| output.recv_timeout(OUTPUT_GRACE).ok());
                 return Ok(received.filter(|_| !is_killed).map(|received| (status, received)));
             }
             let now = self.clock.now();
             if is_killed && now >= until + OUTPUT_GRACE {
-                // It is blocked in the kernel, and cannot be killed. It is not waited for.
+                // The program is blocked in the kernel and cannot be killed, so it is not waited for.
                 return Ok(None);
             }
             if !is_killed && now >= until {
-                // It is not yet waited for, so its process id is still valid.
+                // The process was not waited for yet, so its process id is still valid.
                 kill_process_group(Pid::from_child(child), Signal::KILL)?;
                 is_killed = true;
             }

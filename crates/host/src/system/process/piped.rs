@@ -23,11 +23,11 @@ pub trait StreamTools: Tools {
     /// Starts `program` with pipes as standard input and output.
     fn start(&self, program: &str, arguments: &[&str]) -> Result<Piped, ToolError>;
 
-    /// The same for a program of this host that receives a btrfs stream in `folder`. It gets only the capabilities that
-    /// it needs for that.
+    /// Starts a program of this host that receives a btrfs stream in `folder`. The program gets only the capabilities
+    /// that it needs for this.
     fn start_receiver(&self, program: &str, arguments: &[&str], folder: &Path) -> Result<Piped, ToolError>;
 
-    /// The host; none for this one.
+    /// The host; none for this host.
     fn host(&self) -> Option<&str>;
 }
 
@@ -44,19 +44,19 @@ pub struct Piped {
 /// How such a program ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PipedEnd {
-    /// Its exit code; none if it was killed.
+    /// The exit code; none if the program was killed.
     pub code: Option<i32>,
-    /// What it wrote on standard error.
+    /// The text that the program wrote on standard error.
     pub stderr: String,
 }
 
 impl PipedEnd {
-    /// Whether it exited with code 0.
+    /// Whether the program exited with code 0.
     pub fn is_success(&self) -> bool {
         self.code == Some(0)
     }
 
-    /// Its message, or how it ended if there is none.
+    /// The message of the program; if there is none, how it ended.
     pub fn reason(&self) -> String {
         let lines = self.stderr.lines().map(str::trim).filter(|line| !line.is_empty());
         let message = lines.collect::<Vec<_>>().join("; ");
@@ -106,23 +106,23 @@ impl Piped {
         &self.command_line
     }
 
-    /// Writes to its standard input before the stream.
+    /// Writes to the program's standard input before the stream.
     pub fn write_input(&mut self, bytes: &[u8]) -> std::io::Result<()> {
         let input = self.child.as_mut().and_then(|child| child.stdin.as_mut());
         input.map_or(Ok(()), |input| input.write_all(bytes))
     }
 
-    /// Its standard input, once. Dropping it is the end of the input.
+    /// The standard input of the program. Available once. Dropping it ends the input.
     pub fn take_input(&mut self) -> Option<ChildStdin> {
         self.child.as_mut()?.stdin.take()
     }
 
-    /// Its standard output, once.
+    /// The standard output of the program. Available once.
     pub fn take_output(&mut self) -> Option<ChildStdout> {
         self.child.as_mut()?.stdout.take()
     }
 
-    /// How it ended; none while it runs.
+    /// How the program ended; none while it is running.
     pub fn try_end(&mut self) -> std::io::Result<Option<PipedEnd>> {
         if let Some(ended) = &self.ended {
             return Ok(Some(ended.clone()));
@@ -140,10 +140,10 @@ impl Piped {
         Ok(Some(ended))
     }
 
-    /// Closes its input, and waits for its output and its end.
+    /// Closes the input, and waits for the output and the end of the program.
     ///
     /// # Errors
-    /// It exceeds the timeout, or the limit on the output.
+    /// The program exceeds the timeout, or the limit on the output.
     pub fn answer(mut self, clock: &dyn Clock, time_out: Duration) -> Result<(PipedEnd, Vec<u8>), ToolError> {
         let io = |source| ToolError::starting("", source);
         drop(self.take_input());
@@ -164,10 +164,10 @@ impl Piped {
         }
     }
 
-    /// Kills it with its child processes.
+    /// Kills the program with its child processes.
     pub fn kill(&mut self) {
         if let Some(child) = self.child.as_ref().filter(|_| self.ended.is_none()) {
-            // It is not yet waited for, so its process id is still valid.
+            // The process was not waited for yet, so its process id is still valid.
             kill_process_group(Pid::from_child(child), Signal::KILL).ok();
         }
     }
@@ -179,7 +179,7 @@ impl Drop for Piped {
         let Some(mut child) = self.child.take().filter(|_| self.ended.is_none()) else {
             return;
         };
-        // It may be blocked in the kernel. A thread waits for it, so that it does not become a zombie.
+        // The process may be blocked in the kernel. A thread waits for it, so that it does not remain a zombie.
         let waiting = std::thread::Builder::new().name("reaper".to_owned());
         let kept = self.kept.take();
         drop(waiting.spawn(move || {

@@ -3,13 +3,13 @@
 use std::ffi::OsStr;
 use std::process::Command;
 
-/// Prefix of our variables, and a part of the names of those with passwords.
+/// Prefix of Holdfast's variables, and a part of the names of variables with passwords.
 const PREFIX: &str = "HOLDFAST_";
 const PASSWORD_PART: &str = "PASSWORD";
 
-/// A program that gets our environment except for the variables of passwords: a hook, ssh or curl does not need them,
-/// and could print its environment or write it to a log. All programs are started by this function, except for holdfast
-/// itself.
+/// A program that gets the environment of this process, except for the variables with passwords. A hook, ssh or curl
+/// does not need them, and could print its environment or write it to a log. All programs except Holdfast itself are
+/// started by this function.
 pub fn command(program: impl AsRef<OsStr>) -> Command {
     let mut command = command_with_secrets(program);
     for (name, _) in std::env::vars_os() {
@@ -20,7 +20,7 @@ pub fn command(program: impl AsRef<OsStr>) -> Command {
     command
 }
 
-/// Holdfast itself, as a job of the daemon: it opens the repository.
+/// Holdfast itself, as a job of the daemon. It needs the passwords to open the repository.
 pub(super) fn command_with_secrets(program: impl AsRef<OsStr>) -> Command {
     #[expect(clippy::disallowed_methods, reason = "this is the place")]
     Command::new(program)

@@ -16,7 +16,7 @@ pub(super) const ANSWER_BYTES_MAX: u64 = 256 << 20;
 pub(super) const STDERR_BYTES_MAX: u64 = 64 << 10;
 /// How long to wait for the rest of the output of a program that ended or was killed.
 pub(super) const OUTPUT_GRACE: Duration = Duration::from_secs(2);
-/// The folders of such programs; a user's PATH often lacks the latter half.
+/// The folders with such programs. A user's PATH often lacks the latter half.
 pub(crate) const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// Runs programs of the system.
@@ -28,11 +28,11 @@ pub trait Tools: Send + Sync {
 /// The output of a program.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Answer {
-    /// Whether it exited with code 0.
+    /// Whether the program exited with code 0.
     pub is_success: bool,
-    /// What it wrote on standard output.
+    /// The text that the program wrote on standard output.
     pub output: String,
-    /// What it wrote on standard error.
+    /// The text that the program wrote on standard error.
     pub stderr: String,
 }
 
@@ -43,18 +43,18 @@ pub enum ToolError {
     /// The program does not exist.
     #[error("there is no program {program} on this host")]
     NotFound {
-        /// Its name.
+        /// The name.
         program: String,
     },
-    /// It cannot be started, or its output cannot be read.
+    /// The program cannot be started, or its output cannot be read.
     #[error("cannot run {program}")]
     Io {
-        /// Its name.
+        /// The name.
         program: String,
         /// The reason.
         source: std::io::Error,
     },
-    /// It exceeded the timeout.
+    /// The program exceeded the timeout.
     #[error("{command_line:?} did not finish within {} s", .waited.as_secs())]
     TimedOut {
         /// The command line.
@@ -62,7 +62,7 @@ pub enum ToolError {
         /// The timeout.
         waited: Duration,
     },
-    /// The host on which it is to run cannot be reached.
+    /// The host on which the program would run cannot be reached.
     #[error("no connection to {host}: {reason}")]
     NoConnection {
         /// The host.
@@ -70,7 +70,7 @@ pub enum ToolError {
         /// The message of ssh.
         reason: String,
     },
-    /// Its output exceeds the limit.
+    /// The output exceeds the limit.
     #[error("the output of {command_line:?} has more than {ANSWER_BYTES_MAX} bytes")]
     Flood {
         /// The command line.
@@ -88,8 +88,7 @@ impl ToolError {
     }
 }
 
-/// A program with English messages, and in a process group of its own so that it can be killed with its child
-/// processes.
+/// A program with English messages, in a separate process group so that it can be killed with its child processes.
 pub(super) fn command(program: &str, arguments: &[&str]) -> Command {
     log::debug!("runs {program} {}", arguments.join(" "));
     let mut command = new_command(program);
@@ -116,7 +115,7 @@ pub(super) fn command_in_foreground(program: &str, arguments: &[&str]) -> Comman
     command
 }
 
-/// Reads to the end; bytes over `bytes_max` are discarded.
+/// Reads to the end. Bytes over `bytes_max` are discarded.
 pub(super) fn read_in_background(
     from: Option<impl Read + Send + 'static>,
     bytes_max: u64,

@@ -21,26 +21,27 @@ const ANSWER_BYTES_MAX: u64 = 4 << 20;
 const LINES_KEPT: usize = 20;
 /// Limit on the bytes of a line; a longer one is split.
 const LINE_BYTES_MAX: u64 = 4096;
-/// How long to wait for the rest of the output after the exit: a process that it left running may keep the pipe open.
+/// How long to wait for the rest of the output after the exit: a child process that is still running may keep the
+/// pipe open.
 const OUTPUT_GRACE: Duration = Duration::from_millis(500);
 
 /// The command of a worker, with its environment.
 pub struct WorkerRequest<'a> {
     /// The program.
     pub program: &'a Path,
-    /// Its arguments.
+    /// The arguments.
     pub arguments: &'a [String],
     /// Additional environment variables.
     pub variables: &'a [(&'static str, String)],
     /// Environment variables to remove.
     pub withheld: &'a [String],
-    /// A locked file that becomes its standard input, so that the lock is held until it ends.
+    /// A locked file that becomes the standard input, so that the lock is held until the program ends.
     pub lock: File,
 }
 
-/// A running program with a process group of its own.
+/// A running program in a separate process group.
 ///
-/// Dropping this leaves it running.
+/// Dropping this does not end the program.
 pub struct Worker {
     child: Child,
     answer: Receiver<Vec<u8>>,
@@ -51,17 +52,17 @@ pub struct Worker {
 /// How a worker ended, and its output.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WorkerOutput {
-    /// How it ended.
+    /// How the program ended.
     pub outcome: ProcessOutcome,
-    /// What it wrote on standard output.
+    /// The text that the program wrote on standard output.
     pub answer: Vec<u8>,
-    /// The last lines that it wrote on standard error.
+    /// The last lines that the program wrote on standard error.
     pub lines: Vec<String>,
 }
 
 impl Worker {
-    /// Starts it. `on_line` receives each line of its standard error; `ended` is called when it has ended, before
-    /// [`finish`](Self::finish), which must follow.
+    /// Starts the program. `on_line` receives each line of its standard error. `ended` is called when the program has
+    /// ended, before [`finish`](Self::finish), which must follow.
     pub fn start(
         order: WorkerRequest<'_>,
         on_line: impl Fn(&str) + Send + 'static,
@@ -90,7 +91,7 @@ impl Worker {
             .and_then(|()| {
                 let process = Pid::from_child(&child);
                 start_thread("end", move || {
-                    // It stays a zombie until `finish`, so its process id is not reused.
+                    // The process remains a zombie until `finish`, so its process id is not reused.
                     while let Err(rustix::io::Errno::INTR) =
                         waitid(WaitId::Pid(process), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT)
                     {
@@ -111,27 +112,27 @@ impl Worker {
         })
     }
 
-    /// Its process id.
+    /// The process id.
     pub fn process(&self) -> u32 {
         self.child.id()
     }
 
-    /// Sends SIGTERM to its process group.
+    /// Sends SIGTERM to the process group.
     pub fn stop(&self) {
         self.signal(Signal::TERM);
     }
 
-    /// Sends SIGKILL to its process group.
+    /// Sends SIGKILL to the process group.
     pub fn kill(&self) {
         self.signal(Signal::KILL);
     }
 
     fn signal(&self, signal: Signal) {
-        // It is not yet waited for, so its process id is still valid. One that has ended needs no signal.
+        // The process was not waited for yet, so its process id is still valid. If it has ended, it needs no signal.
         kill_process_group(Pid::from_child(&self.child), signal).ok();
     }
 
-    /// Waits until it has ended.
+    /// Waits until the program has ended.
     pub fn finish(mut self) -> std::io::Result<WorkerOutput> {
         let status = self.child.wait()?;
         let answer = self.answer.recv_timeout(OUTPUT_GRACE).unwrap_or_default();
@@ -153,9 +154,9 @@ fn read_answer(stdout: Option<impl Read>, send: &Sender<Vec<u8>>) {
     let Some(mut stdout) = stdout else { return };
     let mut bytes = Vec::new();
     (&mut stdout).take(ANSWER_BYTES_MAX).read_to_end(&mut bytes).ok();
-    // A missing receiver does not wait any more.
+    // If there is no receiver any more, the output is not needed.
     send.send(bytes).ok();
-    // Read the rest: a program that writes to a closed pipe is killed by SIGPIPE.
+    // Reads the rest: a program that writes to a closed pipe is killed by SIGPIPE.
     std::io::copy(&mut stdout, &mut std::io::sink()).ok();
 }
 
@@ -220,7 +221,7 @@ mod tests {
         assert_eq!(worked.answer, b"a b\n");
         assert_eq!(worked.lines.len(), 20);
         assert_eq!((&worked.lines[0][..], &worked.lines[19][..]), ("11", "30"));
-        // A process that it left running is not waited for, and the output is bounded.
+        // A child process that is still running is not waited for, and the output is bounded.
         let worked = work("sleep 20 & head -c 10000000 /dev/zero; head -c 10000000 /dev/zero >&2");
         assert_eq!(worked.outcome, ProcessOutcome::Success);
         assert!(worked.lines.iter().map(String::len).sum::<usize>() <= 20 * 4096);
@@ -248,7 +249,7 @@ mod tests {
         assert!(!alive.exists());
     }
 
-    /// The worker holds the lock, too, even after its parent has died.
+    /// The worker also holds the lock, even after its parent was killed.
     #[test]
     fn a_worker_holds_its_lock_until_it_ends() {
         let folder = tempfile::tempdir().unwrap();

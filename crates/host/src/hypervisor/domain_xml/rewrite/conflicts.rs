@@ -1,4 +1,4 @@
-//! Resources that a machine and the copy of it would share: sockets, logs, ports, devices of the host.
+//! Resources that a machine and its copy would share: sockets, logs, ports, devices of the host.
 
 use roxmltree::Node;
 
@@ -12,7 +12,7 @@ const OWN_SOCKETS: &str = "/libvirt/qemu/channel/";
 /// Attributes of graphics that contain a port number.
 const PORTS: [&str; 3] = ["port", "tlsPort", "websocket"];
 
-/// The names of a machine and of the copy of it.
+/// The names of a machine and its copy.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Renaming<'a> {
     pub(super) old: &'a str,

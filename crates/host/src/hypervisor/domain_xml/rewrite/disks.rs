@@ -75,7 +75,7 @@ impl Rewriter<'_> {
                 .attribute("type", &place.format);
             self.edits.append(disk, &driver);
         }
-        // A restored image is complete: it has no backing file, no copy job, and needs no password.
+        // A restored image is complete: it has no backing file and no copy job, and needs no password.
         for name in ["backingStore", "mirror", "auth"] {
             for node in children(disk, name) {
                 self.edits.remove_element(node);
@@ -95,7 +95,7 @@ impl Rewriter<'_> {
     }
 }
 
-/// Whether a `<source>` has more than the path: a slice of the file, or a data file.
+/// Whether a `<source>` has more than a path: a slice of the file, or a data file.
 fn is_composed(source: Node<'_, '_>) -> bool {
     child(source, "slices").is_some() || child(source, "dataStore").is_some()
 }

@@ -1,4 +1,5 @@
-//! Connects the disks of a configuration to an NBD server while their images are filled, and back to the images.
+//! Connects the disks of a configuration to an NBD server while their images are filled, and then to the images
+//! again.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -15,8 +16,8 @@ use super::{DiskPlace, Medium, utf8};
 pub struct ServedDisks {
     /// The socket of the NBD server.
     pub socket: PathBuf,
-    /// How long requests wait for a lost server. libvirt before 9.2 ignores it: a lost server stops the machine at
-    /// once.
+    /// How long requests wait after the server is lost. libvirt before 9.2 ignores this time, and the machine is
+    /// paused immediately.
     pub patience: Duration,
     /// NBD export names, by disk target.
     pub exports: BTreeMap<String, String>,
@@ -24,7 +25,7 @@ pub struct ServedDisks {
     pub folder: PathBuf,
 }
 
-/// Changes to a disk's driver: QEMU reads no image itself, and `io` applies to files of the host only.
+/// Changes of a disk's driver: QEMU does not read the image itself, and `io` applies only to files of the host.
 const DRIVER_CHANGES: [(&str, Option<&str>); 4] = [
     ("type", Some("raw")),
     ("error_policy", Some("stop")),
@@ -32,7 +33,7 @@ const DRIVER_CHANGES: [(&str, Option<&str>); 4] = [
     ("io", None),
 ];
 
-/// Connects disks to a server. An I/O error stops the machine, so that its guest never sees the error.
+/// Connects disks to a server. An I/O error pauses the machine, so that its guest never sees the error.
 ///
 /// # Errors
 /// A description of what is wrong with the XML.
@@ -78,9 +79,9 @@ pub fn with_served_disks(text: &str, served: &ServedDisks) -> Result<String, Str
     Ok(edits.apply())
 }
 
-/// Reverts the changes of [`with_served_disks`] only; other changes of the configuration since then stay.
+/// Reverts only the changes of [`with_served_disks`]. Later changes of the configuration are kept.
 ///
-/// Each disk in `own` gets its image there back, by target, unless it was given another image in the meantime.
+/// Each disk is connected to its image in `own` again, by target, unless it has got another image in the meantime.
 ///
 /// # Errors
 /// A description of what is wrong with one of the configurations.
@@ -176,7 +177,7 @@ pub fn disk_element(target: &str, place: &DiskPlace) -> Result<Element, String> 
         .child(Element::new("target").attribute("dev", target)))
 }
 
-/// The `<domainsnapshot>` document that puts disks on overlays, and leaves `others` as they are.
+/// The `<domainsnapshot>` document that creates overlays on disks. The disks in `others` are unchanged.
 ///
 /// # Errors
 /// A path is not UTF-8.

@@ -225,8 +225,8 @@ fn firmware_variables_are_found_in_all_their_forms() {
     assert!(changed(network).unwrap_err().contains("not in a file"));
 }
 
-/// libvirt derives the folder from the machine's UUID unless one is configured; the state of an external swtpm belongs
-/// to that program.
+/// libvirt derives the folder from the machine's UUID unless a folder is configured. The state of an external swtpm
+/// is not managed by libvirt.
 #[test]
 fn the_path_of_a_tpm_state_changes_only_if_it_is_configured() {
     for tpm in [
@@ -300,8 +300,8 @@ fn a_name_is_replaced_as_a_whole_word() {
     assert_eq!(with_name("/a", "", "new"), "/a");
 }
 
-/// Foreign lines are inserted at random places in a configuration: the result is the same with and without them, and
-/// they are unchanged.
+/// Foreign lines are inserted at random places in a configuration. The result is the same with and without them, and
+/// the lines are unchanged.
 #[test]
 fn foreign_lines_stay_byte_for_byte() {
     let expected = rewrite(HARD, &request()).unwrap().text;
@@ -337,7 +337,7 @@ fn foreign_lines_stay_byte_for_byte() {
     }
 }
 
-/// A broken configuration is refused, and never produces XML that cannot be parsed.
+/// A broken configuration is refused, and never results in XML that cannot be parsed.
 #[test]
 fn broken_configurations_give_an_error_or_valid_xml() {
     let mut random = SeededRandom::new(8);

@@ -110,7 +110,8 @@ impl ExtentMap for Moving<'_> {
     }
 }
 
-/// Between two queries the older file is moved away, and the newer one is moved to its old address.
+/// Between two queries, the blocks of the older file are moved away, and those of the newer file are moved to the old
+/// address.
 #[test]
 fn a_move_between_two_queries_is_detected() {
     let (here, there) = ([Extent::new(0, 0, 100, 0)], [Extent::new(0, 700, 100, 0)]);
@@ -121,7 +122,7 @@ fn a_move_between_two_queries_is_detected() {
     };
     let found = compare((before, 100), (&here[..], 100)).unwrap();
     assert_eq!(found.ranges.bytes(), 100);
-    // A file that keeps moving is changed.
+    // A file that is moved repeatedly counts as changed.
     let restless: Vec<&[Extent]> = (0..100).map(|n| if n % 2 == 0 { &here[..] } else { &there }).collect();
     let before = Moving {
         answers: &restless,
@@ -170,7 +171,7 @@ impl Model {
                 0 => *block = None,
                 1 if block.is_none() => *block = Some((self.next, false)),
                 1 => {}
-                // In place, to an unwritten block.
+                // A write in place, to an unwritten block.
                 2 if matches!(block, Some((_, false))) => *block = block.map(|(place, _)| (place, true)),
                 _ => *block = Some((self.next, true)),
             }
@@ -179,7 +180,7 @@ impl Model {
     }
 }
 
-/// Random histories: exactly the blocks with another content are changed, whatever the number of queries.
+/// Random histories: exactly the blocks with different content are changed, whatever the number of queries.
 #[test]
 fn random_histories_are_reported_exactly() {
     let mut random = SeededRandom::new(test_seed());
@@ -209,7 +210,7 @@ fn random_histories_are_reported_exactly() {
     }
 }
 
-/// Two files of one block, never with the same address, which move between two queries.
+/// Two files of one block, never with the same address, which are moved between two queries.
 struct Restless<'a> {
     /// Addresses of both files.
     state: &'a RefCell<(u64, u64, SeededRandom)>,

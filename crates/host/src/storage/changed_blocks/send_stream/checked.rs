@@ -10,10 +10,10 @@ use super::record::{BeginRecord, ByteOrder, RECORD_BYTES, RECORD_LENGTH, SUM_AT,
 
 /// Size of the pieces in which data is skipped.
 const PIECE_BYTES: u64 = 64 << 10;
-/// Limit on the kept bytes of a record's payload: more than the attributes that are needed.
+/// Limit on the kept bytes of a record's payload: enough for the attributes that are needed.
 const KEPT_BYTES: u64 = 512;
 
-/// Whether checksums are verified. A fuzzer could hardly get past them.
+/// Whether checksums are verified. A fuzzer rarely produces correct ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ChecksumMode {
     Held,
@@ -89,8 +89,8 @@ impl<'a> RecordReader<'a> {
         self.offset
     }
 
-    /// Reads the next record. Newer senders put a checksum of everything before into each record; older ones leave it
-    /// zero.
+    /// Reads the next record. Newer senders put a checksum of everything before it into each record; older ones leave
+    /// the field zero.
     pub(super) fn record(&mut self) -> Result<StreamRecord> {
         let mut record = StreamRecord {
             order: self.order,

@@ -1,8 +1,8 @@
 //! Decides whether an OBJECT record describes the requested file.
 //!
-//! Its payload contains the attributes of the file ("bonus") in one of two forms. In both, mode, size and the creating
-//! transaction (`gen`) have fixed offsets if ZFS itself created the file. The offsets are trusted only if the mode is
-//! that of a regular file, and the size is the one that the caller sees.
+//! The payload of the record contains the attributes of the file ("bonus") in one of two forms. In both, mode, size
+//! and the creating transaction (`gen`) have fixed offsets if ZFS itself created the file. The offsets are trusted
+//! only if the mode is that of a regular file, and the size equals the size that the caller sees.
 
 use super::record::{ByteOrder, StreamRecord};
 use super::{SendStreamQuery, StreamObject, WholeFileReason};
@@ -28,13 +28,13 @@ const BLOCK_BYTES_MAX_OLD: u64 = 128 << 10;
 /// How a stream sends blocks larger than 128 KiB.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum LargeBlocks {
-    /// As they are.
+    /// Unchanged.
     Kept,
     /// In pieces of 128 KiB.
     Split,
 }
 
-/// Why all of the object is changed, if it is.
+/// Returns why all of the object is changed; none if it is not.
 pub(super) fn look_at_object(
     record: &StreamRecord,
     bonus: &[u8],

@@ -11,7 +11,7 @@ use super::Result;
 /// Length of a record.
 pub(crate) const RECORD_BYTES: u64 = 312;
 pub(crate) const RECORD_LENGTH: usize = to_usize(RECORD_BYTES);
-/// Offset of the checksum of everything before, in each record but the first.
+/// Offset of the checksum of everything before it, in each record but the first.
 pub(crate) const SUM_AT: usize = RECORD_LENGTH - 32;
 
 /// First word of the begin record, after its header.
@@ -34,7 +34,7 @@ pub(crate) mod feature {
     /// Several streams in one, with holds.
     pub(crate) const HOLDS: u64 = 1 << 26;
     /// Deduplicated (0, 1), spill blocks (2), embedded (16), compressed (17, 22, 25), large blocks (19, 27), large
-    /// dnodes (23), raw (24), holds (26), long names (28), large directories (29): none of them changes the ranges in
+    /// dnodes (23), raw (24), holds (26), long names (28), large directories (29). No feature changes the ranges in
     /// records.
     pub(crate) const KNOWN: u64 = 0b111 | 1 << 16 | 1 << 17 | LARGE_BLOCKS | RESUMING | REDACTED | 0xff << 22;
 }
@@ -203,7 +203,7 @@ impl StreamRecord {
         self.u32(24)
     }
 
-    /// Whether the payload of an `Object` is raw, as it is stored on the disk, encrypted.
+    /// Whether the payload of an `Object` is raw: encrypted, as stored on the disk.
     pub(crate) fn is_raw_object(&self) -> bool {
         self.u32(36) != 0
     }

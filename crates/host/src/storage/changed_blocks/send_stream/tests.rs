@@ -140,7 +140,7 @@ fn a_replaced_file_is_changed_as_a_whole() {
     }
 }
 
-/// Streams without large blocks have a block size of 128 KiB for larger blocks.
+/// Streams without large blocks report a block size of 128 KiB for larger blocks.
 #[test]
 fn the_limit_of_128_kib_is_not_another_block_size() {
     for (features, sent, has_changed) in [
@@ -236,7 +236,7 @@ fn records_out_of_place_are_errors() {
     assert!(matches!(ask(&[7; 312], &QUERY), Err(SendStreamError::Invalid { .. })));
 }
 
-/// A truncated stream or a flipped bit never gives a result.
+/// A truncated stream or a flipped bit is always an error.
 #[test]
 fn a_damaged_stream_is_an_error() {
     for mut writer in writers() {
@@ -258,7 +258,7 @@ fn a_damaged_stream_is_an_error() {
             damaged[bit / 8] ^= 1 << (bit % 8);
             let in_last_record = bit / 8 >= stream.len() - 312;
             let result = ask(&damaged, &QUERY);
-            // In old streams, the rest of the end record is not covered by a checksum, and not used.
+            // In old streams, the rest of the end record is neither covered by a checksum nor used.
             assert!(result.is_err() || in_last_record, "bit {bit}: {result:?}");
             if let Ok(found) = result {
                 assert_eq!(found, ask(&stream, &QUERY).unwrap());

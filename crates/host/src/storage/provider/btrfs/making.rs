@@ -1,7 +1,7 @@
-//! Snapshots of btrfs between their preparation and their names.
+//! Snapshots of btrfs between their preparation and their final names.
 //!
-//! A snapshot is created under a hidden name, and gets its own with its record. So one without a record is incomplete,
-//! and the leftover of a killed process has a hidden name.
+//! A snapshot is created under a hidden name, and gets its final name together with its record. So a snapshot without
+//! a record is incomplete, and the leftover of a killed process has a hidden name.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -13,9 +13,9 @@ use super::Btrfs;
 
 /// A snapshot that is being created.
 pub(super) struct PendingSnapshot {
-    /// The lock of its dataset: while it is held, the hidden snapshots there are not leftovers.
+    /// The lock of the dataset. While it is held, hidden snapshots of the dataset are not leftovers.
     _lock: File,
-    /// Whether it was created: it then exists under its hidden name.
+    /// Whether the snapshot was created and exists under its hidden name.
     is_created: bool,
 }
 
@@ -42,7 +42,7 @@ impl Btrfs {
     }
 
     /// Deletes the leftover of a killed process under the hidden name of a snapshot. While another process holds the
-    /// lock, it may belong to that process.
+    /// lock, the hidden snapshot may belong to that process.
     fn clear_hidden(&self, snapshot_folder: &SnapshotFolder, name: &str, shown: &str) -> ProviderResult<()> {
         let _lock = snapshot_folder.lock()?;
         let hidden = snapshot_folder.hidden_place(name);
@@ -64,7 +64,8 @@ impl Btrfs {
         }
     }
 
-    /// Renames a created snapshot to its own name, or gives an existing one another record; durably.
+    /// Renames a created snapshot to its final name, or gives an existing snapshot another record. The change is
+    /// durable.
     pub(super) fn commit_one(&self, one: &HostSnapshotScope, label: &HostSnapshotLabel<'_>) -> ProviderResult<()> {
         let snapshot_folder = Self::folder(&one.dataset.name)?;
         let of = (one.dataset.name.clone(), label.name.to_owned());
@@ -76,18 +77,18 @@ impl Btrfs {
         if has_no_name {
             let hidden = format!(".{}", label.name);
             snapshot_folder.adopt(&hidden, label.name, &name.to_string(), Some(label))?;
-            // From here on it has its name, and is not reverted.
+            // From here on the snapshot has its final name, and is not reverted.
             self.making().remove(&of);
         } else {
             snapshot_folder.check_exists(&name)?;
             snapshot_folder.note(label)?;
         }
-        // A snapshot becomes durable with the next commit of the file system; this waits for it.
+        // A snapshot becomes durable with the next commit of the file system. This call waits for the commit.
         sync_folder(&snapshot_folder.place(label.name))?;
         sync_folder(&snapshot_folder.place(""))
     }
 
-    /// Removes a pending snapshot that has no name yet, and returns whether there was one.
+    /// Removes a pending snapshot that has no final name yet, and returns whether there was one.
     pub(super) fn revert_pending(&self, dataset: &str, name: &str) -> ProviderResult<bool> {
         let Some(making) = self.making().remove(&(dataset.to_owned(), name.to_owned())) else {
             return Ok(false);

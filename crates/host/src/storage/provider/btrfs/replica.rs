@@ -1,8 +1,8 @@
-//! btrfs as a side of a replication. A copy of a dataset is a subvolume, with the received snapshots in place of its
-//! host snapshots.
+//! btrfs as one side of a replication. A copy of a dataset is a subvolume in which the received snapshots take the
+//! place of its host snapshots.
 //!
-//! btrfs marks a completely received subvolume: it is read-only, and has the UUID of the sent one. A subvolume without
-//! that mark is incomplete, and is received again from the beginning.
+//! btrfs marks a completely received subvolume: it is read-only, and has the UUID of the sent subvolume. A subvolume
+//! without that mark is incomplete, and is received again from the beginning.
 //!
 //! Source: btrfs-send(8), btrfs-receive(8); btrfs-progs 6.2.
 
@@ -37,7 +37,7 @@ pub struct BtrfsSide {
 }
 
 impl BtrfsSide {
-    /// btrfs by way of `programs`, on this host.
+    /// Uses btrfs of this host through `programs`.
     pub fn new(programs: Arc<dyn StreamTools>) -> Self {
         Self {
             btrfs: Btrfs::new(Arc::clone(&programs) as _),
@@ -49,7 +49,6 @@ impl BtrfsSide {
         self.btrfs.inspect(&snapshot_folder.place(name).to_string_lossy())
     }
 
-    /// Removes a partially received subvolume.
     fn remove(&self, snapshot_folder: &SnapshotFolder, name: &str) -> ProviderResult<()> {
         self.btrfs
             .delete("remove the partially received", name, &snapshot_folder.place(name))
@@ -58,7 +57,7 @@ impl BtrfsSide {
     /// The names of partially received subvolumes.
     fn leftovers(&self, snapshot_folder: &SnapshotFolder) -> ProviderResult<Vec<String>> {
         let mut leftovers = incoming(snapshot_folder)?;
-        // An earlier version received under the name of the snapshot.
+        // An earlier version of Holdfast received under the name of the snapshot.
         for name in snapshot_folder.names()? {
             if is_subvolume(&snapshot_folder.place(&name)) && is_partial(&self.inspect(snapshot_folder, &name)?) {
                 leftovers.push(name);
@@ -117,7 +116,7 @@ impl BtrfsSide {
     }
 }
 
-/// The hidden names of subvolumes that are being received, or were when a process was killed.
+/// The hidden names of subvolumes that are being received, or that a killed process left.
 fn incoming(snapshot_folder: &SnapshotFolder) -> ProviderResult<Vec<String>> {
     let mut names = snapshot_folder.all_names("snapshots")?;
     names.retain(|name| name.starts_with(INCOMING));
@@ -142,7 +141,7 @@ struct Received {
 }
 
 impl Received {
-    /// Compares it with the announcement, and gives it its name and its record.
+    /// Compares the subvolume with the announcement, and gives it its name and record.
     fn settle(self) -> ProviderResult<()> {
         let arrived = self.arrived.lock().unwrap_or_else(PoisonError::into_inner).take();
         let refused = |reason: &str| Err(refused_stream(&self.receiving, reason));
@@ -173,13 +172,13 @@ impl Received {
 }
 
 impl Btrfs {
-    /// Partially received subvolumes, if no process is receiving: the next one to receive removes them, too.
+    /// Partially received subvolumes, if no process is receiving. The next receiver removes them, too.
     pub(super) fn partial_receives(
         &self,
         snapshot_folder: &SnapshotFolder,
         name: &str,
     ) -> ProviderResult<Vec<ProviderLeftover>> {
-        // Without a lock file nothing was received, and the subvolume belongs to a user.
+        // Without a lock file, nothing was received, and the subvolume belongs to a user.
         let Ok(Some(_lock)) = try_lock(snapshot_folder) else {
             return Ok(Vec::new());
         };
@@ -230,12 +229,12 @@ fn try_lock(snapshot_folder: &SnapshotFolder) -> ProviderResult<Option<File>> {
     lock(snapshot_folder).map(Some)
 }
 
-/// A host snapshot is read-only from its creation, a received one only when it is complete.
+/// A host snapshot is read-only from its creation; a received one becomes read-only when it is complete.
 fn is_partial(info: &SubvolumeInfo) -> bool {
     !info.is_read_only && info.received_uuid.is_none()
 }
 
-/// Takes the lock of receivers, so that another process does not take the subvolume for a leftover.
+/// Takes the lock of receivers, so that another process does not treat the subvolume as a leftover.
 fn lock(snapshot_folder: &SnapshotFolder) -> ProviderResult<File> {
     let path = snapshot_folder.receiving_place();
     let mut options = File::options();
@@ -356,7 +355,7 @@ impl ReplicaSide for BtrfsSide {
             arrived,
             _lock: Arc::clone(&lock),
         };
-        // The gate passes no path out of the folder, and no device. The program is also confined by chroot.
+        // The gate passes no path outside of the folder, and no device. The program is also confined by chroot.
         let arguments = ["receive", "-q", "-e", "-C", "--", "."];
         let piped = self
             .programs
@@ -378,7 +377,7 @@ impl ReplicaSide for BtrfsSide {
                 });
             }
             if snapshot_folder.noted(&snapshot.name).is_some() {
-                // Existing notes stay: retention uses the time in them.
+                // Existing notes are kept: retention uses the time in them.
                 continue;
             }
             if let Some(record) = &snapshot.record {

@@ -1,10 +1,10 @@
 //! Differences of two snapshots, and the space of one, from the metadata of their thin pool.
 //!
-//! The metadata of an active pool cannot be read directly, since the kernel keeps changing it. The kernel can reserve a
-//! metadata snapshot (`reserve_metadata_snap`), which the programs read. Each pool has at most one, and it uses space
-//! until it is released. So it is used under a lock, and the pool has a tag in the meantime: an unused metadata
-//! snapshot with our tag is the leftover of a killed process, and is released. One without our tag belongs to another
-//! program, and the query fails.
+//! The metadata of an active pool cannot be read directly, since the kernel keeps changing it. The kernel can reserve
+//! a metadata snapshot (`reserve_metadata_snap`), which the programs read. Each pool has at most one, and it uses
+//! space until it is released. So it is used under a lock, and the pool has a tag in the meantime. An unused metadata
+//! snapshot of a pool with Holdfast's tag is the leftover of a killed process, and is released. Without the tag it
+//! belongs to another program, and the query fails.
 //!
 //! Source: Linux, Documentation/admin-guide/device-mapper/thin-provisioning.rst; thin_delta(8), thin_ls(8).
 
@@ -61,7 +61,7 @@ impl Lvm {
         })
     }
 
-    /// Adds the total and exclusive bytes of snapshots; without the program for it they stay unknown.
+    /// Adds the total and exclusive bytes of snapshots. If the program for this is missing, they remain unknown.
     pub(super) fn measure_by_metadata(&self, snapshots: &mut [HostSnapshot]) -> ProviderResult<()> {
         let mut rooms: BTreeMap<String, BTreeMap<u64, (u64, u64)>> = BTreeMap::new();
         for snapshot in snapshots {
@@ -146,17 +146,17 @@ impl Lvm {
                     reason: "another process has released it in the meantime".to_owned(),
                 })
             });
-        // If the release failed, the tag still says that it is ours.
+        // If the release failed, the tag still marks the metadata snapshot as Holdfast's own.
         if self.kept_state(&target, &full)?.is_none() {
             note("--deltag")?;
         }
         answer
     }
 
-    /// The block of a pool's metadata snapshot; none if there is none.
+    /// The block of a pool's metadata snapshot; none if the pool has no metadata snapshot.
     fn kept_state(&self, target: &str, full: &str) -> ProviderResult<Option<u64>> {
         let answer = self.ask("inspect", full, DMSETUP, &["status", target])?;
-        // "0 4194304 thin-pool 17 123/1024 1027/32768 138 rw ...": a hyphen if there is none.
+        // "0 4194304 thin-pool 17 123/1024 1027/32768 138 rw ...": the field is a hyphen without a metadata snapshot.
         let mut fields = answer
             .split_ascii_whitespace()
             .skip_while(|field| *field != "thin-pool");

@@ -1,13 +1,13 @@
 //! The volume of a device, from sysfs.
 //!
-//! The device mapper has a name and a UUID for each device. LVM's names are `GROUP-VOLUME`, with each hyphen in either
-//! part doubled, and its UUIDs begin with `LVM-`. The only device below a thin volume is its pool, whose UUID ends with
-//! `-tpool`.
+//! The device mapper has a name and a UUID for each device. LVM's names are `GROUP-VOLUME`, with each hyphen in
+//! either part doubled, and its UUIDs begin with `LVM-`. The only device below a thin volume is its pool, whose UUID
+//! ends with `-tpool`.
 
 use std::path::{Path, PathBuf};
 
-/// Length of the UUID of a volume: `LVM-`, 32 letters of its group, 32 of its own. A longer one belongs to a part of a
-/// volume.
+/// Length of the UUID of a volume: `LVM-`, 32 letters of its group, 32 of the volume. A longer UUID belongs to a part
+/// of a volume.
 const UUID_BYTES: usize = 4 + 32 + 32;
 
 /// The kind of a device.
@@ -50,7 +50,7 @@ pub(super) fn path_of(group: &str, volume: &str) -> PathBuf {
     Path::new("/dev").join(group).join(volume)
 }
 
-/// Splits `vg0-web1--root` into the names of group and volume; none if it is not such a name.
+/// Splits `vg0-web1--root` into the names of group and volume; none if the name has another form.
 pub(super) fn parse_name(name: &str) -> Option<(String, String)> {
     let mut parts = vec![String::new()];
     let mut letters = name.chars().peekable();

@@ -2,7 +2,7 @@
 
 use super::super::ProviderError;
 
-/// Messages if only root may run it, or the kernel lacks the device mapper.
+/// Messages that are printed if only root may run LVM, or if the kernel lacks the device mapper.
 const NO_SERVICE: [&str; 4] = [
     "Running as a non-root user",
     "Permission denied",
@@ -14,7 +14,7 @@ const NO_SERVICE: [&str; 4] = [
 pub(super) fn refusal(action: &'static str, what: &str, stderr: &str) -> ProviderError {
     let has = |words: &str| stderr.contains(words);
     let what = what.to_owned();
-    // Every answer may contain warnings.
+    // Any answer may contain warnings.
     let lines = stderr.lines().map(str::trim).filter(|line| !line.is_empty());
     let is_noise = |line: &&str| {
         ["WARNING:", "File descriptor", "/dev/"]

@@ -6,17 +6,17 @@
 //!
 //! | tag | meaning |
 //! |---|---|
-//! | `holdfast.snapshot=NAME` | it is a host snapshot of ours, of this name |
-//! | `holdfast.of=UUID:LV` | its origin is the volume with this UUID, which had this name |
+//! | `holdfast.snapshot=NAME` | the volume is a host snapshot of Holdfast, of this name |
+//! | `holdfast.of=UUID:LV` | the origin is the volume with this UUID, which had this name |
 //! | `holdfast.record.N=TEXT` | the record, in parts of at most 900 bytes, from 0 on; see [`encode`] |
-//! | `holdfast.hold=TAG` | it has this hold |
-//! | `holdfast.held` | it has at least one hold |
-//! | `holdfast.metadata` | on a pool: its metadata snapshot is ours |
+//! | `holdfast.hold=TAG` | the snapshot has this hold |
+//! | `holdfast.held` | the snapshot has at least one hold |
+//! | `holdfast.metadata` | on a pool: Holdfast has reserved its metadata snapshot |
 //!
 //! Source: lvm(8), "Valid names" and "Tags"; lvm2 2.03.16.
 
 pub(super) const HELD: &str = "holdfast.held";
-/// The tag of a pool whose metadata snapshot is ours.
+/// The tag of a pool whose metadata snapshot Holdfast has reserved.
 pub(super) const METADATA: &str = "holdfast.metadata";
 const SNAPSHOT: &str = "holdfast.snapshot=";
 const OF: &str = "holdfast.of=";
@@ -28,7 +28,7 @@ const PART_BYTES_MAX: usize = 900;
 const PART_COUNT_MAX: usize = 4;
 /// Limit on the bytes of a device name, in which hyphens are doubled, without LVM's suffixes.
 const DEVICE_NAME_BYTES_MAX: usize = 115;
-/// Reserved by LVM: words in names, and prefixes of names.
+/// Words and prefixes of names that LVM reserves.
 const RESERVED_WORDS: [&str; 14] = [
     "_cdata", "_cmeta", "_corig", "_cpool", "_cvol", "_mimage", "_mlog", "_pmspare", "_rimage", "_rmeta", "_tdata",
     "_tmeta", "_vdata", "_vorigin",
@@ -38,9 +38,9 @@ const RESERVED_PREFIXES: [&str; 2] = ["pvmove", "snapshot"];
 /// The tags of a volume.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Tags {
-    /// The name of the host snapshot; none if it is not ours.
+    /// The name of the host snapshot; none if Holdfast did not create it.
     pub(super) snapshot: Option<String>,
-    /// The UUID and the name of its origin.
+    /// The UUID and the name of the origin.
     pub(super) of: Option<(String, String)>,
     pub(super) holds: Vec<String>,
     pub(super) has_metadata: bool,
@@ -106,7 +106,8 @@ pub(super) fn record_tags(record: &str) -> Option<Vec<String>> {
 }
 
 /// Encodes a text with the characters that a tag may have: `!` is a quotation mark, `&` a comma, `#` a space, and `=`
-/// with two hex digits any other byte. So most records are readable in the output of `lvs`, and hardly longer.
+/// with two hex digits any other byte. So most records are readable in the output of `lvs`, and hardly longer than
+/// the text.
 fn encode(text: &str) -> String {
     use std::fmt::Write as _;
     let mut encoded = String::with_capacity(text.len() + 16);
@@ -160,7 +161,7 @@ pub(super) fn volume_name(group: &str, origin: &str, snapshot: &str) -> String {
     format!("holdfast+{digest:016x}")
 }
 
-/// Whether it is a valid name of a volume or volume group.
+/// Whether a text is a valid name of a volume or volume group.
 pub(super) fn is_name(name: &str) -> bool {
     let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"+_.-".contains(&byte);
     !name.is_empty()

@@ -1,15 +1,15 @@
-//! Checks whether a thin pool has space for another snapshot. A full pool stops every machine with a disk in it, and is
-//! hard to repair.
+//! Checks whether a thin pool has space for another snapshot. A full pool stops every machine that has a disk in it,
+//! and is hard to repair.
 
 use super::super::{ProviderError, ProviderResult};
 use super::report::{Volume, VolumeKind};
 
-/// Limits on the used data and metadata of a pool, in hundredths of a percent. A snapshot itself uses almost nothing of
-/// either; later overwrites do.
+/// Limits on the used data and metadata of a pool, in hundredths of a percent. A snapshot itself uses almost no space
+/// in either. Later overwrites of the volume do.
 const DATA_MAX: u64 = 9500;
 const METADATA_MAX: u64 = 9000;
-/// Minimum of free bytes in the metadata area of a volume group: a snapshot takes about one KiB, with its record up to
-/// four.
+/// Minimum of free bytes in the metadata area of a volume group. A snapshot takes about one KiB, and up to four KiB
+/// with its record.
 const DESCRIPTION_BYTES_MIN: u64 = 32 << 10;
 
 /// The error for a volume that cannot have thin snapshots.

@@ -33,7 +33,7 @@ struct Section {
     lv: Vec<Row>,
 }
 
-/// A logical volume in the report: all values are strings, and empty if unknown.
+/// A logical volume in the report. All values are strings, and empty if unknown.
 #[derive(Deserialize)]
 struct Row {
     vg_name: String,
@@ -60,14 +60,14 @@ struct Row {
     vg_mda_free: String,
 }
 
-/// The kind of a logical volume, as far as it matters here.
+/// The kind of a logical volume, as far as it matters for host snapshots.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum VolumeKind {
     /// A volume in a thin pool.
     Thin,
     /// A thin pool.
     Pool,
-    /// Anything else.
+    /// Any other volume.
     Other,
 }
 
@@ -81,25 +81,26 @@ pub(super) struct Volume {
     pub(super) segment_type: String,
     pub(super) size_bytes: u64,
     pub(super) pool: String,
-    /// The origin of a thin snapshot; empty if that was removed.
+    /// The origin of a thin snapshot; empty if the origin was removed.
     pub(super) origin: String,
     pub(super) time_s: i64,
     pub(super) tags: Tags,
     pub(super) is_read_only: bool,
     pub(super) is_active: bool,
     pub(super) skips_activation: bool,
-    /// Its device, if it is active.
+    /// The device, if the volume is active.
     pub(super) path: String,
-    /// The mapped part, or the used part of a pool, in hundredths of a percent; none if it is not active.
+    /// The mapped part of a volume, or the used part of a pool, in hundredths of a percent; none if the volume is not
+    /// active.
     pub(super) data_basis_points: Option<u64>,
     pub(super) metadata_basis_points: Option<u64>,
     /// LVM's description of a problem; empty if there is none.
     pub(super) health: String,
     pub(super) thin_id: Option<u64>,
     pub(super) chunk_bytes: Option<u64>,
-    /// Why its volume group is not exclusive to this host; none if it is.
+    /// Why the volume group is not exclusive to this host; none if it is exclusive.
     pub(super) shared: Option<&'static str>,
-    /// Free bytes in the metadata area of its volume group.
+    /// Free bytes in the metadata area of the volume group.
     pub(super) description_free_bytes: Option<u64>,
 }
 
@@ -109,14 +110,15 @@ impl Volume {
         format!("{}/{}", self.group, self.name)
     }
 
-    /// Mapped bytes, or used bytes of a pool, to the precision of LVM's report: a ten-thousandth.
+    /// Mapped bytes of a volume, or used bytes of a pool, with the precision of LVM's report: a ten-thousandth.
     pub(super) fn data_bytes(&self) -> Option<u64> {
         let parts = u128::from(self.size_bytes) * u128::from(self.data_basis_points?) / 10_000;
         u64::try_from(parts).ok()
     }
 }
 
-/// The volumes in an answer. A volume with several segments is listed several times; thin volumes and pools have one.
+/// The volumes in an answer. A volume with several segments is listed several times, but thin volumes and pools have
+/// only one segment.
 pub(super) fn parse(answer: &str) -> ProviderResult<Vec<Volume>> {
     let invalid = |detail: String| ProviderError::Invalid { program: LVS, detail };
     let answer: LvReport = serde_json::from_str(answer).map_err(|error| invalid(error.to_string()))?;
@@ -179,7 +181,7 @@ fn volume(row: Row) -> Result<Volume, String> {
     })
 }
 
-/// Parses `11.72` to hundredths of a percent; none above 100 percent.
+/// Parses `11.72` to hundredths of a percent; none for values above 100 percent.
 fn basis_points(text: &str) -> Option<u64> {
     let (whole, part) = text.split_once('.').unwrap_or((text, ""));
     let part = format!("{part:0<2}");

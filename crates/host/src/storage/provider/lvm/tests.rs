@@ -1,4 +1,5 @@
-//! Tests of the arguments for LVM, and of the parsing of its answers: a fake program returns those of real volumes.
+//! Tests of the arguments for LVM, and of the parsing of its answers. A fake program returns answers about real
+//! volumes.
 
 mod metadata;
 
@@ -137,7 +138,7 @@ fn snapshots_of_all_programs_are_listed_in_order() {
         (found[0].time_s, found[0].identity.as_str()),
         (1_795_388_989, "ojhYox-shYs-PRCg-LgH6-Afpy-iPne-OH5yLG")
     );
-    // A snapshot does not need its origin, and is found after that was removed.
+    // A snapshot does not depend on its origin, and is found after the origin was removed.
     assert_eq!(world.lvm.snapshots("vg0/gone").unwrap()[0].name, name("gone", "last"));
     assert_eq!(world.lvm.dataset("vg0/gone").unwrap().available_bytes, None);
     assert!(matches!(
@@ -271,14 +272,14 @@ fn only_the_inspected_snapshot_is_removed() {
           lv_tags!={\"holdfast.held\"} vg0/snapper_1"
         ]
     );
-    // LVM does not remove a snapshot that got a hold in the meantime, and reports success.
+    // LVM does not remove a snapshot that has got a hold in the meantime, but reports success.
     let world = World::new(vec![Says(VOLUMES), Says(""), Says(VOLUMES)]);
     assert!(matches!(world.lvm.destroy(&snapshot), Err(ProviderError::Held { .. })));
     let world = World::new(vec![Says(VOLUMES)]);
     let held = world.lvm.destroy(&name("web1", "before-update")).unwrap_err();
     assert!(held.to_string().ends_with("is held: by audit"), "{held}");
     assert!(world.requests().is_empty());
-    // Neither volumes nor clones nor pools are snapshots.
+    // Volumes, clones and pools are not snapshots.
     for other in ["web1", "web-2", "trial", "pool", "thick"] {
         let world = World::new(vec![Says(VOLUMES)]);
         let error = world.lvm.destroy(&name("web1", other)).unwrap_err();

@@ -1,8 +1,8 @@
-//! Views of snapshots: activated for reading, and deactivated afterwards.
+//! Views of snapshots, which are activated for reading and deactivated afterwards.
 //!
-//! Several views may use one snapshot, also from several processes: they share a lock, and the last one to close gets
-//! it exclusively. A killed process leaves an active snapshot, which is read-only, harmless, and can be viewed and
-//! removed all the same.
+//! Several views, also of several processes, may use one snapshot. They share a lock, and the last view to be closed
+//! gets the lock exclusively. A killed process leaves an active snapshot. The snapshot is read-only and harmless, and
+//! can still be viewed and removed.
 
 use std::fs::File;
 use std::io::ErrorKind;
@@ -34,7 +34,7 @@ impl Lvm {
         let full = volume.full_name();
         let path = self.locks.join(format!("lvm-view-{}.lock", volume.uuid));
         let lock = LockFile::open(&path, FlockOperation::LockShared)?;
-        // A snapshot of another program that was already active stays active.
+        // A snapshot of another program that was already active is not deactivated.
         let belongs_to_others = volume.is_active && volume.tags.snapshot.is_none();
         let arguments = ["-qq", "--yes", "--activate", "y", "--ignoreactivationskip", &full];
         self.ask("view", &snapshot.to_string(), LVCHANGE, &arguments)?;
@@ -77,8 +77,8 @@ impl Lvm {
     }
 }
 
-/// Deactivates a snapshot. A process that has just read its device has it open for a moment; one that has it open for
-/// longer keeps it active.
+/// Deactivates a snapshot. A process that has just read the device keeps it open for a moment, which is waited for. A
+/// process that keeps the device open for longer also keeps the snapshot active.
 fn deactivate(tools: &dyn crate::system::process::Tools, clock: &dyn Clock, full: &str) {
     for _ in 0..3 {
         match tools.ask(LVCHANGE, &["-qq", "--yes", "--activate", "n", full]) {
@@ -94,7 +94,7 @@ pub(super) struct LockFile {
 }
 
 impl LockFile {
-    /// Locks a file, creating it if necessary; the holder of an exclusive lock may remove it.
+    /// Locks a file, and creates it if necessary. The holder of an exclusive lock may remove the file.
     pub(super) fn open(path: &Path, operation: FlockOperation) -> ProviderResult<Self> {
         if let Some(folder) = path.parent() {
             make_folder(folder)?;
@@ -113,7 +113,7 @@ impl LockFile {
             flock(&file, operation).map_err(|error| file_error("lock", path, error.into()))?;
             drop(wait);
             let found = file.metadata().map_err(|source| file_error("inspect", path, source))?;
-            // The previous holder may have removed it.
+            // The previous holder may have removed the file.
             if found.nlink() > 0 {
                 return Ok(Self {
                     path: path.to_owned(),
@@ -123,17 +123,18 @@ impl LockFile {
         }
     }
 
-    /// Releases a shared lock; returns it as an exclusive one, without its file, if no other process has it.
+    /// Releases a shared lock. If no other process has the lock, returns it as an exclusive lock and removes the
+    /// file.
     fn release_shared(self) -> Option<File> {
         flock(&self.file, FlockOperation::Unlock).ok()?;
         flock(&self.file, FlockOperation::NonBlockingLockExclusive).ok()?;
-        // Another process was the last, and the name now belongs to another file.
+        // Another process closed the last view, and the name now belongs to another file.
         if self.file.metadata().ok()?.nlink() == 0 {
             return None;
         }
         match std::fs::remove_file(&self.path) {
             Err(error) if error.kind() != ErrorKind::NotFound => None,
-            // The lock is on the file, with or without a name: a waiting process sees that the name is gone, and
+            // The lock belongs to the file, not to its name. A waiting process notices that the name was removed, and
             // creates a new file.
             _ => Some(self.file),
         }

@@ -11,7 +11,7 @@ use super::report::{Volume, VolumeKind};
 /// A volume that is a host snapshot.
 pub(super) struct Snapshot<'a> {
     pub(super) volume: &'a Volume,
-    /// The name of its origin.
+    /// The name of the origin.
     pub(super) of: &'a str,
     pub(super) name: &'a str,
 }
@@ -35,13 +35,13 @@ impl Volumes {
             .filter(|pool| pool.kind == VolumeKind::Pool)
     }
 
-    /// The volume as a snapshot; none if it is not one.
+    /// The volume as a snapshot; none if it is not a snapshot.
     pub(super) fn as_snapshot<'a>(&'a self, volume: &'a Volume) -> Option<Snapshot<'a>> {
         if volume.kind != VolumeKind::Thin {
             return None;
         }
         if let (Some(name), Some((uuid, called))) = (&volume.tags.snapshot, &volume.tags.of) {
-            // A writable one is a clone that a user created from the snapshot.
+            // A writable volume is a clone that a user created from the snapshot.
             let origin = self.0.iter().find(|one| one.group == volume.group && one.uuid == *uuid);
             let of = origin.map_or(called, |origin| &origin.name);
             return volume.is_read_only.then_some(Snapshot { volume, of, name });
@@ -55,7 +55,7 @@ impl Volumes {
         })
     }
 
-    /// The snapshots of an existing or removed volume; ours before those of other programs.
+    /// The snapshots of an existing or removed volume. Holdfast's own precede those of other programs.
     pub(super) fn snapshots_of<'a>(&'a self, group: &'a str, name: &'a str) -> impl Iterator<Item = Snapshot<'a>> {
         let of_group = self.0.iter().filter(move |one| one.group == group);
         let all = of_group
@@ -141,7 +141,7 @@ pub(super) fn found(snapshot: &Snapshot<'_>, dataset: &Dataset) -> HostSnapshot 
 #[cfg(feature = "hostile")]
 pub(crate) const SPECIMEN: &str = include_str!("fixtures/lvs.json");
 
-/// Parses such an answer: the datasets, and the snapshots.
+/// Parses an answer of LVM, and returns the datasets and the snapshots.
 #[cfg(feature = "hostile")]
 pub(crate) fn parse_volumes(answer: &str) -> ProviderResult<(Vec<String>, Vec<String>)> {
     let volumes = Volumes(parse(answer)?);

@@ -11,7 +11,7 @@ use crate::storage::changed_blocks::{
 };
 use crate::system::process::{LocalTools, PipedEnd, StreamTools as _};
 
-/// Timeout of the exit of a sender that has sent everything.
+/// Timeout for the exit of a sender that has sent everything.
 const END_TIME_OUT: std::time::Duration = std::time::Duration::from_secs(60);
 
 /// Why a stream does not provide the changes. The fallback is to read everything.
@@ -38,7 +38,7 @@ pub enum SendQuery<'a> {
     },
     /// A volume.
     Volume {
-        /// Its size in both snapshots.
+        /// The size in both snapshots.
         size_bytes: u64,
     },
 }
@@ -78,21 +78,22 @@ impl Zfs {
         };
         let ask = |input: &mut dyn Read| by_send_stream(input, &query);
         let (found, ended) = self.read_stream(&["send", "-i", &from, &to], &ask)?;
-        // The sender's error says more than the error of its incomplete stream.
+        // The sender's error has more details than the error of its incomplete stream.
         if !ended.is_success() {
             return Err(refusal("send the changes of", &to, &ended.stderr).into());
         }
         Ok(found?.ranges)
     }
 
-    /// Bytes that were written to a dataset between two of its snapshots; none if ZFS does not report it. It is about
-    /// the size of a stream.
+    /// Bytes that were written to a dataset between two of its snapshots; none if ZFS does not report them. The
+    /// number is about the size of a stream.
     pub fn written_between(&self, older: &HostSnapshotName, newer: &HostSnapshotName) -> Option<u64> {
         let property = format!("written@{}", older.name);
         self.number_of(&property, &full(newer).ok()?)
     }
 
-    /// Whether a volume was not written since a snapshot of it. Flushed writes count: the pool is synced first.
+    /// Whether a volume was not written since a snapshot of it. The pool is synced first, so that flushed writes
+    /// count.
     pub fn is_volume_unchanged(&self, since: &HostSnapshotName) -> ProviderResult<bool> {
         let volume = &since.dataset.name;
         full(since)?;
@@ -105,8 +106,8 @@ impl Zfs {
         Ok(written == Some(0))
     }
 
-    /// The GUID of a snapshot. If ZFS has no property for it, as zfs-fuse, it is read from the begin record of its
-    /// stream.
+    /// The GUID of a snapshot. zfs-fuse has no property for it, so the GUID is then read from the begin record of the
+    /// snapshot's stream.
     fn guid(&self, snapshot: &str) -> Result<u64, SendError> {
         if let Some(guid) = self.number_of("guid", snapshot) {
             return Ok(guid);
@@ -128,13 +129,13 @@ impl Zfs {
         answer.output.trim().parse().ok()
     }
 
-    /// Starts a sender, and returns the result of `ask` on its stream, and how it ended.
+    /// Starts a sender, and returns the result of `ask` on its stream and the outcome of the sender.
     fn read_stream<T>(&self, arguments: &[&str], ask: &dyn Fn(&mut dyn Read) -> T) -> ProviderResult<(T, PipedEnd)> {
         let tools = LocalTools::new(self.clock.clone(), END_TIME_OUT);
         let mut sender = tools.start(ZFS, arguments)?;
         let mut output = sender.take_output().expect("the output was not taken before");
         let found = ask(&mut output);
-        // A sender whose stream is not read to its end must not block on the pipe.
+        // If the stream is not read to its end, the sender must not block on the pipe.
         drop(output);
         let (ended, _) = sender.answer(&*self.clock, END_TIME_OUT)?;
         Ok((found, ended))

@@ -1,6 +1,6 @@
 //! Temporary clones of host snapshots: for viewing one, and for a machine that is being created.
 //!
-//! Each is marked by a property that contains its maker. A killed process leaves its clones, which are found by that
+//! Each clone is marked by a property that contains its creator. The clones of a killed process are found by that
 //! property.
 
 use std::collections::BTreeMap;
@@ -19,13 +19,13 @@ use crate::system::process::Tools;
 const VIEW: &str = "holdfast:view";
 /// The property of a clone for a machine that is being created: the name of the machine.
 const UNFINISHED: &str = "holdfast:unfinished";
-/// The property of both: the process that made it.
+/// The property of both kinds: the process that created the clone.
 const MAKER: &str = "holdfast:maker";
 /// Prefix of the names of clones for viewing, in the root of their pool.
 const VIEW_PREFIX: &str = "holdfast-view-";
 /// Snapshots may have come from another host, so set-user-id programs, devices and execution are disabled.
 const WITHOUT_RIGHTS: [&str; 6] = ["-o", "setuid=off", "-o", "devices=off", "-o", "exec=off"];
-/// The label of a clone that was mounted by a user, and stays.
+/// The label of a clone that a user has mounted permanently.
 const MOUNTED: &str = "mount";
 /// Attempts to destroy a clone.
 const ATTEMPT_COUNT: u32 = 40;
@@ -34,11 +34,11 @@ const ATTEMPT_INTERVAL: Duration = Duration::from_millis(50);
 /// An existing temporary clone.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TemporaryClone {
-    /// Its name.
+    /// The name.
     pub name: String,
-    /// Its purpose.
+    /// The purpose.
     pub kind: TemporaryCloneKind,
-    /// The recorded maker; empty if none is recorded.
+    /// The recorded creator; empty if none is recorded.
     pub maker: String,
 }
 
@@ -52,7 +52,7 @@ pub enum TemporaryCloneKind {
 }
 
 impl Zfs {
-    /// The temporary clones in a pool, whether or not their makers still run.
+    /// The temporary clones in a pool, whether or not their creators still run.
     pub fn temporary_clones(&self, pool: &str) -> ProviderResult<Vec<TemporaryClone>> {
         full_name(pool, "check")?;
         let marked = |property| self.datasets_with(property, pool);
@@ -75,7 +75,7 @@ impl Zfs {
         Ok(views.chain(machines).collect())
     }
 
-    /// Datasets of a pool that have a property of ours themselves, not inherited.
+    /// The datasets of a pool for which this property of Holdfast is set directly, not inherited.
     fn datasets_with(&self, property: &str, pool: &str) -> ProviderResult<BTreeMap<String, String>> {
         let mut arguments = vec!["get", "-Hp", "-r", "-o", "name,value,source"];
         if self.is_newer()? {
@@ -87,7 +87,7 @@ impl Zfs {
         Ok(found)
     }
 
-    /// Destroys one of them if it is still a temporary clone without snapshots, and no process has files of it open.
+    /// Destroys a temporary clone, if it still is one, has no snapshots, and no process has files in it open.
     pub fn destroy_temporary(&self, left: &TemporaryClone) -> ProviderResult<()> {
         full_name(&left.name, "check")?;
         let pool = left.name.split('/').next().unwrap_or_default();
@@ -100,7 +100,8 @@ impl Zfs {
         self.destroy_with_retries("destroy", &left.name)
     }
 
-    /// Repeats the removal: a process that has just closed files or was killed keeps a clone busy for a moment.
+    /// Destroys a clone, with retries: a process that has just closed files or was killed keeps a clone busy for a
+    /// moment.
     fn destroy_with_retries(&self, action: &'static str, clone: &str) -> ProviderResult<()> {
         let mut attempts_left = ATTEMPT_COUNT;
         loop {
@@ -114,7 +115,8 @@ impl Zfs {
         }
     }
 
-    /// Destroys a dataset that was [cloned](Self::clone_for_machine) from a host snapshot, and has no snapshots.
+    /// Destroys a dataset that was [cloned](Self::clone_for_machine) from a host snapshot and has no snapshots
+    /// itself.
     pub fn destroy_clone(&self, name: &str, of: &HostSnapshotName) -> ProviderResult<()> {
         let origin = full(of)?;
         let state = self.dataset(name)?;
@@ -154,7 +156,7 @@ impl Zfs {
         if state.is_volume
             && let Err(error) = self.wait_for_device(name)
         {
-            // An unusable clone is not left behind; the error says why.
+            // An unusable clone is removed. The error has the reason.
             self.destroy_clone(name, of).ok();
             return Err(error);
         }
@@ -183,10 +185,10 @@ impl Zfs {
         Ok(of_it.map(|state| state.dataset.name).collect())
     }
 
-    /// Mounts a snapshot at `folder`, as a clone that stays.
+    /// Mounts a snapshot at `folder`, as a permanent clone.
     pub(in crate::storage::provider) fn mount_clone(&self, snapshot: &str, folder: &Path) -> ProviderResult<()> {
         let pool = snapshot.split(['/', '@']).next().unwrap_or_default();
-        // A label for each folder.
+        // A different label for each folder.
         let label: String = folder
             .display()
             .to_string()
@@ -202,7 +204,7 @@ impl Zfs {
         self.ask("mount", snapshot, &arguments).map(drop)
     }
 
-    /// Unmounts and destroys such a clone.
+    /// Unmounts and destroys a permanent clone.
     pub(in crate::storage::provider) fn unmount_clone(&self, clone: &str) -> ProviderResult<()> {
         if !is_view_name(clone) || self.dataset(clone)?.origin.is_none() {
             return Err(ProviderError::Refused {
@@ -257,8 +259,8 @@ fn is_view_name(name: &str) -> bool {
     last.is_some_and(|name| name.starts_with(VIEW_PREFIX))
 }
 
-/// Destroys a clone. A process that has just closed its files keeps it busy for a moment; a leftover is found by its
-/// property.
+/// Destroys a clone. A process that has just closed its files keeps the clone busy for a moment. A leftover is found
+/// by its property.
 fn remove_view(tools: &dyn Tools, clock: &dyn Clock, clone: &str) {
     for _ in 0..ATTEMPT_COUNT {
         match tools.ask(ZFS, &["destroy", clone]) {

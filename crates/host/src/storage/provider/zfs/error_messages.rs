@@ -2,7 +2,7 @@
 
 use super::super::ProviderError;
 
-/// Messages if no kernel module is loaded, and no zfs-fuse runs.
+/// Messages that are printed if no kernel module is loaded and zfs-fuse does not run.
 const NO_SERVICE: [&str; 4] = [
     "modules are not loaded",
     "module is not loaded",
@@ -24,7 +24,7 @@ pub(super) fn refusal(action: &'static str, what: &str, stderr: &str) -> Provide
             ProviderError::NotFound { what }
         }
         () if has("has dependent clones") => {
-            // The clones are listed after a line that says how to destroy them all.
+            // The clones are listed after a line that explains how to destroy all of them.
             let clones: Vec<&str> = stderr.lines().skip(2).map(str::trim).collect();
             let clones = clones.join(", ");
             ProviderError::HasClones { what, clones }

@@ -1,7 +1,7 @@
 //! The health and the devices of pools, from `zpool list` and `zpool status`.
 //!
-//! Monitoring must not take a missing answer for health: an answer that is empty, truncated, or about another pool is
-//! an error.
+//! Monitoring must not treat a missing answer as a healthy pool: an answer that is empty, truncated, or about another
+//! pool is an error.
 //!
 //! Source: zpool-list(8), zpool-status(8); OpenZFS 2.1, zfs-fuse 0.7.0, which has no `-p` and prints sizes with three
 //! digits.
@@ -13,11 +13,11 @@ use super::{ZPOOL, Zfs, full_name};
 /// A pool, with values as ZFS prints them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PoolState {
-    /// Its name.
+    /// The name.
     pub name: String,
     /// `ONLINE`, `DEGRADED`, `FAULTED` and the like.
     pub health: String,
-    /// Its size: `3.62T`. This and the following values are `-` for a pool that cannot be opened.
+    /// The size: `3.62T`. This and the following values are `-` for a pool that cannot be opened.
     pub size: String,
     /// Free space.
     pub free: String,
@@ -30,7 +30,7 @@ pub struct PoolState {
 pub struct PoolDevice {
     /// The level below the pool: 1 for a mirror, 2 for a disk in it.
     pub depth: usize,
-    /// Its name.
+    /// The name.
     pub name: String,
     /// `ONLINE`, `UNAVAIL` and the like.
     pub state: String,
@@ -61,7 +61,7 @@ pub struct PoolRoom {
 }
 
 impl PoolState {
-    /// Whether it is open, so that its values are valid.
+    /// Whether the pool is open, so that its values are valid.
     pub fn is_open(&self) -> bool {
         ["ONLINE", "DEGRADED"].contains(&&self.health[..])
     }
@@ -88,7 +88,7 @@ impl Zfs {
         parse_pool(pool, &answer)
     }
 
-    /// The devices of a pool, in order. A pool that is not open may lack some.
+    /// The devices of a pool, in order. The list may be incomplete if the pool is not open.
     pub fn pool_devices(&self, pool: &PoolState) -> ProviderResult<Vec<PoolDevice>> {
         let answer = self.ask_pool(&pool.name, &["status"])?;
         match parse_devices(&pool.name, &answer) {
@@ -97,7 +97,7 @@ impl Zfs {
         }
     }
 
-    /// The space of a pool; with three digits if ZFS does not know `zpool list -p`.
+    /// The space of a pool. The values have only three digits if ZFS does not support `zpool list -p`.
     pub fn pool_room(&self, pool: &str) -> ProviderResult<PoolRoom> {
         let flags = if self.is_newer()? { "-Hp" } else { "-H" };
         let answer = self.ask_pool(pool, &["list", flags, "-o", "name,size,allocated,free"])?;

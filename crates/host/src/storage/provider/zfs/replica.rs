@@ -1,7 +1,7 @@
-//! ZFS as a side of a replication: on this host, or on another one by its shell.
+//! ZFS as one side of a replication, on this host or on another host through its shell.
 //!
-//! Features that ZFS before 0.8 lacks (bookmarks, resuming an interrupted stream, blocks as they are stored) are not
-//! used with it. It discards a partially received stream.
+//! Features that ZFS before 0.8 lacks (bookmarks, resuming an interrupted stream, blocks as stored) are not used with
+//! such a version. It discards a partially received stream.
 //!
 //! Source: zfs-send(8), zfs-receive(8), zfs-bookmark(8), zfs-hold(8); OpenZFS 2.1, zfs-fuse 0.7.0.
 
@@ -38,7 +38,7 @@ pub struct ZfsSide {
 }
 
 impl ZfsSide {
-    /// ZFS by way of `programs`.
+    /// Uses ZFS through `programs`.
     pub fn new(programs: Arc<dyn StreamTools>, clock: Arc<dyn Clock>) -> Self {
         Self {
             zfs: Zfs::new(Arc::clone(&programs) as _, PathBuf::new(), clock),
@@ -96,8 +96,8 @@ impl ZfsSide {
         Ok(arguments)
     }
 
-    /// Starts a program, with zstd before or after it if requested. The stream has passed the gate before it was
-    /// compressed for the other host.
+    /// Starts a program, with zstd before or after it if requested. A stream passes the gate before it is compressed
+    /// for the other host.
     fn start(&self, arguments: &[&str], filter: Option<ZstdFilter>) -> ProviderResult<Piped> {
         let line = shell_line([ZFS].into_iter().chain(arguments.iter().copied()));
         let line = match filter {
@@ -121,7 +121,7 @@ impl ZfsSide {
         }
         for above in missing.into_iter().rev() {
             match self.zfs.ask("create", above, &["create", "-o", "canmount=off", above]) {
-                // Another process has created it.
+                // Another process has created the dataset.
                 Err(ProviderError::Exists { .. }) => {}
                 other => drop(other?),
             }
@@ -149,8 +149,8 @@ impl ZfsSide {
         }
     }
 
-    /// Releases the hold with this tag from all snapshots of a dataset but one. Only newer versions list holds, so it
-    /// is tried on all held snapshots.
+    /// Releases the hold with this tag from all snapshots of a dataset but one. Only newer versions list holds, so
+    /// the release is tried on all held snapshots.
     fn release(&self, keeping: &KeepRequest, held: &ReplicaDataset, but: Option<&str>) -> ProviderResult<()> {
         let others = held.snapshots.iter().filter(|snapshot| {
             let is_held = snapshot.hold_count > 0 && !snapshot.is_bookmark;
@@ -201,7 +201,7 @@ enum ZstdFilter {
     Decompress,
 }
 
-/// The token comes from the other side, and becomes an argument.
+/// Checks a resume token, which comes from the other side and becomes an argument.
 fn check_token(token: &str) -> ProviderResult<()> {
     let is_token = !token.is_empty()
         && token.len() < 64 << 10
@@ -309,7 +309,7 @@ impl ReplicaSide for ZfsSide {
 
     fn estimate(&self, sending: &SendRequest) -> ProviderResult<Option<u64>> {
         if !self.zfs.is_newer()? {
-            // A newer receiver keeps a partially received stream of an older sender, which cannot resume it.
+            // A newer receiver keeps a partially received stream of an older sender, but the sender cannot resume it.
             return match sending.token {
                 None => Ok(None),
                 Some(_) => Err(ProviderError::Refused {
@@ -403,7 +403,7 @@ impl ReplicaSide for ZfsSide {
             );
             return refusal(action, what, &why);
         }
-        // The received part is kept; ZFS's advice on how to resume by hand does not apply here.
+        // The received part is kept. ZFS's advice on how to resume by hand does not apply here.
         match stderr.split_once("Partially received snapshot is saved") {
             Some((why, _)) => {
                 let why = format!(
@@ -419,7 +419,7 @@ impl ReplicaSide for ZfsSide {
     fn can_compress(&self, compression: StreamCompression) -> bool {
         match compression {
             StreamCompression::Never => true,
-            // A shell does not know the speed of the link.
+            // The speed of the link is unknown for a shell.
             StreamCompression::Adaptive => false,
             StreamCompression::Always => self.can_decompress(),
         }

@@ -2,9 +2,9 @@
 //!
 //! # The problem
 //!
-//! A stream contains more than the content of a snapshot: its name, properties of the dataset (its mount point, whether
-//! set-user-id programs are allowed), other datasets, removals, and the snapshot of the pool that it is a clone of.
-//! `zfs receive` applies all of it as root.
+//! A stream contains more than the content of a snapshot: its name, properties of the dataset (its mount point,
+//! whether set-user-id programs are allowed), other datasets, removals, and the snapshot of the pool from which it is
+//! cloned. `zfs receive` applies all of it as root.
 //!
 //! # What passes
 //!
@@ -84,11 +84,11 @@ pub(super) struct ZfsGate {
 enum ZfsGateState {
     /// Before the begin record of a stream.
     Outside,
-    /// In the list before several streams: only its end may follow.
+    /// In the list before several streams. Only the end of the list may follow.
     List,
     /// In a stream.
     Inside,
-    /// So many bytes of data follow, then this state.
+    /// This number of data bytes follows, then the inner state.
     Data(u64, Within),
     Over,
 }
@@ -113,7 +113,7 @@ fn refused<T>(reason: impl Into<String>) -> Result<T> {
 }
 
 impl ZfsGate {
-    /// The second value gets the received snapshots at the end of the stream.
+    /// The second returned value gets the received snapshots at the end of the stream.
     pub(super) fn new(announced: ZfsAnnouncement) -> (Self, Arrivals) {
         let arrived = Arrivals::default();
         let gate = Self {
@@ -202,7 +202,7 @@ impl ZfsGate {
             expected == name && (guid.is_empty() || *guid == begin.to_guid.to_string())
         };
         let is_expected = if begin.features & feature::RESUMING != 0 {
-            // A resumed stream may be one of the missing snapshots.
+            // A resumed stream may contain any of the missing snapshots.
             !self.is_joined && (announced.is_empty() || announced.iter().any(is_announced))
         } else if self.is_joined {
             announced.get(self.brought.len()).is_some_and(is_announced)
@@ -224,7 +224,7 @@ impl ZfsGate {
         ))
     }
 
-    /// Handles a record in a stream, or after the list before several. Returns whether it is the last of all.
+    /// Handles a record in a stream, or after the list before several streams. Returns whether it is the last record.
     fn take(&mut self, record: &StreamRecord, within: Within) -> Result<IsLast> {
         let refused = |error: crate::storage::changed_blocks::SendStreamError| StreamRefusal::new(error.to_string());
         let kind = record.kind().map_err(refused)?;
@@ -244,7 +244,7 @@ impl ZfsGate {
         Ok(IsLast::No)
     }
 
-    /// Handles the end of everything, which nothing may follow.
+    /// Handles the end of the last stream. Any data after it is refused.
     fn end(&mut self, from: &mut dyn Read) -> io::Result<()> {
         if !is_at_end(from)? {
             return Err(StreamRefusal::new("it has data after its end").into());

@@ -1,8 +1,8 @@
 //! Parses the output of `zfs get -Hp`.
 //!
 //! Fields are separated by tabs, lines by line feeds, and a user property may contain both. So only properties that
-//! users cannot set to any value are read as a table ([`parse`]). Our records, which any user may have written, are
-//! requested separately ([`records`]): they cannot change the meaning of other properties.
+//! users cannot set to any value are read as a table ([`parse`]). Holdfast's records, which any user may have
+//! written, are requested separately ([`records`]), so that they cannot change the meaning of other properties.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use super::super::{ProviderError, ProviderResult};
 /// The properties of a dataset, or of a snapshot.
 #[derive(Debug, Default)]
 pub(super) struct Properties {
-    /// Its index in the answer: snapshots of a dataset are listed in the order of their creation.
+    /// The index in the answer: snapshots of a dataset are listed in the order of their creation.
     pub(super) number_in_answer: usize,
     values: BTreeMap<String, String>,
     sources: BTreeMap<String, String>,
@@ -22,7 +22,7 @@ impl Properties {
         self.values.get(key).map(|value| &value[..])
     }
 
-    /// The source of its value: `default`, `local`, `inherited from tank`.
+    /// The source of a value: `default`, `local`, `inherited from tank`.
     pub(super) fn source(&self, key: &str) -> Option<&str> {
         self.sources.get(key).map(|source| &source[..])
     }
@@ -70,8 +70,8 @@ pub(super) fn parse(answer: &str) -> ProviderResult<BTreeMap<String, Properties>
     Ok(found)
 }
 
-/// The records in an answer with the columns name, value and source, by name. The first line of each name counts, and
-/// other text is skipped.
+/// The records in an answer with the columns name, value and source, by name. Only the first line of each name is
+/// used, and other text is skipped.
 pub(super) fn records(answer: &str) -> BTreeMap<String, String> {
     let mut records: BTreeMap<String, String> = BTreeMap::new();
     for line in answer.lines() {

@@ -211,7 +211,7 @@ fn a_suspended_pool_is_found_before_the_point_in_time() {
     assert_eq!(scripted.requests.lock().unwrap().len(), 3);
 }
 
-/// Clones of users with similar names, clones mounted to stay, and inherited marks are not temporary clones.
+/// Clones of users with similar names, permanently mounted clones, and inherited marks are not temporary clones.
 #[test]
 fn temporary_clones_are_found_by_their_own_marks() {
     let views = "t/holdfast-view-0a-0\t0a-0\tlocal\nt/holdfast-view-atmnt\tmount\tlocal\nt/mine\tx\tlocal\n\
@@ -246,7 +246,7 @@ fn only_a_temporary_clone_is_destroyed() {
         kind: TemporaryCloneKind::Machine("trial".to_owned()),
         maker: String::new(),
     };
-    // Its mark is gone, or it is not a clone.
+    // The mark was removed, or the dataset is not a clone.
     let (finished, requests) = zfs(&[Ok(""), Ok(""), Ok("")]);
     assert!(matches!(
         finished.destroy_temporary(&left),

@@ -17,8 +17,9 @@ pub fn volume_device(name: &str) -> PathBuf {
     Path::new("/dev/zvol").join(name)
 }
 
-/// Flushes the kernel's block cache of a volume, or of all volumes in a tree: cached data has not reached ZFS, and would be
-/// missing in a snapshot. A guest's flushes do the same, unless they are ignored (`cache=unsafe`).
+/// Flushes the kernel's block cache of a volume, or of all volumes in a tree. Cached data has not reached ZFS, and
+/// would be missing in a snapshot. The guest's flushes have the same effect, unless they are ignored
+/// (`cache=unsafe`).
 pub(super) fn write_out(scope: &HostSnapshotScope) -> ProviderResult<()> {
     if scope.is_tree {
         write_out_tree(&scope.dataset.name)
@@ -41,7 +42,7 @@ fn write_out_tree(name: &str) -> ProviderResult<()> {
     Ok(())
 }
 
-/// Does nothing for a dataset that is not a volume.
+/// Flushes the cache of a volume. Does nothing for other datasets.
 fn write_out_volume(name: &str) -> ProviderResult<()> {
     let device = volume_device(name);
     let is_device = device.metadata().is_ok_and(|found| found.file_type().is_block_device());

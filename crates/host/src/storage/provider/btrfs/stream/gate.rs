@@ -14,7 +14,7 @@ use crate::storage::provider::folder::check_name;
 /// Mode bits that make a program run as another user or group.
 const SET_ID_BITS: u64 = 0o6000;
 const MODE_BITS: u64 = 0o7777;
-/// Extended attributes that are data of users, properties of btrfs, and access lists. Others (`security.*`,
+/// Accepted extended attributes: data of users, properties of btrfs, and access lists. Others (`security.*`,
 /// `trusted.*`) give rights to files, or control other parts of the kernel.
 const XATTRS: [&[u8]; 4] = [
     b"user.",
@@ -27,7 +27,7 @@ const NAMES_MAX: usize = 3;
 
 /// A read-only host snapshot of the dataset that a stream may be based on.
 pub(in super::super) struct ParentSnapshot {
-    /// Its UUID on this host.
+    /// The UUID on this host.
     pub(in super::super) uuid: Uuid,
     pub(in super::super) folder: OwnedFd,
 }
@@ -49,7 +49,7 @@ pub(in super::super) struct BtrfsAnnouncement {
 /// The content of a stream that was received completely.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in super::super) struct Arrival {
-    /// Its final name.
+    /// The final name.
     pub(in super::super) name: String,
     /// The UUID of the sent subvolume.
     pub(in super::super) identity: Uuid,
@@ -80,7 +80,7 @@ struct StreamInProgress {
     tree: Tree,
     arrival: Arrival,
     identity: [u8; 16],
-    /// The parent's UUID in the stream, and on this host.
+    /// The parent's UUIDs: in the stream, and on this host.
     parent: Option<([u8; 16], Uuid)>,
 }
 
@@ -130,7 +130,7 @@ enum CommandAction {
 }
 
 impl BtrfsGate {
-    /// The second value gets the received subvolume at the end of the stream.
+    /// The second returned value gets the received subvolume at the end of the stream.
     pub(in super::super) fn new(announced: BtrfsAnnouncement, notes: Notes) -> (Self, Arc<Mutex<Option<Arrival>>>) {
         let arrived = Arc::default();
         let gate = Self {
@@ -263,7 +263,7 @@ impl BtrfsGate {
             Verb::Chmod | Verb::Chown | Verb::Utimes | Verb::SetXattr | Verb::RemoveXattr => {
                 return match (tree.find(&path)?, command.verb) {
                     (PathKind::LeftOut, _) => Ok(CommandAction::LeaveOut),
-                    // The command would follow the link, which itself has no mode.
+                    // `chmod` would follow the link. A link itself has no mode.
                     (PathKind::Symlink, Verb::Chmod) => {
                         refused(format!("it sets the mode of the symbolic link {:?}", path.shown()))
                     }
@@ -309,7 +309,7 @@ impl BtrfsGate {
         Ok(CommandAction::LeaveOut)
     }
 
-    /// Handles the end of the stream, which nothing may follow.
+    /// Handles the end of the stream. Any data after it is refused.
     fn end(&mut self) {
         self.left_out.note("devices, FIFOs and sockets left out", &self.notes);
         self.cleared.note(
@@ -323,7 +323,7 @@ impl BtrfsGate {
     }
 }
 
-/// The target of a symbolic link may be any path that the kernel can store completely.
+/// Checks the target of a symbolic link: any path is accepted that the kernel can store completely.
 fn check_target(path: &StreamPath, target: &[u8]) -> Result<()> {
     if target.is_empty() || target.contains(&0) {
         return refused(format!("{:?} is a symbolic link with an invalid target", path.shown()));
@@ -331,7 +331,7 @@ fn check_target(path: &StreamPath, target: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// Writing data opens a path.
+/// Checks a path to which data is written: `btrfs receive` opens it.
 fn check_data(path: &StreamPath, found: PathKind) -> Result<()> {
     let what = match found {
         PathKind::Plain => return Ok(()),
@@ -343,7 +343,7 @@ fn check_data(path: &StreamPath, found: PathKind) -> Result<()> {
 }
 
 impl StreamInProgress {
-    /// Data that is shared with a file of this subvolume, or of its parent.
+    /// Handles a clone of data from a file of this subvolume or of its parent.
     fn of_clone(&self, mut command: Command) -> Result<Command> {
         let of = command.uuid(Key::CloneUuid);
         let from = StreamPath::parse(command.value(Key::ClonePath))?;

@@ -13,10 +13,10 @@ use crate::Uuid;
 use crate::storage::provider::incoming::{Notes, StreamCheck};
 
 const HIDDEN: &str = ".incoming+";
-/// A folder that has files, folders and links, on every host.
+/// A folder that contains files, folders and links on every host.
 const PARENT_FOLDER: &str = "/proc/self";
 
-/// A btrfs stream. The output is harmless, and complete only if the input is.
+/// A btrfs stream. The output is harmless, and is complete only if the input is complete.
 pub(crate) fn btrfs_stream(bytes: &[u8]) -> Outcome {
     let announced = BtrfsAnnouncement {
         snapshot: None,
@@ -76,7 +76,7 @@ fn commands_of(bytes: &[u8]) -> Vec<Command> {
     commands
 }
 
-/// The same with correct checksums in all commands, as an attacker would send it.
+/// The stream with correct checksums in all commands, as an attacker would send it.
 fn with_checksums(bytes: &[u8]) -> Vec<u8> {
     let Some((start, mut rest)) = bytes.split_at_checked(MAGIC.len() + 4) else {
         return bytes.to_vec();

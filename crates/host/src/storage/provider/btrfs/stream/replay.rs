@@ -15,7 +15,7 @@ pub(crate) enum ReplayedKind {
 /// All paths of the stream, and their kinds.
 pub(crate) type Files = BTreeMap<Vec<u8>, ReplayedKind>;
 
-/// Executes commands that have passed the gate; stops where `btrfs receive` would.
+/// Executes commands that have passed the gate. Stops where `btrfs receive` would fail.
 ///
 /// # Panics
 /// A command would touch something outside the subvolume, or create a forbidden file.
@@ -56,7 +56,7 @@ fn check_form(command: &Command) {
     }
 }
 
-/// Checks that the parent folders of a path are folders. None if the command fails.
+/// Checks that all parents of a path are folders. None if the command fails.
 fn reach(path: &[u8], files: &Files) -> Option<()> {
     for (at, _) in path.iter().enumerate().filter(|(_, byte)| **byte == b'/') {
         let kind = files.get(&path[..at])?;
@@ -85,7 +85,7 @@ fn apply(command: &Command, files: &mut Files) -> Option<()> {
     };
     match command.verb {
         Verb::MakeFile => {
-            // It is opened, and truncated if it exists.
+            // The path is opened, and an existing file is truncated.
             assert_ne!(
                 files.get(path),
                 Some(&ReplayedKind::Symlink),

@@ -13,7 +13,7 @@ use crate::storage::provider::incoming::{Incoming, Notes, StreamCheck, StreamRef
 
 const HIDDEN: &str = ".incoming+";
 
-/// A parent snapshot on the disk: `disk`, `link` to it, and `folder` with `file`, `link` and `out`, which points
+/// A parent snapshot on the disk: `disk`, `link` to it, and `folder` with `file`, `link` and `out`, a link to a path
 /// outside.
 fn parent() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
@@ -167,7 +167,7 @@ fn a_valid_increment_passes_with_a_parent_of_this_dataset() {
     assert!(reason.contains("not a host snapshot of this dataset"), "{reason}");
 }
 
-/// A truncated stream has no end, and every command that passes is complete.
+/// A truncated stream has no end record, and every command that passes is complete.
 #[test]
 fn a_truncated_stream_never_reaches_its_end() {
     let stream = valid_full();
@@ -222,7 +222,7 @@ fn only_one_subvolume_as_announced_is_received() {
         let reason = reason(&stream);
         assert!(reason.contains(expected), "{expected}: {reason}");
     }
-    // Without an announcement: any one snapshot with a new name and identity.
+    // Without an announcement, any single snapshot with a new name and identity is accepted.
     let unannounced = || BtrfsAnnouncement {
         snapshot: None,
         ..announced(None)
@@ -289,7 +289,7 @@ fn no_path_leads_out_of_the_subvolume() {
     assert_eq!(passed.commands[1].number(Key::Mode), 0o755);
 }
 
-/// Independent of how a link got its name, nothing is written to it or through it.
+/// However a link got its name, nothing is written to it or through it.
 #[test]
 fn nothing_is_written_through_a_link() {
     let link = || StreamWriter::full().symlink("o1", "/etc/passwd");
@@ -319,7 +319,7 @@ fn nothing_is_written_through_a_link() {
             .make(Verb::MakeFolder, "f")
             .rename("g", "f/h")
             .write("f/h/l", b"x"),
-        // The same with links of the parent.
+        // The commands with links of the parent.
         before().write("link", b"x"),
         before().write("folder/link", b"x"),
         before().write("folder/out/shadow", b"x"),
@@ -450,7 +450,7 @@ fn commands_have_known_types_and_each_attribute_once() {
     assert!(reason(&[StreamWriter::full().0, long].concat()).contains("4294967295 bytes"));
 }
 
-/// The input of a program can only be used together with the gate.
+/// The input of a receiving program is available only together with the gate.
 #[test]
 fn the_input_of_a_program_comes_with_its_gate() {
     let tools = crate::LocalTools::new(
@@ -464,8 +464,8 @@ fn the_input_of_a_program_comes_with_its_gate() {
     assert!(incoming.take_input().is_none());
 }
 
-/// Streams of random commands with few names, so that they interact: the output is harmless in a model that is
-/// independent of the gate's.
+/// Streams of random commands with few names, so that the commands interact. The output is harmless in a model that
+/// is independent of the gate's model.
 #[test]
 fn the_output_of_random_streams_is_harmless() {
     let parent = parent();

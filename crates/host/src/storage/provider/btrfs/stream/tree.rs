@@ -1,13 +1,13 @@
-//! A model of the subvolume while it is being received: which file a path refers to.
+//! A model of the subvolume while it is being received, which determines the file that a path refers to.
 //!
 //! `btrfs receive` opens files by path and follows symbolic links. A link may point anywhere, so the gate has to know
 //! every path that is a link. Links come with the stream, or with the parent snapshot; both may be renamed later, alone
 //! or with a folder above them.
 //!
-//! The model is a tree of the paths that have occurred. A folder of the parent snapshot has its path there, and
-//! unrecorded names in it are looked up on the disk: the snapshot is read-only, and its folder stays open. A folder
-//! that the stream has created contains only entries that the stream has created; files among them are not recorded, so
-//! that the memory depends on folders, links and changes of the parent.
+//! The model is a tree of the paths that have occurred. A folder of the parent snapshot is recorded with its path
+//! there, and unrecorded names in it are looked up on the disk: the snapshot is read-only, and its folder stays open.
+//! A folder that the stream has created contains only entries that the stream has created. Files among them are not
+//! recorded, so the memory usage depends only on folders, links and changes of the parent.
 //!
 //! Files that were left out of the copy (devices, sockets) are part of the model too: later commands about them are
 //! left out as well.
@@ -36,7 +36,7 @@ pub(super) struct StreamPath(Vec<Vec<u8>>);
 
 impl StreamPath {
     /// # Errors
-    /// It is empty or absolute, or has an empty component, `.`, `..` or NUL.
+    /// The path is empty or absolute, or has an empty component, `.`, `..` or NUL.
     pub(super) fn parse(bytes: &[u8]) -> Result<Self> {
         let refused = |why: &str| {
             let path = String::from_utf8_lossy(&bytes[..bytes.len().min(200)]);
@@ -76,7 +76,7 @@ impl StreamPath {
 /// The kind of file that a path refers to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum PathKind {
-    /// A file or folder, or nothing: certainly not a link.
+    /// A file, a folder or nothing, but certainly not a link.
     Plain,
     /// A symbolic link.
     Symlink,
@@ -98,14 +98,14 @@ enum Node {
 /// A file or folder.
 #[derive(Debug, Clone, Default)]
 struct TreeNode {
-    /// Its path in the parent snapshot; none if the stream has created it.
+    /// The path in the parent snapshot; none if the stream has created the file.
     before: Option<PathBuf>,
-    /// The recorded entries. None for a name that is free now.
+    /// The recorded entries. None marks a name that is free now.
     entries: BTreeMap<Vec<u8>, Option<Node>>,
 }
 
 impl TreeNode {
-    /// Whether it need not be recorded in a folder that the stream has created.
+    /// Whether the entry need not be recorded in a folder that the stream has created.
     fn is_trivial(&self) -> bool {
         self.before.is_none() && self.entries.is_empty()
     }
@@ -132,17 +132,17 @@ pub(super) struct Tree {
 /// A folder.
 enum TreeFolder<'a> {
     Recorded(&'a TreeNode),
-    /// It is unchanged since the parent snapshot, where it has this path.
+    /// Unchanged since the parent snapshot, where it has this path.
     Before(PathBuf),
-    /// The stream has created it, and nothing in it is recorded.
+    /// Created by the stream, without recorded entries.
     Made,
 }
 
 /// The state of a name in a folder.
 enum Entry {
-    /// It is recorded, or in the parent snapshot.
+    /// Recorded, or in the parent snapshot.
     Known(PathKind),
-    /// It is not recorded in a folder that the stream has created: a file or folder of the stream, or nothing.
+    /// Not recorded, in a folder that the stream has created: a file or folder of the stream, or nothing.
     Unrecorded,
     /// The name is free.
     Free,
@@ -153,7 +153,7 @@ fn link_in_path(path: &StreamPath, what: &str) -> StreamRefusal {
     StreamRefusal::new(format!("the path {:?} leads through {what}", path.shown()))
 }
 
-/// The kind of a file in the parent snapshot; none if there is none.
+/// The kind of a file in the parent snapshot; none if the file does not exist.
 fn lookup(parent: &OwnedFd, place: &Path) -> Result<Option<Node>> {
     match statat(parent, place, AtFlags::SYMLINK_NOFOLLOW) {
         Ok(found) => Ok(Some(match FileType::from_raw_mode(found.st_mode) {
@@ -175,7 +175,7 @@ fn join(folder: &Path, name: &[u8]) -> PathBuf {
 }
 
 impl Tree {
-    /// An empty subvolume; with `parent`, one with the content of that read-only snapshot.
+    /// An empty subvolume, or the content of the read-only snapshot `parent`.
     pub(super) fn new(parent: Option<OwnedFd>) -> Self {
         let before = parent.as_ref().map(|_| PathBuf::new());
         Self {
@@ -188,7 +188,7 @@ impl Tree {
         }
     }
 
-    /// The folder of a path.
+    /// Finds the folder that contains a path.
     fn folder_of(&self, path: &StreamPath) -> Result<TreeFolder<'_>> {
         let (above, _) = path.split();
         let mut folder_of = TreeFolder::Recorded(&self.root);
@@ -242,7 +242,7 @@ impl Tree {
             .map_or(Entry::Free, |node| Entry::Known(node.found())))
     }
 
-    /// The folder of a path, as a recorded one. [`Self::folder_of`] has checked the path.
+    /// Returns the folder that contains a path, and records it. [`Self::folder_of`] has checked the path.
     fn record(&mut self, path: &StreamPath) -> Result<&mut TreeNode> {
         let (above, _) = path.split();
         let mut folder = &mut self.root;
@@ -258,7 +258,7 @@ impl Tree {
             };
             folder = plain;
         }
-        // The entry that will be recorded in it.
+        // The entry that will be recorded in the folder.
         self.entry_count += 1;
         if self.entry_count > ENTRY_COUNT_MAX {
             return Err(StreamRefusal::new(format!(
@@ -314,7 +314,8 @@ impl Tree {
         self.put(path, Node::LeftOut)
     }
 
-    /// Takes an entry out of the model, so that its name is free. An unrecorded one is a file or folder of the stream.
+    /// Removes an entry from the model and returns it, so that its name is free. An unrecorded entry is a file or
+    /// folder of the stream.
     fn take(&mut self, path: &StreamPath) -> Result<Node> {
         let (_, name) = path.split();
         match self.entry(path)? {

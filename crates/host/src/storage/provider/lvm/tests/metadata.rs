@@ -10,7 +10,7 @@ const STATUS: &str = "0 4194304 thin-pool 34 121/1024 325/32768 - rw discard_pas
 const STATUS_KEPT: &str =
     "0 4194304 thin-pool 34 121/1024 325/32768 255 rw discard_passdown queue_if_no_space - 256 \n";
 
-/// Compares two snapshots of Holdfast of one volume.
+/// Compares two of Holdfast's snapshots of one volume.
 fn changes(world: &World) -> ProviderResult<Vec<std::ops::Range<u64>>> {
     let (older, newer) = (
         name("web1", "holdfast_2026-11-22_16:45:10Z"),
@@ -95,7 +95,7 @@ fn differences_from_a_released_metadata_snapshot_are_discarded() {
         Says(""),
     ]);
     assert!(changes(&World::new(answers)).is_err());
-    // Without the program, the metadata snapshot is released all the same.
+    // If the program is missing, the metadata snapshot is released nevertheless.
     let mut answers = vec![
         Says(VOLUMES),
         Says(VOLUMES),

@@ -8,7 +8,7 @@ use super::super::stream::Arrivals;
 use super::super::{any_full_name, record_property};
 use super::ZfsSide;
 
-/// Properties of a copy, unless an administrator has set them.
+/// Properties that are set on a copy, unless an administrator has set them.
 const GUARDED: [(&str, &str); 5] = [
     ("readonly", "on"),
     ("canmount", "noauto"),
@@ -21,19 +21,20 @@ const INHERITED: [&str; 4] = ["mountpoint", "sharenfs", "sharesmb", "zoned"];
 const GUARDED_PROPERTIES: &str = "type,readonly,canmount,setuid,devices,exec";
 
 impl ZfsSide {
-    /// Sets a copy read-only, without automatic mount, and without rights for programs and devices in it. Settings of
-    /// an administrator on the copy or above it stay; those that came with the source's stream do not count.
+    /// Sets a copy read-only, without automatic mount, and without rights for programs and devices in it. Settings
+    /// that an administrator made on the copy or above it are kept. Settings that came with the source's stream are
+    /// not.
     pub(super) fn guard(&self, dataset: &str) -> ProviderResult<()> {
         let found = self.zfs.get(&[], GUARDED_PROPERTIES, dataset)?;
         let source = |property: &str| found.get(dataset).and_then(|found| found.source(property));
         for (property, value) in GUARDED {
-            // Volumes have only the first one.
+            // Volumes have only the first property.
             if matches!(source(property), Some("default" | "received")) {
                 let word = format!("{property}={value}");
                 self.zfs.ask("protect", dataset, &["set", &word, dataset])?;
             }
         }
-        // Their values can be any text, so only their sources are requested.
+        // The values can be any text, so only the sources are requested.
         let arguments = ["get", "-H", "-o", "source", &INHERITED.join(","), dataset];
         let sources = self.zfs.ask("inspect", dataset, &arguments)?;
         for (property, source) in INHERITED.into_iter().zip(sources.lines()) {
@@ -51,7 +52,7 @@ impl ZfsSide {
         if news.is_empty() {
             return Ok(());
         }
-        // Existing records stay.
+        // Existing records are kept.
         let noted = self.records(dataset, false)?;
         for (snapshot, record) in news {
             let full = any_full_name(dataset, &snapshot.name)?;

@@ -135,7 +135,7 @@ fn answers_of_openzfs_about_a_dataset_are_parsed() {
     let parsed: Vec<_> = parsed.collect();
     let bookmark = ("holdfast-replicate-ebaa5a9db85489cb_a", true, 0, false);
     assert_eq!(parsed.len(), 3);
-    // Ordered by transaction: a, and its bookmark, before b of the same second.
+    // Ordered by transaction: `a` and its bookmark precede `b` of the same second.
     assert!(
         parsed[..2].contains(&("a", false, 0, false)) && parsed[..2].contains(&bookmark),
         "{parsed:?}"

@@ -9,8 +9,8 @@ use crate::storage::changed_blocks::send_stream::record::{BeginRecord, ByteOrder
 use crate::storage::changed_blocks::send_stream::specimen::{QUERY, SendStreamWriter, SenderVersion};
 use crate::storage::provider::incoming::StreamCheck;
 
-/// A ZFS stream to a receiver that expects one snapshot. The output is a prefix of the input: all of it, or without the
-/// end.
+/// A ZFS stream to a receiver that expects one snapshot. The output is a prefix of the input: all of the input, or
+/// the input without the end.
 pub(crate) fn zfs_stream(bytes: &[u8]) -> Outcome {
     let (gate, arrived) = ZfsGate::new(ZfsAnnouncement {
         snapshots: vec![("b".to_owned(), QUERY.to_guid.to_string())],

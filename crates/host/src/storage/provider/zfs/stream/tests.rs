@@ -152,7 +152,7 @@ fn other_content_is_refused_before_the_first_record_passes() {
     }
 }
 
-/// A resumed stream is one of the missing snapshots.
+/// A resumed stream contains one of the missing snapshots.
 #[test]
 fn a_resumed_stream_brings_a_missing_snapshot() {
     let mut rest = with_u64(16, feature::RESUMING << 2 | 1);
