@@ -37,6 +37,7 @@ pub enum Protection {
     Protected,
 }
 
+/// Whether a snapshot is kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Verdict {
     /// The snapshot is kept.

@@ -183,7 +183,7 @@ fn a_machine_of_another_hypervisor_gets_compatible_devices() {
     machine.cards[0].model = CardModel::Vmxnet3;
     machine.cards[0].network = Some("VM Network".to_owned());
     let written = write(&machine, &options(&["vda"]));
-    let told: Vec<String> = written.dropped.iter().map(ToString::to_string).collect();
+    let notes: Vec<String> = written.dropped.iter().map(ToString::to_string).collect();
     for expected in [
         "disk 1 (vda) on Xen: is on SATA now",
         "network card 1 (vmxnet3): is an e1000e now",
@@ -192,8 +192,8 @@ fn a_machine_of_another_hypervisor_gets_compatible_devices() {
         "disk sda: its content is missing",
     ] {
         assert!(
-            told.iter().any(|line| line.starts_with(expected)),
-            "{expected}: {told:#?}"
+            notes.iter().any(|line| line.starts_with(expected)),
+            "{expected}: {notes:#?}"
         );
     }
     let again = read(&written.value).unwrap().value;
@@ -290,8 +290,8 @@ fn firmware_loaded_as_rom_is_recognized_by_its_file_name() {
 fn dropped_processors_and_host_cards_are_listed() {
     let devices = "<interface type='user'/><interface type='hostdev'><mac address='52:54:00:00:00:01'/></interface>";
     let dropped = with("", devices).dropped;
-    let told: Vec<&str> = dropped.iter().map(|dropped| &dropped.what[..]).collect();
-    assert_eq!(told, ["up to 8 processors", "a host device as network card 2"]);
+    let notes: Vec<&str> = dropped.iter().map(|dropped| &dropped.what[..]).collect();
+    assert_eq!(notes, ["up to 8 processors", "a host device as network card 2"]);
 }
 
 #[test]
@@ -344,8 +344,8 @@ fn dies_and_clusters_are_listed() {
                 <cpu><topology sockets='1' dies='2' clusters='2' cores='2' threads='1'/></cpu></domain>";
     let there = read(text).unwrap();
     assert_eq!(there.value.topology.map(|topology| topology.core_count), Some(8));
-    let told: Vec<&str> = there.dropped.iter().map(|dropped| &dropped.what[..]).collect();
-    assert_eq!(told, ["2 dies in each socket", "2 clusters in each socket"]);
+    let notes: Vec<&str> = there.dropped.iter().map(|dropped| &dropped.what[..]).collect();
+    assert_eq!(notes, ["2 dies in each socket", "2 clusters in each socket"]);
 }
 
 #[test]
@@ -357,9 +357,9 @@ fn boot_and_device_settings_that_are_dropped_are_listed() {
         "<domain><memory>1024</memory><os>{head}</os><clock offset='timezone' timezone='Europe/Berlin'/><devices>{devices}</devices></domain>"
     );
     let dropped = read(&text).unwrap().dropped;
-    let told: Vec<&str> = dropped.iter().map(|dropped| &dropped.what[..]).collect();
+    let notes: Vec<&str> = dropped.iter().map(|dropped| &dropped.what[..]).collect();
     assert_eq!(
-        told,
+        notes,
         [
             "direct kernel boot",
             "booting from the network",

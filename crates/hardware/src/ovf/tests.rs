@@ -310,7 +310,7 @@ fn a_machine_of_another_hypervisor_gets_devices_of_vmware() {
     machine.disks[2].key = "disc".to_owned();
     machine.memory_bytes += 1;
     let written = write(&machine, &options(&["vda"]));
-    let told: Vec<String> = written.dropped.iter().map(ToString::to_string).collect();
+    let notes: Vec<String> = written.dropped.iter().map(ToString::to_string).collect();
     for expected in [
         "disk 1 (vda) on virtio: is on SATA now",
         "network card 1 (virtio): is an e1000 now",
@@ -322,8 +322,8 @@ fn a_machine_of_another_hypervisor_gets_devices_of_vmware() {
         "the medium in drive ",
     ] {
         assert!(
-            told.iter().any(|line| line.starts_with(expected)),
-            "{expected}: {told:#?}"
+            notes.iter().any(|line| line.starts_with(expected)),
+            "{expected}: {notes:#?}"
         );
     }
     let again = read(&written.value).unwrap().value;

@@ -261,7 +261,7 @@ fn a_machine_of_another_hypervisor_gets_compatible_devices() {
     let keys: Vec<String> = machine.disks.iter().map(|disk| disk.key.clone()).collect();
     let keys: Vec<&str> = keys.iter().map(String::as_str).filter(|key| !key.is_empty()).collect();
     let written = write(&machine, &options(&keys));
-    let told: Vec<String> = written.dropped.iter().map(ToString::to_string).collect();
+    let notes: Vec<String> = written.dropped.iter().map(ToString::to_string).collect();
     for expected in [
         "disk 1 (vda) on virtio: is on SATA now",
         "network card 2 (vmxnet3): is an e1000 now",
@@ -273,8 +273,8 @@ fn a_machine_of_another_hypervisor_gets_compatible_devices() {
         "disk  on NVMe: is on SATA now",
     ] {
         assert!(
-            told.iter().any(|line| line.starts_with(expected)),
-            "{expected}: {told:#?}"
+            notes.iter().any(|line| line.starts_with(expected)),
+            "{expected}: {notes:#?}"
         );
     }
     let again = read(&written.value).unwrap().value;

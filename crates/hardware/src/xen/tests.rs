@@ -246,9 +246,12 @@ fn a_missing_disk_is_noted_and_a_different_one_does_not_replace_it() {
             original: Some(&records),
         };
         let written = write(machine, &mut options);
-        let told: Vec<String> = written.dropped.into_iter().map(|dropped| dropped.what).collect();
+        let notes: Vec<String> = written.dropped.into_iter().map(|dropped| dropped.what).collect();
         let again = read(&written.value.xml).unwrap().value;
-        (told, again.disks.into_iter().map(|disk| disk.label).collect::<Vec<_>>())
+        (
+            notes,
+            again.disks.into_iter().map(|disk| disk.label).collect::<Vec<_>>(),
+        )
     };
     assert_eq!(back(&there), (vec![], vec!["vda".to_owned(), "sda".to_owned()]));
     let mut one = there.clone();
@@ -260,8 +263,8 @@ fn a_missing_disk_is_noted_and_a_different_one_does_not_replace_it() {
     // A disk of another size counts as a different disk.
     let mut other = there;
     (other.disks[1].size_bytes, other.disks[1].label) = (Some(1 << 20), "other".to_owned());
-    let (told, labels) = back(&other);
-    assert_eq!(told, ["the disk at place 1"]);
+    let (notes, labels) = back(&other);
+    assert_eq!(notes, ["the disk at place 1"]);
     assert_eq!(labels, ["vda", "other"]);
 }
 

@@ -272,7 +272,8 @@ fn clock_event() -> impl Strategy<Value = ClockEvent> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// When the clock is set, forwards or back, a job that is checked regularly neither stops nor runs more often than it should.
+    /// When the clock is set, forwards or back, a job that is checked regularly neither stops nor runs more often than
+    /// it should.
     #[test]
     fn no_clock_makes_a_job_stand_still_or_run_wild(
         (period, when) in prop_oneof![

@@ -100,12 +100,12 @@ fn nothing_is_sent_where_something_would_be_lost() {
             ReplicaPlan::Diverged(divergence) => divergence,
             other => panic!("{other:?}"),
         };
-    let went_on = |common: &str, own: &[&str]| Divergence::TargetHasNewer {
+    let has_newer = |common: &str, own: &[&str]| Divergence::TargetHasNewer {
         common: common.to_owned(),
         own: own.iter().map(|name| (*name).to_owned()).collect(),
     };
-    assert_eq!(diverged("a b", "a x y"), went_on("a", &["x", "y"]));
-    assert_eq!(diverged("a", "a x"), went_on("a", &["x"]));
+    assert_eq!(diverged("a b", "a x y"), has_newer("a", &["x", "y"]));
+    assert_eq!(diverged("a", "a x"), has_newer("a", &["x"]));
     assert_eq!(diverged("b c", "x y"), Divergence::NoCommonSnapshot);
     assert_eq!(diverged("b c", ""), Divergence::TargetIsNoReplica);
     // Snapshots of btrfs do not depend on one another.
