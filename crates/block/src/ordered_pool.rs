@@ -40,7 +40,8 @@ struct Task<T, R> {
 }
 
 impl<R: Send> OrderedResults<R> {
-    /// Starts the threads: one distributes the tasks of `feed` until it returns `None`, the others run workers of `make_worker`.
+    /// Starts the threads: one distributes the tasks of `feed` until it returns `None`, the others run workers of
+    /// `make_worker`.
     ///
     /// All of them end when this is dropped, the first as soon as `feed` returns.
     pub fn start<T, W>(

@@ -7,7 +7,6 @@
 ///
 /// Fields have constant offsets. A field outside of the structure is a compile error, so reading a field needs no check
 /// and cannot panic.
-/// check, and cannot panic.
 #[derive(Debug, Clone, Copy)]
 pub struct Record<'a, const SIZE: usize>(&'a [u8; SIZE]);
 

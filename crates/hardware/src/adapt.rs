@@ -1,7 +1,7 @@
 //! Adapts a machine to another hypervisor, with devices that its guest has drivers for.
 //!
-//! A guest of another hypervisor may lack drivers for the fastest devices. It gets devices that every operating system since 2007 supports: SATA
-//! disks and Intel's network card. The user can change them afterwards.
+//! A guest of another hypervisor may lack drivers for the fastest devices. It gets devices that every operating system
+//! since 2007 supports: SATA disks and Intel's network card. The user can change them afterwards.
 
 use crate::bus_address::AddressAllocator;
 use crate::machine::POSITION_COUNT;
@@ -17,7 +17,8 @@ pub fn adapt(machine: &Machine, platform: Platform) -> Translated<Machine> {
         let bus = bus_at(disk.bus, platform);
         if bus != disk.bus {
             let name = if disk.label.is_empty() { &disk.key } else { &disk.label };
-            // Xen presents each disk twice, emulated and paravirtual: a guest without a driver for one has a driver for the other.
+            // Xen presents each disk twice, emulated and paravirtual: a guest without a driver for one has a driver for
+            // the other.
             if platform != Platform::Xen {
                 dropped.push(Untranslated::new(
                     format!("disk {} ({name}) on {}", number + 1, disk.bus.name()),
@@ -74,8 +75,8 @@ fn assign_positions(before: &[Disk], disks: &mut [Disk]) {
     }
 }
 
-/// Keeps IDE only for machines that boot by a BIOS and have a hard disk on IDE: they may have no other driver. IDE needs the older board, which has
-/// no UEFI; a CD drive alone does not justify it.
+/// Keeps IDE only for machines that boot by a BIOS and have a hard disk on IDE: they may have no other driver. IDE
+/// needs the older board, which has no UEFI; a CD drive alone does not justify it.
 fn move_ide_to_sata(machine: &mut Machine, dropped: &mut Vec<Untranslated>) {
     let is_hard_disk = |disk: &Disk| disk.bus == Bus::Ide && disk.kind == DiskKind::Disk;
     if machine.firmware == Firmware::Bios && machine.disks.iter().any(is_hard_disk) {

@@ -10,9 +10,10 @@ pub(crate) struct AddressAllocator<K> {
 }
 
 impl<K: Copy + PartialEq> AddressAllocator<K> {
-    /// `wanted` gives the key and the previous position of a disk, whether that position exists or not; disks on one bus have the same key. Disks are
-    /// served before drives, and buses in the order in which the list names them. A disk whose position is taken moves to the next free one of
-    /// `places`, and the disks behind it on its bus move with it.
+    /// `wanted` gives the key and the previous position of a disk, whether that position exists or not; disks on one
+    /// bus have the same key. Disks are served before drives, and buses in the order in which the list names them. A
+    /// disk whose position is taken moves to the next free one of `places`, and the disks behind it on its bus move
+    /// with it.
     pub(crate) fn new<P: Iterator<Item = u32>>(
         disks: &[Disk],
         wanted: impl Fn(&Disk) -> Option<(K, u32)>,
@@ -48,8 +49,8 @@ impl<K: Copy + PartialEq> AddressAllocator<K> {
         self.kept[number].map(|(_, place)| place)
     }
 
-    /// Assigns positions to the disks of one bus, in the order of the requested positions. If the last disks would find none, all disks move to lower
-    /// positions as far as necessary.
+    /// Assigns positions to the disks of one bus, in the order of the requested positions. If the last disks would find
+    /// none, all disks move to lower positions as far as necessary.
     fn allocate_in_order<P: Iterator<Item = u32>>(&mut self, requests: &[(usize, (K, u32))], places: &impl Fn(K) -> P) {
         let Some((_, (key, _))) = requests.first() else { return };
         let last_request = requests.iter().map(|(_, (_, wanted))| *wanted).max().unwrap_or(0);
@@ -76,8 +77,8 @@ impl<K: Copy + PartialEq> AddressAllocator<K> {
         }
     }
 
-    /// The position of the disk `number` in the space `key`, which has these `places` in rising order: the one that it keeps, or else the first free
-    /// one behind all taken ones, or else the first free one.
+    /// The position of the disk `number` in the space `key`, which has these `places` in ascending order: the position
+    /// that the disk keeps, otherwise the first free one after all taken ones, otherwise the first free one.
     pub(crate) fn allocate(&mut self, number: usize, key: K, places: impl Iterator<Item = u32> + Clone) -> Option<u32> {
         if let Some((_, place)) = self.kept[number].filter(|(kept, _)| *kept == key) {
             return Some(place);
@@ -99,8 +100,8 @@ impl<K: Copy + PartialEq> AddressAllocator<K> {
     }
 }
 
-/// Moves the disk `first`, which the machine boots from, before the others, which keep their order. `places` are the positions of the disks by their
-/// numbers. Returns whether anything changed.
+/// Moves the disk `first`, which the machine boots from, before the others, which keep their order. `places` are the
+/// positions of the disks by their numbers. Returns whether anything changed.
 pub(crate) fn move_first(places: &mut [u32], first: usize) -> bool {
     let mut sorted = places.to_vec();
     sorted.sort_unstable();

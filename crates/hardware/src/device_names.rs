@@ -4,8 +4,8 @@ use crate::bus_address::AddressAllocator;
 use crate::machine::{Bus, Disk, Machine, POSITION_COUNT};
 
 impl Machine {
-    /// The device name of each disk: `vda`, `sdb`, `hdc`. The prefix says the bus and the letter the position, unless another disk has that name: a
-    /// guest may refer to its disks by these names.
+    /// The device name of each disk: `vda`, `sdb`, `hdc`. The prefix says the bus and the letter the position, unless
+    /// another disk has that name: a guest may refer to its disks by these names.
     pub fn targets(&self) -> Vec<String> {
         let naming = |disk: &Disk| {
             // IDE and floppy controllers have few positions, and a machine has one of each.

@@ -5,7 +5,8 @@ use std::borrow::Cow;
 /// The declaration must be within the first bytes of a document.
 const DECLARATION_BYTES_MAX: usize = 200;
 
-/// The document as text; `None` if its bytes are not valid in the declared encoding, or if the encoding is not supported.
+/// The document as text; `None` if its bytes are not valid in the declared encoding, or if the encoding is not
+/// supported.
 ///
 /// Supported are UTF-8, UTF-16 with a byte order mark or a leading `<`, and Latin-1.
 pub fn xml_text(bytes: &[u8]) -> Option<Cow<'_, str>> {

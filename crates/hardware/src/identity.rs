@@ -1,7 +1,7 @@
 //! UUIDs of machines and MAC addresses of network cards, which hypervisors write in different notations.
 
-/// A MAC address in lower case with colons; `None` if `text` is not an address of six bytes. Colons, dashes, dots or nothing may separate the
-/// bytes.
+/// A MAC address in lower case with colons; `None` if `text` is not an address of six bytes. Colons, dashes, dots or
+/// nothing may separate the bytes.
 pub(crate) fn mac(text: &str) -> Option<String> {
     let digits: Vec<char> = text
         .trim()

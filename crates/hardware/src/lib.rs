@@ -1,8 +1,8 @@
 //! What a machine consists of, and how each hypervisor writes it down.
 //!
-//! Pure: text in, values out, and back. A [`Machine`] has the features that all hypervisors share. A feature that it cannot represent, or that the
-//! target hypervisor lacks, is listed as [`Untranslated`] and never lost silently. Settings without effect on the guest are not listed: bus
-//! addresses, displays, the action after a crash.
+//! Pure: text in, values out, and back. A [`Machine`] has the features that all hypervisors share. A feature that it
+//! cannot represent, or that the target hypervisor lacks, is listed as [`Untranslated`] and never lost silently.
+//! Settings without effect on the guest are not listed: bus addresses, displays, the action after a crash.
 
 mod adapt;
 mod bus_address;

@@ -2,7 +2,8 @@
 
 use crate::{Error, Result};
 
-/// Positions of disks that are kept when disks change their bus. Higher ones would need more controllers than a board has slots for.
+/// Positions of disks that are kept when disks change their bus. Higher ones would need more controllers than a board
+/// has slots for.
 pub(crate) const POSITION_COUNT: u32 = 64;
 
 /// The hardware of a machine, independent of its hypervisor.

@@ -37,7 +37,7 @@ pub enum Protection {
     Protected,
 }
 
-/// Whether a snapshot is kept or removed.
+/// Whether a snapshot is kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Verdict {
     /// The snapshot is kept.

@@ -73,7 +73,7 @@ pub struct ReplicaRules {
 /// One stream.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReplicaStep {
-    /// The base that the target has; none for a full stream.
+    /// The base that the target has; `None` for a full stream.
     pub base: Option<(String, PointKind)>,
     /// The snapshot that the stream ends with.
     pub to: String,

@@ -50,7 +50,7 @@ pub struct Timing {
     pub retry_delay: Duration,
 }
 
-/// What is stored of a job between runs.
+/// The stored state of a job between runs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct JobState {
     /// Scheduled times up to here are handled.

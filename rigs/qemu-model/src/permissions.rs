@@ -4,8 +4,9 @@
 //! if a user would then need a permission that another user does not share. This determines the order in which filters
 //! must be inserted and removed.
 //!
-//! Source: `bdrv_default_perms` and `bdrv_filter_default_perms` in QEMU's `block.c`, `cbw_child_perm` in `block/copy-before-write.c`,
-//! `snapshot_access_child_perm` in `block/snapshot-access.c`, `blkconf_apply_backend_options` in `hw/block/block.c`.
+//! Source: `bdrv_default_perms` and `bdrv_filter_default_perms` in QEMU's `block.c`, `cbw_child_perm` in
+//! `block/copy-before-write.c`, `snapshot_access_child_perm` in `block/snapshot-access.c`,
+//! `blkconf_apply_backend_options` in `hw/block/block.c`.
 
 use crate::node::Driver;
 use crate::refusal::{Answer, Refusal};

@@ -114,8 +114,8 @@ fn renumber_boot_order(machine: &mut Machine) {
     }
 }
 
-/// Replaces characters that libvirt refuses in names of machines, since it names files after them: slashes and line ends
-/// (`virXMLCheckIllegalChars` in `domain_conf.c`). Empty and blank names are refused, too.
+/// Replaces characters that libvirt refuses in names of machines, since it names files after them: slashes and line
+/// ends (`virXMLCheckIllegalChars` in `domain_conf.c`). Empty and blank names are refused, too.
 fn check_name(machine: &mut Machine, dropped: &mut Vec<Untranslated>) {
     let is_illegal = |character: char| character == '/' || character.is_control() || !is_representable(character);
     let mut name = machine.name.replace(is_illegal, "-");
@@ -237,7 +237,8 @@ fn disk_element(disk: &Disk, place: Option<&DiskPlace>, target: &str) -> Element
         )
 }
 
-/// The controllers for SCSI disks. libvirt puts seven disks on each by their letters, and would create all but the first with another model.
+/// The controllers for SCSI disks. libvirt puts seven disks on each by their letters, and would create all but the
+/// first with another model.
 fn scsi_controllers(machine: &Machine) -> impl Iterator<Item = Element> {
     let targets = machine.targets();
     let disks = machine

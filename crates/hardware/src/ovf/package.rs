@@ -32,14 +32,16 @@ pub struct OvfFile {
     pub size_bytes: Option<u64>,
     /// The compression of the whole file, if any: `gzip`.
     pub compression: Option<String>,
-    /// If the file is split into chunks, the size in bytes of each except the last. Their names are `href` with `.000000000` and so on appended.
+    /// If the file is split into chunks, the size in bytes of each except the last. Their names are `href` with
+    /// `.000000000` and so on appended.
     pub chunk_bytes: Option<u64>,
 }
 
 /// A disk of a package.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OvfDisk {
-    /// The id by which the machine's configuration refers to it: its `diskId`, or the id of a file without a disk element.
+    /// The id by which the machine's configuration refers to it: its `diskId`, or the id of a file without a disk
+    /// element.
     pub key: String,
     /// The file; `None` for a blank disk.
     pub file: Option<OvfFile>,
@@ -112,7 +114,8 @@ impl OvfPackage {
 }
 
 impl OvfFile {
-    /// Possible names of the file, the likeliest first: the normalized `href`, unchanged and with its URI escapes decoded.
+    /// Possible names of the file, the likeliest first: the normalized `href`, unchanged and with its URI escapes
+    /// decoded.
     pub fn names(&self) -> Vec<String> {
         let mut names: Vec<String> = name_below(&self.href).into_iter().map(Cow::into_owned).collect();
         let meant = unescaped(&self.href).and_then(|name| name_below(&name).map(Cow::into_owned));

@@ -41,8 +41,8 @@ pub struct DiskFile {
 
 /// Writes the descriptor of a machine, with all disks as stream-optimized VMDK.
 ///
-/// Disks are named `vmdisk1`, `vmdisk2` and so on in the order of the machine, and their files `file1`, `file2`. An OVA must have them in this
-/// order.
+/// Disks are named `vmdisk1`, `vmdisk2` and so on in the order of the machine, and their files `file1`, `file2`. An OVA
+/// must have them in this order.
 pub fn write(machine: &Machine, options: &OvfOptions) -> Translated<String> {
     let Translated { mut value, mut dropped } = adapt(machine, Platform::Ovf);
     let mut keys = BTreeSet::new();

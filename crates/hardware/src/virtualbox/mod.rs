@@ -1,7 +1,8 @@
 //! VirtualBox: the settings of a machine, a `.vbox` file.
 //!
-//! Source: VirtualBox, `src/VBox/Main/xml/Settings.cpp`, settings versions 1.12 to 1.20. Defaults are not written: a card without a type is an
-//! Am79C973, the clock shows local time, and a machine boots from floppy, DVD and disk in this order.
+//! Source: VirtualBox, `src/VBox/Main/xml/Settings.cpp`, settings versions 1.12 to 1.20. Defaults are not written: a
+//! card without a type is an Am79C973, the clock shows local time, and a machine boots from floppy, DVD and disk in
+//! this order.
 //!
 //! The key of a disk is the UUID of its image; [`media`] lists the images. An image that was written since a snapshot
 //! is a difference to its parent. [`settings()`] reads the settings that only VirtualBox has: snapshots, saved states,

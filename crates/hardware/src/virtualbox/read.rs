@@ -57,8 +57,8 @@ fn read_from(machine: Node<'_, '_>, state: Node<'_, '_>) -> Result<Translated<Ma
     Ok(Translated { value, dropped })
 }
 
-/// Adds the settings that an OVF descriptor of VirtualBox has only in its element `vbox:Machine`: UUID, firmware, clock, TPM, MAC addresses, boot
-/// order.
+/// Adds the settings that an OVF descriptor of VirtualBox has only in its element `vbox:Machine`: UUID, firmware,
+/// clock, TPM, MAC addresses, boot order.
 pub(crate) fn read_ovf_extension(machine: &mut Machine, extension: Node<'_, '_>) {
     let Some(hardware) = child(extension, "Hardware") else {
         return;

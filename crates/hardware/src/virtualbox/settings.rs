@@ -11,7 +11,8 @@ const SNAPSHOT_FOLDER: &str = "Snapshots";
 /// Limit of snapshots of a machine.
 const SNAPSHOT_COUNT_MAX: usize = 4096;
 
-/// The settings of a machine besides its hardware. Paths are absolute or relative to the folder of the settings; they are not validated.
+/// The settings of a machine besides its hardware. Paths are absolute or relative to the folder of the settings; they
+/// are not validated.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
     /// The name of the machine.

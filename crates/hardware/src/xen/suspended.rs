@@ -1,8 +1,9 @@
 //! Suspended machines: the records of their pool, from which they are resumed.
 //!
-//! Source: xen-api, `ocaml/xapi/export.ml`, `import.ml` and `xapi_vm_clone.ml`. A checkpoint is exported as a template with its own name and UUID and
-//! the power state `Suspended`; `suspend_VDI` names the disk with the memory, and `last_booted_record` has further data for the hypervisor. None of
-//! this can be translated, so the text is kept, and only the ranges that turn the template into the machine are edited.
+//! Source: xen-api, `ocaml/xapi/export.ml`, `import.ml` and `xapi_vm_clone.ml`. A checkpoint is exported as a template
+//! with its own name and UUID and the power state `Suspended`; `suspend_VDI` names the disk with the memory, and
+//! `last_booted_record` has further data for the hypervisor. None of this can be translated, so the text is kept, and
+//! only the ranges that turn the template into the machine are edited.
 
 use roxmltree::Node;
 

@@ -36,7 +36,8 @@ pub(crate) fn parse<'t>(text: &'t str, form: &'static str) -> Result<Document<'t
     })
 }
 
-/// Refuses a text that would take the parser far longer than its length justifies. Syntax errors are left to the parser.
+/// Refuses a text that would take the parser far longer than its length justifies. Syntax errors are left to the
+/// parser.
 fn check_shape(text: &str) -> Result<(), &'static str> {
     let (mut depth, mut namespace_count) = (0_usize, 0);
     let mut rest = text;

@@ -58,7 +58,7 @@ pub(super) struct Item {
     pub(super) first: u16,
     /// The last number of a range, inclusive.
     pub(super) last: Option<u16>,
-    /// The step; 1 in a range without `/`, none for a single number, and never 0.
+    /// The step: 1 in a range without `/`, `None` for a single number, and never 0.
     pub(super) step: Option<u16>,
 }
 

@@ -311,7 +311,7 @@ fn step_error(part: Part, item: &str) -> ParseCalendarError {
     }
 }
 
-/// Parses a number; none if it is too large.
+/// Parses a number; `None` if it is too large.
 fn parse_number(text: &str, part: Part, item: &str) -> Result<Option<u16>, ParseCalendarError> {
     if part == Part::Second && text.contains('.') {
         return Err(ParseCalendarError::SubSecond { text: item.to_owned() });

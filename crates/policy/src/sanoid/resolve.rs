@@ -7,7 +7,7 @@ use super::SnapshotType;
 use super::config::{CheckedEntry, CheckedSection, SanoidConfig, SanoidWarning, is_for_templates, used_templates};
 use super::keys::{KEYS, number, parse_seconds, toggle};
 
-/// Where a setting comes from.
+/// The origin of a setting.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Origin {
     /// The built-in default.

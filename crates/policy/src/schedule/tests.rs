@@ -272,8 +272,8 @@ fn clock_event() -> impl Strategy<Value = ClockEvent> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// When the clock is set forward or back, a job that is checked regularly neither stops nor runs more often than it
-    /// should.
+    /// When the clock is set, forwards or back, a job that is checked regularly neither stops nor runs more often than
+    /// it should.
     #[test]
     fn no_clock_change_stops_a_job_or_makes_it_run_too_often(
         (period, when) in prop_oneof![

@@ -38,7 +38,6 @@ impl NbdDevice {
     ///
     /// The result covers at least one byte of a non-empty range, and may end before the range does. Adjacent extents
     /// have different flags.
-    /// Covers at least one byte of a non-empty range, and may end before the range does; neighbours differ.
     pub fn block_status(
         &self,
         context: &str,

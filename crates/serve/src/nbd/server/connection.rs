@@ -54,7 +54,7 @@ pub(crate) struct Client {
     pub(crate) outbox: Arc<Outbox>,
     /// The client's network address.
     pub(crate) address: Option<IpAddr>,
-    /// Whether the handshake is over.
+    /// Whether the handshake is complete.
     pub(crate) has_entered: Arc<AtomicBool>,
     /// Whether the connection was closed in favour of another client.
     pub(crate) is_displaced: bool,
@@ -80,7 +80,6 @@ pub(crate) fn serve(shared: &Arc<ServerShared>, client: &Client) {
     };
     // The connection counts until the workers have finished its requests: a client gains nothing by reconnecting to
     // send more requests.
-    // advantage.
     outbox.wait_until_empty();
     stream.close_gracefully();
     let event = Event::Disconnected { peer, reason: &reason };
@@ -444,7 +443,8 @@ impl Drop for PendingReply {
     }
 }
 
-/// "The error value issued in respect of these requests and any subsequently received requests SHOULD be NBD_ESHUTDOWN."
+/// "The error value issued in respect of these requests and any subsequently received requests SHOULD be
+/// NBD_ESHUTDOWN."
 fn refuse_for_stop(verdict: Verdict) -> Verdict {
     match verdict {
         Verdict::Accept(_) => Verdict::Refuse(RequestError {

@@ -128,8 +128,9 @@ pub(crate) fn validate(header: &RequestHeader, terms: &Terms) -> Verdict {
     if header.kind == CommandKind::DISCONNECT {
         return Verdict::Disconnect;
     }
-    // "A server SHOULD initiate hard disconnect if a client sets the NBD_CMD_FLAG_PAYLOAD_LEN flag and uses a length larger
-    // than a server's advertised or default maximum payload length". With 32 bits the payload is skipped instead.
+    // "A server SHOULD initiate hard disconnect if a client sets the NBD_CMD_FLAG_PAYLOAD_LEN flag and uses a length
+    // larger than a server's advertised or default maximum payload length". With 32 bits the payload is skipped
+    // instead.
     if terms.style == HeaderStyle::Extended && payload_bytes(header, terms.style) > u64::from(PAYLOAD_BYTES_MAX) {
         return Verdict::End("a payload of absurd size");
     }

@@ -113,7 +113,7 @@ impl Workers {
         self.shared.work.notify_one();
     }
 
-    /// Tells the threads to end when all tasks are done.
+    /// Makes the threads end when all tasks are done.
     pub(crate) fn close(&self) {
         self.shared.lock().is_closed = true;
         self.shared.work.notify_all();
