@@ -27,6 +27,7 @@ pub(crate) enum SetState {
 }
 
 impl<'a> SetCompleteness<'a> {
+    /// Completeness of host snapshots of these providers; nothing is read yet.
     pub fn new(providers: &'a Providers) -> Self {
         Self {
             providers,
