@@ -22,7 +22,7 @@ impl fmt::Display for LostSnapshot {
         let Self { id, machine, copy, .. } = self;
         write!(
             f,
-            "snapshot {id} of {machine} is gone and was not removed; pack {copy} has a copy of its manifest"
+            "snapshot {id} of {machine} is missing although it was not removed; pack {copy} has a copy of its manifest"
         )
     }
 }

@@ -103,7 +103,7 @@ impl<'a> Decoder<'a> {
         if self.remaining() == 0 {
             Ok(())
         } else {
-            self.fail("goes on after its end")
+            self.fail("has extra bytes after its end")
         }
     }
 }

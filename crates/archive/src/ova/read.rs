@@ -333,7 +333,7 @@ impl<R: Read + Send> ArchiveReader for OvaReader<R> {
     fn unverified(&self) -> Vec<String> {
         let Some(manifest) = &self.manifest else {
             return vec![
-                "the archive has no manifest: it is not known whether its files are as they were sent".to_owned(),
+                "the archive has no manifest, so its files cannot be verified".to_owned(),
             ];
         };
         let listed = manifest.names();
@@ -346,7 +346,7 @@ impl<R: Read + Send> ArchiveReader for OvaReader<R> {
             .iter()
             .filter(|name| !listed.contains(manifest.name_of(name)) && !not_compared.contains(name.as_str()));
         let unlisted = unlisted
-            .map(|name| format!("{name:?} is not in the manifest: it is not known whether it is as it was sent"));
+            .map(|name| format!("{name:?} is not in the manifest, so it cannot be verified"));
         let unknown = not_compared.iter().map(|name| {
             format!("the manifest has a digest of {name:?} by an algorithm that is not known: it was not compared")
         });

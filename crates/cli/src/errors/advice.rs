@@ -177,13 +177,13 @@ fn machine_advice(error: &JobError) -> Advice {
         JobError::Instant(InstantError::NotFilled { .. }) => advice(
             Exit::Error,
             Kind::NotFound,
-            "holdfast resume without a name goes on with all that are not done",
+            "holdfast resume without a name continues all unfinished ones",
         ),
         JobError::Instant(InstantError::Busy { .. }) => {
             advice(Exit::Locked, Kind::Locked, "wait until that process ends, or end it")
         }
         JobError::Instant(InstantError::Server { .. } | InstantError::Stopped { .. }) => {
-            refused("see to it that the repository can be read and that there is room; then holdfast resume goes on")
+            refused("make sure that the repository can be read and that there is free space, then run holdfast resume again")
         }
         JobError::NoSuchDisk { .. } => advice(Exit::Error, Kind::NotFound, "name disks as the machine does: vda"),
         JobError::MachineBetween { .. } => advice(Exit::Locked, Kind::Locked, "try again when it runs, or is shut off"),

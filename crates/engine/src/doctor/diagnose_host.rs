@@ -233,7 +233,7 @@ fn states(host: &SeenHost) -> Option<Finding> {
         finding(
             FindingKind::States,
             format!(
-                "{count} states of machines take room, and the host snapshots that they belong to are gone: {}",
+                "{count} machine states use space, but their host snapshots no longer exist: {}",
                 machines.join(", ")
             ),
             None,

@@ -278,7 +278,7 @@ fn look_at_states(storage: &DoctorStorage<'_>, store: &StateStore, seen: &mut Se
     seen.states = forgotten.map(|state| state.manifest.machine).collect();
     if let Some((_, reason)) = swept.unknown.first() {
         seen.unknown.push(format!(
-            "of {} states of machines it is not known whether their host snapshots are there: {reason}",
+            "cannot determine whether the host snapshots of {} machine states exist: {reason}",
             swept.unknown.len()
         ));
     }

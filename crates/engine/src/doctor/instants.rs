@@ -116,7 +116,7 @@ pub(super) fn diagnose(seen: &SeenInstant) -> Option<Finding> {
             Some(finding(
                 format!("its disks are not filled yet, and no process fills them; {how}"),
                 !state.has_server,
-                Action::Advice(format!("holdfast resume {owner} goes on")),
+                Action::Advice(format!("holdfast resume {owner} continues it")),
             ))
         }
         (Some(_), ..) => Some(finding(

@@ -111,7 +111,7 @@ impl<'a> SetCompleteness<'a> {
             ),
             [Some(_)] => SetState::Yes,
             [None] => SetState::Unknown(
-                "nothing is noted of them that would tell whether they were made at one instant".to_owned(),
+                "no record says whether they were taken at the same point in time".to_owned(),
             ),
             _ => SetState::Unknown("they were not made at one instant".to_owned()),
         }

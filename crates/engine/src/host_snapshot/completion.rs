@@ -81,7 +81,7 @@ fn record_all(groups: &[Group<'_>], record: &HostSnapshotRecord, job: Job<'_>) -
             // Its first record already marks it complete.
             Err(error) if group.is_whole_at_cut && !group.provider.kind().has_folders() => {
                 let name = &group.cut.name;
-                let message = format!("what is noted of {name} is what was known at its instant: {error}");
+                let message = format!("the record of {name} was not updated after its point in time: {error}");
                 job.progress.warning(&message);
             }
             other => other?,

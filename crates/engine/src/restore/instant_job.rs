@@ -117,7 +117,7 @@ impl InstantDisk {
 fn strange(folder: &Path) -> Option<&'static str> {
     match folder.symlink_metadata() {
         Err(_) => Some("its folder is not there"),
-        Ok(found) if !found.is_dir() => Some("its folder is none"),
+        Ok(found) if !found.is_dir() => Some("its folder is not a folder"),
         Ok(found) if !is_ours_alone(&found) => Some("others may write to its folder"),
         Ok(_) => None,
     }
@@ -208,7 +208,7 @@ impl InstantJob {
     pub(crate) fn warn_of_resume(&self, job: Job<'_>) {
         let machine = &self.machine;
         job.progress.warning(&format!(
-            "{machine} runs from the snapshot, or may; holdfast resume {machine} goes on and fills its disks"
+            "{machine} may be running from the snapshot; holdfast resume {machine} continues to fill its disks"
         ));
     }
 

@@ -40,7 +40,7 @@ impl fmt::Display for MachineEnd {
             Self::Crashed {
                 last_log_lines: Some(words),
             } => write!(formatter, "has crashed (last lines of its log: {words})"),
-            Self::Gone => formatter.write_str("has ended: its QEMU is gone"),
+            Self::Gone => formatter.write_str("has ended: its QEMU exited"),
         }
     }
 }

@@ -146,7 +146,7 @@ pub enum MonitorError {
         after: Duration,
     },
     /// The connection is lost: QEMU has ended, or the daemon in between.
-    #[error("the connection to QEMU's monitor is gone ({during})")]
+    #[error("the connection to QEMU's monitor was lost ({during})")]
     Gone {
         /// The action.
         during: String,

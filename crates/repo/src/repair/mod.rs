@@ -315,7 +315,7 @@ fn actions_for_packs(survey: &Survey) -> Vec<(RepairAction, String)> {
         if !is_needed && survey.damage.contains_key(pack) {
             add(
                 RepairAction::ForgetDamage { pack: *pack },
-                "it is gone, and nothing that snapshots need is missing",
+                "it no longer exists, and nothing that snapshots need is missing",
             );
         }
         if is_needed && !survey.damage.contains_key(pack) {

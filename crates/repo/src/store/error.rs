@@ -21,7 +21,7 @@ pub enum StoreError {
         name: ObjectName,
     },
     /// Something that is no regular file has the name of an object: a folder, a link, a pipe. It is neither followed nor opened.
-    #[error("{name} is {what}, and no object: what was stored there is gone, or was moved")]
+    #[error("{name} is {what}, not an object: the stored object was removed or moved")]
     NotAnObject {
         /// The object.
         name: ObjectName,

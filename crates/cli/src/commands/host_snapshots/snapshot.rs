@@ -63,7 +63,7 @@ impl Verb for SnapshotArgs {
             line: "holdfast snapshot web1",
         },
         Example {
-            wish: "With its memory, to go on from there after a rollback",
+            wish: "With its memory, to resume from there after a rollback",
             line: "holdfast snapshot web1 --with-memory --name before-update",
         },
         Example {

@@ -239,10 +239,10 @@ impl Report for ExportDone {
         match (&self.uuid, memory) {
             (Some(uuid), None) => page.line(&format!("the pool has it as {uuid}")),
             (Some(uuid), Some(memory)) => page.line(&format!(
-                "the pool has it as {uuid}, suspended with {memory} of memory: xe vm-resume uuid={uuid} has it go on"
+                "the pool has it as {uuid}, suspended with {memory} of memory: xe vm-resume uuid={uuid} resumes it"
             )),
             (None, Some(memory)) => page.line(&format!(
-                "it is suspended with {memory} of memory: xe vm-import preserve=true filename={} takes it in, and xe vm-resume has it go on",
+                "it is suspended with {memory} of memory: import it with xe vm-import preserve=true filename={}, and resume it with xe vm-resume",
                 self.target
             )),
             (None, None) => {}
@@ -323,7 +323,7 @@ fn is_registered(manager: &VBoxManage, settings: &Path, context: &Context) -> bo
     } else {
         ""
     };
-    let message = format!("VirtualBox does not take it in: {text}{advice}");
+    let message = format!("VirtualBox refuses to register it: {text}{advice}");
     context.console().warning(&message);
     false
 }
@@ -390,7 +390,7 @@ fn check_source(args: &ExportArgs) -> Result<(), Error> {
 /// What a person hears of an archive that is on standard output.
 fn tell_beside_stream(report: &ExportReport, context: &Context) {
     if report.memory_bytes.is_some() {
-        let note = "it is suspended: xe vm-import preserve=true takes it in, and xe vm-resume has it go on";
+        let note = "it is suspended: import it with xe vm-import preserve=true, and resume it with xe vm-resume";
         context.console().note(note);
     }
     for dropped in &report.dropped {

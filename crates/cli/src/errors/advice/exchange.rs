@@ -93,7 +93,7 @@ pub(super) fn exchange_advice(error: &ExchangeError) -> Advice {
             Exit::Error,
             Kind::Unsupported,
             if *is_of_qemu {
-                "holdfast restore --to-machine --resume has it go on under libvirt; without --with-memory it starts in the pool"
+                "holdfast restore --to-machine --resume resumes it under libvirt; without --with-memory it starts in the pool"
             } else {
                 "holdfast backup --with-memory takes it; without --with-memory the machine starts"
             },

@@ -70,7 +70,7 @@ pub(super) fn image_advice(error: &ImageError) -> Advice {
         ImageError::NotAChild { .. } => advice(
             Exit::Error,
             Kind::Refused,
-            "where an earlier change was cut short, go on with the identity that it has for its parent: --set UUID",
+            "if an earlier change was interrupted, continue with the identity that the image has for its parent: --set UUID",
         ),
         ImageError::InvalidOption { .. } => plain(Exit::Usage, Kind::Usage),
         ImageError::NotFound { .. } => plain(Exit::Error, Kind::NotFound),

@@ -88,7 +88,7 @@ fn pool_advice(error: &XapiError) -> Advice {
         XapiError::Refused { code, .. } if code == "SESSION_INVALID" => advice(
             Exit::Error,
             Kind::Io,
-            "the pool has ended the session again and again, as it does when its toolstack is restarted: try again in a moment",
+            "the pool ended the session repeatedly, as it does while its toolstack restarts: try again in a moment",
         ),
         _ => advice(
             Exit::Error,

@@ -40,7 +40,7 @@ pub(super) fn template_advice(error: &TemplateError) -> Advice {
         TemplateError::TagTaken { .. } => advice(
             Exit::Error,
             Kind::Exists,
-            "give another tag, or --replace: what is there stays, under its digest",
+            "give another tag, or --replace: the existing content remains, under its digest",
         ),
         TemplateError::FromTheFuture { .. } => {
             refused("set the clock; if that of the other host was wrong, remove the tag first")

@@ -114,5 +114,5 @@ fn a_killed_bare_qemu_is_reported() {
     kill_process(bare.lab.process_id(), Signal::KILL).unwrap();
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(1));
-    assert_message(&crate::program::stderr(&output), "its QEMU is gone", "killed");
+    assert_message(&crate::program::stderr(&output), "its QEMU exited", "killed");
 }

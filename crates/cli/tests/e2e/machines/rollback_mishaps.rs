@@ -255,7 +255,7 @@ fn an_impossible_rollback_does_not_switch_off_the_machine() {
         (kind, text)
     };
     let (kind, text) = refused(&["--resume"]);
-    assert!(kind == "refused" && text.contains("cannot go on"), "{text}");
+    assert!(kind == "refused" && text.contains("cannot be resumed"), "{text}");
     let planned = setup
         .world
         .rig

@@ -224,7 +224,7 @@ fn an_export_that_could_not_be_resumed_is_refused() {
     let address = world.address();
     let wrong: [(i32, &str, &[&str], &str); 4] = [
         (2, "usage", &["--new-identity"], "addresses in its memory"),
-        (1, "refused", &["--exclude", "sdb"], "cannot go on without the disk sdb"),
+        (1, "refused", &["--exclude", "sdb"], "cannot be resumed without the disk sdb"),
         (2, "usage", &["--format", "xva"], "says nothing to a pool"),
         (1, "not-found", &["--exclude", "sdz"], "no disk sdz"),
     ];
@@ -270,7 +270,7 @@ fn incomplete_snapshots_name_the_missing_part() {
     world.back_up(&[]);
     let (kind, message) = world.fails(1, &["export", "web1", &address, "--with-memory"]);
     assert!(
-        message.contains("has no memory that a pool could go on from"),
+        message.contains("has no memory that a pool can resume from"),
         "{message}"
     );
     assert_eq!(kind, "unsupported");
@@ -299,13 +299,13 @@ fn incomplete_snapshots_name_the_missing_part() {
     let printed = stderr(&output);
     assert!(
         output.status.code() == Some(3)
-            && printed.contains("will not go on from its memory, but start")
+            && printed.contains("will start instead of resuming from its memory")
             && printed.contains("xvdb (web1 1)"),
         "{printed}"
     );
     let (kind, message) = world.fails(1, &["export", "web1", &address, "--with-memory"]);
     assert!(
-        message.contains("cannot go on without the disk xvdb (web1 1), which is not in the snapshot"),
+        message.contains("cannot be resumed without the disk xvdb (web1 1), which is not in the snapshot"),
         "{message}"
     );
     assert_eq!(kind, "refused");

@@ -19,7 +19,7 @@ impl XenCapture<'_> {
         let records = records_in(&instant.records()?)?;
         let warn = |why: &str| {
             let name = &self.request.capture.name;
-            let text = format!("{name} will not go on from its memory, but start: {why}");
+            let text = format!("{name} will start instead of resuming from its memory: {why}");
             self.job.progress.warning(&text);
         };
         match SuspendedMachine::read(&String::from_utf8_lossy(&records)) {

@@ -145,7 +145,7 @@ fn left_of(snapshot: &Manifest, xva: Option<XvaExport>) -> Vec<Untranslated> {
     let has = |name: &str| snapshot.disks.iter().any(|record| record.name == name);
     let why = if has(STREAM_XEN_MEMORY) {
         match (xva, has(STREAM_XEN_SUSPENDED_RECORDS)) {
-            (Some(_), true) => "stays behind: the machine starts; --with-memory has it go on instead",
+            (Some(_), true) => "stays behind: the machine starts; --with-memory resumes it instead",
             (Some(_), false) => "the snapshot lacks what its pool knew beside it: the machine starts",
             (None, _) => ELSEWHERE,
         }

@@ -291,7 +291,7 @@ pub fn export_to_pool(request: ExportToPool<'_>, environment: &Environment, job:
         job,
     );
     let (export, upload) = sender.ended(sent, job)?;
-    job.progress.phase("waiting for the pool to take it in", Unit::Items);
+    job.progress.phase("waiting for the pool to import it", Unit::Items);
     let record = upload
         .finish(&mut |_| ())
         .and_then(|machine| pool.record("VM", &machine))

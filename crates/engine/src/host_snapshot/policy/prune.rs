@@ -78,7 +78,7 @@ fn remove(
     known: Option<&HostSnapshot>,
     name: &HostSnapshotName,
 ) -> std::result::Result<(), String> {
-    let known = known.ok_or_else(|| "it is gone".to_owned())?;
+    let known = known.ok_or_else(|| "it no longer exists".to_owned())?;
     let occasion = ScriptCall {
         snapshots: vec![name.name.clone()],
         ..ScriptCall::default()

@@ -64,7 +64,7 @@ pub enum ExchangeError {
         source: holdfast_host::xapi::XapiError,
     },
     /// The machine is to be resumed from memory that the snapshot does not have.
-    #[error("{snapshot} has no memory that a pool could go on from{}", if *is_of_qemu { ": it is of QEMU" } else { "" })]
+    #[error("{snapshot} has no memory that a pool can resume from{}", if *is_of_qemu { ": it is from QEMU" } else { "" })]
     NoMemory {
         /// The snapshot.
         snapshot: String,
@@ -73,14 +73,14 @@ pub enum ExchangeError {
     },
     /// The memory exists, but the pool's records of that point in time do not: older versions did not store them.
     #[error(
-        "{snapshot} has the memory of the machine, but not what its pool knew of it at that instant, without which it does not go on"
+        "{snapshot} has the memory of the machine, but not the records that its pool had then, without which it cannot be resumed"
     )]
     NoSuspendedRecords {
         /// The snapshot.
         snapshot: String,
     },
     /// A machine that resumes from memory needs all of its disks.
-    #[error("the machine cannot go on without the disk {disk}, which {}", if *is_left_out { "is to be left out" } else { "is not in the snapshot" })]
+    #[error("the machine cannot be resumed without the disk {disk}, which {}", if *is_left_out { "is to be left out" } else { "is not in the snapshot" })]
     DiskOfMemory {
         /// The disk.
         disk: String,

@@ -41,7 +41,7 @@ pub enum Refusal {
         present: Vec<String>,
     },
     /// The machine cannot be resumed from its memory.
-    #[error("{machine} cannot go on where it was: {reason}")]
+    #[error("{machine} cannot be resumed: {reason}")]
     CannotResume {
         /// The machine.
         machine: String,

@@ -404,7 +404,7 @@ pub enum Error {
         source: Box<holdfast_serve::nbd::client::Error>,
     },
     /// All disks of the machine are excluded.
-    #[error("all disks of {machine} are left out, and a snapshot without disks is none")]
+    #[error("all disks of {machine} are excluded: a snapshot needs at least one disk")]
     NoDisks {
         /// The machine.
         machine: String,
@@ -448,7 +448,7 @@ pub enum Error {
         source: holdfast_host::qemu::memory::StateError,
     },
     /// The memory of the machine was not received.
-    #[error("the memory of {machine} was not sent to its end")]
+    #[error("the memory of {machine} was sent only in part")]
     MemoryNotSent {
         /// The machine.
         machine: String,

@@ -187,7 +187,7 @@ impl<'a> DiskFill<'a> {
         let uuid = &self.instant.uuid;
         if !server::lives(self.instant)? {
             if self.launch_count == LAUNCH_COUNT_MAX {
-                return Err(self.stopped("its server dies again and again"));
+                return Err(self.stopped("its server died repeatedly"));
             }
             self.launch_count += 1;
             self.unpausing = Attempts::default();
@@ -241,7 +241,7 @@ impl<'a> DiskFill<'a> {
                     && server::lives(self.instant)? =>
             {
                 let name = &disk.name;
-                return Err(self.stopped(&format!("the hypervisor could not copy disk {name} to its end")));
+                return Err(self.stopped(&format!("the hypervisor could not complete the copy of disk {name}")));
             }
             Attempt::Later | Attempt::Exhausted => {}
         }

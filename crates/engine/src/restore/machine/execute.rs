@@ -448,7 +448,7 @@ impl<'a> RestoreExecution<'a> {
             Err(error) if self.plan.resumption.is_some() => {
                 let why = error_text(&error);
                 self.job.progress.warning(&format!(
-                    "{} is restored, and does not go on from its memory: {why}; its disks are of the same instant, and it can be \
+                    "{} is restored, but was not resumed from its memory: {why}; its disks are of the same point in time, so it can be \
                      started as after a power cut",
                     self.plan.machine.name
                 ));

@@ -166,7 +166,7 @@ pub(crate) fn plan_point(
 fn not_restored(snapshot: &Manifest, resumption: Option<&PlannedResumption>) -> Vec<String> {
     let mut notes = Vec::new();
     if resumption.is_none() && super::stored::has_memory(snapshot) {
-        notes.push("its memory is not restored, and it starts as after a power cut: --resume lets it go on".to_owned());
+        notes.push("its memory is not restored, so it starts as after a power cut: --resume resumes it".to_owned());
     }
     let is_of_virtualbox = |record: &DiskRecord| record.name == STREAM_VIRTUALBOX_NVRAM;
     if snapshot.disks.iter().any(is_of_virtualbox) {

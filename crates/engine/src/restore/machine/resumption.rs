@@ -108,7 +108,7 @@ pub(super) fn plan(
     if has_links_down {
         configuration = with_links_down(&configuration).map_err(unfit)?;
         draft.warnings.push(
-            "the guest goes on with the network addresses that it had, so its cables are pulled; virsh domif-setlink plugs them in"
+            "the guest keeps its network addresses, so its network links are down; virsh domif-setlink brings them up"
                 .to_owned(),
         );
     }
@@ -210,7 +210,7 @@ fn without_record(disk: &MachineDisk) -> std::result::Result<Option<DiskChange>,
     let is_removable = matches!(disk.kind, DiskKind::Cdrom | DiskKind::Floppy);
     match &disk.source {
         DiskSource::Empty => Ok(None),
-        _ if !disk.is_read_only && !is_removable => Err("is not in the snapshot, and the guest goes on writing to it"),
+        _ if !disk.is_read_only && !is_removable => Err("is not in the snapshot, but the guest continues to write to it"),
         DiskSource::File(path) | DiskSource::Device(path) if !path.exists() && is_removable => {
             Ok(Some(DiskChange::Empty))
         }

@@ -156,7 +156,7 @@ impl ReplicatedDatasetDocument {
             units::count(self.behind_count as u64),
             behind.unwrap_or_default(),
             match (self.resumable, self.outcome) {
-                (true, _) => "cut, goes on".to_owned(),
+                (true, _) => "interrupted, resumable".to_owned(),
                 (_, outcome) => outcome.to_owned(),
             },
         ]

@@ -157,7 +157,7 @@ fn run(args: &MapArgs, context: &Context) -> Result<Exit, Error> {
         if !extents.last_mut().is_some_and(|last| last.absorb(&extent)) {
             if extents.len() == EXTENT_COUNT_MAX {
                 next_offset = Some(offset);
-                let warning = format!("there are more extents; go on with --start {offset}");
+                let warning = format!("there are more extents; continue with --start {offset}");
                 context.console().warning(&warning);
                 break;
             }

@@ -238,7 +238,7 @@ fn judge(
         }
         ([], count) => (
             Level::Warning,
-            format!("{count} snapshots cannot be read; it is not known of which machines they are"),
+            format!("{count} snapshots cannot be read, and their machines are unknown"),
         ),
     };
     MachinesChecked {

@@ -124,7 +124,7 @@ impl<R: Read> StreamReader<R> {
                     image,
                     "stream",
                     self.grains.source.at,
-                    "it was not read to its end",
+                    "it was not read completely",
                 )),
                 StreamEnd::More | StreamEnd::Complete => {
                     self.end = StreamEnd::Complete;

@@ -50,7 +50,7 @@ pub(super) fn of_repository(context: &Context) -> Result<Vec<Metric>, Error> {
         ),
         (
             "holdfast_repository_lost_snapshots",
-            "How many snapshots of a repository are gone although they were not removed.",
+            "How many snapshots of a repository are missing although they were not removed.",
             listed.lost.len() as u64,
         ),
     ];
