@@ -364,7 +364,7 @@ fn repository_advice(error: &RepositoryError) -> Advice {
         RepositoryError::Revoked { .. } => advice(
             Exit::Error,
             Kind::Io,
-            "it was silent for so long that it was taken for dead; run it again",
+            "it was silent for so long that it was considered dead; run it again",
         ),
         RepositoryError::Protected { .. } => {
             advice(Exit::Error, Kind::Refused, "holdfast unprotect lets it be removed")

@@ -200,7 +200,7 @@ fn a_signed_statement_is_valid_only_for_its_name_and_tag() {
             ..Forgery::default()
         };
         renamed.add(&rig, &id);
-        assert_refused(&rig, &pull_words(asked, "x.raw"), 5, "damage", "is not of what it says");
+        assert_refused(&rig, &pull_words(asked, "x.raw"), 5, "damage", "does not match its content");
     }
 }
 
@@ -224,7 +224,7 @@ fn an_older_statement_does_not_become_the_newest() {
         &pull_words("debian", "y.raw"),
         5,
         "damage",
-        "is not of what it says",
+        "does not match its content",
     );
     // A push does not continue from a time in the future either.
     let words = [
@@ -236,7 +236,7 @@ fn an_older_statement_does_not_become_the_newest() {
         "anna",
         "--replace",
     ];
-    assert_refused(&rig, &words, 1, "refused", "still to come");
+    assert_refused(&rig, &words, 1, "refused", "is in the future");
     rig.ok(&["template", "remove", "debian"]);
     push(&rig, "debian", "debian.raw", "anna", &[]);
 }
@@ -316,7 +316,7 @@ fn hostile_signatures_and_statements_are_refused() {
             &pull_words("debian", "x.raw"),
             5,
             "damage",
-            "is not of what it says",
+            "does not match its content",
         );
     }
     for to in ["disk ../../x ", "disk 99999999999999999999 ", "\u{1b}]0;x ", "disk -1 "] {

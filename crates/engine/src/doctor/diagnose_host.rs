@@ -63,7 +63,7 @@ fn of_work(seen: &SeenWork, notes: &mut Vec<String>) -> Option<Finding> {
         (UnfinishedKind::Rollback, Some(false)) => finding(
             FindingKind::Rollback,
             format!(
-                "a rollback of {} to {} was killed, and the machine is not there any more",
+                "a rollback of {} to {} was killed, and the machine no longer exists",
                 work.machine, work.point
             ),
             Some(work.start_ms),

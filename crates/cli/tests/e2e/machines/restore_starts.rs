@@ -113,7 +113,7 @@ fn missing_devices_are_reported_before_the_first_byte() {
         assert!(
             document["warnings"]
                 .to_string()
-                .contains("would not start as things are now"),
+                .contains("would not start on this host"),
             "{document}"
         );
     }

@@ -354,7 +354,7 @@ fn contradictory_commands_are_refused_with_a_reason() {
         (
             1,
             &["import", "web1.xva", "--to", "repo"],
-            "is there already, and is not empty",
+            "already exists and is not empty",
         ),
         (
             2,

@@ -271,7 +271,7 @@ impl VirtualBoxCapture<'_> {
             return Ok(Some(file));
         }
         self.job.progress.warning(&format!(
-            "{} is saved, and the file with its memory is not there: {}; its disks are stored as after a crash",
+            "{} is saved, but the file with its memory is missing: {}; its disks are stored as after a crash",
             machine.name(),
             machine.file(file).display()
         ));

@@ -7,7 +7,7 @@ use holdfast_repo::SnapshotId;
 #[non_exhaustive]
 pub enum SnapshotChoiceError {
     /// A snapshot to remove must be named so that the name means the same snapshot later.
-    #[error("this name means the newest snapshot of {machine}, which is {id} today")]
+    #[error("this name selects the newest snapshot of {machine}, which is now {id}")]
     NotExact {
         /// The snapshot.
         id: SnapshotId,

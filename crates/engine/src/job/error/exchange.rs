@@ -29,7 +29,7 @@ pub enum ExchangeError {
         present: Vec<String>,
     },
     /// The name of the machine is not a valid name here.
-    #[error("the machine in the archive is called {name:?}, and cannot be listed so")]
+    #[error("the machine in the archive is called {name:?}, which cannot be the name of a machine here")]
     Name {
         /// The name.
         name: String,
@@ -37,7 +37,7 @@ pub enum ExchangeError {
         source: crate::NameError,
     },
     /// An import reads data of the archive that it did not request.
-    #[error("a part of {disk} was not read: this is a mistake of this program, and what was made is not whole")]
+    #[error("a part of {disk} was not read: this is a bug, and the output is incomplete")]
     NotRead {
         /// The disk.
         disk: String,
@@ -56,7 +56,7 @@ pub enum ExchangeError {
         uuid: String,
     },
     /// The whole machine was sent, but the result of the import is unknown.
-    #[error("the machine was sent to {pool}, and whether that has taken it in is not known")]
+    #[error("the machine was sent to {pool}, but it is unknown whether the pool imported it")]
     Outcome {
         /// The pool.
         pool: String,
@@ -108,13 +108,13 @@ pub enum ExchangeError {
         vendor: String,
     },
     /// The archive to create exists already.
-    #[error("{} is there already", path.display())]
+    #[error("{} already exists", path.display())]
     FileTaken {
         /// The file.
         path: std::path::PathBuf,
     },
     /// The folder to create exists already.
-    #[error("{} is there already, and is not empty", path.display())]
+    #[error("{} already exists and is not empty", path.display())]
     FolderTaken {
         /// The folder.
         path: std::path::PathBuf,

@@ -109,7 +109,7 @@ pub enum Refusal {
         present: Vec<String>,
     },
     /// A disk of the machine is on a block device that does not exist.
-    #[error("disk {disk} is on {}, which is not there", path.display())]
+    #[error("disk {disk} is on {}, which does not exist", path.display())]
     NoDevice {
         /// The disk.
         disk: String,
@@ -119,7 +119,7 @@ pub enum Refusal {
         size_bytes: u64,
     },
     /// No path was given for a disk, and it cannot be restored beside its original path.
-    #[error("disk {disk} was at {place}, and nothing says where it is to go")]
+    #[error("disk {disk} was at {place}, and its new place is not given")]
     NoPlace {
         /// The disk.
         disk: String,
@@ -165,13 +165,13 @@ pub enum Refusal {
         machine: String,
     },
     /// The TPM state to replace is in use.
-    #[error("an swtpm is at work with {}", path.display())]
+    #[error("an swtpm is using {}", path.display())]
     TpmInUse {
         /// The state.
         path: PathBuf,
     },
     /// The machine is to be started, but cannot be.
-    #[error("{machine} would not start as things are now: {}", reasons.join("; "))]
+    #[error("{machine} would not start on this host: {}", reasons.join("; "))]
     WouldNotStart {
         /// The machine.
         machine: String,

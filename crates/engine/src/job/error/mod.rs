@@ -290,13 +290,13 @@ pub enum Error {
     #[error(transparent)]
     Host(Box<holdfast_host::Error>),
     /// Another policy run is active on this host.
-    #[error("another run of a policy is under way: it has locked {}", .lock.display())]
+    #[error("another run of a policy is in progress: it has locked {}", .lock.display())]
     PolicyBusy {
         /// The lock file that it holds.
         lock: PathBuf,
     },
     /// Another scheduler is active in the same folder.
-    #[error("another holdfast daemon is at work: it has locked {}", .lock.display())]
+    #[error("another holdfast daemon is running: it has locked {}", .lock.display())]
     DaemonBusy {
         /// The lock file that it holds.
         lock: PathBuf,
@@ -345,7 +345,7 @@ pub enum Error {
         reason: String,
     },
     /// The disk is not an image file.
-    #[error("disk {disk} is on no image file, but on {place}")]
+    #[error("disk {disk} is not on an image file, but on {place}")]
     NoImageFile {
         /// The disk.
         disk: String,
@@ -369,7 +369,7 @@ pub enum Error {
         reason: String,
     },
     /// The scratch files with blocks that the guest has overwritten became too large.
-    #[error("the copy of {machine} was given up, to spare the room in {}, where what it overwrites is kept: {why}", scratch.display())]
+    #[error("the copy of {machine} was cancelled to keep free space in {}, which holds the data that the guest overwrites: {why}", scratch.display())]
     ScratchLimit {
         /// The machine.
         machine: String,
@@ -462,7 +462,7 @@ pub enum Error {
         machine: String,
     },
     /// A stream between two hosts failed.
-    #[error("the stream breaks")]
+    #[error("the stream was interrupted")]
     Stream(#[source] std::io::Error),
     /// A request of a program on another host cannot be fulfilled.
     #[error("{reason}")]

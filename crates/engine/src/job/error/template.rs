@@ -79,7 +79,7 @@ pub enum TemplateError {
         name: String,
     },
     /// The tag exists with other content.
-    #[error("{label} is there already, with other content, of {time}")]
+    #[error("{label} already exists with other content, of {time}")]
     TagTaken {
         /// Name and tag.
         label: String,
@@ -87,7 +87,7 @@ pub enum TemplateError {
         time: Timestamp,
     },
     /// The existing template was pushed in the future.
-    #[error("{label} was pushed at {time}, which is still to come: the clock here is wrong, or was wrong there")]
+    #[error("{label} was pushed at {time}, which is in the future: the clock of this host or of the other host is wrong")]
     FromTheFuture {
         /// Name and tag.
         label: String,
@@ -95,7 +95,7 @@ pub enum TemplateError {
         time: Timestamp,
     },
     /// Removing the template would make the tag refer to older content again.
-    #[error("{content} is what {label} means now: without it, the tag would go back to what it meant before")]
+    #[error("{label} currently refers to {content}: without it, the tag would refer to its previous content again")]
     IsCurrent {
         /// Name and tag.
         label: String,
@@ -104,7 +104,7 @@ pub enum TemplateError {
     },
     /// A push was considered dead while it was running.
     #[error(
-        "the push was taken for dead while it ran, and another process may push to the tag by now: nothing was pushed"
+        "the push was considered dead while it ran, and another process may have pushed to the tag: nothing was pushed"
     )]
     LostClaim,
     /// A template is pushed from disks, not from a stream.
@@ -151,7 +151,7 @@ pub enum TemplateError {
         key: String,
     },
     /// The signature does not match the statement.
-    #[error("the signature of {label} is not of what it says: {reason}")]
+    #[error("the signature of {label} does not match its content: {reason}")]
     BadSignature {
         /// Name and tag.
         label: String,

@@ -12,7 +12,7 @@ pub enum XenBackupError {
     #[error(transparent)]
     Pool(#[from] XapiError),
     /// The name of the machine is not a valid name here.
-    #[error("the machine is called {name:?}, and cannot be listed so")]
+    #[error("the machine is called {name:?}, which cannot be the name of a machine here")]
     Name {
         /// Its name.
         name: String,

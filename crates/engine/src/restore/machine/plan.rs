@@ -198,7 +198,7 @@ impl MachineRestorePlan {
         let warnings = self
             .unmet
             .iter()
-            .map(|reason| format!("it would not start as things are now: {reason}"));
+            .map(|reason| format!("it would not start on this host: {reason}"));
         self.warnings.extend(warnings);
         self
     }
