@@ -112,7 +112,10 @@ impl ReplicationSides<'_> {
             ReplicaPlan::Send(_) => ReplicaOutcome::Planned,
             ReplicaPlan::Diverged(Divergence::NoCommonSnapshot) => diverged(
                 format!("{target} has snapshots, none of which the source has any more"),
-                format!("{} keeps the existing content, and everything is sent again", set_aside(target)),
+                format!(
+                    "{} keeps the existing content, and everything is sent again",
+                    set_aside(target)
+                ),
             ),
             ReplicaPlan::Diverged(Divergence::TargetIsNoReplica) => diverged(
                 format!("{target} is there, and has no snapshot: it is no copy"),

@@ -332,9 +332,7 @@ impl<R: Read + Send> ArchiveReader for OvaReader<R> {
 
     fn unverified(&self) -> Vec<String> {
         let Some(manifest) = &self.manifest else {
-            return vec![
-                "the archive has no manifest, so its files cannot be verified".to_owned(),
-            ];
+            return vec!["the archive has no manifest, so its files cannot be verified".to_owned()];
         };
         let listed = manifest.names();
         let found: BTreeSet<&str> = self.names.iter().map(|name| manifest.name_of(name)).collect();
@@ -345,8 +343,7 @@ impl<R: Read + Send> ArchiveReader for OvaReader<R> {
             .names
             .iter()
             .filter(|name| !listed.contains(manifest.name_of(name)) && !not_compared.contains(name.as_str()));
-        let unlisted = unlisted
-            .map(|name| format!("{name:?} is not in the manifest, so it cannot be verified"));
+        let unlisted = unlisted.map(|name| format!("{name:?} is not in the manifest, so it cannot be verified"));
         let unknown = not_compared.iter().map(|name| {
             format!("the manifest has a digest of {name:?} by an algorithm that is not known: it was not compared")
         });

@@ -43,7 +43,7 @@ const HINT_LOCATION: &str =
     "check the location (--repository, or --to of holdfast copy); holdfast init creates a repository";
 const HINT_READ_ONLY: &str =
     "all snapshots can still be read: list, restore and verify work; to change it, mount it writable";
-const HINT_STORE_FULL: &str = "what is stored stays good; make room beside it, or have holdfast prune remove snapshots and holdfast gc give \
+const HINT_STORE_FULL: &str = "stored data is intact; free some space, or have holdfast prune remove snapshots and holdfast gc give \
      back their space: gc --repack-below 0 needs hardly any room itself";
 const HINT_TOO_SMALL: &str = "make the target at least as large as the disk";
 const HINT_WRITE_ANEW: &str =
@@ -81,7 +81,7 @@ impl Error {
             Self::NotObeyed { .. } => advice(
                 Exit::Error,
                 Kind::Refused,
-                "it says what is done here, so it has to belong to root (or to you), with all folders above it, and only its owner may write it: chown root FILE, chmod go-w FILE",
+                "it controls what is done here, so it must belong to root (or to you), with all folders above it, and be writable only by its owner: chown root FILE, chmod go-w FILE",
             ),
             Self::NoJson { .. } => advice(Exit::Usage, Kind::Usage, "leave --json out"),
             Self::Password(error) => password_advice(error),
@@ -182,9 +182,9 @@ fn machine_advice(error: &JobError) -> Advice {
         JobError::Instant(InstantError::Busy { .. }) => {
             advice(Exit::Locked, Kind::Locked, "wait until that process ends, or end it")
         }
-        JobError::Instant(InstantError::Server { .. } | InstantError::Stopped { .. }) => {
-            refused("make sure that the repository can be read and that there is free space, then run holdfast resume again")
-        }
+        JobError::Instant(InstantError::Server { .. } | InstantError::Stopped { .. }) => refused(
+            "make sure that the repository can be read and that there is free space, then run holdfast resume again",
+        ),
         JobError::NoSuchDisk { .. } => advice(Exit::Error, Kind::NotFound, "name disks as the machine does: vda"),
         JobError::MachineBetween { .. } => advice(Exit::Locked, Kind::Locked, "try again when it runs, or is shut off"),
         JobError::Unreachable { .. } => refused("start the machine, or leave the disk out with --exclude"),

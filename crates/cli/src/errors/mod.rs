@@ -34,7 +34,7 @@ pub enum Error {
         config: std::path::PathBuf,
     },
     /// A file that says what is done can be written by others.
-    #[error("{} is not obeyed: {why}", path.display())]
+    #[error("{} is not trusted: {why}", path.display())]
     NotObeyed {
         /// The file.
         path: std::path::PathBuf,

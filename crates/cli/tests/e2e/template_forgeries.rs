@@ -200,7 +200,13 @@ fn a_signed_statement_is_valid_only_for_its_name_and_tag() {
             ..Forgery::default()
         };
         renamed.add(&rig, &id);
-        assert_refused(&rig, &pull_words(asked, "x.raw"), 5, "damage", "does not match its content");
+        assert_refused(
+            &rig,
+            &pull_words(asked, "x.raw"),
+            5,
+            "damage",
+            "does not match its content",
+        );
     }
 }
 

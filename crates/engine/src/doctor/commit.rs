@@ -50,7 +50,7 @@ pub(super) fn commit(
     if let Some(note) = note {
         note.close().map_err(|error| error.to_string())?;
     }
-    let mut words = format!("brought disk {disk} down into {}", base.display());
+    let mut words = format!("committed disk {disk} into {}", base.display());
     // The overlay of a backup is useless now, and the guest's next write makes its base newer: nothing would show that
     // the overlay was committed.
     let is_deleted = |path: &&PathBuf| request.emptied == EmptiedOverlays::Delete || run_of_overlay(path).is_some();

@@ -63,7 +63,7 @@ pub(super) fn diagnose(seen: &Seen) -> (Vec<Finding>, Vec<String>) {
     if seen.repository.is_some() {
         diagnosis
             .notes
-            .push("what is in the repository is not looked at here: holdfast scrub does".to_owned());
+            .push("the content of the repository is not checked here: use holdfast scrub".to_owned());
     }
     (diagnosis.findings, diagnosis.notes)
 }
@@ -146,7 +146,7 @@ impl Diagnosis<'_> {
                 ),
                 since_ms: Some(noted.record.start_ms),
                 is_danger: true,
-                remedy: Action::Repair(Repair::Resume, "let it run on".to_owned()),
+                remedy: Action::Repair(Repair::Resume, "resume it".to_owned()),
             }),
             None => self.notes.push(format!(
                 "{} is paused; according to the journal no backup did that, so it stays paused",
@@ -172,7 +172,7 @@ impl Diagnosis<'_> {
             }),
             SeenFreeze::Frozen if self.is_at_work(machine) => {
                 self.notes
-                    .push(format!("{} is frozen, and a backup is at work on it", machine.name));
+                    .push(format!("{} is frozen, and a backup of it is running", machine.name));
             }
             SeenFreeze::Frozen => {
                 let ours = self.dead_freeze(machine);
@@ -202,7 +202,7 @@ impl Diagnosis<'_> {
             let since_ms = self.note_of(*run).map(|noted| noted.record.start_ms);
             let (what, remedy) = match self.owner(*run) {
                 Owner::Alive => {
-                    self.notes.push(format!("run {run} is at work on {}", machine.name));
+                    self.notes.push(format!("run {run} is working on {}", machine.name));
                     continue;
                 }
                 Owner::Dead => (
@@ -290,7 +290,7 @@ impl Diagnosis<'_> {
             ),
             _ => {
                 self.notes.push(format!(
-                    "a {} job is at work on {} ({})",
+                    "a {} job is running on {} ({})",
                     job.kind, machine.name, job.id
                 ));
                 return;

@@ -170,7 +170,7 @@ fn overlay(diagnosis: &mut Diagnosis<'_>, machine: &SeenMachine, disk: &SeenDisk
     } else if machine.state == MachineState::ShutOff {
         Some("start the machine and ask again: libvirt brings overlays down only while it runs".to_owned())
     } else if machine.state != MachineState::Running || diagnosis.is_at_work(machine) || !machine.runs.is_empty() {
-        Some("ask again when the machine runs, and no backup is at work or left on it".to_owned())
+        Some("ask again when the machine runs, and no backup of it is running or left over".to_owned())
     } else if !is_resumed && machine.jobs.iter().any(|job| job.status != "concluded") {
         Some("a block job is on the machine: end that first".to_owned())
     } else {
@@ -189,7 +189,7 @@ fn overlay(diagnosis: &mut Diagnosis<'_>, machine: &SeenMachine, disk: &SeenDisk
                 format!("put the machine onto {}, which holds everything by now", base.display())
             } else {
                 format!(
-                    "bring it down into {} while the machine runs, then use that",
+                    "commit it into {} while the machine runs, then switch to that",
                     base.display()
                 )
             },

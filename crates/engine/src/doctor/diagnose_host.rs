@@ -47,7 +47,7 @@ fn of_work(seen: &SeenWork, notes: &mut Vec<String>) -> Option<Finding> {
     };
     match seen.life {
         Liveness::Alive => {
-            notes.push(format!("a {word} is at work on {}", work.machine));
+            notes.push(format!("a {word} is working on {}", work.machine));
             return None;
         }
         Liveness::Unknown => {
@@ -100,16 +100,16 @@ fn of_work(seen: &SeenWork, notes: &mut Vec<String>) -> Option<Finding> {
 fn half_clone(seen: &SeenWork, is_defined: Option<bool>) -> Finding {
     let work = &seen.work;
     let files = match &seen.files[..] {
-        [] => "no file of it is there".to_owned(),
+        [] => "none of its files exists".to_owned(),
         files => {
             let files: Vec<String> = files.iter().map(|file| file.display().to_string()).collect();
-            format!("what it had made of it is there: {}", files.join(", "))
+            format!("some of its files exist: {}", files.join(", "))
         }
     };
     let remedy = if is_defined == Some(false) {
         Action::Repair(
             Repair::RemoveHalfClone(work.uuid.clone()),
-            "delete that, where no machine has it".to_owned(),
+            "delete them, unless a machine uses them".to_owned(),
         )
     } else {
         Action::Advice("ask again when libvirt can be asked whether the machine is there".to_owned())
@@ -178,7 +178,9 @@ fn of_clone(seen: &SeenClone, all: &Seen) -> Option<Finding> {
     }
     let what = match seen.machine() {
         None => format!("{name} is a clone made to look into a host snapshot, which cannot be removed before it"),
-        Some(machine) => format!("{name} is a clone for the machine {machine}, which was killed on its way"),
+        Some(machine) => {
+            format!("{name} is a clone for the machine {machine}, which was killed before it was complete")
+        }
     };
     let kind = match seen.machine() {
         None => FindingKind::Leftover,

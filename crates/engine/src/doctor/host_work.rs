@@ -51,7 +51,7 @@ pub(super) fn look(request: &DoctorRequest<'_>, descriptions: &[Description], jo
         match looked {
             Ok(remains) => seen.remains.extend(remains),
             Err(error) if is_gone(&error) => {}
-            Err(error) => seen.unknown.push(format!("{dataset} cannot be looked at: {error}")),
+            Err(error) => seen.unknown.push(format!("{dataset} cannot be examined: {error}")),
         }
         if dataset.provider.has_folders() {
             seen.folders.push(Path::new(&dataset.name).join(OURS));
@@ -64,7 +64,7 @@ pub(super) fn look(request: &DoctorRequest<'_>, descriptions: &[Description], jo
             Err(error) if is_gone(&error) => {}
             Err(error) => seen
                 .unknown
-                .push(format!("clones in the pool {pool} cannot be looked at: {error}")),
+                .push(format!("clones in the pool {pool} cannot be examined: {error}")),
         }
     }
     if let Some(store) = storage.states {

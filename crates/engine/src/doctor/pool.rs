@@ -208,7 +208,7 @@ fn diagnose_snapshots(title: &str, seen: &SeenSnapshots, notes: &mut Vec<String>
     match seen.whose {
         SnapshotOwner::Ours(Liveness::Dead) => {}
         SnapshotOwner::Ours(Liveness::Alive) => {
-            notes.push(format!("a backup is at work on {machine} of {title}"));
+            notes.push(format!("a backup of {machine} of {title} is running"));
             return None;
         }
         SnapshotOwner::Ours(Liveness::Unknown) => {

@@ -81,7 +81,7 @@ fn forget(request: &DoctorRequest<'_>, finding: &Finding, run: RunId, job: Job<'
     }
     let folder = request.journal.as_deref().unwrap_or(Path::new("."));
     forget_run(folder, run)
-        .map(|()| format!("took the note of run {run} away"))
+        .map(|()| format!("removed the note of run {run}"))
         .map_err(|error| error.to_string())
 }
 
@@ -94,15 +94,15 @@ fn mend_machine(
     let machine = patient.machine;
     let monitor = machine.monitor();
     let done = match repair {
-        Repair::Resume => resume(monitor).map(|()| "let it run on".to_owned()),
+        Repair::Resume => resume(monitor).map(|()| "resume it".to_owned()),
         Repair::Thaw => {
             let thawed = agent::thaw(machine, THAW_DEADLINE).map_err(|error| error.to_string())?;
             return Ok(format!("thawed {thawed} file systems"));
         }
         Repair::RemoveRun(run) => {
-            remove_run(monitor, job.clock, *run).map(|()| format!("took what run {run} had put into QEMU out"))
+            remove_run(monitor, job.clock, *run).map(|()| format!("removed what run {run} had added to QEMU"))
         }
-        Repair::DismissJob(id) => dismiss_job(monitor, id).map(|()| format!("took the job {id} away")),
+        Repair::DismissJob(id) => dismiss_job(monitor, id).map(|()| format!("dismissed the job {id}")),
         Repair::RemoveBitmap { node, name } => {
             remove_bitmap(monitor, node, name).map(|()| format!("removed the bitmap {name}"))
         }
@@ -115,7 +115,7 @@ fn mend_machine(
 /// Deletes a folder, unless a process has locked it since it was found.
 fn delete_folder(path: &Path) -> Result<String, String> {
     let lock = lock_unneeded(path).filter(|_| is_still_unfinished(path));
-    let _lock = lock.ok_or_else(|| format!("{}: a process is at work in it", path.display()))?;
+    let _lock = lock.ok_or_else(|| format!("{}: a process is using it", path.display()))?;
     std::fs::remove_dir_all(path)
         .map(|()| format!("deleted {}", path.display()))
         .map_err(|error| format!("{}: {error}", path.display()))

@@ -21,7 +21,7 @@ fn storage<'r, 'a>(request: &'r DoctorRequest<'a>) -> Result<&'r DoctorStorage<'
     request
         .storage
         .as_ref()
-        .ok_or_else(|| "no storage is looked at".to_owned())
+        .ok_or_else(|| "no storage is examined".to_owned())
 }
 
 fn states<'a>(request: &DoctorRequest<'a>) -> Result<&'a StateStore, String> {
@@ -39,7 +39,7 @@ pub(super) fn forget_states(request: &DoctorRequest<'_>, job: Job<'_>) -> Repair
     let swept = sweep_states(states(request)?, storage(request)?.providers, Execution::Execute, job);
     let swept = swept.map_err(|error| error.to_string())?;
     if swept.was_busy {
-        return Err("states are being stored at this moment".to_owned());
+        return Err("states are being stored now".to_owned());
     }
     Ok(format!("forgot {} states", swept.forgotten.len()))
 }
@@ -47,7 +47,7 @@ pub(super) fn forget_states(request: &DoctorRequest<'_>, job: Job<'_>) -> Repair
 pub(super) fn forget_work(request: &DoctorRequest<'_>, uuid: &str) -> RepairResult {
     let forgotten = states(request)?.forget_unfinished(uuid);
     forgotten.map_err(|error| error.to_string())?;
-    Ok("took its note away".to_owned())
+    Ok("removed its note".to_owned())
 }
 
 /// Destroys a leftover clone. For a clone that was made for a machine, first checks again that no machine uses it.
@@ -79,7 +79,7 @@ pub(super) fn remove_half_clone(request: &DoctorRequest<'_>, uuid: &str) -> Repa
     let states = states(request)?;
     let used = used_images(request)?;
     let work = states.unfinished_on(uuid).map_err(|error| error.to_string())?;
-    let work = work.ok_or("another process has taken care of it")?;
+    let work = work.ok_or("another process has handled it")?;
     let (mut deleted, mut kept) = (Vec::new(), Vec::new());
     for file in left_files(&work) {
         let is_whole = work.files.iter().any(|made| made.path == file);
@@ -127,7 +127,7 @@ pub(super) fn remove_cut(
         let record = snapshot.record.as_deref().and_then(HostSnapshotRecord::parse);
         let is_it = record.is_some_and(|record| cut_by_dead(request, name, &record) == Some(set));
         if !is_it || completeness.of(name, snapshot.record.as_deref()) != Some(false) {
-            return Err(format!("{name} is another one by now"));
+            return Err(format!("{name} was replaced meanwhile"));
         }
         found.push((provider, snapshot));
     }
@@ -145,7 +145,7 @@ pub(super) fn remove_cut(
 pub(super) fn remove_instant(request: &DoctorRequest<'_>, set: &str, job: Job<'_>) -> RepairResult {
     let (storage, states) = (storage(request)?, states(request)?);
     let work = states.unfinished_on(set).map_err(|error| error.to_string())?;
-    let work = work.ok_or("another process has taken care of it")?;
+    let work = work.ok_or("another process has handled it")?;
     let mut kept = Vec::new();
     for name in work.safety.iter().filter_map(|text| HostSnapshotName::parse(text)) {
         let removed = remove_unless_needed(storage.providers, &name).map_err(|error| error.to_string())?;

@@ -84,7 +84,10 @@ fn summary(machine: &VirtualBoxMachine<'_>) -> MachineSummary {
 pub(super) fn diagnose(seen: &SeenBox, notes: &mut Vec<String>) -> Option<Finding> {
     match seen.life {
         Liveness::Alive => {
-            notes.push(format!("a backup is at work on {}, a machine of VirtualBox", seen.name));
+            notes.push(format!(
+                "a backup of {}, a machine of VirtualBox, is running",
+                seen.name
+            ));
             return None;
         }
         Liveness::Unknown => {
@@ -100,7 +103,7 @@ pub(super) fn diagnose(seen: &SeenBox, notes: &mut Vec<String>) -> Option<Findin
     let remedy = if seen.manager.is_some() {
         Action::Repair(
             Repair::DeleteSnapshots(seen.uuid.clone()),
-            "delete it: VirtualBox brings down what the machine has written since".to_owned(),
+            "delete it: VirtualBox merges what the machine has written since".to_owned(),
         )
     } else {
         let uuids = seen.snapshots.iter().rev().map(|snapshot| &snapshot.uuid[..]);

@@ -264,7 +264,7 @@ fn check(args: &ConfigCheckArgs, context: &Context) -> Result<Exit, Error> {
     let text = sanoid_file::read(&path)?;
     let not_obeyed = sanoid_file::refuse_written_by_others(&path).err();
     let not_obeyed = not_obeyed.map(|error| match error {
-        Error::NotObeyed { why, .. } => format!("it is not obeyed: {why}"),
+        Error::NotObeyed { why, .. } => format!("it is not trusted: {why}"),
         other => other.to_string(),
     });
     if holdfast_file::is_holdfast_toml(&path, &text) {

@@ -213,7 +213,7 @@ fn a_forgotten_overlay_is_committed_while_the_machine_runs() {
             fixed["findings"][0]["repaired"]
                 .as_str()
                 .unwrap()
-                .contains("brought disk vda down")
+                .contains("committed disk vda into")
         );
         assert_eq!(overlay.exists(), fix.is_empty());
         let xml = world.lab.virsh(&["dumpxml", "web1"]);
@@ -353,7 +353,7 @@ fn pools_of_a_configuration_are_examined() {
     assert_eq!(found(&report), ["unreachable"], "{report:#}");
     assert_eq!(report["findings"][0]["machine"], "xen://away");
     let message = String::from_utf8_lossy(&output.stderr);
-    assert!(message.contains("xen://secret is not looked at"), "{message}");
+    assert!(message.contains("xen://secret is not examined"), "{message}");
 }
 
 #[test]

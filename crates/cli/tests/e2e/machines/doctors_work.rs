@@ -189,7 +189,7 @@ fn changed_files_with_the_names_of_a_killed_clone_are_kept() {
     write(&place, &alive.to_string());
     let report = setup.doctor(0, &["--fix"]);
     assert!(
-        half.exists() && report["notes"].to_string().contains("at work on trial"),
+        half.exists() && report["notes"].to_string().contains("working on trial"),
         "{report:#}"
     );
     write(&place, &note.to_string());

@@ -290,10 +290,7 @@ fn the_existing_tpm_state_is_replaced() {
     // A running swtpm would overwrite the restored state.
     let held = hold(&world.place("web3").with_file_name(".lock"));
     let refused = world.json(4, &["restore", "web3", "--to-machine", "--in-place"]);
-    assert!(
-        refused["error"].to_string().contains("an swtpm is using"),
-        "{refused}"
-    );
+    assert!(refused["error"].to_string().contains("an swtpm is using"), "{refused}");
     drop(held);
 
     // libvirt removes the state together with the machine.

@@ -70,7 +70,7 @@ fn a_configuration_that_others_can_write_is_refused() {
     );
     let checked = host.rig.json(1, &["config", "check", "holdfast.toml"]);
     let errors = checked["report"]["errors"].to_string();
-    assert!(errors.contains("it is not obeyed"), "{errors}");
+    assert!(errors.contains("it is not trusted"), "{errors}");
 }
 
 /// Warnings that depend on this host: missing files, and jobs that are never due.

@@ -63,7 +63,7 @@ fn a_leftover_snapshot_is_found_and_removed() {
     let lock = std::fs::File::open(lock).unwrap();
     lock.lock().unwrap();
     let report = world.doctor(0, &["--fix"]);
-    assert!(report["notes"].to_string().contains("at work on web1"), "{report}");
+    assert!(report["notes"].to_string().contains("a backup of web1 "), "{report}");
     assert_eq!(world.snapshot_count(), 1);
     lock.unlock().unwrap();
 

@@ -224,7 +224,12 @@ fn an_export_that_could_not_be_resumed_is_refused() {
     let address = world.address();
     let wrong: [(i32, &str, &[&str], &str); 4] = [
         (2, "usage", &["--new-identity"], "addresses in its memory"),
-        (1, "refused", &["--exclude", "sdb"], "cannot be resumed without the disk sdb"),
+        (
+            1,
+            "refused",
+            &["--exclude", "sdb"],
+            "cannot be resumed without the disk sdb",
+        ),
         (2, "usage", &["--format", "xva"], "says nothing to a pool"),
         (1, "not-found", &["--exclude", "sdz"], "no disk sdz"),
     ];

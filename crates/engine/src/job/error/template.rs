@@ -87,7 +87,9 @@ pub enum TemplateError {
         time: Timestamp,
     },
     /// The existing template was pushed in the future.
-    #[error("{label} was pushed at {time}, which is in the future: the clock of this host or of the other host is wrong")]
+    #[error(
+        "{label} was pushed at {time}, which is in the future: the clock of this host or of the other host is wrong"
+    )]
     FromTheFuture {
         /// Name and tag.
         label: String,

@@ -210,7 +210,9 @@ fn without_record(disk: &MachineDisk) -> std::result::Result<Option<DiskChange>,
     let is_removable = matches!(disk.kind, DiskKind::Cdrom | DiskKind::Floppy);
     match &disk.source {
         DiskSource::Empty => Ok(None),
-        _ if !disk.is_read_only && !is_removable => Err("is not in the snapshot, but the guest continues to write to it"),
+        _ if !disk.is_read_only && !is_removable => {
+            Err("is not in the snapshot, but the guest continues to write to it")
+        }
         DiskSource::File(path) | DiskSource::Device(path) if !path.exists() && is_removable => {
             Ok(Some(DiskChange::Empty))
         }

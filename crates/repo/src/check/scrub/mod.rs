@@ -460,7 +460,8 @@ impl Repository {
 
     fn add_lost_snapshots(&self, survey: &mut Survey) -> Result<()> {
         for (snapshot, pack) in survey.copies.lost(&self.vault)? {
-            let detail = format!("the snapshot is missing although it was not removed; pack {pack} has a copy of its manifest");
+            let detail =
+                format!("the snapshot is missing although it was not removed; pack {pack} has a copy of its manifest");
             survey
                 .findings
                 .push(&snapshot_name(snapshot), None, FindingKind::Missing, detail);

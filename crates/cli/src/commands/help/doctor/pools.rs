@@ -72,8 +72,9 @@ impl Pools {
         for configured in config.pools {
             let named = format!("xen://{}", configured.name);
             if holdfast_file::password_of_pool(&configured).is_none() {
-                let message =
-                    format!("{named} is not looked at: holdfast.toml knows no password of it; name it, then it is");
+                let message = format!(
+                    "{named} is not examined: holdfast.toml has no password for it; name it in the command to be asked for one"
+                );
                 context.console().warning(&message);
                 continue;
             }

@@ -112,7 +112,7 @@ fn the_doctor_deletes_the_snapshots_of_dead_backups() {
     let lock = std::fs::File::create(folder.join(format!("{LAB}.backup"))).unwrap();
     lock.lock().unwrap();
     let report = doctor(0, &["--fix"]);
-    assert!(report["notes"].to_string().contains("a backup is at work"), "{report}");
+    assert!(report["notes"].to_string().contains("is running"), "{report}");
     assert_eq!((&report["findings"].to_string()[..], count()), ("[]", 3));
     lock.unlock().unwrap();
 
