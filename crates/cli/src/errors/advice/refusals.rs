@@ -53,11 +53,7 @@ pub(super) fn refusal_advice(refusal: &Refusal) -> Advice {
         ),
         Refusal::NoFolder { .. } => (Exit::Error, Kind::NotFound, "make it, or give --storage FOLDER"),
         Refusal::UnknownDisk { .. } => (Exit::Error, Kind::NotFound, "name disks as the snapshot does: vda"),
-        Refusal::PathTaken { .. } => (
-            Exit::Error,
-            Kind::Exists,
-            "give another path, or remove the existing file",
-        ),
+        Refusal::PathTaken { .. } => (Exit::Error, Kind::Exists, "give another path, or remove the file"),
         Refusal::InUse { .. } => (
             Exit::Error,
             Kind::Refused,
