@@ -95,7 +95,7 @@ const PEER_WORDS: &[(&str, &str)] = &[
     ("nbd", "use 'holdfast serve nbd'"),
 ];
 
-/// What to type instead of a word of another program.
+/// The Holdfast command that corresponds to a command of another program.
 pub(super) fn instead_of(word: &str) -> Option<&'static str> {
     let (_, instead) = PEER_WORDS.iter().find(|(peer, _)| *peer == word)?;
     Some(instead)
