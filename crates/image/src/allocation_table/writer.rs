@@ -29,7 +29,7 @@ pub(crate) struct TableMut {
 struct TableState {
     layer: TableLayer,
     is_started: bool,
-    /// Why the image cannot be written any more: data that could not be synced may be lost.
+    /// The reason why the image cannot be written any more: data that could not be synced may be lost.
     failure: Option<String>,
 }
 
@@ -201,7 +201,7 @@ impl TableState {
         Ok(())
     }
 
-    /// Makes the start of a range without blocks read as zero; returns the end of what was zeroed.
+    /// Makes the start of a range without blocks read as zero; returns the end of the zeroed part.
     fn zero_absent(&mut self, range: Range<u64>) -> Result<u64> {
         let unit = self.layer.tables.zero_bytes();
         let run = self.layer.run(range.start, range.end - range.start)?;

@@ -30,7 +30,7 @@ pub(crate) fn write_new(state: &mut Qcow2State, data: &[u8], offset: u64) -> Res
     Ok(to_usize(length))
 }
 
-/// How many clusters from `cluster` on, in one L2 table, have no host cluster that can be reused.
+/// A host cluster for new data of `cluster` that needs no allocation.
 fn fresh_clusters(state: &Qcow2State, cluster: u64, count_max: u64) -> Result<u64> {
     let entries = state.geometry().l2_entries();
     let count_max = count_max.min(entries - cluster % entries);

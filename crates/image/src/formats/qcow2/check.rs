@@ -323,7 +323,7 @@ impl<'a> Checker<'a> {
         Ok(l2_tables)
     }
 
-    /// Whether an L2 table may be at `offset`.
+    /// Whether `offset` is a valid location of an L2 table.
     pub(super) fn can_be_table(&self, offset: u64) -> bool {
         self.geometry.is_aligned(offset) && offset < self.file_bytes
     }

@@ -77,7 +77,8 @@ fn compressed(options: Qcow2Options, disk: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Takes an internal snapshot with qemu-img.
+/// Tests the order of writes: after a crash at any point the metadata is consistent, and all flushed data is
+/// present.
 fn with_snapshot(bytes: &[u8]) -> Vec<u8> {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("image");

@@ -134,7 +134,7 @@ impl Footer {
         })
     }
 
-    /// Size of the disk. For some programs the geometry counts, and the stored size is larger.
+    /// Size of the disk. For some programs the geometry takes precedence, and the stored size is larger.
     pub(crate) fn disk_bytes(&self) -> u64 {
         let by_geometry = self.geometry.sector_count();
         let bytes = by_geometry * SECTOR_BYTES;

@@ -118,7 +118,7 @@ impl VhdxHeader {
         (self.slot.offset(), bytes)
     }
 
-    /// Writes the header over the older one, durably; until then the other one counts.
+    /// Writes the header over the older one, durably; until then the other one is current.
     ///
     /// # Errors
     /// The sequence number is the maximum: the next header would count as the older one.
