@@ -67,7 +67,7 @@ impl Exit {
         }
     }
 
-    /// What it means, in one line of help.
+    /// Its meaning, as one line of help.
     pub const fn meaning(self) -> &'static str {
         match self {
             Self::Ok => "done",

@@ -52,7 +52,7 @@ pub enum Error {
     UnsupportedFeature {
         /// The image.
         image: String,
-        /// Name of the feature, from the image's own table where it has one.
+        /// Name of the feature, from the image's own table if it has one.
         feature: String,
         /// The reason and the solution.
         detail: String,
@@ -110,7 +110,7 @@ pub enum Error {
     NameContradicts {
         /// The file.
         image: String,
-        /// The format that its extension stands for.
+        /// The format of its extension.
         called: &'static str,
         /// The format of its content.
         format: &'static str,

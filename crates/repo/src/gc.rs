@@ -7,7 +7,7 @@
 //! 3. Condemn: record durably which packs are going to be deleted. Writers that begin later do not refer to them.
 //! 4. Look for active writers. A writer that began earlier may refer to condemned packs; if there is one, stop here,
 //!    and let the next run continue. If there was one and it has ended, the next step sees its snapshot.
-//! 5. Mark again what was committed meanwhile, and spare what that refers to.
+//! 5. Mark snapshots that were committed meanwhile, and spare the packs that they refer to.
 //! 6. Repack: move live data out of packs that are mostly dead, and record the new locations in relocations; make
 //! everything durable.
 //! 7. Delete the packs, then their auxiliary objects: index entries, relocations, records of removed

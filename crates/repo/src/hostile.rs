@@ -1,4 +1,4 @@
-//! The repository's parsers for fuzzing, behind the seals; see [`holdfast_block::hostile`].
+//! The repository's parsers for fuzzing, without the seals; see [`holdfast_block::hostile`].
 //!
 //! An attacker with the keys, or in an unencrypted repository, can seal any bytes. Seals and checksums therefore do not
 //! protect a parser, and all parsers here receive bytes as they are *after* decryption.

@@ -11,7 +11,7 @@ pub struct LostSnapshot {
     pub id: SnapshotId,
     /// Its machine.
     pub machine: String,
-    /// Its instant, in milliseconds since 1970-01-01 UTC.
+    /// Its point in time, in milliseconds since 1970-01-01 UTC.
     pub time_ms: i64,
     /// Its point in time, in milliseconds since 1970-01-01 UTC.
     pub copy: PackId,

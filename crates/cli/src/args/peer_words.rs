@@ -1,6 +1,6 @@
 //! Commands of other programs, and what does the same here.
 
-/// A word that people know from restic, Borg, Proxmox Backup Server, ZFS, sanoid or virsh, and what to type instead.
+/// Commands of restic, Borg, Proxmox Backup Server, ZFS, sanoid and virsh, and what to type instead.
 const PEER_WORDS: &[(&str, &str)] = &[
     ("snapshots", "use 'holdfast list'"),
     ("backups", "use 'holdfast list'"),

@@ -11,7 +11,7 @@ use super::peer_words::instead_of;
 use crate::errors::Error;
 
 impl CommandLine {
-    /// The error for a word at a position where a verb below `path` is required, but that is not one.
+    /// The error for a word that is not a verb, at a position where a verb below `path` is required.
     pub fn unknown_verb(&self, path: &str, word: &str) -> Error {
         let full = joined(path, word);
         let near = nearest(word, self.verbs_for_people(path).map(|verb| verb.name));

@@ -63,7 +63,7 @@ impl Service {
 pub enum LogReader {
     /// The journal of systemd, which reads the severity from the prefix of a line.
     Journal,
-    /// A person, or a file.
+    /// A terminal or a file.
     Plain,
 }
 

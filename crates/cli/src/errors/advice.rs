@@ -297,7 +297,7 @@ fn engine_advice(error: &JobError) -> Advice {
     }
 }
 
-/// Errors of what is written to.
+/// Errors of targets.
 fn target_advice(error: &JobError) -> Advice {
     let refused = |hint: &str| advice(Exit::Error, Kind::Refused, hint);
     match error {

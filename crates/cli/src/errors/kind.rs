@@ -27,7 +27,7 @@ pub enum Kind {
     Permission,
     /// The medium or a format lacks what is needed.
     Unsupported,
-    /// There is no repository where it should be.
+    /// There is no repository at the location.
     NoSuchRepository,
     /// The password, key file or paper key does not open the repository.
     WrongPassword,

@@ -74,7 +74,7 @@ pub enum Error {
     /// Options that contradict each other.
     #[error("{what}")]
     Usage {
-        /// What is wrong.
+        /// The problem.
         what: Cow<'static, str>,
         /// What to do instead.
         hint: Cow<'static, str>,
@@ -103,7 +103,7 @@ pub enum Error {
     /// A file that the verb itself reads or writes.
     #[error("{action} {}", path.display())]
     File {
-        /// What was tried: "read", "write".
+        /// The attempted action: "read", "write".
         action: &'static str,
         /// The file.
         path: PathBuf,

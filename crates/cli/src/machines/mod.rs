@@ -42,7 +42,7 @@ pub enum MachineWord {
     Libvirt(String),
     /// The machines of libvirt with this tag in their metadata: `tag:db`.
     Tag(String),
-    /// The QEMU behind a monitor socket: `qmp:/run/web1.qmp`.
+    /// The QEMU process with a monitor socket: `qmp:/run/web1.qmp`.
     Qmp(PathBuf),
     /// A machine of VirtualBox by its name, its UUID or the path of its settings; all matching machines if it is a
     /// pattern; all machines if it is empty: see [`crate::machines::virtualbox`].
@@ -90,7 +90,7 @@ impl MachineWord {
             return Some(Self::VirtualBox(name.to_owned()));
         }
         if XenAddress::has_scheme(text) {
-            // An invalid address is an error where it is used.
+            // An invalid address is reported later, when it is used.
             return text.parse().ok().map(Self::Pool);
         }
         let is_called_like_one = SourceName::is_called_like_an_image(word);
@@ -185,7 +185,7 @@ pub struct Chosen {
 enum Place {
     /// In libvirt, under this name.
     Libvirt(String),
-    /// Behind this monitor socket.
+    /// With this monitor socket.
     Qmp(PathBuf),
 }
 

@@ -50,7 +50,7 @@ pub fn report_document<R: Report + ?Sized>(report: &R, exit: Exit, warnings: &[S
 
 /// The document of a verb that failed without a report, as one line.
 ///
-/// The exit code is that of the error, except where a signal ends the program.
+/// The exit code is that of the error, unless a signal ends the program.
 pub fn error_document(
     command: Option<&str>,
     error: &Error,

@@ -136,8 +136,8 @@ impl TableState {
         }
     }
 
-    /// Writes the beginning of `data` where the tables have to change for it; returns the number of bytes, 0 if it can
-    /// be written in place now.
+    /// Writes the beginning of `data` if that requires a change of the tables; returns the number of bytes, 0 if it
+    /// can be written in place now.
     fn extend(&mut self, data: &[u8], offset: u64) -> Result<usize> {
         let run = self.layer.run(offset, (data.len() as u64).min(SPAN_BYTES_MAX))?;
         let unit = self.layer.unit_bytes();

@@ -51,7 +51,7 @@ impl Opener {
         }
         let mut head = vec![0; to_usize(format::HEAD_BYTES.min(file.length_bytes()?))];
         file.read_at(&mut head, 0)?;
-        // A damaged descriptor must not be taken for a raw disk.
+        // A damaged descriptor must not be read as a raw disk.
         if !is_descriptor(&head) && path.file_name() != Some(OsStr::new(FILE_NAME)) {
             return Ok(None);
         }

@@ -119,7 +119,7 @@ impl HostFile {
         sync_folder_of(path).map_err(|source| Error::io("sync", &directory_of(path), source))
     }
 
-    /// Fails where the file was truncated since it was opened: the missing bytes must not read as zero.
+    /// Fails if the file was truncated since it was opened: the missing bytes must not read as zero.
     fn check_not_cut(&self, offset: u64) -> BlockResult<()> {
         if offset < self.read_bytes {
             let reason = std::io::Error::other("the file was cut off while it was read");
@@ -298,7 +298,7 @@ impl ImageFile for HostFile {
 }
 
 impl HostFile {
-    /// Writes zeroes where the file system cannot punch holes, but never past the end of the file.
+    /// Writes zeroes if the file system cannot punch holes, but never past the end of the file.
     fn fill_with_zeroes(&self, range: Range<u64>) -> BlockResult<()> {
         static ZEROES: [u8; 64 * 1024] = [0; 64 * 1024];
         let end = range.end.min(self.length_bytes()?);

@@ -21,7 +21,7 @@ pub(crate) const CONFIG_OBJECT_BYTES_MAX: u64 = 64 << 10;
 
 /// It is stored sealed in the object `config`, as JSON, and in every key slot, from which it can be restored.
 ///
-/// It lies sealed in the object `config`, as JSON, and in every key slot, from where it can be brought back.
+/// It is stored sealed in the object `config`, as JSON, and in every key slot, from which it can be restored.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RepositoryConfig {
     format: u32,

@@ -133,7 +133,7 @@ impl Repository {
             .difference(&accepted.into_iter().collect())
             .copied()
             .collect();
-        // Without snapshots, an object of this kind is the mark of a writer that was considered dead.
+        // Without snapshots, an object of the kind `Snapshot` is the mark of a writer that was considered dead.
         let has_any = |kind| Ok::<_, Error>(!self.vault.names(kind)?.is_empty());
         let has_record = || Ok::<_, Error>(has_any(ObjectKind::Forgotten)? || has_any(ObjectKind::Snapshot)?);
         if list.is_empty()

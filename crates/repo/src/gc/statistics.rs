@@ -178,7 +178,7 @@ impl Repository {
             check_cancelled(progress)?;
             progress.advance(1);
             let reader = match self.packs.frame_reader(pack) {
-                // Gc deleted it while we looked.
+                // Gc deleted it meanwhile.
                 Err(Error::MissingPack { .. }) => continue,
                 other => other?,
             };

@@ -21,7 +21,7 @@ pub enum KeyError {
     Damaged {
         /// The object.
         name: ObjectName,
-        /// What is wrong with it.
+        /// The problem.
         detail: &'static str,
     },
     /// The object has an unknown version.
@@ -39,7 +39,7 @@ pub enum KeyError {
     WrongPurpose {
         /// The object.
         name: ObjectName,
-        /// What it should be for.
+        /// Its expected purpose.
         expected: Purpose,
         /// The code of its actual purpose.
         actual: u16,

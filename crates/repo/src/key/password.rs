@@ -25,7 +25,7 @@ pub enum Credential<'a> {
 }
 
 impl Credential<'_> {
-    /// What it is.
+    /// The kind of the credential.
     pub const fn kind(&self) -> CredentialKind {
         match self {
             Self::Password(_) => CredentialKind::Password,

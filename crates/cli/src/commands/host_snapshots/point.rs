@@ -37,7 +37,7 @@ pub(crate) enum When {
     Now {
         /// Whether its file systems are frozen.
         quiesce: QuiesceWhen,
-        /// How its memory is taken, where it is.
+        /// How its memory is saved, if it is.
         memory: Option<MemoryHow>,
     },
 }

@@ -191,7 +191,6 @@ impl Report for Collected {
     }
 }
 
-/// Gives back space.
 fn run(args: &GcArgs, context: &Context) -> Result<Exit, Error> {
     holdfast_engine::lower_priority();
     let repository = context.open_repository()?;

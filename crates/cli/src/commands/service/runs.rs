@@ -156,7 +156,7 @@ impl RunDocument {
     }
 }
 
-/// Whether its snapshots are of several machines.
+/// Whether its snapshots belong to several machines.
 fn has_several_machines(run: &RunEntry) -> bool {
     let mut snapshots = run.result.snapshots.iter();
     let first = snapshots.next();

@@ -14,7 +14,7 @@ use crate::model::layered::{BackingUse, Layered as _};
 use crate::model::mapped_extent::MappedKind;
 use crate::{Error, Result};
 
-/// Writes the beginning of `data` where it cannot be written in place; returns the number of bytes, at least 1.
+/// Writes the beginning of `data` that cannot be written in place; returns the number of bytes, at least 1.
 pub(crate) fn write_new(state: &mut Qcow2State, data: &[u8], offset: u64) -> Result<usize> {
     let geometry = state.geometry();
     let within = geometry.offset_in_cluster(offset);

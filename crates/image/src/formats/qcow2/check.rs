@@ -105,7 +105,7 @@ pub(super) struct Checker<'a> {
     pub(super) reserved_count: u64,
     /// Clusters past the end of the disk that nothing else uses.
     past_end_count: u64,
-    /// What the end of the file truncates.
+    /// Structures that the end of the file truncates.
     pub(super) truncated: TruncatedContent,
     /// The largest disk size of a snapshot.
     snapshot_disk_bytes: u64,

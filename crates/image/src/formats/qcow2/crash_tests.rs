@@ -1,8 +1,8 @@
 //! Tests the order of writes: after a crash at any point the metadata is consistent, and every flushed byte is there.
 //!
 //! A random workload runs on a file that records every write and sync. From every prefix of that record the test
-//! builds a file in which unsynced writes are complete, torn or missing, depending on a seed; our check must find no
-//! corruption in any of them (leaks are allowed), and qemu-img check none in a sample.
+//! builds a file in which unsynced writes are complete, torn or missing, depending on a seed. The check of this
+//! crate must find no corruption in any of them (leaks are allowed), and qemu-img check none in a sample.
 
 #![expect(clippy::disallowed_methods, reason = "the peer judges too")]
 

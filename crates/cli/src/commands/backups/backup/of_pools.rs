@@ -113,7 +113,7 @@ pub(super) struct OfPool {
     machine: XenMachine,
     /// The pool's section of holdfast.toml.
     configured: Option<ConfiguredPool>,
-    /// Whether another selected machine has the same name: the repository could not tell them apart.
+    /// Whether another selected machine has the same name, so that the repository could not distinguish them.
     has_namesake: bool,
 }
 
